@@ -25,13 +25,13 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from latentsync_trt import LipSync, SyncOptions, __version__  # noqa: E402
-from latentsync_trt.bench.pictures import likeness  # noqa: E402
 from latentsync_trt.bundle.manifest import read_manifest  # noqa: E402
 from latentsync_trt.diffusion.plan import plan_for  # noqa: E402
 from latentsync_trt.face.detector import MediaPipeDetector  # noqa: E402
 from latentsync_trt.face.mask import mouth_mask  # noqa: E402
+from latentsync_trt.measure.lips import SyncScore  # noqa: E402
+from latentsync_trt.measure.pictures import likeness  # noqa: E402
 from latentsync_trt.media.reader import read_frames  # noqa: E402
-from latentsync_trt.sync.lips import SyncScore  # noqa: E402
 from latentsync_trt.types import SyncReport, UInt8Array  # noqa: E402
 from scripts.plan_costs import full_step_equivalents  # noqa: E402
 from scripts.train_demo.held_out import Case, aligned_faces, held_out_cases, lip_scores, write_inputs  # noqa: E402

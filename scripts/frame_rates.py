@@ -2,7 +2,7 @@
 
 The built-in portrait is filmed at each rate by the same camera, at four moments of its path, and synced to the built-in
 sentence with `--fps source`. `opening`: correlation of the gap between the lips with the known mouth at each frame's
-own time; `flicker`: of the mouth, see `latentsync_trt.bench.compare.clip.FlickerMeter`; `source_flicker`: of the same
+own time; `flicker`: of the mouth, see `latentsync_trt.measure.pictures.FlickerMeter`; `source_flicker`: of the same
 part of the video that was filmed.
 
     python scripts/frame_rates.py --json benchmarks/frame-rates-demo.json
@@ -22,15 +22,14 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from latentsync_trt import LipSync, SyncOptions
-from latentsync_trt.bench.compare.clip import FlickerMeter, parts_of
-from latentsync_trt.bench.moments import SHOWN_PX, face_views
-from latentsync_trt.bench.sync_measure import mouth_gaps
 from latentsync_trt.bundle.find import find_bundle
 from latentsync_trt.config import MODEL_FPS, PRESETS
+from latentsync_trt.measure.clips import SHOWN_PX, face_views, mouth_gaps
+from latentsync_trt.measure.lips import agreement
+from latentsync_trt.measure.pictures import FlickerMeter, mouth_part
 from latentsync_trt.media.audio import audio_duration_s
 from latentsync_trt.media.demo_clip import SIDE_PX, SPEECH, camera_frames_at, spoken_mouth
 from latentsync_trt.media.reader import read_frames
-from latentsync_trt.sync.lips import agreement
 from latentsync_trt.version import __version__
 
 RATES = {
@@ -78,8 +77,8 @@ def measure(source: Path, result: Path) -> dict[str, float]:
     views = face_views([(frame.rgb for frame in read_frames(path)) for path in (source, result)], SHOWN_PX)
     for faces in views:
         for meter, face in zip(meters, faces or (None, None), strict=True):
-            meter.add(None if face is None else face[parts_of(SHOWN_PX)["mouth"]].astype(np.float32))
-    filmed, painted = (meter.result() or 0.0 for meter in meters)
+            meter.add(None if face is None else face[mouth_part(SHOWN_PX)].astype(np.float32))
+    filmed, painted = (meter.noise() or 0.0 for meter in meters)
     return {"opening": agreement(gaps, target).correlation, "flicker": painted, "source_flicker": filmed}
 
 

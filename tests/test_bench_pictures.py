@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from latentsync_trt.bench.pictures import likeness, ssim
 from latentsync_trt.errors import InputError
+from latentsync_trt.measure.pictures import likeness, ssim
 from latentsync_trt.types import UInt8Array
 
 SEED = 3

@@ -8,10 +8,10 @@ import pytest
 
 from latentsync_trt.audio.mel import MEL_FILTERS
 from latentsync_trt.bench.machine import bundle_facts
-from latentsync_trt.bench.material import generated_part
 from latentsync_trt.bench.rows import BundleFacts, Results, Row, Spread
 from latentsync_trt.bundle.manifest import DimensionRange, FileEntry
 from latentsync_trt.errors import OutputError
+from latentsync_trt.measure.pictures import generated_part
 from latentsync_trt.privacy import without_paths
 from latentsync_trt.runtime.sessions.session import TensorInfo
 from latentsync_trt.runtime.sessions.trial import random_inputs

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-
 from latentsync_trt.bench.compare.clip import (
     Area,
     ClipResults,
@@ -18,10 +17,11 @@ from latentsync_trt.bench.compare.clip import (
 )
 from latentsync_trt.bench.compare.report import lines_of, show_comparison
 from latentsync_trt.bench.compare.run import Comparison, Side
-from latentsync_trt.bench.pictures import Likeness
+
 from latentsync_trt.errors import InputError
+from latentsync_trt.measure.lips import Curves, SyncScore
+from latentsync_trt.measure.pictures import Likeness
 from latentsync_trt.media.demo_clip import SpokenMouth
-from latentsync_trt.sync.lips import Curves, SyncScore
 from latentsync_trt.types import UInt8Array
 
 SIDE_PX = 128

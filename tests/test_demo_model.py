@@ -13,15 +13,14 @@ import numpy as np
 import pytest
 
 from latentsync_trt import LipSync, SyncOptions
-from latentsync_trt.bench.moments import face_views
-from latentsync_trt.bench.sync_measure import mouth_gaps
 from latentsync_trt.bundle.find import demo_folder
 from latentsync_trt.config import MODEL_FPS
 from latentsync_trt.face.mask import mouth_mask
+from latentsync_trt.measure.clips import face_views, mouth_gaps
+from latentsync_trt.measure.lips import Curves, agreement, score
 from latentsync_trt.media.audio import SPEECH_RATE_HZ
 from latentsync_trt.media.demo_clip import SPEECH, SpokenMouth, camera_frames, spoken_mouth
 from latentsync_trt.media.reader import read_frames
-from latentsync_trt.sync.lips import Curves, agreement, score
 from latentsync_trt.types import UInt8Array
 from tests.clips import read_audio, write_video
 from tests.sounds import write_samples

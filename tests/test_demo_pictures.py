@@ -7,14 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from latentsync_trt.bench.moments import SHOWN_PX, choose_moments, face_views, masked
-from latentsync_trt.bench.sync_measure import measure_clip
 from latentsync_trt.config import MODEL_FPS
 from latentsync_trt.errors import InputError
+from latentsync_trt.measure.clips import SHOWN_PX, choose_moments, face_views, masked, measure_clip
+from latentsync_trt.measure.figures import sync_figure
+from latentsync_trt.measure.lips import Curves, joined, score
 from latentsync_trt.media.audio import audio_duration_s
 from latentsync_trt.media.demo_clip import SPEECH, SpokenMouth, spoken_mouth
-from latentsync_trt.sync.lip_figure import sync_figure
-from latentsync_trt.sync.lips import Curves, joined, score
 from latentsync_trt.types import Progress, UInt8Array
 from scripts.train_demo.scene import PortraitRenderer, draw_scene
 from scripts.train_demo.visemes import MouthTrack
@@ -168,7 +167,7 @@ def test_the_plot_of_a_long_clip_shows_its_peaks() -> None:
 
 
 def test_matplotlib_is_loaded_only_when_something_is_drawn() -> None:
-    modules = "latentsync_trt.cli, latentsync_trt.bench.moments, latentsync_trt.sync.lip_figure"
+    modules = "latentsync_trt.cli, latentsync_trt.measure.clips, latentsync_trt.measure.figures"
     code = f"import sys, {modules}; print('matplotlib' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, timeout=120)
     assert done.stdout.strip() == "False", done.stderr

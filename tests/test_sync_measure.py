@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from latentsync_trt.bench.sync_measure import mouth_gaps
 from latentsync_trt.errors import InputError
+from latentsync_trt.measure.clips import mouth_gaps
+from latentsync_trt.measure.lips import CLOSED_GAP, agreement, closed_rate, closure_recall, loudness, silences
 from latentsync_trt.media.audio import SPEECH_RATE_HZ
-from latentsync_trt.sync.lips import CLOSED_GAP, agreement, closed_rate, closure_recall, loudness, silences
 from latentsync_trt.types import Float32Array
 from scripts.train_demo.visemes import MouthTrack, Phoneme, mouth_track
 

@@ -199,8 +199,8 @@ class ChooseFace(io.ComfyNode):
     @classmethod
     def execute(cls, clip: Any, number: int) -> io.NodeOutput:
         from latentsync_trt.face.detector import MediaPipeDetector
+        from latentsync_trt.measure.people import write_contact_sheet
         from latentsync_trt.sync.analysis import analyse
-        from latentsync_trt.sync.contact_sheet import write_contact_sheet
 
         with working_folder() as folder, MediaPipeDetector() as detector:
             frames = isinstance(clip, torch.Tensor)

@@ -1,19 +1,15 @@
-"""Folders, JSON and PNG of bench and compare."""
+"""Folders and JSON of bench and compare."""
 
 import errno
-import io
 import math
 from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from latentsync_trt.errors import OutputError
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 _DIGITS = 6
 
@@ -37,10 +33,3 @@ def plain(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return plain(value.tolist())
     return [plain(inner) for inner in value] if isinstance(value, list | tuple) else value
-
-
-def png(figure: "Figure") -> bytes:
-    """The figure as a PNG file."""
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png")
-    return buffer.getvalue()

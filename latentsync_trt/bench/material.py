@@ -1,6 +1,6 @@
 """Inputs of the scenarios: clips, a window of faces with its speech, and random inputs of graphs."""
 
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable
 from contextlib import closing
 from dataclasses import dataclass
 from fractions import Fraction
@@ -13,15 +13,12 @@ import numpy as np
 from latentsync_trt.audio.encoder import SpeechStream
 from latentsync_trt.audio.mel import filters_of
 from latentsync_trt.config import MODEL_FPS
-from latentsync_trt.errors import MediaError, NoFaceError
+from latentsync_trt.errors import NoFaceError
 from latentsync_trt.face.detector import MediaPipeDetector
-from latentsync_trt.face.mask import mouth_mask
-from latentsync_trt.face.square import square
-from latentsync_trt.media.audio import audio_duration_s, read_audio_blocks
-from latentsync_trt.media.demo_clip import SIDE_PX, SPEECH, SpokenMouth, camera_frames, spoken_mouth
+from latentsync_trt.measure.clips import Clip
+from latentsync_trt.media.audio import read_audio_blocks
 from latentsync_trt.media.playback import Playback
 from latentsync_trt.media.reader import delays_of, probe, read_frames
-from latentsync_trt.media.writer import write_pictures
 from latentsync_trt.runtime.networks.networks import Networks
 from latentsync_trt.sync.faces import FaceFinder
 from latentsync_trt.sync.jobs import Job
@@ -30,46 +27,11 @@ from latentsync_trt.types import Float32Array, Frame, UInt8Array
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Clip:
-    """A video and its speech. `name`: as rows show it; `mouth`: the mouth that belongs to the speech, if known."""
-
-    video: Path
-    audio: Path
-    name: str
-    mouth: SpokenMouth | None = None
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class FaceWindow:
     """Input of the inpainter: faces, uint8 `(F, H, W, 3)`, and speech, float32 `(F, S, D)`."""
 
     faces: UInt8Array
     audio: Float32Array
-
-
-def choose_clip(video: Path | None, audio: Path | None, folder: Path) -> Clip:
-    """The given files; missing ones are replaced by the built-in recording or a video of the built-in portrait.
-
-    Args:
-        folder: receives that video.
-
-    Raises:
-        MediaError: the recording or the video cannot be read.
-    """
-    speech = audio or SPEECH
-    mouth = None if audio else spoken_mouth()
-    try:
-        duration_s = audio_duration_s(speech)
-    except MediaError as error:
-        message = f"{error}; name the speech with --audio" if audio == video else str(error)
-        raise MediaError(message, usage=error.usage) from error
-    if video is not None:
-        info = probe(video)
-        return Clip(video, speech, f"{video.name} {info.width_px}×{info.height_px}", mouth)
-    target = folder / "portrait.mp4"
-    if not target.exists():
-        write_pictures(target, camera_frames(duration_s))
-    return Clip(target, speech, f"built-in {SIDE_PX}×{SIDE_PX}", mouth)
 
 
 def first_window(clip: Clip, frames: int, networks: Networks, resolution_px: int) -> FaceWindow:
@@ -95,15 +57,3 @@ def aligned_faces(video: Path, frames: Iterable[Frame], resolution_px: int) -> G
     with MediaPipeDetector() as detector:
         finder = FaceFinder(detector, resolution_px, StageClock(), pixel_aspect=probe(video).sample_aspect_ratio)
         yield from finder.cut_out(finder.find(frame for frame in frames))
-
-
-def square_rgb(video: Path, frames: Iterable[Frame]) -> Iterator[UInt8Array]:
-    """Frames of a video, uint8 `(H, W, 3)` RGB, with square pixels."""
-    aspect = probe(video).sample_aspect_ratio
-    return (np.asarray(square(frame.picture, aspect)) for frame in frames)
-
-
-def generated_part(resolution_px: int) -> tuple[slice, slice]:
-    """Rows and columns of an aligned face in which pixels are generated; the rest is the source's."""
-    rows, columns = np.nonzero(mouth_mask(resolution_px) < 0.5)
-    return slice(int(rows.min()), int(rows.max()) + 1), slice(int(columns.min()), int(columns.max()) + 1)

@@ -9,9 +9,9 @@ from typing import Self
 import numpy as np
 
 from latentsync_trt.bench.files import plain
-from latentsync_trt.bench.pictures import Likeness
+from latentsync_trt.measure.page import write_file
+from latentsync_trt.measure.pictures import Likeness
 from latentsync_trt.runtime.compiler.layers import LayerSummary
-from latentsync_trt.sync.html import write_file
 
 FORMAT = 2
 KIND = "latentsync-trt bench"

@@ -20,11 +20,12 @@ import psutil
 
 from latentsync_trt.bench.bench_options import BenchOptions
 from latentsync_trt.bench.machine import bundle_facts, environment
-from latentsync_trt.bench.material import Clip, choose_clip, first_window, generated_part
-from latentsync_trt.bench.pictures import likeness
+from latentsync_trt.bench.material import first_window
 from latentsync_trt.bench.rows import Memory, Quality, Results, Row, Spread
 from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.config import PresetName, RuntimeOptions, SyncOptions
+from latentsync_trt.measure.clips import Clip, choose_clip
+from latentsync_trt.measure.pictures import generated_part, likeness
 from latentsync_trt.privacy import without_paths
 from latentsync_trt.runtime.compiler.profiles import at_resolution, dimension_ranges
 from latentsync_trt.runtime.networks.networks import Networks

@@ -15,13 +15,13 @@ from typing import Any, Literal
 import numpy as np
 
 from latentsync_trt.bench.machine import bundle_facts, environment
-from latentsync_trt.bench.pictures import decibels
 from latentsync_trt.bench.rows import BundleFacts
 from latentsync_trt.bench.selftest_worker import Order
 from latentsync_trt.bundle.manifest import Bundle, Manifest
 from latentsync_trt.child import Event, run_child
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import LatentSyncError
+from latentsync_trt.measure.pictures import decibels
 from latentsync_trt.option_fields import command_line
 from latentsync_trt.privacy import redacted
 from latentsync_trt.runtime.networks.verdict import values_problem

@@ -12,11 +12,13 @@ from typing import Any
 import numpy as np
 
 from latentsync_trt.bench.machine import gpu_facts, library_versions
-from latentsync_trt.bench.material import choose_clip, first_window, generated_part
+from latentsync_trt.bench.material import first_window
 from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.child import Emit, serve
 from latentsync_trt.config import RuntimeOptions, SyncOptions
 from latentsync_trt.errors import LatentSyncError
+from latentsync_trt.measure.clips import choose_clip
+from latentsync_trt.measure.pictures import generated_part
 from latentsync_trt.runtime.cache.store import EngineCache, cache_folder
 from latentsync_trt.runtime.networks.networks import Networks
 from latentsync_trt.runtime.providers.gpu import gpus

@@ -7,7 +7,6 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from latentsync_trt.bench.pictures import Likeness
 from latentsync_trt.bench.rows import Memory, Results, Row, Spread
 
 _WIDTH_OF_A_FILE = 200
@@ -35,14 +34,6 @@ def title(row: Row) -> str:
     return " · ".join(part for part in (row.case, row.preset, row.provider) if part)
 
 
-def likeness(found: Likeness | None) -> str:
-    """PSNR and SSIM."""
-    if found is None:
-        return ""
-    psnr = "equal" if found.psnr_db is None else f"{found.psnr_db:.1f} dB"
-    return f"{psnr}, SSIM {found.ssim:.4f}"
-
-
 def memory(found: Memory | None) -> str:
     """Host and device, GB."""
     if found is None:
@@ -65,7 +56,7 @@ def show_rows(results: Results) -> None:
         time = row.time
         rate = "" if row.frames_per_s is None else f"{number(row.frames_per_s)} frames/s"
         cells = milliseconds(time.median_ms), spread(time), f"{time.runs} after {row.warm_up}", rate, parts(row)
-        lines.append((title(row), row.scenario, *cells, likeness(row.quality), memory(row.memory)))
+        lines.append((title(row), row.scenario, *cells, str(row.quality or ""), memory(row.memory)))
     filled = [column for column in zip(heads, *lines, strict=True) if any(column[1:])]
     table = plain_table(*(head for head, *_ in filled))
     for line in zip(*(cells for _, *cells in filled), strict=True):

@@ -2,18 +2,45 @@
 
 import json
 import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import rich_click as click
 
 from latentsync_trt.cli.options import LocalPath, build, options_from, provider_option
 from latentsync_trt.config import RuntimeOptions, SyncOptions
 from latentsync_trt.option_fields import QUALITY
+from latentsync_trt.privacy import without_paths
+
+if TYPE_CHECKING:
+    from latentsync_trt.types import SyncReport
 
 _NOT_OF_RUNTIME = ("build", "verify")
 
 _SUFFIX = ".html"
+
+_FORMAT = 3
+
+_LEAST_SIDE_PX = 256
+"""Faces are compared at this resolution, or at the networks' where that is higher."""
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One of the two that are compared; of a finished video only the name is known. `size_bytes`: of all its files."""
+
+    name: str
+    precision: str | None = None
+    resolution_px: int | None = None
+    size_bytes: int | None = None
+    sha256: str | None = None
+
+    @property
+    def title(self) -> str:
+        """Name and precision."""
+        return self.name if self.precision is None else f"{self.name} ({self.precision})"
 
 
 @click.command("compare")
@@ -51,41 +78,105 @@ def command(
     **fields: Any,
 ) -> None:
     """Compare bundle B with bundle A, or a finished video B with A: what each makes of the same clip."""
-    from latentsync_trt.bench.compare.report import show_comparison, write_report
-    from latentsync_trt.bench.compare.run import Plan, compare_bundles, compare_videos
-    from latentsync_trt.bench.files import make_folder
-    from latentsync_trt.bench.material import choose_clip
+    from latentsync_trt.bench.files import make_folder, plain
+    from latentsync_trt.bench.machine import environment
+    from latentsync_trt.bench.table import console, plain_table
     from latentsync_trt.bundle.find import find_bundle
-    from latentsync_trt.bundle.manifest import Bundle
-    from latentsync_trt.cli.show import progress_bar, say
+    from latentsync_trt.cli.show import progress_bar
+    from latentsync_trt.measure.clips import choose_clip
+    from latentsync_trt.measure.compare import HEADS, check_speech, lines_of, measure, write_report
     from latentsync_trt.paths import check_file_to_write, exists
+    from latentsync_trt.runtime.providers.select import select_provider
+    from latentsync_trt.sync.api import LipSync
     from latentsync_trt.temporary import temporary_folder
 
     if out.suffix.lower() != _SUFFIX:
         raise click.UsageError(f"--out {out}: a name that ends in {_SUFFIX} is needed")
-    videos, others = (exists(name) and Path(name).is_file() for name in (a, b))
-    if videos != others:
+    are_videos, others = (exists(name) and Path(name).is_file() for name in (a, b))
+    if are_videos != others:
         raise click.UsageError(f"give two bundles or two videos: {a} and {b} are not")
-    options = build(SyncOptions, fields), build(RuntimeOptions, fields)
-    folders = () if videos else tuple(find_bundle(name)[0] for name in (a, b))
-    silent = quiet or as_json
+    sync, runtime = build(SyncOptions, fields), build(RuntimeOptions, fields)
+    folders = [] if are_videos else [find_bundle(name)[0] for name in (a, b)]
+    sides = [Side(Path(name).name) for name in (a, b)] if are_videos else _sides(folders, sync, runtime)
     check_file_to_write(out, "--out")
     make_folder(out.parent)
-    with temporary_folder() as folder, progress_bar(hidden=silent) as moved:
+    reports: list[SyncReport] = []
+    with temporary_folder(out.parent) as folder, progress_bar(hidden=quiet or as_json) as on_progress:
         chosen = choose_clip(clip, audio or clip, folder)
-        tell = (lambda _: None) if silent else say
-        plan = Plan(out, provider, *options, tell, moved, ["latentsync-trt", *sys.argv[1:]])
-        if videos:
-            found = compare_videos(Path(a), Path(b), chosen, plan)
-        else:
-            ours, theirs = map(Bundle.load, folders)
-            found = compare_bundles(ours, theirs, chosen, plan)
-    write_report(found, out)
+        check_speech(chosen.audio)
+        first, second = (Path(a), Path(b)) if are_videos else (folder / "a.mkv", folder / "b.mkv")
+        for bundle, video in zip(folders, (first, second), strict=False):
+            with LipSync.from_bundle(bundle, provider, runtime) as lip_sync:
+                given, lossless = (chosen.video, chosen.audio, video), replace(sync, codec="ffv1")
+                reports.append(lip_sync.sync(*given, lossless, on_progress=on_progress))
+        side_px = max(_LEAST_SIDE_PX, *(side.resolution_px or 0 for side in sides))
+        found = measure((first, second), chosen, out, side_px, extend=sync.extend, on_progress=on_progress)
+    ran_on = [select_provider(report.provider, runtime.one_device) for report in reports]
+    facts = environment(["latentsync-trt", *sys.argv[1:]], ran_on)
+    settings = "finished videos" if are_videos else _settings(sync)
+    lines, notes = [*_lines(*sides), *lines_of(found)], [*_notes(sides, reports)]
+    hashes = [(f"SHA-256 of {letter}", side.sha256) for letter, side in zip("AB", sides, strict=True) if side.sha256]
+    known = [*((name.replace("_", " "), value) for name, value in facts.items()), *hashes]
+    write_report(out, f"{sides[1].title} against {sides[0].title}", found, lines, settings, known, notes)
     if as_json:
-        click.echo(json.dumps(found.to_json(), allow_nan=False))
+        content = {"kind": "latentsync-trt compare", "format": _FORMAT, "environment": facts}
+        content |= {"a": asdict(sides[0]), "b": asdict(sides[1]), "settings": settings}
+        click.echo(json.dumps(plain({**content, "clip": asdict(found), "notes": notes}), allow_nan=False))
     elif not quiet:
-        show_comparison(found)
-        for note in found.notes:
+        screen, table = console(), plain_table(*HEADS)
+        table.columns[1].justify = "right"
+        for line in lines:
+            table.add_row(*line)
+        screen.print(f"A: {sides[0].title}\nB: {sides[1].title}\n{settings}\n{found.name}, {found.frames} frames")
+        screen.print(table)
+        for note in notes:
             click.echo(f"note: {note}", err=True)
-        click.echo(f"{out.parent / found.clip.video}: side by side")
+        click.echo(f"{out.parent / found.video}: side by side")
         click.echo(f"{out}: all of it, with plots")
+
+
+def _sides(folders: Sequence[Path], sync: SyncOptions, runtime: RuntimeOptions) -> list[Side]:
+    """What is known of two bundles."""
+    from latentsync_trt.bench.machine import bundle_facts
+    from latentsync_trt.bundle.manifest import Bundle
+    from latentsync_trt.sync.inpaint import resolution_of
+
+    manifests = [Bundle.load(folder).manifest for folder in folders]
+    names = [manifest.name for manifest in manifests]
+    if names[0] == names[1]:
+        names = [folder.resolve().name for folder in folders]
+    sides = []
+    for name, manifest in zip(names, manifests, strict=True):
+        facts, size_bytes = bundle_facts(manifest), sum(entry.bytes for entry in manifest.files.values())
+        sides.append(Side(name, facts.precision, resolution_of(manifest, sync, runtime), size_bytes, facts.sha256))
+    return sides
+
+
+def _settings(sync: SyncOptions) -> str:
+    chosen = {**asdict(sync.sampling), "guidance": sync.guidance, "guidance_interval": sync.guidance_interval}
+    return ", ".join(f"{name} {value}" for name, value in {**chosen, "seed": sync.seed}.items() if value is not None)
+
+
+def _lines(a: Side, b: Side) -> Iterator[tuple[str, str, str, str]]:
+    if a.size_bytes is not None and b.size_bytes is not None:
+        yield "precision", f"{a.precision}", f"{b.precision}", ""
+        yield "resolution", f"{a.resolution_px} px", f"{b.resolution_px} px", ""
+        ratio = f"{b.size_bytes / a.size_bytes:.2f}×"
+        yield "size", f"{a.size_bytes / 1e6:.1f} MB", f"{b.size_bytes / 1e6:.1f} MB", ratio
+
+
+def _notes(sides: Sequence[Side], reports: Sequence["SyncReport"]) -> Iterator[str]:
+    """What else the two differ by, which the pictures show, too, and the notices of both runs."""
+    if not reports:
+        yield "finished videos: what their encoders lost is part of the difference"
+        return
+    a_px, b_px = (side.resolution_px for side in sides)
+    on_a, on_b = (report.provider for report in reports)
+    if on_a != on_b:
+        yield f"A ran on {on_a}, B on {on_b}: part of the difference is the providers'"
+    if a_px != b_px:
+        yield (
+            f"A works at {a_px} px, B at {b_px} px, so they start from different noise: look at the "
+            "lips' numbers and at the video rather than at PSNR"
+        )
+    yield from dict.fromkeys(without_paths(text) for report in reports for text in report.notices)

@@ -11,7 +11,8 @@ from latentsync_trt.config import MODEL_FPS, PRESETS, PresetName, SyncOptions
 from latentsync_trt.runtime.providers.table import CPU
 
 if TYPE_CHECKING:
-    from latentsync_trt.sync.lips import SyncScore
+    from latentsync_trt.measure.clips import Clip
+    from latentsync_trt.measure.lips import SyncScore
     from latentsync_trt.types import ProgressCallback
 
 SOURCE, RESULT, PICTURE, PLOT = "source.mp4", "out.mp4", "side_by_side.png", "sync.png"
@@ -31,74 +32,60 @@ def command(out: Path, audio: Path | None, video: Path | None, bundle: str, pres
     the folder, and prints how well the lips follow.
     """
     from latentsync_trt.bench.files import make_folder
-    from latentsync_trt.bundle.find import find_bundle
     from latentsync_trt.cli.show import Notices, progress_bar, show_report
-    from latentsync_trt.media.audio import audio_duration_s
-    from latentsync_trt.media.demo_clip import SENTENCE, SPEECH, camera_frames
+    from latentsync_trt.measure.clips import choose_clip
+    from latentsync_trt.media.demo_clip import SENTENCE, SPEECH
     from latentsync_trt.media.soundtrack import SoundPiece, SoundPlan, choose_sound
-    from latentsync_trt.media.writer import write_pictures
     from latentsync_trt.sync.api import LipSync
-    from latentsync_trt.sync.inputs import check_inputs
 
-    folder, _ = find_bundle(bundle)
-    speech = audio or SPEECH
-    duration_s = audio_duration_s(speech)
     make_folder(out)
-    source = video or out / SOURCE
     if video is None:
-        write_pictures(source, camera_frames(duration_s))
+        (out / SOURCE).unlink(missing_ok=True)  # of an earlier run, perhaps for other speech
+    clip = choose_clip(video, audio, out, SOURCE)
     if not quiet:
-        what = "a video of your own" if video else f"the built-in portrait, {float(duration_s):.1f} s"
-        click.echo(f"{source}: {what}")
+        click.echo(f"{clip.video}: {clip.name}")
         click.echo("speech: " + (f"“{SENTENCE}”" if audio is None else str(audio)))
-    options = SyncOptions(preset=preset)
     known = () if audio else choose_sound(SoundPlan((SoundPiece(SPEECH),)), Path(RESULT).suffix).notices
     notices = Notices(known=known)
-    check_inputs(source, speech, out / RESULT, options)
+    options = SyncOptions(preset=preset)
     with progress_bar(hidden=quiet) as on_progress:
-        with LipSync.from_bundle(folder, CPU.name, on_notice=None if quiet else notices) as lip_sync:
-            report = lip_sync.sync(source, speech, out / RESULT, options, on_progress=on_progress)
-        found = look_at(out, source, audio, folder, on_progress)
+        with LipSync.from_bundle(bundle, CPU.name, on_notice=None if quiet else notices) as lip_sync:
+            report = lip_sync.sync(clip.video, clip.audio, out / RESULT, options, on_progress=on_progress)
+        found = look_at(out, clip, bundle, on_progress)
     if not quiet:
         show_report(report, notices)
         click.echo(f"lips: {found}")
         click.echo(f"look at {out / RESULT}, {out / PICTURE} and {out / PLOT}")
 
 
-def look_at(
-    out: Path, source: Path, audio: Path | None, bundle: Path, on_progress: "ProgressCallback | None" = None
-) -> "SyncScore":
-    """Measures the result in the folder `out` and draws both pictures there; `audio`: None for the built-in sentence.
+def look_at(out: Path, clip: "Clip", bundle: str, on_progress: "ProgressCallback | None" = None) -> "SyncScore":
+    """Measures the result of `clip` in the folder `out` and draws both pictures there.
 
     Raises:
         InputError: too few frames show a face. OutputError: a picture cannot be written.
     """
-    from latentsync_trt.bench.files import png
-    from latentsync_trt.bench.material import square_rgb
-    from latentsync_trt.bench.moments import SHOWN_PX, choose_moments, face_grid, face_views, masked
-    from latentsync_trt.bench.sync_measure import measure_clip
+    from latentsync_trt.bundle.find import find_bundle
     from latentsync_trt.bundle.manifest import read_manifest
-    from latentsync_trt.media.demo_clip import SPEECH, spoken_mouth
+    from latentsync_trt.measure.clips import SHOWN_PX, choose_moments, face_views, masked, measure_clip, square_rgb
+    from latentsync_trt.measure.figures import face_grid, sync_figure
+    from latentsync_trt.measure.lips import score
+    from latentsync_trt.measure.page import png, write_file
     from latentsync_trt.media.playback import Playback
     from latentsync_trt.media.reader import delays_of, read_frames
-    from latentsync_trt.sync.html import write_file
-    from latentsync_trt.sync.lip_figure import sync_figure
-    from latentsync_trt.sync.lips import score
 
-    mouth = spoken_mouth() if audio is None else None
-    delays = delays_of(source, audio or SPEECH)
-    curves = measure_clip(out / RESULT, audio or SPEECH, mouth, delay_s=delays.sound_s, on_progress=on_progress)
+    delays = delays_of(clip.video, clip.audio)
+    curves = measure_clip(out / RESULT, clip.audio, clip.mouth, delay_s=delays.sound_s, on_progress=on_progress)
     found = score(curves)
     write_file(out / PLOT, png(sync_figure({"measured in the result": curves}, f"Lips: {found}")))
-    resolution_px = read_manifest(bundle).resolution_px
+    resolution_px = read_manifest(find_bundle(bundle)[0]).resolution_px
     extended = Playback(Fraction(MODEL_FPS), Fraction(len(curves), MODEL_FPS), SyncOptions().extend, delays.picture_s)
     clips = {
-        source: read_frames(source, extended),
+        clip.video: read_frames(clip.video, extended),
         out / RESULT: read_frames(out / RESULT, Playback(Fraction(MODEL_FPS))),
     }
     moments = choose_moments(curves)
     # Only these: to follow the face through all frames takes a second.
-    shown = [(rgb for index, rgb in enumerate(square_rgb(*clip)) if index in moments) for clip in clips.items()]
+    shown = [(rgb for index, rgb in enumerate(square_rgb(*each)) if index in moments) for each in clips.items()]
     columns = {
         moments[index]: (faces[0], masked(faces[0], resolution_px), faces[1])
         for index, faces in zip(sorted(moments), face_views(shown, SHOWN_PX), strict=False)

@@ -2,7 +2,6 @@
 
 from array import array
 from contextlib import closing
-from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from latentsync_trt.face.checks import turn
 from latentsync_trt.face.square import square
 from latentsync_trt.face.track_file import COLUMNS, ClipMark, FaceSpan, Tracks
 from latentsync_trt.face.tracker import Seen
+from latentsync_trt.measure.people import PORTRAIT_PX
 from latentsync_trt.media.reader import probe, read_frames
 from latentsync_trt.sync.faces import FaceFinder
 from latentsync_trt.sync.threads import StageClock, in_background
@@ -21,27 +21,9 @@ from latentsync_trt.types import Face, FaceDetector, Frame, Picture, Progress, P
 _LEAST_SEEN_S = 0.2
 """Someone who is seen for less in the whole clip is a passer-by at its edge, or no person."""
 _QUEUE_DEPTH = 4
-_FRONTAL_TURN = 0.25
-"""About 25°."""
-PORTRAIT_PX = 160
 _PORTRAIT_SCALE = 1.7
 _BETTER = 1.1
 """A portrait is replaced by one that is better by this factor; else every frame of a zoom would be cut out."""
-
-
-@dataclass(frozen=True, slots=True)
-class PersonSummary:
-    """One person of a clip, by `number`. `times_s`: begin and end of each time the person is seen.
-
-    `seen_s`: sum of these. `height_px`: of the face, the median. `frontal`: share of the time in which the face looks
-    into the camera, or less than about 25° aside.
-    """
-
-    number: int
-    times_s: tuple[tuple[float, float], ...]
-    seen_s: float
-    height_px: int
-    frontal: float
 
 
 def mark_of(video: Path, info: VideoInfo, frames: int = 0) -> ClipMark:
@@ -78,20 +60,6 @@ def analyse(
     if not tracks.spans:
         raise finder.no_face(video, count)
     return tracks, {new: portraits.pictures[old] for old, new in numbers.items()}
-
-
-def summaries(tracks: Tracks) -> list[PersonSummary]:
-    """What is known of each person, by number."""
-    found = []
-    for number in tracks.people:
-        spans = [span for span in tracks.spans if span.person == number]
-        times_s = tuple((float(span.rows[0, 0]), float(span.rows[-1, 0])) for span in spans)
-        rows = np.concatenate([span.rows for span in spans])
-        frontal = float((turn(rows[:, 5:].reshape(-1, 3, 2)) < _FRONTAL_TURN).mean())
-        height_px = round(float(np.median(rows[:, 4] - rows[:, 2])))
-        seen_s = sum(end_s - start_s for start_s, end_s in times_s)
-        found.append(PersonSummary(number, times_s, seen_s, height_px, frontal))
-    return found
 
 
 class _Recorder:

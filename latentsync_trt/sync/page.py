@@ -1,16 +1,16 @@
 """The page of a finished run: its measures, the lips over time, and pictures before and after."""
 
-from base64 import b64encode
+from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
 
 from latentsync_trt.config import SyncOptions
 from latentsync_trt.errors import InputError, OutputError
+from latentsync_trt.measure.figures import sync_figure
+from latentsync_trt.measure.page import Pictures, Section, svg, write_page
 from latentsync_trt.option_fields import command_line
 from latentsync_trt.paths import check_file_to_write, local_path
 from latentsync_trt.privacy import without_paths
-from latentsync_trt.sync.html import svg, write_html
-from latentsync_trt.sync.lip_figure import sync_figure
 from latentsync_trt.sync.quality import Quality
 from latentsync_trt.types import SyncReport
 from latentsync_trt.version import __version__
@@ -19,6 +19,14 @@ _SUFFIXES = (".html", ".htm")
 
 _FILES = ("c2pa", "faces", "mix", "report", "speaker", "turns")
 """Options that name files: a page may be passed on."""
+
+
+_METHOD = (
+    "The lips' opening, found by FaceMesh in the painted faces, is compared with the loudness of the speech, which "
+    "says little about single sounds: it tells lips that follow from lips that do not, not good from very good. "
+    "Seam: the step at the edge of what was pasted, relative to the source's own changes there; 0 = none, below 1 they "
+    "hide it. Flicker: change from frame to frame that is no movement, beside the mouth; 1 = as the source."
+)
 
 
 def page_path(name: object) -> Path:
@@ -30,28 +38,37 @@ def page_path(name: object) -> Path:
     return path
 
 
-def write_page(path: Path, source: Path, report: SyncReport, quality: Quality, options: SyncOptions) -> None:
+def write_report(path: Path, source: Path, report: SyncReport, quality: Quality, options: SyncOptions) -> None:
     """Writes the page, which contains its pictures; raises `OutputError` if it cannot be written."""
-    spoken = zip(quality.starts_s, quality.curves(), strict=True)
-    values = {
-        "title": Path(report.output).name,
-        "source": source.name,
-        "report": report,
-        "figures": [
-            (f"Speaker {speaker}: lips and speech", svg(sync_figure({"lips": curves}, _began(start_s))))
-            for speaker, (start_s, curves) in enumerate(spoken)
-            if curves is not None
-        ],
-        "moments": quality.moments(),
-        "untouched": [(f"{part.start_s:.2f}", f"{part.end_s:.2f}", part.reason) for part in report.untouched],
-        "facts": _facts(report, options),
-        "notices": [without_paths(text) for text in report.notices],
-        "inline": _inline,
-    }
     try:
-        write_html("sync.html.j2", path, **values)
+        write_page(path, Path(report.output).name, [*_sections(source, report, quality, options)])
     except OutputError as error:
         raise OutputError(f"{error}; the video is complete: {report.output}") from error
+
+
+def _sections(source: Path, report: SyncReport, quality: Quality, options: SyncOptions) -> Iterator[Section]:
+    yield Section(
+        text=[
+            f"{source.name}, lip-synced: {report.frames} frames ({report.duration_s:.2f} s), "
+            f"a face in {report.frames_with_face}"
+        ]
+    )
+    rows = report.quality.rows if report.quality else []
+    yield Section(rows=rows, text=[_METHOD if rows else "This run painted no face, so nothing was measured."])
+    shown = [Pictures([each.before, each.after], f"{each.time_s:.2f} s: {each.shows}") for each in quality.moments()]
+    if shown:
+        yield Section("Before and after", pictures=shown)
+    curves = quality.curves()
+    for speaker, (start_s, found) in enumerate(zip(quality.starts_s, curves, strict=True)):
+        if found is not None:
+            title = f"Speaker {speaker}: lips and speech" if len(curves) > 1 else "Lips and speech"
+            yield Section(title, drawing=svg(sync_figure({"lips": found}, _began(start_s))))
+    untouched = [(f"{part.start_s:.2f}", f"{part.end_s:.2f}", part.reason) for part in report.untouched]
+    if untouched:
+        yield Section("Left as it was", untouched, ("from, s", "to, s", "why"))
+    yield Section("How it was made", _facts(report, options))
+    if report.notices:
+        yield Section("Notices", notes=[without_paths(text) for text in report.notices])
 
 
 def _began(start_s: Fraction) -> str:
@@ -68,7 +85,3 @@ def _facts(report: SyncReport, options: SyncOptions) -> list[tuple[str, str]]:
         ("busy", ", ".join(f"{stage.stage} {stage.busy_s:.1f} s" for stage in report.stages)),
         ("version", f"latentsync-trt {__version__}"),
     ]
-
-
-def _inline(jpeg: bytes) -> str:
-    return f"data:image/jpeg;base64,{b64encode(jpeg).decode()}"

@@ -1,8 +1,8 @@
-"""Measures of the painted faces while a clip runs: lips against speech, seams, flicker."""
+"""Measures of the painted faces while a clip runs: lips against speech, seams, flicker, and pictures of moments."""
 
 from array import array
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cache
 from math import isnan, sqrt
@@ -16,12 +16,11 @@ from latentsync_trt.config import MODEL_FPS
 from latentsync_trt.face.align import rescaled, shifted
 from latentsync_trt.face.mask import mouth_mask
 from latentsync_trt.face.paste import Pasted
+from latentsync_trt.measure.lips import QUIET_DB, Curves, Loudness, agreement, closed_rate, gap_of
+from latentsync_trt.measure.pictures import FlickerMeter, mouth_part
 from latentsync_trt.measures import LipMeasure, Measures
-from latentsync_trt.sync.filmstrip import Filmstrip, Moment
 from latentsync_trt.sync.jobs import Target
-from latentsync_trt.sync.lips import QUIET_DB, Curves, Loudness, agreement, closed_rate, gap_of
 from latentsync_trt.types import (
-    BoolArray,
     Float32Array,
     Float64Array,
     Frame,
@@ -30,13 +29,15 @@ from latentsync_trt.types import (
     UInt16Array,
 )
 
+_HEIGHT_PX = 240
+_AROUND = 0.15
+"""How much of the face's size is shown around it on each side: seams lie at its edge."""
+_JPEG_QUALITY = 92
+
 _SIDE_PX = 128
 """Side of the aligned faces in which flicker is measured."""
-_MOUTH = (slice(124 * _SIDE_PX // 256, 204 * _SIDE_PX // 256), slice(64 * _SIDE_PX // 256, 196 * _SIDE_PX // 256))
-"""Rows and columns of the lips, which may move: on four clips of real faces they stay within, wide open or shut."""
 
 _PASTED = 0.9
-_LEAST_PIXELS = 50
 _LEAST_NOISE = 6 * 0.5**2
 """The squared second difference of rounding to levels and more: what a picture without any noise is compared with."""
 
@@ -47,6 +48,16 @@ _LEAST_AGREEMENT = 0.35
 """Lips of another speech agree less at any delay: in the built-in clip against itself, shifted, up to 0.3."""
 
 _SILENT_DB = -100.0
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """A face at `time_s` of the output: `before` and `after` as JPEG files; `shows`: why it was chosen."""
+
+    time_s: float
+    shows: str
+    before: bytes
+    after: bytes
 
 
 class Quality:
@@ -134,50 +145,43 @@ class _Lips:
 
 
 class _Flicker:
-    """Change from frame to frame that is no movement, in one track: second differences over time, in levels squared."""
+    """Flicker beside the mouth of one track, of the source and of the new picture."""
 
     def __init__(self) -> None:
         self.index = -1
-        self._last: deque[tuple[Float32Array, BoolArray]] = deque(maxlen=3)
+        self._meters = FlickerMeter(), FlickerMeter()
 
     def add(self, frame: Frame, target: Target, patch: Patch) -> tuple[float, float] | None:
-        """The mean of the source's and of the new picture, beside the mouth; None before the third frame."""
+        """See `FlickerMeter.add`: of both."""
+        pictures = _aligned(frame, target, patch)
         if frame.index != self.index + 1:
-            self._last.clear()
+            self._meters = FlickerMeter(), FlickerMeter()
         self.index = frame.index
-        self._last.append(_aligned(frame, target, patch))
-        if len(self._last) < 3:
-            return None
-        (first, _), (middle, _), (last, _) = self._last
-        pasted = np.logical_and.reduce([where for _, where in self._last])
-        if np.count_nonzero(pasted) < _LEAST_PIXELS:
-            return None
-        change = (first - 2 * middle + last)[:, pasted]
-        own, new = np.square(change, out=change).mean(axis=1, dtype=np.float64).tolist()
-        return own, new
+        own, new = (meter.add(picture) for meter, picture in zip(self._meters, pictures, strict=True))
+        return None if own is None or new is None else (own, new)
 
 
 @cache
 def _beside_mouth() -> NDArray[np.intp]:
     """Places in flat pictures in the network's pose where faces are painted, but no lips move."""
     painted = mouth_mask(_SIDE_PX) == 0
-    painted[_MOUTH] = False
+    painted[mouth_part(_SIDE_PX)] = False
     return np.flatnonzero(painted)
 
 
-def _aligned(frame: Frame, target: Target, patch: Patch) -> tuple[Float32Array, BoolArray]:
-    """Beside the mouth in the network's pose: brightness of the source and of the new picture, `(2, n)`, and where the
-    latter was pasted, `(n,)`."""
+def _aligned(frame: Frame, target: Target, patch: Patch) -> Float32Array:
+    """Beside the mouth in the network's pose: brightness of the source and of the new picture, `(2, n)`, NaN where
+    nothing was pasted."""
     height, width = patch.weight.shape
     if not (height and width and target.face is not None):
-        nothing: Float32Array = np.zeros((2, _beside_mouth().size), np.float32)
-        return nothing, nothing[0] > 0
+        return np.full((2, _beside_mouth().size), np.nan, np.float32)
     own = frame.picture[patch.y_px : patch.y_px + height, patch.x_px : patch.x_px + width]
     matrix = shifted(rescaled(target.face, (_SIDE_PX, _SIDE_PX)), patch.x_px, patch.y_px)
     planes = cv2.merge([_luma(own), _luma(patch.rgb) / np.float32(257), patch.weight])
     values = _warped(np.asarray(planes, np.float32), matrix).reshape(-1, 3)[_beside_mouth()]
     source, painted, weight = values.T.copy()
-    return np.stack([source, source + weight * (painted - source)]), weight >= _PASTED
+    source[weight < _PASTED] = np.nan
+    return np.stack([source, source + weight * (painted - source)])
 
 
 def _luma(rgb: UInt8Array | UInt16Array) -> Float32Array:
@@ -203,3 +207,61 @@ def _measured(speaker: int, curves: Curves) -> LipMeasure:
         late_ms = found.lag_frames * 1000 // MODEL_FPS if found.best >= _LEAST_AGREEMENT else None
     shut = closed_rate(curves.gaps, curves.silent)
     return LipMeasure(speaker, int(known.sum()), follow, late_ms, None if isnan(shut) else shut)
+
+
+class Filmstrip:
+    """Keeps the extreme moments of a clip, and its first and last face."""
+
+    def __init__(self) -> None:
+        self._best: dict[str, float] = {}
+        self._moments: dict[str, Moment] = {}
+        self._last: tuple[Frame, Target, Patch] | None = None
+
+    def add(self, frame: Frame, target: Target, patch: Patch, *, gap: float, seam: float, flicker: float) -> None:
+        """A painted face; the larger a value, the more it matters, NaN where it was not measured."""
+        self._last = frame, target, patch
+        values = {"first": 0.0, "widest open": gap, "shut": -gap, "most visible seam": seam, "most flicker": flicker}
+        for shows, value in values.items():
+            if not isnan(value) and value > self._best.get(shows, -np.inf):
+                self._best[shows] = value
+                self._moments[shows] = _moment(frame, target, patch, shows)
+
+    def moments(self) -> list[Moment]:
+        """All, by time; what is shown twice is named once."""
+        found = list(self._moments.values())
+        if self._last is not None:
+            found.append(_moment(*self._last, "last"))
+        named: dict[tuple[float, bytes], Moment] = {}
+        for moment in found:
+            key = moment.time_s, moment.before
+            named[key] = replace(moment, shows=f"{named[key].shows}, {moment.shows}") if key in named else moment
+        return sorted(named.values(), key=lambda moment: moment.time_s)
+
+
+def _moment(frame: Frame, target: Target, patch: Patch, shows: str) -> Moment:
+    left, top, right, bottom = _part(frame, target)
+    high, wide = patch.weight.shape
+    x, y = min(left, patch.x_px), min(top, patch.y_px)
+    before = frame.picture[y : max(bottom, patch.y_px + high), x : max(right, patch.x_px + wide)]
+    after = np.array(before)
+    place = after[patch.y_px - y :, patch.x_px - x :][:high, :wide]
+    place[...] = np.rint(place + patch.weight[..., None] * (patch.rgb / np.float32(257) - place))
+    shown = slice(top - y, bottom - y), slice(left - x, right - x)
+    return Moment(float(frame.time_s), shows, _jpeg(before[shown]), _jpeg(after[shown]))
+
+
+def _part(frame: Frame, target: Target) -> tuple[int, int, int, int]:
+    """Left, top, right, bottom of the face with some of what is around it, inside the frame."""
+    box = target.tracked.box.astype(np.float64)
+    margin = _AROUND * max(box[2] - box[0], box[3] - box[1])
+    height, width = frame.picture.shape[:2]
+    left, top = np.clip(box[:2] - margin, 0, (width - 1, height - 1)).astype(int).tolist()
+    right, bottom = np.clip(box[2:] + margin, (left + 1, top + 1), (width, height)).astype(int).tolist()
+    return left, top, right, bottom
+
+
+def _jpeg(rgb: UInt8Array) -> bytes:
+    width = max(1, round(rgb.shape[1] * _HEIGHT_PX / rgb.shape[0]))
+    small = cv2.resize(rgb, (width, _HEIGHT_PX), interpolation=cv2.INTER_AREA)
+    encoded = cv2.imencode(".jpg", cv2.cvtColor(small, cv2.COLOR_RGB2BGR), [cv2.IMWRITE_JPEG_QUALITY, _JPEG_QUALITY])
+    return bytes(encoded[1])

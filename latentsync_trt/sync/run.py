@@ -27,7 +27,7 @@ from latentsync_trt.sync.faces import FaceFinder
 from latentsync_trt.sync.inpaint import check_noise, graphs_for, make_inpainter, resolution_of
 from latentsync_trt.sync.inputs import check_inputs
 from latentsync_trt.sync.notices import notices_of_model, notices_of_rate
-from latentsync_trt.sync.page import write_page
+from latentsync_trt.sync.page import write_report
 from latentsync_trt.sync.paint import Gathered, PaintDevice, Painter
 from latentsync_trt.sync.quality import Quality
 from latentsync_trt.sync.resume import made_of
@@ -108,7 +108,7 @@ class Run:
         self._announce((*writer.notices, *finder.notices()))
         report = self._report(writer, count, finder, painter)
         if self._inputs.page is not None:
-            write_page(self._inputs.page, self._inputs.video, report, self._quality, self._options)
+            write_report(self._inputs.page, self._inputs.video, report, self._quality, self._options)
         return report
 
     def _report(self, writer: VideoWriter, count: int, finder: FaceFinder, painter: Painter) -> SyncReport:

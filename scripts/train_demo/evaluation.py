@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
-from latentsync_trt.bench.pictures import ssim
 from latentsync_trt.config import SyncOptions
 from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.face.mask import mouth_mask
+from latentsync_trt.measure.pictures import ssim
 from latentsync_trt.sync.api import LipSync
 from latentsync_trt.types import BoolArray, UInt8Array
 from scripts.train_demo.held_out import Case, aligned_faces, dub, held_out_cases, lip_scores, write_inputs

@@ -8,15 +8,14 @@ from pathlib import Path
 import numpy as np
 
 from latentsync_trt.audio.mel import SAMPLE_RATE_HZ
-from latentsync_trt.bench.moments import face_views
-from latentsync_trt.bench.sync_measure import mouth_gaps
 from latentsync_trt.config import SyncOptions
 from latentsync_trt.face.detector import MediaPipeDetector
+from latentsync_trt.measure.clips import face_views, mouth_gaps
+from latentsync_trt.measure.lips import Curves, SyncScore, agreement, score
 from latentsync_trt.media.demo_clip import SpokenMouth
 from latentsync_trt.media.reader import read_frames
 from latentsync_trt.media.writer import write_pictures
 from latentsync_trt.sync.api import LipSync
-from latentsync_trt.sync.lips import Curves, SyncScore, agreement, score
 from latentsync_trt.types import Float32Array, UInt8Array
 from scripts.train_demo.espeak import Speaker, Voice
 from scripts.train_demo.recordings import HELD_OUT_VARIANTS, Recording, say

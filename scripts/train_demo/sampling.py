@@ -11,7 +11,7 @@ from torch import Tensor
 from latentsync_trt.diffusion.loop import initial_noise
 from latentsync_trt.diffusion.scheduler import ddim_schedule
 from latentsync_trt.face.mask import latent_mask, mouth_mask
-from latentsync_trt.sync.lips import agreement
+from latentsync_trt.measure.lips import agreement
 from scripts.train_demo.datasets import AudioFeatures, as_images
 from scripts.train_demo.loop import TrainingContext
 from scripts.train_demo.networks import WINDOW_FRAMES, ImageMouthPredictor, TrainedUNet

@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from latentsync_trt.bench.machine import environment as machine
-from latentsync_trt.bench.material import choose_clip
 from latentsync_trt.export.exporter import export_bundle
 from latentsync_trt.export.options import ExportOptions
+from latentsync_trt.measure.clips import choose_clip
 from latentsync_trt.runtime.networks.verdict import kept
 from latentsync_trt.runtime.providers.select import select_provider
 from tests.narrow import FRAMES, UNET, write_sources

@@ -38,11 +38,8 @@ _SAMPLES_PER_HALF = SPEECH_RATE_HZ // MODEL_FPS // 2
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Curves:
-    """A clip over time, one value per frame at the model's rate.
-
-    `gaps (n,)` float32: see `mouth_gaps`; `level_db (n,)` float32: see `loudness`; `mouth`: the known mouth of these n
-    frames, if any.
-    """
+    """A clip over time: `gaps (n,)` between the lips, see `gap_of`; `level_db (n,)` of the speech, see `Loudness`, both
+    float32; `mouth`: the known mouth of these n frames, if any."""
 
     gaps: Float32Array
     level_db: Float32Array
@@ -127,10 +124,8 @@ def agreement(measured: Float32Array, target: Float32Array, most_lag_frames: int
     """How well `measured` follows `target`, both `(n,)`; frames with a NaN in either are left out.
 
     Raises:
-        InputError: the curves differ in length, or fewer than three frames can be compared.
+        InputError: fewer than three frames can be compared.
     """
-    if measured.shape != target.shape or measured.ndim != 1:
-        raise InputError(f"curves of shapes {measured.shape} and {target.shape}: their lengths must be equal")
     reach = min(most_lag_frames, max(len(measured) - 1, 0))
     padded = np.pad(measured.astype(np.float64), reach, constant_values=math.nan)
     found = {lag: _correlation(padded[reach + lag :][: len(target)], target) for lag in range(-reach, reach + 1)}
@@ -153,10 +148,7 @@ def closure_recall(gaps: Float32Array, shut: BoolArray) -> float:
 
 
 def closed_rate(gaps: Float32Array, silent: BoolArray) -> float:
-    """Share of the `silent (n,)` frames in which the lips touch; frames without a face are left out; NaN without any.
-
-    The mouth may move during two frames before and after speech: leave them out of `silent`.
-    """
+    """Share of the `silent (n,)` frames with a face in which the lips touch; NaN without any."""
     counted = gaps[silent & ~np.isnan(gaps)]
     return float((counted < CLOSED_GAP).mean()) if counted.size else math.nan
 
@@ -199,7 +191,7 @@ def loudness(blocks: Iterable[Float32Array]) -> Float32Array:
 
 
 def silences(level_db: Float32Array, margin_frames: int = 3) -> BoolArray:
-    """Frames `(n,)` of `loudness` that are silent, and whose neighbors within `margin_frames` are silent, too."""
+    """Frames `(n,)` that are silent, and whose neighbors within `margin_frames` are, too: the mouth may move there."""
     loud = np.pad(level_db > QUIET_DB, margin_frames)
     near = np.lib.stride_tricks.sliding_window_view(loud, 2 * margin_frames + 1)
     return np.asarray(~near.any(axis=1), np.bool_)

@@ -1,14 +1,15 @@
-"""A figure of lips and speech over time."""
+"""Figures: lips and speech over time, faces side by side, the people of a clip."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from latentsync_trt.config import MODEL_FPS
-from latentsync_trt.sync.lips import CLOSED_GAP, QUIET_DB, Curves, runs_of_true
-from latentsync_trt.types import BoolArray, Float32Array, Float64Array
+from latentsync_trt.measure.clips import SHOWN_PX
+from latentsync_trt.measure.lips import CLOSED_GAP, QUIET_DB, Curves, runs_of_true
+from latentsync_trt.types import BoolArray, Float32Array, Float64Array, UInt8Array
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,6 +24,8 @@ _LIPS_AT_REST = 0.03
 """The measured gap of touching lips; the 0 of a known mouth is drawn there."""
 _LEAST_TOP = 0.15
 """The axis of gaps reaches at least this far, so that the noise of shut lips looks small."""
+
+_BORDER_PX, _LABELS_PX, _FOOT_PX = 8, 180, 64
 
 _LINES = ("#d9591c", "#1b9e85")
 _TARGET, _SHUT, _SPEECH, _SILENT = "#3f7fd6", "#cf4a63", "#8792a1", "#8792a1"
@@ -92,3 +95,28 @@ def _target_gaps(opening: Float64Array, gaps: Float32Array) -> Float64Array:
     target = opening[known]
     unit = float(target @ (gaps[known] - _LIPS_AT_REST) / max(float(target @ target), 1e-9))
     return _LIPS_AT_REST + max(unit, _LEAST_TOP / 2) * opening
+
+
+def face_grid(rows: Sequence[str], columns: Mapping[str, Sequence[UInt8Array]]) -> "Figure":
+    """Labeled faces pixel by pixel.
+
+    Args:
+        rows: labels. columns: label → faces from top to bottom, `(256, 256, 3)` RGB each.
+    """
+    from matplotlib.figure import Figure
+
+    step_px = SHOWN_PX + _BORDER_PX
+    width_px, height_px = _LABELS_PX + len(columns) * step_px, len(rows) * step_px + _BORDER_PX + _FOOT_PX
+    figure = Figure(figsize=(width_px / _DPI, height_px / _DPI), dpi=_DPI, facecolor="white")
+
+    def write(x_px: float, y_px: float, text: str, side: str) -> None:
+        figure.text(x_px / width_px, y_px / height_px, text, ha=side, va="center", size=13)
+
+    for row, label in enumerate(rows):
+        write(_LABELS_PX - 12, height_px - row * step_px - step_px / 2, label, "right")
+    for column, (label, faces) in enumerate(columns.items()):
+        left_px = _LABELS_PX + column * step_px
+        write(left_px + SHOWN_PX / 2, _FOOT_PX / 2, label, "center")
+        for row, face in enumerate(faces):
+            figure.figimage(face, left_px, height_px - (row + 1) * step_px)
+    return figure

@@ -1,43 +1,52 @@
-"""The clip of a comparison: what is known of it before a run, and what both results of it show."""
+"""Compares two finished results of one clip, A and B: pictures, lips and flicker, as numbers, table and page."""
 
-from collections import deque
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
-from typing import Literal
+from urllib.parse import quote
 
 import numpy as np
 
-from latentsync_trt.audio.vad import SILENCE_DBFS, silent_share
-from latentsync_trt.bench.files import png
-from latentsync_trt.bench.material import Clip, generated_part, square_rgb
-from latentsync_trt.bench.moments import SHOWN_PX, Faces, choose_moments, face_grid, face_views, shown
-from latentsync_trt.bench.pictures import Likeness, LikenessMeter
-from latentsync_trt.bench.sync_measure import measure_clip
 from latentsync_trt.config import MODEL_FPS, Extend
 from latentsync_trt.errors import InputError
+from latentsync_trt.measure.clips import (
+    SHOWN_PX,
+    Clip,
+    Faces,
+    choose_moments,
+    face_views,
+    measure_clip,
+    shown,
+    square_rgb,
+)
+from latentsync_trt.measure.figures import face_grid, sync_figure
+from latentsync_trt.measure.lips import Curves, SyncScore, agreement, joined, score
+from latentsync_trt.measure.page import Pictures, Section, png, svg, write_file, write_page
+from latentsync_trt.measure.pictures import FlickerMeter, Likeness, LikenessMeter, generated_part, mouth_part
 from latentsync_trt.media.audio import read_audio_blocks
 from latentsync_trt.media.playback import Playback
 from latentsync_trt.media.reader import delays_of, read_frames
 from latentsync_trt.media.writer import write_pictures
-from latentsync_trt.sync.html import write_file
-from latentsync_trt.sync.lips import Curves, SyncScore, agreement, joined, score
-from latentsync_trt.types import Float32Array, ProgressCallback, UInt8Array
+from latentsync_trt.types import ProgressCallback, UInt8Array
 
 GAIN = 8
 """How many times the difference of pictures is enlarged."""
 
-# The mouth in 1/256 of an aligned face. On four clips of real faces the lips' outline, wide open or shut, stays within
-# x = 70 to 189 and y = 135 to 193.
-_MOUTH_ROWS, _MOUTH_COLUMNS = (124, 204), (64, 196)
-_UNIT = 256
+_SILENT = 10 ** (-50 / 20)
+"""A recording that never exceeds this is silent: 50 dB below full scale."""
 
-# The second difference of white noise has 1 + 4 + 1 times its variance; steady movement has none.
-_FLICKER_GAIN = 6.0
+HEADS = ("", "A", "B", "B against A")
 
+Line = tuple[str, str, str, str]
 
-Area = Literal["generated", "mouth"]
+_METHOD = (
+    "Both sides dub the same clip from the same noise, and everything is measured in the finished frames before "
+    "compression. PSNR and SSIM compare B's faces with A's: the part that is generated, and the mouth. FaceMesh finds "
+    "the lips. Flicker is the second difference over time on the mouth, as the standard deviation of the noise, in "
+    "levels of 255, that would cause it; movement adds a little, so compare the columns."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,15 +72,15 @@ class Lips:
 class ClipResults:
     """What was measured on the clip.
 
-    `flicker`: change from frame to frame that is no movement, as the standard deviation of the noise that would cause
-    it, in levels of 255, on the mouth: of "source", "a", "b", and "difference", B minus A; None in clips of less than
-    three frames. `picture`, `video`: names of the files that show both side by side.
+    `areas`: of the "generated" part of the faces and of the "mouth". `flicker`: see `FlickerMeter.noise`, in levels of
+    255, on the mouth: of "source", "a", "b", and "difference", B minus A. `picture`, `video`: names of the files that
+    show both side by side.
     """
 
     name: str
     frames: int
     frames_with_face: int
-    areas: Mapping[Area, Likeness]
+    areas: Mapping[str, Likeness]
     lips: Lips
     a: Curves
     b: Curves
@@ -82,12 +91,8 @@ class ClipResults:
 
 def check_speech(audio: Path) -> None:
     """Raises `InputError` if the recording is silent, `MediaError` if it cannot be read."""
-    if silent_share(read_audio_blocks(audio)) == 1.0:
-        raise InputError(
-            f"{audio}: silent (never above {SILENCE_DBFS:.0f} dB of full scale): lips have nothing to follow; "
-            "give speech with --audio",
-            usage=False,
-        )
+    if max((float(np.abs(block).max(initial=0)) for block in read_audio_blocks(audio)), default=0) < _SILENT:
+        raise InputError(f"{audio}: silent: lips have nothing to follow; give speech with --audio", usage=False)
 
 
 def measure(
@@ -115,9 +120,9 @@ def measure(
     )
     a, b = joined(a.gaps[: len(b)], a.level_db, a.mouth), joined(b.gaps[: len(a)], b.level_db, b.mouth)
     lips = compare_lips(a, b, clip.video.name)
-    shown = Playback(Fraction(MODEL_FPS), Fraction(len(a), MODEL_FPS))
-    source = read_frames(clip.video, replace(shown, extend=extend, delay_s=delays.picture_s))
-    results = (square_rgb(video, read_frames(video, shown)) for video in videos)
+    played = Playback(Fraction(MODEL_FPS), Fraction(len(a), MODEL_FPS))
+    source = read_frames(clip.video, replace(played, extend=extend, delay_s=delays.picture_s))
+    results = (square_rgb(video, read_frames(video, played)) for video in videos)
     views = face_views([square_rgb(clip.video, source), *results], side_px)
     meter, kept = FaceMeter(side_px), dict[str, Sequence[UInt8Array]]()
     picture, video = report.with_suffix(".png"), report.with_suffix(".mp4")
@@ -125,17 +130,9 @@ def measure(
     write_pictures(video, side_by_side, audio=clip.audio, audio_delay_s=delays.sound_s)
     areas = meter.areas()
     write_file(picture, png(face_grid(("source", "A", "B", f"difference × {GAIN}"), kept)))
+    count = areas["mouth"].frames
     return ClipResults(
-        name=clip.video.name,
-        frames=len(a),
-        frames_with_face=areas["mouth"].frames,
-        areas=areas,
-        lips=lips,
-        a=a,
-        b=b,
-        flicker=meter.flicker(),
-        picture=picture.name,
-        video=video.name,
+        clip.video.name, len(a), count, areas, lips, a, b, meter.flicker(), picture=picture.name, video=video.name
     )
 
 
@@ -149,8 +146,7 @@ def compare_lips(a: Curves, b: Curves, name: str) -> Lips:
         scores = score(a), score(b)
         alike = agreement(b.gaps, a.gaps).correlation
     except InputError as error:
-        cure = "give a longer clip, or one that shows the face"
-        raise InputError(f"{name}: {error}; {cure}", usage=False) from error
+        raise InputError(f"{name}: {error}; give a longer clip, or one that shows the face", usage=False) from error
     return Lips(
         *scores,
         missing_a=int(np.isnan(a.gaps).sum()),
@@ -162,29 +158,6 @@ def compare_lips(a: Curves, b: Curves, name: str) -> Lips:
     )
 
 
-class FlickerMeter:
-    """Change from picture to picture that is no movement; keeps three pictures."""
-
-    def __init__(self) -> None:
-        self._last: deque[Float32Array] = deque(maxlen=3)
-        self._squares: list[float] = []
-
-    def add(self, picture: Float32Array | None) -> None:
-        """The next picture, of one shape with the last; None where there is none, which begins a new sequence."""
-        if picture is None:
-            self._last.clear()
-            return
-        self._last.append(picture)
-        if len(self._last) == self._last.maxlen:
-            first, middle, last = self._last
-            self._squares.append(float(np.mean(np.square(first - 2 * middle + last, dtype=np.float64))))
-
-    def result(self) -> float | None:
-        """The standard deviation of the white noise that would change as much, in the pictures' unit; None where there
-        were never three pictures in a row."""
-        return float(np.sqrt(np.mean(self._squares) / _FLICKER_GAIN)) if self._squares else None
-
-
 class FaceMeter:
     """Sums up the faces of source, A and B, frame by frame.
 
@@ -193,7 +166,7 @@ class FaceMeter:
     """
 
     def __init__(self, side_px: int) -> None:
-        self._parts = parts_of(side_px)
+        self._parts = {"generated": generated_part(side_px), "mouth": mouth_part(side_px)}
         self._areas = {area: LikenessMeter() for area in self._parts}
         self._flicker = {name: FlickerMeter() for name in ("source", "a", "b", "difference")}
 
@@ -210,26 +183,13 @@ class FaceMeter:
         for meter, picture in zip(self._flicker.values(), (*mouths, mouths[2] - mouths[1]), strict=True):
             meter.add(picture)
 
-    def areas(self) -> dict[Area, Likeness]:
+    def areas(self) -> dict[str, Likeness]:
         """How near B's faces are to A's; raises `InputError` where no frame showed a face."""
         return {area: meter.result() for area, meter in self._areas.items()}
 
     def flicker(self) -> dict[str, float | None]:
         """Of all frames."""
-        return {name: meter.result() for name, meter in self._flicker.items()}
-
-
-def parts_of(side_px: int) -> dict[Area, tuple[slice, slice]]:
-    """Rows and columns of an aligned face: the rectangle around what is generated; the lips with some room."""
-    rows, columns = (
-        slice(start * side_px // _UNIT, end * side_px // _UNIT) for start, end in (_MOUTH_ROWS, _MOUTH_COLUMNS)
-    )
-    return {"generated": generated_part(side_px), "mouth": (rows, columns)}
-
-
-def difference(a: UInt8Array, b: UInt8Array) -> UInt8Array:
-    """What two pictures of one shape differ by, enlarged; white where it is too much to show."""
-    return np.asarray(np.minimum(np.abs(a.astype(np.int16) - b) * GAIN, 255), np.uint8)
+        return {name: meter.noise() for name, meter in self._flicker.items()}
 
 
 def _side_by_side(
@@ -245,7 +205,62 @@ def _side_by_side(
         cells = [gray] * 4
         if faces is not None:
             source, a, b = map(shown, faces)
-            cells = [source, a, b, difference(a, b)]
+            difference = np.minimum(np.abs(a.astype(np.int16) - b) * GAIN, 255).astype(np.uint8)
+            cells = [source, a, b, difference]
             if index in moments:
                 kept[moments[index]] = cells
         yield np.hstack(cells)
+
+
+def lines_of(clip: ClipResults) -> Iterator[Line]:
+    """Pictures, lips and flicker as lines of a table below `HEADS`."""
+    yield "generated part", "", "", str(clip.areas["generated"])
+    yield "mouth", "", "", str(clip.areas["mouth"])
+    yield from _lip_lines(clip.lips)
+    source, a, b, difference = ("–" if value is None else f"{value:.3g}" for value in clip.flicker.values())
+    yield f"flicker, levels (source {source})", a, b, f"{difference} in the difference"
+
+
+def _lip_lines(found: Lips) -> Iterator[Line]:
+    a, b = found.a, found.b
+    target = "the spoken mouth" if a.known else "loudness"
+    yield f"opening follows {target}, r", f"{a.opening:.3f}", f"{b.opening:.3f}", f"{b.opening - a.opening:+.3f}"
+    yield "frames late", f"{a.lag_frames}", f"{b.lag_frames}", f"{b.lag_frames - a.lag_frames:+}"
+    shares = (("m, b, p shown shut", a.closures, b.closures), ("shut in silence", a.silence, b.silence))
+    for name, ours, theirs in shares:
+        if not (math.isnan(ours) or math.isnan(theirs)):
+            yield name, f"{ours:.0%}", f"{theirs:.0%}", f"{100 * (theirs - ours):+.0f} points"
+    ratio = f"{found.moved_b / found.moved_a:.2f}×" if found.moved_a else "–"
+    yield "lips move by", f"{found.moved_a:.4f}", f"{found.moved_b:.4f}", ratio
+    yield "lips of B follow A's, r", "", "", f"{found.alike:.3f}, {found.apart:.4f} apart"
+    if found.missing_a or found.missing_b:
+        yield "frames without a face", f"{found.missing_a}", f"{found.missing_b}", ""
+
+
+def write_report(
+    path: Path,
+    title: str,
+    clip: ClipResults,
+    lines: Sequence[Line],
+    settings: str,
+    facts: Sequence[tuple[str, str]],
+    notes: Sequence[str],
+) -> None:
+    """Writes the page beside the pictures; raises `OutputError` if that cannot be done.
+
+    Args:
+        lines: those of `lines_of` and more. settings: what both were made with. facts: names and values.
+    """
+    picture = Pictures(
+        [path.with_name(clip.picture).read_bytes()], f"Moments of the clip. The difference is enlarged {GAIN} times."
+    )
+    about = f"{settings}; {clip.name}: {clip.frames} frames, a face in {clip.frames_with_face}"
+    beside = f"{clip.video}, beside this report, has the same over time, with sound: source, A, B, difference."
+    lips = "The gap between the lips over time, below the loudness of the speech."
+    sections = [
+        Section(rows=lines, heads=HEADS, pictures=[picture], video=quote(clip.video), text=[beside, about]),
+        Section(drawing=svg(sync_figure({"A": clip.a, "B": clip.b})), text=[lips]),
+        Section("How this was measured", facts, text=[_METHOD]),
+        *([Section("Notes", notes=notes)] if notes else []),
+    ]
+    write_page(path, title, sections)

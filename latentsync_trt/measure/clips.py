@@ -1,0 +1,170 @@
+"""Finished clips: which one to measure, its lips, and the same face in a source and its results."""
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+
+import cv2
+import numpy as np
+
+from latentsync_trt.config import MODEL_FPS
+from latentsync_trt.errors import InputError, MediaError
+from latentsync_trt.face.align import crop
+from latentsync_trt.face.choice import MainFace
+from latentsync_trt.face.detector import MediaPipeDetector
+from latentsync_trt.face.mask import mouth_mask
+from latentsync_trt.face.square import square
+from latentsync_trt.measure.lips import Curves, gap_of, joined, loudness
+from latentsync_trt.media.audio import audio_duration_s, read_audio_blocks
+from latentsync_trt.media.demo_clip import SIDE_PX, SPEECH, SpokenMouth, camera_frames, spoken_mouth
+from latentsync_trt.media.playback import Playback
+from latentsync_trt.media.reader import probe, read_frames
+from latentsync_trt.media.writer import write_pictures
+from latentsync_trt.types import Float32Array, Frame, Progress, ProgressCallback, UInt8Array
+
+SHOWN_PX = 256
+"""Side of the faces in figures."""
+
+Faces = tuple[UInt8Array, ...]
+"""The same face in the source and in each result, uint8 `(side, side, 3)` RGB."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Clip:
+    """A video and its speech. `name`: as rows show it; `mouth`: the mouth that belongs to the speech, if known."""
+
+    video: Path
+    audio: Path
+    name: str
+    mouth: SpokenMouth | None = None
+
+
+def choose_clip(video: Path | None, audio: Path | None, folder: Path, name: str = "portrait.mp4") -> Clip:
+    """The given files; missing ones are replaced by the built-in recording or a video of the built-in portrait.
+
+    Args:
+        folder: receives that video under this `name`.
+
+    Raises:
+        MediaError: the recording or the video cannot be read.
+    """
+    speech = audio or SPEECH
+    mouth = None if audio else spoken_mouth()
+    try:
+        duration_s = audio_duration_s(speech)
+    except MediaError as error:
+        message = f"{error}; name the speech with --audio" if audio == video else str(error)
+        raise MediaError(message, usage=error.usage) from error
+    if video is not None:
+        info = probe(video)
+        return Clip(video, speech, f"{video.name} {info.width_px}×{info.height_px}", mouth)
+    target = folder / name
+    if not target.exists():
+        write_pictures(target, camera_frames(duration_s))
+    return Clip(target, speech, f"built-in {SIDE_PX}×{SIDE_PX}", mouth)
+
+
+def square_rgb(video: Path, frames: Iterable[Frame]) -> Iterator[UInt8Array]:
+    """Frames of a video, uint8 `(H, W, 3)` RGB, with square pixels."""
+    aspect = probe(video).sample_aspect_ratio
+    return (np.asarray(square(frame.picture, aspect)) for frame in frames)
+
+
+def measure_clip(
+    video: Path,
+    audio: Path,
+    mouth: SpokenMouth | None = None,
+    *,
+    delay_s: Fraction = Fraction(0),
+    on_progress: ProgressCallback | None = None,
+) -> Curves:
+    """The lips of `video` and the speech in `audio`; holds one frame at a time.
+
+    Args:
+        mouth: the one that belongs to the audio, if known. delay_s: when the audio starts in the video.
+        on_progress: called after every frame.
+
+    Raises:
+        MediaError: a file cannot be read.
+    """
+    frames = square_rgb(video, read_frames(video, Playback(Fraction(MODEL_FPS))))
+    level_db = loudness(read_audio_blocks(audio, delay_s=delay_s))
+    return joined(mouth_gaps(_reporting(frames, len(level_db), on_progress)), level_db, mouth)
+
+
+def mouth_gaps(frames: Iterable[UInt8Array], detector: MediaPipeDetector | None = None) -> Float32Array:
+    """The gap between the lips of the tracked face, see `gap_of`: float32 `(n,)`, NaN without a face.
+
+    Args:
+        frames: uint8 `(H, W, 3)` RGB each, consecutive.
+        detector: finds the face and its mesh; a new one if None.
+    """
+    detector = detector or MediaPipeDetector()
+    tracker = MainFace(detector)
+    return np.array([_gap(frame, tracker, detector) for frame in frames], np.float32)
+
+
+def _gap(frame: UInt8Array, tracker: MainFace, detector: MediaPipeDetector) -> float:
+    tracked = tracker.update(frame)
+    found = detector.mesh(frame, tracked.face) if tracked is not None else None
+    return math.nan if found is None else gap_of(found)
+
+
+def _reporting(frames: Iterable[UInt8Array], total: int, on_progress: ProgressCallback | None) -> Iterator[UInt8Array]:
+    for done, frame in enumerate(frames, 1):
+        yield frame
+        if on_progress is not None:
+            on_progress(Progress("measuring", done, total))
+
+
+def face_views(
+    clips: Sequence[Iterable[UInt8Array]], side_px: int, detector: MediaPipeDetector | None = None
+) -> Iterator[Faces | None]:
+    """The face of each frame in every clip, cut out where the first clip's face is; None where that has none.
+
+    Args:
+        clips: the source, then results of it; frames uint8 `(H, W, 3)` RGB.
+
+    Raises:
+        InputError: the pictures differ in size.
+    """
+    follower = MainFace(detector or MediaPipeDetector(), side_px)
+    for frames in zip(*clips, strict=False):
+        if len({frame.shape for frame in frames}) > 1:
+            sizes = ", ".join(f"{frame.shape[1]}×{frame.shape[0]}" for frame in frames)
+            raise InputError(f"pictures of {sizes} px, source first; give videos of one size", usage=False)
+        followed = follower.update(frames[0])
+        yield None if followed is None else tuple(crop(frame, followed.matrix, side_px).image for frame in frames)
+
+
+def shown(face: UInt8Array) -> UInt8Array:
+    """A face at the size of the figures."""
+    return np.asarray(cv2.resize(face, (SHOWN_PX, SHOWN_PX), interpolation=cv2.INTER_AREA), np.uint8)
+
+
+def masked(face: UInt8Array, resolution_px: int) -> UInt8Array:
+    """`face` with the region that a network of this resolution generates in gray; same size."""
+    small = cv2.resize(face, (resolution_px, resolution_px), interpolation=cv2.INTER_AREA).astype(np.float32)
+    gray = np.rint((small - 127.5) * mouth_mask(resolution_px)[..., None] + 127.5).astype(np.uint8)
+    return np.asarray(cv2.resize(gray, face.shape[1::-1], interpolation=cv2.INTER_CUBIC), np.uint8)
+
+
+def choose_moments(curves: Curves, count: int = 6) -> dict[int, str]:
+    """Chooses one frame with a face in each of `count` equal parts of the clip, alternating a wide and a shut mouth.
+
+    A known mouth decides by what it should do (m, b, p rather than silence), else the measured gap does.
+
+    Returns:
+        Frame index → label.
+    """
+    opening = curves.mouth.opening - curves.mouth.shut if curves.mouth else curves.gaps
+    moments = {}
+    for number, part in enumerate(np.array_split(np.arange(len(curves)), count)):
+        seen = part[~np.isnan(curves.gaps[part])]
+        if seen.size:
+            shows, choose = ("shut", np.argmin) if number % 2 else ("wide", np.argmax)
+            index = int(seen[choose(opening[seen])])
+            moments[index] = f"{index / MODEL_FPS:.2f} s\n{shows}"
+    return moments
