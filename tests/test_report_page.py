@@ -10,7 +10,7 @@ import pytest
 
 from latentsync_trt import LipSync, SyncOptions
 from latentsync_trt.errors import InputError, OutputError
-from latentsync_trt.sync.page import page_path, write_page
+from latentsync_trt.sync.page import page_path, write_report
 from latentsync_trt.sync.quality import Quality
 from latentsync_trt.types import Interval, Progress
 from latentsync_trt.values import parse_speakers
@@ -55,7 +55,7 @@ def quality(seconds: int = 10, speakers: int = 1) -> Quality:
 
 def written(path: Path, found: Quality, options: SyncOptions | None = None, **changes: object) -> Page:
     report = replace(REPORT, output="/home/me/out.mp4", quality=found.result(), **changes)  # type: ignore[arg-type]
-    write_page(path, Path("/home/me/clip.mov"), report, found, options or SyncOptions())
+    write_report(path, Path("/home/me/clip.mov"), report, found, options or SyncOptions())
     return Page(path)
 
 

@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 
 from latentsync_trt import LipSync, SyncOptions
-from latentsync_trt.bench.material import aligned_faces, square_rgb
+from latentsync_trt.bench.material import aligned_faces
 from latentsync_trt.errors import InputError
 from latentsync_trt.face.compositor import composite
 from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.face.mask import mouth_mask
 from latentsync_trt.face.square import of_stored, square
+from latentsync_trt.measure.clips import square_rgb
 from latentsync_trt.media.reader import read_frames
 from latentsync_trt.sync.faces import FaceFinder
 from latentsync_trt.sync.threads import StageClock
