@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from latentsync_trt.config import Extend
 from latentsync_trt.media import playback
-from latentsync_trt.media.playback import HELD_S, LONGEST_PERIOD_S, Playback, played
+from latentsync_trt.media.playback import HELD_S, LONGEST_PERIOD_S, Playback, VideoPasses, played
 from latentsync_trt.media.reader import probe, read_frames
 from latentsync_trt.media.timing import Timed
 from latentsync_trt.types import Frame
@@ -201,15 +201,15 @@ def test_few_pictures_are_held_to_play_backwards(
 ) -> None:
     """A chunk has as many pictures as fit, however large, and no more are decoded than from the keyframe before it."""
     decoded: list[int] = []
-    found = playback._found
+    sought = VideoPasses._sought
 
-    def counted(*args: object) -> object:
-        pictures = found(*args)  # type: ignore[arg-type]
-        decoded.append(len(pictures))
+    def counted(self: VideoPasses, start: int, stop: int) -> object:
+        pictures = sought(self, start, stop)
+        decoded.append(len(pictures or ()))
         return pictures
 
     monkeypatch.setattr(playback, "_CHUNK_BYTES", chunk_bytes)
-    monkeypatch.setattr(playback, "_found", counted)
+    monkeypatch.setattr(VideoPasses, "_sought", counted)
     clip = write_video(tmp_path / "clip.mp4", numbered(100), options={"g": "10", "bf": "0", "preset": "ultrafast"})
     read(clip, 8, "pingpong")
     assert sum(decoded) == 99

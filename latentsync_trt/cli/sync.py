@@ -105,9 +105,9 @@ def _wait_for_build(lip_sync: "LipSync", *, silent: bool) -> None:
 
 def default_output(video: Path, suffix: str) -> Path:
     """`clip.mov` → `clip-synced.mp4`, `frames/%05d.png` → `frames-synced.mp4` beside it, for the suffix ".mp4"."""
-    from latentsync_trt.media.files import ImageSequence
+    from latentsync_trt.media.files import is_sequence
 
-    if ImageSequence.at(video) is not None:
+    if is_sequence(video):
         folder = video.parent if video.parent.name else video.parent.absolute()
         return folder.with_name(f"{folder.name}-synced{suffix}")
     return video.parent / f"{video.stem}-synced{suffix}"

@@ -7,11 +7,7 @@ from itertools import chain, groupby
 from pathlib import Path
 
 import numpy as np
-from av.audio.codeccontext import AudioCodecContext
-from av.audio.frame import AudioFrame
-from av.audio.layout import AudioLayout
-from av.audio.resampler import AudioResampler
-from av.audio.stream import AudioStream
+from av import AudioCodecContext, AudioFrame, AudioLayout, AudioResampler, AudioStream
 from av.container import InputContainer
 
 from latentsync_trt.errors import InputError, MediaError

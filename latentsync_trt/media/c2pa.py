@@ -3,12 +3,11 @@
 import json
 import re
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from importlib.util import find_spec
 from io import BytesIO
 from mimetypes import MimeTypes
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, BinaryIO
 
 import cv2
 import numpy as np
@@ -18,16 +17,12 @@ from latentsync_trt.media.files import reason_of, writing
 from latentsync_trt.media.muxing import SOURCE_TYPE
 from latentsync_trt.version import __version__
 
-if TYPE_CHECKING:
-    from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
-
 FORMATS = {".mp4": "video/mp4", ".mov": "video/quicktime"}
 
 _OTHER_FORMAT = "application/octet-stream"
 
 _PRIVATE_KEY = re.compile(rb"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?-----END [A-Z ]*PRIVATE KEY-----\s*", re.DOTALL)
 _CURVES = {"secp256r1": "es256", "secp384r1": "es384", "secp521r1": "es512"}
-_KEYS = "ECDSA with P-256, P-384 or P-521, RSA, or Ed25519"
 
 _AGENT = {"name": "latentsync-trt", "version": __version__}
 # Verifying takes a pass over the file, which `sign` does itself. A thumbnail of a video is made of nothing.
@@ -40,8 +35,8 @@ _UNKNOWN_SIGNER = "signingCredential.untrusted"
 class Credentials:
     """A certificate chain and its private key, as PEM, and the algorithm that the key is for."""
 
-    chain: str
-    key: str
+    chain: bytes
+    key: bytes
     algorithm: str
 
 
@@ -56,13 +51,18 @@ def read_credentials(pem: Path, output: Path) -> Credentials:
         raise InputError(f"{output}: cannot hold C2PA credentials; use {' or '.join(FORMATS)}")
     if find_spec("c2pa") is None:
         raise MissingDependency("--c2pa needs the extra c2pa: pip install 'latentsync-trt[c2pa]'")
-    credentials = _checked_pair(pem)
+    credentials = _credentials_in(pem)
+    picture = cv2.imencode(".png", np.zeros((1, 1, 3), np.uint8))[1].tobytes()
     try:
-        picture = cv2.imencode(".png", np.zeros((1, 1, 3), np.uint8))[1].tobytes()
-        _signed(credentials, "image/png", BytesIO(picture), BytesIO(), "trial", source=None)
+        with BytesIO() as signed:
+            _write_signed(credentials, "image/png", BytesIO(picture), signed, "trial", source=None)
+            _verify(signed, "image/png")
     except OutputError as error:
         # The package does not say which of the standard's rules is broken.
-        cure = "C2PA wants an X.509 v3 certificate for digital signatures, with an extended key usage such as e-mail"
+        cure = (
+            "C2PA wants a valid X.509 v3 certificate for digital signatures, with an extended key usage such as "
+            "e-mail, and the key of that certificate"
+        )
         raise InputError(f"{pem}: {error}; {cure}", usage=False) from error
     return credentials
 
@@ -83,8 +83,8 @@ def sign(path: Path, source: Path, credentials: Credentials, title: str = "") ->
     own = source if source.is_file() else None  # the pictures of a sequence are many files
     with writing(path):
         with path.open("rb") as unsigned, signed.open("w+b") as target:
-            notices = _signed(credentials, mime, unsigned, target, title or path.name, own)
-        _verify(signed, mime)
+            notices = _write_signed(credentials, mime, unsigned, target, title or path.name, own)
+            _verify(target, mime)
         signed.replace(path)
     return notices
 
@@ -103,18 +103,13 @@ def _manifest(title: str, source: Path | None) -> dict[str, Any]:
     return {"claim_generator_info": [_AGENT], "title": title, "assertions": [assertion]}
 
 
-def _signed(
-    credentials: Credentials,
-    mime: str,
-    unsigned: Any,
-    target: Any,
-    title: str,
-    source: Path | None,
+def _write_signed(
+    credentials: Credentials, mime: str, unsigned: BinaryIO, target: BinaryIO, title: str, source: Path | None
 ) -> tuple[str, ...]:
-    """Writes what `unsigned` reads, with its credentials, to `target`, both binary files; returns notices."""
+    """Writes what `unsigned` reads, with its credentials, to `target`; returns notices."""
     import c2pa
 
-    info = c2pa.C2paSignerInfo(credentials.algorithm, credentials.chain.encode(), credentials.key.encode(), None)
+    info = c2pa.C2paSignerInfo(credentials.algorithm, credentials.chain, credentials.key, None)
     try:
         with (
             c2pa.Signer.from_info(info) as signer,
@@ -145,12 +140,13 @@ def _add_source(builder: Any, source: Path) -> tuple[str, ...]:
     return ()
 
 
-def _verify(path: Path, mime: str) -> None:
+def _verify(signed: BinaryIO, mime: str) -> None:
     """Raises `OutputError` unless signature and content match; the signer need not be known on this machine."""
     import c2pa
 
+    signed.seek(0)
     try:
-        with path.open("rb") as file, c2pa.Reader(mime, file) as reader:
+        with c2pa.Reader(mime, signed) as reader:
             state, found = reader.get_validation_state(), reader.get_validation_results() or {}
     except c2pa.C2paError as error:
         raise OutputError(f"content credentials were written, but cannot be read: {error}") from error
@@ -160,58 +156,29 @@ def _verify(path: Path, mime: str) -> None:
         raise OutputError(f"content credentials were written, but do not verify: {problem or state}")
 
 
-def _checked_pair(pem: Path) -> Credentials:
+def _credentials_in(pem: Path) -> Credentials:
     from cryptography import x509
-    from cryptography.hazmat.primitives.serialization import (
-        Encoding,
-        NoEncryption,
-        PrivateFormat,
-        PublicFormat,
-        load_pem_private_key,
-    )
-
-    content = _content(pem)
-    key = _PRIVATE_KEY.search(content)
-    try:
-        chain = x509.load_pem_x509_certificates(content)
-    except ValueError as error:
-        raise InputError(f"{pem}: has no certificate in PEM format; give the chain, the signer's first") from error
-    try:
-        private = load_pem_private_key(key[0] if key else b"", password=None)
-    except TypeError as error:
-        raise InputError(f"{pem}: the key is protected by a password; give one without (openssl pkey)") from error
-    except ValueError as error:
-        raise InputError(f"{pem}: has no private key in PEM format; append it to the certificates") from error
-    leaf = chain[0]
-    public = Encoding.DER, PublicFormat.SubjectPublicKeyInfo
-    if private.public_key().public_bytes(*public) != leaf.public_key().public_bytes(*public):
-        raise InputError(f"{pem}: the key is not that of the first certificate; give a pair")
-    now, begins, ends = datetime.now(UTC), leaf.not_valid_before_utc, leaf.not_valid_after_utc
-    if not begins <= now <= ends:
-        when = f"expired on {ends:%Y-%m-%d}" if now > ends else f"is valid from {begins:%Y-%m-%d} on"
-        raise InputError(f"{pem}: {when}; give another certificate", usage=False)
-    key_pem = private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    certificates = b"".join(certificate.public_bytes(Encoding.PEM) for certificate in chain)
-    return Credentials(certificates.decode(), key_pem.decode(), _algorithm(private, pem))
-
-
-def _algorithm(private: "PrivateKeyTypes", pem: Path) -> str:
-    """The name of the signature that a key makes."""
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
+    from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
 
-    if isinstance(private, EllipticCurvePrivateKey) and private.curve.name in _CURVES:
-        return _CURVES[private.curve.name]
-    if isinstance(private, RSAPrivateKey):
-        return "ps256"
-    if isinstance(private, Ed25519PrivateKey):
-        return "ed25519"
-    raise InputError(f"{pem}: C2PA has no signatures with such a key; use {_KEYS}", usage=False)
-
-
-def _content(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        content = pem.read_bytes()
+        key = b"".join(_PRIVATE_KEY.findall(content)[:1])
+        chain = b"".join(each.public_bytes(Encoding.PEM) for each in x509.load_pem_x509_certificates(content))
+        private = load_pem_private_key(key, password=None)
     except OSError as error:
-        raise InputError(f"{path}: cannot be read: {reason_of(error)}") from error
+        raise InputError(f"{pem}: cannot be read: {reason_of(error)}") from error
+    except (ValueError, TypeError) as error:
+        wanted = "certificates, the signer's first, and a private key without a password, all in PEM format"
+        raise InputError(f"{pem}: cannot be used: {error}; it must contain {wanted}") from error
+    algorithm = {RSAPrivateKey: "ps256", Ed25519PrivateKey: "ed25519"}
+    if isinstance(private, EllipticCurvePrivateKey):
+        name = _CURVES.get(private.curve.name)
+    else:
+        name = next((name for kind, name in algorithm.items() if isinstance(private, kind)), None)
+    if name is None:
+        keys = "ECDSA with P-256, P-384 or P-521, RSA, or Ed25519"
+        raise InputError(f"{pem}: C2PA has no signatures with such a key; use {keys}", usage=False)
+    return Credentials(chain, key, name)

@@ -8,12 +8,8 @@ from pathlib import Path
 from typing import Literal, cast
 
 import av
-import av.error
+from av import FFmpegError, VideoCodecContext, VideoFormat, VideoFrame, VideoStream
 from av.container import OutputContainer
-from av.video.codeccontext import VideoCodecContext
-from av.video.format import VideoFormat
-from av.video.frame import VideoFrame
-from av.video.stream import VideoStream
 
 from latentsync_trt.config import Codec, SyncOptions
 from latentsync_trt.errors import InputError
@@ -215,7 +211,7 @@ def _trial(ffmpeg: str, pixel_format: str, size: tuple[int, int], options: tuple
         context.time_base, context.options = Fraction(1, 25), dict(options)
         context.encode(VideoFrame(*size, pixel_format))
         context.encode(None)
-    except (av.error.FFmpegError, ValueError, OSError) as error:
+    except (FFmpegError, ValueError, OSError) as error:
         return reason_of(error)
     return None
 

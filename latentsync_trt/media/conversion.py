@@ -7,9 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from av import VideoFormat, VideoFrame
 from av.sidedata.sidedata import Type as SideDataType
-from av.video.format import VideoFormat
-from av.video.frame import VideoFrame
 from av.video.reformatter import ColorRange, Interpolation, VideoReformatter
 
 from latentsync_trt.errors import InputError

@@ -4,14 +4,12 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from stat import S_ISDIR, S_ISREG
-from typing import Self
 
 import av
-import av.error
+from av import FFmpegError
 from av.container import InputContainer, OutputContainer
 
 from latentsync_trt.config import MODEL_FPS
@@ -38,7 +36,7 @@ def reading(path: Path, problem: str = "cannot be read", cure: str = "") -> Iter
         yield
     except MediaError:
         raise
-    except (av.error.FFmpegError, OSError, InputError) as error:
+    except (FFmpegError, OSError, InputError) as error:
         raise MediaError(f"{path}: {problem}: {reason_of(error)}{cure}") from error
 
 
@@ -49,7 +47,7 @@ def writing(path: Path) -> Iterator[None]:
         yield
     except OutputError:
         raise
-    except (av.error.FFmpegError, OSError) as error:
+    except (FFmpegError, OSError) as error:
         raise OutputError(f"{path}: cannot be written: {reason_of(error)}") from error
 
 
@@ -61,8 +59,11 @@ def open_input(path: Path) -> Iterator[InputContainer]:
         MediaError: the file is missing, a folder, empty, truncated, or in a format unknown to FFmpeg.
     """
     check_file(path)
-    sequence = ImageSequence.at(path)
-    name, options = (sequence.ffmpeg_name, sequence.options()) if sequence else (str(path), _NO_PATTERN)
+    name, options = str(path), _NO_PATTERN
+    if is_sequence(path):
+        # FFmpeg takes every % in the names of folders for a number, too.
+        name = str(path.parent / "x").replace("%", "%%")[:-1] + path.name
+        options = {"start_number": str(min(_files(path))), "start_number_range": "1", "framerate": str(MODEL_FPS)}
     # FFmpeg's log stays off: its callback takes the interpreter's lock, which a thread that frees a decoder holds
     # while it waits for the decoder's own threads. Two open files are then enough for a deadlock.
     with reading(path, "is not a readable media file", "; give another one, or convert it to MP4 or WAV"):
@@ -81,8 +82,7 @@ def open_output(path: Path, options: dict[str, str] | None = None) -> OutputCont
 
 def check_file(path: Path) -> None:
     """Raises `MediaError` if there is no file or sequence at `path`, it may not be read, or is empty; opens nothing."""
-    sequence = ImageSequence.at(path)
-    for file in sequence.files() if sequence else [path]:
+    for file in _files(path).values():
         _check_one(file)
 
 
@@ -114,54 +114,32 @@ def _check_not_cut_off(path: Path, container: InputContainer) -> None:
             )
 
 
-@dataclass(frozen=True, slots=True)
-class ImageSequence:
-    """Numbered pictures in a folder, named by a pattern such as frames/%05d.png, which is `path`.
+def is_sequence(path: Path) -> bool:
+    """Whether `path` is a pattern of numbered pictures, such as frames/%05d.png, and not the name of a file."""
+    return _PATTERN.fullmatch(path.name) is not None and not exists(path)
 
-    Their names differ in a number of at least `digits` digits.
-    """
 
-    path: Path
-    before: str
-    digits: int
-    after: str
+def _files(path: Path) -> dict[int, Path]:
+    """The pictures of a sequence by number, in order, or the file itself; raises `MediaError` if one is missing."""
+    parts = _PATTERN.fullmatch(path.name)
+    if parts is None or exists(path):
+        return {0: path}
+    before, digits, after = parts.groups("1")
+    any_digits = re.compile(f"{re.escape(before)}([0-9]+){re.escape(after)}")
+    try:
+        names = {entry.name for entry in path.parent.iterdir()}
+    except OSError as error:
+        raise MediaError(f"{path}: its folder cannot be read: {error.strerror}", usage=True) from error
 
-    @classmethod
-    def at(cls, path: Path) -> Self | None:
-        """The sequence that `path` is a pattern of; None if it is the name of a file, or no pattern."""
-        parts = _PATTERN.fullmatch(path.name)
-        return None if parts is None or exists(path) else cls(path, parts[1], int(parts[2] or 1), parts[3])
+    def name_of(number: int) -> str:
+        return f"{before}{number:0{digits}}{after}"
 
-    @property
-    def ffmpeg_name(self) -> str:
-        """The pattern as FFmpeg reads it, which takes every % in the names of folders for a number, too."""
-        return str(self.path.parent / "x").replace("%", "%%")[:-1] + self.path.name
-
-    def files(self) -> list[Path]:
-        """The files in order; raises `MediaError` if there are none, or a number between two others is missing."""
-        numbers = self._numbers()
-        for before, after in pairwise(numbers):
-            if after > before + 1:
-                missing = self.path.parent / self._name(before + 1)
-                raise MediaError(f"{missing}: is missing, but {self._name(after)} exists; add it")
-        return [self.path.parent / self._name(number) for number in numbers]
-
-    def options(self) -> dict[str, str]:
-        """FFmpeg's options to read the files, at the model's rate."""
-        return {"start_number": str(self._numbers()[0]), "start_number_range": "1", "framerate": str(MODEL_FPS)}
-
-    def _numbers(self) -> list[int]:
-        """The sorted numbers of the files; raises `MediaError` if there are none."""
-        any_digits = re.compile(re.escape(self.before) + r"([0-9]+)" + re.escape(self.after))
-        try:
-            names = {entry.name for entry in self.path.parent.iterdir()}
-        except OSError as error:
-            raise MediaError(f"{self.path}: its folder cannot be read: {error.strerror}", usage=True) from error
-        found = [int(match[1]) for name in names if (match := any_digits.fullmatch(name))]
-        numbers = sorted(number for number in found if self._name(number) in names)
-        if not numbers:
-            raise MediaError(f"{self.path}: no such pictures, as {self._name(1)}", usage=True)
-        return numbers
-
-    def _name(self, number: int) -> str:
-        return f"{self.before}{number:0{self.digits}d}{self.after}"
+    found = sorted(int(match[1]) for match in map(any_digits.fullmatch, names) if match)
+    numbers = [number for number in found if name_of(number) in names]
+    if not numbers:
+        raise MediaError(f"{path}: no such pictures, as {name_of(1)}", usage=True)
+    for number, following in pairwise(numbers):
+        if following > number + 1:
+            missing = path.with_name(name_of(number + 1))
+            raise MediaError(f"{missing}: is missing, but {name_of(following)} exists; add it")
+    return {number: path.with_name(name_of(number)) for number in numbers}

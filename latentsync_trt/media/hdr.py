@@ -17,8 +17,8 @@ from functools import cache
 from typing import Any
 
 import numpy as np
+from av import VideoFrame
 from av.sidedata.sidedata import Type
-from av.video.frame import VideoFrame
 
 from latentsync_trt.errors import InputError
 from latentsync_trt.types import Float32Array, Float64Array, HdrMetadata, SampleArray, UInt8Array, UInt16Array

@@ -20,8 +20,8 @@ from fractions import Fraction
 from pathlib import Path
 from uuid import UUID
 
+from av import VideoStream
 from av.container import OutputContainer
-from av.video.stream import VideoStream
 
 from latentsync_trt.media.codecs import VideoEncoder, track_tag
 from latentsync_trt.media.files import open_input, open_output
@@ -88,7 +88,7 @@ def assemble(path: Path, folder: Path, finished: Finished, contents: Contents) -
     """Writes the parts in `folder` to `path`; returns what could not be kept of the source.
 
     Raises:
-        MediaError: sound or source cannot be read. av.error.FFmpegError, OSError: `path` cannot be written.
+        MediaError: sound or source cannot be read. FFmpegError, OSError: `path` cannot be written.
     """
     suffix = path.suffix.lower()
     container = open_output(path, _options(suffix, finished.time_base))

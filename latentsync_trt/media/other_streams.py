@@ -13,12 +13,10 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any, cast
 
-from av.audio.stream import AudioStream
+from av import AudioStream, Packet, VideoStream
 from av.container import InputContainer, OutputContainer
-from av.packet import Packet
 from av.stream import AttachmentStream, DataStream, Discard, Disposition, Stream
 from av.subtitles.stream import SubtitleStream
-from av.video.stream import VideoStream
 
 from latentsync_trt.errors import MediaError
 from latentsync_trt.media.files import open_input, reading

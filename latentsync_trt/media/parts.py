@@ -22,12 +22,9 @@ from math import floor
 from pathlib import Path
 from typing import Any, Self
 
-import av.error
 import msgspec
+from av import FFmpegError, Packet, VideoFrame, VideoStream
 from av.container import OutputContainer
-from av.packet import Packet
-from av.video.frame import VideoFrame
-from av.video.stream import VideoStream
 
 from latentsync_trt.errors import InputError, OutputError
 from latentsync_trt.media.files import open_input, open_output
@@ -173,7 +170,7 @@ class PartWriter:
         start: stamp of the first picture.
 
     Raises:
-        OutputError, av.error.FFmpegError, OSError: also the methods.
+        OutputError, FFmpegError, OSError: also the methods.
     """
 
     def __init__(self, folder: Path, add_stream: Callable[[OutputContainer], VideoStream], start: int) -> None:
@@ -218,7 +215,7 @@ def abandon(container: OutputContainer, path: Path) -> None:
     # Closing moves all of an MP4 to make room for its index at the front, unless the file is gone; but Windows deletes
     # no open file.
     for end in (path.unlink, container.close, path.unlink):
-        with contextlib.suppress(av.error.FFmpegError, OSError):
+        with contextlib.suppress(FFmpegError, OSError):
             end()
 
 

@@ -7,7 +7,7 @@ from itertools import groupby
 from typing import Any
 
 import numpy as np
-from av.video.frame import VideoFrame
+from av import VideoFrame
 from av.video.reformatter import Interpolation, VideoReformatter
 
 from latentsync_trt.media.codecs import VideoEncoder

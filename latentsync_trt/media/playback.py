@@ -7,20 +7,16 @@ rounded to whole pictures. All times are exact seconds.
 
 from array import array
 from collections.abc import Generator, Iterable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import islice, takewhile
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, cast
 
-import av
-import av.error
+from av import FFmpegError, VideoCodecContext, VideoFrame, VideoStream
 from av.container import InputContainer
 from av.stream import Disposition
-from av.video.codeccontext import VideoCodecContext
-from av.video.frame import VideoFrame
-from av.video.stream import VideoStream
 
 from latentsync_trt.config import MODEL_FPS, Extend
 from latentsync_trt.errors import MediaError
@@ -42,8 +38,8 @@ MOST_PIXELS = 139_264 * 16 * 16
 _CHUNK_BYTES = 128 * 2**20
 _LEAST_CHUNK = 4
 
-# Pictures before the wanted one to seek to: a keyframe may be found by decoding time, or be none.
-_SEEK_BACK = (0, 64, 512)
+# Pictures before the wanted one to seek to: a keyframe may be found by decoding time.
+_SEEK_BACK = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +68,7 @@ class VideoPasses:
 
     def __init__(self, path: Path, *, exact: bool) -> None:
         self._path, self._exact = path, exact
-        self.period_s = Fraction(0)
-        """Seconds from picture to picture, the mean; known as soon as a picture has been read."""
+        self.period_s = Fraction(0)  # from picture to picture, the mean; known as soon as a picture has been read
         self._count, self._chunk = 0, _LEAST_CHUNK
         self._stamps: array[int] | None = None
 
@@ -108,19 +103,23 @@ class VideoPasses:
 
     def _sought(self, start: int, stop: int) -> list[Timed[VideoFrame]] | None:
         """The pictures from number `start` to before `stop`; None if they cannot be found by their stamps."""
-        stamps = self._stamps
-        if stamps is None:
+        if self._stamps is None:
             return None
-        wanted = set(stamps[start:stop])
-        with self._opened() as (container, stream):
-            for back in _SEEK_BACK:
-                found = _found(container, stream, wanted, stamps[max(0, start - back)])
-                if len(found) == len(wanted):
-                    unit_s = stream.time_base or Fraction(0)
-                    times = ((stamp - stamps[0]) * unit_s for stamp in stamps[start : stop + 1])
-                    timed = (Timed(time_s, unit_s, None) for time_s in times)
-                    shown = zip(self._lasting(timed, stream), stamps[start:stop], strict=False)
-                    return [Timed(picture.time_s, picture.duration_s, found[stamp]) for picture, stamp in shown]
+        stamps, found = self._stamps[start : stop + 1], dict[int, VideoFrame]()
+        wanted = set(stamps[: stop - start])
+        with self._opened() as (container, stream), suppress(FFmpegError):  # who decodes from the start reports it
+            container.seek(self._stamps[max(0, start - _SEEK_BACK)], stream=stream)
+            for frame in container.decode(stream):
+                if frame.pts in wanted and not frame.is_corrupt:
+                    found.setdefault(frame.pts, frame)
+                if frame.pts is None or len(found) == len(wanted) or frame.pts > stamps[-1]:
+                    break
+            if len(found) < len(wanted):
+                return None
+            unit_s = stream.time_base or Fraction(0)
+            timed = (Timed((stamp - self._stamps[0]) * unit_s, unit_s, stamp) for stamp in stamps)
+            shown = islice(self._lasting(timed, stream), stop - start)
+            return [Timed(picture.time_s, picture.duration_s, found[picture.item]) for picture in shown]
         return None
 
     def _lasting(self, pictures: Iterable[Timed[T]], stream: VideoStream) -> Iterator[Timed[T]]:
@@ -142,21 +141,6 @@ class VideoPasses:
             yield container, stream
 
 
-def _found(container: InputContainer, stream: VideoStream, wanted: set[int], from_stamp: int) -> dict[int, VideoFrame]:
-    """Those of the pictures with the `wanted` stamps that are decoded after a jump to `from_stamp`."""
-    found, last = dict[int, VideoFrame](), max(wanted)
-    try:
-        container.seek(from_stamp, stream=stream)
-        for frame in container.decode(stream):
-            if frame.pts in wanted and not frame.is_corrupt:
-                found.setdefault(frame.pts, frame)
-            if frame.pts is None or len(found) == len(wanted) or frame.pts > last:
-                break
-    except av.error.FFmpegError:  # who decodes from the start reports it
-        return {}
-    return found
-
-
 def _decoded(
     path: Path, container: InputContainer, stream: VideoStream
 ) -> Iterator[tuple[Fraction | None, Fraction | None, VideoFrame]]:
@@ -169,7 +153,7 @@ def _decoded(
             frame = next(frames, None)
         if frame is None:
             return
-        stamp_s = stamp_of(frame, stream)
+        stamp_s = stamp_of(frame)
         time_s = time_s if stamp_s is None else stamp_s
         size = size or (frame.width, frame.height)
         if size != (frame.width, frame.height):
@@ -177,7 +161,7 @@ def _decoded(
                 f"{path}: its pictures change from {size[0]}×{size[1]} to {frame.width}×{frame.height} after "
                 f"{float(time_s):.2f} s; re-encode it at one size"
             )
-        yield stamp_s, frame.duration * _time_base(frame, stream) if frame.duration > 0 else None, frame
+        yield stamp_s, frame.duration * cast(Fraction, frame.time_base) if frame.duration > 0 else None, frame
 
 
 def video_stream(path: Path, container: InputContainer) -> VideoStream:
@@ -194,13 +178,9 @@ def video_stream(path: Path, container: InputContainer) -> VideoStream:
     return streams[0]
 
 
-def stamp_of(frame: VideoFrame, stream: VideoStream) -> Fraction | None:
+def stamp_of(frame: VideoFrame) -> Fraction | None:
     """The time stamp of a decoded frame in seconds, if it has one."""
-    return None if frame.pts is None else frame.pts * _time_base(frame, stream)
-
-
-def _time_base(frame: VideoFrame, stream: VideoStream) -> Fraction:
-    return frame.time_base or stream.time_base or Fraction(1, av.time_base)
+    return None if frame.pts is None else frame.pts * cast(Fraction, frame.time_base)
 
 
 def played(source: VideoPasses, playback: Playback) -> Iterator[Timed[Timed[VideoFrame]]]:

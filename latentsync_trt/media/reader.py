@@ -10,10 +10,9 @@ from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
+from av import VideoFrame, VideoStream
 from av.container import InputContainer
-from av.video.frame import VideoFrame
 from av.video.reformatter import VideoReformatter
-from av.video.stream import VideoStream
 
 from latentsync_trt.errors import InputError, MediaError
 from latentsync_trt.media.audio import first_sample_s
@@ -69,7 +68,7 @@ def probe(path: Path) -> VideoInfo:
         width_px, height_px, aspect = frame.width, frame.height, stream.sample_aspect_ratio or Fraction(1)
         if transposed:
             width_px, height_px, aspect = height_px, width_px, 1 / aspect
-        start_s = stamp_of(frame, stream)
+        start_s = stamp_of(frame)
         return VideoInfo(
             width_px=width_px,
             height_px=height_px,

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Self
 
 import numpy as np
-from av.audio.codeccontext import AudioCodecContext
-from av.audio.layout import AudioLayout
+from av import AudioCodecContext, AudioLayout
 from av.container import OutputContainer
 
 from latentsync_trt.config import Codec

@@ -9,11 +9,8 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any, cast
 
-from av.audio.frame import AudioFrame
-from av.audio.layout import AudioLayout
-from av.audio.stream import AudioStream
+from av import AudioFrame, AudioLayout, AudioStream, Packet
 from av.container import InputContainer, OutputContainer
-from av.packet import Packet
 from av.subtitles.codeccontext import SubtitleCodecContext
 from av.subtitles.stream import SubtitleStream
 

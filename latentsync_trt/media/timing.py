@@ -19,11 +19,10 @@ from pathlib import Path
 from typing import Generic, TypeVar, cast
 
 import av
-import av.error
+from av import FFmpegError, VideoStream
 from av.container import InputContainer
 from av.format import Flags
 from av.stream import Stream
-from av.video.stream import VideoStream
 
 from latentsync_trt.config import MODEL_FPS
 from latentsync_trt.media.files import open_input, reading
@@ -201,7 +200,7 @@ def _recordings(container: InputContainer) -> list[_Spans]:
     clocks = {stream.index: clock_of(container) for stream in streams}
     recordings: list[_Spans] = [{}]
     current: dict[int, _Spans] = {}
-    with suppress(av.error.FFmpegError):  # who decodes the stream reports where it breaks off
+    with suppress(FFmpegError):  # who decodes the stream reports where it breaks off
         for packet in container.demux(streams):
             if packet.dts is None:
                 continue
