@@ -241,7 +241,7 @@ def test_cover_pictures_are_kept(tmp_path: Path) -> None:
 
 def test_tracks_of_other_kinds_are_named(tmp_path: Path) -> None:
     timed = write_silent(tmp_path / "a.mov", timecode="01:00:00:00")
-    assert keep_silent(timed, tmp_path / "b.mov") == ["the data track 1 (TimeCodeHandler) is left out"]
+    assert keep_silent(timed, tmp_path / "b.mov") == ["the data track 1 (TimeCodeHandler, eng) is left out"]
     double = write_silent(tmp_path / "c.mkv", extra=True)
     assert keep_silent(double, tmp_path / "d.mkv") == ["the video track 1 (h264) is left out"]
 

@@ -39,12 +39,9 @@ STEP_16 = 2.0**-14
 
 def heard(folder: Path, plan: SoundPlan, until_s: float, suffix: str = ".mkv") -> tuple[Float32Array, int, str, str]:
     """Samples `(n, channels)` of an output that ends at `until_s`, and their rate, layout and codec."""
-    output, end_s = folder / f"heard{suffix}", Fraction(0)
-    with av.open(str(output), "w") as container, open_soundtrack(choose_sound(plan, suffix), container) as sound:
-        while end_s < until_s:
-            end_s += Fraction(1, 25)
-            container.mux(list(sound.packets(end_s)))
-        container.mux(list(sound.flush()))
+    output, end_s, chosen = folder / f"heard{suffix}", Fraction(until_s), choose_sound(plan, suffix)
+    with av.open(str(output), "w") as container, open_soundtrack(chosen, container, end_s) as sound:
+        container.mux(list(sound.until(end_s)))
     with av.open(str(output)) as opened:
         context = opened.streams.audio[0].codec_context
         resampler = av.AudioResampler("flt", context.layout.name)

@@ -13,7 +13,7 @@ XMP stands where part 3 of its specification wants it.
 
 import re
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from fractions import Fraction
@@ -25,12 +25,12 @@ from av.container import OutputContainer
 
 from latentsync_trt.media.codecs import VideoEncoder, track_tag
 from latentsync_trt.media.files import open_input, open_output
-from latentsync_trt.media.other_streams import OtherStreams, Source, copy_stream_tags, copy_tags, open_others
+from latentsync_trt.media.other_streams import Source, copy_stream_tags, copy_tags, open_others
 from latentsync_trt.media.parts import Finished, abandon, joined
 from latentsync_trt.media.playback import video_stream
 from latentsync_trt.media.reader import are_one
 from latentsync_trt.media.soundtrack import ChosenSound, open_soundtrack
-from latentsync_trt.media.streams import CopiedPackets, EncodedSound
+from latentsync_trt.media.streams import PacketQueue
 from latentsync_trt.types import VideoInfo
 from latentsync_trt.version import __version__
 
@@ -95,23 +95,28 @@ def assemble(path: Path, folder: Path, finished: Finished, contents: Contents) -
     try:
         with ExitStack() as opened:
             video = _add_video(container, suffix, folder, finished, contents)
-            sound = others = None
+            queues: list[PacketQueue] = []
             if contents.sound is not None:
-                sound = opened.enter_context(open_soundtrack(contents.sound, container))
+                queues.append(opened.enter_context(open_soundtrack(contents.sound, container, finished.end_s)))
             if contents.source is not None:
                 _copy_tags(container, contents.source, contents.sound, finished.end_s)
-                others = opened.enter_context(open_others(contents.source, container, suffix, finished.end_s))
+                queues += opened.enter_context(open_others(contents.source, container, suffix, finished.end_s))
             if contents.mark:
                 tags = marked(container.metadata, suffix)
                 container.metadata.clear()
                 container.metadata.update(tags)
-            _mux(container, video, folder, finished, [track for track in (sound, others) if track is not None])
-            if sound is not None:
-                container.mux(list(sound.flush()))
+            for packet in joined(folder, finished.parts, finished.time_base):
+                packet.stream = video
+                until_s = ((packet.dts or 0) + (packet.duration or 0)) * finished.time_base
+                container.mux(packet)
+                for queue in queues:
+                    container.mux(list(queue.until(until_s)))
+            for queue in queues:
+                container.mux(list(queue.until(finished.end_s)))
             container.close()
             if contents.mark:
                 mark(path)
-            return () if others is None else tuple(others.notices)
+            return tuple(queue.problem for queue in queues if queue.problem)
     except BaseException:
         abandon(container, path)
         raise
@@ -162,23 +167,6 @@ def _copy_tags(container: OutputContainer, source: Source, sound: ChosenSound | 
         copy_stream_tags(video_stream(source.path, original), container.streams.video[0])
         if sound is not None and all(are_one(piece.path, source.path) for piece in sound.plan.pieces):
             copy_stream_tags(original.streams.audio[0], container.streams.audio[0])
-
-
-def _mux(
-    container: OutputContainer,
-    video: VideoStream,
-    folder: Path,
-    finished: Finished,
-    tracks: Sequence[CopiedPackets | EncodedSound | OtherStreams],
-) -> None:
-    for packet in joined(folder, finished.parts, finished.time_base):
-        packet.stream = video
-        until_s = ((packet.dts or 0) + (packet.duration or 0)) * finished.time_base
-        container.mux(packet)
-        for track in tracks:
-            container.mux(list(track.packets(until_s)))
-    for track in tracks:
-        container.mux(list(track.packets(finished.end_s)))
 
 
 def marked(metadata: Mapping[str, str], suffix: str) -> dict[str, str]:

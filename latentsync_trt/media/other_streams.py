@@ -15,14 +15,13 @@ from typing import Any, cast
 
 from av import AudioStream, Packet, VideoStream
 from av.container import InputContainer, OutputContainer
-from av.stream import AttachmentStream, DataStream, Discard, Disposition, Stream
+from av.stream import AttachmentStream, Discard, Disposition, Stream
 from av.subtitles.stream import SubtitleStream
 
-from latentsync_trt.errors import MediaError
 from latentsync_trt.media.files import open_input, reading
 from latentsync_trt.media.playback import video_stream
 from latentsync_trt.media.soundtrack import COPIED_CODECS
-from latentsync_trt.media.streams import CopiedPackets, copied_sound, copied_subtitles, holds_subtitles
+from latentsync_trt.media.streams import PacketQueue, add_subtitles, copied_sound, copied_subtitles, holds_subtitles
 from latentsync_trt.media.timing import nearest
 
 _MKV = ".mkv"
@@ -75,67 +74,47 @@ def copy_stream_tags(source: Stream, output: Stream) -> None:
     output.disposition = source.disposition
 
 
-class OtherStreams:
-    """Audio tracks after the first, subtitles, covers and fonts of a source; see `open_others`.
-
-    `notices`: which of them broke off.
-    """
-
-    def __init__(self, tracks: list[CopiedPackets]) -> None:
-        self._tracks = tracks
-        self.notices: list[str] = []
-
-    def packets(self, until_s: Fraction) -> Iterator[Packet[Any]]:
-        """The next packets, up to output time `until_s`."""
-        for track in list(self._tracks):
-            try:
-                yield from track.packets(until_s)
-            except MediaError as error:  # a whole film must not be lost for them
-                self._tracks.remove(track)
-                self.notices.append(f"{error}; the rest of this stream is left out")
-
-
 @contextmanager
-def open_others(source: Source, output: OutputContainer, suffix: str, end_s: Fraction) -> Iterator[OtherStreams]:
+def open_others(source: Source, output: OutputContainer, suffix: str, end_s: Fraction) -> Iterator[list[PacketQueue]]:
     """Adds the streams of `source` that fit to an open output of length `end_s`, with their tags.
+
+    A stream that breaks off is no error, as a whole film must not be lost for it.
 
     Raises:
         MediaError: the file cannot be read.
     """
     with ExitStack() as opened, open_input(source.path) as container:
-        tracks: list[CopiedPackets] = []
+        queues: list[PacketQueue] = []
         for listed in _others(source.path, container):
             if not _fits(listed, suffix):
                 continue
             if isinstance(listed, AttachmentStream):
                 output.add_attachment(listed.name or "file", listed.mimetype or "application/octet-stream", listed.data)
-            elif isinstance(listed, VideoStream):
-                tracks += _copied_cover(source.path, container, listed, output, suffix)
+                continue
+            if isinstance(listed, VideoStream) and suffix == _MKV:
+                form = _COVERS[_codec(listed)]
+                output.add_attachment(f"cover.{form}", f"image/{form}", bytes(_cover(source.path, listed)))
+                continue
+            # A file each, as they are read at different places.
+            stream = opened.enter_context(open_input(source.path)).streams[listed.index]
+            if isinstance(stream, SubtitleStream):
+                subtitles = add_subtitles(source.path, stream, output, suffix)
+                timed = copied_subtitles(source.path, stream, subtitles, suffix, source.origin_s, end_s)
+            elif isinstance(stream, AudioStream):
+                sound = output.add_stream_from_template(stream)
+                timed = copied_sound(source.path, stream, sound, Fraction(0), origin_s=source.origin_s)
             else:
-                # A file each, as they are read at different places.
-                stream = opened.enter_context(open_input(source.path)).streams[listed.index]
-                if isinstance(stream, AudioStream):
-                    tracks.append(copied_sound(source.path, stream, output, Fraction(0), origin_s=source.origin_s))
-                elif isinstance(stream, SubtitleStream):
-                    tracks.append(copied_subtitles(source.path, stream, output, suffix, source.origin_s, end_s))
-                copy_stream_tags(stream, output.streams[-1])
-        yield OtherStreams(tracks)
+                packet = _cover(source.path, stream)
+                packet.stream, packet.pts, packet.dts = output.add_stream_from_template(stream, opaque=True), 0, 0
+                timed = iter([(Fraction(0), packet)])
+            queues.append(PacketQueue(timed, optional=True))
+            copy_stream_tags(stream, output.streams[-1])
+        yield queues
 
 
-def _copied_cover(
-    path: Path, container: InputContainer, cover: VideoStream, output: OutputContainer, suffix: str
-) -> list[CopiedPackets]:
-    """Adds a cover picture, in .mkv as an attached file."""
+def _cover(path: Path, stream: Stream) -> Packet[Any]:
     with reading(path, "its cover picture cannot be read"):
-        packet = next(packet for packet in container.demux(cover) if packet.size)
-    if suffix == _MKV:
-        form = _COVERS[_codec(cover)]
-        output.add_attachment(f"cover.{form}", f"image/{form}", bytes(packet))
-        return []
-    packet.stream = output.add_stream_from_template(cover, opaque=True)
-    packet.stream.disposition = cover.disposition
-    packet.pts = packet.dts = 0
-    return [CopiedPackets(iter([(Fraction(0), packet)]))]
+        return next(packet for packet in cast(InputContainer, stream.container).demux(stream) if packet.size)
 
 
 def _others(path: Path, container: InputContainer) -> Iterator[Stream]:
@@ -159,17 +138,14 @@ def _fits(stream: Stream, suffix: str) -> bool:
 
 def _codec(stream: Stream) -> str:
     # None for codecs that FFmpeg cannot decode, which PyAV's types leave out.
-    return "unknown" if stream.codec_context is None else stream.codec_context.codec.canonical_name
+    return "" if stream.codec_context is None else stream.codec_context.codec.canonical_name
 
 
 def _name(stream: Stream) -> str:
     if isinstance(stream, AttachmentStream):
         return f"the attached file {stream.name}"
-    if isinstance(stream, VideoStream):
-        kind = "the cover picture" if stream.disposition & Disposition.attached_pic else "the video track"
-        return f"{kind} {stream.index} ({_codec(stream)})"
-    if isinstance(stream, DataStream):  # time codes, positions, motion
-        return f"the data track {stream.index} ({stream.metadata.get('handler_name') or stream.name})"
-    kind = "the audio track" if isinstance(stream, AudioStream) else "the subtitles"
+    kind = "cover picture" if stream.disposition & Disposition.attached_pic else f"{stream.type} track"
+    # Time codes, positions and motion have no codec.
+    what = _codec(stream) or stream.metadata.get("handler_name") or "unknown"
     language = "" if stream.language in (None, "und") else f", {stream.language}"
-    return f"{kind} {stream.index} ({_codec(stream)}{language})"
+    return f"the {kind} {stream.index} ({what}{language})"

@@ -14,6 +14,7 @@ from av.container import InputContainer, OutputContainer
 from av.subtitles.codeccontext import SubtitleCodecContext
 from av.subtitles.stream import SubtitleStream
 
+from latentsync_trt.errors import MediaError
 from latentsync_trt.media.audio import Samples, first_sample_s
 from latentsync_trt.media.files import open_input, reading
 from latentsync_trt.media.timing import joint_clock, nearest
@@ -33,39 +34,48 @@ _HELD_FORMS = {
     ".mov": ("mov_text",),
     ".mkv": ("ass", "subrip", "webvtt", "hdmv_pgs_subtitle", "dvd_subtitle", "dvb_subtitle"),
 }
-_PER_S = 1000
+_PER_S = 1000  # stamps of subtitles
+_BLOCKS_PER_S = 25  # of samples to encode
 _MOST_EMPTY_BYTES = 2  # of a packet of `mov_text` that says that nothing is shown: a length of 0
 
 
-class CopiedPackets:
-    """Packets that are not encoded anew, each with its time in the output, in this order."""
+TimedPackets = Iterator[tuple[Fraction, "Packet[Any]"]]
+"""Packets of one stream of an output, each with its time there, in this order."""
 
-    def __init__(self, timed: Iterator[tuple[Fraction, Packet[Any]]]) -> None:
-        self._timed = timed
+
+class PacketQueue:
+    """The packets of one stream of an output, given as far as they are needed.
+
+    `optional`: a source that breaks off is no error; `problem` then says so.
+    """
+
+    def __init__(self, timed: TimedPackets, *, optional: bool = False) -> None:
+        self._timed, self._optional = timed, optional
         self._held: tuple[Fraction, Packet[Any]] | None = None
+        self.problem: str | None = None
 
-    def packets(self, until_s: Fraction) -> Iterator[Packet[Any]]:
+    def until(self, until_s: Fraction) -> Iterator[Packet[Any]]:
         """The next packets, up to output time `until_s`."""
-        while (timed := self._held or next(self._timed, None)) is not None:
-            self._held = timed if timed[0] >= until_s else None
-            if self._held:
-                return
-            yield timed[1]
-
-    def flush(self) -> Iterator[Packet[Any]]:
-        """Nothing, as all packets are written already."""
-        return iter(())
+        try:
+            while (timed := self._held or next(self._timed, None)) is not None:
+                self._held = timed if timed[0] >= until_s else None
+                if self._held:
+                    return
+                yield timed[1]
+        except MediaError as error:
+            if not self._optional:
+                raise
+            self.problem = f"{error}; the rest of this stream is left out"
 
 
 def copied_sound(
-    path: Path, stream: AudioStream, output: OutputContainer, delay_s: Fraction, *, origin_s: Fraction | None = None
-) -> CopiedPackets:
-    """Adds a copy of a stream of an open file to an open output: its packets, at the times of the samples inside.
+    path: Path, stream: AudioStream, copy: AudioStream, delay_s: Fraction, *, origin_s: Fraction | None = None
+) -> TimedPackets:
+    """The packets of a stream of an open file for its `copy` in an output, at the times of the samples inside.
 
     Args:
         delay_s: time of the first sample of the file's first audio stream. origin_s: the stamp at time 0, if known.
     """
-    copy = output.add_stream_from_template(stream)
     if origin_s is None:
         # Before the first sample come an encoder's delay, and silence that is not part of the recording.
         with open_input(path) as opened_again:
@@ -74,67 +84,53 @@ def copied_sound(
     clock = replace(joint_clock(path, stream, delay_s), origin_s=origin_s)
     packets, rate_hz = _packets_of(stream), stream.codec_context.sample_rate
     time_base = stream.time_base or Fraction(1, rate_hz)
-
-    def timed() -> Iterator[tuple[Fraction, Packet[Any]]]:
-        last: int | None = None
-        begun = False
-        while True:
-            with reading(path, "its audio cannot be read"):
-                packet = next(packets, None)
-            if packet is None:
-                return
-            begun |= not packet.is_discard
-            if not packet.size or (begun and packet.is_discard):  # an edit list leaves it out
-                continue
-            duration_s = (packet.duration or 0) * time_base
-            time_s = clock.advance(None if packet.pts is None else packet.pts * time_base, duration_s)
-            # Edit lists hide what was cut off at the start, which not every container and player can.
-            if time_s + duration_s <= delay_s - _PRE_ROLL_S:
-                continue
-            # Stamps that are off by some jitter may go back, which muxers refuse; .mp4 and .mov count samples.
-            stamp = nearest(time_s, rate_hz)
-            last = packet.pts = packet.dts = stamp if last is None else max(stamp, last + 1)
-            packet.duration = nearest(duration_s, rate_hz)
-            packet.stream, packet.time_base = copy, Fraction(1, rate_hz)
-            yield time_s, packet
-
-    return CopiedPackets(timed())
-
-
-class EncodedSound:
-    """Samples from output time 0 on, encoded.
-
-    Args:
-        blocks: float32 `(n, channels)` at `rate_hz`, in the order of `layout`. codec: FFmpeg's name of the encoder.
-    """
-
-    def __init__(
-        self, blocks: Iterator[Float32Array], output: OutputContainer, codec: str, rate_hz: int, layout: str
-    ) -> None:
-        self._samples, self._rate_hz, self._layout = Samples(blocks), rate_hz, layout
-        # PyAV's types know only some encoders by name.
-        self._stream = cast(AudioStream, output.add_stream(codec, rate=rate_hz, layout=layout))
-        if codec == "flac":
-            self._stream.codec_context.format = "s32"  # 24 bits; else 16
-        if codec == "aac":
-            self._stream.bit_rate = AAC_BITS_PER_S * -(-AudioLayout(layout).nb_channels // 2)
-        self._position = 0
-
-    def packets(self, until_s: Fraction) -> Iterator[Packet[Any]]:
-        """The next packets, from samples before output time `until_s`."""
-        part = self._samples.take(max(int(until_s * self._rate_hz) - self._position, 0))
-        if not len(part):
+    last: int | None = None
+    begun = False
+    while True:
+        with reading(path, "its audio cannot be read"):
+            packet = next(packets, None)
+        if packet is None:
             return
-        # Packed: PyAV reads beyond the planes of a planar frame with eight channels.
-        frame = AudioFrame.from_ndarray(part.reshape(1, -1), format="flt", layout=self._layout)
-        frame.sample_rate = self._rate_hz
-        frame.pts, frame.time_base = self._position, Fraction(1, self._rate_hz)
-        self._position += len(part)
-        yield from self._stream.encode(frame)
+        begun |= not packet.is_discard
+        if not packet.size or (begun and packet.is_discard):  # an edit list leaves it out
+            continue
+        duration_s = (packet.duration or 0) * time_base
+        time_s = clock.advance(None if packet.pts is None else packet.pts * time_base, duration_s)
+        # Edit lists hide what was cut off at the start, which not every container and player can.
+        if time_s + duration_s <= delay_s - _PRE_ROLL_S:
+            continue
+        # Stamps that are off by some jitter may go back, which muxers refuse; .mp4 and .mov count samples.
+        stamp = nearest(time_s, rate_hz)
+        last = packet.pts = packet.dts = stamp if last is None else max(stamp, last + 1)
+        packet.duration = nearest(duration_s, rate_hz)
+        packet.stream, packet.time_base = copy, Fraction(1, rate_hz)
+        yield time_s, packet
 
-    def flush(self) -> Iterator[Packet[Any]]:
-        """The packets still inside the encoder."""
-        yield from self._stream.encode(None)
+
+def add_sound(output: OutputContainer, codec: str, rate_hz: int, layout: str) -> AudioStream:
+    """Adds an encoder, by FFmpeg's name, to an open output."""
+    # PyAV's types know only some encoders by name.
+    stream = cast(AudioStream, output.add_stream(codec, rate=rate_hz, layout=layout))
+    if codec == "flac":
+        stream.codec_context.format = "s32"  # 24 bits; else 16
+    if codec == "aac":
+        stream.bit_rate = AAC_BITS_PER_S * -(-AudioLayout(layout).nb_channels // 2)
+    return stream
+
+
+def encoded_sound(blocks: Iterator[Float32Array], stream: AudioStream, end_s: Fraction) -> TimedPackets:
+    """Encodes samples from output time 0 to `end_s`: float32 `(n, channels)` at the rate of `stream`."""
+    samples, rate_hz, position = Samples(blocks), stream.codec_context.sample_rate, 0
+    end = int(end_s * rate_hz)
+    while len(part := samples.take(min(rate_hz // _BLOCKS_PER_S, end - position))):
+        # Packed: PyAV reads beyond the planes of a planar frame with eight channels.
+        frame = AudioFrame.from_ndarray(part.reshape(1, -1), format="flt", layout=stream.codec_context.layout.name)
+        frame.sample_rate, frame.pts, frame.time_base = rate_hz, position, Fraction(1, rate_hz)
+        for packet in stream.encode(frame):
+            yield Fraction(position, rate_hz), packet
+        position += len(part)
+    for packet in stream.encode(None):
+        yield Fraction(max(position - 1, 0), rate_hz), packet  # before `end_s`
 
 
 def holds_subtitles(suffix: str, codec: str) -> bool:
@@ -142,49 +138,47 @@ def holds_subtitles(suffix: str, codec: str) -> bool:
     return codec in _HELD_FORMS[suffix] or codec in _TEXT_FORMS
 
 
+def add_subtitles(path: Path, stream: SubtitleStream, output: OutputContainer, suffix: str) -> SubtitleStream:
+    """Adds a copy of a stream of an open file to an open output, converted if that does not hold its form."""
+    if stream.codec_context.codec.canonical_name in _HELD_FORMS[suffix]:
+        return output.add_stream_from_template(stream)
+    with reading(path, "its subtitles cannot be decoded"):
+        stream.codec_context.open()
+    copy = cast(SubtitleStream, output.add_stream(_FORM_IN[suffix]))
+    copy.codec_context.subtitle_header = stream.codec_context.subtitle_header
+    return copy
+
+
 def copied_subtitles(
-    path: Path, stream: SubtitleStream, output: OutputContainer, suffix: str, origin_s: Fraction, end_s: Fraction
-) -> CopiedPackets:
-    """Adds the subtitles of a stream of an open file to an open output, converted if it does not hold their form.
+    path: Path, stream: SubtitleStream, copy: SubtitleStream, suffix: str, origin_s: Fraction, end_s: Fraction
+) -> TimedPackets:
+    """The packets of a stream of an open file for its `copy` from `add_subtitles`.
 
     Args:
         origin_s: stamp at time 0 of the output; end_s: when the output ends.
     """
-    packets, source = _packets_of(stream), stream.codec_context
-    converts = source.codec.canonical_name not in _HELD_FORMS[suffix]
-    if converts:
-        with reading(path, "its subtitles cannot be decoded"):
-            source.open()
-        copy = cast(SubtitleStream, output.add_stream(_FORM_IN[suffix]))
-        copy.codec_context.subtitle_header = source.subtitle_header
-    else:
-        copy = output.add_stream_from_template(stream)
-    copy.time_base = Fraction(1, _PER_S)
-
-    def timed() -> Iterator[tuple[Fraction, Packet[Any]]]:
-        last = -1
-        while True:
-            with reading(path, "its subtitles cannot be read"):
-                packet = next(packets, None)
-                if packet is None:
-                    return
-                converted = _converted(packet, source, copy.codec_context if converts else None)
-            if converted is None or packet.pts is None:
-                continue
-            starts_s = packet.pts * packet.time_base - origin_s
-            ends_s = min(starts_s + (packet.duration or 0) * packet.time_base, end_s)
-            starts_s = max(starts_s, Fraction(0)) if ends_s > 0 else starts_s
-            if not 0 <= starts_s < end_s:
-                continue
-            start = nearest(starts_s, _PER_S)
-            if suffix != ".mkv":  # MP4 has a time for each only by the length of the one before
-                start = max(start, last + 1)
-            last = converted.pts = converted.dts = start
-            converted.duration = max(nearest(ends_s, _PER_S) - start, 0)
-            converted.stream, converted.time_base = copy, Fraction(1, _PER_S)
-            yield Fraction(start, _PER_S), converted
-
-    return CopiedPackets(timed())
+    packets, source, last = _packets_of(stream), stream.codec_context, -1
+    target = None if source.codec.canonical_name in _HELD_FORMS[suffix] else copy.codec_context
+    while True:
+        with reading(path, "its subtitles cannot be read"):
+            packet = next(packets, None)
+            if packet is None:
+                return
+            converted = _converted(packet, source, target)
+        if converted is None or packet.pts is None:
+            continue
+        starts_s = packet.pts * packet.time_base - origin_s
+        ends_s = min(starts_s + (packet.duration or 0) * packet.time_base, end_s)
+        starts_s = max(starts_s, Fraction(0)) if ends_s > 0 else starts_s
+        if not 0 <= starts_s < end_s:
+            continue
+        start = nearest(starts_s, _PER_S)
+        if suffix != ".mkv":  # MP4 has a time for each only by the length of the one before
+            start = max(start, last + 1)
+        last = converted.pts = converted.dts = start
+        converted.duration = max(nearest(ends_s, _PER_S) - start, 0)
+        converted.stream, converted.time_base = copy, Fraction(1, _PER_S)
+        yield Fraction(start, _PER_S), converted
 
 
 def _converted(
