@@ -273,4 +273,6 @@ def test_subtitles_that_are_pictures_are_named(tmp_path: Path) -> None:
                 [packet.pts for packet in container.demux(*container.streams.subtitles) if packet.size] if count else []
             )
         assert stamps == [500] * count
-        assert len([notice for notice in writer.notices if "subtitles 1 (hdmv_pgs_subtitle)" in notice]) == 1 - count
+        assert (
+            len([notice for notice in writer.notices if "subtitle track 1 (hdmv_pgs_subtitle)" in notice]) == 1 - count
+        )
