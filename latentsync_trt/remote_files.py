@@ -1,8 +1,7 @@
-"""Files by URL, through fsspec: fetched into a folder, delivered whole, and known by a fingerprint.
+"""Files by URL, through fsspec: downloads, uploads that appear whole, and fingerprints.
 
-A URL is whatever fsspec knows, such as `s3://bucket/clip.mp4`, `gs://` and `https://`; one with `file://` is a path.
-Credentials and endpoints come from the environment, as the libraries of each store document them. Messages show URLs
-without user, password and query, which may be secrets.
+Credentials come from the environment, as the libraries of each store document. Messages show URLs without user,
+password and query, which may be secrets.
 """
 
 import errno
@@ -19,7 +18,7 @@ from urllib.request import url2pathname
 from latentsync_trt.errors import InputError, LatentSyncError, MediaError, MissingDependency, OutputError
 
 Check = Callable[[], None]
-"""Called between pieces of a transfer, from another thread; what it raises stops that."""
+"""Called between pieces of a transfer, from another thread; an exception stops the transfer."""
 
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
 _SECRET_PARTS = re.compile(r"(://)[^/\s'\"@]*@|[?#][^\s'\"]*")
@@ -39,12 +38,12 @@ _PAUSES_S = (1.0, 5.0)
 
 
 def is_url(text: str) -> bool:
-    """Whether `text` is a URL, rather than a path such as "C:/clips"."""
+    """Returns whether `text` is a URL, rather than a path such as "C:/clips"."""
     return _URL.match(text) is not None
 
 
 def local_of(text: str) -> Path | None:
-    """The path that a path or a `file://` URL names; None for other URLs."""
+    """Returns the path that a path or a `file://` URL names; None for other URLs."""
     if not is_url(text):
         return Path(text)
     parts = urlsplit(text)
@@ -55,19 +54,19 @@ def local_of(text: str) -> Path | None:
 
 
 def shown(text: str) -> str:
-    """A URL, or a text with URLs, without what may be secret: user, password and query."""
+    """Returns a text without user, password and query of its URLs."""
     return _QUOTED_URL.sub(lambda url: _SECRET_PARTS.sub(r"\1", url[0]), text)
 
 
 def name_of(url: str) -> str:
-    """A name for the file of a URL on any disk, with its suffix."""
+    """Returns a file name for a URL that any disk takes, with its suffix."""
     path = urlsplit(url).path if _protocol(url) in _READ_ONLY else url
     name = re.sub(r"[^\w.()+ -]", "_", unquote(path.rstrip("/").rpartition("/")[2])).strip(". ") or "file"
     return name if len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME // 2] + name[-_LONGEST_NAME // 2 :]
 
 
 def exists(url: str) -> bool:
-    """Whether there is a file at a URL; errors as `fetch`, but for a missing one."""
+    """Returns whether there is a file at a URL; errors as `fetch`."""
     strict = {"strict": True} if _protocol(url) in _READ_ONLY else {}  # else a server that fails has no such file
     with _translated(url, MediaError):
         system, remote = _open(url)
@@ -75,7 +74,7 @@ def exists(url: str) -> bool:
 
 
 def fingerprint(target: str) -> str | None:
-    """What changes whenever a path or URL is written again; None if it does not exist. Errors as `fetch`."""
+    """Returns a text that changes when a path or URL is written; None if it does not exist. Errors as `fetch`."""
     with _translated(target, MediaError), suppress(FileNotFoundError, NotADirectoryError):
         if (path := local_of(target)) is not None:
             found = path.stat()
@@ -175,7 +174,7 @@ def _callback(check: Check) -> Any:
 
 
 def _repeated(transfer: Callable[[], None], failure: type[LatentSyncError]) -> None:
-    """Calls `transfer` until it succeeds, again for a `failure` that may pass."""
+    """Calls `transfer`, again after a pause for a `failure` that may pass."""
     for pause_s in _PAUSES_S:
         try:
             return transfer()

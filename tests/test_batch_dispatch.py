@@ -157,29 +157,6 @@ def test_a_worker_that_does_not_start_leaves_the_tasks_to_others() -> None:
     assert events.count(WorkerState("gpu 0", "lost", "no memory")) == 3
 
 
-def test_a_listener_that_is_slow_for_one_worker_delays_no_other() -> None:
-    """As the ledger is, which asks a store for what an output will replace."""
-    go, slowed = threading.Event(), threading.Event()
-
-    def slow(event: Event) -> None:
-        if isinstance(event, Started) and event.worker == "gpu 0":
-            slowed.set()
-            assert go.wait(PATIENCE_S)
-
-    def work(*_: object) -> None:
-        assert slowed.wait(PATIENCE_S)
-
-    with dispatching(Fake("gpu 0"), Fake("gpu 1", work), seen=slow) as (dispatcher, events):
-        for number in range(4):
-            dispatcher.submit(task(number))
-        try:
-            wait_until(lambda: len(of(Finished, events)) >= 3)
-        finally:
-            go.set()
-        dispatcher.wait()
-    assert len(of(Finished, events)) == 4
-
-
 @pytest.mark.parametrize("starts", [[WorkerLost("killed")] * 3, [BundleError("damaged")]])
 def test_without_any_worker_the_last_error_is_raised(starts: list[Exception]) -> None:
     with dispatching(Fake("cpu", starts=starts)) as (dispatcher, _):
@@ -221,19 +198,6 @@ def test_a_cancel_between_start_and_run_is_not_lost() -> None:
         dispatcher.wait()
     assert of(CanceledEvent, events) == [CanceledEvent("0")]
     assert worker.ran == []
-
-
-def test_a_task_whose_last_event_is_told_cannot_be_canceled() -> None:
-    late: list[bool] = []
-
-    def cancel(event: Event) -> None:
-        if isinstance(event, Finished):
-            late.append(dispatcher.cancel(event.task_id))
-
-    with dispatching(Fake("cpu"), seen=cancel) as (dispatcher, _):
-        dispatcher.submit(task(0))
-        dispatcher.wait()
-    assert late == [False]
 
 
 def test_closing_ends_a_running_task_without_a_word() -> None:

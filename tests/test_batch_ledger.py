@@ -72,21 +72,6 @@ def test_what_a_killed_driver_left_running_is_told_by_its_outputs(tmp_path: Path
         assert not missing.exists()
 
 
-def test_a_task_is_complete_only_with_its_page(tmp_path: Path) -> None:
-    (task,) = tasks_in(tmp_path, 1, report=str(tmp_path / "page.html"))
-    with Ledger.open(tmp_path / "ledger.sqlite") as ledger:
-        ledger.add([task])
-        ledger.record(Started(task.id, "cpu", 1))
-        Path(task.output).write_text("new")
-        ledger.reclaim()
-        assert ledger.counts() == {"waiting": 1}
-        ledger.record(Started(task.id, "cpu", 2))
-        Path(task.output).write_text("newer one")
-        (tmp_path / "page.html").write_text("page")
-        ledger.reclaim()
-        assert ledger.counts() == {"done": 1}
-
-
 def test_a_second_driver_is_refused_until_the_first_one_ends_but_readers_are_not(tmp_path: Path) -> None:
     path = tmp_path / "ledger.sqlite"
     code = f"from latentsync_trt.batch.ledger import *; it = Ledger.open(Path({str(path)!r})); print(1, flush=True)"

@@ -3,7 +3,6 @@
 import json
 from dataclasses import fields
 from fractions import Fraction
-from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 import pytest
@@ -13,7 +12,7 @@ from hypothesis import strategies as st
 from latentsync_trt import RuntimeOptions, SyncOptions
 from latentsync_trt.batch.tasks import Task, WorkerSettings
 from latentsync_trt.errors import InputError
-from latentsync_trt.option_fields import choices_of, file_fields, from_texts, to_texts
+from latentsync_trt.option_fields import choices_of, file_fields, from_texts
 
 NAMES = st.text("abc /ü.-", min_size=1, max_size=8).filter(str.strip)
 SPECIAL: dict[str, st.SearchStrategy[Any]] = {
@@ -64,10 +63,6 @@ def test_a_task_survives_json(options: SyncOptions) -> None:
 def test_settings_of_a_worker_survive_json(runtime: RuntimeOptions) -> None:
     settings = WorkerSettings("demo", "cpu", runtime, scratch="/tmp", threads=2)
     assert WorkerSettings.from_json(json.loads(json.dumps(settings.to_json()))) == settings
-
-
-def test_only_what_differs_from_the_defaults_is_written() -> None:
-    assert to_texts(SyncOptions(crf=20, mix=Path("a.wav"))) == {"crf": 20, "mix": "a.wav"}
 
 
 JSON_VALUES = st.recursive(
