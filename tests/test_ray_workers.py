@@ -149,7 +149,7 @@ class Running:
 
     def process(self) -> psutil.Process:
         """That of the worker in the middle of the first clip."""
-        assert self._in_the_middle.wait(60)
+        assert self._in_the_middle.wait(300)
         (pid,) = [worker.pid for worker in self.workers if worker.name == self._worker]
         return psutil.Process(pid)
 
@@ -232,7 +232,7 @@ def test_a_worker_that_waits_for_resources_says_which_and_can_be_closed(
 
     (worker,) = ray_workers(place.cluster.address, WorkerSettings("demo"), 1, 1.0, on_notice=notice)
     with Running([worker], place.task("never")):
-        assert noticed.wait(60)
+        assert noticed.wait(300)
     assert len(notices) == 1
     assert "wait for 1 GPUs and 1 CPU cores" in notices[0]
 
