@@ -214,7 +214,7 @@ def converse(work: Callable[[Iterator[Event], Emit], None]) -> None:
 
 def end_process(code: int) -> NoReturn:
     """Removes the temporary folders of this process and ends it at once; from any thread."""
-    temporary = sys.modules.get("latentsync_trt.temporary")
+    temporary = sys.modules.get("latentsync_trt.files")
     if temporary is not None:
         temporary.remove_all()
     os._exit(code)

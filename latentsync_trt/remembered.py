@@ -18,8 +18,8 @@ from typing import Any
 import platformdirs
 
 from latentsync_trt.errors import InputError
+from latentsync_trt.files import whole_file
 from latentsync_trt.paths import below_home
-from latentsync_trt.temporary import whole_file
 from latentsync_trt.version import __version__
 
 CACHE_VARIABLE = "LATENTSYNC_TRT_CACHE_DIR"

@@ -73,7 +73,7 @@ def with_notes(message: str, error: BaseException) -> str:
 
 def interrupted_message() -> str:
     """What to print about an interruption at this point."""
-    temporary = sys.modules.get("latentsync_trt.temporary")
+    temporary = sys.modules.get("latentsync_trt.files")
     if temporary is not None and temporary.keeps_work():
         return f"{_messages[-1]}; {temporary.GO_ON}"
     return _messages[-1]
@@ -108,7 +108,7 @@ class _Stop:
         if self._ending.acquire(timeout=_END_S):
             with suppress(Exception):  # the process must end in any case
                 _end_children()
-                temporary = sys.modules.get("latentsync_trt.temporary")
+                temporary = sys.modules.get("latentsync_trt.files")
                 if temporary is not None:
                     temporary.remove_all()
                 if message:

@@ -22,7 +22,7 @@ import rich_click as click
 
 from latentsync_trt import stopping
 from latentsync_trt.__main__ import main
-from latentsync_trt.temporary import temporary_folder
+from latentsync_trt.files import temporary_folder
 
 FOREVER_S = 600
 

@@ -167,7 +167,7 @@ def test_an_error_leaves_the_block_with_its_lines(tmp_path: Path) -> None:
 
 def test_stderr_is_restored_though_the_log_was_deleted(tmp_path: Path) -> None:
     code = """
-    from latentsync_trt.temporary import remove_all
+    from latentsync_trt.files import remove_all
     with native_errors() as lines:
         write(COLORED)
         remove_all()

@@ -18,12 +18,12 @@ from hypothesis import strategies as some
 
 from latentsync_trt import SyncOptions
 from latentsync_trt.errors import InputError, NoFaceError, OutputError
+from latentsync_trt.files import GO_ON, KEPT_NAME, work_folder_of
 from latentsync_trt.media import parts
 from latentsync_trt.media.codecs import choose_encoder
 from latentsync_trt.media.parts import Finished, Part, Work
 from latentsync_trt.media.pictures import picture_info
 from latentsync_trt.media.writer import VideoWriter
-from latentsync_trt.temporary import GO_ON, KEPT_NAME, work_folder_of
 from latentsync_trt.types import Frame
 from tests.clips import number_of, numbered
 

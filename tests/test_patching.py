@@ -156,7 +156,7 @@ def test_lossless_files_keep_every_sample_outside_a_patch(tmp_path: Path, pixel_
     rng = np.random.default_rng(6)
     weight = (rng.random((20, 30)) < 0.5).astype(np.float32)
     patch = Patch(11, 9, rng.integers(0, 65536, (20, 30, 3), np.uint16), weight)
-    with open_writer(output, probe(source), lossless=True) as writer:
+    with open_writer(output, probe(source), codec="ffv1") as writer:
         assert not writer.notices
         for frame in read_frames(source):
             writer.write(frame, [patch])

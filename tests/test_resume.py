@@ -24,12 +24,12 @@ from click.testing import CliRunner
 from latentsync_trt import LipSync, SyncOptions
 from latentsync_trt.cli import doctor, main
 from latentsync_trt.errors import InputError, NoFaceError, OutputError
+from latentsync_trt.files import KEPT_NAME, leftovers, work_folder_of
 from latentsync_trt.media import parts
 from latentsync_trt.media.demo_clip import camera_frames
 from latentsync_trt.media.parts import Finished
 from latentsync_trt.sync.inputs import check_inputs
 from latentsync_trt.sync.resume import made_of
-from latentsync_trt.temporary import KEPT_NAME, leftovers, work_folder_of
 from latentsync_trt.types import Progress
 from tests.clips import numbered, write_clip, write_sound, write_video
 from tests.small import small_bundle

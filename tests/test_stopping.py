@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 import pytest
 
-from latentsync_trt.temporary import PREFIX, temporary_folder
+from latentsync_trt.files import PREFIX, temporary_folder
 from tests.build_worker import HANG
 from tests.clips import write_face, write_sound
 from tests.small import small_bundle

@@ -24,8 +24,8 @@ from latentsync_trt.cli import main
 from latentsync_trt.config import Fps
 from latentsync_trt.errors import InputError, MediaError, NoFaceError
 from latentsync_trt.face.align import crop
+from latentsync_trt.files import LOCK_NAME, PREFIX, leftovers, remove_leftovers
 from latentsync_trt.media.pictures import LazyRgb
-from latentsync_trt.temporary import LOCK_NAME, PREFIX, leftovers, remove_leftovers
 from latentsync_trt.types import AlignedFace, Face, Progress, SyncReport, UInt8Array, YuvPlanes
 from tests.clips import STAGES, click_times, decoded, numbered, write_face, write_sound, write_video
 from tests.small import small_bundle
@@ -384,5 +384,5 @@ def test_a_killed_run_leaves_no_torn_output(tmp_path: Path) -> None:
     assert temporary.startswith(PREFIX)
     lock, part = left_behind(tmp_path / temporary)
     assert (lock, Path(part).suffix) == (LOCK_NAME, ".mkv")
-    assert [leftover.path.name for leftover in remove_leftovers(tmp_path)] == [temporary]
+    assert [leftover.name for leftover in remove_leftovers(tmp_path)] == [temporary]
     assert left_behind(tmp_path) == others

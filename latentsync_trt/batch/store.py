@@ -8,10 +8,9 @@ from filelock import FileLock
 
 from latentsync_trt.bundle.manifest import MANIFEST_NAME, Bundle, manifest_sha256, read_manifest
 from latentsync_trt.errors import BundleError
-from latentsync_trt.files import published_folder
+from latentsync_trt.files import published_folder, temporary_folder
 from latentsync_trt.paths import check_folder_to_write
 from latentsync_trt.remote_files import fetch, name_of, shown
-from latentsync_trt.temporary import temporary_folder
 
 _LOCK_POLL_S = 0.2
 _DIGITS = 12

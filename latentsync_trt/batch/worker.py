@@ -13,9 +13,9 @@ from latentsync_trt import remote_files
 from latentsync_trt.batch.store import fetch_folder
 from latentsync_trt.batch.tasks import Canceled, Done, Task, TaskError, WorkerLost, WorkerSettings
 from latentsync_trt.errors import InferenceError, InputError, MediaError, NoFaceError
+from latentsync_trt.files import KEPT_NAME, temporary_folder, work_folder, work_folder_of
 from latentsync_trt.option_fields import command_line
 from latentsync_trt.paths import check_folder_to_write
-from latentsync_trt.temporary import KEPT_NAME, temporary_folder, work_folder, work_folder_of
 from latentsync_trt.types import Progress, SyncReport
 from latentsync_trt.unexpected import one_line
 

@@ -24,6 +24,7 @@ from latentsync_trt.bench.material import first_window
 from latentsync_trt.bench.rows import Memory, Quality, Results, Row, Spread
 from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.config import PresetName, RuntimeOptions, SyncOptions
+from latentsync_trt.files import temporary_folder
 from latentsync_trt.measure.clips import Clip, choose_clip
 from latentsync_trt.measure.pictures import generated_part, likeness
 from latentsync_trt.privacy import without_paths
@@ -35,7 +36,6 @@ from latentsync_trt.runtime.sessions.device_run import BoundRun
 from latentsync_trt.runtime.sessions.trial import random_inputs
 from latentsync_trt.sync.api import LipSync
 from latentsync_trt.sync.inpaint import make_inpainter, resolution_of
-from latentsync_trt.temporary import temporary_folder
 from latentsync_trt.types import UInt8Array, UInt16Array
 
 T = TypeVar("T")

@@ -21,13 +21,13 @@ from latentsync_trt.bundle.manifest import Bundle, Manifest
 from latentsync_trt.child import Event, run_child
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import LatentSyncError
+from latentsync_trt.files import temporary_folder
 from latentsync_trt.measure.pictures import decibels
 from latentsync_trt.option_fields import command_line
 from latentsync_trt.privacy import redacted
 from latentsync_trt.runtime.networks.verdict import values_problem
 from latentsync_trt.runtime.providers.table import CUDA, PROVIDERS
 from latentsync_trt.runtime.sessions.trial import difference, provider_limit
-from latentsync_trt.temporary import temporary_folder
 
 Reference = Literal["cpu", "cuda", "none"]
 

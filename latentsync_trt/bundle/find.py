@@ -6,8 +6,8 @@ from pathlib import Path
 
 from latentsync_trt.bundle.manifest import DEMO_NAME, MANIFEST_NAME, Manifest, read_manifest
 from latentsync_trt.errors import BundleError, InputError, OutputError
+from latentsync_trt.files import whole_file
 from latentsync_trt.paths import below_home, exists, local_path
-from latentsync_trt.temporary import whole_file
 
 CHECKPOINTS_VARIABLE = "LATENTSYNC_TRT_CHECKPOINTS"
 

@@ -83,12 +83,12 @@ def command(
     from latentsync_trt.bench.table import console, plain_table
     from latentsync_trt.bundle.find import find_bundle
     from latentsync_trt.cli.show import progress_bar
+    from latentsync_trt.files import temporary_folder
     from latentsync_trt.measure.clips import choose_clip
     from latentsync_trt.measure.compare import HEADS, check_speech, lines_of, measure, write_report
     from latentsync_trt.paths import check_file_to_write, exists
     from latentsync_trt.runtime.providers.select import select_provider
     from latentsync_trt.sync.api import LipSync
-    from latentsync_trt.temporary import temporary_folder
 
     if out.suffix.lower() != _SUFFIX:
         raise click.UsageError(f"--out {out}: a name that ends in {_SUFFIX} is needed")

@@ -200,16 +200,16 @@ def _bundles() -> Iterator[Finding]:
 
 def _leftovers() -> Iterator[Finding]:
     from latentsync_trt.bundle.find import checkpoints_folder
+    from latentsync_trt.files import leftovers
     from latentsync_trt.runtime.cache.store import cache_folder
-    from latentsync_trt.temporary import leftovers
 
     wanted = Path(), checkpoints_folder(), cache_folder(), Path(tempfile.gettempdir())
     for place in dict.fromkeys(place.absolute() for place in wanted):
         for leftover in leftovers(place):
-            text = f"{leftover.path}: a run that was killed left {_gb(leftover.size_bytes)}"
+            text = f"{leftover}: of a run that was killed"
             yield Finding("missing", text, "delete it, as the next run that writes there does")
         for work in leftovers(place, kept=True):
-            text = f"{work.path}: an interrupted run keeps {_gb(work.size_bytes)} of finished parts"
+            text = f"{work}: finished parts of an interrupted run"
             yield Finding("missing", text, "run the same command with --resume, or delete the folder")
 
 

@@ -23,7 +23,7 @@ import numpy as np
 from latentsync_trt.bundle.checks import parsed
 from latentsync_trt.errors import InputError
 from latentsync_trt.face.tracker import Seen, Sighting
-from latentsync_trt.temporary import whole_file
+from latentsync_trt.files import whole_file
 from latentsync_trt.types import Face, Float64Array
 
 _FORMAT = "latentsync-trt faces 1"

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from latentsync_trt.errors import OutputError
+from latentsync_trt.files import whole_file
 from latentsync_trt.media.files import reason_of
-from latentsync_trt.temporary import whole_file
 
 if TYPE_CHECKING:
     from markupsafe import Markup

@@ -27,8 +27,8 @@ from av import FFmpegError, Packet, VideoFrame, VideoStream
 from av.container import OutputContainer
 
 from latentsync_trt.errors import InputError, OutputError
+from latentsync_trt.files import KEPT_NAME, work_folder_of
 from latentsync_trt.media.files import open_input, open_output
-from latentsync_trt.temporary import KEPT_NAME, work_folder_of
 from latentsync_trt.validation import from_json
 
 PART_S = Fraction(30)

@@ -16,6 +16,7 @@ from av.container import OutputContainer
 
 from latentsync_trt.config import MODEL_FPS, SyncOptions
 from latentsync_trt.errors import InputError, NoFaceError, OutputError
+from latentsync_trt.files import KEPT_NAME, temporary_folder, work_folder
 from latentsync_trt.media.codecs import VideoEncoder, add_video, aspect_notice, choose_encoder
 from latentsync_trt.media.files import writing
 from latentsync_trt.media.muxing import Contents, assemble
@@ -25,7 +26,6 @@ from latentsync_trt.media.pictures import PictureMaker, picture_info
 from latentsync_trt.media.soundtrack import SoundPiece, SoundPlan, choose_sound
 from latentsync_trt.media.timing import nearest
 from latentsync_trt.paths import exists
-from latentsync_trt.temporary import KEPT_NAME, temporary_folder, work_folder
 from latentsync_trt.types import Frame, Patch, UInt8Array, VideoInfo
 
 SUFFIXES = (".mp4", ".mov", ".mkv")

@@ -25,7 +25,7 @@ import platformdirs
 from filelock import FileLock, Timeout
 
 from latentsync_trt.errors import EngineBuildError, LatentSyncError, OutputError
-from latentsync_trt.files import publish
+from latentsync_trt.files import publish, remove_leftovers, temporary_folder
 from latentsync_trt.paths import below_home
 from latentsync_trt.remembered import CACHE_VARIABLE as CACHE_VARIABLE
 from latentsync_trt.remembered import forget
@@ -39,7 +39,6 @@ from latentsync_trt.runtime.cache.entry import (
     write_record,
 )
 from latentsync_trt.runtime.cache.remote import EngineStore
-from latentsync_trt.temporary import remove_leftovers, temporary_folder
 
 LOCAL_FOLDER = "engine_cache"
 SHARED_FOLDER = ".shared"

@@ -20,6 +20,7 @@ from latentsync_trt.errors import (
     OutOfMemory,
     ProviderUnavailable,
 )
+from latentsync_trt.files import whole_file
 from latentsync_trt.runtime.cache.entry import DIGEST_LENGTH
 from latentsync_trt.runtime.cache.store import Notice
 from latentsync_trt.runtime.providers.select import Selection, next_provider
@@ -27,7 +28,6 @@ from latentsync_trt.runtime.sessions.engines import Engines
 from latentsync_trt.runtime.sessions.memory import give_back_gpu_memory
 from latentsync_trt.runtime.sessions.session import Array
 from latentsync_trt.runtime.sessions.trial import difference, provider_limit, run_timed
-from latentsync_trt.temporary import whole_file
 
 FOLDER = ".verdicts"
 

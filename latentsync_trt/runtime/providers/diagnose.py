@@ -13,6 +13,7 @@ import numpy as np
 import onnxruntime as ort
 
 from latentsync_trt.errors import EngineBuildError, OutOfMemory, ProviderUnavailable
+from latentsync_trt.files import temporary_folder
 from latentsync_trt.remembered import Key, files_key, known, remember
 from latentsync_trt.runtime.compiler.failures import last_line
 from latentsync_trt.runtime.compiler.process import CompileOrder, run_compiler
@@ -22,7 +23,6 @@ from latentsync_trt.runtime.providers.gpu import Gpu, visible_only
 from latentsync_trt.runtime.providers.libraries import CUDA_MAJOR, TENSORRT_MAJOR
 from latentsync_trt.runtime.providers.messages import Obstacle
 from latentsync_trt.runtime.providers.table import CPU, RTX, TENSORRT, Provider
-from latentsync_trt.temporary import temporary_folder
 
 # The oldest GPUs that CUDA 13 supports.
 _LEAST_CAPABILITY = (7, 5)

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 from latentsync_trt.bundle.manifest import EIGHT_BIT_PRECISIONS, DimensionRange, GraphEntry, Precision
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import EngineBuildError, GraphRefused, InputError, OutOfMemory
+from latentsync_trt.files import temporary_folder, whole_file
 from latentsync_trt.runtime.compiler.process import Answer, CompileOrder, ContextModel, run_compiler
 from latentsync_trt.runtime.compiler.profiles import input_shapes, with_sizes
 from latentsync_trt.runtime.compiler.progress import progress_notices
@@ -40,7 +41,6 @@ from latentsync_trt.runtime.sessions.session import (
     SessionSettings,
     compile_graph,
 )
-from latentsync_trt.temporary import temporary_folder, whole_file
 
 _log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager, suppress
 
 import onnxruntime as ort
 
-from latentsync_trt.temporary import temporary_folder
+from latentsync_trt.files import temporary_folder
 
 _STDERR = 2
 _ERRORS, _SILENT = 3, 4

@@ -6,7 +6,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -14,20 +13,18 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from latentsync_trt import temporary
+from latentsync_trt import files
 from latentsync_trt.bundle.manifest import MANIFEST_NAME
 from latentsync_trt.cli import main
 from latentsync_trt.errors import OutputError
-from latentsync_trt.files import published_folder
-from latentsync_trt.runtime.cache.store import EngineCache
-from latentsync_trt.temporary import (
+from latentsync_trt.files import (
     GO_ON,
     KEPT_NAME,
     LOCK_NAME,
     PREFIX,
-    Leftover,
     keeps_work,
     leftovers,
+    published_folder,
     remove_all,
     remove_leftovers,
     temporary_folder,
@@ -35,13 +32,14 @@ from latentsync_trt.temporary import (
     work_folder,
     work_folder_of,
 )
+from latentsync_trt.runtime.cache.store import EngineCache
 from tests.cache_worker import KEY
 from tests.clips import open_writer
 
 HOLDING = """
 import sys, time
 from pathlib import Path
-from latentsync_trt.temporary import temporary_folder
+from latentsync_trt.files import temporary_folder
 with temporary_folder(Path(sys.argv[1])) as folder:
     (folder / "graphs").mkdir()
     (folder / "graphs" / "unet.weights").write_bytes(bytes(5000))
@@ -88,11 +86,11 @@ def test_a_folder_goes_with_its_block(tmp_path: Path) -> None:
 def test_what_a_killed_process_leaves_goes_with_the_next_run(tmp_path: Path) -> None:
     with held(tmp_path) as (_, living):
         dead = killed(tmp_path)
-        assert leftovers(tmp_path) == [Leftover(dead, 5000)]
+        assert leftovers(tmp_path) == [dead]
         notices: list[str] = []
         with temporary_folder(tmp_path, notices.append) as folder:
             assert names(tmp_path) == sorted([living.name, folder.name])
-        assert notices == [f"{tmp_path}: removed a temporary folder of runs that were killed (0.0 MB)"]
+        assert notices == [f"{tmp_path}: removed a temporary folder of runs that were killed"]
         assert (living / "graphs" / "unet.weights").stat().st_size == 5000
 
 
@@ -140,7 +138,7 @@ def test_a_disk_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, c
 def test_many_processes_make_and_remove_folders_at_once(tmp_path: Path) -> None:
     """Each looks for leftovers while others are between making a folder and locking it."""
     code = (
-        "import sys; from pathlib import Path; from latentsync_trt.temporary import temporary_folder\n"
+        "import sys; from pathlib import Path; from latentsync_trt.files import temporary_folder\n"
         "for number in range(150):\n"
         "    with temporary_folder(Path(sys.argv[1]), print) as folder:\n"
         "        (folder / 'file').write_text('here'); assert (folder / 'file').read_text() == 'here'\n"
@@ -168,17 +166,15 @@ def test_the_end_of_a_process_removes_all_that_threads_still_write(tmp_path: Pat
         writer = threading.Thread(target=write, args=[folder])
         writer.start()
         begun.wait()
-        start_s = time.monotonic()
         remove_all()
         assert names(tmp_path) == []
-        assert time.monotonic() - start_s < 2
         stop.set()
         writer.join()
 
 
 def test_finished_parts_stay_whoever_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The block, the process, and the next one that looks for leftovers."""
-    monkeypatch.setattr(temporary, "_kept", set())
+    monkeypatch.setattr(files, "_kept", set())
     output = tmp_path / "out.mp4"
     with pytest.raises(KeyboardInterrupt) as error, work_folder(output) as folder:
         (folder / "part.mkv").touch()
@@ -192,7 +188,7 @@ def test_finished_parts_stay_whoever_ends(tmp_path: Path, monkeypatch: pytest.Mo
     assert error.value.__notes__ == [GO_ON]
     assert keeps_work()
     with temporary_folder(tmp_path):
-        assert leftovers(tmp_path, kept=True) == [Leftover(folder, 0)]
+        assert leftovers(tmp_path, kept=True) == [folder]
     assert leftovers(tmp_path) == remove_leftovers(tmp_path) == []
     with pytest.raises(KeyboardInterrupt) as error, work_folder(output) as again:
         assert again == folder
