@@ -116,7 +116,7 @@ def test_all_rows_that_cannot_work_are_found_at_once(folder: Path) -> None:
         7: "is an input of row 8",
         8: "--start 8:",
         9: "no speech",
-        10: "no video; name a file",
+        10: "missing required field `video`",
         11: "cannot write .txt",
         12: "no such folder; create it first",
         13: "has 6 cells, the header 5; put text with ',' in quotes",
@@ -130,11 +130,11 @@ def test_all_rows_that_cannot_work_are_found_at_once(folder: Path) -> None:
 
 def test_json_lines_that_cannot_work(folder: Path) -> None:
     wanted = {
-        '{"video": "a.mp4"': "line 1: is no JSON object",
-        "[1]": "line 2: is no JSON object",
-        '{"video": 3}': "line 3: video 3: is not text",
+        '{"video": "a.mp4"': "line 1: no object",
+        "[1]": "line 2: no object",
+        '{"video": 3}': "at `$.video`",
         '{"video": "a.mp4", "audio": "a.wav", "crff": 1}': "did you mean crf",
-        "null": "line 5: is no JSON object",
+        "null": "line 5: no object",
         '{"video": "a\\u0000.mp4"}': "contains a NUL character",
         '{"video": "a.mp4", "audio": "a.wav", "output": "other\u2028line.txt"}': "cannot write .txt",
     }

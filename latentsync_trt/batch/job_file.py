@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from fractions import Fraction
 from hashlib import sha256
 from math import inf
@@ -21,6 +21,7 @@ from latentsync_trt.errors import InputError, LatentSyncError
 from latentsync_trt.option_fields import field_name, from_texts, to_texts
 from latentsync_trt.paths import exists, local_path, why_missing
 from latentsync_trt.remote_files import is_url, shown
+from latentsync_trt.validation import from_json, from_values
 
 if TYPE_CHECKING:
     from latentsync_trt.sync.inputs import Inputs
@@ -28,9 +29,20 @@ if TYPE_CHECKING:
 _Row = tuple[str, Mapping[str, Any] | str]
 """Where a row is, and its cells by field, or why it cannot be read."""
 
-_FILES = ("video", "audio", "output")
 _DELIMITERS = (",", ";", "\t")
 _THREADS = min(16, 4 * (os.cpu_count() or 1))
+
+
+@dataclass(frozen=True, slots=True)
+class _Files:
+    """The files that a row names."""
+
+    video: str
+    audio: str | None = None
+    output: str | None = None
+
+
+_FILE_FIELDS = {spec.name for spec in fields(_Files)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +157,7 @@ def _csv_rows(source: Path, text: str) -> Iterator[_Row]:
 def _column_names(source: Path, cells: Sequence[str]) -> list[str]:
     names = [field_name(cell) for cell in cells]
     try:
-        from_texts(SyncOptions, {cell: None for cell in cells if field_name(cell) not in _FILES})
+        from_texts(SyncOptions, {cell: None for cell in cells if field_name(cell) not in _FILE_FIELDS})
     except InputError as error:
         raise InputError(f"{source}: column {error}") from error
     if "video" not in names or len(set(names)) < len(names):
@@ -158,28 +170,24 @@ def _json_rows(_: Path, text: str) -> Iterator[_Row]:
     for number, line in enumerate(text.split("\n"), 1):  # `splitlines` would split at U+2028 in a string
         if not line.strip():
             continue
-        row: Mapping[str, Any] | str
+        where = f"line {number}"
         try:
-            row = {field_name(name): value for name, value in json.loads(line).items()}
-        except (ValueError, AttributeError) as error:
-            row = f'is no JSON object, as in {{"video": "a.mp4", "audio": "a.wav", "output": "b.mp4"}} ({error})'
-        yield f"line {number}", row
+            cells = from_json(dict[str, Any], line, 'no object as {"video": "a.mp4", "audio": "a.wav"}', InputError)
+            yield where, {field_name(name): value for name, value in cells.items()}
+        except InputError as error:
+            yield where, str(error)
 
 
 def _task(row: Mapping[str, Any] | str, base: Path, defaults: Mapping[str, Any], out: str | None) -> Task:
     """Returns the task of a row, with absolute paths; raises `InputError`."""
     if isinstance(row, str):
         raise InputError(row)
-    files = {name: row.get(name) or "" for name in _FILES}
-    for name, file in files.items():
-        if not isinstance(file, str):
-            raise InputError(f"{name} {file!r}: is not text; name a file")
-    own = {name: value for name, value in row.items() if name not in _FILES and value not in (None, "")}
+    given = {name: value for name, value in row.items() if value not in (None, "")}
+    files = from_values(_Files, given, "files", InputError)
+    own = {name: value for name, value in given.items() if name not in _FILE_FIELDS}
     options = from_texts(SyncOptions, {**defaults, **own})
-    if not files["video"]:
-        raise InputError("no video; name a file")
-    output = files["output"] or _default_output(files["video"], options, out)
-    named = Task("-", files["video"], files["audio"] or None, output, options)
+    output = files.output or _default_output(files.video, options, out)
+    named = Task("-", files.video, files.audio, output, options)
     content = named.with_files(lambda file, _: _relative(base, file)).to_json()
     task_id = sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
     return replace(named.with_files(lambda file, _: _joined(base, file)), id=task_id)
