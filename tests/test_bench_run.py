@@ -156,7 +156,7 @@ def test_the_pytorch_baseline_has_rows_of_all_networks() -> None:
         (["--scenario", "graph,speed"], "'speed': not among graph, loop, end-to-end"),
         (["--preset", "best"], "'best': not among quality, balanced, fast"),
         (["--provider", "cpu,gpu"], "'gpu': not among auto, tensorrt, rtx, cuda, cpu"),
-        (["--runs", "0"], "0 is not in the range"),
+        (["--runs", "0"], "--runs 0: not a whole number"),
     ],
 )
 def test_wrong_usage_exits_with_2(arguments: list[str], reason: str) -> None:
@@ -169,7 +169,7 @@ def test_wrong_usage_exits_with_2(arguments: list[str], reason: str) -> None:
     ("arguments", "reason"),
     [
         (["--audio", "missing.wav", "--scenario", "loop"], "missing.wav"),
-        (["--full-steps", "0,9", "--preset", "fast"], "--full-steps 0,9"),
+        (["--cache-interval", "0,9", "--preset", "fast"], "--cache-interval 0,9"),
     ],
 )
 def test_unusable_input_fails_in_one_line(arguments: list[str], reason: str) -> None:
