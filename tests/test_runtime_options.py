@@ -95,7 +95,7 @@ def test_a_build_process_makes_the_same_engines(demo: Bundle, tmp_path: Path) ->
     assert words[1:4] == ["-m", "latentsync_trt", "build"]
     given = build_click.make_context("build", words[4:]).params
     assert (given["provider"], given["graphs"]) == ("tensorrt", ("vae_encoder", "vae_decoder"))
-    assert (given["as_json"], given["force"], given["jobs"]) == (True, True, 1)
+    assert (given["as_json"], given["force"]) == (True, True)
     assert Path(given["bundle"]) == small_bundle()
     elsewhere = build(RuntimeOptions, given)
     assert Path(elsewhere.engine_cache) == cache.folder

@@ -93,15 +93,6 @@ def test_a_line_for_each_stage() -> None:
     assert lines(*moves) == ["[0 s] loading", "[4 s] exporting denoise_step (4 of 7)", "[45 s] done"]
 
 
-def test_a_line_for_each_tenth_of_a_long_stage() -> None:
-    found = lines(*((float(frame), "lip-sync", frame, 100) for frame in range(1, 101)))
-    left = [
-        f"[{at} s] lip-sync: {at} of 100, about 0:{(100 - at) // 60:02}:{(100 - at) % 60:02} left"
-        for at in range(11, 100, 10)
-    ]
-    assert found == ["[1 s] lip-sync", *left]
-
-
 def test_a_line_after_half_a_minute_of_a_slow_or_endless_stage() -> None:
     slow = lines(*((float(frame), "lip-sync", frame, 10**6) for frame in range(1, 70)))
     assert slow == [
@@ -121,10 +112,6 @@ def test_the_time_left_counts_the_stage_alone() -> None:
 def test_no_time_is_guessed_before_the_first_step() -> None:
     found = lines((0.0, "lip-sync", 0, 10), (40.0, "lip-sync", 0, 10))
     assert found == ["[0 s] lip-sync", "[40 s] lip-sync: 0 of 10"]
-
-
-def test_quick_steps_are_not_printed_one_by_one() -> None:
-    assert lines(*((0.01 * frame, "lip-sync", frame, 20) for frame in range(1, 21))) == ["[0 s] lip-sync"]
 
 
 @pytest.mark.parametrize(("hidden", "printed"), [(False, "[0 s] lip-sync\n"), (True, "")])

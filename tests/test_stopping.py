@@ -329,16 +329,14 @@ def test_a_device_that_hangs_does_not_keep_the_command_from_stopping(
     assert command.stop(signal.SIGINT)[0] == 130
 
 
-# Builds in child processes
-
-TWO = ("--graph", "vae_encoder", "--graph", "vae_decoder", "--jobs", "2")
+# Builds
 
 
 def building(start: Start, cache: Path) -> Command:
-    """A command whose two children hang in builds of engines."""
+    """A command that hangs in the build of an engine."""
     options = ("--bundle", small_bundle(), "--provider", "rtx", "--engine-cache", cache)
-    command = start("-m", "tests.build_worker", "build", *options, *TWO, **{HANG: "1"})
-    command.until(lambda: len(list(cache.glob(".*/engine.onnx"))) == 2)
+    command = start("-m", "tests.build_worker", "build", *options, **{HANG: "1"})
+    command.until(lambda: len(list(cache.glob(".*/engine.onnx"))) == 1)
     return command
 
 
@@ -347,17 +345,6 @@ def test_builds_end_with_the_command(start: Start, tmp_path: Path) -> None:
     command = building(start, tmp_path / "cache")
     command.before = [path for path in files(tmp_path) if path.name == "cache" or ".locks" in path.parts]
     assert command.stop(signal.SIGTERM)[0] == 143
-
-
-@pytest.mark.integration
-def test_builds_end_with_a_command_that_is_killed(start: Start, tmp_path: Path) -> None:
-    command = building(start, tmp_path / "cache")
-    children = psutil.Process(command.process.pid).children(recursive=True)
-    command.process.kill()
-    command.process.wait()
-    _, alive = psutil.wait_procs(children, MOST_S)
-    assert alive == []
-    assert list((tmp_path / "cache").glob(".*/engine.onnx")) == []
 
 
 def test_library_calls_leave_signals_alone(tmp_path: Path) -> None:

@@ -166,8 +166,9 @@ def self_test(
         say: called with a line about progress. tested_graphs: names of graphs.
 
     Raises:
-        LatentSyncError: no process can be started.
+        LatentSyncError: no process can be started. InputError: `options` name several GPUs.
     """
+    device = options.one_device
     given = [bundle.folder, *([Path(options.engine_cache)] if options.engine_cache else [])]
     with temporary_folder() as folder:
 
@@ -184,7 +185,7 @@ def self_test(
             parts[_SECOND] = run(_SECOND, first.provider, tested, usable)
         if usable and reference != "none":
             other = RuntimeOptions(
-                device=options.one_device,
+                device=device,
                 engine_cache=f"{folder / 'other engines'}",
                 graph_form="portable" if reference == CUDA.name else "auto",
             )

@@ -14,6 +14,7 @@ from latentsync_trt.cli.options import (
     bundle_option,
     options_from,
     provider_option,
+    quiet_option,
 )
 from latentsync_trt.config import RuntimeOptions, SyncOptions
 from latentsync_trt.errors import InputError
@@ -48,7 +49,7 @@ _LEDGER = ".ledger.sqlite"
     "--scratch", type=LocalPath(folder=True), panel=HARDWARE, help="Folder of each worker for files from URLs."
 )
 @options_from(RuntimeOptions)
-@click.option("--quiet", "-q", is_flag=True, help="Print errors only.")
+@quiet_option
 @click.option("--json", "as_json", is_flag=True, help="Print each event to stdout as a line of JSON; a summary last.")
 def command(
     jobs: Path,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import rich_click as click
 
 from latentsync_trt.bench.bench_options import BenchOptions
-from latentsync_trt.cli.options import LocalPath, build, bundle_option, options_from
+from latentsync_trt.cli.options import LocalPath, build, bundle_option, options_from, quiet_option
 from latentsync_trt.config import RuntimeOptions, SyncOptions
 from latentsync_trt.option_fields import QUALITY
 
@@ -32,7 +32,7 @@ _NOT_FOR_BENCH = ("build", "preset", "verify")
     show_default=True,
     help="Where the rows go: a folder, or a file that ends in .json.",
 )
-@click.option("--quiet", "-q", is_flag=True, help="Print nothing but errors.")
+@quiet_option
 def command(bundle: str | None, out: Path, quiet: bool, **fields: Any) -> None:
     """Measure a bundle: graphs, loop, whole clips; time, memory and quality."""
     from latentsync_trt.bench.files import make_folder

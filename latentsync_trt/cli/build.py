@@ -1,40 +1,25 @@
 """`latentsync-trt build`: builds engines ahead of time, so that the first `sync` does not wait for them."""
 
 import json
-from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
-from itertools import chain
+from dataclasses import replace
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import rich_click as click
 
-from latentsync_trt.cli.options import build as build_options
-from latentsync_trt.cli.options import bundle_option, options_from, provider_option
+from latentsync_trt.cli.options import (
+    build,
+    bundle_option,
+    json_option,
+    options_from,
+    provider_option,
+    quiet_option,
+)
 from latentsync_trt.config import NOT_FOR_BUILDS, RuntimeOptions
-from latentsync_trt.errors import EngineBuildError
 
 if TYPE_CHECKING:
     from latentsync_trt.runtime.providers.select import Selection
     from latentsync_trt.runtime.sessions.engines import Engines
-
-
-@dataclass(frozen=True, slots=True)
-class Built:
-    """One graph's engine: whether it was built now, seconds of building (now or earlier) and opening, its size, and the
-    share of its nodes that run on the provider."""
-
-    graph: str
-    built: bool
-    build_s: float
-    open_s: float
-    bytes: int
-    node_share: float
-
-    def __str__(self) -> str:
-        what = f"built in {self.build_s:.1f} s" if self.built else "found in the cache"
-        size = f"{self.bytes / 1e6:.1f} MB, {self.node_share:.0%} of nodes"
-        return f"{self.graph}: {what}, opened in {self.open_s:.2f} s, {size}"
 
 
 @click.command("build")
@@ -42,22 +27,14 @@ class Built:
 @provider_option
 @click.option("--graph", "graphs", multiple=True, help="Only this graph; may be given several times.  [default: all]")
 @click.option("--force", is_flag=True, help="Also build engines that are in the cache.")
-@click.option(
-    "--jobs",
-    type=click.IntRange(1, 16),
-    default=1,
-    show_default=True,
-    help="Graphs built at once; each takes its memory, and on one GPU they disturb TensorRT's timing of kernels.",
-)
 @options_from(RuntimeOptions, leave_out=NOT_FOR_BUILDS)
-@click.option("--quiet", "-q", is_flag=True, help="Print errors only.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object to stdout.")
+@quiet_option
+@json_option
 def command(
     bundle: str | None,
     provider: str,
     graphs: tuple[str, ...],
     force: bool,
-    jobs: int,
     quiet: bool,
     as_json: bool,
     **fields: Any,
@@ -70,75 +47,63 @@ def command(
 
     from latentsync_trt.bundle.find import describe_choice, find_bundle
     from latentsync_trt.bundle.manifest import Bundle
-    from latentsync_trt.cli.show import STDERR, say
+    from latentsync_trt.cli.show import STDERR, notices_to
     from latentsync_trt.runtime.cache.store import EngineCache, cache_folder
     from latentsync_trt.runtime.compiler.profiles import check_graphs
     from latentsync_trt.runtime.providers.select import select_devices
     from latentsync_trt.runtime.sessions.engines import Engines
 
-    options = build_options(RuntimeOptions, fields)
+    options, silent = build(RuntimeOptions, fields), quiet or as_json
     folder, why = find_bundle(bundle)
-    loaded = Bundle.load(folder)
-    silent = quiet or as_json
-    notice = (lambda _: None) if silent else say
+    loaded, say = Bundle.load(folder), notices_to(silent=silent)
     check_graphs(loaded.manifest, graphs)
-    cache = EngineCache(cache_folder(options.engine_cache), notice, options.engine_store)
+    cache = EngineCache(cache_folder(options.engine_cache), say, options.engine_store)
     selected, left_out = select_devices(provider, options.device)
-    kinds = [
-        Engines(loaded, selection, replace(options, device=selection.device_id), cache, notice)
-        for selection in _one_of_each_kind(selected)
+    # Engines fit all GPUs of a name and compute capability.
+    kinds = {_kind(selection): selection for selection in reversed(selected)}
+    engines = [
+        Engines(loaded, selection, replace(options, device=selection.device_id), cache, say)
+        for selection in reversed(kinds.values())
     ]
-    name = kinds[0].selection.name
-    for text in (*left_out, *kinds[0].selection.notices(), f"{describe_choice(folder, why)}, provider {name}"):
-        notice(text)
-    compiled = [engines for engines in kinds if engines.compiled]
-    wanted = graphs or tuple(loaded.manifest.graphs)
-    building = chain.from_iterable(_build_all(engines, wanted, force=force, jobs=jobs) for engines in compiled)
-    count = len(wanted) * len(compiled)
+    first = engines[0].selection
+    for text in (*left_out, *first.notices(), f"{describe_choice(folder, why)}, provider {first.name}"):
+        say(text)
+    todo = [*product((each for each in engines if each.compiled), graphs or loaded.manifest.graphs)]
     rows = []
-    for row in track(building, "building engines", count, console=STDERR, transient=True, disable=silent):
-        notice(str(row))
-        rows.append(row)
+    for each, graph in track(todo, "building engines", console=STDERR, transient=True, disable=silent):
+        rows.append(_build(each, graph, force=force))
+        say(_line(rows[-1]))
     if as_json:
-        click.echo(json.dumps({"provider": name, "engines": [asdict(row) for row in rows]}))
-    elif not compiled and not quiet:
-        click.echo(f"provider {name} needs no engines: it opens the bundle's graphs directly")
+        click.echo(json.dumps({"provider": first.name, "engines": rows}))
+    elif not todo and not quiet:
+        click.echo(f"provider {first.name} needs no engines: it opens the bundle's graphs directly")
     elif not quiet:
-        total_s, count = sum(row.build_s for row in rows if row.built), sum(row.built for row in rows)
-        size = f"{sum(row.bytes for row in rows) / 1e6:.1f} MB"
-        click.echo(f"{cache.folder}: {count} of {len(rows)} engines built in {total_s:.1f} s, {size}")
+        built = [row["build_s"] for row in rows if row["built"]]
+        size = f"{sum(row['bytes'] for row in rows) / 1e6:.1f} MB"
+        click.echo(f"{cache.folder}: {len(built)} of {len(rows)} engines built in {sum(built):.1f} s, {size}")
 
 
-def _one_of_each_kind(selected: "Iterable[Selection]") -> "list[Selection]":
-    """Engines fit all GPUs of a name and compute capability."""
-    kinds: dict[object, Selection] = {}
-    for each in selected:
-        kinds.setdefault((each.name, each.gpu and (each.gpu.name, each.gpu.capability)), each)
-    return list(kinds.values())
+def _kind(selection: "Selection") -> object:
+    gpu = selection.gpu
+    return selection.name, gpu and (gpu.name, gpu.capability)
 
 
-def _build_all(engines: "Engines", graphs: tuple[str, ...], *, force: bool, jobs: int) -> Iterator[Built]:
-    if jobs == 1 or len(graphs) <= 1:
-        yield from (_build_here(engines, graph, force=force) for graph in graphs)
-        return
-    with ThreadPoolExecutor(jobs) as workers:
-        yield from workers.map(lambda graph: _build_elsewhere(engines, graph, force=force), graphs)
-
-
-def _build_here(engines: "Engines", graph: str, *, force: bool) -> Built:
+def _build(engines: "Engines", graph: str, *, force: bool) -> dict[str, Any]:
     """Builds and opens a graph: only an open session shows where its nodes run."""
     built = engines.build(graph, force=force).built
     opened = engines.open(graph)
     opened.session.close()
-    seconds = round(opened.build_s, 2), round(opened.open_s, 2)
-    return Built(graph, built or opened.built, *seconds, opened.size_bytes, opened.node_share)
+    return {
+        "graph": graph,
+        "built": built or opened.built,
+        "build_s": round(opened.build_s, 2),
+        "open_s": round(opened.open_s, 2),
+        "bytes": opened.size_bytes,
+        "node_share": opened.node_share,
+    }
 
 
-def _build_elsewhere(engines: "Engines", graph: str, *, force: bool) -> Built:
-    """Builds and opens a graph in its own process."""
-    from latentsync_trt.runtime.networks.background import BuildProcess, build_command
-
-    out, problem = BuildProcess(build_command(engines, (graph,), force=force)).wait()
-    if problem:
-        raise EngineBuildError(f"{graph}: {problem}")
-    return Built(**json.loads(out)["engines"][0])
+def _line(row: dict[str, Any]) -> str:
+    what = f"built in {row['build_s']:.1f} s" if row["built"] else "found in the cache"
+    size = f"{row['bytes'] / 1e6:.1f} MB, {row['node_share']:.0%} of nodes"
+    return f"{row['graph']}: {what}, opened in {row['open_s']:.2f} s, {size}"

@@ -8,12 +8,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import rich_click as click
-from rich import box
-from rich.console import Console
 from rich.filesize import decimal
-from rich.table import Table
 
-from latentsync_trt.cli.options import LocalPath
+from latentsync_trt.cli.options import LocalPath, combined, json_option
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.runtime.cache.entry import Entry, folder_bytes
 from latentsync_trt.runtime.cache.store import Choice, EngineCache, cache_folder, select, this_machine, total_bytes
@@ -22,18 +19,17 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 _COLUMNS = ("graph", "bundle", "built for", "GPU", "sizes", "size", "build", "last used", "state")
 
-
-def common_options(function: F) -> F:
-    """`--engine-cache` and `--json`."""
-    given = next(spec for spec in fields(RuntimeOptions) if spec.name == "engine_cache")
-    function = click.option("--json", "as_json", is_flag=True, help="Print one JSON object to stdout.")(function)
-    return click.option(
+common_options = combined(
+    click.option(
         "--engine-cache",
         "folder",
         type=LocalPath(),
         callback=lambda _context, _parameter, value: cache_folder(value).absolute(),
-        help=given.metadata["help"],
-    )(function)
+        help=next(spec for spec in fields(RuntimeOptions) if spec.name == "engine_cache").metadata["help"],
+    ),
+    json_option,
+)
+dry_run_option = click.option("--dry-run", is_flag=True, help="Only say what would be removed.")
 
 
 @click.group("cache")
@@ -68,7 +64,7 @@ def verify_engines(folder: Path, as_json: bool) -> None:
     is_flag=True,
     help="Remove damaged engines, and those of other library versions or of GPUs that are not here.",
 )
-@click.option("--dry-run", is_flag=True, help="Only say what would be removed.")
+@dry_run_option
 def prune_engines(folder: Path, as_json: bool, max_gb: float | None, stale: bool, dry_run: bool) -> None:
     """Remove engines that are too many, damaged or of no use here. Builds in progress stay."""
     if max_gb is None and not stale:
@@ -84,7 +80,7 @@ def prune_engines(folder: Path, as_json: bool, max_gb: float | None, stale: bool
 @command.command("clear")
 @common_options
 @click.option("--yes", "-y", is_flag=True, help="Do not ask.")
-@click.option("--dry-run", is_flag=True, help="Only say what would be removed.")
+@dry_run_option
 def clear_engines(folder: Path, as_json: bool, yes: bool, dry_run: bool) -> None:
     """Remove all engines and kernel timings. Builds in progress stay."""
     cache = EngineCache(folder)
@@ -118,17 +114,15 @@ def _report(folder: Path, chosen: Sequence[Choice], *, dry_run: bool, as_json: b
 
 
 def _show(folder: Path, entries: Sequence[Entry], *, as_json: bool) -> None:
+    from latentsync_trt.cli.show import print_table
+
     size_bytes = folder_bytes(folder)
     if as_json:
         rows = [{**asdict(entry), "state": entry.state} for entry in entries]
         _print_json({"folder": folder, "total_bytes": size_bytes, "engines": rows})
         return
     if entries:
-        table = Table(*_COLUMNS, box=box.SIMPLE_HEAD, pad_edge=False)
-        for entry in entries:
-            table.add_row(*_row(entry))
-        # Names come from foreign files: no markup.
-        Console(markup=False, highlight=False, emoji=False).print(table)
+        print_table(_COLUMNS, map(_row, entries))
     for entry in entries:
         if entry.problem:
             click.echo(f"{entry.folder.name}: {entry.problem}")

@@ -18,6 +18,7 @@ from typing import Literal
 
 import rich_click as click
 
+from latentsync_trt.cli.options import json_option
 from latentsync_trt.errors import BundleError, OutputError
 from latentsync_trt.remembered import forget
 from latentsync_trt.runtime.providers.messages import REINSTALL_ORT, TENSORRT_DOWNLOAD, Obstacle
@@ -41,7 +42,7 @@ class Finding:
 
 
 @click.command("doctor")
-@click.option("--json", "as_json", is_flag=True, help="Print the findings as one JSON object.")
+@json_option
 def command(as_json: bool) -> None:
     """Say what works here and, for everything missing, the line that installs it."""
     forget()  # what earlier runs found is found again

@@ -5,11 +5,9 @@ from dataclasses import asdict
 from pathlib import Path
 
 import rich_click as click
-from rich.console import Console
-from rich.table import Table
 
-from latentsync_trt.cli.options import LocalPath
-from latentsync_trt.cli.show import progress_bar
+from latentsync_trt.cli.options import LocalPath, json_option
+from latentsync_trt.cli.show import print_table, progress_bar
 
 
 @click.command("faces")
@@ -20,7 +18,7 @@ from latentsync_trt.cli.show import progress_bar
     type=LocalPath(),
     help="Where to write OUTPUT.png and OUTPUT.json.  [default: the video's name with -faces]",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object with what is seen, or the error.")
+@json_option
 def command(video: Path, output: Path | None, as_json: bool) -> None:
     """Find and number all people of VIDEO: a contact sheet, and their tracks for `sync --faces`.
 
@@ -47,13 +45,14 @@ def command(video: Path, output: Path | None, as_json: bool) -> None:
         found = {"people": [asdict(person) for person in people], "sheet": str(sheet), "tracks": str(saved)}
         click.echo(json.dumps(found, indent=2))
         return
-    table = Table("face", "seen", "times", "first", "last", "height", "frontal", box=None, pad_edge=False)
-    for column in table.columns:
-        column.justify = "right"
-    for person in people:
-        first_s, last_s = person.times_s[0][0], person.times_s[-1][1]
-        seen = str(person.number), f"{person.seen_s:.1f} s", str(len(person.times_s))
-        table.add_row(*seen, time_text(first_s), time_text(last_s), *describe(person))
-    Console(markup=False, highlight=False, emoji=False).print(table)
+    heads = "face", "seen", "times", "first", "last", "height", "frontal"
+    rows = [
+        (
+            *(str(person.number), f"{person.seen_s:.1f} s", str(len(person.times_s))),
+            *(time_text(person.times_s[0][0]), time_text(person.times_s[-1][1]), *describe(person)),
+        )
+        for person in people
+    ]
+    print_table(heads, rows, left=0)
     click.echo(f"{sheet}: contact sheet")
     click.echo(f"{saved}: tracks, for sync --faces {saved.name}")

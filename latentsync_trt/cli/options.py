@@ -84,6 +84,11 @@ provider_option = click.option(
 )
 """`--provider`, the same in every command."""
 
+quiet_option = click.option("--quiet", "-q", is_flag=True, help="Print errors only.")
+json_option = click.option(
+    "--json", "as_json", is_flag=True, help="Print one JSON object, or the error, to stdout, and nothing else."
+)
+
 
 @dataclass(frozen=True, slots=True)
 class WorkerOptions:

@@ -8,9 +8,10 @@ import rich_click as click
 from latentsync_trt.bundle.find import find_bundle
 from latentsync_trt.bundle.manifest import DEMO_NAME, Bundle
 from latentsync_trt.cli.options import LocalPath, build, options_from, provider_option
+from latentsync_trt.cli.show import notices_to, print_table
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import LatentSyncError
-from latentsync_trt.runtime.providers.table import CPU, CUDA
+from latentsync_trt.runtime.providers.table import CPU, CUDA, PROVIDERS
 
 if TYPE_CHECKING:
     from latentsync_trt.bench.selftest import GraphRow, Reference, Report
@@ -58,7 +59,6 @@ def command(
     Prints PASS, or FAIL with the reasons and exit code 1.
     """
     from latentsync_trt.bench.selftest import self_test
-    from latentsync_trt.cli.show import say
     from latentsync_trt.privacy import redacted
     from latentsync_trt.remembered import forget
     from latentsync_trt.runtime.compiler.profiles import check_graphs
@@ -68,8 +68,8 @@ def command(
     try:
         opened = Bundle.load(find_bundle(bundle)[0])
         check_graphs(opened.manifest, graphs)
-        tell = (lambda _: None) if as_json else say
-        report = self_test(opened, provider, options, reference, tell, graphs or tuple(opened.manifest.graphs))
+        tested, say = graphs or tuple(opened.manifest.graphs), notices_to(silent=as_json)
+        report = self_test(opened, provider, options, reference, say, tested)
     except LatentSyncError as error:
         if as_json:
             raise LatentSyncError(redacted(str(error), [Path(bundle)]), usage=error.usage) from error
@@ -83,13 +83,9 @@ def command(
 
 
 def _show(report: "Report") -> None:
-    from latentsync_trt.bench.table import console, plain_table
-
     if report.graphs:
-        table = plain_table("graph", "nodes", "build s", "engine MB", "open s", "first ms", "mean ms", "difference")
-        for row in report.graphs:
-            table.add_row(row.graph, *_cells(row, report.provider))
-        console().print(table)
+        heads = "graph", "nodes", "build s", "engine MB", "open s", "first ms", "mean ms", "difference"
+        print_table(heads, (_cells(row, report.provider) for row in report.graphs))
     known = report.environment
     click.echo("machine: " + ", ".join(f"{name.replace('_', ' ')} {known[name]}" for name in _FACTS if name in known))
     for notice in report.notices:
@@ -105,12 +101,11 @@ def _show(report: "Report") -> None:
 
 
 def _cells(row: "GraphRow", provider: str) -> tuple[str, ...]:
-    from latentsync_trt.runtime.providers.table import PROVIDERS
-
     size_mb = None if row.engine_bytes is None else row.engine_bytes / 1e6
     numbers = (row.build_s, size_mb, row.open_s, row.first_ms, row.mean_ms, row.difference)
     forms = (".2f", ".1f", ".2f", ".1f", ".1f", ".1e")
     return (
+        row.graph,
         f"{row.nodes.get(PROVIDERS[provider].ort_name, 0)}/{sum(row.nodes.values())}" if row.nodes else "–",
         *("–" if value is None else format(value, form) for value, form in zip(numbers, forms, strict=True)),
     )

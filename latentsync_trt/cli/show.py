@@ -1,28 +1,35 @@
-"""Output while a clip is processed and when it is done."""
+"""What several commands show: notices, progress, tables, and the summary of a clip."""
 
+import os
+import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 
 import psutil
 import rich_click as click
 from rich import progress as bars
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.text import Text
+from rich.table import Table
 
 from latentsync_trt.types import Progress, ProgressCallback, SyncReport
 
 STDERR = Console(stderr=True, highlight=False, soft_wrap=True)
 
 _LINE_EVERY_S = 30.0
-_LEAST_BETWEEN_LINES_S = 5.0
-_LINES_PER_STAGE = 10
+_WIDTH_OF_A_FILE = 200
 
 
 def say(text: str) -> None:
     """Prints a line to stderr, above the progress bar if there is one. Thread-safe."""
     STDERR.print(text, markup=False)
+
+
+def notices_to(*, silent: bool) -> Callable[[str], None]:
+    """`say`, or what ignores its argument."""
+    return (lambda _: None) if silent else say
 
 
 class Notices:
@@ -37,57 +44,38 @@ class Notices:
             say(f"note: {text}")
 
 
-class _RateColumn(bars.ProgressColumn):
-    """Steps (mostly frames) per second so far."""
-
-    def render(self, task: bars.Task) -> Text:
-        return Text(f"{task.speed:.1f}/s" if task.speed else "", style="progress.data.speed")
-
-
 class ProgressLines:
-    """Progress for a log file or a pipe: a line when a stage begins, and after 30 s or a tenth of its steps.
+    """Progress for a log file or a pipe: a line when a stage begins, and every 30 s with the time left.
 
-    A line begins with the seconds since this object was made, and ends with the time left. `clock` returns seconds.
+    A line begins with the seconds since this object was made. `clock` returns seconds.
     """
 
     def __init__(self, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
         self._say, self._clock = say, clock
-        self._began_s = clock()
-        self._stage: str | None = None
-        self._entered = self._said = self._began_s, 0  # seconds, steps done
+        self._began_s = self._said_s = clock()
+        self._stage, self._entered_s, self._before = "", 0.0, 0
 
     def __call__(self, progress: Progress) -> None:
         """Reports `progress`, if it is time for a line."""
         now_s, steps = self._clock(), ""
         if progress.stage != self._stage:
-            self._stage, self._entered = progress.stage, (now_s, progress.done)
-        elif self._is_due(progress, now_s):
-            steps = f": {progress.done}{self._rest(progress, now_s)}"
+            self._stage, self._entered_s, self._before = progress.stage, now_s, progress.done
+        elif now_s - self._said_s >= _LINE_EVERY_S:
+            steps = f": {progress.done}"
+            if progress.total is not None:
+                steps += f" of {progress.total}"
+                if done := progress.done - self._before:
+                    left_s = (progress.total - progress.done) * (now_s - self._entered_s) / done
+                    steps += f", about {timedelta(seconds=round(left_s))} left"
         else:
             return
+        self._said_s = now_s
         self._say(f"[{now_s - self._began_s:.0f} s] {progress.stage}{steps}")
-        self._said = now_s, progress.done
-
-    def _rest(self, progress: Progress, now_s: float) -> str:
-        """The steps in all, and the time left at the rate of this stage so far."""
-        if progress.total is None:
-            return ""
-        entered_s, done_before = self._entered
-        of, steps = f" of {progress.total}", progress.done - done_before
-        if steps <= 0:
-            return of
-        left_s = (progress.total - progress.done) * (now_s - entered_s) / steps
-        return f"{of}, about {timedelta(seconds=round(left_s))} left"
-
-    def _is_due(self, progress: Progress, now_s: float) -> bool:
-        said_s, said_done = self._said
-        tenth = progress.total is not None and (progress.done - said_done) * _LINES_PER_STAGE >= progress.total
-        return now_s - said_s >= (_LEAST_BETWEEN_LINES_S if tenth else _LINE_EVERY_S)
 
 
 @contextmanager
 def progress_bar(*, hidden: bool) -> Iterator[ProgressCallback]:
-    """A bar on stderr with stage, steps, rate, time spent and time left; yields the callback that moves it.
+    """A bar on stderr with stage, steps, time spent and time left; yields the callback that moves it.
 
     Where stderr is not a terminal, lines of text take its place.
     """
@@ -95,7 +83,7 @@ def progress_bar(*, hidden: bool) -> Iterator[ProgressCallback]:
         yield ProgressLines(say)
         return
     columns = bars.TextColumn("{task.description:<16}"), bars.BarColumn(bar_width=None), bars.MofNCompleteColumn()
-    times = _RateColumn(), bars.TimeElapsedColumn(), bars.TimeRemainingColumn()
+    times = bars.TimeElapsedColumn(), bars.TimeRemainingColumn()
     with bars.Progress(*columns, *times, console=STDERR, expand=True, transient=True, disable=hidden) as bar:
         task = bar.add_task("starting", total=None)
 
@@ -107,10 +95,15 @@ def progress_bar(*, hidden: bool) -> Iterator[ProgressCallback]:
         yield move
 
 
-def _devices(report: SyncReport) -> str:
-    """ " (2 GPUs: 24 + 23 windows)", of those that painted; empty for one."""
-    painted = [str(device.windows) for device in report.devices if device.windows]
-    return f" ({len(painted)} GPUs: {' + '.join(painted)} windows)" if len(painted) > 1 else ""
+def print_table(heads: Sequence[str], rows: Iterable[Sequence[str]], *, left: int = 1) -> None:
+    """Prints a table to stdout; columns from `left` on are aligned right. No markup: names may come from files."""
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    for index, head in enumerate(heads):
+        table.add_column(head, overflow="fold", justify="left" if index < left else "right")
+    for row in rows:
+        table.add_row(*row)
+    width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else _WIDTH_OF_A_FILE
+    Console(markup=False, highlight=False, emoji=False, width=width).print(table)
 
 
 def process_age_s() -> float:
@@ -130,9 +123,11 @@ def show_report(report: SyncReport, notices: Notices, total_s: float | None = No
     for text in report.notices:
         notices(text)
     total_s = report.wall_s if total_s is None else total_s
+    painted = [str(device.windows) for device in report.devices if device.windows]
+    devices = f" ({len(painted)} GPUs: {' + '.join(painted)} windows)" if len(painted) > 1 else ""
     click.echo(
         f"{report.output}: {report.frames} frames ({report.duration_s:.2f} s), face in {report.frames_with_face}, "
-        f"with {report.bundle} on {report.provider}{_devices(report)}"
+        f"with {report.bundle} on {report.provider}{devices}"
     )
     click.echo(
         f"time: {total_s:.1f} s = {total_s - report.painting_s - report.finish_s:.1f} s start-up + "

@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import rich_click as click
 
-from latentsync_trt.cli.options import LocalPath, build, bundle_option, options_from, provider_option
+from latentsync_trt.cli.options import (
+    LocalPath,
+    build,
+    bundle_option,
+    json_option,
+    options_from,
+    provider_option,
+    quiet_option,
+)
 from latentsync_trt.config import RuntimeOptions, SyncOptions
 from latentsync_trt.option_fields import FILES
 from latentsync_trt.stopping import interruption
@@ -43,8 +51,8 @@ if TYPE_CHECKING:
 @options_from(SyncOptions)
 @provider_option
 @options_from(RuntimeOptions, leave_out=("engine_store", "verify"))
-@click.option("--quiet", "-q", is_flag=True, help="Print errors only.")
-@click.option("--json", "as_json", is_flag=True, help="Print the report, or the error, to stdout as one JSON object.")
+@quiet_option
+@json_option
 def command(
     video: Path,
     audio: Path | None,
