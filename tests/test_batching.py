@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from latentsync_trt.bundle.manifest import Bundle, DimensionRange, FileEntry, GraphForm, Manifest
+from latentsync_trt.bundle.manifest import Bundle, DimensionRange, GraphForm, Manifest
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.runtime.networks import batching
 from latentsync_trt.runtime.networks import networks as networks_module
@@ -78,11 +78,6 @@ def test_as_many_as_fit(published: Manifest, free_bytes: int | None, windows: in
     assert windows_that_fit(published, RANGES, free_bytes) == windows
 
 
-def test_fixed_shapes_take_one(published: Manifest) -> None:
-    assert windows_that_fit(published, {}, 80 * GB) == 1
-    assert windows_that_fit(published, {"windows": DimensionRange(1, 1, 1)}, 80 * GB) == 1
-
-
 @pytest.mark.parametrize(("file", "side_px", "form"), PEAKS)
 def test_a_run_needs_what_was_measured(published: Manifest, file: str, side_px: int, form: GraphForm) -> None:
     needed = needed_bytes(replace(published, resolution_px=side_px), provider=CUDA, form=form)
@@ -95,10 +90,6 @@ def test_a_run_with_no_more_free_than_its_peak_starts_with_one_network(published
     """As benchmarks/ has it: with 7.2 GB free the CUDA form ran out of memory, which the bare sum did not foresee."""
     large = replace(published, resolution_px=512)
     assert 7.2 * GB < needed_bytes(large, provider=CUDA, form="cuda") < 8 * GB
-
-
-def test_the_measured_peaks_are_those_that_the_documents_name() -> None:
-    assert [round(measured_peak_bytes(file) / GB, 1) for file, *_ in PEAKS] == [7.1, 5.0, 10.2, 6.2]
 
 
 @pytest.mark.parametrize("provider", ["tensorrt", "rtx"])
@@ -115,13 +106,6 @@ def test_engines_that_say_what_they_take_need_that(published: Manifest) -> None:
             published, provider=TENSORRT, form="portable", side_by_side=side_by_side, engine_bytes=20 * GB
         )
         assert 20 * GB < needed < 25 * GB
-
-
-def test_weights_count_once_though_several_graphs_read_them(published: Manifest) -> None:
-    more = FileEntry("", WEIGHT_BYTES["unet.weights"] + GB)
-    heavier = replace(published, files={**published.files, "unet.weights": more, "of no graph.bin": more})
-    lighter, heavy = (needed_bytes(manifest, provider=CUDA, form="cuda") for manifest in (published, heavier))
-    assert heavy - lighter == pytest.approx(batching._MARGIN * GB, abs=2)
 
 
 @pytest.fixture
@@ -191,15 +175,6 @@ def test_with_too_little_for_all_networks_one_at_a_time_is_open_from_the_start(
     assert len(notices) == 1
 
 
-@pytest.mark.parametrize("free_bytes", [needed_here(), 80 * GB, None])
-def test_enough_or_unknown_memory_keeps_all_networks(gpu_with_room: list[int | None], free_bytes: int | None) -> None:
-    gpu_with_room[0] = free_bytes
-    notices: list[str] = []
-    networks = opened(notices)
-    networks.prepare(["denoise_step"])
-    assert (networks.low_memory, notices) == (False, [])
-
-
 @pytest.mark.parametrize(
     ("short_bytes", "asked", "recorded"), [(0, None, True), (1, None, False), (1, True, True), (0, False, False)]
 )
@@ -221,23 +196,9 @@ def test_cuda_graphs_by_default_only_with_room_for_them(
     assert (networks._pool.engines.cuda_graph, networks.low_memory, notices) == (recorded, False, [])
 
 
-def test_low_memory_by_option_gives_no_notice(gpu_with_room: list[int | None]) -> None:
-    gpu_with_room[0] = GB
-    notices: list[str] = []
-    networks = opened(notices, low_memory=True)
-    networks.prepare(["denoise_step"])
-    assert (networks.low_memory, notices) == (True, [])
-
-
 @pytest.mark.usefixtures("gpu_with_room")
 @pytest.mark.parametrize(("options", "windows"), [({"windows_per_batch": 2}, 2), ({"low_memory": True}, 1)])
 def test_options_override_what_fits(options: dict[str, object], windows: int) -> None:
     networks = opened(**options)
     networks.prepare(["denoise_step"])
     assert networks.windows_per_batch == windows
-
-
-def test_a_cpu_takes_one() -> None:
-    networks = Networks(Bundle.load(small_bundle(), verify=False), Selection("cpu"))
-    networks.prepare([])
-    assert networks.windows_per_batch == 1

@@ -66,13 +66,6 @@ def test_faces_are_encoded_whole_and_masked(networks: Networks, count: int) -> N
     assert np.abs(masked - whole).max() > 0.01
 
 
-def test_another_mask_or_size_is_noticed(networks: Networks) -> None:
-    pictures = faces(4)
-    for mask in (mouth_mask(SIDE_PX), np.ones((SIDE_PX, SIDE_PX), np.float32), mouth_mask(SIDE_PX)):
-        masked, _ = networks.codec.encode_faces(pictures, mask)
-        np.testing.assert_array_equal(masked, encoded(networks, as_images(pictures) * mask))
-
-
 @pytest.mark.parametrize("count", [1, 4, 7])
 def test_latents_are_decoded_to_sixteen_bits(networks: Networks, count: int) -> None:
     latents = np.random.default_rng(3).standard_normal((count, 4, SIDE_PX // 8, SIDE_PX // 8), np.float32)
