@@ -188,15 +188,10 @@ def worker(place: Place) -> Iterator[RayWorker]:
     worker.close()
 
 
-@pytest.mark.parametrize(("video", "output"), [("short/no.mp4", "out.mp4"), ("short/face.mp4", "no/out.mp4")])
-def test_a_file_that_is_not_on_the_node(
-    worker: RayWorker, place: Place, tmp_path: Path, video: str, output: str
-) -> None:
-    where = f"is not on node {socket.gethostname()}, where this ran; use a folder that all nodes share, or a URL"
-    task = Task("one", str(place.folder / video), "s3://no/speech.wav", str(tmp_path / output), FAST)
-    with pytest.raises(TaskError, match=where) as caught:
+def test_a_file_that_is_not_on_the_node(worker: RayWorker, place: Place, tmp_path: Path) -> None:
+    task = Task("one", str(place.folder / "no.mp4"), "s3://no/speech.wav", str(tmp_path / "out.mp4"), FAST)
+    with pytest.raises(TaskError, match=rf"node {socket.gethostname()}: .*no.mp4: no such file"):
         worker.run(task, no_progress)
-    assert caught.value.usage
 
 
 def test_a_version_that_differs_is_said(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:

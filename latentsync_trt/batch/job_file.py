@@ -187,10 +187,9 @@ def _task(row: Mapping[str, Any] | str, base: Path, defaults: Mapping[str, Any],
     own = {name: value for name, value in given.items() if name not in _FILE_FIELDS}
     options = from_texts(SyncOptions, {**defaults, **own})
     output = files.output or _default_output(files.video, options, out)
-    named = Task("-", files.video, files.audio, output, options)
-    content = named.with_files(lambda file, _: _relative(base, file)).to_json()
-    task_id = sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
-    return replace(named.with_files(lambda file, _: _joined(base, file)), id=task_id)
+    named = Task("", files.video, files.audio, output, options)
+    task = named.with_files(lambda file, _: _joined(base, file))
+    return replace(task, id=sha256(json.dumps(task.to_json(), sort_keys=True).encode()).hexdigest()[:16])
 
 
 def _default_output(video: str, options: SyncOptions, out: str | None) -> str:
@@ -206,14 +205,6 @@ def _default_output(video: str, options: SyncOptions, out: str | None) -> str:
 
 def _joined(base: Path, file: str) -> str:
     return file if is_url(file) else str((base / local_path(file)).absolute())
-
-
-def _relative(base: Path, file: str) -> str:
-    """Returns a file as in the job file, so that a batch keeps its ids where its folder is moved."""
-    if is_url(file):
-        return file
-    path, folder = Path(_joined(base, file)), base.absolute()
-    return path.relative_to(folder).as_posix() if path.is_relative_to(folder) else str(path)
 
 
 def _conflicts(rows: Sequence[BatchRow]) -> list[Problem]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from queue import Queue
-from time import monotonic, sleep
+from time import monotonic
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -21,7 +21,6 @@ from latentsync_trt.batch.tasks import Done, Task, TaskError, WorkerLost, Worker
 from latentsync_trt.batch.worker import Worker
 from latentsync_trt.child import Event, end_process
 from latentsync_trt.errors import InputError, LatentSyncError, MissingDependency
-from latentsync_trt.remote_files import local_of
 from latentsync_trt.sync.threads import tune_process
 from latentsync_trt.types import Progress
 from latentsync_trt.version import __version__
@@ -60,10 +59,8 @@ class RayWorker(LocalWorker):
     def start(self) -> None:
         """See `WorkerHandle.start`. Waits without limit for a node that has what the worker needs, with a notice."""
         self._end()
-        while not self._cluster.answers(ask=True):  # else Ray would wait for it, and nothing could stop that
-            if self._closed:
-                raise WorkerLost(f"{self.name}: was closed")
-            sleep(_POLL_S)
+        if self._cluster.lost:
+            raise LatentSyncError(self._cluster.lost)
         super().start()
 
     def run(self, task: Task, on_progress: Callable[[Progress], None]) -> Done:
@@ -73,6 +70,9 @@ class RayWorker(LocalWorker):
         except WorkerLost:
             self._end()  # if only the connection was lost, it still locks the output, and the task runs again at once
             raise
+        except TaskError as error:
+            node = self._child.node if isinstance(self._child, _ActorChild) else ""
+            raise TaskError(f"node {node}: {error}", usage=error.usage) from error
 
     def _new_child(self) -> Any:
         return _ActorChild(self.name, self._cluster, self._needs)
@@ -125,10 +125,7 @@ class _ActorChild:
         while not self._cluster.ray.wait([answer], timeout=_POLL_S)[0]:
             if self._ended:
                 raise WorkerLost(f"{self._name}: was closed")
-            try:
-                self._cluster.answers()
-            except LatentSyncError as error:
-                raise WorkerLost(str(error)) from error
+            self._cluster.check()
             if not self.node and monotonic() - start_s > _QUIET_S:
                 cure = "if no node gets them, stop and give less with --gpus-per-worker or --workers"
                 self._cluster.say_once(f"workers wait for {self._needs} each on the Ray cluster; {cure}")
@@ -188,22 +185,17 @@ class Cluster:
                 num_cpus=needs.cpus, num_gpus=needs.gpus, max_restarts=0, max_task_retries=0, max_concurrency=_THREADS
             )(Actor).remote(__version__)
 
-    def answers(self, *, ask: bool = False) -> bool:
-        """Returns whether the cluster answered when last asked; with `ask`, or after a while, it is asked again.
-
-        Raises:
-            LatentSyncError: it has not answered for `_LOST_AFTER_S`.
-        """
+    def check(self) -> None:
+        """Raises `WorkerLost` if the head node has not answered for `_LOST_AFTER_S`; asks it every `_CHECK_S`."""
         with self._lock:
             now_s = monotonic()
-            if self._gcs and not self.lost and (ask or now_s >= self._checked_s + _CHECK_S):
+            if self._gcs and now_s >= self._checked_s + _CHECK_S:
                 self._checked_s = now_s
                 with suppress(OSError):
                     _reach(self._gcs)
                     self._answered_s = now_s
         if self.lost or self._checked_s - self._answered_s > _LOST_AFTER_S:
-            raise LatentSyncError(self._lose())
-        return self._checked_s == self._answered_s
+            raise WorkerLost(self._lose())
 
     def say_once(self, text: str) -> None:
         """Gives a notice, unless there was the same one."""
@@ -240,7 +232,7 @@ class Actor:
         tune_process()
         self._events = Queue[Event]()
         self._version = version
-        self._take = taker(self._emit, _NodeWorker, lambda: None)
+        self._take = taker(self._emit, Worker, lambda: None)
         self._emit(node=socket.gethostname(), pid=os.getpid())
 
     def send(self, order: Event) -> None:
@@ -261,17 +253,6 @@ class Actor:
 
     def _emit(self, **fields: Any) -> None:
         self._events.put(fields)
-
-
-class _NodeWorker(Worker):
-    def run(self, task: Task, on_progress: Callable[[Progress], None], canceled: threading.Event) -> Done:
-        """As `Worker.run`; names the node if a file is missing there."""
-        for file, written in task.files():
-            path = local_of(file)
-            if path is not None and not os.path.exists(path.parent if written else path):  # noqa: PTH110 -- never raises
-                where = f"is not on node {socket.gethostname()}, where this ran"
-                raise TaskError(f"{path}: {where}; use a folder that all nodes share, or a URL", usage=True)
-        return super().run(task, on_progress, canceled)
 
 
 def _reach(address: str) -> None:
