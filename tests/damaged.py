@@ -15,6 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -56,15 +57,6 @@ def _flip_bits(content: bytearray, chance: random.Random) -> bytearray:
     return content
 
 
-def _overwrite(content: bytearray, chance: random.Random) -> bytearray:
-    for _ in range(chance.choice([1, 3])):
-        start, count = _place(len(content), chance), chance.choice([1, 4, 16, 64, 1000])
-        made = chance.choice([chance.randbytes(count), bytes(count), b"\xff" * count])
-        end = min(start + count, len(content))
-        content[start:end] = made[: end - start]
-    return content
-
-
 _NUMBERS = (0, 1, 2, 0x7F, 0x80, 0xFF, 0x7FFF, 0xFFFF, 0x10000, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFE, 0xFFFFFFFF)
 
 
@@ -94,28 +86,12 @@ def _swap(content: bytearray, chance: random.Random) -> bytearray:
     return content
 
 
-def _zero_header(content: bytearray, chance: random.Random) -> bytearray:
-    start, count = chance.choice([0, 4, 16]), chance.choice([4, 16, 64, 256])
-    content[start : start + count] = bytes(count)
-    return content
-
-
-def _grow(content: bytearray, chance: random.Random) -> bytearray:
-    start = chance.choice([0, len(content), chance.randrange(len(content))])
-    count = chance.choice([1, 100, 10_000])
-    content[start:start] = chance.choice([chance.randbytes(count), bytes(count), content[:count]])
-    return content
-
-
 DAMAGES: dict[str, Damage] = {
     "bits flipped": _flip_bits,
-    "bytes overwritten": _overwrite,
     "numbers written": _write_number,
     "cut": _cut,
     "cut out": _cut_out,
     "blocks swapped": _swap,
-    "header zeroed": _zero_header,
-    "grown": _grow,
 }
 
 
@@ -198,9 +174,7 @@ def _probe(path: Path) -> None:
     from latentsync_trt.media.reader import probe
 
     info = probe(path)
-    assert info.width_px > 0
-    assert info.height_px > 0
-    assert info.sample_aspect_ratio > 0
+    assert min(info.width_px, info.height_px, info.sample_aspect_ratio) > 0
 
 
 def _stated_s(path: Path) -> float:
@@ -251,26 +225,14 @@ def _write(path: Path, name: str) -> None:
     output.unlink()
 
 
-def _write_mp4(path: Path) -> None:
-    _write(path, "out.mp4")
-
-
-def _write_mov(path: Path) -> None:
-    _write(path, "out.mov")
-
-
-def _write_mkv(path: Path) -> None:
-    _write(path, "out.mkv")
-
-
 WAYS: dict[str, Callable[[Path], None]] = {
     "probe": _probe,
     "read frames": _frames,
     "measure sound": _duration,
     "read sound": _blocks,
-    "write to mp4": _write_mp4,
-    "write to mov": _write_mov,
-    "write to mkv": _write_mkv,
+    "write to mp4": partial(_write, name="out.mp4"),
+    "write to mov": partial(_write, name="out.mov"),
+    "write to mkv": partial(_write, name="out.mkv"),
 }
 
 
@@ -314,18 +276,11 @@ def read_all(folder: Path, first: int, end: int) -> list[Result]:
 
 
 def summary(results: list[Result]) -> str:
-    """Files by format, and outcomes by way and kind."""
-    lines = [f"{len(results)} files: {dict(Counter(result.format for result in results))}"]
-    for way in WAYS:
-        kinds = Counter(_kind(result.outcomes[way]) for result in results if way in result.outcomes)
-        lines += [f"{way:14} {count:5} {kind}" for kind, count in kinds.most_common()]
-    return "\n".join(lines)
-
-
-def _kind(outcome: str) -> str:
-    if not outcome:
-        return "success"
-    return re.sub(r"FOLDER\S* |\d+", "", outcome)[:100]
+    """Outcomes by way and kind."""
+    found = (
+        (way, re.sub(r"FOLDER\S* |\d+", "", text)[:100]) for each in results for way, text in each.outcomes.items()
+    )
+    return "\n".join(f"{count:5} {way}: {kind or 'success'}" for (way, kind), count in Counter(found).most_common())
 
 
 if __name__ == "__main__":

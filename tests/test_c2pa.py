@@ -15,7 +15,6 @@ from latentsync_trt import SyncOptions
 from latentsync_trt.errors import InputError, MissingDependency, OutputError
 from latentsync_trt.media.c2pa import Credentials, read_credentials, sign
 from latentsync_trt.media.muxing import mark
-from latentsync_trt.sync.inputs import check_inputs
 from latentsync_trt.version import __version__
 from tests.certificates import Files, p256, write_pair
 from tests.clips import decoded, numbered, synced, write_clip, write_video
@@ -195,12 +194,3 @@ def test_a_run_signs_its_output(tmp_path: Path) -> None:
     assert found["validation_state"] == "Valid"
     assert (manifest["title"], manifest["ingredients"][0]["title"]) == ("out.mp4", "face.mp4")
     assert xmp_of(path)["type"] == SOURCE_TYPE
-
-
-def test_a_run_does_not_begin_with_what_cannot_sign(tmp_path: Path) -> None:
-    files, clip = write_pair(tmp_path, p256(), days=(-9, -2)), write_clip(tmp_path, 5)
-    options = SyncOptions(c2pa=files.pem)
-    before = sorted(tmp_path.iterdir())
-    with pytest.raises(InputError, match="not valid at time"):
-        check_inputs(*clip, tmp_path / "out.mp4", options)
-    assert sorted(tmp_path.iterdir()) == before

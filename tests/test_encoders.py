@@ -12,18 +12,15 @@ import numpy as np
 import pytest
 from av.video.format import VideoFormat
 
-from latentsync_trt import LipSync
 from latentsync_trt.config import SyncOptions
 from latentsync_trt.errors import InputError
 from latentsync_trt.media import codecs
 from latentsync_trt.media.codecs import check_encoder, choose_encoder, default_suffix
 from latentsync_trt.media.pictures import LazyRgb, picture_info
 from latentsync_trt.media.reader import probe, read_frames
-from latentsync_trt.sync.inputs import check_inputs
 from latentsync_trt.types import ColorTags, VideoInfo, YuvPlanes
-from tests.clips import frame_at, numbered, open_writer, write_face, write_sound, write_video
+from tests.clips import frame_at, open_writer
 from tests.pictures import HDR10, noise
-from tests.small import small_bundle
 
 SIZE = 320, 240
 SDR = picture_info(*SIZE, rgb=False)
@@ -156,48 +153,12 @@ def test_auto_takes_nvenc_if_it_opens(problem: str | None, ffmpeg: str, monkeypa
     assert choose_encoder(SyncOptions(encoder="auto"), SDR).ffmpeg == ffmpeg
 
 
-def test_naming_an_encoder_that_does_not_open_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(codecs, "_trial", lambda *_: "no GPU")
-    with pytest.raises(InputError, match=r"h264_nvenc does not open .*no GPU; use --encoder x264"):
-        check_encoder(SyncOptions(encoder="nvenc"), SDR, Path("out.mp4"))
-
-
 def test_a_size_that_nvenc_refuses_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(codecs, "_trial", lambda _, __, size, *___: "Invalid argument" if size[0] > 4096 else None)
     wide = replace(SDR, width_px=5000)
     with pytest.raises(InputError, match=r"does not open for pictures of 5000×240: .* use --encoder x264"):
         check_encoder(SyncOptions(encoder="nvenc"), wide, Path("out.mp4"))
     assert choose_encoder(SyncOptions(encoder="auto"), wide).ffmpeg == "libx264"
-
-
-@pytest.mark.parametrize("size", [(16386, 64), (64, 16386)])
-def test_sides_that_x264_refuses_are_named(size: tuple[int, int]) -> None:
-    info = replace(SDR, width_px=size[0], height_px=size[1])
-    with pytest.raises(
-        InputError, match=rf"for pictures of {size[0]}×{size[1]}.* use another --codec, or scale the video"
-    ):
-        check_encoder(SyncOptions(), info, Path("out.mkv"))
-    check_encoder(SyncOptions(codec="ffv1"), info, Path("out.mkv"))
-
-
-def test_an_encoder_that_does_not_open_is_found_before_the_work(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(codecs, "_trial", lambda ffmpeg, *_: "no GPU" if "nvenc" in ffmpeg else None)
-    clip, sound = write_video(tmp_path / "clip.mp4", numbered(2)), write_sound(tmp_path / "speech.wav", 0.08)
-    inputs = clip, sound, tmp_path / "out.mkv"
-    with pytest.raises(InputError, match="no GPU"):
-        check_inputs(*inputs, SyncOptions(encoder="nvenc"))
-    with pytest.raises(InputError, match=r"out\.mp4: cannot hold ffv1"):
-        check_inputs(clip, sound, tmp_path / "out.mp4", SyncOptions(codec="ffv1"))
-    check_inputs(*inputs, SyncOptions(encoder="auto"))
-
-
-def test_an_ffmpeg_without_x264_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(av, "codecs_available", {"ffv1"})
-    with pytest.raises(InputError, match="has no libx264; install"):
-        choose_encoder(SyncOptions(), SDR)
-    choose_encoder(SyncOptions(codec="ffv1"), SDR)
 
 
 @pytest.mark.parametrize("wrong", [{"preset": "no such"}, {"rc": "no such"}, {"qp": "999"}])
@@ -247,12 +208,3 @@ def test_every_codec_keeps_tags_times_and_pictures(tmp_path: Path, codec: Any, s
     shown = next(read_frames(output)).planes
     assert shown is not None
     assert np.abs(shown.y.astype(int) - flat.y).max() <= 4
-
-
-@pytest.mark.integration
-def test_the_option_reaches_the_writer(tmp_path: Path) -> None:
-    clip, sound = write_face(tmp_path / "face.mp4", 2), write_sound(tmp_path / "speech.wav", 0.08)
-    with LipSync.from_bundle(small_bundle(), "cpu") as lip_sync:
-        lip_sync.sync(clip, sound, tmp_path / "out.mkv", SyncOptions(steps=1, guidance=1.0, codec="prores"))
-    with av.open(str(tmp_path / "out.mkv")) as container:
-        assert container.streams.video[0].codec_context.name == "prores"

@@ -1,6 +1,5 @@
 """HDR: the curve that the networks' SDR rendition comes from, its inverse, and what stays as it was."""
 
-import struct
 from fractions import Fraction
 from pathlib import Path
 from types import SimpleNamespace
@@ -134,12 +133,3 @@ def test_dolby_vision_needs_a_picture_for_other_displays() -> None:
     info = VideoInfo(64, 64, None, "yuv420p10le", False, Fraction(1), ColorTags(9, HLG, 9), hdr=compatible)
     (notice,) = choose_encoder(SyncOptions(), info).notices
     assert "Dolby Vision and HDR10+" in notice
-
-
-def test_incomplete_metadata_are_left_out() -> None:
-    numbers = [number for value in HDR10.mastering or () for number in value.as_integer_ratio()]
-    whole, without_light = struct.pack("=22i", *numbers, 1, 1), struct.pack("=22i", *numbers, 1, 0)
-    kind = Type.MASTERING_DISPLAY_METADATA
-    assert metadata_of(decoded_with(PQ, (kind, whole))) == HdrMetadata(HDR10.mastering)
-    assert metadata_of(decoded_with(PQ, (kind, without_light))) == HdrMetadata()
-    assert metadata_of(decoded_with(PQ)) is None

@@ -1,23 +1,16 @@
 """`LazyRgb`: tiles equal one conversion of the whole picture, and only accessed tiles are converted."""
 
-import threading
-import weakref
-from collections.abc import Generator
 from itertools import product
 
 import numpy as np
 import pytest
 from av.video.reformatter import VideoReformatter
 
-from latentsync_trt.errors import InputError
 from latentsync_trt.media.color import coding_of
 from latentsync_trt.media.conversion import EXACT_REPEATING, converted, frame_of, packed_view
 from latentsync_trt.media.hdr import hdr_of
 from latentsync_trt.media.pictures import TILE_PX, LazyRgb
-from latentsync_trt.sync.faces import FaceFinder
-from latentsync_trt.sync.threads import StageClock
-from latentsync_trt.types import ColorTags, Face, Frame, UInt8Array, YuvPlanes
-from tests.clips import frame_at
+from latentsync_trt.types import ColorTags, UInt8Array, YuvPlanes
 from tests.pictures import noise
 
 SIZES = [(TILE_PX, 2 * TILE_PX), (2 * TILE_PX + 3, TILE_PX + 65), (17 * TILE_PX, 3), (1, 1), (70, 2 * TILE_PX - 1)]
@@ -88,44 +81,3 @@ def test_parts_are_read_only() -> None:
         picture[0:2, 0:2][:] = 0
     with pytest.raises(ValueError, match="read-only"):
         np.asarray(picture)[:] = 0
-
-
-def test_threads_may_read_at_once() -> None:
-    given = planes(8 * TILE_PX, 6 * TILE_PX)
-    whole, picture = converted_whole(given), LazyRgb(given)
-    found: list[bool] = []
-
-    def look() -> None:
-        found.append(np.array_equal(picture[100:900, 50:700], whole[100:900, 50:700]))
-
-    threads = [threading.Thread(target=look) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert found == [True] * 4
-
-
-def test_an_unknown_matrix_is_refused_at_once() -> None:
-    with pytest.raises(InputError, match="color matrix 8"):
-        LazyRgb(noise((64, 64), color=ColorTags(matrix=8)))
-
-
-def test_a_frame_without_a_face_waits_without_its_rgb() -> None:
-    class NoFaces:
-        def detect(self, frame: UInt8Array) -> list[Face]:
-            return []
-
-    seen: list[weakref.ref[LazyRgb]] = []
-
-    def frames() -> Generator[Frame, None, None]:
-        for index in range(10):
-            picture = LazyRgb(planes(TILE_PX, TILE_PX))
-            seen.append(weakref.ref(picture))
-            yield frame_at(index, picture, picture._planes)
-
-    waiting = list(FaceFinder(NoFaces(), 64, StageClock()).find(frames()))
-    assert len(waiting) == 10
-    assert sum(reference() is not None for reference in seen) <= 2  # of the tracker and the generator
-    for job in waiting[:2]:
-        np.testing.assert_array_equal(job.frame.rgb, converted_whole(planes(TILE_PX, TILE_PX)))

@@ -3,21 +3,20 @@
 import gc
 from dataclasses import replace
 from fractions import Fraction
-from itertools import islice
 from pathlib import Path
 
 import av
 import numpy as np
 import pytest
 
-from latentsync_trt.errors import MediaError, OutputError
+from latentsync_trt.errors import MediaError
 from latentsync_trt.media.audio import audio_duration_s
 from latentsync_trt.media.codecs import missing_codecs
 from latentsync_trt.media.color import planes_of
 from latentsync_trt.media.pictures import picture_info
 from latentsync_trt.media.reader import probe, read_frames
 from latentsync_trt.media.soundtrack import SoundPiece, SoundPlan, choose_sound
-from latentsync_trt.types import ColorTags, YuvPlanes
+from latentsync_trt.types import ColorTags
 from tests.clips import (
     HEVC,
     click_times,
@@ -117,20 +116,15 @@ def test_colors_survive_conversion_to_yuv_and_back(tmp_path: Path, matrix: int, 
     ("name", "codec", "rate_hz", "layout", "container", "kept"),
     [
         ("a.wav", "pcm_s16le", 16000, "mono", "mp4", "aac"),
-        ("a.wav", "pcm_s16le", 44100, "stereo", "mp4", "aac"),
         ("a.wav", "pcm_s16le", 96000, "5.1", "mp4", "aac"),
         ("a.wav", "pcm_s16le", 44100, "stereo", "mov", "pcm_s16le"),
         ("a.wav", "pcm_s24le", 48000, "stereo", "mkv", "pcm_s24le"),
         ("a.m4a", "aac", 44100, "stereo", "mp4", "aac"),
-        ("a.m4a", "aac", 48000, "mono", "mkv", "aac"),
         ("a.mp3", "libmp3lame", 44100, "stereo", "mp4", "mp3"),
         ("a.flac", "flac", 48000, "stereo", "mp4", "aac"),
-        ("a.ogg", "libopus", 48000, "stereo", "mp4", "aac"),
         ("a.flac", "flac", 48000, "stereo", "mkv", "flac"),
         ("a.ogg", "libopus", 48000, "stereo", "mkv", "opus"),
-        ("a.mp3", "libmp3lame", 44100, "stereo", "mkv", "mp3"),
         ("a.mp3", "libmp3lame", 44100, "stereo", "mov", "mp3"),
-        ("a.wav", "pcm_f32le", 22050, "mono", "mp4", "aac"),
     ],
 )
 def test_sound_keeps_its_time_rate_and_channels(
@@ -180,24 +174,6 @@ def test_16_khz_mono_speech_is_not_filtered(tmp_path: Path) -> None:
     assert audio_duration_s(sound) == Fraction(3, 2)
 
 
-def test_speech_of_other_rates_is_resampled(tmp_path: Path) -> None:
-    sound = write_sound(tmp_path / "a.wav", 1.5, rate_hz=44100, layout="stereo", clicks_s=(0.5,))
-    samples = read_audio(sound)
-    assert abs(len(samples) - 24000) <= 1
-    assert abs(np.flatnonzero(np.abs(samples) > 0.4)[0] / 16000 - 0.5) < 0.001
-
-
-def test_a_failed_write_leaves_no_file(tmp_path: Path) -> None:
-    clip = write_video(tmp_path / "clip.mp4", numbered(2))
-    with pytest.raises(ZeroDivisionError), open_writer(tmp_path / "out.mp4", probe(clip)) as writer:
-        for frame in read_frames(clip):
-            writer.write(frame)
-        _ = 1 / 0
-    with pytest.raises(OutputError, match="no frame"), open_writer(tmp_path / "out.mp4", probe(clip)):
-        pass
-    assert [path.name for path in tmp_path.iterdir()] == ["clip.mp4"]
-
-
 def test_a_truncated_video_is_an_error(tmp_path: Path) -> None:
     clip = write_video(
         tmp_path / "clip.mp4",
@@ -219,11 +195,3 @@ def test_a_truncated_video_is_an_error(tmp_path: Path) -> None:
 
 def test_every_needed_codec_is_available() -> None:
     assert missing_codecs() == ()
-
-
-def test_a_real_clip_of_30_fps(assets: Path) -> None:
-    info = probe(assets / "demo3_video.mp4")
-    assert (info.width_px, info.height_px) == (1080, 1920)
-    frames = list(islice(read_frames(assets / "demo3_video.mp4"), 30))
-    assert [frame.time_s for frame in frames] == [Fraction(i, 30) for i in range(30)]
-    assert isinstance(frames[0].planes, YuvPlanes)

@@ -244,35 +244,3 @@ def test_tracks_of_other_kinds_are_named(tmp_path: Path) -> None:
     assert keep_silent(timed, tmp_path / "b.mov") == ["the data track 1 (TimeCodeHandler, eng) is left out"]
     double = write_silent(tmp_path / "c.mkv", extra=True)
     assert keep_silent(double, tmp_path / "d.mkv") == ["the video track 1 (h264) is left out"]
-
-
-def test_subtitles_that_are_pictures_are_named(tmp_path: Path) -> None:
-    film = tmp_path / "film.mkv"
-    with av.open(str(film), "w") as container:
-        video = container.add_stream("libx264", rate=25, options={"preset": "ultrafast"})
-        video.width, video.height, video.pix_fmt = 96, 64, "yuv420p"
-        pictures = container.add_mux_stream("hdmv_pgs_subtitle")
-        pictures.time_base = Fraction(1, 1000)
-        for index in range(50):
-            frame = av.VideoFrame(96, 64, "yuv420p")
-            frame.pts, frame.time_base = index, Fraction(1, 25)
-            container.mux(video.encode(frame))
-        container.mux(video.encode(None))
-        packet = av.Packet(b"\x80\x00\x00")  # the end of a display set
-        packet.stream, packet.pts, packet.dts, packet.time_base = pictures, 500, 500, Fraction(1, 1000)
-        container.mux(packet)
-    info = probe(film)
-    for suffix, count in ((".mkv", 1), (".mp4", 0)):
-        output = tmp_path / f"out{suffix}"
-        with VideoWriter(output, info, choose_encoder(SyncOptions(), info), None, film) as writer:
-            for frame in read_frames(film):
-                writer.write(frame)
-        with av.open(str(output)) as container:
-            assert len(container.streams.subtitles) == count
-            stamps = (
-                [packet.pts for packet in container.demux(*container.streams.subtitles) if packet.size] if count else []
-            )
-        assert stamps == [500] * count
-        assert (
-            len([notice for notice in writer.notices if "subtitle track 1 (hdmv_pgs_subtitle)" in notice]) == 1 - count
-        )

@@ -11,9 +11,7 @@ from PIL import Image
 from latentsync_trt import LipSync, SyncOptions
 from latentsync_trt.cli.sync import default_output
 from latentsync_trt.config import Length
-from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.media.demo_clip import camera_frames, portrait
-from latentsync_trt.sync.analysis import analyse
 from latentsync_trt.types import SyncReport
 from tests.clips import write_sound, write_video
 from tests.small import small_bundle
@@ -95,14 +93,6 @@ def test_a_variable_rate_is_kept(tmp_path: Path, lip_sync: LipSync) -> None:
     assert found[-1] == Fraction(68, 100)
 
 
-@pytest.mark.integration
-def test_25_frames_a_second_stay_a_choice(tmp_path: Path, lip_sync: LipSync) -> None:
-    clip, speech = film(tmp_path / "in.mp4", NTSC), spoken(tmp_path / "speech.wav", 0.8)
-    report = sync(lip_sync, clip, speech, tmp_path / "out.mp4", fps="25")
-    assert stamps_s(tmp_path / "out.mp4") == [Fraction(k, 25) for k in range(report.frames + 1)]
-    assert report.frames == 20
-
-
 @pytest.mark.parametrize(("length", "video_s", "audio_s"), [("longest", 1.71, 1.71), ("shortest", 16 / 30, 16 / 30)])
 @pytest.mark.integration
 def test_the_output_is_as_long_as_asked(
@@ -129,15 +119,6 @@ def test_pictures_speak(tmp_path: Path, lip_sync: LipSync) -> None:
     report = sync(lip_sync, source, speech, output)
     assert stamps_s(output) == [Fraction(k, 25) for k in range(17)]
     assert report.frames_with_face == FRAMES
-
-
-@pytest.mark.integration
-def test_a_repeated_picture_is_searched_once(tmp_path: Path) -> None:
-    slides = film(tmp_path / "slides.mp4", times=[400 * k for k in range(FRAMES)])
-    with MediaPipeDetector() as detector:
-        tracks, _ = analyse(slides, detector)
-    assert tracks.clip.frames == FRAMES
-    assert [len(span.rows) for span in tracks.spans] == [FRAMES]
 
 
 @pytest.mark.integration

@@ -189,12 +189,6 @@ def test_other_files_or_options_are_noticed(tmp_path: Path, made_of: dict[str, s
         writer_of(output, Fraction(1, 75), replace(WORK, resume=True), codec="ffv1")
 
 
-def test_nothing_to_go_on_with_is_said(tmp_path: Path) -> None:
-    writer = writer_of(tmp_path / "out.mkv", Fraction(1, 50), replace(WORK, resume=True), codec="ffv1")
-    assert "nothing is kept of an interrupted run; it begins at the start" in writer.notices[-1]
-    assert writer.frames_done == 0
-
-
 @pytest.mark.parametrize("damage", ["not JSON", "another format", "a part is gone", "a part is cut"])
 def test_what_is_damaged_is_made_anew(tmp_path: Path, damage: str) -> None:
     output = tmp_path / "out.mkv"
@@ -216,21 +210,6 @@ def test_what_is_damaged_is_made_anew(tmp_path: Path, damage: str) -> None:
     assert names(tmp_path) == [".mkv"]
 
 
-def test_a_start_that_fails_frees_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    output = tmp_path / "out.mkv"
-    interrupted(output)
-    with monkeypatch.context() as patch:
-        patch.setattr(Finished, "write", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
-        with (
-            pytest.raises(OutputError, match="disk full") as error,
-            writer_of(output, Fraction(1, 50), replace(WORK, resume=True), codec="ffv1"),
-        ):
-            pass
-    assert error.value.__notes__ == [GO_ON]
-    with writer_of(output, Fraction(1, 50), replace(WORK, resume=True), codec="ffv1") as writer:
-        assert writer.frames_done == 25
-
-
 def test_another_clip_without_faces_does_not_cost_the_parts(tmp_path: Path) -> None:
     output = tmp_path / "out.mkv"
     folder = interrupted(output)
@@ -249,19 +228,6 @@ def test_two_runs_cannot_write_one_output(tmp_path: Path) -> None:
     ):
         pass
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_failure_while_joining_keeps_all_parts(tmp_path: Path) -> None:
-    output = tmp_path / "out.mkv"
-    with pytest.raises(OutputError, match="cannot be written"), writer_of(output, Fraction(1, 50), WORK) as writer:
-        for frame in frames(list(range(61)), Fraction(1, 50)):
-            writer.write(frame)
-        output.mkdir()
-    output.rmdir()
-    with writer_of(output, Fraction(1, 50), replace(WORK, resume=True)) as writer:
-        assert writer.frames_done == 60
-    assert len(content(output)) == 60
-    assert names(tmp_path) == [".mkv"]
 
 
 def test_a_file_is_signed_before_it_appears(tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ from latentsync_trt.media.color import apply_patch, pixels_per_sample
 from latentsync_trt.media.pictures import LazyRgb
 from latentsync_trt.media.reader import probe, read_frames
 from latentsync_trt.types import BoolArray, ColorTags, Patch, YuvPlanes
-from tests.clips import frame_at, open_writer
-from tests.pictures import SAMPLINGS, decoded_planes, noise, patched, rgb_of
+from tests.clips import open_writer
+from tests.pictures import SAMPLINGS, decoded_planes, noise, patched
 
 SIZE = 47, 65
 """Height and width, odd."""
@@ -76,27 +76,6 @@ def test_painted_pixels_have_the_colors_of_the_patch(sampling: str, bits: int, t
     shown = np.asarray(LazyRgb(apply_patch(planes, patch)))
     # One code of 8 bits in HDR is several levels of the rendition.
     assert np.abs(shown - level).max() <= (6 if transfer != 1 and bits == 8 else 2)
-
-
-@pytest.mark.parametrize("bits", [8, 10])
-@pytest.mark.parametrize("sampling", SAMPLINGS)
-def test_a_patch_of_the_same_pixels_changes_little(sampling: str, bits: int) -> None:
-    """What is painted as it was comes out as it was, but for rounding; soft edges of a patch rely on it."""
-    planes = noise(SIZE, sampling, bits, margin=0.4)
-    rgb = np.rint(65535 * rgb_of(planes)).astype(np.uint16)
-    weight = np.random.default_rng(2).random(SIZE, np.float32)
-    painted = apply_patch(planes, Patch(0, 0, rgb, weight))
-    for new, old in zip(planes_of(painted), planes_of(planes), strict=True):
-        assert np.abs(new.astype(int) - old).max() <= 1
-
-
-def test_weights_mix_in_proportion() -> None:
-    planes = noise((8, 8), "444", 10, ColorTags(1, 1, 1))
-    white = np.full((8, 8, 3), 65535, np.uint16)
-    whole, half = (apply_patch(planes, Patch(0, 0, white, np.full((8, 8), weight, np.float32))) for weight in (1, 0.5))
-    expected = (planes.y.astype(float) + whole.y) / 2
-    assert np.abs(half.y - expected).max() <= 0.5
-    assert (whole.y == 940).all()
 
 
 def test_later_patches_cover_earlier_ones() -> None:
@@ -171,16 +150,3 @@ def test_lossless_files_keep_every_sample_outside_a_patch(tmp_path: Path, pixel_
             touched = luma.repeat(4, 1) if pixel_format == "bgr0" else (luma, chroma, chroma)[index]
             assert np.array_equal(mine[~touched], theirs[~touched])
             assert not np.array_equal(mine, theirs)
-
-
-@pytest.mark.parametrize("fill", [0, 255])
-def test_a_file_keeps_codes_beyond_the_limited_range(tmp_path: Path, fill: int) -> None:
-    planes = YuvPlanes(
-        *(np.full(size, fill, np.uint8) for size in ((64, 96), (32, 48), (32, 48))), ColorTags(1, 1, 1, False)
-    )
-    with open_writer(tmp_path / "out.mp4", crf=0) as writer:
-        writer.write(frame_at(0, LazyRgb(planes), planes))
-    (frame,) = read_frames(tmp_path / "out.mp4")
-    assert frame.planes is not None
-    assert np.array_equal(frame.planes.y, planes.y)
-    assert np.array_equal(frame.planes.u, planes.u)

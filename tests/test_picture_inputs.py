@@ -71,13 +71,6 @@ def test_a_picture_without_color_or_with_a_palette_is_read(tmp_path: Path, mode:
     assert numbers(read(tmp_path / "%d.png")) == [5, 5]
 
 
-def test_an_animated_webp_is_refused_with_the_cure(tmp_path: Path) -> None:
-    first, *others = pictures(3)
-    first.save(tmp_path / "clip.webp", save_all=True, append_images=others)
-    with pytest.raises(MediaError, match=r"clip\.webp: its video .* if it is animated, convert it to GIF"):
-        probe(tmp_path / "clip.webp")
-
-
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_a_photograph_is_turned_upright(tmp_path: Path, orientation: int) -> None:
     pixels = np.zeros((64, 96, 3), np.uint8)
@@ -128,26 +121,6 @@ def test_what_a_sequence_lacks_is_told(tmp_path: Path, names: list[str], message
         with pytest.raises(MediaError, match=message) as raised:
             check(tmp_path / "%05d.png")
         assert raised.value.usage == usage
-
-
-def test_an_empty_file_in_a_sequence_does_not_end_it(tmp_path: Path) -> None:
-    write_sequence(tmp_path, ["1.png", "2.png", "3.png"])
-    (tmp_path / "2.png").write_bytes(b"")
-    with pytest.raises(MediaError, match=r"2\.png: is empty \(0 bytes\)"):
-        read(tmp_path / "%d.png")
-
-
-def test_a_missing_folder_of_a_sequence_is_told(tmp_path: Path) -> None:
-    with pytest.raises(MediaError, match=r"%05d\.png: its folder cannot be read: No such file") as raised:
-        check_file(tmp_path / "frames" / "%05d.png")
-    assert raised.value.usage
-
-
-def test_pictures_of_several_sizes_are_refused(tmp_path: Path) -> None:
-    write_sequence(tmp_path, ["1.png", "2.png"])
-    pictures(1)[0].resize((48, 32)).save(tmp_path / "2.png")
-    with pytest.raises(MediaError, match="its pictures change from 96×64 to 48×32"):
-        read(tmp_path / "%d.png")
 
 
 @pytest.mark.parametrize("extend", ["pingpong", "loop"])

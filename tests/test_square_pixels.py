@@ -8,14 +8,11 @@ import numpy as np
 import pytest
 
 from latentsync_trt import LipSync, SyncOptions
-from latentsync_trt.bench.material import aligned_faces
 from latentsync_trt.errors import InputError
 from latentsync_trt.face.compositor import composite
 from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.face.mask import mouth_mask
-from latentsync_trt.face.square import of_stored, square
-from latentsync_trt.measure.clips import square_rgb
-from latentsync_trt.media.reader import read_frames
+from latentsync_trt.face.square import square
 from latentsync_trt.sync.faces import FaceFinder
 from latentsync_trt.sync.threads import StageClock
 from latentsync_trt.types import AlignedFace, Patch, Picture, UInt8Array
@@ -98,18 +95,6 @@ def test_parts_equal_the_whole(aspect: Fraction) -> None:
     assert shown[5:9, 300:400].shape == picture[5:9, 300:400].shape
 
 
-def test_the_matrix_of_stored_pixels() -> None:
-    picture = np.zeros((10, 45, 3), np.uint8)
-    shown = square(picture, Fraction(64, 45))
-    assert shown.shape == (10, 64, 3)
-    matrix = np.array([[2.0, 1.0, 5.0], [-1.0, 2.0, 7.0]])
-    assert np.array_equal(of_stored(matrix, picture, square(picture, Fraction(1))), matrix)
-    stored = of_stored(matrix, picture, shown)
-    # The right edge of the picture is 44.5 in stored pixels, 63.5 in square ones.
-    assert np.allclose(stored @ (44.5, 3, 1), matrix @ (63.5, 3, 1))
-    assert np.allclose(stored @ (-0.5, 3, 1), matrix @ (-0.5, 3, 1))
-
-
 @pytest.fixture(scope="module")
 def anamorphic(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three frames of 240×480 pixels, each twice as wide as high."""
@@ -130,14 +115,3 @@ def test_a_run_reads_the_aspect_of_the_video(anamorphic: Path, tmp_path: Path) -
         report = lip_sync.sync(anamorphic, sound, tmp_path / "out.mp4", SyncOptions(steps=1), detector=detector)
     assert report.frames_with_face == 3
     assert seen == [(480, 480, 3)]
-
-
-def test_measurements_read_the_aspect_of_the_video(anamorphic: Path, tmp_path: Path) -> None:
-    upright = write_video(tmp_path / "square.mp4", first_person(3))
-    jobs = [list(aligned_faces(video, read_frames(video), RESOLUTION)) for video in (upright, anamorphic)]
-    for one, other in zip(*jobs, strict=True):
-        faces = one.targets[0].face, other.targets[0].face
-        assert faces[0] is not None and faces[1] is not None
-        assert cv2.PSNR(faces[0].image, faces[1].image) > FACE_PSNR_DB
-    shapes = {frame.shape for frame in square_rgb(anamorphic, read_frames(anamorphic))}
-    assert shapes == {(480, 480, 3)}

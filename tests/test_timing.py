@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from latentsync_trt.config import MODEL_FPS
 from latentsync_trt.media.playback import Playback, at_constant_rate, frames_in
 from latentsync_trt.media.reader import probe, read_frames
-from latentsync_trt.media.timing import BACK_S, Clock, nearest, on_clock
+from latentsync_trt.media.timing import Clock, nearest, on_clock
 from tests.clips import number_of, numbered, write_video
 from tests.fps_filter import TICKS_PER_S, shown_of_file, shown_of_stamps
 
@@ -131,15 +131,3 @@ def test_a_delay_moves_everything_but_the_first_picture(stamps: list[Fraction | 
     assert [picture.time_s + delay_s for picture in early] == [picture.time_s for picture in late]
     before = nearest(delay_s, MODEL_FPS)
     assert [*at_constant_rate(late, MODEL_FPS)][:before] == [0] * before
-
-
-def test_a_delayed_video_shows_its_first_picture_before(tmp_path: Path) -> None:
-    clip = write_video(tmp_path / "clip.mp4", numbered(5))
-    assert numbers(clip, delay_s=Fraction(2, 5)) == [*[0] * 10, 0, 1, 2, 3, 4]
-    looped = numbers(clip, delay_s=Fraction(1, 5), extend="loop", frame_count=25)
-    assert looped == [*[0] * 5, *range(5), *range(5), *[4] * 10]
-
-
-def test_a_reset_needs_a_second() -> None:
-    late = [Fraction(0), 2 * BACK_S, 2 * BACK_S - BACK_S + PERIOD_S, 2 * BACK_S + PERIOD_S]
-    assert set(shown(late)) == {0, 1, 3}

@@ -1,6 +1,7 @@
 """How a run's picture is encoded: the encoders with their presets, the pixel format nearest to a source's, and tags."""
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cache
@@ -186,15 +187,7 @@ def add_video(
     _set_up(context, encoder)
     stream.time_base = context.time_base = time_base
     context.sample_aspect_ratio = pixel_aspect
-    tag = track_tag(encoder, container)
-    if tag:
-        context.codec_tag = tag
     return stream
-
-
-def track_tag(encoder: VideoEncoder, container: OutputContainer) -> str | None:
-    """The name of a track's codec in `container`, where FFmpeg's choice does not play on Apple's systems."""
-    return "hvc1" if encoder.codec == "hevc" and container.format.name in ("mp4", "mov") else None
 
 
 def problem_of(encoder: VideoEncoder) -> str | None:
@@ -327,25 +320,23 @@ def _yuv_tags(color: ColorTags) -> ColorTags:
     return ColorTags(primaries, transfer, BT2020_NCL if transfer in HDR_TRANSFERS else BT709, full_range=False)
 
 
-def _losses(encoder: VideoEncoder, info: VideoInfo) -> list[str]:
-    losses: list[str] = []
+def _losses(encoder: VideoEncoder, info: VideoInfo) -> Iterator[str]:
     if (info.width_px, info.height_px) != (encoder.width_px, encoder.height_px):
         sizes = f"{info.width_px}×{info.height_px} to {encoder.width_px}×{encoder.height_px}"
-        losses.append(f"{encoder.pixel_format} needs even sides: the picture grows from {sizes} by repeating its edge")
+        yield (f"{encoder.pixel_format} needs even sides: the picture grows from {sizes} by repeating its edge")
     source, form = VideoFormat(info.pixel_format), VideoFormat(encoder.pixel_format)
     if _bits_of(form) < _bits_of(source):
         bits = f"{_bits_of(source)} bits per channel ({info.pixel_format})"
-        losses.append(f"the picture has {bits}; {encoder.codec} stores {_bits_of(form)}")
+        yield (f"the picture has {bits}; {encoder.codec} stores {_bits_of(form)}")
     if not source.is_rgb and any(
         own < wanted for own, wanted in zip(_chroma_of(form), _chroma_of(source), strict=True)
     ):
-        losses.append(f"the picture is {info.pixel_format}; {encoder.codec} stores fewer chroma samples, {form.name}")
+        yield (f"the picture is {info.pixel_format}; {encoder.codec} stores fewer chroma samples, {form.name}")
     if info.hdr and info.hdr.dynamic:
-        losses.append(f"{' and '.join(info.hdr.dynamic)}: not written, only the picture for other displays")
+        yield (f"{' and '.join(info.hdr.dynamic)}: not written, only the picture for other displays")
     if info.hdr and (info.hdr.mastering or info.hdr.light) and not encoder_options(encoder.ffmpeg, info.hdr):
-        losses.append(
+        yield (
             f"{encoder.ffmpeg} does not store HDR10's mastering display and light levels; color tags are kept"
         )
     if info.interlaced:
-        losses.append("the picture is interlaced; its fields are not separated")
-    return losses
+        yield ("the picture is interlaced; its fields are not separated")

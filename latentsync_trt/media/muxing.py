@@ -23,7 +23,7 @@ from uuid import UUID
 from av import VideoStream
 from av.container import OutputContainer
 
-from latentsync_trt.media.codecs import VideoEncoder, track_tag
+from latentsync_trt.media.codecs import VideoEncoder
 from latentsync_trt.media.files import open_input, open_output
 from latentsync_trt.media.other_streams import Source, copy_stream_tags, copy_tags, open_others
 from latentsync_trt.media.parts import Finished, abandon, joined
@@ -138,12 +138,11 @@ def _add_video(
     with open_input(folder / finished.parts[0].file) as part:
         template = part.streams.video[0]
         stream = container.add_stream_from_template(template, opaque=True)
-        tag = track_tag(contents.encoder, container)
-        if tag is None and contents.encoder.codec == "prores" and suffix != ".mkv":
-            tag = template.codec_context.codec_tag  # says its profile
-    context = stream.codec_context
-    if tag is not None:
-        context.codec_tag = tag
+        context = stream.codec_context
+        if suffix != ".mkv" and contents.encoder.codec == "hevc":
+            context.codec_tag = "hvc1"  # FFmpeg's choice does not play on Apple's systems
+        if suffix != ".mkv" and contents.encoder.codec == "prores":
+            context.codec_tag = template.codec_context.codec_tag  # says its profile
     stream.time_base = finished.time_base
     context.sample_aspect_ratio = contents.info.sample_aspect_ratio
     context.framerate = _frames_per_s(finished, contents.info.frames_per_s)
