@@ -170,7 +170,9 @@ def video_stream(path: Path, container: InputContainer) -> VideoStream:
     if not streams:
         raise MediaError(f"{path}: has no video stream")
     context: VideoCodecContext | None = streams[0].codec_context  # PyAV's types leave the None out
-    if context is not None and context.width * context.height > MOST_PIXELS:
+    if context is None:
+        raise MediaError(f"{path}: its video stream is in a codec that FFmpeg does not know; convert it to MP4")
+    if context.width * context.height > MOST_PIXELS:
         raise MediaError(
             f"{path}: its pictures have {context.width}×{context.height} pixels, more than {MOST_PIXELS / 1e6:.0f} "
             "million; scale it down"
