@@ -335,8 +335,6 @@ def _losses(encoder: VideoEncoder, info: VideoInfo) -> Iterator[str]:
     if info.hdr and info.hdr.dynamic:
         yield (f"{' and '.join(info.hdr.dynamic)}: not written, only the picture for other displays")
     if info.hdr and (info.hdr.mastering or info.hdr.light) and not encoder_options(encoder.ffmpeg, info.hdr):
-        yield (
-            f"{encoder.ffmpeg} does not store HDR10's mastering display and light levels; color tags are kept"
-        )
+        yield (f"{encoder.ffmpeg} does not store HDR10's mastering display and light levels; color tags are kept")
     if info.interlaced:
         yield ("the picture is interlaced; its fields are not separated")
