@@ -13,11 +13,10 @@ from latentsync_trt.cli.doctor import SECTIONS, Finding
 from latentsync_trt.errors import OutputError
 from latentsync_trt.runtime.cache.store import EngineCache
 from latentsync_trt.runtime.networks.verdict import FOLDER
-from latentsync_trt.runtime.providers import diagnose, gpu, messages
+from latentsync_trt.runtime.providers import diagnose, gpu
 from latentsync_trt.runtime.providers.gpu import Gpu
-from latentsync_trt.runtime.providers.messages import Obstacle
 from latentsync_trt.runtime.providers.select import select_provider
-from latentsync_trt.runtime.providers.table import CPU, CUDA, TENSORRT, Provider
+from latentsync_trt.runtime.providers.table import CPU, CUDA, TENSORRT, Obstacle, Provider
 
 ADA = Gpu(0, "NVIDIA GeForce RTX 4090", "8.9", 25_757_220_864, "0000:01:00.0")
 
@@ -71,17 +70,7 @@ def test_each_provider_with_reason_and_cure(monkeypatch: pytest.MonkeyPatch) -> 
     tensorrt, rtx, cuda, cpu, download = SECTIONS["providers"]()
     assert tensorrt == Finding("missing", "tensorrt: no TensorRT", TENSORRT.install)
     assert rtx == Finding("missing", "rtx: no plug-in", "install that")
-    assert (cuda.level, cpu.level, download) == ("ok", "ok", Finding("info", messages.TENSORRT_DOWNLOAD))
-
-
-@pytest.mark.parametrize("obstacle", [None, Obstacle("crashed", "install again")])
-def test_the_builder_is_tried_where_tensorrt_runs(monkeypatch: pytest.MonkeyPatch, obstacle: Obstacle | None) -> None:
-    monkeypatch.setattr(diagnose, "diagnose_provider", lambda provider: None)
-    monkeypatch.setattr(gpu, "gpus", lambda: (ADA,))
-    monkeypatch.setattr(diagnose, "builder_obstacle", lambda device: obstacle)
-    *_, builder = SECTIONS["providers"]()
-    assert builder.level == ("problem" if obstacle else "ok")
-    assert builder.cure == ("install again" if obstacle else "")
+    assert (cuda.level, cpu.level, download) == ("ok", "ok", Finding("info", table.TENSORRT_DOWNLOAD))
 
 
 def test_no_provider_at_all_is_the_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,7 +109,7 @@ def test_packages_that_are_missing_have_an_install_line(monkeypatch: pytest.Monk
     missing = "av", "torch", "onnx", "ray"
     monkeypatch.setattr(doctor_module, "distribution_version", lambda name: None if name in missing else "1.0")
     twice, runtime, *extras = SECTIONS["packages"]()
-    assert (twice.level, twice.cure) == ("problem", messages.REINSTALL_ORT)
+    assert (twice.level, twice.cure) == ("problem", table.REINSTALL_ORT)
     assert runtime == Finding("problem", "av not installed", "pip install latentsync-trt")
     assert {finding.cure: finding.text for finding in extras if finding.level != "ok"} == {
         'pip install "latentsync-trt[export]"': "export: onnx, torch not installed",
@@ -135,5 +124,5 @@ def test_an_onnxruntime_that_does_not_load_is_a_finding_not_a_crash(monkeypatch:
     code, out = doctor()
     assert code == 1
     assert out.startswith("✗ a package does not load: ")
-    assert messages.REINSTALL_ORT in out
+    assert table.REINSTALL_ORT in out
     assert "libavcodec" in out

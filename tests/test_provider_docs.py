@@ -6,7 +6,7 @@ from string import Formatter
 
 import pytest
 
-from latentsync_trt.runtime.providers.messages import TEMPLATES
+from latentsync_trt.runtime.providers.table import TEMPLATES
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "providers.md"
 

@@ -1,24 +1,21 @@
 """Choosing a provider, and the message for everything that keeps one from running."""
 
 import ctypes
-import os
 import re
 import types
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from latentsync_trt import remembered
-from latentsync_trt.errors import InputError, OutOfMemory, ProviderUnavailable
-from latentsync_trt.runtime.compiler.process import Answer, CompileOrder
+from latentsync_trt.errors import InputError, ProviderUnavailable
 from latentsync_trt.runtime.providers import diagnose as diagnosis
-from latentsync_trt.runtime.providers import gpu, hardware, libraries, messages
+from latentsync_trt.runtime.providers import gpu, libraries, select
 from latentsync_trt.runtime.providers.diagnose import rtx_devices
 from latentsync_trt.runtime.providers.gpu import Gpu
-from latentsync_trt.runtime.providers.libraries import Installed
 from latentsync_trt.runtime.providers.select import (
     Selection,
     next_provider,
@@ -96,8 +93,6 @@ class Machine:
     message: str = NOT_FOUND
     absent: str = ""
     tensorrt: str = "10.14.1.48"
-    installed_tensorrt: tuple[Installed, ...] = ()
-    installed_cuda: tuple[Installed, ...] = ()
     built: tuple[str, ...] = ("TensorrtExecutionProvider", "CUDAExecutionProvider", "CPUExecutionProvider")
     used: tuple[str, ...] = tuple(provider.ort_name for provider in PROVIDERS.values())
     run: Callable[..., Any] = lambda *_: []
@@ -119,8 +114,6 @@ def machine(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> 
         (gpu, "_open_driver", made.open_driver),
         (gpu, "driver_version", lambda: made.driver_version),
         (libraries, "tensorrt_version", lambda: made.tensorrt),
-        (libraries, "installed_tensorrt", lambda: made.installed_tensorrt),
-        (libraries, "installed_cuda", lambda: made.installed_cuda),
         (libraries, "preload", lambda: None),
         (libraries, "_WINDOWS", made.windows),
         (libraries, "package_folder", lambda name: None if name == made.absent else Path("installed")),
@@ -147,14 +140,6 @@ def test_gpus_are_read_from_the_driver(machine: Machine) -> None:
     assert str(second) == "GPU 1 (NVIDIA A100-SXM4-80GB, compute capability 8.0)"
     assert gpu.driver_cuda() == (13, 0)
     assert gpu.driver_problem() is None
-
-
-def test_without_a_driver_there_are_no_gpus_and_no_exception(machine: Machine) -> None:
-    machine.driver = None
-    assert gpu.gpus() == ()
-    assert gpu.driver_cuda() is None
-    assert "libcuda-that-is-not-there.so.1" in str(gpu.driver_problem())
-    assert gpu.free_memory_bytes(0) is None
 
 
 def test_free_memory_is_asked_by_pci_address(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,7 +211,7 @@ def test_a_missing_driver_is_noted_only_where_there_is_a_gpu(
     noted: bool,
 ) -> None:
     machine.driver = None
-    monkeypatch.setattr(hardware, "PCI_DEVICES", tmp_path)
+    monkeypatch.setattr(select, "PCI_DEVICES", tmp_path)
     for name, (vendor, kind) in devices.items():
         (tmp_path / name).mkdir()
         (tmp_path / name / "vendor").write_text(f"{vendor}\n")
@@ -236,32 +221,14 @@ def test_a_missing_driver_is_noted_only_where_there_is_a_gpu(
     assert all("no NVIDIA driver" in notice for notice in notices)
 
 
-def test_a_driver_that_cannot_be_used_is_always_noted(
-    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    machine.driver = FakeDriver([ADA], version=12_040)
-    monkeypatch.setattr(hardware, "PCI_DEVICES", tmp_path)
-    (notice,) = select_provider().notices()
-    assert notice.startswith("skipped tensorrt, rtx, cuda: the NVIDIA driver is too old")
-
-
 @pytest.mark.parametrize("request_", ["auto", "cuda", "tensorrt"])
 def test_a_gpu_that_does_not_exist_is_refused_with_those_that_do(machine: Machine, request_: str) -> None:
     with pytest.raises(InputError, match=r"--device 5: no such GPU; available: GPU 0 \(.*4090.*\), GPU 1 \(.*A100"):
         select_provider(request_, device=5)
 
 
-def test_a_second_gpu_is_refused_where_there_is_none(machine: Machine) -> None:
-    machine.driver = None
-    with pytest.raises(InputError, match="--device 1: no such GPU; this machine has none"):
-        select_provider("auto", device=1)
-    assert select_provider("cpu", device=1).name == "cpu"
-
-
 CUBLAS = "libcublas.so.13: cannot open shared object file: No such file or directory"
 WINDOWS = "Could not find module '{0}' (or one of its dependencies). Try using the full path"
-PIP_11, PIP_10, SYSTEM_8 = Installed("11.4.0", "tensorrt-cu13"), Installed("10.14.1", "b"), Installed("8", "/usr/lib")
-CUDA_12 = Installed("12.8", "nvidia-cuda-runtime-cu12")
 OLD_DRIVER = {"driver": FakeDriver([ADA], version=12_040), "driver_version": "550.54.14"}
 NO_TENSORRT: dict[str, Any] = {"missing": ("libnvinfer.so.10",)}
 OBSTACLES: list[tuple[str, dict[str, Any], str]] = [
@@ -280,20 +247,7 @@ OBSTACLES: list[tuple[str, dict[str, Any], str]] = [
     ),
     ("cuda", {"built": ("CPUExecutionProvider",)}, "is a build without CUDAExecutionProvider"),
     ("tensorrt", NO_TENSORRT, 'not found: libnvinfer.so.10; pip install "latentsync-trt[tensorrt]"'),
-    (
-        "tensorrt",
-        NO_TENSORRT | {"installed_tensorrt": (PIP_11,)},
-        "TensorRT 11.4.0 is installed (tensorrt-cu13), but this onnxruntime needs TensorRT 10; pip install",
-    ),
-    ("tensorrt", NO_TENSORRT | {"installed_tensorrt": (SYSTEM_8,)}, "8 is installed (/usr/lib), but this onnxruntime"),
-    # The right one is there and does not load: another being there too is not the reason.
-    ("tensorrt", NO_TENSORRT | {"installed_tensorrt": (PIP_11, PIP_10)}, "not found: libnvinfer.so.10; pip install"),
-    (
-        "cuda",
-        {"missing": ("libcudart.so.13", "libcublas.so.13"), "installed_cuda": (CUDA_12,)},
-        "libraries not found: libcudart.so.13, libcublas.so.13; CUDA 12.8 is installed (nvidia-cuda-runtime-cu12), but "
-        "this onnxruntime needs CUDA 13",
-    ),
+    ("cuda", {"missing": ("libcudart.so.13", "libcublas.so.13")}, "not found: libcudart.so.13, libcublas.so.13; pip"),
     # The provider itself loads without cuDNN.
     ("cuda", {"missing": ("libcudnn.so.9",)}, "libraries not found: libcudnn.so.9"),
     (
@@ -335,14 +289,6 @@ def test_what_keeps_a_provider_from_running(
         select_provider(name)
 
 
-def test_a_session_that_does_not_open_gives_the_last_line(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(name: str, device: int) -> None:
-        raise RuntimeError("first line\n  CUDA failure 35: driver insufficient")
-
-    monkeypatch.setattr(diagnosis, "_trial_session", fail)
-    assert "a trial session fails (CUDA failure 35: driver insufficient)" in str(why_unavailable("cuda"))
-
-
 @pytest.fixture
 def trials(machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
     """The trial sessions that are opened; onnxruntime's libraries are files here."""
@@ -374,59 +320,23 @@ def test_a_trial_that_succeeded_is_not_made_again(trials: list[tuple[str, int]],
     assert trials == [(name, 0)] * 3
 
 
-def test_a_gpu_that_does_not_open_is_tried_for_a_reason(machine: Machine, trials: list[tuple[str, int]]) -> None:
-    select_provider("cuda")
-    assert gpu.gpus()
-    assert machine.driver is not None
-    machine.driver.status = DRIVER_MISMATCH
-    machine.used = ("CPUExecutionProvider",)
-    assert "a trial session runs on CPUExecutionProvider" in str(why_unavailable("cuda"))
-
-
-def test_the_cpu_and_what_fails_are_tried_each_time(machine: Machine, trials: list[tuple[str, int]]) -> None:
-    machine.used = ("CPUExecutionProvider",)
-    for name in ("cuda", "cpu"):
-        for _ in range(2):
-            why_unavailable(name)
-    machine.used = tuple(provider.ort_name for provider in PROVIDERS.values())
-    assert why_unavailable("cuda") is None
-    assert [name for name, _ in trials] == ["cuda", "cuda", "cpu", "cpu", "cuda"]
-
-
-@pytest.mark.parametrize(
-    "change", ["driver", "CUDA", "cuDNN", "file", "variable", "GPU", "onnxruntime", "the other GPU"]
-)
+@pytest.mark.parametrize("change", ["driver", "cuDNN", "file", "variable", "onnxruntime", "the other GPU"])
 def test_a_change_of_what_it_depends_on_needs_another_trial(
     machine: Machine, trials: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch, change: str
 ) -> None:
     select_provider("cuda")
     if change == "driver":
         machine.driver_version = "590.10"
-    elif change == "CUDA":
-        monkeypatch.setattr(libraries, "cuda_version", lambda: "13.1")
     elif change == "cuDNN":
         monkeypatch.setattr(libraries, "cudnn_version", lambda: "9.20.0")
     elif change == "file":
         libraries.provider_library("cuda").write_bytes(b"another")
     elif change == "variable":
         monkeypatch.setenv("LD_LIBRARY_PATH", "/opt/cuda")
-    elif change == "GPU":
-        machine.driver = FakeDriver([AMPERE_A100, ADA])
-        for cached in (gpu.gpus, gpu._driver):
-            cached.cache_clear()
     elif change == "onnxruntime":
         monkeypatch.setattr(diagnosis.ort, "__version__", "1.32.0")
     select_provider("cuda", int(change == "the other GPU"))
     assert len(trials) == 2
-
-
-def test_libraries_that_went_missing_are_noticed_without_a_trial(
-    machine: Machine, trials: list[tuple[str, int]]
-) -> None:
-    select_provider("cuda")
-    machine.missing = ("libcudnn.so.9",)
-    with pytest.raises(ProviderUnavailable, match=r"libcudnn\.so\.9"):
-        select_provider("cuda")
 
 
 @pytest.mark.parametrize("file", ["tensorrt.py", "tensorrt/__init__.py"])
@@ -440,42 +350,6 @@ def test_a_package_or_a_module_is_found_and_not_loaded(
     path.write_text("raise RuntimeError('loaded')")
     monkeypatch.syspath_prepend(tmp_path)
     assert libraries.package_folder(name) == path.parent
-
-
-BUILT, CRASH = Answer(True, "", version="10.14.1.48"), "the compiler crashed (exit code 1)"
-
-
-@pytest.mark.parametrize(
-    ("answer", "text", "cure"),
-    [
-        (BUILT, "", ""),
-        (replace(BUILT, version="10.16.1.11"), "Python's tensorrt is 10.16.1.11", "install one TensorRT"),
-        (replace(BUILT, accepted=False, reason=CRASH), CRASH, "--force-reinstall"),
-        (OutOfMemory("close it"), "builds no engine", "close it"),
-    ],
-)
-def test_the_builder_is_tried_on_one_node_and_one_gpu(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch, answer: Answer | Exception, text: str, cure: str
-) -> None:
-    calls: list[tuple[CompileOrder, bytes, dict[str, str]]] = []
-
-    def compiler(order: CompileOrder, environment: dict[str, str]) -> Answer:
-        calls.append((order, Path(order.path).read_bytes(), environment))
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
-    monkeypatch.setattr(libraries, "tensorrt_version", lambda: "10.14.1.48")
-    monkeypatch.setattr(diagnosis, "run_compiler", compiler)
-    obstacle = diagnosis.builder_obstacle(gpu.gpus()[1])
-    assert (obstacle is None) is (text == "")
-    assert obstacle is None or (text in obstacle.text and cure in obstacle.cure)
-    ((order, content, environment),) = calls
-    assert order == CompileOrder("tensorrt", order.path, {}, optimization_level=0)
-    assert content == diagnosis._TRIAL_MODEL
-    assert environment == {"CUDA_VISIBLE_DEVICES": "5"}
-    assert not Path(order.path).parent.exists()
 
 
 @pytest.mark.parametrize(
@@ -510,14 +384,6 @@ def test_the_plug_in_offers_the_gpu_that_cuda_counts(machine: Machine, monkeypat
     assert "does not offer GPU 0 (NVIDIA GeForce RTX 4090" in str(why_unavailable("rtx"))
 
 
-def test_a_plug_in_that_does_not_load(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    obstacle = messages.Obstacle(messages.PLUGIN_FAILS.format(problem="no libcuda"), "reinstall")
-    monkeypatch.setattr(diagnosis, "_register_plugin", lambda: obstacle)
-    assert str(why_unavailable("rtx")).startswith("NVIDIA's TensorRT-RTX plug-in does not load (no libcuda); ")
-    with pytest.raises(ProviderUnavailable, match="does not load"):
-        rtx_devices(0)
-
-
 @pytest.mark.parametrize(
     ("name", "missing", "after"),
     [
@@ -544,19 +410,6 @@ def test_the_next_provider_may_be_one_that_builds_too(machine: Machine) -> None:
     assert [name for name, _ in following.skipped_providers] == ["rtx"]
 
 
-def test_what_cannot_be_selected() -> None:
-    with pytest.raises(ProviderUnavailable, match="cpu: there is no other provider to run on"):
-        next_provider(Selection("cpu"))
-    with pytest.raises(ProviderUnavailable, match="npu: not a provider; choose auto, tensorrt, rtx, cuda, cpu"):
-        select_provider("npu")
-
-
-def test_auto_says_why_better_providers_do_not_run_here() -> None:
-    selection = select_provider("auto")
-    assert [name for name, _ in selection.skipped_providers] == list(PROVIDERS)[: len(selection.skipped_providers)]
-    assert all(reason for _, reason in selection.skipped_providers)
-
-
 def test_major_versions_are_those_of_the_installed_onnxruntime() -> None:
     provider = libraries.provider_library("tensorrt")
     if not provider.is_file():
@@ -575,43 +428,3 @@ def test_the_version_of_the_loaded_tensorrt(
     functions = {f"getInferLib{part}Version": (lambda number=number: number) for part, number in exported.items()}
     monkeypatch.setattr(libraries, "_load", lambda name: types.SimpleNamespace(**functions))
     assert libraries.tensorrt_version() == version
-
-
-@pytest.mark.parametrize("windows", [False, True])
-def test_libraries_are_found_where_the_loader_looks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, windows: bool
-) -> None:
-    monkeypatch.setattr(libraries, "_WINDOWS", windows)
-    monkeypatch.setattr(libraries, "distribution_version", lambda name: None)
-    monkeypatch.setenv("PATH" if windows else "LD_LIBRARY_PATH", f"{tmp_path}")
-    if windows:
-        (tmp_path / "nvinfer_11.dll").touch()
-        needed = ("cudart64_13.dll", "cublasLt64_13.dll", "cublas64_13.dll", "cudnn64_9.dll")
-        assert libraries.needed_libraries(PROVIDERS["cuda"]) == needed
-    else:
-        (tmp_path / "libnvinfer.so.11.4.0").touch()
-        (tmp_path / "libnvinfer.so.11").symlink_to("libnvinfer.so.11.4.0")
-        (tmp_path / "libnvinfer_plugin.so.11").touch()
-    found = libraries.installed_tensorrt()[0]
-    assert found == Installed("11" if windows else "11.4.0", str(tmp_path))
-    assert found.major == 11
-
-
-@pytest.mark.parametrize(("system", "expected"), [("win32", "nvidia.com/drivers"), ("linux", "nvidia-driver-580")])
-def test_the_cure_is_for_this_platform(monkeypatch: pytest.MonkeyPatch, system: str, expected: str) -> None:
-    monkeypatch.setattr(messages.sys, "platform", system)
-    assert expected in messages.driver_line()
-    monkeypatch.setattr(messages.platform, "machine", lambda: "AMD64" if system == "win32" else "x86_64")
-    assert "pip install onnxruntime-gpu" in messages.gpu_build_line()
-    monkeypatch.setattr(messages.platform, "machine", lambda: "aarch64")
-    assert "--provider cpu" in messages.gpu_build_line()
-
-
-def test_folders_that_cannot_be_read_are_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "libcudart.so.12").write_bytes(b"")
-    monkeypatch.setattr(libraries, "_WINDOWS", False)
-    silly = ("x" * 300, "~", "*?[", str(tmp_path / "libcudart.so.12"), str(tmp_path))
-    monkeypatch.setenv("LD_LIBRARY_PATH", os.pathsep.join(silly))
-    monkeypatch.setattr(libraries, "_CUDA_DISTRIBUTIONS", ())
-    monkeypatch.setattr(libraries, "_SYSTEM_FOLDERS", ())
-    assert libraries.installed_cuda() == (Installed("12", str(tmp_path)),)

@@ -21,8 +21,7 @@ import rich_click as click
 from latentsync_trt.cli.options import json_option
 from latentsync_trt.errors import BundleError, OutputError
 from latentsync_trt.remembered import forget
-from latentsync_trt.runtime.providers.messages import REINSTALL_ORT, TENSORRT_DOWNLOAD, Obstacle
-from latentsync_trt.runtime.providers.table import CPU, PROVIDERS, TENSORRT
+from latentsync_trt.runtime.providers.table import CPU, PROVIDERS, REINSTALL_ORT, TENSORRT, TENSORRT_DOWNLOAD, Obstacle
 from latentsync_trt.version import __version__, distribution_version
 
 Level = Literal["ok", "missing", "problem", "info"]
@@ -127,17 +126,14 @@ def _gpu() -> Iterator[Finding]:
 
 
 def _providers() -> Iterator[Finding]:
-    from latentsync_trt.runtime.providers import diagnose, gpu
+    from latentsync_trt.runtime.providers import diagnose
 
     obstacles = {provider: diagnose.diagnose_provider(provider) for provider in PROVIDERS.values()}
     for provider, obstacle in obstacles.items():
         level: Level = "problem" if provider is CPU else "missing"
         yield _found(f"{provider.name} runs (a trial session used it)", obstacle, level, name=provider.name)
     tensorrt = obstacles[TENSORRT]
-    if tensorrt is None:
-        text = "TensorRT builds engines (one node, as a trial); `latentsync-trt selftest` builds and runs whole graphs"
-        yield _found(text, diagnose.builder_obstacle(gpu.gpus()[0]), "problem")
-    elif TENSORRT.install in tensorrt.cure:
+    if tensorrt is not None and TENSORRT.install in tensorrt.cure:
         yield Finding("info", TENSORRT_DOWNLOAD)
 
 

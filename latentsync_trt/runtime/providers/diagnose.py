@@ -12,17 +12,13 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
-from latentsync_trt.errors import EngineBuildError, OutOfMemory, ProviderUnavailable
-from latentsync_trt.files import temporary_folder
+from latentsync_trt.errors import ProviderUnavailable
 from latentsync_trt.remembered import Key, files_key, known, remember
 from latentsync_trt.runtime.compiler.failures import last_line
-from latentsync_trt.runtime.compiler.process import CompileOrder, run_compiler
 from latentsync_trt.runtime.providers import gpu as driver
-from latentsync_trt.runtime.providers import libraries, messages
-from latentsync_trt.runtime.providers.gpu import Gpu, visible_only
-from latentsync_trt.runtime.providers.libraries import CUDA_MAJOR, TENSORRT_MAJOR
-from latentsync_trt.runtime.providers.messages import Obstacle
-from latentsync_trt.runtime.providers.table import CPU, RTX, TENSORRT, Provider
+from latentsync_trt.runtime.providers import libraries, table
+from latentsync_trt.runtime.providers.libraries import CUDA_MAJOR
+from latentsync_trt.runtime.providers.table import CPU, RTX, TENSORRT, Obstacle, Provider
 
 # The oldest GPUs that CUDA 13 supports.
 _LEAST_CAPABILITY = (7, 5)
@@ -93,22 +89,22 @@ def build_obstacle(provider: Provider) -> Obstacle | None:
     """An obstacle if the installed onnxruntime was built without the provider."""
     if provider.ort_name in ort.get_available_providers():
         return None
-    cure = messages.gpu_build_line()
-    return _obstacle(messages.CPU_BUILD, cure, version=ort.__version__, provider=provider.ort_name)
+    cure = table.gpu_build_line()
+    return _obstacle(table.CPU_BUILD, cure, version=ort.__version__, provider=provider.ort_name)
 
 
 def driver_obstacle() -> Obstacle | None:
     """What is wrong with the NVIDIA driver; None if nothing."""
     problem, supported = driver.driver_problem(), driver.driver_cuda()
     if supported is None:
-        return _obstacle(messages.NO_DRIVER, messages.driver_line(), problem=problem) if problem else None
+        return _obstacle(table.NO_DRIVER, table.driver_line(), problem=problem) if problem else None
     if supported < (CUDA_MAJOR, 0):
         found = driver.driver_version() or "it"
         versions = {"found": found, "supported": _dotted(supported), "needed": CUDA_MAJOR}
-        return _obstacle(messages.DRIVER_TOO_OLD, messages.driver_line(), **versions)
+        return _obstacle(table.DRIVER_TOO_OLD, table.driver_line(), **versions)
     if problem is not None:
         cure = "look at the output of nvidia-smi; after an update of the driver, restart the machine"
-        return _obstacle(messages.DRIVER_FAILS, cure, problem=problem)
+        return _obstacle(table.DRIVER_FAILS, cure, problem=problem)
     return None
 
 
@@ -121,10 +117,10 @@ def gpu_obstacle(device: int) -> Obstacle | None:
     if not 0 <= device < len(found):
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         hidden = "" if visible is None else f' ($CUDA_VISIBLE_DEVICES is "{visible}")'
-        return _obstacle(messages.NO_GPU, "look at the output of nvidia-smi for existing GPUs", hidden=hidden)
+        return _obstacle(table.NO_GPU, "look at the output of nvidia-smi for existing GPUs", hidden=hidden)
     if found[device].capability < _LEAST_CAPABILITY:
         what = {"gpu": found[device], "major": CUDA_MAJOR, "least": _dotted(_LEAST_CAPABILITY)}
-        return _obstacle(messages.GPU_TOO_OLD, f"use --provider {CPU.name}, or a newer GPU", **what)
+        return _obstacle(table.GPU_TOO_OLD, f"use --provider {CPU.name}, or a newer GPU", **what)
     return None
 
 
@@ -140,57 +136,22 @@ def library_obstacle(provider: Provider) -> Obstacle | None:
         and (problem.startswith(f"{file}: cannot open shared object file") or "Could not find module" in problem)
     }
     if missing:
-        return _missing(provider, missing)
+        # Windows reports a missing library and a missing dependency of it with the same message.
+        or_part = ", or what they need" if any("dependencies" in problem for problem in missing.values()) else ""
+        return _obstacle(table.LIBRARY_MISSING, provider.install, files=", ".join(missing), or_part=or_part)
     for part in ("shared", provider.name):
         path = libraries.provider_library(part)
         problems[path.name] = libraries.load_problem(str(path))
     for file, problem in problems.items():
         if problem is not None:
-            return _obstacle(messages.LIBRARY_BROKEN, provider.install, file=file, problem=problem)
+            return _obstacle(table.LIBRARY_BROKEN, provider.install, file=file, problem=problem)
     if provider is not TENSORRT:
         return None
     found, least = libraries.tensorrt_version(), _dotted(_LEAST_TENSORRT)
     if found != libraries.UNKNOWN and tuple(map(int, found.split(".")[:2])) < _LEAST_TENSORRT:
-        return _obstacle(messages.TENSORRT_TOO_OLD, provider.install, found=found, least=least)
+        return _obstacle(table.TENSORRT_TOO_OLD, provider.install, found=found, least=least)
     if libraries.package_folder(libraries.TENSORRT_MODULE) is None:
-        return _obstacle(messages.NO_BUILDER, provider.install, found=found)
-    return None
-
-
-def _missing(provider: Provider, missing: dict[str, str]) -> Obstacle:
-    """Distinguishes libraries that are not installed from those installed in another major version."""
-    files = ", ".join(missing)
-    # Windows reports a missing library and a missing dependency of it with the same message.
-    or_part = ", or what they need" if any("dependencies" in problem for problem in missing.values()) else ""
-    of_tensorrt = {file for file in missing if "nvinfer" in file or "nvonnxparser" in file}
-    for what, concerned, needed, search in (
-        ("TensorRT", of_tensorrt, TENSORRT_MAJOR, libraries.installed_tensorrt),
-        ("CUDA", missing.keys() - of_tensorrt, CUDA_MAJOR, libraries.installed_cuda),
-    ):
-        found = search() if concerned else ()
-        if found and all(one.major != needed for one in found):
-            other = {"files": files, "what": what, "found": found[0].version, "place": found[0].place, "needed": needed}
-            return _obstacle(messages.WRONG_VERSION, provider.install, **other)
-    return _obstacle(messages.LIBRARY_MISSING, provider.install, files=files, or_part=or_part)
-
-
-def builder_obstacle(gpu: Gpu) -> Obstacle | None:
-    """Builds a one-node TensorRT engine in a child process: the builder loads a library specific to the GPU."""
-    loaded = libraries.tensorrt_version()
-    try:
-        with temporary_folder() as folder:
-            graph = folder / "one_node.onnx"
-            graph.write_bytes(_TRIAL_MODEL)
-            order = CompileOrder("tensorrt", str(graph), {}, optimization_level=0)
-            answer = run_compiler(order, visible_only(gpu))
-    except (EngineBuildError, OutOfMemory) as error:
-        return Obstacle(f"TensorRT {loaded} builds no engine", str(error))
-    if not answer.accepted:
-        cure = f"{TENSORRT.install} --force-reinstall"
-        return Obstacle(f"TensorRT {loaded} builds no engine: {answer.reason}", cure)
-    if not answer.version.startswith(loaded):
-        text = f"Python's tensorrt is {answer.version}, but onnxruntime loads TensorRT {loaded} and its engines only"
-        return Obstacle(text, "install one TensorRT, or put its folder first on the loader's path")
+        return _obstacle(table.NO_BUILDER, provider.install, found=found)
     return None
 
 
@@ -211,13 +172,13 @@ def rtx_devices(index: int) -> list[Any]:
 def _plugin_obstacle(device: int) -> Obstacle | None:
     found = driver.gpus()[device]
     if found.capability not in _RTX_CAPABILITIES and found.capability < _RTX_ANY_FROM:
-        return _obstacle(messages.RTX_GPU, "use --provider tensorrt or cuda", gpu=found)
+        return _obstacle(table.RTX_GPU, "use --provider tensorrt or cuda", gpu=found)
     if libraries.package_folder(libraries.RTX_PACKAGE) is None:
-        return _obstacle(messages.PLUGIN_ABSENT, RTX.install)
+        return _obstacle(table.PLUGIN_ABSENT, RTX.install)
     problem = _register_plugin()
     if problem is None and not rtx_devices(device):
         cure = "a container must show /sys/bus/pci/devices; else use --provider tensorrt or cuda"
-        return _obstacle(messages.PLUGIN_WITHOUT_DEVICE, cure, gpu=found)
+        return _obstacle(table.PLUGIN_WITHOUT_DEVICE, cure, gpu=found)
     return problem
 
 
@@ -231,7 +192,7 @@ def _register_plugin() -> Obstacle | None:
         cure = f"pip install --force-reinstall {libraries.RTX_DISTRIBUTION}"
         if "libnvidia-ml" in str(error):
             cure = "in a container, start it with NVIDIA_DRIVER_CAPABILITIES=compute,utility; else reinstall the driver"
-        return _obstacle(messages.PLUGIN_FAILS, cure, problem=last_line(error))
+        return _obstacle(table.PLUGIN_FAILS, cure, problem=last_line(error))
     return None
 
 
@@ -243,9 +204,9 @@ def _session_obstacle(provider: Provider, device: int) -> Obstacle | None:
         # Only running a kernel shows whether the provider has code for this generation of GPU.
         session.run(None, {"x": np.ones(1, np.float32)})
     except Exception as error:  # noqa: BLE001 -- as above
-        return _obstacle(messages.SESSION_FAILS, cure, problem=last_line(error))
+        return _obstacle(table.SESSION_FAILS, cure, problem=last_line(error))
     actual = session.get_providers()
-    return None if provider.ort_name in actual else _obstacle(messages.SESSION_ELSEWHERE, cure, actual=actual[0])
+    return None if provider.ort_name in actual else _obstacle(table.SESSION_ELSEWHERE, cure, actual=actual[0])
 
 
 def _trial_session(provider: Provider, device: int) -> Any:

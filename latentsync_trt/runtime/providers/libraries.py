@@ -11,10 +11,8 @@ import functools
 import importlib.util
 import io
 import os
-import re
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 
 import onnxruntime as ort
@@ -32,10 +30,6 @@ RTX_PACKAGE = "onnxruntime_ep_nv_tensorrt_rtx"
 TENSORRT_MODULE = "tensorrt"
 _TENSORRT_PACKAGE = "tensorrt_libs"
 
-# All major versions, so that a message can name a wrong one.
-_TENSORRT_DISTRIBUTIONS = ("tensorrt-cu13", "tensorrt-cu12", "tensorrt")
-_CUDA_DISTRIBUTIONS = ("nvidia-cuda-runtime", "nvidia-cuda-runtime-cu12")
-
 # In loading order: the plug-ins and the parser are linked with nvinfer.
 _TENSORRT_LIBRARIES = ("nvinfer", "nvinfer_plugin", "nvonnxparser")
 _TENSORRT_NEEDED = ("nvinfer", "nvonnxparser")
@@ -45,32 +39,8 @@ _CUDA_LIBRARIES = ("cudart", "cublasLt", "cublas", "cudnn")
 
 _WINDOWS = sys.platform == "win32"
 
-_SYSTEM_FOLDERS = (
-    "/usr/lib/x86_64-linux-gnu",
-    "/usr/lib/aarch64-linux-gnu",
-    "/usr/lib64",
-    "/usr/lib",
-    "/usr/local/lib",
-    "/usr/local/tensorrt/lib",
-    "/usr/local/cuda/lib64",
-    "/opt/tensorrt/lib",
-)
-
 # LOAD_WITH_ALTERED_SEARCH_PATH of Windows; for absolute paths only.
 _BESIDE_IT = 0x8
-
-
-@dataclass(frozen=True, slots=True)
-class Installed:
-    """A library that was found: its version, e.g. "10.14.1.48" or "10", and its package or folder."""
-
-    version: str
-    place: str
-
-    @property
-    def major(self) -> int:
-        """The major version."""
-        return int(self.version.partition(".")[0])
 
 
 def onnxruntime_version() -> str:
@@ -128,16 +98,6 @@ def package_folder(package: str) -> Path | None:
     if places:
         return Path(places[0])
     return Path(spec.origin).parent if spec and spec.origin else None
-
-
-def installed_tensorrt() -> tuple[Installed, ...]:
-    """All versions of TensorRT that can be found, of any major version: pip's first, then the system's."""
-    return tuple(_installed(_TENSORRT_DISTRIBUTIONS, "nvinfer"))
-
-
-def installed_cuda() -> tuple[Installed, ...]:
-    """All versions of the CUDA runtime that can be found, of any major version: pip's first, then the system's."""
-    return tuple(_installed(_CUDA_DISTRIBUTIONS, "cudart"))
 
 
 def tensorrt_version() -> str:
@@ -206,25 +166,3 @@ def _cuda_file(library: str) -> str:
 
 def _tensorrt_file(library: str) -> str:
     return f"{library}_{TENSORRT_MAJOR}.dll" if _WINDOWS else f"lib{library}.so.{TENSORRT_MAJOR}"
-
-
-def _installed(distributions: Iterable[str], library: str) -> Iterator[Installed]:
-    """Versions of pip's distributions, then those of the library in the loader's folders, without repeats."""
-    for name in distributions:
-        version = distribution_version(name)
-        if version:
-            yield Installed(version, name)
-    named = os.environ.get("PATH" if _WINDOWS else "LD_LIBRARY_PATH", "").split(os.pathsep)
-    pattern = re.compile(rf"{library}(?:64)?_(\d+)\.dll" if _WINDOWS else rf"lib{library}\.so\.(\d+)")
-    seen: set[str] = set()
-    for folder in dict.fromkeys((*filter(None, named), *(() if _WINDOWS else _SYSTEM_FOLDERS))):
-        paths: list[Path] = []
-        with contextlib.suppress(OSError):  # any text may be in the variable
-            paths = sorted(Path(folder).glob(f"*{library}*"))
-        for path in paths:
-            match = pattern.fullmatch(path.name)
-            if match and match[1] not in seen:
-                seen.add(match[1])
-                # The target of the link is named by the full version: libnvinfer.so.10 → libnvinfer.so.10.14.1.
-                whole = re.search(r"\.so\.(\d+\.[\d.]*\d)$", path.resolve().name)
-                yield Installed(whole[1] if whole else match[1], folder)

@@ -1,17 +1,20 @@
 """Which execution provider runs the graphs, and why a better one does not."""
 
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from latentsync_trt.bundle.manifest import EIGHT_BIT_PRECISIONS, Manifest
 from latentsync_trt.errors import InputError, ProviderUnavailable
 from latentsync_trt.runtime.providers import gpu as driver
-from latentsync_trt.runtime.providers import messages
+from latentsync_trt.runtime.providers import table
 from latentsync_trt.runtime.providers.diagnose import diagnose_provider
 from latentsync_trt.runtime.providers.gpu import Gpu
-from latentsync_trt.runtime.providers.hardware import has_nvidia_gpu
 from latentsync_trt.runtime.providers.table import CPU, PROVIDERS, RTX, TENSORRT, Provider
 from latentsync_trt.values import ALL_DEVICES
+
+PCI_DEVICES = Path("/sys/bus/pci/devices")
 
 FP8_FROM = (8, 9)
 """Compute capability of the first GPUs with FP8: RTX 40xx, L4, H100."""
@@ -27,7 +30,7 @@ class Selection:
 
     def notices(self) -> list[str]:
         """One line for each reason, with the providers that were skipped for it; none on a machine without a GPU."""
-        if self.gpu is None and driver.driver_cuda() is None and not has_nvidia_gpu():
+        if self.gpu is None and driver.driver_cuda() is None and not _has_nvidia_gpu():
             return []
         names: dict[str, list[str]] = {}
         for name, reason in self.skipped_providers:
@@ -62,7 +65,7 @@ def select_provider(request: str = "auto", device: int = 0) -> Selection:
     provider = PROVIDERS.get(request)
     if provider is None:
         choices = ", ".join(("auto", *PROVIDERS))
-        raise ProviderUnavailable(messages.NOT_A_PROVIDER.format(request=request, choices=choices), usage=True)
+        raise ProviderUnavailable(table.NOT_A_PROVIDER.format(request=request, choices=choices), usage=True)
     if provider is not CPU:
         _check_device(device)
     reason = why_unavailable(provider.name, device)
@@ -118,7 +121,7 @@ def next_provider(selection: Selection, *, at_once: bool = True) -> Selection:
     after = tuple(PROVIDERS)[tuple(PROVIDERS).index(selection.name) + 1 :]
     left = tuple(PROVIDERS[name] for name in after if not (at_once and PROVIDERS[name].builds))
     if not left:
-        raise ProviderUnavailable(messages.NOTHING_AFTER.format(name=selection.name))
+        raise ProviderUnavailable(table.NOTHING_AFTER.format(name=selection.name))
     return _best(left, selection.device_id)
 
 
@@ -146,7 +149,7 @@ def _check_device(device: int) -> None:
         return  # the driver's obstacle is reported instead, with more detail
     if not 0 <= device < len(found):
         existing = f"available: {', '.join(map(str, found))}" if found else "this machine has none"
-        raise InputError(messages.NO_SUCH_GPU.format(device=device, existing=existing))
+        raise InputError(table.NO_SUCH_GPU.format(device=device, existing=existing))
 
 
 def _gpu_of(provider: Provider, device: int) -> Gpu | None:
@@ -173,3 +176,13 @@ def eight_bit_notice(manifest: Manifest, selection: Selection) -> str:
             f"{least}; use an int8 or {manifest.arithmetic} bundle"
         )
     return ""
+
+
+def _has_nvidia_gpu() -> bool:
+    """Whether Linux lists an NVIDIA display controller, which may lack its driver."""
+    for device in PCI_DEVICES.glob("*"):
+        with suppress(OSError):
+            vendor, kind = ((device / name).read_text().strip() for name in ("vendor", "class"))
+            if vendor == "0x10de" and kind.startswith("0x03"):
+                return True
+    return False
