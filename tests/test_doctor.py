@@ -13,7 +13,7 @@ from latentsync_trt.cli.doctor import SECTIONS, Finding
 from latentsync_trt.errors import OutputError
 from latentsync_trt.runtime.cache.store import EngineCache
 from latentsync_trt.runtime.networks.verdict import FOLDER
-from latentsync_trt.runtime.providers import diagnose, gpu
+from latentsync_trt.runtime.providers import diagnose, gpu, table
 from latentsync_trt.runtime.providers.gpu import Gpu
 from latentsync_trt.runtime.providers.select import select_provider
 from latentsync_trt.runtime.providers.table import CPU, CUDA, TENSORRT, Obstacle, Provider
