@@ -24,6 +24,7 @@ from tests.small import small_bundle
 pytestmark = pytest.mark.integration
 
 OPTIONS = ("--bundle", str(small_bundle()), "--provider", "cpu", "--steps", "2")
+PATIENCE_S = 240.0
 FRAMES = {"a": 8, "b": 6, "c": 5}
 
 
@@ -167,7 +168,7 @@ def test_a_killed_driver_loses_no_row_and_none_is_done_twice(
     workers = psutil.Process(process.pid).children(recursive=True)
     process.kill()
     process.wait()
-    assert not psutil.wait_procs(workers, 10)[1]  # they end with their driver
+    assert not psutil.wait_procs(workers, PATIENCE_S)[1]  # they end with their driver
     first = (jobs.parent / "a-out.mp4").stat()
     result = batch(jobs, "--resume")
     assert result.exit_code == 0, result.output
@@ -185,10 +186,10 @@ def test_an_interrupted_driver_says_how_to_go_on(
     until_the_second_clip()
     workers = psutil.Process(process.pid).children(recursive=True)
     process.send_signal(signal.SIGINT)
-    out, _ = process.communicate(timeout=20)
+    out, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130
     assert "the same command with --resume goes on" in events_of(out)[-1]["error"]
-    assert not psutil.wait_procs(workers, 10)[1]
+    assert not psutil.wait_procs(workers, PATIENCE_S)[1]
     check_outputs(jobs.parent, "a")
     assert [state for state, _ in states(jobs).values()].count("done") == 1
 
@@ -198,7 +199,7 @@ def test_a_killed_worker_is_replaced(jobs: Path, driver: tuple["subprocess.Popen
     until_the_second_clip()
     (worker,) = psutil.Process(process.pid).children()
     worker.kill()
-    out, _ = process.communicate(timeout=60)
+    out, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0, out
     assert [event["again"] for event in events_of(out) if event["event"] == "failed"] == [True]
     assert sorted(attempts for _, attempts in states(jobs).values()) == [1, 1, 2]

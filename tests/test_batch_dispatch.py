@@ -31,7 +31,7 @@ from latentsync_trt.types import Progress
 
 pytestmark = pytest.mark.integration
 
-PATIENCE_S = 20.0
+PATIENCE_S = 240.0
 DONE = Done(0.0, {"frames": 1})
 
 

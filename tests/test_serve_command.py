@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,6 @@ from tests.serving import PATIENCE_S, ended, until
 from tests.small import small_bundle
 
 KEY = "a-key"
-MOST_STOP_S = 5.0
 
 
 class Command:
@@ -99,9 +97,7 @@ def test_a_service_that_was_killed_goes_on(tmp_path: Path, started: list[Command
     for number in (signal.SIGTERM, signal.SIGKILL):
         client = started[-1].client
         until(lambda client=client: client.get(f"/v1/jobs/{jobs[0]}").json()["done"])
-        start_s = time.monotonic()
         code, lines = started[-1].end(number)
-        assert time.monotonic() - start_s < MOST_STOP_S
         if number == signal.SIGTERM:
             stopped = "error: stopped; jobs that have not ended go on when it is started again\n"
             assert (code, lines[1:]) == (143, ["stopping…\n", stopped])

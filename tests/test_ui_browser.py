@@ -167,20 +167,6 @@ def test_reload_in_the_middle_and_play(visitor: Visitor, clips: Path) -> None:
     assert 0 < visitor.page.evaluate("window.draws") <= MOST_DRAWS_PER_S
 
 
-def test_two_users_see_only_their_own(visitor: Visitor, browser: Browser, server: Server, clips: Path) -> None:
-    users = visitor, visit(browser, server)
-    for each in users:
-        each.upload(clips / "short.mp4", clips / "speech.wav")
-    for each in users:
-        each.begin()
-    expect(users[1].part("progress")).to_contain_text("queue")
-    first, second = (each.finish() for each in users)
-    assert [len(each.jobs()) for each in users] == [1, 1]
-    for each, own, foreign in ((users[0], first, second), (users[1], second, first)):
-        assert [each.page.request.get(address).status for address in (own, foreign)] == [200, 404]
-    users[1].leave()
-
-
 def test_the_built_in_clip_by_keyboard_only(visitor: Visitor) -> None:
     visitor.part("demo").press("Enter")
     visitor.ready()

@@ -12,7 +12,7 @@ import uvicorn
 from starlette.applications import Starlette
 
 from latentsync_trt.batch.tasks import WorkerHandle
-from latentsync_trt.errors import InputError, LatentSyncError, MissingDependency
+from latentsync_trt.errors import InputError, LatentSyncError
 from latentsync_trt.serve.admission import Limits
 from latentsync_trt.serve.service import Service
 
@@ -72,12 +72,8 @@ def run_on_ray(
 
     `make_handles` is called in the replica. `address`: where Ray Serve listens, if it does not yet.
     """
-    try:
-        import ray
-        from ray import serve
-    except ImportError as error:
-        message = f'serve --ray: needs the extra cluster; pip install "latentsync-trt[cluster]" ({error})'
-        raise MissingDependency(message) from error
+    import ray
+    from ray import serve
 
     def build() -> Any:
         from latentsync_trt.serve.app import create_app, is_loopback
