@@ -74,13 +74,9 @@ class JobStatus:
     report: dict[str, Any] | None
 
 
-@dataclass(slots=True)
-class _Running:
-    """Progress of a running job; `first`: when its first frames were written, and how many."""
-
-    progress: Progress = Progress("", 0, None)
-    first: tuple[float, int] | None = None
-    frames_per_s: float | None = None
+_Running = tuple[Progress, float, int]
+"""Progress of a running job; when its first frame was written (0: not yet), and how many frames were done then."""
+_IDLE: _Running = (Progress("", 0, None), 0.0, 0)
 
 
 class Service:
@@ -261,9 +257,10 @@ class Service:
         return {row.task.id: number for number, row in enumerate(self._ledger.rows("waiting"), 1)}
 
     def _describe(self, row: Row, positions: Mapping[str, int]) -> JobStatus:
-        with self._lock:
-            running = self._running.get(row.task.id, _Running()) if row.state == "running" else _Running()
-            progress, rate = running.progress, running.frames_per_s
+        progress, first_s, first = self._running.get(row.task.id, _IDLE)
+        rate = None
+        if progress.done > first and first_s:
+            rate = (progress.done - first) / max(time.monotonic() - first_s, 1e-3)
         found = row.report or {}
         left = progress.total - progress.done if progress.total is not None else None
         return JobStatus(
@@ -312,6 +309,8 @@ class Service:
             return
         with self._lock:
             self._count(event)
+            if isinstance(event, Finished | CanceledEvent | Failed):
+                self._running.pop(event.task_id, None)
         if isinstance(event, Finished | CanceledEvent) or (isinstance(event, Failed) and not event.again):
             known = self._ledger.row(event.task_id) is not None
             folder = self._jobs / event.task_id
@@ -320,30 +319,19 @@ class Service:
     def _count(self, event: Event) -> None:
         match event:
             case Started(task_id):
-                self._running[task_id] = _Running()
+                self._running[task_id] = _IDLE
             case Moved(task_id, _, progress):
-                self._move(self._running[task_id], progress)
+                before, first_s, first = self._running[task_id]
+                if progress.writes:
+                    self.totals["frames"] += progress.done - (before.done if before.writes else 0)
+                    first_s, first = (first_s, first) if first_s else (time.monotonic(), progress.done)
+                self._running[task_id] = progress, first_s, first
             case Finished(task_id, _, done):
-                self._ended(task_id, "done")
+                self.totals["done"] += 1
                 self.totals["windows"] += done.report["windows"]
                 self.totals["painting_seconds"] += done.report["wall_s"] - done.report["opened_s"]
             case Failed(task_id, _, _, usage, again):
                 self.totals["worker" if again else "input" if usage else "run"] += 1
-                self._ended(task_id, "" if again else "failed")
+                self.totals["failed"] += not again
             case CanceledEvent(task_id):
-                self._ended(task_id, "canceled")
-
-    def _ended(self, task_id: str, state: str) -> None:
-        self._running.pop(task_id, None)
-        if state:
-            self.totals[state] += 1
-
-    def _move(self, running: _Running, progress: Progress) -> None:
-        before, running.progress = running.progress, progress
-        if not progress.writes:
-            return
-        now_s = time.monotonic()
-        first_s, first = running.first = running.first or (now_s, progress.done)
-        if now_s > first_s:
-            running.frames_per_s = (progress.done - first) / (now_s - first_s)
-        self.totals["frames"] += progress.done - (before.done if before.writes else 0)
+                self.totals["canceled"] += 1
