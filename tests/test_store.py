@@ -14,7 +14,7 @@ import fsspec
 import pytest
 
 from latentsync_trt import remote_files
-from latentsync_trt.batch import store
+from latentsync_trt.batch.worker import fetch_bundle
 from latentsync_trt.bundle.find import demo_folder
 from latentsync_trt.errors import BundleError, InputError, MediaError, MissingDependency, OutputError
 from tests.s3 import BUCKET, s3_server
@@ -285,19 +285,19 @@ def fetched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The URLs that were fetched."""
     urls: list[str] = []
     fetch = remote_files.fetch
-    monkeypatch.setattr(store, "fetch", lambda url, folder: (urls.append(url), fetch(url, folder))[1])
+    monkeypatch.setattr(remote_files, "fetch", lambda url, folder: (urls.append(url), fetch(url, folder))[1])
     return urls
 
 
 def test_several_workers_download_a_bundle_once(uploaded: str, tmp_path: Path, fetched: list[str]) -> None:
     with ThreadPoolExecutor(3) as pool:
-        folder, *others = pool.map(store.fetch_folder, [uploaded] * 3, [tmp_path] * 3)
+        folder, *others = pool.map(fetch_bundle, [uploaded] * 3, [tmp_path] * 3)
     assert others == [folder] * 2
     assert {path.name for path in folder.iterdir()} == {path.name for path in demo_folder().iterdir()}
     assert (fetched.count(f"{uploaded}/manifest.json"), len(set(fetched))) == (3, len(fetched) - 2)
     weights = next(folder.glob("*.weights"))
     weights.write_bytes(b"damaged")
-    assert store.fetch_folder(uploaded, tmp_path) == folder
+    assert fetch_bundle(uploaded, tmp_path) == folder
     assert weights.stat().st_size > 100
     assert [path for path in tmp_path.iterdir() if path.is_dir()] == [folder]
 
@@ -307,7 +307,7 @@ def test_a_damaged_bundle_is_refused(uploaded: str, tmp_path: Path, s3: Any) -> 
     content = s3.cat(weights)
     s3.pipe(weights, content[:-1] + bytes([content[-1] ^ 1]))
     with pytest.raises(BundleError, match=rf"^{uploaded}: .*\(SHA-256 differs\).*; upload the bundle again$"):
-        store.fetch_folder(uploaded, tmp_path)
+        fetch_bundle(uploaded, tmp_path)
     assert not [path for path in tmp_path.iterdir() if path.is_dir()]
     with pytest.raises(MediaError, match=rf"^s3://{BUCKET}/none/manifest.json: no such file"):
-        store.fetch_folder(f"s3://{BUCKET}/none", tmp_path)
+        fetch_bundle(f"s3://{BUCKET}/none", tmp_path)

@@ -1,5 +1,6 @@
 """A worker: holds one open `LipSync`, and syncs one task at a time: fetch, sync, deliver."""
 
+import shutil
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -9,11 +10,13 @@ from pathlib import Path
 from time import monotonic, perf_counter
 from typing import TYPE_CHECKING
 
+from filelock import FileLock
+
 from latentsync_trt import remote_files
-from latentsync_trt.batch.store import fetch_folder
 from latentsync_trt.batch.tasks import Canceled, Done, Task, TaskError, WorkerLost, WorkerSettings
-from latentsync_trt.errors import InferenceError, InputError, MediaError, NoFaceError
-from latentsync_trt.files import KEPT_NAME, temporary_folder, work_folder, work_folder_of
+from latentsync_trt.bundle.manifest import MANIFEST_NAME, Bundle, manifest_sha256, read_manifest
+from latentsync_trt.errors import BundleError, InferenceError, InputError, MediaError, NoFaceError
+from latentsync_trt.files import KEPT_NAME, published_folder, temporary_folder, work_folder, work_folder_of
 from latentsync_trt.option_fields import command_line
 from latentsync_trt.paths import check_folder_to_write
 from latentsync_trt.types import Progress, SyncReport
@@ -24,6 +27,8 @@ if TYPE_CHECKING:
 
 
 _PREVIEW_S = 1.0
+_LOCK_POLL_S = 0.2
+_DIGITS = 12
 
 
 class Worker:
@@ -103,10 +108,10 @@ class Worker:
         if not remote_files.is_url(bundle):
             return bundle
         cache = cache_folder(self._settings.runtime.engine_cache).absolute()
-        return remote_files.local_of(bundle) or fetch_folder(bundle, cache / "bundles")
+        return remote_files.local_of(bundle) or fetch_bundle(bundle, cache / "bundles")
 
     def _sync(self, task: Task, report: Callable[[Progress], None]) -> SyncReport:
-        """Syncs local files; goes on where a worker was killed, if it kept finished parts of the same clip."""
+        """Syncs local files; resumes where a worker was killed, if it kept finished parts of the same clip."""
         if self._lip_sync is None:
             raise InputError("Worker.run: it is not open; call open first")
         if not task.options.resume and (work_folder_of(Path(task.output)) / KEPT_NAME).exists():
@@ -120,7 +125,7 @@ class Worker:
 
 
 class _Preview:
-    """A JPEG of the newest frame at `path`; where it cannot be written, the clip goes on without."""
+    """Writes a JPEG of the newest frame to `path`, if it can."""
 
     def __init__(self, path: str | None) -> None:
         self._path, self._next_s = None if path is None else Path(path), 0.0
@@ -148,7 +153,7 @@ class _Files:
         self._paths: dict[tuple[str, bool], Path] = {}
 
     def local(self, file: str, written: bool) -> str:
-        """The local path of a file, which is fetched unless it is `written`."""
+        """Returns the local path of a file, which is fetched unless it is `written`."""
         path = remote_files.local_of(file) or self._paths.get((file, written))
         if path is None:
             place = self.folder / str(len(self._paths))  # of its own, as names may be equal
@@ -161,14 +166,14 @@ class _Files:
         return str(path)
 
     def deliver(self) -> None:
-        """Delivers what was written, the clip last."""
+        """Uploads what was written, the clip last."""
         for (url, written), path in self._paths.items():
             if written:
                 self._delivering()
                 remote_files.deliver(path, url, self._delivering)
 
     def named(self, text: str) -> str:
-        """A message with URLs instead of the local paths of their files."""
+        """Returns a message with URLs instead of the local paths of their files."""
         for (url, _), path in self._paths.items():
             text = text.replace(str(path), remote_files.shown(url))
         return text
@@ -180,3 +185,30 @@ def _forget(output: str) -> None:
     if path is not None and (kept := work_folder_of(path) / KEPT_NAME).exists():  # else they were in the scratch folder
         with suppress(OSError), work_folder(path):
             kept.unlink()
+
+
+def fetch_bundle(url: str, cache: Path) -> Path:
+    """Downloads a bundle into `cache` once per machine, while other processes wait; returns its folder.
+
+    The folder is named by the SHA-256 of the manifest, which contains those of all files.
+
+    Raises:
+        BundleError: a file differs from the manifest. Others as `fetch`.
+    """
+    check_folder_to_write(cache)
+    cache.mkdir(parents=True, exist_ok=True)
+    url = url.rstrip("/")
+    with temporary_folder(cache) as folder, FileLock(cache / ".download.lock", poll_interval=_LOCK_POLL_S):
+        manifest = remote_files.fetch(f"{url}/{MANIFEST_NAME}", folder)
+        target = cache / f"{remote_files.name_of(url)}-{manifest_sha256(folder)[:_DIGITS]}"
+        with suppress(BundleError):
+            return Bundle.load(target).folder
+        try:
+            with published_folder(target) as staged:
+                shutil.copy(manifest, staged)
+                for file in read_manifest(staged).files:
+                    remote_files.fetch(f"{url}/{file}", staged)
+                Bundle.load(staged)
+        except BundleError as error:
+            raise BundleError(f"{remote_files.shown(url)}: {error}; upload the bundle again") from error
+    return target
