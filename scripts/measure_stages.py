@@ -30,7 +30,7 @@ from latentsync_trt.media.reader import probe, read_frames
 from latentsync_trt.media.writer import VideoWriter
 from latentsync_trt.sync.compose import Composer
 from latentsync_trt.sync.faces import FaceFinder
-from latentsync_trt.sync.jobs import Job
+from latentsync_trt.sync.jobs import FrameJob
 from latentsync_trt.sync.quality import Quality
 from latentsync_trt.sync.threads import StageClock, in_background
 from latentsync_trt.types import Frame, Patch
@@ -59,7 +59,7 @@ def stages(video: Path, folder: Path) -> dict[str, tuple[int, Callable[[], objec
     jobs = _jobs_with_faces(video)
     frames = [job.frame for job in jobs]
 
-    def detect() -> list[Job]:
+    def detect() -> list[FrameJob]:
         # Pictures as the decoder yields them, not converted yet.
         fresh = (replace(frame, picture=LazyRgb(frame.planes)) if frame.planes else frame for frame in frames)
         return list(aligned_faces(video, fresh, RESOLUTION_PX))
@@ -85,7 +85,7 @@ def stages(video: Path, folder: Path) -> dict[str, tuple[int, Callable[[], objec
     return {name: (len(frames), run) for name, run in runs.items()}
 
 
-def _jobs_with_faces(video: Path) -> list[Job]:
+def _jobs_with_faces(video: Path) -> list[FrameJob]:
     """The first frames that show a face; raises `NoFaceError` if none does."""
     frames = list(islice(read_frames(video), MOST_FRAMES))
     found = [job for job in aligned_faces(video, frames, RESOLUTION_PX) if job.targets]
@@ -106,7 +106,7 @@ def _all_stages(video: Path, count: int) -> Generator[tuple[Frame, tuple[Patch, 
 
 
 def _composed(
-    jobs: Iterable[Job], background: Callable[..., Any]
+    jobs: Iterable[FrameJob], background: Callable[..., Any]
 ) -> Generator[tuple[Frame, tuple[Patch, ...]], None, None]:
     with MediaPipeDetector() as mesher:
         composer = Composer(Paster(mesher, mouth_mask(RESOLUTION_PX)), None, Quality([Fraction(0)]), StageClock())
@@ -115,7 +115,7 @@ def _composed(
         yield from background(composer.measure(composed), name="measure")
 
 
-def _as_painted(jobs: Iterable[Job]) -> Generator[Job, None, None]:
+def _as_painted(jobs: Iterable[FrameJob]) -> Generator[FrameJob, None, None]:
     """The source's own faces as painted ones, which take as long."""
     for job in jobs:
         faces = [(target, target.face) for target in job.targets if target.face is not None]

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from latentsync_trt import Enhancer, LipSync, SyncOptions
 from latentsync_trt.cli import main
 from latentsync_trt.errors import InputError
-from latentsync_trt.sync.enhance import enhanced, load_enhancer
+from latentsync_trt.sync.compose import enhanced, load_enhancer
 from latentsync_trt.types import Float32Array
 from tests.clips import decoded, write_clip
 from tests.small import small_bundle

@@ -10,7 +10,7 @@ import pytest
 
 from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.sync.faces import FaceFinder
-from latentsync_trt.sync.jobs import Job
+from latentsync_trt.sync.jobs import FrameJob
 from latentsync_trt.sync.threads import StageClock
 from latentsync_trt.types import Face, Frame, Interval, UInt8Array
 from tests.clips import frame_at
@@ -44,7 +44,7 @@ def numbered(count: int) -> Iterator[Frame]:
         yield frame_at(index, np.full((8, 8, 3), index, np.uint8))
 
 
-def jobs_of(faces: list[list[Face]]) -> tuple[list[Job], FaceFinder]:
+def jobs_of(faces: list[list[Face]]) -> tuple[list[FrameJob], FaceFinder]:
     finder = FaceFinder(Scripted(faces), 64, StageClock())
     return list(finder.find(frame for frame in numbered(len(faces)))), finder
 
@@ -84,7 +84,7 @@ def test_the_reason_is_told(last: Face, during: list[Face], reason: str) -> None
     assert [interval.reason for interval in finder.untouched][:1] == [reason]
 
 
-def at_times(times_s: list[Fraction], faces: list[list[Face]]) -> tuple[list[Job], FaceFinder]:
+def at_times(times_s: list[Fraction], faces: list[list[Face]]) -> tuple[list[FrameJob], FaceFinder]:
     ends_s = [*times_s[1:], times_s[-1] + Fraction(1, 25)]
     frames = (
         replace(frame, time_s=start_s, source_s=start_s, duration_s=end_s - start_s)

@@ -22,7 +22,7 @@ from latentsync_trt.media.playback import Playback
 from latentsync_trt.media.reader import probe, read_frames
 from latentsync_trt.sync.analysis import analyse, mark_of
 from latentsync_trt.sync.faces import FaceFinder
-from latentsync_trt.sync.jobs import Job
+from latentsync_trt.sync.jobs import FrameJob
 from latentsync_trt.sync.threads import StageClock
 from latentsync_trt.types import Frame
 from latentsync_trt.values import FaceChoice
@@ -50,7 +50,7 @@ def saved(clip: Path, detector: MediaPipeDetector) -> Path:
     return save_tracks(analyse(clip, detector)[0], clip.with_suffix(".json"))
 
 
-def jobs_of(detector: MediaPipeDetector, clip: Path, playback: Playback, tracks: Tracks | None) -> list[Job]:
+def jobs_of(detector: MediaPipeDetector, clip: Path, playback: Playback, tracks: Tracks | None) -> list[FrameJob]:
     def frames() -> Generator[Frame, None, None]:
         yield from read_frames(clip, playback)
 

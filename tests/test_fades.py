@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from latentsync_trt.sync.fades import FADE_S, faded
-from latentsync_trt.sync.jobs import Job, Target
+from latentsync_trt.sync.compose import FADE_S, faded
+from latentsync_trt.sync.jobs import FrameJob, Target
 from latentsync_trt.types import Face, UInt8Array
 from tests.clips import frame_at
 
@@ -15,11 +15,11 @@ PICTURE: UInt8Array = np.zeros((2, 2, 3), np.uint8)
 SOMEONE = Face(np.zeros(4, np.float32), np.zeros((3, 2), np.float32))
 
 
-def jobs(shown: Sequence[tuple[set[int], int | None]]) -> Generator[Job, None, None]:
+def jobs(shown: Sequence[tuple[set[int], int | None]]) -> Generator[FrameJob, None, None]:
     """Frames at 25/s with these people and shots."""
     for index, (people, shot) in enumerate(shown):
         targets = (Target(person, person, 0, SOMEONE, np.eye(2, 3)) for person in sorted(people))
-        yield Job(frame_at(index, PICTURE), tuple(targets), shot)
+        yield FrameJob(frame_at(index, PICTURE), tuple(targets), shot)
 
 
 def quarters(shown: Sequence[tuple[set[int], int | None]], person: int = 0) -> list[int]:
@@ -57,7 +57,7 @@ def test_each_face_fades_for_itself() -> None:
 def test_every_frame_leaves_in_order_and_in_time(shown: list[tuple[set[int], int | None]]) -> None:
     taken, left = 0, 0
 
-    def counted() -> Generator[Job, None, None]:
+    def counted() -> Generator[FrameJob, None, None]:
         nonlocal taken
         for job in jobs(shown):
             taken += 1

@@ -10,7 +10,7 @@ import pytest
 from latentsync_trt import Face, LipSync, SyncOptions
 from latentsync_trt.config import Extend, Length
 from latentsync_trt.runtime.networks.networks import Networks
-from latentsync_trt.sync.notices import notices_of_length, notices_of_rate
+from latentsync_trt.sync.timeline import notices_of_length, notices_of_rate
 from latentsync_trt.types import Progress, SyncReport, UInt8Array, VideoInfo
 from tests.clips import write_face, write_sound
 from tests.small import small_bundle

@@ -17,7 +17,7 @@ from latentsync_trt.diffusion.scheduler import solver_schedule
 from latentsync_trt.errors import InputError
 from latentsync_trt.sync.api import LipSync
 from latentsync_trt.sync.inpaint import Inpainter
-from latentsync_trt.sync.jobs import Job, Target
+from latentsync_trt.sync.jobs import FrameJob, Target
 from latentsync_trt.sync.paint import Gathered, PaintDevice, Painter
 from latentsync_trt.sync.threads import StageClock, in_background
 from latentsync_trt.types import AlignedFace, Face, Float32Array, Frame, UInt8Array, UInt16Array, WindowBatch
@@ -79,13 +79,13 @@ UNMOVED = np.eye(2, 3)
 SOMEONE = Face(np.zeros(4, np.float32), np.zeros((3, 2), np.float32))
 
 
-def jobs(tracks: Sequence[set[int]]) -> Generator[Job, None, None]:
+def jobs(tracks: Sequence[set[int]]) -> Generator[FrameJob, None, None]:
     """Frames with the faces of these tracks: flat pictures, as light as their frame's number modulo 128."""
     for index, shown in enumerate(tracks):
         rgb = np.full((SIDE_PX, SIDE_PX, 3), index % 128, np.uint8)
         face = AlignedFace(rgb, UNMOVED, (SIDE_PX, SIDE_PX))
         targets = (Target(track, track, track % 2, SOMEONE, UNMOVED, face) for track in sorted(shown))
-        yield Job(frame_at(index, rgb), tuple(targets))
+        yield FrameJob(frame_at(index, rgb), tuple(targets))
 
 
 def audio_windows(speaker: int, frames: Sequence[Frame]) -> Float32Array:
@@ -105,7 +105,7 @@ def painter(denoiser: AddsAudio, at_once: int, **how: int) -> Painter:
     )
 
 
-def assert_own_mouths(found: list[Job], tracks: Sequence[set[int]], frames_done: int = 0) -> None:
+def assert_own_mouths(found: list[FrameJob], tracks: Sequence[set[int]], frames_done: int = 0) -> None:
     """All frames in order, each with all of its faces."""
     assert [job.frame.index for job in found] == list(range(len(tracks)))
     for job, shown in zip(found[frames_done:], tracks[frames_done:], strict=True):
@@ -153,15 +153,15 @@ class Counted:
         self.tracks, self.at_once, self.taken, self.most_held = tracks, at_once, 0, 0
         self.how, self.denoiser = how, AddsAudio()
 
-    def jobs(self) -> Generator[Job, None, None]:
+    def jobs(self) -> Generator[FrameJob, None, None]:
         for job in jobs(self.tracks):
             self.taken += 1
             yield job
 
-    def run(self, frames_done: int = 0) -> list[Job]:
+    def run(self, frames_done: int = 0) -> list[FrameJob]:
         made = painter(self.denoiser, self.at_once, **self.how)
         made.skip(frames_done)
-        found: list[Job] = []
+        found: list[FrameJob] = []
         for job in made.paint(made.gather(self.jobs())):
             self.most_held = max(self.most_held, self.taken - len(found))
             found.append(job)
@@ -202,7 +202,7 @@ def test_windows_that_wait_take_no_more_memory_than_their_frames() -> None:
     at_once, count = 8, 8 * FRAMES
     made, taken = painter(AddsAudio(), at_once), 0
 
-    def alternating() -> Generator[Job, None, None]:
+    def alternating() -> Generator[FrameJob, None, None]:
         nonlocal taken
         for job in jobs([{0}, {1}] * count):
             taken += 1
@@ -267,11 +267,11 @@ class Several(Counted):
         super().__init__(tracks, at_once, **how)
         self.denoisers = [Slow(each) for each in seconds]
 
-    def run(self, frames_done: int = 0) -> list[Job]:
+    def run(self, frames_done: int = 0) -> list[FrameJob]:
         devices = [PaintDevice(inpainter(denoiser, self.at_once)) for denoiser in self.denoisers]
         made = Painter(devices, FRAMES, audio_windows, StageClock(), at_once=lambda: self.at_once, **self.how)
         made.skip(frames_done)
-        found: list[Job] = []
+        found: list[FrameJob] = []
         for job in made.paint(made.gather(self.jobs())):
             self.most_held = max(self.most_held, self.taken - len(found))
             found.append(job)

@@ -14,7 +14,7 @@ from latentsync_trt.errors import InputError
 from latentsync_trt.runtime.compiler.profiles import at_resolution, usual_shape
 from latentsync_trt.runtime.networks.networks import Networks
 from latentsync_trt.sync.inpaint import check_noise, resolution_of
-from latentsync_trt.sync.notices import notices_of_model
+from latentsync_trt.sync.timeline import notices_of_model
 from tests.clips import write_clip
 from tests.small import small_bundle
 

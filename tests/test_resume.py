@@ -29,7 +29,6 @@ from latentsync_trt.media import parts
 from latentsync_trt.media.demo_clip import camera_frames
 from latentsync_trt.media.parts import Finished
 from latentsync_trt.sync.inputs import check_inputs
-from latentsync_trt.sync.resume import made_of
 from latentsync_trt.types import Progress
 from tests.clips import numbered, write_clip, write_sound, write_video
 from tests.small import small_bundle
@@ -173,7 +172,7 @@ def test_a_run_goes_on_after_its_folder_has_moved(tmp_path: Path, monkeypatch: p
     def fingerprint(folder: Path, **brought: object) -> dict[str, str]:
         options = SyncOptions(mix=folder / "mix.wav")
         inputs = check_inputs(folder / "face.mp4", folder / "speech.wav", folder / "out.mp4", options)
-        return made_of(inputs, options, small_bundle(), "cpu", brought)
+        return fingerprint(inputs, options, small_bundle(), "cpu", brought)
 
     before = fingerprint(tmp_path / "a", noise=np.zeros(4), detector=OPTIONS)
     (tmp_path / "a").rename(tmp_path / "b")

@@ -25,7 +25,7 @@ from latentsync_trt.media.soundtrack import (
     spliced,
 )
 from latentsync_trt.media.timing import nearest
-from latentsync_trt.sync.notices import notices_of_mix
+from latentsync_trt.sync.timeline import notices_of_mix
 from latentsync_trt.types import Float32Array
 from tests.clips import numbered, read_audio, write_sound, write_video
 from tests.sounds import write_samples

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from latentsync_trt import SyncOptions
 from latentsync_trt.errors import InputError
 from latentsync_trt.media.soundtrack import SoundPiece
-from latentsync_trt.sync.speakers import Span, Voices, soundtrack_plan, span_of, voices_of
-from latentsync_trt.sync.turns_file import MARGIN_S, read_turns
+from latentsync_trt.sync.speakers import MARGIN_S, Span, Voices, read_turns, soundtrack_plan, span_of, voices_of
 from latentsync_trt.values import Speaker
 
 ANN_AND_BEN = """

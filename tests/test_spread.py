@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from latentsync_trt.sync.spread import spread
+from latentsync_trt.sync.threads import spread
 
 TIMEOUT_S = 10.0
 

@@ -136,7 +136,7 @@ def test_one_of_two_faces(lip_sync: LipSync, folder: Path, tmp_path: Path) -> No
 
 def listening(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, float]]:
     """What the lips of each speaker followed: its number and the time of the frame."""
-    from latentsync_trt.sync.speech import OpenVoices
+    from latentsync_trt.sync.speakers import OpenVoices
 
     heard: list[tuple[int, float]] = []
     windows = OpenVoices.windows

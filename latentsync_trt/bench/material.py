@@ -21,7 +21,7 @@ from latentsync_trt.media.playback import Playback
 from latentsync_trt.media.reader import delays_of, probe, read_frames
 from latentsync_trt.runtime.networks.networks import Networks
 from latentsync_trt.sync.faces import FaceFinder
-from latentsync_trt.sync.jobs import Job
+from latentsync_trt.sync.jobs import FrameJob
 from latentsync_trt.sync.threads import StageClock
 from latentsync_trt.types import Float32Array, Frame, UInt8Array
 
@@ -52,7 +52,7 @@ def first_window(clip: Clip, frames: int, networks: Networks, resolution_px: int
         return FaceWindow(np.stack(faces), speech.windows([Fraction(index, MODEL_FPS) for index in range(frames)]))
 
 
-def aligned_faces(video: Path, frames: Iterable[Frame], resolution_px: int) -> Generator[Job, None, None]:
+def aligned_faces(video: Path, frames: Iterable[Frame], resolution_px: int) -> Generator[FrameJob, None, None]:
     """Frames of a video with their faces, as `sync` cuts them out, at the network's resolution."""
     with MediaPipeDetector() as detector:
         finder = FaceFinder(detector, resolution_px, StageClock(), pixel_aspect=probe(video).sample_aspect_ratio)

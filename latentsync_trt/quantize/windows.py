@@ -23,10 +23,9 @@ from latentsync_trt.media.soundtrack import SoundPiece
 from latentsync_trt.quantize.calibration_options import CalibrateOptions, Clip
 from latentsync_trt.runtime.networks.networks import Networks
 from latentsync_trt.sync.faces import FaceFinder
-from latentsync_trt.sync.jobs import Job
+from latentsync_trt.sync.jobs import FrameJob
 from latentsync_trt.sync.paint import Sight
-from latentsync_trt.sync.speakers import Voices
-from latentsync_trt.sync.speech import OpenVoices
+from latentsync_trt.sync.speakers import OpenVoices, Voices
 from latentsync_trt.sync.threads import StageClock
 from latentsync_trt.sync.windows import Window, WindowPlanner
 from latentsync_trt.types import Denoiser, FaceDetector, Float32Array, Frame
@@ -176,7 +175,7 @@ def recorded_for(samples: int) -> int:
     return samples + max(1, min(_MOST_HELD_OUT, samples // 4))
 
 
-def _windows(jobs: Iterable[Job], frames: int) -> Iterator[Window[Sight]]:
+def _windows(jobs: Iterable[FrameJob], frames: int) -> Iterator[Window[Sight]]:
     planner: WindowPlanner[Sight] = WindowPlanner(frames)
     for job in jobs:
         yield from planner.push({target.track_id: (job.frame, target) for target in job.targets})

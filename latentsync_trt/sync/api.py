@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from latentsync_trt.config import RuntimeOptions, SyncOptions
-from latentsync_trt.sync.turns import Turns
+from latentsync_trt.sync.threads import ExclusiveAccess
 from latentsync_trt.types import AudioFeatures, Enhancer, FaceDetector, Float32Array, ProgressCallback, SyncReport
 
 if TYPE_CHECKING:
@@ -31,9 +31,9 @@ class LipSync:
 
         self._devices = devices = Devices(networks, others)
         self._own_detector: MediaPipeDetector | None = None
-        self._turns = Turns("LipSync")
+        self._access = ExclusiveAccess("LipSync")
         if devices.notices.on_notice is not None:
-            devices.notices.on_notice = self._turns.callback(devices.notices.on_notice)
+            devices.notices.on_notice = self._access.callback(devices.notices.on_notice)
 
     @classmethod
     def from_bundle(
@@ -92,7 +92,7 @@ class LipSync:
 
         Waits for a call that runs in another thread. Closing again does nothing.
         """
-        with self._turns.take("close", last=True):
+        with self._access.take("close", last=True):
             if self._own_detector is not None:
                 self._own_detector.close()
             self._devices.close()
@@ -103,7 +103,7 @@ class LipSync:
 
         options, devices = options or SyncOptions(), self._devices
         graphs, resolution_px = graphs_for(options), resolution_of(devices.bundle.manifest, options, devices.options)
-        with self._turns.take("warm_up"):
+        with self._access.take("warm_up"):
             self._devices.prepare(graphs, resolution_px)
             self._devices.warm_up(graphs)
 
@@ -141,7 +141,7 @@ class LipSync:
             self._devices.open_audio(AUDIO_ENCODER)  # not before the recording has been read
             return self._devices.encode_mel(mel)
 
-        with self._turns.take("encode_audio"):
+        with self._access.take("encode_audio"):
             return encode_audio(lambda: read_audio_blocks(recording), encode_mel, filters_of(self._devices.bundle))
 
     def sync(
@@ -170,11 +170,11 @@ class LipSync:
             OutOfMemory: even one network alone is too large for the device.
             After any error, no output is left behind.
         """
-        from latentsync_trt.sync.enhance import load_enhancer
+        from latentsync_trt.sync.compose import load_enhancer
         from latentsync_trt.sync.run import Helpers, Run
 
         options = options or SyncOptions()
-        with self._turns.take("sync"):
+        with self._access.take("sync"):
             try:
                 run = Run(self._devices, video, audio, output, options, on_progress or (lambda _: None))
                 if enhancer is None and options.enhancer is not None:

@@ -1,23 +1,35 @@
 """The stages after painting: painted faces are examined, become patches of their frames, and are measured."""
 
+from collections import deque
 from collections.abc import Generator
 from contextlib import closing
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from importlib.metadata import EntryPoint, entry_points
 
 import numpy as np
 
 from latentsync_trt.config import SyncOptions
+from latentsync_trt.errors import InputError
 from latentsync_trt.face.mask import mouth_mask
 from latentsync_trt.face.paste import Examined, Pasted, Paster
 from latentsync_trt.face.seam import seam_score
 from latentsync_trt.media.parts import part_of
-from latentsync_trt.sync.enhance import enhanced
-from latentsync_trt.sync.fades import faded
-from latentsync_trt.sync.jobs import Job, Target
+from latentsync_trt.sync.jobs import FrameJob, Target
 from latentsync_trt.sync.quality import Quality
 from latentsync_trt.sync.threads import StageClock
 from latentsync_trt.types import AlignedFace, Enhancer, Frame, Mesher, Patch, UInt16Array
+
+FADE_S = Fraction(4, 25)
+"""Time between a frame that shows none of a painted face and one that shows all of it."""
+
+Shares = dict[int, Fraction]
+"""How much of each person's painted face shows, in ]0, 1]."""
+
+GROUP = "latentsync_trt.enhancers"
+"""Entry points of this group name a class, or a function, that makes an `Enhancer` without arguments."""
+
+_WHITE = np.float32(65535)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,7 +65,7 @@ class Composer:
         self._paster, self._enhancer, self._quality = paster, enhancer, quality
         self._clock, self._frames_done = clock, frames_done
 
-    def examine(self, jobs: Generator[Job, None, None]) -> Generator[tuple[Frame, tuple[Ready, ...]], None, None]:
+    def examine(self, jobs: Generator[FrameJob, None, None]) -> Generator[tuple[Frame, tuple[Ready, ...]], None, None]:
         """Frames in order, with what can be known of each face without the frames before."""
         with closing(faded(jobs)) as shown:
             for job, shares in shown:
@@ -118,3 +130,92 @@ def paster_of(mesher: Mesher, resolution_px: int, options: SyncOptions) -> Paste
         mouth_mask(resolution_px),
         paste=options.paste,
     )
+
+
+def faded(jobs: Generator[FrameJob, None, None]) -> Generator[tuple[FrameJob, Shares], None, None]:
+    """Every job in order with the shares of its faces; holds back those of the last `FADE_S`.
+
+    At cuts, and at both ends of the clip, nothing fades.
+    """
+    held: deque[tuple[FrameJob, Shares]] = deque()
+    begins_s: dict[int, Fraction | None] = {}
+    last: FrameJob | None = None
+    with closing(jobs):
+        for job in jobs:
+            now_s, people = job.frame.time_s, {target.person for target in job.targets}
+            is_cut = last is None or (None not in (last.shot, job.shot) and last.shot != job.shot)
+            if not is_cut:
+                _fade_out(held, begins_s.keys() - people, now_s)
+            before_s = None if is_cut or last is None else last.frame.time_s
+            begins_s = {person: begins_s.get(person, before_s) for person in people}
+            held.append((job, {person: _share(begin_s, now_s) for person, begin_s in begins_s.items()}))
+            while held and held[0][0].frame.time_s <= now_s - FADE_S:
+                yield held.popleft()
+            last = job
+    yield from held
+
+
+def _fade_out(held: deque[tuple[FrameJob, Shares]], people: set[int], end_s: Fraction) -> None:
+    for person in people:
+        for job, shares in reversed(held):
+            if person not in shares:
+                break
+            shares[person] = min(shares[person], _share(job.frame.time_s, end_s))
+
+
+def _share(start_s: Fraction | None, end_s: Fraction) -> Fraction:
+    return Fraction(1) if start_s is None else min(Fraction(1), (end_s - start_s) / FADE_S)
+
+
+def load_enhancer(name: str) -> Enhancer:
+    """The enhancer with the entry point `name`.
+
+    Raises:
+        InputError: there is none, it cannot be imported, or what it makes has no method `enhance`.
+    """
+    entry = check_enhancer(name)
+    try:
+        make = entry.load()
+    except (ImportError, AttributeError) as error:
+        raise InputError(f"--enhancer {name}: cannot be imported: {error}; reinstall its package") from error
+    enhancer: Enhancer = make()
+    if not callable(getattr(enhancer, "enhance", None)):
+        raise InputError(f"--enhancer {name}: {entry.value} makes no object with a method enhance(face)")
+    return enhancer
+
+
+def check_enhancer(name: str) -> EntryPoint:
+    """The entry point of an installed enhancer, without importing it; raises `InputError` if there is none."""
+    installed = entry_points(group=GROUP)
+    if name not in installed.names:
+        names = ", ".join(sorted(installed.names)) or "none"
+        raise InputError(
+            f"--enhancer {name}: not installed; installed: {names}; install a package that has an entry point of this "
+            f"name in the group {GROUP}"
+        )
+    return installed[name]
+
+
+def enhanced(painted: UInt16Array, enhancer: Enhancer) -> UInt16Array:
+    """The face `painted`, uint16 `(R, R, 3)` RGB (257 × the 8-bit level), as `enhancer` returns it, perhaps larger.
+
+    Raises:
+        InputError: it returned something else than a square RGB picture of at least that size, or NaN or infinity.
+    """
+    found: object = enhancer.enhance(np.asarray(painted / _WHITE, np.float32))
+    problem = _problem(found, len(painted))
+    if problem:
+        wanted = "a float32 array (n, n, 3) in [0, 1], n at least that of the face"
+        raise InputError(f"enhancer {type(enhancer).__name__}: enhance returned {problem}; it must return {wanted}")
+    return np.rint(np.clip(np.asarray(found), 0, 1) * _WHITE).astype(np.uint16)
+
+
+def _problem(found: object, least_px: int) -> str:
+    """What is wrong with an enhancer's result for a face of side `least_px`, empty if nothing."""
+    if not isinstance(found, np.ndarray):
+        return type(found).__name__
+    if found.ndim != 3 or found.shape[0] < least_px or found.shape != (found.shape[0], found.shape[0], 3):
+        return f"shape {found.shape} for a face of ({least_px}, {least_px}, 3)"
+    if found.dtype.kind != "f":
+        return f"type {found.dtype}"
+    return "" if np.isfinite(found).all() else "NaN or infinity"

@@ -22,7 +22,7 @@ from latentsync_trt.face.square import face_of_stored, of_stored, square
 from latentsync_trt.face.track_file import Tracks
 from latentsync_trt.face.tracker import FaceTracker, Seen
 from latentsync_trt.media.pictures import LazyRgb
-from latentsync_trt.sync.jobs import Job, Target
+from latentsync_trt.sync.jobs import FrameJob, Target
 from latentsync_trt.sync.threads import StageClock
 from latentsync_trt.types import FaceDetector, Frame, Interval, UInt8Array
 from latentsync_trt.values import FaceChoice
@@ -124,12 +124,12 @@ class FaceFinder:
             f"{LEAST_WIDTH_PX} px wide and {LEAST_HEIGHT_PX} px high"
         )
 
-    def find(self, frames: Generator[Frame, None, None]) -> Generator[Job, None, None]:
+    def find(self, frames: Generator[Frame, None, None]) -> Generator[FrameJob, None, None]:
         """A job for every frame, in order."""
         for frame, seen in self.see(frames):
             self._note_jump(frame.source_s)
             with self._clock.measure("face"):
-                job = Job(frame) if seen is None else self._job(frame, seen)
+                job = FrameJob(frame) if seen is None else self._job(frame, seen)
             self.frames_with_face += bool(job.targets)
             yield job
 
@@ -154,7 +154,7 @@ class FaceFinder:
                 yield from ready
         yield from ahead.finish()
 
-    def _job(self, frame: Frame, seen: Seen) -> Job:
+    def _job(self, frame: Frame, seen: Seen) -> FrameJob:
         self._note_several(frame, len(seen.faces))
         chosen = self._chooser.choose(seen, frame.time_s)
         placed = self._runs.advance({(one.track_id, self._jumps): one.face for one, _ in chosen})
@@ -162,14 +162,14 @@ class FaceFinder:
             self._note_untouched(frame, "other faces" if seen.faces else seen.why_none)
             # A search may have converted the whole picture; a frame that waits to be encoded needs its planes only.
             frame = frame if frame.planes is None else replace(frame, picture=LazyRgb(frame.planes))
-            return Job(frame, shot=seen.shot)
+            return FrameJob(frame, shot=seen.shot)
         shown = square(frame.picture, self._pixel_aspect)
         targets = []
         for one, speaker in chosen:
             run, matrix = placed[one.track_id, self._jumps]
             face = face_of_stored(one.face, frame.picture, shown)
             targets.append(Target(run, one.person, speaker, face, of_stored(matrix, frame.picture, shown)))
-        return Job(frame, tuple(targets), seen.shot)
+        return FrameJob(frame, tuple(targets), seen.shot)
 
     def _note_jump(self, source_s: Fraction) -> None:
         """Counts the starts from the beginning; played backwards, a source takes the steps that it took forwards."""
@@ -193,7 +193,7 @@ class FaceFinder:
         else:
             self._untouched.append(Interval(start_s, end_s, reason))
 
-    def cut_out(self, jobs: Generator[Job, None, None]) -> Generator[Job, None, None]:
+    def cut_out(self, jobs: Generator[FrameJob, None, None]) -> Generator[FrameJob, None, None]:
         """Every job in order, with its aligned face."""
         with closing(jobs):
             for job in jobs:

@@ -25,7 +25,7 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Job:
+class FrameJob:
     """A frame on its way through the stages; it leaves unchanged where it has no targets.
 
     `shot`: number of the shot that it is part of; None where no face was searched.

@@ -17,9 +17,8 @@ import numpy as np
 
 from latentsync_trt.runtime.sessions.threads import Stage
 from latentsync_trt.sync.inpaint import Inpainter
-from latentsync_trt.sync.jobs import Job, Target
-from latentsync_trt.sync.spread import spread
-from latentsync_trt.sync.threads import StageClock
+from latentsync_trt.sync.jobs import FrameJob, Target
+from latentsync_trt.sync.threads import StageClock, spread
 from latentsync_trt.sync.windows import Window, WindowPlanner
 from latentsync_trt.types import Float32Array, Frame, UInt8Array, UInt16Array
 
@@ -45,7 +44,7 @@ _STAGES = 3
 class Gathered:
     """The next job (None after the last one), and the windows to paint now."""
 
-    job: Job | None
+    job: FrameJob | None
     windows: Sequence[Window[Sight]] = ()
 
 
@@ -139,7 +138,7 @@ class Painter:
         """Leaves out the frames before this one, which have been written already. Their windows are cut as usual."""
         self._frames_done = frames_done
 
-    def gather(self, jobs: Generator[Job, None, None]) -> Generator[Gathered, None, None]:
+    def gather(self, jobs: Generator[FrameJob, None, None]) -> Generator[Gathered, None, None]:
         """Every job in order, with windows as soon as `at_once` of them are complete, whoever's faces they show.
 
         Fewer once frames have waited for the duration of `at_once` windows: without faces no window completes, and
@@ -167,14 +166,14 @@ class Painter:
         """Those with a frame that has not been written yet."""
         return [window for window in windows if window.items[window.used[-1]][0].index >= self._frames_done]
 
-    def paint(self, gathered: Generator[Gathered, None, None]) -> Generator[Job, None, None]:
+    def paint(self, gathered: Generator[Gathered, None, None]) -> Generator[FrameJob, None, None]:
         """Every job in order, with its painted faces, as soon as their windows are done.
 
         Frames in memory: with one device whose stages run in turn, those that `gather` holds back. Several devices need
         windows to choose from, and finish them out of order, and so do stages that run side by side: for each device,
         up to 2·`at_once`·F frames more wait.
         """
-        queue: deque[Job] = deque()
+        queue: deque[FrameJob] = deque()
         painted: dict[tuple[int, int], UInt16Array] = {}
         alone = len(self.devices) == 1
         workers = [partial(self._paint, device) for device in self.devices]
@@ -245,11 +244,11 @@ class Painter:
         return self._audio_windows(window.items[0][1].speaker, [frame for frame, _ in window.items])
 
 
-def _keys(job: Job) -> set[tuple[int, int]]:
+def _keys(job: FrameJob) -> set[tuple[int, int]]:
     return {(job.frame.index, target.track_id) for target in job.targets}
 
 
-def _with_faces(job: Job, painted: dict[tuple[int, int], UInt16Array]) -> Job:
+def _with_faces(job: FrameJob, painted: dict[tuple[int, int], UInt16Array]) -> FrameJob:
     """`job` with those of its faces that are painted, which are taken out."""
     targets = (replace(each, painted=painted.pop((job.frame.index, each.track_id), None)) for each in job.targets)
     return replace(job, targets=tuple(targets))

@@ -25,16 +25,13 @@ from latentsync_trt.sync.analysis import analyse
 from latentsync_trt.sync.compose import Composer, paster_of
 from latentsync_trt.sync.faces import FaceFinder
 from latentsync_trt.sync.inpaint import check_noise, graphs_for, make_inpainter, resolution_of
-from latentsync_trt.sync.inputs import check_inputs
-from latentsync_trt.sync.notices import notices_of_model, notices_of_rate
+from latentsync_trt.sync.inputs import check_inputs, fingerprint
 from latentsync_trt.sync.page import write_report
 from latentsync_trt.sync.paint import Gathered, PaintDevice, Painter
 from latentsync_trt.sync.quality import Quality
-from latentsync_trt.sync.resume import made_of
-from latentsync_trt.sync.speakers import Span, soundtrack_plan
-from latentsync_trt.sync.speech import OpenVoices
+from latentsync_trt.sync.speakers import OpenVoices, Span, soundtrack_plan
 from latentsync_trt.sync.threads import StageClock, in_background
-from latentsync_trt.sync.timeline import expected_frames, timeline_of
+from latentsync_trt.sync.timeline import expected_frames, notices_of_model, notices_of_rate, timeline_of
 from latentsync_trt.sync.windows import streams_at
 from latentsync_trt.types import (
     DeviceTime,
@@ -277,7 +274,7 @@ class Run:
         if fps is not None:
             info = replace(info, frames_per_s=Fraction(fps), time_base=1 / Fraction(fps))
         brought = {"detector": helpers.detector, "enhancer": helpers.enhancer, "noise": helpers.noise}
-        made = made_of(inputs, self._options, self._devices.bundle.folder, self._devices.selection.name, brought)
+        made = fingerprint(inputs, self._options, self._devices.bundle.folder, self._devices.selection.name, brought)
         return VideoWriter(
             inputs.output,
             info,

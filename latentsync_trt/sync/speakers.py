@@ -4,19 +4,55 @@ Times of a recording become times of the output by `SoundPiece.at_s`. Speech out
 is there; other recordings begin with the part that is synced. `--offset` moves both.
 """
 
-from collections.abc import Callable, Generator, Mapping
-from contextlib import closing
+from bisect import bisect
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import partial
+from operator import itemgetter
 from pathlib import Path
+from typing import Self
 
-from latentsync_trt.config import SyncOptions
+from latentsync_trt.audio.encoder import SpeechStream
+from latentsync_trt.audio.vad import Speech, find_speech
+from latentsync_trt.config import Silence, SyncOptions
 from latentsync_trt.errors import InputError
+from latentsync_trt.media.audio import read_audio_blocks
+from latentsync_trt.media.files import check_file, reading
 from latentsync_trt.media.reader import are_one
 from latentsync_trt.media.soundtrack import SoundPiece, SoundPlan, spliced
 from latentsync_trt.paths import local_path
-from latentsync_trt.sync.jobs import Job
-from latentsync_trt.sync.turns_file import Turns, read_turns
+from latentsync_trt.sync.jobs import FrameJob
+from latentsync_trt.types import Float32Array, Frame
+
+Listen = Callable[[int, Iterable[Float32Array]], Iterable[Float32Array]]
+
+
+MARGIN_S = Fraction(1, 5)
+"""A face is painted from this long before its turn until this long after: lips open before the first sound is heard,
+and a frame attends to 0.1 s of sound around it."""
+
+_LEAST_FIELDS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class SpeakerTurns:
+    """When one speaker is painted: starts and ends, ascending and apart."""
+
+    spans_s: tuple[tuple[Fraction, Fraction], ...]
+
+    def __contains__(self, time_s: Fraction) -> bool:
+        position = bisect(self.spans_s, time_s, key=itemgetter(0)) - 1
+        return position >= 0 and time_s < self.spans_s[position][1]
+
+    def meet(self, start_s: Fraction, end_s: Fraction) -> bool:
+        """Whether any of them is between these times, in part."""
+        return any(turn_s < end_s and start_s < turn_end_s for turn_s, turn_end_s in self.spans_s)
+
+    def later(self, by_s: Fraction) -> Self:
+        """The same turns, `by_s` later."""
+        return type(self)(tuple((start_s + by_s, end_s + by_s) for start_s, end_s in self.spans_s))
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +65,7 @@ class Voices:
 
     recordings: tuple[SoundPiece, ...]
     faces: tuple[int, ...] | None = None
-    turns: tuple[Turns, ...] | None = None
+    turns: tuple[SpeakerTurns, ...] | None = None
     notice: str | None = None
 
     @property
@@ -55,7 +91,7 @@ class Voices:
         """Whether `speaker` is painted at this time of the output."""
         return self.turns is None or time_s in self.turns[speaker]
 
-    def speaking(self, jobs: Generator[Job, None, None]) -> Generator[Job, None, None]:
+    def speaking(self, jobs: Generator[FrameJob, None, None]) -> Generator[FrameJob, None, None]:
         """The same jobs with the faces of those only who speak."""
         with closing(jobs):
             for job in jobs:
@@ -112,6 +148,66 @@ def _by_turns(recording: SoundPiece, path: Path, options: SyncOptions) -> Voices
     return Voices((recording,), tuple(range(len(turns))), tuple(turns.values()), notice)
 
 
+def read_turns(path: Path) -> dict[str, SpeakerTurns]:
+    """The turns of every speaker, by name, in the order of their first turns, longer by `MARGIN_S` at both ends.
+
+    Lines look like `SPEAKER file 1 onset duration <NA> <NA> name <NA> <NA>`; those of other types are ignored.
+
+    Raises:
+        MediaError: the file cannot be read. InputError: a line is damaged, no line is a turn, or several recordings are
+        described.
+    """
+    check_file(path)
+    with reading(path):
+        lines = path.read_bytes().decode("utf-8-sig", errors="replace").splitlines()
+    turns, recordings = dict[str, list[tuple[Fraction, Fraction]]](), dict[str, None]()
+    for recording, name, start_s, end_s in _spoken(path, lines):
+        recordings[recording] = None
+        turns.setdefault(name, []).append((start_s, end_s))
+    if not turns:
+        raise InputError(f"{path}: has no line that begins with SPEAKER; give an RTTM file", usage=False)
+    if len(recordings) > 1:
+        names = ", ".join(recordings)
+        raise InputError(f"{path}: describes several recordings ({names}); keep the lines of one", usage=False)
+    ordered = sorted(turns, key=lambda name: min(turns[name]))
+    return {name: _merged(turns[name]) for name in ordered}
+
+
+def _spoken(path: Path, lines: Iterable[str]) -> Iterator[tuple[str, str, Fraction, Fraction]]:
+    """Recording, speaker, start and end of each turn."""
+    for number, line in enumerate(lines, start=1):
+        fields = line.split()
+        if fields[:1] != ["SPEAKER"]:
+            continue
+        times_s = tuple(map(_seconds, fields[3:5]))
+        if len(fields) < _LEAST_FIELDS or None in times_s:
+            wanted = "SPEAKER file 1 onset duration <NA> <NA> name <NA> <NA>"
+            raise InputError(f"{path}: line {number} is damaged: {line.strip()!r} is not {wanted!r}", usage=False)
+        start_s, duration_s = (time_s or Fraction(0) for time_s in times_s)
+        yield fields[1], fields[7], start_s, start_s + duration_s
+
+
+def _seconds(text: str) -> Fraction | None:
+    """The number that `text` is, if it is one from 0 on."""
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return Fraction(repr(value)) if 0 <= value < float("inf") else None
+
+
+def _merged(turns: Iterable[tuple[Fraction, Fraction]]) -> SpeakerTurns:
+    """SpeakerTurns with their margins, those that meet joined."""
+    merged: list[tuple[Fraction, Fraction]] = []
+    for turn_start_s, turn_end_s in sorted(turns):
+        start_s, end_s = turn_start_s - MARGIN_S, turn_end_s + MARGIN_S
+        if merged and start_s <= merged[-1][1]:
+            merged[-1] = merged[-1][0], max(end_s, merged[-1][1])
+        else:
+            merged.append((start_s, end_s))
+    return SpeakerTurns(tuple(merged))
+
+
 @dataclass(frozen=True, slots=True)
 class Span:
     """What is synced of the output: from `start_s` to `end_s` (None = its end)."""
@@ -151,3 +247,56 @@ def soundtrack_plan(voices: Voices, mix: SoundPiece | None, own: SoundPiece | No
         return SoundPlan(speech)
     pieces = speech if span == Span() else spliced(own, speech, span.start_s, span.end_s)
     return SoundPlan(pieces) if pieces else None
+
+
+class OpenVoices:
+    """The encoded speech of all speakers; open until `close`.
+
+    Args:
+        encode_mel, filters: as for `SpeechStream`.
+        listen: gets each speaker's number and the blocks of the recording, and passes them on.
+
+    Raises:
+        As `SpeechStream` and `read_audio_blocks`.
+    """
+
+    def __init__(
+        self,
+        voices: Voices,
+        encode_mel: Callable[[Float32Array], Float32Array],
+        filters: Float32Array,
+        silence: Silence,
+        listen: Listen = lambda _, blocks: blocks,
+    ) -> None:
+        self._voices = voices
+        self.speech: list[Speech | None] = []
+        """When somebody speaks in each recording; None where this is not searched."""
+        self._streams: list[SpeechStream] = []
+        with ExitStack() as opened:
+            for number, recording in enumerate(voices.recordings):
+                self.speech.append(find_speech(read_audio_blocks(recording.path)) if silence == "closed" else None)
+                opener = partial(self._blocks, number, listen)
+                self._streams.append(opened.enter_context(closing(SpeechStream(opener, encode_mel, filters))))
+            self._opened = opened.pop_all()
+        lasting = zip(voices.recordings, self._streams, strict=True)
+        self.end_s = max(piece.at_s + stream.duration_s for piece, stream in lasting)
+        """When the last recording ends in the output."""
+
+    def close(self) -> None:
+        """Closes the recordings."""
+        self._opened.close()
+
+    def windows(self, speaker: int, frames: Sequence[Frame]) -> Float32Array:
+        """What `frames` attend to in the speech of `speaker`, float32 `(n, S, D)`."""
+        number = self._voices.recording_of(speaker)
+        at_s = self._voices.recordings[number].at_s
+        return self._streams[number].windows([frame.time_s - at_s for frame in frames])
+
+    def _blocks(self, number: int, listen: Listen) -> Iterable[Float32Array]:
+        blocks: Iterable[Float32Array] = read_audio_blocks(self._voices.recordings[number].path)
+        speech = self.speech[number]
+        blocks = blocks if speech is None else speech.gated(blocks)
+        for speaker in range(self._voices.count):
+            if self._voices.recording_of(speaker) == number:
+                blocks = listen(speaker, blocks)
+        return blocks

@@ -1,8 +1,10 @@
-"""Overlapping stages: a generator runs in its own thread and passes its items through a bounded queue."""
+"""Threads of a run: stages that overlap, work spread over devices, and one call at a time on a shared object."""
 
 import sys
 import threading
-from collections.abc import Generator, Iterator
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from queue import Empty, Full, Queue
@@ -11,9 +13,12 @@ from typing import TypeVar, cast
 
 import cv2
 
+from latentsync_trt.errors import InputError
 from latentsync_trt.types import StageTime
 
+I = TypeVar("I")  # noqa: E741 -- an item
 T = TypeVar("T")
+R = TypeVar("R")
 
 # Waits are cut into pieces so that a stop (or Ctrl-C, which Windows cannot deliver inside an untimed wait) is noticed.
 _POLL_S = 0.1
@@ -132,3 +137,120 @@ class StageClock:
         """The sums so far, in the order in which stages first ran."""
         with self._lock:
             return tuple(StageTime(stage, busy_s, self._frames[stage]) for stage, busy_s in self._busy_s.items())
+
+
+def spread(
+    items: Generator[I, None, None],
+    tasks_of: Callable[[I], Sequence[T]],
+    workers: Sequence[Callable[[T], R]],
+    *,
+    ahead: Callable[[], int],
+    failures: tuple[type[Exception], ...] = (),
+    on_failure: Callable[[int, Exception], object] = lambda *_: None,
+) -> Generator[tuple[I, list[R]], None, None]:
+    """Every item in order, with the results of its tasks.
+
+    A worker takes the next task when it is free; a single one runs in the caller's thread, without `ahead`. Closing
+    this generator waits for the tasks that run.
+
+    Args:
+        tasks_of: called in the caller's thread. workers: carry out a task.
+        ahead: how many items may be taken before the result of the oldest one is there: the bound of memory.
+        failures: errors that end a worker and give its task to another; the last worker's is raised, as any other.
+        on_failure: called in the thread of a task with the worker's position and such an error.
+    """
+    free: Queue[tuple[int, Callable[[T], R]]] = Queue()
+    for each in enumerate(workers):
+        free.put(each)
+    left, lock = len(workers), threading.Lock()
+
+    def carry_out(task: T) -> R:
+        nonlocal left
+        while True:
+            position, worker = free.get()
+            is_out = False
+            try:
+                return worker(task)
+            except failures as error:
+                with lock:
+                    left -= 1
+                    is_out = left > 0
+                if not is_out:
+                    raise
+                on_failure(position, error)
+            finally:
+                if not is_out:
+                    free.put((position, worker))
+
+    with closing(items):
+        if len(workers) == 1:
+            for item in items:
+                yield item, [workers[0](task) for task in tasks_of(item)]
+            return
+        waiting: deque[tuple[I, list[Future[R]]]] = deque()
+        pool = ThreadPoolExecutor(len(workers), thread_name_prefix="paint")
+        try:
+            for item in items:
+                waiting.append((item, [pool.submit(carry_out, task) for task in tasks_of(item)]))
+                while waiting and (len(waiting) > ahead() or all(result.done() for result in waiting[0][1])):
+                    done, results = waiting.popleft()
+                    yield done, [result.result() for result in results]
+            for done, results in waiting:
+                yield done, [result.result() for result in results]
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+class ExclusiveAccess:
+    """Lets one operation at a time use an object, and none after it is closed; the others wait. `owner`: its name."""
+
+    def __init__(self, owner: str) -> None:
+        self._owner = owner
+        self._lock = threading.Lock()
+        self._closed = False
+        self._thread = threading.local()
+
+    @contextmanager
+    def take(self, operation: str, *, last: bool = False) -> Iterator[None]:
+        """Waits for access, which lasts as long as the block; after a `last` one, only such ones are possible.
+
+        Raises:
+            InputError: the object is closed, or the call comes from a callback of a running operation, for which it
+                would wait forever.
+        """
+        if self._in_operation:
+            raise InputError(
+                f"{self._owner}.{operation}: called from a callback of another call, which it would wait for; call it "
+                "when that has returned, or raise in the callback to stop it"
+            )
+        while not self._lock.acquire(timeout=_POLL_S):
+            pass
+        try:
+            if self._closed and not last:
+                raise InputError(f"{self._owner}.{operation}: it is closed; open the bundle again")
+            self._closed = self._closed or last
+            with self._marked():
+                yield
+        finally:
+            self._lock.release()
+
+    def callback(self, function: Callable[[str], None]) -> Callable[[str], None]:
+        """`function`, from which `take` raises, whatever thread of an operation calls it."""
+
+        def marked(text: str) -> None:
+            with self._marked():
+                function(text)
+
+        return marked
+
+    @property
+    def _in_operation(self) -> bool:
+        return bool(getattr(self._thread, "marked", False))
+
+    @contextmanager
+    def _marked(self) -> Iterator[None]:
+        before, self._thread.marked = self._in_operation, True
+        try:
+            yield
+        finally:
+            self._thread.marked = before
