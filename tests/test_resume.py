@@ -169,18 +169,18 @@ def test_a_run_goes_on_after_its_folder_has_moved(tmp_path: Path, monkeypatch: p
     write_clip(tmp_path / "a", 3)
     write_sound(tmp_path / "a" / "mix.wav", 1)
 
-    def fingerprint(folder: Path, **brought: object) -> dict[str, str]:
+    def made_of(folder: Path, **brought: object) -> dict[str, str]:
         options = SyncOptions(mix=folder / "mix.wav")
         inputs = check_inputs(folder / "face.mp4", folder / "speech.wav", folder / "out.mp4", options)
-        return fingerprint(inputs, options, small_bundle(), "cpu", brought)
+        return fingerprint(inputs, small_bundle(), "cpu", brought)
 
-    before = fingerprint(tmp_path / "a", noise=np.zeros(4), detector=OPTIONS)
+    before = made_of(tmp_path / "a", noise=np.zeros(4), detector=OPTIONS)
     (tmp_path / "a").rename(tmp_path / "b")
     monkeypatch.chdir(tmp_path / "b")
-    assert fingerprint(Path(), noise=np.zeros(4), detector=OPTIONS) == before
+    assert made_of(Path(), noise=np.zeros(4), detector=OPTIONS) == before
     assert before["--mix"].startswith("mix.wav, ")
     for other in ({}, {"noise": np.ones(4), "detector": OPTIONS}, {"noise": np.zeros(4), "detector": 5}):
-        assert fingerprint(Path(), **other) != before
+        assert made_of(Path(), **other) != before
 
 
 @pytest.mark.integration

@@ -65,16 +65,15 @@ def command(
 ) -> None:
     """Lip-sync a video to a speech recording."""
     from latentsync_trt.bundle.find import describe_choice, find_bundle
-    from latentsync_trt.bundle.manifest import read_manifest
     from latentsync_trt.media.codecs import default_suffix
-    from latentsync_trt.sync.inpaint import resolution_of
     from latentsync_trt.sync.inputs import check_inputs
 
     options, runtime = build(SyncOptions, fields), build(RuntimeOptions, fields)
     target = output or default_output(video, default_suffix(options))
-    check_inputs(video, audio, target, options)  # now, not after the seconds that bundle and provider take to open
+    inputs = check_inputs(
+        video, audio, target, options
+    )  # now, not after the seconds that bundle and provider take to open
     folder, why = find_bundle(bundle)
-    resolution_of(read_manifest(folder), options, runtime)
 
     from latentsync_trt.cli.show import Notices, process_age_s, progress_bar, say, show_report
     from latentsync_trt.sync.api import LipSync
@@ -85,7 +84,7 @@ def command(
     _tune_process()
     with LipSync.from_bundle(folder, provider, runtime, on_notice=None if silent else notices) as lip_sync:
         with progress_bar(hidden=silent) as on_progress:
-            report = lip_sync.sync(video, audio, target, options, on_progress=on_progress)
+            report = lip_sync.run(inputs, on_progress=on_progress)
         if as_json:
             click.echo(json.dumps({**asdict(report), "total_s": process_age_s()}))
         elif not quiet:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from latentsync_trt.face.detector import MediaPipeDetector
     from latentsync_trt.runtime.networks.devices import AnyNetworks
     from latentsync_trt.runtime.networks.networks import Networks
+    from latentsync_trt.sync.inputs import Inputs
 
 
 class LipSync:
@@ -61,7 +62,7 @@ class LipSync:
                 bundle or provider.
         """
         from latentsync_trt.bundle.find import find_bundle
-        from latentsync_trt.bundle.manifest import Bundle, read_manifest
+        from latentsync_trt.bundle.manifest import Bundle
         from latentsync_trt.remembered import forget
         from latentsync_trt.runtime.networks.devices import networks_on
         from latentsync_trt.runtime.providers.select import select_devices
@@ -71,10 +72,10 @@ class LipSync:
         folder, _ = find_bundle(None if path is None else str(path_argument(path, "bundle")))
         if options.verify:
             forget()
-        read_manifest(folder)  # a damaged one is reported before the seconds that a trial of providers takes
+        opened = Bundle.load(folder)  # before the seconds that a trial of providers takes
         selected, left_out = select_devices(provider, options.device)
         first, others, refused = networks_on(
-            selected, Bundle.load(folder), options, may_fall_back=provider == "auto", on_notice=on_notice
+            selected, opened, options, may_fall_back=provider == "auto", on_notice=on_notice
         )
         lip_sync = cls(first, *others)
         for text in (*left_out, *refused):
@@ -170,15 +171,29 @@ class LipSync:
             OutOfMemory: even one network alone is too large for the device.
             After any error, no output is left behind.
         """
+        from latentsync_trt.sync.inputs import check_inputs
+
+        inputs = check_inputs(video, audio, output, options or SyncOptions())
+        return self.run(inputs, detector=detector, enhancer=enhancer, noise=noise, on_progress=on_progress)
+
+    def run(
+        self,
+        inputs: "Inputs",
+        *,
+        detector: FaceDetector | None = None,
+        enhancer: Enhancer | None = None,
+        noise: Float32Array | None = None,
+        on_progress: ProgressCallback | None = None,
+    ) -> SyncReport:
+        """As `sync`, with the files and options that `check_inputs` has checked, perhaps before this was opened."""
         from latentsync_trt.sync.compose import load_enhancer
         from latentsync_trt.sync.run import Helpers, Run
 
-        options = options or SyncOptions()
         with self._access.take("sync"):
             try:
-                run = Run(self._devices, video, audio, output, options, on_progress or (lambda _: None))
-                if enhancer is None and options.enhancer is not None:
-                    enhancer = load_enhancer(options.enhancer)
+                run = Run(self._devices, inputs, on_progress or (lambda _: None))
+                if enhancer is None and inputs.options.enhancer is not None:
+                    enhancer = load_enhancer(inputs.options.enhancer)
                 mesher = self._detector()
                 return run.execute(Helpers(detector or mesher, mesher, enhancer, noise))
             except BaseException:

@@ -42,12 +42,13 @@ _DIGITS = 12
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """The files of a run, all of which can be used, and the properties of the video.
+    """The files and options of a run, all of which can be used, and the properties of the video.
 
     `info.duration_s` includes the delay of the picture, `picture_delay_s`. `own`: the video's own sound, where it has
     one; `mix`: what is heard instead of the voices. `tracks`: those of `--faces`. `page`: where to write the report.
     """
 
+    options: SyncOptions
     video: Path
     output: Path
     info: VideoInfo
@@ -103,7 +104,7 @@ def check_inputs(video: object, audio: object, output: object, options: SyncOpti
 
         check_enhancer(options.enhancer)
     others = _credentials(target, options), _page(options)
-    return Inputs(source, target, info, encoder, delays.picture_s, voices, own, mix, tracks, *others)
+    return Inputs(options, source, target, info, encoder, delays.picture_s, voices, own, mix, tracks, *others)
 
 
 def _tracks(video: Path, info: VideoInfo, options: SyncOptions) -> "Tracks | None":
@@ -162,10 +163,9 @@ def path_argument(value: object, name: str) -> Path:
     return local_path(text, name)
 
 
-def fingerprint(
-    inputs: Inputs, options: SyncOptions, bundle: Path, provider: str, brought: Mapping[str, object]
-) -> dict[str, str]:
-    """By name, all that decides about the pictures, as text that people can compare.
+def fingerprint(inputs: Inputs, bundle: Path, provider: str, brought: Mapping[str, object]) -> dict[str, str]:
+    """By name, all that the pictures of a run depend on, as text that people can compare: an interrupted run goes on
+    only where that would give the same ones.
 
     Files count by their name, size and time, so that a folder may be moved.
 
@@ -177,7 +177,7 @@ def fingerprint(
     """
     runtimes = {name: version for name in _RUNTIMES if (version := distribution_version(name))}
     versions = {"latentsync-trt": __version__, **library_versions(), **runtimes}
-    encoder = inputs.encoder
+    options, encoder = inputs.options, inputs.encoder
     return {
         **{name: _stamp(path) for name, path in _files(inputs, options)},
         **_given(options),

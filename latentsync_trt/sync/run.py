@@ -12,7 +12,6 @@ from functools import partial
 from time import perf_counter
 
 from latentsync_trt.audio.mel import filters_of
-from latentsync_trt.config import SyncOptions
 from latentsync_trt.face.choice import speakers_of
 from latentsync_trt.media.c2pa import sign
 from latentsync_trt.media.parts import Work
@@ -25,7 +24,7 @@ from latentsync_trt.sync.analysis import analyse
 from latentsync_trt.sync.compose import Composer, paster_of
 from latentsync_trt.sync.faces import FaceFinder
 from latentsync_trt.sync.inpaint import check_noise, graphs_for, make_inpainter, resolution_of
-from latentsync_trt.sync.inputs import check_inputs, fingerprint
+from latentsync_trt.sync.inputs import Inputs, fingerprint
 from latentsync_trt.sync.page import write_report
 from latentsync_trt.sync.paint import Gathered, PaintDevice, Painter
 from latentsync_trt.sync.quality import Quality
@@ -66,25 +65,17 @@ class Helpers:
 
 
 class Run:
-    """One clip through all stages; arguments and errors as those of `LipSync.sync`."""
+    """One clip through all stages; arguments and errors as those of `LipSync.run`."""
 
-    def __init__(
-        self,
-        devices: Devices,
-        video: object,
-        audio: object,
-        output: object,
-        options: SyncOptions,
-        on_progress: ProgressCallback,
-    ) -> None:
+    def __init__(self, devices: Devices, inputs: Inputs, on_progress: ProgressCallback) -> None:
         self._start_s = perf_counter()
-        self._inputs = check_inputs(video, audio, output, options)
+        self._inputs, self._options = inputs, inputs.options
         self._devices, self._manifest = devices, devices.bundle.manifest
-        self._resolution_px = resolution_of(self._manifest, options, devices.options)
-        self._options, self._on_progress = options, on_progress
+        self._resolution_px = resolution_of(self._manifest, inputs.options, devices.options)
+        self._on_progress = on_progress
         self._clock = StageClock()
         self._opened_s = self._written_s = self._start_s
-        self._quality = Quality(self._inputs.voices.starts_s, pictures=options.report is not None)
+        self._quality = Quality(inputs.voices.starts_s, pictures=inputs.page is not None)
 
     def execute(self, helpers: Helpers) -> SyncReport:
         """Runs all stages; encoding runs in this thread."""
@@ -274,7 +265,7 @@ class Run:
         if fps is not None:
             info = replace(info, frames_per_s=Fraction(fps), time_base=1 / Fraction(fps))
         brought = {"detector": helpers.detector, "enhancer": helpers.enhancer, "noise": helpers.noise}
-        made = fingerprint(inputs, self._options, self._devices.bundle.folder, self._devices.selection.name, brought)
+        made = fingerprint(inputs, self._devices.bundle.folder, self._devices.selection.name, brought)
         return VideoWriter(
             inputs.output,
             info,
