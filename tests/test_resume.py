@@ -28,7 +28,7 @@ from latentsync_trt.files import KEPT_NAME, leftovers, work_folder_of
 from latentsync_trt.media import parts
 from latentsync_trt.media.demo_clip import camera_frames
 from latentsync_trt.media.parts import Finished
-from latentsync_trt.sync.inputs import check_inputs
+from latentsync_trt.sync.inputs import check_inputs, fingerprint
 from latentsync_trt.types import Progress
 from tests.clips import numbered, write_clip, write_sound, write_video
 from tests.small import small_bundle
