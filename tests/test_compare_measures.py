@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from latentsync_trt.errors import InputError
-from latentsync_trt.measure.compare import ClipResults, FaceMeter, Lips, compare_lips, lines_of
+from latentsync_trt.measure.compare import ClipResults, FaceMeter, Lips, compare_lips
 from latentsync_trt.measure.lips import Curves, SyncScore
 from latentsync_trt.measure.pictures import Likeness, mouth_part
 from latentsync_trt.media.demo_clip import SpokenMouth
@@ -63,14 +63,3 @@ def test_lips_are_compared_with_the_speech_and_with_each_other() -> None:
     assert (same.alike, same.apart) == (1.0, 0.0)
     with pytest.raises(InputError, match=r"clip: 40 frames, of which too few show a face.*longer clip"):
         compare_lips(Curves(gaps, level_db), Curves(np.full_like(gaps, np.nan), level_db), "clip")
-
-
-def test_lines_leave_out_what_was_not_measured() -> None:
-    lines = {line[0]: line[1:] for line in lines_of(clip_results())}
-    assert lines["mouth"] == ("", "", "equal, SSIM 1.0000")
-    assert lines["opening follows loudness, r"] == ("0.500", "0.400", "-0.100")
-    assert lines["frames late"] == ("1", "0", "-1")
-    assert "m, b, p shown shut" not in lines
-    assert lines["lips move by"] == ("0.0400", "0.0300", "0.75×")
-    assert lines["frames without a face"] == ("0", "2", "")
-    assert lines["flicker, levels (source 1)"] == ("1.5", "1.6", "– in the difference")

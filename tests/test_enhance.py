@@ -5,10 +5,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
 from latentsync_trt import Enhancer, LipSync, SyncOptions
-from latentsync_trt.cli import main
 from latentsync_trt.errors import InputError
 from latentsync_trt.sync.compose import enhanced, load_enhancer
 from latentsync_trt.types import Float32Array
@@ -120,12 +118,3 @@ def test_sync_pastes_what_the_enhancer_returns(tmp_path):
         assert mouth.sum() > 0.01 * mouth.size
         assert not ((before[..., 1] > 200) & (before[..., 0] < 60)).any()
     assert not (tmp_path / "none.mp4").exists()
-
-
-def test_the_command_names_the_enhancers_that_are_installed(tmp_path, installed):
-    clip = write_clip(tmp_path, 2)
-    words = ["sync", "--video", clip[0], "--audio", clip[1], "--enhancer", "nobody", "--bundle", small_bundle()]
-    result = CliRunner().invoke(main, [*map(str, words), "--output", str(tmp_path / "out.mp4")])
-    assert result.exit_code == 2
-    assert "--enhancer nobody: not installed; installed: gone, lost, none, same" in result.output
-    assert not (tmp_path / "out.mp4").exists()

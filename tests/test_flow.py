@@ -7,7 +7,7 @@ from contextlib import closing
 
 import pytest
 
-from latentsync_trt.sync.threads import StageClock, in_background
+from latentsync_trt.sync.threads import in_background
 
 
 def counting(limit: int, made: list[int], closed: list[bool] | None = None) -> Generator[int, None, None]:
@@ -22,10 +22,6 @@ def counting(limit: int, made: list[int], closed: list[bool] | None = None) -> G
 
 def threads_named(name: str) -> int:
     return sum(thread.name == name for thread in threading.enumerate())
-
-
-def test_keeps_the_order() -> None:
-    assert list(in_background(counting(100, []), depth=3, name="order")) == list(range(100))
 
 
 def test_runs_ahead_by_no_more_than_its_depth() -> None:
@@ -76,19 +72,3 @@ def test_closing_stops_every_stage_before_it(taken: int) -> None:
     second.close()
     assert closed == [True]
     assert threads_named("first") == threads_named("second") == 0
-
-
-def test_clock_counts_each_stage_by_itself() -> None:
-    clock = StageClock()
-
-    def slow() -> Generator[int, None, None]:
-        for number in range(3):
-            time.sleep(0.05)
-            yield number
-
-    for _ in clock.measured("slow", slow()):
-        with clock.measure("quick"):
-            pass
-    slow_time, quick_time = clock.times()
-    assert (slow_time.stage, slow_time.frames, quick_time.frames) == ("slow", 3, 3)
-    assert slow_time.busy_s >= 0.15 > quick_time.busy_s

@@ -69,14 +69,6 @@ def test_a_short_track_is_mirrored():
     assert [window.items for window in planned([0], 4)] == [(0, 0, 0, 0)]
 
 
-def test_a_new_track_completes_the_old_one():
-    planner: WindowPlanner[str] = WindowPlanner(2)
-    planner.push({0: "a"})
-    assert [window.items for window in planner.push({1: "b"})] == [("a", "a")]
-    assert [window.items for window in planner.push({})] == [("b", "b")]
-    assert planner.finish() == []
-
-
 def test_tracks_of_several_faces_are_cut_each_for_itself():
     planner: WindowPlanner[str] = WindowPlanner(2)
     assert planner.push({0: "a0"}) == []
@@ -84,14 +76,6 @@ def test_tracks_of_several_faces_are_cut_each_for_itself():
     assert [window.items for window in planner.push({0: "a2", 5: "b2"})] == [("b1", "b2")]
     assert [window.items for window in planner.push({5: "b3"})] == [("a1", "a2")]
     assert [window.items for window in planner.finish()] == [("b2", "b3")]
-
-
-def test_a_planner_can_be_used_again_after_the_end():
-    planner: WindowPlanner[int] = WindowPlanner(2)
-    planner.push({0: 0})
-    planner.finish()
-    assert planner.push({0: 1}) == []
-    assert [window.items for window in planner.finish()] == [(1, 1)]
 
 
 def test_streams_interleave():

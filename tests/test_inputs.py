@@ -16,9 +16,6 @@ from tests.small import small_bundle
 
 HEAVY = ("onnxruntime", "librosa", "cv2", "scipy", "matplotlib", "torch", "psutil", "rich.progress")
 
-MOST_CPU_S = 1.0
-"""CPU time from the start of the process to the message; about 0.25 s."""
-
 
 @pytest.fixture(scope="module")
 def clip(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
@@ -36,28 +33,25 @@ WRONG = {
 
 
 def test_the_command_says_it_at_once(clip: tuple[Path, Path], tmp_path: Path) -> None:
-    """All calls in one process: each takes longer alone, for imports that the test counts once."""
+    """All calls in one process."""
     given = {"--video": str(clip[0]), "--audio": str(clip[1]), "--bundle": str(small_bundle()), "--output": "out.mp4"}
     calls = [["sync", *chain.from_iterable((given | dict([flags])).items())] for flags, _ in WRONG.values()]
     code = f"""
-import json, sys, time
+import json, sys
 from click.testing import CliRunner
 from latentsync_trt.cli import main
 for words in {calls}:
     result = CliRunner().invoke(main, words)
     imported = [name for name in {HEAVY} if name in sys.modules]
-    print(json.dumps([result.exit_code, result.stderr, imported, time.process_time()]))
+    print(json.dumps([result.exit_code, result.stderr, imported]))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path)
-    before_s = 0.0
     for (name, (_, message)), line in zip(WRONG.items(), done.stdout.splitlines(), strict=True):
-        exit_code, printed, imported, now_s = json.loads(line)
+        exit_code, printed, imported = json.loads(line)
         if name == "an encoder" and not exit_code:
             pytest.skip("NVENC works here")
         assert message in printed
         assert imported == []
-        assert now_s - before_s < MOST_CPU_S
-        before_s = now_s
     assert list(tmp_path.iterdir()) == []
 
 

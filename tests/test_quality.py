@@ -1,6 +1,5 @@
 """Measures while a clip runs, on faces whose lips, noise and edges are known."""
 
-import tracemalloc
 from collections.abc import Callable
 from fractions import Fraction
 from io import BytesIO
@@ -131,19 +130,6 @@ def test_lips_after_the_speech_should_rest() -> None:
     assert lips.shut_in_silence == 1.0
 
 
-def test_each_speaker_is_measured_with_the_own_recording() -> None:
-    quality, same = Quality([Fraction(0), Fraction(1)]), picture()
-    list(quality.listen(0, speech(openings(100))))
-    list(quality.listen(1, speech(openings(100))))
-    for index in range(125):
-        add(quality, index, own=same, new=same, gap=lips_of(Fraction(index, 25)) if index < 100 else 0.02)
-        add(quality, index, own=same, new=same, gap=None if index % 2 else 0.1, track_id=1, speaker=1)
-    first, second = quality.result().lips
-    assert first.follow is not None
-    assert first.follow > 0.7
-    assert (second.speaker, second.follow, second.frames) == (1, 0.0, 50)
-
-
 def test_nothing_painted_nothing_measured() -> None:
     assert Quality([Fraction(0)]).result() == Measures((), None, None)
 
@@ -189,10 +175,6 @@ def test_flicker_is_relative_to_the_sources() -> None:
     assert flicker(lambda index, own: picture()) < 0.5
 
 
-def test_brightness_that_jumps_flickers() -> None:
-    assert flicker(lambda index, own: own + np.uint8(12 * (index % 2))) > 4
-
-
 def test_lips_that_move_do_not_flicker() -> None:
     def speaking(index: int, own: UInt8Array) -> UInt8Array:
         new = own.copy()
@@ -200,11 +182,6 @@ def test_lips_that_move_do_not_flicker() -> None:
         return new
 
     assert flicker(speaking) == pytest.approx(1)
-
-
-def test_a_still_picture_is_compared_with_the_noise_of_rounding() -> None:
-    assert flicker(lambda _, own: own, noise=0.0) == pytest.approx(1)
-    assert 1.5 < flicker(lambda index, own: picture(1.5, seed=index), noise=0.0) < 4
 
 
 @pytest.mark.parametrize("between", ["another track", "a frame without a face", "a new part"])
@@ -227,21 +204,6 @@ def test_the_seam_is_the_mean() -> None:
     for index, seam in enumerate((0.2, 0.4, 0.9)):
         add(quality, index, own=picture(), new=picture(), seam=seam)
     assert quality.result().seam == pytest.approx(0.5)
-
-
-def test_memory_hardly_grows() -> None:
-    quality, same = Quality([Fraction(0)], pictures=True), picture()
-    for index in range(40):
-        add(quality, index, own=same, new=same)
-    tracemalloc.start()
-    try:
-        for index in range(40, 240):
-            add(quality, index, own=same, new=same)
-        growth_bytes, _ = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    # A few pictures at all times, then 36 bytes for each face; one picture of each face would be 8 MB.
-    assert growth_bytes < 1_000_000
 
 
 # Pictures

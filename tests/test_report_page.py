@@ -94,18 +94,6 @@ def test_names_of_files_are_text_and_folders_are_left_out(tmp_path: Path) -> Non
     assert "/home/me" not in page.text.replace(hostile, "")
 
 
-def test_each_speaker_has_a_figure(tmp_path: Path) -> None:
-    page = written(tmp_path / "r.html", quality(speakers=2))
-    assert page.tags.count("svg") == 2
-    assert "lips of speaker 1" in page.text
-
-
-def test_a_run_without_a_painted_face(tmp_path: Path) -> None:
-    page = written(tmp_path / "r.html", Quality([Fraction(0)], pictures=True))
-    assert "This run painted no face, so nothing was measured." in page.text
-    assert not {"img", "svg"} & set(page.tags)
-
-
 def test_the_figure_of_a_part_says_where_its_speech_begins(tmp_path: Path) -> None:
     found = Quality([Fraction(60)])
     add(found, 25 * 61, own=picture(), new=picture())
@@ -129,12 +117,6 @@ def test_a_film_makes_no_larger_page(tmp_path: Path) -> None:
 def test_what_is_no_page(name: str, problem: str) -> None:
     with pytest.raises(InputError, match=rf"--report.*{problem}"):
         page_path(name)
-
-
-def test_a_folder_in_the_way(tmp_path: Path) -> None:
-    (tmp_path / "r.html").mkdir()
-    with pytest.raises(InputError, match=r"--report .*r\.html: is a folder"):
-        page_path(tmp_path / "r.html")
 
 
 @pytest.mark.integration

@@ -5,13 +5,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
 from latentsync_trt import LipSync, RuntimeOptions, SyncOptions
 from latentsync_trt.bundle.manifest import DimensionRange, Manifest, read_manifest
-from latentsync_trt.cli import main
 from latentsync_trt.errors import InputError
-from latentsync_trt.runtime.compiler.profiles import at_resolution, usual_shape
 from latentsync_trt.runtime.networks.networks import Networks
 from latentsync_trt.sync.inpaint import check_noise, resolution_of
 from latentsync_trt.sync.timeline import notices_of_model
@@ -58,30 +55,13 @@ def test_fixed_engines_have_the_bundle_s_own() -> None:
         resolution_of(SEVERAL, SyncOptions(resolution=256), static)
 
 
-@pytest.mark.parametrize("as_command", [False, True])
-def test_a_refusal_comes_before_networks_open(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, as_command: bool
-) -> None:
+def test_a_refusal_comes_before_networks_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     video, audio = write_clip(tmp_path, 4)
     monkeypatch.setattr(Networks, "session", lambda *_: pytest.fail("a network was opened"))
     monkeypatch.setattr(Networks, "prepare", lambda *_: pytest.fail("networks were opened"))
     words = "--resolution 256: bundle demo is made for 128 px"
-    if as_command:
-        monkeypatch.setattr(LipSync, "from_bundle", lambda *_: pytest.fail("a provider was tried"))
-        given = ["--video", str(video), "--audio", str(audio), "--bundle", str(small_bundle())]
-        result = CliRunner().invoke(main, ["sync", *given, "--resolution", "256"])
-        assert result.exit_code == 2
-        assert words in result.output
-        return
     with LipSync.from_bundle(small_bundle(), "cpu") as lip_sync, pytest.raises(InputError, match=words):
         lip_sync.sync(video, audio, tmp_path / "out.mp4", SyncOptions(resolution=256))
-
-
-def test_only_heights_and_widths_follow_the_resolution() -> None:
-    ranges = at_resolution(RANGES, 320)
-    assert usual_shape((2, 3, "height", "width"), ranges) == (2, 3, 320, 320)
-    assert usual_shape(("windows", 4, "latent_height", "latent_width"), ranges) == (1, 4, 40, 40)
-    assert {(span.minimum, span.maximum) for span in ranges.values()} == {(256, 512), (32, 64), (1, 4)}
 
 
 @pytest.mark.parametrize(

@@ -90,10 +90,8 @@ def test_a_stopped_run_says_how_to_go_on_and_does(tmp_path: Path) -> None:
     output = tmp_path / "out.mkv"
     with running(command(tmp_path)) as process:
         until_parts_are_closed(process, output)
-        start_s = time.monotonic()
         process.send_signal(signal.SIGINT if os.name != "nt" else signal.SIGTERM)
         _, err = process.communicate(timeout=60)
-        assert time.monotonic() - start_s < 5  # two seconds, as promised, on an idle machine
     if os.name != "nt":
         assert process.returncode == 130
         going_on = "what is done is kept: the same command with --resume goes on there"

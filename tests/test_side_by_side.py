@@ -14,7 +14,7 @@ from latentsync_trt import LipSync
 from latentsync_trt.errors import EngineBuildError
 from latentsync_trt.runtime.networks.networks import Networks
 from latentsync_trt.runtime.providers.select import Selection
-from latentsync_trt.runtime.sessions.threads import Gate, results
+from latentsync_trt.runtime.sessions.threads import Gate
 from latentsync_trt.sync.inpaint import Inpainter
 from latentsync_trt.sync.paint import Painter
 from tests.clips import LOSSLESS, decoded
@@ -23,7 +23,7 @@ from tests.device import GRAPHS, DemoNetworks, Device
 
 WINDOWS = 3
 STAGES = ("encode", "denoise", "decode")
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 
 
 @pytest.fixture
@@ -192,20 +192,3 @@ def test_one_is_alone_once_those_that_share_have_left() -> None:
         first.result()
         second.result()
     assert order == ["shared", "alone"]
-
-
-def test_the_first_error_of_several_cancels_those_that_wait() -> None:
-    told, ended = threading.Event(), list[int]()
-
-    def fail() -> None:
-        assert told.wait(TIMEOUT_S)
-        raise KeyError("a mistake")
-
-    with ThreadPoolExecutor(1) as one, ThreadPoolExecutor(1) as other:
-        failing = one.submit(fail)
-        cancelled = one.submit(ended.append, 1)
-        waits = other.submit(lambda: cancelled.result())
-        told.set()
-        with pytest.raises(KeyError, match="a mistake"):
-            results([waits, failing, cancelled])
-    assert results(iter(())) == []

@@ -42,12 +42,6 @@ def test_turns_of_every_speaker_in_the_order_of_the_first(tmp_path: Path) -> Non
     assert Fraction(0) not in turns["ann"]
 
 
-def test_a_byte_order_mark_hides_no_turn(tmp_path: Path) -> None:
-    path = tmp_path / "talk.rttm"
-    path.write_text("SPEAKER talk 1 1.0 2.0 <NA> <NA> ann <NA> <NA>\n", encoding="utf-8-sig")
-    assert Fraction(2) in read_turns(path)["ann"]
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [

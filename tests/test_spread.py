@@ -100,45 +100,12 @@ def test_whatever_workers_do_results_are_whole_and_in_order(
     assert not threads()
 
 
-def test_a_slow_worker_does_not_hold_back_a_fast_one_within_the_bound() -> None:
-    slow, count = threading.Event(), 12
-    taken_by_fast = 0
-
-    def waits(task: tuple[int, int]) -> object:
-        assert slow.wait(TIMEOUT_S)
-        return task
-
-    def counts(task: tuple[int, int]) -> object:
-        nonlocal taken_by_fast
-        taken_by_fast += 1
-        if taken_by_fast == 5:
-            slow.set()
-        return task
-
-    line = Line([1] * count)
-    assert line.run([waits, counts], ahead=8) == line.whole()
-    assert taken_by_fast >= 5
-
-
 def test_any_other_error_ends_the_work_at_once() -> None:
     def wrong(task: tuple[int, int]) -> object:
         raise KeyError("a mistake")
 
     with pytest.raises(KeyError, match="a mistake"):
         Line([1] * 5).run([wrong, worker([0.01])], ahead=3)
-    assert not threads()
-
-
-def test_an_error_where_a_failure_is_told_is_not_lost() -> None:
-    def stops(position: int, error: Exception) -> None:
-        raise KeyboardInterrupt
-
-    line = Line([1] * 5)
-    made = spread(
-        line.items(), line.tasks, [worker(fails_at=0)] * 2, ahead=lambda: 3, failures=(Fault,), on_failure=stops
-    )
-    with pytest.raises(KeyboardInterrupt):
-        list(made)
     assert not threads()
 
 

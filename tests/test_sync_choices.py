@@ -100,12 +100,6 @@ def test_a_part_fades_in_and_out(lip_sync: LipSync, folder: Path, tmp_path: Path
     assert np.allclose(np.array(changed) / whole, expected, atol=0.15)
 
 
-def test_a_video_can_be_its_own_speech(lip_sync: LipSync, folder: Path, tmp_path: Path) -> None:
-    run(lip_sync, folder, tmp_path / "out.mkv", "clip.mkv", start=0.24, end=0.4)
-    assert painted(folder / "clip.mkv", tmp_path / "out.mkv") == [6, 7, 8, 9]
-    assert np.allclose(click_times(tmp_path / "out.mkv"), (0.12, 0.7), atol=0.002)
-
-
 def test_an_offset_moves_the_speech(lip_sync: LipSync, folder: Path, tmp_path: Path) -> None:
     assert run(lip_sync, folder, tmp_path / "out.mkv", offset=-40.0).frames == 5
     assert np.allclose(click_times(tmp_path / "out.mkv"), [0.01], atol=0.002)
@@ -125,18 +119,9 @@ def two(lip_sync: LipSync, folder: Path, output: Path, audio: Path | None, **fie
     return lip_sync.sync(folder / "two.mkv", audio, output, replace(QUICK, **fields))
 
 
-def test_one_of_two_faces(lip_sync: LipSync, folder: Path, tmp_path: Path) -> None:
-    for face, place, other in (("left", LEFT, RIGHT), ("at:360,100", RIGHT, LEFT)):
-        two(lip_sync, folder, tmp_path / "out.mkv", folder / "voice.wav", face=face)
-        before = tmp_path / "before.mkv"
-        write_pictures(before, decoded(folder / "two.mkv")[:6], lossless=True)
-        assert painted(before, tmp_path / "out.mkv", place) == list(range(6))
-        assert painted(before, tmp_path / "out.mkv", other) == []
-
-
 def listening(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, float]]:
     """What the lips of each speaker followed: its number and the time of the frame."""
-    from latentsync_trt.sync.speakers import OpenVoices
+    from latentsync_trt.sync.timeline import OpenVoices
 
     heard: list[tuple[int, float]] = []
     windows = OpenVoices.windows

@@ -10,19 +10,13 @@ import pytest
 from click.testing import CliRunner
 
 from latentsync_trt import SyncOptions
-from latentsync_trt.cli import main
 from latentsync_trt.cli.options import build, options_from
-from latentsync_trt.config import PRESETS, Sampling
+from latentsync_trt.config import Sampling
 from latentsync_trt.errors import InputError
 from latentsync_trt.option_fields import command_line
 from latentsync_trt.values import Speaker, parse_cache_interval, parse_guidance_interval
 
 DEFAULT = Sampling(steps=20, solver="ddim", cache_interval=3)
-
-
-def test_the_default_is_the_balanced_preset() -> None:
-    assert SyncOptions().sampling == SyncOptions(preset="balanced").sampling == DEFAULT
-    assert SyncOptions().guidance_interval is None
 
 
 def test_presets() -> None:
@@ -132,30 +126,3 @@ WRONG = [
 def test_invalid_values_are_refused(fields: dict[str, object], message: str) -> None:
     with pytest.raises(InputError, match=message):
         SyncOptions(**fields)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--cache-interval", "0,two"], "not a whole number, or several as in 0,1,5"),
-        (["--cache-interval", "0,20"], "ascend to at most 19"),
-        (["--guidance-interval", "0.2"], "not two fractions of the schedule, as in 0.2-0.8"),
-        (["--guidance-interval", "0.2-0.8-1"], "not two fractions"),
-        (["--solver", "euler"], "'euler' is not one of"),
-    ],
-)
-def test_the_command_refuses_invalid_values(flags: list[str], message: str) -> None:
-    result = CliRunner().invoke(main, ["sync", "--video", "a.mp4", "--audio", "b.wav", *flags])
-    assert result.exit_code == 2
-    assert message in " ".join(result.stderr.split())
-
-
-def test_the_help_lists_what_each_preset_sets() -> None:
-    text = " ".join(CliRunner().invoke(main, ["sync", "--help-all"], terminal_width=200).stdout.split())
-    for name, sampling in PRESETS.items():
-        assert f"{name} = {sampling.steps}, {sampling.solver}, " in text
-    first, middle, last = PRESETS["fast"].cache_interval
-    assert f"balanced = 20, ddim, every {PRESETS['balanced'].cache_interval}rd" in text
-    assert f"fast = 8, dpmpp, steps {first}, {middle} and {last}" in text
-    assert "--guidance-interval <START-END>" in text
-    assert "--cache-interval <N|STEP,STEP,...>" in text

@@ -125,19 +125,3 @@ def test_a_callback_cannot_wait_for_its_own_call(clip: tuple[Path, Path], tmp_pa
     assert all(f"LipSync.{name}: called from a callback" in text for name, text in refused.items())
     assert list(tmp_path.iterdir()) == []
     made.close()
-
-
-def test_a_notice_from_another_thread_is_a_callback_too(tmp_path: Path) -> None:
-    """Networks are opened, and painted with, in threads that the caller does not know."""
-    errors: list[Exception] = []
-
-    def close(_: str) -> None:
-        try:
-            made.close()
-        except InputError as error:
-            errors.append(error)
-
-    made = LipSync.from_bundle(small_bundle(), "cpu", on_notice=close)
-    assert Background(lambda: made._devices.notice("from a thread")).join()
-    assert len(errors) == 1
-    made.close()

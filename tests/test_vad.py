@@ -33,7 +33,8 @@ from latentsync_trt.audio.vad import (
 from latentsync_trt.config import MODEL_FPS, Silence
 from latentsync_trt.media.demo_clip import SPEECH, spoken_mouth
 from latentsync_trt.media.soundtrack import SoundPiece
-from latentsync_trt.sync.speakers import OpenVoices, Voices
+from latentsync_trt.sync.speakers import Voices
+from latentsync_trt.sync.timeline import OpenVoices
 from latentsync_trt.types import Float32Array, Frame
 from tests.clips import read_audio
 from tests.sounds import mel_filters, write_samples

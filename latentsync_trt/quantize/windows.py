@@ -25,8 +25,9 @@ from latentsync_trt.runtime.networks.networks import Networks
 from latentsync_trt.sync.faces import FaceFinder
 from latentsync_trt.sync.jobs import FrameJob
 from latentsync_trt.sync.paint import Sight
-from latentsync_trt.sync.speakers import OpenVoices, Voices
+from latentsync_trt.sync.speakers import Voices
 from latentsync_trt.sync.threads import StageClock
+from latentsync_trt.sync.timeline import OpenVoices
 from latentsync_trt.sync.windows import Window, WindowPlanner
 from latentsync_trt.types import Denoiser, FaceDetector, Float32Array, Frame
 

@@ -5,29 +5,21 @@ is there; other recordings begin with the part that is synced. `--offset` moves 
 """
 
 from bisect import bisect
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import partial
 from operator import itemgetter
 from pathlib import Path
 from typing import Self
 
-from latentsync_trt.audio.encoder import SpeechStream
-from latentsync_trt.audio.vad import Speech, find_speech
-from latentsync_trt.config import Silence, SyncOptions
+from latentsync_trt.config import SyncOptions
 from latentsync_trt.errors import InputError
-from latentsync_trt.media.audio import read_audio_blocks
 from latentsync_trt.media.files import check_file, reading
 from latentsync_trt.media.reader import are_one
 from latentsync_trt.media.soundtrack import SoundPiece, SoundPlan, spliced
 from latentsync_trt.paths import local_path
 from latentsync_trt.sync.jobs import FrameJob
-from latentsync_trt.types import Float32Array, Frame
-
-Listen = Callable[[int, Iterable[Float32Array]], Iterable[Float32Array]]
-
 
 MARGIN_S = Fraction(1, 5)
 """A face is painted from this long before its turn until this long after: lips open before the first sound is heard,
@@ -247,56 +239,3 @@ def soundtrack_plan(voices: Voices, mix: SoundPiece | None, own: SoundPiece | No
         return SoundPlan(speech)
     pieces = speech if span == Span() else spliced(own, speech, span.start_s, span.end_s)
     return SoundPlan(pieces) if pieces else None
-
-
-class OpenVoices:
-    """The encoded speech of all speakers; open until `close`.
-
-    Args:
-        encode_mel, filters: as for `SpeechStream`.
-        listen: gets each speaker's number and the blocks of the recording, and passes them on.
-
-    Raises:
-        As `SpeechStream` and `read_audio_blocks`.
-    """
-
-    def __init__(
-        self,
-        voices: Voices,
-        encode_mel: Callable[[Float32Array], Float32Array],
-        filters: Float32Array,
-        silence: Silence,
-        listen: Listen = lambda _, blocks: blocks,
-    ) -> None:
-        self._voices = voices
-        self.speech: list[Speech | None] = []
-        """When somebody speaks in each recording; None where this is not searched."""
-        self._streams: list[SpeechStream] = []
-        with ExitStack() as opened:
-            for number, recording in enumerate(voices.recordings):
-                self.speech.append(find_speech(read_audio_blocks(recording.path)) if silence == "closed" else None)
-                opener = partial(self._blocks, number, listen)
-                self._streams.append(opened.enter_context(closing(SpeechStream(opener, encode_mel, filters))))
-            self._opened = opened.pop_all()
-        lasting = zip(voices.recordings, self._streams, strict=True)
-        self.end_s = max(piece.at_s + stream.duration_s for piece, stream in lasting)
-        """When the last recording ends in the output."""
-
-    def close(self) -> None:
-        """Closes the recordings."""
-        self._opened.close()
-
-    def windows(self, speaker: int, frames: Sequence[Frame]) -> Float32Array:
-        """What `frames` attend to in the speech of `speaker`, float32 `(n, S, D)`."""
-        number = self._voices.recording_of(speaker)
-        at_s = self._voices.recordings[number].at_s
-        return self._streams[number].windows([frame.time_s - at_s for frame in frames])
-
-    def _blocks(self, number: int, listen: Listen) -> Iterable[Float32Array]:
-        blocks: Iterable[Float32Array] = read_audio_blocks(self._voices.recordings[number].path)
-        speech = self.speech[number]
-        blocks = blocks if speech is None else speech.gated(blocks)
-        for speaker in range(self._voices.count):
-            if self._voices.recording_of(speaker) == number:
-                blocks = listen(speaker, blocks)
-        return blocks

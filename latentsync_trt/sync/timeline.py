@@ -1,20 +1,25 @@
-"""When a run syncs, how it plays the video, and the notices about both. All times are exact seconds. Pure but for one
-look at the length of a mix."""
+"""A run's speech, when it syncs and how it plays the video, and notices about that. All times are exact seconds."""
 
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial
 from math import ceil
 from pathlib import Path
 
-from latentsync_trt.audio.vad import Speech
+from latentsync_trt.audio.encoder import SpeechStream
+from latentsync_trt.audio.vad import Speech, find_speech
 from latentsync_trt.bundle.manifest import DEMO_NAME, Manifest
-from latentsync_trt.config import MODEL_FPS, MODEL_RESOLUTION_PX, Extend, SyncOptions
+from latentsync_trt.config import MODEL_FPS, MODEL_RESOLUTION_PX, Extend, Silence, SyncOptions
 from latentsync_trt.errors import InputError
-from latentsync_trt.media.audio import audio_duration_s
+from latentsync_trt.media.audio import audio_duration_s, read_audio_blocks
 from latentsync_trt.media.playback import LONGEST_PERIOD_S, Playback, is_held
 from latentsync_trt.sync.inputs import Inputs
-from latentsync_trt.sync.speakers import OpenVoices, Span, span_of
-from latentsync_trt.types import VideoInfo
+from latentsync_trt.sync.speakers import Span, Voices, span_of
+from latentsync_trt.types import Float32Array, Frame, VideoInfo
+
+Listen = Callable[[int, Iterable[Float32Array]], Iterable[Float32Array]]
 
 _EXTENDED: dict[Extend, str] = {
     "pingpong": "goes back and forth",
@@ -27,6 +32,59 @@ _SHOWN = 3
 
 _SLOW_FPS = 16
 """Below this, lips are seen to move in steps."""
+
+
+class OpenVoices:
+    """The encoded speech of all speakers; open until `close`.
+
+    Args:
+        encode_mel, filters: as for `SpeechStream`.
+        listen: gets each speaker's number and the blocks of the recording, and passes them on.
+
+    Raises:
+        As `SpeechStream` and `read_audio_blocks`.
+    """
+
+    def __init__(
+        self,
+        voices: Voices,
+        encode_mel: Callable[[Float32Array], Float32Array],
+        filters: Float32Array,
+        silence: Silence,
+        listen: Listen = lambda _, blocks: blocks,
+    ) -> None:
+        self._voices = voices
+        self.speech: list[Speech | None] = []
+        """When somebody speaks in each recording; None where this is not searched."""
+        self._streams: list[SpeechStream] = []
+        with ExitStack() as opened:
+            for number, recording in enumerate(voices.recordings):
+                self.speech.append(find_speech(read_audio_blocks(recording.path)) if silence == "closed" else None)
+                opener = partial(self._blocks, number, listen)
+                self._streams.append(opened.enter_context(closing(SpeechStream(opener, encode_mel, filters))))
+            self._opened = opened.pop_all()
+        lasting = zip(voices.recordings, self._streams, strict=True)
+        self.end_s = max(piece.at_s + stream.duration_s for piece, stream in lasting)
+        """When the last recording ends in the output."""
+
+    def close(self) -> None:
+        """Closes the recordings."""
+        self._opened.close()
+
+    def windows(self, speaker: int, frames: Sequence[Frame]) -> Float32Array:
+        """What `frames` attend to in the speech of `speaker`, float32 `(n, S, D)`."""
+        number = self._voices.recording_of(speaker)
+        at_s = self._voices.recordings[number].at_s
+        return self._streams[number].windows([frame.time_s - at_s for frame in frames])
+
+    def _blocks(self, number: int, listen: Listen) -> Iterable[Float32Array]:
+        blocks: Iterable[Float32Array] = read_audio_blocks(self._voices.recordings[number].path)
+        speech = self.speech[number]
+        blocks = blocks if speech is None else speech.gated(blocks)
+        for speaker in range(self._voices.count):
+            if self._voices.recording_of(speaker) == number:
+                blocks = listen(speaker, blocks)
+        return blocks
 
 
 @dataclass(frozen=True, slots=True)
