@@ -28,16 +28,9 @@ from latentsync_trt.sync.inputs import Inputs, fingerprint
 from latentsync_trt.sync.page import write_report
 from latentsync_trt.sync.paint import Gathered, PaintDevice, Painter
 from latentsync_trt.sync.quality import Quality
+from latentsync_trt.sync.speakers import Span, soundtrack_plan
 from latentsync_trt.sync.threads import StageClock, in_background
-from latentsync_trt.sync.timeline import (
-    OpenVoices,
-    Span,
-    expected_frames,
-    notices_of_model,
-    notices_of_rate,
-    soundtrack_plan,
-    timeline_of,
-)
+from latentsync_trt.sync.timeline import OpenVoices, expected_frames, notices_of_model, notices_of_rate, timeline_of
 from latentsync_trt.sync.windows import streams_at
 from latentsync_trt.types import (
     DeviceTime,
