@@ -99,14 +99,6 @@ def test_the_time_left_counts_the_stage_alone() -> None:
     assert found == ["[60 s] lip-sync", "[90 s] lip-sync: 530 of 1000, about 0:07:50 left"]
 
 
-<<<<<<< HEAD
-def test_no_time_is_guessed_before_the_first_step() -> None:
-    found = lines((0.0, "lip-sync", 0, 10), (40.0, "lip-sync", 0, 10))
-    assert found == ["[0 s] lip-sync", "[40 s] lip-sync: 0 of 10"]
-
-
-=======
->>>>>>> 57b47ea (Tests of sync: those of options, machines and wording go; inputs load no ONNX Runtime)
 @pytest.mark.parametrize(("hidden", "printed"), [(False, "[0 s] lip-sync\n"), (True, "")])
 def test_a_pipe_gets_lines(hidden: bool, printed: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pipe = StringIO()
