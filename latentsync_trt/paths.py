@@ -1,12 +1,14 @@
 """Checks names of files and folders that a caller or a command line gives, before anything is opened."""
 
+import errno
 import os
 import re
 from difflib import get_close_matches
 from itertools import islice
 from pathlib import Path
+from tempfile import TemporaryFile
 
-from latentsync_trt.errors import InputError
+from latentsync_trt.errors import InputError, OutputError
 
 # Of two letters or more: "C:/clips" is a drive. One slash: pathlib makes it of two.
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/+")
@@ -92,3 +94,13 @@ def check_file_to_write(path: Path, what: str = "") -> None:
     if exists(path) and path.is_dir():
         raise InputError(f"{what} {path}: is a folder; name a file in it".lstrip())
     check_folder_to_write(path.parent, what)
+
+
+def make_folder(folder: Path) -> None:
+    """Makes `folder` if it is missing; raises `OutputError` if no file can be written in it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        TemporaryFile(dir=folder).close()  # permissions alone do not show whether this works
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EIO)
+        raise OutputError(f"{folder}: cannot be written ({error.strerror})", usage=not full) from error

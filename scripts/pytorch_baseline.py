@@ -21,9 +21,7 @@ import torch
 from diffusers import AutoencoderKL
 from torch import Tensor, nn
 
-from latentsync_trt.bench.bench_options import BenchOptions
-from latentsync_trt.bench.machine import bundle_facts, environment
-from latentsync_trt.bench.rows import Results, Row
+from latentsync_trt.bench.rows import BenchOptions, Results, Row, bundle_facts, environment
 from latentsync_trt.bench.run import Setting, settings_for
 from latentsync_trt.bundle.manifest import HIDDEN, Bundle, GraphEntry
 from latentsync_trt.config import RuntimeOptions, SyncOptions

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from latentsync_trt.audio.mel import MEL_FILTERS
-from latentsync_trt.bench.machine import bundle_facts
-from latentsync_trt.bench.rows import BundleFacts, Results, Row, Spread
+from latentsync_trt.bench.rows import BundleFacts, Results, Row, Spread, bundle_facts
 from latentsync_trt.bundle.manifest import DimensionRange, FileEntry
 from latentsync_trt.errors import OutputError
 from latentsync_trt.measure.pictures import generated_part

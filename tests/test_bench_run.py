@@ -12,8 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from latentsync_trt.bench import run
-from latentsync_trt.bench.bench_options import BenchOptions
-from latentsync_trt.bench.rows import Row
+from latentsync_trt.bench.rows import BenchOptions, Row
 from latentsync_trt.bench.run import run_bench, settings_for
 from latentsync_trt.bundle.manifest import MANIFEST_NAME, Bundle, read_manifest, write_manifest
 from latentsync_trt.cli import main

@@ -11,7 +11,7 @@ import psutil
 import pytest
 from click.testing import CliRunner
 
-from latentsync_trt.bench.bench_options import BenchOptions
+from latentsync_trt.bench.rows import BenchOptions
 from latentsync_trt.bench.run import settings_for
 from latentsync_trt.bundle.manifest import AUDIO_ENCODER, Bundle
 from latentsync_trt.cli import main

@@ -18,7 +18,6 @@ import psutil
 import pytest
 
 from latentsync_trt.files import PREFIX, temporary_folder
-from tests.build_worker import HANG
 from tests.clips import write_face, write_sound
 from tests.small import small_bundle
 
@@ -327,24 +326,6 @@ def test_a_device_that_hangs_does_not_keep_the_command_from_stopping(
     command, child = on_two_devices(start, arguments, tmp_path, "painting")
     child.suspend()
     assert command.stop(signal.SIGINT)[0] == 130
-
-
-# Builds
-
-
-def building(start: Start, cache: Path) -> Command:
-    """A command that hangs in the build of an engine."""
-    options = ("--bundle", small_bundle(), "--provider", "rtx", "--engine-cache", cache)
-    command = start("-m", "tests.build_worker", "build", *options, **{HANG: "1"})
-    command.until(lambda: len(list(cache.glob(".*/engine.onnx"))) == 1)
-    return command
-
-
-@pytest.mark.integration
-def test_builds_end_with_the_command(start: Start, tmp_path: Path) -> None:
-    command = building(start, tmp_path / "cache")
-    command.before = [path for path in files(tmp_path) if path.name == "cache" or ".locks" in path.parts]
-    assert command.stop(signal.SIGTERM)[0] == 143
 
 
 def test_library_calls_leave_signals_alone(tmp_path: Path) -> None:

@@ -1,8 +1,7 @@
-"""Inputs of the scenarios: clips, a window of faces with its speech, and random inputs of graphs."""
+"""A window of aligned faces with its speech, as `sync` cuts them out."""
 
 from collections.abc import Generator, Iterable
 from contextlib import closing
-from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
 from itertools import islice
@@ -26,16 +25,8 @@ from latentsync_trt.sync.threads import StageClock
 from latentsync_trt.types import Float32Array, Frame, UInt8Array
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class FaceWindow:
-    """Input of the inpainter: faces, uint8 `(F, H, W, 3)`, and speech, float32 `(F, S, D)`."""
-
-    faces: UInt8Array
-    audio: Float32Array
-
-
-def first_window(clip: Clip, frames: int, networks: Networks, resolution_px: int) -> FaceWindow:
-    """The first `frames` faces of a clip, at this resolution, and their speech.
+def first_window(clip: Clip, frames: int, networks: Networks, resolution_px: int) -> tuple[UInt8Array, Float32Array]:
+    """The first `frames` faces of a clip, uint8 `(F, H, W, 3)`, and their speech, float32 `(F, S, D)`.
 
     Raises:
         NoFaceError: the clip shows fewer faces than that.
@@ -49,7 +40,7 @@ def first_window(clip: Clip, frames: int, networks: Networks, resolution_px: int
         raise NoFaceError(f"{clip.video}: {len(faces)} frames with a face, a window takes {frames}; give a longer clip")
     pieces, filters = partial(read_audio_blocks, clip.audio, delay_s=delays.sound_s), filters_of(networks.bundle)
     with closing(SpeechStream(pieces, networks.encode_mel, filters)) as speech:
-        return FaceWindow(np.stack(faces), speech.windows([Fraction(index, MODEL_FPS) for index in range(frames)]))
+        return np.stack(faces), speech.windows([Fraction(index, MODEL_FPS) for index in range(frames)])
 
 
 def aligned_faces(video: Path, frames: Iterable[Frame], resolution_px: int) -> Generator[FrameJob, None, None]:

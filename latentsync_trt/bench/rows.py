@@ -1,20 +1,84 @@
-"""The rows that a bench writes, and the JSON file that holds them."""
+"""What a bench measures and how often; its rows, with the machine and the bundle; and their JSON file."""
 
+import hashlib
 import json
-from collections.abc import Mapping, Sequence
+import math
+import os
+import platform
+import re
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
+import psutil
 
-from latentsync_trt.bench.files import plain
+from latentsync_trt.bundle.manifest import Manifest
+from latentsync_trt.config import PRESETS, PROVIDER_CHOICES
+from latentsync_trt.errors import InputError
 from latentsync_trt.measure.page import write_file
 from latentsync_trt.measure.pictures import Likeness
+from latentsync_trt.option_fields import check_limits, option
+from latentsync_trt.privacy import without_paths
 from latentsync_trt.runtime.compiler.layers import LayerSummary
+from latentsync_trt.runtime.providers import libraries
+from latentsync_trt.runtime.providers.gpu import Gpu, driver_version
+from latentsync_trt.runtime.providers.select import Selection
+from latentsync_trt.version import __version__
 
-FORMAT = 2
-KIND = "latentsync-trt bench"
+REPETITIONS = {"graph": (20, 3), "loop": (5, 1), "end-to-end": (3, 1)}
+"""Timed runs and warm-up runs per scenario."""
+
+
+def _names(default: tuple[str, ...], choices: tuple[str, ...], help_text: str) -> Any:
+    """An option that takes names of `choices`, separated by commas: "a,b" → ("a", "b")."""
+
+    def parse(given: str | tuple[str, ...]) -> tuple[str, ...]:
+        parts = given.split(",") if isinstance(given, str) else given
+        names = tuple(dict.fromkeys(part.strip() for part in parts))
+        unknown = [name for name in names if name not in choices]
+        if unknown:
+            raise InputError(f"{', '.join(map(repr, unknown))}: not among {', '.join(choices)}")
+        return names
+
+    return option(default, help_text, parse=parse, show=",".join, metavar="NAMES")
+
+
+@dataclass(frozen=True, slots=True)
+class BenchOptions:
+    """What to measure, and how often. Raises `InputError` on a value outside its limits."""
+
+    provider: tuple[str, ...] = _names(
+        ("auto",),
+        PROVIDER_CHOICES,
+        "Execution providers, separated by commas; auto takes the fastest available, naming one disables fallback.",
+    )
+    preset: tuple[str, ...] = _names(tuple(PRESETS), tuple(PRESETS), "Presets of sync, separated by commas.")
+    scenario: tuple[str, ...] = _names(
+        ("graph", "loop", "end-to-end"),
+        tuple(REPETITIONS),
+        "What to measure, separated by commas: graph (each by itself), loop (a window: VAE and denoising), "
+        "end-to-end (whole clips).",
+    )
+    runs: int | None = option(
+        None, "Timed runs of everything.  [default: 20 of a graph, 5 of a loop, else 3]", minimum=1, maximum=10_000
+    )
+    warm_up: int | None = option(
+        None, "Runs before those, not timed.  [default: 3 of a graph, else 1]", minimum=0, maximum=1_000
+    )
+    video: str | Path | None = option(None, "Clip for all but graph.  [default: the built-in portrait]")
+    audio: str | Path | None = option(None, "Speech for them.  [default: the built-in sentence]")
+
+    def __post_init__(self) -> None:
+        check_limits(self)
+
+    def repetitions(self, scenario: str) -> tuple[int, int]:
+        """Timed runs and warm-up runs of a scenario."""
+        runs, warm_up = REPETITIONS[scenario]
+        return runs if self.runs is None else self.runs, warm_up if self.warm_up is None else self.warm_up
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +163,77 @@ class Results:
     rows: tuple[Row, ...]
 
     def write(self, path: Path) -> None:
-        """Writes the file, floats with six significant digits; raises `OutputError` if it cannot be written."""
-        content = plain({"kind": KIND, "format": FORMAT, **asdict(self)})
+        """Writes the file; raises `OutputError` if it cannot be written."""
+        content = plain({"kind": "latentsync-trt bench", "format": 2, **asdict(self)})
         write_file(path, json.dumps(content, indent=1, allow_nan=False, ensure_ascii=False) + "\n")
+
+
+def plain(value: Any) -> Any:
+    """Converts nested mappings, sequences and arrays for JSON: six significant digits; null for NaN and infinity."""
+    if isinstance(value, float):
+        return float(f"{value:.6g}") if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: plain(inner) for key, inner in value.items()}
+    if isinstance(value, np.ndarray):
+        return plain(value.tolist())
+    return [plain(inner) for inner in value] if isinstance(value, list | tuple) else value
+
+
+def environment(command: Iterable[str], selections: Sequence[Selection]) -> dict[str, str]:
+    """Names and versions as text, without what identifies the user; unknown ones are left out."""
+    gpu = next((selection.gpu for selection in selections if selection.gpu), None)
+    named = {
+        "command": without_paths(shlex.join(command)),
+        "providers": ", ".join(selection.name for selection in selections),
+        "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "latentsync_trt": __version__,
+        "python": platform.python_version(),
+        "onnxruntime": libraries.onnxruntime_version(),
+        **({**library_versions(), **gpu_facts(gpu)} if gpu else {}),
+        "cpu": _cpu_name(),
+        "cpu_cores": str(usable_cores()),
+        "memory_gb": f"{psutil.virtual_memory().total / 1e9:.0f}",
+        "system": f"{platform.system()} {platform.machine()}",
+    }
+    return {name: value for name, value in named.items() if value}
+
+
+def library_versions() -> dict[str, str]:
+    """Versions of what GPU providers need besides ONNX Runtime, as far as they are known."""
+    known = {
+        "tensorrt": libraries.tensorrt_version(),
+        "tensorrt_rtx_plugin": libraries.rtx_version(),
+        "cuda": libraries.cuda_version(),
+        "cudnn": libraries.cudnn_version(),
+        "driver": driver_version(),
+    }
+    return {name: version for name, version in known.items() if version and version != libraries.UNKNOWN}
+
+
+def gpu_facts(gpu: Gpu) -> dict[str, str]:
+    """Name, generation and memory."""
+    memory_gb = f"{gpu.memory_bytes / 1e9:.0f}"
+    return {"gpu": gpu.name, "compute_capability": gpu.compute_capability, "gpu_memory_gb": memory_gb}
+
+
+def _cpu_name() -> str:
+    info = Path("/proc/cpuinfo")
+    if info.is_file():
+        found = re.search(r"^model name\s*:\s*(.+)$", info.read_text(encoding="utf-8"), re.MULTILINE)
+        if found:
+            return found[1].strip()
+    return platform.processor() or platform.machine()
+
+
+def usable_cores() -> int:
+    """Cores that this process may use."""
+    process = psutil.Process()
+    return len(process.cpu_affinity()) if hasattr(process, "cpu_affinity") else os.cpu_count() or 1
+
+
+def bundle_facts(manifest: Manifest) -> BundleFacts:
+    """The bundle as rows describe it."""
+    networks = sorted(name for name in manifest.files if name.endswith((".onnx", ".weights")))
+    digest = hashlib.sha256(" ".join(manifest.files[name].sha256 for name in networks).encode())
+    name, shapes = without_paths(manifest.name), manifest.shapes
+    return BundleFacts(name, manifest.resolution_px, manifest.frames, manifest.precision, shapes, digest.hexdigest())

@@ -18,10 +18,8 @@ from typing import Any, TypeVar
 import numpy as np
 import psutil
 
-from latentsync_trt.bench.bench_options import BenchOptions
-from latentsync_trt.bench.machine import bundle_facts, environment
 from latentsync_trt.bench.material import first_window
-from latentsync_trt.bench.rows import Memory, Quality, Results, Row, Spread
+from latentsync_trt.bench.rows import BenchOptions, Memory, Quality, Results, Row, Spread, bundle_facts, environment
 from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.config import PresetName, RuntimeOptions, SyncOptions
 from latentsync_trt.files import temporary_folder
@@ -224,7 +222,7 @@ def _loops(setting: Setting, clip: Clip) -> Iterator[Row]:
     name, expected = f"{manifest.name}, preset {REFERENCE}, on {setting.provider}", None
     with setting.networks() as networks:
         window = first_window(clip, manifest.frames, networks, setting.resolution_px)
-        windows = [(window.faces, window.audio)] * (setting.runtime.windows_per_batch or 1)
+        windows = [window] * (setting.runtime.windows_per_batch or 1)
         if reference not in options.values():
             setting.say(f"{setting.provider}: the window to compare with ({name})")
             inpainter = make_inpainter(manifest, reference, networks.codec, networks.denoiser)

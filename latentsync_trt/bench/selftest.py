@@ -14,8 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from latentsync_trt.bench.machine import bundle_facts, environment
-from latentsync_trt.bench.rows import BundleFacts
+from latentsync_trt.bench.rows import BundleFacts, bundle_facts, environment
 from latentsync_trt.bench.selftest_worker import Order
 from latentsync_trt.bundle.manifest import Bundle, Manifest
 from latentsync_trt.child import Event, run_child

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from latentsync_trt.bench.machine import gpu_facts, library_versions
 from latentsync_trt.bench.material import first_window
+from latentsync_trt.bench.rows import gpu_facts, library_versions
 from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.child import Emit, serve
 from latentsync_trt.config import RuntimeOptions, SyncOptions
@@ -22,8 +22,7 @@ from latentsync_trt.measure.pictures import generated_part
 from latentsync_trt.runtime.cache.store import EngineCache, cache_folder
 from latentsync_trt.runtime.networks.networks import Networks
 from latentsync_trt.runtime.providers.gpu import gpus
-from latentsync_trt.runtime.providers.libraries import UNKNOWN, rtx_version
-from latentsync_trt.runtime.providers.select import Selection, select_provider
+from latentsync_trt.runtime.providers.select import select_provider
 from latentsync_trt.runtime.sessions.engines import Engines
 from latentsync_trt.runtime.sessions.memory import give_back_gpu_memory
 from latentsync_trt.runtime.sessions.trial import run_timed
@@ -56,99 +55,82 @@ def carry_out(fields: Mapping[str, Any], emit: Emit) -> None:
     order = Order(**fields)
     options = RuntimeOptions(**order.options)
     emit(doing="reading the versions of libraries")
-    emit(environment=_machine(options.one_device))
+    gpu = next((each for each in gpus() if each.index == options.one_device), None)
+    emit(environment={**library_versions(), **(gpu_facts(gpu) if gpu else {})})
     emit(doing=f"loading provider {order.provider}")
     try:
         selection = select_provider(order.provider, options.one_device)
         emit(provider=selection.name, notices=selection.notices())
         bundle = Bundle.load(Path(order.bundle), verify=False)
         Path(order.folder).mkdir()
-        _Worker(order, bundle, selection, options, emit).work()
+        cache = EngineCache(cache_folder(options.engine_cache), lambda text: emit(log=[text]))
+        engines, unusable = Engines(bundle, selection, options, cache, lambda text: emit(log=[text])), set[str]()
+        for graph in order.graphs:
+            row = _try_graph(engines, graph, order.folder, emit)
+            if row.get("error"):
+                unusable.add(graph)
+            emit(graphs={graph: row})
+            give_back_gpu_memory(selection)
+        for preset in order.presets:
+            try:
+                _paint(order, preset, engines, unusable, emit)
+            except LatentSyncError as error:
+                emit(failures=[f"preset {preset}: {error}"])
+            give_back_gpu_memory(selection)
     except LatentSyncError as error:
         emit(failures=[str(error)])
     emit(done=True)
 
 
-def _machine(device: int) -> dict[str, str]:
-    found: dict[str, str | None] = {**library_versions(), "tensorrt_rtx_plugin": rtx_version()}
-    for gpu in gpus():
-        if gpu.index == device:
-            found |= gpu_facts(gpu)
-    return {name: value for name, value in found.items() if value and value != UNKNOWN}
+def _try_graph(engines: Engines, graph: str, folder: str, emit: Emit) -> dict[str, Any]:
+    """Builds the engine of a graph unless it is in the cache, opens and runs it; fields of `selftest.GraphRow`."""
+    selection = engines.selection
+    emit(doing=f"building and opening {graph}")
+    try:
+        opened = engines.open(graph)
+    except LatentSyncError as error:
+        return {"error": str(error)}
+    row: dict[str, Any] = {"nodes": opened.session.nodes_by_provider(), "open_s": opened.open_s}
+    if engines.compiled:
+        layers = engines.layers(graph)
+        row |= {"built": opened.built, "build_s": opened.build_s, "engine_bytes": opened.size_bytes}
+        row["layers"] = layers and asdict(layers)
+    emit(doing=f"running {graph}")
+    runs = GPU_RUNS if selection.gpu else CPU_RUNS
+    try:
+        outputs, _ = run_timed(opened.session, engines.ranges, selection.device, selection.device_id, runs=runs)
+        np.savez(Path(folder, f"{graph}.npz"), *outputs)
+        times = opened.times(graph, selection.name)
+        row |= {"first_ms": times.first_ms, "mean_ms": times.mean_ms}
+    except LatentSyncError as error:
+        row["error"] = str(error)
+    opened.session.close()
+    return row
 
 
-class _Worker:
-    """Executes an order on one provider."""
-
-    def __init__(self, order: Order, bundle: Bundle, selection: Selection, options: RuntimeOptions, emit: Emit) -> None:
-        self._order, self._bundle, self._selection, self._options = order, bundle, selection, options
-        self._emit = emit
-        self._unusable: set[str] = set()
-
-    def work(self) -> None:
-        cache = EngineCache(cache_folder(self._options.engine_cache), self._say)
-        engines = Engines(self._bundle, self._selection, self._options, cache, self._say)
-        for graph in self._order.graphs:
-            row = self._try_graph(engines, graph)
-            if row.get("error"):
-                self._unusable.add(graph)
-            self._emit(graphs={graph: row})
-            give_back_gpu_memory(self._selection)
-        for preset in self._order.presets:
-            try:
-                self._paint(preset)
-            except LatentSyncError as error:
-                self._emit(failures=[f"preset {preset}: {error}"])
-            give_back_gpu_memory(self._selection)
-
-    def _say(self, text: str) -> None:
-        self._emit(log=[text])
-
-    def _try_graph(self, engines: Engines, graph: str) -> dict[str, Any]:
-        """Builds the engine of a graph unless it is in the cache, opens and runs it; fields of `selftest.GraphRow`."""
-        self._emit(doing=f"building and opening {graph}")
-        try:
-            opened = engines.open(graph)
-        except LatentSyncError as error:
-            return {"error": str(error)}
-        row: dict[str, Any] = {"nodes": opened.session.nodes_by_provider(), "open_s": opened.open_s}
-        if engines.compiled:
-            layers = engines.layers(graph)
-            row |= {"built": opened.built, "build_s": opened.build_s, "engine_bytes": opened.size_bytes}
-            row["layers"] = layers and asdict(layers)
-        self._emit(doing=f"running {graph}")
-        try:
-            selection, runs = self._selection, GPU_RUNS if self._selection.gpu else CPU_RUNS
-            outputs, _ = run_timed(opened.session, engines.ranges, selection.device, selection.device_id, runs=runs)
-            np.savez(Path(self._order.folder, f"{graph}.npz"), *outputs)
-            times = opened.times(graph, self._selection.name)
-            row |= {"first_ms": times.first_ms, "mean_ms": times.mean_ms}
-        except LatentSyncError as error:
-            row["error"] = str(error)
-        opened.session.close()
-        return row
-
-    def _paint(self, preset: str) -> None:
-        """Paints windows into `<preset>.npy`: the generated part of the faces, uint16 `(n, h, w, 3)`."""
-        order, manifest = self._order, self._bundle.manifest
-        options = SyncOptions(preset=preset, steps=order.steps)  # type: ignore[arg-type]  # it checks that itself
-        unusable = [graph for graph in graphs_for(options) if graph in self._unusable]
-        if unusable:  # a retry could take minutes and would fail again
-            self._emit(failures=[f"preset {preset}: not painted, as {', '.join(unusable)} cannot be used"])
-            return
-        self._emit(doing=f"painting with preset {preset}")
-        with closing(Networks(self._bundle, self._selection, self._options, on_notice=self._say)) as networks:
-            networks.prepare(graphs_for(options))
-            clip, count = choose_clip(None, None, Path(order.folder).parent), order.windows * manifest.frames
-            found = first_window(clip, count, networks, manifest.resolution_px)
-            inpainter = make_inpainter(manifest, options, networks.codec, networks.denoiser)
-            cuts = [slice(start, start + manifest.frames) for start in range(0, count, manifest.frames)]
-            faces = [face for cut in cuts for face in inpainter.paint([(found.faces[cut], found.audio[cut])])[0]]
-            providers = sorted({networks.selection.name, *(time.provider for time in networks.times())})
-            notices = networks.take_notices()
-        rows, columns = generated_part(manifest.resolution_px)
-        np.save(Path(order.folder, f"{preset}.npy"), np.stack([face[rows, columns] for face in faces]))
-        self._emit(painted_on={preset: providers}, notices=notices)
+def _paint(order: Order, preset: str, engines: Engines, unusable: set[str], emit: Emit) -> None:
+    """Paints windows into `<preset>.npy`: the generated part of the faces, uint16 `(n, h, w, 3)`."""
+    manifest = engines.bundle.manifest
+    options = SyncOptions(preset=preset, steps=order.steps)  # type: ignore[arg-type]  # it checks that itself
+    graphs = graphs_for(options)
+    if not unusable.isdisjoint(graphs):  # a retry could take minutes and would fail again
+        missing = ", ".join(graph for graph in graphs if graph in unusable)
+        emit(failures=[f"preset {preset}: not painted, as {missing} cannot be used"])
+        return
+    emit(doing=f"painting with preset {preset}")
+    own = Networks(engines.bundle, engines.selection, engines.options, on_notice=lambda text: emit(log=[text]))
+    with closing(own) as networks:
+        networks.prepare(graphs)
+        clip, count = choose_clip(None, None, Path(order.folder).parent), order.windows * manifest.frames
+        faces, audio = first_window(clip, count, networks, manifest.resolution_px)
+        inpainter = make_inpainter(manifest, options, networks.codec, networks.denoiser)
+        cuts = [slice(start, start + manifest.frames) for start in range(0, count, manifest.frames)]
+        painted = [face for cut in cuts for face in inpainter.paint([(faces[cut], audio[cut])])[0]]
+        providers = sorted({networks.selection.name, *(time.provider for time in networks.times())})
+        notices = networks.take_notices()
+    rows, columns = generated_part(manifest.resolution_px)
+    np.save(Path(order.folder, f"{preset}.npy"), np.stack([face[rows, columns] for face in painted]))
+    emit(painted_on={preset: providers}, notices=notices)
 
 
 if __name__ == "__main__":

@@ -78,15 +78,13 @@ def command(
     **fields: Any,
 ) -> None:
     """Compare bundle B with bundle A, or a finished video B with A: what each makes of the same clip."""
-    from latentsync_trt.bench.files import make_folder, plain
-    from latentsync_trt.bench.machine import environment
-    from latentsync_trt.bench.table import console, plain_table
+    from latentsync_trt.bench.rows import environment, plain
     from latentsync_trt.bundle.find import find_bundle
-    from latentsync_trt.cli.show import progress_bar
+    from latentsync_trt.cli.show import print_table, progress_bar
     from latentsync_trt.files import temporary_folder
     from latentsync_trt.measure.clips import choose_clip
     from latentsync_trt.measure.compare import HEADS, check_speech, lines_of, measure, write_report
-    from latentsync_trt.paths import check_file_to_write, exists
+    from latentsync_trt.paths import check_file_to_write, exists, make_folder
     from latentsync_trt.runtime.providers.select import select_provider
     from latentsync_trt.sync.api import LipSync
 
@@ -123,12 +121,8 @@ def command(
         content |= {"a": asdict(sides[0]), "b": asdict(sides[1]), "settings": settings}
         click.echo(json.dumps(plain({**content, "clip": asdict(found), "notes": notes}), allow_nan=False))
     elif not quiet:
-        screen, table = console(), plain_table(*HEADS)
-        table.columns[1].justify = "right"
-        for line in lines:
-            table.add_row(*line)
-        screen.print(f"A: {sides[0].title}\nB: {sides[1].title}\n{settings}\n{found.name}, {found.frames} frames")
-        screen.print(table)
+        click.echo(f"A: {sides[0].title}\nB: {sides[1].title}\n{settings}\n{found.name}, {found.frames} frames")
+        print_table(HEADS, lines)
         for note in notes:
             click.echo(f"note: {note}", err=True)
         click.echo(f"{out.parent / found.video}: side by side")
@@ -137,7 +131,7 @@ def command(
 
 def _sides(folders: Sequence[Path], sync: SyncOptions, runtime: RuntimeOptions) -> list[Side]:
     """What is known of two bundles."""
-    from latentsync_trt.bench.machine import bundle_facts
+    from latentsync_trt.bench.rows import bundle_facts
     from latentsync_trt.bundle.manifest import Bundle
     from latentsync_trt.sync.inpaint import resolution_of
 

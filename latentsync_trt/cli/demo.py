@@ -31,13 +31,17 @@ def command(out: Path, audio: Path | None, video: Path | None, bundle: str, pres
     Writes source.mp4, out.mp4, side_by_side.png (source, masked, result) and sync.png (speech and mouth over time) to
     the folder, and prints how well the lips follow.
     """
-    from latentsync_trt.bench.files import make_folder
     from latentsync_trt.cli.show import Notices, progress_bar, show_report
     from latentsync_trt.measure.clips import choose_clip
     from latentsync_trt.media.demo_clip import SENTENCE, SPEECH
+    from latentsync_trt.media.files import check_file
     from latentsync_trt.media.soundtrack import SoundPiece, SoundPlan, choose_sound
+    from latentsync_trt.paths import make_folder
     from latentsync_trt.sync.api import LipSync
 
+    for given in (audio, video):
+        if given is not None:
+            check_file(given)
     make_folder(out)
     if video is None:
         (out / SOURCE).unlink(missing_ok=True)  # of an earlier run, perhaps for other speech

@@ -111,7 +111,7 @@ def _packages() -> Iterator[Finding]:
 
 
 def _gpu() -> Iterator[Finding]:
-    from latentsync_trt.bench.machine import library_versions
+    from latentsync_trt.bench.rows import library_versions
     from latentsync_trt.runtime.providers import diagnose, gpu
 
     obstacle = diagnose.driver_obstacle()

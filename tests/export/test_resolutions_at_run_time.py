@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from latentsync_trt import LipSync, RuntimeOptions, SyncOptions
-from latentsync_trt.bench.bench_options import BenchOptions
+from latentsync_trt.bench.rows import BenchOptions
 from latentsync_trt.bench.run import run_bench
 from latentsync_trt.bundle.manifest import REQUIRED_GRAPHS, Bundle, read_manifest
 from latentsync_trt.errors import InputError

@@ -20,7 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from latentsync_trt.bench.machine import environment as machine
+from latentsync_trt.bench.rows import environment as machine
 from latentsync_trt.export.exporter import export_bundle
 from latentsync_trt.export.options import ExportOptions
 from latentsync_trt.measure.clips import choose_clip
