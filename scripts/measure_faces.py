@@ -21,10 +21,9 @@ import cv2
 import numpy as np
 import skimage.data
 
-from latentsync_trt.face.blaze import iou
-from latentsync_trt.face.checks import usable
-from latentsync_trt.face.cuts import luma_of
 from latentsync_trt.face.detector import MediaPipeDetector
+from latentsync_trt.face.geometry import iou, usable
+from latentsync_trt.face.identity import luma_of
 from latentsync_trt.face.lookahead import LookAhead
 from latentsync_trt.face.tracker import FaceTracker
 from latentsync_trt.media.reader import read_frames

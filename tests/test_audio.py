@@ -10,9 +10,8 @@ import librosa
 import numpy as np
 import pytest
 
-from latentsync_trt.audio.encoder import SEGMENT_FRAMES, SpeechStream, encode_audio
+from latentsync_trt.audio.encoder import SEGMENT_FRAMES, SpeechStream, audio_windows, encode_audio
 from latentsync_trt.audio.mel import MEL_FILTERS, filters_of, log_power_blocks
-from latentsync_trt.audio.windows import audio_windows
 from latentsync_trt.bundle.find import demo_folder
 from latentsync_trt.bundle.manifest import Bundle, FileEntry, sha256_file
 from latentsync_trt.errors import BundleError, InputError

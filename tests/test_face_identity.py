@@ -9,7 +9,7 @@ import pytest
 from latentsync_trt.errors import InputError
 from latentsync_trt.face.choice import Chooser, check_people
 from latentsync_trt.face.detector import MediaPipeDetector
-from latentsync_trt.face.tracker import Seen, Sighting
+from latentsync_trt.face.tracker import FrameFaces, TrackedDetection
 from latentsync_trt.sync.faces import FaceFinder
 from latentsync_trt.sync.threads import StageClock
 from latentsync_trt.types import Face, Interval, UInt8Array
@@ -26,14 +26,14 @@ def detector() -> Iterator[MediaPipeDetector]:
         yield detector
 
 
-def seen_in(detector: MediaPipeDetector, frames: Iterable[UInt8Array]) -> list[Seen]:
+def seen_in(detector: MediaPipeDetector, frames: Iterable[UInt8Array]) -> list[FrameFaces]:
     finder = FaceFinder(detector, 64, StageClock())
     found = [seen for _, seen in finder.see(frame_at(*numbered) for numbered in enumerate(frames))]
     assert all(seen is not None for seen in found)
     return [seen for seen in found if seen is not None]
 
 
-def at(seen: Seen, x: float | None) -> int | None:
+def at(seen: FrameFaces, x: float | None) -> int | None:
     """The number of the person whose face is at `x`."""
     middles = {one.person: (one.face.box[0] + one.face.box[2]) / 2 for one in seen.faces}
     near = [person for person, middle in middles.items() if x is not None and abs(middle - x) < NEAR_PX]
@@ -86,22 +86,22 @@ def test_numbers_are_kept_across_cuts(detector: MediaPipeDetector) -> None:
     assert not tracks[0] & tracks[24]
 
 
-def sighting(person: int, left: float, size: float = 100.0) -> Sighting:
+def sighting(person: int, left: float, size: float = 100.0) -> TrackedDetection:
     box = np.array([left, 100, left + size, 100 + size], np.float32)
-    return Sighting(person, person, Face(box, np.zeros((3, 2), np.float32)))
+    return TrackedDetection(person, person, Face(box, np.zeros((3, 2), np.float32)))
 
 
 LEFT, RIGHT, LARGE = sighting(0, 50), sighting(1, 700), sighting(2, 300, 200)
 
 
-def chosen(choice: FaceChoice | Mapping[int, int], frames: list[Seen]) -> list[dict[int, int]]:
+def chosen(choice: FaceChoice | Mapping[int, int], frames: list[FrameFaces]) -> list[dict[int, int]]:
     """Of two frames a second: speakers by person."""
     chooser = Chooser(choice)
     times_s = (Fraction(number, 2) for number in range(len(frames)))
     return [dict(map(person_and_speaker, chooser.choose(*each))) for each in zip(frames, times_s, strict=True)]
 
 
-def person_and_speaker(chosen: tuple[Sighting, int]) -> tuple[int, int]:
+def person_and_speaker(chosen: tuple[TrackedDetection, int]) -> tuple[int, int]:
     return chosen[0].person, chosen[1]
 
 
@@ -109,27 +109,32 @@ def person_and_speaker(chosen: tuple[Sighting, int]) -> tuple[int, int]:
     ("text", "person"), [("largest", 2), ("left", 0), ("right", 1), ("index:1", 1), ("at:100,150", 0)]
 )
 def test_a_choice_takes_its_face(text: str, person: int) -> None:
-    assert chosen(parse_face(text), [Seen(0, (LEFT, RIGHT, LARGE))]) == [{person: 0}]
+    assert chosen(parse_face(text), [FrameFaces(0, (LEFT, RIGHT, LARGE))]) == [{person: 0}]
 
 
 def test_people_follow_their_own_speakers() -> None:
-    assert chosen({0: 1, 2: 0}, [Seen(0, (LEFT, RIGHT, LARGE)), Seen(0, (RIGHT,))]) == [{0: 1, 2: 0}, {}]
+    assert chosen({0: 1, 2: 0}, [FrameFaces(0, (LEFT, RIGHT, LARGE)), FrameFaces(0, (RIGHT,))]) == [{0: 1, 2: 0}, {}]
 
 
 def test_the_choice_is_made_at_the_start_of_a_shot() -> None:
     now_larger = sighting(0, 50, 400)
-    frames = [Seen(0, (LEFT, LARGE)), Seen(0, (now_larger, LARGE)), Seen(1, (now_larger, LARGE))]
+    frames = [FrameFaces(0, (LEFT, LARGE)), FrameFaces(0, (now_larger, LARGE)), FrameFaces(1, (now_larger, LARGE))]
     assert chosen(parse_face("largest"), frames) == [{2: 0}, {2: 0}, {0: 0}]
 
 
 def test_who_was_chosen_first_is_taken_again() -> None:
-    away, back = Seen(0, (LEFT,)), Seen(0, (LEFT, LARGE))
+    away, back = FrameFaces(0, (LEFT,)), FrameFaces(0, (LEFT, LARGE))
     assert chosen(parse_face("largest"), [back, away, away, away, back]) == [{2: 0}, {}, {}, {0: 0}, {2: 0}]
 
 
 def test_the_face_at_a_place_stays_chosen_in_other_shots() -> None:
     moved = sighting(0, 650)
-    frames = [Seen(0, (RIGHT,)), Seen(0, (LEFT, RIGHT)), Seen(1, (moved, LARGE)), Seen(1, (LARGE,))]
+    frames = [
+        FrameFaces(0, (RIGHT,)),
+        FrameFaces(0, (LEFT, RIGHT)),
+        FrameFaces(1, (moved, LARGE)),
+        FrameFaces(1, (LARGE,)),
+    ]
     assert chosen(parse_face("at:100,150"), frames) == [{}, {0: 0}, {0: 0}, {}]
 
 

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 import skimage.data
 
-from latentsync_trt.face.checks import usable
 from latentsync_trt.face.choice import MainFace, TrackedFace
 from latentsync_trt.face.detector import MediaPipeDetector
+from latentsync_trt.face.geometry import usable
 from latentsync_trt.types import Face, UInt8Array
 from tests.people import first_person
 

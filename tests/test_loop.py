@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from latentsync_trt.diffusion.loop import conditioning, denoise, initial_noise
-from latentsync_trt.diffusion.plan import cache_plan
+from latentsync_trt.diffusion.loop import cache_plan, conditioning, denoise, initial_noise
 from latentsync_trt.diffusion.scheduler import ddim_schedule
 from latentsync_trt.errors import InputError
 from latentsync_trt.types import WindowBatch

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from latentsync_trt.config import RuntimeOptions
-from latentsync_trt.diffusion.plan import PlannedStep
+from latentsync_trt.diffusion.loop import PlannedStep
 from latentsync_trt.diffusion.scheduler import solver_schedule
 from latentsync_trt.errors import InputError
 from latentsync_trt.sync.api import LipSync

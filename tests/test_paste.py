@@ -11,18 +11,18 @@ import cv2
 import numpy as np
 import pytest
 
+from latentsync_trt.face import paste as paste_module
 from latentsync_trt.face.align import align, crop, crop_size_px, rescaled
-from latentsync_trt.face.compositor import composite
+from latentsync_trt.face.compositor import composite, seam_score
 from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.face.mask import mouth_mask
-from latentsync_trt.face.outline import OVAL, filled
 from latentsync_trt.face.paste import Pasted, Paster
-from latentsync_trt.face.seam import seam_score
+from latentsync_trt.face.scene import OVAL, filled
 from latentsync_trt.types import AlignedFace, Face, Float32Array, Patch, Picture, UInt8Array, UInt16Array
 from tests.pasted import applied, changed_pixels
 from tests.people import first_person
 
-Seen = tuple[UInt8Array, Face, AlignedFace]
+OneFace = tuple[UInt8Array, Face, AlignedFace]
 """A frame, its face, and that aligned."""
 
 RESOLUTION = 256
@@ -68,11 +68,11 @@ def detector() -> Iterator[MediaPipeDetector]:
 
 
 @pytest.fixture(scope="module")
-def portrait(detector: MediaPipeDetector) -> Seen:
+def portrait(detector: MediaPipeDetector) -> OneFace:
     return seen(first_person(1)[0], detector)
 
 
-def seen(frame: UInt8Array, detector: MediaPipeDetector) -> Seen:
+def seen(frame: UInt8Array, detector: MediaPipeDetector) -> OneFace:
     tracked = max(detector.detect(frame), key=lambda face: face.box[2] - face.box[0])
     return frame, tracked, crop(frame, align(tracked.points, None, RESOLUTION)[0], RESOLUTION)
 
@@ -82,11 +82,21 @@ def as_painted(image: np.ndarray) -> UInt16Array:
 
 
 def paste(
-    paster: Paster, seen_face: Seen, painted: np.ndarray, track: int = 0, time_s: Fraction = Fraction(0)
+    paster: Paster, seen_face: OneFace, painted: np.ndarray, track: int = 0, time_s: Fraction = Fraction(0)
 ) -> Pasted:
     frame, tracked, face = seen_face
-    examined = paster.examine(frame, face, as_painted(painted), tracked)
-    return paster.paste(frame, face, as_painted(painted), examined, track, time_s)
+    inspected = paster.inspect_face(frame, face, as_painted(painted), tracked)
+    return paster.paste(frame, face, as_painted(painted), inspected, track, time_s)
+
+
+def with_and_without_color(
+    detector: MediaPipeDetector, portrait: OneFace, painted: np.ndarray
+) -> tuple[Pasted, Pasted]:
+    """Pasted with and without the correction of colors."""
+    on = paste(Paster(detector, MASK), portrait, painted)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(paste_module, "correction", lambda *_: None)
+        return on, paste(Paster(detector, MASK), portrait, painted)
 
 
 def outside(frame: UInt8Array, pasted: Pasted) -> float:
@@ -105,8 +115,7 @@ def outside(frame: UInt8Array, pasted: Pasted) -> float:
 def test_only_the_face_is_pasted(portrait, detector):
     painted = portrait[2].image.astype(float) + 40
     whole, own = (
-        outside(portrait[0], paste(Paster(detector, MASK, paste=kind, color_match=False), portrait, painted))
-        for kind in ("mask", "face")
+        outside(portrait[0], paste(Paster(detector, MASK, paste=kind), portrait, painted)) for kind in ("mask", "face")
     )
     assert whole > LEAST_OUTSIDE_OF_MASK
     assert own == 0
@@ -135,7 +144,7 @@ def test_nothing_changes_beside_a_face_that_shrinks(portrait, detector):
     frame, tracked, face = portrait
     middle = tracked.landmarks.mean(axis=0)
     wide = replace(tracked, landmarks=np.float32(middle + (tracked.landmarks - middle) * (1.2, 1)))
-    paster, painted = Paster(detector, MASK, color_match=False), face.image.astype(float) + 40
+    paster, painted = Paster(detector, MASK), face.image.astype(float) + 40
     for index, each in enumerate((wide, tracked)):
         pasted = paste(paster, (frame, each, face), painted, 0, Fraction(index, 25))
         assert outside(frame, pasted) == 0
@@ -183,16 +192,6 @@ def test_meshes_are_those_of_the_frame(portrait, detector):
     assert np.abs(pasted.painted_mesh - tracked.landmarks).mean() < 0.01 * size
 
 
-def test_feather_widens_the_edge(portrait, detector):
-    def soft(feather: float) -> int:
-        pasted = paste(Paster(detector, MASK, feather=feather), portrait, portrait[2].image)
-        return int(((pasted.patch.weight > 0.01) & (pasted.patch.weight < 0.99)).sum())
-
-    widths = [soft(feather) for feather in (0.0, 1.25, 3.0, 6.0)]
-    assert widths == sorted(widths)
-    assert widths[3] > 2 * widths[1] > 3 * widths[0]
-
-
 SHIFTS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "brighter": lambda face: face + 8,
     "darker": lambda face: face - 8,
@@ -206,7 +205,7 @@ SHIFTS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 def test_colors_follow_the_skin_around(portrait, detector, shift):
     frame, _, face = portrait
     painted = SHIFTS[shift](face.image.astype(float))
-    on, off = (paste(Paster(detector, MASK, color_match=on), portrait, painted) for on in (True, False))
+    on, off = with_and_without_color(detector, portrait, painted)
     assert seam_score(frame, on.patch) < 0.5 * seam_score(frame, off.patch)
     assert off_color(frame, on.patch) < SKIN_LEVELS < off_color(frame, off.patch)
 
@@ -219,7 +218,7 @@ def off_color(frame: UInt8Array, patch: Patch) -> float:
 def test_right_colors_stay(portrait, detector):
     face = portrait[2]
     painted = cv2.GaussianBlur(face.image, (0, 0), 1.5)
-    on, off = (paste(Paster(detector, MASK, color_match=on), portrait, painted) for on in (True, False))
+    on, off = with_and_without_color(detector, portrait, painted)
     assert seam_score(portrait[0], on.patch) <= seam_score(portrait[0], off.patch) + 0.01
     assert np.abs(on.patch.rgb.astype(float) - off.patch.rgb).max() / 257 < SKIN_LEVELS
 
@@ -228,12 +227,12 @@ def test_another_picture_is_not_made_skin(portrait, detector):
     """Colors that are far off are a different thing, and are moved by a limited amount."""
     face = portrait[2]
     painted = 0.3 * face.image
-    on, off = (paste(Paster(detector, MASK, color_match=on), portrait, painted) for on in (True, False))
+    on, off = with_and_without_color(detector, portrait, painted)
     moved = (on.patch.rgb.astype(float) - off.patch.rgb) / 257
     assert 5 < np.abs(moved).mean() < 25
 
 
-def frames_of(paster: Paster, items: list[Seen], level: Callable[[int], int]) -> list[Pasted]:
+def frames_of(paster: Paster, items: list[OneFace], level: Callable[[int], int]) -> list[Pasted]:
     return [
         paste(paster, item, item[2].image.astype(float) + level(i), 0, Fraction(i, 25)) for i, item in enumerate(items)
     ]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from latentsync_trt.diffusion.plan import PlannedStep, cache_plan
+from latentsync_trt.diffusion.loop import PlannedStep, cache_plan
 from latentsync_trt.errors import InputError
 
 

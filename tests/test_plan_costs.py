@@ -7,7 +7,7 @@ import pytest
 
 from latentsync_trt.bench.rows import BundleFacts, Results, Row, Spread
 from latentsync_trt.config import PRESETS
-from latentsync_trt.diffusion.plan import cache_plan, plan_for
+from latentsync_trt.diffusion.loop import cache_plan, plan_for
 from scripts.plan_costs import PLANS, ROWS, StepTimes, full_step_equivalents, step_times, table
 from tests.conftest import REPOSITORY
 

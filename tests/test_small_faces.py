@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 import skimage.data
 
-from latentsync_trt.face.checks import usable
-from latentsync_trt.face.detector import MediaPipeDetector
-from latentsync_trt.face.tiles import SIDE_PX, tiles
+from latentsync_trt.face.detector import TILE_PX, MediaPipeDetector, tiles
+from latentsync_trt.face.geometry import usable
 from latentsync_trt.face.tracker import FaceTracker
 from latentsync_trt.types import UInt8Array
 from tests.people import first_person
@@ -68,12 +67,12 @@ def test_nothing_is_found_in_busy_pictures(detector: MediaPipeDetector, name: st
 def test_tiles_cover_the_picture(size: tuple[int, int]) -> None:
     width, height = size
     found = tiles(width, height)
-    if max(size) <= SIDE_PX:
+    if max(size) <= TILE_PX:
         assert found == []
         return
     covered = np.zeros((height, width), np.bool_)
     for left, top, side in found:
-        assert side >= SIDE_PX
+        assert side >= TILE_PX
         covered[top : top + side, left : left + side] = True
     assert not found or covered.all()
     assert len(found) <= 81

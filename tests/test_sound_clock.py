@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from latentsync_trt.audio.windows import frame_count
+from latentsync_trt.audio.encoder import frame_count
 from latentsync_trt.config import MODEL_FPS
 from latentsync_trt.media.audio import SPEECH_RATE_HZ, audio_duration_s, read_audio_blocks, sound_blocks
 from latentsync_trt.media.playback import Playback, frames_in

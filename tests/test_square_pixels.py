@@ -12,7 +12,6 @@ from latentsync_trt.errors import InputError
 from latentsync_trt.face.compositor import composite
 from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.face.mask import mouth_mask
-from latentsync_trt.face.square import square
 from latentsync_trt.sync.faces import FaceFinder
 from latentsync_trt.sync.threads import StageClock
 from latentsync_trt.types import AlignedFace, Patch, Picture, UInt8Array
@@ -79,20 +78,6 @@ def test_pixel_aspects_out_of_this_world_are_refused() -> None:
         for aspect in (Fraction(1, 1000), Fraction(0), Fraction(100)):
             with pytest.raises(InputError, match=r"setsar=1"):
                 FaceFinder(detector, RESOLUTION, StageClock(), pixel_aspect=aspect)
-
-
-@pytest.mark.parametrize("aspect", [Fraction(64, 45), Fraction(45, 64)], ids=str)
-def test_parts_equal_the_whole(aspect: Fraction) -> None:
-    stored = np.random.default_rng(3).integers(0, 256, (60, 90, 3), np.uint8)
-    shown = square(stored, aspect)
-    picture = np.asarray(shown)
-    assert picture.shape == shown.shape == (60, round(90 * aspect), 3)
-    for rows, columns in ((slice(3, 40), slice(0, 9)), (slice(0, 60), slice(31, 55)), (slice(50, 99), slice(40, 999))):
-        part = shown[rows, columns]
-        assert part.shape == picture[rows, columns].shape
-        assert np.abs(part.astype(int) - picture[rows, columns]).max() <= 8  # OpenCV interpolates in steps of 1/32 px
-    assert shown[5:5, 3:9].shape == (0, 6, 3)
-    assert shown[5:9, 300:400].shape == picture[5:9, 300:400].shape
 
 
 @pytest.fixture(scope="module")

@@ -8,8 +8,8 @@ import pytest
 
 from latentsync_trt import LipSync, SyncOptions
 from latentsync_trt.errors import NoFaceError
-from latentsync_trt.face.checks import MOST_ROLL_DEG, is_turned, roll_deg, usable
 from latentsync_trt.face.detector import MediaPipeDetector
+from latentsync_trt.face.geometry import MOST_ROLL_DEG, is_turned, roll_deg, usable
 from latentsync_trt.face.tracker import FaceTracker
 from latentsync_trt.types import Face, UInt8Array
 from tests.clips import write_sound, write_video

@@ -121,7 +121,7 @@ def examined(blocks: Iterable[Float32Array]) -> Iterator[tuple[Float32Array, Flo
     hidden = cell = np.zeros((1, 1, _STATE), np.float32)
     context = np.zeros(_CONTEXT, np.float32)
     try:
-        for steps in _steps(blocks):
+        for steps in _rows(blocks, STEP, _STEPS_AT_ONCE):
             before = np.concatenate([context[None], steps[:-1, -_CONTEXT:]])
             context = steps[-1, -_CONTEXT:].copy()
             found, hidden, cell = session.run({"input": np.hstack([before, steps]), "h": hidden, "c": cell})
@@ -130,16 +130,16 @@ def examined(blocks: Iterable[Float32Array]) -> Iterator[tuple[Float32Array, Flo
         session.close()
 
 
-def _steps(blocks: Iterable[Float32Array]) -> Iterator[Float32Array]:
-    """Regroups blocks to `(n, STEP)`, the last step filled with silence."""
-    held, wanted = np.zeros(0, np.float32), STEP * _STEPS_AT_ONCE
+def _rows(blocks: Iterable[Float32Array], size: int, most: int) -> Iterator[Float32Array]:
+    """Regroups blocks to at most `most` rows `(n, size)`, the last row filled with silence."""
+    held = np.zeros(0, np.float32)
     for block in blocks:
         held = np.concatenate([held, block])
-        while len(held) >= wanted:
-            yield held[:wanted].reshape(-1, STEP)
-            held = held[wanted:]
+        while len(held) >= size * most:
+            yield held[: size * most].reshape(-1, size)
+            held = held[size * most :]
     if len(held):
-        yield np.pad(held, (0, -len(held) % STEP)).reshape(-1, STEP)
+        yield np.pad(held, (0, -len(held) % size)).reshape(-1, size)
 
 
 def _spans(chances: Float32Array) -> tuple[tuple[float, float], ...]:
@@ -174,12 +174,6 @@ def _loud(speech: Speech, powers: Float32Array) -> tuple[tuple[float, float], ..
 def silent_share(blocks: Iterable[Float32Array]) -> float:
     """The share of a recording's video frames, 0 to 1, whose sound is silent by its level; `blocks` as above."""
     floor = 10.0 ** (SILENCE_DBFS / 10)
-    rest = np.zeros(0, np.float32)
-    frames = silent = 0
-    for block in blocks:
-        rest = np.concatenate([rest, block])
-        whole = rest[: len(rest) // _SAMPLES_PER_FRAME * _SAMPLES_PER_FRAME].reshape(-1, _SAMPLES_PER_FRAME)
-        rest = rest[whole.size :]
-        frames += len(whole)
-        silent += int((np.square(whole, dtype=np.float64).mean(axis=1) < floor).sum())
-    return silent / frames if frames else 1.0
+    rows = _rows(blocks, _SAMPLES_PER_FRAME, _STEPS_AT_ONCE)
+    silent = [np.square(some, dtype=np.float64).mean(axis=1) < floor for some in rows]
+    return float(np.concatenate(silent).mean()) if silent else 1.0

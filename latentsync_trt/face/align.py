@@ -1,5 +1,6 @@
-"""Aligns a face to the pose of the training data, and resizes pictures. Pure."""
+"""Aligns a face to the pose of the training data; resizes pictures, and makes their pixels square. Pure."""
 
+from fractions import Fraction
 from math import atan2, ceil, cos, floor, sin
 
 import cv2
@@ -7,7 +8,7 @@ import numpy as np
 from PIL import Image
 
 from latentsync_trt.errors import InputError
-from latentsync_trt.types import AlignedFace, Float32Array, Float64Array, Picture, UInt8Array, UInt16Array
+from latentsync_trt.types import AlignedFace, Face, Float32Array, Float64Array, Picture, UInt8Array, UInt16Array
 
 # Left brow, right brow and nose in a 75×100 face, which is scaled by 2.8 · resolution / 256.
 _TEMPLATE = np.array([[17.0, 20.0], [58.0, 20.0], [37.5, 40.0]])
@@ -154,6 +155,40 @@ def resize_antialiased(
         plane = Image.fromarray(image[..., channel] * np.float32(unit))
         result[rows, columns, channel] = np.asarray(plane.resize(size, Image.Resampling.BICUBIC, box))
     return result
+
+
+def square(picture: Picture, aspect: Fraction) -> Picture:
+    """A picture whose pixels are `aspect` times as wide as high, stretched horizontally to square ones."""
+    if aspect == 1:
+        return picture
+    size = round(picture.shape[1] * _stretch(picture, aspect)), picture.shape[0]
+    return np.asarray(cv2.resize(np.asarray(picture), size, interpolation=cv2.INTER_LINEAR), np.uint8)
+
+
+def of_stored(matrix: Float64Array, picture: Picture, aspect: Fraction) -> Float64Array:
+    """The `(2, 3)` matrix of pixels in `picture` for the `matrix (2, 3)` of those in `square(picture, aspect)`."""
+    scale = _stretch(picture, aspect)
+    # Pixel centers lie half a pixel from the edge in both pictures.
+    return np.column_stack([matrix[:, 0] * scale, matrix[:, 1], matrix[:, 0] * (scale - 1) / 2 + matrix[:, 2]])
+
+
+def face_of_stored(face: Face, picture: Picture, aspect: Fraction) -> Face:
+    """The `face` found in `square(picture, aspect)`, in pixels of `picture`."""
+    scale = _stretch(picture, aspect)
+    if scale == 1:
+        return face
+
+    def stored(points: Float32Array) -> Float32Array:
+        return np.asarray((points - ((scale - 1) / 2, 0)) / (scale, 1), np.float32)
+
+    landmarks = None if face.landmarks is None else stored(face.landmarks)
+    return Face(stored(face.box.reshape(2, 2)).reshape(4), stored(face.points), face.score, landmarks)
+
+
+def _stretch(picture: Picture, aspect: Fraction) -> float:
+    """How many whole columns a column of the picture becomes."""
+    width_px = picture.shape[1]
+    return max(1, round(width_px * aspect)) / width_px
 
 
 def _normalized(points: Float64Array) -> tuple[Float64Array, Float64Array, float]:

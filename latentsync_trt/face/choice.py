@@ -9,7 +9,8 @@ import numpy as np
 from latentsync_trt.config import MODEL_FPS
 from latentsync_trt.errors import InputError
 from latentsync_trt.face.align import align
-from latentsync_trt.face.tracker import FaceTracker, Seen, Sighting, area
+from latentsync_trt.face.geometry import area
+from latentsync_trt.face.tracker import FaceTracker, FrameFaces, TrackedDetection
 from latentsync_trt.types import Face, FaceDetector, Float64Array, Picture, UInt8Array
 from latentsync_trt.values import FaceChoice
 
@@ -46,7 +47,7 @@ class Chooser:
         self._chosen: list[int] = []
         self._shot, self._present_s = -1, Fraction(0)
 
-    def choose(self, seen: Seen, time_s: Fraction) -> list[tuple[Sighting, int]]:
+    def choose(self, seen: FrameFaces, time_s: Fraction) -> list[tuple[TrackedDetection, int]]:
         """The chosen faces of the next frame, each with the number of its speaker."""
         if self._speakers is not None:
             return [(face, self._speakers[face.person]) for face in seen.faces if face.person in self._speakers]
@@ -64,7 +65,7 @@ class Chooser:
             self._present_s = time_s
         return [(visible[person], 0) for person in present[:1]]
 
-    def _best(self, faces: Iterable[Sighting]) -> Sighting | None:
+    def _best(self, faces: Iterable[TrackedDetection]) -> TrackedDetection | None:
         if self._choice.kind == "at":
             place = np.array([self._choice.x_px, self._choice.y_px], np.float32)
             faces = [one for one in faces if (one.face.box[:2] <= place).all() and (place <= one.face.box[2:]).all()]

@@ -1,13 +1,14 @@
-"""Pastes a generated face into its frame; reads and computes only the face's rectangle. Pure."""
+"""Pastes a generated face into its frame, and measures the edge; reads only the face's rectangle. Pure."""
 
 from dataclasses import dataclass
 from math import isqrt
 
 import cv2
 import numpy as np
+from numpy.typing import NDArray
 
 from latentsync_trt.face.align import frame_rectangle, inverse, rescaled, resize_antialiased, shifted
-from latentsync_trt.face.outline import filled
+from latentsync_trt.face.scene import filled
 from latentsync_trt.types import AlignedFace, Float32Array, Float64Array, Patch, Picture, UInt16Array
 
 _BORDER_EROSION_PX = 2
@@ -28,16 +29,24 @@ _VISIBLE = 0.5 / 255
 """Smaller opacities change a sample by less than half an 8-bit level: no step that one could see, at any depth."""
 
 
+_SEAM_SIDE_PX = 96
+"""Side of a square with the area of the patch, after it was resized to measure its seam."""
+_REACH_PX = 2
+"""How far from the edge levels are compared: 2 % of the side of what is pasted."""
+_AROUND_PX = 2 * _REACH_PX + 1
+_LEAST_GRADIENT = 1.0
+"""One 8-bit level: smaller steps are not seen, in plain surfaces neither."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Finish:
     """How what is pasted is fitted in.
 
-    `feather_percent`: width of the soft edge in percent of the side of the pasted square. `outlines`, `within`: shapes
+    `outlines`, `within`: shapes
     `(n, 2)` (x, y) in frame pixels; where given, what is pasted fades out before the edge of the union of `outlines`,
     and nothing changes outside that of `within`. `gain_and_offset (2, 3)`: of each channel, in levels; None = 1 and 0.
     """
 
-    feather_percent: float = FEATHER_PERCENT
     outlines: tuple[Float32Array, ...] = ()
     within: tuple[Float32Array, ...] = ()
     gain_and_offset: Float32Array | None = None
@@ -102,6 +111,35 @@ def paste(
     return Patch(left + columns.start, top + rows.start, rgb, weight)
 
 
+def seam_score(frame: Picture, patch: Patch) -> float:
+    """The step in brightness and color that `patch` adds at its edge, relative to the source's own there.
+
+    0 = none; around 1 = as large as the source's own changes over the same distance, which hide it. 0 for a patch
+    without an edge in the frame.
+
+    Args:
+        frame: uint8 `(H, W, 3)` RGB, the frame to which `patch` belongs.
+    """
+    height, width = patch.weight.shape
+    area = np.count_nonzero(patch.weight >= 0.5)
+    if area == 0:
+        return 0.0
+    scale = min(1.0, _SEAM_SIDE_PX / area**0.5)
+    size = max(1, round(width * scale)), max(1, round(height * scale))
+    source = _shrunk(frame[patch.y_px : patch.y_px + height, patch.x_px : patch.x_px + width], size).astype(np.float32)
+    inside = (_shrunk(patch.weight, size) >= 0.5).astype(np.float32)
+    y, x = np.nonzero(inside - cv2.erode(inside, np.ones((_AROUND_PX, _AROUND_PX), np.uint8)))  # the rim
+    if not y.size:
+        return 0.0
+    added = _shrunk(patch.rgb, size).astype(np.float32)
+    added /= 257
+    added -= source
+    added *= inside[..., None]
+    step = _mean_around(added)[y, x] / np.maximum(_mean_around(inside)[y, x], 1e-6)[:, None]
+    gradient = _gradient(_mean_around(source), y, x)
+    return float(np.abs(step).mean() / (gradient.mean() + _LEAST_GRADIENT))
+
+
 def _weight(
     opacity: Float32Array | None,
     crop_px: tuple[int, int],
@@ -119,7 +157,7 @@ def _weight(
         shown = _warp(opacity, place, size)
         if finish.outlines:
             np.minimum(shown, filled([outline - corner for outline in finish.outlines], size), out=shown)
-        weight *= _feathered(shown, sides, finish.feather_percent)
+        weight *= _feathered(shown, sides)
     if finish.within:
         np.minimum(weight, filled([outline - corner for outline in finish.within], size), out=weight)
     weight *= weight >= _VISIBLE
@@ -148,9 +186,9 @@ def _soft_edge(inside: Float32Array, sides_px: tuple[int, int]) -> Float32Array:
     return _blurred(_eroded(inside, (2 * x, 2 * y)), (x, y))
 
 
-def _feathered(opacity: Float32Array, sides_px: tuple[int, int], percent: float) -> Float32Array:
+def _feathered(opacity: Float32Array, sides_px: tuple[int, int]) -> Float32Array:
     """Fades a mask inwards, so that pixels that were 0 before resizing and warping are 0 again."""
-    x, y = (int(side * percent / 100) for side in sides_px)
+    x, y = (int(side * FEATHER_PERCENT / 100) for side in sides_px)
     return _blurred(_eroded(opacity, (2 * (x + _SPREAD_PX) + 1, 2 * (y + _SPREAD_PX) + 1)), (x, y))
 
 
@@ -182,3 +220,19 @@ def _around(values: Float32Array, margin_px: int = 0) -> tuple[slice, slice]:
     left, top, width, height = cv2.boundingRect((values != 0).view(np.uint8))
     bottom, right = min(top + height + margin_px, values.shape[0]), min(left + width + margin_px, values.shape[1])
     return slice(max(top - margin_px, 0), bottom), slice(max(left - margin_px, 0), right)
+
+
+def _shrunk(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    return cv2.resize(image, size, interpolation=cv2.INTER_AREA)
+
+
+def _mean_around(image: Float32Array) -> Float32Array:
+    return np.asarray(cv2.blur(image, (_AROUND_PX, _AROUND_PX)), np.float32)
+
+
+def _gradient(image: Float32Array, y: NDArray[np.intp], x: NDArray[np.intp]) -> Float32Array:
+    """Difference at pixels over the measure's reach to both sides, in the direction in which it is larger: `(n, C)`."""
+    bottom, right = image.shape[0] - 1, image.shape[1] - 1
+    down = image[np.minimum(y + _REACH_PX, bottom), x] - image[np.maximum(y - _REACH_PX, 0), x]
+    across = image[y, np.minimum(x + _REACH_PX, right)] - image[y, np.maximum(x - _REACH_PX, 0)]
+    return np.maximum(np.abs(down), np.abs(across))

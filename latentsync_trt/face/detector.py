@@ -2,17 +2,28 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from math import pi
+from math import ceil, pi
 from pathlib import Path
 from typing import Self
 
 import cv2
 import numpy as np
 
-from latentsync_trt.errors import InputError
-from latentsync_trt.face.blaze import FULL_RANGE, SHORT_RANGE, BlazeModel, decode, iou, sigmoid
-from latentsync_trt.face.mesh import Region, converged, cut, face_of, region_around, region_of, to_frame
-from latentsync_trt.face.tiles import tiles
+from latentsync_trt.face.geometry import (
+    FULL_RANGE,
+    SHORT_RANGE,
+    BlazeModel,
+    Region,
+    converged,
+    cut,
+    decode,
+    face_of,
+    overlap,
+    region_around,
+    region_of,
+    sigmoid,
+    to_frame,
+)
 from latentsync_trt.runtime.sessions.session import Session
 from latentsync_trt.types import Face, Float32Array, Picture, UInt8Array
 
@@ -32,12 +43,17 @@ _SAME_FACE_IOU = 0.4
 _MAX_MESH_RUNS = 8
 """For a head turned by 45° to 90°, the mesh needs up to seven runs from BlazeFace's box to converge."""
 
+TILE_PX = 480
+"""A tenth of it is the smallest face that is worth painting: BlazeFace finds nine of ten faces that are a tenth as high
+as its square picture or more."""
+_MOST_ALONG = 9
+"""Tiles along the longer side; of larger pictures than 4K, larger tiles are taken."""
+_OVERLAP = 0.25
+"""So that a face which is too small for the next larger search is whole in one tile, or nearly so."""
+
 
 class MediaPipeDetector:
-    """BlazeFace finds faces, the full-range model first; FaceMesh finds their points. On the CPU; thread-safe.
-
-    All methods raise `InputError` after `close`.
-    """
+    """BlazeFace finds faces, the full-range model first; FaceMesh finds their points. On the CPU; thread-safe."""
 
     def __init__(self) -> None:
         # One CPU thread per graph is enough and leaves the others for other stages.
@@ -89,7 +105,7 @@ class MediaPipeDetector:
             if any(_is_inside(points, face) for face in (*known, *faces)):
                 continue
             face = self._face_in(picture, region_of(points[:2].reshape(4), points[2], points[3]))
-            if face is not None and not _is_known(face, [*known, *faces]):
+            if face is not None and overlap(face, [*known, *faces]) <= _SAME_FACE_IOU:
                 faces.append(face)
 
     def follow(self, frame: Picture, previous: Face) -> Face | None:
@@ -135,13 +151,8 @@ class MediaPipeDetector:
         return None
 
     def _mesh(self, frame: Picture, region: Region) -> tuple[Float32Array, float]:
-        landmarks, logit = self._graph(_MESH).run({"image": cut(frame, region)})
+        landmarks, logit = self._graphs[_MESH].run({"image": cut(frame, region)})
         return to_frame(landmarks, region), float(logit.item())
-
-    def _graph(self, name: str) -> Session:
-        if name not in self._graphs:
-            raise InputError("the face detector is closed; make another one")
-        return self._graphs[name]
 
     def _candidates(self, frame: UInt8Array, model: BlazeModel) -> Float32Array:
         """Detections as `decode` returns them, in frame pixels."""
@@ -153,7 +164,7 @@ class MediaPipeDetector:
         left, top = (model.side_px - size[0]) // 2, (model.side_px - size[1]) // 2
         square[top : top + size[1], left : left + size[0]] = cv2.resize(frame, size, interpolation=cv2.INTER_AREA)
         image = np.ascontiguousarray(square.transpose(2, 0, 1)[None]) / np.float32(127.5) - np.float32(1)
-        boxes, scores = self._graph(model.name).run({"image": image})
+        boxes, scores = self._graphs[model.name].run({"image": image})
         offset = np.array([left, top], np.float32) / model.side_px
         return (decode(model, boxes[0], scores[0, :, 0]) - offset) * side
 
@@ -168,5 +179,15 @@ def _is_inside(points: Float32Array, face: Face) -> bool:
     return bool((np.abs(middle - center) < (face.box[2:] - face.box[:2]) / 4).all())
 
 
-def _is_known(face: Face, faces: list[Face]) -> bool:
-    return bool(faces) and bool((iou(face.box, np.stack([other.box for other in faces])) > _SAME_FACE_IOU).any())
+def tiles(width_px: int, height_px: int) -> list[tuple[int, int, int]]:
+    """Left, top and side of overlapping squares that cover a picture; none for one hardly larger than a tile."""
+    longest = max(width_px, height_px)
+    if longest * (1 - _OVERLAP) < TILE_PX:
+        return []
+    side = max(TILE_PX, ceil(longest / (1 + (_MOST_ALONG - 1) * (1 - _OVERLAP))))
+    return [(left, top, side) for top in _starts(height_px, side) for left in _starts(width_px, side)]
+
+
+def _starts(length_px: int, side_px: int) -> list[int]:
+    count = 1 + max(0, ceil((length_px - side_px) / (side_px * (1 - _OVERLAP))))
+    return [round(number * (length_px - side_px) / max(1, count - 1)) for number in range(count)]

@@ -8,8 +8,8 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from latentsync_trt.face.blaze import iou
-from latentsync_trt.face.tracker import HALF_S, FaceTracker, Seen, Sighting
+from latentsync_trt.face.geometry import overlap
+from latentsync_trt.face.tracker import HALF_S, FaceTracker, FrameFaces, TrackedDetection
 from latentsync_trt.types import Face, Float32Array, Picture
 
 T = TypeVar("T")
@@ -23,12 +23,11 @@ class _Held(Generic[T]):
     item: T
     time_s: Fraction
     picture: Picture
-    seen: Seen
-    faces: dict[int, Sighting]
+    seen: FrameFaces
+    faces: dict[int, TrackedDetection]
 
     def covers(self, face: Face) -> bool:
-        boxes = [other.face.box for other in self.faces.values()]
-        return bool(boxes) and bool((iou(face.box, np.stack(boxes)) > _COVERED_IOU).any())
+        return overlap(face, [other.face for other in self.faces.values()]) > _COVERED_IOU
 
 
 class LookAhead(Generic[T]):
@@ -42,7 +41,7 @@ class LookAhead(Generic[T]):
         self._tracker = tracker
         self._held: deque[_Held[T]] = deque()
 
-    def push(self, item: T, time_s: Fraction, picture: Picture, seen: Seen) -> list[tuple[T, Seen]]:
+    def push(self, item: T, time_s: Fraction, picture: Picture, seen: FrameFaces) -> list[tuple[T, FrameFaces]]:
         """Adds the next frame; returns those that need not wait any longer."""
         now = _Held(item, time_s, picture, seen, {})
         for sighting in seen.faces:
@@ -51,11 +50,11 @@ class LookAhead(Generic[T]):
         self._held.append(now)
         return self._leave(before_s=time_s - HALF_S)
 
-    def finish(self) -> list[tuple[T, Seen]]:
+    def finish(self) -> list[tuple[T, FrameFaces]]:
         """All frames that still wait."""
         return self._leave(before_s=None)
 
-    def _fill(self, now: _Held[T], sighting: Sighting) -> None:
+    def _fill(self, now: _Held[T], sighting: TrackedDetection) -> None:
         gap: list[_Held[T]] = []
         for held in reversed(self._held):
             if sighting.track_id in held.faces:
@@ -64,21 +63,21 @@ class LookAhead(Generic[T]):
             gap.append(held)
         self._follow_back(sighting, [held for held in gap if held.seen.shot == now.seen.shot])
 
-    def _bridge(self, last: _Held[T], gap: Sequence[_Held[T]], now: _Held[T], after: Sighting) -> None:
+    def _bridge(self, last: _Held[T], gap: Sequence[_Held[T]], now: _Held[T], after: TrackedDetection) -> None:
         before = last.faces[after.track_id]
         for held in gap:
             face = _between(before.face, after.face, float((held.time_s - last.time_s) / (now.time_s - last.time_s)))
             if not held.covers(face) and self._tracker.is_seen(held.picture, face, after.person):
-                held.faces[after.track_id] = Sighting(after.track_id, after.person, face)
+                held.faces[after.track_id] = TrackedDetection(after.track_id, after.person, face)
 
-    def _follow_back(self, sighting: Sighting, earlier: Sequence[_Held[T]]) -> None:
+    def _follow_back(self, sighting: TrackedDetection, earlier: Sequence[_Held[T]]) -> None:
         for held in earlier:
             found = self._tracker.near(held.picture, sighting)
             if found is None or held.covers(found.face):
                 return
             held.faces[found.track_id] = sighting = found
 
-    def _leave(self, before_s: Fraction | None) -> list[tuple[T, Seen]]:
+    def _leave(self, before_s: Fraction | None) -> list[tuple[T, FrameFaces]]:
         left = []
         while self._held and (before_s is None or self._held[0].time_s < before_s):
             held = self._held.popleft()

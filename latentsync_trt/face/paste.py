@@ -8,11 +8,9 @@ import numpy as np
 
 from latentsync_trt.config import Paste
 from latentsync_trt.face.align import inverse, moved
-from latentsync_trt.face.color_match import correction
 from latentsync_trt.face.compositor import FEATHER_PERCENT, Finish, composite
-from latentsync_trt.face.mesh import POINTS
-from latentsync_trt.face.outline import OVAL, covering
-from latentsync_trt.face.scene import CROP_PX, Scene, generated_of, moved_into, scene_of
+from latentsync_trt.face.geometry import POINTS
+from latentsync_trt.face.scene import CROP_PX, OVAL, Scene, correction, covering, generated_of, moved_into, scene_of
 from latentsync_trt.types import AlignedFace, Face, Float32Array, Mesher, Patch, Picture, UInt16Array
 
 _CHIN_PERCENT = 2.0
@@ -39,7 +37,7 @@ class Pasted:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Examined:
+class InspectedFace:
     """What a frame alone tells of a painted face: its `scene`, points `(468, 2)` in it, and color correction."""
 
     scene: Scene
@@ -65,39 +63,28 @@ class Paster:
         mesher: finds the outline of painted faces.
         mask: float32 `(R, R)` in [0, 1], 1 = kept.
         paste: "face" pastes within the outline of the source's and the painted face, "mask" all that was painted.
-        feather: width of the soft edge in percent of the side of the pasted square.
-        color_match: whether brightness and contrast of a painted face follow those around it.
     """
 
-    def __init__(
-        self,
-        mesher: Mesher,
-        mask: Float32Array,
-        *,
-        paste: Paste = "face",
-        feather: float = FEATHER_PERCENT,
-        color_match: bool = True,
-    ) -> None:
+    def __init__(self, mesher: Mesher, mask: Float32Array, *, paste: Paste = "face") -> None:
         self._mesher, self._mask, self._whole = mesher, mask, paste == "mask"
         self._generated = generated_of(mask)
-        self._feather, self._color_match = feather, color_match
         self._tracks: dict[int, _State] = {}
 
-    def examine(self, picture: Picture, face: AlignedFace, painted: UInt16Array, tracked: Face) -> Examined:
+    def inspect_face(self, picture: Picture, face: AlignedFace, painted: UInt16Array, tracked: Face) -> InspectedFace:
         """What `paste` needs of the frame, with the same arguments; more than half of the work, for another thread."""
         scene = scene_of(picture, face, painted, self._generated)
         source_mesh, painted_mesh = self._meshes(scene, tracked)
         color = None
-        if self._color_match and source_mesh is not None and painted_mesh is not None:
+        if source_mesh is not None and painted_mesh is not None:
             color = correction(scene, source_mesh, painted_mesh)
-        return Examined(scene, source_mesh, painted_mesh, color)
+        return InspectedFace(scene, source_mesh, painted_mesh, color)
 
     def paste(
         self,
         picture: Picture,
         face: AlignedFace,
         painted: UInt16Array,
-        examined: Examined,
+        inspected: InspectedFace,
         track_id: int,
         time_s: Fraction,
     ) -> Pasted:
@@ -109,19 +96,19 @@ class Paster:
             picture: uint8 `(H, W, 3)` RGB.
             face: the aligned face that was painted.
             painted: uint16 `(r, r, 3)` RGB, 257 × the 8-bit level; r ≥ R, as an enhancer may enlarge it.
-            examined: what `examine` found.
+            inspected: what `inspect_face` found.
             track_id: frames of one track share their state.
             time_s: of the frame, not before that of the last one.
         """
-        meshes = examined.source_mesh, examined.painted_mesh
+        meshes = inspected.source_mesh, inspected.painted_mesh
         source, new = (None if mesh is None else mesh[OVAL] for mesh in meshes)
-        state = self._remembered(track_id, time_s, source, new, examined.color)
-        back = inverse(examined.scene.matrix)
+        state = self._remembered(track_id, time_s, source, new, inspected.color)
+        back = inverse(inspected.scene.matrix)
         steady, within = (
             tuple(moved(outline, back) for outline in self._outlines(*outlines))
             for outlines in ((state.source, state.painted), (source, new))
         )
-        finish = Finish(self._feather, steady, within, state.color)
+        finish = Finish(steady, within, state.color)
         patch = composite(picture, face, painted, self._mask, finish)
         source_mesh, painted_mesh = (None if mesh is None else moved(mesh, back) for mesh in meshes)
         return Pasted(patch, source_mesh, painted_mesh)
@@ -162,7 +149,7 @@ class Paster:
         if self._whole or source is None:
             return ()
         # A patch fades over twice the feather's width.
-        reach_px = (2 * self._feather + _CHIN_PERCENT) / 100 * prod(CROP_PX) ** 0.5
+        reach_px = (2 * FEATHER_PERCENT + _CHIN_PERCENT) / 100 * prod(CROP_PX) ** 0.5
         return covering(source, source if painted is None else painted, reach_px)
 
 

@@ -1,5 +1,6 @@
-"""A small upright picture of a head before and after painting, in which the painted face is examined. Pure."""
+"""A small picture of a head before and after painting: the faces' outlines in it, and a color correction. Pure."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import cv2
@@ -23,6 +24,47 @@ CROP_PX = (120, 160)
 _LEFT_PX, _TOP_PX = 50, 42
 """Size and place of the crop: around it the whole head is seen, at about the size that the mesh network takes."""
 _CROP = slice(_TOP_PX, _TOP_PX + CROP_PX[1]), slice(_LEFT_PX, _LEFT_PX + CROP_PX[0])
+
+OVAL = np.array(
+    [
+        *(10, 338, 297, 332, 284, 251, 389, 356, 454, 323, 361, 288, 397, 365, 379, 378, 400, 377),
+        *(152, 148, 176, 149, 150, 136, 172, 58, 132, 93, 234, 127, 162, 21, 54, 103, 67, 109),
+    ]
+)
+"""FaceMesh's points on the outline of the face, clockwise from the forehead."""
+
+LIPS = np.array([*(61, 185, 40, 39, 37, 0, 267, 269, 270, 409), *(291, 375, 321, 405, 314, 17, 84, 181, 91, 146)])
+"""FaceMesh's points on the outer edge of the lips, clockwise from the left corner in the image."""
+
+_SIDE, _BELOW = 0.6, 0.85
+"""Vertical components of directions, as seen from the center: from the one to the other, jaws become chins."""
+
+_FROM, _TO = 0.25, 0.6
+"""Distances between the chins, as parts of the reach: below the one the patch's soft edge hides the lower chin; above
+the other all of the reach is needed. Less would leave a part of the lower chin, as a line."""
+
+_SUBPIXEL_BITS = 4
+
+_SHRINK = 2
+"""Faces are compared at half the scene's size: textures, which a network blurs, do not count as contrast."""
+
+_WIDTH_PX = 6
+"""Width of the ring in which they are compared: a tenth of the crop."""
+
+_HALF = 128
+"""Of 255: pixels that are covered by half."""
+
+_LEAST_PX = 40
+"""Fewer pixels of skin say nothing."""
+
+_RIDGE = 100.0
+"""Variance in levels² below which a difference in contrast says little."""
+
+_SAME_SHARE = 0.85
+"""Part of the ring that is compared, without the pixels that differ most: hair or another chin, not skin."""
+
+_MOST_GAIN, _MOST_SHIFT = 1.2, 20.0
+"""Larger corrections, in 8-bit levels, mean that the two do not show the same."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -66,3 +108,79 @@ def moved_into(face: Face, matrix: Float64Array) -> Face:
     corners = moved(face.box[[0, 1, 2, 1, 0, 3, 2, 3]].reshape(4, 2), matrix)
     box = np.concatenate([corners.min(axis=0), corners.max(axis=0)])
     return Face(box, moved(face.points, matrix), face.score)
+
+
+def covering(source: Float32Array, painted: Float32Array, reach_px: float) -> tuple[Float32Array, Float32Array]:
+    """Both outlines `(n, 2)`, the source's extended below its chin where the painted chin is clearly higher.
+
+    What is pasted fades out before the edge of the outlines' union, so the source's chin would remain as a second one.
+    It is extended over the neck by at most `reach_px`, not over what is beside the face.
+    """
+    away = source - painted.mean(axis=0)
+    away /= np.maximum(np.linalg.norm(away, axis=1, keepdims=True), 1e-6)
+    below = np.clip((away[:, 1] - _SIDE) / (_BELOW - _SIDE), 0, 1)
+    chin = np.flatnonzero(below)
+    outside = np.array([-cv2.pointPolygonTest(painted, point, True) for point in source[chin].tolist()])
+    extension = below[chin] * reach_px * np.clip((outside / reach_px - _FROM) / (_TO - _FROM), 0, 1)
+    extended = source.copy()
+    extended[chin] = source[chin] + away[chin] * extension[:, None]
+    return extended, painted
+
+
+def filled(outlines: Sequence[Float32Array], size: tuple[int, int]) -> Float32Array:
+    """The union of outlines `(n, 2)` (x, y) as a picture of `size` (width, height): float32 in [0, 1]."""
+    return drawn(outlines, size).astype(np.float32) / np.float32(255)
+
+
+def drawn(outlines: Sequence[Float32Array], size: tuple[int, int]) -> UInt8Array:
+    """`filled`, as uint8 from 0 to 255."""
+    union = np.zeros(size[::-1], np.uint8)
+    for outline in outlines:
+        points = np.rint(outline * (1 << _SUBPIXEL_BITS)).astype(np.int32)
+        cv2.fillPoly(union, [points], 255, cv2.LINE_AA, _SUBPIXEL_BITS)
+    return union
+
+
+def correction(scene: Scene, source_mesh: Float32Array, painted_mesh: Float32Array) -> Float32Array | None:
+    """Gain, and offset in levels, per channel: `(2, 3)` float32, which bring the painted face closest to the source's.
+
+    They are compared in a ring of skin: inside the edge of what is pasted and inside both faces, without the lips.
+    None if that is too small.
+
+    Args:
+        source_mesh, painted_mesh: FaceMesh's points of both, float32 `(468, 2)` in scene pixels.
+    """
+    ring = np.flatnonzero(_ring(scene.generated, (source_mesh, painted_mesh)))
+    if ring.size < _LEAST_PX:
+        return None
+    there, here = (_shrunk(each).reshape(-1, 3)[ring].astype(np.float32) for each in (scene.source, scene.painted))
+    apart = there - here
+    order = np.sort(apart, axis=0)
+    middle = (order[(ring.size - 1) // 2] + order[ring.size // 2]) / 2
+    strange = np.abs(apart - middle).sum(axis=1)
+    same = strange <= np.sort(strange)[int(_SAME_SHARE * (ring.size - 1))]
+    both = np.stack([there[same], here[same]])
+    means = both.mean(axis=1)
+    both -= means[:, None]
+    contrast, own = both.var(axis=1)
+    alike = both.prod(axis=0).mean(axis=0) / (np.sqrt(contrast * own) + _RIDGE)
+    gain = 1 + np.clip(alike, 0, 1) * (np.sqrt((contrast + _RIDGE) / (own + _RIDGE)) - 1)
+    gain = np.clip(gain, 1 / _MOST_GAIN, _MOST_GAIN)
+    shift = np.clip(apart[same].mean(axis=0), -_MOST_SHIFT, _MOST_SHIFT)
+    return np.stack([gain, shift + (1 - gain) * means[1]]).astype(np.float32)
+
+
+def _ring(generated: BoolArray, meshes: tuple[Float32Array, Float32Array]) -> BoolArray:
+    size = (SIDE_PX // _SHRINK,) * 2
+    shrink = np.float32(_SHRINK)
+    faces = [drawn((mesh[OVAL] / shrink,), size) for mesh in meshes]
+    lips = drawn([mesh[LIPS] / shrink for mesh in meshes], size)
+    pasted = np.minimum(_shrunk(generated.view(np.uint8) * np.uint8(255)), np.maximum(*faces)) >= _HALF
+    inner = cv2.erode(pasted.view(np.uint8), np.ones((2 * _WIDTH_PX + 1,) * 2, np.uint8))
+    both, mouth = cv2.erode(np.minimum(*faces), np.ones((3, 3), np.uint8)), cv2.dilate(lips, np.ones((5, 5), np.uint8))
+    skin = cv2.subtract(both, mouth) >= _HALF
+    return np.asarray((pasted & skin) > inner, np.bool_)
+
+
+def _shrunk(image: np.ndarray) -> np.ndarray:
+    return cv2.resize(image, (SIDE_PX // _SHRINK,) * 2, interpolation=cv2.INTER_AREA)

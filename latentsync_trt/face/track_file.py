@@ -10,32 +10,34 @@ import gzip
 import json
 import zlib
 from bisect import bisect_left
-from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from functools import cached_property
-from itertools import groupby, pairwise
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Literal
 
 import numpy as np
+from msgspec import Meta
 
-from latentsync_trt.bundle.checks import parsed
 from latentsync_trt.errors import InputError
-from latentsync_trt.face.tracker import Seen, Sighting
+from latentsync_trt.face.tracker import FrameFaces, TrackedDetection
 from latentsync_trt.files import whole_file
 from latentsync_trt.types import Face, Float64Array
+from latentsync_trt.validation import from_json
 
-_FORMAT = "latentsync-trt faces 1"
 COLUMNS = 11
+_FORMAT = "latentsync-trt faces 1"
 _GZIP = b"\x1f\x8b"
 _LARGE_BYTES = 20_000_000
 """What an editor still opens without delay."""
 _SAME_TIME_S = 0.002
 """Times are saved in microseconds, and pictures are never nearer than this to each other."""
 _SAME_DURATION_S = 0.5
-_LARGEST = 1e6
+
+_Number = Annotated[float, Meta(ge=-1e6, le=1e6)]
 """Seconds or pixels."""
+_Row = Annotated[list[_Number], Meta(min_length=COLUMNS, max_length=COLUMNS)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,9 @@ class ClipMark:
     height_px: int
     frames: int
     duration_s: float
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.size_bytes} bytes, {self.width_px}×{self.height_px} px, {self.duration_s:.2f} s)"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -76,8 +81,8 @@ class Tracks:
         """The numbers of all persons."""
         return tuple(sorted({span.person for span in self.spans}))
 
-    def at(self, source_s: Fraction) -> Seen:
-        """The faces in the picture at a time of the source; `Sighting.track_id` is the number of the span."""
+    def at(self, source_s: Fraction) -> FrameFaces:
+        """The faces in the picture at a time of the source; `TrackedDetection.track_id` is the number of the span."""
         earliest_s, latest_s = float(source_s) - _SAME_TIME_S, float(source_s) + _SAME_TIME_S
         starts_s, ends_s = self._times_s
         faces = []
@@ -85,8 +90,8 @@ class Tracks:
             span = self.spans[number]
             row = int(np.searchsorted(span.rows[:, 0], earliest_s))
             if span.rows[row, 0] <= latest_s:
-                faces.append(Sighting(number, span.person, span.face(row)))
-        return Seen(bisect_left(self.shots_s, latest_s) - 1, tuple(faces))
+                faces.append(TrackedDetection(number, span.person, span.face(row)))
+        return FrameFaces(bisect_left(self.shots_s, latest_s) - 1, tuple(faces))
 
     @cached_property
     def _times_s(self) -> Float64Array:
@@ -97,7 +102,28 @@ class Tracks:
         """Raises `InputError` unless these are the tracks of `clip`, whose `frames` and `name` do not count."""
         same = replace(self.clip, frames=clip.frames, name=clip.name, duration_s=clip.duration_s) == clip
         if not same or abs(self.clip.duration_s - clip.duration_s) > _SAME_DURATION_S:
-            raise InputError(f"{path}: has the tracks of {_described(self.clip)}, but the video is {_described(clip)}")
+            raise InputError(f"{path}: has the tracks of {self.clip}, but the video is {clip}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Span:
+    from_s: float
+    to_s: float
+    frames: list[_Row]
+
+
+@dataclass(frozen=True, slots=True)
+class _Person:
+    person: Annotated[int, Meta(ge=0)]
+    spans: list[_Span]
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    format: Literal["latentsync-trt faces 1"]
+    clip: ClipMark
+    shots_s: tuple[_Number, ...]
+    people: list[_Person]
 
 
 def save_tracks(tracks: Tracks, path: Path) -> Path:
@@ -122,98 +148,51 @@ def read_tracks(path: Path) -> Tracks:
     """
     try:
         data = path.read_bytes()
-        content = json.loads(gzip.decompress(data) if data.startswith(_GZIP) else data, object_hook=_compact)
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror or error}; write it with latentsync-trt faces") from error
-    except (ValueError, EOFError, RecursionError, zlib.error) as error:
-        raise InputError(f"{path}: is no file of face tracks: {error}") from error
+        data = gzip.decompress(data) if data.startswith(_GZIP) else data
+    except (OSError, EOFError, zlib.error) as error:
+        raise InputError(f"{path}: {error}; write it with latentsync-trt faces") from error
+    file = from_json(_File, data, path, InputError)
     try:
-        return _checked(parsed(content, _File))
+        return _checked(file)
     except ValueError as error:
         raise InputError(f"{path}: {error}") from error
 
 
-@dataclass(frozen=True, slots=True)
-class _FileSpan:
-    from_s: float
-    to_s: float
-    frames: Any
-
-
-@dataclass(frozen=True, slots=True)
-class _Person:
-    person: int
-    spans: tuple[_FileSpan, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class _File:
-    format: str
-    clip: ClipMark
-    shots_s: tuple[float, ...]
-    people: tuple[_Person, ...]
-
-
-def _compact(item: dict[str, Any]) -> dict[str, Any]:
-    """Makes an array of a span's rows as soon as they are read: as lists they take five times the memory."""
-    if isinstance(item.get("frames"), list):
-        with suppress(ValueError, OverflowError):
-            rows = np.array(item["frames"])
-            if rows.dtype.kind in "fi" and rows.ndim == 2:
-                item["frames"] = rows
-    return item
-
-
 def _checked(file: _File) -> Tracks:
     """Raises ValueError that begins with the place in the file."""
-    if file.format != _FORMAT:
-        raise ValueError(f"format: {file.format!r} is not {_FORMAT!r}; write it again with latentsync-trt faces")
-    if not abs(file.clip.duration_s) <= _LARGEST:
-        raise ValueError("clip.duration_s: is no time")
-    if not all(earlier < later for earlier, later in pairwise((-_LARGEST, *file.shots_s, _LARGEST))):
+    if any(earlier >= later for earlier, later in pairwise(file.shots_s)):
         raise ValueError("shots_s: the times do not ascend")
     named: list[tuple[str, FaceSpan]] = []
     for place, person in enumerate(file.people):
-        if person.person < 0:
-            raise ValueError(f"people.{place}.person: {person.person} is negative")
         for number, span in enumerate(person.spans):
-            where = f"people.{place}.spans.{number}"
-            rows = _rows(span.frames, f"{where}.frames")
-            from_s, to_s = (min(max(time_s, -_LARGEST), _LARGEST) for time_s in (span.from_s, span.to_s))
-            used = rows[(rows[:, 0] >= from_s - _SAME_TIME_S) & (rows[:, 0] <= to_s + _SAME_TIME_S)]
-            if not len(used):
+            where = f"people[{place}].spans[{number}]"
+            rows = _rows(span, where)
+            rows = rows[(rows[:, 0] >= span.from_s - _SAME_TIME_S) & (rows[:, 0] <= span.to_s + _SAME_TIME_S)]
+            if not len(rows):
                 raise ValueError(f"{where}: has no frame between from_s and to_s")
-            named.append((where, FaceSpan(person.person, used)))
+            named.append((where, FaceSpan(person.person, rows)))
     if not named:
         raise ValueError("people: nobody is left")
     named.sort(key=lambda one: float(one[1].rows[0, 0]))
-    for number, spans in groupby(sorted(named, key=lambda one: one[1].person), key=lambda one: one[1].person):
-        for (_, before), (where, after) in pairwise(spans):
-            if after.rows[0, 0] <= before.rows[-1, 0]:
-                raise ValueError(f"{where}: person {number} is at two places after {after.rows[0, 0]:.2f} s")
-    return Tracks(file.clip, file.shots_s, tuple(span for _, span in named))
+    ends_s: dict[int, float] = {}
+    for where, used in named:
+        start_s = float(used.rows[0, 0])
+        if start_s <= ends_s.get(used.person, -np.inf):
+            raise ValueError(f"{where}: person {used.person} is at two places after {start_s:.2f} s")
+        ends_s[used.person] = float(used.rows[-1, 0])
+    return Tracks(file.clip, file.shots_s, tuple(used for _, used in named))
 
 
-def _rows(frames: Any, where: str) -> Float64Array:
-    if not (isinstance(frames, np.ndarray) and frames.shape[1] == COLUMNS and (np.abs(frames) <= _LARGEST).all()):
-        listed = frames.tolist() if isinstance(frames, np.ndarray) else frames
-        for number, row in enumerate(listed if isinstance(listed, list) else []):
-            if not (isinstance(row, list) and len(row) == COLUMNS and all(map(_is_number, row))):
-                raise ValueError(f"{where}.{number}: is not {COLUMNS} numbers of at most {_LARGEST:.0f}")
-        raise ValueError(f"{where}: is not a list of rows of {COLUMNS} numbers")
-    rows = frames.astype(np.float64)
+def _rows(span: _Span, where: str) -> Float64Array:
+    rows = np.array(span.frames, np.float64).reshape(-1, COLUMNS)
     for problem, wrong in (
         ("the box is not left, top, right, bottom", (rows[:, 3:5] < rows[:, 1:3]).any(axis=1)),
         ("the time is not after that of the row before", np.diff(rows[:, 0], prepend=-np.inf) <= 0),
         ("the points coincide", np.ptp(rows[:, 5:].reshape(-1, 3, 2), axis=1).max(axis=1) < 1),
     ):
         if wrong.any():
-            raise ValueError(f"{where}.{int(wrong.argmax())}: {problem}")
+            raise ValueError(f"{where}.frames[{int(wrong.argmax())}]: {problem}")
     return rows
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= _LARGEST
 
 
 def _text(tracks: Tracks) -> str:
@@ -231,8 +210,3 @@ def _span_text(span: FaceSpan) -> str:
     rows = [[round(float(row[0]), 6), *map(float, map(str, row[1:].astype(np.float32)))] for row in span.rows]
     text = json.dumps({"from_s": rows[0][0], "to_s": rows[-1][0], "frames": rows})
     return text.replace("[[", "[\n[").replace("], [", "],\n[")
-
-
-def _described(clip: ClipMark) -> str:
-    size = f"{clip.size_bytes} bytes, {clip.width_px}×{clip.height_px} px, {clip.duration_s:.2f} s"
-    return f"{clip.name} ({size})"

@@ -9,10 +9,8 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from latentsync_trt.config import MODEL_FPS
-from latentsync_trt.face.blaze import iou
-from latentsync_trt.face.checks import checked, is_turned, is_turned_away, usable
-from latentsync_trt.face.cuts import Change, CutDetector, is_elsewhere, look_at, luma_of, scene_of
-from latentsync_trt.face.identity import People, look_of
+from latentsync_trt.face.geometry import area, checked, is_turned, overlap, turn, usable
+from latentsync_trt.face.identity import Change, CutDetector, People, is_elsewhere, look_at, look_of, luma_of, scene_of
 from latentsync_trt.types import Face, FaceDetector, Float32Array, Picture, UInt8Array
 
 _CONTINUES_IOU = 0.3
@@ -28,6 +26,8 @@ _MOST_FACES = 12
 _MOTION = 0.5
 """Part of the last movement by which the next is predicted. Heads stop and turn: with all of it, the mesh must run
 again more often."""
+_MOST_TURN = 0.5
+"""A face that looks farther aside is about to be lost."""
 
 
 @runtime_checkable
@@ -47,14 +47,13 @@ class SearchingDetector(FollowingDetector, Protocol):
         """Faces in `picture` other than those `known`.
 
         Args:
-            overview: all of the picture at a smaller size. small: whether to look for small faces, too, which takes
-                longer.
+            overview: all of the picture at a smaller size. small: whether to look for small faces, which takes longer.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Sighting:
+class TrackedDetection:
     """A face in one frame. `track_id`: of its run in one shot; `person`: whose it is."""
 
     track_id: int
@@ -63,11 +62,11 @@ class Sighting:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Seen:
-    """What one frame shows. `shot`: its number; `why_none`: what is known if no face can be used."""
+class FrameFaces:
+    """The faces of one frame. `shot`: its number; `why_none`: what is known if no face can be used."""
 
     shot: int
-    faces: tuple[Sighting, ...]
+    faces: tuple[TrackedDetection, ...]
     why_none: str = "no face"
 
 
@@ -92,7 +91,8 @@ class _View:
     """One frame; what takes time is computed where it is needed."""
 
     def __init__(self, picture: Picture, luma: UInt8Array | None, overview: Callable[[], UInt8Array] | None) -> None:
-        self.picture, self._luma, self._overview = picture, luma, overview
+        self.picture, self._luma = picture, luma
+        self.overview = overview or (lambda: np.asarray(picture))
         self._looks: dict[Face, Float32Array | None] = {}
 
     @cached_property
@@ -102,10 +102,6 @@ class _View:
     @cached_property
     def scene(self) -> Float32Array:
         return scene_of(self.luma)
-
-    @cached_property
-    def overview(self) -> UInt8Array:
-        return np.asarray(self.picture) if self._overview is None else self._overview()
 
     def look(self, face: Face) -> Float32Array | None:
         if face not in self._looks:
@@ -146,7 +142,7 @@ class FaceTracker:
         luma: UInt8Array | None = None,
         overview: Callable[[], UInt8Array] | None = None,
         time_s: Fraction | None = None,
-    ) -> Seen:
+    ) -> FrameFaces:
         """The faces in the next frame, uint8 `(H, W, 3)` RGB of square pixels.
 
         Args:
@@ -182,23 +178,23 @@ class FaceTracker:
         self._scene = view.scene
         self.turned_frames += not kept and self._why_none == "on its side"
         order = sorted(kept, key=lambda track: track.track_id)
-        faces = tuple(Sighting(track.track_id, track.person, track.face) for track in order)
-        return Seen(self._shot, faces, self._why_none)
+        faces = tuple(TrackedDetection(track.track_id, track.person, track.face) for track in order)
+        return FrameFaces(self._shot, faces, self._why_none)
 
-    def _begin_shot(self) -> None:
-        self._shot += 1
-        self._tracks, self._in_shot = [], set()
-
-    def near(self, picture: Picture, sighting: Sighting) -> Sighting | None:
+    def near(self, picture: Picture, tracked: TrackedDetection) -> TrackedDetection | None:
         """The same face in a neighboring picture, or None where it is not seen or looks like someone else."""
-        face = self._near(picture, sighting.face)
-        if face is None or not (_continues(sighting.face, face) and self.is_seen(picture, face, sighting.person)):
+        face = self._near(picture, tracked.face, tracked.face)
+        if face is None or not self.is_seen(picture, face, tracked.person):
             return None
-        return Sighting(sighting.track_id, sighting.person, face)
+        return TrackedDetection(tracked.track_id, tracked.person, face)
 
     def is_seen(self, picture: Picture, face: Face, person: int) -> bool:
         """Whether the picture looks like `person` at the place of `face`, so nothing covers it."""
         return self._people.is_likely(person, face, look_of(picture, face))
+
+    def _begin_shot(self) -> None:
+        self._shot += 1
+        self._tracks, self._in_shot = [], set()
 
     def _continued(
         self, view: _View, live: list[_Track], found: list[Face] | None
@@ -221,31 +217,31 @@ class FaceTracker:
         return kept, changes
 
     def _at_their_places(self, view: _View, live: list[_Track], found: list[Face] | None) -> list[tuple[_Track, Face]]:
-        """Tracks with the faces that continue them."""
+        """Tracks with the faces that continue them, among those `found`, or by following."""
         if found is None:
-            near = [(track, self._near(view.picture, track.predicted())) for track in live]
-            return [(track, face) for track, face in near if face is not None and _continues(track.face, face)]
-        pairs = [(_overlap(track.face, face), t, f) for t, track in enumerate(live) for f, face in enumerate(found)]
+            near = [(track, self._near(view.picture, track.predicted(), track.face)) for track in live]
+            return [(track, face) for track, face in near if face is not None]
+        pairs = [(overlap(track.face, [face]), t, f) for t, track in enumerate(live) for f, face in enumerate(found)]
         matched: dict[int, int] = {}
-        for overlap, t, f in sorted(pairs, reverse=True):
-            if overlap >= _CONTINUES_IOU and t not in matched and f not in matched.values():
+        for shared, t, f in sorted(pairs, reverse=True):
+            if shared >= _CONTINUES_IOU and t not in matched and f not in matched.values():
                 matched[t] = f
         return [(live[t], found[f]) for t, f in matched.items()]
 
     def _is_worse(self, view: _View, track: _Track, other: _Track) -> bool:
         """Whether two tracks show one face, and it looks more like the other's: someone passed in front."""
-        if _overlap(track.face, other.face) <= _SAME_FACE_IOU:
+        if overlap(track.face, [other.face]) <= _SAME_FACE_IOU:
             return False
         mine, its = (self._people.distance(one.person, view.look(other.face)) for one in (track, other))
         return (mine, track.track_id) > (its, other.track_id)
 
-    def _near(self, picture: Picture, face: Face) -> Face | None:
-        """The usable face near the place of `face`."""
-        found = None if self._follower is None else self._follower.follow(picture, face)
+    def _near(self, picture: Picture, expected: Face, last: Face) -> Face | None:
+        """The usable face near the place of `expected` that continues `last`."""
+        found = None if self._follower is None else self._follower.follow(picture, expected)
         if found is None:
             return None
         (face,) = checked([found], self._follower, "follow")
-        return face if usable(face) else None
+        return face if usable(face) and overlap(last, [face]) >= _CONTINUES_IOU else None
 
     def _usable(self, view: _View, known: Sequence[Face], *, small: bool = False) -> list[Face]:
         """Usable faces of a search, largest first; `small`: look for small ones, too, if that was not just done."""
@@ -255,16 +251,19 @@ class FaceTracker:
             small = (small or self._small) and not is_recent
             if small:
                 self._searched_small_s = self.now_s
-            found = self._detector.search(view.picture, view.overview, known, small=small)
+            found = self._detector.search(view.picture, view.overview(), known, small=small)
             faces = checked(found, self._detector, "search")
         else:
             faces = checked(self._detector.detect(np.asarray(view.picture)), self._detector)
-        fine = [face for face in faces if usable(face) and all(_overlap(face, k) <= _SAME_FACE_IOU for k in known)]
+        fine = [face for face in faces if usable(face) and overlap(face, known) <= _SAME_FACE_IOU]
         if not fine and not known:
-            turned_away = any(is_turned_away(track.face) for track in self._tracks)
-            on_its_side = any(map(is_turned, faces))
-            missing = "turned away" if turned_away else "no face"
-            self._why_none = "on its side" if on_its_side else "too small" if faces else missing
+            if any(map(is_turned, faces)):
+                self._why_none = "on its side"
+            elif faces:
+                self._why_none = "too small"
+            else:
+                is_turned_away = any(turn(track.face.points) > _MOST_TURN for track in self._tracks)
+                self._why_none = "turned away" if is_turned_away else "no face"
         return sorted(fine, key=area, reverse=True)[: max(0, _MOST_FACES - len(known))]
 
     def _admit(self, view: _View, new: list[Face], kept: list[_Track]) -> None:
@@ -308,14 +307,6 @@ class FaceTracker:
         return track
 
 
-def _overlap(one: Face, other: Face) -> float:
-    return float(iou(one.box, other.box[None])[0])
-
-
-def _continues(last: Face, face: Face) -> bool:
-    return _overlap(last, face) >= _CONTINUES_IOU
-
-
 def _is_half_hidden(face: Face, others: Iterable[Face], width_px: int) -> bool:
     """Whether hair and ears reach beyond a side of the picture or the box of another face."""
     margin = (face.box[2:] - face.box[:2]) / 4
@@ -328,8 +319,3 @@ def _moved(last: Face, face: Face) -> float:
     """Distance between the centers, in the longer side of the last box."""
     shift = (face.box[:2] + face.box[2:] - last.box[:2] - last.box[2:]) / 2
     return float(np.hypot(*shift) / max(float((last.box[2:] - last.box[:2]).max()), 1.0))
-
-
-def area(face: Face) -> float:
-    """Of its box, in square pixels."""
-    return float(np.prod(face.box[2:] - face.box[:2]))

@@ -11,11 +11,10 @@ import numpy as np
 
 from latentsync_trt.config import MODEL_FPS
 from latentsync_trt.errors import InputError, MediaError
-from latentsync_trt.face.align import crop
+from latentsync_trt.face.align import crop, square
 from latentsync_trt.face.choice import MainFace
 from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.face.mask import mouth_mask
-from latentsync_trt.face.square import square
 from latentsync_trt.measure.lips import Curves, gap_of, joined, loudness
 from latentsync_trt.media.audio import audio_duration_s, read_audio_blocks
 from latentsync_trt.media.demo_clip import SIDE_PX, SPEECH, SpokenMouth, camera_frames, spoken_mouth

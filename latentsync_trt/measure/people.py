@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from latentsync_trt.face.checks import turn
+from latentsync_trt.face.geometry import turn
 from latentsync_trt.face.track_file import Tracks
 from latentsync_trt.measure.page import png, write_file
 from latentsync_trt.types import UInt8Array

@@ -8,12 +8,11 @@ from typing import TypeVar
 
 import numpy as np
 
+from latentsync_trt.audio.encoder import frame_count
 from latentsync_trt.audio.mel import filters_of
 from latentsync_trt.audio.vad import silent_share
-from latentsync_trt.audio.windows import frame_count
 from latentsync_trt.config import MODEL_FPS, SyncOptions
-from latentsync_trt.diffusion.loop import conditioning, denoise, initial_noise
-from latentsync_trt.diffusion.plan import cache_plan
+from latentsync_trt.diffusion.loop import cache_plan, conditioning, denoise, initial_noise
 from latentsync_trt.diffusion.scheduler import solver_schedule
 from latentsync_trt.face.mask import latent_mask, mouth_mask
 from latentsync_trt.media.audio import read_audio_blocks

@@ -8,10 +8,10 @@ from pathlib import Path
 import cv2
 import numpy as np
 
-from latentsync_trt.face.checks import turn
-from latentsync_trt.face.square import square
+from latentsync_trt.face.align import square
+from latentsync_trt.face.geometry import turn
 from latentsync_trt.face.track_file import COLUMNS, ClipMark, FaceSpan, Tracks
-from latentsync_trt.face.tracker import Seen
+from latentsync_trt.face.tracker import FrameFaces
 from latentsync_trt.measure.people import PORTRAIT_PX
 from latentsync_trt.media.reader import probe, read_frames
 from latentsync_trt.sync.faces import FaceFinder
@@ -70,7 +70,7 @@ class _Recorder:
         self._shots_s: list[float] = []
         self._shot = -1
 
-    def add(self, frame: Frame, seen: Seen) -> None:
+    def add(self, frame: Frame, seen: FrameFaces) -> None:
         """The next frame."""
         time_s = round(float(frame.source_s), 6)
         if seen.shot != self._shot:
@@ -100,7 +100,7 @@ class _Portraits:
         self.pictures: dict[int, UInt8Array] = {}
         self._scores: dict[int, float] = {}
 
-    def add(self, picture: Picture, seen: Seen) -> None:
+    def add(self, picture: Picture, seen: FrameFaces) -> None:
         """The next frame."""
         for one in seen.faces:
             face = one.face

@@ -11,9 +11,9 @@ import numpy as np
 
 from latentsync_trt.config import SyncOptions
 from latentsync_trt.errors import InputError
+from latentsync_trt.face.compositor import seam_score
 from latentsync_trt.face.mask import mouth_mask
-from latentsync_trt.face.paste import Examined, Pasted, Paster
-from latentsync_trt.face.seam import seam_score
+from latentsync_trt.face.paste import InspectedFace, Pasted, Paster
 from latentsync_trt.media.parts import part_of
 from latentsync_trt.sync.jobs import FrameJob, Target
 from latentsync_trt.sync.quality import Quality
@@ -39,7 +39,7 @@ class Ready:
     target: Target
     face: AlignedFace
     painted: UInt16Array
-    examined: Examined
+    inspected: InspectedFace
     share: Fraction
 
 
@@ -110,12 +110,12 @@ class Composer:
         if target.face is None or target.painted is None:
             return None
         painted = target.painted if self._enhancer is None else enhanced(target.painted, self._enhancer)
-        examined = self._paster.examine(frame.picture, target.face, painted, target.tracked)
-        return Ready(target, target.face, painted, examined, share)
+        inspected = self._paster.inspect_face(frame.picture, target.face, painted, target.tracked)
+        return Ready(target, target.face, painted, inspected, share)
 
     def _pasted(self, frame: Frame, ready: Ready) -> Pasted:
         track_id = ready.target.track_id
-        return self._paster.paste(frame.picture, ready.face, ready.painted, ready.examined, track_id, frame.time_s)
+        return self._paster.paste(frame.picture, ready.face, ready.painted, ready.inspected, track_id, frame.time_s)
 
 
 def _patch(shown: Shown) -> Patch:

@@ -13,14 +13,13 @@ from pathlib import Path
 import numpy as np
 
 from latentsync_trt.errors import InputError, NoFaceError
-from latentsync_trt.face.align import crop
-from latentsync_trt.face.checks import LEAST_HEIGHT_PX, LEAST_WIDTH_PX
+from latentsync_trt.face.align import crop, face_of_stored, of_stored, square
 from latentsync_trt.face.choice import LARGEST, Chooser, Runs, check_people, speakers_of
-from latentsync_trt.face.cuts import luma_of
+from latentsync_trt.face.geometry import LEAST_HEIGHT_PX, LEAST_WIDTH_PX
+from latentsync_trt.face.identity import luma_of
 from latentsync_trt.face.lookahead import LookAhead
-from latentsync_trt.face.square import face_of_stored, of_stored, square
 from latentsync_trt.face.track_file import Tracks
-from latentsync_trt.face.tracker import FaceTracker, Seen
+from latentsync_trt.face.tracker import FaceTracker, FrameFaces
 from latentsync_trt.media.pictures import LazyRgb
 from latentsync_trt.sync.jobs import FrameJob, Target
 from latentsync_trt.sync.threads import StageClock
@@ -133,7 +132,7 @@ class FaceFinder:
             self.frames_with_face += bool(job.targets)
             yield job
 
-    def see(self, frames: Generator[Frame, None, None]) -> Generator[tuple[Frame, Seen | None], None, None]:
+    def see(self, frames: Generator[Frame, None, None]) -> Generator[tuple[Frame, FrameFaces | None], None, None]:
         """Every frame in order with all faces in it; None where they are not wanted."""
         ahead: LookAhead[Frame] = LookAhead(self._tracker)
         with closing(frames):
@@ -143,7 +142,7 @@ class FaceFinder:
                 with self._clock.measure("face"):
                     if not is_wanted:
                         self._tracker.restart()
-                        ready: list[tuple[Frame, Seen | None]] = [*ahead.finish(), (frame, None)]
+                        ready: list[tuple[Frame, FrameFaces | None]] = [*ahead.finish(), (frame, None)]
                     elif self._tracks is not None:
                         ready = [(frame, self._tracks.at(frame.source_s))]
                     else:
@@ -154,7 +153,7 @@ class FaceFinder:
                 yield from ready
         yield from ahead.finish()
 
-    def _job(self, frame: Frame, seen: Seen) -> FrameJob:
+    def _job(self, frame: Frame, seen: FrameFaces) -> FrameJob:
         self._note_several(frame, len(seen.faces))
         chosen = self._chooser.choose(seen, frame.time_s)
         placed = self._runs.advance({(one.track_id, self._jumps): one.face for one, _ in chosen})
@@ -163,12 +162,11 @@ class FaceFinder:
             # A search may have converted the whole picture; a frame that waits to be encoded needs its planes only.
             frame = frame if frame.planes is None else replace(frame, picture=LazyRgb(frame.planes))
             return FrameJob(frame, shot=seen.shot)
-        shown = square(frame.picture, self._pixel_aspect)
-        targets = []
+        picture, aspect, targets = frame.picture, self._pixel_aspect, []
         for one, speaker in chosen:
             run, matrix = placed[one.track_id, self._jumps]
-            face = face_of_stored(one.face, frame.picture, shown)
-            targets.append(Target(run, one.person, speaker, face, of_stored(matrix, frame.picture, shown)))
+            face = face_of_stored(one.face, picture, aspect)
+            targets.append(Target(run, one.person, speaker, face, of_stored(matrix, picture, aspect)))
         return FrameJob(frame, tuple(targets), seen.shot)
 
     def _note_jump(self, source_s: Fraction) -> None:

@@ -5,7 +5,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from latentsync_trt.audio.windows import attended_positions
+from latentsync_trt.audio.encoder import attended_positions
 from latentsync_trt.export.whisper import WhisperEncoder
 from scripts.train_demo.clips import Clips
 from scripts.train_demo.loop import normal, to_device

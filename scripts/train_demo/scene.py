@@ -10,7 +10,7 @@ import numpy as np
 
 from latentsync_trt.config import MODEL_FPS
 from latentsync_trt.face.detector import MediaPipeDetector
-from latentsync_trt.face.mesh import region_around
+from latentsync_trt.face.geometry import region_around
 from latentsync_trt.media.demo_clip import portrait
 from latentsync_trt.types import Float32Array, UInt8Array
 from scripts.train_demo.atlas import Atlas

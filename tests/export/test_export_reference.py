@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from latentsync_trt.bundle.manifest import CACHED_STEP, FULL_STEP, VAE_DECODER, VAE_ENCODER
-from latentsync_trt.diffusion.loop import denoise
-from latentsync_trt.diffusion.plan import cache_plan
+from latentsync_trt.diffusion.loop import cache_plan, denoise
 from latentsync_trt.diffusion.scheduler import ddim_schedule, dpmpp_schedule
 from latentsync_trt.export import exporter
 from latentsync_trt.export.options import ExportOptions

@@ -1,0 +1,271 @@
+"""What BlazeFace and FaceMesh take and return, and the geometry of faces. Pure.
+
+See Bazarevsky et al. 2019 ("BlazeFace"), and MediaPipe's settings.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from math import atan2, cos, degrees, hypot, pi, radians, remainder, sin
+
+import cv2
+import numpy as np
+
+from latentsync_trt.errors import InputError
+from latentsync_trt.types import Face, Float32Array, Float64Array, Picture, UInt8Array
+
+_SAME_FACE_IOU = 0.3
+_LOGIT_LIMIT = 80.0
+"""Larger logits mean a probability of 0 or 1, and the exponential could overflow."""
+_KEYPOINTS = 6
+
+SIDE_PX = 192
+"""Side of FaceMesh's input."""
+POINTS = 468
+
+_LEFT_BROW, _RIGHT_BROW = np.array([70, 63, 105, 66, 107]), np.array([300, 293, 334, 296, 336])
+_NOSE = np.array([5, 64, 294, 1])
+_REGION_SCALE = 1.5
+"""Side of FaceMesh's square region, relative to the face's longer side."""
+
+_CONVERGED_SHIFT = 0.02
+"""Fraction of its side by which a region may still move; talking heads move less per frame."""
+_CONVERGED_TURN = radians(3)
+
+LEAST_WIDTH_PX, LEAST_HEIGHT_PX = 28, 40
+"""The training data had faces of 50×80 px and more. Down to half of that, the search finds 19 of 20 faces, their points
+are as exact in relation to the face (2 % of the brows' distance), and an open mouth is seen: it is 4 px high. Of faces
+of 32 px, the search finds 2 of 3."""
+LEAST_ASPECT, MOST_ASPECT = 0.2, 1.5
+"""Ratios of width to height of a face to be aligned."""
+
+MOST_ROLL_DEG = 67.5
+"""Halfway between a head tilted by 45°, which is about the most a sitting person does, and a picture turned by 90°."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlazeModel:
+    """A detector network. `grids`: `(stride, anchors per cell)` of each."""
+
+    name: str
+    side_px: int
+    grids: tuple[tuple[int, int], ...]
+    least_score: float
+
+
+# Three of the short-range model's four levels share stride 16, so its cells there have 3 × 2 anchors.
+SHORT_RANGE = BlazeModel("blaze_short", 128, ((8, 2), (16, 6)), 0.5)
+FULL_RANGE = BlazeModel("blaze_full", 192, ((4, 1),), 0.6)
+
+
+@lru_cache(maxsize=2)
+def anchors(model: BlazeModel) -> Float32Array:
+    """Centers of the anchors, as fractions of the square input: float32 `(n, 2)`, row by row."""
+    grids = []
+    for stride, count in model.grids:
+        side = model.side_px // stride
+        centers = (np.arange(side) + 0.5) / side
+        x, y = np.meshgrid(centers, centers)
+        grids.append(np.repeat(np.stack([x, y], axis=-1).reshape(-1, 2), count, axis=0))
+    return np.concatenate(grids).astype(np.float32)
+
+
+def decode(model: BlazeModel, boxes: Float32Array, scores: Float32Array) -> Float32Array:
+    """Faces in one image, best first: `(n, 4, 2)`, top left and bottom right of the box, left and right eye, as
+    fractions of the square input.
+
+    Args:
+        boxes: `(anchors, 16)` raw: center, size, then six key points, in input pixels relative to the anchor's center.
+        scores: `(anchors,)` logits.
+    """
+    probabilities = sigmoid(scores)
+    found = np.flatnonzero(probabilities >= model.least_score)
+    found = found[np.argsort(-probabilities[found], kind="stable")]
+    points = boxes[found].reshape(len(found), 2 + _KEYPOINTS, 2) / np.float32(model.side_px)
+    middle = anchors(model)[found]
+    center, half = points[:, 0] + middle, points[:, 1] / 2
+    left_eye, right_eye = points[:, 2] + middle, points[:, 3] + middle
+    return _merged(probabilities[found], np.stack([center - half, center + half, left_eye, right_eye], axis=1))
+
+
+def sigmoid(logits: Float32Array) -> Float32Array:
+    """Probabilities in [0, 1]."""
+    return (1 / (1 + np.exp(-np.clip(logits, -_LOGIT_LIMIT, _LOGIT_LIMIT, dtype=np.float64)))).astype(np.float32)
+
+
+def _merged(scores: Float32Array, faces: Float32Array) -> Float32Array:
+    """`faces (n, 4, 2)` with overlapping ones replaced by their mean, weighted by score; `scores` descend."""
+    boxes = faces[:, :2].reshape(-1, 4)
+    means, left = [], np.arange(len(scores))
+    while left.size:
+        same = iou(boxes[left[0]], boxes[left]) > _SAME_FACE_IOU
+        same[0] = True
+        group = left[same]
+        means.append(np.tensordot(scores[group] / scores[group].sum(), faces[group], 1))
+        left = left[~same]
+    return np.array(means, np.float32).reshape(-1, 4, 2)
+
+
+def iou(box: Float32Array, boxes: Float32Array) -> Float32Array:
+    """Intersection over union of `box (4,)` with each of `boxes (n, 4)`: float32 `(n,)`."""
+    low = np.maximum(box[:2], boxes[:, :2])
+    high = np.minimum(box[2:], boxes[:, 2:])
+    shared = np.prod(np.maximum(high - low, 0), axis=1)
+    area = np.prod(box[2:] - box[:2]) + np.prod(boxes[:, 2:] - boxes[:, :2], axis=1) - shared
+    return np.asarray(shared / np.maximum(area, np.finfo(np.float32).tiny), np.float32)
+
+
+def overlap(face: Face, others: Iterable[Face]) -> float:
+    """The largest intersection over union of the box of `face` with those of `others`; 0 if there are none."""
+    boxes = [other.box for other in others]
+    return float(iou(face.box, np.stack(boxes)).max()) if boxes else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """A rotated square of a frame: center and side in pixels, clockwise rotation of the face in radians."""
+
+    x_px: float
+    y_px: float
+    side_px: float
+    angle: float
+
+    def to_frame(self) -> Float64Array:
+        """`(2, 3)`: network input pixels → frame pixels."""
+        scale = self.side_px / SIDE_PX
+        along, across = cos(self.angle) * scale, sin(self.angle) * scale
+        middle = (SIDE_PX - 1) / 2
+        x = self.x_px - along * middle + across * middle
+        y = self.y_px - across * middle - along * middle
+        return np.array([[along, -across, x], [across, along, y]])
+
+
+def region_of(box: Float32Array, left: Float32Array, right: Float32Array) -> Region:
+    """The region of a face with `box (4,)`, rotated so that the line from `left` to `right (2,)` is level."""
+    angle = float(np.arctan2(right[1] - left[1], right[0] - left[0]))
+    side = float(max(box[2] - box[0], box[3] - box[1])) * _REGION_SCALE
+    return Region(float(box[0] + box[2]) / 2, float(box[1] + box[3]) / 2, side, angle)
+
+
+def region_around(face: Face) -> Region:
+    """The region around `face`, to find it in the next frame."""
+    return region_of(face.box, face.points[0], face.points[1])
+
+
+def converged(seen: Region, own: Region) -> bool:
+    """Whether the face found in the region `seen` has nearly the same `own` region: then its points are exact."""
+    shift_px = hypot(own.x_px - seen.x_px, own.y_px - seen.y_px)
+    turn = abs(remainder(own.angle - seen.angle, 2 * pi))
+    return shift_px < _CONVERGED_SHIFT * seen.side_px and turn < _CONVERGED_TURN
+
+
+def cut(frame: Picture, region: Region) -> Float32Array:
+    """The region as the network's input: float32 `(1, 3, 192, 192)` in [0, 1], black outside the frame."""
+    part, matrix = _around(frame, region)
+    if 0 in part.shape:
+        return np.zeros((1, 3, SIDE_PX, SIDE_PX), np.float32)
+    shrink = int(region.side_px // SIDE_PX)
+    if 2 <= shrink <= min(part.shape[:2]):  # bilinear warping would skip pixels: average them first
+        size = (part.shape[1] // shrink, part.shape[0] // shrink)
+        whole = part[: size[1] * shrink, : size[0] * shrink]
+        part = np.asarray(cv2.resize(whole, size, interpolation=cv2.INTER_AREA), np.uint8)
+        matrix[:, :2] /= shrink
+        matrix[:, 2] = (matrix[:, 2] + 0.5) / shrink - 0.5
+    flags = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
+    image = cv2.warpAffine(part, matrix, (SIDE_PX, SIDE_PX), flags=flags, borderMode=cv2.BORDER_CONSTANT)
+    return np.ascontiguousarray(image.transpose(2, 0, 1)[None], np.float32) / np.float32(255)
+
+
+def _around(frame: Picture, region: Region) -> tuple[UInt8Array, Float64Array]:
+    """The part of the frame around the region, perhaps empty, and `Region.to_frame` relative to that part."""
+    # Half the diagonal plus a margin, which contains the neighbors of bilinear samples even for small squares.
+    reach = max(0.75 * region.side_px, 0.71 * region.side_px + 3)
+    left, top, right, bottom = (
+        int(max(center + end, 0)) for end in (-reach, reach) for center in (region.x_px, region.y_px)
+    )
+    matrix = region.to_frame()
+    matrix[:, 2] -= left, top
+    return frame[top:bottom, left:right], matrix
+
+
+def to_frame(landmarks: Float32Array, region: Region) -> Float32Array:
+    """The network's `(1, 1404, 1, 1)` output as the mesh `(468, 3)` float32: x, y, depth in frame pixels."""
+    mesh = landmarks.reshape(POINTS, 3).astype(np.float64)
+    matrix = region.to_frame()
+    # The network's origin is the corner of its image, not the center of the first pixel: only then are the points of a
+    # mirrored picture the mirrored points. MediaPipe's own are half a network pixel further right and down.
+    planar = (mesh[:, :2] - 0.5) @ matrix[:, :2].T + matrix[:, 2]
+    depth = mesh[:, 2:] * (region.side_px / SIDE_PX)
+    return np.concatenate([planar, depth], axis=1).astype(np.float32)
+
+
+def face_of(mesh: Float32Array, score: float) -> Face:
+    """Box and the three alignment points of a mesh `(468, 3)` in frame pixels."""
+    planar = mesh[:, :2]
+    box = np.concatenate([planar.min(axis=0), planar.max(axis=0)])
+    points = np.stack([planar[group].mean(axis=0) for group in (_LEFT_BROW, _RIGHT_BROW, _NOSE)])
+    return Face(box.astype(np.float32), points.astype(np.float32), score, planar)
+
+
+def area(face: Face) -> float:
+    """Of its box, in square pixels."""
+    return float(np.prod(face.box[2:] - face.box[:2]))
+
+
+def usable(face: Face) -> bool:
+    """Whether a face, in square pixels, is large, frontal and upright enough to be aligned."""
+    return _is_large(face) and abs(roll_deg(face)) <= MOST_ROLL_DEG
+
+
+def is_turned(face: Face) -> bool:
+    """Whether a face could be aligned but lies on its side or is upside down."""
+    return _is_large(face) and abs(roll_deg(face)) > MOST_ROLL_DEG
+
+
+def turn(points: Float32Array | Float64Array) -> Float64Array:
+    """How far faces with `points (…, 3, 2)` look aside: 0 is frontal, 0.5 about 45°.
+
+    It is the distance of the nose from the middle between the brows, along the brows, in distances between these.
+    """
+    left, right, nose = np.moveaxis(points.astype(np.float64), -2, 0)
+    across = right - left
+    along = ((nose - (left + right) / 2) * across).sum(axis=-1)
+    return np.asarray(np.abs(along) / np.maximum((across * across).sum(axis=-1), np.finfo(np.float32).tiny))
+
+
+def roll_deg(face: Face) -> float:
+    """Rotation of a face in the picture, clockwise, −180 to 180: the direction from the left brow to the right one."""
+    (left_x, left_y), (right_x, right_y) = face.points[:2].tolist()
+    return degrees(atan2(right_y - left_y, right_x - left_x))
+
+
+def _is_large(face: Face) -> bool:
+    width, height = (face.box[2:] - face.box[:2]).tolist()
+    large = width >= LEAST_WIDTH_PX and height >= LEAST_HEIGHT_PX
+    return bool(large and LEAST_ASPECT <= width / height <= MOST_ASPECT and np.isfinite(face.points).all())
+
+
+def checked(found: object, source: object, method: str = "detect") -> list[Face]:
+    """The faces that a method of the detector `source` returned.
+
+    Raises:
+        InputError: not a list of `Face` with finite arrays of the right shapes.
+    """
+    if isinstance(found, list | tuple) and all(isinstance(face, Face) and _is_well_formed(face) for face in found):
+        return list(found)
+    raise InputError(
+        f"face detector {type(source).__name__}: {method} returned {str(found)[:300]!r}; it must return a list of "
+        "Face: box float32 (4,) as left, top, right, bottom, points (3, 2), landmarks (n, 2) or None, in pixels, all finite"
+    )
+
+
+def _is_well_formed(face: Face) -> bool:
+    arrays = [(face.box, (4,)), (face.points, (3, 2))]
+    if face.landmarks is not None:
+        arrays.append((face.landmarks, (max(1, len(face.landmarks)), 2)))
+    for array, shape in arrays:
+        if not (isinstance(array, np.ndarray) and array.dtype.kind in "fiu" and array.shape == shape):
+            return False
+        if not np.isfinite(array).all():
+            return False
+    return bool((face.box[:2] <= face.box[2:]).all())
