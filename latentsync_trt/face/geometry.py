@@ -255,7 +255,7 @@ def checked(found: object, source: object, method: str = "detect") -> list[Face]
         return list(found)
     raise InputError(
         f"face detector {type(source).__name__}: {method} returned {str(found)[:300]!r}; it must return a list of "
-        "Face: box float32 (4,) as left, top, right, bottom, points (3, 2), landmarks (n, 2) or None, in pixels, all finite"
+        "Face: box float32 (4,) as left, top, right, bottom, points (3, 2), landmarks (n, 2) or None, all finite"
     )
 
 
