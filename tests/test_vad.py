@@ -25,10 +25,10 @@ from latentsync_trt.audio.vad import (
     STEP,
     STEP_S,
     Speech,
-    _spans,
-    _steps,
     examined,
     find_speech,
+    regrouped,
+    spans_of,
 )
 from latentsync_trt.config import MODEL_FPS, Silence
 from latentsync_trt.media.demo_clip import SPEECH, spoken_mouth
@@ -87,7 +87,7 @@ def test_nobody_speaks_in_noise_music_and_silence() -> None:
 @given(st.lists(st.integers(0, 400_000), max_size=8))
 def test_blocks_of_any_lengths_become_the_same_steps(sizes: list[int]) -> None:
     samples = noise(sum(sizes), 0.1)
-    parts = list(_steps(np.split(samples, np.cumsum(sizes)[:-1]) if sizes else []))
+    parts = list(regrouped(np.split(samples, np.cumsum(sizes)[:-1]) if sizes else [], STEP, 512))
     joined = np.concatenate([np.zeros((0, STEP), np.float32), *parts]).reshape(-1)
     assert len(joined) - len(samples) in range(STEP)
     assert np.array_equal(joined[: len(samples)], samples)
@@ -113,19 +113,19 @@ def steps(*parts: tuple[float, float]) -> Float32Array:
 def test_speech_lasts_through_short_dips_and_pauses_and_clicks_are_none() -> None:
     dip, pause, click = (0.4, 0.2), (0.1, 0.15), (0.9, 0.06)
     chances = steps((0.1, 1), (0.9, 0.5), dip, (0.9, 0.5), pause, (0.9, 0.5), (0.1, 1), click, (0.1, 1))
-    assert len(_spans(chances)) == 1
-    start_s, end_s = _spans(chances)[0]
+    assert len(spans_of(chances)) == 1
+    start_s, end_s = spans_of(chances)[0]
     assert abs(start_s - (1 - BEFORE_S)) < STEP_S
     assert abs(end_s - (2.85 + AFTER_S)) < 3 * STEP_S
-    assert len(_spans(steps((0.9, 1), (0.1, LEAST_PAUSE_S + STEP_S), (0.9, 1)))) == 2
-    assert _spans(steps((0.4, 3))) == ()  # never certain
-    assert _spans(steps((0.2, 1), (0.45, 1), (0.2, 1))) == ()
+    assert len(spans_of(steps((0.9, 1), (0.1, LEAST_PAUSE_S + STEP_S), (0.9, 1)))) == 2
+    assert spans_of(steps((0.4, 3))) == ()  # never certain
+    assert spans_of(steps((0.2, 1), (0.45, 1), (0.2, 1))) == ()
 
 
 @given(st.lists(st.tuples(st.floats(0, 1), st.integers(1, 20)), max_size=30))
 def test_spans_are_apart_and_hold_every_certain_stretch(parts: list[tuple[float, int]]) -> None:
     chances = steps(*((chance, length * STEP_S) for chance, length in parts))
-    spans = _spans(chances)
+    spans = spans_of(chances)
     edges = [edge for span in spans for edge in span]
     assert edges == sorted(edges)
     assert all(later[0] - before[1] >= 2 * FADE_S for before, later in pairwise(spans))

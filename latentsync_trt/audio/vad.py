@@ -108,7 +108,7 @@ def find_speech(blocks: Iterable[Float32Array]) -> Speech:
     for chance, power in examined(blocks):
         chances.append(chance)
         powers.append(power)
-    spans = _spans(np.concatenate(chances))
+    spans = spans_of(np.concatenate(chances))
     return Speech(spans, _loud(Speech(spans), np.concatenate(powers)))
 
 
@@ -121,7 +121,7 @@ def examined(blocks: Iterable[Float32Array]) -> Iterator[tuple[Float32Array, Flo
     hidden = cell = np.zeros((1, 1, _STATE), np.float32)
     context = np.zeros(_CONTEXT, np.float32)
     try:
-        for steps in _rows(blocks, STEP, _STEPS_AT_ONCE):
+        for steps in regrouped(blocks, STEP, _STEPS_AT_ONCE):
             before = np.concatenate([context[None], steps[:-1, -_CONTEXT:]])
             context = steps[-1, -_CONTEXT:].copy()
             found, hidden, cell = session.run({"input": np.hstack([before, steps]), "h": hidden, "c": cell})
@@ -130,7 +130,7 @@ def examined(blocks: Iterable[Float32Array]) -> Iterator[tuple[Float32Array, Flo
         session.close()
 
 
-def _rows(blocks: Iterable[Float32Array], size: int, most: int) -> Iterator[Float32Array]:
+def regrouped(blocks: Iterable[Float32Array], size: int, most: int) -> Iterator[Float32Array]:
     """Regroups blocks to at most `most` rows `(n, size)`, the last row filled with silence."""
     held = np.zeros(0, np.float32)
     for block in blocks:
@@ -142,7 +142,7 @@ def _rows(blocks: Iterable[Float32Array], size: int, most: int) -> Iterator[Floa
         yield np.pad(held, (0, -len(held) % size)).reshape(-1, size)
 
 
-def _spans(chances: Float32Array) -> tuple[tuple[float, float], ...]:
+def spans_of(chances: Float32Array) -> tuple[tuple[float, float], ...]:
     """Spans of speech with their margins, from the probability in each step `(n,)`."""
     certain = np.flatnonzero((chances >= ENTER) | (chances < LEAVE))
     latest = np.searchsorted(certain, np.arange(len(chances)), side="right") - 1
@@ -174,6 +174,6 @@ def _loud(speech: Speech, powers: Float32Array) -> tuple[tuple[float, float], ..
 def silent_share(blocks: Iterable[Float32Array]) -> float:
     """The share of a recording's video frames, 0 to 1, whose sound is silent by its level; `blocks` as above."""
     floor = 10.0 ** (SILENCE_DBFS / 10)
-    rows = _rows(blocks, _SAMPLES_PER_FRAME, _STEPS_AT_ONCE)
+    rows = regrouped(blocks, _SAMPLES_PER_FRAME, _STEPS_AT_ONCE)
     silent = [np.square(some, dtype=np.float64).mean(axis=1) < floor for some in rows]
     return float(np.concatenate(silent).mean()) if silent else 1.0
