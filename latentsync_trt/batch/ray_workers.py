@@ -9,17 +9,14 @@ import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from queue import Queue
+from dataclasses import dataclass, replace
 from time import monotonic
-from typing import Any
+from typing import Any, cast
 from urllib.parse import urlsplit
 
-from latentsync_trt.batch.child import taker
-from latentsync_trt.batch.local import LocalWorker
-from latentsync_trt.batch.tasks import Done, Task, TaskError, WorkerLost, WorkerSettings
+from latentsync_trt.batch.tasks import Canceled, Done, Task, TaskError, WorkerLost, WorkerSettings
 from latentsync_trt.batch.worker import Worker
-from latentsync_trt.child import Event, end_process
+from latentsync_trt.child import end_process
 from latentsync_trt.errors import InputError, LatentSyncError, MissingDependency
 from latentsync_trt.sync.threads import tune_process
 from latentsync_trt.types import Progress
@@ -34,7 +31,7 @@ _CONNECT_S = 30.0
 # Ray kills a driver whose cluster is gone for 60 s.
 _LOST_AFTER_S = 30.0
 _CHECK_S = 5.0
-_QUIET_S = 5.0
+_PATIENCE_S = 2.0
 _LONGEST_REASON = 300
 
 
@@ -49,87 +46,135 @@ class Needs:
         return f"{self.gpus:g} GPUs and {self.cpus} CPU cores" if self.gpus else f"{self.cpus} CPU cores"
 
 
-class RayWorker(LocalWorker):
-    """A `WorkerHandle` with an actor for its child, which may be lost with its node and be started again elsewhere."""
+class RayWorker:
+    """A `WorkerHandle` whose actor may be lost with its node and be started again elsewhere."""
 
     def __init__(self, name: str, cluster: "Cluster", settings: WorkerSettings, needs: Needs) -> None:
-        super().__init__(name, settings)
-        self._cluster, self._needs = cluster, needs
+        self.name, self.pid = name, 0
+        self._cluster, self._settings, self._needs = cluster, settings, needs
+        self._actor: Any = None
+        self._node, self._closed = "", False
 
     def start(self) -> None:
         """See `WorkerHandle.start`. Waits without limit for a node that has what the worker needs, with a notice."""
         self._end()
         if self._cluster.lost:
             raise LatentSyncError(self._cluster.lost)
-        super().start()
+        self._actor = actor = self._cluster.create(self._needs)
+        self._node, self.pid, version = self._result(actor.place.remote(), self._say_what_is_missing)
+        if version != __version__:
+            versions = f"has latentsync-trt {version}, and this machine {__version__}"
+            raise InputError(f"node {self._node}: {versions}; install the same version on both")
+        error = self._result(actor.open.remote(self._settings), self._poll)
+        if error is not None:
+            raise type(error)(f"node {self._node}: {error}", usage=error.usage)
 
     def run(self, task: Task, on_progress: Callable[[Progress], None]) -> Done:
-        """See `WorkerHandle.run`."""
+        """See `WorkerHandle.run`. An error of `on_progress` cancels the task."""
         try:
-            return super().run(task, on_progress)
+            done, error = self._result(self._actor.run.remote(task), lambda: self._poll(on_progress))
         except WorkerLost:
             self._end()  # if only the connection was lost, it still locks the output, and the task runs again at once
             raise
-        except TaskError as error:
-            node = self._child.node if isinstance(self._child, _ActorChild) else ""
-            raise TaskError(f"node {node}: {error}", usage=error.usage) from error
+        except BaseException:
+            self.cancel(task.id)
+            raise
+        if done is None:
+            raise type(error)(f"node {self._node}: {error}", usage=error.usage)
+        return cast(Done, done)
 
-    def _new_child(self) -> Any:
-        return _ActorChild(self.name, self._cluster, self._needs)
+    def cancel(self, task_id: str) -> None:
+        """See `WorkerHandle.cancel`."""
+        if self._actor is not None:
+            with suppress(LatentSyncError), self._cluster.translated(self.name):
+                self._actor.cancel.remote(task_id)
 
+    def close(self) -> None:
+        """See `WorkerHandle.close`."""
+        self._closed = True
+        self._end()
 
-class _ActorChild:
-    """An actor with the methods of `Child` that `LocalWorker` needs.
-
-    `node`, `pid`: where it runs; empty before.
-    """
-
-    def __init__(self, name: str, cluster: "Cluster", needs: Needs) -> None:
-        self.node, self.pid = "", 0
-        self._name, self._cluster, self._needs = name, cluster, needs
-        self._actor = cluster.create(needs)
-        self._ended = False
-
-    def send(self, order: Event) -> None:
-        """See `Child.send`."""
-        with suppress(LatentSyncError), self._cluster.translated(self._name):
-            self._actor.send.remote(order)
-
-    def events(self) -> Iterator[Event]:
-        """Yields events as they arrive, but notices; raises `WorkerLost` at the end of the actor or the cluster."""
-        while True:
-            with self._cluster.translated(f"{self._name}{self.node and f' on {self.node}'}"):
-                event = self._next()
-            if "node" in event:
-                self.node, self.pid = event["node"], event["pid"]
-            elif "notice" in event:
-                self._cluster.say_once(f"node {self.node}: {event['notice']}")
-            elif "refused" in event:
-                yield {**event, "refused": f"node {self.node}: {event['refused']}"}
-            else:
-                yield event
-
-    def end(self, patience_s: float) -> None:
+    def _end(self) -> None:
         """Ends the actor, which may remove its unfinished files first."""
-        if self._ended:
+        actor, node, self._actor, self._node = self._actor, self._node, None, ""
+        if actor is None or self._cluster.lost:
             return
-        self._ended = True
         with suppress(Exception):  # it has ended, or the cluster has
-            if self.node and not self._cluster.lost:
-                self._cluster.ray.wait([self._actor.leave.remote()], timeout=patience_s)
-            if not self._cluster.lost:
-                self._cluster.ray.kill(self._actor)
+            if node:
+                self._cluster.ray.wait([actor.leave.remote()], timeout=_PATIENCE_S)
+            self._cluster.ray.kill(actor)
 
-    def _next(self) -> Event:
-        answer, start_s = self._actor.event.remote(), monotonic()
-        while not self._cluster.ray.wait([answer], timeout=_POLL_S)[0]:
-            if self._ended:
-                raise WorkerLost(f"{self._name}: was closed")
-            self._cluster.check()
-            if not self.node and monotonic() - start_s > _QUIET_S:
-                cure = "if no node gets them, stop and give less with --gpus-per-worker or --workers"
-                self._cluster.say_once(f"workers wait for {self._needs} each on the Ray cluster; {cure}")
-        return dict(self._cluster.ray.get(answer))
+    def _result(self, answer: Any, on_wait: Callable[[], None]) -> Any:
+        """Waits for an answer of the actor, and calls `on_wait` meanwhile; raises `WorkerLost` if there is none."""
+        with self._cluster.translated(f"{self.name}{self._node and f' on {self._node}'}"):
+            while not self._cluster.ray.wait([answer], timeout=_POLL_S)[0]:
+                if self._closed:
+                    raise WorkerLost(f"{self.name}: was closed")
+                self._cluster.check()
+                on_wait()
+            return self._cluster.ray.get(answer)
+
+    def _poll(self, on_progress: Callable[[Progress], None] = lambda _: None) -> None:
+        notices, progress = self._result(self._actor.news.remote(), lambda: None)
+        for notice in notices:
+            self._cluster.say_once(f"node {self._node}: {notice}")
+        if progress is not None:
+            on_progress(progress)
+
+    def _say_what_is_missing(self) -> None:
+        cure = "if no node gets them, stop and give less with --gpus-per-worker or --workers"
+        self._cluster.say_once(f"workers wait for {self._needs} each on the Ray cluster; {cure}")
+
+
+class Actor:
+    """Holds a worker on a node of a Ray cluster. Other threads call `news` and `cancel` while one calls `run`."""
+
+    def __init__(self) -> None:
+        tune_process()
+        self._running = threading.Lock()
+        self._task_id, self._canceled = "", threading.Event()
+        self._notices: list[str] = []
+        self._progress: Progress | None = None
+
+    def place(self) -> tuple[str, int, str]:
+        """Returns the name of the node, the number of the process and the version of the package there."""
+        return socket.gethostname(), os.getpid(), __version__
+
+    def open(self, settings: WorkerSettings) -> LatentSyncError | None:
+        """Opens the worker; returns why that failed."""
+        self._worker = Worker(settings, self._notices.append)
+        try:
+            self._worker.open()
+        except LatentSyncError as error:
+            return error
+        return None
+
+    def run(self, task: Task) -> tuple[Done | None, LatentSyncError | None]:
+        """Syncs a clip, after an earlier one that was canceled; returns the result, or why it failed."""
+        with self._running:
+            self._task_id, self._canceled = task.id, threading.Event()
+            try:
+                return self._worker.run(task, self._note, self._canceled), None
+            except (TaskError, Canceled, WorkerLost) as error:
+                return None, error
+
+    def news(self) -> tuple[list[str], Progress | None]:
+        """Returns notices, and the last progress since the last call."""
+        notices, self._notices[:] = self._notices[:], []
+        progress, self._progress = self._progress, None
+        return notices, progress
+
+    def cancel(self, task_id: str) -> None:
+        """Stops the task if it runs here."""
+        if self._task_id == task_id:
+            self._canceled.set()
+
+    def leave(self) -> None:
+        """Removes unfinished files and ends the process."""
+        end_process(0)
+
+    def _note(self, progress: Progress) -> None:
+        self._progress = replace(progress, picture=None)
 
 
 class Cluster:
@@ -183,7 +228,7 @@ class Cluster:
         with self.translated(f"--ray {self._name}"):
             return self.ray.remote(
                 num_cpus=needs.cpus, num_gpus=needs.gpus, max_restarts=0, max_task_retries=0, max_concurrency=_THREADS
-            )(Actor).remote(__version__)
+            )(Actor).remote()
 
     def check(self) -> None:
         """Raises `WorkerLost` if the head node has not answered for `_LOST_AFTER_S`; asks it every `_CHECK_S`."""
@@ -222,37 +267,6 @@ class Cluster:
         cure = "what is done is kept: restart the cluster, and run the same command with --resume"
         self.lost = f"--ray {self._name}: the Ray cluster does not answer any more; {cure}"
         return self.lost
-
-
-class Actor:
-    """Runs a worker on a node of a Ray cluster; takes orders and gives events as `child`, from two threads at once."""
-
-    def __init__(self, version: str) -> None:
-        """`version`: of the package where the driver runs."""
-        tune_process()
-        self._events = Queue[Event]()
-        self._version = version
-        self._take = taker(self._emit, Worker, lambda: None)
-        self._emit(node=socket.gethostname(), pid=os.getpid())
-
-    def send(self, order: Event) -> None:
-        """Takes an order."""
-        if self._version == __version__:
-            self._take(order)
-        elif "settings" in order:
-            versions = f"has latentsync-trt {__version__}, and the driver {self._version}"
-            self._emit(refused=f"{versions}; install the same version on both", usage=True, kind="InputError")
-
-    def event(self) -> Event:
-        """Waits for the next event."""
-        return self._events.get()
-
-    def leave(self) -> None:
-        """Removes unfinished files and ends the process."""
-        end_process(0)
-
-    def _emit(self, **fields: Any) -> None:
-        self._events.put(fields)
 
 
 def _reach(address: str) -> None:
