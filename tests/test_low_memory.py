@@ -104,34 +104,6 @@ def test_too_little_memory_to_open_all(make: DemoNetworks, device: Device, wante
     assert make.notices == [LOW_MEMORY_NOTICE]
 
 
-def test_too_little_memory_to_run(make: DemoNetworks, device: Device, wanted: list[np.ndarray]) -> None:
-    device.room_to_run = 1
-    networks = make()
-    networks.prepare(GRAPHS)
-    assert not networks.low_memory
-    assert equal(computed(networks), wanted)
-    assert networks.low_memory
-    assert networks.take_notices() == (LOW_MEMORY_NOTICE,)
-    assert make.notices == [LOW_MEMORY_NOTICE]
-
-
-def test_memory_that_runs_out_at_a_cached_step(make: DemoNetworks, device: Device, wanted: list[np.ndarray]) -> None:
-    networks = make()
-    networks.prepare(GRAPHS)
-    rooms = iter((9, 1, 1, 1))
-
-    def paint() -> np.ndarray:
-        denoiser = networks.denoiser
-        denoiser.begin(WindowBatch(*inputs(), 1.5))
-        for cached in (False, True):
-            device.room_to_run = next(rooms)
-            denoiser.step(500, COEFFICIENTS, cached=cached)
-        return denoiser.latents()
-
-    assert np.array_equal(networks.run(paint), wanted[2])
-    assert device.networks() == {"unet.weights"}
-
-
 @pytest.mark.parametrize("builds", [False, True])
 def test_a_second_clip_takes_the_room_of_open_networks(
     make: DemoNetworks, device: Device, monkeypatch: pytest.MonkeyPatch, builds: bool

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-import numpy as np
 import pytest
 from click.testing import CliRunner
 
@@ -20,13 +19,10 @@ from latentsync_trt.option_fields import command_line
 from latentsync_trt.runtime.cache.store import EngineCache
 from latentsync_trt.runtime.compiler.profiles import dimension_ranges, engine_ranges
 from latentsync_trt.runtime.networks.background import build_command
-from latentsync_trt.runtime.networks.networks import Networks
 from latentsync_trt.runtime.providers.gpu import Gpu
 from latentsync_trt.runtime.providers.select import Selection
 from latentsync_trt.runtime.providers.table import PROVIDERS
-from latentsync_trt.runtime.sessions.builders import DirectOpen
 from latentsync_trt.runtime.sessions.engines import Engines
-from latentsync_trt.types import WindowBatch
 from tests.clips import numbered, write_sound, write_video
 from tests.small import small_bundle
 from tests.toy import RANGES, write_toy
@@ -206,42 +202,6 @@ def test_build_and_sync_refuse_the_same(tmp_path: Path, command: str) -> None:
     result = CliRunner().invoke(main, [command, *files, *options, "--dynamic"])
     assert (result.exit_code, result.stderr) == (2, f"error: {message}\n")
     assert not (tmp_path / "cache").exists()
-
-
-def test_sync_refuses_cuda_graphs_where_there_are_none(tmp_path: Path) -> None:
-    files = [*clip_options(tmp_path), "--bundle", str(small_bundle())]
-    result = CliRunner().invoke(main, ["sync", *files, "--provider", "cpu", "-q", "--cuda-graph"])
-    message = "error: --cuda-graph: not with provider cpu; tensorrt and cuda have it\n"
-    assert (result.exit_code, result.stderr) == (2, message)
-
-
-def test_static_means_the_same_for_a_static_bundle(demo: Bundle, tmp_path: Path) -> None:
-    static, default = (engines(demo, tmp_path, "tensorrt", dynamic=dynamic) for dynamic in (False, None))
-    assert static.key("denoise_step") == default.key("denoise_step")
-
-
-def test_shapes_outside_the_engines_range_are_refused_before_opening(
-    demo: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def never(*_: object) -> None:
-        raise AssertionError("opened")
-
-    monkeypatch.setattr(DirectOpen, "open", never)
-    networks = Networks(demo, Selection("cpu"), RuntimeOptions(engine_cache=tmp_path / "cache"))
-    denoiser = networks.denoiser
-    for windows, frames, words in ((2, 16, "2 windows: the engines take 1;"), (1, 8, "8 frames: the engines take 16;")):
-        state = np.zeros((windows, 4, frames, 16, 16), np.float32)
-        known = np.zeros((windows, 9, frames, 16, 16), np.float32)
-        audio = np.zeros((windows, frames, 50, 32), np.float32)
-        with pytest.raises(InputError, match=words):
-            denoiser.begin(WindowBatch(state, known, audio, 1.5))
-    networks.close()
-
-
-def test_build_and_sync_take_the_same_providers() -> None:
-    for command in ("build", "sync"):
-        text = CliRunner().invoke(main, [command, "--help"]).stdout
-        assert f"<{'|'.join(PROVIDER_CHOICES)}>" in text
 
 
 def test_the_choices_are_the_providers_of_the_table() -> None:
