@@ -5,15 +5,13 @@ import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
-from datetime import datetime, tzinfo
 from pathlib import Path
 
 import pytest
 
 from latentsync_trt import remembered
 from latentsync_trt.bundle.manifest import sha256_file
-from latentsync_trt.errors import EngineBuildError, InputError, OutOfMemory
+from latentsync_trt.errors import EngineBuildError, OutOfMemory
 from latentsync_trt.runtime.cache import entry
 from latentsync_trt.runtime.cache.store import CACHE_VARIABLE, EngineCache, cache_folder
 from tests.cache_worker import KEY, engine_key, never, until, write_engine
@@ -35,17 +33,6 @@ def notices() -> list[str]:
 @pytest.fixture
 def cache(tmp_path: Path, notices: list[str]) -> EngineCache:
     return EngineCache(tmp_path / "cache", notices.append)
-
-
-def test_an_engine_is_built_once_and_found_again(cache: EngineCache) -> None:
-    first = cache.obtain(KEY, write_engine)
-    assert first.built
-    again = EngineCache(cache.folder).obtain(KEY, never)
-    assert again == replace(first, built=False, last_used_at=again.last_used_at)
-    assert (first.folder / "engine.bin").read_bytes() == b"engine"
-    found = EngineCache(cache.folder).find(KEY)
-    assert found is not None
-    assert found.folder == first.folder
 
 
 def test_hashes_are_checked_once_until_an_engine_changes(cache: EngineCache, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,39 +111,6 @@ def test_two_forced_builds_at_once_are_one(cache: EngineCache, notices: list[str
     assert engines[0].built_at == engines[1].built_at != old.built_at
 
 
-def test_a_forced_build_replaces_an_engine_from_the_future(cache: EngineCache, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As after a build while the clock was wrong."""
-
-    class Ahead(datetime):
-        @classmethod
-        def now(cls, tz: tzinfo | None = None) -> "Ahead":
-            return cls(2099, 1, 1, tzinfo=tz)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(entry, "datetime", Ahead)
-        old = cache.obtain(KEY, write_engine)
-    assert old.built_at is not None
-    assert old.built_at.year == 2099
-    again = cache.obtain(KEY, lambda folder: write_engine(folder, b"newer"), other_than=old.built_at)
-    assert again.built
-    assert again.built_at != old.built_at
-
-
-def test_an_engine_that_its_provider_refuses_is_built_again(cache: EngineCache, notices: list[str]) -> None:
-    EngineCache(cache.folder).obtain(KEY, write_engine)
-
-    def load(folder: Path) -> bytes:
-        content = (folder / "engine.bin").read_bytes()
-        if content == b"engine":
-            raise EngineBuildError("built by another driver")
-        return content
-
-    engine, session = cache.load(KEY, lambda folder: write_engine(folder, b"newer"), load)
-    assert session == b"newer"
-    assert engine.built
-    assert "does not open (built by another driver); building it again" in notices[0]
-
-
 def test_an_engine_is_kept_where_opening_it_fails_for_other_reasons(cache: EngineCache) -> None:
     def load(folder: Path) -> None:
         raise OutOfMemory("too little")
@@ -174,12 +128,6 @@ def test_an_engine_is_kept_where_opening_it_fails_for_other_reasons(cache: Engin
     cache.obtain(engine_key(graph="vae_decoder"), write_engine)
     with pytest.raises(EngineBuildError):
         cache.load(engine_key(graph="vae_decoder"), never, refuse)
-
-
-def test_a_cache_folder_below_an_unknown_home_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(CACHE_VARIABLE, "~no-such-user/engines")
-    with pytest.raises(InputError, match=r"~no-such-user/engines: .*LATENTSYNC_TRT_CACHE_DIR"):
-        cache_folder()
 
 
 def test_where_engines_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

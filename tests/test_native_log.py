@@ -98,29 +98,6 @@ def test_what_onnxruntime_logs_is_collected_inside_and_passes_outside(tmp_path: 
     assert b"requested shape:{7}" in ended.err
 
 
-def test_the_default_log_is_on_inside_only(tmp_path: Path) -> None:
-    """Where the CUDA provider's libraries are missing, ONNX Runtime names them in that log only."""
-    code = """
-    def fail():
-        try:
-            ort.SessionOptions().add_provider("CUDAExecutionProvider", {})
-        except Exception:
-            return True
-        return False
-    import latentsync_trt.runtime.sessions.session  # which silences it
-    before = fail()
-    with native_errors() as inside:
-        fail()
-    fail()
-    answer(failed=before, built="CUDAExecutionProvider" in ort.get_available_providers(), inside=inside)
-    """
-    ended = run(code, tmp_path)
-    if not ended.answer["built"] or not ended.answer["failed"]:
-        pytest.skip("the CUDA provider's libraries are here, or no such provider is")
-    assert any("Failed to load library" in line for line in ended.answer["inside"])
-    assert b"Failed to load library" not in ended.err
-
-
 def test_a_reason_loses_its_time_location_and_color(tmp_path: Path) -> None:
     code = """
     with native_errors() as lines:
@@ -133,50 +110,6 @@ def test_a_reason_loses_its_time_location_and_color(tmp_path: Path) -> None:
     ended = run(code, tmp_path)
     assert ended.answer["lines"] == [REASON, "fatal", REASON]
     assert ended.err == WARNING
-
-
-def test_all_lines_are_collected_at_the_end_of_the_block(tmp_path: Path) -> None:
-    code = """
-    counts = []
-    for _ in range(20):
-        with native_errors() as lines:
-            for _ in range(500):
-                write(COLORED)
-        counts.append(len(lines))
-    answer(counts=counts)
-    """
-    assert run(code, tmp_path).answer["counts"] == [500] * 20
-
-
-def test_an_error_leaves_the_block_with_its_lines(tmp_path: Path) -> None:
-    code = """
-    lines = []
-    try:
-        with native_errors() as lines:
-            write(COLORED)
-            raise ValueError("as it was")
-    except ValueError as error:
-        text = str(error)
-    write(b"after\\n")
-    answer(lines=lines, text=text)
-    """
-    ended = run(code, tmp_path)
-    assert ended.answer == {"lines": [REASON], "text": "as it was"}
-    assert ended.err == b"after\n"
-
-
-def test_stderr_is_restored_though_the_log_was_deleted(tmp_path: Path) -> None:
-    code = """
-    from latentsync_trt.files import remove_all
-    with native_errors() as lines:
-        write(COLORED)
-        remove_all()
-    write(b"after\\n")
-    answer(lines=lines)
-    """
-    ended = run(code, tmp_path)
-    assert ended.answer == {"lines": []}
-    assert ended.err == b"after\n"
 
 
 # What is passed on.

@@ -158,19 +158,6 @@ def test_a_disk_that_has_room_again_keeps_engines(
     assert sum("built for this run only" in text for text in make.notices) == 1
 
 
-def test_a_cache_that_was_deleted_is_made_again(
-    make: DemoNetworks, compiler: CopyBuilder, tmp_path: Path, notices: list[str]
-) -> None:
-    networks = make(COMPILING)
-    networks.prepare(VAE[:1])
-    wanted = encoded(networks)
-    shutil.rmtree(tmp_path / "cache")
-    assert len(networks.codec.decode_faces(wanted)) == 1
-    assert np.array_equal(encoded(networks), wanted)
-    assert by_graph(networks.times())["vae_decoder"].built
-    assert len(notices) == 4  # two builds, begun and done
-
-
 # Nothing runs silently on another provider.
 
 
@@ -204,15 +191,6 @@ def test_nodes_that_compute_shapes_on_the_cpu_do_not_count(size: int | str, on_c
     assert counts == {"CUDAExecutionProvider": 2, "CPUExecutionProvider": on_cpu}
 
 
-def test_a_provider_that_did_not_load_is_refused(
-    make: DemoNetworks, device: Device, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(ort.InferenceSession, "get_providers", lambda self: ["AzureExecutionProvider"])
-    with pytest.raises(EngineBuildError, match="choose another --provider"):
-        make().session("vae_encoder")
-    assert device.networks() == set()
-
-
 @pytest.fixture
 def failing_gpu(monkeypatch: pytest.MonkeyPatch) -> Selection:
     """A GPU whose provider cannot open the last graph of a run."""
@@ -239,18 +217,3 @@ def test_with_auto_the_next_provider_runs_with_a_notice(
     assert notices == ["cuda is not used for this bundle, continuing with cpu: no kernel image"]
     assert {time.provider for time in networks.times() if time.graph == "vae_decoder"} == {"cpu"}
     assert np.array_equal(denoised(networks), denoised(make()))
-
-
-def test_a_named_provider_that_fails_is_an_error(make: DemoNetworks, failing_gpu: Selection) -> None:
-    networks = make(failing_gpu)
-    with pytest.raises(EngineBuildError, match="no kernel image"):
-        networks.prepare(GRAPHS)
-
-
-def test_with_no_provider_left_the_reason_is_raised(make: DemoNetworks, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(self: DirectOpen, source: GraphSource) -> Session:
-        raise EngineBuildError("unknown operator")
-
-    monkeypatch.setattr(DirectOpen, "open", refuse)
-    with pytest.raises(EngineBuildError, match="unknown operator"):
-        make(may_fall_back=True).prepare(GRAPHS)

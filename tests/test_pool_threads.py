@@ -72,19 +72,6 @@ def test_two_threads_that_close_a_pool_close_each_session_once() -> None:
     assert [session.closed for session in cast(CheapEngines, made.engines).opened] == [1, 1]
 
 
-def test_a_session_is_given_though_another_thread_closes_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    open_graph = SessionPool._open
-
-    def open_and_close(self: SessionPool, graph: str) -> object:
-        opened = open_graph(self, graph)
-        self.close()
-        return opened
-
-    monkeypatch.setattr(SessionPool, "_open", open_and_close)
-    made = cheap_pool()
-    assert cast(Opened, made.session("vae_encoder")).closed == 1
-
-
 @pytest.mark.parametrize("error", [EngineBuildError("no"), OutOfMemory("too little"), KeyboardInterrupt()])
 def test_an_error_while_others_open_leaves_no_session_behind(
     make: DemoNetworks, device: Device, monkeypatch: pytest.MonkeyPatch, error: BaseException
