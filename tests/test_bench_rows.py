@@ -17,12 +17,6 @@ from latentsync_trt.runtime.sessions.trial import random_inputs
 from tests.bundles import make_bundle
 
 
-def test_spread_of_known_numbers() -> None:
-    found = Spread.of([float(value) for value in range(101)])
-    assert (found.median_ms, found.p5_ms, found.p95_ms, found.runs) == (50.0, 5.0, 95.0, 101)
-    assert Spread.of([7.0]) == Spread(7.0, 7.0, 7.0, 1)
-
-
 def test_a_bundle_with_mel_filters_is_the_one_measured_without(tmp_path: Path) -> None:
     manifest = make_bundle(tmp_path / "bundle").manifest
     files = {**manifest.files, MEL_FILTERS: FileEntry("0" * 64, 1)}

@@ -12,8 +12,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from latentsync_trt.bench import run
-from latentsync_trt.bench.rows import BenchOptions, Row
-from latentsync_trt.bench.run import run_bench, settings_for
+from latentsync_trt.bench.rows import BenchOptions
+from latentsync_trt.bench.run import settings_for
 from latentsync_trt.bundle.manifest import MANIFEST_NAME, Bundle, read_manifest, write_manifest
 from latentsync_trt.cli import main
 from latentsync_trt.config import PRESETS, RuntimeOptions, Sampling, SyncOptions
@@ -29,12 +29,6 @@ GUIDED = {name: entry for name, entry in MANIFEST.graphs.items() if "unguided" n
 
 def bench(*arguments: str, bundle: Path | None = None) -> Result:
     return CliRunner().invoke(main, ["bench", "--bundle", str(bundle or small_bundle()), *arguments])
-
-
-def measured(options: BenchOptions, sync: SyncOptions | None = None) -> tuple[Row, ...]:
-    """Rows of the small bundle."""
-    *_, results = run_bench(Bundle.load(small_bundle()), options, RuntimeOptions(), sync or SyncOptions())
-    return results.rows
 
 
 @pytest.fixture(scope="module")
@@ -124,18 +118,6 @@ def test_rows_name_the_machine_and_no_folders(folder: Path) -> None:
     assert {"python", "onnxruntime", "cpu", "latentsync_trt", "command"} <= set(results["environment"])
     assert "--audio speech.wav" in results["environment"]["command"]
     assert results["bundle"]["name"] == MANIFEST.name
-
-
-def test_options_that_override_a_preset_are_compared_with_it(short_presets: None, tmp_path: Path) -> None:
-    """`quality` with other options differs from the reference."""
-    video, audio = write_clip(tmp_path, MANIFEST.frames)
-    options = BenchOptions(
-        provider=("cpu",), preset=("quality",), scenario=("loop",), runs=1, warm_up=0, video=video, audio=audio
-    )
-    (row,) = measured(options, SyncOptions(steps=2, guidance=1.0))
-    assert set(row.parts_s) == {"vae_encoder", "denoise_step_unguided", "vae_decoder", "rest"}
-    assert row.quality is not None
-    assert row.quality.psnr_db is not None
 
 
 @pytest.mark.slow

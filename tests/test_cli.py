@@ -14,10 +14,6 @@ from rich.console import Console
 from latentsync_trt.cli import COMMANDS, main, show
 from latentsync_trt.cli.show import Notices, progress_bar, show_report
 from latentsync_trt.cli.sync import command as sync_command
-from latentsync_trt.cli.sync import default_output
-from latentsync_trt.errors import ProviderUnavailable
-from latentsync_trt.runtime.providers.select import select_provider, why_unavailable
-from latentsync_trt.runtime.sessions.session import Session
 from latentsync_trt.types import Progress, SyncReport
 from tests.clips import decoded, write_clip, write_sound
 from tests.small import small_bundle
@@ -117,24 +113,6 @@ def test_the_progress_bar_shows_the_last_stage(
     assert not hidden.getvalue().strip()
 
 
-def test_outputs_are_named_after_the_video() -> None:
-    assert default_output(Path("a") / "clip.mov", ".mp4") == Path("a") / "clip-synced.mp4"
-    assert default_output(Path("clip.mov"), ".mkv") == Path("clip-synced.mkv")
-
-
-def test_naming_a_provider_disables_fallback(tmp_path: Path) -> None:
-    if why_unavailable("cuda") is None:
-        pytest.skip("CUDA runs here")
-    with pytest.raises(ProviderUnavailable, match="cuda: "):
-        select_provider("cuda")
-    video, audio = map(str, write_clip(tmp_path, 3))
-    code, _, err = run(
-        "sync", "--video", video, "--audio", audio, "--bundle", str(small_bundle()), "--provider", "cuda", "-q"
-    )
-    assert code == 1
-    assert "install" in err
-
-
 @pytest.mark.integration
 def test_demo_writes_source_and_result(tmp_path: Path) -> None:
     speech = write_sound(tmp_path / "short.wav", 0.32)
@@ -152,23 +130,9 @@ def test_demo_writes_source_and_result(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_demo_says_nothing_about_the_codec_of_its_own_sentence(tmp_path: Path) -> None:
-    code, _, err = run("demo", "--out", str(tmp_path), "--bundle", str(small_bundle()), "--preset", "fast")
-    assert code == 0, err
-    assert "AAC" not in err
-
-
-@pytest.mark.slow
 def test_demo_takes_a_video_and_runs_the_built_in_model(tmp_path: Path) -> None:
     speech, face = write_clip(tmp_path, 6)[::-1]
     folder = tmp_path / "demo"
     code, out, err = run("demo", "--out", str(folder), "--audio", str(speech), "--video", str(face), "-q")
     assert (code, out) == (0, ""), err
     assert sorted(path.name for path in folder.iterdir()) == ["out.mp4", "side_by_side.png", "sync.png"]
-
-
-def test_a_damaged_graph_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "broken.onnx"
-    path.write_bytes(b"nothing")
-    with pytest.raises(Exception, match=r"broken\.onnx"):
-        Session(path)

@@ -111,15 +111,6 @@ def test_interrupted_anywhere_the_same_command_goes_on(
     assert run("--provider", "cpu") == (0, f"{bundle}: is set up, and runs where no --bundle is given\n", "")
 
 
-def test_weights_of_the_other_model_are_refused_before_the_export(checkpoints: Path, server: Hub) -> None:
-    assert CliRunner().invoke(main, ["download", "1.6"]).exit_code == 0
-    sources = ("--unet", str(MODEL.folder / UNET_FILE), "--whisper", str(MODEL.folder / WHISPER_FILE))
-    result = CliRunner().invoke(main, ["export", "--model", "1.5", *sources, "--quiet"])
-    assert result.exit_code == 2
-    assert f"weights of LatentSync 1.6 ({MODEL})" in result.stderr
-    assert not list(checkpoints.glob("*/manifest.json"))
-
-
 @pytest.mark.slow
 @pytest.mark.usefixtures("server", "self_test")
 def test_the_bundle_says_where_its_weights_come_from(checkpoints: Path) -> None:

@@ -67,7 +67,8 @@ class Board:
             get_time=clock,
             speed_estimate_period=_SPEED_OVER_S,
         )
-        self._all = self._bars.add_task("", total=sum(self._left_s.values()))
+        self._length_s = sum(self._left_s.values())
+        self._all = self._bars.add_task("", total=self._length_s)
         self._workers: dict[str, TaskID] = {}
 
     def __enter__(self) -> Self:
@@ -81,9 +82,11 @@ class Board:
         """Takes an event into account, and shows it."""
         with self._lock:
             self._take(event)
-            ended_s = (self._bars.tasks[0].total or 0.0) - sum(self._left_s.values())
-            running_s = sum(self._left_s[task_id] * share for task_id, share in self._shares())
-            self._bars.update(self._all, completed=ended_s + running_s)
+            left_s = sum(self._left_s.values())
+            for task_id, at in self._running.values():
+                if at is not None and at.writes and at.total:
+                    left_s -= self._left_s[task_id] * min(at.done / at.total, 1.0)
+            self._bars.update(self._all, completed=self._length_s - left_s)
             self._bars.update(self._all, description=str(self))
 
     def _take(self, event: Event) -> None:
@@ -139,11 +142,6 @@ class Board:
     def _end(self, task_id: str, worker: str) -> None:
         self._running.pop(worker, None)
         self._left_s[task_id] = 0.0
-
-    def _shares(self) -> list[tuple[str, float]]:
-        """Running clips, and how much of each is written, 0 to 1."""
-        running = self._running.values()
-        return [(task_id, min(at.done / at.total, 1.0)) for task_id, at in running if at and at.writes and at.total]
 
     def _tell(self, kind: str, text: str, task_id: str | None = None, **fields: Any) -> None:
         """Prints an event as JSON, or its text, if it has one."""
