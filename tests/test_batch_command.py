@@ -89,7 +89,7 @@ def test_one_failed_clip_stops_no_other_and_runs_again_when_asked(jobs: Path, mo
     assert "--resume goes on, --retry-failed also runs failed rows again" in result.stderr
     result = batch(jobs, "--resume")
     assert result.exit_code == 1
-    assert "row 3   b-out.mp4  " in result.stderr
+    assert "failed: row 3  b-out.mp4  " in result.stderr
     assert "2 clips done (2 earlier), 1 failed: nothing to run" in result.stdout
 
     with Ledger.open(ledger_of(jobs)) as ledger:  # a row that was edited since

@@ -46,20 +46,13 @@ def test_findings_and_a_verdict_first(tmp_path: Path, monkeypatch: pytest.Monkey
     assert "→ latentsync-trt setup" in out
 
 
-def test_the_driver_and_each_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu, "driver_problem", lambda: None)
-    monkeypatch.setattr(gpu, "driver_cuda", lambda: (13, 0))
-    monkeypatch.setattr(gpu, "driver_version", lambda: "580.65.06")
+def test_each_gpu_and_the_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("latentsync_trt.bench.rows.driver_version", lambda: "580.65.06")
     monkeypatch.setattr(gpu, "free_memory_bytes", lambda index: 20_000_000_000)
     monkeypatch.setattr(gpu, "gpus", lambda: (ADA,))
-    _, device = SECTIONS["gpu"]()
+    *_, versions, device = SECTIONS["system"]()
+    assert "driver 580.65.06" in versions.text
     assert device == Finding("ok", f"{ADA}, 25.8 GB memory, 20.0 GB free")
-    monkeypatch.setattr(gpu, "gpus", lambda: ())
-    *_, missing = SECTIONS["gpu"]()
-    assert (missing.level, missing.text) == ("missing", "the driver shows no GPU")
-    monkeypatch.setattr(gpu, "driver_cuda", lambda: (12, 4))
-    old, *_ = SECTIONS["gpu"]()
-    assert (old.level, "CUDA 13" in old.text, "580" in old.cure) == ("problem", True, True)
 
 
 def test_each_provider_with_reason_and_cure(monkeypatch: pytest.MonkeyPatch) -> None:

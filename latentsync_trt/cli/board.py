@@ -10,11 +10,8 @@ from statistics import fmean
 from typing import Any, Self
 
 import rich_click as click
-from rich.console import Console
 from rich.progress import BarColumn, TaskID, TaskProgressColumn, TextColumn
 from rich.progress import Progress as Bars
-from rich.table import Column, Table
-from rich.text import Text
 
 from latentsync_trt.batch.job_file import BatchRow
 from latentsync_trt.batch.tasks import Event, Failed, Finished, Moved, Started, WorkerState
@@ -25,7 +22,6 @@ from latentsync_trt.types import Progress
 _JSON_EVERY_S = 2.0
 _LINE_EVERY_S = 30.0
 _SPEED_OVER_S = 3600.0
-_LOG_WIDTH = 10_000
 
 
 class Board:
@@ -173,18 +169,14 @@ class Board:
         return f"{done} of {self._total} clips done{failed}; {self._frames_per_s:.1f} frames/s{left}"
 
     def show_summary(self) -> None:
-        """Prints a table of the rows that failed to stderr, and numbers of the whole batch to stdout."""
+        """Prints the rows that failed to stderr, and numbers of the whole batch to stdout."""
         numbers = {"frames": self._frames, "wall_s": self._wall_s, "startup_s": self._startup_s}
         if self._as_json:
             counts = {"done": self._done, "done_before": self._before, "failed": len(self.failed)}
             tell("summary", **counts, **numbers, frames_per_s=self._frames_per_s)
             return
-        if self.failed:
-            table = Table("failed", "clip", Column("reason", overflow="fold"), box=None, pad_edge=False)
-            for row, message in self.failed:
-                table.add_row(*map(Text, (row.where, _name(row), message)))
-            # The lines of a log are not wrapped.
-            (STDERR if STDERR.is_terminal else Console(stderr=True, width=_LOG_WIDTH)).print(table)
+        for row, message in self.failed:
+            say(f"failed: {row.where}  {_name(row)}  {message}")
         if not self._quiet:
             before = f" ({self._before} earlier)" if self._before else ""
             ran = "nothing to run"

@@ -90,6 +90,15 @@ def _verdict() -> Finding:
 def _system() -> Iterator[Finding]:
     yield Finding("info", f"latentsync-trt {__version__}, Python {platform.python_version()}")
     yield Finding("info", f"{platform.platform()}, {os.cpu_count()} CPU threads")
+    from latentsync_trt.bench.rows import library_versions
+    from latentsync_trt.runtime.providers import gpu
+
+    if versions := library_versions():
+        yield Finding("info", ", ".join(f"{name} {version}" for name, version in versions.items()))
+    for device in gpu.gpus():
+        free_bytes = gpu.free_memory_bytes(device.index)
+        free = "" if free_bytes is None else f", {_gb(free_bytes)} free"
+        yield Finding("ok", f"{device}, {_gb(device.memory_bytes)} memory{free}")
 
 
 def _packages() -> Iterator[Finding]:
@@ -108,21 +117,6 @@ def _packages() -> Iterator[Finding]:
         line = f'pip install "latentsync-trt[{extra}]"' if extra else "pip install latentsync-trt"
         absent = Obstacle(f"{missing} not installed", line) if missing else None
         yield _found(f"{extra}: {found}" if extra else found, absent, "missing" if extra else "problem", name=extra)
-
-
-def _gpu() -> Iterator[Finding]:
-    from latentsync_trt.bench.rows import library_versions
-    from latentsync_trt.runtime.providers import diagnose, gpu
-
-    obstacle = diagnose.driver_obstacle()
-    found = ", ".join(f"{name} {version}" for name, version in library_versions().items() if version)
-    yield _found(found, obstacle, "missing" if gpu.driver_cuda() is None else "problem")
-    if obstacle is None and not gpu.gpus():
-        yield Finding("missing", "the driver shows no GPU", "run nvidia-smi; look at $CUDA_VISIBLE_DEVICES")
-    for device in gpu.gpus():
-        free = gpu.free_memory_bytes(device.index)
-        memory = f"{_gb(device.memory_bytes)} memory" + ("" if free is None else f", {_gb(free)} free")
-        yield Finding("ok", f"{device}, {memory}")
 
 
 def _providers() -> Iterator[Finding]:
@@ -179,12 +173,11 @@ def _bundles() -> Iterator[Finding]:
     state = "found" if folder == existing else "does not exist yet"
     yield Finding("info", f"checkpoints: {folder} ({state}; {_gb(shutil.disk_usage(existing).free)} free)")
     exported, default = find.exported_bundles(), find.default_bundle()
-    if default.name is not None:
-        yield Finding("ok", f"without --bundle, {default.name} runs: it is {default.reason}")
-    elif exported:
-        yield Finding("missing", f"without --bundle, none runs: {default.reason}", "latentsync-trt use NAME")
+    if default.name is None:
+        cure = "latentsync-trt use NAME" if exported else "latentsync-trt setup"
+        yield Finding("missing", f"without --bundle, none runs: {default.reason}", cure)
     else:
-        yield Finding("missing", "no exported bundle", "latentsync-trt setup")
+        yield Finding("ok", f"without --bundle, {default.name} runs: it is {default.reason}")
     for bundle in (*exported, find.demo_folder()):
         try:
             manifest = Bundle.load(bundle).manifest
@@ -224,7 +217,6 @@ def _gb(size_bytes: int) -> str:
 SECTIONS: dict[str, Callable[[], Iterator[Finding]]] = {
     "system": _system,
     "packages": _packages,
-    "gpu": _gpu,
     "providers": _providers,
     "engines": _engines,
     "media": _codecs,

@@ -1,6 +1,5 @@
 """Command-line options from option dataclasses: one per field, with the field's help and default."""
 
-import copy
 import dataclasses
 import os
 import typing
@@ -147,15 +146,14 @@ def add_help_all(command: click.Command) -> None:
 
 
 def _print_full_help(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
-    if not wanted or ctx.resilient_parsing:
-        return
-    full = copy.copy(ctx.command)
-    full.params = [copy.copy(param) for param in full.params]
-    for param in full.params:
-        if isinstance(param, click.Option):
+    if wanted and not ctx.resilient_parsing:
+        advanced = [param for param in ctx.command.params if isinstance(param, click.Option) and param.hidden]
+        for param in advanced:
             param.hidden = False
-    click.echo(full.get_help(click.RichContext(full, parent=ctx.parent, info_name=ctx.info_name)))
-    ctx.exit()
+        click.echo(ctx.get_help())
+        for param in advanced:
+            param.hidden = True
+        ctx.exit()
 
 
 def _click_option(spec: dataclasses.Field[Any], hint: Any) -> Callable[[F], F]:

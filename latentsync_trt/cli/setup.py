@@ -65,7 +65,9 @@ def command(
         say(line)
     check_space(checkpoints_folder(), downloads, 0 if is_exported else _BUNDLE_BYTES[options.precision])
     if not (yes or is_exported):
-        _ask()
+        if not sys.stdin.isatty():
+            raise InputError("setup: nobody is there to ask; add --yes to download and export as shown")
+        click.confirm("Go on?", default=True, abort=True, err=True)
     with stopping.interruption(INTERRUPTED):
         for download in downloads:
             fetch(download, say)
@@ -127,9 +129,3 @@ def _plan(options: ExportOptions | None, selection: "Selection", downloads: "lis
         yield "build: the engines of a default run for this GPU, which takes minutes"
     tested = "with the small built-in model" if selection.gpu is None else "values and pictures beside provider cuda"
     yield f"self-test: {tested}; then the new bundle is what commands run without --bundle"
-
-
-def _ask() -> None:
-    if not sys.stdin.isatty():
-        raise InputError("setup: nobody is there to ask; add --yes to download and export as shown")
-    click.confirm("Go on?", default=True, abort=True, err=True)

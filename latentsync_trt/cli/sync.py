@@ -70,18 +70,18 @@ def command(
 
     options, runtime = build(SyncOptions, fields), build(RuntimeOptions, fields)
     target = output or default_output(video, default_suffix(options))
-    inputs = check_inputs(
-        video, audio, target, options
-    )  # now, not after the seconds that bundle and provider take to open
+    # Now, not after the seconds that bundle and provider take to open.
+    inputs = check_inputs(video, audio, target, options)
     folder, why = find_bundle(bundle)
 
     from latentsync_trt.cli.show import Notices, process_age_s, progress_bar, say, show_report
     from latentsync_trt.sync.api import LipSync
+    from latentsync_trt.sync.threads import tune_process
 
     silent, notices = quiet or as_json, Notices()
     if bundle is None and not silent:
         say(describe_choice(folder, why))
-    _tune_process()
+    tune_process()
     with LipSync.from_bundle(folder, provider, runtime, on_notice=None if silent else notices) as lip_sync:
         with progress_bar(hidden=silent) as on_progress:
             report = lip_sync.run(inputs, on_progress=on_progress)
@@ -90,12 +90,6 @@ def command(
         elif not quiet:
             show_report(report, notices, process_age_s())
         _wait_for_build(lip_sync, silent=silent)
-
-
-def _tune_process() -> None:
-    from latentsync_trt.sync.threads import tune_process  # imports OpenCV
-
-    tune_process()
 
 
 def _wait_for_build(lip_sync: "LipSync", *, silent: bool) -> None:
