@@ -1,9 +1,9 @@
-"""Runs a module of this package in a child process; parent and child exchange JSON objects, one a line.
+"""Runs a module of this package in a child process; parent and child exchange Python objects over one connection.
 
-Native code in a child can be interrupted at once, and its crash ends only the child.
+Native code in a child can be interrupted at once, and its crash ends only the child. The connection is inherited, so
+that only parent and child can write to it.
 """
 
-import json
 import os
 import signal
 import subprocess
@@ -12,10 +12,12 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from multiprocessing import connection
 from pathlib import Path
 from queue import Empty, Queue
 from tempfile import TemporaryFile
-from typing import IO, Any, NoReturn, Self, TypeVar, cast
+from typing import Any, NoReturn, Self
+from weakref import WeakSet
 
 from latentsync_trt.stopping import requested
 
@@ -27,14 +29,13 @@ Emit = Callable[..., None]
 _NTSTATUS = 0x8000_0000
 # Windows delivers Ctrl-C only between waits.
 _POLL_S = 0.1
-_PIPE_BYTES = 65536
 
-T = TypeVar("T")
+_running: "WeakSet[Child]" = WeakSet()
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a child ended: its exit code, negative for a signal, and its last line on stderr."""
+    """How a child ended: its exit code, negative for a signal, and the last line that it printed."""
 
     code: int
     last_error_line: str
@@ -57,46 +58,40 @@ class Child:
 
     Args:
         environment: variables in addition to those of this process.
-        binary: leaves what is exchanged to the caller, through `pipes`, instead of `send` and `events`.
 
     Raises:
         OSError: the process cannot be started.
     """
 
-    def __init__(self, module: str, environment: Mapping[str, str] | None = None, *, binary: bool = False) -> None:
+    def __init__(self, module: str, environment: Mapping[str, str] | None = None) -> None:
         # Import this installation of the package, and nothing from the current folder (`-P`).
         paths = [str(Path(__file__).resolve().parents[1]), os.environ.get("PYTHONPATH", "")]
         own = {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "PYTHONUTF8": "1"}
-        self._stderr = TemporaryFile()  # noqa: SIM115 -- closed by `wait`
+        self._printed = TemporaryFile()  # noqa: SIM115 -- closed by `wait`
+        self._connection, theirs = connection.Pipe()
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", module],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=self._stderr,
-                encoding=None if binary else "utf-8",
-                errors=None if binary else "replace",
+                [sys.executable, "-P", "-m", module, str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=self._printed,
+                stderr=self._printed,
                 env={**os.environ, **own, **(environment or {})},
+                **_inheriting(theirs.fileno()),
             )
         except BaseException:
-            self._stderr.close()
+            self._printed.close()
             raise
-        self.pid, self._binary = self._process.pid, binary
+        finally:
+            theirs.close()
+        self.pid = self._process.pid
         self._lock = threading.Lock()
         self._ended: Ended | None = None
-        self._lines: Queue[str | None] = Queue()
-        if not binary:
-            threading.Thread(target=self._pump, daemon=True).start()
+        _running.add(self)
 
     @property
     def alive(self) -> bool:
         """Whether it has not ended."""
         return self._process.poll() is None
-
-    @property
-    def pipes(self) -> tuple[IO[bytes], IO[bytes]]:
-        """The child's stdin and stdout."""
-        return cast(IO[bytes], self._process.stdin), cast(IO[bytes], self._process.stdout)
 
     def __enter__(self) -> Self:
         return self
@@ -104,23 +99,17 @@ class Child:
     def __exit__(self, *_: object) -> None:
         self.end()
 
-    def send(self, order: Mapping[str, Any]) -> None:
+    def send(self, order: Any) -> None:
         """Sends an order; does nothing if the child has ended, which `events` shows."""
-        stdin = cast(IO[str], self._process.stdin)
-        with self._lock, suppress(OSError, ValueError):
-            stdin.write(json.dumps(order) + "\n")
-            stdin.flush()
+        with self._lock, suppress(OSError):
+            self._connection.send(order)
 
     def events(self) -> Iterator[Event]:
-        """Events as they arrive, until the child closes its stdout."""
-        for line in _received(self._lines):
-            if line is None:
-                self._lines.put(None)  # for the next caller
-                return
-            with suppress(ValueError):  # printed before `converse` redirected stdout
-                event = json.loads(line)
-                if isinstance(event, dict):
-                    yield event
+        """Events as they arrive, until the child ends."""
+        with suppress(EOFError, OSError):
+            while True:
+                if self._connection.poll(_POLL_S):
+                    yield self._connection.recv()
 
     def wait(self) -> Ended:
         """Waits until the child has ended."""
@@ -130,37 +119,32 @@ class Child:
                 code = self._process.wait(_POLL_S)
         with self._lock:
             if self._ended is None:
-                self._stderr.seek(0)
-                lines = self._stderr.read().decode("utf-8", errors="replace").splitlines()
-                self._stderr.close()
-                with suppress(OSError):  # the child did not read the last order
-                    cast(IO[str], self._process.stdin).close()
-                if self._binary:  # else `_pump` closes it
-                    self.pipes[1].close()
+                self._printed.seek(0)
+                lines = self._printed.read().decode("utf-8", errors="replace").splitlines()
+                self._printed.close()
                 self._ended = Ended(code, next((line.strip() for line in reversed(lines) if line.strip()), ""))
         return self._ended
 
+    def ask_to_end(self) -> None:
+        """Asks the child to remove its temporary folders and end, unless it does not even read an order now."""
+        if self._lock.acquire(timeout=_POLL_S):
+            with suppress(OSError):
+                self._connection.send(None)
+            self._lock.release()
+
     def end(self, patience_s: float = 0.0) -> Ended:
-        """Ends the child: by closing its stdin, and by force if it has not ended after `patience_s`."""
+        """Ends the child: asks it to, and kills it if it has not ended after `patience_s`."""
         if patience_s:
-            with self._lock, suppress(OSError):
-                cast(IO[str], self._process.stdin).close()
+            self.ask_to_end()
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(patience_s)
         self._process.kill()  # does nothing if it has ended
         return self.wait()
 
-    def _pump(self) -> None:
-        """Runs in a thread, so that waiting for events can be interrupted on Windows, too."""
-        with cast(IO[str], self._process.stdout) as stdout:
-            for line in stdout:
-                self._lines.put(line)
-        self._lines.put(None)
-
 
 def run_child(
     module: str,
-    order: Mapping[str, Any],
+    order: Any,
     on_event: Callable[[Event], None],
     environment: Mapping[str, str] | None = None,
 ) -> Ended:
@@ -177,60 +161,74 @@ def run_child(
         for event in child.events():
             on_event(event)
         ended = child.wait()
-    if ended.code == -signal.SIGINT or (ended.code == -signal.SIGTERM and requested()):
+    if ended.code == -signal.SIGINT or requested():
         raise KeyboardInterrupt
     return ended
 
 
-def serve(work: Callable[[Event, Emit], None]) -> None:
+def ask_all_to_end() -> None:
+    """As `Child.ask_to_end`, for every child of this process."""
+    for child in list(_running):
+        child.ask_to_end()
+
+
+def serve(work: Callable[[Any, Emit], None]) -> None:
     """In the child: calls `work` with the first order; as `converse`."""
     converse(lambda orders, emit: work(next(orders), emit))
 
 
-def converse(work: Callable[[Iterator[Event], Emit], None]) -> None:
-    """In the child: calls `work` with the orders as they arrive; redirects other output on stdout to stderr.
+def converse(work: Callable[[Iterator[Any], Emit], None]) -> None:
+    """In the child: calls `work` with the orders as they arrive, and with what emits events, from any thread.
 
-    When stdin is closed, by the parent or by its end, this process ends at once, without its temporary folders.
+    When the parent asks for it or has ended, this process ends at once, without its temporary folders.
     """
     # Python's own handler would wait until native code returns, which can take minutes.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    orders: Queue[Event] = Queue()
-    threading.Thread(target=_read_orders, args=(orders,), daemon=True).start()
-    lock = threading.Lock()
-    with os.fdopen(os.dup(1), "w", encoding="utf-8") as events:
-        os.dup2(2, 1)
+    parent, lock = _inherited(int(sys.argv[-1])), threading.Lock()
+    orders: Queue[Any] = Queue()
+    threading.Thread(target=_read_orders, args=(parent, orders), daemon=True).start()
 
-        def emit(**fields: Any) -> None:
-            text = "\n" + json.dumps(fields) + "\n"  # an event has a line of its own
-            with lock:
-                try:
-                    events.write(text)
-                    events.flush()
-                except OSError:  # the parent has ended: `work` must not take that for an error of its own
-                    end_process(1)
+    def emit(**fields: Any) -> None:
+        with lock:
+            try:
+                parent.send(fields)
+            except OSError:  # the parent has ended: `work` must not take that for an error of its own
+                end_process(1)
 
-        work(_received(orders), emit)
+    work(_received(orders), emit)
 
 
 def end_process(code: int) -> NoReturn:
     """Removes the temporary folders of this process and ends it at once; from any thread."""
-    temporary = sys.modules.get("latentsync_trt.files")
-    if temporary is not None:
-        temporary.remove_all()
+    files = sys.modules.get("latentsync_trt.files")
+    if files is not None:
+        files.remove_all()
     os._exit(code)
 
 
-def _read_orders(orders: Queue[Event]) -> None:
-    rest = b""
-    while piece := os.read(0, _PIPE_BYTES):  # not `sys.stdin`, whose lock a normal exit would wait for
-        *lines, rest = (rest + piece).split(b"\n")
-        for line in lines:
-            orders.put(json.loads(line))
+def _inheriting(handle: int) -> dict[str, Any]:
+    """Arguments of `Popen` that let the child have a connection."""
+    if sys.platform == "win32":
+        os.set_handle_inheritable(handle, True)
+        return {"startupinfo": subprocess.STARTUPINFO(lpAttributeList={"handle_list": [handle]})}
+    return {"pass_fds": [handle]}
+
+
+def _inherited(handle: int) -> "connection.Connection[Any, Any]":
+    if sys.platform == "win32":
+        return connection.PipeConnection(handle)
+    return connection.Connection(handle)
+
+
+def _read_orders(parent: "connection.Connection[Any, Any]", orders: "Queue[Any]") -> None:
+    with suppress(EOFError, OSError):
+        while (order := parent.recv()) is not None:
+            orders.put(order)
     end_process(1)
 
 
-def _received(queue: Queue[T]) -> Iterator[T]:
-    """Items as they arrive, without end."""
+def _received(orders: "Queue[Any]") -> Iterator[Any]:
+    """Orders as they arrive, without end."""
     while True:
         with suppress(Empty):
-            yield queue.get(timeout=_POLL_S)
+            yield orders.get(timeout=_POLL_S)

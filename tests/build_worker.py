@@ -1,43 +1,47 @@
-"""The command line with a provider "rtx" that runs on the CPU: `python -m tests.build_worker build ...`.
+"""A provider "rtx" that runs on the CPU: `python -m tests.build_worker build ...` is the command line with it; as a
+child process, this module builds engines in the background.
 
-$HANG_IN_BUILD: an engine's build never ends, in a call that no signal interrupts.
+$HANG_IN_BUILD: an engine's build never ends, in a call that no signal interrupts. $WAIT_FOR: it waits for this file.
 """
 
 import os
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from latentsync_trt.__main__ import main
+from latentsync_trt.child import serve
 from latentsync_trt.runtime.networks import background
 from latentsync_trt.runtime.providers import select
 from latentsync_trt.runtime.sessions.builders import GraphSource
-from latentsync_trt.runtime.sessions.engines import Engines
+from tests.cache_worker import until
 from tests.compiling import COMPILING, CopyBuilder, compiling_provider
 from tests.stopped_command import FOREVER_S, sleep_natively
 
-HANG = "HANG_IN_BUILD"
+HANG, WAIT = "HANG_IN_BUILD", "WAIT_FOR"
+MODULE = "tests.build_worker"
+
+usual = CopyBuilder.build
 
 
-def hang(self: CopyBuilder, source: GraphSource, folder: Path) -> None:
-    """Writes half of an engine."""
-    (folder / "engine.onnx").write_bytes(b"half")
-    sleep_natively(FOREVER_S)
+def build(self: CopyBuilder, source: GraphSource, folder: Path) -> None:
+    """Builds as the environment says."""
+    if os.environ.get(HANG):
+        (folder / "engine.onnx").write_bytes(b"half")
+        sleep_natively(FOREVER_S)
+    if file := os.environ.get(WAIT):
+        until(Path(file).exists)
+    usual(self, source, folder)
 
 
 if __name__ == "__main__":
-    usual_command = background.build_command
-
-    def command(engines: Engines, graphs: Sequence[str], *, force: bool = False) -> list[str]:
-        """The command that builds, with this module in place of the package."""
-        return [sys.executable, "-m", "tests.build_worker", *usual_command(engines, graphs, force=force)[3:]]
-
     with pytest.MonkeyPatch.context() as patch:
         compiling_provider(patch)
+        patch.setattr(CopyBuilder, "build", build)
         patch.setattr(select, "select_provider", lambda name, device: COMPILING)
-        patch.setattr(background, "build_command", command)
-        if os.environ.get(HANG):
-            patch.setattr(CopyBuilder, "build", hang)
-        main()
+        patch.setattr(background, "_MODULE", MODULE)
+        if sys.argv[1].isdigit():
+            serve(background.build)
+        else:
+            main()

@@ -7,7 +7,6 @@ It says "ready" on stdout when it has a temporary folder in FOLDER and a child p
 - "cleaning": in such a call of a `finally`.
 - "holding": in calls that keep Python's lock for half a second each.
 - "swallowing": where every exception is caught.
-- "leaving": in a `finally` that ends soon, with a child process that does not end when asked.
 """
 
 import ctypes
@@ -36,7 +35,6 @@ def sleep_natively(seconds: float, *, holding: bool = False) -> None:
 
 def wait(how: str) -> None:
     """Waits as the module says."""
-    stopping._WRITE_S = 1.0  # on a busy machine, a thread may begin late
     if how == "patient":
         stopping._LEAVE_S = FOREVER_S
     if how in {"native", "patient"}:
@@ -53,8 +51,6 @@ def wait(how: str) -> None:
     finally:
         if how == "cleaning":
             sleep_natively(FOREVER_S)
-        elif how == "leaving":
-            time.sleep(0.3)
 
 
 @click.command("doctor")
@@ -66,7 +62,7 @@ def command(folder: Path, how: str, as_json: bool) -> None:
     with temporary_folder(folder) as temporary:
         (temporary / "graphs").mkdir()
         (temporary / "graphs" / "half.onnx").write_bytes(bytes(1000))
-        code = f"import signal, time; signal.signal(15, {int(how == 'leaving')}); print(); time.sleep({FOREVER_S})"
+        code = f"import time; print(); time.sleep({FOREVER_S})"
         child = subprocess.Popen([sys.executable, "-uc", code], stdout=subprocess.PIPE)
         assert child.stdout is not None
         child.stdout.readline()

@@ -1,6 +1,5 @@
 """Networks in a process of their own: what they compute, and what happens when the process dies."""
 
-import os
 from collections.abc import Iterator
 
 import numpy as np
@@ -11,15 +10,13 @@ from latentsync_trt.bundle.manifest import AUDIO_ENCODER, Bundle
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import BundleError, InferenceError, InputError
 from latentsync_trt.runtime.networks import apart as apart_module
-from latentsync_trt.runtime.networks.apart import NetworksApart, _receive, _send
+from latentsync_trt.runtime.networks.apart import SubprocessNetworks
 from latentsync_trt.runtime.networks.devices import networks_on
 from latentsync_trt.runtime.networks.networks import Networks
 from latentsync_trt.runtime.providers.select import Selection
 from tests.small import small_bundle
 
 CPU = Selection("cpu")
-CLOCKS_S = 0.5
-"""As ONNX Runtime starts its clock a little later than the session is asked for."""
 
 
 def bundle() -> Bundle:
@@ -27,15 +24,15 @@ def bundle() -> Bundle:
 
 
 @pytest.fixture
-def apart() -> Iterator[NetworksApart]:
-    networks = NetworksApart(bundle(), CPU, RuntimeOptions())
+def apart() -> Iterator[SubprocessNetworks]:
+    networks = SubprocessNetworks(bundle(), CPU, RuntimeOptions())
     yield networks
     networks.close()
     assert not psutil.pid_exists(networks._child.pid)
 
 
 @pytest.mark.integration
-def test_results_are_those_of_this_process(apart: NetworksApart) -> None:
+def test_results_are_those_of_this_process(apart: SubprocessNetworks) -> None:
     here = Networks(bundle(), CPU, RuntimeOptions())
     random, side_px = np.random.default_rng(0), apart.bundle.manifest.resolution_px
     faces = random.integers(0, 255, (5, side_px, side_px, 3), dtype=np.uint8)
@@ -51,40 +48,20 @@ def test_results_are_those_of_this_process(apart: NetworksApart) -> None:
 
 
 @pytest.mark.integration
-def test_errors_and_notices_arrive(apart: NetworksApart) -> None:
+def test_errors_and_notices_arrive(apart: SubprocessNetworks) -> None:
     with pytest.raises(InferenceError, match="vae_decoder on CPUExecutionProvider"):
         apart.codec.decode_faces(np.zeros((3, 3), np.float32))
     with pytest.raises(BundleError, match="no graph"):
         apart.prepare(["not_there"])
     with pytest.raises(InputError, match="8 windows: the engines take 1"):
-        NetworksApart(bundle(), CPU, RuntimeOptions(windows_per_batch=8))
+        SubprocessNetworks(bundle(), CPU, RuntimeOptions(windows_per_batch=8))
     apart.prepare([AUDIO_ENCODER])
 
 
 @pytest.mark.integration
-def test_the_process_ends_with_its_parent(apart: NetworksApart) -> None:
-    into, _ = apart._child.pipes
-    into.close()  # what the parent's death does
+def test_the_process_ends_with_its_parent(apart: SubprocessNetworks) -> None:
+    apart._child._connection.close()  # what the parent's death does
     assert apart._child.wait().code == 1
-
-
-def test_messages_keep_arrays_of_any_size_and_layout() -> None:
-    read, write = os.pipe()
-    sent = [
-        ("done", [np.arange(12, dtype=np.uint16).reshape(3, 4), np.ones((2, 3))[:, ::2], np.zeros((0, 3))], {"a": 1}),
-        ("failed", InputError("x", usage=False), None),
-    ]
-    with os.fdopen(read, "rb") as out_of, os.fdopen(write, "wb") as into:
-        for message in sent:
-            _send(into, message)
-        kind, arrays, named = _receive(out_of)
-        _, error, _ = _receive(out_of)
-    assert (kind, named) == ("done", {"a": 1})
-    assert all(
-        np.array_equal(*pair) and pair[0].dtype == pair[1].dtype for pair in zip(arrays, sent[0][1], strict=True)
-    )
-    assert isinstance(error, InputError)
-    assert (str(error), error.usage) == ("x", False)
 
 
 @pytest.mark.integration

@@ -2,9 +2,7 @@
 engines of the one that compiles are copies of the graphs."""
 
 import itertools
-import json
 import sys
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,10 +17,10 @@ from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import EngineBuildError, OutOfMemory, ProviderUnavailable
 from latentsync_trt.runtime.cache.store import EngineCache
 from latentsync_trt.runtime.networks import background, networks
-from latentsync_trt.runtime.networks.background import failure_of
 from latentsync_trt.runtime.networks.networks import Networks
 from latentsync_trt.runtime.providers.select import Selection
 from latentsync_trt.runtime.sessions.engines import Engines, OpenedEngine
+from tests.build_worker import HANG, MODULE, WAIT
 from tests.cache_worker import until
 from tests.clips import decoded, synced, write_clip
 from tests.compiling import COMPILING, compiling_provider
@@ -31,7 +29,6 @@ from tests.small import small_bundle
 
 pytestmark = pytest.mark.integration
 
-REPOSITORY = Path(__file__).resolve().parents[1]
 QUICK = SyncOptions(steps=2, cache_interval=2, codec="ffv1", silence="model")
 FRAMES, WINDOWS = 20, 2
 STEPS = ("denoise_step", "denoise_step_cached")
@@ -66,30 +63,21 @@ def setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Setting:
     compiling_provider(monkeypatch)
     monkeypatch.setattr(networks, "next_provider", lambda selection: Selection("cpu"))
     monkeypatch.setattr(Selection, "device", "cpu")
-    usual_command = background.build_command
-    monkeypatch.setattr(
-        background,
-        "build_command",
-        lambda engines, graphs: [sys.executable, "-m", "tests.build_worker", *usual_command(engines, graphs)[3:]],
-    )
-    monkeypatch.chdir(REPOSITORY)
+    monkeypatch.setattr(background, "_MODULE", MODULE)
     return Setting(tmp_path / "cold für Ženy")
-
-
-def python(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
-    """Puts a line of Python in the place of the command that builds."""
-    monkeypatch.setattr(background, "build_command", lambda engines, graphs: [sys.executable, "-c", code])
 
 
 def test_a_run_starts_at_once_and_changes_between_two_windows(
     setting: Setting, clip: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    usual = synced(clip, tmp_path / "usual.mkv", QUICK)
+    usual, painted = synced(clip, tmp_path / "usual.mkv", QUICK), tmp_path / "painted"
+    monkeypatch.setenv(WAIT, str(painted))
     made, windows = setting.networks(), itertools.count()
     between_windows = made.between_windows
 
     def wait() -> None:
         if next(windows):
+            painted.touch()
             made.wait_for_build()
         between_windows()
 
@@ -139,7 +127,7 @@ def test_a_build_that_fails_leaves_the_run_going(setting: Setting) -> None:
     made = setting.networks()
     made.prepare(STEPS)
     problem = ended(made)
-    assert "is a file" in problem
+    assert "the engine cache cannot be used" in problem
     assert made.take_notices()[1:] == (f"building in the background failed, continuing with cpu: {problem}",)
     assert {engine.runs for engine in made.times() if engine.graph == "denoise_step"} == {2}
     made.close()
@@ -149,7 +137,6 @@ def test_a_build_that_fails_leaves_the_run_going(setting: Setting) -> None:
 def test_engines_that_do_not_open_leave_the_run_going(
     setting: Setting, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    python(monkeypatch, "'builds nothing, so the engines are built when they are opened'")
     open_engine = Engines.open
 
     def refuse(self: Engines, graph: str, **options: Path | None) -> OpenedEngine:
@@ -166,68 +153,39 @@ def test_engines_that_do_not_open_leave_the_run_going(
 
 
 def test_closing_stops_the_build_and_its_leftover_is_not_used(
-    setting: Setting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    setting: Setting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    signals = tmp_path / "signals"
-    signals.mkdir()
-    python(
-        monkeypatch,
-        f"import sys; sys.path.insert(0, {str(REPOSITORY)!r})\n"
-        "from pathlib import Path; from tests.cache_worker import main\n"
-        f"main(Path({str(setting.cold)!r}), Path({str(signals)!r}), 'hang')",
-    )
+    monkeypatch.setenv(HANG, "1")
     made = setting.networks()
     made.prepare(STEPS)
+    until(lambda: list(setting.cold.glob(".*/engine.onnx")))
     assert made.building
-    until(lambda: list(signals.glob("builds-*")))
-    assert (len(list(setting.cold.glob(".*/*/engine.bin"))), EngineCache(setting.cold).entries()) == (1, ())
-    start_s = time.monotonic()
+    assert EngineCache(setting.cold).entries() == ()
     made.close()
-    assert time.monotonic() - start_s < background._STOP_S  # asked once, it ends
     assert not made.building
     assert EngineCache(setting.cold).entries() == ()
-    EngineCache(setting.cold).remove_all([])
-    assert list(setting.cold.rglob("engine.bin")) == []
+    assert list(setting.cold.rglob("engine.onnx")) == []
     made.close()
 
 
-def test_with_nothing_to_run_on_the_run_waits_and_says_so(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("missing", ["provider", "process"])
+def test_with_nothing_to_run_on_the_run_waits_and_says_so(
+    setting: Setting, monkeypatch: pytest.MonkeyPatch, missing: str
+) -> None:
     def none(selection: Selection) -> Selection:
         raise ProviderUnavailable("cuda: no NVIDIA driver")
 
-    monkeypatch.setattr(networks, "next_provider", none)
+    if missing == "provider":
+        monkeypatch.setattr(networks, "next_provider", none)
+    else:
+        monkeypatch.setattr(sys, "executable", "/no/such/python")
     made = setting.networks()
     made.prepare(STEPS)
     assert not made.building
-    reason = "cuda: no NVIDIA driver"
-    waits = f"no provider to run on while engines are built, so the run waits for them: {reason}"
-    assert setting.notices[0] == waits
+    assert f"no {missing} " in setting.notices[0]
+    assert "so the run waits for them" in setting.notices[0]
     assert {(time.provider, time.built) for time in made.times()} == {("rtx", True)}
     made.close()
-
-
-def test_without_a_process_to_build_in_the_run_waits_and_says_so(
-    setting: Setting, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "executable", "/no/such/python")
-    made = setting.networks()
-    made.prepare(STEPS)
-    assert "no process can be started that builds engines, so the run waits for them: " in setting.notices[0]
-    assert {(time.provider, time.built) for time in made.times()} == {("rtx", True)}
-    made.close()
-
-
-@pytest.mark.parametrize(
-    ("out", "err", "wanted"),
-    [
-        (json.dumps({"error": "too little memory"}), "Traceback\n", "too little memory"),
-        ("", "Traceback (most recent call last):\n  ...\nImportError: av\n\n", "ImportError: av"),
-        ('{"engines": []}', "", "it ended with code -9"),
-        ("[]", "", "it ended with code -9"),
-    ],
-)
-def test_the_reason_of_a_failed_build(out: str, err: str, wanted: str) -> None:
-    assert failure_of(out.encode(), err.encode(), -9) == wanted
 
 
 # On the command line.
@@ -248,22 +206,23 @@ def sync_command(setting: Setting, clip: tuple[Path, Path], output: Path, code: 
 def test_the_command_waits_so_that_the_next_run_is_fast(
     setting: Setting, clip: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    target, built = tmp_path / "out.mp4", tmp_path / "built"
-    python(
-        monkeypatch,
-        "import time; from pathlib import Path\n"
-        f"while not Path({str(target)!r}).exists(): time.sleep(0.05)\n"
-        f"time.sleep(0.5); Path({str(built)!r}).touch()",
-    )
-    _, err = sync_command(setting, clip, target)
+    waiting, wait = tmp_path / "waiting", background.BackgroundBuild.wait
+
+    def watched(self: background.BackgroundBuild) -> str:
+        waiting.touch()
+        return wait(self)
+
+    monkeypatch.setenv(WAIT, str(waiting))
+    monkeypatch.setattr(background.BackgroundBuild, "wait", watched)
+    _, err = sync_command(setting, clip, tmp_path / "out.mp4")
     assert "engines for the next run are still being built; Ctrl-C stops that, the output is complete" in err
-    assert built.exists()
+    assert {entry.state for entry in EngineCache(setting.cold).entries()} == {"ready"}
 
 
 def test_ctrl_c_while_waiting_loses_nothing(
     setting: Setting, clip: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    python(monkeypatch, "import time; time.sleep(600)")
+    monkeypatch.setenv(HANG, "1")
 
     def interrupt(self: background.BackgroundBuild) -> str:
         raise KeyboardInterrupt

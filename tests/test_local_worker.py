@@ -1,10 +1,7 @@
 """A worker in a child process: how it is started, stopped, killed and started again."""
 
-import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +14,7 @@ from latentsync_trt import SyncOptions
 from latentsync_trt.batch import local
 from latentsync_trt.batch.local import LocalWorker
 from latentsync_trt.batch.tasks import Canceled, Task, TaskError, WorkerLost, WorkerSettings
+from latentsync_trt.child import Child, Ended
 from latentsync_trt.errors import BundleError, InputError
 from latentsync_trt.types import Progress
 from tests.clips import decoded, synced, write_clip
@@ -26,9 +24,6 @@ pytestmark = pytest.mark.integration
 
 FAST = SyncOptions(preset="fast", steps=2, codec="ffv1")  # libx264 repeats itself only at some widths
 FRAMES = 40
-SOON_S = 20.0
-"""Long enough for a busy machine."""
-
 posix = pytest.mark.skipif(os.name == "nt", reason="signals of POSIX")
 
 
@@ -155,20 +150,19 @@ converse(work)
 """
 
 
-@pytest.mark.parametrize("pipe", ["stdin", "stdout"])
 def test_a_worker_ends_with_its_parent_and_keeps_finished_parts(
-    settings: WorkerSettings, task: Task, tmp_path: Path, pipe: str
+    settings: WorkerSettings, task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a parent that was killed, either pipe may be closed first."""
-    orders = [{"settings": settings.to_json()}, {"run": 1, "task": task.to_json()}]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen([sys.executable, "-c", KEEPING], text=True, **pipes) as child:  # type: ignore[call-overload]
-        child.stdin.write("".join(json.dumps(order) + "\n" for order in orders))
-        child.stdin.flush()
+    (tmp_path / "modules").mkdir()
+    (tmp_path / "modules" / "keeping.py").write_text(KEEPING)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "modules"))
+    with Child("keeping") as child:
+        child.send({"settings": settings})
+        child.send({"run": 1, "task": task})
         parts = tmp_path / ".latentsync-a.mkv" / "parts.json"
-        next(line for line in child.stdout if parts.exists())
-        getattr(child, pipe).close()
-        assert (child.wait(SOON_S), child.stderr.read()) == (1, "")
+        next(event for event in child.events() if parts.exists())
+        child._connection.close()  # as the end of the parent does
+        assert child.wait() == Ended(1, "")
     assert parts.exists()
 
 

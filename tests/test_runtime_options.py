@@ -11,14 +11,12 @@ from click.testing import CliRunner
 
 from latentsync_trt.bundle.manifest import Bundle, DimensionRange
 from latentsync_trt.cli import main
-from latentsync_trt.cli.build import command as build_click
 from latentsync_trt.cli.options import build, options_from
 from latentsync_trt.config import PROVIDER_CHOICES, RuntimeOptions
 from latentsync_trt.errors import InputError
 from latentsync_trt.option_fields import command_line
 from latentsync_trt.runtime.cache.store import EngineCache
 from latentsync_trt.runtime.compiler.profiles import dimension_ranges, engine_ranges
-from latentsync_trt.runtime.networks.background import build_command
 from latentsync_trt.runtime.providers.gpu import Gpu
 from latentsync_trt.runtime.providers.select import Selection
 from latentsync_trt.runtime.providers.table import PROVIDERS
@@ -81,23 +79,6 @@ def test_all_options_together_come_back_from_the_command_line() -> None:
     assert command_line(RuntimeOptions()) == []
     assert parsed([]) == RuntimeOptions()
     assert command_line(RuntimeOptions(engine_cache=Path("cache"))) == ["--engine-cache", "cache"]
-
-
-def test_a_build_process_makes_the_same_engines(demo: Bundle, tmp_path: Path) -> None:
-    options = RuntimeOptions(**dict(VALUES) | {"dynamic": None})
-    cache = EngineCache(tmp_path / "cache für Ženy")
-    engines = Engines(demo, Selection("tensorrt", gpu=ADA), options, cache, lambda text: None)
-    words = build_command(engines, ("vae_encoder", "vae_decoder"), force=True)
-    assert words[1:4] == ["-m", "latentsync_trt", "build"]
-    given = build_click.make_context("build", words[4:]).params
-    assert (given["provider"], given["graphs"]) == ("tensorrt", ("vae_encoder", "vae_decoder"))
-    assert (given["as_json"], given["force"]) == (True, True)
-    assert Path(given["bundle"]) == small_bundle()
-    elsewhere = build(RuntimeOptions, given)
-    assert Path(elsewhere.engine_cache) == cache.folder
-    again = Engines(demo, Selection("tensorrt", gpu=ADA), elsewhere, cache, lambda text: None)
-    for graph in demo.manifest.graphs:
-        assert again.key(graph) == engines.key(graph)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from latentsync_trt.cli.show import Notices, show_report
 from latentsync_trt.config import RuntimeOptions, SyncOptions
 from latentsync_trt.errors import InferenceError, InputError, OutOfMemory, ProviderUnavailable
 from latentsync_trt.runtime.networks import devices
-from latentsync_trt.runtime.networks.apart import NetworksApart
+from latentsync_trt.runtime.networks.apart import SubprocessNetworks
 from latentsync_trt.runtime.networks.devices import Devices
 from latentsync_trt.runtime.networks.networks import Networks
 from latentsync_trt.runtime.providers import select
@@ -105,7 +105,7 @@ def test_frames_are_those_of_one_device(
     paint_together(monkeypatch)
     out.parent.mkdir()
     here = make()
-    with LipSync(here, NetworksApart(here.bundle, here.selection, here.options)) as lip_sync:
+    with LipSync(here, SubprocessNetworks(here.bundle, here.selection, here.options)) as lip_sync:
         report = lip_sync.sync(*clip, out, OPTIONS)
     assert_frames(out, expected)
     assert [device.name for device in report.devices] == ["CPU 0", "CPU 1"]
@@ -125,7 +125,7 @@ def test_others_paint_the_windows_of_a_process_that_dies_and_another_one_starts_
 ) -> None:
     out.parent.mkdir()
     here = make()
-    other = NetworksApart(here.bundle, here.selection, here.options)
+    other = SubprocessNetworks(here.bundle, here.selection, here.options)
     killed, usual = threading.Event(), Inpainter.encode
 
     def encode(inpainter: Inpainter, windows: Sequence[Any]) -> Any:
@@ -259,7 +259,7 @@ def test_a_bundle_opens_on_every_gpu(machine: dict[tuple[str, int], str], monkey
         return Networks(bundle, replace(selection, name="cpu"), options, **more)
 
     monkeypatch.setattr(devices, "Networks", opened)
-    monkeypatch.setattr(devices, "NetworksApart", opened)
+    monkeypatch.setattr(devices, "SubprocessNetworks", opened)
     notices: list[str] = []
     LipSync.from_bundle(small_bundle(), "cuda", RuntimeOptions(device="all"), on_notice=notices.append).close()
     assert sorted(made) == [(0, 0, True), (1, 1, False), (2, 2, False)]

@@ -1,8 +1,8 @@
 """The child process of `local.LocalWorker`: opens a `Worker` and runs its tasks, as `actor` does, too.
 
-Orders: first `{"settings": …}`, then `{"run": number, "task": …}` and `{"cancel": number}`. Events: `ready`, or
-`refused` if the settings cannot work; then for each run, with its number, `progress` and one of `done`, `failed`,
-`canceled` and `lost`, after which the process ends. At any time, `notice`.
+Orders: first `{"settings": …}`, then `{"run": number, "task": …}` and `{"cancel": number}`. Events: `error`, None if
+the settings work; then for each run, with its number, `progress`, and `done` or `error`; after `WorkerLost` the process
+ends. At any time, `notice`.
 """
 
 import signal
@@ -10,14 +10,14 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import asdict
 from functools import partial
 from queue import Queue
 from time import monotonic
 
-from latentsync_trt.batch.tasks import Canceled, Task, TaskError, WorkerLost, WorkerSettings
+from latentsync_trt.batch.tasks import Canceled, TaskError, WorkerLost, WorkerSettings
 from latentsync_trt.batch.worker import Worker
 from latentsync_trt.child import Emit, Event, converse, end_process
+from latentsync_trt.errors import LatentSyncError
 from latentsync_trt.sync.threads import tune_process
 from latentsync_trt.types import Progress
 from latentsync_trt.unexpected import one_line
@@ -39,9 +39,9 @@ def taker(emit: Emit, worker: type[Worker], ended: Callable[[], None]) -> Callab
     """What takes orders, from any thread. They are carried out in another one, which calls `ended` at its end."""
     tasks, canceled = Queue[Event](), dict[int, threading.Event]()
 
-    def run_tasks(settings: Event) -> None:
+    def run_tasks(settings: WorkerSettings) -> None:
         try:
-            made = worker(WorkerSettings.from_json(settings), lambda text: emit(notice=text))
+            made = worker(settings, lambda text: emit(notice=text))
             _run_tasks(made, tasks, canceled, emit)
         except BaseException:  # noqa: BLE001 -- a parent would wait forever
             traceback.print_exc()
@@ -67,41 +67,31 @@ def _handle_signals() -> None:
             signal.signal(getattr(signal, name), lambda number, _: end_process(128 + number))
 
 
-def _opened(worker: Worker) -> Event:
-    """Opens a worker; returns the event `refused` or `lost` if that failed, else an empty one."""
-    try:
-        worker.open()
-    except WorkerLost as error:
-        return {"lost": str(error)}
-    except Exception as error:  # noqa: BLE001 -- the parent reports it
-        message, usage = one_line(error, ["batch"])
-        return {"refused": message, "usage": usage, "kind": type(error).__name__}
-    return {}
-
-
-def _outcome(worker: Worker, task: Task, on_progress: Callable[[Progress], None], canceled: threading.Event) -> Event:
-    """Runs a task; returns its last event."""
-    try:
-        return {"done": asdict(worker.run(task, on_progress, canceled))}
-    except TaskError as error:
-        return {"failed": str(error), "usage": error.usage}
-    except Canceled as error:
-        return {"canceled": str(error)}
-    except WorkerLost as error:
-        return {"lost": str(error)}
-
-
 def _run_tasks(worker: Worker, tasks: "Queue[Event]", canceled: dict[int, threading.Event], emit: Emit) -> None:
     """Opens the worker and runs its tasks; returns when it cannot run another."""
-    event = _opened(worker)
-    emit(**(event or {"ready": True}))
-    while "refused" not in event and "lost" not in event:
+    error = _opening_error(worker)
+    emit(error=error)
+    while error is None or isinstance(error, TaskError | Canceled):
         order = tasks.get()
-        number, task = order["run"], Task.from_json(order["task"])
-        stop = canceled.setdefault(number, threading.Event())
-        event = _outcome(worker, task, _throttled(partial(emit, run=number)), stop)
+        number, error = order["run"], None
+        stop, done = canceled.setdefault(number, threading.Event()), None
+        try:
+            done = worker.run(order["task"], _throttled(partial(emit, run=number)), stop)
+        except (TaskError, Canceled, WorkerLost) as failure:
+            error = failure
         del canceled[number]
-        emit(run=number, **event)
+        emit(run=number, done=done, error=error)
+
+
+def _opening_error(worker: Worker) -> LatentSyncError | None:
+    """Opens a worker; returns why that failed."""
+    try:
+        worker.open()
+    except LatentSyncError as error:
+        return error
+    except Exception as error:  # noqa: BLE001 -- the parent reports it
+        return LatentSyncError(one_line(error, ["batch"])[0])
+    return None
 
 
 def _throttled(tell: Emit) -> Callable[[Progress], None]:
@@ -112,7 +102,7 @@ def _throttled(tell: Emit) -> Callable[[Progress], None]:
         nonlocal stage, next_s
         if progress.stage != stage or monotonic() >= next_s:
             stage, next_s = progress.stage, monotonic() + _PROGRESS_S
-            tell(progress={"stage": stage, "done": progress.done, "total": progress.total})
+            tell(progress=Progress(stage, progress.done, progress.total))
 
     return report
 

@@ -3,10 +3,8 @@
 import threading
 from collections.abc import Callable
 
-from latentsync_trt import errors
-from latentsync_trt.batch.tasks import Canceled, Done, Task, TaskError, WorkerLost, WorkerSettings
+from latentsync_trt.batch.tasks import Done, Task, WorkerLost, WorkerSettings
 from latentsync_trt.child import Child, Event
-from latentsync_trt.errors import LatentSyncError
 from latentsync_trt.stopping import requested
 from latentsync_trt.types import Progress
 
@@ -41,12 +39,11 @@ class LocalWorker:
             if self._closed or requested():
                 raise WorkerLost(f"{self.name}: is closed")
             self._child = child = self._new_child()
-        child.send({"settings": self._settings.to_json()})
+        child.send({"settings": self._settings})
         for event in child.events():
-            if "ready" in event:
-                return
             if "notice" not in event:
-                raise error_of(self.name, event)
+                self._raise_error(event)
+                return
             self._on_notice(f"{self.name}: {event['notice']}")
         raise self._lost(child)
 
@@ -57,7 +54,7 @@ class LocalWorker:
                 raise WorkerLost(f"{self.name}: is not started")
             child, number = self._child, self._number + 1
             self._number, self._running = number, task.id
-            child.send({"run": number, "task": task.to_json()})
+            child.send({"run": number, "task": task})
         try:
             return self._result(child, number, on_progress)
         except BaseException:
@@ -93,27 +90,23 @@ class LocalWorker:
         for event in child.events():
             if event.get("run") != number:  # of an earlier task, whose `on_progress` failed
                 continue
-            if "done" in event:
-                return Done(**event["done"])
-            if "progress" not in event:
-                raise error_of(self.name, event)
-            on_progress(Progress(**event["progress"]))
+            if "progress" in event:
+                on_progress(event["progress"])
+                continue
+            self._raise_error(event)
+            done: Done = event["done"]
+            return done
         raise self._lost(child)
+
+    def _raise_error(self, event: Event) -> None:
+        error = event.get("error")
+        if isinstance(error, WorkerLost):
+            raise WorkerLost(f"{self.name}: {error}")
+        if error is not None:
+            raise error
 
     def _lost(self, child: Child) -> WorkerLost:
         ended = child.wait()
         if self._closed:
             return WorkerLost(f"{self.name}: was closed")
         return WorkerLost(f"{self.name}: its process ended with {ended}: {ended.last_error_line or 'no message'}")
-
-
-def error_of(name: str, event: Event) -> LatentSyncError:
-    """The error of a worker that an event of `child` tells."""
-    if "refused" in event:
-        kind: type[LatentSyncError] = getattr(errors, event["kind"], LatentSyncError)
-        return kind(event["refused"], usage=event["usage"])
-    if "failed" in event:
-        return TaskError(event["failed"], usage=event["usage"])
-    if "canceled" in event:
-        return Canceled(event["canceled"])
-    return WorkerLost(f"{name}: {event['lost']}")

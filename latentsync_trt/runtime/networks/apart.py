@@ -2,14 +2,9 @@
 
 ONNX Runtime sets up its attention kernels once a process, for the GPU that runs them first: on another GPU of the same
 process they fail with "invalid argument". With a process for each further GPU, its crash also leaves the others alone.
-
-Calls and answers are pickles, whose arrays follow them without being copied.
 """
 
-import os
-import pickle
 import signal
-import struct
 import threading
 import time
 import traceback
@@ -17,11 +12,10 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
 from operator import attrgetter
-from queue import Queue
-from typing import IO, Any, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from latentsync_trt.bundle.manifest import Bundle
-from latentsync_trt.child import Child, end_process
+from latentsync_trt.child import Child, Emit, Event, converse
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import InferenceError, LatentSyncError, OutOfMemory
 from latentsync_trt.runtime.cache.store import Notice
@@ -36,14 +30,12 @@ T = TypeVar("T")
 _MODULE = "latentsync_trt.runtime.networks.apart"
 _PATIENCE_S = 2.0
 _POLL_S = 0.1
-_PIPE_BYTES = 1 << 20
-_SIZE = struct.Struct("<Q")
 
 # What is read of `Networks` without a call: sent with every answer.
 _STATE = ("selection", "windows_per_batch", "low_memory", "building")
 
 
-class NetworksApart:
+class SubprocessNetworks:
     """`Networks` in a child process. Calls of one thread at a time; errors as `Networks`, and `InferenceError` where
     the process has died: `prepare` starts another one.
 
@@ -136,9 +128,7 @@ class NetworksApart:
         self._child.end(_PATIENCE_S)
 
     def _start(self) -> None:
-        self._child = Child(_MODULE, binary=True)
-        for stream in self._child.pipes:
-            _widen(stream)
+        self._child = Child(_MODULE)
         try:
             self._call("open", *self._order)
         except BaseException:
@@ -154,32 +144,27 @@ class NetworksApart:
         """The result of a method in the child, or its error."""
         with self._lock:
             try:
-                for answer in self._answers((name, arguments, named)):
-                    if answer[0] != "notice":
-                        break
-                    self.notices.add(answer[1])
+                answer = self._answer((name, arguments, named))
             except BaseException:  # Ctrl-C between a call and its answer, which the next call would take for its own
                 self._child.end()
                 raise
-            kind, value, state = answer
-            vars(self).update(state)
-        if kind == "failed":
-            raise value
-        return value
+            vars(self).update(answer["state"])
+        if "error" in answer:
+            raise answer["error"]
+        return answer["value"]
 
-    def _answers(self, call: tuple[Any, ...]) -> Iterator[Any]:
-        into, out_of = self._child.pipes
-        try:
-            _send(into, call)
-            while True:
-                yield _receive(out_of)
-        except (OSError, ValueError, EOFError) as error:  # ValueError: a pipe is closed
-            raise self._death() from error
+    def _answer(self, call: tuple[Any, ...]) -> Event:
+        self._child.send(call)
+        for event in self._child.events():
+            if "notice" not in event:
+                return event
+            self.notices.add(event["notice"])
+        raise self._death()
 
     def _death(self) -> BaseException:
-        """Why the child, which has closed its pipes, died."""
+        """Why the child, which has closed its connection, died."""
         ended, gpu = self._child.end(_PATIENCE_S), self._order[1].gpu
-        if ended.code == -signal.SIGTERM and requested():
+        if requested():
             return KeyboardInterrupt()  # this process has asked it to end
         last_line = f" ({ended.last_error_line})" if ended.last_error_line else ""
         return InferenceError(f"the process of {'the CPU' if gpu is None else gpu} died: {ended}{last_line}")
@@ -195,83 +180,31 @@ class _Part:
         return partial(self._call, f"{self._name}.{method}")
 
 
-def _answer_calls() -> None:
-    """In the child: calls methods of its `Networks` as they are asked for."""
+def _answer_calls(calls: Iterator[tuple[str, tuple[Any, ...], dict[str, Any]]], emit: Emit) -> None:
+    """In the child: the first call opens `Networks`, others are calls of its methods."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
-    calls: Queue[tuple[str, tuple[Any, ...], dict[str, Any]]] = Queue()
-    with os.fdopen(os.dup(0), "rb") as out_of, os.fdopen(os.dup(1), "wb") as into:
-        os.dup2(2, 1)  # for what native code prints
-        threading.Thread(target=_read_calls, args=(out_of, calls), daemon=True).start()
-        lock = threading.Lock()
-
-        def tell(*answer: Any) -> None:
-            with lock:
-                _send(into, answer)
-
-        def opened(folder: Any, selection: Selection, options: RuntimeOptions, may_fall_back: bool) -> Networks:
-            bundle = Bundle.load(folder, verify=False)  # the parent has verified it
-            tell_notice = partial(tell, "notice")
-            return Networks(bundle, selection, options, may_fall_back=may_fall_back, on_notice=tell_notice)
-
-        networks: Networks | None = None
-        while True:
-            name, arguments, named = calls.get()
-            kind, value = "done", None
-            try:
-                if networks is None:
-                    networks = opened(*arguments)
-                else:
-                    value = attrgetter(name)(networks)(*arguments, **named)
-            except LatentSyncError as error:
-                kind, value = "failed", error
-            except Exception:  # noqa: BLE001 -- a mistake, told with the place where it happened
-                kind, value = "failed", RuntimeError(traceback.format_exc())
-            tell(kind, value, {} if networks is None else {part: getattr(networks, part) for part in _STATE})
-
-
-def _read_calls(stream: IO[bytes], calls: "Queue[Any]") -> None:
-    """Runs in a thread, so that this process ends with its parent even while native code runs."""
-    with suppress(EOFError, OSError):
-        while True:
-            calls.put(_receive(stream))
-    end_process(1)
-
-
-def _send(stream: IO[bytes], message: Any) -> None:
-    buffers: list[pickle.PickleBuffer] = []
-    parts: list[Any] = [pickle.dumps(message, protocol=5, buffer_callback=buffers.append)]
-    parts += [buffer.raw() for buffer in buffers]
-    stream.write(b"".join(map(_SIZE.pack, (len(parts), *(memoryview(part).nbytes for part in parts)))))
-    for part in parts:
-        stream.write(part)
-    stream.flush()
-
-
-def _receive(stream: IO[bytes]) -> Any:
-    (count,) = _SIZE.unpack(_read(stream, _SIZE.size))
-    sizes = [_SIZE.unpack(_read(stream, _SIZE.size))[0] for _ in range(count)]
-    data, *buffers = (_read(stream, size) for size in sizes)
-    return pickle.loads(data, buffers=buffers)  # noqa: S301 -- from this package's own process
-
-
-def _read(stream: IO[bytes], size: int) -> bytearray:
-    data = bytearray(size)
-    view, done = memoryview(data), 0
-    while done < size:
-        count = stream.readinto(view[done:])  # type: ignore[attr-defined]
-        if not count:
-            raise EOFError
-        done += count
-    return data
-
-
-def _widen(pipe: IO[bytes]) -> None:
-    """Makes a pipe hold more than 64 kB, where the system lets us: half the time of a window's pictures."""
-    with suppress(ImportError, AttributeError, OSError):
-        import fcntl
-
-        fcntl.fcntl(pipe.fileno(), fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+    networks: Networks | None = None
+    for name, arguments, named in calls:
+        try:
+            if networks is None:
+                folder, selection, options, may_fall_back = arguments
+                bundle = Bundle.load(folder, verify=False)  # the parent has verified it
+                networks = Networks(
+                    bundle,
+                    selection,
+                    options,
+                    may_fall_back=may_fall_back,
+                    on_notice=lambda text: emit(notice=text),
+                )
+                answer: dict[str, Any] = {"value": None}
+            else:
+                answer = {"value": attrgetter(name)(networks)(*arguments, **named)}
+        except LatentSyncError as error:
+            answer = {"error": error}
+        except Exception:  # noqa: BLE001 -- a mistake, told with the place where it happened
+            answer = {"error": RuntimeError(traceback.format_exc())}
+        emit(**answer, state={} if networks is None else {part: getattr(networks, part) for part in _STATE})
 
 
 if __name__ == "__main__":
-    _answer_calls()
+    converse(_answer_calls)

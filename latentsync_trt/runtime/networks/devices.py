@@ -11,7 +11,7 @@ from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import EngineBuildError, InferenceError, LatentSyncError, OutOfMemory
 from latentsync_trt.runtime.cache.store import Notice
-from latentsync_trt.runtime.networks.apart import NetworksApart
+from latentsync_trt.runtime.networks.apart import SubprocessNetworks
 from latentsync_trt.runtime.networks.networks import Networks
 from latentsync_trt.runtime.networks.notices import Notices
 from latentsync_trt.runtime.providers.select import Selection
@@ -22,7 +22,7 @@ T = TypeVar("T")
 DEVICE_FAILURES = (EngineBuildError, InferenceError, OutOfMemory)
 """Errors after which a device is left out while others work."""
 
-AnyNetworks = Networks | NetworksApart
+AnyNetworks = Networks | SubprocessNetworks
 
 
 class Device:
@@ -196,7 +196,7 @@ def networks_on(
     def apart(selection: Selection) -> AnyNetworks | Exception:
         own = replace(options, device=selection.device_id)
         try:
-            return NetworksApart(bundle, selection, own, may_fall_back=may_fall_back)
+            return SubprocessNetworks(bundle, selection, own, may_fall_back=may_fall_back)
         except (LatentSyncError, OSError) as error:  # OSError: no process can be started
             return error
 
