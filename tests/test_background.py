@@ -158,7 +158,7 @@ def test_closing_stops_the_build_and_its_leftover_is_not_used(
     monkeypatch.setenv(HANG, "1")
     made = setting.networks()
     made.prepare(STEPS)
-    until(lambda: list(setting.cold.glob(".*/engine.onnx")))
+    until(lambda: list(setting.cold.rglob("engine.onnx")))
     assert made.building
     assert EngineCache(setting.cold).entries() == ()
     made.close()
