@@ -27,8 +27,8 @@ from latentsync_trt.bundle.manifest import CACHED_STEP, FULL_STEP, VAE_DECODER, 
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.runtime.cache.store import EngineCache
 from latentsync_trt.runtime.providers.select import select_provider
+from latentsync_trt.runtime.sessions.builders import cuda_form_options
 from latentsync_trt.runtime.sessions.engines import Engines
-from latentsync_trt.runtime.sessions.options import cuda_form_options
 from latentsync_trt.runtime.sessions.session import Session, SessionSettings
 
 GRAPHS = (FULL_STEP, CACHED_STEP, VAE_ENCODER, VAE_DECODER, step_graph(guided=False, cached=False))

@@ -29,7 +29,7 @@ from latentsync_trt.errors import BundleError
 from latentsync_trt.export.step import DenoiseStep
 from latentsync_trt.export.unet import UNet, UNetConfig
 from latentsync_trt.export.vae import ImageAttention, VaeDecoder, VaeEncoder
-from latentsync_trt.runtime.compiler.failures import last_line
+from latentsync_trt.runtime.compiler.process import last_line
 from latentsync_trt.runtime.compiler.profiles import dimension_ranges
 from latentsync_trt.runtime.sessions.session import TensorInfo
 from latentsync_trt.runtime.sessions.trial import SEED, random_inputs

@@ -33,11 +33,8 @@ class CopyBuilder:
         shutil.copy(source.path, folder / "engine.onnx")
         time.sleep(0.01)  # so that its time shows
 
-    def open_built(self, source: GraphSource, folder: Path) -> Session:
+    def open(self, source: GraphSource, folder: Path) -> Session:
         return Session(folder / "engine.onnx", source.settings(providers=CPU, weights_folder=source.path.parent))
-
-    def open(self, source: GraphSource) -> Session:
-        return Session(source.path, source.settings(providers=CPU))
 
 
 def compiling_provider(patch: pytest.MonkeyPatch) -> CopyBuilder:

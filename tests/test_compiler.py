@@ -120,7 +120,7 @@ def test_progress_never_decreases_and_a_short_build_reports_none(
     reports: list[float] = []
     run_compiler(order, on_progress=reports.append)
     assert reports == []
-    often = "from latentsync_trt.runtime.compiler import progress; progress.REPORT_S = 0.05\n"
+    often = "import __main__; __main__.REPORT_S = 0.05\n"
     module(often + FAKE.read_text(encoding="utf-8"))
     assert run_compiler(order, {"FAULT": "slow"}, reports.append).accepted
     assert len(reports) > 4

@@ -1,8 +1,6 @@
 """The pool of sessions: each graph opened once, engines built once, and nothing run silently on another provider."""
 
-import errno
 import itertools
-import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,9 +10,8 @@ from typing import cast
 import numpy as np
 import onnxruntime as ort
 import pytest
-from filelock import FileLock
 
-from latentsync_trt.errors import EngineBuildError
+from latentsync_trt.errors import EngineBuildError, OutputError
 from latentsync_trt.runtime.networks.networks import Networks
 from latentsync_trt.runtime.providers.gpu import Gpu
 from latentsync_trt.runtime.providers.select import Selection
@@ -98,64 +95,10 @@ def test_a_second_start_builds_nothing_and_gives_the_same(
     assert [notice.partition(":")[0] for notice in notices] == ["vae_encoder"] * 2 + ["vae_decoder"] * 2
 
 
-TROUBLES = {
-    "full": "the disk is full",
-    "a file": "the engine cache cannot be used (",
-    "read-only": "the engine cache cannot be used (Read-only file system",
-}
-
-
-def read_only(*_: object, **__: object) -> None:
-    raise OSError(errno.EROFS, "Read-only file system")
-
-
-@pytest.mark.parametrize("trouble", TROUBLES)
-def test_without_a_cache_engines_are_built_for_this_run(
-    make: DemoNetworks,
-    compiler: CopyBuilder,
-    notices: list[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    trouble: str,
-) -> None:
-    wanted = encoded(make())
-    if trouble == "full":
-        usage = shutil.disk_usage(tmp_path)
-        monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1_000_000))
-    elif trouble == "a file":
-        (tmp_path / "cache").write_text("")
-    else:
-        monkeypatch.setattr(FileLock, "acquire", read_only)
-    monkeypatch.setattr(Networks, "notice", lambda self, text: notices.append(text))  # which would skip repeated ones
-    networks = make(COMPILING)
-    networks.prepare(VAE)
-    assert np.array_equal(encoded(networks), wanted)
-    assert all(time.built for time in networks.times())
-    assert compiler.built == []  # for minutes each, to be lost
-    (notice,) = (notice for notice in notices if "; engines are built for this run only" in notice)
-    assert TROUBLES[trouble] in notice
-
-
-@pytest.mark.parametrize("low_memory", [False, True])
-def test_a_disk_that_has_room_again_keeps_engines(
-    make: DemoNetworks, compiler: CopyBuilder, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, low_memory: bool
-) -> None:
-    usage, build, graphs = shutil.disk_usage(tmp_path), CopyBuilder.build, ("audio_encoder", "vae_encoder")
-
-    def fill(self: CopyBuilder, source: GraphSource, folder: Path) -> None:
-        build(self, source, folder)
-        patch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1_000_000))
-
-    networks = make(COMPILING, low_memory=low_memory)
-    with monkeypatch.context() as patch:
-        patch.setattr(CopyBuilder, "build", fill)
-        for _ in range(2):
-            networks.prepare(graphs)
-            assert compiler.built == ["audio_encoder"]  # more would be lost as well
-    networks.prepare(graphs)
-    networks.session("vae_decoder")
-    assert compiler.built == ["audio_encoder", *(graphs if low_memory else ()), "vae_decoder"]
-    assert sum("built for this run only" in text for text in make.notices) == 1
+def test_a_cache_that_cannot_be_written_is_an_error(make: DemoNetworks, compiler: CopyBuilder, tmp_path: Path) -> None:
+    (tmp_path / "cache").write_text("")
+    with pytest.raises(OutputError, match="--engine-cache"):
+        make(COMPILING).prepare(VAE)
 
 
 # Nothing runs silently on another provider.
@@ -166,7 +109,8 @@ def test_a_session_that_runs_mostly_on_another_provider_is_refused(
 ) -> None:
     counts = {"CPUExecutionProvider": 89, "CUDAExecutionProvider": 911}
     monkeypatch.setattr(Session, "nodes_by_provider", lambda self: counts)
-    monkeypatch.setattr(Engines, "_opener", lambda self, graph: DirectOpen(CPU))
+    open_graph = DirectOpen.open
+    monkeypatch.setattr(DirectOpen, "open", lambda self, source: open_graph(DirectOpen(CPU), source))
     monkeypatch.setattr(ort.InferenceSession, "get_providers", lambda self: ["CUDAExecutionProvider"])
     networks = make(Selection("cuda", gpu=GPU))
     networks.session("vae_encoder")

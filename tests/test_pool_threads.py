@@ -48,7 +48,7 @@ class CheapEngines:
 
     def open(self, graph: str) -> OpenedEngine:
         self.opened.append(Opened())
-        return OpenedEngine(cast(Session, self.opened[-1]), 1.0, built=False, build_s=0.0, open_s=0.0, size_bytes=0)
+        return OpenedEngine(cast(Session, self.opened[-1]), 1.0, 0.0)
 
 
 def cheap_pool(on_close: Callable[[tuple[str, ...]], None] = lambda graphs: None) -> SessionPool:

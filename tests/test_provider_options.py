@@ -20,7 +20,7 @@ import pytest
 
 from latentsync_trt.runtime.compiler.profiles import InputShapes
 from latentsync_trt.runtime.providers import libraries
-from latentsync_trt.runtime.sessions.options import RTX_KERNEL_CACHE, cuda_options, rtx_options, tensorrt_options
+from latentsync_trt.runtime.sessions.builders import RTX_KERNEL_CACHE, cuda_options, rtx_options, tensorrt_options
 from tests.tensorrt_stand_in.stand_in import stand_in_at
 
 SHAPES = {"latents": InputShapes((1, 4), (2, 4), (3, 4)), "history": InputShapes((1, 2), (1, 2), (1, 2))}

@@ -11,7 +11,7 @@ import pytest
 
 from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.runtime.compiler.profiles import InputShapes
-from latentsync_trt.runtime.sessions.options import RTX_KERNEL_CACHE, rtx_options
+from latentsync_trt.runtime.sessions.builders import RTX_KERNEL_CACHE, rtx_options
 from tests.small import small_bundle
 from tests.tensorrt_stand_in.build import REPOSITORY, CannotBuild, built
 from tests.tensorrt_stand_in.run import rtx_environment

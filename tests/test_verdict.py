@@ -11,13 +11,12 @@ import pytest
 from latentsync_trt.bundle.manifest import FULL_STEP, STEP_GRAPHS
 from latentsync_trt.errors import EngineBuildError, GraphRefused, OutOfMemory
 from latentsync_trt.runtime.networks import networks as networks_module
-from latentsync_trt.runtime.networks import verdict as verdict_module
 from latentsync_trt.runtime.networks.verdict import FOLDER, kept
 from latentsync_trt.runtime.providers import gpu as driver
 from latentsync_trt.runtime.providers import select
 from latentsync_trt.runtime.providers.gpu import Gpu
 from latentsync_trt.runtime.providers.select import Selection
-from latentsync_trt.runtime.sessions import pool
+from latentsync_trt.runtime.sessions import pool, trial
 from latentsync_trt.runtime.sessions.builders import DirectOpen, GraphSource
 from latentsync_trt.runtime.sessions.session import CPU, Session
 from tests.compiling import CopyBuilder, compiling_provider
@@ -44,7 +43,7 @@ class Machine:
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     made = Machine(compiling_provider(monkeypatch))
-    run_timed, open_graph = verdict_module.run_timed, DirectOpen.open
+    run_timed, open_graph = trial.run_timed, DirectOpen.open
 
     def timed(session: Session, ranges: Any, device: str, device_id: int, *, runs: int) -> Any:
         outputs, _ = run_timed(session, ranges, "cpu", 0)
@@ -52,12 +51,12 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
         made.compared.append(f"{session.path.stem if provider == 'cuda' else 'engine'} on {provider}")
         return outputs, made.ms[provider] if runs > 1 else 0.0
 
-    monkeypatch.setattr(verdict_module, "run_timed", timed)
+    monkeypatch.setattr(trial, "run_timed", timed)
     monkeypatch.setattr(DirectOpen, "open", lambda self, source: open_graph(DirectOpen(CPU), source))
     monkeypatch.setattr(select, "why_unavailable", lambda name, device=0: None if name != "rtx" else "no plug-in")
     monkeypatch.setattr(driver, "gpus", lambda: (GPU,))
     monkeypatch.setattr(Selection, "device", "cpu")
-    for module in (pool, verdict_module):
+    for module in (pool, trial):
         monkeypatch.setattr(module, "give_back_gpu_memory", lambda selection: None)
     return made
 
@@ -125,7 +124,7 @@ def test_an_engine_with_wrong_values_is_not_used(
         weights = wrong if source.path.stem == "denoise_step_cached" else source.path.parent
         return Session(folder / "engine.onnx", source.settings(providers=CPU, weights_folder=weights))
 
-    monkeypatch.setattr(CopyBuilder, "open_built", opened)
+    monkeypatch.setattr(CopyBuilder, "open", opened)
     assert prepared(make) == "cuda"
     (verdict,) = kept(tmp_path / "cache")
     off = [graph for graph, result in verdict.results.items() if result.difference > result.limit]
@@ -162,7 +161,7 @@ def test_where_memory_is_short_nothing_is_compared_or_remembered(
         raise OutOfMemory("vae_decoder: out of memory")
 
     with monkeypatch.context() as patch:
-        patch.setattr(verdict_module, "run_timed", short)
+        patch.setattr(trial, "run_timed", short)
         assert prepared(make) == "tensorrt"
     assert "tensorrt was not compared with another provider: vae_decoder: out of memory" in make.notices
     assert kept(tmp_path / "cache") == []

@@ -23,7 +23,7 @@ from latentsync_trt.measure.page import write_file
 from latentsync_trt.measure.pictures import Likeness
 from latentsync_trt.option_fields import check_limits, option
 from latentsync_trt.privacy import without_paths
-from latentsync_trt.runtime.compiler.layers import LayerSummary
+from latentsync_trt.runtime.compiler.process import LayerSummary
 from latentsync_trt.runtime.providers import libraries
 from latentsync_trt.runtime.providers.gpu import Gpu, driver_version
 from latentsync_trt.runtime.providers.select import Selection

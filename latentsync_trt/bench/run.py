@@ -30,8 +30,7 @@ from latentsync_trt.runtime.compiler.profiles import at_resolution, dimension_ra
 from latentsync_trt.runtime.networks.networks import Networks
 from latentsync_trt.runtime.providers.gpu import free_memory_bytes
 from latentsync_trt.runtime.providers.select import Selection, select_provider
-from latentsync_trt.runtime.sessions.device_run import BoundRun
-from latentsync_trt.runtime.sessions.trial import random_inputs
+from latentsync_trt.runtime.sessions.trial import BoundRun, random_inputs
 from latentsync_trt.sync.api import LipSync
 from latentsync_trt.sync.inpaint import make_inpainter, resolution_of
 from latentsync_trt.types import UInt8Array, UInt16Array

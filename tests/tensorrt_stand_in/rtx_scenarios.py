@@ -19,7 +19,6 @@ from latentsync_trt.runtime.networks.denoiser import GraphDenoiser
 from latentsync_trt.runtime.providers.diagnose import rtx_devices
 from latentsync_trt.runtime.providers.libraries import load_problem, provider_library, rtx_version
 from latentsync_trt.runtime.sessions.builders import CONTEXT_MODEL, GraphSource, RtxBuilder
-from latentsync_trt.runtime.sessions.options import rtx_options
 from latentsync_trt.runtime.sessions.session import CPU, Session, SessionSettings
 from latentsync_trt.types import Float32Array, WindowBatch
 
@@ -29,13 +28,10 @@ _NOTHING_TAKEN = {"nv_op_types_to_exclude": ",".join(sorted({schema.name for sch
 COEFFICIENTS = np.array([0.9, -0.1, 0.05, 1.1, -0.4], np.float32)
 
 
-_TARGETED = {**rtx_options(), "nv_target_sm": "sm89"}
-"""Options that name the GPU to compile for, for which the compiler would ask a real driver."""
-
-
 def compiled(bundle: str, graphs: Sequence[str]) -> dict[str, Any]:
     """Has the plug-in compile graphs; operators and inputs of the context models, and bytes of the engines."""
-    builder = RtxBuilder(_TARGETED, _devices(), rtx_version())
+    # Names the GPU to compile for, for which the compiler would ask a real driver.
+    builder = RtxBuilder({}, {"nv_target_sm": "sm89"}, _devices(), rtx_version(), Path("unused"))
     found = {}
     for graph in graphs:
         with tempfile.TemporaryDirectory() as folder:

@@ -19,7 +19,6 @@ class HostSession:
     def __init__(self, session: Any) -> None:
         self._session = session
         self.ort = self
-        self.free_memory = session.free_memory
 
     def io_binding(self) -> "HostBinding":
         """A new binding."""

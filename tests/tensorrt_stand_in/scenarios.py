@@ -16,8 +16,7 @@ from latentsync_trt.bundle.manifest import Bundle, step_graph
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import LatentSyncError
 from latentsync_trt.runtime.cache.store import EngineCache, cache_folder
-from latentsync_trt.runtime.compiler.layers import summarize
-from latentsync_trt.runtime.compiler.process import CompileOrder, run_compiler
+from latentsync_trt.runtime.compiler.process import CompileOrder, run_compiler, summarize
 from latentsync_trt.runtime.networks.background import BackgroundBuild
 from latentsync_trt.runtime.networks.networks import Networks
 from latentsync_trt.runtime.providers.select import Selection, select_provider

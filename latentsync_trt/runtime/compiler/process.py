@@ -1,4 +1,4 @@
-"""Compiles a graph with TensorRT or TensorRT-RTX in a child process.
+"""Compiles a graph with TensorRT or TensorRT-RTX in a child process, and reads what these libraries say.
 
 The compiler runs for minutes without handling signals, writes to the console past its logger, does not free all memory,
 and may crash.
@@ -8,18 +8,47 @@ ONNX Runtime's TensorRT provider does not build the engines: since 1.27 it reque
 and FP8 graphs, and its errors do not contain TensorRT's reason.
 """
 
+import json
+import math
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Literal
+from itertools import chain
+from pathlib import Path
+from typing import Any, Literal
 
 from latentsync_trt.child import Event, run_child
 from latentsync_trt.errors import EngineBuildError, OutOfMemory
-from latentsync_trt.runtime.compiler.failures import is_out_of_memory
 
 Compiler = Literal["tensorrt", "tensorrt_rtx"]
 """Names of the Python modules."""
 
 _WORKER = "latentsync_trt.runtime.compiler.worker"
+# Of errors of ONNX Runtime's arena, the CUDA runtime, cuDNN, cuBLAS, TensorRT, C++ and Python.
+_OUT_OF_MEMORY = (
+    "out of memory",
+    "outofmemory",
+    "failed to allocate memory",
+    "cudnn_status_alloc_failed",
+    "cublas_status_alloc_failed",
+    "the resource allocation failed",
+    "is smaller than requested bytes",
+    "could not be allocated",
+    "bad allocation",
+    "bad_alloc",
+    "insufficient memory",
+    "memoryerror",
+)
+
+_LARGEST = 10
+
+# Words of the inspector in lower case, each before those that it contains, and what they mean: type, bits of a value.
+_TYPES = (
+    *(("uint8", "uint8", 8), ("int8", "int8", 8), ("int32", "int32", 32), ("int64", "int64", 64)),
+    *(("fp8", "fp8", 8), ("bf16", "bf16", 16), ("bfloat16", "bf16", 16), ("fp16", "fp16", 16), ("half", "fp16", 16)),
+    *(("fp32", "fp32", 32), ("float", "fp32", 32), ("bool", "bool", 8)),
+)
+
 # SIGKILL, which POSIX systems send when memory runs out.
 _KILLED = -9
 MEMORY_CURE = "close other programs; the published U-Net at 512 px takes about 9 GB"
@@ -116,3 +145,76 @@ def run_compiler(
     if ended.code == _KILLED or is_out_of_memory(ended.last_error_line):
         raise OutOfMemory(f"{order.path}: the compiler was killed, most likely for memory; {MEMORY_CURE}")
     return Answer(False, f"the compiler crashed ({ended}): {ended.last_error_line or 'no message'}")
+
+
+def is_out_of_memory(text: str) -> bool:
+    """Whether an error text means that the host or the device has too little memory."""
+    return any(sign in text.lower() for sign in _OUT_OF_MEMORY)
+
+
+def last_line(error: Exception) -> str:
+    """The useful part of an ONNX Runtime message: its last line that is neither empty nor cuDNN's JSON dump."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip() and not line.lstrip().startswith("{")]
+    return lines[-1] if lines else type(error).__name__
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSize:
+    """A layer of an engine; `moved_bytes`: of its inputs, outputs and weights, as far as the inspector names them."""
+
+    name: str
+    kind: str
+    moved_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSummary:
+    """The layers of an engine.
+
+    Args:
+        layers: how many, after fusion. kinds: how many of each kind. precisions: how many write each type first.
+        formats: how many outputs are in each format, in TensorRT's words: a type, or a type and a memory layout.
+        largest: those that read and write most, which is known before they run; how long they take is not.
+    """
+
+    layers: int
+    kinds: Mapping[str, int]
+    precisions: Mapping[str, int]
+    formats: Mapping[str, int]
+    largest: tuple[LayerSize, ...]
+
+
+def summarize(path: Path) -> LayerSummary | None:
+    """The summary of a description in JSON, with the verbosity "detailed"; None if there is none, or it is no JSON."""
+    try:
+        described = json.loads(path.read_text(encoding="utf-8"))
+        layers = [layer for layer in described["Layers"] if isinstance(layer, dict)]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    outputs = [[_format(tensor) for tensor in layer.get("Outputs", ())] for layer in layers]
+    sizes = [LayerSize(layer.get("Name", ""), layer.get("LayerType", ""), _moved_bytes(layer)) for layer in layers]
+    return LayerSummary(
+        layers=len(layers),
+        kinds=dict(Counter(size.kind for size in sizes)),
+        precisions=dict(Counter(_type(formats[0])[0] for formats in outputs if formats)),
+        formats=dict(Counter(chain.from_iterable(outputs))),
+        largest=tuple(sorted(sizes, key=lambda size: -size.moved_bytes)[:_LARGEST]),
+    )
+
+
+def _format(tensor: Mapping[str, Any]) -> str:
+    return str(tensor.get("Format/Datatype", ""))
+
+
+def _type(text: str) -> tuple[str, int]:
+    """A type and the bits of a value, 0 if the inspector's words are unknown."""
+    return next(((name, bits) for sign, name, bits in _TYPES if sign in text.lower()), (text or "unknown", 0))
+
+
+def _moved_bytes(layer: Mapping[str, Any]) -> int:
+    """A variable dimension, which is negative, counts as 1."""
+    weights = [layer[name] for name in ("Weights", "Bias") if isinstance(layer.get(name), dict)]
+    bits = sum(int(values.get("Count", 0)) * _type(str(values.get("Type", "")))[1] for values in weights)
+    for tensor in (*layer.get("Inputs", ()), *layer.get("Outputs", ())):
+        bits += math.prod(max(1, int(size)) for size in tensor.get("Dimensions", ())) * _type(_format(tensor))[1]
+    return bits // 8

@@ -1,6 +1,7 @@
 """The child process of `process.run_compiler`: compiles one graph with TensorRT or TensorRT-RTX."""
 
 import importlib
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import chdir
@@ -8,14 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from latentsync_trt.child import Emit, Event, serve
-from latentsync_trt.runtime.compiler.failures import is_out_of_memory
-from latentsync_trt.runtime.compiler.progress import progress_reported
+from latentsync_trt.runtime.compiler.process import is_out_of_memory
 
 # The parser's conditions for an operation that it knows but does not support, and for an unknown one.
 _UNSUPPORTED = "false"
 _UNKNOWN = "Plugin not found"
 # Without a GPU, each failure is followed by one of these, which do not concern the graph.
 _NO_GPU = ("checkMacros.cpp::catchCudaError", "CUDA driver version is insufficient")
+
+REPORT_S = 10.0
+"""Least interval of reports of progress."""
 
 
 def compile_order(
@@ -89,8 +92,8 @@ def _build(
     config = _config(trt, builder, order)
     timings = order["timings"] and Path(order["timings"])
     rejected = _take_timings(config, timings, log) if timings else ""
-    with progress_reported(trt, config, on_progress):
-        engine = builder.build_serialized_network(network, config)
+    config.progress_monitor = _make_monitor(trt, on_progress)
+    engine = builder.build_serialized_network(network, config)
     if engine is not None:
         if timings:
             timings.write_bytes(bytes(config.get_timing_cache().serialize()))
@@ -135,6 +138,42 @@ def _make_log(trt: Any) -> Any:
                 self.warnings.append(message)
 
     return Log()
+
+
+def _make_monitor(trt: Any, report: Callable[[float], None]) -> Any:
+    class Monitor(trt.IProgressMonitor):  # type: ignore[misc]
+        """Reports the fraction of the outermost phase's steps, with part of the current one by the phases in it; it
+        never decreases. Steps do not take equal times. Called by the compiler, in any thread."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self._fraction, self._said_s = 0.0, time.monotonic()
+            self._phases: dict[str, list[Any]] = {}  # parent, steps, steps done
+            self._lock = threading.Lock()
+
+        def phase_start(self, phase_name: str, parent_phase: str | None, num_steps: int) -> None:
+            with self._lock:
+                self._phases[phase_name] = [parent_phase, num_steps, 0]
+
+        def step_complete(self, phase_name: str, step: int) -> bool:
+            with self._lock:
+                if phase_name in self._phases:
+                    self._phases[phase_name][2] = step + 1
+                self._fraction = max(self._fraction, self._within(None))
+                if time.monotonic() - self._said_s >= REPORT_S:
+                    self._said_s = time.monotonic()
+                    report(self._fraction)
+            return True
+
+        def phase_finish(self, phase_name: str) -> None:
+            with self._lock:
+                self._phases.pop(phase_name, None)
+
+        def _within(self, wanted: str | None) -> float:
+            phases = [(name, steps, done) for name, (parent, steps, done) in self._phases.items() if parent == wanted]
+            return max((min(1.0, (done + self._within(name)) / steps) for name, steps, done in phases), default=0.0)
+
+    return Monitor()
 
 
 def _config(trt: Any, builder: Any, order: Mapping[str, Any]) -> Any:

@@ -10,7 +10,7 @@ from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import EngineBuildError, InferenceError, InputError, OutOfMemory, ProviderUnavailable
 from latentsync_trt.remembered import forget
 from latentsync_trt.runtime.cache.store import EngineCache, Notice, cache_folder
-from latentsync_trt.runtime.compiler.layers import LayerSummary
+from latentsync_trt.runtime.compiler.process import LayerSummary
 from latentsync_trt.runtime.networks.background import BackgroundBuild
 from latentsync_trt.runtime.networks.batching import needed_bytes, windows_that_fit
 from latentsync_trt.runtime.networks.codec import VaeCodec

@@ -16,7 +16,7 @@ from latentsync_trt.errors import InferenceError
 from latentsync_trt.runtime.networks.denoiser import GraphDenoiser
 from latentsync_trt.runtime.providers.select import Selection
 from latentsync_trt.runtime.providers.table import CUDA
-from latentsync_trt.runtime.sessions.options import cuda_options
+from latentsync_trt.runtime.sessions.builders import cuda_options
 from latentsync_trt.runtime.sessions.session import CPU, Providers, Session, SessionSettings
 from latentsync_trt.types import Float32Array, WindowBatch
 

@@ -15,7 +15,6 @@ from latentsync_trt.bundle.manifest import STEP_GRAPHS, Manifest
 from latentsync_trt.errors import (
     EngineBuildError,
     GraphRefused,
-    InferenceError,
     InputError,
     OutOfMemory,
     ProviderUnavailable,
@@ -25,9 +24,8 @@ from latentsync_trt.runtime.cache.entry import DIGEST_LENGTH
 from latentsync_trt.runtime.cache.store import Notice
 from latentsync_trt.runtime.providers.select import Selection, next_provider
 from latentsync_trt.runtime.sessions.engines import Engines
-from latentsync_trt.runtime.sessions.memory import give_back_gpu_memory
 from latentsync_trt.runtime.sessions.session import Array
-from latentsync_trt.runtime.sessions.trial import difference, provider_limit, run_timed
+from latentsync_trt.runtime.sessions.trial import difference, provider_limit, run_and_close
 
 FOLDER = ".verdicts"
 
@@ -98,21 +96,19 @@ class Judge:
         """Why the provider of `engines` should not be used, as far as is known; empty if it should."""
         return self._verdict(engines).problem if engines.compiled else ""
 
-    def examine(self, engines: Engines, graphs: tuple[str, ...], build: Callable[[tuple[str, ...]], bool]) -> None:
-        """Builds engines by `build`, which returns whether the cache has all of them then, and compares those of
-        `graphs` that were not compared yet, one at a time.
+    def examine(self, engines: Engines, graphs: tuple[str, ...], build: Callable[[tuple[str, ...]], None]) -> None:
+        """Builds engines by `build`, and compares those of `graphs` that were not compared yet, one at a time.
 
         Raises:
             GraphRefused: the compiler does not accept a graph; the next run will know.
             EngineBuildError: an engine does not open or run, its values are wrong, or the steps are slower.
         """
         try:
-            complete = build(graphs)
+            build(graphs)
         except GraphRefused as error:
             self._keep(engines, replace(self._verdict(engines), problem=str(error)))
             raise
-        if complete:
-            self._compare(engines, graphs)
+        self._compare(engines, graphs)
 
     def _compare(self, engines: Engines, graphs: Iterable[str]) -> None:
         known = self._verdict(engines)
@@ -198,15 +194,8 @@ def _problem(verdict: Verdict, manifest: Manifest) -> str:
 
 def _run(engines: Engines, graph: str) -> tuple[tuple[Array, ...], float]:
     # Without CUDA graphs, whose replays are compared elsewhere.
-    session, selection = engines.without_cuda_graph().open(graph).session, engines.selection
-    runs = _RUNS if graph in STEP_GRAPHS else 1
-    try:
-        return run_timed(session, engines.ranges, selection.device, selection.device_id, runs=runs)
-    except InferenceError as error:
-        raise EngineBuildError(f"{error}") from error
-    finally:
-        session.close()
-        give_back_gpu_memory(selection)
+    session = engines.without_cuda_graph().open(graph).session
+    return run_and_close(session, engines.ranges, engines.selection, runs=_RUNS if graph in STEP_GRAPHS else 1)
 
 
 def _path(engines: Engines) -> Path:

@@ -13,11 +13,11 @@ from typing import cast
 
 from latentsync_trt.bundle.manifest import FULL_STEP, STEP_GRAPHS, Bundle, DimensionRange, GraphForm, Manifest
 from latentsync_trt.config import RuntimeOptions
-from latentsync_trt.errors import EngineBuildError, InputError, OutOfMemory, OutputError
+from latentsync_trt.errors import EngineBuildError, InputError, OutOfMemory
 from latentsync_trt.remembered import Key, known, remember
 from latentsync_trt.runtime.cache.entry import EngineKey, Entry
 from latentsync_trt.runtime.cache.store import SHARED_FOLDER, EngineCache, Notice
-from latentsync_trt.runtime.compiler.layers import LayerSummary, summarize
+from latentsync_trt.runtime.compiler.process import LayerSummary, summarize
 from latentsync_trt.runtime.compiler.profiles import check_sizes, dimension_ranges, engine_ranges, input_shapes
 from latentsync_trt.runtime.providers.diagnose import rtx_devices
 from latentsync_trt.runtime.providers.gpu import Gpu, driver_version
@@ -35,13 +35,13 @@ from latentsync_trt.runtime.sessions.builders import (
     Builder,
     DirectOpen,
     GraphSource,
-    Opener,
     RtxBuilder,
     TensorRTBuilder,
+    cuda_form_options,
+    own_options,
 )
-from latentsync_trt.runtime.sessions.cuda_form import check_form, compare_forms
-from latentsync_trt.runtime.sessions.options import cuda_form_options, own_options, rtx_options
 from latentsync_trt.runtime.sessions.session import CPU, Session
+from latentsync_trt.runtime.sessions.trial import FORM_LIMIT, difference, run_and_close
 from latentsync_trt.types import EngineTime
 
 CUDA_FORM_FACT = "cuda-form"
@@ -61,10 +61,10 @@ class OpenedEngine:
 
     session: Session
     node_share: float
-    built: bool
-    build_s: float
     open_s: float
-    size_bytes: int
+    built: bool = False
+    build_s: float = 0.0
+    size_bytes: int = 0
 
     def times(self, graph: str, provider: str) -> EngineTime:
         """Time spent on it so far."""
@@ -97,24 +97,19 @@ class Engines:
         self.selection = selection
         self.options = options
         self.cache = cache
+        self.compiled = selection.provider.builds
+        """Whether the provider needs engines, and thus the cache."""
         ranges = dimension_ranges(bundle.manifest, options)
         self.ranges = engine_ranges(ranges, options.windows_per_batch) if self.compiled else ranges
         self._refused: set[str] = set()
-        self.cuda_graph = self._uses_cuda_graph()
-        check_form(bundle.manifest, selection.name, options.graph_form)
         self._compared: set[str] = set()
         self._comparing = threading.Lock()
         self._notice = on_notice
-        self._unwritable: OutputError | None = None
-        self._announced: OutputError | None = None
+        self._check_form()
+        self.cuda_graph = self._uses_cuda_graph()
         precision_notice = eight_bit_notice(bundle.manifest, selection)
         if precision_notice:
             on_notice(precision_notice)
-
-    @property
-    def compiled(self) -> bool:
-        """Whether the provider needs engines, and thus the cache."""
-        return self.selection.provider.builds
 
     def form(self, graph: str) -> GraphForm:
         """The form of a graph to open: that for the provider, if the bundle has it and it runs here."""
@@ -122,10 +117,6 @@ class Engines:
         if self.options.graph_form == "portable" or graph in self._refused:
             return "portable"
         return form if form in self.bundle.manifest.graphs[graph].forms else "portable"
-
-    def retry_cache(self) -> None:
-        """Uses the cache again after it could not be written: a disk may have room by now."""
-        self._unwritable = None
 
     def without_cuda_graph(self) -> "Engines":
         """The same engines with CUDA graphs disabled."""
@@ -139,13 +130,16 @@ class Engines:
             return None
         versions = [onnxruntime_version(), cuda_version(), cudnn_version(), driver_version()]
         if self.compiled:
-            versions.append(rtx_version() if self.selection.provider is RTX else tensorrt_version())
+            versions.append(self._compiler_version())
         return {
             "graphs": [self.bundle.graph_hash(graph, self.form(graph)) for graph in graphs],
             "spans": [{name: astuple(span) for name, span in sorted(self._spans(graph).items())} for graph in graphs],
             "provider": self.selection.name,
             "options": [
-                self._builder(graph).options() if self.compiled else self._cuda_options(graph) for graph in graphs
+                self._builder(graph).options()
+                if self.compiled
+                else self._cuda_options(self.form(graph), recorded=self._recorded(graph))
+                for graph in graphs
             ],
             "gpu": asdict(self._gpu),
             "versions": versions,
@@ -200,40 +194,35 @@ class Engines:
         """
         key = self.key(graph)
         old = self.cache.find(key) if force else None
-        try:
-            return self.cache.obtain(key, partial(self._build, graph), other_than=old.built_at if old else None)
-        except OutputError as error:
-            self._unwritable = error
-            raise
+        return self.cache.obtain(key, partial(self._build, graph), other_than=old.built_at if old else None)
 
     def open(self, graph: str) -> OpenedEngine:
         """A session of a graph; builds its engine first if the provider needs one that the cache lacks.
 
-        If the cache cannot be written, the engine is built for this run only, with a notice, and so are later ones
-        until `retry_cache`.
-
         Raises:
             EngineBuildError: the provider cannot compile the graph, or runs too few of its nodes.
-            OutOfMemory: there is too little memory.
+            OutOfMemory: there is too little memory. OutputError: the cache cannot be written.
         """
-        if self.compiled:
-            return self._open_built(graph)
         self.settle_form(graph)
-        try:
-            return self._open_directly(graph)
-        except EngineBuildError as error:
-            self._refuse_form(graph, error)
-        return self._open_directly(graph)
+        start_s = time.perf_counter()
+        if not self.compiled:
+            session = self._open_form(graph, self.form(graph), recorded=self._recorded(graph))
+            return OpenedEngine(session, self._node_share(session), time.perf_counter() - start_s)
+        load = partial(self._builder(graph).open, self._source(graph))
+        engine, session = self.cache.load(self.key(graph), partial(self._build, graph), load)
+        build_s = engine.build_s or 0.0
+        open_s = time.perf_counter() - start_s - (build_s if engine.built else 0.0)
+        return OpenedEngine(session, self._node_share(session), open_s, engine.built, build_s, engine.size_bytes)
 
     def settle_form(self, graph: str) -> None:
         """Compares the CUDA form of a graph with the portable one, once for each GPU, driver and bundle.
 
-        The portable one is opened from then on, with a notice, where values differ. Where memory is too short for the
-        comparison, it is left to the next run. Best called while no other session is open, as it needs memory for each
-        form in turn.
+        The portable one is opened from then on, with a notice, where the CUDA form does not run or values differ. Where
+        memory is too short for the comparison, it is left to the next run. Best called while no other session is open,
+        as it needs memory for each form in turn.
 
         Raises:
-            EngineBuildError: values differ, and `--graph-form cuda` forbids the portable form.
+            EngineBuildError: the form does not run here, and `--graph-form cuda` forbids the portable form.
         """
         if self.form(graph) != CUDA.form:
             return
@@ -242,59 +231,48 @@ class Engines:
                 return
             try:
                 self._compare_forms(graph)
+            except OutOfMemory:
+                pass
             except EngineBuildError as error:
-                self._refuse_form(graph, error)
+                if self.options.graph_form == CUDA.form:
+                    raise
+                self._notice(f"{graph}: the CUDA form does not run here, continuing with the portable one: {error}")
+                self._refused.add(graph)
             self._compared.add(graph)
 
     def _compare_forms(self, graph: str) -> None:
-        fact, plain = self.fact(graph), self.without_cuda_graph()
+        fact = self.without_cuda_graph().fact(graph)
         if known(CUDA_FORM_FACT, fact):
             return
         if not self._compared:
             self._notice("comparing the CUDA form of this bundle with the portable one, once for this GPU")
-        portable = copy.copy(plain)
-        portable.options = replace(plain.options, graph_form="portable")
-        cuda, other = (partial(each._opener(graph).open, each._source(graph)) for each in (plain, portable))
-        try:
-            compare_forms(cuda, other, self.ranges)
-        except OutOfMemory:
-            return
+        forms: tuple[GraphForm, ...] = (CUDA.form, "portable")
+        ours, theirs = (run_and_close(self._open_form(graph, form), self.ranges, self.selection)[0] for form in forms)
+        apart = difference(ours, theirs)
+        if apart > FORM_LIMIT:
+            raise EngineBuildError(
+                f"its values differ from those of the portable form by {apart:.1e} of the largest, at most "
+                f"{FORM_LIMIT} is allowed; please report this GPU with `latentsync-trt selftest --json`"
+            )
         remember(CUDA_FORM_FACT, fact)
 
-    def _refuse_form(self, graph: str, error: EngineBuildError) -> None:
-        """Opens the portable form of a graph from now on, with a notice; raises `error` where that is no choice."""
-        form = self.form(graph)
-        if form == "portable" or self.options.graph_form != "auto":
-            raise error
-        self._notice(f"{graph}: the {form.upper()} form does not run here, continuing with the portable one: {error}")
-        self._refused.add(graph)
+    def _check_form(self) -> None:
+        """Raises `InputError` if the options require the CUDA form and it is not available."""
+        if self.options.graph_form != CUDA.form:
+            return
+        if self.selection.provider is not CUDA:
+            raise InputError(f"--graph-form cuda: not with provider {self.selection.name}; it is made for cuda alone")
+        if not any(CUDA.form in entry.forms for entry in self.bundle.manifest.graphs.values()):
+            raise InputError(
+                f"--graph-form cuda: bundle {self.bundle.manifest.name} has no graphs in it; export it again, "
+                "--static and without --portable-only"
+            )
 
-    def _open_directly(self, graph: str) -> OpenedEngine:
-        start_s = time.perf_counter()
-        session = self._opener(graph).open(self._source(graph))
-        share = self._node_share(session)
-        open_s = time.perf_counter() - start_s
-        return OpenedEngine(session, share, built=False, build_s=0.0, open_s=open_s, size_bytes=0)
-
-    def _open_built(self, graph: str) -> OpenedEngine:
-        key, builder, source = self.key(graph), self._builder(graph), self._source(graph)
-        start_s = time.perf_counter()
-        try:
-            if self._unwritable is not None and self.cache.find(key) is None:
-                raise self._unwritable
-            engine, session = self.cache.load(key, partial(self._build, graph), partial(builder.open_built, source))
-        except OutputError as error:
-            self._unwritable = self._unwritable or error
-            if self._announced is not self._unwritable:
-                self._announced = self._unwritable
-                self._notice(f"{self._unwritable}; engines are built for this run only")
-            session = builder.open(source)
-            open_s = time.perf_counter() - start_s
-            share = self._node_share(session)
-            return OpenedEngine(session, share, built=True, build_s=open_s, open_s=open_s, size_bytes=0)
-        build_s = engine.build_s or 0.0
-        open_s = time.perf_counter() - start_s - (build_s if engine.built else 0.0)
-        return OpenedEngine(session, self._node_share(session), engine.built, build_s, open_s, engine.size_bytes)
+    def _open_form(self, graph: str, form: GraphForm, *, recorded: bool = False) -> Session:
+        providers = CPU
+        if self.selection.gpu is not None:
+            providers = (CUDA.ort_name, self._cuda_options(form, recorded=recorded)), *CPU
+        return DirectOpen(providers).open(self._source(graph, form))
 
     def _build(self, graph: str, folder: Path) -> int | None:
         self._notice(f"{graph}: no engine for {self.selection.name} yet; building it, once")
@@ -318,11 +296,9 @@ class Engines:
             )
         return share
 
-    def _source(self, graph: str) -> GraphSource:
-        return GraphSource(
-            path=self.bundle.graph_path(graph, self.form(graph)),
-            dimensions={name: span.optimum for name, span in self._spans(graph).items() if span.fixed},
-        )
+    def _source(self, graph: str, form: GraphForm = "portable") -> GraphSource:
+        fixed = {name: span.optimum for name, span in self._spans(graph).items() if span.fixed}
+        return GraphSource(self.bundle.graph_path(graph, form), fixed)
 
     def _spans(self, graph: str) -> dict[str, DimensionRange]:
         names = {size for tensor in self.bundle.manifest.graphs[graph].inputs for size in tensor.shape}
@@ -335,29 +311,26 @@ class Engines:
     def _recorded(self, graph: str) -> bool:
         return self.cuda_graph and graph in STEP_GRAPHS
 
-    def _opener(self, graph: str) -> Opener:
-        if self.selection.gpu is None:
-            return DirectOpen(CPU)
-        return DirectOpen(((CUDA.ort_name, self._cuda_options(graph)), *CPU))
+    def _cuda_options(self, form: GraphForm, *, recorded: bool) -> dict[str, str]:
+        own = own_options(CUDA.name, self.options.provider_options)
+        return {**cuda_form_options(form, self._gpu, cuda_graph=recorded), **own}
 
-    def _cuda_options(self, graph: str) -> dict[str, str]:
-        own = own_options("cuda", self.options.provider_options)
-        return {**cuda_form_options(self.form(graph), self._gpu, cuda_graph=self._recorded(graph)), **own}
+    def _compiler_version(self) -> str:
+        return rtx_version() if self.selection.provider is RTX else tensorrt_version()
 
     def _builder(self, graph: str) -> Builder:
-        entry, options = self.bundle.manifest.graphs[graph], self.options
+        entry, given = self.bundle.manifest.graphs[graph], self.options.provider_options
+        version = self._compiler_version()
         if self.selection.provider is RTX:
-            own = own_options("rtx", options.provider_options)
-            plugin_options = {**rtx_options(input_shapes(entry, self.ranges)), **own}
-            version = rtx_version()
-            return RtxBuilder(plugin_options, tuple(rtx_devices(self._gpu.index)), version, self._shared(version))
+            shapes, devices = input_shapes(entry, self.ranges), tuple(rtx_devices(self._gpu.index))
+            return RtxBuilder(shapes, given, devices, version, self._shared(version))
         return TensorRTBuilder(
             entry,
             self.ranges,
-            options,
+            given,
             self._gpu,
-            tensorrt_version(),
-            self._shared(tensorrt_version()),
+            version,
+            self._shared(version),
             self._recorded(graph),
             self._notice,
             self.bundle.manifest.precision,

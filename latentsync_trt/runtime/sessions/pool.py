@@ -3,12 +3,10 @@
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 from latentsync_trt.bundle.manifest import FULL_STEP, UNGUIDED_GRAPHS, VAE_DECODER, VAE_ENCODER
-from latentsync_trt.errors import OutputError
 from latentsync_trt.runtime.sessions.engines import Engines, OpenedEngine
 from latentsync_trt.runtime.sessions.memory import give_back_gpu_memory
 from latentsync_trt.runtime.sessions.session import Session
@@ -73,29 +71,18 @@ class SessionPool:
         return None if opened is None else opened.session
 
     def missing(self, graphs: tuple[str, ...]) -> tuple[str, ...]:
-        """Those of `graphs` without an engine in the cache; none where the cache cannot be read.
-
-        Raises:
-            BundleError: the bundle lacks one of `graphs`.
-        """
+        """Those of `graphs` without an engine in the cache; raises `BundleError` if the bundle lacks one of them."""
         for graph in graphs:
             self.engines.bundle.graph_path(graph)
-        with suppress(OutputError):  # opening reports the error, and builds for this run only
-            return self.engines.missing(graphs)
-        return ()
+        return self.engines.missing(graphs)
 
-    def build(self, graphs: tuple[str, ...]) -> bool:
-        """Builds missing engines one by one, as builds time kernels; returns whether the cache has all of them then.
-
-        Nothing is built for graphs that are open, which may have engines for this run only. Raises as `session`.
-        """
-        self.engines.retry_cache()
-        with suppress(OutputError):  # as in `missing`
-            for graph in self.missing(graphs):
-                if graph not in self._opened:
-                    self._build(graph)
-            return not self.engines.missing(graphs)
-        return False
+    def build(self, graphs: tuple[str, ...]) -> None:
+        """Builds missing engines one by one, as builds time kernels. Raises as `session`."""
+        for graph in self.missing(graphs):
+            if self.low_memory:
+                self._close_others(graph)
+            if self.engines.build(graph).built:
+                self._built.add(graph)
 
     def prepare(self, graphs: Iterable[str], beside: Beside = lambda _: ()) -> None:
         """Opens all of `graphs` in parallel; `build` comes first.
@@ -104,9 +91,8 @@ class SessionPool:
         `session`.
         """
         graphs = tuple(graphs)
-        if not self._opened:  # while memory is free: the first call allocates some itself
-            give_back_gpu_memory(self.engines.selection)
-        if not self._opened:
+        if not self._opened:  # while memory is free
+            give_back_gpu_memory(self.engines.selection)  # whose first call allocates some itself
             for graph in graphs:
                 self.engines.settle_form(graph)
         if self.low_memory:
@@ -116,7 +102,7 @@ class SessionPool:
         with ThreadPoolExecutor(_OPENERS, thread_name_prefix="open") as openers:
             ordered = [graph for graph in _OPENED_FIRST if graph in graphs]
             ordered += [graph for graph in graphs if graph not in ordered]
-            opening: dict[str, Future[Any]] = {graph: openers.submit(self._open_if_closed, graph) for graph in ordered}
+            opening: dict[str, Future[Any]] = {graph: openers.submit(self.session, graph) for graph in ordered}
             results([*opening.values(), *beside(opening)])
 
     def times(self) -> tuple[EngineTime, ...]:
@@ -137,24 +123,13 @@ class SessionPool:
         """Closes all sessions; `session` opens them again."""
         self._close(tuple(self._opened))
 
-    def _build(self, graph: str) -> None:
-        if self.low_memory:
-            self._close_others(graph)
-        if self.engines.build(graph).built:
-            self._built.add(graph)
-
-    def _open_if_closed(self, graph: str) -> None:
-        with self._opening[graph]:
-            if graph not in self._opened:
-                self._open(graph)
-
     def _open(self, graph: str) -> OpenedEngine:
         opened = self.engines.open(graph)
         with self._lock:
             # `prepare` builds first, so opening finds an engine that this run built.
-            built = opened.built or graph in self._built
+            opened = replace(opened, built=opened.built or graph in self._built)
             self._built.discard(graph)
-            self._opened[graph] = opened = replace(opened, built=built)
+            self._opened[graph] = opened
         return opened
 
     def _close_others(self, graph: str) -> None:

@@ -2,10 +2,14 @@
 
 import os
 import re
+import sys
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any, TypeVar
 
 import numpy as np
@@ -13,10 +17,9 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from latentsync_trt.errors import EngineBuildError, InferenceError, LatentSyncError, OutOfMemory
-from latentsync_trt.runtime.compiler.failures import is_out_of_memory, last_line
+from latentsync_trt.runtime.compiler.process import is_out_of_memory, last_line
 from latentsync_trt.runtime.providers import table
 from latentsync_trt.runtime.sessions.memory import share_memory
-from latentsync_trt.runtime.sessions.native_log import native_errors
 
 T = TypeVar("T")
 
@@ -25,8 +28,19 @@ Providers = tuple[tuple[str, Mapping[str, str]], ...]
 
 CPU: Providers = ((table.CPU.ort_name, {}),)
 
+_STDERR = 2
+_ERRORS, _SILENT = 3, 4
+"""ONNX Runtime's severities."""
+
 # Else it warns on stderr about unused plug-in devices, between the lines of the command.
-ort.set_default_logger_severity(4)
+ort.set_default_logger_severity(_SILENT)
+
+# "2026-01-31 10:00:00.123 [E:onnxruntime:Default, file.h:88 log] [2026-01-31 09:00:00   ERROR] the reason", in colors.
+_LOG_LINE = re.compile(
+    rb"(?:\x1b\[[0-9;]*m)*\d{4}-\d\d-\d\d [\d:.]+ \[[EF]:onnxruntime:[^\]]*\]\s*(?:\[[^\]]*\]\s*)?(.*)\n?"
+)
+_COLORS = re.compile(r"\x1b\[[0-9;]*m")
+_reading_log = threading.Lock()
 
 _NUMPY_TYPES: dict[str, type[np.generic]] = {
     "tensor(float)": np.float32,
@@ -259,6 +273,42 @@ def _model(path: Path, settings: SessionSettings) -> str | bytes:
 
 def _tensor_info(node: Any) -> TensorInfo:
     return TensorInfo(node.name, tuple(node.shape), np.dtype(_NUMPY_TYPES[node.type]))
+
+
+@contextmanager
+def native_errors() -> Iterator[list[str]]:
+    """Collects the error lines of ONNX Runtime's default log on stderr, the only place where TensorRT says why it
+    fails; the list is filled when the block ends, and other output appears then.
+
+    Use it only to repeat an action that failed, by one thread at a time.
+    """
+    lines: list[str] = []
+    with _reading_log, TemporaryFile() as log:
+        try:
+            saved = os.dup(_STDERR)
+        except OSError:  # a program without stderr
+            yield lines
+            return
+        _flush_stderr()
+        os.dup2(log.fileno(), _STDERR)
+        ort.set_default_logger_severity(_ERRORS)
+        try:
+            yield lines
+        finally:
+            _flush_stderr()
+            ort.set_default_logger_severity(_SILENT)
+            os.dup2(saved, _STDERR)
+            os.close(saved)
+            log.seek(0)
+            text = log.read()
+            lines += (_COLORS.sub("", line.decode(errors="replace")).strip() for line in _LOG_LINE.findall(text))
+            with os.fdopen(_STDERR, "wb", closefd=False) as stderr:
+                stderr.write(_LOG_LINE.sub(b"", text))
+
+
+def _flush_stderr() -> None:
+    with suppress(ValueError, AttributeError):  # closed, or none
+        sys.stderr.flush()
 
 
 def _translated(

@@ -6,8 +6,10 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 
 from latentsync_trt.bundle.manifest import DimensionRange, Manifest
+from latentsync_trt.errors import EngineBuildError, InferenceError
 from latentsync_trt.runtime.compiler.profiles import usual_shape
-from latentsync_trt.runtime.sessions.device_run import BoundRun
+from latentsync_trt.runtime.providers.select import Selection
+from latentsync_trt.runtime.sessions.memory import DeviceBuffers, give_back_gpu_memory
 from latentsync_trt.runtime.sessions.session import Array, Session, TensorInfo
 
 Ranges = Mapping[str, DimensionRange]
@@ -25,6 +27,44 @@ _EIGHT_BIT_LIMIT = 5e-2
 
 _VERIFICATION_FACTOR = 4.0
 """Two providers that are each as exact as the verified export differ by twice its error at most."""
+
+
+class BoundRun:
+    """Runs `session` repeatedly on the same inputs, which stay on the device, as do the outputs.
+
+    Args:
+        inputs: an array for every input of the graph, uploaded once.
+        device, device_id: where the session's provider keeps its buffers, as in `Selection`.
+    """
+
+    def __init__(self, session: Session, inputs: Mapping[str, Array], device: str, device_id: int) -> None:
+        self._session = session
+        self._binding = session.ort.io_binding()
+        self._buffers = DeviceBuffers(device, device_id)  # kept alive here: the binding only has their addresses
+        for name, array in inputs.items():
+            self._binding.bind_ortvalue_input(name, self._buffers.upload(name, array))
+        for output in session.outputs:
+            sizes = tuple(size for size in output.shape if isinstance(size, int))
+            if len(sizes) == len(output.shape):
+                # A recorded CUDA graph writes to the addresses it was recorded with.
+                value = self._buffers.empty(output.name, sizes, output.dtype.type)
+                self._binding.bind_ortvalue_output(output.name, value)
+            else:
+                self._binding.bind_output(output.name, device, device_id)
+
+    def __call__(self) -> None:
+        """One run; returns when the outputs are complete.
+
+        Raises:
+            InferenceError: the provider failed. OutOfMemory: there is too little memory.
+        """
+        self._binding.synchronize_inputs()
+        self._session.run_bound(self._binding)
+        self._binding.synchronize_outputs()
+
+    def outputs(self) -> tuple[Array, ...]:
+        """The outputs of the last run, copied to the host."""
+        return tuple(self._binding.copy_outputs_to_cpu())
 
 
 def random_inputs(tensors: Iterable[TensorInfo], ranges: Ranges) -> dict[str, Array]:
@@ -45,7 +85,7 @@ def run_timed(
     """The outputs for `random_inputs`, and the mean of the runs after the first in ms (0 with a single one).
 
     Args:
-        device, device_id: where the session's provider keeps its buffers, as in `Selection`.
+        device, device_id: as in `BoundRun`.
 
     Raises:
         InferenceError: the provider failed. OutOfMemory: there is too little memory.
@@ -57,6 +97,19 @@ def run_timed(
         run()
     mean_ms = 1000 * (time.perf_counter() - start_s) / max(1, runs - 1)
     return run.outputs(), mean_ms if runs > 1 else 0.0
+
+
+def run_and_close(
+    session: Session, ranges: Ranges, selection: Selection, *, runs: int = 1
+) -> tuple[tuple[Array, ...], float]:
+    """As `run_timed`, for a session of `selection` made for it alone; `EngineBuildError` where it does not run."""
+    try:
+        return run_timed(session, ranges, selection.device, selection.device_id, runs=runs)
+    except InferenceError as error:
+        raise EngineBuildError(f"{error}") from error
+    finally:
+        session.close()
+        give_back_gpu_memory(selection)
 
 
 def difference(ours: Iterable[Array], theirs: Iterable[Array]) -> float:
