@@ -1,10 +1,9 @@
 """Turns the form of a job into a task: limits, files by URL, and all checks before it queues. Knows nothing of HTTP."""
 
 import ipaddress
-import json
 import re
 import socket
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from latentsync_trt.config import SyncOptions
 from latentsync_trt.errors import InputError, LatentSyncError, MediaError
 from latentsync_trt.option_fields import check_limits, file_fields, from_texts, option
 from latentsync_trt.remote_files import fetch, name_of, shown
+from latentsync_trt.validation import from_json
 from latentsync_trt.values import Speaker
 
 LIMITS = "Limits"
@@ -96,8 +96,8 @@ class TooLarge(InputError):
 class Form:
     """What a client sent: files by field, and texts by field."""
 
-    files: dict[str, Path] = field(default_factory=dict)
-    texts: dict[str, str] = field(default_factory=dict)
+    files: dict[str, Path]
+    texts: dict[str, str]
 
 
 def is_file_field(name: str) -> bool:
@@ -141,10 +141,7 @@ def admit(job_id: str, form: Form, folder: Path, limits: Limits) -> Task:
 
 def _options(form: Form, folder: Path) -> SyncOptions:
     """Returns the options of a form. Files are those that were sent, never names within `options`."""
-    try:
-        values = dict(json.loads(form.texts.get("options") or "{}"))
-    except (ValueError, TypeError, RecursionError) as error:
-        raise InputError(f'options: is no JSON object, as in {{"preset": "fast"}} ({error})') from error
+    values = from_json(dict[str, Any], form.texts.get("options") or "{}", "options", InputError)
     page = values.pop("report", False)
     if not isinstance(page, bool):
         raise InputError("report: is true for a page with measures and pictures, or false")
