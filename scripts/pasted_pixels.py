@@ -4,7 +4,7 @@ The first seconds of each clip are synced with the whole mask and with the face 
 frame, in 8-bit RGB. Of these lie outside the outlines that FaceMesh finds in the frame's own face and in the painted
 one: the share `neck` below a chin, where the source's chin must go, and `beside` the rest; `worst`: that of the worst
 frame. `reach_percent`: distance of the farthest of the rest, in percent of the face's height. `seam`: see
-`face.compositor.seam_score`.
+`measure.pictures.seam_score`.
 
     python scripts/pasted_pixels.py CLIP.mp4=SPEECH.wav ... --json benchmarks/pasted-pixels-demo.json
 """
@@ -26,9 +26,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from latentsync_trt import LipSync, SyncOptions
 from latentsync_trt.config import Paste
-from latentsync_trt.face.compositor import seam_score
 from latentsync_trt.face.paste import Pasted, Paster
 from latentsync_trt.face.scene import OVAL, filled
+from latentsync_trt.measure.pictures import seam_score
 from latentsync_trt.types import BoolArray, Float32Array, Picture
 from latentsync_trt.version import __version__
 

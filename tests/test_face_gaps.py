@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from fractions import Fraction
 
-import cv2
 import numpy as np
 import pytest
 
@@ -158,14 +157,3 @@ def test_nothing_is_painted_on_what_covers_a_face(covered: str) -> None:
     people = [{face.person for face in one.faces} for one in seen if one is not None]
     assert people[:6] == people[10:] == [{0}] * 6
     assert not any(0 in present for present in people[6:10])
-
-
-@pytest.mark.integration
-def test_a_blurred_face_is_bridged() -> None:
-    frames = first_person(16)
-    frames[6:10] = [np.asarray(cv2.blur(frame, (61, 61)), np.uint8) for frame in frames[6:10]]
-    with MediaPipeDetector() as detector:
-        finder = FaceFinder(detector, 64, StageClock())
-        jobs = list(finder.find(frame_at(*each) for each in enumerate(frames)))
-    assert {target.track_id for job in jobs for target in job.targets} == {0}
-    assert [len(job.targets) for job in jobs] == [1] * 16

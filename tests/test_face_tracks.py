@@ -19,7 +19,7 @@ from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.face.track_file import ClipMark, FaceSpan, Tracks, read_tracks, save_tracks
 from latentsync_trt.media.playback import Playback
 from latentsync_trt.media.reader import probe, read_frames
-from latentsync_trt.sync.analysis import analyse, mark_of
+from latentsync_trt.sync.analysis import analyze, mark_of
 from latentsync_trt.sync.faces import FaceFinder
 from latentsync_trt.sync.jobs import FrameJob
 from latentsync_trt.sync.threads import StageClock
@@ -46,7 +46,7 @@ def clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def saved(clip: Path, detector: MediaPipeDetector) -> Path:
-    return save_tracks(analyse(clip, detector)[0], clip.with_suffix(".json"))
+    return save_tracks(analyze(clip, detector)[0], clip.with_suffix(".json"))
 
 
 def jobs_of(detector: MediaPipeDetector, clip: Path, playback: Playback, tracks: Tracks | None) -> list[FrameJob]:
@@ -249,7 +249,7 @@ def test_the_command_writes_a_sheet_and_tracks(tmp_path: Path) -> None:
 def test_a_clip_without_faces_is_an_error(tmp_path: Path, detector: MediaPipeDetector) -> None:
     video = write_video(tmp_path / "in.mp4", numbered(3))
     with pytest.raises(NoFaceError, match="no face in any of the 3 frames searched"):
-        analyse(video, detector)
+        analyze(video, detector)
     code, _, err = run("faces", video)
     assert code == 1
     assert "no face in any" in err

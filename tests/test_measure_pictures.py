@@ -1,12 +1,18 @@
 """PSNR, SSIM and flicker against numbers that can be computed by hand, and against scikit-image."""
 
+import math
+
 import numpy as np
 import pytest
 
-from latentsync_trt.measure.pictures import FlickerMeter, likeness, ssim
+from latentsync_trt.errors import InputError
+from latentsync_trt.measure.compare import FaceMeter, compare_lips
+from latentsync_trt.measure.lips import Curves
+from latentsync_trt.measure.pictures import FlickerMeter, likeness, mouth_part, ssim
+from latentsync_trt.media.demo_clip import SpokenMouth
 from latentsync_trt.types import UInt8Array
 
-SEED = 3
+SEED, SIDE_PX = 3, 128
 SAME_AS_SKIMAGE = 1e-6
 """Both compute in double precision, with the same windows; what differs is the order of sums."""
 
@@ -35,11 +41,6 @@ def test_equal_pictures_have_no_psnr_and_full_ssim() -> None:
     picture = _picture(SEED)
     assert _psnr_db(picture, picture) is None
     assert ssim(picture, picture) == pytest.approx(1.0)
-
-
-def test_unsigned_differences_do_not_wrap() -> None:
-    dark, light = np.full((12, 12, 3), 1, np.uint8), np.full((12, 12, 3), 3, np.uint8)
-    assert _psnr_db(dark, light) == _psnr_db(light, dark) == pytest.approx(20 * np.log10(255 / 2))
 
 
 def test_ssim_is_that_of_scikit_image() -> None:
@@ -82,3 +83,39 @@ def test_flicker_is_not_measured_across_frames_without_a_face() -> None:
     meter.add(np.full((8, 8, 3), 90, np.float32))
     meter.add(np.full((8, 8, 3), 90, np.float32))
     assert meter.noise() == 0.0
+
+
+# A and B of a comparison
+
+
+def test_a_difference_counts_in_the_part_that_holds_it() -> None:
+    source = np.random.default_rng(SEED).integers(40, 216, (SIDE_PX, SIDE_PX, 3)).astype(np.uint8)
+    rows, columns = mouth_part(SIDE_PX)
+    changed = source.copy()
+    changed[rows, columns] += 5
+    meter = FaceMeter(SIDE_PX)
+    meter.add(None)
+    meter.add((source, source, changed))
+    found = meter.areas()
+    assert found["mouth"].psnr_db == pytest.approx(20 * math.log10(255 / 5))
+    assert found["mouth"].psnr_db < found["generated"].psnr_db
+    assert found["mouth"].ssim < found["generated"].ssim < 1
+    assert found["mouth"].frames == 1
+
+
+def test_lips_are_compared_with_the_speech_and_with_each_other() -> None:
+    gaps = np.abs(np.sin(np.arange(40) / 3)).astype(np.float32) / 4
+    mouth = SpokenMouth(gaps * 4, gaps < 0.02, np.zeros(40, np.bool_))
+    level_db = np.zeros(40, np.float32)
+    late = np.roll(gaps, 2)
+    late[5] = np.nan
+    found = compare_lips(Curves(gaps, level_db, mouth), Curves(late, level_db, mouth), "clip")
+    assert (found.a.lag_frames, found.b.lag_frames) == (0, 2)
+    assert (found.missing_a, found.missing_b) == (0, 1)
+    assert found.alike < found.a.opening
+    assert found.apart > 0
+    assert found.moved_a == pytest.approx(float(gaps.std()))
+    same = compare_lips(Curves(gaps, level_db, mouth), Curves(gaps, level_db, mouth), "clip")
+    assert (same.alike, same.apart) == (1.0, 0.0)
+    with pytest.raises(InputError, match=r"clip: 40 frames, of which too few show a face.*longer clip"):
+        compare_lips(Curves(gaps, level_db), Curves(np.full_like(gaps, np.nan), level_db), "clip")

@@ -2,7 +2,6 @@
 
 import threading
 import time
-import tracemalloc
 from collections.abc import Generator, Sequence
 from itertools import chain
 
@@ -11,18 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.diffusion.loop import PlannedStep
 from latentsync_trt.diffusion.scheduler import solver_schedule
-from latentsync_trt.errors import InputError
-from latentsync_trt.sync.api import LipSync
 from latentsync_trt.sync.inpaint import Inpainter
 from latentsync_trt.sync.jobs import FrameJob, Target
 from latentsync_trt.sync.paint import Gathered, PaintDevice, Painter
 from latentsync_trt.sync.threads import StageClock, in_background
 from latentsync_trt.types import AlignedFace, Face, Float32Array, Frame, UInt8Array, UInt16Array, WindowBatch
 from tests.clips import frame_at
-from tests.small import small_bundle
 
 FRAMES, SIDE_PX, LATENT_PX = 4, 16, 2
 TIMEOUT_S = 60.0
@@ -123,16 +118,8 @@ def test_every_frame_gets_its_own_mouth(at_once: int, batches: list[int]) -> Non
     made = painter(denoiser, at_once)
     found = list(made.paint(made.gather(jobs(tracks))))
     assert denoiser.batches == batches
-    assert made.windows == sum(batches)
+    assert made.devices[0].windows == sum(batches)
     assert_own_mouths(found, tracks)
-
-
-def test_windows_of_two_people_share_a_batch() -> None:
-    denoiser = AddsAudio()
-    made = painter(denoiser, 2)
-    tracks = [{0, 1}] * 2 * FRAMES
-    assert_own_mouths(list(made.paint(made.gather(jobs(tracks)))), tracks)
-    assert denoiser.batches == [2, 2]
 
 
 def test_frames_that_are_written_already_are_not_painted_again() -> None:
@@ -143,7 +130,7 @@ def test_frames_that_are_written_already_are_not_painted_again() -> None:
     found = list(made.paint(made.gather(jobs(tracks))))
     assert_own_mouths(found, tracks, frames_done=2 * FRAMES + 1)
     assert all(target.painted is None for job in found[: 2 * FRAMES + 1] for target in job.targets)
-    assert made.windows == 2
+    assert made.devices[0].windows == 2
 
 
 class Counted:
@@ -168,15 +155,6 @@ class Counted:
         return found
 
 
-@pytest.mark.parametrize("at_once", [1, 2, 4, 8])
-@pytest.mark.parametrize("face", [FRAMES, FRAMES + 1, 2 * FRAMES + 1, 1])
-def test_frames_do_not_pile_up_in_a_stretch_without_a_face(at_once: int, face: int) -> None:
-    """Windows that wait for others to be painted with hold back all frames after them."""
-    clip = Counted([{0}] * face + [set()] * 40 * FRAMES + [{1}] * FRAMES, at_once)
-    assert len(clip.run()) == len(clip.tracks)
-    assert clip.most_held <= (at_once + 1) * FRAMES
-
-
 runs = st.tuples(st.sets(st.integers(0, 2)), st.integers(1, 3 * FRAMES) | st.sampled_from([1, 40 * FRAMES]))
 
 
@@ -195,33 +173,6 @@ def test_any_pattern_of_tracks_leaves_in_order_and_in_time(
     assert_own_mouths(clip.run(frames_done), tracks, frames_done)
     assert clip.most_held <= (at_once + streams) * FRAMES
     assert max(clip.denoiser.batches, default=0) <= at_once
-
-
-def test_windows_that_wait_take_no_more_memory_than_their_frames() -> None:
-    """A track of one frame makes a window of F faces."""
-    at_once, count = 8, 8 * FRAMES
-    made, taken = painter(AddsAudio(), at_once), 0
-
-    def alternating() -> Generator[FrameJob, None, None]:
-        nonlocal taken
-        for job in jobs([{0}, {1}] * count):
-            taken += 1
-            yield job
-
-    tracemalloc.start()
-    try:
-        gathered = in_background(made.gather(alternating()), depth=count, name="gather")
-        next(gathered)
-        deadline = time.monotonic() + TIMEOUT_S
-        while taken < count + 2 and time.monotonic() < deadline:
-            time.sleep(0.01)
-        used_bytes, _ = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-        gathered.close()
-    picture_bytes = 3 * SIDE_PX**2
-    assert taken >= count
-    assert used_bytes < 3 * count * picture_bytes
 
 
 def test_frames_are_gathered_while_networks_run() -> None:
@@ -275,7 +226,6 @@ class Several(Counted):
         for job in made.paint(made.gather(self.jobs())):
             self.most_held = max(self.most_held, self.taken - len(found))
             found.append(job)
-        assert made.windows == sum(device.windows for device in devices)
         return found
 
 
@@ -293,8 +243,3 @@ def test_several_devices_keep_the_order_and_hold_a_bounded_number_of_frames(
     assert_own_mouths(clip.run(), tracks)
     for_one = (at_once + streams) * FRAMES
     assert clip.most_held <= for_one + 2 * len(seconds) * at_once * FRAMES
-
-
-def test_fixed_shapes_take_one_window_at_a_time() -> None:
-    with pytest.raises(InputError, match="2 windows: the engines take 1; build or export for a wider range"):
-        LipSync.from_bundle(small_bundle(), "cpu", RuntimeOptions(windows_per_batch=2))

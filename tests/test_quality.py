@@ -114,26 +114,6 @@ def test_lips_that_are_late(late_ms: int) -> None:
     assert lips.late_ms == late_ms
 
 
-def test_lips_that_move_by_themselves() -> None:
-    (lips,) = measured(lambda time_s: 0.1 + 0.05 * float(np.sin(11 * float(time_s)))).lips
-    assert lips.follow is not None
-    assert abs(lips.follow) < 0.3
-    assert (lips.late_ms, lips.shut_in_silence) == (None, 0.0)
-
-
-def test_lips_after_the_speech_should_rest() -> None:
-    quality = Quality([Fraction(0)])
-    list(quality.listen(0, speech(np.ones(20, np.float32))))
-    for index in range(60):
-        add(quality, index, own=picture(), new=picture(), gap=0.2 if index < 20 else 0.02)
-    (lips,) = quality.result().lips
-    assert lips.shut_in_silence == 1.0
-
-
-def test_nothing_painted_nothing_measured() -> None:
-    assert Quality([Fraction(0)]).result() == Measures((), None, None)
-
-
 @pytest.mark.parametrize(("said", "painted", "shut"), [(True, 20, None), (False, 100, 1.0)])
 def test_too_little_speech_to_compare_with(said: bool, painted: int, shut: float | None) -> None:
     """A few painted frames agree with any speech at some delay; where nothing is said, nothing can be followed."""
@@ -227,13 +207,6 @@ def test_the_moments_that_matter_are_kept() -> None:
     before, after = (np.asarray(Image.open(BytesIO(data))) for data in (found[0].before, found[0].after))
     assert before.shape == after.shape
     assert before.shape[0] == 240
-
-
-@pytest.mark.parametrize("box", [(-90, -90, -40, -40), (110, 150, 160, 200), (-50, -50, 200, 300)])
-def test_a_face_that_leaves_the_picture_costs_no_run(box: tuple[int, ...]) -> None:
-    quality = Quality([Fraction(0)], pictures=True)
-    add(quality, 0, own=picture(), new=picture(), box=box)
-    assert len(quality.moments()) == 1
 
 
 def test_a_moment_shows_the_face_and_what_is_around_it_before_and_after() -> None:

@@ -10,7 +10,8 @@ import pytest
 
 from latentsync_trt import LipSync, SyncOptions
 from latentsync_trt.errors import InputError, OutputError
-from latentsync_trt.sync.page import page_path, write_report
+from latentsync_trt.measure.page import page_path
+from latentsync_trt.sync.page import write_report
 from latentsync_trt.sync.quality import Quality
 from latentsync_trt.types import Interval, Progress
 from latentsync_trt.values import parse_speakers
@@ -18,9 +19,6 @@ from tests.clips import decoded, write_clip
 from tests.small import small_bundle
 from tests.test_quality import add, lips_of, openings, picture, speech
 from tests.test_show import REPORT
-
-MOST_BYTES = 1_000_000
-"""A page with the figure of two hours; of ten seconds, it has 200,000."""
 
 
 class Page(HTMLParser):
@@ -94,18 +92,6 @@ def test_names_of_files_are_text_and_folders_are_left_out(tmp_path: Path) -> Non
     assert "/home/me" not in page.text.replace(hostile, "")
 
 
-def test_the_figure_of_a_part_says_where_its_speech_begins(tmp_path: Path) -> None:
-    found = Quality([Fraction(60)])
-    add(found, 25 * 61, own=picture(), new=picture())
-    page = written(tmp_path / "r.html", found)
-    assert "The speech begins at 60.00 s of the video." in page.text
-
-
-def test_a_film_makes_no_larger_page(tmp_path: Path) -> None:
-    written(tmp_path / "r.html", quality(seconds=7200))
-    assert (tmp_path / "r.html").stat().st_size < MOST_BYTES
-
-
 @pytest.mark.parametrize(
     ("name", "problem"),
     [
@@ -116,7 +102,7 @@ def test_a_film_makes_no_larger_page(tmp_path: Path) -> None:
 )
 def test_what_is_no_page(name: str, problem: str) -> None:
     with pytest.raises(InputError, match=rf"--report.*{problem}"):
-        page_path(name)
+        page_path(name, "--report")
 
 
 @pytest.mark.integration

@@ -19,18 +19,16 @@ import cv2
 import numpy as np
 import psutil
 import pytest
-from click.testing import CliRunner
 
 from latentsync_trt import LipSync, SyncOptions
-from latentsync_trt.cli import doctor, main
-from latentsync_trt.errors import InputError, NoFaceError, OutputError
-from latentsync_trt.files import KEPT_NAME, leftovers, work_folder_of
+from latentsync_trt.errors import InputError, OutputError
+from latentsync_trt.files import leftovers, work_folder_of
 from latentsync_trt.media import parts
 from latentsync_trt.media.demo_clip import camera_frames
 from latentsync_trt.media.parts import Finished
 from latentsync_trt.sync.inputs import check_inputs, fingerprint
 from latentsync_trt.types import Progress
-from tests.clips import numbered, write_clip, write_sound, write_video
+from tests.clips import write_clip, write_sound, write_video
 from tests.small import small_bundle
 
 MINUTES = 20
@@ -134,15 +132,6 @@ def test_a_run_gone_on_with_has_the_same_frames(tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.integration
-def test_what_cannot_get_better_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parts, "PART_S", Fraction(2, 5))
-    clip, sound = write_video(tmp_path / "clip.mp4", numbered(30)), write_sound(tmp_path / "a.wav", 1.2)
-    with LipSync.from_bundle(small_bundle(), "cpu") as lip_sync, pytest.raises(NoFaceError):
-        lip_sync.sync(clip, sound, tmp_path / "out.mkv", OPTIONS)
-    assert not work_folder_of(tmp_path / "out.mkv").exists()
-
-
-@pytest.mark.integration
 def test_a_run_that_failed_while_joining_only_joins_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parts, "PART_S", Fraction(2, 5))
     clip, output = write_clip(tmp_path, 20), tmp_path / "out.mkv"
@@ -204,18 +193,6 @@ def test_changed_files_are_noticed_before_networks_open(tmp_path: Path, monkeypa
     assert "--seed (not given → 5)" in str(refused.value)
     assert "opening networks" not in stages
     assert leftovers(tmp_path, kept=True)
-
-
-def test_doctor_names_what_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = work_folder_of(tmp_path / "out.mkv")
-    folder.mkdir()
-    (folder / ".in-use").touch()
-    (folder / KEPT_NAME).write_text("{}")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(doctor, "SECTIONS", {"leftovers": doctor.SECTIONS["leftovers"]})
-    told = CliRunner().invoke(main, ["doctor"]).stdout
-    assert f"{folder}: an interrupted run keeps" in told
-    assert "run the same command with --resume, or delete the folder" in told
 
 
 def write_long_clip(folder: Path, minutes: int, fps: int = LONG_FPS) -> None:

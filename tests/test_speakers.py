@@ -149,14 +149,6 @@ def test_speech_that_begins_inside_the_clip_also_ends_there() -> None:
             span_of(SyncOptions(start=3, end=9, offset=offset), moved, video, Fraction(end_s))
 
 
-def test_turns_of_another_recording_are_refused(tmp_path: Path) -> None:
-    turns, video = written(tmp_path, ANN_AND_BEN), Path("clip.mp4")
-    voices = of(tmp_path, "talk.wav", lambda _: Fraction(0), turns=turns)
-    assert span_of(SyncOptions(end=2, turns=turns), voices, video, Fraction(8)).end_s == 2
-    with pytest.raises(InputError, match=r"talk\.rttm: nobody speaks from 0\.00 to 0\.50 s of the output"):
-        span_of(SyncOptions(turns=turns), voices, video, Fraction(1, 2))
-
-
 def test_outside_the_part_the_clip_is_heard() -> None:
     own, speech = SoundPiece(Path("clip.mp4")), SoundPiece(Path("a.wav"), Fraction(3))
     plan = soundtrack_plan(Voices((speech,)), None, own, Span(Fraction(3), Fraction(5)))

@@ -9,7 +9,7 @@ import pytest
 from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.media.audio import SPEECH_RATE_HZ
 from latentsync_trt.media.demo_clip import SPEECH
-from latentsync_trt.sync.analysis import analyse
+from latentsync_trt.sync.analysis import analyze
 from tests.clips import decoded, read_audio, write_face, write_video
 from tests.people import ROOM_PX, together
 from tests.sounds import write_samples
@@ -119,7 +119,7 @@ def test_the_second_face_on_a_dark_phone(browser: Browser, server: Server, clips
     changed = np.mean([np.abs(one.astype(int) - other).max(-1) > CHANGED_LEVELS for one, other in pairs], 0)
     halves = changed[:, : ROOM_PX[0] // 2].sum(), changed[:, ROOM_PX[0] // 2 :].sum()
     with MediaPipeDetector() as detector:
-        spans = analyse(clips / "two.mp4", detector)[0].spans
+        spans = analyze(clips / "two.mp4", detector)[0].spans
     second = next(span.rows[0, 1] for span in spans if span.person == 1)
     chosen = int(second > ROOM_PX[0] / 2)
     assert halves[chosen] > 10 * halves[1 - chosen]

@@ -200,12 +200,12 @@ class ChooseFace(io.ComfyNode):
     def execute(cls, clip: Any, number: int) -> io.NodeOutput:
         from latentsync_trt.face.detector import MediaPipeDetector
         from latentsync_trt.measure.people import write_contact_sheet
-        from latentsync_trt.sync.analysis import analyse
+        from latentsync_trt.sync.analysis import analyze
 
         with working_folder() as folder, MediaPipeDetector() as detector:
             frames = isinstance(clip, torch.Tensor)
             path = write_images(folder / "clip.mkv", clip, MODEL_FPS) if frames else video_file(clip, folder)
-            tracks, portraits = analyse(path, detector, Bar())
+            tracks, portraits = analyze(path, detector, Bar())
             write_contact_sheet(folder / "people.png", tracks, portraits)
             with Image.open(folder / "people.png") as sheet:
                 people = torch.tensor(np.asarray(sheet))[None] / 255

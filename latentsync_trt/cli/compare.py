@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 _NOT_OF_RUNTIME = ("build", "verify")
 
-_SUFFIX = ".html"
-
 _FORMAT = 3
 
 _LEAST_SIDE_PX = 256
@@ -84,19 +82,18 @@ def command(
     from latentsync_trt.files import temporary_folder
     from latentsync_trt.measure.clips import choose_clip
     from latentsync_trt.measure.compare import HEADS, check_speech, lines_of, measure, write_report
-    from latentsync_trt.paths import check_file_to_write, exists, make_folder
+    from latentsync_trt.measure.page import page_path
+    from latentsync_trt.paths import exists, make_folder
     from latentsync_trt.runtime.providers.select import select_provider
     from latentsync_trt.sync.api import LipSync
 
-    if out.suffix.lower() != _SUFFIX:
-        raise click.UsageError(f"--out {out}: a name that ends in {_SUFFIX} is needed")
+    page_path(out, "--out")
     are_videos, others = (exists(name) and Path(name).is_file() for name in (a, b))
     if are_videos != others:
         raise click.UsageError(f"give two bundles or two videos: {a} and {b} are not")
     sync, runtime = build(SyncOptions, fields), build(RuntimeOptions, fields)
     folders = [] if are_videos else [find_bundle(name)[0] for name in (a, b)]
     sides = [Side(Path(name).name) for name in (a, b)] if are_videos else _sides(folders, sync, runtime)
-    check_file_to_write(out, "--out")
     make_folder(out.parent)
     reports: list[SyncReport] = []
     with temporary_folder(out.parent) as folder, progress_bar(hidden=quiet or as_json) as on_progress:

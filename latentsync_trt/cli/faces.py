@@ -30,13 +30,13 @@ def command(video: Path, output: Path | None, as_json: bool) -> None:
     from latentsync_trt.measure.people import describe, summaries, time_text, write_contact_sheet
     from latentsync_trt.media.files import check_file
     from latentsync_trt.paths import check_folder_to_write
-    from latentsync_trt.sync.analysis import analyse
+    from latentsync_trt.sync.analysis import analyze
 
     check_file(video)
     base = video.with_name(f"{video.stem}-faces") if output is None else output
     check_folder_to_write(base.parent, "--output")
     with MediaPipeDetector() as detector, progress_bar(hidden=as_json) as show:
-        tracks, portraits = analyse(video, detector, show)
+        tracks, portraits = analyze(video, detector, show)
     sheet = base.with_name(f"{base.name}.png")
     write_contact_sheet(sheet, tracks, portraits)
     saved = save_tracks(tracks, base.with_name(f"{base.name}.json"))

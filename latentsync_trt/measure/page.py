@@ -7,14 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from latentsync_trt.errors import OutputError
+from latentsync_trt.errors import InputError, OutputError
 from latentsync_trt.files import whole_file
 from latentsync_trt.media.files import reason_of
+from latentsync_trt.paths import check_file_to_write, local_path
 
 if TYPE_CHECKING:
     from markupsafe import Markup
     from matplotlib.figure import Figure
 
+_SUFFIXES = (".html", ".htm")
 _TEMPLATES = Path(__file__).parents[1] / "assets" / "reports"
 _NO_METADATA = dict.fromkeys(("Creator", "Date", "Format", "Type"))
 
@@ -48,6 +50,15 @@ class Section:
     drawing: "Markup | None" = None
     text: Sequence[str] = ()
     notes: Sequence[str] = ()
+
+
+def page_path(name: object, option: str) -> Path:
+    """The path that `option` names; raises `InputError` if no page can be written there."""
+    path = local_path(str(name), option)
+    if path.suffix.lower() not in _SUFFIXES:
+        raise InputError(f"{option} {path}: is not the name of a page; end it with .html")
+    check_file_to_write(path, option)
+    return path
 
 
 def write_page(path: Path, title: str, sections: Sequence[Section]) -> None:

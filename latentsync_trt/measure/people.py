@@ -62,14 +62,14 @@ def write_contact_sheet(path: Path, tracks: Tracks, portraits: Mapping[int, UInt
 
     people = summaries(tracks)
     end_s = max(tracks.clip.duration_s, *(end for person in people for _, end in person.times_s))
-    row_px, left_px = PORTRAIT_PX + _MARGIN_PX, PORTRAIT_PX + 2 * _MARGIN_PX
+    row_px, left_px = PORTRAIT_PX + _MARGIN_PX, PORTRAIT_PX + 3 * _MARGIN_PX
     height_px = row_px * len(people) + _MARGIN_PX
     size = np.array([_WIDTH_PX, height_px, _WIDTH_PX, height_px])
     sheet = Figure(figsize=(_WIDTH_PX / _DPI, height_px / _DPI), dpi=_DPI, facecolor="white")
     for row, person in enumerate(people):
         bottom_px, color = height_px - (row + 1) * row_px, f"C{person.number % 10}"
         sheet.figimage(portraits[person.number], _MARGIN_PX, bottom_px)
-        box = np.array([left_px, bottom_px + _BELOW_PX, _WIDTH_PX - left_px - _MARGIN_PX, _BAR_PX]) / size
+        box = np.array([left_px, bottom_px + _BELOW_PX, _WIDTH_PX - left_px - 2 * _MARGIN_PX, _BAR_PX]) / size
         bar = sheet.add_axes((box[0], box[1], box[2], box[3]))
         spans_s = [(start_s, max(stop_s - start_s, end_s / _WIDTH_PX)) for start_s, stop_s in person.times_s]
         bar.broken_barh(spans_s, (0, 1), color=color)

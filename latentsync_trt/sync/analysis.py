@@ -33,7 +33,7 @@ def mark_of(video: Path, info: VideoInfo, frames: int = 0) -> ClipMark:
     return ClipMark(video.name, size_bytes, info.width_px, info.height_px, frames, duration_s)
 
 
-def analyse(
+def analyze(
     video: Path, detector: FaceDetector, on_progress: ProgressCallback = lambda _: None
 ) -> tuple[Tracks, dict[int, UInt8Array]]:
     """The tracks of all faces of a clip, and a picture of each person, uint8 `(160, 160, 3)` RGB.

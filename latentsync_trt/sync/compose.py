@@ -9,16 +9,14 @@ from importlib.metadata import EntryPoint, entry_points
 
 import numpy as np
 
-from latentsync_trt.config import SyncOptions
 from latentsync_trt.errors import InputError
-from latentsync_trt.face.compositor import seam_score
-from latentsync_trt.face.mask import mouth_mask
 from latentsync_trt.face.paste import InspectedFace, Pasted, Paster
+from latentsync_trt.measure.pictures import seam_score
 from latentsync_trt.media.parts import part_of
 from latentsync_trt.sync.jobs import FrameJob, Target
 from latentsync_trt.sync.quality import Quality
 from latentsync_trt.sync.threads import StageClock
-from latentsync_trt.types import AlignedFace, Enhancer, Frame, Mesher, Patch, UInt16Array
+from latentsync_trt.types import AlignedFace, Enhancer, Frame, Patch, UInt16Array
 
 FADE_S = Fraction(4, 25)
 """Time between a frame that shows none of a painted face and one that shows all of it."""
@@ -43,13 +41,7 @@ class Ready:
     share: Fraction
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Shown:
-    """A face that was pasted; `share`: how much of it shows."""
-
-    target: Target
-    pasted: Pasted
-    share: Fraction
+Shown = tuple[Ready, Pasted]
 
 
 class Composer:
@@ -87,7 +79,7 @@ class Composer:
                     if part_of(frame.time_s) != part:
                         part = part_of(frame.time_s)
                         self._paster.restart()
-                    shown = tuple(Shown(ready.target, self._pasted(frame, ready), ready.share) for ready in faces)
+                    shown = tuple((ready, self._pasted(frame, ready)) for ready in faces)
                 yield frame, shown
 
     def measure(
@@ -101,10 +93,9 @@ class Composer:
                     if part_of(frame.time_s) != part:
                         part = part_of(frame.time_s)
                         self._quality.restart(frame.time_s)
-                    for shown in faces:
-                        seam = seam_score(frame.picture, shown.pasted.patch)
-                        self._quality.add(frame, shown.target, shown.pasted, seam)
-                yield frame, tuple(map(_patch, faces))
+                    for ready, pasted in faces:
+                        self._quality.add(frame, ready.target, pasted, seam_score(frame.picture, pasted.patch))
+                yield frame, tuple(_faded(pasted.patch, ready.share) for ready, pasted in faces)
 
     def _ready(self, frame: Frame, target: Target, share: Fraction) -> Ready | None:
         if target.face is None or target.painted is None:
@@ -118,18 +109,8 @@ class Composer:
         return self._paster.paste(frame.picture, ready.face, ready.painted, ready.inspected, track_id, frame.time_s)
 
 
-def _patch(shown: Shown) -> Patch:
-    patch, share = shown.pasted.patch, shown.share
+def _faded(patch: Patch, share: Fraction) -> Patch:
     return patch if share == 1 else replace(patch, weight=patch.weight * np.float32(share))
-
-
-def paster_of(mesher: Mesher, resolution_px: int, options: SyncOptions) -> Paster:
-    """Pastes faces of this size as `options` say."""
-    return Paster(
-        mesher,
-        mouth_mask(resolution_px),
-        paste=options.paste,
-    )
 
 
 def faded(jobs: Generator[FrameJob, None, None]) -> Generator[tuple[FrameJob, Shares], None, None]:
@@ -203,19 +184,13 @@ def enhanced(painted: UInt16Array, enhancer: Enhancer) -> UInt16Array:
         InputError: it returned something else than a square RGB picture of at least that size, or NaN or infinity.
     """
     found: object = enhancer.enhance(np.asarray(painted / _WHITE, np.float32))
-    problem = _problem(found, len(painted))
+    least_px, problem = len(painted), f"{type(found).__name__}"
+    if isinstance(found, np.ndarray):
+        sides = found.shape[0] if found.ndim else 0
+        problem = "" if found.dtype.kind == "f" and np.isfinite(found).all() else f"{found.dtype}, NaN or infinity"
+        if found.shape != (sides, sides, 3) or sides < least_px:
+            problem = f"shape {found.shape} for a face of ({least_px}, {least_px}, 3)"
     if problem:
         wanted = "a float32 array (n, n, 3) in [0, 1], n at least that of the face"
         raise InputError(f"enhancer {type(enhancer).__name__}: enhance returned {problem}; it must return {wanted}")
     return np.rint(np.clip(np.asarray(found), 0, 1) * _WHITE).astype(np.uint16)
-
-
-def _problem(found: object, least_px: int) -> str:
-    """What is wrong with an enhancer's result for a face of side `least_px`, empty if nothing."""
-    if not isinstance(found, np.ndarray):
-        return type(found).__name__
-    if found.ndim != 3 or found.shape[0] < least_px or found.shape != (found.shape[0], found.shape[0], 3):
-        return f"shape {found.shape} for a face of ({least_px}, {least_px}, 3)"
-    if found.dtype.kind != "f":
-        return f"type {found.dtype}"
-    return "" if np.isfinite(found).all() else "NaN or infinity"

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from latentsync_trt.errors import InputError, NoFaceError
+from latentsync_trt.errors import NoFaceError
 from latentsync_trt.face.align import crop, face_of_stored, of_stored, square
 from latentsync_trt.face.choice import LARGEST, Chooser, Runs, check_people, speakers_of
 from latentsync_trt.face.geometry import LEAST_HEIGHT_PX, LEAST_WIDTH_PX
@@ -28,9 +28,6 @@ from latentsync_trt.values import FaceChoice
 
 _TURN = "ffmpeg -display_rotation ANGLE -i in.mp4 -c copy out.mp4"
 _WRONG_TAG = f"its rotation tag is wrong; set it to 0, 90, 180 or 270: {_TURN}"
-
-_MOST_STRETCH = 8
-"""Real pixels are at most twice as wide as high; the picture shown to the detector grows with this ratio."""
 
 _OVERVIEW_PX = 768
 """Longer side, or more, of the picture in which large faces are searched: the network averages it."""
@@ -53,7 +50,7 @@ class FaceFinder:
         on_notice: called at the first frame that shows several faces, if no one has chosen one.
 
     Raises:
-        InputError: no real picture has such pixels, or `choice` names a person who is not in `tracks`.
+        InputError: `choice` names a person who is not in `tracks`.
     """
 
     def __init__(
@@ -69,12 +66,6 @@ class FaceFinder:
         small: bool = False,
         on_notice: Callable[[str], None] = lambda _: None,
     ) -> None:
-        if not 1 <= _MOST_STRETCH * pixel_aspect <= _MOST_STRETCH**2:
-            raise InputError(
-                f"pixel aspect {pixel_aspect}: the video says that its pixels are that many times as wide as high; "
-                "correct it, for square pixels with: ffmpeg -i in.mp4 -vf setsar=1 out.mp4",
-                usage=False,
-            )
         if tracks is not None:
             check_people(speakers_of(choice) or (), tracks.people, tracks.clip.name)
         self._tracker, self._tracks = FaceTracker(detector, small=small), tracks
@@ -94,34 +85,24 @@ class FaceFinder:
 
     def notices(self) -> list[str]:
         """What the user should know about the frames so far."""
-        count = self._tracker.turned_frames
-        if not count:
+        if not (count := self._tracker.turned_frames):
             return []
-        frames = "1 frame shows" if count == 1 else f"{count} frames show"
-        return [
-            f"{frames} a face that lies on its side or is upside down, and stay as they are; if the whole video is "
-            f"turned, {_WRONG_TAG}"
-        ]
+        stay = "a face that lies on its side or is upside down, and stay as they are; if the whole video is turned"
+        return [f"{count} {'frame shows' if count == 1 else 'frames show'} {stay}, {_WRONG_TAG}"]
 
     def no_face(self, video: Path, frames: int) -> NoFaceError:
         """The error for a `video` of so many `frames`, none of which shows a usable face that was chosen."""
         if not self._searched:
-            return NoFaceError(
-                f"{video}: none of its {frames} frames is in the part that is synced; give another --start or --end",
-                usage=True,
-            )
-        frames = self._searched
+            part = "is in the part that is synced; give another --start or --end"
+            return NoFaceError(f"{video}: none of its {frames} frames {part}", usage=True)
         if self._most_faces:
             return NoFaceError(f"{video}: shows faces, but never the chosen one; latentsync-trt faces shows them all")
         if count := self._tracker.turned_frames:
-            return NoFaceError(
-                f"{video}: no upright face in any of the {frames} frames searched, but {count} with one on its side or "
-                f"upside down; probably {_WRONG_TAG}"
-            )
-        return NoFaceError(
-            f"{video}: no face in any of the {frames} frames searched; a face must look at the camera, and be at least "
-            f"{LEAST_WIDTH_PX} px wide and {LEAST_HEIGHT_PX} px high"
-        )
+            none = f"no upright face in any of the {self._searched} frames searched, but {count} with one"
+            return NoFaceError(f"{video}: {none} on its side or upside down; probably {_WRONG_TAG}")
+        least = f"be at least {LEAST_WIDTH_PX} px wide and {LEAST_HEIGHT_PX} px high"
+        searched = f"no face in any of the {self._searched} frames searched"
+        return NoFaceError(f"{video}: {searched}; a face must look at the camera, and {least}")
 
     def find(self, frames: Generator[Frame, None, None]) -> Generator[FrameJob, None, None]:
         """A job for every frame, in order."""

@@ -130,9 +130,9 @@ def _credentials(output: Path, options: SyncOptions) -> "Credentials | None":
 def _page(options: SyncOptions) -> Path | None:
     if options.report is None:
         return None
-    from latentsync_trt.sync.page import page_path
+    from latentsync_trt.measure.page import page_path
 
-    return page_path(options.report)
+    return page_path(options.report, "--report")
 
 
 def _own_sound(video: Path, options: SyncOptions, *files: Path | None) -> tuple[SoundPiece | None, Delays]:

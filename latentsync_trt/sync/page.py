@@ -5,21 +5,17 @@ from fractions import Fraction
 from pathlib import Path
 
 from latentsync_trt.config import SyncOptions
-from latentsync_trt.errors import InputError, OutputError
+from latentsync_trt.errors import OutputError
 from latentsync_trt.measure.figures import sync_figure
 from latentsync_trt.measure.page import Pictures, Section, svg, write_page
 from latentsync_trt.option_fields import command_line
-from latentsync_trt.paths import check_file_to_write, local_path
 from latentsync_trt.privacy import without_paths
 from latentsync_trt.sync.quality import Quality
 from latentsync_trt.types import SyncReport
 from latentsync_trt.version import __version__
 
-_SUFFIXES = (".html", ".htm")
-
 _FILES = ("c2pa", "faces", "mix", "report", "speaker", "turns")
 """Options that name files: a page may be passed on."""
-
 
 _METHOD = (
     "The lips' opening, found by FaceMesh in the painted faces, is compared with the loudness of the speech, which "
@@ -27,15 +23,6 @@ _METHOD = (
     "Seam: the step at the edge of what was pasted, relative to the source's own changes there; 0 = none, below 1 they "
     "hide it. Flicker: change from frame to frame that is no movement, beside the mouth; 1 = as the source."
 )
-
-
-def page_path(name: object) -> Path:
-    """The path of `--report`; raises `InputError` if no page can be written there."""
-    path = local_path(str(name), "--report")
-    if path.suffix.lower() not in _SUFFIXES:
-        raise InputError(f"--report {path}: is not the name of a page; end it with .html")
-    check_file_to_write(path, "--report")
-    return path
 
 
 def write_report(path: Path, source: Path, report: SyncReport, quality: Quality, options: SyncOptions) -> None:

@@ -11,7 +11,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from time import perf_counter
-from typing import Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -48,52 +48,22 @@ class Gathered:
     windows: Sequence[Window[Sight]] = ()
 
 
-class Run(Protocol):
-    """Runs all that a device does for a batch."""
-
-    def __call__(self, action: Callable[[], T], /) -> T:
-        """The result of `action`."""
-        ...
-
-
-class RunStage(Protocol):
-    """Runs what "encode", "denoise" or "decode" does for a batch, where that stage runs on this device."""
-
-    def __call__(self, stage: Stage, action: Callable[[], T], /) -> T:
-        """The result of `action`."""
-        ...
-
-
-def _at_once(action: Callable[[], T], /) -> T:
-    return action()
-
-
-def _here(_: Stage, action: Callable[[], T], /) -> T:
-    return action()
-
-
 @dataclass(slots=True, eq=False)
 class PaintDevice:
     """A device that paints, and what it has painted so far.
 
-    `inpainter`: runs its networks on windows, inside `run`, each stage by `stage`. `side_by_side`: stages of several
-    batches run at the same time.
+    `inpainter`: runs its networks on windows. `run(action)` runs all that it does for a batch, and inside that
+    `stage(name, action)` what "encode", "denoise" or "decode" does; both return the action's result. `side_by_side`:
+    stages of several batches run at the same time.
     """
 
     inpainter: Inpainter
-    run: Run = _at_once
-    stage: RunStage = _here
+    run: Callable[[Callable[[], Any]], Any] = lambda action: action()
+    stage: Callable[[Stage, Callable[[], Any]], Any] = lambda _, action: action()
     side_by_side: bool = False
     windows: int = 0
     busy_s: float = 0.0
     busy_until_s: float = 0.0
-
-    def add(self, windows: int, start_s: float) -> None:
-        """Adds windows that were painted from `start_s` until now, in which others may have been painted, too."""
-        end_s = perf_counter()
-        self.windows += windows
-        self.busy_s += end_s - max(start_s, self.busy_until_s)
-        self.busy_until_s = end_s
 
 
 class Painter:
@@ -128,11 +98,6 @@ class Painter:
         self.streams, self._frames_done = streams, 0
         self._clock, self._at_once = clock, at_once
         self._failures, self._on_failure = failures, on_failure
-
-    @property
-    def windows(self) -> int:
-        """How many windows were painted."""
-        return sum(device.windows for device in self.devices)
 
     def skip(self, frames_done: int) -> None:
         """Leaves out the frames before this one, which have been written already. Their windows are cut as usual."""
@@ -198,7 +163,10 @@ class Painter:
         if not item.windows:
             return []
         with self._clock.measure("encode audio", frames=0):
-            audio = [self._audio(window) for window in item.windows]
+            audio = [
+                self._audio_windows(window.items[0][1].speaker, [frame for frame, _ in window.items])
+                for window in item.windows
+            ]
         size = self._at_once()
         starts = range(0, len(item.windows), size)
         return [(item.windows[start : start + size], audio[start : start + size]) for start in starts]
@@ -208,24 +176,27 @@ class Painter:
         count = sum(len(window.used) for window in windows)
         start_s, inpainter = perf_counter(), device.inpainter
 
-        def run(name: str, action: Callable[..., T], *given: object) -> T:
+        def timed(name: str, action: Callable[..., T], *given: object) -> T:
             with self._clock.measure(name, frames=count):
                 return action(*given)
 
-        def paint() -> list[Sequence[UInt16Array]]:
+        def paint() -> Any:
             # Not where windows are gathered: a track of one frame makes a window of F faces, and as many windows may
             # wait in the queue as frames.
-            stacked = run("gather", lambda: [_faces(window) for window in windows])
-            known = device.stage("encode", partial(run, "encode faces", inpainter.encode, stacked))
-            latents = device.stage("denoise", partial(run, "denoise", inpainter.denoise, known, audio))
-            return device.stage("decode", partial(run, "decode faces", inpainter.decode, latents))
+            stacked = timed("gather", lambda: [_faces(window) for window in windows])
+            known = device.stage("encode", partial(timed, "encode faces", inpainter.encode, stacked))
+            latents = device.stage("denoise", partial(timed, "denoise", inpainter.denoise, known, audio))
+            return device.stage("decode", partial(timed, "decode faces", inpainter.decode, latents))
 
         results = device.run(paint)
         with self._lock:
-            device.add(len(windows), start_s)
+            end_s = perf_counter()
+            device.windows += len(windows)
+            device.busy_s += end_s - max(start_s, device.busy_until_s)  # others may have been painted meanwhile
+            device.busy_until_s = end_s
             if self.first is None:
                 last = max(window.items[window.used[-1]][0].index for window in windows)
-                self.first = perf_counter(), last + 1
+                self.first = end_s, last + 1
         return windows, results
 
     def _used(
@@ -239,9 +210,6 @@ class Painter:
                 if frame.index >= self._frames_done:
                     # Copied from a window with unused results, which are part of the same array.
                     yield (frame.index, target.track_id), faces[position] if whole else faces[position].copy()
-
-    def _audio(self, window: Window[Sight]) -> Float32Array:
-        return self._audio_windows(window.items[0][1].speaker, [frame for frame, _ in window.items])
 
 
 def _keys(job: FrameJob) -> set[tuple[int, int]]:

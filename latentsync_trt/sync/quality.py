@@ -73,7 +73,10 @@ class Quality:
         self._lips = [_Lips(start_s) for start_s in starts_s]
         self._flicker: dict[int, _Flicker] = {}
         self._seams, self._own, self._new = array("d"), array("d"), array("d")
-        self._filmstrip = Filmstrip() if pictures else None
+        self._pictures = pictures
+        self._best: dict[str, float] = {}
+        self._moments: dict[str, Moment] = {}
+        self._last: tuple[Frame, Target, Patch] | None = None
         self._from_s: Fraction | None = None
 
     def listen(self, speaker: int, blocks: Iterable[Float32Array]) -> Iterator[Float32Array]:
@@ -90,9 +93,20 @@ class Quality:
         if change is not None:
             self._own.append(change[0])
             self._new.append(change[1])
-        if self._filmstrip is not None:
+        if self._pictures:
+            self._last = frame, target, pasted.patch
             flicker = 0.0 if change is None else change[1] - change[0]
-            self._filmstrip.add(frame, target, pasted.patch, gap=gap, seam=seam, flicker=flicker)
+            values = {
+                "first": 0.0,
+                "widest open": gap,
+                "shut": -gap,
+                "most visible seam": seam,
+                "most flicker": flicker,
+            }
+            for shows, value in values.items():
+                if not isnan(value) and value > self._best.get(shows, -np.inf):
+                    self._best[shows] = value
+                    self._moments[shows] = _moment(*self._last, shows)
 
     def restart(self, time_s: Fraction) -> None:
         """Begins a new part: the frames before have no influence on what follows."""
@@ -112,8 +126,13 @@ class Quality:
         return [lips.curves() for lips in self._lips]
 
     def moments(self) -> list[Moment]:
-        """The moments that matter, in order; empty without pictures."""
-        return [] if self._filmstrip is None else self._filmstrip.moments()
+        """The extreme moments, first and last face, by time; what is shown twice is named once."""
+        found = [*self._moments.values(), *([] if self._last is None else [_moment(*self._last, "last")])]
+        named: dict[tuple[float, bytes], Moment] = {}
+        for moment in found:
+            key = moment.time_s, moment.before
+            named[key] = replace(moment, shows=f"{named[key].shows}, {moment.shows}") if key in named else moment
+        return sorted(named.values(), key=lambda moment: moment.time_s)
 
 
 class _Lips:
@@ -207,35 +226,6 @@ def _measured(speaker: int, curves: Curves) -> LipMeasure:
         late_ms = found.lag_frames * 1000 // MODEL_FPS if found.best >= _LEAST_AGREEMENT else None
     shut = closed_rate(curves.gaps, curves.silent)
     return LipMeasure(speaker, int(known.sum()), follow, late_ms, None if isnan(shut) else shut)
-
-
-class Filmstrip:
-    """Keeps the extreme moments of a clip, and its first and last face."""
-
-    def __init__(self) -> None:
-        self._best: dict[str, float] = {}
-        self._moments: dict[str, Moment] = {}
-        self._last: tuple[Frame, Target, Patch] | None = None
-
-    def add(self, frame: Frame, target: Target, patch: Patch, *, gap: float, seam: float, flicker: float) -> None:
-        """A painted face; the larger a value, the more it matters, NaN where it was not measured."""
-        self._last = frame, target, patch
-        values = {"first": 0.0, "widest open": gap, "shut": -gap, "most visible seam": seam, "most flicker": flicker}
-        for shows, value in values.items():
-            if not isnan(value) and value > self._best.get(shows, -np.inf):
-                self._best[shows] = value
-                self._moments[shows] = _moment(frame, target, patch, shows)
-
-    def moments(self) -> list[Moment]:
-        """All, by time; what is shown twice is named once."""
-        found = list(self._moments.values())
-        if self._last is not None:
-            found.append(_moment(*self._last, "last"))
-        named: dict[tuple[float, bytes], Moment] = {}
-        for moment in found:
-            key = moment.time_s, moment.before
-            named[key] = replace(moment, shows=f"{named[key].shows}, {moment.shows}") if key in named else moment
-        return sorted(named.values(), key=lambda moment: moment.time_s)
 
 
 def _moment(frame: Frame, target: Target, patch: Patch, shows: str) -> Moment:

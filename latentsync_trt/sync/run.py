@@ -13,6 +13,8 @@ from time import perf_counter
 
 from latentsync_trt.audio.mel import filters_of
 from latentsync_trt.face.choice import speakers_of
+from latentsync_trt.face.mask import mouth_mask
+from latentsync_trt.face.paste import Paster
 from latentsync_trt.media.c2pa import sign
 from latentsync_trt.media.parts import Work
 from latentsync_trt.media.playback import Playback
@@ -20,8 +22,8 @@ from latentsync_trt.media.reader import read_frames
 from latentsync_trt.media.soundtrack import LOSSLESS_WITH
 from latentsync_trt.media.writer import VideoWriter
 from latentsync_trt.runtime.networks.devices import DEVICE_FAILURES, Devices
-from latentsync_trt.sync.analysis import analyse
-from latentsync_trt.sync.compose import Composer, paster_of
+from latentsync_trt.sync.analysis import analyze
+from latentsync_trt.sync.compose import Composer
 from latentsync_trt.sync.faces import FaceFinder
 from latentsync_trt.sync.inpaint import check_noise, graphs_for, make_inpainter, resolution_of
 from latentsync_trt.sync.inputs import Inputs, fingerprint
@@ -111,7 +113,7 @@ class Run:
             provider=self._devices.selection.name,
             frames=count,
             frames_with_face=finder.frames_with_face,
-            windows=painter.windows,
+            windows=sum(device.windows for device in painter.devices),
             duration_s=float(writer.end_s),
             wall_s=wall_s,
             opened_s=self._opened_s - self._start_s,
@@ -162,7 +164,7 @@ class Run:
     ) -> int:
         """Writes all frames; returns their number."""
         done = writer.frames_done
-        paster = paster_of(helpers.mesher, self._resolution_px, self._options)
+        paster = Paster(helpers.mesher, mouth_mask(self._resolution_px), paste=self._options.paste)
         composer = Composer(paster, helpers.enhancer, self._quality, self._clock, done)
         count, total = done, expected_frames(playback, self._inputs.info)
         with closing(self._composed(painter, gathered, composer)) as composed:
@@ -212,7 +214,7 @@ class Run:
         voices, tracks = self._inputs.voices, self._inputs.tracks
         choice = parse_face(self._options.face) if voices.faces is None else voices.speaker_of
         if tracks is None and speakers_of(choice) is not None:
-            tracks, _ = analyse(self._inputs.video, detector, self._on_progress)
+            tracks, _ = analyze(self._inputs.video, detector, self._on_progress)
         return FaceFinder(
             detector,
             self._resolution_px,

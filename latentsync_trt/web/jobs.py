@@ -15,7 +15,7 @@ from latentsync_trt.face.track_file import Tracks, save_tracks
 from latentsync_trt.measure.people import summaries
 from latentsync_trt.serve.admission import Form, Limits, UnknownJob, check_media, stored_name
 from latentsync_trt.serve.service import JobStatus, Service
-from latentsync_trt.sync.analysis import analyse
+from latentsync_trt.sync.analysis import analyze
 from latentsync_trt.types import ProgressCallback, UInt8Array
 
 _SOURCE, _BROWSER = "source", "browser"
@@ -41,7 +41,7 @@ def find_people(video: str, limits: Limits, on_progress: ProgressCallback) -> Pe
     limits.check_size(path.stat().st_size)
     check_media("video", path, limits)
     with MediaPipeDetector() as detector:
-        tracks, portraits = analyse(path, detector, on_progress)
+        tracks, portraits = analyze(path, detector, on_progress)
     return People(video, tracks, [(portraits[one.number], one.seen_s) for one in summaries(tracks)])
 
 
