@@ -1,6 +1,5 @@
 """Small clips made by the tests: numbered frames, a face, clicks."""
 
-import wave
 from collections.abc import Iterable
 from fractions import Fraction
 from itertools import islice
@@ -15,10 +14,12 @@ from latentsync_trt.media.audio import SPEECH_RATE_HZ, read_audio_blocks
 from latentsync_trt.media.codecs import choose_encoder
 from latentsync_trt.media.demo_clip import camera_frames
 from latentsync_trt.media.pictures import picture_info
+from latentsync_trt.media.reader import probe, read_frames
 from latentsync_trt.media.soundtrack import SoundPiece, SoundPlan
 from latentsync_trt.media.writer import VideoWriter
-from latentsync_trt.types import Float32Array, Frame, Picture, UInt8Array, VideoInfo, YuvPlanes
+from latentsync_trt.types import ColorTags, Float32Array, Frame, Picture, UInt8Array, VideoInfo, YuvPlanes
 from tests.small import small_bundle
+from tests.sounds import spoken, write_parts, write_samples
 
 CLICK_RATE_HZ = 48000
 
@@ -45,18 +46,31 @@ def write_video(
     times: list[int] | None = None,
     options: dict[str, str] | None = None,
     pixel_aspect: Fraction = Fraction(1),
+    color: ColorTags | None = None,
+    rotation: tuple[int, bool, bool] | None = None,
+    metadata: dict[str, str] | None = None,
 ) -> Path:
-    """Writes RGB frames; `times` in units of 1/1000 s make the rate variable."""
+    """Writes RGB or RGBA frames with the tags of `color`; `times` in units of 1/1000 s make the rate variable."""
+    x264 = {"crf": "8", "preset": "ultrafast"} if codec == "libx264" else {}
     with av.open(str(path), "w") as container:
-        stream = container.add_stream(codec, rate=fps, options=options or {"crf": "8", "preset": "ultrafast"})
+        stream = container.add_stream(codec, rate=fps, options=x264 if options is None else options)
         stream.pix_fmt = pixel_format
-        stream.codec_context.sample_aspect_ratio = pixel_aspect
+        stream.metadata.update(metadata or {})
+        context = stream.codec_context
+        context.sample_aspect_ratio = pixel_aspect
+        if rotation is not None:
+            stream.set_display_rotation(*rotation)
+        if color is not None:
+            context.color_primaries, context.color_trc = color.primaries, color.transfer
+            context.colorspace = color.matrix
+            context.color_range = {None: 0, False: 1, True: 2}[color.full_range]
         if times is not None:
-            stream.time_base = stream.codec_context.time_base = Fraction(1, 1000)
+            stream.time_base = context.time_base = Fraction(1, 1000)
         for index, rgb in enumerate(frames):
             if index == 0:
                 stream.height, stream.width = rgb.shape[:2]
-            frame = av.VideoFrame.from_ndarray(rgb, format="rgb24")
+            frame = av.VideoFrame.from_ndarray(rgb, format="rgb24" if rgb.shape[2] == 3 else "rgba")
+            frame = frame.reformat(format=pixel_format)
             frame.pts = index if times is None else times[index]
             frame.time_base = 1 / Fraction(fps) if times is None else Fraction(1, 1000)
             container.mux(stream.encode(frame))
@@ -100,6 +114,14 @@ def open_writer(
     return VideoWriter(output, info, choose_encoder(SyncOptions(**options), info), sound)
 
 
+def rewritten(source: Path, output: Path, **options: Any) -> VideoWriter:
+    """The writer that has written `source` again without a change; `options` as `open_writer`."""
+    with open_writer(output, probe(source), **options) as writer:
+        for frame in read_frames(source):
+            writer.write(frame)
+    return writer
+
+
 def write_face(
     path: Path, count: int, *, blank: Iterable[int] = (), fps: int = 25, pixel_aspect: Fraction = Fraction(1)
 ) -> Path:
@@ -121,30 +143,9 @@ def write_sound(
 ) -> Path:
     """Quiet noise with a loud click of 1 ms at each of `clicks_s`."""
     if duration_s == 0:
-        with wave.open(str(path), "wb") as empty:
-            empty.setnchannels(1)
-            empty.setsampwidth(2)
-            empty.setframerate(rate_hz)
-        return path
-    channels = {"mono": 1, "stereo": 2, "5.1": 6}[layout]
-    samples = np.random.default_rng(5).normal(0, 0.01, (channels, round(duration_s * rate_hz))).astype(np.float32)
-    for click_s in clicks_s:
-        start = round(click_s * rate_hz)
-        samples[:, start : start + rate_hz // 1000] = 0.9
-    with av.open(str(path), "w") as container:
-        stream = container.add_stream(codec, rate=rate_hz, layout=layout)
-        resampler = av.AudioResampler(stream.codec_context.format, layout, rate_hz)
-        frame = av.AudioFrame.from_ndarray(samples, format="fltp", layout=layout)
-        frame.sample_rate = rate_hz
-        fifo = av.AudioFifo()
-        for piece in [*resampler.resample(frame), *resampler.resample(None)]:
-            piece.pts = None
-            fifo.write(piece)
-        size = stream.codec_context.frame_size or 1024
-        while (piece := fifo.read(size, partial=True)) is not None:
-            container.mux(stream.encode(piece))
-        container.mux(stream.encode(None))
-    return path
+        return write_samples(path, np.zeros(0, np.float32), rate_hz)
+    samples = spoken(duration_s, rate_hz, clicks_s)
+    return write_parts(path, [(0, samples)], codec=codec, rate_hz=rate_hz, layout=layout)
 
 
 def read_audio(path: Path, rate_hz: int = SPEECH_RATE_HZ) -> Float32Array:

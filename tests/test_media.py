@@ -26,6 +26,7 @@ from tests.clips import (
     numbered,
     open_writer,
     read_audio,
+    rewritten,
     write_sound,
     write_video,
 )
@@ -134,9 +135,7 @@ def test_sound_keeps_its_time_rate_and_channels(
     sound = write_sound(tmp_path / name, 2.2, rate_hz=rate_hz, layout=layout, codec=codec, clicks_s=clicks)
     clip = write_video(tmp_path / "clip.mp4", numbered(50))
     output = tmp_path / f"out.{container}"
-    with open_writer(output, probe(clip), audio=sound) as writer:
-        for frame in read_frames(clip):
-            writer.write(frame)
+    rewritten(clip, output, audio=sound)
     with av.open(str(output)) as opened:
         stream = opened.streams.audio[0]
         assert stream.codec_context.codec.canonical_name == kept

@@ -11,8 +11,9 @@ from latentsync_trt.errors import MediaError
 from latentsync_trt.media.pictures import LazyRgb
 from latentsync_trt.media.reader import probe, read_frames
 from latentsync_trt.types import ColorTags, UInt8Array
-from tests.clips import numbered, open_writer, read_audio, write_video
+from tests.clips import numbered, read_audio, rewritten, write_video
 from tests.pictures import decoded_planes, noise, rgb_of
+from tests.sounds import spoken, write_parts
 
 ONE_CODE = 1
 """8-bit arithmetic rounds once; a second rounding may fall on the other side."""
@@ -54,15 +55,8 @@ def test_display_matrices_rotate_and_mirror(
     tmp_path: Path, pixel_format: str, rotation: tuple[int, bool, bool], expected: Callable[[UInt8Array], UInt8Array]
 ) -> None:
     """4:2:2 becomes 4:4:0 when it is turned."""
-    clip = tmp_path / "clip.mov"
-    with av.open(str(clip), "w") as container:
-        stream = container.add_stream("libx264", rate=25, options={"crf": "0", "preset": "ultrafast"})
-        stream.width, stream.height, stream.pix_fmt = 48, 32, pixel_format
-        stream.set_display_rotation(*rotation)
-        rgb = np.random.default_rng(1).integers(0, 256, (32, 48, 3), np.uint8)
-        frame = av.VideoFrame.from_ndarray(rgb, format="rgb24").reformat(format=pixel_format)
-        container.mux(stream.encode(frame))
-        container.mux(stream.encode(None))
+    pictures = np.random.default_rng(1).integers(0, 256, (1, 32, 48, 3), np.uint8)
+    clip = write_video(tmp_path / "clip.mov", pictures, pixel_format=pixel_format, rotation=rotation)
     ((_, coded),) = decoded_planes(clip)
     (upright,) = read_frames(clip)
     assert upright.planes is not None
@@ -74,37 +68,21 @@ def test_display_matrices_rotate_and_mirror(
 
 
 def test_a_slanted_display_matrix_is_refused(tmp_path: Path) -> None:
-    clip = tmp_path / "clip.mov"
-    with av.open(str(clip), "w") as container:
-        stream = container.add_stream("libx264", rate=25)
-        stream.width, stream.height, stream.pix_fmt = 48, 32, "yuv420p"
-        stream.set_display_rotation(30)
-        container.mux(stream.encode(av.VideoFrame(48, 32, "yuv420p")))
-        container.mux(stream.encode(None))
+    clip = write_video(tmp_path / "clip.mov", numbered(1), rotation=(30, False, False))
     for read in (probe, lambda path: next(read_frames(path))):
         with pytest.raises(MediaError, match=r"clip\.mov: .* multiple of 90"):
             read(clip)
 
 
 def surround(path: Path, channels: int) -> Path:
-    """A second of silence in plain PCM, which names no speaker positions, with a click at 0.5 s in all channels."""
-    samples = np.zeros((48000, channels), np.int16)
-    samples[24000:24048] = 29000
-    with av.open(str(path), "w") as container:
-        stream = container.add_stream("pcm_s16le", rate=48000, layout=f"{channels}c")
-        frame = av.AudioFrame.from_ndarray(samples.reshape(1, -1), format="s16", layout=f"{channels}c")
-        frame.sample_rate = 48000
-        container.mux(stream.encode(frame))
-        container.mux(stream.encode(None))
-    return path
+    """A second in plain PCM, which names no speaker positions, with a click at 0.5 s in all channels."""
+    return write_parts(path, [(0, spoken(1, 48000, [0.5]))], layout=f"{channels}c")
 
 
 @pytest.mark.parametrize("channels", [3, 4, 7, 8])
 def test_surround_sound_is_encoded_with_all_channels(tmp_path: Path, channels: int) -> None:
     clip, output = write_video(tmp_path / "clip.mp4", numbered(20)), tmp_path / "out.mp4"
-    with open_writer(output, probe(clip), audio=surround(tmp_path / "a.wav", channels)) as writer:
-        for frame in read_frames(clip):
-            writer.write(frame)
+    rewritten(clip, output, audio=surround(tmp_path / "a.wav", channels))
     with av.open(str(output)) as container:
         assert container.streams.audio[0].channels == channels
     # All channels carry the click; AAC smears it by less than half of one of its short blocks of 128 samples.

@@ -10,7 +10,6 @@ from PIL import Image
 
 from latentsync_trt import LipSync, SyncOptions
 from latentsync_trt.cli.sync import default_output
-from latentsync_trt.config import Length
 from latentsync_trt.media.demo_clip import camera_frames, portrait
 from latentsync_trt.types import SyncReport
 from tests.clips import write_sound, write_video
@@ -91,20 +90,6 @@ def test_a_variable_rate_is_kept(tmp_path: Path, lip_sync: LipSync) -> None:
     found = stamps_s(tmp_path / "out.mp4")
     assert [stamp_s * 1000 for stamp_s in found[:-1]] == VARIABLE_MS
     assert found[-1] == Fraction(68, 100)
-
-
-@pytest.mark.parametrize(("length", "video_s", "audio_s"), [("longest", 1.71, 1.71), ("shortest", 16 / 30, 16 / 30)])
-@pytest.mark.integration
-def test_the_output_is_as_long_as_asked(
-    tmp_path: Path, lip_sync: LipSync, length: Length, video_s: float, audio_s: float
-) -> None:
-    clip, speech = film(tmp_path / "in.mp4", 30), spoken(tmp_path / "speech.wav", 1.71)
-    report = sync(lip_sync, clip, speech, tmp_path / "out.mp4", length=length)
-    found = stamps_s(tmp_path / "out.mp4")
-    assert found[0] == 0
-    assert abs(found[-1] - video_s) < Fraction(1, 30)
-    assert abs(sound_span_s(tmp_path / "out.mp4")[1] - audio_s) < 1 / 30
-    assert abs(report.duration_s - found[-1]) < 1 / 30
 
 
 @pytest.mark.integration

@@ -3,7 +3,6 @@
 import json
 import shutil
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from dataclasses import replace
 from fractions import Fraction
 from itertools import accumulate, pairwise
@@ -228,25 +227,6 @@ def test_two_runs_cannot_write_one_output(tmp_path: Path) -> None:
     ):
         pass
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_file_is_signed_before_it_appears(tmp_path: Path) -> None:
-    output, seen = tmp_path / "out.mp4", list[tuple[int, bool]]()
-
-    def sign(path: Path) -> tuple[str, ...]:
-        seen.append((len(content(path)), output.exists()))
-        if len(seen) == 1:
-            raise OutputError("the certificate has expired")
-        return ()
-
-    for attempt in range(2):
-        info = picture_info(96, 64, rgb=False)
-        writer = VideoWriter(output, info, choose_encoder(SyncOptions(), info), sign=sign)
-        with suppress(OutputError), writer:
-            for frame in frames(list(range(11)), Fraction(1, 25)):
-                writer.write(frame)
-        assert [path.name for path in tmp_path.iterdir()] == ["out.mp4"] * attempt
-    assert seen == [(10, False), (10, False)]
 
 
 @given(some.permutations(range(8)))

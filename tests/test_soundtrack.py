@@ -127,18 +127,6 @@ def test_a_part_before_and_after_which_there_is_nothing() -> None:
     assert spliced(own, [], Fraction(1), Fraction(2)) == ()
 
 
-def test_voices_at_the_same_time_are_summed(tmp_path: Path) -> None:
-    one, two = tone(1, 300, 0.3), tone(1, 500, 0.4)
-    pieces = [
-        SoundPiece(write_samples(tmp_path / "1.wav", one, RATE_HZ)),
-        SoundPiece(write_samples(tmp_path / "2.wav", two, RATE_HZ), Fraction(1, 2)),
-    ]
-    samples = heard(tmp_path, lossless(*pieces), 2)[0][:, 0]
-    half = np.zeros(RATE_HZ // 2, np.float32)
-    expected = np.concatenate([one, half]) + np.concatenate([half, two])
-    assert np.allclose(samples, expected, rtol=0, atol=2 * STEP_16)
-
-
 def test_voices_that_exceed_full_scale_together_are_softer_not_clipped(tmp_path: Path) -> None:
     source = write_samples(tmp_path / "a.wav", tone(1, 300, 0.8), RATE_HZ)
     plan = lossless(SoundPiece(source), SoundPiece(source))

@@ -52,14 +52,6 @@ def test_any_constant_rate_is_resampled_as_by_ffmpeg(tmp_path: Path, fps: int | 
     assert len(found) == round(48 / fps * MODEL_FPS)
 
 
-def test_a_variable_rate_is_resampled_as_by_ffmpeg(tmp_path: Path) -> None:
-    times = [0, 40, 80, 500, 510, 520, 530, 900, 1000, 1040]
-    clip = write_video(tmp_path / "clip.mkv", numbered(10), 25, times=times)
-    found = numbers(clip)
-    assert found == shown_of_file(clip, MODEL_FPS)
-    assert len(found) == 27
-
-
 @pytest.mark.parametrize("suffix", ["mp4", "mkv"])
 @pytest.mark.integration
 def test_a_picture_is_held_until_the_next_ones_time(tmp_path: Path, suffix: str) -> None:
@@ -100,14 +92,6 @@ def test_a_step_of_the_clock_is_held_or_a_reset(resets: bool, end_s: int | None,
     found = shown([*before, *after], clock)
     gap = 0 if is_reset else jump_s * MODEL_FPS
     assert found == [*range(29), *[29] * (gap + 1), 30, 31, 32]
-
-
-def test_a_transport_stream_whose_clock_jumps_has_no_gap(tmp_path: Path) -> None:
-    for name, start in (("a.ts", 0), ("b.ts", 40_000)):
-        write_video(tmp_path / name, numbered(30), 25, times=[start + 40 * index for index in range(30)])
-    joined = tmp_path / "joined.ts"
-    joined.write_bytes((tmp_path / "a.ts").read_bytes() + (tmp_path / "b.ts").read_bytes())
-    assert numbers(joined) == [*range(30), *range(30)]
 
 
 @given(st.lists(st.tuples(stamps_s, st.none() | st.fractions(0, 3, max_denominator=100)), min_size=1, max_size=15))

@@ -57,14 +57,6 @@ def test_turned_faces_are_counted_not_tracked(detector: MediaPipeDetector, quart
     assert tracker.turned_frames == 2
 
 
-def test_a_turned_face_beside_the_tracked_one_is_not_counted(detector: MediaPipeDetector) -> None:
-    frame = first_person(1)[0]
-    tracker = FaceTracker(detector)
-    both = np.concatenate([frame, turned(frame, 1)], axis=1)
-    assert len(tracker.update(both).faces) == 1
-    assert tracker.turned_frames == 0
-
-
 @pytest.fixture(scope="module")
 def lip_sync() -> Iterator[LipSync]:
     with LipSync.from_bundle(small_bundle(), "cpu") as lip_sync:

@@ -11,8 +11,8 @@ from av import AudioCodecContext, AudioFrame, AudioLayout, AudioResampler, Audio
 from av.container import InputContainer
 
 from latentsync_trt.errors import InputError, MediaError
-from latentsync_trt.media.files import open_input, reading
-from latentsync_trt.media.timing import JITTER_S, Timed, joint_clock, nearest
+from latentsync_trt.media.files import guarded, open_input, reading
+from latentsync_trt.media.timing import JITTER_S, Timed, joint_clock, nearest, stamp_of, with_next
 from latentsync_trt.types import Float32Array
 
 SPEECH_RATE_HZ = 16_000
@@ -43,7 +43,7 @@ def audio_duration_s(path: Path) -> Fraction:
 def first_sample_s(path: Path, container: InputContainer) -> Fraction | None:
     """The stamp of the first sample of a file just opened, None if it has none; errors as `read_audio_blocks`."""
     stream = audio_stream(path, container)
-    return _stamp_s(next(_frames(path, container, stream)), stream)
+    return stamp_of(next(_frames(path, container, stream)))
 
 
 def read_audio_blocks(
@@ -149,8 +149,6 @@ def audio_stream(path: Path, container: InputContainer) -> AudioStream:
     context: AudioCodecContext | None = stream.codec_context  # PyAV's types leave the None out
     if context is None:
         raise MediaError(f"{path}: its audio stream is in a codec that FFmpeg does not know; convert the file to WAV")
-    if not context.sample_rate:
-        raise MediaError(f"{path}: its audio stream has no sample rate; the file is damaged or ends in its header")
     _check_rate(path, context.sample_rate)
     return stream
 
@@ -170,45 +168,26 @@ def decoded_audio(
         MediaError: decoding fails (with the time), or there are no samples.
     """
     clock = replace(joint_clock(path, stream, delay_s), jitter_s=JITTER_S)
-    before: Timed[AudioFrame] | None = None
-    stamp_s: Fraction | None = None
-    for frame in _frames(path, container, stream):
-        if before is not None:
-            yield before
-        stamp_s = _stamp_s(frame, stream)
+    for frame, following in with_next(_frames(path, container, stream)):
         duration_s = Fraction(frame.samples, frame.sample_rate)
-        before = Timed(clock.advance(stamp_s, duration_s), duration_s, frame)
-    if before is not None:
-        padding_s = _padding_s(container, stream, stamp_s, before.duration_s)
-        yield replace(before, duration_s=before.duration_s - padding_s)
+        time_s = clock.advance(stamp_of(frame), duration_s)
+        padding_s = Fraction(0) if following else _padding_s(container, stream, frame)
+        yield Timed(time_s, duration_s - padding_s, frame)
 
 
 def _frames(path: Path, container: InputContainer, stream: AudioStream) -> Iterator[AudioFrame]:
     """Decoded frames with samples, at least one; errors as `decoded_audio`."""
-    frames = container.decode(stream)
-    decoded_s = 0.0
-    while True:
-        with reading(path, f"its audio breaks off after {decoded_s:.2f} s; repair or re-encode it"):
-            frame = next(frames, None)
-        if frame is None:
-            break
-        if frame.samples:
-            _check_rate(path, frame.sample_rate)  # codecs may state another one in each frame
-            decoded_s += frame.samples / frame.sample_rate
-            yield frame
-    if not decoded_s:
+    frame = None
+    for frame in filter(lambda decoded: decoded.samples, guarded(path, container.decode(stream), "audio")):
+        _check_rate(path, frame.sample_rate)  # codecs may state another one in each frame
+        yield frame
+    if frame is None:
         raise MediaError(f"{path}: its audio stream has no samples")
 
 
-def _stamp_s(frame: AudioFrame, stream: AudioStream) -> Fraction | None:
-    time_base = frame.time_base or stream.time_base
-    return None if frame.pts is None or time_base is None else frame.pts * time_base
-
-
-def _padding_s(
-    container: InputContainer, stream: AudioStream, stamp_s: Fraction | None, duration_s: Fraction
-) -> Fraction:
+def _padding_s(container: InputContainer, stream: AudioStream, last: AudioFrame) -> Fraction:
     """How much of the last frame is the encoder's padding."""
+    stamp_s, duration_s = stamp_of(last), Fraction(last.samples, last.sample_rate)
     if stamp_s is None or not stream.duration or stream.time_base is None:
         return Fraction(0)
     beyond_s = stamp_s + duration_s - ((stream.start_time or 0) + stream.duration) * stream.time_base

@@ -178,7 +178,7 @@ def aspect_notice(encoder: VideoEncoder, info: VideoInfo, suffix: str) -> tuple[
 
 
 def add_video(
-    container: OutputContainer, encoder: VideoEncoder, pixel_aspect: Fraction, rate: Fraction, time_base: Fraction
+    encoder: VideoEncoder, pixel_aspect: Fraction, rate: Fraction, time_base: Fraction, container: OutputContainer
 ) -> VideoStream:
     """Adds the encoder to a container, for `rate` frames per second with stamps in units of `time_base`."""
     # PyAV's types know only some encoders by name.
@@ -266,7 +266,7 @@ def _settings_of(codec: Codec, name: EncoderName, options: SyncOptions) -> dict[
     elif options.crf is not None:
         raise InputError(f"--crf {options.crf}: {codec} has no such setting; leave it out")
     preset = library.preset if options.encoder_preset is None else options.encoder_preset
-    if options.encoder_preset is not None and preset not in library.presets:
+    if options.encoder_preset not in (None, *library.presets):
         known = f"use one of {', '.join(library.presets)}" if library.presets else "leave it out"
         raise InputError(f"--encoder {name}:{preset}: {name} has no such preset; {known}")
     if preset:

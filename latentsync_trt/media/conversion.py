@@ -1,9 +1,8 @@
 """Converts FFmpeg's frames to arrays and back: planes, RGB, and the rotation that makes a picture upright."""
 
 import struct
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -40,34 +39,22 @@ _EXACT_SMOOTH = (
 SideDataType._missing_ = classmethod(lambda cls, _: cls.SEI_UNREGISTERED)  # type: ignore[assignment, method-assign]
 
 
-@dataclass(frozen=True, slots=True)
-class Orientation:
-    """How to make a coded picture upright: transpose it, then reverse the columns, then the rows, if set."""
+def orientation_of(frame: VideoFrame) -> tuple[bool, int, int]:
+    """How to make a decoded frame upright: whether to transpose it, then the steps, 1 or −1, of its rows and columns.
 
-    transpose: bool = False
-    reverse_columns: bool = False
-    reverse_rows: bool = False
-
-    def apply(self, image: SampleArray) -> SampleArray:
-        """The upright `image (H, W)`, as a contiguous copy."""
-        turned = image.swapaxes(0, 1) if self.transpose else image
-        turned = turned[:: -1 if self.reverse_rows else 1, :: -1 if self.reverse_columns else 1]
-        return np.array(turned, order="C")
-
-
-def orientation_of(frame: VideoFrame) -> Orientation:
-    """The orientation in a decoded frame's display matrix; raises `InputError` unless it is a multiple of 90°."""
+    Raises:
+        InputError: its display matrix rotates by another angle than a multiple of 90°.
+    """
     side_data: Any = frame.side_data
     matrix = side_data.get(SideDataType.DISPLAYMATRIX)
     if matrix is None:
-        return Orientation()
+        return False, 1, 1
     # Row vectors: x' = a·x + c·y, y' = b·x + d·y, in 16.16 fixed point and machine byte order.
     a, b, _, c, d, *_ = struct.unpack("=9i", bytes(matrix))
-    if not (b or c):
-        return Orientation(False, a < 0, d < 0)
-    if not (a or d):
-        return Orientation(True, c < 0, b < 0)
-    raise InputError("its display matrix rotates by an angle that is not a multiple of 90°")
+    if (a or d) and (b or c):
+        raise InputError("its display matrix rotates by an angle that is not a multiple of 90°")
+    across, down = (c, b) if b or c else (a, d)
+    return bool(b or c), -1 if down < 0 else 1, -1 if across < 0 else 1
 
 
 def tags_of(frame: VideoFrame) -> ColorTags:
@@ -78,7 +65,7 @@ def tags_of(frame: VideoFrame) -> ColorTags:
     return ColorTags(int(frame.color_primaries), int(frame.color_trc), int(frame.colorspace), full_range)
 
 
-def _coded_format(form: VideoFormat, orientation: Orientation) -> str:
+def _coded_format(form: VideoFormat, *, transposed: bool) -> str:
     """The planar format that frames have before they are made upright: their own, if there is one.
 
     Alpha is left out. Gray and 4:1:0 become 4:2:0, 4:1:1 4:2:2, palettes RGB, floating point 16 bits, fewer bits than
@@ -90,7 +77,7 @@ def _coded_format(form: VideoFormat, orientation: Orientation) -> str:
         return f"gbrp{depth}"
     size = (form.chroma_width(16), form.chroma_height(16)) if len(form.components) > 2 else (8, 8)
     sampling = {(4, 16): "422", (8, 16): "422", (16, 8): "440", (16, 16): "444"}.get(size, "420")
-    if sampling == "422" and orientation.transpose and bits not in (8, 10, 12):
+    if sampling == "422" and transposed and bits not in (8, 10, 12):
         sampling = "444"  # FFmpeg has no upright twin of this depth
     return f"yuv{sampling}p{depth}"
 
@@ -103,7 +90,7 @@ class FrameConverter:
 
     def __init__(self) -> None:
         self._reformatter = VideoReformatter()
-        self._first: tuple[Orientation, ColorTags, str] | None = None
+        self._first: tuple[tuple[bool, int, int], ColorTags, str] | None = None
 
     def planes(self, frame: VideoFrame) -> YuvPlanes:
         """The frame as planes: the decoder's own samples for planar formats, else one conversion.
@@ -117,16 +104,17 @@ class FrameConverter:
         # Read once: PyAV's frames and their side data form reference cycles, so each frame would stay in memory until
         # garbage collection.
         if self._first is None:
-            orientation = orientation_of(frame)
-            self._first = orientation, color, _coded_format(frame.format, orientation)
-        orientation, common, wanted = self._first
+            upright = orientation_of(frame)
+            self._first = upright, color, _coded_format(frame.format, transposed=upright[0])
+        (transpose, down, across), common, wanted = self._first
         own, target = (coding_of(tags, frame.width, frame.height) for tags in (color, common))
-        coded = (
-            frame if own == target and _is_planar(frame.format, wanted) else self._converted(frame, wanted, own, target)
-        )
-        bits = VideoFormat(wanted).components[0].bits
-        y, u, v = (orientation.apply(view) for view in views(coded)[:3])
-        return YuvPlanes(y, u, v, common, bits)
+        # Alpha is left out; "yuvj" says nothing but the range.
+        name = frame.format.name.replace("yuvj", "yuv").replace("yuva", "yuv").replace("gbrap", "gbrp")
+        as_is = own == target and name == wanted
+        coded = frame if as_is else self._converted(frame, wanted, own, target)
+        turned = (view.T if transpose else view for view in views(coded)[:3])
+        y, u, v = (np.array(view[::down, ::across], order="C") for view in turned)
+        return YuvPlanes(y, u, v, common, VideoFormat(wanted).components[0].bits)
 
     def _converted(self, frame: VideoFrame, name: str, own: Coding, wanted: Coding) -> VideoFrame:
         """`frame`, coded as `own` says, in the pixel format `name` and the coding `wanted`."""
@@ -135,8 +123,10 @@ class FrameConverter:
                 return self._converted(self._converted(frame, name, own, own), name, own, wanted)
             # swscale takes gray as full range, whatever its tag says: to full range it keeps the codes.
             own, wanted = replace(own, full_range=True), replace(wanted, full_range=True)
-        with naming_format(frame):
+        try:
             return converted(self._reformatter, frame, name, own, wanted)
+        except OSError as error:
+            raise InputError(f"its pixel format {frame.format.name} is not supported; re-encode it") from error
 
 
 def converted(
@@ -180,20 +170,6 @@ def _planes_tags(frame: VideoFrame) -> ColorTags:
 def _has_rgb_channels(form: VideoFormat) -> bool:
     """Whether pixels are R'G'B' or numbers of a palette's colors."""
     return bool(form.is_rgb or form.has_palette)
-
-
-def _is_planar(form: VideoFormat, name: str) -> bool:
-    """Whether the first three planes of `form` are those of the format `name`."""
-    return name in (form.name, form.name.replace("yuvj", "yuv").replace("yuva", "yuv").replace("gbrap", "gbrp"))
-
-
-@contextmanager
-def naming_format(frame: VideoFrame) -> Iterator[None]:
-    """Turns swscale's refusal inside the block into an `InputError` that names the format of `frame`."""
-    try:
-        yield
-    except OSError as error:
-        raise InputError(f"its pixel format {frame.format.name} is not supported; re-encode it") from error
 
 
 def format_of(planes: YuvPlanes) -> str:

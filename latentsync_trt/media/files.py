@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from stat import S_ISDIR, S_ISREG
+from typing import Any, TypeVar
 
 import av
 from av import FFmpegError
@@ -20,6 +21,8 @@ from latentsync_trt.paths import exists, why_missing
 _INPUT_OPTIONS = {"protocol_whitelist": "file"}
 # For pictures whose name contains "%d"; other demuxers ignore it.
 _NO_PATTERN = {"pattern_type": "none"}
+
+T = TypeVar("T")
 
 _PATTERN = re.compile(r"([^%]*)%(?:0([1-9]))?d([^%]*)")
 
@@ -38,6 +41,18 @@ def reading(path: Path, problem: str = "cannot be read", cure: str = "") -> Iter
         raise
     except (FFmpegError, OSError, InputError) as error:
         raise MediaError(f"{path}: {problem}: {reason_of(error)}{cure}") from error
+
+
+def guarded(path: Path, items: Iterator[T], what: str) -> Iterator[T]:
+    """The frames or packets of a stream; where reading them fails, the `MediaError` names the time."""
+    time_s = 0.0
+    while True:
+        with reading(path, f"its {what} breaks off after {time_s:.2f} s; repair or re-encode it"):
+            item: Any = next(items, None)
+        if item is None:
+            return
+        time_s = time_s if item.pts is None or not item.time_base else float(item.pts * item.time_base)
+        yield item
 
 
 @contextmanager
@@ -83,22 +98,18 @@ def open_output(path: Path, options: dict[str, str] | None = None) -> OutputCont
 def check_file(path: Path) -> None:
     """Raises `MediaError` if there is no file or sequence at `path`, it may not be read, or is empty; opens nothing."""
     for file in _files(path).values():
-        _check_one(file)
-
-
-def _check_one(path: Path) -> None:
-    try:
-        found = path.stat()
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise MediaError(why_missing(path), usage=True) from error
-    except (OSError, ValueError) as error:
-        raise MediaError(f"{path}: cannot be read: {reason_of(error)}", usage=True) from error
-    if S_ISDIR(found.st_mode):
-        raise MediaError(f"{path}: is a folder; name a video or audio file in it", usage=True)
-    if not os.access(path, os.R_OK):
-        raise MediaError(f"{path}: may not be read; change its permissions", usage=True)
-    if S_ISREG(found.st_mode) and not found.st_size:  # pipes also have size 0
-        raise MediaError(f"{path}: is empty (0 bytes); copy or download it again")
+        try:
+            found = file.stat()
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise MediaError(why_missing(file), usage=True) from error
+        except (OSError, ValueError) as error:
+            raise MediaError(f"{file}: cannot be read: {reason_of(error)}", usage=True) from error
+        if S_ISDIR(found.st_mode):
+            raise MediaError(f"{file}: is a folder; name a video or audio file in it", usage=True)
+        if not os.access(file, os.R_OK):
+            raise MediaError(f"{file}: may not be read; change its permissions", usage=True)
+        if S_ISREG(found.st_mode) and not found.st_size:  # pipes also have size 0
+            raise MediaError(f"{file}: is empty (0 bytes); copy or download it again")
 
 
 def _check_not_cut_off(path: Path, container: InputContainer) -> None:

@@ -20,8 +20,8 @@ from av.stream import Disposition
 
 from latentsync_trt.config import MODEL_FPS, Extend
 from latentsync_trt.errors import MediaError
-from latentsync_trt.media.files import open_input, reading
-from latentsync_trt.media.timing import Timed, joint_clock, nearest, on_clock, on_grid, period_s
+from latentsync_trt.media.files import guarded, open_input
+from latentsync_trt.media.timing import Timed, joint_clock, nearest, on_clock, on_grid, period_s, stamp_of, with_next
 
 T = TypeVar("T")
 
@@ -123,14 +123,9 @@ class VideoPasses:
         return None
 
     def _lasting(self, pictures: Iterable[Timed[T]], stream: VideoStream) -> Iterator[Timed[T]]:
-        """Each picture until the next one's time; holds two."""
-        current: Timed[T] | None = None
-        for following in on_grid(pictures, stream) if self._exact else pictures:
-            if current is not None:
-                yield replace(current, duration_s=following.time_s - current.time_s)
-            current = following
-        if current is not None:
-            yield current
+        """Each picture until the next one's time."""
+        for picture, following in with_next(on_grid(pictures, stream) if self._exact else pictures):
+            yield replace(picture, duration_s=following.time_s - picture.time_s) if following else picture
 
     @contextmanager
     def _opened(self) -> Iterator[tuple[InputContainer, VideoStream]]:
@@ -145,23 +140,16 @@ def _decoded(
     path: Path, container: InputContainer, stream: VideoStream
 ) -> Iterator[tuple[Fraction | None, Fraction | None, VideoFrame]]:
     """Time stamps, durations and decoded frames in presentation order."""
-    size = None
-    frames = container.decode(stream)
-    time_s = Fraction(0)
-    while True:
-        with reading(path, f"its video breaks off after {float(time_s):.2f} s; repair or re-encode it"):
-            frame = next(frames, None)
-        if frame is None:
-            return
-        stamp_s = stamp_of(frame)
-        time_s = time_s if stamp_s is None else stamp_s
-        size = size or (frame.width, frame.height)
+    size, time_s = None, 0.0
+    for frame in guarded(path, container.decode(stream), "video"):
+        size, time_s = size or (frame.width, frame.height), frame.time or time_s
         if size != (frame.width, frame.height):
             raise MediaError(
                 f"{path}: its pictures change from {size[0]}×{size[1]} to {frame.width}×{frame.height} after "
-                f"{float(time_s):.2f} s; re-encode it at one size"
+                f"{time_s:.2f} s; re-encode it at one size"
             )
-        yield stamp_s, frame.duration * cast(Fraction, frame.time_base) if frame.duration > 0 else None, frame
+        stated_s = frame.duration * cast(Fraction, frame.time_base) if frame.duration > 0 else None
+        yield stamp_of(frame), stated_s, frame
 
 
 def video_stream(path: Path, container: InputContainer) -> VideoStream:
@@ -178,11 +166,6 @@ def video_stream(path: Path, container: InputContainer) -> VideoStream:
             "million; scale it down"
         )
     return streams[0]
-
-
-def stamp_of(frame: VideoFrame) -> Fraction | None:
-    """The time stamp of a decoded frame in seconds, if it has one."""
-    return None if frame.pts is None else frame.pts * cast(Fraction, frame.time_base)
 
 
 def played(source: VideoPasses, playback: Playback) -> Iterator[Timed[Timed[VideoFrame]]]:
@@ -240,20 +223,19 @@ def _cut(shown: Iterator[Timed[T]], duration_s: Fraction, source: VideoPasses) -
     One that is shown already is not repeated for less than a period: sound that is a few samples longer than the
     picture must not add a frame.
     """
-    current: Timed[T] | None = None
-    for following in shown:
-        left_s = duration_s - following.time_s
-        if left_s <= 0:
-            break
-        if current is not None:
-            if following.item is current.item and left_s < _hold_period_s(source):
-                current = replace(current, duration_s=current.duration_s + left_s)
-                break
-            yield current
-        current = following
-    if current is not None:
-        longest_s = max(duration_s - current.time_s, _hold_period_s(source))
-        yield replace(current, duration_s=min(current.duration_s, longest_s))
+    for picture, following in with_next(shown):
+        left_s = Fraction(0) if following is None else duration_s - following.time_s
+        hold_s = _hold_period_s(source)
+        if picture.time_s >= duration_s:
+            return
+        if following is None or left_s <= 0:
+            longest_s = max(duration_s - picture.time_s, hold_s)
+            yield replace(picture, duration_s=min(picture.duration_s, longest_s))
+            return
+        if following.item is picture.item and left_s < hold_s:
+            yield replace(picture, duration_s=picture.duration_s + left_s)
+            return
+        yield picture
 
 
 def _hold_period_s(source: VideoPasses) -> Fraction:
@@ -267,17 +249,11 @@ def at_constant_rate(pictures: Iterable[Timed[T]], fps: Fraction | int) -> Itera
     too.
     """
     index = 0
-    current: Timed[T] | None = None
-    for following in pictures:
-        while current is not None and index < nearest(following.time_s, fps):
-            yield current.item
+    for picture, following in with_next(pictures):
+        end = max(1, nearest(picture.end_s, fps)) if following is None else nearest(following.time_s, fps)
+        while index < end:
+            yield picture.item
             index += 1
-        current = following
-    if current is None:
-        return
-    while index < max(1, nearest(current.end_s, fps)):
-        yield current.item
-        index += 1
 
 
 def frames_in(duration_s: Fraction | None, fps: Fraction | int) -> int | None:

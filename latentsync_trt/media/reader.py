@@ -16,12 +16,12 @@ from av.video.reformatter import VideoReformatter
 
 from latentsync_trt.errors import InputError, MediaError
 from latentsync_trt.media.audio import first_sample_s
-from latentsync_trt.media.conversion import FrameConverter, format_of, naming_format, orientation_of, views
+from latentsync_trt.media.conversion import FrameConverter, format_of, orientation_of, views
 from latentsync_trt.media.files import open_input, reading
 from latentsync_trt.media.hdr import metadata_of
 from latentsync_trt.media.pictures import LazyRgb
-from latentsync_trt.media.playback import Playback, VideoPasses, played, stamp_of, video_stream
-from latentsync_trt.media.timing import clock_of, frames_per_s, period_s, stated_end_s, time_base_of
+from latentsync_trt.media.playback import Playback, VideoPasses, played, video_stream
+from latentsync_trt.media.timing import clock_of, frames_per_s, period_s, stamp_of, stated_end_s, time_base_of
 from latentsync_trt.types import Frame, VideoInfo
 
 _AS_IT_IS = Playback()
@@ -33,9 +33,6 @@ _TAGGED_TIME = re.compile(r"(\d+):(\d+):(\d+(?:\.\d+)?)")
 
 # Least 8-bit alpha that counts as opaque: a mix with black changes such a pixel by less than 3 %.
 _OPAQUE = 250
-
-# Wide-screen formats have up to 2.2. A damaged header may state more, and faces are searched in square pixels.
-_MOST_PIXEL_ASPECT = 10
 
 # FFmpeg's own decoders of these codecs leave the alpha channel out; these, which not every FFmpeg has, decode it.
 _ALPHA_DECODERS = {"vp8": "libvpx", "vp9": "libvpx-vp9"}
@@ -60,7 +57,7 @@ def probe(path: Path) -> VideoInfo:
             frame = next(container.decode(stream), None)
             if frame is None:
                 raise InputError("it has no picture")
-            transposed = orientation_of(frame).transpose
+            transposed, *_ = orientation_of(frame)
             _check_stream(path, stream)
             _check_opaque(path, frame)
             hdr = metadata_of(frame)
@@ -122,30 +119,17 @@ def _duration_s(container: InputContainer, stream: VideoStream, start_s: Fractio
 
 
 def _check_stream(path: Path, stream: VideoStream) -> None:
-    """Raises `MediaError` if the decoder leaves out the alpha channel of `stream`, or its pixel aspect is absurd."""
-    aspect = stream.sample_aspect_ratio or Fraction(1)
-    if not 1 / _MOST_PIXEL_ASPECT <= aspect <= _MOST_PIXEL_ASPECT:
-        target = path.with_name(f"{path.stem}-square{path.suffix}")
-        raise MediaError(
-            f"{path}: states pixels of {aspect.numerator}:{aspect.denominator}, which no camera has; for square ones: "
-            f"ffmpeg -i {_quoted(path)} -c copy -aspect {stream.width}:{stream.height} {_quoted(target)}"
-        )
+    """Raises `MediaError` if the decoder leaves out the alpha channel of `stream`."""
     decoder = _ALPHA_DECODERS.get(stream.codec_context.codec.canonical_name)
     if decoder and stream.metadata.get("alpha_mode") == "1":
         raise _transparent(path, "has an alpha channel", f"-c:v {decoder} ")
 
 
 def _check_opaque(path: Path, frame: VideoFrame) -> None:
-    """Checks a decoded frame.
-
-    Raises:
-        MediaError: it has a transparent pixel; an alpha channel that is opaque, or zero everywhere, is fine.
-        InputError: swscale does not support its pixel format.
-    """
+    """Raises `MediaError` for a transparent pixel; an alpha channel that is opaque, or zero everywhere, is fine."""
     if not (frame.format.has_palette or any(component.is_alpha for component in frame.format.components)):
         return
-    with naming_format(frame):
-        alpha = views(VideoReformatter().reformat(frame, format="gbrap", threads=1))[3]
+    alpha = views(VideoReformatter().reformat(frame, format="gbrap", threads=1))[3]
     # All zero: some programs leave the fourth byte of a pixel empty.
     if int(np.min(alpha)) < _OPAQUE and np.any(alpha):
         raise _transparent(path, f"has transparent pixels ({frame.format.name})")

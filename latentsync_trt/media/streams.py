@@ -16,7 +16,7 @@ from av.subtitles.stream import SubtitleStream
 
 from latentsync_trt.errors import MediaError
 from latentsync_trt.media.audio import Samples, first_sample_s
-from latentsync_trt.media.files import open_input, reading
+from latentsync_trt.media.files import guarded, open_input, reading
 from latentsync_trt.media.timing import joint_clock, nearest
 from latentsync_trt.types import Float32Array
 
@@ -86,11 +86,7 @@ def copied_sound(
     time_base = stream.time_base or Fraction(1, rate_hz)
     last: int | None = None
     begun = False
-    while True:
-        with reading(path, "its audio cannot be read"):
-            packet = next(packets, None)
-        if packet is None:
-            return
+    for packet in guarded(path, packets, "audio"):
         begun |= not packet.is_discard
         if not packet.size or (begun and packet.is_discard):  # an edit list leaves it out
             continue
@@ -159,11 +155,8 @@ def copied_subtitles(
     """
     packets, source, last = _packets_of(stream), stream.codec_context, -1
     target = None if source.codec.canonical_name in _HELD_FORMS[suffix] else copy.codec_context
-    while True:
+    for packet in guarded(path, packets, "subtitles"):
         with reading(path, "its subtitles cannot be read"):
-            packet = next(packets, None)
-            if packet is None:
-                return
             converted = _converted(packet, source, target)
         if converted is None or packet.pts is None:
             continue

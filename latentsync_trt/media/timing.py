@@ -14,12 +14,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import lru_cache, partial
+from itertools import chain, pairwise
 from math import lcm
 from pathlib import Path
 from typing import Generic, TypeVar, cast
 
 import av
-from av import FFmpegError, VideoStream
+from av import AudioFrame, FFmpegError, VideoFrame, VideoStream
 from av.container import InputContainer
 from av.format import Flags
 from av.stream import Stream
@@ -63,11 +64,22 @@ class Timed(Generic[T]):
         return self.time_s + self.duration_s
 
 
+def with_next(items: Iterable[T]) -> Iterator[tuple[T, T | None]]:
+    """Each item with the one after it; holds two."""
+    for item, following in pairwise(chain(items, (None,))):
+        yield cast(T, item), following
+
+
 def nearest(time_s: Fraction, per_s: Fraction | int) -> int:
     """The picture or sample whose time is nearest, the later of two equally near."""
     # In integers: ten times as fast, for some hundred thousand packets.
     above, below = time_s.numerator * per_s.numerator, time_s.denominator * per_s.denominator
     return (2 * above + below) // (2 * below)
+
+
+def stamp_of(frame: AudioFrame | VideoFrame) -> Fraction | None:
+    """The time stamp of a decoded frame in seconds, if it has one."""
+    return None if frame.pts is None or frame.time_base is None else frame.pts * frame.time_base
 
 
 @dataclass

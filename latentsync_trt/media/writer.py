@@ -5,14 +5,12 @@ import os
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from fractions import Fraction
+from functools import partial
 from itertools import chain
 from math import lcm
 from pathlib import Path
 from types import TracebackType
 from typing import Self
-
-from av import VideoStream
-from av.container import OutputContainer
 
 from latentsync_trt.config import MODEL_FPS, SyncOptions
 from latentsync_trt.errors import InputError, NoFaceError, OutputError
@@ -75,6 +73,9 @@ class VideoWriter:
     Meanwhile the picture lies in parts in a folder beside `output`. With `work`, that folder is kept where the block
     ends with an error, or its process is killed, once a part is closed; the next run can go on there.
 
+    `notices`: what the output cannot preserve, and what is done with an interrupted run. `frames_done`: frames that
+    such a run has finished; `write` ignores those of a lower index. `end_s`: when the last frame ends.
+
     Args:
         output: .mp4, .mov or .mkv.
         info: the source. Stamps are written in its `time_base`, by default at the model's rate.
@@ -107,7 +108,7 @@ class VideoWriter:
         suffix = output.suffix.lower()
         source = None if others is None else Source(others, (info.start_s or Fraction(0)) - others_delay_s)
         chosen = None if sound is None else choose_sound(sound, suffix)
-        self._output, self._work, self._sign = output, work, sign
+        self.output, self._work, self._sign = output, work, sign
         self._contents = Contents(encoder, info, chosen, source, mark)
         self._maker = PictureMaker(info, encoder)
         self.small_rgb = self._maker.small_rgb
@@ -118,22 +119,21 @@ class VideoWriter:
             *(chosen.notices if chosen else ()),
             *(losses(source, suffix) if source else ()),
         )
-        """What the output cannot preserve, and what is done with an interrupted run."""
         if work is not None:
             self._finished, notices = work.begin(output, self._finished.per_s)
             self.notices += notices
         self.frames_done = self._finished.frames
-        """Frames that an interrupted run has finished: `write` ignores those of a lower index."""
         self.end_s = self._finished.end_s
-        """When the last frame ends."""
         self._part: PartWriter | None = None
         self._number, self._last = -1, self._finished.last
+        rate, time_base = info.frames_per_s or Fraction(MODEL_FPS), self._finished.time_base
+        self._add_video = partial(add_video, encoder, info.sample_aspect_ratio, rate, time_base)
 
     def __enter__(self) -> Self:
-        with contextlib.ExitStack() as opened, writing(self._output):
-            make = temporary_folder(self._output.parent, self._add_notice)
+        with contextlib.ExitStack() as opened, writing(self.output):
+            make = temporary_folder(self.output.parent, self._add_notice)
             if self._work is not None:
-                make = work_folder(self._output, self._add_notice)
+                make = work_folder(self.output, self._add_notice)
             self._folder = opened.enter_context(make)
             if self.frames_done:
                 self._finished.write(self._folder)  # without files that this run has no use for
@@ -149,8 +149,8 @@ class VideoWriter:
         if frame.index < self.frames_done:
             return
         number = part_of(frame.time_s)
-        stamp = max(self._stamp(frame.time_s), self._last + 1)
-        with writing(self._output):
+        stamp = self._stamp(frame.time_s)
+        with writing(self.output):
             if self._part is not None and number != self._number:
                 self._close_part(stamp)
                 self._record()
@@ -177,13 +177,8 @@ class VideoWriter:
     def _add_notice(self, text: str) -> None:
         self.notices += (text,)
 
-    def _add_video(self, container: OutputContainer) -> VideoStream:
-        info, rate = self._contents.info, self._contents.info.frames_per_s or Fraction(MODEL_FPS)
-        aspect, time_base = info.sample_aspect_ratio, self._finished.time_base
-        return add_video(container, self._contents.encoder, aspect, rate, time_base)
-
     def _stamp(self, time_s: Fraction) -> int:
-        return nearest(time_s, self._finished.per_s)
+        return max(nearest(time_s, self._finished.per_s), self._last + 1)
 
     def _close_part(self, end: int) -> None:
         if self._part is not None:
@@ -195,17 +190,17 @@ class VideoWriter:
             self._finished.write(self._folder)
 
     def _finish(self) -> None:
-        with writing(self._output):
-            self._close_part(max(self._stamp(self.end_s), self._last + 1))
+        with writing(self.output):
+            self._close_part(self._stamp(self.end_s))
             if not self._finished.parts:
-                raise OutputError(f"{self._output}: no frame was written")
+                raise OutputError(f"{self.output}: no frame was written")
             if len(self._finished.parts) > 1:  # a short clip has nothing to go on with
                 self._record()
-            whole = self._folder / f"whole{self._output.suffix}"  # short, as Windows limits paths to 259 characters
+            whole = self._folder / f"whole{self.output.suffix}"  # short, as Windows limits paths to 259 characters
             self.notices += assemble(whole, self._folder, self._finished, self._contents)
             if self._sign is not None:
                 self.notices += self._sign(whole)
-            whole.replace(self._output)
+            whole.replace(self.output)
             (self._folder / KEPT_NAME).unlink(missing_ok=True)
 
 
