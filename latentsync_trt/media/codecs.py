@@ -290,7 +290,10 @@ def _nearest_format(library: Library, source: str) -> str:
         lost, added = (sum(max(sign * gain, 0) for gain in gains) for sign in (-1, 1))
         return form.is_rgb != as_rgb, max(-bits, 0), lost, added, max(bits, 0)
 
-    return min(filter(_is_plain, map(VideoFormat, names)), key=distance).name
+    # With color, without alpha, as integers, and without a word on the range.
+    no_integers = ("f16le", "f32le")
+    plain = [name for name in names if not name.startswith(("yuvj", "nv", "yaf")) and not name.endswith(no_integers)]
+    return min((form for form in map(VideoFormat, plain) if len(form.components) == 3), key=distance).name
 
 
 def _bits_of(form: VideoFormat) -> int:
@@ -301,15 +304,6 @@ def _bits_of(form: VideoFormat) -> int:
 def _chroma_of(form: VideoFormat) -> tuple[int, int]:
     """Chroma samples in 16 pixels along x and y."""
     return form.chroma_width(16), form.chroma_height(16)
-
-
-def _is_plain(form: VideoFormat) -> bool:
-    """Whether a format has color, no alpha and integers, and says nothing of the range."""
-    return (
-        len(form.components) == 3
-        and not form.name.startswith(("yuvj", "nv", "yaf"))
-        and not form.name.endswith(("f16le", "f32le"))
-    )
 
 
 def _yuv_tags(color: ColorTags) -> ColorTags:

@@ -103,7 +103,8 @@ class Finished:
             content = from_json(cls, (folder / KEPT_NAME).read_bytes(), folder)
         except (OSError, ValueError):
             return None
-        whole = tuple(takewhile(lambda part: _size_of(folder / part.file) == part.size_bytes, content.parts))
+        sizes = {path.name: path.stat().st_size for path in folder.glob(f"*{_SUFFIX}")}
+        whole = tuple(takewhile(lambda part: sizes.get(part.file) == part.size_bytes, content.parts))
         return replace(content, parts=whole) if whole and content.format == _FORMAT else None
 
     def write(self, folder: Path) -> None:
@@ -123,10 +124,6 @@ class Finished:
         for path in folder.glob(f"*{_SUFFIX}"):
             if path.name not in named:
                 path.unlink()
-
-
-def _size_of(path: Path) -> int | None:
-    return path.stat().st_size if path.is_file() else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,8 @@
 """Pictures: RGB of a decoded one on demand, and frames with their patches for the encoder."""
 
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from fractions import Fraction
-from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,7 @@ from latentsync_trt.media.conversion import (
     views,
 )
 from latentsync_trt.media.hdr import hdr_of
-from latentsync_trt.types import BoolArray, ColorTags, Frame, Patch, UInt8Array, VideoInfo, YuvPlanes
+from latentsync_trt.types import ColorTags, Frame, Patch, UInt8Array, VideoInfo, YuvPlanes
 
 _SMALL_PX = 480
 
@@ -45,27 +44,24 @@ class LazyRgb:
 
     def __init__(self, planes: YuvPlanes) -> None:
         height, width = planes.y.shape
+        self.shape = height, width, 3
         self._planes, self._coding = planes, coding_of(planes.color, width, height)
         self._hdr, self._format = hdr_of(planes.color.transfer), format_of(planes)
         self._rgb = np.empty((height, width, 3), np.uint8)
         self._missing = np.ones((-(-height // TILE_PX), -(-width // TILE_PX)), np.bool_)
         self._lock = threading.Lock()  # one stage may detect a face while another composes
 
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        """Height, width and 3."""
-        height, width = self._planes.y.shape
-        return height, width, 3
-
     def __getitem__(self, place: tuple[slice, slice]) -> UInt8Array:
         """A read-only part, given by two slices without steps."""
         ends = [span.indices(size)[:2] for span, size in zip(place, self.shape, strict=False)]
         rows, columns = (slice(start // TILE_PX, -(-stop // TILE_PX)) for start, stop in ends)
         with self._lock:
-            missing = self._missing[rows, columns]
-            for top, bottom, left, right in _rectangles(missing):
-                self._convert(rows.start + top, rows.start + bottom, columns.start + left, columns.start + right)
-            missing[:] = False
+            missing = np.argwhere(self._missing[rows, columns]) + np.array([rows.start, columns.start])
+            if len(missing):
+                (top, left), (bottom, right) = missing.min(0).tolist(), (missing.max(0) + 1).tolist()
+                for start in range(top, bottom, _MOST_ROWS):
+                    self._convert(start, min(start + _MOST_ROWS, bottom), left, right)
+            self._missing[rows, columns] = False
         part = self._rgb[place]
         part.flags.writeable = False
         return part
@@ -88,16 +84,6 @@ class LazyRgb:
         made = packed_view(converted(VideoReformatter(), frame, name, self._coding, None, EXACT_REPEATING))
         made = made[: tiles.shape[0], : tiles.shape[1]]
         tiles[:] = self._hdr.sdr(made) if self._hdr else made
-
-
-def _rectangles(missing: BoolArray) -> Iterator[tuple[int, int, int, int]]:
-    """Rectangles (top, bottom, left, right; ends exclusive) that together are the true values of `missing (h, w)`."""
-    for (flags, _), rows in groupby(enumerate(missing.tolist()), lambda row: (row[1], row[0] // _MOST_ROWS)):
-        top, *rest = (row for row, _ in rows)
-        for flag, run in groupby(range(len(flags)), flags.__getitem__):
-            if flag:
-                left, *others = run
-                yield top, top + 1 + len(rest), left, left + 1 + len(others)
 
 
 def picture_info(width_px: int, height_px: int, *, rgb: bool) -> VideoInfo:

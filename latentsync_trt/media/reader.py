@@ -58,7 +58,9 @@ def probe(path: Path) -> VideoInfo:
             if frame is None:
                 raise InputError("it has no picture")
             transposed, *_ = orientation_of(frame)
-            _check_stream(path, stream)
+            decoder = _ALPHA_DECODERS.get(stream.codec_context.codec.canonical_name)
+            if decoder and stream.metadata.get("alpha_mode") == "1":
+                raise _transparent(path, "has an alpha channel", f"-c:v {decoder} ")
             _check_opaque(path, frame)
             hdr = metadata_of(frame)
             planes = FrameConverter().planes(frame)
@@ -118,13 +120,6 @@ def _duration_s(container: InputContainer, stream: VideoStream, start_s: Fractio
     return None if end_s is None else end_s - (start_s or 0)
 
 
-def _check_stream(path: Path, stream: VideoStream) -> None:
-    """Raises `MediaError` if the decoder leaves out the alpha channel of `stream`."""
-    decoder = _ALPHA_DECODERS.get(stream.codec_context.codec.canonical_name)
-    if decoder and stream.metadata.get("alpha_mode") == "1":
-        raise _transparent(path, "has an alpha channel", f"-c:v {decoder} ")
-
-
 def _check_opaque(path: Path, frame: VideoFrame) -> None:
     """Raises `MediaError` for a transparent pixel; an alpha channel that is opaque, or zero everywhere, is fine."""
     if not (frame.format.has_palette or any(component.is_alpha for component in frame.format.components)):
@@ -136,15 +131,13 @@ def _check_opaque(path: Path, frame: VideoFrame) -> None:
 
 
 def _transparent(path: Path, problem: str, decoder: str = "") -> MediaError:
-    target = path.with_name(f"{path.stem}-opaque.mkv")  # which can hold any sound
+    files = path, path.with_name(f"{path.stem}-opaque.mkv")  # which can hold any sound
+    windows = sys.platform == "win32"
+    source, target = (subprocess.list2cmdline([str(file)]) if windows else shlex.quote(str(file)) for file in files)
     return MediaError(
         f"{path}: {problem}, which the output cannot hold; put the picture on black first: "
-        f'ffmpeg {decoder}-i {_quoted(path)} -vf "{_FLATTEN}" -c:v libx264 -crf 12 -c:a copy {_quoted(target)}'
+        f'ffmpeg {decoder}-i {source} -vf "{_FLATTEN}" -c:v libx264 -crf 12 -c:a copy {target}'
     )
-
-
-def _quoted(path: Path) -> str:
-    return subprocess.list2cmdline([str(path)]) if sys.platform == "win32" else shlex.quote(str(path))
 
 
 @dataclass(frozen=True, slots=True)

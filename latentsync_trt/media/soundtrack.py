@@ -90,11 +90,6 @@ class SoundPlan:
     pieces: tuple[SoundPiece, ...]
     lossless: bool = False
 
-    @property
-    def paths(self) -> tuple[Path, ...]:
-        """The files of the pieces, each once."""
-        return tuple(dict.fromkeys(piece.path for piece in self.pieces))
-
 
 @dataclass(frozen=True, slots=True)
 class ChosenSound:
@@ -141,7 +136,9 @@ def choose_sound(plan: SoundPlan, suffix: str) -> ChosenSound:
     codec = _LOSSLESS_CODECS.get(suffix, "aac") if plan.lossless else "aac"
     peaks = (float(np.abs(block).max()) for block in _mixed_pieces(plan, *_format(plan, codec)))
     peak = max(peaks, default=0.0)  # reads all, so that a damaged recording is found before anything is painted
-    gain = 1 / max(peak, 1.0) if _overlap(plan) else 1.0
+    ordered = sorted(plan.pieces, key=lambda piece: piece.at_s)
+    overlap = any(piece.end_s is None or piece.end_s > later.at_s for piece, later in pairwise(ordered))
+    gain = 1 / max(peak, 1.0) if overlap else 1.0
     softer = f"; it is {-20 * log10(gain):.1f} dB softer, as its pieces together exceed full scale" if gain < 1 else ""
     name = {"aac": "AAC", "flac": "FLAC"}.get(codec, "PCM")
     return ChosenSound(plan, codec, gain, (f"the sound is encoded as {name}: {problem}{softer}",))
@@ -166,15 +163,10 @@ def open_soundtrack(sound: ChosenSound, output: OutputContainer, end_s: Fraction
         yield PacketQueue(encoded_sound(scaled, add_sound(output, sound.codec, rate_hz, layout), end_s))
 
 
-def _overlap(plan: SoundPlan) -> bool:
-    pieces = sorted(plan.pieces, key=lambda piece: piece.at_s)
-    return any(piece.end_s is None or piece.end_s > later.at_s for piece, later in pairwise(pieces))
-
-
 def _format(plan: SoundPlan, codec: str) -> tuple[int, str]:
     """Sample rate and layout in which the pieces are mixed."""
     rates_hz, layouts = [], dict[int, str]()
-    for path in plan.paths:
+    for path in dict.fromkeys(piece.path for piece in plan.pieces):
         with open_input(path) as container:
             source: AudioCodecContext = audio_stream(path, container).codec_context
             if source.channels > _MOST_CHANNELS:
