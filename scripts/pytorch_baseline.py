@@ -85,12 +85,11 @@ def _measure(
 
     with torch.inference_mode(), setting.memory() as peak:
         run()  # compiles
-        setting.warm_up("graph", run)
         times_ms, _ = setting.timed("graph", run)
         memory = peak()
     precision = "fp16" if device.type == "cuda" else "fp32"
     notes = (f"torch {torch.__version__}, {precision}, random weights",)
-    row = setting.row("graph", case, times_ms, provider=device.type, memory=memory, notes=notes)
+    row = setting.row("graph", case, times_ms, notes, provider=device.type, memory=memory)
     return replace(row, scenario="pytorch")
 
 

@@ -48,55 +48,46 @@ _POLL_S = 0.02
 class Setting:
     """A bundle on a provider.
 
-    `sync`: options that override every preset. `free_before_bytes`: device memory free before anything was opened, None
-    on the CPU. `say`: called with a line about what is being measured.
+    `presets`: of `sync`, with the options of this bench. `resolution_px`: of the faces. `free_before_bytes`: device
+    memory free before anything was opened, None on the CPU. `say`: called with a line about what is being measured.
     """
 
     bundle: Bundle
     selection: Selection
     runtime: RuntimeOptions
-    sync: SyncOptions
     options: BenchOptions
+    presets: dict[str, SyncOptions]
+    resolution_px: int
     free_before_bytes: int | None
     say: Callable[[str], None]
 
-    @property
-    def provider(self) -> str:
-        """Name of the provider."""
-        return self.selection.name
+    def networks(self) -> Networks:
+        """The bundle's networks, not open. Raises `InputError` if bundle or provider lack what `runtime` asks."""
+        return Networks(self.bundle, self.selection, self.runtime, on_notice=self.say)
 
-    @property
-    def resolution_px(self) -> int:
-        """Of the faces; raises `InputError` as `resolution_of`."""
-        return resolution_of(self.bundle.manifest, self.sync, self.runtime)
+    def timed(self, scenario: str, run: Callable[[], T], begin: Callable[[], object] = int) -> tuple[list[float], T]:
+        """Milliseconds of each timed run of a scenario, and what the last one returned; `run` must be synchronous.
 
-    def sync_options(self, preset: str) -> SyncOptions:
-        """The options of `sync --preset`, overridden by those of this bench; raises `InputError` on a contradiction."""
-        return replace(self.sync, preset=preset)  # type: ignore[arg-type]  # checked by `SyncOptions` itself
-
-    def networks(self) -> closing[Networks]:
-        """A context with the bundle's networks. Raises `InputError` if bundle or provider lack what `runtime` asks."""
-        return closing(Networks(self.bundle, self.selection, self.runtime, on_notice=self.say))
-
-    def timed(self, scenario: str, run: Callable[[], T]) -> tuple[list[float], T]:
-        """Milliseconds of each timed run of a scenario, and what the last one returned; `run` must be synchronous."""
+        `begin` is called after the runs that are not timed.
+        """
+        runs, warm_up = self.options.repetitions(scenario)
+        for _ in range(warm_up):
+            run()
+        begin()
         times_ms = []
-        for _ in range(self.options.repetitions(scenario)[0]):
+        for _ in range(runs):
             start_s = perf_counter()
             result = run()
             times_ms.append(1000 * (perf_counter() - start_s))
         return times_ms, result
 
-    def warm_up(self, scenario: str, run: Callable[[], object]) -> None:
-        """The runs of a scenario that are not timed."""
-        for _ in range(self.options.repetitions(scenario)[1]):
-            run()
-
-    def row(self, scenario: str, case: str, times_ms: Sequence[float], **fields: Any) -> Row:
+    def row(self, scenario: str, case: str, times_ms: Sequence[float], notes: Sequence[str], **fields: Any) -> Row:
         """A row of these times, with `fields`."""
-        warm_up = self.options.repetitions(scenario)[1]
-        known = {"provider": self.provider, "preset": None, "warm_up": warm_up, **fields}
-        return Row(scenario, case, time=Spread.of(times_ms), **known)
+        known = {"provider": self.selection.name, "preset": None, **fields}
+        _, warm_up = self.options.repetitions(scenario)
+        return Row(
+            scenario, case, time=Spread.of(times_ms), warm_up=warm_up, notes=tuple(map(without_paths, notes)), **known
+        )
 
     @contextmanager
     def memory(self) -> Iterator[Callable[[], Memory]]:
@@ -145,10 +136,8 @@ def run_bench(
         `LipSync.sync`.
     """
     settings = settings_for(bundle, runtime, sync, options, say)
-    for preset in options.preset:
-        settings[0].sync_options(preset)  # invalid options must fail before the first measurement
     facts = replace(bundle_facts(bundle.manifest), resolution_px=settings[0].resolution_px)
-    results = Results(environment(command, [s.selection for s in settings]), facts, ())
+    results = Results(environment(command, [setting.selection for setting in settings]), facts, ())
     with temporary_folder(on_notice=say) as folder:
         for row in _rows(settings, options, folder):
             results = replace(results, rows=(*results.rows, row))
@@ -158,18 +147,16 @@ def run_bench(
 def settings_for(
     bundle: Bundle, runtime: RuntimeOptions, sync: SyncOptions, options: BenchOptions, say: Callable[[str], None]
 ) -> list[Setting]:
-    """One setting per provider, in the order given, without duplicates.
-
-    Raises:
-        ProviderUnavailable: a named provider does not load.
-    """
-    settings: dict[str, Setting] = {}
+    """One setting per provider, in the order given, without duplicates; errors as `run_bench`."""
+    presets = {name: replace(sync, preset=name) for name in options.preset}  # type: ignore[arg-type]  # it checks that
+    resolution_px, settings = resolution_of(bundle.manifest, sync, runtime), dict[str, Setting]()
     for name in options.provider:
         chosen = select_provider(name, runtime.one_device)
         for text in chosen.notices():
             say(text)
         free_bytes = None if chosen.gpu is None else free_memory_bytes(chosen.gpu.index)
-        settings.setdefault(chosen.name, Setting(bundle, chosen, runtime, sync, options, free_bytes, say))
+        made = Setting(bundle, chosen, runtime, options, presets, resolution_px, free_bytes, say)
+        settings.setdefault(chosen.name, made)
     return list(settings.values())
 
 
@@ -186,78 +173,64 @@ def _rows(settings: Sequence[Setting], options: BenchOptions, folder: Path) -> I
 
 
 def _graphs(setting: Setting) -> Iterator[Row]:
-    """A row per graph. Errors as `Networks.prepare` and `BoundRun`."""
     manifest, selection = setting.bundle.manifest, setting.selection
     ranges = at_resolution(dimension_ranges(manifest, setting.runtime), setting.resolution_px)
-    with setting.networks() as networks:
+    with closing(setting.networks()) as networks:
         for graph in manifest.graphs:
-            setting.say(f"{setting.provider}: {graph}")
+            setting.say(f"{selection.name}: {graph}")
             with setting.memory() as peak:
                 session = networks.session(graph)
                 run = BoundRun(session, random_inputs(session.inputs, ranges), selection.device, selection.device_id)
-                setting.warm_up("graph", run)
                 times_ms, _ = setting.timed("graph", run)
                 memory = peak()
             engine = next(entry for entry in networks.times() if entry.graph == graph)
-            yield setting.row(
-                "graph",
-                graph,
-                times_ms,
-                memory=memory,
-                start_up_s={"build": engine.build_s, "open": engine.open_s},
-                layers=networks.layers(graph),
-                notes=tuple(map(without_paths, networks.take_notices())),
-            )
+            start_up_s, layers = {"build": engine.build_s, "open": engine.open_s}, networks.layers(graph)
+            notes = networks.take_notices()
+            yield setting.row("graph", graph, times_ms, notes, memory=memory, start_up_s=start_up_s, layers=layers)
             # The memory of one graph must not be counted for the next.
             del run, session
             networks.close()
 
 
 def _loops(setting: Setting, clip: Clip) -> Iterator[Row]:
-    """A row for each preset; the reference preset, if it is among them, comes first. Errors as `Inpainter.paint`."""
-    manifest = setting.bundle.manifest
-    reference = SyncOptions(preset=REFERENCE, resolution=setting.sync.resolution)
-    options = {preset: setting.sync_options(preset) for preset in setting.options.preset}
-    name, expected = f"{manifest.name}, preset {REFERENCE}, on {setting.provider}", None
-    with setting.networks() as networks:
+    """A row for each preset; the reference preset, if it is among them, comes first."""
+    manifest, options, name = setting.bundle.manifest, setting.presets, setting.selection.name
+    resolution = next(iter(options.values())).resolution
+    reference, expected = SyncOptions(preset=REFERENCE, resolution=resolution), None
+    with closing(setting.networks()) as networks:
         window = first_window(clip, manifest.frames, networks, setting.resolution_px)
         windows = [window] * (setting.runtime.windows_per_batch or 1)
         if reference not in options.values():
-            setting.say(f"{setting.provider}: the window to compare with ({name})")
+            setting.say(f"{name}: the window to compare with")
             inpainter = make_inpainter(manifest, reference, networks.codec, networks.denoiser)
             expected = _generated(inpainter.paint(windows[:1])[0])
         for preset in sorted(options, key=lambda preset: options[preset] != reference):
-            setting.say(f"{setting.provider}: a window of {clip.name} with preset {preset}")
+            setting.say(f"{name}: a window of {clip.name} with preset {preset}")
             row, painted = _loop(setting, networks, windows, options[preset])
             if expected is None:
                 expected = painted
             else:
-                row = replace(row, quality=Quality(**asdict(likeness(painted, expected)), reference=name))
+                compared = f"{manifest.name}, preset {REFERENCE}, on {name}"
+                row = replace(row, quality=Quality(**asdict(likeness(painted, expected)), reference=compared))
             yield replace(row, preset=preset)
 
 
 def _loop(setting: Setting, networks: Networks, windows: Sequence[Any], options: SyncOptions) -> tuple[Row, UInt8Array]:
     """A row without preset and quality, and the generated part of the first window."""
-    inpainter = make_inpainter(
-        setting.bundle.manifest, options, networks.codec, networks.denoiser, windows_per_batch=lambda: len(windows)
-    )
-    paint = partial(inpainter.paint, windows)
+    parts = networks.codec, networks.denoiser
+    inpainter = make_inpainter(setting.bundle.manifest, options, *parts, windows_per_batch=lambda: len(windows))
+    before_s: dict[str, float] = {}
     with setting.memory() as peak:
-        setting.warm_up("loop", paint)
-        before_s = _graph_seconds(networks)
-        times_ms, painted = setting.timed("loop", paint)
+        paint = partial(inpainter.paint, windows)
+        times_ms, painted = setting.timed("loop", paint, lambda: before_s.update(_graph_seconds(networks)))
         memory = peak()
     spent_s = {graph: total_s - before_s.get(graph, 0.0) for graph, total_s in _graph_seconds(networks).items()}
     parts_s = {graph: total_s / len(times_ms) for graph, total_s in spent_s.items() if total_s > 0}
-    row = setting.row(
-        "loop",
-        "one window" if len(windows) == 1 else f"{len(windows)} windows",
-        times_ms,
-        frames=sum(len(faces) for faces, _ in windows),
-        memory=memory,
-        parts_s={**parts_s, "rest": fmean(times_ms) / 1000 - sum(parts_s.values())},
-        notes=tuple(map(without_paths, networks.take_notices())),
-    )
+    parts_s["rest"] = fmean(times_ms) / 1000 - sum(parts_s.values())
+    case = "one window" if len(windows) == 1 else f"{len(windows)} windows"
+    frames = sum(len(faces) for faces, _ in windows)
+    notes = networks.take_notices()
+    row = setting.row("loop", case, times_ms, notes, frames=frames, memory=memory, parts_s=parts_s)
     return row, _generated(painted[0])
 
 
@@ -272,28 +245,16 @@ def _generated(painted: Sequence[UInt16Array]) -> UInt8Array:
 
 
 def _clips(setting: Setting, clip: Clip, folder: Path) -> Iterator[Row]:
-    """A row for each preset; `folder` receives the videos. Errors as `LipSync.sync`."""
-    for preset in setting.options.preset:
-        setting.say(f"{setting.provider}: {clip.name} with preset {preset}")
-        target, options = folder / f"{setting.provider}-{preset}.mp4", setting.sync_options(preset)
+    for preset, options in setting.presets.items():
+        setting.say(f"{setting.selection.name}: {clip.name} with preset {preset}")
+        target = folder / f"{setting.selection.name}-{preset}.mp4"
         with setting.memory() as peak:
             start_s = perf_counter()
-            networks = Networks(setting.bundle, setting.selection, setting.runtime, on_notice=setting.say)
-            with LipSync(networks) as lip_sync:
+            with LipSync(setting.networks()) as lip_sync:
                 lip_sync.warm_up(options)
                 start_up_s = {"build, open, first runs": perf_counter() - start_s}
                 sync = partial(lip_sync.sync, clip.video, clip.audio, target, options)
-                setting.warm_up("end-to-end", sync)
                 times_ms, report = setting.timed("end-to-end", sync)
-            memory = peak()
-        yield setting.row(
-            "end-to-end",
-            clip.name,
-            times_ms,
-            preset=preset,
-            frames=report.frames,
-            memory=memory,
-            start_up_s=start_up_s,
-            parts_s={stage.stage: stage.busy_s for stage in report.stages},
-            notes=tuple(map(without_paths, report.notices)),
-        )
+            measured = {"frames": report.frames, "memory": peak(), "start_up_s": start_up_s}
+        parts_s = {stage.stage: stage.busy_s for stage in report.stages}
+        yield setting.row("end-to-end", clip.name, times_ms, report.notices, preset=preset, parts_s=parts_s, **measured)

@@ -207,16 +207,16 @@ def self_test(
         reference=reference,
         stages=stages,
         graphs=tuple(
-            # JSON has no infinity, and the failures report it.
-            replace(
-                row, error=redacted(row.error, given), difference=None if row.difference == np.inf else row.difference
-            )
-            for row in graphs
+            replace(row, error=redacted(row.error, given), difference=_finite(row.difference)) for row in graphs
         ),
         pictures=pictures,
         notices=tuple(dict.fromkeys(redacted(text, given) for text in notices)),
         environment={**environment((), ()), "os": platform.platform(), **first.environment},
     )
+
+
+def _finite(value: float | None) -> float | None:
+    return None if value == np.inf else value  # JSON has no infinity, and the failures report it
 
 
 def run_part(order: Order, say: Callable[[str], None]) -> Part:
