@@ -26,8 +26,7 @@ from torch import Tensor
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from latentsync_trt.export.checkpoint import WHISPER_PREFIX  # noqa: E402
-from latentsync_trt.export.naming import origins  # noqa: E402
+from latentsync_trt.export.checkpoint import WHISPER_PREFIX, origins  # noqa: E402
 from latentsync_trt.export.unet import UNet, UNetConfig  # noqa: E402
 from latentsync_trt.export.whisper import WhisperConfig, WhisperEncoder  # noqa: E402
 from scripts.published import whisper_file  # noqa: E402

@@ -6,8 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from latentsync_trt.export.checkpoint import WHISPER_DIMS
-from latentsync_trt.export.naming import origins
+from latentsync_trt.export.checkpoint import WHISPER_DIMS, origins
 from latentsync_trt.export.whisper import WhisperConfig
 
 

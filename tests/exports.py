@@ -17,7 +17,12 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 _MADE_BY = ("torch", "diffusers", "onnx", "onnxscript", "onnxruntime-gpu", "numpy")
 """Libraries whose versions decide what an export writes."""
 
-_SOURCES = ("latentsync_trt/export", "latentsync_trt/bundle", "latentsync_trt/audio/filters.py", "tests/narrow.py")
+_SOURCES = (
+    "latentsync_trt/export/*.py",
+    "latentsync_trt/bundle/*.py",
+    "latentsync_trt/audio/mel.py",
+    "tests/narrow.py",
+)
 
 
 class ExportCache:
@@ -43,9 +48,7 @@ class ExportCache:
 
 
 def _sources() -> Iterable[Path]:
-    for source in _SOURCES:
-        path = REPOSITORY / source
-        yield from sorted(path.rglob("*.py")) if path.is_dir() else [path]
+    return [path for pattern in _SOURCES for path in sorted(REPOSITORY.glob(pattern))]
 
 
 def _digest(paths: Iterable[Path]) -> str:

@@ -3,14 +3,10 @@
 import hashlib
 import json
 import re
-import socket
-import struct
 import threading
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -18,17 +14,14 @@ from huggingface_hub import constants
 
 from latentsync_trt.export.published import LATENTSYNC, VAE
 
-LARGE_BYTES = 1000
-"""Files from this size on are stored with Git LFS, and come from another address."""
-
-_ADDRESS = re.compile(r"(?:/api/models)?/([^/]+/[^/]+)/(revision|resolve|stored)/([^/]+)/?(.*)")
+_ADDRESS = re.compile(r"(?:/api/models)?/([^/]+/[^/]+)/(revision|resolve)/([^/]+)/?(.*)")
 
 
 class Hub(ThreadingHTTPServer):
     """`files`: repository → name → content. What a test may change:
 
-    `cut_at`: the number of bytes of a large file after which a response ends, once for each number; with `resets` the
-    connection is reset there. `status`: what every request is answered with, if not 0.
+    `cut_at`: the number of bytes of a file after which a response ends, once for each number. `status`: what every
+    request is answered with, if not 0.
     """
 
     daemon_threads = True
@@ -37,10 +30,9 @@ class Hub(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.files = files
         self.cut_at: list[int] = []
-        self.resets = False
         self.status = 0
-        self.requests: list[tuple[str, dict[str, str]]] = []
-        """Paths and headers, in order."""
+        self.requests: list[tuple[str, str, dict[str, str]]] = []
+        """Method, path and headers, in order."""
 
     @property
     def url(self) -> str:
@@ -49,8 +41,8 @@ class Hub(ThreadingHTTPServer):
 
     def gets(self, name: str) -> list[str]:
         """The `Range` of every request for the content of a file, "" where there is none."""
-        stored = (headers for path, headers in self.requests if "/stored/" in path and path.endswith(name))
-        return [headers.get("range", "") for headers in stored]
+        asked = (headers for method, path, headers in self.requests if method == "GET" and path.endswith(name))
+        return [headers.get("range", "") for headers in asked]
 
     def model(self, name: str, revision: str) -> dict[str, Any]:
         """The answer of the API."""
@@ -82,39 +74,32 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         hub, path = self.server, self.path.partition("?")[0]
-        hub.requests.append((self.path, {name.lower(): value for name, value in self.headers.items()}))
+        hub.requests.append((self.command, self.path, {name.lower(): value for name, value in self.headers.items()}))
         found = _ADDRESS.fullmatch(path)
-        assert found is not None, path
+        if hub.status or found is None:
+            self._answer(hub.status or 404, {}, b"")
+            return
         name, kind, revision, file = found.groups()
-        if hub.status:
-            self._answer(hub.status)
-        elif kind == "revision":
+        if kind == "revision":
             self._answer(200, {}, json.dumps(hub.model(name, revision)).encode())
-        elif kind == "resolve" and len(hub.files[name][file]) >= LARGE_BYTES:
-            self._answer(302, {"Location": path.replace("/resolve/", "/stored/")})
-        else:
-            self._send(hub.files[name][file])
-
-    def _send(self, content: bytes) -> None:
-        """A whole file, or from where the request says; ends early at `cut_at`."""
+            return
+        content = hub.files[name][file]
         start = int((self.headers.get("Range") or "bytes=0-")[len("bytes=") : -1])
-        end = self.server.cut_at.pop(0) if self.server.cut_at else len(content)
+        facts = {"X-Repo-Commit": revision, "ETag": f'"{hashlib.sha256(content).hexdigest()}"'}
         part = {"Content-Range": f"bytes {start}-{len(content) - 1}/{len(content)}"} if start else {}
-        self._answer(206 if start else 200, part, content[start:], end - start)
-        if self.server.resets and end < len(content):
-            time.sleep(0.2)  # a reset throws away what was not read yet
-            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            self.connection.close()
-        self.close_connection = True
+        cut = hub.cut_at.pop(0) - start if hub.cut_at and self.command == "GET" else None
+        self._answer(206 if start else 200, facts | part, content[start:], cut)
 
-    def _answer(
-        self, status: int, headers: Mapping[str, str] = MappingProxyType({}), body: bytes = b"", end: int | None = None
-    ) -> None:
+    do_HEAD = do_GET  # noqa: N815
+
+    def _answer(self, status: int, headers: Mapping[str, str], body: bytes, end: int | None = None) -> None:
         self.send_response(status)
         for name, value in {"Content-Length": str(len(body)), **headers}.items():
             self.send_header(name, value)
         self.end_headers()
-        self.wfile.write(body[:end])
+        if self.command == "GET":
+            self.wfile.write(body[:end])
+        self.close_connection = True
 
     def log_message(self, *_: object) -> None:
         pass

@@ -8,7 +8,7 @@ from diffusers import AutoencoderKL
 from torch import Tensor, nn
 
 from latentsync_trt.export.checkpoint import WHISPER_PREFIX
-from latentsync_trt.export.options import ExportOptions, Sources
+from latentsync_trt.export.export_options import ExportOptions, Sources
 from latentsync_trt.export.unet import UNet, UNetConfig
 from latentsync_trt.export.whisper import WhisperConfig, WhisperEncoder
 from scripts.published import checkpoint_tensors, whisper_file

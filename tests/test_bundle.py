@@ -1,12 +1,17 @@
-"""Bundles are read back as written, and refused if damaged."""
+"""Bundles are found, read back as written, replaced as a whole, and refused if damaged."""
 
+import importlib.metadata
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
 
-from latentsync_trt import remembered
+from latentsync_trt import __version__, remembered
 from latentsync_trt.bundle import manifest
 from latentsync_trt.bundle.find import CHECKPOINTS_VARIABLE, checkpoints_folder, demo_folder, find_bundle
 from latentsync_trt.bundle.manifest import (
@@ -14,19 +19,32 @@ from latentsync_trt.bundle.manifest import (
     MANIFEST_NAME,
     REQUIRED_GRAPHS,
     Bundle,
-    Manifest,
     check_target,
     read_manifest,
     sha256_file,
+    tool_versions,
 )
-from latentsync_trt.errors import BundleError, InputError, OutputError
-from latentsync_trt.files import published_folder
+from latentsync_trt.cli import main
+from latentsync_trt.errors import BundleError, InputError, MissingDependency, OutputError
+from latentsync_trt.files import published_folder, sealed_text
 from tests.bundles import make_bundle
+from tests.small import small_bundle
 
 
 @pytest.fixture
 def bundle(tmp_path: Path) -> Bundle:
     return make_bundle(tmp_path / "bündle with spaces")
+
+
+def reseal(folder: Path, place: tuple[Any, ...], value: Any) -> None:
+    """Edits a manifest and its hash, as who knows of it would."""
+    content = json.loads((folder / MANIFEST_NAME).read_text(encoding="utf-8"))
+    node = content
+    for key in place[:-1]:
+        node = node[key]
+    node[place[-1]] = value
+    del content["sha256"]
+    (folder / MANIFEST_NAME).write_text(sealed_text(content), encoding="utf-8")
 
 
 def test_written_bundle_is_read_back(bundle: Bundle) -> None:
@@ -35,13 +53,7 @@ def test_written_bundle_is_read_back(bundle: Bundle) -> None:
     assert again.manifest.graphs["denoise_step"].inputs[0].shape == ("windows", 4)
     assert again.manifest.latent_px == 8
     assert again.graph_path("vae_encoder").read_text() == "vae_encoder"
-
-
-def test_a_changed_byte_is_noticed(bundle: Bundle) -> None:
-    weights = bundle.folder / "net.weights"
-    weights.write_bytes(b"\xff" + weights.read_bytes()[1:])
-    with pytest.raises(BundleError, match=r"net\.weights: damaged or edited"):
-        Bundle.load(bundle.folder)
+    assert len({bundle.graph_hash(name) for name in REQUIRED_GRAPHS}) == len(REQUIRED_GRAPHS)
 
 
 def test_hashes_are_checked_once_and_again_when_a_file_changed(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,29 +92,96 @@ def test_a_lost_or_cut_file_is_noticed_without_hashing(bundle: Bundle, damage: s
         Bundle.load(bundle.folder, verify=False)
 
 
-def test_an_edited_manifest_is_noticed(bundle: Bundle) -> None:
-    path = bundle.folder / MANIFEST_NAME
-    path.write_text(path.read_text().replace('"resolution_px": 64', '"resolution_px": 128'))
-    with pytest.raises(BundleError, match="edited or damaged"):
+@pytest.mark.parametrize("version", [FORMAT_VERSION + 1, FORMAT_VERSION - 1, "5", None])
+def test_another_format_is_refused(bundle: Bundle, version: object) -> None:
+    reseal(bundle.folder, ("format_version",), version)
+    with pytest.raises(BundleError, match=f"format {version}, .* reads {FORMAT_VERSION}; export the model again"):
         read_manifest(bundle.folder)
 
 
-def test_a_newer_format_is_refused(bundle: Bundle) -> None:
-    path = bundle.folder / MANIFEST_NAME
-    content = json.loads(path.read_text())
-    path.write_text(json.dumps(content | {"format_version": FORMAT_VERSION + 1}))
-    with pytest.raises(BundleError, match=f"format {FORMAT_VERSION + 1}, this version reads up to {FORMAT_VERSION}"):
+@given(data=st.data())
+def test_edits_of_a_manifest(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.getbasetemp() / "edited"
+    content = (small_bundle() / MANIFEST_NAME).read_bytes()
+    folder.mkdir(exist_ok=True)
+    at = data.draw(st.integers(0, len(content) - 1))
+    change = data.draw(st.sampled_from([b"", b"0", b"}", b"\xff", b'"a"', b"[" * 10_000]))
+    (folder / MANIFEST_NAME).write_bytes(content[:at] + change + content[at + data.draw(st.integers(0, 200)) :])
+    try:
+        assert read_manifest(folder) == read_manifest(small_bundle())  # blanks
+    except BundleError as error:
+        assert str(folder) in str(error)
+
+
+@pytest.mark.parametrize("text", ["", "[" * 100_000, "9" * 5000, '{"format_version": 1e400}', "\ufeff{}", "[]", "5"])
+def test_what_is_no_manifest(tmp_path: Path, text: str) -> None:
+    (tmp_path / MANIFEST_NAME).write_text(text, encoding="utf-8")
+    with pytest.raises(BundleError, match=MANIFEST_NAME):
+        read_manifest(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        (("resolution_px",), "512"),
+        (("precision",), "fp64"),
+        (("files", "net.weights", "bytes"), True),
+        (("verification",), {"vae_encoder": "small"}),
+        (("quantization",), {"kept": []}),
+        (("graphs", "vae_encoder", "inputs", 0, "shape", 1), 2.5),
+    ],
+)
+def test_a_wrong_field_is_named(bundle: Bundle, place: tuple[Any, ...], value: Any) -> None:
+    reseal(bundle.folder, place, value)
+    with pytest.raises(BundleError, match=place[0]) as caught:
         read_manifest(bundle.folder)
+    assert not caught.value.usage
 
 
-def test_a_folder_without_manifest_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(BundleError, match="not a bundle"):
-        Bundle.load(tmp_path)
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        (("files", "../bundle/net.weights"), {"sha256": "", "bytes": 256}),
+        (("graphs", "vae_encoder", "weights"), "../net.weights"),
+        (("graphs", "vae_encoder", "forms"), {"cuda": "gone.onnx"}),
+    ],
+)
+def test_files_outside_the_folder_are_refused(bundle: Bundle, place: tuple[Any, ...], value: Any) -> None:
+    reseal(bundle.folder, place, value)
+    with pytest.raises(BundleError, match="which is no file of this folder"):
+        Bundle.load(bundle.folder)
 
 
-def test_graph_hash_covers_graph_and_weights(bundle: Bundle) -> None:
-    hashes = {bundle.graph_hash(name) for name in REQUIRED_GRAPHS}
-    assert len(hashes) == len(REQUIRED_GRAPHS)
+def test_files_that_are_not_as_written(bundle: Bundle, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def refuse(path: Path) -> str:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(manifest, "sha256_file", refuse)
+        with pytest.raises(BundleError, match=r"cannot be read \(Permission denied\)"):
+            Bundle.load(bundle.folder)
+    with pytest.raises(BundleError, match="not a bundle") as caught:
+        Bundle.load(bundle.folder / "net.weights")
+    assert caught.value.usage
+    (bundle.folder / MANIFEST_NAME).unlink()
+    (bundle.folder / MANIFEST_NAME).mkdir()
+    with pytest.raises(BundleError, match="cannot be read"):
+        Bundle.load(bundle.folder)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="links need a right that users of Windows lack")
+def test_links_and_folders_without_write_permission_are_read(bundle: Bundle, tmp_path: Path) -> None:
+    for path in bundle.folder.iterdir():
+        path.chmod(0o400)
+    bundle.folder.chmod(0o500)
+    (tmp_path / "link").symlink_to(bundle.folder, target_is_directory=True)
+    linked_files = tmp_path / "linked files"
+    linked_files.mkdir()
+    for path in bundle.folder.iterdir():
+        (linked_files / path.name).symlink_to(path)
+    for folder in (tmp_path / "link", linked_files):
+        assert Bundle.load(folder).manifest == bundle.manifest
+    bundle.folder.chmod(0o700)
 
 
 def test_finding_by_path_and_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,7 +210,7 @@ def test_the_folder_of_bundles_may_be_below_the_home_folder(tmp_path: Path, monk
         checkpoints_folder()
 
 
-def test_published_folder_replaces_an_earlier_one(bundle: Bundle) -> None:
+def test_a_published_folder_replaces_an_earlier_one(bundle: Bundle) -> None:
     with published_folder(bundle.folder) as staged:
         (staged / "new").touch()
         assert Bundle.load(bundle.folder).manifest == bundle.manifest
@@ -162,12 +241,19 @@ def test_other_files_are_not_replaced(tmp_path: Path) -> None:
         check_target(tmp_path / ("x" * 5000))
 
 
-def test_manifests_of_earlier_formats_are_read(bundle: Bundle) -> None:
-    """Format 3 spelled the key `quantisation`; formats 1 and 2 lack it and `attention`."""
-    content = json.loads((bundle.folder / MANIFEST_NAME).read_text(encoding="utf-8"))
-    del content["sha256"], content["quantization"], content["attention"]
-    assert Manifest.from_json({**content, "format_version": 1}).quantization is None
-    made = {"parent": "a", "parent_sha256": "b", "parent_precision": "fp16", "clips": {}, "settings": {}, "share": 0.9}
-    read = Manifest.from_json({**content, "format_version": 3, "quantisation": {**made, "kept": ["conv_in.weight"]}})
-    assert read.quantization is not None
-    assert (read.quantization.kept, read.arithmetic) == (("conv_in.weight",), "fp16")
+def test_versions_of_the_tools(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Of the running code, which a source tree has no metadata of; what is missing is said before the work."""
+    hidden, version = {"latentsync-trt"}, importlib.metadata.version
+
+    def visible(name: str) -> str:
+        if name in hidden:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return version(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", visible)
+    assert tool_versions(["numpy"], extra="export") == {"latentsync-trt": __version__, "numpy": version("numpy")}
+    hidden.add("onnx-ir")
+    with pytest.raises(MissingDependency, match=r"^onnx-ir: .*pip install 'latentsync-trt\[export\]'"):
+        tool_versions(["numpy", "onnx-ir"], extra="export")
+    monkeypatch.setenv(CHECKPOINTS_VARIABLE, str(tmp_path))
+    assert CliRunner().invoke(main, ["export"]).stderr.startswith("error: onnx-ir: not installed")

@@ -1,6 +1,5 @@
 """`latentsync-trt download` from a hub on this machine."""
 
-import errno
 import os
 import shutil
 import socket
@@ -12,14 +11,12 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from filelock import FileLock
 from huggingface_hub import constants
 
 from latentsync_trt.bundle.manifest import sha256_file
 from latentsync_trt.cli import main
 from latentsync_trt.errors import CheckpointError
-from latentsync_trt.export import download
-from latentsync_trt.export.options import ExportOptions, check_model, find_sources
+from latentsync_trt.export.export_options import ExportOptions, check_model, find_sources
 from latentsync_trt.export.published import LATENTSYNC, UNET_FILE, VAE, WHISPER_FILE, origin
 from tests.hub import Hub, hub, use_endpoint
 
@@ -70,12 +67,10 @@ def test_needed_files_come_to_where_export_looks(checkpoints: Path, server: Hub,
     sources = find_sources(ExportOptions(model=model))
     assert sources.unet.read_bytes() == FILES[f"ByteDance/LatentSync-{model}"][UNET_FILE]
     assert sources.whisper == checkpoints / f"latentsync-{model}" / WHISPER_FILE
-    found = {path.relative_to(checkpoints).as_posix() for path in checkpoints.rglob("[!.]*") if path.is_file()}
-    folders = (f"latentsync-{model}/", LATENTSYNC[model]), ("sd-vae-ft-mse/", VAE)
-    assert found == {folder + name for folder, each in folders for name in each.files}
-    assert err.count("license openrail++, says http://127.0.0.1:") == 2
+    assert (sources.vae / "config.json").is_file()
+    assert err.count("license openrail++") == 2
     assert f"latentsync-{model}: {LATENTSYNC[model]}" in out
-    assert not any("torch" in headers["user-agent"] or "authorization" in headers for _, headers in server.requests)
+    assert not any("torch" in headers["user-agent"] or "authorization" in headers for *_, headers in server.requests)
 
 
 def test_what_is_there_needs_no_network_and_writes_nothing(server: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,7 +78,7 @@ def test_what_is_there_needs_no_network_and_writes_nothing(server: Hub, monkeypa
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(os, "access", lambda *_: False)
     assert run("1.6")[0] == 0
-    assert "$HF_HUB_OFFLINE forbids to download; unset it" in failure("1.5")
+    assert "$HF_HUB_OFFLINE" in failure("1.5")
 
 
 def test_files_from_elsewhere_are_checked_and_kept(checkpoints: Path, server: Hub) -> None:
@@ -97,44 +92,19 @@ def test_files_from_elsewhere_are_checked_and_kept(checkpoints: Path, server: Hu
     assert server.gets(UNET_FILE) == []
 
 
-def test_one_process_downloads_to_a_folder(checkpoints: Path, server: Hub) -> None:
-    folder = checkpoints / "latentsync-1.6"
-    folder.mkdir(parents=True)
-    with FileLock(folder / ".download.lock"):
-        assert f"{folder}: another process downloads to it; wait until it has ended" in failure("1.6")
-    assert run("1.6")[0] == 0
-
-
-@pytest.mark.parametrize("resets", [False, True])
-def test_a_cut_connection_is_resumed(
-    checkpoints: Path, server: Hub, monkeypatch: pytest.MonkeyPatch, resets: bool
-) -> None:
+def test_a_cut_connection_is_resumed(checkpoints: Path, server: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 50_000)  # what the library writes at once
-    server.cut_at, server.resets = [220_000, 420_000], resets
+    server.cut_at = [220_000]
     assert run("1.6")[0] == 0
-    assert server.gets(UNET_FILE) == ["", "bytes=200000-", "bytes=400000-"]
-    assert (checkpoints / "latentsync-1.6" / UNET_FILE).read_bytes() == UNET
-
-
-def test_a_later_call_goes_on(checkpoints: Path, server: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    def half(url: str, file: Any, **fields: object) -> None:
-        file.write(UNET[:250_000])
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(download, "http_get", half)
-        assert "the disk is full; free some space and run the same command again" in failure("1.6")
-    assert not (checkpoints / "latentsync-1.6" / UNET_FILE).exists()
-    assert run("1.6")[0] == 0
-    assert server.gets(UNET_FILE) == ["bytes=250000-"]
+    assert server.gets(UNET_FILE) == ["", "bytes=200000-"]
     assert (checkpoints / "latentsync-1.6" / UNET_FILE).read_bytes() == UNET
 
 
 def test_a_wrong_checksum_removes_the_file(checkpoints: Path, server: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setitem(LATENTSYNC["1.6"].files, UNET_FILE, "0" * 64)
-        assert f"{UNET_FILE}: was downloaded with a wrong checksum and removed; run" in failure("1.6")
-    assert not list(checkpoints.rglob(f"{UNET_FILE}*"))
+        assert f"{UNET_FILE}: was downloaded with a wrong checksum and removed" in failure("1.6")
+    assert not (checkpoints / "latentsync-1.6" / UNET_FILE).exists()
     assert run("1.6")[0] == 0
 
 
@@ -146,28 +116,21 @@ def test_space_is_checked_before(checkpoints: Path, server: Hub, monkeypatch: py
     assert not checkpoints.exists()
 
 
-@pytest.mark.parametrize(
-    ("status", "cure"),
-    [
-        (403, "accept its terms on that page if it has any, log in with `hf auth login`"),
-        (404, "no access, or no such repository (status 404)"),
-        (503, "answered with status 503; wait or set $HF_ENDPOINT to a mirror"),
-    ],
-)
-def test_refusals_are_explained(server: Hub, status: int, cure: str) -> None:
+@pytest.mark.parametrize("status", [403, 404])
+def test_refusals_are_explained(server: Hub, status: int) -> None:
     server.status = status
     message = failure("1.6")
     assert f"{server.url}/ByteDance/LatentSync-1.6, revision {LATENTSYNC['1.6'].revision}: " in message
-    assert cure in message
+    assert "accept its terms on that page if it has any, log in with `hf auth login`" in message
 
 
 def test_other_failures_are_explained(server: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(server, "model", lambda *_: {"portal": "please log in"})
-        assert "its answer is not that of a Hugging Face hub" in failure("1.6")
+        assert "$HF_ENDPOINT" in failure("1.6")
     with socket.create_server(("127.0.0.1", 0)) as closed:
         use_endpoint(f"http://127.0.0.1:{closed.getsockname()[1]}", monkeypatch)
-    assert "); check the network, or set $HF_ENDPOINT to a mirror" in failure("1.6")
+    assert "check the network, $HF_ENDPOINT" in failure("1.6")
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,8 @@ from latentsync_trt.bundle.manifest import REQUIRED_GRAPHS, Bundle
 from latentsync_trt.cli import main, selftest, setup
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import ExportMismatch
-from latentsync_trt.export import exporter, options
-from latentsync_trt.export.options import ExportOptions
+from latentsync_trt.export import export_options, exporter
+from latentsync_trt.export.export_options import ExportOptions
 from latentsync_trt.export.published import LATENTSYNC, UNET_FILE, VAE, WHISPER_FILE
 from latentsync_trt.runtime.providers import select
 from latentsync_trt.runtime.providers.gpu import Gpu
@@ -40,7 +40,7 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, b
 @pytest.fixture
 def checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("LATENTSYNC_TRT_CHECKPOINTS", str(tmp_path))
-    monkeypatch.setitem(options.MODEL_RESOLUTION_PX, "1.6", RESOLUTION_PX)
+    monkeypatch.setitem(export_options.MODEL_RESOLUTION_PX, "1.6", RESOLUTION_PX)
     return tmp_path
 
 
@@ -141,7 +141,7 @@ def test_plan_space_and_consent_come_before_anything_is_done(
     monkeypatch.setattr(setup, "sys", SimpleNamespace(stdin=SimpleNamespace(isatty=lambda: True)))
     assert run("--provider", "cpu", answer="n\n")[0] == 1
     assert list(checkpoints.iterdir()) == []
-    assert all(path.startswith("/api/") for path, _ in server.requests)
+    assert all(path.startswith("/api/") for _, path, _ in server.requests)
 
 
 @pytest.mark.parametrize(
@@ -200,7 +200,7 @@ def test_a_gpu_gets_half_precision_and_what_runs_there_is_tested(
 
 
 def test_a_model_that_the_cpu_cannot_run_is_refused(server: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(options.MODEL_RESOLUTION_PX, "1.6", 512)
+    monkeypatch.setitem(export_options.MODEL_RESOLUTION_PX, "1.6", 512)
     memory = SimpleNamespace(total=16 * 10**9, available=10**9)
     monkeypatch.setattr(setup, "psutil", SimpleNamespace(virtual_memory=lambda: memory))
     code, _, err = run("--provider", "cpu", "--yes")

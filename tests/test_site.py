@@ -11,7 +11,7 @@ import pytest
 
 from latentsync_trt.cli import COMMANDS
 from latentsync_trt.config import RuntimeOptions, SyncOptions
-from latentsync_trt.export.options import ExportOptions
+from latentsync_trt.export.export_options import ExportOptions
 from latentsync_trt.serve.admission import Limits
 from tests.conftest import REPOSITORY
 

@@ -8,17 +8,13 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from latentsync_trt import LipSync
 from latentsync_trt.bundle.find import CHECKPOINTS_VARIABLE, CHOICE_NAME, find_bundle
 from latentsync_trt.bundle.manifest import MANIFEST_NAME
 from latentsync_trt.cli import main
 from latentsync_trt.cli.use import note_on_default
-from latentsync_trt.errors import BundleError, InputError
+from latentsync_trt.errors import BundleError
 from tests.bundles import make_bundle
 from tests.clips import numbered, write_sound, write_video
-from tests.small import small_bundle
-
-COMMANDS = ("sync", "build", "bench", "calibrate")
 
 
 @pytest.fixture
@@ -51,24 +47,18 @@ def run(*arguments: str) -> tuple[int, str, str]:
     return result.exit_code, result.stdout, result.stderr
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_nothing_exported_is_an_error_with_the_cures(checkpoints: Path, clip: tuple[str, ...], command: str) -> None:
-    code, out, err = run(command, *(clip if command in ("sync", "calibrate") else ()))
-    assert (code, out) == (2, "")
-    assert "no exported bundle; get the model with `latentsync-trt setup`" in err
+@pytest.mark.parametrize("command", ("sync", "build", "bench", "calibrate"))
+def test_without_a_single_bundle_the_cures_are_named(checkpoints: Path, clip: tuple[str, ...], command: str) -> None:
+    arguments = clip if command in ("sync", "calibrate") else ()
+    code, out, err = run(command, *arguments)
+    assert (code, out, len(err.splitlines())) == (2, "", 1)
+    assert "`latentsync-trt setup`" in err
     assert "--bundle demo" in err
-    assert len(err.splitlines()) == 1
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_several_bundles_are_listed_with_the_cures(two: Path, clip: tuple[str, ...], command: str) -> None:
-    code, out, err = run(command, *(clip if command in ("sync", "calibrate") else ()))
+    for name in ("one", "two"):
+        make_bundle(checkpoints / name)
+    code, out, err = run(command, *arguments)
     assert (code, out) == (2, "")
-    for words in (
-        "2 exported bundles: 1.6-512-fp16 (model 1.6, 64 px, fp16), 1.6-512-int8 (model 1.6, 64 px, int8)",
-        "`--bundle NAME`",
-        "`latentsync-trt use NAME`",
-    ):
+    for words in ("2 exported bundles: one (model 1.6, 64 px, fp32), two (", "`--bundle NAME`", "`latentsync-trt use"):
         assert words in err
 
 
@@ -93,16 +83,6 @@ def test_the_choice_is_remembered(two: Path) -> None:
     assert run("use", str(two / "1.6-512-int8"))[0] == 0  # a path, as the shell completes it
     assert find_bundle(None)[0] == two / "1.6-512-int8"
     assert sorted(path.name for path in two.iterdir()) == ["1.6-512-fp16", "1.6-512-int8", CHOICE_NAME, "newer"]
-
-
-def test_python_opens_what_commands_run(two: Path) -> None:
-    with pytest.raises(BundleError, match="2 exported bundles"):
-        LipSync.from_bundle()
-    shutil.rmtree(two / "1.6-512-fp16")
-    shutil.rmtree(two / "1.6-512-int8")
-    shutil.copytree(small_bundle(), two / "small")
-    with LipSync.from_bundle(provider="cpu") as lip_sync:
-        assert lip_sync.warm_up() is None
 
 
 def test_use_without_a_name_shows_choice_and_candidates(two: Path) -> None:
@@ -132,7 +112,7 @@ def test_a_choice_that_is_gone_is_an_error(two: Path) -> None:
     assert find_bundle(None)[0] == two / "1.6-512-fp16"
 
 
-@pytest.mark.parametrize("content", [b"", b"\n", b"../elsewhere", b"\xff\xfe", b"a\x00b", b"x" * 100_000, b".."])
+@pytest.mark.parametrize("content", [b"", b"\n", b"../elsewhere", b"\xff\xfe", b"a\x00b", b".."])
 def test_a_damaged_choice_is_an_error(two: Path, content: bytes) -> None:
     (two / CHOICE_NAME).write_bytes(content)
     with pytest.raises(BundleError, match="use NAME"):
@@ -171,7 +151,7 @@ def test_bundles_elsewhere_and_damaged_ones_cannot_be_chosen(two: Path, tmp_path
     same_name = make_bundle(tmp_path / "1.6-512-fp16").folder
     for folder in (elsewhere, same_name):
         code, _, err = run("use", str(folder))
-        assert (code, "--bundle PATH" in err) == (2, True)
+        assert (code, "`--bundle`" in err) == (2, True)
     (two / "1.6-512-int8" / MANIFEST_NAME).write_text("{}")
     assert run("use", "1.6-512-int8")[0] == 1
     assert "1.6-512-int8 (damaged)" in run("use")[1]
@@ -216,11 +196,3 @@ def test_bundles_are_shown_by_the_name_that_finds_them(checkpoints: Path) -> Non
     elsewhere = make_bundle(checkpoints.parent / "elsewhere", "fp16").folder
     for name, shown in {"demo": "demo (built in)", str(elsewhere): f"{elsewhere} (named)"}.items():
         assert f"bundle {shown}" in run("build", "--provider", "cpu", "--bundle", name)[2]
-
-
-def test_the_demo_is_found_by_name_only(checkpoints: Path) -> None:
-    assert find_bundle("demo")[1] == "built in"
-    with pytest.raises(BundleError):
-        find_bundle(None)
-    with pytest.raises(InputError):
-        find_bundle("")

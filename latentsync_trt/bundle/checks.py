@@ -1,17 +1,12 @@
-"""Turns parsed JSON into dataclasses, checked by their fields' types, and finds what a manifest cannot mean."""
+"""Turns parsed JSON into dataclasses, checked by their fields' types."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get_type_hints
-
-if TYPE_CHECKING:
-    from latentsync_trt.bundle.manifest import Manifest
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 _PLAIN: dict[Any, Any] = {bool: bool, int: int, float: int | float, str: str, NoneType: NoneType}
-
-_POSITIVE = ("resolution_px", "frames", "audio_layers", "audio_width", "opset")
 
 _hints = cache(get_type_hints)
 
@@ -70,23 +65,3 @@ def _is_plain(value: Any, hint: Any) -> bool:
 
 def _joined(name: str, part: object) -> str:
     return f"{name}.{part}" if name else str(part)
-
-
-def contradictions(manifest: "Manifest") -> Iterator[str]:
-    """What a manifest cannot mean, although its fields have their types."""
-    for name in _POSITIVE:
-        if getattr(manifest, name) < 1:
-            yield f"{name}: {getattr(manifest, name)} is not positive"
-    for name, span in manifest.ranges.items():
-        if not 1 <= span.minimum <= span.optimum <= span.maximum:
-            yield f"ranges.{name}: {span} does not ascend from 1"
-    if manifest.resolution_px not in manifest.resolutions_px:
-        yield f"ranges.height: its steps of 64 from {manifest.resolutions_px.start} miss {manifest.resolution_px} px"
-    for name, graph in manifest.graphs.items():
-        for file in (graph.file, graph.weights, *graph.forms.values()):
-            if file not in manifest.files:
-                yield f"graphs.{name}: {file!r} is not among its files"
-        for tensor in (*graph.inputs, *graph.outputs):
-            for size in tensor.shape:
-                if isinstance(size, str) and size not in manifest.ranges:
-                    yield f"graphs.{name}: {tensor.name} has a dimension {size!r} without a range"

@@ -14,8 +14,6 @@ CHECKPOINTS_VARIABLE = "LATENTSYNC_TRT_CHECKPOINTS"
 CHOICE_NAME = "default-bundle"
 """File in the folder of bundles that contains the name of the one to run where none is named."""
 
-_BYTES_OF_A_NAME = 1024
-
 
 def checkpoints_folder() -> Path:
     """The folder of bundles and checkpoints: $LATENTSYNC_TRT_CHECKPOINTS, else `./checkpoints`.
@@ -34,9 +32,7 @@ def demo_folder() -> Path:
 
 def exported_bundles() -> list[Path]:
     """Folders below `checkpoints/` with a manifest, by name; hidden ones are being written."""
-    if not exists(checkpoints_folder()):
-        return []
-    manifests = checkpoints_folder().glob(f"*/{MANIFEST_NAME}")
+    manifests = checkpoints_folder().glob(f"*/{MANIFEST_NAME}") if exists(checkpoints_folder()) else ()
     return sorted(path.parent for path in manifests if not path.parent.name.startswith("."))
 
 
@@ -75,10 +71,8 @@ def find_bundle(name: str | None) -> tuple[Path, str]:
         BundleError: there is no such bundle, or there are several and none was chosen.
         InputError: the name is empty or a URL.
     """
-    return _default() if name is None else _named(name)
-
-
-def _named(name: str) -> tuple[Path, str]:
+    if name is None:
+        return _default()
     if name == DEMO_NAME:
         return demo_folder(), "built in"
     path = local_path(name, "bundle")
@@ -90,32 +84,22 @@ def _named(name: str) -> tuple[Path, str]:
 
 
 def _default() -> tuple[Path, str]:
-    chosen, exported = remembered_choice(), exported_bundles()
-    if chosen is not None:
-        folder = checkpoints_folder() / chosen
-        if folder not in exported:
-            raise BundleError(f"{_gone(chosen)}; {_way_on(exported)}", usage=True)
-        return folder, "chosen with `use`"
-    if len(exported) != 1:
-        raise BundleError(_way_on(exported), usage=True)
-    return exported[0], "the only exported one"
-
-
-def _gone(chosen: str) -> str:
-    return f"{checkpoints_folder() / CHOICE_NAME}: names {chosen!r}, but there is no such bundle"
-
-
-def _way_on(exported: list[Path]) -> str:
+    chosen, exported, root = remembered_choice(), exported_bundles(), checkpoints_folder()
+    if chosen is not None and root / chosen in exported:
+        return root / chosen, "chosen with `use`"
+    if chosen is None and len(exported) == 1:
+        return exported[0], "the only exported one"
+    gone = f"{root / CHOICE_NAME}: names {chosen!r}, but there is no such bundle; " if chosen is not None else ""
     if not exported:
-        return (
-            f"{checkpoints_folder()}: no exported bundle; get the model with `latentsync-trt setup`, or try the small "
-            f"built-in one with `--bundle {DEMO_NAME}`"
+        raise BundleError(
+            f"{gone}{root}: no exported bundle; get the model with `latentsync-trt setup`, or try the small built-in "
+            f"one with `--bundle {DEMO_NAME}`",
+            usage=True,
         )
-    found = ", ".join(map(describe, exported))
-    count = "1 exported bundle" if len(exported) == 1 else f"{len(exported)} exported bundles"
-    return (
-        f"{checkpoints_folder()}: {count}: {found}; say which to run with `--bundle NAME`, or choose one for all "
-        "commands with `latentsync-trt use NAME`"
+    raise BundleError(
+        f"{gone}{root}: {len(exported)} exported bundles: {', '.join(map(describe, exported))}; say which to run with "
+        "`--bundle NAME`, or choose one for all commands with `latentsync-trt use NAME`",
+        usage=True,
     )
 
 
@@ -137,22 +121,16 @@ def default_bundle() -> DefaultBundle:
 
 
 def remembered_choice() -> str | None:
-    """The name that `remember` wrote, None without one.
-
-    Raises:
-        BundleError: the file is not readable, or does not contain a name.
-    """
+    """The name that `remember` wrote, None without one; raises `BundleError` if the file contains anything else."""
     path = checkpoints_folder() / CHOICE_NAME
-    cure = "choose again with `latentsync-trt use NAME`"
-    try:
-        with path.open(encoding="utf-8") as file:
-            text = file.read(_BYTES_OF_A_NAME + 1).strip()
-    except (FileNotFoundError, NotADirectoryError):
+    if not exists(path):
         return None
+    try:
+        text = path.read_text(encoding="utf-8").strip()
     except (OSError, ValueError) as error:
-        raise BundleError(f"{path}: cannot be read ({error}); {cure}") from error
+        raise BundleError(f"{path}: cannot be read ({error}); choose again with `latentsync-trt use NAME`") from error
     if Path(text).name != text:
-        raise BundleError(f"{path}: does not contain the name of a bundle; {cure}")
+        raise BundleError(f"{path}: does not contain a bundle's name; choose again with `latentsync-trt use NAME`")
     return text
 
 
@@ -166,18 +144,17 @@ def remember(name: str) -> Path:
         BundleError: there is no such bundle, or it is damaged. InputError: it lies elsewhere, or is the built-in one.
         OutputError: the choice cannot be written.
     """
-    folder, _ = find_bundle(name)
-    if name == DEMO_NAME:
-        raise InputError(f"{name}: the built-in model runs only where it is named: `--bundle {DEMO_NAME}`")
-    root, known = checkpoints_folder(), exported_bundles()
-    chosen = folder if folder in known else next((one for one in known if one.samefile(folder)), None)
+    (folder, _), exported = find_bundle(name), exported_bundles()
+    chosen = folder if folder in exported else next((one for one in exported if one.samefile(folder)), None)
     if chosen is None:
-        raise InputError(f"{folder}: not in {root}; give bundles elsewhere with `--bundle PATH`")
+        raise InputError(
+            f"{name}: not in {checkpoints_folder()}; name the built-in bundle, and bundles elsewhere, with `--bundle`"
+        )
     read_manifest(chosen)
+    path = checkpoints_folder() / CHOICE_NAME
     try:
-        with whole_file(root / CHOICE_NAME) as written:
+        with whole_file(path) as written:
             written.write_text(f"{chosen.name}\n", encoding="utf-8")
     except (OSError, ValueError) as error:  # ValueError: the name is not Unicode
-        reason = getattr(error, "strerror", None) or error
-        raise OutputError(f"{root / CHOICE_NAME}: cannot be written ({reason})") from error
+        raise OutputError(f"{path}: cannot be written ({error})") from error
     return chosen

@@ -13,18 +13,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
-from latentsync_trt.bundle.checks import contradictions, parsed
 from latentsync_trt.errors import BundleError, InputError, MissingDependency
-from latentsync_trt.files import opened, sealed_text
+from latentsync_trt.files import opened, sealed_sha256, sealed_text
 from latentsync_trt.paths import check_folder_to_write
 from latentsync_trt.remembered import checked
+from latentsync_trt.validation import from_values
 from latentsync_trt.values import RESOLUTION_STEP_PX
 from latentsync_trt.version import __version__, distribution_version
 
 FORMAT_VERSION = 5
-"""2 added `quantisation`, 3 `attention`, 4 renamed `quantisation` to `quantization`, 5 added the file of mel filters,
-so that a run need not import librosa."""
-_RENAMED = {"quantisation": "quantization"}
+"""The only one that is read."""
+
 _CHECKED = "bundle-hashes"
 MANIFEST_NAME = "manifest.json"
 DEMO_NAME = "demo"
@@ -93,7 +92,7 @@ class FileEntry:
 class GraphEntry:
     """One graph: its `.onnx` file, the weights file it reads (both keys of `Manifest.files`), inputs, outputs.
 
-    `forms`: the files of its other forms; absent in older bundles.
+    `forms`: the files of its other forms.
     """
 
     file: str
@@ -149,7 +148,7 @@ class Manifest:
     `ranges`: by name of the dynamic dimension, empty for static shapes. `unet`: the U-Net's configuration as inferred
     from its checkpoint. `sources`: name, hash and (if known) repository@commit of each source file by role (unet, vae,
     whisper). `verification`: the largest relative difference to PyTorch by graph, empty if skipped. `attention`: of
-    `export --attention`; before format 3 absent and always "fused". `quantization`: of 8-bit bundles only.
+    `export --attention`. `quantization`: of 8-bit bundles only.
     """
 
     name: str
@@ -190,14 +189,6 @@ class Manifest:
         least_px = self.resolution_px if span is None else span.minimum
         return range(least_px, self.resolution_px + 1, RESOLUTION_STEP_PX)
 
-    @classmethod
-    def from_json(cls, raw: Mapping[str, Any]) -> Self:
-        """A manifest from parsed JSON; raises ValueError, which names the field, if one is missing or wrong."""
-        manifest: Self = parsed({_RENAMED.get(name, name): value for name, value in raw.items()}, cls)
-        for problem in contradictions(manifest):
-            raise ValueError(problem)
-        return manifest
-
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
@@ -208,21 +199,21 @@ class Bundle:
 
     @classmethod
     def load(cls, folder: Path, *, verify: bool = True) -> Self:
-        """Opens a bundle; with `verify` every file's SHA-256 is compared, unless that was done and none changed since.
+        """Opens a bundle and checks its files; with `verify`, also their SHA-256.
 
         Raises:
-            BundleError: no bundle, a newer format, or a file missing, changed or of another size.
+            BundleError: no bundle, another format, or a file missing, changed or of another size.
         """
-        manifest = read_manifest(folder)
-        missing = [name for name in REQUIRED_GRAPHS if name not in manifest.graphs]
-        if missing:
-            raise BundleError(f"{folder}: the manifest names no graph {', '.join(missing)}; export the model again")
-        bundle = cls(folder, manifest)
-        bundle.check_files(hashes=False)  # before anything is asked of files by names that may lead elsewhere
+        bundle = cls(folder, read_manifest(folder))
+        bundle.check_files(hashes=False)
         if verify:
-            contents = {folder / name: entry.sha256 for name, entry in manifest.files.items()}
-            checked(_CHECKED, contents, bundle.check_files)
+            bundle.verify()
         return bundle
+
+    def verify(self) -> None:
+        """Compares the SHA-256 of all files, unless that was done and none changed since; raises as `load`."""
+        contents = {self.folder / name: entry.sha256 for name, entry in self.manifest.files.items()}
+        checked(_CHECKED, contents, self.check_files)
 
     def graph_path(self, name: str, form: GraphForm = "portable") -> Path:
         """The `.onnx` file of graph `name`; raises `BundleError` if the bundle lacks it."""
@@ -238,22 +229,22 @@ class Bundle:
 
     def check_files(self, *, hashes: bool = True) -> None:
         """Raises `BundleError` if a file is missing or differs in size or, with `hashes`, in content."""
-        for name in self.manifest.files:
-            self._check_file(name)
-        if hashes:
-            # hashlib releases the GIL, so a large bundle is checked at the speed of the disk.
-            with ThreadPoolExecutor(4) as pool:
-                list(pool.map(partial(self._check_file, hashes=True), self.manifest.files))
+        graphs = self.manifest.graphs.values()
+        used = {name for graph in graphs for name in (graph.file, graph.weights, *graph.forms.values())}
+        for name in used | self.manifest.files.keys():
+            if name not in self.manifest.files or Path(name).name != name:
+                raise BundleError(f"{self.folder}: the manifest names {name!r}, which is no file of this folder")
+        # hashlib releases the GIL, so a large bundle is checked at the speed of the disk.
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(partial(self._check_file, hashes=hashes), self.manifest.files))
 
-    def _check_file(self, name: str, *, hashes: bool = False) -> None:
+    def _check_file(self, name: str, *, hashes: bool) -> None:
         path, entry = self.folder / name, self.manifest.files[name]
-        if Path(name).name != name:
-            raise BundleError(f"{self.folder}: the manifest names {name!r}, which is not a plain file name")
         try:
-            if not path.is_file():
-                raise BundleError(f"{path}: missing; export the model again")
             size_bytes = path.stat().st_size
             sha256 = sha256_file(path) if hashes else entry.sha256
+        except FileNotFoundError:
+            raise BundleError(f"{path}: missing; export the model again") from None
         except OSError as error:
             raise BundleError(f"{path}: cannot be read ({error.strerror or error})") from error
         if size_bytes != entry.bytes:
@@ -279,42 +270,36 @@ def read_manifest(folder: Path) -> Manifest:
     """Reads and checks `manifest.json`.
 
     Raises:
-        BundleError: missing, not JSON, edited, incomplete, or of a newer format.
+        BundleError: missing, not JSON, edited, incomplete, or of another format.
     """
-    content, _ = _content(folder)
-    try:
-        return Manifest.from_json(content)
-    except ValueError as error:
-        raise BundleError(f"{folder / MANIFEST_NAME}: {error}; export the model again") from error
+    return from_values(Manifest, _content(folder), folder / MANIFEST_NAME, BundleError)
 
 
 def manifest_sha256(folder: Path) -> str:
-    """The SHA-256 stored in the manifest, which covers all files of the bundle; errors as `read_manifest`."""
-    return _content(folder)[1]
+    """The SHA-256 of the manifest, which covers all files of the bundle; errors as `read_manifest`."""
+    return sealed_sha256(_content(folder))
 
 
-def _content(folder: Path) -> tuple[dict[str, Any], str]:
-    """What `manifest.json` contains, and its SHA-256."""
+def _content(folder: Path) -> dict[str, Any]:
+    """What `manifest.json` contains, without its SHA-256."""
     path = folder / MANIFEST_NAME
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
+        found = opened(content)
     except (FileNotFoundError, NotADirectoryError):
         raise BundleError(
             f"{folder}: not a bundle (no {MANIFEST_NAME}); make one with `latentsync-trt export`", usage=True
         ) from None
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError, AttributeError, RecursionError) as error:
         raise BundleError(f"{path}: cannot be read ({error}); export the model again") from error
-    if not isinstance(content, dict) or not isinstance(content.get("format_version"), int):
-        raise BundleError(f"{path}: not a manifest of latentsync-trt")
-    if content["format_version"] > FORMAT_VERSION:
+    if content.get("format_version") != FORMAT_VERSION:
         raise BundleError(
-            f"{path}: format {content['format_version']}, this version reads up to {FORMAT_VERSION}; "
-            "upgrade latentsync-trt or export the model again"
+            f"{path}: format {content.get('format_version')}, this version of latentsync-trt reads "
+            f"{FORMAT_VERSION}; export the model again"
         )
-    rest = opened(content)
-    if rest is None:
+    if found is None:
         raise BundleError(f"{path}: edited or damaged (its SHA-256 differs); export the model again")
-    return rest, content["sha256"]
+    return found
 
 
 def check_target(target: Path) -> None:

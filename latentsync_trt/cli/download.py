@@ -5,8 +5,8 @@ import rich_click as click
 from latentsync_trt import stopping
 from latentsync_trt.bundle.find import checkpoints_folder
 from latentsync_trt.bundle.manifest import tool_versions
-from latentsync_trt.export.options import EXTRA
-from latentsync_trt.export.published import LATENTSYNC, VAE
+from latentsync_trt.export.export_options import EXTRA
+from latentsync_trt.export.published import LATENTSYNC, VAE, check_space, fetch, find_downloads
 
 HUB = "huggingface-hub"
 INTERRUPTED = "interrupted; what was finished is kept: the same command goes on there"
@@ -21,7 +21,6 @@ def command(model: str) -> None:
     """
     tool_versions((HUB,), extra=EXTRA)
     from latentsync_trt.cli.show import say
-    from latentsync_trt.export.download import check_space, fetch, find_downloads
 
     downloads = find_downloads(model)
     if downloads:

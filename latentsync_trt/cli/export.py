@@ -6,7 +6,7 @@ import rich_click as click
 
 from latentsync_trt.bundle.manifest import check_target, read_manifest, tool_versions
 from latentsync_trt.cli.options import build, options_from
-from latentsync_trt.export.options import EXTRA, TOOLS, ExportOptions, find_sources
+from latentsync_trt.export.export_options import EXTRA, TOOLS, ExportOptions, find_sources
 from latentsync_trt.types import Progress
 
 

@@ -14,17 +14,16 @@ import rich_click as click
 
 from latentsync_trt import stopping
 from latentsync_trt.bundle.find import checkpoints_folder, exported_bundles, remember, remembered_choice
-from latentsync_trt.bundle.manifest import REQUIRED_GRAPHS, tool_versions
+from latentsync_trt.bundle.manifest import PIXELS_PER_LATENT, REQUIRED_GRAPHS, tool_versions
 from latentsync_trt.cli.download import HUB, INTERRUPTED
 from latentsync_trt.cli.options import provider_option
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import InputError
-from latentsync_trt.export.options import EXTRA, TOOLS, ExportOptions
-from latentsync_trt.export.published import LATENTSYNC, Model
+from latentsync_trt.export.export_options import EXTRA, TOOLS, ExportOptions
+from latentsync_trt.export.published import LATENTSYNC, Download, Model, check_space, fetch, find_downloads, gigabytes
 from latentsync_trt.runtime.providers.table import CPU, CUDA
 
 if TYPE_CHECKING:
-    from latentsync_trt.export.download import Download
     from latentsync_trt.runtime.providers.select import Selection
 
 # Measured: the size of a bundle, and the memory of its export.
@@ -48,7 +47,6 @@ def command(
     tool_versions((*TOOLS, HUB), extra=EXTRA)
     from latentsync_trt.cli import export
     from latentsync_trt.cli.show import say
-    from latentsync_trt.export.download import check_space, fetch, find_downloads
     from latentsync_trt.runtime.providers.select import select_provider
 
     selection = select_provider(provider)
@@ -100,10 +98,11 @@ def _test(context: click.Context, folder: Path, provider: str, *, on_cpu: bool) 
 
 def _check_memory(options: ExportOptions) -> None:
     """Raises `InputError` if the machine has too little memory to run the model on the CPU."""
-    from latentsync_trt.export.download import gigabytes
-    from latentsync_trt.export.verify import needed_bytes
+    from latentsync_trt.export.layers import HEADS
 
-    needed, there = needed_bytes(options), psutil.virtual_memory().total
+    # The largest attention matrix of a guided step and its softmax, float32.
+    matrix_bytes = 4 * 2 * options.frames * HEADS * (options.resolution_px // PIXELS_PER_LATENT) ** 4
+    needed, there = 2 * matrix_bytes, psutil.virtual_memory().total
     if needed > there:
         raise InputError(
             f"--model {options.model}: at {options.resolution_px} px a step on the CPU takes {gigabytes(needed)} of "
@@ -111,9 +110,8 @@ def _check_memory(options: ExportOptions) -> None:
         )
 
 
-def _plan(options: ExportOptions | None, selection: "Selection", downloads: "list[Download]") -> Iterator[str]:
+def _plan(options: ExportOptions | None, selection: "Selection", downloads: list[Download]) -> Iterator[str]:
     """What is left to do, for the user; `options`: of the export, if it is to do."""
-    from latentsync_trt.export.download import gigabytes
 
     yield f"provider: {selection.name}" + (f" on {selection.gpu}" if selection.gpu else "")
     yield from selection.notices()

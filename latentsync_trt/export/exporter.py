@@ -1,10 +1,13 @@
 """A whole export: loads checkpoints, writes graphs, verifies them, writes the manifest, then publishes the bundle."""
 
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from latentsync_trt.audio.mel import computed_filters, write_filters
 from latentsync_trt.bundle.manifest import (
@@ -22,16 +25,18 @@ from latentsync_trt.bundle.manifest import (
 )
 from latentsync_trt.bundle.weights import WeightsFile
 from latentsync_trt.errors import ExportMismatch
+from latentsync_trt.export.export_options import EXTRA, TOOLS, ExportOptions, Sources, check_model, find_sources
 from latentsync_trt.export.graphs import OPSET, GraphPlan, build_cuda_graph, build_graph, save_graph
-from latentsync_trt.export.options import EXTRA, TOOLS, ExportOptions, check_model, find_sources
 from latentsync_trt.export.plans import Networks, cuda_obstacles, load_networks, plan_graphs
-from latentsync_trt.export.proof import Proof
 from latentsync_trt.export.published import origin
-from latentsync_trt.export.verify import needed_bytes, verification_options
+from latentsync_trt.export.verify import open_checked, verify_graph
 from latentsync_trt.files import published_folder
 
 Progress = Callable[[str, float], None]
 """Called with the current stage and the completed fraction of the export, 0 to 1."""
+
+VERIFIED_PX = 128
+"""The largest resolution at which graphs are compared: at 512 px a step's attention takes 34 GB on the CPU."""
 
 _DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
 # Relative durations: a whole U-Net graph takes as long as all small graphs together.
@@ -49,51 +54,91 @@ def export_bundle(options: ExportOptions, progress: Progress | None = None) -> P
     Raises:
         MissingDependency: a package of the extra "export" is not installed.
         CheckpointError: a source is missing or cannot be used.
-        InputError: the output folder contains something else, an option does not fit the checkpoint, or memory is too
-            small for verification.
+        InputError: the output folder contains something else, or an option does not fit the checkpoint.
         OutputError: the folder cannot be written.
         ExportMismatch: a graph does not reproduce PyTorch.
     """
     tools = tool_versions(TOOLS, extra=EXTRA)
     check_target(options.folder)
     sources = find_sources(options)
-    proven = verification_options(options) if options.verify else None
     report = progress or (lambda *_: None)
     report("loading checkpoints", 0.0)
     networks = load_networks(sources, options, _DTYPES[options.precision])
     described = {role: _described(path, options.model) for role, path in asdict(sources).items()}
     check_model(options, sources.unet, described["unet"].get("origin", ""))
-    smaller = None if proven is options else proven
-    proof = Proof(options, sources, networks, smaller) if options.verify else None
     with published_folder(options.folder) as staged:
-        _Export(options, described, networks, proof, report, tools).write_bundle(staged)
+        export = _Export(options, sources, networks, report)
+        graphs = export.write_graphs(staged)
+        write_filters(staged, computed_filters())
+        write_manifest(staged, export.manifest(staged, graphs, described, tools))
     report("done", 1.0)
     return options.folder
 
 
 @dataclass
 class _Export:
-    """One export. `proof`: how graphs are verified, None to skip verification. `tools`: name → version.
-
-    `verification`: graph → its largest error so far found.
-    """
+    """One export. `verification`: graph → its largest error."""
 
     options: ExportOptions
-    sources: dict[str, dict[str, str]]
+    sources: Sources
     networks: Networks
-    proof: Proof | None
     progress: Progress
-    tools: dict[str, str]
     finished: float = 0.0
     verification: dict[str, float] = field(default_factory=dict)
 
-    def write_bundle(self, folder: Path) -> None:
-        """Writes graphs, weights and manifest into `folder`."""
+    @cached_property
+    def plans(self) -> list[GraphPlan]:
+        """All graphs, network by network."""
+        return plan_graphs(self.networks, self.options)
+
+    @cached_property
+    def verified_plans(self) -> dict[str, GraphPlan]:
+        """The same graphs at a lower resolution, to compare with PyTorch."""
+        least_px = self.options.min_resolution and VERIFIED_PX // 2
+        options = replace(self.options, resolution=VERIFIED_PX, min_resolution=least_px, cuda_form=False)
+        return {plan.name: plan for plan in plan_graphs(self.networks, options)}
+
+    @cached_property
+    def truths(self) -> dict[str, nn.Module]:
+        """Modules with unrounded weights, by graph; none for float32, which has no other."""
+        if self.options.precision == "fp32":
+            return {}
+        networks = load_networks(self.sources, self.options, torch.float32)
+        return {plan.name: plan.module for plan in plan_graphs(networks, self.options)}
+
+    def write_graphs(self, folder: Path) -> dict[str, GraphEntry]:
+        """Writes the graphs into `folder`, in every form that they have, and verifies each at once."""
+        graphs: dict[str, GraphEntry] = {}
+        for network in dict.fromkeys(plan.network for plan in self.plans):
+            with WeightsFile(folder / f"{network}.weights") as weights:
+                for plan in (plan for plan in self.plans if plan.network == network):
+                    place = f"{plan.name} ({len(graphs) + 1} of {len(self.plans)})"
+                    self.start(f"exporting {place}", plan)
+                    graphs[plan.name] = _write_graph(folder, plan, weights)
+                    if self.options.verify:
+                        self.start(f"verifying {place}", plan)
+                        self.verification[plan.name] = self.verify(plan, folder / graphs[plan.name].file)
+        return graphs
+
+    def verify(self, plan: GraphPlan, path: Path) -> float:
+        """The largest error of the graph in `path`, exported as planned; errors as `verify_graph`."""
+        precision, truth = self.options.precision, self.truths.get(plan.name, plan.module)
+        if self.options.resolution_px <= VERIFIED_PX:
+            return verify_graph(path, plan, truth, precision)
+        open_checked(path, plan)
+        smaller = self.verified_plans[plan.name]
+        with tempfile.TemporaryDirectory(dir=path.parent.parent) as folder:
+            graph = Path(folder) / path.name
+            with WeightsFile(graph.with_suffix(".weights")) as weights:
+                save_graph(build_graph(smaller), graph, weights)
+            return verify_graph(graph, smaller, truth, precision)
+
+    def manifest(
+        self, folder: Path, graphs: dict[str, GraphEntry], sources: dict[str, dict[str, str]], tools: dict[str, str]
+    ) -> Manifest:
+        """The description of what is in `folder`."""
         options, networks = self.options, self.networks
-        plans = plan_graphs(networks, options)
-        graphs = self.write_graphs(folder, plans)
-        write_filters(folder, computed_filters())
-        manifest = Manifest(
+        return Manifest(
             name=options.folder.name,
             model=options.model,
             resolution_px=options.resolution_px,
@@ -103,49 +148,28 @@ class _Export:
             audio_layers=networks.whisper.config.layers,
             audio_width=networks.whisper.config.width,
             opset=OPSET,
-            unet=asdict(networks.unet.network.config),
+            unet=asdict(networks.unet.config),
             graphs=graphs,
             files={path.name: FileEntry(sha256_file(path), path.stat().st_size) for path in sorted(folder.iterdir())},
-            ranges={name: allowed for plan in plans for name, allowed in plan.ranges.items()},
-            sources=self.sources,
-            tools=self.tools,
+            ranges={name: allowed for plan in self.plans for name, allowed in plan.ranges.items()},
+            sources=sources,
+            tools=tools,
             verification=self.verification,
             notes=tuple(self.notes()),
             attention=options.attention,
         )
-        write_manifest(folder, manifest)
-
-    def write_graphs(self, folder: Path, plans: list[GraphPlan]) -> dict[str, GraphEntry]:
-        """Writes the graphs into `folder`, in every form that they have, and verifies each at once."""
-        graphs: dict[str, GraphEntry] = {}
-        for network in dict.fromkeys(plan.network for plan in plans):
-            with WeightsFile(folder / f"{network}.weights") as weights:
-                for plan in (plan for plan in plans if plan.network == network):
-                    place = f"({len(graphs) + 1} of {len(plans)})"
-                    self.start(f"exporting {plan.name} {place}", plan)
-                    graphs[plan.name] = _write_graph(folder, plan, weights)
-                    if self.proof is not None:
-                        self.start(f"verifying {plan.name} {place}", plan)
-                        self.verification[plan.name] = self.proof.verify(plan, folder / graphs[plan.name].file)
-        return graphs
 
     def notes(self) -> Iterator[str]:
         """Notes for the users of this bundle."""
-        networks, options = self.networks, self.options
-        if networks.unet.unused_tensors:
-            yield f"{networks.unet.unused_tensors} tensors of the U-Net's file were not used"
-        if options.cuda_form:
-            for network, reason in cuda_obstacles(networks, options).items():
+        if self.options.cuda_form:
+            for network, reason in cuda_obstacles(self.networks, self.options).items():
                 yield f"{network}: no graphs in the CUDA form, as {reason}"
-        if self.proof is not None and self.proof.smaller is not None:
-            yield (
-                f"comparing at {options.resolution_px} px takes {needed_bytes(options) / 1e9:.0f} GB of memory; "
-                f"the same networks were compared at {self.proof.smaller.resolution_px} px instead"
-            )
+        if self.options.verify and self.options.resolution_px > VERIFIED_PX:
+            yield f"values were compared with PyTorch at {VERIFIED_PX} px, by graphs of the same networks"
 
     def start(self, stage: str, plan: GraphPlan) -> None:
         """Reports the start of a stage for a graph."""
-        passes = 1 if self.proof is None else 2
+        passes = 2 if self.options.verify else 1
         self.progress(stage, min(self.finished / (passes * sum(_TIME.values())), 1.0))
         self.finished += _TIME[plan.name]
 
@@ -153,13 +177,12 @@ class _Export:
 def _write_graph(folder: Path, plan: GraphPlan, weights: WeightsFile) -> GraphEntry:
     """The manifest's entry of a graph, written in every form that it has."""
     entry = save_graph(build_graph(plan), folder / f"{plan.name}.onnx", weights)
-    forms: dict[str, str] = {}
-    if plan.cuda_module is not None:
-        cuda = save_graph(build_cuda_graph(plan, plan.cuda_module), folder / f"{plan.name}.cuda.onnx", weights)
-        if (cuda.inputs, cuda.outputs) != (entry.inputs, entry.outputs):
-            raise ExportMismatch(f"{cuda.file}: its inputs and outputs are not those of {entry.file}")
-        forms["cuda"] = cuda.file
-    return replace(entry, forms=forms)
+    if plan.cuda_module is None:
+        return entry
+    cuda = save_graph(build_cuda_graph(plan, plan.cuda_module), folder / f"{plan.name}.cuda.onnx", weights)
+    if (cuda.inputs, cuda.outputs) != (entry.inputs, entry.outputs):
+        raise ExportMismatch(f"{cuda.file}: its inputs and outputs are not those of {entry.file}")
+    return replace(entry, forms={"cuda": cuda.file})
 
 
 def _described(source: Path, model: str) -> dict[str, str]:

@@ -10,8 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 import torch
+from onnx_ir import convenience
 from onnx_ir.passes import common as passes
 from onnxscript import optimizer
 from torch import Tensor, nn
@@ -29,8 +31,8 @@ from latentsync_trt.bundle.manifest import (
 )
 from latentsync_trt.bundle.weights import WeightsFile
 from latentsync_trt.errors import ExportMismatch
-from latentsync_trt.export.attention import traced_as
-from latentsync_trt.export.cuda_graph import finish, may_fold
+from latentsync_trt.export.cuda_ops import DOMAIN, LAYOUT_DOMAIN, LAYOUT_DOMAIN_VERSION
+from latentsync_trt.export.layers import traced_as
 
 OPSET = 23
 """The first opset with `Attention`; it also has `GroupNormalization` and exact `Gelu`."""
@@ -42,6 +44,17 @@ _WHOLE_SIZES: Mapping[int | str, str] = {
     for known in axis
 }
 """Names of sizes, also where a graph computes them from the other one of the same axis."""
+
+_DOMAIN_VERSION = 1
+_VIEWS = ("Reshape", "Unsqueeze", "Squeeze")
+
+# Operator → index of its first optional output. The kernels compute these outputs whenever they are named.
+_OPTIONAL_OUTPUTS = {"SkipLayerNormalization": 1, "SkipGroupNorm": 1}
+
+# Operations on weights that are computed at loading, by rank: slices of matrices, sums of biases.
+_FOLDED_AT_LOADING = {"Slice": 2, "Add": 1}
+
+_ENLARGING = ("Tile", "Expand", "Equal")
 
 
 @dataclass(frozen=True)
@@ -68,7 +81,7 @@ class GraphPlan:
 
 def build_graph(plan: GraphPlan) -> ir.Model:
     """The portable graph, traced from `plan.module`; weights still refer to the module's tensors."""
-    with traced_as(plan.attention), _without_collection():
+    with traced_as(plan.attention), _tracing():
         model = _trace(plan, plan.module)
         # Without folding, the graph keeps shape arithmetic, part of it as operators that TensorRT rejects.
         optimizer.fold_constants(model)
@@ -77,11 +90,11 @@ def build_graph(plan: GraphPlan) -> ir.Model:
 
 def build_cuda_graph(plan: GraphPlan, module: nn.Module) -> ir.Model:
     """The graph in the CUDA form, traced from `module`."""
-    with _without_collection():
+    with _tracing():
         model = _trace(plan, module)
-        optimizer.fold_constants(model, should_fold=may_fold)
+        optimizer.fold_constants(model, should_fold=_may_fold)
         _tidy(model, plan.name)
-        finish(model)
+        _finish(model)
         return _tidy(model, plan.name)
 
 
@@ -106,19 +119,18 @@ def _trace(plan: GraphPlan, module: nn.Module) -> ir.Model:
         name: {axis: dimensions[dimension] for axis, dimension in plan.dynamic.get(name, {}).items()}
         for name in plan.inputs
     }
-    with _quiet_exporter():
-        program = torch.export.export(
-            module, tuple(plan.inputs.values()), dynamic_shapes=tuple(shapes.values()) if dimensions else None
-        )
-        onnx_program: Any = torch.onnx.export(
-            program,
-            dynamo=True,
-            opset_version=OPSET,
-            input_names=list(plan.inputs),
-            output_names=list(plan.outputs),
-            optimize=False,
-            verbose=False,
-        )
+    program = torch.export.export(
+        module, tuple(plan.inputs.values()), dynamic_shapes=tuple(shapes.values()) if dimensions else None
+    )
+    onnx_program: Any = torch.onnx.export(
+        program,
+        dynamo=True,
+        opset_version=OPSET,
+        input_names=list(plan.inputs),
+        output_names=list(plan.outputs),
+        optimize=False,
+        verbose=False,
+    )
     model: ir.Model = onnx_program.model
     _name_dimensions(model, plan)
     return model
@@ -174,27 +186,84 @@ def _tidy(model: ir.Model, name: str) -> ir.Model:
     return model
 
 
-@contextmanager
-def _without_collection() -> Iterator[None]:
-    """Python collects no cyclic garbage within: with millions of live objects that takes a tenth of an export."""
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collecting:
-            gc.enable()
+def _may_fold(node: ir.Node) -> bool | None:
+    """Whether to compute the node at export, None if the optimizer may decide.
+
+    Slices of a stacked projection, sums of biases and masks are computed when a graph is loaded: storing them would
+    enlarge a bundle. Kernels must be constants: ONNX Runtime transposes no others, and pads none in half precision.
+    """
+    if node.op_type == "Pad":
+        return True
+    source = node.inputs[0] if node.inputs else None
+    if node.op_type in _FOLDED_AT_LOADING and source is not None and source.shape is not None:
+        return False if source.shape.rank() == _FOLDED_AT_LOADING[node.op_type] else None
+    return False if node.domain in (DOMAIN, LAYOUT_DOMAIN) or node.op_type in _ENLARGING else None
+
+
+def _finish(model: ir.Model) -> None:
+    """Drops unused outputs and merges views: every node costs the host microseconds."""
+    graph = model.graph
+    for domain, version in ((DOMAIN, _DOMAIN_VERSION), (LAYOUT_DOMAIN, LAYOUT_DOMAIN_VERSION)):
+        model.opset_imports[domain] = graph.opset_imports[domain] = version
+    for node in graph:
+        _drop_unused(node, _OPTIONAL_OUTPUTS.get(node.op_type, len(node.outputs)))
+    kept = set(graph.outputs)
+    for node in tuple(graph):
+        if node.op_type in _VIEWS and node.outputs[0] not in kept:
+            _join(graph, node)
+
+
+def _drop_unused(node: ir.Node, first: int) -> None:
+    for output in node.outputs[first:]:
+        if not output.uses():
+            output.name = ""
+    while node.outputs[-1].name == "":
+        node.resize_outputs(len(node.outputs) - 1)
+
+
+def _join(graph: ir.Graph, node: ir.Node) -> None:
+    """Merges a view of a view into one Reshape, or removes it if it changes nothing."""
+    output, source = node.outputs[0], node.inputs[0]
+    while (maker := source.producer() if source else None) is not None and maker.op_type in _VIEWS:
+        source = maker.inputs[0]
+    if source is None or output.shape is None or not output.shape.is_static():
+        return
+    shape = output.shape.numpy()
+    if source.shape is not None and source.shape == shape:
+        convenience.replace_all_uses_with(output, source)
+        return
+    view = ir.Node("", "Reshape", (source, _constant(graph, shape)), num_outputs=1)
+    joined = view.outputs[0]
+    joined.name, joined.shape, joined.type = output.name, output.shape, output.type
+    convenience.replace_all_uses_with(output, joined)
+    graph.insert_after(node, view)
+    graph.remove(node)
+
+
+def _constant(graph: ir.Graph, numbers: tuple[int, ...]) -> ir.Value:
+    name = f"shape_{'_'.join(map(str, numbers))}"
+    if name not in graph.initializers:
+        tensor = ir.tensor(np.array(numbers, np.int64), name=name)
+        shape, kind = ir.Shape((len(numbers),)), ir.TensorType(tensor.dtype)
+        graph.register_initializer(ir.Value(name=name, shape=shape, type=kind, const_value=tensor))
+    return graph.initializers[name]
 
 
 @contextmanager
-def _quiet_exporter() -> Iterator[None]:
-    """Silences the exporter's messages about missing packages and about its own deprecated calls."""
-    logger = logging.getLogger("torch.onnx")
+def _tracing() -> Iterator[None]:
+    """Silences the exporter's messages about missing packages and its own deprecated calls, and collects no garbage.
+
+    With millions of live objects, looking for cycles takes a tenth of an export.
+    """
+    logger, collecting = logging.getLogger("torch.onnx"), gc.isenabled()
     level = logger.level
     logger.setLevel(logging.ERROR)
+    gc.disable()
     try:
         with warnings.catch_warnings(action="ignore", category=FutureWarning):
             warnings.simplefilter("ignore", DeprecationWarning)
             yield
     finally:
         logger.setLevel(level)
+        if collecting:
+            gc.enable()

@@ -1,6 +1,6 @@
 """The networks of a bundle and the graphs that are exported from them, with example inputs for verification."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,14 +24,12 @@ from latentsync_trt.bundle.manifest import (
     step_graph,
 )
 from latentsync_trt.errors import CheckpointError, InputError
-from latentsync_trt.export.checkpoint import LoadedUNet, load_unet, load_whisper
+from latentsync_trt.export.checkpoint import load_unet, load_whisper
+from latentsync_trt.export.cuda_networks import CudaDecoder, CudaEncoder, CudaUNet, PointwiseConv, vae_obstacle
 from latentsync_trt.export.cuda_ops import norm_obstacle
-from latentsync_trt.export.cuda_unet import CudaUNet
-from latentsync_trt.export.cuda_vae import CudaDecoder, CudaEncoder, PointwiseConv, vae_obstacle
+from latentsync_trt.export.export_options import ExportOptions, Sources
 from latentsync_trt.export.graphs import GraphPlan
-from latentsync_trt.export.options import ExportOptions, Sources
-from latentsync_trt.export.step import DenoiseStep
-from latentsync_trt.export.unet import INPUT_CHANNELS, LATENT_CHANNELS, shallow_copy
+from latentsync_trt.export.unet import INPUT_CHANNELS, LATENT_CHANNELS, DenoiseStep, UNet, shallow_copy
 from latentsync_trt.export.vae import VaeDecoder, VaeEncoder, load_vae
 from latentsync_trt.export.whisper import WhisperEncoder
 from latentsync_trt.values import RESOLUTION_STEP_PX
@@ -52,13 +50,15 @@ _COEFFICIENTS = (1.02, -0.31, 0.12, 1.4, -0.9)
 """Typical values, all different and none zero, so that mixed-up inputs show."""
 
 Inputs = dict[str, Tensor]
+Example = Callable[[int, int], Inputs]
+"""Inputs for a number of windows, images or segments, and a resolution in pixels."""
 
 
 @dataclass(frozen=True, slots=True)
 class Networks:
     """The three networks in one precision."""
 
-    unet: LoadedUNet
+    unet: UNet
     vae: Any
     whisper: WhisperEncoder
 
@@ -73,7 +73,7 @@ def load_networks(sources: Sources, options: ExportOptions, dtype: torch.dtype) 
     whisper = load_whisper(sources.whisper, dtype)
     vae = load_vae(sources.vae, dtype)
     unet = load_unet(sources.unet, dtype)
-    config = unet.network.config
+    config = unet.config
     if config.audio_width != whisper.config.width:
         raise CheckpointError(
             f"{sources.whisper}: gives features {whisper.config.width} wide, but {sources.unet} was trained for "
@@ -86,16 +86,12 @@ def load_networks(sources: Sources, options: ExportOptions, dtype: torch.dtype) 
 
 def plan_graphs(networks: Networks, options: ExportOptions) -> list[GraphPlan]:
     """All graphs of a bundle, network by network."""
-    plans = [
-        _audio_plan(networks.whisper, options),
-        *_vae_plans(networks.vae, options),
-        *(
-            _step_plan(networks, options, guided=guided, cached=cached)
-            for guided in (True, False)
-            for cached in (False, True)
-        ),
+    plans = [_audio_plan(networks.whisper, options), *_vae_plans(networks.vae, options)]
+    plans += [
+        _step_plan(networks, options, guided=guided, cached=cached)
+        for guided in (True, False)
+        for cached in (False, True)
     ]
-    plans = [replace(plan, attention=options.attention) for plan in plans]
     if not options.cuda_form:
         return plans
     formed = _CUDA_NETWORKS - cuda_obstacles(networks, options).keys()
@@ -106,7 +102,7 @@ def cuda_obstacles(networks: Networks, options: ExportOptions) -> dict[str, str]
     """Why networks of `_CUDA_NETWORKS` have no CUDA form, by network."""
     if options.dynamic:
         return dict.fromkeys(sorted(_CUDA_NETWORKS), "shapes vary")
-    found = {"vae": vae_obstacle(networks.vae), "unet": norm_obstacle(networks.unet.network)}
+    found = {"vae": vae_obstacle(networks.vae), "unet": norm_obstacle(networks.unet)}
     return {network: reason for network, reason in found.items() if reason is not None}
 
 
@@ -125,51 +121,92 @@ def cuda_module(module: nn.Module) -> nn.Module:
 
 
 def _audio_plan(whisper: WhisperEncoder, options: ExportOptions) -> GraphPlan:
-    def example(count: int) -> Inputs:
+    def example(count: int, _: int) -> Inputs:
         return {"mel": _random(count, whisper.config.mels, 2 * whisper.config.positions)}
 
-    static = GraphPlan(AUDIO_ENCODER, AUDIO_ENCODER, whisper, example(1), ("features",))
-    return _batched(static, example, ("segments",), {"segments": DimensionRange(1, 1, _MOST_SEGMENTS)}, options)
+    plan = GraphPlan(AUDIO_ENCODER, AUDIO_ENCODER, whisper, {}, ("features",))
+    ranges = {"segments": DimensionRange(1, 1, _MOST_SEGMENTS)}
+    return _with_inputs(plan, example, {"mel": ("segments",)}, ranges, options)
 
 
-def _vae_plans(vae: Any, options: ExportOptions) -> list[GraphPlan]:
+def _vae_plans(vae: Any, options: ExportOptions) -> Iterator[GraphPlan]:
     # The largest divisor of a window that is not above `_MOST_IMAGES`.
     at_once = max(count for count in range(1, _MOST_IMAGES + 1) if options.frames % count == 0)
     ranges = {"images": DimensionRange(1, at_once, _MOST_IMAGES)} | _size_ranges(options)
 
-    def image(count: int, size_px: int = options.resolution_px) -> Inputs:
+    def image(count: int, size_px: int) -> Inputs:
         return {"image": _random(count, 3, size_px, size_px).tanh()}
 
-    def latent(count: int, size_px: int = options.resolution_px) -> Inputs:
+    def latent(count: int, size_px: int) -> Inputs:
         return {"latent": _random(count, LATENT_CHANNELS, *[size_px // PIXELS_PER_LATENT] * 2)}
 
-    encoder = GraphPlan(VAE_ENCODER, "vae", VaeEncoder(vae), image(at_once), ("latent",))
-    decoder = GraphPlan(VAE_DECODER, "vae", VaeDecoder(vae), latent(at_once), ("image",))
-    return [
-        _batched(encoder, image, ("images", "", HEIGHT, WIDTH), ranges, options),
-        _batched(decoder, latent, ("images", "", LATENT_HEIGHT, LATENT_WIDTH), ranges, options),
-    ]
+    encoder = GraphPlan(VAE_ENCODER, "vae", VaeEncoder(vae), {}, ("latent",))
+    axes = {"image": ("images", "", HEIGHT, WIDTH)}
+    yield _with_inputs(encoder, image, axes, ranges, options, at_once)
+    decoder = GraphPlan(VAE_DECODER, "vae", VaeDecoder(vae), {}, ("image",))
+    axes = {"latent": ("images", "", LATENT_HEIGHT, LATENT_WIDTH)}
+    yield _with_inputs(decoder, latent, axes, ranges, options, at_once)
 
 
-def _batched(
-    static: GraphPlan,
-    example: Callable[..., Inputs],
-    names: tuple[str, ...],
-    ranges: dict[str, DimensionRange],
+def _step_plan(networks: Networks, options: ExportOptions, *, guided: bool, cached: bool) -> GraphPlan:
+    unet, whisper, frames = networks.unet, networks.whisper.config, options.frames
+
+    def example(windows: int, size_px: int) -> Inputs:
+        size = (frames, *[size_px // PIXELS_PER_LATENT] * 2)
+        values = (
+            _random(windows, LATENT_CHANNELS, *size),
+            _random(windows, INPUT_CHANNELS - LATENT_CHANNELS, *size),
+            _random(windows, frames, AUDIO_POSITIONS_PER_FRAME * whisper.layers, whisper.width),
+            torch.tensor(_TIMESTEP),
+            torch.tensor(_GUIDANCE),
+            _random(windows, LATENT_CHANNELS, *size),
+            torch.tensor(_COEFFICIENTS),
+        )
+        inputs = dict(zip(STEP_INPUTS, values, strict=True))
+        if cached:
+            hidden = _random(2 if guided else 1, windows, frames, unet.config.widths[0], *size[1:])
+            inputs[HIDDEN] = hidden.to(unet.conv_in.weight.dtype)
+        return inputs
+
+    latents = ("windows", "", "", LATENT_HEIGHT, LATENT_WIDTH)
+    axes = {"latents": latents, "conditioning": latents, "history": latents, "audio": ("windows",)}
+    if cached:
+        axes[HIDDEN] = ("", "windows", "", "", LATENT_HEIGHT, LATENT_WIDTH)
+    ranges = _size_ranges(options) | {"windows": DimensionRange(1, 1, options.max_windows)}
+    module = DenoiseStep(unet, guided=guided, cached=cached)
+    outputs = STEP_OUTPUTS if cached else (*STEP_OUTPUTS, HIDDEN)
+    plan = GraphPlan(step_graph(guided=guided, cached=cached), "unet", module, {}, outputs)
+    return _with_inputs(plan, example, axes, ranges, options)
+
+
+def _with_inputs(
+    plan: GraphPlan,
+    example: Example,
+    axes: Mapping[str, tuple[str, ...]],
+    ranges: Mapping[str, DimensionRange],
     options: ExportOptions,
+    count: int = 1,
 ) -> GraphPlan:
-    """With `--dynamic`, the plan with variable axes of its one input; `names` and `ranges` as for `_axes`."""
+    """The plan with example inputs and, for `--dynamic`, with variable dimensions.
+
+    `axes`: input → names of its dimensions, of which those in `ranges` vary. `count`: for fixed shapes.
+    """
+    plan = replace(plan, attention=options.attention)
+    least, most = options.min_resolution_px, options.resolution_px
     if not options.dynamic:
-        return static
-    axes = dict.fromkeys(static.inputs, _axes(ranges, *names))
-    others = _other_sizes_px(options) if HEIGHT in ranges else ()
-    further = (example(1), example(3), *(example(1, size_px) for size_px in others))
-    return replace(static, inputs=example(2), dynamic=axes, ranges=ranges, further_inputs=further)
-
-
-def _axes(ranges: Mapping[str, DimensionRange], *names: str) -> dict[int, str]:
-    """Axis → name of its dimension, for those in `ranges`."""
-    return {axis: name for axis, name in enumerate(names) if name in ranges}
+        return replace(plan, inputs=example(count, most))
+    middle = least + (most - least) // 2 // RESOLUTION_STEP_PX * RESOLUTION_STEP_PX
+    sizes_px = [most, *({least, middle} - {most} if SIZE_STEPS.keys() & ranges.keys() else ())]
+    return replace(
+        plan,
+        inputs=example(2, most),
+        further_inputs=tuple(example(1, size_px) for size_px in sizes_px),
+        dynamic={
+            name: {axis: dimension for axis, dimension in enumerate(dimensions) if dimension in ranges}
+            for name, dimensions in axes.items()
+        },
+        ranges=ranges,
+    )
 
 
 def _size_ranges(options: ExportOptions) -> dict[str, DimensionRange]:
@@ -178,56 +215,6 @@ def _size_ranges(options: ExportOptions) -> dict[str, DimensionRange]:
     if least == most:
         return {}
     return {name: DimensionRange(least * step, most * step, most * step) for name, step in SIZE_STEPS.items()}
-
-
-def _other_sizes_px(options: ExportOptions) -> tuple[int, ...]:
-    """Resolutions to verify beside the largest: the smallest and one between."""
-    least, most = options.min_resolution_px, options.resolution_px
-    middle = least + (most - least) // 2 // RESOLUTION_STEP_PX * RESOLUTION_STEP_PX
-    return tuple(dict.fromkeys(size_px for size_px in (least, middle) if size_px < most))
-
-
-def _step_plan(networks: Networks, options: ExportOptions, *, guided: bool, cached: bool) -> GraphPlan:
-    unet = networks.unet.network
-    module = DenoiseStep(unet, guided=guided, cached=cached)
-    outputs = STEP_OUTPUTS if cached else (*STEP_OUTPUTS, HIDDEN)
-
-    def example(windows: int, size_px: int = options.resolution_px) -> Inputs:
-        inputs = _step_inputs(networks, windows, options.frames, size_px // PIXELS_PER_LATENT)
-        if cached:
-            size = inputs["latents"].shape[3:]
-            hidden = _random(2 if guided else 1, windows, options.frames, unet.config.widths[0], *size)
-            inputs[HIDDEN] = hidden.to(unet.conv_in.weight.dtype)
-        return inputs
-
-    static = GraphPlan(step_graph(guided=guided, cached=cached), "unet", module, example(1), outputs)
-    if not options.dynamic:
-        return static
-    ranges = _size_ranges(options) | {"windows": DimensionRange(1, 1, options.max_windows)}
-    latent_axes = _axes(ranges, "windows", "", "", LATENT_HEIGHT, LATENT_WIDTH)
-    axes = dict.fromkeys(("latents", "conditioning", "history"), latent_axes)
-    axes["audio"] = _axes(ranges, "windows")
-    if cached:
-        axes[HIDDEN] = _axes(ranges, "", "windows", "", "", LATENT_HEIGHT, LATENT_WIDTH)
-    others = (example(1, size_px=size_px) for size_px in _other_sizes_px(options))
-    further = (example(1), *others)
-    return replace(static, inputs=example(2), dynamic=axes, ranges=ranges, further_inputs=further)
-
-
-def _step_inputs(networks: Networks, windows: int, frames: int, latent_px: int) -> Inputs:
-    """Seeded random inputs of a denoising step, in the graph's order."""
-    size = (frames, latent_px, latent_px)
-    whisper = networks.whisper.config
-    values = (
-        _random(windows, LATENT_CHANNELS, *size),
-        _random(windows, INPUT_CHANNELS - LATENT_CHANNELS, *size),
-        _random(windows, frames, AUDIO_POSITIONS_PER_FRAME * whisper.layers, whisper.width),
-        torch.tensor(_TIMESTEP),
-        torch.tensor(_GUIDANCE),
-        _random(windows, LATENT_CHANNELS, *size),
-        torch.tensor(_COEFFICIENTS),
-    )
-    return dict(zip(STEP_INPUTS, values, strict=True))
 
 
 def _random(*shape: int) -> Tensor:

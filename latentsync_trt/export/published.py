@@ -1,11 +1,20 @@
-"""Where the weights are published, and the checksums that tell them from others."""
+"""Where the weights are published, the checksums that tell them from others, and their download.
 
-from collections.abc import Mapping
+They come from the Hugging Face hub, or from the mirror that `$HF_ENDPOINT` names.
+"""
+
+import errno
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from latentsync_trt.bundle.find import checkpoints_folder
+from latentsync_trt.bundle.manifest import sha256_file
+from latentsync_trt.errors import CheckpointError, OutputError
+from latentsync_trt.paths import check_folder_to_write, nearest_existing
 
 Model = Literal["1.6", "1.5"]
 
@@ -63,3 +72,104 @@ def origin(sha256: str, model: str) -> str:
     """Where a file is published, as "ByteDance/LatentSync-1.6@c42c7e6c…", of several places that of `model`; or ""."""
     places = (LATENTSYNC[model], VAE, *LATENTSYNC.values())
     return next((str(each) for each in places if sha256 in each.files.values()), "")
+
+
+@dataclass(frozen=True, slots=True)
+class Download:
+    """The missing files of a repository, their total size, and its license by the model card."""
+
+    repository: Repository
+    missing: tuple[str, ...]
+    size_bytes: int
+    license: str
+
+    def __str__(self) -> str:
+        where = f"{self.repository.name}@{self.repository.revision[:7]}"
+        return f"{where}: {gigabytes(self.size_bytes)} to {self.repository.folder}; license {self.license}"
+
+
+def gigabytes(size_bytes: float) -> str:
+    """ "5.15 GB", or "0.3 MB"."""
+    return f"{size_bytes / 1e9:.2f} GB" if size_bytes >= 1e7 else f"{size_bytes / 1e6:.1f} MB"
+
+
+def find_downloads(model: str) -> list[Download]:
+    """What `export` needs for a model and is not there; files that are there are checked, which needs no network.
+
+    Raises:
+        CheckpointError: another file has the name of one, or the hub cannot be reached; the message says what to do.
+    """
+    return [download for repository in (LATENTSYNC[model], VAE) if (download := _find(repository)) is not None]
+
+
+def _find(repository: Repository) -> Download | None:
+    for name, sha256 in repository.files.items():
+        path = repository.folder / name
+        if path.exists() and sha256_file(path) != sha256:
+            raise CheckpointError(
+                f"{path}: is not the published file; move or delete it, and run the same command again"
+            )
+    missing = tuple(name for name in repository.files if not (repository.folder / name).exists())
+    if not missing:
+        return None
+    with _translated(repository):
+        from huggingface_hub import HfApi
+
+        info = HfApi().model_info(repository.name, revision=repository.revision, files_metadata=True)
+    sizes = {file.rfilename: file.size or 0 for file in info.siblings or ()}
+    stated = info.card_data.license if info.card_data is not None else None
+    return Download(repository, missing, sum(sizes.get(name, 0) for name in missing), str(stated or "not stated"))
+
+
+def check_space(folder: Path, downloads: Iterable[Download], more_bytes: int = 0) -> None:
+    """Raises `InputError` or `OutputError` if `folder` cannot take the downloads and `more_bytes`."""
+    check_folder_to_write(folder)
+    free_bytes = shutil.disk_usage(nearest_existing(folder)).free
+    needed_bytes = sum(download.size_bytes for download in downloads) + more_bytes
+    if free_bytes < needed_bytes:
+        raise OutputError(
+            f"{folder}: {gigabytes(needed_bytes)} are needed, {gigabytes(free_bytes)} are free; free some space, or "
+            "name a folder on another disk in $LATENTSYNC_TRT_CHECKPOINTS"
+        )
+
+
+def fetch(download: Download, notice: Callable[[str], None]) -> None:
+    """Downloads what is not there, going on where an earlier call ended; `notice` gets a line for each file.
+
+    Raises:
+        CheckpointError: a file cannot be downloaded, or its checksum is wrong; the message says what to do.
+        OutputError: the disk is full.
+    """
+    repository = download.repository
+    for name in download.missing:
+        path = repository.folder / name
+        notice(str(path))
+        with _translated(repository):
+            from huggingface_hub import hf_hub_download
+
+            hf_hub_download(repository.name, name, revision=repository.revision, local_dir=repository.folder)
+        if sha256_file(path) != repository.files[name]:
+            path.unlink()
+            raise CheckpointError(f"{path}: was downloaded with a wrong checksum and removed; run it again")
+
+
+@contextmanager
+def _translated(repository: Repository) -> Iterator[None]:
+    """Turns errors of the hub's library and of the disk into this package's."""
+    from huggingface_hub import constants
+    from huggingface_hub.errors import HfHubHTTPError
+
+    # Else each request names the versions of other packages.
+    constants.HF_HUB_DISABLE_TELEMETRY = True
+    http_error: type[Exception] = HfHubHTTPError.__bases__[0]  # of httpx or its successor, as the version has it
+    try:
+        yield
+    except (http_error, OSError, ValueError, TypeError, KeyError) as error:
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+            raise OutputError(f"{repository.folder}: the disk is full; free some space and run it again") from error
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise CheckpointError(
+            f"{constants.ENDPOINT}/{repository.name}, revision {repository.revision}: {reason}; check the network, "
+            "$HF_ENDPOINT and $HF_HUB_OFFLINE, accept its terms on that page if it has any, log in with "
+            "`hf auth login`, and run the same command again, which goes on there"
+        ) from error

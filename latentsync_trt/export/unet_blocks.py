@@ -7,8 +7,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from latentsync_trt.export.attention import AudioAttention, SelfAttention, TemporalAttention
-from latentsync_trt.export.layers import FeedForward, FrameNorm, Linear, WindowNorm, to_image, to_tokens
+from latentsync_trt.export.layers import (
+    AudioAttention,
+    FeedForward,
+    FrameNorm,
+    Linear,
+    SelfAttention,
+    TemporalAttention,
+    WindowNorm,
+    to_image,
+    to_tokens,
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from latentsync_trt.bundle.manifest import PIXELS_PER_LATENT
 from latentsync_trt.errors import CheckpointError
-from latentsync_trt.export.attention import attend
+from latentsync_trt.export.layers import attend
 from latentsync_trt.export.unet import LATENT_CHANNELS
 
 

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from latentsync_trt.export.attention import attend, join_heads, split_heads
-from latentsync_trt.export.layers import Linear
+from latentsync_trt.export.layers import Linear, attend, join_heads, split_heads
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Literal
 
 from latentsync_trt.bundle.manifest import MANIFEST_NAME, read_manifest, write_manifest
+from latentsync_trt.export.export_options import ExportOptions
 from latentsync_trt.export.exporter import export_bundle
-from latentsync_trt.export.options import ExportOptions
 from scripts.train_demo.networks import WINDOW_FRAMES, CheckpointFiles
 
 NAME = "demo"

@@ -2,8 +2,6 @@
 
 import collections
 import dataclasses
-import hashlib
-import json
 import tempfile
 from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
@@ -19,18 +17,16 @@ from torch import nn
 from latentsync_trt.bundle.find import CHECKPOINTS_VARIABLE
 from latentsync_trt.bundle.manifest import (
     CACHED_STEP,
-    FORMAT_VERSION,
     FULL_STEP,
     REQUIRED_GRAPHS,
     AttentionForm,
     Bundle,
     read_manifest,
-    write_manifest,
 )
 from latentsync_trt.export import exporter
-from latentsync_trt.export.attention import attend, exports_fused, traced_as
+from latentsync_trt.export.export_options import ExportOptions
 from latentsync_trt.export.graphs import GraphPlan, build_graph
-from latentsync_trt.export.options import ExportOptions
+from latentsync_trt.export.layers import attend, exports_fused, traced_as
 from latentsync_trt.export.verify import FLOOR
 from latentsync_trt.quantize.calibrate import quantize_bundle
 from latentsync_trt.quantize.calibration_options import CalibrateOptions
@@ -38,7 +34,6 @@ from latentsync_trt.quantize.ranges import ActivationRange, Ranges
 from latentsync_trt.quantize.steps import layers_of
 from tests import narrow
 from tests.exports import ExportCache
-from tests.small import small_bundle
 
 pytestmark = pytest.mark.integration
 
@@ -195,18 +190,6 @@ def test_the_form_is_limited_to_its_context_and_thread() -> None:
             assert pool.submit(fused).result()
         raise KeyError
     assert fused()
-
-
-def test_manifests_before_format_3_are_read_as_fused(tmp_path: Path) -> None:
-    manifest = dataclasses.replace(read_manifest(small_bundle()), attention="matmul", format_version=FORMAT_VERSION)
-    path = write_manifest(tmp_path, manifest)
-    assert read_manifest(tmp_path).attention == "matmul"
-    content = json.loads(path.read_text(encoding="utf-8"))
-    del content["sha256"], content["attention"]
-    content["format_version"] = 2
-    seal = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-    path.write_text(json.dumps(content | {"sha256": seal}), encoding="utf-8")
-    assert read_manifest(tmp_path).attention == "fused"
 
 
 @pytest.mark.parametrize(

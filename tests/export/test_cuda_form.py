@@ -17,11 +17,10 @@ from latentsync_trt.bundle.manifest import CACHED_STEP, FULL_STEP, STEP_GRAPHS, 
 from latentsync_trt.bundle.weights import WeightsFile
 from latentsync_trt.errors import EngineBuildError
 from latentsync_trt.export import cuda_ops, exporter
-from latentsync_trt.export.checkpoint import LoadedUNet
 from latentsync_trt.export.cuda_ops import Sum, group_norm, norm_obstacle
+from latentsync_trt.export.export_options import ExportOptions
 from latentsync_trt.export.graphs import GraphPlan, build_cuda_graph, build_graph
 from latentsync_trt.export.layers import FrameNorm, WindowNorm
-from latentsync_trt.export.options import ExportOptions
 from latentsync_trt.export.plans import Networks, cuda_module, cuda_obstacles, plan_graphs
 from latentsync_trt.export.unet import UNet
 from latentsync_trt.export.vae import ImageAttention
@@ -62,7 +61,7 @@ def make_vae(widths: tuple[int, ...] = (16, 16, 32, 32), **config: Any) -> Any:
 def make_networks(unet: UNet, vae: Any) -> Networks:
     whisper = WhisperEncoder(narrow.WHISPER)
     narrow.randomize(whisper)
-    return Networks(LoadedUNet(unet, 0), vae, whisper)
+    return Networks(unet, vae, whisper)
 
 
 def options_of(**fields: Any) -> ExportOptions:
@@ -278,7 +277,7 @@ def test_networks_that_the_kernels_do_not_take_are_portable_only(networks: Netwo
     assert found["vae"].endswith("not 8 channels in 8")
     assert {plan.cuda_module for plan in plan_graphs(narrower, options_of())} == {None}
     assert {plan.cuda_module for plan in plan_graphs(networks, options_of(cuda_form=False))} == {None}
-    other = make_networks(networks.unet.network, make_vae(act_fn="mish"))
+    other = make_networks(networks.unet, make_vae(act_fn="mish"))
     assert cuda_obstacles(other, options_of()) == {"vae": "its act_fn is mish, not silu"}
     formed = {plan.name for plan in plan_graphs(other, options_of()) if plan.cuda_module is not None}
     assert formed == set(STEP_GRAPHS)

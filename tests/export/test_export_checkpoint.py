@@ -1,6 +1,7 @@
 """Published files are recognized, and errors in them are reported in one line."""
 
 import dataclasses
+import gzip
 import json
 from pathlib import Path
 
@@ -8,9 +9,10 @@ import pytest
 import torch
 
 from latentsync_trt.errors import CheckpointError
-from latentsync_trt.export.checkpoint import load_unet, load_whisper
+from latentsync_trt.export.checkpoint import load_unet, load_whisper, origins
+from latentsync_trt.export.export_options import ExportOptions, Sources
 from latentsync_trt.export.exporter import export_bundle
-from latentsync_trt.export.options import ExportOptions, Sources
+from latentsync_trt.export.unet import UNet, UNetConfig
 from latentsync_trt.export.vae import load_vae
 from scripts.published import checkpoint_tensors
 from tests import narrow
@@ -34,28 +36,21 @@ def _edited(source: Path, target: Path, **changes: torch.Tensor | None) -> Path:
 
 
 def test_configuration_and_weights_are_read_back(sources: Sources) -> None:
-    loaded = load_unet(sources.unet, torch.float32)
+    network = load_unet(sources.unet, torch.float32)
     written = torch.load(sources.unet, weights_only=True)["state_dict"]
-    assert loaded.network.config == narrow.UNET
-    assert loaded.unused_tensors == 0
-    again = checkpoint_tensors(loaded.network)
+    assert network.config == narrow.UNET
+    again = checkpoint_tensors(network)
     assert again.keys() == written.keys()
     assert all(torch.equal(again[name], written[name]) for name in written)
 
 
 def test_decoder_only_motion_modules_are_inferred(tmp_path: Path) -> None:
     config = dataclasses.replace(narrow.UNET, motion_down=(False, False))
-    loaded = load_unet(narrow.write_unet(tmp_path / "unet.pt", config), torch.float32)
-    assert loaded.network.config == config
+    extra = {"surplus": torch.zeros(3)}  # not refused
+    assert load_unet(narrow.write_unet(tmp_path / "unet.pt", config, extra), torch.float32).config == config
 
 
 def test_published_names_and_shapes(reference: Path) -> None:
-    import gzip
-    import json
-
-    from latentsync_trt.export.naming import origins
-    from latentsync_trt.export.unet import UNet, UNetConfig
-
     published = json.loads(gzip.decompress((reference / "unet_state_dict.json.gz").read_bytes()))
     for title, tensors in published.items():
         down = "decoder-only" not in title
@@ -66,14 +61,9 @@ def test_published_names_and_shapes(reference: Path) -> None:
         assert ours == tensors, title
 
 
-def test_extra_tensors_are_counted_not_refused(sources: Sources, tmp_path: Path) -> None:
-    path = _edited(sources.unet, tmp_path / "unet.pt", surplus=torch.zeros(3), another=torch.zeros(1))
-    assert load_unet(path, torch.float32).unused_tensors == 2
-
-
 def test_missing_tensors_are_named(sources: Sources, tmp_path: Path) -> None:
     path = _edited(sources.unet, tmp_path / "unet.pt", **{"conv_out.bias": None, "conv_out.weight": None})
-    with pytest.raises(CheckpointError, match=r"unet\.pt: 2 of \d+ tensors missing: conv_out\.weight, conv_out\.bias"):
+    with pytest.raises(CheckpointError, match=r"unet\.pt: 2 of \d+ tensors missing, first conv_out\.weight"):
         load_unet(path, torch.float32)
 
 
@@ -98,9 +88,9 @@ def test_tensors_that_are_no_weights(sources: Sources, tmp_path: Path, name: str
     [
         (torch.full((4,), float("nan")), r"values that are not finite; the file is damaged, download it again"),
         (torch.full((4,), 1e6), r"values up to 1000000, too large for half precision; export with --precision fp32"),
-        (torch.zeros(4, dtype=torch.int64), "is torch.int64, torch.strided, not a dense tensor of floating-point"),
-        (torch.zeros(4).to_sparse(), "torch.sparse_coo, not a dense tensor of floating-point numbers"),
-        (torch.zeros(4, device="meta"), "is without values, not a dense tensor"),
+        (torch.zeros(4, dtype=torch.int64), "is not a dense tensor of floating-point"),
+        (torch.zeros(4).to_sparse(), "is not a dense tensor"),
+        (torch.zeros(4, device="meta"), "is not a dense tensor"),
     ],
     ids=["nan", "large", "integer", "sparse", "meta"],
 )
@@ -112,7 +102,7 @@ def test_values_that_no_network_can_have(sources: Sources, tmp_path: Path, value
 
 def test_bfloat16_weights_are_read(sources: Sources, tmp_path: Path) -> None:
     path = _edited(sources.unet, tmp_path / "unet.pt", **{"conv_out.bias": torch.ones(4, dtype=torch.bfloat16)})
-    assert torch.equal(load_unet(path, torch.float32).network.conv_out.bias, torch.ones(4))
+    assert torch.equal(load_unet(path, torch.float32).conv_out.bias, torch.ones(4))
 
 
 @pytest.mark.parametrize(
@@ -188,7 +178,7 @@ def test_a_vae_with_damaged_values(sources: Sources, tmp_path: Path) -> None:
 
 
 def test_swapped_files_are_recognized(sources: Sources) -> None:
-    with pytest.raises(CheckpointError, match="a Whisper model, not a LatentSync U-Net; give it as --whisper"):
+    with pytest.raises(CheckpointError, match="not a LatentSync U-Net, but a Whisper model; give it as --whisper"):
         load_unet(sources.whisper, torch.float32)
     with pytest.raises(CheckpointError, match="a LatentSync U-Net, not one of OpenAI's Whisper models"):
         load_whisper(sources.unet, torch.float32)

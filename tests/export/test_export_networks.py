@@ -50,7 +50,7 @@ def step() -> dict[str, torch.Tensor]:
 
 
 def test_unet_reproduces_the_release(reference: Path) -> None:
-    network = load_unet(reference / "small" / "unet.pt", torch.float32).network
+    network = load_unet(reference / "small" / "unet.pt", torch.float32)
     recorded = np.load(reference / "small" / "unet_io.npz")
     batch, channels, frames, height, width = recorded["sample"].shape
     sample = torch.from_numpy(recorded["sample"]).transpose(1, 2).reshape(-1, channels, height, width)

@@ -22,7 +22,6 @@ from typing import Any
 
 from latentsync_trt.bench.rows import environment as machine
 from latentsync_trt.export.exporter import export_bundle
-from latentsync_trt.export.options import ExportOptions
 from latentsync_trt.measure.clips import choose_clip
 from latentsync_trt.runtime.networks.verdict import kept
 from latentsync_trt.runtime.providers.select import select_provider

@@ -10,7 +10,6 @@ from dataclasses import asdict, dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
 
-from latentsync_trt.bundle.checks import parsed
 from latentsync_trt.bundle.manifest import STEP_GRAPHS, Manifest
 from latentsync_trt.errors import (
     EngineBuildError,
@@ -26,6 +25,7 @@ from latentsync_trt.runtime.providers.select import Selection, next_provider
 from latentsync_trt.runtime.sessions.engines import Engines
 from latentsync_trt.runtime.sessions.session import Array
 from latentsync_trt.runtime.sessions.trial import difference, provider_limit, run_and_close
+from latentsync_trt.validation import from_json
 
 FOLDER = ".verdicts"
 
@@ -150,8 +150,7 @@ def kept(cache: Path) -> list[Verdict]:
 
 def _read(path: Path) -> Verdict | None:
     with suppress(OSError, ValueError):
-        verdict: Verdict = parsed(json.loads(path.read_text(encoding="utf-8")), Verdict)
-        return verdict
+        return from_json(Verdict, path.read_bytes(), path)
     return None
 
 

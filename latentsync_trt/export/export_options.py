@@ -132,12 +132,16 @@ def find_sources(options: ExportOptions) -> Sources:
     Raises:
         CheckpointError: one is missing; for a default path the message contains the command that downloads it.
     """
-    folder, cure = LATENTSYNC[options.model].folder, f"get it with `latentsync-trt download {options.model}`"
-    return Sources(
-        _find(options.unet, folder / UNET_FILE, cure),
-        _find(options.vae, VAE.folder, cure),
-        _find(options.whisper, folder / WHISPER_FILE, cure),
-    )
+    folder = LATENTSYNC[options.model].folder
+    defaults = {"unet": folder / UNET_FILE, "vae": VAE.folder, "whisper": folder / WHISPER_FILE}
+    for role, default in defaults.items():
+        given = getattr(options, role)
+        if given is not None and not exists(given):
+            raise CheckpointError(why_missing(Path(given), "file or folder"), usage=True)
+        if given is None and not default.exists():
+            cure = f"get it with `latentsync-trt download {options.model}`"
+            raise CheckpointError(f"{default}: not there; {cure}", usage=True)
+    return Sources(**{role: Path(getattr(options, role) or default) for role, default in defaults.items()})
 
 
 def check_model(options: ExportOptions, unet: Path, origin: str) -> None:
@@ -155,13 +159,3 @@ def check_model(options: ExportOptions, unet: Path, origin: str) -> None:
             f"--resolution, or, if you want this resolution, `--model {own}` with --unet and --resolution",
             usage=True,
         )
-
-
-def _find(given: str | Path | None, default: Path, cure: str) -> Path:
-    if given is not None:
-        if not exists(given):
-            raise CheckpointError(why_missing(Path(given), "file or folder"), usage=True)
-        return Path(given)
-    if not default.exists():
-        raise CheckpointError(f"{default}: not there; {cure}", usage=True)
-    return default
