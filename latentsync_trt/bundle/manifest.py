@@ -1,7 +1,6 @@
 """An exported model on disk: a folder with `manifest.json`, graphs and one weights file per network.
 
-The manifest describes the model and holds the SHA-256 of every file and of itself: a damaged or edited bundle is
-rejected when it is opened.
+The manifest holds the SHA-256 of every file and of itself: a damaged or edited bundle is refused.
 """
 
 import hashlib
@@ -73,7 +72,7 @@ SIZE_STEPS = {
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """A graph's input or output. `dtype` as NumPy names it; a str in `shape` names a dynamic dimension."""
+    """An input or output. `dtype` as NumPy names it; a str in `shape` names a dynamic dimension."""
 
     name: str
     dtype: str
@@ -90,10 +89,7 @@ class FileEntry:
 
 @dataclass(frozen=True, slots=True)
 class GraphEntry:
-    """One graph: its `.onnx` file, the weights file it reads (both keys of `Manifest.files`), inputs, outputs.
-
-    `forms`: the files of its other forms.
-    """
+    """One graph: its `.onnx` file, the weights file it reads, inputs, outputs, and the files of its other forms."""
 
     file: str
     weights: str
@@ -122,13 +118,11 @@ class DimensionRange:
 
 @dataclass(frozen=True, slots=True)
 class Quantization:
-    """How an 8-bit bundle was made from another one.
+    """How an 8-bit bundle was made.
 
-    `parent`, `parent_sha256`: name and manifest hash of the bundle that was calibrated. `parent_precision`: of the
-    other graphs, and of the layers in `kept` (names of their weights). `clips`: SHA-256 of the calibration clips by
-    file name. `settings`: of the calibration. `share`: fraction of the full step's multiply-adds in convolutions and
-    linear layers that is in 8 bits. `distance`: to the parent after complete denoising loops, by metric; empty if not
-    measured.
+    `parent`, `parent_sha256`: the bundle that was calibrated. `parent_precision`: of other graphs and of the layers in
+    `kept` (names of their weights). `clips`: SHA-256 by file name. `settings`: of the calibration. `share`: of the full
+    step's multiply-adds, in 8 bits. `distance`: to the parent after whole denoising loops, by metric, if measured.
     """
 
     parent: str
@@ -145,10 +139,9 @@ class Quantization:
 class Manifest:
     """The description of a bundle.
 
-    `ranges`: by name of the dynamic dimension, empty for static shapes. `unet`: the U-Net's configuration as inferred
-    from its checkpoint. `sources`: name, hash and (if known) repository@commit of each source file by role (unet, vae,
-    whisper). `verification`: the largest relative difference to PyTorch by graph, empty if skipped. `attention`: of
-    `export --attention`. `quantization`: of 8-bit bundles only.
+    `ranges`: by name of the dynamic dimension, empty for static shapes. `unet`: the U-Net's configuration. `sources`:
+    name, hash and (if known) repository@commit by role (unet, vae, whisper). `verification`: the largest relative
+    difference to PyTorch by graph, empty if skipped. `quantization`: of 8-bit bundles only.
     """
 
     name: str

@@ -4,7 +4,7 @@ import math
 import pickle
 import zipfile
 from collections.abc import Iterator, Mapping
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +12,15 @@ import torch
 from torch import Tensor, nn
 
 from latentsync_trt.errors import CheckpointError
-from latentsync_trt.export.layers import HEADS, NORM_GROUPS, Linear
-from latentsync_trt.export.unet import INPUT_CHANNELS, UNet, UNetConfig
+from latentsync_trt.export.layers import Linear
+from latentsync_trt.export.unet import UNet
+from latentsync_trt.export.unet_blocks import UNetConfig
 from latentsync_trt.export.whisper import WhisperConfig, WhisperEncoder
 from latentsync_trt.paths import why_missing
 
 WHISPER_PREFIX = "encoder."
 WHISPER_DIMS = ("n_mels", "n_audio_ctx", "n_audio_state", "n_audio_head", "n_audio_layer")
 _POSITIONS_WITHOUT_MOTION = 24
-_LARGEST_DIM = 10_000
 
 Tensors = Mapping[str, Tensor]
 
@@ -79,11 +79,10 @@ def load_unet(path: Path, dtype: torch.dtype) -> UNet:
         kind = "but a Whisper model; give it as --whisper" if _is_whisper(content) else "no conv_in.weight"
         raise CheckpointError(f"{path}: not a LatentSync U-Net, {kind}")
     try:
-        config = _infer_config(path, tensors)
-    except (AttributeError, IndexError) as error:
+        with torch.device("meta"):
+            network = UNet(_infer_config(tensors))
+    except (AttributeError, IndexError, KeyError, ValueError) as error:
         raise CheckpointError(f"{path}: not a LatentSync U-Net (its tensors are no weights of one)") from error
-    with torch.device("meta"):
-        network = UNet(config)
     _fill(path, network, origins(network), tensors, dtype)
     return network
 
@@ -98,14 +97,11 @@ def load_whisper(path: Path, dtype: torch.dtype) -> WhisperEncoder:
     if not _is_whisper(content):
         kind = "a LatentSync U-Net" if isinstance(content, dict) and "state_dict" in content else "another file"
         raise CheckpointError(f"{path}: {kind}, not one of OpenAI's Whisper models (no `dims`); give it as --whisper")
-    dims = content["dims"]
-    if not isinstance(dims, dict) or not all(isinstance(dims.get(name), int) for name in WHISPER_DIMS):
-        raise CheckpointError(f"{path}: its `dims` lack one of {', '.join(WHISPER_DIMS)}")
-    config = WhisperConfig(*(dims[name] for name in WHISPER_DIMS))
-    if min(astuple(config)) < 1 or max(astuple(config)) > _LARGEST_DIM or config.width % config.heads:
-        raise CheckpointError(f"{path}: no Whisper encoder has its `dims`, {config}")
-    with torch.device("meta"):
-        network = WhisperEncoder(config)
+    try:
+        with torch.device("meta"):
+            network = WhisperEncoder(WhisperConfig(*(content["dims"][name] for name in WHISPER_DIMS)))
+    except (KeyError, TypeError, RuntimeError) as error:
+        raise CheckpointError(f"{path}: no Whisper encoder has its `dims`, {content['dims']}") from error
     _fill(path, network, origins(network, WHISPER_PREFIX), content["model_state_dict"], dtype)
     return network
 
@@ -124,21 +120,13 @@ def _is_whisper(content: Any) -> bool:
     return isinstance(content, dict) and "dims" in content and isinstance(content.get("model_state_dict"), dict)
 
 
-def _infer_config(path: Path, tensors: Tensors) -> UNetConfig:
-    """The configuration that the tensors' names and shapes show."""
+def _infer_config(tensors: Tensors) -> UNetConfig:
+    """The configuration that the tensors' names and shapes show; errors where they are no U-Net's."""
     levels = _count(tensors, "down_blocks.{}.resnets.0.conv1.weight")
     widths = tuple(tensors[f"down_blocks.{i}.resnets.0.conv1.weight"].shape[0] for i in range(levels))
     spatial = "transformer_blocks.0.attn2.to_k.weight"
     attention = tuple(f"down_blocks.{i}.attentions.0.{spatial}" in tensors for i in range(levels))
-    if levels == 0 or not attention[0]:
-        raise CheckpointError(f"{path}: not a LatentSync U-Net (no audio attention in its first block)")
     tables = [tensor for name, tensor in tensors.items() if str(name).endswith("pos_encoder.pe")]
-    for width in widths:
-        if width % NORM_GROUPS or width % HEADS:
-            raise CheckpointError(f"{path}: {width} channels do not divide into {NORM_GROUPS} groups and {HEADS} heads")
-    channels = tensors["conv_in.weight"].shape[1]
-    if channels != INPUT_CHANNELS:
-        raise CheckpointError(f"{path}: takes {channels} input channels, LatentSync {INPUT_CHANNELS}: another U-Net")
     return UNetConfig(
         widths=widths,
         layers=_count(tensors, "down_blocks.0.resnets.{}.conv1.weight"),
@@ -179,18 +167,9 @@ def _fill(path: Path, network: nn.Module, table: Mapping[str, Origin], tensors: 
         found, expected = tuple(tensors[name].shape), wanted[name]
         raise CheckpointError(f"{path}: {len(wrong)} tensors of another shape, first {name}: {found}, not {expected}")
     for name in wanted:
-        _check_values(path, name, tensors[name], dtype)
+        largest = max(abs(float(extreme)) for extreme in tensors[name].aminmax())
+        if not largest <= torch.finfo(dtype).max:
+            cure = "export with --precision fp32" if math.isfinite(largest) else "the file is damaged"
+            raise CheckpointError(f"{path}: {name} has values up to {largest:g}, too large for {dtype}; {cure}")
     network.load_state_dict({key: origin.gather(tensors, dtype) for key, origin in table.items()}, assign=True)
     network.eval().requires_grad_(False)
-
-
-def _check_values(path: Path, name: str, tensor: Tensor, dtype: torch.dtype) -> None:
-    if not tensor.is_floating_point() or tensor.layout != torch.strided or tensor.is_meta:
-        raise CheckpointError(f"{path}: {name} is not a dense tensor of floating-point numbers")
-    largest = max(abs(float(extreme)) for extreme in tensor.aminmax())
-    if not math.isfinite(largest):
-        raise CheckpointError(f"{path}: {name} has values that are not finite; the file is damaged, download it again")
-    if largest > torch.finfo(dtype).max:
-        raise CheckpointError(
-            f"{path}: {name} has values up to {largest:.0f}, too large for half precision; export with --precision fp32"
-        )

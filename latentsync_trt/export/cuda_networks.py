@@ -42,18 +42,11 @@ class CudaUNet(UNet):
         }
 
     def forward(
-        self,
-        sample: Tensor,
-        timestep: Tensor,
-        audio: Tensor,
-        hidden: Tensor | None = None,
-        *,
-        frames: int,
-        guided: bool = False,
+        self, sample: Tensor, timestep: Tensor, audio: Tensor, hidden: Tensor | None = None, **how: Any
     ) -> tuple[Tensor, Tensor]:
         """As in `UNet`."""
         state = None if hidden is None else _channels_last(hidden)
-        noise, state = super().forward(_channels_last(sample), timestep, audio, state, frames=frames, guided=guided)
+        noise, state = super().forward(_channels_last(sample), timestep, audio, state, **how)
         return _channels_first(noise), _channels_first(state)
 
     def _conv(self, module: nn.Module, x: Tensor) -> Tensor:

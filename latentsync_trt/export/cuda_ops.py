@@ -1,10 +1,9 @@
 """Operations of the CUDA form, computed with the modules that hold the weights.
 
-The portable graphs run on every provider, but the CUDA provider spends more than half of their time on layout changes
-around convolutions, on norms in a dozen float32 passes, and on biases and residual sums. In the CUDA form activations
-are channels-last throughout: images `(N, h, w, C)` and tokens `(N, T, C)`, with N frames of all windows. Kernels of
-the domain com.microsoft fuse such passes (docs/performance.md lists their gains). A residual sum stays an unevaluated
-`Sum` until its value is needed, so that the next kernel can compute it.
+The CUDA provider spends more than half of a portable graph's time on layout changes around convolutions, on norms in a
+dozen float32 passes, and on biases and residual sums. Here activations are channels-last: images `(N, h, w, C)` and
+tokens `(N, T, C)`, with N frames of all windows. Kernels of the domain com.microsoft fuse such passes
+(docs/performance.md). A residual sum stays an unevaluated `Sum` until the next kernel needs it, which may compute it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,11 +24,12 @@ LAYOUT_DOMAIN = "com.ms.internal.nhwc"
 kernels in ONNX's layout and transpose them on the GPU, in milliseconds; com.microsoft's need them channels-last, and
 folding 66 transposes on the CPU was half of the time to open a U-Net."""
 
-SPLIT_GELU_WIDTHS = frozenset({2560, 5120, 6144, 10240, 12288})
-"""Widths, before the split, for which BiasSplitGelu is compiled."""
+VERSIONS = {DOMAIN: 1, LAYOUT_DOMAIN: 23, "": 23}
+"""By domain; "" is ONNX's own."""
 
+# Widths for which the kernels are compiled: of the GELU's before the split.
+SPLIT_GELU_WIDTHS = frozenset({2560, 5120, 6144, 10240, 12288})
 BIAS_ADD_WIDTHS = frozenset({320, 640, 1280})
-"""Widths for which BiasAdd is compiled."""
 
 PACKED_PIXELS = 4
 """The frames of this many pixels form one sequence in the attention among frames, with a mask between pixels: 16 frames
@@ -45,7 +45,6 @@ _WIDEST_HEAD = 256
 """What kernels of fused attention take; for wider heads, two products and a softmax are three times as fast as ONNX
 Runtime's fallback."""
 
-_ATTENTION_OPSET = LAYOUT_DOMAIN_VERSION = 23
 _MASKED = -30000.0
 """Value of masked scores: finite in half precision, and exactly zero after the softmax."""
 
@@ -86,8 +85,7 @@ def total(parts: Sum) -> Tensor:
     if width not in BIAS_ADD_WIDTHS:
         return base + (delta + bias)
     flat = (delta.shape[0], delta[0].numel() // width, width)
-    added = _contrib("BiasAdd", (delta.reshape(flat), bias, base.reshape(flat)), delta, flat)
-    return added.reshape(delta.shape)
+    return _call("BiasAdd", (delta.reshape(flat), bias, base.reshape(flat)), flat).reshape(delta.shape)
 
 
 def layer_norm(norm: Any, parts: Sum) -> tuple[Tensor, Tensor]:
@@ -123,7 +121,7 @@ def group_norm(norm: Any, parts: Sum, *, frames: int = 1, silu: bool) -> tuple[T
     attributes = {"epsilon": norm.eps, "groups": norm.num_groups, "activation": int(silu), "channels_last": 1}
     if base is None:
         if bias is None:
-            return _contrib("GroupNorm", (delta, weight, offset), delta, view, attributes).reshape(shape), parts.delta
+            return _call("GroupNorm", (delta, weight, offset), view, attributes).reshape(shape), parts.delta
         # The kernel needs a residual, of which it broadcasts a single pixel.
         base, bias = bias.expand(view[0], 1, 1, view[3]), None
     elif not parts.single:
@@ -167,7 +165,7 @@ def conv(module: Any, image: Tensor, pads: tuple[int, ...] | None = None, *, bia
     if missing:
         image, weight = F.pad(image, (0, missing)), F.pad(weight, (0, 0, 0, 0, 0, missing))
     inputs = (image, weight, module.bias) if biased else (image, weight)
-    return _in_layout("Conv", inputs, attributes, (count, out_height, out_width, module.out_channels))
+    return _call("Conv", inputs, (count, out_height, out_width, module.out_channels), attributes, LAYOUT_DOMAIN)
 
 
 class DoublingConv(nn.Module):
@@ -192,7 +190,7 @@ class DoublingConv(nn.Module):
         count, height, width, _ = image.shape
         attributes: Attributes = {"kernel_shape": [4, 4], "strides": [2, 2], "pads": [1, 1, 1, 1], "dilations": [1, 1]}
         shape = (count, 2 * height, 2 * width, self.weight.shape[1])
-        return Sum(_in_layout("ConvTranspose", (image, self.weight), attributes, shape), self.bias)
+        return Sum(_call("ConvTranspose", (image, self.weight), shape, attributes, LAYOUT_DOMAIN), self.bias)
 
 
 def resnet(module: Any, parts: Sum, frames: int = 1, time: Tensor | None = None, *, summed: bool = False) -> Sum:
@@ -231,7 +229,7 @@ def feed_forward(module: Any, tokens: Tensor, base: Tensor) -> Sum:
     gate, _, back = module.net
     both = torch.matmul(tokens, gate.proj.weight)
     if both.shape[-1] in SPLIT_GELU_WIDTHS:
-        inner = _contrib("BiasSplitGelu", (both, gate.proj.bias), both, (*both.shape[:-1], gate.outputs))
+        inner = _call("BiasSplitGelu", (both, gate.proj.bias), (*both.shape[:-1], gate.outputs))
     else:
         left, right = (both + gate.proj.bias).chunk(2, -1)
         inner = left * F.gelu(right)
@@ -243,8 +241,8 @@ def attend(query: Tensor, key: Tensor, value: Tensor, *, heads: int) -> Tensor:
     width, scores = query.shape[-1], (*query.shape[:2], key.shape[1])
     if heads == 1 and width > _WIDEST_HEAD:
         attributes = {"transB": 1, "alpha": width**-0.5}
-        return torch.matmul(_contrib("FusedMatMul", (query, key), query, scores, attributes).softmax(-1), value)
-    return _contrib("MultiHeadAttention", (query, key, value), query, query.shape, {"num_heads": heads})
+        return torch.matmul(_call("FusedMatMul", (query, key), scores, attributes).softmax(-1), value)
+    return _call("MultiHeadAttention", (query, key, value), query.shape, {"num_heads": heads})
 
 
 def attend_frames(query: Tensor, key: Tensor, value: Tensor, *, heads: int, frames: int) -> Tensor:
@@ -254,18 +252,12 @@ def attend_frames(query: Tensor, key: Tensor, value: Tensor, *, heads: int, fram
     if length != frames:
         pixel = torch.arange(length) // frames
         inputs.append(torch.where(pixel[:, None] == pixel[None], 0.0, _MASKED).to(query.dtype)[None, None])
-    attributes: dict[str, Any] = {"q_num_heads": heads, "kv_num_heads": heads}
-    return ops.symbolic("Attention", inputs, attributes, dtype=query.dtype, shape=query.shape, version=_ATTENTION_OPSET)
+    return _call("Attention", inputs, query.shape, {"q_num_heads": heads, "kv_num_heads": heads}, "")
 
 
-def _in_layout(op: str, inputs: Sequence[Tensor], attributes: Attributes, shape: Sequence[int]) -> Tensor:
-    """Calls an operator of the layout's domain; its one output has the dtype of its first input."""
-    name, kind = f"{LAYOUT_DOMAIN}::{op}", inputs[0].dtype
-    return ops.symbolic(name, inputs, dict(attributes), dtype=kind, shape=shape, version=LAYOUT_DOMAIN_VERSION)
-
-
-def _contrib(
-    op: str, inputs: Sequence[Tensor], like: Tensor, shape: Sequence[int], attributes: Attributes | None = None
+def _call(
+    op: str, inputs: Sequence[Tensor], shape: Sequence[int], attributes: Attributes | None = None, domain: str = DOMAIN
 ) -> Tensor:
-    """Calls an operator of com.microsoft; its one output has the dtype of `like`."""
-    return ops.symbolic(f"{DOMAIN}::{op}", inputs, dict(attributes or {}), dtype=like.dtype, shape=shape, version=1)
+    """Calls an operator; its one output has the dtype of its first input."""
+    name, kind = f"{domain}::{op}".removeprefix("::"), inputs[0].dtype
+    return ops.symbolic(name, inputs, dict(attributes or {}), dtype=kind, shape=shape, version=VERSIONS[domain])

@@ -4,22 +4,18 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
+from itertools import groupby
 from pathlib import Path
 
 import torch
-from torch import nn
 
 from latentsync_trt.audio.mel import computed_filters, write_filters
 from latentsync_trt.bundle.manifest import (
-    FULL_STEP,
-    REQUIRED_GRAPHS,
-    UNGUIDED_GRAPHS,
     FileEntry,
     GraphEntry,
     Manifest,
     check_target,
     sha256_file,
-    step_graph,
     tool_versions,
     write_manifest,
 )
@@ -39,11 +35,6 @@ VERIFIED_PX = 128
 """The largest resolution at which graphs are compared: at 512 px a step's attention takes 34 GB on the CPU."""
 
 _DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
-# Relative durations: a whole U-Net graph takes as long as all small graphs together.
-_TIME = dict.fromkeys((*REQUIRED_GRAPHS, *UNGUIDED_GRAPHS), 1.0) | {
-    FULL_STEP: 5.0,
-    step_graph(guided=False, cached=False): 5.0,
-}
 
 
 def export_bundle(options: ExportOptions, progress: Progress | None = None) -> Path:
@@ -83,50 +74,49 @@ class _Export:
     sources: Sources
     networks: Networks
     progress: Progress
-    finished: float = 0.0
     verification: dict[str, float] = field(default_factory=dict)
 
     @cached_property
-    def plans(self) -> list[GraphPlan]:
+    def plans(self) -> dict[str, GraphPlan]:
         """All graphs, network by network."""
-        return plan_graphs(self.networks, self.options)
+        return _planned(self.networks, self.options)
 
     @cached_property
-    def verified_plans(self) -> dict[str, GraphPlan]:
+    def smaller_plans(self) -> dict[str, GraphPlan]:
         """The same graphs at a lower resolution, to compare with PyTorch."""
         least_px = self.options.min_resolution and VERIFIED_PX // 2
         options = replace(self.options, resolution=VERIFIED_PX, min_resolution=least_px, cuda_form=False)
-        return {plan.name: plan for plan in plan_graphs(self.networks, options)}
+        return _planned(self.networks, options)
 
     @cached_property
-    def truths(self) -> dict[str, nn.Module]:
-        """Modules with unrounded weights, by graph; none for float32, which has no other."""
+    def exact_plans(self) -> dict[str, GraphPlan]:
+        """Plans with modules of unrounded weights; float32 has no other."""
         if self.options.precision == "fp32":
-            return {}
-        networks = load_networks(self.sources, self.options, torch.float32)
-        return {plan.name: plan.module for plan in plan_graphs(networks, self.options)}
+            return self.plans
+        return _planned(load_networks(self.sources, self.options, torch.float32), self.options)
 
     def write_graphs(self, folder: Path) -> dict[str, GraphEntry]:
         """Writes the graphs into `folder`, in every form that they have, and verifies each at once."""
         graphs: dict[str, GraphEntry] = {}
-        for network in dict.fromkeys(plan.network for plan in self.plans):
+        for network, plans in groupby(self.plans.values(), lambda plan: plan.network):
             with WeightsFile(folder / f"{network}.weights") as weights:
-                for plan in (plan for plan in self.plans if plan.network == network):
+                for plan in plans:
+                    share = len(graphs) / len(self.plans)
                     place = f"{plan.name} ({len(graphs) + 1} of {len(self.plans)})"
-                    self.start(f"exporting {place}", plan)
+                    self.progress(f"exporting {place}", share)
                     graphs[plan.name] = _write_graph(folder, plan, weights)
                     if self.options.verify:
-                        self.start(f"verifying {place}", plan)
+                        self.progress(f"verifying {place}", share)
                         self.verification[plan.name] = self.verify(plan, folder / graphs[plan.name].file)
         return graphs
 
     def verify(self, plan: GraphPlan, path: Path) -> float:
         """The largest error of the graph in `path`, exported as planned; errors as `verify_graph`."""
-        precision, truth = self.options.precision, self.truths.get(plan.name, plan.module)
+        precision, truth = self.options.precision, self.exact_plans[plan.name].module
         if self.options.resolution_px <= VERIFIED_PX:
             return verify_graph(path, plan, truth, precision)
         open_checked(path, plan)
-        smaller = self.verified_plans[plan.name]
+        smaller = self.smaller_plans[plan.name]
         with tempfile.TemporaryDirectory(dir=path.parent.parent) as folder:
             graph = Path(folder) / path.name
             with WeightsFile(graph.with_suffix(".weights")) as weights:
@@ -151,7 +141,7 @@ class _Export:
             unet=asdict(networks.unet.config),
             graphs=graphs,
             files={path.name: FileEntry(sha256_file(path), path.stat().st_size) for path in sorted(folder.iterdir())},
-            ranges={name: allowed for plan in self.plans for name, allowed in plan.ranges.items()},
+            ranges={name: allowed for plan in self.plans.values() for name, allowed in plan.ranges.items()},
             sources=sources,
             tools=tools,
             verification=self.verification,
@@ -167,11 +157,9 @@ class _Export:
         if self.options.verify and self.options.resolution_px > VERIFIED_PX:
             yield f"values were compared with PyTorch at {VERIFIED_PX} px, by graphs of the same networks"
 
-    def start(self, stage: str, plan: GraphPlan) -> None:
-        """Reports the start of a stage for a graph."""
-        passes = 2 if self.options.verify else 1
-        self.progress(stage, min(self.finished / (passes * sum(_TIME.values())), 1.0))
-        self.finished += _TIME[plan.name]
+
+def _planned(networks: Networks, options: ExportOptions) -> dict[str, GraphPlan]:
+    return {plan.name: plan for plan in plan_graphs(networks, options)}
 
 
 def _write_graph(folder: Path, plan: GraphPlan, weights: WeightsFile) -> GraphEntry:

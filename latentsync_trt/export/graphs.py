@@ -31,7 +31,7 @@ from latentsync_trt.bundle.manifest import (
 )
 from latentsync_trt.bundle.weights import WeightsFile
 from latentsync_trt.errors import ExportMismatch
-from latentsync_trt.export.cuda_ops import DOMAIN, LAYOUT_DOMAIN, LAYOUT_DOMAIN_VERSION
+from latentsync_trt.export.cuda_ops import VERSIONS
 from latentsync_trt.export.layers import traced_as
 
 OPSET = 23
@@ -45,7 +45,6 @@ _WHOLE_SIZES: Mapping[int | str, str] = {
 }
 """Names of sizes, also where a graph computes them from the other one of the same axis."""
 
-_DOMAIN_VERSION = 1
 _VIEWS = ("Reshape", "Unsqueeze", "Squeeze")
 
 # Operator → index of its first optional output. The kernels compute these outputs whenever they are named.
@@ -197,14 +196,14 @@ def _may_fold(node: ir.Node) -> bool | None:
     source = node.inputs[0] if node.inputs else None
     if node.op_type in _FOLDED_AT_LOADING and source is not None and source.shape is not None:
         return False if source.shape.rank() == _FOLDED_AT_LOADING[node.op_type] else None
-    return False if node.domain in (DOMAIN, LAYOUT_DOMAIN) or node.op_type in _ENLARGING else None
+    return False if node.domain in VERSIONS.keys() - {""} or node.op_type in _ENLARGING else None
 
 
 def _finish(model: ir.Model) -> None:
     """Drops unused outputs and merges views: every node costs the host microseconds."""
     graph = model.graph
-    for domain, version in ((DOMAIN, _DOMAIN_VERSION), (LAYOUT_DOMAIN, LAYOUT_DOMAIN_VERSION)):
-        model.opset_imports[domain] = graph.opset_imports[domain] = version
+    for each in (model, graph):
+        each.opset_imports.update(VERSIONS)
     for node in graph:
         _drop_unused(node, _OPTIONAL_OUTPUTS.get(node.op_type, len(node.outputs)))
     kept = set(graph.outputs)

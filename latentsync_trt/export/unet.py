@@ -6,8 +6,6 @@ windows, F frames; `hidden (G, B, F, C, h, w)` has G = 2 halves with guidance (u
 
 import copy
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
@@ -15,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from latentsync_trt.export.layers import Linear, WindowNorm
-from latentsync_trt.export.unet_blocks import MidBlock, Stage, StepInputs, double
+from latentsync_trt.export.unet_blocks import MidBlock, Stage, StepInputs, UNetConfig, double
 
 INPUT_CHANNELS = 13
 """4 noisy latents, 1 mask, 4 masked-image latents, 4 reference-image latents."""
@@ -24,29 +22,6 @@ LATENT_CHANNELS = 4
 _LONGEST_PERIOD = 10000
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
-
-
-@dataclass(frozen=True, slots=True)
-class UNetConfig:
-    """The shape of a U-Net, top level first.
-
-    `widths`: channels by level. `layers`: resnets in a down stage (an up stage has one more). `audio_width`: width of
-    the audio tokens. `attention`: which levels have spatial transformers. `motion_down`, `motion_up`: which stages have
-    temporal modules, in order of execution. `positions`: the longest window that the temporal modules support.
-    """
-
-    widths: tuple[int, ...]
-    layers: int
-    audio_width: int
-    attention: tuple[bool, ...]
-    motion_down: tuple[bool, ...]
-    motion_up: tuple[bool, ...]
-    positions: int
-
-    @property
-    def time_width(self) -> int:
-        """Width of the time embedding."""
-        return 4 * self.widths[0]
 
 
 class TimeEmbedding(nn.Module):
@@ -70,7 +45,7 @@ class TimeEmbedding(nn.Module):
 class UNet(nn.Module):
     """Predicts the noise in windows of frames. Parameters have the names of the published checkpoints.
 
-    `naming` handles stacked projections and transposed weights, which `Linear` describes.
+    `checkpoint` handles stacked projections and transposed weights, which `Linear` describes.
     """
 
     channel_axis = 1
@@ -80,9 +55,20 @@ class UNet(nn.Module):
         self.config = config
         self.conv_in = nn.Conv2d(INPUT_CHANNELS, config.widths[0], 3, padding=1)
         self.time_embedding = TimeEmbedding(config)
-        self.down_blocks = nn.ModuleList(_down_stages(config))
-        self.mid_block: nn.Module = MidBlock(config.widths[-1], config.time_width, config.audio_width)
-        self.up_blocks = nn.ModuleList(_up_stages(config))
+        skips, last = [config.widths[0]], len(config.widths) - 1
+        self.down_blocks = nn.ModuleList()
+        for level, width in enumerate(config.widths):
+            inputs = (skips[-1], *[width] * (config.layers - 1))
+            resample = "down" if level < last else None
+            self.down_blocks.append(Stage(config, level, inputs, motion=config.motion_down[level], resample=resample))
+            skips += [width] * (config.layers + (level < last))
+        self.mid_block: nn.Module = MidBlock(config)
+        self.up_blocks = nn.ModuleList()
+        for stage, level in enumerate(range(last, -1, -1)):
+            entering = (config.widths[min(level + 1, last)], *[config.widths[level]] * config.layers)
+            inputs = tuple(inner + skips.pop() for inner in entering)
+            resample = "up" if level > 0 else None
+            self.up_blocks.append(Stage(config, level, inputs, motion=config.motion_up[stage], resample=resample))
         self.conv_norm_out = WindowNorm(config.widths[0])
         self.conv_out = nn.Conv2d(config.widths[0], LATENT_CHANNELS, 3, padding=1)
 
@@ -96,7 +82,7 @@ class UNet(nn.Module):
         frames: int,
         guided: bool = False,
     ) -> tuple[Tensor, Tensor]:
-        """One prediction.
+        """The noise `(B·F, 4, h, w)`, and `hidden (B·F, C, h, w)`, the input of the last layer.
 
         Args:
             sample: `(B·F, 13, h, w)`.
@@ -104,12 +90,9 @@ class UNet(nn.Module):
             audio: `(B·F, S, D)`.
             hidden: output of an earlier step; then only the last layer runs.
             frames: F.
-            guided: also predict with all-zero audio; the outputs then have 2·B·F frames, the unconditional half first.
-
-        Returns:
-            noise `(B·F, 4, h, w)`, and `hidden (B·F, C, h, w)`, the input of the last layer.
+            guided: also predict with all-zero audio; outputs then have 2·B·F frames, the unconditional half first.
         """
-        step = self._step(timestep, audio, frames, guided)
+        step = StepInputs(F.silu(self.time_embedding(timestep)), audio, frames, guided)
         entry = self._conv(self.conv_in, sample)
         if hidden is None:
             hidden = self._all_but_last_layer(entry, step)
@@ -123,9 +106,6 @@ class UNet(nn.Module):
         part.mid_block = nn.Identity()
         part.up_blocks = nn.ModuleList([*(nn.Identity() for _ in self.up_blocks[:-1]), self.up_blocks[-1]])
         return part
-
-    def _step(self, timestep: Tensor, audio: Tensor, frames: int, guided: bool) -> StepInputs:
-        return StepInputs(F.silu(self.time_embedding(timestep)), audio, frames, guided)
 
     def _all_but_last_layer(self, entry: Tensor, step: StepInputs) -> Tensor:
         x, skips = entry, []  # the skip connection from `entry` itself belongs to the last layer
@@ -175,45 +155,6 @@ def _stages(blocks: nn.ModuleList) -> list[Stage]:
     return [block for block in blocks if isinstance(block, Stage)]
 
 
-def _down_stages(config: UNetConfig) -> Iterator[Stage]:
-    previous = config.widths[0]
-    for level, width in enumerate(config.widths):
-        yield Stage(
-            (previous, *[width] * (config.layers - 1)),
-            width,
-            time_width=config.time_width,
-            audio_width=config.audio_width if config.attention[level] else None,
-            positions=config.positions if config.motion_down[level] else None,
-            resample="down" if level < len(config.widths) - 1 else None,
-        )
-        previous = width
-
-
-def _skip_widths(config: UNetConfig) -> list[int]:
-    """Channels of the skip connections, in the order of their creation."""
-    widths = [config.widths[0]]
-    for level, width in enumerate(config.widths):
-        widths += [width] * (config.layers + (level < len(config.widths) - 1))
-    return widths
-
-
-def _up_stages(config: UNetConfig) -> Iterator[Stage]:
-    skips = _skip_widths(config)
-    previous = config.widths[-1]
-    for index, width in enumerate(reversed(config.widths)):
-        entering = (previous, *[width] * config.layers)
-        level = len(config.widths) - 1 - index
-        yield Stage(
-            tuple(inner + skips.pop() for inner in entering),
-            width,
-            time_width=config.time_width,
-            audio_width=config.audio_width if config.attention[level] else None,
-            positions=config.positions if config.motion_up[index] else None,
-            resample="up" if level > 0 else None,
-        )
-        previous = width
-
-
 class DenoiseStep(nn.Module):
     """The whole network, or with `cached` only its last layer, applied to `hidden` of an earlier step.
 
@@ -237,40 +178,27 @@ class DenoiseStep(nn.Module):
         coefficients: Tensor,
         hidden: Tensor | None = None,
     ) -> tuple[Tensor, ...]:
-        """One step.
+        """One step: `next_latents`, `next_history` and, without `cached`, `hidden`.
 
         Args:
-            latents: `(B, 4, F, h, w)`, noisy.
+            latents, history: `(B, 4, F, h, w)`, noisy latents and the scheduler's state.
             conditioning: `(B, 9, F, h, w)`: mask 1, masked image 4, reference image 4.
             audio: `(B, F, S, D)`.
-            timestep: `()` int64.
-            guidance: `()`.
-            history: `(B, 4, F, h, w)`, the scheduler's state.
+            timestep, guidance: `()`.
             coefficients: `(5)`: c_x, c_eps, c_history, d_x, d_eps.
             hidden: with `cached`, the output of an earlier full step.
-
-        Returns:
-            `next_latents`, `next_history` and, without `cached`, `hidden`.
         """
-        windows, _, frames = latents.shape[:3]
+        windows, channels, frames, height, width = latents.shape
         dtype = self.unet.conv_in.weight.dtype
         # Frames go into the batch: `sample (B·F, 13, h, w)`, `tokens (B·F, S, D)`.
         sample = torch.cat([latents, conditioning], 1).to(dtype).transpose(1, 2).flatten(0, 1)
         tokens = audio.to(dtype).flatten(0, 1)
         state = None if hidden is None else hidden.flatten(0, 2)
         noise, state = self.unet(sample, timestep, tokens, state, frames=frames, guided=self.guided)
-        eps = self._guided_sum(noise, latents, guidance)
+        halves = noise.float().reshape(2 if self.guided else 1, windows, frames, channels, height, width)
+        eps = (halves[0] + guidance * (halves[1] - halves[0]) if self.guided else halves[0]).transpose(1, 2)
         c_x, c_eps, c_history, d_x, d_eps = (coefficients[i] for i in range(5))
         updated = c_x * latents + c_eps * eps + c_history * history, d_x * latents + d_eps * eps
         if hidden is not None:
             return updated
         return *updated, state.reshape(2 if self.guided else 1, windows, frames, *state.shape[1:])
-
-    def _guided_sum(self, noise: Tensor, latents: Tensor, guidance: Tensor) -> Tensor:
-        """float32, in the shape of `latents`."""
-        batch, channels, frames, height, width = latents.shape
-        halves = noise.float().reshape(2 if self.guided else 1, batch, frames, channels, height, width)
-        eps = halves[0]
-        if self.guided:
-            eps = eps + guidance * (halves[1] - eps)
-        return eps.transpose(1, 2)

@@ -21,6 +21,29 @@ from latentsync_trt.export.layers import (
 
 
 @dataclass(frozen=True, slots=True)
+class UNetConfig:
+    """The shape of a U-Net, top level first.
+
+    `widths`: channels by level. `layers`: resnets in a down stage (an up stage has one more). `audio_width`: width of
+    the audio tokens. `attention`: which levels have spatial transformers. `motion_down`, `motion_up`: which stages have
+    temporal modules, in order of execution. `positions`: the longest window that the temporal modules support.
+    """
+
+    widths: tuple[int, ...]
+    layers: int
+    audio_width: int
+    attention: tuple[bool, ...]
+    motion_down: tuple[bool, ...]
+    motion_up: tuple[bool, ...]
+    positions: int
+
+    @property
+    def time_width(self) -> int:
+        """Width of the time embedding."""
+        return 4 * self.widths[0]
+
+
+@dataclass(frozen=True, slots=True)
 class StepInputs:
     """Inputs of all blocks in one denoising step.
 
@@ -149,35 +172,23 @@ class Stage(nn.Module):
 
     Args:
         inputs: channels entering each layer's resnet.
-        outputs: channels leaving every layer.
-        audio_width: width of the audio tokens; None: no spatial transformers.
-        positions: length of the frame position tables; None: no temporal transformers.
+        motion: whether there are temporal transformers.
         resample: "down", "up" or None.
     """
 
     def __init__(
-        self,
-        inputs: tuple[int, ...],
-        outputs: int,
-        *,
-        time_width: int,
-        audio_width: int | None,
-        positions: int | None,
-        resample: str | None,
+        self, config: UNetConfig, level: int, inputs: tuple[int, ...], *, motion: bool, resample: str | None
     ) -> None:
         super().__init__()
-        layers = range(len(inputs))
-        self.resnets = nn.ModuleList([Resnet(width, outputs, time_width) for width in inputs])
-        self.attentions = nn.ModuleList(
-            [SpatialTransformer(outputs, audio_width) for _ in layers] if audio_width else []
-        )
+        width = config.widths[level]
+        spatial, temporal = inputs if config.attention[level] else (), inputs if motion else ()
+        self.resnets = nn.ModuleList([Resnet(entering, width, config.time_width) for entering in inputs])
+        self.attentions = nn.ModuleList([SpatialTransformer(width, config.audio_width) for _ in spatial])
         self.motion_modules = nn.ModuleList(
-            [nn.ModuleDict({"temporal_transformer": TemporalTransformer(outputs, positions)}) for _ in layers]
-            if positions
-            else []
+            [nn.ModuleDict({"temporal_transformer": TemporalTransformer(width, config.positions)}) for _ in temporal]
         )
-        self.downsamplers = nn.ModuleList([Resampler(outputs, up=False)] if resample == "down" else [])
-        self.upsamplers = nn.ModuleList([Resampler(outputs, up=True)] if resample == "up" else [])
+        self.downsamplers = nn.ModuleList([Resampler(width, up=False)] if resample == "down" else [])
+        self.upsamplers = nn.ModuleList([Resampler(width, up=True)] if resample == "up" else [])
 
     def layer(self, index: int, x: Tensor, step: StepInputs, fork: bool = False) -> Tensor:
         """Runs layer `index`; `fork` as in `SpatialTransformer`."""
@@ -193,10 +204,11 @@ class Stage(nn.Module):
 class MidBlock(nn.Module):
     """Resnet, spatial transformer and resnet at the lowest resolution."""
 
-    def __init__(self, width: int, time_width: int, audio_width: int) -> None:
+    def __init__(self, config: UNetConfig) -> None:
         super().__init__()
-        self.resnets = nn.ModuleList([Resnet(width, width, time_width) for _ in range(2)])
-        self.attentions = nn.ModuleList([SpatialTransformer(width, audio_width)])
+        width = config.widths[-1]
+        self.resnets = nn.ModuleList([Resnet(width, width, config.time_width) for _ in range(2)])
+        self.attentions = nn.ModuleList([SpatialTransformer(width, config.audio_width)])
 
     def forward(self, x: Tensor, step: StepInputs) -> Tensor:
         x = self.resnets[0](x, step)

@@ -1,7 +1,6 @@
 """diffusers' AutoencoderKL as two graphs: image → scaled latent, scaled latent → image."""
 
 import logging
-import math
 from pathlib import Path
 from typing import Any
 
@@ -70,12 +69,8 @@ def load_vae(folder: Path, dtype: torch.dtype) -> Any:
         CheckpointError: it is not such a folder, tensors are missing or not finite, or the autoencoder is of another
             kind.
     """
-    if folder.is_file():
-        raise CheckpointError(f"{folder}: is a file; --vae takes the folder that also has the VAE's config.json")
     if not (folder / "config.json").is_file():
-        inner = folder / "vae"
-        hint = f"; give --vae {inner}, the VAE of this pipeline" if (inner / "config.json").is_file() else ""
-        raise CheckpointError(f"{folder}: not a VAE folder in diffusers' layout (no config.json){hint}")
+        raise CheckpointError(f"{folder}: not a VAE folder in diffusers' layout (no config.json)")
     # Its loader warns about the published VAE's old parameter names, but converts them; and it logs what it raises.
     logging.getLogger("diffusers").setLevel(logging.CRITICAL)
     try:
@@ -94,18 +89,8 @@ def load_vae(folder: Path, dtype: torch.dtype) -> Any:
             f"{folder}: {vae.config.latent_channels} latent channels at 1/{2 ** (levels - 1)} size; "
             f"LatentSync needs {LATENT_CHANNELS} at 1/{PIXELS_PER_LATENT}"
         )
-    _check_values(folder, vae)
-    vae.set_attn_processor(ImageAttention())
-    return vae.eval().requires_grad_(False)
-
-
-def _check_values(folder: Path, vae: Any) -> None:
-    factors = {"scaling_factor": vae.config.scaling_factor, "shift_factor": vae.config.shift_factor or 0.0}
-    for name, factor in factors.items():
-        if not isinstance(factor, int | float) or not math.isfinite(factor):
-            raise CheckpointError(f"{folder}: {name} in its config.json is {factor!r}, not a number")
-    if not vae.config.scaling_factor:
-        raise CheckpointError(f"{folder}: scaling_factor in its config.json is 0")
     for name, tensor in vae.state_dict().items():
         if not tensor.isfinite().all():
             raise CheckpointError(f"{folder}: {name} has values that are not finite; the weights are damaged")
+    vae.set_attn_processor(ImageAttention())
+    return vae.eval().requires_grad_(False)
