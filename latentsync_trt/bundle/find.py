@@ -121,17 +121,12 @@ def default_bundle() -> DefaultBundle:
 
 
 def remembered_choice() -> str | None:
-    """The name that `remember` wrote, None without one; raises `BundleError` if the file contains anything else."""
+    """The name that `remember` wrote, None without one; raises `BundleError` if the file cannot be read."""
     path = checkpoints_folder() / CHOICE_NAME
-    if not exists(path):
-        return None
     try:
-        text = path.read_text(encoding="utf-8").strip()
+        return path.read_text(encoding="utf-8").strip() if exists(path) else None
     except (OSError, ValueError) as error:
         raise BundleError(f"{path}: cannot be read ({error}); choose again with `latentsync-trt use NAME`") from error
-    if Path(text).name != text:
-        raise BundleError(f"{path}: does not contain a bundle's name; choose again with `latentsync-trt use NAME`")
-    return text
 
 
 def remember(name: str) -> Path:

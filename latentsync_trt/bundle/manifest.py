@@ -192,7 +192,7 @@ class Bundle:
 
     @classmethod
     def load(cls, folder: Path, *, verify: bool = True) -> Self:
-        """Opens a bundle and checks its files; with `verify`, also their SHA-256.
+        """Opens a bundle; with `verify` every file's SHA-256 is compared, unless that was done and none changed since.
 
         Raises:
             BundleError: no bundle, another format, or a file missing, changed or of another size.
@@ -200,13 +200,9 @@ class Bundle:
         bundle = cls(folder, read_manifest(folder))
         bundle.check_files(hashes=False)
         if verify:
-            bundle.verify()
+            contents = {folder / name: entry.sha256 for name, entry in bundle.manifest.files.items()}
+            checked(_CHECKED, contents, bundle.check_files)
         return bundle
-
-    def verify(self) -> None:
-        """Compares the SHA-256 of all files, unless that was done and none changed since; raises as `load`."""
-        contents = {self.folder / name: entry.sha256 for name, entry in self.manifest.files.items()}
-        checked(_CHECKED, contents, self.check_files)
 
     def graph_path(self, name: str, form: GraphForm = "portable") -> Path:
         """The `.onnx` file of graph `name`; raises `BundleError` if the bundle lacks it."""

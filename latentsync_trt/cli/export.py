@@ -4,9 +4,9 @@ from typing import Any
 
 import rich_click as click
 
-from latentsync_trt.bundle.manifest import check_target, read_manifest, tool_versions
+from latentsync_trt.bundle.manifest import read_manifest, tool_versions
 from latentsync_trt.cli.options import build, options_from
-from latentsync_trt.export.export_options import EXTRA, TOOLS, ExportOptions, find_sources
+from latentsync_trt.export.export_options import EXTRA, TOOLS, ExportOptions
 from latentsync_trt.types import Progress
 
 
@@ -18,8 +18,6 @@ def command(quiet: bool, **fields: Any) -> None:
     # What is missing is reported before torch is imported, which takes seconds.
     tool_versions(TOOLS, extra=EXTRA)
     options = build(ExportOptions, fields)
-    check_target(options.folder)
-    find_sources(options)
     from latentsync_trt.cli.show import progress_bar
     from latentsync_trt.cli.use import note_on_default
     from latentsync_trt.export.exporter import export_bundle

@@ -36,13 +36,11 @@ def command(name: str | None) -> None:
 
 
 def note_on_default(made: Path) -> str:
-    """After the bundle `made` was written: which one commands run without `--bundle`; empty if it is the only one."""
-    default, exported = default_bundle(), exported_bundles()
-    if made.resolve() not in [folder.resolve() for folder in exported]:
+    """After the bundle `made` was written: which one commands run without `--bundle`; empty if it is that one."""
+    if made.resolve().parent != checkpoints_folder().resolve():
         return f"`--bundle {made}` runs it: commands without --bundle look in {checkpoints_folder()} only"
-    if default.name == made.name:
-        return "" if len(exported) == 1 else f"without --bundle, {made.name} runs: it is {default.reason}"
-    cure = f"`--bundle {made.name}` runs this one, `latentsync-trt use {made.name}` makes it the default"
-    if default.name is None:
-        return f"{len(exported)} bundles are exported, and without --bundle none runs: {cure}"
-    return f"without --bundle, {default.name} runs: it is {default.reason}; {cure}"
+    default = default_bundle().name
+    if default == made.name:
+        return ""
+    runs = f"without --bundle, {default or 'none'} runs"
+    return f"{runs}; `--bundle {made.name}` runs this one, `latentsync-trt use {made.name}` makes it the default"

@@ -169,16 +169,13 @@ def traced_as(form: AttentionForm) -> Iterator[None]:
         _FORM.reset(token)
 
 
-def exports_fused(dtype: torch.dtype, head_dim: int) -> bool:
-    """Whether a trace contains the ONNX operator `Attention`; TensorRT supports it in half precision only."""
-    return _FORM.get() == "fused" and dtype == torch.float16 and head_dim in _FUSED_HEAD_DIMS
-
-
 def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """Softmax attention of `query (N, heads, T, d)` over `key`, `value (N, heads, S, d)` → `(N, heads, T, d)`."""
     head_dim = query.shape[-1]
+    # TensorRT supports the operator `Attention` in half precision only.
+    fused = _FORM.get() == "fused" and query.dtype == torch.float16 and head_dim in _FUSED_HEAD_DIMS
     # Outside an export PyTorch's own product gives the same and does not store the whole matrix.
-    if exports_fused(query.dtype, head_dim) or not torch.compiler.is_exporting():
+    if fused or not torch.compiler.is_exporting():
         return F.scaled_dot_product_attention(query, key, value)
     # Scaling the query, not the product, and a float32 softmax avoid overflow in half precision.
     logits = torch.matmul(query * head_dim**-0.5, key.transpose(-1, -2))

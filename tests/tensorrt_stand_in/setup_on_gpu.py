@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from latentsync_trt.bench.rows import environment as machine
+from latentsync_trt.export.export_options import ExportOptions
 from latentsync_trt.export.exporter import export_bundle
 from latentsync_trt.measure.clips import choose_clip
 from latentsync_trt.runtime.networks.verdict import kept
