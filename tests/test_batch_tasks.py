@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from latentsync_trt import RuntimeOptions, SyncOptions
-from latentsync_trt.batch.tasks import Task, WorkerSettings
+from latentsync_trt import SyncOptions
+from latentsync_trt.batch.tasks import Task
 from latentsync_trt.errors import InputError
 from latentsync_trt.option_fields import choices_of, file_fields, from_texts
 
@@ -57,12 +57,6 @@ def options_of(draw: st.DrawFn, cls: type[Any]) -> Any:
 def test_a_task_survives_json(options: SyncOptions) -> None:
     task = Task("a1", "s3://clips/a.mp4", None, "ü.mp4", options)
     assert Task.from_json(json.loads(json.dumps(task.to_json()))) == task
-
-
-@given(options_of(RuntimeOptions))
-def test_settings_of_a_worker_survive_json(runtime: RuntimeOptions) -> None:
-    settings = WorkerSettings("demo", "cpu", runtime, scratch="/tmp", threads=2)
-    assert WorkerSettings.from_json(json.loads(json.dumps(settings.to_json()))) == settings
 
 
 JSON_VALUES = st.recursive(

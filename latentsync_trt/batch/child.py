@@ -1,4 +1,4 @@
-"""The child process of `local.LocalWorker`: opens a `Worker` and runs its tasks, as `actor` does, too.
+"""The child process of `local.LocalWorker`: opens a `Worker` and runs its tasks.
 
 Orders: first `{"settings": …}`, then `{"run": number, "task": …}` and `{"cancel": number}`. Events: `error`, None if
 the settings work; then for each run, with its number, `progress`, and `done` or `error`; after `WorkerLost` the process
@@ -14,7 +14,7 @@ from functools import partial
 from queue import Queue
 from time import monotonic
 
-from latentsync_trt.batch.tasks import Canceled, TaskError, WorkerLost, WorkerSettings
+from latentsync_trt.batch.tasks import Canceled, TaskError, WorkerLost
 from latentsync_trt.batch.worker import Worker
 from latentsync_trt.child import Emit, Event, converse, end_process
 from latentsync_trt.errors import LatentSyncError
@@ -27,36 +27,17 @@ _PROGRESS_S = 0.2
 
 
 def work(orders: Iterator[Event], emit: Emit) -> None:
-    """Takes orders in the main thread, which so handles signals at once."""
+    """Takes orders in the main thread, which so handles signals at once; another one runs them."""
     tune_process()
     _handle_signals()
-    take = taker(emit, Worker, lambda: end_process(1))
-    for order in orders:
-        take(order)
-
-
-def taker(emit: Emit, worker: type[Worker], ended: Callable[[], None]) -> Callable[[Event], None]:
-    """What takes orders, from any thread. They are carried out in another one, which calls `ended` at its end."""
     tasks, canceled = Queue[Event](), dict[int, threading.Event]()
-
-    def run_tasks(settings: WorkerSettings) -> None:
-        try:
-            made = worker(settings, lambda text: emit(notice=text))
-            _run_tasks(made, tasks, canceled, emit)
-        except BaseException:  # noqa: BLE001 -- a parent would wait forever
-            traceback.print_exc()
-            end_process(1)
-        ended()
-
-    def take(order: Event) -> None:
-        if "settings" in order:
-            threading.Thread(target=run_tasks, args=(order["settings"],), name="worker", daemon=True).start()
-        elif "run" in order:
+    worker = Worker(next(orders)["settings"], lambda text: emit(notice=text))
+    threading.Thread(target=_run_tasks, args=(worker, tasks, canceled, emit), name="worker", daemon=True).start()
+    for order in orders:
+        if "run" in order:
             tasks.put(order)
         else:  # it may come before its run, or after that has ended
             canceled.setdefault(order["cancel"], threading.Event()).set()
-
-    return take
 
 
 def _handle_signals() -> None:
@@ -68,19 +49,23 @@ def _handle_signals() -> None:
 
 
 def _run_tasks(worker: Worker, tasks: "Queue[Event]", canceled: dict[int, threading.Event], emit: Emit) -> None:
-    """Opens the worker and runs its tasks; returns when it cannot run another."""
-    error = _opening_error(worker)
-    emit(error=error)
-    while error is None or isinstance(error, TaskError | Canceled):
-        order = tasks.get()
-        number, error = order["run"], None
-        stop, done = canceled.setdefault(number, threading.Event()), None
-        try:
-            done = worker.run(order["task"], _throttled(partial(emit, run=number)), stop)
-        except (TaskError, Canceled, WorkerLost) as failure:
-            error = failure
-        del canceled[number]
-        emit(run=number, done=done, error=error)
+    """Opens the worker and runs its tasks; ends the process when it cannot run another."""
+    try:
+        error = _opening_error(worker)
+        emit(error=error)
+        while error is None or isinstance(error, TaskError | Canceled):
+            order = tasks.get()
+            number, error = order["run"], None
+            stop, done = canceled.setdefault(number, threading.Event()), None
+            try:
+                done = worker.run(order["task"], _throttled(partial(emit, run=number)), stop)
+            except (TaskError, Canceled, WorkerLost) as failure:
+                error = failure
+            del canceled[number]
+            emit(run=number, done=done, error=error)
+    except BaseException:  # noqa: BLE001 -- a parent would wait forever
+        traceback.print_exc()
+    end_process(1)
 
 
 def _opening_error(worker: Worker) -> LatentSyncError | None:

@@ -92,16 +92,6 @@ class WorkerSettings:
     scratch: str | None = None
     threads: int | None = None
 
-    def to_json(self) -> dict[str, Any]:
-        """Returns plain JSON values."""
-        plain = {spec.name: getattr(self, spec.name) for spec in fields(self)}
-        return {**plain, "runtime": to_texts(self.runtime)}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """Reads what `to_json` wrote."""
-        return cls(**{**data, "runtime": from_texts(RuntimeOptions, data["runtime"])})
-
 
 class WorkerHandle(Protocol):
     """The driver's side of a worker. One thread calls `start` and `run`; the others may come from any."""
