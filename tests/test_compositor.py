@@ -1,6 +1,5 @@
 """Generated faces go back into their frames, and nothing else changes."""
 
-import tracemalloc
 from pathlib import Path
 
 import av
@@ -78,17 +77,6 @@ def test_only_the_generated_region_changes(picture):
     )
 
 
-def test_seam_is_soft():
-    frame = np.zeros((400, 420, 3), np.uint8)
-    patch = composite(frame, face_at(frame, 90, 70), WHITE, mouth_mask(256))
-    column = applied(frame, patch)[:, 195, 0].astype(int)
-    # Down through the nose: black, a ramp of a few pixels, white, and down through the chin back to black.
-    assert column[0] == column[-1] == 0
-    assert column.max() == 255
-    assert np.abs(np.diff(column)).max() < 128
-    assert 4 <= ((column > 0) & (column < 255)).sum() <= 60
-
-
 @pytest.mark.parametrize("resolution", [256, 512])
 @pytest.mark.parametrize("scale", [0.15, 1.0, 3.0])
 def test_an_unchanged_face_gives_the_frame_back(resolution, scale):
@@ -128,21 +116,3 @@ def test_a_face_partly_outside_is_pasted_up_to_the_border(offset):
     border = {"left": patch.weight[:, 0], "right": patch.weight[:, -1], "bottom": patch.weight[-1]}
     # The picture is cut there, the face is not: no fading towards the border.
     assert all(border[side].max() > OPAQUE for side, cut in expected.items() if cut)
-
-
-def test_work_does_not_grow_with_the_frame():
-    """The frame is one pixel broadcast to 400 million: reading or copying all of it would show in the memory."""
-    huge = np.broadcast_to(np.full((1, 1, 3), 80, np.uint8), (20_000, 20_000, 3))
-    face = face_at(huge, 9000, 9000)
-    tracemalloc.start()
-    try:
-        far = composite(huge, face, BLACK, mouth_mask(256))
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    assert peak < PEAK_BYTES
-    small = np.full((600, 600, 3), 80, np.uint8)
-    near = composite(small, face_at(small, 100, 100), BLACK, mouth_mask(256))
-    assert (far.x_px - near.x_px, far.y_px - near.y_px) == (8900, 8900)
-    assert np.allclose(far.weight, near.weight, atol=WEIGHT)
-    assert np.abs(far.rgb.astype(int) - near.rgb).max() <= 257

@@ -15,13 +15,11 @@ from latentsync_trt.face.choice import MainFace
 from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.face.geometry import (
     FULL_RANGE,
-    SHORT_RANGE,
     Region,
     anchors,
     converged,
     decode,
     face_of,
-    iou,
     region_around,
 )
 from latentsync_trt.types import Face, UInt8Array
@@ -124,13 +122,6 @@ def test_finds_a_face_of_100_px_in_full_hd(detector: MediaPipeDetector, portrait
     assert face.box[2] - face.box[0] < 110
 
 
-def test_finds_both_of_two_faces(detector: MediaPipeDetector, portrait: UInt8Array) -> None:
-    frame = np.concatenate([portrait[:300, 80:380], portrait[:300, 80:380][:, ::-1]], axis=1)
-    faces = sorted(detector.detect(frame), key=lambda face: float(face.box[0]))
-    assert len(faces) == 2
-    assert faces[0].box[2] < 300 < faces[1].box[0]
-
-
 def test_finds_a_face_at_the_edge(detector: MediaPipeDetector, portrait: UInt8Array) -> None:
     face = only(detector.detect(np.ascontiguousarray(portrait[:, 185:])))
     assert np.abs(face.points - np.subtract(ASTRONAUT_POINTS, (185, 0))).max() < BY_EYE_PX
@@ -143,21 +134,6 @@ def test_finds_nothing_in_noise(detector: MediaPipeDetector, size: tuple[int, in
     assert detector.detect(np.zeros((*size, 3), np.uint8)) == []
 
 
-def test_a_large_picture_gives_the_same_points(detector: MediaPipeDetector, portrait: UInt8Array) -> None:
-    small = only(detector.detect(portrait))
-    large = only(detector.detect(np.asarray(cv2.resize(portrait, None, fx=6, fy=6, interpolation=cv2.INTER_CUBIC))))
-    brows_px = np.linalg.norm(small.points[0] - small.points[1])
-    assert np.abs((large.points + 0.5) / 6 - 0.5 - small.points).max() < 0.05 * brows_px
-
-
-@pytest.mark.parametrize(("model", "count"), [(SHORT_RANGE, 896), (FULL_RANGE, 2304)])
-def test_anchors_cover_the_square(model: object, count: int) -> None:
-    centers = anchors(model)  # type: ignore[arg-type]
-    assert centers.shape == (count, 2)
-    assert centers.min() > 0
-    assert centers.max() < 1
-
-
 def test_overlapping_boxes_are_merged_by_score() -> None:
     boxes = np.zeros((2304, 16), np.float32)
     scores = np.full(2304, -10, np.float32)
@@ -167,12 +143,6 @@ def test_overlapping_boxes_are_merged_by_score() -> None:
     both = decode(FULL_RANGE, boxes, scores)
     assert len(both) == 2
     assert np.isclose(both[0, :2, 0].mean(), anchors(FULL_RANGE)[[cell, cell + 1], 0].mean())
-
-
-def test_iou_of_known_boxes() -> None:
-    box = np.array([0, 0, 2, 2], np.float32)
-    others = np.array([[0, 0, 2, 2], [1, 0, 3, 2], [5, 5, 6, 6]], np.float32)
-    assert np.allclose(iou(box, others), [1, 1 / 3, 0])
 
 
 @pytest.mark.parametrize("clip", ["demo1", "demo2", "demo3"])

@@ -55,21 +55,6 @@ def test_people_who_swap_places_keep_their_numbers(detector: MediaPipeDetector, 
     assert {face.person for frame in seen for face in frame.faces} == {0, 1}
 
 
-@pytest.mark.slow
-@pytest.mark.integration
-def test_who_leaves_and_comes_back_keeps_the_number(detector: MediaPipeDetector) -> None:
-    away = [790.0] * 8 + [790 + 30.0 * i for i in range(1, 16)]
-    second = [*away, *([None] * 20), *away[::-1]]
-    first: list[float | None] = [250.0] * len(second)
-    seen = seen_in(detector, together(first, second))
-    one, other = at(seen[0], 250), at(seen[0], 790)
-    assert all(at(frame, 250) == one for frame in seen)
-    assert all(at(frame, x) in (other, None) for frame, x in zip(seen, second, strict=True))
-    assert [at(frame, 790) for frame in seen[-8:]] == [other] * 8
-    runs = {face.track_id for frame in seen for face in frame.faces if face.person == other}
-    assert len(runs) == 2
-
-
 @pytest.mark.integration
 def test_numbers_are_kept_across_cuts(detector: MediaPipeDetector) -> None:
     wide = together([250.0] * 8, [790.0] * 8)

@@ -25,7 +25,7 @@ from latentsync_trt.sync.jobs import FrameJob
 from latentsync_trt.sync.threads import StageClock
 from latentsync_trt.types import Frame
 from latentsync_trt.values import FaceChoice
-from tests.clips import numbered, write_sound, write_video
+from tests.clips import numbered, write_video
 from tests.people import first_person, together
 
 FPS = 50
@@ -85,14 +85,6 @@ def test_tracks_follow_the_time_of_the_source(
     assert all(np.array_equal(job.targets[0].tracked.points, wanted[job.frame.source_s].points) for job in jobs)
     runs = [job.targets[0].track_id for job in jobs]
     assert len(set(runs)) == (4 if playback.extend == "loop" else 1), "each pass of a loop is a run of its own"
-
-
-def test_tracks_need_no_detector(clip: Path, saved: Path) -> None:
-    class Blind:
-        def detect(self, frame: object) -> list[Any]:
-            raise AssertionError("searched")
-
-    assert all(job.targets for job in jobs_of(Blind(), clip, Playback(), read_tracks(saved)))  # type: ignore[arg-type]
 
 
 def test_a_person_who_is_not_there_is_named(detector: MediaPipeDetector, saved: Path) -> None:
@@ -254,14 +246,3 @@ def test_a_clip_without_faces_is_an_error(tmp_path: Path, detector: MediaPipeDet
     assert code == 1
     assert "no face in any" in err
     assert [path.name for path in tmp_path.iterdir()] == ["in.mp4"]
-
-
-@pytest.mark.integration
-def test_sync_names_the_faces_that_exist(clip: Path, saved: Path, tmp_path: Path) -> None:
-    sound = write_sound(tmp_path / "speech.wav", 0.2)
-    common = "sync", "--bundle", "demo", "--video", clip, "--audio", sound, "-o", tmp_path / "o.mp4", "-q"
-    for extra in ((), ("--faces", saved)):
-        code, _, err = run(*common, "--face", "index:2", *extra)
-        assert code == 2
-        assert "face 2: is not in one.mp4, which has only face 0" in err
-    assert not (tmp_path / "o.mp4").exists()

@@ -1,9 +1,9 @@
-"""The denoising loop, over denoisers whose answer is known."""
+"""The denoising loop, over denoisers whose answer is known; which steps are full, cached and guided."""
 
 import numpy as np
 import pytest
 
-from latentsync_trt.diffusion.loop import cache_plan, conditioning, denoise, initial_noise
+from latentsync_trt.diffusion.loop import PlannedStep, cache_plan, conditioning, denoise, initial_noise
 from latentsync_trt.diffusion.scheduler import ddim_schedule
 from latentsync_trt.errors import InputError
 from latentsync_trt.types import WindowBatch
@@ -78,12 +78,6 @@ def test_inputs_reach_the_denoiser_whole(inputs):
     assert (batch.guidance, batch.unguided_too) == (1.5, False)
 
 
-def test_on_step_is_called_after_every_step(inputs):
-    calls: list[tuple[int, int]] = []
-    run(inputs, steps=3, on_step=lambda done, total: calls.append((done, total)))
-    assert calls == [(1, 3), (2, 3), (3, 3)]
-
-
 def test_plan_decides_which_steps_are_guided(inputs):
     schedule, denoiser = ddim_schedule(5), LinearDenoiser()
     plan = cache_plan(5, 2, guidance_interval=(0.2, 0.8))
@@ -121,3 +115,50 @@ def test_conditioning_is_mask_masked_reference():
     assert (found[:, 0] == mask).all()
     assert np.array_equal(found[1, 1:5, 2], masked[1, 2])
     assert np.array_equal(found[1, 5:, 2], reference[1, 2])
+
+
+def full(plan: tuple[PlannedStep, ...]) -> list[int]:
+    return [number for number, step in enumerate(plan) if step.full]
+
+
+def guided(plan: tuple[PlannedStep, ...]) -> list[int]:
+    return [number for number, step in enumerate(plan) if step.guided]
+
+
+def test_every_third_step_is_full_and_every_step_guided() -> None:
+    plan = cache_plan(7, 3)
+    assert (len(plan), full(plan), guided(plan)) == (7, [0, 3, 6], list(range(7)))
+
+
+def test_an_interval_of_one_and_one_beyond_the_end() -> None:
+    assert full(cache_plan(4, 1)) == [0, 1, 2, 3]
+    assert full(cache_plan(3, 20)) == [0]
+
+
+@pytest.mark.parametrize("interval", [0, -3])
+def test_impossible_intervals_are_refused(interval: int) -> None:
+    with pytest.raises(InputError, match="cache-interval"):
+        cache_plan(5, interval)
+
+
+@pytest.mark.parametrize(
+    ("steps", "interval", "wanted"),
+    [
+        (20, (0.0, 1.0), range(20)),
+        (20, (0.2, 0.8), range(4, 16)),
+        (10, (0.7, 1.0), range(7, 10)),  # 0.7 × 10 is more than 7 in binary fractions
+        (10, (0.1, 0.3), range(1, 3)),  # and 0.1 × 3 more than 0.3
+        (8, (0.2, 0.8), range(1, 7)),
+        (4, (0.3, 0.301), range(1, 2)),
+        (1, (0.9, 1.0), range(1)),
+    ],
+)
+def test_steps_that_overlap_the_interval_are_guided(steps: int, interval: tuple[float, float], wanted: range) -> None:
+    assert guided(cache_plan(steps, 3, guidance_interval=interval)) == list(wanted)
+
+
+def test_the_whole_network_runs_where_guidance_starts_or_ends() -> None:
+    plan = cache_plan(20, 3, guidance_interval=(0.2, 0.8))
+    assert full(plan) == [0, 3, 4, 7, 10, 13, 16, 19]
+    plan = cache_plan(20, (0, 9), guidance_interval=(0.2, 0.8))
+    assert full(plan) == [0, 4, 9, 16]

@@ -150,15 +150,6 @@ def test_pauses_become_silent_with_soft_borders_and_speech_stays_as_it_is() -> N
     assert not np.concatenate([*Speech(()).gated([samples])]).any()
 
 
-def test_times_of_speech() -> None:
-    speech = Speech(((0.2, 0.5), (1.0, 1.5)))
-    assert speech.at([Fraction(0), Fraction(1, 5), Fraction(2, 5), Fraction(1, 2), 1.2, 9.0]).tolist() == [
-        *(False, True, True),
-        *(False, True, False),
-    ]
-    assert not Speech(()).at([0.0, 1.0]).any()
-
-
 class Louder:
     """Stands in for the audio encoder: each feature is the level of its moment."""
 

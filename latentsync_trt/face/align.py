@@ -96,6 +96,14 @@ def moved(points: Float32Array, matrix: Float64Array) -> Float32Array:
     return np.asarray(points @ matrix[:, :2].T + matrix[:, 2], np.float32)
 
 
+def moved_face(face: Face, matrix: Float64Array) -> Face:
+    """A face whose points are moved by the affine `matrix (2, 3)`; its box is around the moved corners."""
+    corners = moved(face.box[[0, 1, 2, 1, 0, 3, 2, 3]].reshape(4, 2), matrix)
+    box = np.concatenate([corners.min(axis=0), corners.max(axis=0)])
+    landmarks = None if face.landmarks is None else moved(face.landmarks, matrix)
+    return Face(box, moved(face.points, matrix), face.score, landmarks)
+
+
 def rescaled(face: AlignedFace, size_px: tuple[int, int]) -> Float64Array:
     """The face's matrix for a crop resized to `size_px`; pixel centers are half a pixel from the edge in both sizes."""
     scale = np.array(size_px) / np.array(face.crop_size_px)
@@ -161,34 +169,20 @@ def square(picture: Picture, aspect: Fraction) -> Picture:
     """A picture whose pixels are `aspect` times as wide as high, stretched horizontally to square ones."""
     if aspect == 1:
         return picture
-    size = round(picture.shape[1] * _stretch(picture, aspect)), picture.shape[0]
+    size = max(1, round(picture.shape[1] * aspect)), picture.shape[0]
     return np.asarray(cv2.resize(np.asarray(picture), size, interpolation=cv2.INTER_LINEAR), np.uint8)
 
 
-def of_stored(matrix: Float64Array, picture: Picture, aspect: Fraction) -> Float64Array:
-    """The `(2, 3)` matrix of pixels in `picture` for the `matrix (2, 3)` of those in `square(picture, aspect)`."""
-    scale = _stretch(picture, aspect)
+def stretch(picture: Picture, aspect: Fraction) -> Float64Array:
+    """`(2, 3)`: pixels of `picture` → pixels of `square(picture, aspect)`."""
+    scale = max(1, round(picture.shape[1] * aspect)) / picture.shape[1]
     # Pixel centers lie half a pixel from the edge in both pictures.
-    return np.column_stack([matrix[:, 0] * scale, matrix[:, 1], matrix[:, 0] * (scale - 1) / 2 + matrix[:, 2]])
+    return np.array([[scale, 0, (scale - 1) / 2], [0, 1, 0]])
 
 
-def face_of_stored(face: Face, picture: Picture, aspect: Fraction) -> Face:
-    """The `face` found in `square(picture, aspect)`, in pixels of `picture`."""
-    scale = _stretch(picture, aspect)
-    if scale == 1:
-        return face
-
-    def stored(points: Float32Array) -> Float32Array:
-        return np.asarray((points - ((scale - 1) / 2, 0)) / (scale, 1), np.float32)
-
-    landmarks = None if face.landmarks is None else stored(face.landmarks)
-    return Face(stored(face.box.reshape(2, 2)).reshape(4), stored(face.points), face.score, landmarks)
-
-
-def _stretch(picture: Picture, aspect: Fraction) -> float:
-    """How many whole columns a column of the picture becomes."""
-    width_px = picture.shape[1]
-    return max(1, round(width_px * aspect)) / width_px
+def composed(first: Float64Array, then: Float64Array) -> Float64Array:
+    """The affine `(2, 3)` that does what `first` and `then` do, one after the other."""
+    return np.column_stack([then[:, :2] @ first[:, :2], then[:, :2] @ first[:, 2] + then[:, 2]])
 
 
 def _normalized(points: Float64Array) -> tuple[Float64Array, Float64Array, float]:

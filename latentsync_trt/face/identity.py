@@ -15,7 +15,7 @@ more.
 from collections import deque
 from collections.abc import Collection
 from dataclasses import dataclass
-from enum import Enum
+from typing import Literal
 
 import cv2
 import numpy as np
@@ -60,19 +60,15 @@ _NEW_LOOK, _MOST_LOOKS = 0.06, 24
 """Looks of a person that are remembered are at least so different, and at most so many."""
 
 
-class Change(Enum):
-    """What a frame shows, compared with those before: the same person, another one there, or another shot."""
-
-    NONE = 0
-    FACE = 1
-    SCENE = 2
+Change = Literal["none", "face", "scene"]
+"""What a frame shows, compared with those before: the same person, another one there, or another shot."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Look:
+class Surroundings:
     """What is compared of a frame.
 
-    `scene`: the whole picture; `face`: the upright face and its surroundings; both luma levels, float32 `(16, 16)`.
+    `scene`: the whole picture; `face`: the upright face and what is around; both luma levels, float32 `(16, 16)`.
     `shape (n,)` complex128: the landmarks as x + iy, centered, with a mean square of 1; None if there are none.
     """
 
@@ -85,25 +81,25 @@ class CutDetector:
     """Compares the frames of one shot as they come; not thread-safe."""
 
     def __init__(self) -> None:
-        self._looks: deque[Look] = deque(maxlen=_GRADUAL_FRAMES)
+        self._frames: deque[Surroundings] = deque(maxlen=_GRADUAL_FRAMES)
 
-    def restart(self, look: Look) -> None:
+    def restart(self, now: Surroundings) -> None:
         """Begins a shot with its first frame."""
-        self._looks.clear()
-        self._looks.append(look)
+        self._frames.clear()
+        self._frames.append(now)
 
-    def compare(self, look: Look) -> Change:
+    def compare(self, now: Surroundings) -> Change:
         """Compares the next frame with those of the shot, at least one, and adds it to them."""
-        oldest, last = self._looks[0], self._looks[-1]
-        self._looks.append(look)
-        elsewhere = is_elsewhere(oldest.scene, look.scene)
-        if _is_another(last, look) or (elsewhere and _is_another(oldest, look, _GRADUAL_FACTOR)):
-            return Change.SCENE if elsewhere else Change.FACE
-        return Change.NONE
+        oldest, last = self._frames[0], self._frames[-1]
+        self._frames.append(now)
+        elsewhere = is_elsewhere(oldest.scene, now.scene)
+        if _is_another(last, now) or (elsewhere and _is_another(oldest, now, _GRADUAL_FACTOR)):
+            return "scene" if elsewhere else "face"
+        return "none"
 
 
 def scene_of(luma: UInt8Array) -> Float32Array:
-    """`Look.scene` of a frame, from its luma `(H, W)` uint8, of any size."""
+    """`Surroundings.scene` of a frame, from its luma `(H, W)` uint8, of any size."""
     return _averaged(cv2.resize(luma, (_SAMPLES, _SAMPLES), interpolation=cv2.INTER_LINEAR))
 
 
@@ -112,8 +108,8 @@ def is_elsewhere(before: Float32Array, now: Float32Array) -> bool:
     return unlikeness(before, now) >= _LEAST_SCENE_CHANGE
 
 
-def look_at(luma: UInt8Array, face: Face, picture_shape: tuple[int, ...], scene: Float32Array) -> Look:
-    """The look of a frame.
+def surroundings(luma: UInt8Array, face: Face, picture_shape: tuple[int, ...], scene: Float32Array) -> Surroundings:
+    """What is compared of a frame.
 
     Args:
         luma: `(H, W)` uint8, of any size. face: its position in pixels of a picture of `picture_shape` (height, width).
@@ -127,7 +123,7 @@ def look_at(luma: UInt8Array, face: Face, picture_shape: tuple[int, ...], scene:
     flags = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
     around = cv2.warpAffine(luma, matrix, (_SAMPLES, _SAMPLES), flags=flags, borderMode=cv2.BORDER_REPLICATE)
     shape = None if face.landmarks is None else _normalized(face.landmarks)
-    return Look(scene, _averaged(around), shape)
+    return Surroundings(scene, _averaged(around), shape)
 
 
 def luma_of(picture: Picture) -> UInt8Array:
@@ -137,7 +133,7 @@ def luma_of(picture: Picture) -> UInt8Array:
     return np.asarray(cv2.cvtColor(np.ascontiguousarray(rgb[::step, ::step]), cv2.COLOR_RGB2GRAY), np.uint8)
 
 
-def shape_change(before: Look, now: Look) -> float:
+def shape_change(before: Surroundings, now: Surroundings) -> float:
     """Root-mean-square distance of the landmarks after the best similarity transform, 0 to 1; 1 if unknown."""
     if before.shape is None or now.shape is None or before.shape.shape != now.shape.shape:
         return 1.0
@@ -152,7 +148,7 @@ def unlikeness(before: Float32Array, now: Float32Array) -> float:
     return 0.0 if contrast < _LEAST_CONTRAST**2 else 1.0 - float((a * b).mean()) / contrast
 
 
-def _is_another(before: Look, now: Look, factor: float = 1.0) -> bool:
+def _is_another(before: Surroundings, now: Surroundings, factor: float = 1.0) -> bool:
     return (
         shape_change(before, now) >= factor * _LEAST_SHAPE_CHANGE
         and unlikeness(before.face, now.face) >= factor * _LEAST_FACE_CHANGE

@@ -7,10 +7,10 @@ from math import prod
 import numpy as np
 
 from latentsync_trt.config import Paste
-from latentsync_trt.face.align import inverse, moved
+from latentsync_trt.face.align import inverse, moved, moved_face
 from latentsync_trt.face.compositor import FEATHER_PERCENT, Finish, composite
 from latentsync_trt.face.geometry import POINTS
-from latentsync_trt.face.scene import CROP_PX, OVAL, Scene, correction, covering, generated_of, moved_into, scene_of
+from latentsync_trt.face.scene import CROP_PX, OVAL, Scene, correction, covering, generated_of, scene_of
 from latentsync_trt.types import AlignedFace, Face, Float32Array, Mesher, Patch, Picture, UInt16Array
 
 _CHIN_PERCENT = 2.0
@@ -119,10 +119,9 @@ class Paster:
 
     def _meshes(self, scene: Scene, tracked: Face) -> tuple[Float32Array | None, Float32Array | None]:
         """The points of the frame's own face and of the painted one in scene pixels."""
-        around, landmarks = moved_into(tracked, scene.matrix), tracked.landmarks
-        if landmarks is not None and landmarks.shape == (POINTS, 2):
-            own: Float32Array | None = moved(landmarks, scene.matrix)
-        else:
+        around = moved_face(tracked, scene.matrix)
+        own = around.landmarks
+        if own is None or own.shape != (POINTS, 2):
             own = self._mesher.mesh(scene.source, around)
         return own, self._mesher.mesh(scene.painted, around)
 

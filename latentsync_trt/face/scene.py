@@ -6,11 +6,10 @@ from dataclasses import dataclass
 import cv2
 import numpy as np
 
-from latentsync_trt.face.align import cut, moved, rescaled
+from latentsync_trt.face.align import cut, rescaled
 from latentsync_trt.types import (
     AlignedFace,
     BoolArray,
-    Face,
     Float32Array,
     Float64Array,
     Picture,
@@ -101,13 +100,6 @@ def scene_of(picture: Picture, face: AlignedFace, painted: UInt16Array, generate
     result = source.copy()
     np.copyto(result[_CROP], np.rint(small, out=small), where=generated[_CROP][..., None], casting="unsafe")
     return Scene(matrix, source, result, generated)
-
-
-def moved_into(face: Face, matrix: Float64Array) -> Face:
-    """A face without landmarks whose box and points are moved by `matrix (2, 3)`."""
-    corners = moved(face.box[[0, 1, 2, 1, 0, 3, 2, 3]].reshape(4, 2), matrix)
-    box = np.concatenate([corners.min(axis=0), corners.max(axis=0)])
-    return Face(box, moved(face.points, matrix), face.score)
 
 
 def covering(source: Float32Array, painted: Float32Array, reach_px: float) -> tuple[Float32Array, Float32Array]:

@@ -3,14 +3,23 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from functools import cached_property
 from typing import Protocol, runtime_checkable
 
 import numpy as np
 
 from latentsync_trt.config import MODEL_FPS
 from latentsync_trt.face.geometry import area, checked, is_turned, overlap, turn, usable
-from latentsync_trt.face.identity import Change, CutDetector, People, is_elsewhere, look_at, look_of, luma_of, scene_of
+from latentsync_trt.face.identity import (
+    Change,
+    CutDetector,
+    People,
+    Surroundings,
+    is_elsewhere,
+    look_of,
+    luma_of,
+    scene_of,
+    surroundings,
+)
 from latentsync_trt.types import Face, FaceDetector, Float32Array, Picture, UInt8Array
 
 _CONTINUES_IOU = 0.3
@@ -88,25 +97,23 @@ class _Track:
 
 
 class _View:
-    """One frame; what takes time is computed where it is needed."""
+    """One frame; looks of faces are computed where they are needed."""
 
     def __init__(self, picture: Picture, luma: UInt8Array | None, overview: Callable[[], UInt8Array] | None) -> None:
-        self.picture, self._luma = picture, luma
-        self.overview = overview or (lambda: np.asarray(picture))
+        self.picture, self.overview = picture, overview or (lambda: np.asarray(picture))
+        self._luma = luma_of(picture) if luma is None else luma
+        self.scene = scene_of(self._luma)
         self._looks: dict[Face, Float32Array | None] = {}
 
-    @cached_property
-    def luma(self) -> UInt8Array:
-        return luma_of(self.picture) if self._luma is None else self._luma
-
-    @cached_property
-    def scene(self) -> Float32Array:
-        return scene_of(self.luma)
-
     def look(self, face: Face) -> Float32Array | None:
+        """As `look_of`."""
         if face not in self._looks:
             self._looks[face] = look_of(self.picture, face)
         return self._looks[face]
+
+    def around(self, face: Face) -> Surroundings:
+        """What the cut detector compares."""
+        return surroundings(self._luma, face, self.picture.shape, self.scene)
 
 
 class FaceTracker:
@@ -160,7 +167,7 @@ class FaceTracker:
         found = None if self._follower is not None else self._usable(view, ())
         kept, changes = self._continued(view, live, found)
         elsewhere = self._scene is None or is_elsewhere(self._scene, view.scene)
-        is_cut = sum((elsewhere, Change.SCENE in changes, not kept)) >= 2
+        is_cut = sum((elsewhere, "scene" in changes, not kept)) >= 2
         if is_cut:  # a face that is like one before and at its place is a coincidence
             self._begin_shot()
             kept = []
@@ -203,8 +210,8 @@ class FaceTracker:
         kept: list[_Track] = []
         changes: list[Change] = []
         for track, face in self._at_their_places(view, live, found):
-            change = track.cuts.compare(look_at(view.luma, face, view.picture.shape, view.scene))
-            if change is Change.NONE:
+            change = track.cuts.compare(view.around(face))
+            if change == "none":
                 track.before, track.face = track.face, face
                 kept.append(track)
             else:
@@ -276,7 +283,7 @@ class FaceTracker:
             if track is None:
                 continue
             track.face, track.lost_s = face, None
-            track.cuts.restart(look_at(view.luma, face, view.picture.shape, view.scene))
+            track.cuts.restart(view.around(face))
             self._in_shot.add(track.person)
             self._people.learn(track.person, face, view.look(face))
             kept.append(track)

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from latentsync_trt.errors import NoFaceError
-from latentsync_trt.face.align import crop, face_of_stored, of_stored, square
+from latentsync_trt.face.align import composed, crop, inverse, moved_face, square, stretch
 from latentsync_trt.face.choice import LARGEST, Chooser, Runs, check_people, speakers_of
 from latentsync_trt.face.geometry import LEAST_HEIGHT_PX, LEAST_WIDTH_PX
 from latentsync_trt.face.identity import luma_of
@@ -143,11 +143,12 @@ class FaceFinder:
             # A search may have converted the whole picture; a frame that waits to be encoded needs its planes only.
             frame = frame if frame.planes is None else replace(frame, picture=LazyRgb(frame.planes))
             return FrameJob(frame, shot=seen.shot)
-        picture, aspect, targets = frame.picture, self._pixel_aspect, []
+        to_square, targets = stretch(frame.picture, self._pixel_aspect), []
+        to_stored = inverse(to_square)
         for one, speaker in chosen:
             run, matrix = placed[one.track_id, self._jumps]
-            face = face_of_stored(one.face, picture, aspect)
-            targets.append(Target(run, one.person, speaker, face, of_stored(matrix, picture, aspect)))
+            face = moved_face(one.face, to_stored)
+            targets.append(Target(run, one.person, speaker, face, composed(to_square, matrix)))
         return FrameJob(frame, tuple(targets), seen.shot)
 
     def _note_jump(self, source_s: Fraction) -> None:

@@ -79,15 +79,6 @@ def test_a_clip_gives_a_measured_eight_bit_bundle(made: tuple[Path, str], clip: 
     assert len(out.splitlines()) == 1
 
 
-@pytest.mark.slow
-def test_sync_runs_the_bundle(made: tuple[Path, str], clip: Clip, tmp_path: Path) -> None:
-    words = ["sync", "--bundle", str(made[0]), "--provider", "cpu", "--steps", "1", "-q"]
-    words += ["--video", str(clip.video), "--audio", str(clip.audio), "-o", str(tmp_path / "out.mp4")]
-    code, _, err = run(words)
-    assert code == 0, err
-    assert (tmp_path / "out.mp4").stat().st_size > 0
-
-
 def failure(words: list[str], code: int = 1) -> str:
     found, _, err = run(words)
     assert found == code

@@ -1,4 +1,4 @@
-"""Step graphs in mixed precision: what is rounded, to which numbers, and what stays exact."""
+"""Calibration ranges, 8-bit numbers, and step graphs in mixed precision: what is rounded and what stays exact."""
 
 from pathlib import Path
 from typing import Any
@@ -9,13 +9,15 @@ import onnx
 import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, numpy_helper
+from onnxruntime.quantization.quant_utils import quantize_onnx_initializer
 
 from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.errors import InputError
 from latentsync_trt.quantize.calibration_options import CalibrateOptions, EightBit
-from latentsync_trt.quantize.ranges import Ranges
-from latentsync_trt.quantize.steps import write_steps
+from latentsync_trt.quantize.ranges import BINS, ActivationRange, Ranges
+from latentsync_trt.quantize.steps import round_weights, scale_of, write_steps
 from latentsync_trt.runtime.sessions.session import Session
+from latentsync_trt.types import Float32Array
 from tests.quantize import toys
 from tests.quantize.toys import BIAS, CONVOLUTION, GRAPH, LINEAR, OTHER, SIDE
 
@@ -139,3 +141,101 @@ def test_keep_matches_parts_of_names(pattern: str, layer: str, kept: bool) -> No
 def test_options_outside_their_limits_are_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(InputError, match=r"--precision|--percentile"):
         CalibrateOptions(**fields)
+
+
+VALUES, CHANNELS = 40_000, 8
+
+
+def range_of(values: Float32Array) -> ActivationRange:
+    """The range of values that are all sampled."""
+    magnitudes = np.abs(values)
+    return ActivationRange.of_step(float(magnitudes.max()), magnitudes.ravel())
+
+
+def normal(seed: int, scale: float = 1.0) -> Float32Array:
+    values = np.random.default_rng(seed).standard_normal((VALUES // CHANNELS, CHANNELS), np.float32)
+    return values * np.float32(scale)
+
+
+@pytest.mark.parametrize("percentile", [90.0, 99.0, 99.9])
+def test_percentiles_are_those_of_the_values(percentile: float) -> None:
+    values = normal(2)
+    found = range_of(values)
+    exact = np.percentile(np.abs(values), percentile)
+    assert abs(found.amax(percentile) - exact) <= found.upper / BINS
+
+
+def test_no_percentile_exceeds_the_maximum() -> None:
+    assert range_of(np.full((100, 2), 3.0, np.float32)).amax(99.99) == 3.0
+
+
+def test_a_percentile_clips_an_outlier_and_100_clips_nothing() -> None:
+    values = normal(4)
+    largest = float(np.abs(values).max())
+    values[0, 0] = 20 * largest
+    assert range_of(values).amax(100) == np.abs(values).max()
+    assert range_of(values).amax(99.99) < largest
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.03, 1e-4, 1e-9, 700.0])
+def test_merging_equals_observing_both_at_once(scale: float) -> None:
+    """A histogram that has to widen must not move what is in it."""
+    first, second = normal(6), normal(7, scale)
+    both = range_of(np.concatenate([first, second]))
+    for one, other in ((first, second), (second, first)):
+        found = range_of(one).merged(range_of(other))
+        assert found.upper == both.upper
+        assert found.largest == both.largest
+        np.testing.assert_array_equal(found.counts, both.counts)
+
+
+def test_an_input_that_is_always_zero_merges() -> None:
+    zero, values = range_of(np.zeros((VALUES // CHANNELS, CHANNELS), np.float32)), range_of(normal(8))
+    assert [zero.amax(100), zero.amax(99.99)] == [0.0, 0.0]
+    found = values.merged(zero)
+    assert found.amax(100) == values.amax(100)
+    assert found.counts.sum() == 2 * VALUES
+    assert found.counts[0] == values.counts[0] + VALUES
+    assert zero.merged(zero).counts.sum() == 2 * VALUES
+
+
+COARSE = 2**-4
+"""Half of the last of three mantissa bits: the precision of FP8."""
+
+
+@pytest.mark.parametrize("output_axis", [0, 1])
+def test_int8_weights_match_onnx_runtime(output_axis: int) -> None:
+    weights = np.random.default_rng(8).standard_normal((6, 5), np.float32)
+    eight_bit, scales = round_weights(weights, output_axis, "int8")
+    zeros = np.zeros(len(scales), np.int8)
+    tensor = numpy_helper.from_array(weights, "weight")
+    reference = quantize_onnx_initializer(tensor, TensorProto.INT8, zeros, scales, output_axis)
+    np.testing.assert_array_equal(eight_bit, numpy_helper.to_array(reference))
+
+
+@pytest.mark.parametrize("kind", ["int8", "fp8"])
+def test_float16_weights_too_small_for_their_scale_are_not_lost(kind: EightBit) -> None:
+    """The scale for 0.004 would be below float16's normal numbers."""
+    weights = np.full((4, 2), 0.004, np.float16)
+    eight_bit, scales = round_weights(weights, 1, kind)
+    restored = eight_bit.astype(np.float32) * scales.astype(np.float32)
+    np.testing.assert_allclose(restored, weights.astype(np.float32), rtol=COARSE)
+
+
+@pytest.mark.parametrize("kind", ["int8", "fp8"])
+def test_a_channel_of_zeros_stays_zero(kind: EightBit) -> None:
+    eight_bit, scales = round_weights(np.zeros((3, 2), np.float16), 1, kind)
+    assert (eight_bit.astype(np.float32) == 0).all()
+    assert (scales > 0).all()
+
+
+def test_the_largest_fp8_weight_is_not_nan_when_its_scale_was_rounded_down() -> None:
+    weights = np.linspace(0.5, 0.52, 200, dtype=np.float16).reshape(1, -1)
+    eight_bit, scales = round_weights(weights, 1, "fp8")
+    restored = eight_bit.astype(np.float32) * scales.astype(np.float32)
+    np.testing.assert_allclose(restored, weights.astype(np.float32), rtol=COARSE)
+
+
+def test_a_scale_reaches_the_range() -> None:
+    assert float(scale_of(127.0, "int8", np.dtype(np.float32))) == 1.0
+    assert float(scale_of(448.0, "fp8", np.dtype(np.float16))) == 1.0
