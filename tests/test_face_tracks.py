@@ -1,6 +1,5 @@
 """Saved tracks: aligned as they were when found, at any rate and backwards; edited by people; and what is refused."""
 
-import gzip
 import json
 from collections.abc import Callable, Generator, Iterator
 from fractions import Fraction
@@ -14,7 +13,6 @@ from PIL import Image
 
 from latentsync_trt.cli import main
 from latentsync_trt.errors import InputError, NoFaceError
-from latentsync_trt.face import track_file
 from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.face.track_file import ClipMark, FaceSpan, Tracks, read_tracks, save_tracks
 from latentsync_trt.media.playback import Playback
@@ -166,19 +164,7 @@ def test_what_is_wrong_in_a_file_is_named_with_its_place(edited: Callable[..., P
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        b"",
-        b"{",
-        b"[" * 100_000,
-        b"\x1f\x8b\x08",
-        b"\xff\xfe",
-        gzip.compress(b"[]", mtime=0)[:-4],
-        b"[1]",
-        b"\x1f\x8b\x08" + bytes(20),
-    ],
-)
+@pytest.mark.parametrize("data", [b"", b"{", b"[" * 100_000, b"\xff\xfe", b"[1]"])
 def test_what_is_no_file_of_tracks_is_an_error(tmp_path: Path, data: bytes) -> None:
     path = tmp_path / "t.json"
     path.write_bytes(data)
@@ -186,17 +172,6 @@ def test_what_is_no_file_of_tracks_is_an_error(tmp_path: Path, data: bytes) -> N
         read_tracks(path)
     with pytest.raises(InputError, match=r"no\.json: .*write it with latentsync-trt faces"):
         read_tracks(tmp_path / "no.json")
-
-
-def test_a_large_file_is_compressed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tracks = Tracks(CLIP, (0.0,), (span(0, 0, 200),))
-    plain = save_tracks(tracks, tmp_path / "t.json")
-    assert plain.stat().st_size / 200 < 120, "11 MB per hour of one face at 25 frames/s"
-    monkeypatch.setattr(track_file, "_LARGE_BYTES", 1000)
-    packed = save_tracks(tracks, tmp_path / "t.json")
-    assert packed.name == "t.json.gz"
-    assert gzip.decompress(packed.read_bytes()) == plain.read_bytes()
-    assert np.array_equal(read_tracks(packed).spans[0].rows, read_tracks(plain).spans[0].rows)
 
 
 def test_tracks_of_another_clip_are_refused(clip: Path, saved: Path, tmp_path: Path) -> None:
@@ -224,7 +199,7 @@ def test_the_command_writes_a_sheet_and_tracks(tmp_path: Path) -> None:
     tracks = read_tracks(tmp_path / "two-faces.json")
     assert tracks.people == (0, 1)
     assert tracks.clip.frames == 10
-    assert [line.split()[0] for line in out.splitlines()[1:3]] == ["0", "1"]
+    assert [line.split()[0] for line in out.splitlines() if line.strip()[:1].isdigit()] == ["0", "1"]
     with Image.open(tmp_path / "two-faces.png") as sheet:
         pixels = np.asarray(sheet.convert("RGB"))
     top = pixels[16:176, 16:176].astype(int)

@@ -25,7 +25,7 @@ from latentsync_trt.audio.vad import (
     STEP,
     STEP_S,
     Speech,
-    examined,
+    chances_of_speech,
     find_speech,
     regrouped,
     spans_of,
@@ -34,7 +34,7 @@ from latentsync_trt.config import MODEL_FPS, Silence
 from latentsync_trt.media.demo_clip import SPEECH, spoken_mouth
 from latentsync_trt.media.soundtrack import SoundPiece
 from latentsync_trt.sync.speakers import Voices
-from latentsync_trt.sync.timeline import OpenVoices
+from latentsync_trt.sync.timeline import OpenVoices, notices_of_speech
 from latentsync_trt.types import Float32Array, Frame
 from tests.clips import read_audio
 from tests.sounds import mel_filters, write_samples
@@ -97,9 +97,9 @@ def test_blocks_of_any_lengths_become_the_same_steps(sizes: list[int]) -> None:
 
 @pytest.mark.parametrize("at_once", [1, 7])
 def test_what_the_network_remembers_goes_on_from_run_to_run(monkeypatch: pytest.MonkeyPatch, at_once: int) -> None:
-    whole = np.concatenate([chances for chances, _ in examined([sentence()])])
+    whole = np.concatenate(list(chances_of_speech([sentence()])))
     monkeypatch.setattr(vad, "_STEPS_AT_ONCE", at_once)
-    parts = [chances for chances, _ in examined([sentence()])]
+    parts = list(chances_of_speech([sentence()]))
     assert len(parts) == -(-len(whole) // at_once)
     assert np.allclose(np.concatenate(parts), whole, atol=1e-5)
 
@@ -166,7 +166,6 @@ def test_where_nobody_speaks_the_model_gets_silence(tmp_path: Path, silence: Sil
         times_s = [Fraction(0.5), Fraction(3), Fraction(len(speech) / SAMPLE_RATE_HZ - 1), Fraction(1000)]
         frames = [Frame(0, time_s, Fraction(1, 25), time_s, np.zeros((1, 1, 3), np.uint8), None) for time_s in times_s]
         before, spoken, after, beyond = voices.windows(0, frames)
-        assert voices.notices == []
     assert np.array_equal(before, beyond) == np.array_equal(after, beyond) == (silence == "closed")
     assert spoken.min() > beyond.max() + 0.3
 
@@ -174,23 +173,6 @@ def test_where_nobody_speaks_the_model_gets_silence(tmp_path: Path, silence: Sil
 def test_a_recording_without_speech_is_named(tmp_path: Path) -> None:
     path = write_samples(tmp_path / "music.wav", hum(SAMPLE_RATE_HZ, 0.1), SAMPLE_RATE_HZ)
     with closing(OpenVoices(Voices((SoundPiece(path),)), Louder(), mel_filters(), "closed")) as voices:
-        (notice,) = voices.notices
-    assert notice == f"{path}: no speech found, so the mouth stays shut; with --silence model it follows any sound"
-
-
-def test_where_it_is_as_loud_as_speech_without_any_is_named(tmp_path: Path) -> None:
-    """A song, for example; music that is softer, and short sounds, are not named."""
-    second, level = SAMPLE_RATE_HZ, float(sentence().std())
-    song, jingle, soft = (
-        hum(round(part_s * second), part * level) for part_s, part in ((4, 0.5), (1.2, 0.5), (4, 0.1))
-    )
-    samples = np.concatenate([sentence(), song, sentence(), jingle, sentence(), soft])
-    path = write_samples(tmp_path / "song.wav", samples, SAMPLE_RATE_HZ)
-    with closing(OpenVoices(Voices((SoundPiece(path),)), Louder(), mel_filters(), "closed")) as voices:
-        (notice,) = voices.notices
-    start_s = len(sentence()) / SAMPLE_RATE_HZ
-    ((found_s, until_s),) = find_speech([samples]).loud_s
-    assert start_s <= found_s < start_s + 1.2 < start_s + 2.8 < until_s < start_s + 4.1
-    shown = f"at {found_s:.0f}-{until_s:.0f} s: the mouth stays shut; if somebody sings or whispers there"
-    assert notice.startswith(f"{path}: loud, but not taken for speech, {shown}")
-    assert not find_speech([sentence(), soft]).loud_s
+        (speech,) = voices.speech
+    (notice,) = notices_of_speech(path, speech)
+    assert "music.wav: no speech found" in notice and "--silence model" in notice

@@ -43,14 +43,6 @@ BEFORE_S, AFTER_S = 0.05, 0.05
 FADE_S = 0.03
 """How long sound fades in before speech and out after it: an abrupt end is the sound of a stop (p, t)."""
 
-_LOUD = 0.25
-"""Power of sound without speech, in that of the speech, from which on it may be a voice that the network does not know,
-as in singing and whispering. Music and noise under speech are mostly softer by far more than these 6 dB."""
-
-_LOUD_STEPS = 32
-"""It is measured in stretches of a second, and named from two of them on."""
-
-
 SILENCE_DBFS = -50.0
 """Sound of a video frame below this level is silent: above the noise of a quiet room, below a whisper."""
 
@@ -59,13 +51,9 @@ _SAMPLES_PER_FRAME = SAMPLE_RATE_HZ // MODEL_FPS
 
 @dataclass(frozen=True, slots=True)
 class Speech:
-    """When somebody speaks: `(start, end)` in seconds of the recording, ascending, apart, with margins.
-
-    `loud_s`: when the sound is as loud as speech for at least two seconds, but none is found.
-    """
+    """When somebody speaks: `(start, end)` in seconds of the recording, ascending, apart, with margins."""
 
     spans_s: tuple[tuple[float, float], ...]
-    loud_s: tuple[tuple[float, float], ...] = ()
 
     def at(self, times_s: Iterable[SupportsFloat]) -> BoolArray:
         """Whether somebody speaks at each of these times, `(n,)`."""
@@ -104,16 +92,11 @@ def find_speech(blocks: Iterable[Float32Array]) -> Speech:
     Raises:
         InferenceError: the network fails.
     """
-    chances, powers = [np.zeros(0, np.float32)], [np.zeros(0, np.float32)]
-    for chance, power in examined(blocks):
-        chances.append(chance)
-        powers.append(power)
-    spans = spans_of(np.concatenate(chances))
-    return Speech(spans, _loud(Speech(spans), np.concatenate(powers)))
+    return Speech(spans_of(np.concatenate([np.zeros(0, np.float32), *chances_of_speech(blocks)])))
 
 
-def examined(blocks: Iterable[Float32Array]) -> Iterator[tuple[Float32Array, Float32Array]]:
-    """The probability of speech in each `STEP` of the recording, and the mean power there, in parts `(n,)` each.
+def chances_of_speech(blocks: Iterable[Float32Array]) -> Iterator[Float32Array]:
+    """The probability of speech in each `STEP` of the recording, in parts `(n,)`.
 
     Arguments and errors as above.
     """
@@ -125,7 +108,7 @@ def examined(blocks: Iterable[Float32Array]) -> Iterator[tuple[Float32Array, Flo
             before = np.concatenate([context[None], steps[:-1, -_CONTEXT:]])
             context = steps[-1, -_CONTEXT:].copy()
             found, hidden, cell = session.run({"input": np.hstack([before, steps]), "h": hidden, "c": cell})
-            yield found, np.square(steps).mean(axis=1)
+            yield found
     finally:
         session.close()
 
@@ -155,20 +138,6 @@ def spans_of(chances: Float32Array) -> tuple[tuple[float, float], ...]:
         else:
             spans.append((start_s, end_s))
     return tuple((start_s - BEFORE_S, end_s + AFTER_S) for start_s, end_s in spans if end_s - start_s >= LEAST_SPEECH_S)
-
-
-def _loud(speech: Speech, powers: Float32Array) -> tuple[tuple[float, float], ...]:
-    """`Speech.loud_s`, from the power in each step `(n,)`."""
-    spoken = speech.at((np.arange(len(powers)) + 0.5) * STEP_S)
-    if not spoken.any():
-        return ()
-    whole = len(powers) - len(powers) % _LOUD_STEPS
-    rows, voiced = powers[:whole].reshape(-1, _LOUD_STEPS), spoken[:whole].reshape(-1, _LOUD_STEPS)
-    loud = (rows.mean(axis=1) >= _LOUD * powers[spoken].mean()) & ~voiced.any(axis=1)
-    edges = np.flatnonzero(np.diff(loud.astype(np.int8), prepend=0, append=0)).reshape(-1, 2)
-    return tuple(
-        (start * _LOUD_STEPS * STEP_S, end * _LOUD_STEPS * STEP_S) for start, end in edges.tolist() if end - start > 1
-    )
 
 
 def silent_share(blocks: Iterable[Float32Array]) -> float:

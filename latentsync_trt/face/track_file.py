@@ -6,9 +6,7 @@ and y each, in pixels of the upright picture with square pixels. Persons and spa
 deleted; a span's rows outside `from_s` to `to_s` are ignored.
 """
 
-import gzip
 import json
-import zlib
 from bisect import bisect_left
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
@@ -28,9 +26,6 @@ from latentsync_trt.validation import from_json
 
 COLUMNS = 11
 _FORMAT = "latentsync-trt faces 1"
-_GZIP = b"\x1f\x8b"
-_LARGE_BYTES = 20_000_000
-"""What an editor still opens without delay."""
 _SAME_TIME_S = 0.002
 """Times are saved in microseconds, and pictures are never nearer than this to each other."""
 _SAME_DURATION_S = 0.5
@@ -127,16 +122,9 @@ class _File:
 
 
 def save_tracks(tracks: Tracks, path: Path) -> Path:
-    """Writes `path`; where that would be larger than 20 MB, it is compressed and named .json.gz. Returns its path.
-
-    Raises:
-        OSError: it cannot be written.
-    """
-    data = _text(tracks).encode()
-    if len(data) > _LARGE_BYTES and path.suffix != ".gz":
-        path = path.with_name(f"{path.name}.gz")
+    """Writes `path`, and returns it; raises OSError if it cannot be written."""
     with whole_file(path) as part:
-        part.write_bytes(gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
+        part.write_bytes(_text(tracks).encode())
     return path
 
 
@@ -148,9 +136,8 @@ def read_tracks(path: Path) -> Tracks:
     """
     try:
         data = path.read_bytes()
-        data = gzip.decompress(data) if data.startswith(_GZIP) else data
-    except (OSError, EOFError, zlib.error) as error:
-        raise InputError(f"{path}: {error}; write it with latentsync-trt faces") from error
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror or error}; write it with latentsync-trt faces") from error
     file = from_json(_File, data, path, InputError)
     try:
         return _checked(file)

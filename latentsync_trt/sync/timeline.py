@@ -27,7 +27,6 @@ _EXTENDED: dict[Extend, str] = {
     "hold": "holds its last frame",
 }
 
-_SHOWN = 3
 """Stretches of a recording that a notice names."""
 
 _SLOW_FPS = 16
@@ -205,15 +204,10 @@ def notices_of_mix(mix: Path, mix_s: Fraction, voice_s: Fraction) -> list[str]:
 
 
 def notices_of_speech(recording: Path, speech: Speech | None) -> list[str]:
-    """That no one was found to speak, at all or where it is loud; `speech`: None if it was not searched."""
-    if speech is None or (speech.spans_s and not speech.loud_s):
+    """That no one was found to speak; `speech`: None if it was not searched."""
+    if speech is None or speech.spans_s:
         return []
-    if not speech.spans_s:
-        return [f"{recording}: no speech found, so the mouth stays shut; with --silence model it follows any sound"]
-    shown = ", ".join(f"{start_s:.0f}-{end_s:.0f} s" for start_s, end_s in speech.loud_s[:_SHOWN])
-    more = f" and {len(speech.loud_s) - _SHOWN} times more" if len(speech.loud_s) > _SHOWN else ""
-    cure = "if somebody sings or whispers there, use --silence model"
-    return [f"{recording}: loud, but not taken for speech, at {shown}{more}: the mouth stays shut; {cure}"]
+    return [f"{recording}: no speech found, so the mouth stays shut; with --silence model it follows any sound"]
 
 
 def _short(value: Fraction) -> str:
