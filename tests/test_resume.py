@@ -190,7 +190,7 @@ def test_changed_files_are_noticed_before_networks_open(tmp_path: Path, monkeypa
         with pytest.raises(InputError, match=r"cannot go on with the interrupted run, since") as refused:
             lip_sync.sync(*clip, output, going_on, on_progress=stop)
     assert re.search(r"--video \(face\.mp4, .* → .*2001-09-09T01:46:40", str(refused.value))
-    assert "--seed (not given → 5)" in str(refused.value)
+    assert "→ --steps 1 --seed 5" in str(refused.value)
     assert "opening networks" not in stages
     assert leftovers(tmp_path, kept=True)
 

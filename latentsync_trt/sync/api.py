@@ -22,7 +22,7 @@ class LipSync:
     """Syncs any number of clips with one bundle and provider; sessions stay open until `close`.
 
     Thread-safe: one of `sync`, `encode_audio`, `warm_up` and `close` runs at a time, the others wait for it. Called
-    from `on_progress` or `on_notice` they raise `InputError`, as they would wait forever; after `close` they do, too.
+    from `on_progress` they raise `InputError`, as they would wait forever; after `close` they do, too.
     To stop a running `sync`, raise in `on_progress`.
     """
 
@@ -30,11 +30,9 @@ class LipSync:
         """`others`: networks of further devices, which share each clip."""
         from latentsync_trt.runtime.networks.devices import Devices
 
-        self._devices = devices = Devices(networks, others)
+        self._devices = Devices(networks, others)
         self._own_detector: MediaPipeDetector | None = None
         self._access = ExclusiveAccess("LipSync")
-        if devices.notices.on_notice is not None:
-            devices.notices.on_notice = self._access.callback(devices.notices.on_notice)
 
     @classmethod
     def from_bundle(

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from fractions import Fraction
 from hashlib import sha256
@@ -23,7 +23,7 @@ from latentsync_trt.media.playback import HELD_S
 from latentsync_trt.media.reader import Delays, are_one, delays_of, probe
 from latentsync_trt.media.soundtrack import SoundPiece
 from latentsync_trt.media.writer import check_output_path
-from latentsync_trt.option_fields import flag_name
+from latentsync_trt.option_fields import command_line, flag_name
 from latentsync_trt.paths import local_path
 from latentsync_trt.sync.speakers import Voices, voices_of
 from latentsync_trt.types import VideoInfo
@@ -178,9 +178,10 @@ def fingerprint(inputs: Inputs, bundle: Path, provider: str, brought: Mapping[st
     runtimes = {name: version for name in _RUNTIMES if (version := distribution_version(name))}
     versions = {"latentsync-trt": __version__, **library_versions(), **runtimes}
     options, encoder = inputs.options, inputs.encoder
+    separate = () if options.turns else ("speaker",)  # files, then
     return {
         **{name: _stamp(path) for name, path in _files(inputs, options)},
-        **_given(options),
+        "options": " ".join(command_line(options, leave_out=(*_NOT_IN_PICTURES, *_FILES, *separate))),
         **{name: _identity(value) for name, value in brought.items() if value is not None},
         "encoder": " ".join([encoder.ffmpeg, encoder.pixel_format, *(f"{k}={v}" for k, v in encoder.options.items())]),
         "bundle": sha256((bundle / MANIFEST_NAME).read_bytes()).hexdigest()[:_DIGITS],
@@ -197,16 +198,6 @@ def _files(inputs: Inputs, options: SyncOptions) -> Iterator[tuple[str, Path]]:
     yield from zip(names, (piece.path for piece in inputs.voices.recordings), strict=True)
     given = ((name, getattr(options, name)) for name in _FILES)
     yield from ((flag_name(name), Path(path)) for name, path in given if path is not None)
-
-
-def _given(options: SyncOptions) -> dict[str, str]:
-    """The options that are not at their defaults, without files."""
-    left_out = (*_NOT_IN_PICTURES, *_FILES, *(() if options.turns else ("speaker",)))
-    return {
-        flag_name(spec.name): str(value)
-        for spec in fields(options)
-        if spec.name not in left_out and (value := getattr(options, spec.name)) != spec.default
-    }
 
 
 def _identity(value: object) -> str:

@@ -83,9 +83,8 @@ class Run:
         """Runs all stages; encoding runs in this thread."""
         check_noise(self._resolution_px, helpers.noise)
         with closing(self._read_audio()) as speech:
-            timeline = timeline_of(self._inputs, self._options, speech)
-            span, playback = timeline.span, timeline.playback
-            self._announce(timeline.notices)
+            span, playback, notices = timeline_of(self._inputs, speech)
+            self._announce(notices)
             writer, finder = self._writer(span, playback, helpers), self._finder(helpers.detector, span)
             self._announce(writer.notices)
             painter = self._painter(speech, playback)

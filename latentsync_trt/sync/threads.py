@@ -205,10 +205,8 @@ class ExclusiveAccess:
     """Lets one operation at a time use an object, and none after it is closed; the others wait. `owner`: its name."""
 
     def __init__(self, owner: str) -> None:
-        self._owner = owner
-        self._lock = threading.Lock()
-        self._closed = False
-        self._thread = threading.local()
+        self._owner, self._lock = owner, threading.Lock()
+        self._closed, self._thread = False, 0
 
     @contextmanager
     def take(self, operation: str, *, last: bool = False) -> Iterator[None]:
@@ -218,7 +216,7 @@ class ExclusiveAccess:
             InputError: the object is closed, or the call comes from a callback of a running operation, for which it
                 would wait forever.
         """
-        if self._in_operation:
+        if self._thread == threading.get_ident():
             raise InputError(
                 f"{self._owner}.{operation}: called from a callback of another call, which it would wait for; call it "
                 "when that has returned, or raise in the callback to stop it"
@@ -228,29 +226,8 @@ class ExclusiveAccess:
         try:
             if self._closed and not last:
                 raise InputError(f"{self._owner}.{operation}: it is closed; open the bundle again")
-            self._closed = self._closed or last
-            with self._marked():
-                yield
-        finally:
-            self._lock.release()
-
-    def callback(self, function: Callable[[str], None]) -> Callable[[str], None]:
-        """`function`, from which `take` raises, whatever thread of an operation calls it."""
-
-        def marked(text: str) -> None:
-            with self._marked():
-                function(text)
-
-        return marked
-
-    @property
-    def _in_operation(self) -> bool:
-        return bool(getattr(self._thread, "marked", False))
-
-    @contextmanager
-    def _marked(self) -> Iterator[None]:
-        before, self._thread.marked = self._in_operation, True
-        try:
+            self._closed, self._thread = self._closed or last, threading.get_ident()
             yield
         finally:
-            self._thread.marked = before
+            self._thread = 0
+            self._lock.release()

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
 from math import ceil
@@ -53,12 +52,14 @@ class OpenVoices:
         listen: Listen = lambda _, blocks: blocks,
     ) -> None:
         self._voices = voices
-        self.speech: list[Speech | None] = []
-        """When somebody speaks in each recording; None where this is not searched."""
+        self.notices: list[str] = []
+        self._speech: list[Speech | None] = []
         self._streams: list[SpeechStream] = []
         with ExitStack() as opened:
             for number, recording in enumerate(voices.recordings):
-                self.speech.append(find_speech(read_audio_blocks(recording.path)) if silence == "closed" else None)
+                speech = find_speech(read_audio_blocks(recording.path)) if silence == "closed" else None
+                self.notices += notices_of_speech(recording.path, speech)
+                self._speech.append(speech)
                 opener = partial(self._blocks, number, listen)
                 self._streams.append(opened.enter_context(closing(SpeechStream(opener, encode_mel, filters))))
             self._opened = opened.pop_all()
@@ -78,7 +79,7 @@ class OpenVoices:
 
     def _blocks(self, number: int, listen: Listen) -> Iterable[Float32Array]:
         blocks: Iterable[Float32Array] = read_audio_blocks(self._voices.recordings[number].path)
-        speech = self.speech[number]
+        speech = self._speech[number]
         blocks = blocks if speech is None else speech.gated(blocks)
         for speaker in range(self._voices.count):
             if self._voices.recording_of(speaker) == number:
@@ -86,32 +87,21 @@ class OpenVoices:
         return blocks
 
 
-@dataclass(frozen=True, slots=True)
-class Timeline:
-    """`span`: what is synced. `playback`: how the video is played. `notices`: about speech and lengths."""
+def timeline_of(inputs: Inputs, voices: OpenVoices) -> tuple[Span, Playback, list[str]]:
+    """What is synced, how the video is played, and notices about that.
 
-    span: Span
-    playback: Playback
-    notices: tuple[str, ...]
-
-
-def timeline_of(inputs: Inputs, options: SyncOptions, voices: OpenVoices) -> Timeline:
-    """The timeline of a run; raises `InputError` where options do not fit the lengths of its files."""
+    Raises:
+        InputError: options do not fit the lengths of the files.
+    """
+    options, notices = inputs.options, list(voices.notices)
     span, mix, end_s = span_of(options, inputs.voices, inputs.video, voices.end_s), inputs.mix, voices.end_s
-    recordings = inputs.voices.recordings
-    notices = [
-        text
-        for piece, speech in zip(recordings, voices.speech, strict=True)
-        for text in notices_of_speech(piece.path, speech)
-    ]
     if mix is not None:
         mix_s = audio_duration_s(mix.path)
         notices += notices_of_mix(mix.path, mix_s, voices.end_s - mix.at_s)
         end_s = mix.at_s + mix_s
     end_s = end_s if span.end_s is None else min(end_s, span.end_s)
     notices += notices_of_length(inputs.info, end_s, options)
-    playback = playback_of(options, inputs.info.duration_s, end_s, inputs.picture_delay_s)
-    return Timeline(span, playback, tuple(notices))
+    return span, playback_of(options, inputs.info.duration_s, end_s, inputs.picture_delay_s), notices
 
 
 def playback_of(
