@@ -57,24 +57,19 @@ PROBLEMS: tuple[Event, ...] = (
 )
 
 
-def test_rates_and_time_left(make: Callable[..., Board], clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_summary_counts_what_ended(
+    make: Callable[..., Board], clock: Clock, capsys: pytest.CaptureFixture[str]
+) -> None:
     board = make(as_json=True)
     clock.now_s += 3  # start-up
-    for event in (*HALF[:-1], Moved("a", "gpu 0", Progress("finding faces", 250, 250))):
-        board(event)
-    board(Moved("a", "gpu 0", Progress("lip-sync", 1, 250)))
-    clock.now_s += 5
-    assert str(board) == "1 of 4 clips done; 0.2 frames/s"  # nothing is known yet of the time left
-    board(HALF[-1])
-    assert str(board) == "1 of 4 clips done; 25.0 frames/s, about 0:00:26 left"  # of 30 s of video, 5 s took 5 s
-    for event in END:
+    for event in (*HALF, *END):
         board(event)
     board(Failed("b", "gpu 0", "killed", usage=False, again=True))
-    clock.now_s += 5
-    assert str(board).startswith("2 of 4 clips done; 25.0 frames/s, about")
+    clock.now_s += 10
+    assert str(board) == "2 of 4 clips done"
     board(Failed("b", "gpu 0", "no face", usage=False, again=False))
     board(Finished("c", "gpu 0", Done(5.0, {"frames": 250})))
-    assert str(board) == "3 of 4 clips done, 1 failed; 50.0 frames/s"
+    assert str(board) == "3 of 4 clips done, 1 failed"
     board.show_summary()
     summary = json.loads(capsys.readouterr().out.splitlines()[-1])
     counts = {"event": "summary", "done": 2, "done_before": 1, "failed": 1, "frames": 500}
@@ -91,13 +86,12 @@ def test_lines_for_a_log(make: Callable[..., Board], clock: Clock, capsys: pytes
     board.show_summary()
     out, err = capsys.readouterr()
     lines = err.splitlines()
-    assert lines[0].startswith("[40 s] 1 of 4 clips done; 3.1 frames/s")
-    assert lines[1].startswith("[40 s] a[1].mp4: 250 frames in 5.0 s on gpu 0; 2 of 4 clips done")
-    assert lines[2].startswith("[40 s] row 3: b[1].mp4: worker gpu 0 was lost")
-    assert lines[3] == f"[40 s] row 3: b[1].mp4: failed: {NO_FACE}"
-    assert lines[4].startswith("[40 s] worker gpu 1 cannot start")
-    assert lines[5].startswith("[40 s] worker gpu 1 is given up")
-    assert lines[6] == f"failed: row 3  b[1].mp4  {NO_FACE}"
+    assert lines[0].startswith("[40 s] a[1].mp4: 250 frames in 5.0 s on gpu 0; 2 of 4 clips done")
+    assert lines[1].startswith("[40 s] row 3: b[1].mp4: worker gpu 0 was lost")
+    assert lines[2] == f"[40 s] row 3: b[1].mp4: failed: {NO_FACE}"
+    assert lines[3].startswith("[40 s] worker gpu 1 cannot start")
+    assert lines[4].startswith("[40 s] worker gpu 1 is given up")
+    assert lines[5] == f"failed: row 3  b[1].mp4  {NO_FACE}"
     assert out.startswith("2 clips done (1 earlier), 1 failed: 250 frames in 40.0 s, 6.2 frames/s; start-up")
 
 
@@ -131,7 +125,7 @@ def test_a_terminal_shows_the_whole_and_as_many_workers_as_it_has_room_for(
         board(Moved("a", "gpu 0", Progress("lip-sync", 150, 250)))
     assert isinstance(terminal.file, io.StringIO)
     lines = terminal.file.getvalue().splitlines()
-    whole = next(number for number, line in enumerate(lines) if "1 of 4 clips done; 30.0 frames/s" in line)
+    whole = max(number for number, line in enumerate(lines) if "1 of 4 clips done" in line)
     assert " 60%" in lines[whole + 1]
     assert "gpu 0  lip-sync  a[1].mp4" in lines[whole + 1]
     assert "gpu 1  starting" in lines[whole + 2]

@@ -4,18 +4,15 @@ import errno
 import os
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
 from latentsync_trt import files
 from latentsync_trt.bundle.manifest import MANIFEST_NAME
-from latentsync_trt.cli import main
 from latentsync_trt.errors import OutputError
 from latentsync_trt.files import (
     GO_ON,
@@ -269,23 +266,3 @@ def test_an_engine_in_the_making_goes_with_its_process(tmp_path: Path) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         cache.obtain(KEY, build)
-
-
-def test_doctor_names_leftovers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from latentsync_trt.cli import doctor
-
-    monkeypatch.chdir(tmp_path)
-    checkpoints, cache = tmp_path / "models", tmp_path / "engines"
-    monkeypatch.setenv("LATENTSYNC_TRT_CHECKPOINTS", str(checkpoints))
-    monkeypatch.setenv("LATENTSYNC_TRT_CACHE_DIR", str(cache))
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(doctor, "SECTIONS", {"leftovers": doctor.SECTIONS["leftovers"]})
-    assert str(tmp_path) not in CliRunner().invoke(main, ["doctor"]).stdout
-    checkpoints.mkdir()
-    half = killed(checkpoints)
-    (cache / ".latentsync-0123abcd").mkdir(parents=True)
-    (cache / ".latentsync-0123abcd" / ".in-use").touch()
-    result = CliRunner().invoke(main, ["doctor"])
-    assert result.exit_code == 0
-    for expected in (str(half), str(cache)):
-        assert expected in result.stdout

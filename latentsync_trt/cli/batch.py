@@ -1,7 +1,7 @@
 """`latentsync-trt batch`: many clips, on all GPUs of this machine or on a Ray cluster."""
 
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -90,7 +90,6 @@ def command(
         if out is not None and not is_url(out):
             check_folder_to_write(Path(out), "--out")
             Path(out).mkdir(parents=True, exist_ok=True)
-            stack.callback(_remove_if_empty, Path(out))
         ready = _check([row for row in rows if row.task.id not in settled], problems, quiet=quiet, as_json=as_json)
         ended = [(row, settled[row.task.id]) for row in rows if row.task.id in settled]
         failed = [(row, known.error or "") for row, known in ended if known.state == "failed"]
@@ -127,11 +126,6 @@ def _settled(
     ledger.remove(row.task.id for row in known if row.task.id not in wanted and row.state != "done")
     ended = ("done",) if retry_failed else ("done", "failed")
     return {row.task.id: row for row in known if row.task.id in wanted and row.state in ended}
-
-
-def _remove_if_empty(folder: Path) -> None:
-    with suppress(OSError):
-        folder.rmdir()
 
 
 def _check(

@@ -6,13 +6,9 @@ Packages that may fail to load are imported in functions, so that the failure be
 import json
 import os
 import platform
-import re
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import asdict, dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Literal
 
@@ -27,8 +23,6 @@ from latentsync_trt.version import __version__, distribution_version
 Level = Literal["ok", "missing", "problem", "info"]
 
 _MARKS = {"ok": ("✓", "green"), "missing": ("–", "yellow"), "problem": ("✗", "red"), "info": (" ", "white")}
-_EXTRAS = ("export", "calibrate", "c2pa", "cluster", "serve", "ui")
-_REQUIREMENT = re.compile(r"(?P<name>[\w.-]+)[^;]*(?:;.*extra == ['\"](?P<extra>[\w-]+))?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,27 +95,11 @@ def _system() -> Iterator[Finding]:
         yield Finding("ok", f"{device}, {_gb(device.memory_bytes)} memory{free}")
 
 
-def _packages() -> Iterator[Finding]:
-    builds = [name for name in ("onnxruntime-gpu", "onnxruntime") if distribution_version(name)]
-    if len(builds) > 1:
-        yield Finding("problem", "onnxruntime and onnxruntime-gpu overwrite each other's files", REINSTALL_ORT)
-    needed: dict[str, list[str]] = {"": builds or ["onnxruntime-gpu"]}
-    with suppress(metadata.PackageNotFoundError):
-        for requirement in filter(None, map(_REQUIREMENT.match, metadata.requires("latentsync-trt") or ())):
-            if not requirement["name"].startswith("onnxruntime"):
-                needed.setdefault(requirement["extra"] or "", []).append(requirement["name"])
-    for extra in ("", *(name for name in _EXTRAS if name in needed)):
-        versions = {name: distribution_version(name) for name in needed[extra]}
-        missing = ", ".join(name for name, version in versions.items() if version is None)
-        found = ", ".join(f"{name} {version}" for name, version in versions.items())
-        line = f'pip install "latentsync-trt[{extra}]"' if extra else "pip install latentsync-trt"
-        absent = Obstacle(f"{missing} not installed", line) if missing else None
-        yield _found(f"{extra}: {found}" if extra else found, absent, "missing" if extra else "problem", name=extra)
-
-
 def _providers() -> Iterator[Finding]:
     from latentsync_trt.runtime.providers import diagnose
 
+    if all(map(distribution_version, ("onnxruntime-gpu", "onnxruntime"))):
+        yield Finding("problem", "onnxruntime and onnxruntime-gpu overwrite each other's files", REINSTALL_ORT)
     obstacles = {provider: diagnose.diagnose_provider(provider) for provider in PROVIDERS.values()}
     for provider, obstacle in obstacles.items():
         level: Level = "problem" if provider is CPU else "missing"
@@ -188,18 +166,13 @@ def _bundles() -> Iterator[Finding]:
         yield Finding("ok", f"{find.name_of(bundle)}: {find.facts(manifest)}, {manifest.shapes}, {size}")
 
 
-def _leftovers() -> Iterator[Finding]:
+def _kept_work() -> Iterator[Finding]:
     from latentsync_trt.bundle.find import checkpoints_folder
     from latentsync_trt.files import leftovers
-    from latentsync_trt.runtime.cache.store import cache_folder
 
-    wanted = Path(), checkpoints_folder(), cache_folder(), Path(tempfile.gettempdir())
-    for place in dict.fromkeys(place.absolute() for place in wanted):
-        for leftover in leftovers(place):
-            text = f"{leftover}: of a run that was killed"
-            yield Finding("missing", text, "delete it, as the next run that writes there does")
+    for place in dict.fromkeys(folder.absolute() for folder in (Path(), checkpoints_folder())):
         for work in leftovers(place, kept=True):
-            text = f"{work}: finished parts of an interrupted run"
+            text = f"{work}: an interrupted run keeps finished parts"
             yield Finding("missing", text, "run the same command with --resume, or delete the folder")
 
 
@@ -216,11 +189,10 @@ def _gb(size_bytes: int) -> str:
 
 SECTIONS: dict[str, Callable[[], Iterator[Finding]]] = {
     "system": _system,
-    "packages": _packages,
     "providers": _providers,
     "engines": _engines,
     "media": _codecs,
     "bundles": _bundles,
-    "leftovers": _leftovers,
+    "interrupted runs": _kept_work,
 }
 """Sections of the report: heading → examination."""
