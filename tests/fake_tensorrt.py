@@ -5,7 +5,6 @@ $FAULT: how it fails.
 
 import json
 import os
-import time
 import types
 from pathlib import Path
 
@@ -27,11 +26,6 @@ MESSAGES = {
 
 class ILogger:
     INTERNAL_ERROR, ERROR, WARNING, INFO, VERBOSE = range(5)
-
-
-class IProgressMonitor:
-    def __init__(self):
-        pass
 
 
 class ILayer:
@@ -156,7 +150,6 @@ class Builder:
                 self.log.log(severity, message)
             return None
         self.log.log(ILogger.ERROR, "a tactic ran out of memory, and another was taken")
-        show_phases(config.progress_monitor)
         level = getattr(config, "builder_optimization_level", None)
         settings = {
             **config.settings,
@@ -169,16 +162,3 @@ class Builder:
             "visible": os.environ.get("CUDA_VISIBLE_DEVICES"),
         }
         return Memory(json.dumps(settings).encode())
-
-
-def show_phases(monitor):
-    """Two phases, the second with one in it; $FAULT "slow": they take a while."""
-    monitor.phase_start("build", None, 2)
-    for step in range(2):
-        monitor.phase_start("inner", "build", 4)
-        for inner in range(4):
-            time.sleep(0.1 if FAULT == "slow" else 0)
-            assert monitor.step_complete("inner", inner)
-        monitor.phase_finish("inner")
-        assert monitor.step_complete("build", step)
-    monitor.phase_finish("build")

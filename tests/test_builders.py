@@ -2,7 +2,7 @@
 imitate theirs, which need a GPU. tests/test_tensorrt_stand_in.py has ONNX Runtime's real TensorRT provider."""
 
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -37,22 +37,16 @@ class Provider:
     """Stands for TensorRT's compiler and for ONNX Runtime with a GPU: what both were asked for.
 
     `answer`: what the compiler says; where it accepts, it writes what the order names. `timings_seen`: what it found.
-    `progress`: what it reports of each build.
     """
 
     answer: Answer = field(default_factory=lambda: Answer(True, "", version=LOADED))
     orders: list[CompileOrder] = field(default_factory=list)
     environments: list[Mapping[str, str]] = field(default_factory=list)
     timings_seen: list[bytes] = field(default_factory=list)
-    progress: tuple[float, ...] = ()
     asked: list[tuple[Path, SessionSettings]] = field(default_factory=list)
 
-    def compile(
-        self, order: CompileOrder, environment: Mapping[str, str] | None, on_progress: Callable[[float], None]
-    ) -> Answer:
+    def compile(self, order: CompileOrder, environment: Mapping[str, str] | None) -> Answer:
         """Acts like `run_compiler`."""
-        for fraction in self.progress:
-            on_progress(fraction)
         self.orders.append(order)
         self.environments.append(environment or {})
         assert order.timings

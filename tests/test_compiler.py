@@ -114,20 +114,6 @@ def test_layers_and_memory_of_a_built_engine_are_told_where_it_can_be_opened(
     assert run_compiler(order).device_memory_bytes is None
 
 
-def test_progress_never_decreases_and_a_short_build_reports_none(
-    order: CompileOrder, module: Callable[[str], None]
-) -> None:
-    reports: list[float] = []
-    run_compiler(order, on_progress=reports.append)
-    assert reports == []
-    often = "import __main__; __main__.REPORT_S = 0.05\n"
-    module(often + FAKE.read_text(encoding="utf-8"))
-    assert run_compiler(order, {"FAULT": "slow"}, reports.append).accepted
-    assert len(reports) > 4
-    assert reports == sorted(reports)
-    assert 2 < len(set(reports) & {eighth / 8 for eighth in range(9)}) == len(set(reports))
-
-
 @pytest.mark.parametrize(
     ("content", "why"),
     [("", ""), ("damaged", "the timing cache is damaged"), ("of another driver", "made with another driver")],
@@ -178,17 +164,6 @@ def test_what_a_compiler_prints_is_not_its_answer_and_is_not_shown(
 ) -> None:
     assert run_compiler(order, {"FAULT": "prints"}).accepted
     assert capfd.readouterr() == ("", "")
-
-
-def test_nothing_is_imported_from_the_current_folder(
-    order: CompileOrder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    trap = tmp_path / "current folder"
-    (trap / "latentsync_trt").mkdir(parents=True)
-    for name in ("json.py", "tensorrt.py", "latentsync_trt/__init__.py"):
-        (trap / name).write_text("raise RuntimeError('loaded')")
-    monkeypatch.chdir(trap)
-    assert run_compiler(order).accepted
 
 
 # How it ends.

@@ -5,7 +5,6 @@ What this proves, and what it does not: tests/tensorrt_stand_in/README.md.
 
 import json
 import os
-import re
 import shutil
 import signal
 import time
@@ -147,19 +146,7 @@ def test_faults_of_one_graph_leave_the_others(stand_in: StandIn) -> None:
 def test_memory_and_layers_of_an_engine_are_kept_with_it(stand_in: StandIn) -> None:
     found, ended = stand_in.scenario("built", bundle=SMALL)
     assert ended.numbers(r"context bytes=(\d+)") == [found["memory_bytes"]]
-    layers = found["layers"]
-    assert ended.numbers(r"build nodes=(\d+)") == [layers["layers"]] == [sum(layers["kinds"].values())]
-    assert layers["kinds"]["Conv"] > 0
-    assert layers["formats"] == {"Float": 1}
-    assert [size["moved_bytes"] > 0 for size in layers["largest"]] == [True] * 2 + [False] * 8
-    assert not any("%" in notice for notice in found["notices"])
-
-
-@pytest.mark.slow
-def test_a_build_of_more_than_ten_seconds_tells_how_far_it_is(stand_in: StandIn) -> None:
-    found, _ = stand_in.scenario("built", fault="slow_build=12", bundle=SMALL)
-    notice = next(notice for notice in found["notices"] if "%" in notice)
-    assert re.fullmatch(r"vae_encoder: building for tensorrt, \d+% of the steps in 0:00:\d\d", notice)
+    assert ended.numbers(r"build nodes=(\d+)") == [found["layers"]]
 
 
 def test_attention_without_a_fused_kernel_is_built_in_parts(stand_in: StandIn, tmp_path: Path) -> None:
@@ -377,7 +364,7 @@ def test_the_stand_in_s_module_has_tensorrt_s_names() -> None:
         "IBuilderConfig": (
             *("builder_optimization_level", "set_memory_pool_limit", "add_optimization_profile"),
             *("create_timing_cache", "set_timing_cache", "get_timing_cache"),
-            *("progress_monitor", "profiling_verbosity"),
+            "profiling_verbosity",
         ),
         "OnnxParser": ("parse_from_file", "num_errors", "get_error"),
         "IOptimizationProfile": ("set_shape",),
@@ -387,7 +374,6 @@ def test_the_stand_in_s_module_has_tensorrt_s_names() -> None:
         "LayerType": ("ATTENTION_OUTPUT",),
         "IAttentionOutputLayer": ("type", "attention"),
         "IAttention": ("decomposable",),
-        "IProgressMonitor": ("phase_start", "step_complete", "phase_finish"),
         "Runtime": ("deserialize_cuda_engine",),
         "ICudaEngine": ("device_memory_size_v2", "create_engine_inspector"),
         "EngineInspector": ("get_engine_information",),

@@ -23,7 +23,6 @@ from latentsync_trt.measure.page import write_file
 from latentsync_trt.measure.pictures import Likeness
 from latentsync_trt.option_fields import check_limits, option
 from latentsync_trt.privacy import without_paths
-from latentsync_trt.runtime.compiler.process import LayerSummary
 from latentsync_trt.runtime.providers import libraries
 from latentsync_trt.runtime.providers.gpu import Gpu, driver_version
 from latentsync_trt.runtime.providers.select import Selection
@@ -131,7 +130,7 @@ class Row:
 
     `case`: which graph or clip. `provider`, `preset`: None if irrelevant. `frames`: video frames of one run, 0
     if none. `parts_s`: seconds of a run by part; the parts of an end-to-end run overlap. `start_up_s`: seconds of
-    building and opening before the first run. `layers`: those of the graph's engine, where TensorRT describes them.
+    building and opening before the first run.
     """
 
     scenario: str
@@ -145,7 +144,6 @@ class Row:
     quality: Quality | None = None
     parts_s: Mapping[str, float] = field(default_factory=dict)
     start_up_s: Mapping[str, float] = field(default_factory=dict)
-    layers: LayerSummary | None = None
     notes: tuple[str, ...] = ()
 
     @property

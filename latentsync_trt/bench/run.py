@@ -184,9 +184,9 @@ def _graphs(setting: Setting) -> Iterator[Row]:
                 times_ms, _ = setting.timed("graph", run)
                 memory = peak()
             engine = next(entry for entry in networks.times() if entry.graph == graph)
-            start_up_s, layers = {"build": engine.build_s, "open": engine.open_s}, networks.layers(graph)
+            start_up_s = {"build": engine.build_s, "open": engine.open_s}
             notes = networks.take_notices()
-            yield setting.row("graph", graph, times_ms, notes, memory=memory, start_up_s=start_up_s, layers=layers)
+            yield setting.row("graph", graph, times_ms, notes, memory=memory, start_up_s=start_up_s)
             # The memory of one graph must not be counted for the next.
             del run, session
             networks.close()

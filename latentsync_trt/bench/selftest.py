@@ -58,8 +58,7 @@ class GraphRow:
     `nodes`: number of nodes assigned to each provider in the graph that ONNX Runtime runs; a compiled part is one node.
     `built`: whether its engine was built at this start; `build_s`: duration of the build, now or earlier;
     `engine_bytes`: size in the cache. `first_ms`: the first run on device inputs; `mean_ms`: the mean of the others.
-    `layers`: fields of `LayerSummary`, of an engine of TensorRT. `difference`: the largest to the reference's outputs,
-    divided by their largest value; right up to `limit`.
+    `difference`: the largest to the reference's outputs, divided by their largest value; right up to `limit`.
     """
 
     graph: str
@@ -71,7 +70,6 @@ class GraphRow:
     engine_bytes: int | None = None
     first_ms: float | None = None
     mean_ms: float | None = None
-    layers: Mapping[str, Any] | None = None
     difference: float | None = None
     limit: float | None = None
 

@@ -5,7 +5,7 @@ Each event is written at once, so that a crash of the provider loses no earlier 
 
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -92,9 +92,7 @@ def _try_graph(engines: Engines, graph: str, folder: str, emit: Emit) -> dict[st
         return {"error": str(error)}
     row: dict[str, Any] = {"nodes": opened.session.nodes_by_provider(), "open_s": opened.open_s}
     if engines.compiled:
-        layers = engines.layers(graph)
         row |= {"built": opened.built, "build_s": opened.build_s, "engine_bytes": opened.size_bytes}
-        row["layers"] = layers and asdict(layers)
     emit(doing=f"running {graph}")
     runs = GPU_RUNS if selection.gpu else CPU_RUNS
     try:

@@ -16,7 +16,7 @@ from latentsync_trt.bundle.manifest import Bundle, step_graph
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import LatentSyncError
 from latentsync_trt.runtime.cache.store import EngineCache, cache_folder
-from latentsync_trt.runtime.compiler.process import CompileOrder, run_compiler, summarize
+from latentsync_trt.runtime.compiler.process import CompileOrder, run_compiler
 from latentsync_trt.runtime.networks.background import BackgroundBuild
 from latentsync_trt.runtime.networks.networks import Networks
 from latentsync_trt.runtime.providers.select import Selection, select_provider
@@ -142,12 +142,12 @@ def built(bundle: str, graph: str = "vae_encoder") -> dict[str, Any]:
     opened_engine = engines.open(graph)
     opened_engine.session.close()
     entry = engines.cache.find(engines.key(graph))
-    layers = entry and summarize(entry.folder / builders.LAYERS)
+    assert entry is not None
     return {
-        "memory_bytes": entry and entry.device_memory_bytes,
-        "layers": layers and asdict(layers),
+        "memory_bytes": entry.device_memory_bytes,
+        "layers": len(json.loads((entry.folder / builders.LAYERS).read_text())["Layers"]),
         "notices": notices,
-        "folder": entry and str(entry.folder),
+        "folder": str(entry.folder),
     }
 
 

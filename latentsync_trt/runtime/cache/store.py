@@ -43,6 +43,9 @@ from latentsync_trt.runtime.cache.remote import EngineStore
 LOCAL_FOLDER = "engine_cache"
 SHARED_FOLDER = ".shared"
 
+RTX_LIBRARY = "onnxruntime-ep-nv-tensorrt-rtx"
+"""The name of NVIDIA's plug-in in keys."""
+
 _LOCKS = ".locks"
 _NEW = "engine"
 _ENTRY_NAME = re.compile(rf"[0-9a-f]{{{DIGEST_LENGTH}}}")
@@ -272,13 +275,9 @@ def _new_folder(aside: Path) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Libraries and GPUs of a machine; unknown ones make no engine stale.
+    """Versions of libraries, by their names in keys, and names of GPUs; unknown ones (None) make no engine stale."""
 
-    `versions`: by the library names in keys, empty if not installed. `gpus`: names of the devices, None where the
-    driver does not work or hides some.
-    """
-
-    versions: Mapping[str, str] = field(default_factory=dict)
+    versions: Mapping[str, str | None] = field(default_factory=dict)
     gpus: frozenset[str] | None = None
 
     def why_stale(self, entry: Entry) -> str:
@@ -286,29 +285,22 @@ class Machine:
         if entry.problem or entry.key is None:
             return entry.problem
         for name, version in entry.key.versions.items():
-            here = self.versions.get(name, version)
-            if here != version:
-                return f"built with {name} {version}, and here is {here or 'none'}"
+            if (self.versions.get(name) or version) != version:
+                return f"built with {name} {version}, and here is {self.versions[name]}"
         if self.gpus is not None and entry.key.gpu not in self.gpus:
             return f"built for {entry.key.gpu}, which is not in this machine"
         return ""
 
 
 def this_machine() -> Machine:
-    """This environment's libraries and GPUs. Loads onnxruntime and the driver."""
+    """This environment's libraries and GPUs; GPUs are unknown where the driver does not work or hides some."""
     from latentsync_trt.runtime.providers.gpu import driver_problem, gpus
     from latentsync_trt.runtime.providers.libraries import UNKNOWN, onnxruntime_version, rtx_version, tensorrt_version
 
-    versions = {
-        "onnxruntime": onnxruntime_version(),
-        "tensorrt": tensorrt_version(),
-        "onnxruntime-ep-nv-tensorrt-rtx": rtx_version(),
-    }
+    versions = {"onnxruntime": onnxruntime_version(), "tensorrt": tensorrt_version(), RTX_LIBRARY: rtx_version()}
+    known = {name: None if version == UNKNOWN else version for name, version in versions.items()}
     all_visible = driver_problem() is None and "CUDA_VISIBLE_DEVICES" not in os.environ
-    return Machine(
-        {name: "" if version in (None, UNKNOWN) else str(version) for name, version in versions.items()},
-        frozenset(gpu.name for gpu in gpus()) if all_visible else None,
-    )
+    return Machine(known, frozenset(gpu.name for gpu in gpus()) if all_visible else None)
 
 
 @dataclass(frozen=True, slots=True)

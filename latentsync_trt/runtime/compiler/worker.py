@@ -1,9 +1,8 @@
 """The child process of `process.run_compiler`: compiles one graph with TensorRT or TensorRT-RTX."""
 
 import importlib
-import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import chdir
 from pathlib import Path
 from typing import Any
@@ -17,19 +16,13 @@ _UNKNOWN = "Plugin not found"
 # Without a GPU, each failure is followed by one of these, which do not concern the graph.
 _NO_GPU = ("checkMacros.cpp::catchCudaError", "CUDA driver version is insufficient")
 
-REPORT_S = 10.0
-"""Least interval of reports of progress."""
 
-
-def compile_order(
-    trt: Any, order: Mapping[str, Any], on_progress: Callable[[float], None] = lambda _: None
-) -> dict[str, Any]:
+def compile_order(trt: Any, order: Mapping[str, Any]) -> dict[str, Any]:
     """Compiles the graph at `order["path"]`, strongly typed, and writes the files that the order names.
 
     Args:
         trt: the Python module of TensorRT or of TensorRT-RTX.
         order: the fields of `process.CompileOrder`; all paths but that of the graph are absolute.
-        on_progress: as in `process.run_compiler`.
 
     Returns:
         The fields of `process.Answer`.
@@ -46,7 +39,7 @@ def compile_order(
     engine, rejected, memory_bytes = None, "", None
     if _parse(parser, Path(order["path"])):
         _let_attention_decompose(trt, network)
-        engine, rejected = _build(trt, builder, network, order, log, on_progress)
+        engine, rejected = _build(trt, builder, network, order, log)
         reason = "" if engine is not None else _builder_reason(log)
         if engine is not None and order["layers"]:
             memory_bytes = _examine(trt, engine, log, Path(order["layers"]))
@@ -80,19 +73,11 @@ def _let_attention_decompose(trt: Any, network: Any) -> None:
             layer.attention.decomposable = True
 
 
-def _build(
-    trt: Any,
-    builder: Any,
-    network: Any,
-    order: Mapping[str, Any],
-    log: Any,
-    on_progress: Callable[[float], None],
-) -> tuple[Any, str]:
+def _build(trt: Any, builder: Any, network: Any, order: Mapping[str, Any], log: Any) -> tuple[Any, str]:
     """The engine or None, after writing its files, and why timings were rejected."""
     config = _config(trt, builder, order)
     timings = order["timings"] and Path(order["timings"])
     rejected = _take_timings(config, timings, log) if timings else ""
-    config.progress_monitor = _make_monitor(trt, on_progress)
     engine = builder.build_serialized_network(network, config)
     if engine is not None:
         if timings:
@@ -138,42 +123,6 @@ def _make_log(trt: Any) -> Any:
                 self.warnings.append(message)
 
     return Log()
-
-
-def _make_monitor(trt: Any, report: Callable[[float], None]) -> Any:
-    class Monitor(trt.IProgressMonitor):  # type: ignore[misc]
-        """Reports the fraction of the outermost phase's steps, with part of the current one by the phases in it; it
-        never decreases. Steps do not take equal times. Called by the compiler, in any thread."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self._fraction, self._said_s = 0.0, time.monotonic()
-            self._phases: dict[str, list[Any]] = {}  # parent, steps, steps done
-            self._lock = threading.Lock()
-
-        def phase_start(self, phase_name: str, parent_phase: str | None, num_steps: int) -> None:
-            with self._lock:
-                self._phases[phase_name] = [parent_phase, num_steps, 0]
-
-        def step_complete(self, phase_name: str, step: int) -> bool:
-            with self._lock:
-                if phase_name in self._phases:
-                    self._phases[phase_name][2] = step + 1
-                self._fraction = max(self._fraction, self._within(None))
-                if time.monotonic() - self._said_s >= REPORT_S:
-                    self._said_s = time.monotonic()
-                    report(self._fraction)
-            return True
-
-        def phase_finish(self, phase_name: str) -> None:
-            with self._lock:
-                self._phases.pop(phase_name, None)
-
-        def _within(self, wanted: str | None) -> float:
-            phases = [(name, steps, done) for name, (parent, steps, done) in self._phases.items() if parent == wanted]
-            return max((min(1.0, (done + self._within(name)) / steps) for name, steps, done in phases), default=0.0)
-
-    return Monitor()
 
 
 def _config(trt: Any, builder: Any, order: Mapping[str, Any]) -> Any:
@@ -269,6 +218,6 @@ if __name__ == "__main__":
 
     def work(order: Event, emit: Emit) -> None:
         trt = importlib.import_module(order["compiler"])
-        emit(**compile_order(trt, order, lambda fraction: emit(progress=fraction)))
+        emit(**compile_order(trt, order))
 
     serve(work)

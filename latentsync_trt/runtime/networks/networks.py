@@ -10,7 +10,6 @@ from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import EngineBuildError, InferenceError, InputError, OutOfMemory, ProviderUnavailable
 from latentsync_trt.remembered import forget
 from latentsync_trt.runtime.cache.store import EngineCache, Notice, cache_folder
-from latentsync_trt.runtime.compiler.process import LayerSummary
 from latentsync_trt.runtime.networks.background import BackgroundBuild
 from latentsync_trt.runtime.networks.batching import needed_bytes, windows_that_fit
 from latentsync_trt.runtime.networks.codec import VaeCodec
@@ -112,10 +111,6 @@ class Networks:
     def notice(self, text: str) -> None:
         """As `Notices.add`."""
         self.notices.add(text)
-
-    def layers(self, graph: str) -> LayerSummary | None:
-        """As `Engines.layers`."""
-        return self._pool.engines.layers(graph)
 
     def session(self, graph: str) -> Session:
         """The session of a graph, opened at the first call; valid until another network is used."""

@@ -12,17 +12,16 @@ header `tensorrt_rtx_provider_options.h` in NVIDIA's plug-in package.
 import logging
 import re
 import shutil
-import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 from latentsync_trt.bundle.manifest import EIGHT_BIT_PRECISIONS, DimensionRange, GraphEntry, GraphForm, Precision
 from latentsync_trt.errors import EngineBuildError, GraphRefused, InputError, OutOfMemory
 from latentsync_trt.files import whole_file
+from latentsync_trt.runtime.cache.store import RTX_LIBRARY
 from latentsync_trt.runtime.compiler.process import Answer, CompileOrder, ContextModel, run_compiler
 from latentsync_trt.runtime.compiler.profiles import InputShapes, input_shapes, with_sizes
 from latentsync_trt.runtime.providers.gpu import Gpu, visible_only
@@ -45,7 +44,7 @@ ENGINE = "model.engine"
 """In the folder of the context model, where ONNX Runtime requires it."""
 
 LAYERS = "layers.json"
-"""What the engine consists of: see `process.summarize`."""
+"""What the engine consists of, as TensorRT's inspector describes it."""
 
 TIMINGS = "kernels.timing"
 
@@ -196,18 +195,12 @@ class TensorRTBuilder:
         # A copy, as another build may write the shared file at the same time.
         shared, timings = self.shared / TIMINGS, folder / TIMINGS
         _copy(shared, timings)
-        start_s, name = time.monotonic(), source.path.stem
-
-        def on_progress(fraction: float) -> None:
-            passed = timedelta(seconds=round(time.monotonic() - start_s))
-            self.on_notice(f"{name}: building for {TENSORRT.name}, {fraction:.0%} of the steps in {passed}")
-
-        answer = run_compiler(self._order(source, folder, timings), visible_only(self.gpu), on_progress)
+        answer = run_compiler(self._order(source, folder, timings), visible_only(self.gpu))
         if answer.rejected_timings:
             with suppress(OSError):  # if the cache cannot be written, the next build reports the same
                 shared.unlink(missing_ok=True)
             self.on_notice(
-                f"{name}: TensorRT rejects the kernel timings of earlier builds, removed {shared}: "
+                f"{source.path.stem}: TensorRT rejects the kernel timings of earlier builds, removed {shared}: "
                 f"{answer.rejected_timings}"
             )
         if answer.version and not answer.version.startswith(self.version):
@@ -299,7 +292,7 @@ class RtxBuilder:
 
     def versions(self) -> dict[str, str]:
         """ONNX Runtime's and the plug-in's."""
-        return {"onnxruntime": onnxruntime_version(), "onnxruntime-ep-nv-tensorrt-rtx": self.version}
+        return {"onnxruntime": onnxruntime_version(), RTX_LIBRARY: self.version}
 
     def build(self, source: GraphSource, folder: Path) -> int | None:
         """Compiles ahead of time; the plug-in compiles the kernels when they run."""

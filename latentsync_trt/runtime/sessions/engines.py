@@ -17,7 +17,6 @@ from latentsync_trt.errors import EngineBuildError, InputError, OutOfMemory
 from latentsync_trt.remembered import Key, known, remember
 from latentsync_trt.runtime.cache.entry import EngineKey, Entry
 from latentsync_trt.runtime.cache.store import SHARED_FOLDER, EngineCache, Notice
-from latentsync_trt.runtime.compiler.process import LayerSummary, summarize
 from latentsync_trt.runtime.compiler.profiles import check_sizes, dimension_ranges, engine_ranges, input_shapes
 from latentsync_trt.runtime.providers.diagnose import rtx_devices
 from latentsync_trt.runtime.providers.gpu import Gpu, driver_version
@@ -31,7 +30,6 @@ from latentsync_trt.runtime.providers.libraries import (
 from latentsync_trt.runtime.providers.select import Selection, eight_bit_notice
 from latentsync_trt.runtime.providers.table import CUDA, PROVIDERS, RTX, TENSORRT
 from latentsync_trt.runtime.sessions.builders import (
-    LAYERS,
     Builder,
     DirectOpen,
     GraphSource,
@@ -179,11 +177,6 @@ class Engines:
                 return None
             total += entry.size_bytes + entry.device_memory_bytes
         return total
-
-    def layers(self, graph: str) -> LayerSummary | None:
-        """What a graph's engine consists of; None if not built, or if the provider does not say."""
-        entry = self.cache.find(self.key(graph)) if self.compiled else None
-        return summarize(entry.folder / LAYERS) if entry else None
 
     def build(self, graph: str, *, force: bool = False) -> Entry:
         """Builds the engine of a graph unless the cache has it; `force` builds anyway.

@@ -31,10 +31,6 @@ _make_config = _function("stand_in_config", _POINTER, _POINTER)
 _set_level = _function("stand_in_set_level", None, _POINTER, _INT)
 _set_workspace = _function("stand_in_set_workspace", None, _POINTER, _SIZE)
 _set_verbosity = _function("stand_in_set_verbosity", None, _POINTER, _INT)
-_PHASE_START = ctypes.CFUNCTYPE(None, _TEXT, _TEXT, _INT)
-_STEP_COMPLETE = ctypes.CFUNCTYPE(_BOOL, _TEXT, _INT)
-_PHASE_FINISH = ctypes.CFUNCTYPE(None, _TEXT)
-_set_monitor = _function("stand_in_set_monitor", None, _POINTER, _PHASE_START, _STEP_COMPLETE, _PHASE_FINISH)
 _open_engine = _function("stand_in_engine", _POINTER, _POINTER, _TEXT, _SIZE)
 _device_memory = _function("stand_in_device_memory", ctypes.c_longlong, _POINTER)
 _information = _function("stand_in_information", _TEXT, _POINTER)
@@ -89,22 +85,6 @@ class LayerInformationFormat:
     """As TensorRT's; there is no other."""
 
     JSON = 1
-
-
-class IProgressMonitor:
-    """What a caller's monitor extends."""
-
-    def phase_start(self, phase_name: str, parent_phase: str | None, num_steps: int) -> None:
-        """As TensorRT's."""
-        raise NotImplementedError
-
-    def step_complete(self, phase_name: str, step: int) -> bool:
-        """As TensorRT's."""
-        raise NotImplementedError
-
-    def phase_finish(self, phase_name: str) -> None:
-        """As TensorRT's."""
-        raise NotImplementedError
 
 
 class MemoryPoolType:
@@ -254,22 +234,6 @@ class IBuilderConfig:
     @profiling_verbosity.setter
     def profiling_verbosity(self, verbosity: int) -> None:
         _set_verbosity(self.pointer, verbosity)
-
-    @property
-    def progress_monitor(self) -> IProgressMonitor:
-        """As TensorRT's."""
-        raise NotImplementedError
-
-    @progress_monitor.setter
-    def progress_monitor(self, monitor: IProgressMonitor) -> None:
-        self._functions = (
-            _PHASE_START(
-                lambda name, parent, steps: monitor.phase_start(name.decode(), parent and parent.decode(), steps)
-            ),
-            _STEP_COMPLETE(lambda name, step: monitor.step_complete(name.decode(), step)),
-            _PHASE_FINISH(lambda name: monitor.phase_finish(name.decode())),
-        )
-        _set_monitor(self.pointer, *self._functions)
 
     def set_memory_pool_limit(self, pool: int, pool_size: int) -> None:
         """As TensorRT's."""
