@@ -149,7 +149,7 @@ def _protocol(url: str) -> str:
 
 
 def _open(url: str, get_client: Any = None) -> tuple[Any, str]:
-    """The file system of a URL, without what it remembers of earlier calls, and the file's name there."""
+    """Returns the file system of a URL, with an empty cache, and the file's name there."""
     import fsspec
 
     options: dict[str, Any] = {}

@@ -41,7 +41,7 @@ def work(orders: Iterator[Event], emit: Emit) -> None:
 
 
 def _handle_signals() -> None:
-    """Ctrl-C reaches this process, too, but its parent decides; other signals end it without its files."""
+    """Ignores Ctrl-C, as the parent decides; other signals remove unfinished files and end the process."""
     signal.signal(signal.SIGINT, lambda *_: None)
     for name in ("SIGTERM", "SIGHUP", "SIGBREAK"):
         with suppress(AttributeError):

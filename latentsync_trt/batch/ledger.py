@@ -108,19 +108,19 @@ class Ledger:
             connection.executemany("delete from tasks where id = ?", [(task_id,) for task_id in task_ids])
 
     def rows(self, state: State | None = None) -> list[Row]:
-        """All rows, or those in one state, in the order in which they were added."""
+        """Returns all rows, or those in one state, in the order in which they were added."""
         return self._rows("where ? in (state, '') order by position", state or "")
 
     def newest(self, limit: int, offset: int = 0) -> list[Row]:
-        """The last rows that were added, the newest first."""
+        """Returns the last rows that were added, the newest first."""
         return self._rows("order by position desc limit ? offset ?", limit, offset)
 
     def row(self, task_id: str) -> Row | None:
-        """The row of a task."""
+        """Returns the row of a task."""
         return next(iter(self._rows("where id = ?", task_id)), None)
 
     def counts(self) -> dict[State, int]:
-        """Number of tasks by state."""
+        """Returns the number of tasks by state."""
         return dict(self._read("select state, count(*) from tasks group by state"))
 
     def record(self, event: Event) -> None:
@@ -169,7 +169,7 @@ class Ledger:
 
     @contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
-        """A transaction, which is on disk when the block ends."""
+        """Opens a transaction, which is on disk when the block ends."""
         try:
             with self._lock, self._connection:
                 yield self._connection

@@ -29,7 +29,7 @@ class LocalWorker:
 
     @property
     def pid(self) -> int | None:
-        """The child's process number; None before `start`."""
+        """Returns the child's process number; None before `start`."""
         return None if self._child is None else self._child.pid
 
     def start(self) -> None:

@@ -24,7 +24,7 @@ _LOGGING = {"log_level": "WARNING", "enable_access_log": False}
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that listens; raises `InputError` if the address or port cannot be used."""
+    """Returns a socket that listens; raises `InputError` if the address or port cannot be used."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family, backlog=128)

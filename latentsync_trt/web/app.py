@@ -37,7 +37,7 @@ _POLICY = (
 
 @contextmanager
 def page_app(service: Service, folder: Path, key: str | None, *, own_hosts: bool) -> Iterator[Starlette]:
-    """The application with the page, the files of jobs, and the endpoint `/sync`.
+    """Gives the application with the page, the files of jobs, and the endpoint `/sync`.
 
     Args:
         folder: of the service; uploads lie in it, and are deleted at the end.
@@ -127,7 +127,7 @@ class _Guard:
 
 
 def public_address(host: str, port: int) -> str:
-    """An address on the Internet that leads to the page, by Gradio's servers; raises `LatentSyncError`."""
+    """Returns a public address of the page, by Gradio's servers; raises `LatentSyncError`."""
     from gradio.networking import setup_tunnel
 
     try:

@@ -117,7 +117,7 @@ class Page:
         self.blocks.load(self._look, self.entries, status, **soon)
 
     def _show_demo(self) -> tuple[str, str]:
-        """The built-in clip and its speech, as uploads."""
+        """Returns the built-in clip and its speech, as uploads."""
         folder = mkdtemp(dir=self._uploads)
         video, speech = demo_clip(folder)
         return str(video), str(shutil.copy(speech, folder))
@@ -192,7 +192,7 @@ class Page:
         return self._look(entries, shown)
 
     def _look(self, entries: Entries, shown: str | None = None) -> Updates:
-        """What is known of the browser's jobs; shows one of them, by default the newest."""
+        """Updates the list of the browser's jobs, and shows one of them, by default the newest."""
         service, names, known = self._service, dict(entries), {}
         for job_id in names:
             with suppress(UnknownJob):  # it was deleted
@@ -217,7 +217,7 @@ class Page:
 
 
 def _refuse_addresses(block: Any) -> None:
-    """Gradio would download a file whose path is an address, of any size."""
+    """Refuses URLs as paths of files, which Gradio would download, of any size."""
     move = block.async_move_resource_to_block_cache
 
     async def checked(path: str | Path | None) -> str | None:

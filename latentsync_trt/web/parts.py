@@ -186,7 +186,7 @@ def _address(job_id: str) -> str:
 
 
 def _duration(seconds: float) -> str:
-    """83.2 → "0:01:23"."""
+    """Returns 83.2 as "0:01:23"."""
     return str(timedelta(seconds=round(seconds)))
 
 
