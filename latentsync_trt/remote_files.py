@@ -7,7 +7,6 @@ password and query, which may be secrets.
 import errno
 import re
 import secrets
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -32,9 +31,6 @@ _LONGEST_NAME = 60  # in UTF-8 at most 240 bytes
 # The default of aiohttp ends a download after five minutes.
 _CONNECT_S, _READ_S = 30, 60
 _DENIED = (401, 403)
-
-# Clients of stores repeat a request that fails within seconds, but for HTTP, and not a transfer that is cut.
-_PAUSES_S = (1.0, 5.0)
 
 
 def is_url(text: str) -> bool:
@@ -104,17 +100,13 @@ def fetch(url: str, folder: Path, check: Check = lambda: None, *, get_client: An
         MissingDependency: the extra is not installed. OutputError: the disk is full.
     """
     target = folder / name_of(url)
-
-    def download() -> None:
-        with _translated(url, MediaError, folder):
-            system, remote = _open(url, get_client)
-            try:
-                system.get_file(remote, str(target), callback=_callback(check))
-            except BaseException:
-                target.unlink(missing_ok=True)
-                raise
-
-    _repeated(download, MediaError)
+    with _translated(url, MediaError, folder):
+        system, remote = _open(url, get_client)
+        try:
+            system.get_file(remote, str(target), callback=_callback(check))
+        except BaseException:
+            target.unlink(missing_ok=True)
+            raise
     return target
 
 
@@ -125,23 +117,20 @@ def deliver(path: Path, url: str, check: Check = lambda: None) -> None:
         OutputError: it cannot be written. InputError, MissingDependency: as `fetch`.
     """
 
-    def upload() -> None:
-        with _translated(url, OutputError):
-            system, remote = _open(url)
-            if _protocol(url) in _WHOLE:
-                system.put_file(str(path), remote, callback=_callback(check))
-                return
-            parent, _, name = remote.rpartition("/")
-            part = f"{parent}/.{name}.{secrets.token_hex(4)}.part"
-            try:
-                system.put_file(str(path), part, callback=_callback(check))
-                system.mv(part, remote)
-            except BaseException:
-                with suppress(Exception):  # the first error is the one to report
-                    system.rm_file(part)
-                raise
-
-    _repeated(upload, OutputError)
+    with _translated(url, OutputError):
+        system, remote = _open(url)
+        if _protocol(url) in _WHOLE:
+            system.put_file(str(path), remote, callback=_callback(check))
+            return
+        parent, _, name = remote.rpartition("/")
+        part = f"{parent}/.{name}.{secrets.token_hex(4)}.part"
+        try:
+            system.put_file(str(path), part, callback=_callback(check))
+            system.mv(part, remote)
+        except BaseException:
+            with suppress(Exception):  # the first error is the one to report
+                system.rm_file(part)
+            raise
 
 
 def _protocol(url: str) -> str:
@@ -171,18 +160,6 @@ def _callback(check: Check) -> Any:
             check()
 
     return Callback(hooks={"check": moved})
-
-
-def _repeated(transfer: Callable[[], None], failure: type[LatentSyncError]) -> None:
-    """Calls `transfer`, again after a pause for a `failure` that may pass."""
-    for pause_s in _PAUSES_S:
-        try:
-            return transfer()
-        except failure as error:
-            if error.usage:
-                raise
-        time.sleep(pause_s)
-    return transfer()
 
 
 @contextmanager

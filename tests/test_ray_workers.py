@@ -295,24 +295,3 @@ def test_a_killed_driver_loses_no_row_and_runs_none_twice(place: Place, tmp_path
     assert [place.frames_of(name) for name in names] == [LONG_FRAMES] * 4
     for name, time_before in written.items():
         assert place.s3.info(f"{BUCKET}/{name}/out.mp4", refresh=True)["LastModified"] == time_before
-
-
-@pytest.mark.slow
-def test_a_cluster_that_dies_ends_the_batch_with_the_cure(place: Place, tmp_path: Path) -> None:
-    from ray.cluster_utils import Cluster
-
-    jobs = write_jobs(tmp_path / "jobs.jsonl", [place.task("orphan", "long")])
-    cluster = Cluster(initialize_head=True, head_node_args={**NODE, "include_dashboard": False})
-    try:
-        command = Command(cluster.address, jobs)
-        command.until("started")
-        cluster.head_node.kill_gcs_server()
-        raylet = psutil.Process(cluster.head_node.all_processes["raylet"][0].process.pid)
-        for process in [*raylet.children(recursive=True), raylet]:
-            process.kill()
-        events = command.end()
-    finally:
-        cluster.shutdown()
-    assert command.process.returncode == 1
-    assert "does not answer any more; " in events[-1]["error"]
-    assert "run the same command with --resume" in events[-1]["error"]

@@ -37,8 +37,6 @@ class Handler(BaseHTTPRequestHandler):
     """Serves CONTENT in ways that the path names."""
 
     protocol_version = "HTTP/1.1"
-    cuts = 0
-    """How often "flaky" is still cut."""
 
     def do_GET(self) -> None:
         what = self.path.partition("?")[0].rpartition("/")[2].partition(".")[0]
@@ -47,8 +45,7 @@ class Handler(BaseHTTPRequestHandler):
         self.send_response(status)
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()
-        cut = what == "cut" or (what == "flaky" and Handler.cuts > 0)
-        Handler.cuts -= what == "flaky" and cut
+        cut = what == "cut"
         self.wfile.write(content[: 1000 if cut else None])
         self.close_connection = cut or self.command == "PUT"
 
@@ -65,11 +62,6 @@ def http() -> Iterator[str]:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}"
         server.shutdown()
-
-
-@pytest.fixture(autouse=True)
-def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote_files, "_PAUSES_S", (0.0, 0.0))
 
 
 @pytest.fixture
@@ -205,12 +197,11 @@ def test_a_stopped_download_leaves_nothing(s3: Any, tmp_path: Path) -> None:
 # HTTP
 
 
-def test_http_is_read(http: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Handler, "cuts", 2)
-    url = f"{http}/clips/flaky.a%20clip.mp4?{SECRET}"
+def test_http_is_read(http: str, tmp_path: Path) -> None:
+    url = f"{http}/clips/a%20clip.mp4?{SECRET}"
     fetched = remote_files.fetch(url, tmp_path)
-    assert (fetched.name, fetched.read_bytes()) == ("flaky.a clip.mp4", CONTENT)
-    assert (Handler.cuts, remote_files.exists(url), remote_files.exists(f"{http}/missing.mp4")) == (0, True, False)
+    assert (fetched.name, fetched.read_bytes()) == ("a clip.mp4", CONTENT)
+    assert (remote_files.exists(url), remote_files.exists(f"{http}/missing.mp4")) == (True, False)
 
 
 @pytest.mark.parametrize(
@@ -240,20 +231,6 @@ def test_a_store_without_whole_writes_gets_a_rename(made: Path) -> None:
     with pytest.raises(InputError, match=r"^stopped$"):
         remote_files.deliver(made, "memory://out/other.mp4", stop)
     assert memory.find("/out") == ["/out/clip.mp4"]
-
-
-def test_a_delivery_that_fails_is_repeated(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    memory, errors = fsspec.filesystem("memory"), [ConnectionResetError("by peer"), TimeoutError("no answer")]
-    put_file = type(memory).put_file
-
-    def fail(*arguments: Any, **named: Any) -> None:
-        if errors:
-            raise errors.pop()
-        put_file(*arguments, **named)
-
-    monkeypatch.setattr(type(memory), "put_file", fail)
-    remote_files.deliver(made, "memory://repeated/clip.mp4")
-    assert memory.cat("/repeated/clip.mp4") == CONTENT
 
 
 def test_without_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,11 +7,10 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields, replace
-from fractions import Fraction
 from hashlib import sha256
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from latentsync_trt import remote_files
 from latentsync_trt.batch.tasks import Task
@@ -22,9 +21,6 @@ from latentsync_trt.option_fields import field_name, from_texts, to_texts
 from latentsync_trt.paths import exists, local_path, why_missing
 from latentsync_trt.remote_files import is_url, shown
 from latentsync_trt.validation import from_json, from_values
-
-if TYPE_CHECKING:
-    from latentsync_trt.sync.inputs import Inputs
 
 _Row = tuple[str, Mapping[str, Any] | str]
 """Where a row is, and its cells by field, or why it cannot be read."""
@@ -58,7 +54,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class BatchRow:
-    """A row of a job file. `length_s`: of its output, where that is known."""
+    """A row of a job file. `length_s`: of its video, where that is known."""
 
     where: str
     task: Task
@@ -235,7 +231,8 @@ def _checked(row: BatchRow) -> BatchRow | Problem:
     try:
         if not any(is_url(file) for file, _ in files):
             inputs = check_inputs(task.video, task.audio, task.output, task.options)
-            return replace(row, length_s=_length_s(inputs, task.options))
+            length_s = inputs.info.duration_s
+            return row if length_s is None else replace(row, length_s=float(length_s))
         for file, written in files:
             if written:
                 remote_files.check_target(file)
@@ -246,17 +243,3 @@ def _checked(row: BatchRow) -> BatchRow | Problem:
     except LatentSyncError as error:
         return Problem(row.where, str(error))
     return row
-
-
-def _length_s(inputs: "Inputs", options: SyncOptions) -> float:
-    """Returns about the seconds of an output, from what its inputs state."""
-    from latentsync_trt.media.files import open_input
-    from latentsync_trt.media.timing import stated_end_s
-
-    sound_s = Fraction(0)
-    for piece in inputs.voices.recordings:
-        with open_input(piece.path) as container:
-            sound_s = max(sound_s, piece.at_s + (stated_end_s(container) or 0))
-    video_s = inputs.info.duration_s or sound_s
-    either = {"longest": max, "shortest": min}.get(options.output_length)
-    return float(either(video_s, sound_s) if either else video_s if options.output_length == "video" else sound_s)

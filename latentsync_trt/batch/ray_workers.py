@@ -10,7 +10,6 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from time import monotonic
 from typing import Any, cast
 from urllib.parse import urlsplit
 
@@ -28,9 +27,7 @@ _NAMESPACE = "latentsync-trt"
 _THREADS = 4
 _POLL_S = 0.5
 _CONNECT_S = 30.0
-# Ray kills a driver whose cluster is gone for 60 s.
-_LOST_AFTER_S = 30.0
-_CHECK_S = 5.0
+_REACH_S = 5.0
 _PATIENCE_S = 2.0
 _LONGEST_REASON = 300
 
@@ -58,8 +55,6 @@ class RayWorker:
     def start(self) -> None:
         """See `WorkerHandle.start`. Waits without limit for a node that has what the worker needs, with a notice."""
         self._end()
-        if self._cluster.lost:
-            raise LatentSyncError(self._cluster.lost)
         self._actor = actor = self._cluster.create(self._needs)
         self._node, self.pid, version = self._result(actor.place.remote(), self._say_what_is_missing)
         if version != __version__:
@@ -97,7 +92,7 @@ class RayWorker:
     def _end(self) -> None:
         """Ends the actor, which may remove its unfinished files first."""
         actor, node, self._actor, self._node = self._actor, self._node, None, ""
-        if actor is None or self._cluster.lost:
+        if actor is None:
             return
         with suppress(Exception):  # it has ended, or the cluster has
             if node:
@@ -110,7 +105,6 @@ class RayWorker:
             while not self._cluster.ray.wait([answer], timeout=_POLL_S)[0]:
                 if self._closed:
                     raise WorkerLost(f"{self.name}: was closed")
-                self._cluster.check()
                 on_wait()
             return self._cluster.ray.get(answer)
 
@@ -178,7 +172,7 @@ class Actor:
 
 
 class Cluster:
-    """This process' connection to a Ray cluster, shared by its workers. `lost`: why it has ended, empty before."""
+    """This process' connection to a Ray cluster, shared by its workers."""
 
     def __init__(self, address: str, on_notice: Notice) -> None:
         try:
@@ -187,14 +181,10 @@ class Cluster:
             cure = 'pip install "latentsync-trt[cluster]"'
             raise MissingDependency(f"--ray {address}: needs the extra cluster; {cure} ({error})") from error
         self.ray: Any = ray
-        self.lost = ""
         self._name, self._on_notice, self._said = address, on_notice, set[str]()
         self._lock = threading.Lock()
-        self._checked_s = self._answered_s = monotonic()
         if not ray.is_initialized():
             self._connect(address)
-        client = address.startswith("ray://")  # it keeps a connection, and its errors say when that is lost
-        self._gcs = "" if client else str(ray.get_runtime_context().gcs_address)
 
     def _connect(self, address: str) -> None:
         # Ray prints the ends of actors to stdout, which may be JSON, and has no setting for that.
@@ -230,18 +220,6 @@ class Cluster:
                 num_cpus=needs.cpus, num_gpus=needs.gpus, max_restarts=0, max_task_retries=0, max_concurrency=_THREADS
             )(Actor).remote()
 
-    def check(self) -> None:
-        """Raises `WorkerLost` if the head node has not answered for `_LOST_AFTER_S`; asks it every `_CHECK_S`."""
-        with self._lock:
-            now_s = monotonic()
-            if self._gcs and now_s >= self._checked_s + _CHECK_S:
-                self._checked_s = now_s
-                with suppress(OSError):
-                    _reach(self._gcs)
-                    self._answered_s = now_s
-        if self.lost or self._checked_s - self._answered_s > _LOST_AFTER_S:
-            raise WorkerLost(self._lose())
-
     def say_once(self, text: str) -> None:
         """Gives a notice, unless there was the same one."""
         with self._lock:
@@ -261,18 +239,13 @@ class Cluster:
                 raise InputError(f"{what}: the node cannot load latentsync_trt; {cure}") from error
             raise WorkerLost(f"{what}: {_one_line(str(error))}") from error
         except ConnectionError as error:  # of `ray://`
-            raise WorkerLost(self._lose()) from error
-
-    def _lose(self) -> str:
-        cure = "what is done is kept: restart the cluster, and run the same command with --resume"
-        self.lost = f"--ray {self._name}: the Ray cluster does not answer any more; {cure}"
-        return self.lost
+            raise WorkerLost(f"{what}: the cluster does not answer: {error}") from error
 
 
 def _reach(address: str) -> None:
     """Raises OSError if nothing answers at "host:port" or "ray://host:port", and ValueError if that is neither."""
     parts = urlsplit(address if "://" in address else f"//{address}")
-    socket.create_connection((parts.hostname, parts.port), _CHECK_S).close()
+    socket.create_connection((parts.hostname, parts.port), _REACH_S).close()
 
 
 def _one_line(text: str) -> str:

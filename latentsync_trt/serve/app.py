@@ -232,12 +232,7 @@ class _Figures(Collector):
     def collect(self) -> Iterator[Metric]:
         service = self._service
         workers = Counter(each.state for each in service.workers())
-        for name, text in (
-            ("frames", "Frames written."),
-            ("windows", "Windows of 16 frames, of finished jobs."),
-            ("painting_seconds", "Seconds of finished jobs after their start-up."),
-        ):
-            yield CounterMetricFamily(f"latentsync_{name}", text, service.totals[name])
+        yield CounterMetricFamily("latentsync_frames", "Frames written.", service.totals["frames"])
         for kind, name, label, text, values, figures in (
             (CounterMetricFamily, "jobs_ended", "state", "Jobs by state at their end.", _ENDED, service.totals),
             (CounterMetricFamily, "failures", "kind", "Lost workers and failed jobs.", _FAILURES, service.totals),

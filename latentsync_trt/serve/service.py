@@ -93,7 +93,7 @@ class Service:
         self._ledger = Ledger.open(folder / "ledger.sqlite")
         self.limits = limits
         self.totals = Counter[str]()
-        """Since the start: frames, windows, painting_seconds, ends by state, failures by kind."""
+        """Since the start: frames, ends by state, failures by kind."""
         self._lock, self._stopped = threading.Lock(), threading.Event()
         self._fault = ""
         self._running: dict[str, _Running] = {}
@@ -326,10 +326,8 @@ class Service:
                     self.totals["frames"] += progress.done - (before.done if before.writes else 0)
                     first_s, first = (first_s, first) if first_s else (time.monotonic(), progress.done)
                 self._running[task_id] = progress, first_s, first
-            case Finished(task_id, _, done):
+            case Finished():
                 self.totals["done"] += 1
-                self.totals["windows"] += done.report["windows"]
-                self.totals["painting_seconds"] += done.report["wall_s"] - done.report["opened_s"]
             case Failed(task_id, _, _, usage, again):
                 self.totals["worker" if again else "input" if usage else "run"] += 1
                 self.totals["failed"] += not again

@@ -27,7 +27,6 @@ _SHOWN = (
 _LEFT_OUT = (PRESET, "faces", "resume", "speaker", "turns")
 """`faces` are those that the page found; the page takes one recording, for one face."""
 _FILES = file_fields(SyncOptions).keys() - {"report"}
-_ACRONYM = re.compile(r"\b(fps|crf|c2pa)\b", re.IGNORECASE)
 _DEFAULT = re.compile(r"\s*\[default: (.*)\]")
 _FLAG = re.compile(r"--(no-)?([a-z][a-z0-9-]*)")
 
@@ -93,8 +92,7 @@ def _control(spec: Field[Any]) -> Any:
     if choices := choices_of(hint):
         unset = [("default", "")] if NoneType in get_args(hint) else []
         return gr.Dropdown([*unset, *choices], value=_default(spec), filterable=False, **common)
-    told = _DEFAULT.search(spec.metadata["help"])
-    placeholder = _words(told[1]).partition(";")[0] if told else spec.metadata.get("metavar", "").lower()
+    placeholder = spec.metadata.get("metavar", "").lower()
     if isinstance(spec.default, int | float):
         # Limits are left to the options, whose message says what is wrong.
         return gr.Number(spec.default, placeholder=placeholder, **common)
@@ -109,8 +107,10 @@ def _default(spec: Field[Any]) -> Any:
 
 def _texts(spec: Field[Any]) -> dict[str, Any]:
     """Returns label and help of a control."""
-    label = _ACRONYM.sub(lambda word: word[0].upper(), spec.name.replace("_", " ").capitalize())
-    return {"label": label, "info": _words(_DEFAULT.sub("", spec.metadata["help"]).strip())}
+    return {
+        "label": spec.name.replace("_", " ").capitalize(),
+        "info": _words(_DEFAULT.sub("", spec.metadata["help"]).strip()),
+    }
 
 
 def _words(text: str) -> str:
