@@ -141,7 +141,7 @@ def test_a_terminated_worker_removes_its_files(settings: WorkerSettings, task: T
 
 KEEPING = """
 from fractions import Fraction
-from latentsync_trt.batch.child import work
+from latentsync_trt.batch.local import work
 from latentsync_trt.child import converse
 from latentsync_trt.media import parts
 
@@ -157,7 +157,7 @@ def test_a_worker_ends_with_its_parent_and_keeps_finished_parts(
     (tmp_path / "modules" / "keeping.py").write_text(KEEPING)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "modules"))
     with Child("keeping") as child:
-        child.send({"settings": settings})
+        child.send(settings)
         child.send({"run": 1, "task": task})
         parts = tmp_path / ".latentsync-a.mkv" / "parts.json"
         next(event for event in child.events() if parts.exists())

@@ -1,16 +1,36 @@
-"""A worker of this machine: a child process, which may crash or be killed and be started again."""
+"""A worker of this machine: a child process, which may crash or be killed and be started again.
 
+Orders: first the settings, then `{"run": number, "task": …}` and `{"cancel": number}`. Events: `error`, None if the
+settings work; then for each run, with its number, `progress`, and `done` or `error`; after `WorkerLost` the process
+ends. At any time, `notice`.
+"""
+
+import signal
 import threading
-from collections.abc import Callable
+import traceback
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
+from queue import Queue
+from time import monotonic
+from typing import Any
 
-from latentsync_trt.batch.tasks import Done, Task, WorkerLost, WorkerSettings
-from latentsync_trt.child import Child, Event
+from latentsync_trt.batch.tasks import Canceled, Done, Task, TaskError, WorkerLost, WorkerSettings
+from latentsync_trt.batch.worker import Worker
+from latentsync_trt.child import Child, Emit, Event, converse, end_process
+from latentsync_trt.errors import LatentSyncError
 from latentsync_trt.stopping import requested
 from latentsync_trt.types import Progress
+from latentsync_trt.unexpected import one_line
 
-_MODULE = "latentsync_trt.batch.child"
+_MODULE = "latentsync_trt.batch.local"
+
 # The child removes unfinished files meanwhile.
 _PATIENCE_S = 2.0
+
+# Seconds between two of a clip; more often, no one could read it.
+_PROGRESS_S = 0.2
 
 
 class LocalWorker:
@@ -35,17 +55,17 @@ class LocalWorker:
     def start(self) -> None:
         """See `WorkerHandle.start`."""
         self._end()
+        threads = self._settings.threads
         with self._lock:
             if self._closed or requested():
                 raise WorkerLost(f"{self.name}: is closed")
-            self._child = child = self._new_child()
-        child.send({"settings": self._settings})
-        for event in child.events():
-            if "notice" not in event:
-                self._raise_error(event)
-                return
-            self._on_notice(f"{self.name}: {event['notice']}")
-        raise self._lost(child)
+            try:
+                child = Child(_MODULE, {} if threads is None else {"OMP_NUM_THREADS": str(threads)})
+            except OSError as error:
+                raise WorkerLost(f"{self.name}: its process cannot be started ({error})") from error
+            self._child = child
+        child.send(self._settings)
+        self._result(child, 0, lambda _: None)
 
     def run(self, task: Task, on_progress: Callable[[Progress], None]) -> Done:
         """See `WorkerHandle.run`. An error of `on_progress` cancels the task."""
@@ -56,12 +76,13 @@ class LocalWorker:
             self._number, self._running = number, task.id
             child.send({"run": number, "task": task})
         try:
-            return self._result(child, number, on_progress)
+            done: Done = self._result(child, number, on_progress)["done"]
         except BaseException:
             self.cancel(task.id)  # does nothing where it has ended
             raise
         finally:
             self._running = ""
+        return done
 
     def cancel(self, task_id: str) -> None:
         """See `WorkerHandle.cancel`."""
@@ -75,38 +96,97 @@ class LocalWorker:
             self._closed = True
         self._end()
 
-    def _new_child(self) -> Child:
-        threads = self._settings.threads
-        try:
-            return Child(_MODULE, {} if threads is None else {"OMP_NUM_THREADS": str(threads)})
-        except OSError as error:
-            raise WorkerLost(f"{self.name}: its process cannot be started ({error})") from error
-
     def _end(self) -> None:
         if self._child is not None:
             self._child.end(_PATIENCE_S)
 
-    def _result(self, child: Child, number: int, on_progress: Callable[[Progress], None]) -> Done:
+    def _result(self, child: Child, number: int, on_progress: Callable[[Progress], None]) -> Event:
+        """The last event of a run, or of opening (`number` 0); raises its error."""
         for event in child.events():
-            if event.get("run") != number:  # of an earlier task, whose `on_progress` failed
+            if "notice" in event:
+                if not number:
+                    self._on_notice(f"{self.name}: {event['notice']}")
+            elif event.get("run", 0) != number:  # of an earlier task, whose `on_progress` failed
                 continue
-            if "progress" in event:
+            elif "progress" in event:
                 on_progress(event["progress"])
-                continue
-            self._raise_error(event)
-            done: Done = event["done"]
-            return done
-        raise self._lost(child)
-
-    def _raise_error(self, event: Event) -> None:
-        error = event.get("error")
-        if isinstance(error, WorkerLost):
-            raise WorkerLost(f"{self.name}: {error}")
-        if error is not None:
-            raise error
-
-    def _lost(self, child: Child) -> WorkerLost:
+            elif isinstance(event["error"], WorkerLost):
+                raise WorkerLost(f"{self.name}: {event['error']}")
+            elif event["error"] is not None:
+                raise event["error"]
+            else:
+                return event
         ended = child.wait()
         if self._closed:
-            return WorkerLost(f"{self.name}: was closed")
-        return WorkerLost(f"{self.name}: its process ended with {ended}: {ended.last_error_line or 'no message'}")
+            raise WorkerLost(f"{self.name}: was closed")
+        raise WorkerLost(f"{self.name}: its process ended with {ended}: {ended.last_error_line or 'no message'}")
+
+
+def work(orders: Iterator[Any], emit: Emit) -> None:
+    """In the child: takes orders in the main thread, which so handles signals at once; another one runs the tasks."""
+    from latentsync_trt.sync.threads import tune_process
+
+    tune_process()
+    # Ctrl-C reaches this process, too, but its parent decides; other signals end it without its files.
+    signal.signal(signal.SIGINT, lambda *_: None)
+    for name in ("SIGTERM", "SIGHUP", "SIGBREAK"):
+        with suppress(AttributeError):
+            signal.signal(getattr(signal, name), lambda number, _: end_process(128 + number))
+    tasks: Queue[Event] = Queue()
+    canceled: defaultdict[int, threading.Event] = defaultdict(threading.Event)
+    threading.Thread(target=_run_tasks, args=(next(orders), tasks, canceled, emit), name="worker", daemon=True).start()
+    for order in orders:
+        if "run" in order:
+            tasks.put(order)
+        else:  # it may come before its run, or after that has ended
+            canceled[order["cancel"]].set()
+
+
+def _run_tasks(
+    settings: WorkerSettings, tasks: "Queue[Event]", canceled: defaultdict[int, threading.Event], emit: Emit
+) -> None:
+    """Opens a worker and runs its tasks; ends the process when it cannot run another."""
+    try:
+        worker = Worker(settings, lambda text: emit(notice=text))
+        error = _opening_error(worker)
+        emit(error=error)
+        while error is None or isinstance(error, TaskError | Canceled):
+            order = tasks.get()
+            number, done, error = order["run"], None, None
+            try:
+                done = worker.run(order["task"], _throttled(partial(emit, run=number)), canceled[number])
+            except (TaskError, Canceled, WorkerLost) as failure:
+                error = failure
+            del canceled[number]
+            emit(run=number, done=done, error=error)
+    except BaseException:  # noqa: BLE001 -- the parent would wait forever
+        traceback.print_exc()
+    end_process(1)
+
+
+def _opening_error(worker: Worker) -> LatentSyncError | None:
+    """Opens a worker; returns why that failed."""
+    try:
+        worker.open()
+    except LatentSyncError as error:
+        return error
+    except Exception as error:  # noqa: BLE001 -- the parent reports it
+        return LatentSyncError(one_line(error, ["batch"])[0])
+    return None
+
+
+def _throttled(tell: Emit) -> Callable[[Progress], None]:
+    """Tells a new stage at once, and otherwise one progress in `_PROGRESS_S`."""
+    stage, next_s = "", 0.0
+
+    def report(progress: Progress) -> None:
+        nonlocal stage, next_s
+        if progress.stage != stage or monotonic() >= next_s:
+            stage, next_s = progress.stage, monotonic() + _PROGRESS_S
+            tell(progress=Progress(stage, progress.done, progress.total))
+
+    return report
+
+
+if __name__ == "__main__":
+    converse(work)

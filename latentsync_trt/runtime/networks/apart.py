@@ -92,14 +92,9 @@ class SubprocessNetworks:
         self._restart_if_dead()
         self._call("prepare", tuple(graphs), resolution_px)
 
-    def open(self, graphs: Iterable[str]) -> None:
-        self._call("open", tuple(graphs))
-
-    def warm_up(self, graphs: Iterable[str]) -> None:
-        self._call("warm_up", tuple(graphs))
-
-    def between_windows(self) -> None:
-        self._call("between_windows")
+    def __getattr__(self, name: str) -> Any:
+        """A method of `Networks`: `open`, `warm_up`, `between_windows`."""
+        return partial(self._call, name)
 
     def wait_for_build(self) -> str:
         try:

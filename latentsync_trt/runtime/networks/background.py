@@ -7,7 +7,7 @@ from typing import Any
 
 from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.child import Child, Emit, serve
-from latentsync_trt.errors import LatentSyncError
+from latentsync_trt.errors import EngineBuildError, LatentSyncError
 from latentsync_trt.runtime.cache.store import EngineCache
 from latentsync_trt.runtime.sessions.engines import Engines
 
@@ -18,14 +18,14 @@ _PATIENCE_S = 2.0
 
 
 class BackgroundBuild:
-    """Starts building `graphs` of `engines`; `elapsed_s` and `error` (empty if none) are valid once `done`.
+    """Starts building `graphs` of `engines`; `elapsed_s` is valid once `done`.
 
     Raises:
         OSError: the process cannot be started.
     """
 
     def __init__(self, engines: Engines, graphs: Sequence[str]) -> None:
-        self.engines, self.error, self.elapsed_s = engines, "", 0.0
+        self._engines, self._error, self.elapsed_s = engines, "", 0.0
         self._start_s = time.monotonic()
         self._child = Child(_MODULE)
         folder, cache = engines.bundle.folder.resolve(), engines.cache
@@ -39,10 +39,16 @@ class BackgroundBuild:
         return not self._waiter.is_alive()
 
     def wait(self) -> str:
-        """Waits for the process to end; returns `error`."""
+        """Waits for the process to end; returns its error, empty if none."""
         while not self.done:  # in short waits: Windows delivers Ctrl-C only between them
             self._waiter.join(0.1)
-        return self.error
+        return self._error
+
+    def result(self) -> Engines:
+        """The engines, of which all were built; raises `EngineBuildError` if not."""
+        if self._error:
+            raise EngineBuildError(self._error)
+        return self._engines
 
     def stop(self) -> None:
         """Ends the process; an unfinished engine is never used."""
@@ -52,7 +58,7 @@ class BackgroundBuild:
     def _watch(self) -> None:
         errors = [event["error"] for event in self._child.events()]
         ended = self._child.wait()
-        self.error = errors[0] if errors else ended.last_error_line or f"its process ended with {ended}"
+        self._error = errors[0] if errors else ended.last_error_line or f"its process ended with {ended}"
         self.elapsed_s = time.monotonic() - self._start_s
 
 

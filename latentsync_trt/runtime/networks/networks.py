@@ -58,6 +58,7 @@ class Networks:
         self.bundle = bundle
         self.options = options or RuntimeOptions()
         self.notices = Notices(on_notice)
+        self.notice, self.take_notices = self.notices.add, self.notices.take
         self._cache = EngineCache(cache_folder(self.options.engine_cache), self.notice, self.options.engine_store)
         self._needed: tuple[str, ...] = ()
         self._build: BackgroundBuild | None = None
@@ -103,14 +104,6 @@ class Networks:
     def times(self) -> tuple[EngineTime, ...]:
         """Time spent on each engine."""
         return self._pool.times()
-
-    def take_notices(self) -> tuple[str, ...]:
-        """The notices since the last call."""
-        return self.notices.take()
-
-    def notice(self, text: str) -> None:
-        """As `Notices.add`."""
-        self.notices.add(text)
 
     def session(self, graph: str) -> Session:
         """The session of a graph, opened at the first call; valid until another network is used."""
@@ -236,17 +229,23 @@ class Networks:
         if self._build is None or not self._build.done:
             return
         with self._gate.alone():
-            self._change_engines()
+            build, self._build = self._build, None
+            if build is not None:  # no other thread was here
+                self._change_to_built(build)
 
-    def _change_engines(self) -> None:
-        if self._build is None:  # another thread was here
-            return
-        build, self._build = self._build, None
+    def _change_to_built(self, build: BackgroundBuild) -> None:
         meanwhile = self._pool.engines
-        problem = build.error or self._change_to_built(build)
-        if not problem:
+        try:
+            engines = build.result()
+            name, elapsed_s = engines.selection.name, build.elapsed_s
+            self.notice(f"engines for {name} are ready after {elapsed_s:.0f} s; changing to them")
+            self._pool.switch(engines)
+            self._build_and_compare(self._needed)
+            self._open(self._needed)
+        except (EngineBuildError, OutOfMemory) as error:
+            self.notice(f"building in the background failed, continuing with {meanwhile.selection.name}: {error}")
+        else:
             return
-        self.notice(f"building in the background failed, continuing with {meanwhile.selection.name}: {problem}")
         if self._pool.engines is not meanwhile:
             self._pool.switch(meanwhile)
             self._open(self._needed)
@@ -254,8 +253,7 @@ class Networks:
     @property
     def building(self) -> bool:
         """Whether engines are being built in the background."""
-        build = self._build
-        return build is not None and not build.done
+        return self._build is not None and not self._build.done
 
     def wait_for_build(self) -> str:
         """Waits for a background build; returns its error, empty if none."""
@@ -289,7 +287,9 @@ class Networks:
                     "a time is kept on it, which is slower"
                 )
             self._in_turn = self._needed_bytes(engines, side_by_side=True) > free_bytes
-        self._use(self._with_room(engines))
+        with_room = self._with_room(engines)
+        if with_room is not engines:
+            self._pool.switch(with_room)
 
     def _needed_bytes(self, engines: Engines, *, side_by_side: bool = False, recorded: bool = False) -> int:
         return needed_bytes(
@@ -309,10 +309,6 @@ class Networks:
         needed = self._needed_bytes(engines, side_by_side=self.side_by_side, recorded=True)
         fits = not self.low_memory and needed <= free_bytes
         return engines if fits else engines.without_cuda_graph()
-
-    def _use(self, engines: Engines) -> None:
-        if engines is not self._pool.engines:
-            self._pool.switch(engines)
 
     def _engines(self, selection: Selection) -> Engines:
         return Engines(self.bundle, selection, self.options, self._cache, self.notice)
@@ -336,18 +332,6 @@ class Networks:
         self._pool.switch(meanwhile)
         running = meanwhile.selection.name
         self.notice(f"{len(missing)} engines for {name} are being built; running on {running} meanwhile")
-
-    def _change_to_built(self, build: BackgroundBuild) -> str:
-        """Opens the engines that were built; returns the error, empty if none."""
-        name = build.engines.selection.name
-        self.notice(f"engines for {name} are ready after {build.elapsed_s:.0f} s; changing to them")
-        self._pool.switch(build.engines)
-        try:
-            self._build_and_compare(self._needed)
-            self._open(self._needed)
-        except (EngineBuildError, OutOfMemory) as error:
-            return str(error)
-        return ""
 
     def _accepted(self, engines: Engines) -> Engines:
         """`engines`, or those of the next provider where `auto` has measured something against it."""
