@@ -14,7 +14,7 @@ from latentsync_trt import LipSync
 from latentsync_trt.errors import EngineBuildError
 from latentsync_trt.runtime.networks.networks import Networks
 from latentsync_trt.runtime.providers.select import Selection
-from latentsync_trt.runtime.sessions.threads import Gate
+from latentsync_trt.runtime.sessions.pool import Gate
 from latentsync_trt.sync.inpaint import Inpainter
 from latentsync_trt.sync.paint import Painter
 from tests.clips import LOSSLESS, decoded

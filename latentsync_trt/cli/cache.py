@@ -12,8 +12,8 @@ from rich.filesize import decimal
 
 from latentsync_trt.cli.options import LocalPath, combined, json_option
 from latentsync_trt.config import RuntimeOptions
-from latentsync_trt.runtime.cache.entry import Entry, folder_bytes
-from latentsync_trt.runtime.cache.store import Choice, EngineCache, cache_folder, select, this_machine, total_bytes
+from latentsync_trt.runtime.cache.entry import Choice, Entry, folder_bytes, select, this_machine, total_bytes
+from latentsync_trt.runtime.cache.store import EngineCache, cache_folder
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -111,6 +111,7 @@ def _providers() -> Iterator[Finding]:
 
 def _engines() -> Iterator[Finding]:
     from latentsync_trt.runtime.cache import store
+    from latentsync_trt.runtime.cache.entry import total_bytes
     from latentsync_trt.runtime.networks.verdict import kept
 
     folder = store.cache_folder().absolute()
@@ -120,10 +121,10 @@ def _engines() -> Iterator[Finding]:
         yield Finding("problem", str(error), f"name another folder in ${store.CACHE_VARIABLE}")
     else:
         damaged = [item for item in items if item.state != "ready"]
-        size = _gb(store.total_bytes(items))
+        size = _gb(total_bytes(items))
         yield Finding("info", f"cache: {folder} ({len(items) - len(damaged)} engines, {size})")
         if damaged:
-            text = f"{len(damaged)} damaged, {_gb(store.total_bytes(damaged))}"
+            text = f"{len(damaged)} damaged, {_gb(total_bytes(damaged))}"
             yield Finding("missing", text, "latentsync-trt cache prune --stale")
     for verdict in kept(folder):
         cure = (

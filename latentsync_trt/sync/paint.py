@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from latentsync_trt.runtime.sessions.threads import Stage
+from latentsync_trt.runtime.sessions.pool import Stage
 from latentsync_trt.sync.inpaint import Inpainter
 from latentsync_trt.sync.jobs import FrameJob, Target
 from latentsync_trt.sync.threads import StageClock, spread

@@ -14,9 +14,9 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import TypeVar
@@ -29,22 +29,21 @@ from latentsync_trt.files import publish, remove_leftovers, temporary_folder
 from latentsync_trt.paths import below_home
 from latentsync_trt.remembered import CACHE_VARIABLE as CACHE_VARIABLE
 from latentsync_trt.remembered import forget
+from latentsync_trt.remote_files import check_target, deliver, exists, fetch, local_of, shown
 from latentsync_trt.runtime.cache.entry import (
     DIGEST_LENGTH,
     HASHES_FACT,
     RECORD_NAME,
+    Choice,
     EngineKey,
     Entry,
     read_entry,
+    read_record,
     write_record,
 )
-from latentsync_trt.runtime.cache.remote import EngineStore
 
 LOCAL_FOLDER = "engine_cache"
 SHARED_FOLDER = ".shared"
-
-RTX_LIBRARY = "onnxruntime-ep-nv-tensorrt-rtx"
-"""The name of NVIDIA's plug-in in keys."""
 
 _LOCKS = ".locks"
 _NEW = "engine"
@@ -73,6 +72,63 @@ def cache_folder(given: str | Path | None = None) -> Path:
         return below_home(named, _ELSEWHERE)
     local = Path(LOCAL_FOLDER)
     return local if local.is_dir() else platformdirs.user_cache_path("latentsync-trt", appauthor=False) / "engines"
+
+
+class EngineStore:
+    """Engines that machines share, at a URL for fsspec, or in a folder: one of each kind of GPU builds, others fetch.
+
+        <url>/<digest>.json     the record of an engine, written last
+        <url>/<sha256>          a file of an engine
+
+    Whoever can write there decides what runs on the GPUs: hashes detect damage, not malice. Thread-safe.
+
+    It never fails a run: `on_notice` receives a sentence about a store that does not answer, which is then left alone,
+    and about a damaged engine in it.
+
+    Raises:
+        InputError: such URLs are unknown, or can only be read. MissingDependency: the extra `cluster` is missing.
+    """
+
+    def __init__(self, url: str, on_notice: Callable[[str], None]) -> None:
+        self._url, self._notice, self._usable = url.rstrip("/"), on_notice, True
+        check_target(f"{self._url}/{RECORD_NAME}")
+
+    def fetch(self, key: EngineKey, folder: Path) -> bool:
+        """Downloads the engine of `key` into the empty `folder`; False if there is none that can be used."""
+        url, problem = f"{self._url}/{key.digest}.json", ""
+        try:
+            if not self._usable or not exists(url):
+                return False
+            fetch(url, folder).rename(folder / RECORD_NAME)
+            for name, file in read_record(folder).files.items():
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                fetch(f"{self._url}/{file.sha256}", folder).rename(folder / name)
+            problem = read_entry(folder, hashes=True, digest=key.digest).problem
+        except (LatentSyncError, OSError) as error:
+            self._give_up(error)
+            return False
+        except ValueError as error:
+            problem = f"{error}"
+        said = f"{problem}; not used, building it again" if problem else "fetched"
+        self._notice(f"engine store: {key.label}: {shown(url)}: {said}")
+        return not problem
+
+    def put(self, entry: Entry) -> None:
+        """Uploads an engine."""
+        try:
+            if self._usable:
+                if (place := local_of(self._url)) is not None:
+                    place.mkdir(parents=True, exist_ok=True)
+                for name, file in read_record(entry.folder).files.items():
+                    deliver(entry.folder / name, f"{self._url}/{file.sha256}")
+                deliver(entry.folder / RECORD_NAME, f"{self._url}/{entry.folder.name}.json")
+        except (LatentSyncError, OSError) as error:
+            self._give_up(error)
+
+    def _give_up(self, error: Exception) -> None:
+        """Leaves the store alone from here on: each attempt can take a minute."""
+        self._usable = False
+        self._notice(f"engine store: {error}; continuing without it")
 
 
 class EngineCache:
@@ -174,7 +230,7 @@ class EngineCache:
             return f"in use, or write-protected ({error.strerror})"
         return ""
 
-    def remove_all(self, chosen: Iterable["Choice"]) -> list["Choice"]:
+    def remove_all(self, chosen: Iterable[Choice]) -> list[Choice]:
         """Removes engines, and what killed processes left; returns `chosen` with refusals."""
         removed = [replace(choice, refusal=self.remove(choice.entry)) for choice in chosen]
         remove_leftovers(self.folder)
@@ -271,62 +327,3 @@ def _new_folder(aside: Path) -> Path:
     folder = aside / _NEW
     folder.mkdir()
     return folder
-
-
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """Versions of libraries, by their names in keys, and names of GPUs; unknown ones (None) make no engine stale."""
-
-    versions: Mapping[str, str | None] = field(default_factory=dict)
-    gpus: frozenset[str] | None = None
-
-    def why_stale(self, entry: Entry) -> str:
-        """Why no run on this machine can use an engine; empty if it can."""
-        if entry.problem or entry.key is None:
-            return entry.problem
-        for name, version in entry.key.versions.items():
-            if (self.versions.get(name) or version) != version:
-                return f"built with {name} {version}, and here is {self.versions[name]}"
-        if self.gpus is not None and entry.key.gpu not in self.gpus:
-            return f"built for {entry.key.gpu}, which is not in this machine"
-        return ""
-
-
-def this_machine() -> Machine:
-    """This environment's libraries and GPUs; GPUs are unknown where the driver does not work or hides some."""
-    from latentsync_trt.runtime.providers.gpu import driver_problem, gpus
-    from latentsync_trt.runtime.providers.libraries import UNKNOWN, onnxruntime_version, rtx_version, tensorrt_version
-
-    versions = {"onnxruntime": onnxruntime_version(), "tensorrt": tensorrt_version(), RTX_LIBRARY: rtx_version()}
-    known = {name: None if version == UNKNOWN else version for name, version in versions.items()}
-    all_visible = driver_problem() is None and "CUDA_VISIBLE_DEVICES" not in os.environ
-    return Machine(known, frozenset(gpu.name for gpu in gpus()) if all_visible else None)
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """An engine to remove and why. `refusal`: why removing failed; empty if it succeeded, or in a dry run."""
-
-    entry: Entry
-    reason: str
-    refusal: str = ""
-
-
-def total_bytes(entries: Iterable[Entry]) -> int:
-    """Total size of `entries`."""
-    return sum(entry.size_bytes for entry in entries)
-
-
-def select(entries: Sequence[Entry], *, max_bytes: int | None = None, stale: Machine | None = None) -> list[Choice]:
-    """Which of `entries` to remove, and why: with `stale` the damaged ones and those that this machine cannot use, then
-    damaged and least recently used ones until `max_bytes` are left. Pure."""
-    chosen = [Choice(entry, reason) for entry in entries if stale and (reason := stale.why_stale(entry))]
-    if max_bytes is not None:
-        gone = {choice.entry.folder for choice in chosen}
-        left = [entry for entry in entries if entry.folder not in gone]
-        excess_bytes = total_bytes(left) - max_bytes
-        for entry in sorted(left, key=lambda entry: (not entry.problem, entry.last_used_at)):
-            if excess_bytes > 0:
-                chosen.append(Choice(entry, f"more than {max_bytes / 1e9:g} GB in all"))
-                excess_bytes -= entry.size_bytes
-    return chosen

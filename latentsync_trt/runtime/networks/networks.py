@@ -22,9 +22,8 @@ from latentsync_trt.runtime.providers.gpu import free_memory_bytes
 from latentsync_trt.runtime.providers.select import Selection, next_provider
 from latentsync_trt.runtime.providers.table import CUDA
 from latentsync_trt.runtime.sessions.engines import CUDA_FORM_FACT, Engines
-from latentsync_trt.runtime.sessions.pool import SessionPool
+from latentsync_trt.runtime.sessions.pool import Gate, InThreads, SessionPool, Stage, StageThreads
 from latentsync_trt.runtime.sessions.session import Session
-from latentsync_trt.runtime.sessions.threads import Gate, InThreads, Stage, StageThreads
 from latentsync_trt.types import Denoiser, EngineTime, Float32Array, ImageCodec
 
 T = TypeVar("T")

@@ -21,7 +21,7 @@ from typing import Any
 from latentsync_trt.bundle.manifest import EIGHT_BIT_PRECISIONS, DimensionRange, GraphEntry, GraphForm, Precision
 from latentsync_trt.errors import EngineBuildError, GraphRefused, InputError, OutOfMemory
 from latentsync_trt.files import whole_file
-from latentsync_trt.runtime.cache.store import RTX_LIBRARY
+from latentsync_trt.runtime.cache.entry import RTX_LIBRARY
 from latentsync_trt.runtime.compiler.process import Answer, CompileOrder, ContextModel, run_compiler
 from latentsync_trt.runtime.compiler.profiles import InputShapes, input_shapes, with_sizes
 from latentsync_trt.runtime.providers.gpu import Gpu, visible_only
