@@ -19,7 +19,7 @@ from click.testing import CliRunner, Result
 
 from latentsync_trt.bench import selftest, selftest_worker
 from latentsync_trt.bench.selftest import REPLAY_NOTICE, Part, Report, run_part, self_test
-from latentsync_trt.bench.selftest_worker import Order, carry_out
+from latentsync_trt.bench.selftest_worker import PICTURES, Order, carry_out
 from latentsync_trt.bundle.manifest import REQUIRED_GRAPHS, Bundle
 from latentsync_trt.cli import main
 from latentsync_trt.config import RuntimeOptions
@@ -36,7 +36,7 @@ MANIFEST = replace(WHOLE.manifest, graphs={name: WHOLE.manifest.graphs[name] for
 BUNDLE = replace(WHOLE, manifest=MANIFEST)
 """Without its unguided graphs, to save time."""
 TENSORRT, CUDA, CPU = "TensorrtExecutionProvider", "CUDAExecutionProvider", "CPUExecutionProvider"
-CASES = [f"{case}, {start} start" for start in ("first", "second") for case in ("plain", "cached")]
+CASES = ["first start", "second start"]
 posix = pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
 
 
@@ -204,10 +204,10 @@ def test_what_cannot_be_opened_is_not_tried_twice(tmp_path: Path, monkeypatch: p
 
     monkeypatch.setattr(Engines, "open", refuse)
     options = {"engine_cache": str(tmp_path / "cache")}
-    order = Order("cpu", str(small_bundle()), options, str(tmp_path / "part"), ("vae_decoder",), presets=("quality",))
+    order = Order("cpu", str(small_bundle()), options, str(tmp_path / "part"), ("vae_decoder",))
     part = outcome_of(order, monkeypatch)
     assert part.rows()["vae_decoder"].error == "vae_decoder: no kernel"
-    assert part.failures == ["preset quality: not painted, as vae_decoder cannot be used"]
+    assert part.failures == ["not painted, as vae_decoder cannot be used"]
     assert opened == ["vae_decoder"]
 
 
@@ -247,9 +247,8 @@ def judged(
         folder.mkdir()
         tested = folder.name != "reference"
         name = "tensorrt" if order.provider == "auto" else order.provider
-        for preset in order.presets:
-            count = order.windows * MANIFEST.frames
-            np.save(folder / f"{preset}.npy", np.full((count, 8, 8, 3), 30_000 + tested * level, np.uint16))
+        count = order.windows * MANIFEST.frames
+        np.save(folder / PICTURES, np.full((count, 8, 8, 3), 30_000 + tested * level, np.uint16))
         for graph in order.graphs:
             np.savez(folder / f"{graph}.npz", np.float16(2), np.array([1.0, -4.0]) * (output if tested else 1))
         row = {"nodes": {TENSORRT if tested else CPU: 1}, "built": folder.name == "first start", "build_s": 2.0}
@@ -259,7 +258,7 @@ def judged(
             provider=name,
             notices=["skipped rtx: no plug-in"] if order.provider == "auto" else [],
             graphs={graph: dict(row) for graph in order.graphs},
-            painted_on={preset: [name] for preset in order.presets},
+            painted_on=[name],
             done=True,
         )
         if folder.name == start:
@@ -282,7 +281,6 @@ def test_times_and_differences_of_each_graph(monkeypatch: pytest.MonkeyPatch) ->
     assert result.exit_code == 0
     row = next(line for line in result.stdout.splitlines() if line.startswith(" denoise_step "))
     assert row.split() == ["denoise_step", "1/1", "2.00", "1.0", "0.50", "31.5", "7.0", "5.0e-03"]
-    assert "machine: gpu NVIDIA Test, cpu " in result.stdout
     assert "note: skipped rtx: no plug-in\n" in result.stdout
     assert result.stdout.splitlines()[-1].startswith("PASS: tensorrt, ")
 
@@ -317,9 +315,9 @@ def test_a_second_start_that_builds_again(monkeypatch: pytest.MonkeyPatch) -> No
             lambda part: part.graphs["denoise_step"].update(nodes={TENSORRT: 19, CUDA: 1}),
             f"denoise_step: tensorrt was not assigned all of its nodes (1 on {CUDA}, 19 on {TENSORRT})",
         ),
-        (lambda part: part.painted_on.update(quality=["cuda"]), "quality: painted on cuda instead of tensorrt alone"),
+        (lambda part: part.painted_on.insert(0, "cuda"), "painted on cuda, tensorrt instead of tensorrt alone"),
         (lambda part: part.notices.append(f"{REPLAY_NOTICE} something else"), "CUDA graphs: something else"),
-        (lambda part: part.failures.append("preset balanced: no memory"), "preset balanced: no memory"),
+        (lambda part: part.failures.append("no memory"), "no memory"),
         (lambda part: part.graphs["vae_encoder"].update(error="NaN"), "vae_encoder: NaN"),
     ],
 )

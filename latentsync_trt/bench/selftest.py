@@ -1,6 +1,6 @@
 """Checks whether a provider works completely on this machine. Each part runs in a child process, which may crash.
 
-1. first start: every graph is built into an empty engine cache, opened and run; windows are painted, plain and cached
+1. first start: every graph is built into an empty engine cache, opened and run, and windows are painted
 2. second start: the same from that cache, which must build nothing
 3. reference: the same on another provider, the CPU by default, to compare outputs and pictures with
 """
@@ -15,11 +15,10 @@ from typing import Any, Literal
 import numpy as np
 
 from latentsync_trt.bench.rows import BundleFacts, bundle_facts, environment
-from latentsync_trt.bench.selftest_worker import Order
+from latentsync_trt.bench.selftest_worker import PICTURES, Order
 from latentsync_trt.bundle.manifest import Bundle, Manifest
 from latentsync_trt.child import Event, run_child
 from latentsync_trt.config import RuntimeOptions
-from latentsync_trt.errors import LatentSyncError
 from latentsync_trt.files import temporary_folder
 from latentsync_trt.measure.pictures import decibels
 from latentsync_trt.option_fields import command_line
@@ -36,11 +35,8 @@ LEAST_DB: Mapping[str, float] = {"fp32": 60.0, "fp16": 45.0, "int8": 35.0, "fp8"
 REPLAY_NOTICE = "CUDA graphs:"
 """Start of the notice from `runtime.networks` that a provider's replays differ."""
 
-PRESETS = {"quality": "plain", "balanced": "cached"}
-"""The presets to paint with, and their names in the report."""
-
 STEPS = 6
-"""Denoising steps of a window; preset `balanced` computes two of them in full."""
+"""Denoising steps of a window, by preset `balanced`, which computes two of them in full."""
 
 WINDOWS = 2
 """Two, because the second reuses buffers that the first has filled."""
@@ -78,7 +74,7 @@ class GraphRow:
 class Part:
     """What one child process has reported so far; see `selftest_worker.carry_out`.
 
-    `provider`: the active one, empty if none loaded. `graphs`: fields of `GraphRow`. `painted_on`: providers by preset.
+    `provider`: the active one, empty if none loaded. `graphs`: fields of `GraphRow`. `painted_on`: providers.
     `failures`: those that belong to no single graph, including a crash. `log`: messages about engines. `doing`: the
     current step.
     """
@@ -86,7 +82,7 @@ class Part:
     environment: dict[str, str] = field(default_factory=dict)
     provider: str = ""
     graphs: dict[str, dict[str, Any]] = field(default_factory=dict)
-    painted_on: dict[str, list[str]] = field(default_factory=dict)
+    painted_on: list[str] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
     notices: list[str] = field(default_factory=list)
     log: list[str] = field(default_factory=list)
@@ -111,7 +107,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Pictures:
-    """Painted windows against the reference's: PSNR over the generated part of the faces, None if equal."""
+    """Painted windows of a start against the reference's: PSNR over the generated part of the faces, None if equal."""
 
     case: str
     psnr_db: float | None
@@ -144,7 +140,7 @@ class Report:
 
     def to_json(self) -> str:
         """One JSON object."""
-        content = {"kind": "latentsync-trt selftest", "format": 4, "passed": self.passed, **asdict(self)}
+        content = {"kind": "latentsync-trt selftest", "format": 5, "passed": self.passed, **asdict(self)}
         return json.dumps(content, indent=1, ensure_ascii=False)
 
 
@@ -163,14 +159,14 @@ def self_test(
         say: called with a line about progress. tested_graphs: names of graphs.
 
     Raises:
-        LatentSyncError: no process can be started. InputError: `options` name several GPUs.
+        InputError: `options` name several GPUs.
     """
     device = options.one_device
     given = [bundle.folder, *([Path(options.engine_cache)] if options.engine_cache else [])]
     with temporary_folder() as folder:
 
         def run(part: str, provider: str, options: RuntimeOptions, graphs: Iterable[str]) -> Part:
-            fields = str(bundle.folder), asdict(options), str(folder / part), tuple(graphs), tuple(PRESETS)
+            fields = str(bundle.folder), asdict(options), str(folder / part), tuple(graphs)
             order = Order(provider, *fields, windows=WINDOWS, steps=STEPS)
             return run_part(order, lambda text: say(f"{part}: {redacted(text, given)}"))
 
@@ -188,7 +184,7 @@ def self_test(
             )
             parts[_REFERENCE] = run(_REFERENCE, reference, other, usable)
         graphs = tuple(_graphs(bundle.manifest, tested_graphs, parts, folder)) if first.provider else ()
-        pictures = tuple(_pictures(folder, parts, LEAST_DB[bundle.manifest.precision]))
+        pictures = tuple(_pictures(folder, LEAST_DB[bundle.manifest.precision]))
     stages: dict[str, tuple[str, ...]] = {}
     for name, part in parts.items():
         found = list(_failures(part, reference if name == _REFERENCE else first.provider, again=name == _SECOND))
@@ -218,7 +214,7 @@ def _finite(value: float | None) -> float | None:
 
 
 def run_part(order: Order, say: Callable[[str], None]) -> Part:
-    """Runs `order` in a child process; `say` gets its current step. Raises `LatentSyncError` if it cannot start."""
+    """Runs `order` in a child process; `say` gets its current step."""
     part = Part()
 
     def take(event: Event) -> None:
@@ -226,10 +222,7 @@ def run_part(order: Order, say: Callable[[str], None]) -> Part:
         for text in [event["doing"]] if "doing" in event else event.get("log", ()):
             say(text)
 
-    try:
-        ended = run_child(_WORKER, asdict(order), take)
-    except OSError as error:
-        raise LatentSyncError(f"the self-test's process cannot be started ({error})") from error
+    ended = run_child(_WORKER, asdict(order), take)
     if not part.done:
         why = ended.last_error_line or "no message"
         part.failures.append(f"the process died with {ended} while {part.doing}: {why}")
@@ -249,14 +242,13 @@ def _graphs(manifest: Manifest, graphs: Sequence[str], parts: Mapping[str, Part]
         yield row
 
 
-def _pictures(folder: Path, parts: Mapping[str, Part], least_db: float) -> Iterator[Pictures]:
+def _pictures(folder: Path, least_db: float) -> Iterator[Pictures]:
     """Compares each start's pictures with the reference's; yields nothing without a reference."""
     for start in (_FIRST, _SECOND):
-        for preset, case in PRESETS.items():
-            painted = [parts[name].painted_on.get(preset) for name in (start, _REFERENCE) if name in parts]
-            if len(painted) == 2 and all(painted):
-                a, b = (np.load(folder / name / f"{preset}.npy").astype(np.float64) for name in (start, _REFERENCE))
-                yield Pictures(f"{case}, {start}", decibels(_PEAK**2, float(np.mean((a - b) ** 2))), least_db)
+        painted = [folder / name / PICTURES for name in (start, _REFERENCE)]
+        if all(path.exists() for path in painted):
+            a, b = (np.load(path).astype(np.float64) for path in painted)
+            yield Pictures(start, decibels(_PEAK**2, float(np.mean((a - b) ** 2))), least_db)
 
 
 def _failures(part: Part, provider: str, *, again: bool = False) -> Iterator[str]:
@@ -271,9 +263,8 @@ def _failures(part: Part, provider: str, *, again: bool = False) -> Iterator[str
         if again and row.built:
             why = "".join(f"; {text}" for text in part.log if name in text)
             yield f"{name}: its engine was not found in the cache, and was built again{why}"
-    for preset, providers in part.painted_on.items():
-        if providers != [provider]:
-            yield f"{preset}: painted on {', '.join(providers)} instead of {provider} alone"
+    if part.painted_on not in ([], [provider]):
+        yield f"painted on {', '.join(part.painted_on)} instead of {provider} alone"
     yield from (text for text in part.notices if text.startswith(REPLAY_NOTICE))
 
 

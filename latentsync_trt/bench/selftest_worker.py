@@ -28,6 +28,7 @@ from latentsync_trt.runtime.sessions.memory import give_back_gpu_memory
 from latentsync_trt.runtime.sessions.trial import run_timed
 from latentsync_trt.sync.inpaint import graphs_for, make_inpainter
 
+PICTURES = "pictures.npy"
 GPU_RUNS, CPU_RUNS = 20, 3
 """Runs per graph: on a GPU enough for clocks to rise and a CUDA graph to be replayed, which a CPU does not need."""
 
@@ -36,7 +37,7 @@ GPU_RUNS, CPU_RUNS = 20, 3
 class Order:
     """What one process does: opens and runs `graphs` one by one, then paints windows of the built-in clip.
 
-    `options`: fields of `RuntimeOptions`. `presets`: with each, `windows` windows take `steps` steps. `folder`:
+    `options`: fields of `RuntimeOptions`. `windows`, `steps`: how many to paint, and denoising steps of each. `folder`:
     receives outputs and pictures; the built-in clip is written beside it, unless it exists.
     """
 
@@ -45,7 +46,6 @@ class Order:
     options: Mapping[str, Any]
     folder: str
     graphs: Sequence[str] = ()
-    presets: Sequence[str] = ()
     windows: int = 1
     steps: int = 1
 
@@ -71,12 +71,7 @@ def carry_out(fields: Mapping[str, Any], emit: Emit) -> None:
                 unusable.add(graph)
             emit(graphs={graph: row})
             give_back_gpu_memory(selection)
-        for preset in order.presets:
-            try:
-                _paint(order, preset, engines, unusable, emit)
-            except LatentSyncError as error:
-                emit(failures=[f"preset {preset}: {error}"])
-            give_back_gpu_memory(selection)
+        _paint(order, engines, unusable, emit)
     except LatentSyncError as error:
         emit(failures=[str(error)])
     emit(done=True)
@@ -106,16 +101,16 @@ def _try_graph(engines: Engines, graph: str, folder: str, emit: Emit) -> dict[st
     return row
 
 
-def _paint(order: Order, preset: str, engines: Engines, unusable: set[str], emit: Emit) -> None:
-    """Paints windows into `<preset>.npy`: the generated part of the faces, uint16 `(n, h, w, 3)`."""
+def _paint(order: Order, engines: Engines, unusable: set[str], emit: Emit) -> None:
+    """Paints windows into `PICTURES`: the generated part of the faces, uint16 `(n, h, w, 3)`."""
     manifest = engines.bundle.manifest
-    options = SyncOptions(preset=preset, steps=order.steps)  # type: ignore[arg-type]  # it checks that itself
+    options = SyncOptions(preset="balanced", steps=order.steps)
     graphs = graphs_for(options)
     if not unusable.isdisjoint(graphs):  # a retry could take minutes and would fail again
         missing = ", ".join(graph for graph in graphs if graph in unusable)
-        emit(failures=[f"preset {preset}: not painted, as {missing} cannot be used"])
+        emit(failures=[f"not painted, as {missing} cannot be used"])
         return
-    emit(doing=f"painting with preset {preset}")
+    emit(doing="painting")
     own = Networks(engines.bundle, engines.selection, engines.options, on_notice=lambda text: emit(log=[text]))
     with closing(own) as networks:
         networks.prepare(graphs)
@@ -127,8 +122,8 @@ def _paint(order: Order, preset: str, engines: Engines, unusable: set[str], emit
         providers = sorted({networks.selection.name, *(time.provider for time in networks.times())})
         notices = networks.take_notices()
     rows, columns = generated_part(manifest.resolution_px)
-    np.save(Path(order.folder, f"{preset}.npy"), np.stack([face[rows, columns] for face in painted]))
-    emit(painted_on={preset: providers}, notices=notices)
+    np.save(Path(order.folder, PICTURES), np.stack([face[rows, columns] for face in painted]))
+    emit(painted_on=providers, notices=notices)
 
 
 if __name__ == "__main__":

@@ -19,12 +19,6 @@ if TYPE_CHECKING:
 _LEFT_OUT = ("build", "engine_cache", "engine_store", "verify", "windows_per_batch")
 """Fixed in a self-test: it verifies all, builds engines first, in a temporary folder, and paints windows singly."""
 
-_FACTS = (
-    *("gpu", "compute_capability", "driver", "tensorrt", "tensorrt_rtx_plugin", "cuda", "cudnn"),
-    *("cpu", "cpu_cores", "onnxruntime", "latentsync_trt"),
-)
-"""Facts of the environment shown in the terminal; the JSON has all."""
-
 
 @click.command("selftest")
 @click.option(
@@ -86,8 +80,6 @@ def _show(report: "Report") -> None:
     if report.graphs:
         heads = "graph", "nodes", "build s", "engine MB", "open s", "first ms", "mean ms", "difference"
         print_table(heads, (_cells(row, report.provider) for row in report.graphs))
-    known = report.environment
-    click.echo("machine: " + ", ".join(f"{name.replace('_', ' ')} {known[name]}" for name in _FACTS if name in known))
     for notice in report.notices:
         click.echo(f"note: {notice}")
     for found in report.pictures:
