@@ -27,10 +27,13 @@ def without_places(text: str, folders: Iterable[Path] = ()) -> str:
     Args:
         folders: given by the user, perhaps with spaces in their path; their own names stay.
     """
-    own = [*_home(), *_current(), Path(tempfile.gettempdir()), Path(sys.prefix), Path(__file__).parents[1]]
-    known = {
-        str(place) for folder in (*own, *(path.parent for path in folders)) for place in (folder, folder.resolve())
-    }
+    own = [Path(tempfile.gettempdir()), Path(sys.prefix), Path(__file__).parents[1], *(path.parent for path in folders)]
+    for place in (Path.home, Path.cwd):
+        with suppress(
+            RuntimeError, OSError, KeyError, ImportError
+        ):  # some containers have no home; a folder is deleted
+            own.append(place())
+    known = {str(place) for folder in own for place in (folder, folder.resolve())}
     for place in sorted(known - {".", "/"}, key=len, reverse=True):  # a folder before its parents
         text = re.sub(rf"{re.escape(place)}[\\/]", "", text)
     return text
@@ -40,7 +43,7 @@ def without_names(text: str) -> str:
     """`text` with the names of user and machine replaced by an ellipsis."""
     names = {platform.node(), platform.node().partition(".")[0]} - {"localhost"}
     with suppress(RuntimeError, OSError, KeyError, ImportError):  # users of some containers have no name
-        names |= {*(home.name for home in _home()), getpass.getuser()}
+        names |= {getpass.getuser(), Path.home().name}
     words = "|".join(re.escape(name) for name in names if len(name) >= _SHORTEST_NAME)
     return re.sub(rf"(?<!\w)(?:{words})(?!\w)", "…", text, flags=re.IGNORECASE) if words else text
 
@@ -49,15 +52,3 @@ def redacted(text: str, folders: Iterable[Path] = ()) -> str:
     """The text as one line without folders and without the names of user and machine; `folders`: `without_places`."""
     line = " ".join(text.replace("\\\\", "\\").split())
     return without_names(without_paths(without_places(line, folders)))
-
-
-def _current() -> list[Path]:
-    with suppress(OSError):  # it was deleted
-        return [Path.cwd()]
-    return []
-
-
-def _home() -> list[Path]:
-    with suppress(RuntimeError, OSError, KeyError, ImportError):  # users of some containers have no home
-        return [Path.home()]
-    return []

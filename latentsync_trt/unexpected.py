@@ -12,6 +12,8 @@ from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 
+import platformdirs
+
 from latentsync_trt.errors import LatentSyncError
 from latentsync_trt.privacy import without_names, without_paths, without_places
 from latentsync_trt.version import __version__
@@ -41,21 +43,14 @@ def explain(error: BaseException, arguments: Sequence[str]) -> str:
     reason = reason if len(reason) <= _LONGEST else f"{reason[:_LONGEST]}…"
     what = f"unexpected {type(error).__name__}" + (f": {reason}" if reason else "")
     content = "\n".join(_report(error, arguments))
-    for folder in filter(Path.is_absolute, _folders()):  # of a user without a home it is not
+    folders = platformdirs.user_log_path(_NAME, appauthor=False), Path(tempfile.gettempdir())
+    for folder in filter(Path.is_absolute, folders):  # of a user without a home it is not
         with suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True)
             path = folder / f"error-{datetime.now(UTC):%Y%m%d-%H%M%S}-{os.getpid()}.log"
             path.write_text(content, encoding="utf-8")
-            return f"{what}; details in {path}; please report it with that file {_tracker()}"
-    return f"{what}; no log file can be written; please report it {_tracker()}"
-
-
-def _folders() -> Iterator[Path]:
-    with suppress(ImportError):
-        import platformdirs
-
-        yield platformdirs.user_log_path(_NAME, appauthor=False)
-    yield Path(tempfile.gettempdir())
+            return f"{what}; details in {path}; please report it with that file"
+    return f"{what}; no log file can be written; please report it"
 
 
 def _report(error: BaseException, arguments: Sequence[str]) -> Iterator[str]:
@@ -67,13 +62,3 @@ def _report(error: BaseException, arguments: Sequence[str]) -> Iterator[str]:
         yield "packages: " + ", ".join(f"{name} {version}" for name, version in sorted(packages.items()))
     yield ""
     yield without_names(without_places("".join(traceback.format_exception(error))))
-
-
-def _tracker() -> str:
-    """Where to report: the tracker among the URLs of this package."""
-    with suppress(metadata.PackageNotFoundError):
-        for entry in metadata.metadata(_NAME).get_all("Project-URL") or ():
-            label, _, url = entry.partition(", ")
-            if label.lower() in ("issues", "bug tracker", "tracker"):
-                return f"at {url}"
-    return "to the maintainers"

@@ -1,7 +1,6 @@
 """Facts that are kept between runs: what they depend on, and that only success is kept."""
 
 import os
-import threading
 from pathlib import Path
 
 import pytest
@@ -38,22 +37,6 @@ def test_a_fact_is_known_for_its_key_until_it_is_forgotten(monkeypatch: pytest.M
     assert not known("two", {"gpu": 0, "driver": "580"})
     remember("one", None)
     assert not known("one", None)
-
-
-def test_the_last_facts_of_a_kind_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remembered, "_MOST_KEYS", 3)
-    for number in (0, 1, 2, 0, 3):
-        remember("kind", {"number": number})
-    assert [number for number in range(4) if known("kind", {"number": number})] == [0, 2, 3]
-
-
-def test_threads_lose_nothing() -> None:
-    threads = [threading.Thread(target=remember, args=("kind", {"number": number})) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert all(known("kind", {"number": number}) for number in range(8))
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b'{"a": 1}', b"\xff", b"[" * 100_000])
