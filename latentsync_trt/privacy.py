@@ -28,11 +28,9 @@ def without_places(text: str, folders: Iterable[Path] = ()) -> str:
         folders: given by the user, perhaps with spaces in their path; their own names stay.
     """
     own = [Path(tempfile.gettempdir()), Path(sys.prefix), Path(__file__).parents[1], *(path.parent for path in folders)]
-    for place in (Path.home, Path.cwd):
-        with suppress(
-            RuntimeError, OSError, KeyError, ImportError
-        ):  # some containers have no home; a folder is deleted
-            own.append(place())
+    for find in (Path.home, Path.cwd):
+        with suppress(RuntimeError, OSError, KeyError, ImportError):  # no home in a container; a deleted folder
+            own.append(find())
     known = {str(place) for folder in own for place in (folder, folder.resolve())}
     for place in sorted(known - {".", "/"}, key=len, reverse=True):  # a folder before its parents
         text = re.sub(rf"{re.escape(place)}[\\/]", "", text)
