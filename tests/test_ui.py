@@ -242,13 +242,3 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert code == 2
     assert "cannot be used (Address already in use" in output
     assert not list(tmp_path.iterdir())
-
-    def setup_tunnel(*_: object) -> str:
-        raise RuntimeError("no network")
-
-    monkeypatch.setattr("gradio.networking.setup_tunnel", setup_tunnel)
-    code, output = refused("--share", "--port", "0", key=KEY)
-    assert code == 1
-    assert "--share: Gradio's servers gave no address (no network)" in output
-    assert "ready" not in output
-    Service(tmp_path, [PretendedWorker()], LIMITS).close()  # refused while the one of the command runs
