@@ -11,9 +11,9 @@ import traceback
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from queue import Queue
-from time import monotonic
 from typing import Any
 
 from latentsync_trt.batch.tasks import Canceled, Done, Task, TaskError, WorkerLost, WorkerSettings
@@ -28,9 +28,6 @@ _MODULE = "latentsync_trt.batch.local"
 
 # The child removes unfinished files meanwhile.
 _PATIENCE_S = 2.0
-
-# Seconds between two of a clip; more often, no one could read it.
-_PROGRESS_S = 0.2
 
 
 class LocalWorker:
@@ -154,7 +151,7 @@ def _run_tasks(
             order = tasks.get()
             number, done, error = order["run"], None, None
             try:
-                done = worker.run(order["task"], _throttled(partial(emit, run=number)), canceled[number])
+                done = worker.run(order["task"], partial(_report, emit, number), canceled[number])
             except (TaskError, Canceled, WorkerLost) as failure:
                 error = failure
             del canceled[number]
@@ -162,6 +159,10 @@ def _run_tasks(
     except BaseException:  # noqa: BLE001 -- the parent would wait forever
         traceback.print_exc()
     end_process(1)
+
+
+def _report(emit: Emit, number: int, progress: Progress) -> None:
+    emit(run=number, progress=replace(progress, picture=None))
 
 
 def _opening_error(worker: Worker) -> LatentSyncError | None:
@@ -173,19 +174,6 @@ def _opening_error(worker: Worker) -> LatentSyncError | None:
     except Exception as error:  # noqa: BLE001 -- the parent reports it
         return LatentSyncError(one_line(error, ["batch"])[0])
     return None
-
-
-def _throttled(tell: Emit) -> Callable[[Progress], None]:
-    """Tells a new stage at once, and otherwise one progress in `_PROGRESS_S`."""
-    stage, next_s = "", 0.0
-
-    def report(progress: Progress) -> None:
-        nonlocal stage, next_s
-        if progress.stage != stage or monotonic() >= next_s:
-            stage, next_s = progress.stage, monotonic() + _PROGRESS_S
-            tell(progress=Progress(stage, progress.done, progress.total))
-
-    return report
 
 
 if __name__ == "__main__":
