@@ -104,20 +104,6 @@ def test_a_source_that_only_players_can_read_costs_no_run(source: Path, tmp_path
     assert actions_of(path)[0]["action"] == "c2pa.opened"
 
 
-@pytest.mark.parametrize("name", ["source.mkv", "damaged.mp4", "frames-%05d.png"])
-def test_sources_without_room_for_credentials(name: str, tmp_path: Path) -> None:
-    """A sequence of pictures is no file: the record then says that the video was made."""
-    source = tmp_path / name
-    if name == "source.mkv":
-        write_video(source, numbered(2))
-    elif name == "damaged.mp4":
-        source.write_bytes(b"no video")
-    path = write_video(tmp_path / "out.mp4", numbered(2))
-    sign(path, source, credentials_of(write_pair(tmp_path, p256())))
-    assert stored(path)["validation_state"] == "Valid"
-    assert actions_of(path)[0]["action"] == ("c2pa.created" if "%" in name else "c2pa.opened")
-
-
 def test_what_does_not_verify_is_no_output(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_video(tmp_path / "out.mp4", numbered(5))
     credentials = credentials_of(write_pair(tmp_path, p256()))

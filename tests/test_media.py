@@ -15,10 +15,8 @@ from latentsync_trt.media.codecs import missing_codecs
 from latentsync_trt.media.color import planes_of
 from latentsync_trt.media.pictures import picture_info
 from latentsync_trt.media.reader import probe, read_frames
-from latentsync_trt.media.soundtrack import SoundPiece, SoundPlan, choose_sound
 from latentsync_trt.types import ColorTags
 from tests.clips import (
-    HEVC,
     click_times,
     decoded,
     frame_at,
@@ -71,22 +69,6 @@ def test_decoder_planes_are_kept_to_the_byte(tmp_path: Path) -> None:
         assert np.array_equal(frame.planes.y, expected[:48])
         packed = np.concatenate([frame.planes.u.reshape(-1), frame.planes.v.reshape(-1)])
         assert np.array_equal(packed, expected[48:].reshape(-1))
-
-
-@pytest.mark.parametrize(
-    ("pixel_format", "chroma"), [("yuv420p10le", (32, 32)), ("yuv422p", (64, 32)), ("yuv444p", (64, 64))]
-)
-def test_other_samplings_and_depths_are_kept(tmp_path: Path, pixel_format: str, chroma: tuple[int, int]) -> None:
-    codec = "libx265" if pixel_format.endswith("10le") else "libx264"
-    options = HEVC if codec == "libx265" else {"preset": "ultrafast", "crf": "4"}
-    flat = np.full((3, 64, 64, 3), (200, 120, 40), np.uint8)
-    clip = write_video(tmp_path / "clip.mkv", flat, codec=codec, pixel_format=pixel_format, options=options)
-    for frame in read_frames(clip):
-        assert frame.planes is not None
-        assert frame.planes.y.shape == (64, 64)
-        assert frame.planes.u.shape == frame.planes.v.shape == chroma
-        assert frame.planes.bits == (10 if pixel_format.endswith("10le") else 8)
-        assert np.abs(frame.rgb.astype(int) - flat[0]).max() <= 2 * RGB_ROUND_TRIP
 
 
 def test_a_picture_of_odd_size_grows_by_its_edge(tmp_path: Path) -> None:
@@ -148,20 +130,6 @@ def test_sound_keeps_its_time_rate_and_channels(
     clicks_read_s = loud[np.diff(loud, prepend=-1) > 0.1]
     assert len(clicks_read_s) == len(clicks)
     assert np.allclose(np.array(click_times(output)) - start_s, clicks_read_s, atol=SOUND_IN_TIME_S)
-
-
-@pytest.mark.parametrize(
-    ("codec", "others"),
-    [("pcm_s16le", ".mov or .mkv"), ("flac", ".mkv"), ("pcm_s16be", ".mov")],
-)
-def test_the_notice_about_encoded_sound_names_the_containers_that_keep_it(
-    tmp_path: Path, codec: str, others: str
-) -> None:
-    sound = write_sound(tmp_path / "a.mkv", 0.2, codec=codec)
-    problem = f".mp4 does not support its codec ({codec}); an output in {others} keeps it"
-    plan = SoundPlan((SoundPiece(sound),))
-    assert choose_sound(plan, ".mp4").notices == (f"the sound is encoded as AAC: {problem}",)
-    assert [choose_sound(plan, other).codec for other in others.split(" or ")] == [None] * len(others.split(" or "))
 
 
 def test_16_khz_mono_speech_is_not_filtered(tmp_path: Path) -> None:

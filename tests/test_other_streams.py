@@ -161,14 +161,6 @@ def test_times_are_those_of_the_picture(tmp_path: Path) -> None:
     assert abs(first[0]) <= 22  # the encoder's delay
 
 
-def test_another_recording_replaces_only_the_first_sound(tmp_path: Path) -> None:
-    film, speech = write_film(tmp_path / "film.mp4", "mov_text"), write_film(tmp_path / "speech.mkv", second="flac")
-    keep(film, tmp_path / "out.mp4", speech)
-    with av.open(str(tmp_path / "out.mp4")) as container:
-        tracks = [(stream.metadata.get("name"), stream.language) for stream in container.streams.audio]
-    assert tracks == [(None, "und"), ("Comment", "fra")]
-
-
 @pytest.mark.parametrize(
     ("second", "suffix", "kept"),
     [

@@ -48,14 +48,6 @@ def test_a_still_picture_is_held_at_the_models_rate(tmp_path: Path, name: str, e
     assert (info.frames_per_s, info.duration_s) == (25, Fraction(1, 25))
 
 
-def test_a_gif_of_one_picture_is_a_still_picture(tmp_path: Path) -> None:
-    pictures(1)[0].save(tmp_path / "still.gif")
-    frames = read(tmp_path / "still.gif", 1)
-    assert probe(tmp_path / "still.gif").frames_per_s == 25
-    assert {frame.duration_s for frame in read(tmp_path / "still.gif", 1, "hold")[1:-1]} == {Fraction(1, 25)}
-    assert len(frames) == 1
-
-
 @pytest.mark.parametrize("mode", ["L", "LA", "I;16", "1", "P"])
 def test_a_picture_without_color_or_with_a_palette_is_read(tmp_path: Path, mode: str) -> None:
     picture = pictures(6)[5]

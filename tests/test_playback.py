@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from latentsync_trt.config import Extend
 from latentsync_trt.media import playback
-from latentsync_trt.media.playback import HELD_S, LONGEST_PERIOD_S, Playback, VideoPasses, played
+from latentsync_trt.media.playback import HELD_S, LONGEST_PERIOD_S, Playback, played
 from latentsync_trt.media.reader import probe, read_frames
 from latentsync_trt.media.timing import Timed
 from latentsync_trt.types import Frame
@@ -193,27 +193,6 @@ def test_joined_recordings_are_played_backwards(tmp_path: Path) -> None:
     joined.write_bytes(b"".join(part.read_bytes() for part in parts))
     once = [*range(30), *range(30)]
     assert numbers(read(joined, 4, "pingpong")) == [*once, *once[-2::-1]][:100]
-
-
-@pytest.mark.parametrize(("chunk_bytes", "most"), [(10 * 96 * 64 * 3 // 2, 10), (1, 4)])
-def test_few_pictures_are_held_to_play_backwards(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk_bytes: int, most: int
-) -> None:
-    """A chunk has as many pictures as fit, however large, and no more are decoded than from the keyframe before it."""
-    decoded: list[int] = []
-    sought = VideoPasses._sought
-
-    def counted(self: VideoPasses, start: int, stop: int) -> object:
-        pictures = sought(self, start, stop)
-        decoded.append(len(pictures or ()))
-        return pictures
-
-    monkeypatch.setattr(playback, "_CHUNK_BYTES", chunk_bytes)
-    monkeypatch.setattr(VideoPasses, "_sought", counted)
-    clip = write_video(tmp_path / "clip.mp4", numbered(100), options={"g": "10", "bf": "0", "preset": "ultrafast"})
-    read(clip, 8, "pingpong")
-    assert sum(decoded) == 99
-    assert most // 2 < max(decoded) <= most
 
 
 @pytest.mark.parametrize("extend", ["pingpong", "loop", "hold"])

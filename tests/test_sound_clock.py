@@ -86,18 +86,6 @@ def test_a_gap_in_the_stamps_is_silence_everywhere(tmp_path: Path, codec: str, s
 
 
 @pytest.mark.parametrize("suffix", [".mp4", ".mov", ".mkv"])
-@pytest.mark.parametrize("codec", ["aac", "pcm_s16le"])
-@pytest.mark.parametrize("delay_s", [Fraction(0), Fraction(3, 5)])
-def test_sound_cut_off_by_an_edit_list_stays_cut_off(
-    tmp_path: Path, suffix: str, codec: str, delay_s: Fraction
-) -> None:
-    sound = write_parts(tmp_path / "a.mov", [(-1, spoken(3, RATE_HZ, [0.5, 1.5, 2.5]))], codec=codec)
-    output, _ = written(tmp_path, sound, suffix, delay_s)
-    assert np.allclose(clicks_read(sound), [0.5, 1.5], atol=IN_TIME_S)
-    assert np.allclose(clicks_played(output), clicks_read(sound, delay_s), atol=IN_TIME_S)
-
-
-@pytest.mark.parametrize("suffix", [".mp4", ".mov", ".mkv"])
 def test_sound_that_an_edit_list_leaves_out_is_not_played(tmp_path: Path, suffix: str) -> None:
     """FFmpeg's demuxer gives what is left out in the middle and at the end, too, with a mark."""
     sound = write_parts(tmp_path / "a.mp4", [(1, spoken(3, RATE_HZ, [0.5, 1.2, 2.5, 2.9]))], codec="aac")

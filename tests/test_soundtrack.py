@@ -1,7 +1,6 @@
 """What is heard: pieces of several recordings on one timeline, copied where that is possible, else encoded."""
 
-import tracemalloc
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from fractions import Fraction
 from pathlib import Path
 
@@ -58,43 +57,8 @@ def tone(duration_s: float, hz: float = 300, level: float = 0.3) -> Float32Array
     return (level * np.sin(2 * np.pi * hz * np.arange(round(duration_s * RATE_HZ)) / RATE_HZ)).astype(np.float32)
 
 
-def steps(count: int) -> Float32Array:
-    """Samples that tell their own place: each differs from the one before by the same amount."""
-    return np.linspace(-0.9, 0.9, count, dtype=np.float32)
-
-
 def lossless(*pieces: SoundPiece) -> SoundPlan:
     return SoundPlan(pieces, lossless=True)
-
-
-@pytest.mark.parametrize(
-    ("at_s", "from_s", "to_s"), [(0, 0, None), (0.25, 0, None), (-0.25, 0, None), (0.1, 0.3, 0.7), (-0.1, 0.2, 0.9)]
-)
-def test_a_piece_is_cut_and_placed_to_the_sample(
-    tmp_path: Path, at_s: float, from_s: float, to_s: float | None
-) -> None:
-    source = write_samples(tmp_path / "a.wav", steps(RATE_HZ), RATE_HZ)
-    at, first, last = (round(time_s * RATE_HZ) for time_s in (at_s, from_s, 1 if to_s is None else to_s))
-    plan = lossless(
-        SoundPiece(
-            source,
-            Fraction(at, RATE_HZ),
-            Fraction(first, RATE_HZ),
-            None if to_s is None else Fraction(last, RATE_HZ),
-        ),
-        SoundPiece(source, Fraction(2)),  # so that it is encoded
-    )
-    samples = heard(tmp_path, plan, 3)[0][:, 0]
-    expected = np.zeros(2 * RATE_HZ, np.float32)
-    start, end = max(at, 0), at + last - first
-    expected[start:end] = steps(RATE_HZ)[first + start - at : last]
-    ramp = round(FADE_S * RATE_HZ / 2)
-    solid = np.ones(2 * RATE_HZ, bool)
-    for cut in (at, end):
-        solid[max(cut - ramp, 0) : cut + ramp] = False
-    if not first and at >= 0:
-        solid[at : at + ramp] = True  # it begins with the recording, without a ramp
-    assert np.allclose(samples[: 2 * RATE_HZ][solid], expected[solid], rtol=0, atol=STEP_16)
 
 
 def test_speech_replaces_the_sound_of_its_part_only(tmp_path: Path) -> None:
@@ -169,35 +133,6 @@ def test_one_whole_recording_is_copied_a_part_is_encoded(tmp_path: Path) -> None
     assert told(SoundPlan((SoundPiece(piece.path, Fraction(1, 2)),)), ".mp4") == ""
     for part in (SoundPiece(piece.path, Fraction(-1, 2)), SoundPiece(piece.path, to_s=Fraction(1, 2))):
         assert told(SoundPlan((part,)), ".mp4") == "the sound is encoded as AAC: a part of it is cut off"
-
-
-def test_a_long_plan_takes_little_memory_and_opens_what_is_heard(tmp_path: Path) -> None:
-    """Half an hour with a hundred pieces; samples of each are held a quarter of a second at a time."""
-    opened: set[int] = set()
-    most = 0
-
-    def sound(number: int) -> Callable[[], Generator[Float32Array, None, None]]:
-        def blocks() -> Generator[Float32Array, None, None]:
-            nonlocal most
-            opened.add(number)
-            most = max(most, len(opened))
-            try:
-                yield from (np.ones((8000, 1), np.float32) for _ in range(36))
-            finally:
-                opened.remove(number)
-
-        return blocks
-
-    tracks = [Track(18 * number * 16000, sound(number)) for number in range(100)]
-    tracemalloc.start()
-    try:
-        total = sum(float(block.sum()) for block in mixed(tracks, 1, 16000))
-        assert tracemalloc.get_traced_memory()[1] < 2_000_000  # all of it is 115 MB
-    finally:
-        tracemalloc.stop()
-    assert total == 100 * 36 * 8000
-    assert most <= 2
-    assert not opened
 
 
 times = st.integers(-400, 900).map(lambda hundredths: Fraction(hundredths, 100))
