@@ -1,7 +1,6 @@
 """The choice of the encoder: what it keeps of the source, what it refuses, and what the reopened file says."""
 
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -27,13 +26,6 @@ SDR = picture_info(*SIZE, rgb=False)
 PQ = ColorTags(9, 16, 9, full_range=False)
 
 
-@pytest.fixture(autouse=True)
-def _nothing_known() -> Iterator[None]:
-    codecs._trial.cache_clear()
-    yield
-    codecs._trial.cache_clear()
-
-
 def of_format(pixel_format: str, **values: Any) -> VideoInfo:
     return replace(SDR, pixel_format=pixel_format, **values)
 
@@ -55,7 +47,7 @@ def of_format(pixel_format: str, **values: Any) -> VideoInfo:
 def test_options_become_those_of_the_encoder(options: dict[str, Any], ffmpeg: str, settings: dict[str, str]) -> None:
     encoder = choose_encoder(SyncOptions(**options), SDR)
     assert encoder.ffmpeg == ffmpeg
-    assert settings.items() <= encoder.options.items()
+    assert settings.items() <= dict(encoder.options).items()
     assert not encoder.notices
 
 
@@ -142,12 +134,12 @@ def test_a_container_that_cannot_hold_the_codec_is_named(codec: Any, suffix: str
 
 @pytest.mark.parametrize(("problem", "ffmpeg"), [(None, "h264_nvenc"), ("no GPU", "libx264")])
 def test_auto_takes_nvenc_if_it_opens(problem: str | None, ffmpeg: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(codecs, "_trial", lambda *_: problem)
+    monkeypatch.setattr(codecs, "problem_of", lambda _: problem)
     assert choose_encoder(SyncOptions(encoder="auto"), SDR).ffmpeg == ffmpeg
 
 
 def test_a_size_that_nvenc_refuses_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(codecs, "_trial", lambda _, __, size, *___: "Invalid argument" if size[0] > 4096 else None)
+    monkeypatch.setattr(codecs, "problem_of", lambda one: "Invalid argument" if one.width_px > 4096 else None)
     wide = replace(SDR, width_px=5000)
     with pytest.raises(InputError, match=r"does not open for pictures of 5000×240: .* use --encoder x264"):
         check_encoder(SyncOptions(encoder="nvenc"), wide, Path("out.mp4"))
@@ -160,7 +152,7 @@ def test_the_options_of_nvenc_exist(codec: Any, wrong: dict[str, str]) -> None:
     """FFmpeg checks the options before it looks for a GPU, and reports a wrong one differently."""
     encoder = choose_encoder(SyncOptions(encoder="nvenc", codec=codec), SDR)
     problem = codecs.problem_of(encoder)
-    assert problem != codecs.problem_of(replace(encoder, options=encoder.options | wrong))
+    assert problem != codecs.problem_of(replace(encoder, options=(*encoder.options, *wrong.items())))
     assert problem not in ("Invalid argument", "Numerical result out of range")
 
 

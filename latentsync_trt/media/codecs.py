@@ -116,7 +116,7 @@ class VideoEncoder:
     width_px: int
     height_px: int
     color: ColorTags
-    options: dict[str, str]
+    options: tuple[tuple[str, str], ...]
     notices: tuple[str, ...] = ()
 
 
@@ -182,7 +182,7 @@ def add_video(
 ) -> VideoStream:
     """Adds the encoder to a container, for `rate` frames per second with stamps in units of `time_base`."""
     # PyAV's types know only some encoders by name.
-    stream = cast(VideoStream, container.add_stream(encoder.ffmpeg, rate=rate, options=encoder.options))
+    stream = cast(VideoStream, container.add_stream(encoder.ffmpeg, rate=rate, options=dict(encoder.options)))
     context = stream.codec_context
     _set_up(context, encoder)
     stream.time_base = context.time_base = time_base
@@ -190,19 +190,14 @@ def add_video(
     return stream
 
 
+@cache  # as NVENC takes long
 def problem_of(encoder: VideoEncoder) -> str | None:
-    """Encodes one picture; returns the reason if that fails, else None. Answers are kept, as NVENC takes long."""
-    size = encoder.width_px, encoder.height_px
-    return _trial(encoder.ffmpeg, encoder.pixel_format, size, tuple(encoder.options.items()))
-
-
-@cache
-def _trial(ffmpeg: str, pixel_format: str, size: tuple[int, int], options: tuple[tuple[str, str], ...]) -> str | None:
+    """Encodes one picture; returns the reason if that fails, else None."""
     try:
-        context = cast(VideoCodecContext, av.CodecContext.create(ffmpeg, "w"))
-        _set_up(context, VideoEncoder("h264", ffmpeg, pixel_format, *size, ColorTags(), {}))
-        context.time_base, context.options = Fraction(1, 25), dict(options)
-        context.encode(VideoFrame(*size, pixel_format))
+        context = cast(VideoCodecContext, av.CodecContext.create(encoder.ffmpeg, "w"))
+        _set_up(context, encoder)
+        context.time_base, context.options = Fraction(1, 25), dict(encoder.options)
+        context.encode(VideoFrame(encoder.width_px, encoder.height_px, encoder.pixel_format))
         context.encode(None)
     except (FFmpegError, ValueError, OSError) as error:
         return reason_of(error)
@@ -247,7 +242,7 @@ def _encoder(codec: Codec, name: EncoderName, options: SyncOptions, info: VideoI
     across, down = (1, 1) if codec == "ffv1" else (16 // count for count in _chroma_of(form))
     size = info.width_px + info.width_px % across, info.height_px + info.height_px % down
     color = info.color if form.is_rgb else _yuv_tags(info.color)
-    encoder = VideoEncoder(codec, library.ffmpeg, pixel_format, *size, color, settings)
+    encoder = VideoEncoder(codec, library.ffmpeg, pixel_format, *size, color, tuple(settings.items()))
     return replace(encoder, notices=tuple(_losses(encoder, info)))
 
 

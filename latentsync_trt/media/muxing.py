@@ -145,18 +145,10 @@ def _add_video(
             context.codec_tag = template.codec_context.codec_tag  # says its profile
     stream.time_base = finished.time_base
     context.sample_aspect_ratio = contents.info.sample_aspect_ratio
-    context.framerate = _frames_per_s(finished, contents.info.frames_per_s)
+    nominal, mean = contents.info.frames_per_s, (finished.frames / finished.end_s).limit_denominator(_MOST_PER_S)
+    # The last picture may end early or late.
+    context.framerate = nominal if nominal and abs(nominal * finished.end_s - finished.frames) < 1 else mean
     return stream
-
-
-def _frames_per_s(finished: Finished, nominal: Fraction | None) -> Fraction:
-    """The `nominal` rate, if all pictures are where that has them, but for rounding; else the mean."""
-    if nominal is not None:
-        stamps = (stamp for part in finished.parts for stamp in sorted(part.stamps))
-        period = float(1 / (nominal * finished.time_base))
-        if all(abs(stamp - index * period) <= 1 for index, stamp in enumerate(stamps)):
-            return nominal
-    return (finished.frames / finished.end_s).limit_denominator(_MOST_PER_S)
 
 
 def _copy_tags(container: OutputContainer, source: Source, sound: ChosenSound | None, end_s: Fraction) -> None:

@@ -8,7 +8,6 @@ Each joined recording begins at one time in all streams: if each stream followed
 would drift apart, as their ends differ at each joint.
 """
 
-from bisect import bisect
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -136,10 +135,8 @@ class Clock:
 
     def _origin_after(self, direct_s: Fraction) -> Fraction:
         """The other known origin that is nearest to `direct_s`, with which the stream follows itself directly."""
-        known = self.origins()
-        at = bisect(known, direct_s - self._first_origin_s)
-        near = {self._first_origin_s + origin_s for origin_s in known[max(at - 1, 0) : at + 1]} - {self.origin_s}
-        nearest_s = min(near, key=lambda origin_s: abs(origin_s - direct_s), default=direct_s)
+        known = {self._first_origin_s + origin_s for origin_s in self.origins()} - {self.origin_s}
+        nearest_s = min(known, key=lambda origin_s: abs(origin_s - direct_s), default=direct_s)
         return nearest_s if abs(nearest_s - direct_s) < LONGEST_S else direct_s
 
     def _is_reset(self, time_s: Fraction, stamp_s: Fraction) -> bool:

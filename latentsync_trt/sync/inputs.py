@@ -183,7 +183,7 @@ def fingerprint(inputs: Inputs, bundle: Path, provider: str, brought: Mapping[st
         **{name: _stamp(path) for name, path in _files(inputs, options)},
         "options": " ".join(command_line(options, leave_out=(*_NOT_IN_PICTURES, *_FILES, *separate))),
         **{name: _identity(value) for name, value in brought.items() if value is not None},
-        "encoder": " ".join([encoder.ffmpeg, encoder.pixel_format, *(f"{k}={v}" for k, v in encoder.options.items())]),
+        "encoder": " ".join([encoder.ffmpeg, encoder.pixel_format, *(f"{k}={v}" for k, v in encoder.options)]),
         "bundle": sha256((bundle / MANIFEST_NAME).read_bytes()).hexdigest()[:_DIGITS],
         "provider": provider,
         "cores": str(os.cpu_count()),  # FFV1 divides a picture by them, the same way in all parts
