@@ -109,19 +109,6 @@ def test_the_plot_shows_gaps_speech_and_what_the_words_require(curves: Curves) -
     assert legend >= {"result", "nothing is said", "m, b, p: lips must touch"}
 
 
-def test_the_plot_of_a_long_clip_shows_its_peaks() -> None:
-    gaps = np.full(MODEL_FPS * 100, np.nan, np.float32)
-    gaps[70:90], gaps[MODEL_FPS * 99] = 0.1, 0.3
-    long = Curves(gaps, np.zeros_like(gaps))
-    figure = sync_figure({"A": long, "B": long}, "Lips.")
-    time_s, shown = figure.axes[1].get_lines()[0].get_data()
-    assert figure.axes[1].get_xlim() == (0, 100)
-    assert np.nanmax(shown) == np.float32(0.3)
-    assert time_s[np.nanargmax(shown)] == pytest.approx(99, abs=0.1)
-    assert 0 < np.count_nonzero(~np.isnan(shown)) <= 13
-    assert figure.get_suptitle() == "Lips. Each point is the largest value in 0.08 s."
-
-
 def test_matplotlib_is_loaded_only_when_something_is_drawn() -> None:
     code = "import sys, latentsync_trt.cli, latentsync_trt.sync.run; print('matplotlib' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, timeout=120)

@@ -1,6 +1,5 @@
 """Figures: lips and speech over time, faces side by side, the people of a clip."""
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -15,8 +14,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_MOST_POINTS = 60 * MODEL_FPS
-"""More could not be told apart in the figure's width."""
+_MOST_POINTS = 600 * MODEL_FPS
+"""Lines with more are drawn as pixels."""
 
 _DPI = 100
 _FLOOR_DB = QUIET_DB - 10
@@ -34,56 +33,40 @@ _TARGET, _SHUT, _SPEECH, _SILENT = "#3f7fd6", "#cf4a63", "#8792a1", "#8792a1"
 def sync_figure(results: Mapping[str, Curves], title: str = "") -> "Figure":
     """The loudness of the speech, and below it the gap between the lips in each result.
 
-    Of clips over a minute, each point is the largest value of its share, and a known mouth is left out.
-
     Args:
         results: one or two by name, of the same speech, with at least one frame each.
     """
     from matplotlib.figure import Figure
 
-    step = math.ceil(len(next(iter(results.values()))) / _MOST_POINTS)
-    results = {name: _thinned(curves, step) for name, curves in results.items()}
     first = next(iter(results.values()))
-    count, fps = len(first), MODEL_FPS / step
-    time_s = (np.arange(count) + 0.5) / fps
+    count, as_pixels = len(first), len(first) > _MOST_POINTS
+    time_s = (np.arange(count) + 0.5) / MODEL_FPS
     figure = Figure(figsize=(12, 6.2), dpi=_DPI, layout="constrained")
     speech, lips = figure.subplots(2, 1, sharex=True, height_ratios=(1, 3))
-    speech.fill_between(time_s, _FLOOR_DB, first.level_db, color=_SPEECH, alpha=0.6, linewidth=0)
+    speech.fill_between(time_s, _FLOOR_DB, first.level_db, color=_SPEECH, alpha=0.6, linewidth=0, rasterized=as_pixels)
     speech.set(ylim=(_FLOOR_DB, 0), ylabel="loudness of\nthe speech, dB")
-    _band(lips, first.silent, fps, _SILENT, "nothing is said")
+    _band(lips, first.silent, _SILENT, "nothing is said")
     if first.mouth is not None:
-        _band(lips, first.mouth.shut, fps, _SHUT, "m, b, p: lips must touch")
+        _band(lips, first.mouth.shut, _SHUT, "m, b, p: lips must touch")
         target = _target_gaps(first.mouth.opening.astype(np.float64), first.gaps)
         lips.plot(time_s, target, color=_TARGET, linewidth=1.5, label="what the words require (scaled)")
         lips.fill_between(time_s, _LIPS_AT_REST, target, color=_TARGET, alpha=0.12, linewidth=0)
     for color, (name, curves) in zip(_LINES, results.items(), strict=False):
-        lips.plot(time_s, curves.gaps, ".-", color=color, markersize=4, label=name)
+        lips.plot(time_s, curves.gaps, ".-", color=color, markersize=4, label=name, rasterized=as_pixels)
     lips.axhline(CLOSED_GAP, color=_SPEECH, linestyle="--", linewidth=1, label="below: lips touch")
     top = max(float(np.nan_to_num(curves.gaps).max(initial=0.0)) for curves in results.values())
-    lips.set(xlim=(0, count / fps), ylim=(0, max(1.05 * top, _LEAST_TOP)), xlabel="time, s")
+    lips.set(xlim=(0, count / MODEL_FPS), ylim=(0, max(1.05 * top, _LEAST_TOP)), xlabel="time, s")
     lips.set_ylabel("gap between the lips\n(distance between the eyes = 1)")
     for axes in (speech, lips):
         axes.spines[["top", "right"]].set_visible(False)
     figure.legend(loc="outside lower center", ncols=6, frameon=False)
-    thinned = f"Each point is the largest value in {step / MODEL_FPS:.2f} s." if step > 1 else ""
-    if title or thinned:
-        figure.suptitle(f"{title} {thinned}".strip())
+    if title:
+        figure.suptitle(title)
     return figure
 
 
-def _thinned(curves: Curves, step: int) -> Curves:
-    if step == 1:
-        return curves
-    return Curves(_largest(curves.gaps, step), _largest(curves.level_db, step))
-
-
-def _largest(values: Float32Array, step: int) -> Float32Array:
-    padded = np.pad(values, (0, -len(values) % step), constant_values=np.nan)
-    return np.asarray(np.fmax.reduce(padded.reshape(-1, step), axis=1), np.float32)
-
-
-def _band(axes: "Axes", where: BoolArray, fps: float, color: str, label: str) -> None:
-    spans_s = [(start / fps, (end - start) / fps) for start, end in runs_of_true(where)]
+def _band(axes: "Axes", where: BoolArray, color: str, label: str) -> None:
+    spans_s = [(start / MODEL_FPS, (end - start) / MODEL_FPS) for start, end in runs_of_true(where)]
     axes.broken_barh(
         spans_s, (0, 1), transform=axes.get_xaxis_transform(), color=color, alpha=0.18, linewidth=0, label=label
     )

@@ -156,11 +156,8 @@ def notices_of_rate(info: VideoInfo, options: SyncOptions) -> list[str]:
         return []
     if options.fps != "source":
         return [f"the video has {_short(rate)} frames/s, the output {options.fps} (--fps)"]
-    if rate >= _SLOW_FPS:
-        return []
-    if rate * LONGEST_PERIOD_S < 1:
-        return [f"the video has {_short(rate)} frames/s: its pictures are repeated, so that lips move"]
-    return [f"the video has {_short(rate)} frames/s, so lips move in steps; --fps {MODEL_FPS} repeats its pictures"]
+    slow = f"the video has {_short(rate)} frames/s, so lips move in steps; --fps {MODEL_FPS} repeats its pictures"
+    return [slow] if rate < _SLOW_FPS and rate * LONGEST_PERIOD_S >= 1 else []
 
 
 def notices_of_length(info: VideoInfo, audio_s: Fraction, options: SyncOptions) -> list[str]:
@@ -171,18 +168,15 @@ def notices_of_length(info: VideoInfo, audio_s: Fraction, options: SyncOptions) 
     """
     video_s, length, rate = info.duration_s, options.output_length, info.frames_per_s
     still = video_s is not None and rate is not None and video_s * rate <= 1
-    if video_s is None or still or is_held(abs(video_s - audio_s)):
+    if video_s is None or still or is_held(abs(video_s - audio_s)) or length == "shortest":
         return []
-    part = options.start is not None or options.end is not None
-    if length == "shortest" or (part and audio_s < video_s):
+    if video_s < audio_s:
+        how = "the sound is cut" if length == "video" else f"the picture {_EXTENDED[options.extend]}"
+    elif options.start is not None or options.end is not None:
         return []
-    lengths = f"the video lasts {_short(video_s)} s, the audio {'ends after ' if part else ''}{_short(audio_s)} s"
-    if length != "video" and video_s < audio_s:
-        return [f"{lengths}: the picture {_EXTENDED[options.extend]} (--extend, --length)"]
-    if length == "audio":
-        return [f"{lengths}: the picture is cut there (--length)"]
-    end = "is cut there" if video_s < audio_s else "ends before the picture, the rest is silent"
-    return [f"{lengths}: the sound {end} (--length)"]
+    else:
+        how = "the picture is cut" if length == "audio" else "the rest is silent"
+    return [f"the video lasts {_short(video_s)} s, the audio {_short(audio_s)} s: {how} (--length, --extend)"]
 
 
 def notices_of_mix(mix: Path, mix_s: Fraction, voice_s: Fraction) -> list[str]:
