@@ -69,15 +69,6 @@ def test_a_short_track_is_mirrored():
     assert [window.items for window in planned([0], 4)] == [(0, 0, 0, 0)]
 
 
-def test_tracks_of_several_faces_are_cut_each_for_itself():
-    planner: WindowPlanner[str] = WindowPlanner(2)
-    assert planner.push({0: "a0"}) == []
-    assert [window.items for window in planner.push({0: "a1", 5: "b1"})] == [("a0", "a1")]
-    assert [window.items for window in planner.push({0: "a2", 5: "b2"})] == [("b1", "b2")]
-    assert [window.items for window in planner.push({5: "b3"})] == [("a1", "a2")]
-    assert [window.items for window in planner.finish()] == [("b2", "b3")]
-
-
 def test_streams_interleave():
     windows = planned([0] * 11, 3, streams=2)
     assert [window.items for window in windows] == [(0, 2, 4), (1, 3, 5), (6, 8, 10), (5, 7, 9)]

@@ -128,14 +128,6 @@ def test_what_decides_comes_before_the_work(run: tuple[Log, SyncReport, SyncRepo
 
 
 @pytest.mark.integration
-def test_several_faces_are_noted_once(run: tuple[Log, SyncReport, SyncReport]) -> None:
-    log, report, _ = run
-    words = "2 faces after 0.12 s: the largest is lip-synced"
-    assert [words in notice for notice in report.notices].count(True) == 1
-    assert any(words in line for line in log.lines[: log.lines.index("written")])
-
-
-@pytest.mark.integration
 def test_a_report_has_all_notices_of_its_run_and_no_other(run: tuple[Log, SyncReport, SyncReport]) -> None:
     log, first, second = run
     assert first.notices == second.notices

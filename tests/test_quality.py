@@ -126,15 +126,6 @@ def test_too_little_speech_to_compare_with(said: bool, painted: int, shut: float
     assert str(lips).startswith("too little speech to compare with")
 
 
-def test_a_resumed_run_says_what_it_measured() -> None:
-    quality = Quality([Fraction(0)])
-    assert quality.result().from_s == 0
-    for index, part in enumerate((30, 60)):
-        quality.restart(Fraction(part))
-        add(quality, index, own=picture(), new=picture())
-    assert str(quality.result()).endswith("; measured: from 30.00 s on, as resumed")
-
-
 # Flicker and seam
 
 
@@ -177,13 +168,6 @@ def test_pictures_that_do_not_follow_each_other_are_not_compared(between: str) -
         track_id = int(between == "another track" and index >= 6)
         add(quality, index, own=own - dark, new=own - np.uint8(dark // 2), track_id=track_id)
     assert quality.result().flicker == pytest.approx(1.0)
-
-
-def test_the_seam_is_the_mean() -> None:
-    quality = Quality([Fraction(0)])
-    for index, seam in enumerate((0.2, 0.4, 0.9)):
-        add(quality, index, own=picture(), new=picture(), seam=seam)
-    assert quality.result().seam == pytest.approx(0.5)
 
 
 # Pictures

@@ -54,17 +54,6 @@ def test_the_summary_says_how_good_it_is(capsys: pytest.CaptureFixture[str]) -> 
     ) in capsys.readouterr().out.splitlines()
 
 
-def test_measures_of_several_speakers_and_of_none() -> None:
-    measured = (0.1, 80, None), (-0.1, None, 0.5), (None, None, 1.0)
-    lips = tuple(LipMeasure(speaker, 100, *values) for speaker, values in enumerate(measured))
-    assert str(Measures(lips, None, None)).split("; ") == [
-        "lips of speaker 0: follow the loudness at r = 0.10, 80 ms late (rough)",
-        "lips of speaker 1: follow the loudness at r = -0.10 (rough), shut in 50% of the silence",
-        "lips of speaker 2: too little speech to compare with, shut in 100% of the silence",
-    ]
-    assert str(Measures((), None, None)) == ""
-
-
 # Progress in a pipe or a log file
 
 

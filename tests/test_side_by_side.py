@@ -3,7 +3,6 @@ that are copies of the graphs."""
 
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ from latentsync_trt import LipSync
 from latentsync_trt.errors import EngineBuildError
 from latentsync_trt.runtime.networks.networks import Networks
 from latentsync_trt.runtime.providers.select import Selection
-from latentsync_trt.runtime.sessions.pool import Gate
 from latentsync_trt.sync.inpaint import Inpainter
 from latentsync_trt.sync.paint import Painter
 from tests.clips import LOSSLESS, decoded
@@ -168,27 +166,3 @@ def test_pictures_are_read_while_networks_open(
         report = lip_sync.sync(*three_windows, out, LOSSLESS)
     assert np.array_equal(np.stack(decoded(out)), three_windows_synced)
     assert 0 < report.opened_s < report.startup_s < report.wall_s
-
-
-def test_one_is_alone_once_those_that_share_have_left() -> None:
-    gate, order = Gate(), list[str]()
-    inside, entered = threading.Event(), threading.Event()
-
-    def share() -> None:
-        with gate.sharing():
-            inside.set()
-            assert entered.wait(TIMEOUT_S)
-            order.append("shared")
-
-    def alone() -> None:
-        with gate.alone():
-            order.append("alone")
-
-    with ThreadPoolExecutor(2) as threads:
-        first = threads.submit(share)
-        assert inside.wait(TIMEOUT_S)
-        second = threads.submit(alone)
-        entered.set()
-        first.result()
-        second.result()
-    assert order == ["shared", "alone"]

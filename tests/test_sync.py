@@ -317,22 +317,6 @@ def test_json_is_one_object(face_clip: Path, word: Path, tmp_path: Path) -> None
     assert "no-such-bundle" in json.loads(out)["error"]
 
 
-def test_an_existing_output_survives_a_failure(
-    lip_sync: LipSync, face_clip: Path, speech: Path, tmp_path: Path
-) -> None:
-    target = tmp_path / "out.mp4"
-    target.write_text("precious")
-
-    def fail(progress: Progress) -> None:
-        if progress.done == 10:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        lip_sync.sync(face_clip, speech, target, QUICK, on_progress=fail)
-    assert target.read_text() == "precious"
-    assert left_behind(tmp_path) == ["out.mp4"]
-
-
 def start_long_run(tmp_path: Path) -> "subprocess.Popen[str]":
     """The command on a minute of speech, when it has begun to write."""
     clip = write_face(tmp_path / "clip.mp4", 5)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_MOST_POINTS = 600 * MODEL_FPS
+_MOST_POINTS = 120 * MODEL_FPS
 """Lines with more are drawn as pixels."""
 
 _DPI = 100
