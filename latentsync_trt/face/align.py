@@ -32,20 +32,16 @@ def crop_size_px(resolution: int) -> tuple[int, int]:
 
 
 def align(points: Float32Array, bias: Float64Array | None, resolution: int) -> tuple[Float64Array, Float64Array]:
-    """The similarity transform from a face to the network's pose.
+    """Returns the similarity transform `(2, 3)` from frame to crop pixels, and the `bias` for the track's next frame.
 
     Orthogonal Procrustes, with both point sets centered and divided by their standard deviation. The nose residual
     (template minus face, normalized, before rotation) is averaged over the track and added unscaled to the translation,
     as in the networks' training data.
 
     Args:
-        points: `(3, 2)` float32: left brow, right brow, nose, in frame pixels. The training data used whole pixels.
-        bias: `(2,)` float64, the smoothed nose residual returned for the previous frame of the track; None at its
-            start.
+        points: `(3, 2)` float32: left brow, right brow, nose, in frame pixels.
+        bias: `(2,)` float64, the averaged nose residual; None at the start of a track.
         resolution: the network's H = W in pixels.
-
-    Returns:
-        `(2, 3)` float64, frame pixels → crop pixels, and the `bias` for the next frame.
 
     Raises:
         InputError: the points coincide or are not finite.
@@ -60,13 +56,7 @@ def align(points: Float32Array, bias: Float64Array | None, resolution: int) -> t
 
 
 def crop(frame: Picture, matrix: Float64Array, resolution: int) -> AlignedFace:
-    """Cuts the face out of a frame, of which only the face's rectangle is read.
-
-    Args:
-        frame: uint8 `(H, W, 3)` RGB.
-        matrix: `(2, 3)` float64 from `align`.
-        resolution: the network's H = W in pixels.
-    """
+    """Cuts the face out of a frame, uint8 `(H, W, 3)` RGB, reading only its rectangle; `matrix`: from `align`."""
     size = crop_size_px(resolution)
     image = cv2.resize(cut(frame, matrix, size, OUTSIDE), (resolution, resolution), interpolation=cv2.INTER_LANCZOS4)
     return AlignedFace(image.astype(np.uint8, copy=False), matrix, size)

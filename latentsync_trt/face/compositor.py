@@ -45,19 +45,15 @@ class Finish:
 def composite(
     frame: Picture, face: AlignedFace, painted: UInt16Array, mask: Float32Array, finish: Finish | None = None
 ) -> Patch:
-    """New pixels for the frame from which a face was cut.
+    """Returns the smallest rectangle with all changed pixels of a frame; 0×0 if none is inside it.
 
     Only the generated region replaces the frame, so that the skin around it stays sharp: the mask is warped back like
     the picture and fades inwards, so that no pixel outside the region changes.
 
     Args:
-        frame: uint8 `(H, W, 3)` RGB.
-        face: the aligned face; may lie partly outside the frame.
+        frame: uint8 `(H, W, 3)` RGB. face: what was cut out of it; may lie partly outside.
         painted: uint16 `(r, r, 3)` RGB, r ≥ R, the generated face, 257 × the 8-bit level.
         mask: float32 `(R, R)` in [0, 1], 1 = kept.
-
-    Returns:
-        The smallest rectangle with all changed pixels; 0×0 if none is inside the frame.
     """
     size = _unaliased_size(face, painted.shape[0] / mask.shape[0])
     generated = np.clip(resize_antialiased(1 - mask[..., None], size)[..., 0], 0, 1)
@@ -75,8 +71,7 @@ def paste(
     """Warps an upright crop into the frame with a soft edge.
 
     Args:
-        frame: uint8 `(H, W, 3)` RGB.
-        crop: float32 `(h, w, 3)` RGB, levels 0 to 255; clipped after interpolation.
+        frame: uint8 `(H, W, 3)` RGB. crop: float32 `(h, w, 3)` RGB, levels 0 to 255; clipped after interpolation.
         matrix: `(2, 3)` float64, frame pixels → crop pixels.
         opacity: float32 `(h, w)` in [0, 1], how much of the crop shows; None = all of it, with the edge of a crop.
     """

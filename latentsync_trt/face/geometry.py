@@ -33,9 +33,8 @@ _CONVERGED_SHIFT = 0.02
 _CONVERGED_TURN = radians(3)
 
 LEAST_WIDTH_PX, LEAST_HEIGHT_PX = 28, 40
-"""The training data had faces of 50×80 px and more. Down to half of that, the search finds 19 of 20 faces, their points
-are as exact in relation to the face (2 % of the brows' distance), and an open mouth is seen: it is 4 px high. Of faces
-of 32 px, the search finds 2 of 3."""
+"""Half of the smallest faces of the training data: the search finds 19 of 20, with points as exact in relation to the
+face, and an open mouth is seen: it is 4 px high. Of faces of 32 px, the search finds 2 of 3."""
 LEAST_ASPECT, MOST_ASPECT = 0.2, 1.5
 """Ratios of width to height of a face to be aligned."""
 

@@ -2,14 +2,12 @@
 
 **Cuts.** Neither signal suffices alone: light, captions and backgrounds change the picture around a face, and a fast
 turn of the head changes its landmarks, as much as another person does. Only another person changes both at once. The
-limits lie between what was measured on four people filmed at the same place: within a shot (10,000 frames with pans,
-zooms, flashes, noise, strong compression, night, changing backgrounds, hands and people passing, and 4 to 8 pictures
-per second), and at cuts between them (180, also in the dark, strongly compressed and with one background behind both).
+limits were measured on four people at the same place: within a shot (10,000 frames with pans, flashes, noise, moving
+backgrounds, passing people, 4 to 8 pictures per second), and at 180 cuts between them.
 
-**People** are told apart by their looks and numbered as they appear. A look is a coarse picture of the upright face and
-hair: colors relative to their mean, so that brightness and a tint of the light do not count. Measured on six people in
-75 pictures with other light, tint and size: pictures of one person are up to 0.35 apart (95 %), of two people 0.44 or
-more.
+**People** are told apart by their looks: a coarse picture of the upright face and hair, in colors relative to their
+mean, so that brightness and a tint of the light do not count. Measured on six people in 75 pictures: pictures of one
+person are up to 0.35 apart (95 %), of two people 0.44 or more.
 """
 
 from collections import deque

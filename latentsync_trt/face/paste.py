@@ -88,16 +88,12 @@ class Paster:
         track_id: int,
         time_s: Fraction,
     ) -> Pasted:
-        """The painted face as a patch of the frame.
-
-        Where no outline is found, neither here nor before in the track, the mask alone decides.
+        """Returns the painted face as a patch of the frame; the mask alone decides where no outline is known.
 
         Args:
-            picture: uint8 `(H, W, 3)` RGB.
-            face: the aligned face that was painted.
+            picture: uint8 `(H, W, 3)` RGB. face: the aligned face that was painted.
             painted: uint16 `(r, r, 3)` RGB, 257 × the 8-bit level; r ≥ R, as an enhancer may enlarge it.
-            inspected: what `inspect_face` found.
-            track_id: frames of one track share their state.
+            inspected: what `inspect_face` found. track_id: frames of one track share their state.
             time_s: of the frame, not before that of the last one.
         """
         meshes = inspected.source_mesh, inspected.painted_mesh

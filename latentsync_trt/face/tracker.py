@@ -150,15 +150,12 @@ class FaceTracker:
         overview: Callable[[], UInt8Array] | None = None,
         time_s: Fraction | None = None,
     ) -> FrameFaces:
-        """The faces in the next frame, uint8 `(H, W, 3)` RGB of square pixels.
+        """Returns the faces in the next frame, uint8 `(H, W, 3)` RGB of square pixels; raises as `checked`.
 
         Args:
             luma: uint8 `(h, w)` of the same picture, of any size; None = computed from `picture`.
             overview: gives the picture as uint8 `(h, w, 3)` RGB of at least 192 px, for the search; None = `picture`.
             time_s: of the frame, ascending; None = one period of the model's rate after the last one.
-
-        Raises:
-            InputError: the detector returned something else than faces.
         """
         view = _View(picture, luma, overview)
         self.now_s = self.now_s + Fraction(1, MODEL_FPS) if time_s is None else time_s
