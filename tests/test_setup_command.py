@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from latentsync_trt.bundle.find import default_bundle, remembered_choice
 from latentsync_trt.bundle.manifest import REQUIRED_GRAPHS, Bundle
-from latentsync_trt.cli import main, selftest, setup
+from latentsync_trt.cli import main, model, selftest
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import ExportMismatch
 from latentsync_trt.export import export_options, exporter
@@ -138,7 +138,7 @@ def test_plan_space_and_consent_come_before_anything_is_done(
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=5_600_000_000))  # enough for the bundle
         assert "GB are needed, 5.60 GB are free; free some space" in run("--provider", "cpu", "--yes")[2]
-    monkeypatch.setattr(setup, "sys", SimpleNamespace(stdin=SimpleNamespace(isatty=lambda: True)))
+    monkeypatch.setattr(model, "sys", SimpleNamespace(stdin=SimpleNamespace(isatty=lambda: True)))
     assert run("--provider", "cpu", answer="n\n")[0] == 1
     assert list(checkpoints.iterdir()) == []
     assert all(path.startswith("/api/") for _, path, _ in server.requests)
@@ -202,7 +202,7 @@ def test_a_gpu_gets_half_precision_and_what_runs_there_is_tested(
 def test_a_model_that_the_cpu_cannot_run_is_refused(server: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(export_options.MODEL_RESOLUTION_PX, "1.6", 512)
     memory = SimpleNamespace(total=16 * 10**9, available=10**9)
-    monkeypatch.setattr(setup, "psutil", SimpleNamespace(virtual_memory=lambda: memory))
+    monkeypatch.setattr(model, "psutil", SimpleNamespace(virtual_memory=lambda: memory))
     code, _, err = run("--provider", "cpu", "--yes")
     assert code == 2
     assert "at 512 px a step on the CPU takes 34.36 GB of memory, this machine has 16.00 GB; take `--model 1.5`" in err

@@ -9,9 +9,9 @@ import rich_click as click
 
 from latentsync_trt.bundle.find import checkpoints_folder, describe_choice, find_bundle
 from latentsync_trt.bundle.manifest import FULL_STEP, PRECISIONS, Manifest, read_manifest, tool_versions
+from latentsync_trt.cli.model import note_on_default
 from latentsync_trt.cli.options import LocalPath, build, bundle_option, options_from
 from latentsync_trt.cli.show import progress_bar, say
-from latentsync_trt.cli.use import note_on_default
 from latentsync_trt.errors import ProviderUnavailable
 from latentsync_trt.option_fields import FILES, HARDWARE
 from latentsync_trt.quantize.calibration_options import CalibrateOptions, Clip, clips_in

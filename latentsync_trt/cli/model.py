@@ -1,0 +1,203 @@
+"""`latentsync-trt download`, `export`, `use` and `setup`: from published weights to the model that commands run."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import psutil
+import rich_click as click
+
+from latentsync_trt.bundle import find
+from latentsync_trt.bundle.manifest import PIXELS_PER_LATENT, REQUIRED_GRAPHS, read_manifest, tool_versions
+from latentsync_trt.cli.options import build, options_from, provider_option, quiet_option
+from latentsync_trt.cli.show import progress_bar, say
+from latentsync_trt.config import RuntimeOptions
+from latentsync_trt.errors import InputError
+from latentsync_trt.export.export_options import EXTRA, TOOLS, ExportOptions
+from latentsync_trt.export.published import (
+    LATENTSYNC,
+    VAE,
+    Download,
+    Model,
+    check_space,
+    fetch,
+    find_downloads,
+    gigabytes,
+)
+from latentsync_trt.runtime.providers.table import CPU, CUDA
+from latentsync_trt.stopping import interruption
+from latentsync_trt.types import Progress
+
+if TYPE_CHECKING:
+    from latentsync_trt.runtime.providers.select import Selection
+
+_HUB = "huggingface-hub"
+_INTERRUPTED = "interrupted; what was finished is kept: the same command goes on there"
+
+# Measured: the size of a bundle, and the memory of its export.
+_BUNDLE_BYTES = {"fp16": 2_800_000_000, "fp32": 5_600_000_000}
+_MEMORY_BYTES = {"fp16": 8_500_000_000, "fp32": 9_300_000_000}
+
+
+@click.command("download")
+@click.argument("model", type=click.Choice(tuple(LATENTSYNC)), default="1.6")
+def download(model: str) -> None:
+    """Download the published weights of LatentSync 1.6 or 1.5, with Whisper and the VAE that they need.
+
+    Interrupted, the same command goes on; what is there already needs no network. $HF_ENDPOINT names a mirror.
+    """
+    tool_versions((_HUB,), extra=EXTRA)
+    downloads = find_downloads(model)
+    if downloads:
+        check_space(find.checkpoints_folder(), downloads)
+    with interruption(_INTERRUPTED):
+        for each in downloads:
+            say(str(each))
+            fetch(each, say)
+    for repository in (LATENTSYNC[model], VAE):
+        click.echo(f"{repository.folder}: {repository}")
+
+
+@click.command("export")
+@options_from(ExportOptions)
+@quiet_option
+def export(quiet: bool, **fields: Any) -> None:
+    """Export LatentSync's checkpoints to a bundle that `sync` runs without PyTorch."""
+    # What is missing is reported before torch is imported, which takes seconds.
+    tool_versions(TOOLS, extra=EXTRA)
+    options = build(ExportOptions, fields)
+    from latentsync_trt.export.exporter import export_bundle
+
+    with progress_bar(hidden=quiet) as move:
+        folder = export_bundle(options, lambda stage, share: move(Progress(stage, round(100 * share), 100)))
+    if quiet:
+        return
+    manifest = read_manifest(folder)
+    size_bytes = sum(entry.bytes for entry in manifest.files.values())
+    worst = max(manifest.verification.values(), default=None)
+    verdict = "not verified" if worst is None else f"within {worst:.1e} of PyTorch"
+    click.echo(f"{folder}: {len(manifest.graphs)} graphs, {manifest.precision}, {size_bytes / 1e9:.2f} GB, {verdict}")
+    for note in filter(None, (*manifest.notes, note_on_default(folder))):
+        say(f"note: {note}")
+
+
+@click.command("use")
+@click.argument("name", required=False)
+def use(name: str | None) -> None:
+    """Choose the exported bundle that commands run without `--bundle`; without NAME, show the choice.
+
+    The choice is kept in the folder of bundles, checkpoints/, and holds for all commands started beside it.
+    """
+    if name is not None:
+        folder = find.remember(name)
+        click.echo(f"{folder}: runs where no --bundle is given ({find.facts(read_manifest(folder))})")
+        return
+    default = find.default_bundle()
+    for folder in find.exported_bundles():
+        click.echo(f"{'*' if folder.name == default.name else ' '} {find.describe(folder)}")
+    runs = f"{find.checkpoints_folder()}: {default.name} runs where no --bundle is given; it is {default.reason}"
+    click.echo(default.reason if default.name is None else runs)
+
+
+def note_on_default(made: Path) -> str:
+    """After the bundle `made` was written: which one commands run without `--bundle`; empty if it is that one."""
+    if made.resolve().parent != find.checkpoints_folder().resolve():
+        return f"`--bundle {made}` runs it: commands without --bundle look in {find.checkpoints_folder()} only"
+    default = find.default_bundle().name
+    if default == made.name:
+        return ""
+    runs = f"without --bundle, {default or 'none'} runs"
+    return f"{runs}; `--bundle {made.name}` runs this one, `latentsync-trt use {made.name}` makes it the default"
+
+
+@click.command("setup")
+@click.option("--model", type=click.Choice(tuple(LATENTSYNC)), default="1.6", show_default=True, help="LatentSync's.")
+@click.option("--precision", type=click.Choice(("fp16", "fp32")), help="[default: fp16 on a GPU, fp32 on the CPU]")
+@provider_option
+@click.option("--yes", "-y", is_flag=True, help="Do not ask before gigabytes are downloaded and written.")
+@click.pass_context
+def setup(
+    context: click.Context, model: Model, precision: Literal["fp16", "fp32"] | None, provider: str, yes: bool
+) -> None:
+    """Download the published weights, export them for this machine, build engines, test, and choose the result.
+
+    Needs no other step before `sync`. Interrupted, the same command goes on.
+    """
+    tool_versions((*TOOLS, _HUB), extra=EXTRA)
+    from latentsync_trt.runtime.providers.select import select_provider
+
+    selection = select_provider(provider)
+    on_cpu = selection.gpu is None
+    options = ExportOptions(model=model, precision=precision or ("fp32" if on_cpu else "fp16"), cuda_form=not on_cpu)
+    folder, is_exported = options.folder, options.folder in find.exported_bundles()
+    if is_exported and find.remembered_choice() == folder.name:
+        click.echo(f"{folder}: is set up, and runs where no --bundle is given")
+        return
+    if on_cpu:
+        _check_memory(options)
+    downloads = [] if is_exported else find_downloads(model)
+    for line in _plan(None if is_exported else options, selection, downloads):
+        say(line)
+    check_space(find.checkpoints_folder(), downloads, 0 if is_exported else _BUNDLE_BYTES[options.precision])
+    if not (yes or is_exported):
+        if not sys.stdin.isatty():
+            raise InputError("setup: nobody is there to ask; add --yes to download and export as shown")
+        click.confirm("Go on?", default=True, abort=True, err=True)
+    with interruption(_INTERRUPTED):
+        for each in downloads:
+            fetch(each, say)
+        if not is_exported:
+            context.invoke(export, model=model, precision=options.precision, cuda_form=options.cuda_form)
+        _test(context, folder, provider, on_cpu=on_cpu)
+        find.remember(folder.name)
+    click.echo(f"{folder}: ready; next: latentsync-trt sync --video in.mp4 --audio speech.wav")
+
+
+def _test(context: click.Context, folder: Path, provider: str, *, on_cpu: bool) -> None:
+    """Builds what a default run opens, on the provider that it will use, and compares it with CUDA's portable form.
+
+    On the CPU, the built-in model stands for the new one, which would take an hour.
+    """
+    from latentsync_trt.cli import selftest
+    from latentsync_trt.runtime.cache.store import cache_folder
+    from latentsync_trt.sync.api import LipSync
+
+    if on_cpu:
+        context.invoke(selftest.command, provider=CPU.name, reference="none")
+        return
+    with LipSync.from_bundle(folder, provider, RuntimeOptions(verify=True), on_notice=say) as lip_sync:
+        lip_sync.warm_up()
+        chosen = lip_sync.provider
+    tested = {"bundle": str(folder), "graphs": REQUIRED_GRAPHS, "engine_cache": str(cache_folder())}
+    context.invoke(selftest.command, provider=chosen, reference=CUDA.name, **tested)
+
+
+def _check_memory(options: ExportOptions) -> None:
+    """Raises `InputError` if the machine has too little memory to run the model on the CPU."""
+    from latentsync_trt.export.layers import HEADS
+
+    # The largest attention matrix of a guided step and its softmax, float32.
+    matrix_bytes = 4 * 2 * options.frames * HEADS * (options.resolution_px // PIXELS_PER_LATENT) ** 4
+    needed, there = 2 * matrix_bytes, psutil.virtual_memory().total
+    if needed > there:
+        raise InputError(
+            f"--model {options.model}: at {options.resolution_px} px a step on the CPU takes {gigabytes(needed)} of "
+            f"memory, this machine has {gigabytes(there)}; take `--model 1.5`, which is made for 256 px, or a GPU"
+        )
+
+
+def _plan(options: ExportOptions | None, selection: "Selection", downloads: list[Download]) -> Iterator[str]:
+    """What is left to do, for the user; `options`: of the export, if it is to do."""
+    yield f"provider: {selection.name}" + (f" on {selection.gpu}" if selection.gpu else "")
+    yield from selection.notices()
+    yield from (f"download: {each}" for each in downloads)
+    if options is not None:
+        forms = "portable and CUDA form" if options.cuda_form else "portable form"
+        size, memory = (gigabytes(known[options.precision]) for known in (_BUNDLE_BYTES, _MEMORY_BYTES))
+        what = f"{options.precision}, {options.resolution_px} px, {forms}, about {size} to {options.folder}"
+        yield f"export: {what}; takes minutes and about {memory} of memory"
+    if selection.provider.builds:
+        yield "build: the engines of a default run for this GPU, which takes minutes"
+    tested = "with the small built-in model" if selection.gpu is None else "values and pictures beside provider cuda"
+    yield f"self-test: {tested}; then the new bundle is what commands run without --bundle"
