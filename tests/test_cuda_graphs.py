@@ -137,34 +137,6 @@ def test_wrong_replays_end_cuda_graphs_for_this_run(monkeypatch: pytest.MonkeyPa
     assert "continuing without CUDA graphs" in notices[0]
 
 
-def test_after_closing_buffers_are_new_and_right_replays_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    denoiser = PooledDenoiser(FakePool(), pytest.fail)  # type: ignore[arg-type]
-    all_made = made(monkeypatch, 10**9)
-    for _ in range(2):
-        run_clip(denoiser)
-        denoiser.close()
-    first, second = all_made
-    assert len(first.kinds) > len(second.kinds) == 2
-
-
-def test_wrong_replays_are_not_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    for _ in range(2):
-        pool: Any = FakePool()
-        made(monkeypatch, 3)
-        run_clip(PooledDenoiser(pool, lambda text: None))
-        assert not pool.engines.cuda_graph
-
-
-def test_without_cuda_graphs_nothing_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
-    pool: Any = FakePool(cuda_graph=False)
-    denoiser = PooledDenoiser(pool, pytest.fail)
-    all_made = made(monkeypatch, 10**9)
-    run_clip(denoiser)
-    run_clip(denoiser)
-    assert [denoiser.begun for denoiser in all_made] == [4]
-    assert pool.engines.checked == [{"windows": 1, "frames": 2, "latent_height": 3, "latent_width": 3}] * 4
-
-
 def test_warming_up_runs_each_graph_once(make: DemoNetworks) -> None:
     networks = make()
     options = SyncOptions(preset="fast", guidance_interval=(0.5, 1.0))

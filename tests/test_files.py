@@ -13,7 +13,6 @@ import pytest
 
 from latentsync_trt import files
 from latentsync_trt.bundle.manifest import MANIFEST_NAME
-from latentsync_trt.errors import OutputError
 from latentsync_trt.files import (
     GO_ON,
     KEPT_NAME,
@@ -31,7 +30,6 @@ from latentsync_trt.files import (
 )
 from latentsync_trt.runtime.cache.store import EngineCache
 from tests.cache_worker import KEY
-from tests.clips import open_writer
 
 HOLDING = """
 import sys, time
@@ -232,27 +230,6 @@ def test_an_interruption_while_a_bundle_is_replaced_keeps_the_old_one(
         (staged / MANIFEST_NAME).write_text("new")
     assert (target / MANIFEST_NAME).read_text() == "old"
     assert names(tmp_path) == [target.name]
-
-
-def test_every_writer_removes_what_killed_ones_left(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    def video(folder: Path) -> None:
-        with pytest.raises(OutputError, match="no frame"), open_writer(folder / "clip.mp4", None) as writer:
-            pass
-        assert len(writer.notices) == 1
-        assert writer.notices[0].startswith(f"{folder}: removed a temporary folder")
-
-    def bundle(folder: Path) -> None:
-        with published_folder(folder / "bundle"):
-            pass
-
-    for write, made, said in ((video, [], 0), (bundle, ["bundle"], 1)):
-        folder = tmp_path / write.__name__
-        folder.mkdir()
-        killed(folder)
-        caplog.clear()
-        write(folder)
-        assert names(folder) == made
-        assert sum("removed a temporary folder of runs that were killed" in text for text in caplog.messages) == said
 
 
 def test_an_engine_in_the_making_goes_with_its_process(tmp_path: Path) -> None:
