@@ -1,6 +1,6 @@
 """On a machine with a GPU and CUDA, but without TensorRT: only TensorRT is replaced.
 
-    python -m tests.tensorrt_stand_in.on_gpu --bundle BUNDLE --out rows.json [--build-only]
+    python scripts/stand_in_on_gpu.py --bundle BUNDLE --out rows.json [--build-only]
 
 Streams, device buffers, bindings and recorded graphs are CUDA's own; engines run on the CPU between copies. Results are
 compared with the CPU provider's. Seconds are those of the stand-in and are not TensorRT's.
@@ -16,8 +16,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from tests.tensorrt_stand_in.build import build, include_folder
-from tests.tensorrt_stand_in.run import REAL_CUDA, environment
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from tests.tensorrt_stand_in.build import build, include_folder  # noqa: E402
+from tests.tensorrt_stand_in.run import REAL_CUDA, environment  # noqa: E402
 
 SETTINGS: list[dict[str, Any]] = [
     {"repeat": 2},
@@ -51,7 +54,7 @@ def main() -> None:
         if done.returncode:
             sys.exit(done.stderr)
         rows = {
-            "command": " ".join(["python -m tests.tensorrt_stand_in.on_gpu", "--bundle", arguments.bundle.name]),
+            "command": " ".join(["python scripts/stand_in_on_gpu.py", "--bundle", arguments.bundle.name]),
             "python": platform.python_version(),
             "settings": None if arguments.build_only else SETTINGS,
             "answers": json.loads(done.stdout.splitlines()[-1]),

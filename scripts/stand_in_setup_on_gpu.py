@@ -3,7 +3,7 @@
 From random weights to the remembered choice; also where TensorRT refuses a graph, and where an engine computes wrong
 values.
 
-    python -m tests.tensorrt_stand_in.setup_on_gpu --out rows.json
+    python scripts/stand_in_setup_on_gpu.py --out rows.json
 
 Engines run on the CPU, so that `auto` finds TensorRT slower than CUDA where nothing else is wrong.
 """
@@ -20,15 +20,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from latentsync_trt.bench.rows import environment as machine
-from latentsync_trt.export.export_options import ExportOptions
-from latentsync_trt.export.exporter import export_bundle
-from latentsync_trt.measure.clips import choose_clip
-from latentsync_trt.runtime.networks.verdict import kept
-from latentsync_trt.runtime.providers.select import select_provider
-from tests.narrow import FRAMES, UNET, write_sources
-from tests.tensorrt_stand_in.build import build, include_folder
-from tests.tensorrt_stand_in.run import REAL_CUDA, environment
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from latentsync_trt.bench.rows import environment as machine  # noqa: E402
+from latentsync_trt.export.export_options import ExportOptions  # noqa: E402
+from latentsync_trt.export.exporter import export_bundle  # noqa: E402
+from latentsync_trt.measure.clips import choose_clip  # noqa: E402
+from latentsync_trt.runtime.networks.verdict import kept  # noqa: E402
+from latentsync_trt.runtime.providers.select import select_provider  # noqa: E402
+from tests.narrow import FRAMES, UNET, write_sources  # noqa: E402
+from tests.tensorrt_stand_in.build import build, include_folder  # noqa: E402
+from tests.tensorrt_stand_in.run import REAL_CUDA, environment  # noqa: E402
 
 WIDE_ENOUGH = replace(UNET, widths=(64, 128))
 """For kernels of the CUDA form."""
@@ -59,7 +62,7 @@ def main() -> None:
             sys.stderr.write(json.dumps(rows[-1]) + "\n")
         report = {
             "what": "setup with ONNX Runtime's TensorRT provider on CUDA's own runtime; only TensorRT is stood in for",
-            "command": "python -m tests.tensorrt_stand_in.setup_on_gpu --out FILE",
+            "command": "python scripts/stand_in_setup_on_gpu.py --out FILE",
             **machine((), [select_provider("cuda")]),
             "python": platform.python_version(),
             "bundle": bundle,
