@@ -46,7 +46,7 @@ from latentsync_trt.quantize.windows import (
     warnings_of,
 )
 from latentsync_trt.runtime.networks.networks import Networks
-from latentsync_trt.runtime.networks.uncached import ObservedTensor, ObservingDenoiser, folder_denoiser
+from latentsync_trt.runtime.networks.observing_denoiser import ObservedTensor, ObservingDenoiser, folder_denoiser
 from latentsync_trt.runtime.providers.libraries import onnxruntime_version
 from latentsync_trt.runtime.providers.select import FP8_FROM, Selection
 from latentsync_trt.types import Denoiser, Float32Array, Progress, ProgressCallback

@@ -13,7 +13,7 @@ from onnx_ir import convenience
 from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.errors import BundleError
 from latentsync_trt.quantize.steps import Layer, Sizes, layers_of, sizes_of, usual_dimensions
-from latentsync_trt.runtime.networks.uncached import ObservedGraph, ObservedTensor
+from latentsync_trt.runtime.networks.observing_denoiser import ObservedGraph, ObservedTensor
 
 SAMPLE = 1 << 16
 """Most values of a tensor that a step returns: their 99.99th percentile is within 4 % of that of all values."""

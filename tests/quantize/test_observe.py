@@ -17,7 +17,7 @@ from latentsync_trt.quantize.observe import SAMPLE, sample_stride, split_attenti
 from latentsync_trt.quantize.ranges import ActivationRange
 from latentsync_trt.quantize.steps import layers_of
 from latentsync_trt.runtime.networks.networks import Networks
-from latentsync_trt.runtime.networks.uncached import ObservingDenoiser
+from latentsync_trt.runtime.networks.observing_denoiser import ObservingDenoiser
 from latentsync_trt.runtime.providers.select import Selection
 from latentsync_trt.types import Float32Array, WindowBatch
 from tests.quantize.eight_bit import Observer, observe_small, small_loop, small_window

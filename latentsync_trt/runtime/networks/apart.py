@@ -19,8 +19,7 @@ from latentsync_trt.child import Child, Emit, Event, converse
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import InferenceError, LatentSyncError, OutOfMemory
 from latentsync_trt.runtime.cache.store import Notice
-from latentsync_trt.runtime.networks.networks import Networks
-from latentsync_trt.runtime.networks.notices import Notices
+from latentsync_trt.runtime.networks.networks import Networks, Notices
 from latentsync_trt.runtime.providers.select import Selection
 from latentsync_trt.stopping import requested
 from latentsync_trt.types import Denoiser, EngineTime, Float32Array, ImageCodec

@@ -4,7 +4,6 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import partial
 from typing import TypeVar
 
 from latentsync_trt.bundle.manifest import Bundle
@@ -12,8 +11,7 @@ from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import EngineBuildError, InferenceError, LatentSyncError, OutOfMemory
 from latentsync_trt.runtime.cache.store import Notice
 from latentsync_trt.runtime.networks.apart import SubprocessNetworks
-from latentsync_trt.runtime.networks.networks import Networks
-from latentsync_trt.runtime.networks.notices import Notices
+from latentsync_trt.runtime.networks.networks import Networks, Notices
 from latentsync_trt.runtime.providers.select import Selection
 from latentsync_trt.types import EngineTime, Float32Array
 
@@ -50,7 +48,7 @@ class Devices:
 
     def __init__(self, first: Networks, others: Sequence[AnyNetworks] = ()) -> None:
         self.all = tuple(Device(each, position) for position, each in enumerate((first, *others)))
-        self.bundle, self.options, self._first = first.bundle, first.options, first
+        self.bundle, self.options = first.bundle, first.options
         self._lock = threading.Lock()
         self.notices = first.notices
         if others:
@@ -59,7 +57,7 @@ class Devices:
                 self.notice(text)
             self.notices.on_notice = first.notices.on_notice
             for device in self.all:
-                device.networks.notices.on_notice = partial(self._notice_from, device)
+                device.networks.notices.on_notice = lambda text, name=device.name: self.notice(f"{name}: {text}")
 
     @property
     def in_use(self) -> tuple[Device, ...]:
@@ -129,7 +127,9 @@ class Devices:
         for device in self.all if len(self.all) > 1 else ():
             self._each((device,), lambda networks: networks.builds(graphs) and networks.prepare(graphs, resolution_px))
         self._each(self.in_use, lambda networks: networks.prepare(graphs, resolution_px))
-        self._leave_out_slow()
+        for device in self.in_use:
+            if device.on_gpu and device.networks.selection.gpu is None and not device.networks.building:
+                self.leave_out(device, EngineBuildError("only the CPU can run the bundle there"))
 
     def open_audio(self, graph: str) -> None:
         """Opens the audio encoder alone, on the first device. Raises as `Networks.open`."""
@@ -157,26 +157,22 @@ class Devices:
 
     def _each(self, devices: Sequence[Device], action: Callable[[AnyNetworks], object]) -> None:
         """`action` on the networks of each device, at the same time; raises the error of the last one in use."""
-        if len(devices) == 1:
-            found: Iterable[LatentSyncError | None] = (_failure(action, devices[0]),)
+
+        def failure(device: Device) -> LatentSyncError | None:
+            try:
+                action(device.networks)
+            except DEVICE_FAILURES as error:
+                return error
+            return None
+
+        if len(devices) == 1:  # in this thread, which Ctrl-C reaches
+            found = [failure(devices[0])]
         else:
             with ThreadPoolExecutor(len(devices), thread_name_prefix="device") as threads:
-                found = list(threads.map(partial(_failure, action), devices))
+                found = list(threads.map(failure, devices))
         for device, error in zip(devices, found, strict=True):
             if error is not None and not self.leave_out(device, error):
                 raise error
-
-    def _leave_out_slow(self) -> None:
-        """Leaves out GPUs that hold up the others: that fell back to the CPU, or have no room for all networks."""
-        for device in self.in_use:
-            if device.on_gpu and device.networks.selection.gpu is None and not device.networks.building:
-                self.leave_out(device, EngineBuildError("only the CPU can run the bundle there"))
-        short = [device for device in self.in_use if device.networks.low_memory]
-        for device in short if len(short) < len(self.in_use) else ():
-            self.leave_out(device, OutOfMemory("its free memory is too small for all networks at once"))
-
-    def _notice_from(self, device: Device, text: str) -> None:
-        self.notice(f"{device.name}: {text}")
 
 
 def networks_on(
@@ -206,11 +202,3 @@ def networks_on(
         found = list(threads.map(apart, selected[1:]))
     others = [each for each in found if not isinstance(each, Exception)]
     return first, others, [f"a GPU is left out: {each}" for each in found if isinstance(each, Exception)]
-
-
-def _failure(action: Callable[[AnyNetworks], object], device: Device) -> LatentSyncError | None:
-    try:
-        action(device.networks)
-    except DEVICE_FAILURES as error:
-        return error
-    return None

@@ -1,5 +1,6 @@
 """The networks of one bundle on one provider: audio encoder, image codec and denoiser."""
 
+import threading
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
@@ -15,7 +16,6 @@ from latentsync_trt.runtime.networks.batching import needed_bytes, windows_that_
 from latentsync_trt.runtime.networks.codec import VaeCodec
 from latentsync_trt.runtime.networks.denoiser import PooledDenoiser
 from latentsync_trt.runtime.networks.first_runs import FirstRuns
-from latentsync_trt.runtime.networks.notices import Notices
 from latentsync_trt.runtime.networks.verdict import Judge
 from latentsync_trt.runtime.providers.diagnose import PROVIDER_FACT
 from latentsync_trt.runtime.providers.gpu import free_memory_bytes
@@ -30,6 +30,30 @@ T = TypeVar("T")
 
 _OF_CODEC: dict[str, Stage] = {"encode_faces": "encode", "decode_faces": "decode"}
 _OF_DENOISER: dict[str, Stage] = {"begin": "denoise", "step": "denoise", "latents": "denoise"}
+
+
+class Notices:
+    """Collects what a run tells its user, each sentence once, and passes it on to `on_notice`. Thread-safe."""
+
+    def __init__(self, on_notice: Notice | None = None) -> None:
+        self.on_notice = on_notice
+        self._texts: list[str] = []
+        self._lock = threading.Lock()
+
+    def add(self, text: str) -> None:
+        """Adds a notice, unless there is the same one since `take`."""
+        with self._lock:
+            if text in self._texts:  # a network that is reopened has the same problem each time
+                return
+            self._texts.append(text)
+        if self.on_notice is not None:
+            self.on_notice(text)
+
+    def take(self) -> tuple[str, ...]:
+        """Returns the notices since the last call."""
+        with self._lock:
+            texts, self._texts = self._texts, []
+        return tuple(texts)
 
 
 class Networks:
