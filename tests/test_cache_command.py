@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from latentsync_trt.cli import main
-from latentsync_trt.runtime.cache.entry import RECORD_NAME, Entry, Machine, select
+from latentsync_trt.runtime.cache.entry import RECORD_NAME, Entry, select
 from latentsync_trt.runtime.cache.store import SHARED_FOLDER, EngineCache
 from tests.cache_worker import KEY, engine_key
 
@@ -78,7 +78,7 @@ def test_ls_in_json_of_the_cache_that_the_variable_names(place: Path, monkeypatc
     assert [entry["key"]["graph"] for entry in engines] == ["denoise_step", "vae_encoder", "vae_decoder"]
 
 
-@pytest.mark.parametrize("command", [["ls"], ["verify"], ["prune", "--stale"], ["clear", "--yes"]])
+@pytest.mark.parametrize("command", [["ls"], ["verify"], ["prune", "--damaged"], ["clear", "--yes"]])
 def test_a_cache_that_does_not_exist_is_empty_and_a_file_is_an_error(tmp_path: Path, command: list[str]) -> None:
     code, out, err = run(tmp_path / "none", *command)
     assert (code, err) == (0, "")
@@ -106,7 +106,7 @@ def test_verify_reads_every_byte(place: Path) -> None:
 def test_prune_removes_what_was_used_least_recently(place: Path) -> None:
     code, _, err = run(place, "prune")
     assert code == 2
-    assert "--max-gb or --stale" in err
+    assert "--max-gb or --damaged" in err
     two_gb = 2.1 * SIZE_BYTES / 1e9
     code, out, _ = run(place, "prune", "--max-gb", str(two_gb), "--dry-run")
     assert code == 0
@@ -128,37 +128,18 @@ def test_an_engine_that_is_found_counts_as_used(place: Path) -> None:
     assert graphs_in(place) == ["vae_decoder", "denoise_step", "vae_encoder"]
 
 
-def test_prune_stale_removes_damaged_engines_and_leftovers(place: Path) -> None:
+def test_prune_removes_damaged_engines_and_leftovers(place: Path) -> None:
     damaged = next(entry for entry in entries(place) if entry.key and entry.key.graph == "vae_decoder")
     (damaged.folder / "engine.bin").write_bytes(b"torn")
     leftover = place / ".latentsync-01234567"
     leftover.mkdir()
     (leftover / ".in-use").touch()
     _fill(leftover / "engine.bin")
-    chosen = select(entries(place), stale=Machine())
+    chosen = select(entries(place), damaged=True)
     assert [choice.reason for choice in chosen] == ["engine.bin has 4 bytes instead of 1000000"]
     EngineCache(place).remove_all(chosen)
     assert sorted(graphs_in(place)) == ["denoise_step", "vae_encoder"]
     assert not leftover.exists()
-
-
-@pytest.mark.parametrize(
-    ("machine", "reason"),
-    [
-        (Machine(), ""),
-        (Machine(KEY.versions, frozenset([KEY.gpu])), ""),
-        (Machine({"tensorrt": "10.16.1"}), "built with tensorrt 10.14.1, and here is 10.16.1"),
-        (Machine({"tensorrt": None}), ""),
-        (Machine({"something else": "1"}), ""),
-        (
-            Machine(gpus=frozenset(["NVIDIA H100"])),
-            "built for NVIDIA GeForce RTX 4090, which is not in this machine",
-        ),
-    ],
-)
-def test_what_this_machine_cannot_use_is_stale(tmp_path: Path, machine: Machine, reason: str) -> None:
-    add(tmp_path, "denoise_step")
-    assert [choice.reason for choice in select(entries(tmp_path), stale=machine)] == ([reason] if reason else [])
 
 
 def test_clear_removes_everything_that_is_the_caches(place: Path) -> None:

@@ -95,9 +95,7 @@ def test_an_order_reaches_the_compiler_and_its_answer_comes_back(order: CompileO
     assert timings.read_bytes() == b"more than earlier"
     assert whole.engine is not None
     size = Path(whole.engine).stat().st_size
-    assert answer == Answer(
-        True, "", layers=7, engine_bytes=size, seconds=answer.seconds, version="10.14.1.48", rejected_timings=""
-    )
+    assert answer == Answer(True, "", layers=7, engine_bytes=size, seconds=answer.seconds, version="10.14.1.48")
     assert answer.seconds >= 0
 
 
@@ -114,23 +112,16 @@ def test_layers_and_memory_of_a_built_engine_are_told_where_it_can_be_opened(
     assert run_compiler(order).device_memory_bytes is None
 
 
-@pytest.mark.parametrize(
-    ("content", "why"),
-    [("", ""), ("damaged", "the timing cache is damaged"), ("of another driver", "made with another driver")],
-)
-def test_rejected_timings_are_reported_and_not_used(
-    order: CompileOrder, tmp_path: Path, content: str, why: str
-) -> None:
+@pytest.mark.parametrize("content", ["", "damaged", "of another driver"])
+def test_rejected_timings_are_not_used(order: CompileOrder, tmp_path: Path, content: str) -> None:
     timings = tmp_path / "kernels.timing"
-    if content:
-        timings.write_text(content)
-    answer = run_compiler(replace(order, timings=str(timings)))
-    assert (answer.accepted, answer.rejected_timings) == (True, why)
+    timings.write_text(content)
+    assert run_compiler(replace(order, timings=str(timings))).accepted
     assert settings_of(order)["timings"] == ""
     assert timings.read_bytes() == b"more than "
     timings.write_text(content)
     answer = run_compiler(replace(order, timings=str(timings)), {"FAULT": "fails"})
-    assert (answer.reason, answer.rejected_timings) == ("no implementation of a layer", why)
+    assert answer.reason == "no implementation of a layer"
 
 
 @pytest.mark.parametrize(

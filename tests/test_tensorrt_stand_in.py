@@ -192,15 +192,10 @@ def test_a_failed_run_gives_the_reason_and_the_engine_stays_good(stand_in: Stand
     assert after["error"] == ""
 
 
-def test_kernel_timings_shorten_the_next_build_and_bad_ones_are_removed(stand_in: StandIn) -> None:
-    answer, ended = stand_in.scenario("timings", bundle=SMALL)
+def test_kernel_timings_shorten_the_next_build_and_bad_ones_are_replaced(stand_in: StandIn) -> None:
+    healed, ended = stand_in.scenario("timings", bundle=SMALL)
     first, second, *_ = ended.numbers(r"timing cache bytes=(\d+)")
-    assert (first, second > 8) == (0, True)
-    assert any(
-        "TensorRT rejects the kernel timings" in notice and "not valid" in notice for notice in answer["damaged"]
-    )
-    assert answer["healed"]
-    assert any("made with another CUDA driver" in notice for notice in answer["mismatch"])
+    assert (first, second > 8, healed) == (0, True, True)
     assert ended.count("build nodes=") == 4
 
 

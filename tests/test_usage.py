@@ -68,7 +68,7 @@ WRONG_USAGE = [
     ("export --unet none.pt --vae folder.json --whisper in.wav", "none.pt: no such file or folder"),
     ("export", "latentsync-trt download 1.6"),
     ("download 2.0", "not one of"),
-    ("cache prune", "--max-gb or --stale"),
+    ("cache prune", "--max-gb or --damaged"),
     ("cache prune --max-gb nan", "--max-gb"),
     ("cache ls --engine-cache http://host", "--engine-cache http://host: is a URL"),
     ("unknown", "unknown"),

@@ -125,7 +125,7 @@ def _engines() -> Iterator[Finding]:
         yield Finding("info", f"cache: {folder} ({len(items) - len(damaged)} engines, {size})")
         if damaged:
             text = f"{len(damaged)} damaged, {_gb(total_bytes(damaged))}"
-            yield Finding("missing", text, "latentsync-trt cache prune --stale")
+            yield Finding("missing", text, "latentsync-trt cache prune --damaged")
     for verdict in kept(folder):
         cure = (
             "`latentsync-trt setup` measures again; naming the provider uses it all the same" if verdict.problem else ""

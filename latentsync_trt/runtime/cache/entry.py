@@ -8,7 +8,7 @@ import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Literal
@@ -24,9 +24,6 @@ RECORD_NAME = "engine.json"
 
 HASHES_FACT = "engine-hashes"
 """Kind of the remembered fact that the files of an engine have their contents."""
-
-RTX_LIBRARY = "onnxruntime-ep-nv-tensorrt-rtx"
-"""The name of NVIDIA's plug-in in keys."""
 
 KEY_FORMAT = 1
 """Part of every digest: increase it when the meaning of a field changes, to ignore older engines."""
@@ -182,7 +179,7 @@ def folder_bytes(folder: Path) -> int:
 
 
 def _last_used_at(folder: Path) -> datetime:
-    with suppress(ValueError, OverflowError, OSError):  # some file systems keep times that no calendar has
+    with suppress(OSError):
         return datetime.fromtimestamp((folder / RECORD_NAME).stat().st_mtime, UTC)
     return datetime.fromtimestamp(0, UTC)
 
@@ -201,36 +198,6 @@ def _problem_of_files(folder: Path, files: Mapping[str, EngineFile], *, hashes: 
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
-    """Versions of libraries, by their names in keys, and names of GPUs; unknown ones (None) make no engine stale."""
-
-    versions: Mapping[str, str | None] = field(default_factory=dict)
-    gpus: frozenset[str] | None = None
-
-    def why_stale(self, entry: Entry) -> str:
-        """Why no run on this machine can use an engine; empty if it can."""
-        if entry.problem or entry.key is None:
-            return entry.problem
-        for name, version in entry.key.versions.items():
-            if (self.versions.get(name) or version) != version:
-                return f"built with {name} {version}, and here is {self.versions[name]}"
-        if self.gpus is not None and entry.key.gpu not in self.gpus:
-            return f"built for {entry.key.gpu}, which is not in this machine"
-        return ""
-
-
-def this_machine() -> Machine:
-    """This environment's libraries and GPUs; GPUs are unknown where the driver does not work or hides some."""
-    from latentsync_trt.runtime.providers.gpu import driver_problem, gpus
-    from latentsync_trt.runtime.providers.libraries import UNKNOWN, onnxruntime_version, rtx_version, tensorrt_version
-
-    versions = {"onnxruntime": onnxruntime_version(), "tensorrt": tensorrt_version(), RTX_LIBRARY: rtx_version()}
-    known = {name: None if version == UNKNOWN else version for name, version in versions.items()}
-    all_visible = driver_problem() is None and "CUDA_VISIBLE_DEVICES" not in os.environ
-    return Machine(known, frozenset(gpu.name for gpu in gpus()) if all_visible else None)
-
-
-@dataclass(frozen=True, slots=True)
 class Choice:
     """An engine to remove and why. `refusal`: why removing failed; empty if it succeeded, or in a dry run."""
 
@@ -244,10 +211,10 @@ def total_bytes(entries: Iterable[Entry]) -> int:
     return sum(entry.size_bytes for entry in entries)
 
 
-def select(entries: Sequence[Entry], *, max_bytes: int | None = None, stale: Machine | None = None) -> list[Choice]:
-    """Which of `entries` to remove, and why: with `stale` the damaged ones and those that this machine cannot use, then
-    damaged and least recently used ones until `max_bytes` are left. Pure."""
-    chosen = [Choice(entry, reason) for entry in entries if stale and (reason := stale.why_stale(entry))]
+def select(entries: Sequence[Entry], *, max_bytes: int | None = None, damaged: bool = False) -> list[Choice]:
+    """Which of `entries` to remove, and why: the `damaged` ones, then damaged and least recently used ones until
+    `max_bytes` are left. Pure."""
+    chosen = [Choice(entry, entry.problem) for entry in entries if damaged and entry.problem]
     if max_bytes is not None:
         gone = {choice.entry.folder for choice in chosen}
         left = [entry for entry in entries if entry.folder not in gone]

@@ -85,7 +85,7 @@ class Answer:
     `reason`: the operation and the message of the parser or builder; empty if accepted. `out_of_memory`: of the GPU.
     `layers`: TensorRT layers before fusion; 0 if parsing failed. `engine_bytes`: with weights; 0 if not accepted.
     `device_memory_bytes`: GPU memory of a run, without weights; None if not asked for by `layers`, or unknown.
-    `seconds`: for parsing and building. `rejected_timings`: why earlier timings were rejected, empty if they were not.
+    `seconds`: for parsing and building.
     """
 
     accepted: bool
@@ -96,7 +96,6 @@ class Answer:
     device_memory_bytes: int | None = None
     seconds: float = 0.0
     version: str = ""
-    rejected_timings: str = ""
 
 
 def run_compiler(order: CompileOrder, environment: Mapping[str, str] | None = None) -> Answer:

@@ -36,10 +36,10 @@ def compile_order(trt: Any, order: Mapping[str, Any]) -> dict[str, Any]:
     builder = trt.Builder(log)
     network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
     parser = trt.OnnxParser(network, log)
-    engine, rejected, memory_bytes = None, "", None
+    engine, memory_bytes = None, None
     if _parse(parser, Path(order["path"])):
         _let_attention_decompose(trt, network)
-        engine, rejected = _build(trt, builder, network, order, log)
+        engine = _build(trt, builder, network, order, log)
         reason = "" if engine is not None else _builder_reason(log)
         if engine is not None and order["layers"]:
             memory_bytes = _examine(trt, engine, log, Path(order["layers"]))
@@ -54,7 +54,6 @@ def compile_order(trt: Any, order: Mapping[str, Any]) -> dict[str, Any]:
         "device_memory_bytes": memory_bytes,
         "seconds": round(time.perf_counter() - started_s, 3),
         "version": str(trt.__version__),
-        "rejected_timings": rejected,
     }
 
 
@@ -73,11 +72,12 @@ def _let_attention_decompose(trt: Any, network: Any) -> None:
             layer.attention.decomposable = True
 
 
-def _build(trt: Any, builder: Any, network: Any, order: Mapping[str, Any], log: Any) -> tuple[Any, str]:
-    """The engine or None, after writing its files, and why timings were rejected."""
+def _build(trt: Any, builder: Any, network: Any, order: Mapping[str, Any], log: Any) -> Any:
+    """The engine or None, after writing its files."""
     config = _config(trt, builder, order)
     timings = order["timings"] and Path(order["timings"])
-    rejected = _take_timings(config, timings, log) if timings else ""
+    if timings:
+        _take_timings(config, timings, log)
     engine = builder.build_serialized_network(network, config)
     if engine is not None:
         if timings:
@@ -87,7 +87,7 @@ def _build(trt: Any, builder: Any, network: Any, order: Mapping[str, Any], log: 
                 file.write(engine)
         if order["context"]:
             write_context_model(**order["context"])
-    return engine, rejected
+    return engine
 
 
 def _examine(trt: Any, engine: Any, log: Any, layers: Path) -> int | None:
@@ -143,16 +143,13 @@ def _config(trt: Any, builder: Any, order: Mapping[str, Any]) -> Any:
     return config
 
 
-def _take_timings(config: Any, path: Path, log: Any) -> str:
-    """Passes kernel timings of earlier builds to the builder; returns why it rejects them, else an empty string."""
-    known = path.read_bytes() if path.is_file() else b""
-    cache = config.create_timing_cache(known)
-    if cache is not None and config.set_timing_cache(cache, False):
-        return ""
-    reason = _builder_reason(log)
+def _take_timings(config: Any, path: Path, log: Any) -> None:
+    """Passes kernel timings of earlier builds to the builder; none where it rejects them, as of damaged ones."""
+    for known in (path.read_bytes() if path.is_file() else b"", b""):
+        cache = config.create_timing_cache(known)
+        if cache is not None and config.set_timing_cache(cache, False):
+            break
     log.errors.clear()  # else they would be reported as the reason if building fails
-    config.set_timing_cache(config.create_timing_cache(b""), False)
-    return reason
 
 
 def write_context_model(

@@ -9,10 +9,9 @@ built strongly typed. Names and meanings: https://onnxruntime.ai/docs/execution-
 header `tensorrt_rtx_provider_options.h` in NVIDIA's plug-in package.
 """
 
-import logging
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,7 +20,6 @@ from typing import Any
 from latentsync_trt.bundle.manifest import EIGHT_BIT_PRECISIONS, DimensionRange, GraphEntry, GraphForm, Precision
 from latentsync_trt.errors import EngineBuildError, GraphRefused, InputError, OutOfMemory
 from latentsync_trt.files import whole_file
-from latentsync_trt.runtime.cache.entry import RTX_LIBRARY
 from latentsync_trt.runtime.compiler.process import Answer, CompileOrder, ContextModel, run_compiler
 from latentsync_trt.runtime.compiler.profiles import InputShapes, input_shapes, with_sizes
 from latentsync_trt.runtime.providers.gpu import Gpu, visible_only
@@ -35,8 +33,6 @@ from latentsync_trt.runtime.sessions.session import (
     SessionSettings,
     compile_graph,
 )
-
-_log = logging.getLogger(__name__)
 
 CONTEXT_MODEL = "context.onnx"
 
@@ -171,7 +167,6 @@ class TensorRTBuilder:
     version: str
     shared: Path
     cuda_graph: bool = False
-    on_notice: Callable[[str], None] = _log.warning
     precision: Precision = "fp16"
 
     def options(self) -> dict[str, str]:
@@ -196,13 +191,6 @@ class TensorRTBuilder:
         shared, timings = self.shared / TIMINGS, folder / TIMINGS
         _copy(shared, timings)
         answer = run_compiler(self._order(source, folder, timings), visible_only(self.gpu))
-        if answer.rejected_timings:
-            with suppress(OSError):  # if the cache cannot be written, the next build reports the same
-                shared.unlink(missing_ok=True)
-            self.on_notice(
-                f"{source.path.stem}: TensorRT rejects the kernel timings of earlier builds, removed {shared}: "
-                f"{answer.rejected_timings}"
-            )
         if answer.version and not answer.version.startswith(self.version):
             raise EngineBuildError(
                 f"{source.path}: Python's tensorrt is {answer.version}, but ONNX Runtime loads TensorRT "
@@ -292,7 +280,7 @@ class RtxBuilder:
 
     def versions(self) -> dict[str, str]:
         """ONNX Runtime's and the plug-in's."""
-        return {"onnxruntime": onnxruntime_version(), RTX_LIBRARY: self.version}
+        return {"onnxruntime": onnxruntime_version(), "onnxruntime-ep-nv-tensorrt-rtx": self.version}
 
     def build(self, source: GraphSource, folder: Path) -> int | None:
         """Compiles ahead of time; the plug-in compiles the kernels when they run."""

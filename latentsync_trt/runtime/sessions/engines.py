@@ -325,7 +325,6 @@ class Engines:
             version,
             self._shared(version),
             self._recorded(graph),
-            self._notice,
             self.bundle.manifest.precision,
         )
 

@@ -256,37 +256,31 @@ class Gate:
 
 
 def results(futures: Iterable[Future[T]]) -> list[T]:
-    """The results of all; once one fails, those that have not begun are cancelled, and the first error is raised.
+    """The results of all; once one fails, those that have not begun are canceled, and the first error is raised.
 
     Returns only when none of them runs any more.
     """
     futures = list(futures)
-    _settle(futures)
-    error = _first_error(futures)
+    waiting, error = set(futures), None
     try:
+        while waiting and _first_error(futures) is None:
+            _, waiting = wait(waiting, _POLL_S, FIRST_EXCEPTION)
+    finally:
+        for future in futures:
+            future.cancel()
+        wait(futures)
+    try:
+        error = _first_error(futures)
         if error is not None:
             raise error
         return [future.result() for future in futures]
     finally:
         # Else the error's traceback, and this frame in it, would keep the error, and with it sessions that ran.
-        del futures, error
+        del futures, waiting, error
 
 
-def _settle(futures: Sequence[Future[T]]) -> None:
-    """Waits until none runs; once one fails, those that have not begun are cancelled."""
-    waiting = set(futures)
-    try:
-        while waiting:
-            done, waiting = wait(waiting, _POLL_S, FIRST_EXCEPTION)
-            if any(future.cancelled() or future.exception() is not None for future in done):
-                return
-    finally:
-        for future in futures:
-            future.cancel()
-        wait(futures)
-
-
-def _first_error(futures: Sequence[Future[T]]) -> BaseException | None:
-    """The first error; that of an action which waited for one that was cancelled only if there is no other."""
-    errors = (CancelledError() if future.cancelled() else future.exception() for future in futures)
+def _first_error(futures: Sequence[Future[Any]]) -> BaseException | None:
+    """The first error so far; that of an action which waited for one that was canceled only if there is no other."""
+    ended = [future for future in futures if future.done()]
+    errors = (CancelledError() if future.cancelled() else future.exception() for future in ended)
     return min(filter(None, errors), key=lambda error: isinstance(error, CancelledError), default=None)
