@@ -1,6 +1,6 @@
 """On a machine with a GPU and CUDA, but without TensorRT: only TensorRT is replaced.
 
-    python scripts/stand_in_on_gpu.py --bundle BUNDLE --out rows.json [--build-only]
+    python scripts/stand_in_on_gpu.py --bundle BUNDLE --out rows.json
 
 Streams, device buffers, bindings and recorded graphs are CUDA's own; engines run on the CPU between copies. Results are
 compared with the CPU provider's. Seconds are those of the stand-in and are not TensorRT's.
@@ -37,7 +37,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--bundle", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--build-only", action="store_true", help="build and open all engines, run none")
     arguments = parser.parse_args()
     os.environ[REAL_CUDA] = "1"
     with tempfile.TemporaryDirectory() as folder:
@@ -45,18 +44,15 @@ def main() -> None:
         build(libraries, include_folder(), real_cuda=True)
         settings = {"STAND_IN_LOG": f"{folder}/log", "LATENTSYNC_TRT_CACHE_DIR": f"{folder}/engines"}
         variables = environment(libraries, settings)
-        name = "opened_at_full_size" if arguments.build_only else "pictures"
-        scenario: dict[str, Any] = {"bundle": str(arguments.bundle.resolve())}
-        if not arguments.build_only:
-            scenario["settings"] = SETTINGS
-        command = ["-m", "tests.tensorrt_stand_in.scenarios", name, json.dumps(scenario)]
+        scenario = {"bundle": str(arguments.bundle.resolve()), "settings": SETTINGS}
+        command = ["-m", "tests.tensorrt_stand_in.scenarios", "pictures", json.dumps(scenario)]
         done = subprocess.run([sys.executable, *command], env=variables, capture_output=True, text=True, check=False)
         if done.returncode:
             sys.exit(done.stderr)
         rows = {
             "command": " ".join(["python scripts/stand_in_on_gpu.py", "--bundle", arguments.bundle.name]),
             "python": platform.python_version(),
-            "settings": None if arguments.build_only else SETTINGS,
+            "settings": SETTINGS,
             "answers": json.loads(done.stdout.splitlines()[-1]),
             "log": _counts(Path(folder) / "log"),
         }

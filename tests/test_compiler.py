@@ -7,7 +7,6 @@ import _thread
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 import threading
@@ -19,8 +18,7 @@ from typing import Any
 import psutil
 import pytest
 
-from latentsync_trt import child
-from latentsync_trt.errors import EngineBuildError, OutOfMemory
+from latentsync_trt.errors import OutOfMemory
 from latentsync_trt.runtime.compiler.process import Answer, CompileOrder, ContextModel, run_compiler
 from tests.cache_worker import until
 
@@ -150,13 +148,6 @@ def test_an_operation_that_is_refused_is_named_with_its_first_node(order: Compil
     assert sorted(answer.reason.split("; ")) == reasons
 
 
-def test_what_a_compiler_prints_is_not_its_answer_and_is_not_shown(
-    order: CompileOrder, capfd: pytest.CaptureFixture[str]
-) -> None:
-    assert run_compiler(order, {"FAULT": "prints"}).accepted
-    assert capfd.readouterr() == ("", "")
-
-
 # How it ends.
 
 
@@ -164,16 +155,13 @@ def test_what_a_compiler_prints_is_not_its_answer_and_is_not_shown(
     ("source", "expected"),
     [
         ("raise RuntimeError('broken install')", r"\(exit code 1\): RuntimeError: broken install"),
-        ("import no_such_library", r"\(exit code 1\): ModuleNotFoundError: No module named 'no_such_library'"),
         ("import os; os._exit(7)", r"\(exit code 7\): no message"),
-        ("import os; print('{\"half', flush=True); os._exit(1)", r"\(exit code 1\): \{\"half"),
         ("import os; os._exit(0)", r"\(exit code 0\): no message"),
         pytest.param(
             "import os, signal; os.write(2, b'assertion failed\\n'); os.kill(os.getpid(), signal.SIGSEGV)",
             r"\(signal 11 \(SIGSEGV\)\): assertion failed",
             marks=posix,
         ),
-        pytest.param("import os; os.kill(os.getpid(), 15)", r"\(signal 15 \(SIGTERM\)\): no message", marks=posix),
     ],
 )
 def test_a_compiler_that_crashes_is_a_refusal(
@@ -199,12 +187,6 @@ def test_a_compiler_without_memory_is_not_a_refusal(
 ) -> None:
     module(source)
     with pytest.raises(OutOfMemory, match=r"graph\.onnx: the compiler was killed, most likely for memory; close other"):
-        run_compiler(order)
-
-
-def test_a_process_that_cannot_be_started(order: CompileOrder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(child.sys, "executable", "/no/such/python")
-    with pytest.raises(EngineBuildError, match="the compiler's process cannot be started"):
         run_compiler(order)
 
 
@@ -243,21 +225,6 @@ def test_an_interruption_ends_the_compiler(order: CompileOrder, module: Callable
         run_compiler(order, {"PID_FILE": str(pid_file)})
     interrupter.join()
     assert not psutil.pid_exists(int(pid_file.read_text()))  # ended, and waited for
-
-
-@posix
-@pytest.mark.parametrize(("kind", "requested"), [(signal.SIGINT, False), (signal.SIGTERM, True)])
-def test_a_signal_that_reaches_the_compiler_first_is_an_interruption(
-    order: CompileOrder,
-    module: Callable[[str], None],
-    monkeypatch: pytest.MonkeyPatch,
-    kind: signal.Signals,
-    requested: bool,
-) -> None:
-    monkeypatch.setattr(child, "requested", lambda: requested)
-    module(f"import os; os.kill(os.getpid(), {int(kind)})")
-    with pytest.raises(KeyboardInterrupt):
-        run_compiler(order)
 
 
 def test_a_compiler_ends_with_the_process_that_started_it(

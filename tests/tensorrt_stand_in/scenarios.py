@@ -22,7 +22,6 @@ from latentsync_trt.runtime.networks.networks import Networks
 from latentsync_trt.runtime.providers.select import Selection, select_provider
 from latentsync_trt.runtime.sessions import builders
 from latentsync_trt.runtime.sessions.engines import Engines
-from latentsync_trt.runtime.sessions.session import Session, SessionSettings
 from latentsync_trt.types import Float32Array, WindowBatch
 
 COEFFICIENTS = np.array([0.9, -0.1, 0.05, 1.1, -0.4], np.float32)
@@ -233,39 +232,6 @@ def memory(bundle: str, times: int) -> list[int]:
             _painted(networks)
         after.append(used(0))
     return after
-
-
-def provider_builds(bundle: str, graph: str = "vae_decoder", optimize: bool = True) -> dict[str, int]:
-    """Has ONNX Runtime's provider build a graph itself; nodes by provider."""
-    providers = (("TensorrtExecutionProvider", {}), ("CUDAExecutionProvider", {}), ("CPUExecutionProvider", {}))
-    config = {"session.record_ep_graph_assignment_info": "1"}
-    session = Session(
-        Path(bundle) / f"{graph}.onnx", SessionSettings(providers=providers, config=config, optimize=optimize)
-    )
-    return session.nodes_by_provider()
-
-
-def opened_at_full_size(bundle: str) -> dict[str, Any]:
-    """Builds and opens every graph; seconds and memory of this process, and the most that the compiler's process took.
-
-    POSIX only.
-    """
-    import resource
-
-    notices: list[str] = []
-    engines = _engines(bundle, notices)
-    rows = {}
-    for graph in engines.bundle.manifest.graphs:
-        opened_engine = engines.open(graph)
-        rows[graph] = {
-            "build_s": round(opened_engine.build_s, 2),
-            "open_s": round(opened_engine.open_s, 2),
-            "engine_bytes": opened_engine.size_bytes,
-            "host_peak_gb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6, 2),
-            "compiler_peak_gb": round(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1e6, 2),
-        }
-        opened_engine.session.close()
-    return rows
 
 
 def main() -> None:
