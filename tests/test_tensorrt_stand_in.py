@@ -241,7 +241,6 @@ def test_selftest_passes_and_fails(stand_in: StandIn) -> None:
     assert well.code == 0, well.out + well.err
     report = json.loads(well.out)
     assert report["passed"] is True
-    assert all(row["layers"]["layers"] == sum(row["layers"]["kinds"].values()) > 10 for row in report["graphs"])
     assert "graph launch" in well.log
     broken = stand_in.command(*arguments, faults="enqueue_fails")
     assert broken.code == 1
