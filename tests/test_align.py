@@ -76,12 +76,6 @@ def test_a_rotated_template_is_aligned_exactly(angle):
     assert np.isclose(np.linalg.det(matrix[:, :2]), 0.7**-2)
 
 
-def test_a_mirrored_face_is_rotated_not_mirrored():
-    points = (TEMPLATE_AT_256 * (-1, 1) + (400, 50)).astype(np.float32)
-    matrix, _ = align(points, None, 256)
-    assert np.linalg.det(matrix[:, :2]) > 0
-
-
 def test_the_nose_residual_is_averaged_over_the_track():
     old, points = np.array([1.0, -1.0]), turned(TEMPLATE_AT_256, 0.3, 1.0, (90.0, 80.0))
     fresh, own = align(points, None, 256)

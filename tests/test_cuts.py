@@ -114,10 +114,6 @@ def test_every_cut_starts_a_new_track(
     assert runs(tracked(detector, frames)) == [5, 6, 4]
 
 
-def test_another_face_in_the_same_room_starts_a_new_track(detector: MediaPipeDetector, first: Frames) -> None:
-    assert runs(tracked(detector, first[:5] + second_person(5, own_room=False))) == [5, 5]
-
-
 def test_a_blended_picture_between_two_shots_hides_no_cut(
     detector: MediaPipeDetector, first: Frames, second: Frames
 ) -> None:

@@ -111,14 +111,6 @@ def test_waits_for_a_covered_face() -> None:
     assert all(face.face.box[2] < 420 for face in tracked if face is not None)
 
 
-@pytest.mark.parametrize("shape", [(1, 1), (1, 3000), (40, 2), (4320, 7680)])
-def test_frames_of_any_size_without_a_face(shape: tuple[int, int]) -> None:
-    frame = np.broadcast_to(np.full((1, 1, 3), 60, np.uint8), (*shape, 3))
-    with MediaPipeDetector() as detector:
-        tracker = MainFace(detector)
-        assert [tracker.update(frame) for _ in range(2)] == [None, None]
-
-
 def test_a_face_partly_outside_is_tracked_until_it_leaves() -> None:
     frame = first_person(1)[0]
     with MediaPipeDetector() as detector:

@@ -230,18 +230,6 @@ def test_colors_do_not_flicker(portrait, detector):
     assert np.abs(np.diff(offsets)).max() < 3
 
 
-def test_smoothing_counts_seconds(portrait, detector):
-    """At a higher frame rate, as many seconds are remembered."""
-    image, levels = portrait[2].image.astype(float), []
-    for fps in (25, 100):
-        paster = Paster(detector, MASK)
-        paste(paster, portrait, image + 15)
-        *_, last = (paste(paster, portrait, image, 0, Fraction(index, fps)) for index in range(1, 1 + fps * 3 // 25))
-        levels.append(float(last.patch.rgb.mean()) / 257)
-    assert levels[0] == pytest.approx(levels[1], abs=0.1)
-    assert levels[0] < float(paste(Paster(detector, MASK), portrait, image).patch.rgb.mean()) / 257 - 4
-
-
 def test_outlines_do_not_jump(portrait):
     mesher = MovedChin(0.0)
     paster = Paster(mesher, MASK)
