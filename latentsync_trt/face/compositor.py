@@ -32,9 +32,9 @@ _VISIBLE = 0.5 / 255
 class Finish:
     """How what is pasted is fitted in.
 
-    `outlines`, `within`: shapes
-    `(n, 2)` (x, y) in frame pixels; where given, what is pasted fades out before the edge of the union of `outlines`,
-    and nothing changes outside that of `within`. `gain_and_offset (2, 3)`: of each channel, in levels; None = 1 and 0.
+    `outlines`, `within`: shapes `(n, 2)` (x, y) in frame pixels; where given, what is pasted fades out before the edge
+    of the union of `outlines`, and nothing changes outside that of `within`. `gain_and_offset (2, 3)`: of each channel,
+    in levels; None = 1 and 0.
     """
 
     outlines: tuple[Float32Array, ...] = ()
