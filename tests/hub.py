@@ -1,20 +1,18 @@
 """A hub of models on this machine: the part of the Hugging Face hub's protocol that a download needs."""
 
 import hashlib
-import json
 import re
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
 
 import pytest
 from huggingface_hub import constants
 
 from latentsync_trt.export.published import LATENTSYNC, VAE
 
-_ADDRESS = re.compile(r"(?:/api/models)?/([^/]+/[^/]+)/(revision|resolve)/([^/]+)/?(.*)")
+_ADDRESS = re.compile(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.*)")
 
 
 class Hub(ThreadingHTTPServer):
@@ -43,11 +41,6 @@ class Hub(ThreadingHTTPServer):
         """The `Range` of every request for the content of a file, "" where there is none."""
         asked = (headers for method, path, headers in self.requests if method == "GET" and path.endswith(name))
         return [headers.get("range", "") for headers in asked]
-
-    def model(self, name: str, revision: str) -> dict[str, Any]:
-        """The answer of the API."""
-        siblings = [{"rfilename": file, "size": len(content)} for file, content in self.files[name].items()]
-        return {"id": name, "sha": revision, "siblings": siblings, "cardData": {"license": "openrail++"}}
 
 
 @contextmanager
@@ -79,10 +72,7 @@ class _Handler(BaseHTTPRequestHandler):
         if hub.status or found is None:
             self._answer(hub.status or 404, {}, b"")
             return
-        name, kind, revision, file = found.groups()
-        if kind == "revision":
-            self._answer(200, {}, json.dumps(hub.model(name, revision)).encode())
-            return
+        name, revision, file = found.groups()
         content = hub.files[name][file]
         start = int((self.headers.get("Range") or "bytes=0-")[len("bytes=") : -1])
         facts = {"X-Repo-Commit": revision, "ETag": f'"{hashlib.sha256(content).hexdigest()}"'}

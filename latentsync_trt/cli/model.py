@@ -18,8 +18,8 @@ from latentsync_trt.export.export_options import EXTRA, TOOLS, ExportOptions
 from latentsync_trt.export.published import (
     LATENTSYNC,
     VAE,
-    Download,
     Model,
+    Repository,
     check_space,
     fetch,
     find_downloads,
@@ -50,10 +50,10 @@ def download(model: str) -> None:
     tool_versions((_HUB,), extra=EXTRA)
     downloads = find_downloads(model)
     if downloads:
-        check_space(find.checkpoints_folder(), downloads)
+        check_space(downloads)
     with interruption(_INTERRUPTED):
         for each in downloads:
-            say(str(each))
+            say(each.summary)
             fetch(each, say)
     for repository in (LATENTSYNC[model], VAE):
         click.echo(f"{repository.folder}: {repository}")
@@ -139,7 +139,7 @@ def setup(
     downloads = [] if is_exported else find_downloads(model)
     for line in _plan(None if is_exported else options, selection, downloads):
         say(line)
-    check_space(find.checkpoints_folder(), downloads, 0 if is_exported else _BUNDLE_BYTES[options.precision])
+    check_space(downloads, 0 if is_exported else _BUNDLE_BYTES[options.precision])
     if not (yes or is_exported):
         if not sys.stdin.isatty():
             raise InputError("setup: nobody is there to ask; add --yes to download and export as shown")
@@ -187,11 +187,11 @@ def _check_memory(options: ExportOptions) -> None:
         )
 
 
-def _plan(options: ExportOptions | None, selection: "Selection", downloads: list[Download]) -> Iterator[str]:
+def _plan(options: ExportOptions | None, selection: "Selection", downloads: list[Repository]) -> Iterator[str]:
     """What is left to do, for the user; `options`: of the export, if it is to do."""
     yield f"provider: {selection.name}" + (f" on {selection.gpu}" if selection.gpu else "")
     yield from selection.notices()
-    yield from (f"download: {each}" for each in downloads)
+    yield from (f"download: {each.summary}" for each in downloads)
     if options is not None:
         forms = "portable and CUDA form" if options.cuda_form else "portable form"
         size, memory = (gigabytes(known[options.precision]) for known in (_BUNDLE_BYTES, _MEMORY_BYTES))

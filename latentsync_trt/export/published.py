@@ -5,8 +5,7 @@ They come from the Hugging Face hub, or from the mirror that `$HF_ENDPOINT` name
 
 import errno
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -26,10 +25,13 @@ _WHISPER_SHA256 = "65147644a518d12f04e32d6f3b26facc3f8dd46e5390956a9424a650c0ce2
 
 @dataclass(frozen=True, slots=True)
 class Repository:
-    """A repository on the hub: the commit to download, and the SHA-256 of each needed file there."""
+    """A repository on the hub: the commit to download, its license by the model card, and the SHA-256 of each needed
+    file there, which have `size_bytes` in all."""
 
     name: str
     revision: str
+    license: str
+    size_bytes: int
     files: Mapping[str, str]
 
     @property
@@ -37,12 +39,24 @@ class Repository:
         """Where `export` looks for its files."""
         return checkpoints_folder() / self.name.partition("/")[2].lower()
 
+    @property
+    def summary(self) -> str:
+        """What to expect of the download."""
+        name = f"{self.name}@{self.revision[:7]}"
+        return f"{name}: {gigabytes(self.size_bytes)} to {self.folder}; license {self.license}"
+
     def __str__(self) -> str:
         return f"{self.name}@{self.revision}"
 
 
 LATENTSYNC = {
-    model: Repository(f"ByteDance/LatentSync-{model}", commit, {UNET_FILE: unet, WHISPER_FILE: _WHISPER_SHA256})
+    model: Repository(
+        f"ByteDance/LatentSync-{model}",
+        commit,
+        "openrail++",
+        5_150_000_000,
+        {UNET_FILE: unet, WHISPER_FILE: _WHISPER_SHA256},
+    )
     for model, commit, unet in (
         (
             "1.6",
@@ -61,6 +75,8 @@ LATENTSYNC = {
 VAE = Repository(
     "stabilityai/sd-vae-ft-mse",
     "31f26fdeee1355a5c34592e401dd41e45d25a493",
+    "mit",
+    335_000_000,
     {
         "config.json": "92d3dfb746fca211a2c9e019e285f8597412211728dce3c5bcf4eda0f2d62e7e",
         "diffusion_pytorch_model.safetensors": "a1d993488569e928462932c8c38a0760b874d166399b14414135bd9c42df5815",
@@ -74,55 +90,33 @@ def origin(sha256: str, model: str) -> str:
     return next((str(each) for each in places if sha256 in each.files.values()), "")
 
 
-@dataclass(frozen=True, slots=True)
-class Download:
-    """The missing files of a repository, their total size, and its license by the model card."""
-
-    repository: Repository
-    missing: tuple[str, ...]
-    size_bytes: int
-    license: str
-
-    def __str__(self) -> str:
-        where = f"{self.repository.name}@{self.repository.revision[:7]}"
-        return f"{where}: {gigabytes(self.size_bytes)} to {self.repository.folder}; license {self.license}"
-
-
 def gigabytes(size_bytes: float) -> str:
-    """ "5.15 GB", or "0.3 MB"."""
-    return f"{size_bytes / 1e9:.2f} GB" if size_bytes >= 1e7 else f"{size_bytes / 1e6:.1f} MB"
+    """ "5.15 GB"."""
+    return f"{size_bytes / 1e9:.2f} GB"
 
 
-def find_downloads(model: str) -> list[Download]:
-    """What `export` needs for a model and is not there; files that are there are checked, which needs no network.
+def find_downloads(model: str) -> list[Repository]:
+    """What `export` needs for a model and is not all there; files that are there are checked.
 
     Raises:
-        CheckpointError: another file has the name of one, or the hub cannot be reached; the message says what to do.
+        CheckpointError: another file has the name of one.
     """
-    return [download for repository in (LATENTSYNC[model], VAE) if (download := _find(repository)) is not None]
+    return [repository for repository in (LATENTSYNC[model], VAE) if _missing(repository)]
 
 
-def _find(repository: Repository) -> Download | None:
+def _missing(repository: Repository) -> list[str]:
     for name, sha256 in repository.files.items():
         path = repository.folder / name
         if path.exists() and sha256_file(path) != sha256:
             raise CheckpointError(
                 f"{path}: is not the published file; move or delete it, and run the same command again"
             )
-    missing = tuple(name for name in repository.files if not (repository.folder / name).exists())
-    if not missing:
-        return None
-    with _translated(repository):
-        from huggingface_hub import HfApi
-
-        info = HfApi().model_info(repository.name, revision=repository.revision, files_metadata=True)
-    sizes = {file.rfilename: file.size or 0 for file in info.siblings or ()}
-    stated = info.card_data.license if info.card_data is not None else None
-    return Download(repository, missing, sum(sizes.get(name, 0) for name in missing), str(stated or "not stated"))
+    return [name for name in repository.files if not (repository.folder / name).exists()]
 
 
-def check_space(folder: Path, downloads: Iterable[Download], more_bytes: int = 0) -> None:
-    """Raises `InputError` or `OutputError` if `folder` cannot take the downloads and `more_bytes`."""
+def check_space(downloads: Iterable[Repository], more_bytes: int = 0) -> None:
+    """Raises `InputError` or `OutputError` if the checkpoints' folder cannot take the downloads and `more_bytes`."""
+    folder = checkpoints_folder()
     check_folder_to_write(folder)
     free_bytes = shutil.disk_usage(nearest_existing(folder)).free
     needed_bytes = sum(download.size_bytes for download in downloads) + more_bytes
@@ -133,43 +127,33 @@ def check_space(folder: Path, downloads: Iterable[Download], more_bytes: int = 0
         )
 
 
-def fetch(download: Download, notice: Callable[[str], None]) -> None:
+def fetch(repository: Repository, notice: Callable[[str], None]) -> None:
     """Downloads what is not there, going on where an earlier call ended; `notice` gets a line for each file.
 
     Raises:
         CheckpointError: a file cannot be downloaded, or its checksum is wrong; the message says what to do.
         OutputError: the disk is full.
     """
-    repository = download.repository
-    for name in download.missing:
-        path = repository.folder / name
-        notice(str(path))
-        with _translated(repository):
-            from huggingface_hub import hf_hub_download
-
-            hf_hub_download(repository.name, name, revision=repository.revision, local_dir=repository.folder)
-        if sha256_file(path) != repository.files[name]:
-            path.unlink()
-            raise CheckpointError(f"{path}: was downloaded with a wrong checksum and removed; run it again")
-
-
-@contextmanager
-def _translated(repository: Repository) -> Iterator[None]:
-    """Turns errors of the hub's library and of the disk into this package's."""
-    from huggingface_hub import constants
+    from huggingface_hub import constants, hf_hub_download
     from huggingface_hub.errors import HfHubHTTPError
 
     # Else each request names the versions of other packages.
     constants.HF_HUB_DISABLE_TELEMETRY = True
     http_error: type[Exception] = HfHubHTTPError.__bases__[0]  # of httpx or its successor, as the version has it
-    try:
-        yield
-    except (http_error, OSError, ValueError, TypeError, KeyError) as error:
-        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-            raise OutputError(f"{repository.folder}: the disk is full; free some space and run it again") from error
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
-        raise CheckpointError(
-            f"{constants.ENDPOINT}/{repository.name}, revision {repository.revision}: {reason}; check the network, "
-            "$HF_ENDPOINT and $HF_HUB_OFFLINE, accept its terms on that page if it has any, log in with "
-            "`hf auth login`, and run the same command again, which goes on there"
-        ) from error
+    for name in _missing(repository):
+        path = repository.folder / name
+        notice(str(path))
+        try:
+            hf_hub_download(repository.name, name, revision=repository.revision, local_dir=repository.folder)
+        except (http_error, OSError, ValueError) as error:
+            if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+                raise OutputError(f"{repository.folder}: the disk is full; free some space and run it again") from error
+            reason = " ".join(str(error).split())[:200] or type(error).__name__
+            raise CheckpointError(
+                f"{constants.ENDPOINT}/{repository.name}, revision {repository.revision}: {reason}; check the network, "
+                "$HF_ENDPOINT and $HF_HUB_OFFLINE, accept its terms on that page if it has any, log in with "
+                "`hf auth login`, and run the same command again, which goes on there"
+            ) from error
+        if sha256_file(path) != repository.files[name]:
+            path.unlink()
+            raise CheckpointError(f"{path}: was downloaded with a wrong checksum and removed; run it again")
