@@ -10,17 +10,15 @@ which the same command can go on with.
 
 import errno
 import hashlib
-import json
 import logging
 import os
 import secrets
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 from filelock import FileLock, Timeout
 
@@ -37,7 +35,6 @@ _TRIES, _PAUSE_S = 20, 0.1
 _LONGEST_NAME_BYTES = 200
 """Of an output whose folder has its name; file systems allow 255."""
 
-_SEAL = "sha256"
 
 # On Windows, files moved out of a private folder would stay private.
 _MODE = 0o777 if os.name == "nt" else 0o700
@@ -196,22 +193,6 @@ def remove_leftovers(parent: Path) -> list[Path]:
         if held_files and not folder.exists():
             removed.append(folder)
     return removed
-
-
-def sealed_text(content: Mapping[str, Any]) -> str:
-    """`content` as JSON with its SHA-256."""
-    return json.dumps({**content, _SEAL: sealed_sha256(content)}, indent=2) + "\n"
-
-
-def opened(content: dict[str, Any]) -> dict[str, Any] | None:
-    """Parsed JSON without its SHA-256; None if that is missing or wrong."""
-    rest = {key: value for key, value in content.items() if key != _SEAL}
-    return rest if content.get(_SEAL) == sealed_sha256(rest) else None
-
-
-def sealed_sha256(content: Mapping[str, Any]) -> str:
-    """The SHA-256 that `sealed_text` adds."""
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def _clean(parent: Path, on_notice: Notice) -> None:

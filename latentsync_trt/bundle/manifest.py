@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
 from latentsync_trt.errors import BundleError, InputError, MissingDependency
-from latentsync_trt.files import opened, sealed_sha256, sealed_text
 from latentsync_trt.paths import check_folder_to_write
 from latentsync_trt.remembered import checked
 from latentsync_trt.validation import from_values
@@ -250,8 +249,8 @@ def sha256_file(path: Path) -> str:
 
 def write_manifest(folder: Path, manifest: Manifest) -> Path:
     """Writes `manifest.json` into `folder`, sealed with its own SHA-256; returns its path."""
-    path = folder / MANIFEST_NAME
-    path.write_text(sealed_text(json.loads(json.dumps(asdict(manifest)))), encoding="utf-8")
+    path, content = folder / MANIFEST_NAME, asdict(manifest)
+    path.write_text(json.dumps(content | {"sha256": _sha256(content)}, indent=2) + "\n", encoding="utf-8")
     return path
 
 
@@ -266,29 +265,30 @@ def read_manifest(folder: Path) -> Manifest:
 
 def manifest_sha256(folder: Path) -> str:
     """The SHA-256 of the manifest, which covers all files of the bundle; errors as `read_manifest`."""
-    return sealed_sha256(_content(folder))
+    return _sha256(_content(folder))
 
 
 def _content(folder: Path) -> dict[str, Any]:
     """What `manifest.json` contains, without its SHA-256."""
     path = folder / MANIFEST_NAME
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        found = opened(content)
+        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        version, sha256 = content.get("format_version"), content.pop("sha256", None)
     except (FileNotFoundError, NotADirectoryError):
         raise BundleError(
             f"{folder}: not a bundle (no {MANIFEST_NAME}); make one with `latentsync-trt export`", usage=True
         ) from None
     except (OSError, ValueError, AttributeError, RecursionError) as error:
         raise BundleError(f"{path}: cannot be read ({error}); export the model again") from error
-    if content.get("format_version") != FORMAT_VERSION:
-        raise BundleError(
-            f"{path}: format {content.get('format_version')}, this version of latentsync-trt reads "
-            f"{FORMAT_VERSION}; export the model again"
-        )
-    if found is None:
+    if version != FORMAT_VERSION:
+        raise BundleError(f"{path}: format {version}, this version reads {FORMAT_VERSION}; export the model again")
+    if sha256 != _sha256(content):
         raise BundleError(f"{path}: edited or damaged (its SHA-256 differs); export the model again")
-    return found
+    return content
+
+
+def _sha256(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def check_target(target: Path) -> None:
