@@ -29,7 +29,6 @@ _POLL_S = 0.5
 _CONNECT_S = 30.0
 _REACH_S = 5.0
 _PATIENCE_S = 2.0
-_LONGEST_REASON = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +203,7 @@ class Cluster:
         thread.start()
         thread.join(_CONNECT_S)
         if thread.is_alive() or failures:
-            reason = _one_line(str(failures[0])) if failures else f"no answer within {_CONNECT_S:g} s"
+            reason = _first_line(failures[0]) if failures else f"no answer within {_CONNECT_S:g} s"
             cure = "start one with `ray start --head`, or give its host:port, or ray://host:10001 from another machine"
             raise InputError(f"--ray {self._name}: no Ray cluster ({reason}); {cure}") from next(iter(failures), None)
 
@@ -237,7 +236,7 @@ class Cluster:
             if "failed to import" in str(error) or "No module named" in str(error):
                 cure = f"install latentsync-trt {__version__} with the extra cluster there"
                 raise InputError(f"{what}: the node cannot load latentsync_trt; {cure}") from error
-            raise WorkerLost(f"{what}: {_one_line(str(error))}") from error
+            raise WorkerLost(f"{what}: {_first_line(error)}") from error
         except ConnectionError as error:  # of `ray://`
             raise WorkerLost(f"{what}: the cluster does not answer: {error}") from error
 
@@ -248,8 +247,6 @@ def _reach(address: str) -> None:
     socket.create_connection((parts.hostname, parts.port), _REACH_S).close()
 
 
-def _one_line(text: str) -> str:
-    """Returns the message of Ray without its tables of ids and its guesses."""
-    lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("\t")]
-    said = " ".join(lines).partition(" Some common causes")[0]
-    return said if len(said) <= _LONGEST_REASON else f"{said[:_LONGEST_REASON]}…"
+def _first_line(error: BaseException) -> str:
+    """Returns Ray's message without its tables of ids and its guesses."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__).partition(" Some common causes")[0]

@@ -79,10 +79,8 @@ def plan(
     if gpus is None:
         wanted = settings.provider not in ("auto", "cpu") or any(node.get("GPU") for node in nodes)
         gpus = 1.0 if wanted and settings.provider != "cpu" else 0.0
-    if not gpus and settings.provider not in ("auto", "cpu"):
-        raise InputError(f"--gpus-per-worker 0: provider {settings.provider} needs a GPU; give more, or --provider cpu")
-    if gpus > 1 and gpus % 1:
-        raise InputError(f"--gpus-per-worker {gpus:g}: only whole GPUs above 1; give {ceil(gpus)}")
+    if (gpus > 1 and gpus % 1) or (not gpus and settings.provider not in ("auto", "cpu")):
+        raise InputError(f"--gpus-per-worker {gpus:g}: a GPU provider needs a part of a GPU, or whole ones")
     usable = [node for node in nodes if (node.get("GPU", 0) >= gpus if gpus else node.get("CPU"))]
     places = [int(node.get("GPU", 0) / gpus + 1e-6) if gpus else 1 for node in usable]
     count = min(count or max(sum(places), 1), most)
