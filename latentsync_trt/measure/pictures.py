@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
-from math import log10
+from math import log10, sqrt
 from statistics import fmean
 
 import cv2
@@ -136,7 +136,7 @@ class FlickerMeter:
 
     def __init__(self) -> None:
         self._last: deque[Float32Array] = deque(maxlen=3)
-        self._squares: list[float] = []
+        self._total, self._count = 0.0, 0
 
     def add(self, picture: Float32Array | None) -> float | None:
         """The next picture, of one shape with the last, NaN in pixels to leave out; None begins a new sequence.
@@ -155,13 +155,14 @@ class FlickerMeter:
         known = change[~np.isnan(change)]
         if known.size < _LEAST_PIXELS:
             return None
-        self._squares.append(float(np.mean(np.square(known, dtype=np.float64))))
-        return self._squares[-1]
+        square = float(np.mean(np.square(known, dtype=np.float64)))
+        self._total, self._count = self._total + square, self._count + 1
+        return square
 
     def noise(self) -> float | None:
         """The standard deviation of the white noise that would change as much, in the pictures' unit; None where there
         were never three pictures in a row."""
-        return float(np.sqrt(np.mean(self._squares) / _NOISE_GAIN)) if self._squares else None
+        return sqrt(self._total / self._count / _NOISE_GAIN) if self._count else None
 
 
 def seam_score(frame: Picture, patch: Patch) -> float:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from latentsync_trt.runtime.networks.devices import AnyNetworks
     from latentsync_trt.runtime.networks.networks import Networks
     from latentsync_trt.sync.inputs import Inputs
+    from latentsync_trt.sync.run import Helpers
 
 
 class LipSync:
@@ -170,30 +171,21 @@ class LipSync:
             After any error, no output is left behind.
         """
         from latentsync_trt.sync.inputs import check_inputs
+        from latentsync_trt.sync.run import Helpers
 
         inputs = check_inputs(video, audio, output, options or SyncOptions())
-        return self.run(inputs, detector=detector, enhancer=enhancer, noise=noise, on_progress=on_progress)
+        return self.run(inputs, on_progress, Helpers(detector, enhancer, noise))
 
     def run(
-        self,
-        inputs: "Inputs",
-        *,
-        detector: FaceDetector | None = None,
-        enhancer: Enhancer | None = None,
-        noise: Float32Array | None = None,
-        on_progress: ProgressCallback | None = None,
+        self, inputs: "Inputs", on_progress: ProgressCallback | None = None, helpers: "Helpers | None" = None
     ) -> SyncReport:
         """As `sync`, with the files and options that `check_inputs` has checked, perhaps before this was opened."""
-        from latentsync_trt.sync.compose import load_enhancer
         from latentsync_trt.sync.run import Helpers, Run
 
         with self._access.take("sync"):
             try:
-                run = Run(self._devices, inputs, on_progress or (lambda _: None))
-                if enhancer is None and inputs.options.enhancer is not None:
-                    enhancer = load_enhancer(inputs.options.enhancer)
-                mesher = self._detector()
-                return run.execute(Helpers(detector or mesher, mesher, enhancer, noise))
+                run = Run(self._devices, inputs, helpers or Helpers(), on_progress or (lambda _: None))
+                return run.execute(self._detector())
             except BaseException:
                 self._devices.take_notices()  # they are not the next clip's
                 raise

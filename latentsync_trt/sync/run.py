@@ -13,6 +13,7 @@ from time import perf_counter
 
 from latentsync_trt.audio.mel import filters_of
 from latentsync_trt.face.choice import speakers_of
+from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.face.mask import mouth_mask
 from latentsync_trt.face.paste import Paster
 from latentsync_trt.media.c2pa import sign
@@ -23,7 +24,7 @@ from latentsync_trt.media.soundtrack import LOSSLESS_WITH
 from latentsync_trt.media.writer import VideoWriter
 from latentsync_trt.runtime.networks.devices import DEVICE_FAILURES, Devices
 from latentsync_trt.sync.analysis import analyze
-from latentsync_trt.sync.compose import Composer
+from latentsync_trt.sync.compose import Composer, load_enhancer
 from latentsync_trt.sync.faces import FaceFinder
 from latentsync_trt.sync.inpaint import check_noise, graphs_for, make_inpainter, resolution_of
 from latentsync_trt.sync.inputs import Inputs, fingerprint
@@ -40,7 +41,6 @@ from latentsync_trt.types import (
     FaceDetector,
     Float32Array,
     Frame,
-    Mesher,
     Patch,
     Progress,
     ProgressCallback,
@@ -57,11 +57,10 @@ _LOW_MEMORY_WINDOWS = 4
 
 @dataclass(frozen=True, slots=True)
 class Helpers:
-    """What a caller may bring: `detector` finds faces, `mesher` their outline; `enhancer` improves painted faces;
-    `noise` float32 `(1, 4, 1, h, w)` replaces that of the seed."""
+    """What a caller may bring: `detector` finds faces; `enhancer` improves painted ones; `noise` float32
+    `(1, 4, 1, h, w)` replaces that of the seed."""
 
-    detector: FaceDetector
-    mesher: Mesher
+    detector: FaceDetector | None = None
     enhancer: Enhancer | None = None
     noise: Float32Array | None = None
 
@@ -69,31 +68,38 @@ class Helpers:
 class Run:
     """One clip through all stages; arguments and errors as those of `LipSync.run`."""
 
-    def __init__(self, devices: Devices, inputs: Inputs, on_progress: ProgressCallback) -> None:
+    def __init__(self, devices: Devices, inputs: Inputs, helpers: Helpers, on_progress: ProgressCallback) -> None:
         self._start_s = perf_counter()
-        self._inputs, self._options = inputs, inputs.options
+        self._inputs, self._options, self._on_progress = inputs, inputs.options, on_progress
         self._devices, self._manifest = devices, devices.bundle.manifest
         self._resolution_px = resolution_of(self._manifest, inputs.options, devices.options)
-        self._on_progress = on_progress
+        check_noise(self._resolution_px, helpers.noise)
+        if helpers.enhancer is None and inputs.options.enhancer is not None:
+            helpers = replace(helpers, enhancer=load_enhancer(inputs.options.enhancer))
+        self._helpers = helpers
         self._clock = StageClock()
         self._opened_s = self._written_s = self._start_s
         self._quality = Quality(inputs.voices.starts_s, pictures=inputs.page is not None)
 
-    def execute(self, helpers: Helpers) -> SyncReport:
-        """Runs all stages; encoding runs in this thread."""
-        check_noise(self._resolution_px, helpers.noise)
+    def execute(self, own_detector: MediaPipeDetector) -> SyncReport:
+        """Runs all stages; encoding runs in this thread. `own_detector` finds outlines, and faces if no other does."""
         with closing(self._read_audio()) as speech:
             span, playback, notices = timeline_of(self._inputs, speech)
             self._announce(notices)
-            writer, finder = self._writer(span, playback, helpers), self._finder(helpers.detector, span)
+            writer, finder = self._writer(span, playback), self._finder(self._helpers.detector or own_detector, span)
             self._announce(writer.notices)
             painter = self._painter(speech, playback)
             painter.skip(writer.frames_done)
+            paster = Paster(own_detector, mouth_mask(self._resolution_px), paste=self._options.paste)
+            composer = Composer(paster, self._helpers.enhancer, self._quality, self._clock, writer.frames_done)
             with closing(self._gathered(finder, painter, playback)) as gathered:
                 self._open_networks()
-                painter.devices = self._paint_devices(helpers.noise)
-                with writer:
-                    count = self._write(writer, finder, painter, gathered, helpers, playback)
+                painter.devices = self._paint_devices()
+                with writer, closing(self._composed(painter, gathered, composer)) as composed:
+                    count = self._write(writer, composed, expected_frames(playback, self._inputs.info))
+                    if not finder.frames_with_face:
+                        raise finder.no_face(self._inputs.video, count)
+                    self._on_progress(Progress("finishing", count, count))
         self._announce((*writer.notices, *finder.notices()))
         report = self._report(writer, count, finder, painter)
         if self._inputs.page is not None:
@@ -153,32 +159,19 @@ class Run:
             self._devices.notice(text)
 
     def _write(
-        self,
-        writer: VideoWriter,
-        finder: FaceFinder,
-        painter: Painter,
-        gathered: Generator[Gathered, None, None],
-        helpers: Helpers,
-        playback: Playback,
+        self, writer: VideoWriter, composed: Iterable[tuple[Frame, tuple[Patch, ...]]], expected: int | None
     ) -> int:
         """Writes all frames; returns their number."""
-        done = writer.frames_done
-        paster = Paster(helpers.mesher, mouth_mask(self._resolution_px), paste=self._options.paste)
-        composer = Composer(paster, helpers.enhancer, self._quality, self._clock, done)
-        count, total = done, expected_frames(playback, self._inputs.info)
-        with closing(self._composed(painter, gathered, composer)) as composed:
-            for frame, patches in composed:
-                with self._clock.measure("encode"):
-                    writer.write(frame, patches)
-                self._written_s = perf_counter()
-                if count == done:
-                    self._announce(writer.notices)
-                count = frame.index + 1
-                of = None if total is None else max(count, total)
-                self._on_progress(Progress("lip-sync", count, of, partial(writer.small_rgb, frame, patches)))
-        if not finder.frames_with_face:
-            raise finder.no_face(self._inputs.video, count)
-        self._on_progress(Progress("finishing", count, count))
+        count = done = writer.frames_done
+        for frame, patches in composed:
+            with self._clock.measure("encode"):
+                writer.write(frame, patches)
+            self._written_s = perf_counter()
+            if count == done:
+                self._announce(writer.notices)
+            count = frame.index + 1
+            of = None if expected is None else max(count, expected)
+            self._on_progress(Progress("lip-sync", count, of, partial(writer.small_rgb, frame, patches)))
         return count
 
     def _gathered(self, finder: FaceFinder, painter: Painter, playback: Playback) -> Generator[Gathered, None, None]:
@@ -225,13 +218,13 @@ class Run:
             on_notice=self._devices.notice,
         )
 
-    def _paint_devices(self, noise: Float32Array | None) -> tuple[PaintDevice, ...]:
+    def _paint_devices(self) -> tuple[PaintDevice, ...]:
         devices = self._devices
         make = partial(
             make_inpainter,
             self._manifest,
             self._options,
-            noise=noise,
+            noise=self._helpers.noise,
             windows_per_batch=lambda: devices.windows_per_batch,
         )
         return tuple(
@@ -257,8 +250,8 @@ class Run:
     def _windows_at_once(self) -> int:
         return max(self._devices.windows_per_batch, _LOW_MEMORY_WINDOWS if self._devices.low_memory else 1)
 
-    def _writer(self, span: Span, playback: Playback, helpers: Helpers) -> VideoWriter:
-        inputs = self._inputs
+    def _writer(self, span: Span, playback: Playback) -> VideoWriter:
+        inputs, helpers = self._inputs, self._helpers
         sound = soundtrack_plan(inputs.voices, inputs.mix, inputs.own, span)
         if sound is not None:
             sound = replace(sound, lossless=inputs.encoder.codec in LOSSLESS_WITH)
