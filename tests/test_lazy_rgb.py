@@ -57,7 +57,7 @@ def test_tiles_equal_one_conversion_of_the_whole(
     np.testing.assert_array_equal(np.asarray(picture), whole)
 
 
-def test_only_accessed_tiles_are_converted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_accessed_tiles_are_converted_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
     converted: list[tuple[int, int]] = []
     convert = LazyRgb._convert
 
@@ -72,7 +72,7 @@ def test_only_accessed_tiles_are_converted(monkeypatch: pytest.MonkeyPatch) -> N
     picture[part]
     assert converted == [(0, 2), (1, 2)]
     np.asarray(picture)
-    assert len(set(converted)) == 80
+    assert len(converted) == len(set(converted)) == 80
 
 
 def test_parts_are_read_only() -> None:

@@ -1,8 +1,9 @@
 """Pictures: RGB of a decoded one on demand, and frames with their patches for the encoder."""
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from fractions import Fraction
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from latentsync_trt.media.conversion import (
     views,
 )
 from latentsync_trt.media.hdr import hdr_of
-from latentsync_trt.types import ColorTags, Frame, Patch, UInt8Array, VideoInfo, YuvPlanes
+from latentsync_trt.types import BoolArray, ColorTags, Frame, Patch, UInt8Array, VideoInfo, YuvPlanes
 
 _SMALL_PX = 480
 
@@ -56,12 +57,10 @@ class LazyRgb:
         ends = [span.indices(size)[:2] for span, size in zip(place, self.shape, strict=False)]
         rows, columns = (slice(start // TILE_PX, -(-stop // TILE_PX)) for start, stop in ends)
         with self._lock:
-            missing = np.argwhere(self._missing[rows, columns]) + np.array([rows.start, columns.start])
-            if len(missing):
-                (top, left), (bottom, right) = missing.min(0).tolist(), (missing.max(0) + 1).tolist()
-                for start in range(top, bottom, _MOST_ROWS):
-                    self._convert(start, min(start + _MOST_ROWS, bottom), left, right)
-            self._missing[rows, columns] = False
+            missing = self._missing[rows, columns]
+            for top, bottom, left, right in _rectangles(missing):
+                self._convert(rows.start + top, rows.start + bottom, columns.start + left, columns.start + right)
+            missing[:] = False
         part = self._rgb[place]
         part.flags.writeable = False
         return part
@@ -84,6 +83,16 @@ class LazyRgb:
         made = packed_view(converted(VideoReformatter(), frame, name, self._coding, None, EXACT_REPEATING))
         made = made[: tiles.shape[0], : tiles.shape[1]]
         tiles[:] = self._hdr.sdr(made) if self._hdr else made
+
+
+def _rectangles(missing: BoolArray) -> Iterator[tuple[int, int, int, int]]:
+    """Rectangles (top, bottom, left, right; ends exclusive) that together are the true values of `missing (h, w)`."""
+    for (flags, _), rows in groupby(enumerate(missing.tolist()), lambda row: (row[1], row[0] // _MOST_ROWS)):
+        top, *rest = (row for row, _ in rows)
+        for flag, run in groupby(range(len(flags)), flags.__getitem__):
+            if flag:
+                left, *others = run
+                yield top, top + 1 + len(rest), left, left + 1 + len(others)
 
 
 def picture_info(width_px: int, height_px: int, *, rgb: bool) -> VideoInfo:
