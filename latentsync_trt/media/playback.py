@@ -38,8 +38,8 @@ MOST_PIXELS = 139_264 * 16 * 16
 _CHUNK_BYTES = 128 * 2**20
 _LEAST_CHUNK = 4
 
-# Pictures before the wanted one to seek to: a keyframe may be found by decoding time.
-_SEEK_BACK = 64
+# Pictures before the wanted one to seek to: a keyframe may be found by decoding time, or be none.
+_SEEK_BACK = (0, 64, 512)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,21 +105,22 @@ class VideoPasses:
         """The pictures from number `start` to before `stop`; None if they cannot be found by their stamps."""
         if self._stamps is None:
             return None
-        stamps, found = self._stamps[start : stop + 1], dict[int, VideoFrame]()
+        stamps, first = self._stamps[start : stop + 1], self._stamps[0]
         wanted = set(stamps[: stop - start])
         with self._opened() as (container, stream), suppress(FFmpegError):  # who decodes from the start reports it
-            container.seek(self._stamps[max(0, start - _SEEK_BACK)], stream=stream)
-            for frame in container.decode(stream):
-                if frame.pts in wanted and not frame.is_corrupt:
-                    found.setdefault(frame.pts, frame)
-                if frame.pts is None or len(found) == len(wanted) or frame.pts > stamps[-1]:
-                    break
-            if len(found) < len(wanted):
-                return None
-            unit_s = stream.time_base or Fraction(0)
-            timed = (Timed((stamp - self._stamps[0]) * unit_s, unit_s, stamp) for stamp in stamps)
-            shown = islice(self._lasting(timed, stream), stop - start)
-            return [Timed(picture.time_s, picture.duration_s, found[picture.item]) for picture in shown]
+            for back in _SEEK_BACK:
+                found = dict[int, VideoFrame]()
+                container.seek(self._stamps[max(0, start - back)], stream=stream)
+                for frame in container.decode(stream):
+                    if frame.pts in wanted and not frame.is_corrupt:
+                        found.setdefault(frame.pts, frame)
+                    if frame.pts is None or len(found) == len(wanted) or frame.pts > stamps[-1]:
+                        break
+                if len(found) == len(wanted):
+                    unit_s = stream.time_base or Fraction(0)
+                    timed = (Timed((stamp - first) * unit_s, unit_s, stamp) for stamp in stamps)
+                    shown = islice(self._lasting(timed, stream), stop - start)
+                    return [Timed(picture.time_s, picture.duration_s, found[picture.item]) for picture in shown]
         return None
 
     def _lasting(self, pictures: Iterable[Timed[T]], stream: VideoStream) -> Iterator[Timed[T]]:
