@@ -9,7 +9,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.types import CertificateIssuerPrivateKeyTypes
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
-from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+from cryptography.x509.oid import ExtendedKeyUsageOID
 
 _FLAGS = (
     *("digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement"),
@@ -66,15 +66,7 @@ def _certificate(
     *,
     authority: bool,
 ) -> x509.CertificateBuilder:
-    subject, signer = (
-        x509.Name(
-            [
-                x509.NameAttribute(NameOID.ORGANIZATION_NAME, "Tests"),
-                x509.NameAttribute(NameOID.COMMON_NAME, common_name),
-            ]
-        )
-        for common_name in (name, issuer_name)
-    )
+    subject, signer = (x509.Name.from_rfc4514_string(f"CN={each},O=Tests") for each in (name, issuer_name))
     now = datetime.now(UTC)
     return (
         x509.CertificateBuilder(signer, subject, key.public_key(), x509.random_serial_number())

@@ -57,14 +57,6 @@ def orientation_of(frame: VideoFrame) -> tuple[bool, int, int]:
     return bool(b or c), -1 if down < 0 else 1, -1 if across < 0 else 1
 
 
-def tags_of(frame: VideoFrame) -> ColorTags:
-    """The color tags of a decoded frame; a "yuvj" format means full range."""
-    full_range = _FULL_RANGE.get(int(frame.color_range))
-    if frame.format.name.startswith("yuvj"):
-        full_range = True
-    return ColorTags(int(frame.color_primaries), int(frame.color_trc), int(frame.colorspace), full_range)
-
-
 def _coded_format(form: VideoFormat, *, transposed: bool) -> str:
     """The planar format that frames have before they are made upright: their own, if there is one.
 
@@ -156,8 +148,9 @@ def converted(
 
 
 def _planes_tags(frame: VideoFrame) -> ColorTags:
-    """The tags of the frame's planes; RGB has matrix 0 and full range."""
-    color = tags_of(frame)
+    """The tags of the frame's planes; RGB has matrix 0 and full range, and a "yuvj" format full range."""
+    full_range = frame.format.name.startswith("yuvj") or _FULL_RANGE.get(int(frame.color_range))
+    color = ColorTags(int(frame.color_primaries), int(frame.color_trc), int(frame.colorspace), full_range)
     if _has_rgb_channels(frame.format):
         return replace(color, matrix=RGB_IDENTITY, full_range=True)
     if color.matrix != RGB_IDENTITY:

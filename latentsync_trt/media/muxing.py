@@ -25,9 +25,8 @@ from av.container import OutputContainer
 
 from latentsync_trt.media.codecs import VideoEncoder
 from latentsync_trt.media.files import open_input, open_output
-from latentsync_trt.media.other_streams import Source, copy_stream_tags, copy_tags, open_others
+from latentsync_trt.media.other_streams import Source, copy_tags, open_others
 from latentsync_trt.media.parts import Finished, abandon, joined
-from latentsync_trt.media.playback import video_stream
 from latentsync_trt.media.reader import are_one
 from latentsync_trt.media.soundtrack import ChosenSound, open_soundtrack
 from latentsync_trt.media.streams import PacketQueue
@@ -99,7 +98,9 @@ def assemble(path: Path, folder: Path, finished: Finished, contents: Contents) -
             if contents.sound is not None:
                 queues.append(opened.enter_context(open_soundtrack(contents.sound, container, finished.end_s)))
             if contents.source is not None:
-                _copy_tags(container, contents.source, contents.sound, finished.end_s)
+                pieces = contents.sound.plan.pieces if contents.sound else ()
+                own_sound = bool(pieces) and all(are_one(piece.path, contents.source.path) for piece in pieces)
+                copy_tags(contents.source, container, finished.end_s, own_sound=own_sound)
                 queues += opened.enter_context(open_others(contents.source, container, suffix, finished.end_s))
             if contents.mark:
                 tags = marked(container.metadata, suffix)
@@ -149,15 +150,6 @@ def _add_video(
     # The last picture may end early or late.
     context.framerate = nominal if nominal and abs(nominal * finished.end_s - finished.frames) < 1 else mean
     return stream
-
-
-def _copy_tags(container: OutputContainer, source: Source, sound: ChosenSound | None, end_s: Fraction) -> None:
-    """Those of the source's file, its picture, and its sound where that is heard."""
-    with open_input(source.path) as original:
-        copy_tags(source, original, container, end_s)
-        copy_stream_tags(video_stream(source.path, original), container.streams.video[0])
-        if sound is not None and all(are_one(piece.path, source.path) for piece in sound.plan.pieces):
-            copy_stream_tags(original.streams.audio[0], container.streams.audio[0])
 
 
 def marked(metadata: Mapping[str, str], suffix: str) -> dict[str, str]:

@@ -53,20 +53,24 @@ def losses(source: Source, suffix: str) -> tuple[str, ...]:
         )
 
 
-def copy_tags(source: Source, container: InputContainer, output: OutputContainer, end_s: Fraction) -> None:
-    """Title, dates and other tags of the file, and its chapters up to `end_s`."""
-    output.metadata.update({k: v for k, v in container.metadata.items() if k.lower() not in _OF_THE_FILE})
-    chapters = []
-    for chapter in container.chapters():
-        edges_s = (chapter[edge] * (chapter["time_base"] or 0) - source.origin_s for edge in ("start", "end"))
-        start, end = (nearest(min(max(edge_s, Fraction(0)), end_s), 1000) for edge_s in edges_s)
-        if start < end:
-            chapters.append({**chapter, "start": start, "end": end, "time_base": Fraction(1, 1000)})
-    if chapters:
-        output.set_chapters(cast(Any, chapters))
+def copy_tags(source: Source, output: OutputContainer, end_s: Fraction, *, own_sound: bool) -> None:
+    """Title, dates and other tags of the file, its chapters up to `end_s`, and tags of its picture and `own_sound`."""
+    with open_input(source.path) as container:
+        output.metadata.update({k: v for k, v in container.metadata.items() if k.lower() not in _OF_THE_FILE})
+        chapters = []
+        for chapter in container.chapters():
+            edges_s = (chapter[edge] * (chapter["time_base"] or 0) - source.origin_s for edge in ("start", "end"))
+            start, end = (nearest(min(max(edge_s, Fraction(0)), end_s), 1000) for edge_s in edges_s)
+            if start < end:
+                chapters.append({**chapter, "start": start, "end": end, "time_base": Fraction(1, 1000)})
+        if chapters:
+            output.set_chapters(cast(Any, chapters))
+        _copy_stream_tags(video_stream(source.path, container), output.streams.video[0])
+        if own_sound:
+            _copy_stream_tags(container.streams.audio[0], output.streams.audio[0])
 
 
-def copy_stream_tags(source: Stream, output: Stream) -> None:
+def _copy_stream_tags(source: Stream, output: Stream) -> None:
     """Language, title and disposition."""
     title = source.metadata.get("title") or source.metadata.get("name")  # as MP4 has it
     tags = {"language": source.language, "title": title}
@@ -108,7 +112,7 @@ def open_others(source: Source, output: OutputContainer, suffix: str, end_s: Fra
                 packet.stream, packet.pts, packet.dts = output.add_stream_from_template(stream, opaque=True), 0, 0
                 timed = iter([(Fraction(0), packet)])
             queues.append(PacketQueue(timed, optional=True))
-            copy_stream_tags(stream, output.streams[-1])
+            _copy_stream_tags(stream, output.streams[-1])
         yield queues
 
 

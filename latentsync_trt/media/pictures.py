@@ -19,7 +19,6 @@ from latentsync_trt.media.conversion import (
     format_of,
     frame_of,
     packed_view,
-    tags_of,
     views,
 )
 from latentsync_trt.media.hdr import hdr_of
@@ -130,7 +129,7 @@ class PictureMaker:
     def small_rgb(self, frame: Frame, patches: Iterable[Patch] = ()) -> UInt8Array:
         """The picture to encode for people to look at: uint8 `(h, w, 3)` RGB, h ≤ 480, square pixels; HDR as SDR."""
         picture = self.frame(frame, patches)
-        color, height = tags_of(picture), min(picture.height, _SMALL_PX)
+        color, height = self._encoder.color, min(picture.height, _SMALL_PX)
         width = max(1, round(picture.width * self._info.sample_aspect_ratio * height / picture.height))
         hdr, coding = hdr_of(color.transfer), coding_of(color, picture.width, picture.height)
         name = "rgb48le" if hdr else "rgb24"

@@ -131,10 +131,8 @@ class VideoWriter:
 
     def __enter__(self) -> Self:
         with contextlib.ExitStack() as opened, writing(self.output):
-            make = temporary_folder(self.output.parent, self._add_notice)
-            if self._work is not None:
-                make = work_folder(self.output, self._add_notice)
-            self._folder = opened.enter_context(make)
+            kept, place = (temporary_folder, self.output.parent) if self._work is None else (work_folder, self.output)
+            self._folder = opened.enter_context(kept(place, self._add_notice))
             if self.frames_done:
                 self._finished.write(self._folder)  # without files that this run has no use for
             self._cleanup = opened.pop_all()
