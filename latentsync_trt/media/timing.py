@@ -142,12 +142,9 @@ class Clock:
     def _is_reset(self, time_s: Fraction, stamp_s: Fraction) -> bool:
         if self._latest_s is None:
             return False
-        if time_s <= self._latest_s - BACK_S:
-            return True
-        step_s = time_s - self.next_s
-        if self.stated_end_s is None:
-            return step_s >= (FORWARD_S if self.may_reset else LONGEST_S)
-        return step_s >= FORWARD_S and (self.may_reset or stamp_s > self.stated_end_s)
+        least_s = LONGEST_S if self.stated_end_s is None and not self.may_reset else FORWARD_S
+        beyond = self.may_reset or self.stated_end_s is None or stamp_s > self.stated_end_s
+        return time_s <= self._latest_s - BACK_S or (beyond and time_s - self.next_s >= least_s)
 
 
 def clock_of(container: InputContainer) -> Clock:
