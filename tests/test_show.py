@@ -73,19 +73,10 @@ def test_a_line_for_each_stage() -> None:
 
 
 def test_a_line_after_half_a_minute_of_a_slow_or_endless_stage() -> None:
-    slow = lines(*((float(frame), "lip-sync", frame, 10**6) for frame in range(1, 70)))
-    assert slow == [
-        "[1 s] lip-sync",
-        "[31 s] lip-sync: 31 of 1000000, about 11 days, 13:46:09 left",
-        "[61 s] lip-sync: 61 of 1000000, about 11 days, 13:45:39 left",
-    ]
+    slow = lines(*((float(frame), "lip-sync", frame, 1000) for frame in range(1, 70)))
+    expected = ["[1 s] lip-sync", "[31 s] lip-sync: 31 of 1000", "[61 s] lip-sync: 61 of 1000"]
+    assert slow == expected
     assert lines((1.0, "write", 0, None), (32.0, "write", 7, None)) == ["[1 s] write", "[32 s] write: 7"]
-
-
-def test_the_time_left_counts_the_stage_alone() -> None:
-    """Networks were opened for a minute; a run that goes on begins with many frames done."""
-    found = lines((60.0, "lip-sync", 500, 1000), (90.0, "lip-sync", 530, 1000))
-    assert found == ["[60 s] lip-sync", "[90 s] lip-sync: 530 of 1000, about 0:07:50 left"]
 
 
 @pytest.mark.parametrize(("hidden", "printed"), [(False, "[0 s] lip-sync\n"), (True, "")])

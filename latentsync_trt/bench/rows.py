@@ -110,8 +110,8 @@ class BundleFacts:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Peak memory during a row: resident on the host, and in use on the device beyond the use before the bench began
-    (None if unknown)."""
+    """Peak memory during a row: resident on the host, and in use on the device beyond the use
+    before the bench began (None if unknown)."""
 
     host_bytes: int
     device_bytes: int | None
@@ -128,10 +128,9 @@ class Quality(Likeness):
 class Row:
     """One measurement.
 
-    `case`: which graph or clip. `provider`, `preset`: None if irrelevant. `frames`: video frames of one run, 0
-    if none. `parts_s`: seconds of a run by part; the parts of an end-to-end run overlap. `start_up_s`: seconds of
-    building and opening before the first run.
-    """
+    `case`: which graph or clip. `provider`, `preset`: None if irrelevant. `frames`: video frames of
+    one run, 0 if none. `parts_s`: seconds of a run by part; the parts of an end-to-end run overlap.
+    `start_up_s`: seconds of building and opening before the first run."""
 
     scenario: str
     case: str

@@ -48,9 +48,9 @@ _POLL_S = 0.02
 class Setting:
     """A bundle on a provider.
 
-    `presets`: of `sync`, with the options of this bench. `resolution_px`: of the faces. `free_before_bytes`: device
-    memory free before anything was opened, None on the CPU. `say`: called with a line about what is being measured.
-    """
+    `presets`: of `sync`, with the options of this bench. `resolution_px`: of the faces.
+    `free_before_bytes`: device memory free before anything was opened, None on the CPU. `say`:
+    called with a line about what is being measured."""
 
     bundle: Bundle
     selection: Selection
@@ -132,8 +132,8 @@ def run_bench(
         say: called with a line about what is being measured. command: the command line, for the environment.
 
     Raises:
-        InputError: a clip or an option cannot be used. ProviderUnavailable: a named provider does not load. Else as
-        `LipSync.sync`.
+        InputError: a clip or an option cannot be used. ProviderUnavailable: a named provider does
+        not load. Else as `LipSync.sync`.
     """
     settings = settings_for(bundle, runtime, sync, options, say)
     facts = replace(bundle_facts(bundle.manifest), resolution_px=settings[0].resolution_px)

@@ -1,9 +1,8 @@
 """Checks whether a provider works completely on this machine. Each part runs in a child process, which may crash.
 
-1. first start: every graph is built into an empty engine cache, opened and run, and windows are painted
-2. second start: the same from that cache, which must build nothing
-3. reference: the same on another provider, the CPU by default, to compare outputs and pictures with
-"""
+1. first start: every graph is built into an empty engine cache, opened and run, and windows are
+painted 2. second start: the same from that cache, which must build nothing 3. reference: the same
+on another provider, the CPU by default, to compare outputs and pictures with"""
 
 import json
 import platform
@@ -51,11 +50,11 @@ _PEAK = 65535.0
 class GraphRow:
     """One graph at one start; None if unknown.
 
-    `nodes`: number of nodes assigned to each provider in the graph that ONNX Runtime runs; a compiled part is one node.
-    `built`: whether its engine was built at this start; `build_s`: duration of the build, now or earlier;
-    `engine_bytes`: size in the cache. `first_ms`: the first run on device inputs; `mean_ms`: the mean of the others.
-    `difference`: the largest to the reference's outputs, divided by their largest value; right up to `limit`.
-    """
+    `nodes`: number of nodes assigned to each provider in the graph that ONNX Runtime runs; a
+    compiled part is one node. `built`: whether its engine was built at this start; `build_s`:
+    duration of the build, now or earlier; `engine_bytes`: size in the cache. `first_ms`: the first
+    run on device inputs; `mean_ms`: the mean of the others. `difference`: the largest to the
+    reference's outputs, divided by their largest value; right up to `limit`."""
 
     graph: str
     error: str = ""
@@ -74,10 +73,9 @@ class GraphRow:
 class Part:
     """What one child process has reported so far; see `selftest_worker.carry_out`.
 
-    `provider`: the active one, empty if none loaded. `graphs`: fields of `GraphRow`. `painted_on`: providers.
-    `failures`: those that belong to no single graph, including a crash. `log`: messages about engines. `doing`: the
-    current step.
-    """
+    `provider`: the active one, empty if none loaded. `graphs`: fields of `GraphRow`. `painted_on`:
+    providers. `failures`: those that belong to no single graph, including a crash. `log`: messages
+    about engines. `doing`: the current step."""
 
     environment: dict[str, str] = field(default_factory=dict)
     provider: str = ""
@@ -118,9 +116,9 @@ class Pictures:
 class Report:
     """The result, with all that a bug report needs.
 
-    `requested`, `provider`: the provider asked for, and the one that ran (empty if none). `options`: flags given.
-    `stages`: the failures of each stage; none means passed. `graphs`: those reached at the second start.
-    """
+    `requested`, `provider`: the provider asked for, and the one that ran (empty if none).
+    `options`: flags given. `stages`: the failures of each stage; none means passed. `graphs`: those
+    reached at the second start."""
 
     requested: str
     provider: str
@@ -155,8 +153,8 @@ def self_test(
     """Runs all parts; the report contains every failure of the provider.
 
     Args:
-        reference: the provider whose results are taken as correct; with "cuda", those of its portable form.
-        say: called with a line about progress. tested_graphs: names of graphs.
+        reference: the provider whose results are taken as correct; with "cuda", those of its
+        portable form. say: called with a line about progress. tested_graphs: names of graphs.
 
     Raises:
         InputError: `options` name several GPUs.

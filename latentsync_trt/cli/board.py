@@ -24,8 +24,8 @@ class Board:
     """Where a batch stands, from its events, and what is shown of it. A context manager; thread-safe.
 
     Args:
-        rows: to run, by task. before: clips that were done earlier. failed: rows of earlier runs, with the reason.
-        clock: returns seconds.
+        rows: to run, by task. before: clips that were done earlier. failed: rows of earlier runs,
+        with the reason. clock: returns seconds.
     """
 
     def __init__(

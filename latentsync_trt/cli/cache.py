@@ -12,7 +12,7 @@ from rich.filesize import decimal
 
 from latentsync_trt.cli.options import LocalPath, combined, json_option
 from latentsync_trt.config import RuntimeOptions
-from latentsync_trt.runtime.cache.entry import Choice, Entry, folder_bytes, select, total_bytes
+from latentsync_trt.runtime.cache.entry import Choice, Entry, folder_bytes, select, this_machine, total_bytes
 from latentsync_trt.runtime.cache.store import EngineCache, cache_folder
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -29,7 +29,6 @@ common_options = combined(
     ),
     json_option,
 )
-dry_run_option = click.option("--dry-run", is_flag=True, help="Only say what would be removed.")
 
 
 @click.group("cache")
@@ -60,38 +59,36 @@ def verify_engines(folder: Path, as_json: bool) -> None:
 @common_options
 @click.option("--max-gb", type=float, help="Remove the least recently used until this is left.")
 @click.option(
-    "--damaged",
+    "--stale",
     is_flag=True,
-    help="Remove damaged engines.",
+    help="Remove damaged engines, and those of other library versions or of GPUs that are not here.",
 )
-@dry_run_option
-def prune_engines(folder: Path, as_json: bool, max_gb: float | None, damaged: bool, dry_run: bool) -> None:
-    """Remove engines that are too many or damaged. Builds in progress stay."""
-    if max_gb is None and not damaged:
-        raise click.UsageError("say what to remove: --max-gb or --damaged")
+@click.option("--dry-run", is_flag=True, help="Only say what would be removed.")
+def prune_engines(folder: Path, as_json: bool, max_gb: float | None, stale: bool, dry_run: bool) -> None:
+    """Remove engines that are too many, damaged or of no use here. Builds in progress stay."""
+    if max_gb is None and not stale:
+        raise click.UsageError("say what to remove: --max-gb or --stale")
     if max_gb is not None and not 0 <= max_gb < inf:
         raise click.UsageError(f"--max-gb {max_gb}: not a number from 0")
     max_bytes = None if max_gb is None else round(max_gb * 1e9)
     cache = EngineCache(folder)
-    chosen = select(cache.entries(), max_bytes=max_bytes, damaged=damaged)
+    chosen = select(cache.entries(), max_bytes=max_bytes, stale=this_machine() if stale else None)
     _report(folder, chosen if dry_run else cache.remove_all(chosen), dry_run=dry_run, as_json=as_json)
 
 
 @command.command("clear")
 @common_options
 @click.option("--yes", "-y", is_flag=True, help="Do not ask.")
-@dry_run_option
-def clear_engines(folder: Path, as_json: bool, yes: bool, dry_run: bool) -> None:
+def clear_engines(folder: Path, as_json: bool, yes: bool) -> None:
     """Remove all engines and kernel timings. Builds in progress stay."""
     cache = EngineCache(folder)
     chosen = [Choice(entry, "cleared") for entry in cache.entries()]
-    if not dry_run:
-        if chosen and not yes:
-            size = decimal(total_bytes(choice.entry for choice in chosen))
-            click.confirm(f"Remove {_count(chosen)} ({size}) from {folder}?", abort=True, err=True)
-        chosen = cache.remove_all(chosen)
-        cache.remove_timings()
-    _report(folder, chosen, dry_run=dry_run, as_json=as_json)
+    if chosen and not yes:
+        size = decimal(total_bytes(choice.entry for choice in chosen))
+        click.confirm(f"Remove {_count(chosen)} ({size}) from {folder}?", abort=True, err=True)
+    chosen = cache.remove_all(chosen)
+    cache.remove_timings()
+    _report(folder, chosen, dry_run=False, as_json=as_json)
 
 
 def _report(folder: Path, chosen: Sequence[Choice], *, dry_run: bool, as_json: bool) -> None:

@@ -5,7 +5,6 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import timedelta
 
 import psutil
 import rich_click as click
@@ -45,7 +44,7 @@ class Notices:
 
 
 class ProgressLines:
-    """Progress for a log file or a pipe: a line when a stage begins, and every 30 s with the time left.
+    """Progress for a log file or a pipe: a line when a stage begins, and every 30 s.
 
     A line begins with the seconds since this object was made. `clock` returns seconds.
     """
@@ -53,20 +52,15 @@ class ProgressLines:
     def __init__(self, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
         self._say, self._clock = say, clock
         self._began_s = self._said_s = clock()
-        self._stage, self._entered_s, self._before = "", 0.0, 0
+        self._stage = ""
 
     def __call__(self, progress: Progress) -> None:
         """Reports `progress`, if it is time for a line."""
         now_s, steps = self._clock(), ""
         if progress.stage != self._stage:
-            self._stage, self._entered_s, self._before = progress.stage, now_s, progress.done
+            self._stage = progress.stage
         elif now_s - self._said_s >= _LINE_EVERY_S:
-            steps = f": {progress.done}"
-            if progress.total is not None:
-                steps += f" of {progress.total}"
-                if done := progress.done - self._before:
-                    left_s = (progress.total - progress.done) * (now_s - self._entered_s) / done
-                    steps += f", about {timedelta(seconds=round(left_s))} left"
+            steps = f": {progress.done}" + ("" if progress.total is None else f" of {progress.total}")
         else:
             return
         self._said_s = now_s
@@ -117,9 +111,8 @@ def process_age_s() -> float:
 def show_report(report: SyncReport, notices: Notices, total_s: float | None = None) -> None:
     """Prints the remaining notices to stderr; to stdout what was written, how good it is, and how long it took.
 
-    `total_s`: since the command began; without it, times are those of `LipSync.sync` alone. Start-up ends with the
-    first windows that are painted.
-    """
+    `total_s`: since the command began; without it, times are those of `LipSync.sync` alone.
+    Start-up ends with the first windows that are painted."""
     for text in report.notices:
         notices(text)
     total_s = report.wall_s if total_s is None else total_s
