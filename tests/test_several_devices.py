@@ -284,7 +284,7 @@ def test_build_makes_the_engines_of_each_kind_of_gpu_once(
         return {"graph": graph, "built": False, "build_s": 0.0, "open_s": 0.0, "bytes": 0, "node_share": 1.0}
 
     machine.update({("tensorrt", number): None for number in range(3)})  # type: ignore[misc]
-    monkeypatch.setattr("latentsync_trt.cli.build._build", build)
+    monkeypatch.setattr("latentsync_trt.cli.engines._build", build)
     options = ["--bundle", str(small_bundle()), "--provider", "tensorrt", "--engine-cache", str(tmp_path)]
     result = CliRunner().invoke(main, ["build", *options, "--device", "all", "--graph", "vae_encoder"])
     assert result.exit_code == 0, result.output

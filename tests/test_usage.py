@@ -62,7 +62,7 @@ WRONG_USAGE = [
     ("compare none SMALL", "none: no bundle there nor in"),
     ("compare in.mp4 SMALL", "give two bundles or two videos"),
     ("compare in.mp4 in.mp4 --clip http://host", "--clip http://host: is a URL"),
-    ("compare SMALL SMALL --out report.pdf", "ends in .html is needed"),
+    ("compare SMALL SMALL --out report.pdf", "end it with .html"),
     ("selftest --engine-cache in.wav", "--engine-cache in.wav: is a file"),
     ("demo --audio none.wav", "none.wav: no such file"),
     ("export --unet none.pt --vae folder.json --whisper in.wav", "none.pt: no such file or folder"),

@@ -48,7 +48,15 @@ PANELS = {
 """Commands by heading of `--help`, with their lines there: each is `command` in the module of the same name, and the
 line is how its help text begins. Here, too, so that `--help` imports none of them."""
 
-_ELSEWHERE = {"ui": "serve", **dict.fromkeys(("download", "export", "setup", "use"), "model")}
+_ELSEWHERE = {
+    "build": "engines",
+    "cache": "engines",
+    "download": "model",
+    "export": "model",
+    "setup": "model",
+    "ui": "serve",
+    "use": "model",
+}
 """Commands that are functions of their own name in the module of another."""
 
 COMMANDS = {name: line for lines in PANELS.values() for name, line in lines.items()}

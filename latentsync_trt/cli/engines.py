@@ -1,21 +1,34 @@
-"""`latentsync-trt cache`: list, check and remove engines."""
+"""`latentsync-trt build` and `cache`: builds engines ahead of time; lists, checks and removes them."""
 
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, fields
+from collections.abc import Sequence
+from dataclasses import asdict, fields, replace
+from itertools import product
 from math import inf
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import rich_click as click
 from rich.filesize import decimal
 
-from latentsync_trt.cli.options import LocalPath, combined, json_option
-from latentsync_trt.config import RuntimeOptions
+from latentsync_trt.cli.options import (
+    LocalPath,
+    bundle_option,
+    combined,
+    json_option,
+    options_from,
+    provider_option,
+    quiet_option,
+)
+from latentsync_trt.cli.options import build as build_options
+from latentsync_trt.cli.show import STDERR, notices_to, print_table
+from latentsync_trt.config import NOT_FOR_BUILDS, RuntimeOptions
 from latentsync_trt.runtime.cache.entry import Choice, Entry, folder_bytes, select, this_machine, total_bytes
 from latentsync_trt.runtime.cache.store import EngineCache, cache_folder
 
-F = TypeVar("F", bound=Callable[..., Any])
+if TYPE_CHECKING:
+    from latentsync_trt.runtime.providers.select import Selection
+    from latentsync_trt.runtime.sessions.engines import Engines
 
 _COLUMNS = ("graph", "bundle", "built for", "GPU", "sizes", "size", "build", "last used", "state")
 
@@ -31,19 +44,104 @@ common_options = combined(
 )
 
 
+@click.command("build")
+@bundle_option
+@provider_option
+@click.option("--graph", "graphs", multiple=True, help="Only this graph; may be given several times.  [default: all]")
+@click.option("--force", is_flag=True, help="Also build engines that are in the cache.")
+@options_from(RuntimeOptions, leave_out=NOT_FOR_BUILDS)
+@quiet_option
+@json_option
+def build(
+    bundle: str | None,
+    provider: str,
+    graphs: tuple[str, ...],
+    force: bool,
+    quiet: bool,
+    as_json: bool,
+    **fields: Any,
+) -> None:
+    """Build a bundle's engines into the engine cache, for several GPUs once for each kind.
+
+    Only providers tensorrt and rtx need engines.
+    """
+    from rich.progress import track
+
+    from latentsync_trt.bundle.find import describe_choice, find_bundle
+    from latentsync_trt.bundle.manifest import Bundle
+    from latentsync_trt.runtime.compiler.profiles import check_graphs
+    from latentsync_trt.runtime.providers.select import select_devices
+    from latentsync_trt.runtime.sessions.engines import Engines
+
+    options, silent = build_options(RuntimeOptions, fields), quiet or as_json
+    folder, why = find_bundle(bundle)
+    loaded, say = Bundle.load(folder), notices_to(silent=silent)
+    check_graphs(loaded.manifest, graphs)
+    cache = EngineCache(cache_folder(options.engine_cache), say, options.engine_store)
+    selected, left_out = select_devices(provider, options.device)
+    # Engines fit all GPUs of a name and compute capability.
+    kinds = {_kind(selection): selection for selection in reversed(selected)}
+    engines = [
+        Engines(loaded, selection, replace(options, device=selection.device_id), cache, say)
+        for selection in reversed(kinds.values())
+    ]
+    first = engines[0].selection
+    for text in (*left_out, *first.notices(), f"{describe_choice(folder, why)}, provider {first.name}"):
+        say(text)
+    todo = [*product((each for each in engines if each.compiled), graphs or loaded.manifest.graphs)]
+    rows = []
+    for each, graph in track(todo, "building engines", console=STDERR, transient=True, disable=silent):
+        rows.append(_build(each, graph, force=force))
+        say(_line(rows[-1]))
+    if as_json:
+        click.echo(json.dumps({"provider": first.name, "engines": rows}))
+    elif not todo and not quiet:
+        click.echo(f"provider {first.name} needs no engines: it opens the bundle's graphs directly")
+    elif not quiet:
+        built = [row["build_s"] for row in rows if row["built"]]
+        size = f"{sum(row['bytes'] for row in rows) / 1e6:.1f} MB"
+        click.echo(f"{cache.folder}: {len(built)} of {len(rows)} engines built in {sum(built):.1f} s, {size}")
+
+
+def _kind(selection: "Selection") -> object:
+    gpu = selection.gpu
+    return selection.name, gpu and (gpu.name, gpu.capability)
+
+
+def _build(engines: "Engines", graph: str, *, force: bool) -> dict[str, Any]:
+    """Builds and opens a graph: only an open session shows where its nodes run."""
+    built = engines.build(graph, force=force).built
+    opened = engines.open(graph)
+    opened.session.close()
+    return {
+        "graph": graph,
+        "built": built or opened.built,
+        "build_s": round(opened.build_s, 2),
+        "open_s": round(opened.open_s, 2),
+        "bytes": opened.size_bytes,
+        "node_share": opened.node_share,
+    }
+
+
+def _line(row: dict[str, Any]) -> str:
+    what = f"built in {row['build_s']:.1f} s" if row["built"] else "found in the cache"
+    size = f"{row['bytes'] / 1e6:.1f} MB, {row['node_share']:.0%} of nodes"
+    return f"{row['graph']}: {what}, opened in {row['open_s']:.2f} s, {size}"
+
+
 @click.group("cache")
-def command() -> None:
+def cache() -> None:
     """Show, check and clean up the engines that were built."""
 
 
-@command.command("ls")
+@cache.command("ls")
 @common_options
 def list_engines(folder: Path, as_json: bool) -> None:
     """List engines: what each was built for, its size, and when it was last used."""
     _show(folder, EngineCache(folder).entries(), as_json=as_json)
 
 
-@command.command("verify")
+@cache.command("verify")
 @common_options
 def verify_engines(folder: Path, as_json: bool) -> None:
     """Read every engine and compare it with its SHA-256; exit code 1 if one is damaged."""
@@ -55,7 +153,7 @@ def verify_engines(folder: Path, as_json: bool) -> None:
         click.echo("no engine is damaged")
 
 
-@command.command("prune")
+@cache.command("prune")
 @common_options
 @click.option("--max-gb", type=float, help="Remove the least recently used until this is left.")
 @click.option(
@@ -71,23 +169,23 @@ def prune_engines(folder: Path, as_json: bool, max_gb: float | None, stale: bool
     if max_gb is not None and not 0 <= max_gb < inf:
         raise click.UsageError(f"--max-gb {max_gb}: not a number from 0")
     max_bytes = None if max_gb is None else round(max_gb * 1e9)
-    cache = EngineCache(folder)
-    chosen = select(cache.entries(), max_bytes=max_bytes, stale=this_machine() if stale else None)
-    _report(folder, chosen if dry_run else cache.remove_all(chosen), dry_run=dry_run, as_json=as_json)
+    known = EngineCache(folder)
+    chosen = select(known.entries(), max_bytes=max_bytes, stale=this_machine() if stale else None)
+    _report(folder, chosen if dry_run else known.remove_all(chosen), dry_run=dry_run, as_json=as_json)
 
 
-@command.command("clear")
+@cache.command("clear")
 @common_options
 @click.option("--yes", "-y", is_flag=True, help="Do not ask.")
 def clear_engines(folder: Path, as_json: bool, yes: bool) -> None:
     """Remove all engines and kernel timings. Builds in progress stay."""
-    cache = EngineCache(folder)
-    chosen = [Choice(entry, "cleared") for entry in cache.entries()]
+    known = EngineCache(folder)
+    chosen = [Choice(entry, "cleared") for entry in known.entries()]
     if chosen and not yes:
         size = decimal(total_bytes(choice.entry for choice in chosen))
         click.confirm(f"Remove {_count(chosen)} ({size}) from {folder}?", abort=True, err=True)
-    chosen = cache.remove_all(chosen)
-    cache.remove_timings()
+    chosen = known.remove_all(chosen)
+    known.remove_timings()
     _report(folder, chosen, dry_run=False, as_json=as_json)
 
 
@@ -111,8 +209,6 @@ def _report(folder: Path, chosen: Sequence[Choice], *, dry_run: bool, as_json: b
 
 
 def _show(folder: Path, entries: Sequence[Entry], *, as_json: bool) -> None:
-    from latentsync_trt.cli.show import print_table
-
     size_bytes = folder_bytes(folder)
     if as_json:
         rows = [{**asdict(entry), "state": entry.state} for entry in entries]
