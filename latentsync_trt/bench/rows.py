@@ -130,7 +130,8 @@ class Row:
 
     `case`: which graph or clip. `provider`, `preset`: None if irrelevant. `frames`: video frames of
     one run, 0 if none. `parts_s`: seconds of a run by part; the parts of an end-to-end run overlap.
-    `start_up_s`: seconds of building and opening before the first run."""
+    `start_up_s`: seconds of building and opening before the first run.
+    """
 
     scenario: str
     case: str

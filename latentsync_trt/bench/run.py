@@ -50,7 +50,8 @@ class Setting:
 
     `presets`: of `sync`, with the options of this bench. `resolution_px`: of the faces.
     `free_before_bytes`: device memory free before anything was opened, None on the CPU. `say`:
-    called with a line about what is being measured."""
+    called with a line about what is being measured.
+    """
 
     bundle: Bundle
     selection: Selection

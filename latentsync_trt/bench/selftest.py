@@ -2,7 +2,8 @@
 
 1. first start: every graph is built into an empty engine cache, opened and run, and windows are
 painted 2. second start: the same from that cache, which must build nothing 3. reference: the same
-on another provider, the CPU by default, to compare outputs and pictures with"""
+on another provider, the CPU by default, to compare outputs and pictures with
+"""
 
 import json
 import platform
@@ -54,7 +55,8 @@ class GraphRow:
     compiled part is one node. `built`: whether its engine was built at this start; `build_s`:
     duration of the build, now or earlier; `engine_bytes`: size in the cache. `first_ms`: the first
     run on device inputs; `mean_ms`: the mean of the others. `difference`: the largest to the
-    reference's outputs, divided by their largest value; right up to `limit`."""
+    reference's outputs, divided by their largest value; right up to `limit`.
+    """
 
     graph: str
     error: str = ""
@@ -75,7 +77,8 @@ class Part:
 
     `provider`: the active one, empty if none loaded. `graphs`: fields of `GraphRow`. `painted_on`:
     providers. `failures`: those that belong to no single graph, including a crash. `log`: messages
-    about engines. `doing`: the current step."""
+    about engines. `doing`: the current step.
+    """
 
     environment: dict[str, str] = field(default_factory=dict)
     provider: str = ""
@@ -118,7 +121,8 @@ class Report:
 
     `requested`, `provider`: the provider asked for, and the one that ran (empty if none).
     `options`: flags given. `stages`: the failures of each stage; none means passed. `graphs`: those
-    reached at the second start."""
+    reached at the second start.
+    """
 
     requested: str
     provider: str

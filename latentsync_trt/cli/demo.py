@@ -29,7 +29,8 @@ def command(out: Path, audio: Path | None, video: Path | None, bundle: str, pres
     """Lip-sync a built-in clip on the CPU, and look at the result.
 
     Writes source.mp4, out.mp4, side_by_side.png (source, masked, result) and sync.png (speech and
-    mouth over time) to the folder, and prints how well the lips follow."""
+    mouth over time) to the folder, and prints how well the lips follow.
+    """
     from latentsync_trt.cli.show import Notices, progress_bar, show_report
     from latentsync_trt.measure.clips import choose_clip
     from latentsync_trt.media.demo_clip import SENTENCE, SPEECH

@@ -23,7 +23,7 @@ from latentsync_trt.cli.options import (
 from latentsync_trt.cli.options import build as build_options
 from latentsync_trt.cli.show import STDERR, notices_to, print_table
 from latentsync_trt.config import NOT_FOR_BUILDS, RuntimeOptions
-from latentsync_trt.runtime.cache.entry import Choice, Entry, folder_bytes, select, this_machine, total_bytes
+from latentsync_trt.runtime.cache.entry import Choice, Entry, folder_bytes, select, total_bytes
 from latentsync_trt.runtime.cache.store import EngineCache, cache_folder
 
 if TYPE_CHECKING:
@@ -156,21 +156,17 @@ def verify_engines(folder: Path, as_json: bool) -> None:
 @cache.command("prune")
 @common_options
 @click.option("--max-gb", type=float, help="Remove the least recently used until this is left.")
-@click.option(
-    "--stale",
-    is_flag=True,
-    help="Remove damaged engines, and those of other library versions or of GPUs that are not here.",
-)
+@click.option("--damaged", is_flag=True, help="Remove damaged engines.")
 @click.option("--dry-run", is_flag=True, help="Only say what would be removed.")
-def prune_engines(folder: Path, as_json: bool, max_gb: float | None, stale: bool, dry_run: bool) -> None:
-    """Remove engines that are too many, damaged or of no use here. Builds in progress stay."""
-    if max_gb is None and not stale:
-        raise click.UsageError("say what to remove: --max-gb or --stale")
+def prune_engines(folder: Path, as_json: bool, max_gb: float | None, damaged: bool, dry_run: bool) -> None:
+    """Remove engines that are too many or damaged. Builds in progress stay."""
+    if max_gb is None and not damaged:
+        raise click.UsageError("say what to remove: --max-gb or --damaged")
     if max_gb is not None and not 0 <= max_gb < inf:
         raise click.UsageError(f"--max-gb {max_gb}: not a number from 0")
     max_bytes = None if max_gb is None else round(max_gb * 1e9)
     known = EngineCache(folder)
-    chosen = select(known.entries(), max_bytes=max_bytes, stale=this_machine() if stale else None)
+    chosen = select(known.entries(), max_bytes=max_bytes, damaged=damaged)
     _report(folder, chosen if dry_run else known.remove_all(chosen), dry_run=dry_run, as_json=as_json)
 
 

@@ -24,7 +24,8 @@ def command(video: Path, output: Path | None, as_json: bool) -> None:
 
     The numbers are those of --face index:N and --speaker N=FILE. The tracks are JSON that can be
     edited: delete or renumber people and spans. Of a crowd, the twelve largest faces at a time are
-    followed."""
+    followed.
+    """
     from latentsync_trt.face.detector import MediaPipeDetector
     from latentsync_trt.face.track_file import save_tracks
     from latentsync_trt.measure.people import describe, summaries, time_text, write_contact_sheet

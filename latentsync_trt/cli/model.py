@@ -46,7 +46,8 @@ def download(model: str) -> None:
     """Download the published weights of LatentSync 1.6 or 1.5, with Whisper and the VAE that they need.
 
     Interrupted, the same command goes on; what is there already needs no network. $HF_ENDPOINT
-    names a mirror."""
+    names a mirror.
+    """
     tool_versions((_HUB,), extra=EXTRA)
     downloads = find_downloads(model)
     if downloads:
@@ -88,7 +89,8 @@ def use(name: str | None) -> None:
     """Choose the exported bundle that commands run without `--bundle`; without NAME, show the choice.
 
     The choice is kept in the folder of bundles, checkpoints/, and holds for all commands started
-    beside it."""
+    beside it.
+    """
     if name is not None:
         folder = find.remember(name)
         click.echo(f"{folder}: runs where no --bundle is given ({find.facts(read_manifest(folder))})")

@@ -64,7 +64,8 @@ def command(host: str, port: int, no_key: bool, ray: str | None, **fields: Any) 
     """Lip-sync as an HTTP service: send video and speech, follow the job, fetch the result.
 
     /docs of the service describes its requests. Clients send the key of $LATENTSYNC_TRT_API_KEY, if
-    it is set."""
+    it is set.
+    """
     from latentsync_trt.cli.show import say
 
     try:

@@ -112,7 +112,8 @@ def show_report(report: SyncReport, notices: Notices, total_s: float | None = No
     """Prints the remaining notices to stderr; to stdout what was written, how good it is, and how long it took.
 
     `total_s`: since the command began; without it, times are those of `LipSync.sync` alone.
-    Start-up ends with the first windows that are painted."""
+    Start-up ends with the first windows that are painted.
+    """
     for text in report.notices:
         notices(text)
     total_s = report.wall_s if total_s is None else total_s
