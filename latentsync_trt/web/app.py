@@ -8,14 +8,13 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
-from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
+from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoint
 from starlette.requests import Request
-from starlette.responses import FileResponse, PlainTextResponse
+from starlette.responses import FileResponse, PlainTextResponse, Response
 
 from latentsync_trt.errors import LatentSyncError
 from latentsync_trt.serve.app import check_origin, create_app
@@ -24,7 +23,7 @@ from latentsync_trt.web import jobs
 
 USER = "user"
 """The name with which people log in."""
-_COOKIE, _COOKIE_RULES = "latentsync_trt_browser", "Path=/; Max-Age=31536000; HttpOnly; SameSite=Lax"
+_COOKIE, _YEAR_S = "latentsync_trt_browser", 365 * 24 * 3600
 """Marks a browser, so that no other one gets the files of its jobs, not even by their addresses."""
 _JOB, _ADDRESS = re.compile(r"/v1/jobs/([^/]+)"), re.compile(r"/gradio_api/file=\w+:/")
 _HERE = Path(__file__).parent
@@ -57,11 +56,32 @@ def page_app(service: Service, folder: Path, key: str | None, *, own_hosts: bool
         path, headers = jobs.source(service, request.path_params["job_id"]), {"Content-Security-Policy": "sandbox"}
         return FileResponse(path, headers=headers)
 
+    def check(request: Request) -> None:
+        """Refuses other sites and other browsers."""
+        if key is None:
+            check_origin(request, own_hosts)
+        if _ADDRESS.match(request.url.path):
+            raise HTTPException(403, "file: is an address; only uploaded files are served")
+        job = _JOB.match(request.url.path)
+        if job and not jobs.is_of(service, job[1], request.cookies.get(_COOKIE, "")):
+            raise HTTPException(404, f"job {job[1][:40]}: does not exist, was deleted, or belongs to another browser")
+
+    async def guard(request: Request, call_next: RequestResponseEndpoint) -> Response:
+        try:
+            await run_in_threadpool(check, request)
+            response = await call_next(request)
+        except HTTPException as error:
+            response = PlainTextResponse(error.detail, error.status_code)
+        response.headers.setdefault("content-security-policy", _POLICY)
+        if request.url.path == "/" and _COOKIE not in request.cookies:
+            response.set_cookie(_COOKIE, secrets.token_hex(16), max_age=_YEAR_S, httponly=True, samesite="lax")
+        return response
+
     async def made() -> tuple[Page, Starlette]:
         page = Page(service, uploads, _COOKIE)
         app = create_app(service, None, own_hosts=own_hosts, files_only=True)
         app.add_route("/v1/jobs/{job_id}/source", source)
-        app.add_middleware(_Guard, service=service, own_hosts=own_hosts, key=key)
+        app.add_middleware(BaseHTTPMiddleware, dispatch=guard)
         mounted = gr.mount_gradio_app(
             app,
             page.blocks,
@@ -88,42 +108,6 @@ def page_app(service: Service, folder: Path, key: str | None, *, own_hosts: bool
     finally:
         page.close()
         shutil.rmtree(uploads, ignore_errors=True)
-
-
-class _Guard:
-    """Keeps other sites and other browsers from what is here, and browsers from loading anything from elsewhere."""
-
-    def __init__(self, app: Any, *, service: Service, own_hosts: bool, key: str | None) -> None:
-        self._app, self._service, self._own_hosts, self._key = app, service, own_hosts, key
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        request, app = Request(scope), self._app
-
-        async def guarded(event: Any) -> None:
-            if event["type"] == "http.response.start":
-                sent = MutableHeaders(scope=event)
-                sent.setdefault("content-security-policy", _POLICY)
-                if request.url.path == "/" and _COOKIE not in request.cookies:
-                    sent.append("set-cookie", f"{_COOKIE}={secrets.token_hex(16)}; {_COOKIE_RULES}")
-            await send(event)
-
-        try:
-            await run_in_threadpool(self._check, request)
-        except HTTPException as error:
-            app = PlainTextResponse(error.detail, error.status_code)
-        await app(scope, receive, guarded)
-
-    def _check(self, request: Request) -> None:
-        if self._key is None:
-            check_origin(request, self._own_hosts)
-        if _ADDRESS.match(request.url.path):
-            raise HTTPException(403, "file: is an address; only uploaded files are served")
-        job = _JOB.match(request.url.path)
-        if job and not jobs.is_of(self._service, job[1], request.cookies.get(_COOKIE, "")):
-            raise HTTPException(404, f"job {job[1][:40]}: does not exist, was deleted, or belongs to another browser")
 
 
 def public_address(host: str, port: int) -> str:
