@@ -88,11 +88,6 @@ class Child:
         self._ended: Ended | None = None
         _running.add(self)
 
-    @property
-    def alive(self) -> bool:
-        """Whether it has not ended."""
-        return self._process.poll() is None
-
     def __enter__(self) -> Self:
         return self
 

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from latentsync_trt.bench.rows import BenchOptions
 from latentsync_trt.bench.run import settings_for
-from latentsync_trt.bundle.manifest import AUDIO_ENCODER, Bundle
+from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.cli import main
 from latentsync_trt.cli.show import Notices, show_report
 from latentsync_trt.config import RuntimeOptions, SyncOptions
@@ -116,7 +116,7 @@ def test_frames_are_those_of_one_device(
 
 
 @pytest.mark.integration
-def test_others_paint_the_windows_of_a_process_that_dies_and_another_one_starts_for_the_next_run(
+def test_others_paint_the_windows_of_a_process_that_dies(
     make: DemoNetworks, clip: tuple[Path, Path], expected: UInt8Array, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out.parent.mkdir()
@@ -141,8 +141,6 @@ def test_others_paint_the_windows_of_a_process_that_dies_and_another_one_starts_
         words = f"CPU 1 is left out of this run, others go on: {report.devices[1].error}"
         assert words in report.notices
         assert words in make.notices
-        lip_sync._devices.prepare([AUDIO_ENCODER])
-        assert [time.graph for time in other.times()] == [AUDIO_ENCODER]
     assert threads() == []
     assert not psutil.pid_exists(other._child.pid)
 

@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from operator import attrgetter
@@ -36,7 +36,7 @@ _STATE = ("selection", "windows_per_batch", "low_memory", "building")
 
 class SubprocessNetworks:
     """`Networks` in a child process. Calls of one thread at a time; errors as `Networks`, and `InferenceError` where
-    the process has died: `prepare` starts another one.
+    the process has died.
 
     Args:
         Those of `Networks`.
@@ -60,9 +60,14 @@ class SubprocessNetworks:
         self.bundle, self.notices = bundle, Notices(on_notice)
         self.codec = cast(ImageCodec, _Part(self._call, "codec"))
         self.denoiser = cast(Denoiser, _Part(self._call, "denoiser"))
-        self._order = bundle.folder.resolve(), selection, options, may_fall_back
         self._lock, self._running = threading.Lock(), threading.Lock()
-        self._start()
+        self._name = "the CPU" if selection.gpu is None else f"{selection.gpu}"
+        self._child = Child(_MODULE)
+        try:
+            self._call("open", bundle.folder.resolve(), selection, options, may_fall_back)
+        except BaseException:
+            self._child.end()
+            raise
 
     def encode_mel(self, mel: Float32Array) -> Float32Array:
         """As `Networks.encode_mel`, and so on."""
@@ -83,16 +88,8 @@ class SubprocessNetworks:
         """As `Networks.stage`, without threads."""
         return action()
 
-    def builds(self, graphs: tuple[str, ...]) -> bool:
-        self._restart_if_dead()
-        return bool(self._call("builds", graphs))
-
-    def prepare(self, graphs: Iterable[str], resolution_px: int | None = None) -> None:
-        self._restart_if_dead()
-        self._call("prepare", tuple(graphs), resolution_px)
-
     def __getattr__(self, name: str) -> Any:
-        """A method of `Networks`: `open`, `warm_up`, `between_windows`."""
+        """A method of `Networks`: `builds`, `prepare`, `open`, `warm_up`, `between_windows`."""
         return partial(self._call, name)
 
     def wait_for_build(self) -> str:
@@ -121,19 +118,6 @@ class SubprocessNetworks:
             self._call("close")
         self._child.end(_PATIENCE_S)
 
-    def _start(self) -> None:
-        self._child = Child(_MODULE)
-        try:
-            self._call("open", *self._order)
-        except BaseException:
-            self._child.end()
-            raise
-
-    def _restart_if_dead(self) -> None:
-        if not self._child.alive:
-            self._child.end()
-            self._start()
-
     def _call(self, name: str, *arguments: Any, **named: Any) -> Any:
         """The result of a method in the child, or its error."""
         with self._lock:
@@ -157,11 +141,11 @@ class SubprocessNetworks:
 
     def _death(self) -> BaseException:
         """Why the child, which has closed its connection, died."""
-        ended, gpu = self._child.end(_PATIENCE_S), self._order[1].gpu
+        ended = self._child.end(_PATIENCE_S)
         if requested():
             return KeyboardInterrupt()  # this process has asked it to end
         last_line = f" ({ended.last_error_line})" if ended.last_error_line else ""
-        return InferenceError(f"the process of {'the CPU' if gpu is None else gpu} died: {ended}{last_line}")
+        return InferenceError(f"the process of {self._name} died: {ended}{last_line}")
 
 
 class _Part:

@@ -346,11 +346,8 @@ class Networks:
         try:
             meanwhile = self._with_room(self._engines(next_provider(engines.selection)))
             self._build = BackgroundBuild(engines, missing)
-        except (ProviderUnavailable, InputError) as error:
-            self.notice(f"no provider to run on while engines are built, so the run waits for them: {error}")
-            return
-        except OSError as error:
-            self.notice(f"no process can be started that builds engines, so the run waits for them: {error}")
+        except (ProviderUnavailable, InputError, OSError) as error:
+            self.notice(f"engines cannot be built in the background, so the run waits for them: {error}")
             return
         self._pool.switch(meanwhile)
         running = meanwhile.selection.name

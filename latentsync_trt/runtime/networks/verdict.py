@@ -37,12 +37,11 @@ _RUNS = 6
 class GraphResult:
     """One graph on the same random inputs.
 
-    `difference`: to the outputs of the reference, relative to their largest value; right up to `limit`. `ms`,
-    `reference_ms`: mean duration of a denoising step on either provider; 0 for other graphs.
+    `difference`: to the outputs of the reference, relative to their largest value. `ms`, `reference_ms`: mean duration
+    of a denoising step on either provider; 0 for other graphs.
     """
 
     difference: float
-    limit: float
     ms: float
     reference_ms: float
 
@@ -65,8 +64,9 @@ class Verdict:
     @property
     def step_ms(self) -> tuple[float, float]:
         """Mean duration of the compared denoising steps, on the provider and on the reference; 0 if there are none."""
-        steps = [result for graph, result in self.results.items() if graph in STEP_GRAPHS] or [_NOTHING]
-        return sum(step.ms for step in steps) / len(steps), sum(step.reference_ms for step in steps) / len(steps)
+        steps = [result for graph, result in self.results.items() if graph in STEP_GRAPHS]
+        count = max(len(steps), 1)
+        return sum(step.ms for step in steps) / count, sum(step.reference_ms for step in steps) / count
 
     def __str__(self) -> str:
         ours, theirs = self.step_ms
@@ -75,9 +75,6 @@ class Verdict:
             f"a step takes {ours:.1f} ms, with {self.reference} {theirs:.1f} ms; values differ by {worst:.1e} at most"
         )
         return f"{self.provider}, {self.bundle} on {self.gpu}: {self.problem or measured}"
-
-
-_NOTHING = GraphResult(0.0, 0.0, 0.0, 0.0)
 
 
 class Judge:
@@ -163,8 +160,7 @@ def _measured(known: Verdict, engines: Engines, reference: Engines, graphs: Iter
             theirs, reference_ms = _run(reference, graph)
         except EngineBuildError as error:
             raise ProviderUnavailable(f"{reference.selection.name}: {error}") from error
-        limit = provider_limit(manifest, graph)
-        results[graph] = GraphResult(difference(ours, theirs), limit, round(ms, 3), round(reference_ms, 3))
+        results[graph] = GraphResult(difference(ours, theirs), round(ms, 3), round(reference_ms, 3))
     made = replace(known, reference=reference.selection.name, results=results)
     return replace(made, problem=_problem(made, manifest))
 
