@@ -106,9 +106,8 @@ def compile_graph(path: Path, profile: Mapping[str, InputShapes], compute_capabi
 
     `profile`: shapes of every input with a variable dimension; if all are equal, the engine is static.
     """
-    shapes = {name: (each.minimum, each.optimum, each.maximum) for name, each in profile.items()}
     target = "SM" + compute_capability.replace(".", "")
-    return run_compiler(CompileOrder("tensorrt_rtx", str(path.resolve()), shapes, target=target))
+    return run_compiler(CompileOrder("tensorrt_rtx", str(path.resolve()), profile, target=target))
 
 
 if __name__ == "__main__":

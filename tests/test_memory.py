@@ -6,7 +6,7 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
-from latentsync_trt.runtime.sessions.memory import DeviceBuffers, device_value
+from latentsync_trt.runtime.sessions.memory import DeviceBuffers
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def test_values_reach_a_device_through_a_plug_in(
     shape: tuple[int, ...], dtype: type[np.generic], only_a_plug_in: list[tuple[str, int]]
 ) -> None:
     array = np.arange(max(1, int(np.prod(shape))), dtype=dtype).reshape(shape)
-    value = device_value(array, "cuda", 1)
+    value = DeviceBuffers("cuda", 1).upload("x", array)
     assert only_a_plug_in == [("cuda", 1)]
     assert tuple(value.shape()) == shape  # a scalar stays one
     assert np.array_equal(value.numpy(), array)

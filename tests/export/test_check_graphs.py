@@ -143,8 +143,8 @@ def test_a_dynamic_bundle_is_tried_with_both_kinds_of_shapes() -> None:
     )
     fixed, free = plan_trials(manifest)
     assert (fixed.shapes, free.shapes) == ("static", "dynamic")
-    assert [sizes[0] for sizes in dataclasses.astuple(fixed.profile["image"])] == [16, 16, 16]
-    assert [sizes[0] for sizes in dataclasses.astuple(free.profile["image"])] == [1, 16, 64]
+    assert [sizes[0] for sizes in fixed.profile["image"]] == [16, 16, 16]
+    assert [sizes[0] for sizes in free.profile["image"]] == [1, 16, 64]
 
 
 def test_the_script_reports_a_refusal_and_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,9 +7,10 @@ A *dynamic* engine covers these ranges; a *static* one fixes each dimension at i
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
-from latentsync_trt.bundle.manifest import SIZE_STEPS, DimensionRange, GraphEntry, Manifest, TensorEntry
+from latentsync_trt.bundle.manifest import SIZE_STEPS, DimensionRange, GraphEntry, Manifest
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import InputError
 from latentsync_trt.values import RESOLUTION_STEP_PX
@@ -17,8 +18,7 @@ from latentsync_trt.values import RESOLUTION_STEP_PX
 Shape = tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class InputShapes:
+class InputShapes(NamedTuple):
     """Minimum, optimum and maximum shape of one input, as in TensorRT's optimization profiles."""
 
     minimum: Shape
@@ -76,12 +76,6 @@ def input_shapes(entry: GraphEntry, ranges: Mapping[str, DimensionRange]) -> dic
         for tensor in entry.inputs
         if any(isinstance(size, str) for size in tensor.shape)
     }
-
-
-def with_sizes(tensor: TensorEntry, sizes: Mapping[str, int]) -> TensorEntry:
-    """`tensor` with the variable dimensions named in `sizes` fixed at these values."""
-    shape = (size if isinstance(size, int) else sizes.get(size, size) for size in tensor.shape)
-    return replace(tensor, shape=tuple(shape))
 
 
 def at_resolution(ranges: Mapping[str, DimensionRange], resolution_px: int) -> dict[str, DimensionRange]:

@@ -21,7 +21,7 @@ from latentsync_trt.bundle.manifest import EIGHT_BIT_PRECISIONS, DimensionRange,
 from latentsync_trt.errors import EngineBuildError, GraphRefused, InputError, OutOfMemory
 from latentsync_trt.files import whole_file
 from latentsync_trt.runtime.compiler.process import Answer, CompileOrder, ContextModel, run_compiler
-from latentsync_trt.runtime.compiler.profiles import InputShapes, input_shapes, with_sizes
+from latentsync_trt.runtime.compiler.profiles import InputShapes, input_shapes
 from latentsync_trt.runtime.providers.gpu import Gpu, visible_only
 from latentsync_trt.runtime.providers.libraries import onnxruntime_version
 from latentsync_trt.runtime.providers.table import CUDA, RTX, TENSORRT
@@ -118,9 +118,9 @@ def rtx_options(shapes: Mapping[str, InputShapes] | None = None) -> dict[str, st
     # On by default; the behavior of CUDA graphs with swapped buffers is undocumented.
     options, shapes = {"enable_cuda_graph": "0"}, shapes or {}
     if any(ends.minimum != ends.maximum for ends in shapes.values()):
-        for short, end in (("min", "minimum"), ("opt", "optimum"), ("max", "maximum")):
-            sizes = (f"{name}:{'x'.join(map(str, getattr(ends, end)))}" for name, ends in shapes.items())
-            options[f"nv_profile_{short}_shapes"] = ",".join(sizes)
+        for index, end in enumerate(("min", "opt", "max")):
+            sizes = (f"{name}:{'x'.join(map(str, ends[index]))}" for name, ends in shapes.items())
+            options[f"nv_profile_{end}_shapes"] = ",".join(sizes)
     return options
 
 
@@ -227,16 +227,15 @@ class TensorRTBuilder:
         return None if text is None else int(text)
 
     def _order(self, source: GraphSource, folder: Path, timings: Path) -> CompileOrder:
-        fixed = {name: span.optimum for name, span in self.ranges.items() if span.fixed}
+        fixed: dict[int | str, int] = {name: span.optimum for name, span in self.ranges.items() if span.fixed}
         inputs, outputs = (
-            tuple((tensor.name, tensor.dtype, with_sizes(tensor, fixed).shape) for tensor in tensors)
+            tuple((each.name, each.dtype, tuple(fixed.get(size, size) for size in each.shape)) for each in tensors)
             for tensors in (self.entry.inputs, self.entry.outputs)
         )
-        shapes = input_shapes(self.entry, self.ranges)
         return CompileOrder(
             "tensorrt",
             str(source.path.resolve()),
-            {name: (ends.minimum, ends.optimum, ends.maximum) for name, ends in shapes.items()},
+            input_shapes(self.entry, self.ranges),
             optimization_level=self._level,
             workspace_bytes=self._number(WORKSPACE_BYTES),
             timings=str(timings),

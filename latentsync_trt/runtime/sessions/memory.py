@@ -26,18 +26,6 @@ _registering = threading.Lock()
 _ARENA = {"arena_extend_strategy": 1}
 
 
-def device_value(array: NDArray[Any], device: str, device_id: int) -> Any:
-    """A copy of `array` as an `OrtValue` on `device` ("cpu" or "cuda")."""
-    # Not `ascontiguousarray`, which turns a scalar into a vector.
-    array = np.asarray(array, order="C")
-    if device == CPU.buffers:
-        return ort.OrtValue.ortvalue_from_numpy(array.copy())
-    # `ortvalue_from_numpy` works with ONNX Runtime's own CUDA provider only; this, with plug-ins, too.
-    value = ort.OrtValue.ortvalue_from_shape_and_type(array.shape, array.dtype.type, device, device_id)
-    value.update_inplace(array)
-    return value
-
-
 class DeviceBuffers:
     """Named buffers on a device ("cpu" or "cuda"), reused unless their shape changes."""
 
@@ -47,17 +35,16 @@ class DeviceBuffers:
 
     def upload(self, name: str, array: NDArray[Any]) -> Any:
         """The `OrtValue` of that name, filled with `array`."""
-        value = self._values.get(name)
-        if value is None or tuple(value.shape()) != array.shape:
-            self._values[name] = device_value(array, self._device, self._device_id)
-        else:
-            value.update_inplace(np.asarray(array, order="C"))
-        return self._values[name]
+        array = np.asarray(array, order="C")  # not `ascontiguousarray`, which turns a scalar into a vector
+        value = self.empty(name, array.shape, array.dtype.type)
+        value.update_inplace(array)
+        return value
 
     def empty(self, name: str, shape: tuple[int, ...], dtype: type[np.generic]) -> Any:
         """The `OrtValue` of that name, with undefined content."""
         value = self._values.get(name)
         if value is None or tuple(value.shape()) != shape:
+            # `ortvalue_from_numpy` works with ONNX Runtime's own CUDA provider only; this, with plug-ins, too.
             value = ort.OrtValue.ortvalue_from_shape_and_type(shape, dtype, self._device, self._device_id)
             self._values[name] = value
         return value

@@ -53,8 +53,6 @@ _NUMPY_TYPES: dict[str, type[np.generic]] = {
     "tensor(bool)": np.bool_,
 }
 
-_MOST_BYTES = 10**13
-
 # Providers that report why they fail in the log only.
 _SILENT_PROVIDERS = frozenset({table.TENSORRT.ort_name})
 
@@ -122,15 +120,12 @@ class Session:
         self.runs, self.first_run_s, self.later_runs_s = 0, 0.0, 0.0
 
     def _opened(self) -> Any:
-        # Without fallback, as ONNX Runtime would only print a line and continue with fewer providers.
         settings = self.settings
         providers = None if settings.plugin_devices else [(name, dict(own)) for name, own in settings.providers]
-        return ort.InferenceSession(
-            _model(self.path, settings),
-            _ort_options(settings),
-            providers=providers,
-            enable_fallback=0,
-        )
+        # Given a path, ONNX Runtime searches its folder only for weights.
+        model = str(self.path) if settings.weights_folder is None else self.path.read_bytes()
+        # Without fallback, as ONNX Runtime would only print a line and continue with fewer providers.
+        return ort.InferenceSession(model, _ort_options(settings), providers=providers, enable_fallback=0)
 
     @property
     def provider(self) -> str:
@@ -266,11 +261,6 @@ def _not_recorded() -> Any:
     return options
 
 
-def _model(path: Path, settings: SessionSettings) -> str | bytes:
-    """The path, or the graph's bytes if weights are elsewhere: given a path, ONNX Runtime searches its folder only."""
-    return str(path) if settings.weights_folder is None else path.read_bytes()
-
-
 def _tensor_info(node: Any) -> TensorInfo:
     return TensorInfo(node.name, tuple(node.shape), np.dtype(_NUMPY_TYPES[node.type]))
 
@@ -318,12 +308,8 @@ def _translated(
     text = "\n".join([str(error), *reasons])
     said = last_line(error) + "".join(f"; TensorRT: {reason}" for reason in dict.fromkeys(reasons))
     if isinstance(error, MemoryError) or is_out_of_memory(text):
-        asked = re.search(r"(?:requested buffer of size |Requested size was )(\d+)", text)
-        # If cuDNN does not know the size, it reports an impossible one.
-        known = asked is not None and int(asked[1]) < _MOST_BYTES
-        why = f"for {int(asked[1]) / 1e9:.2f} GB more" if asked and known else f"({said})"
         return OutOfMemory(
-            f"{where}: out of memory {why}; use --low-memory, a bundle of a lower --resolution or "
+            f"{where}: out of memory ({said}); use --low-memory, a bundle of a lower --resolution or "
             "--precision fp16, or close other programs on this GPU"
         )
     return otherwise(f"{where}: {said}")
