@@ -45,6 +45,7 @@ from latentsync_trt.types import Progress
 _ID = re.compile(r"[0-9a-f]{32}")
 _SWEEP_S = 60.0
 _ATTEMPTS = 3
+_IDLE = Progress("", 0, None)
 
 _log = logging.getLogger(__name__)
 
@@ -74,11 +75,6 @@ class JobStatus:
     report: dict[str, Any] | None
 
 
-_Running = tuple[Progress, float, int]
-"""Progress of a running job; when its first frame was written (0: not yet), and how many frames were done then."""
-_IDLE: _Running = (Progress("", 0, None), 0.0, 0)
-
-
 class Service:
     """Runs jobs on workers; thread-safe. Each job has a folder of its own below `folder`, named by its id."""
 
@@ -96,7 +92,7 @@ class Service:
         """Since the start: frames, ends by state, failures by kind."""
         self._lock, self._stopped = threading.Lock(), threading.Event()
         self._fault = ""
-        self._running: dict[str, _Running] = {}
+        self._running: dict[str, Progress] = {}
         self._receiving = 0
         self._workers = {handle.name: WorkerState(handle.name, "starting") for handle in handles}
         self._ledger.reclaim()
@@ -257,10 +253,8 @@ class Service:
         return {row.task.id: number for number, row in enumerate(self._ledger.rows("waiting"), 1)}
 
     def _describe(self, row: Row, positions: Mapping[str, int]) -> JobStatus:
-        progress, first_s, first = self._running.get(row.task.id, _IDLE)
-        rate = None
-        if progress.done > first and first_s:
-            rate = (progress.done - first) / max(time.monotonic() - first_s, 1e-3)
+        progress, elapsed_s = self._running.get(row.task.id, _IDLE), time.time() - (row.started_s or 0.0)
+        rate = progress.done / elapsed_s if progress.writes and elapsed_s > 0 else None
         found = row.report or {}
         left = progress.total - progress.done if progress.total is not None else None
         return JobStatus(
@@ -321,11 +315,9 @@ class Service:
             case Started(task_id):
                 self._running[task_id] = _IDLE
             case Moved(task_id, _, progress):
-                before, first_s, first = self._running[task_id]
+                before, self._running[task_id] = self._running[task_id], progress
                 if progress.writes:
                     self.totals["frames"] += progress.done - (before.done if before.writes else 0)
-                    first_s, first = (first_s, first) if first_s else (time.monotonic(), progress.done)
-                self._running[task_id] = progress, first_s, first
             case Finished():
                 self.totals["done"] += 1
             case Failed(task_id, _, _, usage, again):
