@@ -1,5 +1,5 @@
-"""Audio features from samples, computed by the audio encoder's graph in segments of 30 s, and which of them each video
-frame attends to. Pure."""
+"""Audio features from samples, computed by the audio encoder's graph in segments of 30 s, and which
+of them each video frame attends to. Pure."""
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
@@ -44,8 +44,8 @@ EncodeMel = Callable[[Float32Array], Float32Array]
 class SpeechStream:
     """The audio windows of video frames; each segment is encoded when the first frame needs it.
 
-    Memory does not grow with the length of the recording, which is read twice instead of kept, and is open until
-    `close`.
+    Memory does not grow with the length of the recording, which is read twice instead of kept, and
+    is open until `close`.
 
     Args:
         open_pieces: opens the recording: float32 `(samples,)` pieces, mono, 16 kHz, full scale ±1. Called twice.

@@ -28,8 +28,8 @@ _STEPS_AT_ONCE = 512
 """16 s per run: 1 MB of samples."""
 
 ENTER, LEAVE = 0.5, 0.35
-"""Speech begins where its probability reaches the first, and lasts until it falls below the second: the network's
-authors' values. In a pause of noise it is below 0.1, within words it dips to 0.4."""
+"""Speech begins where its probability reaches the first, and lasts until it falls below the second:
+the network's authors' values. In a pause of noise it is below 0.1, within words it dips to 0.4."""
 
 LEAST_SPEECH_S = 0.1
 """Shorter speech is a click or a cough; the shortest words, as "a" or "no", last longer."""

@@ -1,5 +1,5 @@
-"""The denoising loop over a `Denoiser`, its inputs, and its plan: which steps run the whole network, which reuse its
-inner features, and which are guided. Pure."""
+"""The denoising loop over a `Denoiser`, its inputs, and its plan: which steps run the whole
+network, which reuse its inner features, and which are guided. Pure."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -41,18 +41,18 @@ def cache_plan(
 ) -> tuple[PlannedStep, ...]:
     """How each of `steps` steps runs.
 
-    Guided and unguided steps cannot use each other's inner features, so the whole network runs where guidance starts or
-    ends.
+    Guided and unguided steps cannot use each other's inner features, so the whole network runs
+    where guidance starts or ends.
 
     Args:
-        interval: every `interval`-th step is full, counted from the first one and anew where guidance starts or ends;
-            or the numbers of the full steps, from 0.
-        guidance_interval: start and end, as fractions of the schedule; step i of n covers i/n to (i + 1)/n, and is
-            guided if that overlaps the interval.
+        interval: every `interval`-th step is full, counted from the first one and anew where
+            guidance starts or ends; or the numbers of the full steps, from 0.
+        guidance_interval: start and end, as fractions of the schedule; step i of n covers i/n to (i
+            + 1)/n, and is guided if that overlaps the interval.
 
     Raises:
-        InputError: `interval` is below 1, or its numbers omit the first step, are not in order or beyond the last; the
-            guidance interval is empty or not within 0 to 1.
+        InputError: `interval` is below 1, or its numbers omit the first step, are not in order or
+            beyond the last; the guidance interval is empty or not within 0 to 1.
     """
     check_cache_interval(interval, steps)
     guided = _guided_steps(steps, guidance_interval)

@@ -81,9 +81,9 @@ def timesteps(steps: int, *, trailing: bool = False) -> tuple[int, ...]:
 def ddim_schedule(steps: int) -> tuple[Step, ...]:
     """The updates of deterministic DDIM (Song et al., "Denoising Diffusion Implicit Models", equation 12, σ = 0).
 
-    With ā the signal share now and ā' at the next visited level:
-    x₀ = (x − √(1 − ā)·eps) / √ā and next = √ā'·x₀ + √(1 − ā')·eps. The last step goes to training step 0, not to a
-    clean image. DDIM has no history, so its three coefficients are 0. Raises as `timesteps`.
+    With ā the signal share now and ā' at the next visited level: x₀ = (x − √(1 − ā)·eps) / √ā and
+    next = √ā'·x₀ + √(1 − ā')·eps. The last step goes to training step 0, not to a clean image. DDIM
+    has no history, so its three coefficients are 0. Raises as `timesteps`.
     """
     visited = timesteps(steps)
     spacing = TRAINING_STEPS // steps
@@ -92,12 +92,12 @@ def ddim_schedule(steps: int) -> tuple[Step, ...]:
 
 
 def dpmpp_schedule(steps: int) -> tuple[Step, ...]:
-    """The updates of DPM-Solver++(2M) (Lu et al. 2022, "DPM-Solver++", algorithm 2), which keeps the previous
-    estimate of the clean image.
+    """The updates of DPM-Solver++(2M) (Lu et al. 2022, "DPM-Solver++", algorithm 2), which keeps
+    the previous estimate of the clean image.
 
-    With α = √ā, σ = √(1 − ā), λ = log(α/σ), the estimate x₀ = (x − σ·eps)/α and h = λ' − λ:
-    next = (σ'/σ)·x + α'·(1 − e^−h)·((1 + r)·x₀ − r·p₀), where r = h / (2·g); p₀ and g: the previous x₀ and h.
-    r is 0 on the first step, and on the last of fewer than 15.
+    With α = √ā, σ = √(1 − ā), λ = log(α/σ), the estimate x₀ = (x − σ·eps)/α and h = λ' − λ: next =
+    (σ'/σ)·x + α'·(1 − e^−h)·((1 + r)·x₀ − r·p₀), where r = h / (2·g); p₀ and g: the previous x₀ and
+    h. r is 0 on the first step, and on the last of fewer than 15.
 
     The spacing is "trailing" (Lin et al. 2023, "Common Diffusion Noise Schedules and Sample Steps are Flawed"): it
     starts at the noisiest trained level, to match the pure noise that the loop starts from. With few steps, "leading"

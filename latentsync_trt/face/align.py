@@ -34,9 +34,9 @@ def crop_size_px(resolution: int) -> tuple[int, int]:
 def align(points: Float32Array, bias: Float64Array | None, resolution: int) -> tuple[Float64Array, Float64Array]:
     """Returns the similarity transform `(2, 3)` from frame to crop pixels, and the `bias` for the track's next frame.
 
-    Orthogonal Procrustes, with both point sets centered and divided by their standard deviation. The nose residual
-    (template minus face, normalized, before rotation) is averaged over the track and added unscaled to the translation,
-    as in the networks' training data.
+    Orthogonal Procrustes, with both point sets centered and divided by their standard deviation.
+    The nose residual (template minus face, normalized, before rotation) is averaged over the track
+    and added unscaled to the translation, as in the networks' training data.
 
     Args:
         points: `(3, 2)` float32: left brow, right brow, nose, in frame pixels.

@@ -36,9 +36,9 @@ def check_people(wanted: Collection[int], people: Collection[int], where: str) -
 class Chooser:
     """Follows a choice through a clip.
 
-    The largest, leftmost or rightmost face of a shot's first frame with faces stays chosen in that shot; while its
-    person is away for longer than a second, another is chosen in the same way. The one at a place is chosen
-    once, and kept in all shots.
+    The largest, leftmost or rightmost face of a shot's first frame with faces stays chosen in that
+    shot; while its person is away for longer than a second, another is chosen in the same way. The
+    one at a place is chosen once, and kept in all shots.
     """
 
     def __init__(self, choice: FaceChoice | Mapping[int, int]) -> None:

@@ -15,8 +15,8 @@ _EDGE_DIVISOR = 20
 """Width of the soft edge of a whole crop: 1/20 of the pasted square's side."""
 
 FEATHER_PERCENT = 1.25
-"""The mouth mask fades over this part of the pasted square's side: wide enough to hide the seam, and narrow enough not
-to show the source's lips."""
+"""The mouth mask fades over this part of the pasted square's side: wide enough to hide the seam,
+and narrow enough not to show the source's lips."""
 
 _SPREAD_PX = 1
 """How far resizing and warping blur the outline of the mask, in frame pixels."""
@@ -32,9 +32,9 @@ _VISIBLE = 0.5 / 255
 class Finish:
     """How what is pasted is fitted in.
 
-    `outlines`, `within`: shapes `(n, 2)` (x, y) in frame pixels; where given, what is pasted fades out before the edge
-    of the union of `outlines`, and nothing changes outside that of `within`. `gain_and_offset (2, 3)`: of each channel,
-    in levels; None = 1 and 0.
+    `outlines`, `within`: shapes `(n, 2)` (x, y) in frame pixels; where given, what is pasted fades
+    out before the edge of the union of `outlines`, and nothing changes outside that of `within`.
+    `gain_and_offset (2, 3)`: of each channel, in levels; None = 1 and 0.
     """
 
     outlines: tuple[Float32Array, ...] = ()
@@ -47,8 +47,8 @@ def composite(
 ) -> Patch:
     """Returns the smallest rectangle with all changed pixels of a frame; 0×0 if none is inside it.
 
-    Only the generated region replaces the frame, so that the skin around it stays sharp: the mask is warped back like
-    the picture and fades inwards, so that no pixel outside the region changes.
+    Only the generated region replaces the frame, so that the skin around it stays sharp: the mask
+    is warped back like the picture and fades inwards, so that no pixel outside the region changes.
 
     Args:
         frame: uint8 `(H, W, 3)` RGB. face: what was cut out of it; may lie partly outside.

@@ -44,8 +44,8 @@ _MAX_MESH_RUNS = 8
 """For a head turned by 45° to 90°, the mesh needs up to seven runs from BlazeFace's box to converge."""
 
 TILE_PX = 480
-"""A tenth of it is the smallest face that is worth painting: BlazeFace finds nine of ten faces that are a tenth as high
-as its square picture or more."""
+"""A tenth of it is the smallest face that is worth painting: BlazeFace finds nine of ten faces that
+are a tenth as high as its square picture or more."""
 _MOST_ALONG = 9
 """Tiles along the longer side; of larger pictures than 4K, larger tiles are taken."""
 _OVERLAP = 0.25
@@ -135,8 +135,8 @@ class MediaPipeDetector:
     def _converged(self, frame: Picture, region: Region) -> tuple[Face, float] | None:
         """The face in or near `region` and the logit of its score.
 
-        The mesh runs again on the region of its own result until that stops moving; before, its points lie beside the
-        face although the score is 1.
+        The mesh runs again on the region of its own result until that stops moving; before, its
+        points lie beside the face although the score is 1.
         """
         for _ in range(_MAX_MESH_RUNS):
             mesh, logit = self._mesh(frame, region)

@@ -70,8 +70,8 @@ def anchors(model: BlazeModel) -> Float32Array:
 
 
 def decode(model: BlazeModel, boxes: Float32Array, scores: Float32Array) -> Float32Array:
-    """Faces in one image, best first: `(n, 4, 2)`, top left and bottom right of the box, left and right eye, as
-    fractions of the square input.
+    """Faces in one image, best first: `(n, 4, 2)`, top left and bottom right of the box, left and
+    right eye, as fractions of the square input.
 
     Args:
         boxes: `(anchors, 16)` raw: center, size, then six key points, in input pixels relative to the anchor's center.

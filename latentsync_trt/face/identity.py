@@ -6,8 +6,8 @@ limits were measured on four people at the same place: within a shot (10,000 fra
 backgrounds, passing people, 4 to 8 pictures per second), and at 180 cuts between them.
 
 **People** are told apart by their looks: a coarse picture of the upright face and hair, in colors relative to their
-mean, so that brightness and a tint of the light do not count. Measured on six people in 75 pictures: pictures of one
-person are up to 0.35 apart (95 %), of two people 0.44 or more.
+mean, so that brightness and a tint of the light do not count. Measured on six people in 75
+pictures: pictures of one person are up to 0.35 apart (95 %), of two people 0.44 or more.
 """
 
 from collections import deque

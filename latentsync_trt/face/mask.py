@@ -1,7 +1,7 @@
 """The fixed mouth mask, computed from geometry for any resolution.
 
-In the network's pose the generated region has a straight upper edge below the eyes with a notch for the nose bridge,
-almost vertical sides along the cheeks, and an arc under the chin.
+In the network's pose the generated region has a straight upper edge below the eyes with a notch for
+the nose bridge, almost vertical sides along the cheeks, and an arc under the chin.
 """
 
 from functools import lru_cache

@@ -27,8 +27,8 @@ _MEMORY_S = 1
 class Pasted:
     """What a frame gets.
 
-    `source_mesh`, `painted_mesh`: FaceMesh's points of the frame's own face and of the painted one, float32 `(468, 2)`
-    in frame pixels, None where there is no face.
+    `source_mesh`, `painted_mesh`: FaceMesh's points of the frame's own face and of the painted one,
+    float32 `(468, 2)` in frame pixels, None where there is no face.
     """
 
     patch: Patch

@@ -136,8 +136,8 @@ def drawn(outlines: Sequence[Float32Array], size: tuple[int, int]) -> UInt8Array
 def correction(scene: Scene, source_mesh: Float32Array, painted_mesh: Float32Array) -> Float32Array | None:
     """Gain, and offset in levels, per channel: `(2, 3)` float32, which bring the painted face closest to the source's.
 
-    They are compared in a ring of skin: inside the edge of what is pasted and inside both faces, without the lips.
-    None if that is too small.
+    They are compared in a ring of skin: inside the edge of what is pasted and inside both faces,
+    without the lips. None if that is too small.
 
     Args:
         source_mesh, painted_mesh: FaceMesh's points of both, float32 `(468, 2)` in scene pixels.

@@ -33,8 +33,8 @@ _FARTHEST = 1.0
 _MOST_FACES = 12
 """Followed at once, the largest: each takes as long as the only one of most clips."""
 _MOTION = 0.5
-"""Part of the last movement by which the next is predicted. Heads stop and turn: with all of it, the mesh must run
-again more often."""
+"""Part of the last movement by which the next is predicted. Heads stop and turn: with all of it,
+the mesh must run again more often."""
 _MOST_TURN = 0.5
 """A face that looks farther aside is about to be lost."""
 
@@ -119,9 +119,9 @@ class _View:
 class FaceTracker:
     """Follows every usable face; searches for others every half second, and where one was lost or the shot changed.
 
-    A face that is found again within half a second continues its track; a cut to another picture or another person
-    ends it. People keep their number throughout. `turned_frames` counts the frames without a usable face that show one
-    on its side or upside down.
+    A face that is found again within half a second continues its track; a cut to another picture or
+    another person ends it. People keep their number throughout. `turned_frames` counts the frames
+    without a usable face that show one on its side or upside down.
 
     Args:
         small: whether each search looks for small faces, too; else only those do that have no other face to follow.

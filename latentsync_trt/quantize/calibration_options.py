@@ -12,8 +12,8 @@ from latentsync_trt.paths import exists, why_missing
 EightBit = Literal["int8", "fp8"]
 
 RESIDUAL_LAYERS = ("conv_in", "conv_out", "conv_shortcut", "samplers")
-"""Convolutions that read the residual stream without a norm before them, and the last one: they cause nearly all of the
-8-bit error."""
+"""Convolutions that read the residual stream without a norm before them, and the last one: they
+cause nearly all of the 8-bit error."""
 
 NO_LAYERS = "none"
 
@@ -65,8 +65,8 @@ class CalibrateOptions:
     def keeps(self, layer: str) -> bool:
         """Whether `keep` names the layer with these weights.
 
-        A pattern is a whole name, some of its parts between dots ("resnets.0.conv1"), or the end of one such part
-        ("samplers" for "downsamplers").
+        A pattern is a whole name, some of its parts between dots ("resnets.0.conv1"), or the end of
+        one such part ("samplers" for "downsamplers").
         """
         parts = layer.split(".")
         return any(

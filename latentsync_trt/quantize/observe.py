@@ -80,8 +80,8 @@ def _observe(graph: ir.Graph, value: ir.Value, sizes: Sizes, layers: list[Layer]
 def split_attention(model: ir.Model, dimensions: Mapping[str, int], most_bytes: int = ATTENTION_BYTES) -> None:
     """Splits the batch of Attention nodes whose scores take more than `most_bytes`.
 
-    A provider without a fused kernel stores the scores of a whole batch at once: up to 9 GB in a 512 px float16 step.
-    Nodes of unknown shape are left as they are.
+    A provider without a fused kernel stores the scores of a whole batch at once: up to 9 GB in a
+    512 px float16 step. Nodes of unknown shape are left as they are.
     """
     for node in tuple(model.graph):
         if node.op_type != "Attention" or node.domain or len(node.inputs) != 3:

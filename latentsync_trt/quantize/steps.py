@@ -1,7 +1,7 @@
 """Step graphs in mixed precision: QuantizeLinear/DequantizeLinear pairs around most layers, the others unchanged.
 
-Layers are convolutions and linear layers. Each is identified by the name of its weights, which is the same in all step
-graphs.
+Layers are convolutions and linear layers. Each is identified by the name of its weights, which is
+the same in all step graphs.
 """
 
 from collections.abc import Collection, Mapping

@@ -51,8 +51,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RecordedWindow:
-    """The denoiser's inputs for one window, all float32: `noise (1, 4, 1, h, w)`, the same for every frame;
-    `conditioning (1, 9, F, h, w)`; `audio (1, F, S, D)`."""
+    """The denoiser's inputs for one window, all float32: `noise (1, 4, 1, h, w)`, the same for
+    every frame; `conditioning (1, 9, F, h, w)`; `audio (1, F, S, D)`."""
 
     noise: Float32Array
     conditioning: Float32Array
