@@ -12,7 +12,6 @@ from typing import SupportsFloat
 import numpy as np
 
 from latentsync_trt.audio.mel import SAMPLE_RATE_HZ
-from latentsync_trt.config import MODEL_FPS
 from latentsync_trt.runtime.sessions.session import Session
 from latentsync_trt.types import BoolArray, Float32Array, Float64Array
 
@@ -42,11 +41,6 @@ BEFORE_S, AFTER_S = 0.05, 0.05
 
 FADE_S = 0.03
 """How long sound fades in before speech and out after it: an abrupt end is the sound of a stop (p, t)."""
-
-SILENCE_DBFS = -50.0
-"""Sound of a video frame below this level is silent: above the noise of a quiet room, below a whisper."""
-
-_SAMPLES_PER_FRAME = SAMPLE_RATE_HZ // MODEL_FPS
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +98,7 @@ def chances_of_speech(blocks: Iterable[Float32Array]) -> Iterator[Float32Array]:
     hidden = cell = np.zeros((1, 1, _STATE), np.float32)
     context = np.zeros(_CONTEXT, np.float32)
     try:
-        for steps in regrouped(blocks, STEP, _STEPS_AT_ONCE):
+        for steps in steps_of(blocks):
             before = np.concatenate([context[None], steps[:-1, -_CONTEXT:]])
             context = steps[-1, -_CONTEXT:].copy()
             found, hidden, cell = session.run({"input": np.hstack([before, steps]), "h": hidden, "c": cell})
@@ -113,16 +107,16 @@ def chances_of_speech(blocks: Iterable[Float32Array]) -> Iterator[Float32Array]:
         session.close()
 
 
-def regrouped(blocks: Iterable[Float32Array], size: int, most: int) -> Iterator[Float32Array]:
-    """Regroups blocks to at most `most` rows `(n, size)`, the last row filled with silence."""
-    held = np.zeros(0, np.float32)
+def steps_of(blocks: Iterable[Float32Array]) -> Iterator[Float32Array]:
+    """Regroups blocks to `(n, STEP)`, the last step filled with silence."""
+    held, wanted = np.zeros(0, np.float32), STEP * _STEPS_AT_ONCE
     for block in blocks:
         held = np.concatenate([held, block])
-        while len(held) >= size * most:
-            yield held[: size * most].reshape(-1, size)
-            held = held[size * most :]
+        while len(held) >= wanted:
+            yield held[:wanted].reshape(-1, STEP)
+            held = held[wanted:]
     if len(held):
-        yield np.pad(held, (0, -len(held) % size)).reshape(-1, size)
+        yield np.pad(held, (0, -len(held) % STEP)).reshape(-1, STEP)
 
 
 def spans_of(chances: Float32Array) -> tuple[tuple[float, float], ...]:
@@ -138,11 +132,3 @@ def spans_of(chances: Float32Array) -> tuple[tuple[float, float], ...]:
         else:
             spans.append((start_s, end_s))
     return tuple((start_s - BEFORE_S, end_s + AFTER_S) for start_s, end_s in spans if end_s - start_s >= LEAST_SPEECH_S)
-
-
-def silent_share(blocks: Iterable[Float32Array]) -> float:
-    """The share of a recording's video frames, 0 to 1, whose sound is silent by its level; `blocks` as above."""
-    floor = 10.0 ** (SILENCE_DBFS / 10)
-    rows = regrouped(blocks, _SAMPLES_PER_FRAME, _STEPS_AT_ONCE)
-    silent = [np.square(some, dtype=np.float64).mean(axis=1) < floor for some in rows]
-    return float(np.concatenate(silent).mean()) if silent else 1.0

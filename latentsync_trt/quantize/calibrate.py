@@ -28,6 +28,7 @@ from latentsync_trt.bundle.manifest import (
     tool_versions,
     write_manifest,
 )
+from latentsync_trt.config import MODEL_FPS
 from latentsync_trt.errors import InputError, NoFaceError
 from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.files import published_folder
@@ -43,7 +44,6 @@ from latentsync_trt.quantize.windows import (
     record,
     recorded_for,
     split,
-    warnings_of,
 )
 from latentsync_trt.runtime.networks.networks import Networks
 from latentsync_trt.runtime.networks.observing_denoiser import ObservedTensor, ObservingDenoiser, folder_denoiser
@@ -111,23 +111,23 @@ class Calibration:
             )
 
     def _record(self) -> tuple[RecordedWindow, ...]:
-        wanted, samples = -(-recorded_for(self.options.samples) // len(self.clips)), self.options.samples
-        with closing(Networks(self.bundle, self.selection)) as networks:
-            recordings = {
-                str(clip.video): record(
-                    clip, wanted, networks, MediaPipeDetector(), self._report(f"record {clip.video.name}")
-                )
-                for clip in self.clips
-            }
-        windows = tuple(window for recording in recordings.values() for window in recording.windows)
+        samples, windows = self.options.samples, list[RecordedWindow]()
+        wanted = -(-recorded_for(samples) // len(self.clips))
+        with closing(Networks(self.bundle, self.selection)) as networks, MediaPipeDetector() as detector:
+            for clip in self.clips:
+                windows += record(clip, wanted, networks, detector, self._report(f"record {clip.video.name}"))
         if not windows:
             raise NoFaceError(
-                f"{', '.join(recordings)}: no face in any frame; a face must look at the camera and be at least 50 px "
-                "wide and 80 px high"
+                f"{', '.join(str(clip.video) for clip in self.clips)}: no face in any frame; a face must look at the "
+                "camera and be at least 50 px wide and 80 px high"
             )
-        for warning in warnings_of(recordings, samples, self.bundle.manifest.frames):
-            self.on_warning(warning)
-        return windows
+        if len(windows) < samples:
+            wanted_s = samples * self.bundle.manifest.frames / MODEL_FPS
+            self.on_warning(
+                f"{len(windows)} windows of the {samples} that --samples asks for, so ranges may be too narrow; give "
+                f"clips that show a face for {wanted_s:.0f} s in all"
+            )
+        return tuple(windows)
 
     def _observe(self, windows: Sequence[RecordedWindow]) -> Ranges:
         graphs, steps, ranges = step_graphs(self.bundle), self.options.steps, dict[str, ActivationRange]()

@@ -1,6 +1,6 @@
 """Recorded windows: the denoiser's inputs for windows of a clip, and how they are denoised to calibrate."""
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from fractions import Fraction
@@ -10,12 +10,10 @@ import numpy as np
 
 from latentsync_trt.audio.encoder import frame_count
 from latentsync_trt.audio.mel import filters_of
-from latentsync_trt.audio.vad import silent_share
 from latentsync_trt.config import MODEL_FPS, SyncOptions
 from latentsync_trt.diffusion.loop import cache_plan, conditioning, denoise, initial_noise
 from latentsync_trt.diffusion.scheduler import solver_schedule
 from latentsync_trt.face.mask import latent_mask, mouth_mask
-from latentsync_trt.media.audio import read_audio_blocks
 from latentsync_trt.media.playback import Playback, frames_in
 from latentsync_trt.media.reader import delays_of, probe, read_frames
 from latentsync_trt.media.soundtrack import SoundPiece
@@ -32,8 +30,6 @@ from latentsync_trt.types import Denoiser, FaceDetector, Float32Array, Frame
 
 SEED = SyncOptions().seed
 """Seed of the noise that every window starts from, the same as in a usual run."""
-
-_MOSTLY = 0.5
 
 CACHE_INTERVAL = 3
 """Every third step is full, as in the default preset."""
@@ -76,19 +72,9 @@ class Loop:
         return denoise(denoiser, *inputs, self.guidance, solver_schedule(_SOLVER, self.steps), plan, on_step)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Recording:
-    """Windows of a clip, how many `frames` it has, those `with_face`, and the `silent` share of its sound, 0 to 1."""
-
-    windows: tuple[RecordedWindow, ...]
-    frames: int
-    with_face: int
-    silent: float
-
-
 def record(
     clip: Clip, wanted: int, networks: Networks, detector: FaceDetector, on_frame: Callable[[int, int], None]
-) -> Recording:
+) -> tuple[RecordedWindow, ...]:
     """Records up to `wanted` windows, spread evenly over a clip, with the stages of a usual run.
 
     Args:
@@ -97,7 +83,7 @@ def record(
     Raises:
         MediaError: the clip cannot be read.
     """
-    manifest, frames = networks.bundle.manifest, 0
+    manifest = networks.bundle.manifest
     delays, info = delays_of(clip.video, clip.audio), probe(clip.video)
     voices = Voices((SoundPiece(clip.audio, delays.sound_s),))
     speech = OpenVoices(voices, networks.encode_mel, filters_of(networks.bundle), SyncOptions().silence)
@@ -108,43 +94,20 @@ def record(
     wanted = min(wanted, expected_windows)
 
     def read() -> Generator[Frame, None, None]:
-        nonlocal frames
         playback = Playback(Fraction(MODEL_FPS), speech.end_s, delay_s=delays.picture_s)
-        for frames, frame in enumerate(read_frames(clip.video, playback), start=1):
-            on_frame(frames, max(frames, expected))
+        for count, frame in enumerate(read_frames(clip.video, playback), start=1):
+            on_frame(count, max(count, expected))
             yield frame
 
     aspect = info.sample_aspect_ratio
     finder = FaceFinder(detector, manifest.resolution_px, StageClock(), pixel_aspect=aspect)
     with closing(speech), closing(finder.cut_out(finder.find(read()))) as jobs:
-        windows = tuple(
+        return tuple(
             _inputs(window, networks, speech)
             for number, window in enumerate(_windows(jobs, manifest.frames))
             if number < expected_windows
             and (number + 1) * wanted // expected_windows > number * wanted // expected_windows
         )
-    return Recording(windows, frames, finder.frames_with_face, silent_share(read_audio_blocks(clip.audio)))
-
-
-def warnings_of(recordings: Mapping[str, Recording], samples: int, frames: int) -> tuple[str, ...]:
-    """Reasons why calibration ranges from these clips may be poor, a sentence each.
-
-    Args:
-        recordings: by path of the video. samples: total number of windows requested. frames: F of a window.
-    """
-    warnings: list[str] = []
-    for name, clip in recordings.items():
-        if clip.silent > _MOSTLY:
-            warnings.append(f"{name}: {clip.silent:.0%} of its sound is silent; give a clip with more speech")
-        if clip.with_face < _MOSTLY * clip.frames:
-            warnings.append(f"{name}: a face in only {clip.with_face} of {clip.frames} frames")
-    windows = sum(len(clip.windows) for clip in recordings.values())
-    if windows < samples:
-        warnings.append(
-            f"{windows} windows of the {samples} that --samples asks for, so ranges may be too narrow; give clips that "
-            f"show a face for {samples * frames / MODEL_FPS:.0f} s in all"
-        )
-    return tuple(warnings)
 
 
 def loops_of(

@@ -101,7 +101,7 @@ def test_a_clip_without_a_face_is_refused(clip: Clip, tmp_path: Path) -> None:
     assert re.search(r"error: .*blank\.mp4: no face in any frame", failure(arguments(Clip(blank, clip.audio))))
 
 
-def test_few_windows_and_silence_give_warnings(tmp_path: Path) -> None:
+def test_few_windows_give_warnings(tmp_path: Path) -> None:
     """One short silent clip in a folder."""
     clips = tmp_path / "clips"
     clips.mkdir()
@@ -110,7 +110,6 @@ def test_few_windows_and_silence_give_warnings(tmp_path: Path) -> None:
     words = ["calibrate", "--bundle", str(small_bundle()), "--provider", "cpu", "--clips", str(clips)]
     code, _, err = run([*words, "--steps", "1", "--samples", "3", "--out", str(tmp_path / "int8")])
     assert code == 0
-    assert re.search(r"warning: .*face\.mp4: 100% of its sound is silent", err)
     assert "warning: 1 windows of the 3 that --samples asks for" in err
     assert "no window is left to measure on" in err
     quantized = Bundle.load(tmp_path / "int8").manifest.quantization

@@ -1,6 +1,5 @@
-"""Recorded windows: those of a usual run, spread over the clip; and which clips are poor."""
+"""Recorded windows: those of a usual run, spread over the clip."""
 
-import re
 from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
@@ -9,17 +8,16 @@ import numpy as np
 import pytest
 
 from latentsync_trt import LipSync, SyncOptions
-from latentsync_trt.audio.vad import silent_share
 from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import InputError
 from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.quantize.calibration_options import Clip, clips_in
-from latentsync_trt.quantize.windows import RecordedWindow, Recording, record, warnings_of
+from latentsync_trt.quantize.windows import record
 from latentsync_trt.runtime.networks.denoiser import GraphDenoiser
 from latentsync_trt.runtime.networks.networks import Networks
 from latentsync_trt.runtime.providers.select import Selection
-from latentsync_trt.types import Float32Array, WindowBatch
+from latentsync_trt.types import WindowBatch
 from tests.clips import write_face, write_sound
 from tests.small import small_bundle
 
@@ -63,9 +61,9 @@ def test_windows_are_those_of_a_usual_run(networks: Networks, clip: Clip, tmp_pa
     progress: list[tuple[int, int]] = []
     found = record(clip, 2, networks, MediaPipeDetector(), lambda done, total: progress.append((done, total)))
     usual = batches_of_a_run(clip, tmp_path / "out.mp4")
-    assert (found.frames, found.with_face, len(found.windows)) == (40, 40, 2)
+    assert len(found) == 2
     assert progress == [(frame, 40) for frame in range(1, 41)]
-    for number, window in enumerate(found.windows):
+    for number, window in enumerate(found):
         latents = usual[number].latents
         np.testing.assert_array_equal(np.broadcast_to(window.noise, latents.shape), latents)
         np.testing.assert_array_equal(window.conditioning, usual[number].conditioning)
@@ -74,32 +72,15 @@ def test_windows_are_those_of_a_usual_run(networks: Networks, clip: Clip, tmp_pa
 
 def test_few_windows_of_a_clip_are_spread_over_it(networks: Networks, tmp_path: Path) -> None:
     clip = Clip(write_face(tmp_path / "face.mp4", 6 * FRAMES), write_sound(tmp_path / "speech.wav", 4.0))
-    few, every = (record(clip, wanted, networks, MediaPipeDetector(), lambda *_: None).windows for wanted in (3, 6))
+    few, every = (record(clip, wanted, networks, MediaPipeDetector(), lambda *_: None) for wanted in (3, 6))
     assert len(every) == 6
     for window, expected in zip(few, every[1::2], strict=True):
         np.testing.assert_array_equal(window.audio, expected.audio)
 
 
-def test_frames_without_a_face_are_counted_and_left_out(networks: Networks, tmp_path: Path) -> None:
+def test_frames_without_a_face_are_left_out(networks: Networks, tmp_path: Path) -> None:
     clip = Clip(write_face(tmp_path / "face.mp4", 12, blank=range(12)), write_sound(tmp_path / "speech.wav", 0.48))
-    found = record(clip, 2, networks, MediaPipeDetector(), lambda *_: None)
-    assert (found.frames, found.with_face, found.windows) == (12, 0, ())
-
-
-def noise(level_dbfs: float, duration_s: float) -> Float32Array:
-    values = np.random.default_rng(1).standard_normal(round(duration_s * 16000), np.float32)
-    return values * np.float32(10 ** (level_dbfs / 20))
-
-
-@pytest.mark.parametrize("length", [None, 100, 639, 640, 100_000])
-def test_the_silent_share_does_not_depend_on_the_length_of_pieces(length: int | None) -> None:
-    sound = np.concatenate([noise(-20, 1.0), noise(-70, 3.0)])[: 4 * 16000]
-    length = length or len(sound)
-    assert silent_share([sound[start : start + length] for start in range(0, len(sound), length)]) == 0.75
-
-
-def test_no_sound_is_silent() -> None:
-    assert silent_share([]) == silent_share([np.zeros(10, np.float32)]) == 1.0
+    assert record(clip, 2, networks, MediaPipeDetector(), lambda *_: None) == ()
 
 
 def test_a_folder_pairs_videos_with_audio_files_of_the_same_name(tmp_path: Path) -> None:
@@ -116,19 +97,3 @@ def test_a_folder_without_videos_is_refused(tmp_path: Path) -> None:
         clips_in(tmp_path)
     with pytest.raises(InputError, match="no such folder"):
         clips_in(tmp_path / "nowhere")
-
-
-@pytest.mark.parametrize(
-    ("with_face", "windows", "silent", "warning"),
-    [
-        (390, 8, 0.3, None),
-        (390, 8, 0.9, "90% of its sound is silent"),
-        (40, 8, 0.3, "a face in only 40 of 400 frames"),
-        (400, 3, 0.3, "3 windows of the 8 .* a face for 5 s in all"),
-    ],
-)
-def test_poor_clips_give_a_warning(with_face: int, windows: int, silent: float, warning: str | None) -> None:
-    window = RecordedWindow(*[np.zeros(1, np.float32)] * 3)
-    found = warnings_of({"clip": Recording((window,) * windows, 400, with_face, silent)}, samples=8, frames=FRAMES)
-    assert len(found) == (warning is not None)
-    assert warning is None or re.search(warning, found[0])
