@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from latentsync_trt.bench.material import aligned_faces
+from latentsync_trt.bench.run import aligned_faces
 from latentsync_trt.bench.rows import usable_cores
 from latentsync_trt.config import SyncOptions
 from latentsync_trt.errors import NoFaceError

@@ -6,10 +6,12 @@ end-to-end  a clip from file to file by `sync`, for each preset
 """
 
 import threading
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, replace
+from fractions import Fraction
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from statistics import fmean
 from time import perf_counter
@@ -18,13 +20,19 @@ from typing import Any, TypeVar
 import numpy as np
 import psutil
 
-from latentsync_trt.bench.material import first_window
+from latentsync_trt.audio.encoder import SpeechStream
+from latentsync_trt.audio.mel import filters_of
 from latentsync_trt.bench.rows import BenchOptions, Memory, Quality, Results, Row, Spread, bundle_facts, environment
 from latentsync_trt.bundle.manifest import Bundle
-from latentsync_trt.config import PresetName, RuntimeOptions, SyncOptions
+from latentsync_trt.config import MODEL_FPS, PresetName, RuntimeOptions, SyncOptions
+from latentsync_trt.errors import NoFaceError
+from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.files import temporary_folder
 from latentsync_trt.measure.clips import Clip, choose_clip
 from latentsync_trt.measure.pictures import generated_part, likeness
+from latentsync_trt.media.audio import read_audio_blocks
+from latentsync_trt.media.playback import Playback
+from latentsync_trt.media.reader import delays_of, probe, read_frames
 from latentsync_trt.privacy import without_paths
 from latentsync_trt.runtime.compiler.profiles import at_resolution, dimension_ranges
 from latentsync_trt.runtime.networks.networks import Networks
@@ -32,8 +40,11 @@ from latentsync_trt.runtime.providers.gpu import free_memory_bytes
 from latentsync_trt.runtime.providers.select import Selection, select_provider
 from latentsync_trt.runtime.sessions.trial import BoundRun, random_inputs
 from latentsync_trt.sync.api import LipSync
+from latentsync_trt.sync.faces import FaceFinder
 from latentsync_trt.sync.inpaint import make_inpainter, resolution_of
-from latentsync_trt.types import UInt8Array, UInt16Array
+from latentsync_trt.sync.jobs import FrameJob
+from latentsync_trt.sync.threads import StageClock
+from latentsync_trt.types import Float32Array, Frame, UInt8Array, UInt16Array
 
 T = TypeVar("T")
 
@@ -233,6 +244,31 @@ def _loop(setting: Setting, networks: Networks, windows: Sequence[Any], options:
     notes = networks.take_notices()
     row = setting.row("loop", case, times_ms, notes, frames=frames, memory=memory, parts_s=parts_s)
     return row, _generated(painted[0])
+
+
+def first_window(clip: Clip, frames: int, networks: Networks, resolution_px: int) -> tuple[UInt8Array, Float32Array]:
+    """The first `frames` faces of a clip, uint8 `(F, H, W, 3)`, and their speech, float32 `(F, S, D)`.
+
+    Raises:
+        NoFaceError: the clip shows fewer faces than that.
+    """
+    delays = delays_of(clip.video, clip.audio)
+    read = read_frames(clip.video, Playback(Fraction(MODEL_FPS), delay_s=delays.picture_s))
+    with closing(aligned_faces(clip.video, read, resolution_px)) as jobs:
+        found = (target.face for job in jobs for target in job.targets)
+        faces = list(islice((face.image for face in found if face is not None), frames))
+    if len(faces) < frames:
+        raise NoFaceError(f"{clip.video}: {len(faces)} frames with a face, a window takes {frames}; give a longer clip")
+    pieces, filters = partial(read_audio_blocks, clip.audio, delay_s=delays.sound_s), filters_of(networks.bundle)
+    with closing(SpeechStream(pieces, networks.encode_mel, filters)) as speech:
+        return np.stack(faces), speech.windows([Fraction(index, MODEL_FPS) for index in range(frames)])
+
+
+def aligned_faces(video: Path, frames: Iterable[Frame], resolution_px: int) -> Generator[FrameJob, None, None]:
+    """Frames of a video with their faces, as `sync` cuts them out, at the network's resolution."""
+    with MediaPipeDetector() as detector:
+        finder = FaceFinder(detector, resolution_px, StageClock(), pixel_aspect=probe(video).sample_aspect_ratio)
+        yield from finder.cut_out(finder.find(frame for frame in frames))
 
 
 def _graph_seconds(networks: Networks) -> dict[str, float]:

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from latentsync_trt.bench.material import first_window
 from latentsync_trt.bench.rows import gpu_facts, library_versions
+from latentsync_trt.bench.run import first_window
 from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.child import Emit, serve
 from latentsync_trt.config import RuntimeOptions, SyncOptions
