@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from latentsync_trt.bench.run import aligned_faces
 from latentsync_trt.bench.rows import usable_cores
+from latentsync_trt.bench.run import aligned_faces
 from latentsync_trt.config import SyncOptions
 from latentsync_trt.errors import NoFaceError
 from latentsync_trt.face.detector import MediaPipeDetector

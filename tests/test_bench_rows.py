@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 
 from latentsync_trt.audio.mel import MEL_FILTERS
-from latentsync_trt.bench.rows import BundleFacts, Results, Row, Spread, bundle_facts
+from latentsync_trt.bench.rows import bundle_facts
 from latentsync_trt.bundle.manifest import DimensionRange, FileEntry
-from latentsync_trt.errors import OutputError
 from latentsync_trt.measure.pictures import generated_part
 from latentsync_trt.privacy import without_paths
 from latentsync_trt.runtime.sessions.session import TensorInfo
@@ -44,14 +43,6 @@ def test_the_generated_part_is_the_lower_face() -> None:
     assert 40 < rows.start < 60 < 110 < rows.stop < 128
     assert columns.start < 10
     assert columns.stop > 118
-
-
-def test_an_unwritable_path_is_an_output_error(tmp_path: Path) -> None:
-    row = Row("loop", "one window", "cuda", "fast", Spread(50.0, 45.0, 55.0, 20), 1, frames=16)
-    assert row.frames_per_s == pytest.approx(320.0)
-    (tmp_path / "file").write_text("")
-    with pytest.raises(OutputError, match="cannot be written"):
-        Results({}, BundleFacts("b", 512, 16, "fp16", "static", ""), (row,)).write(tmp_path / "file" / "rows.json")
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,10 @@ from click.testing import CliRunner, Result
 
 from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.cli import main
-from latentsync_trt.errors import EngineBuildError
 from latentsync_trt.runtime.cache.store import CACHE_VARIABLE, EngineCache
 from latentsync_trt.runtime.providers import select
 from latentsync_trt.runtime.providers.select import Selection
-from latentsync_trt.runtime.sessions.builders import GraphSource
-from tests.compiling import COMPILING, CopyBuilder, compiling_provider
+from tests.compiling import COMPILING, compiling_provider
 from tests.small import small_bundle
 
 pytestmark = pytest.mark.integration
@@ -97,13 +95,3 @@ def test_a_default_cache_that_cannot_be_written_is_an_error(cache: Path, monkeyp
     assert result.exit_code == 1
     assert len(result.stderr.splitlines()) == 1
     assert "the engine cache cannot be used" in result.stderr
-
-
-def test_a_graph_that_does_not_compile_is_named(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(self: CopyBuilder, source: GraphSource, folder: Path) -> None:
-        raise EngineBuildError(f"{source.path.stem}: unknown operator")
-
-    monkeypatch.setattr(CopyBuilder, "build", refuse)
-    result = build(cache, "--graph", "vae_encoder", "-q")
-    assert (result.exit_code, result.stderr) == (1, "error: vae_encoder: unknown operator\n")
-    assert EngineCache(cache).entries() == ()

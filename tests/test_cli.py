@@ -15,7 +15,7 @@ from latentsync_trt.cli import COMMANDS, main, show
 from latentsync_trt.cli.show import Notices, progress_bar, show_report
 from latentsync_trt.cli.sync import command as sync_command
 from latentsync_trt.types import Progress, SyncReport
-from tests.clips import decoded, write_clip, write_sound
+from tests.clips import decoded, write_sound
 from tests.small import small_bundle
 
 
@@ -127,12 +127,3 @@ def test_demo_writes_source_and_result(tmp_path: Path) -> None:
     assert len(decoded(folder / "source.mp4")) == len(decoded(folder / "out.mp4")) == 8
     for name, width_px in (("side_by_side.png", 5 * 264), ("sync.png", 1200)):
         assert cv2.imread(str(folder / name)).shape[1] >= width_px
-
-
-@pytest.mark.slow
-def test_demo_takes_a_video_and_runs_the_built_in_model(tmp_path: Path) -> None:
-    speech, face = write_clip(tmp_path, 6)[::-1]
-    folder = tmp_path / "demo"
-    code, out, err = run("demo", "--out", str(folder), "--audio", str(speech), "--video", str(face), "-q")
-    assert (code, out) == (0, ""), err
-    assert sorted(path.name for path in folder.iterdir()) == ["out.mp4", "side_by_side.png", "sync.png"]
