@@ -4,7 +4,6 @@ import getpass
 import json
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -13,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 from click.testing import CliRunner, Result
 
@@ -25,7 +23,6 @@ from latentsync_trt.cli import main
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import EngineBuildError
 from latentsync_trt.privacy import redacted
-from latentsync_trt.runtime.providers.select import why_unavailable
 from latentsync_trt.runtime.sessions.engines import Engines
 from tests.small import small_bundle
 
@@ -103,18 +100,6 @@ def test_json_has_versions_and_rows_and_no_paths_and_names(shown: Callable[..., 
 # One that is not there, or dies
 
 
-@pytest.mark.skipif(why_unavailable("tensorrt") is None, reason="here TensorRT runs")
-def test_tensorrt_where_it_does_not_run(report: Report) -> None:
-    result = command("--provider", "tensorrt", "--json")
-    assert result.exit_code == 1
-    found = json.loads(result.stdout)
-    assert (found["passed"], found["graphs"], list(found["stages"])) == (False, [], ["first start"])
-    (reason,) = found["stages"]["first start"]
-    assert reason.startswith("tensorrt: ")
-    assert "install" in reason
-    assert found["environment"]["onnxruntime"] == report.environment["onnxruntime"]
-
-
 CRASHING = """
 import os, signal, sys
 from latentsync_trt.bench import selftest_worker
@@ -147,20 +132,6 @@ def test_a_provider_that_crashes_leaves_a_report(tmp_path: Path, monkeypatch: py
     how = f"the process died with signal {signal.SIGSEGV:d} (SIGSEGV) while building and opening vae_encoder"
     assert f"first start: FAIL\n  - {how}: engine.cpp:77: device lost\n" in result.stdout
     assert "FAIL: cpu, bundle demo" in result.stdout
-
-
-@posix
-def test_ctrl_c_ends_the_process_that_runs_the_provider() -> None:
-    arguments = [sys.executable, "-m", "latentsync_trt", "selftest", "--provider", "cpu"]
-    with subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
-        assert running.stderr is not None
-        assert running.stderr.readline().startswith("first start: ")
-        (child,) = psutil.Process(running.pid).children()
-        running.send_signal(signal.SIGINT)
-        _, stderr = running.communicate(timeout=60)
-    assert running.returncode == 130
-    assert stderr.splitlines()[-1].startswith("error: interrupted")
-    assert not child.is_running()
 
 
 @pytest.mark.slow
@@ -271,19 +242,6 @@ def test_times_and_differences_of_each_graph(monkeypatch: pytest.MonkeyPatch) ->
     assert row.split() == ["denoise_step", "1/1", "2.00", "1.0", "0.50", "31.5", "7.0", "5.0e-03"]
     assert "note: skipped rtx: no plug-in\n" in result.stdout
     assert result.stdout.splitlines()[-1].startswith("PASS: tensorrt, ")
-
-
-def test_a_graph_that_does_not_build_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(part: Part) -> None:
-        part.graphs["vae_decoder"] = {"error": "/home/x/vae_decoder.onnx: no kernel"}
-
-    result = judged(monkeypatch, refuse)
-    assert reasons(result) == ["vae_decoder.onnx: no kernel"]
-    rows = [line.split()[:2] for line in result.stdout.splitlines()]
-    assert ["vae_decoder", "–"] in rows
-    assert ["vae_encoder", "1/1"] in rows
-    assert "first start: FAIL\n" in result.stdout
-    assert "second start: PASS\n" in result.stdout
 
 
 def test_a_second_start_that_builds_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,10 +16,10 @@ from latentsync_trt.audio.encoder import frame_count
 from latentsync_trt.config import MODEL_FPS
 from latentsync_trt.media.audio import SPEECH_RATE_HZ, audio_duration_s, read_audio_blocks, sound_blocks
 from latentsync_trt.media.playback import Playback, frames_in
-from latentsync_trt.media.reader import Delays, delays_of, probe, read_frames
+from latentsync_trt.media.reader import delays_of, probe, read_frames
 from latentsync_trt.media.timing import JITTER_S, Clock, Timed, nearest
 from latentsync_trt.types import Float32Array, UInt8Array
-from tests.clips import click_times, number_of, numbered, open_writer, read_audio, write_sound, write_video
+from tests.clips import click_times, number_of, numbered, open_writer, read_audio, write_video
 from tests.sounds import sound_packets, spoken, write_parts
 
 pytestmark = pytest.mark.integration
@@ -249,12 +249,6 @@ def test_joined_recordings_keep_the_offset_of_picture_and_sound(
         assert np.allclose(with_sound, heard, rtol=0, atol=0.5 / MODEL_FPS + 1e-3)
 
 
-def test_separate_files_start_together(tmp_path: Path) -> None:
-    late, sound = write_offset(tmp_path / "late.mkv", 0.52, 0.0), write_sound(tmp_path / "a.wav", 1)
-    assert delays_of(late, sound) == Delays()
-    assert delays_of(late, tmp_path / "missing.wav") == Delays()
-
-
 def test_a_long_gap_takes_no_memory(tmp_path: Path) -> None:
     sound = write_parts(tmp_path / "gap.mkv", [(0, CLICK), (1800, CLICK)])
     tracemalloc.start()
@@ -293,19 +287,6 @@ def mono(index: int, length: int) -> av.AudioFrame:
 
 def all_of(timed: list[Timed[av.AudioFrame]]) -> Float32Array:
     return np.concatenate(list(sound_blocks(Path("a.wav"), timed, "mono", SPEECH_RATE_HZ)))[:, 0]
-
-
-@given(st.lists(st.tuples(steps, lengths), min_size=1, max_size=12))
-def test_any_stamps_give_every_sample_its_time(parts: list[tuple[int, int]]) -> None:
-    timed = timed_frames(parts, mono)
-    expected = np.zeros(max(int(frame.end_s * SPEECH_RATE_HZ) for frame in timed), np.float32)
-    given_until = 0
-    for index, frame in enumerate(timed):
-        start = int(frame.time_s * SPEECH_RATE_HZ)
-        fresh = mono(index, parts[index][1]).to_ndarray()[0][max(given_until - start, 0) :]
-        expected[max(start, given_until) : max(start, given_until) + len(fresh)] = fresh
-        given_until = max(given_until, start + parts[index][1])
-    assert np.array_equal(all_of(timed), expected)
 
 
 @given(st.lists(st.tuples(steps, lengths), min_size=1, max_size=12))

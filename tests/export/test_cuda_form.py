@@ -17,11 +17,11 @@ from latentsync_trt.bundle.manifest import CACHED_STEP, FULL_STEP, STEP_GRAPHS, 
 from latentsync_trt.bundle.weights import WeightsFile
 from latentsync_trt.errors import EngineBuildError
 from latentsync_trt.export import cuda_ops, exporter
-from latentsync_trt.export.cuda_ops import Sum, group_norm, norm_obstacle
+from latentsync_trt.export.cuda_ops import Sum, group_norm
 from latentsync_trt.export.export_options import ExportOptions
 from latentsync_trt.export.graphs import GraphPlan, build_cuda_graph, build_graph
 from latentsync_trt.export.layers import FrameNorm, WindowNorm
-from latentsync_trt.export.plans import Networks, cuda_module, cuda_obstacles, plan_graphs
+from latentsync_trt.export.plans import Networks, cuda_obstacles, plan_graphs
 from latentsync_trt.export.unet import UNet
 from latentsync_trt.export.vae import ImageAttention
 from latentsync_trt.export.whisper import WhisperEncoder
@@ -137,12 +137,6 @@ def test_activations_stay_channels_last(bundle: Path, name: str) -> None:
     assert domains == {cuda_ops.LAYOUT_DOMAIN}
 
 
-def test_frames_of_several_pixels_form_one_sequence(bundle: Path) -> None:
-    graph = ir.load(bundle / f"{FULL_STEP}.cuda.onnx").graph
-    lengths = {node.inputs[0].shape[1] for node in graph if node.op_type == "Attention"}
-    assert lengths == {cuda_ops.PACKED_PIXELS * narrow.FRAMES}
-
-
 @pytest.mark.parametrize("name", GRAPHS)
 def test_onnxruntime_lacks_only_kernels(bundle: Path, name: str) -> None:
     """Types, shapes and attributes are what the operators' schemas say, as far as a session gets on a CPU."""
@@ -242,30 +236,6 @@ class _FirstConv(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return cuda_ops.conv(self.conv, x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
-
-
-def test_padded_kernels_are_constants() -> None:
-    """ONNX Runtime would take any other for one that is channels-last already."""
-    module = _FirstConv()
-    graph = build_cuda_graph(GraphPlan("conv", "unet", module, {"x": torch.ones(1, 13, 8, 8).half()}, ("y",)), module)
-    (conv,) = (node for node in graph.graph if node.op_type == "Conv")
-    kernel = conv.inputs[1]
-    assert kernel is not None
-    assert kernel.const_value is not None
-    assert tuple(kernel.const_value.shape) == (128, 16, 3, 3)
-
-
-@pytest.mark.parametrize(("width", "fits"), [(320, True), (960, True), (64, True), (32, False), (96, False)])
-def test_norms_need_groups_of_an_even_number_of_channels(width: int, fits: bool) -> None:
-    assert (norm_obstacle(nn.Sequential(FrameNorm(64), WindowNorm(width))) is None) == fits
-
-
-def test_widths_without_a_compiled_kernel_keep_onnx_operators(plans: Plans, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda_ops, "SPLIT_GELU_WIDTHS", frozenset({2560}))
-    monkeypatch.setattr(cuda_ops, "BIAS_ADD_WIDTHS", frozenset({320}))
-    ops = ops_of(build_cuda_graph(plans[CACHED_STEP], cuda_module(plans[CACHED_STEP].module)))
-    assert "GroupNorm" in ops
-    assert not {"BiasSplitGelu", "BiasAdd"} & ops
 
 
 def test_networks_that_the_kernels_do_not_take_are_portable_only(networks: Networks) -> None:
