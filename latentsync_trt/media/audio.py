@@ -18,8 +18,8 @@ from latentsync_trt.types import Float32Array
 SPEECH_RATE_HZ = 16_000
 """Samples per second of the network's audio encoder."""
 
-# Sample rates of sources: from telephone quality and less to DSD512. At 1 GHz, which a damaged header may state, the
-# resampler alone takes 1 GB.
+# Sample rates of sources: from telephone quality and less to DSD512. At 1 GHz, which a
+# damaged header may state, the resampler alone takes 1 GB.
 LEAST_RATE_HZ, MOST_RATE_HZ = 1_000, 4_000_000
 
 # Its tracks state their length to the sample; other containers estimate it, or FFmpeg cuts the padding itself.
@@ -51,11 +51,11 @@ def read_audio_blocks(
 ) -> Generator[Float32Array, None, None]:
     """Mono blocks `(n,)` float32 of the first audio stream of an audio or video file, resampled to `rate_hz`.
 
-    Sample n is the one at time n / `rate_hz`: gaps in the time stamps are silent, see `decoded_audio`. Integer samples
-    map full scale to [−1, 1): 16-bit ones are divided by 32768. Float samples keep their values, and resampling may
-    overshoot slightly. Channels are mixed by swresample with weights that sum to at most 1: stereo to its mean;
-    surround sound mostly from the center, without the low-frequency channel. A mono source at this rate is not
-    filtered.
+    Sample n is the one at time n / `rate_hz`: gaps in the time stamps are silent, see
+    `decoded_audio`. Integer samples map full scale to [−1, 1): 16-bit ones are divided by 32768.
+    Float samples keep their values, and resampling may overshoot slightly. Channels are mixed by
+    swresample with weights that sum to at most 1: stereo to its mean; surround sound mostly from
+    the center, without the low-frequency channel. A mono source at this rate is not filtered.
 
     Args:
         delay_s: time of the first sample, with silence before.
@@ -79,8 +79,8 @@ def sound_blocks(path: Path, frames: Iterable[Timed[AudioFrame]], layout: str, r
     Gaps become silence; samples of a time that was given already are dropped. Blocks of a second cost little each.
 
     Raises:
-        MediaError: a format cannot be converted. InputError: a sample is not a finite number; the message gives the
-        time.
+        MediaError: a format cannot be converted. InputError: a sample is not a finite
+        number; the message gives the time.
     """
     samples, position = Samples(_placed(path, frames, layout, rate_hz)), 0
     while len(block := samples.take(rate_hz)):

@@ -49,9 +49,9 @@ _NVENC_LEAST_QP = 1
 class Library:
     """An encoder.
 
-    `ffmpeg`: FFmpeg's name. `quality`: of its setting for quality the name, default and worst value. `speed`: name of
-    the setting that `presets` are values of; `preset`: the default, or empty. `formats`: pixel formats to choose from;
-    empty = all that it states.
+    `ffmpeg`: FFmpeg's name. `quality`: of its setting for quality the name, default and
+    worst value. `speed`: name of the setting that `presets` are values of; `preset`: the
+    default, or empty. `formats`: pixel formats to choose from; empty = all that it states.
     """
 
     ffmpeg: str
@@ -105,9 +105,9 @@ def missing_codecs() -> tuple[str, ...]:
 class VideoEncoder:
     """How the picture is encoded.
 
-    `codec`: as in `SyncOptions`. `ffmpeg`, `pixel_format`, `options`: FFmpeg's names. `width_px`, `height_px`: of the
-    encoded picture, whose sides are even where the format needs it. `color`: its tags. `notices`: what it cannot
-    preserve of the source.
+    `codec`: as in `SyncOptions`. `ffmpeg`, `pixel_format`, `options`: FFmpeg's names.
+    `width_px`, `height_px`: of the encoded picture, whose sides are even where the format
+    needs it. `color`: its tags. `notices`: what it cannot preserve of the source.
     """
 
     codec: Codec

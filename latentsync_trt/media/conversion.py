@@ -26,16 +26,16 @@ from latentsync_trt.types import ColorTags, Patch, SampleArray, YuvPlanes
 COLOR_RANGES = {None: int(ColorRange.UNSPECIFIED), False: int(ColorRange.MPEG), True: int(ColorRange.JPEG)}
 _FULL_RANGE = {number: full_range for full_range, number in COLOR_RANGES.items()}
 
-# By default swscale truncates from YUV to RGB: about one code too dark. With these flags it rounds.
-# The first repeats each chroma sample over its pixels, which `color.mix` relies on; requires even sides and frames
-# without a chroma location, as all frames built here are.
+# By default swscale truncates from YUV to RGB: about one code too dark. With these flags it
+# rounds. The first repeats each chroma sample over its pixels, which `color.mix` relies on;
+# requires even sides and frames without a chroma location, as all frames built here are.
 EXACT_REPEATING = Interpolation.POINT | Interpolation.ACCURATE_RND | Interpolation.FULL_CHR_H_INT
 _EXACT_SMOOTH = (
     Interpolation.BICUBIC | Interpolation.ACCURATE_RND | Interpolation.FULL_CHR_H_INT | Interpolation.FULL_CHR_H_INP
 )
 
-# PyAV raises for every frame that has side data which it has no name for, as EXIF in a photograph: here, such data get
-# the name of a kind that nothing reads.
+# PyAV raises for every frame that has side data which it has no name for, as EXIF in a
+# photograph: here, such data get the name of a kind that nothing reads.
 SideDataType._missing_ = classmethod(lambda cls, _: cls.SEI_UNREGISTERED)  # type: ignore[assignment, method-assign]
 
 
@@ -60,8 +60,8 @@ def orientation_of(frame: VideoFrame) -> tuple[bool, int, int]:
 def _coded_format(form: VideoFormat, *, transposed: bool) -> str:
     """The planar format that frames have before they are made upright: their own, if there is one.
 
-    Alpha is left out. Gray and 4:1:0 become 4:2:0, 4:1:1 4:2:2, palettes RGB, floating point 16 bits, fewer bits than
-    8 become 8.
+    Alpha is left out. Gray and 4:1:0 become 4:2:0, 4:1:1 4:2:2, palettes RGB, floating
+    point 16 bits, fewer bits than 8 become 8.
     """
     bits = min(max(8, *(component.bits for component in form.components)), 16)
     depth = "" if bits == 8 else f"{bits}le"
@@ -93,8 +93,8 @@ class FrameConverter:
             InputError: matrix or pixel format are not supported, or `orientation_of` fails.
         """
         color = _planes_tags(frame)
-        # Read once: PyAV's frames and their side data form reference cycles, so each frame would stay in memory until
-        # garbage collection.
+        # Read once: PyAV's frames and their side data form reference cycles, so each
+        # frame would stay in memory until garbage collection.
         if self._first is None:
             upright = orientation_of(frame)
             self._first = upright, color, _coded_format(frame.format, transposed=upright[0])

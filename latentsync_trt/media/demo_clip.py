@@ -31,8 +31,8 @@ _PERIODS_S = (3.1, 4.3, 5.7)  # of zoom, pan and rotation: no common multiple wi
 class SpokenMouth:
     """The mouth that belongs to a recording of speech: one value per frame at the model's rate.
 
-    `opening (n,)` float32, from 0 = shut to about 1 = fully open; `shut (n,)` bool: lips touch, for m, b or p;
-    `silent (n,)` bool: no speech, and the mouth is at rest.
+    `opening (n,)` float32, from 0 = shut to about 1 = fully open; `shut (n,)` bool: lips
+    touch, for m, b or p; `silent (n,)` bool: no speech, and the mouth is at rest.
     """
 
     opening: Float32Array

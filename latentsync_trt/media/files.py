@@ -82,8 +82,8 @@ def open_input(path: Path) -> Iterator[InputContainer]:
     # FFmpeg's log stays off: its callback takes the interpreter's lock, which a thread that frees a decoder holds
     # while it waits for the decoder's own threads. Two open files are then enough for a deadlock.
     with reading(path, "is not a readable media file", "; give another one, or convert it to MP4 or WAV"):
-        # Nothing here reads metadata, which old programs wrote in encodings other than UTF-8. FFmpeg would take "a:" in
-        # "a:b.mp4" as a protocol.
+        # Nothing here reads metadata, which old programs wrote in encodings other than
+        # UTF-8. FFmpeg would take "a:" in "a:b.mp4" as a protocol.
         container = av.open(f"file:{name}", "r", options=_INPUT_OPTIONS | options, metadata_errors="replace")
     with container:
         _check_not_cut_off(path, container)

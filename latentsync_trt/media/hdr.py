@@ -112,8 +112,8 @@ _DYNAMIC = dict.fromkeys(_DOLBY_VISION, "Dolby Vision") | {
 }
 _STATIC = Type.MASTERING_DISPLAY_METADATA, Type.CONTENT_LIGHT_LEVEL
 
-# Parameters of encoders for display and light, and the units of the display's chromaticity and luminance, as integers
-# (SMPTE ST 2086) or 1 for decimal fractions.
+# Parameters of encoders for display and light, and the units of the display's
+# chromaticity and luminance, as integers (SMPTE ST 2086) or 1 for decimal fractions.
 _PARAMETERS = {
     "libx264": ("mastering-display", "cll", 50000, 10000),
     "libx265": ("master-display", "max-cll", 50000, 10000),

@@ -1,7 +1,7 @@
 """Closed parts of a video in the making, in a folder that is consistent whenever its process ends.
 
-    parts.json    what the pictures depend on, and for each part its file and the exact stamps of its packets
-    3fa9.mkv      a part: all packets of one encoder, from its key frame to its last picture
+    parts.json what the pictures depend on, and for each part its file and the exact stamps of its
+    packets 3fa9.mkv a part: all packets of one encoder, from its key frame to its last picture
 
 `parts.json` names only files that are complete on disk. Matroska holds every codec that is written here, but rounds
 stamps to milliseconds: those in the file are not used.
@@ -48,8 +48,8 @@ def part_of(time_s: Fraction) -> int:
 class Part:
     """A closed part.
 
-    `stamps`: when its pictures are shown, in the order of its packets; `end`: when the last one ends. Both in units of
-    the video's time base, from the start of the output.
+    `stamps`: when its pictures are shown, in the order of its packets; `end`: when the
+    last one ends. Both in units of the video's time base, from the start of the output.
     """
 
     file: str
@@ -209,8 +209,8 @@ class PartWriter:
 
 def abandon(container: OutputContainer, path: Path) -> None:
     """Closes a container whose file at `path` is not wanted; errors do not matter."""
-    # Closing moves all of an MP4 to make room for its index at the front, unless the file is gone; but Windows deletes
-    # no open file.
+    # Closing moves all of an MP4 to make room for its index at the front, unless the file
+    # is gone; but Windows deletes no open file.
     for end in (path.unlink, container.close, path.unlink):
         with contextlib.suppress(FFmpegError, OSError):
             end()

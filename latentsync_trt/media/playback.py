@@ -1,8 +1,8 @@
 """Plays a video: its pictures forwards and backwards, when it begins, at which rate, and what follows its end.
 
-A picture is on screen until the next one's time. At a constant rate, output picture k is the one on screen in the
-middle of its interval, at (k + ½) / fps, as FFmpeg's `fps` filter has it, and the output lasts as long as the source,
-rounded to whole pictures. All times are exact seconds.
+A picture is on screen until the next one's time. At a constant rate, output picture k is the one
+on screen in the middle of its interval, at (k + ½) / fps, as FFmpeg's `fps` filter has it, and
+the output lasts as long as the source, rounded to whole pictures. All times are exact seconds.
 """
 
 from array import array
@@ -172,8 +172,8 @@ def video_stream(path: Path, container: InputContainer) -> VideoStream:
 def played(source: VideoPasses, playback: Playback) -> Iterator[Timed[Timed[VideoFrame]]]:
     """The output's pictures, each with its time in the source: `Timed(time in the output, …, Timed(source's …))`.
 
-    With times of the source, a picture that is shown before its time, held after the end of the video, or lasts longer
-    than `LONGEST_PERIOD_S` is repeated with the source's period.
+    With times of the source, a picture that is shown before its time, held after the end of
+    the video, or lasts longer than `LONGEST_PERIOD_S` is repeated with the source's period.
     """
     shown, fps, duration_s = _extended(source, playback), playback.fps, playback.duration_s
     if fps is None:
@@ -221,8 +221,8 @@ def _repeated(shown: Iterator[Timed[T]], source: VideoPasses) -> Iterator[Timed[
 def _cut(shown: Iterator[Timed[T]], duration_s: Fraction, source: VideoPasses) -> Iterator[Timed[T]]:
     """The pictures that begin before `duration_s`; the last one ends there, or after one period.
 
-    One that is shown already is not repeated for less than a period: sound that is a few samples longer than the
-    picture must not add a frame.
+    One that is shown already is not repeated for less than a period: sound that is a few
+    samples longer than the picture must not add a frame.
     """
     for picture, following in with_next(shown):
         left_s = Fraction(0) if following is None else duration_s - following.time_s
@@ -246,8 +246,8 @@ def _hold_period_s(source: VideoPasses) -> Fraction:
 def at_constant_rate(pictures: Iterable[Timed[T]], fps: Fraction | int) -> Iterator[T]:
     """Repeats or drops pictures to get `fps` per second from time 0, at least one if there is any.
 
-    Holds two pictures at a time. Repeated pictures are the same object. The first picture is shown before its time,
-    too.
+    Holds two pictures at a time. Repeated pictures are the same object. The first picture
+    is shown before its time, too.
     """
     index = 0
     for picture, following in with_next(pictures):

@@ -87,9 +87,9 @@ def read_frames(path: Path, playback: Playback = _AS_IT_IS) -> Iterator[Frame]:
     """Frames of the first video stream, upright, as `playback` says.
 
     Yields:
-        Frames with index k = 0, 1, …. `planes` are the decoder's own bytes where `conversion` supports their format;
-        `picture` is computed from them on access. Both are read-only, as repeated frames share them: each is converted
-        once.
+        Frames with index k = 0, 1, …. `planes` are the decoder's own bytes where
+        `conversion` supports their format; `picture` is computed from them on access.
+        Both are read-only, as repeated frames share them: each is converted once.
 
     Raises:
         MediaError: the file cannot be read, has no picture, or breaks off; the message gives the time.

@@ -30,8 +30,8 @@ COPIED_CODECS: dict[str, tuple[str, ...]] = {
         *("pcm_s16le", "pcm_s24le", "pcm_s32le", "pcm_f32le", "pcm_u8"),
     ),
 }
-"""Codecs that common players support in each container. FFmpeg would write more, such as Opus and FLAC into .mp4, which
-QuickTime and many televisions play without sound."""
+"""Codecs that common players support in each container. FFmpeg would write more, such as
+Opus and FLAC into .mp4, which QuickTime and many televisions play without sound."""
 
 # The container that gives each packet a time. Others give it a duration, which players take for what it decodes to.
 _GAPS_IN = ".mkv"
@@ -95,8 +95,8 @@ class SoundPlan:
 class ChosenSound:
     """How a plan becomes the sound of an output.
 
-    `codec`: FFmpeg's name of the encoder; None if the packets of the only piece are copied. `gain`: keeps the sum of
-    the pieces within full scale. `notices`: why it is encoded.
+    `codec`: FFmpeg's name of the encoder; None if the packets of the only piece are copied.
+    `gain`: keeps the sum of the pieces within full scale. `notices`: why it is encoded.
     """
 
     plan: SoundPlan
@@ -116,13 +116,13 @@ def spliced(
 def choose_sound(plan: SoundPlan, suffix: str) -> ChosenSound:
     """How `plan` becomes the sound of an output with this suffix: copied where possible.
 
-    Decodes the whole sound, 4 s per hour of AAC: packets alone show no change of format, and in Matroska their
-    durations are rounded. What must be encoded is also resampled and mixed, 9 s per hour. Pieces that together exceed
-    full scale are all softer by as much.
+    Decodes the whole sound, 4 s per hour of AAC: packets alone show no change of format,
+    and in Matroska their durations are rounded. What must be encoded is also resampled and
+    mixed, 9 s per hour. Pieces that together exceed full scale are all softer by as much.
 
     Raises:
-        MediaError: a source cannot be read, has no audio stream, or breaks off. InputError: it has samples that are not
-        numbers.
+        MediaError: a source cannot be read, has no audio stream, or breaks off.
+        InputError: it has samples that are not numbers.
     """
     piece = plan.pieces[0]
     if len(plan.pieces) > 1:

@@ -1,11 +1,11 @@
 """The clock of a clip: stamps become times from 0. All times are exact seconds.
 
-Clocks are reset where recordings were joined. That is assumed where a stamp goes back by `BACK_S` or more, or on by
-`FORWARD_S` or more if the container allows resets (MPEG-TS, Ogg), or to a time after the end that the file states.
-Any other step on is a picture held, or a gap in the sound.
+Clocks are reset where recordings were joined. That is assumed where a stamp goes back by `BACK_S`
+or more, or on by `FORWARD_S` or more if the container allows resets (MPEG-TS, Ogg), or to a time
+after the end that the file states. Any other step on is a picture held, or a gap in the sound.
 
-Each joined recording begins at one time in all streams: if each stream followed itself directly, pictures and sound
-would drift apart, as their ends differ at each joint.
+Each joined recording begins at one time in all streams: if each stream followed itself
+directly, pictures and sound would drift apart, as their ends differ at each joint.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -41,8 +41,8 @@ FORWARD_S = Fraction(10)
 LONGEST_S = Fraction(3600)
 
 JITTER_S = Fraction(1, 25)
-"""Stamps of sound less than this off the count of samples are not followed: each correction would be heard as a click,
-and 40 ms are not seen as late or early (ITU-R BT.1359)."""
+"""Stamps of sound less than this off the count of samples are not followed: each correction
+would be heard as a click, and 40 ms are not seen as late or early (ITU-R BT.1359)."""
 
 _RATES_AGREE = Fraction(1, 100_000)
 _FINEST_PER_S = 1_000_000
@@ -172,8 +172,8 @@ _Spans = dict[int, tuple[Fraction, Fraction]]
 def _origins_of(path: Path, stream: int) -> list[Fraction]:
     """The stamps at time 0 for each recording in which the stream of this index occurs, minus the first one, sorted.
 
-    A recording begins when the one before it has ended in all its streams. Sound continues directly where that shortens
-    the pictures by less than `JITTER_S`. Reads all packets of the file.
+    A recording begins when the one before it has ended in all its streams. Sound continues directly
+    where that shortens the pictures by less than `JITTER_S`. Reads all packets of the file.
     """
     with reading(path):
         status = path.stat()
