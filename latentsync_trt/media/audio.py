@@ -22,15 +22,15 @@ SPEECH_RATE_HZ = 16_000
 # damaged header may state, the resampler alone takes 1 GB.
 LEAST_RATE_HZ, MOST_RATE_HZ = 1_000, 4_000_000
 
-# Its tracks state their length to the sample; other containers estimate it, or FFmpeg cuts the padding itself.
+# States lengths of tracks to the sample; others estimate them, or FFmpeg cuts the padding.
 _EXACT_CONTAINER = "mp4"
 
-# Without the limit swresample does not normalize when it mixes into float: stereo would come out 3 dB too loud.
+# Without it swresample does not normalize a mix into float: stereo would be 3 dB too loud.
 _MIX_OPTIONS = {"rematrix_maxval": "1.0"}
 
 
 def audio_duration_s(path: Path) -> Fraction:
-    """Duration of the first audio stream of `path`: as many samples as `read_audio_blocks` gives, without a delay.
+    """Duration of the first audio stream of `path`, as `read_audio_blocks` gives it without a delay.
 
     Raises:
         MediaError: the file cannot be read, has no audio stream, or the stream has no samples.
@@ -41,7 +41,7 @@ def audio_duration_s(path: Path) -> Fraction:
 
 
 def first_sample_s(path: Path, container: InputContainer) -> Fraction | None:
-    """The stamp of the first sample of a file just opened, None if it has none; errors as `read_audio_blocks`."""
+    """The stamp of the first sample of a file just opened, if it has one; errors as below."""
     stream = audio_stream(path, container)
     return stamp_of(next(_frames(path, container, stream)))
 
@@ -49,7 +49,7 @@ def first_sample_s(path: Path, container: InputContainer) -> Fraction | None:
 def read_audio_blocks(
     path: Path, rate_hz: int = SPEECH_RATE_HZ, *, delay_s: Fraction = Fraction(0)
 ) -> Generator[Float32Array, None, None]:
-    """Mono blocks `(n,)` float32 of the first audio stream of an audio or video file, resampled to `rate_hz`.
+    """Mono blocks `(n,)` float32 of the first audio stream of a file, resampled to `rate_hz`.
 
     Sample n is the one at time n / `rate_hz`: gaps in the time stamps are silent, see
     `decoded_audio`. Integer samples map full scale to [−1, 1): 16-bit ones are divided by 32768.
@@ -74,7 +74,7 @@ def read_audio_blocks(
 
 
 def sound_blocks(path: Path, frames: Iterable[Timed[AudioFrame]], layout: str, rate_hz: int) -> Iterator[Float32Array]:
-    """All samples from time 0 to the end of the last frame, `(n, channels)` float32, so that each has its frame's time.
+    """All samples from time 0 to the last, `(n, channels)` float32, each at its frame's time.
 
     Gaps become silence; samples of a time that was given already are dropped. Blocks of a second cost little each.
 
@@ -142,7 +142,7 @@ def _silence(count: int, channels: int, rate_hz: int) -> Iterator[Float32Array]:
 
 
 def audio_stream(path: Path, container: InputContainer) -> AudioStream:
-    """The first audio stream of an open file; raises `MediaError` if there is none or its header is damaged."""
+    """The first audio stream of an open file; `MediaError` if there is none or it is damaged."""
     if not container.streams.audio:
         raise MediaError(f"{path}: has no audio stream")
     stream = container.streams.audio[0]
@@ -162,7 +162,7 @@ def _check_rate(path: Path, rate_hz: int) -> None:
 def decoded_audio(
     path: Path, container: InputContainer, stream: AudioStream, delay_s: Fraction = Fraction(0)
 ) -> Iterator[Timed[AudioFrame]]:
-    """Decoded frames with samples at their times, the first at `delay_s`; the last one ends where the track does.
+    """Decoded frames at their times, the first at `delay_s`; the last one ends where the track does.
 
     Raises:
         MediaError: decoding fails (with the time), or there are no samples.

@@ -1,4 +1,4 @@
-"""C2PA content credentials: a signed record in an .mp4 or .mov of what was done to which video, with which tool."""
+"""C2PA content credentials: a signed record in the file of what was done to which video."""
 
 import json
 import re
@@ -25,7 +25,7 @@ _PRIVATE_KEY = re.compile(rb"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?-----END [A-Z 
 _CURVES = {"secp256r1": "es256", "secp384r1": "es384", "secp521r1": "es512"}
 
 _AGENT = {"name": "latentsync-trt", "version": __version__}
-# Verifying takes a pass over the file, which `sign` does itself. A thumbnail of a video is made of nothing.
+# `sign` verifies, which takes a pass over the file. A thumbnail of a video is made of nothing.
 _SETTINGS = {"builder": {"thumbnail": {"enabled": False}}, "verify": {"verify_after_sign": False}}
 _SOURCE = "source"
 _UNKNOWN_SIGNER = "signingCredential.untrusted"
@@ -68,7 +68,7 @@ def read_credentials(pem: Path, output: Path) -> Credentials:
 
 
 def sign(path: Path, source: Path, credentials: Credentials, title: str = "") -> tuple[str, ...]:
-    """Replaces a finished video by the same with credentials, and verifies them; returns what these do not say.
+    """Replaces a finished video by the same with credentials, verified; returns what they lack.
 
     Takes half a gigabyte of memory at most, and for a moment twice the disk space.
 
@@ -124,7 +124,7 @@ def _write_signed(
 
 
 def _add_source(builder: Any, source: Path) -> tuple[str, ...]:
-    """Adds the ingredient; one that players read, but the package does not, without its earlier credentials."""
+    """Adds the ingredient; without its earlier credentials where the package cannot read it."""
     import c2pa
 
     ingredient = {"title": source.name, "relationship": "parentOf", "instance_id": _SOURCE}
@@ -141,7 +141,7 @@ def _add_source(builder: Any, source: Path) -> tuple[str, ...]:
 
 
 def _verify(signed: BinaryIO, mime: str) -> None:
-    """Raises `OutputError` unless signature and content match; the signer need not be known on this machine."""
+    """Raises `OutputError` unless signature and content match; the signer need not be known."""
     import c2pa
 
     signed.seek(0)

@@ -1,4 +1,4 @@
-"""How a run's picture is encoded: the encoders with their presets, the pixel format nearest to a source's, and tags."""
+"""How a run's picture is encoded: encoder, preset, pixel format and color tags."""
 
 import os
 from collections.abc import Iterator
@@ -34,10 +34,10 @@ CONTAINERS: dict[Codec, tuple[str, ...]] = {
 }
 """What FFmpeg writes and common players read."""
 
-# Codecs that do so in their own stream. For the others PyAV can write it to .mp4 and .mov, but not to .mkv.
+# In their own stream. For other codecs PyAV can write it to .mp4 and .mov, but not to .mkv.
 _STORE_PIXEL_ASPECT = ("h264", "hevc")
 
-# By default x264 starts 1.5 threads per core, each with its own frames: gigabytes on a large server, but no faster.
+# By default x264 starts 1.5 threads per core, each with frames: gigabytes, but no faster.
 _ENCODER_THREADS = min(16, os.cpu_count() or 1)
 
 EncoderName = Literal["x264", "x265", "svtav1", "nvenc", "prores", "ffv1"]
@@ -73,9 +73,9 @@ _PRORES_PROFILES = ("proxy", "lt", "standard", "hq", "4444", "4444xq")
 _NVENC_420 = ("yuv420p", "p010le")
 _NVENC_444 = ("yuv444p", "yuv444p16le")
 
-# At one crf, the presets of x264 differ little in quality and by a tenth in size; this one is fast enough for a GPU.
+# The presets of x264 differ little in quality and by a tenth in size; this one is fast enough.
 # x265 gains 2 dB and a quarter in size from veryfast to medium, for a third more work.
-# NVENC is separate hardware, and p5 does not slow a run down; only the newest have 4:2:2, or 10 bits in H.264.
+# NVENC is separate hardware, which p5 does not slow down; only the newest have 4:2:2.
 LIBRARIES: dict[tuple[Codec, EncoderName], Library] = {
     ("h264", "x264"): Library("libx264", ("crf", 16, 51), _X26X_PRESETS, "veryfast"),
     ("hevc", "x265"): Library("libx265", ("crf", 18, 51), _X26X_PRESETS, "medium"),
@@ -121,7 +121,7 @@ class VideoEncoder:
 
 
 def choose_encoder(options: SyncOptions, info: VideoInfo) -> VideoEncoder:
-    """The encoder of a run whose source is `info`; "auto" is NVENC if it opens for such pictures, else the CPU's.
+    """The encoder for a source; "auto" is NVENC if it opens for such pictures, else the CPU's.
 
     Raises:
         InputError: options contradict each other, a value is not one of the encoder's, or FFmpeg lacks the encoder.
@@ -180,7 +180,7 @@ def aspect_notice(encoder: VideoEncoder, info: VideoInfo, suffix: str) -> tuple[
 def add_video(
     encoder: VideoEncoder, pixel_aspect: Fraction, rate: Fraction, time_base: Fraction, container: OutputContainer
 ) -> VideoStream:
-    """Adds the encoder to a container, for `rate` frames per second with stamps in units of `time_base`."""
+    """Adds the encoder to a container, for `rate` frames per second, stamps in `time_base`."""
     # PyAV's types know only some encoders by name.
     stream = cast(VideoStream, container.add_stream(encoder.ffmpeg, rate=rate, options=dict(encoder.options)))
     context = stream.codec_context
@@ -215,7 +215,7 @@ def _set_up(context: VideoCodecContext, encoder: VideoEncoder) -> None:
 
 
 def _codec_of(options: SyncOptions, info: VideoInfo) -> Codec:
-    """The named codec, or that of the named encoder, or the source's: H.264 for 8 bits of SDR, else HEVC."""
+    """The named codec, or the named encoder's; else H.264 for 8 bits of SDR, HEVC for more."""
     if options.codec is not None:
         return options.codec
     of_encoder = {name: codec for codec, name in ON_CPU.items()}.get(cast(EncoderName, options.encoder_name))
@@ -247,7 +247,7 @@ def _encoder(codec: Codec, name: EncoderName, options: SyncOptions, info: VideoI
 
 
 def _settings_of(codec: Codec, name: EncoderName, options: SyncOptions) -> dict[str, str]:
-    """FFmpeg's options for quality and speed; raises `InputError` for a value that is not one of the encoder's."""
+    """FFmpeg's options for quality and speed; `InputError` if a value is not the encoder's."""
     library = LIBRARIES[codec, name]
     settings: dict[str, str] = {"rc": "constqp"} if name == "nvenc" else {}
     if library.quality is not None:
@@ -302,7 +302,7 @@ def _chroma_of(form: VideoFormat) -> tuple[int, int]:
 
 
 def _yuv_tags(color: ColorTags) -> ColorTags:
-    """The tags of YUV pictures. RGB becomes BT.709 of limited range, and keeps other primaries and transfer."""
+    """The tags as YUV: RGB becomes BT.709 of limited range; its primaries and transfer stay."""
     if color.matrix != RGB_IDENTITY:
         return color
     primaries, transfer = (BT709 if tag == UNSPECIFIED else tag for tag in (color.primaries, color.transfer))

@@ -1,4 +1,4 @@
-"""Mixes patches into a picture's planes, coded as its color tags say (ITU-T H.273); other samples are unchanged. Pure.
+"""Mixes patches into a picture's planes, coded as its color tags say (ITU-T H.273). Pure.
 
 A chroma sample belongs to the center of the pixels it covers: conversion to RGB repeats it for all of them, and
 conversion back takes their mean. The two cancel out, so softly blended pixels do not drift.
@@ -19,7 +19,7 @@ UNSPECIFIED = 2
 BT2020_NCL = 9
 _FCC, _BT470BG, _SMPTE170M, _SMPTE240M = 4, 5, 6, 7
 
-# Pictures without a matrix tag are BT.709 if their shorter side has at least this length; rotation keeps that side.
+# Without a matrix tag, BT.709 from this length of the shorter side on, which rotation keeps.
 HD_SIDE_PX = 720
 
 _LUMA_WEIGHTS: dict[int, tuple[float, float]] = {
@@ -94,7 +94,7 @@ def unsupported_matrix(matrix: int) -> InputError:
 
 
 def codes_of(rgb: Float32Array, coding: Coding) -> tuple[Float32Array, Float32Array, Float32Array]:
-    """Unrounded codes `(H, W)` float32 of each plane, per pixel of `rgb (H, W, 3)` float32 in [0, 1]."""
+    """Unrounded codes `(H, W)` float32 of each plane; `rgb (H, W, 3)` float32 in [0, 1]."""
     if coding.identity:
         codes = rgb * np.float32(coding.luma_scale) + np.float32(coding.luma_offset)
         return codes[..., 1], codes[..., 2], codes[..., 0]
@@ -139,7 +139,7 @@ def mix(planes: YuvPlanes, patches: Iterable[Patch]) -> None:
 
 
 def planes_of(rgb: UInt8Array, color: ColorTags) -> YuvPlanes:
-    """A whole picture `rgb (H, W, 3)` as 8-bit planes, coded as `color` says: 4:2:0, or G, B and R for matrix 0."""
+    """`rgb (H, W, 3)` as 8-bit planes, coded as `color` says: 4:2:0, or G, B, R for matrix 0."""
     height, width = rgb.shape[:2]
     if color.matrix == RGB_IDENTITY:
         red, green, blue = (np.ascontiguousarray(rgb[..., channel]) for channel in range(3))
@@ -158,14 +158,14 @@ def pixels_per_sample(planes: YuvPlanes) -> tuple[int, int]:
 def _mix(
     planes: Sequence[SampleArray], codes: Sequence[Float32Array], patch: Patch, size: tuple[int, int], bits: int
 ) -> None:
-    """Mixes per-pixel `codes (h, w)` of the patch into planes of one shape of a picture of `size` (H, W), in place."""
+    """Mixes `codes (h, w)` of the patch into planes of one shape; `size` (H, W): the picture's."""
     import cv2  # not where inputs are checked, which need other parts of this module
 
     depths = {1: cv2.CV_8U, 2: cv2.CV_16U}
     steps = [1 if samples == length else 2 for samples, length in zip(planes[0].shape, size, strict=True)]
     firsts, ends = (patch.y_px, patch.x_px), (patch.y_px + patch.weight.shape[0], patch.x_px + patch.weight.shape[1])
     rows, columns = (slice(a // step, -(-b // step)) for a, b, step in zip(firsts, ends, steps, strict=True))
-    # The weights and each plane's weighted codes, with what is missing of samples at the edge of the patch: none.
+    # The weights and each plane's weighted codes; 0 where samples reach beyond the patch.
     down, across = steps
     shape = (rows.stop - rows.start) * down, (columns.stop - columns.start) * across
     sums = np.zeros((1 + len(planes), *shape), np.float32)
@@ -188,5 +188,5 @@ def _mix(
 
 
 def _pixels(samples: slice, step: int, length: int) -> Float32Array:
-    """How many of `length` pixels each of the samples covers: `step`, the last one of an odd side one less."""
+    """How many of `length` pixels each sample covers: `step`; the last of an odd side one less."""
     return np.minimum(step, length - step * np.arange(samples.start, samples.stop)).astype(np.float32)

@@ -1,4 +1,4 @@
-"""Converts FFmpeg's frames to arrays and back: planes, RGB, and the rotation that makes a picture upright."""
+"""Converts FFmpeg's frames to upright planes or RGB, and planes to frames."""
 
 import struct
 from collections.abc import Iterable
@@ -40,7 +40,7 @@ SideDataType._missing_ = classmethod(lambda cls, _: cls.SEI_UNREGISTERED)  # typ
 
 
 def orientation_of(frame: VideoFrame) -> tuple[bool, int, int]:
-    """How to make a decoded frame upright: whether to transpose it, then the steps, 1 or −1, of its rows and columns.
+    """How to make a frame upright: whether to transpose it, then steps, 1 or −1, of rows and columns.
 
     Raises:
         InputError: its display matrix rotates by another angle than a multiple of 90°.
@@ -75,7 +75,7 @@ def _coded_format(form: VideoFormat, *, transposed: bool) -> str:
 
 
 class FrameConverter:
-    """Converts the decoded frames of one video into upright planes; the first frame sets the format of all.
+    """Converts decoded frames of one video into upright planes of the first frame's format.
 
     Keeps swscale's tables between frames; not thread-safe.
     """
@@ -113,7 +113,7 @@ class FrameConverter:
         if frame.format.name.startswith(("gray", "ya")):
             if own != wanted:
                 return self._converted(self._converted(frame, name, own, own), name, own, wanted)
-            # swscale takes gray as full range, whatever its tag says: to full range it keeps the codes.
+            # swscale takes gray as full range, whatever its tag says.
             own, wanted = replace(own, full_range=True), replace(wanted, full_range=True)
         try:
             return converted(self._reformatter, frame, name, own, wanted)
@@ -148,7 +148,7 @@ def converted(
 
 
 def _planes_tags(frame: VideoFrame) -> ColorTags:
-    """The tags of the frame's planes; RGB has matrix 0 and full range, and a "yuvj" format full range."""
+    """The tags of a frame's planes; RGB has matrix 0 and full range, "yuvj" full range."""
     full_range = frame.format.name.startswith("yuvj") or _FULL_RANGE.get(int(frame.color_range))
     color = ColorTags(int(frame.color_primaries), int(frame.color_trc), int(frame.colorspace), full_range)
     if _has_rgb_channels(frame.format):
@@ -175,7 +175,7 @@ def format_of(planes: YuvPlanes) -> str:
 
 
 def frame_of(planes: YuvPlanes, width_px: int, height_px: int, patches: Iterable[Patch] = ()) -> VideoFrame:
-    """A frame of that size, at least that of `planes`, with a copy of them and `patches` mixed into it.
+    """A frame of at least the size of `planes`, with a copy of them and `patches` mixed in.
 
     It is padded by repeating the edge. Raises `InputError` as `mix`.
     """

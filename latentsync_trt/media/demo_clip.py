@@ -1,4 +1,4 @@
-"""The built-in clip: a public-domain portrait filmed by a moving camera, and a sentence of synthetic speech."""
+"""The built-in clip: a public-domain portrait, filmed by a moving camera, and synthetic speech."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -47,7 +47,7 @@ def spoken_mouth() -> SpokenMouth:
 
 
 def demo_clip(folder: str | Path = ".") -> tuple[Path, Path]:
-    """Writes the built-in clip to `folder` as demo.mp4, 480×480 px and 5 s long; returns it and its speech recording.
+    """Writes the built-in clip to `folder` as demo.mp4, 480×480 px, 5 s; returns it and its speech.
 
     Raises:
         OutputError: the clip cannot be written.

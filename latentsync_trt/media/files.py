@@ -17,7 +17,7 @@ from latentsync_trt.config import MODEL_FPS
 from latentsync_trt.errors import InputError, MediaError, OutputError
 from latentsync_trt.paths import exists, why_missing
 
-# FFmpeg must not open anything else that a file refers to: a playlist named .mp4 could contain a URL.
+# FFmpeg must not open what a file refers to: a playlist named .mp4 could contain a URL.
 _INPUT_OPTIONS = {"protocol_whitelist": "file"}
 # For pictures whose name contains "%d"; other demuxers ignore it.
 _NO_PATTERN = {"pattern_type": "none"}
@@ -28,13 +28,13 @@ _PATTERN = re.compile(r"([^%]*)%(?:0([1-9]))?d([^%]*)")
 
 
 def reason_of(error: Exception) -> str:
-    """The message of FFmpeg or the system, without error numbers and names of internal functions."""
+    """The message of FFmpeg or the system, without numbers and names of functions."""
     return str(getattr(error, "strerror", None) or error or type(error).__name__)
 
 
 @contextmanager
 def reading(path: Path, problem: str = "cannot be read", cure: str = "") -> Iterator[None]:
-    """Turns errors of FFmpeg, the system and conversion inside the block into a `MediaError` that names `path`."""
+    """Turns errors of FFmpeg, the system and conversion into a `MediaError` that names `path`."""
     try:
         yield
     except MediaError:
@@ -44,7 +44,7 @@ def reading(path: Path, problem: str = "cannot be read", cure: str = "") -> Iter
 
 
 def guarded(path: Path, items: Iterator[T], what: str) -> Iterator[T]:
-    """The frames or packets of a stream; where reading them fails, the `MediaError` names the time."""
+    """The frames or packets of a stream; if reading fails, the `MediaError` names the time."""
     time_s = 0.0
     while True:
         with reading(path, f"its {what} breaks off after {time_s:.2f} s; repair or re-encode it"):
@@ -57,7 +57,7 @@ def guarded(path: Path, items: Iterator[T], what: str) -> Iterator[T]:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turns FFmpeg's and the system's errors inside the block into an `OutputError` that names `path`."""
+    """Turns FFmpeg's and the system's errors into an `OutputError` that names `path`."""
     try:
         yield
     except OutputError:
@@ -91,12 +91,12 @@ def open_input(path: Path) -> Iterator[InputContainer]:
 
 
 def open_output(path: Path, options: dict[str, str] | None = None) -> OutputContainer:
-    """Opens a new media file with FFmpeg's `options`; the caller closes it. Raises FFmpeg's errors."""
+    """Opens a new media file; the caller closes it. Raises FFmpeg's errors."""
     return av.open(f"file:{path}", "w", options=options)
 
 
 def check_file(path: Path) -> None:
-    """Raises `MediaError` if there is no file or sequence at `path`, it may not be read, or is empty; opens nothing."""
+    """Raises `MediaError` if `path` is no file or sequence, may not be read, or is empty."""
     for file in _files(path).values():
         try:
             found = file.stat()
@@ -113,7 +113,7 @@ def check_file(path: Path) -> None:
 
 
 def _check_not_cut_off(path: Path, container: InputContainer) -> None:
-    """Compares the index of the file with its size: FFmpeg ends a truncated file early without an error."""
+    """Compares index and size of the file: FFmpeg ends a truncated one without an error."""
     for stream in container.streams:
         if not len(stream.index_entries):
             continue
@@ -126,12 +126,12 @@ def _check_not_cut_off(path: Path, container: InputContainer) -> None:
 
 
 def is_sequence(path: Path) -> bool:
-    """Whether `path` is a pattern of numbered pictures, such as frames/%05d.png, and not the name of a file."""
+    """Whether `path` is a pattern of numbered pictures, such as frames/%05d.png, and no file."""
     return _PATTERN.fullmatch(path.name) is not None and not exists(path)
 
 
 def _files(path: Path) -> dict[int, Path]:
-    """The pictures of a sequence by number, in order, or the file itself; raises `MediaError` if one is missing."""
+    """The pictures of a sequence by number, or the file itself; `MediaError` if one is missing."""
     parts = _PATTERN.fullmatch(path.name)
     if parts is None or exists(path):
         return {0: path}

@@ -1,4 +1,4 @@
-"""An SDR rendition of HDR pictures for the networks, its inverse for what they paint, and HDR10's static metadata.
+"""HDR as SDR for the networks, the inverse for what they paint, and HDR10's static metadata.
 
 Per channel, on the non-linear signal of PQ and HLG (ITU-R BT.2100):
 
@@ -139,7 +139,7 @@ def metadata_of(frame: VideoFrame) -> HdrMetadata | None:
     display, light = found.get(Type.MASTERING_DISPLAY_METADATA), found.get(Type.CONTENT_LIGHT_LEVEL)
     mastering = None
     if display is not None:
-        # FFmpeg's `AVMasteringDisplayMetadata`: ten fractions, then whether primaries and luminance are set.
+        # FFmpeg's struct: ten fractions, then whether primaries and luminance are set.
         *numbers, has_primaries, has_luminance = struct.unpack_from("=22i", display)
         if has_primaries and has_luminance and all(numbers[1::2]):
             mastering = tuple(map(Fraction, numbers[0::2], numbers[1::2]))
@@ -148,7 +148,7 @@ def metadata_of(frame: VideoFrame) -> HdrMetadata | None:
 
 
 def encoder_options(codec: str, metadata: HdrMetadata | None) -> dict[str, str]:
-    """The parameters, by name, with which `libx264`, `libx265` or `libsvtav1` stores the static metadata.
+    """The parameters with which `libx264`, `libx265` or `libsvtav1` stores the metadata.
 
     The display is written as "G(x,y)B(x,y)R(x,y)WP(x,y)L(largest,least)".
     """

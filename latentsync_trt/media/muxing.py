@@ -1,4 +1,4 @@
-"""The finished file: the parts of the picture as one stream, its sound, what is kept of the source, and a mark.
+"""The finished file: parts as one stream, sound, what is kept of the source, and a mark.
 
 The mark says that AI changed the picture: machine-readable as IPTC's digital source type, and in words.
 
@@ -36,8 +36,8 @@ from latentsync_trt.version import __version__
 # QuickTime's own. FFmpeg multiplies a smaller number of ticks per second, which keeps stamps exact.
 _LEAST_TIMESCALE = 600
 _MOST_PER_S = 100_000
-# Microseconds for which FFmpeg holds packets until each stream has one; by default 10 s, gigabytes of lossless 4K.
-_MOST_HELD_US = "1000000"
+# For which FFmpeg holds packets until each stream has one; by default 10 s: gigabytes of 4K.
+_MOST_HELD_US = "1000000"  # microseconds
 
 TOOL = f"latentsync-trt {__version__}"
 SOURCE_TYPE = "http://cv.iptc.org/newscodes/digitalsourcetype/compositeWithTrainedAlgorithmicMedia"
@@ -153,7 +153,7 @@ def _add_video(
 
 
 def marked(metadata: Mapping[str, str], suffix: str) -> dict[str, str]:
-    """The metadata of a container with the mark, instead of an earlier one, to set before its header is written.
+    """The metadata of a container with the mark, instead of an earlier one.
 
     Args:
         suffix: of the container: .mp4, .mov or .mkv.
@@ -166,7 +166,7 @@ def marked(metadata: Mapping[str, str], suffix: str) -> dict[str, str]:
 
 
 def mark(path: Path) -> None:
-    """Adds what only a finished file can take: the XMP of an .mp4, behind all else, so that nothing in it moves."""
+    """Adds the XMP of an .mp4, behind all else, so that nothing in the finished file moves."""
     if path.suffix.lower() != ".mp4":
         return
     content = _XMP_BOX.bytes + _XMP.encode()

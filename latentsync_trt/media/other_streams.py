@@ -1,4 +1,4 @@
-"""What an output keeps of its source besides picture and sound: audio tracks, subtitles, chapters, covers, fonts, tags.
+"""What an output keeps besides picture and sound: tracks, subtitles, chapters, covers, fonts, tags.
 
 Stamps of the source become those of the output, and what comes before its first or after its last picture is cut off.
 """
@@ -25,13 +25,13 @@ from latentsync_trt.media.streams import PacketQueue, add_subtitles, copied_soun
 from latentsync_trt.media.timing import nearest
 
 _MKV = ".mkv"
-# Besides `COPIED_CODECS`, what a container takes, although fewer players do: a track is better kept than left out.
+# Besides `COPIED_CODECS`, what a container takes, although fewer players do.
 _MORE_AUDIO = {".mp4": ("opus", "flac", "dts")}
 
 _COVERS = {"mjpeg": "jpeg", "png": "png"}
 _WITH_COVER = (".mp4", _MKV)
 
-# Tags that describe the source's file, and a time code, which FFmpeg refuses for unusual frame rates.
+# Tags of the source's file itself, and a time code, which FFmpeg refuses for unusual rates.
 _OF_THE_FILE = ("major_brand", "minor_version", "compatible_brands", "encoder", "duration", "timecode")
 
 
@@ -44,7 +44,7 @@ class Source:
 
 
 def losses(source: Source, suffix: str) -> tuple[str, ...]:
-    """A sentence about each stream of `source` that an output with this suffix cannot hold; raises `MediaError`."""
+    """A sentence about each stream of `source` that an output with this suffix cannot hold."""
     with open_input(source.path) as container:
         return tuple(
             f"{_name(stream)} is left out" + (f": {suffix} cannot hold it, {_MKV} can" if _fits(stream, _MKV) else "")
@@ -54,7 +54,7 @@ def losses(source: Source, suffix: str) -> tuple[str, ...]:
 
 
 def copy_tags(source: Source, output: OutputContainer, end_s: Fraction, *, own_sound: bool) -> None:
-    """Title, dates and other tags of the file, its chapters up to `end_s`, and tags of its picture and `own_sound`."""
+    """Tags of the file, its picture and `own_sound`, and its chapters up to `end_s`."""
     with open_input(source.path) as container:
         output.metadata.update({k: v for k, v in container.metadata.items() if k.lower() not in _OF_THE_FILE})
         chapters = []

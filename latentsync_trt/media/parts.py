@@ -32,7 +32,7 @@ from latentsync_trt.media.files import open_input, open_output
 from latentsync_trt.validation import from_json
 
 PART_S = Fraction(30)
-"""Length of a part. What carries over from frame to frame begins anew with each, so that a run can go on there."""
+"""Length of a part. What carries over between frames begins anew, so that a run can go on there."""
 
 _FORMAT = 2
 _SUFFIX = ".mkv"
@@ -108,7 +108,7 @@ class Finished:
         return replace(content, parts=whole) if whole and content.format == _FORMAT else None
 
     def write(self, folder: Path) -> None:
-        """Replaces what `folder` holds by this, safe on disk; files of other parts are removed. Raises `OSError`.
+        """Replaces what `folder` holds by this, safe on disk; removes files of other parts.
 
         Called after each part.
         """
@@ -128,7 +128,7 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What makes an interrupted run one to go on with: it was made of the same; `resume`: whether to go on."""
+    """What a run is made of, which an interrupted one must equal; `resume`: go on with it."""
 
     made_of: Mapping[str, str]
     resume: bool = False
@@ -202,7 +202,7 @@ class PartWriter:
     def _mux(self, picture: VideoFrame | None) -> None:
         for packet in self._stream.encode(picture):
             self._stamps.append(self._start + (packet.pts or 0))
-            # In the file only their order counts, and x265 decodes the pictures of very short parts at random times.
+            # Only their order counts, and x265 gives pictures of very short parts random times.
             packet.pts = packet.dts = len(self._stamps)
             self._container.mux(packet)
 
@@ -217,7 +217,7 @@ def abandon(container: OutputContainer, path: Path) -> None:
 
 
 def joined(folder: Path, parts: Sequence[Part], time_base: Fraction) -> Iterator[Packet[Any]]:
-    """The packets of all parts as those of one stream: with presentation and decoding stamps, and durations.
+    """The packets of all parts as those of one stream, with stamps and durations.
 
     Decoding stamps are the sorted presentation stamps, later by as many packets as any part delays a picture. They
     ascend across parts, which those of the encoders do not where the rate varies. The first ones are such that all

@@ -34,7 +34,7 @@ _MOST_ROWS = 1024 // TILE_PX
 
 
 class LazyRgb:
-    """A `types.Picture` of `planes`, chroma repeated over its pixels, HDR as `hdr` renders it. Thread-safe.
+    """A `types.Picture` of `planes`, chroma repeated, HDR as `hdr` renders it. Thread-safe.
 
     It is converted tile by tile on first access, as faces fill a small part of most pictures.
 
@@ -69,9 +69,9 @@ class LazyRgb:
         return np.array(self[:, :], dtype, copy=copy)
 
     def _convert(self, top: int, bottom: int, left: int, right: int) -> None:
-        """Converts a rectangle of tiles, up to before row `bottom` and column `right` of them, at once."""
+        """Converts the tiles from row `top` and column `left` to before `bottom` and `right`."""
         tiles = self._rgb[top * TILE_PX : bottom * TILE_PX, left * TILE_PX : right * TILE_PX]
-        # Both are made anew: to keep them for the next rectangle of the same size saves a twentieth of the time.
+        # Made anew: to keep it for the next rectangle saves a twentieth of the time.
         frame = VideoFrame((right - left) * TILE_PX, (bottom - top) * TILE_PX, self._format)
         steps = (1, 1), *2 * (pixels_per_sample(self._planes),)
         planes = self._planes.y, self._planes.u, self._planes.v
@@ -85,7 +85,7 @@ class LazyRgb:
 
 
 def _rectangles(missing: BoolArray) -> Iterator[tuple[int, int, int, int]]:
-    """Rectangles (top, bottom, left, right; ends exclusive) that together are the true values of `missing (h, w)`."""
+    """Rectangles (top, bottom, left, right) that together are the true values of `missing`."""
     for (flags, _), rows in groupby(enumerate(missing.tolist()), lambda row: (row[1], row[0] // _MOST_ROWS)):
         top, *rest = (row for row, _ in rows)
         for flag, run in groupby(range(len(flags)), flags.__getitem__):
@@ -95,13 +95,13 @@ def _rectangles(missing: BoolArray) -> Iterator[tuple[int, int, int, int]]:
 
 
 def picture_info(width_px: int, height_px: int, *, rgb: bool) -> VideoInfo:
-    """The source of frames that have no planes: 8-bit RGB, to be written as that, or as 4:2:0 in BT.709."""
+    """The source of frames without planes: 8-bit RGB, written as that, or as 4:2:0 in BT.709."""
     color = ColorTags(BT709, BT709, RGB_IDENTITY if rgb else BT709, full_range=rgb)
     return VideoInfo(width_px, height_px, None, "gbrp" if rgb else "yuv420p", False, Fraction(1), color)
 
 
 class PictureMaker:
-    """Mixes patches into the planes of frames and makes them pictures of the encoder's format, with its color tags.
+    """Makes frames with their patches pictures of the encoder's format, with its color tags.
 
     Samples without a patch are those of the source, unless the encoder has another format. Not thread-safe.
 
@@ -127,7 +127,7 @@ class PictureMaker:
         return picture
 
     def small_rgb(self, frame: Frame, patches: Iterable[Patch] = ()) -> UInt8Array:
-        """The picture to encode for people to look at: uint8 `(h, w, 3)` RGB, h ≤ 480, square pixels; HDR as SDR."""
+        """The same to look at: uint8 `(h, w, 3)` RGB, h ≤ 480, square pixels; HDR as SDR."""
         picture = self.frame(frame, patches)
         color, height = self._encoder.color, min(picture.height, _SMALL_PX)
         width = max(1, round(picture.width * self._info.sample_aspect_ratio * height / picture.height))

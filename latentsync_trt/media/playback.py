@@ -1,4 +1,4 @@
-"""Plays a video: its pictures forwards and backwards, when it begins, at which rate, and what follows its end.
+"""Plays a video forwards and backwards: when it begins, at which rate, what follows its end.
 
 A picture is on screen until the next one's time. At a constant rate, output picture k is the one
 on screen in the middle of its interval, at (k + ½) / fps, as FFmpeg's `fps` filter has it, and
@@ -26,15 +26,15 @@ from latentsync_trt.media.timing import Timed, joint_clock, nearest, on_clock, o
 T = TypeVar("T")
 
 HELD_S = Fraction(1, 2)
-"""If less than this is missing at the end of a video, its last picture is held: the sound is merely padded."""
+"""If less is missing at the end of a video, its last picture is held: the sound is padded."""
 
 LONGEST_PERIOD_S = Fraction(1, 10)
 """A picture that lasts longer, as in a slide show, is repeated: lips must move."""
 
 MOST_PIXELS = 139_264 * 16 * 16
-"""Of a picture: the most in H.264 (level 6.2), 8192×4352. Beyond, a damaged header could ask for gigabytes."""
+"""Of a picture: the most in H.264 (level 6.2). A damaged header could ask for gigabytes."""
 
-# Pictures that are held to play them backwards. FFmpeg frees them together, so two chunks are in memory at times.
+# Held to play them backwards. FFmpeg frees them together: two chunks are in memory at times.
 _CHUNK_BYTES = 128 * 2**20
 _LEAST_CHUNK = 4
 
@@ -89,7 +89,7 @@ class VideoPasses:
             self._count, self._stamps = count, None if clock.resets or len(stamps) < count else stamps
 
     def backward(self) -> Generator[Timed[VideoFrame], None, None]:
-        """The pictures from the last one but one to the first, after a whole pass forward, with the same times."""
+        """The pictures from the last but one to the first, after a pass forward, with its times."""
         stop = self._count - 1
         while stop > 0:
             start = max(0, stop - self._chunk)
@@ -102,7 +102,7 @@ class VideoPasses:
             stop = start
 
     def _sought(self, start: int, stop: int) -> list[Timed[VideoFrame]] | None:
-        """The pictures from number `start` to before `stop`; None if they cannot be found by their stamps."""
+        """Pictures `start` to before `stop`; None if they cannot be found by their stamps."""
         if self._stamps is None:
             return None
         stamps, first = self._stamps[start : stop + 1], self._stamps[0]
@@ -154,7 +154,7 @@ def _decoded(
 
 
 def video_stream(path: Path, container: InputContainer) -> VideoStream:
-    """The first video stream that is not a cover picture; raises `MediaError` without one, or if it is too large."""
+    """The first video stream but for covers; `MediaError` if there is none or it is too large."""
     streams = [each for each in container.streams.video if not each.disposition & Disposition.attached_pic]
     if not streams:
         raise MediaError(f"{path}: has no video stream")
@@ -170,7 +170,7 @@ def video_stream(path: Path, container: InputContainer) -> VideoStream:
 
 
 def played(source: VideoPasses, playback: Playback) -> Iterator[Timed[Timed[VideoFrame]]]:
-    """The output's pictures, each with its time in the source: `Timed(time in the output, …, Timed(source's …))`.
+    """The output's pictures with their times in the source: `Timed(output's, …, Timed(source's, …))`.
 
     With times of the source, a picture that is shown before its time, held after the end of
     the video, or lasts longer than `LONGEST_PERIOD_S` is repeated with the source's period.
@@ -258,7 +258,7 @@ def at_constant_rate(pictures: Iterable[Timed[T]], fps: Fraction | int) -> Itera
 
 
 def frames_in(duration_s: Fraction | None, fps: Fraction | int) -> int | None:
-    """Number of pictures from `at_constant_rate` for a video of `duration_s`; None if that is unknown."""
+    """Number of pictures from `at_constant_rate` in `duration_s`; None if that is unknown."""
     return None if duration_s is None else max(1, nearest(duration_s, fps))
 
 

@@ -1,4 +1,4 @@
-"""Video input: upright frames, one at a time; pictures that would silently come out wrong are refused."""
+"""Video input: upright frames; pictures that would silently come out wrong are refused."""
 
 import re
 import shlex
@@ -34,7 +34,7 @@ _TAGGED_TIME = re.compile(r"(\d+):(\d+):(\d+(?:\.\d+)?)")
 # Least 8-bit alpha that counts as opaque: a mix with black changes such a pixel by less than 3 %.
 _OPAQUE = 250
 
-# FFmpeg's own decoders of these codecs leave the alpha channel out; these, which not every FFmpeg has, decode it.
+# FFmpeg's own decoders leave the alpha channel out; these, which not every FFmpeg has, do not.
 _ALPHA_DECODERS = {"vp8": "libvpx", "vp9": "libvpx-vp9"}
 
 # FFmpeg's filters that put a picture on black, with even sides, as H.264 in 4:2:0 needs.
@@ -121,7 +121,7 @@ def _duration_s(container: InputContainer, stream: VideoStream, start_s: Fractio
 
 
 def _check_opaque(path: Path, frame: VideoFrame) -> None:
-    """Raises `MediaError` for a transparent pixel; an alpha channel that is opaque, or zero everywhere, is fine."""
+    """Raises `MediaError` for a transparent pixel; alpha that is opaque, or all zero, is fine."""
     if not (frame.format.has_palette or any(component.is_alpha for component in frame.format.components)):
         return
     alpha = views(VideoReformatter().reformat(frame, format="gbrap", threads=1))[3]
@@ -142,14 +142,14 @@ def _transparent(path: Path, problem: str, decoder: str = "") -> MediaError:
 
 @dataclass(frozen=True, slots=True)
 class Delays:
-    """Seconds from the start of the output to the first picture and to the first sample; at least one is 0."""
+    """Seconds from the output's start to the first picture and sample; at least one is 0."""
 
     picture_s: Fraction = Fraction(0)
     sound_s: Fraction = Fraction(0)
 
 
 def delays_of(video: Path, audio: Path) -> Delays:
-    """How much later than the other one picture or sound start: 0 for separate files, which each start at once.
+    """How much later than the other one picture or sound start; 0 for separate files.
 
     Raises:
         MediaError: as `probe` and `read_audio_blocks`.

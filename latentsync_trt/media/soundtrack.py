@@ -1,4 +1,4 @@
-"""The sound of an output: copied packets where player and container permit it, else its pieces, mixed and encoded."""
+"""The sound of an output: copied where players and container permit it, else mixed and encoded."""
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
@@ -33,11 +33,11 @@ COPIED_CODECS: dict[str, tuple[str, ...]] = {
 """Codecs that common players support in each container. FFmpeg would write more, such as
 Opus and FLAC into .mp4, which QuickTime and many televisions play without sound."""
 
-# The container that gives each packet a time. Others give it a duration, which players take for what it decodes to.
+# Which gives each packet a time; others give it a duration, which players take as it decodes.
 _GAPS_IN = ".mkv"
 
 LOSSLESS_WITH: tuple[Codec, ...] = ("prores", "ffv1")
-"""Codecs of pictures for further editing, whose sound must not lose anything, either: see `SoundPlan.lossless`."""
+"""Codecs for further editing, whose sound must not lose anything, either."""
 
 # Encoders of a `SoundPlan.lossless`; others would only play in few programs.
 _LOSSLESS_CODECS = {".mkv": "flac", ".mov": "pcm_s24le"}
@@ -56,7 +56,7 @@ _BLOCK_S = Fraction(1, 4)
 
 @dataclass(frozen=True, slots=True)
 class SoundPiece:
-    """The first audio stream of a file from its time `from_s` to `to_s` (None = its end), heard from `at_s` on.
+    """The first audio stream of a file from `from_s` to `to_s` (None = its end), heard from `at_s` on.
 
     Times of the file count from its first sample. `at_s` is a time of the output; what is before 0 is not heard.
     """
@@ -72,7 +72,7 @@ class SoundPiece:
         return None if self.to_s is None else self.at_s + self.to_s - self.from_s
 
     def within(self, start_s: Fraction, end_s: Fraction | None) -> Self | None:
-        """What of it is heard from `start_s` to `end_s` (None = the end) of the output; None if that is nothing."""
+        """What of it is heard from `start_s` to `end_s` (None = the end) of the output, if any."""
         at_s, shift_s = max(self.at_s, start_s), self.from_s - self.at_s
         ends_s = [end for end in (self.end_s, end_s) if end is not None]
         if ends_s and min(ends_s) <= at_s:
@@ -108,7 +108,7 @@ class ChosenSound:
 def spliced(
     own: SoundPiece | None, speech: Iterable[SoundPiece], start_s: Fraction, end_s: Fraction | None
 ) -> tuple[SoundPiece, ...]:
-    """`speech` from `start_s` to `end_s` (None = the end) of the output, around it the video's `own` sound, if any."""
+    """`speech` from `start_s` to `end_s` (None = the end), around it the video's `own` sound."""
     around = [own.within(Fraction(0), start_s), own.within(end_s, None) if end_s is not None else None] if own else []
     return tuple(piece for piece in (*around, *(each.within(start_s, end_s) for each in speech)) if piece is not None)
 
@@ -214,7 +214,7 @@ def _mixed_pieces(plan: SoundPlan, rate_hz: int, layout: str) -> Generator[Float
 def _samples(piece: SoundPiece, rate_hz: int, layout: str) -> Generator[Float32Array, None, None]:
     with open_input(piece.path) as container:
         stream = audio_stream(piece.path, container)
-        # swresample would make it 3 dB softer, other than players do that play mono on two speakers.
+        # swresample would make it 3 dB softer than players that play mono on two speakers.
         doubled = layout == "stereo" and stream.codec_context.channels == 1
         frames = decoded_audio(piece.path, container, stream)
         blocks = sound_blocks(piece.path, frames, "mono" if doubled else layout, rate_hz)
@@ -224,7 +224,7 @@ def _samples(piece: SoundPiece, rate_hz: int, layout: str) -> Generator[Float32A
 
 @dataclass(frozen=True, slots=True)
 class Track:
-    """Sound from output sample `at` on, which may be below 0; `open` gives its blocks `(n, channels)` float32."""
+    """Sound from output sample `at` on, if need be below 0; `open` gives blocks `(n, channels)`."""
 
     at: int
     open: Callable[[], Generator[Float32Array, None, None]]
@@ -238,7 +238,7 @@ def lead_in(from_s: Fraction, rate_hz: int) -> int:
 def cut_out(
     blocks: Iterable[Float32Array], from_s: Fraction, to_s: Fraction | None, rate_hz: int
 ) -> Generator[Float32Array, None, None]:
-    """Samples from `from_s` to `to_s` (None = the end) of a recording's blocks `(n, channels)`, with ramps at the cuts.
+    """Samples from `from_s` to `to_s` (None = the end) of blocks `(n, channels)`, with ramps at cuts.
 
     The recording's own start and end have no ramp.
     """
@@ -267,7 +267,7 @@ def _ramp(offsets: np.ndarray[tuple[int], np.dtype[np.int64]], half: int) -> Flo
 
 
 def mixed(tracks: Sequence[Track], channels: int, rate_hz: int) -> Generator[Float32Array, None, None]:
-    """The sum of `tracks` from sample 0 to the end of the last, in blocks `(n, channels)`; silent where there is none.
+    """The sum of `tracks` from sample 0 to the end of the last, in blocks `(n, channels)`.
 
     A track is open only while it is heard.
     """

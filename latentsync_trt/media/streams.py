@@ -71,13 +71,13 @@ class PacketQueue:
 def copied_sound(
     path: Path, stream: AudioStream, copy: AudioStream, delay_s: Fraction, *, origin_s: Fraction | None = None
 ) -> TimedPackets:
-    """The packets of a stream of an open file for its `copy` in an output, at the times of the samples inside.
+    """A stream's packets for its `copy` in an output, at the times of the samples inside.
 
     Args:
         delay_s: time of the first sample of the file's first audio stream. origin_s: the stamp at time 0, if known.
     """
     if origin_s is None:
-        # Before the first sample come an encoder's delay, and silence that is not part of the recording.
+        # Before the first sample come an encoder's delay, and silence that is no recording.
         with open_input(path) as opened_again:
             first_s = first_sample_s(path, opened_again)
         origin_s = None if first_s is None else first_s - delay_s
@@ -95,7 +95,7 @@ def copied_sound(
         # Edit lists hide what was cut off at the start, which not every container and player can.
         if time_s + duration_s <= delay_s - _PRE_ROLL_S:
             continue
-        # Stamps that are off by some jitter may go back, which muxers refuse; .mp4 and .mov count samples.
+        # Stamps with jitter may go back, which muxers refuse; .mp4 and .mov count samples.
         stamp = nearest(time_s, rate_hz)
         last = packet.pts = packet.dts = stamp if last is None else max(stamp, last + 1)
         packet.duration = nearest(duration_s, rate_hz)
@@ -115,7 +115,7 @@ def add_sound(output: OutputContainer, codec: str, rate_hz: int, layout: str) ->
 
 
 def encoded_sound(blocks: Iterator[Float32Array], stream: AudioStream, end_s: Fraction) -> TimedPackets:
-    """Encodes samples from output time 0 to `end_s`: float32 `(n, channels)` at the rate of `stream`."""
+    """Encodes samples from time 0 to `end_s`: float32 `(n, channels)` at the rate of `stream`."""
     samples, rate_hz, position = Samples(blocks), stream.codec_context.sample_rate, 0
     end = int(end_s * rate_hz)
     while len(part := samples.take(min(rate_hz // _BLOCKS_PER_S, end - position))):
@@ -130,12 +130,12 @@ def encoded_sound(blocks: Iterator[Float32Array], stream: AudioStream, end_s: Fr
 
 
 def holds_subtitles(suffix: str, codec: str) -> bool:
-    """Whether an output with this suffix can hold subtitles of FFmpeg's codec of that name, if need be converted."""
+    """Whether an output with this suffix can hold such subtitles, if need be converted."""
     return codec in _HELD_FORMS[suffix] or codec in _TEXT_FORMS
 
 
 def add_subtitles(path: Path, stream: SubtitleStream, output: OutputContainer, suffix: str) -> SubtitleStream:
-    """Adds a copy of a stream of an open file to an open output, converted if that does not hold its form."""
+    """Adds a copy of a stream to an open output, converted if that does not hold its form."""
     if stream.codec_context.codec.canonical_name in _HELD_FORMS[suffix]:
         return output.add_stream_from_template(stream)
     with reading(path, "its subtitles cannot be decoded"):
@@ -177,7 +177,7 @@ def copied_subtitles(
 def _converted(
     packet: Packet[Any], source: SubtitleCodecContext, target: SubtitleCodecContext | None
 ) -> Packet[Any] | None:
-    """The same in the output's form, `target` if that is another one; None for one that shows nothing."""
+    """The same in the output's form, `target` if that differs; None if it shows nothing."""
     if packet.size <= (_MOST_EMPTY_BYTES if source.name == "mov_text" else 0):
         return None
     if target is None:

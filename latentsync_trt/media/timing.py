@@ -33,11 +33,11 @@ T = TypeVar("T")
 _RESETS, _NO_STAMPS = cast(int, Flags.ts_discont.value), cast(int, Flags.no_timestamps.value)
 
 BACK_S = Fraction(1)
-"""A clock that goes back by this or more was reset; less means pictures out of order or overlapping sound."""
+"""A clock that goes back by this or more was reset; less is disorder or overlapping sound."""
 
 # FFmpeg's own limit for containers with resets. No held picture is taken for a reset below this.
 FORWARD_S = Fraction(10)
-# A step on by this or more is a reset where the file does not state its end: most likely, the stamp is damaged.
+# A step on by this or more is a reset where no end is stated: most likely a damaged stamp.
 LONGEST_S = Fraction(3600)
 
 JITTER_S = Fraction(1, 25)
@@ -115,7 +115,7 @@ class Clock:
         return time_s
 
     def plausible(self, stamp_s: Fraction | None, duration_s: Fraction) -> Fraction:
-        """`duration_s`, or what the file leaves for it if it is far more than that: most likely, it is damaged."""
+        """`duration_s`, or what the file leaves for it if it is far more: most likely damaged."""
         if stamp_s is None or self.stated_end_s is None:
             return min(duration_s, LONGEST_S)
         left_s = max(self.stated_end_s - stamp_s, _SHORTEST_S)
@@ -134,7 +134,7 @@ class Clock:
         return self.next_s if abs(time_s - self.next_s) < self.jitter_s else time_s
 
     def _origin_after(self, direct_s: Fraction) -> Fraction:
-        """The other known origin that is nearest to `direct_s`, with which the stream follows itself directly."""
+        """The known origin nearest to `direct_s`, with which the stream follows itself directly."""
         known = {self._first_origin_s + origin_s for origin_s in self.origins()} - {self.origin_s}
         nearest_s = min(known, key=lambda origin_s: abs(origin_s - direct_s), default=direct_s)
         return nearest_s if abs(nearest_s - direct_s) < LONGEST_S else direct_s
@@ -153,7 +153,7 @@ def clock_of(container: InputContainer) -> Clock:
 
 
 def joint_clock(path: Path, stream: Stream, start_s: Fraction = Fraction(0)) -> Clock:
-    """A clock for one stream of an open file that follows the joints of recordings; its first stamp is at `start_s`."""
+    """A clock of one stream that follows joined recordings; its first stamp is at `start_s`."""
     container = cast(InputContainer, stream.container)
     return replace(clock_of(container), next_s=start_s, origins=partial(_origins_of, path, stream.index))
 
@@ -170,7 +170,7 @@ _Spans = dict[int, tuple[Fraction, Fraction]]
 
 
 def _origins_of(path: Path, stream: int) -> list[Fraction]:
-    """The stamps at time 0 for each recording in which the stream of this index occurs, minus the first one, sorted.
+    """The stamps at time 0 for each recording with this stream, minus the first one, sorted.
 
     A recording begins when the one before it has ended in all its streams. Sound continues directly
     where that shortens the pictures by less than `JITTER_S`. Reads all packets of the file.
@@ -190,7 +190,7 @@ def _origins_of(path: Path, stream: int) -> list[Fraction]:
     return sorted(origin_s - origins[0] for origin_s in origins)
 
 
-# Kept, as several readers of a file need them, and a scan takes seconds; time and size tell a changed file.
+# Kept, as several readers need them, and a scan takes seconds; time and size tell changes.
 @lru_cache(maxsize=2)
 def _scanned(path: Path, _mtime_ns: int, _size_bytes: int) -> tuple[int | None, list[_Spans]]:
     """Index of the sound that is read, and the recordings."""
@@ -200,7 +200,7 @@ def _scanned(path: Path, _mtime_ns: int, _size_bytes: int) -> tuple[int | None, 
 
 
 def _recordings(container: InputContainer) -> list[_Spans]:
-    """Each recording's spans. At a joint, packets of two recordings may be mixed; those of one stream are in order."""
+    """Each recording's spans. At a joint, packets may be mixed; those of one stream are in order."""
     streams = [*container.streams.video, *container.streams.audio]
     periods_s = {stream.index: period_s(stream) for stream in container.streams.video}
     clocks = {stream.index: clock_of(container) for stream in streams}
@@ -225,7 +225,7 @@ def _recordings(container: InputContainer) -> list[_Spans]:
 
 
 def frames_per_s(stream: VideoStream) -> Fraction | None:
-    """The mean rate, the model's of a single picture; for 59.9401 of coarse stamps, the usual rate that is meant."""
+    """The mean rate, the model's of a single picture; for 59.9401 the usual rate that is meant."""
     if stream.frames == 1:
         return Fraction(MODEL_FPS)
     rate = stream.guessed_rate or stream.base_rate
@@ -244,7 +244,7 @@ def period_s(stream: VideoStream) -> Fraction:
 
 
 def time_base_of(stream: VideoStream) -> Fraction | None:
-    """The stream's own unit of time, or a part of it in which the period is exact, as 1/1000 s of Matroska is not."""
+    """The unit of time, or a part of it in which the period is exact, unlike Matroska's 1/1000 s."""
     unit_s, rate = stream.time_base, frames_per_s(stream)
     if unit_s is None or rate is None or (1 / rate / unit_s).denominator == 1:
         return unit_s
@@ -255,7 +255,7 @@ def time_base_of(stream: VideoStream) -> Fraction | None:
 def on_clock(
     pictures: Iterable[tuple[Fraction | None, Fraction | None, T]], clock: Clock, period_s: Fraction
 ) -> Iterator[Timed[T]]:
-    """Assigns strictly increasing times to pictures; one that is not later than the one before is dropped.
+    """Assigns strictly increasing times to pictures; drops those not later than the one before.
 
     Args:
         pictures: each with its stamp and its duration; either may be missing.
@@ -271,7 +271,7 @@ def on_clock(
 
 
 def on_grid(pictures: Iterable[Timed[T]], stream: VideoStream) -> Iterator[Timed[T]]:
-    """Moves times that a container's coarse stamps have rounded to the nearest multiple of the exact period."""
+    """Moves times that coarse stamps have rounded to the nearest multiple of the period."""
     unit_s, period = stream.time_base, period_s(stream)
     if unit_s is None or (period / unit_s).denominator == 1 or period < 2 * unit_s:
         yield from pictures

@@ -68,7 +68,7 @@ def _problem_of_place(output: Path) -> str | None:
 
 
 class VideoWriter:
-    """Writes frames at their own times; a context manager: the file appears when the block ends without an error.
+    """Writes frames at their own times; the file appears when the block ends without an error.
 
     Meanwhile the picture lies in parts in a folder beside `output`. With `work`, that folder is kept where the block
     ends with an error, or its process is killed, once a part is closed; the next run can go on there.
@@ -203,7 +203,7 @@ class VideoWriter:
 
 
 def _stamps_per_s(info: VideoInfo) -> int:
-    """Those of the source, made finer where pictures that are held at the model's rate would be rounded visibly."""
+    """The source's, finer where pictures held at the model's rate would be rounded visibly."""
     per_s = MODEL_FPS if info.time_base is None else info.time_base.denominator
     return per_s if per_s >= _FINE_PER_S else lcm(per_s, MODEL_FPS)
 
@@ -217,7 +217,7 @@ def write_pictures(
     audio: Path | None = None,
     audio_delay_s: Fraction = Fraction(0),
 ) -> None:
-    """Writes pictures of one size, uint8 `(H, W, 3)` RGB, `fps` a second, near lossless or lossless.
+    """Writes pictures of one size, uint8 `(H, W, 3)` RGB, near lossless or lossless.
 
     Args:
         audio: file whose first audio stream is the sound, cut at the last picture; None for silence.
