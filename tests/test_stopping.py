@@ -199,14 +199,6 @@ def arguments(tmp_path: Path) -> list[object]:
 
 
 @pytest.mark.integration
-@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not tell which files a process maps")
-def test_while_networks_open(start: Start, arguments: list[object]) -> None:
-    command = start("-m", "latentsync_trt", *arguments)
-    command.until(lambda: any("onnx" in file.path for file in psutil.Process(command.process.pid).memory_maps()))
-    assert command.stop(signal.SIGINT, signal.SIGINT)[::2] == (130, "stopping…\n" + MESSAGE)
-
-
-@pytest.mark.integration
 def test_while_windows_are_painted(start: Start, arguments: list[object], tmp_path: Path) -> None:
     command = start("-m", "latentsync_trt", *arguments)
     command.until(lambda: list(tmp_path.glob(f"{PREFIX}*")))
@@ -235,17 +227,6 @@ def test_while_the_file_is_finished(start: Start, arguments: list[object], tmp_p
     assert command.stop(signal.SIGHUP)[::2] == (129, "stopping…\n" + MESSAGE)
 
 
-@pytest.mark.slow
-def test_while_networks_are_traced(start: Start, tmp_path: Path) -> None:
-    narrow = pytest.importorskip("tests.narrow", reason="needs PyTorch")
-    sources = narrow.write_sources(tmp_path / "sources")
-    paths = ("--unet", sources.unet, "--vae", sources.vae, "--whisper", sources.whisper)
-    sizes = ("--resolution", narrow.RESOLUTION_PX, "--frames", narrow.FRAMES)
-    command = start("-m", "latentsync_trt", "export", *paths, *sizes, "--out", tmp_path / "bundle", "-q")
-    command.until(lambda: list(tmp_path.glob(f"{PREFIX}*")))
-    assert command.stop(signal.SIGINT)[::2] == (130, "stopping…\n" + MESSAGE)
-
-
 # Several devices, of which each further one has a process of its own
 
 SEVERAL = """
@@ -257,51 +238,39 @@ main()
 """
 
 
-def on_two_devices(start: Start, arguments: list[object], folder: Path, phase: str) -> tuple[Command, psutil.Process]:
-    """A command that is "starting" its second process, or "painting" on both devices, and that process."""
+def on_two_devices(start: Start, arguments: list[object], folder: Path) -> tuple[Command, psutil.Process]:
+    """A command that paints on two devices, and the process of the second."""
     (folder / "scratch").mkdir()
     spoken = [word for word in arguments if word != "-q"]
     command = start("-c", SEVERAL, *spoken, TMPDIR=str(folder / "scratch"))
     command.until(psutil.Process(command.process.pid).children)
     (child,) = psutil.Process(command.process.pid).children()
-    if phase == "painting":
-        command.until(lambda: list(folder.glob(f"{PREFIX}*")))
+    command.until(lambda: list(folder.glob(f"{PREFIX}*")))
     command.before = [folder / name for name in ("clip.mp4", "long.wav", "scratch")]
     return command, child
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize(
-    ("phase", "number"),
-    [("starting", signal.SIGTERM), ("painting", signal.SIGINT)],
-)
+@pytest.mark.parametrize("hangs", [False, True])
 def test_a_process_for_another_device_ends_with_the_command(
-    start: Start, arguments: list[object], phase: str, number: int, tmp_path: Path
+    start: Start, arguments: list[object], tmp_path: Path, hangs: bool
 ) -> None:
-    command, _ = on_two_devices(start, arguments, tmp_path, phase)
-    code, _, err = command.stop(number)
-    assert code == {signal.SIGINT: 130, signal.SIGTERM: 143}[number]
+    command, child = on_two_devices(start, arguments, tmp_path)
+    if hangs:
+        child.suspend()
+    code, _, err = command.stop(signal.SIGINT)
+    assert code == 130
     assert err.partition("stopping…")[2] == "\n" + MESSAGE
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("phase", ["starting", "painting"])
 def test_a_process_for_another_device_ends_with_a_command_that_is_killed(
-    start: Start, arguments: list[object], phase: str, tmp_path: Path
+    start: Start, arguments: list[object], tmp_path: Path
 ) -> None:
-    command, child = on_two_devices(start, arguments, tmp_path, phase)
+    command, child = on_two_devices(start, arguments, tmp_path)
     command.process.kill()
     command.process.wait()
     child.wait(PATIENCE_S)
-
-
-@pytest.mark.integration
-def test_a_device_that_hangs_does_not_keep_the_command_from_stopping(
-    start: Start, arguments: list[object], tmp_path: Path
-) -> None:
-    command, child = on_two_devices(start, arguments, tmp_path, "painting")
-    child.suspend()
-    assert command.stop(signal.SIGINT)[0] == 130
 
 
 def test_library_calls_leave_signals_alone(tmp_path: Path) -> None:
