@@ -1,7 +1,7 @@
-"""Runs a module of this package in a child process; parent and child exchange Python objects over one connection.
+"""Runs a module of this package in a child process that exchanges Python objects with its parent.
 
-Native code in a child can be interrupted at once, and its crash ends only the child. The connection is inherited, so
-that only parent and child can write to it.
+Native code in a child can be interrupted at once, and its crash ends only the child. The child
+inherits the connection, so that only the two can write to it.
 """
 
 import os
@@ -25,7 +25,7 @@ Event = dict[str, Any]
 Emit = Callable[..., None]
 """Takes the fields of an event as keyword arguments."""
 
-# Bit set in the NTSTATUS that is the exit code of a crash on Windows, e.g. 0xC0000005 for an access violation.
+# Set in the NTSTATUS with which Windows ends a crash, e.g. 0xC0000005 for an access violation.
 _NTSTATUS = 0x8000_0000
 # Windows delivers Ctrl-C only between waits.
 _POLL_S = 0.1
@@ -35,7 +35,7 @@ _running: "WeakSet[Child]" = WeakSet()
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a child ended: its exit code, negative for a signal, and the last line that it printed."""
+    """How a child ended: its exit code, negative for a signal, and the last line it printed."""
 
     code: int
     last_error_line: str
@@ -52,9 +52,9 @@ class Ended:
 
 
 class Child:
-    """A process that runs `module`, which calls `serve` or `converse`. It ends when this process ends, too.
+    """A process that runs `module`, which calls `serve` or `converse`; ends with this process.
 
-    As a context manager it is killed when the block ends. `send`, `wait` and `end` may come from any thread.
+    The end of its block kills it. `send`, `wait` and `end` may come from any thread.
 
     Args:
         environment: variables in addition to those of this process.
@@ -121,7 +121,7 @@ class Child:
         return self._ended
 
     def ask_to_end(self) -> None:
-        """Asks the child to remove its temporary folders and end, unless it does not even read an order now."""
+        """Asks the child to remove its temporary folders and end, unless an order still waits."""
         if self._lock.acquire(timeout=_POLL_S):
             with suppress(OSError):
                 self._connection.send(None)
@@ -143,13 +143,13 @@ def run_child(
     on_event: Callable[[Event], None],
     environment: Mapping[str, str] | None = None,
 ) -> Ended:
-    """Runs `module`, which calls `serve`, to its end. The child also ends when this process ends or is interrupted.
+    """Runs `module`, which calls `serve`, to its end.
 
     Args:
-        on_event: called for each event as it arrives. environment: variables in addition to those of this process.
+        on_event: called for each event. environment: variables in addition to those of this process.
 
     Raises:
-        OSError: the process cannot be started. KeyboardInterrupt: also if Ctrl-C reached only the child.
+        OSError: it cannot be started. KeyboardInterrupt: also if Ctrl-C reached only the child.
     """
     with Child(module, environment) as child:
         child.send(order)
@@ -173,9 +173,9 @@ def serve(work: Callable[[Any, Emit], None]) -> None:
 
 
 def converse(work: Callable[[Iterator[Any], Emit], None]) -> None:
-    """In the child: calls `work` with the orders as they arrive, and with what emits events, from any thread.
+    """In the child: calls `work` with the orders as they arrive and a function that emits events.
 
-    When the parent asks for it or has ended, this process ends at once, without its temporary folders.
+    When the parent asks for it or has ended, removes temporary folders and ends at once.
     """
     # Python's own handler would wait until native code returns, which can take minutes.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -187,7 +187,7 @@ def converse(work: Callable[[Iterator[Any], Emit], None]) -> None:
         with lock:
             try:
                 parent.send(fields)
-            except OSError:  # the parent has ended: `work` must not take that for an error of its own
+            except OSError:  # the parent has ended, which is no error of `work`
                 end_process(1)
 
     work(_received(orders), emit)

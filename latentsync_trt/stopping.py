@@ -1,10 +1,10 @@
-"""Ends a command on Ctrl-C, SIGTERM and SIGHUP: within two seconds, at any moment, with nothing left behind.
+"""Ends a command on Ctrl-C, SIGTERM and SIGHUP: within two seconds, with nothing left behind.
 
-A signal raises a KeyboardInterrupt in the main thread, which leaves its blocks and ends the process. It also wakes
-another thread, even while the main one runs native code: that ends the process if the main thread has not done so in
-time, or at a second signal.
+A signal raises a KeyboardInterrupt in the main thread, which leaves its blocks and ends the process.
+It also wakes another thread, even while the main one runs native code: that ends the process if the
+main thread has not done so in time, or at a second signal.
 
-Only commands install this. It is loaded before anything else, so that a signal during imports is handled, too.
+Only commands install this, before any other import.
 """
 
 import json
@@ -27,10 +27,10 @@ _CODES = {
     for name, code in (("SIGINT", INTERRUPTED_CODE), ("SIGBREAK", INTERRUPTED_CODE), ("SIGTERM", 143), ("SIGHUP", 129))
     if hasattr(signal, name)
 }
-"""Exit code by signal. Windows has no SIGHUP, but SIGBREAK for Ctrl-Break and for a console that is closed."""
+"""Exit code by signal. Windows has SIGBREAK for Ctrl-Break and for a console that is closed."""
 
 _LEAVE_S, _CHILDREN_S, _WRITE_S = 1.1, 0.4, 0.3
-"""Of the two seconds: for the main thread's blocks, for child processes, and for readers of the output."""
+"""Of the two seconds: for the main thread's blocks, for children, for readers of the output."""
 
 # Erases the line of a progress bar, and shows the cursor, which the bar hides.
 _END_BAR = "\r\x1b[2K\x1b[?25h"
@@ -78,7 +78,7 @@ def interrupted_message() -> str:
 
 
 def install() -> None:
-    """Begins to handle signals, except those that the parent process set to be ignored (`nohup`, `&`)."""
+    """Begins to handle signals, except those that the parent process ignores (`nohup`, `&`)."""
     global _stderr
     with suppress(OSError):  # a program without one
         _stderr = os.dup(2)
@@ -97,13 +97,13 @@ def requested() -> bool:
 
 
 def end_if_requested(message: str = "") -> None:
-    """Ends the process, with a message, if it was asked to stop; called when the command has left its blocks."""
+    """Ends the process, with a message, if a signal asked it to stop."""
     if _code is not None:
         _end(message, _code)
 
 
 def _interrupt(number: int, _: FrameType | None) -> None:
-    """Called in the main thread, between two steps of Python code; raises only for the first signal."""
+    """Called in the main thread; raises only for the first signal."""
     global _raised
     _announce(number)
     if not _raised:

@@ -1,7 +1,7 @@
 """Networks in a process of their own, used like those of this process.
 
-ONNX Runtime sets up its attention kernels once a process, for the GPU that runs them first: on another GPU of the same
-process they fail with "invalid argument". With a process for each further GPU, its crash also leaves the others alone.
+ONNX Runtime sets up its attention kernels once a process, for the GPU that runs them first: on another
+GPU of the same process they fail with "invalid argument".
 """
 
 import signal
@@ -123,7 +123,7 @@ class SubprocessNetworks:
         with self._lock:
             try:
                 answer = self._answer((name, arguments, named))
-            except BaseException:  # Ctrl-C between a call and its answer, which the next call would take for its own
+            except BaseException:  # e.g. Ctrl-C: the next call would take the answer for its own
                 self._child.end()
                 raise
             vars(self).update(answer["state"])

@@ -1,4 +1,4 @@
-"""The VAE. Pictures are transferred to and from the device as integers, and scaled on the device."""
+"""The VAE. Pictures are transferred as integers, and scaled on the device."""
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -25,7 +25,7 @@ _FACES_IN, _FACES_OUT = _GRAPHS / "faces_in.onnx", _GRAPHS / "faces_out.onnx"
 
 
 class VaeCodec:
-    """An `ImageCodec` that uses the pool's current engines at each call; its buffers are kept until `release`.
+    """An `ImageCodec` on the pool's current engines; its buffers are kept until `release`.
 
     One thread may encode while another decodes.
     """
@@ -123,7 +123,7 @@ def _run(session: Session, given: Mapping[str, Any], made: Mapping[str, Any]) ->
 
 
 def _padded_batches(array: A, size: int) -> Iterator[tuple[A, int]]:
-    """Batches of exactly `size`, each with its used length; the last one is padded with its last item."""
+    """Batches of exactly `size`, padded with the last item, each with its used length."""
     for start in range(0, len(array), size):
         batch = array[start : start + size]
         missing = size - len(batch)

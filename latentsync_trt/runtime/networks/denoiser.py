@@ -1,4 +1,4 @@
-"""Denoising steps on device buffers: inputs are uploaded, and latents downloaded, once per batch of windows."""
+"""Denoising steps on device buffers, with one upload and one download per batch of windows."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -22,7 +22,7 @@ _STATE = ("latents", "history")
 # Providers record a CUDA graph at the second or third run; after this many runs, all are replays.
 _RUNS_BEFORE_REPLAY = 4
 
-# Relative. A replay runs the same kernels on the same numbers; only the order within reductions may differ.
+# Relative: only the order within reductions may differ in a replay.
 _REPLAY_TOLERANCE = 1e-2
 
 _FAITHFUL = "cuda-graph"
@@ -34,7 +34,7 @@ _COEFFICIENTS = np.array([1.02, -0.31, 0.12, 1.4, -0.9], np.float32)
 
 
 class GraphDenoiser:
-    """A `types.Denoiser` that runs the graphs of full and cached, guided and unguided steps by I/O binding.
+    """A `types.Denoiser` that runs the graphs of all kinds of steps by I/O binding.
 
     Two pairs of state buffers are swapped between steps. A recorded CUDA graph always uses the addresses it was
     recorded with, so with CUDA graphs the new state is copied back on the device instead. Guided and unguided graphs
@@ -110,7 +110,7 @@ class GraphDenoiser:
         """One denoising step in place. `cached` reuses the inner features of the last full step.
 
         Args:
-            guided: False skips the unconditional half of this step; a scale of 1 or below skips it in all steps.
+            guided: False skips the unconditional half of this step, as a scale of 1 or below does.
             recorded: as for `Session.run_bound`.
 
         Raises:
@@ -135,7 +135,7 @@ class GraphDenoiser:
         if not cached:
             self._reusable = guided
             if guided not in self._hidden and "hidden" in outputs:
-                # The first full step let the provider allocate `hidden`, whose shape only the graph knows.
+                # The provider has allocated `hidden`, whose shape only the graph knows.
                 self._hidden[guided] = outputs["hidden"]
                 self._bindings.clear()
         self.observe(graph, timestep, outputs)
@@ -150,7 +150,7 @@ class GraphDenoiser:
         return np.array(self._states[self._current]["latents"].numpy(), np.float32)
 
     def observe(self, graph: str, timestep: int, outputs: Mapping[str, Any]) -> None:
-        """Hook for subclasses whose graphs have more outputs; called after each step with all of them."""
+        """Called after each step with all outputs, for subclasses whose graphs have more."""
 
     def release(self) -> None:
         """Drops references to sessions and to buffers they allocated; call `begin` next."""
@@ -196,7 +196,7 @@ class GraphDenoiser:
 
 
 class _Copier:
-    """Copies state buffers on the GPU: ONNX Runtime's Python interface has no such call for CUDA."""
+    """Copies state buffers on the GPU, for which ONNX Runtime's Python interface has no call."""
 
     def __init__(self, device_id: int) -> None:
         self._settings = SessionSettings(providers=plain_cuda(device_id))
@@ -205,7 +205,7 @@ class _Copier:
         self._bound: tuple[int, ...] = ()
 
     def copy(self, source: dict[str, Any], target: dict[str, Any], beside: Session) -> None:
-        """Copies the tensors of `source` to `target`; `beside` may free memory for the session that does it."""
+        """Copies the tensors of `source` to `target`; `beside` names errors."""
         if self._session is None:
             self._session = beside.explained(lambda: Session(COPY_GRAPH, self._settings))
         addresses = tuple(value.data_ptr() for state in (source, target) for value in state.values())
@@ -221,10 +221,10 @@ class _Copier:
 class PooledDenoiser:
     """A `types.Denoiser` that uses the pool's current engines for each batch of windows.
 
-    A provider may record an operator incorrectly in a CUDA graph and then return wrong results without an error. So
-    replays are compared with first runs before any is used, unless they were right before under the same circumstances;
-    where they differ, CUDA graphs are disabled with a notice. Other threads may not use the GPU while a graph is
-    recorded: ONNX Runtime records with `cudaStreamCaptureModeGlobal`, which forbids them to allocate memory.
+    A provider may record an operator incorrectly in a CUDA graph and then return wrong results without
+    an error. So replays are compared with first runs once; where they differ, CUDA graphs are disabled
+    with a notice. Other threads may not use the GPU while a graph is recorded: ONNX Runtime records with
+    `cudaStreamCaptureModeGlobal`, which forbids them to allocate memory.
     """
 
     def __init__(self, pool: SessionPool, on_notice: Notice) -> None:
@@ -234,7 +234,7 @@ class PooledDenoiser:
         self._checked: set[tuple[bool, bool]] = set()
 
     def begin(self, batch: WindowBatch) -> None:
-        """As `GraphDenoiser.begin`; raises `InputError` if the engines do not support the sizes of its windows."""
+        """As `GraphDenoiser.begin`; raises `InputError` for sizes that the engines do not support."""
         windows, _, frames, height, width = batch.latents.shape
         self._pool.engines.check(windows=windows, frames=frames, latent_height=height, latent_width=width)
         self._follow_engines()
@@ -297,7 +297,7 @@ class PooledDenoiser:
 
 
 def replays_faithfully(denoiser: GraphDenoiser, batch: WindowBatch) -> bool:
-    """Whether the kinds of steps that `batch` needs repeat their first results after runs on other numbers."""
+    """Whether steps repeat their first results after runs on other numbers."""
 
     def steps(sign: float) -> Float32Array:
         latents, known = np.float32(sign) * batch.latents, np.float32(sign) * batch.conditioning

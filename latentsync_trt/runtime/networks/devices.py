@@ -24,7 +24,7 @@ AnyNetworks = Networks | SubprocessNetworks
 
 
 class Device:
-    """One device with its networks. `error`: why it is left out of this run; empty while it is not."""
+    """One device with its networks. `error`: why it is left out of this run, else empty."""
 
     def __init__(self, networks: AnyNetworks, position: int) -> None:
         gpu = networks.selection.gpu
@@ -33,7 +33,7 @@ class Device:
         self.on_gpu = gpu is not None
 
     def run(self, action: Callable[[], T]) -> T:
-        """As `Networks.run`, to paint windows; raises `InferenceError` if the device is left out."""
+        """As `Networks.run`; raises `InferenceError` if the device is left out."""
         if self.error:
             raise InferenceError(self.error)
         self.networks.between_windows()
@@ -43,7 +43,7 @@ class Device:
 class Devices:
     """The networks of one bundle on one or several devices, used like those of one.
 
-    `all`: every device; `options`: those of the first. With several, notices about one begin with its name.
+    `options`: those of the first. With several, notices about one begin with its name.
     """
 
     def __init__(self, first: Networks, others: Sequence[AnyNetworks] = ()) -> None:
@@ -71,7 +71,7 @@ class Devices:
 
     @property
     def windows_per_batch(self) -> int:
-        """Windows that every denoiser takes at once, so that frames do not depend on who paints them."""
+        """Windows that every denoiser takes at once: frames do not depend on who paints them."""
         return min(device.networks.windows_per_batch for device in self.in_use)
 
     @property
@@ -98,7 +98,7 @@ class Devices:
         )
 
     def leave_out(self, device: Device, error: Exception) -> bool:
-        """Leaves a device that failed out of this run, with a notice; False if it is the last one in use."""
+        """Leaves a device out of this run, with a notice; returns False if it is the last one."""
         with self._lock:
             if device.error:
                 return True
@@ -119,11 +119,11 @@ class Devices:
                     raise
 
     def prepare(self, graphs: Iterable[str], resolution_px: int | None = None) -> None:
-        """As `Networks.prepare`, on every device, also those left out before; one that fails is left out."""
+        """As `Networks.prepare`, on every device; one that fails is left out."""
         graphs = tuple(graphs)
         for device in self.all:
             device.error = ""
-        # Built in this thread, which Ctrl-C reaches, and for the first GPU of a kind; others find the engines.
+        # The first GPU of a kind builds, in this thread, which Ctrl-C reaches; others find the engines.
         for device in self.all if len(self.all) > 1 else ():
             self._each((device,), lambda networks: networks.builds(graphs) and networks.prepare(graphs, resolution_px))
         self._each(self.in_use, lambda networks: networks.prepare(graphs, resolution_px))
@@ -156,7 +156,7 @@ class Devices:
             device.networks.close()
 
     def _each(self, devices: Sequence[Device], action: Callable[[AnyNetworks], object]) -> None:
-        """`action` on the networks of each device, at the same time; raises the error of the last one in use."""
+        """Runs `action` on each device at once; raises the error of the last one in use."""
 
         def failure(device: Device) -> LatentSyncError | None:
             try:
@@ -183,7 +183,7 @@ def networks_on(
     may_fall_back: bool,
     on_notice: Notice | None,
 ) -> tuple[Networks, list[AnyNetworks], list[str]]:
-    """Networks on each selected device, the first in this process, and a notice for each other that cannot run them.
+    """Returns the first device's networks, those of others, and why some others are left out.
 
     Raises:
         InputError: the first does not support bundle and `options`.

@@ -1,4 +1,4 @@
-"""First runs on random numbers: on a GPU they take seconds, as a provider loads and chooses its kernels then."""
+"""First runs on random numbers: a GPU provider loads and chooses its kernels then, for seconds."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
@@ -41,14 +41,14 @@ class FirstRuns:
         self._done: WeakSet[Session] = WeakSet()
 
     def missing(self, graphs: Iterable[str]) -> tuple[str, ...]:
-        """Those of `graphs` that have not run yet; of steps, all or none, as a cached one needs a full one."""
+        """Those of `graphs` that have not run; of steps all or none: cached ones need a full one."""
         graphs = tuple(graphs)
         new = {graph for graph in graphs if self._pool.opened(graph) not in self._done}
         steps = not new.isdisjoint(STEP_GRAPHS)
         return tuple(graph for graph in graphs if graph in new or (steps and graph in STEP_GRAPHS))
 
     def beside(self, graphs: Sequence[str], opening: Mapping[str, Future[Any]]) -> list[Future[None]]:
-        """Starts the first run of each of `graphs`, in the thread of its stage, as soon as it is open.
+        """Starts the first run of each of `graphs`, in its stage's thread, as soon as it is open.
 
         Without recording CUDA graphs, during which no other thread may use the GPU.
         """
@@ -64,7 +64,7 @@ class FirstRuns:
         return started
 
     def in_turn(self, graphs: Sequence[str]) -> None:
-        """Runs each of `graphs`, one after another; records CUDA graphs of the steps, if their engines do that."""
+        """Runs each of `graphs`, one after another; records CUDA graphs of the steps."""
         for graph, stage in _STAGES.items():
             if graph in graphs:
                 self._threads.run(stage, partial(self._network, graph))
@@ -99,7 +99,7 @@ class FirstRuns:
             self._done.add(self._pool.session(graph))
 
     def _begin(self, kinds: Collection[tuple[bool, bool]], *, recorded: bool) -> Callable[..., None]:
-        """Begins a batch of windows for these kinds of steps, (guided, cached); returns what runs one."""
+        """Begins a batch of windows for steps (guided, cached); returns what runs one."""
         guided = any(kind for kind, _ in kinds)
         known = self._random(step_graph(guided=guided, cached=False))
         batch = WindowBatch(

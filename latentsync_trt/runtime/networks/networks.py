@@ -33,7 +33,7 @@ _OF_DENOISER: dict[str, Stage] = {"begin": "denoise", "step": "denoise", "latent
 
 
 class Notices:
-    """Collects what a run tells its user, each sentence once, and passes it on to `on_notice`. Thread-safe."""
+    """Collects sentences for the user, each once, and passes them to `on_notice`. Thread-safe."""
 
     def __init__(self, on_notice: Notice | None = None) -> None:
         self.on_notice = on_notice
@@ -59,11 +59,11 @@ class Notices:
 class Networks:
     """Image codec, audio encoder and denoiser of `bundle`, run by the selected provider.
 
-    `codec` and `denoiser` serve one clip at a time. On a GPU, they run in the threads of their stages, whoever calls.
+    `codec` and `denoiser` serve one clip at a time; on a GPU, they run in the threads of their stages.
 
     Args:
-        may_fall_back: fall back to another provider, with a notice, where the selected one cannot build the engines.
-        on_notice: called with a sentence about builds, waits, and anything that makes a run slower than expected.
+        may_fall_back: to another provider, with a notice, where the selected one builds no engines.
+        on_notice: called with a sentence about builds, waits, and what makes a run slow.
 
     Raises:
         InputError: bundle or provider do not support `options`.
@@ -109,14 +109,14 @@ class Networks:
 
     @property
     def windows_per_batch(self) -> int:
-        """Windows that the denoiser takes at once: the option, else the number that fitted at the first `prepare`."""
+        """Windows that the denoiser takes at once: the option, else as many as fitted at first."""
         if self.options.windows_per_batch is not None:
             return self.options.windows_per_batch
         return 1 if self.low_memory else self._windows_that_fit or 1
 
     @property
     def low_memory(self) -> bool:
-        """Whether one network at a time is kept on the device: by option, or since memory ran out."""
+        """Whether one network at a time is on the device: by option, or since memory ran out."""
         return self._pool.low_memory
 
     @property
@@ -137,9 +137,9 @@ class Networks:
         return self.run(lambda: self.stage("encode", lambda: self.session(AUDIO_ENCODER).run({"mel": mel})[0]))
 
     def run(self, action: Callable[[], T]) -> T:
-        """Runs `action`, all that the networks do for some windows; beside others if stages run side by side.
+        """Runs `action`, all that the networks do for some windows, beside others where there is room.
 
-        Where memory runs out, it is repeated alone, with less on the device from then on. Raises as the networks.
+        Where memory runs out, repeats it alone, with less on the device from then on.
         """
         with self._gate.sharing():
             beside = self.side_by_side
@@ -156,7 +156,7 @@ class Networks:
         return self._threads.run(stage, action)
 
     def save_memory(self) -> None:
-        """After memory ran out: stages run in turn from now on, or one network at a time is kept on the device."""
+        """After memory ran out: runs stages in turn, or keeps one network at a time on the device."""
         in_turn = self.side_by_side
         if in_turn:
             self._in_turn = True
@@ -165,7 +165,7 @@ class Networks:
         how = "stages of painting run in turn" if in_turn else "one network at a time is kept on it"
         self.notice(f"memory of the device is short (it ran out): {how}, which is slower")
         self._windows_that_fit = 1
-        # Closes all sessions: they keep what a provider chose for lack of memory, such as cuDNN's plans.
+        # Closes all sessions: they keep what a provider chose for lack of memory, as cuDNN's plans.
         self._pool.switch(self._with_room(self._pool.engines))
 
     def _within_memory(self, action: Callable[[], T]) -> T:
@@ -183,7 +183,7 @@ class Networks:
         return not self._build_wanted and bool(self._pool.missing(graphs))
 
     def prepare(self, graphs: Iterable[str], resolution_px: int | None = None) -> None:
-        """Builds and opens what a run needs, before it begins; first runs have its resolution, else the bundle's.
+        """Builds and opens what a run needs; first runs have its resolution, else the bundle's.
 
         Raises:
             EngineBuildError: neither the provider nor any allowed fallback can compile a graph.
@@ -202,7 +202,7 @@ class Networks:
             self._windows_that_fit = windows_that_fit(self.bundle.manifest, ranges, self._free_bytes())
 
     def open(self, graphs: Iterable[str], *, choose_memory: bool = False) -> None:
-        """Builds and opens `graphs`, on the next provider if that is allowed and needed. Raises as `prepare`.
+        """Builds and opens `graphs`, if need be on the next provider; raises as `prepare`.
 
         `choose_memory`: first decide how many networks the device holds at once.
         """
@@ -220,7 +220,7 @@ class Networks:
                 return
 
     def _build_and_compare(self, graphs: tuple[str, ...]) -> None:
-        """Builds missing engines; under `auto`, compares their values and times with the next provider's, once."""
+        """Builds missing engines; under `auto`, compares them once with the next provider."""
         engines = self._pool.engines
         if engines.compiled and self._judge is not None:
             self._judge.examine(engines, graphs, self._pool.build)
@@ -228,7 +228,7 @@ class Networks:
             self._pool.build(graphs)
 
     def warm_up(self, graphs: Iterable[str]) -> None:
-        """Runs each graph once on random numbers, so that the slow first runs are not part of the first clip."""
+        """Runs each graph once on random numbers, as first runs are slow."""
         self._first_runs.in_turn(self._first_runs.missing(graphs))
 
     def _open(self, graphs: tuple[str, ...]) -> None:
@@ -298,7 +298,7 @@ class Networks:
         return None if gpu is None else free_memory_bytes(gpu.index)
 
     def _choose_memory(self) -> None:
-        """Keeps one network at a time on the device if not all of them fit, and records CUDA graphs if those do."""
+        """Decides by free memory: all networks at once or one at a time, side by side, CUDA graphs."""
         free_bytes, engines = self._free_bytes(), self._pool.engines
         if free_bytes is not None and not self.low_memory:
             least = self._needed_bytes(engines)
@@ -325,7 +325,7 @@ class Networks:
         )
 
     def _with_room(self, engines: Engines) -> Engines:
-        """`engines`, without CUDA graphs where the CUDA provider has no room for them and they were not asked for."""
+        """Returns `engines`, without CUDA graphs where the CUDA provider has no room for them."""
         if engines.selection.provider is not CUDA or self.options.cuda_graph is not None or not engines.cuda_graph:
             return engines
         free_bytes = self._free_bytes() or 0
@@ -354,7 +354,7 @@ class Networks:
         self.notice(f"{len(missing)} engines for {name} are being built; running on {running} meanwhile")
 
     def _accepted(self, engines: Engines) -> Engines:
-        """`engines`, or those of the next provider where `auto` has measured something against it."""
+        """Returns `engines`, or the next provider's where `auto` has measured a problem."""
         while self._judge is not None and (problem := self._judge.problem(engines)):
             following = self._instead_of(engines, f"{problem} (found before; latentsync-trt setup tries again)")
             if following is None:
@@ -363,7 +363,7 @@ class Networks:
         return engines
 
     def _fall_back(self, error: EngineBuildError) -> None:
-        """Falls back to the next provider; raises `error` if that is not allowed or none is left."""
+        """Falls back to the next provider; raises `error` if there is none."""
         following = None if self._judge is None else self._instead_of(self._pool.engines, str(error))
         if following is None:
             raise error
@@ -380,6 +380,6 @@ class Networks:
         return following
 
     def _release_buffers(self, graphs: tuple[str, ...]) -> None:
-        # Only for its own sessions: features must survive when other networks are closed to make room for a step.
+        # Only for its own sessions: features must survive when other networks are closed.
         if not set(graphs).isdisjoint(STEP_GRAPHS):
             self._denoiser.release()

@@ -35,7 +35,7 @@ class ObservedTensor:
 
 @dataclass(frozen=True, slots=True)
 class ObservedGraph:
-    """A step graph with additional outputs for `tensors`; `dimensions` fix its variable dimensions."""
+    """A step graph with more outputs, for `tensors`; `dimensions` fix its variable dimensions."""
 
     path: Path
     weights_folder: Path
@@ -48,7 +48,7 @@ Observe = Callable[[ObservedTensor, int, float, Float32Array], None]
 
 
 class ObservingDenoiser(GraphDenoiser):
-    """A denoiser over observed graphs, opened on demand; guided and unguided ones are not open at the same time.
+    """A denoiser over observed graphs, opened on demand, guided or unguided ones at a time.
 
     Args:
         graphs: observed step graphs by name. selection: CPU or CUDA. report: receives the statistics.
@@ -72,7 +72,7 @@ class ObservingDenoiser(GraphDenoiser):
         super().begin(batch)
 
     def observe(self, graph: str, timestep: int, outputs: Mapping[str, Any]) -> None:
-        """Reports the statistics of a step; raises `InferenceError` if an input of a layer is not finite."""
+        """Reports the statistics of a step; raises `InferenceError` if one is not finite."""
         for tensor in self._graphs[graph].tensors:
             amax, sample = (outputs[name].numpy().astype(np.float32) for name in (tensor.amax, tensor.sample))
             if not np.isfinite(amax).all():

@@ -1,4 +1,4 @@
-"""Whether `--provider auto` uses a provider that builds engines: its values and its time, beside another provider's.
+"""Whether `--provider auto` uses a provider that builds engines, by its values and its time.
 
 <engine cache>/.verdicts/<digest>.json      one bundle on one GPU, with all versions on which it depends
 """
@@ -37,8 +37,8 @@ _RUNS = 6
 class GraphResult:
     """One graph on the same random inputs.
 
-    `difference`: to the outputs of the reference, relative to their largest value. `ms`, `reference_ms`: mean duration
-    of a denoising step on either provider; 0 for other graphs.
+    `difference`: to the outputs of the reference, relative to their largest value. `ms`,
+    `reference_ms`: mean duration of a denoising step; 0 for other graphs.
     """
 
     difference: float
@@ -63,7 +63,7 @@ class Verdict:
 
     @property
     def step_ms(self) -> tuple[float, float]:
-        """Mean duration of the compared denoising steps, on the provider and on the reference; 0 if there are none."""
+        """Mean duration of denoising steps on the provider and on the reference; 0 if there are none."""
         steps = [result for graph, result in self.results.items() if graph in STEP_GRAPHS]
         count = max(len(steps), 1)
         return sum(step.ms for step in steps) / count, sum(step.reference_ms for step in steps) / count
@@ -90,15 +90,15 @@ class Judge:
         self._known: dict[str, Verdict] = {}
 
     def problem(self, engines: Engines) -> str:
-        """Why the provider of `engines` should not be used, as far as is known; empty if it should."""
+        """Why the provider of `engines` should not be used; empty if none is known."""
         return self._verdict(engines).problem if engines.compiled else ""
 
     def examine(self, engines: Engines, graphs: tuple[str, ...], build: Callable[[tuple[str, ...]], None]) -> None:
-        """Builds engines by `build`, and compares those of `graphs` that were not compared yet, one at a time.
+        """Builds engines by `build`, and compares those of `graphs` that were not compared yet.
 
         Raises:
             GraphRefused: the compiler does not accept a graph; the next run will know.
-            EngineBuildError: an engine does not open or run, its values are wrong, or the steps are slower.
+            EngineBuildError: an engine does not run, has wrong values, or is slower.
         """
         try:
             build(graphs)
@@ -152,7 +152,7 @@ def _read(path: Path) -> Verdict | None:
 
 
 def _measured(known: Verdict, engines: Engines, reference: Engines, graphs: Iterable[str]) -> Verdict:
-    """`known`, and what was found of `graphs`; raises as `Judge.examine`, and where the reference fails."""
+    """Returns `known` with results of `graphs`; raises also where the reference fails."""
     manifest, results = engines.bundle.manifest, dict(known.results)
     for graph in graphs:
         ours, ms = _run(engines, graph)
