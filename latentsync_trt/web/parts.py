@@ -27,7 +27,6 @@ _SHOWN = (
 _LEFT_OUT = (PRESET, "faces", "resume", "speaker", "turns")
 """`faces` are those that the page found; the page takes one recording, for one face."""
 _FILES = file_fields(SyncOptions).keys() - {"report"}
-_DEFAULT = re.compile(r"\s*\[default: (.*)\]")
 _FLAG = re.compile(r"--(no-)?([a-z][a-z0-9-]*)")
 
 _COLORS = {
@@ -106,16 +105,9 @@ def _default(spec: Field[Any]) -> Any:
 
 
 def _texts(spec: Field[Any]) -> dict[str, Any]:
-    """Returns label and help of a control."""
-    return {
-        "label": spec.name.replace("_", " ").capitalize(),
-        "info": _words(_DEFAULT.sub("", spec.metadata["help"]).strip()),
-    }
-
-
-def _words(text: str) -> str:
-    """Replaces the flags in a help text by names of options."""
-    return _FLAG.sub(lambda flag: flag[2].replace("-", " "), text).replace("`", "")
+    """Returns label and help of a control, with names of options in place of flags."""
+    info = _FLAG.sub(lambda flag: flag[2].replace("-", " "), spec.metadata["help"]).replace("`", "")
+    return {"label": spec.name.replace("_", " ").capitalize(), "info": info}
 
 
 def message(text: str = "") -> Markup:
