@@ -7,7 +7,7 @@ import logging
 import secrets
 import shutil
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, get_args
@@ -57,6 +57,10 @@ _STATUS: tuple[tuple[type[Exception], int], ...] = (
     (InputError, 422),
     (ClientDisconnect, 400),
 )
+_HANDLED: tuple[type[Exception], ...] = (
+    *(LatentSyncError, ClientDisconnect, OSError, Exception),
+    *(StarletteHTTPException, RequestValidationError),
+)
 _FIELDS: dict[str, Any] = {name: {"type": "string"} for name in TEXT_FIELDS}
 _FIELDS |= {name: {"type": "string", "format": "binary"} for name in (*FILE_FIELDS, "speaker_0")}
 _CONTENT = {"multipart/form-data": {"schema": {"type": "object", "properties": _FIELDS}}}
@@ -99,14 +103,7 @@ def create_app(service: Service, key: str | None, *, own_hosts: bool = False, fi
         version=__version__,
         openapi_url=None if files_only else "/openapi.json",
         lifespan=lifespan,
-        exception_handlers={
-            LatentSyncError: _on_error,
-            ClientDisconnect: _on_error,
-            OSError: _on_error,
-            Exception: _on_error,
-            StarletteHTTPException: _on_http_error,
-            RequestValidationError: _on_wrong_parameter,
-        },
+        exception_handlers=dict.fromkeys(_HANDLED, _on_error),
     )
     allowed = [Depends(_guard(key, own_hosts))]
     app.include_router(_files(service), prefix="/v1", dependencies=allowed)
@@ -247,28 +244,23 @@ class _Figures(Collector):
 
 async def _on_error(request: Request, error: Exception) -> JSONResponse:
     status = next((status for kind, status in _STATUS if isinstance(error, kind)), 500)
-    message = str(error)
-    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+    message, headers = str(error), dict[str, str]()
+    if isinstance(error, StarletteHTTPException):
+        status, message, headers = error.status_code, error.detail, dict(error.headers or {})
+    elif isinstance(error, RequestValidationError):
+        first = error.errors()[0]
+        status, message = 422, f"{first['loc'][-1]}: {first['msg']}; see /docs"
+    elif isinstance(error, OSError) and error.errno == errno.ENOSPC:
         status, message = 507, "service: its disk is full; try again later"
     elif status == 500:
         _log.error("request failed", exc_info=error)
-        message = message if isinstance(error, LatentSyncError) else "service: internal error; its log says more"
-    return _refusal(request, message, status, {"Retry-After": str(RETRY_S)} if status == 429 else {})
-
-
-async def _on_http_error(request: Request, error: StarletteHTTPException) -> JSONResponse:
-    return _refusal(request, error.detail, error.status_code, error.headers or {})
-
-
-async def _on_wrong_parameter(request: Request, error: RequestValidationError) -> JSONResponse:
-    first = error.errors()[0]
-    return _refusal(request, f"{first['loc'][-1]}: {first['msg']}; see /docs", 422, {})
-
-
-def _refusal(request: Request, message: str, status: int, headers: Mapping[str, str]) -> JSONResponse:
-    # Else the rest of an upload would be read, to use the connection again.
-    closes = {"Connection": "close"} if request.method == "POST" else {}
-    return JSONResponse({"error": message}, status, {**headers, **closes})
+        if not isinstance(error, LatentSyncError):
+            message = "service: internal error; its log says more"
+    if status == 429:
+        headers["Retry-After"] = str(RETRY_S)
+    if request.method == "POST":  # else the rest of an upload would be read, to use the connection again
+        headers["Connection"] = "close"
+    return JSONResponse({"error": message}, status, headers)
 
 
 async def _receive(request: Request, folder: Path, limits: Limits) -> Form:
