@@ -45,46 +45,37 @@ EncoderName = Literal["x264", "x265", "svtav1", "nvenc", "prores", "ffv1"]
 _NVENC_LEAST_QP = 1
 
 
+_NVENC_HEVC = ("yuv420p", "p010le", "yuv444p", "yuv444p16le")
+
+
 @dataclass(frozen=True, slots=True)
 class Library:
     """An encoder.
 
-    `ffmpeg`: FFmpeg's name. `quality`: of its setting for quality the name, default and
-    worst value. `speed`: name of the setting that `presets` are values of; `preset`: the
-    default, or empty. `formats`: pixel formats to choose from; empty = all that it states.
+    `ffmpeg`: FFmpeg's name. `quality`: of its setting for quality the name, default and worst
+    value. `speed`, `preset`: name and default of its setting for speed, or empty. `formats`: pixel
+    formats to choose from; empty = all that it states.
     """
 
     ffmpeg: str
     quality: tuple[str, int, int] | None = None
-    presets: tuple[str, ...] = ()
     preset: str = ""
     speed: str = "preset"
     formats: tuple[str, ...] = ()
 
 
-_X26X_PRESETS = (
-    *("ultrafast", "superfast", "veryfast", "faster", "fast"),
-    *("medium", "slow", "slower", "veryslow", "placebo"),
-)
-_SVT_PRESETS = tuple(map(str, range(14)))
-_NVENC_PRESETS = tuple(f"p{number}" for number in range(1, 8))
-_PRORES_PROFILES = ("proxy", "lt", "standard", "hq", "4444", "4444xq")
-
-_NVENC_420 = ("yuv420p", "p010le")
-_NVENC_444 = ("yuv444p", "yuv444p16le")
-
 # The presets of x264 differ little in quality and by a tenth in size; this one is fast enough.
 # x265 gains 2 dB and a quarter in size from veryfast to medium, for a third more work.
 # NVENC is separate hardware, which p5 does not slow down; only the newest have 4:2:2.
 LIBRARIES: dict[tuple[Codec, EncoderName], Library] = {
-    ("h264", "x264"): Library("libx264", ("crf", 16, 51), _X26X_PRESETS, "veryfast"),
-    ("hevc", "x265"): Library("libx265", ("crf", 18, 51), _X26X_PRESETS, "medium"),
-    ("av1", "svtav1"): Library("libsvtav1", ("crf", 24, 63), _SVT_PRESETS, "8"),
-    ("prores", "prores"): Library("prores_ks", None, _PRORES_PROFILES, speed="profile"),
+    ("h264", "x264"): Library("libx264", ("crf", 16, 51), "veryfast"),
+    ("hevc", "x265"): Library("libx265", ("crf", 18, 51), "medium"),
+    ("av1", "svtav1"): Library("libsvtav1", ("crf", 24, 63), "8"),
+    ("prores", "prores"): Library("prores_ks", speed="profile"),
     ("ffv1", "ffv1"): Library("ffv1"),
-    ("h264", "nvenc"): Library("h264_nvenc", ("qp", 16, 51), _NVENC_PRESETS, "p5", formats=("yuv420p", "yuv444p")),
-    ("hevc", "nvenc"): Library("hevc_nvenc", ("qp", 18, 51), _NVENC_PRESETS, "p5", formats=_NVENC_420 + _NVENC_444),
-    ("av1", "nvenc"): Library("av1_nvenc", ("qp", 24, 63), _NVENC_PRESETS, "p5", formats=_NVENC_420),
+    ("h264", "nvenc"): Library("h264_nvenc", ("qp", 16, 51), "p5", formats=("yuv420p", "yuv444p")),
+    ("hevc", "nvenc"): Library("hevc_nvenc", ("qp", 18, 51), "p5", formats=_NVENC_HEVC),
+    ("av1", "nvenc"): Library("av1_nvenc", ("qp", 24, 63), "p5", formats=("yuv420p", "p010le")),
 }
 # The encoder of each codec that needs no GPU.
 ON_CPU: dict[Codec, EncoderName] = {codec: name for codec, name in LIBRARIES if name != "nvenc"}
@@ -155,8 +146,8 @@ def check_encoder(options: SyncOptions, info: VideoInfo, output: Path) -> VideoE
     if problem is not None:
         other = f"--encoder {ON_CPU[encoder.codec]}" if encoder.ffmpeg.endswith("_nvenc") else "another --codec"
         raise InputError(
-            f"the encoder {encoder.ffmpeg} does not open for pictures of {encoder.width_px}×{encoder.height_px}: "
-            f"{problem}; use {other}, or scale the video"
+            f"the encoder {encoder.ffmpeg} ({', '.join('='.join(pair) for pair in encoder.options)}) does not open for "
+            f"pictures of {encoder.width_px}×{encoder.height_px}: {problem}; use {other}, or scale the video"
         )
     return encoder
 
@@ -261,9 +252,6 @@ def _settings_of(codec: Codec, name: EncoderName, options: SyncOptions) -> dict[
     elif options.crf is not None:
         raise InputError(f"--crf {options.crf}: {codec} has no such setting; leave it out")
     preset = library.preset if options.encoder_preset is None else options.encoder_preset
-    if options.encoder_preset not in (None, *library.presets):
-        known = f"use one of {', '.join(library.presets)}" if library.presets else "leave it out"
-        raise InputError(f"--encoder {name}:{preset}: {name} has no such preset; {known}")
     if preset:
         settings[library.speed] = preset
     return settings
