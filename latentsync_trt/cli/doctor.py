@@ -17,7 +17,7 @@ import rich_click as click
 from latentsync_trt.cli.options import json_option
 from latentsync_trt.errors import BundleError, OutputError
 from latentsync_trt.remembered import forget
-from latentsync_trt.runtime.providers.table import CPU, PROVIDERS, REINSTALL_ORT, TENSORRT, TENSORRT_DOWNLOAD, Obstacle
+from latentsync_trt.runtime.providers.table import CPU, PROVIDERS, REINSTALL_ORT, TENSORRT, TENSORRT_DOWNLOAD
 from latentsync_trt.version import __version__, distribution_version
 
 Level = Literal["ok", "missing", "problem", "info"]
@@ -70,15 +70,14 @@ def _show(finding: Finding, indent: str = "") -> None:
 
 def _verdict() -> Finding:
     """What `sync` does here without options."""
-    from latentsync_trt.bundle.find import default_bundle
+    from latentsync_trt.bundle.find import default_bundle, exported_bundles
     from latentsync_trt.runtime.providers.select import select_provider
 
-    provider, bundle = select_provider().name, default_bundle().name
-    if bundle is None:
-        return Finding(
-            "missing", f"`demo` runs; `sync` lacks a model (provider {provider} works)", "latentsync-trt setup"
-        )
-    return Finding("ok", f"`sync` runs bundle {bundle} with provider {provider}")
+    provider, bundle = select_provider().name, default_bundle()
+    if bundle.name is None:
+        cure = "latentsync-trt use NAME" if exported_bundles() else "latentsync-trt setup"
+        return Finding("missing", f"provider {provider} works, but `sync` finds no model: {bundle.reason}", cure)
+    return Finding("ok", f"`sync` runs bundle {bundle.name} ({bundle.reason}) with provider {provider}")
 
 
 def _system() -> Iterator[Finding]:
@@ -100,13 +99,14 @@ def _providers() -> Iterator[Finding]:
 
     if all(map(distribution_version, ("onnxruntime-gpu", "onnxruntime"))):
         yield Finding("problem", "onnxruntime and onnxruntime-gpu overwrite each other's files", REINSTALL_ORT)
-    obstacles = {provider: diagnose.diagnose_provider(provider) for provider in PROVIDERS.values()}
-    for provider, obstacle in obstacles.items():
-        level: Level = "problem" if provider is CPU else "missing"
-        yield _found(f"{provider.name} runs (a trial session used it)", obstacle, level, name=provider.name)
-    tensorrt = obstacles[TENSORRT]
-    if tensorrt is not None and TENSORRT.install in tensorrt.cure:
-        yield Finding("info", TENSORRT_DOWNLOAD)
+    for provider in PROVIDERS.values():
+        obstacle = diagnose.diagnose_provider(provider)
+        if obstacle is None:
+            yield Finding("ok", f"{provider.name} runs (a trial session used it)")
+            continue
+        yield Finding("problem" if provider is CPU else "missing", f"{provider.name}: {obstacle.text}", obstacle.cure)
+        if provider is TENSORRT and provider.install in obstacle.cure:
+            yield Finding("info", TENSORRT_DOWNLOAD)
 
 
 def _engines() -> Iterator[Finding]:
@@ -127,19 +127,8 @@ def _engines() -> Iterator[Finding]:
             text = f"{len(damaged)} damaged, {_gb(total_bytes(damaged))}"
             yield Finding("missing", text, "latentsync-trt cache prune --damaged")
     for verdict in kept(folder):
-        cure = (
-            "`latentsync-trt setup` measures again; naming the provider uses it all the same" if verdict.problem else ""
-        )
-        yield Finding("missing" if verdict.problem else "info", f"{verdict}", cure)
-
-
-def _codecs() -> Iterator[Finding]:
-    from latentsync_trt.media.codecs import library_versions, missing_codecs
-
-    missing = ", ".join(missing_codecs())
-    cure = "pip install --force-reinstall --only-binary=:all: av"
-    found = ", ".join(f"{name} {version}" for name, version in library_versions().items())
-    yield _found(f"{found}: all required codecs", Obstacle(f"FFmpeg lacks {missing}", cure) if missing else None)
+        cure = "`latentsync-trt setup` measures again; naming the provider uses it all the same"
+        yield Finding("missing", f"{verdict}", cure) if verdict.problem else Finding("info", f"{verdict}")
 
 
 def _bundles() -> Iterator[Finding]:
@@ -148,16 +137,9 @@ def _bundles() -> Iterator[Finding]:
     from latentsync_trt.paths import nearest_existing
 
     folder = find.checkpoints_folder().resolve()
-    existing = nearest_existing(folder)
-    state = "found" if folder == existing else "does not exist yet"
-    yield Finding("info", f"checkpoints: {folder} ({state}; {_gb(shutil.disk_usage(existing).free)} free)")
-    exported, default = find.exported_bundles(), find.default_bundle()
-    if default.name is None:
-        cure = "latentsync-trt use NAME" if exported else "latentsync-trt setup"
-        yield Finding("missing", f"without --bundle, none runs: {default.reason}", cure)
-    else:
-        yield Finding("ok", f"without --bundle, {default.name} runs: it is {default.reason}")
-    for bundle in (*exported, find.demo_folder()):
+    free = _gb(shutil.disk_usage(nearest_existing(folder)).free)
+    yield Finding("info", f"checkpoints: {folder} ({free} free)")
+    for bundle in (*find.exported_bundles(), find.demo_folder()):
         try:
             manifest = Bundle.load(bundle).manifest
         except BundleError as error:
@@ -177,13 +159,6 @@ def _kept_work() -> Iterator[Finding]:
             yield Finding("missing", text, "run the same command with --resume, or delete the folder")
 
 
-def _found(text: str, obstacle: Obstacle | None, level: Level = "missing", *, name: str = "") -> Finding:
-    """The finding `text`, or the obstacle to it, prefixed with `name`."""
-    if obstacle is None:
-        return Finding("ok", text)
-    return Finding(level, f"{name}: {obstacle.text}" if name else obstacle.text, obstacle.cure)
-
-
 def _gb(size_bytes: int) -> str:
     return f"{size_bytes / 1e9:.1f} GB"
 
@@ -192,7 +167,6 @@ SECTIONS: dict[str, Callable[[], Iterator[Finding]]] = {
     "system": _system,
     "providers": _providers,
     "engines": _engines,
-    "media": _codecs,
     "bundles": _bundles,
     "interrupted runs": _kept_work,
 }

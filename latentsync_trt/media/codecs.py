@@ -20,11 +20,6 @@ from latentsync_trt.media.files import reason_of
 from latentsync_trt.media.hdr import HDR_TRANSFERS, encoder_options
 from latentsync_trt.types import ColorTags, VideoInfo
 
-_NEEDED_CODECS = (
-    *("libx264", "libx265", "libsvtav1", "prores_ks", "ffv1", "aac"),
-    *("h264", "hevc", "vp9", "av1", "prores", "mp3", "opus", "flac", "pcm_s16le"),
-)
-
 CONTAINERS: dict[Codec, tuple[str, ...]] = {
     "h264": (".mp4", ".mov", ".mkv"),
     "hevc": (".mp4", ".mov", ".mkv"),
@@ -85,11 +80,6 @@ def library_versions() -> dict[str, str]:
     """Versions of PyAV and of the FFmpeg libraries it is linked with."""
     libraries = {name: ".".join(map(str, version)) for name, version in sorted(av.library_versions.items())}
     return {"PyAV": av.__version__, **libraries}
-
-
-def missing_codecs() -> tuple[str, ...]:
-    """The needed codecs that the linked FFmpeg lacks."""
-    return tuple(name for name in _NEEDED_CODECS if name not in av.codecs_available)
 
 
 @dataclass(frozen=True, slots=True)
