@@ -203,6 +203,10 @@ class EngineCache:
         entry = self.obtain(key, build, other_than=entry.built_at)
         return entry, load(entry.folder)
 
+    def has_built(self, entry: Entry) -> bool:
+        """Whether this object built the engine."""
+        return entry.folder.name in self._built
+
     def entries(self, *, hashes: bool = False) -> tuple[Entry, ...]:
         """All engines, last used first, checked by records and file sizes, and with `hashes` by content.
 

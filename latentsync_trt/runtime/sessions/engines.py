@@ -53,8 +53,9 @@ LEAST_NODE_SHARE = 0.9
 class OpenedEngine:
     """A session and its costs.
 
-    `node_share`: on the chosen provider. `built`: whether this call built the engine. `build_s`: of that or an earlier
-    build. `size_bytes`: of the engine in the cache. Without an engine, `build_s` and `size_bytes` are 0.
+    `node_share`: on the chosen provider. `built`: whether this run built the engine. `build_s`: of
+    that or an earlier build. `size_bytes`: of the engine in the cache. Without an engine, `build_s`
+    and `size_bytes` are 0.
     """
 
     session: Session
@@ -205,7 +206,8 @@ class Engines:
         engine, session = self.cache.load(self.key(graph), partial(self._build, graph), load)
         build_s = engine.build_s or 0.0
         open_s = time.perf_counter() - start_s - (build_s if engine.built else 0.0)
-        return OpenedEngine(session, self._node_share(session), open_s, engine.built, build_s, engine.size_bytes)
+        built = self.cache.has_built(engine)
+        return OpenedEngine(session, self._node_share(session), open_s, built, build_s, engine.size_bytes)
 
     def settle_form(self, graph: str) -> None:
         """Compares the CUDA form of a graph with the portable one, once for each GPU, driver and bundle.

@@ -4,7 +4,6 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, CancelledError, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, TypeVar
 
@@ -41,18 +40,11 @@ class SessionPool:
         on_close: called with the graphs whose sessions will be closed, to drop buffers bound to them.
     """
 
-    def __init__(
-        self,
-        engines: Engines,
-        *,
-        low_memory: bool,
-        on_close: Callable[[tuple[str, ...]], None],
-    ) -> None:
+    def __init__(self, engines: Engines, *, low_memory: bool, on_close: Callable[[tuple[str, ...]], None]) -> None:
         self.engines = engines
         self.low_memory = low_memory
         self._on_close = on_close
         self._opened: dict[str, OpenedEngine] = {}
-        self._built: set[str] = set()
         self._lock = threading.RLock()
         self._opening = {graph: threading.Lock() for graph in engines.bundle.manifest.graphs}
         self._past: dict[tuple[str, str], EngineTime] = {}
@@ -89,8 +81,7 @@ class SessionPool:
         for graph in self.missing(graphs):
             if self.low_memory:
                 self._close_others(graph)
-            if self.engines.build(graph).built:
-                self._built.add(graph)
+            self.engines.build(graph)
 
     def prepare(self, graphs: Iterable[str], beside: Beside = lambda _: ()) -> None:
         """Opens all of `graphs` in parallel; `build` comes first.
@@ -124,7 +115,6 @@ class SessionPool:
     def switch(self, engines: Engines) -> None:
         """Closes all sessions; new ones come from `engines`."""
         self._close(tuple(self._opened))
-        self._built.clear()
         self.engines = engines
 
     def close(self) -> None:
@@ -134,9 +124,6 @@ class SessionPool:
     def _open(self, graph: str) -> OpenedEngine:
         opened = self.engines.open(graph)
         with self._lock:
-            # `prepare` builds first, so opening finds an engine that this run built.
-            opened = replace(opened, built=opened.built or graph in self._built)
-            self._built.discard(graph)
             self._opened[graph] = opened
         return opened
 

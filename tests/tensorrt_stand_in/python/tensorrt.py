@@ -64,8 +64,6 @@ class ILogger:
 
 
 class NetworkDefinitionCreationFlag:
-    """As TensorRT's."""
-
     STRONGLY_TYPED = 1
 
 
@@ -76,8 +74,6 @@ class LayerType:
 
 
 class ProfilingVerbosity:
-    """As TensorRT's."""
-
     LAYER_NAMES_ONLY, NONE, DETAILED = range(3)
 
 
@@ -88,8 +84,6 @@ class LayerInformationFormat:
 
 
 class MemoryPoolType:
-    """As TensorRT's."""
-
     WORKSPACE = 0
 
 
@@ -107,8 +101,6 @@ def _bytes(memory: int) -> IHostMemory:
 
 
 class Builder:
-    """As TensorRT's."""
-
     def __init__(self, logger: ILogger) -> None:
         self._function = _LOG(lambda severity, text: logger.log(severity, text.decode()))
         self.logger = _make_logger(self._function)
@@ -117,32 +109,25 @@ class Builder:
             raise TypeError("pybind11::init(): factory function returned nullptr")
 
     def create_network(self, flags: int = 0) -> "INetworkDefinition":
-        """As TensorRT's."""
         return INetworkDefinition(_make_network(self.pointer, flags))
 
     def create_builder_config(self) -> "IBuilderConfig":
-        """As TensorRT's."""
         return IBuilderConfig(_make_config(self.pointer))
 
     def create_optimization_profile(self) -> "IOptimizationProfile":
-        """As TensorRT's."""
         return IOptimizationProfile(_make_profile(self.pointer))
 
     def build_serialized_network(self, network: "INetworkDefinition", config: "IBuilderConfig") -> IHostMemory | None:
-        """As TensorRT's."""
         memory = _build(self.pointer, network.pointer, config.pointer)
         return _bytes(memory) if memory else None
 
 
 class INetworkDefinition:
-    """As TensorRT's."""
-
     def __init__(self, pointer: int) -> None:
         self.pointer = pointer
 
     @property
     def num_layers(self) -> int:
-        """As TensorRT's."""
         return int(_layers(self.pointer))
 
     def get_layer(self, index: int) -> "ILayer":
@@ -151,26 +136,20 @@ class INetworkDefinition:
 
 
 class ILayer:
-    """As TensorRT's."""
-
     def __init__(self, network: int, index: int) -> None:
         self.network, self.index = network, index
 
     @property
     def type(self) -> int:
-        """As TensorRT's."""
         return int(_layer_type(self.network, self.index))
 
 
 class IAttention:
-    """As TensorRT's."""
-
     def __init__(self, layer: ILayer) -> None:
         self._layer = layer
 
     @property
     def decomposable(self) -> bool:
-        """As TensorRT's."""
         raise NotImplementedError
 
     @decomposable.setter
@@ -179,47 +158,35 @@ class IAttention:
 
 
 class IAttentionOutputLayer(ILayer):
-    """As TensorRT's."""
-
     @property
     def attention(self) -> IAttention:
-        """As TensorRT's."""
         return IAttention(self)
 
 
 class IOptimizationProfile:
-    """As TensorRT's."""
-
     def __init__(self, pointer: int) -> None:
         self.pointer = pointer
 
     def set_shape(self, input: str, min: tuple[int, ...], opt: tuple[int, ...], max: tuple[int, ...]) -> None:  # noqa: A002
-        """As TensorRT's."""
         for selector, sizes in enumerate((min, opt, max)):
             _set_shape(self.pointer, input.encode(), selector, len(sizes), (ctypes.c_longlong * len(sizes))(*sizes))
 
 
 class ITimingCache:
-    """As TensorRT's."""
-
     def __init__(self, pointer: int) -> None:
         self.pointer = pointer
 
     def serialize(self) -> IHostMemory:
-        """As TensorRT's."""
         return _bytes(_timings_bytes(self.pointer))
 
 
 class IBuilderConfig:
-    """As TensorRT's."""
-
     def __init__(self, pointer: int) -> None:
         self.pointer = pointer
         self._timings: ITimingCache | None = None
 
     @property
     def builder_optimization_level(self) -> int:
-        """As TensorRT's."""
         return 3
 
     @builder_optimization_level.setter
@@ -228,7 +195,6 @@ class IBuilderConfig:
 
     @property
     def profiling_verbosity(self) -> int:
-        """As TensorRT's."""
         raise NotImplementedError
 
     @profiling_verbosity.setter
@@ -236,65 +202,50 @@ class IBuilderConfig:
         _set_verbosity(self.pointer, verbosity)
 
     def set_memory_pool_limit(self, pool: int, pool_size: int) -> None:
-        """As TensorRT's."""
         _set_workspace(self.pointer, pool_size)
 
     def add_optimization_profile(self, profile: IOptimizationProfile) -> None:
-        """As TensorRT's."""
         _add_profile(self.pointer, profile.pointer)
 
     def create_timing_cache(self, serialized_timing_cache: bytes) -> ITimingCache | None:
-        """As TensorRT's."""
         pointer = _make_timings(self.pointer, serialized_timing_cache, len(serialized_timing_cache))
         return ITimingCache(pointer) if pointer else None
 
     def set_timing_cache(self, cache: ITimingCache, ignore_mismatch: bool) -> bool:
-        """As TensorRT's."""
         taken = bool(_set_timings(self.pointer, cache.pointer))
         self._timings = cache if taken else self._timings
         return taken
 
     def get_timing_cache(self) -> ITimingCache | None:
-        """As TensorRT's."""
         return self._timings
 
 
 class EngineInspector:
-    """As TensorRT's."""
-
     def __init__(self, engine: int) -> None:
         self._engine = engine
 
     def get_engine_information(self, format: int) -> str:  # noqa: A002
-        """As TensorRT's."""
         return str(_information(self._engine).decode())
 
 
 class ICudaEngine:
-    """As TensorRT's."""
-
     def __init__(self, pointer: int) -> None:
         self._pointer = pointer
 
     @property
     def device_memory_size_v2(self) -> int:
-        """As TensorRT's."""
         return int(_device_memory(self._pointer))
 
     def create_engine_inspector(self) -> EngineInspector:
-        """As TensorRT's."""
         return EngineInspector(self._pointer)
 
 
 class Runtime:
-    """As TensorRT's."""
-
     def __init__(self, logger: ILogger) -> None:
         self._function = _LOG(lambda severity, text: logger.log(severity, text.decode()))
         self._logger = _make_logger(self._function)
 
     def deserialize_cuda_engine(self, serialized_engine: bytes) -> ICudaEngine | None:
-        """As TensorRT's."""
         pointer = _open_engine(self._logger, serialized_engine, len(serialized_engine))
         return ICudaEngine(pointer) if pointer else None
 
@@ -304,34 +255,26 @@ class _ParserError:
         self._desc, self._name, self._operator = (part.decode() for part in parts)
 
     def desc(self) -> str:
-        """As TensorRT's."""
         return self._desc
 
     def node_name(self) -> str:
-        """As TensorRT's."""
         return self._name
 
     def node_operator(self) -> str:
-        """As TensorRT's."""
         return self._operator
 
 
 class OnnxParser:
-    """As TensorRT's."""
-
     def __init__(self, network: INetworkDefinition, logger: ILogger) -> None:
         self._function = _LOG(lambda severity, text: logger.log(severity, text.decode()))
         self._pointer = _make_parser(network.pointer, _make_logger(self._function), 100)
 
     def parse_from_file(self, model: str) -> bool:
-        """As TensorRT's."""
         return bool(_parse(self._pointer, model.encode()))
 
     @property
     def num_errors(self) -> int:
-        """As TensorRT's."""
         return int(_errors(self._pointer))
 
     def get_error(self, index: int) -> _ParserError:
-        """As TensorRT's."""
         return _ParserError(tuple(_error(self._pointer, index, part) for part in range(3)))
