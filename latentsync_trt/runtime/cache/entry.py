@@ -212,8 +212,8 @@ def total_bytes(entries: Iterable[Entry]) -> int:
 
 
 def select(entries: Sequence[Entry], *, max_bytes: int | None = None, damaged: bool = False) -> list[Choice]:
-    """Which of `entries` to remove, and why: the `damaged` ones, then damaged and least recently used ones until
-    `max_bytes` are left. Pure."""
+    """Which of `entries` to remove, and why: the `damaged` ones, then damaged and least recently
+    used ones until `max_bytes` are left. Pure."""
     chosen = [Choice(entry, entry.problem) for entry in entries if damaged and entry.problem]
     if max_bytes is not None:
         gone = {choice.entry.folder for choice in chosen}

@@ -82,8 +82,8 @@ class EngineStore:
 
     Whoever can write there decides what runs on the GPUs: hashes detect damage, not malice. Thread-safe.
 
-    It never fails a run: `on_notice` receives a sentence about a store that does not answer, which is then left alone,
-    and about a damaged engine in it.
+    It never fails a run: `on_notice` receives a sentence about a store that does not answer, which
+    is then left alone, and about a damaged engine in it.
 
     Raises:
         InputError: such URLs are unknown, or can only be read. MissingDependency: the extra `cluster` is missing.
@@ -134,8 +134,8 @@ class EngineStore:
 class EngineCache:
     """Finds, builds and keeps engines below `folder`, which need not exist yet. Process- and thread-safe.
 
-    `on_notice` receives a sentence about waiting, damaged engines and the like. `store`: URL where engines are looked
-    for before they are built, and uploaded to; raises as `EngineStore`.
+    `on_notice` receives a sentence about waiting, damaged engines and the like. `store`: URL where
+    engines are looked for before they are built, and uploaded to; raises as `EngineStore`.
     """
 
     def __init__(self, folder: Path, on_notice: Notice = _log.warning, store: str | None = None) -> None:
@@ -148,8 +148,8 @@ class EngineCache:
     def find(self, key: EngineKey, *, other_than: datetime | None = None) -> Entry | None:
         """The undamaged engine for `key`, or None. Takes no lock and works on a read-only cache.
 
-        Hashes are checked once in the life of this object. `other_than`: ignores the build of that time; not "older
-        than", as clocks can be wrong.
+        Hashes are checked once in the life of this object. `other_than`: ignores the build of that
+        time; not "older than", as clocks can be wrong.
         """
         entry = self._checked(key)
         if entry.problem or entry.built_at == other_than:
@@ -161,8 +161,8 @@ class EngineCache:
     def obtain(self, key: EngineKey, build: Build, *, other_than: datetime | None = None) -> Entry:
         """Finds the engine for `key`, fetches it from the store, or builds it.
 
-        While another process builds it, this one waits. `other_than`: does not accept the build of that time, nor what
-        the store has.
+        While another process builds it, this one waits. `other_than`: does not accept the build of
+        that time, nor what the store has.
 
         Raises:
             EngineBuildError: `build` wrote nothing.

@@ -1,11 +1,11 @@
 """Compiles a graph with TensorRT or TensorRT-RTX in a child process, and reads what these libraries say.
 
-The compiler runs for minutes without handling signals, writes to the console past its logger, does not free all memory,
-and may crash.
+The compiler runs for minutes without handling signals, writes to the console past its logger, does
+not free all memory, and may crash.
 
-ONNX Runtime's TensorRT provider does not build the engines: since 1.27 it requests weakly typed networks
-(https://github.com/microsoft/onnxruntime/pull/29779), in which TensorRT does not keep the precision of float16, INT8
-and FP8 graphs, and its errors do not contain TensorRT's reason.
+ONNX Runtime's TensorRT provider does not build the engines: since 1.27 it requests weakly typed
+networks (https://github.com/microsoft/onnxruntime/pull/29779), in which TensorRT does not keep the
+precision of float16, INT8 and FP8 graphs, and its errors do not contain TensorRT's reason.
 """
 
 from collections.abc import Mapping

@@ -1,9 +1,9 @@
 """The shapes that engines are built for. Pure.
 
-A bundle exported with `--dynamic` names its variable dimensions (windows, images, segments,
-and with `--min-resolution` heights and widths) and their ranges.
-A *dynamic* engine covers these ranges; a *static* one fixes each dimension at its optimum. A bundle exported with
-`--static` has no variable dimensions, so only static engines can be built from it.
+A bundle exported with `--dynamic` names its variable dimensions (windows, images, segments, and
+with `--min-resolution` heights and widths) and their ranges. A *dynamic* engine covers these
+ranges; a *static* one fixes each dimension at its optimum. A bundle exported with `--static` has no
+variable dimensions, so only static engines can be built from it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -53,8 +53,8 @@ def dimension_ranges(manifest: Manifest, options: RuntimeOptions) -> dict[str, D
 def engine_ranges(ranges: Mapping[str, DimensionRange], windows_per_batch: int | None) -> dict[str, DimensionRange]:
     """`ranges` reduced to what a run asks of an engine, which holds memory for the largest shape of its profile.
 
-    A run encodes one segment of speech at a time, pads windows and pictures to the usual number, and denoises
-    `windows_per_batch` windows together (None: one).
+    A run encodes one segment of speech at a time, pads windows and pictures to the usual number,
+    and denoises `windows_per_batch` windows together (None: one).
     """
     most = {"windows": windows_per_batch or 1, "segments": 1}
     reduced = dict(ranges)

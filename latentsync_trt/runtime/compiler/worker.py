@@ -58,8 +58,8 @@ def compile_order(trt: Any, order: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _parse(parser: Any, path: Path) -> bool:
-    """Parses from within the folder: C++ takes names of files for text in the system's code page on Windows, and names
-    in bundles are ASCII."""
+    """Parses from within the folder: C++ takes names of files for text in the system's code page on
+    Windows, and names in bundles are ASCII."""
     with chdir(path.parent):
         return bool(parser.parse_from_file(path.name))
 

@@ -152,9 +152,9 @@ class DirectOpen:
 class TensorRTBuilder:
     """TensorRT; an engine contains the whole graph.
 
-    `ranges`: sizes that the engine supports. `given`: of `--provider-option`. `version`: of the TensorRT that ONNX
-    Runtime loads. `shared`: a folder of kernel timings that other processes may change at any time. `cuda_graph` does
-    not change the engine. `precision`: of the bundle.
+    `ranges`: sizes that the engine supports. `given`: of `--provider-option`. `version`: of the
+    TensorRT that ONNX Runtime loads. `shared`: a folder of kernel timings that other processes may
+    change at any time. `cuda_graph` does not change the engine. `precision`: of the bundle.
 
     Raises:
         InputError: an option among `given` has a wrong value.
@@ -263,8 +263,8 @@ def _refusal(graph: Path, answer: Answer) -> GraphRefused | OutOfMemory:
 class RtxBuilder:
     """NVIDIA's TensorRT-RTX plug-in; methods as those of `TensorRTBuilder`.
 
-    `shapes`: of each input with a variable dimension. `given`: of `--provider-option`. `devices`: as ONNX Runtime
-    offers them. `shared`: a folder for kernels that it compiles at run time.
+    `shapes`: of each input with a variable dimension. `given`: of `--provider-option`. `devices`:
+    as ONNX Runtime offers them. `shared`: a folder for kernels that it compiles at run time.
     """
 
     shapes: Mapping[str, InputShapes]

@@ -85,8 +85,8 @@ class OpenedEngine:
 class Engines:
     """Opens the graphs of a bundle, and finds and builds their engines where the provider needs them.
 
-    `on_notice` receives a sentence about builds, waits and damaged engines. Raises `InputError` if bundle or provider
-    do not support `options`.
+    `on_notice` receives a sentence about builds, waits and damaged engines. Raises `InputError` if
+    bundle or provider do not support `options`.
     """
 
     def __init__(
@@ -169,8 +169,8 @@ class Engines:
         return tuple(graph for graph in graphs if self.compiled and self.cache.find(self.key(graph)) is None)
 
     def memory_bytes(self, graphs: Iterable[str]) -> int | None:
-        """GPU memory that the engines of `graphs` take together, weights and runs; None if one is not in the cache, or
-        its provider does not say."""
+        """GPU memory that the engines of `graphs` take together, weights and runs; None if one is
+        not in the cache, or its provider does not say."""
         total = 0
         for graph in graphs:
             entry = self.cache.find(self.key(graph))
@@ -212,9 +212,9 @@ class Engines:
     def settle_form(self, graph: str) -> None:
         """Compares the CUDA form of a graph with the portable one, once for each GPU, driver and bundle.
 
-        The portable one is opened from then on, with a notice, where the CUDA form does not run or values differ. Where
-        memory is too short for the comparison, it is left to the next run. Best called while no other session is open,
-        as it needs memory for each form in turn.
+        The portable one is opened from then on, with a notice, where the CUDA form does not run or
+        values differ. Where memory is too short for the comparison, it is left to the next run.
+        Best called while no other session is open, as it needs memory for each form in turn.
 
         Raises:
             EngineBuildError: the form does not run here, and `--graph-form cuda` forbids the portable form.

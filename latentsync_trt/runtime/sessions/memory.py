@@ -57,8 +57,8 @@ class DeviceBuffers:
 def share_memory(providers: Sequence[tuple[str, Mapping[str, str]]]) -> bool:
     """Creates the shared pool for these providers; returns whether a session on them should use it.
 
-    Without it, each session keeps its own peak. Not used for TensorRT, which allocates its own memory, nor with CUDA
-    graphs, which need fixed addresses.
+    Without it, each session keeps its own peak. Not used for TensorRT, which allocates its own
+    memory, nor with CUDA graphs, which need fixed addresses.
     """
     name, own = providers[0]
     with _registering:

@@ -86,8 +86,8 @@ class SessionPool:
     def prepare(self, graphs: Iterable[str], beside: Beside = lambda _: ()) -> None:
         """Opens all of `graphs` in parallel; `build` comes first.
 
-        With one network at a time, they are opened one after another, to detect errors now, without `beside`. Raises as
-        `session`.
+        With one network at a time, they are opened one after another, to detect errors now, without
+        `beside`. Raises as `session`.
         """
         graphs = tuple(graphs)
         if not self._opened:  # while memory is free

@@ -234,8 +234,8 @@ def _ort_options(settings: SessionSettings) -> Any:
         options.add_session_config_entry("session.use_env_allocators", "1")
     # Spinning threads would take cores from decoding, face processing and encoding.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    # Keep QuantizeLinear/DequantizeLinear pairs: fusing them does not support FP8, loses the sign of INT8 across a
-    # reshape, and was not faster where it works.
+    # Keep QuantizeLinear/DequantizeLinear pairs: fusing them does not support FP8, loses the sign
+    # of INT8 across a reshape, and was not faster where it works.
     options.add_session_config_entry("session.disable_quant_qdq", "1")
     for name, value in settings.config.items():
         options.add_session_config_entry(name, value)

@@ -19,8 +19,8 @@ _KNOWN_INPUTS = {"timestep": 501, "guidance": 1.5, "coefficients": (1.02, -0.31,
 """Values as in a usual run."""
 
 FORM_LIMIT = 1e-2
-"""Largest difference of a graph's CUDA form to its portable form. Measured on an H200, all graphs at 256 and 512 px in
-float16: 0.0004 to 0.0022."""
+"""Largest difference of a graph's CUDA form to its portable form. Measured on an H200, all graphs
+at 256 and 512 px in float16: 0.0004 to 0.0022."""
 
 _EIGHT_BIT_LIMIT = 5e-2
 """In 8 bits, a sum that is rounded the other way is off by a whole quantization step."""
@@ -113,16 +113,16 @@ def run_and_close(
 
 
 def difference(ours: Iterable[Array], theirs: Iterable[Array]) -> float:
-    """The largest of all outputs' differences, each divided by the largest of `theirs`; infinite if any value is not
-    finite."""
+    """The largest of all outputs' differences, each divided by the largest of `theirs`; infinite if
+    any value is not finite."""
     return max(_difference(*(array.astype(np.float64) for array in pair)) for pair in zip(ours, theirs, strict=True))
 
 
 def provider_limit(manifest: Manifest, graph: str) -> float:
     """The largest `difference` between two providers with which a graph counts as computed correctly.
 
-    Relative to the output's largest value: 0.01, in 8 bits 0.05, and more only where the graph itself was that far from
-    PyTorch when it was verified.
+    Relative to the output's largest value: 0.01, in 8 bits 0.05, and more only where the graph
+    itself was that far from PyTorch when it was verified.
     """
     least = FORM_LIMIT if manifest.quantization is None else _EIGHT_BIT_LIMIT
     return max(least, _VERIFICATION_FACTOR * manifest.verification.get(graph, 0.0))
