@@ -124,7 +124,7 @@ def test_the_face_at_a_place_stays_chosen_in_other_shots() -> None:
 
 
 def test_a_number_that_does_not_exist_names_those_that_do() -> None:
-    with pytest.raises(InputError, match=r"face 3: is not in talk.mp4, which has faces 0, 1 and 4") as error:
+    with pytest.raises(InputError, match=r"face 3: is not in talk.mp4, which has only face 0, 1, 4") as error:
         check_people([0, 3], (0, 1, 4), "talk.mp4")
     assert error.value.usage
     with pytest.raises(InputError, match="which has only face 0"):

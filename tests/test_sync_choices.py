@@ -155,7 +155,7 @@ def test_faces_are_painted_in_their_turns(lip_sync: LipSync, folder: Path, tmp_p
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"speaker": ["0=own.wav", "1=own.wav", "2=own.wav"]}, "face 2: is not in two.mkv, which has faces 0 and 1"),
+        ({"speaker": ["0=own.wav", "1=own.wav", "2=own.wav"]}, "face 2: is not in two.mkv, which has only face 0, 1"),
         ({"start": 0.79}, r"two\.mkv: none of its 20 frames is in the part"),
         ({"start": 9}, r"--start 9: .*two\.mkv lasts 0\.80 s"),
         ({"start": 0, "end": 5}, r"--end 5: .*two\.mkv lasts 0\.80 s"),

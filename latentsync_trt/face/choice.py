@@ -11,7 +11,7 @@ from latentsync_trt.errors import InputError
 from latentsync_trt.face.align import align
 from latentsync_trt.face.geometry import area
 from latentsync_trt.face.tracker import FaceTracker, FrameFaces, TrackedDetection
-from latentsync_trt.types import Face, FaceDetector, Float64Array, Picture, UInt8Array
+from latentsync_trt.types import Face, FaceDetector, Float64Array, Picture
 from latentsync_trt.values import FaceChoice
 
 LARGEST = FaceChoice("largest")
@@ -28,9 +28,8 @@ def speakers_of(choice: FaceChoice | Mapping[int, int]) -> Mapping[int, int] | N
 def check_people(wanted: Collection[int], people: Collection[int], where: str) -> None:
     """Raises `InputError` if a number in `wanted` is not one of `people`, those seen in `where`."""
     for person in sorted(set(wanted) - set(people)):
-        *rest, last = map(str, sorted(people)) if people else ["none"]
-        known = f"faces {', '.join(rest)} and {last}" if rest else f"only face {last}"
-        raise InputError(f"face {person}: is not in {where}, which has {known} (latentsync-trt faces)")
+        known = ", ".join(map(str, sorted(people)))
+        raise InputError(f"face {person}: is not in {where}, which has only face {known} (latentsync-trt faces)")
 
 
 class Chooser:
@@ -120,10 +119,10 @@ class MainFace:
         self._chooser, self._frames = Chooser(LARGEST), 0
         self._runs = Runs(resolution_px)
 
-    def update(self, frame: Picture, luma: UInt8Array | None = None) -> TrackedFace | None:
+    def update(self, frame: Picture) -> TrackedFace | None:
         """The face in the next frame, uint8 `(H, W, 3)` RGB of square pixels, or None."""
         self._frames += 1
-        chosen = self._chooser.choose(self._tracker.update(frame, luma), Fraction(self._frames, MODEL_FPS))
+        chosen = self._chooser.choose(self._tracker.update(frame), Fraction(self._frames, MODEL_FPS))
         placed = self._runs.advance({one.track_id: one.face for one, _ in chosen})
         for one, _ in chosen:
             return TrackedFace(one.face, *placed[one.track_id])
