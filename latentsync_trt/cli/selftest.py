@@ -1,6 +1,5 @@
 """`latentsync-trt selftest`: whether a provider builds, runs and paints correctly. Run it first on new hardware."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import rich_click as click
@@ -10,7 +9,6 @@ from latentsync_trt.bundle.manifest import DEMO_NAME, Bundle
 from latentsync_trt.cli.options import LocalPath, build, options_from, provider_option
 from latentsync_trt.cli.show import notices_to, print_table
 from latentsync_trt.config import RuntimeOptions
-from latentsync_trt.errors import LatentSyncError
 from latentsync_trt.runtime.providers.table import CPU, CUDA, PROVIDERS
 
 if TYPE_CHECKING:
@@ -53,21 +51,15 @@ def command(
     Prints PASS, or FAIL with the reasons and exit code 1.
     """
     from latentsync_trt.bench.selftest import self_test
-    from latentsync_trt.privacy import redacted
     from latentsync_trt.remembered import forget
     from latentsync_trt.runtime.compiler.profiles import check_graphs
 
     options = build(RuntimeOptions, fields)
     forget()
-    try:
-        opened = Bundle.load(find_bundle(bundle)[0])
-        check_graphs(opened.manifest, graphs)
-        tested, say = graphs or tuple(opened.manifest.graphs), notices_to(silent=as_json)
-        report = self_test(opened, provider, options, reference, say, tested)
-    except LatentSyncError as error:
-        if as_json:
-            raise LatentSyncError(redacted(str(error), [Path(bundle)]), usage=error.usage) from error
-        raise
+    opened = Bundle.load(find_bundle(bundle)[0])
+    check_graphs(opened.manifest, graphs)
+    tested, say = graphs or tuple(opened.manifest.graphs), notices_to(silent=as_json)
+    report = self_test(opened, provider, options, reference, say, tested)
     if as_json:
         click.echo(report.to_json())
     else:
