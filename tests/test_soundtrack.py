@@ -24,7 +24,6 @@ from latentsync_trt.media.soundtrack import (
     spliced,
 )
 from latentsync_trt.media.timing import nearest
-from latentsync_trt.sync.timeline import notices_of_mix
 from latentsync_trt.types import Float32Array
 from tests.clips import numbered, read_audio, write_sound, write_video
 from tests.sounds import write_samples
@@ -161,12 +160,6 @@ def test_any_pieces_are_summed_at_their_places(parts: list[tuple[Fraction, Fract
     samples = np.concatenate([np.zeros((0, 1), np.float32), *mixed(tracks, 1, rate_hz)])[:, 0]
     assert np.allclose(samples, expected[5000 : 5000 + len(samples)], atol=1e-5)
     assert not expected[5000 + len(samples) :].any()
-
-
-def test_a_mix_of_another_length_is_named() -> None:
-    mix = Path("mix.wav")
-    assert notices_of_mix(mix, Fraction(2), Fraction(23, 10)) == []
-    assert "mix.wav: lasts 2 s, the voice 3 s" in notices_of_mix(mix, Fraction(2), Fraction(3))[0]
 
 
 def test_bad_sound_is_one_line(tmp_path: Path) -> None:

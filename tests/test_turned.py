@@ -69,12 +69,3 @@ def test_a_video_upside_down_is_an_error_with_its_cure(lip_sync: LipSync, tmp_pa
     with pytest.raises(NoFaceError, match=r"5 with one on its side or upside down.*ffmpeg -display_rotation"):
         lip_sync.sync(clip, sound, tmp_path / "out.mp4", SyncOptions(steps=1))
     assert not (tmp_path / "out.mp4").exists()
-
-
-def test_turned_frames_are_reported(lip_sync: LipSync, tmp_path: Path) -> None:
-    frames = first_person(6)
-    clip = write_video(tmp_path / "half.mp4", [*frames[:4], *(turned(frame, UPSIDE_DOWN) for frame in frames[4:])])
-    sound = write_sound(tmp_path / "speech.wav", 0.24)
-    report = lip_sync.sync(clip, sound, tmp_path / "out.mp4", SyncOptions(steps=1))
-    assert report.frames_with_face == 4
-    assert [text for text in report.notices if "2 frames show a face" in text and "-display_rotation" in text]

@@ -82,8 +82,8 @@ def measure_clip(
     """The lips of `video` and the speech in `audio`; holds one frame at a time.
 
     Args:
-        mouth: the one that belongs to the audio, if known. delay_s: when the audio starts in the video.
-        on_progress: called after every frame.
+        mouth: the one that belongs to the audio, if known. delay_s: when the audio starts in the
+        video. on_progress: called after every frame.
 
     Raises:
         MediaError: a file cannot be read.

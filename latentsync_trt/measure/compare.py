@@ -53,15 +53,12 @@ _METHOD = (
 class Lips:
     """How the lips of both follow the speech, and B's follow A's.
 
-    `missing_a`, `missing_b`: frames without a face. Of the gap between the lips, in distances between the outer corners
-    of the eyes: `moved_a`, `moved_b`, its standard deviation; `alike`, the correlation of both; `apart`, their mean
-    difference.
+    Of the gap between the lips, in distances between the outer corners of the eyes: `moved_a`,
+    `moved_b`, its standard deviation; `alike`, the correlation of both; `apart`, their mean difference.
     """
 
     a: SyncScore
     b: SyncScore
-    missing_a: int
-    missing_b: int
     moved_a: float
     moved_b: float
     alike: float
@@ -72,9 +69,9 @@ class Lips:
 class ClipResults:
     """What was measured on the clip.
 
-    `areas`: of the "generated" part of the faces and of the "mouth". `flicker`: see `FlickerMeter.noise`, in levels of
-    255, on the mouth: of "source", "a", "b", and "difference", B minus A. `picture`, `video`: names of the files that
-    show both side by side.
+    `areas`: of the "generated" part of the faces and of the "mouth". `flicker`: see
+    `FlickerMeter.noise`, in levels of 255, on the mouth: of "source", "a", "b", and "difference", B
+    minus A. `picture`, `video`: names of the files that show both side by side.
     """
 
     name: str
@@ -111,8 +108,8 @@ def measure(
             where it ends before the results.
 
     Raises:
-        InputError: too few frames show a face, or pictures differ in size. OutputError: a file cannot be written.
-        MediaError: one cannot be read.
+        InputError: too few frames show a face, or pictures differ in size. OutputError: a file
+        cannot be written. MediaError: one cannot be read.
     """
     delays = delays_of(clip.video, clip.audio)
     a, b = (
@@ -149,8 +146,6 @@ def compare_lips(a: Curves, b: Curves, name: str) -> Lips:
         raise InputError(f"{name}: {error}; give a longer clip, or one that shows the face", usage=False) from error
     return Lips(
         *scores,
-        missing_a=int(np.isnan(a.gaps).sum()),
-        missing_b=int(np.isnan(b.gaps).sum()),
         moved_a=float(np.nanstd(a.gaps)),
         moved_b=float(np.nanstd(b.gaps)),
         alike=1.0 if np.array_equal(a.gaps, b.gaps, equal_nan=True) else alike,
@@ -233,8 +228,6 @@ def _lip_lines(found: Lips) -> Iterator[Line]:
     ratio = f"{found.moved_b / found.moved_a:.2f}×" if found.moved_a else "–"
     yield "lips move by", f"{found.moved_a:.4f}", f"{found.moved_b:.4f}", ratio
     yield "lips of B follow A's, r", "", "", f"{found.alike:.3f}, {found.apart:.4f} apart"
-    if found.missing_a or found.missing_b:
-        yield "frames without a face", f"{found.missing_a}", f"{found.missing_b}", ""
 
 
 def write_report(

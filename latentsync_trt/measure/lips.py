@@ -18,8 +18,8 @@ from latentsync_trt.media.demo_clip import SpokenMouth
 from latentsync_trt.types import BoolArray, Float32Array, Float64Array
 
 CLOSED_GAP = 0.042
-"""Lips closer than this touch. Touching lips measure 0.02 to 0.041; of gaps of a tenth of the widest, 19 in 20 measure
-0.043 or more."""
+"""Lips closer than this touch. Touching lips measure 0.02 to 0.041; of gaps of a tenth of the
+widest, 19 in 20 measure 0.043 or more."""
 
 QUIET_DB = -40.0
 """A frame at least this much softer than the loudest one is silent."""
@@ -38,8 +38,8 @@ _SAMPLES_PER_HALF = SPEECH_RATE_HZ // MODEL_FPS // 2
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Curves:
-    """A clip over time: `gaps (n,)` between the lips, see `gap_of`; `level_db (n,)` of the speech, see `Loudness`, both
-    float32; `mouth`: the known mouth of these n frames, if any."""
+    """A clip over time: `gaps (n,)` between the lips, see `gap_of`; `level_db (n,)` of the speech,
+    see `Loudness`, both float32; `mouth`: the known mouth of these n frames, if any."""
 
     gaps: Float32Array
     level_db: Float32Array
@@ -170,8 +170,8 @@ class Loudness:
         self._halves = np.concatenate([np.zeros(0), *halves, _powers(rest[None]) if rest.size else np.zeros(0)])
 
     def level_db(self) -> Float32Array:
-        """The loudness of the 40 ms around the time of each frame, in dB below the loudest, float32 `(n,)`, at least
-        −100; of no frame where no recording passed."""
+        """The loudness of the 40 ms around the time of each frame, in dB below the loudest, float32
+        `(n,)`, at least −100; of no frame where no recording passed."""
         after, before = self._halves[::2], np.concatenate([self._halves[:1], self._halves[1::2]])
         means = (after + before[: len(after)]) / 2
         peak = float(means.max(initial=0.0)) or 1.0

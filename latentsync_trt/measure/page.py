@@ -38,8 +38,8 @@ class Pictures:
 class Section:
     """A part of a page, shown in the order of its fields.
 
-    `rows`: of a table below its `heads`; without heads, pairs of name and value. `drawing`: see `svg`. `video`: the URL
-    of a file beside the page. `notes`: a list.
+    `rows`: of a table below its `heads`; without heads, pairs of name and value. `drawing`: see
+    `svg`. `video`: the URL of a file beside the page. `notes`: a list.
     """
 
     title: str = ""

@@ -24,8 +24,8 @@ _DPI = 100
 class PersonSummary:
     """One person of a clip, by `number`. `times_s`: begin and end of each time the person is seen.
 
-    `seen_s`: sum of these. `height_px`: of the face, the median. `frontal`: share of the time in which the face looks
-    into the camera, or less than about 25° aside.
+    `seen_s`: sum of these. `height_px`: of the face, the median. `frontal`: share of the time in
+    which the face looks into the camera, or less than about 25° aside.
     """
 
     number: int

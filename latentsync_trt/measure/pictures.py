@@ -141,8 +141,8 @@ class FlickerMeter:
     def add(self, picture: Float32Array | None) -> float | None:
         """The next picture, of one shape with the last, NaN in pixels to leave out; None begins a new sequence.
 
-        Returns the mean squared second difference of the newest three; None before there are three, or if they have
-        hardly a pixel in common.
+        Returns the mean squared second difference of the newest three; None before there are three,
+        or if they have hardly a pixel in common.
         """
         if picture is None:
             self._last.clear()
@@ -160,16 +160,16 @@ class FlickerMeter:
         return square
 
     def noise(self) -> float | None:
-        """The standard deviation of the white noise that would change as much, in the pictures' unit; None where there
-        were never three pictures in a row."""
+        """The standard deviation of the white noise that would change as much, in the pictures'
+        unit; None where there were never three pictures in a row."""
         return sqrt(self._total / self._count / _NOISE_GAIN) if self._count else None
 
 
 def seam_score(frame: Picture, patch: Patch) -> float:
     """The step in brightness and color that `patch` adds at its edge, relative to the source's own there.
 
-    0 = none; around 1 = as large as the source's own changes over the same distance, which hide it. 0 for a patch
-    without an edge in the frame.
+    0 = none; around 1 = as large as the source's own changes over the same distance, which hide it.
+    0 for a patch without an edge in the frame.
 
     Args:
         frame: uint8 `(H, W, 3)` RGB, the frame to which `patch` belongs.

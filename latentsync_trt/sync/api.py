@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 class LipSync:
     """Syncs any number of clips with one bundle and provider; sessions stay open until `close`.
 
-    Thread-safe: one of `sync`, `encode_audio`, `warm_up` and `close` runs at a time, the others wait for it. Called
-    from `on_progress` they raise `InputError`, as they would wait forever; after `close` they do, too.
-    To stop a running `sync`, raise in `on_progress`.
+    Thread-safe: one of `sync`, `encode_audio`, `warm_up` and `close` runs at a time, the others
+    wait for it. Called from `on_progress` they raise `InputError`, as they would wait forever;
+    after `close` they do, too. To stop a running `sync`, raise in `on_progress`.
     """
 
     def __init__(self, networks: "Networks", *others: "AnyNetworks") -> None:
@@ -109,8 +109,8 @@ class LipSync:
 
     @property
     def provider(self) -> str:
-        """The name of the execution provider that runs the networks, e.g. "cuda"; may change in `warm_up` and `sync`,
-        where the first choice turns out not to run the bundle."""
+        """The name of the execution provider that runs the networks, e.g. "cuda"; may change in
+        `warm_up` and `sync`, where the first choice turns out not to run the bundle."""
         return self._devices.selection.name
 
     @property
@@ -126,8 +126,8 @@ class LipSync:
         """The encoded speech of a whole recording, also of its silence, as with `--silence model`.
 
         Raises:
-            MediaError: the file has no readable audio. InputError: `path` is none, or samples are not finite numbers.
-            Others as `sync`.
+            MediaError: the file has no readable audio. InputError: `path` is none, or samples are
+            not finite numbers. Others as `sync`.
         """
         from latentsync_trt.audio.encoder import encode_audio
         from latentsync_trt.audio.mel import filters_of
@@ -159,8 +159,8 @@ class LipSync:
         """Writes `video` to `output` with the lips following `audio`.
 
         Args:
-            audio: None where `options.speaker` names the recordings.
-            detector: finds faces; the built-in one if None. enhancer: improves painted faces; that of
+            audio: None where `options.speaker` names the recordings. detector: finds faces; the
+            built-in one if None. enhancer: improves painted faces; that of
                 `options.enhancer` if None. noise: `(1, 4, 1, h, w)` float32, instead of the seed's.
             on_progress: called when a stage begins, and after every written frame.
 

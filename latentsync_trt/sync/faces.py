@@ -83,13 +83,6 @@ class FaceFinder:
         """The wanted times so far at which no face was chosen."""
         return tuple(self._untouched)
 
-    def notices(self) -> list[str]:
-        """What the user should know about the frames so far."""
-        if not (count := self._tracker.turned_frames):
-            return []
-        stay = "a face that lies on its side or is upside down, and stay as they are; if the whole video is turned"
-        return [f"{count} {'frame shows' if count == 1 else 'frames show'} {stay}, {_WRONG_TAG}"]
-
     def no_face(self, video: Path, frames: int) -> NoFaceError:
         """The error for a `video` of so many `frames`, none of which shows a usable face that was chosen."""
         if not self._searched:

@@ -52,27 +52,21 @@ class Inpainter:
 
     def encode(self, windows: Sequence[UInt8Array]) -> list[Float32Array]:
         """What the denoiser knows of each window, float32 `(9, F, h, w)`, from its faces."""
-        return [self._conditioning(faces) for faces in windows]
+        encoded = (self.codec.encode_faces(faces, self.mask) for faces in windows)
+        return [conditioning(self.latent_mask, masked[None], whole[None])[0] for masked, whole in encoded]
 
     def denoise(self, known: Sequence[Float32Array], audio: Sequence[Float32Array]) -> list[Float32Array]:
         """The latents of each window, float32 `(4, F, h, w)`."""
         latents: list[Float32Array] = []
-        size = self.windows_per_batch()
+        size, fixed = self.windows_per_batch(), (self.guidance, self.schedule, self.plan)
         for start in range(0, len(known), size):
-            together = slice(start, start + size)
-            latents += self._denoise(np.stack(known[together]), np.stack(audio[together]))
+            together, heard = (np.stack(each[start : start + size]) for each in (known, audio))
+            latents += denoise(self.denoiser, self.noise, together, heard, *fixed)
         return latents
 
     def decode(self, latents: Sequence[Float32Array]) -> list[Sequence[UInt16Array]]:
         """The faces of each window."""
         return [self.codec.decode_faces(np.ascontiguousarray(window.transpose(1, 0, 2, 3))) for window in latents]
-
-    def _conditioning(self, faces: UInt8Array) -> Float32Array:
-        masked, reference = self.codec.encode_faces(faces, self.mask)
-        return conditioning(self.latent_mask, masked[None], reference[None])[0]
-
-    def _denoise(self, known: Float32Array, audio: Float32Array) -> list[Float32Array]:
-        return list(denoise(self.denoiser, self.noise, known, audio, self.guidance, self.schedule, self.plan))
 
 
 def make_inpainter(

@@ -69,8 +69,8 @@ def check_inputs(video: object, audio: object, output: object, options: SyncOpti
         video, output: paths, str or `os.PathLike`. audio: likewise, or None where `options` name the recordings.
 
     Raises:
-        InputError: an argument is not a path, or `options` do not fit each other, the video or the output.
-        MediaError: an input cannot be read. OutputError: the output cannot be written.
+        InputError: an argument is not a path, or `options` do not fit each other, the video or the
+        output. MediaError: an input cannot be read. OutputError: the output cannot be written.
     """
     source, target = path_argument(video, "video"), path_argument(output, "output")
     recording = None if audio is None else path_argument(audio, "audio")
@@ -164,8 +164,8 @@ def path_argument(value: object, name: str) -> Path:
 
 
 def fingerprint(inputs: Inputs, bundle: Path, provider: str, brought: Mapping[str, object]) -> dict[str, str]:
-    """By name, all that the pictures of a run depend on, as text that people can compare: an interrupted run goes on
-    only where that would give the same ones.
+    """By name, all that the pictures of a run depend on, as text that people can compare: an
+    interrupted run goes on only where that would give the same ones.
 
     Files count by their name, size and time, so that a folder may be moved.
 

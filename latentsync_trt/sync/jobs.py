@@ -9,10 +9,10 @@ from latentsync_trt.types import AlignedFace, Face, Float64Array, Frame, UInt16A
 class Target:
     """A face of one frame that follows a voice, and the results of the stages so far.
 
-    `track_id`: unique for an unbroken run of one face in one shot; windows never span two. `person`: identity through
-    the clip, the number shown by `latentsync-trt faces`. `speaker`: index of its voice. `tracked`: box and landmarks in
-    pixels of the stored frame. `matrix (2, 3)`: frame pixels → crop pixels. `painted`: the new face, uint16
-    `(H, W, 3)`, 257 × level.
+    `track_id`: unique for an unbroken run of one face in one shot; windows never span two.
+    `person`: identity through the clip, the number shown by `latentsync-trt faces`. `speaker`:
+    index of its voice. `tracked`: box and landmarks in pixels of the stored frame. `matrix (2, 3)`:
+    frame pixels → crop pixels. `painted`: the new face, uint16 `(H, W, 3)`, 257 × level.
     """
 
     track_id: int

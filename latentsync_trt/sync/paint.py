@@ -106,9 +106,9 @@ class Painter:
     def gather(self, jobs: Generator[FrameJob, None, None]) -> Generator[Gathered, None, None]:
         """Every job in order, with windows as soon as `at_once` of them are complete, whoever's faces they show.
 
-        Fewer once frames have waited for the duration of `at_once` windows: without faces no window completes, and
-        frames would pile up. No frame is held back by more than (`at_once` + `streams`)·F frames after it. Each holds
-        one crop for each of its faces.
+        Fewer once frames have waited for the duration of `at_once` windows: without faces no window
+        completes, and frames would pile up. No frame is held back by more than (`at_once` +
+        `streams`)·F frames after it. Each holds one crop for each of its faces.
         """
         planner: WindowPlanner[Sight] = WindowPlanner(self._frames, streams=self.streams)
         ready: list[Window[Sight]] = []
@@ -134,9 +134,9 @@ class Painter:
     def paint(self, gathered: Generator[Gathered, None, None]) -> Generator[FrameJob, None, None]:
         """Every job in order, with its painted faces, as soon as their windows are done.
 
-        Frames in memory: with one device whose stages run in turn, those that `gather` holds back. Several devices need
-        windows to choose from, and finish them out of order, and so do stages that run side by side: for each device,
-        up to 2·`at_once`·F frames more wait.
+        Frames in memory: with one device whose stages run in turn, those that `gather` holds back.
+        Several devices need windows to choose from, and finish them out of order, and so do stages
+        that run side by side: for each device, up to 2·`at_once`·F frames more wait.
         """
         queue: deque[FrameJob] = deque()
         painted: dict[tuple[int, int], UInt16Array] = {}

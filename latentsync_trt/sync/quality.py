@@ -189,8 +189,8 @@ def _beside_mouth() -> NDArray[np.intp]:
 
 
 def _aligned(frame: Frame, target: Target, patch: Patch) -> Float32Array:
-    """Beside the mouth in the network's pose: brightness of the source and of the new picture, `(2, n)`, NaN where
-    nothing was pasted."""
+    """Beside the mouth in the network's pose: brightness of the source and of the new picture, `(2,
+    n)`, NaN where nothing was pasted."""
     height, width = patch.weight.shape
     if not (height and width and target.face is not None):
         return np.full((2, _beside_mouth().size), np.nan, np.float32)

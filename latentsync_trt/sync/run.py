@@ -57,8 +57,8 @@ _LOW_MEMORY_WINDOWS = 4
 
 @dataclass(frozen=True, slots=True)
 class Helpers:
-    """What a caller may bring: `detector` finds faces; `enhancer` improves painted ones; `noise` float32
-    `(1, 4, 1, h, w)` replaces that of the seed."""
+    """What a caller may bring: `detector` finds faces; `enhancer` improves painted ones; `noise`
+    float32 `(1, 4, 1, h, w)` replaces that of the seed."""
 
     detector: FaceDetector | None = None
     enhancer: Enhancer | None = None
@@ -100,7 +100,7 @@ class Run:
                     if not finder.frames_with_face:
                         raise finder.no_face(self._inputs.video, count)
                     self._on_progress(Progress("finishing", count, count))
-        self._announce((*writer.notices, *finder.notices()))
+        self._announce(writer.notices)
         report = self._report(writer, count, finder, painter)
         if self._inputs.page is not None:
             write_report(self._inputs.page, self._inputs.video, report, self._quality, self._options)
@@ -196,9 +196,9 @@ class Run:
     def _frames_ahead(self, streams: int) -> int:
         """How many frames may wait before the networks, and after them.
 
-        They finish a batch of windows at once; meanwhile, the stages around them must be able to continue. So at most
-        about three times as many wait in all: in both queues, and in the Painter, which holds more for several batches
-        at a time.
+        They finish a batch of windows at once; meanwhile, the stages around them must be able to
+        continue. So at most about three times as many wait in all: in both queues, and in the
+        Painter, which holds more for several batches at a time.
         """
         return (self._windows_at_once() + streams) * self._manifest.frames
 

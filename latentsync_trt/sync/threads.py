@@ -150,8 +150,8 @@ def spread(
 ) -> Generator[tuple[I, list[R]], None, None]:
     """Every item in order, with the results of its tasks.
 
-    A worker takes the next task when it is free; a single one runs in the caller's thread, without `ahead`. Closing
-    this generator waits for the tasks that run.
+    A worker takes the next task when it is free; a single one runs in the caller's thread, without
+    `ahead`. Closing this generator waits for the tasks that run.
 
     Args:
         tasks_of: called in the caller's thread. workers: carry out a task.

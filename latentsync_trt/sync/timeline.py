@@ -96,9 +96,7 @@ def timeline_of(inputs: Inputs, voices: OpenVoices) -> tuple[Span, Playback, lis
     options, notices = inputs.options, list(voices.notices)
     span, mix, end_s = span_of(options, inputs.voices, inputs.video, voices.end_s), inputs.mix, voices.end_s
     if mix is not None:
-        mix_s = audio_duration_s(mix.path)
-        notices += notices_of_mix(mix.path, mix_s, voices.end_s - mix.at_s)
-        end_s = mix.at_s + mix_s
+        end_s = mix.at_s + audio_duration_s(mix.path)
     end_s = end_s if span.end_s is None else min(end_s, span.end_s)
     notices += notices_of_length(inputs.info, end_s, options)
     return span, playback_of(options, inputs.info.duration_s, end_s, inputs.picture_delay_s), notices
@@ -177,14 +175,6 @@ def notices_of_length(info: VideoInfo, audio_s: Fraction, options: SyncOptions) 
     else:
         how = "the picture is cut" if length == "audio" else "the rest is silent"
     return [f"the video lasts {_short(video_s)} s, the audio {_short(audio_s)} s: {how} (--length, --extend)"]
-
-
-def notices_of_mix(mix: Path, mix_s: Fraction, voice_s: Fraction) -> list[str]:
-    """That what is heard is not as long as the voice that moves the lips."""
-    if is_held(abs(mix_s - voice_s)):
-        return []
-    lengths = f"{mix}: lasts {_short(mix_s)} s, the voice {_short(voice_s)} s"
-    return [f"{lengths}; lips and sound agree if both files begin at the same moment (--mix)"]
 
 
 def notices_of_speech(recording: Path, speech: Speech | None) -> list[str]:

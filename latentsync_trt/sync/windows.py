@@ -9,8 +9,8 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 _STREAM_FPS = Fraction(55, 2)
-"""About what one stream has: the model was trained at 25 frames/s. It paints 33, 36 and 40 better in one stream than in
-two: lips follow more closely, and flicker less."""
+"""About what one stream has: the model was trained at 25 frames/s. It paints 33, 36 and 40 better
+in one stream than in two: lips follow more closely, and flicker less."""
 
 
 def streams_at(frames_per_s: Fraction | None) -> int:
