@@ -61,7 +61,7 @@ class Inpainter:
         size, fixed = self.windows_per_batch(), (self.guidance, self.schedule, self.plan)
         for start in range(0, len(known), size):
             together, heard = (np.stack(each[start : start + size]) for each in (known, audio))
-            latents += denoise(self.denoiser, self.noise, together, heard, *fixed)
+            latents.extend(denoise(self.denoiser, self.noise, together, heard, *fixed))
         return latents
 
     def decode(self, latents: Sequence[Float32Array]) -> list[Sequence[UInt16Array]]:
