@@ -20,6 +20,7 @@ from tests.serving import PATIENCE_S, ended, until
 from tests.small import small_bundle
 
 KEY = "a-key"
+OPTIONS = '{"preset": "fast"}'
 
 
 class Command:
@@ -69,7 +70,7 @@ def send(client: httpx.Client, folder: Path, seconds: float) -> str:
     """Submits a clip of so many seconds."""
     video = write_face(folder / "face.mp4", round(25 * seconds))
     files = {"video": video.read_bytes(), "audio": write_sound(folder / "speech.wav", seconds).read_bytes()}
-    job: dict[str, Any] = client.post("/v1/jobs", files=files).raise_for_status().json()
+    job: dict[str, Any] = client.post("/v1/jobs", files=files, data={"options": OPTIONS}).raise_for_status().json()
     return str(job["id"])
 
 
