@@ -29,7 +29,7 @@ from latentsync_trt.batch.tasks import (
     TaskError,
     WorkerSettings,
 )
-from latentsync_trt.batch.workers import plan, ray_workers
+from latentsync_trt.batch.workers import make_workers, plan
 from latentsync_trt.bundle.find import demo_folder
 from latentsync_trt.errors import InputError
 from latentsync_trt.types import Progress
@@ -63,7 +63,7 @@ class Place:
         return len(decoded(self.folder / f"{name}.mp4"))
 
     def workers(self, count: int, **options: Any) -> list[RayWorker]:
-        return ray_workers(self.cluster.address, ON_CPU, count, **options)
+        return make_workers(ON_CPU, count, ray=self.cluster.address, **options)
 
 
 # Without a cluster
@@ -74,7 +74,7 @@ def test_without_a_cluster_the_cure_is_said() -> None:
         taken.bind(("127.0.0.1", 0))
         for address in (f"127.0.0.1:{taken.getsockname()[1]}", f"ray://127.0.0.1:{taken.getsockname()[1]}", "nonsense"):
             with pytest.raises(InputError, match=rf"--ray {address}: no Ray cluster .*ray start --head"):
-                ray_workers(address, ON_CPU)
+                make_workers(ON_CPU, ray=address)
 
 
 CPUS_4, CPUS_8, GPUS_4 = {"CPU": 4.0}, {"CPU": 8.0}, {"CPU": 64.0, "GPU": 4.0}
@@ -182,7 +182,7 @@ def test_clips_on_s3_through_two_actors_of_which_one_is_killed(place: Place, cap
 @pytest.fixture(scope="module")
 def worker(place: Place) -> Iterator[RayWorker]:
     """An open worker."""
-    (worker,) = ray_workers(place.cluster.address, replace(ON_CPU, bundle="demo"), 1)
+    (worker,) = make_workers(replace(ON_CPU, bundle="demo"), 1, ray=place.cluster.address)
     worker.start()
     yield worker
     worker.close()
@@ -224,7 +224,9 @@ def test_a_worker_that_waits_for_resources_says_which_and_can_be_closed(place: P
         notices.append(text)
         noticed.set()
 
-    (worker,) = ray_workers(place.cluster.address, WorkerSettings("demo"), 1, 1.0, on_notice=notice)
+    (worker,) = make_workers(
+        WorkerSettings("demo"), 1, ray=place.cluster.address, gpus_per_worker=1.0, on_notice=notice
+    )
     with Running([worker], place.task("never")):
         assert noticed.wait(300)
     assert len(notices) == 1

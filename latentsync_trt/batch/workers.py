@@ -26,8 +26,10 @@ def make_workers(
 
     Args:
         settings: their bundle is found here, so that a wrong name fails at once; with `ray`, they name no device.
-        count: by default one for each GPU that the settings name, or for the CPU; on a cluster as in `ray_workers`.
-            most: no more than these. ray: address of a cluster, or "auto".
+        count: by default one for each GPU that the settings name, or for the CPU; on a cluster for each GPU that it
+            has now, else for each node. most: no more than these.
+        ray: "auto" for the cluster that this machine is part of, `host:port`, or `ray://host:port`.
+        gpus_per_worker: on a cluster, also a fraction; 0 = on the CPU. By default 1, or 0 if it has no GPU.
 
     Raises:
         LatentSyncError: the bundle or a device does not exist, or the cluster cannot be reached.
@@ -37,7 +39,14 @@ def make_workers(
 
         settings = replace(settings, bundle=str(find_bundle(settings.bundle)[0].absolute()))
     if ray is not None:
-        return list(ray_workers(ray, settings, count, gpus_per_worker, most=most, on_notice=on_notice))
+        cluster = Cluster(ray, on_notice)
+        count, needs = plan(cluster.nodes(), settings, count, gpus_per_worker, most or sys.maxsize)
+        runtime = replace(settings.runtime, device="all" if needs.gpus > 1 else 0)
+        provider = settings.provider if needs.gpus else "cpu"
+        if gpus_per_worker is None and provider != settings.provider:
+            on_notice(f"Ray cluster {ray}: has no GPU now, so workers use the CPU; --gpus-per-worker 1 waits for GPUs")
+        settings = replace(settings, provider=provider, runtime=runtime)
+        return [RayWorker(f"ray {number}", cluster, settings, needs) for number in range(count)]
     devices = _devices(settings, on_notice)
     count = min(count or len(devices), most or sys.maxsize)
     threads = settings.threads or (max((os.cpu_count() or 1) // count, 1) if count > 1 else None)
@@ -88,32 +97,3 @@ def plan(
         places = [ceil(count / len(usable)) for _ in usable]
     share = min((int(node.get("CPU", 0) // here) for node, here in zip(usable, places, strict=True)), default=1)
     return count, Needs(gpus, max(settings.threads or (share // 2 if gpus else share), 1))
-
-
-def ray_workers(
-    address: str,
-    settings: WorkerSettings,
-    count: int | None = None,
-    gpus_per_worker: float | None = None,
-    *,
-    most: int | None = None,
-    on_notice: Notice = lambda _: None,
-) -> list[RayWorker]:
-    """Returns workers of a Ray cluster that are not started yet; connects this process to it.
-
-    Args:
-        address: "auto" for a cluster that this machine is part of, `host:port`, or `ray://host:port`.
-        count: by default one for each GPU that the cluster has now, else one for each node. most: no more than these.
-        gpus_per_worker: also a fraction; 0 = on the CPU. By default 1, or 0 where the cluster has no GPU.
-
-    Raises:
-        InputError: there is no such cluster, or a number does not fit. MissingDependency: Ray is not installed.
-    """
-    cluster = Cluster(address, on_notice)
-    count, needs = plan(cluster.nodes(), settings, count, gpus_per_worker, most or sys.maxsize)
-    runtime = replace(settings.runtime, device="all" if needs.gpus > 1 else 0)
-    provider = settings.provider if needs.gpus else "cpu"
-    if gpus_per_worker is None and provider != settings.provider:
-        on_notice(f"Ray cluster {address}: has no GPU now, so workers use the CPU; --gpus-per-worker 1 waits for GPUs")
-    settings = replace(settings, provider=provider, runtime=runtime)
-    return [RayWorker(f"ray {number}", cluster, settings, needs) for number in range(count)]
