@@ -3,7 +3,6 @@
 from collections.abc import Generator, Iterable, Iterator
 from dataclasses import replace
 from fractions import Fraction
-from itertools import chain, groupby
 from pathlib import Path
 
 import numpy as np
@@ -94,41 +93,28 @@ def sound_blocks(path: Path, frames: Iterable[Timed[AudioFrame]], layout: str, r
 
 def _placed(path: Path, frames: Iterable[Timed[AudioFrame]], layout: str, rate_hz: int) -> Iterator[Float32Array]:
     """The samples of `sound_blocks` in blocks of any lengths."""
-    channels, given = AudioLayout(layout).nb_channels, 0
-    for run in _runs(frames):
-        resampler = AudioResampler("flt", layout, rate_hz, options=_MIX_OPTIONS)
-        first = next(run)
-        at = end = nearest(first.time_s, rate_hz)
-        yield from _silence(at - given, channels, rate_hz)
-        given = max(given, at)
-        for timed in chain([first], run, [None]):
-            if timed is not None:
-                end = nearest(timed.end_s, rate_hz)
-            with reading(path, "its audio cannot be resampled"):
-                pieces = resampler.resample(None if timed is None else timed.item)
-            for piece in filter(None, pieces):
-                block = piece.to_ndarray().astype(np.float32, copy=False).reshape(-1, channels)
-                fresh = block[max(given - at, 0) : max(end - at, 0)]
-                at, given = at + len(block), given + len(fresh)
-                if len(fresh):
-                    yield fresh
-        yield from _silence(end - given, channels, rate_hz)  # resamplers round
-        given = max(given, end)
-
-
-def _runs(frames: Iterable[Timed[AudioFrame]]) -> Iterator[Iterator[Timed[AudioFrame]]]:
-    """Frames of one format that follow each other directly."""
-    number = 0
-    before: Timed[AudioFrame] | None = None
-
-    def number_of(timed: Timed[AudioFrame]) -> int:
-        nonlocal number, before
-        if before is not None and (before.end_s != timed.time_s or format_of(before.item) != format_of(timed.item)):
-            number += 1
-        before = timed
-        return number
-
-    return (run for _, run in groupby(frames, number_of))
+    channels, at, given = AudioLayout(layout).nb_channels, 0, 0
+    resampler: AudioResampler | None = None
+    for timed, following in with_next(frames):
+        if resampler is None:
+            resampler = AudioResampler("flt", layout, rate_hz, options=_MIX_OPTIONS)
+            at = nearest(timed.time_s, rate_hz)
+            yield from _silence(at - given, channels, rate_hz)
+            given = max(given, at)
+        end = nearest(timed.end_s, rate_hz)
+        direct = timed.end_s, format_of(timed.item)
+        last = following is None or direct != (following.time_s, format_of(following.item))
+        with reading(path, "its audio cannot be resampled"):
+            pieces = [*resampler.resample(timed.item), *(resampler.resample(None) if last else ())]
+        for piece in filter(None, pieces):
+            block = piece.to_ndarray().astype(np.float32, copy=False).reshape(-1, channels)
+            fresh = block[max(given - at, 0) : max(end - at, 0)]
+            at, given = at + len(block), given + len(fresh)
+            if len(fresh):
+                yield fresh
+        if last:
+            yield from _silence(end - given, channels, rate_hz)  # resamplers round
+            given, resampler = max(given, end), None
 
 
 def format_of(frame: AudioFrame) -> tuple[str, str, int]:

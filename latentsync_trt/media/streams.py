@@ -11,11 +11,10 @@ from typing import Any, cast
 
 from av import AudioFrame, AudioLayout, AudioStream, Packet
 from av.container import InputContainer, OutputContainer
-from av.subtitles.codeccontext import SubtitleCodecContext
 from av.subtitles.stream import SubtitleStream
 
 from latentsync_trt.errors import MediaError
-from latentsync_trt.media.audio import Samples, first_sample_s
+from latentsync_trt.media.audio import first_sample_s
 from latentsync_trt.media.files import guarded, open_input, reading
 from latentsync_trt.media.timing import joint_clock, nearest
 from latentsync_trt.types import Float32Array
@@ -35,7 +34,6 @@ _HELD_FORMS = {
     ".mkv": ("ass", "subrip", "webvtt", "hdmv_pgs_subtitle", "dvd_subtitle", "dvb_subtitle"),
 }
 _PER_S = 1000  # stamps of subtitles
-_BLOCKS_PER_S = 25  # of samples to encode
 _MOST_EMPTY_BYTES = 2  # of a packet of `mov_text` that says that nothing is shown: a length of 0
 
 
@@ -116,9 +114,11 @@ def add_sound(output: OutputContainer, codec: str, rate_hz: int, layout: str) ->
 
 def encoded_sound(blocks: Iterator[Float32Array], stream: AudioStream, end_s: Fraction) -> TimedPackets:
     """Encodes samples from time 0 to `end_s`: float32 `(n, channels)` at the rate of `stream`."""
-    samples, rate_hz, position = Samples(blocks), stream.codec_context.sample_rate, 0
-    end = int(end_s * rate_hz)
-    while len(part := samples.take(min(rate_hz // _BLOCKS_PER_S, end - position))):
+    rate_hz, position = stream.codec_context.sample_rate, 0
+    for block in blocks:
+        part = block[: max(int(end_s * rate_hz) - position, 0)]
+        if not len(part):
+            break
         # Packed: PyAV reads beyond the planes of a planar frame with eight channels.
         frame = AudioFrame.from_ndarray(part.reshape(1, -1), format="flt", layout=stream.codec_context.layout.name)
         frame.sample_rate, frame.pts, frame.time_base = rate_hz, position, Fraction(1, rate_hz)
@@ -155,10 +155,16 @@ def copied_subtitles(
     """
     packets, source, last = _packets_of(stream), stream.codec_context, -1
     target = None if source.codec.canonical_name in _HELD_FORMS[suffix] else copy.codec_context
+    most_empty = _MOST_EMPTY_BYTES if source.name == "mov_text" else 0
     for packet in guarded(path, packets, "subtitles"):
-        with reading(path, "its subtitles cannot be read"):
-            converted = _converted(packet, source, target)
-        if converted is None or packet.pts is None:
+        if packet.pts is None or packet.size <= most_empty:
+            continue
+        converted: Packet[Any] | None = packet
+        if target is not None:
+            with reading(path, "its subtitles cannot be read"):
+                shown = source.decode2(packet)
+                converted = target.encode_subtitle(shown) if shown is not None and len(shown) else None
+        if converted is None:
             continue
         starts_s = packet.pts * packet.time_base - origin_s
         ends_s = min(starts_s + (packet.duration or 0) * packet.time_base, end_s)
@@ -172,18 +178,6 @@ def copied_subtitles(
         converted.duration = max(nearest(ends_s, _PER_S) - start, 0)
         converted.stream, converted.time_base = copy, Fraction(1, _PER_S)
         yield Fraction(start, _PER_S), converted
-
-
-def _converted(
-    packet: Packet[Any], source: SubtitleCodecContext, target: SubtitleCodecContext | None
-) -> Packet[Any] | None:
-    """The same in the output's form, `target` if that differs; None if it shows nothing."""
-    if packet.size <= (_MOST_EMPTY_BYTES if source.name == "mov_text" else 0):
-        return None
-    if target is None:
-        return packet
-    shown = source.decode2(packet)
-    return target.encode_subtitle(shown) if shown is not None and len(shown) else None
 
 
 def _packets_of(stream: AudioStream | SubtitleStream) -> Iterator[Packet[Any]]:
