@@ -66,7 +66,6 @@ def test_a_worker_shows_the_newest_frame(tmp_path: Path, monkeypatch: pytest.Mon
             shown.append(preview.exists())
 
     worker = Worker(WorkerSettings(str(small_bundle()), "cpu"))
-    worker.open()
     for path in (preview, tmp_path / "missing" / "preview.jpg"):  # the second cannot be written
         task = Task("one", str(video), str(audio), str(tmp_path / "out.mp4"), SyncOptions(steps=1), str(path))
         worker.run(task, look, threading.Event())

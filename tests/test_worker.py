@@ -39,7 +39,6 @@ def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def worker(scratch: Path) -> Iterator[Worker]:
     worker = Worker(WorkerSettings(str(small_bundle()), "cpu", scratch=str(scratch)))
-    worker.open()
     yield worker
     worker.close()
 
@@ -136,7 +135,7 @@ def test_a_provider_that_fails_ends_the_worker(
     assert names(tmp_path) == []
     monkeypatch.setattr(LipSync, "from_bundle", fail)
     with pytest.raises(WorkerLost, match="illegal memory access"):
-        Worker(WorkerSettings("demo", "cpu")).open()
+        Worker(WorkerSettings("demo", "cpu"))
 
 
 # URLs
@@ -181,6 +180,5 @@ def test_a_canceled_delivery_leaves_nothing(worker: Worker, s3: Any, clip: tuple
 def test_a_bundle_by_url(s3: Any, engine_cache: Path) -> None:
     s3.put(str(small_bundle()), f"{BUCKET}/bundles/", recursive=True)
     worker = Worker(WorkerSettings(f"s3://{BUCKET}/bundles/{small_bundle().name}", "cpu"))
-    worker.open()
     worker.close()
     assert len(list((engine_cache / "bundles").glob("small_bundle-*/manifest.json"))) == 1

@@ -144,10 +144,8 @@ def _run_tasks(
 ) -> None:
     """Opens a worker and runs its tasks; ends the process when it cannot run another."""
     try:
-        worker = Worker(settings, lambda text: emit(notice=text))
-        error = _opening_error(worker)
-        emit(error=error)
-        while error is None or isinstance(error, TaskError | Canceled):
+        worker, error = _opened(settings, emit), None
+        while worker is not None and not isinstance(error, WorkerLost):
             order = tasks.get()
             number, done, error = order["run"], None, None
             try:
@@ -165,15 +163,17 @@ def _report(emit: Emit, number: int, progress: Progress) -> None:
     emit(run=number, progress=replace(progress, picture=None))
 
 
-def _opening_error(worker: Worker) -> LatentSyncError | None:
-    """Opens a worker; returns why that failed."""
+def _opened(settings: WorkerSettings, emit: Emit) -> Worker | None:
+    """Opens a worker; emits why that failed, or None."""
+    worker, error = None, None
     try:
-        worker.open()
-    except LatentSyncError as error:
-        return error
-    except Exception as error:  # noqa: BLE001 -- the parent reports it
-        return LatentSyncError(one_line(error, ["batch"])[0])
-    return None
+        worker = Worker(settings, lambda text: emit(notice=text))
+    except LatentSyncError as failure:
+        error = failure
+    except Exception as failure:  # noqa: BLE001 -- the parent reports it
+        error = LatentSyncError(one_line(failure, ["batch"])[0])
+    emit(error=error)
+    return worker
 
 
 if __name__ == "__main__":

@@ -135,9 +135,8 @@ class Actor:
 
     def open(self, settings: WorkerSettings) -> LatentSyncError | None:
         """Opens the worker; returns why that failed."""
-        self._worker = Worker(settings, self._notices.append)
         try:
-            self._worker.open()
+            self._worker = Worker(settings, self._notices.append)
         except LatentSyncError as error:
             return error
         return None

@@ -8,7 +8,6 @@ from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from time import monotonic, perf_counter
-from typing import TYPE_CHECKING
 
 from filelock import FileLock
 
@@ -22,42 +21,32 @@ from latentsync_trt.paths import check_folder_to_write
 from latentsync_trt.types import Progress, SyncReport
 from latentsync_trt.unexpected import one_line
 
-if TYPE_CHECKING:
-    from latentsync_trt.sync.api import LipSync
-
-
 _PREVIEW_S = 1.0
 _LOCK_POLL_S = 0.2
 _DIGITS = 12
 
 
 class Worker:
-    """Runs tasks in this process, after `open`. Only `run`'s `canceled` may be used by other threads.
-
-    `on_notice`: called from any thread with each notice as it occurs.
-    """
+    """Runs tasks in this process on an open bundle. Only `run`'s `canceled` may be used by other threads."""
 
     def __init__(self, settings: WorkerSettings, on_notice: Callable[[str], None] = lambda _: None) -> None:
-        self._settings, self._notice = settings, on_notice
-        self._scratch = None if settings.scratch is None else Path(settings.scratch)
-        self._lip_sync: LipSync | None = None
-
-    def open(self) -> None:
         """Opens the bundle and runs each network once, so that the first clip is as fast as the others.
+
+        `on_notice`: called from any thread with each notice as it occurs.
 
         Raises:
             WorkerLost: the provider failed, as in `run`. LatentSyncError: the settings cannot work here.
         """
         from latentsync_trt.sync.api import LipSync
 
-        settings = self._settings
+        self._notice = on_notice
+        self._scratch = None if settings.scratch is None else Path(settings.scratch)
         if self._scratch is not None:
             check_folder_to_write(self._scratch, "--scratch")
             self._scratch.mkdir(parents=True, exist_ok=True)
         try:
-            self._lip_sync = LipSync.from_bundle(
-                self._bundle(), settings.provider, settings.runtime, on_notice=self._notice
-            )
+            bundle = _local_bundle(settings)
+            self._lip_sync = LipSync.from_bundle(bundle, settings.provider, settings.runtime, on_notice=on_notice)
             self._lip_sync.warm_up()
         except InferenceError as error:
             raise WorkerLost(str(error)) from error
@@ -97,23 +86,10 @@ class Worker:
 
     def close(self) -> None:
         """Frees the networks."""
-        if self._lip_sync is not None:
-            self._lip_sync.close()
-            self._lip_sync = None
-
-    def _bundle(self) -> str | Path:
-        from latentsync_trt.runtime.cache.store import cache_folder
-
-        bundle = self._settings.bundle
-        if not remote_files.is_url(bundle):
-            return bundle
-        cache = cache_folder(self._settings.runtime.engine_cache).absolute()
-        return remote_files.local_of(bundle) or fetch_bundle(bundle, cache / "bundles")
+        self._lip_sync.close()
 
     def _sync(self, task: Task, report: Callable[[Progress], None]) -> SyncReport:
         """Syncs local files; resumes where a worker was killed, if it kept finished parts of the same clip."""
-        if self._lip_sync is None:
-            raise InputError("Worker.run: it is not open; call open first")
         if not task.options.resume and (work_folder_of(Path(task.output)) / KEPT_NAME).exists():
             try:
                 return self._sync(replace(task, options=replace(task.options, resume=True)), report)
@@ -185,6 +161,15 @@ def _forget(output: str) -> None:
     if path is not None and (kept := work_folder_of(path) / KEPT_NAME).exists():  # else they were in the scratch folder
         with suppress(OSError), work_folder(path):
             kept.unlink()
+
+
+def _local_bundle(settings: WorkerSettings) -> str | Path:
+    from latentsync_trt.runtime.cache.store import cache_folder
+
+    if not remote_files.is_url(settings.bundle):
+        return settings.bundle
+    cache = cache_folder(settings.runtime.engine_cache).absolute()
+    return remote_files.local_of(settings.bundle) or fetch_bundle(settings.bundle, cache / "bundles")
 
 
 def fetch_bundle(url: str, cache: Path) -> Path:
