@@ -15,7 +15,6 @@ from latentsync_trt.media.soundtrack import (
     FADE_S,
     SoundPiece,
     SoundPlan,
-    Track,
     choose_sound,
     cut_out,
     lead_in,
@@ -150,7 +149,7 @@ def test_any_pieces_are_summed_at_their_places(parts: list[tuple[Fraction, Fract
         ) -> Generator[Float32Array, None, None]:
             yield from cut_out(blocks, from_s, to_s, rate_hz)
 
-        tracks.append(Track(nearest(at_s, rate_hz) - lead_in(from_s, rate_hz), cut))
+        tracks.append((nearest(at_s, rate_hz) - lead_in(from_s, rate_hz), cut))
         alone = np.concatenate([np.zeros((0, 1), np.float32), *cut()])[:, 0]
         start = nearest(at_s, rate_hz) - lead_in(from_s, rate_hz) + 5000
         expected[start : start + len(alone)] += alone

@@ -204,8 +204,8 @@ def _why_not_copied(source: Path, suffix: str) -> str | None:
 
 
 def _mixed_pieces(plan: SoundPlan, rate_hz: int, layout: str) -> Generator[Float32Array, None, None]:
-    tracks = [
-        Track(nearest(piece.at_s, rate_hz) - lead_in(piece.from_s, rate_hz), partial(_samples, piece, rate_hz, layout))
+    tracks: list[Track] = [
+        (nearest(piece.at_s, rate_hz) - lead_in(piece.from_s, rate_hz), partial(_samples, piece, rate_hz, layout))
         for piece in plan.pieces
     ]
     return mixed(tracks, AudioLayout(layout).nb_channels, rate_hz)
@@ -222,12 +222,8 @@ def _samples(piece: SoundPiece, rate_hz: int, layout: str) -> Generator[Float32A
             yield np.repeat(block, 2, axis=1) if doubled else block
 
 
-@dataclass(frozen=True, slots=True)
-class Track:
-    """Sound from output sample `at` on, if need be below 0; `open` gives blocks `(n, channels)`."""
-
-    at: int
-    open: Callable[[], Generator[Float32Array, None, None]]
+# Sound from an output sample on, if need be below 0; the function gives blocks `(n, channels)`.
+Track = tuple[int, Callable[[], Generator[Float32Array, None, None]]]
 
 
 def lead_in(from_s: Fraction, rate_hz: int) -> int:
@@ -271,14 +267,15 @@ def mixed(tracks: Sequence[Track], channels: int, rate_hz: int) -> Generator[Flo
 
     A track is open only while it is heard.
     """
-    waiting = sorted(tracks, key=lambda track: track.at, reverse=True)
+    waiting = sorted(tracks, key=lambda track: track[0], reverse=True)
     playing: list[Samples] = []
-    now, block = min([0, *(track.at for track in waiting)]), nearest(_BLOCK_S, rate_hz)
+    now, block = min([0, *(at for at, _ in waiting)]), nearest(_BLOCK_S, rate_hz)
     with ExitStack() as opened:
         while waiting or playing:
-            while waiting and waiting[-1].at <= now:
-                playing.append(Samples(opened.enter_context(closing(waiting.pop().open()))))
-            end = min([now + block, *(track.at for track in waiting[-1:]), *([0] if now < 0 else [])])
+            while waiting and waiting[-1][0] <= now:
+                _, start = waiting.pop()
+                playing.append(Samples(opened.enter_context(closing(start()))))
+            end = min([now + block, *(at for at, _ in waiting[-1:]), *([0] if now < 0 else [])])
             parts = [player.take(end - now) for player in playing]
             playing = [player for player, part in zip(playing, parts, strict=True) if len(part) == end - now]
             length = end - now if waiting or playing else max(map(len, parts), default=0)

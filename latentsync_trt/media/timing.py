@@ -165,8 +165,8 @@ def stated_end_s(container: InputContainer) -> Fraction | None:
     return Fraction((container.start_time or 0) + container.duration, av.time_base)
 
 
+# What streams, by their index, have of one recording: the stamps at its start and end.
 _Spans = dict[int, tuple[Fraction, Fraction]]
-"""What streams, by their index, have of one recording: the stamps at its start and end."""
 
 
 def _origins_of(path: Path, stream: int) -> list[Fraction]:
