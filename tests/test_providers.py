@@ -178,7 +178,7 @@ def test_auto_gives_the_reason_for_each_provider_passed_over(machine: Machine) -
     assert selection.device_id == 1
     assert [name for name, _ in selection.skipped_providers] == ["tensorrt", "rtx"]
     reason = dict(selection.skipped_providers)
-    assert reason["tensorrt"].startswith("libraries not found: libnvinfer.so.10, libnvonnxparser.so.10; pip install")
+    assert reason["tensorrt"].startswith("libraries do not load (libnvinfer.so.10: cannot open shared object file")
     assert "TensorRT-RTX does not support GPU 1 (NVIDIA A100-SXM4-80GB, compute capability 8.0)" in reason["rtx"]
 
 
@@ -246,19 +246,23 @@ OBSTACLES: list[tuple[str, dict[str, Any], str]] = [
         "support GPU 0 (NVIDIA GeForce GTX 1080, compute capability 6.1): it",
     ),
     ("cuda", {"built": ("CPUExecutionProvider",)}, "is a build without CUDAExecutionProvider"),
-    ("tensorrt", NO_TENSORRT, 'not found: libnvinfer.so.10; pip install "latentsync-trt[tensorrt]"'),
-    ("cuda", {"missing": ("libcudart.so.13", "libcublas.so.13")}, "not found: libcudart.so.13, libcublas.so.13; pip"),
+    ("tensorrt", NO_TENSORRT, 'directory); pip install "latentsync-trt[tensorrt]"'),
+    (
+        "cuda",
+        {"missing": ("libcudart.so.13", "libcublas.so.13")},
+        "; libcublas.so.13: cannot open",
+    ),
     # The provider itself loads without cuDNN.
-    ("cuda", {"missing": ("libcudnn.so.9",)}, "libraries not found: libcudnn.so.9"),
+    ("cuda", {"missing": ("libcudnn.so.9",)}, "libraries do not load (libcudnn.so.9: "),
     (
         "cuda",
         {"missing": ("libcudnn.so.9",), "message": CUBLAS},
-        f"is installed but does not load ({CUBLAS})",
+        f"libraries do not load ({CUBLAS})",
     ),
     (
         "tensorrt",
         {"windows": True, "missing": ("nvinfer_10.dll",), "message": WINDOWS},
-        "libraries not found: nvinfer_10.dll, or what they need; pip install",
+        "libraries do not load (Could not find module 'nvinfer_10.dll'",
     ),
     (
         "tensorrt",
@@ -266,7 +270,7 @@ OBSTACLES: list[tuple[str, dict[str, Any], str]] = [
         "TensorRT 10.14.1.48 is installed without its Python package, which builds engines; pip install",
     ),
     # The first obstacle is reported: the libraries, their version, and then the Python package.
-    ("tensorrt", NO_TENSORRT | {"absent": libraries.TENSORRT_MODULE}, "libraries not found: libnvinfer.so.10"),
+    ("tensorrt", NO_TENSORRT | {"absent": libraries.TENSORRT_MODULE}, "libraries do not load (libnvinfer.so.10: "),
     (
         "tensorrt",
         {"tensorrt": "10.9.0.34", "absent": libraries.TENSORRT_MODULE},

@@ -125,26 +125,12 @@ def gpu_obstacle(device: int) -> Obstacle | None:
 
 
 def library_obstacle(provider: Provider) -> Obstacle | None:
-    """Loads all libraries of a provider as onnxruntime will, to name the missing ones."""
+    """Loads all libraries of a provider as onnxruntime will, to name those that fail."""
     libraries.preload()
-    problems = {file: libraries.load_problem(file) for file in libraries.needed_libraries(provider)}
-    # The loader's messages for a missing file, in contrast to a broken one.
-    missing = {
-        file: problem
-        for file, problem in problems.items()
-        if problem
-        and (problem.startswith(f"{file}: cannot open shared object file") or "Could not find module" in problem)
-    }
-    if missing:
-        # Windows reports a missing library and a missing dependency of it with the same message.
-        or_part = ", or what they need" if any("dependencies" in problem for problem in missing.values()) else ""
-        return _obstacle(table.LIBRARY_MISSING, provider.install, files=", ".join(missing), or_part=or_part)
-    for part in ("shared", provider.name):
-        path = libraries.provider_library(part)
-        problems[path.name] = libraries.load_problem(str(path))
-    for file, problem in problems.items():
-        if problem is not None:
-            return _obstacle(table.LIBRARY_BROKEN, provider.install, file=file, problem=problem)
+    own = [str(libraries.provider_library(part)) for part in ("shared", provider.name)]
+    for files in (libraries.needed_libraries(provider), own):
+        if problems := [problem for file in files if (problem := libraries.load_problem(file))]:
+            return _obstacle(table.LIBRARY_FAILS, provider.install, problem="; ".join(problems))
     if provider is not TENSORRT:
         return None
     found, least = libraries.tensorrt_version(), _dotted(_LEAST_TENSORRT)
