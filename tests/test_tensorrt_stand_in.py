@@ -200,13 +200,12 @@ def test_engines_built_in_the_background(stand_in: StandIn) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_that_is_short_of_memory_goes_on_one_network_at_a_time(stand_in: StandIn) -> None:
+def test_a_run_that_is_short_of_memory_goes_on_with_less_on_the_device(stand_in: StandIn) -> None:
     ((whole,), ended) = stand_in.scenario("pictures", bundle=SMALL, settings=[{}])
     peak = max(ended.numbers(r"memory gpu=0 left=\d+ peak=(\d+)"))  # the compiler's processes open one engine each
     short = {"STAND_IN_GPU_BYTES": str(peak - 2 * MB), "STAND_IN_GPU_SHOWN": str(8 << 30)}
     ((answer,), ended) = stand_in.scenario("pictures", machine=short, bundle=SMALL, settings=[{}])
     assert ended.count(r"cudaMalloc .* refused") > 0
-    assert answer["low"]
     assert answer["difference"] <= SAME
     assert any("memory of the device is short (it ran out)" in notice for notice in answer["notices"])
     assert not whole["low"]
