@@ -3,9 +3,9 @@
     <parent>/.latentsync-<random>/           what becomes an output, made beside it so that a rename publishes it
     <parent>/.latentsync-<random>/.in-use    locked by the process that uses the folder, as long as it lives
 
-The system frees the lock of a killed process, so a folder whose lock is free is a leftover, which the next process
-removes. A folder without the file is left alone. So is one with `KEPT_NAME`: it holds finished parts of a long run,
-which the same command can go on with.
+The system frees the lock of a killed process, so a folder whose lock is free is a leftover, which
+the next process removes. A folder without the file is left alone. So is one with `KEPT_NAME`: it
+holds finished parts of a long run, which the same command can go on with.
 """
 
 import errno

@@ -64,8 +64,8 @@ def facts(manifest: Manifest) -> str:
 def find_bundle(name: str | None) -> tuple[Path, str]:
     """The folder of `--bundle name`, and why it was chosen.
 
-    `name` is a path, a name below `checkpoints/`, or "demo"; None means the remembered choice, else the only exported
-    bundle, never the demo.
+    `name` is a path, a name below `checkpoints/`, or "demo"; None means the remembered choice, else
+    the only exported bundle, never the demo.
 
     Raises:
         BundleError: there is no such bundle, or there are several and none was chosen.

@@ -29,8 +29,8 @@ Tensors = Mapping[str, Tensor]
 class Origin:
     """How a checkpoint stores one parameter.
 
-    `names`: the tensors that are stacked along its outputs; None stands for zeros. `shape`: of each of them.
-    `transposed`: the checkpoint stores `(out, in)`, the network `(in, out)`.
+    `names`: the tensors that are stacked along its outputs; None stands for zeros. `shape`: of each
+    of them. `transposed`: the checkpoint stores `(out, in)`, the network `(in, out)`.
     """
 
     names: tuple[str | None, ...]

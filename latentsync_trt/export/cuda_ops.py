@@ -32,18 +32,18 @@ SPLIT_GELU_WIDTHS = frozenset({2560, 5120, 6144, 10240, 12288})
 BIAS_ADD_WIDTHS = frozenset({320, 640, 1280})
 
 PACKED_PIXELS = 4
-"""The frames of this many pixels form one sequence in the attention among frames, with a mask between pixels: 16 frames
-alone would leave the kernel's tile mostly empty."""
+"""The frames of this many pixels form one sequence in the attention among frames, with a mask
+between pixels: 16 frames alone would leave the kernel's tile mostly empty."""
 
 _CHANNELS_PER_THREAD = 2
 
 _CHANNELS_OF_TENSOR_CORES = 8
-"""Convolutions of images with a multiple of these channels use Hopper's kernels: 0.32 instead of 0.82 ms for the VAE's
-first one."""
+"""Convolutions of images with a multiple of these channels use Hopper's kernels: 0.32 instead of
+0.82 ms for the VAE's first one."""
 
 _WIDEST_HEAD = 256
-"""What kernels of fused attention take; for wider heads, two products and a softmax are three times as fast as ONNX
-Runtime's fallback."""
+"""What kernels of fused attention take; for wider heads, two products and a softmax are three times
+as fast as ONNX Runtime's fallback."""
 
 _MASKED = -30000.0
 """Value of masked scores: finite in half precision, and exactly zero after the softmax."""
@@ -64,8 +64,8 @@ def norm_obstacle(network: nn.Module) -> str | None:
 class Sum:
     """`base + delta + bias`, not yet evaluated; `base` and `bias (C,)` are optional.
 
-    `base` is shaped like `delta` or, with `single` and for `group_norm` only, one pixel for each image of the norm,
-    `(N, 1, 1, C)`.
+    `base` is shaped like `delta` or, with `single` and for `group_norm` only, one pixel for each
+    image of the norm, `(N, 1, 1, C)`.
     """
 
     delta: Tensor

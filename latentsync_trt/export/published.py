@@ -25,8 +25,8 @@ _WHISPER_SHA256 = "65147644a518d12f04e32d6f3b26facc3f8dd46e5390956a9424a650c0ce2
 
 @dataclass(frozen=True, slots=True)
 class Repository:
-    """A repository on the hub: the commit to download, its license by the model card, and the SHA-256 of each needed
-    file there, which have `size_bytes` in all."""
+    """A repository on the hub: the commit to download, its license by the model card, and the
+    SHA-256 of each needed file there, which have `size_bytes` in all."""
 
     name: str
     revision: str

@@ -105,8 +105,8 @@ class SpatialBlock(nn.Module):
 class SpatialTransformer(nn.Module):
     """Per-frame transformer with a residual.
 
-    The halves of a guided batch are equal up to the first audio attention. With `fork` the input is one half, the
-    output both.
+    The halves of a guided batch are equal up to the first audio attention. With `fork` the input is
+    one half, the output both.
     """
 
     def __init__(self, width: int, audio_width: int) -> None:

@@ -18,16 +18,16 @@ from latentsync_trt.runtime.sessions.session import Array, Session
 
 FACTOR = 3.0
 """How many times the error of PyTorch's own arithmetic a graph may have. Both have the same roundings in another order:
-graphs of narrow networks had 0.3 to 0.9 times PyTorch's error in float16 (128 px), and 0.8 to 1.4 times in float32
-(64 px, without full steps)."""
+graphs of narrow networks had 0.3 to 0.9 times PyTorch's error in float16 (128 px), and 0.8 to 1.4
+times in float32 (64 px, without full steps)."""
 
 TRIALS = 3
 """A graph that exceeds its limit is compared on this many inputs, and most of them decide. Where a norm divides by
 nearly zero, on few inputs, one rounding more or less changes everything after it."""
 
 FLOOR = {"fp32": 1e-5, "fp16": 1e-3}
-"""The smallest limit, relative to an output's largest value: graphs of few operations may round once where PyTorch
-does not."""
+"""The smallest limit, relative to an output's largest value: graphs of few operations may round
+once where PyTorch does not."""
 
 CEILING = 0.2
 """The largest limit: with errors above it, a precision does not suit a network."""
