@@ -16,11 +16,10 @@ from latentsync_trt.bundle.manifest import (
     Bundle,
     read_manifest,
 )
-from latentsync_trt.bundle.weights import WeightsFile
 from latentsync_trt.errors import InputError
 from latentsync_trt.export import exporter
 from latentsync_trt.export.export_options import ExportOptions
-from latentsync_trt.export.graphs import GraphPlan, build_graph, save_graph
+from latentsync_trt.export.graphs import GraphPlan
 from latentsync_trt.export.plans import load_networks, plan_graphs
 from latentsync_trt.quantize.observe import write_observed
 from latentsync_trt.quantize.steps import multiply_adds
@@ -52,18 +51,6 @@ def run(path: Path, inputs: dict[str, torch.Tensor]) -> list[Array]:
 def largest_difference(found: list[Array], wanted: list[Array]) -> float:
     assert [each.shape for each in found] == [each.shape for each in wanted]
     return max(float(np.abs(a - b).max() / np.abs(b).max()) for a, b in zip(found, wanted, strict=True))
-
-
-@pytest.mark.slow  # at one resolution, the run's tests compare all graphs
-@pytest.mark.parametrize("name", GRAPHS)
-def test_numbers_are_those_of_a_bundle_of_that_resolution(several: Path, name: str, tmp_path: Path) -> None:
-    for size_px in (LEAST_PX, MIDDLE_PX):
-        plan = plans(options(tmp_path / "sources", tmp_path / "out", resolution=size_px, cuda_form=False))[name]
-        path = tmp_path / f"{name}-{size_px}.onnx"
-        with WeightsFile(path.with_suffix(".weights")) as weights:
-            save_graph(build_graph(plan), path, weights)
-        inputs = dict(plan.inputs)
-        assert largest_difference(run(several / f"{name}.onnx", inputs), run(path, inputs)) <= TOLERANCE
 
 
 @pytest.mark.parametrize("name", GRAPHS)

@@ -11,7 +11,7 @@ import pytest
 from latentsync_trt import LipSync, RuntimeOptions, SyncOptions
 from latentsync_trt.bench.rows import BenchOptions
 from latentsync_trt.bench.run import run_bench
-from latentsync_trt.bundle.manifest import REQUIRED_GRAPHS, Bundle, read_manifest
+from latentsync_trt.bundle.manifest import REQUIRED_GRAPHS, Bundle
 from latentsync_trt.errors import InputError
 from latentsync_trt.runtime.compiler.profiles import at_resolution
 from latentsync_trt.runtime.networks.networks import Networks
@@ -54,11 +54,6 @@ def run(clip: tuple[Path, Path], tmp_path: Path) -> Synced:
         return np.stack(decoded(tmp_path / "out.mkv")).astype(np.int16)
 
     return synced
-
-
-def test_the_manifest_has_the_range(several: Path) -> None:
-    manifest = read_manifest(several)
-    assert (manifest.resolution_px, list(manifest.resolutions_px)) == (MOST_PX, [LEAST_PX, 128, MOST_PX])
 
 
 def test_graphs_compute_what_those_of_that_resolution_do(several: Path, narrow_bundle: Path) -> None:
