@@ -124,10 +124,9 @@ def ui(host: str, port: int, no_key: bool, share: bool, ray: str | None, **field
             closing(Service(place, handles, limits)) as service,
             page_app(service, place, key, own_hosts=own) as app,
         ):
-            public = public_address(host, port) if share else ""
             say(f"{_url(host, port)}: ready; jobs are kept in {place}")
-            if public:
-                say(f"{public}: ready, for everyone who knows the key")
+            if share:
+                say(f"{public_address(host, port)}: ready, for everyone who knows the key")
             server.run(service, app, listener)
 
 
