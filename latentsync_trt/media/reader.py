@@ -52,8 +52,7 @@ def probe(path: Path) -> VideoInfo:
     """
     with open_input(path) as container:
         stream = video_stream(path, container)
-        animated = "; if it is animated, convert it to GIF" if stream.codec_context.name == "webp" else ""
-        with reading(path, f"its video stream cannot be decoded{animated}"):
+        with reading(path, "its video stream cannot be decoded"):
             frame = next(container.decode(stream), None)
             if frame is None:
                 raise InputError("it has no picture")
@@ -64,17 +63,14 @@ def probe(path: Path) -> VideoInfo:
             _check_opaque(path, frame)
             hdr = metadata_of(frame)
             planes = FrameConverter().planes(frame)
-        width_px, height_px, aspect = frame.width, frame.height, stream.sample_aspect_ratio or Fraction(1)
-        if transposed:
-            width_px, height_px, aspect = height_px, width_px, 1 / aspect
-        start_s = stamp_of(frame)
+        aspect, start_s = stream.sample_aspect_ratio or Fraction(1), stamp_of(frame)
         return VideoInfo(
-            width_px=width_px,
-            height_px=height_px,
+            width_px=planes.y.shape[1],
+            height_px=planes.y.shape[0],
             duration_s=_duration_s(container, stream, start_s),
             pixel_format=format_of(planes),
             interlaced=frame.interlaced_frame or stream.codec_context.field_order not in _PROGRESSIVE_ORDERS,
-            sample_aspect_ratio=aspect,
+            sample_aspect_ratio=1 / aspect if transposed else aspect,
             frames_per_s=frames_per_s(stream),
             color=planes.color,
             start_s=start_s,
