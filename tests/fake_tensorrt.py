@@ -13,8 +13,6 @@ FAULT = os.environ.get("FAULT", "")
 NetworkDefinitionCreationFlag = types.SimpleNamespace(STRONGLY_TYPED=3)
 MemoryPoolType = types.SimpleNamespace(WORKSPACE="workspace")
 LayerType = types.SimpleNamespace(ATTENTION_INPUT=51, ATTENTION_OUTPUT=52)
-ProfilingVerbosity = types.SimpleNamespace(DETAILED="detailed")
-LayerInformationFormat = types.SimpleNamespace(JSON="json")
 ComputeCapability = types.SimpleNamespace(SM89="8.9", SM120="12.0")
 MESSAGES = {
     "fails": [(2, "slow"), (1, "no implementation\nof a layer"), (0, "more")],
@@ -51,8 +49,7 @@ class Runtime:
         if FAULT == "no memory":
             self.log.log(ILogger.ERROR, "Requested size was 4 bytes, which could not be allocated")
             return None
-        inspector = types.SimpleNamespace(get_engine_information=lambda kind: f"layers as {kind}")
-        return types.SimpleNamespace(device_memory_size_v2=4321, create_engine_inspector=lambda: inspector)
+        return types.SimpleNamespace(device_memory_size_v2=4321)
 
 
 class Memory(bytes):
@@ -155,7 +152,6 @@ class Builder:
             **config.settings,
             "flags": network.flags,
             "level": level,
-            "verbosity": config.profiling_verbosity,
             "decomposable": ATTENTION.decomposable,
             "timings": config.timings.content.decode(),
             "graph": network.content,

@@ -158,7 +158,6 @@ def test_tensorrt_compiles_the_graph_and_its_context_model_is_opened(tmp_path: P
         timings=str(folder / TIMINGS),
         version=LOADED,
         engine=str(folder / "model.engine"),
-        layers=str(folder / "layers.json"),
         context=ContextModel(
             str(folder / "context.onnx"), "model.engine", "8.9", described(entry.inputs), described(entry.outputs)
         ),

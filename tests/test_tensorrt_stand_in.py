@@ -120,10 +120,9 @@ def test_refused_attention_names_the_option_that_writes_it_in_parts(stand_in: St
     assert "--attention" not in other["text"]
 
 
-def test_memory_and_layers_of_an_engine_are_kept_with_it(stand_in: StandIn) -> None:
+def test_the_memory_of_an_engine_is_kept_with_it(stand_in: StandIn) -> None:
     found, ended = stand_in.scenario("built", bundle=SMALL)
     assert ended.numbers(r"context bytes=(\d+)") == [found["memory_bytes"]]
-    assert ended.numbers(r"build nodes=(\d+)") == [found["layers"]]
 
 
 def test_attention_without_a_fused_kernel_is_built_in_parts(stand_in: StandIn, tmp_path: Path) -> None:
@@ -317,7 +316,6 @@ def test_the_stand_in_s_module_has_tensorrt_s_names() -> None:
         "IBuilderConfig": (
             *("builder_optimization_level", "set_memory_pool_limit", "add_optimization_profile"),
             *("create_timing_cache", "set_timing_cache", "get_timing_cache"),
-            "profiling_verbosity",
         ),
         "OnnxParser": ("parse_from_file", "num_errors", "get_error"),
         "IOptimizationProfile": ("set_shape",),
@@ -328,10 +326,7 @@ def test_the_stand_in_s_module_has_tensorrt_s_names() -> None:
         "IAttentionOutputLayer": ("type", "attention"),
         "IAttention": ("decomposable",),
         "Runtime": ("deserialize_cuda_engine",),
-        "ICudaEngine": ("device_memory_size_v2", "create_engine_inspector"),
-        "EngineInspector": ("get_engine_information",),
-        "ProfilingVerbosity": ("DETAILED",),
-        "LayerInformationFormat": ("JSON",),
+        "ICudaEngine": ("device_memory_size_v2",),
     }
     for owner, names in methods.items():
         for name in names:
@@ -351,7 +346,6 @@ def test_nvidia_s_compiler_takes_every_setting_of_a_build(tmp_path: Path) -> Non
         "workspace_bytes": 1 << 30,
         "timings": str(tmp_path / "kernels.timing"),
         "engine": str(tmp_path / "model.engine"),
-        "layers": str(tmp_path / "layers.json"),
         "context": None,
         "version": "",
     }

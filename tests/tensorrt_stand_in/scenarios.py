@@ -144,7 +144,6 @@ def built(bundle: str, graph: str = "vae_encoder") -> dict[str, Any]:
     assert entry is not None
     return {
         "memory_bytes": entry.device_memory_bytes,
-        "layers": len(json.loads((entry.folder / builders.LAYERS).read_text())["Layers"]),
         "notices": notices,
         "folder": str(entry.folder),
     }

@@ -61,7 +61,6 @@ class CompileOrder:
         target: GPU generation to compile for, e.g. "SM89"; None = the GPU of this machine.
         optimization_level: 0 to 5. workspace_bytes: limit of scratch memory. None = the compiler's default.
         timings: file of kernel timings to read and update. engine: file to write. context: the model that loads it.
-        layers: file for the engine inspector's description of the engine, in JSON.
         version: required prefix of the compiler's version.
     """
 
@@ -73,7 +72,6 @@ class CompileOrder:
     workspace_bytes: int | None = None
     timings: str | None = None
     engine: str | None = None
-    layers: str | None = None
     context: ContextModel | None = None
     version: str = ""
 
@@ -84,7 +82,7 @@ class Answer:
 
     `reason`: the operation and the message of the parser or builder; empty if accepted. `out_of_memory`: of the GPU.
     `layers`: TensorRT layers before fusion; 0 if parsing failed. `engine_bytes`: with weights; 0 if not accepted.
-    `device_memory_bytes`: GPU memory of a run, without weights; None if not asked for by `layers`, or unknown.
+    `device_memory_bytes`: GPU memory of a run, without weights; None if no engine was written, or unknown.
     `seconds`: for parsing and building.
     """
 

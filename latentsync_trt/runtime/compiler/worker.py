@@ -41,8 +41,8 @@ def compile_order(trt: Any, order: Mapping[str, Any]) -> dict[str, Any]:
         _let_attention_decompose(trt, network)
         engine = _build(trt, builder, network, order, log)
         reason = "" if engine is not None else _builder_reason(log)
-        if engine is not None and order["layers"]:
-            memory_bytes = _examine(trt, engine, log, Path(order["layers"]))
+        if engine is not None and order["engine"]:
+            memory_bytes = _device_memory_bytes(trt, engine, log)
     else:
         reason = _parser_reason(parser)
     return {
@@ -90,18 +90,11 @@ def _build(trt: Any, builder: Any, network: Any, order: Mapping[str, Any], log: 
     return engine
 
 
-def _examine(trt: Any, engine: Any, log: Any, layers: Path) -> int | None:
-    """Writes the inspector's description of the layers; returns the GPU memory of a run, without weights.
-
-    None if the engine cannot be opened, for lack of a GPU or of its memory.
-    """
+def _device_memory_bytes(trt: Any, engine: Any, log: Any) -> int | None:
+    """GPU memory of a run, without weights; None if the engine does not open, for lack of a GPU or of its memory."""
     runtime = trt.Runtime(log)
     opened = runtime.deserialize_cuda_engine(engine)
-    if opened is None:
-        return None
-    inspector = opened.create_engine_inspector()
-    layers.write_text(inspector.get_engine_information(trt.LayerInformationFormat.JSON), encoding="utf-8")
-    return int(opened.device_memory_size_v2)
+    return None if opened is None else int(opened.device_memory_size_v2)
 
 
 def _make_log(trt: Any) -> Any:
@@ -127,7 +120,6 @@ def _make_log(trt: Any) -> Any:
 
 def _config(trt: Any, builder: Any, order: Mapping[str, Any]) -> Any:
     config = builder.create_builder_config()
-    config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED  # for the inspector; runs take as long
     if order["target"]:
         config.num_compute_capabilities = 1
         config.set_compute_capability(getattr(trt.ComputeCapability, order["target"]), 0)

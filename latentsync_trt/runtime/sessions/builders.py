@@ -39,9 +39,6 @@ CONTEXT_MODEL = "context.onnx"
 ENGINE = "model.engine"
 """In the folder of the context model, where ONNX Runtime requires it."""
 
-LAYERS = "layers.json"
-"""What the engine consists of, as TensorRT's inspector describes it."""
-
 TIMINGS = "kernels.timing"
 
 OPTIMIZATION_LEVEL, WORKSPACE_BYTES = "trt_builder_optimization_level", "trt_max_workspace_size"
@@ -241,7 +238,6 @@ class TensorRTBuilder:
             timings=str(timings),
             version=self.version,
             engine=str(folder / ENGINE),
-            layers=str(folder / LAYERS),
             context=ContextModel(str(folder / CONTEXT_MODEL), ENGINE, self.gpu.compute_capability, inputs, outputs),
         )
 

@@ -30,10 +30,8 @@ _error = _function("stand_in_error", _TEXT, _POINTER, _INT, _INT)
 _make_config = _function("stand_in_config", _POINTER, _POINTER)
 _set_level = _function("stand_in_set_level", None, _POINTER, _INT)
 _set_workspace = _function("stand_in_set_workspace", None, _POINTER, _SIZE)
-_set_verbosity = _function("stand_in_set_verbosity", None, _POINTER, _INT)
 _open_engine = _function("stand_in_engine", _POINTER, _POINTER, _TEXT, _SIZE)
 _device_memory = _function("stand_in_device_memory", ctypes.c_longlong, _POINTER)
-_information = _function("stand_in_information", _TEXT, _POINTER)
 _make_profile = _function("stand_in_profile", _POINTER, _POINTER)
 _set_shape = _function("stand_in_set_shape", None, _POINTER, _TEXT, _INT, _INT, ctypes.POINTER(ctypes.c_longlong))
 _add_profile = _function("stand_in_add_profile", None, _POINTER, _POINTER)
@@ -71,16 +69,6 @@ class LayerType:
     """As TensorRT's; a layer that is no attention has another number."""
 
     ATTENTION_OUTPUT = 52
-
-
-class ProfilingVerbosity:
-    LAYER_NAMES_ONLY, NONE, DETAILED = range(3)
-
-
-class LayerInformationFormat:
-    """As TensorRT's; there is no other."""
-
-    JSON = 1
 
 
 class MemoryPoolType:
@@ -193,14 +181,6 @@ class IBuilderConfig:
     def builder_optimization_level(self, level: int) -> None:
         _set_level(self.pointer, level)
 
-    @property
-    def profiling_verbosity(self) -> int:
-        raise NotImplementedError
-
-    @profiling_verbosity.setter
-    def profiling_verbosity(self, verbosity: int) -> None:
-        _set_verbosity(self.pointer, verbosity)
-
     def set_memory_pool_limit(self, pool: int, pool_size: int) -> None:
         _set_workspace(self.pointer, pool_size)
 
@@ -220,14 +200,6 @@ class IBuilderConfig:
         return self._timings
 
 
-class EngineInspector:
-    def __init__(self, engine: int) -> None:
-        self._engine = engine
-
-    def get_engine_information(self, format: int) -> str:  # noqa: A002
-        return str(_information(self._engine).decode())
-
-
 class ICudaEngine:
     def __init__(self, pointer: int) -> None:
         self._pointer = pointer
@@ -235,9 +207,6 @@ class ICudaEngine:
     @property
     def device_memory_size_v2(self) -> int:
         return int(_device_memory(self._pointer))
-
-    def create_engine_inspector(self) -> EngineInspector:
-        return EngineInspector(self._pointer)
 
 
 class Runtime:
