@@ -1,22 +1,22 @@
 """Damaged media files, and what comes of reading each, in processes of their own: a crash ends only its process.
 
-Files are made from their number alone, so `python -m tests.damaged FOLDER 17 18` repeats what number 17 did; FOLDER is
-that of a failed test, or an empty one.
+Files are made from their number alone, so `python -m tests.damaged FOLDER 17` repeats what number 17 did; FOLDER is that
+of a failed test.
 """
 
 import faulthandler
 import gc
-import json
 import random
 import re
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
 
 import av
 import numpy as np
@@ -27,8 +27,6 @@ from latentsync_trt.media.audio import SPEECH_RATE_HZ, audio_duration_s, read_au
 from latentsync_trt.media.reader import probe, read_frames
 from latentsync_trt.media.writer import write_pictures
 from tests.seeds import FORMATS, write_seed
-
-REPOSITORY = Path(__file__).resolve().parents[1]
 
 MOST_S = 200
 """Reading is not followed further; a file must not last longer than that unless it states so."""
@@ -222,42 +220,31 @@ WAYS: dict[str, Callable[[Path], None]] = {
 }
 
 
-def main(folder: Path, first: int, end: int) -> None:
-    """Reads files `first` to `end`; prints each number before it is read, and its result after, as JSON lines."""
-    for number in range(first, end):
-        _tell({"number": number})
-        faulthandler.dump_traceback_later(LIMIT_S, exit=True)
-        result = read_damaged(number, folder)
-        faulthandler.cancel_dump_traceback_later()
-        _tell(result.__dict__)
-        gc.collect()
-        gc.freeze()  # so that the next collection looks at what is new
-
-
-def _tell(values: dict[str, Any]) -> None:
-    sys.stdout.write(json.dumps(values) + "\n")
-    sys.stdout.flush()
+def _read_alone(number: int, folder: Path) -> Result:
+    """As `read_damaged`; a hang ends the process with a traceback."""
+    faulthandler.dump_traceback_later(LIMIT_S, exit=True)
+    result = read_damaged(number, folder)
+    faulthandler.cancel_dump_traceback_later()
+    gc.collect()
+    gc.freeze()  # so that the next collection looks at what is new
+    return result
 
 
 def read_all(folder: Path, first: int, end: int) -> list[Result]:
-    """Reads files `first` to `end` in child processes; one that ends early counts as a problem of the file it read."""
+    """Reads files `first` to `end` in a child process; where that ends early, in another one."""
     seeds = folder / "seeds"
     seeds.mkdir(exist_ok=True)
     for form in FORMATS.values():
         write_seed(seeds / f"seed.{form.suffix}", form)
     results: list[Result] = []
-    while first < end:
-        command = [sys.executable, "-m", "tests.damaged", str(folder), str(first), str(end)]
-        ended = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
-        lines = [json.loads(line) for line in ended.stdout.splitlines()]
-        results += (Result(**line) for line in lines if "outcomes" in line)
-        if ended.returncode == 0:
-            break
-        first = lines[-1]["number"] if lines else first
-        seed, kind, _ = damaged(first, seeds)
-        problem = f"process ended with {ended.returncode}: {ended.stderr[-2000:]}"
-        results.append(Result(first, seed.suffix, kind, {}, [problem]))
-        first += 1
+    while first + len(results) < end:
+        with ProcessPoolExecutor(1, get_context("spawn")) as child:
+            try:
+                while (number := first + len(results)) < end:
+                    results.append(child.submit(_read_alone, number, folder).result())
+            except BrokenProcessPool as error:
+                seed, kind, _ = damaged(number, seeds)
+                results.append(Result(number, seed.suffix, kind, {}, [f"the process ended: {error}"]))
     return results
 
 
@@ -270,4 +257,4 @@ def summary(results: list[Result]) -> str:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
+    sys.stdout.writelines(f"{read_damaged(int(number), Path(sys.argv[1]))}\n" for number in sys.argv[2:])

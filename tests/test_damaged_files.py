@@ -24,7 +24,7 @@ FILES, FILES_THOROUGH = 99, 3300
 
 @pytest.mark.integration
 def test_damaged_files_are_read_or_refused(tmp_path: Path, thorough: bool) -> None:
-    """To repeat one that failed: `python -m tests.damaged FOLDER NUMBER NUMBER+1`, with the folder of this test."""
+    """To repeat one that failed: `python -m tests.damaged FOLDER NUMBER`, with the folder of this test."""
     results = read_all(tmp_path, 0, FILES_THOROUGH if thorough else FILES)
     sys.stdout.write(summary(results))  # shown with `pytest -s`, and where the test fails
     assert [result for result in results if result.problems] == []
