@@ -1,7 +1,7 @@
 """Damaged media files, and what comes of reading each, in processes of their own: a crash ends only its process.
 
-Files are made from their number alone, so `python -m tests.damaged FOLDER 17` repeats what number 17 did; FOLDER is that
-of a failed test.
+Files are made from their number alone, so `python -m tests.damaged FOLDER 17` repeats what number 17 did; FOLDER is
+that of a failed test.
 """
 
 import faulthandler
