@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from latentsync_trt.export.checkpoint import WHISPER_PREFIX
 from latentsync_trt.export.layers import FrameNorm, Linear, WindowNorm
-from latentsync_trt.export.unet import UNet, UNetConfig
+from latentsync_trt.export.unet import TimeEmbedding, UNet, UNetConfig
 from latentsync_trt.export.unet_blocks import SpatialBlock, StepInputs
 from latentsync_trt.export.whisper import WhisperConfig, WhisperEncoder
 from scripts.published import checkpoint_tensors, whisper_file
@@ -66,16 +66,22 @@ TINY = _sizes((32, 32), 32, 2, (8, 8, 16, 16), 8)
 """For tests of the training code on a CPU."""
 
 
-class TrainedUNet(UNet):
-    """The U-Net with one timestep per window of a batch: `timestep (B,)`."""
+class _WindowTimeEmbedding(TimeEmbedding):
+    """A timestep for each window: `(B,)` → `(B·16, time_width)`."""
 
-    def _step(self, timestep: Tensor, audio: Tensor, frames: int, guided: bool) -> StepInputs:
-        embed = self.time_embedding
-        steps = torch.arange(embed.half_width, dtype=torch.float32, device=timestep.device)
-        angles = timestep.float()[:, None] * torch.exp(steps * (-math.log(_SINUSOID_PERIOD) / embed.half_width))
-        sinusoid = torch.cat([angles.cos(), angles.sin()], 1)
-        time = F.silu(embed.linear_2(F.silu(embed.linear_1(sinusoid))))
-        return StepInputs(time.repeat_interleave(frames, 0), audio, frames, guided)
+    def forward(self, timestep: Tensor) -> Tensor:
+        windows = [TimeEmbedding.forward(self, each) for each in timestep]
+        return torch.cat(windows).repeat_interleave(WINDOW_FRAMES, 0)
+
+
+class TrainedUNet(UNet):
+    """The U-Net with one timestep per window of 16 frames: `timestep (B,)`."""
+
+    def __init__(self, config: UNetConfig) -> None:
+        super().__init__(config)
+        embedding = _WindowTimeEmbedding(config)
+        embedding.load_state_dict(self.time_embedding.state_dict())
+        self.time_embedding = embedding
 
 
 class AudioMouthPredictor(nn.Module):
