@@ -57,7 +57,7 @@ class ExportOptions:
         "Weights and arithmetic inside the graphs; for INT8 and FP8 see `calibrate`.",
     )
     dynamic: bool = _graph_option(
-        False, "Numbers of windows and frames may vary from run to run, or are fixed (fastest).", off="--static"
+        False, "The number of windows in a run may vary, or all shapes are fixed (fastest).", off="--static"
     )
     max_windows: int = _graph_option(
         4, "With --dynamic, most windows in one run.", advanced=True, minimum=2, maximum=64

@@ -196,7 +196,10 @@ class DenoiseStep(nn.Module):
         state = None if hidden is None else hidden.flatten(0, 2)
         noise, state = self.unet(sample, timestep, tokens, state, frames=frames, guided=self.guided)
         halves = noise.float().reshape(2 if self.guided else 1, windows, frames, channels, height, width)
-        eps = (halves[0] + guidance * (halves[1] - halves[0]) if self.guided else halves[0]).transpose(1, 2)
+        eps = halves[0]
+        if self.guided:
+            eps = eps + guidance * (halves[1] - eps)
+        eps = eps.transpose(1, 2)
         c_x, c_eps, c_history, d_x, d_eps = (coefficients[i] for i in range(5))
         updated = c_x * latents + c_eps * eps + c_history * history, d_x * latents + d_eps * eps
         if hidden is not None:
