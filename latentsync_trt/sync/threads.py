@@ -6,7 +6,6 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
 from queue import Empty, Full, Queue
 from time import perf_counter
 from typing import TypeVar, cast
@@ -37,32 +36,19 @@ def tune_process() -> None:
     cv2.setNumThreads(1)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _End:
-    """The last item of a queue: the producer is done, or failed with `error`."""
-
-    error: BaseException | None = None
-
-
 def in_background(source: Generator[T, None, None], *, depth: int, name: str) -> Generator[T, None, None]:
     """Runs `source` in a thread, from now on; yields its items in order and raises what it raised.
 
-    At most `depth` items wait between the two. Closing this generator closes `source` and waits for the thread.
+    At most `depth` items wait between the two. Closing this generator closes `source` and waits for
+    the thread.
     """
-    items = _in_background(source, depth, name)
-    next(items)
-    return cast(Generator[T, None, None], items)
-
-
-def _in_background(source: Generator[T, None, None], depth: int, name: str) -> Generator[T | None, None, None]:
-    """As `in_background`, after one None: closing a generator that has not begun would not end its thread."""
-    queue: Queue[T | _End] = Queue(depth)
+    queue: Queue[tuple[T | None, BaseException | None]] = Queue(depth)  # at the end: an error, perhaps StopIteration
     stopped = threading.Event()
 
-    def put(item: T | _End) -> None:
+    def put(item: T | None, error: BaseException | None = None) -> None:
         while not stopped.is_set():
             with suppress(Full):
-                queue.put(item, timeout=_POLL_S)
+                queue.put((item, error), timeout=_POLL_S)
                 return
 
     def produce() -> None:
@@ -73,28 +59,32 @@ def _in_background(source: Generator[T, None, None], depth: int, name: str) -> G
                     if stopped.is_set():
                         return
         except BaseException as error:  # noqa: BLE001 -- the consumer raises it
-            put(_End(error))
+            put(None, error)
         else:
-            put(_End())
+            put(None, StopIteration())
 
-    thread = threading.Thread(target=produce, name=name, daemon=True)
-    thread.start()
-    try:
-        yield None
-        while True:
-            try:
-                item = queue.get(timeout=_POLL_S)
-            except Empty:
-                continue
-            if not isinstance(item, _End):
+    def consume() -> Generator[T | None, None, None]:
+        thread = threading.Thread(target=produce, name=name, daemon=True)
+        thread.start()
+        try:
+            yield None
+            while True:
+                try:
+                    item, error = queue.get(timeout=_POLL_S)
+                except Empty:
+                    continue
+                if isinstance(error, StopIteration):
+                    return
+                if error is not None:
+                    raise error
                 yield item
-            elif item.error is not None:
-                raise item.error
-            else:
-                return
-    finally:
-        stopped.set()
-        thread.join()
+        finally:
+            stopped.set()
+            thread.join()
+
+    items = consume()
+    next(items)  # closing a generator that has not begun would not end its thread
+    return cast(Generator[T, None, None], items)
 
 
 class StageClock:
