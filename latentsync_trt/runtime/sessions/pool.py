@@ -1,6 +1,7 @@
 """The open sessions of one bundle, opened on demand and in parallel, and the threads that run them."""
 
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, CancelledError, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
@@ -251,10 +252,9 @@ def results(futures: Iterable[Future[T]]) -> list[T]:
     waiting, error = set(futures), None
     try:
         while waiting and _first_error(futures) is None:
-            _, waiting = wait(waiting, _POLL_S, FIRST_EXCEPTION)
+            waiting = wait(waiting, _POLL_S, FIRST_EXCEPTION).not_done
     finally:
-        for future in futures:
-            future.cancel()
+        deque(map(Future.cancel, futures), maxlen=0)
         wait(futures)
     try:
         error = _first_error(futures)
@@ -262,7 +262,8 @@ def results(futures: Iterable[Future[T]]) -> list[T]:
             raise error
         return [future.result() for future in futures]
     finally:
-        # Else the error's traceback, and this frame in it, would keep the error, and with it sessions that ran.
+        # Else the error's traceback, and this frame in it, would keep the error, and with it sessions that ran: no
+        # other name here may hold a future.
         del futures, waiting, error
 
 
