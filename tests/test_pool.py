@@ -99,6 +99,10 @@ def test_a_cache_that_cannot_be_written_is_an_error(make: DemoNetworks, compiler
     (tmp_path / "cache").write_text("")
     with pytest.raises(OutputError, match="--engine-cache"):
         make(COMPILING).prepare(VAE)
+    automatic = make(COMPILING, may_fall_back=True)
+    automatic.prepare(VAE)
+    assert automatic.selection.name == "cpu"
+    assert any("engine cache cannot be used" in notice for notice in make.notices)
 
 
 # Nothing runs silently on another provider.

@@ -8,7 +8,14 @@ from typing import TypeVar, cast
 
 from latentsync_trt.bundle.manifest import AUDIO_ENCODER, FULL_STEP, STEP_GRAPHS, Bundle
 from latentsync_trt.config import RuntimeOptions
-from latentsync_trt.errors import EngineBuildError, InferenceError, InputError, OutOfMemory, ProviderUnavailable
+from latentsync_trt.errors import (
+    EngineBuildError,
+    InferenceError,
+    InputError,
+    OutOfMemory,
+    OutputError,
+    ProviderUnavailable,
+)
 from latentsync_trt.remembered import forget
 from latentsync_trt.runtime.cache.store import EngineCache, Notice, cache_folder
 from latentsync_trt.runtime.networks.background import BackgroundBuild
@@ -213,7 +220,7 @@ class Networks:
                 if choose_memory:
                     self._choose_memory()
                 self._within_memory(partial(self._open, graphs))
-            except EngineBuildError as error:
+            except (EngineBuildError, OutputError) as error:  # the latter: the engine cache cannot be written
                 forget(PROVIDER_FACT)
                 self._fall_back(error)
             else:
@@ -362,7 +369,7 @@ class Networks:
             engines = following
         return engines
 
-    def _fall_back(self, error: EngineBuildError) -> None:
+    def _fall_back(self, error: EngineBuildError | OutputError) -> None:
         """Falls back to the next provider; raises `error` if there is none."""
         following = None if self._judge is None else self._instead_of(self._pool.engines, str(error))
         if following is None:
