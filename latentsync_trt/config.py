@@ -296,8 +296,8 @@ class RuntimeOptions:
     """How engines are built, cached and run. Raises `InputError` for values outside their limits.
 
     `dynamic`, `provider_option` and `graph_form` are part of an engine's key in the cache. `device`
-    may be given as a number, several numbers, text as on the command line, or "all"; it becomes an int for one GPU, a
-    tuple for several, or "all".
+    may be given as a number, several numbers, text as on the command line, or "all"; it becomes an
+    int for one GPU, a tuple for several, or "all".
     """
 
     dynamic: bool | None = _engine_option(

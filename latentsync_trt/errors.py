@@ -15,8 +15,8 @@
     ├── OutOfMemory (MemoryError)           the device or the host has too little memory for a graph
     └── MissingDependency (ImportError)     an optional extra is not installed
 
-A message says what failed, where (file, frame, graph) and what to do.
-Exceptions of other libraries are translated once, where the library is called, and kept as `__cause__`.
+A message says what failed, where (file, frame, graph) and what to do. Exceptions of other libraries
+are translated once, where the library is called, and kept as `__cause__`.
 """
 
 from typing import Any

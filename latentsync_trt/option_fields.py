@@ -150,8 +150,8 @@ def _plain(value: Any) -> Any:
 def from_texts(cls: type[T], values: Mapping[str, Any]) -> T:
     """An instance of the options dataclass `cls` from texts, as in a table or form, or from JSON values.
 
-    Names may be written as flags; None and empty texts mean the default. An option that may be given several times
-    takes a list, or one text with ";" between its values.
+    Names may be written as flags; None and empty texts mean the default. An option that may be
+    given several times takes a list, or one text with ";" between its values.
 
     Raises:
         InputError: there is no such option, or its value cannot be used.

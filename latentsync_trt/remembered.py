@@ -79,8 +79,8 @@ def files_key(expected: Mapping[Path, str]) -> Key | None:
 def checked(kind: str, expected: Mapping[Path, str], check: Callable[..., str | None], *, again: bool = False) -> str:
     """What `check` finds wrong with files that should have the `expected` contents; empty for nothing.
 
-    It is called with `hashes`, whether to read the contents: not if nothing was wrong when they were read since the
-    files changed, unless `again`. Raises as `check`.
+    It is called with `hashes`, whether to read the contents: not if nothing was wrong when they
+    were read since the files changed, unless `again`. Raises as `check`.
     """
     key = files_key(expected)
     hashes = again or not known(kind, key)

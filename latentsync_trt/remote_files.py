@@ -1,7 +1,7 @@
 """Files by URL, through fsspec: downloads, uploads that appear whole, and fingerprints.
 
-Credentials come from the environment, as the libraries of each store document. Messages show URLs without user,
-password and query, which may be secrets.
+Credentials come from the environment, as the libraries of each store document. Messages show URLs
+without user, password and query, which may be secrets.
 """
 
 import errno

@@ -1,7 +1,7 @@
 """Frozen dataclasses passed between the stages.
 
-Arrays: images are uint8 `(H, W, 3)` in RGB, row 0 at the top; geometry is in pixels with (x, y) order and the center of
-the top-left pixel at (0, 0); times are exact seconds as `Fraction`.
+Arrays: images are uint8 `(H, W, 3)` in RGB, row 0 at the top; geometry is in pixels with (x, y)
+order and the center of the top-left pixel at (0, 0); times are exact seconds as `Fraction`.
 """
 
 from collections.abc import Callable, Sequence
@@ -37,9 +37,9 @@ class ColorTags:
 class HdrMetadata:
     """What a file says about the display that its HDR picture was made on.
 
-    `mastering`: x and y of the primaries red, green, blue and of white, then the least and largest cd/m²; `light`: the
-    brightest pixel and the brightest mean of a picture, in cd/m²; both None if not stated. `dynamic`: kinds of metadata
-    that change from picture to picture.
+    `mastering`: x and y of the primaries red, green, blue and of white, then the least and largest
+    cd/m²; `light`: the brightest pixel and the brightest mean of a picture, in cd/m²; both None if
+    not stated. `dynamic`: kinds of metadata that change from picture to picture.
     """
 
     mastering: tuple[Fraction, ...] | None = None
@@ -74,8 +74,8 @@ class VideoInfo:
 class YuvPlanes:
     """A picture as three planes, coded as `color` says: uint8, or uint16 where `bits` is above 8.
 
-    `y (H, W)`; `u` and `v` `(ceil(H/a), ceil(W/b))` with a and b 1 or 2: 4:2:0, 4:2:2, 4:4:0 or 4:4:4. With matrix 0,
-    the planes hold G, B and R.
+    `y (H, W)`; `u` and `v` `(ceil(H/a), ceil(W/b))` with a and b 1 or 2: 4:2:0, 4:2:2, 4:4:0 or
+    4:4:4. With matrix 0, the planes hold G, B and R.
     """
 
     y: SampleArray
@@ -106,11 +106,11 @@ class Picture(Protocol):
 class Frame:
     """One output frame.
 
-    `time_s`, `duration_s`: in the output. `source_s`: time of its picture in the source, whose first one is at 0; it
-    goes back where the source is played again or backwards.
+    `time_s`, `duration_s`: in the output. `source_s`: time of its picture in the source, whose
+    first one is at 0; it goes back where the source is played again or backwards.
 
-    Faces are found and painted in `picture`. `planes` holds the same picture in the encoder's chroma sampling, so that
-    unchanged pixels are never converted; it is None for RGB output.
+    Faces are found and painted in `picture`. `planes` holds the same picture in the encoder's
+    chroma sampling, so that unchanged pixels are never converted; it is None for RGB output.
     """
 
     index: int
@@ -146,8 +146,8 @@ class Face:
 
     `box (4,)` float32: left, top, right, bottom in pixels. `points (3, 2)` float32: mean upper edge of the left
     brow, of the right brow (left and right in the image), nose center, in pixels. `score` in [0, 1]. `landmarks (n, 2)`
-    float32: more points of the face, always the same ones, in pixels; None if the detector has none. They help to
-    recognize a cut.
+    float32: more points of the face, always the same ones, in pixels; None if the detector has
+    none. They help to recognize a cut.
     """
 
     box: Float32Array
@@ -222,8 +222,8 @@ class Denoiser(Protocol):
     def step(self, timestep: int, coefficients: Float32Array, *, cached: bool, guided: bool = True) -> None:
         """One update with the coefficients `(5,)` of `diffusion.scheduler.Step`.
 
-        `cached` reuses features of the last full step, which must have had the same `guided`. `guided` has no effect
-        where the scale is 1 or below.
+        `cached` reuses features of the last full step, which must have had the same `guided`.
+        `guided` has no effect where the scale is 1 or below.
         """
         ...
 
@@ -247,8 +247,8 @@ class ImageCodec(Protocol):
     def decode_faces(self, latents: Float32Array) -> Sequence[UInt16Array]:
         """Faces of scaled latents `(N, 4, h, w)`: N pictures, uint16 `(H, W, 3)` RGB.
 
-        The network's −1 to 1 become 0 to 65535 (257 × the 8-bit level), clipped. Rounding to the depth
-        of the video comes last, in the planes.
+        The network's −1 to 1 become 0 to 65535 (257 × the 8-bit level), clipped. Rounding to the
+        depth of the video comes last, in the planes.
         """
         ...
 
@@ -328,8 +328,8 @@ class DeviceTime:
 class Progress:
     """`done` of `total` output frames (None if unknown) have passed `stage`.
 
-    `picture` makes a small picture of the newest finished frame: uint8 `(h, w, 3)` RGB, h ≤ 480, square pixels. Only in
-    stage "lip-sync"; to be called within the callback.
+    `picture` makes a small picture of the newest finished frame: uint8 `(h, w, 3)` RGB, h ≤ 480,
+    square pixels. Only in stage "lip-sync"; to be called within the callback.
     """
 
     stage: str
@@ -362,8 +362,8 @@ class SyncReport:
     `duration_s`: of the output. `wall_s`: from the start of this call, after waiting for others, to the finished file;
     its part `opened_s` ends when all networks are open; `startup_s` when the first windows have been painted, or with
     `opened_s` where these are all; `finish_s` is its last part, after the last frame was written.
-    `frames_per_s`: frames painted between `startup_s` and `finish_s` by that time. `stages`: seconds that each stage
-    was busy; they overlap, and several `devices` paint at the same time.
+    `frames_per_s`: frames painted between `startup_s` and `finish_s` by that time. `stages`:
+    seconds that each stage was busy; they overlap, and several `devices` paint at the same time.
     """
 
     output: str

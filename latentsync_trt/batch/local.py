@@ -1,8 +1,8 @@
 """A worker of this machine: a child process, which may crash or be killed and be started again.
 
-Orders: first the settings, then `{"run": number, "task": …}` and `{"cancel": number}`. Events: `error`, None if the
-settings work; then for each run, with its number, `progress`, and `done` or `error`; after `WorkerLost` the process
-ends. At any time, `notice`.
+Orders: first the settings, then `{"run": number, "task": …}` and `{"cancel": number}`. Events:
+`error`, None if the settings work; then for each run, with its number, `progress`, and `done` or
+`error`; after `WorkerLost` the process ends. At any time, `notice`.
 """
 
 import signal

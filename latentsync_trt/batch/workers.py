@@ -79,8 +79,8 @@ def plan(
 ) -> tuple[int, Needs]:
     """Returns the number of workers for a cluster with these nodes, and what each reserves. Pure.
 
-    Workers with a GPU take half of the CPU cores beside it, so that other programs have room. Nodes that an autoscaler
-    adds are assumed to be like the present ones.
+    Workers with a GPU take half of the CPU cores beside it, so that other programs have room. Nodes
+    that an autoscaler adds are assumed to be like the present ones.
 
     Raises:
         InputError: `gpus` does not fit the provider, or is more than 1 and not whole.

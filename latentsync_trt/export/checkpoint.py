@@ -154,8 +154,8 @@ def _fill(path: Path, network: nn.Module, table: Mapping[str, Origin], tensors: 
     """Loads weights in `dtype` into `network`, which is on the meta device, and prepares it for inference.
 
     Raises:
-        CheckpointError: tensors are missing, of wrong shape or type, or have values that are not finite in `dtype`; the
-            message names the first.
+        CheckpointError: tensors are missing, of wrong shape or type, or have values that are not
+            finite in `dtype`; the message names the first.
     """
     wanted = {name: origin.shape for origin in table.values() for name in origin.names if name is not None}
     missing = [name for name in wanted if not isinstance(tensors.get(name), Tensor)]

@@ -66,8 +66,8 @@ def load_vae(folder: Path, dtype: torch.dtype) -> Any:
     """diffusers' AutoencoderKL from `folder` (config.json and weights, old or new parameter names).
 
     Raises:
-        CheckpointError: it is not such a folder, tensors are missing or not finite, or the autoencoder is of another
-            kind.
+        CheckpointError: it is not such a folder, tensors are missing or not finite, or the
+            autoencoder is of another kind.
     """
     if not (folder / "config.json").is_file():
         raise CheckpointError(f"{folder}: not a VAE folder in diffusers' layout (no config.json)")

@@ -17,9 +17,9 @@ from latentsync_trt.export.graphs import GraphPlan
 from latentsync_trt.runtime.sessions.session import Array, Session
 
 FACTOR = 3.0
-"""How many times the error of PyTorch's own arithmetic a graph may have. Both have the same roundings in another order:
-graphs of narrow networks had 0.3 to 0.9 times PyTorch's error in float16 (128 px), and 0.8 to 1.4
-times in float32 (64 px, without full steps)."""
+"""How many times the error of PyTorch's own arithmetic a graph may have. Both have the same
+roundings in another order: graphs of narrow networks had 0.3 to 0.9 times PyTorch's error in
+float16 (128 px), and 0.8 to 1.4 times in float32 (64 px, without full steps)."""
 
 TRIALS = 3
 """A graph that exceeds its limit is compared on this many inputs, and most of them decide. Where a norm divides by
@@ -107,8 +107,8 @@ def verify_graph(path: Path, plan: GraphPlan, truth: nn.Module, precision: str) 
         The graph's largest error, relative to the largest value of the output it is in.
 
     Raises:
-        ExportMismatch: names or shapes differ, a value is not finite, or on most inputs an error exceeds `FACTOR` times
-            that of PyTorch in the graph's own precision.
+        ExportMismatch: names or shapes differ, a value is not finite, or on most inputs an error
+            exceeds `FACTOR` times that of PyTorch in the graph's own precision.
         CheckpointError: PyTorch's own results are not finite.
     """
     session = open_checked(path, plan)

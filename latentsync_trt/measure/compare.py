@@ -104,8 +104,8 @@ def measure(
     """Measures the results of A and of B, and writes the picture and the video that show them.
 
     Args:
-        report: picture and video are named after it. side_px: of the faces to compare. extend: how the source goes on
-            where it ends before the results.
+        report: picture and video are named after it. side_px: of the faces to compare. extend: how
+            the source goes on where it ends before the results.
 
     Raises:
         InputError: too few frames show a face, or pictures differ in size. OutputError: a file

@@ -17,8 +17,8 @@ from latentsync_trt.types import Float32Array, Float64Array, Patch, Picture, UIn
 Part = tuple[slice, slice]
 """Rows and columns."""
 
-# In 1/256 of an aligned face. On four clips of real faces the lips' outline, wide open or shut, stays within x = 70 to
-# 189 and y = 135 to 193.
+# In 1/256 of an aligned face. On four clips of real faces the lips' outline, wide open or shut,
+# stays within x = 70 to 189 and y = 135 to 193.
 _MOUTH_ROWS, _MOUTH_COLUMNS = (124, 204), (64, 196)
 _UNIT = 256
 

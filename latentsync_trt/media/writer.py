@@ -81,10 +81,10 @@ class VideoWriter:
         info: the source. Stamps are written in its `time_base`, by default at the model's rate.
         encoder: made by `codecs.choose_encoder` for `info`.
         sound: what is heard; None for silence.
-        others: file whose other audio tracks, subtitles, chapters and tags are kept, usually the source. Its first
-            picture is shown at `others_delay_s`.
-        mark: say in the file that AI changed the picture. sign: called with the complete file before it appears;
-            returns notices.
+        others: file whose other audio tracks, subtitles, chapters and tags are kept, usually the
+            source. Its first picture is shown at `others_delay_s`.
+        mark: say in the file that AI changed the picture. sign: called with the complete file
+            before it appears; returns notices.
 
     Raises:
         InputError: what is to be gone on with was made from other files or with other options.

@@ -67,8 +67,8 @@ def run_on_ray(
 ) -> None:
     """Deploys the service on the Ray cluster of this process, until a signal raises KeyboardInterrupt.
 
-    One replica answers, on this machine, since the folder and the ledger are here. Its workers are actors, which need
-    a folder that all machines share.
+    One replica answers, on this machine, since the folder and the ledger are here. Its workers are
+    actors, which need a folder that all machines share.
 
     `make_handles` is called in the replica. `address`: where Ray Serve listens, if it does not yet.
     """

@@ -47,18 +47,18 @@ class LipSync:
         """Opens a bundle.
 
         Args:
-            path: its folder, its name below `checkpoints/`, or "demo" for the built-in one; None for the one that
-                commands run without `--bundle`.
-            provider: "auto" takes the fastest that can run the bundle; naming "tensorrt", "rtx", "cuda" or "cpu"
-                disables fallback.
+            path: its folder, its name below `checkpoints/`, or "demo" for the built-in one; None
+                for the one that commands run without `--bundle`.
+            provider: "auto" takes the fastest that can run the bundle; naming "tensorrt", "rtx",
+                "cuda" or "cpu" disables fallback.
             options: how engines are built, cached and run. Several GPUs in `options.device` share each clip.
-            on_notice: called from any thread with each of the report's notices as it occurs: what decides whether a
-                clip is worth its run before the run, builds when they begin.
+            on_notice: called from any thread with each of the report's notices as it occurs: what
+                decides whether a clip is worth its run before the run, builds when they begin.
 
         Raises:
             BundleError: missing, damaged, edited, incomplete or too new, or several and none chosen.
-            ProviderUnavailable: a named provider does not load. InputError: `path` is none, or `options` do not fit
-                bundle or provider.
+            ProviderUnavailable: a named provider does not load. InputError: `path` is none, or
+                `options` do not fit bundle or provider.
         """
         from latentsync_trt.bundle.find import find_bundle
         from latentsync_trt.bundle.manifest import Bundle

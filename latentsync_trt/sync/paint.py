@@ -52,9 +52,9 @@ class Gathered:
 class PaintDevice:
     """A device that paints, and what it has painted so far.
 
-    `inpainter`: runs its networks on windows. `run(action)` runs all that it does for a batch, and inside that
-    `stage(name, action)` what "encode", "denoise" or "decode" does; both return the action's result. `side_by_side`:
-    stages of several batches run at the same time.
+    `inpainter`: runs its networks on windows. `run(action)` runs all that it does for a batch, and
+    inside that `stage(name, action)` what "encode", "denoise" or "decode" does; both return the
+    action's result. `side_by_side`: stages of several batches run at the same time.
     """
 
     inpainter: Inpainter
@@ -181,8 +181,8 @@ class Painter:
                 return action(*given)
 
         def paint() -> Any:
-            # Not where windows are gathered: a track of one frame makes a window of F faces, and as many windows may
-            # wait in the queue as frames.
+            # Not where windows are gathered: a track of one frame makes a window of F faces, and as
+            # many windows may wait in the queue as frames.
             stacked = timed("gather", lambda: [_faces(window) for window in windows])
             known = device.stage("encode", partial(timed, "encode faces", inpainter.encode, stacked))
             latents = device.stage("denoise", partial(timed, "denoise", inpainter.denoise, known, audio))

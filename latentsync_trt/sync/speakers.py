@@ -94,8 +94,8 @@ def voices_of(audio: Path | None, at_s: Callable[[Path], Fraction], options: Syn
         audio: the recording of `--audio`. at_s: when the first sample of a recording is heard.
 
     Raises:
-        InputError: options that contradict each other or the file of turns, or are missing. MediaError: the file of
-            turns cannot be read.
+        InputError: options that contradict each other or the file of turns, or are missing.
+            MediaError: the file of turns cannot be read.
     """
     speakers = options.speaker
     if audio is None and options.turns is not None:

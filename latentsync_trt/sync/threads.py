@@ -203,8 +203,8 @@ class ExclusiveAccess:
         """Waits for access, which lasts as long as the block; after a `last` one, only such ones are possible.
 
         Raises:
-            InputError: the object is closed, or the call comes from a callback of a running operation, for which it
-                would wait forever.
+            InputError: the object is closed, or the call comes from a callback of a running
+                operation, for which it would wait forever.
         """
         if self._thread == threading.get_ident():
             raise InputError(

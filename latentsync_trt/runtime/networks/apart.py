@@ -1,7 +1,7 @@
 """Networks in a process of their own, used like those of this process.
 
-ONNX Runtime sets up its attention kernels once a process, for the GPU that runs them first: on another
-GPU of the same process they fail with "invalid argument".
+ONNX Runtime sets up its attention kernels once a process, for the GPU that runs them first: on
+another GPU of the same process they fail with "invalid argument".
 """
 
 import signal
@@ -35,8 +35,8 @@ _STATE = ("selection", "windows_per_batch", "low_memory", "building")
 
 
 class SubprocessNetworks:
-    """`Networks` in a child process. Calls of one thread at a time; errors as `Networks`, and `InferenceError` where
-    the process has died.
+    """`Networks` in a child process. Calls of one thread at a time; errors as `Networks`, and
+    `InferenceError` where the process has died.
 
     Args:
         Those of `Networks`.

@@ -114,8 +114,8 @@ class GraphDenoiser:
             recorded: as for `Session.run_bound`.
 
         Raises:
-            InferenceError: the provider failed, no full step of its kind came before a cached one, or the batch was
-                not begun with `unguided_too`.
+            InferenceError: the provider failed, no full step of its kind came before a cached one,
+                or the batch was not begun with `unguided_too`.
             OutOfMemory: there is too little memory.
         """
         guided = guided and self._guidance
@@ -223,8 +223,8 @@ class PooledDenoiser:
 
     A provider may record an operator incorrectly in a CUDA graph and then return wrong results without
     an error. So replays are compared with first runs once; where they differ, CUDA graphs are disabled
-    with a notice. Other threads may not use the GPU while a graph is recorded: ONNX Runtime records with
-    `cudaStreamCaptureModeGlobal`, which forbids them to allocate memory.
+    with a notice. Other threads may not use the GPU while a graph is recorded: ONNX Runtime records
+    with `cudaStreamCaptureModeGlobal`, which forbids them to allocate memory.
     """
 
     def __init__(self, pool: SessionPool, on_notice: Notice) -> None:

@@ -81,8 +81,8 @@ class Judge:
     """Measures providers that build engines for `auto`, once for each GPU, bundle and version.
 
     Args:
-        engines_of: engines of another provider. again: measure, although an earlier run did. notice: gets a sentence
-            with the numbers.
+        engines_of: engines of another provider. again: measure, although an earlier run did.
+            notice: gets a sentence with the numbers.
     """
 
     def __init__(self, engines_of: Callable[[Selection], Engines], notice: Notice, *, again: bool) -> None:

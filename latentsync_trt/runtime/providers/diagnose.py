@@ -1,7 +1,7 @@
 """Why an execution provider does not run, checked in this order: driver, GPU, libraries, a trial session.
 
-`onnxruntime.get_available_providers()` lists what the wheel was built with, not what loads. Here, a provider is
-available if its libraries load and a session created with it really uses it.
+`onnxruntime.get_available_providers()` lists what the wheel was built with, not what loads. Here, a
+provider is available if its libraries load and a session created with it really uses it.
 """
 
 import functools

@@ -1,7 +1,7 @@
 """The GPUs of this machine, as CUDA numbers them, and what their driver can do.
 
-Uses only the driver, no CUDA library. NVML is used where the CUDA driver would create a context; it numbers GPUs
-differently, so they are matched by PCI address.
+Uses only the driver, no CUDA library. NVML is used where the CUDA driver would create a context; it
+numbers GPUs differently, so they are matched by PCI address.
 """
 
 import ctypes

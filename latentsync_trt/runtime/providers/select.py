@@ -84,8 +84,8 @@ def device_numbers(device: int | str | tuple[int, ...]) -> tuple[int, ...]:
 def select_devices(request: str, device: int | str | tuple[int, ...]) -> tuple[tuple[Selection, ...], tuple[str, ...]]:
     """`select_provider` for every GPU that `RuntimeOptions.device` names; the CPU is selected once at most.
 
-    Returns also a notice for each GPU that is left out, as only others can run the provider. Raises as
-    `select_provider`, where none can.
+    Returns also a notice for each GPU that is left out, as only others can run the provider. Raises
+    as `select_provider`, where none can.
     """
     numbers = device_numbers(device)
     if len(numbers) == 1 or request == CPU.name:

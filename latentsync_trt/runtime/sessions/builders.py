@@ -5,8 +5,8 @@ tensorrt     an engine built by TensorRT's Python module, and an EP-context mode
 rtx          an EP-context model from ONNX Runtime's compile interface
 
 Options are ONNX Runtime's dictionaries of strings. Precision needs none: graphs carry their own types, and engines are
-built strongly typed. Names and meanings: https://onnxruntime.ai/docs/execution-providers/ (TensorRT, CUDA), and the
-header `tensorrt_rtx_provider_options.h` in NVIDIA's plug-in package.
+built strongly typed. Names and meanings: https://onnxruntime.ai/docs/execution-providers/
+(TensorRT, CUDA), and the header `tensorrt_rtx_provider_options.h` in NVIDIA's plug-in package.
 """
 
 import re

@@ -183,8 +183,8 @@ class Engines:
         """Builds the engine of a graph unless the cache has it; `force` builds anyway.
 
         Raises:
-            EngineBuildError, OutOfMemory: the provider cannot compile the graph. OutputError: the cache cannot be
-            written.
+            EngineBuildError, OutOfMemory: the provider cannot compile the graph. OutputError: the
+            cache cannot be written.
         """
         key = self.key(graph)
         old = self.cache.find(key) if force else None

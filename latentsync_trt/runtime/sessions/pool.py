@@ -262,8 +262,8 @@ def results(futures: Iterable[Future[T]]) -> list[T]:
             raise error
         return [future.result() for future in futures]
     finally:
-        # Else the error's traceback, and this frame in it, would keep the error, and with it sessions that ran: no
-        # other name here may hold a future.
+        # Else the error's traceback, and this frame in it, would keep the error, and with it
+        # sessions that ran: no other name here may hold a future.
         del futures, waiting, error
 
 
