@@ -9,10 +9,7 @@ import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
-
-import platformdirs
 
 from latentsync_trt.errors import LatentSyncError
 from latentsync_trt.privacy import without_names, without_paths, without_places
@@ -39,6 +36,8 @@ def explain(error: BaseException, arguments: Sequence[str]) -> str:
     Args:
         arguments: the command line, without the program's name.
     """
+    import platformdirs
+
     reason = " ".join(str(error).split())
     reason = reason if len(reason) <= _LONGEST else f"{reason[:_LONGEST]}…"
     what = f"unexpected {type(error).__name__}" + (f": {reason}" if reason else "")
@@ -55,6 +54,8 @@ def explain(error: BaseException, arguments: Sequence[str]) -> str:
 
 def _report(error: BaseException, arguments: Sequence[str]) -> Iterator[str]:
     """The lines of the log: no folder outside this package and no names."""
+    from importlib import metadata
+
     yield without_names(without_paths(without_places(f"command: {_NAME} {shlex.join(arguments)}")))
     yield f"version: {__version__}, Python {platform.python_version()}, {platform.system()} {platform.machine()}"
     with suppress(OSError, ValueError):
