@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import settings
 
+from latentsync_trt import LipSync
+from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.remembered import forget
 from latentsync_trt.types import UInt8Array
 from tests.clips import LOSSLESS, synced, write_clip
 from tests.device import DemoNetworks, Device, watched_device
 from tests.exports import ExportCache
+from tests.small import small_bundle
 
 if TYPE_CHECKING:
     from tests.tensorrt_stand_in.stand_in import StandIn
@@ -61,6 +64,20 @@ def nothing_remembered(engine_cache: Path) -> None:
 def thorough(request: pytest.FixtureRequest) -> bool:
     """Whether `--thorough` was given."""
     return bool(request.config.getoption(THOROUGH))
+
+
+@pytest.fixture(scope="session")
+def detector() -> Iterator[MediaPipeDetector]:
+    """The built-in detector, which remembers nothing between pictures."""
+    with MediaPipeDetector() as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def lip_sync() -> Iterator[LipSync]:
+    """The small bundle on the CPU."""
+    with LipSync.from_bundle(small_bundle(), "cpu") as made:
+        yield made
 
 
 @pytest.fixture(scope="session")

@@ -1,8 +1,7 @@
 """Audio features: the spectrogram in blocks, segments on demand, windows, compared with recorded numbers."""
 
 import wave
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterable
 from fractions import Fraction
 from pathlib import Path
 
@@ -10,13 +9,11 @@ import librosa
 import numpy as np
 import pytest
 
-from latentsync_trt.audio.encoder import SEGMENT_FRAMES, SpeechStream, audio_windows, encode_audio
+from latentsync_trt.audio.encoder import SEGMENT_FRAMES, SpeechStream, encode_audio
 from latentsync_trt.audio.mel import MEL_FILTERS, filters_of, log_power_blocks
 from latentsync_trt.bundle.find import demo_folder
-from latentsync_trt.bundle.manifest import Bundle, FileEntry, sha256_file
-from latentsync_trt.errors import BundleError, InputError
+from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.types import Float32Array
-from tests.bundles import make_bundle
 from tests.small import small_bundle
 from tests.sounds import log_mel, mel_filters
 
@@ -64,19 +61,8 @@ def test_bundles_contain_the_filters_that_librosa_computes(folder: Callable[[], 
     assert np.array_equal(filters_of(bundle), librosa.filters.mel(sr=16000, n_fft=400, n_mels=80))
 
 
-@pytest.mark.parametrize("content", [np.zeros((80, 200), np.float32), np.zeros((80, 201)), b"", b"noise" * 9])
-def test_a_bundle_with_other_filters_is_refused(tmp_path: Path, content: bytes | Float32Array) -> None:
-    bundle = make_bundle(tmp_path / "bundle")
-    path = bundle.folder / MEL_FILTERS
-    path.write_bytes(content) if isinstance(content, bytes) else np.save(path, content)
-    files = {**bundle.manifest.files, MEL_FILTERS: FileEntry(sha256_file(path), path.stat().st_size)}
-    sealed = Bundle(bundle.folder, replace(bundle.manifest, files=files))
-    with pytest.raises(BundleError, match=r"mel_filters\.npy: .*; export the model again"):
-        filters_of(sealed)
-
-
-@pytest.mark.parametrize("samples", [400, 5000, 480_000, 480_001, 480_199, 480_400, 976_000, 1_000_007])
-@pytest.mark.parametrize("piece", [4096, 77_777, 10**7])
+@pytest.mark.parametrize("samples", [400, 480_000, 480_001, 480_199, 1_000_007])
+@pytest.mark.parametrize("piece", [4096, 10**7])
 def test_blocks_equal_the_whole_spectrogram(samples: int, piece: int) -> None:
     recording = noise(samples)
     pieces = [recording[start : start + piece] for start in range(0, samples, piece)]
@@ -97,7 +83,6 @@ def test_the_spectrogram_is_clipped_8_decades_below_its_maximum() -> None:
     ("samples", "runs", "features", "frames"),
     [
         (300, 1, 1, 1),
-        (480_000, 1, 1500, 750),
         (480_001, 1, 1500, 751),
         (480_640, 2, 1502, 751),
         (976_000, 3, 3050, 1525),
@@ -112,15 +97,6 @@ def test_lengths(samples: int, runs: int, features: int, frames: int) -> None:
     assert found.duration_s == Fraction(samples, 16000)
 
 
-def test_frames_attend_around_themselves_and_the_ends_repeat() -> None:
-    features = np.arange(100, dtype=np.float32)[:, None, None]
-    windows = audio_windows(features, Fraction(2))[..., 0]
-    assert windows.shape == (50, 10)
-    assert windows[20].tolist() == list(range(36, 46))
-    assert windows[0].tolist() == [0, 0, 0, 0, 0, 1, 2, 3, 4, 5]
-    assert windows[49].tolist() == [94, 95, 96, 97, 98, 99, 99, 99, 99, 99]
-
-
 def test_windows_on_demand_equal_those_of_the_whole() -> None:
     recording = noise(16000 * 65)
     whole = encode_audio(lambda: [recording], Echo(), mel_filters())
@@ -132,11 +108,6 @@ def test_windows_on_demand_equal_those_of_the_whole() -> None:
         frames = [min(start + offset, count - 1) for offset in range(16)]
         assert np.array_equal(stream.windows(times_s(frames)), whole.windows[frames])
     assert encoder.runs == 3
-
-
-def test_a_recording_without_samples_is_refused() -> None:
-    with pytest.raises(InputError, match="no samples"):
-        SpeechStream(list, Echo(), mel_filters())
 
 
 def test_features_of_real_speech(assets: Path, reference: Path) -> None:
@@ -171,21 +142,3 @@ def test_frames_outside_the_recording_get_silence() -> None:
     assert after.max() < alone[..., 1].min()
     before = stream.windows([Fraction(-1, 1000), Fraction(1), Fraction(160)])
     assert np.array_equal(before, np.repeat(windows[-1:], 3, axis=0))
-
-
-def test_the_recording_is_closed() -> None:
-    opened: list[str] = []
-
-    def pieces() -> Iterator[Float32Array]:
-        opened.append("open")
-        try:
-            for _ in range(100):
-                yield noise(16_000)
-        finally:
-            opened.append("closed")
-
-    stream = SpeechStream(pieces, Echo(), mel_filters())
-    stream.windows(times_s([0]))
-    assert opened == ["open", "closed", "open"]
-    stream.close()
-    assert opened == ["open", "closed"] * 2

@@ -36,47 +36,6 @@ def code_of(page: str) -> list[str]:
     return "\n".join(blocks).replace("\\\n", " ").splitlines()
 
 
-def test_stages_and_files_of_the_dockerfile_exist() -> None:
-    ignored, kept = set[str](), set[str]()
-    for line in (REPOSITORY / ".dockerignore").read_text(encoding="utf-8").splitlines():
-        if line and not line.startswith("#"):
-            (kept if line.startswith("!") else ignored).add(line.removeprefix("!"))
-    assert "*" in ignored
-    stages: list[str] = []
-    copied = set[str]()
-    for keyword, rest in STEPS:
-        if keyword == "FROM":
-            base, _, name = rest.partition(" AS ")
-            assert base in stages or base.startswith("debian:")
-            stages.append(name)
-        elif keyword == "COPY":
-            *sources, _ = rest.split()
-            if sources[0].startswith("--from="):
-                assert sources[0].removeprefix("--from=") in stages
-            else:
-                copied |= set(sources)
-    assert copied == kept
-    assert all((REPOSITORY / name).exists() for name in copied)
-
-
-def test_the_image_has_extras_that_exist_and_runs_a_command_that_exists() -> None:
-    extras = next(rest for keyword, rest in STEPS if keyword == "ARG").partition("=")[2].split(",")
-    extras += re.findall(r"EXTRAS=([\w,]+)", "".join(PAGES.values()))[0].split(",")
-    assert set(extras) <= set(PROJECT["optional-dependencies"])
-    assert {"tensorrt", "cluster", "serve"} <= set(extras)
-    assert yaml.safe_load(dict(STEPS)["ENTRYPOINT"])[0] in PROJECT["scripts"]
-
-
-def test_nothing_runs_as_root() -> None:
-    user = dict(STEPS)["USER"]
-    assert int(user) >= 1000
-    assert any(keyword == "RUN" and f"useradd --uid {user} " in rest for keyword, rest in STEPS)
-    for service in SERVICES.values():
-        assert service["user"] == f"${{LATENTSYNC_TRT_USER:-{user}}}"
-        assert service["cap_drop"] == ["ALL"]
-        assert not service.get("privileged")
-
-
 @pytest.mark.parametrize("name", SERVICES)
 def test_compose_runs_valid_commands_on_volumes_that_exist(name: str) -> None:
     service = SERVICES[name]

@@ -69,7 +69,6 @@ def test_an_installed_enhancer_is_found_by_its_name(installed):
     [
         ("other", r"--enhancer other: not installed; installed: gone, lost, none, same; install a package"),
         ("none", r"some_enhancers:not_one makes no object with a method enhance"),
-        ("gone", r"--enhancer gone: cannot be imported: .*Gone"),
         ("lost", r"--enhancer lost: cannot be imported: .*not_installed_at_all"),
     ],
 )
@@ -79,13 +78,9 @@ def test_one_that_cannot_be_used_is_named(installed, name, message):
 
 
 WRONG: dict[str, tuple[object, str]] = {
-    "none": (None, "returned NoneType"),
     "list": ([1, 2], "returned list"),
-    "gray": (np.zeros((64, 64), np.float32), r"returned shape \(64, 64\) for a face of \(64, 64, 3\)"),
     "alpha": (np.zeros((64, 64, 4), np.float32), r"returned shape \(64, 64, 4\)"),
-    "smaller": (np.zeros((32, 64, 3), np.float32), r"returned shape \(32, 64, 3\)"),
     "stretched": (np.zeros((64, 128, 3), np.float32), r"returned shape \(64, 128, 3\)"),
-    "bytes": (np.zeros((64, 64, 3), np.uint8), "returned uint8"),
     "NaN": (np.full((64, 64, 3), np.nan, np.float32), "returned float32, NaN or infinity"),
 }
 

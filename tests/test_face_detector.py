@@ -1,7 +1,6 @@
 """Face detection on real pictures, and the decoding of the networks' outputs."""
 
 import json
-import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -14,11 +13,7 @@ import skimage.data
 from latentsync_trt.face.choice import MainFace
 from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.face.geometry import (
-    FULL_RANGE,
     Region,
-    anchors,
-    converged,
-    decode,
     face_of,
     region_around,
 )
@@ -39,11 +34,6 @@ TURNED_PART_OF_BROWS = 0.08
 """Most that a turned head's points are off: twice what is measured; a mesh beside the face is off by 0.3 and more."""
 MIRRORED_PART_OF_PIXEL = 0.25
 """Of a network pixel: noise of the mean over many regions. A wrong origin is half a pixel off."""
-
-
-@pytest.fixture(scope="module")
-def detector() -> MediaPipeDetector:
-    return MediaPipeDetector()
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +61,7 @@ def turned(portrait: UInt8Array, angle_deg: float) -> tuple[UInt8Array, UInt8Arr
     return np.asarray(cv2.warpAffine(portrait, turn, (512, 512)), np.uint8), turn
 
 
-@pytest.mark.parametrize("angle_deg", [-135, -90, -45, 30, 90, 200])
+@pytest.mark.parametrize("angle_deg", [-135, 30, 90])
 def test_points_turn_with_the_head(detector: MediaPipeDetector, portrait: UInt8Array, angle_deg: float) -> None:
     upright = only(detector.detect(portrait))
     picture, turn = turned(portrait, angle_deg)
@@ -79,23 +69,6 @@ def test_points_turn_with_the_head(detector: MediaPipeDetector, portrait: UInt8A
     brows_px = np.linalg.norm(expected[0] - expected[1])
     found = only(detector.detect(picture))
     assert np.linalg.norm(found.points - expected, axis=1).max() < TURNED_PART_OF_BROWS * brows_px
-
-
-def test_the_mesh_runs_until_it_converges(detector: MediaPipeDetector, portrait: UInt8Array) -> None:
-    picture, turn = turned(portrait, -45)
-    x_px, y_px = turn @ (226, 110, 1)
-    start = Region(x_px + 6, y_px + 6, 90, 0)
-    first = detector.mesh_in(picture, start)
-    assert first is not None
-    assert first[1] > 0.9, "the score does not tell that the mesh has not converged"
-    assert not converged(start, region_around(face_of(*first)))
-    level = np.array([[x_px - 20, y_px], [x_px + 20, y_px], [x_px, y_px + 20]])
-    before = Face(np.array([x_px - 24, y_px - 24, x_px + 36, y_px + 36]), level)
-    assert region_around(before) == start
-    arrived = detector.follow(picture, before)
-    assert arrived is not None
-    expected = ASTRONAUT_POINTS @ turn[:, :2].T + turn[:, 2]
-    assert np.abs(arrived.points - expected).max() < BY_EYE_PX
 
 
 def test_points_of_a_mirrored_picture_are_mirrored(detector: MediaPipeDetector, portrait: UInt8Array) -> None:
@@ -122,27 +95,11 @@ def test_finds_a_face_of_100_px_in_full_hd(detector: MediaPipeDetector, portrait
     assert face.box[2] - face.box[0] < 110
 
 
-def test_finds_a_face_at_the_edge(detector: MediaPipeDetector, portrait: UInt8Array) -> None:
-    face = only(detector.detect(np.ascontiguousarray(portrait[:, 185:])))
-    assert np.abs(face.points - np.subtract(ASTRONAUT_POINTS, (185, 0))).max() < BY_EYE_PX
-
-
-@pytest.mark.parametrize("size", [(1, 1), (3, 200), (240, 320), (1080, 1920)])
+@pytest.mark.parametrize("size", [(1, 1), (3, 200), (1080, 1920)])
 def test_finds_nothing_in_noise(detector: MediaPipeDetector, size: tuple[int, int]) -> None:
     noise = np.random.default_rng(3).integers(0, 256, (*size, 3), np.uint8)
     assert detector.detect(noise) == []
     assert detector.detect(np.zeros((*size, 3), np.uint8)) == []
-
-
-def test_overlapping_boxes_are_merged_by_score() -> None:
-    boxes = np.zeros((2304, 16), np.float32)
-    scores = np.full(2304, -10, np.float32)
-    cell = 48 * 24 + 24
-    boxes[[cell, cell + 1, 0], 2:4] = 60
-    scores[[cell, cell + 1, 0]] = 2, 2, 1
-    both = decode(FULL_RANGE, boxes, scores)
-    assert len(both) == 2
-    assert np.isclose(both[0, :2, 0].mean(), anchors(FULL_RANGE)[[cell, cell + 1], 0].mean())
 
 
 @pytest.mark.parametrize("clip", ["demo1", "demo2", "demo3"])
@@ -162,15 +119,6 @@ def test_points_agree_with_the_recorded_ones(
     assert np.median(distances) < MEDIAN_PART_OF_BROWS
     assert tracked is not None
     assert tracked.track_id == 0
-
-
-def test_close_frees_the_networks(portrait: UInt8Array) -> None:
-    with MediaPipeDetector() as detector:
-        only(detector.detect(portrait))
-        sessions = [weakref.ref(graph.ort) for graph in detector._graphs.values()]
-        assert len(sessions) == 3
-    assert [session() for session in sessions] == [None] * 3
-    detector.close()
 
 
 def test_several_threads_share_a_detector(detector: MediaPipeDetector, portrait: UInt8Array) -> None:

@@ -135,13 +135,6 @@ def test_no_more_than_half_a_second_is_held() -> None:
     assert most == HALF_SECOND + 1
 
 
-def test_nothing_is_searched_where_it_is_not_wanted() -> None:
-    finder = FaceFinder(Scripted([[face_at(100)]] * 9), 64, StageClock(), wanted=lambda time_s: 0.1 < time_s < 0.19)
-    jobs = list(finder.find(frame for frame in numbered(9)))
-    assert [len(job.targets) for job in jobs] == [0, 0, 0, 1, 1, 0, 0, 0, 0]
-    assert finder.untouched == ()
-
-
 @pytest.mark.integration
 @pytest.mark.parametrize("covered", ["flat", "by another"])
 def test_nothing_is_painted_on_what_covers_a_face(covered: str) -> None:

@@ -1,6 +1,6 @@
 """People keep their numbers: crossing, leaving and coming back, across cuts; and who of them is chosen."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from fractions import Fraction
 
 import numpy as np
@@ -18,12 +18,6 @@ from tests.clips import frame_at
 from tests.people import together
 
 NEAR_PX = 40
-
-
-@pytest.fixture(scope="module")
-def detector() -> Iterator[MediaPipeDetector]:
-    with MediaPipeDetector() as detector:
-        yield detector
 
 
 def seen_in(detector: MediaPipeDetector, frames: Iterable[UInt8Array]) -> list[FrameFaces]:
@@ -95,10 +89,6 @@ def person_and_speaker(chosen: tuple[TrackedDetection, int]) -> tuple[int, int]:
 )
 def test_a_choice_takes_its_face(text: str, person: int) -> None:
     assert chosen(parse_face(text), [FrameFaces(0, (LEFT, RIGHT, LARGE))]) == [{person: 0}]
-
-
-def test_people_follow_their_own_speakers() -> None:
-    assert chosen({0: 1, 2: 0}, [FrameFaces(0, (LEFT, RIGHT, LARGE)), FrameFaces(0, (RIGHT,))]) == [{0: 1, 2: 0}, {}]
 
 
 def test_the_choice_is_made_at_the_start_of_a_shot() -> None:

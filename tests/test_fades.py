@@ -34,10 +34,6 @@ def test_a_face_fades_around_a_gap_but_not_at_the_ends_of_the_clip() -> None:
     assert quarters([ONE] * 6 + [NOBODY] + [ONE] * 6) == [4, 4, 4, 3, 2, 1, 0, 1, 2, 3, 4, 4, 4]
 
 
-def test_a_short_turn_is_not_shown_whole() -> None:
-    assert quarters([NOBODY] + [ONE] * 4 + [NOBODY]) == [0, 1, 2, 2, 1, 0]
-
-
 def test_it_fades_at_the_ends_of_a_part_where_no_shot_is_known() -> None:
     outside = (set[int](), None)
     assert quarters([outside] + [ONE] * 7 + [outside]) == [0, 1, 2, 3, 4, 3, 2, 1, 0]

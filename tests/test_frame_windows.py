@@ -1,7 +1,6 @@
 """Windows use every frame of every track exactly once, in order."""
 
 from fractions import Fraction
-from itertools import groupby
 from typing import TypeVar
 
 import pytest
@@ -40,22 +39,6 @@ def test_one_track_of_any_length(frames):
             steps = {b - a for a, b in zip(window.items, window.items[1:], strict=False)}
             # Real frames follow one another; only a track shorter than a window runs to and fro.
             assert steps <= ({1} if length >= frames else {1, -1} if length > 1 else {0})
-
-
-@pytest.mark.parametrize("frames", WINDOW_LENGTHS)
-def test_gaps_and_changes_of_track(frames):
-    for length in LENGTHS:
-        tracks = [None] * (length % 3) + [1] * length + [2] * (length // 2) + [None] * 2 + [2] * 5 + [None, 3]
-        windows = planned(tracks, frames)
-        assert used(windows) == [item for item, track in enumerate(tracks) if track is not None]
-        runs = [[item for item, _ in run] for _, run in groupby(enumerate(tracks), key=lambda pair: pair[1])]
-        assert all(any(set(window.items) <= set(run) for run in runs) for window in windows)
-
-
-def test_a_window_comes_as_soon_as_it_is_full():
-    planner: WindowPlanner[str] = WindowPlanner(3)
-    assert [len(planner.push({0: item})) for item in "abcdef"] == [0, 0, 1, 0, 0, 1]
-    assert planner.finish() == []
 
 
 def test_the_last_window_is_shifted_back():

@@ -5,7 +5,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import av
 import numpy as np
 import pytest
 from av.sidedata.sidedata import Type
@@ -20,7 +19,7 @@ from latentsync_trt.media.pictures import LazyRgb
 from latentsync_trt.media.reader import probe, read_frames
 from latentsync_trt.types import ColorTags, HdrMetadata, Patch, UInt8Array, VideoInfo, YuvPlanes
 from tests.clips import frame_at, open_writer, write_sound
-from tests.pictures import HDR10, decoded_planes
+from tests.pictures import decoded_planes
 from tests.small import small_bundle
 
 
@@ -58,11 +57,11 @@ def hdr_planes(rgb: UInt8Array, transfer: int) -> YuvPlanes:
     return apply_patch(blank, Patch(0, 0, rgb * np.uint16(257), np.ones((height, width), np.float32)))
 
 
-def write_hdr_face(path: Path, frames: int, transfer: int, hdr: HdrMetadata | None = None, **options: Any) -> Path:
+def write_hdr_face(path: Path, frames: int, transfer: int, **options: Any) -> Path:
     """The demo's portrait in HDR."""
     pictures = [hdr_planes(rgb, transfer) for _, rgb in zip(range(frames), camera_frames(Fraction(1)), strict=False)]
     height, width = pictures[0].y.shape
-    info = VideoInfo(width, height, None, "yuv420p10le", False, Fraction(1), pictures[0].color, hdr=hdr)
+    info = VideoInfo(width, height, None, "yuv420p10le", False, Fraction(1), pictures[0].color)
     with open_writer(path, info, **options) as writer:
         for index, planes in enumerate(pictures):
             writer.write(frame_at(index, LazyRgb(planes), planes))
@@ -87,20 +86,6 @@ def test_only_the_mouth_of_an_hdr_clip_changes(tmp_path: Path, transfer: int) ->
         (top, left), (bottom, right) = changed.min(0), changed.max(0)
         height, width = frame.picture.shape[:2]
         assert (bottom - top) * (right - left) < height * width / 4
-
-
-@pytest.mark.parametrize("suffix", [".mp4", ".mov", ".mkv"])
-def test_hdr10_metadata_pass_from_file_to_file(tmp_path: Path, suffix: str) -> None:
-    """By default in HEVC, as the source has more than 8 bits."""
-    source = write_hdr_face(tmp_path / f"in{suffix}", 2, PQ, HDR10)
-    output = tmp_path / f"out{suffix}"
-    with open_writer(output, probe(source)) as writer:
-        assert not writer.notices
-        for frame in read_frames(source):
-            writer.write(frame)
-    assert probe(source).hdr == probe(output).hdr == HDR10
-    with av.open(str(output)) as container:
-        assert container.streams.video[0].codec_context.name == "hevc"
 
 
 def decoded_with(transfer: int, *entries: tuple[Type, bytes]) -> Any:

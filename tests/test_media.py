@@ -2,7 +2,6 @@
 
 import gc
 from dataclasses import replace
-from fractions import Fraction
 from pathlib import Path
 
 import av
@@ -10,7 +9,6 @@ import numpy as np
 import pytest
 
 from latentsync_trt.errors import MediaError
-from latentsync_trt.media.audio import audio_duration_s
 from latentsync_trt.media.color import planes_of
 from latentsync_trt.media.pictures import picture_info
 from latentsync_trt.media.reader import probe, read_frames
@@ -82,7 +80,7 @@ def test_a_picture_of_odd_size_grows_by_its_edge(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("full_range", [True, False])
-@pytest.mark.parametrize("matrix", [1, 5, 6, 9])
+@pytest.mark.parametrize("matrix", [1, 5, 9])
 def test_colors_survive_conversion_to_yuv_and_back(tmp_path: Path, matrix: int, full_range: bool) -> None:
     color = ColorTags(1, 1, matrix, full_range=full_range)
     rgb = np.repeat(np.repeat(np.random.default_rng(2).integers(16, 240, (4, 6, 3), np.uint8), 16, 0), 16, 1)
@@ -100,11 +98,7 @@ def test_colors_survive_conversion_to_yuv_and_back(tmp_path: Path, matrix: int, 
         ("a.wav", "pcm_s16le", 16000, "mono", "mp4", "aac"),
         ("a.wav", "pcm_s16le", 96000, "5.1", "mp4", "aac"),
         ("a.wav", "pcm_s16le", 44100, "stereo", "mov", "pcm_s16le"),
-        ("a.wav", "pcm_s24le", 48000, "stereo", "mkv", "pcm_s24le"),
-        ("a.m4a", "aac", 44100, "stereo", "mp4", "aac"),
-        ("a.mp3", "libmp3lame", 44100, "stereo", "mp4", "mp3"),
         ("a.flac", "flac", 48000, "stereo", "mp4", "aac"),
-        ("a.flac", "flac", 48000, "stereo", "mkv", "flac"),
         ("a.ogg", "libopus", 48000, "stereo", "mkv", "opus"),
         ("a.mp3", "libmp3lame", 44100, "stereo", "mov", "mp3"),
     ],
@@ -129,15 +123,6 @@ def test_sound_keeps_its_time_rate_and_channels(
     clicks_read_s = loud[np.diff(loud, prepend=-1) > 0.1]
     assert len(clicks_read_s) == len(clicks)
     assert np.allclose(np.array(click_times(output)) - start_s, clicks_read_s, atol=SOUND_IN_TIME_S)
-
-
-def test_16_khz_mono_speech_is_not_filtered(tmp_path: Path) -> None:
-    sound = write_sound(tmp_path / "a.wav", 1.5, clicks_s=(0.5,))
-    samples = read_audio(sound)
-    with av.open(str(sound)) as container:
-        raw = np.concatenate([frame.to_ndarray()[0] for frame in container.decode(audio=0)])
-    assert np.array_equal(samples, raw / np.float32(32768))
-    assert audio_duration_s(sound) == Fraction(3, 2)
 
 
 def test_a_truncated_video_is_an_error(tmp_path: Path) -> None:

@@ -23,9 +23,7 @@ DEEP_FULL_RANGE = 1.5
 
 
 @pytest.mark.parametrize("size", [(48, 64), (47, 63)])
-@pytest.mark.parametrize(
-    ("matrix", "full_range"), [(1, False), (5, True), (6, None), (7, False), (9, False), (2, None), (0, True)]
-)
+@pytest.mark.parametrize(("matrix", "full_range"), [(1, False), (5, True), (6, None), (9, False), (0, True)])
 @pytest.mark.parametrize(("sampling", "bits"), [("420", 8), ("420", 10), ("422", 10), ("440", 8), ("444", 12)])
 def test_lazy_rgb_matches_the_formula(
     size: tuple[int, int], matrix: int, full_range: bool | None, sampling: str, bits: int
@@ -42,12 +40,9 @@ def test_lazy_rgb_matches_the_formula(
     [
         ((0, False, False), lambda image: image),
         ((90, False, False), np.rot90),
-        ((180, False, False), lambda image: np.rot90(image, 2)),
         ((270, False, False), lambda image: np.rot90(image, 3)),
         ((0, True, False), np.fliplr),
-        ((0, False, True), np.flipud),
         ((90, True, False), lambda image: np.fliplr(np.rot90(image))),
-        ((270, True, False), lambda image: np.fliplr(np.rot90(image, 3))),
     ],
 )
 @pytest.mark.parametrize("pixel_format", ["yuv420p", "yuv422p", "yuv444p"])
@@ -79,7 +74,7 @@ def surround(path: Path, channels: int) -> Path:
     return write_parts(path, [(0, spoken(1, 48000, [0.5]))], layout=f"{channels}c")
 
 
-@pytest.mark.parametrize("channels", [3, 4, 7, 8])
+@pytest.mark.parametrize("channels", [3, 8])
 def test_surround_sound_is_encoded_with_all_channels(tmp_path: Path, channels: int) -> None:
     clip, output = write_video(tmp_path / "clip.mp4", numbered(20)), tmp_path / "out.mp4"
     rewritten(clip, output, audio=surround(tmp_path / "a.wav", channels))

@@ -165,8 +165,6 @@ def test_times_are_those_of_the_picture(tmp_path: Path) -> None:
     ("second", "suffix", "kept"),
     [
         ("flac", ".mp4", True),
-        ("libmp3lame", ".mov", True),
-        ("flac", ".mov", False),
         ("pcm_s16le", ".mp4", False),
     ],
 )

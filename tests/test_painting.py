@@ -94,10 +94,9 @@ def own_mouth(index: int, track: int) -> float:
     return (index % 128 / 127.5 + index % 97 / (97 * (1 + track % 2))) * 32767.5
 
 
-def painter(denoiser: AddsAudio, at_once: int, **how: int) -> Painter:
-    return Painter(
-        [PaintDevice(inpainter(denoiser, at_once))], FRAMES, audio_windows, StageClock(), at_once=lambda: at_once, **how
-    )
+def painter(denoiser: AddsAudio, at_once: int) -> Painter:
+    devices = [PaintDevice(inpainter(denoiser, at_once))]
+    return Painter(devices, FRAMES, audio_windows, StageClock(), at_once=lambda: at_once)
 
 
 def assert_own_mouths(found: list[FrameJob], tracks: Sequence[set[int]], frames_done: int = 0) -> None:
@@ -133,26 +132,15 @@ def test_frames_that_are_written_already_are_not_painted_again() -> None:
     assert made.devices[0].windows == 2
 
 
-class Counted:
-    """Counts the jobs that a painter has taken and not returned, and the frames that its networks painted."""
+class Slow(AddsAudio):
+    """Takes a while for each batch."""
 
-    def __init__(self, tracks: Sequence[set[int]], at_once: int, **how: int) -> None:
-        self.tracks, self.at_once, self.taken, self.most_held = tracks, at_once, 0, 0
-        self.how, self.denoiser = how, AddsAudio()
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self._seconds = seconds
 
-    def jobs(self) -> Generator[FrameJob, None, None]:
-        for job in jobs(self.tracks):
-            self.taken += 1
-            yield job
-
-    def run(self, frames_done: int = 0) -> list[FrameJob]:
-        made = painter(self.denoiser, self.at_once, **self.how)
-        made.skip(frames_done)
-        found: list[FrameJob] = []
-        for job in made.paint(made.gather(self.jobs())):
-            self.most_held = max(self.most_held, self.taken - len(found))
-            found.append(job)
-        return found
+    def step(self, timestep: int, coefficients: Float32Array, *, cached: bool, guided: bool = True) -> None:
+        time.sleep(self._seconds)
 
 
 runs = st.tuples(st.sets(st.integers(0, 2)), st.integers(1, 3 * FRAMES) | st.sampled_from([1, 40 * FRAMES]))
@@ -162,17 +150,34 @@ runs = st.tuples(st.sets(st.integers(0, 2)), st.integers(1, 3 * FRAMES) | st.sam
 @given(
     pattern=st.lists(runs, max_size=12),
     at_once=st.sampled_from([1, 2, 3, 8]),
+    seconds=st.lists(st.sampled_from([0.0, 0.0, 0.001]), min_size=1, max_size=4),
     streams=st.integers(1, 3),
     frames_done=st.just(0) | st.integers(0, 6 * FRAMES),
 )
 def test_any_pattern_of_tracks_leaves_in_order_and_in_time(
-    pattern: list[tuple[set[int], int]], at_once: int, streams: int, frames_done: int
+    pattern: list[tuple[set[int], int]], at_once: int, seconds: list[float], streams: int, frames_done: int
 ) -> None:
+    """On devices of these speeds; counts the jobs that the painter has taken and not returned."""
     tracks = list(chain.from_iterable([shown] * length for shown, length in pattern))
-    clip = Counted(tracks, at_once, streams=streams)
-    assert_own_mouths(clip.run(frames_done), tracks, frames_done)
-    assert clip.most_held <= (at_once + streams) * FRAMES
-    assert max(clip.denoiser.batches, default=0) <= at_once
+    denoisers, taken, most_held = [Slow(each) for each in seconds], 0, 0
+
+    def counted() -> Generator[FrameJob, None, None]:
+        nonlocal taken
+        for job in jobs(tracks):
+            taken += 1
+            yield job
+
+    devices = [PaintDevice(inpainter(denoiser, at_once)) for denoiser in denoisers]
+    made = Painter(devices, FRAMES, audio_windows, StageClock(), at_once=lambda: at_once, streams=streams)
+    made.skip(frames_done)
+    found: list[FrameJob] = []
+    for job in made.paint(made.gather(counted())):
+        most_held = max(most_held, taken - len(found))
+        found.append(job)
+    assert_own_mouths(found, tracks, frames_done)
+    of_several = 2 * len(seconds) * at_once if len(seconds) > 1 else 0
+    assert most_held <= (at_once + streams + of_several) * FRAMES
+    assert max(chain.from_iterable(denoiser.batches for denoiser in denoisers), default=0) <= at_once
 
 
 def test_frames_are_gathered_while_networks_run() -> None:
@@ -195,51 +200,3 @@ def test_frames_are_gathered_while_networks_run() -> None:
     items = in_background(watched(made.gather(jobs([{0}] * 3 * FRAMES))), depth=FRAMES, name="gather")
     assert len(list(made.paint(items))) == 3 * FRAMES
     assert prepared.is_set()
-
-
-# Several devices
-
-
-class Slow(AddsAudio):
-    """Takes a while for each batch."""
-
-    def __init__(self, seconds: float) -> None:
-        super().__init__()
-        self._seconds = seconds
-
-    def step(self, timestep: int, coefficients: Float32Array, *, cached: bool, guided: bool = True) -> None:
-        time.sleep(self._seconds)
-
-
-class Several(Counted):
-    """Several devices of these speeds paint."""
-
-    def __init__(self, tracks: Sequence[set[int]], at_once: int, seconds: Sequence[float], **how: int) -> None:
-        super().__init__(tracks, at_once, **how)
-        self.denoisers = [Slow(each) for each in seconds]
-
-    def run(self, frames_done: int = 0) -> list[FrameJob]:
-        devices = [PaintDevice(inpainter(denoiser, self.at_once)) for denoiser in self.denoisers]
-        made = Painter(devices, FRAMES, audio_windows, StageClock(), at_once=lambda: self.at_once, **self.how)
-        made.skip(frames_done)
-        found: list[FrameJob] = []
-        for job in made.paint(made.gather(self.jobs())):
-            self.most_held = max(self.most_held, self.taken - len(found))
-            found.append(job)
-        return found
-
-
-@given(
-    pattern=st.lists(runs, max_size=8),
-    at_once=st.sampled_from([1, 2, 3]),
-    seconds=st.lists(st.sampled_from([0.0, 0.0, 0.001]), min_size=2, max_size=4),
-    streams=st.integers(1, 2),
-)
-def test_several_devices_keep_the_order_and_hold_a_bounded_number_of_frames(
-    pattern: list[tuple[set[int], int]], at_once: int, seconds: list[float], streams: int
-) -> None:
-    tracks = list(chain.from_iterable([shown] * length for shown, length in pattern))
-    clip = Several(tracks, at_once, seconds, streams=streams)
-    assert_own_mouths(clip.run(), tracks)
-    for_one = (at_once + streams) * FRAMES
-    assert clip.most_held <= for_one + 2 * len(seconds) * at_once * FRAMES

@@ -1,6 +1,6 @@
 """Only the face is pasted, in the colors around it, and steadily."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
 from itertools import islice, pairwise
@@ -63,12 +63,6 @@ class Blind:
 
 
 @pytest.fixture(scope="module")
-def detector() -> Iterator[MediaPipeDetector]:
-    with MediaPipeDetector() as one:
-        yield one
-
-
-@pytest.fixture(scope="module")
 def portrait(detector: MediaPipeDetector) -> OneFace:
     return seen(first_person(1)[0], detector)
 
@@ -111,15 +105,6 @@ def outside(frame: UInt8Array, pasted: Pasted) -> float:
     for down in range(1, reach + 1):
         neck[down:] |= face[:-down]
     return float((changed & ~face & ~neck).sum() / changed.sum())
-
-
-def test_only_the_face_is_pasted(portrait, detector):
-    painted = portrait[2].image.astype(float) + 40
-    whole, own = (
-        outside(portrait[0], paste(Paster(detector, MASK, paste=kind), portrait, painted)) for kind in ("mask", "face")
-    )
-    assert whole > LEAST_OUTSIDE_OF_MASK
-    assert own == 0
 
 
 @pytest.mark.integration
@@ -176,20 +161,8 @@ def test_without_an_outline_the_mask_decides(portrait):
     assert np.array_equal(pasted.patch.rgb, whole.rgb)
 
 
-def test_a_detector_without_landmarks_has_an_outline(portrait, detector):
-    frame, tracked, face = portrait
-    paster = Paster(detector, MASK)
-    with_points = paste(paster, portrait, face.image)
-    without = paste(paster, (frame, replace(tracked, landmarks=None), face), face.image, 1)
-    size = tracked.box[2] - tracked.box[0]
-    assert np.abs(without.source_mesh - with_points.source_mesh)[list(OVAL)].mean() < 0.01 * size
-
-
 SHIFTS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "brighter": lambda face: face + 8,
-    "darker": lambda face: face - 8,
-    "flat": lambda face: 128 + 0.9 * (face - 128),
-    "warm": lambda face: face + np.array([8, 0, -8]),
     "all": lambda face: 128 + 0.9 * (face - 128) + np.array([-2, -8, -14]),
 }
 
@@ -206,14 +179,6 @@ def test_colors_follow_the_skin_around(portrait, detector, shift):
 def off_color(frame: UInt8Array, patch: Patch) -> float:
     """Mean difference in levels between a frame and what replaces it."""
     return float(np.abs(applied(frame, patch).astype(float) - frame)[changed_pixels(frame, patch)].mean())
-
-
-def test_right_colors_stay(portrait, detector):
-    face = portrait[2]
-    painted = cv2.GaussianBlur(face.image, (0, 0), 1.5)
-    on, off = with_and_without_color(detector, portrait, painted)
-    assert seam_score(portrait[0], on.patch) <= seam_score(portrait[0], off.patch) + 0.01
-    assert np.abs(on.patch.rgb.astype(float) - off.patch.rgb).max() / 257 < SKIN_LEVELS
 
 
 def frames_of(paster: Paster, items: list[OneFace], level: Callable[[int], int]) -> list[Pasted]:
@@ -259,14 +224,6 @@ def test_a_restart_forgets(portrait, detector):
         assert np.array_equal(one.patch.rgb, other.patch.rgb)
         assert np.array_equal(one.patch.weight, other.patch.weight)
     assert not np.array_equal(before[0].patch.rgb, again[0].patch.rgb)
-
-
-def test_tracks_do_not_share_state(portrait, detector):
-    one, other = Paster(detector, MASK), Paster(detector, MASK)
-    bright, dark = (portrait[2].image.astype(float) + level for level in (8, -8))
-    paste(one, portrait, bright, 0)
-    mixed = paste(one, portrait, dark, 1)
-    assert np.array_equal(mixed.patch.rgb, paste(other, portrait, dark, 7).patch.rgb)
 
 
 def test_larger_faces_are_pasted_at_their_own_resolution(detector):

@@ -144,16 +144,7 @@ def test_a_variable_rate_keeps_its_stamps(tmp_path: Path, suffix: str) -> None:
     assert [frame.source_s * 1000 for frame in back] == [VARIABLE_MS[number] for number in numbers(back)]
 
 
-def test_a_picture_that_lasts_long_is_repeated_so_that_lips_move(tmp_path: Path) -> None:
-    clip = write_video(tmp_path / "clip.mkv", numbered(3), 25, times=[0, 40, 1050])
-    frames = read(clip)
-    assert numbers(frames) == [0, *[1] * 25, 2]
-    assert [frame.time_s for frame in frames[:-1]] == [Fraction(k, 25) for k in range(26)]
-    assert frames[-1].time_s == Fraction("1.05")
-    assert [frame.source_s for frame in frames] == [0, *[Fraction(1, 25)] * 25, Fraction("1.05")]
-
-
-@pytest.mark.parametrize("extra_ms", [1, 20, 33])
+@pytest.mark.parametrize("extra_ms", [1, 33])
 def test_sound_that_is_hardly_longer_adds_no_frame(tmp_path: Path, extra_ms: int) -> None:
     clip = write_video(tmp_path / "clip.mp4", numbered(30), 30)
     frames = read(clip, 1 + Fraction(extra_ms, 1000), "pingpong")
@@ -166,9 +157,7 @@ def test_sound_that_is_hardly_longer_adds_no_frame(tmp_path: Path, extra_ms: int
     ("name", "options"),
     [
         ("clip.mp4", {"g": "10"}),
-        ("clip.mkv", {"g": "10", "flags": "+cgop"}),
         ("clip.ts", {"g": "10"}),
-        ("clip.avi", {"g": "300", "bf": "0"}),
         ("clip.h264", {"g": "10"}),  # no stamps
         ("intra.mp4", {"x264-params": "intra-refresh=1:keyint=10"}),  # one keyframe
     ],
@@ -193,10 +182,3 @@ def test_joined_recordings_are_played_backwards(tmp_path: Path) -> None:
     joined.write_bytes(b"".join(part.read_bytes() for part in parts))
     once = [*range(30), *range(30)]
     assert numbers(read(joined, 4, "pingpong")) == [*once, *once[-2::-1]][:100]
-
-
-@pytest.mark.parametrize("extend", ["pingpong", "loop", "hold"])
-def test_less_than_half_a_second_is_held(tmp_path: Path, extend: Extend) -> None:
-    clip = write_video(tmp_path / "clip.mp4", numbered(30))
-    assert numbers(read(clip, Fraction(42, 25), extend)) == [*range(30), *[29] * 12]
-    assert (numbers(read(clip, 2, extend)) == [*range(30), *[29] * 20]) == (extend == "hold")

@@ -13,7 +13,7 @@ from latentsync_trt.batch import worker as batch_worker
 from latentsync_trt.batch.tasks import Task, WorkerSettings
 from latentsync_trt.batch.worker import Worker
 from latentsync_trt.media.demo_clip import camera_frames
-from latentsync_trt.media.hdr import HLG, PQ
+from latentsync_trt.media.hdr import PQ
 from latentsync_trt.media.pictures import LazyRgb
 from latentsync_trt.types import ColorTags, Patch, Progress, UInt8Array, VideoInfo, YuvPlanes
 from tests.clips import decoded, frame_at, open_writer, write_clip
@@ -34,7 +34,6 @@ def differences(one: UInt8Array, other: UInt8Array) -> float:
         (ColorTags(1, 1, 1, full_range=False), 8, Fraction(1), (480, 480, 3)),
         (ColorTags(1, 1, 1, full_range=True), 10, Fraction(1, 2), (480, 240, 3)),
         (ColorTags(9, PQ, 9, full_range=False), 10, Fraction(1), (480, 480, 3)),
-        (ColorTags(9, HLG, 9, full_range=False), 10, Fraction(1), (480, 480, 3)),
     ],
 )
 def test_a_small_picture_of_what_is_written(

@@ -1,18 +1,14 @@
 """Which resolution a run has, and what is said about it."""
 
 from dataclasses import replace
-from pathlib import Path
 
-import numpy as np
 import pytest
 
-from latentsync_trt import LipSync, RuntimeOptions, SyncOptions
+from latentsync_trt import RuntimeOptions, SyncOptions
 from latentsync_trt.bundle.manifest import DimensionRange, Manifest, read_manifest
 from latentsync_trt.errors import InputError
-from latentsync_trt.runtime.networks.networks import Networks
-from latentsync_trt.sync.inpaint import check_noise, resolution_of
+from latentsync_trt.sync.inpaint import resolution_of
 from latentsync_trt.sync.timeline import notices_of_model
-from tests.clips import write_clip
 from tests.small import small_bundle
 
 FIXED = replace(read_manifest(small_bundle()), model="1.6", resolution_px=512)
@@ -26,7 +22,7 @@ SEVERAL = replace(FIXED, shapes="dynamic", ranges=RANGES)
 
 @pytest.mark.parametrize(
     ("manifest", "asked", "found"),
-    [(FIXED, None, 512), (FIXED, 512, 512), (SEVERAL, None, 512), (SEVERAL, 256, 256), (SEVERAL, 448, 448)],
+    [(FIXED, None, 512), (FIXED, 512, 512), (SEVERAL, 256, 256), (SEVERAL, 448, 448)],
 )
 def test_a_run_has_the_resolution_that_was_asked_for(manifest: Manifest, asked: int | None, found: int) -> None:
     assert resolution_of(manifest, SyncOptions(resolution=asked)) == found
@@ -36,9 +32,7 @@ def test_a_run_has_the_resolution_that_was_asked_for(manifest: Manifest, asked: 
     ("manifest", "asked", "supported", "cure"),
     [
         (FIXED, 256, "512 px", "--resolution 512 --min-resolution 256"),
-        (FIXED, 768, "512 px", "--resolution 768 --min-resolution 512"),
         (SEVERAL, 192, "256 to 512 px", "--resolution 512 --min-resolution 192"),
-        (SEVERAL, 576, "256 to 512 px", "--resolution 576 --min-resolution 256"),
     ],
 )
 def test_another_one_is_refused_with_those_there_are(manifest: Manifest, asked: int, supported: str, cure: str) -> None:
@@ -55,15 +49,6 @@ def test_fixed_engines_have_the_bundle_s_own() -> None:
         resolution_of(SEVERAL, SyncOptions(resolution=256), static)
 
 
-def test_a_refusal_comes_before_networks_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    video, audio = write_clip(tmp_path, 4)
-    monkeypatch.setattr(Networks, "session", lambda *_: pytest.fail("a network was opened"))
-    monkeypatch.setattr(Networks, "prepare", lambda *_: pytest.fail("networks were opened"))
-    words = "--resolution 256: bundle demo is made for 128 px"
-    with LipSync.from_bundle(small_bundle(), "cpu") as lip_sync, pytest.raises(InputError, match=words):
-        lip_sync.sync(video, audio, tmp_path / "out.mp4", SyncOptions(resolution=256))
-
-
 @pytest.mark.parametrize(
     ("model", "resolution_px", "trained_px"),
     [("1.6", 512, 0), ("1.6", 256, 512), ("1.5", 256, 0), ("1.5", 512, 256), ("my own", 256, 0)],
@@ -74,11 +59,3 @@ def test_a_resolution_that_the_model_was_not_trained_at_is_told(
     found = notices_of_model(replace(SEVERAL, model=model), resolution_px)
     assert len(found) == bool(trained_px)
     assert all(f"{trained_px} px" in text and f"{resolution_px} px" in text for text in found)
-
-
-def test_noise_has_the_size_of_the_run() -> None:
-    check_noise(256, None)
-    noise = np.zeros((1, 4, 1, 32, 32), np.float32)
-    check_noise(256, noise)
-    with pytest.raises(InputError, match="320 px"):
-        check_noise(320, noise)

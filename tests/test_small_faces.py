@@ -1,7 +1,5 @@
 """Small faces are found in tiles, and nothing else is."""
 
-from collections.abc import Iterator
-
 import cv2
 import numpy as np
 import pytest
@@ -16,12 +14,6 @@ from tests.people import first_person
 SIZES = [(1920, 1080), (3840, 2160)]
 
 
-@pytest.fixture(scope="module")
-def detector() -> Iterator[MediaPipeDetector]:
-    with MediaPipeDetector() as detector:
-        yield detector
-
-
 def busy(name: str, size: tuple[int, int]) -> UInt8Array:
     picture = np.asarray(getattr(skimage.data, name)())
     picture = np.repeat(picture[..., None], 3, 2) if picture.ndim == 2 else picture
@@ -30,7 +22,7 @@ def busy(name: str, size: tuple[int, int]) -> UInt8Array:
 
 @pytest.mark.integration
 @pytest.mark.parametrize("size", SIZES, ids=str)
-@pytest.mark.parametrize("height_px", [120, 80, 56, 48])
+@pytest.mark.parametrize("height_px", [80, 48])
 def test_a_small_face_is_found(detector: MediaPipeDetector, size: tuple[int, int], height_px: int) -> None:
     portrait = np.asarray(skimage.data.astronaut()[0:330, 60:390], np.uint8)
     (face,) = detector.detect(portrait)
@@ -58,7 +50,7 @@ def test_a_small_face_is_found_beside_a_large_one(detector: MediaPipeDetector) -
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("name", ["coffee", "rocket", "chelsea", "immunohistochemistry", "text", "coins", "brick"])
+@pytest.mark.parametrize("name", ["coffee", "immunohistochemistry", "text", "coins"])
 def test_nothing_is_found_in_busy_pictures(detector: MediaPipeDetector, name: str) -> None:
     assert detector.detect(busy(name, SIZES[0])) == []
 

@@ -68,9 +68,7 @@ def clicks_played(output: Path) -> list[float]:
     ("codec", "suffix", "kept"),
     [
         ("pcm_s16le", ".mkv", "pcm_s16le"),
-        ("pcm_s16le", ".mov", "aac"),
         ("pcm_s16le", ".mp4", "aac"),
-        ("aac", ".mkv", "aac"),
         ("aac", ".mp4", "aac"),
     ],
 )
@@ -116,7 +114,6 @@ def joined(folder: Path, start_s: float, rate_hz: int, layout: str) -> Path:
         pytest.param(5.0, 44100, "stereo", 5.5, "has a gap after 2.04 s", id="gap"),
         pytest.param(1.6, 44100, "stereo", 2.1, "overlaps itself", id="overlap"),
         pytest.param(0.0, 44100, "stereo", None, "", id="back"),
-        pytest.param(40.0, 44100, "stereo", None, "", id="on"),
         pytest.param(0.0, 48000, "mono", None, "changes its format after 2.04 s", id="format"),
     ],
 )
@@ -136,25 +133,13 @@ def test_joined_recordings_are_heard_as_they_are_played(
     assert why_encoded in "".join(writer.notices)
 
 
-@pytest.mark.parametrize("suffix", [".mp4", ".mov", ".mkv"])
-def test_stamps_that_go_back_by_some_jitter_are_copied(tmp_path: Path, suffix: str) -> None:
-    """Muxers refuse them as they are."""
-    sound = joined(tmp_path, 2.04, 44100, "stereo")
-    output, codec = written(tmp_path, sound, suffix)
-    assert codec == "aac"
-    assert np.allclose(clicks_played(output), clicks_read(sound), atol=float(JITTER_S))
-
-
 @pytest.mark.parametrize(
     ("name", "codec", "rate_hz", "frames"),
     [
         ("a.mp4", "aac", 48000, 50),
         ("a.m4a", "aac", 44100, 50),
         ("a.mp4", "libmp3lame", 48000, 50),
-        ("a.mp3", "libmp3lame", 44100, 50),
-        ("a.ogg", "libopus", 48000, 50),
         ("a.mkv", "aac", 48000, 51),  # its padding is stated nowhere
-        ("a.ac3", "ac3", 48000, 51),
     ],
 )
 def test_padding_of_the_encoder_is_no_sound(tmp_path: Path, name: str, codec: str, rate_hz: int, frames: int) -> None:
@@ -217,10 +202,7 @@ def flashes(path: Path, delay_s: Fraction = Fraction(0)) -> list[float]:
 @pytest.mark.parametrize(
     ("sounds_s", "late_s", "step_s"),
     [
-        pytest.param([2.0] * 6, 0.0, 0, id="equal"),
-        pytest.param([2.3] * 6, 0.0, 0, id="longer"),
         pytest.param([1.95] * 6, 0.0, 0, id="less than JITTER_S shorter"),
-        pytest.param([1.7] * 6, 0.0, 0, id="shorter"),
         pytest.param([1.2] * 6, 1.3, 0, id="late"),
         pytest.param([2.0, 0.0, 1.7, 2.3, 2.0, 2.0], 0.0, 0, id="none in one of them"),
         pytest.param([2.0] * 6, 0.0, 40, id="clock jumps on"),

@@ -78,17 +78,6 @@ def test_speech_replaces_the_sound_of_its_part_only(tmp_path: Path) -> None:
     assert told(SoundPlan(pieces), ".mp4") == "the sound is encoded as AAC: it is put together from 3 pieces"
 
 
-def test_a_part_before_and_after_which_there_is_nothing() -> None:
-    speech = SoundPiece(Path("a.wav"), Fraction(2))
-    assert spliced(None, [speech], Fraction(2), None) == (speech,)
-    own = SoundPiece(Path("b.mp4"), Fraction(1), to_s=Fraction(1))
-    assert spliced(own, [speech], Fraction(2), Fraction(3)) == (
-        own,
-        SoundPiece(speech.path, Fraction(2), to_s=Fraction(1)),
-    )
-    assert spliced(own, [], Fraction(1), Fraction(2)) == ()
-
-
 def test_voices_that_exceed_full_scale_together_are_softer_not_clipped(tmp_path: Path) -> None:
     source = write_samples(tmp_path / "a.wav", tone(1, 300, 0.8), RATE_HZ)
     plan = lossless(SoundPiece(source), SoundPiece(source))
@@ -104,7 +93,6 @@ def test_voices_that_exceed_full_scale_together_are_softer_not_clipped(tmp_path:
     [
         ([(16000, "mono"), (44100, "stereo")], 44100, "stereo"),
         ([(48000, "stereo"), (44100, "5.1")], 48000, "5.1"),
-        ([(16000, "mono"), (16000, "mono")], 16000, "mono"),
     ],
 )
 def test_pieces_are_heard_in_the_richest_format(

@@ -1,12 +1,8 @@
 """Clips through the whole pipeline on small networks, and everything that can be wrong with them."""
 
 import json
-import subprocess
-import sys
-import time
 import weakref
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
 from operator import ne
 from pathlib import Path
@@ -21,9 +17,8 @@ from click.testing import CliRunner
 from latentsync_trt import LipSync, RuntimeOptions, SyncOptions
 from latentsync_trt.cli import main
 from latentsync_trt.config import Fps
-from latentsync_trt.errors import InputError, MediaError, NoFaceError
+from latentsync_trt.errors import InputError, MediaError
 from latentsync_trt.face.align import crop
-from latentsync_trt.files import LOCK_NAME, PREFIX, leftovers, remove_leftovers
 from latentsync_trt.media.pictures import LazyRgb
 from latentsync_trt.types import AlignedFace, Face, Progress, SyncReport, UInt8Array, YuvPlanes
 from tests.clips import STAGES, decoded, numbered, write_face, write_sound, write_video
@@ -34,11 +29,6 @@ pytestmark = pytest.mark.integration
 QUICK = SyncOptions(steps=2, cache_interval=2)
 UNTOUCHED_DB = 38.0
 """PSNR of unchanged pixels after one encode at crf 16; a second encode or a color shift costs more."""
-
-
-@pytest.fixture(scope="session")
-def lip_sync() -> LipSync:
-    return LipSync.from_bundle(small_bundle(), "cpu")
 
 
 @pytest.fixture(scope="session")
@@ -103,16 +93,6 @@ def test_steps_run_as_the_options_say(lip_sync: LipSync, face_clip: Path, word: 
         before = runs(report)
 
 
-def test_lossless_keeps_every_other_pixel(lip_sync: LipSync, face_clip: Path, word: Path, tmp_path: Path) -> None:
-    lip_sync.sync(face_clip, word, tmp_path / "out.mkv", SyncOptions(steps=1, codec="ffv1"))
-    with av.open(str(tmp_path / "out.mkv")) as container:
-        assert container.streams.video[0].codec_context.name == "ffv1"
-    before = decoded(face_clip)[:5]
-    rows = np.r_[0:120, 430:480]
-    for own, new in zip(before, decoded(tmp_path / "out.mkv"), strict=True):
-        assert np.array_equal(own[rows], new[rows])
-
-
 def test_frames_without_a_face_pass_through(lip_sync: LipSync, speech: Path, tmp_path: Path) -> None:
     clip = write_face(tmp_path / "gap.mp4", 20, blank=range(6, 9))
     report = lip_sync.sync(clip, speech, tmp_path / "out.mp4", QUICK)
@@ -122,19 +102,11 @@ def test_frames_without_a_face_pass_through(lip_sync: LipSync, speech: Path, tmp
     assert all(cv2.PSNR(before[i][220:290, 190:290], after[i][220:290, 190:290]) < 25 for i in (5, 9))
 
 
-def test_no_face_anywhere_is_an_error(lip_sync: LipSync, speech: Path, tmp_path: Path) -> None:
-    clip = write_video(tmp_path / "none.mp4", numbered(20, 240, 320))
-    with pytest.raises(NoFaceError, match="no face in any of the 20 frames searched"):
-        lip_sync.sync(clip, speech, tmp_path / "out.mp4", QUICK)
-    assert left_behind(tmp_path) == ["none.mp4"]
-
-
 @pytest.mark.parametrize(
     ("length", "extend", "audio_s", "frames"),
     [
         ("audio", "loop", 0.84, 21),
         ("audio", "loop", 0.48, 12),  # under half a second is held
-        ("audio", "hold", 0.84, 21),
         ("shortest", "loop", 0.48, 8),
         ("video", "loop", 0.16, 8),
     ],
@@ -208,11 +180,10 @@ WINDOW_FRAMES = 16
     ("at_once", "places"),
     [
         (1, [0] * 112),
-        (2, ([0, 1, 0] + [None] * 57) * 3),
         (4, [0] * 17 + [None] * 300),
         pytest.param(8, [0] * 15 + [None] * 700, marks=pytest.mark.slow),
     ],
-    ids=["a face throughout", "short tracks", "a window and one", "many windows at once"],
+    ids=["a face throughout", "a window and one", "many windows at once"],
 )
 def test_memory_does_not_grow_with_length(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int, places: list[int | None]
@@ -266,29 +237,17 @@ def run(*arguments: str | Path) -> tuple[int, str, str]:
     return result.exit_code, result.stdout, result.stderr
 
 
-def damaged(folder: Path, name: str, clip: Path) -> Path:
-    path = folder / name
-    data = clip.read_bytes()
-    makers: dict[str, Callable[[], object]] = {
-        "missing.mp4": lambda: None,
-        "folder.mp4": path.mkdir,
-        "empty.mp4": lambda: path.write_bytes(b""),
-        "text.mp4": lambda: path.write_text("not a video at all\n" * 50),
-        "cut.mp4": lambda: path.write_bytes(data[: len(data) // 2]),
-    }
-    makers[name]()
-    return path
-
-
-@pytest.mark.parametrize("name", ["missing.mp4", "folder.mp4", "empty.mp4", "text.mp4", "cut.mp4"])
+@pytest.mark.parametrize("name", ["missing.mp4", "text.mp4"])
 @pytest.mark.parametrize("role", ["video", "audio"])
 def test_an_unreadable_file_is_named(face_clip: Path, speech: Path, tmp_path: Path, name: str, role: str) -> None:
-    bad = damaged(tmp_path, name, face_clip)
+    bad = tmp_path / name
+    if name == "text.mp4":
+        bad.write_text("not a video at all")
     files = {"video": face_clip, "audio": speech} | {role: bad}
     before = left_behind(tmp_path)
     arguments = ("--video", files["video"], "--audio", files["audio"], "--bundle", small_bundle(), "-q")
     code, out, err = run("sync", *arguments, "-o", tmp_path / "o.mp4")
-    assert (code, out) == (2 if name in ("missing.mp4", "folder.mp4") else 1, "")
+    assert (code, out) == (2 if name == "missing.mp4" else 1, "")
     assert len(err.strip().splitlines()) == 1
     assert err.startswith(f"error: {bad}: ")
     assert left_behind(tmp_path) == before
@@ -315,34 +274,3 @@ def test_json_is_one_object(face_clip: Path, word: Path, tmp_path: Path) -> None
     code, out, _ = run(*arguments, "--bundle", "no-such-bundle", "--json")
     assert code == 2
     assert "no-such-bundle" in json.loads(out)["error"]
-
-
-def start_long_run(tmp_path: Path) -> "subprocess.Popen[str]":
-    """The command on a minute of speech, when it has begun to write."""
-    clip = write_face(tmp_path / "clip.mp4", 5)
-    sound = write_sound(tmp_path / "long.wav", 60)
-    command = [sys.executable, "-m", "latentsync_trt", "sync", "--video", clip, "--audio", sound, "--steps", "1", "-q"]
-    command += ["--bundle", small_bundle(), "--provider", "cpu", "-o", tmp_path / "out.mp4"]
-    process = subprocess.Popen([*map(str, command)], stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 60
-    while not list(tmp_path.glob(f"{PREFIX}*/*.mkv")):
-        assert process.poll() is None, process.stderr.read() if process.stderr else ""
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    return process
-
-
-@pytest.mark.integration
-def test_a_killed_run_leaves_no_torn_output(tmp_path: Path) -> None:
-    """Nothing beside the output but the temporary folder, hidden and known as ours, with the file in it."""
-    process = start_long_run(tmp_path)
-    assert leftovers(tmp_path) == []
-    process.kill()
-    process.communicate(timeout=30)
-    temporary, *others = left_behind(tmp_path)
-    assert others == ["clip.mp4", "long.wav"]
-    assert temporary.startswith(PREFIX)
-    lock, part = left_behind(tmp_path / temporary)
-    assert (lock, Path(part).suffix) == (LOCK_NAME, ".mkv")
-    assert [leftover.name for leftover in remove_leftovers(tmp_path)] == [temporary]
-    assert left_behind(tmp_path) == others

