@@ -19,9 +19,7 @@ from latentsync_trt.media.soundtrack import SoundPiece, SoundPlan
 from latentsync_trt.media.writer import VideoWriter
 from latentsync_trt.types import ColorTags, Float32Array, Frame, Picture, UInt8Array, VideoInfo, YuvPlanes
 from tests.small import small_bundle
-from tests.sounds import spoken, write_parts, write_samples
-
-CLICK_RATE_HZ = 48000
+from tests.sounds import spoken, write_parts
 
 HEVC = {"preset": "ultrafast", "x265-params": "log-level=none:bframes=0"}
 """For libx265, which gives the last pictures of a short clip random stamps if it may reorder them."""
@@ -48,14 +46,12 @@ def write_video(
     pixel_aspect: Fraction = Fraction(1),
     color: ColorTags | None = None,
     rotation: tuple[int, bool, bool] | None = None,
-    metadata: dict[str, str] | None = None,
 ) -> Path:
     """Writes RGB or RGBA frames with the tags of `color`; `times` in units of 1/1000 s make the rate variable."""
     x264 = {"crf": "8", "preset": "ultrafast"} if codec == "libx264" else {}
     with av.open(str(path), "w") as container:
         stream = container.add_stream(codec, rate=fps, options=x264 if options is None else options)
         stream.pix_fmt = pixel_format
-        stream.metadata.update(metadata or {})
         context = stream.codec_context
         context.sample_aspect_ratio = pixel_aspect
         if rotation is not None:
@@ -142,8 +138,6 @@ def write_sound(
     clicks_s: tuple[float, ...] = (),
 ) -> Path:
     """Quiet noise with a loud click of 1 ms at each of `clicks_s`."""
-    if duration_s == 0:
-        return write_samples(path, np.zeros(0, np.float32), rate_hz)
     samples = spoken(duration_s, rate_hz, clicks_s)
     return write_parts(path, [(0, samples)], codec=codec, rate_hz=rate_hz, layout=layout)
 

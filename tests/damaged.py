@@ -7,9 +7,7 @@ that of a failed test.
 import faulthandler
 import gc
 import random
-import re
 import sys
-from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -246,14 +244,6 @@ def read_all(folder: Path, first: int, end: int) -> list[Result]:
                 seed, kind, _ = damaged(number, seeds)
                 results.append(Result(number, seed.suffix, kind, {}, [f"the process ended: {error}"]))
     return results
-
-
-def summary(results: list[Result]) -> str:
-    """Outcomes by way and kind."""
-    found = (
-        (way, re.sub(r"FOLDER\S* |\d+", "", text)[:100]) for each in results for way, text in each.outcomes.items()
-    )
-    return "\n".join(f"{count:5} {way}: {kind or 'success'}" for (way, kind), count in Counter(found).most_common())
 
 
 if __name__ == "__main__":

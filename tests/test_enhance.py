@@ -26,15 +26,6 @@ class Returning:
         return self._result  # type: ignore[return-value]
 
 
-class Larger:
-    """An enhancer that doubles the size."""
-
-    def enhance(self, face: Float32Array) -> Float32Array:
-        assert face.dtype == np.float32 and face.shape[2] == 3
-        assert 0 <= face.min() <= face.max() <= 1
-        return face.repeat(2, axis=0).repeat(2, axis=1)
-
-
 class Green:
     """An enhancer whose faces are green."""
 

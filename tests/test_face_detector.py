@@ -87,21 +87,6 @@ def test_points_of_a_mirrored_picture_are_mirrored(detector: MediaPipeDetector, 
     assert abs(np.mean(offsets)) < MIRRORED_PART_OF_PIXEL
 
 
-def test_finds_a_face_of_100_px_in_full_hd(detector: MediaPipeDetector, portrait: UInt8Array) -> None:
-    frame = np.full((1920, 1080, 3), 90, np.uint8)
-    frame[1200:1712, 300:812] = portrait
-    face = only(detector.detect(frame))
-    assert np.abs(face.points - np.add(ASTRONAUT_POINTS, (300, 1200))).max() < BY_EYE_PX
-    assert face.box[2] - face.box[0] < 110
-
-
-@pytest.mark.parametrize("size", [(1, 1), (3, 200), (1080, 1920)])
-def test_finds_nothing_in_noise(detector: MediaPipeDetector, size: tuple[int, int]) -> None:
-    noise = np.random.default_rng(3).integers(0, 256, (*size, 3), np.uint8)
-    assert detector.detect(noise) == []
-    assert detector.detect(np.zeros((*size, 3), np.uint8)) == []
-
-
 @pytest.mark.parametrize("clip", ["demo1", "demo2", "demo3"])
 def test_points_agree_with_the_recorded_ones(
     assets: Path, reference: Path, detector: MediaPipeDetector, clip: str

@@ -14,28 +14,17 @@ from latentsync_trt.sync.threads import StageClock
 from latentsync_trt.types import Face, Frame, Interval, UInt8Array
 from tests.clips import frame_at
 from tests.people import first_person, together
+from tests.test_face_tracker import Following, face_at
 
 HALF_SECOND = 12
 """Frames."""
 
 
-def face_at(left: float, top: float = 100.0) -> Face:
-    points = np.array([[left + 20, top + 20], [left + 80, top + 20], [left + 50, top + 70]], np.float32)
-    return Face(np.array([left, top, left + 100, top + 130], np.float32), points)
-
-
-class Scripted:
+class Scripted(Following):
     """Has prepared faces for the frame whose number is the level of its first pixel."""
 
-    def __init__(self, faces: list[list[Face]]) -> None:
-        self.faces = faces
-
-    def detect(self, frame: UInt8Array) -> list[Face]:
-        return self.faces[int(frame[0, 0, 0])]
-
-    def follow(self, frame: UInt8Array, previous: Face) -> Face | None:
-        near = (face for face in self.detect(frame) if np.abs(face.box - previous.box).max() < 40)
-        return next(near, None)
+    def now(self, frame: UInt8Array) -> list[Face]:
+        return self.frames[int(frame[0, 0, 0])]
 
 
 def numbered(count: int) -> Iterator[Frame]:

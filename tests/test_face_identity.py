@@ -6,8 +6,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from latentsync_trt.errors import InputError
-from latentsync_trt.face.choice import Chooser, check_people
+from latentsync_trt.face.choice import Chooser
 from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.face.tracker import FrameFaces, TrackedDetection
 from latentsync_trt.sync.faces import FaceFinder
@@ -111,14 +110,6 @@ def test_the_face_at_a_place_stays_chosen_in_other_shots() -> None:
         FrameFaces(1, (LARGE,)),
     ]
     assert chosen(parse_face("at:100,150"), frames) == [{}, {0: 0}, {0: 0}, {}]
-
-
-def test_a_number_that_does_not_exist_names_those_that_do() -> None:
-    with pytest.raises(InputError, match=r"face 3: is not in talk.mp4, which has only face 0, 1, 4") as error:
-        check_people([0, 3], (0, 1, 4), "talk.mp4")
-    assert error.value.usage
-    with pytest.raises(InputError, match="which has only face 0"):
-        check_people([1], (0,), "talk.mp4")
 
 
 @pytest.mark.integration

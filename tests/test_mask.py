@@ -9,8 +9,6 @@ import pytest
 from latentsync_trt.face.mask import LATENT_SCALE, latent_mask, mouth_mask
 
 LEAST_IOU = 0.995
-CONSISTENCY = 5e-3
-"""Two sizes of one outline differ by how finely their sub-rows cut it."""
 LATENT_MISMATCHES = {256: 4, 512: 6}
 """Latent pixels (of 1024 and 4096) whose corner lies on the outline, within half a pixel of the drawing."""
 

@@ -1,7 +1,6 @@
 """Media in and out: exact times, unchanged bytes, synchronous sound."""
 
 import gc
-from dataclasses import replace
 from pathlib import Path
 
 import av
@@ -9,17 +8,11 @@ import numpy as np
 import pytest
 
 from latentsync_trt.errors import MediaError
-from latentsync_trt.media.color import planes_of
-from latentsync_trt.media.pictures import picture_info
-from latentsync_trt.media.reader import probe, read_frames
-from latentsync_trt.types import ColorTags
+from latentsync_trt.media.reader import read_frames
 from tests.clips import (
     click_times,
-    decoded,
-    frame_at,
     number_of,
     numbered,
-    open_writer,
     read_audio,
     rewritten,
     write_sound,
@@ -28,9 +21,6 @@ from tests.clips import (
 
 SOUND_IN_TIME_S = 0.011
 """Allowed shift of a click: AAC smears it over a quarter of its 43 ms blocks; a lost priming would cost 20 to 64 ms."""
-
-RGB_ROUND_TRIP = 3
-"""Largest change of an 8-bit RGB level by going to 4:2:0 and back where colors are flat."""
 
 
 def numbers(path: Path) -> list[int]:
@@ -54,42 +44,6 @@ def test_decoded_frames_are_freed_without_garbage_collection(tmp_path: Path) -> 
         assert frames_alive() <= 1  # the first one, whose side data were read
     finally:
         gc.enable()
-
-
-def test_decoder_planes_are_kept_to_the_byte(tmp_path: Path) -> None:
-    noise = np.random.default_rng(0).integers(0, 256, (5, 48, 80, 3), np.uint8)
-    clip = write_video(tmp_path / "clip.mp4", noise)
-    with av.open(str(clip)) as container:
-        planes = [frame.to_ndarray() for frame in container.decode(video=0)]  # (H · 3/2, W), Y then U then V
-    for frame, expected in zip(read_frames(clip), planes, strict=True):
-        assert frame.planes is not None
-        assert np.array_equal(frame.planes.y, expected[:48])
-        packed = np.concatenate([frame.planes.u.reshape(-1), frame.planes.v.reshape(-1)])
-        assert np.array_equal(packed, expected[48:].reshape(-1))
-
-
-def test_a_picture_of_odd_size_grows_by_its_edge(tmp_path: Path) -> None:
-    clip = write_video(tmp_path / "clip.mkv", numbered(3, 65, 97), codec="ffv1", pixel_format="bgr0", options={})
-    info = probe(clip)
-    assert (info.width_px, info.height_px) == (97, 65)
-    with open_writer(tmp_path / "out.mp4", info) as writer:
-        for frame in read_frames(clip):
-            writer.write(frame)
-    assert decoded(tmp_path / "out.mp4")[0].shape == (66, 98, 3)
-    assert "97×65 to 98×66" in writer.notices[0]
-
-
-@pytest.mark.parametrize("full_range", [True, False])
-@pytest.mark.parametrize("matrix", [1, 5, 9])
-def test_colors_survive_conversion_to_yuv_and_back(tmp_path: Path, matrix: int, full_range: bool) -> None:
-    color = ColorTags(1, 1, matrix, full_range=full_range)
-    rgb = np.repeat(np.repeat(np.random.default_rng(2).integers(16, 240, (4, 6, 3), np.uint8), 16, 0), 16, 1)
-    frame = frame_at(0, rgb, planes_of(rgb, color))
-    with open_writer(tmp_path / "out.mkv", replace(picture_info(96, 64, rgb=False), color=color), crf=0) as writer:
-        writer.write(frame)
-    (back,) = read_frames(tmp_path / "out.mkv")
-    inner = np.abs(back.rgb.astype(int) - rgb).reshape(4, 16, 6, 16, 3)[:, 4:12, :, 4:12]
-    assert inner.max() <= RGB_ROUND_TRIP
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """Notices that decide whether a run is worth its time come before it, once, and are in its report."""
 
-from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
 
@@ -9,8 +8,8 @@ import pytest
 from latentsync_trt import LipSync, SyncOptions
 from latentsync_trt.config import Extend, Length
 from latentsync_trt.runtime.networks.networks import Networks
-from latentsync_trt.sync.timeline import notices_of_length, notices_of_rate
-from latentsync_trt.types import Progress, SyncReport, VideoInfo
+from latentsync_trt.sync.timeline import notices_of_length
+from latentsync_trt.types import Progress, VideoInfo
 from tests.clips import write_face, write_sound
 from tests.small import small_bundle
 
@@ -42,46 +41,25 @@ def test_lengths(length: Length | None, extend: Extend, video_s: float | None, a
     assert all(words in text and f"the video lasts {float(video_s or 0):g} s" in text for text in found)
 
 
-@pytest.mark.parametrize(
-    ("rate", "shown"), [(30, "30"), (Fraction(30000, 1001), "29.97"), (50, "50"), (25, ""), (None, "")]
-)
-def test_frame_rates(rate: Fraction | None, shown: str) -> None:
-    info = video(frames_per_s=None if rate is None else Fraction(rate))
-    assert notices_of_rate(info, SyncOptions()) == []
-    found = notices_of_rate(info, SyncOptions(fps="25"))
-    assert found == [f"the video has {shown} frames/s, the output 25 (--fps)"] * bool(shown)
-
-
-@dataclass
-class Log:
-    """What a run said and did, in order."""
-
-    lines: list[str] = field(default_factory=list)
-
-    def on_progress(self, progress: Progress) -> None:
-        if progress.stage == "lip-sync":
-            self.lines.append("written")
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Log, SyncReport, SyncReport]:
-    """Two runs of a clip of 10 frames at 50 frames/s with longer speech; log and report of the first, and a report."""
-    folder, log = tmp_path_factory.mktemp("run"), Log()
-    clip, sound = write_face(folder / "clip.mp4", 10, fps=50), write_sound(folder / "speech.wav", 0.8)
-    with pytest.MonkeyPatch.context() as patch:
-        prepare = Networks.prepare
-        patch.setattr(Networks, "prepare", lambda self, *given: (log.lines.append("opening"), prepare(self, *given)))
-        with LipSync.from_bundle(small_bundle(), "cpu", on_notice=log.lines.append) as lip_sync:
-            first, second = (
-                lip_sync.sync(clip, sound, folder / "out.mp4", QUICK, on_progress=log.on_progress) for _ in range(2)
-            )
-    return log, first, second
-
-
 @pytest.mark.integration
-def test_what_decides_comes_before_the_work(run: tuple[Log, SyncReport, SyncReport]) -> None:
-    log, report, _ = run
-    before = log.lines[: log.lines.index("opening")]
+def test_what_decides_comes_before_the_work_and_is_in_the_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a clip of 10 frames at 50 frames/s with longer speech, after a run that failed."""
+    lines, prepare = list[str](), Networks.prepare
+    monkeypatch.setattr(Networks, "prepare", lambda self, *given: (lines.append("opening"), prepare(self, *given)))
+    clip, sound = write_face(tmp_path / "clip.mp4", 10, fps=50), write_sound(tmp_path / "speech.wav", 0.8)
+    still = write_face(tmp_path / "still.mp4", 1)
+
+    def stop(_: Progress) -> None:
+        raise RuntimeError("stopped")
+
+    with LipSync.from_bundle(small_bundle(), "cpu", on_notice=lines.append) as lip_sync:
+        with pytest.raises(RuntimeError, match="stopped"):
+            lip_sync.sync(still, sound, tmp_path / "out.mp4", QUICK, on_progress=stop)
+        lines.clear()
+        report = lip_sync.sync(clip, sound, tmp_path / "out.mp4", QUICK)
+    before = lines[: lines.index("opening")]
     for words in (
         "the built-in model is",
         "the video has 50 frames/s, the output 25",
@@ -89,25 +67,4 @@ def test_what_decides_comes_before_the_work(run: tuple[Log, SyncReport, SyncRepo
     ):
         assert sum(words in line for line in before) == 1
         assert sum(words in notice for notice in report.notices) == 1
-
-
-@pytest.mark.integration
-def test_a_report_has_all_notices_of_its_run_and_no_other(run: tuple[Log, SyncReport, SyncReport]) -> None:
-    log, first, second = run
-    assert first.notices == second.notices
-    assert tuple(line for line in log.lines if line not in ("opening", "written")) == first.notices + second.notices
-
-
-@pytest.mark.integration
-def test_notices_of_a_failed_run_are_not_the_next_one_s(tmp_path: Path) -> None:
-    short, clip = write_face(tmp_path / "short.mp4", 3), write_face(tmp_path / "clip.mp4", 20)
-    sound = write_sound(tmp_path / "speech.wav", 0.8)
-
-    def stop(_: Progress) -> None:
-        raise RuntimeError("stopped")
-
-    with LipSync.from_bundle(small_bundle(), "cpu") as lip_sync:
-        with pytest.raises(RuntimeError, match="stopped"):
-            lip_sync.sync(short, sound, tmp_path / "out.mp4", QUICK, on_progress=stop)
-        report = lip_sync.sync(clip, sound, tmp_path / "out.mp4", QUICK)
-    assert not any("goes back and forth" in notice for notice in report.notices)
+    assert tuple(line for line in lines if line != "opening") == report.notices

@@ -213,19 +213,6 @@ def test_outlines_do_not_jump(portrait):
     assert changes(steady) < 0.6 * changes(alone)
 
 
-def test_a_restart_forgets(portrait, detector):
-    """What follows a restart is that of a new paster, as after an interrupted run."""
-    items = [portrait] * 3
-    paster = Paster(detector, MASK)
-    before = frames_of(paster, items, lambda i: 15)
-    paster.restart()
-    again, fresh = (frames_of(one, items, lambda i: 5 * i) for one in (paster, Paster(detector, MASK)))
-    for one, other in zip(again, fresh, strict=True):
-        assert np.array_equal(one.patch.rgb, other.patch.rgb)
-        assert np.array_equal(one.patch.weight, other.patch.weight)
-    assert not np.array_equal(before[0].patch.rgb, again[0].patch.rgb)
-
-
 def test_larger_faces_are_pasted_at_their_own_resolution(detector):
     """A painted face of twice the size, as from an enhancer, shows its details where the frame has room for them."""
     large = cv2.resize(first_person(1)[0], None, fx=4, fy=4, interpolation=cv2.INTER_CUBIC)

@@ -144,15 +144,6 @@ def test_a_variable_rate_keeps_its_stamps(tmp_path: Path, suffix: str) -> None:
     assert [frame.source_s * 1000 for frame in back] == [VARIABLE_MS[number] for number in numbers(back)]
 
 
-@pytest.mark.parametrize("extra_ms", [1, 33])
-def test_sound_that_is_hardly_longer_adds_no_frame(tmp_path: Path, extra_ms: int) -> None:
-    clip = write_video(tmp_path / "clip.mp4", numbered(30), 30)
-    frames = read(clip, 1 + Fraction(extra_ms, 1000), "pingpong")
-    assert [frame.time_s for frame in frames] == [Fraction(k, 30) for k in range(30)]
-    assert frames[-1].time_s + frames[-1].duration_s == 1 + Fraction(extra_ms, 1000)
-    assert len(read(clip, Fraction(31, 30), "pingpong")) == 31
-
-
 @pytest.mark.parametrize(
     ("name", "options"),
     [

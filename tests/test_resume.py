@@ -21,7 +21,7 @@ import psutil
 import pytest
 
 from latentsync_trt import LipSync, SyncOptions
-from latentsync_trt.errors import InputError, OutputError
+from latentsync_trt.errors import InputError
 from latentsync_trt.files import leftovers, work_folder_of
 from latentsync_trt.media import parts
 from latentsync_trt.media.demo_clip import camera_frames
@@ -129,25 +129,6 @@ def test_a_run_gone_on_with_has_the_same_frames(tmp_path: Path, monkeypatch: pyt
     assert round(report.frames_per_s * (first_window_s[1] - first_window_s[0])) == 40 - 34  # after the first window
     assert next(done for done in seen if done) == 21
     assert content(tmp_path / "out.mkv") == content(tmp_path / "whole.mkv")
-
-
-@pytest.mark.integration
-def test_a_run_that_failed_while_joining_only_joins_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parts, "PART_S", Fraction(2, 5))
-    clip, output = write_clip(tmp_path, 20), tmp_path / "out.mkv"
-
-    def spoil(progress: Progress) -> None:
-        if progress.stage == "finishing":
-            output.mkdir()
-
-    with LipSync.from_bundle(small_bundle(), "cpu") as lip_sync:
-        with pytest.raises(OutputError):
-            lip_sync.sync(*clip, output, OPTIONS, on_progress=spoil)
-        output.rmdir()
-        report = lip_sync.sync(*clip, output, SyncOptions(steps=1, codec="ffv1", resume=True))
-    assert (report.frames, report.windows, report.duration_s, report.frames_per_s) == (20, 0, 0.8, 0)
-    assert report.startup_s + report.finish_s == pytest.approx(report.wall_s)  # no time of painting
-    assert len(content(output)) == 20
 
 
 def test_a_run_goes_on_after_its_folder_has_moved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import skimage.data
 
-from latentsync_trt.face.detector import TILE_PX, MediaPipeDetector, tiles
+from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.face.geometry import usable
 from latentsync_trt.face.tracker import FaceTracker
 from latentsync_trt.types import UInt8Array
@@ -53,18 +53,3 @@ def test_a_small_face_is_found_beside_a_large_one(detector: MediaPipeDetector) -
 @pytest.mark.parametrize("name", ["coffee", "immunohistochemistry", "text", "coins"])
 def test_nothing_is_found_in_busy_pictures(detector: MediaPipeDetector, name: str) -> None:
     assert detector.detect(busy(name, SIZES[0])) == []
-
-
-@pytest.mark.parametrize("size", [(1, 1), (480, 480), (640, 360), (641, 100), *SIZES, (7680, 4320), (100, 9000)])
-def test_tiles_cover_the_picture(size: tuple[int, int]) -> None:
-    width, height = size
-    found = tiles(width, height)
-    if max(size) <= TILE_PX:
-        assert found == []
-        return
-    covered = np.zeros((height, width), np.bool_)
-    for left, top, side in found:
-        assert side >= TILE_PX
-        covered[top : top + side, left : left + side] = True
-    assert not found or covered.all()
-    assert len(found) <= 81

@@ -157,6 +157,8 @@ def test_bad_sound_is_one_line(tmp_path: Path) -> None:
             told(plan, ".mp4")
     with pytest.raises(MediaError, match=r"a\.wav: its audio is shorter than 1/16000 s"):
         read_audio(write_samples(tmp_path / "a.wav", np.ones(1, np.float32), RATE_HZ))
+    with pytest.raises(MediaError, match="has no samples"):
+        read_audio(write_samples(tmp_path / "b.wav", np.zeros(0, np.float32), RATE_HZ))
     with pytest.raises(MediaError, match="no such file"):
         told(SoundPlan((SoundPiece(tmp_path / "missing.wav"),)), ".mp4")
     broken = write_sound(tmp_path / "nan.wav", 1, codec="pcm_f32le")

@@ -11,8 +11,6 @@ from latentsync_trt.types import Float32Array
 from scripts.train_demo.visemes import MouthTrack, Phoneme, mouth_track
 
 SEED = 5
-SHUFFLED_CORRELATION = 0.35
-"""Unrelated curves of this length stay below it (three standard deviations)."""
 
 
 @pytest.fixture(scope="module")

@@ -52,14 +52,6 @@ def test_any_constant_rate_is_resampled_as_by_ffmpeg(tmp_path: Path, fps: int | 
     assert len(found) == round(48 / fps * MODEL_FPS)
 
 
-def test_missing_and_decreasing_times_are_repaired() -> None:
-    stamps = [None, PERIOD_S, None, PERIOD_S, 3 * PERIOD_S, Fraction(-10)]
-    timed = list(on_clock([(stamp, None, i) for i, stamp in enumerate(stamps)], Clock(), PERIOD_S))
-    assert [picture.time_s / PERIOD_S for picture in timed] == [0, 1, 2, 3, 4]
-    assert [picture.item for picture in timed] == [0, 1, 2, 4, 5]
-    assert list(at_constant_rate(timed, MODEL_FPS)) == [0, 1, 2, 4, 5]
-
-
 @pytest.mark.parametrize(
     ("resets", "end_s", "jump_s", "is_reset"),
     [

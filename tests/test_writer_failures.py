@@ -15,7 +15,7 @@ from latentsync_trt.media import muxing
 from latentsync_trt.media.parts import joined
 from latentsync_trt.media.pictures import picture_info
 from latentsync_trt.media.writer import check_output_path, write_pictures
-from tests.clips import decoded, frame_at, numbered, open_writer, rewritten, write_video
+from tests.clips import frame_at, numbered, open_writer, write_video
 
 NOISE = np.random.default_rng(6).integers(0, 256, (64, 96, 3), np.uint8)
 
@@ -97,20 +97,6 @@ def test_an_output_that_is_also_an_input_is_refused(tmp_path: Path) -> None:
     for name in ("CLIP.MP4", "link.mp4", "sub/../clip.mp4"):
         with pytest.raises(InputError, match="is also an input"):
             check_output_path(tmp_path / name, clip)
-
-
-@pytest.mark.parametrize("lossless", [False, True])
-@pytest.mark.parametrize("size", [(1, 1), (1, 2), (3, 2), (1, 50)])
-def test_tiny_pictures_are_written(tmp_path: Path, size: tuple[int, int], lossless: bool) -> None:
-    picture = np.random.default_rng(7).integers(0, 256, (*size, 3), np.uint8)
-    source, output = tmp_path / "in.mkv", tmp_path / "out.mkv"
-    write_pictures(source, [picture] * 2, lossless=True)
-    rewritten(source, output, codec="ffv1" if lossless else None)
-    height, width = (side if lossless else side + side % 2 for side in size)
-    found = decoded(output)
-    assert [frame.shape for frame in found] == [(height, width, 3)] * 2
-    if lossless:
-        assert np.array_equal(found[0], picture)
 
 
 def written_bytes() -> int:
