@@ -90,9 +90,9 @@ def number_of(rgb: UInt8Array) -> int:
     return sum((level > 127) << bit for bit, level in enumerate(levels))
 
 
-def frame_at(index: int, picture: Picture, planes: YuvPlanes | None = None, fps: Fraction | int = 25) -> Frame:
-    """Frame `index` of a clip at a constant rate."""
-    period_s = Fraction(1, fps)
+def frame_at(index: int, picture: Picture, planes: YuvPlanes | None = None) -> Frame:
+    """Frame `index` of a clip of 25 frames/s."""
+    period_s = Fraction(1, 25)
     return Frame(index, index * period_s, period_s, index * period_s, picture, planes)
 
 

@@ -17,12 +17,12 @@ def first_person(count: int) -> list[UInt8Array]:
     return [frame for frame, _ in zip(camera_frames(Fraction(count, 25)), range(count), strict=False)]
 
 
-def second_person(count: int, *, own_room: bool = True) -> list[UInt8Array]:
-    """Frames of a wider, longer face with a beard and no hair, lit from the right; `own_room`: before another wall."""
-    return [_another(frame, own_room) for frame in first_person(count)]
+def second_person(count: int) -> list[UInt8Array]:
+    """Frames of a wider, longer face with a beard and no hair, lit from the right, before another wall."""
+    return [_another(frame) for frame in first_person(count)]
 
 
-def _another(frame: UInt8Array, own_room: bool) -> UInt8Array:
+def _another(frame: UInt8Array) -> UInt8Array:
     y, x = np.mgrid[0:SIDE_PX, 0:SIDE_PX].astype(np.float32)
     across, down = x - _FACE[0], y - _FACE[1]
     lower = np.clip(down / SIDE_PX, 0, 1)
@@ -34,7 +34,7 @@ def _another(frame: UInt8Array, own_room: bool) -> UInt8Array:
     bald = np.clip((-down - 58) / 10, 0, 1)[..., None]
     bearded = face * (1 - 0.75 * beard)[..., None]
     lit = ((1 - bald) * bearded + bald * (215, 180, 160)) * (0.2 + 1.5 * x / SIDE_PX)[..., None]
-    wall = 60 + 90 * (np.sin(x / 45) * np.sin(y / 30) > 0)[..., None] * np.array([1.0, 0.8, 0.5]) if own_room else frame
+    wall = 60 + 90 * (np.sin(x / 45) * np.sin(y / 30) > 0)[..., None] * np.array([1.0, 0.8, 0.5])
     near = np.clip(6 * (1.15 - np.hypot(across / 110, (down + 10) / 165)), 0, 1)[..., None]
     return np.clip(near * lit + (1 - near) * wall, 0, 255).astype(np.uint8)
 

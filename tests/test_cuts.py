@@ -84,16 +84,6 @@ def beside_slides(frames: Frames) -> Frames:
     return [np.concatenate([f, slide(i // 3, (height, 2 * width))], axis=1) for i, f in enumerate(frames)]
 
 
-def passed_by(frames: Frames) -> Frames:
-    """Someone walks through the picture, behind the face."""
-    y, x = np.mgrid[0 : frames[0].shape[0], 0 : frames[0].shape[1]]
-    shown = []
-    for index, frame in enumerate(frames):
-        behind = (np.abs(x - 40 * index) < 60) & (np.hypot((x - CENTER[0]) / 100, (y - CENTER[1]) / 140) > 1)
-        shown.append(np.where(behind[..., None], np.uint8(40), frame))
-    return shown
-
-
 @pytest.mark.parametrize("process", [np.asarray, darkened, compressed], ids=["plain", "dark", "compressed"])
 def test_every_cut_starts_a_new_track(
     detector: MediaPipeDetector, first: Frames, second: Frames, process: Callable[[UInt8Array], UInt8Array]
@@ -118,7 +108,6 @@ HARMLESS: dict[str, Callable[[Frames], Frames]] = {
     "compressed": lambda f: [compressed(frame) for frame in f],
     "five per second": lambda f: [f[i // 5 * 5] for i in range(len(f))],
     "beside slides": beside_slides,
-    "passed by": passed_by,
 }
 
 

@@ -26,7 +26,7 @@ WRONG = {
     "no video": (("--video", "gone.mp4"), "gone.mp4: no such file"),
     "no folder for the output": (("--output", "gone/out.mp4"), "gone: no such folder"),
     "a bundle": (("--bundle", "no-such-bundle"), "no-such-bundle: no bundle"),
-    "an encoder": (("--encoder", "nvenc"), "h264_nvenc does not open"),
+    "an encoder": (("--encoder", "nvenc"), "the encoder h264_nvenc"),
 }
 
 

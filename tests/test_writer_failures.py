@@ -65,11 +65,6 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path, name: str, when: str) -> Non
         ("locked/out.mp4", "not writable"),
         ("protected.mp4", "is write-protected"),
         (f"{'a' * 300}.mp4", "cannot be written"),
-        pytest.param(
-            "pipe.mp4",
-            "is a folder, a device or a pipe",
-            marks=pytest.mark.skipif(sys.platform == "win32", reason="no pipes"),
-        ),
     ],
 )
 def test_an_output_that_cannot_be_written_is_refused_before_the_work(
@@ -78,8 +73,6 @@ def test_an_output_that_cannot_be_written_is_refused_before_the_work(
     for folder in ("folder.mp4", "locked"):
         (tmp_path / folder).mkdir()
     (tmp_path / "protected.mp4").touch()
-    if sys.platform != "win32":
-        os.mkfifo(tmp_path / "pipe.mp4")
     # Root, who runs many CIs, may write everywhere.
     monkeypatch.setattr(os, "access", lambda path, _: Path(path).stem not in ("locked", "protected"))
     with pytest.raises((InputError, OutputError), match=message) as caught:
