@@ -5,7 +5,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -139,35 +139,36 @@ def test_workers_that_cannot_work_are_one_error(jobs: Path) -> None:
 
 
 @pytest.fixture
-def driver(jobs: Path) -> Iterator[tuple["subprocess.Popen[str]", Callable[[], None]]]:
-    """The command, running, and what waits until one clip is done and another one runs."""
+def driver(jobs: Path) -> Iterator["subprocess.Popen[str]"]:
+    """The command, when one clip is done and another one runs."""
     words = [sys.executable, "-m", "latentsync_trt", "batch", jobs, "--json", *OPTIONS]
-    process = subprocess.Popen([*map(str, words)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-    def until_the_second_clip() -> None:
+    with subprocess.Popen([*map(str, words)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        done = 0
-        for line in process.stdout:
-            event = json.loads(line)["event"]
+        done, event = 0, ""
+        while not (done and event == "progress"):
+            event = json.loads(process.stdout.readline())["event"]
             done += event == "finished"
-            if done and event == "progress":
-                return
-        raise AssertionError(process.communicate())
-
-    with process:
-        yield process, until_the_second_clip
+        yield process
         with suppress(psutil.Error):
             process.kill()
 
 
-def test_a_killed_driver_loses_no_row_and_none_is_done_twice(
-    jobs: Path, driver: tuple["subprocess.Popen[str]", Callable[[], None]]
+@pytest.mark.parametrize("how", ["SIGKILL", "SIGINT"])
+def test_a_stopped_driver_loses_no_row_and_none_is_done_twice(
+    jobs: Path, driver: "subprocess.Popen[str]", how: str
 ) -> None:
-    process, until_the_second_clip = driver
-    until_the_second_clip()
-    workers = psutil.Process(process.pid).children(recursive=True)
-    process.kill()
-    process.wait()
+    workers = psutil.Process(driver.pid).children(recursive=True)
+    if how == "SIGKILL":
+        driver.kill()
+        driver.wait()
+    elif os.name == "nt":
+        pytest.skip("Windows delivers Ctrl-C to whole process groups only")
+    else:
+        driver.send_signal(signal.SIGINT)
+        out, _ = driver.communicate(timeout=PATIENCE_S)
+        assert driver.returncode == 130
+        assert "the same command with --resume goes on" in events_of(out)[-1]["error"]
+        check_outputs(jobs.parent, "a")
     assert not psutil.wait_procs(workers, PATIENCE_S)[1]  # they end with their driver
     first = (jobs.parent / "a-out.mp4").stat()
     result = batch(jobs, "--resume")
@@ -178,29 +179,13 @@ def test_a_killed_driver_loses_no_row_and_none_is_done_twice(
     check_outputs(jobs.parent)
 
 
-@pytest.mark.skipif(os.name == "nt", reason="Windows delivers Ctrl-C to whole process groups only")
-def test_an_interrupted_driver_says_how_to_go_on(
-    jobs: Path, driver: tuple["subprocess.Popen[str]", Callable[[], None]]
-) -> None:
-    process, until_the_second_clip = driver
-    until_the_second_clip()
-    workers = psutil.Process(process.pid).children(recursive=True)
-    process.send_signal(signal.SIGINT)
-    out, _ = process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == 130
-    assert "the same command with --resume goes on" in events_of(out)[-1]["error"]
-    assert not psutil.wait_procs(workers, PATIENCE_S)[1]
-    check_outputs(jobs.parent, "a")
-    assert [state for state, _ in states(jobs).values()].count("done") == 1
-
-
-def test_a_killed_worker_is_replaced(jobs: Path, driver: tuple["subprocess.Popen[str]", Callable[[], None]]) -> None:
-    process, until_the_second_clip = driver
-    until_the_second_clip()
-    (worker,) = psutil.Process(process.pid).children()
+def test_a_killed_worker_is_replaced(jobs: Path, driver: "subprocess.Popen[str]") -> None:
+    (worker,) = psutil.Process(driver.pid).children()
     worker.kill()
-    out, _ = process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == 0, out
-    assert [event["again"] for event in events_of(out) if event["event"] == "failed"] == [True]
+    out, _ = driver.communicate(timeout=PATIENCE_S)
+    assert driver.returncode == 0, out
+    (failed,) = (event for event in events_of(out) if event["event"] == "failed")
+    assert failed["again"]
+    assert "its process ended with" in failed["message"]
     assert sorted(attempts for _, attempts in states(jobs).values()) == [1, 1, 2]
     check_outputs(jobs.parent)

@@ -2,7 +2,6 @@
 
 import random
 import threading
-import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -28,10 +27,10 @@ from latentsync_trt.batch.tasks import (
 )
 from latentsync_trt.errors import BundleError, OutputError
 from latentsync_trt.types import Progress
+from tests.serving import PATIENCE_S, until
 
 pytestmark = pytest.mark.integration
 
-PATIENCE_S = 240.0
 DONE = Done(0.0, {"frames": 1})
 
 
@@ -100,13 +99,6 @@ def dispatching(
         dispatcher.close()
 
 
-def wait_until(reached: Callable[[], bool]) -> None:
-    end_s = time.monotonic() + PATIENCE_S
-    while not reached():
-        assert time.monotonic() < end_s
-        time.sleep(0.01)
-
-
 def of(kind: type[Event], events: Sequence[Event]) -> list[Event]:
     return [event for event in events if isinstance(event, kind)]
 
@@ -152,7 +144,7 @@ def test_a_worker_that_does_not_start_leaves_the_tasks_to_others() -> None:
     with dispatching(bad, good) as (dispatcher, events):
         dispatcher.submit(task(0))
         dispatcher.wait()
-        wait_until(lambda: WorkerState("gpu 0", "closed", "no memory") in events)
+        until(lambda: WorkerState("gpu 0", "closed", "no memory") in events)
     assert (bad.ran, good.ran) == ([], ["0"])
     assert events.count(WorkerState("gpu 0", "lost", "no memory")) == 3
 
@@ -171,7 +163,7 @@ def one_runs_and_one_waits(worker: Fake) -> Iterator[tuple[Dispatcher, list[Even
     with dispatching(worker) as both:
         for number in range(2):
             both[0].submit(task(number))
-        wait_until(lambda: worker.running == "0")
+        until(lambda: worker.running == "0")
         yield both
 
 

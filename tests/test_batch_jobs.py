@@ -144,7 +144,6 @@ def test_json_lines_that_cannot_work(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("jobs.csv", b"", "has no rows"),
         ("jobs.csv", b"video,audio,output\n", "has no rows"),
         ("jobs.csv", b"audio,output\na,b\n", "has no column video"),
         ("jobs.csv", b"video,audoi,crff\n", "column audoi: no such option"),
@@ -152,7 +151,6 @@ def test_json_lines_that_cannot_work(folder: Path) -> None:
         ("jobs.csv", b'video,audio\n"a.mp4,a.wav\n', "line 2 is not CSV"),
         ("jobs.csv", "video\n".encode("utf-16"), "as UTF-8"),
         ("jobs.xlsx", b"PK", "is no job file"),
-        ("jobs.jsonl", b"\n", "has no rows"),
     ],
 )
 def test_files_that_are_no_job_files(tmp_path: Path, name: str, content: bytes, message: str) -> None:
@@ -169,17 +167,6 @@ def test_a_missing_file_and_a_folder_without_pairs(folder: Path, tmp_path: Path)
     (folder / "b.wav").unlink()
     with pytest.raises(InputError, match="no video has a recording of the same name"):
         read_rows(folder, SyncOptions())
-
-
-def test_lengths_and_costs_say_what_takes_longest(folder: Path) -> None:
-    text = (
-        "video,audio,output,length,preset\na.mp4,a.wav,1.mp4,,\nb.mp4,b.wav,2.mp4,,\nb.mp4,b.wav,3.mp4,video,quality\n"
-    )
-    good, problems = check_rows(jobs_in(folder, text), lambda _: None)
-    assert not problems
-    assert [job.length_s for job in good] == pytest.approx([0.2, 0.2, 0.2])
-    by_cost = sorted(good, key=lambda job: job.cost)
-    assert Path(by_cost[-1].task.output).stem == "3"
 
 
 def test_addresses_are_asked_for(folder: Path) -> None:

@@ -85,9 +85,7 @@ def test_text_of_a_cell_becomes_values() -> None:
     [
         ({"crff": "1"}, "did you mean crf"),
         ({"crf": "1", "--crf": "2"}, "given twice"),
-        ({"crf": "good"}, "--crf good: not a whole number"),
         ({"mark": "perhaps"}, "--mark perhaps: not true or false"),
-        ({"start": "1/0"}, "--start 1/0: not a time"),
     ],
 )
 def test_errors_name_the_option(cells: dict[str, str], message: str) -> None:
@@ -104,9 +102,5 @@ def test_every_file_of_a_task_can_be_replaced() -> None:
     assert read == {"v", "a", "s.wav", "mix.x", "faces.x", "c2pa.x"}
     moved = task.with_files(lambda file, written: f"{'out' if written else 'in'}/{file}")
     assert {file for file, _ in moved.files()} == {f"out/{file}" for file in written} | {f"in/{file}" for file in read}
-
-
-def test_names_of_speakers_in_turns_are_no_files() -> None:
-    task = Task("1", "v", "a", "o", SyncOptions(speaker=("0=ann",), turns="t.rttm"))  # type: ignore[arg-type]
-    assert "ann" not in dict(task.files())
-    assert dict(task.files())["t.rttm"] is False
+    named = Task("1", "v", "a", "o", SyncOptions(speaker=("0=ann",), turns="t.rttm"))  # type: ignore[arg-type]
+    assert dict(named.files()) == {"v": False, "a": False, "o": True, "t.rttm": False}

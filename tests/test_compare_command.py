@@ -3,7 +3,6 @@
 import json
 import math
 import re
-from collections.abc import Iterator
 from fractions import Fraction
 from itertools import islice
 from pathlib import Path
@@ -16,8 +15,7 @@ from click.testing import CliRunner, Result
 from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.cli import main
 from latentsync_trt.media.demo_clip import camera_frames
-from latentsync_trt.types import UInt8Array
-from tests.clips import decoded, decoded_audio, write_clip, write_face, write_sound, write_video
+from tests.clips import decoded, decoded_audio, write_clip, write_face, write_video
 from tests.perturbed import perturbed_copy
 from tests.small import small_bundle
 from tests.sounds import write_samples
@@ -56,15 +54,12 @@ def found(folder: Path) -> dict[str, Any]:
     return content
 
 
-def test_json_names_both_bundles_and_the_settings(found: dict[str, Any]) -> None:
+def test_json_has_bundles_settings_faces_lips_and_flicker(found: dict[str, Any]) -> None:
     assert (found["kind"], found["format"]) == ("latentsync-trt compare", 3)
     assert (found["a"]["name"], found["b"]["name"]) == ("demo", "perturbed")
     assert found["a"]["size_bytes"] == sum(entry.bytes for entry in Bundle.load(small_bundle()).manifest.files.values())
     assert found["a"]["sha256"] != found["b"]["sha256"]
     assert found["settings"] == "steps 2, solver ddim, cache_interval 1, guidance 1.5, seed 1247"
-
-
-def test_json_has_faces_lips_and_flicker_of_the_clip(found: dict[str, Any]) -> None:
     clip = found["clip"]
     assert (clip["name"], clip["frames"], clip["frames_with_face"]) == ("face.mp4", FRAMES, FRAMES)
     assert list(clip["areas"]) == ["generated", "mouth"]
@@ -122,17 +117,13 @@ def test_equal_bundles_are_equal(folder: Path) -> None:
     assert lines[-1].endswith("both.html: all of it, with plots")
 
 
-def brighter(frames: Iterator[UInt8Array], levels: int) -> Iterator[UInt8Array]:
-    for frame in frames:
-        yield (frame.astype(np.int16) + levels).clip(0, 255).astype(np.uint8)
-
-
 def test_two_finished_videos_are_compared(tmp_path: Path) -> None:
     source, speech = write_clip(tmp_path, 6)
+    frames = list(islice(camera_frames(Fraction(6, 25)), 6))
     a, b = (
         write_video(
             tmp_path / f"{name}.mkv",
-            brighter(islice(camera_frames(Fraction(6, 25)), 6), levels),
+            ((frame.astype(np.int16) + levels).clip(0, 255).astype(np.uint8) for frame in frames),
             codec="ffv1",
             pixel_format="bgr0",
             options={},
@@ -148,13 +139,7 @@ def test_two_finished_videos_are_compared(tmp_path: Path) -> None:
     assert clip["areas"]["mouth"]["psnr_db"] == pytest.approx(20 * math.log10(255 / 2), abs=0.5)
     assert clip["flicker"]["difference"] < 0.5
     assert any("encoders" in note for note in found["notes"])
-
-
-def test_videos_of_different_sizes_are_refused(tmp_path: Path) -> None:
-    source, speech = write_clip(tmp_path, 4)
-    small = write_video(
-        tmp_path / "small.mp4", (frame[:400, :400] for frame in islice(camera_frames(Fraction(4, 25)), 4))
-    )
+    small = write_video(tmp_path / "small.mp4", (frame[:400, :400] for frame in decoded(a)))
     result = compare(source, small, "--clip", source, "--audio", speech, "--out", tmp_path / "x.html")
     assert result.exit_code == 1
     assert "pictures of 480×480, 480×480, 400×400 px, source first; give videos of one size" in result.stderr
@@ -170,7 +155,6 @@ def test_an_unusable_clip_fails_with_one_line_and_leaves_no_files(tmp_path: Path
         (blank, speech, "blank.mp4: no face in any of the 4 frames searched"),
         (face, silence, "silence.wav: silent"),
         (face, face, "name the speech with --audio"),
-        (face, write_sound(tmp_path / "short.wav", 0.08), "face.mp4: 2 frames, of which too few show a face"),
     ):
         result = compare(small_bundle(), small_bundle(), "--clip", clip, "--audio", audio, "--out", out, *RUN, "-q")
         assert result.exit_code == 1, result.output

@@ -1,23 +1,29 @@
-"""The scripts of examples/, as they stand, on the built-in bundle and the beginning of the built-in clip."""
+"""The scripts and the notebook of examples/, as they stand, and the job of docs/kuberay.yaml."""
 
 import runpy
+import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import nbformat
 import numpy as np
 import pytest
+import yaml
+from nbclient import NotebookClient
 
+from latentsync_trt.cli.batch import command
 from latentsync_trt.media import demo_clip
 from latentsync_trt.media.audio import read_audio_blocks
-from tests.clips import decoded
+from tests.clips import decoded, write_clip
 from tests.conftest import REPOSITORY
 from tests.serving import RESULT, PretendedWorker, serving
 from tests.sounds import write_samples
 
 EXAMPLES = REPOSITORY / "examples"
+NOTEBOOK = nbformat.read(EXAMPLES / "latentsync_trt.ipynb", as_version=4)
+CODE = {cell.id: cell for cell in NOTEBOOK.cells if cell.cell_type == "code"}
 FRAMES = 16
-MOST_LINES = 50
 
 Run = Callable[..., None]
 
@@ -35,13 +41,6 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
         runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
 
     return run_script
-
-
-def test_every_script_is_short_and_named_here() -> None:
-    tests = Path(__file__).read_text(encoding="utf-8")
-    for script in EXAMPLES.glob("*.py"):
-        assert f'("{script.stem}"' in tests
-        assert len(script.read_text(encoding="utf-8").splitlines()) < MOST_LINES
 
 
 @pytest.mark.integration
@@ -84,3 +83,45 @@ def test_serve_client(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         run("serve_client", f"--url={client.base_url}")
         assert service.jobs(1, 0) == []
     assert Path("serve_client.mp4").read_bytes() == RESULT
+
+
+def test_the_notebook_has_no_results_and_downloads_nothing_by_itself() -> None:
+    nbformat.validate(NOTEBOOK)
+    assert all(not cell.outputs and cell.execution_count is None for cell in CODE.values())
+    settings: dict[str, object] = {}
+    exec(CODE["settings"].source, settings)
+    assert (settings["VIDEO"], settings["UPLOAD"], settings["PUBLISHED"]) == (None, False, None)
+
+
+@pytest.mark.slow
+@pytest.mark.integration
+def test_every_cell_of_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HOME", "IPYTHONDIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR"):
+        monkeypatch.setenv(name, str(tmp_path / name))
+    CODE["settings"].source += "\nVIDEO, AUDIO = {!r}, {!r}".format(*map(str, write_clip(tmp_path, FRAMES)))
+    NotebookClient(NOTEBOOK, timeout=600, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    assert len(decoded(tmp_path / "out.mp4")) == FRAMES
+    pages = [output.data["text/html"] for name in ("show", "report", "compare") for output in CODE[name].outputs]
+    starts = [page.strip().partition(" ")[0] for page in pages]
+    assert starts == ["<video", "<video", "<div><iframe", "<div><iframe"]
+    assert CODE["published"].outputs == []
+
+
+def test_the_command_for_kuberay_is_one_of_this_package_whose_workers_fit_into_its_pods(tmp_path: Path) -> None:
+    """An actor that no pod can hold would wait forever."""
+    (job,) = yaml.safe_load_all((REPOSITORY / "docs" / "kuberay.yaml").read_text(encoding="utf-8"))
+    program, name, *words = shlex.split(job["spec"]["entrypoint"])
+    assert (program, name) == ("latentsync-trt", "batch")
+    (tmp_path / "jobs.csv").touch()
+    words = [word.replace("/data/jobs.csv", str(tmp_path / "jobs.csv")) for word in words]
+    with command.make_context("batch", words) as context:
+        options = context.params
+    assert options["resume"]
+    assert options["ray"] == "auto"
+    assert options["bundle"].startswith("s3://")
+    assert options["engine_store"].startswith("s3://")
+    (group,) = job["spec"]["rayClusterSpec"]["workerGroupSpecs"]
+    (container,) = group["template"]["spec"]["containers"]
+    gpus = float(container["resources"]["limits"]["nvidia.com/gpu"])
+    assert gpus >= options["gpus_per_worker"]
+    assert group["maxReplicas"] * gpus >= options["workers"]

@@ -74,9 +74,6 @@ def test_the_page_shows_measures_pictures_and_what_was_left(page: Page) -> None:
     )
     assert "1.001.50no face" in page.text
     assert "--preset fast" in page.text
-
-
-def test_the_page_loads_nothing(page: Page) -> None:
     assert {value[:15] for value in page.loaded if not value.startswith("#")} == {"data:image/jpeg"}
     assert not set(page.tags) & {"script", "link", "iframe"}
 
@@ -92,45 +89,31 @@ def test_names_of_files_are_text_and_folders_are_left_out(tmp_path: Path) -> Non
     assert "/home/me" not in page.text.replace(hostile, "")
 
 
-@pytest.mark.parametrize(
-    ("name", "problem"),
-    [
-        ("out.mp4", "is not the name of a page; end it with .html"),
-        ("", "is empty"),
-        ("https://example.org/r.html", "is a URL"),
-    ],
-)
-def test_what_is_no_page(name: str, problem: str) -> None:
-    with pytest.raises(InputError, match=rf"--report.*{problem}"):
+@pytest.mark.parametrize("name", ["out.mp4", "", "https://example.org/r.html"])
+def test_what_is_no_page(name: str) -> None:
+    with pytest.raises(InputError, match="--report"):
         page_path(name, "--report")
 
 
 @pytest.mark.integration
-def test_a_page_that_cannot_be_written_costs_no_video(tmp_path: Path) -> None:
-    page, output = tmp_path / "r.html", tmp_path / "out.mp4"
+def test_a_run_writes_its_page_or_keeps_its_video(tmp_path: Path) -> None:
+    clip, path, output = write_clip(tmp_path, 20), tmp_path / "r.html", tmp_path / "out.mp4"
+    options = SyncOptions(preset="fast", report=path)
 
     def in_the_way(progress: Progress) -> None:
         if progress.stage == "finishing":
-            page.mkdir()
+            path.mkdir()
 
-    with (
-        LipSync.from_bundle(small_bundle(), "cpu") as lip_sync,
-        pytest.raises(OutputError, match=r"r\.html: cannot be written .*; the video is complete: .*out\.mp4"),
-    ):
-        options = SyncOptions(preset="fast", report=page)
-        lip_sync.sync(*write_clip(tmp_path, 5), output, options, on_progress=in_the_way)
-    assert len(decoded(output)) == 5
-
-
-@pytest.mark.integration
-def test_a_run_writes_its_page(tmp_path: Path) -> None:
-    video, audio = write_clip(tmp_path, 20)
-    options = SyncOptions(preset="fast", report=tmp_path / "r.html")
     with LipSync.from_bundle(small_bundle(), "cpu") as lip_sync:
-        report = lip_sync.sync(video, audio, tmp_path / "out.mp4", options)
-    page = Page(tmp_path / "r.html")
-    assert report.quality is not None
-    assert report.quality.lips[0].frames == 20
-    assert str(report.quality.lips[0]) in page.text
-    assert page.tags.count("img") >= 2 * 2
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["face.mp4", "out.mp4", "r.html", "speech.wav"]
+        report = lip_sync.sync(*clip, output, options)
+        page = Page(path)
+        assert report.quality is not None
+        assert report.quality.lips[0].frames == 20
+        assert str(report.quality.lips[0]) in page.text
+        assert page.tags.count("img") >= 2 * 2
+        assert sorted(each.name for each in tmp_path.iterdir()) == ["face.mp4", "out.mp4", "r.html", "speech.wav"]
+        path.unlink()
+        output.unlink()
+        with pytest.raises(OutputError, match=r"r\.html: cannot be written .*; the video is complete: .*out\.mp4"):
+            lip_sync.sync(*clip, output, options, on_progress=in_the_way)
+    assert len(decoded(output)) == 20

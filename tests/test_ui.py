@@ -15,10 +15,8 @@ from click.testing import CliRunner
 
 from latentsync_trt import SyncOptions
 from latentsync_trt.cli import main
-from latentsync_trt.errors import InputError
 from latentsync_trt.media.demo_clip import SPEECH
 from latentsync_trt.serve.admission import Limits
-from latentsync_trt.serve.server import listen
 from latentsync_trt.serve.service import Service
 from tests.clips import write_face, write_sound
 from tests.serving import RESULT, PretendedWorker, answering, until
@@ -111,8 +109,6 @@ def test_wrong_requests(page: tuple[str, Service], sync: Sync, given: dict[str, 
 def test_files_that_are_refused(
     page: tuple[str, Service], sync: Sync, plain: httpx.Client, clip: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    from latentsync_trt.web.jobs import find_people
-
     text, long = tmp_path / "video.mp4", write_face(tmp_path / "long.mp4", 55)
     text.write_text("no video")
     with pytest.raises(Exception, match=r"video\.mp4: is not a readable media file") as refused:
@@ -120,8 +116,6 @@ def test_files_that_are_refused(
     assert "/" not in str(refused.value)
     with pytest.raises(Exception, match="video: lasts longer than 2 s, the most here; send a shorter one"):
         sync(long)
-    with pytest.raises(InputError, match="video: lasts longer than 2 s"):
-        find_people(str(long), LIMITS, lambda _: None)
     assert plain.post("/gradio_api/upload", files={"files": bytes(4_000_000)}).status_code == 413
     assert {path.name for path in page[1]._jobs.iterdir()} == {job.id for job in page[1].jobs(100)}
 
@@ -135,6 +129,8 @@ def test_no_other_files_and_addresses(page: tuple[str, Service], sync: Sync, pla
     for path in (f"{job}/result", f"{job}/source", f"{'0' * 32}/result", "../x", ""):
         assert plain.get(f"/v1/jobs/{path}").status_code == 404, path
     assert plain.get("/docs").status_code == 404
+    for headers in ({"Host": "attacker.example"}, {"Origin": "http://attacker.example"}):
+        assert plain.get("/config", headers=headers).status_code == 403
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -177,11 +173,6 @@ def test_the_people_of_a_video(page: tuple[str, Service], clip: tuple[Path, Path
     for people, used in ((found, True), (replace(found, video="another.mp4"), False)):
         job = jobs.submit(service, sent, {}, people=people)
         assert (service._ledger.row(job.id).task.options.faces is not None) is used
-
-
-@pytest.mark.parametrize("headers", [{"Host": "attacker.example"}, {"Origin": "http://attacker.example"}])
-def test_other_sites_are_refused(plain: httpx.Client, headers: dict[str, str]) -> None:
-    assert plain.get("/config", headers=headers).status_code == 403
 
 
 def test_a_client_with_the_key_that_cancels(tmp_path: Path, clip: tuple[Path, Path]) -> None:
@@ -228,17 +219,9 @@ def test_every_option_has_a_control() -> None:
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("latentsync_trt.batch.workers.make_workers", lambda *_, **__: [PretendedWorker()])
 
-    def refused(*extra: str, key: str | None = None) -> tuple[int, str]:
-        words = ["ui", "--bundle", "demo", "--folder", str(tmp_path), *extra]
-        ended = CliRunner().invoke(main, words, env={"LATENTSYNC_TRT_API_KEY": key})
-        return ended.exit_code, ended.output
-
     for extra in ("--share",), ("--host", "0.0.0.0"):
-        code, output = refused(*extra)
-        assert code == 2
-        assert f"{' '.join(extra)}: other machines reach it; set $LATENTSYNC_TRT_API_KEY" in output
-    with listen("127.0.0.1", 0) as taken:
-        code, output = refused("--port", str(taken.getsockname()[1]))
-    assert code == 2
-    assert "cannot be used (Address already in use" in output
+        words = ["ui", "--bundle", "demo", "--folder", str(tmp_path), *extra]
+        refused = CliRunner().invoke(main, words, env={"LATENTSYNC_TRT_API_KEY": None})
+        assert refused.exit_code == 2
+        assert f"{' '.join(extra)}: other machines reach it; set $LATENTSYNC_TRT_API_KEY" in refused.output
     assert not list(tmp_path.iterdir())

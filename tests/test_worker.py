@@ -1,5 +1,7 @@
-"""A worker in this process: paths and URLs, clips that fail, and clips that are stopped."""
+"""Workers in this process and in a child: paths and URLs, clips that fail, are stopped or killed."""
 
+import os
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -8,12 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 
 from latentsync_trt import LipSync, SyncOptions
+from latentsync_trt.batch import local
+from latentsync_trt.batch.local import LocalWorker
 from latentsync_trt.batch.tasks import Canceled, Task, TaskError, WorkerLost, WorkerSettings
 from latentsync_trt.batch.worker import Worker
-from latentsync_trt.errors import InferenceError
+from latentsync_trt.errors import BundleError, InferenceError, InputError
 from latentsync_trt.media import parts
 from latentsync_trt.runtime.networks.codec import VaeCodec
 from latentsync_trt.types import Progress
@@ -26,7 +31,7 @@ pytestmark = pytest.mark.integration
 FAST = SyncOptions(preset="fast", steps=2)
 LOSSLESS = replace(FAST, codec="ffv1")
 """libx264 gives the same file again only at some widths."""
-FRAMES = 20
+FRAMES = 40
 GO_ON = threading.Event()
 """Never set."""
 
@@ -50,10 +55,6 @@ def clip(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 def task(clip: tuple[Path, Path], output: Path | str, options: SyncOptions = FAST) -> Task:
     return Task("one", str(clip[0]), str(clip[1]), str(output), options)
-
-
-def quiet(_: Progress) -> None:
-    """Takes progress."""
 
 
 def names(folder: Path) -> list[str]:
@@ -81,12 +82,12 @@ def test_a_clip_that_fails_does_not_change_the_next(worker: Worker, clip: tuple[
     assert done.seconds >= done.report["wall_s"] > 0
     assert Progress("lip-sync", FRAMES, FRAMES) in seen
     with pytest.raises(TaskError, match=r"^.*none.mp4: no such file") as missing:
-        worker.run(task((tmp_path / "none.mp4", clip[1]), tmp_path / "b.mkv"), quiet, GO_ON)
+        worker.run(task((tmp_path / "none.mp4", clip[1]), tmp_path / "b.mkv"), lambda _: None, GO_ON)
     with pytest.raises(TaskError, match=r"^.*speech.wav: has no video stream$") as damaged:
-        worker.run(task((clip[1], clip[1]), tmp_path / "b.mkv"), quiet, GO_ON)
+        worker.run(task((clip[1], clip[1]), tmp_path / "b.mkv"), lambda _: None, GO_ON)
     assert (missing.value.usage, damaged.value.usage) == (True, False)
     assert names(tmp_path) == ["a.mkv"]
-    worker.run(task(clip, tmp_path / "b.mkv", LOSSLESS), quiet, GO_ON)
+    worker.run(task(clip, tmp_path / "b.mkv", LOSSLESS), lambda _: None, GO_ON)
     np.testing.assert_array_equal(decoded(tmp_path / "a.mkv"), decoded(tmp_path / "b.mkv"))
 
 
@@ -105,21 +106,12 @@ def test_a_clip_goes_on_where_its_worker_was_killed(
     worker: Worker, clip: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(parts, "PART_S", Fraction(8, 25))
-
-    def killed() -> None:
-        with pytest.raises(SystemExit):
-            worker.run(task(clip, tmp_path / "a.mp4"), stopped_at(12, SystemExit())[1], GO_ON)
-        assert names(tmp_path) == [".latentsync-a.mp4"]
-
-    killed()
-    done = worker.run(task(clip, tmp_path / "a.mp4"), quiet, GO_ON)
+    with pytest.raises(SystemExit):
+        worker.run(task(clip, tmp_path / "a.mp4"), stopped_at(12, SystemExit())[1], GO_ON)
+    assert names(tmp_path) == [".latentsync-a.mp4"]
+    done = worker.run(task(clip, tmp_path / "a.mp4"), lambda _: None, GO_ON)
     assert "goes on after" in " ".join(done.report["notices"])
     assert len(decoded(tmp_path / "a.mp4")) == FRAMES
-    (tmp_path / "a.mp4").unlink()
-    killed()
-    other = replace(FAST, seed=5)
-    done = worker.run(task(clip, tmp_path / "a.mp4", other), quiet, GO_ON)
-    assert "goes on after" not in " ".join(done.report["notices"])
     assert names(tmp_path) == ["a.mp4"]
 
 
@@ -131,7 +123,7 @@ def test_a_provider_that_fails_ends_the_worker(
 
     monkeypatch.setattr(VaeCodec, "encode_faces", fail)
     with pytest.raises(WorkerLost, match="illegal memory access"):
-        worker.run(task(clip, tmp_path / "a.mp4"), quiet, GO_ON)
+        worker.run(task(clip, tmp_path / "a.mp4"), lambda _: None, GO_ON)
     assert names(tmp_path) == []
     monkeypatch.setattr(LipSync, "from_bundle", fail)
     with pytest.raises(WorkerLost, match="illegal memory access"):
@@ -153,9 +145,8 @@ def test_all_files_by_url(worker: Worker, s3: Any, scratch: Path, tmp_path: Path
     music, bucket = write_sound(tmp_path / "speech.wav", FRAMES / 25, clicks_s=(0.5,)), f"s3://{BUCKET}"
     s3.put_file(str(music), f"{BUCKET}/music/speech.wav")  # of the same name as the speech
     options = replace(FAST, mix=f"{bucket}/music/speech.wav", report=f"{bucket}/out/page.html")
-    made = worker.run(
-        Task("s3", f"{bucket}/in/face.mp4", f"{bucket}/in/speech.wav", f"{bucket}/out/a.mkv", options), quiet, GO_ON
-    )
+    named = Task("s3", f"{bucket}/in/face.mp4", f"{bucket}/in/speech.wav", f"{bucket}/out/a.mkv", options)
+    made = worker.run(named, lambda _: None, GO_ON)
     assert made.report["output"] == f"{bucket}/out/a.mkv"
     assert s3.ls(f"{BUCKET}/out", refresh=True) == [f"{BUCKET}/out/a.mkv", f"{BUCKET}/out/page.html"]
     s3.get_file(f"{BUCKET}/out/a.mkv", str(tmp_path / "a.mkv"))
@@ -182,3 +173,105 @@ def test_a_bundle_by_url(s3: Any, engine_cache: Path) -> None:
     worker = Worker(WorkerSettings(f"s3://{BUCKET}/bundles/{small_bundle().name}", "cpu"))
     worker.close()
     assert len(list((engine_cache / "bundles").glob("small_bundle-*/manifest.json"))) == 1
+
+
+# In a child process
+
+
+SETTINGS = WorkerSettings(str(small_bundle()), "cpu", threads=1)
+
+
+@pytest.fixture
+def own(clip: tuple[Path, Path], tmp_path: Path) -> Task:
+    return task(clip, tmp_path / "a.mkv")
+
+
+def at_first_frame(action: Callable[[], object]) -> Callable[[Progress], None]:
+    """Calls `action` once, while the clip is being written."""
+    left = [action]
+
+    def report(progress: Progress) -> None:
+        if progress.stage == "lip-sync" and left:
+            left.pop()()
+
+    return report
+
+
+def test_canceled_and_failed_clips_leave_the_worker_usable(own: Task, tmp_path: Path) -> None:
+    worker = LocalWorker("cpu", SETTINGS)
+    worker.start()
+    pid = worker.pid
+    assert psutil.Process(pid).environ()["OMP_NUM_THREADS"] == "1"
+    worker.cancel(own.id)  # has no effect before it runs
+    with pytest.raises(Canceled):
+        worker.run(own, at_first_frame(lambda: worker.cancel(own.id)))
+    with pytest.raises(TaskError, match="no such file") as failed:
+        worker.run(Task("two", str(tmp_path / "none.mp4"), own.audio, own.output), lambda _: None)
+    assert failed.value.usage
+    assert names(tmp_path) == []
+
+    def fail() -> None:
+        raise InputError("of the caller")
+
+    with pytest.raises(InputError, match="of the caller"):
+        worker.run(own, at_first_frame(fail))
+    assert worker.run(own, lambda _: None).report["frames"] == FRAMES
+    assert (worker.pid, names(tmp_path)) == (pid, ["a.mkv"])
+    worker.close()
+
+
+def test_a_terminated_or_closed_worker_removes_its_files(own: Task, tmp_path: Path) -> None:
+    worker = LocalWorker("cpu", SETTINGS)
+    worker.start()
+
+    def stop() -> None:
+        os.kill(worker.pid or 0, signal.SIGINT)  # is up to the parent
+        os.kill(worker.pid or 0, signal.SIGTERM)
+
+    if os.name != "nt":
+        with pytest.raises(WorkerLost, match="exit code 143"):
+            worker.run(own, at_first_frame(stop))
+        assert names(tmp_path) == []
+        worker.start()
+    pid = worker.pid
+    closing = threading.Thread(target=worker.close)
+    with pytest.raises(WorkerLost, match=r"^cpu: was closed$"):
+        worker.run(own, at_first_frame(closing.start))
+    closing.join()
+    assert not psutil.pid_exists(pid or 0)
+    assert names(tmp_path) == []
+    with pytest.raises(WorkerLost, match="is closed"):
+        worker.start()
+
+
+def test_settings_that_cannot_work() -> None:
+    worker = LocalWorker("cpu", WorkerSettings("nope", "cpu"))
+    with pytest.raises(BundleError, match=r"^nope: no bundle there") as missing:
+        worker.start()
+    assert missing.value.usage
+    worker.close()
+
+
+STARTING = """
+import sys
+from latentsync_trt.child import converse
+
+def work(orders, emit):
+    print("no event")
+    emit(notice="building engines")
+    sys.exit("no such driver")
+
+converse(work)
+"""
+
+
+def test_a_worker_that_dies_while_it_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "starting.py").write_text(STARTING)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(local, "_MODULE", "starting")
+    notices: list[str] = []
+    worker = LocalWorker("gpu 1", SETTINGS, notices.append)
+    with pytest.raises(WorkerLost, match=r"^gpu 1: its process ended with exit code 1: no such driver$"):
+        worker.start()
+    worker.close()
+    assert notices == ["gpu 1: building engines"]
