@@ -17,10 +17,8 @@ from latentsync_trt.runtime.networks.networks import Networks
 from latentsync_trt.runtime.providers.select import Selection
 from latentsync_trt.runtime.sessions.engines import Engines
 from latentsync_trt.sync.inpaint import graphs_for
-from latentsync_trt.types import EngineTime, WindowBatch
+from latentsync_trt.types import WindowBatch
 from tests.small import small_bundle
-
-PLENTY = 99
 
 GRAPHS = graphs_for(SyncOptions())
 CPU = Selection("cpu")
@@ -40,7 +38,7 @@ class Device:
     """
 
     def __init__(self) -> None:
-        self.room = self.room_to_run = PLENTY
+        self.room = self.room_to_run = 99
         self.opened: list[str] = []
         self.most_networks = 0
         self._alive: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
@@ -116,13 +114,6 @@ def watched_device(patch: pytest.MonkeyPatch) -> Device:
     patch.setattr(Engines, "open", device.watched(Engines.open))
     patch.setattr(Engines, "build", device.watched(Engines.build))
     return device
-
-
-def by_graph(times: tuple[EngineTime, ...]) -> dict[str, EngineTime]:
-    """Times by graph; fails where a graph was opened twice."""
-    found = {time.graph: time for time in times}
-    assert len(found) == len(times)
-    return found
 
 
 class DemoNetworks:

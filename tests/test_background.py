@@ -2,7 +2,6 @@
 engines of the one that compiles are copies of the graphs."""
 
 import itertools
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from latentsync_trt import LipSync, SyncOptions
 from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.cli import main
 from latentsync_trt.config import RuntimeOptions
-from latentsync_trt.errors import EngineBuildError, OutOfMemory, ProviderUnavailable
+from latentsync_trt.errors import OutOfMemory, ProviderUnavailable
 from latentsync_trt.runtime.cache.store import EngineCache
 from latentsync_trt.runtime.networks import background, networks
 from latentsync_trt.runtime.networks.networks import Networks
@@ -90,9 +89,6 @@ def test_a_run_starts_at_once_and_changes_between_two_windows(
     assert np.array_equal(np.stack(decoded(tmp_path / "out.mkv")), usual)
     assert setting.notice("being built") == f"{len(GRAPHS)} engines for rtx are being built; running on cpu meanwhile"
     assert setting.notice("are ready after").endswith(" s; changing to them")
-    about_model, *about_builds = setting.notices
-    assert about_model.startswith("the built-in model is")
-    assert len(about_builds) == 2
     assert [notice for notice in report.notices if notice in setting.notices] == setting.notices
     assert not any(engine.built for engine in report.engines)  # not by this process
     runs = {engine.provider: engine.runs for engine in report.engines if engine.graph == "denoise_step"}
@@ -133,11 +129,8 @@ def test_a_build_that_fails_leaves_the_run_going(setting: Setting) -> None:
     made.close()
 
 
-@pytest.mark.parametrize("error", [EngineBuildError("made by another driver"), OutOfMemory("too little memory")])
-def test_engines_that_do_not_open_leave_the_run_going(
-    setting: Setting, monkeypatch: pytest.MonkeyPatch, error: Exception
-) -> None:
-    open_engine = Engines.open
+def test_engines_that_do_not_open_leave_the_run_going(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+    open_engine, error = Engines.open, OutOfMemory("too little memory")
 
     def refuse(self: Engines, graph: str, **options: Path | None) -> OpenedEngine:
         if self.selection.name == "rtx" and graph == STEPS[1]:
@@ -168,17 +161,11 @@ def test_closing_stops_the_build_and_its_leftover_is_not_used(
     made.close()
 
 
-@pytest.mark.parametrize("missing", ["provider", "process"])
-def test_with_nothing_to_run_on_the_run_waits_and_says_so(
-    setting: Setting, monkeypatch: pytest.MonkeyPatch, missing: str
-) -> None:
+def test_with_nothing_to_run_on_the_run_waits_and_says_so(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
     def none(selection: Selection) -> Selection:
         raise ProviderUnavailable("cuda: no NVIDIA driver")
 
-    if missing == "provider":
-        monkeypatch.setattr(networks, "next_provider", none)
-    else:
-        monkeypatch.setattr(sys, "executable", "/no/such/python")
+    monkeypatch.setattr(networks, "next_provider", none)
     made = setting.networks()
     made.prepare(STEPS)
     assert not made.building

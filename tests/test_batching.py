@@ -15,7 +15,7 @@ from latentsync_trt.runtime.networks.first_runs import FirstRuns
 from latentsync_trt.runtime.networks.networks import Networks
 from latentsync_trt.runtime.providers.gpu import Gpu
 from latentsync_trt.runtime.providers.select import Selection
-from latentsync_trt.runtime.providers.table import CUDA, PROVIDERS, TENSORRT
+from latentsync_trt.runtime.providers.table import CUDA, TENSORRT
 from latentsync_trt.runtime.sessions.engines import Engines
 from latentsync_trt.runtime.sessions.pool import SessionPool
 from tests.small import small_bundle
@@ -71,9 +71,7 @@ def test_a_window_takes_what_was_measured(published: Manifest) -> None:
     assert window_bytes(replace(published, precision="fp32")) == 2 * window_bytes(published)
 
 
-@pytest.mark.parametrize(
-    ("free_bytes", "windows"), [(None, 1), (0, 1), (GB, 1), (2 * GB, 2), (3 * GB, 3), (80 * GB, MOST)]
-)
+@pytest.mark.parametrize(("free_bytes", "windows"), [(None, 1), (0, 1), (2 * GB, 2), (80 * GB, MOST)])
 def test_as_many_as_fit(published: Manifest, free_bytes: int | None, windows: int) -> None:
     assert windows_that_fit(published, RANGES, free_bytes) == windows
 
@@ -86,26 +84,16 @@ def test_a_run_needs_what_was_measured(published: Manifest, file: str, side_px: 
     assert needed > peak
 
 
-def test_a_run_with_no_more_free_than_its_peak_starts_with_one_network(published: Manifest) -> None:
-    """As benchmarks/ has it: with 7.2 GB free the CUDA form ran out of memory, which the bare sum did not foresee."""
-    large = replace(published, resolution_px=512)
-    assert 7.2 * GB < needed_bytes(large, provider=CUDA, form="cuda") < 8 * GB
-
-
-@pytest.mark.parametrize("provider", ["tensorrt", "rtx"])
-def test_engines_need_as_much_as_the_cuda_form(published: Manifest, provider: str) -> None:
+def test_engines_need_as_much_as_the_cuda_form(published: Manifest) -> None:
     of_cuda = needed_bytes(published, provider=CUDA, form="cuda")
-    assert needed_bytes(published, provider=PROVIDERS[provider], form="portable") == of_cuda
+    assert needed_bytes(published, provider=TENSORRT, form="portable") == of_cuda
     assert needed_bytes(published, provider=CUDA, form="portable") > of_cuda
 
 
 def test_engines_that_say_what_they_take_need_that(published: Manifest) -> None:
     """Whoever runs: each engine holds its own memory as long as it is open."""
-    for side_by_side in (False, True):
-        needed = needed_bytes(
-            published, provider=TENSORRT, form="portable", side_by_side=side_by_side, engine_bytes=20 * GB
-        )
-        assert 20 * GB < needed < 25 * GB
+    needed = needed_bytes(published, provider=TENSORRT, form="portable", side_by_side=True, engine_bytes=20 * GB)
+    assert 20 * GB < needed < 25 * GB
 
 
 @pytest.fixture
@@ -140,16 +128,15 @@ def needed_here() -> int:
     return needed_bytes(manifest, provider=CUDA, form="portable")
 
 
-@pytest.mark.parametrize("windows", [2, MOST])
-def test_windows_that_fit_are_counted_when_all_networks_are_open(gpu_with_room: list[int | None], windows: int) -> None:
+def test_windows_that_fit_are_counted_when_all_networks_are_open(gpu_with_room: list[int | None]) -> None:
     """Not before, when the memory that they will take is still free."""
-    usable = windows * window_bytes(Bundle.load(small_bundle(), verify=False).manifest)
+    usable = 2 * window_bytes(Bundle.load(small_bundle(), verify=False).manifest)
     gpu_with_room[1] = int(1.01 * usable / 0.7)
     networks = opened()
     assert networks.windows_per_batch == 1
     for _ in range(2):
         networks.prepare(["denoise_step"])
-        assert networks.windows_per_batch == windows
+        assert networks.windows_per_batch == 2
     assert gpu_with_room == []
 
 

@@ -4,12 +4,10 @@ from collections.abc import Iterator
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 import pytest
 from onnx.reference import ReferenceEvaluator
 
 from latentsync_trt.bundle.manifest import Bundle
-from latentsync_trt.errors import InferenceError, OutOfMemory
 from latentsync_trt.face.mask import mouth_mask
 from latentsync_trt.runtime.networks.networks import Networks
 from latentsync_trt.runtime.providers.select import Selection
@@ -33,46 +31,36 @@ def faces(count: int, seed: int = 5) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 256, (count, SIDE_PX, SIDE_PX, 3), np.uint8)
 
 
-def encoded(networks: Networks, images: np.ndarray) -> np.ndarray:
-    """The encoder's graph on float pictures, in batches of its size."""
-    return run(networks.session("vae_encoder"), images)
-
-
-def decoded(networks: Networks, latents: np.ndarray) -> np.ndarray:
-    """The decoder's graph to float pictures."""
-    return run(networks.session("vae_decoder"), latents)
-
-
 def run(session: Session, array: np.ndarray) -> np.ndarray:
+    """A graph on floats, in batches of its size."""
     name, size = session.inputs[0].name, session.inputs[0].shape[0]
     filled = np.resize(array, (-(-len(array) // int(size)) * int(size), *array.shape[1:]))
-    return np.concatenate([session.run({name: part})[0] for part in np.split(filled, len(filled) // int(size))])[
-        : len(array)
-    ]
+    results = [session.run({name: part})[0] for part in np.split(filled, len(filled) // int(size))]
+    return np.concatenate(results)[: len(array)]
 
 
 def as_images(pictures: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(pictures.transpose(0, 3, 1, 2) / np.float32(127.5) - np.float32(1))
 
 
-@pytest.mark.parametrize("count", [1, 4, 7])
+@pytest.mark.parametrize("count", [1, 7])
 def test_faces_are_encoded_whole_and_masked(networks: Networks, count: int) -> None:
     mask = mouth_mask(SIDE_PX)
     masked, whole = networks.codec.encode_faces(faces(count), mask)
     assert masked.shape == whole.shape == (count, 4, SIDE_PX // 8, SIDE_PX // 8)
     images = as_images(faces(count))
-    np.testing.assert_array_equal(whole, encoded(networks, images))
-    np.testing.assert_array_equal(masked, encoded(networks, images * mask))
+    np.testing.assert_array_equal(whole, run(networks.session("vae_encoder"), images))
+    np.testing.assert_array_equal(masked, run(networks.session("vae_encoder"), images * mask))
     assert np.abs(masked - whole).max() > 0.01
 
 
-@pytest.mark.parametrize("count", [1, 4, 7])
+@pytest.mark.parametrize("count", [1, 7])
 def test_latents_are_decoded_to_sixteen_bits(networks: Networks, count: int) -> None:
     latents = np.random.default_rng(3).standard_normal((count, 4, SIDE_PX // 8, SIDE_PX // 8), np.float32)
     painted = networks.codec.decode_faces(latents)
     assert len(painted) == count
     assert all(picture.shape == (SIDE_PX, SIDE_PX, 3) and picture.dtype == np.uint16 for picture in painted)
-    expected = decoded(networks, latents).clip(-1, 1).transpose(0, 2, 3, 1)
+    expected = run(networks.session("vae_decoder"), latents).clip(-1, 1).transpose(0, 2, 3, 1)
     assert np.ptp(expected) > 0.1
     np.testing.assert_allclose(np.stack(painted) * (2 / 65535) - 1, expected, atol=1.01 * STEP)
 
@@ -87,35 +75,6 @@ def test_buffers_share_no_memory_with_inputs_or_results(networks: Networks) -> N
     networks.codec.decode_faces(-latents)
     for array, copy in zip((*encoded, *painted, pictures, latents), (*kept, *given), strict=True):
         np.testing.assert_array_equal(array, copy)
-
-
-def test_a_batch_of_the_same_size_makes_no_buffer(networks: Networks, monkeypatch: pytest.MonkeyPatch) -> None:
-    mask, latents = mouth_mask(SIDE_PX), np.ones((4, 4, 16, 16), np.float32)
-    networks.codec.encode_faces(faces(4), mask)
-    networks.codec.decode_faces(latents)
-
-    def never(*_: object) -> None:
-        raise AssertionError("allocated again")
-
-    monkeypatch.setattr(ort.OrtValue, "ortvalue_from_shape_and_type", never)
-    networks.codec.encode_faces(faces(4, seed=6), mask)
-    networks.codec.decode_faces(-latents)
-    networks.close()
-    with pytest.raises(InferenceError, match="allocated again"):  # buffers go with the engines
-        networks.codec.encode_faces(faces(4), mask)
-
-
-def test_a_buffer_without_memory_is_an_error_that_names_the_network(
-    networks: Networks, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    networks.close()
-
-    def refuse(*_: object) -> object:
-        raise RuntimeError("Failed to allocate memory for requested buffer of size 196608")
-
-    monkeypatch.setattr(ort.OrtValue, "ortvalue_from_shape_and_type", refuse)
-    with pytest.raises(OutOfMemory, match=r"vae_encoder.*low-memory"):
-        networks.codec.encode_faces(faces(4), mouth_mask(SIDE_PX))
 
 
 @pytest.mark.parametrize("name", ["faces_in", "faces_out"])

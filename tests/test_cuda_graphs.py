@@ -1,6 +1,6 @@
 """Replays of CUDA graphs are checked before they are used, and all clips share the buffers they were recorded with."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,7 @@ from latentsync_trt import SyncOptions
 from latentsync_trt.bench.selftest import REPLAY_NOTICE
 from latentsync_trt.bundle.manifest import step_graph
 from latentsync_trt.runtime.networks import denoiser as denoiser_module
-from latentsync_trt.runtime.networks.denoiser import PooledDenoiser, replays_faithfully
+from latentsync_trt.runtime.networks.denoiser import PooledDenoiser
 from latentsync_trt.sync.inpaint import graphs_for
 from latentsync_trt.types import Float32Array, WindowBatch
 from tests.device import DemoNetworks
@@ -24,25 +24,19 @@ INPUTS = (LATENTS, CONDITIONING, AUDIO, 1.5)
 class FakeDenoiser:
     """Adds a multiple of the conditioning at every step, and a wrong one after `faithful_runs` steps."""
 
-    def __init__(
-        self, *args: Any, faithful_runs: int = 10**9, cuda_graph: bool = True, unguided_is_wrong: bool = False
-    ) -> None:
+    def __init__(self, *args: Any, faithful_runs: int = 10**9, cuda_graph: bool = True) -> None:
         self.left = faithful_runs
-        self.unguided_is_wrong = unguided_is_wrong
         self.kinds: list[tuple[bool, bool]] = []
         self.cuda_graph = cuda_graph
-        self.begun = 0
         self.released = False
 
     def begin(self, batch: WindowBatch) -> None:
         self.now, self.known = batch.latents.copy(), batch.conditioning[:, :4]
-        self.begun += 1
 
     def step(self, timestep: int, coefficients: Float32Array, *, cached: bool, guided: bool = True) -> None:
         self.left -= 1
         self.kinds.append((guided, cached))
-        wrong = self.left < 0 or (self.unguided_is_wrong and not guided and len(self.kinds) > 4)
-        change = self.known if wrong else coefficients[0] * self.known
+        change = self.known if self.left < 0 else coefficients[0] * self.known
         self.now = self.now + change
 
     def latents(self) -> Float32Array:
@@ -55,7 +49,6 @@ class FakeDenoiser:
 @dataclass(eq=False)
 class FakeEngines:
     cuda_graph: bool = True
-    checked: list[dict[str, int]] = field(default_factory=list)
 
     class selection:  # noqa: N801 -- stands in for an attribute
         name, device, device_id = "tensorrt", "cuda", 0
@@ -67,24 +60,18 @@ class FakeEngines:
         return {"graphs": graphs}
 
     def check(self, **sizes: int) -> None:
-        self.checked.append(sizes)
+        pass
 
 
 class FakePool:
-    def __init__(self, *, cuda_graph: bool = True) -> None:
-        self.engines = FakeEngines(cuda_graph)
+    def __init__(self) -> None:
+        self.engines = FakeEngines()
 
     def session(self, graph: str) -> None:
         raise AssertionError(graph)
 
     def switch(self, engines: FakeEngines) -> None:
         self.engines = engines
-
-
-@pytest.mark.parametrize(("faithful_runs", "verdict"), [(10**9, True), (4, False), (11, False)])
-def test_a_wrong_replay_is_found(faithful_runs: int, verdict: bool) -> None:
-    denoiser: Any = FakeDenoiser(faithful_runs=faithful_runs)
-    assert replays_faithfully(denoiser, WindowBatch(*INPUTS)) is verdict
 
 
 def made(monkeypatch: pytest.MonkeyPatch, faithful_runs: int) -> list[FakeDenoiser]:
@@ -128,7 +115,7 @@ def test_wrong_replays_end_cuda_graphs_for_this_run(monkeypatch: pytest.MonkeyPa
     pool: Any = FakePool()
     notices: list[str] = []
     denoiser = PooledDenoiser(pool, notices.append)
-    all_made = made(monkeypatch, 3)
+    all_made = made(monkeypatch, 11)
     run_clip(denoiser)
     assert not pool.engines.cuda_graph
     assert [denoiser.cuda_graph for denoiser in all_made] == [True, False]

@@ -104,13 +104,11 @@ def test_too_little_memory_to_open_all(make: DemoNetworks, device: Device, wante
     assert make.notices == [LOW_MEMORY_NOTICE]
 
 
-@pytest.mark.parametrize("builds", [False, True])
 def test_a_second_clip_takes_the_room_of_open_networks(
-    make: DemoNetworks, device: Device, monkeypatch: pytest.MonkeyPatch, builds: bool
+    make: DemoNetworks, device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    networks = make(COMPILING) if builds else make()
-    if builds:
-        compiling_provider(monkeypatch)
+    compiling_provider(monkeypatch)
+    networks = make(COMPILING)
     networks.prepare(GRAPHS[:2])
     device.room, device.most_networks = 2, 0
     make.notices.clear()

@@ -30,12 +30,9 @@ def only_a_plug_in(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
     return allocated
 
 
-@pytest.mark.parametrize("shape", [(), (5,), (1, 4, 2, 3, 3)])
-@pytest.mark.parametrize("dtype", [np.float32, np.float16, np.int64])
-def test_values_reach_a_device_through_a_plug_in(
-    shape: tuple[int, ...], dtype: type[np.generic], only_a_plug_in: list[tuple[str, int]]
-) -> None:
-    array = np.arange(max(1, int(np.prod(shape))), dtype=dtype).reshape(shape)
+@pytest.mark.parametrize("shape", [(), (1, 4, 2, 3, 3)])
+def test_values_reach_a_device_through_a_plug_in(shape: tuple[int, ...], only_a_plug_in: list[tuple[str, int]]) -> None:
+    array = np.arange(max(1, int(np.prod(shape))), dtype=np.float16).reshape(shape)
     value = DeviceBuffers("cuda", 1).upload("x", array)
     assert only_a_plug_in == [("cuda", 1)]
     assert tuple(value.shape()) == shape  # a scalar stays one

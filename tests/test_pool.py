@@ -1,8 +1,10 @@
 """The pool of sessions: each graph opened once, engines built once, and nothing run silently on another provider."""
 
 import itertools
+import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -11,7 +13,7 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
-from latentsync_trt.errors import EngineBuildError, OutputError
+from latentsync_trt.errors import EngineBuildError, OutOfMemory, OutputError
 from latentsync_trt.runtime.networks.networks import Networks
 from latentsync_trt.runtime.providers.gpu import Gpu
 from latentsync_trt.runtime.providers.select import Selection
@@ -20,17 +22,13 @@ from latentsync_trt.runtime.sessions.builders import DirectOpen, GraphSource
 from latentsync_trt.runtime.sessions.engines import Engines
 from latentsync_trt.runtime.sessions.session import CPU, Session, TensorInfo
 from tests.compiling import COMPILING, CopyBuilder, compiling_provider
-from tests.device import GRAPHS, DemoNetworks, Device, by_graph, denoised
+from tests.device import GRAPHS, DemoNetworks, Device, denoised
+from tests.small import small_bundle
 
 pytestmark = pytest.mark.integration
 
 GPU = Gpu(0, "RTX", "8.9", 2**34, "0000:01:00.0")
 VAE = ("vae_encoder", "vae_decoder")
-
-
-@pytest.fixture
-def notices(make: DemoNetworks) -> list[str]:
-    return make.notices
 
 
 @pytest.fixture
@@ -77,22 +75,21 @@ def test_prepare_opens_side_by_side(make: DemoNetworks, device: Device, monkeypa
     assert len(device.opened) == len(GRAPHS)
 
 
-def test_a_second_start_builds_nothing_and_gives_the_same(
-    make: DemoNetworks, compiler: CopyBuilder, notices: list[str]
-) -> None:
+def test_a_second_start_builds_nothing_and_gives_the_same(make: DemoNetworks, compiler: CopyBuilder) -> None:
     results = []
     for start in range(2):
         networks = make(COMPILING)
         networks.prepare(VAE)
         results.append(encoded(networks))
-        times = by_graph(networks.times())
+        times = {time.graph: time for time in networks.times()}
+        assert len(times) == len(VAE)
         assert {time.built for time in times.values()} == {start == 0}
         assert all(time.build_s > 0 and time.open_s > 0 for time in times.values())
         assert times["vae_encoder"].runs == 2 * 2  # masked faces and whole ones, the first time to warm up
         networks.close()
     assert compiler.built == list(VAE)
     assert np.array_equal(*results)
-    assert [notice.partition(":")[0] for notice in notices] == ["vae_encoder"] * 2 + ["vae_decoder"] * 2
+    assert [notice.partition(":")[0] for notice in make.notices] == ["vae_encoder"] * 2 + ["vae_decoder"] * 2
 
 
 def test_a_cache_that_cannot_be_written_is_an_error(make: DemoNetworks, compiler: CopyBuilder, tmp_path: Path) -> None:
@@ -118,7 +115,8 @@ def test_a_session_that_runs_mostly_on_another_provider_is_refused(
     monkeypatch.setattr(ort.InferenceSession, "get_providers", lambda self: ["CUDAExecutionProvider"])
     networks = make(Selection("cuda", gpu=GPU))
     networks.session("vae_encoder")
-    assert by_graph(networks.times())["vae_encoder"].node_share == pytest.approx(0.911)
+    (opened,) = networks.times()
+    assert opened.node_share == pytest.approx(0.911)
     counts["CPUExecutionProvider"] = 389
     with pytest.raises(EngineBuildError, match=r"cuda runs 70% .* 90% .*389 on CPUEx.*, 911 on CUDAEx.*--provider"):
         networks.session("vae_decoder")
@@ -155,13 +153,70 @@ def failing_gpu(monkeypatch: pytest.MonkeyPatch) -> Selection:
     return Selection("cuda", gpu=GPU)
 
 
-@pytest.mark.parametrize("low_memory", [False, True])
-def test_with_auto_the_next_provider_runs_with_a_notice(
-    make: DemoNetworks, notices: list[str], failing_gpu: Selection, low_memory: bool
-) -> None:
-    networks = make(failing_gpu, may_fall_back=True, low_memory=low_memory)
+def test_with_auto_the_next_provider_runs_with_a_notice(make: DemoNetworks, failing_gpu: Selection) -> None:
+    networks = make(failing_gpu, may_fall_back=True)
     networks.prepare(GRAPHS)
     assert networks.selection.name == "cpu"
-    assert notices == ["cuda is not used for this bundle, continuing with cpu: no kernel image"]
+    assert make.notices == ["cuda is not used for this bundle, continuing with cpu: no kernel image"]
     assert {time.provider for time in networks.times() if time.graph == "vae_decoder"} == {"cpu"}
     assert np.array_equal(denoised(networks), denoised(make()))
+
+
+# Several threads.
+
+
+def test_two_threads_that_close_a_pool_close_each_session_once(
+    make: DemoNetworks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, closed, close = threading.Barrier(2), [], Session.close
+
+    def meet(session: Session) -> None:
+        with suppress(threading.BrokenBarrierError):
+            gate.wait(0.2)  # as where both threads come here, which they should not
+        closed.append(session)
+        close(session)
+
+    networks = make()
+    opened = [networks.session(graph) for graph in VAE]
+    monkeypatch.setattr(Session, "close", meet)
+    with ThreadPoolExecutor(2) as threads:
+        for ended in [threads.submit(networks.close) for _ in range(2)]:
+            ended.result()
+    assert sorted(map(id, closed)) == sorted(map(id, opened))
+
+
+@pytest.mark.parametrize("error", [EngineBuildError("no"), OutOfMemory("too little"), KeyboardInterrupt()])
+def test_an_error_while_others_open_leaves_no_session_behind(
+    make: DemoNetworks, device: Device, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    networks, gate = make(), threading.Barrier(2)
+    open_graph, calls = DirectOpen.open, itertools.count()
+
+    def fail_once(self: DirectOpen, source: GraphSource) -> Session:
+        number = next(calls)
+        if number < 2:
+            gate.wait(30)
+        if number == 1:
+            raise error
+        return open_graph(self, source)
+
+    monkeypatch.setattr(DirectOpen, "open", fail_once)
+    if isinstance(error, OutOfMemory):
+        networks.prepare(GRAPHS)  # one network at a time
+        assert len(device.networks()) == 1
+    else:
+        with pytest.raises(type(error)):
+            networks.prepare(GRAPHS)
+    networks.close()
+    assert device.networks() == set()
+    networks.session("vae_encoder")
+
+
+@pytest.mark.parametrize(
+    ("given", "threads"),
+    [("", 0), (" 1 ,4", 1), ("-3", 0), ("²", 0), ("9" * 30, os.cpu_count())],
+)
+def test_the_number_of_threads_in_the_environment(monkeypatch: pytest.MonkeyPatch, given: str, threads: int) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", given)
+    session = Session(small_bundle() / "vae_decoder.onnx")
+    assert session.ort.get_session_options().intra_op_num_threads == threads

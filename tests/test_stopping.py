@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 import pytest
 
-from latentsync_trt.files import PREFIX, temporary_folder
+from latentsync_trt.files import PREFIX
 from tests.clips import write_face, write_sound
 from tests.small import small_bundle
 
@@ -121,15 +121,13 @@ def waiting(start: Start, folder: Path, how: str, *words: str, **given: Any) -> 
         ("cleaning", [signal.SIGTERM, signal.SIGTERM], 143),
     ],
 )
-@pytest.mark.integration
 def test_wherever_a_command_is_stuck(start: Start, tmp_path: Path, how: str, signals: list[int], code: int) -> None:
     assert waiting(start, tmp_path, how).stop(*signals) == (code, "", "stopping…\n" + MESSAGE)
 
 
-@pytest.mark.parametrize("how", ["python", "swallowing"])
-def test_json_has_the_error(start: Start, tmp_path: Path, how: str) -> None:
+def test_json_has_the_error(start: Start, tmp_path: Path) -> None:
     error = '{"error": "interrupted; unfinished files were removed"}\n'
-    assert waiting(start, tmp_path, how, "--json").stop(signal.SIGTERM) == (143, error, "stopping…\n")
+    assert waiting(start, tmp_path, "swallowing", "--json").stop(signal.SIGTERM) == (143, error, "stopping…\n")
 
 
 def test_a_terminal_shows_neither_half_a_bar_nor_no_cursor(start: Start, tmp_path: Path) -> None:
@@ -198,36 +196,11 @@ def arguments(tmp_path: Path) -> list[object]:
     return ["sync", *files, *model, "-q", "-o", tmp_path / "out.mp4"]
 
 
-@pytest.mark.integration
 def test_while_windows_are_painted(start: Start, arguments: list[object], tmp_path: Path) -> None:
     command = start("-m", "latentsync_trt", *arguments)
     command.until(lambda: list(tmp_path.glob(f"{PREFIX}*")))
     assert command.stop(signal.SIGTERM)[::2] == (143, "stopping…\n" + MESSAGE)
 
-
-FINISHING = """
-from latentsync_trt.__main__ import main
-from latentsync_trt.media.writer import VideoWriter
-from tests.stopped_command import FOREVER_S, sleep_natively
-
-def finish(writer):
-    (writer._folder / "finishing").touch()
-    sleep_natively(FOREVER_S)
-
-VideoWriter._finish = finish
-main()
-"""
-
-
-@pytest.mark.integration
-def test_while_the_file_is_finished(start: Start, arguments: list[object], tmp_path: Path) -> None:
-    write_sound(tmp_path / "long.wav", 0.2)
-    command = start("-c", FINISHING, *arguments, "--steps", "1")
-    command.until(lambda: list(tmp_path.glob(f"{PREFIX}*/finishing")))
-    assert command.stop(signal.SIGHUP)[::2] == (129, "stopping…\n" + MESSAGE)
-
-
-# Several devices, of which each further one has a process of its own
 
 SEVERAL = """
 from latentsync_trt.__main__ import main
@@ -238,43 +211,14 @@ main()
 """
 
 
-def on_two_devices(start: Start, arguments: list[object], folder: Path) -> tuple[Command, psutil.Process]:
-    """A command that paints on two devices, and the process of the second."""
-    (folder / "scratch").mkdir()
-    spoken = [word for word in arguments if word != "-q"]
-    command = start("-c", SEVERAL, *spoken, TMPDIR=str(folder / "scratch"))
-    command.until(psutil.Process(command.process.pid).children)
-    (child,) = psutil.Process(command.process.pid).children()
-    command.until(lambda: list(folder.glob(f"{PREFIX}*")))
-    command.before = [folder / name for name in ("clip.mp4", "long.wav", "scratch")]
-    return command, child
-
-
-@pytest.mark.integration
-@pytest.mark.parametrize("hangs", [False, True])
-def test_a_process_for_another_device_ends_with_the_command(
-    start: Start, arguments: list[object], tmp_path: Path, hangs: bool
-) -> None:
-    command, child = on_two_devices(start, arguments, tmp_path)
-    if hangs:
-        child.suspend()
-    code, _, err = command.stop(signal.SIGINT)
-    assert code == 130
-    assert err.partition("stopping…")[2] == "\n" + MESSAGE
-
-
-@pytest.mark.integration
 def test_a_process_for_another_device_ends_with_a_command_that_is_killed(
     start: Start, arguments: list[object], tmp_path: Path
 ) -> None:
-    command, child = on_two_devices(start, arguments, tmp_path)
+    """Each further device has a process of its own."""
+    command = start("-c", SEVERAL, *arguments)
+    command.until(psutil.Process(command.process.pid).children)
+    (child,) = psutil.Process(command.process.pid).children()
+    command.until(lambda: list(tmp_path.glob(f"{PREFIX}*")))
     command.process.kill()
     command.process.wait()
     child.wait(PATIENCE_S)
-
-
-def test_library_calls_leave_signals_alone(tmp_path: Path) -> None:
-    before = signal.getsignal(signal.SIGTERM)
-    import_module("latentsync_trt.cli")
-    with temporary_folder(tmp_path):
-        assert signal.getsignal(signal.SIGTERM) is before

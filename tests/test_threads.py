@@ -1,5 +1,6 @@
 """Stages in threads, and work spread over several: order, bounds, errors, and no thread left behind."""
 
+import itertools
 import threading
 import time
 from collections.abc import Callable, Generator, Sequence
@@ -128,22 +129,9 @@ def test_closing_waits_for_what_runs_and_ends_all_threads() -> None:
     assert line.taken <= 8
 
 
-def test_one_worker_runs_in_the_callers_thread() -> None:
-    used: set[int] = set()
-
-    def work(task: tuple[int, int]) -> object:
-        used.add(threading.get_ident())
-        return task
-
-    line = Line([1, 0, 2])
-    assert line.run([work], ahead=0) == line.whole()
-    assert used == {threading.get_ident()}
-    assert line.most_held == 1
-
-
-def counting(limit: int, made: list[int], closed: list[bool] | None = None) -> Generator[int, None, None]:
+def made_numbers(made: list[int], closed: list[bool] | None = None) -> Generator[int, None, None]:
     try:
-        for number in range(limit):
+        for number in itertools.count():
             made.append(number)
             yield number
     finally:
@@ -151,13 +139,9 @@ def counting(limit: int, made: list[int], closed: list[bool] | None = None) -> G
             closed.append(True)
 
 
-def threads_named(name: str) -> int:
-    return sum(thread.name == name for thread in threading.enumerate())
-
-
 def test_runs_ahead_by_no_more_than_its_depth() -> None:
     made: list[int] = []
-    stage = in_background(counting(100, made), depth=3, name="bounded")
+    stage = in_background(made_numbers(made), depth=3, name="bounded")
     assert next(stage) == 0
     time.sleep(0.3)
     assert len(made) <= 1 + 3 + 1  # taken, waiting, in the producer's hand
@@ -189,17 +173,15 @@ def test_an_error_reaches_the_consumer_after_the_items_before_it() -> None:
 @pytest.mark.parametrize("taken", [0, 3])
 def test_closing_stops_every_stage_before_it(taken: int) -> None:
     closed: list[bool] = []
-    first = in_background(counting(10**9, [], closed), depth=2, name="first")
+    first = in_background(made_numbers([], closed), depth=2, name="paint first")
 
     def doubled() -> Generator[int, None, None]:
-        try:
+        with closing(first):
             for number in first:
                 yield 2 * number
-        finally:
-            first.close()
 
-    second = in_background(doubled(), depth=2, name="second")
+    second = in_background(doubled(), depth=2, name="paint second")
     assert [next(second) for _ in range(taken)] == [0, 2, 4][:taken]
     second.close()
     assert closed == [True]
-    assert threads_named("first") == threads_named("second") == 0
+    assert not threads()

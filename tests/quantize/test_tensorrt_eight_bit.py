@@ -33,16 +33,3 @@ def test_tensorrt_builds_all_pairs_and_paints_what_the_cpu_paints(
     # Weights are read from the bundle's file; a graph itself contains scales and the like.
     assert max(ended.numbers(r"build nodes=.* inline_bytes=(\d+)")) < 200_000
     assert set(ended.numbers(r"network flags=(\d+)")) == {FLAG_OF_STRONG_TYPES}
-
-
-def test_without_constant_folding_a_provider_gets_all_pairs_and_weights_on_disk(
-    int8_bundle: Path, stand_in: StandIn
-) -> None:
-    """As the RTX plug-in gets its graphs, through ONNX Runtime."""
-    asked = {"bundle": str(int8_bundle), "graph": FULL_STEP}
-    _, whole = stand_in.scenario("provider_builds", optimize=False, **asked)
-    assert whole.numbers(r"build nodes=.* qdq=(\d+)") == [qdq_nodes(int8_bundle)]
-    _, folded = stand_in.scenario("provider_builds", optimize=True, **asked)
-    assert folded.numbers(r"build nodes=.* qdq=(\d+)")[0] < qdq_nodes(int8_bundle)  # why it must be off
-    (kept,), (lost,) = (run.numbers(r"build nodes=.* inline_bytes=(\d+)") for run in (whole, folded))
-    assert kept < lost

@@ -51,12 +51,11 @@ def refused(bundle: str, options: Sequence[dict[str, str]]) -> list[str]:
     answers = []
     for given in options:
         settings = SessionSettings(plugin_devices=_devices(), plugin_options={**given, **_NOTHING_TAKEN})
+        answers.append("")
         try:
             Session(Path(bundle) / "vae_encoder.onnx", settings).close()
         except EngineBuildError as error:
-            answers.append(str(error))
-        else:
-            answers.append("")
+            answers[-1] = str(error)
     return answers
 
 

@@ -4,7 +4,7 @@ import ctypes
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -31,16 +31,16 @@ GRAPHS = ("audio_encoder", "vae_encoder", "denoise_step", "denoise_step_cached",
 def pictures(bundle: str, settings: list[dict[str, Any]], provider: str = "tensorrt") -> list[dict[str, Any]]:
     """Largest relative difference of a run on the provider from one on the CPU, for each of `settings`.
 
-    `settings`: those of `_RUN`; "resolutions", one after another on the same networks; the others are `RuntimeOptions`.
+    `settings`: those of `_RUN`; "resolutions", one after another on the same networks; "repeat"; else `RuntimeOptions`.
     """
     loaded = Bundle.load(Path(bundle), verify=False)
     answers = []
     for setting in settings:
-        run = {name: setting.pop(name, usual) for name, usual in _RUN.items()}
-        if run["windows"] > 1:  # engines are built for as many as a run denoises together
+        repeat, resolutions = setting.pop("repeat", 1), setting.pop("resolutions", [None])
+        run = {name: setting.pop(name) for name in _RUN if name in setting}
+        if "windows" in run:  # engines are built for as many as a run denoises together
             setting["windows_per_batch"] = run["windows"]
         notices: list[str] = []
-        repeat, resolutions = run.pop("repeat"), run.pop("resolutions")
         with opened(loaded, select_provider(provider), notices, **setting) as networks:
             there = [[_painted(networks, px, **run) for px in resolutions] for _ in range(repeat)]
             low = networks.low_memory
@@ -52,16 +52,7 @@ def pictures(bundle: str, settings: list[dict[str, Any]], provider: str = "tenso
     return answers
 
 
-_RUN: dict[str, Any] = {
-    "guidance": 1.5,
-    "unguided_too": False,
-    "windows": 1,
-    "frames": None,
-    "resolutions": (None,),
-    "cached": True,
-    "faces": True,
-    "repeat": 1,
-}
+_RUN = ("guidance", "unguided_too", "windows", "frames", "cached", "faces")
 
 
 @contextmanager
@@ -134,19 +125,13 @@ def failures(bundle: str, faults: list[str], graph: str = "vae_encoder", prepare
     return answers
 
 
-def built(bundle: str, graph: str = "vae_encoder") -> dict[str, Any]:
+def built(bundle: str, graph: str = "vae_encoder", provider_option: Sequence[str] = ()) -> dict[str, Any]:
     """Builds an engine, opens it, and returns what is known of it."""
-    notices: list[str] = []
-    engines = _engines(bundle, notices)
-    opened_engine = engines.open(graph)
-    opened_engine.session.close()
+    engines = _engines(bundle, [], provider_option=tuple(provider_option))
+    engines.open(graph).session.close()
     entry = engines.cache.find(engines.key(graph))
     assert entry is not None
-    return {
-        "memory_bytes": entry.device_memory_bytes,
-        "notices": notices,
-        "folder": str(entry.folder),
-    }
+    return {"memory_bytes": entry.device_memory_bytes, "folder": str(entry.folder)}
 
 
 def compiled(path: str) -> dict[str, Any]:
@@ -219,18 +204,6 @@ def background(bundle: str, graphs: list[str]) -> dict[str, Any]:
     engines = _engines(bundle, [])
     build = BackgroundBuild(engines, graphs)
     return {"error": build.wait(), "missing": engines.missing(GRAPHS)}
-
-
-def memory(bundle: str, times: int) -> list[int]:
-    """Bytes in use on the GPU after each of several runs, all closed."""
-    used = ctypes.CDLL("libcudart.so.13").stand_in_used_bytes
-    used.restype = ctypes.c_size_t
-    loaded, after = Bundle.load(Path(bundle), verify=False), []
-    for _ in range(times):
-        with opened(loaded, select_provider("tensorrt"), []) as networks:
-            _painted(networks)
-        after.append(used(0))
-    return after
 
 
 def main() -> None:

@@ -88,10 +88,24 @@ def _bytes(memory: int) -> IHostMemory:
     return IHostMemory(ctypes.string_at(_data(memory), _size(memory)))
 
 
-class Builder:
+class _Logs:
+    """What writes to a logger of the caller."""
+
     def __init__(self, logger: ILogger) -> None:
         self._function = _LOG(lambda severity, text: logger.log(severity, text.decode()))
         self.logger = _make_logger(self._function)
+
+
+class _Made:
+    """What the library made."""
+
+    def __init__(self, pointer: int) -> None:
+        self.pointer = pointer
+
+
+class Builder(_Logs):
+    def __init__(self, logger: ILogger) -> None:
+        super().__init__(logger)
         self.pointer = _make_builder(self.logger, 101401)
         if not self.pointer:
             raise TypeError("pybind11::init(): factory function returned nullptr")
@@ -110,10 +124,7 @@ class Builder:
         return _bytes(memory) if memory else None
 
 
-class INetworkDefinition:
-    def __init__(self, pointer: int) -> None:
-        self.pointer = pointer
-
+class INetworkDefinition(_Made):
     @property
     def num_layers(self) -> int:
         return int(_layers(self.pointer))
@@ -151,27 +162,19 @@ class IAttentionOutputLayer(ILayer):
         return IAttention(self)
 
 
-class IOptimizationProfile:
-    def __init__(self, pointer: int) -> None:
-        self.pointer = pointer
-
+class IOptimizationProfile(_Made):
     def set_shape(self, input: str, min: tuple[int, ...], opt: tuple[int, ...], max: tuple[int, ...]) -> None:  # noqa: A002
         for selector, sizes in enumerate((min, opt, max)):
             _set_shape(self.pointer, input.encode(), selector, len(sizes), (ctypes.c_longlong * len(sizes))(*sizes))
 
 
-class ITimingCache:
-    def __init__(self, pointer: int) -> None:
-        self.pointer = pointer
-
+class ITimingCache(_Made):
     def serialize(self) -> IHostMemory:
         return _bytes(_timings_bytes(self.pointer))
 
 
-class IBuilderConfig:
-    def __init__(self, pointer: int) -> None:
-        self.pointer = pointer
-        self._timings: ITimingCache | None = None
+class IBuilderConfig(_Made):
+    _timings: ITimingCache | None = None
 
     @property
     def builder_optimization_level(self) -> int:
@@ -200,22 +203,15 @@ class IBuilderConfig:
         return self._timings
 
 
-class ICudaEngine:
-    def __init__(self, pointer: int) -> None:
-        self._pointer = pointer
-
+class ICudaEngine(_Made):
     @property
     def device_memory_size_v2(self) -> int:
-        return int(_device_memory(self._pointer))
+        return int(_device_memory(self.pointer))
 
 
-class Runtime:
-    def __init__(self, logger: ILogger) -> None:
-        self._function = _LOG(lambda severity, text: logger.log(severity, text.decode()))
-        self._logger = _make_logger(self._function)
-
+class Runtime(_Logs):
     def deserialize_cuda_engine(self, serialized_engine: bytes) -> ICudaEngine | None:
-        pointer = _open_engine(self._logger, serialized_engine, len(serialized_engine))
+        pointer = _open_engine(self.logger, serialized_engine, len(serialized_engine))
         return ICudaEngine(pointer) if pointer else None
 
 
@@ -233,10 +229,10 @@ class _ParserError:
         return self._operator
 
 
-class OnnxParser:
+class OnnxParser(_Logs):
     def __init__(self, network: INetworkDefinition, logger: ILogger) -> None:
-        self._function = _LOG(lambda severity, text: logger.log(severity, text.decode()))
-        self._pointer = _make_parser(network.pointer, _make_logger(self._function), 100)
+        super().__init__(logger)
+        self._pointer = _make_parser(network.pointer, self.logger, 100)
 
     def parse_from_file(self, model: str) -> bool:
         return bool(_parse(self._pointer, model.encode()))
