@@ -1,22 +1,18 @@
-"""A provider "rtx" that runs on the CPU: `python -m tests.build_worker build ...` is the command line with it; as a
-child process, this module builds engines in the background.
+"""The child process that builds engines in the background, for a provider "rtx" that runs on the CPU.
 
 $HANG_IN_BUILD: an engine's build never ends, in a call that no signal interrupts. $WAIT_FOR: it waits for this file.
 """
 
 import os
-import sys
 from pathlib import Path
 
 import pytest
 
-from latentsync_trt.__main__ import main
 from latentsync_trt.child import serve
 from latentsync_trt.runtime.networks import background
-from latentsync_trt.runtime.providers import select
 from latentsync_trt.runtime.sessions.builders import GraphSource
 from tests.cache_worker import until
-from tests.compiling import COMPILING, CopyBuilder, compiling_provider
+from tests.compiling import CopyBuilder, compiling_provider
 from tests.stopped_command import FOREVER_S, sleep_natively
 
 HANG, WAIT = "HANG_IN_BUILD", "WAIT_FOR"
@@ -39,9 +35,4 @@ if __name__ == "__main__":
     with pytest.MonkeyPatch.context() as patch:
         compiling_provider(patch)
         patch.setattr(CopyBuilder, "build", build)
-        patch.setattr(select, "select_provider", lambda name, device: COMPILING)
-        patch.setattr(background, "_MODULE", MODULE)
-        if sys.argv[1].isdigit():
-            serve(background.build)
-        else:
-            main()
+        serve(background.build)

@@ -198,12 +198,3 @@ def test_batches_may_differ_in_size_within_the_range(tmp_path: Path, monkeypatch
     with pytest.raises(InputError, match="9 frames: the engines take 2 to 8"):
         denoiser.begin(WindowBatch(*toy_inputs(1, 9), 1.5))
     networks.close()
-
-
-def test_fixed_engines_of_a_dynamic_bundle_take_one_size(tmp_path: Path) -> None:
-    options = RuntimeOptions(engine_cache=tmp_path / "cache", dynamic=False)
-    networks = Networks(write_toy(tmp_path / "toy"), Selection("cpu"), options)
-    assert networks.session("denoise_step").inputs[0].shape == (1, 4, FRAMES, 2, 2)
-    with pytest.raises(InputError, match="2 windows: the engines take 1; build or export"):
-        networks.denoiser.begin(WindowBatch(*toy_inputs(2), 1.5))
-    networks.close()

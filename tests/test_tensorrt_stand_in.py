@@ -191,13 +191,6 @@ def test_the_second_gpu_builds_and_runs(stand_in: StandIn) -> None:
     assert ended.count("builder visible=1$") == 1
 
 
-def test_engines_built_in_the_background(stand_in: StandIn) -> None:
-    answer, _ = stand_in.scenario("background", bundle=SMALL, graphs=["vae_encoder", "vae_decoder"])
-    assert answer == {"error": "", "missing": ["audio_encoder", "denoise_step", "denoise_step_cached"]}
-    failed, _ = stand_in.scenario("background", fault="build_fails", bundle=SMALL, graphs=["denoise_step"])
-    assert "Could not find any implementation" in failed["error"]
-
-
 @pytest.mark.slow
 def test_a_run_that_is_short_of_memory_goes_on_with_less_on_the_device(stand_in: StandIn) -> None:
     ((whole,), ended) = stand_in.scenario("pictures", bundle=SMALL, settings=[{}])

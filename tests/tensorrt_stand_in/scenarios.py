@@ -17,7 +17,6 @@ from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import LatentSyncError
 from latentsync_trt.runtime.cache.store import EngineCache, cache_folder
 from latentsync_trt.runtime.compiler.process import CompileOrder, run_compiler
-from latentsync_trt.runtime.networks.background import BackgroundBuild
 from latentsync_trt.runtime.networks.networks import Networks
 from latentsync_trt.runtime.providers.select import Selection, select_provider
 from latentsync_trt.runtime.sessions import builders
@@ -25,7 +24,6 @@ from latentsync_trt.runtime.sessions.engines import Engines
 from latentsync_trt.types import Float32Array, WindowBatch
 
 COEFFICIENTS = np.array([0.9, -0.1, 0.05, 1.1, -0.4], np.float32)
-GRAPHS = ("audio_encoder", "vae_encoder", "denoise_step", "denoise_step_cached", "vae_decoder")
 
 
 def pictures(bundle: str, settings: list[dict[str, Any]], provider: str = "tensorrt") -> list[dict[str, Any]]:
@@ -197,13 +195,6 @@ def second_gpu(bundle: str) -> dict[str, Any]:
     used = ctypes.CDLL("libcudart.so.13").stand_in_used_bytes
     used.restype = ctypes.c_size_t
     return {"gpu": engines.key("vae_encoder").gpu, "used": [used(0), used(1)], "open": session.provider}
-
-
-def background(bundle: str, graphs: list[str]) -> dict[str, Any]:
-    """Builds in another process."""
-    engines = _engines(bundle, [])
-    build = BackgroundBuild(engines, graphs)
-    return {"error": build.wait(), "missing": engines.missing(GRAPHS)}
 
 
 def main() -> None:
