@@ -157,19 +157,12 @@ def test_without_any_worker_the_last_error_is_raised(starts: list[Exception]) ->
             dispatcher.wait()
 
 
-@contextmanager
-def one_runs_and_one_waits(worker: Fake) -> Iterator[tuple[Dispatcher, list[Event]]]:
-    """Tasks 0 and 1 on `worker`, which runs until it is stopped."""
-    with dispatching(worker) as both:
-        for number in range(2):
-            both[0].submit(task(number))
-        until(lambda: worker.running == "0")
-        yield both
-
-
 def test_canceling_a_waiting_and_a_running_task() -> None:
     worker = Fake("cpu", until_stopped)
-    with one_runs_and_one_waits(worker) as (dispatcher, events):
+    with dispatching(worker) as (dispatcher, events):
+        for number in range(2):
+            dispatcher.submit(task(number))
+        until(lambda: worker.running == "0")
         assert dispatcher.cancel("1")
         assert dispatcher.cancel("0")
         dispatcher.wait()
@@ -190,15 +183,6 @@ def test_a_cancel_between_start_and_run_is_not_lost() -> None:
         dispatcher.wait()
     assert of(CanceledEvent, events) == [CanceledEvent("0")]
     assert worker.ran == []
-
-
-def test_closing_ends_a_running_task_without_a_word() -> None:
-    worker = Fake("cpu", until_stopped)
-    with one_runs_and_one_waits(worker) as (_, events):
-        pass
-    assert worker.ran == ["0"]
-    assert not of(CanceledEvent, events) + of(Failed, events) + of(Finished, events)
-    assert events[-1] == WorkerState("cpu", "closed")
 
 
 @pytest.mark.parametrize("kind", [Started, Finished])

@@ -4,7 +4,6 @@ import errno
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -139,29 +138,6 @@ def test_many_processes_make_and_remove_folders_at_once(tmp_path: Path) -> None:
     processes = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) for _ in range(3)]
     assert [(process.communicate()[0], process.returncode) for process in processes] == [(b"", 0)] * 3
     assert names(tmp_path) == []
-
-
-def test_the_end_of_a_process_removes_all_that_threads_still_write(tmp_path: Path) -> None:
-    stop, begun = threading.Event(), threading.Event()
-
-    def write(folder: Path) -> None:
-        for number in range(10**6):
-            begun.set()
-            if stop.is_set():
-                return
-            try:
-                (folder / f"{number}").touch()
-            except OSError:
-                return
-
-    with temporary_folder(tmp_path) as folder:
-        writer = threading.Thread(target=write, args=[folder])
-        writer.start()
-        begun.wait()
-        remove_all()
-        assert names(tmp_path) == []
-        stop.set()
-        writer.join()
 
 
 def test_finished_parts_stay_whoever_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

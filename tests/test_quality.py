@@ -47,15 +47,13 @@ def add(
     fps: int = 25,
     seam: float = 0.5,
     track_id: int = 0,
-    speaker: int = 0,
-    box: tuple[int, ...] = (20, 20, 85, 120),
 ) -> None:
     """A frame whose picture `own` becomes `new`."""
     time_s = Fraction(index, fps)
     frame = Frame(index, time_s, Fraction(1, fps), time_s, own, None)
-    face = Face(np.array(box, np.float32), np.zeros((3, 2), np.float32))
+    face = Face(np.array([20, 20, 85, 120], np.float32), np.zeros((3, 2), np.float32))
     matrix = np.eye(2, 3)
-    target = Target(track_id, 0, speaker, face, matrix, AlignedFace(own, matrix, SIZE_PX))
+    target = Target(track_id, 0, 0, face, matrix, AlignedFace(own, matrix, SIZE_PX))
     patch = Patch(0, 0, new.astype(np.uint16) * 257, np.ones(new.shape[:2], np.float32))
     quality.add(frame, target, Pasted(patch, None, None if gap is None else mesh(gap)), seam)
 
@@ -78,16 +76,14 @@ def speech(opening: Float32Array) -> list[Float32Array]:
     return list(np.array_split(samples.astype(np.float32), 7))
 
 
-def measured(
-    gaps: Callable[[Fraction], float], *, count: int = 250, fps: int = 25, start_s: Fraction = Fraction(0)
-) -> Measures:
+def measured(gaps: Callable[[Fraction], float], fps: int, start_s: Fraction) -> Measures:
     """The measures of a clip whose speech begins at `start_s`; `gaps` of lips by the time in the speech."""
     quality = Quality([start_s])
     for _ in range(2):  # `SpeechStream` reads the recording twice
-        assert sum(block.size for block in quality.listen(0, speech(openings(count)))) == count * 640
+        assert sum(block.size for block in quality.listen(0, speech(openings(250)))) == 250 * 640
     same = picture()
     first = round(start_s * fps)
-    for index in range(first, first + count * fps // 25):
+    for index in range(first, first + 10 * fps):
         add(quality, index, own=same, new=same, gap=gaps(Fraction(index, fps) - start_s), fps=fps)
     return quality.result()
 
@@ -102,7 +98,7 @@ def lips_of(time_s: Fraction, late_s: Fraction = Fraction(0)) -> float:
 )
 def test_lips_that_follow(fps: int, start_s: int, late_ms: int) -> None:
     late_s = Fraction(late_ms, 1000)
-    (lips,) = measured(lambda time_s: lips_of(time_s, late_s), fps=fps, start_s=Fraction(start_s)).lips
+    (lips,) = measured(lambda time_s: lips_of(time_s, late_s), fps, Fraction(start_s)).lips
     assert lips.follow is not None
     assert lips.late_ms == late_ms
     assert lips.frames > 235
@@ -126,11 +122,11 @@ def test_too_little_speech_to_compare_with(said: bool, painted: int, shut: float
 # Flicker and seam
 
 
-def flicker(new: Callable[[int, UInt8Array], UInt8Array], *, noise: float = 3.0, count: int = 12) -> float:
+def flicker(new: Callable[[int, UInt8Array], UInt8Array]) -> float:
     """Of a clip of noisy pictures that become `new`."""
     quality = Quality([Fraction(0)])
-    for index in range(count):
-        own = picture(noise, seed=index)
+    for index in range(12):
+        own = picture(3.0, seed=index)
         add(quality, index, own=own, new=new(index, own))
     found = quality.result().flicker
     assert found is not None

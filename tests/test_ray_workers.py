@@ -215,22 +215,11 @@ def test_a_clip_whose_node_is_killed_runs_again(place: Place) -> None:
         running.check(place, {"node": LONG_FRAMES})
 
 
-class Command:
+def command(address: str, jobs: Path, *options: str) -> "subprocess.Popen[str]":
     """`latentsync-trt batch --ray`, as a process of its own."""
-
-    def __init__(self, address: str, jobs: Path, *options: str) -> None:
-        words = [str(jobs), "--ray", address, "--bundle", "demo", "--provider", "cpu", "--preset", "fast", "--json"]
-        command = [sys.executable, "-m", "latentsync_trt", "batch", *words, *options]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-    def until(self, *kinds: str) -> None:
-        """Reads events until there was one of each of `kinds`, in this order."""
-        assert self.process.stdout is not None
-        wanted = list(kinds)
-        while wanted:
-            event = json.loads(self.process.stdout.readline())
-            if event.get("event") == wanted[0] and event.get("done", 1):
-                wanted.pop(0)
+    words = [str(jobs), "--ray", address, "--bundle", "demo", "--provider", "cpu", "--preset", "fast", "--json"]
+    program = [sys.executable, "-m", "latentsync_trt", "batch", *words, *options]
+    return subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 @pytest.mark.slow
@@ -239,16 +228,21 @@ def test_a_killed_driver_loses_no_row_and_runs_none_twice(place: Place, tmp_path
     tasks, jobs = [place.task(name, "long") for name in names], tmp_path / "jobs.jsonl"
     rows = [{"video": task.video, "audio": task.audio, "output": task.output} for task in tasks]
     jobs.write_text("\n".join(map(json.dumps, rows)))
-    first = Command(place.cluster.address, jobs)
-    first.until("finished", "progress")
-    first.process.kill()
-    first.process.communicate()
+    first = command(place.cluster.address, jobs)
+    assert first.stdout is not None
+    wanted = ["finished", "progress"]  # one is done, and another one runs
+    while wanted:
+        event = json.loads(first.stdout.readline())
+        if event.get("event") == wanted[0] and event.get("done", 1):
+            wanted.pop(0)
+    first.kill()
+    first.communicate()
     done_before = [name for name in names if place.s3.exists(f"{BUCKET}/{name}/out.mp4")]
     written = {name: place.s3.info(f"{BUCKET}/{name}/out.mp4", refresh=True)["LastModified"] for name in done_before}
     assert 1 <= len(done_before) < 4
-    second = Command(place.cluster.address, jobs, "--resume")
-    out, err = second.process.communicate(timeout=300)
-    assert (err, second.process.returncode) == ("", 0)
+    second = command(place.cluster.address, jobs, "--resume")
+    out, err = second.communicate(timeout=300)
+    assert (err, second.returncode) == ("", 0)
     events = [json.loads(line) for line in out.splitlines()]
     assert [event["event"] for event in events].count("started") == 4 - len(done_before)
     assert (events[-1]["done"], events[-1]["done_before"]) == (4 - len(done_before), len(done_before))

@@ -39,15 +39,13 @@ class Page(HTMLParser):
         self.text += data
 
 
-def quality(seconds: int = 10, speakers: int = 1) -> Quality:
-    """A few pictures, and lips over the whole time."""
-    found, ten_seconds = Quality([Fraction(0)] * speakers, pictures=True), speech(openings(250))
-    for speaker in range(speakers):
-        for _ in found.listen(speaker, (block for _ in range(seconds // 10) for block in ten_seconds)):
-            pass
-        for index in range(0, 25 * seconds, max(1, seconds // 10)):
-            gap = lips_of(Fraction(index % 250, 25))
-            add(found, index, own=picture(2.0), new=picture(2.0, seed=index % 7), gap=gap, speaker=speaker)
+def quality() -> Quality:
+    """A few pictures, and lips over 10 s."""
+    found = Quality([Fraction(0)], pictures=True)
+    list(found.listen(0, speech(openings(250))))
+    for index in range(250):
+        own, new = picture(2.0), picture(2.0, seed=index % 7)
+        add(found, index, own=own, new=new, gap=lips_of(Fraction(index, 25)))
     return found
 
 

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -61,18 +62,15 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def stopped_at(frame: int, error: BaseException | None = None) -> tuple[threading.Event, Callable[[Progress], None]]:
-    """An event that is set, or an error that is raised, when that frame is written."""
-    event = threading.Event()
+def at(stage: str, done: int, action: Callable[[], object]) -> Callable[[Progress], None]:
+    """Calls `action` once, when so much of a stage is done."""
+    left = [action]
 
     def report(progress: Progress) -> None:
-        assert not event.is_set()
-        if progress.stage == "lip-sync" and progress.done == frame:
-            if error is not None:
-                raise error
-            event.set()
+        if progress.stage == stage and progress.done >= done and left:
+            left.pop()()
 
-    return event, report
+    return report
 
 
 def test_a_clip_that_fails_does_not_change_the_next(worker: Worker, clip: tuple[Path, Path], tmp_path: Path) -> None:
@@ -95,9 +93,9 @@ def test_a_canceled_clip_leaves_nothing(
     worker: Worker, clip: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(parts, "PART_S", Fraction(4, 25))  # some are closed before the clip is canceled
-    canceled, report = stopped_at(10)
+    canceled = threading.Event()
     with pytest.raises(Canceled):
-        worker.run(task(clip, tmp_path / "a.mp4"), report, canceled)
+        worker.run(task(clip, tmp_path / "a.mp4"), at("lip-sync", 10, canceled.set), canceled)
     assert names(tmp_path) == []
 
 
@@ -107,7 +105,7 @@ def test_a_clip_goes_on_where_its_worker_was_killed(
 ) -> None:
     monkeypatch.setattr(parts, "PART_S", Fraction(8, 25))
     with pytest.raises(SystemExit):
-        worker.run(task(clip, tmp_path / "a.mp4"), stopped_at(12, SystemExit())[1], GO_ON)
+        worker.run(task(clip, tmp_path / "a.mp4"), at("lip-sync", 12, sys.exit), GO_ON)
     assert names(tmp_path) == [".latentsync-a.mp4"]
     done = worker.run(task(clip, tmp_path / "a.mp4"), lambda _: None, GO_ON)
     assert "goes on after" in " ".join(done.report["notices"])
@@ -157,13 +155,8 @@ def test_all_files_by_url(worker: Worker, s3: Any, scratch: Path, tmp_path: Path
 
 def test_a_canceled_delivery_leaves_nothing(worker: Worker, s3: Any, clip: tuple[Path, Path], scratch: Path) -> None:
     canceled = threading.Event()
-
-    def report(progress: Progress) -> None:
-        if progress.stage == "finishing":
-            canceled.set()
-
     with pytest.raises(Canceled):
-        worker.run(task(clip, f"s3://{BUCKET}/canceled/a.mp4"), report, canceled)
+        worker.run(task(clip, f"s3://{BUCKET}/canceled/a.mp4"), at("finishing", 0, canceled.set), canceled)
     assert not s3.exists(f"{BUCKET}/canceled")
     assert names(scratch) == []
 
@@ -186,17 +179,6 @@ def own(clip: tuple[Path, Path], tmp_path: Path) -> Task:
     return task(clip, tmp_path / "a.mkv")
 
 
-def at_first_frame(action: Callable[[], object]) -> Callable[[Progress], None]:
-    """Calls `action` once, while the clip is being written."""
-    left = [action]
-
-    def report(progress: Progress) -> None:
-        if progress.stage == "lip-sync" and left:
-            left.pop()()
-
-    return report
-
-
 def test_canceled_and_failed_clips_leave_the_worker_usable(own: Task, tmp_path: Path) -> None:
     worker = LocalWorker("cpu", SETTINGS)
     worker.start()
@@ -204,7 +186,7 @@ def test_canceled_and_failed_clips_leave_the_worker_usable(own: Task, tmp_path: 
     assert psutil.Process(pid).environ()["OMP_NUM_THREADS"] == "1"
     worker.cancel(own.id)  # has no effect before it runs
     with pytest.raises(Canceled):
-        worker.run(own, at_first_frame(lambda: worker.cancel(own.id)))
+        worker.run(own, at("lip-sync", 1, lambda: worker.cancel(own.id)))
     with pytest.raises(TaskError, match="no such file") as failed:
         worker.run(Task("two", str(tmp_path / "none.mp4"), own.audio, own.output), lambda _: None)
     assert failed.value.usage
@@ -214,7 +196,7 @@ def test_canceled_and_failed_clips_leave_the_worker_usable(own: Task, tmp_path: 
         raise InputError("of the caller")
 
     with pytest.raises(InputError, match="of the caller"):
-        worker.run(own, at_first_frame(fail))
+        worker.run(own, at("lip-sync", 1, fail))
     assert worker.run(own, lambda _: None).report["frames"] == FRAMES
     assert (worker.pid, names(tmp_path)) == (pid, ["a.mkv"])
     worker.close()
@@ -230,13 +212,13 @@ def test_a_terminated_or_closed_worker_removes_its_files(own: Task, tmp_path: Pa
 
     if os.name != "nt":
         with pytest.raises(WorkerLost, match="exit code 143"):
-            worker.run(own, at_first_frame(stop))
+            worker.run(own, at("lip-sync", 1, stop))
         assert names(tmp_path) == []
         worker.start()
     pid = worker.pid
     closing = threading.Thread(target=worker.close)
     with pytest.raises(WorkerLost, match=r"^cpu: was closed$"):
-        worker.run(own, at_first_frame(closing.start))
+        worker.run(own, at("lip-sync", 1, closing.start))
     closing.join()
     assert not psutil.pid_exists(pid or 0)
     assert names(tmp_path) == []
