@@ -1,6 +1,5 @@
 """Which bundle runs without `--bundle`, and `latentsync-trt use`."""
 
-import json
 import os
 import shutil
 from pathlib import Path
@@ -177,18 +176,6 @@ def test_new_bundles_come_with_a_note_on_what_runs(checkpoints: Path, tmp_path: 
     assert note_on_default(first) == ""
     elsewhere = make_bundle(tmp_path / "elsewhere").folder
     assert note_on_default(elsewhere).startswith(f"`--bundle {elsewhere}` runs it")
-
-
-def test_doctor_names_what_runs(two: Path) -> None:
-    def bundles() -> list[dict[str, str]]:
-        findings = json.loads(run("doctor", "--json")[1])["findings"]
-        return [finding for finding in findings if finding["section"] == "bundles"]
-
-    missing = next(finding for finding in bundles() if finding["level"] == "missing")
-    assert "none runs" in missing["text"]
-    assert missing["cure"] == "latentsync-trt use NAME"
-    run("use", "1.6-512-int8")
-    assert "without --bundle, 1.6-512-int8 runs: it is chosen with `use`" in [finding["text"] for finding in bundles()]
 
 
 def test_bundles_are_shown_by_the_name_that_finds_them(checkpoints: Path) -> None:
