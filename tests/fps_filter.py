@@ -3,14 +3,11 @@
 from collections.abc import Iterable
 from fractions import Fraction
 from itertools import pairwise
-from pathlib import Path
 
 import av
 import av.error
 import numpy as np
 from av.filter import Graph
-
-from tests.clips import number_of
 
 TICKS_PER_S = 90_000
 
@@ -23,13 +20,6 @@ def shown_of_stamps(stamps: Iterable[int], duration: int, fps: int) -> list[int]
         frame.pts, frame.time_base, frame.duration = stamp, Fraction(1, TICKS_PER_S), duration
         frames.append(frame)
     return [int(frame.to_ndarray()[0, 0]) for frame in _filtered(frames, fps)]
-
-
-def shown_of_file(path: Path, fps: int) -> list[int]:
-    """The numbers written in the pictures of a file by `clips.numbered`; its first picture is at 0."""
-    with av.open(str(path)) as container:
-        frames = list(container.decode(video=0))
-    return [number_of(frame.to_ndarray(format="rgb24")) for frame in _filtered(frames, fps)]
 
 
 def _filtered(frames: list[av.VideoFrame], fps: int) -> list[av.VideoFrame]:

@@ -1,6 +1,5 @@
 """Small whole files of many formats, for tests that damage them."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
@@ -8,6 +7,8 @@ from typing import Any
 
 import av
 import numpy as np
+
+from tests.sounds import sound_packets, spoken
 
 FRAMES = 25
 SIDE_PX = 64
@@ -44,7 +45,10 @@ def write_seed(path: Path, form: Format) -> Path:
     """One second of a moving gradient and of noise."""
     with av.open(str(path), "w", format="ipod" if form.suffix == "m4a" else None) as container:
         video: Any = container.add_stream(form.video, rate=FRAMES) if form.video else None
-        audio: Any = container.add_stream(form.audio, rate=form.rate_hz, layout="mono") if form.audio else None
+        sound = []
+        if form.audio:
+            noise = [(0.0, spoken(1, form.rate_hz))]
+            sound = sound_packets(container, noise, codec=form.audio, rate_hz=form.rate_hz, layout="mono")
         if video is not None:
             video.width = video.height = SIDE_PX
             video.pix_fmt, video.gop_size = form.pixel_format, 8
@@ -57,21 +61,6 @@ def write_seed(path: Path, form: Format) -> Path:
                 frame.pts, frame.time_base = index, Fraction(1, FRAMES)
                 container.mux(video.encode(frame))
             container.mux(video.encode(None))
-        if audio is not None:
-            for packet in _encoded_noise(audio, form.rate_hz):
-                container.mux(packet)
+        for packet in sound:
+            container.mux(packet)
     return path
-
-
-def _encoded_noise(stream: Any, rate_hz: int) -> Iterator[Any]:
-    samples = np.random.default_rng(5).normal(0, 0.1, (1, rate_hz)).astype(np.float32)
-    resampler = av.AudioResampler(stream.codec_context.format, "mono", rate_hz)
-    frame = av.AudioFrame.from_ndarray(samples, format="fltp", layout="mono")
-    frame.sample_rate = rate_hz
-    fifo = av.AudioFifo()
-    for piece in [*resampler.resample(frame), *resampler.resample(None)]:
-        piece.pts = None
-        fifo.write(piece)
-    while (piece := fifo.read(stream.codec_context.frame_size or 1024, partial=True)) is not None:
-        yield stream.encode(piece)
-    yield stream.encode(None)

@@ -149,7 +149,6 @@ def real(assets: Path, detector: MediaPipeDetector) -> list[Frames]:
     return shots
 
 
-@pytest.mark.integration
 @pytest.mark.parametrize(("one", "two"), [(0, 1), (0, 2), (1, 2)])
 def test_cuts_between_real_people(detector: MediaPipeDetector, real: list[Frames], one: int, two: int) -> None:
     shown = real[one][:6] + real[two][6:12] + real[one][12:]
@@ -161,7 +160,6 @@ def test_cuts_between_real_people(detector: MediaPipeDetector, real: list[Frames
     assert runs(tracked(detector, [(frame * share + room).astype(np.uint8) for frame in shown])) == [6, 6, 6]
 
 
-@pytest.mark.integration
 @pytest.mark.parametrize("process", [list, beside_slides], ids=["alone", "beside slides"])
 @pytest.mark.parametrize("clip", [0, 1, 2])
 def test_no_cut_while_real_people_talk(

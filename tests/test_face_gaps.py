@@ -109,21 +109,6 @@ def test_a_face_that_a_later_search_finds_is_followed_back() -> None:
     assert [len(one.faces) for one in seen if one is not None] == [1] * 15 + [2] * 15
 
 
-def test_no_more_than_half_a_second_is_held() -> None:
-    taken = 0
-
-    def frames() -> Iterator[Frame]:
-        nonlocal taken
-        for frame in numbered(100):
-            taken += 1
-            yield frame
-
-    faces = [[] if index % 20 > 12 else [face_at(100)] for index in range(100)]
-    finder = FaceFinder(Scripted(faces), 64, StageClock())
-    most = max(taken - done for done, _ in enumerate(finder.find(frame for frame in frames()), 1))
-    assert most == HALF_SECOND + 1
-
-
 @pytest.mark.integration
 @pytest.mark.parametrize("covered", ["flat", "by another"])
 def test_nothing_is_painted_on_what_covers_a_face(covered: str) -> None:

@@ -54,15 +54,6 @@ def ids(detector: Detecting) -> list[int | None]:
     return [None if face is None else face.track_id for face in followed(detector)]
 
 
-def test_starts_with_the_largest_and_stays_with_it() -> None:
-    growing = [
-        [face_at(500, width=100 + 5 * i, height=130 + 5 * i), face_at(100 + i, width=120, height=150)]
-        for i in range(10)
-    ]
-    boxes = followed(Detecting(growing))
-    assert all(box is not None and box.track_id == 0 and box.face.box[0] < 200 for box in boxes)
-
-
 @pytest.mark.parametrize("kind", [Detecting, Following])
 def test_a_gap_starts_a_new_run(kind: type[Detecting]) -> None:
     assert ids(kind([[face_at(100)], [], [face_at(100)], [], [face_at(100)]])) == [0, None, 1, None, 2]

@@ -13,6 +13,7 @@ from latentsync_trt.media.pictures import LazyRgb
 from latentsync_trt.media.reader import probe, read_frames
 from latentsync_trt.types import BoolArray, ColorTags, Patch, YuvPlanes
 from tests.clips import open_writer
+from tests.pasted import changed_pixels
 from tests.pictures import SAMPLINGS, decoded_planes, noise, patched
 
 SIZE = 47, 65
@@ -21,9 +22,7 @@ SIZE = 47, 65
 
 def weighed(patch: Patch, planes: YuvPlanes) -> tuple[BoolArray, BoolArray]:
     """The samples of luma and of chroma that the patch may change."""
-    luma = np.zeros(planes.y.shape, np.bool_)
-    height, width = patch.weight.shape
-    luma[patch.y_px : patch.y_px + height, patch.x_px : patch.x_px + width] = patch.weight > 0
+    luma = changed_pixels(planes.y, patch)
     chroma, (down, across) = np.zeros(planes.u.shape, np.bool_), pixels_per_sample(planes)
     rows, columns = np.nonzero(luma)
     chroma[rows // down, columns // across] = True

@@ -19,7 +19,6 @@ from latentsync_trt.types import Frame
 from tests.clips import number_of, numbered, write_video
 
 NTSC = Fraction(30000, 1001)
-VARIABLE_MS = [0, 40, 80, 180, 190, 200, 210, 300, 400, 440]
 
 durations = st.lists(st.fractions(Fraction(1, 100), 1, max_denominator=100), min_size=1, max_size=8)
 
@@ -127,21 +126,6 @@ def test_a_constant_rate_keeps_its_exact_times(tmp_path: Path, suffix: str, fps:
     assert (info.frames_per_s, numbers(frames)) == (fps, [*range(20)])
     assert info.time_base is not None
     assert suffix == "ts" or (1 / Fraction(fps) / info.time_base).denominator == 1
-
-
-@pytest.mark.parametrize("suffix", ["mp4", "mkv"])
-def test_a_variable_rate_keeps_its_stamps(tmp_path: Path, suffix: str) -> None:
-    frames = read(write_video(tmp_path / f"clip.{suffix}", numbered(10), 25, times=VARIABLE_MS))
-    assert [frame.time_s * 1000 for frame in frames] == VARIABLE_MS
-    assert frames[-1].duration_s == Fraction(1, 25)
-    back = read(tmp_path / f"clip.{suffix}", Fraction("1.45"), "pingpong")
-    starts_ms = [*VARIABLE_MS, 480]
-    steps_ms = [b - a for a, b in pairwise(starts_ms)]
-    there_and_back = [*range(10), *range(8, -1, -1), *range(1, 10)]
-    assert numbers(back)[: len(there_and_back)] == there_and_back
-    played = zip(back, there_and_back, strict=False)
-    assert all(frame.duration_s * 1000 == steps_ms[number] for frame, number in played)
-    assert [frame.source_s * 1000 for frame in back] == [VARIABLE_MS[number] for number in numbers(back)]
 
 
 @pytest.mark.parametrize(

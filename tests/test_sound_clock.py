@@ -208,7 +208,6 @@ def flashes(path: Path, delay_s: Fraction = Fraction(0)) -> list[float]:
         pytest.param([2.0] * 6, 0.0, 40, id="clock jumps on"),
     ],
 )
-@pytest.mark.integration
 def test_joined_recordings_keep_the_offset_of_picture_and_sound(
     tmp_path: Path, sounds_s: list[float], late_s: float, step_s: int
 ) -> None:

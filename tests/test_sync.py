@@ -74,7 +74,6 @@ def runs(report: SyncReport) -> Counter[str]:
     return Counter({time.graph: time.runs for time in report.engines if time.graph.startswith("denoise_step")})
 
 
-@pytest.mark.integration
 def test_steps_run_as_the_options_say(lip_sync: LipSync, face_clip: Path, word: Path, tmp_path: Path) -> None:
     full, cached = "denoise_step", "denoise_step_cached"
     bare, bare_cached = "denoise_step_unguided", "denoise_step_unguided_cached"
@@ -176,7 +175,6 @@ class Scripted:
 WINDOW_FRAMES = 16
 
 
-@pytest.mark.integration
 @pytest.mark.parametrize(
     ("at_once", "places"),
     [

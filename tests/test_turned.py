@@ -7,9 +7,7 @@ import pytest
 
 from latentsync_trt import LipSync, SyncOptions
 from latentsync_trt.errors import NoFaceError
-from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.face.geometry import MOST_ROLL_DEG, is_turned, roll_deg, usable
-from latentsync_trt.face.tracker import FaceTracker
 from latentsync_trt.types import Face, UInt8Array
 from tests.clips import write_sound, write_video
 from tests.people import first_person
@@ -36,17 +34,6 @@ def test_upright_within_the_limit(angle_deg: float) -> None:
     assert usable(face) is (abs(angle_deg) <= MOST_ROLL_DEG)
     assert is_turned(face) is not usable(face)
     assert not is_turned(tilted(angle_deg, size_px=24))
-
-
-@pytest.mark.parametrize("quarters", [1, 2])
-def test_turned_faces_are_counted_not_tracked(detector: MediaPipeDetector, quarters: int) -> None:
-    tracker = FaceTracker(detector)
-    frames = first_person(4)
-    for frame in [*frames[:2], *(turned(frame, quarters) for frame in frames[2:])]:
-        found = tracker.update(frame)
-    assert found.faces == ()
-    assert found.why_none == "on its side"
-    assert tracker.turned_frames == 2
 
 
 def test_a_video_upside_down_is_an_error_with_its_cure(lip_sync: LipSync, tmp_path: Path) -> None:
