@@ -1,20 +1,24 @@
-"""The engine cache: one build per key for all processes, and only engines whose key is equal are found."""
+"""The engine cache: one build per key for all processes; only the engine of an equal key is found, whatever fails."""
 
+import errno
 import json
 import os
+import shutil
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from latentsync_trt import remembered
 from latentsync_trt.bundle.manifest import sha256_file
-from latentsync_trt.errors import OutOfMemory
-from latentsync_trt.runtime.cache import entry
+from latentsync_trt.errors import EngineBuildError, OutOfMemory, OutputError
+from latentsync_trt.runtime.cache import entry, store
 from latentsync_trt.runtime.cache.store import CACHE_VARIABLE, EngineCache, cache_folder
-from tests.cache_worker import KEY, never, until, write_engine
+from tests.cache_worker import KEY, engine_key, never, until, write_engine
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 RACERS = 6
@@ -127,3 +131,111 @@ def test_where_engines_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert "latentsync-trt" in cache_folder().parts
     (tmp_path / "engine_cache").mkdir()
     assert cache_folder() == Path("engine_cache")
+
+
+def mount(*arguments: str) -> None:
+    command = ["mount", *arguments]
+    if shutil.which("mount") is None or subprocess.run(command, check=False, capture_output=True).returncode != 0:
+        pytest.skip("needs the right to mount a file system")
+
+
+def test_a_damaged_engine_is_built_again_with_a_notice(cache: EngineCache, notices: list[str]) -> None:
+    """All kinds of damage are tried by `test_cache_properties`."""
+    first = cache.obtain(KEY, write_engine)
+    (first.folder / "engine.bin").write_bytes(b"Engine")
+    again = EngineCache(cache.folder, notices.append)
+    assert again.obtain(KEY, write_engine).built
+    (notice,) = notices
+    assert "SHA-256 differs" in notice
+    assert notice.endswith("; building it again")
+
+
+def full(folder: Path) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def fail(folder: Path) -> None:
+    raise EngineBuildError("serializing failed")
+
+
+@pytest.mark.parametrize("build", [full, fail, write_engine], ids=["says so", "says anything", "says nothing"])
+def test_a_disk_that_a_build_fills_is_recognized(
+    cache: EngineCache, monkeypatch: pytest.MonkeyPatch, build: Callable[[Path], None]
+) -> None:
+    usage = shutil.disk_usage(cache.folder.parent)
+
+    def fill(folder: Path) -> None:
+        if build is not full:
+            monkeypatch.setattr(store.shutil, "disk_usage", lambda _: usage._replace(free=1_000_000))
+        build(folder)
+
+    for action in (fill, never if build is not full else fill):  # a full disk is seen before minutes of building
+        with pytest.raises(OutputError, match=r"the disk is full; make room, .* cache prune"):
+            cache.obtain(KEY, action)
+        assert EngineCache(cache.folder).entries() == ()
+
+
+@pytest.fixture
+def protect() -> Iterator[Callable[[Path], None]]:
+    """Takes the right to write from all below a folder, until the test ends."""
+    undo: list[Callable[[], object]] = []
+
+    def protect(folder: Path) -> None:
+        if sys.platform == "win32":
+            pytest.skip("permissions of folders do not prevent writing on Windows")
+        if os.geteuid() == 0:
+            mount("--bind", str(folder), str(folder))
+            undo.append(lambda: subprocess.run(["umount", str(folder)], check=True))
+            mount("-o", "remount,ro,bind", str(folder))
+            return
+        for path in (folder, *folder.rglob("*")):
+            mode = path.stat().st_mode
+            path.chmod(mode & ~0o222)
+            undo.append(partial(path.chmod, mode))
+
+    yield protect
+    for step in undo:
+        step()
+
+
+def test_a_read_only_cache_is_read_but_not_written(cache: EngineCache, protect: Callable[[Path], None]) -> None:
+    engine = cache.obtain(KEY, write_engine)
+    with pytest.raises(OutputError, match=r"engine\.bin: the engine cache cannot be used .*; choose another place"):
+        EngineCache(engine.folder / "engine.bin").obtain(KEY, write_engine)  # a file
+    protect(cache.folder)
+    assert EngineCache(cache.folder).obtain(KEY, never).folder == engine.folder
+    with pytest.raises(OutputError, match=r"cannot be used .*choose another place with --engine-cache"):
+        cache.obtain(engine_key(gpu="another"), write_engine)
+
+
+def test_an_engine_that_was_built_again_meanwhile_is_not_removed(cache: EngineCache) -> None:
+    damaged = cache.obtain(KEY, write_engine)
+    (damaged.folder / "engine.bin").unlink()
+    (seen,) = EngineCache(cache.folder).entries()
+    EngineCache(cache.folder).obtain(KEY, write_engine)
+    assert cache.remove(seen) == "it was built again"
+    assert [item.state for item in EngineCache(cache.folder).entries()] == ["ready"]
+
+
+@pytest.mark.integration
+@pytest.mark.skipif(sys.platform == "win32", reason="forks, to kill a process at each of its steps")
+@pytest.mark.parametrize("action", ["build", "build again", "remove"])
+def test_a_process_killed_at_any_step_leaves_the_old_engine_the_new_one_or_none(tmp_path: Path, action: str) -> None:
+    command = [sys.executable, "-m", "tests.cache_worker", str(tmp_path), str(tmp_path), f"kill {action}"]
+    steps = json.loads(subprocess.run(command, cwd=REPOSITORY, stdout=subprocess.PIPE, check=True).stdout)["steps"]
+    assert steps > 5
+    found: list[bytes | None] = []
+    for step in range(steps):
+        cache = EngineCache(tmp_path / f"{step}", lambda text: None)
+        entry = cache.find(KEY)
+        found.append(entry and (entry.folder / "engine.bin").read_bytes())
+        states = {item.state for item in EngineCache(cache.folder).entries(hashes=True)}
+        assert states <= {"ready"}
+        cache.obtain(KEY, lambda folder: (folder / "engine.bin").write_bytes(b"last") and None)
+        cache.remove_all([])
+        files = [path.relative_to(cache.folder) for path in cache.folder.rglob("*") if path.is_file()]
+        assert {path.parts[0] for path in files} == {".locks", KEY.digest}
+    before, after = {"build": (None, b"new"), "build again": (b"old", b"new"), "remove": (b"old", None)}[action]
+    assert (found[0], found[-1]) == (before, after)
+    assert set(found) <= {before, after, None}
+    assert found.count(None) <= 1 or action != "build again"  # between two renames

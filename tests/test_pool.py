@@ -5,7 +5,6 @@ import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
@@ -13,7 +12,7 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
-from latentsync_trt.errors import EngineBuildError, OutOfMemory, OutputError
+from latentsync_trt.errors import EngineBuildError, OutOfMemory
 from latentsync_trt.runtime.networks.networks import Networks
 from latentsync_trt.runtime.providers.gpu import Gpu
 from latentsync_trt.runtime.providers.select import Selection
@@ -90,16 +89,6 @@ def test_a_second_start_builds_nothing_and_gives_the_same(make: DemoNetworks, co
     assert compiler.built == list(VAE)
     assert np.array_equal(*results)
     assert [notice.partition(":")[0] for notice in make.notices] == ["vae_encoder"] * 2 + ["vae_decoder"] * 2
-
-
-def test_a_cache_that_cannot_be_written_is_an_error(make: DemoNetworks, compiler: CopyBuilder, tmp_path: Path) -> None:
-    (tmp_path / "cache").write_text("")
-    with pytest.raises(OutputError, match="--engine-cache"):
-        make(COMPILING).prepare(VAE)
-    automatic = make(COMPILING, may_fall_back=True)
-    automatic.prepare(VAE)
-    assert automatic.selection.name == "cpu"
-    assert any("engine cache cannot be used" in notice for notice in make.notices)
 
 
 # Nothing runs silently on another provider.

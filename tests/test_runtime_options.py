@@ -16,12 +16,12 @@ from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import InputError
 from latentsync_trt.option_fields import command_line
 from latentsync_trt.runtime.cache.store import EngineCache
-from latentsync_trt.runtime.compiler.profiles import dimension_ranges, engine_ranges
+from latentsync_trt.runtime.compiler.profiles import engine_ranges
 from latentsync_trt.runtime.providers.gpu import Gpu
 from latentsync_trt.runtime.providers.select import Selection
 from latentsync_trt.runtime.sessions.engines import Engines
 from tests.small import small_bundle
-from tests.toy import RANGES, write_toy
+from tests.toy import write_toy
 
 ADA = Gpu(1, "NVIDIA GeForce RTX 4090", "8.9", 24 * 1024**3, "0000:01:00.0")
 
@@ -129,12 +129,3 @@ def test_engines_cover_what_a_run_uses_of_a_dynamic_bundle() -> None:
     assert engine_ranges(bundle, 3)["windows"] == DimensionRange(1, 1, 3)
     assert engine_ranges(bundle, 9)["windows"] == DimensionRange(1, 1, 4)
     assert engine_ranges({}, 2) == {}
-
-
-def test_ranges_of_a_dynamic_bundle(tmp_path: Path) -> None:
-    manifest = write_toy(tmp_path / "toy").manifest
-    assert dimension_ranges(manifest, RuntimeOptions()) == RANGES
-    assert dimension_ranges(manifest, RuntimeOptions(dynamic=True)) == RANGES
-    fixed = dimension_ranges(manifest, RuntimeOptions(dynamic=False))
-    assert all(span.minimum == span.optimum == span.maximum for span in fixed.values())
-    assert fixed["frames"].optimum == manifest.frames

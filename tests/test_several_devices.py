@@ -1,7 +1,7 @@
 """One clip on several devices: the same frames as on one, whatever happens to one of them."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,12 +11,14 @@ import psutil
 import pytest
 from click.testing import CliRunner
 
-from latentsync_trt.bundle.manifest import Bundle
+from latentsync_trt.bundle.manifest import AUDIO_ENCODER, Bundle
 from latentsync_trt.cli import main
 from latentsync_trt.config import RuntimeOptions, SyncOptions
-from latentsync_trt.errors import InferenceError, InputError, OutOfMemory, ProviderUnavailable
+from latentsync_trt.errors import BundleError, InferenceError, InputError, OutOfMemory, ProviderUnavailable
+from latentsync_trt.runtime.networks import apart as apart_module
 from latentsync_trt.runtime.networks import devices
 from latentsync_trt.runtime.networks.apart import SubprocessNetworks
+from latentsync_trt.runtime.networks.devices import networks_on
 from latentsync_trt.runtime.networks.networks import Networks
 from latentsync_trt.runtime.providers import select
 from latentsync_trt.runtime.providers.gpu import Gpu
@@ -25,7 +27,7 @@ from latentsync_trt.sync.api import LipSync
 from latentsync_trt.sync.inpaint import Inpainter
 from latentsync_trt.types import UInt8Array
 from tests.clips import decoded, synced, write_clip
-from tests.device import DemoNetworks
+from tests.device import CPU, DemoNetworks
 from tests.small import small_bundle
 
 FRAMES, WINDOWS = 18, 2
@@ -232,17 +234,12 @@ def test_a_bundle_opens_on_every_gpu(machine: dict[tuple[str, int], str], monkey
 
 
 @pytest.mark.integration
-def test_commands_for_one_gpu_refuse_several(tmp_path: Path) -> None:
-    words = "--device 0,1: only one GPU can be used here; give its number"
-    bundle = str(small_bundle())
-    for command in (
-        ["bench", "--bundle", bundle, "--provider", "cpu"],
-        ["selftest", "--bundle", bundle, "--provider", "cpu"],
-        ["compare", bundle, bundle, "--provider", "cpu", "--out", str(tmp_path / "compare.html")],
-    ):
-        result = CliRunner().invoke(main, [*command, "--device", "0,1"])
+def test_commands_for_one_gpu_refuse_several() -> None:
+    for command in ("bench", "selftest"):
+        arguments = [command, "--bundle", str(small_bundle()), "--provider", "cpu", "--device", "0,1"]
+        result = CliRunner().invoke(main, arguments)
         assert result.exit_code == 2
-        assert words in result.stderr
+        assert "--device 0,1: only one GPU can be used here; give its number" in result.stderr
 
 
 @pytest.mark.integration
@@ -262,3 +259,52 @@ def test_build_makes_the_engines_of_each_kind_of_gpu_once(
     result = CliRunner().invoke(main, ["build", *options, "--device", "all", "--graph", "vae_encoder"])
     assert result.exit_code == 0, result.output
     assert kinds == [0, 2]
+
+
+def bundle() -> Bundle:
+    return Bundle.load(small_bundle(), verify=False)
+
+
+@pytest.fixture
+def apart() -> Iterator[SubprocessNetworks]:
+    networks = SubprocessNetworks(bundle(), CPU, RuntimeOptions())
+    yield networks
+    networks.close()
+    assert not psutil.pid_exists(networks._child.pid)
+
+
+@pytest.mark.integration
+def test_results_are_those_of_this_process(apart: SubprocessNetworks) -> None:
+    here = Networks(bundle(), CPU, RuntimeOptions())
+    random, side_px = np.random.default_rng(0), apart.bundle.manifest.resolution_px
+    faces = random.integers(0, 255, (5, side_px, side_px, 3), dtype=np.uint8)
+    mask = np.ones((side_px, side_px), np.float32)
+    mine, theirs = here.codec.encode_faces(faces, mask), apart.codec.encode_faces(faces, mask)
+    assert all(np.array_equal(*pair) for pair in zip(mine, theirs, strict=True))
+    painted = zip(here.codec.decode_faces(mine[0]), apart.codec.decode_faces(theirs[0]), strict=True)
+    assert all(np.array_equal(*pictures) for pictures in painted)
+    mel = random.standard_normal((1, 80, 3000)).astype(np.float32)
+    assert np.array_equal(here.encode_mel(mel), apart.encode_mel(mel))
+    assert {time.graph for time in apart.times()} == {time.graph for time in here.times()}
+    here.close()
+
+
+@pytest.mark.integration
+def test_errors_and_notices_arrive(apart: SubprocessNetworks) -> None:
+    with pytest.raises(InferenceError, match="vae_decoder on CPUExecutionProvider"):
+        apart.codec.decode_faces(np.zeros((3, 3), np.float32))
+    with pytest.raises(BundleError, match="no graph"):
+        apart.prepare(["not_there"])
+    with pytest.raises(InputError, match="8 windows: the engines take 1"):
+        SubprocessNetworks(bundle(), CPU, RuntimeOptions(windows_per_batch=8))
+    apart.prepare([AUDIO_ENCODER])
+
+
+@pytest.mark.integration
+def test_a_gpu_whose_process_does_not_start_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(apart_module, "_MODULE", "latentsync_trt.not_there")
+    first, others, notices = networks_on([CPU, CPU], bundle(), RuntimeOptions(), may_fall_back=True, on_notice=None)
+    first.close()
+    assert others == []
+    assert len(notices) == 1
+    assert "the process of the CPU died: exit code 1" in notices[0]
