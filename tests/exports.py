@@ -4,13 +4,13 @@ import hashlib
 import inspect
 import shutil
 from collections.abc import Callable, Iterable
-from importlib.metadata import version
 from pathlib import Path
 
 from filelock import FileLock
 
 from latentsync_trt.bundle.manifest import Bundle, read_manifest
 from latentsync_trt.errors import BundleError
+from latentsync_trt.version import distribution_version
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
@@ -52,17 +52,10 @@ def _sources() -> Iterable[Path]:
 
 
 def _digest(paths: Iterable[Path]) -> str:
-    digest = hashlib.sha256("\n".join(f"{name} {_version(name)}" for name in _MADE_BY).encode())
+    digest = hashlib.sha256("\n".join(f"{name} {distribution_version(name)}" for name in _MADE_BY).encode())
     for path in paths:
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
-
-
-def _version(name: str) -> str:
-    try:
-        return version(name)
-    except ModuleNotFoundError:
-        return ""
 
 
 def _is_whole(folder: Path) -> bool:

@@ -2,6 +2,7 @@
 
 import math
 from pathlib import Path
+from typing import Any
 
 import torch
 from diffusers import AutoencoderKL
@@ -52,37 +53,29 @@ def write_unet(path: Path, config: UNetConfig = UNET, extra: dict[str, Tensor] |
     return path
 
 
-def write_whisper(path: Path, config: WhisperConfig = WHISPER) -> Path:
-    """A Whisper `.pt`, encoder only."""
-    network = WhisperEncoder(config)
-    randomize(network)
-    torch.save(whisper_file(config, checkpoint_tensors(network, WHISPER_PREFIX)), path)
-    return path
-
-
-def write_vae(folder: Path) -> Path:
-    """A VAE folder in diffusers' layout."""
+def make_vae(widths: tuple[int, ...] = (8, 8, 16, 16), **config: Any) -> Any:
+    """An `AutoencoderKL`; `config` as in diffusers."""
     vae = AutoencoderKL(
         down_block_types=("DownEncoderBlock2D",) * 4,
         up_block_types=("UpDecoderBlock2D",) * 4,
-        block_out_channels=(8, 8, 16, 16),
+        block_out_channels=widths,
         layers_per_block=1,
         norm_num_groups=8,
         latent_channels=4,
+        **config,
     )
     randomize(vae)
-    vae.save_pretrained(folder)
-    return folder
+    return vae
 
 
 def write_sources(folder: Path, unet: UNetConfig = UNET) -> Sources:
     """All three checkpoints below `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
-    return Sources(
-        write_unet(folder / "latentsync_unet.pt", unet),
-        write_vae(folder / "vae"),
-        write_whisper(folder / "tiny.pt"),
-    )
+    make_vae().save_pretrained(folder / "vae")
+    whisper = WhisperEncoder(WHISPER)
+    randomize(whisper)
+    torch.save(whisper_file(WHISPER, checkpoint_tensors(whisper, WHISPER_PREFIX)), folder / "tiny.pt")
+    return Sources(write_unet(folder / "latentsync_unet.pt", unet), folder / "vae", folder / "tiny.pt")
 
 
 def narrow_options(sources: Sources, out: Path, **fields: object) -> ExportOptions:

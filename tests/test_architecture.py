@@ -1,9 +1,12 @@
 """`docs/architecture.md` names files and functions that exist, and links of all pages lead to files."""
 
 import re
-from pathlib import Path
+from dataclasses import fields
 
-REPOSITORY = Path(__file__).resolve().parents[1]
+from latentsync_trt.config import RuntimeOptions, SyncOptions
+from latentsync_trt.option_fields import flag_name
+from tests.conftest import REPOSITORY
+
 PACKAGE = REPOSITORY / "latentsync_trt"
 PAGE = (REPOSITORY / "docs" / "architecture.md").read_text(encoding="utf-8")
 
@@ -28,6 +31,14 @@ def test_functions_are_in_the_files_they_are_named_with() -> None:
         if not re.search(rf"\b{name.split('.')[-1]}\b", (PACKAGE / path).read_text(encoding="utf-8"))
     ]
     assert not wrong
+
+
+def test_every_option_of_the_faq_exists() -> None:
+    options = (*fields(SyncOptions), *fields(RuntimeOptions))
+    known = {flag_name(option.name) for option in options} | {option.metadata.get("off") for option in options}
+    named = set(re.findall(r"--[a-z][a-z0-9-]*", (REPOSITORY / "docs" / "faq.md").read_text(encoding="utf-8")))
+    assert named <= known | {"--audio"}
+    assert len(named) > 15
 
 
 def test_links_lead_to_files() -> None:

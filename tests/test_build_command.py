@@ -8,7 +8,7 @@ from click.testing import CliRunner, Result
 
 from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.cli import main
-from latentsync_trt.runtime.cache.store import CACHE_VARIABLE, EngineCache
+from latentsync_trt.runtime.cache.store import EngineCache
 from latentsync_trt.runtime.providers import select
 from latentsync_trt.runtime.providers.select import Selection
 from tests.compiling import COMPILING, compiling_provider
@@ -80,18 +80,3 @@ def test_json_names_what_each_engine_cost(cache: Path) -> None:
     assert report(build(cache, "--graph", "vae_decoder", "--force", "--json"))["vae_decoder"]["built"] is True
     forced = {entry.key.graph: entry for entry in EngineCache(cache).entries() if entry.key}
     assert forced["vae_decoder"].built_at != entries["vae_decoder"].built_at
-
-
-@pytest.mark.parametrize("words", [["--low-memory"], ["--device", "x"]])
-def test_wrong_usage_exits_with_2(cache: Path, words: list[str]) -> None:
-    assert build(cache, *words).exit_code == 2
-
-
-def test_a_default_cache_that_cannot_be_written_is_an_error(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cache.write_text("")
-    monkeypatch.setenv(CACHE_VARIABLE, str(cache))
-    words = ["--graph", "vae_encoder", "--provider", "rtx", "-q"]
-    result = CliRunner().invoke(main, ["build", "--bundle", str(small_bundle()), *words])
-    assert result.exit_code == 1
-    assert len(result.stderr.splitlines()) == 1
-    assert "the engine cache cannot be used" in result.stderr

@@ -2,19 +2,15 @@
 
 import subprocess
 import sys
-from io import StringIO
 from pathlib import Path
 
 import cv2
 import pytest
 import rich_click as click
 from click.testing import CliRunner
-from rich.console import Console
 
-from latentsync_trt.cli import COMMANDS, main, show
-from latentsync_trt.cli.show import Notices, progress_bar, show_report
+from latentsync_trt.cli import COMMANDS, main
 from latentsync_trt.cli.sync import command as sync_command
-from latentsync_trt.types import Progress, SyncReport
 from tests.clips import decoded, write_sound
 from tests.small import small_bundle
 
@@ -22,14 +18,6 @@ from tests.small import small_bundle
 def run(*arguments: str) -> tuple[int, str, str]:
     result = CliRunner().invoke(main, list(arguments))
     return result.exit_code, result.stdout, result.stderr
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_has_a_help_text(command: str) -> None:
-    code, out, _ = run(command, "--help")
-    assert code == 0
-    assert out.startswith(f"Usage: main {command}")
-    assert f"\n  {command} " in run("--help")[1]
 
 
 def test_help_is_plain_text_in_groups() -> None:
@@ -52,65 +40,25 @@ def test_advanced_options_are_shown_by_help_all_only() -> None:
     assert "--help-all" not in run("doctor", "--help")[1]
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["sync", "--help-all"]])
-def test_help_is_quick_and_imports_nothing_heavy(arguments: list[str]) -> None:
+def test_help_imports_nothing_heavy() -> None:
     heavy = "torch", "onnxruntime", "matplotlib", "cv2", "av", "librosa", "numpy", "psutil", "rich.progress", "asyncio"
     code = (
-        "import sys, time; from click.testing import CliRunner; from latentsync_trt.cli import main; "
-        "assert CliRunner().invoke(main, sys.argv[1:]).exit_code == 0; "
-        f"print(time.process_time(), [name for name in {heavy} if name in sys.modules])"
+        "import sys; from click.testing import CliRunner; from latentsync_trt.cli import main; "
+        "assert CliRunner().invoke(main, ['sync', '--help-all']).exit_code == 0; "
+        f"print([name for name in {heavy} if name in sys.modules])"
     )
-    answer = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True)
-    seconds, _, imported = answer.stdout.strip().partition(" ")
-    assert imported == "[]"
-    assert float(seconds) < 0.8  # about 0.2 s of CPU time on an idle core
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert answer.stdout.strip() == "[]"
 
 
 def test_the_list_of_commands_says_what_their_own_help_says() -> None:
-    context = click.RichContext(main)
+    context, listed = click.RichContext(main), run("--help")[1]
     for name, line in COMMANDS.items():
         command = main.get_command(context, name)
         assert command is not None
         assert " ".join((command.help or "").partition("\n\n")[0].split()) == line
-
-
-def test_each_notice_is_printed_once(capsys: pytest.CaptureFixture[str]) -> None:
-    notices = Notices()
-    notices("building engines")
-    show_report(
-        SyncReport(
-            "out.mp4",
-            "demo",
-            "cpu",
-            1,
-            1,
-            1,
-            0.04,
-            1.0,
-            0.5,
-            2.0,
-            (),
-            (),
-            ("building engines", "the picture starts again"),
-        ),
-        notices,
-    )
-    assert capsys.readouterr().err == "note: building engines\nnote: the picture starts again\n"
-
-
-@pytest.mark.parametrize(("done", "total", "count"), [(2, 7, "2/7"), (6, 7, "6/7"), (0, None, "0/?")])
-def test_the_progress_bar_shows_the_last_stage(
-    done: int, total: int | None, count: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shown, hidden = StringIO(), StringIO()
-    for file in (shown, hidden):
-        monkeypatch.setattr(show, "STDERR", Console(file=file, force_terminal=True, width=100))
-        with progress_bar(hidden=file is hidden) as move:
-            move(Progress("lip-sync", 4, 5))
-            move(Progress("measuring", done, total))
-    assert "measuring" in shown.getvalue()
-    assert count in shown.getvalue()
-    assert not hidden.getvalue().strip()
+        assert f"\n  {name} " in listed
+        assert run(name, "--help")[1].startswith(f"Usage: main {name}")
 
 
 @pytest.mark.integration

@@ -58,12 +58,6 @@ MOUTH_LEAST_LEVELS = 6.0
 CHEEKS_MOST_LEVELS = 12.0
 """Mean difference of generated cheeks, which do not speak, from the source; a mask that lies elsewhere gives 40."""
 
-DELAY_FRAMES = 9
-"""Not a multiple of the window, nor of half of it."""
-
-DELAYED_FRAMES = 48
-"""Three windows: each costs 4 s of CPU time."""
-
 WINDOW = slice(56, 72)
 """Frames of one window: "Papa, ma", wide open and shut."""
 
@@ -101,21 +95,6 @@ def sentence(model: LipSync, tmp_path_factory: pytest.TempPathFactory) -> Dubbed
     return dub(model, SPEECH, spoken_mouth(), tmp_path_factory.mktemp("sentence"))
 
 
-@pytest.fixture(scope="module")
-def delayed(model: LipSync, tmp_path_factory: pytest.TempPathFactory) -> Dubbed:
-    """The same face, while the sentence begins later."""
-    folder, known = tmp_path_factory.mktemp("delayed"), spoken_mouth()
-    rest = np.zeros(DELAY_FRAMES * SPEECH_RATE_HZ // MODEL_FPS, np.float32)
-    samples = np.concatenate([rest, read_audio(SPEECH)])[: DELAYED_FRAMES * SPEECH_RATE_HZ // MODEL_FPS]
-    before = np.zeros(DELAY_FRAMES)
-    mouth = SpokenMouth(
-        np.concatenate([before, known.opening])[:DELAYED_FRAMES].astype(np.float32),
-        np.concatenate([before > 0, known.shut])[:DELAYED_FRAMES],
-        np.concatenate([before == 0, known.silent])[:DELAYED_FRAMES],
-    )
-    return dub(model, write_samples(folder / "later.wav", samples, SPEECH_RATE_HZ), mouth, folder)
-
-
 def test_the_mouth_opens_and_shuts_with_the_speech(model: LipSync, tmp_path: Path) -> None:
     known, frame_samples = spoken_mouth(), SPEECH_RATE_HZ // MODEL_FPS
     samples = read_audio(SPEECH)[WINDOW.start * frame_samples : WINDOW.stop * frame_samples]
@@ -135,23 +114,8 @@ def test_lips_follow_the_words(sentence: Dubbed) -> None:
     found = score(sentence.curves)
     assert found.opening >= OPENING, found
     assert abs(found.lag_frames) <= MOST_LAG_FRAMES, found
-
-
-@pytest.mark.slow
-def test_lips_touch_for_m_b_p_and_in_silence(sentence: Dubbed) -> None:
-    found = score(sentence.curves)
     assert found.closures >= CLOSURES, found
     assert found.silence >= SILENCE, found
-
-
-@pytest.mark.slow
-def test_lips_follow_the_sound_not_the_picture(sentence: Dubbed, delayed: Dubbed) -> None:
-    found = score(delayed.curves)
-    assert found.opening >= OPENING, found
-    assert abs(found.lag_frames) <= MOST_LAG_FRAMES, found
-    assert found.silence >= SILENCE, found
-    earlier = sentence.curves.target[:DELAYED_FRAMES]
-    assert agreement(delayed.curves.gaps, earlier).correlation < WRONG
 
 
 @pytest.mark.slow
@@ -186,9 +150,5 @@ def test_only_the_mouth_becomes_another(sentence: Dubbed) -> None:
     assert changed[cheeks].mean() < CHEEKS_MOST_LEVELS
     shut = sentence.curves.mouth.shut if sentence.curves.mouth else np.zeros(0, np.bool_)
     assert changed[shut][:, 140:190, 85:171].mean() > MOUTH_LEAST_LEVELS
-
-
-@pytest.mark.slow
-def test_no_pixel_far_from_the_face_is_touched(sentence: Dubbed) -> None:
-    rows = np.r_[0:110, 440:480]
+    rows = np.r_[0:110, 440:480]  # far from the face
     assert np.array_equal(sentence.source[:, rows], sentence.made[:, rows])

@@ -1,23 +1,18 @@
 """What `demo` measures and draws, on clips whose mouth is known."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from latentsync_trt.config import MODEL_FPS
 from latentsync_trt.errors import InputError
-from latentsync_trt.measure.clips import SHOWN_PX, choose_moments, face_views, masked, measure_clip
-from latentsync_trt.measure.figures import sync_figure
+from latentsync_trt.measure.clips import SHOWN_PX, face_views, masked, measure_clip
 from latentsync_trt.measure.lips import Curves, score
 from latentsync_trt.media.demo_clip import SPEECH, SpokenMouth, spoken_mouth
 from latentsync_trt.types import Progress, UInt8Array
 from scripts.train_demo.scene import PortraitRenderer, draw_scene
 from scripts.train_demo.visemes import MouthTrack
 from tests.clips import write_face, write_video
-from tests.conftest import REPOSITORY
 
 pytestmark = pytest.mark.integration
 
@@ -64,19 +59,6 @@ def test_a_known_mouth_is_scored_by_what_it_should_do(curves: Curves) -> None:
         assert part in str(found)
 
 
-def test_moments_show_the_mouth_wide_and_shut_and_lie_apart(curves: Curves, mouth: SpokenMouth) -> None:
-    moments = choose_moments(curves)
-    indices = list(moments)
-    parts = np.array_split(np.arange(FRAMES), 6)
-    assert all(index in part for index, part in zip(indices, parts, strict=True))
-    assert [label.split("\n")[1] for label in moments.values()] == ["wide", "shut"] * 3
-    assert moments[indices[0]].startswith(f"{indices[0] / MODEL_FPS:.2f} s")
-    assert mouth.opening[indices[::2]].min() > 0
-    for shut, part in zip(indices[1::2], parts[1::2], strict=True):
-        assert mouth.shut[shut] == mouth.shut[part].any()
-    assert int(mouth.opening.argmax()) in indices
-
-
 def test_faces_are_cut_out_where_the_source_has_them_and_masked(
     filmed: tuple[list[UInt8Array], list[UInt8Array]],
 ) -> None:
@@ -92,27 +74,6 @@ def test_faces_are_cut_out_where_the_source_has_them_and_masked(
     assert np.abs(given[forehead] - own[forehead]).mean() < 4  # reduced to 128 px and enlarged again
     assert np.abs(new[forehead] - own[forehead]).mean() < 1  # the renderer's light
     assert np.abs(new[chin] - own[chin]).mean() > 4
-
-
-def test_the_plot_shows_gaps_speech_and_what_the_words_require(curves: Curves) -> None:
-    figure = sync_figure({"result": curves}, "Lips")
-    speech, lips = figure.axes
-    lines = {line.get_label(): line for line in lips.get_lines()}
-    time_s, gaps = lines["result"].get_data()
-    assert time_s[int(np.nanargmax(gaps))] == (int(np.nanargmax(curves.gaps)) + 0.5) / MODEL_FPS
-    target = lines["what the words require (scaled)"].get_ydata()
-    assert np.corrcoef(target, curves.target)[0, 1] == pytest.approx(1.0)
-    assert "dB" in speech.get_ylabel()
-    assert (lips.get_xlabel(), lips.get_xlim()) == ("time, s", (0, FRAMES / MODEL_FPS))
-    assert lips.get_ylim()[1] > np.nanmax(curves.gaps)
-    legend = {text.get_text() for text in figure.legends[0].get_texts()}
-    assert legend >= {"result", "nothing is said", "m, b, p: lips must touch"}
-
-
-def test_matplotlib_is_loaded_only_when_something_is_drawn() -> None:
-    code = "import sys, latentsync_trt.cli, latentsync_trt.sync.run; print('matplotlib' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, timeout=120)
-    assert done.stdout.strip() == "False", done.stderr
 
 
 def test_a_clip_without_a_face_cannot_be_scored(tmp_path: Path) -> None:

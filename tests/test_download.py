@@ -1,12 +1,10 @@
 """`latentsync-trt download` from a hub on this machine."""
 
 import os
-import shutil
 import socket
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -109,23 +107,11 @@ def test_a_wrong_checksum_removes_the_file(checkpoints: Path, server: Hub, monke
     assert run("1.6")[0] == 0
 
 
-def test_space_is_checked_before(checkpoints: Path, server: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=10_000))
-    message = failure("1.6")
-    assert "are needed, 0.00 GB are free; free some space" in message
-    assert str(checkpoints) in message
-    assert not checkpoints.exists()
-
-
-@pytest.mark.parametrize("status", [403, 404])
-def test_refusals_are_explained(server: Hub, status: int) -> None:
-    server.status = status
+def test_a_refusal_and_an_unreachable_hub_are_explained(server: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    server.status = 403
     message = failure("1.6")
     assert f"{server.url}/ByteDance/LatentSync-1.6, revision {LATENTSYNC['1.6'].revision}: " in message
     assert "accept its terms on that page if it has any, log in with `hf auth login`" in message
-
-
-def test_an_unreachable_hub_is_explained(server: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
         use_endpoint(f"http://127.0.0.1:{closed.getsockname()[1]}", monkeypatch)
     assert "check the network, $HF_ENDPOINT" in failure("1.6")
@@ -135,8 +121,6 @@ def test_an_unreachable_hub_is_explained(server: Hub, monkeypatch: pytest.Monkey
     ("model", "unet", "resolution", "refused"),
     [
         ("1.6", "1.5", None, True),
-        ("1.5", "1.6", None, True),
-        ("1.6", None, 256, True),
         ("1.5", None, 512, True),
         ("1.5", "1.5", 512, False),  # who says all three means it
         ("1.5", None, 320, False),

@@ -20,12 +20,6 @@ def written(path: Path, content: bytes = b"weights") -> Path:
     return path
 
 
-@pytest.fixture
-def at_rest(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files that were written just now count as settled."""
-    monkeypatch.setattr(remembered, "_SETTLED_S", -1.0)
-
-
 def test_a_fact_is_known_for_its_key_until_it_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     for kind in ("one", "two"):
         remember(kind, {"driver": "580", "gpu": 0})
@@ -60,19 +54,15 @@ def test_a_cache_that_cannot_be_written_is_no_error(
     assert not known("kind", {"a": 1})
 
 
-def test_a_key_of_files_changes_with_each_of_them(tmp_path: Path, at_rest: None) -> None:
+def test_a_key_of_files_changes_with_each_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = written(tmp_path / "file")
+    assert files_key({path: "hash"}) is None  # as it was written just now
+    monkeypatch.setattr(remembered, "_SETTLED_S", -1.0)
     before = files_key({path: "hash"})
     assert before == files_key({path: "hash"}) != files_key({path: "another"})
     written(tmp_path / "new", b"another").replace(path)  # the same size and time, another file
     assert files_key({path: "hash"}) != before
     path.unlink()
-    assert files_key({path: "hash"}) is None
-
-
-def test_a_file_that_was_written_just_now_has_no_key(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    path.touch()
     assert files_key({path: "hash"}) is None
 
 

@@ -14,7 +14,7 @@ from latentsync_trt.cli.options import build, options_from
 from latentsync_trt.config import Sampling
 from latentsync_trt.errors import InputError
 from latentsync_trt.option_fields import command_line
-from latentsync_trt.values import Speaker, parse_cache_interval, parse_guidance_interval
+from latentsync_trt.values import Speaker
 
 DEFAULT = Sampling(steps=20, solver="ddim", cache_interval=3)
 
@@ -25,23 +25,14 @@ def test_presets() -> None:
     assert SyncOptions(preset="fast").sampling == SyncOptions(preset="fast", steps=8).sampling == fast
 
 
-@pytest.mark.parametrize("given", [{"steps": 10}, {"cache_interval": 3}, {"steps": 10, "cache_interval": 3}])
-def test_full_steps_of_a_preset_go_with_its_own_steps(given: dict[str, int]) -> None:
-    sampling = SyncOptions(preset="fast", **given).sampling  # type: ignore[arg-type]
-    assert sampling == Sampling(given.get("steps", 8), "dpmpp", 3)
-
-
 def test_options_override_the_preset() -> None:
     given = SyncOptions(preset="fast", steps=30, solver="ddim", cache_interval=4)
     assert given.sampling == Sampling(30, "ddim", 4)
+    # Full steps of a preset go with its own number of steps.
+    assert SyncOptions(preset="fast", steps=10).sampling == Sampling(10, "dpmpp", 3)
+    assert SyncOptions(preset="fast", cache_interval=3).sampling == Sampling(8, "dpmpp", 3)
     assert SyncOptions(preset="quality", cache_interval=(0, 7)).sampling.cache_interval == (0, 7)
     assert SyncOptions(solver="dpmpp").sampling == Sampling(20, "dpmpp", 3)
-
-
-def test_text_becomes_values() -> None:
-    assert parse_cache_interval("0,1, 5") == (0, 1, 5)
-    assert parse_cache_interval("3") == 3
-    assert parse_guidance_interval("0.2-.8") == (0.2, 0.8)
 
 
 def test_times_are_numbers_or_text() -> None:
@@ -91,33 +82,23 @@ def test_options_come_back_from_the_command_line() -> None:
 
 
 WRONG = [
-    ({"preset": "best"}, "--preset best: not one of quality, balanced, fast"),
     ({"solver": "euler"}, "--solver euler: not one of ddim, dpmpp"),
     ({"steps": 0}, "--steps 0: not a whole number from 1 to 999"),
     ({"resolution": 300}, "--resolution 300: not divisible by 64; the nearest are 256 and 320"),
-    ({"resolution": 4096}, "--resolution 4096: not a whole number from 64 to 2048"),
-    ({"cache_interval": ()}, "must begin with 0"),
     ({"cache_interval": 0}, "--cache-interval 0: less than 1"),
     ({"cache_interval": (1, 3)}, "--cache-interval 1,3: must begin with 0"),
-    ({"cache_interval": (0, 20)}, "--cache-interval 0,20: .*ascend to at most 19"),
     ({"cache_interval": (0, 8), "preset": "fast"}, "ascend to at most 7"),
-    ({"cache_interval": (0, 5, 3)}, "ascend to at most 19"),
     ({"cache_interval": (0, 3, 3)}, "ascend to at most 19"),
     ({"cache_interval": (0, 2.5)}, "not a whole number, or several"),
-    ({"guidance_interval": (0.8, 0.2)}, "--guidance-interval 0.8-0.2: must ascend, within 0 to 1"),
     ({"guidance_interval": (0.5, 0.5)}, "--guidance-interval 0.5-0.5: must ascend, within 0 to 1"),
     ({"guidance_interval": (float("nan"), 1.0)}, "--guidance-interval nan-1: must ascend, within 0 to 1"),
-    ({"guidance_interval": (0.2, 1.2)}, "--guidance-interval 0.2-1.2: must ascend, within 0 to 1"),
     ({"guidance_interval": (0.2, 0.8), "guidance": 1.0}, "--guidance 1 uses no guidance at any step"),
     ({"start": 3, "end": 3}, "--end 3: is not after --start 3"),
-    ({"start": -1}, "--start -1: not a time"),
     ({"end": float("nan")}, "--end nan: not a time"),
     ({"start": "1:77"}, "--start 1:77: not a time, as 62.5 or 1:02.5"),
-    ({"speaker": "a.wav"}, "--speaker a.wav: is not the number of a face and a file"),
     ({"speaker": 5}, "--speaker 5: is not the number of a face and a file"),
     ({"speaker": "0=a.wav", "face": "left"}, "--face left and --speaker exclude each other"),
     ({"face": "index:one"}, "--face index:one: is none of largest, left, right, index:N, at:X,Y"),
-    ({"face": 3}, "--face 3: is none of"),
     ({"offset": float("inf")}, "--offset inf: not a number from"),
 ]
 

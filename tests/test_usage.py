@@ -13,9 +13,8 @@ from click.testing import CliRunner
 
 from latentsync_trt.bundle.find import CHECKPOINTS_VARIABLE
 from latentsync_trt.cli import main
-from latentsync_trt.errors import InputError, MediaError
-from latentsync_trt.media.files import check_file
-from latentsync_trt.paths import local_path, why_missing
+from latentsync_trt.errors import InputError
+from latentsync_trt.paths import local_path
 from latentsync_trt.runtime.cache.store import CACHE_VARIABLE
 from tests.bundles import make_bundle
 from tests.clips import numbered, write_sound, write_video
@@ -26,51 +25,32 @@ LONG = "x" * 300
 
 WRONG_USAGE = [
     ("sync --video EMPTY --audio in.wav", "--video '': is empty"),
-    ("sync --video in.mp4 --audio EMPTY", "--audio '': is empty"),
-    ("sync --video https://host/in.mp4 --audio in.wav", "--video https://host/in.mp4: is a URL"),
     ("sync --video - --audio in.wav", "--video -: standard input and output are not supported"),
-    (f"{SYNC} --output rtsp://host/out", "--output rtsp://host/out: is a URL"),
     ("sync --video on.mp4 --audio in.wav --bundle SMALL", "on.mp4: no such file; did you mean in.mp4?"),
-    ("sync --video in.mp4 --audio IN.WAF --bundle SMALL", "did you mean in.wav?"),
     ("sync --video none/in.mp4 --audio in.wav --bundle SMALL", "its folder does not exist either"),
     ("sync --video . --audio in.wav --bundle SMALL", ".: is a folder; name a video or audio file in it"),
     (f"sync --video {LONG}.mp4 --audio in.wav --bundle SMALL", f"{LONG}.mp4: "),
     (f"{SYNC} --output out.avi", "cannot write .avi; use .mp4"),
     (f"{SYNC} --output out.mp4 --codec ffv1", "out.mp4: cannot hold ffv1; use a name that ends in .mkv"),
     (f"{SYNC} --output in.mp4", "is also an input"),
-    (f"{SYNC} --output none/out.mp4", "no such folder"),
-    (f"{SYNC} --output clip", "without extension"),
     (f"{SYNC} --output {LONG}.mp4", f"{LONG}.mp4: cannot be written: "),
-    (f"{SYNC} --crf 52", "--crf"),
-    (f"{SYNC} --guidance nan", "--guidance"),
     (f"{SYNC} --guidance-interval 0.8-0.2", "must ascend"),
-    (f"{SYNC} --engine-cache EMPTY", "--engine-cache '': is empty"),
     (f"{SYNC} --dynamic --provider cpu", "has fixed shapes"),
-    ("sync --video in.mp4 --audio in.wav --bundle EMPTY", "bundle '': is empty"),
     ("sync --video in.mp4 --audio in.wav --bundle none", "none: no bundle there nor in"),
     ("build --bundle http://host/bundle", "bundle http://host/bundle: is a URL"),
     ("build --bundle SMALL --graph upscaler --provider cpu", "has no such graph"),
     ("build --bundle SMALL --engine-cache in.wav/x", "in.wav: is a file; name a folder"),
-    ("bench --bundle SMALL --video none.mp4", "none.mp4: no such file"),
-    ("bench --bundle SMALL --out in.wav", "--out in.wav: is a file"),
     ("bench --bundle SMALL --out folder.json", "folder.json: is a folder; name a file in it"),
-    ("calibrate --bundle SMALL --video none.mp4", "none.mp4: no such file"),
-    ("calibrate --bundle SMALL --clips none", "none: no such folder"),
     ("calibrate --bundle SMALL --clips folder.json", "no video in it"),
     ("calibrate --bundle SMALL --video in.mp4 --out in.wav", "--out in.wav: is a file; name a folder"),
     ("calibrate --bundle SMALL --audio in.wav", "--audio: needs --video"),
-    ("compare none SMALL", "none: no bundle there nor in"),
     ("compare in.mp4 SMALL", "give two bundles or two videos"),
-    ("compare in.mp4 in.mp4 --clip http://host", "--clip http://host: is a URL"),
     ("compare SMALL SMALL --out report.pdf", "end it with .html"),
     ("selftest --engine-cache in.wav", "--engine-cache in.wav: is a file"),
-    ("demo --audio none.wav", "none.wav: no such file"),
     ("export --unet none.pt --vae folder.json --whisper in.wav", "none.pt: no such file or folder"),
     ("export", "latentsync-trt download 1.6"),
     ("download 2.0", "not one of"),
     ("cache prune", "--max-gb or --damaged"),
-    ("cache prune --max-gb nan", "--max-gb"),
-    ("cache ls --engine-cache http://host", "--engine-cache http://host: is a URL"),
     ("unknown", "unknown"),
 ]
 
@@ -122,19 +102,15 @@ def test_exit_code_and_message(line: str, words: str, code: int) -> None:
 
 
 @pytest.mark.usefixtures("place")
-@pytest.mark.parametrize(
-    ("line", "code"),
-    [(line, 2) for line, _ in WRONG_USAGE if line.split()[0] in ("sync", "build", "compare", "selftest")]
-    + [(line, 1) for line, _ in FAILED if line.split()[0] in ("sync", "build")],
-)
-def test_errors_are_json_where_asked(line: str, code: int) -> None:
-    found, out, err = call(line, "--json")
-    assert (found, err) == (code, "")
+@pytest.mark.parametrize("line", [WRONG_USAGE[0][0], "selftest --engine-cache in.wav", FAILED[0][0], FAILED[-1][0]])
+def test_errors_are_json_where_asked(line: str) -> None:
+    code, out, err = call(line, "--json")
+    assert (code, err) == (1 if line in dict(FAILED) else 2, "")
     assert list(json.loads(out)) == ["error"]
 
 
 @pytest.mark.usefixtures("place")
-@pytest.mark.parametrize("name", ["a [bold]b[/bold]", "a: b", "Žena 引擎", "-", "\udcff", "$(x)`y`", "a\nb"])
+@pytest.mark.parametrize("name", ["a [bold]b[/bold]", "Žena 引擎", "\udcff", "a\nb"])
 def test_names_are_repeated_as_they_were_typed(name: str) -> None:
     code, out, err = call("build", "--bundle", name)
     assert (code, out) == (2, "")
@@ -143,26 +119,11 @@ def test_names_are_repeated_as_they_were_typed(name: str) -> None:
     assert len(err.splitlines()) == 1
 
 
-def test_a_path_that_looks_like_a_url_but_exists_is_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    if os.name != "nt":  # Windows allows no colon
-        (tmp_path / "http:").mkdir()
-        (tmp_path / "http:" / "clip.mp4").touch()
-        assert local_path("http:/clip.mp4") == Path("http:/clip.mp4")
+def test_paths_that_look_like_urls() -> None:
     assert local_path("C:/clips/a.mp4") == Path("C:/clips/a.mp4")
     assert local_path("a:b.mp4") == Path("a:b.mp4")
     with pytest.raises(InputError, match=r"https://host/a\.mp4: is a URL"):
         local_path(Path("https://host/a.mp4"))  # pathlib makes one slash of two
-    (tmp_path / "-").touch()
-    assert local_path("-") == Path("-")
-
-
-def test_what_explains_a_missing_file(tmp_path: Path) -> None:
-    (tmp_path / "Interview.MP4").touch()
-    assert f"did you mean {tmp_path / 'Interview.MP4'}?" in why_missing(tmp_path / "interview.mp4x")
-    assert why_missing(tmp_path / "quite different").endswith("no such file")
-    with pytest.raises(MediaError, match="its folder does not exist"):
-        check_file(tmp_path / "Interview.MP4" / "a.mp4" / "b.mp4")
 
 
 @pytest.mark.usefixtures("place")

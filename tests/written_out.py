@@ -53,13 +53,12 @@ class _Writer:
         biased = self._op("Add", node.input[0], node.input[1])
         self._op("Add", biased, node.input[2], output=node.output[0])
 
-    def write_ConvTranspose(self, node: onnx.NodeProto) -> None:
-        self.write_Conv(node)
-
     def write_Conv(self, node: onnx.NodeProto) -> None:
         image = self._op("Transpose", node.input[0], perm=[0, 3, 1, 2])
         convolved = self._op(node.op_type, image, *node.input[1:], **_attributes(node))
         self._op("Transpose", convolved, output=node.output[0], perm=[0, 2, 3, 1])
+
+    write_ConvTranspose = write_Conv  # noqa: N815
 
     def _norm(self, node: onnx.NodeProto, x: str) -> None:
         settings = _attributes(node)

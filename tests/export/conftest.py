@@ -8,7 +8,6 @@ import pytest
 from latentsync_trt.bundle.manifest import REQUIRED_GRAPHS
 from latentsync_trt.export import exporter
 from latentsync_trt.export.exporter import export_bundle
-from latentsync_trt.export.graphs import GraphPlan
 from tests import narrow
 from tests.exports import ExportCache
 
@@ -31,8 +30,7 @@ def several(exports: ExportCache, tmp_path_factory: pytest.TempPathFactory) -> P
     """A float32 bundle for 64 to 192 px, not verified and without the unguided steps, which cost the most time."""
 
     def make(out: Path) -> None:
-        sources = narrow.write_sources(tmp_path_factory.mktemp("sources"))
-        planned = exporter.plan_graphs
+        planned, sources = exporter.plan_graphs, narrow.write_sources(tmp_path_factory.mktemp("sources"))
         with pytest.MonkeyPatch.context() as patch:
             required = lambda *given: [plan for plan in planned(*given) if plan.name in REQUIRED_GRAPHS]  # noqa: E731
             patch.setattr(exporter, "plan_graphs", required)
@@ -51,20 +49,3 @@ def dynamic_half_bundle(exports: ExportCache, tmp_path_factory: pytest.TempPathF
         export_bundle(narrow.narrow_options(sources, out, dynamic=True, precision="fp16"))
 
     return exports.bundle("dynamic_half", make)
-
-
-@pytest.fixture(scope="session")
-def dynamic_single_bundle(exports: ExportCache, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A float32 bundle of variable shapes, not verified and without the unguided steps, which cost the most time."""
-    plan_graphs = exporter.plan_graphs
-
-    def required(*arguments: object) -> list[GraphPlan]:
-        return [plan for plan in plan_graphs(*arguments) if plan.name in REQUIRED_GRAPHS]
-
-    def make(out: Path) -> None:
-        sources = narrow.write_sources(tmp_path_factory.mktemp("sources"))
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(exporter, "plan_graphs", required)
-            export_bundle(narrow.narrow_options(sources, out, dynamic=True, verify=False))
-
-    return exports.bundle("dynamic_single", make)

@@ -1,7 +1,6 @@
 """One bundle for several resolutions: at each it computes what a bundle exported for that one does."""
 
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,12 +12,8 @@ from latentsync_trt.bench.rows import BenchOptions
 from latentsync_trt.bench.run import run_bench
 from latentsync_trt.bundle.manifest import REQUIRED_GRAPHS, Bundle
 from latentsync_trt.errors import InputError
-from latentsync_trt.runtime.compiler.profiles import at_resolution
-from latentsync_trt.runtime.networks.networks import Networks
 from latentsync_trt.runtime.providers.select import Selection
-from latentsync_trt.runtime.sessions.session import Session
-from latentsync_trt.runtime.sessions.trial import random_inputs
-from latentsync_trt.types import UInt8Array, WindowBatch
+from latentsync_trt.types import UInt8Array
 from tests import narrow
 from tests.clips import LOSSLESS, decoded, write_clip
 from tests.tensorrt_stand_in.stand_in import StandIn
@@ -56,20 +51,6 @@ def run(clip: tuple[Path, Path], tmp_path: Path) -> Synced:
     return synced
 
 
-def test_graphs_compute_what_those_of_that_resolution_do(several: Path, narrow_bundle: Path) -> None:
-    ours, theirs = (Networks(Bundle.load(path), CPU) for path in (several, narrow_bundle))
-    manifest = theirs.bundle.manifest
-    ranges = at_resolution(ours.bundle.manifest.ranges, LEAST_PX)
-    for graph in REQUIRED_GRAPHS:
-        inputs = random_inputs(theirs.session(graph).inputs, manifest.ranges)
-        for name, value in random_inputs(ours.session(graph).inputs, ranges).items():
-            assert value.shape == inputs[name].shape
-        for found, wanted in zip(ours.session(graph).run(inputs), theirs.session(graph).run(inputs), strict=True):
-            assert np.abs(found - wanted).max() <= SAME * np.abs(wanted).max(), graph
-    for networks in (ours, theirs):
-        networks.close()
-
-
 def test_a_clip_looks_as_from_a_bundle_of_that_resolution(lip_sync: LipSync, narrow_bundle: Path, run: Synced) -> None:
     with LipSync.from_bundle(narrow_bundle, "cpu") as fixed:
         wanted = run(fixed)
@@ -80,23 +61,6 @@ def test_a_clip_looks_as_from_a_bundle_of_that_resolution(lip_sync: LipSync, nar
     assert np.array_equal(run(lip_sync, MOST_PX), largest)
 
 
-def test_first_runs_have_the_resolution_of_the_run(several: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sides: dict[str, set[int]] = {}
-    bound = Session.run_bound
-
-    def watched(self: Session, binding: object, **how: bool) -> None:
-        bound(self, binding, **how)
-        for value in binding.get_outputs():  # type: ignore[attr-defined]
-            if len(value.shape()) > 3:
-                sides.setdefault(self.name, set()).update(value.shape()[-2:])
-
-    monkeypatch.setattr(Session, "run_bound", watched)
-    with LipSync.from_bundle(several, "cpu") as opened:
-        opened.warm_up(SyncOptions(resolution=LEAST_PX))
-    wanted = {"vae_encoder": {8}, "vae_decoder": {64}, "denoise_step": {8}, "denoise_step_cached": {8}}
-    assert {name: sides[name] for name in wanted} == wanted
-
-
 def test_fixed_engines_refuse_another_resolution(several: Path, clip: tuple[Path, Path], tmp_path: Path) -> None:
     out, options = tmp_path / "out.mkv", SyncOptions(resolution=LEAST_PX)
     with LipSync.from_bundle(several, "cpu", RuntimeOptions(dynamic=False)) as fixed:
@@ -105,14 +69,6 @@ def test_fixed_engines_refuse_another_resolution(several: Path, clip: tuple[Path
         with pytest.raises(InputError, match="--static fixes engines at 192 px"):
             fixed.warm_up(options)
         fixed.warm_up(SyncOptions(steps=1, resolution=MOST_PX))
-
-
-def test_engines_say_which_sizes_they_take(several: Path) -> None:
-    sizes = [(1, 4, 4, 40, 40), (1, 9, 4, 40, 40), (1, 4, 50, narrow.AUDIO_WIDTH)]
-    batch = WindowBatch(*(np.zeros(size, np.float32) for size in sizes), 1.5)
-    refused = pytest.raises(InputError, match="40 latent_height: the engines take 8 to 24")
-    with closing(Networks(Bundle.load(several), CPU)) as networks, refused:
-        networks.denoiser.begin(batch)
 
 
 def test_a_bench_measures_at_its_resolution(several: Path, clip: tuple[Path, Path]) -> None:

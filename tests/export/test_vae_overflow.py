@@ -3,14 +3,12 @@
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from latentsync_trt.errors import ExportMismatch
 from latentsync_trt.export import exporter
 from latentsync_trt.export.graphs import GraphPlan
 from latentsync_trt.export.plans import plan_graphs
-from latentsync_trt.runtime.sessions.session import Session
 from tests import narrow
 from tests.export.test_cuda_form import make_vae
 
@@ -31,24 +29,12 @@ def overflowing(vae: Any) -> Any:
 
 
 def test_values_beyond_half_precision_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    written: list[Path] = []
-
     def decoder(*arguments: Any) -> list[GraphPlan]:
         return [plan for plan in plan_graphs(*arguments) if plan.name == "vae_decoder"]
 
-    def saved(folder: Path, plan: GraphPlan, *rest: Any) -> Any:
-        entry = write_graph(folder, plan, *rest)
-        (image,) = Session(folder / entry.file).run({name: value.numpy() for name, value in plan.inputs.items()})
-        assert np.isfinite(image).all(), "the CPU computes float16 graphs in float32"
-        written.append(folder)
-        return entry
-
-    write_graph = exporter._write_graph
     monkeypatch.setattr(exporter, "plan_graphs", decoder)
-    monkeypatch.setattr(exporter, "_write_graph", saved)
     sources = narrow.write_sources(tmp_path)
     overflowing(make_vae()).save_pretrained(sources.vae)
     with pytest.raises(ExportMismatch, match=r"output image: .* are not finite; export with --precision fp32"):
         exporter.export_bundle(narrow.narrow_options(sources, tmp_path / "bundle", precision="fp16"))
-    assert written
     assert not (tmp_path / "bundle").exists()

@@ -14,10 +14,12 @@ from torch import Tensor, nn
 from latentsync_trt.bundle.weights import WeightsFile
 from latentsync_trt.errors import CheckpointError, ExportMismatch
 from latentsync_trt.export import verify
+from latentsync_trt.export.export_options import ExportOptions
+from latentsync_trt.export.exporter import export_bundle
 from latentsync_trt.export.graphs import GraphPlan, build_graph, save_graph
 from latentsync_trt.export.layers import NORM_GROUPS, FrameNorm
 from latentsync_trt.export.unet import DenoiseStep, UNet
-from latentsync_trt.export.verify import InDouble, SumsInSingle
+from latentsync_trt.export.verify import InDouble
 from latentsync_trt.runtime.sessions.session import Session
 from tests import narrow
 
@@ -106,19 +108,6 @@ def without(op: str) -> Mutation:
     return change
 
 
-def swapped(first: str, second: str) -> Mutation:
-    """Exchanges two inputs of the same shape."""
-
-    def change(model: ir.Model) -> None:
-        found = {value.name: value for value in model.graph.inputs}
-        one, other = found[first], found[second]
-        uses = [(use.node, use.idx, other if value is one else one) for value in (one, other) for use in value.uses()]
-        for node, index, value in uses:
-            node.replace_input_with(index, value)
-
-    return change
-
-
 @pytest.mark.parametrize(
     "mutation",
     [
@@ -128,9 +117,8 @@ def swapped(first: str, second: str) -> Mutation:
         scaled("ff_norm.weight", 1.1),
         without("Gelu"),
         without("Sigmoid"),
-        swapped("latents", "history"),
     ],
-    ids=["bias", "convolution", "attention", "norm", "gelu", "silu", "inputs"],
+    ids=["bias", "convolution", "attention", "norm", "gelu", "silu"],
 )
 def test_one_wrong_part_fails(
     planned: tuple[GraphPlan, nn.Module], graph: Path, precision: str, mutation: Mutation, tmp_path: Path
@@ -190,35 +178,12 @@ def test_norms_of_few_values_are_as_exact_as_in_pytorch(width: int, side_px: int
     assert np.abs(found - exact).max() <= HONEST * own + 1e-6
 
 
-def test_arithmetic_in_other_precisions() -> None:
-    generator = torch.Generator().manual_seed(2)
-    left, right = torch.randn(2, 64, 64, generator=generator).unbind()
-    with InDouble():
-        product = left @ right
-    assert torch.equal(product, left.double() @ right.double())
-    with SumsInSingle():
-        rounded = left.half() @ right.half()
-    assert torch.equal(rounded, (left.half().float() @ right.half().float()).half())
-
-
-def test_planned_inputs_are_shuffled_not_scaled() -> None:
-    plan, _ = cached_step("fp32")
-    again = verify._shuffled(plan.inputs, 1)
-    assert all(
-        torch.equal(again[name].flatten().sort()[0], value.flatten().sort()[0]) for name, value in plan.inputs.items()
-    )
-    assert not torch.equal(again["latents"], plan.inputs["latents"])
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
 def test_recorded_networks_of_few_channels_are_exported_at_64_px(
     reference: Path, precision: str, tmp_path: Path
 ) -> None:
     """At the lowest level a norm has groups of two values: both precisions are as exact as PyTorch."""
-    from latentsync_trt.export.export_options import ExportOptions
-    from latentsync_trt.export.exporter import export_bundle
-
     small = reference / "small"
     sources = {"unet": small / "unet.pt", "vae": small / "vae", "whisper": small / "whisper.pt"}
     export_bundle(

@@ -39,22 +39,20 @@ class Observer:
 
     def __init__(self) -> None:
         self.ranges: dict[str, ActivationRange] = {}
-        self.calls = 0
         self.timesteps: dict[str, set[int]] = {}
 
     def __call__(self, tensor: ObservedTensor, timestep: int, amax: float, sample: Float32Array) -> None:
-        self.calls += 1
         now = ActivationRange.of_step(amax, sample)
         for layer in tensor.layers:
             self.ranges[layer] = self.ranges[layer].merged(now) if layer in self.ranges else now
             self.timesteps.setdefault(layer, set()).add(timestep)
 
 
-def observe_small(loop: Loop, graphs: tuple[str, ...] = GUIDED) -> tuple[Observer, Float32Array]:
+def observe_small(loop: Loop) -> tuple[Observer, Float32Array]:
     """What a loop of the small bundle shows, and its latents at the end."""
     bundle, observer = Bundle.load(small_bundle(), verify=False), Observer()
     with TemporaryDirectory() as folder:
-        observed = {name: write_observed(bundle, name, Path(folder)) for name in graphs}
+        observed = {name: write_observed(bundle, name, Path(folder)) for name in GUIDED}
         denoiser = ObservingDenoiser(observed, Selection("cpu"), observer)
         latents = loop.run(denoiser, small_window(bundle))
         denoiser.close()

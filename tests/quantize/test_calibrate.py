@@ -8,9 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from latentsync_trt.bundle.manifest import Bundle, sha256_file
-from latentsync_trt.cli import calibrate as calibrate_command
 from latentsync_trt.cli import main
-from latentsync_trt.cli.calibrate import default_out
 from latentsync_trt.errors import InputError
 from latentsync_trt.quantize.calibrate import Calibration
 from latentsync_trt.quantize.calibration_options import CalibrateOptions, Clip
@@ -55,18 +53,10 @@ def run(words: list[str]) -> tuple[int, str, str]:
     return result.exit_code, result.stdout, result.stderr
 
 
-@pytest.fixture(scope="module")
-def made(clip: Clip, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """An 8-bit bundle, and what was printed."""
-    folder = tmp_path_factory.mktemp("made") / "int8"
-    code, out, err = run(arguments(clip, "--out", str(folder)))
+def test_a_clip_gives_a_measured_eight_bit_bundle(clip: Clip, tmp_path: Path) -> None:
+    code, out, err = run(arguments(clip, "--out", str(tmp_path / "int8")))
     assert code == 0, err
-    return folder, out
-
-
-def test_a_clip_gives_a_measured_eight_bit_bundle(made: tuple[Path, str], clip: Clip) -> None:
-    folder, out = made
-    manifest = Bundle.load(folder).manifest
+    manifest = Bundle.load(tmp_path / "int8").manifest
     assert manifest.precision == "int8"
     quantized = manifest.quantization
     assert quantized is not None
@@ -91,11 +81,6 @@ def test_an_eight_bit_bundle_is_refused(int8_bundle: Path, clip: Clip) -> None:
     )
 
 
-def test_a_folder_of_other_files_is_not_replaced(clip: Clip, tmp_path: Path) -> None:
-    (tmp_path / "one.jpg").touch()
-    assert "contains files but no bundle" in failure(arguments(clip, "--out", str(tmp_path)), 2)
-
-
 def test_a_clip_without_a_face_is_refused(clip: Clip, tmp_path: Path) -> None:
     blank = write_face(tmp_path / "blank.mp4", 20, blank=range(20))
     assert re.search(r"error: .*blank\.mp4: no face in any frame", failure(arguments(Clip(blank, clip.audio))))
@@ -116,13 +101,6 @@ def test_few_windows_give_warnings(tmp_path: Path) -> None:
     assert quantized is not None and quantized.settings["windows_measured"] == 1
 
 
-def test_the_missing_extra_is_named(clip: Clip, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calibrate_command, "_NEEDED", ("onnx", "no-such-package"))
-    message = failure(arguments(clip))
-    assert "no-such-package: not installed" in message
-    assert "pip install 'latentsync-trt[calibrate]'" in message
-
-
 @pytest.mark.parametrize(("capability", "warned"), [("8.6", True), ("8.9", False)])
 def test_a_gpu_without_fp8_gives_a_warning(clip: Clip, tmp_path: Path, capability: str, warned: bool) -> None:
     selection = Selection("cuda", (), Gpu(0, "NVIDIA RTX A6000", capability, 48 * 10**9))
@@ -134,18 +112,8 @@ def test_a_gpu_without_fp8_gives_a_warning(clip: Clip, tmp_path: Path, capabilit
     assert ["RTX A6000" in warning for warning in warnings] == [True] * warned
 
 
-def test_results_are_named_after_the_bundle(checkpoints: Path) -> None:
-    assert default_out("1.6-512-fp16", "int8") == checkpoints / "1.6-512-int8"
-    assert default_out("1.6-512-fp32-dynamic", "fp8") == checkpoints / "1.6-512-fp8-dynamic"
-    assert default_out("mine", "fp8") == checkpoints / "mine-fp8"
-
-
-def windows_of(count: int) -> list[RecordedWindow]:
-    return [RecordedWindow(*[np.full(1, number, np.float32)] * 3) for number in range(count)]
-
-
 def test_loops_cover_all_timesteps_with_full_and_cached_steps_and_some_without_guidance() -> None:
-    windows = windows_of(8)
+    windows = [RecordedWindow(*[np.full(1, number, np.float32)] * 3) for number in range(8)]
     loops = loops_of(windows, CalibrateOptions(steps=6), unguided=True)
     guided = [loop for _, loop in loops if loop.guidance != UNGUIDED]
     assert [window for window, _ in loops[len(guided) :]] == [windows[3], windows[7]]

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.diffusion.scheduler import timesteps
-from latentsync_trt.errors import BundleError, InferenceError
+from latentsync_trt.errors import InferenceError
 from latentsync_trt.quantize.observe import SAMPLE, sample_stride, split_attention, write_observed
 from latentsync_trt.quantize.ranges import ActivationRange
 from latentsync_trt.quantize.steps import layers_of
@@ -57,12 +57,7 @@ def test_maxima_and_samples_are_those_of_the_inputs(tmp_path: Path, dtype: type[
     # Tensors as small as these are sampled whole.
     whole = ActivationRange.of_step(float(latents.max()), latents.ravel().astype(np.float32))
     np.testing.assert_array_equal(found[CONVOLUTION].counts, whole.counts)
-
-
-def test_a_tensor_that_two_layers_read_is_observed_once(tmp_path: Path) -> None:
-    observer = observe_toy(tmp_path, toy_batch())
-    assert observer.calls == 2
-    assert observer.ranges[LINEAR] is observer.ranges[OTHER]
+    assert found[LINEAR] is found[OTHER]  # which read the same tensor
 
 
 @pytest.mark.integration
@@ -83,19 +78,9 @@ def test_an_overflow_is_reported_with_its_layer_and_timestep(tmp_path: Path) -> 
         observe_toy(tmp_path, toy_batch(scale=1e6), np.float16)
 
 
-def test_a_graph_without_shapes_is_refused(tmp_path: Path) -> None:
-    bundle = write_layers(tmp_path / "toy")
-    path = bundle.graph_path("denoise_step")
-    model = onnx.load(path)
-    del model.graph.value_info[:]
-    onnx.save(model, path)
-    with pytest.raises(BundleError, match="denoise_step: states no shape for flat"):
-        write_observed(bundle, "denoise_step", tmp_path)
-
-
 @pytest.mark.parametrize(
     ("shape", "axis"),
-    [((32, 320, 64, 64), 1), ((131072, 320), 1), ((2, 16, 4096, 640), 3), ((4, 13, 7, 7), 1), ((1, 1280), 1)],
+    [((32, 320, 64, 64), 1), ((2, 16, 4096, 640), 3), ((4, 13, 7, 7), 1)],
 )
 def test_a_sample_is_even_over_the_channels(shape: tuple[int, ...], axis: int) -> None:
     size = int(np.prod(shape))
@@ -105,8 +90,8 @@ def test_a_sample_is_even_over_the_channels(shape: tuple[int, ...], axis: int) -
     assert counts.max() - counts.min() <= max(2, 0.1 * counts.mean())
 
 
-def attention(batch: int | str = BATCH) -> ir.Model:
-    shape = f"float[{batch},{HEADS},{TOKENS},{WIDTH}]"
+def attention() -> ir.Model:
+    shape = f"float[{BATCH},{HEADS},{TOKENS},{WIDTH}]"
     graph = f"graph ({shape} q, {shape} k, {shape} v) => ({shape} out) {{ out = Attention<scale = 0.7>(q, k, v) }}"
     return ir.from_proto(onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["" : 23]> {graph}'))
 
@@ -120,10 +105,7 @@ def run(model: ir.Model) -> NDArray[np.float32]:
     return result
 
 
-@pytest.mark.parametrize(
-    ("most_bytes", "parts"),
-    [(SCORES_BYTES - 1, 5), (SCORES_BYTES, 5), (2 * SCORES_BYTES, 3), (BATCH * SCORES_BYTES, 1)],
-)
+@pytest.mark.parametrize(("most_bytes", "parts"), [(SCORES_BYTES - 1, 5), (2 * SCORES_BYTES, 3)])
 def test_split_attention_computes_the_same(most_bytes: int, parts: int) -> None:
     split = attention()
     split_attention(split, {}, most_bytes)

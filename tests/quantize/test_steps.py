@@ -15,7 +15,7 @@ from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.errors import InputError
 from latentsync_trt.quantize.calibration_options import CalibrateOptions, EightBit
 from latentsync_trt.quantize.ranges import BINS, ActivationRange, Ranges
-from latentsync_trt.quantize.steps import round_weights, scale_of, write_steps
+from latentsync_trt.quantize.steps import round_weights, write_steps
 from latentsync_trt.runtime.sessions.session import Session
 from latentsync_trt.types import Float32Array
 from tests.quantize import toys
@@ -79,17 +79,6 @@ def test_only_inputs_and_weights_of_layers_are_rounded(bundle: Bundle, tmp_path:
         np.testing.assert_allclose(got, wanted, rtol=0, atol=FLOAT32_ROUNDING)
 
 
-def test_one_layer_is_kept_and_another_rounded(bundle: Bundle, tmp_path: Path) -> None:
-    model = loaded(written(bundle, tmp_path, kept=(LINEAR,)))
-    nodes = {node.name: node for node in model.graph.node}
-    initializers = {initializer.name: initializer for initializer in model.graph.initializer}
-    assert nodes["to_q"].input[:] == ["hidden", LINEAR]
-    assert nodes["conv"].input[0] != "state"
-    assert nodes["skip"].input[1] == "state"
-    assert CONVOLUTION not in initializers
-    assert initializers[LINEAR].data_type == TensorProto.FLOAT
-
-
 @pytest.mark.parametrize(("kept", "widest"), [((), 3.0), ((OTHER,), 1.0)])
 def test_layers_that_read_one_tensor_share_the_widest_range(
     tmp_path: Path, kept: tuple[str, ...], widest: float
@@ -125,11 +114,9 @@ def test_graphs_state_all_shapes(bundle: Bundle, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("pattern", "layer", "kept"),
     [
-        ("conv_in", "unet.conv_in.weight", True),
         ("conv_in", "unet.mid_block.conv_inner.weight", False),
         ("samplers", "unet.down_blocks.0.downsamplers.0.conv.weight", True),
         ("resnets.0.conv1", "unet.mid_block.resnets.0.conv1.weight", True),
-        ("unet.conv_in.weight", "unet.conv_in.weight", True),
         ("resnets.1", "unet.mid_block.resnets.11.conv1.weight", False),
     ],
 )
@@ -157,15 +144,12 @@ def normal(seed: int, scale: float = 1.0) -> Float32Array:
     return values * np.float32(scale)
 
 
-@pytest.mark.parametrize("percentile", [90.0, 99.0, 99.9])
-def test_percentiles_are_those_of_the_values(percentile: float) -> None:
+def test_percentiles_are_those_of_the_values() -> None:
     values = normal(2)
     found = range_of(values)
-    exact = np.percentile(np.abs(values), percentile)
-    assert abs(found.amax(percentile) - exact) <= found.upper / BINS
-
-
-def test_no_percentile_exceeds_the_maximum() -> None:
+    for percentile in (90.0, 99.9):
+        exact = np.percentile(np.abs(values), percentile)
+        assert abs(found.amax(percentile) - exact) <= found.upper / BINS
     assert range_of(np.full((100, 2), 3.0, np.float32)).amax(99.99) == 3.0
 
 
@@ -215,17 +199,13 @@ def test_int8_weights_match_onnx_runtime(output_axis: int) -> None:
 
 @pytest.mark.parametrize("kind", ["int8", "fp8"])
 def test_float16_weights_too_small_for_their_scale_are_not_lost(kind: EightBit) -> None:
-    """The scale for 0.004 would be below float16's normal numbers."""
+    """The scale for 0.004 would be below float16's normal numbers; that of zeros must not be zero."""
     weights = np.full((4, 2), 0.004, np.float16)
     eight_bit, scales = round_weights(weights, 1, kind)
     restored = eight_bit.astype(np.float32) * scales.astype(np.float32)
     np.testing.assert_allclose(restored, weights.astype(np.float32), rtol=COARSE)
-
-
-@pytest.mark.parametrize("kind", ["int8", "fp8"])
-def test_a_channel_of_zeros_stays_zero(kind: EightBit) -> None:
-    eight_bit, scales = round_weights(np.zeros((3, 2), np.float16), 1, kind)
-    assert (eight_bit.astype(np.float32) == 0).all()
+    zeros, scales = round_weights(np.zeros((3, 2), np.float16), 1, kind)
+    assert (zeros.astype(np.float32) == 0).all()
     assert (scales > 0).all()
 
 
@@ -234,8 +214,3 @@ def test_the_largest_fp8_weight_is_not_nan_when_its_scale_was_rounded_down() -> 
     eight_bit, scales = round_weights(weights, 1, "fp8")
     restored = eight_bit.astype(np.float32) * scales.astype(np.float32)
     np.testing.assert_allclose(restored, weights.astype(np.float32), rtol=COARSE)
-
-
-def test_a_scale_reaches_the_range() -> None:
-    assert float(scale_of(127.0, "int8", np.dtype(np.float32))) == 1.0
-    assert float(scale_of(448.0, "fp8", np.dtype(np.float16))) == 1.0
