@@ -92,6 +92,16 @@ def test_steps_run_as_the_options_say(lip_sync: LipSync, face_clip: Path, word: 
         before = runs(report)
 
 
+def test_lossless_keeps_every_other_pixel(lip_sync: LipSync, face_clip: Path, word: Path, tmp_path: Path) -> None:
+    lip_sync.sync(face_clip, word, tmp_path / "out.mkv", SyncOptions(steps=1, codec="ffv1"))
+    with av.open(str(tmp_path / "out.mkv")) as container:
+        assert container.streams.video[0].codec_context.name == "ffv1"
+    before = decoded(face_clip)[:5]
+    rows = np.r_[0:120, 430:480]
+    for own, new in zip(before, decoded(tmp_path / "out.mkv"), strict=True):
+        assert np.array_equal(own[rows], new[rows])
+
+
 def test_frames_without_a_face_pass_through(lip_sync: LipSync, speech: Path, tmp_path: Path) -> None:
     clip = write_face(tmp_path / "gap.mp4", 20, blank=range(6, 9))
     report = lip_sync.sync(clip, speech, tmp_path / "out.mp4", QUICK)
