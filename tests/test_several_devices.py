@@ -235,9 +235,9 @@ def test_a_bundle_opens_on_every_gpu(machine: dict[tuple[str, int], str], monkey
 
 @pytest.mark.integration
 def test_commands_for_one_gpu_refuse_several() -> None:
-    for command in ("bench", "selftest"):
-        arguments = [command, "--bundle", str(small_bundle()), "--provider", "cpu", "--device", "0,1"]
-        result = CliRunner().invoke(main, arguments)
+    one = str(small_bundle())
+    for command in (["bench", "--bundle", one], ["selftest", "--bundle", one], ["compare", one, one]):
+        result = CliRunner().invoke(main, [*command, "--provider", "cpu", "--device", "0,1"])
         assert result.exit_code == 2
         assert "--device 0,1: only one GPU can be used here; give its number" in result.stderr
 

@@ -92,6 +92,7 @@ def command(
     if are_videos != others:
         raise click.UsageError(f"give two bundles or two videos: {a} and {b} are not")
     sync, runtime = build(SyncOptions, fields), build(RuntimeOptions, fields)
+    device = runtime.one_device
     folders = [] if are_videos else [find_bundle(name)[0] for name in (a, b)]
     sides = [Side(Path(name).name) for name in (a, b)] if are_videos else _sides(folders, sync, runtime)
     make_folder(out.parent)
@@ -106,7 +107,7 @@ def command(
                 reports.append(lip_sync.sync(*given, lossless, on_progress=on_progress))
         side_px = max(_LEAST_SIDE_PX, *(side.resolution_px or 0 for side in sides))
         found = measure((first, second), chosen, out, side_px, extend=sync.extend, on_progress=on_progress)
-    ran_on = [select_provider(report.provider, runtime.one_device) for report in reports]
+    ran_on = [select_provider(report.provider, device) for report in reports]
     facts = environment(["latentsync-trt", *sys.argv[1:]], ran_on)
     settings = "finished videos" if are_videos else _settings(sync)
     lines, notes = [*_lines(*sides), *lines_of(found)], [*_notes(sides, reports)]
