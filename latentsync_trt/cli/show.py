@@ -1,6 +1,5 @@
 """What several commands show: notices, progress, tables, and the summary of a clip."""
 
-import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -96,7 +95,7 @@ def print_table(heads: Sequence[str], rows: Iterable[Sequence[str]], *, left: in
         table.add_column(head, overflow="fold", justify="left" if index < left else "right")
     for row in rows:
         table.add_row(*row)
-    width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else _WIDTH_OF_A_FILE
+    width = None if sys.stdout.isatty() else _WIDTH_OF_A_FILE
     Console(markup=False, highlight=False, emoji=False, width=width).print(table)
 
 
