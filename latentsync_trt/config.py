@@ -31,8 +31,7 @@ from latentsync_trt.values import (
     parse_provider_options,
     parse_speakers,
     parse_time,
-    show_cache_interval,
-    show_device,
+    show_numbers,
 )
 
 MODEL_FPS = 25
@@ -133,7 +132,7 @@ class SyncOptions:
         "Run the whole network every N-th step and reuse its inner features between; 1 = every step. Or the steps that "
         "run it, numbered from 0, as in 0,1,2,5,9,14.  [default: from --preset]",
         parse=parse_cache_interval,
-        show=show_cache_interval,
+        show=show_numbers,
         metavar="N|STEP,STEP,...",
     )
     face: str = option(
@@ -316,7 +315,7 @@ class RuntimeOptions:
         0,
         "GPU, by its number in CUDA; several that share the clip, as in 0,1; or all.",
         parse=parse_device,
-        show=show_device,
+        show=show_numbers,
         metavar="N,N,...|all",
     )
     provider_option: tuple[str, ...] = _engine_option(
@@ -370,7 +369,7 @@ class RuntimeOptions:
     def one_device(self) -> int:
         """`device` for what uses one GPU; raises `InputError` if it names several."""
         if not isinstance(self.device, int):
-            raise InputError(f"--device {show_device(self.device)}: only one GPU can be used here; give its number")
+            raise InputError(f"--device {show_numbers(self.device)}: only one GPU can be used here; give its number")
         return self.device
 
 

@@ -68,7 +68,8 @@ def _checked(cls: type[Any], spec: Any, value: Any, *, text: bool = False) -> An
         if choices_of(hint):
             value = str(value)  # as in "fps": 25
     try:
-        return from_values(_annotated(cls, spec.name), value, name, strict=not text)
+        limited = _limited(hint, spec.metadata.get("minimum"), spec.metadata.get("maximum"))
+        return from_values(limited, value, name, strict=not text)
     except (TypeError, ValueError):
         raise InputError(f"{name} {value}: not {_expected(hint, spec.metadata)}") from None
 
@@ -83,20 +84,16 @@ def _expected(hint: Any, limits: Mapping[str, Any]) -> str:
     return next(word for kind, word in words.items() if kind in kinds) + span
 
 
-def _limited(cls: type[Any], name: str) -> Any:
-    """The type of a field with its limits."""
+@cache
+def _limited(hint: Any, minimum: float | None, maximum: float | None) -> Any:
+    """The type `hint` with limits, for msgspec; paths are text to it."""
     from msgspec import Meta
 
-    hint, spec = _hints(cls)[name], next(each for each in fields(cls) if each.name == name)
-    kinds = tuple(kind for kind in (get_args(hint) or (hint,)) if kind is not Path)
     if get_origin(hint) is Literal:
         return hint
-    limits = {key: spec.metadata[name] for key, name in (("ge", "minimum"), ("le", "maximum")) if name in spec.metadata}
-    first = Annotated[kinds[0], Meta(**limits)] if limits else kinds[0]
+    kinds = tuple(kind for kind in (get_args(hint) or (hint,)) if kind is not Path)
+    first = kinds[0] if minimum is maximum is None else Annotated[kinds[0], Meta(ge=minimum, le=maximum)]
     return first | None if type(None) in kinds else first
-
-
-_annotated: Callable[[Any, str], Any] = cache(_limited)
 
 
 def flag_name(field_name: str) -> str:

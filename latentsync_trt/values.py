@@ -98,7 +98,7 @@ def parse_time(value: Any) -> Fraction:
 
 def parse_device(value: Any) -> int | str | tuple[int, ...]:
     """1 or "1" → 1, "0,1" → (0, 1), "all" → "all"; raises `InputError` for anything else."""
-    text = show_device(value)
+    text = show_numbers(value)
     if text.strip() == ALL_DEVICES:
         return ALL_DEVICES
     numbers = [int(part) if part.strip().isdecimal() else -1 for part in text.split(",")]
@@ -109,9 +109,9 @@ def parse_device(value: Any) -> int | str | tuple[int, ...]:
     return numbers[0] if len(numbers) == 1 else tuple(numbers)
 
 
-def show_device(device: Any) -> str:
-    """The text that `parse_device` reads."""
-    return ",".join(map(str, device)) if isinstance(device, list | tuple) else str(device)
+def show_numbers(value: Any) -> str:
+    """The text that `parse_device` and `parse_cache_interval` read: one value, or several with commas."""
+    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
 def parse_cache_interval(value: Any) -> int | tuple[int, ...]:
@@ -121,15 +121,10 @@ def parse_cache_interval(value: Any) -> int | tuple[int, ...]:
         value = value[0] if len(value) == 1 else value
     steps = list(value) if isinstance(value, list | tuple) else [value]
     if not all(isinstance(step, Integral) and not isinstance(step, bool) for step in steps):
-        raise InputError(f"--cache-interval {show_cache_interval(value)}: not a whole number, or several as in 0,1,5")
+        raise InputError(f"--cache-interval {show_numbers(value)}: not a whole number, or several as in 0,1,5")
     if not isinstance(value, list | tuple):
         return int(value)
     return tuple(map(int, steps))
-
-
-def show_cache_interval(value: Any) -> str:
-    """The text that `parse_cache_interval` reads."""
-    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
 def check_cache_interval(interval: int | tuple[int, ...], steps: int = 1) -> None:
@@ -139,7 +134,7 @@ def check_cache_interval(interval: int | tuple[int, ...], steps: int = 1) -> Non
             raise InputError(f"--cache-interval {interval}: less than 1")
     elif 0 not in interval or list(interval) != sorted(set(interval) & set(range(steps))):
         raise InputError(
-            f"--cache-interval {show_cache_interval(interval)}: must begin with 0, as nothing can be reused yet, and "
+            f"--cache-interval {show_numbers(interval)}: must begin with 0, as nothing can be reused yet, and "
             f"ascend to at most {steps - 1}"
         )
 

@@ -10,7 +10,7 @@ import rich_click as click
 from latentsync_trt.bundle.find import checkpoints_folder, describe_choice, find_bundle
 from latentsync_trt.bundle.manifest import FULL_STEP, PRECISIONS, Manifest, read_manifest, tool_versions
 from latentsync_trt.cli.model import note_on_default
-from latentsync_trt.cli.options import LocalPath, build, bundle_option, options_from
+from latentsync_trt.cli.options import LocalPath, build, bundle_option, options_from, quiet_option
 from latentsync_trt.cli.show import progress_bar, say
 from latentsync_trt.errors import ProviderUnavailable
 from latentsync_trt.option_fields import FILES, HARDWARE
@@ -43,7 +43,7 @@ _folder_option = partial(click.option, type=LocalPath(folder=True), panel=FILES)
     panel=HARDWARE,
     help="Execution provider that denoises the clips; naming one disables fallback.",
 )
-@click.option("--quiet", "-q", is_flag=True, help="Print errors only.")
+@quiet_option
 def command(
     bundle: str | None,
     video: Path | None,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import rich_click as click
 
-from latentsync_trt.cli.options import LocalPath, build, options_from, provider_option
+from latentsync_trt.cli.options import LocalPath, build, json_option, options_from, provider_option, quiet_option
 from latentsync_trt.config import RuntimeOptions, SyncOptions
 from latentsync_trt.option_fields import QUALITY
 from latentsync_trt.privacy import without_paths
@@ -60,10 +60,8 @@ class Side:
 @provider_option
 @options_from(SyncOptions, groups=(QUALITY,))
 @options_from(RuntimeOptions, leave_out=_NOT_OF_RUNTIME)
-@click.option("--quiet", "-q", is_flag=True, help="Print nothing but errors.")
-@click.option(
-    "--json", "as_json", is_flag=True, help="Print one JSON object with all numbers, or the error, to stdout."
-)
+@quiet_option
+@json_option
 def command(
     a: str,
     b: str,
@@ -123,8 +121,7 @@ def command(
         print_table(HEADS, lines)
         for note in notes:
             click.echo(f"note: {note}", err=True)
-        click.echo(f"{out.parent / found.video}: side by side")
-        click.echo(f"{out}: all of it, with plots")
+        click.echo(f"{out.parent / found.video}: side by side\n{out}: all of it, with plots")
 
 
 def _sides(folders: Sequence[Path], sync: SyncOptions, runtime: RuntimeOptions) -> list[Side]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import rich_click as click
 
-from latentsync_trt.cli.options import LocalPath
+from latentsync_trt.cli.options import LocalPath, quiet_option
 from latentsync_trt.config import MODEL_FPS, PRESETS, PresetName, SyncOptions
 from latentsync_trt.runtime.providers.table import CPU
 
@@ -24,7 +24,7 @@ SOURCE, RESULT, PICTURE, PLOT = "source.mp4", "out.mp4", "side_by_side.png", "sy
 @click.option("--video", type=LocalPath(), help="A face of your own.  [default: a built-in portrait]")
 @click.option("--bundle", default="demo", show_default=True, help="The model to run: a path, a name, or demo.")
 @click.option("--preset", default="balanced", show_default=True, type=click.Choice(list(PRESETS)), help="As for sync.")
-@click.option("--quiet", "-q", is_flag=True, help="Print nothing but errors.")
+@quiet_option
 def command(out: Path, audio: Path | None, video: Path | None, bundle: str, preset: PresetName, quiet: bool) -> None:
     """Lip-sync a built-in clip on the CPU, and look at the result.
 
