@@ -208,8 +208,7 @@ def _claim(name: Callable[[], Path]) -> tuple[Path, FileLock]:
         folder = name()
         if folder in _made:
             break
-        # Not a lock that is only a file: a killed process would hold it forever.
-        lock = _made[folder] = FileLock(folder / LOCK_NAME, timeout=0, thread_local=False, fallback_to_soft=False)
+        lock = _made[folder] = _lock_in(folder)
         try:
             folder.mkdir(_MODE, exist_ok=True)
             if _locked(lock, folder):
@@ -223,6 +222,11 @@ def _claim(name: Callable[[], Path]) -> tuple[Path, FileLock]:
         _made.pop(folder)
         time.sleep(_PAUSE_S)
     raise OSError(errno.EBUSY, "another run is writing it; wait for it, or choose another name")
+
+
+def _lock_in(folder: Path) -> FileLock:
+    # Not a lock that is only a file: a killed process would hold it forever.
+    return FileLock(folder / LOCK_NAME, timeout=0, thread_local=False, fallback_to_soft=False)
 
 
 def _locked(lock: FileLock, folder: Path) -> bool:
@@ -245,7 +249,7 @@ def _abandoned(parent: Path, *, kept: bool) -> Iterator[tuple[Path, FileLock]]:
     for folder in folders:
         if folder.absolute() in _made or not (folder / LOCK_NAME).is_file() or (folder / KEPT_NAME).exists() != kept:
             continue
-        lock = FileLock(folder / LOCK_NAME, timeout=0, thread_local=False, fallback_to_soft=False)
+        lock = _lock_in(folder)
         with suppress(OSError):  # a living process holds it, or it belongs to another user
             lock.acquire()
             yield folder, lock

@@ -94,7 +94,7 @@ class EngineStore:
         check_target(f"{self._url}/{RECORD_NAME}")
 
     def fetch(self, key: EngineKey, folder: Path) -> bool:
-        """Downloads the engine of `key` into the empty `folder`; False if there is none that can be used."""
+        """Downloads the engine of `key` into the empty `folder`; False if the store has no undamaged one."""
         url, problem = f"{self._url}/{key.digest}.json", ""
         try:
             if not self._usable or not exists(url):
