@@ -187,13 +187,7 @@ def self_test(
             parts[_REFERENCE] = run(_REFERENCE, reference, other, usable)
         graphs = tuple(_graphs(bundle.manifest, tested_graphs, parts, folder)) if first.provider else ()
         pictures = tuple(_pictures(folder, LEAST_DB[bundle.manifest.precision]))
-    stages: dict[str, tuple[str, ...]] = {}
-    for name, part in parts.items():
-        found = list(_failures(part, reference if name == _REFERENCE else first.provider, again=name == _SECOND))
-        if name == _REFERENCE:
-            found += _differences(bundle.manifest, graphs, pictures, reference)
-        texts = (redacted(text, given) for text in found)
-        stages[name] = tuple(text for text in dict.fromkeys(texts) if name != _SECOND or text not in stages[_FIRST])
+    differences = _differences(bundle.manifest, graphs, pictures, reference)
     notices = [text for name, part in parts.items() if name != _REFERENCE for text in part.notices]
     return Report(
         requested=provider,
@@ -201,7 +195,7 @@ def self_test(
         bundle=bundle_facts(bundle.manifest),
         options=tuple(command_line(options, leave_out=("engine_cache",))),
         reference=reference,
-        stages=stages,
+        stages=_stages(parts, reference, differences, given),
         graphs=tuple(
             replace(row, error=redacted(row.error, given), difference=_finite(row.difference)) for row in graphs
         ),
@@ -209,6 +203,22 @@ def self_test(
         notices=tuple(dict.fromkeys(redacted(text, given) for text in notices)),
         environment={**environment((), ()), "os": platform.platform(), **first.environment},
     )
+
+
+def _stages(
+    parts: Mapping[str, Part], reference: Reference, differences: Iterable[str], given: Sequence[Path]
+) -> dict[str, tuple[str, ...]]:
+    """What failed in each part, without paths `given` by the user; the second start repeats nothing of the first."""
+    stages: dict[str, tuple[str, ...]] = {}
+    for name, part in parts.items():
+        found = list(
+            _failures(part, reference if name == _REFERENCE else parts[_FIRST].provider, again=name == _SECOND)
+        )
+        if name == _REFERENCE:
+            found += differences
+        texts = (redacted(text, given) for text in found)
+        stages[name] = tuple(text for text in dict.fromkeys(texts) if name != _SECOND or text not in stages[_FIRST])
+    return stages
 
 
 def _finite(value: float | None) -> float | None:

@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -20,6 +21,9 @@ from latentsync_trt.errors import LatentSyncError
 from latentsync_trt.serve.app import check_origin, create_app
 from latentsync_trt.serve.service import Service
 from latentsync_trt.web import jobs
+
+if TYPE_CHECKING:
+    from latentsync_trt.web.page import Page
 
 USER = "user"
 """The name with which people log in."""
@@ -46,10 +50,8 @@ def page_app(service: Service, folder: Path, key: str | None, *, own_hosts: bool
     shutil.rmtree(uploads, ignore_errors=True)  # of a page that was killed
     uploads.mkdir(0o700, parents=True)
     os.environ |= {"GRADIO_TEMP_DIR": str(uploads), "GRADIO_ANALYTICS_ENABLED": "False"}
-    import gradio as gr
 
     from latentsync_trt.web.page import Page
-    from latentsync_trt.web.parts import theme
 
     def source(request: Request) -> FileResponse:
         # Its name, and so its type, is that of the upload: no page that runs scripts here.
@@ -82,24 +84,7 @@ def page_app(service: Service, folder: Path, key: str | None, *, own_hosts: bool
         app = create_app(service, None, own_hosts=own_hosts, files_only=True)
         app.add_route("/v1/jobs/{job_id}/source", source)
         app.add_middleware(BaseHTTPMiddleware, dispatch=guard)
-        mounted = gr.mount_gradio_app(
-            app,
-            page.blocks,
-            path="/",
-            auth=None if key is None else (USER, key),
-            footer_links=[],
-            run_history=False,
-            show_error=False,
-            max_file_size=round(service.limits.max_upload_mb * 1e6),
-            ssr_mode=False,
-            mcp_server=False,
-            pwa=False,
-            enable_monitoring=False,
-            theme=theme(),
-            css_paths=_HERE / "page.css",
-            head=f"<script>{(_HERE / 'compare.js').read_text('utf-8')}</script>",
-        )
-        return page, mounted
+        return page, _mounted(app, page, key, service.limits.max_upload_mb)
 
     # Outside a running event loop, Gradio makes some that it never closes.
     page, app = asyncio.run(made())
@@ -108,6 +93,32 @@ def page_app(service: Service, folder: Path, key: str | None, *, own_hosts: bool
     finally:
         page.close()
         shutil.rmtree(uploads, ignore_errors=True)
+
+
+def _mounted(app: Starlette, page: "Page", key: str | None, max_upload_mb: float) -> Starlette:
+    """The application with the page at its root."""
+    import gradio as gr
+
+    from latentsync_trt.web.parts import theme
+
+    mounted: Starlette = gr.mount_gradio_app(
+        app,
+        page.blocks,
+        path="/",
+        auth=None if key is None else (USER, key),
+        footer_links=[],
+        run_history=False,
+        show_error=False,
+        max_file_size=round(max_upload_mb * 1e6),
+        ssr_mode=False,
+        mcp_server=False,
+        pwa=False,
+        enable_monitoring=False,
+        theme=theme(),
+        css_paths=_HERE / "page.css",
+        head=f"<script>{(_HERE / 'compare.js').read_text('utf-8')}</script>",
+    )
+    return mounted
 
 
 def public_address(host: str, port: int) -> str:
