@@ -20,10 +20,10 @@ from latentsync_trt.option_fields import (
     option,
 )
 from latentsync_trt.values import (
+    MOST_DEVICE,
+    RESOLUTION_STEP_PX,
     Speaker,
     as_mapping,
-    check_cache_interval,
-    check_resolution,
     checked_face,
     parse_cache_interval,
     parse_device,
@@ -57,6 +57,15 @@ PROVIDER_CHOICES = ("auto", "tensorrt", "rtx", "cuda", "cpu")
 
 _sampling_option = partial(option, group=QUALITY, advanced=True)
 _engine_option = partial(option, group=HARDWARE, advanced=True)
+_time_option = partial(
+    option,
+    None,
+    group=TIME,
+    parse=parse_time,
+    expected="a time, as 62.5 or 1:02.5 or 1:00:02.5",
+    show=lambda time_s: str(float(time_s)),
+    metavar="TIME",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +89,8 @@ _CACHE_INTERVAL = 3
 
 
 def _checked_encoder(text: str) -> str:
-    if str(text).partition(":")[0] not in ENCODERS:
-        raise InputError(
-            f"--encoder {text}: not one of {', '.join(ENCODERS)}, or one of them with a preset, as x264:slow"
-        )
+    if text.partition(":")[0] not in ENCODERS:
+        raise ValueError(text)
     return text
 
 
@@ -106,6 +113,7 @@ class SyncOptions:
         "--min-resolution.  [default: the bundle's]",
         minimum=64,
         maximum=2048,
+        multiple=RESOLUTION_STEP_PX,
     )
     steps: int | None = _sampling_option(None, "Denoising steps.  [default: from --preset]", minimum=1, maximum=999)
     solver: Solver | None = _sampling_option(
@@ -123,6 +131,7 @@ class SyncOptions:
         "Part of the schedule that uses guidance, from 0 (pure noise) to 1 (picture), as in 0.2-0.8; other steps cost "
         "half.  [default: all]",
         parse=parse_guidance_interval,
+        expected="two ascending fractions of the schedule, as in 0.2-0.8",
         show="{0[0]!r}-{0[1]!r}".format,
         metavar="START-END",
     )
@@ -132,6 +141,7 @@ class SyncOptions:
         "Run the whole network every N-th step and reuse its inner features between; 1 = every step. Or the steps that "
         "run it, numbered from 0, as in 0,1,2,5,9,14.  [default: from --preset]",
         parse=parse_cache_interval,
+        expected="a number of steps from 1, or their ascending numbers from 0 to the last, as in 0,1,5",
         show=show_numbers,
         metavar="N|STEP,STEP,...",
     )
@@ -141,6 +151,7 @@ class SyncOptions:
         "number takes a search of the whole video first, or --faces.",
         group=FACES,
         parse=checked_face,
+        expected="largest, left, right, index:N or at:X,Y",
         metavar="FACE",
     )
     speaker: tuple[Speaker, ...] = option(
@@ -149,6 +160,7 @@ class SyncOptions:
         "it for each. With --audio and --turns: the name of its speaker there, as in 0=ann.",
         group=FACES,
         parse=parse_speakers,
+        expected="the number of a face and a file, as in 0=a.wav",
         metavar="N=FILE",
     )
     turns: str | Path | None = option(
@@ -184,23 +196,13 @@ class SyncOptions:
         "If the video ends before the output: play it back and forth, start it again, or hold its last frame.",
         group=TIME,
     )
-    start: Fraction | None = option(
-        None,
+    start: Fraction | None = _time_option(
         "Sync from this time on, in seconds or as 1:02.5; what is before stays as it is. Speech from another file "
-        "begins here.",
-        group=TIME,
-        parse=parse_time,
-        show=lambda time_s: str(float(time_s)),
-        metavar="TIME",
+        "begins here."
     )
-    end: Fraction | None = option(
-        None,
+    end: Fraction | None = _time_option(
         "Sync until this time; what follows stays as it is.  [default: where the video ends; with --start, where "
-        "speech from another file ends]",
-        group=TIME,
-        parse=parse_time,
-        show=lambda time_s: str(float(time_s)),
-        metavar="TIME",
+        "speech from another file ends]"
     )
     offset: float = option(
         0.0,
@@ -229,6 +231,7 @@ class SyncOptions:
         "[default: the codec's on the CPU]",
         group=OUTPUT_FILE,
         parse=_checked_encoder,
+        expected=f"one of {', '.join(ENCODERS)}, or one of them with a preset, as x264:slow",
         metavar="NAME[:PRESET]",
     )
     crf: int | None = option(
@@ -254,8 +257,11 @@ class SyncOptions:
 
     def __post_init__(self) -> None:
         check_limits(self)
-        check_resolution("--resolution", self.resolution)
-        check_cache_interval(self.sampling.cache_interval, self.sampling.steps)
+        steps, interval = self.sampling.steps, self.sampling.cache_interval
+        if isinstance(interval, tuple) and (0 not in interval or not set(interval) <= set(range(steps))):
+            raise InputError(
+                f"--cache-interval {show_numbers(interval)}: does not ascend from 0 to at most {steps - 1}"
+            )
         if self.guidance_interval is not None and self.guidance <= 1.0:
             raise InputError(f"--guidance-interval: --guidance {self.guidance:g} uses no guidance at any step")
         if self.speaker and self.face != "largest":
@@ -315,6 +321,7 @@ class RuntimeOptions:
         0,
         "GPU, by its number in CUDA; several that share the clip, as in 0,1; or all.",
         parse=parse_device,
+        expected=f"different numbers of GPUs from 0 to {MOST_DEVICE}, as in 1 or 0,1, nor all",
         show=show_numbers,
         metavar="N,N,...|all",
     )
@@ -324,6 +331,7 @@ class RuntimeOptions:
         "gpu_mem_limit=8000000000, trt_builder_optimization_level=5 or trt_max_workspace_size=2000000000. "
         "Repeat it for each.",
         parse=parse_provider_options,
+        expected="KEY=VALUE",
         metavar="KEY=VALUE",
     )
     cuda_graph: bool | None = _engine_option(

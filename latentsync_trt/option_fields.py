@@ -23,15 +23,17 @@ FILES, FACES, TIME, SOUND, QUALITY, OUTPUT_FILE, HARDWARE = (
 )
 """Groups of options in the help texts."""
 
+_LIMITS = ("minimum", "maximum", "multiple")
+
 
 def option(default: Any, help_text: str, *, group: str | None = None, advanced: bool = False, **limits: Any) -> Any:
     """A dataclass field that is also a command-line option.
 
     Args:
         group: heading in the help text. advanced: shown by `--help-all` only.
-        limits: `minimum`, `maximum`; `off` is the flag that sets False; `parse` makes the value from text, shown as
-            `metavar`, or from what Python code gives, and raises `InputError`, `show` makes text of it again; `folder`
-            marks the path of a folder to write, `written` that of a file.
+        limits: `minimum`, `maximum`, `multiple`; `off` is the flag that sets False; `parse` makes the value from text,
+            shown as `metavar`, or from what Python code gives, and raises ValueError unless that is `expected`; `show`
+            makes text of it again; `folder` marks the path of a folder to write, `written` that of a file.
     """
     return field(default=default, metadata={"help": help_text, "group": group, "advanced": advanced, **limits})
 
@@ -55,23 +57,19 @@ def check_limits(options: Any) -> None:
 
 def _checked(cls: type[Any], spec: Any, value: Any, *, text: bool = False) -> Any:
     """`value` as the field takes it; numbers and booleans may be `text`."""
-    hint, name = _hints(cls)[spec.name], flag_name(spec.name)
-    if "parse" in spec.metadata:
-        try:
-            return None if value is None and spec.default is None else spec.metadata["parse"](value)
-        except InputError as error:
-            raise (error if str(error).startswith(name) else InputError(f"{name} {error}")) from None
-    if Path in get_args(hint) and isinstance(value, os.PathLike):
-        return value
+    hint, limits = _hints(cls)[spec.name], spec.metadata
     if isinstance(value, Real) and not isinstance(value, bool | Fraction):  # also NumPy's
         value = int(value) if isinstance(value, Integral) else float(value)
-        if choices_of(hint):
-            value = str(value)  # as in "fps": 25
+        value = str(value) if choices_of(hint) else value  # as in "fps": 25
+    elif Path in get_args(hint) and isinstance(value, os.PathLike):
+        return value
     try:
-        limited = _limited(hint, spec.metadata.get("minimum"), spec.metadata.get("maximum"))
-        return from_values(limited, value, name, strict=not text)
-    except (TypeError, ValueError):
-        raise InputError(f"{name} {value}: not {_expected(hint, spec.metadata)}") from None
+        if "parse" in limits:
+            return None if value is None and spec.default is None else limits["parse"](value)
+        return from_values(_limited(hint, *map(limits.get, _LIMITS)), value, spec.name, strict=not text)
+    except (ValueError, TypeError, ArithmeticError, AttributeError):
+        shown = ",".join(map(str, value)) if isinstance(value, list | tuple) else value
+        raise InputError(f"{flag_name(spec.name)} {shown}: not {_expected(hint, limits)}") from None
 
 
 def _expected(hint: Any, limits: Mapping[str, Any]) -> str:
@@ -81,19 +79,22 @@ def _expected(hint: Any, limits: Mapping[str, Any]) -> str:
     kinds = {hint, *get_args(hint)}
     words = {bool: "true or false", float: "a number", int: "a whole number", Path: "a path", str: "text"}
     span = f" from {limits['minimum']} to {limits['maximum']}" if "minimum" in limits else ""
-    return next(word for kind, word in words.items() if kind in kinds) + span
+    span += f", divisible by {limits['multiple']}" if "multiple" in limits else ""
+    return limits.get("expected") or next(word for kind, word in words.items() if kind in kinds) + span
 
 
 @cache
-def _limited(hint: Any, minimum: float | None, maximum: float | None) -> Any:
+def _limited(hint: Any, minimum: float | None, maximum: float | None, multiple: int | None) -> Any:
     """The type `hint` with limits, for msgspec; paths are text to it."""
     from msgspec import Meta
 
     if get_origin(hint) is Literal:
         return hint
     kinds = tuple(kind for kind in (get_args(hint) or (hint,)) if kind is not Path)
-    first = kinds[0] if minimum is maximum is None else Annotated[kinds[0], Meta(ge=minimum, le=maximum)]
-    return first | None if type(None) in kinds else first
+    limited = (
+        Annotated[kinds[0], Meta(ge=minimum, le=maximum, multiple_of=multiple)] if minimum is not None else kinds[0]
+    )
+    return limited | None if type(None) in kinds else limited
 
 
 def flag_name(field_name: str) -> str:

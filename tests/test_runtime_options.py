@@ -76,10 +76,10 @@ def test_all_options_together_come_back_from_the_command_line() -> None:
     ("fields", "words"),
     [
         ({"windows_per_batch": 0}, "--windows-per-batch 0: not a whole number from 1 to 64"),
-        ({"device": -1}, "--device -1: not numbers of GPUs from 0 to 63, as in 1 or 0,1, nor all"),
-        ({"device": "0,1,0"}, "--device 0,1,0: names a GPU twice"),
-        ({"device": "every"}, "--device every: not numbers of GPUs"),
-        ({"provider_option": "level"}, "--provider-option level: is not KEY=VALUE"),
+        ({"device": -1}, "--device -1: not different numbers of GPUs from 0 to 63"),
+        ({"device": "0,1,0"}, "--device 0,1,0: not different numbers"),
+        ({"device": "every"}, "--device every: not"),
+        ({"provider_option": "level"}, "--provider-option level: not KEY=VALUE"),
         ({"build": "later"}, "--build later: not one of now, background"),
     ],
 )

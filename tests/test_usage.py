@@ -34,7 +34,7 @@ WRONG_USAGE = [
     (f"{SYNC} --output out.mp4 --codec ffv1", "out.mp4: cannot hold ffv1; use a name that ends in .mkv"),
     (f"{SYNC} --output in.mp4", "is also an input"),
     (f"{SYNC} --output {LONG}.mp4", f"{LONG}.mp4: cannot be written: "),
-    (f"{SYNC} --guidance-interval 0.8-0.2", "must ascend"),
+    (f"{SYNC} --guidance-interval 0.8-0.2", "not two ascending"),
     (f"{SYNC} --dynamic --provider cpu", "has fixed shapes"),
     ("sync --video in.mp4 --audio in.wav --bundle none", "none: no bundle there nor in"),
     ("build --bundle http://host/bundle", "bundle http://host/bundle: is a URL"),

@@ -12,7 +12,6 @@ from latentsync_trt.config import SyncOptions
 from latentsync_trt.diffusion.scheduler import Step
 from latentsync_trt.errors import InputError
 from latentsync_trt.types import Denoiser, Float32Array, WindowBatch
-from latentsync_trt.values import check_cache_interval, parse_guidance_interval
 
 LATENT_CHANNELS = 4
 
@@ -49,12 +48,7 @@ def cache_plan(
             guidance starts or ends; or the numbers of the full steps, from 0.
         guidance_interval: start and end, as fractions of the schedule; step i of n covers i/n to (i
             + 1)/n, and is guided if that overlaps the interval.
-
-    Raises:
-        InputError: `interval` is below 1, or its numbers omit the first step, are not in order or
-            beyond the last; the guidance interval is empty or not within 0 to 1.
     """
-    check_cache_interval(interval, steps)
     guided = _guided_steps(steps, guidance_interval)
     plan: list[PlannedStep] = []
     switched_at = 0
@@ -68,7 +62,7 @@ def cache_plan(
 
 def _guided_steps(steps: int, interval: tuple[float, float]) -> range:
     # Decimal, not binary fractions: 0.7 of 10 steps is exactly 7.
-    start, end = (Fraction(str(float(part))) * steps for part in parse_guidance_interval(interval))
+    start, end = (Fraction(str(float(part))) * steps for part in interval)
     return range(floor(start), ceil(end))
 
 

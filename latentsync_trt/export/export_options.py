@@ -12,7 +12,7 @@ from latentsync_trt.errors import CheckpointError, InputError
 from latentsync_trt.export.published import LATENTSYNC, UNET_FILE, VAE, WHISPER_FILE, Model
 from latentsync_trt.option_fields import FILES, check_limits, option
 from latentsync_trt.paths import exists, why_missing
-from latentsync_trt.values import check_resolution
+from latentsync_trt.values import RESOLUTION_STEP_PX
 
 TOOLS = ("torch", "onnx", "onnx-ir", "onnxscript", "diffusers", "safetensors")
 """Packages that make the graphs; manifests have their versions."""
@@ -43,7 +43,11 @@ class ExportOptions:
         None, "Folder to write.  [default: checkpoints/<model>-<resolution>-<precision>[-dynamic][-matmul]]"
     )
     resolution: int | None = _model_option(
-        None, "Face resolution in pixels, divisible by 64.  [default: the model's own]", minimum=64, maximum=2048
+        None,
+        "Face resolution in pixels, divisible by 64.  [default: the model's own]",
+        minimum=64,
+        maximum=2048,
+        multiple=RESOLUTION_STEP_PX,
     )
     frames: int = _model_option(
         16,
@@ -68,6 +72,7 @@ class ExportOptions:
         "all divisible by 64.  [default: only one]",
         advanced=True,
         minimum=64,
+        multiple=RESOLUTION_STEP_PX,
         maximum=2048,
     )
     attention: AttentionForm = _graph_option(
@@ -86,8 +91,6 @@ class ExportOptions:
 
     def __post_init__(self) -> None:
         check_limits(self)
-        for flag, given in (("--resolution", self.resolution), ("--min-resolution", self.min_resolution)):
-            check_resolution(flag, given)
         if self.min_resolution is not None and not self.dynamic:
             raise InputError(f"--min-resolution {self.min_resolution}: fixed shapes have one resolution; add --dynamic")
         if self.min_resolution_px > self.resolution_px:
