@@ -60,13 +60,8 @@ def temporary_folder(parent: Path | None = None, on_notice: Notice = _log.warnin
         OSError: the folder cannot be made.
     """
     parent = Path(tempfile.gettempdir() if parent is None else parent).absolute()
-    _clean(parent, on_notice)
-    folder, lock = _claim(lambda: parent / f"{PREFIX}{secrets.token_hex(4)}")
-    try:
+    with _held(parent, lambda: parent / f"{PREFIX}{secrets.token_hex(4)}", on_notice) as folder:
         yield folder
-    finally:
-        _delete(folder, lock)
-        _made.pop(folder)
 
 
 def work_folder_of(output: Path) -> Path:
@@ -87,9 +82,17 @@ def work_folder(output: Path, on_notice: Notice = _log.warning) -> Iterator[Path
         OSError: the folder cannot be made, or another process uses it.
     """
     folder = work_folder_of(output)
-    _clean(folder.parent, on_notice)
-    _, lock = _claim(lambda: folder)
     _kept.discard(folder)
+    with _held(folder.parent, lambda: folder, on_notice):
+        yield folder
+
+
+@contextmanager
+def _held(parent: Path, name: Callable[[], Path], on_notice: Notice) -> Iterator[Path]:
+    if removed := remove_leftovers(parent):
+        count = "a temporary folder" if len(removed) == 1 else f"{len(removed)} temporary folders"
+        on_notice(f"{parent}: removed {count} of runs that were killed")
+    folder, lock = _claim(name)
     try:
         yield folder
     except BaseException as error:
@@ -193,13 +196,6 @@ def remove_leftovers(parent: Path) -> list[Path]:
         if held_files and not folder.exists():
             removed.append(folder)
     return removed
-
-
-def _clean(parent: Path, on_notice: Notice) -> None:
-    removed = remove_leftovers(parent)
-    if removed:
-        count = "a temporary folder" if len(removed) == 1 else f"{len(removed)} temporary folders"
-        on_notice(f"{parent}: removed {count} of runs that were killed")
 
 
 def _claim(name: Callable[[], Path]) -> tuple[Path, FileLock]:
