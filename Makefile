@@ -21,6 +21,8 @@ FULL_EXPORT = LATENTSYNC_TRT_CHECKPOINTS=$(FULL)/checkpoints $(BIN)/latentsync-t
 
 # One process per core, a test file to each at a time: fixtures of a module are made once.
 PYTEST := $(BIN)/pytest --numprocesses logical --maxprocesses 8 --dist loadfile
+# Not part of `make quick`, as their imports alone take half a minute: PyTorch, diffusers, Gradio.
+HEAVY := export test_ui.py test_ui_browser.py test_setup_command.py test_train_demo.py test_comfyui.py
 
 .PHONY: help demo quick test test-all lint docs dist check-full check-demo clean
 
@@ -55,7 +57,7 @@ lint: $(STAMPS)/dev
 	$(BIN)/lint-imports
 
 quick: lint
-	$(PYTEST) -m "not slow and not integration"
+	$(PYTEST) -m "not slow and not integration" $(HEAVY:%=--ignore tests/%)
 
 test: lint
 	$(PYTEST) -m "not slow"

@@ -3,12 +3,15 @@
 import hashlib
 import re
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
 
 import pytest
 from huggingface_hub import constants
+from huggingface_hub.utils import _http
 
 from latentsync_trt.export.published import LATENTSYNC, VAE
 
@@ -60,6 +63,7 @@ def use_endpoint(url: str, patch: pytest.MonkeyPatch) -> None:
     """As $HF_ENDPOINT, which is read when the hub's library is imported."""
     patch.setattr(constants, "ENDPOINT", url)
     patch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", url + "/{repo_id}/resolve/{revision}/{filename}")
+    patch.setattr(_http, "time", SimpleNamespace(**vars(time) | {"sleep": lambda _: None}))  # between its retries
 
 
 class _Handler(BaseHTTPRequestHandler):

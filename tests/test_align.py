@@ -76,6 +76,7 @@ def test_crop_is_gray_outside_the_frame():
     assert (crop(frame, far_out, 256).image == OUTSIDE).all()
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("size", [(210, 280), (93, 70), (256, 256), (300, 257)])
 def test_resize_equals_pytorch(size):
     torch = pytest.importorskip("torch")

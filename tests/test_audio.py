@@ -54,6 +54,7 @@ def whole_spectrogram(samples: Float32Array) -> Float32Array:
     return np.log10(np.maximum(mel, 1e-10)).astype(np.float32)
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("folder", [demo_folder, small_bundle])
 def test_bundles_contain_the_filters_that_librosa_computes(folder: Callable[[], Path]) -> None:
     bundle = Bundle.load(folder())
@@ -61,6 +62,7 @@ def test_bundles_contain_the_filters_that_librosa_computes(folder: Callable[[], 
     assert np.array_equal(filters_of(bundle), librosa.filters.mel(sr=16000, n_fft=400, n_mels=80))
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("samples", [400, 480_000, 480_001, 480_199, 1_000_007])
 @pytest.mark.parametrize("piece", [4096, 10**7])
 def test_blocks_equal_the_whole_spectrogram(samples: int, piece: int) -> None:

@@ -47,7 +47,6 @@ WRONG_USAGE = [
     ("compare in.mp4 SMALL", "give two bundles or two videos"),
     ("compare SMALL SMALL --out report.pdf", "end it with .html"),
     ("selftest --engine-cache in.wav", "--engine-cache in.wav: is a file"),
-    ("export --unet none.pt --vae folder.json --whisper in.wav", "none.pt: no such file or folder"),
     ("export", "latentsync-trt download 1.6"),
     ("download 2.0", "not one of"),
     ("cache prune", "--max-gb or --damaged"),
@@ -99,6 +98,14 @@ def test_exit_code_and_message(line: str, words: str, code: int) -> None:
     assert (found, out) == (code, "")
     assert words in " ".join(err.split())
     assert "Usage:" in err or err.splitlines()[-1].startswith("error: ")
+
+
+@pytest.mark.integration
+@pytest.mark.usefixtures("place")
+def test_weights_that_do_not_exist() -> None:
+    code, _, err = call("export --unet none.pt --vae folder.json --whisper in.wav")
+    assert code == 2
+    assert "none.pt: no such file" in " ".join(err.split())
 
 
 @pytest.mark.usefixtures("place")
