@@ -1,4 +1,4 @@
-"""Networks in the formats of the published checkpoints: the inverse of `latentsync_trt.export.checkpoint`."""
+"""Networks in the formats of the published checkpoints: the inverse of `latentsync_trt.export.networks`."""
 
 from collections.abc import Mapping
 from dataclasses import astuple
@@ -6,8 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from latentsync_trt.export.checkpoint import WHISPER_DIMS, origins
-from latentsync_trt.export.whisper import WhisperConfig
+from latentsync_trt.export.networks import WHISPER_DIMS, WhisperConfig, origins
 
 
 def checkpoint_tensors(network: nn.Module, prefix: str = "") -> dict[str, Tensor]:

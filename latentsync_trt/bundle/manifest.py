@@ -247,6 +247,11 @@ def sha256_file(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def files_of(folder: Path) -> dict[str, FileEntry]:
+    """The files in a folder, for its manifest, by name."""
+    return {path.name: FileEntry(sha256_file(path), path.stat().st_size) for path in sorted(folder.iterdir())}
+
+
 def write_manifest(folder: Path, manifest: Manifest) -> Path:
     """Writes `manifest.json` into `folder`, sealed with its own SHA-256; returns its path."""
     path, content = folder / MANIFEST_NAME, asdict(manifest)

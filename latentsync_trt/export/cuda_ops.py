@@ -7,7 +7,7 @@ tokens `(N, T, C)`, with N frames of all windows. Kernels of the domain com.micr
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -35,8 +35,6 @@ PACKED_PIXELS = 4
 """The frames of this many pixels form one sequence in the attention among frames, with a mask
 between pixels: 16 frames alone would leave the kernel's tile mostly empty."""
 
-_CHANNELS_PER_THREAD = 2
-
 _CHANNELS_OF_TENSOR_CORES = 8
 """Convolutions of images with a multiple of these channels use Hopper's kernels: 0.32 instead of
 0.82 ms for the VAE's first one."""
@@ -51,27 +49,16 @@ _MASKED = -30000.0
 Attributes = Mapping[str, int | float | Sequence[int]]
 
 
-def norm_obstacle(network: nn.Module) -> str | None:
-    """The reason why the GroupNorm kernel does not support one of the network's norms; None if it supports all."""
-    norms = {(norm.num_channels, norm.num_groups) for norm in network.modules() if isinstance(norm, nn.GroupNorm)}
-    for channels, groups in sorted(norms):
-        if channels // groups % _CHANNELS_PER_THREAD:
-            return f"GroupNorm's kernel takes groups of an even number of channels, not {channels} channels in {groups}"
-    return None
-
-
 @dataclass(frozen=True, slots=True)
 class Sum:
     """`base + delta + bias`, not yet evaluated; `base` and `bias (C,)` are optional.
 
-    `base` is shaped like `delta` or, with `single` and for `group_norm` only, one pixel for each
-    image of the norm, `(N, 1, 1, C)`.
+    `base` is shaped like `delta` or, for `group_norm` only, one pixel for each image of the norm, `(N, 1, 1, C)`.
     """
 
     delta: Tensor
     bias: Tensor | None = None
     base: Tensor | None = None
-    single: bool = False
 
 
 def total(parts: Sum) -> Tensor:
@@ -114,8 +101,10 @@ def group_norm(norm: Any, parts: Sum, *, frames: int = 1, silu: bool) -> tuple[T
 
     Only a `WindowNorm` uses `frames`, the number of frames per window.
     """
-    shape = parts.delta.shape
-    view = _norm_view(norm, shape, frames)
+    count, height, width, channels = shape = parts.delta.shape
+    # Stacked vertically, the frames of a window are one image to the kernel: its statistics cover the window.
+    stacked = frames if isinstance(norm, WindowNorm) else 1
+    view = count // stacked, stacked * height, width, channels
     delta, bias, base = parts.delta.reshape(view), parts.bias, parts.base
     weight, offset = norm.weight.float(), norm.bias.float()
     attributes = {"epsilon": norm.eps, "groups": norm.num_groups, "activation": int(silu), "channels_last": 1}
@@ -123,8 +112,8 @@ def group_norm(norm: Any, parts: Sum, *, frames: int = 1, silu: bool) -> tuple[T
         if bias is None:
             return _call("GroupNorm", (delta, weight, offset), view, attributes).reshape(shape), parts.delta
         # The kernel needs a residual, of which it broadcasts a single pixel.
-        base, bias = bias.expand(view[0], 1, 1, view[3]), None
-    elif not parts.single:
+        base, bias = bias.expand(view[0], 1, 1, channels), None
+    elif base.numel() != view[0] * channels:
         base = base.reshape(view)
     inputs = (delta, weight, offset, base)
     normed, added = ops.symbolic_multi_out(
@@ -136,13 +125,6 @@ def group_norm(norm: Any, parts: Sum, *, frames: int = 1, silu: bool) -> tuple[T
         version=1,
     )
     return normed.reshape(shape), added.reshape(shape)
-
-
-def _norm_view(norm: Any, shape: Sequence[int], frames: int) -> tuple[int, int, int, int]:
-    """The frames of a window, stacked vertically, are one image to the kernel: its statistics cover the window."""
-    count, height, width, channels = shape
-    stacked = frames if isinstance(norm, WindowNorm) else 1
-    return count // stacked, stacked * height, width, channels
 
 
 def conv(module: Any, image: Tensor, pads: tuple[int, ...] | None = None, *, biased: bool = True) -> Tensor:
@@ -191,25 +173,6 @@ class DoublingConv(nn.Module):
         attributes: Attributes = {"kernel_shape": [4, 4], "strides": [2, 2], "pads": [1, 1, 1, 1], "dilations": [1, 1]}
         shape = (count, 2 * height, 2 * width, self.weight.shape[1])
         return Sum(_call("ConvTranspose", (image, self.weight), shape, attributes, LAYOUT_DOMAIN), self.bias)
-
-
-def resnet(module: Any, parts: Sum, frames: int = 1, time: Tensor | None = None, *, summed: bool = False) -> Sum:
-    """A `Resnet` of the U-Net, or diffusers' `ResnetBlock2D`; `time (1, E)` is the activated time embedding.
-
-    `summed`: the caller evaluates the sum, where a bias within the convolution costs least.
-    """
-    normed, x = group_norm(module.norm1, parts, frames=frames, silu=True)
-    inner = Sum(conv(module.conv1, normed, biased=False), module.conv1.bias)
-    if time is not None:
-        # One timestep serves all windows: a residual of one pixel.
-        windows = _norm_view(module.norm2, inner.delta.shape, frames)[0]
-        inner = replace(inner, base=module.time_emb_proj(time.expand(windows, -1))[:, None, None], single=True)
-    normed, _ = group_norm(module.norm2, inner, frames=frames, silu=True)
-    outer, bias = conv(module.conv2, normed, biased=summed), None if summed else module.conv2.bias
-    if module.conv_shortcut is None:
-        return Sum(outer, bias, x)
-    shortcut = conv(module.conv_shortcut, x, biased=summed)
-    return Sum(outer, None if summed else module.conv2.bias + module.conv_shortcut.bias, shortcut)
 
 
 def project(linear: Any, x: Tensor, base: Tensor | None = None) -> Sum:

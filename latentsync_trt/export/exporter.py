@@ -1,32 +1,49 @@
 """A whole export: loads checkpoints, writes graphs, verifies them, writes the manifest, then publishes the bundle."""
 
 import tempfile
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, replace
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from latentsync_trt.audio.mel import computed_filters, write_filters
 from latentsync_trt.bundle.manifest import (
-    FileEntry,
+    AUDIO_ENCODER,
+    HEIGHT,
+    HIDDEN,
+    LATENT_HEIGHT,
+    LATENT_WIDTH,
+    SIZE_STEPS,
+    STEP_INPUTS,
+    STEP_OUTPUTS,
+    VAE_DECODER,
+    VAE_ENCODER,
+    WIDTH,
+    DimensionRange,
     GraphEntry,
     Manifest,
     check_target,
+    files_of,
     sha256_file,
+    step_graph,
     tool_versions,
     write_manifest,
 )
 from latentsync_trt.bundle.weights import WeightsFile
 from latentsync_trt.errors import ExportMismatch
-from latentsync_trt.export.export_options import EXTRA, TOOLS, ExportOptions, Sources, check_model, find_sources
+from latentsync_trt.export.cuda_form import cuda_module, obstacle
+from latentsync_trt.export.export_options import EXTRA, TOOLS, ExportOptions, check_model, find_sources
 from latentsync_trt.export.graphs import OPSET, GraphPlan, build_cuda_graph, build_graph, save_graph
-from latentsync_trt.export.plans import Networks, cuda_obstacles, load_networks, plan_graphs
+from latentsync_trt.export.networks import Networks, VaeDecoder, VaeEncoder, load_networks
 from latentsync_trt.export.published import origin
+from latentsync_trt.export.unet import INPUT_CHANNELS, LATENT_CHANNELS, DenoiseStep
 from latentsync_trt.export.verify import open_checked, verify_graph
 from latentsync_trt.files import published_folder
+from latentsync_trt.values import RESOLUTION_STEP_PX
 
 Progress = Callable[[str, float], None]
 """Called with the current stage and the completed fraction of the export, 0 to 1."""
@@ -34,7 +51,23 @@ Progress = Callable[[str, float], None]
 VERIFIED_PX = 128
 """The largest resolution at which graphs are compared: at 512 px a step's attention takes 34 GB on the CPU."""
 
+AUDIO_POSITIONS_PER_FRAME = 10
+_MOST_SEGMENTS = 8
+
+# The audio encoder is not among them: it runs only once per 30 s of speech.
+_CUDA_NETWORKS = ("unet", "vae")
+
+# The VAE's features of one 512 px image take half a gigabyte in half precision; batches of more are not faster.
+_MOST_IMAGES = 4
+
+_SEED = 20
+_TYPICAL: Mapping[str, Any] = {"timestep": 501, "guidance": 1.5, "coefficients": (1.02, -0.31, 0.12, 1.4, -0.9)}
+"""Example inputs that are not random: all different and none zero, so that mixed-up inputs show."""
+
 _DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
+
+Shapes = Mapping[str, tuple[int | str, ...]]
+"""Input of a graph → its dimensions; a name stands for one that may vary between runs or exports."""
 
 
 def export_bundle(options: ExportOptions, progress: Progress | None = None) -> Path:
@@ -57,78 +90,14 @@ def export_bundle(options: ExportOptions, progress: Progress | None = None) -> P
     networks = load_networks(sources, options, _DTYPES[options.precision])
     described = {role: _described(path, options.model) for role, path in asdict(sources).items()}
     check_model(options, sources.unet, described["unet"].get("origin", ""))
+    exact = networks
+    if options.verify and options.precision == "fp16":
+        exact = load_networks(sources, options, torch.float32)
+    plans = plan_graphs(networks, options)
     with published_folder(options.folder) as staged:
-        export = _Export(options, sources, networks, report)
-        graphs = export.write_graphs(staged)
+        graphs, verification = _write_graphs(staged, plans, _verifier(networks, exact, options), report)
         write_filters(staged, computed_filters())
-        write_manifest(staged, export.manifest(staged, graphs, described, tools))
-    report("done", 1.0)
-    return options.folder
-
-
-@dataclass
-class _Export:
-    """One export. `verification`: graph → its largest error."""
-
-    options: ExportOptions
-    sources: Sources
-    networks: Networks
-    progress: Progress
-    verification: dict[str, float] = field(default_factory=dict)
-
-    @cached_property
-    def plans(self) -> dict[str, GraphPlan]:
-        """All graphs, network by network."""
-        return _planned(self.networks, self.options)
-
-    @cached_property
-    def smaller_plans(self) -> dict[str, GraphPlan]:
-        """The same graphs at a lower resolution, to compare with PyTorch."""
-        least_px = self.options.min_resolution and VERIFIED_PX // 2
-        options = replace(self.options, resolution=VERIFIED_PX, min_resolution=least_px, cuda_form=False)
-        return _planned(self.networks, options)
-
-    @cached_property
-    def exact_plans(self) -> dict[str, GraphPlan]:
-        """Plans with modules of unrounded weights; float32 has no other."""
-        if self.options.precision == "fp32":
-            return self.plans
-        return _planned(load_networks(self.sources, self.options, torch.float32), self.options)
-
-    def write_graphs(self, folder: Path) -> dict[str, GraphEntry]:
-        """Writes the graphs into `folder`, in every form that they have, and verifies each at once."""
-        graphs: dict[str, GraphEntry] = {}
-        for network, plans in groupby(self.plans.values(), lambda plan: plan.network):
-            with WeightsFile(folder / f"{network}.weights") as weights:
-                for plan in plans:
-                    share = len(graphs) / len(self.plans)
-                    place = f"{plan.name} ({len(graphs) + 1} of {len(self.plans)})"
-                    self.progress(f"exporting {place}", share)
-                    graphs[plan.name] = _write_graph(folder, plan, weights)
-                    if self.options.verify:
-                        self.progress(f"verifying {place}", share)
-                        self.verification[plan.name] = self.verify(plan, folder / graphs[plan.name].file)
-        return graphs
-
-    def verify(self, plan: GraphPlan, path: Path) -> float:
-        """The largest error of the graph in `path`, exported as planned; errors as `verify_graph`."""
-        precision, truth = self.options.precision, self.exact_plans[plan.name].module
-        if self.options.resolution_px <= VERIFIED_PX:
-            return verify_graph(path, plan, truth, precision)
-        open_checked(path, plan)
-        smaller = self.smaller_plans[plan.name]
-        with tempfile.TemporaryDirectory(dir=path.parent.parent) as folder:
-            graph = Path(folder) / path.name
-            with WeightsFile(graph.with_suffix(".weights")) as weights:
-                save_graph(build_graph(smaller), graph, weights)
-            return verify_graph(graph, smaller, truth, precision)
-
-    def manifest(
-        self, folder: Path, graphs: dict[str, GraphEntry], sources: dict[str, dict[str, str]], tools: dict[str, str]
-    ) -> Manifest:
-        """The description of what is in `folder`."""
-        options, networks = self.options, self.networks
-        return Manifest(
+        manifest = Manifest(
             name=options.folder.name,
             model=options.model,
             resolution_px=options.resolution_px,
@@ -140,37 +109,172 @@ class _Export:
             opset=OPSET,
             unet=asdict(networks.unet.config),
             graphs=graphs,
-            files={path.name: FileEntry(sha256_file(path), path.stat().st_size) for path in sorted(folder.iterdir())},
-            ranges={name: allowed for plan in self.plans.values() for name, allowed in plan.ranges.items()},
-            sources=sources,
+            files=files_of(staged),
+            ranges={name: allowed for plan in plans for name, allowed in plan.ranges.items()},
+            sources=described,
             tools=tools,
-            verification=self.verification,
-            notes=tuple(self.notes()),
+            verification=verification,
+            notes=tuple(_notes(networks, options)),
             attention=options.attention,
         )
-
-    def notes(self) -> Iterator[str]:
-        """Notes for the users of this bundle."""
-        if self.options.cuda_form:
-            for network, reason in cuda_obstacles(self.networks, self.options).items():
-                yield f"{network}: no graphs in the CUDA form, as {reason}"
-        if self.options.verify and self.options.resolution_px > VERIFIED_PX:
-            yield f"values were compared with PyTorch at {VERIFIED_PX} px, by graphs of the same networks"
+        write_manifest(staged, manifest)
+    report("done", 1.0)
+    return options.folder
 
 
-def _planned(networks: Networks, options: ExportOptions) -> dict[str, GraphPlan]:
-    return {plan.name: plan for plan in plan_graphs(networks, options)}
+def plan_graphs(networks: Networks, options: ExportOptions) -> list[GraphPlan]:
+    """All graphs of a bundle, network by network, with example inputs for verification."""
+    vae, whisper, frames = networks.vae, networks.whisper.config, options.frames
+    # The largest divisor of a window that is not above `_MOST_IMAGES`.
+    at_once = max(count for count in range(1, _MOST_IMAGES + 1) if frames % count == 0)
+    images, windows = DimensionRange(1, at_once, _MOST_IMAGES), DimensionRange(1, 1, options.max_windows)
+    audio = GraphPlan(AUDIO_ENCODER, AUDIO_ENCODER, networks.whisper, {}, ("features",))
+    mel: Shapes = {"mel": ("segments", whisper.mels, 2 * whisper.positions)}
+    encoder = GraphPlan(VAE_ENCODER, "vae", VaeEncoder(vae), {}, ("latent",))
+    decoder = GraphPlan(VAE_DECODER, "vae", VaeDecoder(vae), {}, ("image",))
+    latent = ("images", LATENT_CHANNELS, LATENT_HEIGHT, LATENT_WIDTH)
+    plans = [
+        _with_inputs(audio, mel, "segments", DimensionRange(1, 1, _MOST_SEGMENTS), options),
+        _with_inputs(encoder, {"image": ("images", 3, HEIGHT, WIDTH)}, "images", images, options),
+        _with_inputs(decoder, {"latent": latent}, "images", images, options),
+    ]
+    size = (frames, LATENT_HEIGHT, LATENT_WIDTH)
+    latents = ("windows", LATENT_CHANNELS, *size)
+    conditioning = ("windows", INPUT_CHANNELS - LATENT_CHANNELS, *size)
+    tokens = ("windows", frames, AUDIO_POSITIONS_PER_FRAME * whisper.layers, whisper.width)
+    step = dict(zip(STEP_INPUTS, (latents, conditioning, tokens, (), (), latents, (5,)), strict=True))
+    for guided in (True, False):
+        hidden = (2 if guided else 1, "windows", frames, networks.unet.config.widths[0], *size[1:])
+        for cached in (False, True):
+            plan = GraphPlan(
+                name=step_graph(guided=guided, cached=cached),
+                network="unet",
+                module=DenoiseStep(networks.unet, guided=guided, cached=cached),
+                inputs={},
+                outputs=STEP_OUTPUTS if cached else (*STEP_OUTPUTS, HIDDEN),
+            )
+            shapes: Shapes = step | {HIDDEN: hidden} if cached else step
+            plans.append(_with_inputs(plan, shapes, "windows", windows, options))
+    if not options.cuda_form:
+        return plans
+    formed = set(_CUDA_NETWORKS) - cuda_obstacles(networks, options).keys()
+    return [replace(plan, cuda_module=cuda_module(plan.module)) if plan.network in formed else plan for plan in plans]
 
 
-def _write_graph(folder: Path, plan: GraphPlan, weights: WeightsFile) -> GraphEntry:
-    """The manifest's entry of a graph, written in every form that it has."""
-    entry = save_graph(build_graph(plan), folder / f"{plan.name}.onnx", weights)
-    if plan.cuda_module is None:
-        return entry
-    cuda = save_graph(build_cuda_graph(plan, plan.cuda_module), folder / f"{plan.name}.cuda.onnx", weights)
-    if (cuda.inputs, cuda.outputs) != (entry.inputs, entry.outputs):
-        raise ExportMismatch(f"{cuda.file}: its inputs and outputs are not those of {entry.file}")
-    return replace(entry, forms={"cuda": cuda.file})
+def cuda_obstacles(networks: Networks, options: ExportOptions) -> dict[str, str]:
+    """Why networks of `_CUDA_NETWORKS` have no CUDA form, by network."""
+    found = {name: "shapes vary" if options.dynamic else obstacle(getattr(networks, name)) for name in _CUDA_NETWORKS}
+    return {network: reason for network, reason in found.items() if reason is not None}
+
+
+def _with_inputs(
+    plan: GraphPlan, shapes: Shapes, batch: str, allowed: DimensionRange, options: ExportOptions
+) -> GraphPlan:
+    """The plan with example inputs of `shapes` and, for `--dynamic`, with variable dimensions.
+
+    `batch`: the dimension that counts windows, images or segments, `allowed` at a time.
+    """
+    dtype = _DTYPES[options.precision]
+    least, most = options.min_resolution_px, options.resolution_px
+
+    def example(count: int, size_px: int) -> dict[str, Tensor]:
+        sizes = {name: size_px * step // RESOLUTION_STEP_PX for name, step in SIZE_STEPS.items()} | {batch: count}
+        return {
+            name: _example(name, [sizes.get(str(size), size) for size in shape], dtype)
+            for name, shape in shapes.items()
+        }
+
+    plan = replace(plan, attention=options.attention)
+    if not options.dynamic:
+        return replace(plan, inputs=example(allowed.optimum, most))
+    ranges = {batch: allowed}
+    if least < most:
+        ranges |= {
+            name: DimensionRange(*(size_px * step // RESOLUTION_STEP_PX for size_px in (least, most, most)))
+            for name, step in SIZE_STEPS.items()
+            if any(name in shape for shape in shapes.values())
+        }
+    middle = least + (most - least) // 2 // RESOLUTION_STEP_PX * RESOLUTION_STEP_PX
+    return replace(
+        plan,
+        inputs=example(2, most),
+        further_inputs=tuple(example(1, size_px) for size_px in ({most, least, middle} if len(ranges) > 1 else {most})),
+        dynamic={
+            name: {axis: str(size) for axis, size in enumerate(shape) if size in ranges}
+            for name, shape in shapes.items()
+        },
+        ranges=ranges,
+    )
+
+
+def _example(name: str, shape: list[Any], dtype: torch.dtype) -> Tensor:
+    if name in _TYPICAL:
+        return torch.tensor(_TYPICAL[name])
+    value = torch.randn(*shape, generator=torch.Generator().manual_seed(_SEED + len(shape)))
+    if name == "image":
+        return value.tanh()
+    return value.to(dtype) if name == HIDDEN else value
+
+
+def _write_graphs(
+    folder: Path, plans: list[GraphPlan], verify: Callable[[Path, GraphPlan], float] | None, report: Progress
+) -> tuple[dict[str, GraphEntry], dict[str, float]]:
+    """Writes the graphs, in every form that they have; returns their entries and, if verified, largest errors."""
+    graphs: dict[str, GraphEntry] = {}
+    verification: dict[str, float] = {}
+    for network, group in groupby(plans, lambda plan: plan.network):
+        with WeightsFile(folder / f"{network}.weights") as weights:
+            for plan in group:
+                share, place = len(graphs) / len(plans), f"{plan.name} ({len(graphs) + 1} of {len(plans)})"
+                report(f"exporting {place}", share)
+                entry = save_graph(build_graph(plan), folder / f"{plan.name}.onnx", weights)
+                if plan.cuda_module is not None:
+                    model = build_cuda_graph(plan, plan.cuda_module)
+                    cuda = save_graph(model, folder / f"{plan.name}.cuda.onnx", weights)
+                    if (cuda.inputs, cuda.outputs) != (entry.inputs, entry.outputs):
+                        raise ExportMismatch(f"{cuda.file}: its inputs and outputs are not those of {entry.file}")
+                    entry = replace(entry, forms={"cuda": cuda.file})
+                graphs[plan.name] = entry
+                if verify is not None:
+                    report(f"verifying {place}", share)
+                    verification[plan.name] = verify(folder / entry.file, plan)
+    return graphs, verification
+
+
+def _verifier(networks: Networks, exact: Networks, options: ExportOptions) -> Callable[[Path, GraphPlan], float] | None:
+    """What compares a graph with PyTorch and returns its largest error, as `verify_graph`; None if not wanted.
+
+    Large graphs are compared by another one of the same network at `VERIFIED_PX`. `exact`: with unrounded weights.
+    """
+    if not options.verify:
+        return None
+    large = options.resolution_px > VERIFIED_PX
+    compared = replace(options, cuda_form=False)
+    if large:
+        compared = replace(compared, resolution=VERIFIED_PX, min_resolution=options.min_resolution and VERIFIED_PX // 2)
+    plans, truths = ({plan.name: plan for plan in plan_graphs(each, compared)} for each in (networks, exact))
+
+    def verify(path: Path, plan: GraphPlan) -> float:
+        smaller, truth = plans[plan.name], truths[plan.name].module
+        if not large:
+            return verify_graph(path, smaller, truth, options.precision)
+        open_checked(path, plan)
+        with tempfile.TemporaryDirectory(dir=path.parent.parent) as folder:
+            graph = Path(folder) / path.name
+            with WeightsFile(graph.with_suffix(".weights")) as weights:
+                save_graph(build_graph(smaller), graph, weights)
+            return verify_graph(graph, smaller, truth, options.precision)
+
+    return verify
+
+
+def _notes(networks: Networks, options: ExportOptions) -> Iterator[str]:
+    """Notes for the users of this bundle."""
+    if options.cuda_form:
+        for network, reason in cuda_obstacles(networks, options).items():
+            yield f"{network}: no graphs in the CUDA form, as {reason}"
+    if options.verify and options.resolution_px > VERIFIED_PX:
+        yield f"values were compared with PyTorch at {VERIFIED_PX} px, by graphs of the same networks"
 
 
 def _described(source: Path, model: str) -> dict[str, str]:

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx_ir as ir
 import torch
 from onnx_ir import convenience
@@ -205,19 +204,15 @@ def _finish(model: ir.Model) -> None:
     for each in (model, graph):
         each.opset_imports.update(VERSIONS)
     for node in graph:
-        _drop_unused(node, _OPTIONAL_OUTPUTS.get(node.op_type, len(node.outputs)))
+        for output in node.outputs[_OPTIONAL_OUTPUTS.get(node.op_type, len(node.outputs)) :]:
+            if not output.uses():
+                output.name = ""
+        while node.outputs[-1].name == "":
+            node.resize_outputs(len(node.outputs) - 1)
     kept = set(graph.outputs)
     for node in tuple(graph):
         if node.op_type in _VIEWS and node.outputs[0] not in kept:
             _join(graph, node)
-
-
-def _drop_unused(node: ir.Node, first: int) -> None:
-    for output in node.outputs[first:]:
-        if not output.uses():
-            output.name = ""
-    while node.outputs[-1].name == "":
-        node.resize_outputs(len(node.outputs) - 1)
 
 
 def _join(graph: ir.Graph, node: ir.Node) -> None:
@@ -231,21 +226,13 @@ def _join(graph: ir.Graph, node: ir.Node) -> None:
     if source.shape is not None and source.shape == shape:
         convenience.replace_all_uses_with(output, source)
         return
-    view = ir.Node("", "Reshape", (source, _constant(graph, shape)), num_outputs=1)
+    sizes = ir.tape.Tape(graph).initializer(ir.tensor(shape, ir.DataType.INT64), f"{output.name}_shape")
+    view = ir.Node("", "Reshape", (source, sizes), num_outputs=1)
     joined = view.outputs[0]
     joined.name, joined.shape, joined.type = output.name, output.shape, output.type
     convenience.replace_all_uses_with(output, joined)
     graph.insert_after(node, view)
     graph.remove(node)
-
-
-def _constant(graph: ir.Graph, numbers: tuple[int, ...]) -> ir.Value:
-    name = f"shape_{'_'.join(map(str, numbers))}"
-    if name not in graph.initializers:
-        tensor = ir.tensor(np.array(numbers, np.int64), name=name)
-        shape, kind = ir.Shape((len(numbers),)), ir.TensorType(tensor.dtype)
-        graph.register_initializer(ir.Value(name=name, shape=shape, type=kind, const_value=tensor))
-    return graph.initializers[name]
 
 
 @contextmanager

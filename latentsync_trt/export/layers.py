@@ -102,20 +102,18 @@ def _two_pass_norm(norm: nn.GroupNorm, x: Tensor, frames: int) -> Tensor:
     wide = x.float()
     grouped = wide.reshape(windows, frames, NORM_GROUPS, width // NORM_GROUPS * pixels)
     frame_mean = grouped.mean(3, keepdim=True)
-    frame_variance = _square(grouped - frame_mean).mean(3, keepdim=True)
+    # Not torch.square, which would be exported as a general Pow.
+    apart = grouped - frame_mean
+    frame_variance = (apart * apart).mean(3, keepdim=True)
     mean = frame_mean.mean(1, keepdim=True)
-    variance = (frame_variance + _square(frame_mean - mean)).mean(1, keepdim=True)
+    apart = frame_mean - mean
+    variance = (frame_variance + apart * apart).mean(1, keepdim=True)
     per_group = (NORM_GROUPS, width // NORM_GROUPS)
     scale = torch.rsqrt(variance + norm.eps) * norm.weight.float().reshape(per_group)
     shift = norm.bias.float().reshape(per_group) - mean * scale
     by_channel = wide.reshape(windows, frames, width, pixels)
     normed = by_channel * scale.reshape(windows, 1, width, 1) + shift.reshape(windows, 1, width, 1)
     return normed.to(x.dtype).reshape(x.shape)
-
-
-def _square(x: Tensor) -> Tensor:
-    # torch.square would be exported as a general Pow.
-    return x * x
 
 
 class GatedProjection(nn.Module):
@@ -140,23 +138,10 @@ class FeedForward(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
         # Index 1 was dropout in training; the checkpoint's parameter names include it in the count.
-        self.net = nn.ModuleList([GatedProjection(width, 4 * width), nn.Identity(), Linear(4 * width, width)])
+        self.net = nn.Sequential(GatedProjection(width, 4 * width), nn.Identity(), Linear(4 * width, width))
 
     def forward(self, x: Tensor) -> Tensor:
-        for layer in self.net:
-            x = layer(x)
-        return x
-
-
-def to_tokens(x: Tensor) -> Tensor:
-    """`(N, C, h, w)` → `(N, h·w, C)`."""
-    return x.flatten(2).transpose(1, 2)
-
-
-def to_image(tokens: Tensor, like: Tensor) -> Tensor:
-    """`(N, h·w, C)` → `(N, C, h, w)` with the height and width of `like`."""
-    _, _, height, width = like.shape
-    return tokens.transpose(1, 2).reshape(tokens.shape[0], tokens.shape[2], height, width)
+        return self.net(x)
 
 
 @contextmanager
@@ -209,7 +194,10 @@ class SelfAttention(nn.Module):
 
 
 class AudioAttention(nn.Module):
-    """Attention from the pixels of each frame to that frame's audio tokens `(N, S, D)`."""
+    """Attention from the pixels of each frame to that frame's audio tokens `(N, S, D)`.
+
+    For all-zero audio the result is the output bias, as keys and values have no bias.
+    """
 
     def __init__(self, width: int, audio_width: int) -> None:
         super().__init__()
@@ -222,36 +210,23 @@ class AudioAttention(nn.Module):
         kv = split_heads(self.to_kv(audio), 2, HEADS)
         return self.to_out[0](join_heads(attend(query[0], kv[0], kv[1])))
 
-    def unconditional(self) -> Tensor:
-        """The result for all-zero audio: the output bias `(C,)`, as keys and values have no bias."""
-        return self.to_out[0].get_parameter("bias")
-
-
-class PositionTable(nn.Module):
-    """The checkpoint's position table, `pe (1, P, C)`."""
-
-    pe: Tensor
-
-    def __init__(self, positions: int, width: int) -> None:
-        super().__init__()
-        self.register_buffer("pe", torch.empty(1, positions, width))
-
-    def forward(self, frames: int) -> Tensor:
-        """Positions of the first `frames` frames, `(1, F, 1, C)`."""
-        return self.pe[:, :frames].unsqueeze(2)
-
 
 class TemporalAttention(SelfAttention):
     """Attention among the frames of a window, separately for each pixel; `(B·F, T, C)` → the same."""
 
     def __init__(self, width: int, positions: int) -> None:
         super().__init__(width)
-        self.pos_encoder = PositionTable(positions, width)
+        self.pos_encoder = nn.Module()
+        self.pos_encoder.register_buffer("pe", torch.empty(1, positions, width))
+
+    def positions(self, frames: int) -> Tensor:
+        """Positions of the first frames, `(1, F, 1, C)`."""
+        return self.pos_encoder.get_buffer("pe")[:, :frames].unsqueeze(2)
 
     def forward(self, x: Tensor, frames: int) -> Tensor:  # type: ignore[override]
         count, pixels, width = x.shape
         windows = count // frames
-        positioned = x.reshape(windows, frames, pixels, width) + self.pos_encoder(frames)
+        positioned = x.reshape(windows, frames, pixels, width) + self.positions(frames)
         # Splitting heads needs one transpose anyway; it also moves the frames next to the head's channels.
         packed = self.to_qkv(positioned).reshape(windows, frames, pixels, 3, HEADS, width // HEADS)
         qkv = packed.permute(3, 0, 2, 4, 1, 5).reshape(3, windows * pixels, HEADS, frames, width // HEADS)

@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from latentsync_trt.audio.encoder import attended_positions
-from latentsync_trt.export.whisper import WhisperEncoder
+from latentsync_trt.export.networks import WhisperEncoder
 from scripts.train_demo.clips import Clips
 from scripts.train_demo.loop import normal, to_device
 from scripts.train_demo.speech import LOWEST, MEL_PER_FRAME, RANGE_DECADES, STEPS_PER_DECADE, Speech

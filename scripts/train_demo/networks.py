@@ -13,11 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from latentsync_trt.export.checkpoint import WHISPER_PREFIX
 from latentsync_trt.export.layers import FrameNorm, Linear, WindowNorm
-from latentsync_trt.export.unet import TimeEmbedding, UNet, UNetConfig
-from latentsync_trt.export.unet_blocks import SpatialBlock, StepInputs
-from latentsync_trt.export.whisper import WhisperConfig, WhisperEncoder
+from latentsync_trt.export.networks import WHISPER_PREFIX, WhisperConfig, WhisperEncoder
+from latentsync_trt.export.unet import SpatialBlock, StepInputs, TimeEmbedding, UNet, UNetConfig
 from scripts.published import checkpoint_tensors, whisper_file
 from scripts.train_demo.vae import Vae, VaeConfig, save_vae
 

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from latentsync_trt.audio.encoder import attended_positions
-from latentsync_trt.export.whisper import WhisperEncoder
+from latentsync_trt.export.networks import WhisperEncoder
 from scripts.train_demo.datasets import POSITIONS_PER_FRAME, SEGMENT_FRAMES, AudioFeatures, SpeechDataset
 from scripts.train_demo.loop import Losses, TrainingContext, to_device
 from scripts.train_demo.networks import TRACK_VALUES, AudioMouthPredictor, mouth_errors

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from latentsync_trt.export.whisper import WhisperEncoder
+from latentsync_trt.export.networks import WhisperEncoder
 from scripts.train_demo.clips import Clips, RenderPlan, load_clips, plan_clips, render_clips
 from scripts.train_demo.datasets import AudioFeatures, FaceDataset, SpeechDataset
 from scripts.train_demo.loop import Losses, TrainingContext, run_stage

@@ -17,12 +17,11 @@ from latentsync_trt.errors import EngineBuildError
 from latentsync_trt.export import cuda_ops, exporter
 from latentsync_trt.export.cuda_ops import Sum, group_norm
 from latentsync_trt.export.export_options import ExportOptions
+from latentsync_trt.export.exporter import cuda_obstacles, plan_graphs
 from latentsync_trt.export.graphs import GraphPlan, build_cuda_graph
 from latentsync_trt.export.layers import WindowNorm
-from latentsync_trt.export.plans import Networks, cuda_obstacles, plan_graphs
+from latentsync_trt.export.networks import ImageAttention, Networks, WhisperEncoder
 from latentsync_trt.export.unet import UNet
-from latentsync_trt.export.vae import ImageAttention
-from latentsync_trt.export.whisper import WhisperEncoder
 from latentsync_trt.runtime.sessions.session import Session
 from tests import narrow
 from tests.exports import ExportCache

@@ -22,8 +22,8 @@ from latentsync_trt.bundle.weights import ALIGNMENT_BYTES, INLINE_BELOW_BYTES
 from latentsync_trt.errors import ExportMismatch
 from latentsync_trt.export import exporter, verify
 from latentsync_trt.export.export_options import TOOLS
+from latentsync_trt.export.exporter import plan_graphs
 from latentsync_trt.export.graphs import GraphPlan
-from latentsync_trt.export.plans import plan_graphs
 from tests import narrow
 
 pytestmark = pytest.mark.integration

@@ -11,11 +11,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from latentsync_trt.errors import CheckpointError
-from latentsync_trt.export.checkpoint import load_unet, load_whisper, origins
 from latentsync_trt.export.export_options import ExportOptions, Sources
 from latentsync_trt.export.exporter import export_bundle
+from latentsync_trt.export.networks import load_unet, load_vae, load_whisper, origins
 from latentsync_trt.export.unet import UNet, UNetConfig
-from latentsync_trt.export.vae import load_vae
 from scripts.published import checkpoint_tensors
 from tests import narrow
 

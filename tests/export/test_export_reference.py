@@ -11,7 +11,7 @@ from latentsync_trt.diffusion.loop import cache_plan, denoise
 from latentsync_trt.diffusion.scheduler import ddim_schedule, dpmpp_schedule
 from latentsync_trt.export import exporter
 from latentsync_trt.export.export_options import ExportOptions
-from latentsync_trt.export.plans import plan_graphs
+from latentsync_trt.export.exporter import plan_graphs
 from latentsync_trt.runtime.networks.denoiser import GraphDenoiser
 from latentsync_trt.runtime.sessions.session import Session
 from latentsync_trt.types import WindowBatch

@@ -19,8 +19,9 @@ from latentsync_trt.bundle.manifest import (
 from latentsync_trt.errors import InputError
 from latentsync_trt.export import exporter
 from latentsync_trt.export.export_options import ExportOptions
+from latentsync_trt.export.exporter import plan_graphs
 from latentsync_trt.export.graphs import GraphPlan
-from latentsync_trt.export.plans import load_networks, plan_graphs
+from latentsync_trt.export.networks import load_networks
 from latentsync_trt.quantize.observe import write_observed
 from latentsync_trt.quantize.steps import multiply_adds
 from latentsync_trt.runtime.sessions.session import Array, Session

@@ -7,8 +7,8 @@ import pytest
 
 from latentsync_trt.errors import ExportMismatch
 from latentsync_trt.export import exporter
+from latentsync_trt.export.exporter import plan_graphs
 from latentsync_trt.export.graphs import GraphPlan
-from latentsync_trt.export.plans import plan_graphs
 from tests import narrow
 from tests.export.test_cuda_form import make_vae
 

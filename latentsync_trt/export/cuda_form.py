@@ -1,8 +1,10 @@
-"""The U-Net and the VAE's two networks in the CUDA form: inputs, outputs and modules as in the portable form.
+"""The U-Net and the VAE's halves in the CUDA form: inputs, outputs and parameters as in the portable form.
 
 They can only be traced: PyTorch has no kernels for the operations of `cuda_ops`. Images are `(N, h, w, C)` within.
 """
 
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,8 +13,10 @@ from torch import Tensor, nn
 from latentsync_trt.export import cuda_ops as ops
 from latentsync_trt.export.cuda_ops import Sum
 from latentsync_trt.export.layers import HEADS
-from latentsync_trt.export.unet import UNet
-from latentsync_trt.export.unet_blocks import Resampler, StepInputs, double
+from latentsync_trt.export.networks import VaeDecoder, VaeEncoder
+from latentsync_trt.export.unet import DenoiseStep, StepInputs, UNet, shallow_copy
+
+_CHANNELS_PER_THREAD = 2  # of the GroupNorm kernel
 
 _HALVING_PADS = (0, 0, 1, 1)
 """Padding by diffusers before the encoder's convolutions that halve the size: top, left, bottom, right."""
@@ -23,6 +27,34 @@ _SUPPORTED = {
     "act_fn": "silu",
     "mid_block_add_attention": True,
 }
+"""Settings of a VAE."""
+
+
+def obstacle(network: Any) -> str | None:
+    """The reason why the U-Net or VAE has no CUDA form (an unsupported setting or norm); None if it has one."""
+    for setting, supported in _SUPPORTED.items():
+        given = getattr(network.config, setting, supported)
+        if {*given} != {supported} if isinstance(given, tuple | list) else given != supported:
+            return f"its {setting} is {given}, not {supported}"
+    norms = {(norm.num_channels, norm.num_groups) for norm in network.modules() if isinstance(norm, nn.GroupNorm)}
+    for channels, groups in sorted(norms):
+        if channels // groups % _CHANNELS_PER_THREAD:
+            return f"GroupNorm's kernel takes groups of an even number of channels, not {channels} channels in {groups}"
+    return None
+
+
+def cuda_module(module: nn.Module) -> nn.Module:
+    """The CUDA form of a graph's module; it shares the parameters."""
+    made: Any = shallow_copy(module)
+    if isinstance(module, DenoiseStep):
+        made.unet = CudaUNet(made.unet)
+    elif isinstance(module, VaeEncoder):
+        made.encoder = CudaHalf(made.encoder)
+        made.quant_conv = made.quant_conv and PointwiseConv(made.quant_conv)
+    elif isinstance(module, VaeDecoder):
+        made.decoder = CudaHalf(made.decoder)
+        made.post_quant_conv = made.post_quant_conv and PointwiseConv(made.post_quant_conv)
+    return made
 
 
 class CudaUNet(UNet):
@@ -34,12 +66,7 @@ class CudaUNet(UNet):
         nn.Module.__init__(self)
         self.config = unet.config
         self._modules = dict(unet._modules)
-        # Not in `forward`, where they would be traced.
-        self._doubling = {
-            resampler: ops.DoublingConv(resampler.conv)
-            for resampler in unet.up_blocks.modules()
-            if isinstance(resampler, Resampler) and resampler.up
-        }
+        self._doubling = _doubling(unet.up_blocks)
 
     def forward(
         self, sample: Tensor, timestep: Tensor, audio: Tensor, hidden: Tensor | None = None, **how: Any
@@ -55,25 +82,41 @@ class CudaUNet(UNet):
     def _resample(self, resampler: Any, x: Tensor) -> Tensor:
         return ops.total(self._doubling[resampler](x)) if resampler.up else ops.conv(resampler.conv, x)
 
-    def _layer(self, stage: Any, index: int, x: Tensor, step: StepInputs, fork: bool = False) -> Tensor:
-        return ops.total(_layer(stage, index, x, step, fork))
-
-    def _middle(self, x: Tensor, step: StepInputs) -> Tensor:
-        block: Any = self.mid_block
-        parts = ops.resnet(block.resnets[0], Sum(x), step.frames, step.time)
-        parts = _spatial(block.attentions[0], parts, step)
-        return ops.total(ops.resnet(block.resnets[1], parts, step.frames, step.time))
+    def _layers(self, stage: Any, indices: tuple[int, ...], x: Tensor, step: StepInputs, fork: bool = False) -> Tensor:
+        parts = Sum(x)
+        for index in indices:
+            parts = _layer(stage, index, parts, step, fork)
+        return ops.total(parts)
 
     def _head(self, stage: Any, x: Tensor, step: StepInputs) -> Tensor:
-        parts = _layer(stage, len(stage.resnets) - 1, x, step)
+        parts = _layer(stage, len(stage.resnets) - 1, Sum(x), step)
         normed, _ = ops.group_norm(self.conv_norm_out, parts, frames=step.frames, silu=True)
         return ops.conv(self.conv_out, normed)
 
 
-def _layer(stage: Any, index: int, x: Tensor, step: StepInputs, fork: bool = False) -> Sum:
+def resnet(module: Any, parts: Sum, frames: int = 1, time: Tensor | None = None, *, summed: bool = False) -> Sum:
+    """A `Resnet` of the U-Net, or diffusers' `ResnetBlock2D`; `time (1, E)` is the activated time embedding.
+
+    `summed`: the caller evaluates the sum, where a bias within the convolution costs least.
+    """
+    normed, x = ops.group_norm(module.norm1, parts, frames=frames, silu=True)
+    inner = Sum(ops.conv(module.conv1, normed, biased=False), module.conv1.bias)
+    if time is not None:
+        # One timestep serves all windows: a residual of one pixel.
+        windows = time.expand(inner.delta.shape[0] // frames, -1)
+        inner = replace(inner, base=module.time_emb_proj(windows)[:, None, None])
+    normed, _ = ops.group_norm(module.norm2, inner, frames=frames, silu=True)
+    outer, bias = ops.conv(module.conv2, normed, biased=summed), None if summed else module.conv2.bias
+    if module.conv_shortcut is None:
+        return Sum(outer, bias, x)
+    shortcut = ops.conv(module.conv_shortcut, x, biased=summed)
+    return Sum(outer, None if summed else module.conv2.bias + module.conv_shortcut.bias, shortcut)
+
+
+def _layer(stage: Any, index: int, parts: Sum, step: StepInputs, fork: bool = False) -> Sum:
     """A layer of a `Stage`."""
-    parts = ops.resnet(stage.resnets[index], Sum(x), step.frames, step.time)
-    if stage.attentions:
+    parts = resnet(stage.resnets[index], parts, step.frames, step.time)
+    if index < len(stage.attentions):
         parts = _spatial(stage.attentions[index], parts, step, fork)
     if stage.motion_modules:
         parts = _temporal(stage.motion_modules[index].temporal_transformer, parts, step.frames)
@@ -81,7 +124,7 @@ def _layer(stage: Any, index: int, x: Tensor, step: StepInputs, fork: bool = Fal
 
 
 def _spatial(module: Any, parts: Sum, step: StepInputs, fork: bool = False) -> Sum:
-    """A `SpatialTransformer`."""
+    """A `Transformer` with a `SpatialBlock`."""
     normed, image = ops.group_norm(module.norm, parts, silu=False)
     count, height, width, channels = normed.shape
     block = module.transformer_blocks[0]
@@ -91,7 +134,7 @@ def _spatial(module: Any, parts: Sum, step: StepInputs, fork: bool = False) -> S
     normed, x = _attend_audio(block, ops.project(block.attn1.to_out[0], attended, x), step, fork)
     x = ops.total(ops.feed_forward(block.ff, normed, x))
     back = ops.project(module.proj_out, x)
-    residual = double(image) if fork else image
+    residual = torch.cat([image, image]) if fork else image
     return Sum(back.delta.reshape(residual.shape), back.bias, residual)
 
 
@@ -99,7 +142,7 @@ def _attend_audio(block: Any, parts: Sum, step: StepInputs, fork: bool) -> tuple
     """The audio attention of a `SpatialBlock`: the sum normalized for the feed-forward, and the sum."""
     normed, x = ops.layer_norm(block.norm2, parts)
     if fork:
-        x = double(x)
+        x = torch.cat([x, x])
     elif step.guided:
         normed = normed[step.audio.shape[0] :]
     query = torch.matmul(normed, block.attn2.to_q.weight)
@@ -113,7 +156,7 @@ def _attend_audio(block: Any, parts: Sum, step: StepInputs, fork: bool) -> tuple
 
 
 def _temporal(module: Any, parts: Sum, frames: int) -> Sum:
-    """A `TemporalTransformer`."""
+    """A `Transformer` with a `TemporalBlock`."""
     normed, image = ops.group_norm(module.norm, parts, silu=False)
     count, height, width, channels = normed.shape
     windows, pixels = count // frames, height * width
@@ -124,7 +167,7 @@ def _temporal(module: Any, parts: Sum, frames: int) -> Sum:
     parts = ops.project(module.proj_in, moved.reshape(-1, packed * frames, channels))
     for attention, norm in zip(block.attention_blocks, block.norms, strict=True):
         normed, x = ops.layer_norm(norm, parts)
-        positions = attention.pos_encoder(frames).reshape(frames, channels).repeat(packed, 1)
+        positions = attention.positions(frames).reshape(frames, channels).repeat(packed, 1)
         qkv = ops.project_apart(attention.to_qkv, normed + positions)
         parts = ops.project(attention.to_out[0], ops.attend_frames(*qkv, heads=HEADS, frames=frames), x)
     normed, x = ops.layer_norm(block.ff_norm, parts)
@@ -133,63 +176,45 @@ def _temporal(module: Any, parts: Sum, frames: int) -> Sum:
     return Sum(delta.reshape(image.shape), back.bias, image)
 
 
-class _CudaHalf(nn.Module):
-    """The parts that encoder and decoder share."""
+class CudaHalf(nn.Module):
+    """diffusers' `Encoder`, `(N, 3, H, W)` → moments `(N, 8, h, w)`, or `Decoder`, `(N, 4, h, w)` → `(N, 3, H, W)`."""
 
     def __init__(self, half: Any) -> None:
         super().__init__()
         self._modules = dict(half._modules)
+        self._decodes = "up_blocks" in half._modules
+        self._doubling = _doubling(half.up_blocks if self._decodes else ())
 
-    def middle(self, block: Any, parts: Sum) -> Sum:
+    def forward(self, image: Tensor) -> Tensor:
+        half: Any = self
+        parts = Sum(ops.conv(half.conv_in, _channels_last(image)))
+        if self._decodes:
+            parts = self._middle(half.mid_block, parts)
+        for block in half.up_blocks if self._decodes else half.down_blocks:
+            resamplers = (block.upsamplers if self._decodes else block.downsamplers) or ()
+            for module in block.resnets:
+                parts = resnet(module, parts, summed=bool(resamplers) and module is block.resnets[-1])
+            for module in resamplers:
+                x = ops.total(parts)
+                parts = (
+                    self._doubling[module](x) if self._decodes else Sum(ops.conv(module.conv, x, pads=_HALVING_PADS))
+                )
+        if not self._decodes:
+            parts = self._middle(half.mid_block, parts)
+        normed, _ = ops.group_norm(half.conv_norm_out, parts, silu=True)
+        return _channels_first(ops.conv(half.conv_out, normed))
+
+    def _middle(self, block: Any, parts: Sum) -> Sum:
         """A `UNetMidBlock2D`."""
         attention = block.attentions[0]
-        normed, x = ops.group_norm(attention.group_norm, ops.resnet(block.resnets[0], parts), silu=False)
+        normed, x = ops.group_norm(attention.group_norm, resnet(block.resnets[0], parts), silu=False)
         count, height, width, channels = normed.shape
         tokens = normed.reshape(count, height * width, channels)
         projected = [projection(tokens) for projection in (attention.to_q, attention.to_k, attention.to_v)]
         attended = ops.attend(*projected, heads=attention.heads)
         out = attention.to_out[0]
         delta = torch.matmul(attended, out.weight.t()).reshape(normed.shape)
-        return ops.resnet(block.resnets[1], Sum(delta, out.bias, x))
-
-    def head(self, parts: Sum) -> Tensor:
-        """The last norm and convolution, `(N, C, h, w)`."""
-        modules: Any = self
-        normed, _ = ops.group_norm(modules.conv_norm_out, parts, silu=True)
-        return _channels_first(ops.conv(modules.conv_out, normed))
-
-
-class CudaEncoder(_CudaHalf):
-    """diffusers' `Encoder`, `(N, 3, H, W)` → moments `(N, 8, h, w)`."""
-
-    def forward(self, image: Tensor) -> Tensor:
-        modules: Any = self
-        parts = Sum(ops.conv(modules.conv_in, _channels_last(image)))
-        for block in modules.down_blocks:
-            for module in block.resnets:
-                parts = ops.resnet(module, parts, summed=bool(block.downsamplers) and module is block.resnets[-1])
-            for down in block.downsamplers or ():
-                parts = Sum(ops.conv(down.conv, ops.total(parts), pads=_HALVING_PADS))
-        return self.head(self.middle(modules.mid_block, parts))
-
-
-class CudaDecoder(_CudaHalf):
-    """diffusers' `Decoder`, `(N, 4, h, w)` → `(N, 3, H, W)`."""
-
-    def __init__(self, half: Any) -> None:
-        super().__init__(half)
-        # Not in `forward`, where they would be traced.
-        self._doubling = {up: ops.DoublingConv(up.conv) for block in half.up_blocks for up in block.upsamplers or ()}
-
-    def forward(self, latent: Tensor) -> Tensor:
-        modules: Any = self
-        parts = self.middle(modules.mid_block, Sum(ops.conv(modules.conv_in, _channels_last(latent))))
-        for block in modules.up_blocks:
-            for module in block.resnets:
-                parts = ops.resnet(module, parts, summed=bool(block.upsamplers) and module is block.resnets[-1])
-            for up in block.upsamplers or ():
-                parts = self._doubling[up](ops.total(parts))
-        return self.head(parts)
+        return resnet(block.resnets[1], Sum(delta, out.bias, x))
 
 
 class PointwiseConv(nn.Module):
@@ -204,13 +229,9 @@ class PointwiseConv(nn.Module):
         return _channels_first(product + self.bias)
 
 
-def vae_obstacle(vae: Any) -> str | None:
-    """The reason why the VAE has no CUDA form (an unsupported setting or norm); None if it has one."""
-    for setting, supported in _SUPPORTED.items():
-        given = vae.config[setting]
-        if {*given} != {supported} if isinstance(given, tuple | list) else given != supported:
-            return f"its {setting} is {given}, not {supported}"
-    return ops.norm_obstacle(vae)
+def _doubling(blocks: Iterable[Any]) -> dict[nn.Module, ops.DoublingConv]:
+    """What replaces the blocks' upsamplers; not made in `forward`, where it would be traced."""
+    return {up: ops.DoublingConv(up.conv) for block in blocks for up in getattr(block, "upsamplers", None) or ()}
 
 
 def _channels_last(x: Tensor) -> Tensor:
