@@ -14,13 +14,11 @@ from latentsync_trt.cli.options import LocalPath, build, bundle_option, options_
 from latentsync_trt.cli.show import progress_bar, say
 from latentsync_trt.errors import ProviderUnavailable
 from latentsync_trt.option_fields import FILES, HARDWARE
-from latentsync_trt.quantize.calibration_options import CalibrateOptions, Clip, clips_in
+from latentsync_trt.quantize.calibration_options import EXTRA, TOOLS, CalibrateOptions, Clip, clips_in
 from latentsync_trt.runtime.providers.table import CPU, CUDA
 
 if TYPE_CHECKING:
     from latentsync_trt.runtime.providers.select import Selection
-
-_NEEDED = ("onnx", "onnx-ir", "ml_dtypes")
 
 _input_option = partial(click.option, type=LocalPath(), panel=FILES)
 _folder_option = partial(click.option, type=LocalPath(folder=True), panel=FILES)
@@ -55,7 +53,7 @@ def command(
     **fields: Any,
 ) -> None:
     """Make an INT8 or FP8 bundle from a bundle, calibrated on clips."""
-    tool_versions(_NEEDED, extra="calibrate")
+    tool_versions(TOOLS, extra=EXTRA)
     from latentsync_trt.quantize.calibrate import Calibration, open_parent
 
     options, chosen = build(CalibrateOptions, fields), _clips(video, audio, clips)

@@ -16,12 +16,11 @@ import numpy as np
 from latentsync_trt.audio.mel import filters_of, write_filters
 from latentsync_trt.bundle.manifest import (
     EIGHT_BIT_PRECISIONS,
-    FORMAT_VERSION,
     FULL_STEP,
     Bundle,
-    FileEntry,
     Quantization,
     check_target,
+    files_of,
     manifest_sha256,
     sha256_file,
     step_graph,
@@ -32,10 +31,16 @@ from latentsync_trt.config import MODEL_FPS
 from latentsync_trt.errors import InputError, NoFaceError
 from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.files import published_folder
-from latentsync_trt.quantize.calibration_options import CalibrateOptions, Clip
-from latentsync_trt.quantize.observe import write_observed
-from latentsync_trt.quantize.ranges import ActivationRange, Ranges
-from latentsync_trt.quantize.steps import layer_names, multiply_adds, step_graphs, write_steps
+from latentsync_trt.quantize.calibration_options import EXTRA, TOOLS, CalibrateOptions, Clip
+from latentsync_trt.quantize.steps import (
+    ActivationRange,
+    Ranges,
+    layer_names,
+    multiply_adds,
+    step_graphs,
+    write_observed,
+    write_steps,
+)
 from latentsync_trt.quantize.windows import (
     CACHE_INTERVAL,
     Loop,
@@ -53,9 +58,6 @@ from latentsync_trt.types import Denoiser, Float32Array, Progress, ProgressCallb
 
 DISTANCE = "faces_psnr_db"
 """The manifest's name for the PSNR of faces after whole loops, compared with the parent."""
-
-TOOLS = ("onnx", "onnx-ir", "ml_dtypes")
-"""Packages that make the graphs; the extra "calibrate" installs them."""
 
 _LARGEST_DB = 200.0
 
@@ -83,8 +85,13 @@ class Calibration:
             InferenceError, OutOfMemory: a graph failed.
         """
         check_out(self.bundle, out)
-        self._warn_of_gpu()
-        clips, options = _hashes_of(self.clips), self.options
+        options, gpu = self.options, self.selection.gpu
+        if options.precision == "fp8" and gpu is not None and gpu.capability < FP8_FROM:
+            needed = ".".join(map(str, FP8_FROM))
+            self.on_warning(
+                f"{gpu} has no FP8, which needs compute capability {needed}: TensorRT will not run the result here"
+            )
+        clips = _hashes_of(self.clips)
         samples, held_out = split(self._record(), options.samples)
         if options.measure and not held_out:
             self.on_warning("no window is left to measure on, so the result is measured on one it was calibrated on")
@@ -101,14 +108,6 @@ class Calibration:
         }
         measure = (lambda folder: self._psnr_db(folder, measured_on)) if measured_on else None
         return quantize_bundle(self.bundle, ranges, options, out, clips=clips, settings=settings, measure=measure)
-
-    def _warn_of_gpu(self) -> None:
-        gpu = self.selection.gpu
-        if self.options.precision == "fp8" and gpu is not None and gpu.capability < FP8_FROM:
-            needed = ".".join(map(str, FP8_FROM))
-            self.on_warning(
-                f"{gpu} has no FP8, which needs compute capability {needed}: TensorRT will not run the result here"
-            )
 
     def _record(self) -> tuple[RecordedWindow, ...]:
         samples, windows = self.options.samples, list[RecordedWindow]()
@@ -236,16 +235,11 @@ def quantize_bundle(
             name=out.name,
             precision=options.precision,
             graphs={**manifest.graphs, **steps},
-            files={path.name: FileEntry(sha256_file(path), path.stat().st_size) for path in sorted(staged.iterdir())},
-            tools={
-                **manifest.tools,
-                **tool_versions(TOOLS, extra="calibrate"),
-                "onnxruntime": onnxruntime_version(),
-            },
+            files=files_of(staged),
+            tools=dict(manifest.tools) | tool_versions(TOOLS, extra=EXTRA) | {"onnxruntime": onnxruntime_version()},
             # The step graphs are not those that were compared with PyTorch.
             verification={graph: value for graph, value in manifest.verification.items() if graph not in steps},
             quantization=quantization,
-            format_version=FORMAT_VERSION,
         )
         write_manifest(staged, made)
     return out

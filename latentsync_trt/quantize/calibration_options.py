@@ -9,6 +9,12 @@ from latentsync_trt.errors import InputError
 from latentsync_trt.option_fields import QUALITY, check_limits, option
 from latentsync_trt.paths import exists, why_missing
 
+TOOLS = ("onnx", "onnx-ir", "ml_dtypes")
+"""Packages that make the graphs."""
+
+EXTRA = "calibrate"
+"""The extra that installs them."""
+
 EightBit = Literal["int8", "fp8"]
 
 RESIDUAL_LAYERS = ("conv_in", "conv_out", "conv_shortcut", "samplers")

@@ -22,8 +22,7 @@ from latentsync_trt.export.export_options import ExportOptions
 from latentsync_trt.export.exporter import plan_graphs
 from latentsync_trt.export.graphs import GraphPlan
 from latentsync_trt.export.networks import load_networks
-from latentsync_trt.quantize.observe import write_observed
-from latentsync_trt.quantize.steps import multiply_adds
+from latentsync_trt.quantize.steps import multiply_adds, write_observed
 from latentsync_trt.runtime.sessions.session import Array, Session
 from tests import narrow
 
@@ -112,7 +111,7 @@ def test_the_smallest_and_a_middle_resolution_are_verified(tmp_path: Path) -> No
     [
         ({"min_resolution": 64}, "--min-resolution 64: .* add --dynamic"),
         ({"min_resolution": 512, "dynamic": True, "resolution": 256}, "--min-resolution 512: .*above the largest, 256"),
-        ({"min_resolution": 100, "dynamic": True}, "--min-resolution 100: .* nearest are 64 and 128"),
+        ({"min_resolution": 100, "dynamic": True}, "--min-resolution 100: .*divisible by 64"),
     ],
 )
 def test_wrong_resolutions_are_refused_with_the_cure(fields: dict[str, Any], message: str) -> None:

@@ -7,8 +7,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from latentsync_trt.bundle.manifest import Bundle
-from latentsync_trt.quantize.observe import write_observed
-from latentsync_trt.quantize.ranges import ActivationRange, Ranges
+from latentsync_trt.quantize.steps import ActivationRange, Ranges, write_observed
 from latentsync_trt.quantize.windows import Loop, RecordedWindow
 from latentsync_trt.runtime.networks.observing_denoiser import ObservedTensor, ObservingDenoiser
 from latentsync_trt.runtime.providers.select import Selection

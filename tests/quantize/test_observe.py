@@ -13,9 +13,14 @@ from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.diffusion.scheduler import timesteps
 from latentsync_trt.errors import InferenceError
-from latentsync_trt.quantize.observe import SAMPLE, sample_stride, split_attention, write_observed
-from latentsync_trt.quantize.ranges import ActivationRange
-from latentsync_trt.quantize.steps import layers_of
+from latentsync_trt.quantize.steps import (
+    SAMPLE,
+    ActivationRange,
+    layers_of,
+    sample_stride,
+    split_attention,
+    write_observed,
+)
 from latentsync_trt.runtime.networks.networks import Networks
 from latentsync_trt.runtime.networks.observing_denoiser import ObservingDenoiser
 from latentsync_trt.runtime.providers.select import Selection
