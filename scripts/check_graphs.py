@@ -23,8 +23,8 @@ from latentsync_trt import __version__  # noqa: E402
 from latentsync_trt.bundle.find import find_bundle  # noqa: E402
 from latentsync_trt.bundle.manifest import Bundle, Manifest, Shapes  # noqa: E402
 from latentsync_trt.config import RuntimeOptions  # noqa: E402
-from latentsync_trt.runtime.compiler.process import Answer, CompileOrder, run_compiler  # noqa: E402
-from latentsync_trt.runtime.compiler.profiles import (  # noqa: E402
+from latentsync_trt.runtime.compiler import Answer, CompileOrder, run_compiler  # noqa: E402
+from latentsync_trt.runtime.sessions.profiles import (  # noqa: E402
     InputShapes,
     check_graphs,
     dimension_ranges,

@@ -25,7 +25,7 @@ import onnxruntime as ort
 
 from latentsync_trt.bundle.manifest import CACHED_STEP, FULL_STEP, VAE_DECODER, VAE_ENCODER, Bundle, step_graph
 from latentsync_trt.config import RuntimeOptions
-from latentsync_trt.runtime.cache.store import EngineCache
+from latentsync_trt.runtime.cache import EngineCache
 from latentsync_trt.runtime.providers.select import select_provider
 from latentsync_trt.runtime.sessions.builders import cuda_form_options
 from latentsync_trt.runtime.sessions.engines import Engines

@@ -28,8 +28,8 @@ from latentsync_trt.config import RuntimeOptions, SyncOptions
 from latentsync_trt.errors import BundleError
 from latentsync_trt.export.networks import ImageAttention, VaeDecoder, VaeEncoder
 from latentsync_trt.export.unet import DenoiseStep, UNet, UNetConfig
-from latentsync_trt.runtime.compiler.process import last_line
-from latentsync_trt.runtime.compiler.profiles import dimension_ranges
+from latentsync_trt.runtime.compiler import last_line
+from latentsync_trt.runtime.sessions.profiles import dimension_ranges
 from latentsync_trt.runtime.sessions.session import TensorInfo
 from latentsync_trt.runtime.sessions.trial import SEED, random_inputs
 

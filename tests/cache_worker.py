@@ -19,8 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from latentsync_trt.runtime.cache.entry import EngineKey
-from latentsync_trt.runtime.cache.store import EngineCache
+from latentsync_trt.runtime.cache import EngineCache, EngineKey
 
 PATIENCE_S = 60.0
 

@@ -14,7 +14,7 @@ from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.cli import main
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import OutOfMemory, ProviderUnavailable
-from latentsync_trt.runtime.cache.store import EngineCache
+from latentsync_trt.runtime.cache import EngineCache
 from latentsync_trt.runtime.networks import background, networks
 from latentsync_trt.runtime.networks.networks import Networks
 from latentsync_trt.runtime.providers.select import Selection

@@ -13,8 +13,8 @@ from onnx import TensorProto, helper
 
 from latentsync_trt.bundle.manifest import Bundle, TensorEntry
 from latentsync_trt.config import RuntimeOptions
-from latentsync_trt.runtime.cache.store import EngineCache
-from latentsync_trt.runtime.compiler.process import Answer, CompileOrder, ContextModel
+from latentsync_trt.runtime.cache import EngineCache
+from latentsync_trt.runtime.compiler import Answer, CompileOrder, ContextModel
 from latentsync_trt.runtime.providers.gpu import Gpu
 from latentsync_trt.runtime.providers.select import Selection
 from latentsync_trt.runtime.sessions import builders

@@ -10,8 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from latentsync_trt.cli import main
-from latentsync_trt.runtime.cache.entry import RECORD_NAME
-from latentsync_trt.runtime.cache.store import SHARED_FOLDER, EngineCache
+from latentsync_trt.runtime.cache import RECORD_NAME, SHARED_FOLDER, EngineCache
 from tests.cache_worker import KEY, engine_key
 
 SIZE_BYTES = 1_000_000

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from latentsync_trt.errors import OutOfMemory
-from latentsync_trt.runtime.compiler.process import CompileOrder, ContextModel, run_compiler
+from latentsync_trt.runtime.compiler import CompileOrder, ContextModel, run_compiler
 
 pytestmark = pytest.mark.integration
 

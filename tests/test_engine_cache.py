@@ -16,8 +16,8 @@ import pytest
 from latentsync_trt import remembered
 from latentsync_trt.bundle.manifest import sha256_file
 from latentsync_trt.errors import EngineBuildError, OutOfMemory, OutputError
-from latentsync_trt.runtime.cache import entry, store
-from latentsync_trt.runtime.cache.store import CACHE_VARIABLE, EngineCache, cache_folder
+from latentsync_trt.runtime import cache as cache_module
+from latentsync_trt.runtime.cache import CACHE_VARIABLE, EngineCache, cache_folder
 from tests.cache_worker import KEY, engine_key, never, until, write_engine
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -48,7 +48,7 @@ def test_hashes_are_checked_once_until_an_engine_changes(cache: EngineCache, mon
 
     engine = cache.obtain(KEY, write_engine).folder / "engine.bin"
     monkeypatch.setattr(remembered, "_SETTLED_S", -1.0)
-    monkeypatch.setattr(entry, "sha256_file", hash_file)
+    monkeypatch.setattr(cache_module, "sha256_file", hash_file)
     for _ in range(2):
         assert EngineCache(cache.folder).find(KEY) is not None
     assert sorted(hashed) == ["engine.bin", "timing.bin"]
@@ -166,7 +166,7 @@ def test_a_disk_that_a_build_fills_is_recognized(
 
     def fill(folder: Path) -> None:
         if build is not full:
-            monkeypatch.setattr(store.shutil, "disk_usage", lambda _: usage._replace(free=1_000_000))
+            monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1_000_000))
         build(folder)
 
     for action in (fill, never if build is not full else fill):  # a full disk is seen before minutes of building

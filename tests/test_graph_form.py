@@ -14,7 +14,7 @@ import pytest
 from latentsync_trt.bundle.manifest import Bundle, FileEntry, sha256_file
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import EngineBuildError, InferenceError, InputError, LatentSyncError, OutOfMemory
-from latentsync_trt.runtime.cache.store import EngineCache
+from latentsync_trt.runtime.cache import EngineCache
 from latentsync_trt.runtime.providers.gpu import Gpu
 from latentsync_trt.runtime.providers.select import Selection
 from latentsync_trt.runtime.sessions import builders, trial

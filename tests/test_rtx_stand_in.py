@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from latentsync_trt.bundle.manifest import Bundle
-from latentsync_trt.runtime.compiler.profiles import InputShapes
 from latentsync_trt.runtime.sessions.builders import RTX_KERNEL_CACHE, rtx_options
+from latentsync_trt.runtime.sessions.profiles import InputShapes
 from tests.small import small_bundle
 from tests.tensorrt_stand_in.build import REPOSITORY, CannotBuild, built
 from tests.tensorrt_stand_in.run import rtx_environment

@@ -15,11 +15,11 @@ from latentsync_trt.cli.options import build, options_from
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import InputError
 from latentsync_trt.option_fields import command_line
-from latentsync_trt.runtime.cache.store import EngineCache
-from latentsync_trt.runtime.compiler.profiles import engine_ranges
+from latentsync_trt.runtime.cache import EngineCache
 from latentsync_trt.runtime.providers.gpu import Gpu
 from latentsync_trt.runtime.providers.select import Selection
 from latentsync_trt.runtime.sessions.engines import Engines
+from latentsync_trt.runtime.sessions.profiles import engine_ranges
 from tests.small import small_bundle
 from tests.toy import write_toy
 

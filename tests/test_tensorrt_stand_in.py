@@ -17,7 +17,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from latentsync_trt.remembered import FOLDER
-from latentsync_trt.runtime.compiler.worker import compile_order
+from latentsync_trt.runtime.compiler import compile_order
 from tests.cache_worker import until
 from tests.clips import decoded, write_clip
 from tests.small import small_bundle

@@ -164,7 +164,7 @@ def _forget(output: str) -> None:
 
 
 def _local_bundle(settings: WorkerSettings) -> str | Path:
-    from latentsync_trt.runtime.cache.store import cache_folder
+    from latentsync_trt.runtime.cache import cache_folder
 
     if not remote_files.is_url(settings.bundle):
         return settings.bundle

@@ -34,10 +34,10 @@ from latentsync_trt.media.audio import read_audio_blocks
 from latentsync_trt.media.playback import Playback
 from latentsync_trt.media.reader import delays_of, probe, read_frames
 from latentsync_trt.privacy import without_paths
-from latentsync_trt.runtime.compiler.profiles import at_resolution, dimension_ranges
 from latentsync_trt.runtime.networks.networks import Networks
 from latentsync_trt.runtime.providers.gpu import free_memory_bytes
 from latentsync_trt.runtime.providers.select import Selection, select_provider
+from latentsync_trt.runtime.sessions.profiles import at_resolution, dimension_ranges
 from latentsync_trt.runtime.sessions.trial import BoundRun, random_inputs
 from latentsync_trt.sync.api import LipSync
 from latentsync_trt.sync.faces import FaceFinder

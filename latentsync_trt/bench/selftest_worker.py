@@ -19,7 +19,7 @@ from latentsync_trt.config import RuntimeOptions, SyncOptions
 from latentsync_trt.errors import LatentSyncError
 from latentsync_trt.measure.clips import choose_clip
 from latentsync_trt.measure.pictures import generated_part
-from latentsync_trt.runtime.cache.store import EngineCache, cache_folder
+from latentsync_trt.runtime.cache import EngineCache, cache_folder
 from latentsync_trt.runtime.networks.networks import Networks
 from latentsync_trt.runtime.providers.gpu import gpus
 from latentsync_trt.runtime.providers.select import select_provider

@@ -110,15 +110,14 @@ def _providers() -> Iterator[Finding]:
 
 
 def _engines() -> Iterator[Finding]:
-    from latentsync_trt.runtime.cache import store
-    from latentsync_trt.runtime.cache.entry import total_bytes
+    from latentsync_trt.runtime.cache import CACHE_VARIABLE, EngineCache, cache_folder, total_bytes
     from latentsync_trt.runtime.networks.verdict import kept
 
-    folder = store.cache_folder().absolute()
+    folder = cache_folder().absolute()
     try:
-        items = store.EngineCache(folder).entries()
+        items = EngineCache(folder).entries()
     except OutputError as error:
-        yield Finding("problem", str(error), f"name another folder in ${store.CACHE_VARIABLE}")
+        yield Finding("problem", str(error), f"name another folder in ${CACHE_VARIABLE}")
     else:
         damaged = [item for item in items if item.state != "ready"]
         size = _gb(total_bytes(items))

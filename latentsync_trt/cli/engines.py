@@ -23,8 +23,7 @@ from latentsync_trt.cli.options import (
 from latentsync_trt.cli.options import build as build_options
 from latentsync_trt.cli.show import STDERR, notices_to, print_table
 from latentsync_trt.config import NOT_FOR_BUILDS, RuntimeOptions
-from latentsync_trt.runtime.cache.entry import Choice, Entry, folder_bytes, select, total_bytes
-from latentsync_trt.runtime.cache.store import EngineCache, cache_folder
+from latentsync_trt.runtime.cache import Choice, EngineCache, Entry, cache_folder, folder_bytes, select, total_bytes
 
 if TYPE_CHECKING:
     from latentsync_trt.runtime.providers.select import Selection
@@ -69,9 +68,9 @@ def build(
 
     from latentsync_trt.bundle.find import describe_choice, find_bundle
     from latentsync_trt.bundle.manifest import Bundle
-    from latentsync_trt.runtime.compiler.profiles import check_graphs
     from latentsync_trt.runtime.providers.select import select_devices
     from latentsync_trt.runtime.sessions.engines import Engines
+    from latentsync_trt.runtime.sessions.profiles import check_graphs
 
     options, silent = build_options(RuntimeOptions, fields), quiet or as_json
     folder, why = find_bundle(bundle)

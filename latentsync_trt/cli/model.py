@@ -162,7 +162,7 @@ def _test(context: click.Context, folder: Path, provider: str, *, on_cpu: bool) 
     On the CPU, the built-in model stands for the new one, which would take an hour.
     """
     from latentsync_trt.cli import selftest
-    from latentsync_trt.runtime.cache.store import cache_folder
+    from latentsync_trt.runtime.cache import cache_folder
     from latentsync_trt.sync.api import LipSync
 
     if on_cpu:

@@ -52,7 +52,7 @@ def command(
     """
     from latentsync_trt.bench.selftest import self_test
     from latentsync_trt.remembered import forget
-    from latentsync_trt.runtime.compiler.profiles import check_graphs
+    from latentsync_trt.runtime.sessions.profiles import check_graphs
 
     options = build(RuntimeOptions, fields)
     forget()

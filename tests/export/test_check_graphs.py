@@ -13,7 +13,7 @@ from onnx import TensorProto, helper
 
 from latentsync_trt.bundle.find import demo_folder
 from latentsync_trt.bundle.manifest import Bundle, FileEntry, read_manifest, sha256_file, write_manifest
-from latentsync_trt.runtime.compiler.profiles import InputShapes
+from latentsync_trt.runtime.sessions.profiles import InputShapes
 from tests.small import small_bundle
 
 pytestmark = pytest.mark.integration

@@ -9,7 +9,7 @@ import pytest
 from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.quantize.calibration_options import CalibrateOptions, EightBit
 from latentsync_trt.quantize.steps import write_steps
-from latentsync_trt.runtime.compiler.process import Answer
+from latentsync_trt.runtime.compiler import Answer
 from tests.quantize import toys
 
 pytest.importorskip("tensorrt_rtx", reason="the compiler has wheels for Linux and Windows only")

@@ -15,8 +15,8 @@ import numpy as np
 from latentsync_trt.bundle.manifest import Bundle, step_graph
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import LatentSyncError
-from latentsync_trt.runtime.cache.store import EngineCache, cache_folder
-from latentsync_trt.runtime.compiler.process import CompileOrder, run_compiler
+from latentsync_trt.runtime.cache import EngineCache, cache_folder
+from latentsync_trt.runtime.compiler import CompileOrder, run_compiler
 from latentsync_trt.runtime.networks.networks import Networks
 from latentsync_trt.runtime.providers.select import Selection, select_provider
 from latentsync_trt.runtime.sessions import builders

@@ -18,7 +18,7 @@ from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.child import Child, Emit, Event, converse
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import InferenceError, LatentSyncError, OutOfMemory
-from latentsync_trt.runtime.cache.store import Notice
+from latentsync_trt.runtime.cache import Notice
 from latentsync_trt.runtime.networks.networks import Networks, Notices
 from latentsync_trt.runtime.providers.select import Selection
 from latentsync_trt.stopping import requested

@@ -8,7 +8,7 @@ from typing import Any
 from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.child import Child, Emit, serve
 from latentsync_trt.errors import EngineBuildError, LatentSyncError
-from latentsync_trt.runtime.cache.store import EngineCache
+from latentsync_trt.runtime.cache import EngineCache
 from latentsync_trt.runtime.sessions.engines import Engines
 
 _MODULE = "latentsync_trt.runtime.networks.background"

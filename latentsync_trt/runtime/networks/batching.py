@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 
 from latentsync_trt.bundle.manifest import VAE_DECODER, DimensionRange, GraphForm, Manifest
-from latentsync_trt.runtime.compiler.profiles import usual_shape
 from latentsync_trt.runtime.providers.table import CUDA, Provider
+from latentsync_trt.runtime.sessions.profiles import usual_shape
 
 _HALVES = 2
 """Conditional and unconditional, of a guided step."""

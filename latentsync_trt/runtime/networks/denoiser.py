@@ -10,7 +10,7 @@ import onnxruntime as ort
 from latentsync_trt.bundle.manifest import step_graph
 from latentsync_trt.errors import InferenceError
 from latentsync_trt.remembered import known, remember
-from latentsync_trt.runtime.cache.store import Notice
+from latentsync_trt.runtime.cache import Notice
 from latentsync_trt.runtime.sessions.engines import Engines
 from latentsync_trt.runtime.sessions.memory import COPY_GRAPH, DeviceBuffers
 from latentsync_trt.runtime.sessions.pool import SessionPool

@@ -9,7 +9,7 @@ from typing import TypeVar
 from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import EngineBuildError, InferenceError, LatentSyncError, OutOfMemory
-from latentsync_trt.runtime.cache.store import Notice
+from latentsync_trt.runtime.cache import Notice
 from latentsync_trt.runtime.networks.apart import SubprocessNetworks
 from latentsync_trt.runtime.networks.networks import Networks, Notices
 from latentsync_trt.runtime.providers.select import Selection

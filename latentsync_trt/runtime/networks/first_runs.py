@@ -9,11 +9,11 @@ from weakref import WeakSet
 import numpy as np
 
 from latentsync_trt.bundle.manifest import AUDIO_ENCODER, STEP_GRAPHS, VAE_DECODER, VAE_ENCODER, step_graph
-from latentsync_trt.runtime.compiler.profiles import at_resolution
 from latentsync_trt.runtime.networks.codec import VaeCodec
 from latentsync_trt.runtime.networks.denoiser import PooledDenoiser
 from latentsync_trt.runtime.providers.table import TENSORRT
 from latentsync_trt.runtime.sessions.pool import SessionPool, Stage, StageThreads
+from latentsync_trt.runtime.sessions.profiles import at_resolution
 from latentsync_trt.runtime.sessions.session import Array, Session
 from latentsync_trt.runtime.sessions.trial import random_inputs
 from latentsync_trt.types import WindowBatch

@@ -17,7 +17,7 @@ from latentsync_trt.errors import (
     ProviderUnavailable,
 )
 from latentsync_trt.remembered import forget
-from latentsync_trt.runtime.cache.store import EngineCache, Notice, cache_folder
+from latentsync_trt.runtime.cache import EngineCache, Notice, cache_folder
 from latentsync_trt.runtime.networks.background import BackgroundBuild
 from latentsync_trt.runtime.networks.batching import needed_bytes, windows_that_fit
 from latentsync_trt.runtime.networks.codec import VaeCodec

@@ -14,7 +14,7 @@ import onnxruntime as ort
 
 from latentsync_trt.errors import ProviderUnavailable
 from latentsync_trt.remembered import Key, files_key, known, remember
-from latentsync_trt.runtime.compiler.process import last_line
+from latentsync_trt.runtime.compiler import last_line
 from latentsync_trt.runtime.providers import gpu as driver
 from latentsync_trt.runtime.providers import libraries, table
 from latentsync_trt.runtime.providers.libraries import CUDA_MAJOR

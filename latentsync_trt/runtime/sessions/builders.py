@@ -20,11 +20,11 @@ from typing import Any
 from latentsync_trt.bundle.manifest import EIGHT_BIT_PRECISIONS, DimensionRange, GraphEntry, GraphForm, Precision
 from latentsync_trt.errors import EngineBuildError, GraphRefused, InputError, OutOfMemory
 from latentsync_trt.files import whole_file
-from latentsync_trt.runtime.compiler.process import Answer, CompileOrder, ContextModel, run_compiler
-from latentsync_trt.runtime.compiler.profiles import InputShapes, input_shapes
+from latentsync_trt.runtime.compiler import Answer, CompileOrder, ContextModel, run_compiler
 from latentsync_trt.runtime.providers.gpu import Gpu, visible_only
 from latentsync_trt.runtime.providers.libraries import onnxruntime_version
 from latentsync_trt.runtime.providers.table import CUDA, RTX, TENSORRT
+from latentsync_trt.runtime.sessions.profiles import InputShapes, input_shapes
 from latentsync_trt.runtime.sessions.session import (
     CPU,
     RECORD_ASSIGNMENT,

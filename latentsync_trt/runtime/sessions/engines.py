@@ -15,9 +15,7 @@ from latentsync_trt.bundle.manifest import FULL_STEP, STEP_GRAPHS, Bundle, Dimen
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import EngineBuildError, InputError, OutOfMemory
 from latentsync_trt.remembered import Key, known, remember
-from latentsync_trt.runtime.cache.entry import EngineKey, Entry
-from latentsync_trt.runtime.cache.store import SHARED_FOLDER, EngineCache, Notice
-from latentsync_trt.runtime.compiler.profiles import check_sizes, dimension_ranges, engine_ranges, input_shapes
+from latentsync_trt.runtime.cache import SHARED_FOLDER, EngineCache, EngineKey, Entry, Notice
 from latentsync_trt.runtime.providers.diagnose import rtx_devices
 from latentsync_trt.runtime.providers.gpu import Gpu, driver_version
 from latentsync_trt.runtime.providers.libraries import (
@@ -38,6 +36,7 @@ from latentsync_trt.runtime.sessions.builders import (
     cuda_form_options,
     own_options,
 )
+from latentsync_trt.runtime.sessions.profiles import check_sizes, dimension_ranges, engine_ranges, input_shapes
 from latentsync_trt.runtime.sessions.session import CPU, Session
 from latentsync_trt.runtime.sessions.trial import FORM_LIMIT, difference, run_and_close
 from latentsync_trt.types import EngineTime

@@ -17,7 +17,7 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from latentsync_trt.errors import EngineBuildError, InferenceError, LatentSyncError, OutOfMemory
-from latentsync_trt.runtime.compiler.process import is_out_of_memory, last_line
+from latentsync_trt.runtime.compiler import is_out_of_memory, last_line
 from latentsync_trt.runtime.providers import table
 from latentsync_trt.runtime.sessions.memory import share_memory
 

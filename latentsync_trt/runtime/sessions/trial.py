@@ -7,9 +7,9 @@ import numpy as np
 
 from latentsync_trt.bundle.manifest import DimensionRange, Manifest
 from latentsync_trt.errors import EngineBuildError, InferenceError
-from latentsync_trt.runtime.compiler.profiles import usual_shape
 from latentsync_trt.runtime.providers.select import Selection
 from latentsync_trt.runtime.sessions.memory import DeviceBuffers, give_back_gpu_memory
+from latentsync_trt.runtime.sessions.profiles import usual_shape
 from latentsync_trt.runtime.sessions.session import Array, Session, TensorInfo
 
 Ranges = Mapping[str, DimensionRange]
