@@ -82,10 +82,9 @@ def _measure(
         if device.type == "cuda":
             torch.cuda.synchronize(device)
 
-    with torch.inference_mode(), setting.memory() as peak:
+    with torch.inference_mode(), setting.memory() as memory:
         run()  # compiles
         times_ms, _ = setting.timed("graph", run)
-        memory = peak()
     precision = "fp16" if device.type == "cuda" else "fp32"
     notes = (f"torch {torch.__version__}, {precision}, random weights",)
     row = setting.row("graph", case, times_ms, notes, provider=device.type, memory=memory)

@@ -9,14 +9,14 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
 from latentsync_trt.bench import selftest
-from latentsync_trt.bench.selftest import REPLAY_NOTICE, Part, Report, run_part, self_test
-from latentsync_trt.bench.selftest_worker import PICTURES, Order
+from latentsync_trt.bench.selftest import PICTURES, REPLAY_NOTICE, GraphRow, Order, Part, Report, run_part, self_test
 from latentsync_trt.bundle.manifest import REQUIRED_GRAPHS, Bundle
 from latentsync_trt.cli import main
 from latentsync_trt.config import RuntimeOptions
@@ -93,7 +93,7 @@ def test_json_has_versions_and_rows_and_no_paths_and_names(report: Report, monke
 
 CRASHING = """
 import os, signal, sys
-from latentsync_trt.bench import selftest_worker
+from latentsync_trt.bench.selftest import Worker
 from latentsync_trt.child import serve
 from latentsync_trt.runtime.sessions.engines import Engines
 
@@ -106,7 +106,7 @@ def crash(engines, graph):
     return open_engine(engines, graph)
 
 Engines.open = crash
-serve(selftest_worker.carry_out)
+serve(lambda order, emit: Worker(order, emit).run())
 """
 
 
@@ -134,7 +134,7 @@ def test_a_reference_with_other_weights(tmp_path: Path, monkeypatch: pytest.Monk
         (tmp_path / path.name).write_bytes(content)
 
     def replaced(order: Order, say: Callable[[str], None]) -> Part:
-        return run_part(replace(order, bundle=str(tmp_path)) if order.folder.endswith("reference") else order, say)
+        return run_part(replace(order, bundle=tmp_path) if order.folder.name == "reference" else order, say)
 
     monkeypatch.setattr(selftest, "run_part", replaced)
     found = self_test(BUNDLE, "cpu", RuntimeOptions(), "cpu", lambda _: None, REQUIRED_GRAPHS)
@@ -166,7 +166,7 @@ def judged(
     """
 
     def answer(order: Order, say: Callable[[str], None]) -> Part:
-        folder = Path(order.folder)
+        folder = order.folder
         folder.mkdir()
         tested = folder.name != "reference"
         name = "tensorrt" if order.provider == "auto" else order.provider
@@ -174,15 +174,19 @@ def judged(
         np.save(folder / PICTURES, np.full((count, 8, 8, 3), 30_000 + tested * level, np.uint16))
         for graph in order.graphs:
             np.savez(folder / f"{graph}.npz", np.float16(2), np.array([1.0, -4.0]) * (output if tested else 1))
-        row = {"nodes": {TENSORRT if tested else CPU: 1}, "built": folder.name == "first start", "build_s": 2.0}
-        row |= {"open_s": 0.5, "engine_bytes": 10**6, "first_ms": 31.5, "mean_ms": 7.0}
+        row: dict[str, Any] = {
+            "nodes": {TENSORRT if tested else CPU: 1},
+            "built": folder.name == "first start",
+            "build_s": 2.0,
+        }
+        row |= {"build_s": 2.0, "open_s": 0.5, "engine_bytes": 10**6, "first_ms": 31.5, "mean_ms": 7.0}
         part = Part(
             environment={"gpu": "NVIDIA Test"},
             provider=name,
             notices=["skipped rtx: no plug-in"] if order.provider == "auto" else [],
-            graphs={graph: dict(row) for graph in order.graphs},
+            graphs={graph: GraphRow(graph, **row) for graph in order.graphs},
             painted_on=[name],
-            done=True,
+            doing="",
         )
         if folder.name == start:
             change(part)
@@ -210,7 +214,7 @@ def test_times_and_differences_of_each_graph(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_second_start_that_builds_again(monkeypatch: pytest.MonkeyPatch) -> None:
     def build_again(part: Part) -> None:
-        part.graphs["vae_encoder"]["built"] = True
+        part.graphs["vae_encoder"].built = True
         part.log = ["vae_decoder: other", "/srv/cache: vae_encoder is damaged"]
 
     start = "vae_encoder: its engine was not found in the cache, and was built again"
@@ -222,12 +226,12 @@ def test_a_second_start_that_builds_again(monkeypatch: pytest.MonkeyPatch) -> No
     ("change", "expected"),
     [
         (
-            lambda part: part.graphs["denoise_step"].update(nodes={TENSORRT: 19, CUDA: 1}),
+            lambda part: setattr(part.graphs["denoise_step"], "nodes", {TENSORRT: 19, CUDA: 1}),
             f"denoise_step: tensorrt was not assigned all of its nodes (1 on {CUDA}, 19 on {TENSORRT})",
         ),
         (lambda part: part.painted_on.insert(0, "cuda"), "painted on cuda, tensorrt instead of tensorrt alone"),
         (lambda part: part.notices.append(f"{REPLAY_NOTICE} something else"), "CUDA graphs: something else"),
-        (lambda part: part.graphs["vae_encoder"].update(error="NaN"), "vae_encoder: NaN"),
+        (lambda part: setattr(part.graphs["vae_encoder"], "error", "NaN"), "vae_encoder: NaN"),
     ],
 )
 def test_what_else_fails(monkeypatch: pytest.MonkeyPatch, change: Change, expected: str) -> None:

@@ -11,14 +11,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import psutil
 
 from latentsync_trt.bundle.manifest import Manifest
 from latentsync_trt.config import PRESETS, PROVIDER_CHOICES
-from latentsync_trt.errors import InputError
 from latentsync_trt.measure.page import write_file
 from latentsync_trt.measure.pictures import Likeness
 from latentsync_trt.option_fields import check_limits, option
@@ -32,18 +31,17 @@ REPETITIONS = {"graph": (20, 3), "loop": (5, 1), "end-to-end": (3, 1)}
 """Timed runs and warm-up runs per scenario."""
 
 
-def _names(default: tuple[str, ...], choices: tuple[str, ...], help_text: str) -> Any:
+def _names(default: Sequence[str], choices: Iterable[str], help_text: str) -> Any:
     """An option that takes names of `choices`, separated by commas: "a,b" → ("a", "b")."""
 
     def parse(given: str | tuple[str, ...]) -> tuple[str, ...]:
-        parts = given.split(",") if isinstance(given, str) else given
-        names = tuple(dict.fromkeys(part.strip() for part in parts))
-        unknown = [name for name in names if name not in choices]
-        if unknown:
-            raise InputError(f"{', '.join(map(repr, unknown))}: not among {', '.join(choices)}")
+        names = tuple(dict.fromkeys(map(str.strip, given.split(",")))) if isinstance(given, str) else given
+        if not set(names) <= set(choices):
+            raise ValueError
         return names
 
-    return option(default, help_text, parse=parse, show=",".join, metavar="NAMES")
+    expected = f"among {', '.join(choices)}"
+    return option(tuple(default), help_text, parse=parse, show=",".join, metavar="NAMES", expected=expected)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +53,10 @@ class BenchOptions:
         PROVIDER_CHOICES,
         "Execution providers, separated by commas; auto takes the fastest available, naming one disables fallback.",
     )
-    preset: tuple[str, ...] = _names(tuple(PRESETS), tuple(PRESETS), "Presets of sync, separated by commas.")
+    preset: tuple[str, ...] = _names(tuple(PRESETS), PRESETS, "Presets of sync, separated by commas.")
     scenario: tuple[str, ...] = _names(
-        ("graph", "loop", "end-to-end"),
         tuple(REPETITIONS),
+        REPETITIONS,
         "What to measure, separated by commas: graph (each by itself), loop (a window: VAE and denoising), "
         "end-to-end (whole clips).",
     )
@@ -89,12 +87,6 @@ class Spread:
     p95_ms: float
     runs: int
 
-    @classmethod
-    def of(cls, times_ms: Sequence[float]) -> Self:
-        """The spread of at least one measured time."""
-        lower, median, upper = np.percentile(times_ms, [5, 50, 95]).tolist()
-        return cls(median, lower, upper, len(times_ms))
-
 
 @dataclass(frozen=True, slots=True)
 class BundleFacts:
@@ -108,13 +100,13 @@ class BundleFacts:
     sha256: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Memory:
     """Peak memory during a row: resident on the host, and in use on the device beyond the use
     before the bench began (None if unknown)."""
 
-    host_bytes: int
-    device_bytes: int | None
+    host_bytes: int = 0
+    device_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,11 +137,6 @@ class Row:
     parts_s: Mapping[str, float] = field(default_factory=dict)
     start_up_s: Mapping[str, float] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
-
-    @property
-    def frames_per_s(self) -> float | None:
-        """Video frames per second; None for a row without frames."""
-        return 1000 * self.frames / self.time.median_ms if self.frames else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,11 +203,8 @@ def gpu_facts(gpu: Gpu) -> dict[str, str]:
 
 def _cpu_name() -> str:
     info = Path("/proc/cpuinfo")
-    if info.is_file():
-        found = re.search(r"^model name\s*:\s*(.+)$", info.read_text(encoding="utf-8"), re.MULTILINE)
-        if found:
-            return found[1].strip()
-    return platform.processor() or platform.machine()
+    found = re.search(r"(?m)^model name\s*:\s*(.+?)\s*$", info.read_text("utf-8")) if info.is_file() else None
+    return found[1] if found else platform.processor() or platform.machine()
 
 
 def usable_cores() -> int:

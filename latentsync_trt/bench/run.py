@@ -11,7 +11,7 @@ from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from statistics import fmean
 from time import perf_counter
@@ -93,36 +93,31 @@ class Setting:
             times_ms.append(1000 * (perf_counter() - start_s))
         return times_ms, result
 
-    def row(self, scenario: str, case: str, times_ms: Sequence[float], notes: Sequence[str], **fields: Any) -> Row:
+    def row(self, scenario: str, case: str, times_ms: Sequence[float], notes: Iterable[str], **fields: Any) -> Row:
         """A row of these times, with `fields`."""
-        known = {"provider": self.selection.name, "preset": None, **fields}
+        lower, median, upper = np.percentile(times_ms, [5, 50, 95]).tolist()
+        known = {"provider": self.selection.name, "preset": None, "notes": tuple(map(without_paths, notes)), **fields}
         _, warm_up = self.options.repetitions(scenario)
-        return Row(
-            scenario, case, time=Spread.of(times_ms), warm_up=warm_up, notes=tuple(map(without_paths, notes)), **known
-        )
+        return Row(scenario, case, time=Spread(median, lower, upper, len(times_ms)), warm_up=warm_up, **known)
 
     @contextmanager
-    def memory(self) -> Iterator[Callable[[], Memory]]:
-        """Polls memory while the block runs; yields what returns the highest use so far."""
-        process, stopped, gpu = psutil.Process(), threading.Event(), self.selection.gpu
-        host_bytes, device_bytes = 0, None
-
-        def peak() -> Memory:
-            nonlocal host_bytes, device_bytes
-            host_bytes = max(host_bytes, process.memory_info().rss)
-            free_bytes = None if gpu is None else free_memory_bytes(gpu.index)
-            if free_bytes is not None and self.free_before_bytes is not None:
-                device_bytes = max(device_bytes or 0, self.free_before_bytes - free_bytes)
-            return Memory(host_bytes, device_bytes)
+    def memory(self) -> Iterator[Memory]:
+        """Polls memory while the block runs; yields the highest use so far, which is final after the block."""
+        process, stopped, found, gpu = psutil.Process(), threading.Event(), Memory(), self.selection.gpu
 
         def poll() -> None:
-            while not stopped.wait(_POLL_S):
-                peak()
+            last = False
+            while not last:
+                last = stopped.wait(_POLL_S)
+                found.host_bytes = max(found.host_bytes, process.memory_info().rss)
+                free_bytes = None if gpu is None else free_memory_bytes(gpu.index)
+                if free_bytes is not None and self.free_before_bytes is not None:
+                    found.device_bytes = max(found.device_bytes or 0, self.free_before_bytes - free_bytes)
 
         thread = threading.Thread(target=poll, name="memory", daemon=True)
         thread.start()
         try:
-            yield peak
+            yield found
         finally:
             stopped.set()
             thread.join()
@@ -150,10 +145,16 @@ def run_bench(
     settings = settings_for(bundle, runtime, sync, options, say)
     facts = replace(bundle_facts(bundle.manifest), resolution_px=settings[0].resolution_px)
     results = Results(environment(command, [setting.selection for setting in settings]), facts, ())
+    video, audio = (None if path is None else Path(path) for path in (options.video, options.audio))
     with temporary_folder(on_notice=say) as folder:
-        for row in _rows(settings, options, folder):
-            results = replace(results, rows=(*results.rows, row))
-            yield results
+        clip = choose_clip(video, audio, folder) if {"loop", "end-to-end"} & set(options.scenario) else None
+        for setting in settings:
+            measured = {"graph": _graphs(setting)}
+            if clip is not None:
+                measured |= {"loop": _loops(setting, clip), "end-to-end": _clips(setting, clip, folder)}
+            for row in chain(*(rows for scenario, rows in measured.items() if scenario in options.scenario)):
+                results = replace(results, rows=(*results.rows, row))
+                yield results
 
 
 def settings_for(
@@ -172,29 +173,16 @@ def settings_for(
     return list(settings.values())
 
 
-def _rows(settings: Sequence[Setting], options: BenchOptions, folder: Path) -> Iterator[Row]:
-    video, audio = (None if path is None else Path(path) for path in (options.video, options.audio))
-    clip = choose_clip(video, audio, folder) if {"loop", "end-to-end"} & set(options.scenario) else None
-    for setting in settings:
-        if "graph" in options.scenario:
-            yield from _graphs(setting)
-        if clip is not None and "loop" in options.scenario:
-            yield from _loops(setting, clip)
-        if clip is not None and "end-to-end" in options.scenario:
-            yield from _clips(setting, clip, folder)
-
-
 def _graphs(setting: Setting) -> Iterator[Row]:
     manifest, selection = setting.bundle.manifest, setting.selection
     ranges = at_resolution(dimension_ranges(manifest, setting.runtime), setting.resolution_px)
     with closing(setting.networks()) as networks:
         for graph in manifest.graphs:
             setting.say(f"{selection.name}: {graph}")
-            with setting.memory() as peak:
+            with setting.memory() as memory:
                 session = networks.session(graph)
                 run = BoundRun(session, random_inputs(session.inputs, ranges), selection.device, selection.device_id)
                 times_ms, _ = setting.timed("graph", run)
-                memory = peak()
             engine = next(entry for entry in networks.times() if entry.graph == graph)
             start_up_s = {"build": engine.build_s, "open": engine.open_s}
             notes = networks.take_notices()
@@ -206,44 +194,39 @@ def _graphs(setting: Setting) -> Iterator[Row]:
 
 def _loops(setting: Setting, clip: Clip) -> Iterator[Row]:
     """A row for each preset; the reference preset, if it is among them, comes first."""
-    manifest, options, name = setting.bundle.manifest, setting.presets, setting.selection.name
-    resolution = next(iter(options.values())).resolution
-    reference, expected = SyncOptions(preset=REFERENCE, resolution=resolution), None
+    manifest, presets, name = setting.bundle.manifest, setting.presets, setting.selection.name
+    reference = SyncOptions(preset=REFERENCE, resolution=next(iter(presets.values())).resolution)
     with closing(setting.networks()) as networks:
+        parts, before_s = (networks.codec, networks.denoiser), dict[str, float]()
+
+        def seconds() -> dict[str, float]:
+            times = networks.times()
+            return {time.graph: (time.first_ms + (time.runs - 1) * time.mean_ms) / 1000 for time in times}
+
         window = first_window(clip, manifest.frames, networks, setting.resolution_px)
-        windows = [window] * (setting.runtime.windows_per_batch or 1)
-        if reference not in options.values():
+        windows, expected = [window] * (setting.runtime.windows_per_batch or 1), None
+        if reference not in presets.values():
             setting.say(f"{name}: the window to compare with")
-            inpainter = make_inpainter(manifest, reference, networks.codec, networks.denoiser)
-            expected = _generated(inpainter.paint(windows[:1])[0])
-        for preset in sorted(options, key=lambda preset: options[preset] != reference):
+            expected = _generated(make_inpainter(manifest, reference, *parts).paint([window])[0])
+        for preset in sorted(presets, key=lambda preset: presets[preset] != reference):
             setting.say(f"{name}: a window of {clip.name} with preset {preset}")
-            row, painted = _loop(setting, networks, windows, options[preset])
+            inpainter = make_inpainter(manifest, presets[preset], *parts, windows_per_batch=lambda: len(windows))
+            with setting.memory() as memory:
+                paint = partial(inpainter.paint, windows)
+                times_ms, painted = setting.timed("loop", paint, lambda: before_s.update(seconds()))
+            spent_s = {graph: total_s - before_s.get(graph, 0.0) for graph, total_s in seconds().items()}
+            parts_s = {graph: total_s / len(times_ms) for graph, total_s in spent_s.items() if total_s > 0}
+            parts_s["rest"] = fmean(times_ms) / 1000 - sum(parts_s.values())
+            found, quality = _generated(painted[0]), None
             if expected is None:
-                expected = painted
+                expected = found
             else:
                 compared = f"{manifest.name}, preset {REFERENCE}, on {name}"
-                row = replace(row, quality=Quality(**asdict(likeness(painted, expected)), reference=compared))
-            yield replace(row, preset=preset)
-
-
-def _loop(setting: Setting, networks: Networks, windows: Sequence[Any], options: SyncOptions) -> tuple[Row, UInt8Array]:
-    """A row without preset and quality, and the generated part of the first window."""
-    parts = networks.codec, networks.denoiser
-    inpainter = make_inpainter(setting.bundle.manifest, options, *parts, windows_per_batch=lambda: len(windows))
-    before_s: dict[str, float] = {}
-    with setting.memory() as peak:
-        paint = partial(inpainter.paint, windows)
-        times_ms, painted = setting.timed("loop", paint, lambda: before_s.update(_graph_seconds(networks)))
-        memory = peak()
-    spent_s = {graph: total_s - before_s.get(graph, 0.0) for graph, total_s in _graph_seconds(networks).items()}
-    parts_s = {graph: total_s / len(times_ms) for graph, total_s in spent_s.items() if total_s > 0}
-    parts_s["rest"] = fmean(times_ms) / 1000 - sum(parts_s.values())
-    case = "one window" if len(windows) == 1 else f"{len(windows)} windows"
-    frames = sum(len(faces) for faces, _ in windows)
-    notes = networks.take_notices()
-    row = setting.row("loop", case, times_ms, notes, frames=frames, memory=memory, parts_s=parts_s)
-    return row, _generated(painted[0])
+                quality = Quality(**asdict(likeness(found, expected)), reference=compared)
+            case = "one window" if len(windows) == 1 else f"{len(windows)} windows"
+            frames, notes = len(windows) * manifest.frames, networks.take_notices()
+            measured = {"frames": frames, "memory": memory, "parts_s": parts_s, "quality": quality}
+            yield setting.row("loop", case, times_ms, notes, preset=preset, **measured)
 
 
 def first_window(clip: Clip, frames: int, networks: Networks, resolution_px: int) -> tuple[UInt8Array, Float32Array]:
@@ -271,10 +254,6 @@ def aligned_faces(video: Path, frames: Iterable[Frame], resolution_px: int) -> G
         yield from finder.cut_out(finder.find(frame for frame in frames))
 
 
-def _graph_seconds(networks: Networks) -> dict[str, float]:
-    return {time.graph: (time.first_ms + (time.runs - 1) * time.mean_ms) / 1000 for time in networks.times()}
-
-
 def _generated(painted: Sequence[UInt16Array]) -> UInt8Array:
     """The generated part of faces, uint16 `(H, W, 3)`, as 8-bit pictures."""
     rows, columns = generated_part(len(painted[0]))
@@ -285,13 +264,13 @@ def _clips(setting: Setting, clip: Clip, folder: Path) -> Iterator[Row]:
     for preset, options in setting.presets.items():
         setting.say(f"{setting.selection.name}: {clip.name} with preset {preset}")
         target = folder / f"{setting.selection.name}-{preset}.mp4"
-        with setting.memory() as peak:
+        with setting.memory() as memory:
             start_s = perf_counter()
             with LipSync(setting.networks()) as lip_sync:
                 lip_sync.warm_up(options)
                 start_up_s = {"build, open, first runs": perf_counter() - start_s}
                 sync = partial(lip_sync.sync, clip.video, clip.audio, target, options)
                 times_ms, report = setting.timed("end-to-end", sync)
-            measured = {"frames": report.frames, "memory": peak(), "start_up_s": start_up_s}
+        measured = {"frames": report.frames, "memory": memory, "start_up_s": start_up_s}
         parts_s = {stage.stage: stage.busy_s for stage in report.stages}
         yield setting.row("end-to-end", clip.name, times_ms, report.notices, preset=preset, parts_s=parts_s, **measured)

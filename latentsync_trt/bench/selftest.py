@@ -8,24 +8,34 @@ on another provider, the CPU by default, to compare outputs and pictures with
 import json
 import platform
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
-from latentsync_trt.bench.rows import BundleFacts, bundle_facts, environment
-from latentsync_trt.bench.selftest_worker import PICTURES, Order
+from latentsync_trt.bench.rows import BundleFacts, bundle_facts, environment, gpu_facts, library_versions
+from latentsync_trt.bench.run import first_window
 from latentsync_trt.bundle.manifest import Bundle, Manifest
-from latentsync_trt.child import Event, run_child
-from latentsync_trt.config import RuntimeOptions
+from latentsync_trt.child import Emit, Event, run_child, serve
+from latentsync_trt.config import RuntimeOptions, SyncOptions
+from latentsync_trt.errors import LatentSyncError
 from latentsync_trt.files import temporary_folder
-from latentsync_trt.measure.pictures import decibels
+from latentsync_trt.measure.clips import choose_clip
+from latentsync_trt.measure.pictures import decibels, generated_part
 from latentsync_trt.option_fields import command_line
 from latentsync_trt.privacy import redacted
+from latentsync_trt.runtime.cache import EngineCache, cache_folder
+from latentsync_trt.runtime.networks.networks import Networks
 from latentsync_trt.runtime.networks.verdict import values_problem
+from latentsync_trt.runtime.providers.gpu import gpus
+from latentsync_trt.runtime.providers.select import select_provider
 from latentsync_trt.runtime.providers.table import CUDA, PROVIDERS
-from latentsync_trt.runtime.sessions.trial import difference, provider_limit
+from latentsync_trt.runtime.sessions.engines import Engines
+from latentsync_trt.runtime.sessions.memory import give_back_gpu_memory
+from latentsync_trt.runtime.sessions.trial import difference, provider_limit, run_timed
+from latentsync_trt.sync.inpaint import graphs_for, make_inpainter
 
 Reference = Literal["cpu", "cuda", "none"]
 
@@ -41,13 +51,33 @@ STEPS = 6
 WINDOWS = 2
 """Two, because the second reuses buffers that the first has filled."""
 
-_WORKER = "latentsync_trt.bench.selftest_worker"
+PICTURES = "pictures.npy"
+GPU_RUNS, CPU_RUNS = 20, 3
+"""Runs per graph: on a GPU enough for clocks to rise and a CUDA graph to be replayed, which a CPU does not need."""
+
+_WORKER = "latentsync_trt.bench.selftest"
 _FIRST, _SECOND, _REFERENCE = "first start", "second start", "reference"
 # Largest level of a 16-bit picture.
 _PEAK = 65535.0
 
 
 @dataclass(frozen=True, slots=True)
+class Order:
+    """What one process does: opens and runs `graphs` one by one, then paints `windows` of the built-in clip.
+
+    `folder`: receives outputs and pictures; the built-in clip is written beside it, unless it exists.
+    """
+
+    provider: str
+    bundle: Path
+    options: RuntimeOptions
+    folder: Path
+    graphs: tuple[str, ...]
+    windows: int
+    steps: int
+
+
+@dataclass(slots=True)
 class GraphRow:
     """One graph at one start; None if unknown.
 
@@ -73,37 +103,20 @@ class GraphRow:
 
 @dataclass(slots=True)
 class Part:
-    """What one child process has reported so far; see `selftest_worker.carry_out`.
+    """What one child process has found so far.
 
-    `provider`: the active one, empty if none loaded. `graphs`: fields of `GraphRow`. `painted_on`:
-    providers. `failures`: those that belong to no single graph, including a crash. `log`: messages
-    about engines. `doing`: the current step.
+    `provider`: the active one, empty if none loaded. `graphs`: those reached. `painted_on`: providers. `failures`:
+    those that belong to no single graph, including a crash. `log`: messages about engines. `doing`: the current step.
     """
 
     environment: dict[str, str] = field(default_factory=dict)
     provider: str = ""
-    graphs: dict[str, dict[str, Any]] = field(default_factory=dict)
+    graphs: dict[str, GraphRow] = field(default_factory=dict)
     painted_on: list[str] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
     notices: list[str] = field(default_factory=list)
     log: list[str] = field(default_factory=list)
     doing: str = "starting"
-    done: bool = False
-
-    def add(self, event: Mapping[str, Any]) -> None:
-        """Adds an event: lists and dicts grow, everything else is replaced."""
-        for name, value in event.items():
-            known = getattr(self, name)
-            if isinstance(known, dict):
-                known.update(value)
-            elif isinstance(known, list):
-                known.extend(value)
-            else:
-                setattr(self, name, value)
-
-    def rows(self) -> dict[str, GraphRow]:
-        """The graphs that the process reached."""
-        return {name: GraphRow(name, **fields) for name, fields in self.graphs.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +154,7 @@ class Report:
         return not any(self.stages.values())
 
     def to_json(self) -> str:
-        """One JSON object."""
+        """Returns one JSON object."""
         content = {"kind": "latentsync-trt selftest", "format": 5, "passed": self.passed, **asdict(self)}
         return json.dumps(content, indent=1, ensure_ascii=False)
 
@@ -168,26 +181,32 @@ def self_test(
     with temporary_folder() as folder:
 
         def run(part: str, provider: str, options: RuntimeOptions, graphs: Iterable[str]) -> Part:
-            fields = str(bundle.folder), asdict(options), str(folder / part), tuple(graphs)
-            order = Order(provider, *fields, windows=WINDOWS, steps=STEPS)
+            order = Order(provider, bundle.folder, options, folder / part, tuple(graphs), WINDOWS, STEPS)
             return run_part(order, lambda text: say(f"{part}: {redacted(text, given)}"))
 
         tested = replace(options, engine_cache=options.engine_cache or f"{folder / 'engines'}")
-        parts = {_FIRST: run(_FIRST, provider, tested, tested_graphs)}
-        first = parts[_FIRST]
-        usable = [graph for graph, row in first.rows().items() if not row.error]
+        first = run(_FIRST, provider, tested, tested_graphs)
+        parts = {_FIRST: first}
+        usable = [graph for graph, row in first.graphs.items() if not row.error]
         if usable:
             parts[_SECOND] = run(_SECOND, first.provider, tested, usable)
         if usable and reference != "none":
-            other = RuntimeOptions(
-                device=device,
-                engine_cache=f"{folder / 'other engines'}",
-                graph_form="portable" if reference == CUDA.name else "auto",
-            )
+            form: Literal["portable", "auto"] = "portable" if reference == CUDA.name else "auto"
+            other = RuntimeOptions(device=device, engine_cache=f"{folder / 'other engines'}", graph_form=form)
             parts[_REFERENCE] = run(_REFERENCE, reference, other, usable)
         graphs = tuple(_graphs(bundle.manifest, tested_graphs, parts, folder)) if first.provider else ()
         pictures = tuple(_pictures(folder, LEAST_DB[bundle.manifest.precision]))
-    differences = _differences(bundle.manifest, graphs, pictures, reference)
+    stages: dict[str, tuple[str, ...]] = {}
+    for name, part in parts.items():
+        found = [*_failures(part, reference if name == _REFERENCE else first.provider, again=name == _SECOND)]
+        if name == _REFERENCE:
+            found += _differences(bundle.manifest, graphs, pictures, reference)
+        texts = dict.fromkeys(redacted(text, given) for text in found)
+        # The second start repeats nothing of the first.
+        stages[name] = tuple(text for text in texts if name != _SECOND or text not in stages[_FIRST])
+    for row in graphs:
+        row.error = redacted(row.error, given)
+        row.difference = None if row.difference == np.inf else row.difference  # JSON has none, and failures report it
     notices = [text for name, part in parts.items() if name != _REFERENCE for text in part.notices]
     return Report(
         requested=provider,
@@ -195,34 +214,12 @@ def self_test(
         bundle=bundle_facts(bundle.manifest),
         options=tuple(command_line(options, leave_out=("engine_cache",))),
         reference=reference,
-        stages=_stages(parts, reference, differences, given),
-        graphs=tuple(
-            replace(row, error=redacted(row.error, given), difference=_finite(row.difference)) for row in graphs
-        ),
+        stages=stages,
+        graphs=graphs,
         pictures=pictures,
         notices=tuple(dict.fromkeys(redacted(text, given) for text in notices)),
         environment={**environment((), ()), "os": platform.platform(), **first.environment},
     )
-
-
-def _stages(
-    parts: Mapping[str, Part], reference: Reference, differences: Iterable[str], given: Sequence[Path]
-) -> dict[str, tuple[str, ...]]:
-    """What failed in each part, without paths `given` by the user; the second start repeats nothing of the first."""
-    stages: dict[str, tuple[str, ...]] = {}
-    for name, part in parts.items():
-        found = list(
-            _failures(part, reference if name == _REFERENCE else parts[_FIRST].provider, again=name == _SECOND)
-        )
-        if name == _REFERENCE:
-            found += differences
-        texts = (redacted(text, given) for text in found)
-        stages[name] = tuple(text for text in dict.fromkeys(texts) if name != _SECOND or text not in stages[_FIRST])
-    return stages
-
-
-def _finite(value: float | None) -> float | None:
-    return None if value == np.inf else value  # JSON has no infinity, and the failures report it
 
 
 def run_part(order: Order, say: Callable[[str], None]) -> Part:
@@ -230,12 +227,13 @@ def run_part(order: Order, say: Callable[[str], None]) -> Part:
     part = Part()
 
     def take(event: Event) -> None:
-        part.add(event)
-        for text in [event["doing"]] if "doing" in event else event.get("log", ()):
+        nonlocal part
+        before, part = part, event["part"]
+        for text in filter(None, part.log[len(before.log) :] or [part.doing]):
             say(text)
 
-    ended = run_child(_WORKER, asdict(order), take)
-    if not part.done:
+    ended = run_child(_WORKER, order, take)
+    if part.doing:
         why = ended.last_error_line or "no message"
         part.failures.append(f"the process died with {ended} while {part.doing}: {why}")
     return part
@@ -243,14 +241,14 @@ def run_part(order: Order, say: Callable[[str], None]) -> Part:
 
 def _graphs(manifest: Manifest, graphs: Sequence[str], parts: Mapping[str, Part], folder: Path) -> Iterator[GraphRow]:
     """All tested graphs, with the differences between the outputs of the second start and the reference's."""
-    rows = {name: row for part in (_FIRST, _SECOND) if part in parts for name, row in parts[part].rows().items()}
+    rows = {name: row for part in (_FIRST, _SECOND) if part in parts for name, row in parts[part].graphs.items()}
     for name in graphs:
         row = rows.get(name, GraphRow(name, error="not reached"))
         ours, theirs = (folder / part / f"{name}.npz" for part in (_SECOND, _REFERENCE))
         if not row.error and ours.exists() and theirs.exists():
             with np.load(ours) as found, np.load(theirs) as expected:
-                apart = difference(*([arrays[key] for key in expected.files] for arrays in (found, expected)))
-                row = replace(row, difference=apart, limit=provider_limit(manifest, name))
+                row.difference = difference(*([arrays[key] for key in expected.files] for arrays in (found, expected)))
+                row.limit = provider_limit(manifest, name)
         yield row
 
 
@@ -263,10 +261,10 @@ def _pictures(folder: Path, least_db: float) -> Iterator[Pictures]:
             yield Pictures(start, decibels(_PEAK**2, float(np.mean((a - b) ** 2))), least_db)
 
 
-def _failures(part: Part, provider: str, *, again: bool = False) -> Iterator[str]:
+def _failures(part: Part, provider: str, *, again: bool) -> Iterator[str]:
     """What failed at a start; `again`: the second start, which must not build engines."""
     yield from part.failures
-    for name, row in part.rows().items():
+    for name, row in part.graphs.items():
         if row.error:
             yield row.error if name in row.error else f"{name}: {row.error}"
         elif PROVIDERS[provider].builds and row.nodes.get(PROVIDERS[provider].ort_name, 0) != sum(row.nodes.values()):
@@ -292,3 +290,90 @@ def _differences(
         if found.psnr_db is not None and found.psnr_db < found.least_db:
             distance = f"{found.psnr_db:.1f} dB to those of {reference}, at least {found.least_db:.0f} are expected"
             yield f"pictures, {found.case}: {distance}"
+
+
+class Worker:
+    """The child process of one part; sends `part` at each step, so that a crash of the provider loses no results."""
+
+    def __init__(self, order: Order, emit: Emit) -> None:
+        self._order, self._emit, self.part = order, emit, Part()
+
+    def run(self) -> None:
+        """Carries out the order."""
+        order, options, part = self._order, self._order.options, self.part
+        self._begin("reading the versions of libraries")
+        gpu = next((each for each in gpus() if each.index == options.one_device), None)
+        part.environment = {**library_versions(), **(gpu_facts(gpu) if gpu else {})}
+        self._begin(f"loading provider {order.provider}")
+        try:
+            selection = select_provider(order.provider, options.one_device)
+            part.provider, part.notices = selection.name, selection.notices()
+            order.folder.mkdir()
+            cache = EngineCache(cache_folder(options.engine_cache), self._note)
+            engines = Engines(Bundle.load(order.bundle, verify=False), selection, options, cache, self._note)
+            for graph in order.graphs:
+                part.graphs[graph] = self._try_graph(engines, graph)
+                give_back_gpu_memory(selection)
+            self._paint(engines)
+        except LatentSyncError as error:
+            part.failures.append(str(error))
+        self._begin("")
+
+    def _begin(self, doing: str) -> None:
+        """Sends what was found, and the next step; empty at the end."""
+        self.part.doing = doing
+        self._emit(part=self.part)
+
+    def _note(self, text: str) -> None:
+        self.part.log.append(text)
+        self._emit(part=self.part)
+
+    def _try_graph(self, engines: Engines, graph: str) -> GraphRow:
+        """Builds the engine of a graph unless it is in the cache, opens and runs it."""
+        selection, row = engines.selection, GraphRow(graph)
+        self._begin(f"building and opening {graph}")
+        try:
+            opened = engines.open(graph)
+            row.nodes, row.open_s = opened.session.nodes_by_provider(), opened.open_s
+            if engines.compiled:
+                row.built, row.build_s, row.engine_bytes = opened.built, opened.build_s, opened.size_bytes
+            self._begin(f"running {graph}")
+            with closing(opened.session) as session:
+                runs = GPU_RUNS if selection.gpu else CPU_RUNS
+                outputs, _ = run_timed(session, engines.ranges, selection.device, selection.device_id, runs=runs)
+                np.savez(self._order.folder / f"{graph}.npz", *outputs)
+                times = opened.times(graph, selection.name)
+            row.first_ms, row.mean_ms = times.first_ms, times.mean_ms
+        except LatentSyncError as error:
+            row.error = str(error)
+        return row
+
+    def _paint(self, engines: Engines) -> None:
+        """Paints windows into `PICTURES`: the generated part of the faces, uint16 `(n, h, w, 3)`."""
+        manifest, part, order = engines.bundle.manifest, self.part, self._order
+        options = SyncOptions(preset="balanced", steps=order.steps)
+        graphs = graphs_for(options)
+        # A retry could take minutes and would fail again.
+        missing = ", ".join(graph for graph in graphs if graph in part.graphs and part.graphs[graph].error)
+        if missing:
+            part.failures.append(f"not painted, as {missing} cannot be used")
+            return
+        self._begin("painting")
+        own = Networks(engines.bundle, engines.selection, engines.options, on_notice=self._note)
+        with closing(own) as networks:
+            networks.prepare(graphs)
+            clip, count = choose_clip(None, None, order.folder.parent), order.windows * manifest.frames
+            faces, audio = first_window(clip, count, networks, manifest.resolution_px)
+            inpainter = make_inpainter(manifest, options, networks.codec, networks.denoiser)
+            cuts = [slice(start, start + manifest.frames) for start in range(0, count, manifest.frames)]
+            painted = [face for cut in cuts for face in inpainter.paint([(faces[cut], audio[cut])])[0]]
+            part.painted_on = sorted({networks.selection.name, *(time.provider for time in networks.times())})
+            part.notices += networks.take_notices()
+        rows, columns = generated_part(manifest.resolution_px)
+        np.save(order.folder / PICTURES, np.stack([face[rows, columns] for face in painted]))
+
+
+if __name__ == "__main__":
+    from latentsync_trt.bench import selftest  # the parent knows the classes of this name, not of `__main__`
+
+    serve(lambda order, emit: selftest.Worker(order, emit).run())

@@ -81,7 +81,7 @@ def _cells(row: "Row") -> tuple[str, ...]:
         _milliseconds(time.median_ms),
         "one run" if time.runs == 1 else f"{_number(time.p5_ms)}–{_number(time.p95_ms)}",
         f"{time.runs} after {row.warm_up}",
-        "" if row.frames_per_s is None else f"{_number(row.frames_per_s)} frames/s",
+        f"{_number(1000 * row.frames / time.median_ms)} frames/s" if row.frames else "",
         ", ".join(f"{name} {_milliseconds(1000 * time_s)}" for name, time_s in longest),
         str(row.quality or ""),
         _memory(row.memory),
