@@ -76,13 +76,8 @@ def why_missing(path: Path, kind: str = "file") -> str:
 
 def check_folder_to_write(folder: Path, what: str = "") -> None:
     """Raises `InputError` if `folder` is a file, or cannot be written or made."""
-    prefix = f"{what} ".lstrip()
-    try:
-        existing = next(place for place in (folder, *folder.absolute().parents) if place.exists())
-        is_folder = existing.is_dir()
-    except OSError as error:
-        raise InputError(f"{prefix}{folder}: cannot be used: {error.strerror}") from error
-    if not is_folder:
+    prefix, existing = f"{what} ".lstrip(), nearest_existing(folder)
+    if not existing.is_dir():
         shown = folder if existing == folder else f"{folder}: {existing}"
         raise InputError(f"{prefix}{shown}: is a file; name a folder")
     if not os.access(existing, os.W_OK | os.X_OK):

@@ -9,7 +9,7 @@ from latentsync_trt.audio.mel import MEL_FILTERS
 from latentsync_trt.bench.rows import bundle_facts
 from latentsync_trt.bundle.manifest import FileEntry
 from latentsync_trt.measure.pictures import generated_part
-from latentsync_trt.privacy import without_paths
+from latentsync_trt.unexpected import without_paths
 from tests.bundles import make_bundle
 
 

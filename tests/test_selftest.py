@@ -20,7 +20,7 @@ from latentsync_trt.bench.selftest import PICTURES, REPLAY_NOTICE, GraphRow, Ord
 from latentsync_trt.bundle.manifest import REQUIRED_GRAPHS, Bundle
 from latentsync_trt.cli import main
 from latentsync_trt.config import RuntimeOptions
-from latentsync_trt.privacy import redacted
+from latentsync_trt.unexpected import redacted
 from tests.small import small_bundle
 
 pytestmark = pytest.mark.integration

@@ -21,10 +21,10 @@ from latentsync_trt.config import PRESETS, PROVIDER_CHOICES
 from latentsync_trt.measure.page import write_file
 from latentsync_trt.measure.pictures import Likeness
 from latentsync_trt.option_fields import check_limits, option
-from latentsync_trt.privacy import without_paths
 from latentsync_trt.runtime.providers import libraries
 from latentsync_trt.runtime.providers.gpu import Gpu, driver_version
 from latentsync_trt.runtime.providers.select import Selection
+from latentsync_trt.unexpected import without_paths
 from latentsync_trt.version import __version__
 
 REPETITIONS = {"graph": (20, 3), "loop": (5, 1), "end-to-end": (3, 1)}

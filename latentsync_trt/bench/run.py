@@ -33,7 +33,6 @@ from latentsync_trt.measure.pictures import generated_part, likeness
 from latentsync_trt.media.audio import read_audio_blocks
 from latentsync_trt.media.playback import Playback
 from latentsync_trt.media.reader import delays_of, probe, read_frames
-from latentsync_trt.privacy import without_paths
 from latentsync_trt.runtime.networks.networks import Networks
 from latentsync_trt.runtime.providers.gpu import free_memory_bytes
 from latentsync_trt.runtime.providers.select import Selection, select_provider
@@ -45,6 +44,7 @@ from latentsync_trt.sync.inpaint import make_inpainter, resolution_of
 from latentsync_trt.sync.jobs import FrameJob
 from latentsync_trt.sync.threads import StageClock
 from latentsync_trt.types import Float32Array, Frame, UInt8Array, UInt16Array
+from latentsync_trt.unexpected import without_paths
 
 T = TypeVar("T")
 

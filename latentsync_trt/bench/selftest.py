@@ -25,7 +25,6 @@ from latentsync_trt.files import temporary_folder
 from latentsync_trt.measure.clips import choose_clip
 from latentsync_trt.measure.pictures import decibels, generated_part
 from latentsync_trt.option_fields import command_line
-from latentsync_trt.privacy import redacted
 from latentsync_trt.runtime.cache import EngineCache, cache_folder
 from latentsync_trt.runtime.networks.networks import Networks
 from latentsync_trt.runtime.networks.verdict import values_problem
@@ -36,6 +35,7 @@ from latentsync_trt.runtime.sessions.engines import Engines
 from latentsync_trt.runtime.sessions.memory import give_back_gpu_memory
 from latentsync_trt.runtime.sessions.trial import difference, provider_limit, run_timed
 from latentsync_trt.sync.inpaint import graphs_for, make_inpainter
+from latentsync_trt.unexpected import redacted
 
 Reference = Literal["cpu", "cuda", "none"]
 

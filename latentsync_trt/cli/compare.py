@@ -12,7 +12,7 @@ import rich_click as click
 from latentsync_trt.cli.options import LocalPath, build, json_option, options_from, provider_option, quiet_option
 from latentsync_trt.config import RuntimeOptions, SyncOptions
 from latentsync_trt.option_fields import QUALITY
-from latentsync_trt.privacy import without_paths
+from latentsync_trt.unexpected import without_paths
 
 if TYPE_CHECKING:
     from latentsync_trt.types import SyncReport

@@ -9,9 +9,9 @@ from latentsync_trt.errors import OutputError
 from latentsync_trt.measure.figures import sync_figure
 from latentsync_trt.measure.page import Pictures, Section, svg, write_page
 from latentsync_trt.option_fields import command_line
-from latentsync_trt.privacy import without_paths
 from latentsync_trt.sync.quality import Quality
 from latentsync_trt.types import SyncReport
+from latentsync_trt.unexpected import without_paths
 from latentsync_trt.version import __version__
 
 _FILES = ("c2pa", "faces", "mix", "report", "speaker", "turns")
