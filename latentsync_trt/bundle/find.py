@@ -1,8 +1,8 @@
 """Finds the bundle for a command: a path, a name below `checkpoints/`, the built-in demo, or the user's default."""
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from latentsync_trt.bundle.manifest import DEMO_NAME, MANIFEST_NAME, Manifest, read_manifest
 from latentsync_trt.errors import BundleError, InputError, OutputError
@@ -46,9 +46,10 @@ def name_of(folder: Path) -> str:
 def describe(folder: Path) -> str:
     """ "1.6-512-fp16 (model 1.6, 512 px, fp16)", or that the bundle is damaged."""
     try:
-        return f"{name_of(folder)} ({facts(read_manifest(folder))})"
+        known = facts(read_manifest(folder))
     except BundleError:
-        return f"{name_of(folder)} (damaged)"
+        known = "damaged"
+    return f"{name_of(folder)} ({known})"
 
 
 def describe_choice(folder: Path, why: str) -> str:
@@ -90,21 +91,14 @@ def _default() -> tuple[Path, str]:
     if chosen is None and len(exported) == 1:
         return exported[0], "the only exported one"
     gone = f"{root / CHOICE_NAME}: names {chosen!r}, but there is no such bundle; " if chosen is not None else ""
+    found = f"{len(exported)} exported bundles: {', '.join(map(describe, exported))}; say which with `--bundle NAME`"
+    cure = f"{found}, or choose one for all commands with `latentsync-trt use NAME`"
     if not exported:
-        raise BundleError(
-            f"{gone}{root}: no exported bundle; get the model with `latentsync-trt setup`, or try the small built-in "
-            f"one with `--bundle {DEMO_NAME}`",
-            usage=True,
-        )
-    raise BundleError(
-        f"{gone}{root}: {len(exported)} exported bundles: {', '.join(map(describe, exported))}; say which to run with "
-        "`--bundle NAME`, or choose one for all commands with `latentsync-trt use NAME`",
-        usage=True,
-    )
+        cure = "no exported bundle; get one with `latentsync-trt setup`, or try the small one with `--bundle demo`"
+    raise BundleError(f"{gone}{root}: {cure}", usage=True)
 
 
-@dataclass(frozen=True, slots=True)
-class DefaultBundle:
+class DefaultBundle(NamedTuple):
     """What runs without `--bundle`: the bundle's name and why it, or None and why not, with the cure."""
 
     name: str | None

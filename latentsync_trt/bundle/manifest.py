@@ -8,7 +8,6 @@ import json
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
@@ -80,7 +79,7 @@ class TensorEntry:
 
 @dataclass(frozen=True, slots=True)
 class FileEntry:
-    """A file of the bundle: its SHA-256 in hex and its size in bytes."""
+    """A file of the bundle; the SHA-256 in hex."""
 
     sha256: str
     bytes: int
@@ -97,7 +96,7 @@ class GraphEntry:
     forms: Mapping[str, str] = field(default_factory=dict)
 
     def file_of(self, form: GraphForm) -> str:
-        """The `.onnx` file of a form; raises KeyError where there is none."""
+        """The `.onnx` file of a form that there is."""
         return self.file if form == "portable" else self.forms[form]
 
 
@@ -217,28 +216,28 @@ class Bundle:
 
     def check_files(self, *, hashes: bool = True) -> None:
         """Raises `BundleError` if a file is missing or differs in size or, with `hashes`, in content."""
-        graphs = self.manifest.graphs.values()
+        files, graphs = self.manifest.files, self.manifest.graphs.values()
+
+        def check(name: str) -> None:
+            path, entry = self.folder / name, files[name]
+            try:
+                size_bytes = path.stat().st_size
+                sha256 = sha256_file(path) if hashes else entry.sha256
+            except OSError as error:
+                reason = "missing" if isinstance(error, FileNotFoundError) else f"cannot be read ({error.strerror})"
+                raise BundleError(f"{path}: {reason}; export the model again") from error
+            if size_bytes != entry.bytes:
+                raise BundleError(f"{path}: {size_bytes} bytes, the manifest says {entry.bytes}; export again")
+            if sha256 != entry.sha256:
+                raise BundleError(f"{path}: damaged or edited (SHA-256 differs); export the model again")
+
         used = {name for graph in graphs for name in (graph.file, graph.weights, *graph.forms.values())}
-        for name in used | self.manifest.files.keys():
-            if name not in self.manifest.files or Path(name).name != name:
+        for name in used | files.keys():
+            if name not in files or Path(name).name != name:
                 raise BundleError(f"{self.folder}: the manifest names {name!r}, which is no file of this folder")
         # hashlib releases the GIL, so a large bundle is checked at the speed of the disk.
         with ThreadPoolExecutor(4) as pool:
-            list(pool.map(partial(self._check_file, hashes=hashes), self.manifest.files))
-
-    def _check_file(self, name: str, *, hashes: bool) -> None:
-        path, entry = self.folder / name, self.manifest.files[name]
-        try:
-            size_bytes = path.stat().st_size
-            sha256 = sha256_file(path) if hashes else entry.sha256
-        except FileNotFoundError:
-            raise BundleError(f"{path}: missing; export the model again") from None
-        except OSError as error:
-            raise BundleError(f"{path}: cannot be read ({error.strerror or error})") from error
-        if size_bytes != entry.bytes:
-            raise BundleError(f"{path}: {size_bytes} bytes, the manifest says {entry.bytes}; export again")
-        if sha256 != entry.sha256:
-            raise BundleError(f"{path}: damaged or edited (SHA-256 differs); export the model again")
+            list(pool.map(check, files))
 
 
 def sha256_file(path: Path) -> str:

@@ -79,8 +79,8 @@ class CudaUNet(UNet):
     def _conv(self, module: nn.Module, x: Tensor) -> Tensor:
         return ops.conv(module, x)
 
-    def _resample(self, resampler: Any, x: Tensor) -> Tensor:
-        return ops.total(self._doubling[resampler](x)) if resampler.up else ops.conv(resampler.conv, x)
+    def _upsample(self, conv: nn.Module, x: Tensor) -> Tensor:
+        return ops.total(self._doubling[conv](x))
 
     def _layers(self, stage: Any, indices: tuple[int, ...], x: Tensor, step: StepInputs, fork: bool = False) -> Tensor:
         parts = Sum(x)
@@ -197,7 +197,9 @@ class CudaHalf(nn.Module):
             for module in resamplers:
                 x = ops.total(parts)
                 parts = (
-                    self._doubling[module](x) if self._decodes else Sum(ops.conv(module.conv, x, pads=_HALVING_PADS))
+                    self._doubling[module.conv](x)
+                    if self._decodes
+                    else Sum(ops.conv(module.conv, x, pads=_HALVING_PADS))
                 )
         if not self._decodes:
             parts = self._middle(half.mid_block, parts)
@@ -230,8 +232,9 @@ class PointwiseConv(nn.Module):
 
 
 def _doubling(blocks: Iterable[Any]) -> dict[nn.Module, ops.DoublingConv]:
-    """What replaces the blocks' upsamplers; not made in `forward`, where it would be traced."""
-    return {up: ops.DoublingConv(up.conv) for block in blocks for up in getattr(block, "upsamplers", None) or ()}
+    """What replaces the convolutions of upsamplers; not made in `forward`, where it would be traced."""
+    convs = [up.conv for block in blocks for up in getattr(block, "upsamplers", None) or ()]
+    return {conv: ops.DoublingConv(conv) for conv in convs}
 
 
 def _channels_last(x: Tensor) -> Tensor:

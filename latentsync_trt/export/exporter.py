@@ -11,28 +11,7 @@ import torch
 from torch import Tensor
 
 from latentsync_trt.audio.mel import computed_filters, write_filters
-from latentsync_trt.bundle.manifest import (
-    AUDIO_ENCODER,
-    HEIGHT,
-    HIDDEN,
-    LATENT_HEIGHT,
-    LATENT_WIDTH,
-    SIZE_STEPS,
-    STEP_INPUTS,
-    STEP_OUTPUTS,
-    VAE_DECODER,
-    VAE_ENCODER,
-    WIDTH,
-    DimensionRange,
-    GraphEntry,
-    Manifest,
-    check_target,
-    files_of,
-    sha256_file,
-    step_graph,
-    tool_versions,
-    write_manifest,
-)
+from latentsync_trt.bundle import manifest as bundle
 from latentsync_trt.bundle.weights import WeightsFile
 from latentsync_trt.errors import ExportMismatch
 from latentsync_trt.export.cuda_form import cuda_module, obstacle
@@ -82,8 +61,8 @@ def export_bundle(options: ExportOptions, progress: Progress | None = None) -> P
         OutputError: the folder cannot be written.
         ExportMismatch: a graph does not reproduce PyTorch.
     """
-    tools = tool_versions(TOOLS, extra=EXTRA)
-    check_target(options.folder)
+    tools = bundle.tool_versions(TOOLS, extra=EXTRA)
+    bundle.check_target(options.folder)
     sources = find_sources(options)
     report = progress or (lambda *_: None)
     report("loading checkpoints", 0.0)
@@ -97,7 +76,7 @@ def export_bundle(options: ExportOptions, progress: Progress | None = None) -> P
     with published_folder(options.folder) as staged:
         graphs, verification = _write_graphs(staged, plans, _verifier(networks, exact, options), report)
         write_filters(staged, computed_filters())
-        manifest = Manifest(
+        manifest = bundle.Manifest(
             name=options.folder.name,
             model=options.model,
             resolution_px=options.resolution_px,
@@ -109,7 +88,7 @@ def export_bundle(options: ExportOptions, progress: Progress | None = None) -> P
             opset=OPSET,
             unet=asdict(networks.unet.config),
             graphs=graphs,
-            files=files_of(staged),
+            files=bundle.files_of(staged),
             ranges={name: allowed for plan in plans for name, allowed in plan.ranges.items()},
             sources=described,
             tools=tools,
@@ -117,7 +96,7 @@ def export_bundle(options: ExportOptions, progress: Progress | None = None) -> P
             notes=tuple(_notes(networks, options)),
             attention=options.attention,
         )
-        write_manifest(staged, manifest)
+        bundle.write_manifest(staged, manifest)
     report("done", 1.0)
     return options.folder
 
@@ -127,33 +106,33 @@ def plan_graphs(networks: Networks, options: ExportOptions) -> list[GraphPlan]:
     vae, whisper, frames = networks.vae, networks.whisper.config, options.frames
     # The largest divisor of a window that is not above `_MOST_IMAGES`.
     at_once = max(count for count in range(1, _MOST_IMAGES + 1) if frames % count == 0)
-    images, windows = DimensionRange(1, at_once, _MOST_IMAGES), DimensionRange(1, 1, options.max_windows)
-    audio = GraphPlan(AUDIO_ENCODER, AUDIO_ENCODER, networks.whisper, {}, ("features",))
+    images, windows = bundle.DimensionRange(1, at_once, _MOST_IMAGES), bundle.DimensionRange(1, 1, options.max_windows)
+    audio = GraphPlan(bundle.AUDIO_ENCODER, bundle.AUDIO_ENCODER, networks.whisper, {}, ("features",))
     mel: Shapes = {"mel": ("segments", whisper.mels, 2 * whisper.positions)}
-    encoder = GraphPlan(VAE_ENCODER, "vae", VaeEncoder(vae), {}, ("latent",))
-    decoder = GraphPlan(VAE_DECODER, "vae", VaeDecoder(vae), {}, ("image",))
-    latent = ("images", LATENT_CHANNELS, LATENT_HEIGHT, LATENT_WIDTH)
+    encoder = GraphPlan(bundle.VAE_ENCODER, "vae", VaeEncoder(vae), {}, ("latent",))
+    decoder = GraphPlan(bundle.VAE_DECODER, "vae", VaeDecoder(vae), {}, ("image",))
+    latent = ("images", LATENT_CHANNELS, bundle.LATENT_HEIGHT, bundle.LATENT_WIDTH)
     plans = [
-        _with_inputs(audio, mel, "segments", DimensionRange(1, 1, _MOST_SEGMENTS), options),
-        _with_inputs(encoder, {"image": ("images", 3, HEIGHT, WIDTH)}, "images", images, options),
+        _with_inputs(audio, mel, "segments", bundle.DimensionRange(1, 1, _MOST_SEGMENTS), options),
+        _with_inputs(encoder, {"image": ("images", 3, bundle.HEIGHT, bundle.WIDTH)}, "images", images, options),
         _with_inputs(decoder, {"latent": latent}, "images", images, options),
     ]
-    size = (frames, LATENT_HEIGHT, LATENT_WIDTH)
+    size = (frames, bundle.LATENT_HEIGHT, bundle.LATENT_WIDTH)
     latents = ("windows", LATENT_CHANNELS, *size)
     conditioning = ("windows", INPUT_CHANNELS - LATENT_CHANNELS, *size)
     tokens = ("windows", frames, AUDIO_POSITIONS_PER_FRAME * whisper.layers, whisper.width)
-    step = dict(zip(STEP_INPUTS, (latents, conditioning, tokens, (), (), latents, (5,)), strict=True))
+    step = dict(zip(bundle.STEP_INPUTS, (latents, conditioning, tokens, (), (), latents, (5,)), strict=True))
     for guided in (True, False):
         hidden = (2 if guided else 1, "windows", frames, networks.unet.config.widths[0], *size[1:])
         for cached in (False, True):
             plan = GraphPlan(
-                name=step_graph(guided=guided, cached=cached),
+                name=bundle.step_graph(guided=guided, cached=cached),
                 network="unet",
                 module=DenoiseStep(networks.unet, guided=guided, cached=cached),
                 inputs={},
-                outputs=STEP_OUTPUTS if cached else (*STEP_OUTPUTS, HIDDEN),
+                outputs=bundle.STEP_OUTPUTS if cached else (*bundle.STEP_OUTPUTS, bundle.HIDDEN),
             )
-            shapes: Shapes = step | {HIDDEN: hidden} if cached else step
+            shapes: Shapes = step | {bundle.HIDDEN: hidden} if cached else step
             plans.append(_with_inputs(plan, shapes, "windows", windows, options))
     if not options.cuda_form:
         return plans
@@ -168,7 +147,7 @@ def cuda_obstacles(networks: Networks, options: ExportOptions) -> dict[str, str]
 
 
 def _with_inputs(
-    plan: GraphPlan, shapes: Shapes, batch: str, allowed: DimensionRange, options: ExportOptions
+    plan: GraphPlan, shapes: Shapes, batch: str, allowed: bundle.DimensionRange, options: ExportOptions
 ) -> GraphPlan:
     """The plan with example inputs of `shapes` and, for `--dynamic`, with variable dimensions.
 
@@ -178,7 +157,8 @@ def _with_inputs(
     least, most = options.min_resolution_px, options.resolution_px
 
     def example(count: int, size_px: int) -> dict[str, Tensor]:
-        sizes = {name: size_px * step // RESOLUTION_STEP_PX for name, step in SIZE_STEPS.items()} | {batch: count}
+        sizes = {name: size_px * step // RESOLUTION_STEP_PX for name, step in bundle.SIZE_STEPS.items()}
+        sizes[batch] = count
         return {
             name: _example(name, [sizes.get(str(size), size) for size in shape], dtype)
             for name, shape in shapes.items()
@@ -190,8 +170,8 @@ def _with_inputs(
     ranges = {batch: allowed}
     if least < most:
         ranges |= {
-            name: DimensionRange(*(size_px * step // RESOLUTION_STEP_PX for size_px in (least, most, most)))
-            for name, step in SIZE_STEPS.items()
+            name: bundle.DimensionRange(*(size_px * step // RESOLUTION_STEP_PX for size_px in (least, most, most)))
+            for name, step in bundle.SIZE_STEPS.items()
             if any(name in shape for shape in shapes.values())
         }
     middle = least + (most - least) // 2 // RESOLUTION_STEP_PX * RESOLUTION_STEP_PX
@@ -213,14 +193,14 @@ def _example(name: str, shape: list[Any], dtype: torch.dtype) -> Tensor:
     value = torch.randn(*shape, generator=torch.Generator().manual_seed(_SEED + len(shape)))
     if name == "image":
         return value.tanh()
-    return value.to(dtype) if name == HIDDEN else value
+    return value.to(dtype) if name == bundle.HIDDEN else value
 
 
 def _write_graphs(
     folder: Path, plans: list[GraphPlan], verify: Callable[[Path, GraphPlan], float] | None, report: Progress
-) -> tuple[dict[str, GraphEntry], dict[str, float]]:
+) -> tuple[dict[str, bundle.GraphEntry], dict[str, float]]:
     """Writes the graphs, in every form that they have; returns their entries and, if verified, largest errors."""
-    graphs: dict[str, GraphEntry] = {}
+    graphs: dict[str, bundle.GraphEntry] = {}
     verification: dict[str, float] = {}
     for network, group in groupby(plans, lambda plan: plan.network):
         with WeightsFile(folder / f"{network}.weights") as weights:
@@ -281,6 +261,6 @@ def _described(source: Path, model: str) -> dict[str, str]:
     """Name, hash and origin of a source: of the file itself, or of the largest file in a VAE's folder."""
     files = [source] if source.is_file() else [path for path in source.iterdir() if path.is_file()]
     weights = max(files, key=lambda path: path.stat().st_size)
-    sha256 = sha256_file(weights)
+    sha256 = bundle.sha256_file(weights)
     known = origin(sha256, model)
     return {"name": source.name, "sha256": sha256} | ({"origin": known} if known else {})

@@ -17,17 +17,7 @@ from onnx_ir.passes import common as passes
 from onnxscript import optimizer
 from torch import Tensor, nn
 
-from latentsync_trt.bundle.manifest import (
-    HEIGHT,
-    LATENT_HEIGHT,
-    LATENT_WIDTH,
-    SIZE_STEPS,
-    WIDTH,
-    AttentionForm,
-    DimensionRange,
-    GraphEntry,
-    TensorEntry,
-)
+from latentsync_trt.bundle import manifest as bundle
 from latentsync_trt.bundle.weights import WeightsFile
 from latentsync_trt.errors import ExportMismatch
 from latentsync_trt.export.cuda_ops import VERSIONS
@@ -37,8 +27,8 @@ OPSET = 23
 """The first opset with `Attention`; it also has `GroupNormalization` and exact `Gelu`."""
 
 _WHOLE_SIZES: Mapping[int | str, str] = {
-    f"{SIZE_STEPS[whole]}*({known}//{SIZE_STEPS[known]})": whole
-    for axis in ((HEIGHT, LATENT_HEIGHT), (WIDTH, LATENT_WIDTH))
+    f"{bundle.SIZE_STEPS[whole]}*({known}//{bundle.SIZE_STEPS[known]})": whole
+    for axis in ((bundle.HEIGHT, bundle.LATENT_HEIGHT), (bundle.WIDTH, bundle.LATENT_WIDTH))
     for whole in axis
     for known in axis
 }
@@ -71,10 +61,10 @@ class GraphPlan:
     inputs: Mapping[str, Tensor]
     outputs: tuple[str, ...]
     dynamic: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
-    ranges: Mapping[str, DimensionRange] = field(default_factory=dict)
+    ranges: Mapping[str, bundle.DimensionRange] = field(default_factory=dict)
     further_inputs: tuple[Mapping[str, Tensor], ...] = ()
     cuda_module: nn.Module | None = None
-    attention: AttentionForm = "fused"
+    attention: bundle.AttentionForm = "fused"
 
 
 def build_graph(plan: GraphPlan) -> ir.Model:
@@ -96,19 +86,19 @@ def build_cuda_graph(plan: GraphPlan, module: nn.Module) -> ir.Model:
         return _tidy(model, plan.name)
 
 
-def save_graph(model: ir.Model, path: Path, weights: WeightsFile) -> GraphEntry:
+def save_graph(model: ir.Model, path: Path, weights: WeightsFile) -> bundle.GraphEntry:
     """Writes the graph to `path` and its weights, where they are new, to `weights`."""
     weights.move_out(model)
     ir.save(model, path)
     inputs, outputs = (tuple(map(_tensor, values)) for values in (model.graph.inputs, model.graph.outputs))
-    return GraphEntry(path.name, weights.path.name, inputs, outputs)
+    return bundle.GraphEntry(path.name, weights.path.name, inputs, outputs)
 
 
-def _tensor(value: ir.Value) -> TensorEntry:
+def _tensor(value: ir.Value) -> bundle.TensorEntry:
     if value.name is None or value.dtype is None or value.shape is None:
         raise ExportMismatch(f"the exporter left name, type or shape of {value} open")
     shape = tuple(dimension if isinstance(dimension, int) else str(dimension) for dimension in value.shape)
-    return TensorEntry(value.name, value.dtype.numpy().name, shape)
+    return bundle.TensorEntry(value.name, value.dtype.numpy().name, shape)
 
 
 def _trace(plan: GraphPlan, module: nn.Module) -> ir.Model:
@@ -134,9 +124,9 @@ def _trace(plan: GraphPlan, module: nn.Module) -> ir.Model:
     return model
 
 
-def _dimension(name: str, span: DimensionRange) -> Any:
+def _dimension(name: str, span: bundle.DimensionRange) -> Any:
     """A dimension to the tracer; that of a size is a multiple, so that halving it three times leaves no remainder."""
-    step = SIZE_STEPS.get(name)
+    step = bundle.SIZE_STEPS.get(name)
     if step is None:
         return torch.export.Dim(name, min=span.minimum, max=span.maximum)
     return step * torch.export.Dim(f"{name}_steps", min=span.minimum // step, max=span.maximum // step)
@@ -146,8 +136,8 @@ def _name_dimensions(model: ir.Model, plan: GraphPlan) -> None:
     """Replaces the tracer's symbols by the plan's dimension names, also inside expressions."""
     shapes = {value.name: value.shape or () for value in model.graph.inputs}
     names = {
-        str(shapes[name][axis]).rpartition("*")[2]: f"({dimension}//{SIZE_STEPS[dimension]})"
-        if dimension in SIZE_STEPS
+        str(shapes[name][axis]).rpartition("*")[2]: f"({dimension}//{bundle.SIZE_STEPS[dimension]})"
+        if dimension in bundle.SIZE_STEPS
         else dimension
         for name, axes in plan.dynamic.items()
         for axis, dimension in axes.items()

@@ -8,7 +8,7 @@ import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from diffusers import AutoencoderKL
@@ -24,6 +24,7 @@ from latentsync_trt.paths import why_missing
 
 WHISPER_PREFIX = "encoder."
 WHISPER_DIMS = ("n_mels", "n_audio_ctx", "n_audio_state", "n_audio_head", "n_audio_layer")
+_UNET_FILE, _WHISPER_FILE = "a LatentSync U-Net", "one of OpenAI's Whisper models"
 _POSITIONS_WITHOUT_MOTION = 24
 
 Tensors = Mapping[str, Tensor]
@@ -205,47 +206,43 @@ def load_vae(folder: Path, dtype: torch.dtype) -> Any:
 
 def load_unet(path: Path, dtype: torch.dtype) -> UNet:
     """Reads `latentsync_unet.pt`; a tensor is copied only where its type or layout changes."""
-    content = _read_file(path)
-    tensors = content.get("state_dict") if isinstance(content, dict) else None
-    if not isinstance(tensors, dict) or "conv_in.weight" not in tensors:
-        kind = "but a Whisper model; give it as --whisper" if _is_whisper(content) else "no conv_in.weight"
-        raise CheckpointError(f"{path}: not a LatentSync U-Net, {kind}")
+    _, tensors = _read_file(path, "state_dict", _UNET_FILE)
     try:
         with torch.device("meta"):
             network = UNet(_infer_config(tensors))
     except (AttributeError, IndexError, KeyError, ValueError) as error:
-        raise CheckpointError(f"{path}: not a LatentSync U-Net (its tensors are no weights of one)") from error
+        raise CheckpointError(f"{path}: not {_UNET_FILE} (its tensors are no weights of one)") from error
     _fill(path, network, origins(network), tensors, dtype)
     return network
 
 
 def load_whisper(path: Path, dtype: torch.dtype) -> WhisperEncoder:
     """Reads the encoder from one of OpenAI's Whisper files."""
-    content = _read_file(path)
-    if not _is_whisper(content):
-        kind = "a LatentSync U-Net" if isinstance(content, dict) and "state_dict" in content else "another file"
-        raise CheckpointError(f"{path}: {kind}, not one of OpenAI's Whisper models (no `dims`); give it as --whisper")
+    content, tensors = _read_file(path, "model_state_dict", _WHISPER_FILE)
     try:
         with torch.device("meta"):
             network = WhisperEncoder(WhisperConfig(*(content["dims"][name] for name in WHISPER_DIMS)))
-    except (KeyError, TypeError, RuntimeError) as error:
-        raise CheckpointError(f"{path}: no Whisper encoder has its `dims`, {content['dims']}") from error
-    _fill(path, network, origins(network, WHISPER_PREFIX), content["model_state_dict"], dtype)
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise CheckpointError(f"{path}: not {_WHISPER_FILE} (no encoder has its `dims`)") from error
+    _fill(path, network, origins(network, WHISPER_PREFIX), tensors, dtype)
     return network
 
 
-def _read_file(path: Path) -> Any:
-    """Unpickles tensors and plain containers only; large files are memory-mapped."""
+def _read_file(path: Path, key: str, kind: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What a file holds, and its tensors, which are under `key`; large files are memory-mapped.
+
+    Only tensors and plain containers are unpickled.
+    """
     if not path.is_file():
         raise CheckpointError(f"{path}: is a folder" if path.is_dir() else why_missing(path), usage=True)
     try:
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+        content = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except (pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{path}: damaged, or not a PyTorch weight file") from error
-
-
-def _is_whisper(content: Any) -> bool:
-    return isinstance(content, dict) and "dims" in content and isinstance(content.get("model_state_dict"), dict)
+    tensors = content.get(key) if isinstance(content, dict) else None
+    if not isinstance(tensors, dict):
+        raise CheckpointError(f"{path}: not {kind} (no `{key}`)")
+    return content, tensors
 
 
 def _infer_config(tensors: Tensors) -> UNetConfig:
@@ -273,8 +270,7 @@ def _infer_config(tensors: Tensors) -> UNetConfig:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Origin:
+class Origin(NamedTuple):
     """How a checkpoint stores one parameter.
 
     `names`: the tensors that are stacked along its outputs; None stands for zeros. `shape`: of each
@@ -284,14 +280,6 @@ class Origin:
     names: tuple[str | None, ...]
     shape: tuple[int, ...]
     transposed: bool = False
-
-    def gather(self, tensors: Tensors, dtype: torch.dtype) -> Tensor:
-        """Builds the network's parameter from the checkpoint's tensors."""
-        parts = [torch.zeros(self.shape) if name is None else tensors[name] for name in self.names]
-        parts = [part.to(dtype) for part in parts]
-        if self.transposed:
-            return torch.cat([part.flatten(1).t() for part in parts], 1)
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def origins(network: nn.Module, prefix: str = "") -> dict[str, Origin]:
@@ -333,5 +321,12 @@ def _fill(path: Path, network: nn.Module, table: Mapping[str, Origin], tensors: 
         if not largest <= torch.finfo(dtype).max:
             cure = "export with --precision fp32" if math.isfinite(largest) else "the file is damaged"
             raise CheckpointError(f"{path}: {name} has values up to {largest:g}, too large for {dtype}; {cure}")
-    network.load_state_dict({key: origin.gather(tensors, dtype) for key, origin in table.items()}, assign=True)
+    state: dict[str, Tensor] = {}
+    for key, (names, shape, transposed) in table.items():
+        parts = [torch.zeros(shape, dtype=dtype) if name is None else tensors[name].to(dtype) for name in names]
+        if transposed:
+            state[key] = torch.cat([part.flatten(1).t() for part in parts], 1)
+        else:
+            state[key] = parts[0] if len(parts) == 1 else torch.cat(parts)
+    network.load_state_dict(state, assign=True)
     network.eval().requires_grad_(False)

@@ -6,7 +6,7 @@ Inside, activations are `(B·F, C, h, w)`: B windows of F frames, which are part
 import copy
 import math
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -27,8 +27,6 @@ INPUT_CHANNELS = 13
 
 LATENT_CHANNELS = 4
 _LONGEST_PERIOD = 10000
-
-ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,18 +166,6 @@ class Transformer(nn.Module):
         return residual + tokens.transpose(1, 2).reshape(tokens.shape[0], tokens.shape[2], *x.shape[2:])
 
 
-class Resampler(nn.Module):
-    """A 3×3 convolution that halves the size (`up=False`), or follows a nearest-neighbor doubling."""
-
-    def __init__(self, width: int, *, up: bool) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(width, width, 3, stride=1 if up else 2, padding=1)
-        self.up = up
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.conv(F.interpolate(x, scale_factor=2.0, mode="nearest") if self.up else x)
-
-
 class Stage(nn.Module):
     """The layers of one resolution: each is a resnet, then a spatial and a temporal transformer if the stage has them.
 
@@ -187,7 +173,7 @@ class Stage(nn.Module):
         inputs: channels entering each layer's resnet.
         spatial: how many layers have spatial transformers, from the first.
         motion: whether there are temporal transformers.
-        resample: "down", "up" or None.
+        resample: "down" (to half the size), "up" (nearest neighbors, before a convolution) or None.
     """
 
     def __init__(
@@ -209,8 +195,11 @@ class Stage(nn.Module):
         for _ in inputs if motion else ():
             temporal = Transformer(width, TemporalBlock(width, config.positions), kernel_dims=0)
             self.motion_modules.append(nn.ModuleDict({"temporal_transformer": temporal}))
-        self.downsamplers = nn.ModuleList([Resampler(width, up=False)] if resample == "down" else [])
-        self.upsamplers = nn.ModuleList([Resampler(width, up=True)] if resample == "up" else [])
+        self.downsamplers, self.upsamplers = nn.ModuleList(), nn.ModuleList()
+        if resample is not None:
+            conv = nn.Conv2d(width, width, 3, stride=2 if resample == "down" else 1, padding=1)
+            resamplers = self.downsamplers if resample == "down" else self.upsamplers
+            resamplers.append(nn.ModuleDict({"conv": conv}))
 
     def layer(self, index: int, x: Tensor, step: StepInputs, fork: bool = False) -> Tensor:
         """Runs layer `index`; `fork` as in `Transformer`."""
@@ -285,7 +274,7 @@ class UNet(nn.Module):
 
     def tail(self) -> "UNet":
         """This network reduced to the parts that run with `hidden`; parameters are shared and keep their names."""
-        part = shallow_copy(self)
+        part: UNet = shallow_copy(self)
         part.down_blocks = nn.ModuleList()
         part.mid_block = nn.Identity()
         part.up_blocks = nn.ModuleList([*(nn.Identity() for _ in self.up_blocks[:-1]), self.up_blocks[-1]])
@@ -298,14 +287,14 @@ class UNet(nn.Module):
                 x = self._layers(stage, (index,), x, step, fork=step.guided and depth == index == 0)
                 skips.append(x)
             for downsampler in stage.downsamplers:
-                x = self._resample(downsampler, x)
+                x = self._conv(downsampler.conv, x)
                 skips.append(x)
         x = self._layers(self.mid_block, (0, 1), x, step)
         for stage in self.up_blocks:
             for index in range(len(stage.resnets) - (stage is self.up_blocks[-1])):
                 x = self._layers(stage, (index,), torch.cat([x, skips.pop()], self.channel_axis), step)
             for upsampler in stage.upsamplers:
-                x = self._resample(upsampler, x)
+                x = self._upsample(upsampler.conv, x)
         return x
 
     # `CudaUNet` overrides the following methods.
@@ -313,8 +302,8 @@ class UNet(nn.Module):
     def _conv(self, conv: nn.Module, x: Tensor) -> Tensor:
         return conv(x)
 
-    def _resample(self, resampler: nn.Module, x: Tensor) -> Tensor:
-        return resampler(x)
+    def _upsample(self, conv: nn.Module, x: Tensor) -> Tensor:
+        return conv(F.interpolate(x, scale_factor=2.0, mode="nearest"))
 
     def _layers(self, stage: Any, indices: tuple[int, ...], x: Tensor, step: StepInputs, fork: bool = False) -> Tensor:
         for index in indices:
@@ -326,7 +315,7 @@ class UNet(nn.Module):
         return self.conv_out(F.silu(self.conv_norm_out(x, step.frames)))
 
 
-def shallow_copy(module: ModuleT) -> ModuleT:
+def shallow_copy(module: nn.Module) -> Any:
     """A copy that shares parameters and submodules, but whose submodules can be replaced."""
     made = copy.copy(module)
     made._modules = dict(module._modules)
