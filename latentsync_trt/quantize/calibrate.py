@@ -13,20 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from latentsync_trt.audio.mel import filters_of, write_filters
-from latentsync_trt.bundle.manifest import (
-    EIGHT_BIT_PRECISIONS,
-    FULL_STEP,
-    Bundle,
-    Quantization,
-    check_target,
-    files_of,
-    manifest_sha256,
-    sha256_file,
-    step_graph,
-    tool_versions,
-    write_manifest,
-)
+from latentsync_trt.bundle import manifest as bundles
+from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.config import MODEL_FPS
 from latentsync_trt.errors import InputError, NoFaceError
 from latentsync_trt.face.detector import MediaPipeDetector
@@ -41,15 +29,7 @@ from latentsync_trt.quantize.steps import (
     write_observed,
     write_steps,
 )
-from latentsync_trt.quantize.windows import (
-    CACHE_INTERVAL,
-    Loop,
-    RecordedWindow,
-    loops_of,
-    record,
-    recorded_for,
-    split,
-)
+from latentsync_trt.quantize.windows import CACHE_INTERVAL, Loop, RecordedWindow, loops_of, record, recorded_for, split
 from latentsync_trt.runtime.networks.networks import Networks
 from latentsync_trt.runtime.networks.observing_denoiser import ObservedTensor, ObservingDenoiser, folder_denoiser
 from latentsync_trt.runtime.providers.libraries import onnxruntime_version
@@ -98,14 +78,8 @@ class Calibration:
         measured_on = (held_out or samples[:1]) if options.measure else ()
         ranges = self._observe(samples)
         self.on_progress(Progress("write", 0, None))
-        settings = {
-            "samples": options.samples,
-            "steps": options.steps,
-            "cache_interval": CACHE_INTERVAL,
-            "guidance": options.guidance,
-            "windows": len(samples),
-            "windows_measured": len(measured_on),
-        }
+        settings = {name: getattr(options, name) for name in ("samples", "steps", "guidance")}
+        settings |= {"cache_interval": CACHE_INTERVAL, "windows": len(samples), "windows_measured": len(measured_on)}
         measure = (lambda folder: self._psnr_db(folder, measured_on)) if measured_on else None
         return quantize_bundle(self.bundle, ranges, options, out, clips=clips, settings=settings, measure=measure)
 
@@ -130,7 +104,7 @@ class Calibration:
 
     def _observe(self, windows: Sequence[RecordedWindow]) -> Ranges:
         graphs, steps, ranges = step_graphs(self.bundle), self.options.steps, dict[str, ActivationRange]()
-        loops = loops_of(windows, self.options, unguided=step_graph(guided=False, cached=False) in graphs)
+        loops = loops_of(windows, self.options, unguided=bundles.step_graph(guided=False, cached=False) in graphs)
 
         def take(tensor: ObservedTensor, _: int, amax: float, sample: Float32Array) -> None:
             observed = ActivationRange.of_step(amax, sample)
@@ -158,12 +132,8 @@ class Calibration:
                 decoded = networks.codec.decode_faces(np.ascontiguousarray(latents[0].transpose(1, 0, 2, 3)))
                 return np.asarray(np.stack(decoded) / 65535, np.float32)
 
-            noise = np.mean(
-                [
-                    np.square(faces(eight_bit, window) - faces(networks.denoiser, window), dtype=np.float64).mean()
-                    for window in windows
-                ]
-            )
+            errors = [faces(eight_bit, window) - faces(networks.denoiser, window) for window in windows]
+        noise = np.mean([np.square(error, dtype=np.float64).mean() for error in errors])
         return min(_LARGEST_DB, -10 * float(np.log10(noise))) if noise > 0 else _LARGEST_DB
 
     def _report(self, stage: str, before: int = 0, total: int | None = None) -> Callable[[int, int], None]:
@@ -175,7 +145,7 @@ def open_parent(folder: Path) -> Bundle:
     """The bundle to quantize; raises `BundleError` if it is incomplete, `InputError` if it is in 8 bits already."""
     parent = Bundle.load(folder)
     quantized = parent.manifest.quantization
-    if parent.manifest.precision in EIGHT_BIT_PRECISIONS:
+    if parent.manifest.precision in bundles.EIGHT_BIT_PRECISIONS:
         hint = f"; calibrate {quantized.parent}, which it was made from" if quantized else ""
         raise InputError(f"{folder}: is in {parent.manifest.precision} already{hint}")
     return parent
@@ -185,7 +155,7 @@ def check_out(parent: Bundle, out: Path) -> None:
     """Raises `InputError` if `out` must not be overwritten with a bundle made from `parent`."""
     if out.resolve() == parent.folder.resolve():
         raise InputError(f"{out}: is the bundle to calibrate; choose another folder for --out")
-    check_target(out)
+    bundles.check_target(out)
 
 
 def quantize_bundle(
@@ -212,36 +182,34 @@ def quantize_bundle(
     kept = tuple(sorted(name for name in names if options.keeps(name)))
     if len(kept) == len(names):
         raise InputError(f"--keep: keeps all {len(kept)} layers of {manifest.name}; keep fewer")
-    costs = multiply_adds(parent, FULL_STEP)
+    costs, tools = multiply_adds(parent, bundles.FULL_STEP), bundles.tool_versions(TOOLS, extra=EXTRA)
     with published_folder(out) as staged:
         steps = write_steps(parent, ranges, options, kept, staged)
-        distance = {DISTANCE: measure(staged)} if measure else {}
-        others = [entry for graph, entry in manifest.graphs.items() if graph not in steps]
-        for file in {file for entry in others for file in (entry.file, entry.weights, *entry.forms.values())}:
+        forms = {file for name in steps for file in manifest.graphs[name].forms.values()}
+        for file in manifest.files.keys() - forms - {path.name for path in staged.iterdir()}:
             shutil.copyfile(parent.folder / file, staged / file)
-        write_filters(staged, filters_of(parent))
-        quantization = Quantization(
+        quantization = bundles.Quantization(
             parent=manifest.name,
-            parent_sha256=manifest_sha256(parent.folder),
+            parent_sha256=bundles.manifest_sha256(parent.folder),
             parent_precision=manifest.precision,
             clips=clips or {},
             settings={**(settings or {}), "precision": options.precision, "percentile": options.percentile},
             kept=kept,
             share=1 - sum(cost for name, cost in costs.items() if name in kept) / sum(costs.values()),
-            distance=distance,
+            distance={DISTANCE: measure(staged)} if measure else {},
         )
         made = replace(
             manifest,
             name=out.name,
             precision=options.precision,
             graphs={**manifest.graphs, **steps},
-            files=files_of(staged),
-            tools=dict(manifest.tools) | tool_versions(TOOLS, extra=EXTRA) | {"onnxruntime": onnxruntime_version()},
+            files=bundles.files_of(staged),
+            tools={**manifest.tools, **tools, "onnxruntime": onnxruntime_version()},
             # The step graphs are not those that were compared with PyTorch.
             verification={graph: value for graph, value in manifest.verification.items() if graph not in steps},
             quantization=quantization,
         )
-        write_manifest(staged, made)
+        bundles.write_manifest(staged, made)
     return out
 
 
@@ -256,7 +224,7 @@ def _hashes_of(clips: Sequence[Clip]) -> dict[str, str]:
         for path in dict.fromkeys((clip.video, clip.audio)):
             name = path.name if path.name not in hashes else f"{number}/{path.name}"
             try:
-                hashes[name] = sha256_file(path)
+                hashes[name] = bundles.sha256_file(path)
             except OSError as error:
                 raise InputError(f"{path}: cannot be read ({error.strerror})") from error
     return hashes
