@@ -6,12 +6,11 @@ from latentsync_trt.bundle.manifest import (
     REQUIRED_GRAPHS,
     Bundle,
     DimensionRange,
-    FileEntry,
     GraphEntry,
     Manifest,
     Precision,
     TensorEntry,
-    sha256_file,
+    files_of,
     write_manifest,
 )
 
@@ -25,7 +24,6 @@ def make_bundle(folder: Path, precision: Precision = "fp32") -> Bundle:
         (folder / f"{name}.onnx").write_text(name)
         tensors = (TensorEntry("x", "float32", ("windows", 4)),)
         graphs[name] = GraphEntry(f"{name}.onnx", "net.weights", tensors, tensors)
-    files = {path.name: FileEntry(sha256_file(path), path.stat().st_size) for path in sorted(folder.iterdir())}
     manifest = Manifest(
         name="small",
         model="1.6",
@@ -38,7 +36,7 @@ def make_bundle(folder: Path, precision: Precision = "fp32") -> Bundle:
         opset=23,
         unet={"widths": [32, 32]},
         graphs=graphs,
-        files=files,
+        files=files_of(folder),
         ranges={"windows": DimensionRange(1, 2, 4)},
         notes=("made by a test",),
     )

@@ -12,15 +12,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from latentsync_trt.bundle.manifest import (
-    Bundle,
-    DimensionRange,
-    FileEntry,
-    GraphEntry,
-    Manifest,
-    TensorEntry,
-    sha256_file,
-)
+from latentsync_trt.bundle.manifest import Bundle, DimensionRange, GraphEntry, Manifest, TensorEntry, files_of
 
 FRAMES, WIDTH, TOKENS, DEPTH = 4, 2, 3, 5
 RANGES = {"windows": DimensionRange(1, 1, 4), "frames": DimensionRange(2, FRAMES, 8)}
@@ -74,7 +66,7 @@ def bundle_of(
         opset=21,
         unet={},
         graphs=graphs,
-        files={path.name: FileEntry(sha256_file(path), path.stat().st_size) for path in folder.iterdir()},
+        files=files_of(folder),
         ranges=ranges,
     )
     return Bundle(folder, manifest)

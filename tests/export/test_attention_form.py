@@ -21,7 +21,6 @@ from latentsync_trt.bundle.manifest import (
     read_manifest,
 )
 from latentsync_trt.export import exporter
-from latentsync_trt.export.export_options import ExportOptions
 from latentsync_trt.export.graphs import GraphPlan, build_graph
 from latentsync_trt.export.layers import attend
 from latentsync_trt.export.verify import FLOOR
@@ -123,8 +122,3 @@ def test_attention_is_one_operator_where_tensorrt_takes_it(
         assert [name for name in operators if name != "Cast"] == IN_PARTS
         (softmax,) = (node for node in model.graph if node.op_type == "Softmax")
         assert softmax.inputs[0].dtype.numpy() == np.float32
-
-
-def test_the_folder_is_named_after_the_form() -> None:
-    options = ExportOptions(precision="fp16", attention="matmul", dynamic=True)
-    assert options.folder.name == "1.6-512-fp16-dynamic-matmul"

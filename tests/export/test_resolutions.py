@@ -117,4 +117,5 @@ def test_the_smallest_and_a_middle_resolution_are_verified(tmp_path: Path) -> No
 def test_wrong_resolutions_are_refused_with_the_cure(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         ExportOptions(**fields)
-    assert ExportOptions(dynamic=True, min_resolution=256).folder.name == "1.6-256-512-fp32-dynamic"
+    named = ExportOptions(dynamic=True, min_resolution=256, attention="matmul").folder.name
+    assert named == "1.6-256-512-fp32-dynamic-matmul"

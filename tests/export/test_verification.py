@@ -11,14 +11,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from latentsync_trt.bundle.manifest import CACHED_STEP
 from latentsync_trt.bundle.weights import WeightsFile
 from latentsync_trt.errors import CheckpointError, ExportMismatch
 from latentsync_trt.export import verify
 from latentsync_trt.export.export_options import ExportOptions
-from latentsync_trt.export.exporter import export_bundle
+from latentsync_trt.export.exporter import export_bundle, plan_graphs
 from latentsync_trt.export.graphs import GraphPlan, build_graph, save_graph
 from latentsync_trt.export.layers import NORM_GROUPS, FrameNorm
-from latentsync_trt.export.unet import DenoiseStep, UNet
+from latentsync_trt.export.networks import load_networks
 from latentsync_trt.export.verify import InDouble
 from latentsync_trt.runtime.sessions.session import Session
 from tests import narrow
@@ -31,31 +32,14 @@ HONEST = 2.0
 """Most that an honest graph's error exceeds PyTorch's own: the roundings are the same, in another order."""
 
 
-def cached_step(precision: str) -> tuple[GraphPlan, nn.Module]:
+def cached_step(precision: str, folder: Path) -> tuple[GraphPlan, nn.Module]:
     """The plan of a small graph with every kind of layer, and the module in float32."""
-    unet = UNet(narrow.UNET).eval().requires_grad_(False)
-    narrow.randomize(unet)
-    truth = DenoiseStep(unet, guided=True, cached=True)
-    half = UNet(narrow.UNET).eval().requires_grad_(False)
-    half.load_state_dict(unet.state_dict())
-    module = DenoiseStep(half.half(), guided=True, cached=True) if precision == "fp16" else truth
-    generator = torch.Generator().manual_seed(4)
-
-    def random(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator)
-
-    window = (1, narrow.FRAMES, 8, 8)
-    inputs = {
-        "latents": random(1, 4, *window[1:]),
-        "conditioning": random(1, 9, *window[1:]),
-        "audio": random(1, narrow.FRAMES, 50, narrow.AUDIO_WIDTH),
-        "timestep": torch.tensor(501),
-        "guidance": torch.tensor(1.5),
-        "history": random(1, 4, *window[1:]),
-        "coefficients": torch.tensor([1.02, -0.31, 0.12, 1.4, -0.9]),
-        "hidden": random(2, 1, narrow.FRAMES, narrow.UNET.widths[0], 8, 8).to(module.unet.conv_in.weight.dtype),
-    }
-    return GraphPlan("denoise_step_cached", "unet", module, inputs, ("next_latents", "next_history")), truth
+    sources = narrow.write_sources(folder)
+    options = narrow.narrow_options(sources, folder, precision=precision, cuda_form=False)
+    dtypes = (torch.float16 if precision == "fp16" else torch.float32, torch.float32)
+    found = [plan_graphs(load_networks(sources, options, dtype), options) for dtype in dtypes]
+    plan, truth = (next(plan for plan in plans if plan.name == CACHED_STEP) for plans in found)
+    return plan, truth.module
 
 
 @pytest.fixture(scope="module", params=["fp32", "fp16"])
@@ -64,8 +48,8 @@ def precision(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="module")
-def planned(precision: str) -> tuple[GraphPlan, nn.Module]:
-    return cached_step(precision)
+def planned(precision: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[GraphPlan, nn.Module]:
+    return cached_step(precision, tmp_path_factory.mktemp("sources"))
 
 
 @pytest.fixture(scope="module")

@@ -11,10 +11,9 @@ from latentsync_trt.bundle.manifest import (
     MANIFEST_NAME,
     REQUIRED_GRAPHS,
     Bundle,
-    FileEntry,
+    files_of,
     manifest_sha256,
     read_manifest,
-    sha256_file,
     write_manifest,
 )
 from latentsync_trt.errors import InputError
@@ -97,7 +96,7 @@ def test_a_bundle_is_replaced_by_one_without_cuda_forms_of_steps(int8_bundle: Pa
     for name in ("denoise_step", "vae_decoder"):
         shutil.copyfile(parent / f"{name}.onnx", parent / f"{name}.cuda.onnx")
         graphs[name] = dataclasses.replace(graphs[name], forms={"cuda": f"{name}.cuda.onnx"})
-    files = {path.name: FileEntry(sha256_file(path), path.stat().st_size) for path in parent.iterdir()}
+    files = files_of(parent)
     del files[MANIFEST_NAME]
     write_manifest(parent, dataclasses.replace(manifest, graphs=graphs, files=files))
     shutil.copytree(int8_bundle, out)
