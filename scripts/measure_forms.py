@@ -27,7 +27,7 @@ from latentsync_trt.bundle.manifest import CACHED_STEP, FULL_STEP, VAE_DECODER, 
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.runtime.cache import EngineCache
 from latentsync_trt.runtime.providers.select import select_provider
-from latentsync_trt.runtime.sessions.builders import cuda_form_options
+from latentsync_trt.runtime.sessions.builders import CUDNN_ATTENTION_FROM, cuda_options
 from latentsync_trt.runtime.sessions.engines import Engines
 from latentsync_trt.runtime.sessions.session import Session, SessionSettings
 
@@ -123,7 +123,8 @@ def measure(spec: dict[str, Any]) -> dict[str, Any]:
     start_s = time.perf_counter()
     row: dict[str, Any] = {"onnxruntime": ort.__version__, "gpu": str(selection.gpu)}
     if "change" in spec:
-        options = cuda_form_options("cuda", selection.gpu) | CHANGES[spec["change"]]
+        attention = selection.gpu.capability >= CUDNN_ATTENTION_FROM
+        options = cuda_options(fused_bias=True, cudnn_attention=attention) | CHANGES[spec["change"]]
         given = {name: value for name, value in options.items() if value is not None}
         providers = (("CUDAExecutionProvider", given), ("CPUExecutionProvider", {}))
         session = Session(bundle.graph_path(FULL_STEP, "cuda"), SessionSettings(providers=providers))

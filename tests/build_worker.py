@@ -10,7 +10,6 @@ import pytest
 
 from latentsync_trt.child import serve
 from latentsync_trt.runtime.networks import background
-from latentsync_trt.runtime.sessions.builders import GraphSource
 from tests.cache_worker import until
 from tests.compiling import CopyBuilder, compiling_provider
 from tests.stopped_command import FOREVER_S, sleep_natively
@@ -21,14 +20,14 @@ MODULE = "tests.build_worker"
 usual = CopyBuilder.build
 
 
-def build(self: CopyBuilder, source: GraphSource, folder: Path) -> None:
+def build(self: CopyBuilder, graph: Path, folder: Path) -> None:
     """Builds as the environment says."""
     if os.environ.get(HANG):
         (folder / "engine.onnx").write_bytes(b"half")
         sleep_natively(FOREVER_S)
     if file := os.environ.get(WAIT):
         until(Path(file).exists)
-    usual(self, source, folder)
+    usual(self, graph, folder)
 
 
 if __name__ == "__main__":

@@ -9,9 +9,8 @@ import pytest
 
 from latentsync_trt.runtime.providers.gpu import Gpu
 from latentsync_trt.runtime.providers.select import Selection
-from latentsync_trt.runtime.sessions.builders import GraphSource
 from latentsync_trt.runtime.sessions.engines import Engines
-from latentsync_trt.runtime.sessions.session import CPU, Session
+from latentsync_trt.runtime.sessions.session import CPU, Session, SessionSettings
 
 COMPILING = Selection("rtx", gpu=Gpu(0, "RTX", "8.9", 2**34, "0000:01:00.0"))
 
@@ -20,21 +19,21 @@ COMPILING = Selection("rtx", gpu=Gpu(0, "RTX", "8.9", 2**34, "0000:01:00.0"))
 class CopyBuilder:
     """A `Builder`; `built` are the graphs it built, in order."""
 
+    library, version = "compiler", "1"
     built: list[str] = field(default_factory=list)
 
     def options(self) -> dict[str, str]:
         return {}
 
-    def versions(self) -> dict[str, str]:
-        return {"compiler": "1"}
-
-    def build(self, source: GraphSource, folder: Path) -> None:
-        self.built.append(source.path.stem)
-        shutil.copy(source.path, folder / "engine.onnx")
+    def build(self, graph: Path, folder: Path) -> None:
+        self.built.append(graph.stem)
+        shutil.copy(graph, folder / "engine.onnx")
         time.sleep(0.01)  # so that its time shows
 
-    def open(self, source: GraphSource, folder: Path) -> Session:
-        return Session(folder / "engine.onnx", source.settings(providers=CPU, weights_folder=source.path.parent))
+    def open(self, graph: Path, folder: Path) -> Session:
+        return Session(
+            folder / "engine.onnx", SessionSettings(name=graph.stem, providers=CPU, weights_folder=graph.parent)
+        )
 
 
 def compiling_provider(patch: pytest.MonkeyPatch) -> CopyBuilder:

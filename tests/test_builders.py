@@ -14,13 +14,13 @@ from onnx import TensorProto, helper
 from latentsync_trt.bundle.manifest import Bundle, TensorEntry
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.runtime.cache import EngineCache
-from latentsync_trt.runtime.compiler import Answer, CompileOrder, ContextModel
+from latentsync_trt.runtime.compiler import Answer, CompileOrder
 from latentsync_trt.runtime.providers.gpu import Gpu
 from latentsync_trt.runtime.providers.select import Selection
 from latentsync_trt.runtime.sessions import builders
 from latentsync_trt.runtime.sessions import engines as engines_module
 from latentsync_trt.runtime.sessions.engines import Engines
-from latentsync_trt.runtime.sessions.session import RECORD_ASSIGNMENT, Session, SessionSettings
+from latentsync_trt.runtime.sessions.session import Session, SessionSettings
 from tests.small import small_bundle
 from tests.toy import FRAMES, write_toy
 
@@ -47,11 +47,9 @@ class Provider:
         """Acts like `run_compiler`."""
         self.orders.append(order)
         self.environments.append(environment or {})
-        assert order.timings
-        assert order.engine
-        assert order.context
-        for path in (order.timings, order.engine, order.context.path):
-            Path(path).write_bytes(b"built")
+        assert order.folder
+        for name in ("model.engine", "context.onnx"):
+            Path(order.folder, name).write_bytes(b"built")
         return self.answer
 
     def session(self, path: Path, settings: SessionSettings) -> Any:
@@ -88,7 +86,7 @@ def provider(monkeypatch: pytest.MonkeyPatch) -> Provider:
     monkeypatch.setattr(builders, "compile_graph", made.compile_graph)
     monkeypatch.setattr(engines_module, "tensorrt_version", lambda: LOADED)
     monkeypatch.setattr(engines_module, "rtx_version", lambda: "0.5")
-    monkeypatch.setattr(engines_module, "rtx_devices", lambda device: [f"device {device}"])
+    monkeypatch.setattr(builders, "rtx_devices", lambda device: [f"device {device}"])
     return made
 
 
@@ -128,8 +126,8 @@ def test_tensorrt_compiles_the_graph_and_its_context_model_is_opened(tmp_path: P
     assert opened.built
     assert opened.node_share == 1.0
     (order,) = provider.orders
-    assert order.engine is not None
-    folder = Path(order.engine).parent  # whose name has changed by now
+    assert order.folder is not None
+    assert order.timings is not None
     entry = made.bundle.manifest.graphs["vae_encoder"]
     assert order == CompileOrder(
         "tensorrt",
@@ -138,16 +136,18 @@ def test_tensorrt_compiles_the_graph_and_its_context_model_is_opened(tmp_path: P
         target=None,
         optimization_level=5,
         workspace_bytes=4_000_000_000,
-        timings=str(folder / TIMINGS),
+        timings=order.timings,
         version=LOADED,
-        engine=str(folder / "model.engine"),
-        context=ContextModel(
-            str(folder / "context.onnx"), "model.engine", "8.9", described(entry.inputs), described(entry.outputs)
-        ),
+        folder=order.folder,  # whose name has changed by now
+        compute_capability="8.9",
+        inputs=described(entry.inputs),
+        outputs=described(entry.outputs),
     )
+    shared, name = Path(order.timings).parent, Path(order.timings).name
+    assert (shared.parent, name) == (tmp_path / "cache" / ".shared", TIMINGS)
     assert provider.environments == [{"CUDA_VISIBLE_DEVICES": "0"}]
     found = entry_of(made, "vae_encoder")
-    assert folder != found
+    assert Path(order.folder) != found
     assert sorted(path.name for path in found.rglob("*")) == ["context.onnx", "engine.json", "model.engine"]
     ((path, settings),) = provider.asked
     assert path == found / "context.onnx"
@@ -177,12 +177,11 @@ def test_the_profile_and_the_context_model_have_the_sizes_of_the_engine(
     assert set(order.profile) == {"latents", "conditioning", "audio", "history"}
     assert (order.workspace_bytes, order.optimization_level) == (None, 3)
     entry, sizes = toy.manifest.graphs["denoise_step"], {"frames": FRAMES} | ({} if dynamic else {"windows": 1})
-    assert order.context is not None
-    assert order.context.inputs == described(entry.inputs, **sizes)
-    assert order.context.outputs == described(entry.outputs, **sizes)
-    assert ("timestep", "int64", ()) in order.context.inputs
+    assert order.inputs == described(entry.inputs, **sizes)
+    assert order.outputs == described(entry.outputs, **sizes)
+    assert ("timestep", "int64", ()) in order.inputs
     latents = ("windows", 4, FRAMES, 2, 2) if dynamic else usual
-    assert ("next_latents", "float32", latents) in order.context.outputs
+    assert ("next_latents", "float32", latents) in order.outputs
     assert provider.asked[0][1].dimensions == {}  # a context model has no dimension left to set
 
 
@@ -211,7 +210,7 @@ def test_a_graph_that_is_not_optimized_keeps_its_eight_bit_weights(tmp_path: Pat
     graph = helper.make_graph(steps, "small", [x], [y], [weights, scale])
     path = tmp_path / "small.onnx"
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), path)
-    session = Session(path, SessionSettings(config=RECORD_ASSIGNMENT, optimize=optimize))
+    session = Session(path, SessionSettings(optimize=optimize))
     assert session.nodes_by_provider() == {CPU: nodes}
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from latentsync_trt.errors import OutOfMemory
-from latentsync_trt.runtime.compiler import CompileOrder, ContextModel, run_compiler
+from latentsync_trt.runtime.compiler import CompileOrder, run_compiler
 
 pytestmark = pytest.mark.integration
 
@@ -33,7 +33,7 @@ def order(tmp_path: Path) -> CompileOrder:
     graph = tmp_path / "für Ženy" / "graph.onnx"
     graph.parent.mkdir()
     graph.write_text("the graph", encoding="utf-8")
-    return CompileOrder("tensorrt", str(graph), {}, engine=str(tmp_path / "model.engine"))
+    return CompileOrder("tensorrt", str(graph), {})
 
 
 @pytest.mark.parametrize(
@@ -79,6 +79,5 @@ def test_without_onnx_no_time_is_spent_on_an_engine(
 ) -> None:
     module("__version__ = '10.14'")
     (tmp_path / "onnx.py").write_text("raise ImportError('no onnx here')")
-    context = ContextModel(str(tmp_path / "context.onnx"), "model.engine", "8.9", (), ())
-    answer = run_compiler(replace(order, context=context))
+    answer = run_compiler(replace(order, folder=str(tmp_path)))
     assert (answer.accepted, "no onnx here" in answer.reason) == (False, True)

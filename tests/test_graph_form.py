@@ -17,8 +17,8 @@ from latentsync_trt.errors import EngineBuildError, InferenceError, InputError, 
 from latentsync_trt.runtime.cache import EngineCache
 from latentsync_trt.runtime.providers.gpu import Gpu
 from latentsync_trt.runtime.providers.select import Selection
-from latentsync_trt.runtime.sessions import builders, trial
 from latentsync_trt.runtime.sessions import engines as engines_module
+from latentsync_trt.runtime.sessions import trial
 from latentsync_trt.runtime.sessions.engines import Engines
 from latentsync_trt.runtime.sessions.session import SessionSettings, TensorInfo
 from latentsync_trt.runtime.sessions.trial import random_inputs
@@ -79,7 +79,7 @@ class Provider:
 @pytest.fixture
 def provider(monkeypatch: pytest.MonkeyPatch) -> Provider:
     made = Provider()
-    monkeypatch.setattr(builders, "Session", made.session)
+    monkeypatch.setattr(engines_module, "Session", made.session)
     monkeypatch.setattr(
         trial, "run_timed", lambda session, ranges, *_, runs: (session.run(random_inputs(session.inputs, ranges)), 0.0)
     )

@@ -12,14 +12,14 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
+from latentsync_trt.bundle.manifest import GraphForm
 from latentsync_trt.errors import EngineBuildError, OutOfMemory
 from latentsync_trt.runtime.networks.networks import Networks
 from latentsync_trt.runtime.providers.gpu import Gpu
 from latentsync_trt.runtime.providers.select import Selection
 from latentsync_trt.runtime.sessions import pool
-from latentsync_trt.runtime.sessions.builders import DirectOpen, GraphSource
 from latentsync_trt.runtime.sessions.engines import Engines
-from latentsync_trt.runtime.sessions.session import CPU, Session, TensorInfo
+from latentsync_trt.runtime.sessions.session import CPU, Providers, Session, TensorInfo
 from tests.compiling import COMPILING, CopyBuilder, compiling_provider
 from tests.device import GRAPHS, DemoNetworks, Device, denoised
 from tests.small import small_bundle
@@ -60,14 +60,14 @@ def test_a_graph_that_many_threads_ask_for_is_opened_once(make: DemoNetworks, de
 def test_prepare_opens_side_by_side(make: DemoNetworks, device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     networks = make()
     together, calls = threading.Barrier(2), itertools.count()
-    open_graph = DirectOpen.open
+    open_form = Engines._open_form
 
-    def meet(self: DirectOpen, source: GraphSource) -> Session:
+    def meet(self: Engines, graph: str, form: GraphForm) -> Session:
         if next(calls) < 2:
             together.wait(30)  # breaks if graphs are opened one after the other
-        return open_graph(self, source)
+        return open_form(self, graph, form)
 
-    monkeypatch.setattr(DirectOpen, "open", meet)
+    monkeypatch.setattr(Engines, "_open_form", meet)
     networks.prepare(GRAPHS)
     assert sorted(device.opened) == sorted(GRAPHS)
     networks.prepare(GRAPHS)
@@ -99,8 +99,7 @@ def test_a_session_that_runs_mostly_on_another_provider_is_refused(
 ) -> None:
     counts = {"CPUExecutionProvider": 89, "CUDAExecutionProvider": 911}
     monkeypatch.setattr(Session, "nodes_by_provider", lambda self: counts)
-    open_graph = DirectOpen.open
-    monkeypatch.setattr(DirectOpen, "open", lambda self, source: open_graph(DirectOpen(CPU), source))
+    monkeypatch.setattr(Engines, "_providers", lambda *_: CPU)
     monkeypatch.setattr(ort.InferenceSession, "get_providers", lambda self: ["CUDAExecutionProvider"])
     networks = make(Selection("cuda", gpu=GPU))
     networks.session("vae_encoder")
@@ -129,14 +128,13 @@ def test_nodes_that_compute_shapes_on_the_cpu_do_not_count(size: int | str, on_c
 @pytest.fixture
 def failing_gpu(monkeypatch: pytest.MonkeyPatch) -> Selection:
     """A GPU whose provider cannot open the last graph of a run."""
-    open_graph = DirectOpen.open
 
-    def refuse(self: DirectOpen, source: GraphSource) -> Session:
-        if self.providers[0][0].startswith("CUDA") and source.path.stem == "vae_decoder":
+    def refuse(self: Engines, graph: str, form: GraphForm) -> Providers:
+        if self.selection.gpu is not None and graph == "vae_decoder":
             raise EngineBuildError("no kernel image")
-        return open_graph(DirectOpen(CPU), source)
+        return CPU
 
-    monkeypatch.setattr(DirectOpen, "open", refuse)
+    monkeypatch.setattr(Engines, "_providers", refuse)
     monkeypatch.setattr(Engines, "_node_share", lambda self, session: 1.0)
     monkeypatch.setattr(pool, "give_back_gpu_memory", lambda selection: None)
     return Selection("cuda", gpu=GPU)
@@ -179,17 +177,17 @@ def test_an_error_while_others_open_leaves_no_session_behind(
     make: DemoNetworks, device: Device, monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> None:
     networks, gate = make(), threading.Barrier(2)
-    open_graph, calls = DirectOpen.open, itertools.count()
+    open_form, calls = Engines._open_form, itertools.count()
 
-    def fail_once(self: DirectOpen, source: GraphSource) -> Session:
+    def fail_once(self: Engines, graph: str, form: GraphForm) -> Session:
         number = next(calls)
         if number < 2:
             gate.wait(30)
         if number == 1:
             raise error
-        return open_graph(self, source)
+        return open_form(self, graph, form)
 
-    monkeypatch.setattr(DirectOpen, "open", fail_once)
+    monkeypatch.setattr(Engines, "_open_form", fail_once)
     if isinstance(error, OutOfMemory):
         networks.prepare(GRAPHS)  # one network at a time
         assert len(device.networks()) == 1

@@ -17,7 +17,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from latentsync_trt.remembered import FOLDER
-from latentsync_trt.runtime.compiler import compile_order
+from latentsync_trt.runtime.compiler import CompileOrder, compile_order
 from tests.cache_worker import until
 from tests.clips import decoded, write_clip
 from tests.small import small_bundle
@@ -278,22 +278,21 @@ def test_the_stand_in_s_module_has_tensorrt_s_names() -> None:
 def test_nvidia_s_compiler_takes_every_setting_of_a_build(tmp_path: Path) -> None:
     """All of the worker, on a compiler that runs without a GPU and has the interface of TensorRT's module."""
     trt = pytest.importorskip("tensorrt_rtx", reason="the compiler has wheels for Linux and Windows only")
-    order = {
-        "compiler": "tensorrt_rtx",
-        "path": str(small_bundle() / "vae_encoder.onnx"),
-        "profile": {},
-        "target": "SM89",
-        "optimization_level": 3,
-        "workspace_bytes": 1 << 30,
-        "timings": str(tmp_path / "kernels.timing"),
-        "engine": str(tmp_path / "model.engine"),
-        "context": None,
-        "version": "",
-    }
+    order = CompileOrder(
+        "tensorrt_rtx",
+        str(small_bundle() / "vae_encoder.onnx"),
+        {},
+        target="SM89",
+        optimization_level=3,
+        workspace_bytes=1 << 30,
+        timings=str(tmp_path / "kernels.timing"),
+        folder=str(tmp_path),
+        compute_capability="8.9",
+    )
     start_s = time.monotonic()
     answer = compile_order(trt, order)
-    assert answer["accepted"], answer
-    assert (tmp_path / "model.engine").stat().st_size == answer["engine_bytes"]
-    assert answer["device_memory_bytes"] is None  # an engine of RTX opens on a GPU only
+    assert answer.accepted, answer
+    assert (tmp_path / "model.engine").stat().st_size == answer.engine_bytes
+    assert answer.device_memory_bytes is None  # an engine of RTX opens on a GPU only
     assert (tmp_path / "kernels.timing").is_file()
-    assert answer["seconds"] <= time.monotonic() - start_s
+    assert answer.seconds <= time.monotonic() - start_s

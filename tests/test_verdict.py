@@ -16,8 +16,8 @@ from latentsync_trt.runtime.providers import select
 from latentsync_trt.runtime.providers.gpu import Gpu
 from latentsync_trt.runtime.providers.select import Selection
 from latentsync_trt.runtime.sessions import pool, trial
-from latentsync_trt.runtime.sessions.builders import DirectOpen, GraphSource
-from latentsync_trt.runtime.sessions.session import CPU, Session
+from latentsync_trt.runtime.sessions.engines import Engines
+from latentsync_trt.runtime.sessions.session import CPU, Session, SessionSettings
 from tests.compiling import CopyBuilder, compiling_provider
 from tests.device import GRAPHS, DemoNetworks
 from tests.perturbed import perturbed_copy
@@ -42,7 +42,7 @@ class Machine:
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     made = Machine(compiling_provider(monkeypatch))
-    run_timed, open_graph = trial.run_timed, DirectOpen.open
+    run_timed = trial.run_timed
 
     def timed(session: Session, ranges: Any, device: str, device_id: int, *, runs: int) -> Any:
         outputs, _ = run_timed(session, ranges, "cpu", 0)
@@ -51,7 +51,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
         return outputs, made.ms[provider] if runs > 1 else 0.0
 
     monkeypatch.setattr(trial, "run_timed", timed)
-    monkeypatch.setattr(DirectOpen, "open", lambda self, source: open_graph(DirectOpen(CPU), source))
+    monkeypatch.setattr(Engines, "_providers", lambda *_: CPU)
     monkeypatch.setattr(select, "why_unavailable", lambda name, device=0: None if name != "rtx" else "no plug-in")
     monkeypatch.setattr(driver, "gpus", lambda: (GPU,))
     monkeypatch.setattr(Selection, "device", "cpu")
@@ -112,9 +112,9 @@ def test_an_engine_with_wrong_values_is_not_used(
 ) -> None:
     wrong = perturbed_copy(small_bundle(), tmp_path / "wrong", noise=0.2)
 
-    def opened(builder: CopyBuilder, source: GraphSource, folder: Path) -> Session:
-        weights = wrong if source.path.stem == "denoise_step_cached" else source.path.parent
-        return Session(folder / "engine.onnx", source.settings(providers=CPU, weights_folder=weights))
+    def opened(builder: CopyBuilder, graph: Path, folder: Path) -> Session:
+        weights = wrong if graph.stem == "denoise_step_cached" else graph.parent
+        return Session(folder / "engine.onnx", SessionSettings(weights_folder=weights))
 
     monkeypatch.setattr(CopyBuilder, "open", opened)
     assert prepared(make) == "cuda"
@@ -129,10 +129,10 @@ def test_a_refused_graph_is_not_built_again(
 ) -> None:
     build = CopyBuilder.build
 
-    def refuse(builder: CopyBuilder, source: GraphSource, folder: Path) -> None:
-        build(builder, source, folder)
-        if source.path.stem == FULL_STEP:
-            raise GraphRefused(f"{source.path}: TensorRT built no engine: no kernel")
+    def refuse(builder: CopyBuilder, graph: Path, folder: Path) -> None:
+        build(builder, graph, folder)
+        if graph.stem == FULL_STEP:
+            raise GraphRefused(f"{graph}: TensorRT built no engine: no kernel")
 
     monkeypatch.setattr(CopyBuilder, "build", refuse)
     assert prepared(make) == "cuda"
@@ -165,8 +165,8 @@ def test_the_memory_of_built_engines_decides_how_they_are_held(
 ) -> None:
     build = CopyBuilder.build
 
-    def told(builder: CopyBuilder, source: GraphSource, folder: Path) -> int:
-        build(builder, source, folder)
+    def told(builder: CopyBuilder, graph: Path, folder: Path) -> int:
+        build(builder, graph, folder)
         return each_gb * 10**9
 
     monkeypatch.setattr(CopyBuilder, "build", told)

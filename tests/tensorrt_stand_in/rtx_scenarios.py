@@ -15,10 +15,12 @@ import onnx.defs
 
 from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.errors import EngineBuildError
+from latentsync_trt.runtime.compiler import CONTEXT_MODEL
 from latentsync_trt.runtime.networks.denoiser import GraphDenoiser
 from latentsync_trt.runtime.providers.diagnose import rtx_devices
+from latentsync_trt.runtime.providers.gpu import Gpu
 from latentsync_trt.runtime.providers.libraries import load_problem, provider_library, rtx_version
-from latentsync_trt.runtime.sessions.builders import CONTEXT_MODEL, GraphSource, RtxBuilder
+from latentsync_trt.runtime.sessions.builders import RtxBuilder
 from latentsync_trt.runtime.sessions.session import CPU, Session, SessionSettings
 from latentsync_trt.types import Float32Array, WindowBatch
 
@@ -31,11 +33,13 @@ COEFFICIENTS = np.array([0.9, -0.1, 0.05, 1.1, -0.4], np.float32)
 def compiled(bundle: str, graphs: Sequence[str]) -> dict[str, Any]:
     """Has the plug-in compile graphs; operators and inputs of the context models, and bytes of the engines."""
     # Names the GPU to compile for, for which the compiler would ask a real driver.
-    builder = RtxBuilder({}, {"nv_target_sm": "sm89"}, _devices(), rtx_version(), Path("unused"))
-    found = {}
+    given, gpu = {"nv_target_sm": "sm89"}, Gpu(0, "GPU", "8.9", 2**34)
+    loaded, found = Bundle.load(Path(bundle), verify=False), {}
     for graph in graphs:
+        entry = loaded.manifest.graphs[graph]
+        builder = RtxBuilder(entry, {}, given, gpu, rtx_version(), Path("unused"), loaded.manifest.precision, False)
         with tempfile.TemporaryDirectory() as folder:
-            builder.build(GraphSource(Path(bundle) / f"{graph}.onnx"), Path(folder))
+            builder.build(loaded.graph_path(graph), Path(folder))
             model = onnx.load(Path(folder) / CONTEXT_MODEL, load_external_data=False).graph
             found[graph] = {
                 "operators": collections.Counter(node.op_type for node in model.node),

@@ -1,6 +1,6 @@
-"""Opens graphs on each provider, and builds engines for the providers that compile graphs.
+"""Options of each provider, and engines for the providers that compile graphs.
 
-cpu, cuda    open the bundle's graph directly
+cpu, cuda    open the bundle's graph directly: a copy that ONNX Runtime has optimized would save less than a second
 tensorrt     an engine built by TensorRT's Python module, and an EP-context model through which ONNX Runtime loads it
 rtx          an EP-context model from ONNX Runtime's compile interface
 
@@ -10,62 +10,45 @@ built strongly typed. Names and meanings: https://onnxruntime.ai/docs/execution-
 """
 
 import re
-import shutil
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from latentsync_trt.bundle.manifest import EIGHT_BIT_PRECISIONS, DimensionRange, GraphEntry, GraphForm, Precision
+from latentsync_trt.bundle.manifest import EIGHT_BIT_PRECISIONS, DimensionRange, GraphEntry, Precision
 from latentsync_trt.errors import EngineBuildError, GraphRefused, InputError, OutOfMemory
-from latentsync_trt.files import whole_file
-from latentsync_trt.runtime.compiler import Answer, CompileOrder, ContextModel, run_compiler
+from latentsync_trt.runtime.compiler import CONTEXT_MODEL, CompileOrder, run_compiler
+from latentsync_trt.runtime.providers.diagnose import rtx_devices
 from latentsync_trt.runtime.providers.gpu import Gpu, visible_only
-from latentsync_trt.runtime.providers.libraries import onnxruntime_version
 from latentsync_trt.runtime.providers.table import CUDA, RTX, TENSORRT
-from latentsync_trt.runtime.sessions.profiles import InputShapes, input_shapes
-from latentsync_trt.runtime.sessions.session import (
-    CPU,
-    RECORD_ASSIGNMENT,
-    Providers,
-    Session,
-    SessionSettings,
-    compile_graph,
-)
+from latentsync_trt.runtime.sessions.profiles import InputShapes, fixed_sizes, input_shapes
+from latentsync_trt.runtime.sessions.session import CPU, Session, SessionSettings, compile_graph
 
-CONTEXT_MODEL = "context.onnx"
+_TIMINGS = "kernels.timing"
 
-ENGINE = "model.engine"
-"""In the folder of the context model, where ONNX Runtime requires it."""
-
-TIMINGS = "kernels.timing"
-
-OPTIMIZATION_LEVEL, WORKSPACE_BYTES = "trt_builder_optimization_level", "trt_max_workspace_size"
+_LEVEL, _WORKSPACE_BYTES = "trt_builder_optimization_level", "trt_max_workspace_size"
 """Options of the TensorRT provider that our own build of its engines follows, too."""
 
 RTX_KERNEL_CACHE = "nv_runtime_cache_path"
 """The plug-in's option for the folder of kernels that it compiles at run time."""
 
-_PREFIXES = {TENSORRT.name: "trt_", RTX.name: "nv_"}
+_OWNERS = {"trt": TENSORRT.name, "nv": RTX.name}
+"""By the beginning of an option's name; others are CUDA's."""
 
 # Bits of the CUDA provider's `sdpa_kernel`: which attention kernels it may choose from.
 _MEMORY_EFFICIENT = 2
 _CUDNN = 8
 
-# Compute capability from which cuDNN's attention is faster than ONNX Runtime's own kernel.
-_CUDNN_ATTENTION_FROM = (9, 0)
+CUDNN_ATTENTION_FROM = (9, 0)
+"""Compute capability from which cuDNN's attention is faster than ONNX Runtime's own kernel."""
 
 # The operator's name in messages of the parser and the builder.
 _ATTENTION = re.compile(r"\bAttention (?:\(node|operation)")
 
 
 def own_options(provider: str, given: Mapping[str, str]) -> dict[str, str]:
-    """The options among those of `--provider-option` that are `provider`'s, by ONNX Runtime's prefixes."""
-    prefix = _PREFIXES.get(provider)
-    if prefix is not None:
-        return {key: value for key, value in given.items() if key.startswith(prefix)}
-    return {key: value for key, value in given.items() if not key.startswith(tuple(_PREFIXES.values()))}
+    """The options among those of `--provider-option` that are `provider`'s."""
+    return {key: value for key, value in given.items() if _OWNERS.get(key.partition("_")[0], CUDA.name) == provider}
 
 
 def cuda_options(
@@ -90,17 +73,6 @@ def cuda_options(
     }
 
 
-def cuda_form_options(form: GraphForm, gpu: Gpu, *, cuda_graph: bool = False) -> dict[str, str]:
-    """The CUDA provider's options for a graph in `form` on `gpu`."""
-    made_for_cuda = form == CUDA.form
-    return cuda_options(
-        gpu.index,
-        cuda_graph=cuda_graph,
-        fused_bias=made_for_cuda,
-        cudnn_attention=made_for_cuda and gpu.capability >= _CUDNN_ATTENTION_FROM,
-    )
-
-
 def tensorrt_options(device: int = 0, *, cuda_graph: bool = False) -> dict[str, str]:
     """TensorrtExecutionProvider, to load and run an engine. It accepts only "True" and "False" as booleans.
 
@@ -122,39 +94,21 @@ def rtx_options(shapes: Mapping[str, InputShapes] | None = None) -> dict[str, st
 
 
 @dataclass(frozen=True, slots=True)
-class GraphSource:
-    """A graph's `.onnx` file, and values that fix variable dimensions."""
+class Builder:
+    """How the engine of one graph is built and opened.
 
-    path: Path
-    dimensions: Mapping[str, int] = field(default_factory=dict)
+    Args:
+        entry: describes the graph. ranges: sizes that the engine supports. given: of `--provider-option`.
+        version: of the provider's library. precision: of the bundle.
+        shared: a folder for what shortens builds and runs, which other processes may change at any time.
+        cuda_graph: record and replay, which does not change the engine.
 
-    def settings(self, **fields: Any) -> SessionSettings:
-        """Session settings for this graph."""
-        own = SessionSettings(**fields, name=self.path.stem, config=RECORD_ASSIGNMENT)
-        return replace(own, dimensions=self.dimensions)
-
-
-@dataclass(frozen=True, slots=True)
-class DirectOpen:
-    """CPU and CUDA: ONNX Runtime optimizes the graph each time; a cached copy would save less than a second."""
-
-    providers: Providers
-
-    def open(self, source: GraphSource) -> Session:
-        """Opens a graph. Errors as `Session`."""
-        return Session(source.path, source.settings(providers=self.providers))
-
-
-@dataclass(frozen=True, slots=True)
-class TensorRTBuilder:
-    """TensorRT; an engine contains the whole graph.
-
-    `ranges`: sizes that the engine supports. `given`: of `--provider-option`. `version`: of the
-    TensorRT that ONNX Runtime loads. `shared`: a folder of kernel timings that other processes may
-    change at any time. `cuda_graph` does not change the engine. `precision`: of the bundle.
-
-    Raises:
-        InputError: an option among `given` has a wrong value.
+    Subclasses have
+        `options()`: those for the engine's key: without paths and options that do not change the engine.
+        `build(graph, folder)`: builds into `folder`, which will be renamed; returns the GPU memory of a run in bytes,
+            without weights, None if unknown. Raises `EngineBuildError` if the provider cannot compile the graph,
+            `OutOfMemory`, and `InputError` if an option has a wrong value, as `options`.
+        `open(graph, folder)`: opens the EP-context model that `build` wrote. Errors as `Session`.
     """
 
     entry: GraphEntry
@@ -163,58 +117,72 @@ class TensorRTBuilder:
     gpu: Gpu
     version: str
     shared: Path
-    cuda_graph: bool = False
-    precision: Precision = "fp16"
+    precision: Precision
+    cuda_graph: bool
+
+
+class TensorRTBuilder(Builder):
+    """TensorRT; an engine contains the whole graph. `version`: that of the library that ONNX Runtime loads."""
+
+    library = "tensorrt"
 
     def options(self) -> dict[str, str]:
-        """The options for the engine's key: without paths and options that do not change the engine."""
-        limit = self._number(WORKSPACE_BYTES)
+        limit = self._number(_WORKSPACE_BYTES)
         workspace = {} if limit is None else {"workspace_bytes": str(limit)}
         return {"optimization_level": str(self._level), **workspace}
 
-    def versions(self) -> dict[str, str]:
-        """ONNX Runtime's and TensorRT's: an engine runs only with the version that built it."""
-        return {"onnxruntime": onnxruntime_version(), "tensorrt": self.version}
-
-    def build(self, source: GraphSource, folder: Path) -> int | None:
-        """Builds into `folder`, which will be renamed; kernel timings of earlier builds shorten it.
-
-        Returns the GPU memory of a run in bytes, without weights; None if unknown.
-
-        Raises:
-            EngineBuildError: the provider cannot compile the graph. OutOfMemory: there is too little memory.
-        """
-        # A copy, as another build may write the shared file at the same time.
-        shared, timings = self.shared / TIMINGS, folder / TIMINGS
-        _copy(shared, timings)
-        answer = run_compiler(self._order(source, folder, timings), visible_only(self.gpu))
+    def build(self, graph: Path, folder: Path) -> int | None:
+        fixed: dict[int | str, int] = {name: span.optimum for name, span in self.ranges.items() if span.fixed}
+        inputs, outputs = (
+            tuple((each.name, each.dtype, tuple(fixed.get(size, size) for size in each.shape)) for each in tensors)
+            for tensors in (self.entry.inputs, self.entry.outputs)
+        )
+        order = CompileOrder(
+            "tensorrt",
+            str(graph.resolve()),
+            input_shapes(self.entry, self.ranges),
+            optimization_level=self._level,
+            workspace_bytes=self._number(_WORKSPACE_BYTES),
+            timings=str(self.shared / _TIMINGS),
+            version=self.version,
+            folder=str(folder),
+            compute_capability=self.gpu.compute_capability,
+            inputs=inputs,
+            outputs=outputs,
+        )
+        answer = run_compiler(order, visible_only(self.gpu))
         if answer.version and not answer.version.startswith(self.version):
             raise EngineBuildError(
-                f"{source.path}: Python's tensorrt is {answer.version}, but ONNX Runtime loads TensorRT "
-                f"{self.version}, which takes engines of its own version only; install one TensorRT, or put its folder "
-                "first on the loader's path"
+                f"{graph}: Python's tensorrt is {answer.version}, but ONNX Runtime loads TensorRT {self.version}, "
+                "which takes engines of its own version only; install one TensorRT, or put its folder first on the "
+                "loader's path"
+            )
+        if answer.out_of_memory:
+            raise OutOfMemory(
+                f"{graph.stem}: out of memory while TensorRT builds its engine ({answer.reason}); close other programs "
+                f"on this GPU, lower --provider-option {_WORKSPACE_BYTES}, or use --static"
             )
         if not answer.accepted:
-            raise _refusal(source.path, answer)
-        _copy(timings, shared)
-        timings.unlink(missing_ok=True)
+            cure = "run with --provider cuda, and please report it"
+            if _ATTENTION.search(answer.reason):
+                cure = "export the model with --attention matmul, which writes attention in parts"
+            raise GraphRefused(f"{graph}: TensorRT built no engine: {answer.reason}; {cure}")
         return answer.device_memory_bytes
 
-    def open(self, source: GraphSource, folder: Path) -> Session:
-        """Opens what `build` wrote to `folder`: the EP-context model, whose shapes are those of the engine."""
+    def open(self, graph: Path, folder: Path) -> Session:
         options = tensorrt_options(self.gpu.index, cuda_graph=self.cuda_graph)
         providers = (
             (TENSORRT.ort_name, {**options, **own_options(TENSORRT.name, self.given)}),
             (CUDA.ort_name, cuda_options(self.gpu.index)),
             *CPU,
         )
-        settings = replace(source, dimensions={}).settings(providers=providers, optimize=False)
+        settings = SessionSettings(name=graph.stem, providers=providers, optimize=False)
         return Session(folder / CONTEXT_MODEL, settings)
 
     @property
     def _level(self) -> int:
         """The level asked for, else TensorRT's default, and in 8 bits that of NVIDIA's own demos."""
-        asked = self._number(OPTIMIZATION_LEVEL)
+        asked = self._number(_LEVEL)
         return asked if asked is not None else 4 if self.precision in EIGHT_BIT_PRECISIONS else 3
 
     def _number(self, key: str) -> int | None:
@@ -223,85 +191,32 @@ class TensorRTBuilder:
             raise InputError(f"--provider-option {key}={text}: not a whole number")
         return None if text is None else int(text)
 
-    def _order(self, source: GraphSource, folder: Path, timings: Path) -> CompileOrder:
-        fixed: dict[int | str, int] = {name: span.optimum for name, span in self.ranges.items() if span.fixed}
-        inputs, outputs = (
-            tuple((each.name, each.dtype, tuple(fixed.get(size, size) for size in each.shape)) for each in tensors)
-            for tensors in (self.entry.inputs, self.entry.outputs)
-        )
-        return CompileOrder(
-            "tensorrt",
-            str(source.path.resolve()),
-            input_shapes(self.entry, self.ranges),
-            optimization_level=self._level,
-            workspace_bytes=self._number(WORKSPACE_BYTES),
-            timings=str(timings),
-            version=self.version,
-            engine=str(folder / ENGINE),
-            context=ContextModel(str(folder / CONTEXT_MODEL), ENGINE, self.gpu.compute_capability, inputs, outputs),
-        )
 
+class RtxBuilder(Builder):
+    """NVIDIA's TensorRT-RTX plug-in, which compiles kernels when they run, and keeps them in `shared`."""
 
-def _refusal(graph: Path, answer: Answer) -> GraphRefused | OutOfMemory:
-    """The error for a graph that TensorRT did not compile."""
-    if answer.out_of_memory:
-        return OutOfMemory(
-            f"{graph.stem}: out of memory while TensorRT builds its engine ({answer.reason}); close other programs on "
-            f"this GPU, lower --provider-option {WORKSPACE_BYTES}, or use --static"
-        )
-    cure = "run with --provider cuda, and please report it"
-    if _ATTENTION.search(answer.reason):
-        cure = "export the model with --attention matmul, which writes attention in parts"
-    return GraphRefused(f"{graph}: TensorRT built no engine: {answer.reason}; {cure}")
-
-
-@dataclass(frozen=True, slots=True)
-class RtxBuilder:
-    """NVIDIA's TensorRT-RTX plug-in; methods as those of `TensorRTBuilder`.
-
-    `shapes`: of each input with a variable dimension. `given`: of `--provider-option`. `devices`:
-    as ONNX Runtime offers them. `shared`: a folder for kernels that it compiles at run time.
-    """
-
-    shapes: Mapping[str, InputShapes]
-    given: Mapping[str, str]
-    devices: tuple[Any, ...]
-    version: str
-    shared: Path
+    library = "onnxruntime-ep-nv-tensorrt-rtx"
 
     def options(self) -> dict[str, str]:
-        """As `TensorRTBuilder.options`."""
-        return {**rtx_options(self.shapes), **own_options(RTX.name, self.given)}
+        return {**rtx_options(input_shapes(self.entry, self.ranges)), **own_options(RTX.name, self.given)}
 
-    def versions(self) -> dict[str, str]:
-        """ONNX Runtime's and the plug-in's."""
-        return {"onnxruntime": onnxruntime_version(), "onnxruntime-ep-nv-tensorrt-rtx": self.version}
+    def build(self, graph: Path, folder: Path) -> None:
+        settings = self._settings(graph, self.options(), fixed_sizes(self.entry, self.ranges))
+        compile_graph(graph, settings, folder / CONTEXT_MODEL)
 
-    def build(self, source: GraphSource, folder: Path) -> int | None:
-        """Compiles ahead of time; the plug-in compiles the kernels when they run."""
-        compile_graph(source.path, self._settings(source, self.options()), folder / CONTEXT_MODEL)
-        return None
-
-    def open(self, source: GraphSource, folder: Path) -> Session:
-        """Opens the EP-context model."""
+    def open(self, graph: Path, folder: Path) -> Session:
         options = self.options()
         with suppress(OSError):  # in a read-only cache, kernels are compiled in each run
             self.shared.mkdir(parents=True, exist_ok=True)
             options[RTX_KERNEL_CACHE] = str(self.shared)
-        return Session(folder / CONTEXT_MODEL, self._settings(replace(source, dimensions={}), options))
+        return Session(folder / CONTEXT_MODEL, self._settings(graph, options, {}))
 
-    def _settings(self, source: GraphSource, options: Mapping[str, str]) -> SessionSettings:
-        # Not optimized: that would turn 8-bit weights into floats, held in memory instead of read from disk.
-        return source.settings(plugin_devices=self.devices, plugin_options=options, optimize=False)
-
-
-Builder = TensorRTBuilder | RtxBuilder
-
-
-def _copy(source: Path, target: Path) -> None:
-    """Copies a file atomically, if it exists. Ignores errors, as timings only save time."""
-    with suppress(OSError):
-        if source.is_file():
-            target.parent.mkdir(parents=True, exist_ok=True)
-            with whole_file(target) as part:
-                shutil.copyfile(source, part)
+    def _settings(self, graph: Path, options: Mapping[str, str], dimensions: Mapping[str, int]) -> SessionSettings:
+        return SessionSettings(
+            name=graph.stem,
+            plugin_devices=tuple(rtx_devices(self.gpu.index)),
+            plugin_options=options,
+            dimensions=dimensions,
+            # That would turn 8-bit weights into floats, held in memory instead of read from disk.
+            optimize=False,
+        )

@@ -11,12 +11,11 @@ from functools import partial
 from pathlib import Path
 from typing import cast
 
-from latentsync_trt.bundle.manifest import FULL_STEP, STEP_GRAPHS, Bundle, DimensionRange, GraphForm, Manifest
+from latentsync_trt.bundle.manifest import FULL_STEP, STEP_GRAPHS, Bundle, DimensionRange, GraphForm
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import EngineBuildError, InputError, OutOfMemory
 from latentsync_trt.remembered import Key, known, remember
 from latentsync_trt.runtime.cache import SHARED_FOLDER, EngineCache, EngineKey, Entry, Notice
-from latentsync_trt.runtime.providers.diagnose import rtx_devices
 from latentsync_trt.runtime.providers.gpu import Gpu, driver_version
 from latentsync_trt.runtime.providers.libraries import (
     cuda_version,
@@ -28,16 +27,14 @@ from latentsync_trt.runtime.providers.libraries import (
 from latentsync_trt.runtime.providers.select import Selection, eight_bit_notice
 from latentsync_trt.runtime.providers.table import CUDA, PROVIDERS, RTX, TENSORRT
 from latentsync_trt.runtime.sessions.builders import (
-    Builder,
-    DirectOpen,
-    GraphSource,
+    CUDNN_ATTENTION_FROM,
     RtxBuilder,
     TensorRTBuilder,
-    cuda_form_options,
+    cuda_options,
     own_options,
 )
-from latentsync_trt.runtime.sessions.profiles import check_sizes, dimension_ranges, engine_ranges, input_shapes
-from latentsync_trt.runtime.sessions.session import CPU, Session
+from latentsync_trt.runtime.sessions.profiles import dimension_ranges, engine_ranges, fixed_sizes, spans_of
+from latentsync_trt.runtime.sessions.session import CPU, Providers, Session, SessionSettings
 from latentsync_trt.runtime.sessions.trial import FORM_LIMIT, difference, run_and_close
 from latentsync_trt.types import EngineTime
 
@@ -99,8 +96,7 @@ class Engines:
         """Whether the provider needs engines, and thus the cache."""
         ranges = dimension_ranges(bundle.manifest, options)
         self.ranges = engine_ranges(ranges, options.windows_per_batch) if self.compiled else ranges
-        self._refused: set[str] = set()
-        self._compared: set[str] = set()
+        self._settled: dict[str, GraphForm] = {}
         self._comparing = threading.Lock()
         self._notice = on_notice
         self._check_form()
@@ -112,9 +108,9 @@ class Engines:
     def form(self, graph: str) -> GraphForm:
         """The form of a graph to open: that for the provider, if the bundle has it and it runs here."""
         form = self.selection.provider.form
-        if self.options.graph_form == "portable" or graph in self._refused:
+        if self.options.graph_form == "portable" or form not in self.bundle.manifest.graphs[graph].forms:
             return "portable"
-        return form if form in self.bundle.manifest.graphs[graph].forms else "portable"
+        return self._settled.get(graph, form)
 
     def without_cuda_graph(self) -> "Engines":
         """The same engines with CUDA graphs disabled."""
@@ -131,12 +127,10 @@ class Engines:
             versions.append(self._compiler_version())
         return {
             "graphs": [self.bundle.graph_hash(graph, self.form(graph)) for graph in graphs],
-            "spans": [{name: astuple(span) for name, span in sorted(self._spans(graph).items())} for graph in graphs],
+            "spans": [{name: astuple(span) for name, span in self._spans(graph).items()} for graph in graphs],
             "provider": self.selection.name,
             "options": [
-                self._builder(graph).options()
-                if self.compiled
-                else self._cuda_options(self.form(graph), recorded=self._recorded(graph))
+                self._builder(graph).options() if self.compiled else self._cuda_options(graph, self.form(graph))
                 for graph in graphs
             ],
             "gpu": asdict(self._gpu),
@@ -145,7 +139,17 @@ class Engines:
 
     def check(self, **sizes: int) -> None:
         """Raises `InputError`, naming the range, if the engines do not support one of `sizes`, as in `windows=2`."""
-        check_sizes(self.ranges or _sizes_of(self.bundle.manifest), sizes)
+        ranges = self.ranges
+        if not ranges:  # a bundle with fixed shapes
+            manifest = self.bundle.manifest
+            latents = next(tensor for tensor in manifest.graphs[FULL_STEP].inputs if tensor.name == "latents")
+            fixed = {"windows": int(latents.shape[0]), "frames": int(latents.shape[2])}
+            ranges = {name: DimensionRange(size, size, size) for name, size in fixed.items()}
+        for name, size in sizes.items():
+            span = ranges.get(name)
+            if span is not None and not span.minimum <= size <= span.maximum:
+                allowed = f"{span.minimum}" if span.fixed else f"{span.minimum} to {span.maximum}"
+                raise InputError(f"{size} {name}: the engines take {allowed}; build or export for a wider range")
 
     def key(self, graph: str) -> EngineKey:
         """The cache key of a graph's engine; only for a provider that is `compiled`."""
@@ -157,8 +161,8 @@ class Engines:
             provider=self.selection.name,
             options=builder.options(),
             precision=self.bundle.manifest.precision,
-            profile={name: astuple(span) for name, span in sorted(self._spans(graph).items())},
-            versions=builder.versions(),
+            profile={name: astuple(span) for name, span in self._spans(graph).items()},
+            versions={"onnxruntime": onnxruntime_version(), builder.library: builder.version},
             gpu=self._gpu.name,
             compute_capability=self._gpu.compute_capability,
         )
@@ -199,9 +203,9 @@ class Engines:
         self.settle_form(graph)
         start_s = time.perf_counter()
         if not self.compiled:
-            session = self._open_form(graph, self.form(graph), recorded=self._recorded(graph))
+            session = self._open_form(graph, self.form(graph))
             return OpenedEngine(session, self._node_share(session), time.perf_counter() - start_s)
-        load = partial(self._builder(graph).open, self._source(graph))
+        load = partial(self._builder(graph).open, self.bundle.graph_path(graph))
         engine, session = self.cache.load(self.key(graph), partial(self._build, graph), load)
         build_s = engine.build_s or 0.0
         open_s = time.perf_counter() - start_s - (build_s if engine.built else 0.0)
@@ -221,8 +225,9 @@ class Engines:
         if self.form(graph) != CUDA.form:
             return
         with self._comparing:
-            if graph in self._compared:
+            if graph in self._settled:
                 return
+            settled: GraphForm = CUDA.form
             try:
                 self._compare_forms(graph)
             except OutOfMemory:
@@ -231,17 +236,18 @@ class Engines:
                 if self.options.graph_form == CUDA.form:
                     raise
                 self._notice(f"{graph}: the CUDA form does not run here, continuing with the portable one: {error}")
-                self._refused.add(graph)
-            self._compared.add(graph)
+                settled = "portable"
+            self._settled[graph] = settled
 
     def _compare_forms(self, graph: str) -> None:
-        fact = self.without_cuda_graph().fact(graph)
+        plain = self.without_cuda_graph()
+        fact = plain.fact(graph)
         if known(CUDA_FORM_FACT, fact):
             return
-        if not self._compared:
+        if not self._settled:
             self._notice("comparing the CUDA form of this bundle with the portable one, once for this GPU")
         forms: tuple[GraphForm, ...] = (CUDA.form, "portable")
-        ours, theirs = (run_and_close(self._open_form(graph, form), self.ranges, self.selection)[0] for form in forms)
+        ours, theirs = (run_and_close(plain._open_form(graph, form), self.ranges, self.selection)[0] for form in forms)
         apart = difference(ours, theirs)
         if apart > FORM_LIMIT:
             raise EngineBuildError(
@@ -262,16 +268,14 @@ class Engines:
                 "--static and without --portable-only"
             )
 
-    def _open_form(self, graph: str, form: GraphForm, *, recorded: bool = False) -> Session:
-        providers = CPU
-        if self.selection.gpu is not None:
-            providers = (CUDA.ort_name, self._cuda_options(form, recorded=recorded)), *CPU
-        return DirectOpen(providers).open(self._source(graph, form))
+    def _open_form(self, graph: str, form: GraphForm) -> Session:
+        path, fixed = self.bundle.graph_path(graph, form), fixed_sizes(self.bundle.manifest.graphs[graph], self.ranges)
+        return Session(path, SessionSettings(name=path.stem, providers=self._providers(graph, form), dimensions=fixed))
 
     def _build(self, graph: str, folder: Path) -> int | None:
         self._notice(f"{graph}: no engine for {self.selection.name} yet; building it, once")
         start_s = time.perf_counter()
-        device_memory_bytes = self._builder(graph).build(self._source(graph), folder)
+        device_memory_bytes = self._builder(graph).build(self.bundle.graph_path(graph), folder)
         self._notice(f"{graph}: built in {time.perf_counter() - start_s:.1f} s")
         return device_memory_bytes
 
@@ -290,13 +294,8 @@ class Engines:
             )
         return share
 
-    def _source(self, graph: str, form: GraphForm = "portable") -> GraphSource:
-        fixed = {name: span.optimum for name, span in self._spans(graph).items() if span.fixed}
-        return GraphSource(self.bundle.graph_path(graph, form), fixed)
-
     def _spans(self, graph: str) -> dict[str, DimensionRange]:
-        names = {size for tensor in self.bundle.manifest.graphs[graph].inputs for size in tensor.shape}
-        return {name: span for name, span in self.ranges.items() if name in names}
+        return spans_of(self.bundle.manifest.graphs[graph], self.ranges)
 
     @property
     def _gpu(self) -> Gpu:
@@ -305,35 +304,40 @@ class Engines:
     def _recorded(self, graph: str) -> bool:
         return self.cuda_graph and graph in STEP_GRAPHS
 
-    def _cuda_options(self, form: GraphForm, *, recorded: bool) -> dict[str, str]:
-        own = own_options(CUDA.name, self.options.provider_options)
-        return {**cuda_form_options(form, self._gpu, cuda_graph=recorded), **own}
+    def _providers(self, graph: str, form: GraphForm) -> Providers:
+        """For a graph that is opened directly."""
+        if self.selection.gpu is None:
+            return CPU
+        return (CUDA.ort_name, self._cuda_options(graph, form)), *CPU
+
+    def _cuda_options(self, graph: str, form: GraphForm) -> dict[str, str]:
+        made_for_cuda = form == CUDA.form
+        options = cuda_options(
+            self._gpu.index,
+            cuda_graph=self._recorded(graph),
+            fused_bias=made_for_cuda,
+            cudnn_attention=made_for_cuda and self._gpu.capability >= CUDNN_ATTENTION_FROM,
+        )
+        return {**options, **own_options(CUDA.name, self.options.provider_options)}
 
     def _compiler_version(self) -> str:
         return rtx_version() if self.selection.provider is RTX else tensorrt_version()
 
-    def _builder(self, graph: str) -> Builder:
-        entry, given = self.bundle.manifest.graphs[graph], self.options.provider_options
-        version = self._compiler_version()
-        if self.selection.provider is RTX:
-            shapes, devices = input_shapes(entry, self.ranges), tuple(rtx_devices(self._gpu.index))
-            return RtxBuilder(shapes, given, devices, version, self._shared(version))
-        return TensorRTBuilder(
-            entry,
+    def _builder(self, graph: str) -> TensorRTBuilder | RtxBuilder:
+        """How the engine of a graph is built; kernel timings are shared by all of one provider, GPU and versions."""
+        gpu, version, manifest = self._gpu, self._compiler_version(), self.bundle.manifest
+        machine = [self.selection.name, gpu.name, gpu.compute_capability, version, driver_version(), cuda_version()]
+        shared = hashlib.sha256(json.dumps(machine).encode()).hexdigest()[:16]
+        return (RtxBuilder if self.selection.provider is RTX else TensorRTBuilder)(
+            manifest.graphs[graph],
             self.ranges,
-            given,
-            self._gpu,
+            self.options.provider_options,
+            gpu,
             version,
-            self._shared(version),
+            self.cache.folder / SHARED_FOLDER / shared,
+            manifest.precision,
             self._recorded(graph),
-            self.bundle.manifest.precision,
         )
-
-    def _shared(self, version: str) -> Path:
-        """The folder of kernel timings, shared by all engines of one provider, GPU, driver and version."""
-        gpu = self._gpu
-        content = [self.selection.name, gpu.name, gpu.compute_capability, version, driver_version(), cuda_version()]
-        return self.cache.folder / SHARED_FOLDER / hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
 
     def _uses_cuda_graph(self) -> bool:
         """Default, with fixed shapes: TensorRT, and CUDA where the graphs have a form for it."""
@@ -348,10 +352,3 @@ class Engines:
             steps = self.bundle.manifest.graphs.keys() & set(STEP_GRAPHS)
             return fixed and (provider is TENSORRT or {*map(self.form, steps)} == {CUDA.form})
         return asked
-
-
-def _sizes_of(manifest: Manifest) -> dict[str, DimensionRange]:
-    """The sizes of a bundle with fixed shapes, as ranges."""
-    latents = next(tensor for tensor in manifest.graphs[FULL_STEP].inputs if tensor.name == "latents")
-    sizes = {"windows": int(latents.shape[0]), "frames": int(latents.shape[2])}
-    return {name: DimensionRange(size, size, size) for name, size in sizes.items()}

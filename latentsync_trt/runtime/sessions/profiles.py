@@ -67,6 +67,17 @@ def engine_ranges(ranges: Mapping[str, DimensionRange], windows_per_batch: int |
     return reduced
 
 
+def spans_of(entry: GraphEntry, ranges: Mapping[str, DimensionRange]) -> dict[str, DimensionRange]:
+    """Those of `ranges` that inputs of a graph have, in the order of their names."""
+    names = {size for tensor in entry.inputs for size in tensor.shape}
+    return {name: ranges[name] for name in sorted(ranges) if name in names}
+
+
+def fixed_sizes(entry: GraphEntry, ranges: Mapping[str, DimensionRange]) -> dict[str, int]:
+    """Sizes of a graph's variable dimensions that have a single one in `ranges`."""
+    return {name: span.optimum for name, span in spans_of(entry, ranges).items() if span.fixed}
+
+
 def input_shapes(entry: GraphEntry, ranges: Mapping[str, DimensionRange]) -> dict[str, InputShapes]:
     """Shapes of the inputs that have a variable dimension; empty for a graph of fixed shapes."""
     return {
@@ -91,12 +102,3 @@ def usual_shape(shape: Sequence[int | str], ranges: Mapping[str, DimensionRange]
 
 def _size(ranges: Mapping[str, DimensionRange], size: int | str, end: str) -> int:
     return size if isinstance(size, int) else int(getattr(ranges[size], end))
-
-
-def check_sizes(ranges: Mapping[str, DimensionRange], sizes: Mapping[str, int]) -> None:
-    """Raises `InputError`, naming the range, if the engines do not cover one of `sizes`."""
-    for name, size in sizes.items():
-        span = ranges.get(name)
-        if span is not None and not span.minimum <= size <= span.maximum:
-            allowed = f"{span.minimum}" if span.fixed else f"{span.minimum} to {span.maximum}"
-            raise InputError(f"{size} {name}: the engines take {allowed}; build or export for a wider range")

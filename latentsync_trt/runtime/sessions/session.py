@@ -75,7 +75,6 @@ class SessionSettings:
         plugin_devices: devices of a plug-in provider, instead of `providers`; `plugin_options` are its options.
         dimensions: values that fix variable dimensions.
         weights_folder: folder of the external weights, if not that of the graph.
-        config: further ONNX Runtime session entries.
         name: the graph's name in messages; empty = its file name.
         optimize: False keeps the graph unchanged: for providers that compile it, and hold weights twice if changed.
         intra_op_threads: CPU threads for one operator; None = one per physical core.
@@ -87,7 +86,6 @@ class SessionSettings:
     plugin_options: Mapping[str, str] = field(default_factory=dict)
     dimensions: Mapping[str, int] = field(default_factory=dict)
     weights_folder: Path | None = None
-    config: Mapping[str, str] = field(default_factory=dict)
     name: str = ""
     optimize: bool = True
     intra_op_threads: int | None = None
@@ -184,7 +182,7 @@ class Session:
         del self.ort
 
     def nodes_by_provider(self) -> dict[str, int]:
-        """Number of nodes assigned to each provider; only if opened with `RECORD_ASSIGNMENT`.
+        """Number of nodes assigned to each provider.
 
         In graphs with variable shapes, nodes on the CPU that compute shapes are not counted, as they always run there.
         """
@@ -214,10 +212,6 @@ def compile_graph(path: Path, settings: SessionSettings, target: Path) -> None:
         raise _translated(error, f"{path}", EngineBuildError) from error
 
 
-RECORD_ASSIGNMENT = {"session.record_ep_graph_assignment_info": "1"}
-"""Session entry that makes `Session.nodes_by_provider` work."""
-
-
 def _thread_limit() -> int:
     """CPU threads per operator by $OMP_NUM_THREADS, as OpenMP and PyTorch read it; 0 = no limit."""
     first = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
@@ -237,8 +231,7 @@ def _ort_options(settings: SessionSettings) -> Any:
     # Keep QuantizeLinear/DequantizeLinear pairs: fusing them does not support FP8, loses the sign
     # of INT8 across a reshape, and was not faster where it works.
     options.add_session_config_entry("session.disable_quant_qdq", "1")
-    for name, value in settings.config.items():
-        options.add_session_config_entry(name, value)
+    options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")  # for `nodes_by_provider`
     for name, size in settings.dimensions.items():
         options.add_free_dimension_override_by_name(name, size)
     if settings.plugin_devices:
