@@ -1,6 +1,7 @@
 """`latentsync-trt build` and `cache`: builds engines ahead of time; lists, checks and removes them."""
 
 import json
+import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, fields, replace
 from itertools import product
@@ -23,7 +24,16 @@ from latentsync_trt.cli.options import (
 from latentsync_trt.cli.options import build as build_options
 from latentsync_trt.cli.show import STDERR, notices_to, print_table
 from latentsync_trt.config import NOT_FOR_BUILDS, RuntimeOptions
-from latentsync_trt.runtime.cache import Choice, EngineCache, Entry, cache_folder, folder_bytes, select, total_bytes
+from latentsync_trt.runtime.cache import (
+    SHARED_FOLDER,
+    Choice,
+    EngineCache,
+    Entry,
+    cache_folder,
+    folder_bytes,
+    select,
+    total_bytes,
+)
 
 if TYPE_CHECKING:
     from latentsync_trt.runtime.providers.select import Selection
@@ -180,7 +190,7 @@ def clear_engines(folder: Path, as_json: bool, yes: bool) -> None:
         size = decimal(total_bytes(choice.entry for choice in chosen))
         click.confirm(f"Remove {_count(chosen)} ({size}) from {folder}?", abort=True, err=True)
     chosen = known.remove_all(chosen)
-    known.remove_timings()
+    shutil.rmtree(folder / SHARED_FOLDER, ignore_errors=True)
     _report(folder, chosen, dry_run=False, as_json=as_json)
 
 

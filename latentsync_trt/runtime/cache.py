@@ -20,8 +20,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import platformdirs
 from filelock import FileLock, Timeout
@@ -36,6 +37,7 @@ from latentsync_trt.remembered import checked, forget
 from latentsync_trt.remote_files import check_target, deliver, exists, fetch, local_of, shown
 from latentsync_trt.validation import from_json
 
+LOCAL_FOLDER, SHARED_FOLDER, _LOCKS = "engine_cache", ".shared", ".locks"
 RECORD_NAME = "engine.json"
 
 HASHES_FACT = "engine-hashes"
@@ -46,6 +48,20 @@ KEY_FORMAT = 1
 
 DIGEST_LENGTH = 24
 """Hex digits of a digest: 96 bits, and short enough for paths on Windows."""
+
+# A provider may not notice a full disk. With less free space than this, its engine may be incomplete.
+_LEAST_FREE_BYTES = 16 * 1024**2
+
+_ELSEWHERE = f"choose another place with --engine-cache or {CACHE_VARIABLE}"
+
+_log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+Notice = Callable[[str], None]
+Build = Callable[[Path], int | None]
+"""Writes an engine's files into an empty folder; returns its `Entry.device_memory_bytes`."""
+
+_ENTRY_NAME = re.compile(rf"[0-9a-f]{{{DIGEST_LENGTH}}}")
 
 # Nothing outside the entry's folder.
 _FileName = Annotated[str, Meta(pattern=r"^\w[\w.-]*(/\w[\w.-]*)*$")]
@@ -134,33 +150,22 @@ class Entry:
 
     @property
     def label(self) -> str:
-        """Short description."""
+        """Short description for messages."""
         return self.key.label if self.key else f"engine {self.folder.name}"
-
-
-def write_record(folder: Path, key: EngineKey, build_s: float, device_memory_bytes: int | None = None) -> None:
-    """Writes `engine.json` for the files in `folder`; raises `EngineBuildError` if there are none."""
-    paths = sorted(path for path in folder.rglob("*") if path.is_file())
-    if not paths:
-        raise EngineBuildError(f"{key.label}: the build wrote no file")
-    files = {path.relative_to(folder).as_posix(): EngineFile(sha256_file(path), path.stat().st_size) for path in paths}
-    record = Record(key, files, build_s, datetime.now(UTC), device_memory_bytes)
-    text = json.dumps(asdict(record), indent=2, default=datetime.isoformat)
-    (folder / RECORD_NAME).write_text(text, encoding="utf-8")
-
-
-def read_record(folder: Path) -> Record:
-    """The record in `folder`; raises ValueError if it is damaged."""
-    return from_json(Record, (folder / RECORD_NAME).read_bytes(), RECORD_NAME)
 
 
 def read_entry(folder: Path, *, hashes: bool, digest: str | None = None) -> Entry:
     """Checks the entry in `folder`: record and file sizes, with `hashes` the contents, too, unless they were checked
     since the files changed. `digest`: of its key; by default the folder's name."""
-    record, problem = None, ""
+    known: dict[str, Any] = {"key": None, "build_s": None, "built_at": None}
+    problem, used_s = "", 0.0
     try:
-        record = read_record(folder)
-        problem = _problem_of_files(folder, record.files, hashes=hashes)
+        used_s = (folder / RECORD_NAME).stat().st_mtime
+        record = _read_record(folder)
+        known = {name: getattr(record, name) for name in (*known, "device_memory_bytes")}
+        look = partial(_problem, folder, record.files)
+        expected = {folder / name: file.sha256 for name, file in record.files.items()}
+        problem = checked(HASHES_FACT, expected, look) if hashes else look(hashes=False)
         if record.key.digest != (digest or folder.name):
             problem = f"{RECORD_NAME} belongs to another engine"
     except ValueError as error:
@@ -169,19 +174,22 @@ def read_entry(folder: Path, *, hashes: bool, digest: str | None = None) -> Entr
         problem = f"{Path(error.filename).name} is missing"
     except OSError as error:
         problem = f"{error.strerror or error}"
-    size_bytes, used_at = folder_bytes(folder), _last_used_at(folder)
-    if record is None:
-        return Entry(folder, None, None, None, size_bytes, used_at, problem)
-    return Entry(
-        folder,
-        record.key,
-        record.build_s,
-        record.built_at,
-        size_bytes,
-        used_at,
-        problem,
-        device_memory_bytes=record.device_memory_bytes,
-    )
+    used_at = datetime.fromtimestamp(used_s, UTC)
+    return Entry(folder=folder, size_bytes=folder_bytes(folder), last_used_at=used_at, problem=problem, **known)
+
+
+def _read_record(folder: Path) -> Record:
+    return from_json(Record, (folder / RECORD_NAME).read_bytes(), RECORD_NAME)
+
+
+def _problem(folder: Path, files: Mapping[str, EngineFile], *, hashes: bool) -> str:
+    for name, file in files.items():
+        size_bytes = (folder / name).stat().st_size
+        if size_bytes != file.bytes:
+            return f"{name} has {size_bytes} bytes instead of {file.bytes}"
+        if hashes and sha256_file(folder / name) != file.sha256:
+            return f"{name} was changed (its SHA-256 differs)"
+    return ""
 
 
 def folder_bytes(folder: Path) -> int:
@@ -192,25 +200,6 @@ def folder_bytes(folder: Path) -> int:
             with suppress(OSError):
                 size_bytes += Path(parent, name).lstat().st_size
     return size_bytes
-
-
-def _last_used_at(folder: Path) -> datetime:
-    with suppress(OSError):
-        return datetime.fromtimestamp((folder / RECORD_NAME).stat().st_mtime, UTC)
-    return datetime.fromtimestamp(0, UTC)
-
-
-def _problem_of_files(folder: Path, files: Mapping[str, EngineFile], *, hashes: bool) -> str:
-    for name, file in files.items():
-        size_bytes = (folder / name).stat().st_size
-        if size_bytes != file.bytes:
-            return f"{name} has {size_bytes} bytes instead of {file.bytes}"
-
-    def changed(*, hashes: bool) -> str:
-        names = (name for name, file in files.items() if hashes and sha256_file(folder / name) != file.sha256)
-        return next((f"{name} was changed (its SHA-256 differs)" for name in names), "")
-
-    return checked(HASHES_FACT, {folder / name: file.sha256 for name, file in files.items()}, changed) if hashes else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,38 +219,14 @@ def total_bytes(entries: Iterable[Entry]) -> int:
 def select(entries: Sequence[Entry], *, max_bytes: int | None = None, damaged: bool = False) -> list[Choice]:
     """Which of `entries` to remove, and why: the `damaged` ones, then damaged and least recently
     used ones until `max_bytes` are left. Pure."""
-    chosen = [Choice(entry, entry.problem) for entry in entries if damaged and entry.problem]
-    if max_bytes is not None:
-        gone = {choice.entry.folder for choice in chosen}
-        left = [entry for entry in entries if entry.folder not in gone]
-        excess_bytes = total_bytes(left) - max_bytes
-        for entry in sorted(left, key=lambda entry: (not entry.problem, entry.last_used_at)):
-            if excess_bytes > 0:
-                chosen.append(Choice(entry, f"more than {max_bytes / 1e9:g} GB in all"))
-                excess_bytes -= entry.size_bytes
+    chosen: list[Choice] = []
+    excess_bytes = 0 if max_bytes is None else total_bytes(entries) - max_bytes
+    for entry in sorted(entries, key=lambda entry: (not entry.problem, entry.last_used_at)):
+        if (damaged and entry.problem) or excess_bytes > 0:
+            over = f"more than {(max_bytes or 0) / 1e9:g} GB in all"
+            chosen.append(Choice(entry, entry.problem if damaged and entry.problem else over))
+            excess_bytes -= entry.size_bytes
     return chosen
-
-
-LOCAL_FOLDER = "engine_cache"
-SHARED_FOLDER = ".shared"
-
-_LOCKS = ".locks"
-_NEW = "engine"
-_ENTRY_NAME = re.compile(rf"[0-9a-f]{{{DIGEST_LENGTH}}}")
-
-_POLL_S = 0.1
-
-# A provider may not notice a full disk. With less free space than this, its engine may be incomplete.
-_LEAST_FREE_BYTES = 16 * 1024**2
-
-_ELSEWHERE = f"choose another place with --engine-cache or {CACHE_VARIABLE}"
-
-_log = logging.getLogger(__name__)
-
-T = TypeVar("T")
-Notice = Callable[[str], None]
-Build = Callable[[Path], int | None]
-"""Writes an engine's files into an empty folder; returns its `Entry.device_memory_bytes`."""
 
 
 def cache_folder(given: str | Path | None = None) -> Path:
@@ -282,25 +247,22 @@ class EngineStore:
 
     Whoever can write there decides what runs on the GPUs: hashes detect damage, not malice. Thread-safe.
 
-    It never fails a run: `on_notice` receives a sentence about a store that does not answer, which
-    is then left alone, and about a damaged engine in it.
-
-    Raises:
-        InputError: such URLs are unknown, or can only be read. MissingDependency: the extra `cluster` is missing.
+    It never fails a run: a store that does not answer is left alone, with a notice.
     """
 
-    def __init__(self, url: str, on_notice: Callable[[str], None]) -> None:
+    def __init__(self, url: str, on_notice: Notice) -> None:
         self._url, self._notice, self._usable = url.rstrip("/"), on_notice, True
         check_target(f"{self._url}/{RECORD_NAME}")
 
     def fetch(self, key: EngineKey, folder: Path) -> bool:
-        """Downloads the engine of `key` into the empty `folder`; False if the store has no undamaged one."""
+        """Downloads the engine of `key` into `folder`, which it makes; False if the store has no undamaged one."""
         url, problem = f"{self._url}/{key.digest}.json", ""
         try:
             if not self._usable or not exists(url):
                 return False
+            folder.mkdir()
             fetch(url, folder).rename(folder / RECORD_NAME)
-            for name, file in read_record(folder).files.items():
+            for name, file in _read_record(folder).files.items():
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
                 fetch(f"{self._url}/{file.sha256}", folder).rename(folder / name)
             problem = read_entry(folder, hashes=True, digest=key.digest).problem
@@ -319,7 +281,7 @@ class EngineStore:
             if self._usable:
                 if (place := local_of(self._url)) is not None:
                     place.mkdir(parents=True, exist_ok=True)
-                for name, file in read_record(entry.folder).files.items():
+                for name, file in _read_record(entry.folder).files.items():
                     deliver(entry.folder / name, f"{self._url}/{file.sha256}")
                 deliver(entry.folder / RECORD_NAME, f"{self._url}/{entry.folder.name}.json")
         except (LatentSyncError, OSError) as error:
@@ -334,8 +296,13 @@ class EngineStore:
 class EngineCache:
     """Finds, builds and keeps engines below `folder`, which need not exist yet. Process- and thread-safe.
 
-    `on_notice` receives a sentence about waiting, damaged engines and the like. `store`: URL where
-    engines are looked for before they are built, and uploaded to; raises as `EngineStore`.
+    `on_notice` receives a sentence about waiting, damaged engines and the like.
+
+    Args:
+        store: URL where engines are looked for before they are built, and uploaded to.
+
+    Raises:
+        InputError: such URLs are unknown, or can only be read. MissingDependency: the extra `cluster` is missing.
     """
 
     def __init__(self, folder: Path, on_notice: Notice = _log.warning, store: str | None = None) -> None:
@@ -372,9 +339,16 @@ class EngineCache:
         found = self.find(key, other_than=other_than)
         if found:
             return found
-        with self._explained(), self._locked(key):
-            found = self.find(key, other_than=other_than) or (None if other_than else self._fetch(key))
-            entry = found or self._build(key, build)
+        lock = self._lock(key.digest)
+        with self._explained():
+            try:
+                held = lock.acquire(blocking=False)
+            except Timeout:
+                self._notice(f"engine cache: {key.label} is being built by another process; waiting for it")
+                held = lock.acquire()
+            with held:
+                found = self.find(key, other_than=other_than)
+                entry = found or self._make(key, build, from_store=other_than is None)
         if entry.built and self._store is not None:
             self._store.put(entry)
         return entry
@@ -427,7 +401,7 @@ class EngineCache:
                 if read_entry(entry.folder, hashes=False).built_at not in (None, entry.built_at):
                     return "it was built again"
                 with temporary_folder(self.folder, self._notice) as aside, suppress(FileNotFoundError):
-                    entry.folder.rename(aside / _NEW)
+                    entry.folder.rename(aside / "engine")
         except Timeout:
             return "it is being built again"
         except OSError as error:
@@ -440,10 +414,6 @@ class EngineCache:
         remove_leftovers(self.folder)
         return removed
 
-    def remove_timings(self) -> None:
-        """Removes the kernel timings."""
-        shutil.rmtree(self.folder / SHARED_FOLDER, ignore_errors=True)
-
     def _checked(self, key: EngineKey) -> Entry:
         """The entry of `key`; its hashes are checked unless this object has done so before."""
         folder = self.folder / key.digest
@@ -455,42 +425,46 @@ class EngineCache:
             self._verified[key.digest] = entry.built_at
         return entry
 
-    def _build(self, key: EngineKey, build: Build) -> Entry:
-        """The caller holds the digest's lock."""
+    def _make(self, key: EngineKey, build: Build, *, from_store: bool) -> Entry:
+        """Fetches the engine from the store or builds it. The caller holds the digest's lock."""
         target = self.folder / key.digest
-        problem = self._checked(key).problem
-        if problem and target.exists():
-            self._notice(f"engine cache: {key.label} in {target}: {problem}; building it again")
         with temporary_folder(self.folder, self._notice) as aside:
-            folder, start_s = _new_folder(aside), time.monotonic()
-            self._check_disk()
-            try:
-                memory_bytes = build(folder)
-            except Exception:
-                self._check_disk()  # on a full disk, providers raise unclear errors, or none
-                raise
-            self._check_disk()
-            write_record(folder, key, round(time.monotonic() - start_s, 3), memory_bytes)
+            folder = aside / "fetched"
+            fetched = from_store and self._store is not None and self._store.fetch(key, folder)
+            if not fetched:
+                problem = self._checked(key).problem
+                if problem and target.exists():
+                    self._notice(f"engine cache: {key.label} in {target}: {problem}; building it again")
+                folder = aside / "built"
+                self._build(key, build, folder)
             publish(folder, target, aside / "replaced")
-        self._built.add(key.digest)
-        return replace(self._made(target), built=True)
-
-    def _fetch(self, key: EngineKey) -> Entry | None:
-        """Fetches the engine from the store, if it has one. The caller holds the digest's lock."""
-        if self._store is None:
-            return None
-        target = self.folder / key.digest
-        with temporary_folder(self.folder, self._notice) as aside:
-            if not self._store.fetch(key, _new_folder(aside)):
-                return None
-            publish(aside / _NEW, target, aside / "replaced")
-        return self._made(target)
-
-    def _made(self, target: Path) -> Entry:
-        """The entry that was just made; its hashes need no check."""
+        if not fetched:
+            self._built.add(key.digest)
         entry = read_entry(target, hashes=False)
-        self._verified[target.name] = entry.built_at
-        return entry
+        self._verified[key.digest] = entry.built_at  # its hashes need no check
+        return replace(entry, built=not fetched)
+
+    def _build(self, key: EngineKey, build: Build, folder: Path) -> None:
+        """Makes `folder` and builds into it; raises `OSError` on a full disk, which providers may not notice."""
+        folder.mkdir()
+        start_s = time.monotonic()
+        self._check_disk()
+        try:
+            memory_bytes = build(folder)
+        except Exception:
+            self._check_disk()
+            raise
+        self._check_disk()
+        build_s = round(time.monotonic() - start_s, 3)
+        paths = sorted(path for path in folder.rglob("*") if path.is_file())
+        if not paths:
+            raise EngineBuildError(f"{key.label}: the build wrote no file")
+        files = {
+            path.relative_to(folder).as_posix(): EngineFile(sha256_file(path), path.stat().st_size) for path in paths
+        }
+        record = Record(key, files, build_s, datetime.now(UTC), memory_bytes)
+        text = json.dumps(asdict(record), indent=2, default=datetime.isoformat)
+        (folder / RECORD_NAME).write_text(text, encoding="utf-8")
 
     def _check_disk(self) -> None:
         if shutil.disk_usage(self.folder).free < _LEAST_FREE_BYTES:
@@ -500,24 +474,11 @@ class EngineCache:
         return FileLock(self.folder / _LOCKS / f"{digest}.lock")
 
     @contextmanager
-    def _locked(self, key: EngineKey) -> Iterator[None]:
-        lock = self._lock(key.digest)
-        try:
-            lock.acquire(blocking=False)
-        except Timeout:
-            self._notice(f"engine cache: {key.label} is being built by another process; waiting for it")
-            lock.acquire(poll_interval=_POLL_S)
-        try:
-            yield
-        finally:
-            lock.release()
-
-    @contextmanager
     def _explained(self) -> Iterator[None]:
         """Turns an OSError into an `OutputError` that says what to do."""
         try:
             yield
-        except (LatentSyncError, Timeout):
+        except LatentSyncError:
             raise
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -525,9 +486,3 @@ class EngineCache:
                 raise OutputError(f"{self.folder}: the disk is full; {cure}{_ELSEWHERE}") from error
             reason = f"{error.strerror or error}" + (f": {error.filename}" if error.filename else "")
             raise OutputError(f"{self.folder}: the engine cache cannot be used ({reason}); {_ELSEWHERE}") from error
-
-
-def _new_folder(aside: Path) -> Path:
-    folder = aside / _NEW
-    folder.mkdir()
-    return folder
