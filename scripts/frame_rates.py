@@ -24,8 +24,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from latentsync_trt import LipSync, SyncOptions
 from latentsync_trt.bundle.find import find_bundle
 from latentsync_trt.config import MODEL_FPS, PRESETS
-from latentsync_trt.measure.clips import SHOWN_PX, face_views, mouth_gaps
+from latentsync_trt.measure.clips import face_views, mouth_gaps
 from latentsync_trt.measure.lips import agreement
+from latentsync_trt.measure.page import SHOWN_PX
 from latentsync_trt.measure.pictures import FlickerMeter, mouth_part
 from latentsync_trt.media.audio import audio_duration_s
 from latentsync_trt.media.demo_clip import SIDE_PX, SPEECH, camera_frames_at, spoken_mouth

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from latentsync_trt.errors import InputError
-from latentsync_trt.measure.clips import SHOWN_PX, face_views, masked, measure_clip
+from latentsync_trt.measure.clips import face_views, masked, measure_clip
 from latentsync_trt.measure.lips import Curves, score
+from latentsync_trt.measure.page import SHOWN_PX
 from latentsync_trt.media.demo_clip import SPEECH, SpokenMouth, spoken_mouth
 from latentsync_trt.types import Progress, UInt8Array
 from scripts.train_demo.scene import PortraitRenderer, draw_scene

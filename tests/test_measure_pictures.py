@@ -83,10 +83,10 @@ def test_a_difference_counts_in_the_part_that_holds_it() -> None:
     rows, columns = mouth_part(SIDE_PX)
     changed = source.copy()
     changed[rows, columns] += 5
-    meter = FaceMeter(SIDE_PX)
+    meter = FaceMeter(SIDE_PX, {})
     meter.add(None)
     meter.add((source, source, changed))
-    found = meter.areas()
+    found = {area: one.result() for area, one in meter.areas.items()}
     assert found["mouth"].psnr_db == pytest.approx(20 * math.log10(255 / 5))
     assert found["mouth"].psnr_db < found["generated"].psnr_db
     assert found["mouth"].ssim < found["generated"].ssim < 1

@@ -5,8 +5,9 @@ import pytest
 
 from latentsync_trt.errors import InputError
 from latentsync_trt.measure.clips import mouth_gaps
-from latentsync_trt.measure.lips import agreement, closed_rate, closure_recall, loudness, silences
+from latentsync_trt.measure.lips import Curves, Loudness, agreement, closed_rate, score
 from latentsync_trt.media.audio import SPEECH_RATE_HZ
+from latentsync_trt.media.demo_clip import SpokenMouth
 from latentsync_trt.types import Float32Array
 from scripts.train_demo.visemes import MouthTrack, Phoneme, mouth_track
 
@@ -35,8 +36,8 @@ def test_a_shifted_mouth_is_measured_as_shifted(spoken: tuple[MouthTrack, Float3
 
 def test_closures_and_silence_are_seen(spoken: tuple[MouthTrack, Float32Array]) -> None:
     track, gaps = spoken
-    assert closure_recall(gaps, track.shut) == 1.0
-    assert closed_rate(gaps, track.silent) == 1.0
+    found = score(Curves(gaps, gaps, SpokenMouth(track.opening, track.shut, track.silent)))
+    assert (found.closures, found.silence) == (1.0, 1.0)
     assert closed_rate(gaps, track.opening > 0.2) == 0.0
 
 
@@ -53,10 +54,12 @@ def test_frames_without_a_face_are_left_out() -> None:
 def test_loudness_follows_the_sound_and_finds_silence() -> None:
     time = np.arange(2 * SPEECH_RATE_HZ) / SPEECH_RATE_HZ
     tone = (np.sin(2 * np.pi * 220 * time) * (time >= 1.0)).astype(np.float32)
-    level_db = loudness(np.split(tone, [1, 700, 25_000]))
+    loudness = Loudness()
+    assert sum(map(len, loudness.passing(np.split(tone, [1, 700, 25_000])))) == len(tone)
+    level_db = loudness.level_db()
     assert level_db.shape == (50,)
     assert level_db[:24].max() <= -100
     assert level_db[27:49].min() > -1
-    silent = silences(level_db)
+    silent = Curves(level_db, level_db).silent
     assert silent[:20].all()
     assert not silent[22:].any()

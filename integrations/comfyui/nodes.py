@@ -199,7 +199,7 @@ class ChooseFace(io.ComfyNode):
     @classmethod
     def execute(cls, clip: Any, number: int) -> io.NodeOutput:
         from latentsync_trt.face.detector import MediaPipeDetector
-        from latentsync_trt.measure.people import write_contact_sheet
+        from latentsync_trt.measure.page import write_contact_sheet
         from latentsync_trt.sync.analysis import analyze
 
         with working_folder() as folder, MediaPipeDetector() as detector:

@@ -70,17 +70,16 @@ def look_at(out: Path, clip: "Clip", bundle: str, on_progress: "ProgressCallback
     """
     from latentsync_trt.bundle.find import find_bundle
     from latentsync_trt.bundle.manifest import read_manifest
-    from latentsync_trt.measure.clips import SHOWN_PX, choose_moments, face_views, masked, measure_clip, square_rgb
-    from latentsync_trt.measure.figures import face_grid, sync_figure
+    from latentsync_trt.measure.clips import choose_moments, face_views, masked, measure_clip, square_rgb
     from latentsync_trt.measure.lips import score
-    from latentsync_trt.measure.page import png, write_file
+    from latentsync_trt.measure.page import SHOWN_PX, face_grid, sync_figure, write_png
     from latentsync_trt.media.playback import Playback
     from latentsync_trt.media.reader import delays_of, read_frames
 
     delays = delays_of(clip.video, clip.audio)
     curves = measure_clip(out / RESULT, clip.audio, clip.mouth, delay_s=delays.sound_s, on_progress=on_progress)
     found = score(curves)
-    write_file(out / PLOT, png(sync_figure({"measured in the result": curves}, f"Lips: {found}")))
+    write_png(out / PLOT, sync_figure({"measured in the result": curves}, f"Lips: {found}"))
     resolution_px = read_manifest(find_bundle(bundle)[0]).resolution_px
     extended = Playback(Fraction(MODEL_FPS), Fraction(len(curves), MODEL_FPS), SyncOptions().extend, delays.picture_s)
     clips = {
@@ -95,5 +94,5 @@ def look_at(out: Path, clip: "Clip", bundle: str, on_progress: "ProgressCallback
         for index, faces in zip(sorted(moments), face_views(shown, SHOWN_PX), strict=False)
         if faces is not None
     }
-    write_file(out / PICTURE, png(face_grid(("source", "masked", "result"), columns)))
+    write_png(out / PICTURE, face_grid(("source", "masked", "result"), columns))
     return found

@@ -28,7 +28,7 @@ def command(video: Path, output: Path | None, as_json: bool) -> None:
     """
     from latentsync_trt.face.detector import MediaPipeDetector
     from latentsync_trt.face.track_file import save_tracks
-    from latentsync_trt.measure.people import describe, summaries, time_text, write_contact_sheet
+    from latentsync_trt.measure.page import describe, summaries, time_text, write_contact_sheet
     from latentsync_trt.media.files import check_file
     from latentsync_trt.paths import check_folder_to_write
     from latentsync_trt.sync.analysis import analyze

@@ -1,6 +1,7 @@
 """Finished clips: which one to measure, its lips, and the same face in a source and its results."""
 
 import math
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -15,16 +16,13 @@ from latentsync_trt.face.align import crop, square
 from latentsync_trt.face.choice import MainFace
 from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.face.mask import mouth_mask
-from latentsync_trt.measure.lips import Curves, gap_of, joined, loudness
+from latentsync_trt.measure.lips import Curves, Loudness, gap_of, joined
 from latentsync_trt.media.audio import audio_duration_s, read_audio_blocks
 from latentsync_trt.media.demo_clip import SIDE_PX, SPEECH, SpokenMouth, camera_frames, spoken_mouth
 from latentsync_trt.media.playback import Playback
 from latentsync_trt.media.reader import probe, read_frames
 from latentsync_trt.media.writer import write_pictures
 from latentsync_trt.types import Float32Array, Frame, Progress, ProgressCallback, UInt8Array
-
-SHOWN_PX = 256
-"""Side of the faces in figures."""
 
 Faces = tuple[UInt8Array, ...]
 """The same face in the source and in each result, uint8 `(side, side, 3)` RGB."""
@@ -82,15 +80,24 @@ def measure_clip(
     """The lips of `video` and the speech in `audio`; holds one frame at a time.
 
     Args:
-        mouth: the one that belongs to the audio, if known. delay_s: when the audio starts in the
-        video. on_progress: called after every frame.
+        mouth: the one that belongs to the audio, if known. delay_s: when the audio starts in the video. on_progress:
+            called after every frame.
 
     Raises:
         MediaError: a file cannot be read.
     """
-    frames = square_rgb(video, read_frames(video, Playback(Fraction(MODEL_FPS))))
-    level_db = loudness(read_audio_blocks(audio, delay_s=delay_s))
-    return joined(mouth_gaps(_reporting(frames, len(level_db), on_progress)), level_db, mouth)
+    loudness = Loudness()
+    deque(loudness.passing(read_audio_blocks(audio, delay_s=delay_s)), maxlen=0)
+    level_db = loudness.level_db()
+
+    def passing(frames: Iterable[UInt8Array]) -> Iterator[UInt8Array]:
+        for done, frame in enumerate(frames, 1):
+            yield frame
+            if on_progress is not None:
+                on_progress(Progress("measuring", done, len(level_db)))
+
+    gaps = mouth_gaps(passing(square_rgb(video, read_frames(video, Playback(Fraction(MODEL_FPS))))))
+    return joined(gaps, level_db, mouth)
 
 
 def mouth_gaps(frames: Iterable[UInt8Array], detector: MediaPipeDetector | None = None) -> Float32Array:
@@ -101,21 +108,12 @@ def mouth_gaps(frames: Iterable[UInt8Array], detector: MediaPipeDetector | None 
         detector: finds the face and its mesh; a new one if None.
     """
     detector = detector or MediaPipeDetector()
-    tracker = MainFace(detector)
-    return np.array([_gap(frame, tracker, detector) for frame in frames], np.float32)
-
-
-def _gap(frame: UInt8Array, tracker: MainFace, detector: MediaPipeDetector) -> float:
-    tracked = tracker.update(frame)
-    found = detector.mesh(frame, tracked.face) if tracked is not None else None
-    return math.nan if found is None else gap_of(found)
-
-
-def _reporting(frames: Iterable[UInt8Array], total: int, on_progress: ProgressCallback | None) -> Iterator[UInt8Array]:
-    for done, frame in enumerate(frames, 1):
-        yield frame
-        if on_progress is not None:
-            on_progress(Progress("measuring", done, total))
+    tracker, gaps = MainFace(detector), list[float]()
+    for frame in frames:
+        tracked = tracker.update(frame)
+        mesh = None if tracked is None else detector.mesh(frame, tracked.face)
+        gaps.append(math.nan if mesh is None else gap_of(mesh))
+    return np.array(gaps, np.float32)
 
 
 def face_views(
@@ -136,11 +134,6 @@ def face_views(
             raise InputError(f"pictures of {sizes} px, source first; give videos of one size", usage=False)
         followed = follower.update(frames[0])
         yield None if followed is None else tuple(crop(frame, followed.matrix, side_px).image for frame in frames)
-
-
-def shown(face: UInt8Array) -> UInt8Array:
-    """A face at the size of the figures."""
-    return np.asarray(cv2.resize(face, (SHOWN_PX, SHOWN_PX), interpolation=cv2.INTER_AREA), np.uint8)
 
 
 def masked(face: UInt8Array, resolution_px: int) -> UInt8Array:

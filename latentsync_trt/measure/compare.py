@@ -1,29 +1,20 @@
 """Compares two finished results of one clip, A and B: pictures, lips and flicker, as numbers, table and page."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 from urllib.parse import quote
 
+import cv2
 import numpy as np
 
 from latentsync_trt.config import MODEL_FPS, Extend
 from latentsync_trt.errors import InputError
-from latentsync_trt.measure.clips import (
-    SHOWN_PX,
-    Clip,
-    Faces,
-    choose_moments,
-    face_views,
-    measure_clip,
-    shown,
-    square_rgb,
-)
-from latentsync_trt.measure.figures import face_grid, sync_figure
+from latentsync_trt.measure.clips import Clip, Faces, choose_moments, face_views, measure_clip, square_rgb
 from latentsync_trt.measure.lips import Curves, SyncScore, agreement, joined, score
-from latentsync_trt.measure.page import Pictures, Section, png, svg, write_file, write_page
+from latentsync_trt.measure.page import SHOWN_PX, Section, face_grid, svg, sync_figure, write_page, write_png
 from latentsync_trt.measure.pictures import FlickerMeter, Likeness, LikenessMeter, generated_part, mouth_part
 from latentsync_trt.media.audio import read_audio_blocks
 from latentsync_trt.media.playback import Playback
@@ -121,16 +112,14 @@ def measure(
     source = read_frames(clip.video, replace(played, extend=extend, delay_s=delays.picture_s))
     results = (square_rgb(video, read_frames(video, played)) for video in videos)
     views = face_views([square_rgb(clip.video, source), *results], side_px)
-    meter, kept = FaceMeter(side_px), dict[str, Sequence[UInt8Array]]()
+    meter = FaceMeter(side_px, choose_moments(a))
     picture, video = report.with_suffix(".png"), report.with_suffix(".mp4")
-    side_by_side = _side_by_side(views, meter, choose_moments(a), kept)
-    write_pictures(video, side_by_side, audio=clip.audio, audio_delay_s=delays.sound_s)
-    areas = meter.areas()
-    write_file(picture, png(face_grid(("source", "A", "B", f"difference × {GAIN}"), kept)))
+    write_pictures(video, map(meter.add, views), audio=clip.audio, audio_delay_s=delays.sound_s)
+    areas = {area: likeness.result() for area, likeness in meter.areas.items()}
+    flicker = {name: one.noise() for name, one in meter.flicker.items()}
+    write_png(picture, face_grid(("source", "A", "B", f"difference × {GAIN}"), meter.shown))
     count = areas["mouth"].frames
-    return ClipResults(
-        clip.video.name, len(a), count, areas, lips, a, b, meter.flicker(), picture=picture.name, video=video.name
-    )
+    return ClipResults(clip.video.name, len(a), count, areas, lips, a, b, flicker, picture.name, video.name)
 
 
 def compare_lips(a: Curves, b: Curves, name: str) -> Lips:
@@ -144,80 +133,53 @@ def compare_lips(a: Curves, b: Curves, name: str) -> Lips:
         alike = agreement(b.gaps, a.gaps).correlation
     except InputError as error:
         raise InputError(f"{name}: {error}; give a longer clip, or one that shows the face", usage=False) from error
-    return Lips(
-        *scores,
-        moved_a=float(np.nanstd(a.gaps)),
-        moved_b=float(np.nanstd(b.gaps)),
-        alike=1.0 if np.array_equal(a.gaps, b.gaps, equal_nan=True) else alike,
-        apart=float(np.nanmean(np.abs(a.gaps - b.gaps))),
-    )
+    alike = 1.0 if np.array_equal(a.gaps, b.gaps, equal_nan=True) else alike
+    moved_a, moved_b = (float(np.nanstd(each.gaps)) for each in (a, b))
+    return Lips(*scores, moved_a, moved_b, alike, apart=float(np.nanmean(np.abs(a.gaps - b.gaps))))
 
 
 class FaceMeter:
-    """Sums up the faces of source, A and B, frame by frame.
+    """Sums up the faces of source, A and B, frame by frame, and shows them side by side.
+
+    `areas`: how near B's "generated" part and "mouth" are to A's. `flicker`: of each, and of the "difference". `shown`:
+    the faces at the `moments` (index → label) by label.
 
     Args:
         side_px: sides of the faces.
     """
 
-    def __init__(self, side_px: int) -> None:
+    def __init__(self, side_px: int, moments: Mapping[int, str]) -> None:
         self._parts = {"generated": generated_part(side_px), "mouth": mouth_part(side_px)}
-        self._areas = {area: LikenessMeter() for area in self._parts}
-        self._flicker = {name: FlickerMeter() for name in ("source", "a", "b", "difference")}
+        self.areas = {area: LikenessMeter() for area in self._parts}
+        self.flicker = {name: FlickerMeter() for name in ("source", "a", "b", "difference")}
+        self._moments, self._index = moments, -1
+        self.shown: dict[str, Sequence[UInt8Array]] = {}
 
-    def add(self, faces: Faces | None) -> None:
-        """The faces of the next frame; None where the source shows none."""
+    def add(self, faces: Faces | None) -> UInt8Array:
+        """Adds the next frame, None where the source shows no face; returns source, A, B and difference in a row."""
+        self._index += 1
         if faces is None:
-            for meter in self._flicker.values():
+            for meter in self.flicker.values():
                 meter.add(None)
-            return
-        source, a, b = faces
+            return np.full((SHOWN_PX, 4 * SHOWN_PX, 3), 127, np.uint8)
         for area, part in self._parts.items():
-            self._areas[area].add(a[part], b[part])
-        mouths = [face[self._parts["mouth"]].astype(np.float32) for face in (source, a, b)]
-        for meter, picture in zip(self._flicker.values(), (*mouths, mouths[2] - mouths[1]), strict=True):
+            self.areas[area].add(faces[1][part], faces[2][part])
+        mouths = [face[self._parts["mouth"]].astype(np.float32) for face in faces]
+        for meter, picture in zip(self.flicker.values(), (*mouths, mouths[2] - mouths[1]), strict=True):
             meter.add(picture)
-
-    def areas(self) -> dict[str, Likeness]:
-        """How near B's faces are to A's; raises `InputError` where no frame showed a face."""
-        return {area: meter.result() for area, meter in self._areas.items()}
-
-    def flicker(self) -> dict[str, float | None]:
-        """Of all frames."""
-        return {name: meter.noise() for name, meter in self._flicker.items()}
-
-
-def _side_by_side(
-    views: Iterable[Faces | None], meter: FaceMeter, moments: Mapping[int, str], kept: dict[str, Sequence[UInt8Array]]
-) -> Iterator[UInt8Array]:
-    """The frames of the video: source, A, B and their difference side by side.
-
-    On the way `meter` is fed, and the pictures of the `moments` go into `kept`.
-    """
-    gray: UInt8Array = np.full((SHOWN_PX, SHOWN_PX, 3), 127, np.uint8)
-    for index, faces in enumerate(views):
-        meter.add(faces)
-        cells = [gray] * 4
-        if faces is not None:
-            source, a, b = map(shown, faces)
-            difference = np.minimum(np.abs(a.astype(np.int16) - b) * GAIN, 255).astype(np.uint8)
-            cells = [source, a, b, difference]
-            if index in moments:
-                kept[moments[index]] = cells
-        yield np.hstack(cells)
+        size = (SHOWN_PX, SHOWN_PX)
+        source, a, b = (np.asarray(cv2.resize(face, size, interpolation=cv2.INTER_AREA), np.uint8) for face in faces)
+        row = source, a, b, np.minimum(np.abs(a.astype(np.int16) - b) * GAIN, 255).astype(np.uint8)
+        if self._index in self._moments:
+            self.shown[self._moments[self._index]] = row
+        return np.hstack(row)
 
 
 def lines_of(clip: ClipResults) -> Iterator[Line]:
     """Pictures, lips and flicker as lines of a table below `HEADS`."""
     yield "generated part", "", "", str(clip.areas["generated"])
     yield "mouth", "", "", str(clip.areas["mouth"])
-    yield from _lip_lines(clip.lips)
-    source, a, b, difference = ("–" if value is None else f"{value:.3g}" for value in clip.flicker.values())
-    yield f"flicker, levels (source {source})", a, b, f"{difference} in the difference"
-
-
-def _lip_lines(found: Lips) -> Iterator[Line]:
-    a, b = found.a, found.b
+    lips, a, b = clip.lips, clip.lips.a, clip.lips.b
     target = "the spoken mouth" if a.known else "loudness"
     yield f"opening follows {target}, r", f"{a.opening:.3f}", f"{b.opening:.3f}", f"{b.opening - a.opening:+.3f}"
     yield "frames late", f"{a.lag_frames}", f"{b.lag_frames}", f"{b.lag_frames - a.lag_frames:+}"
@@ -225,9 +187,11 @@ def _lip_lines(found: Lips) -> Iterator[Line]:
     for name, ours, theirs in shares:
         if not (math.isnan(ours) or math.isnan(theirs)):
             yield name, f"{ours:.0%}", f"{theirs:.0%}", f"{100 * (theirs - ours):+.0f} points"
-    ratio = f"{found.moved_b / found.moved_a:.2f}×" if found.moved_a else "–"
-    yield "lips move by", f"{found.moved_a:.4f}", f"{found.moved_b:.4f}", ratio
-    yield "lips of B follow A's, r", "", "", f"{found.alike:.3f}, {found.apart:.4f} apart"
+    ratio = f"{lips.moved_b / lips.moved_a:.2f}×" if lips.moved_a else "–"
+    yield "lips move by", f"{lips.moved_a:.4f}", f"{lips.moved_b:.4f}", ratio
+    yield "lips of B follow A's, r", "", "", f"{lips.alike:.3f}, {lips.apart:.4f} apart"
+    flicker = ["–" if value is None else f"{value:.3g}" for value in clip.flicker.values()]
+    yield f"flicker, levels (source {flicker[0]})", flicker[1], flicker[2], f"{flicker[3]} in the difference"
 
 
 def write_report(
@@ -244,14 +208,13 @@ def write_report(
     Args:
         lines: those of `lines_of` and more. settings: what both were made with. facts: names and values.
     """
-    picture = Pictures(
-        [path.with_name(clip.picture).read_bytes()], f"Moments of the clip. The difference is enlarged {GAIN} times."
-    )
+    moments = [path.with_name(clip.picture).read_bytes()]
+    caption = f"Moments of the clip. The difference is enlarged {GAIN} times."
     about = f"{settings}; {clip.name}: {clip.frames} frames, a face in {clip.frames_with_face}"
     beside = f"{clip.video}, beside this report, has the same over time, with sound: source, A, B, difference."
     lips = "The gap between the lips over time, below the loudness of the speech."
     sections = [
-        Section(rows=lines, heads=HEADS, pictures=[picture], video=quote(clip.video), text=[beside, about]),
+        Section(rows=lines, heads=HEADS, pictures=[(moments, caption)], video=quote(clip.video), text=[beside, about]),
         Section(drawing=svg(sync_figure({"A": clip.a, "B": clip.b})), text=[lips]),
         Section("How this was measured", facts, text=[_METHOD]),
         *([Section("Notes", notes=notes)] if notes else []),

@@ -24,6 +24,7 @@ widest, 19 in 20 measure 0.043 or more."""
 QUIET_DB = -40.0
 """A frame at least this much softer than the loudest one is silent."""
 
+_NEAR_SPEECH_FRAMES = 3
 _MOST_LAG_FRAMES = 8
 _LEAST_FRAMES = 3
 """With fewer frames every correlation is 1 or −1."""
@@ -38,8 +39,8 @@ _SAMPLES_PER_HALF = SPEECH_RATE_HZ // MODEL_FPS // 2
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Curves:
-    """A clip over time: `gaps (n,)` between the lips, see `gap_of`; `level_db (n,)` of the speech,
-    see `Loudness`, both float32; `mouth`: the known mouth of these n frames, if any."""
+    """A clip over time: `gaps (n,)` between the lips, see `gap_of`; `level_db (n,)` of the speech, see `Loudness`, both
+    float32; `mouth`: the known mouth of these n frames, if any."""
 
     gaps: Float32Array
     level_db: Float32Array
@@ -55,8 +56,12 @@ class Curves:
 
     @property
     def silent(self) -> BoolArray:
-        """Frames without speech: known, else measured."""
-        return self.mouth.silent if self.mouth else silences(self.level_db)
+        """Frames without speech: known, else measured; the mouth may move in the three before and after it."""
+        if self.mouth:
+            return self.mouth.silent
+        loud = np.pad(self.level_db > QUIET_DB, _NEAR_SPEECH_FRAMES)
+        near = np.lib.stride_tricks.sliding_window_view(loud, 2 * _NEAR_SPEECH_FRAMES + 1)
+        return np.asarray(~near.any(axis=1), np.bool_)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,13 +109,10 @@ def joined(gaps: Float32Array, level_db: Float32Array, mouth: SpokenMouth | None
 def score(curves: Curves) -> SyncScore:
     """The numbers of a clip; raises `InputError` if fewer than three frames show a face."""
     found = agreement(curves.gaps, curves.target)
-    return SyncScore(
-        known=curves.mouth is not None,
-        opening=found.correlation,
-        lag_frames=found.lag_frames,
-        closures=closure_recall(curves.gaps, curves.mouth.shut) if curves.mouth else math.nan,
-        silence=closed_rate(curves.gaps, curves.silent),
-    )
+    spans = runs_of_true(curves.mouth.shut) if curves.mouth else []
+    closures = fmean(bool((curves.gaps[start:end] < CLOSED_GAP).any()) for start, end in spans) if spans else math.nan
+    silence = closed_rate(curves.gaps, curves.silent)
+    return SyncScore(curves.mouth is not None, found.correlation, found.lag_frames, closures, silence)
 
 
 def gap_of(mesh: Float32Array) -> float:
@@ -141,12 +143,6 @@ def runs_of_true(values: BoolArray) -> list[tuple[int, int]]:
     return list(zip(edges[::2], edges[1::2], strict=True))
 
 
-def closure_recall(gaps: Float32Array, shut: BoolArray) -> float:
-    """Share of the closures (runs of True in `shut (n,)`) in which the lips touch; NaN without any."""
-    closed = [bool((gaps[start:end] < CLOSED_GAP).any()) for start, end in runs_of_true(shut)]
-    return float(np.mean(closed)) if closed else math.nan
-
-
 def closed_rate(gaps: Float32Array, silent: BoolArray) -> float:
     """Share of the `silent (n,)` frames with a face in which the lips touch; NaN without any."""
     counted = gaps[silent & ~np.isnan(gaps)]
@@ -157,44 +153,28 @@ class Loudness:
     """The loudness of a recording, measured while its blocks pass."""
 
     def __init__(self) -> None:
-        self._halves: Float64Array = np.zeros(0)
+        self._powers: list[Float64Array] = []
 
     def passing(self, blocks: Iterable[Float32Array]) -> Iterator[Float32Array]:
         """The same blocks: consecutive float32 `(samples,)`, mono at `SPEECH_RATE_HZ`; measured when all passed."""
-        halves, rest = list[Float64Array](), np.zeros(0, np.float32)
+        powers, rest = list[Float64Array](), np.zeros(0, np.float32)
         for block in blocks:
             yield block
             samples = np.concatenate([rest, block])
             whole, rest = np.split(samples, [len(samples) - len(samples) % _SAMPLES_PER_HALF])
-            halves.append(_powers(whole.reshape(-1, _SAMPLES_PER_HALF)))
-        self._halves = np.concatenate([np.zeros(0), *halves, _powers(rest[None]) if rest.size else np.zeros(0)])
+            powers.append(np.square(whole.reshape(-1, _SAMPLES_PER_HALF)).mean(axis=1, dtype=np.float64))
+        if rest.size:
+            powers.append(np.square(rest).mean(dtype=np.float64, keepdims=True))
+        self._powers = powers
 
     def level_db(self) -> Float32Array:
         """The loudness of the 40 ms around the time of each frame, in dB below the loudest, float32
         `(n,)`, at least −100; of no frame where no recording passed."""
-        after, before = self._halves[::2], np.concatenate([self._halves[:1], self._halves[1::2]])
+        halves = np.concatenate([np.zeros(0), *self._powers])
+        after, before = halves[::2], np.concatenate([halves[:1], halves[1::2]])
         means = (after + before[: len(after)]) / 2
         peak = float(means.max(initial=0.0)) or 1.0
         return np.asarray(10 * np.log10(np.maximum(means / peak, 1e-10)), np.float32)
-
-
-def _powers(samples: Float32Array) -> Float64Array:
-    return np.square(samples).mean(axis=1, dtype=np.float64)
-
-
-def loudness(blocks: Iterable[Float32Array]) -> Float32Array:
-    """`Loudness.level_db` of whole `blocks`."""
-    found = Loudness()
-    for _ in found.passing(blocks):
-        pass
-    return found.level_db()
-
-
-def silences(level_db: Float32Array, margin_frames: int = 3) -> BoolArray:
-    """Frames `(n,)` that are silent, and whose neighbors within `margin_frames` are, too: the mouth may move there."""
-    loud = np.pad(level_db > QUIET_DB, margin_frames)
-    near = np.lib.stride_tricks.sliding_window_view(loud, 2 * margin_frames + 1)
-    return np.asarray(~near.any(axis=1), np.bool_)
 
 
 def _correlation(a: Float64Array, b: Float32Array) -> float:

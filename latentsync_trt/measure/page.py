@@ -1,51 +1,67 @@
-"""Reports: one template makes every self-contained HTML page; files appear completely or not at all."""
+"""Reports: self-contained HTML pages from one template, figures of lips and faces, and the sheet of a clip's people."""
 
 import io
 from base64 import b64encode
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from latentsync_trt.config import MODEL_FPS
 from latentsync_trt.errors import InputError, OutputError
+from latentsync_trt.face.geometry import turn
+from latentsync_trt.face.track_file import Tracks
 from latentsync_trt.files import whole_file
+from latentsync_trt.measure.lips import CLOSED_GAP, QUIET_DB, Curves, runs_of_true
 from latentsync_trt.media.files import reason_of
 from latentsync_trt.paths import check_file_to_write, local_path
+from latentsync_trt.types import BoolArray, UInt8Array
 
 if TYPE_CHECKING:
     from markupsafe import Markup
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 _SUFFIXES = (".html", ".htm")
 _TEMPLATES = Path(__file__).parents[1] / "assets" / "reports"
 _NO_METADATA = dict.fromkeys(("Creator", "Date", "Format", "Type"))
 
+_DPI = 100
+_MOST_POINTS = 120 * MODEL_FPS
+"""Lines with more are drawn as pixels."""
+_FLOOR_DB = QUIET_DB - 10
+_LIPS_AT_REST = 0.03
+"""The measured gap of touching lips; the 0 of a known mouth is drawn there."""
+_LEAST_TOP = 0.15
+"""The axis of gaps reaches at least this far, so that the noise of shut lips looks small."""
+_LINES = ("#d9591c", "#1b9e85")
+_TARGET, _SHUT, _GRAY = "#3f7fd6", "#cf4a63", "#8792a1"
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Pictures:
-    """Pictures side by side with a caption: PNG or JPEG files."""
+SHOWN_PX = 256
+"""Side of the faces in figures."""
+_BORDER_PX, _LABELS_PX, _FOOT_PX = 8, 180, 64
 
-    files: Sequence[bytes]
-    caption: str
-
-    @property
-    def sources(self) -> list[str]:
-        """The pictures as URLs with their content."""
-        return [f"data:image/{_kind(file)};base64,{b64encode(file).decode('ascii')}" for file in self.files]
+PORTRAIT_PX = 160
+_FRONTAL_TURN = 0.25
+"""About 25°."""
+_WIDTH_PX, _MARGIN_PX, _BAR_PX, _BELOW_PX = 1000, 16, 22, 24
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Section:
     """A part of a page, shown in the order of its fields.
 
-    `rows`: of a table below its `heads`; without heads, pairs of name and value. `drawing`: see
-    `svg`. `video`: the URL of a file beside the page. `notes`: a list.
+    `rows`: of a table below its `heads`; without heads, pairs of name and value. `pictures`: PNG or JPEG files that are
+    shown side by side, with their caption. `drawing`: see `svg`. `video`: the URL of a file beside the page. `notes`: a
+    list.
     """
 
     title: str = ""
     rows: Sequence[Sequence[str]] = ()
     heads: Sequence[str] = ()
-    pictures: Sequence[Pictures] = ()
+    pictures: Sequence[tuple[Sequence[bytes], str]] = ()
     video: str = ""
     drawing: "Markup | None" = None
     text: Sequence[str] = ()
@@ -65,11 +81,15 @@ def write_page(path: Path, title: str, sections: Sequence[Section]) -> None:
     """Writes a page; raises `OutputError` if that cannot be done."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-    loader = FileSystemLoader(_TEMPLATES)
-    environment = Environment(
-        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
+    loader, strict = FileSystemLoader(_TEMPLATES), StrictUndefined
+    environment = Environment(loader=loader, autoescape=True, undefined=strict, trim_blocks=True, lstrip_blocks=True)
+    environment.filters["data_url"] = _data_url
     write_file(path, environment.get_template("report.html.j2").render(title=title, sections=sections))
+
+
+def _data_url(picture: bytes) -> str:
+    kind = "png" if picture.startswith(b"\x89PNG") else "jpeg"
+    return f"data:image/{kind};base64,{b64encode(picture).decode('ascii')}"
 
 
 def write_file(path: Path, content: str | bytes) -> None:
@@ -95,12 +115,152 @@ def svg(figure: "Figure") -> "Markup":
     return Markup(drawing[drawing.index("<svg") :])  # noqa: S704 -- made by matplotlib, which escapes text
 
 
-def png(figure: "Figure") -> bytes:
-    """The figure as a PNG file."""
+def write_png(path: Path, figure: "Figure") -> None:
+    """Writes the figure as a PNG file; raises `OutputError` if that cannot be done."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png")
-    return buffer.getvalue()
+    write_file(path, buffer.getvalue())
 
 
-def _kind(file: bytes) -> str:
-    return "png" if file.startswith(b"\x89PNG") else "jpeg"
+def sync_figure(results: Mapping[str, Curves], title: str = "") -> "Figure":
+    """The loudness of the speech, and below it the gap between the lips in each result.
+
+    Args:
+        results: one or two by name, of the same speech, with at least one frame each.
+    """
+    from matplotlib.figure import Figure
+
+    first = next(iter(results.values()))
+    count, as_pixels = len(first), len(first) > _MOST_POINTS
+    time_s = (np.arange(count) + 0.5) / MODEL_FPS
+    figure = Figure(figsize=(12, 6.2), dpi=_DPI, layout="constrained")
+    speech, lips = figure.subplots(2, 1, sharex=True, height_ratios=(1, 3))
+    speech.fill_between(time_s, _FLOOR_DB, first.level_db, color=_GRAY, alpha=0.6, linewidth=0, rasterized=as_pixels)
+    speech.set(ylim=(_FLOOR_DB, 0), ylabel="loudness of\nthe speech, dB")
+    _band(lips, first.silent, _GRAY, "nothing is said")
+    if first.mouth is not None:
+        _band(lips, first.mouth.shut, _SHUT, "m, b, p: lips must touch")
+        # The known opening on the scale of the gaps: 0 at lips at rest, the unit fitted by least squares.
+        opening, known = first.mouth.opening.astype(np.float64), ~np.isnan(first.gaps)
+        shown = opening[known]
+        unit = float(shown @ (first.gaps[known] - _LIPS_AT_REST) / max(float(shown @ shown), 1e-9))
+        target = _LIPS_AT_REST + max(unit, _LEAST_TOP / 2) * opening
+        lips.plot(time_s, target, color=_TARGET, linewidth=1.5, label="what the words require (scaled)")
+        lips.fill_between(time_s, _LIPS_AT_REST, target, color=_TARGET, alpha=0.12, linewidth=0)
+    for color, (name, curves) in zip(_LINES, results.items(), strict=False):
+        lips.plot(time_s, curves.gaps, ".-", color=color, markersize=4, label=name, rasterized=as_pixels)
+    lips.axhline(CLOSED_GAP, color=_GRAY, linestyle="--", linewidth=1, label="below: lips touch")
+    top = max(float(np.nan_to_num(curves.gaps).max(initial=0.0)) for curves in results.values())
+    lips.set(xlim=(0, count / MODEL_FPS), ylim=(0, max(1.05 * top, _LEAST_TOP)), xlabel="time, s")
+    lips.set_ylabel("gap between the lips\n(distance between the eyes = 1)")
+    for axes in (speech, lips):
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.legend(loc="outside lower center", ncols=6, frameon=False)
+    if title:
+        figure.suptitle(title)
+    return figure
+
+
+def _band(axes: "Axes", where: BoolArray, color: str, label: str) -> None:
+    spans_s = [(start / MODEL_FPS, (end - start) / MODEL_FPS) for start, end in runs_of_true(where)]
+    place = axes.get_xaxis_transform()
+    axes.broken_barh(spans_s, (0, 1), transform=place, color=color, alpha=0.18, linewidth=0, label=label)
+
+
+def face_grid(rows: Sequence[str], columns: Mapping[str, Sequence[UInt8Array]]) -> "Figure":
+    """Labeled faces pixel by pixel.
+
+    Args:
+        rows: labels. columns: label → faces from top to bottom, `(256, 256, 3)` RGB each.
+    """
+    from matplotlib.figure import Figure
+
+    step_px = SHOWN_PX + _BORDER_PX
+    width_px, height_px = _LABELS_PX + len(columns) * step_px, len(rows) * step_px + _BORDER_PX + _FOOT_PX
+    figure = Figure(figsize=(width_px / _DPI, height_px / _DPI), dpi=_DPI, facecolor="white")
+
+    def write(x_px: float, y_px: float, text: str, side: str) -> None:
+        figure.text(x_px / width_px, y_px / height_px, text, ha=side, va="center", size=13)
+
+    for row, label in enumerate(rows):
+        write(_LABELS_PX - 12, height_px - row * step_px - step_px / 2, label, "right")
+    for column, (label, faces) in enumerate(columns.items()):
+        left_px = _LABELS_PX + column * step_px
+        write(left_px + SHOWN_PX / 2, _FOOT_PX / 2, label, "center")
+        for row, face in enumerate(faces):
+            figure.figimage(face, left_px, height_px - (row + 1) * step_px)
+    return figure
+
+
+@dataclass(frozen=True, slots=True)
+class PersonSummary:
+    """One person of a clip, by `number`. `times_s`: begin and end of each time the person is seen.
+
+    `seen_s`: sum of these. `height_px`: of the face, the median. `frontal`: share of the time in
+    which the face looks into the camera, or less than about 25° aside.
+    """
+
+    number: int
+    times_s: tuple[tuple[float, float], ...]
+    seen_s: float
+    height_px: int
+    frontal: float
+
+
+def summaries(tracks: Tracks) -> list[PersonSummary]:
+    """What is known of each person, by number."""
+    found = []
+    for number in tracks.people:
+        spans = [span.rows for span in tracks.spans if span.person == number]
+        times_s = tuple((float(rows[0, 0]), float(rows[-1, 0])) for rows in spans)
+        rows = np.concatenate(spans)
+        frontal = float((turn(rows[:, 5:].reshape(-1, 3, 2)) < _FRONTAL_TURN).mean())
+        height_px = round(float(np.median(rows[:, 4] - rows[:, 2])))
+        found.append(PersonSummary(number, times_s, sum(end - start for start, end in times_s), height_px, frontal))
+    return found
+
+
+def write_contact_sheet(path: Path, tracks: Tracks, portraits: Mapping[int, UInt8Array]) -> None:
+    """Writes a PNG with a row for each person.
+
+    Args:
+        portraits: uint8 `(160, 160, 3)` RGB of each person.
+
+    Raises:
+        OutputError: it cannot be written.
+    """
+    from matplotlib.figure import Figure
+
+    people = summaries(tracks)
+    end_s = max(tracks.clip.duration_s, *(end for person in people for _, end in person.times_s))
+    row_px, left_px = PORTRAIT_PX + _MARGIN_PX, PORTRAIT_PX + 3 * _MARGIN_PX
+    height_px = row_px * len(people) + _MARGIN_PX
+    wide, high = (_WIDTH_PX - left_px - 2 * _MARGIN_PX) / _WIDTH_PX, _BAR_PX / height_px
+    sheet = Figure(figsize=(_WIDTH_PX / _DPI, height_px / _DPI), dpi=_DPI, facecolor="white")
+    for row, person in enumerate(people):
+        bottom_px, color = height_px - (row + 1) * row_px, f"C{person.number % 10}"
+        sheet.figimage(portraits[person.number], _MARGIN_PX, bottom_px)
+        bar = sheet.add_axes(
+            (left_px / _WIDTH_PX, (bottom_px + _BELOW_PX) / height_px, wide, high), facecolor="#d5d8dd"
+        )
+        spans_s = [(start_s, max(stop_s - start_s, end_s / _WIDTH_PX)) for start_s, stop_s in person.times_s]
+        bar.broken_barh(spans_s, (0, 1), color=color)
+        bar.set(xlim=(0, end_s), ylim=(0, 1), yticks=[], xticks=[0, end_s])
+        bar.set_xticklabels([time_text(0), time_text(end_s)])
+        times = "once" if len(person.times_s) == 1 else f"{len(person.times_s)} times"
+        height, frontal = describe(person)
+        text = f"{person.number}: seen for {person.seen_s:.1f} s, {times}; {height} high, frontal in {frontal}"
+        bar.set_title(text, loc="left", color=color)
+    write_png(path, sheet)
+
+
+def time_text(time_s: float) -> str:
+    """ "1:02.5" for 62.5 seconds."""
+    minutes, seconds = divmod(round(time_s, 1), 60)
+    hours, minutes = divmod(int(minutes), 60)
+    return f"{hours}:{minutes:02}:{seconds:04.1f}" if hours else f"{minutes}:{seconds:04.1f}"
+
+
+def describe(person: PersonSummary) -> tuple[str, str]:
+    """How large and how frontal a person is seen."""
+    return f"{person.height_px} px", f"{100 * person.frontal:.0f} %"

@@ -8,7 +8,6 @@ from statistics import fmean
 
 import cv2
 import numpy as np
-from numpy.typing import NDArray
 
 from latentsync_trt.errors import InputError
 from latentsync_trt.face.mask import mouth_mask
@@ -92,8 +91,7 @@ class LikenessMeter:
         """The likeness over all frames; raises `InputError` if there are none."""
         if not self._squares:
             raise InputError("no frames: nothing to compare")
-        psnr_db = decibels(_PEAK**2, fmean(self._squares))
-        return Likeness(psnr_db, fmean(self._similarities), len(self._squares))
+        return Likeness(decibels(_PEAK**2, fmean(self._squares)), fmean(self._similarities), len(self._squares))
 
 
 def likeness(frames: Iterable[UInt8Array], reference: Iterable[UInt8Array]) -> Likeness:
@@ -110,10 +108,9 @@ def ssim(a: UInt8Array, b: UInt8Array) -> float:
     The mean over all Gaussian windows of 11 pixels that lie wholly inside the picture.
     """
     x, y = a @ _LUMA, b @ _LUMA
-    mean_x, mean_y = _window_means(x), _window_means(y)
-    variance_x = _window_means(x * x) - mean_x**2
-    variance_y = _window_means(y * y) - mean_y**2
-    covariance = _window_means(x * y) - mean_x * mean_y
+    mean_x, mean_y, square_x, square_y, product = (_window_means(each) for each in (x, y, x * x, y * y, x * y))
+    variance_x, variance_y = square_x - mean_x**2, square_y - mean_y**2
+    covariance = product - mean_x * mean_y
     alike = (2 * mean_x * mean_y + _C1) * (2 * covariance + _C2)
     most = (mean_x**2 + mean_y**2 + _C1) * (variance_x + variance_y + _C2)
     return float((alike / most).mean())
@@ -180,31 +177,21 @@ def seam_score(frame: Picture, patch: Patch) -> float:
         return 0.0
     scale = min(1.0, _SEAM_SIDE_PX / area**0.5)
     size = max(1, round(width * scale)), max(1, round(height * scale))
-    source = _shrunk(frame[patch.y_px : patch.y_px + height, patch.x_px : patch.x_px + width], size).astype(np.float32)
-    inside = (_shrunk(patch.weight, size) >= 0.5).astype(np.float32)
+    covered = frame[patch.y_px : patch.y_px + height, patch.x_px : patch.x_px + width]
+    small = [cv2.resize(image, size, interpolation=cv2.INTER_AREA) for image in (covered, patch.rgb, patch.weight)]
+    source, added = (image.astype(np.float32) for image in small[:2])
+    inside = (small[2] >= 0.5).astype(np.float32)
     y, x = np.nonzero(inside - cv2.erode(inside, np.ones((_AROUND_PX, _AROUND_PX), np.uint8)))  # the rim
     if not y.size:
         return 0.0
-    added = _shrunk(patch.rgb, size).astype(np.float32)
     added /= 257
     added -= source
     added *= inside[..., None]
-    step = _mean_around(added)[y, x] / np.maximum(_mean_around(inside)[y, x], 1e-6)[:, None]
-    gradient = _gradient(_mean_around(source), y, x)
+    change, share, around = (cv2.blur(image, (_AROUND_PX, _AROUND_PX)) for image in (added, inside, source))
+    step = change[y, x] / np.maximum(share[y, x], 1e-6)[:, None]
+    # The source's own change over the reach to both sides, in the direction in which it is larger.
+    bottom, right = around.shape[0] - 1, around.shape[1] - 1
+    down = around[np.minimum(y + _REACH_PX, bottom), x] - around[np.maximum(y - _REACH_PX, 0), x]
+    across = around[y, np.minimum(x + _REACH_PX, right)] - around[y, np.maximum(x - _REACH_PX, 0)]
+    gradient = np.maximum(np.abs(down), np.abs(across))
     return float(np.abs(step).mean() / (gradient.mean() + _LEAST_GRADIENT))
-
-
-def _shrunk(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    return cv2.resize(image, size, interpolation=cv2.INTER_AREA)
-
-
-def _mean_around(image: Float32Array) -> Float32Array:
-    return np.asarray(cv2.blur(image, (_AROUND_PX, _AROUND_PX)), np.float32)
-
-
-def _gradient(image: Float32Array, y: NDArray[np.intp], x: NDArray[np.intp]) -> Float32Array:
-    """Difference at pixels over the measure's reach to both sides, in the direction in which it is larger: `(n, C)`."""
-    bottom, right = image.shape[0] - 1, image.shape[1] - 1
-    down = image[np.minimum(y + _REACH_PX, bottom), x] - image[np.maximum(y - _REACH_PX, 0), x]
-    across = image[y, np.minimum(x + _REACH_PX, right)] - image[y, np.maximum(x - _REACH_PX, 0)]
-    return np.maximum(np.abs(down), np.abs(across))

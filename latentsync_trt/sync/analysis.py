@@ -12,7 +12,7 @@ from latentsync_trt.face.align import square
 from latentsync_trt.face.geometry import turn
 from latentsync_trt.face.track_file import COLUMNS, ClipMark, FaceSpan, Tracks
 from latentsync_trt.face.tracker import FrameFaces
-from latentsync_trt.measure.people import PORTRAIT_PX
+from latentsync_trt.measure.page import PORTRAIT_PX
 from latentsync_trt.media.reader import probe, read_frames
 from latentsync_trt.sync.faces import FaceFinder
 from latentsync_trt.sync.threads import StageClock, in_background

@@ -6,8 +6,7 @@ from pathlib import Path
 
 from latentsync_trt.config import SyncOptions
 from latentsync_trt.errors import OutputError
-from latentsync_trt.measure.figures import sync_figure
-from latentsync_trt.measure.page import Pictures, Section, svg, write_page
+from latentsync_trt.measure.page import Section, svg, sync_figure, write_page
 from latentsync_trt.option_fields import command_line
 from latentsync_trt.sync.quality import Quality
 from latentsync_trt.types import SyncReport
@@ -42,7 +41,7 @@ def _sections(source: Path, report: SyncReport, quality: Quality, options: SyncO
     )
     rows = report.quality.rows if report.quality else []
     yield Section(rows=rows, text=[_METHOD if rows else "This run painted no face, so nothing was measured."])
-    shown = [Pictures([each.before, each.after], f"{each.time_s:.2f} s: {each.shows}") for each in quality.moments()]
+    shown = [([each.before, each.after], f"{each.time_s:.2f} s: {each.shows}") for each in quality.moments()]
     if shown:
         yield Section("Before and after", pictures=shown)
     curves = quality.curves()

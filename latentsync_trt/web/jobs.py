@@ -12,7 +12,7 @@ from typing import Any
 from latentsync_trt.errors import InputError
 from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.face.track_file import Tracks, save_tracks
-from latentsync_trt.measure.people import summaries
+from latentsync_trt.measure.page import summaries
 from latentsync_trt.serve.admission import Form, Limits, UnknownJob, check_media, stored_name
 from latentsync_trt.serve.service import JobStatus, Service
 from latentsync_trt.sync.analysis import analyze
