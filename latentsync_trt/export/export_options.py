@@ -111,7 +111,6 @@ class ExportOptions:
 
     @property
     def folder(self) -> Path:
-        """Folder of the bundle."""
         if self.out is not None:
             return Path(self.out)
         shapes = "-dynamic" if self.dynamic else ""
@@ -135,16 +134,15 @@ def find_sources(options: ExportOptions) -> Sources:
     Raises:
         CheckpointError: one is missing; for a default path the message contains the command that downloads it.
     """
-    folder = LATENTSYNC[options.model].folder
+    folder, found = LATENTSYNC[options.model].folder, {}
     defaults = {"unet": folder / UNET_FILE, "vae": VAE.folder, "whisper": folder / WHISPER_FILE}
     for role, default in defaults.items():
         given = getattr(options, role)
-        if given is not None and not exists(given):
-            raise CheckpointError(why_missing(Path(given), "file or folder"), usage=True)
-        if given is None and not default.exists():
-            cure = f"get it with `latentsync-trt download {options.model}`"
-            raise CheckpointError(f"{default}: not there; {cure}", usage=True)
-    return Sources(**{role: Path(getattr(options, role) or default) for role, default in defaults.items()})
+        path = found[role] = default if given is None else Path(given)
+        if not exists(path):
+            cure = f"{path}: not there; get it with `latentsync-trt download {options.model}`"
+            raise CheckpointError(cure if given is None else why_missing(path, "file or folder"), usage=True)
+    return Sources(**found)
 
 
 def check_model(options: ExportOptions, unet: Path, origin: str) -> None:

@@ -308,14 +308,11 @@ def _fill(path: Path, network: nn.Module, table: Mapping[str, Origin], tensors: 
             finite in `dtype`; the message names the first.
     """
     wanted = {name: origin.shape for origin in table.values() for name in origin.names if name is not None}
-    missing = [name for name in wanted if not isinstance(tensors.get(name), Tensor)]
-    if missing:
-        raise CheckpointError(f"{path}: {len(missing)} of {len(wanted)} tensors missing, first {missing[0]}")
-    wrong = [name for name, shape in wanted.items() if tuple(tensors[name].shape) != shape]
+    found = {name: tuple(tensor.shape) for name, tensor in tensors.items() if isinstance(tensor, Tensor)}
+    wrong = [name for name, shape in wanted.items() if found.get(name) != shape]
     if wrong:
-        name = wrong[0]
-        found, expected = tuple(tensors[name].shape), wanted[name]
-        raise CheckpointError(f"{path}: {len(wrong)} tensors of another shape, first {name}: {found}, not {expected}")
+        first = f"first {wrong[0]}: {found.get(wrong[0], 'missing')}, not {wanted[wrong[0]]}"
+        raise CheckpointError(f"{path}: {len(wrong)} of {len(wanted)} tensors missing or of another shape, {first}")
     for name in wanted:
         largest = max(abs(float(extreme)) for extreme in tensors[name].aminmax())
         if not largest <= torch.finfo(dtype).max:

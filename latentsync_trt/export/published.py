@@ -25,8 +25,7 @@ _WHISPER_SHA256 = "65147644a518d12f04e32d6f3b26facc3f8dd46e5390956a9424a650c0ce2
 
 @dataclass(frozen=True, slots=True)
 class Repository:
-    """A repository on the hub: the commit to download, its license by the model card, and the
-    SHA-256 of each needed file there, which have `size_bytes` in all."""
+    """The commit to download from the hub, its license by the model card, and the SHA-256 of each needed file."""
 
     name: str
     revision: str
@@ -36,14 +35,12 @@ class Repository:
 
     @property
     def folder(self) -> Path:
-        """Where `export` looks for its files."""
         return checkpoints_folder() / self.name.partition("/")[2].lower()
 
     @property
     def summary(self) -> str:
-        """What to expect of the download."""
-        name = f"{self.name}@{self.revision[:7]}"
-        return f"{name}: {gigabytes(self.size_bytes)} to {self.folder}; license {self.license}"
+        size = gigabytes(self.size_bytes)
+        return f"{self.name}@{self.revision[:7]}: {size} to {self.folder}; license {self.license}"
 
     def __str__(self) -> str:
         return f"{self.name}@{self.revision}"
@@ -105,13 +102,11 @@ def find_downloads(model: str) -> list[Repository]:
 
 
 def _missing(repository: Repository) -> list[str]:
-    for name, sha256 in repository.files.items():
-        path = repository.folder / name
-        if path.exists() and sha256_file(path) != sha256:
-            raise CheckpointError(
-                f"{path}: is not the published file; move or delete it, and run the same command again"
-            )
-    return [name for name in repository.files if not (repository.folder / name).exists()]
+    there = {name: path for name in repository.files if (path := repository.folder / name).exists()}
+    for name, path in there.items():
+        if sha256_file(path) != repository.files[name]:
+            raise CheckpointError(f"{path}: is not the published file; move or delete it, and run it again")
+    return [name for name in repository.files if name not in there]
 
 
 def check_space(downloads: Iterable[Repository], more_bytes: int = 0) -> None:

@@ -258,9 +258,7 @@ class UNet(nn.Module):
         """The noise `(B·F, 4, h, w)`, and `hidden (B·F, C, h, w)`, the input of the last layer.
 
         Args:
-            sample: `(B·F, 13, h, w)`.
-            timestep: `()` int64.
-            audio: `(B·F, S, D)`.
+            sample, timestep, audio: `(B·F, 13, h, w)`, `()` int64, `(B·F, S, D)`.
             hidden: output of an earlier step; then only the last layer runs.
             frames: F.
             guided: also predict with all-zero audio; outputs then have 2·B·F frames, the unconditional half first.

@@ -65,8 +65,8 @@ def test_published_names_and_shapes(reference: Path) -> None:
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        (None, r"1 of \d+ tensors missing, first conv_out\.bias"),
-        (torch.zeros(5), r"1 tensors of another shape, first conv_out\.bias: \(5,\), not \(4,\)"),
+        (None, r"1 of \d+ tensors .* first conv_out\.bias: missing, not \(4,\)"),
+        (torch.zeros(5), r"1 of \d+ tensors .* first conv_out\.bias: \(5,\), not \(4,\)"),
         (torch.full((4,), float("nan")), r"conv_out\.bias .*values up to nan, .*; the file is damaged"),
         (torch.full((4,), 1e6), r"conv_out\.bias .*values up to 1e\+06, .*; export with --precision fp32"),
     ],
