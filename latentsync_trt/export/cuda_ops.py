@@ -15,8 +15,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.onnx import ops
 
-from latentsync_trt.export.layers import WindowNorm
-
 DOMAIN = "com.microsoft"
 
 LAYOUT_DOMAIN = "com.ms.internal.nhwc"
@@ -97,14 +95,10 @@ def layer_norm(norm: Any, parts: Sum) -> tuple[Tensor, Tensor]:
 
 
 def group_norm(norm: Any, parts: Sum, *, frames: int = 1, silu: bool) -> tuple[Tensor, Tensor]:
-    """The sum of images normalized by an `nn.GroupNorm`, with SiLU if asked for, and the sum.
-
-    Only a `WindowNorm` uses `frames`, the number of frames per window.
-    """
+    """The sum of images, normalized by an `nn.GroupNorm` over `frames` at a time (and activated), and the sum."""
     count, height, width, channels = shape = parts.delta.shape
     # Stacked vertically, the frames of a window are one image to the kernel: its statistics cover the window.
-    stacked = frames if isinstance(norm, WindowNorm) else 1
-    view = count // stacked, stacked * height, width, channels
+    view = count // frames, frames * height, width, channels
     delta, bias, base = parts.delta.reshape(view), parts.bias, parts.base
     weight, offset = norm.weight.float(), norm.bias.float()
     attributes = {"epsilon": norm.eps, "groups": norm.num_groups, "activation": int(silu), "channels_last": 1}

@@ -61,59 +61,42 @@ class Linear(nn.Module):
         return product if self.bias is None else product + self.bias
 
 
-class FrameNorm(nn.GroupNorm):
-    """Group normalization of each frame separately."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__(NORM_GROUPS, width, eps=1e-6)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """`x (B·F, C, h, w)` → the same shape."""
-        height: Any
-        _, width, height, breadth = x.shape
-        enough = NORM_GROUPS * _FEW_VALUES
-        if isinstance(height, torch.SymInt):
-            enough *= 4  # the tracer assumes twice the least height and width, where that is 64 px
-        if statically_known_true(width * height * breadth >= enough):
-            return super().forward(x)
-        return _two_pass_norm(self, x, 1)
-
-
-class WindowNorm(nn.GroupNorm):
-    """Group normalization with statistics across all frames and pixels of a window.
+class GroupNorm(nn.GroupNorm):
+    """Group normalization of each frame separately, or with statistics across all frames and pixels of a window.
 
     The statistics are combined from those of the single frames (law of total variance), so that frames stay in the
     batch and nothing is transposed. They are float32 in every precision: a group has up to 10 M values per window.
     """
 
-    def __init__(self, width: int) -> None:
-        super().__init__(NORM_GROUPS, width, eps=1e-5)
+    def __init__(self, width: int, eps: float = 1e-5) -> None:
+        super().__init__(NORM_GROUPS, width, eps=eps)
 
-    def forward(self, x: Tensor, frames: int) -> Tensor:  # type: ignore[override]
-        """`x (B·F, C, h, w)` → the same shape."""
-        return _two_pass_norm(self, x, frames)
-
-
-def _two_pass_norm(norm: nn.GroupNorm, x: Tensor, frames: int) -> Tensor:
-    """Group normalization of `x (B·F, C, h, w)` over `frames` at a time; the variance is that about the mean."""
-    count, width, height, breadth = x.shape
-    windows = count // frames
-    pixels = height * breadth
-    wide = x.float()
-    grouped = wide.reshape(windows, frames, NORM_GROUPS, width // NORM_GROUPS * pixels)
-    frame_mean = grouped.mean(3, keepdim=True)
-    # Not torch.square, which would be exported as a general Pow.
-    apart = grouped - frame_mean
-    frame_variance = (apart * apart).mean(3, keepdim=True)
-    mean = frame_mean.mean(1, keepdim=True)
-    apart = frame_mean - mean
-    variance = (frame_variance + apart * apart).mean(1, keepdim=True)
-    per_group = (NORM_GROUPS, width // NORM_GROUPS)
-    scale = torch.rsqrt(variance + norm.eps) * norm.weight.float().reshape(per_group)
-    shift = norm.bias.float().reshape(per_group) - mean * scale
-    by_channel = wide.reshape(windows, frames, width, pixels)
-    normed = by_channel * scale.reshape(windows, 1, width, 1) + shift.reshape(windows, 1, width, 1)
-    return normed.to(x.dtype).reshape(x.shape)
+    def forward(self, x: Tensor, frames: int = 1) -> Tensor:
+        """`x (B·F, C, h, w)` → the same shape; statistics are across `frames`."""
+        height: Any
+        count, width, height, breadth = x.shape
+        enough = NORM_GROUPS * _FEW_VALUES
+        if isinstance(height, torch.SymInt):
+            enough *= 4  # the tracer assumes twice the least height and width, where that is 64 px
+        if frames == 1 and statically_known_true(width * height * breadth >= enough):
+            return super().forward(x)
+        windows = count // frames
+        pixels = height * breadth
+        wide = x.float()
+        grouped = wide.reshape(windows, frames, NORM_GROUPS, width // NORM_GROUPS * pixels)
+        frame_mean = grouped.mean(3, keepdim=True)
+        # Not torch.square, which would be exported as a general Pow.
+        apart = grouped - frame_mean
+        frame_variance = (apart * apart).mean(3, keepdim=True)
+        mean = frame_mean.mean(1, keepdim=True)
+        apart = frame_mean - mean
+        variance = (frame_variance + apart * apart).mean(1, keepdim=True)
+        per_group = (NORM_GROUPS, width // NORM_GROUPS)
+        scale = torch.rsqrt(variance + self.eps) * self.weight.float().reshape(per_group)
+        shift = self.bias.float().reshape(per_group) - mean * scale
+        by_channel = wide.reshape(windows, frames, width, pixels)
+        normed = by_channel * scale.reshape(windows, 1, width, 1) + shift.reshape(windows, 1, width, 1)
+        return normed.to(x.dtype).reshape(x.shape)
 
 
 class GatedProjection(nn.Module):

@@ -15,11 +15,10 @@ from torch.nn import functional as F
 from latentsync_trt.export.layers import (
     AudioAttention,
     FeedForward,
-    FrameNorm,
+    GroupNorm,
     Linear,
     SelfAttention,
     TemporalAttention,
-    WindowNorm,
 )
 
 INPUT_CHANNELS = 13
@@ -89,10 +88,10 @@ class Resnet(nn.Module):
 
     def __init__(self, inputs: int, outputs: int, time_width: int) -> None:
         super().__init__()
-        self.norm1 = WindowNorm(inputs)
+        self.norm1 = GroupNorm(inputs)
         self.conv1 = nn.Conv2d(inputs, outputs, 3, padding=1)
         self.time_emb_proj = Linear(time_width, outputs)
-        self.norm2 = WindowNorm(outputs)
+        self.norm2 = GroupNorm(outputs)
         self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1)
         self.conv_shortcut = nn.Conv2d(inputs, outputs, 1) if inputs != outputs else None
 
@@ -153,7 +152,7 @@ class Transformer(nn.Module):
 
     def __init__(self, width: int, block: nn.Module, kernel_dims: int) -> None:
         super().__init__()
-        self.norm = FrameNorm(width)
+        self.norm = GroupNorm(width, 1e-6)
         self.proj_in = Linear(width, width, kernel_dims=kernel_dims)
         self.transformer_blocks = nn.ModuleList([block])
         self.proj_out = Linear(width, width, kernel_dims=kernel_dims)
@@ -242,7 +241,7 @@ class UNet(nn.Module):
             entering = (config.widths[min(level + 1, last)], *[config.widths[level]] * config.layers)
             inputs = tuple(inner + skips.pop() for inner in entering)
             self.up_blocks.append(stage(level, inputs, config.motion_up[depth], "up" if level > 0 else None))
-        self.conv_norm_out = WindowNorm(config.widths[0])
+        self.conv_norm_out = GroupNorm(config.widths[0])
         self.conv_out = nn.Conv2d(config.widths[0], LATENT_CHANNELS, 3, padding=1)
 
     def forward(

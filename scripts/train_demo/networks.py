@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from latentsync_trt.export.layers import FrameNorm, Linear, WindowNorm
+from latentsync_trt.export.layers import GroupNorm, Linear
 from latentsync_trt.export.networks import WHISPER_PREFIX, WhisperConfig, WhisperEncoder
 from latentsync_trt.export.unet import SpatialBlock, StepInputs, TimeEmbedding, UNet, UNetConfig
 from scripts.published import checkpoint_tensors, whisper_file
@@ -142,7 +142,7 @@ def initialize(network: nn.Module, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, module in network.named_modules():
-            if isinstance(module, nn.LayerNorm | FrameNorm | WindowNorm):
+            if isinstance(module, nn.LayerNorm | GroupNorm):
                 module.weight.fill_(1.0)
                 module.bias.zero_()
             elif isinstance(module, Linear | nn.Conv1d | nn.Conv2d):

@@ -19,7 +19,7 @@ from latentsync_trt.export.cuda_ops import Sum, group_norm
 from latentsync_trt.export.export_options import ExportOptions
 from latentsync_trt.export.exporter import cuda_obstacles, plan_graphs
 from latentsync_trt.export.graphs import GraphPlan, build_cuda_graph
-from latentsync_trt.export.layers import WindowNorm
+from latentsync_trt.export.layers import GroupNorm
 from latentsync_trt.export.networks import ImageAttention, Networks, WhisperEncoder
 from latentsync_trt.export.unet import UNet
 from latentsync_trt.runtime.sessions.session import Session
@@ -155,7 +155,7 @@ class _CudaSum(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.window = WindowNorm(width)
+        self.window = GroupNorm(width)
         narrow.randomize(self)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.integration
 GRAPHS = (VAE_ENCODER, VAE_DECODER, FULL_STEP, CACHED_STEP)
 LEAST_PX, MIDDLE_PX, MOST_PX = 64, 128, 192
 TOLERANCE = 1e-5
-"""Relative, in float32: at a size of its own a graph may use another norm (see `FrameNorm`)."""
+"""Relative, in float32: at a size of its own a graph may use another norm (see `GroupNorm`)."""
 
 
 def options(folder: Path, out: Path, **fields: Any) -> ExportOptions:

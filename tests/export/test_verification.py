@@ -18,7 +18,7 @@ from latentsync_trt.export import verify
 from latentsync_trt.export.export_options import ExportOptions
 from latentsync_trt.export.exporter import export_bundle, plan_graphs
 from latentsync_trt.export.graphs import GraphPlan, build_graph, save_graph
-from latentsync_trt.export.layers import NORM_GROUPS, FrameNorm
+from latentsync_trt.export.layers import NORM_GROUPS, GroupNorm
 from latentsync_trt.export.networks import load_networks
 from latentsync_trt.export.verify import InDouble
 from latentsync_trt.runtime.sessions.session import Session
@@ -149,7 +149,7 @@ def test_weights_that_give_nan_are_called_damaged(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("width", "side_px"), [(64, 1), (32, 2)])
 def test_norms_of_few_values_are_as_exact_as_in_pytorch(width: int, side_px: int, tmp_path: Path) -> None:
     """Values of a group that are nearly equal, where E[x²] − E[x]² has no correct digit."""
-    norm = FrameNorm(width).eval().requires_grad_(False)
+    norm = GroupNorm(width, 1e-6).eval().requires_grad_(False)
     generator = torch.Generator().manual_seed(1)
     groups = 3 + torch.randn(500, NORM_GROUPS, 1, generator=generator)
     x = groups + 1e-3 * torch.randn(500, NORM_GROUPS, width // NORM_GROUPS * side_px**2, generator=generator)
