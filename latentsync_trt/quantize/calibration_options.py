@@ -94,8 +94,8 @@ def clips_in(folder: Path) -> tuple[Clip, ...]:
     Raises:
         InputError: no such folder, or no video in it.
     """
-    if not folder.is_dir():
-        raise InputError(f"{folder}: is a file; name a folder" if exists(folder) else why_missing(folder, "folder"))
+    if not exists(folder):
+        raise InputError(why_missing(folder, "folder"))
     try:
         files = sorted(path for path in folder.iterdir() if path.is_file())
     except OSError as error:

@@ -11,15 +11,15 @@ import numpy as np
 from latentsync_trt.audio.encoder import frame_count
 from latentsync_trt.audio.mel import filters_of
 from latentsync_trt.config import MODEL_FPS, SyncOptions
-from latentsync_trt.diffusion.loop import cache_plan, conditioning, denoise, initial_noise
+from latentsync_trt.diffusion.loop import cache_plan, denoise
 from latentsync_trt.diffusion.scheduler import solver_schedule
-from latentsync_trt.face.mask import latent_mask, mouth_mask
 from latentsync_trt.media.playback import Playback, frames_in
 from latentsync_trt.media.reader import delays_of, probe, read_frames
 from latentsync_trt.media.soundtrack import SoundPiece
 from latentsync_trt.quantize.calibration_options import CalibrateOptions, Clip
 from latentsync_trt.runtime.networks.networks import Networks
 from latentsync_trt.sync.faces import FaceFinder
+from latentsync_trt.sync.inpaint import Inpainter, make_inpainter
 from latentsync_trt.sync.jobs import FrameJob
 from latentsync_trt.sync.paint import Sight
 from latentsync_trt.sync.speakers import Voices
@@ -27,9 +27,6 @@ from latentsync_trt.sync.threads import StageClock
 from latentsync_trt.sync.timeline import OpenVoices
 from latentsync_trt.sync.windows import Window, WindowPlanner
 from latentsync_trt.types import Denoiser, FaceDetector, Float32Array, Frame
-
-SEED = SyncOptions().seed
-"""Seed of the noise that every window starts from, the same as in a usual run."""
 
 CACHE_INTERVAL = 3
 """Every third step is full, as in the default preset."""
@@ -99,11 +96,11 @@ def record(
             on_frame(count, max(count, expected))
             yield frame
 
-    aspect = info.sample_aspect_ratio
-    finder = FaceFinder(detector, manifest.resolution_px, StageClock(), pixel_aspect=aspect)
+    finder = FaceFinder(detector, manifest.resolution_px, StageClock(), pixel_aspect=info.sample_aspect_ratio)
+    inpainter = make_inpainter(manifest, SyncOptions(), networks.codec, networks.denoiser)
     with closing(speech), closing(finder.cut_out(finder.find(read()))) as jobs:
         return tuple(
-            _inputs(window, networks, speech)
+            _inputs(window, inpainter, speech)
             for number, window in enumerate(_windows(jobs, manifest.frames))
             if number < expected_windows
             and (number + 1) * wanted // expected_windows > number * wanted // expected_windows
@@ -145,11 +142,8 @@ def _windows(jobs: Iterable[FrameJob], frames: int) -> Iterator[Window[Sight]]:
     yield from planner.finish()
 
 
-def _inputs(window: Window[Sight], networks: Networks, speech: OpenVoices) -> RecordedWindow:
-    manifest = networks.bundle.manifest
-    side_px, latent_px = manifest.resolution_px, manifest.latent_px
+def _inputs(window: Window[Sight], inpainter: Inpainter, speech: OpenVoices) -> RecordedWindow:
     faces = np.stack([target.face.image for _, target in window.items if target.face is not None])
-    masked, reference = networks.codec.encode_faces(faces, mouth_mask(side_px))
-    known = conditioning(latent_mask(side_px), masked[None], reference[None])
+    (known,) = inpainter.encode([faces])
     audio = speech.windows(0, [frame for frame, _ in window.items])
-    return RecordedWindow(initial_noise(SEED, latent_px, latent_px), known, audio[None])
+    return RecordedWindow(inpainter.noise, known[None], audio[None])
