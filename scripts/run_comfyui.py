@@ -20,7 +20,7 @@ from urllib.parse import urlencode
 from urllib.request import Request, urlopen
 
 from latentsync_trt.bundle.find import demo_folder
-from latentsync_trt.cli.demo import look_at
+from latentsync_trt.cli.sync import look_at
 from latentsync_trt.media.audio import audio_duration_s
 from latentsync_trt.media.demo_clip import SPEECH, camera_frames
 from latentsync_trt.media.reader import read_frames

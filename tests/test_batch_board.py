@@ -9,8 +9,8 @@ from rich.console import Console
 
 from latentsync_trt.batch.job_file import BatchRow
 from latentsync_trt.batch.tasks import Done, Event, Failed, Finished, Moved, Started, Task, WorkerState
-from latentsync_trt.cli import board as board_module
-from latentsync_trt.cli.board import Board
+from latentsync_trt.cli import batch as batch_module
+from latentsync_trt.cli.batch import Board
 from latentsync_trt.types import Progress
 
 
@@ -104,7 +104,7 @@ def test_a_terminal_shows_the_whole_and_as_many_workers_as_it_has_room_for(
     make: Callable[..., Board], clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     terminal = Console(file=io.StringIO(), force_terminal=True, width=100, height=6)
-    monkeypatch.setattr(board_module, "STDERR", terminal)
+    monkeypatch.setattr(batch_module, "STDERR", terminal)
     with make() as board:
         for number in range(12):
             board(WorkerState(f"gpu {number}", "starting"))

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from latentsync_trt.cli import doctor as doctor_module
-from latentsync_trt.cli import main
-from latentsync_trt.cli.doctor import SECTIONS, Finding
+from latentsync_trt.cli import checks, main
+from latentsync_trt.cli.checks import SECTIONS, Finding
 from latentsync_trt.runtime.networks.verdict import FOLDER
 from latentsync_trt.runtime.providers import diagnose, table
 from latentsync_trt.runtime.providers.select import select_provider
@@ -66,7 +65,7 @@ def test_measured_providers_are_shown_with_both_numbers(tmp_path: Path, monkeypa
 
 
 def test_two_builds_of_onnxruntime_are_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor_module, "distribution_version", lambda name: "1.0")
+    monkeypatch.setattr(checks, "distribution_version", lambda name: "1.0")
     twice, *_ = SECTIONS["providers"]()
     assert (twice.level, twice.cure) == ("problem", table.REINSTALL_ORT)
 

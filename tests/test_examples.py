@@ -12,7 +12,7 @@ import pytest
 import yaml
 from nbclient import NotebookClient
 
-from latentsync_trt.cli.batch import command
+from latentsync_trt.cli.batch import batch
 from latentsync_trt.media import demo_clip
 from latentsync_trt.media.audio import read_audio_blocks
 from tests.clips import decoded, write_clip
@@ -114,7 +114,7 @@ def test_the_command_for_kuberay_is_one_of_this_package_whose_workers_fit_into_i
     assert (program, name) == ("latentsync-trt", "batch")
     (tmp_path / "jobs.csv").touch()
     words = [word.replace("/data/jobs.csv", str(tmp_path / "jobs.csv")) for word in words]
-    with command.make_context("batch", words) as context:
+    with batch.make_context("batch", words) as context:
         options = context.params
     assert options["resume"]
     assert options["ray"] == "auto"

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from latentsync_trt.bundle.find import default_bundle, remembered_choice
 from latentsync_trt.bundle.manifest import REQUIRED_GRAPHS, Bundle
-from latentsync_trt.cli import main, model, selftest
+from latentsync_trt.cli import checks, main, model
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import ExportMismatch
 from latentsync_trt.export import export_options, exporter
@@ -77,7 +77,7 @@ def self_test(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         if not state.passed:
             raise SystemExit(1)
 
-    monkeypatch.setattr(selftest, "command", test)
+    monkeypatch.setattr(checks, "selftest", test)
     return state
 
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from latentsync_trt.cli.show import Notices, ProgressLines, show_report
+from latentsync_trt.cli.show import Notices, progress_lines, show_report
 from latentsync_trt.measures import LipMeasure, Measures
 from latentsync_trt.types import Progress, StageTime, SyncReport
 
@@ -47,7 +47,7 @@ def lines(*moves: tuple[float, str, int, int | None]) -> list[str]:
     """What is printed for (seconds, stage, done, total)."""
     said: list[str] = []
     times = iter([0.0, *(time_s for time_s, *_ in moves)])
-    report = ProgressLines(said.append, lambda: next(times))
+    report = progress_lines(said.append, lambda: next(times))
     for _, stage, done, total in moves:
         report(Progress(stage, done, total))
     return said

@@ -6,10 +6,8 @@ Exit codes: 0 done, 1 failed, 2 wrong usage, 130, 143 and 129 stopped by Ctrl-C,
 import importlib
 import io
 import json
-import os
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any
 
 import rich_click as click
@@ -45,19 +43,18 @@ PANELS = {
         "cache": "Show, check and clean up the engines that were built.",
     },
 }
-"""Commands by heading of `--help`, with their lines there: each is `command` in the module of the same name, and the
-line is how its help text begins. Here, too, so that `--help` imports none of them."""
+"""Commands by heading of `--help`, with their lines there: how their help texts begin. Here, too, so that `--help`
+imports none of them."""
 
-_ELSEWHERE = {
-    "build": "engines",
-    "cache": "engines",
-    "download": "model",
-    "export": "model",
-    "setup": "model",
-    "ui": "serve",
-    "use": "model",
+_MODULES = {
+    "bench": ("bench", "compare"),
+    "checks": ("doctor", "selftest"),
+    "engines": ("build", "cache"),
+    "model": ("calibrate", "download", "export", "setup", "use"),
+    "serve": ("serve", "ui"),
+    "sync": ("demo", "faces", "sync"),
 }
-"""Commands that are functions of their own name in the module of another."""
+"""Commands by module, where each is a function of its name; `batch` has a module of its own."""
 
 COMMANDS = {name: line for lines in PANELS.values() for name, line in lines.items()}
 
@@ -71,14 +68,12 @@ class CommandLine(click.RichGroup):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """The command of that name, or None."""
-        if cmd_name not in COMMANDS:
-            return None
-        if cmd_name not in self.commands:
-            module = importlib.import_module(f"latentsync_trt.cli.{_ELSEWHERE.get(cmd_name, cmd_name)}")
-            command = getattr(module, cmd_name if cmd_name in _ELSEWHERE else "command")
+        if cmd_name in COMMANDS and cmd_name not in self.commands:
+            place = next((module for module, names in _MODULES.items() if cmd_name in names), cmd_name)
+            command = getattr(importlib.import_module(f"latentsync_trt.cli.{place}"), cmd_name)
             add_help_all(command)
             self.add_command(command, cmd_name)
-        return self.commands[cmd_name]
+        return self.commands.get(cmd_name)
 
     def format_help(self, ctx: click.RichContext, formatter: click.RichHelpFormatter) -> None:  # type: ignore[override]
         """Lists the commands without importing them."""
@@ -100,9 +95,6 @@ class CommandLine(click.RichGroup):
             # click would print its own errors as text.
             found = super().main(arguments, *rest, **extra | ({"standalone_mode": False} if as_json else {}))
             sys.exit(found if isinstance(found, int) else 0)
-        except BrokenPipeError:
-            _print_no_more()
-            sys.exit(1)
         except Exception as error:  # noqa: BLE001 -- the user gets one line for any error
             message, code = _explained(error, arguments)
             message = stopping.with_notes(message, error)
@@ -131,14 +123,6 @@ def _explained(error: Exception, arguments: Sequence[str]) -> tuple[str, int]:
         return "aborted", 1
     message, usage = one_line(error, arguments)
     return message, 2 if usage else 1
-
-
-def _print_no_more() -> None:
-    """For a closed stdout, as after `| head`: writing what is still buffered must not fail when the process ends."""
-    with suppress(OSError, ValueError):
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())
-        os.close(nowhere)
 
 
 @click.group(

@@ -1,34 +1,52 @@
 """`latentsync-trt batch`: many clips, on all GPUs of this machine or on a Ray cluster."""
 
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, closing
+from pathlib import Path, PureWindowsPath
+from typing import TYPE_CHECKING, Any, Self
 
 import rich_click as click
+from rich.progress import BarColumn, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bars
 
+from latentsync_trt.batch.tasks import (
+    Event,
+    Failed,
+    Finished,
+    Moved,
+    Started,
+    Task,
+    WorkerHandle,
+    WorkerSettings,
+    WorkerState,
+)
 from latentsync_trt.cli.options import (
     LocalPath,
     WorkerOptions,
     build,
     bundle_option,
     options_from,
+    path_option,
     provider_option,
     quiet_option,
 )
+from latentsync_trt.cli.show import STDERR, print_json, process_age_s, progress_bar, say
 from latentsync_trt.config import RuntimeOptions, SyncOptions
 from latentsync_trt.errors import InputError
 from latentsync_trt.option_fields import FILES, HARDWARE
 from latentsync_trt.paths import check_folder_to_write
+from latentsync_trt.remote_files import is_url, shown
 from latentsync_trt.stopping import interruption
+from latentsync_trt.types import Progress
 
 if TYPE_CHECKING:
     from latentsync_trt.batch.job_file import BatchRow, Problem
     from latentsync_trt.batch.ledger import Ledger, Row
-    from latentsync_trt.batch.tasks import Task, WorkerHandle
-    from latentsync_trt.cli.board import Board
 
 _LEDGER = ".ledger.sqlite"
+_MOVED_EVERY_S = 2.0
 
 
 @click.command("batch")
@@ -45,13 +63,11 @@ _LEDGER = ".ledger.sqlite"
 @options_from(SyncOptions, leave_out=("resume",))
 @provider_option
 @options_from(WorkerOptions)
-@click.option(
-    "--scratch", type=LocalPath(folder=True), panel=HARDWARE, help="Folder of each worker for files from URLs."
-)
+@path_option("--scratch", folder=True, panel=HARDWARE, help="Folder of each worker for files from URLs.")
 @options_from(RuntimeOptions)
 @quiet_option
 @click.option("--json", "as_json", is_flag=True, help="Print each event to stdout as a line of JSON; a summary last.")
-def command(
+def batch(
     jobs: Path,
     bundle: str | None,
     quiet: bool,
@@ -70,9 +86,8 @@ def command(
     """
     from latentsync_trt.batch.job_file import read_rows
     from latentsync_trt.batch.ledger import Ledger
-    from latentsync_trt.cli.board import Board, tell
-    from latentsync_trt.cli.show import say
-    from latentsync_trt.remote_files import is_url
+    from latentsync_trt.batch.workers import make_workers
+    from latentsync_trt.bundle.find import describe_choice, find_bundle
 
     def notice(text: str) -> None:
         if as_json:
@@ -80,8 +95,7 @@ def command(
         elif not quiet:
             say(f"note: {text}")
 
-    options = build(SyncOptions, fields)
-    rows, problems = read_rows(jobs, options, out)
+    rows, problems = read_rows(jobs, build(SyncOptions, fields), out)
     path = jobs / f"batch{_LEDGER}" if jobs.is_dir() else jobs.with_name(jobs.name + _LEDGER)
     resume = resume or retry_failed
     with ExitStack() as stack:
@@ -96,7 +110,14 @@ def command(
         to_run = {row.task.id: row for row in ready}
         board = Board(to_run, len(settled) - len(failed), failed, as_json=as_json, quiet=quiet)
         if ready:
-            handles = _workers(bundle, len(ready), fields, notice)
+            if bundle is None:
+                folder, why = find_bundle(bundle)
+                bundle = str(folder)
+                notice(describe_choice(folder, why))
+            scratch, on = fields["scratch"] and str(fields["scratch"].absolute()), build(WorkerOptions, fields)
+            settings = WorkerSettings(bundle, fields["provider"], build(RuntimeOptions, fields), scratch)
+            where = {"ray": on.ray, "gpus_per_worker": on.gpus_per_worker}
+            handles = make_workers(settings, on.workers, most=len(ready), on_notice=notice, **where)
             ledger = ledger or stack.enter_context(Ledger.open(path))
             if not resume:
                 ledger.remove(row.task.id for row in ledger.rows())
@@ -137,9 +158,6 @@ def _check(
         InputError: some cannot work; says why for each.
     """
     from latentsync_trt.batch.job_file import check_rows
-    from latentsync_trt.cli.board import tell
-    from latentsync_trt.cli.show import progress_bar, say
-    from latentsync_trt.types import Progress
 
     with progress_bar(hidden=quiet or as_json) as show:
         good, more = check_rows(rows, lambda count: show(Progress("checking rows", count, len(rows))))
@@ -156,29 +174,9 @@ def _check(
     return sorted(good, key=lambda row: -row.cost)
 
 
-def _workers(
-    bundle: str | None, most: int, fields: dict[str, Any], notice: Callable[[str], None]
-) -> "list[WorkerHandle]":
-    from latentsync_trt.batch.tasks import WorkerSettings
-    from latentsync_trt.batch.workers import make_workers
-    from latentsync_trt.bundle.find import describe_choice, find_bundle
-
-    if bundle is None:
-        folder, why = find_bundle(bundle)
-        bundle = str(folder)
-        notice(describe_choice(folder, why))
-    scratch = fields["scratch"] and str(fields["scratch"].absolute())
-    settings = WorkerSettings(bundle, fields["provider"], build(RuntimeOptions, fields), scratch)
-    on = build(WorkerOptions, fields)
-    return make_workers(
-        settings, on.workers, most=most, ray=on.ray, gpus_per_worker=on.gpus_per_worker, on_notice=notice
-    )
-
-
 def _run(tasks: "Sequence[Task]", handles: "Sequence[WorkerHandle]", ledger: "Ledger", board: "Board") -> None:
     """Runs all tasks; raises if no worker can work."""
     from latentsync_trt.batch.dispatch import Dispatcher
-    from latentsync_trt.batch.tasks import Event
 
     ledger.add(tasks)
 
@@ -187,11 +185,143 @@ def _run(tasks: "Sequence[Task]", handles: "Sequence[WorkerHandle]", ledger: "Le
         board(event)
 
     with board, interruption("interrupted; the same command with --resume goes on"):
-        dispatcher = Dispatcher(handles, on_event)
         try:
-            for task in tasks:
-                dispatcher.submit(task)
-            dispatcher.wait()
+            with closing(Dispatcher(handles, on_event)) as dispatcher:
+                for task in tasks:
+                    dispatcher.submit(task)
+                dispatcher.wait()
         finally:
-            dispatcher.close()
             ledger.reclaim()
+
+
+class Board:
+    """Where a batch stands, from its events, and what is shown of it. A context manager; thread-safe.
+
+    Args:
+        rows: to run, by task. before: clips that were done earlier. failed: rows of earlier runs,
+        with the reason. clock: returns seconds.
+    """
+
+    def __init__(
+        self,
+        rows: "Mapping[str, BatchRow]",
+        before: int = 0,
+        failed: "Sequence[tuple[BatchRow, str]]" = (),
+        *,
+        as_json: bool = False,
+        quiet: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.failed = list(failed)
+        self._rows, self._before, self._as_json, self._quiet, self._clock = rows, before, as_json, quiet, clock
+        self._total, self._done, self._frames = before + len(self.failed) + len(rows), 0, 0
+        self._startup_s: float | None = None
+        self._began_s = self._ready_s = clock()
+        self._told_s: dict[str, float] = {}
+        self._busy: set[str] = set()
+        self._lock = threading.Lock()
+        self._live = STDERR.is_terminal and not (as_json or quiet)
+        columns = TextColumn("{task.description}", markup=False), BarColumn(24), TaskProgressColumn()
+        self._bars = Bars(*columns, TimeRemainingColumn(), console=STDERR, transient=True, disable=not self._live)
+        self._all = self._bars.add_task(str(self), total=len(rows))
+        self._workers: dict[str, TaskID] = {}
+
+    def __enter__(self) -> Self:
+        self._bars.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bars.stop()
+
+    def __call__(self, event: Event) -> None:
+        """Takes an event into account, and shows it."""
+        with self._lock:
+            match event:
+                case WorkerState(worker, state, detail):
+                    self._worker(worker, state, detail)
+                case Started(task_id, worker, attempt):
+                    self._busy.add(worker)
+                    self._tell("started", "", task_id, worker=worker, attempt=attempt)
+                case Moved(task_id, worker, progress):
+                    name, now_s = _name(self._rows[task_id]), self._clock()
+                    self._move(worker, f"{worker}  {progress.stage}  {name}", progress.done, progress.total)
+                    if now_s - self._told_s.get(task_id, 0.0) >= _MOVED_EVERY_S:
+                        self._told_s[task_id] = now_s
+                        moved = {"stage": progress.stage, "done": progress.done, "total": progress.total}
+                        self._tell("progress", "", task_id, worker=worker, **moved)
+                case Finished(task_id, worker, done):
+                    self._busy.discard(worker)
+                    frames = done.report["frames"]
+                    self._done, self._frames = self._done + 1, self._frames + frames
+                    text = f"{_name(self._rows[task_id])}: {frames} frames in {done.seconds:.1f} s on {worker}; {self}"
+                    text = "" if self._live else text
+                    self._tell("finished", text, task_id, worker=worker, seconds=done.seconds, report=done.report)
+                case Failed(task_id, worker, message, usage, again):
+                    self._busy.discard(worker)
+                    row = self._rows[task_id]
+                    what = f"worker {worker} was lost and starts again; the clip is next" if again else "failed"
+                    if not again:
+                        self.failed.append((row, message))
+                    text = f"{row.where}: {_name(row)}: {what}: {message}"
+                    self._tell("failed", text, task_id, worker=worker, message=message, usage=usage, again=again)
+            ended = self._before + self._done + len(self.failed) - (self._total - len(self._rows))
+            self._bars.update(self._all, completed=ended, description=str(self))
+
+    def _worker(self, name: str, state: str, detail: str) -> None:
+        if state == "ready" and self._startup_s is None:
+            self._startup_s, self._ready_s = process_age_s(), self._clock()
+        text = ""
+        if state == "lost" and name not in self._busy:
+            text = f"worker {name} cannot start: {detail}"
+        elif state == "closed" and detail:
+            text = f"worker {name} is given up; the others go on"
+        if state != "running":
+            self._tell("worker", text, worker=name, state=state, detail=detail)
+        self._move(name, f"{name}  {state}", 0, 1)
+
+    def _move(self, worker: str, text: str, done: int, total: int | None) -> None:
+        if worker not in self._workers:
+            self._workers[worker] = self._bars.add_task(worker)
+        self._bars.update(self._workers[worker], description=text, completed=done, total=total)
+
+    def _tell(self, kind: str, text: str, task_id: str | None = None, **fields: Any) -> None:
+        """Prints an event as JSON, or its text, if it has one."""
+        if self._as_json and task_id is not None:
+            row = self._rows[task_id]
+            tell(kind, id=task_id, row=row.where, output=shown(row.task.output), **fields)
+        elif self._as_json:
+            tell(kind, **fields)
+        elif text and not self._quiet:
+            say(text if self._live else f"[{self._clock() - self._began_s:.0f} s] {text}")
+
+    def __str__(self) -> str:
+        failed = f", {len(self.failed)} failed" if self.failed else ""
+        return f"{self._before + self._done} of {self._total} clips done{failed}"
+
+    def show_summary(self) -> None:
+        """Prints the rows that failed to stderr, and numbers of the whole batch to stdout."""
+        now_s, frames = self._clock(), self._frames
+        wall_s, frames_per_s = now_s - self._began_s, frames / max(now_s - self._ready_s, 1e-6)
+        if self._as_json:
+            counts = {"done": self._done, "done_before": self._before, "failed": len(self.failed), "frames": frames}
+            tell("summary", **counts, wall_s=wall_s, startup_s=self._startup_s, frames_per_s=frames_per_s)
+            return
+        for row, message in self.failed:
+            say(f"failed: {row.where}  {_name(row)}  {message}")
+        if not self._quiet:
+            before = f" ({self._before} earlier)" if self._before else ""
+            ran = "nothing to run"
+            if self._startup_s is not None:
+                ran = f"{frames} frames in {wall_s:.1f} s, {frames_per_s:.1f} frames/s; "
+                ran += f"start-up {self._startup_s:.1f} s"
+            click.echo(f"{self._before + self._done} clips done{before}, {len(self.failed)} failed: {ran}")
+
+
+def tell(kind: str, **fields: Any) -> None:
+    """Prints an event of `--json` to stdout."""
+    print_json({"event": kind, **fields})
+
+
+def _name(row: "BatchRow") -> str:
+    """The last part of the output's path or URL."""
+    return PureWindowsPath(shown(row.task.output)).name

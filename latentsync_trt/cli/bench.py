@@ -1,24 +1,46 @@
-"""`latentsync-trt bench`: speed, memory and quality relative to the best preset."""
+"""`latentsync-trt bench` and `compare`: speed, memory and quality of a bundle; two bundles or videos side by side."""
 
+import json
 import re
 import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import rich_click as click
 
-from latentsync_trt.bench.rows import BenchOptions
-from latentsync_trt.cli.options import LocalPath, build, bundle_option, options_from, quiet_option
+from latentsync_trt.bench.rows import BenchOptions, bundle_facts, environment, plain
+from latentsync_trt.bundle.find import describe_choice, find_bundle
+from latentsync_trt.bundle.manifest import Bundle
+from latentsync_trt.cli.options import (
+    build,
+    bundle_option,
+    json_option,
+    options_from,
+    path_option,
+    provider_option,
+    quiet_option,
+)
+from latentsync_trt.cli.show import notices_to, print_table, progress_bar
 from latentsync_trt.config import RuntimeOptions, SyncOptions
 from latentsync_trt.option_fields import QUALITY
+from latentsync_trt.paths import check_file_to_write, check_folder_to_write, exists, make_folder
+from latentsync_trt.unexpected import without_paths
 
 if TYPE_CHECKING:
-    from latentsync_trt.bench.rows import Memory, Results, Row
+    from latentsync_trt.bench.rows import Results, Row
+    from latentsync_trt.types import SyncReport
 
 _NOT_FOR_BENCH = ("build", "preset", "verify")
 """Options that bench does not offer: it waits for engines, lists presets, verifies nothing."""
 
 _HEADS = "what", "scenario", "median", "p5–p95 ms", "runs", "rate", "longest parts", "quality", "memory"
+
+_FORMAT = 3
+
+_LEAST_SIDE_PX = 256
+"""Faces are compared at this resolution, or at the networks' where that is higher."""
 
 
 @click.command("bench")
@@ -26,36 +48,29 @@ _HEADS = "what", "scenario", "median", "p5–p95 ms", "runs", "rate", "longest p
 @options_from(BenchOptions)
 @options_from(SyncOptions, groups=(QUALITY,), leave_out=_NOT_FOR_BENCH)
 @options_from(RuntimeOptions, leave_out=_NOT_FOR_BENCH)
-@click.option(
+@path_option(
     "--out",
-    type=LocalPath(),
     default="benchmarks",
     show_default=True,
     help="Where the rows go: a folder, or a file that ends in .json.",
 )
 @quiet_option
-def command(bundle: str | None, out: Path, quiet: bool, **fields: Any) -> None:
+def bench(bundle: str | None, out: Path, quiet: bool, **fields: Any) -> None:
     """Measure a bundle: graphs, loop, whole clips; time, memory and quality."""
     from latentsync_trt.bench.run import run_bench
-    from latentsync_trt.bundle.find import describe_choice, find_bundle
-    from latentsync_trt.bundle.manifest import Bundle
-    from latentsync_trt.cli.show import notices_to, print_table
     from latentsync_trt.media.files import check_file
-    from latentsync_trt.paths import check_file_to_write, check_folder_to_write, make_folder
 
     options, runtime = build(BenchOptions, fields), build(RuntimeOptions, fields)
     sync = build(SyncOptions, {name: value for name, value in fields.items() if name != "preset"})
     folder, why = find_bundle(bundle)
-    for path in (options.video, options.audio):
-        if path is not None:
-            check_file(Path(path))
+    for path in filter(None, (options.video, options.audio)):
+        check_file(Path(path))
     is_file = out.suffix.lower() == ".json"
     (check_file_to_write if is_file else check_folder_to_write)(out, "--out")
     make_folder(out.parent if is_file else out)
     say = notices_to(silent=quiet)
     say(describe_choice(folder, why))
-    words = ["latentsync-trt", *sys.argv[1:]]
-    for results in run_bench(Bundle.load(folder), options, runtime, sync, say=say, command=words):
+    for results in run_bench(Bundle.load(folder), options, runtime, sync, say=say, command=_command()):
         rows = out if is_file else out / _file_name(results)
         results.write(rows)
     if not quiet:
@@ -74,9 +89,13 @@ def _file_name(results: "Results") -> str:
 
 
 def _cells(row: "Row") -> tuple[str, ...]:
-    time, longest = row.time, sorted(row.parts_s.items(), key=lambda part: -part[1])[:3]
+    time, longest, memory = row.time, sorted(row.parts_s.items(), key=lambda part: -part[1])[:3], ""
+    if row.memory is not None:
+        memory = f"{row.memory.host_bytes / 1e9:.2f} GB host"
+        if row.memory.device_bytes is not None:
+            memory += f" + {row.memory.device_bytes / 1e9:.2f} device"
     return (
-        " · ".join(part for part in (row.case, row.preset, row.provider) if part),
+        " · ".join(filter(None, (row.case, row.preset, row.provider))),
         row.scenario,
         _milliseconds(time.median_ms),
         "one run" if time.runs == 1 else f"{_number(time.p5_ms)}–{_number(time.p95_ms)}",
@@ -84,7 +103,7 @@ def _cells(row: "Row") -> tuple[str, ...]:
         f"{_number(1000 * row.frames / time.median_ms)} frames/s" if row.frames else "",
         ", ".join(f"{name} {_milliseconds(1000 * time_s)}" for name, time_s in longest),
         str(row.quality or ""),
-        _memory(row.memory),
+        memory,
     )
 
 
@@ -97,8 +116,136 @@ def _milliseconds(value_ms: float) -> str:
     return f"{_number(value_ms)} ms" if value_ms < 10_000 else f"{_number(value_ms / 1000)} s"
 
 
-def _memory(found: "Memory | None") -> str:
-    if found is None:
-        return ""
-    device = "" if found.device_bytes is None else f" + {found.device_bytes / 1e9:.2f} device"
-    return f"{found.host_bytes / 1e9:.2f} GB host{device}"
+def _command() -> list[str]:
+    """This call, for reports."""
+    return ["latentsync-trt", *sys.argv[1:]]
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One of the two that are compared; of a finished video only the name is known. `size_bytes`: of all its files."""
+
+    name: str
+    precision: str | None = None
+    resolution_px: int | None = None
+    size_bytes: int | None = None
+    sha256: str | None = None
+
+    @property
+    def title(self) -> str:
+        """Name and precision."""
+        return self.name if self.precision is None else f"{self.name} ({self.precision})"
+
+
+@click.command("compare")
+@click.argument("a")
+@click.argument("b")
+@path_option("--clip", help="A face to dub.  [default: the built-in portrait]")
+@path_option("--audio", help="The speech.  [default: the clip's own sound; the built-in sentence without a clip]")
+@path_option("--out", default="compare.html", show_default=True, help="The report; picture and video go beside it.")
+@provider_option
+@options_from(SyncOptions, groups=(QUALITY,))
+@options_from(RuntimeOptions, leave_out=("build", "verify"))
+@quiet_option
+@json_option
+def compare(
+    a: str,
+    b: str,
+    clip: Path | None,
+    audio: Path | None,
+    out: Path,
+    provider: str,
+    quiet: bool,
+    as_json: bool,
+    **fields: Any,
+) -> None:
+    """Compare bundle B with bundle A, or a finished video B with A: what each makes of the same clip."""
+    from latentsync_trt.files import temporary_folder
+    from latentsync_trt.measure.clips import choose_clip
+    from latentsync_trt.measure.compare import HEADS, check_speech, lines_of, measure, write_report
+    from latentsync_trt.measure.page import page_path
+    from latentsync_trt.runtime.providers.select import select_provider
+    from latentsync_trt.sync.api import LipSync
+
+    page_path(out, "--out")
+    are_videos, others = (exists(name) and Path(name).is_file() for name in (a, b))
+    if are_videos != others:
+        raise click.UsageError(f"give two bundles or two videos: {a} and {b} are not")
+    sync, runtime = build(SyncOptions, fields), build(RuntimeOptions, fields)
+    device = runtime.one_device
+    folders = [] if are_videos else [find_bundle(name)[0] for name in (a, b)]
+    sides = [Side(Path(name).name) for name in (a, b)] if are_videos else _sides(folders, sync, runtime)
+    make_folder(out.parent)
+    reports: list[SyncReport] = []
+    with temporary_folder(out.parent) as folder, progress_bar(hidden=quiet or as_json) as on_progress:
+        chosen = choose_clip(clip, audio or clip, folder)
+        check_speech(chosen.audio)
+        first, second = (Path(a), Path(b)) if are_videos else (folder / "a.mkv", folder / "b.mkv")
+        for bundle, video in zip(folders, (first, second), strict=False):
+            with LipSync.from_bundle(bundle, provider, runtime) as lip_sync:
+                given, lossless = (chosen.video, chosen.audio, video), replace(sync, codec="ffv1")
+                reports.append(lip_sync.sync(*given, lossless, on_progress=on_progress))
+        side_px = max(_LEAST_SIDE_PX, *(side.resolution_px or 0 for side in sides))
+        found = measure((first, second), chosen, out, side_px, extend=sync.extend, on_progress=on_progress)
+    ran_on = [select_provider(report.provider, device) for report in reports]
+    facts = environment(_command(), ran_on)
+    settings = "finished videos" if are_videos else _settings(sync)
+    lines, notes = [*_lines(*sides), *lines_of(found)], [*_notes(sides, reports)]
+    hashes = [(f"SHA-256 of {letter}", side.sha256) for letter, side in zip("AB", sides, strict=True) if side.sha256]
+    known = [*((name.replace("_", " "), value) for name, value in facts.items()), *hashes]
+    write_report(out, f"{sides[1].title} against {sides[0].title}", found, lines, settings, known, notes)
+    if as_json:
+        content = {"kind": "latentsync-trt compare", "format": _FORMAT, "environment": facts}
+        content |= {"a": asdict(sides[0]), "b": asdict(sides[1]), "settings": settings}
+        click.echo(json.dumps(plain({**content, "clip": asdict(found), "notes": notes}), allow_nan=False))
+    elif not quiet:
+        click.echo(f"A: {sides[0].title}\nB: {sides[1].title}\n{settings}\n{found.name}, {found.frames} frames")
+        print_table(HEADS, lines)
+        for note in notes:
+            click.echo(f"note: {note}", err=True)
+        click.echo(f"{out.parent / found.video}: side by side\n{out}: all of it, with plots")
+
+
+def _sides(folders: Sequence[Path], sync: SyncOptions, runtime: RuntimeOptions) -> list[Side]:
+    """What is known of two bundles."""
+    from latentsync_trt.sync.inpaint import resolution_of
+
+    manifests = [Bundle.load(folder).manifest for folder in folders]
+    names = [manifest.name for manifest in manifests]
+    if names[0] == names[1]:
+        names = [folder.resolve().name for folder in folders]
+    sides = []
+    for name, manifest in zip(names, manifests, strict=True):
+        facts, size_bytes = bundle_facts(manifest), sum(entry.bytes for entry in manifest.files.values())
+        sides.append(Side(name, facts.precision, resolution_of(manifest, sync, runtime), size_bytes, facts.sha256))
+    return sides
+
+
+def _settings(sync: SyncOptions) -> str:
+    chosen = {**asdict(sync.sampling), "guidance": sync.guidance, "guidance_interval": sync.guidance_interval}
+    return ", ".join(f"{name} {value}" for name, value in {**chosen, "seed": sync.seed}.items() if value is not None)
+
+
+def _lines(a: Side, b: Side) -> Iterator[tuple[str, str, str, str]]:
+    if a.size_bytes is not None and b.size_bytes is not None:
+        yield "precision", f"{a.precision}", f"{b.precision}", ""
+        yield "resolution", f"{a.resolution_px} px", f"{b.resolution_px} px", ""
+        ratio = f"{b.size_bytes / a.size_bytes:.2f}×"
+        yield "size", f"{a.size_bytes / 1e6:.1f} MB", f"{b.size_bytes / 1e6:.1f} MB", ratio
+
+
+def _notes(sides: Sequence[Side], reports: Sequence["SyncReport"]) -> Iterator[str]:
+    """What else the two differ by, which the pictures show, too, and the notices of both runs."""
+    if not reports:
+        yield "finished videos: what their encoders lost is part of the difference"
+        return
+    a_px, b_px = (side.resolution_px for side in sides)
+    on_a, on_b = (report.provider for report in reports)
+    if on_a != on_b:
+        yield f"A ran on {on_a}, B on {on_b}: part of the difference is the providers'"
+    if a_px != b_px:
+        yield (
+            f"A works at {a_px} px, B at {b_px} px, so they start from different noise: look at the "
+            "lips' numbers and at the video rather than at PSNR"
+        )
+    yield from dict.fromkeys(without_paths(text) for report in reports for text in report.notices)

@@ -1,6 +1,5 @@
 """`latentsync-trt build` and `cache`: builds engines ahead of time; lists, checks and removes them."""
 
-import json
 import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, fields, replace
@@ -12,17 +11,8 @@ from typing import TYPE_CHECKING, Any
 import rich_click as click
 from rich.filesize import decimal
 
-from latentsync_trt.cli.options import (
-    LocalPath,
-    bundle_option,
-    combined,
-    json_option,
-    options_from,
-    provider_option,
-    quiet_option,
-)
-from latentsync_trt.cli.options import build as build_options
-from latentsync_trt.cli.show import STDERR, notices_to, print_table
+from latentsync_trt.cli import options
+from latentsync_trt.cli.show import STDERR, notices_to, print_json, print_table
 from latentsync_trt.config import NOT_FOR_BUILDS, RuntimeOptions
 from latentsync_trt.runtime.cache import (
     SHARED_FOLDER,
@@ -36,40 +26,30 @@ from latentsync_trt.runtime.cache import (
 )
 
 if TYPE_CHECKING:
-    from latentsync_trt.runtime.providers.select import Selection
     from latentsync_trt.runtime.sessions.engines import Engines
 
 _COLUMNS = ("graph", "bundle", "built for", "GPU", "sizes", "size", "build", "last used", "state")
 
-common_options = combined(
-    click.option(
+common_options = options.combined(
+    options.path_option(
         "--engine-cache",
         "folder",
-        type=LocalPath(),
         callback=lambda _context, _parameter, value: cache_folder(value).absolute(),
         help=next(spec for spec in fields(RuntimeOptions) if spec.name == "engine_cache").metadata["help"],
     ),
-    json_option,
+    options.json_option,
 )
 
 
 @click.command("build")
-@bundle_option
-@provider_option
+@options.bundle_option
+@options.provider_option
 @click.option("--graph", "graphs", multiple=True, help="Only this graph; may be given several times.  [default: all]")
 @click.option("--force", is_flag=True, help="Also build engines that are in the cache.")
-@options_from(RuntimeOptions, leave_out=NOT_FOR_BUILDS)
-@quiet_option
-@json_option
-def build(
-    bundle: str | None,
-    provider: str,
-    graphs: tuple[str, ...],
-    force: bool,
-    quiet: bool,
-    as_json: bool,
-    **fields: Any,
-) -> None:
+@options.options_from(RuntimeOptions, leave_out=NOT_FOR_BUILDS)
+@options.quiet_option
+@options.json_option
+def build(bundle: str | None, graphs: tuple[str, ...], force: bool, quiet: bool, as_json: bool, **fields: Any) -> None:
     """Build a bundle's engines into the engine cache, for several GPUs once for each kind.
 
     Only providers tensorrt and rtx need engines.
@@ -82,39 +62,34 @@ def build(
     from latentsync_trt.runtime.sessions.engines import Engines
     from latentsync_trt.runtime.sessions.profiles import check_graphs
 
-    options, silent = build_options(RuntimeOptions, fields), quiet or as_json
+    runtime, silent = options.build(RuntimeOptions, fields), quiet or as_json
     folder, why = find_bundle(bundle)
     loaded, say = Bundle.load(folder), notices_to(silent=silent)
     check_graphs(loaded.manifest, graphs)
-    cache = EngineCache(cache_folder(options.engine_cache), say, options.engine_store)
-    selected, left_out = select_devices(provider, options.device)
+    cache = EngineCache(cache_folder(runtime.engine_cache), say, runtime.engine_store)
+    selected, left_out = select_devices(fields["provider"], runtime.device)
     # Engines fit all GPUs of a name and compute capability.
-    kinds = {_kind(selection): selection for selection in reversed(selected)}
-    engines = [
-        Engines(loaded, selection, replace(options, device=selection.device_id), cache, say)
-        for selection in reversed(kinds.values())
-    ]
-    first = engines[0].selection
-    for text in (*left_out, *first.notices(), f"{describe_choice(folder, why)}, provider {first.name}"):
+    kinds = {(on.name, on.gpu and (on.gpu.name, on.gpu.capability)): on for on in reversed(selected)}
+    name = selected[0].name
+    for text in (*left_out, *selected[0].notices(), f"{describe_choice(folder, why)}, provider {name}"):
         say(text)
-    todo = [*product((each for each in engines if each.compiled), graphs or loaded.manifest.graphs)]
+    made = [Engines(loaded, on, replace(runtime, device=on.device_id), cache, say) for on in reversed(kinds.values())]
+    todo = [*product((each for each in made if each.compiled), graphs or loaded.manifest.graphs)]
     rows = []
     for each, graph in track(todo, "building engines", console=STDERR, transient=True, disable=silent):
-        rows.append(_build(each, graph, force=force))
-        say(_line(rows[-1]))
+        row = _build(each, graph, force=force)
+        rows.append(row)
+        what = f"built in {row['build_s']:.1f} s" if row["built"] else "found in the cache"
+        size = f"{row['bytes'] / 1e6:.1f} MB, {row['node_share']:.0%} of nodes"
+        say(f"{graph}: {what}, opened in {row['open_s']:.2f} s, {size}")
     if as_json:
-        click.echo(json.dumps({"provider": first.name, "engines": rows}))
+        print_json({"provider": name, "engines": rows})
     elif not todo and not quiet:
-        click.echo(f"provider {first.name} needs no engines: it opens the bundle's graphs directly")
+        click.echo(f"provider {name} needs no engines: it opens the bundle's graphs directly")
     elif not quiet:
         built = [row["build_s"] for row in rows if row["built"]]
         size = f"{sum(row['bytes'] for row in rows) / 1e6:.1f} MB"
         click.echo(f"{cache.folder}: {len(built)} of {len(rows)} engines built in {sum(built):.1f} s, {size}")
-
-
-def _kind(selection: "Selection") -> object:
-    gpu = selection.gpu
-    return selection.name, gpu and (gpu.name, gpu.capability)
 
 
 def _build(engines: "Engines", graph: str, *, force: bool) -> dict[str, Any]:
@@ -122,20 +97,9 @@ def _build(engines: "Engines", graph: str, *, force: bool) -> dict[str, Any]:
     built = engines.build(graph, force=force).built
     opened = engines.open(graph)
     opened.session.close()
-    return {
-        "graph": graph,
-        "built": built or opened.built,
-        "build_s": round(opened.build_s, 2),
-        "open_s": round(opened.open_s, 2),
-        "bytes": opened.size_bytes,
-        "node_share": opened.node_share,
-    }
-
-
-def _line(row: dict[str, Any]) -> str:
-    what = f"built in {row['build_s']:.1f} s" if row["built"] else "found in the cache"
-    size = f"{row['bytes'] / 1e6:.1f} MB, {row['node_share']:.0%} of nodes"
-    return f"{row['graph']}: {what}, opened in {row['open_s']:.2f} s, {size}"
+    times = {"build_s": round(opened.build_s, 2), "open_s": round(opened.open_s, 2)}
+    facts = {"bytes": opened.size_bytes, "node_share": opened.node_share}
+    return {"graph": graph, "built": built or opened.built, **times, **facts}
 
 
 @click.group("cache")
@@ -173,9 +137,8 @@ def prune_engines(folder: Path, as_json: bool, max_gb: float | None, damaged: bo
         raise click.UsageError("say what to remove: --max-gb or --damaged")
     if max_gb is not None and not 0 <= max_gb < inf:
         raise click.UsageError(f"--max-gb {max_gb}: not a number from 0")
-    max_bytes = None if max_gb is None else round(max_gb * 1e9)
     known = EngineCache(folder)
-    chosen = select(known.entries(), max_bytes=max_bytes, damaged=damaged)
+    chosen = select(known.entries(), max_bytes=None if max_gb is None else round(max_gb * 1e9), damaged=damaged)
     _report(folder, chosen if dry_run else known.remove_all(chosen), dry_run=dry_run, as_json=as_json)
 
 
@@ -200,8 +163,8 @@ def _report(folder: Path, chosen: Sequence[Choice], *, dry_run: bool, as_json: b
     removed = [choice for choice in chosen if not choice.refusal]
     freed_bytes = total_bytes(choice.entry for choice in removed)
     if as_json:
-        lists = {"removed": list(map(asdict, removed)), "kept": list(map(asdict, kept))}
-        _print_json({"folder": folder, "dry_run": dry_run, "freed_bytes": freed_bytes, **lists})
+        content = {"folder": folder, "dry_run": dry_run, "freed_bytes": freed_bytes, "removed": removed, "kept": kept}
+        print_json(content, indent=2)
     else:
         for choice in removed:
             click.echo(f"{choice.entry.label} ({decimal(choice.entry.size_bytes)}): {choice.reason}")
@@ -217,7 +180,7 @@ def _show(folder: Path, entries: Sequence[Entry], *, as_json: bool) -> None:
     size_bytes = folder_bytes(folder)
     if as_json:
         rows = [{**asdict(entry), "state": entry.state} for entry in entries]
-        _print_json({"folder": folder, "total_bytes": size_bytes, "engines": rows})
+        print_json({"folder": folder, "total_bytes": size_bytes, "engines": rows}, indent=2)
         return
     if entries:
         print_table(_COLUMNS, map(_row, entries))
@@ -239,7 +202,3 @@ def _row(entry: Entry) -> tuple[str, ...]:
 
 def _count(engines: Sequence[object]) -> str:
     return f"{len(engines)} engine{'' if len(engines) == 1 else 's'}"
-
-
-def _print_json(content: dict[str, Any]) -> None:
-    click.echo(json.dumps(content, indent=2, default=str))

@@ -1,7 +1,8 @@
-"""`latentsync-trt download`, `export`, `use` and `setup`: from published weights to the model that commands run."""
+"""`latentsync-trt download`, `export`, `calibrate`, `use` and `setup`: from weights to a bundle that runs."""
 
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -9,11 +10,19 @@ import psutil
 import rich_click as click
 
 from latentsync_trt.bundle import find
-from latentsync_trt.bundle.manifest import PIXELS_PER_LATENT, REQUIRED_GRAPHS, read_manifest, tool_versions
-from latentsync_trt.cli.options import build, options_from, provider_option, quiet_option
-from latentsync_trt.cli.show import progress_bar, say
+from latentsync_trt.bundle.manifest import (
+    FULL_STEP,
+    PIXELS_PER_LATENT,
+    PRECISIONS,
+    REQUIRED_GRAPHS,
+    Manifest,
+    read_manifest,
+    tool_versions,
+)
+from latentsync_trt.cli.options import build, bundle_option, options_from, path_option, provider_option, quiet_option
+from latentsync_trt.cli.show import notices_to, progress_bar, say
 from latentsync_trt.config import RuntimeOptions
-from latentsync_trt.errors import InputError
+from latentsync_trt.errors import InputError, ProviderUnavailable
 from latentsync_trt.export.export_options import EXTRA, TOOLS, ExportOptions
 from latentsync_trt.export.published import (
     LATENTSYNC,
@@ -25,6 +34,9 @@ from latentsync_trt.export.published import (
     find_downloads,
     gigabytes,
 )
+from latentsync_trt.option_fields import FILES, HARDWARE
+from latentsync_trt.quantize import calibration_options
+from latentsync_trt.quantize.calibration_options import CalibrateOptions, Clip, clips_in
 from latentsync_trt.runtime.providers.table import CPU, CUDA
 from latentsync_trt.stopping import interruption
 from latentsync_trt.types import Progress
@@ -81,6 +93,87 @@ def export(quiet: bool, **fields: Any) -> None:
     click.echo(f"{folder}: {len(manifest.graphs)} graphs, {manifest.precision}, {size_bytes / 1e9:.2f} GB, {verdict}")
     for note in filter(None, (*manifest.notes, note_on_default(folder))):
         say(f"note: {note}")
+
+
+_input_option = partial(path_option, panel=FILES)
+
+
+@click.command("calibrate")
+@bundle_option
+@_input_option("--video", help="A video of a talking face.")
+@_input_option("--audio", help="Speech for --video.  [default: the video's own sound]")
+@_input_option(
+    "--clips", help="A folder of such videos, each with an audio file of the same name beside it, else its own sound."
+)
+@_input_option("--out", folder=True, help="Folder of the new bundle.  [default: below checkpoints/]")
+@options_from(CalibrateOptions)
+@click.option(
+    "--provider",
+    type=click.Choice(("auto", CUDA.name, CPU.name)),
+    default="auto",
+    show_default=True,
+    panel=HARDWARE,
+    help="Execution provider that denoises the clips; naming one disables fallback.",
+)
+@quiet_option
+def calibrate(
+    bundle: str | None,
+    video: Path | None,
+    audio: Path | None,
+    clips: Path | None,
+    provider: str,
+    out: Path | None,
+    quiet: bool,
+    **fields: Any,
+) -> None:
+    """Make an INT8 or FP8 bundle from a bundle, calibrated on clips."""
+    tool_versions(calibration_options.TOOLS, extra=calibration_options.EXTRA)
+    from latentsync_trt.media.files import check_file
+    from latentsync_trt.quantize.calibrate import Calibration, open_parent
+    from latentsync_trt.runtime.providers.select import select_provider
+
+    options, notice = build(CalibrateOptions, fields), notices_to(silent=quiet)
+    if audio is not None and video is None:
+        raise click.UsageError("--audio: needs --video")
+    if video is None and clips is None:
+        raise click.UsageError("no clips to calibrate on: give --video with --audio, or --clips with a folder")
+    for path in filter(None, (video, audio)):
+        check_file(path)
+    given = [] if video is None else [Clip(video, audio or video)]
+    given += [] if clips is None else clips_in(clips)
+    folder, why = find.find_bundle(bundle)
+    notice(find.describe_choice(folder, why))
+    parent, target = open_parent(folder), out or default_out(folder.name, options.precision)
+    try:  # not TensorRT, which would take minutes to build observed graphs that are used once
+        selection = select_provider(CUDA.name if provider == "auto" else provider)
+    except ProviderUnavailable as error:
+        if provider != "auto":
+            raise
+        notice(f"calibrating on the CPU, which takes hours at full size ({error})")
+        selection = select_provider(CPU.name)
+    with progress_bar(hidden=quiet) as on_progress:
+        how = selection, on_progress, lambda text: notice(f"warning: {text}")
+        Calibration(parent, given, options, *how).run(target)
+    if not quiet:
+        click.echo(_summary(target, parent.manifest))
+        if note := note_on_default(target):
+            say(f"note: {note}")
+
+
+def default_out(bundle: str, precision: str) -> Path:
+    """ "1.6-512-fp16" → checkpoints/1.6-512-int8; a name without a precision gets it appended."""
+    before = next((f"-{name}" for name in PRECISIONS if f"-{name}" in bundle), None)
+    name = bundle.replace(before, f"-{precision}") if before else f"{bundle}-{precision}"
+    return find.checkpoints_folder() / name
+
+
+def _summary(folder: Path, parent: Manifest) -> str:
+    made = read_manifest(folder)
+    before, after = (manifest.files[manifest.graphs[FULL_STEP].weights].bytes for manifest in (parent, made))
+    share, distance = (made.quantization.share, made.quantization.distance) if made.quantization else (0.0, {})
+    measured = [f"PSNR of faces against {parent.precision} {value:.1f} dB" for value in distance.values()]
+    sizes = f"U-Net weights {before / 1e6:.1f} → {after / 1e6:.1f} MB"
+    return ", ".join([f"{folder}: {made.precision} in {share:.0%} of the U-Net's arithmetic", sizes, *measured])
 
 
 @click.command("use")
@@ -161,18 +254,18 @@ def _test(context: click.Context, folder: Path, provider: str, *, on_cpu: bool) 
 
     On the CPU, the built-in model stands for the new one, which would take an hour.
     """
-    from latentsync_trt.cli import selftest
+    from latentsync_trt.cli import checks
     from latentsync_trt.runtime.cache import cache_folder
     from latentsync_trt.sync.api import LipSync
 
     if on_cpu:
-        context.invoke(selftest.command, provider=CPU.name, reference="none")
+        context.invoke(checks.selftest, provider=CPU.name, reference="none")
         return
     with LipSync.from_bundle(folder, provider, RuntimeOptions(verify=True), on_notice=say) as lip_sync:
         lip_sync.warm_up()
         chosen = lip_sync.provider
     tested = {"bundle": str(folder), "graphs": REQUIRED_GRAPHS, "engine_cache": str(cache_folder())}
-    context.invoke(selftest.command, provider=chosen, reference=CUDA.name, **tested)
+    context.invoke(checks.selftest, provider=chosen, reference=CUDA.name, **tested)
 
 
 def _check_memory(options: ExportOptions) -> None:

@@ -5,6 +5,7 @@ import os
 import typing
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -39,15 +40,14 @@ class LocalPath(click.Path):
         return super().convert(value, param, ctx)
 
 
+def path_option(*names: str, folder: bool = False, as_text: bool = False, **how: Any) -> Callable[[F], F]:
+    """An option that takes a `LocalPath`; `how`: as for `click.option`."""
+    return click.option(*names, type=LocalPath(folder=folder, as_text=as_text), **how)
+
+
 def combined(*options: Callable[[F], F]) -> Callable[[F], F]:
     """One decorator that adds all these options, in this order."""
-
-    def decorate(function: F) -> F:
-        for option_of in reversed(options):
-            function = option_of(function)
-        return function
-
-    return decorate
+    return lambda function: reduce(lambda made, add: add(made), reversed(options), function)
 
 
 def options_from(
@@ -133,27 +133,21 @@ def build(cls: type[Any], values: dict[str, Any]) -> Any:
 
 def add_help_all(command: click.Command) -> None:
     """Adds `--help-all` to a command with advanced options, which `--help` omits."""
-    if any(isinstance(param, click.Option) and param.hidden for param in command.params):
+    advanced = [param for param in command.params if isinstance(param, click.Option) and param.hidden]
+
+    def show(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
+        if wanted:
+            for param in advanced:
+                param.hidden = False
+            click.echo(ctx.get_help())
+            ctx.exit()
+
+    if advanced:
+        text = "Show all options, also the advanced ones, and exit."
         flag = click.RichOption(
-            ["--help-all"],
-            is_flag=True,
-            is_eager=True,
-            expose_value=False,
-            callback=_print_full_help,
-            help="Show all options, also the advanced ones, and exit.",
+            ["--help-all"], is_flag=True, is_eager=True, expose_value=False, callback=show, help=text
         )
         command.params.append(flag)
-
-
-def _print_full_help(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
-    if wanted and not ctx.resilient_parsing:
-        advanced = [param for param in ctx.command.params if isinstance(param, click.Option) and param.hidden]
-        for param in advanced:
-            param.hidden = False
-        click.echo(ctx.get_help())
-        for param in advanced:
-            param.hidden = True
-        ctx.exit()
 
 
 def _click_option(spec: dataclasses.Field[Any], hint: Any) -> Callable[[F], F]:

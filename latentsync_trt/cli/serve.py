@@ -1,31 +1,30 @@
 """`latentsync-trt serve` and `ui`: lip-sync as an HTTP service, and on a page in the browser."""
 
 import os
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import rich_click as click
 
+from latentsync_trt.batch.tasks import WorkerHandle, WorkerSettings
 from latentsync_trt.cli.options import (
     F,
-    LocalPath,
     WorkerOptions,
     build,
     bundle_option,
     combined,
     options_from,
+    path_option,
     provider_option,
 )
+from latentsync_trt.cli.show import say
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import InputError, MissingDependency
 from latentsync_trt.serve.admission import Limits
 from latentsync_trt.stopping import interruption
-
-if TYPE_CHECKING:
-    from latentsync_trt.batch.tasks import WorkerHandle
 
 _KEY = "LATENTSYNC_TRT_API_KEY"
 _STOPPED = "stopped; jobs that have not ended go on when it is started again"
@@ -33,20 +32,14 @@ _STOPPED = "stopped; jobs that have not ended go on when it is started again"
 
 def _service_options(panel: str, port: int, *, leave_out: tuple[str, ...] = ()) -> Callable[[F], F]:
     """Options of both commands; `panel`: heading of the first ones. `leave_out`: limits."""
+    add = partial(click.option, panel=panel, show_default=True)
     return combined(
-        click.option("--host", default="127.0.0.1", show_default=True, panel=panel, help="Address to listen at."),
-        click.option(
-            "--port",
-            type=click.IntRange(0, 65535),
-            default=port,
-            show_default=True,
-            panel=panel,
-            help="0 takes a free one.",
-        ),
-        click.option("--no-key", is_flag=True, panel=panel, help=f"Let other machines in without a key (${_KEY})."),
-        click.option(
+        add("--host", default="127.0.0.1", help="Address to listen at."),
+        add("--port", type=click.IntRange(0, 65535), default=port, help="0 takes a free one."),
+        add("--no-key", is_flag=True, show_default=False, help=f"Let other machines in without a key (${_KEY})."),
+        path_option(
             "--folder",
-            type=LocalPath(folder=True),
+            folder=True,
             panel=panel,
             help="Folder of jobs; with --ray, one that all machines share.  [default: in the user's data folder]",
         ),
@@ -60,20 +53,16 @@ def _service_options(panel: str, port: int, *, leave_out: tuple[str, ...] = ()) 
 
 @click.command("serve")
 @_service_options("Service", 8000)
-def command(host: str, port: int, no_key: bool, ray: str | None, **fields: Any) -> None:
+def serve(host: str, port: int, no_key: bool, ray: str | None, **fields: Any) -> None:
     """Lip-sync as an HTTP service: send video and speech, follow the job, fetch the result.
 
     /docs of the service describes its requests. Clients send the key of $LATENTSYNC_TRT_API_KEY, if
     it is set.
     """
-    from latentsync_trt.cli.show import say
-
-    try:
+    with _extra("serve"):
         from latentsync_trt.serve import server
         from latentsync_trt.serve.app import create_app, is_loopback
         from latentsync_trt.serve.service import Service
-    except ImportError as error:
-        raise MissingDependency(f'serve: needs its extra; pip install "latentsync-trt[serve]" ({error})') from error
     if ray is not None and port == 0:
         raise InputError("--port 0: cannot be used with --ray; give a number")
     key = _api_key(f"--host {host}", no_key, loopback=is_loopback(host))
@@ -105,15 +94,11 @@ def ui(host: str, port: int, no_key: bool, share: bool, ray: str | None, **field
 
     If $LATENTSYNC_TRT_API_KEY is set, people log in as "user" with the key as password.
     """
-    from latentsync_trt.cli.show import say
-
-    try:
+    with _extra("ui"):
         from latentsync_trt.serve import server
         from latentsync_trt.serve.app import is_loopback
         from latentsync_trt.serve.service import Service
         from latentsync_trt.web.app import page_app, public_address
-    except ImportError as error:
-        raise MissingDependency(f'ui: needs its extra; pip install "latentsync-trt[ui]" ({error})') from error
     own = is_loopback(host) and not share
     key = _api_key("--share" if share else f"--host {host}", no_key, loopback=own)
     place, limits, make_handles = _prepare("ui", fields)
@@ -130,7 +115,16 @@ def ui(host: str, port: int, no_key: bool, share: bool, ray: str | None, **field
             server.run(service, app, listener)
 
 
-def _prepare(name: str, fields: dict[str, Any]) -> "tuple[Path, Limits, Callable[..., list[WorkerHandle]]]":
+@contextmanager
+def _extra(name: str) -> Iterator[None]:
+    """Turns an ImportError into `MissingDependency`: the command `name` needs the extra of its name."""
+    try:
+        yield
+    except ImportError as error:
+        raise MissingDependency(f'{name}: needs its extra; pip install "latentsync-trt[{name}]" ({error})') from error
+
+
+def _prepare(name: str, fields: dict[str, Any]) -> tuple[Path, Limits, Callable[..., list[WorkerHandle]]]:
     """The folder of the command `name`, its limits, and what makes its workers, from the values of its options.
 
     Raises:
@@ -139,7 +133,6 @@ def _prepare(name: str, fields: dict[str, Any]) -> "tuple[Path, Limits, Callable
     """
     import platformdirs
 
-    from latentsync_trt.batch.tasks import WorkerSettings
     from latentsync_trt.batch.workers import make_workers
     from latentsync_trt.bundle.find import find_bundle
 

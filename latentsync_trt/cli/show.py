@@ -1,9 +1,12 @@
 """What several commands show: notices, progress, tables, and the summary of a clip."""
 
+import json
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict, is_dataclass
+from typing import Any
 
 import psutil
 import rich_click as click
@@ -42,28 +45,25 @@ class Notices:
             say(f"note: {text}")
 
 
-class ProgressLines:
+def progress_lines(say: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> ProgressCallback:
     """Progress for a log file or a pipe: a line when a stage begins, and every 30 s.
 
-    A line begins with the seconds since this object was made. `clock` returns seconds.
+    A line begins with the seconds since this call. `clock` returns seconds.
     """
+    began_s = said_s = clock()
+    stage = ""
 
-    def __init__(self, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
-        self._say, self._clock = say, clock
-        self._began_s = self._said_s = clock()
-        self._stage = ""
-
-    def __call__(self, progress: Progress) -> None:
-        """Reports `progress`, if it is time for a line."""
-        now_s, steps = self._clock(), ""
-        if progress.stage != self._stage:
-            self._stage = progress.stage
-        elif now_s - self._said_s >= _LINE_EVERY_S:
+    def report(progress: Progress) -> None:
+        nonlocal said_s, stage
+        now_s, steps = clock(), ""
+        if progress.stage == stage:
+            if now_s - said_s < _LINE_EVERY_S:
+                return
             steps = f": {progress.done}" + ("" if progress.total is None else f" of {progress.total}")
-        else:
-            return
-        self._said_s = now_s
-        self._say(f"[{now_s - self._began_s:.0f} s] {progress.stage}{steps}")
+        stage, said_s = progress.stage, now_s
+        say(f"[{now_s - began_s:.0f} s] {stage}{steps}")
+
+    return report
 
 
 @contextmanager
@@ -73,7 +73,7 @@ def progress_bar(*, hidden: bool) -> Iterator[ProgressCallback]:
     Where stderr is not a terminal, lines of text take its place.
     """
     if not hidden and not STDERR.is_terminal:
-        yield ProgressLines(say)
+        yield progress_lines(say)
         return
     columns = bars.TextColumn("{task.description:<16}"), bars.BarColumn(bar_width=None), bars.MofNCompleteColumn()
     times = bars.TimeElapsedColumn(), bars.TimeRemainingColumn()
@@ -97,6 +97,15 @@ def print_table(heads: Sequence[str], rows: Iterable[Sequence[str]], *, left: in
         table.add_row(*row)
     width = None if sys.stdout.isatty() else _WIDTH_OF_A_FILE
     Console(markup=False, highlight=False, emoji=False, width=width).print(table)
+
+
+def print_json(content: Any, *, indent: int | None = None) -> None:
+    """Prints JSON to stdout; dataclasses anywhere in it become objects, paths become texts."""
+
+    def plain(value: Any) -> Any:
+        return asdict(value) if is_dataclass(value) and not isinstance(value, type) else str(value)
+
+    click.echo(json.dumps(content, indent=indent, default=plain))
 
 
 def process_age_s() -> float:

@@ -1,7 +1,7 @@
-"""`latentsync-trt sync`: a video and a speech recording in, the lip-synced video out."""
+"""`latentsync-trt sync`, `demo` and `faces`: a clip lip-synced, the built-in clip, and the people of a clip."""
 
-import json
 from dataclasses import asdict
+from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,37 +13,39 @@ from latentsync_trt.cli.options import (
     bundle_option,
     json_option,
     options_from,
+    path_option,
     provider_option,
     quiet_option,
 )
-from latentsync_trt.config import RuntimeOptions, SyncOptions
+from latentsync_trt.config import MODEL_FPS, PRESETS, PresetName, RuntimeOptions, SyncOptions
 from latentsync_trt.option_fields import FILES
 from latentsync_trt.stopping import interruption
 
 if TYPE_CHECKING:
-    from latentsync_trt.sync.api import LipSync
+    from latentsync_trt.measure.clips import Clip
+    from latentsync_trt.measure.lips import SyncScore
+    from latentsync_trt.types import ProgressCallback
+
+SOURCE, RESULT, PICTURE, PLOT = "source.mp4", "out.mp4", "side_by_side.png", "sync.png"
 
 
 @click.command("sync")
-@click.option(
+@path_option(
     "--video",
     required=True,
-    type=LocalPath(),
     panel=FILES,
     help="Video with a face; also a picture, numbered pictures as in frames/%05d.png, or a GIF.",
 )
-@click.option(
+@path_option(
     "--audio",
     "--voice",
-    type=LocalPath(),
     panel=FILES,
     help="Speech that the lips follow: an audio file, or a video with sound, such as --video itself. For several "
     "people use --speaker.",
 )
-@click.option(
+@path_option(
     "--output",
     "-o",
-    type=LocalPath(),
     panel=FILES,
     help="File to write (.mp4, .mov, .mkv).  [default: <video>-synced.mp4 beside the video]",
 )
@@ -53,15 +55,8 @@ if TYPE_CHECKING:
 @options_from(RuntimeOptions, leave_out=("engine_store", "verify"))
 @quiet_option
 @json_option
-def command(
-    video: Path,
-    audio: Path | None,
-    output: Path | None,
-    bundle: str | None,
-    provider: str,
-    quiet: bool,
-    as_json: bool,
-    **fields: Any,
+def sync(
+    video: Path, audio: Path | None, output: Path | None, bundle: str | None, quiet: bool, as_json: bool, **fields: Any
 ) -> None:
     """Lip-sync a video to a speech recording."""
     from latentsync_trt.bundle.find import describe_choice, find_bundle
@@ -74,34 +69,28 @@ def command(
     inputs = check_inputs(video, audio, target, options)
     folder, why = find_bundle(bundle)
 
-    from latentsync_trt.cli.show import Notices, process_age_s, progress_bar, say, show_report
+    from latentsync_trt.cli.show import Notices, notices_to, print_json, process_age_s, progress_bar, show_report
     from latentsync_trt.sync.api import LipSync
     from latentsync_trt.sync.threads import tune_process
 
     silent, notices = quiet or as_json, Notices()
-    if bundle is None and not silent:
+    say = notices_to(silent=silent)
+    if bundle is None:
         say(describe_choice(folder, why))
     tune_process()
-    with LipSync.from_bundle(folder, provider, runtime, on_notice=None if silent else notices) as lip_sync:
+    with LipSync.from_bundle(folder, fields["provider"], runtime, on_notice=None if silent else notices) as lip_sync:
         with progress_bar(hidden=silent) as on_progress:
             report = lip_sync.run(inputs, on_progress=on_progress)
         if as_json:
-            click.echo(json.dumps({**asdict(report), "total_s": process_age_s()}))
+            print_json({**asdict(report), "total_s": process_age_s()})
         elif not quiet:
             show_report(report, notices, process_age_s())
-        _wait_for_build(lip_sync, silent=silent)
-
-
-def _wait_for_build(lip_sync: "LipSync", *, silent: bool) -> None:
-    """Waits until the engines that this run is building are in the cache, for the next run."""
-    from latentsync_trt.cli.show import say
-
-    if lip_sync.building and not silent:
-        say("engines for the next run are still being built; Ctrl-C stops that, the output is complete")
-    with interruption("interrupted while engines were built for the next run; the output is complete"):
-        problem = lip_sync.wait_for_build()
-    if problem and not silent:
-        say(f"building engines failed: {problem}")
+        if lip_sync.building:
+            say("engines for the next run are still being built; Ctrl-C stops that, the output is complete")
+        with interruption("interrupted while engines were built for the next run; the output is complete"):
+            problem = lip_sync.wait_for_build()
+        if problem:
+            say(f"building engines failed: {problem}")
 
 
 def default_output(video: Path, suffix: str) -> Path:
@@ -112,3 +101,125 @@ def default_output(video: Path, suffix: str) -> Path:
         folder = video.parent if video.parent.name else video.parent.absolute()
         return folder.with_name(f"{folder.name}-synced{suffix}")
     return video.parent / f"{video.stem}-synced{suffix}"
+
+
+@click.command("demo")
+@path_option("--out", help="Folder to write to.", folder=True, default="demo", show_default=True)
+@path_option("--audio", help="Speech of your own.  [default: a built-in sentence]")
+@path_option("--video", help="A face of your own.  [default: a built-in portrait]")
+@click.option("--bundle", default="demo", show_default=True, help="The model to run: a path, a name, or demo.")
+@click.option("--preset", default="balanced", show_default=True, type=click.Choice(list(PRESETS)), help="As for sync.")
+@quiet_option
+def demo(out: Path, audio: Path | None, video: Path | None, bundle: str, preset: PresetName, quiet: bool) -> None:
+    """Lip-sync a built-in clip on the CPU, and look at the result.
+
+    Writes source.mp4, out.mp4, side_by_side.png (source, masked, result) and sync.png (speech and
+    mouth over time) to the folder, and prints how well the lips follow.
+    """
+    from latentsync_trt.cli.show import Notices, progress_bar, show_report
+    from latentsync_trt.measure.clips import choose_clip
+    from latentsync_trt.media.demo_clip import SENTENCE, SPEECH
+    from latentsync_trt.media.files import check_file
+    from latentsync_trt.media.soundtrack import SoundPiece, SoundPlan, choose_sound
+    from latentsync_trt.paths import make_folder
+    from latentsync_trt.sync.api import LipSync
+
+    for given in filter(None, (audio, video)):
+        check_file(given)
+    make_folder(out)
+    if video is None:
+        (out / SOURCE).unlink(missing_ok=True)  # of an earlier run, perhaps for other speech
+    clip = choose_clip(video, audio, out, SOURCE)
+    if not quiet:
+        click.echo(f"{clip.video}: {clip.name}")
+        click.echo("speech: " + (f"“{SENTENCE}”" if audio is None else str(audio)))
+    known = () if audio else choose_sound(SoundPlan((SoundPiece(SPEECH),)), Path(RESULT).suffix).notices
+    notices = Notices(known)
+    with progress_bar(hidden=quiet) as on_progress:
+        with LipSync.from_bundle(bundle, "cpu", on_notice=None if quiet else notices) as lip_sync:
+            options = SyncOptions(preset=preset)
+            report = lip_sync.sync(clip.video, clip.audio, out / RESULT, options, on_progress=on_progress)
+        found = look_at(out, clip, bundle, on_progress)
+    if not quiet:
+        show_report(report, notices)
+        click.echo(f"lips: {found}")
+        click.echo(f"look at {out / RESULT}, {out / PICTURE} and {out / PLOT}")
+
+
+def look_at(out: Path, clip: "Clip", bundle: str, on_progress: "ProgressCallback | None" = None) -> "SyncScore":
+    """Measures the result of `clip` in the folder `out` and draws both pictures there.
+
+    Raises:
+        InputError: too few frames show a face. OutputError: a picture cannot be written.
+    """
+    from latentsync_trt.bundle.find import find_bundle
+    from latentsync_trt.bundle.manifest import read_manifest
+    from latentsync_trt.measure.clips import choose_moments, face_views, masked, measure_clip, square_rgb
+    from latentsync_trt.measure.lips import score
+    from latentsync_trt.measure.page import SHOWN_PX, face_grid, sync_figure, write_png
+    from latentsync_trt.media.playback import Playback
+    from latentsync_trt.media.reader import delays_of, read_frames
+
+    delays = delays_of(clip.video, clip.audio)
+    curves = measure_clip(out / RESULT, clip.audio, clip.mouth, delay_s=delays.sound_s, on_progress=on_progress)
+    found = score(curves)
+    write_png(out / PLOT, sync_figure({"measured in the result": curves}, f"Lips: {found}"))
+    resolution_px = read_manifest(find_bundle(bundle)[0]).resolution_px
+    extended = Playback(Fraction(MODEL_FPS), Fraction(len(curves), MODEL_FPS), SyncOptions().extend, delays.picture_s)
+    clips = {clip.video: extended, out / RESULT: Playback(Fraction(MODEL_FPS))}
+    moments = choose_moments(curves)
+    # Only these: to follow the face through all frames takes a second.
+    shown = [
+        (rgb for index, rgb in enumerate(square_rgb(path, read_frames(path, playback))) if index in moments)
+        for path, playback in clips.items()
+    ]
+    columns = {
+        moments[index]: (faces[0], masked(faces[0], resolution_px), faces[1])
+        for index, faces in zip(sorted(moments), face_views(shown, SHOWN_PX), strict=False)
+        if faces is not None
+    }
+    write_png(out / PICTURE, face_grid(("source", "masked", "result"), columns))
+    return found
+
+
+@click.command("faces")
+@click.argument("video", type=LocalPath())
+@path_option(
+    "-o", "--output", help="Where to write OUTPUT.png and OUTPUT.json.  [default: the video's name with -faces]"
+)
+@json_option
+def faces(video: Path, output: Path | None, as_json: bool) -> None:
+    """Find and number all people of VIDEO: a contact sheet, and their tracks for `sync --faces`.
+
+    The numbers are those of --face index:N and --speaker N=FILE. The tracks are JSON that can be
+    edited: delete or renumber people and spans. Of a crowd, the twelve largest faces at a time are
+    followed.
+    """
+    from latentsync_trt.cli.show import print_json, print_table, progress_bar
+    from latentsync_trt.face.detector import MediaPipeDetector
+    from latentsync_trt.face.track_file import save_tracks
+    from latentsync_trt.measure.page import describe, summaries, time_text, write_contact_sheet
+    from latentsync_trt.media.files import check_file
+    from latentsync_trt.paths import check_folder_to_write
+    from latentsync_trt.sync.analysis import analyze
+
+    check_file(video)
+    base = output or video.with_name(f"{video.stem}-faces")
+    check_folder_to_write(base.parent, "--output")
+    with MediaPipeDetector() as detector, progress_bar(hidden=as_json) as show:
+        tracks, portraits = analyze(video, detector, show)
+    sheet = base.with_name(f"{base.name}.png")
+    write_contact_sheet(sheet, tracks, portraits)
+    saved = save_tracks(tracks, base.with_name(f"{base.name}.json"))
+    people = summaries(tracks)
+    if as_json:
+        print_json({"people": people, "sheet": sheet, "tracks": saved}, indent=2)
+        return
+    rows = []
+    for person in people:
+        first, last = time_text(person.times_s[0][0]), time_text(person.times_s[-1][1])
+        seen = f"{person.seen_s:.1f} s", str(len(person.times_s))
+        rows.append((str(person.number), *seen, first, last, *describe(person)))
+    print_table(("face", "seen", "times", "first", "last", "height", "frontal"), rows, left=0)
+    click.echo(f"{sheet}: contact sheet")
+    click.echo(f"{saved}: tracks, for sync --faces {saved.name}")

@@ -1,28 +1,36 @@
-"""`latentsync-trt doctor`: what works on this machine, what is missing, and the command that installs it.
+"""`latentsync-trt doctor` and `selftest`: what works on this machine, and whether a provider computes correctly.
 
 Packages that may fail to load are imported in functions, so that the failure becomes a finding.
 """
 
-import json
 import os
 import platform
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import rich_click as click
 
-from latentsync_trt.cli.options import json_option
+from latentsync_trt.bundle import find
+from latentsync_trt.bundle.manifest import DEMO_NAME, Bundle
+from latentsync_trt.cli.options import build, json_option, options_from, path_option, provider_option
+from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import BundleError, OutputError
 from latentsync_trt.remembered import forget
-from latentsync_trt.runtime.providers.table import CPU, PROVIDERS, REINSTALL_ORT, TENSORRT, TENSORRT_DOWNLOAD
+from latentsync_trt.runtime.providers.table import CPU, CUDA, PROVIDERS, REINSTALL_ORT, TENSORRT, TENSORRT_DOWNLOAD
 from latentsync_trt.version import __version__, distribution_version
+
+if TYPE_CHECKING:
+    from latentsync_trt.bench.selftest import GraphRow, Reference, Report
 
 Level = Literal["ok", "missing", "problem", "info"]
 
 _MARKS = {"ok": ("✓", "green"), "missing": ("–", "yellow"), "problem": ("✗", "red"), "info": (" ", "white")}
+
+_FIXED = ("build", "engine_cache", "engine_store", "verify", "windows_per_batch")
+"""Fixed in a self-test: it verifies all, builds engines first, in a temporary folder, and paints windows singly."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,25 +44,27 @@ class Finding:
 
 @click.command("doctor")
 @json_option
-def command(as_json: bool) -> None:
+def doctor(as_json: bool) -> None:
     """Say what works here and, for everything missing, the line that installs it."""
     forget()  # what earlier runs found is found again
     report: dict[str, list[Finding]] = {}
-    for section, find in SECTIONS.items():
+    for section, examine in SECTIONS.items():
         try:
-            report[section] = list(find())
+            report[section] = list(examine())
         except ImportError as error:
             report[section] = [Finding("problem", f"a package does not load: {error}", REINSTALL_ORT)]
-    report = {section: findings for section, findings in report.items() if findings}
     problems = [finding for findings in report.values() for finding in findings if finding.level == "problem"]
     verdict = problems[0] if problems else _verdict()
     if as_json:
+        from latentsync_trt.cli.show import print_json
+
         rows = [{"section": name, **asdict(finding)} for name, findings in report.items() for finding in findings]
-        click.echo(json.dumps({"verdict": asdict(verdict), "findings": rows}, indent=2))
+        print_json({"verdict": verdict, "findings": rows}, indent=2)
     else:
         _show(verdict)
         for section, findings in report.items():
-            click.secho(section, bold=True)
+            if findings:
+                click.secho(section, bold=True)
             for finding in findings:
                 _show(finding, "  ")
     if problems:
@@ -70,12 +80,11 @@ def _show(finding: Finding, indent: str = "") -> None:
 
 def _verdict() -> Finding:
     """What `sync` does here without options."""
-    from latentsync_trt.bundle.find import default_bundle, exported_bundles
     from latentsync_trt.runtime.providers.select import select_provider
 
-    provider, bundle = select_provider().name, default_bundle()
+    provider, bundle = select_provider().name, find.default_bundle()
     if bundle.name is None:
-        cure = "latentsync-trt use NAME" if exported_bundles() else "latentsync-trt setup"
+        cure = "latentsync-trt use NAME" if find.exported_bundles() else "latentsync-trt setup"
         return Finding("missing", f"provider {provider} works, but `sync` finds no model: {bundle.reason}", cure)
     return Finding("ok", f"`sync` runs bundle {bundle.name} ({bundle.reason}) with provider {provider}")
 
@@ -131,8 +140,6 @@ def _engines() -> Iterator[Finding]:
 
 
 def _bundles() -> Iterator[Finding]:
-    from latentsync_trt.bundle import find
-    from latentsync_trt.bundle.manifest import Bundle
     from latentsync_trt.paths import nearest_existing
 
     folder = find.checkpoints_folder().resolve()
@@ -149,10 +156,9 @@ def _bundles() -> Iterator[Finding]:
 
 
 def _kept_work() -> Iterator[Finding]:
-    from latentsync_trt.bundle.find import checkpoints_folder
     from latentsync_trt.files import leftovers
 
-    for place in dict.fromkeys(folder.absolute() for folder in (Path(), checkpoints_folder())):
+    for place in dict.fromkeys(folder.absolute() for folder in (Path(), find.checkpoints_folder())):
         for work in leftovers(place, kept=True):
             text = f"{work}: an interrupted run keeps finished parts"
             yield Finding("missing", text, "run the same command with --resume, or delete the folder")
@@ -170,3 +176,83 @@ SECTIONS: dict[str, Callable[[], Iterator[Finding]]] = {
     "interrupted runs": _kept_work,
 }
 """Sections of the report: heading → examination."""
+
+
+@click.command("selftest")
+@click.option(
+    "--bundle",
+    default=DEMO_NAME,
+    show_default=True,
+    help="Exported model: a path, a name below checkpoints/, or demo, the built-in one.",
+)
+@provider_option
+@click.option(
+    "--reference",
+    type=click.Choice((CPU.name, CUDA.name, "none")),
+    default=CPU.name,
+    show_default=True,
+    help="Provider whose results are taken as correct; the CPU takes hours with the published model.",
+)
+@click.option("--graph", "graphs", multiple=True, help="Only this graph; may be given several times.  [default: all]")
+@options_from(RuntimeOptions, leave_out=_FIXED)
+@path_option(
+    "--engine-cache",
+    folder=True,
+    as_text=True,
+    help="Folder of engines to test and to keep.  [default: a temporary one]",
+)
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print one JSON object for a bug report; without paths and names."
+)
+def selftest(
+    bundle: str, provider: str, reference: "Reference", graphs: tuple[str, ...], as_json: bool, **fields: Any
+) -> None:
+    """Build, run and reopen every graph of a bundle on a provider, and compare its results with the CPU's.
+
+    Prints PASS, or FAIL with the reasons and exit code 1.
+    """
+    from latentsync_trt.bench.selftest import self_test
+    from latentsync_trt.cli.show import notices_to
+    from latentsync_trt.runtime.sessions.profiles import check_graphs
+
+    options = build(RuntimeOptions, fields)
+    forget()
+    opened = Bundle.load(find.find_bundle(bundle)[0])
+    check_graphs(opened.manifest, graphs)
+    tested = graphs or tuple(opened.manifest.graphs)
+    report = self_test(opened, provider, options, reference, notices_to(silent=as_json), tested)
+    if as_json:
+        click.echo(report.to_json())
+    else:
+        _show_report(report)
+    if not report.passed:
+        raise SystemExit(1)
+
+
+def _show_report(report: "Report") -> None:
+    from latentsync_trt.cli.show import print_table
+
+    if report.graphs:
+        heads = "graph", "nodes", "build s", "engine MB", "open s", "first ms", "mean ms", "difference"
+        print_table(heads, (_cells(row, report.provider) for row in report.graphs))
+    for notice in report.notices:
+        click.echo(f"note: {notice}")
+    for found in report.pictures:
+        psnr = "equal" if found.psnr_db is None else f"{found.psnr_db:.1f} dB"
+        click.echo(f"pictures, {found.case}: {psnr} beside {report.reference} (at least {found.least_db:.0f} dB)")
+    for stage, failures in report.stages.items():
+        click.echo("\n  - ".join((f"{stage}: {'FAIL' if failures else 'PASS'}", *failures)))
+    bundle = f"bundle {report.bundle.name}, {report.bundle.precision}, {report.bundle.resolution_px} px"
+    verdict, color = ("PASS", "green") if report.passed else ("FAIL", "red")
+    click.secho(f"{verdict}: {report.provider or report.requested}, {bundle}", fg=color)
+
+
+def _cells(row: "GraphRow", provider: str) -> tuple[str, ...]:
+    size_mb = None if row.engine_bytes is None else row.engine_bytes / 1e6
+    numbers = (row.build_s, size_mb, row.open_s, row.first_ms, row.mean_ms, row.difference)
+    forms = (".2f", ".1f", ".2f", ".1f", ".1f", ".1e")
+    return (
+        row.graph,
+        f"{row.nodes.get(PROVIDERS[provider].ort_name, 0)}/{sum(row.nodes.values())}" if row.nodes else "–",
+        *("–" if value is None else format(value, form) for value, form in zip(numbers, forms, strict=True)),
+    )
