@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from latentsync_trt.face.align import align, crop
-from latentsync_trt.face.compositor import composite, paste
 from latentsync_trt.face.mask import mouth_mask
+from latentsync_trt.face.paste import composite, paste
 from latentsync_trt.types import AlignedFace
 from tests.pasted import applied
 

@@ -7,8 +7,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from latentsync_trt.face.align import crop_size_px, frame_rectangle
-from latentsync_trt.face.compositor import composite, paste
 from latentsync_trt.face.mask import mouth_mask
+from latentsync_trt.face.paste import composite, paste
 from latentsync_trt.types import AlignedFace, Float32Array, Float64Array, UInt8Array
 from tests.pasted import applied
 

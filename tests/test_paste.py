@@ -13,10 +13,9 @@ import pytest
 
 from latentsync_trt.face import paste as paste_module
 from latentsync_trt.face.align import align, crop, crop_size_px, rescaled
-from latentsync_trt.face.compositor import composite
 from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.face.mask import mouth_mask
-from latentsync_trt.face.paste import Pasted, Paster
+from latentsync_trt.face.paste import Pasted, Paster, composite
 from latentsync_trt.face.scene import OVAL, filled
 from latentsync_trt.measure.pictures import seam_score
 from latentsync_trt.types import AlignedFace, Face, Float32Array, Patch, Picture, UInt8Array, UInt16Array

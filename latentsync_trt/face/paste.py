@@ -1,26 +1,75 @@
-"""Pastes painted faces into the frames of a clip; state per track keeps what is pasted steady."""
+"""Pastes painted faces into the frames of a clip; state per track keeps what is pasted steady.
+
+Of a frame, only the rectangle around the face is read. Pure.
+"""
 
 from dataclasses import dataclass
 from fractions import Fraction
-from math import prod
+from math import isqrt, prod
 
+import cv2
 import numpy as np
 
 from latentsync_trt.config import Paste
-from latentsync_trt.face.align import inverse, moved, moved_face
-from latentsync_trt.face.compositor import FEATHER_PERCENT, Finish, composite
+from latentsync_trt.face import align
 from latentsync_trt.face.geometry import POINTS
-from latentsync_trt.face.scene import CROP_PX, OVAL, Scene, correction, covering, generated_of, scene_of
-from latentsync_trt.types import AlignedFace, Face, Float32Array, Mesher, Patch, Picture, UInt16Array
+from latentsync_trt.face.scene import CROP_PX, OVAL, correction, covering, filled, generated_of, scene_of
+from latentsync_trt.types import (
+    AlignedFace,
+    Face,
+    Float32Array,
+    Float64Array,
+    Mesher,
+    Patch,
+    Picture,
+    UInt16Array,
+)
+
+_BORDER_EROSION_PX = 2
+_EDGE_DIVISOR = 20
+"""Width of the soft edge of a whole crop: 1/20 of the pasted square's side."""
+
+_FEATHER_PERCENT = 1.25
+"""The mouth mask fades over this part of the pasted square's side: wide enough to hide the seam,
+and narrow enough not to show the source's lips."""
+
+_SPREAD_PX = 1
+"""How far resizing and warping blur the outline of the mask, in frame pixels."""
+
+# Bilinear interpolation spreads a crop pixel by less than this.
+_WARP_MARGIN_PX = 2
+
+_VISIBLE = 0.5 / 255
+"""Smaller opacities change a sample by less than half an 8-bit level: no step that one could see, at any depth."""
 
 _CHIN_PERCENT = 2.0
 """How far a chin may reach below its outline, in percent of the crop's side: beards do."""
 
-_SHAPE_HALF_LIFE_S, _COLOR_HALF_LIFE_S = 0.04, 0.125
-"""Of what is remembered in running means: light changes slowly, and its estimates are noisy."""
+# A patch fades over twice the feather's width.
+_REACH_PX = (2 * _FEATHER_PERCENT + _CHIN_PERCENT) / 100 * prod(CROP_PX) ** 0.5
+
+_HALF_LIVES_S = (0.04, 0.04, 0.125)
+"""In the running means of both outlines and the color: light changes slowly, and its estimates are noisy."""
 
 _MEMORY_S = 1
 """The state of tracks that ended is dropped."""
+
+_Steady = tuple[Float32Array | None, ...]
+"""Of a track: the outlines `(36, 2)` of source and painted face in scene pixels, and color; None = not known (yet)."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Finish:
+    """How what is pasted is fitted in.
+
+    `outlines`, `within`: shapes `(n, 2)` (x, y) in frame pixels; where given, what is pasted fades
+    out before the edge of the union of `outlines`, and nothing changes outside that of `within`.
+    `gain_and_offset (2, 3)`: of each channel, in levels; None = 1 and 0.
+    """
+
+    outlines: tuple[Float32Array, ...] = ()
+    within: tuple[Float32Array, ...] = ()
+    gain_and_offset: Float32Array | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -38,22 +87,15 @@ class Pasted:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class InspectedFace:
-    """What a frame alone tells of a painted face: its `scene`, points `(468, 2)` in it, and color correction."""
+    """What a frame alone tells of a painted face.
 
-    scene: Scene
-    source_mesh: Float32Array | None
-    painted_mesh: Float32Array | None
+    `matrix (2, 3)`: frame pixels → scene pixels. `meshes`: points `(468, 2)` of the frame's own face and of the painted
+    one in the scene, None where there is no face. `color`: see `correction`.
+    """
+
+    matrix: Float64Array
+    meshes: tuple[Float32Array | None, Float32Array | None]
     color: Float32Array | None
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _State:
-    """Running means of a track: outlines `(36, 2)` in scene pixels, color correction `(2, 3)`; None = not yet."""
-
-    time_s: Fraction
-    source: Float32Array | None = None
-    painted: Float32Array | None = None
-    color: Float32Array | None = None
 
 
 class Paster:
@@ -68,16 +110,19 @@ class Paster:
     def __init__(self, mesher: Mesher, mask: Float32Array, *, paste: Paste = "face") -> None:
         self._mesher, self._mask, self._whole = mesher, mask, paste == "mask"
         self._generated = generated_of(mask)
-        self._tracks: dict[int, _State] = {}
+        self._tracks: dict[int, tuple[Fraction, _Steady]] = {}
 
     def inspect_face(self, picture: Picture, face: AlignedFace, painted: UInt16Array, tracked: Face) -> InspectedFace:
         """What `paste` needs of the frame, with the same arguments; more than half of the work, for another thread."""
-        scene = scene_of(picture, face, painted, self._generated)
-        source_mesh, painted_mesh = self._meshes(scene, tracked)
-        color = None
-        if source_mesh is not None and painted_mesh is not None:
-            color = correction(scene, source_mesh, painted_mesh)
-        return InspectedFace(scene, source_mesh, painted_mesh, color)
+        matrix, source, result = scene_of(picture, face, painted, self._generated)
+        around = align.moved_face(tracked, matrix)
+        own = around.landmarks
+        if own is None or own.shape != (POINTS, 2):
+            own = self._mesher.mesh(source, around)
+        new, color = self._mesher.mesh(result, around), None
+        if own is not None and new is not None:
+            color = correction(source, result, self._generated, (own, new))
+        return InspectedFace(matrix, (own, new), color)
 
     def paste(
         self,
@@ -96,59 +141,157 @@ class Paster:
             inspected: what `inspect_face` found. track_id: frames of one track share their state.
             time_s: of the frame, not before that of the last one.
         """
-        meshes = inspected.source_mesh, inspected.painted_mesh
-        source, new = (None if mesh is None else mesh[OVAL] for mesh in meshes)
-        state = self._remembered(track_id, time_s, source, new, inspected.color)
-        back = inverse(inspected.scene.matrix)
-        steady, within = (
-            tuple(moved(outline, back) for outline in self._outlines(*outlines))
-            for outlines in ((state.source, state.painted), (source, new))
+        outlines = [None if mesh is None else mesh[OVAL] for mesh in inspected.meshes]
+        *steady, color = self._remembered(track_id, time_s, (*outlines, inspected.color))
+        back = align.inverse(inspected.matrix)
+        drawn, within = (
+            tuple(align.moved(each, back) for each in self._to_paste(*shapes)) for shapes in (steady, outlines)
         )
-        finish = Finish(steady, within, state.color)
-        patch = composite(picture, face, painted, self._mask, finish)
-        source_mesh, painted_mesh = (None if mesh is None else moved(mesh, back) for mesh in meshes)
-        return Pasted(patch, source_mesh, painted_mesh)
+        patch = composite(picture, face, painted, self._mask, Finish(drawn, within, color))
+        return Pasted(patch, *(None if mesh is None else align.moved(mesh, back) for mesh in inspected.meshes))
 
     def restart(self) -> None:
         """Forgets all tracks, so that what follows does not depend on what came before."""
         self._tracks.clear()
 
-    def _meshes(self, scene: Scene, tracked: Face) -> tuple[Float32Array | None, Float32Array | None]:
-        """The points of the frame's own face and of the painted one in scene pixels."""
-        around = moved_face(tracked, scene.matrix)
-        own = around.landmarks
-        if own is None or own.shape != (POINTS, 2):
-            own = self._mesher.mesh(scene.source, around)
-        return own, self._mesher.mesh(scene.painted, around)
+    def _remembered(self, track_id: int, time_s: Fraction, found: _Steady) -> _Steady:
+        """The running means of a track with what was `found` in a new frame."""
+        self._tracks = {key: each for key, each in self._tracks.items() if time_s - each[0] <= _MEMORY_S}
+        last_s, old = self._tracks.get(track_id, (time_s, (None,) * len(found)))
+        passed_s = float(time_s - last_s)
+        each = zip(old, found, _HALF_LIVES_S, strict=True)
+        means = tuple(_mean(before, now, 0.5 ** (passed_s / half_s)) for before, now, half_s in each)
+        self._tracks[track_id] = time_s, means
+        return means
 
-    def _remembered(
-        self,
-        track_id: int,
-        time_s: Fraction,
-        source: Float32Array | None,
-        painted: Float32Array | None,
-        color: Float32Array | None,
-    ) -> _State:
-        """The running means of a track with those of a new frame; None = not found in it."""
-        self._tracks = {key: each for key, each in self._tracks.items() if time_s - each.time_s <= _MEMORY_S}
-        old = self._tracks.get(track_id, _State(time_s))
-        passed_s = float(time_s - old.time_s)
-        shape, light = 0.5 ** (passed_s / _SHAPE_HALF_LIFE_S), 0.5 ** (passed_s / _COLOR_HALF_LIFE_S)
-        state = self._tracks[track_id] = _State(
-            time_s, _mean(old.source, source, shape), _mean(old.painted, painted, shape), _mean(old.color, color, light)
-        )
-        return state
-
-    def _outlines(self, source: Float32Array | None, painted: Float32Array | None) -> tuple[Float32Array, ...]:
-        """What to paste, in scene pixels; empty for the whole mask, or if unknown."""
+    def _to_paste(self, source: Float32Array | None, painted: Float32Array | None) -> tuple[Float32Array, ...]:
+        """The outlines of what to paste, in scene pixels; empty for the whole mask, or if unknown."""
         if self._whole or source is None:
             return ()
-        # A patch fades over twice the feather's width.
-        reach_px = (2 * FEATHER_PERCENT + _CHIN_PERCENT) / 100 * prod(CROP_PX) ** 0.5
-        return covering(source, source if painted is None else painted, reach_px)
+        return covering(source, source if painted is None else painted, _REACH_PX)
 
 
 def _mean(old: Float32Array | None, new: Float32Array | None, kept: float) -> Float32Array | None:
     if old is None or new is None:
         return new if old is None else old
     return np.asarray(new + kept * (old - new), np.float32)
+
+
+def composite(
+    frame: Picture, face: AlignedFace, painted: UInt16Array, mask: Float32Array, finish: Finish | None = None
+) -> Patch:
+    """Returns the smallest rectangle with all changed pixels of a frame; 0×0 if none is inside it.
+
+    Only the generated region replaces the frame, so that the skin around it stays sharp: the mask
+    is warped back like the picture and fades inwards, so that no pixel outside the region changes.
+
+    Args:
+        frame: uint8 `(H, W, 3)` RGB. face: what was cut out of it; may lie partly outside.
+        painted: uint16 `(r, r, 3)` RGB, r ≥ R, the generated face, 257 × the 8-bit level.
+        mask: float32 `(R, R)` in [0, 1], 1 = kept.
+    """
+    # The crop's size, as enlarged as what was painted; smaller where a side is shorter in the frame, as warping would
+    # skip pixels. `steps`: how many frame pixels a step along the crop's rows and columns takes.
+    enlarged = painted.shape[0] / mask.shape[0]
+    steps = np.linalg.norm(align.inverse(face.matrix)[:, :2], axis=0).tolist()
+    sides = zip(face.crop_size_px, steps, strict=True)
+    width, height = (max(1, round(side * min(enlarged, step))) for side, step in sides)
+    size = width, height
+    generated = np.clip(align.resize_antialiased(1 - mask[..., None], size)[..., 0], 0, 1)
+    levels = align.resize_antialiased(painted, size, _around(generated, _WARP_MARGIN_PX), unit=1 / 257)
+    return paste(frame, levels, align.rescaled(face, size), generated, finish)
+
+
+def paste(
+    frame: Picture,
+    crop: Float32Array,
+    matrix: Float64Array,
+    opacity: Float32Array | None = None,
+    finish: Finish | None = None,
+) -> Patch:
+    """Warps an upright crop into the frame with a soft edge.
+
+    Args:
+        frame: uint8 `(H, W, 3)` RGB. crop: float32 `(h, w, 3)` RGB, levels 0 to 255; clipped after interpolation.
+        matrix: `(2, 3)` float64, frame pixels → crop pixels.
+        opacity: float32 `(h, w)` in [0, 1], how much of the crop shows; None = all of it, with the edge of a crop.
+    """
+    finish = finish or Finish()
+    height, width = crop.shape[:2]
+    left, top, right, bottom = align.frame_rectangle(matrix, (width, height), frame.shape, _WARP_MARGIN_PX)
+    if left >= right or top >= bottom:
+        return Patch(left, top, np.zeros((0, 0, 3), np.uint16), np.zeros((0, 0), np.float32))
+    place, corner = align.shifted(matrix, left, top), np.array([left, top], np.float32)
+    outlines, within = ([each - corner for each in shapes] for shapes in (finish.outlines, finish.within))
+    weight = _weight(opacity, (width, height), place, (right - left, bottom - top), outlines, within)
+    rows, columns = _around(weight)
+    weight = weight[rows, columns]
+    if not weight.size:
+        return Patch(left, top, np.zeros((0, 0, 3), np.uint16), weight)
+    warped = _warp(crop, align.shifted(place, columns.start, rows.start), weight.shape[::-1])
+    if finish.gain_and_offset is not None:
+        gain, offset = finish.gain_and_offset
+        warped = np.asarray(cv2.transform(warped, np.column_stack([np.diag(gain), offset])), np.float32)
+    np.clip(warped, 0, 255, out=warped)
+    warped *= 257
+    rgb = np.rint(warped, out=warped).astype(np.uint16)
+    return Patch(left + columns.start, top + rows.start, rgb, weight)
+
+
+def _weight(
+    opacity: Float32Array | None,
+    crop_px: tuple[int, int],
+    place: Float64Array,
+    size: tuple[int, int],
+    outlines: list[Float32Array],
+    within: list[Float32Array],
+) -> Float32Array:
+    """The patch's weights in a part of the frame of `size` (width, height); `place`: its pixels → crop pixels."""
+    # The crop's area in the frame without its interpolated border, and the sides of a square with this area, which
+    # differ where pixels are not square.
+    inside = _eroded(_warp(np.ones(crop_px[::-1], np.float32), place, size), (_BORDER_EROSION_PX,) * 2)
+    area = float(inside.sum(dtype=np.float64))
+    wide, high = np.linalg.norm(place[:, :2], axis=0)
+    aspect = round(float(wide / high), 6)  # exactly 1 for square pixels
+    sides_px = isqrt(int(area / aspect)), isqrt(int(area * aspect))
+    # The crop fades out before its border, except at the edges of the frame, where the face continues.
+    x, y = (side // _EDGE_DIVISOR for side in sides_px)
+    weight = _blurred(_eroded(inside, (2 * x, 2 * y)), (x, y))
+    if opacity is not None:
+        shown = _warp(opacity, place, size)
+        if outlines:
+            np.minimum(shown, filled(outlines, size), out=shown)
+        # It fades inwards, so that pixels that were 0 before resizing and warping are 0 again.
+        x, y = (int(side * _FEATHER_PERCENT / 100) for side in sides_px)
+        shown = _eroded(shown, (2 * (x + _SPREAD_PX) + 1, 2 * (y + _SPREAD_PX) + 1))
+        weight *= _blurred(shown, (x, y))
+    if within:
+        np.minimum(weight, filled(within, size), out=weight)
+    weight *= weight >= _VISIBLE
+    return np.minimum(weight, np.float32(1), out=weight)
+
+
+def _warp(image: Float32Array, matrix: Float64Array, size: tuple[int, int]) -> Float32Array:
+    """Samples `image` at a rectangle of `size` (width, height); `matrix`: its pixels → image pixels; 0 outside."""
+    flags = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
+    return np.asarray(cv2.warpAffine(image, matrix, size, flags=flags), np.float32)
+
+
+def _eroded(image: Float32Array, size_px: tuple[int, int]) -> Float32Array:
+    """The minimum over a rectangle of `size_px` (width, height); pixels outside the picture are ignored."""
+    kernel = np.ones((max(size_px[1], 1), max(size_px[0], 1)), np.uint8)
+    return np.asarray(cv2.erode(image, kernel), np.float32)
+
+
+def _blurred(image: Float32Array, radius_px: tuple[int, int]) -> Float32Array:
+    """Gaussian blur over 2·radius + 1 pixels in x and y, with OpenCV's standard deviation for that size."""
+    x, y = radius_px
+    sigma_x, sigma_y = (0.3 * (radius - 1) + 0.8 for radius in radius_px)  # OpenCV's default differs for small kernels
+    return np.asarray(cv2.GaussianBlur(image, (2 * x + 1, 2 * y + 1), sigma_x, sigmaY=sigma_y), np.float32)
+
+
+def _around(values: Float32Array, margin_px: int = 0) -> tuple[slice, slice]:
+    """Rows and columns of all nonzero `values (H, W)` plus `margin_px`, clipped."""
+    left, top, width, height = cv2.boundingRect((values != 0).view(np.uint8))
+    bottom, right = min(top + height + margin_px, values.shape[0]), min(left + width + margin_px, values.shape[1])
+    return slice(max(top - margin_px, 0), bottom), slice(max(left - margin_px, 0), right)

@@ -1,7 +1,6 @@
 """A small picture of a head before and after painting: the faces' outlines in it, and a color correction. Pure."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import cv2
 import numpy as np
@@ -18,7 +17,6 @@ from latentsync_trt.types import (
 )
 
 SIDE_PX = 224
-
 CROP_PX = (120, 160)
 _LEFT_PX, _TOP_PX = 50, 42
 """Size and place of the crop: around it the whole head is seen, at about the size that the mesh network takes."""
@@ -43,7 +41,6 @@ _FROM, _TO = 0.25, 0.6
 the other all of the reach is needed. Less would leave a part of the lower chin, as a line."""
 
 _SUBPIXEL_BITS = 4
-
 _SHRINK = 2
 """Faces are compared at half the scene's size: textures, which a network blurs, do not count as contrast."""
 
@@ -66,20 +63,6 @@ _MOST_GAIN, _MOST_SHIFT = 1.2, 20.0
 """Larger corrections, in 8-bit levels, mean that the two do not show the same."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Scene:
-    """A head as it is in the frame, and as it was painted.
-
-    `matrix (2, 3)`: frame pixels → scene pixels. `source`, `painted`: uint8 `(224, 224, 3)` RGB, black outside the
-    frame. `generated`: where they differ, as of `generated_of`.
-    """
-
-    matrix: Float64Array
-    source: UInt8Array
-    painted: UInt8Array
-    generated: BoolArray
-
-
 def generated_of(mask: Float32Array) -> BoolArray:
     """Where a scene differs after painting: `(224, 224)`; `mask (R, R)` float32 of an aligned face, 1 = kept."""
     generated = np.zeros((SIDE_PX, SIDE_PX), np.bool_)
@@ -87,11 +70,16 @@ def generated_of(mask: Float32Array) -> BoolArray:
     return generated
 
 
-def scene_of(picture: Picture, face: AlignedFace, painted: UInt16Array, generated: BoolArray) -> Scene:
-    """The scene around an aligned `face`.
+def scene_of(
+    picture: Picture, face: AlignedFace, painted: UInt16Array, generated: BoolArray
+) -> tuple[Float64Array, UInt8Array, UInt8Array]:
+    """The head around an aligned `face`, before and after painting.
 
     Args:
         picture: uint8 `(H, W, 3)` RGB. painted: uint16 `(r, r, 3)` RGB, 257 × level. generated: by `generated_of`.
+
+    Returns:
+        `(2, 3)`, frame pixels → scene pixels; both pictures, uint8 `(224, 224, 3)` RGB, black outside the frame.
     """
     matrix = rescaled(face, CROP_PX)
     matrix[:, 2] += _LEFT_PX, _TOP_PX
@@ -99,7 +87,7 @@ def scene_of(picture: Picture, face: AlignedFace, painted: UInt16Array, generate
     small = cv2.resize(painted, CROP_PX, interpolation=cv2.INTER_AREA) / np.float32(257)
     result = source.copy()
     np.copyto(result[_CROP], np.rint(small, out=small), where=generated[_CROP][..., None], casting="unsafe")
-    return Scene(matrix, source, result, generated)
+    return matrix, source, result
 
 
 def covering(source: Float32Array, painted: Float32Array, reach_px: float) -> tuple[Float32Array, Float32Array]:
@@ -121,11 +109,10 @@ def covering(source: Float32Array, painted: Float32Array, reach_px: float) -> tu
 
 def filled(outlines: Sequence[Float32Array], size: tuple[int, int]) -> Float32Array:
     """The union of outlines `(n, 2)` (x, y) as a picture of `size` (width, height): float32 in [0, 1]."""
-    return drawn(outlines, size).astype(np.float32) / np.float32(255)
+    return _drawn(outlines, size).astype(np.float32) / np.float32(255)
 
 
-def drawn(outlines: Sequence[Float32Array], size: tuple[int, int]) -> UInt8Array:
-    """`filled`, as uint8 from 0 to 255."""
+def _drawn(outlines: Sequence[Float32Array], size: tuple[int, int]) -> UInt8Array:
     union = np.zeros(size[::-1], np.uint8)
     for outline in outlines:
         points = np.rint(outline * (1 << _SUBPIXEL_BITS)).astype(np.int32)
@@ -133,19 +120,22 @@ def drawn(outlines: Sequence[Float32Array], size: tuple[int, int]) -> UInt8Array
     return union
 
 
-def correction(scene: Scene, source_mesh: Float32Array, painted_mesh: Float32Array) -> Float32Array | None:
+def correction(
+    source: UInt8Array, painted: UInt8Array, generated: BoolArray, meshes: tuple[Float32Array, Float32Array]
+) -> Float32Array | None:
     """Gain, and offset in levels, per channel: `(2, 3)` float32, which bring the painted face closest to the source's.
 
     They are compared in a ring of skin: inside the edge of what is pasted and inside both faces,
     without the lips. None if that is too small.
 
     Args:
-        source_mesh, painted_mesh: FaceMesh's points of both, float32 `(468, 2)` in scene pixels.
+        source, painted: pictures of `scene_of`; generated: of `generated_of`.
+        meshes: FaceMesh's points of both, float32 `(468, 2)` in scene pixels.
     """
-    ring = np.flatnonzero(_ring(scene.generated, (source_mesh, painted_mesh)))
+    ring = np.flatnonzero(_ring(generated, meshes))
     if ring.size < _LEAST_PX:
         return None
-    there, here = (_shrunk(each).reshape(-1, 3)[ring].astype(np.float32) for each in (scene.source, scene.painted))
+    there, here = (_shrunk(each).reshape(-1, 3)[ring].astype(np.float32) for each in (source, painted))
     apart = there - here
     order = np.sort(apart, axis=0)
     middle = (order[(ring.size - 1) // 2] + order[ring.size // 2]) / 2
@@ -163,15 +153,13 @@ def correction(scene: Scene, source_mesh: Float32Array, painted_mesh: Float32Arr
 
 
 def _ring(generated: BoolArray, meshes: tuple[Float32Array, Float32Array]) -> BoolArray:
-    size = (SIDE_PX // _SHRINK,) * 2
-    shrink = np.float32(_SHRINK)
-    faces = [drawn((mesh[OVAL] / shrink,), size) for mesh in meshes]
-    lips = drawn([mesh[LIPS] / shrink for mesh in meshes], size)
+    small, size = [mesh / np.float32(_SHRINK) for mesh in meshes], (SIDE_PX // _SHRINK,) * 2
+    faces = [_drawn((mesh[OVAL],), size) for mesh in small]
+    lips = _drawn([mesh[LIPS] for mesh in small], size)
     pasted = np.minimum(_shrunk(generated.view(np.uint8) * np.uint8(255)), np.maximum(*faces)) >= _HALF
     inner = cv2.erode(pasted.view(np.uint8), np.ones((2 * _WIDTH_PX + 1,) * 2, np.uint8))
     both, mouth = cv2.erode(np.minimum(*faces), np.ones((3, 3), np.uint8)), cv2.dilate(lips, np.ones((5, 5), np.uint8))
-    skin = cv2.subtract(both, mouth) >= _HALF
-    return np.asarray((pasted & skin) > inner, np.bool_)
+    return np.asarray((pasted & (cv2.subtract(both, mouth) >= _HALF)) > inner, np.bool_)
 
 
 def _shrunk(image: np.ndarray) -> np.ndarray:
