@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from latentsync_trt.runtime.sessions.session import Session
+from latentsync_trt.runtime.sessions.session import Session, SessionSettings
 from tests.conftest import REPOSITORY
 
 SCRIPT = REPOSITORY / "scripts" / "convert_face_models.py"
@@ -22,7 +22,7 @@ INTERPRETER_ERROR = 2e-3
 
 @pytest.mark.parametrize("name", sorted(PIXEL_RANGE))
 def test_committed_graphs_reproduce_the_interpreter(name: str) -> None:
-    session = Session(GRAPHS / f"{name}.onnx", intra_op_threads=1)
+    session = Session(GRAPHS / f"{name}.onnx", SessionSettings(intra_op_threads=1))
     low, high = PIXEL_RANGE[name]
     with np.load(RECORD) as recorded:
         picture = recorded["picture"]

@@ -55,7 +55,7 @@ def test_onnx_runtime_keeps_nothing_about_the_user(tmp_path: Path) -> None:
     """Its packages have telemetry, which leaves an identifier in the user's cache."""
     code = (
         "from latentsync_trt.runtime.sessions.session import Session\n"
-        "from latentsync_trt.runtime.sessions.memory import COPY_GRAPH\n"
+        "from latentsync_trt.runtime.sessions.session import COPY_GRAPH\n"
         "Session(COPY_GRAPH)"
     )
     quiet = {name: text for name, text in os.environ.items() if name not in ("ORT_DISABLE_TELEMETRY", "CI")}

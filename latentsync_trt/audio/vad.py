@@ -12,7 +12,7 @@ from typing import SupportsFloat
 import numpy as np
 
 from latentsync_trt.audio.mel import SAMPLE_RATE_HZ
-from latentsync_trt.runtime.sessions.session import Session
+from latentsync_trt.runtime.sessions.session import Session, SessionSettings
 from latentsync_trt.types import BoolArray, Float32Array, Float64Array
 
 NETWORK = Path(__file__).resolve().parents[1] / "assets" / "voice" / "silero_vad.onnx"
@@ -94,7 +94,7 @@ def chances_of_speech(blocks: Iterable[Float32Array]) -> Iterator[Float32Array]:
 
     Arguments and errors as above.
     """
-    session = Session(NETWORK, intra_op_threads=1)
+    session = Session(NETWORK, SessionSettings(intra_op_threads=1))
     hidden = cell = np.zeros((1, 1, _STATE), np.float32)
     context = np.zeros(_CONTEXT, np.float32)
     try:

@@ -32,7 +32,7 @@ from latentsync_trt.runtime.providers.gpu import gpus
 from latentsync_trt.runtime.providers.select import select_provider
 from latentsync_trt.runtime.providers.table import CUDA, PROVIDERS
 from latentsync_trt.runtime.sessions.engines import Engines
-from latentsync_trt.runtime.sessions.memory import give_back_gpu_memory
+from latentsync_trt.runtime.sessions.session import give_back_gpu_memory
 from latentsync_trt.runtime.sessions.trial import difference, provider_limit, run_timed
 from latentsync_trt.sync.inpaint import graphs_for, make_inpainter
 from latentsync_trt.unexpected import redacted

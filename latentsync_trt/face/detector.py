@@ -24,7 +24,7 @@ from latentsync_trt.face.geometry import (
     sigmoid,
     to_frame,
 )
-from latentsync_trt.runtime.sessions.session import Session
+from latentsync_trt.runtime.sessions.session import Session, SessionSettings
 from latentsync_trt.types import Face, Float32Array, Picture, UInt8Array
 
 _ASSETS = Path(__file__).resolve().parents[1] / "assets" / "face"
@@ -58,7 +58,7 @@ class MediaPipeDetector:
     def __init__(self) -> None:
         # One CPU thread per graph is enough and leaves the others for other stages.
         self._graphs = {
-            name: Session(_ASSETS / f"{name}.onnx", intra_op_threads=1)
+            name: Session(_ASSETS / f"{name}.onnx", SessionSettings(intra_op_threads=1))
             for name in (FULL_RANGE.name, SHORT_RANGE.name, _MESH)
         }
 

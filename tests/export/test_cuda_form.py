@@ -22,7 +22,7 @@ from latentsync_trt.export.graphs import GraphPlan, build_cuda_graph
 from latentsync_trt.export.layers import GroupNorm
 from latentsync_trt.export.networks import ImageAttention, Networks, WhisperEncoder
 from latentsync_trt.export.unet import UNet
-from latentsync_trt.runtime.sessions.session import Session
+from latentsync_trt.runtime.sessions.session import Session, SessionSettings
 from tests import narrow
 from tests.exports import ExportCache
 from tests.written_out import written_out
@@ -103,7 +103,9 @@ def test_cuda_graph_computes_the_same_as_pytorch(bundle: Path, plans: Plans, nam
     path = tmp_path / "written_out.onnx"
     onnx.save(written_out(onnx.load(bundle / f"{name}.cuda.onnx")), path)
     plan = plans[name]
-    outputs = Session(path, intra_op_threads=1).run({name: value.numpy() for name, value in plan.inputs.items()})
+    outputs = Session(path, SessionSettings(intra_op_threads=1)).run(
+        {name: value.numpy() for name, value in plan.inputs.items()}
+    )
     with torch.inference_mode():
         found = plan.module(*plan.inputs.values())
     truths = [truth.numpy() for truth in (found if isinstance(found, tuple) else (found,))]

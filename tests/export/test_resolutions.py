@@ -23,7 +23,7 @@ from latentsync_trt.export.exporter import plan_graphs
 from latentsync_trt.export.graphs import GraphPlan
 from latentsync_trt.export.networks import load_networks
 from latentsync_trt.quantize.steps import multiply_adds, write_observed
-from latentsync_trt.runtime.sessions.session import Array, Session
+from latentsync_trt.runtime.sessions.session import Array, Session, SessionSettings
 from tests import narrow
 
 pytestmark = pytest.mark.integration
@@ -45,7 +45,9 @@ def plans(given: ExportOptions) -> dict[str, GraphPlan]:
 
 
 def run(path: Path, inputs: dict[str, torch.Tensor]) -> list[Array]:
-    return Session(path, intra_op_threads=1).run({name: value.numpy() for name, value in inputs.items()})
+    return Session(path, SessionSettings(intra_op_threads=1)).run(
+        {name: value.numpy() for name, value in inputs.items()}
+    )
 
 
 def largest_difference(found: list[Array], wanted: list[Array]) -> float:

@@ -10,10 +10,9 @@ import numpy as np
 
 from latentsync_trt.bundle.manifest import PIXELS_PER_LATENT, VAE_DECODER, VAE_ENCODER
 from latentsync_trt.runtime.sessions.engines import Engines
-from latentsync_trt.runtime.sessions.memory import DeviceBuffers
 from latentsync_trt.runtime.sessions.pool import SessionPool
 from latentsync_trt.runtime.sessions.profiles import usual_shape
-from latentsync_trt.runtime.sessions.session import CPU, Session, SessionSettings, plain_cuda
+from latentsync_trt.runtime.sessions.session import CPU, DeviceBuffers, Session, SessionSettings, plain_cuda
 from latentsync_trt.types import Float32Array, UInt8Array, UInt16Array
 
 T = TypeVar("T")

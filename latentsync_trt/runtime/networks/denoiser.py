@@ -12,9 +12,8 @@ from latentsync_trt.errors import InferenceError
 from latentsync_trt.remembered import known, remember
 from latentsync_trt.runtime.cache import Notice
 from latentsync_trt.runtime.sessions.engines import Engines
-from latentsync_trt.runtime.sessions.memory import COPY_GRAPH, DeviceBuffers
 from latentsync_trt.runtime.sessions.pool import SessionPool
-from latentsync_trt.runtime.sessions.session import Session, SessionSettings, plain_cuda
+from latentsync_trt.runtime.sessions.session import COPY_GRAPH, DeviceBuffers, Session, SessionSettings, plain_cuda
 from latentsync_trt.types import Float32Array, WindowBatch
 
 _STATE = ("latents", "history")

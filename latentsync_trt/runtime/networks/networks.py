@@ -148,12 +148,12 @@ class Networks:
 
         Where memory runs out, repeats it alone, with less on the device from then on.
         """
-        with self._gate.sharing():
+        with self._gate.entered(alone=False):
             beside = self.side_by_side
             if beside:
                 with suppress(OutOfMemory):  # whose traceback would keep sessions
                     return action()
-        with self._gate.alone():
+        with self._gate.entered(alone=True):
             if beside and self.side_by_side:
                 self.save_memory()
             return self._within_memory(action)
@@ -258,7 +258,7 @@ class Networks:
         """Switches to engines built in the background, once they are ready."""
         if self._build is None or not self._build.done:
             return
-        with self._gate.alone():
+        with self._gate.entered(alone=True):
             build, self._build = self._build, None
             if build is not None:  # no other thread was here
                 self._change_to_built(build)

@@ -88,10 +88,7 @@ class Engines:
     def __init__(
         self, bundle: Bundle, selection: Selection, options: RuntimeOptions, cache: EngineCache, on_notice: Notice
     ) -> None:
-        self.bundle = bundle
-        self.selection = selection
-        self.options = options
-        self.cache = cache
+        self.bundle, self.selection, self.options, self.cache = bundle, selection, options, cache
         self.compiled = selection.provider.builds
         """Whether the provider needs engines, and thus the cache."""
         ranges = dimension_ranges(bundle.manifest, options)
@@ -122,19 +119,10 @@ class Engines:
         """All on which it depends how `graphs` run on this GPU; None on the CPU."""
         if self.selection.gpu is None:
             return None
-        versions = [onnxruntime_version(), cuda_version(), cudnn_version(), driver_version()]
-        if self.compiled:
-            versions.append(self._compiler_version())
         return {
-            "graphs": [self.bundle.graph_hash(graph, self.form(graph)) for graph in graphs],
-            "spans": [{name: astuple(span) for name, span in self._spans(graph).items()} for graph in graphs],
-            "provider": self.selection.name,
-            "options": [
-                self._builder(graph).options() if self.compiled else self._cuda_options(graph, self.form(graph))
-                for graph in graphs
-            ],
-            "gpu": asdict(self._gpu),
-            "versions": versions,
+            "graphs": [self.key(graph).digest for graph in graphs],
+            "gpu": asdict(self.selection.gpu),
+            "versions": [cuda_version(), cudnn_version(), driver_version()],
         }
 
     def check(self, **sizes: int) -> None:
@@ -152,17 +140,18 @@ class Engines:
                 raise InputError(f"{size} {name}: the engines take {allowed}; build or export for a wider range")
 
     def key(self, graph: str) -> EngineKey:
-        """The cache key of a graph's engine; only for a provider that is `compiled`."""
-        builder = self._builder(graph)
+        """All on which it depends what a graph computes on a GPU; the cache key of its engine."""
+        manifest, form = self.bundle.manifest, self.form(graph)
+        builder = self._builder(graph) if self.compiled else None
         return EngineKey(
-            bundle=self.bundle.manifest.name,
+            bundle=manifest.name,
             graph=graph,
-            graph_sha256=self.bundle.graph_hash(graph),
+            graph_sha256=self.bundle.graph_hash(graph, form),
             provider=self.selection.name,
-            options=builder.options(),
-            precision=self.bundle.manifest.precision,
-            profile={name: astuple(span) for name, span in self._spans(graph).items()},
-            versions={"onnxruntime": onnxruntime_version(), builder.library: builder.version},
+            options=builder.options() if builder else self._cuda_options(graph, form),
+            precision=manifest.precision,
+            profile={name: astuple(span) for name, span in spans_of(manifest.graphs[graph], self.ranges).items()},
+            versions={"onnxruntime": onnxruntime_version(), **({builder.library: builder.version} if builder else {})},
             gpu=self._gpu.name,
             compute_capability=self._gpu.compute_capability,
         )
@@ -174,13 +163,13 @@ class Engines:
     def memory_bytes(self, graphs: Iterable[str]) -> int | None:
         """GPU memory that the engines of `graphs` take together, weights and runs; None if one is
         not in the cache, or its provider does not say."""
-        total = 0
-        for graph in graphs:
-            entry = self.cache.find(self.key(graph))
-            if entry is None or entry.device_memory_bytes is None:
-                return None
-            total += entry.size_bytes + entry.device_memory_bytes
-        return total
+        entries = [self.cache.find(self.key(graph)) for graph in graphs]
+        sizes = [
+            each.size_bytes + each.device_memory_bytes
+            for each in entries
+            if each is not None and each.device_memory_bytes is not None
+        ]
+        return sum(sizes) if len(sizes) == len(entries) else None
 
     def build(self, graph: str, *, force: bool = False) -> Entry:
         """Builds the engine of a graph unless the cache has it; `force` builds anyway.
@@ -294,9 +283,6 @@ class Engines:
             )
         return share
 
-    def _spans(self, graph: str) -> dict[str, DimensionRange]:
-        return spans_of(self.bundle.manifest.graphs[graph], self.ranges)
-
     @property
     def _gpu(self) -> Gpu:
         return cast(Gpu, self.selection.gpu)  # only called for GPU providers, for which `select_provider` sets it
@@ -320,23 +306,21 @@ class Engines:
         )
         return {**options, **own_options(CUDA.name, self.options.provider_options)}
 
-    def _compiler_version(self) -> str:
-        return rtx_version() if self.selection.provider is RTX else tensorrt_version()
-
     def _builder(self, graph: str) -> TensorRTBuilder | RtxBuilder:
         """How the engine of a graph is built; kernel timings are shared by all of one provider, GPU and versions."""
-        gpu, version, manifest = self._gpu, self._compiler_version(), self.bundle.manifest
+        gpu, manifest, rtx = self._gpu, self.bundle.manifest, self.selection.provider is RTX
+        version = rtx_version() if rtx else tensorrt_version()
         machine = [self.selection.name, gpu.name, gpu.compute_capability, version, driver_version(), cuda_version()]
         shared = hashlib.sha256(json.dumps(machine).encode()).hexdigest()[:16]
-        return (RtxBuilder if self.selection.provider is RTX else TensorRTBuilder)(
-            manifest.graphs[graph],
-            self.ranges,
-            self.options.provider_options,
-            gpu,
-            version,
-            self.cache.folder / SHARED_FOLDER / shared,
-            manifest.precision,
-            self._recorded(graph),
+        return (RtxBuilder if rtx else TensorRTBuilder)(
+            entry=manifest.graphs[graph],
+            ranges=self.ranges,
+            given=self.options.provider_options,
+            gpu=gpu,
+            version=version,
+            shared=self.cache.folder / SHARED_FOLDER / shared,
+            precision=manifest.precision,
+            cuda_graph=self._recorded(graph),
         )
 
     def _uses_cuda_graph(self) -> bool:

@@ -6,12 +6,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, CancelledError, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 from latentsync_trt.bundle.manifest import FULL_STEP, UNGUIDED_GRAPHS, VAE_DECODER, VAE_ENCODER
 from latentsync_trt.runtime.sessions.engines import Engines, OpenedEngine
-from latentsync_trt.runtime.sessions.memory import give_back_gpu_memory
-from latentsync_trt.runtime.sessions.session import Session
+from latentsync_trt.runtime.sessions.session import Session, give_back_gpu_memory
 from latentsync_trt.types import EngineTime
 
 Beside = Callable[[Mapping[str, Future[Any]]], Sequence[Future[Any]]]
@@ -42,9 +41,7 @@ class SessionPool:
     """
 
     def __init__(self, engines: Engines, *, low_memory: bool, on_close: Callable[[tuple[str, ...]], None]) -> None:
-        self.engines = engines
-        self.low_memory = low_memory
-        self._on_close = on_close
+        self.engines, self.low_memory, self._on_close = engines, low_memory, on_close
         self._opened: dict[str, OpenedEngine] = {}
         self._lock = threading.RLock()
         self._opening = {graph: threading.Lock() for graph in engines.bundle.manifest.graphs}
@@ -58,18 +55,19 @@ class SessionPool:
         """
         self.engines.bundle.graph_path(graph)
         with self._opening[graph]:
-            opened = self._opened.get(graph)
-            if opened is None:
-                if self.low_memory:
-                    self._close_others(graph)
-                opened = self._open(graph)
-            return opened.session
+            session = self.opened(graph)
+            if session is None:
+                self._make_room(graph)
+                opened = self.engines.open(graph)
+                with self._lock:
+                    self._opened[graph] = opened
+                session = opened.session
+            return session
 
     def opened(self, graph: str) -> Session | None:
         """The session of a graph, if it is open."""
         with self._lock:
-            opened = self._opened.get(graph)
-        return None if opened is None else opened.session
+            return self._opened[graph].session if graph in self._opened else None
 
     def missing(self, graphs: tuple[str, ...]) -> tuple[str, ...]:
         """Those of `graphs` without an engine in the cache; raises `BundleError` if the bundle lacks one of them."""
@@ -80,8 +78,7 @@ class SessionPool:
     def build(self, graphs: tuple[str, ...]) -> None:
         """Builds missing engines one by one, as builds time kernels. Raises as `session`."""
         for graph in self.missing(graphs):
-            if self.low_memory:
-                self._close_others(graph)
+            self._make_room(graph)
             self.engines.build(graph)
 
     def prepare(self, graphs: Iterable[str], beside: Beside = lambda _: ()) -> None:
@@ -108,39 +105,24 @@ class SessionPool:
     def times(self) -> tuple[EngineTime, ...]:
         """Time spent on each engine, including closed ones, in the order they were opened."""
         with self._lock:
-            times = dict(self._past)
-            for graph, opened in self._opened.items():
-                _add(times, opened.times(graph, self.engines.selection.name))
-            return tuple(times.values())
+            return tuple(self._times(self._opened).values())
 
     def switch(self, engines: Engines) -> None:
         """Closes all sessions; new ones come from `engines`."""
-        self._close(tuple(self._opened))
+        self.close()
         self.engines = engines
 
-    def close(self) -> None:
-        """Closes all sessions; `session` opens them again."""
-        self._close(tuple(self._opened))
+    def close(self, *, all_but: str | None = None) -> None:
+        """Closes all sessions but those on the weights `all_but`, and returns their memory to the device.
 
-    def _open(self, graph: str) -> OpenedEngine:
-        opened = self.engines.open(graph)
+        `session` opens them again.
+        """
         with self._lock:
-            self._opened[graph] = opened
-        return opened
-
-    def _close_others(self, graph: str) -> None:
-        graphs = self.engines.bundle.manifest.graphs
-        network = graphs[graph].weights
-        with self._lock:
-            others = tuple(name for name in self._opened if graphs[name].weights != network)
-        self._close(others)
-
-    def _close(self, graphs: tuple[str, ...]) -> None:
-        """Closes those of `graphs` that are open, and returns their memory to the device."""
-        with self._lock:
-            taken = {graph: self._opened.pop(graph) for graph in graphs if graph in self._opened}
-            for graph, opened in taken.items():
-                _add(self._past, opened.times(graph, self.engines.selection.name))
+            graphs = self.engines.bundle.manifest.graphs
+            taken = {name: opened for name, opened in self._opened.items() if graphs[name].weights != all_but}
+            self._past = self._times(taken)
+            for graph in taken:
+                del self._opened[graph]
         if not taken:
             return
         self._on_close(tuple(taken))
@@ -148,14 +130,22 @@ class SessionPool:
             opened.session.close()
         give_back_gpu_memory(self.engines.selection)
 
+    def _make_room(self, graph: str) -> None:
+        """Where one network at a time is open, closes those of which `graph` is not a part."""
+        if self.low_memory:
+            self.close(all_but=self.engines.bundle.manifest.graphs[graph].weights)
 
-def _add(times: dict[tuple[str, str], EngineTime], more: EngineTime) -> None:
-    key = more.graph, more.provider
-    times[key] = times[key].merged(more) if key in times else more
+    def _times(self, opened: Mapping[str, OpenedEngine]) -> dict[tuple[str, str], EngineTime]:
+        """Of closed engines and of those that are `opened`."""
+        times, provider = dict(self._past), self.engines.selection.name
+        for graph, engine in opened.items():
+            more, key = engine.times(graph, provider), (graph, provider)
+            times[key] = times[key].merged(more) if key in times else more
+        return times
 
 
 class StageThreads:
-    """A thread for each stage of painting, from its first use until `close`.
+    """A thread for each stage of painting, from its first use until `close`, after which `start` begins it again.
 
     ONNX Runtime's CUDA provider keeps handles of cuBLAS and cuDNN, and recorded CUDA graphs, for each thread.
 
@@ -165,34 +155,27 @@ class StageThreads:
 
     def __init__(self, wanted: Callable[[], bool]) -> None:
         self._wanted = wanted
-        self._threads: dict[Stage, ThreadPoolExecutor] = {}
-        self._here = threading.local()
-        self._lock = threading.Lock()
+        self._threads = _stage_threads()
 
     def start(self, stage: Stage, action: Callable[[], T]) -> Future[T]:
         """Runs `action` in the thread of `stage`, after those that were given before."""
-        with self._lock:
-            if stage not in self._threads:
-                self._threads[stage] = ThreadPoolExecutor(
-                    1, thread_name_prefix=stage, initializer=self._begin, initargs=(stage,)
-                )
-            return self._threads[stage].submit(action)
+        return self._threads[stage].submit(action)
 
     def run(self, stage: Stage, action: Callable[[], T]) -> T:
         """As `start`, and waits for the result."""
-        if not self._wanted() or getattr(self._here, "stage", None) == stage:
+        if not self._wanted() or threading.current_thread().name.startswith(f"{stage} of painting"):
             return action()
         return results([self.start(stage, action)])[0]
 
     def close(self) -> None:
-        """Ends the threads, each after what it runs; `start` begins them again."""
-        with self._lock:
-            threads, self._threads = self._threads, {}
+        """Ends the threads, each after what it runs."""
+        threads, self._threads = self._threads, _stage_threads()
         for each in threads.values():
             each.shutdown(cancel_futures=True)
 
-    def _begin(self, stage: Stage) -> None:
-        self._here.stage = stage
+
+def _stage_threads() -> dict[Stage, ThreadPoolExecutor]:
+    return {stage: ThreadPoolExecutor(1, f"{stage} of painting") for stage in get_args(Stage)}
 
 
 class InThreads:
@@ -216,30 +199,23 @@ class Gate:
         self._sharing, self._alone = 0, False
 
     @contextmanager
-    def sharing(self) -> Iterator[None]:
-        """A block beside others that share."""
+    def entered(self, *, alone: bool) -> Iterator[None]:
+        """A block beside others that share, or beside no other: then, those that want to enter wait from now on."""
         with self._changed:
             self._changed.wait_for(lambda: not self._alone)
-            self._sharing += 1
+            if alone:
+                self._alone = True
+                self._changed.wait_for(lambda: not self._sharing)
+            else:
+                self._sharing += 1
         try:
             yield
         finally:
             with self._changed:
-                self._sharing -= 1
-                self._changed.notify_all()
-
-    @contextmanager
-    def alone(self) -> Iterator[None]:
-        """A block beside no other; others that want to enter wait from now on."""
-        with self._changed:
-            self._changed.wait_for(lambda: not self._alone)
-            self._alone = True
-            self._changed.wait_for(lambda: not self._sharing)
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._alone = False
+                if alone:
+                    self._alone = False
+                else:
+                    self._sharing -= 1
                 self._changed.notify_all()
 
 
@@ -249,10 +225,10 @@ def results(futures: Iterable[Future[T]]) -> list[T]:
     Returns only when none of them runs any more.
     """
     futures = list(futures)
-    waiting, error = set(futures), None
+    error = None
     try:
-        while waiting and _first_error(futures) is None:
-            waiting = wait(waiting, _POLL_S, FIRST_EXCEPTION).not_done
+        while wait(futures, _POLL_S, FIRST_EXCEPTION).not_done and _first_error(futures) is None:
+            pass
     finally:
         deque(map(Future.cancel, futures), maxlen=0)
         wait(futures)
@@ -264,7 +240,7 @@ def results(futures: Iterable[Future[T]]) -> list[T]:
     finally:
         # Else the error's traceback, and this frame in it, would keep the error, and with it
         # sessions that ran: no other name here may hold a future.
-        del futures, waiting, error
+        del futures, error
 
 
 def _first_error(futures: Sequence[Future[Any]]) -> BaseException | None:

@@ -1,5 +1,10 @@
-"""One ONNX graph on one execution provider; all other modules run graphs through `Session`."""
+"""One ONNX graph on one execution provider; all other modules run graphs through `Session`.
 
+Sessions on one device share a pool of its memory.
+"""
+
+import functools
+import logging
 import os
 import re
 import sys
@@ -19,7 +24,10 @@ from numpy.typing import NDArray
 from latentsync_trt.errors import EngineBuildError, InferenceError, LatentSyncError, OutOfMemory
 from latentsync_trt.runtime.compiler import is_out_of_memory, last_line
 from latentsync_trt.runtime.providers import table
-from latentsync_trt.runtime.sessions.memory import share_memory
+from latentsync_trt.runtime.providers.select import Selection
+from latentsync_trt.runtime.providers.table import CUDA
+
+_log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -42,19 +50,17 @@ _LOG_LINE = re.compile(
 _COLORS = re.compile(r"\x1b\[[0-9;]*m")
 _reading_log = threading.Lock()
 
-_NUMPY_TYPES: dict[str, type[np.generic]] = {
-    "tensor(float)": np.float32,
-    "tensor(float16)": np.float16,
-    "tensor(double)": np.float64,
-    "tensor(int64)": np.int64,
-    "tensor(int32)": np.int32,
-    "tensor(uint8)": np.uint8,
-    "tensor(uint16)": np.uint16,
-    "tensor(bool)": np.bool_,
-}
+COPY_GRAPH = Path(__file__).parents[2] / "assets" / "graphs" / "copy.onnx"
+"""`latents_copy = latents`, `history_copy = history`, float32 `(B, 4, F, h, w)`."""
 
-# Providers that report why they fail in the log only.
-_SILENT_PROVIDERS = frozenset({table.TENSORRT.ort_name})
+_SHAPE_OPS = frozenset({"Concat", "Div", "Mul", "Reshape", "Squeeze"})
+"""Operators that compute shapes in the exported graphs."""
+
+# A second allocator would replace the first, which open sessions keep.
+_registering = threading.Lock()
+
+# Grow by the requested size; doubling would hold gigabytes of unused memory.
+_ARENA = {"arena_extend_strategy": 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,14 +110,11 @@ class Session:
         EngineBuildError: the graph cannot be loaded or compiled. OutOfMemory: there is too little memory.
     """
 
-    def __init__(
-        self, path: Path, settings: SessionSettings | None = None, *, intra_op_threads: int | None = None
-    ) -> None:
-        settings = settings or SessionSettings(intra_op_threads=intra_op_threads)
-        self.path = path
-        self.name = settings.name or path.name
-        self.settings = settings
-        self._reads_log = not settings.plugin_devices and settings.providers[0][0] in _SILENT_PROVIDERS
+    def __init__(self, path: Path, settings: SessionSettings | None = None) -> None:
+        settings = settings or SessionSettings()
+        self.path, self.settings, self.name = path, settings, settings.name or path.name
+        # TensorRT reports why it fails in the log only.
+        self._reads_log = settings.providers[0][0] == table.TENSORRT.ort_name
         self.ort = self._explained(self._opened, settings.name or f"{path}", EngineBuildError)
         self.inputs = tuple(_tensor_info(node) for node in self.ort.get_inputs())
         self.outputs = tuple(_tensor_info(node) for node in self.ort.get_outputs())
@@ -145,8 +148,10 @@ class Session:
 
         `recorded`: where the provider records CUDA graphs, it does, and replays them.
         """
-        options = () if recorded else (_not_recorded(),)
-        self.explained(lambda: self._timed(lambda: self.ort.run_with_iobinding(binding, *options)))
+        options = ort.RunOptions()
+        if not recorded:
+            options.add_run_config_entry("gpu_graph_id", "-1")
+        self.explained(lambda: self._timed(lambda: self.ort.run_with_iobinding(binding, options)))
 
     def explained(self, action: Callable[[], T]) -> T:
         """The result of `action` on this session's device; errors as `run`."""
@@ -195,13 +200,37 @@ class Session:
         return counts
 
 
+class DeviceBuffers:
+    """Named buffers on a device ("cpu" or "cuda"), reused unless their shape changes."""
+
+    def __init__(self, device: str, device_id: int) -> None:
+        self._device, self._device_id = device, device_id
+        self._values: dict[str, Any] = {}
+
+    def upload(self, name: str, array: NDArray[Any]) -> Any:
+        """The `OrtValue` of that name, filled with `array`."""
+        array = np.asarray(array, order="C")  # not `ascontiguousarray`, which turns a scalar into a vector
+        value = self.empty(name, array.shape, array.dtype.type)
+        value.update_inplace(array)
+        return value
+
+    def empty(self, name: str, shape: tuple[int, ...], dtype: type[np.generic]) -> Any:
+        """The `OrtValue` of that name, with undefined content."""
+        value = self._values.get(name)
+        if value is None or tuple(value.shape()) != shape:
+            # `ortvalue_from_numpy` works with ONNX Runtime's own CUDA provider only; this, with plug-ins, too.
+            value = ort.OrtValue.ortvalue_from_shape_and_type(shape, dtype, self._device, self._device_id)
+            self._values[name] = value
+        return value
+
+    def clear(self) -> None:
+        """Frees all buffers."""
+        self._values.clear()
+
+
 def plain_cuda(device_id: int) -> Providers:
     """ONNX Runtime's CUDA provider on a GPU, for small graphs."""
-    return (table.CUDA.ort_name, {"device_id": str(device_id)}), *CPU
-
-
-_SHAPE_OPS = frozenset({"Concat", "Div", "Mul", "Reshape", "Squeeze"})
-"""Operators that compute shapes in the exported graphs."""
+    return (CUDA.ort_name, {"device_id": str(device_id)}), *CPU
 
 
 def compile_graph(path: Path, settings: SessionSettings, target: Path) -> None:
@@ -210,6 +239,55 @@ def compile_graph(path: Path, settings: SessionSettings, target: Path) -> None:
         ort.ModelCompiler(_ort_options(settings), str(path)).compile_to_file(str(target))
     except Exception as error:
         raise _translated(error, f"{path}", EngineBuildError) from error
+
+
+def give_back_gpu_memory(selection: Selection) -> None:
+    """Returns unused memory of the CUDA provider's pool to the GPU, as closed networks leave it fragmented.
+
+    ONNX Runtime does that only at the end of a run, so this runs a tiny graph; if even that fails, nothing is returned.
+    """
+    if selection.provider is not CUDA:
+        return
+    run = ort.RunOptions()
+    run.add_run_config_entry("memory.enable_memory_arena_shrinkage", f"gpu:{selection.device_id}")
+    nothing = np.zeros((1, 4, 1, 1, 1), np.float32)
+    try:
+        _smallest_session(selection.device_id).ort.run(None, {"latents": nothing, "history": nothing}, run)
+    except Exception as error:  # noqa: BLE001 -- ONNX Runtime's errors have no public base; the next run raises its own
+        _log.debug("no memory was returned to GPU %d: %s", selection.device_id, error)
+
+
+@functools.cache
+def _smallest_session(device: int) -> Session:
+    return Session(COPY_GRAPH, SessionSettings(providers=plain_cuda(device)))
+
+
+def _share_memory(providers: Sequence[tuple[str, Mapping[str, str]]]) -> bool:
+    """Creates the shared pool for these providers; returns whether a session on them should use it.
+
+    Without it, each session keeps its own peak. Not used for TensorRT, which allocates its own
+    memory, nor with CUDA graphs, which need fixed addresses.
+    """
+    name, own = providers[0]
+    with _registering:
+        if name == CUDA.ort_name and own.get("enable_cuda_graph") != "1":
+            _share_gpu_memory(int(own.get("device_id", "0")))
+        elif name != table.CPU.ort_name:
+            return False
+        _share_cpu_memory()
+    return True
+
+
+@functools.cache
+def _share_cpu_memory() -> None:
+    memory = ort.OrtMemoryInfo("Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT)
+    ort.create_and_register_allocator(memory, ort.OrtArenaCfg(_ARENA))
+
+
+@functools.cache
+def _share_gpu_memory(device: int) -> None:
+    memory = ort.OrtMemoryInfo("Cuda", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, device, ort.OrtMemType.DEFAULT)
+    ort.create_and_register_allocator_v2(CUDA.ort_name, memory, {"device_id": str(device)}, ort.OrtArenaCfg(_ARENA))
 
 
 def _thread_limit() -> int:
@@ -224,7 +302,7 @@ def _ort_options(settings: SessionSettings) -> Any:
     # A buffer planned for reuse stays allocated between uses: nearly all buffers of a U-Net, whose last features are as
     # large as its first. Freeing and allocating needs a fraction of the memory, at no cost in time.
     options.enable_mem_reuse = options.enable_mem_pattern = False
-    if share_memory(settings.providers):
+    if _share_memory(settings.providers):
         options.add_session_config_entry("session.use_env_allocators", "1")
     # Spinning threads would take cores from decoding, face processing and encoding.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
@@ -248,14 +326,9 @@ def _ort_options(settings: SessionSettings) -> Any:
     return options
 
 
-def _not_recorded() -> Any:
-    options = ort.RunOptions()
-    options.add_run_config_entry("gpu_graph_id", "-1")
-    return options
-
-
 def _tensor_info(node: Any) -> TensorInfo:
-    return TensorInfo(node.name, tuple(node.shape), np.dtype(_NUMPY_TYPES[node.type]))
+    kind = node.type.removeprefix("tensor(").removesuffix(")")
+    return TensorInfo(node.name, tuple(node.shape), np.dtype("float32" if kind == "float" else kind))
 
 
 @contextmanager

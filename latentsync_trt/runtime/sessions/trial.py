@@ -8,9 +8,8 @@ import numpy as np
 from latentsync_trt.bundle.manifest import DimensionRange, Manifest
 from latentsync_trt.errors import EngineBuildError, InferenceError
 from latentsync_trt.runtime.providers.select import Selection
-from latentsync_trt.runtime.sessions.memory import DeviceBuffers, give_back_gpu_memory
 from latentsync_trt.runtime.sessions.profiles import usual_shape
-from latentsync_trt.runtime.sessions.session import Array, Session, TensorInfo
+from latentsync_trt.runtime.sessions.session import Array, DeviceBuffers, Session, TensorInfo, give_back_gpu_memory
 
 Ranges = Mapping[str, DimensionRange]
 
@@ -115,7 +114,13 @@ def run_and_close(
 def difference(ours: Iterable[Array], theirs: Iterable[Array]) -> float:
     """The largest of all outputs' differences, each divided by the largest of `theirs`; infinite if
     any value is not finite."""
-    return max(_difference(*(array.astype(np.float64) for array in pair)) for pair in zip(ours, theirs, strict=True))
+    largest = 0.0
+    for pair in zip(ours, theirs, strict=True):
+        one, other = (array.astype(np.float64) for array in pair)
+        if not (np.isfinite(one).all() and np.isfinite(other).all()):
+            return np.inf
+        largest = max(largest, float(np.abs(one - other).max() / max(np.abs(other).max(), np.finfo(np.float32).tiny)))
+    return largest
 
 
 def provider_limit(manifest: Manifest, graph: str) -> float:
@@ -126,9 +131,3 @@ def provider_limit(manifest: Manifest, graph: str) -> float:
     """
     least = FORM_LIMIT if manifest.quantization is None else _EIGHT_BIT_LIMIT
     return max(least, _VERIFICATION_FACTOR * manifest.verification.get(graph, 0.0))
-
-
-def _difference(ours: Array, theirs: Array) -> float:
-    if not (np.isfinite(ours).all() and np.isfinite(theirs).all()):
-        return np.inf
-    return float(np.abs(ours - theirs).max() / max(np.abs(theirs).max(), np.finfo(np.float32).tiny))
