@@ -11,7 +11,6 @@ import pytest
 
 from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.runtime.sessions.builders import RTX_KERNEL_CACHE, rtx_options
-from latentsync_trt.runtime.sessions.profiles import InputShapes
 from tests.small import small_bundle
 from tests.tensorrt_stand_in.build import REPOSITORY, CannotBuild, built
 from tests.tensorrt_stand_in.run import rtx_environment
@@ -55,7 +54,7 @@ def test_the_plug_in_compiles_a_graph_as_one_engine() -> None:
 
 
 def test_the_plug_in_takes_every_option_that_it_is_given(tmp_path: Path) -> None:
-    shapes = {"image": InputShapes((1, 3, 8, 8), (2, 3, 8, 8), (4, 3, 8, 8))}
+    shapes = {"image": ((1, 3, 8, 8), (2, 3, 8, 8), (4, 3, 8, 8))}
     given = [
         rtx_options(),
         rtx_options(shapes=shapes),

@@ -13,7 +13,6 @@ from onnx import TensorProto, helper
 
 from latentsync_trt.bundle.find import demo_folder
 from latentsync_trt.bundle.manifest import Bundle, FileEntry, read_manifest, sha256_file, write_manifest
-from latentsync_trt.runtime.sessions.profiles import InputShapes
 from tests.small import small_bundle
 
 pytestmark = pytest.mark.integration
@@ -93,7 +92,7 @@ def test_group_norm_of_the_graphs_is_one_that_tensorrt_computes_right() -> None:
 
 def test_the_profile_reaches_the_compiler(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     path = write_graph(tmp_path / "any.onnx", helper.make_node("Relu", ["x"], ["z"]), shape=("n", 3))
-    for profile in ({"x": InputShapes((1, 3), (2, 3), (4, 3))}, {"x": InputShapes((2, 3), (2, 3), (2, 3))}):
+    for profile in ({"x": ((1, 3), (2, 3), (4, 3))}, {"x": ((2, 3), (2, 3), (2, 3))}):
         assert compile_graph(path, profile).accepted
     verdict = compile_graph(path, {})
     assert "no optimization profile" in verdict.reason

@@ -86,7 +86,7 @@ def rtx_options(shapes: Mapping[str, InputShapes] | None = None) -> dict[str, st
     """NvTensorRTRTXExecutionProvider, NVIDIA's plug-in, for `shapes` of each input with a variable dimension."""
     # On by default; the behavior of CUDA graphs with swapped buffers is undocumented.
     options, shapes = {"enable_cuda_graph": "0"}, shapes or {}
-    if any(ends.minimum != ends.maximum for ends in shapes.values()):
+    if any(smallest != largest for smallest, _, largest in shapes.values()):
         for index, end in enumerate(("min", "opt", "max")):
             sizes = (f"{name}:{'x'.join(map(str, ends[index]))}" for name, ends in shapes.items())
             options[f"nv_profile_{end}_shapes"] = ",".join(sizes)

@@ -8,7 +8,6 @@ variable dimensions, so only static engines can be built from it.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 from latentsync_trt.bundle.manifest import SIZE_STEPS, DimensionRange, GraphEntry, Manifest
 from latentsync_trt.config import RuntimeOptions
@@ -18,12 +17,8 @@ from latentsync_trt.values import RESOLUTION_STEP_PX
 Shape = tuple[int, ...]
 
 
-class InputShapes(NamedTuple):
-    """Minimum, optimum and maximum shape of one input, as in TensorRT's optimization profiles."""
-
-    minimum: Shape
-    optimum: Shape
-    maximum: Shape
+InputShapes = tuple[Shape, ...]
+"""Minimum, optimum and maximum shape of one input, as in TensorRT's optimization profiles."""
 
 
 def check_graphs(manifest: Manifest, graphs: Sequence[str]) -> None:
@@ -43,8 +38,7 @@ def dimension_ranges(manifest: Manifest, options: RuntimeOptions) -> dict[str, D
     """
     dynamic = manifest.shapes == "dynamic" if options.dynamic is None else options.dynamic
     if not dynamic:
-        usual = {name: span.optimum for name, span in manifest.ranges.items()}
-        return {name: DimensionRange(size, size, size) for name, size in usual.items()}
+        return {name: DimensionRange(*[span.optimum] * 3) for name, span in manifest.ranges.items()}
     if manifest.shapes == "static":
         raise InputError(f"bundle {manifest.name} has fixed shapes; export it with --dynamic, or leave --dynamic out")
     return dict(manifest.ranges)
@@ -56,14 +50,13 @@ def engine_ranges(ranges: Mapping[str, DimensionRange], windows_per_batch: int |
     A run encodes one segment of speech at a time, pads windows and pictures to the usual number,
     and denoises `windows_per_batch` windows together (None: one).
     """
-    most = {"windows": windows_per_batch or 1, "segments": 1}
-    reduced = dict(ranges)
-    for name in ranges.keys() & most.keys():
-        span = ranges[name]
-        maximum = max(span.minimum, min(most[name], span.maximum))
-        reduced[name] = DimensionRange(span.minimum, min(span.optimum, maximum), maximum)
-    for name in ranges.keys() & {"frames", "images"}:
-        reduced[name] = DimensionRange(*[ranges[name].optimum] * 3)
+    most, reduced = {"windows": windows_per_batch or 1, "segments": 1}, dict(ranges)
+    for name, span in ranges.items():
+        if name in most:
+            maximum = max(span.minimum, min(most[name], span.maximum))
+            reduced[name] = DimensionRange(span.minimum, min(span.optimum, maximum), maximum)
+        elif name in {"frames", "images"}:
+            reduced[name] = DimensionRange(*[span.optimum] * 3)
     return reduced
 
 
@@ -81,9 +74,7 @@ def fixed_sizes(entry: GraphEntry, ranges: Mapping[str, DimensionRange]) -> dict
 def input_shapes(entry: GraphEntry, ranges: Mapping[str, DimensionRange]) -> dict[str, InputShapes]:
     """Shapes of the inputs that have a variable dimension; empty for a graph of fixed shapes."""
     return {
-        tensor.name: InputShapes(
-            *(tuple(_size(ranges, size, end) for size in tensor.shape) for end in ("minimum", "optimum", "maximum"))
-        )
+        tensor.name: tuple(_shape(tensor.shape, ranges, end) for end in ("minimum", "optimum", "maximum"))
         for tensor in entry.inputs
         if any(isinstance(size, str) for size in tensor.shape)
     }
@@ -97,8 +88,8 @@ def at_resolution(ranges: Mapping[str, DimensionRange], resolution_px: int) -> d
 
 def usual_shape(shape: Sequence[int | str], ranges: Mapping[str, DimensionRange]) -> Shape:
     """`shape` with its variable dimensions at their optimum."""
-    return tuple(_size(ranges, size, "optimum") for size in shape)
+    return _shape(shape, ranges, "optimum")
 
 
-def _size(ranges: Mapping[str, DimensionRange], size: int | str, end: str) -> int:
-    return size if isinstance(size, int) else int(getattr(ranges[size], end))
+def _shape(shape: Sequence[int | str], ranges: Mapping[str, DimensionRange], end: str) -> Shape:
+    return tuple(size if isinstance(size, int) else int(getattr(ranges[size], end)) for size in shape)

@@ -37,6 +37,7 @@ Providers = tuple[tuple[str, Mapping[str, str]], ...]
 CPU: Providers = ((table.CPU.ort_name, {}),)
 
 _STDERR = 2
+
 _ERRORS, _SILENT = 3, 4
 """ONNX Runtime's severities."""
 
@@ -110,23 +111,22 @@ class Session:
         EngineBuildError: the graph cannot be loaded or compiled. OutOfMemory: there is too little memory.
     """
 
-    def __init__(self, path: Path, settings: SessionSettings | None = None) -> None:
-        settings = settings or SessionSettings()
-        self.path, self.settings, self.name = path, settings, settings.name or path.name
+    def __init__(self, path: Path, settings: SessionSettings = SessionSettings()) -> None:
+        self.path, self.name = path, settings.name or path.name
         # TensorRT reports why it fails in the log only.
         self._reads_log = settings.providers[0][0] == table.TENSORRT.ort_name
-        self.ort = self._explained(self._opened, settings.name or f"{path}", EngineBuildError)
+        providers = None if settings.plugin_devices else [(name, dict(own)) for name, own in settings.providers]
+
+        def opened() -> Any:
+            # Given a path, ONNX Runtime searches its folder only for weights.
+            model = str(path) if settings.weights_folder is None else path.read_bytes()
+            # Without fallback, as ONNX Runtime would only print a line and continue with fewer providers.
+            return ort.InferenceSession(model, _ort_options(settings), providers=providers, enable_fallback=0)
+
+        self.ort = self._explained(opened, settings.name or f"{path}", EngineBuildError)
         self.inputs = tuple(_tensor_info(node) for node in self.ort.get_inputs())
         self.outputs = tuple(_tensor_info(node) for node in self.ort.get_outputs())
         self.runs, self.first_run_s, self.later_runs_s = 0, 0.0, 0.0
-
-    def _opened(self) -> Any:
-        settings = self.settings
-        providers = None if settings.plugin_devices else [(name, dict(own)) for name, own in settings.providers]
-        # Given a path, ONNX Runtime searches its folder only for weights.
-        model = str(self.path) if settings.weights_folder is None else self.path.read_bytes()
-        # Without fallback, as ONNX Runtime would only print a line and continue with fewer providers.
-        return ort.InferenceSession(model, _ort_options(settings), providers=providers, enable_fallback=0)
 
     @property
     def provider(self) -> str:
@@ -302,22 +302,24 @@ def _ort_options(settings: SessionSettings) -> Any:
     # A buffer planned for reuse stays allocated between uses: nearly all buffers of a U-Net, whose last features are as
     # large as its first. Freeing and allocating needs a fraction of the memory, at no cost in time.
     options.enable_mem_reuse = options.enable_mem_pattern = False
+    entries = {
+        # Spinning threads would take cores from decoding, face processing and encoding.
+        "session.intra_op.allow_spinning": "0",
+        # Keep QuantizeLinear/DequantizeLinear pairs: fusing them does not support FP8, loses the sign
+        # of INT8 across a reshape, and was not faster where it works.
+        "session.disable_quant_qdq": "1",
+        "session.record_ep_graph_assignment_info": "1",  # for `nodes_by_provider`
+    }
     if _share_memory(settings.providers):
-        options.add_session_config_entry("session.use_env_allocators", "1")
-    # Spinning threads would take cores from decoding, face processing and encoding.
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    # Keep QuantizeLinear/DequantizeLinear pairs: fusing them does not support FP8, loses the sign
-    # of INT8 across a reshape, and was not faster where it works.
-    options.add_session_config_entry("session.disable_quant_qdq", "1")
-    options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")  # for `nodes_by_provider`
+        entries["session.use_env_allocators"] = "1"
+    if settings.weights_folder is not None:
+        entries["session.model_external_initializers_file_folder_path"] = str(settings.weights_folder.resolve())
+    for name, value in entries.items():
+        options.add_session_config_entry(name, value)
     for name, size in settings.dimensions.items():
         options.add_free_dimension_override_by_name(name, size)
     if settings.plugin_devices:
         options.add_provider_for_devices(list(settings.plugin_devices), dict(settings.plugin_options))
-    if settings.weights_folder is not None:
-        options.add_session_config_entry(
-            "session.model_external_initializers_file_folder_path", str(settings.weights_folder.resolve())
-        )
     if not settings.optimize:
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.intra_op_num_threads = settings.intra_op_threads or _thread_limit()
