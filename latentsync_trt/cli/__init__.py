@@ -4,6 +4,7 @@ Exit codes: 0 done, 1 failed, 2 wrong usage, 130, 143 and 129 stopped by Ctrl-C,
 """
 
 import importlib
+import inspect
 import io
 import json
 import sys
@@ -43,8 +44,8 @@ PANELS = {
         "cache": "Show, check and clean up the engines that were built.",
     },
 }
-"""Commands by heading of `--help`, with their lines there: how their help texts begin. Here, too, so that `--help`
-imports none of them."""
+"""Commands by heading of `--help`, each with the first line of its help text; the rest is its function's docstring.
+Here, so that `--help` imports none of them."""
 
 _MODULES = {
     "bench": ("bench", "compare"),
@@ -71,6 +72,7 @@ class CommandLine(click.RichGroup):
         if cmd_name in COMMANDS and cmd_name not in self.commands:
             place = next((module for module, names in _MODULES.items() if cmd_name in names), cmd_name)
             command = getattr(importlib.import_module(f"latentsync_trt.cli.{place}"), cmd_name)
+            command.help = "\n\n".join(filter(None, (COMMANDS[cmd_name], inspect.cleandoc(command.help or ""))))
             add_help_all(command)
             self.add_command(command, cmd_name)
         return self.commands.get(cmd_name)

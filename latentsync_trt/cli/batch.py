@@ -77,9 +77,7 @@ def batch(
     retry_failed: bool,
     **fields: Any,
 ) -> None:
-    """Lip-sync many clips; models are loaded once per GPU.
-
-    JOBS is a .csv file whose first row names its columns (video, audio, output, and any option of
+    """JOBS is a .csv file whose first row names its columns (video, audio, output, and any option of
     `sync`), a .jsonl file with such objects, or a folder of videos with recordings of the same
     name. Options given here apply to all rows that don't say otherwise. What is done is kept in a
     ledger beside JOBS. Exit code 1: some clips failed; 2: rows cannot work, and none was started.

@@ -56,7 +56,6 @@ _LEAST_SIDE_PX = 256
 )
 @quiet_option
 def bench(bundle: str | None, out: Path, quiet: bool, **fields: Any) -> None:
-    """Measure a bundle: graphs, loop, whole clips; time, memory and quality."""
     from latentsync_trt.bench.run import run_bench
     from latentsync_trt.media.files import check_file
 
@@ -159,7 +158,6 @@ def compare(
     as_json: bool,
     **fields: Any,
 ) -> None:
-    """Compare bundle B with bundle A, or a finished video B with A: what each makes of the same clip."""
     from latentsync_trt.files import temporary_folder
     from latentsync_trt.measure.clips import choose_clip
     from latentsync_trt.measure.compare import HEADS, check_speech, lines_of, measure, write_report

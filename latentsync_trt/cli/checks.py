@@ -45,7 +45,6 @@ class Finding:
 @click.command("doctor")
 @json_option
 def doctor(as_json: bool) -> None:
-    """Say what works here and, for everything missing, the line that installs it."""
     forget()  # what earlier runs found is found again
     report: dict[str, list[Finding]] = {}
     for section, examine in SECTIONS.items():
@@ -207,10 +206,7 @@ SECTIONS: dict[str, Callable[[], Iterator[Finding]]] = {
 def selftest(
     bundle: str, provider: str, reference: "Reference", graphs: tuple[str, ...], as_json: bool, **fields: Any
 ) -> None:
-    """Build, run and reopen every graph of a bundle on a provider, and compare its results with the CPU's.
-
-    Prints PASS, or FAIL with the reasons and exit code 1.
-    """
+    """Prints PASS, or FAIL with the reasons and exit code 1."""
     from latentsync_trt.bench.selftest import self_test
     from latentsync_trt.cli.show import notices_to
     from latentsync_trt.runtime.sessions.profiles import check_graphs

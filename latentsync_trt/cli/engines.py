@@ -50,10 +50,7 @@ common_options = options.combined(
 @options.quiet_option
 @options.json_option
 def build(bundle: str | None, graphs: tuple[str, ...], force: bool, quiet: bool, as_json: bool, **fields: Any) -> None:
-    """Build a bundle's engines into the engine cache, for several GPUs once for each kind.
-
-    Only providers tensorrt and rtx need engines.
-    """
+    """Only providers tensorrt and rtx need engines."""
     from rich.progress import track
 
     from latentsync_trt.bundle.find import describe_choice, find_bundle
@@ -102,9 +99,7 @@ def _build(engines: "Engines", graph: str, *, force: bool) -> dict[str, Any]:
     return {"graph": graph, "built": built or opened.built, **times, **facts}
 
 
-@click.group("cache")
-def cache() -> None:
-    """Show, check and clean up the engines that were built."""
+cache = click.RichGroup(name="cache")
 
 
 @cache.command("ls")

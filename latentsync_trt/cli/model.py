@@ -9,31 +9,14 @@ from typing import TYPE_CHECKING, Any, Literal
 import psutil
 import rich_click as click
 
-from latentsync_trt.bundle import find
-from latentsync_trt.bundle.manifest import (
-    FULL_STEP,
-    PIXELS_PER_LATENT,
-    PRECISIONS,
-    REQUIRED_GRAPHS,
-    Manifest,
-    read_manifest,
-    tool_versions,
-)
+from latentsync_trt.bundle import find, manifest
+from latentsync_trt.bundle.manifest import FULL_STEP, PRECISIONS, read_manifest, tool_versions
 from latentsync_trt.cli.options import build, bundle_option, options_from, path_option, provider_option, quiet_option
 from latentsync_trt.cli.show import notices_to, progress_bar, say
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import InputError, ProviderUnavailable
 from latentsync_trt.export.export_options import EXTRA, TOOLS, ExportOptions
-from latentsync_trt.export.published import (
-    LATENTSYNC,
-    VAE,
-    Model,
-    Repository,
-    check_space,
-    fetch,
-    find_downloads,
-    gigabytes,
-)
+from latentsync_trt.export.published import LATENTSYNC, VAE, Model, check_space, fetch, find_downloads, gigabytes
 from latentsync_trt.option_fields import FILES, HARDWARE
 from latentsync_trt.quantize import calibration_options
 from latentsync_trt.quantize.calibration_options import CalibrateOptions, Clip, clips_in
@@ -55,9 +38,7 @@ _MEMORY_BYTES = {"fp16": 8_500_000_000, "fp32": 9_300_000_000}
 @click.command("download")
 @click.argument("model", type=click.Choice(tuple(LATENTSYNC)), default="1.6")
 def download(model: str) -> None:
-    """Download the published weights of LatentSync 1.6 or 1.5, with Whisper and the VAE that they need.
-
-    Interrupted, the same command goes on; what is there already needs no network. $HF_ENDPOINT
+    """Interrupted, the same command goes on; what is there already needs no network. $HF_ENDPOINT
     names a mirror.
     """
     tool_versions((_HUB,), extra=EXTRA)
@@ -76,7 +57,6 @@ def download(model: str) -> None:
 @options_from(ExportOptions)
 @quiet_option
 def export(quiet: bool, **fields: Any) -> None:
-    """Export LatentSync's checkpoints to a bundle that `sync` runs without PyTorch."""
     # What is missing is reported before torch is imported, which takes seconds.
     tool_versions(TOOLS, extra=EXTRA)
     options = build(ExportOptions, fields)
@@ -86,12 +66,12 @@ def export(quiet: bool, **fields: Any) -> None:
         folder = export_bundle(options, lambda stage, share: move(Progress(stage, round(100 * share), 100)))
     if quiet:
         return
-    manifest = read_manifest(folder)
-    size_bytes = sum(entry.bytes for entry in manifest.files.values())
-    worst = max(manifest.verification.values(), default=None)
+    made = read_manifest(folder)
+    size = gigabytes(sum(entry.bytes for entry in made.files.values()))
+    worst = max(made.verification.values(), default=None)
     verdict = "not verified" if worst is None else f"within {worst:.1e} of PyTorch"
-    click.echo(f"{folder}: {len(manifest.graphs)} graphs, {manifest.precision}, {size_bytes / 1e9:.2f} GB, {verdict}")
-    for note in filter(None, (*manifest.notes, note_on_default(folder))):
+    click.echo(f"{folder}: {len(made.graphs)} graphs, {made.precision}, {size}, {verdict}")
+    for note in filter(None, (*made.notes, note_on_default(folder))):
         say(f"note: {note}")
 
 
@@ -126,7 +106,6 @@ def calibrate(
     quiet: bool,
     **fields: Any,
 ) -> None:
-    """Make an INT8 or FP8 bundle from a bundle, calibrated on clips."""
     tool_versions(calibration_options.TOOLS, extra=calibration_options.EXTRA)
     from latentsync_trt.media.files import check_file
     from latentsync_trt.quantize.calibrate import Calibration, open_parent
@@ -167,7 +146,7 @@ def default_out(bundle: str, precision: str) -> Path:
     return find.checkpoints_folder() / name
 
 
-def _summary(folder: Path, parent: Manifest) -> str:
+def _summary(folder: Path, parent: manifest.Manifest) -> str:
     made = read_manifest(folder)
     before, after = (manifest.files[manifest.graphs[FULL_STEP].weights].bytes for manifest in (parent, made))
     share, distance = (made.quantization.share, made.quantization.distance) if made.quantization else (0.0, {})
@@ -179,9 +158,7 @@ def _summary(folder: Path, parent: Manifest) -> str:
 @click.command("use")
 @click.argument("name", required=False)
 def use(name: str | None) -> None:
-    """Choose the exported bundle that commands run without `--bundle`; without NAME, show the choice.
-
-    The choice is kept in the folder of bundles, checkpoints/, and holds for all commands started
+    """The choice is kept in the folder of bundles, checkpoints/, and holds for all commands started
     beside it.
     """
     if name is not None:
@@ -215,10 +192,7 @@ def note_on_default(made: Path) -> str:
 def setup(
     context: click.Context, model: Model, precision: Literal["fp16", "fp32"] | None, provider: str, yes: bool
 ) -> None:
-    """Download the published weights, export them for this machine, build engines, test, and choose the result.
-
-    Needs no other step before `sync`. Interrupted, the same command goes on.
-    """
+    """Needs no other step before `sync`. Interrupted, the same command goes on."""
     tool_versions((*TOOLS, _HUB), extra=EXTRA)
     from latentsync_trt.runtime.providers.select import select_provider
 
@@ -232,7 +206,10 @@ def setup(
     if on_cpu:
         _check_memory(options)
     downloads = [] if is_exported else find_downloads(model)
-    for line in _plan(None if is_exported else options, selection, downloads):
+    say(f"provider: {selection.name}" + (f" on {selection.gpu}" if selection.gpu else ""))
+    for text in (*selection.notices(), *(f"download: {each.summary}" for each in downloads)):
+        say(text)
+    for line in _plan(None if is_exported else options, selection):
         say(line)
     check_space(downloads, 0 if is_exported else _BUNDLE_BYTES[options.precision])
     if not (yes or is_exported):
@@ -264,7 +241,7 @@ def _test(context: click.Context, folder: Path, provider: str, *, on_cpu: bool) 
     with LipSync.from_bundle(folder, provider, RuntimeOptions(verify=True), on_notice=say) as lip_sync:
         lip_sync.warm_up()
         chosen = lip_sync.provider
-    tested = {"bundle": str(folder), "graphs": REQUIRED_GRAPHS, "engine_cache": str(cache_folder())}
+    tested = {"bundle": str(folder), "graphs": manifest.REQUIRED_GRAPHS, "engine_cache": str(cache_folder())}
     context.invoke(checks.selftest, provider=chosen, reference=CUDA.name, **tested)
 
 
@@ -273,7 +250,7 @@ def _check_memory(options: ExportOptions) -> None:
     from latentsync_trt.export.layers import HEADS
 
     # The largest attention matrix of a guided step and its softmax, float32.
-    matrix_bytes = 4 * 2 * options.frames * HEADS * (options.resolution_px // PIXELS_PER_LATENT) ** 4
+    matrix_bytes = 4 * 2 * options.frames * HEADS * (options.resolution_px // manifest.PIXELS_PER_LATENT) ** 4
     needed, there = 2 * matrix_bytes, psutil.virtual_memory().total
     if needed > there:
         raise InputError(
@@ -282,11 +259,8 @@ def _check_memory(options: ExportOptions) -> None:
         )
 
 
-def _plan(options: ExportOptions | None, selection: "Selection", downloads: list[Repository]) -> Iterator[str]:
+def _plan(options: ExportOptions | None, selection: "Selection") -> Iterator[str]:
     """What is left to do, for the user; `options`: of the export, if it is to do."""
-    yield f"provider: {selection.name}" + (f" on {selection.gpu}" if selection.gpu else "")
-    yield from selection.notices()
-    yield from (f"download: {each.summary}" for each in downloads)
     if options is not None:
         forms = "portable and CUDA form" if options.cuda_form else "portable form"
         size, memory = (gigabytes(known[options.precision]) for known in (_BUNDLE_BYTES, _MEMORY_BYTES))

@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 import rich_click as click
 
 from latentsync_trt.config import PROVIDER_CHOICES
-from latentsync_trt.errors import InputError
 from latentsync_trt.option_fields import HARDWARE, QUALITY, check_limits, choices_of, flag_name, option
 from latentsync_trt.paths import check_folder_to_write, local_path
 
@@ -119,16 +118,8 @@ class WorkerOptions:
 
 
 def build(cls: type[Any], values: dict[str, Any]) -> Any:
-    """An instance of the options dataclass `cls` from its fields in `values`.
-
-    Raises:
-        click.UsageError: the dataclass rejects a value.
-    """
-    names = {spec.name for spec in dataclasses.fields(cls)}
-    try:
-        return cls(**{name: value for name, value in values.items() if name in names})
-    except InputError as error:
-        raise click.UsageError(str(error)) from error
+    """An instance of the options dataclass `cls` from its fields in `values`; raises `InputError` as that does."""
+    return cls(**{spec.name: values[spec.name] for spec in dataclasses.fields(cls) if spec.name in values})
 
 
 def add_help_all(command: click.Command) -> None:

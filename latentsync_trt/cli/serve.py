@@ -54,9 +54,7 @@ def _service_options(panel: str, port: int, *, leave_out: tuple[str, ...] = ()) 
 @click.command("serve")
 @_service_options("Service", 8000)
 def serve(host: str, port: int, no_key: bool, ray: str | None, **fields: Any) -> None:
-    """Lip-sync as an HTTP service: send video and speech, follow the job, fetch the result.
-
-    /docs of the service describes its requests. Clients send the key of $LATENTSYNC_TRT_API_KEY, if
+    """/docs of the service describes its requests. Clients send the key of $LATENTSYNC_TRT_API_KEY, if
     it is set.
     """
     with _extra("serve"):
@@ -90,10 +88,7 @@ def serve(host: str, port: int, no_key: bool, ray: str | None, **fields: Any) ->
 )
 @_service_options("Page", 7860, leave_out=("allow_urls", "allow_private_urls"))
 def ui(host: str, port: int, no_key: bool, share: bool, ray: str | None, **fields: Any) -> None:
-    """Lip-sync on a page in the browser: drop a video and speech, follow the job, compare, download.
-
-    If $LATENTSYNC_TRT_API_KEY is set, people log in as "user" with the key as password.
-    """
+    """If $LATENTSYNC_TRT_API_KEY is set, people log in as "user" with the key as password."""
     with _extra("ui"):
         from latentsync_trt.serve import server
         from latentsync_trt.serve.app import is_loopback

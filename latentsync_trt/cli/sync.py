@@ -58,7 +58,6 @@ SOURCE, RESULT, PICTURE, PLOT = "source.mp4", "out.mp4", "side_by_side.png", "sy
 def sync(
     video: Path, audio: Path | None, output: Path | None, bundle: str | None, quiet: bool, as_json: bool, **fields: Any
 ) -> None:
-    """Lip-sync a video to a speech recording."""
     from latentsync_trt.bundle.find import describe_choice, find_bundle
     from latentsync_trt.media.codecs import default_suffix
     from latentsync_trt.sync.inputs import check_inputs
@@ -111,9 +110,7 @@ def default_output(video: Path, suffix: str) -> Path:
 @click.option("--preset", default="balanced", show_default=True, type=click.Choice(list(PRESETS)), help="As for sync.")
 @quiet_option
 def demo(out: Path, audio: Path | None, video: Path | None, bundle: str, preset: PresetName, quiet: bool) -> None:
-    """Lip-sync a built-in clip on the CPU, and look at the result.
-
-    Writes source.mp4, out.mp4, side_by_side.png (source, masked, result) and sync.png (speech and
+    """Writes source.mp4, out.mp4, side_by_side.png (source, masked, result) and sync.png (speech and
     mouth over time) to the folder, and prints how well the lips follow.
     """
     from latentsync_trt.cli.show import Notices, progress_bar, show_report
@@ -189,9 +186,7 @@ def look_at(out: Path, clip: "Clip", bundle: str, on_progress: "ProgressCallback
 )
 @json_option
 def faces(video: Path, output: Path | None, as_json: bool) -> None:
-    """Find and number all people of VIDEO: a contact sheet, and their tracks for `sync --faces`.
-
-    The numbers are those of --face index:N and --speaker N=FILE. The tracks are JSON that can be
+    """The numbers are those of --face index:N and --speaker N=FILE. The tracks are JSON that can be
     edited: delete or renumber people and spans. Of a crowd, the twelve largest faces at a time are
     followed.
     """
