@@ -16,7 +16,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from latentsync_trt.bench import selftest
-from latentsync_trt.bench.selftest import PICTURES, REPLAY_NOTICE, GraphRow, Order, Part, Report, run_part, self_test
+from latentsync_trt.bench.selftest import PICTURES, REPLAY_NOTICE, GraphRow, Part, Report, run_part, self_test
 from latentsync_trt.bundle.manifest import REQUIRED_GRAPHS, Bundle
 from latentsync_trt.cli import main
 from latentsync_trt.config import RuntimeOptions
@@ -93,7 +93,7 @@ def test_json_has_versions_and_rows_and_no_paths_and_names(report: Report, monke
 
 CRASHING = """
 import os, signal, sys
-from latentsync_trt.bench.selftest import Worker
+from latentsync_trt.bench.selftest import Part
 from latentsync_trt.child import serve
 from latentsync_trt.runtime.sessions.engines import Engines
 
@@ -106,7 +106,7 @@ def crash(engines, graph):
     return open_engine(engines, graph)
 
 Engines.open = crash
-serve(lambda order, emit: Worker(order, emit).run())
+serve(Part.carry_out)
 """
 
 
@@ -133,8 +133,8 @@ def test_a_reference_with_other_weights(tmp_path: Path, monkeypatch: pytest.Monk
             content = (np.frombuffer(content, np.float32) * np.float32(1.05)).tobytes()
         (tmp_path / path.name).write_bytes(content)
 
-    def replaced(order: Order, say: Callable[[str], None]) -> Part:
-        return run_part(replace(order, bundle=tmp_path) if order.folder.name == "reference" else order, say)
+    def replaced(part: Part, say: Callable[[str], None]) -> Part:
+        return run_part(replace(part, bundle=tmp_path) if part.folder.name == "reference" else part, say)
 
     monkeypatch.setattr(selftest, "run_part", replaced)
     found = self_test(BUNDLE, "cpu", RuntimeOptions(), "cpu", lambda _: None, REQUIRED_GRAPHS)
@@ -165,29 +165,20 @@ def judged(
     `level`, `output`: what it adds to the levels of pictures, and by what it multiplies outputs.
     """
 
-    def answer(order: Order, say: Callable[[str], None]) -> Part:
-        folder = order.folder
+    def answer(part: Part, say: Callable[[str], None]) -> Part:
+        folder = part.folder
         folder.mkdir()
         tested = folder.name != "reference"
-        name = "tensorrt" if order.provider == "auto" else order.provider
-        count = order.windows * MANIFEST.frames
+        part.provider = "tensorrt" if part.requested == "auto" else part.requested
+        count = part.windows * MANIFEST.frames
         np.save(folder / PICTURES, np.full((count, 8, 8, 3), 30_000 + tested * level, np.uint16))
-        for graph in order.graphs:
-            np.savez(folder / f"{graph}.npz", np.float16(2), np.array([1.0, -4.0]) * (output if tested else 1))
-        row: dict[str, Any] = {
-            "nodes": {TENSORRT if tested else CPU: 1},
-            "built": folder.name == "first start",
-            "build_s": 2.0,
-        }
+        row: dict[str, Any] = {"nodes": {TENSORRT if tested else CPU: 1}, "built": folder.name == "first start"}
         row |= {"build_s": 2.0, "open_s": 0.5, "engine_bytes": 10**6, "first_ms": 31.5, "mean_ms": 7.0}
-        part = Part(
-            environment={"gpu": "NVIDIA Test"},
-            provider=name,
-            notices=["skipped rtx: no plug-in"] if order.provider == "auto" else [],
-            graphs={graph: GraphRow(graph, **row) for graph in order.graphs},
-            painted_on=[name],
-            doing="",
-        )
+        for graph in part.tested:
+            np.savez(folder / f"{graph}.npz", np.float16(2), np.array([1.0, -4.0]) * (output if tested else 1))
+            part.graphs[graph] = GraphRow(graph, **row)
+        part.environment, part.painted_on, part.doing = {"gpu": "NVIDIA Test"}, [part.provider], ""
+        part.notices = ["skipped rtx: no plug-in"] if part.requested == "auto" else []
         if folder.name == start:
             change(part)
         return part

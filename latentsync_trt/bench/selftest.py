@@ -61,22 +61,6 @@ _FIRST, _SECOND, _REFERENCE = "first start", "second start", "reference"
 _PEAK = 65535.0
 
 
-@dataclass(frozen=True, slots=True)
-class Order:
-    """What one process does: opens and runs `graphs` one by one, then paints `windows` of the built-in clip.
-
-    `folder`: receives outputs and pictures; the built-in clip is written beside it, unless it exists.
-    """
-
-    provider: str
-    bundle: Path
-    options: RuntimeOptions
-    folder: Path
-    graphs: tuple[str, ...]
-    windows: int
-    steps: int
-
-
 @dataclass(slots=True)
 class GraphRow:
     """One graph at one start; None if unknown.
@@ -103,12 +87,21 @@ class GraphRow:
 
 @dataclass(slots=True)
 class Part:
-    """What one child process has found so far.
+    """What one child process is asked for, and what it has found so far.
 
-    `provider`: the active one, empty if none loaded. `graphs`: those reached. `painted_on`: providers. `failures`:
-    those that belong to no single graph, including a crash. `log`: messages about engines. `doing`: the current step.
+    It opens and runs the graphs `tested` one by one, then paints `windows` of the built-in clip. `folder`: receives
+    outputs and pictures; the clip is written beside it, unless it exists. `provider`: the active one, empty if none
+    loaded. `graphs`: those reached. `painted_on`: providers. `failures`: those of no single graph, including a crash.
+    `log`: messages about engines. `doing`: the current step, empty at the end.
     """
 
+    requested: str
+    bundle: Path
+    options: RuntimeOptions
+    folder: Path
+    tested: tuple[str, ...]
+    windows: int
+    steps: int
     environment: dict[str, str] = field(default_factory=dict)
     provider: str = ""
     graphs: dict[str, GraphRow] = field(default_factory=dict)
@@ -117,6 +110,79 @@ class Part:
     notices: list[str] = field(default_factory=list)
     log: list[str] = field(default_factory=list)
     doing: str = "starting"
+
+    def carry_out(self, emit: Emit) -> None:
+        """In the child: does what is asked; sends itself at each step, so that a crash loses no earlier results."""
+
+        def begin(doing: str) -> None:
+            self.doing = doing
+            emit(part=self)
+
+        def note(text: str) -> None:
+            self.log.append(text)
+            emit(part=self)
+
+        begin("reading the versions of libraries")
+        options = self.options
+        gpu = next((each for each in gpus() if each.index == options.one_device), None)
+        self.environment = {**library_versions(), **(gpu_facts(gpu) if gpu else {})}
+        begin(f"loading provider {self.requested}")
+        try:
+            selection = select_provider(self.requested, options.one_device)
+            self.provider, self.notices = selection.name, selection.notices()
+            self.folder.mkdir()
+            cache = EngineCache(cache_folder(options.engine_cache), note)
+            engines = Engines(Bundle.load(self.bundle, verify=False), selection, options, cache, note)
+            for graph in self.tested:
+                self.graphs[graph] = self._try_graph(engines, graph, begin)
+                give_back_gpu_memory(selection)
+            self._paint(engines, begin, note)
+        except LatentSyncError as error:
+            self.failures.append(str(error))
+        begin("")
+
+    def _try_graph(self, engines: Engines, graph: str, begin: Callable[[str], None]) -> GraphRow:
+        """Builds the engine of a graph unless it is in the cache, opens and runs it."""
+        selection, row = engines.selection, GraphRow(graph)
+        begin(f"building and opening {graph}")
+        try:
+            opened = engines.open(graph)
+            row.nodes, row.open_s = opened.session.nodes_by_provider(), opened.open_s
+            if engines.compiled:
+                row.built, row.build_s, row.engine_bytes = opened.built, opened.build_s, opened.size_bytes
+            begin(f"running {graph}")
+            with closing(opened.session) as session:
+                runs = GPU_RUNS if selection.gpu else CPU_RUNS
+                outputs, _ = run_timed(session, engines.ranges, selection.device, selection.device_id, runs=runs)
+                np.savez(self.folder / f"{graph}.npz", *outputs)
+                times = opened.times(graph, selection.name)
+            row.first_ms, row.mean_ms = times.first_ms, times.mean_ms
+        except LatentSyncError as error:
+            row.error = str(error)
+        return row
+
+    def _paint(self, engines: Engines, begin: Callable[[str], None], note: Callable[[str], None]) -> None:
+        """Paints windows into `PICTURES`: the generated part of the faces, uint16 `(n, h, w, 3)`."""
+        manifest = engines.bundle.manifest
+        options = SyncOptions(preset="balanced", steps=self.steps)
+        graphs = graphs_for(options)
+        # A retry could take minutes and would fail again.
+        missing = ", ".join(graph for graph in graphs if graph in self.graphs and self.graphs[graph].error)
+        if missing:
+            self.failures.append(f"not painted, as {missing} cannot be used")
+            return
+        begin("painting")
+        with closing(Networks(engines.bundle, engines.selection, engines.options, on_notice=note)) as networks:
+            networks.prepare(graphs)
+            clip, count = choose_clip(None, None, self.folder.parent), self.windows * manifest.frames
+            faces, audio = first_window(clip, count, networks, manifest.resolution_px)
+            inpainter = make_inpainter(manifest, options, networks.codec, networks.denoiser)
+            cuts = [slice(start, start + manifest.frames) for start in range(0, count, manifest.frames)]
+            painted = [face for cut in cuts for face in inpainter.paint([(faces[cut], audio[cut])])[0]]
+            self.painted_on = sorted({networks.selection.name, *(time.provider for time in networks.times())})
+            self.notices += networks.take_notices()
+        rows, columns = generated_part(manifest.resolution_px)
+        np.save(self.folder / PICTURES, np.stack([face[rows, columns] for face in painted]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,8 +247,8 @@ def self_test(
     with temporary_folder() as folder:
 
         def run(part: str, provider: str, options: RuntimeOptions, graphs: Iterable[str]) -> Part:
-            order = Order(provider, bundle.folder, options, folder / part, tuple(graphs), WINDOWS, STEPS)
-            return run_part(order, lambda text: say(f"{part}: {redacted(text, given)}"))
+            asked = Part(provider, bundle.folder, options, folder / part, tuple(graphs), WINDOWS, STEPS)
+            return run_part(asked, lambda text: say(f"{part}: {redacted(text, given)}"))
 
         tested = replace(options, engine_cache=options.engine_cache or f"{folder / 'engines'}")
         first = run(_FIRST, provider, tested, tested_graphs)
@@ -222,9 +288,8 @@ def self_test(
     )
 
 
-def run_part(order: Order, say: Callable[[str], None]) -> Part:
-    """Runs `order` in a child process; `say` gets its current step."""
-    part = Part()
+def run_part(part: Part, say: Callable[[str], None]) -> Part:
+    """Carries out `part` in a child process, and returns what it found; `say` gets its current step."""
 
     def take(event: Event) -> None:
         nonlocal part
@@ -232,7 +297,7 @@ def run_part(order: Order, say: Callable[[str], None]) -> Part:
         for text in filter(None, part.log[len(before.log) :] or [part.doing]):
             say(text)
 
-    ended = run_child(_WORKER, order, take)
+    ended = run_child(_WORKER, part, take)
     if part.doing:
         why = ended.last_error_line or "no message"
         part.failures.append(f"the process died with {ended} while {part.doing}: {why}")
@@ -292,88 +357,7 @@ def _differences(
             yield f"pictures, {found.case}: {distance}"
 
 
-class Worker:
-    """The child process of one part; sends `part` at each step, so that a crash of the provider loses no results."""
-
-    def __init__(self, order: Order, emit: Emit) -> None:
-        self._order, self._emit, self.part = order, emit, Part()
-
-    def run(self) -> None:
-        """Carries out the order."""
-        order, options, part = self._order, self._order.options, self.part
-        self._begin("reading the versions of libraries")
-        gpu = next((each for each in gpus() if each.index == options.one_device), None)
-        part.environment = {**library_versions(), **(gpu_facts(gpu) if gpu else {})}
-        self._begin(f"loading provider {order.provider}")
-        try:
-            selection = select_provider(order.provider, options.one_device)
-            part.provider, part.notices = selection.name, selection.notices()
-            order.folder.mkdir()
-            cache = EngineCache(cache_folder(options.engine_cache), self._note)
-            engines = Engines(Bundle.load(order.bundle, verify=False), selection, options, cache, self._note)
-            for graph in order.graphs:
-                part.graphs[graph] = self._try_graph(engines, graph)
-                give_back_gpu_memory(selection)
-            self._paint(engines)
-        except LatentSyncError as error:
-            part.failures.append(str(error))
-        self._begin("")
-
-    def _begin(self, doing: str) -> None:
-        """Sends what was found, and the next step; empty at the end."""
-        self.part.doing = doing
-        self._emit(part=self.part)
-
-    def _note(self, text: str) -> None:
-        self.part.log.append(text)
-        self._emit(part=self.part)
-
-    def _try_graph(self, engines: Engines, graph: str) -> GraphRow:
-        """Builds the engine of a graph unless it is in the cache, opens and runs it."""
-        selection, row = engines.selection, GraphRow(graph)
-        self._begin(f"building and opening {graph}")
-        try:
-            opened = engines.open(graph)
-            row.nodes, row.open_s = opened.session.nodes_by_provider(), opened.open_s
-            if engines.compiled:
-                row.built, row.build_s, row.engine_bytes = opened.built, opened.build_s, opened.size_bytes
-            self._begin(f"running {graph}")
-            with closing(opened.session) as session:
-                runs = GPU_RUNS if selection.gpu else CPU_RUNS
-                outputs, _ = run_timed(session, engines.ranges, selection.device, selection.device_id, runs=runs)
-                np.savez(self._order.folder / f"{graph}.npz", *outputs)
-                times = opened.times(graph, selection.name)
-            row.first_ms, row.mean_ms = times.first_ms, times.mean_ms
-        except LatentSyncError as error:
-            row.error = str(error)
-        return row
-
-    def _paint(self, engines: Engines) -> None:
-        """Paints windows into `PICTURES`: the generated part of the faces, uint16 `(n, h, w, 3)`."""
-        manifest, part, order = engines.bundle.manifest, self.part, self._order
-        options = SyncOptions(preset="balanced", steps=order.steps)
-        graphs = graphs_for(options)
-        # A retry could take minutes and would fail again.
-        missing = ", ".join(graph for graph in graphs if graph in part.graphs and part.graphs[graph].error)
-        if missing:
-            part.failures.append(f"not painted, as {missing} cannot be used")
-            return
-        self._begin("painting")
-        own = Networks(engines.bundle, engines.selection, engines.options, on_notice=self._note)
-        with closing(own) as networks:
-            networks.prepare(graphs)
-            clip, count = choose_clip(None, None, order.folder.parent), order.windows * manifest.frames
-            faces, audio = first_window(clip, count, networks, manifest.resolution_px)
-            inpainter = make_inpainter(manifest, options, networks.codec, networks.denoiser)
-            cuts = [slice(start, start + manifest.frames) for start in range(0, count, manifest.frames)]
-            painted = [face for cut in cuts for face in inpainter.paint([(faces[cut], audio[cut])])[0]]
-            part.painted_on = sorted({networks.selection.name, *(time.provider for time in networks.times())})
-            part.notices += networks.take_notices()
-        rows, columns = generated_part(manifest.resolution_px)
-        np.save(order.folder / PICTURES, np.stack([face[rows, columns] for face in painted]))
-
-
 if __name__ == "__main__":
     from latentsync_trt.bench import selftest  # the parent knows the classes of this name, not of `__main__`
 
-    serve(lambda order, emit: selftest.Worker(order, emit).run())
+    serve(selftest.Part.carry_out)
