@@ -1,15 +1,14 @@
 """`latentsync-trt serve` and `ui`: lip-sync as an HTTP service, and on a page in the browser."""
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, closing, nullcontext
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import rich_click as click
 
-from latentsync_trt.batch.tasks import WorkerHandle, WorkerSettings
+from latentsync_trt.batch.tasks import WorkerSettings
 from latentsync_trt.cli.options import (
     F,
     WorkerOptions,
@@ -53,30 +52,13 @@ def _service_options(panel: str, port: int, *, leave_out: tuple[str, ...] = ()) 
 
 @click.command("serve")
 @_service_options("Service", 8000)
-def serve(host: str, port: int, no_key: bool, ray: str | None, **fields: Any) -> None:
+def serve(**fields: Any) -> None:
     """/docs of the service describes its requests. Clients send the key of $LATENTSYNC_TRT_API_KEY, if
     it is set.
     """
-    with _extra("serve"):
-        from latentsync_trt.serve import server
-        from latentsync_trt.serve.app import create_app, is_loopback
-        from latentsync_trt.serve.service import Service
-    if ray is not None and port == 0:
+    if fields["ray"] is not None and fields["port"] == 0:
         raise InputError("--port 0: cannot be used with --ray; give a number")
-    key = _api_key(f"--host {host}", no_key, loopback=is_loopback(host))
-    place, limits, make_handles = _prepare("serve", fields)
-    handles = make_handles(ray=ray, on_notice=say)
-    with interruption(_STOPPED):
-        if ray is not None:
-            # Not a closure: the replica gets a copy, and workers cannot be copied.
-            again = partial(make_handles, count=len(handles), ray="auto")
-            ready = f"{_url(host, port)}/docs: ready; jobs are kept in {place}"
-            server.run_on_ray(again, place.absolute(), limits, key, (host, port), lambda: say(ready))
-        else:
-            listener = server.listen(host, port)
-            service = Service(place, handles, limits)
-            say(f"{_url(host, listener.getsockname()[1])}/docs: listening; jobs are kept in {place}")
-            server.run(service, create_app(service, key, own_hosts=is_loopback(host)), listener)
+    _start("serve", **fields)
 
 
 @click.command("ui")
@@ -87,55 +69,61 @@ def serve(host: str, port: int, no_key: bool, ray: str | None, **fields: Any) ->
     help="Also give the page an address on the Internet for a week, through Gradio's servers.",
 )
 @_service_options("Page", 7860, leave_out=("allow_urls", "allow_private_urls"))
-def ui(host: str, port: int, no_key: bool, share: bool, ray: str | None, **fields: Any) -> None:
+def ui(**fields: Any) -> None:
     """If $LATENTSYNC_TRT_API_KEY is set, people log in as "user" with the key as password."""
-    with _extra("ui"):
-        from latentsync_trt.serve import server
-        from latentsync_trt.serve.app import is_loopback
-        from latentsync_trt.serve.service import Service
-        from latentsync_trt.web.app import page_app, public_address
-    own = is_loopback(host) and not share
-    key = _api_key("--share" if share else f"--host {host}", no_key, loopback=own)
-    place, limits, make_handles = _prepare("ui", fields)
-    handles = make_handles(ray=ray, on_notice=say)
-    with interruption(_STOPPED), server.listen(host, port) as listener:
-        port = listener.getsockname()[1]
-        with (
-            closing(Service(place, handles, limits)) as service,
-            page_app(service, place, key, own_hosts=own) as app,
-        ):
-            say(f"{_url(host, port)}: ready; jobs are kept in {place}")
-            if share:
-                say(f"{public_address(host, port)}: ready, for everyone who knows the key")
-            server.run(service, app, listener)
+    _start("ui", **fields)
 
 
-@contextmanager
-def _extra(name: str) -> Iterator[None]:
-    """Turns an ImportError into `MissingDependency`: the command `name` needs the extra of its name."""
-    try:
-        yield
-    except ImportError as error:
-        raise MissingDependency(f'{name}: needs its extra; pip install "latentsync-trt[{name}]" ({error})') from error
-
-
-def _prepare(name: str, fields: dict[str, Any]) -> tuple[Path, Limits, Callable[..., list[WorkerHandle]]]:
-    """The folder of the command `name`, its limits, and what makes its workers, from the values of its options.
+def _start(
+    name: str, *, host: str, port: int, no_key: bool, ray: str | None, share: bool = False, **fields: Any
+) -> None:
+    """Runs the command `name` until it is stopped.
 
     Raises:
-        LatentSyncError: there is no such bundle, or no default one.
-        click.UsageError: an option is outside its limits.
+        MissingDependency: its extra, which has its name, is not installed. InputError: an option is outside its limits.
+        LatentSyncError: there is no such bundle, or no default one; no worker can work.
     """
     import platformdirs
 
     from latentsync_trt.batch.workers import make_workers
     from latentsync_trt.bundle.find import find_bundle
 
+    try:
+        from latentsync_trt.serve import server
+        from latentsync_trt.serve.app import create_app, is_loopback
+        from latentsync_trt.serve.service import Service
+
+        if name == "ui":
+            from latentsync_trt.web.app import page_app, public_address
+    except ImportError as error:
+        raise MissingDependency(f'{name}: needs its extra; pip install "latentsync-trt[{name}]" ({error})') from error
+    own = is_loopback(host) and not share
+    key = _api_key("--share" if share else f"--host {host}", no_key, loopback=own)
     limits, on = build(Limits, fields), build(WorkerOptions, fields)
-    folder = fields["folder"] or platformdirs.user_data_path("latentsync-trt", appauthor=False) / name
+    place = fields["folder"] or platformdirs.user_data_path("latentsync-trt", appauthor=False) / name
     bundle = fields["bundle"] or str(find_bundle(None)[0])
     settings = WorkerSettings(bundle, fields["provider"], build(RuntimeOptions, fields))
-    return folder, limits, partial(make_workers, settings, count=on.workers, gpus_per_worker=on.gpus_per_worker)
+    make_handles = partial(make_workers, settings, gpus_per_worker=on.gpus_per_worker)
+    handles = make_handles(on.workers, ray=ray, on_notice=say)
+    with interruption(_STOPPED):
+        if name == "serve" and ray is not None:
+            # Not a closure: the replica gets a copy, and workers cannot be copied.
+            again = partial(make_handles, len(handles), ray="auto")
+            ready = f"{_url(host, port)}/docs: ready; jobs are kept in {place}"
+            server.run_on_ray(again, place.absolute(), limits, key, (host, port), lambda: say(ready))
+            return
+        with server.listen(host, port) as listener, closing(Service(place, handles, limits)) as service:
+            port = listener.getsockname()[1]
+            app: AbstractContextManager[Any]
+            if name == "ui":
+                app, ready = page_app(service, place, key, own_hosts=own), ": ready"
+            else:
+                app, ready = nullcontext(create_app(service, key, own_hosts=own)), "/docs: listening"
+            with app as running:
+                say(f"{_url(host, port)}{ready}; jobs are kept in {place}")
+                if share:
+                    say(f"{public_address(host, port)}: ready, for everyone who knows the key")
+                server.run(service, running, listener)
 
 
 def _url(host: str, port: int) -> str:
