@@ -197,7 +197,6 @@ SECTIONS: dict[str, Callable[[], Iterator[Finding]]] = {
 @path_option(
     "--engine-cache",
     folder=True,
-    as_text=True,
     help="Folder of engines to test and to keep.  [default: a temporary one]",
 )
 @click.option(

@@ -23,9 +23,9 @@ _UNGROUPED = "Main options"
 class LocalPath(click.Path):
     """A path on this machine; URLs and empty names are refused before `pathlib` hides what was typed."""
 
-    def __init__(self, *, folder: bool = False, as_text: bool = False) -> None:
-        """`folder`: to be written. `as_text`: gives str instead of Path."""
-        super().__init__(path_type=str if as_text else Path)
+    def __init__(self, *, folder: bool = False) -> None:
+        """`folder`: one to be written."""
+        super().__init__(path_type=Path)
         self._folder = folder
 
     def convert(
@@ -39,9 +39,9 @@ class LocalPath(click.Path):
         return super().convert(value, param, ctx)
 
 
-def path_option(*names: str, folder: bool = False, as_text: bool = False, **how: Any) -> Callable[[F], F]:
+def path_option(*names: str, folder: bool = False, **how: Any) -> Callable[[F], F]:
     """An option that takes a `LocalPath`; `how`: as for `click.option`."""
-    return click.option(*names, type=LocalPath(folder=folder, as_text=as_text), **how)
+    return click.option(*names, type=LocalPath(folder=folder), **how)
 
 
 def combined(*options: Callable[[F], F]) -> Callable[[F], F]:
@@ -161,5 +161,5 @@ def _click_option(spec: dataclasses.Field[Any], hint: Any) -> Callable[[F], F]:
     elif kinds & {float, int}:
         kind, metavar = (click.FLOAT, "NUMBER") if float in kinds else (click.INT, "INTEGER")
     elif Path in kinds:
-        kind = LocalPath(folder=metadata.get("folder", False), as_text=True)
+        kind = LocalPath(folder=metadata.get("folder", False))
     return click.option(flag, spec.name, type=kind, metavar=metavar, multiple=spec.default == (), **common)
