@@ -24,8 +24,7 @@ import skimage.data
 from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.face.geometry import iou, usable
 from latentsync_trt.face.identity import luma_of
-from latentsync_trt.face.lookahead import LookAhead
-from latentsync_trt.face.tracker import FaceTracker
+from latentsync_trt.face.tracker import FaceTracker, LookAhead
 from latentsync_trt.media.reader import read_frames
 from latentsync_trt.types import UInt8Array
 

@@ -7,7 +7,7 @@ import pytest
 
 from latentsync_trt import LipSync, SyncOptions
 from latentsync_trt.errors import NoFaceError
-from latentsync_trt.face.geometry import MOST_ROLL_DEG, is_turned, roll_deg, usable
+from latentsync_trt.face.geometry import MOST_ROLL_DEG, roll_deg, usable
 from latentsync_trt.types import Face, UInt8Array
 from tests.clips import write_sound, write_video
 from tests.people import first_person
@@ -32,8 +32,8 @@ def test_upright_within_the_limit(angle_deg: float) -> None:
     face = tilted(angle_deg)
     assert abs(roll_deg(face)) == pytest.approx(abs(angle_deg), abs=1e-3)
     assert usable(face) is (abs(angle_deg) <= MOST_ROLL_DEG)
-    assert is_turned(face) is not usable(face)
-    assert not is_turned(tilted(angle_deg, size_px=24))
+    assert usable(face, turned=True) is not usable(face)
+    assert not usable(tilted(angle_deg, size_px=24), turned=True)
 
 
 def test_a_video_upside_down_is_an_error_with_its_cure(lip_sync: LipSync, tmp_path: Path) -> None:

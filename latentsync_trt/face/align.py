@@ -1,7 +1,7 @@
 """Aligns a face to the pose of the training data; resizes pictures, and makes their pixels square. Pure."""
 
 from fractions import Fraction
-from math import atan2, ceil, cos, floor, sin
+from math import atan2, cos, sin
 
 import cv2
 import numpy as np
@@ -50,7 +50,11 @@ def align(points: Float32Array, bias: Float64Array | None, resolution: int) -> t
     pose, pose_center, pose_spread = _normalized(_TEMPLATE * (_ENLARGE_NUMERATOR * resolution / _ENLARGE_DENOMINATOR))
     residual = pose[2] - face[2]
     bias = residual if bias is None else (1 - _NEW_BIAS_SHARE) * bias + _NEW_BIAS_SHARE * residual
-    linear = _rotation(face, pose) * (pose_spread / face_spread)
+    # The rotation, without reflection, that brings the face closest to the pose.
+    (xx, xy), (yx, yy) = (pose.T @ face).tolist()
+    angle = atan2(yx - xy, xx + yy)
+    rotation = np.array([[cos(angle), -sin(angle)], [sin(angle), cos(angle)]])
+    linear = rotation * (pose_spread / face_spread)
     translation = pose_center - linear @ face_center + bias
     return np.column_stack([linear, translation]), bias
 
@@ -101,18 +105,6 @@ def rescaled(face: AlignedFace, size_px: tuple[int, int]) -> Float64Array:
     return np.column_stack([linear, (face.matrix[:, 2] + 0.5) * scale - 0.5])
 
 
-def frame_corners(matrix: Float64Array, size_px: tuple[int, int]) -> Float64Array:
-    """Frame positions of the centers of a crop's corner pixels: `(4, 2)` float64 (x, y) in pixels.
-
-    Args:
-        matrix: `(2, 3)` frame → crop. size_px: width and height of the crop.
-    """
-    right, bottom = size_px[0] - 1, size_px[1] - 1
-    corners = np.array([(0, 0), (right, 0), (0, bottom), (right, bottom)], np.float64)
-    back = inverse(matrix)
-    return corners @ back[:, :2].T + back[:, 2]
-
-
 def frame_rectangle(
     matrix: Float64Array, size_px: tuple[int, int], frame_shape: tuple[int, ...], margin_px: int
 ) -> tuple[int, int, int, int]:
@@ -120,11 +112,13 @@ def frame_rectangle(
 
     Empty for a crop outside the frame.
     """
-    corners = frame_corners(matrix, size_px).T.tolist()
-    (left, right), (top, bottom) = (
-        (min(max(floor(min(along)) - margin_px, 0), end), min(max(ceil(max(along)) + 1 + margin_px, 0), end))
-        for along, end in zip(corners, frame_shape[1::-1], strict=True)
-    )
+    # The centers of the crop's corner pixels.
+    right, bottom = size_px[0] - 1, size_px[1] - 1
+    back = inverse(matrix)
+    corners = np.array([(0, 0), (right, 0), (0, bottom), (right, bottom)]) @ back[:, :2].T + back[:, 2]
+    low = np.floor(corners.min(axis=0)) - margin_px
+    high = np.ceil(corners.max(axis=0)) + 1 + margin_px
+    left, top, right, bottom = np.clip((*low, *high), 0, 2 * frame_shape[1::-1]).astype(int).tolist()
     return left, top, right, bottom
 
 
@@ -180,13 +174,5 @@ def _normalized(points: Float64Array) -> tuple[Float64Array, Float64Array, float
     center = points.mean(axis=0)
     spread = float((points - center).std(ddof=1))
     if not (np.isfinite(spread) and spread > 0):
-        problem = "they coincide or are not finite"
-        raise InputError(f"face points {points.tolist()} span no face: {problem}", usage=False)
+        raise InputError(f"face points {points.tolist()} coincide or are not finite", usage=False)
     return (points - center) / spread, center, spread
-
-
-def _rotation(source: Float64Array, target: Float64Array) -> Float64Array:
-    """The rotation `(2, 2)`, without reflection, that brings `source (n, 2)` closest to `target (n, 2)`."""
-    (xx, xy), (yx, yy) = (target.T @ source).tolist()
-    angle = atan2(yx - xy, xx + yy)
-    return np.array([[cos(angle), -sin(angle)], [sin(angle), cos(angle)]])

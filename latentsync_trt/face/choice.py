@@ -68,10 +68,9 @@ class Chooser:
         if self._choice.kind == "at":
             place = np.array([self._choice.x_px, self._choice.y_px], np.float32)
             faces = [one for one in faces if (one.face.box[:2] <= place).all() and (place <= one.face.box[2:]).all()]
-        side = {"left": -1, "right": 1}.get(self._choice.kind)
-        if side is None:
-            return max(faces, key=lambda one: area(one.face), default=None)
-        return max(faces, key=lambda one: side * float(one.face.box[0] + one.face.box[2]), default=None)
+        if side := {"left": -1, "right": 1}.get(self._choice.kind):
+            return max(faces, key=lambda one: side * float(one.face.box[0] + one.face.box[2]), default=None)
+        return max(faces, key=lambda one: area(one.face), default=None)
 
 
 class Runs:
@@ -87,14 +86,12 @@ class Runs:
 
         Unlike in training the points are not rounded to whole pixels: the mouth would jitter by as much.
         """
-        before, placed = self._runs, {}
-        self._runs = {}
+        before, self._runs, placed = self._runs, {}, {}
         for key, face in faces.items():
             number, bias = before.get(key, (self._next, None))
             self._next = max(self._next, number + 1)
             matrix, new_bias = align(face.points, bias, self._resolution_px)
-            self._runs[key] = number, new_bias
-            placed[key] = number, matrix
+            self._runs[key], placed[key] = (number, new_bias), (number, matrix)
         return placed
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from math import ceil, pi
+from math import ceil, inf, pi
 from pathlib import Path
 from typing import Self
 
@@ -21,7 +21,6 @@ from latentsync_trt.face.geometry import (
     overlap,
     region_around,
     region_of,
-    sigmoid,
     to_frame,
 )
 from latentsync_trt.runtime.sessions.session import Session, SessionSettings
@@ -31,8 +30,9 @@ _ASSETS = Path(__file__).resolve().parents[1] / "assets" / "face"
 
 _MESH = "face_mesh"
 
-LEAST_MESH_SCORE = 0.5
-MAX_FACES = 8
+_LEAST_LOGIT = 0.0
+"""Of a mesh: a probability of one half."""
+_MAX_FACES = 8
 """Most candidates that the mesh network examines per frame or tile, best first."""
 
 _CERTAIN_LOGIT = 14.0
@@ -101,7 +101,7 @@ class MediaPipeDetector:
 
     def _confirm(self, picture: Picture, candidates: Float32Array, known: Sequence[Face], faces: list[Face]) -> None:
         """Adds those of `candidates (n, 4, 2)` to `faces` that have a mesh and are not known."""
-        for points in candidates[:MAX_FACES]:
+        for points in candidates[:_MAX_FACES]:
             if any(_is_inside(points, face) for face in (*known, *faces)):
                 continue
             face = self._face_in(picture, region_of(points[:2].reshape(4), points[2], points[3]))
@@ -118,41 +118,35 @@ class MediaPipeDetector:
         return None if found is None else found[0][:, :2]
 
     def mesh_in(self, frame: Picture, region: Region) -> tuple[Float32Array, float] | None:
-        """The mesh `(468, 3)` float32 (x, y, depth in pixels) of the face in `region` and its score, or None."""
-        found, logit = self._mesh(frame, region)
-        score = _probability(logit)
-        return (found, score) if score >= LEAST_MESH_SCORE else None
+        """The mesh `(468, 3)` float32 (x, y, depth in pixels) of the face in `region` and its logit, or None."""
+        landmarks, logits = self._graphs[_MESH].run({"image": cut(frame, region)})
+        logit = float(logits.item())
+        return (to_frame(landmarks, region), logit) if logit >= _LEAST_LOGIT else None
 
     def _face_in(self, frame: Picture, region: Region) -> Face | None:
         """The face in or near `region`, which may be upside down there."""
-        found = self._converged(frame, region)
-        if found is None or found[1] < _CERTAIN_LOGIT:
-            turned = self._converged(frame, replace(region, angle=region.angle + pi))
-            if turned is not None and turned[1] >= _CERTAIN_LOGIT:
-                found = turned
-        return None if found is None else found[0]
+        face, logit = self._converged(frame, region)
+        if face is None or logit < _CERTAIN_LOGIT:
+            turned, logit = self._converged(frame, replace(region, angle=region.angle + pi))
+            face = turned if turned is not None and logit >= _CERTAIN_LOGIT else face
+        return face
 
-    def _converged(self, frame: Picture, region: Region) -> tuple[Face, float] | None:
-        """The face in or near `region` and the logit of its score.
+    def _converged(self, frame: Picture, region: Region) -> tuple[Face | None, float]:
+        """The face in or near `region`, if there is one, and the logit of its score.
 
         The mesh runs again on the region of its own result until that stops moving; before, its
         points lie beside the face although the score is 1.
         """
         for _ in range(_MAX_MESH_RUNS):
-            mesh, logit = self._mesh(frame, region)
-            score = _probability(logit)
-            if score < LEAST_MESH_SCORE:
-                return None
-            face = face_of(mesh, score)
+            found = self.mesh_in(frame, region)
+            if found is None:
+                break
+            face = face_of(*found)
             own = region_around(face)
             if converged(region, own):
-                return face, logit
+                return face, found[1]
             region = own
-        return None
-
-    def _mesh(self, frame: Picture, region: Region) -> tuple[Float32Array, float]:
-        landmarks, logit = self._graphs[_MESH].run({"image": cut(frame, region)})
-        return to_frame(landmarks, region), float(logit.item())
+        return None, -inf
 
     def _candidates(self, frame: UInt8Array, model: BlazeModel) -> Float32Array:
         """Detections as `decode` returns them, in frame pixels."""
@@ -167,10 +161,6 @@ class MediaPipeDetector:
         boxes, scores = self._graphs[model.name].run({"image": image})
         offset = np.array([left, top], np.float32) / model.side_px
         return (decode(model, boxes[0], scores[0, :, 0]) - offset) * side
-
-
-def _probability(logit: float) -> float:
-    return float(sigmoid(np.array([logit], np.float32))[0])
 
 
 def _is_inside(points: Float32Array, face: Face) -> bool:

@@ -12,7 +12,7 @@ import cv2
 import numpy as np
 
 from latentsync_trt.errors import InputError
-from latentsync_trt.types import Face, Float32Array, Float64Array, Picture, UInt8Array
+from latentsync_trt.types import Face, Float32Array, Float64Array, Picture
 
 _SAME_FACE_IOU = 0.3
 _LOGIT_LIMIT = 80.0
@@ -58,13 +58,12 @@ FULL_RANGE = BlazeModel("blaze_full", 192, ((4, 1),), 0.6)
 
 
 @lru_cache(maxsize=2)
-def anchors(model: BlazeModel) -> Float32Array:
+def _anchors(model: BlazeModel) -> Float32Array:
     """Centers of the anchors, as fractions of the square input: float32 `(n, 2)`, row by row."""
     grids = []
     for stride, count in model.grids:
         side = model.side_px // stride
-        centers = (np.arange(side) + 0.5) / side
-        x, y = np.meshgrid(centers, centers)
+        y, x = (np.mgrid[0:side, 0:side] + 0.5) / side
         grids.append(np.repeat(np.stack([x, y], axis=-1).reshape(-1, 2), count, axis=0))
     return np.concatenate(grids).astype(np.float32)
 
@@ -81,15 +80,16 @@ def decode(model: BlazeModel, boxes: Float32Array, scores: Float32Array) -> Floa
     found = np.flatnonzero(probabilities >= model.least_score)
     found = found[np.argsort(-probabilities[found], kind="stable")]
     points = boxes[found].reshape(len(found), 2 + _KEYPOINTS, 2) / np.float32(model.side_px)
-    middle = anchors(model)[found]
+    middle = _anchors(model)[found]
     center, half = points[:, 0] + middle, points[:, 1] / 2
     left_eye, right_eye = points[:, 2] + middle, points[:, 3] + middle
     return _merged(probabilities[found], np.stack([center - half, center + half, left_eye, right_eye], axis=1))
 
 
-def sigmoid(logits: Float32Array) -> Float32Array:
+def sigmoid(logits: Float32Array | float) -> Float32Array:
     """Probabilities in [0, 1]."""
-    return (1 / (1 + np.exp(-np.clip(logits, -_LOGIT_LIMIT, _LOGIT_LIMIT, dtype=np.float64)))).astype(np.float32)
+    limited = np.clip(np.asarray(logits, np.float64), -_LOGIT_LIMIT, _LOGIT_LIMIT)
+    return np.asarray(1 / (1 + np.exp(-limited)), np.float32)
 
 
 def _merged(scores: Float32Array, faces: Float32Array) -> Float32Array:
@@ -160,7 +160,13 @@ def converged(seen: Region, own: Region) -> bool:
 
 def cut(frame: Picture, region: Region) -> Float32Array:
     """The region as the network's input: float32 `(1, 3, 192, 192)` in [0, 1], black outside the frame."""
-    part, matrix = _around(frame, region)
+    # Half the diagonal plus a margin, which contains the neighbors of bilinear samples even for small squares.
+    reach = max(0.75 * region.side_px, 0.71 * region.side_px + 3)
+    left, top, right, bottom = (
+        int(max(center + end, 0)) for end in (-reach, reach) for center in (region.x_px, region.y_px)
+    )
+    part, matrix = frame[top:bottom, left:right], region.to_frame()
+    matrix[:, 2] -= left, top
     if 0 in part.shape:
         return np.zeros((1, 3, SIDE_PX, SIDE_PX), np.float32)
     shrink = int(region.side_px // SIDE_PX)
@@ -175,18 +181,6 @@ def cut(frame: Picture, region: Region) -> Float32Array:
     return np.ascontiguousarray(image.transpose(2, 0, 1)[None], np.float32) / np.float32(255)
 
 
-def _around(frame: Picture, region: Region) -> tuple[UInt8Array, Float64Array]:
-    """The part of the frame around the region, perhaps empty, and `Region.to_frame` relative to that part."""
-    # Half the diagonal plus a margin, which contains the neighbors of bilinear samples even for small squares.
-    reach = max(0.75 * region.side_px, 0.71 * region.side_px + 3)
-    left, top, right, bottom = (
-        int(max(center + end, 0)) for end in (-reach, reach) for center in (region.x_px, region.y_px)
-    )
-    matrix = region.to_frame()
-    matrix[:, 2] -= left, top
-    return frame[top:bottom, left:right], matrix
-
-
 def to_frame(landmarks: Float32Array, region: Region) -> Float32Array:
     """The network's `(1, 1404, 1, 1)` output as the mesh `(468, 3)` float32: x, y, depth in frame pixels."""
     mesh = landmarks.reshape(POINTS, 3).astype(np.float64)
@@ -198,12 +192,12 @@ def to_frame(landmarks: Float32Array, region: Region) -> Float32Array:
     return np.concatenate([planar, depth], axis=1).astype(np.float32)
 
 
-def face_of(mesh: Float32Array, score: float) -> Face:
-    """Box and the three alignment points of a mesh `(468, 3)` in frame pixels."""
+def face_of(mesh: Float32Array, logit: float) -> Face:
+    """Box and the three alignment points of a mesh `(468, 3)` in frame pixels; `logit`: of its score."""
     planar = mesh[:, :2]
     box = np.concatenate([planar.min(axis=0), planar.max(axis=0)])
     points = np.stack([planar[group].mean(axis=0) for group in (_LEFT_BROW, _RIGHT_BROW, _NOSE)])
-    return Face(box.astype(np.float32), points.astype(np.float32), score, planar)
+    return Face(box.astype(np.float32), points.astype(np.float32), float(sigmoid(logit)), planar)
 
 
 def area(face: Face) -> float:
@@ -211,14 +205,15 @@ def area(face: Face) -> float:
     return float(np.prod(face.box[2:] - face.box[:2]))
 
 
-def usable(face: Face) -> bool:
-    """Whether a face, in square pixels, is large, frontal and upright enough to be aligned."""
-    return _is_large(face) and abs(roll_deg(face)) <= MOST_ROLL_DEG
+def usable(face: Face, *, turned: bool = False) -> bool:
+    """Whether a face, in square pixels, is large, frontal and upright enough to be aligned.
 
-
-def is_turned(face: Face) -> bool:
-    """Whether a face could be aligned but lies on its side or is upside down."""
-    return _is_large(face) and abs(roll_deg(face)) > MOST_ROLL_DEG
+    `turned`: whether it would be, but lies on its side or is upside down.
+    """
+    width, height = (face.box[2:] - face.box[:2]).tolist()
+    is_large = width >= LEAST_WIDTH_PX and height >= LEAST_HEIGHT_PX
+    is_whole = is_large and LEAST_ASPECT <= width / height <= MOST_ASPECT and bool(np.isfinite(face.points).all())
+    return is_whole and (abs(roll_deg(face)) > MOST_ROLL_DEG) is turned
 
 
 def turn(points: Float32Array | Float64Array) -> Float64Array:
@@ -236,12 +231,6 @@ def roll_deg(face: Face) -> float:
     """Rotation of a face in the picture, clockwise, −180 to 180: the direction from the left brow to the right one."""
     (left_x, left_y), (right_x, right_y) = face.points[:2].tolist()
     return degrees(atan2(right_y - left_y, right_x - left_x))
-
-
-def _is_large(face: Face) -> bool:
-    width, height = (face.box[2:] - face.box[:2]).tolist()
-    large = width >= LEAST_WIDTH_PX and height >= LEAST_HEIGHT_PX
-    return bool(large and LEAST_ASPECT <= width / height <= MOST_ASPECT and np.isfinite(face.points).all())
 
 
 def checked(found: object, source: object, method: str = "detect") -> list[Face]:
@@ -263,8 +252,7 @@ def _is_well_formed(face: Face) -> bool:
     if face.landmarks is not None:
         arrays.append((face.landmarks, (max(1, len(face.landmarks)), 2)))
     for array, shape in arrays:
-        if not (isinstance(array, np.ndarray) and array.dtype.kind in "fiu" and array.shape == shape):
-            return False
-        if not np.isfinite(array).all():
+        is_array = isinstance(array, np.ndarray) and array.dtype.kind in "fiu"
+        if not (is_array and array.shape == shape and np.isfinite(array).all()):
             return False
     return bool((face.box[:2] <= face.box[2:]).all())

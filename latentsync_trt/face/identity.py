@@ -10,8 +10,7 @@ mean, so that brightness and a tint of the light do not count. Measured on six p
 pictures: pictures of one person are up to 0.35 apart (95 %), of two people 0.44 or more.
 """
 
-from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -20,13 +19,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latentsync_trt.face.geometry import SIDE_PX, cut, overlap, region_around
-from latentsync_trt.types import Face, Float32Array, Float64Array, Picture, UInt8Array
+from latentsync_trt.types import Face, Float32Array, Picture, UInt8Array
 
 _LEAST_SHAPE_CHANGE, _LEAST_FACE_CHANGE = 0.04, 0.4
 """Both needed. Measured: cuts begin at 0.057 and 0.45. Within a shot fast heads reach 0.13 and 0.28, and moving light
 0.08 and 0.73; both limits together are reached only at 4 pictures per second, and by captions on the face."""
 
-_GRADUAL_FRAMES, _GRADUAL_FACTOR = 12, 1.4
+MOST_COMPARED, _GRADUAL_FACTOR = 12, 1.4
 """A dissolve of half a second, and pictures blended by a conversion between frame rates, change little at a time.
 Over half a second heads turn, too, so both limits are higher, and the scene must change as well."""
 _LEAST_SCENE_CHANGE = 0.5
@@ -75,25 +74,12 @@ class Surroundings:
     shape: NDArray[np.complex128] | None
 
 
-class CutDetector:
-    """Compares the frames of one shot as they come; not thread-safe."""
-
-    def __init__(self) -> None:
-        self._frames: deque[Surroundings] = deque(maxlen=_GRADUAL_FRAMES)
-
-    def restart(self, now: Surroundings) -> None:
-        """Begins a shot with its first frame."""
-        self._frames.clear()
-        self._frames.append(now)
-
-    def compare(self, now: Surroundings) -> Change:
-        """Compares the next frame with those of the shot, at least one, and adds it to them."""
-        oldest, last = self._frames[0], self._frames[-1]
-        self._frames.append(now)
-        elsewhere = is_elsewhere(oldest.scene, now.scene)
-        if _is_another(last, now) or (elsewhere and _is_another(oldest, now, _GRADUAL_FACTOR)):
-            return "scene" if elsewhere else "face"
-        return "none"
+def change(shot: Sequence[Surroundings], now: Surroundings) -> Change:
+    """Compares a frame with the last `MOST_COMPARED` before it in its shot, at least one."""
+    elsewhere = is_elsewhere(shot[0].scene, now.scene)
+    if _is_another(shot[-1], now) or (elsewhere and _is_another(shot[0], now, _GRADUAL_FACTOR)):
+        return "scene" if elsewhere else "face"
+    return "none"
 
 
 def scene_of(luma: UInt8Array) -> Float32Array:
@@ -103,7 +89,7 @@ def scene_of(luma: UInt8Array) -> Float32Array:
 
 def is_elsewhere(before: Float32Array, now: Float32Array) -> bool:
     """Whether two scenes are so unlike that they are different shots, if no face says otherwise."""
-    return unlikeness(before, now) >= _LEAST_SCENE_CHANGE
+    return _unlikeness(before, now) >= _LEAST_SCENE_CHANGE
 
 
 def surroundings(luma: UInt8Array, face: Face, picture_shape: tuple[int, ...], scene: Float32Array) -> Surroundings:
@@ -120,7 +106,12 @@ def surroundings(luma: UInt8Array, face: Face, picture_shape: tuple[int, ...], s
     matrix[:, 2:] += (scale - 1) / 2
     flags = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
     around = cv2.warpAffine(luma, matrix, (_SAMPLES, _SAMPLES), flags=flags, borderMode=cv2.BORDER_REPLICATE)
-    shape = None if face.landmarks is None else _normalized(face.landmarks)
+    if face.landmarks is None:
+        return Surroundings(scene, _averaged(around), None)
+    shape: NDArray[np.complex128] = face.landmarks[:, 0] + 1j * face.landmarks[:, 1].astype(np.float64)
+    shape -= shape.mean()
+    size = float(np.sqrt((np.abs(shape) ** 2).mean()))
+    shape /= max(size, float(np.finfo(np.float32).tiny))
     return Surroundings(scene, _averaged(around), shape)
 
 
@@ -131,15 +122,7 @@ def luma_of(picture: Picture) -> UInt8Array:
     return np.asarray(cv2.cvtColor(np.ascontiguousarray(rgb[::step, ::step]), cv2.COLOR_RGB2GRAY), np.uint8)
 
 
-def shape_change(before: Surroundings, now: Surroundings) -> float:
-    """Root-mean-square distance of the landmarks after the best similarity transform, 0 to 1; 1 if unknown."""
-    if before.shape is None or now.shape is None or before.shape.shape != now.shape.shape:
-        return 1.0
-    likeness = abs(complex((before.shape.conj() * now.shape).mean()))
-    return max(0.0, 1.0 - likeness**2) ** 0.5
-
-
-def unlikeness(before: Float32Array, now: Float32Array) -> float:
+def _unlikeness(before: Float32Array, now: Float32Array) -> float:
     """1 − correlation of two pictures, so that brightness and contrast do not count; 0 if one is flat."""
     a, b = before - before.mean(), now - now.mean()
     contrast = float(np.sqrt((a * a).mean() * (b * b).mean()))
@@ -147,23 +130,18 @@ def unlikeness(before: Float32Array, now: Float32Array) -> float:
 
 
 def _is_another(before: Surroundings, now: Surroundings, factor: float = 1.0) -> bool:
-    return (
-        shape_change(before, now) >= factor * _LEAST_SHAPE_CHANGE
-        and unlikeness(before.face, now.face) >= factor * _LEAST_FACE_CHANGE
-    )
+    # Root-mean-square distance of the landmarks after the best similarity transform, 0 to 1; 1 if unknown.
+    shape_change = 1.0
+    if before.shape is not None and now.shape is not None and before.shape.shape == now.shape.shape:
+        likeness = abs(complex((before.shape.conj() * now.shape).mean()))
+        shape_change = max(0.0, 1.0 - likeness**2) ** 0.5
+    is_changed = shape_change >= factor * _LEAST_SHAPE_CHANGE
+    return is_changed and _unlikeness(before.face, now.face) >= factor * _LEAST_FACE_CHANGE
 
 
 def _averaged(samples: NDArray[np.generic]) -> Float32Array:
     grid = samples.reshape(_CELLS, _SAMPLES_PER_CELL, _CELLS, _SAMPLES_PER_CELL)
     return np.asarray(grid.mean(axis=(1, 3), dtype=np.float32), np.float32)
-
-
-def _normalized(landmarks: Float32Array) -> NDArray[np.complex128]:
-    points: Float64Array = landmarks.astype(np.float64)
-    shape = points[:, 0] + 1j * points[:, 1]
-    shape -= shape.mean()
-    size = float(np.sqrt((np.abs(shape) ** 2).mean()))
-    return np.asarray(shape / max(size, float(np.finfo(np.float32).tiny)), np.complex128)
 
 
 def look_of(picture: Picture, face: Face) -> Float32Array | None:

@@ -10,7 +10,6 @@ import json
 from bisect import bisect_left
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
-from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Literal
@@ -57,13 +56,8 @@ class FaceSpan:
     person: int
     rows: Float64Array
 
-    def face(self, row: int) -> Face:
-        """The face in one row."""
-        values = self.rows[row].astype(np.float32)
-        return Face(values[1:5], values[5:].reshape(3, 2))
 
-
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class Tracks:
     """Who is seen where and when in a clip. `shots_s`: when its shots begin. `spans`: by their first time."""
 
@@ -79,19 +73,14 @@ class Tracks:
     def at(self, source_s: Fraction) -> FrameFaces:
         """The faces in the picture at a time of the source; `TrackedDetection.track_id` is the number of the span."""
         earliest_s, latest_s = float(source_s) - _SAME_TIME_S, float(source_s) + _SAME_TIME_S
-        starts_s, ends_s = self._times_s
         faces = []
-        for number in np.flatnonzero((starts_s <= latest_s) & (ends_s >= earliest_s)).tolist():
-            span = self.spans[number]
+        for number, span in enumerate(self.spans):
             row = int(np.searchsorted(span.rows[:, 0], earliest_s))
-            if span.rows[row, 0] <= latest_s:
-                faces.append(TrackedDetection(number, span.person, span.face(row)))
+            if row < len(span.rows) and span.rows[row, 0] <= latest_s:
+                values = span.rows[row].astype(np.float32)
+                face = Face(values[1:5], values[5:].reshape(3, 2))
+                faces.append(TrackedDetection(number, span.person, face))
         return FrameFaces(bisect_left(self.shots_s, latest_s) - 1, tuple(faces))
-
-    @cached_property
-    def _times_s(self) -> Float64Array:
-        """`(2, n)`: when each span begins and ends."""
-        return np.array([(span.rows[0, 0], span.rows[-1, 0]) for span in self.spans]).reshape(-1, 2).T
 
     def check_clip(self, clip: ClipMark, path: Path) -> None:
         """Raises `InputError` unless these are the tracks of `clip`, whose `frames` and `name` do not count."""
@@ -122,10 +111,22 @@ class _File:
 
 
 def save_tracks(tracks: Tracks, path: Path) -> Path:
-    """Writes `path`, and returns it; raises OSError if it cannot be written."""
+    """Writes `path`, with a line for each frame, and returns it; raises OSError if it cannot be written."""
+    head = json.dumps({"format": _FORMAT, "clip": asdict(tracks.clip), "shots_s": list(tracks.shots_s)})
+    people = []
+    for person in tracks.people:
+        spans = ",\n".join(_span_text(span.rows) for span in tracks.spans if span.person == person)
+        people.append(f'{{"person": {person}, "spans": [\n{spans}\n]}}')
     with whole_file(path) as part:
-        part.write_bytes(_text(tracks).encode())
+        part.write_text(f'{head[:-1]},\n"people": [\n{",".join(people)}\n]}}\n', "utf-8", newline="\n")
     return path
+
+
+def _span_text(rows: Float64Array) -> str:
+    """Its coordinates are the shortest numbers that are the same in float32, so alignment is the same."""
+    frames = [[round(float(row[0]), 6), *map(float, map(str, row[1:].astype(np.float32)))] for row in rows]
+    text = json.dumps({"from_s": frames[0][0], "to_s": frames[-1][0], "frames": frames})
+    return text.replace("[[", "[\n[").replace("], [", "],\n[")
 
 
 def read_tracks(path: Path) -> Tracks:
@@ -140,24 +141,20 @@ def read_tracks(path: Path) -> Tracks:
         raise InputError(f"{path}: {error.strerror or error}; write it with latentsync-trt faces") from error
     file = from_json(_File, data, path, InputError)
     try:
-        return _checked(file)
+        return Tracks(file.clip, file.shots_s, _spans(file))
     except ValueError as error:
         raise InputError(f"{path}: {error}") from error
 
 
-def _checked(file: _File) -> Tracks:
-    """Raises ValueError that begins with the place in the file."""
+def _spans(file: _File) -> tuple[FaceSpan, ...]:
+    """Raises `ValueError` that begins with the place in the file."""
     if any(earlier >= later for earlier, later in pairwise(file.shots_s)):
         raise ValueError("shots_s: the times do not ascend")
     named: list[tuple[str, FaceSpan]] = []
     for place, person in enumerate(file.people):
         for number, span in enumerate(person.spans):
             where = f"people[{place}].spans[{number}]"
-            rows = _rows(span, where)
-            rows = rows[(rows[:, 0] >= span.from_s - _SAME_TIME_S) & (rows[:, 0] <= span.to_s + _SAME_TIME_S)]
-            if not len(rows):
-                raise ValueError(f"{where}: has no frame between from_s and to_s")
-            named.append((where, FaceSpan(person.person, rows)))
+            named.append((where, FaceSpan(person.person, _rows(span, where))))
     if not named:
         raise ValueError("people: nobody is left")
     named.sort(key=lambda one: float(one[1].rows[0, 0]))
@@ -167,10 +164,11 @@ def _checked(file: _File) -> Tracks:
         if start_s <= ends_s.get(used.person, -np.inf):
             raise ValueError(f"{where}: person {used.person} is at two places after {start_s:.2f} s")
         ends_s[used.person] = float(used.rows[-1, 0])
-    return Tracks(file.clip, file.shots_s, tuple(used for _, used in named))
+    return tuple(used for _, used in named)
 
 
 def _rows(span: _Span, where: str) -> Float64Array:
+    """The rows between `from_s` and `to_s`, at least one."""
     rows = np.array(span.frames, np.float64).reshape(-1, COLUMNS)
     for problem, wrong in (
         ("the box is not left, top, right, bottom", (rows[:, 3:5] < rows[:, 1:3]).any(axis=1)),
@@ -179,21 +177,7 @@ def _rows(span: _Span, where: str) -> Float64Array:
     ):
         if wrong.any():
             raise ValueError(f"{where}.frames[{int(wrong.argmax())}]: {problem}")
+    rows = rows[(rows[:, 0] >= span.from_s - _SAME_TIME_S) & (rows[:, 0] <= span.to_s + _SAME_TIME_S)]
+    if not len(rows):
+        raise ValueError(f"{where}: has no frame between from_s and to_s")
     return rows
-
-
-def _text(tracks: Tracks) -> str:
-    """JSON with a line for each frame."""
-    head = json.dumps({"format": _FORMAT, "clip": asdict(tracks.clip), "shots_s": list(tracks.shots_s)})
-    people = []
-    for person in tracks.people:
-        spans = ",\n".join(_span_text(span) for span in tracks.spans if span.person == person)
-        people.append(f'{{"person": {person}, "spans": [\n{spans}\n]}}')
-    return f'{head[:-1]},\n"people": [\n{",".join(people)}\n]}}\n'
-
-
-def _span_text(span: FaceSpan) -> str:
-    """Its coordinates are the shortest numbers that are the same in float32, so alignment is the same."""
-    rows = [[round(float(row[0]), 6), *map(float, map(str, row[1:].astype(np.float32)))] for row in span.rows]
-    text = json.dumps({"from_s": rows[0][0], "to_s": rows[-1][0], "frames": rows})
-    return text.replace("[[", "[\n[").replace("], [", "],\n[")

@@ -1,26 +1,20 @@
-"""Follows all faces of a video from frame to frame, and tells who each is."""
+"""Follows all faces of a video from frame to frame, tells who each is, and bridges short gaps."""
 
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from typing import Protocol, runtime_checkable
+from functools import cache, partial
+from typing import Generic, TypeVar
 
 import numpy as np
 
 from latentsync_trt.config import MODEL_FPS
-from latentsync_trt.face.geometry import area, checked, is_turned, overlap, turn, usable
-from latentsync_trt.face.identity import (
-    Change,
-    CutDetector,
-    People,
-    Surroundings,
-    is_elsewhere,
-    look_of,
-    luma_of,
-    scene_of,
-    surroundings,
-)
+from latentsync_trt.face import identity
+from latentsync_trt.face.geometry import area, checked, overlap, turn, usable
 from latentsync_trt.types import Face, FaceDetector, Float32Array, Picture, UInt8Array
+
+T = TypeVar("T")
 
 _CONTINUES_IOU = 0.3
 """Least overlap with the box of the previous frame."""
@@ -37,28 +31,8 @@ _MOTION = 0.5
 the mesh must run again more often."""
 _MOST_TURN = 0.5
 """A face that looks farther aside is about to be lost."""
-
-
-@runtime_checkable
-class FollowingDetector(FaceDetector, Protocol):
-    """A detector that can also search near the previous position, which is faster and steadier than detection."""
-
-    def follow(self, frame: Picture, previous: Face) -> Face | None:
-        """The face near its position in the previous frame, or None."""
-        ...
-
-
-@runtime_checkable
-class SearchingDetector(FollowingDetector, Protocol):
-    """A detector that finds new faces without converting the whole picture."""
-
-    def search(self, picture: Picture, overview: UInt8Array, known: Sequence[Face], *, small: bool) -> list[Face]:
-        """Faces in `picture` other than those `known`.
-
-        Args:
-            overview: all of the picture at a smaller size. small: whether to look for small faces, which takes longer.
-        """
-        ...
+_COVERED_IOU = 0.1
+"""A bridged face that overlaps another face more is behind it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -84,7 +58,7 @@ class _Track:
     track_id: int
     person: int
     face: Face
-    cuts: CutDetector = field(default_factory=CutDetector)
+    shot: deque[identity.Surroundings] = field(default_factory=lambda: deque(maxlen=identity.MOST_COMPARED))
     before: Face | None = None
     lost_s: Fraction | None = None
 
@@ -97,23 +71,16 @@ class _Track:
 
 
 class _View:
-    """One frame; looks of faces are computed where they are needed."""
+    """One frame. `look`: of a face in it, see `look_of`, computed where it is needed."""
 
     def __init__(self, picture: Picture, luma: UInt8Array | None, overview: Callable[[], UInt8Array] | None) -> None:
         self.picture, self.overview = picture, overview or (lambda: np.asarray(picture))
-        self._luma = luma_of(picture) if luma is None else luma
-        self.scene = scene_of(self._luma)
-        self._looks: dict[Face, Float32Array | None] = {}
+        self._luma = identity.luma_of(picture) if luma is None else luma
+        self.scene = identity.scene_of(self._luma)
+        self.look = cache(partial(identity.look_of, picture))
 
-    def look(self, face: Face) -> Float32Array | None:
-        """As `look_of`."""
-        if face not in self._looks:
-            self._looks[face] = look_of(self.picture, face)
-        return self._looks[face]
-
-    def around(self, face: Face) -> Surroundings:
-        """What the cut detector compares."""
-        return surroundings(self._luma, face, self.picture.shape, self.scene)
+    def around(self, face: Face) -> identity.Surroundings:
+        return identity.surroundings(self._luma, face, self.picture.shape, self.scene)
 
 
 class FaceTracker:
@@ -124,13 +91,17 @@ class FaceTracker:
     without a usable face that show one on its side or upside down.
 
     Args:
+        detector: one with a method `follow`, as that of `MediaPipeDetector`, also follows faces from frame to frame,
+            which is faster and steadier than detection; one that also has `search` finds new faces without
+            converting the whole picture.
         small: whether each search looks for small faces, too; else only those do that have no other face to follow.
     """
 
     def __init__(self, detector: FaceDetector, *, small: bool = False) -> None:
         self._detector, self._small = detector, small
-        self._follower = detector if isinstance(detector, FollowingDetector) else None
-        self._people = People()
+        self._follow: Callable[[Picture, Face], Face | None] | None = getattr(detector, "follow", None)
+        self._search: Callable[..., list[Face]] | None = self._follow and getattr(detector, "search", None)
+        self._people = identity.People()
         self._tracks: list[_Track] = []
         self._next_id, self._shot, self.now_s = 0, -1, Fraction(0)
         self._searched_s = self._searched_small_s = -HALF_S
@@ -161,9 +132,9 @@ class FaceTracker:
         self.now_s = self.now_s + Fraction(1, MODEL_FPS) if time_s is None else time_s
         self._tracks = [one for one in self._tracks if one.lost_s is None or self.now_s - one.lost_s <= HALF_S]
         live = [track for track in self._tracks if track.lost_s is None]
-        found = None if self._follower is not None else self._usable(view, ())
+        found = self._usable(view, ()) if self._follow is None else None
         kept, changes = self._continued(view, live, found)
-        elsewhere = self._scene is None or is_elsewhere(self._scene, view.scene)
+        elsewhere = self._scene is None or identity.is_elsewhere(self._scene, view.scene)
         is_cut = sum((elsewhere, "scene" in changes, not kept)) >= 2
         if is_cut:  # a face that is like one before and at its place is a coincidence
             self._begin_shot()
@@ -194,7 +165,7 @@ class FaceTracker:
 
     def is_seen(self, picture: Picture, face: Face, person: int) -> bool:
         """Whether the picture looks like `person` at the place of `face`, so nothing covers it."""
-        return self._people.is_likely(person, face, look_of(picture, face))
+        return self._people.is_likely(person, face, identity.look_of(picture, face))
 
     def _begin_shot(self) -> None:
         self._shot += 1
@@ -202,12 +173,14 @@ class FaceTracker:
 
     def _continued(
         self, view: _View, live: list[_Track], found: list[Face] | None
-    ) -> tuple[list[_Track], list[Change]]:
+    ) -> tuple[list[_Track], list[identity.Change]]:
         """The tracks that go on, moved to their new places, and what ended others of which something is seen."""
         kept: list[_Track] = []
-        changes: list[Change] = []
+        changes: list[identity.Change] = []
         for track, face in self._at_their_places(view, live, found):
-            change = track.cuts.compare(view.around(face))
+            around = view.around(face)
+            change = identity.change(track.shot, around)
+            track.shot.append(around)
             if change == "none":
                 track.before, track.face = track.face, face
                 kept.append(track)
@@ -241,27 +214,26 @@ class FaceTracker:
 
     def _near(self, picture: Picture, expected: Face, last: Face) -> Face | None:
         """The usable face near the place of `expected` that continues `last`."""
-        found = None if self._follower is None else self._follower.follow(picture, expected)
+        found = None if self._follow is None else self._follow(picture, expected)
         if found is None:
             return None
-        (face,) = checked([found], self._follower, "follow")
+        (face,) = checked([found], self._detector, "follow")
         return face if usable(face) and overlap(last, [face]) >= _CONTINUES_IOU else None
 
     def _usable(self, view: _View, known: Sequence[Face], *, small: bool = False) -> list[Face]:
         """Usable faces of a search, largest first; `small`: look for small ones, too, if that was not just done."""
         self._searched_s = self.now_s
-        if isinstance(self._detector, SearchingDetector):
+        if self._search is None:
+            faces = checked(self._detector.detect(np.asarray(view.picture)), self._detector)
+        else:
             is_recent = self._scene is not None and self.now_s - self._searched_small_s < HALF_S
             small = (small or self._small) and not is_recent
             if small:
                 self._searched_small_s = self.now_s
-            found = self._detector.search(view.picture, view.overview(), known, small=small)
-            faces = checked(found, self._detector, "search")
-        else:
-            faces = checked(self._detector.detect(np.asarray(view.picture)), self._detector)
+            faces = checked(self._search(view.picture, view.overview(), known, small=small), self._detector, "search")
         fine = [face for face in faces if usable(face) and overlap(face, known) <= _SAME_FACE_IOU]
         if not fine and not known:
-            if any(map(is_turned, faces)):
+            if any(usable(face, turned=True) for face in faces):
                 self._why_none = "on its side"
             elif faces:
                 self._why_none = "too small"
@@ -280,7 +252,8 @@ class FaceTracker:
             if track is None:
                 continue
             track.face, track.lost_s = face, None
-            track.cuts.restart(view.around(face))
+            track.shot.clear()
+            track.shot.append(view.around(face))
             self._in_shot.add(track.person)
             self._people.learn(track.person, face, view.look(face))
             kept.append(track)
@@ -323,3 +296,82 @@ def _moved(last: Face, face: Face) -> float:
     """Distance between the centers, in the longer side of the last box."""
     shift = (face.box[:2] + face.box[2:] - last.box[:2] - last.box[2:]) / 2
     return float(np.hypot(*shift) / max(float((last.box[2:] - last.box[:2]).max()), 1.0))
+
+
+@dataclass(slots=True, eq=False)
+class _Held(Generic[T]):
+    item: T
+    time_s: Fraction
+    picture: Picture
+    seen: FrameFaces
+    faces: dict[int, TrackedDetection]
+
+    def add(self, found: TrackedDetection) -> bool:
+        """Adds a face unless it is behind another."""
+        if overlap(found.face, [other.face for other in self.faces.values()]) > _COVERED_IOU:
+            return False
+        self.faces[found.track_id] = found
+        return True
+
+
+class LookAhead(Generic[T]):
+    """Gives each frame back with its faces, after at most half a second of others.
+
+    Where a track has a gap, its face is interpolated, unless the picture there does not look like it. A face that was
+    found by a search, which runs every half second only, is followed back to where it appears.
+    """
+
+    def __init__(self, tracker: FaceTracker) -> None:
+        self._tracker = tracker
+        self._held: deque[_Held[T]] = deque()
+
+    def push(self, item: T, time_s: Fraction, picture: Picture, seen: FrameFaces) -> list[tuple[T, FrameFaces]]:
+        """Adds the next frame; returns those that need not wait any longer."""
+        now = _Held(item, time_s, picture, seen, {})
+        for sighting in seen.faces:
+            gap: list[_Held[T]] = []
+            for held in reversed(self._held):
+                if sighting.track_id in held.faces:
+                    self._bridge(held, gap, now, sighting)
+                    break
+                gap.append(held)
+            else:
+                self._follow_back(sighting, [held for held in gap if held.seen.shot == seen.shot])
+            now.faces[sighting.track_id] = sighting
+        self._held.append(now)
+        return self.finish(before_s=time_s - HALF_S)
+
+    def finish(self, before_s: Fraction | None = None) -> list[tuple[T, FrameFaces]]:
+        """All frames that still wait, or those before a time."""
+        left = []
+        while self._held and (before_s is None or self._held[0].time_s < before_s):
+            held = self._held.popleft()
+            left.append((held.item, replace(held.seen, faces=tuple(held.faces.values()))))
+        return left
+
+    def _bridge(self, last: _Held[T], gap: Sequence[_Held[T]], now: _Held[T], after: TrackedDetection) -> None:
+        before = last.faces[after.track_id]
+        for held in gap:
+            face = _between(before.face, after.face, float((held.time_s - last.time_s) / (now.time_s - last.time_s)))
+            if self._tracker.is_seen(held.picture, face, after.person):
+                held.add(replace(after, face=face))
+
+    def _follow_back(self, sighting: TrackedDetection, earlier: Sequence[_Held[T]]) -> None:
+        for held in earlier:
+            found = self._tracker.near(held.picture, sighting)
+            if found is None or not held.add(found):
+                return
+            sighting = found
+
+
+def _between(one: Face, other: Face, part: float) -> Face:
+    """The face at `part` of the way from one to the other."""
+
+    def mixed(a: Float32Array, b: Float32Array) -> Float32Array:
+        return np.asarray((1 - part) * a + part * b, np.float32)
+
+    landmarks = None
+    if one.landmarks is not None and other.landmarks is not None:
+        landmarks = mixed(one.landmarks, other.landmarks)
+    score = (1 - part) * one.score + part * other.score
+    return Face(mixed(one.box, other.box), mixed(one.points, other.points), score, landmarks)

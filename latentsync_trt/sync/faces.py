@@ -17,9 +17,8 @@ from latentsync_trt.face.align import composed, crop, inverse, moved_face, squar
 from latentsync_trt.face.choice import LARGEST, Chooser, Runs, check_people, speakers_of
 from latentsync_trt.face.geometry import LEAST_HEIGHT_PX, LEAST_WIDTH_PX
 from latentsync_trt.face.identity import luma_of
-from latentsync_trt.face.lookahead import LookAhead
 from latentsync_trt.face.track_file import Tracks
-from latentsync_trt.face.tracker import FaceTracker, FrameFaces
+from latentsync_trt.face.tracker import FaceTracker, FrameFaces, LookAhead
 from latentsync_trt.media.pictures import LazyRgb
 from latentsync_trt.sync.jobs import FrameJob, Target
 from latentsync_trt.sync.threads import StageClock
