@@ -1,8 +1,13 @@
 """The HTTP service, over real HTTP, with workers that pretend."""
 
+import errno
 import json
+import os
+import re
+import select
 import socket
 from collections.abc import Iterator
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +18,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from latentsync_trt.batch.ledger import Ledger
 from latentsync_trt.batch.tasks import Started, TaskError
-from latentsync_trt.errors import LatentSyncError, OutputError
-from latentsync_trt.serve import app
+from latentsync_trt.errors import OutputError
+from latentsync_trt.serve import app, service
 from tests.clips import write_face, write_sound
 from tests.serving import FRAMES, RESULT, PretendedWorker, ended, serving, until
 
@@ -22,6 +27,13 @@ pytestmark = pytest.mark.integration
 
 MOST_READ_BYTES = 16_000_000
 """Of a refused upload: what the service read, and the buffers of both sockets, of 4 to 6 MB on Linux."""
+
+
+UPLOAD = (
+    b"POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Type: multipart/form-data; boundary=x\r\n"
+    b'Content-Length: 999\r\n\r\n--x\r\nContent-Disposition: form-data; name="video"; filename="a.mp4"\r\n\r\nabc'
+)
+"""The beginning of one."""
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +73,9 @@ def send(client: httpx.Client, clip: dict[str, bytes], **form: Any) -> httpx.Res
 
 
 def job_files(folder: Path) -> list[str]:
-    return sorted(path.relative_to(folder / "jobs").as_posix() for path in (folder / "jobs").rglob("*"))
+    walked = os.walk(folder / "jobs")  # which passes over what is deleted meanwhile
+    found = (Path(at) / name for at, folders, files in walked for name in (*folders, *files))
+    return sorted(path.relative_to(folder / "jobs").as_posix() for path in found)
 
 
 def test_from_upload_to_result(
@@ -144,11 +158,21 @@ def test_key(folder: Path, worker: PretendedWorker, clip: dict[str, bytes]) -> N
         assert ended(client, send(client, clip).json()["id"])["state"] == "done"
 
 
-@pytest.mark.parametrize("headers", [{"Origin": "https://evil.example"}, {"Host": "evil.example"}])
-def test_other_sites_are_refused_without_a_key(client: httpx.Client, headers: dict[str, str]) -> None:
-    refused = client.get("/v1/jobs", headers=headers)
-    assert refused.status_code == 403 and "evil.example" in refused.json()["error"]
-    assert client.get("/v1/jobs", headers={"Host": "127.0.0.2:8000"}).status_code == 200
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"Origin": "https://evil.example"}, 403),
+        ({"Host": "evil.example"}, 403),
+        ({"Origin": "http://["}, 400),
+        ({"Host": "[::1"}, 400),
+        ({"Host": "127.0.0.2:8000"}, 200),
+        ({"Host": "127.0.0.1", "X-Forwarded-Host": "dub.example", "Origin": "https://dub.example"}, 200),
+    ],
+)
+def test_other_sites_are_refused_without_a_key(client: httpx.Client, headers: dict[str, str], status: int) -> None:
+    answer = client.get("/v1/jobs", headers=headers)
+    assert answer.status_code == status
+    assert answer.status_code == 200 or list(headers.values())[-1] in answer.json()["error"]
 
 
 @pytest.mark.parametrize("chunked", [False, True])
@@ -259,38 +283,94 @@ def test_uploads_that_break_off(
     client: httpx.Client, folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(app, "_STALL_S", 0.2)
-    head = (
-        b"POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Type: multipart/form-data; boundary=x\r\n"
-        b'Content-Length: 999\r\n\r\n--x\r\nContent-Disposition: form-data; name="video"; filename="a.mp4"\r\n\r\nabc'
-    )
     address = client.base_url.host, client.base_url.port
     with socket.create_connection(address) as stalled:
-        stalled.sendall(head)
+        stalled.sendall(UPLOAD)
         until(lambda: job_files(folder))
         assert b"nothing arrived for 0.2 seconds" in stalled.makefile("rb").read()
     monkeypatch.setattr(app, "_STALL_S", 60)
     with socket.create_connection(address) as gone:
-        gone.sendall(head)
+        gone.sendall(UPLOAD)
         until(lambda: job_files(folder))
     until(lambda: not job_files(folder))
     assert not caplog.records
 
 
-def test_a_full_disk_ends_the_service(
-    folder: Path, worker: PretendedWorker, clip: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+def test_slow_uploads_end_and_take_no_place_in_the_queue(
+    client: httpx.Client, clip: dict[str, bytes], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with serving(folder, worker) as (client, service):
-        send(client, clip)
+    """Of three places. One sends a byte now and then."""
+    address = client.base_url.host, client.base_url.port
+    with ExitStack() as opened:
+        slow = [opened.enter_context(socket.create_connection(address)) for _ in range(4)]
+        for each in slow[:3]:
+            each.sendall(UPLOAD)
+        until(lambda: len(job_files(folder)) == 2 * 3)
+        assert send(client, clip).status_code == 201
+        monkeypatch.setattr(app, "_STALL_S", 0.3)
+        slow[3].sendall(UPLOAD)
+        with suppress(OSError):  # the answer comes while it sends
+            while not select.select([slow[3]], [], [], 0.1)[0]:
+                slow[3].sendall(b"a")
+        assert b"less than 10 kB/s on the whole" in slow[3].makefile("rb").read()
+
+
+@pytest.fixture
+def full(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+    """A disk on which nothing can be written until `undo` is called."""
+
+    def no_space(*_: object) -> Iterator[None]:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def ledger_full(self: Ledger) -> Iterator[None]:
+        raise OutputError("ledger: disk full")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Ledger, "_writing", ledger_full)
+        patch.setattr(service, "whole_file", no_space)
+        yield patch
+
+
+def test_a_full_disk_is_survived(
+    folder: Path, worker: PretendedWorker, clip: dict[str, bytes], request: pytest.FixtureRequest
+) -> None:
+    with serving(folder, worker) as (client, running):
+        job = send(client, clip).json()["id"]
         until(lambda: worker.tasks)
-
-        def full(*_: object) -> None:
-            raise OutputError("ledger: disk full")
-
-        monkeypatch.setattr(Ledger, "record", full)
+        disk = request.getfixturevalue("full")
         worker.go.set()
         until(lambda: client.get("/healthz").status_code == 503)
-        with pytest.raises(LatentSyncError, match="disk full; jobs wait for the next start"):
-            service.check()
+        running.check()
+        refused = send(client, clip)
+        assert refused.status_code == 507 and "disk is full" in refused.json()["error"]
+        assert client.get(f"/v1/jobs/{job}").json()["state"] == "running"
+        disk.undo()
+        running.recover()
+        assert client.get(f"/v1/jobs/{job}").json()["state"] == "done"
+        until(lambda: client.get("/healthz").status_code == 200)
+        assert ended(client, send(client, clip).json()["id"])["state"] == "done"
+
+
+@pytest.mark.usefixtures("full")
+def test_a_service_starts_on_a_full_disk(folder: Path, worker: PretendedWorker, clip: dict[str, bytes]) -> None:
+    with serving(folder, worker) as (client, _):
+        until(lambda: client.get("/healthz").status_code == 200)
+        assert send(client, clip).status_code == 507
+
+
+def test_the_reserve_is_what_the_ledger_gets(folder: Path, worker: PretendedWorker) -> None:
+    with serving(folder, worker) as (_, running):
+        reserve, tried = folder / "reserve", []
+
+        def write() -> int:
+            tried.append(reserve.exists())
+            if tried[-1]:
+                raise OutputError("ledger: disk full")
+            return 5
+
+        assert (running._written(write), tried) == (5, [True, False])
+        running.recover()
+        assert reserve.stat().st_size > 1e6
 
 
 def test_metrics_health_and_description(folder: Path, worker: PretendedWorker, clip: dict[str, bytes]) -> None:
@@ -307,7 +387,14 @@ def test_metrics_health_and_description(folder: Path, worker: PretendedWorker, c
             for sample in family.samples
         }
         validate(client.get("/openapi.json").json())
-        assert client.get("/docs").status_code == 200
+        page = client.get("/docs").text
+        assert not re.findall(r"""["']https?://""", page)
+        for part in re.findall(r'(?:src|href)="([^"]+)"', page):
+            assert client.get(part).status_code == 200
+        schema = client.get("/openapi.json").json()["paths"]["/v1/jobs/{job_id}"]["get"]["responses"]
+        assert {schema[code]["content"]["application/json"]["schema"]["$ref"] for code in ("4XX", "422")} == {
+            "#/components/schemas/Problem"
+        }
         assert client.get("/nothing").json() == {"error": "Not Found"}
     expected = {
         ("latentsync_jobs", "waiting"): 0,

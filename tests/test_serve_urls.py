@@ -92,6 +92,23 @@ def test_addresses_that_are_refused(tmp_path: Path, worker: PretendedWorker, por
     assert not list((tmp_path / "jobs").iterdir())
 
 
+@pytest.mark.parametrize(
+    ("host", "public"),
+    [
+        ("93.184.216.34", True),
+        ("2606:2800:220:1:248:1893:25c8:1946", True),
+        ("::ffff:93.184.216.34", True),
+        ("64:ff9b::5db8:d822", True),
+        *((host, False) for host in ("10.0.0.1", "169.254.169.254", "100.100.100.200", "168.63.129.16", "192.0.0.192")),
+        *((host, False) for host in ("::1", "::127.0.0.1", "fe80::1%eth0", "fec0::1", "fd00:ec2::254", "ff02::1")),
+        *((host, False) for host in ("::ffff:10.0.0.1", "64:ff9b::a9fe:a9fe", "64:ff9b::7f00:1", "2002:7f00:1::1")),
+        ("2001:0:4136:e378:8000:63bf:f5ff:fffe", False),  # Teredo of a client at 10.0.0.1
+    ],
+)
+def test_addresses_within_addresses_count(host: str, public: bool) -> None:
+    assert admission._is_public(host) == public
+
+
 def test_a_redirect_leads_no_further(
     tmp_path: Path, worker: PretendedWorker, port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -179,6 +179,13 @@ def test_a_client_with_the_key_that_cancels(tmp_path: Path, clip: tuple[Path, Pa
     with shown(tmp_path, PretendedWorker(), KEY) as (address, service):
         assert httpx.get(f"{address}/config", trust_env=False).status_code == 401
         assert httpx.post(f"{address}/gradio_api/upload", files={"files": b"x"}, trust_env=False).status_code == 401
+        with httpx.Client(base_url=address, trust_env=False) as browser:
+            assert browser.post("/login", data={"username": "user", "password": KEY}).is_success
+            assert browser.get("/config").is_success
+            for method, path in (("GET", "/config"), ("OPTIONS", "/config"), ("POST", "/gradio_api/upload")):
+                answer = browser.request(method, path, headers={"Origin": "https://attacker.example"})
+                assert answer.status_code == 403
+                assert "access-control-allow-origin" not in answer.headers
         client = Client(address, verbose=False, auth=("user", KEY))
         job = client.submit(*map(handle_file, clip), "fast", "largest", {}, api_name="/sync")
         until(lambda: bool(service.jobs(1)) and service.jobs(1)[0].done > 0)

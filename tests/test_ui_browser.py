@@ -1,12 +1,16 @@
 """The page in a real browser, from upload to download, with the built-in model."""
 
+import os
 import re
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +38,7 @@ LONG = 125
 FIRST, SECOND = 280, 820
 """Where the two people's faces are, in pixels from the left."""
 CHANGED_LEVELS = 12
+KEY = "a key for this test only"
 PHONE_PX = 390
 LIGHT, DARK = "rgb(250, 250, 250)", "rgb(19, 19, 22)"
 MOST_DRAWS_PER_S = 130
@@ -130,12 +135,16 @@ def clips(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    folder = tmp_path_factory.mktemp("page")
+@contextmanager
+def started(folder: Path, **variables: str) -> Iterator[Server]:
+    """The command `ui`, with these variables of its environment."""
     log, words = folder / "log.txt", ["--port", "0", "--folder", str(folder / "ui"), "--bundle", "demo"]
     command = [sys.executable, "-m", "latentsync_trt", "ui", *words, "--provider", "cpu"]
-    with log.open("w") as target, subprocess.Popen(command, stdout=target, stderr=target) as process:
+    environment = {**os.environ, **variables}
+    with (
+        log.open("w") as target,
+        subprocess.Popen(command, stdout=target, stderr=target, env=environment) as process,
+    ):
         try:
             end_s = time.monotonic() + PATIENCE_S
             while not (ready := re.search(r"^(http://\S+): ready", log.read_text(), re.MULTILINE)):
@@ -145,6 +154,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
             yield Server(ready[1], log)
         finally:
             process.terminate()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with started(tmp_path_factory.mktemp("page")) as found:
+        yield found
 
 
 @pytest.fixture(scope="module")
@@ -276,3 +291,27 @@ def test_the_built_in_clip_by_keyboard_only(visitor: Visitor) -> None:
     visitor.page.keyboard.press("Enter")
     visitor.part("cancel").press("Enter")
     expect(visitor.part("progress")).to_contain_text("Canceled")
+
+
+def test_another_site_cannot_use_a_login(browser: Browser, tmp_path: Path) -> None:
+    """Another port is another origin, to which browsers send the same cookies."""
+    other = ThreadingHTTPServer(("127.0.0.1", 0), SimpleHTTPRequestHandler)
+    threading.Thread(target=other.serve_forever, daemon=True).start()
+    with started(tmp_path, LATENTSYNC_TRT_API_KEY=KEY) as server:
+        page = browser.new_context().new_page()
+        page.goto(server.address)
+        login = f"""async () => (await fetch("/login", {{method: "POST", body: new URLSearchParams(
+            {{username: "user", password: "{KEY}"}})}})).status"""
+        asks = """async ([address, method]) => {
+            const body = method === "POST" ? new FormData() : undefined;
+            try { return (await fetch(address, {method, body, credentials: "include"})).status; }
+            catch (error) { return 0; }
+        }"""
+        assert page.evaluate(login) == 200
+        assert page.evaluate(asks, [f"{server.address}/config", "GET"]) == 200
+        page.goto(f"http://127.0.0.1:{other.server_port}")
+        for path, method in (("config", "GET"), ("gradio_api/upload", "POST"), ("gradio_api/call/sync", "POST")):
+            assert page.evaluate(asks, [f"{server.address}/{path}", method]) == 0
+        page.context.close()
+    other.shutdown()
+    other.server_close()

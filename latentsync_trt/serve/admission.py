@@ -34,6 +34,14 @@ _NO_MEDIA = {"turns", "faces", "c2pa"}
 # FFmpeg would read other files of this machine that they name.
 _PLAYLISTS = {"concat", "dash", "ffmetadata", "hls", "imf", "rtp", "rtsp", "sap", "sdp", "vobsub", "webm_dash_manifest"}
 
+_NAT64 = ipaddress.ip_network("64:ff9b::/96")
+_FOUR_IN_SIX = ipaddress.ip_network("::/96")
+_NOT_PUBLIC = [
+    ipaddress.ip_network(each)
+    for each in ("168.63.129.16", "192.0.0.0/24", "192.88.99.0/24", "64:ff9b:1::/48", "fec0::/10")
+]
+"""Metadata services of clouds, and what Python takes for global though it leads into networks of one's own."""
+
 _SUFFIX = re.compile(r".*(\.[a-z0-9]{1,5})", re.DOTALL)
 _WEB = ("http", "https")
 _STORES = ("s3", "gs")
@@ -86,6 +94,10 @@ class NotNow(LatentSyncError):
 
 class TryLater(LatentSyncError):
     """The queue is full, or the service stops; the request may come again after `RETRY_S` seconds."""
+
+
+class DiskFull(LatentSyncError):
+    """The service can store nothing."""
 
 
 class TooLarge(InputError):
@@ -228,6 +240,14 @@ def _public_socket(address: Any) -> socket.socket:
 
 
 def _is_public(host: str) -> bool:
+    """Whether an address, and each IPv4 address within one of IPv6, is on the public Internet."""
     found = ipaddress.ip_address(host.partition("%")[0])
-    found = getattr(found, "ipv4_mapped", None) or found
-    return found.is_global and not found.is_multicast
+    inner: list[Any] = [found]
+    if isinstance(found, ipaddress.IPv6Address):
+        inner = [found.ipv4_mapped or found, found.sixtofour, *(found.teredo or ())]
+        if found in _NAT64 or found in _FOUR_IN_SIX:
+            inner.append(ipaddress.IPv4Address(int(found) & 0xFFFF_FFFF))
+    return all(
+        each.is_global and not each.is_multicast and not any(each in network for network in _NOT_PUBLIC)
+        for each in filter(None, inner)
+    )

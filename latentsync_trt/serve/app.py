@@ -6,9 +6,11 @@ import ipaddress
 import logging
 import secrets
 import shutil
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, get_args
 from urllib.parse import urlsplit
@@ -19,6 +21,7 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, JSONResponse
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from fastapi_offline import FastAPIOffline
 from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
@@ -33,6 +36,7 @@ from latentsync_trt.serve.admission import (
     FILE_FIELDS,
     RETRY_S,
     TEXT_FIELDS,
+    DiskFull,
     Form,
     Limits,
     NotNow,
@@ -52,6 +56,7 @@ _STATUS: tuple[tuple[type[Exception], int], ...] = (
     (UnknownJob, 404),
     (NotNow, 409),
     (TryLater, 429),
+    (DiskFull, 507),
     (TooLarge, 413),
     (MediaError, 415),
     (InputError, 422),
@@ -70,8 +75,18 @@ JSON object with any option of `latentsync-trt sync`, as `{"preset": "fast", "re
 
 # Jobs that are checked, or fetched by URL, at once: other requests must not wait for these.
 _MOST_ADMISSIONS = 16
+# An upload ends when nothing arrives for so long, or less than this on the whole after that.
 _STALL_S = 60.0
+_LEAST_BYTES_PER_S = 10_000
 _MOST_TEXT_BYTES = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """The body of every response that is an error."""
+
+    error: str
+
 
 _log = logging.getLogger(__name__)
 _bearer = HTTPBearer(auto_error=False)
@@ -97,14 +112,16 @@ def create_app(service: Service, key: str | None, *, own_hosts: bool = False, fi
         yield
         await run_in_threadpool(service.close)
 
-    app = FastAPI(
-        title="latentsync-trt",
-        summary="Lip-syncs videos to speech recordings.",
-        version=__version__,
-        openapi_url=None if files_only else "/openapi.json",
-        lifespan=lifespan,
-        exception_handlers=dict.fromkeys(_HANDLED, _on_error),
-    )
+    described: dict[str, Any] = {
+        "title": "latentsync-trt",
+        "summary": "Lip-syncs videos to speech recordings.",
+        "version": __version__,
+        "lifespan": lifespan,
+        "exception_handlers": dict.fromkeys(_HANDLED, _on_error),
+        "responses": {status: {"model": Problem, "description": "What is wrong"} for status in ("4XX", "5XX", 422)},
+    }
+    # The page of the description is served from here: scripts of other hosts could use the key that people enter there.
+    app = FastAPI(openapi_url=None, **described) if files_only else FastAPIOffline(redoc_url=None, **described)
     allowed = [Depends(_guard(key, own_hosts))]
     app.include_router(_files(service), prefix="/v1", dependencies=allowed)
     if not files_only:
@@ -127,14 +144,20 @@ def _guard(key: str | None, own_hosts: bool) -> Callable[..., None]:
 def check_origin(request: Request, own_hosts: bool) -> None:
     """Refuses requests of other sites: without a key, any web page that the user opens could send some.
 
+    Behind a proxy, this site is what the proxy says in X-Forwarded-Host, which no web page can set.
+
     Raises:
         HTTPException: another site sends this one, or a name of another site leads here.
     """
     host, origin = request.headers.get("host", ""), request.headers.get("origin")
-    if own_hosts and not is_loopback(urlsplit(f"//{host}").hostname or ""):
+    try:
+        name, sender = urlsplit(f"//{host}").hostname or "", urlsplit(origin or f"//{host}").netloc
+    except ValueError as error:
+        raise HTTPException(400, f"host {host[:80]!r}, origin {str(origin)[:80]!r}: are no addresses") from error
+    if own_hosts and not is_loopback(name):
         raise HTTPException(403, f"host {host}: is not this machine; send requests to 127.0.0.1 or localhost")
-    if origin is not None and urlsplit(origin).netloc != host:
-        raise HTTPException(403, f"origin {origin}: is another site; send requests from this one, or set a key")
+    if sender not in (host, request.headers.get("x-forwarded-host")):
+        raise HTTPException(403, f"origin {origin}: is another site; send requests from this one")
 
 
 def _jobs(service: Service) -> APIRouter:
@@ -269,11 +292,12 @@ async def _receive(request: Request, folder: Path, limits: Limits) -> Form:
     Raises:
         TooLarge: as soon as more bytes than allowed have arrived. InputError: it is no such form, or has other fields.
     """
-    received_bytes = 0
+    received_bytes, began_s = 0, time.monotonic()
 
     async def receive() -> Any:
         nonlocal received_bytes
-        message = await asyncio.wait_for(request.receive(), _STALL_S)
+        left_s = _STALL_S + received_bytes / _LEAST_BYTES_PER_S - (time.monotonic() - began_s)
+        message = await asyncio.wait_for(request.receive(), min(_STALL_S, max(left_s, 0.0)))
         received_bytes += len(message.get("body", b""))
         limits.check_size(received_bytes)
         return message
@@ -295,7 +319,8 @@ async def _receive(request: Request, folder: Path, limits: Limits) -> Form:
                     form.files[name] = folder / stored_name(name, value.filename)
                     await run_in_threadpool(_save, value.file, form.files[name])
     except TimeoutError as error:
-        raise InputError(f"request: nothing arrived for {_STALL_S:g} seconds; send it again") from error
+        slow = f"nothing arrived for {_STALL_S:g} seconds, or less than {_LEAST_BYTES_PER_S // 1000} kB/s on the whole"
+        raise InputError(f"request: {slow}; send it again over a faster connection") from error
     except StarletteHTTPException as error:
         raise InputError(f"request: is not a valid form: {error.detail}; let a library or curl -F write it") from error
     return form

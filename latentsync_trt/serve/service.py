@@ -7,12 +7,13 @@ import sqlite3
 import threading
 import time
 import uuid
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from latentsync_trt import stopping
 from latentsync_trt.batch.dispatch import Dispatcher
@@ -28,11 +29,13 @@ from latentsync_trt.batch.tasks import (
     WorkerState,
 )
 from latentsync_trt.errors import LatentSyncError, OutputError
+from latentsync_trt.files import whole_file
 from latentsync_trt.serve.admission import (
     INPUTS,
     PAGE,
     PREVIEW,
     RETRY_S,
+    DiskFull,
     Form,
     Limits,
     NotNow,
@@ -46,6 +49,15 @@ _ID = re.compile(r"[0-9a-f]{32}")
 _SWEEP_S = 60.0
 _ATTEMPTS = 3
 _IDLE = Progress("", 0, None)
+_MOST_ARRIVING = 64
+"""Uploads at the same time; they take no place in the queue before they are complete."""
+_RECOVER_S = 5.0
+_RESERVE_BYTES = 4_000_000
+"""Of a file that is deleted when the disk is full, so that the ledger can still be written."""
+
+_FULL = "service: its disk is full; free some space on it, or try again later"
+
+T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
@@ -79,28 +91,31 @@ class Service:
     """Runs jobs on workers; thread-safe. Each job has a folder of its own below `folder`, named by its id."""
 
     def __init__(self, folder: Path, handles: Sequence[WorkerHandle], limits: Limits) -> None:
-        """Starts the workers, and continues jobs of an earlier service that had not ended.
+        """Starts the workers, and continues jobs of an earlier service that had not ended. On a full disk, too.
 
         Raises:
             InputError: another service uses the folder. OutputError, OSError: it cannot be written.
         """
         self._jobs = folder.absolute() / "jobs"
         self._jobs.mkdir(0o700, parents=True, exist_ok=True)
-        self._ledger = Ledger.open(folder / "ledger.sqlite")
+        self._reserve = folder.absolute() / "reserve"
+        self._ledger = self._written(lambda: Ledger.open(folder / "ledger.sqlite"))
         self.limits = limits
         self.totals = Counter[str]()
         """Since the start: frames, ends by state, failures by kind."""
         self._lock, self._stopped = threading.Lock(), threading.Event()
-        self._fault = ""
+        self._late = deque[Event]()
+        """What the ledger could not store, as the disk is full."""
         self._running: dict[str, Progress] = {}
         self._receiving = 0
         self._workers = {handle.name: WorkerState(handle.name, "starting") for handle in handles}
-        self._ledger.reclaim()
+        self._written(self._ledger.reclaim)
         for row in self._ledger.rows("waiting"):
             if row.attempts >= _ATTEMPTS:  # else a job that takes all memory would end the service at each start
                 cure = "the service's log says more; send a shorter clip, or give the service more memory"
                 message = f"job {row.task.id}: service or worker died {row.attempts} times while it ran; {cure}"
-                self._ledger.record(Failed(row.task.id, row.worker or "", message, usage=False, again=False))
+                failed = Failed(row.task.id, row.worker or "", message, usage=False, again=False)
+                self._written(partial(self._ledger.record, failed))
         for path in filter(lambda path: _ID.fullmatch(path.name), self._jobs.iterdir()):
             known = self._ledger.row(path.name)
             if known is None or known.state not in OPEN:  # left by a service that was killed
@@ -108,6 +123,8 @@ class Service:
         self._dispatcher = Dispatcher(handles, self._on_event, attempts=_ATTEMPTS)
         for row in self._ledger.rows("waiting"):
             self._dispatcher.submit(row.task, attempts_before=row.attempts)
+        with suppress(OSError):  # until there is space, no job is accepted
+            self.recover()
         threading.Thread(target=self._sweep_often, name="sweep", daemon=True).start()
 
     def close(self) -> None:
@@ -124,16 +141,17 @@ class Service:
     def problem(self) -> str:
         """Returns why no job can run; empty if one can."""
         states = self.workers()
-        if self._stopped.is_set() or self._fault:
-            return self._fault or "the service stops"
+        if self._stopped.is_set():
+            return "the service stops"
+        if self._late:
+            return _FULL
         if any(each.state in ("ready", "running") for each in states):
             return ""
         return "; ".join(f"{each.worker}: {each.state} {each.detail}".rstrip() for each in states)
 
     def check(self) -> None:
         """Raises `LatentSyncError` if the service must be started again, as no worker is left."""
-        given_up = all(each.state == "closed" for each in self.workers())
-        if (given_up or self._fault) and not self._stopped.is_set():
+        if all(each.state == "closed" for each in self.workers()) and not self._stopped.is_set():
             raise LatentSyncError(f"service: cannot work any more: {self.problem()}; jobs wait for the next start")
 
     @contextmanager
@@ -141,13 +159,16 @@ class Service:
         """Gives the id and folder of a new job, while its files arrive; deleted if the block submits nothing.
 
         Raises:
-            TryLater: as many jobs wait or arrive as may, or the service stops.
+            TryLater: as many jobs wait or arrive as may, or the service stops. DiskFull: nothing can be stored.
         """
         with self._lock:
             if self._stopped.is_set():
                 raise TryLater("service: stops; try again later")
-            if self._ledger.counts().get("waiting", 0) + self._receiving >= self.limits.max_queue:
-                raise TryLater(f"queue: {self.limits.max_queue} jobs wait already; try again in {RETRY_S} seconds")
+            if not self._reserve.exists():
+                raise DiskFull(_FULL)
+            self._check_queue()
+            if self._receiving >= _MOST_ARRIVING:
+                raise TryLater(f"uploads: {_MOST_ARRIVING} arrive already; try again in {RETRY_S} seconds")
             self._receiving += 1
         job_id = uuid.uuid4().hex
         folder = self._jobs / job_id
@@ -161,15 +182,21 @@ class Service:
                 self._receiving -= 1
 
     def submit(self, job_id: str, form: Form) -> JobStatus:
-        """Checks the files of a received job, and queues it. Raises as `admit`."""
+        """Checks the files of a received job, and queues it. Raises as `admit`, or `TryLater` if the queue is full."""
         try:
             task = admit(job_id, form, self._jobs / job_id, self.limits)
         except LatentSyncError as error:
             error.args = (self._hide(str(error)),)
             raise
-        self._ledger.add([task])
+        with self._lock:
+            self._check_queue()
+            self._ledger.add([task])
         self._dispatcher.submit(task)
         return self.job(job_id)
+
+    def _check_queue(self) -> None:
+        if self._ledger.counts().get("waiting", 0) >= self.limits.max_queue:
+            raise TryLater(f"queue: {self.limits.max_queue} jobs wait already; try again in {RETRY_S} seconds")
 
     def job(self, job_id: str) -> JobStatus:
         """Returns a job's state; raises `UnknownJob`."""
@@ -235,13 +262,37 @@ class Service:
                 self._ledger.remove([row.task.id])
                 shutil.rmtree(self._jobs / row.task.id, ignore_errors=True)
 
+    def recover(self) -> None:
+        """Stores what could not be stored while the disk was full, and makes a reserve for the next time.
+
+        Raises:
+            OSError: the disk is still full.
+        """
+        while self._late:
+            self._ledger.record(self._late[0])
+            self._follow(self._late.popleft())
+        if not self._reserve.exists():
+            with whole_file(self._reserve) as part:
+                part.write_bytes(bytes(_RESERVE_BYTES))
+
     def _sweep_often(self) -> None:
         while not self._stopped.is_set():
             try:
+                self.recover()
                 self.sweep()
             except (OSError, sqlite3.Error) as error:  # the next one may work
-                _log.warning("ended jobs could not be deleted: %s", error)
-            self._stopped.wait(_SWEEP_S)
+                _log.warning("%s", error)
+            self._stopped.wait(_SWEEP_S if self._reserve.exists() else _RECOVER_S)
+
+    def _written(self, write: Callable[[], T]) -> T:
+        """Returns `write()`, which changes the ledger; on a full disk it gets the space of the reserve."""
+        try:
+            return write()
+        except OutputError:
+            if not self._reserve.exists():
+                raise
+            self._reserve.unlink()
+            return write()
 
     def _row(self, job_id: str) -> Row:
         row = self._ledger.row(job_id) if _ID.fullmatch(job_id) else None
@@ -295,12 +346,17 @@ class Service:
                 _log.warning("%s: lost: %s", event.worker, event.detail)
             return
         try:
-            self._ledger.record(event)
+            self._written(lambda: self._ledger.record(event))
         except OutputError as error:
             if isinstance(event, Started):
                 raise  # it fails the job
-            self._fault = str(error)
+            _log.warning("%s", error)
+            self._late.append(event)
             return
+        self._follow(event)
+
+    def _follow(self, event: Event) -> None:
+        """Counts an event that is stored, and deletes what it makes superfluous."""
         with self._lock:
             self._count(event)
             if isinstance(event, Finished | CanceledEvent | Failed):

@@ -60,8 +60,7 @@ def page_app(service: Service, folder: Path, key: str | None, *, own_hosts: bool
 
     def check(request: Request) -> None:
         """Refuses other sites and other browsers."""
-        if key is None:
-            check_origin(request, own_hosts)
+        check_origin(request, own_hosts and key is None)  # also with a key: browsers send the cookie of a login
         if _ADDRESS.match(request.url.path):
             raise HTTPException(403, "file: is an address; only uploaded files are served")
         job = _JOB.match(request.url.path)
