@@ -220,7 +220,7 @@ class Denoiser(Protocol):
         ...
 
     def step(self, timestep: int, coefficients: Float32Array, *, cached: bool, guided: bool = True) -> None:
-        """One update with the coefficients `(5,)` of `diffusion.scheduler.Step`.
+        """One update with the coefficients `(5,)` of `diffusion.Step`.
 
         `cached` reuses features of the last full step, which must have had the same `guided`.
         `guided` has no effect where the scale is 1 or below.

@@ -26,7 +26,7 @@ sys.path.insert(0, str(ROOT))
 
 from latentsync_trt import LipSync, SyncOptions, __version__  # noqa: E402
 from latentsync_trt.bundle.manifest import read_manifest  # noqa: E402
-from latentsync_trt.diffusion.loop import plan_for  # noqa: E402
+from latentsync_trt.diffusion import plan_for  # noqa: E402
 from latentsync_trt.face.detector import MediaPipeDetector  # noqa: E402
 from latentsync_trt.face.mask import mouth_mask  # noqa: E402
 from latentsync_trt.measure.lips import SyncScore  # noqa: E402

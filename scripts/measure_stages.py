@@ -29,8 +29,7 @@ from latentsync_trt.media.pictures import LazyRgb
 from latentsync_trt.media.reader import probe, read_frames
 from latentsync_trt.media.writer import VideoWriter
 from latentsync_trt.sync.compose import Composer
-from latentsync_trt.sync.faces import FaceFinder
-from latentsync_trt.sync.jobs import FrameJob
+from latentsync_trt.sync.faces import FaceFinder, FrameJob
 from latentsync_trt.sync.quality import Quality
 from latentsync_trt.sync.threads import StageClock, in_background
 from latentsync_trt.types import Frame, Patch
@@ -110,9 +109,7 @@ def _composed(
 ) -> Generator[tuple[Frame, tuple[Patch, ...]], None, None]:
     with MediaPipeDetector() as mesher:
         composer = Composer(Paster(mesher, mouth_mask(RESOLUTION_PX)), None, Quality([Fraction(0)]), StageClock())
-        examined = background(composer.examine(_as_painted(jobs)), name="examine")
-        composed = background(composer.compose(examined), name="compose")
-        yield from background(composer.measure(composed), name="measure")
+        yield from composer.stages(_as_painted(jobs), background)
 
 
 def _as_painted(jobs: Iterable[FrameJob]) -> Generator[FrameJob, None, None]:

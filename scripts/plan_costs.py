@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from latentsync_trt.config import SyncOptions
-from latentsync_trt.diffusion.loop import PlannedStep, plan_for
+from latentsync_trt.diffusion import PlannedStep, plan_for
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 ROWS = (BENCHMARKS / "bench-cuda-h100-512.json", BENCHMARKS / "bench-cuda-h100-256.json")

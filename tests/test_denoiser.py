@@ -11,8 +11,7 @@ import pytest
 
 from latentsync_trt.bundle.manifest import Bundle, step_graph
 from latentsync_trt.config import RuntimeOptions
-from latentsync_trt.diffusion.loop import cache_plan, denoise
-from latentsync_trt.diffusion.scheduler import dpmpp_schedule
+from latentsync_trt.diffusion import cache_plan, denoise, dpmpp_schedule
 from latentsync_trt.errors import InferenceError, InputError, OutOfMemory
 from latentsync_trt.runtime.networks.denoiser import GraphDenoiser
 from latentsync_trt.runtime.networks.networks import Networks

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from latentsync_trt.face.detector import MediaPipeDetector
-from latentsync_trt.sync.faces import FaceFinder
-from latentsync_trt.sync.jobs import FrameJob
+from latentsync_trt.sync.faces import FaceFinder, FrameJob
 from latentsync_trt.sync.threads import StageClock
 from latentsync_trt.types import Face, Frame, Interval, UInt8Array
 from tests.clips import frame_at
@@ -44,7 +43,7 @@ def test_a_short_gap_is_bridged(gap: int) -> None:
     assert lefts == pytest.approx([100 + 2 * index for index in range(gap + 2)], abs=1e-3)
     assert {job.targets[0].track_id for job in jobs} == {0}
     assert np.allclose(np.diff([job.targets[0].matrix[:, 2] for job in jobs], 2, axis=0)[1:], 0, atol=0.02)
-    assert finder.untouched == ()
+    assert finder.untouched == []
 
 
 def test_a_longer_gap_stays_and_is_reported() -> None:
@@ -52,7 +51,7 @@ def test_a_longer_gap_stays_and_is_reported() -> None:
     jobs, finder = jobs_of([[face_at(100)], *([[]] * gap), [face_at(100)]])
     assert [len(job.targets) for job in jobs] == [1] + [0] * gap + [1]
     assert jobs[0].targets[0].track_id != jobs[-1].targets[0].track_id
-    assert finder.untouched == (Interval(0.04, 0.56, "no face"),)
+    assert finder.untouched == [Interval(0.04, 0.56, "no face")]
 
 
 @pytest.mark.parametrize(
@@ -88,7 +87,7 @@ def test_a_gap_is_measured_and_interpolated_by_time() -> None:
     assert [float(job.targets[0].tracked.box[0]) for job in jobs] == pytest.approx([100, 104, 110, 140, 150], abs=1e-3)
     jobs, finder = at_times([Fraction(second) for second in range(3)], [[face_at(100)], [], [face_at(100)]])
     assert [len(job.targets) for job in jobs] == [1, 0, 1]
-    assert finder.untouched == (Interval(1.0, 2.0, "no face"),)
+    assert finder.untouched == [Interval(1.0, 2.0, "no face")]
 
 
 def test_few_frames_per_second_are_one_run_and_a_start_anew_is_another() -> None:

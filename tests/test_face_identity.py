@@ -119,4 +119,4 @@ def test_times_of_the_others_are_reported(detector: MediaPipeDetector) -> None:
     jobs = list(finder.find(frame_at(*numbered) for numbered in enumerate(frames)))
     assert [len(job.targets) for job in jobs] == [1] * 5 + [0] * 20 + [1] * 11
     assert len({target.person for job in jobs for target in job.targets}) == 1
-    assert finder.untouched == (Interval(0.2, 1.0, "other faces"),)
+    assert finder.untouched == [Interval(0.2, 1.0, "other faces")]

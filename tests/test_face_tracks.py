@@ -17,9 +17,7 @@ from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.face.track_file import ClipMark, FaceSpan, Tracks, read_tracks, save_tracks
 from latentsync_trt.media.playback import Playback
 from latentsync_trt.media.reader import probe, read_frames
-from latentsync_trt.sync.analysis import analyze, mark_of
-from latentsync_trt.sync.faces import FaceFinder
-from latentsync_trt.sync.jobs import FrameJob
+from latentsync_trt.sync.faces import FaceFinder, FrameJob, analyze, mark_of
 from latentsync_trt.sync.threads import StageClock
 from latentsync_trt.types import Frame
 from tests.clips import numbered, write_video

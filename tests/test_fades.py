@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from latentsync_trt.sync.compose import FADE_S, faded
-from latentsync_trt.sync.jobs import FrameJob, Target
+from latentsync_trt.sync.faces import FrameJob, Target
 from latentsync_trt.types import Face, UInt8Array
 from tests.clips import frame_at
 

@@ -6,7 +6,7 @@ from typing import TypeVar
 from hypothesis import given
 from hypothesis import strategies as st
 
-from latentsync_trt.sync.windows import Window, WindowPlanner, streams_at
+from latentsync_trt.sync.paint import Window, WindowPlanner, streams_at
 
 T = TypeVar("T")
 
@@ -19,7 +19,7 @@ def planned(tracks: list[int | None], frames: int, streams: int = 1) -> list[Win
     windows = []
     for item, track in enumerate(tracks):
         windows += planner.push({} if track is None else {track: item})
-    return windows + planner.finish()
+    return windows + planner.push({})
 
 
 def used(windows: list[Window[T]]) -> list[T]:
@@ -51,7 +51,7 @@ def test_every_face_is_used_once(runs: list[tuple[set[int], int]], frames: int, 
     planner: WindowPlanner[tuple[int, int]] = WindowPlanner(frames, streams=streams)
     shown = [faces for faces, length in runs for _ in range(length)]
     windows = [w for i, faces in enumerate(shown) for w in planner.push({f: (f, i) for f in faces})]
-    windows += planner.finish()
+    windows += planner.push({})
     assert all(len({face for face, _ in window.items}) == 1 and len(window.items) == frames for window in windows)
     assert sorted(used(windows)) == sorted((face, index) for index, faces in enumerate(shown) for face in faces)
 

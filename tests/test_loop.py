@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from latentsync_trt.diffusion.loop import PlannedStep, cache_plan, conditioning, denoise, initial_noise
-from latentsync_trt.diffusion.scheduler import ddim_schedule
+from latentsync_trt.diffusion import PlannedStep, cache_plan, conditioning, ddim_schedule, denoise, initial_noise
 from latentsync_trt.types import WindowBatch
 
 FLOAT32_LOOP = 1e-5

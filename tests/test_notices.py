@@ -8,7 +8,7 @@ import pytest
 from latentsync_trt import LipSync, SyncOptions
 from latentsync_trt.config import Extend, Length
 from latentsync_trt.runtime.networks.networks import Networks
-from latentsync_trt.sync.timeline import notices_of_length
+from latentsync_trt.sync.speakers import notices_of_length
 from latentsync_trt.types import Progress, VideoInfo
 from tests.clips import write_face, write_sound
 from tests.small import small_bundle

@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from latentsync_trt.diffusion.loop import PlannedStep
-from latentsync_trt.diffusion.scheduler import solver_schedule
+from latentsync_trt.diffusion import PlannedStep, solver_schedule
+from latentsync_trt.sync.faces import FrameJob, Target
 from latentsync_trt.sync.inpaint import Inpainter
-from latentsync_trt.sync.jobs import FrameJob, Target
 from latentsync_trt.sync.paint import Gathered, PaintDevice, Painter
 from latentsync_trt.sync.threads import StageClock, in_background
 from latentsync_trt.types import AlignedFace, Face, Float32Array, Frame, UInt8Array, UInt16Array, WindowBatch
@@ -95,8 +94,9 @@ def own_mouth(index: int, track: int) -> float:
 
 
 def painter(denoiser: AddsAudio, at_once: int) -> Painter:
-    devices = [PaintDevice(inpainter(denoiser, at_once))]
-    return Painter(devices, FRAMES, audio_windows, StageClock(), at_once=lambda: at_once)
+    made = Painter(FRAMES, audio_windows, StageClock(), at_once=lambda: at_once)
+    made.devices = (PaintDevice(inpainter(denoiser, at_once)),)
+    return made
 
 
 def assert_own_mouths(found: list[FrameJob], tracks: Sequence[set[int]], frames_done: int = 0) -> None:
@@ -124,7 +124,7 @@ def test_every_frame_gets_its_own_mouth(at_once: int, batches: list[int]) -> Non
 def test_frames_that_are_written_already_are_not_painted_again() -> None:
     denoiser = AddsAudio()
     made = painter(denoiser, 1)
-    made.skip(2 * FRAMES + 1)
+    made.frames_done = 2 * FRAMES + 1
     tracks = [{0}] * 4 * FRAMES
     found = list(made.paint(made.gather(jobs(tracks))))
     assert_own_mouths(found, tracks, frames_done=2 * FRAMES + 1)
@@ -167,9 +167,9 @@ def test_any_pattern_of_tracks_leaves_in_order_and_in_time(
             taken += 1
             yield job
 
-    devices = [PaintDevice(inpainter(denoiser, at_once)) for denoiser in denoisers]
-    made = Painter(devices, FRAMES, audio_windows, StageClock(), at_once=lambda: at_once, streams=streams)
-    made.skip(frames_done)
+    made = Painter(FRAMES, audio_windows, StageClock(), at_once=lambda: at_once, streams=streams)
+    made.devices = tuple(PaintDevice(inpainter(denoiser, at_once)) for denoiser in denoisers)
+    made.frames_done = frames_done
     found: list[FrameJob] = []
     for job in made.paint(made.gather(counted())):
         most_held = max(most_held, taken - len(found))

@@ -3,7 +3,7 @@
 import pytest
 
 from latentsync_trt.config import PRESETS
-from latentsync_trt.diffusion.loop import cache_plan
+from latentsync_trt.diffusion import cache_plan
 from scripts.plan_costs import ROWS, full_step_equivalents, step_times, table
 from tests.conftest import REPOSITORY
 

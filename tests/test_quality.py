@@ -11,7 +11,7 @@ from PIL import Image
 from latentsync_trt.face.paste import Pasted
 from latentsync_trt.measures import Measures
 from latentsync_trt.media.audio import SPEECH_RATE_HZ
-from latentsync_trt.sync.jobs import Target
+from latentsync_trt.sync.faces import Target
 from latentsync_trt.sync.quality import Quality
 from latentsync_trt.types import AlignedFace, Face, Float32Array, Frame, Patch, UInt8Array
 

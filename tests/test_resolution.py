@@ -8,7 +8,7 @@ from latentsync_trt import RuntimeOptions, SyncOptions
 from latentsync_trt.bundle.manifest import DimensionRange, Manifest, read_manifest
 from latentsync_trt.errors import InputError
 from latentsync_trt.sync.inpaint import resolution_of
-from latentsync_trt.sync.timeline import notices_of_model
+from latentsync_trt.sync.speakers import notices_of_model
 from tests.small import small_bundle
 
 FIXED = replace(read_manifest(small_bundle()), model="1.6", resolution_px=512)

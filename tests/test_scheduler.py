@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from latentsync_trt.diffusion.scheduler import (
+from latentsync_trt.diffusion import (
     MAX_STEPS,
     TRAINING_STEPS,
     alphas_cumprod,

@@ -16,7 +16,7 @@ from latentsync_trt.errors import InputError, LatentSyncError
 from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.face.track_file import save_tracks
 from latentsync_trt.media.writer import write_pictures
-from latentsync_trt.sync.analysis import analyze
+from latentsync_trt.sync.faces import analyze
 from latentsync_trt.types import Face, Progress, SyncReport, UInt8Array
 from tests.clips import click_times, decoded, write_sound
 from tests.people import first_person, second_person

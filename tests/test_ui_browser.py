@@ -20,7 +20,7 @@ import pytest
 from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.media.audio import SPEECH_RATE_HZ
 from latentsync_trt.media.demo_clip import SPEECH
-from latentsync_trt.sync.analysis import analyze
+from latentsync_trt.sync.faces import analyze
 from tests.clips import decoded, read_audio, write_face, write_video
 from tests.people import ROOM_PX, together
 from tests.sounds import write_samples

@@ -33,8 +33,7 @@ from latentsync_trt.audio.vad import (
 from latentsync_trt.config import MODEL_FPS, Silence
 from latentsync_trt.media.demo_clip import SPEECH, spoken_mouth
 from latentsync_trt.media.soundtrack import SoundPiece
-from latentsync_trt.sync.speakers import Voices
-from latentsync_trt.sync.timeline import OpenVoices, notices_of_speech
+from latentsync_trt.sync.speakers import OpenVoices, Voices
 from latentsync_trt.types import Float32Array, Frame
 from tests.clips import read_audio
 from tests.sounds import mel_filters, write_samples
@@ -170,6 +169,8 @@ def test_where_nobody_speaks_the_model_gets_silence(tmp_path: Path, silence: Sil
     assert spoken.min() > beyond.max() + 0.3
 
 
-def test_a_recording_without_speech_is_named() -> None:
-    (notice,) = notices_of_speech(Path("music.wav"), find_speech([hum(SAMPLE_RATE_HZ, 0.1)]))
+def test_a_recording_without_speech_is_named(tmp_path: Path) -> None:
+    path = write_samples(tmp_path / "music.wav", hum(SAMPLE_RATE_HZ, 0.1), SAMPLE_RATE_HZ)
+    with closing(OpenVoices(Voices((SoundPiece(path),)), Louder(), mel_filters(), "closed")) as voices:
+        (notice,) = voices.notices
     assert "music.wav: no speech found" in notice and "--silence model" in notice

@@ -200,7 +200,7 @@ class ChooseFace(io.ComfyNode):
     def execute(cls, clip: Any, number: int) -> io.NodeOutput:
         from latentsync_trt.face.detector import MediaPipeDetector
         from latentsync_trt.measure.page import write_contact_sheet
-        from latentsync_trt.sync.analysis import analyze
+        from latentsync_trt.sync.faces import analyze
 
         with working_folder() as folder, MediaPipeDetector() as detector:
             frames = isinstance(clip, torch.Tensor)

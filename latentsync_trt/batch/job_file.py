@@ -15,7 +15,7 @@ from typing import Any
 from latentsync_trt import remote_files
 from latentsync_trt.batch.tasks import Task
 from latentsync_trt.config import SyncOptions
-from latentsync_trt.diffusion.loop import plan_for
+from latentsync_trt.diffusion import plan_for
 from latentsync_trt.errors import InputError, LatentSyncError
 from latentsync_trt.option_fields import field_name, from_texts, to_texts
 from latentsync_trt.paths import exists, local_path, why_missing

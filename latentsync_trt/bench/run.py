@@ -39,9 +39,8 @@ from latentsync_trt.runtime.providers.select import Selection, select_provider
 from latentsync_trt.runtime.sessions.profiles import at_resolution, dimension_ranges
 from latentsync_trt.runtime.sessions.trial import BoundRun, random_inputs
 from latentsync_trt.sync.api import LipSync
-from latentsync_trt.sync.faces import FaceFinder
+from latentsync_trt.sync.faces import FaceFinder, FrameJob
 from latentsync_trt.sync.inpaint import make_inpainter, resolution_of
-from latentsync_trt.sync.jobs import FrameJob
 from latentsync_trt.sync.threads import StageClock
 from latentsync_trt.types import Float32Array, Frame, UInt8Array, UInt16Array
 from latentsync_trt.unexpected import without_paths

@@ -196,7 +196,7 @@ def faces(video: Path, output: Path | None, as_json: bool) -> None:
     from latentsync_trt.measure.page import describe, summaries, time_text, write_contact_sheet
     from latentsync_trt.media.files import check_file
     from latentsync_trt.paths import check_folder_to_write
-    from latentsync_trt.sync.analysis import analyze
+    from latentsync_trt.sync.faces import analyze
 
     check_file(video)
     base = output or video.with_name(f"{video.stem}-faces")

@@ -6,26 +6,20 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import TypeVar
 
-import numpy as np
-
 from latentsync_trt.audio.encoder import frame_count
 from latentsync_trt.audio.mel import filters_of
 from latentsync_trt.config import MODEL_FPS, SyncOptions
-from latentsync_trt.diffusion.loop import cache_plan, denoise
-from latentsync_trt.diffusion.scheduler import solver_schedule
+from latentsync_trt.diffusion import cache_plan, denoise, solver_schedule
 from latentsync_trt.media.playback import Playback, frames_in
 from latentsync_trt.media.reader import delays_of, probe, read_frames
 from latentsync_trt.media.soundtrack import SoundPiece
 from latentsync_trt.quantize.calibration_options import CalibrateOptions, Clip
 from latentsync_trt.runtime.networks.networks import Networks
-from latentsync_trt.sync.faces import FaceFinder
+from latentsync_trt.sync.faces import FaceFinder, FrameJob
 from latentsync_trt.sync.inpaint import Inpainter, make_inpainter
-from latentsync_trt.sync.jobs import FrameJob
-from latentsync_trt.sync.paint import Sight
-from latentsync_trt.sync.speakers import Voices
+from latentsync_trt.sync.paint import Sight, Window, WindowPlanner, faces_of
+from latentsync_trt.sync.speakers import OpenVoices, Voices
 from latentsync_trt.sync.threads import StageClock
-from latentsync_trt.sync.timeline import OpenVoices
-from latentsync_trt.sync.windows import Window, WindowPlanner
 from latentsync_trt.types import Denoiser, FaceDetector, Float32Array, Frame
 
 CACHE_INTERVAL = 3
@@ -139,11 +133,10 @@ def _windows(jobs: Iterable[FrameJob], frames: int) -> Iterator[Window[Sight]]:
     planner: WindowPlanner[Sight] = WindowPlanner(frames)
     for job in jobs:
         yield from planner.push({target.track_id: (job.frame, target) for target in job.targets})
-    yield from planner.finish()
+    yield from planner.push({})
 
 
 def _inputs(window: Window[Sight], inpainter: Inpainter, speech: OpenVoices) -> RecordedWindow:
-    faces = np.stack([target.face.image for _, target in window.items if target.face is not None])
-    (known,) = inpainter.encode([faces])
+    (known,) = inpainter.encode([faces_of(window)])
     audio = speech.windows(0, [frame for frame, _ in window.items])
     return RecordedWindow(inpainter.noise, known[None], audio[None])

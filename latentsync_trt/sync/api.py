@@ -3,12 +3,16 @@
 Imports of what runs it are inside the methods, so that `import latentsync_trt` loads no onnxruntime.
 """
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from latentsync_trt.config import RuntimeOptions, SyncOptions
-from latentsync_trt.sync.threads import ExclusiveAccess
+from latentsync_trt.errors import InputError
+from latentsync_trt.sync.threads import POLL_S
 from latentsync_trt.types import AudioFeatures, Enhancer, FaceDetector, Float32Array, ProgressCallback, SyncReport
 
 if TYPE_CHECKING:
@@ -33,7 +37,7 @@ class LipSync:
 
         self._devices = Devices(networks, others)
         self._own_detector: MediaPipeDetector | None = None
-        self._access = ExclusiveAccess("LipSync")
+        self._lock, self._thread, self._closed = threading.Lock(), 0, False
 
     @classmethod
     def from_bundle(
@@ -81,6 +85,25 @@ class LipSync:
             lip_sync._devices.notice(text)
         return lip_sync
 
+    @contextmanager
+    def _exclusive(self, operation: str) -> Iterator[None]:
+        """Waits until no other operation runs; raises `InputError` in a callback of one, and after `close`."""
+        if self._thread == threading.get_ident():
+            raise InputError(
+                f"LipSync.{operation}: called from a callback of another call, which it would wait for; call it "
+                "when that has returned, or raise in the callback to stop it"
+            )
+        while not self._lock.acquire(timeout=POLL_S):
+            pass
+        try:
+            if self._closed and operation != "close":
+                raise InputError(f"LipSync.{operation}: it is closed; open the bundle again")
+            self._thread = threading.get_ident()
+            yield
+        finally:
+            self._thread = 0
+            self._lock.release()
+
     def __enter__(self) -> Self:
         return self
 
@@ -92,7 +115,8 @@ class LipSync:
 
         Waits for a call that runs in another thread. Closing again does nothing.
         """
-        with self._access.take("close", last=True):
+        with self._exclusive("close"):
+            self._closed = True
             if self._own_detector is not None:
                 self._own_detector.close()
             self._devices.close()
@@ -103,9 +127,9 @@ class LipSync:
 
         options, devices = options or SyncOptions(), self._devices
         graphs, resolution_px = graphs_for(options), resolution_of(devices.bundle.manifest, options, devices.options)
-        with self._access.take("warm_up"):
-            self._devices.prepare(graphs, resolution_px)
-            self._devices.warm_up(graphs)
+        with self._exclusive("warm_up"):
+            devices.prepare(graphs, resolution_px)
+            devices.warm_up(graphs)
 
     @property
     def provider(self) -> str:
@@ -135,14 +159,14 @@ class LipSync:
         from latentsync_trt.media.audio import read_audio_blocks
         from latentsync_trt.sync.inputs import path_argument
 
-        recording = path_argument(path, "audio")
+        recording, devices = path_argument(path, "audio"), self._devices
 
         def encode_mel(mel: Float32Array) -> Float32Array:
-            self._devices.open_audio(AUDIO_ENCODER)  # not before the recording has been read
-            return self._devices.encode_mel(mel)
+            devices.open_audio(AUDIO_ENCODER)  # not before the recording has been read
+            return devices.encode_mel(mel)
 
-        with self._access.take("encode_audio"):
-            return encode_audio(lambda: read_audio_blocks(recording), encode_mel, filters_of(self._devices.bundle))
+        with self._exclusive("encode_audio"):
+            return encode_audio(partial(read_audio_blocks, recording), encode_mel, filters_of(devices.bundle))
 
     def sync(
         self,
@@ -180,19 +204,14 @@ class LipSync:
         self, inputs: "Inputs", on_progress: ProgressCallback | None = None, helpers: "Helpers | None" = None
     ) -> SyncReport:
         """As `sync`, with the files and options that `check_inputs` has checked, perhaps before this was opened."""
+        from latentsync_trt.face.detector import MediaPipeDetector
         from latentsync_trt.sync.run import Helpers, Run
 
-        with self._access.take("sync"):
+        with self._exclusive("sync"):
             try:
                 run = Run(self._devices, inputs, helpers or Helpers(), on_progress or (lambda _: None))
-                return run.execute(self._detector())
+                self._own_detector = self._own_detector or MediaPipeDetector()
+                return run.execute(self._own_detector)
             except BaseException:
                 self._devices.take_notices()  # they are not the next clip's
                 raise
-
-    def _detector(self) -> "MediaPipeDetector":
-        from latentsync_trt.face.detector import MediaPipeDetector
-
-        if self._own_detector is None:
-            self._own_detector = MediaPipeDetector()
-        return self._own_detector

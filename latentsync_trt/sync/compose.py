@@ -1,11 +1,12 @@
 """The stages after painting: painted faces are examined, become patches of their frames, and are measured."""
 
 from collections import deque
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fractions import Fraction
 from importlib.metadata import EntryPoint, entry_points
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -13,10 +14,13 @@ from latentsync_trt.errors import InputError
 from latentsync_trt.face.paste import InspectedFace, Pasted, Paster
 from latentsync_trt.measure.pictures import seam_score
 from latentsync_trt.media.parts import part_of
-from latentsync_trt.sync.jobs import FrameJob, Target
+from latentsync_trt.sync.faces import FrameJob, Target
 from latentsync_trt.sync.quality import Quality
 from latentsync_trt.sync.threads import StageClock
 from latentsync_trt.types import AlignedFace, Enhancer, Frame, Patch, UInt16Array
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 FADE_S = Fraction(4, 25)
 """Time between a frame that shows none of a painted face and one that shows all of it."""
@@ -29,19 +33,14 @@ GROUP = "latentsync_trt.enhancers"
 
 _WHITE = np.float32(65535)
 
+Items = Generator[tuple[Frame, tuple[T, ...]], None, None]
+"""Frames in order, with what is known of each painted face."""
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Ready:
-    """A painted face, perhaps enhanced, that can be pasted; `share`: how much of it shows."""
+Painted = tuple[Target, AlignedFace, UInt16Array, Fraction]
+"""How a face was found, cut out and painted, and how much of it shows."""
 
-    target: Target
-    face: AlignedFace
-    painted: UInt16Array
-    inspected: InspectedFace
-    share: Fraction
-
-
-Shown = tuple[Ready, Pasted]
+Background = Callable[..., Generator[Any, None, None]]
+"""Runs a generator, perhaps in a thread of this `name`."""
 
 
 class Composer:
@@ -57,60 +56,62 @@ class Composer:
         self._paster, self._enhancer, self._quality = paster, enhancer, quality
         self._clock, self._frames_done = clock, frames_done
 
-    def examine(self, jobs: Generator[FrameJob, None, None]) -> Generator[tuple[Frame, tuple[Ready, ...]], None, None]:
-        """Frames in order, with what can be known of each face without the frames before."""
+    def stages(self, jobs: Generator[FrameJob, None, None], background: Background) -> Items[Patch]:
+        """Frames in order, with the new pixels of each face; three stages, each run by `background`."""
+        shown, restart = self._shown(jobs), self._paster.restart
+        examined = background(self._stage("examine", shown, self._examined), name="examine")
+        composed = background(self._stage("compose", examined, self._pasted, lambda _: restart()), name="compose")
+        measured = self._stage("measure", composed, self._measured, self._quality.restart)
+        return background(measured, name="measure")
+
+    def _shown(self, jobs: Generator[FrameJob, None, None]) -> Items[Painted]:
         with closing(faded(jobs)) as shown:
             for job, shares in shown:
-                if job.frame.index < self._frames_done:
-                    continue
-                with self._clock.measure("examine", frames=int(bool(job.targets))):
-                    targets = ((target, shares[target.person]) for target in job.targets)
-                    ready = [found for each in targets if (found := self._ready(job.frame, *each))]
-                yield job.frame, tuple(ready)
+                if job.frame.index >= self._frames_done:
+                    yield (
+                        job.frame,
+                        tuple(
+                            (each, each.face, each.painted, shares[each.person])
+                            for each in job.targets
+                            if each.face is not None and each.painted is not None
+                        ),
+                    )
 
-    def compose(
-        self, examined: Generator[tuple[Frame, tuple[Ready, ...]], None, None]
-    ) -> Generator[tuple[Frame, tuple[Shown, ...]], None, None]:
-        """Frames in order, with each face as it is pasted."""
+    def _stage(
+        self,
+        name: str,
+        items: Items[T],
+        change: Callable[[Frame, T], R],
+        begin_part: Callable[[Fraction], object] = lambda _: None,
+    ) -> Items[R]:
         part = -1
-        with closing(examined):
-            for frame, faces in examined:
-                with self._clock.measure("compose", frames=int(bool(faces))):
+        with closing(items):
+            for frame, faces in items:
+                with self._clock.measure(name, frames=int(bool(faces))):
                     if part_of(frame.time_s) != part:
                         part = part_of(frame.time_s)
-                        self._paster.restart()
-                    shown = tuple((ready, self._pasted(frame, ready)) for ready in faces)
-                yield frame, shown
+                        begin_part(frame.time_s)
+                    changed = tuple(change(frame, face) for face in faces)
+                yield frame, changed
 
-    def measure(
-        self, composed: Generator[tuple[Frame, tuple[Shown, ...]], None, None]
-    ) -> Generator[tuple[Frame, tuple[Patch, ...]], None, None]:
-        """Frames in order, with the new pixels of each face."""
-        part = -1
-        with closing(composed):
-            for frame, faces in composed:
-                with self._clock.measure("measure", frames=int(bool(faces))):
-                    if part_of(frame.time_s) != part:
-                        part = part_of(frame.time_s)
-                        self._quality.restart(frame.time_s)
-                    for ready, pasted in faces:
-                        self._quality.add(frame, ready.target, pasted, seam_score(frame.picture, pasted.patch))
-                yield frame, tuple(_faded(pasted.patch, ready.share) for ready, pasted in faces)
+    def _examined(self, frame: Frame, shown: Painted) -> tuple[Painted, InspectedFace]:
+        """What can be known of a face without the frames before."""
+        target, face, painted, share = shown
+        if self._enhancer is not None:
+            painted = enhanced(painted, self._enhancer)
+        inspected = self._paster.inspect_face(frame.picture, face, painted, target.tracked)
+        return (target, face, painted, share), inspected
 
-    def _ready(self, frame: Frame, target: Target, share: Fraction) -> Ready | None:
-        if target.face is None or target.painted is None:
-            return None
-        painted = target.painted if self._enhancer is None else enhanced(target.painted, self._enhancer)
-        inspected = self._paster.inspect_face(frame.picture, target.face, painted, target.tracked)
-        return Ready(target, target.face, painted, inspected, share)
+    def _pasted(self, frame: Frame, examined: tuple[Painted, InspectedFace]) -> tuple[Target, Fraction, Pasted]:
+        (target, face, painted, share), inspected = examined
+        pasted = self._paster.paste(frame.picture, face, painted, inspected, target.track_id, frame.time_s)
+        return target, share, pasted
 
-    def _pasted(self, frame: Frame, ready: Ready) -> Pasted:
-        track_id = ready.target.track_id
-        return self._paster.paste(frame.picture, ready.face, ready.painted, ready.inspected, track_id, frame.time_s)
-
-
-def _faded(patch: Patch, share: Fraction) -> Patch:
-    return patch if share == 1 else replace(patch, weight=patch.weight * np.float32(share))
+    def _measured(self, frame: Frame, composed: tuple[Target, Fraction, Pasted]) -> Patch:
+        target, share, pasted = composed
+        patch = pasted.patch
+        self._quality.add(frame, target, pasted, seam_score(frame.picture, patch))
+        return patch if share == 1 else replace(patch, weight=patch.weight * np.float32(share))
 
 
 def faded(jobs: Generator[FrameJob, None, None]) -> Generator[tuple[FrameJob, Shares], None, None]:

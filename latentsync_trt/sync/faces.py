@@ -1,43 +1,99 @@
-"""Two stages: find the faces in every frame, then crop them.
+"""Two stages: find the faces in every frame, then crop them; and the look through a whole clip for its faces.
 
 A face is searched near its last position, so finding is sequential; cropping runs in another thread.
 """
 
+from array import array
 from collections.abc import Callable, Generator, Mapping
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 
+import cv2
 import numpy as np
 
 from latentsync_trt.errors import NoFaceError
 from latentsync_trt.face.align import composed, crop, inverse, moved_face, square, stretch
 from latentsync_trt.face.choice import LARGEST, Chooser, Runs, check_people, speakers_of
-from latentsync_trt.face.geometry import LEAST_HEIGHT_PX, LEAST_WIDTH_PX
+from latentsync_trt.face.geometry import LEAST_HEIGHT_PX, LEAST_WIDTH_PX, turn
 from latentsync_trt.face.identity import luma_of
-from latentsync_trt.face.track_file import Tracks
+from latentsync_trt.face.track_file import COLUMNS, ClipMark, FaceSpan, Tracks
 from latentsync_trt.face.tracker import FaceTracker, FrameFaces, LookAhead
+from latentsync_trt.measure.page import PORTRAIT_PX
 from latentsync_trt.media.pictures import LazyRgb
-from latentsync_trt.sync.jobs import FrameJob, Target
-from latentsync_trt.sync.threads import StageClock
-from latentsync_trt.types import FaceDetector, Frame, Interval, UInt8Array
+from latentsync_trt.media.reader import probe, read_frames
+from latentsync_trt.sync.threads import QUEUE_DEPTH, StageClock, in_background
+from latentsync_trt.types import (
+    AlignedFace,
+    Face,
+    FaceDetector,
+    Float64Array,
+    Frame,
+    Interval,
+    Picture,
+    Progress,
+    ProgressCallback,
+    UInt8Array,
+    UInt16Array,
+    VideoInfo,
+)
 from latentsync_trt.values import FaceChoice
 
-_TURN = "ffmpeg -display_rotation ANGLE -i in.mp4 -c copy out.mp4"
-_WRONG_TAG = f"its rotation tag is wrong; set it to 0, 90, 180 or 270: {_TURN}"
+_WRONG_TAG = (
+    "its rotation tag is wrong; set it to 0, 90, 180 or 270: ffmpeg -display_rotation ANGLE -i in.mp4 -c copy out.mp4"
+)
 
 _OVERVIEW_PX = 768
 """Longer side, or more, of the picture in which large faces are searched: the network averages it."""
 
 _LUMA_PX = 256
 
+_LEAST_SEEN_S = 0.2
+"""Someone who is seen for less in the whole clip is a passer-by at its edge, or no person."""
+
+_PORTRAIT_SCALE = 1.7
+_BETTER = 1.1
+"""A portrait is replaced by one that is better by this factor; else every frame of a zoom would be cut out."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Target:
+    """A face of one frame that follows a voice, and the results of the stages so far.
+
+    `track_id`: unique for an unbroken run of one face in one shot; windows never span two.
+    `person`: identity through the clip, the number shown by `latentsync-trt faces`. `speaker`:
+    index of its voice. `tracked`: box and landmarks in pixels of the stored frame. `matrix (2, 3)`:
+    frame pixels → crop pixels. `painted`: the new face, uint16 `(H, W, 3)`, 257 × level.
+    """
+
+    track_id: int
+    person: int
+    speaker: int
+    tracked: Face
+    matrix: Float64Array
+    face: AlignedFace | None = None
+    painted: UInt16Array | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FrameJob:
+    """A frame on its way through the stages; it leaves unchanged where it has no targets.
+
+    `shot`: number of the shot that it is part of; None where no face was searched.
+    """
+
+    frame: Frame
+    targets: tuple[Target, ...] = ()
+    shot: int | None = None
+
 
 class FaceFinder:
-    """Finds and crops the faces of every frame of a clip, and counts the frames with one.
+    """Finds and crops the faces of every frame of a clip; holds back half a second of frames, to bridge gaps.
 
-    Holds back half a second of frames, to bridge gaps.
+    `frames_with_face`: their number so far. `untouched`: the wanted times so far at which no face was chosen.
 
     Args:
         resolution_px: side of an aligned face.
@@ -73,14 +129,8 @@ class FaceFinder:
         self._clock, self._pixel_aspect = clock, pixel_aspect
         self._wanted, self._on_notice = wanted, on_notice
         self._source_s = self._longest_step_s = Fraction(0)
-        self._jumps = 0
-        self._untouched: list[Interval] = []
-        self._most_faces = self._searched = self.frames_with_face = 0
-
-    @property
-    def untouched(self) -> tuple[Interval, ...]:
-        """The wanted times so far at which no face was chosen."""
-        return tuple(self._untouched)
+        self.untouched: list[Interval] = []
+        self._jumps = self._most_faces = self._searched = self.frames_with_face = 0
 
     def no_face(self, video: Path, frames: int) -> NoFaceError:
         """The error for a `video` of so many `frames`, none of which shows a usable face that was chosen."""
@@ -99,7 +149,10 @@ class FaceFinder:
     def find(self, frames: Generator[Frame, None, None]) -> Generator[FrameJob, None, None]:
         """A job for every frame, in order."""
         for frame, seen in self.see(frames):
-            self._note_jump(frame.source_s)
+            # Played backwards, a source takes the steps that it took forwards; a longer one starts from its beginning.
+            step_s = frame.source_s - self._source_s
+            self._jumps += -step_s > self._longest_step_s
+            self._longest_step_s, self._source_s = max(self._longest_step_s, step_s), frame.source_s
             with self._clock.measure("face"):
                 job = FrameJob(frame) if seen is None else self._job(frame, seen)
             self.frames_with_face += bool(job.targets)
@@ -127,7 +180,13 @@ class FaceFinder:
         yield from ahead.finish()
 
     def _job(self, frame: Frame, seen: FrameFaces) -> FrameJob:
-        self._note_several(frame, len(seen.faces))
+        count = len(seen.faces)
+        if self._most_faces < 2 <= count and self._choice == LARGEST:
+            self._on_notice(
+                f"{count} faces after {float(frame.time_s):.2f} s: the largest is lip-synced; --face takes another, "
+                "latentsync-trt faces shows all"
+            )
+        self._most_faces = max(self._most_faces, count)
         chosen = self._chooser.choose(seen, frame.time_s)
         placed = self._runs.advance({(one.track_id, self._jumps): one.face for one, _ in chosen})
         if not chosen:
@@ -143,41 +202,25 @@ class FaceFinder:
             targets.append(Target(run, one.person, speaker, face, composed(to_square, matrix)))
         return FrameJob(frame, tuple(targets), seen.shot)
 
-    def _note_jump(self, source_s: Fraction) -> None:
-        """Counts the starts from the beginning; played backwards, a source takes the steps that it took forwards."""
-        step_s = source_s - self._source_s
-        self._jumps += -step_s > self._longest_step_s
-        self._longest_step_s, self._source_s = max(self._longest_step_s, step_s), source_s
-
-    def _note_several(self, frame: Frame, count: int) -> None:
-        if self._most_faces < 2 <= count and self._choice == LARGEST:
-            self._on_notice(
-                f"{count} faces after {float(frame.time_s):.2f} s: the largest is lip-synced; --face takes another, "
-                "latentsync-trt faces shows all"
-            )
-        self._most_faces = max(self._most_faces, count)
-
     def _note_untouched(self, frame: Frame, reason: str) -> None:
         start_s, end_s = float(frame.time_s), float(frame.time_s + frame.duration_s)
-        last = self._untouched[-1] if self._untouched else None
-        if last is not None and last.reason == reason and last.end_s == start_s:
-            self._untouched[-1] = replace(last, end_s=end_s)
-        else:
-            self._untouched.append(Interval(start_s, end_s, reason))
+        if self.untouched and (self.untouched[-1].reason, self.untouched[-1].end_s) == (reason, start_s):
+            start_s = self.untouched.pop().start_s
+        self.untouched.append(Interval(start_s, end_s, reason))
 
-    def cut_out(self, jobs: Generator[FrameJob, None, None]) -> Generator[FrameJob, None, None]:
-        """Every job in order, with its aligned face."""
+    def cut_out(
+        self,
+        jobs: Generator[FrameJob, None, None],
+        speaks: Callable[[int, Fraction], bool] = lambda *_: True,
+    ) -> Generator[FrameJob, None, None]:
+        """Every job in order, with the aligned faces of those who speak: whether a speaker does, by number and time."""
         with closing(jobs):
             for job in jobs:
-                if not job.targets:
-                    yield job
-                    continue
-                with self._clock.measure("align"):
-                    targets = tuple(
-                        replace(target, face=crop(job.frame.picture, target.matrix, self._resolution_px))
-                        for target in job.targets
-                    )
-                yield replace(job, targets=targets)
+                if targets := [each for each in job.targets if speaks(each.speaker, job.frame.time_s)]:
+                    with self._clock.measure("align"):
+                        aligned = [crop(job.frame.picture, target.matrix, self._resolution_px) for target in targets]
+                    targets = [replace(target, face=face) for target, face in zip(targets, aligned, strict=True)]
+                yield replace(job, targets=tuple(targets))
 
 
 def _luma(frame: Frame) -> UInt8Array:
@@ -198,3 +241,75 @@ def _overview(frame: Frame, pixel_aspect: Fraction) -> UInt8Array:
         y, u, v = (plane[::step, ::step] for plane in (planes.y, planes.u, planes.v))
         picture = LazyRgb(replace(planes, y=y, u=u, v=v))
     return np.asarray(square(picture, pixel_aspect))
+
+
+def mark_of(video: Path, info: VideoInfo, frames: int = 0) -> ClipMark:
+    """By what the tracks of a clip are recognized; `frames` are not compared."""
+    size_bytes = video.stat().st_size if video.is_file() else 0
+    duration_s = 0.0 if info.duration_s is None else round(float(info.duration_s), 3)
+    return ClipMark(video.name, size_bytes, info.width_px, info.height_px, frames, duration_s)
+
+
+def analyze(
+    video: Path, detector: FaceDetector, on_progress: ProgressCallback = lambda _: None
+) -> tuple[Tracks, dict[int, UInt8Array]]:
+    """The tracks of all faces of a clip, and a picture of each person, uint8 `(160, 160, 3)` RGB.
+
+    The best picture is large and frontal. Needs 88 bytes for each face in each frame, else no more memory for a long
+    clip than for a short one.
+
+    Raises:
+        MediaError: the clip cannot be read. NoFaceError: it shows no usable face.
+    """
+    info = probe(video)
+    aspect, rate = info.sample_aspect_ratio, info.frames_per_s
+    finder = FaceFinder(detector, PORTRAIT_PX, StageClock(), pixel_aspect=aspect, small=True)
+    expected = 0 if rate is None or info.duration_s is None else round(rate * info.duration_s)
+    pictures = groupby(read_frames(video), lambda frame: frame.source_s)
+    frames = in_background((next(repeated) for _, repeated in pictures), depth=QUEUE_DEPTH, name="decode")
+    tracks: dict[int, tuple[int, array[float]]] = {}
+    portraits: dict[int, tuple[float, UInt8Array]] = {}
+    shots_s: dict[int, float] = {}
+    count = 0
+    with closing(finder.see(frames)) as seen_frames:
+        for count, (frame, seen) in enumerate(seen_frames, 1):
+            time_s = round(float(frame.source_s), 6)
+            if seen is not None:
+                shots_s.setdefault(seen.shot, time_s)
+            for one in () if seen is None else seen.faces:
+                face, person = one.face, one.person
+                row = time_s, *face.box.tolist(), *face.points.ravel().tolist()
+                tracks.setdefault(one.track_id, (person, array("d")))[1].extend(row)
+                score = float(face.box[3] - face.box[1]) / (1 + 4 * float(turn(face.points)))
+                if person not in portraits or score > _BETTER * portraits[person][0]:
+                    portraits[person] = score, _portrait(square(frame.picture, aspect), face)
+            on_progress(Progress("finding faces", count, max(expected, count) if expected else None))
+    if not tracks:
+        raise finder.no_face(video, count)
+    spans, numbers = _numbered([(person, np.array(rows).reshape(-1, COLUMNS)) for person, rows in tracks.values()])
+    found = Tracks(mark_of(video, info, count), tuple(shots_s.values()), spans)
+    return found, {number: portraits[person][1] for person, number in numbers.items()}
+
+
+def _numbered(found: list[tuple[int, Float64Array]]) -> tuple[tuple[FaceSpan, ...], dict[int, int]]:
+    """All tracks, and the new number of each person, by the one given while tracking, but of those hardly seen."""
+    found.sort(key=lambda one: float(one[1][0, 0]))
+    seen_s = dict.fromkeys((person for person, _ in found), 0.0)
+    for person, rows in found:
+        seen_s[person] += float(rows[-1, 0] - rows[0, 0])
+    lasting = [person for person, time_s in seen_s.items() if time_s >= min(_LEAST_SEEN_S, max(seen_s.values()))]
+    numbers = {person: number for number, person in enumerate(lasting)}
+    return tuple(FaceSpan(numbers[person], rows) for person, rows in found if person in numbers), numbers
+
+
+def _portrait(picture: Picture, face: Face) -> UInt8Array:
+    side = float((face.box[2:] - face.box[:2]).max()) * _PORTRAIT_SCALE
+    left, top = ((face.box[:2] + face.box[2:]) / 2 - side / 2).tolist()
+    (y0, y1), (x0, x1) = ((max(0, int(start)), int(start + side)) for start in (top, left))
+    part = np.asarray(picture[y0:y1, x0:x1])
+    scale = PORTRAIT_PX / side
+    size = max(1, round(part.shape[1] * scale)), max(1, round(part.shape[0] * scale))
+    small = cv2.resize(part, size, interpolation=cv2.INTER_AREA if scale < 1 else cv2.INTER_CUBIC)
+    canvas = np.full((PORTRAIT_PX, PORTRAIT_PX, 3), 255, np.uint8)
+    canvas[: small.shape[0], : small.shape[1]] = small[:PORTRAIT_PX, :PORTRAIT_PX]
+    return canvas

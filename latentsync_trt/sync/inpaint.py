@@ -14,8 +14,16 @@ from latentsync_trt.bundle.manifest import (
     step_graph,
 )
 from latentsync_trt.config import RuntimeOptions, SyncOptions
-from latentsync_trt.diffusion.loop import LATENT_CHANNELS, PlannedStep, conditioning, denoise, initial_noise, plan_for
-from latentsync_trt.diffusion.scheduler import Step, solver_schedule
+from latentsync_trt.diffusion import (
+    LATENT_CHANNELS,
+    PlannedStep,
+    Step,
+    conditioning,
+    denoise,
+    initial_noise,
+    plan_for,
+    solver_schedule,
+)
 from latentsync_trt.errors import InputError
 from latentsync_trt.face.mask import latent_mask, mouth_mask
 from latentsync_trt.types import Denoiser, Float32Array, ImageCodec, UInt8Array, UInt16Array

@@ -1,7 +1,7 @@
 """Checks everything that a run needs from its caller, before anything heavy is loaded."""
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -90,49 +90,48 @@ def check_inputs(video: object, audio: object, output: object, options: SyncOpti
         check_file(path)
     check_output_path(target, source, *heard)
     info = probe(source)
-    tracks = _tracks(source, info, options)
     encoder = check_encoder(options, info, target)
     for path in heard:
         with closing(read_audio_blocks(path)) as blocks:
             next(blocks, None)
     if info.duration_s is not None:
-        info = replace(info, duration_s=info.duration_s + delays.picture_s)
-    _check_part(source, info.duration_s, options)
+        lasts_s = info.duration_s + delays.picture_s
+        for name, time_s, most_s in (("start", options.start, lasts_s), ("end", options.end, lasts_s + HELD_S)):
+            if time_s is not None and not time_s < most_s:
+                lasts = f"{source} lasts {float(lasts_s):.2f} s; give a time in it"
+                raise InputError(f"--{name} {float(time_s):g}: {lasts}")
+    others = _others(source, info, target, options)
+    if info.duration_s is not None:
+        info = replace(info, duration_s=lasts_s)
     mix = None if mixed is None else SoundPiece(mixed, at_s(mixed))
+    return Inputs(options, source, target, info, encoder, delays.picture_s, voices, own, mix, *others)
+
+
+def _others(
+    video: Path, info: VideoInfo, output: Path, options: SyncOptions
+) -> "tuple[Tracks | None, Credentials | None, Path | None]":
+    """What the options that few runs have name: their modules load OpenCV and more."""
+    tracks = credentials = page = None
+    if options.faces is not None:
+        from latentsync_trt.face.track_file import read_tracks
+        from latentsync_trt.sync.faces import mark_of
+
+        path = path_argument(options.faces, "--faces")
+        tracks = read_tracks(path)
+        tracks.check_clip(mark_of(video, info), path)
     if options.enhancer is not None:
         from latentsync_trt.sync.compose import check_enhancer
 
         check_enhancer(options.enhancer)
-    others = _credentials(target, options), _page(options)
-    return Inputs(options, source, target, info, encoder, delays.picture_s, voices, own, mix, tracks, *others)
+    if options.c2pa is not None:
+        from latentsync_trt.media.c2pa import read_credentials
 
+        credentials = read_credentials(path_argument(options.c2pa, "--c2pa"), output)
+    if options.report is not None:
+        from latentsync_trt.measure.page import page_path
 
-def _tracks(video: Path, info: VideoInfo, options: SyncOptions) -> "Tracks | None":
-    if options.faces is None:
-        return None
-    from latentsync_trt.face.track_file import read_tracks
-    from latentsync_trt.sync.analysis import mark_of
-
-    path = path_argument(options.faces, "--faces")
-    tracks = read_tracks(path)
-    tracks.check_clip(mark_of(video, info), path)
-    return tracks
-
-
-def _credentials(output: Path, options: SyncOptions) -> "Credentials | None":
-    if options.c2pa is None:
-        return None
-    from latentsync_trt.media.c2pa import read_credentials  # loads OpenCV
-
-    return read_credentials(path_argument(options.c2pa, "--c2pa"), output)
-
-
-def _page(options: SyncOptions) -> Path | None:
-    if options.report is None:
-        return None
-    from latentsync_trt.measure.page import page_path
-
-    return page_path(options.report, "--report")
+        page = page_path(options.report, "--report")
+    return tracks, credentials, page
 
 
 def _own_sound(video: Path, options: SyncOptions, *files: Path | None) -> tuple[SoundPiece | None, Delays]:
@@ -145,14 +144,6 @@ def _own_sound(video: Path, options: SyncOptions, *files: Path | None) -> tuple[
             return None, Delays()
     delays = delays_of(video, video)
     return SoundPiece(video, delays.sound_s), delays
-
-
-def _check_part(video: Path, duration_s: Fraction | None, options: SyncOptions) -> None:
-    if duration_s is None:
-        return
-    for name, time_s, most_s in (("--start", options.start, duration_s), ("--end", options.end, duration_s + HELD_S)):
-        if time_s is not None and not time_s < most_s:
-            raise InputError(f"{name} {float(time_s):g}: {video} lasts {float(duration_s):.2f} s; give a time in it")
 
 
 def path_argument(value: object, name: str) -> Path:
@@ -175,13 +166,18 @@ def fingerprint(inputs: Inputs, bundle: Path, provider: str, brought: Mapping[st
     Raises:
         MediaError: an input has disappeared.
     """
+    options, encoder = inputs.options, inputs.encoder
+    recordings = [piece.path for piece in inputs.voices.recordings]
+    separate = options.turns is None and bool(options.speaker)  # files, then
+    names = [f"--speaker {speaker.face}" for speaker in options.speaker] if separate else ["--audio"]
+    files = {"--video": inputs.video, **dict(zip(names, recordings, strict=True))}
+    files |= {flag_name(name): Path(path) for name in _FILES if (path := getattr(options, name)) is not None}
+    left_out = (*_NOT_IN_PICTURES, *_FILES, *(["speaker"] if not options.turns else []))
     runtimes = {name: version for name in _RUNTIMES if (version := distribution_version(name))}
     versions = {"latentsync-trt": __version__, **library_versions(), **runtimes}
-    options, encoder = inputs.options, inputs.encoder
-    separate = () if options.turns else ("speaker",)  # files, then
     return {
-        **{name: _stamp(path) for name, path in _files(inputs, options)},
-        "options": " ".join(command_line(options, leave_out=(*_NOT_IN_PICTURES, *_FILES, *separate))),
+        **{name: _stamp(path) for name, path in files.items()},
+        "options": " ".join(command_line(options, leave_out=left_out)),
         **{name: _identity(value) for name, value in brought.items() if value is not None},
         "encoder": " ".join([encoder.ffmpeg, encoder.pixel_format, *(f"{k}={v}" for k, v in encoder.options)]),
         "bundle": sha256((bundle / MANIFEST_NAME).read_bytes()).hexdigest()[:_DIGITS],
@@ -189,15 +185,6 @@ def fingerprint(inputs: Inputs, bundle: Path, provider: str, brought: Mapping[st
         "cores": str(os.cpu_count()),  # FFV1 divides a picture by them, the same way in all parts
         "versions": ", ".join(f"{name} {version}" for name, version in versions.items()),
     }
-
-
-def _files(inputs: Inputs, options: SyncOptions) -> Iterator[tuple[str, Path]]:
-    yield "--video", inputs.video
-    separate = options.turns is None and options.speaker
-    names = [f"--speaker {speaker.face}" for speaker in options.speaker] if separate else ["--audio"]
-    yield from zip(names, (piece.path for piece in inputs.voices.recordings), strict=True)
-    given = ((name, getattr(options, name)) for name in _FILES)
-    yield from ((flag_name(name), Path(path)) for name, path in given if path is not None)
 
 
 def _identity(value: object) -> str:

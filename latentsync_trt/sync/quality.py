@@ -1,4 +1,4 @@
-"""Measures of the painted faces while a clip runs: lips against speech, seams, flicker, and pictures of moments."""
+"""Measures of painted faces while a clip runs: lips against speech, seams, flicker, pictures of moments; their page."""
 
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
@@ -6,28 +6,27 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cache
 from math import isnan, sqrt
+from pathlib import Path
 from statistics import fmean
 
 import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from latentsync_trt.config import MODEL_FPS
+from latentsync_trt.config import MODEL_FPS, SyncOptions
+from latentsync_trt.errors import OutputError
 from latentsync_trt.face.align import rescaled, shifted
 from latentsync_trt.face.mask import mouth_mask
 from latentsync_trt.face.paste import Pasted
 from latentsync_trt.measure.lips import QUIET_DB, Curves, Loudness, agreement, closed_rate, gap_of
+from latentsync_trt.measure.page import Section, svg, sync_figure, write_page
 from latentsync_trt.measure.pictures import FlickerMeter, mouth_part
 from latentsync_trt.measures import LipMeasure, Measures
-from latentsync_trt.sync.jobs import Target
-from latentsync_trt.types import (
-    Float32Array,
-    Float64Array,
-    Frame,
-    Patch,
-    UInt8Array,
-    UInt16Array,
-)
+from latentsync_trt.option_fields import command_line
+from latentsync_trt.sync.faces import Target
+from latentsync_trt.types import Float32Array, Float64Array, Frame, Patch, SyncReport, UInt8Array, UInt16Array
+from latentsync_trt.unexpected import without_paths
+from latentsync_trt.version import __version__
 
 _HEIGHT_PX = 240
 _AROUND = 0.15
@@ -50,6 +49,17 @@ _LEAST_AGREEMENT = 0.35
 _SILENT_DB = -100.0
 
 
+_FILES = ("c2pa", "faces", "mix", "report", "speaker", "turns")
+"""Options that name files: a page may be passed on."""
+
+_METHOD = (
+    "The lips' opening, found by FaceMesh in the painted faces, is compared with the loudness of the speech, which "
+    "says little about single sounds: it tells lips that follow from lips that do not, not good from very good. "
+    "Seam: the step at the edge of what was pasted, relative to the source's own changes there; 0 = none, below 1 they "
+    "hide it. Flicker: change from frame to frame that is no movement, beside the mouth; 1 = as the source."
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Moment:
     """A face at `time_s` of the output: `before` and `after` as JPEG files; `shows`: why it was chosen."""
@@ -70,48 +80,53 @@ class Quality:
 
     def __init__(self, starts_s: Sequence[Fraction], *, pictures: bool = False) -> None:
         self.starts_s = tuple(starts_s)
-        self._lips = [_Lips(start_s) for start_s in starts_s]
-        self._flicker: dict[int, _Flicker] = {}
+        self._loudness = [Loudness() for _ in starts_s]
+        self._lips = [(array("q"), array("f")) for _ in starts_s]
+        self._meters: dict[int, tuple[int, tuple[FlickerMeter, FlickerMeter]]] = {}
         self._seams, self._own, self._new = array("d"), array("d"), array("d")
         self._pictures = pictures
-        self._best: dict[str, float] = {}
-        self._moments: dict[str, Moment] = {}
+        self._best: dict[str, tuple[float, Moment]] = {}
         self._last: tuple[Frame, Target, Patch] | None = None
         self._from_s: Fraction | None = None
 
     def listen(self, speaker: int, blocks: Iterable[Float32Array]) -> Iterator[Float32Array]:
         """The same blocks of the speaker's recording, mono at 16 kHz, measured on their way to `SpeechStream`."""
-        return self._lips[speaker].loudness.passing(blocks)
+        return self._loudness[speaker].passing(blocks)
 
     def add(self, frame: Frame, target: Target, pasted: Pasted, seam: float) -> None:
         """A face that was pasted into `frame`, with its `seam_score`; frames in order, each face of a frame once."""
         gap = float("nan") if pasted.painted_mesh is None else gap_of(pasted.painted_mesh)
-        self._lips[target.speaker].add(frame.time_s, gap)
+        at = round((frame.time_s - self.starts_s[target.speaker]) * MODEL_FPS)
+        if at >= 0 and not isnan(gap):
+            ats, gaps = self._lips[target.speaker]
+            ats.append(at)
+            gaps.append(gap)
         self._seams.append(seam)
-        self._flicker = {track: each for track, each in self._flicker.items() if each.index >= frame.index - 1}
-        change = self._flicker.setdefault(target.track_id, _Flicker()).add(frame, target, pasted.patch)
-        if change is not None:
-            self._own.append(change[0])
-            self._new.append(change[1])
-        if self._pictures:
-            self._last = frame, target, pasted.patch
-            flicker = 0.0 if change is None else change[1] - change[0]
-            values = {
-                "first": 0.0,
-                "widest open": gap,
-                "shut": -gap,
-                "most visible seam": seam,
-                "most flicker": flicker,
-            }
-            for shows, value in values.items():
-                if not isnan(value) and value > self._best.get(shows, -np.inf):
-                    self._best[shows] = value
-                    self._moments[shows] = _moment(*self._last, shows)
+        own, new = self._flicker(frame, target, pasted.patch)
+        if own is not None and new is not None:
+            self._own.append(own)
+            self._new.append(new)
+        if not self._pictures:
+            return
+        self._last = frame, target, pasted.patch
+        flicker = 0.0 if own is None or new is None else new - own
+        shown = {"first": 0.0, "widest open": gap, "shut": -gap, "most visible seam": seam, "most flicker": flicker}
+        for shows, value in shown.items():
+            if not isnan(value) and (shows not in self._best or value > self._best[shows][0]):
+                self._best[shows] = value, _moment(*self._last, shows)
+
+    def _flicker(self, frame: Frame, target: Target, patch: Patch) -> list[float | None]:
+        """Of the source and of the new picture, see `FlickerMeter.add`."""
+        self._meters = {track: each for track, each in self._meters.items() if each[0] >= frame.index - 1}
+        _, meters = self._meters.get(target.track_id, (0, (FlickerMeter(), FlickerMeter())))
+        self._meters[target.track_id] = frame.index, meters
+        pictures = _aligned(frame, target, patch)
+        return [meter.add(picture) for meter, picture in zip(meters, pictures, strict=True)]
 
     def restart(self, time_s: Fraction) -> None:
         """Begins a new part: the frames before have no influence on what follows."""
         self._from_s = time_s if self._from_s is None else self._from_s
-        self._flicker.clear()
+        self._meters.clear()
 
     def result(self) -> Measures:
         """The measures of all faces so far."""
@@ -122,12 +137,17 @@ class Quality:
         return Measures(tuple(lips), fmean(self._seams) if self._seams else None, flicker, float(self._from_s or 0))
 
     def curves(self) -> list[Curves | None]:
-        """Lips and loudness of each speaker over the recording; None where no lips were measured."""
-        return [lips.curves() for lips in self._lips]
+        """Lips and loudness of each speaker at the model's rate, the mean of the frames around each time.
+
+        Silence after the recording; None where no lips were measured.
+        """
+        speakers = zip(self._loudness, self._lips, strict=True)
+        return [_curves(loudness.level_db(), *lips) if lips[0] else None for loudness, lips in speakers]
 
     def moments(self) -> list[Moment]:
         """The extreme moments, first and last face, by time; what is shown twice is named once."""
-        found = [*self._moments.values(), *([] if self._last is None else [_moment(*self._last, "last")])]
+        found = [moment for _, moment in self._best.values()]
+        found += [] if self._last is None else [_moment(*self._last, "last")]
         named: dict[tuple[float, bytes], Moment] = {}
         for moment in found:
             key = moment.time_s, moment.before
@@ -135,49 +155,14 @@ class Quality:
         return sorted(named.values(), key=lambda moment: moment.time_s)
 
 
-class _Lips:
-    """The lips of one speaker over the time of the recording."""
-
-    def __init__(self, start_s: Fraction) -> None:
-        self._start_s = start_s
-        self.loudness = Loudness()
-        self._at, self._gaps = array("q"), array("f")
-
-    def add(self, time_s: Fraction, gap: float) -> None:
-        at = round((time_s - self._start_s) * MODEL_FPS)
-        if at >= 0 and not isnan(gap):
-            self._at.append(at)
-            self._gaps.append(gap)
-
-    def curves(self) -> Curves | None:
-        """At the model's rate: the mean of the frames around each time, silence after the recording."""
-        if not self._at:
-            return None
-        at, gaps = np.array(self._at), np.array(self._gaps, np.float64)
-        level_db = self.loudness.level_db()
-        count = max(len(level_db), int(at.max()) + 1)
-        frames = np.bincount(at, minlength=count)
-        means: Float64Array = np.full(count, np.nan)
-        np.divide(np.bincount(at, gaps, count), frames, out=means, where=frames > 0)
-        heard = np.pad(level_db, (0, count - len(level_db)), constant_values=_SILENT_DB)
-        return Curves(means.astype(np.float32), heard)
-
-
-class _Flicker:
-    """Flicker beside the mouth of one track, of the source and of the new picture."""
-
-    def __init__(self) -> None:
-        self.index = -1
-        self._meters = FlickerMeter(), FlickerMeter()
-
-    def add(self, frame: Frame, target: Target, patch: Patch) -> tuple[float, float] | None:
-        """See `FlickerMeter.add`: of both."""
-        pictures = _aligned(frame, target, patch)
-        if frame.index != self.index + 1:
-            self._meters = FlickerMeter(), FlickerMeter()
-        self.index = frame.index
-        own, new = (meter.add(picture) for meter, picture in zip(self._meters, pictures, strict=True))
-        return None if own is None or new is None else (own, new)
+def _curves(level_db: Float32Array, ats: "array[int]", opened: "array[float]") -> Curves:
+    at, gaps = np.array(ats), np.array(opened, np.float64)
+    count = max(len(level_db), int(at.max()) + 1)
+    frames = np.bincount(at, minlength=count)
+    means: Float64Array = np.full(count, np.nan)
+    np.divide(np.bincount(at, gaps, count), frames, out=means, where=frames > 0)
+    heard = np.pad(level_db, (0, count - len(level_db)), constant_values=_SILENT_DB)
+    return Curves(means.astype(np.float32), heard)
 
 
 @cache
@@ -229,7 +214,11 @@ def _measured(speaker: int, curves: Curves) -> LipMeasure:
 
 
 def _moment(frame: Frame, target: Target, patch: Patch, shows: str) -> Moment:
-    left, top, right, bottom = _part(frame, target)
+    box = target.tracked.box.astype(np.float64)
+    margin = _AROUND * max(box[2] - box[0], box[3] - box[1])
+    height, width = frame.picture.shape[:2]
+    left, top = np.clip(box[:2] - margin, 0, (width - 1, height - 1)).astype(int).tolist()
+    right, bottom = np.clip(box[2:] + margin, (left + 1, top + 1), (width, height)).astype(int).tolist()
     high, wide = patch.weight.shape
     x, y = min(left, patch.x_px), min(top, patch.y_px)
     before = frame.picture[y : max(bottom, patch.y_px + high), x : max(right, patch.x_px + wide)]
@@ -240,18 +229,47 @@ def _moment(frame: Frame, target: Target, patch: Patch, shows: str) -> Moment:
     return Moment(float(frame.time_s), shows, _jpeg(before[shown]), _jpeg(after[shown]))
 
 
-def _part(frame: Frame, target: Target) -> tuple[int, int, int, int]:
-    """Left, top, right, bottom of the face with some of what is around it, inside the frame."""
-    box = target.tracked.box.astype(np.float64)
-    margin = _AROUND * max(box[2] - box[0], box[3] - box[1])
-    height, width = frame.picture.shape[:2]
-    left, top = np.clip(box[:2] - margin, 0, (width - 1, height - 1)).astype(int).tolist()
-    right, bottom = np.clip(box[2:] + margin, (left + 1, top + 1), (width, height)).astype(int).tolist()
-    return left, top, right, bottom
-
-
 def _jpeg(rgb: UInt8Array) -> bytes:
     width = max(1, round(rgb.shape[1] * _HEIGHT_PX / rgb.shape[0]))
     small = cv2.resize(rgb, (width, _HEIGHT_PX), interpolation=cv2.INTER_AREA)
     encoded = cv2.imencode(".jpg", cv2.cvtColor(small, cv2.COLOR_RGB2BGR), [cv2.IMWRITE_JPEG_QUALITY, _JPEG_QUALITY])
     return bytes(encoded[1])
+
+
+def write_report(path: Path, source: Path, report: SyncReport, quality: Quality, options: SyncOptions) -> None:
+    """Writes the page of a finished run, which contains its pictures; raises `OutputError` if it cannot be written."""
+    try:
+        write_page(path, Path(report.output).name, [*_sections(source, report, quality, options)])
+    except OutputError as error:
+        raise OutputError(f"{error}; the video is complete: {report.output}") from error
+
+
+def _sections(source: Path, report: SyncReport, quality: Quality, options: SyncOptions) -> Iterator[Section]:
+    length = f"{report.frames} frames ({report.duration_s:.2f} s)"
+    yield Section(text=[f"{source.name}, lip-synced: {length}, a face in {report.frames_with_face}"])
+    rows = report.quality.rows if report.quality else []
+    yield Section(rows=rows, text=[_METHOD if rows else "This run painted no face, so nothing was measured."])
+    shown = [([each.before, each.after], f"{each.time_s:.2f} s: {each.shows}") for each in quality.moments()]
+    if shown:
+        yield Section("Before and after", pictures=shown)
+    curves = quality.curves()
+    for speaker, (start_s, found) in enumerate(zip(quality.starts_s, curves, strict=True)):
+        if found is not None:
+            title = f"Speaker {speaker}: lips and speech" if len(curves) > 1 else "Lips and speech"
+            began = f"The speech begins at {float(start_s):.2f} s of the video." if start_s else ""
+            yield Section(title, drawing=svg(sync_figure({"lips": found}, began)))
+    untouched = [(f"{part.start_s:.2f}", f"{part.end_s:.2f}", part.reason) for part in report.untouched]
+    if untouched:
+        yield Section("Left as it was", untouched, ("from, s", "to, s", "why"))
+    painting = f"{report.painting_s:.1f} s at {report.frames_per_s:.1f} frames/s"
+    facts = {
+        "bundle": report.bundle,
+        "provider": report.provider,
+        "options": " ".join(command_line(options, leave_out=_FILES)) or "all at their defaults",
+        "time": f"{report.startup_s:.1f} s start-up + {painting}",
+        "busy": ", ".join(f"{stage.stage} {stage.busy_s:.1f} s" for stage in report.stages),
+        "version": f"latentsync-trt {__version__}",
+    }
+    yield Section("How it was made", [*facts.items()])
+    if report.notices:
+        yield Section("Notices", notes=[without_paths(text) for text in report.notices])

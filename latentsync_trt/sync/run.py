@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
 from time import perf_counter
+from typing import cast
 
 from latentsync_trt.audio.mel import filters_of
 from latentsync_trt.face.choice import speakers_of
@@ -22,19 +23,23 @@ from latentsync_trt.media.playback import Playback
 from latentsync_trt.media.reader import read_frames
 from latentsync_trt.media.soundtrack import LOSSLESS_WITH
 from latentsync_trt.media.writer import VideoWriter
-from latentsync_trt.runtime.networks.devices import DEVICE_FAILURES, Devices
-from latentsync_trt.sync.analysis import analyze
+from latentsync_trt.runtime.networks.devices import Devices
 from latentsync_trt.sync.compose import Composer, load_enhancer
-from latentsync_trt.sync.faces import FaceFinder
+from latentsync_trt.sync.faces import FaceFinder, analyze
 from latentsync_trt.sync.inpaint import check_noise, graphs_for, make_inpainter, resolution_of
 from latentsync_trt.sync.inputs import Inputs, fingerprint
-from latentsync_trt.sync.page import write_report
-from latentsync_trt.sync.paint import Gathered, PaintDevice, Painter
-from latentsync_trt.sync.quality import Quality
-from latentsync_trt.sync.speakers import Span, soundtrack_plan
+from latentsync_trt.sync.paint import Gathered, PaintDevice, Painter, streams_at
+from latentsync_trt.sync.quality import Quality, write_report
+from latentsync_trt.sync.speakers import (
+    OpenVoices,
+    Span,
+    expected_frames,
+    notices_of_model,
+    notices_of_rate,
+    soundtrack_plan,
+    timeline_of,
+)
 from latentsync_trt.sync.threads import StageClock, in_background
-from latentsync_trt.sync.timeline import OpenVoices, expected_frames, notices_of_model, notices_of_rate, timeline_of
-from latentsync_trt.sync.windows import streams_at
 from latentsync_trt.types import (
     DeviceTime,
     Enhancer,
@@ -47,9 +52,6 @@ from latentsync_trt.types import (
     SyncReport,
 )
 from latentsync_trt.values import parse_face
-
-# Pictures that wait between two stages: enough to even out their pace, few enough for 4K in little memory.
-_QUEUE_DEPTH = 4
 
 # With one network at a time on the device, each processes this many windows before the next is loaded.
 _LOW_MEMORY_WINDOWS = 4
@@ -89,7 +91,7 @@ class Run:
             writer, finder = self._writer(span, playback), self._finder(self._helpers.detector or own_detector, span)
             self._announce(writer.notices)
             painter = self._painter(speech, playback)
-            painter.skip(writer.frames_done)
+            painter.frames_done = writer.frames_done
             paster = Paster(own_detector, mouth_mask(self._resolution_px), paste=self._options.paste)
             composer = Composer(paster, self._helpers.enhancer, self._quality, self._clock, writer.frames_done)
             with closing(self._gathered(finder, painter, playback)) as gathered:
@@ -128,7 +130,7 @@ class Run:
             stages=self._clock.times(),
             engines=self._devices.times(),
             notices=self._devices.take_notices(),
-            untouched=finder.untouched,
+            untouched=tuple(finder.untouched),
             quality=self._quality.result(),
             devices=tuple(
                 DeviceTime(own.name, own.networks.selection.name, used.windows, used.busy_s, own.error)
@@ -176,11 +178,10 @@ class Run:
 
     def _gathered(self, finder: FaceFinder, painter: Painter, playback: Playback) -> Generator[Gathered, None, None]:
         """Every frame of the output, and the windows to paint, from now on while the networks open."""
-        read = read_frames(self._inputs.video, playback)
-        frames = in_background(self._clock.measured("decode", read), depth=_QUEUE_DEPTH, name="decode")
-        found = in_background(finder.find(frames), depth=_QUEUE_DEPTH, name="face")
-        spoken = self._inputs.voices.speaking(found)
-        jobs = in_background(finder.cut_out(spoken), depth=_QUEUE_DEPTH, name="align")
+        read = cast(Generator[Frame, None, None], read_frames(self._inputs.video, playback))
+        frames = in_background(self._clock.measured("decode", read), name="decode")
+        found = in_background(finder.find(frames), name="face")
+        jobs = in_background(finder.cut_out(found, self._inputs.voices.speaks), name="align")
         return in_background(painter.gather(jobs), depth=self._frames_ahead(painter.streams), name="gather")
 
     def _composed(
@@ -189,9 +190,7 @@ class Run:
         """Every frame of the output, with the new pixels of each face."""
         ahead = self._frames_ahead(painter.streams)
         painted = in_background(painter.paint(gathered), depth=ahead, name="paint")
-        examined = in_background(composer.examine(painted), depth=_QUEUE_DEPTH, name="examine")
-        composed = in_background(composer.compose(examined), depth=_QUEUE_DEPTH, name="compose")
-        return in_background(composer.measure(composed), depth=_QUEUE_DEPTH, name="measure")
+        return composer.stages(painted, in_background)
 
     def _frames_ahead(self, streams: int) -> int:
         """How many frames may wait before the networks, and after them.
@@ -237,13 +236,11 @@ class Run:
     def _painter(self, speech: OpenVoices, playback: Playback) -> Painter:
         devices = self._devices
         return Painter(
-            (),
             self._manifest.frames,
             speech.windows,
             self._clock,
             streams=streams_at(playback.fps or self._inputs.info.frames_per_s),
             at_once=self._windows_at_once,
-            failures=DEVICE_FAILURES,
             on_failure=lambda position, error: devices.leave_out(devices.all[position], error),
         )
 

@@ -1,31 +1,48 @@
-"""Whose lips follow which recording, when in the output, and what is heard.
+"""Whose lips follow which recording, when in the output; how the video is played, and what is heard.
 
-Times of a recording become times of the output by `SoundPiece.at_s`. Speech out of the video's own file stays where it
-is there; other recordings begin with the part that is synced. `--offset` moves both.
+Times are exact seconds. Times of a recording become times of the output by `SoundPiece.at_s`. Speech out of the video's
+own file stays where it is there; other recordings begin with the part that is synced. `--offset` moves both.
 """
 
 from bisect import bisect
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from contextlib import closing
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial
+from math import ceil
 from operator import itemgetter
 from pathlib import Path
-from typing import Self
+from typing import TYPE_CHECKING
 
-from latentsync_trt.config import SyncOptions
+from latentsync_trt.audio.encoder import SpeechStream
+from latentsync_trt.bundle.manifest import DEMO_NAME, Manifest
+from latentsync_trt.config import MODEL_FPS, MODEL_RESOLUTION_PX, Silence, SyncOptions
 from latentsync_trt.errors import InputError
+from latentsync_trt.media.audio import audio_duration_s, read_audio_blocks
 from latentsync_trt.media.files import check_file, reading
+from latentsync_trt.media.playback import LONGEST_PERIOD_S, Playback, is_held
 from latentsync_trt.media.reader import are_one
 from latentsync_trt.media.soundtrack import SoundPiece, SoundPlan, spliced
 from latentsync_trt.paths import local_path
-from latentsync_trt.sync.jobs import FrameJob
+from latentsync_trt.types import Float32Array, Frame, VideoInfo
+
+if TYPE_CHECKING:
+    from latentsync_trt.audio.vad import Speech
+    from latentsync_trt.sync.inputs import Inputs
 
 MARGIN_S = Fraction(1, 5)
 """A face is painted from this long before its turn until this long after: lips open before the
 first sound is heard, and a frame attends to 0.1 s of sound around it."""
 
-_LEAST_FIELDS = 8
+_TURN = "SPEAKER file 1 onset duration <NA> <NA> name <NA> <NA>"
+
+_EXTENDED = {"pingpong": "goes back and forth", "loop": "starts again", "hold": "holds its last frame"}
+
+_SLOW_FPS = 16
+"""Below this, lips are seen to move in steps."""
+
+Listen = Callable[[int, Iterable[Float32Array]], Iterable[Float32Array]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +54,6 @@ class SpeakerTurns:
     def __contains__(self, time_s: Fraction) -> bool:
         position = bisect(self.spans_s, time_s, key=itemgetter(0)) - 1
         return position >= 0 and time_s < self.spans_s[position][1]
-
-    def later(self, by_s: Fraction) -> Self:
-        """The same turns, `by_s` later."""
-        return type(self)(tuple((start_s + by_s, end_s + by_s) for start_s, end_s in self.spans_s))
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,13 +92,6 @@ class Voices:
         """Whether `speaker` is painted at this time of the output."""
         return self.turns is None or time_s in self.turns[speaker]
 
-    def speaking(self, jobs: Generator[FrameJob, None, None]) -> Generator[FrameJob, None, None]:
-        """The same jobs with the faces of those only who speak."""
-        with closing(jobs):
-            for job in jobs:
-                spoken = (target for target in job.targets if self.speaks(target.speaker, job.frame.time_s))
-                yield replace(job, targets=tuple(spoken))
-
 
 def voices_of(audio: Path | None, at_s: Callable[[Path], Fraction], options: SyncOptions) -> Voices:
     """The speakers that arguments and options name.
@@ -116,17 +122,12 @@ def voices_of(audio: Path | None, at_s: Callable[[Path], Fraction], options: Syn
     recording = SoundPiece(audio, at_s(audio))
     if options.turns is None:
         return Voices((recording,))
-    return _by_turns(recording, local_path(options.turns, "--turns"), options)
-
-
-def _by_turns(recording: SoundPiece, path: Path, options: SyncOptions) -> Voices:
-    turns = {name: each.later(recording.at_s) for name, each in read_turns(path).items()}
-    if options.speaker:
-        unknown = [speaker.voice for speaker in options.speaker if speaker.voice not in turns]
-        if unknown:
+    path = local_path(options.turns, "--turns")
+    turns = read_turns(path, recording.at_s)
+    if speakers:
+        if unknown := [speaker.voice for speaker in speakers if speaker.voice not in turns]:
             raise InputError(f"--speaker …={unknown[0]}: {path} has no such speaker; it has {', '.join(turns)}")
-        faces = tuple(speaker.face for speaker in options.speaker)
-        return Voices((recording,), faces, tuple(turns[speaker.voice] for speaker in options.speaker))
+        return Voices((recording,), tuple(numbers), tuple(turns[speaker.voice] for speaker in speakers))
     if len(turns) == 1:
         return Voices((recording,), None, tuple(turns.values()))
     if options.face != "largest":
@@ -136,10 +137,13 @@ def _by_turns(recording: SoundPiece, path: Path, options: SyncOptions) -> Voices
     return Voices((recording,), tuple(range(len(turns))), tuple(turns.values()), notice)
 
 
-def read_turns(path: Path) -> dict[str, SpeakerTurns]:
+def read_turns(path: Path, at_s: Fraction = Fraction(0)) -> dict[str, SpeakerTurns]:
     """The turns of every speaker, by name, in the order of their first turns, longer by `MARGIN_S` at both ends.
 
     Lines look like `SPEAKER file 1 onset duration <NA> <NA> name <NA> <NA>`; those of other types are ignored.
+
+    Args:
+        at_s: when the recording begins in the output.
 
     Raises:
         MediaError: the file cannot be read. InputError: a line is damaged, no line is a turn, or
@@ -149,39 +153,31 @@ def read_turns(path: Path) -> dict[str, SpeakerTurns]:
     with reading(path):
         lines = path.read_bytes().decode("utf-8-sig", errors="replace").splitlines()
     turns, recordings = dict[str, list[tuple[Fraction, Fraction]]](), dict[str, None]()
-    for recording, name, start_s, end_s in _spoken(path, lines):
+    for number, line in enumerate(lines, start=1):
+        fields = line.split()
+        if fields[:1] != ["SPEAKER"]:
+            continue
+        try:
+            recording, start_s, duration_s, name = fields[1], _seconds(fields[3]), _seconds(fields[4]), fields[7]
+        except (ValueError, IndexError):
+            where = f"{path}: line {number} is damaged"
+            raise InputError(f"{where}: {line.strip()!r} is not {_TURN!r}", usage=False) from None
         recordings[recording] = None
-        turns.setdefault(name, []).append((start_s, end_s))
+        turns.setdefault(name, []).append((at_s + start_s, at_s + start_s + duration_s))
     if not turns:
         raise InputError(f"{path}: has no line that begins with SPEAKER; give an RTTM file", usage=False)
     if len(recordings) > 1:
         names = ", ".join(recordings)
         raise InputError(f"{path}: describes several recordings ({names}); keep the lines of one", usage=False)
-    ordered = sorted(turns, key=lambda name: min(turns[name]))
-    return {name: _merged(turns[name]) for name in ordered}
+    return {name: _merged(turns[name]) for name in sorted(turns, key=lambda name: min(turns[name]))}
 
 
-def _spoken(path: Path, lines: Iterable[str]) -> Iterator[tuple[str, str, Fraction, Fraction]]:
-    """Recording, speaker, start and end of each turn."""
-    for number, line in enumerate(lines, start=1):
-        fields = line.split()
-        if fields[:1] != ["SPEAKER"]:
-            continue
-        times_s = tuple(map(_seconds, fields[3:5]))
-        if len(fields) < _LEAST_FIELDS or None in times_s:
-            wanted = "SPEAKER file 1 onset duration <NA> <NA> name <NA> <NA>"
-            raise InputError(f"{path}: line {number} is damaged: {line.strip()!r} is not {wanted!r}", usage=False)
-        start_s, duration_s = (time_s or Fraction(0) for time_s in times_s)
-        yield fields[1], fields[7], start_s, start_s + duration_s
-
-
-def _seconds(text: str) -> Fraction | None:
-    """The number that `text` is, if it is one from 0 on."""
-    try:
-        value = float(text)
-    except ValueError:
-        return None
-    return Fraction(repr(value)) if 0 <= value < float("inf") else None
+def _seconds(text: str) -> Fraction:
+    """Raises `ValueError` for what is no number from 0 on; through float, as 1e999999999 would fill the memory."""
+    value = Fraction(repr(float(text)))
+    if value < 0:
+        raise ValueError(text)
+    return value
 
 
 def _merged(turns: Iterable[tuple[Fraction, Fraction]]) -> SpeakerTurns:
@@ -194,6 +190,62 @@ def _merged(turns: Iterable[tuple[Fraction, Fraction]]) -> SpeakerTurns:
         else:
             merged.append((start_s, end_s))
     return SpeakerTurns(tuple(merged))
+
+
+class OpenVoices:
+    """The encoded speech of all speakers; open until `close`.
+
+    `notices`: recordings without speech. `end_s`: when the last recording ends in the output.
+
+    Args:
+        encode_mel, filters: as for `SpeechStream`.
+        listen: gets each speaker's number and the blocks of the recording, and passes them on.
+
+    Raises:
+        As `SpeechStream` and `read_audio_blocks`.
+    """
+
+    def __init__(
+        self,
+        voices: Voices,
+        encode_mel: Callable[[Float32Array], Float32Array],
+        filters: Float32Array,
+        silence: Silence,
+        listen: Listen = lambda _, blocks: blocks,
+    ) -> None:
+        from latentsync_trt.audio.vad import find_speech  # loads onnxruntime
+
+        def blocks(number: int, speech: "Speech | None") -> Iterable[Float32Array]:
+            found: Iterable[Float32Array] = read_audio_blocks(voices.recordings[number].path)
+            found = found if speech is None else speech.gated(found)
+            for speaker in range(voices.count):
+                if voices.recording_of(speaker) == number:
+                    found = listen(speaker, found)
+            return found
+
+        self._voices, self.notices, self.end_s = voices, list[str](), Fraction(0)
+        self._streams: list[SpeechStream] = []
+        with ExitStack() as opened:
+            for number, recording in enumerate(voices.recordings):
+                speech = find_speech(read_audio_blocks(recording.path)) if silence == "closed" else None
+                if speech is not None and not speech.spans_s:
+                    cure = "so the mouth stays shut; with --silence model it follows any sound"
+                    self.notices.append(f"{recording.path}: no speech found, {cure}")
+                stream = SpeechStream(partial(blocks, number, speech), encode_mel, filters)
+                self._streams.append(opened.enter_context(closing(stream)))
+                end_s = recording.at_s + stream.duration_s
+                self.end_s = max(self.end_s, end_s) if number else end_s
+            self._opened = opened.pop_all()
+
+    def close(self) -> None:
+        """Closes the recordings."""
+        self._opened.close()
+
+    def windows(self, speaker: int, frames: Sequence[Frame]) -> Float32Array:
+        """What `frames` attend to in the speech of `speaker`, float32 `(n, S, D)`."""
+        number = self._voices.recording_of(speaker)
+        at_s = self._voices.recordings[number].at_s
+        return self._streams[number].windows([frame.time_s - at_s for frame in frames])
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,3 +284,82 @@ def soundtrack_plan(voices: Voices, mix: SoundPiece | None, own: SoundPiece | No
         return SoundPlan(speech)
     pieces = speech if span == Span() else spliced(own, speech, span.start_s, span.end_s)
     return SoundPlan(pieces) if pieces else None
+
+
+def timeline_of(inputs: "Inputs", voices: OpenVoices) -> tuple[Span, Playback, list[str]]:
+    """What is synced, how the video is played, and notices about that.
+
+    Raises:
+        InputError: options do not fit the lengths of the files.
+    """
+    options, mix, video_s = inputs.options, inputs.mix, inputs.info.duration_s
+    span = span_of(options, inputs.voices, inputs.video, voices.end_s)
+    end_s = voices.end_s if mix is None else mix.at_s + audio_duration_s(mix.path)
+    end_s = end_s if span.end_s is None else min(end_s, span.end_s)
+    notices = [*voices.notices, *notices_of_length(inputs.info, end_s, options)]
+    fps = None if options.fps == "source" else Fraction(options.fps)
+    length, delay_s = options.output_length, inputs.picture_delay_s
+    if length == "video":
+        return span, Playback(fps, delay_s=delay_s), notices
+    if length == "shortest":
+        return span, Playback(fps, end_s, delay_s=delay_s), notices
+    if length == "longest":
+        if video_s is None:
+            cure = "use --length audio or video, or write the file anew: ffmpeg -i VIDEO -c copy NEW.mp4"
+            raise InputError(f"--length longest: the video's file does not state how long it is; {cure}", usage=False)
+        end_s = max(video_s, end_s)
+    return span, Playback(fps, end_s, options.extend, delay_s), notices
+
+
+def expected_frames(playback: Playback, info: VideoInfo) -> int | None:
+    """About how many frames that gives; None where the file does not state enough."""
+    fps = playback.fps or info.frames_per_s
+    if fps is not None and fps * LONGEST_PERIOD_S < 1:
+        fps = Fraction(MODEL_FPS)
+    ends_s = (playback.duration_s, info.duration_s if playback.extend is None else None)
+    known_s = [end_s for end_s in ends_s if end_s is not None]
+    return ceil(min(known_s) * fps) if known_s and fps else None
+
+
+def notices_of_model(manifest: Manifest, resolution_px: int) -> list[str]:
+    """That the model is the small built-in one, or was trained at another resolution."""
+    if manifest.model == DEMO_NAME:
+        return [f"the built-in model is {note}" for note in manifest.notes]
+    trained_px = MODEL_RESOLUTION_PX.get(manifest.model, resolution_px)
+    if trained_px == resolution_px:
+        return []
+    return [f"model {manifest.model} was trained at {trained_px} px; at {resolution_px} px the mouth may look worse"]
+
+
+def notices_of_rate(info: VideoInfo, options: SyncOptions) -> list[str]:
+    """That the output has another number of frames per second than the video, or too few for lips."""
+    rate = info.frames_per_s
+    if rate is None or rate == MODEL_FPS:
+        return []
+    if options.fps != "source":
+        return [f"the video has {_short(rate)} frames/s, the output {options.fps} (--fps)"]
+    slow = f"the video has {_short(rate)} frames/s, so lips move in steps; --fps {MODEL_FPS} repeats its pictures"
+    return [slow] if rate < _SLOW_FPS and rate * LONGEST_PERIOD_S >= 1 else []
+
+
+def notices_of_length(info: VideoInfo, audio_s: Fraction, options: SyncOptions) -> list[str]:
+    """That the picture is extended, or that picture or sound are cut by more than recordings of one device differ.
+
+    Args:
+        info: of the video, with the delay of the picture. audio_s: when the sound ends.
+    """
+    video_s, length, rate = info.duration_s, options.output_length, info.frames_per_s
+    still = video_s is not None and rate is not None and video_s * rate <= 1
+    if video_s is None or still or is_held(abs(video_s - audio_s)) or length == "shortest":
+        return []
+    if video_s < audio_s:
+        how = "the sound is cut" if length == "video" else f"the picture {_EXTENDED[options.extend]}"
+    elif options.start is not None or options.end is not None:
+        return []
+    else:
+        how = "the picture is cut" if length == "audio" else "the rest is silent"
+    return [f"the video lasts {_short(video_s)} s, the audio {_short(audio_s)} s: {how} (--length, --extend)"]
+
+
+def _short(value: Fraction) -> str:
+    return f"{float(value):.2f}".rstrip("0").rstrip(".")

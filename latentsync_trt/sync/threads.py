@@ -1,4 +1,4 @@
-"""Threads of a run: stages that overlap, work spread over devices, and one call at a time on a shared object."""
+"""Threads of a run: stages that overlap, and work spread over devices."""
 
 import sys
 import threading
@@ -6,22 +6,24 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
+from itertools import islice
 from queue import Empty, Full, Queue
 from time import perf_counter
 from typing import TypeVar, cast
 
 import cv2
 
-from latentsync_trt.errors import InputError
 from latentsync_trt.types import StageTime
 
 I = TypeVar("I")  # noqa: E741 -- an item
 T = TypeVar("T")
 R = TypeVar("R")
 
-# Waits are cut into pieces so that a stop (or Ctrl-C, which Windows cannot deliver inside an untimed wait) is noticed.
-_POLL_S = 0.1
+QUEUE_DEPTH = 4
+"""Pictures that wait between two stages: enough to even out their pace, few enough for 4K in little memory."""
 
+# Waits are cut into pieces so that a stop (or Ctrl-C, which Windows cannot deliver inside an untimed wait) is noticed.
+POLL_S = 0.1
 
 # After a call into a library, a stage waits for Python's lock, by default up to 5 ms: longer than most calls take.
 _SWITCH_INTERVAL_S = 0.0005
@@ -36,7 +38,7 @@ def tune_process() -> None:
     cv2.setNumThreads(1)
 
 
-def in_background(source: Generator[T, None, None], *, depth: int, name: str) -> Generator[T, None, None]:
+def in_background(source: Generator[T, None, None], *, depth: int = QUEUE_DEPTH, name: str) -> Generator[T, None, None]:
     """Runs `source` in a thread, from now on; yields its items in order and raises what it raised.
 
     At most `depth` items wait between the two. Closing this generator closes `source` and waits for
@@ -48,7 +50,7 @@ def in_background(source: Generator[T, None, None], *, depth: int, name: str) ->
     def put(item: T | None, error: BaseException | None = None) -> None:
         while not stopped.is_set():
             with suppress(Full):
-                queue.put((item, error), timeout=_POLL_S)
+                queue.put((item, error), timeout=POLL_S)
                 return
 
     def produce() -> None:
@@ -70,7 +72,7 @@ def in_background(source: Generator[T, None, None], *, depth: int, name: str) ->
             yield None
             while True:
                 try:
-                    item, error = queue.get(timeout=_POLL_S)
+                    item, error = queue.get(timeout=POLL_S)
                 except Empty:
                     continue
                 if isinstance(error, StopIteration):
@@ -102,26 +104,20 @@ class StageClock:
         try:
             yield
         finally:
-            busy_s = perf_counter() - start_s
             with self._lock:
-                self._busy_s[stage] = self._busy_s.get(stage, 0.0) + busy_s
+                self._busy_s[stage] = self._busy_s.get(stage, 0.0) + perf_counter() - start_s
                 self._frames[stage] = self._frames.get(stage, 0) + frames
 
-    def measured(self, stage: str, source: Iterator[T]) -> Generator[T, None, None]:
+    def measured(self, stage: str, source: Generator[T, None, None]) -> Generator[T, None, None]:
         """The items of `source`; adds the time it takes to make each one, and a frame for each, to `stage`."""
-        try:
+        with closing(source):
             while True:
                 with self.measure(stage, frames=0):
-                    try:
-                        item = next(source)
-                    except StopIteration:
-                        return
-                with self._lock:
-                    self._frames[stage] += 1
-                yield item
-        finally:
-            if isinstance(source, Generator):
-                source.close()
+                    found = list(islice(source, 1))
+                if not found:
+                    return
+                self._frames[stage] += 1
+                yield found[0]
 
     def times(self) -> tuple[StageTime, ...]:
         """The sums so far, in the order in which stages first ran."""
@@ -189,35 +185,3 @@ def spread(
                 yield done, [result.result() for result in results]
         finally:
             pool.shutdown(cancel_futures=True)
-
-
-class ExclusiveAccess:
-    """Lets one operation at a time use an object, and none after it is closed; the others wait. `owner`: its name."""
-
-    def __init__(self, owner: str) -> None:
-        self._owner, self._lock = owner, threading.Lock()
-        self._closed, self._thread = False, 0
-
-    @contextmanager
-    def take(self, operation: str, *, last: bool = False) -> Iterator[None]:
-        """Waits for access, which lasts as long as the block; after a `last` one, only such ones are possible.
-
-        Raises:
-            InputError: the object is closed, or the call comes from a callback of a running
-                operation, for which it would wait forever.
-        """
-        if self._thread == threading.get_ident():
-            raise InputError(
-                f"{self._owner}.{operation}: called from a callback of another call, which it would wait for; call it "
-                "when that has returned, or raise in the callback to stop it"
-            )
-        while not self._lock.acquire(timeout=_POLL_S):
-            pass
-        try:
-            if self._closed and not last:
-                raise InputError(f"{self._owner}.{operation}: it is closed; open the bundle again")
-            self._closed, self._thread = self._closed or last, threading.get_ident()
-            yield
-        finally:
-            self._thread = 0
-            self._lock.release()

@@ -15,7 +15,7 @@ from latentsync_trt.face.track_file import Tracks, save_tracks
 from latentsync_trt.measure.page import summaries
 from latentsync_trt.serve.admission import Form, Limits, UnknownJob, check_media, stored_name
 from latentsync_trt.serve.service import JobStatus, Service
-from latentsync_trt.sync.analysis import analyze
+from latentsync_trt.sync.faces import analyze
 from latentsync_trt.types import ProgressCallback, UInt8Array
 
 _SOURCE, _BROWSER = "source", "browser"

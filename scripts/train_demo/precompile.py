@@ -9,7 +9,7 @@ from multiprocessing.process import BaseProcess
 import torch
 
 from latentsync_trt.audio.encoder import POSITIONS
-from latentsync_trt.diffusion.scheduler import TRAINING_STEPS
+from latentsync_trt.diffusion import TRAINING_STEPS
 from latentsync_trt.export.unet import INPUT_CHANNELS
 from latentsync_trt.face.mask import LATENT_SCALE
 from scripts.train_demo.loop import TrainingContext

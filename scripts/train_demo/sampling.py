@@ -8,8 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from latentsync_trt.diffusion.loop import initial_noise
-from latentsync_trt.diffusion.scheduler import ddim_schedule
+from latentsync_trt.diffusion import ddim_schedule, initial_noise
 from latentsync_trt.face.mask import latent_mask, mouth_mask
 from latentsync_trt.measure.lips import agreement
 from scripts.train_demo.datasets import AudioFeatures, as_images

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from latentsync_trt.diffusion.scheduler import TRAINING_STEPS, alphas_cumprod
+from latentsync_trt.diffusion import TRAINING_STEPS, alphas_cumprod
 from latentsync_trt.face.mask import latent_mask, mouth_mask
 from scripts.train_demo.datasets import AudioFeatures, FaceDataset, SpeechDataset, as_images
 from scripts.train_demo.loop import Losses, TrainingContext, normal, to_device

@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from latentsync_trt.bundle.manifest import CACHED_STEP, FULL_STEP
-from latentsync_trt.diffusion.loop import cache_plan, denoise
-from latentsync_trt.diffusion.scheduler import ddim_schedule, dpmpp_schedule
+from latentsync_trt.diffusion import cache_plan, ddim_schedule, denoise, dpmpp_schedule
 from latentsync_trt.export import exporter
 from latentsync_trt.export.export_options import ExportOptions
 from latentsync_trt.export.exporter import plan_graphs

@@ -7,7 +7,7 @@ import pytest
 import torch
 from diffusers import DPMSolverMultistepScheduler
 
-from latentsync_trt.diffusion.scheduler import dpmpp_schedule
+from latentsync_trt.diffusion import dpmpp_schedule
 
 SOLVER_TOLERANCE = 1e-5
 """Relative, after every step: diffusers computes its coefficients in float32."""

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.config import RuntimeOptions
-from latentsync_trt.diffusion.scheduler import timesteps
+from latentsync_trt.diffusion import timesteps
 from latentsync_trt.errors import InferenceError
 from latentsync_trt.quantize.steps import (
     SAMPLE,

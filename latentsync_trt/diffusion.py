@@ -1,0 +1,232 @@
+"""The denoising loop: noise levels that the sampler visits, the linear update of each step, plan and inputs. Pure.
+
+The plan says which steps run the whole network, which reuse its inner features, and which are guided.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+from itertools import pairwise
+from math import ceil, floor, log
+
+import numpy as np
+
+from latentsync_trt.config import SyncOptions
+from latentsync_trt.errors import InputError
+from latentsync_trt.types import Denoiser, Float32Array, Float64Array, WindowBatch
+
+LATENT_CHANNELS = 4
+
+TRAINING_STEPS = 1000
+_BETA_FIRST, _BETA_LAST = 0.00085, 0.012
+_STEPS_OFFSET = 1
+
+# With fewer steps than this, the last DPM-Solver++ step is first-order, which is more stable near the clean image.
+_STEPS_FOR_HIGH_ORDER_END = 15
+
+MAX_STEPS = TRAINING_STEPS - _STEPS_OFFSET
+"""With the offset, one more step would exceed the last trained noise level."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Step:
+    """One sampler update from the noise level of training step `timestep`.
+
+    `coefficients (5,)` float32 are c_x, c_eps, c_history, d_x and d_eps, in the order that step graphs take them:
+    `next = c_x·x + c_eps·eps + c_history·history`, `next_history = d_x·x + d_eps·eps`.
+    """
+
+    timestep: int
+    coefficients: Float32Array
+
+
+@lru_cache(maxsize=1)
+def alphas_cumprod() -> Float64Array:
+    """Share of signal variance left after each training step: float64 `(1000,)`, decreasing, read-only.
+
+    The betas are linear in their square root ("scaled linear").
+    """
+    betas = np.linspace(_BETA_FIRST**0.5, _BETA_LAST**0.5, TRAINING_STEPS) ** 2
+    signal = np.cumprod(1.0 - betas, dtype=np.float64)
+    signal.flags.writeable = False
+    return signal
+
+
+def solver_schedule(solver: str, steps: int) -> tuple[Step, ...]:
+    """The updates of `solver`, "ddim" or "dpmpp".
+
+    Raises:
+        InputError: there is no such solver, or `steps` is outside 1 to 999.
+    """
+    if solver not in _SOLVERS:
+        raise InputError(f"solver {solver}: not one of {', '.join(_SOLVERS)}")
+    return _SOLVERS[solver](steps)
+
+
+def timesteps(steps: int, *, trailing: bool = False) -> tuple[int, ...]:
+    """The training steps that `steps` sampling steps visit, noisiest first.
+
+    The spacing is "leading" with an offset of 1, or "trailing": from the last training step on.
+
+    Raises:
+        InputError: `steps` is outside 1 to 999.
+    """
+    if not 1 <= steps <= MAX_STEPS:
+        raise InputError(f"{steps} denoising steps: the noise schedule allows 1 to {MAX_STEPS}")
+    if trailing:
+        spacing = TRAINING_STEPS / steps
+        return tuple(round(TRAINING_STEPS - i * spacing) - 1 for i in range(steps))
+    return tuple(i * (TRAINING_STEPS // steps) + _STEPS_OFFSET for i in reversed(range(steps)))
+
+
+def ddim_schedule(steps: int) -> tuple[Step, ...]:
+    """The updates of deterministic DDIM (Song et al., "Denoising Diffusion Implicit Models", equation 12, σ = 0).
+
+    With ā the signal share now and ā' at the next visited level: x₀ = (x − √(1 − ā)·eps) / √ā and
+    next = √ā'·x₀ + √(1 − ā')·eps. The last step goes to training step 0, not to a clean image. DDIM
+    has no history, so its three coefficients are 0. Raises as `timesteps`.
+    """
+    signal, updates = alphas_cumprod(), []
+    for timestep in timesteps(steps):
+        now, then = signal[timestep], signal[max(timestep - TRAINING_STEPS // steps, 0)]
+        to_clean = (then / now) ** 0.5
+        c_eps = (1 - then) ** 0.5 - to_clean * (1 - now) ** 0.5
+        updates.append(Step(timestep, np.array([to_clean, c_eps, 0, 0, 0], np.float32)))
+    return tuple(updates)
+
+
+def dpmpp_schedule(steps: int) -> tuple[Step, ...]:
+    """The updates of DPM-Solver++(2M) (Lu et al. 2022, "DPM-Solver++", algorithm 2), which keeps
+    the previous estimate of the clean image.
+
+    With α = √ā, σ = √(1 − ā), λ = log(α/σ), the estimate x₀ = (x − σ·eps)/α and h = λ' − λ: next =
+    (σ'/σ)·x + α'·(1 − e^−h)·((1 + r)·x₀ − r·p₀), where r = h / (2·g); p₀ and g: the previous x₀ and
+    h. r is 0 on the first step, and on the last of fewer than 15.
+
+    The spacing is "trailing" (Lin et al. 2023, "Common Diffusion Noise Schedules and Sample Steps are Flawed"): it
+    starts at the noisiest trained level, to match the pure noise that the loop starts from. With few steps, "leading"
+    spacing starts at a level where the latents should contain a part of the picture, which shifts its mean. As with
+    DDIM, the last step goes to training step 0, not to a clean image. Raises as `timesteps`.
+    """
+    visited = timesteps(steps, trailing=True)
+    signal = alphas_cumprod()
+    levels = [float(signal[t]) for t in (*visited, 0)]
+    log_ratios = [log(level / (1 - level)) / 2 for level in levels]
+    widths = [then - now for now, then in pairwise(log_ratios)]
+    updates = []
+    for i, timestep in enumerate(visited):
+        ends_low = i == steps - 1 and steps < _STEPS_FOR_HIGH_ORDER_END
+        weight = 0.0 if i == 0 or ends_low else widths[i] / (2 * widths[i - 1])
+        now, then = levels[i], levels[i + 1]
+        # (α'/α)/(σ'/σ) is e^h, so that 1 − e^−h needs no logarithm.
+        noise_kept = ((1 - then) / (1 - now)) ** 0.5
+        gain = then**0.5 - noise_kept * now**0.5
+        d_x, d_eps = now**-0.5, -(((1 - now) / now) ** 0.5)
+        ahead = gain * (1 + weight)
+        factors = noise_kept + ahead * d_x, ahead * d_eps, -gain * weight, d_x, d_eps
+        updates.append(Step(timestep, np.array(factors, np.float32)))
+    return tuple(updates)
+
+
+_SOLVERS = {"ddim": ddim_schedule, "dpmpp": dpmpp_schedule}
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedStep:
+    """How one step runs. `full`: the whole network, otherwise its last layer only; `guided`: with guidance."""
+
+    full: bool
+    guided: bool = True
+
+
+def plan_for(options: SyncOptions) -> tuple[PlannedStep, ...]:
+    """The plan of a run with `options`."""
+    sampling, interval = options.sampling, options.guidance_interval or (0.0, 1.0)
+    return cache_plan(sampling.steps, sampling.cache_interval, guidance_interval=interval)
+
+
+def cache_plan(
+    steps: int, interval: int | tuple[int, ...], *, guidance_interval: tuple[float, float] = (0.0, 1.0)
+) -> tuple[PlannedStep, ...]:
+    """How each of `steps` steps runs.
+
+    Guided and unguided steps cannot use each other's inner features, so the whole network runs
+    where guidance starts or ends.
+
+    Args:
+        interval: every `interval`-th step is full, counted from the first one and anew where
+            guidance starts or ends; or the numbers of the full steps, from 0.
+        guidance_interval: start and end, as fractions of the schedule; step i of n covers i/n to (i
+            + 1)/n, and is guided if that overlaps the interval.
+    """
+    # Decimal, not binary fractions: 0.7 of 10 steps is exactly 7.
+    start, end = (Fraction(str(float(part))) * steps for part in guidance_interval)
+    guided = range(floor(start), ceil(end))
+    plan: list[PlannedStep] = []
+    switched_at = 0
+    for step in range(steps):
+        if plan and plan[-1].guided != (step in guided):
+            switched_at = step
+        due = step in interval if isinstance(interval, tuple) else (step - switched_at) % interval == 0
+        plan.append(PlannedStep(due or step == switched_at, step in guided))
+    return tuple(plan)
+
+
+def denoise(
+    denoiser: Denoiser,
+    noise: Float32Array,
+    conditioning: Float32Array,
+    audio: Float32Array,
+    guidance: float,
+    schedule: Sequence[Step],
+    plan: Sequence[PlannedStep],
+    on_step: Callable[[int, int], None] | None = None,
+) -> Float32Array:
+    """Turns noise into latents, float32 `(B, 4, F, h, w)`.
+
+    Args:
+        noise: float32 `(1, 4, 1, h, w)`, repeated over windows and frames.
+        conditioning: float32 `(B, 9, F, h, w)`. audio: float32 `(B, F, S, D)`.
+        guidance: classifier-free guidance scale.
+        schedule: the steps. plan: how each of them runs.
+        on_step: called after each step with the number of steps done and their total.
+
+    Raises:
+        InputError: shapes disagree.
+    """
+    batch, _, frames, height, width = conditioning.shape
+    if noise.shape != (1, LATENT_CHANNELS, 1, height, width) or audio.shape[:2] != (batch, frames):
+        raise InputError(f"noise {noise.shape}, conditioning {conditioning.shape} and audio {audio.shape} do not fit")
+    repeated = np.broadcast_to(noise, (batch, LATENT_CHANNELS, frames, height, width))
+    latents = np.ascontiguousarray(repeated, np.float32)
+    unguided_too = not all(planned.guided for planned in plan)
+    denoiser.begin(WindowBatch(latents, conditioning, audio, guidance, unguided_too))
+    for done, (step, planned) in enumerate(zip(schedule, plan, strict=True), start=1):
+        denoiser.step(step.timestep, step.coefficients, cached=not planned.full, guided=planned.guided)
+        if on_step is not None:
+            on_step(done, len(schedule))
+    return denoiser.latents()
+
+
+def initial_noise(seed: int, height: int, width: int) -> Float32Array:
+    """The noise latent of a run, float32 `(1, 4, 1, height, width)`, standard normal, from PCG64(`seed`).
+
+    Drawn in double precision and rounded, so that the values do not depend on NumPy's float32 sampler.
+    """
+    generator = np.random.Generator(np.random.PCG64(seed))
+    return generator.standard_normal((1, LATENT_CHANNELS, 1, height, width)).astype(np.float32)
+
+
+def conditioning(latent_mask: Float32Array, masked: Float32Array, reference: Float32Array) -> Float32Array:
+    """The network's input for each frame besides noise and audio: float32 `(B, 9, F, h, w)`.
+
+    Args:
+        latent_mask: float32 `(h, w)`, 1 = kept.
+        masked: float32 `(B, F, 4, h, w)`, scaled latents of the masked images.
+        reference: float32 `(B, F, 4, h, w)`, scaled latents of the whole images.
+    """
+    batch, frames, _, height, width = masked.shape
+    mask = np.broadcast_to(latent_mask, (batch, frames, 1, height, width))
+    stacked = np.concatenate([mask, masked, reference], axis=2, dtype=np.float32)
+    return np.ascontiguousarray(stacked.transpose(0, 2, 1, 3, 4))
