@@ -15,7 +15,6 @@ import rich_click as click
 
 from latentsync_trt import __version__, stopping
 from latentsync_trt.cli.options import add_help_all
-from latentsync_trt.unexpected import one_line
 
 PANELS = {
     "Lip-sync": {
@@ -123,6 +122,8 @@ def _explained(error: Exception, arguments: Sequence[str]) -> tuple[str, int]:
         return error.format_message(), error.exit_code
     if isinstance(error, click.Abort):
         return "aborted", 1
+    from latentsync_trt.unexpected import one_line
+
     message, usage = one_line(error, arguments)
     return message, 2 if usage else 1
 
