@@ -49,10 +49,10 @@ _ENLARGING = ("Tile", "Expand", "Equal")
 class GraphPlan:
     """What to export.
 
-    `network`: the network whose weights file it uses, e.g. "unet". `module`: in the portable form; `cuda_module`: in
-    the CUDA form, if any. `inputs`: name → example, in the order of `forward`. `dynamic`: input → {axis: dimension
-    name}; `ranges`: dimension name → allowed values. `further_inputs`: other sizes within the ranges, for verification.
-    `attention`: its form in the portable graph.
+    `network`: the network whose weights file it uses, e.g. "unet". `module`: in the portable form;
+    `cuda_module`: in the CUDA form, if any. `inputs`: name → example, in the order of `forward`.
+    `dynamic`: input → {axis: dimension name}; `ranges`: dimension name → allowed values. `further_inputs`:
+    other sizes within the ranges, for verification. `attention`: its form in the portable graph.
     """
 
     name: str

@@ -177,8 +177,8 @@ def _sizes_of(value: ir.Value | None, dimensions: Mapping[str, int], graph: str)
 def write_observed(bundle: Bundle, graph: str, folder: Path) -> ObservedGraph:
     """Writes an observed step graph to `folder`; it reads the bundle's own weights.
 
-    Variable dimensions are fixed: one window, all others at their usual values. The graph reduces the inputs of its
-    layers itself, because at full size those of one step take 19 GB.
+    Variable dimensions are fixed: one window, all others at their usual values. The graph
+    reduces the inputs of its layers itself, because at full size those of one step take 19 GB.
 
     Raises:
         BundleError: the graph does not state the shape of a layer's input.
