@@ -20,8 +20,9 @@ from latentsync_trt.export.graphs import OPSET, GraphPlan, build_cuda_graph, bui
 from latentsync_trt.export.networks import Networks, VaeDecoder, VaeEncoder, load_networks
 from latentsync_trt.export.published import origin
 from latentsync_trt.export.unet import INPUT_CHANNELS, LATENT_CHANNELS, DenoiseStep
-from latentsync_trt.export.verify import open_checked, verify_graph
+from latentsync_trt.export.verify import verify_graph
 from latentsync_trt.files import published_folder
+from latentsync_trt.runtime.sessions.session import Session
 from latentsync_trt.values import RESOLUTION_STEP_PX
 
 Progress = Callable[[str, float], None]
@@ -238,7 +239,7 @@ def _verifier(networks: Networks, exact: Networks, options: ExportOptions) -> Ca
         smaller, truth = plans[plan.name], truths[plan.name].module
         if not large:
             return verify_graph(path, smaller, truth, options.precision)
-        open_checked(path, plan)
+        Session(path)  # raises if it cannot be loaded
         with tempfile.TemporaryDirectory(dir=path.parent.parent) as folder:
             graph = Path(folder) / path.name
             with WeightsFile(graph.with_suffix(".weights")) as weights:

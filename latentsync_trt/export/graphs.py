@@ -103,13 +103,10 @@ def _tensor(value: ir.Value) -> bundle.TensorEntry:
 
 def _trace(plan: GraphPlan, module: nn.Module) -> ir.Model:
     dimensions = {name: _dimension(name, span) for name, span in plan.ranges.items()}
-    shapes = {
-        name: {axis: dimensions[dimension] for axis, dimension in plan.dynamic.get(name, {}).items()}
-        for name in plan.inputs
-    }
-    program = torch.export.export(
-        module, tuple(plan.inputs.values()), dynamic_shapes=tuple(shapes.values()) if dimensions else None
+    shapes = tuple(
+        {axis: dimensions[name] for axis, name in plan.dynamic.get(each, {}).items()} for each in plan.inputs
     )
+    program = torch.export.export(module, tuple(plan.inputs.values()), dynamic_shapes=shapes if dimensions else None)
     onnx_program: Any = torch.onnx.export(
         program,
         dynamo=True,
@@ -120,6 +117,9 @@ def _trace(plan: GraphPlan, module: nn.Module) -> ir.Model:
         verbose=False,
     )
     model: ir.Model = onnx_program.model
+    found = [[value.name for value in values] for values in (model.graph.inputs, model.graph.outputs)]
+    if found != [list(plan.inputs), list(plan.outputs)]:
+        raise ExportMismatch(f"{plan.name}: its inputs and outputs are {found}; please report it")
     _name_dimensions(model, plan)
     return model
 
@@ -217,11 +217,9 @@ def _join(graph: ir.Graph, node: ir.Node) -> None:
         convenience.replace_all_uses_with(output, source)
         return
     sizes = ir.tape.Tape(graph).initializer(ir.tensor(shape, ir.DataType.INT64), f"{output.name}_shape")
-    view = ir.Node("", "Reshape", (source, sizes), num_outputs=1)
-    joined = view.outputs[0]
-    joined.name, joined.shape, joined.type = output.name, output.shape, output.type
+    joined = ir.Value(name=output.name, shape=output.shape, type=output.type)
+    graph.insert_after(node, ir.node("Reshape", [source, sizes], outputs=[joined]))
     convenience.replace_all_uses_with(output, joined)
-    graph.insert_after(node, view)
     graph.remove(node)
 
 
