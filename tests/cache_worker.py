@@ -15,7 +15,6 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +34,6 @@ KEY = EngineKey(
     gpu="NVIDIA GeForce RTX 4090",
     compute_capability="8.9",
 )
-
-
-def engine_key(**changes: Any) -> EngineKey:
-    """A key that differs from `KEY` in `changes`."""
-    return replace(KEY, **changes)
 
 
 def write_engine(folder: Path, content: bytes = b"engine") -> None:

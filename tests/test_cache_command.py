@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from click.testing import CliRunner
 
 from latentsync_trt.cli import main
 from latentsync_trt.runtime.cache import RECORD_NAME, SHARED_FOLDER, EngineCache
-from tests.cache_worker import KEY, engine_key
+from tests.cache_worker import KEY
 
 SIZE_BYTES = 1_000_000
 
@@ -27,7 +28,7 @@ def fill(path: Path) -> None:
 
 def add(place: Path, graph: str, used_days_ago: float = 0.0) -> Path:
     """An engine of a little more than `SIZE_BYTES`."""
-    key = engine_key(graph=graph)
+    key = replace(KEY, graph=graph)
     folder = EngineCache(place).obtain(key, lambda aside: fill(aside / "engine.bin")).folder
     used_s = (datetime.now(UTC) - timedelta(days=used_days_ago)).timestamp()
     os.utime(folder / RECORD_NAME, (used_s, used_s))

@@ -12,7 +12,7 @@ import pytest
 
 from latentsync_trt.errors import EngineBuildError, InputError
 from latentsync_trt.runtime.cache import EngineCache
-from tests.cache_worker import KEY, engine_key, never, write_engine
+from tests.cache_worker import KEY, never, write_engine
 from tests.s3 import BUCKET, s3_server
 
 
@@ -60,7 +60,7 @@ def edit(entry: Path, old: str, new: str) -> None:
 
 
 def replace_by_another_engine(entry: Path) -> None:
-    other = engine_key(gpu="another")
+    other = replace(KEY, gpu="another")
     EngineCache(entry.parent / "cache", store=str(entry.parent)).obtain(other, write_engine)
     entry.with_name(f"{other.digest}.json").replace(entry)
 
@@ -141,9 +141,9 @@ def test_a_store_that_does_not_answer_is_said_once_and_left_alone(tmp_path: Path
     notices: list[str] = []
     cache = EngineCache(tmp_path / "cache", notices.append, "s3://someone:geheim@bucket/engines")
     for graph in ("vae_encoder", "vae_decoder"):
-        assert cache.obtain(engine_key(graph=graph), write_engine).built
+        assert cache.obtain(replace(KEY, graph=graph), write_engine).built
     assert len(notices) == 1
-    assert notices[0].startswith(f"engine store: s3://bucket/engines/{engine_key(graph='vae_encoder').digest}.json: ")
+    assert notices[0].startswith(f"engine store: s3://bucket/engines/{replace(KEY, graph='vae_encoder').digest}.json: ")
     assert notices[0].endswith("; continuing without it")
     assert "geheim" not in notices[0]
 

@@ -13,7 +13,7 @@ import pytest
 
 from latentsync_trt.bundle.manifest import Bundle, FileEntry, sha256_file
 from latentsync_trt.config import RuntimeOptions
-from latentsync_trt.errors import EngineBuildError, InferenceError, InputError, LatentSyncError, OutOfMemory
+from latentsync_trt.errors import EngineBuildError, InferenceError, LatentSyncError, OutOfMemory
 from latentsync_trt.runtime.cache import EngineCache
 from latentsync_trt.runtime.providers.gpu import Gpu
 from latentsync_trt.runtime.providers.select import Selection
@@ -124,6 +124,7 @@ def test_cuda_opens_the_form_made_for_it_after_comparing_its_values(
 ) -> None:
     made = make()
     assert [made.form(graph) for graph in ("denoise_step", "denoise_step_cached")] == ["cuda", "portable"]
+    assert make("tensorrt").form("denoise_step") == "portable"
     opened = made.open("denoise_step")
     assert provider.runs == COMPARED
     path, _ = provider.asked[-1]
@@ -169,12 +170,6 @@ def test_cudnn_computes_attention_from_hopper_on(make: Make, provider: Provider,
     assert provider.options(0).get("sdpa_kernel") == kernels
 
 
-def test_other_providers_keep_the_portable_form(make: Make) -> None:
-    assert make("tensorrt").form("denoise_step") == "portable"
-    with pytest.raises(InputError, match="--graph-form cuda: not with provider tensorrt; it is made for cuda alone"):
-        make("tensorrt", graph_form="cuda")
-
-
 @pytest.mark.parametrize("problem", ["refused", "does not run", "other values"])
 def test_a_form_that_does_not_open_run_or_agree_is_replaced_with_a_notice(
     make: Make, both: Bundle, provider: Provider, notices: list[str], problem: str
@@ -212,8 +207,3 @@ def test_too_little_memory_for_the_comparison_does_not_change_the_form(
     provider.fails = None
     make().open("denoise_step")
     assert provider.runs == ["denoise_step.cuda", *COMPARED]  # left to the next run
-
-
-def test_a_form_that_is_required_must_be_there(make: Make, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="bundle toy has no graphs in it; export it again, --static and without"):
-        make(bundle=write_toy(tmp_path / "old"), graph_form="cuda")

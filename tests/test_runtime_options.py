@@ -97,6 +97,8 @@ def test_values_outside_their_limits_are_refused(fields: dict[str, Any], words: 
     [
         ("cpu", {"dynamic": True}, "bundle demo has fixed shapes; export it with --dynamic, or leave --dynamic out"),
         ("rtx", {"cuda_graph": True}, "--cuda-graph: not with provider rtx; tensorrt and cuda have it"),
+        ("rtx", {"graph_form": "cuda"}, "--graph-form cuda: not with provider rtx; it is made for cuda alone"),
+        ("cuda", {"graph_form": "cuda"}, "bundle demo has no graphs in it; export it again, --static and without"),
         ("toy", {"cuda_graph": True, "windows_per_batch": 2}, "--cuda-graph goes with fixed shapes: use --static"),
     ],
 )

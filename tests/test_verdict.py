@@ -44,8 +44,8 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     made = Machine(compiling_provider(monkeypatch))
     run_timed = trial.run_timed
 
-    def timed(session: Session, ranges: Any, device: str, device_id: int, *, runs: int) -> Any:
-        outputs, _ = run_timed(session, ranges, "cpu", 0)
+    def timed(session: Session, ranges: Any, selection: Selection, *, runs: int) -> Any:
+        outputs, _ = run_timed(session, ranges, Selection("cpu"))
         provider = "tensorrt" if session.path.name == "engine.onnx" else "cuda"
         made.compared.append(f"{session.path.stem if provider == 'cuda' else 'engine'} on {provider}")
         return outputs, made.ms[provider] if runs > 1 else 0.0

@@ -180,7 +180,7 @@ def _graphs(setting: Setting) -> Iterator[Row]:
             setting.say(f"{selection.name}: {graph}")
             with setting.memory() as memory:
                 session = networks.session(graph)
-                run = BoundRun(session, random_inputs(session.inputs, ranges), selection.device, selection.device_id)
+                run = BoundRun(session, random_inputs(session.inputs, ranges), selection)
                 times_ms, _ = setting.timed("graph", run)
             engine = next(entry for entry in networks.times() if entry.graph == graph)
             start_up_s = {"build": engine.build_s, "open": engine.open_s}

@@ -153,7 +153,7 @@ class Part:
             begin(f"running {graph}")
             with closing(opened.session) as session:
                 runs = GPU_RUNS if selection.gpu else CPU_RUNS
-                outputs, _ = run_timed(session, engines.ranges, selection.device, selection.device_id, runs=runs)
+                outputs, _ = run_timed(session, engines.ranges, selection, runs=runs)
                 np.savez(self.folder / f"{graph}.npz", *outputs)
                 times = opened.times(graph, selection.name)
             row.first_ms, row.mean_ms = times.first_ms, times.mean_ms

@@ -33,13 +33,15 @@ class BoundRun:
 
     Args:
         inputs: an array for every input of the graph, uploaded once.
-        device, device_id: where the session's provider keeps its buffers, as in `Selection`.
+        selection: the session's provider.
     """
 
-    def __init__(self, session: Session, inputs: Mapping[str, Array], device: str, device_id: int) -> None:
+    def __init__(self, session: Session, inputs: Mapping[str, Array], selection: Selection) -> None:
         self._session = session
         self._binding = session.ort.io_binding()
-        self._buffers = DeviceBuffers(device, device_id)  # kept alive here: the binding only has their addresses
+        self._buffers = DeviceBuffers(
+            selection.device, selection.device_id
+        )  # kept alive here: the binding only has their addresses
         for name, array in inputs.items():
             self._binding.bind_ortvalue_input(name, self._buffers.upload(name, array))
         for output in session.outputs:
@@ -49,7 +51,7 @@ class BoundRun:
                 value = self._buffers.empty(output.name, sizes, output.dtype.type)
                 self._binding.bind_ortvalue_output(output.name, value)
             else:
-                self._binding.bind_output(output.name, device, device_id)
+                self._binding.bind_output(output.name, selection.device, selection.device_id)
 
     def __call__(self) -> None:
         """One run; returns when the outputs are complete.
@@ -79,17 +81,13 @@ def random_inputs(tensors: Iterable[TensorInfo], ranges: Ranges) -> dict[str, Ar
 
 
 def run_timed(
-    session: Session, ranges: Ranges, device: str, device_id: int, *, runs: int = 1
+    session: Session, ranges: Ranges, selection: Selection, *, runs: int = 1
 ) -> tuple[tuple[Array, ...], float]:
     """The outputs for `random_inputs`, and the mean of the runs after the first in ms (0 with a single one).
 
-    Args:
-        device, device_id: as in `BoundRun`.
-
-    Raises:
-        InferenceError: the provider failed. OutOfMemory: there is too little memory.
+    Raises as `BoundRun`.
     """
-    run = BoundRun(session, random_inputs(session.inputs, ranges), device, device_id)
+    run = BoundRun(session, random_inputs(session.inputs, ranges), selection)
     run()
     start_s = time.perf_counter()
     for _ in range(runs - 1):
@@ -103,7 +101,7 @@ def run_and_close(
 ) -> tuple[tuple[Array, ...], float]:
     """As `run_timed`, for a session of `selection` made for it alone; `EngineBuildError` where it does not run."""
     try:
-        return run_timed(session, ranges, selection.device, selection.device_id, runs=runs)
+        return run_timed(session, ranges, selection, runs=runs)
     except InferenceError as error:
         raise EngineBuildError(f"{error}") from error
     finally:
