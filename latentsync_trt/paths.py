@@ -75,8 +75,12 @@ def why_missing(path: Path, kind: str = "file") -> str:
 
 
 def check_folder_to_write(folder: Path, what: str = "") -> None:
-    """Raises `InputError` if `folder` is a file, or cannot be written or made."""
+    """Raises `InputError` if `folder` is a file, cannot be written or made, or has a name that the system refuses."""
     prefix, existing = f"{what} ".lstrip(), nearest_existing(folder)
+    try:
+        folder.exists()
+    except (OSError, ValueError) as error:
+        raise InputError(f"{prefix}{str(folder)[:100]}: cannot be used ({error})"[:300]) from error
     if not existing.is_dir():
         shown = folder if existing == folder else f"{folder}: {existing}"
         raise InputError(f"{prefix}{shown}: is a file; name a folder")

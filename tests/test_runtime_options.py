@@ -37,7 +37,7 @@ VALUES: list[tuple[str, Any]] = [
     ("graph_form", "portable"),
     ("build", "background"),
     ("low_memory", True),
-    ("engine_cache", "a folder/für Ženy"),
+    ("engine_cache", Path("a folder/für Ženy")),
     ("engine_store", "s3://bucket/engines"),
     ("verify", True),
 ]
