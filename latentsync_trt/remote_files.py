@@ -69,6 +69,13 @@ def exists(url: str) -> bool:
         return bool(system.exists(remote, **strict))
 
 
+def size_of(url: str) -> int:
+    """Returns the bytes of the file at a URL, as the store says; errors as `fetch`."""
+    with _translated(url, MediaError):
+        system, remote = _open(url)
+        return int(system.info(remote)["size"])
+
+
 def fingerprint(target: str) -> str | None:
     """Returns a text that changes when a path or URL is written; None if it does not exist. Errors as `fetch`."""
     with _translated(target, MediaError), suppress(FileNotFoundError, NotADirectoryError):

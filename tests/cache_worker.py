@@ -18,7 +18,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from latentsync_trt.runtime.cache import EngineCache, EngineKey
+from latentsync_trt.runtime.cache import EngineCache
+from latentsync_trt.runtime.entries import EngineKey
 
 PATIENCE_S = 60.0
 

@@ -11,7 +11,8 @@ import pytest
 from click.testing import CliRunner
 
 from latentsync_trt.cli import main
-from latentsync_trt.runtime.cache import RECORD_NAME, SHARED_FOLDER, EngineCache
+from latentsync_trt.runtime.cache import SHARED_FOLDER, EngineCache
+from latentsync_trt.runtime.entries import RECORD_NAME
 from tests.cache_worker import KEY
 
 SIZE_BYTES = 1_000_000

@@ -118,7 +118,8 @@ def _providers() -> Iterator[Finding]:
 
 
 def _engines() -> Iterator[Finding]:
-    from latentsync_trt.runtime.cache import CACHE_VARIABLE, EngineCache, cache_folder, total_bytes
+    from latentsync_trt.runtime.cache import CACHE_VARIABLE, EngineCache, cache_folder
+    from latentsync_trt.runtime.entries import total_bytes
     from latentsync_trt.runtime.networks.verdict import kept
 
     folder = cache_folder().absolute()
@@ -127,9 +128,10 @@ def _engines() -> Iterator[Finding]:
     except OutputError as error:
         yield Finding("problem", str(error), f"name another folder in ${CACHE_VARIABLE}")
     else:
-        damaged = [item for item in items if item.state != "ready"]
+        damaged = [item for item in items if item.state == "damaged"]
+        ready = sum(item.state == "ready" for item in items)
         size = _gb(total_bytes(items))
-        yield Finding("info", f"cache: {folder} ({len(items) - len(damaged)} engines, {size})")
+        yield Finding("info", f"cache: {folder} ({ready} engines, {size})")
         if damaged:
             text = f"{len(damaged)} damaged, {_gb(total_bytes(damaged))}"
             yield Finding("missing", text, "latentsync-trt cache prune --damaged")

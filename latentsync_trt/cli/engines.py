@@ -14,16 +14,8 @@ from rich.filesize import decimal
 from latentsync_trt.cli import options
 from latentsync_trt.cli.show import STDERR, notices_to, print_json, print_table
 from latentsync_trt.config import NOT_FOR_BUILDS, RuntimeOptions
-from latentsync_trt.runtime.cache import (
-    SHARED_FOLDER,
-    Choice,
-    EngineCache,
-    Entry,
-    cache_folder,
-    folder_bytes,
-    select,
-    total_bytes,
-)
+from latentsync_trt.runtime.cache import EngineCache, cache_folder
+from latentsync_trt.runtime.entries import Choice, Entry, folder_bytes, select, total_bytes
 
 if TYPE_CHECKING:
     from latentsync_trt.runtime.sessions.engines import Engines
@@ -115,7 +107,7 @@ def verify_engines(folder: Path, as_json: bool) -> None:
     """Read every engine and compare it with its SHA-256; exit code 1 if one is damaged."""
     entries = EngineCache(folder).entries(hashes=True)
     _show(folder, entries, as_json=as_json)
-    if any(entry.problem for entry in entries):
+    if any(entry.state == "damaged" for entry in entries):
         raise SystemExit(1)
     if not as_json:
         click.echo("no engine is damaged")
@@ -148,7 +140,8 @@ def clear_engines(folder: Path, as_json: bool, yes: bool) -> None:
         size = decimal(total_bytes(choice.entry for choice in chosen))
         click.confirm(f"Remove {_count(chosen)} ({size}) from {folder}?", abort=True, err=True)
     chosen = known.remove_all(chosen)
-    shutil.rmtree(folder / SHARED_FOLDER, ignore_errors=True)
+    if known.shared.is_relative_to(folder):  # not where others can write it
+        shutil.rmtree(known.shared, ignore_errors=True)
     _report(folder, chosen, dry_run=False, as_json=as_json)
 
 

@@ -6,51 +6,60 @@
     <cache>/.locks/<digest>.lock    held while an engine of that digest is built or deleted
 
 An entry appears by one rename when it is complete and is never changed, so readers need no lock.
+
+Engines run as code. Where another user owns `<digest>`, this one's engine is `<digest>-<user id>`.
 """
 
 import errno
-import hashlib
 import json
 import logging
 import os
 import re
 import shutil
+import stat
+import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
-from functools import partial
+from functools import cache, cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import TypeVar
 
 import platformdirs
 from filelock import FileLock, Timeout
-from msgspec import Meta
 
 from latentsync_trt.bundle.manifest import sha256_file
-from latentsync_trt.errors import EngineBuildError, LatentSyncError, OutputError
+from latentsync_trt.errors import EngineBuildError, LatentSyncError, MediaError, OutputError
 from latentsync_trt.files import publish, remove_leftovers, temporary_folder
 from latentsync_trt.paths import below_home
 from latentsync_trt.remembered import CACHE_VARIABLE as CACHE_VARIABLE
-from latentsync_trt.remembered import checked, forget
-from latentsync_trt.remote_files import check_target, deliver, exists, fetch, local_of, shown
-from latentsync_trt.validation import from_json
+from latentsync_trt.remembered import forget
+from latentsync_trt.remote_files import check_target, deliver, exists, fetch, local_of, name_of, shown, size_of
+from latentsync_trt.runtime.entries import (
+    DIGEST_LENGTH,
+    HASHES_FACT,
+    RECORD_NAME,
+    Choice,
+    EngineFile,
+    EngineKey,
+    Entry,
+    Record,
+    distrust,
+    is_foreign,
+    protect,
+    read_entry,
+    read_record,
+)
 
 LOCAL_FOLDER, SHARED_FOLDER, _LOCKS = "engine_cache", ".shared", ".locks"
-RECORD_NAME = "engine.json"
-
-HASHES_FACT = "engine-hashes"
-"""Kind of the remembered fact that the files of an engine have their contents."""
-
-KEY_FORMAT = 1
-"""Part of every digest: increase it when the meaning of a field changes, to ignore older engines."""
-
-DIGEST_LENGTH = 24
-"""Hex digits of a digest: 96 bits, and short enough for paths on Windows."""
 
 # A provider may not notice a full disk. With less free space than this, its engine may be incomplete.
 _LEAST_FREE_BYTES = 16 * 1024**2
+
+_MOST_RECORD_BYTES = 1024**2
+"""Of `engine.json` in a store; a record takes a few thousand."""
 
 _ELSEWHERE = f"choose another place with --engine-cache or {CACHE_VARIABLE}"
 
@@ -61,182 +70,46 @@ Notice = Callable[[str], None]
 Build = Callable[[Path], int | None]
 """Writes an engine's files into an empty folder; returns its `Entry.device_memory_bytes`."""
 
-_ENTRY_NAME = re.compile(rf"[0-9a-f]{{{DIGEST_LENGTH}}}")
-
-# Nothing outside the entry's folder.
-_FileName = Annotated[str, Meta(pattern=r"^\w[\w.-]*(/\w[\w.-]*)*$")]
-
-
-@dataclass(frozen=True, slots=True)
-class EngineKey:
-    """Everything that decides whether an engine can be reused.
-
-    Args:
-        bundle: name of the bundle, for display only: equal graphs of two bundles share an engine.
-        graph_sha256: hash over the graph and its weights (`Bundle.graph_hash`).
-        options: provider options that change the engine; no paths.
-        profile: minimum, optimum and maximum of each variable dimension; empty for fixed shapes.
-        versions: of the libraries that built it, by package name.
-        gpu: name of the device. compute_capability: e.g. "8.9".
-    """
-
-    bundle: str
-    graph: str
-    graph_sha256: str
-    provider: str
-    options: Mapping[str, str]
-    precision: str
-    profile: Mapping[str, tuple[int, int, int]]
-    versions: Mapping[str, str]
-    gpu: str
-    compute_capability: str
-
-    @property
-    def digest(self) -> str:
-        """Lower-case hex of `DIGEST_LENGTH` digits, equal for keys that differ only in `bundle`."""
-        content = {**asdict(self), "format": KEY_FORMAT}
-        del content["bundle"]
-        canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(canonical.encode()).hexdigest()[:DIGEST_LENGTH]
-
-    @property
-    def label(self) -> str:
-        """Short description for messages."""
-        return f"{self.graph} of {self.bundle} for {self.provider}"
-
-
-@dataclass(frozen=True, slots=True)
-class EngineFile:
-    """SHA-256 and size of a file of an engine."""
-
-    sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
-    bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Record:
-    """The content of `engine.json`; `files` by their path in the entry. See `Entry`."""
-
-    key: EngineKey
-    files: Annotated[dict[_FileName, EngineFile], Meta(min_length=1)]
-    build_s: float
-    built_at: datetime
-    device_memory_bytes: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """An engine in the cache. Its folder must not be changed.
-
-    `key`, `build_s` and `built_at` (UTC) are None if `engine.json` cannot be read. `problem`: why the engine cannot be
-    used, empty if it can. `last_used_at`: UTC. `built`: whether the call that returned this built it.
-    `device_memory_bytes`: GPU memory of a run, without weights; None if the provider does not say.
-    """
-
-    folder: Path
-    key: EngineKey | None
-    build_s: float | None
-    built_at: datetime | None
-    size_bytes: int
-    last_used_at: datetime
-    problem: str = ""
-    built: bool = False
-    device_memory_bytes: int | None = None
-
-    @property
-    def state(self) -> Literal["ready", "damaged"]:
-        """Whether it can be used."""
-        return "damaged" if self.problem else "ready"
-
-    @property
-    def label(self) -> str:
-        """Short description for messages."""
-        return self.key.label if self.key else f"engine {self.folder.name}"
-
-
-def read_entry(folder: Path, *, hashes: bool, digest: str | None = None) -> Entry:
-    """Checks the entry in `folder`: record and file sizes, with `hashes` the contents, too, unless they were checked
-    since the files changed. `digest`: of its key; by default the folder's name."""
-    known: dict[str, Any] = {"key": None, "build_s": None, "built_at": None}
-    problem, used_s = "", 0.0
-    try:
-        used_s = (folder / RECORD_NAME).stat().st_mtime
-        record = _read_record(folder)
-        known = {name: getattr(record, name) for name in (*known, "device_memory_bytes")}
-        look = partial(_problem, folder, record.files)
-        expected = {folder / name: file.sha256 for name, file in record.files.items()}
-        problem = checked(HASHES_FACT, expected, look) if hashes else look(hashes=False)
-        if record.key.digest != (digest or folder.name):
-            problem = f"{RECORD_NAME} belongs to another engine"
-    except ValueError as error:
-        problem = f"damaged record: {error}"
-    except FileNotFoundError as error:
-        problem = f"{Path(error.filename).name} is missing"
-    except OSError as error:
-        problem = f"{error.strerror or error}"
-    used_at = datetime.fromtimestamp(used_s, UTC)
-    return Entry(folder=folder, size_bytes=folder_bytes(folder), last_used_at=used_at, problem=problem, **known)
-
-
-def _read_record(folder: Path) -> Record:
-    return from_json(Record, (folder / RECORD_NAME).read_bytes(), RECORD_NAME)
-
-
-def _problem(folder: Path, files: Mapping[str, EngineFile], *, hashes: bool) -> str:
-    for name, file in files.items():
-        size_bytes = (folder / name).stat().st_size
-        if size_bytes != file.bytes:
-            return f"{name} has {size_bytes} bytes instead of {file.bytes}"
-        if hashes and sha256_file(folder / name) != file.sha256:
-            return f"{name} was changed (its SHA-256 differs)"
-    return ""
-
-
-def folder_bytes(folder: Path) -> int:
-    """Total size of the files below a folder; files may disappear meanwhile."""
-    size_bytes = 0
-    for parent, _, names in os.walk(folder):
-        for name in names:
-            with suppress(OSError):
-                size_bytes += Path(parent, name).lstat().st_size
-    return size_bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """An engine to remove and why. `refusal`: why removing failed; empty if it succeeded, or in a dry run."""
-
-    entry: Entry
-    reason: str
-    refusal: str = ""
-
-
-def total_bytes(entries: Iterable[Entry]) -> int:
-    """Total size of `entries`."""
-    return sum(entry.size_bytes for entry in entries)
-
-
-def select(entries: Sequence[Entry], *, max_bytes: int | None = None, damaged: bool = False) -> list[Choice]:
-    """Which of `entries` to remove, and why: the `damaged` ones, then damaged and least recently
-    used ones until `max_bytes` are left. Pure."""
-    chosen: list[Choice] = []
-    excess_bytes = 0 if max_bytes is None else total_bytes(entries) - max_bytes
-    for entry in sorted(entries, key=lambda entry: (not entry.problem, entry.last_used_at)):
-        if (damaged and entry.problem) or excess_bytes > 0:
-            over = f"more than {(max_bytes or 0) / 1e9:g} GB in all"
-            chosen.append(Choice(entry, entry.problem if damaged and entry.problem else over))
-            excess_bytes -= entry.size_bytes
-    return chosen
+_ENTRY_NAME = re.compile(rf"[0-9a-f]{{{DIGEST_LENGTH}}}(-[0-9]+)?")
 
 
 def cache_folder(given: str | Path | None = None) -> Path:
     """The folder of engines: `given`, else $LATENTSYNC_TRT_CACHE_DIR, else `engine_cache/` in the working directory if
-    it exists, else the user's cache folder; raises `InputError` for a home folder that does not exist."""
-    named = given or os.environ.get(CACHE_VARIABLE)
+    it exists and this user or root owns it, else the user's cache folder.
+
+    Other than the latter is logged once per process. Raises `InputError` for a home folder that does not exist.
+    """
+    named, local = given or os.environ.get(CACHE_VARIABLE), Path(LOCAL_FOLDER)
     if named:
-        return below_home(named, _ELSEWHERE)
-    local = Path(LOCAL_FOLDER)
-    return local if local.is_dir() else platformdirs.user_cache_path("latentsync-trt", appauthor=False) / "engines"
+        folder = below_home(named, _ELSEWHERE)
+        if _anyone_writes(folder):
+            cure = "set its sticky bit (chmod +t), or take the right to write from others (chmod o-w)"
+            _log_once(logging.WARNING, f"engine cache: {folder}: anyone can exchange engines there; {cure}")
+        _log_once(logging.INFO, f"engine cache: {folder.absolute()}")
+        return folder
+    if local.is_dir():
+        if not is_foreign(local) and not _anyone_writes(local):
+            _log_once(logging.WARNING, f"engine cache: {local.absolute()}, in the working directory")
+            return local
+        _log_once(logging.WARNING, f"engine cache: {local.absolute()} is not used, as others can write there")
+    return _own_cache()
+
+
+def _own_cache() -> Path:
+    return platformdirs.user_cache_path("latentsync-trt", appauthor=False) / "engines"
+
+
+def _anyone_writes(folder: Path) -> bool:
+    """Whether any user can rename and delete what others have in `folder`; never on Windows (`distrust`)."""
+    with suppress(OSError):
+        mode = folder.stat().st_mode
+        return sys.platform != "win32" and bool(mode & stat.S_IWOTH) and not mode & stat.S_ISVTX
+    return False
+
+
+@cache
+def _log_once(level: int, text: str) -> None:
+    _log.log(level, text)
 
 
 class EngineStore:
@@ -261,10 +134,11 @@ class EngineStore:
             if not self._usable or not exists(url):
                 return False
             folder.mkdir()
-            fetch(url, folder).rename(folder / RECORD_NAME)
-            for name, file in _read_record(folder).files.items():
+            _download(url, folder / RECORD_NAME, _MOST_RECORD_BYTES)
+            for name, file in read_record(folder).files.items():
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
-                fetch(f"{self._url}/{file.sha256}", folder).rename(folder / name)
+                _download(f"{self._url}/{file.sha256}", folder / name, file.bytes)
+            protect(folder)
             problem = read_entry(folder, hashes=True, digest=key.digest).problem
         except (LatentSyncError, OSError) as error:
             self._give_up(error)
@@ -281,16 +155,31 @@ class EngineStore:
             if self._usable:
                 if (place := local_of(self._url)) is not None:
                     place.mkdir(parents=True, exist_ok=True)
-                for name, file in _read_record(entry.folder).files.items():
+                for name, file in read_record(entry.folder).files.items():
                     deliver(entry.folder / name, f"{self._url}/{file.sha256}")
-                deliver(entry.folder / RECORD_NAME, f"{self._url}/{entry.folder.name}.json")
-        except (LatentSyncError, OSError) as error:
+                deliver(entry.folder / RECORD_NAME, f"{self._url}/{entry.digest}.json")
+        except (LatentSyncError, OSError, ValueError) as error:
             self._give_up(error)
 
     def _give_up(self, error: Exception) -> None:
         """Leaves the store alone from here on: each attempt can take a minute."""
         self._usable = False
         self._notice(f"engine store: {error}; continuing without it")
+
+
+def _download(url: str, target: Path, most_bytes: int) -> None:
+    """Raises `ValueError` if the file is larger than `most_bytes` or does not fit on the disk, `MediaError` if only its
+    transfer shows that, and as `fetch`."""
+    part = target.parent / name_of(url)
+    most_bytes = min(most_bytes, shutil.disk_usage(target.parent).free - _LEAST_FREE_BYTES)
+
+    def check() -> None:
+        if part.exists() and part.stat().st_size > most_bytes:
+            raise MediaError(f"{shown(url)}: has more than {most_bytes} bytes")
+
+    if (size_bytes := size_of(url)) > most_bytes:
+        raise ValueError(f"{target.name} has {size_bytes} bytes, more than {most_bytes}")
+    fetch(url, target.parent, check).replace(target)
 
 
 class EngineCache:
@@ -311,6 +200,7 @@ class EngineCache:
         self._store = EngineStore(store, on_notice) if store else None
         self._verified: dict[str, datetime | None] = {}
         self._built: set[str] = set()
+        self._foreign: set[str] = set()
 
     def find(self, key: EngineKey, *, other_than: datetime | None = None) -> Entry | None:
         """The undamaged engine for `key`, or None. Takes no lock and works on a read-only cache.
@@ -379,7 +269,13 @@ class EngineCache:
 
     def has_built(self, entry: Entry) -> bool:
         """Whether this object built the engine."""
-        return entry.folder.name in self._built
+        return entry.digest in self._built
+
+    @cached_property
+    def shared(self) -> Path:
+        """The folder of kernel timings and kernels; of the user's cache where others may have written the one here."""
+        folder = self.folder / SHARED_FOLDER
+        return folder if not folder.is_dir() or not distrust(folder) else _own_cache() / SHARED_FOLDER
 
     def entries(self, *, hashes: bool = False) -> tuple[Entry, ...]:
         """All engines, last used first, checked by records and file sizes, and with `hashes` by content.
@@ -396,8 +292,10 @@ class EngineCache:
 
     def remove(self, entry: Entry) -> str:
         """Deletes an engine unless it is being or was built again; returns why that failed, empty if it did not."""
+        if entry.foreign:
+            return "it belongs to another user"
         try:
-            with self._lock(entry.folder.name).acquire(blocking=False):
+            with self._lock(entry.digest).acquire(blocking=False):
                 if read_entry(entry.folder, hashes=False).built_at not in (None, entry.built_at):
                     return "it was built again"
                 with temporary_folder(self.folder, self._notice) as aside, suppress(FileNotFoundError):
@@ -416,7 +314,7 @@ class EngineCache:
 
     def _checked(self, key: EngineKey) -> Entry:
         """The entry of `key`; its hashes are checked unless this object has done so before."""
-        folder = self.folder / key.digest
+        folder = self._place(key)
         entry = read_entry(folder, hashes=False)
         if entry.problem or self._verified.get(key.digest) == entry.built_at:
             return entry
@@ -425,9 +323,21 @@ class EngineCache:
             self._verified[key.digest] = entry.built_at
         return entry
 
+    def _place(self, key: EngineKey) -> Path:
+        """Where the engine of `key` lies: beside one of another user, if there is, of which a notice tells once."""
+        folder = self.folder / key.digest
+        if sys.platform == "win32" or not is_foreign(folder):
+            return folder
+        if key.digest not in self._foreign:
+            self._foreign.add(key.digest)
+            self._notice(f"engine cache: {key.label} in {folder} belongs to another user; it is not used")
+        return folder.with_name(f"{key.digest}-{os.geteuid()}")
+
     def _make(self, key: EngineKey, build: Build, *, from_store: bool) -> Entry:
         """Fetches the engine from the store or builds it. The caller holds the digest's lock."""
-        target = self.folder / key.digest
+        target = self._place(key)
+        if is_foreign(target):
+            raise OutputError(f"{target}: belongs to another user; {_ELSEWHERE}")
         with temporary_folder(self.folder, self._notice) as aside:
             folder = aside / "fetched"
             fetched = from_store and self._store is not None and self._store.fetch(key, folder)
@@ -465,6 +375,7 @@ class EngineCache:
         record = Record(key, files, build_s, datetime.now(UTC), memory_bytes)
         text = json.dumps(asdict(record), indent=2, default=datetime.isoformat)
         (folder / RECORD_NAME).write_text(text, encoding="utf-8")
+        protect(folder)
 
     def _check_disk(self) -> None:
         if shutil.disk_usage(self.folder).free < _LEAST_FREE_BYTES:

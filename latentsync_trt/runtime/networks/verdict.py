@@ -19,7 +19,8 @@ from latentsync_trt.errors import (
     ProviderUnavailable,
 )
 from latentsync_trt.files import whole_file
-from latentsync_trt.runtime.cache import DIGEST_LENGTH, Notice
+from latentsync_trt.runtime.cache import Notice
+from latentsync_trt.runtime.entries import DIGEST_LENGTH
 from latentsync_trt.runtime.providers.select import Selection, next_provider
 from latentsync_trt.runtime.sessions.engines import Engines
 from latentsync_trt.runtime.sessions.session import Array

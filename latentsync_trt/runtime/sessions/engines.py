@@ -15,7 +15,8 @@ from latentsync_trt.bundle.manifest import FULL_STEP, STEP_GRAPHS, Bundle, Dimen
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import EngineBuildError, InputError, OutOfMemory
 from latentsync_trt.remembered import Key, known, remember
-from latentsync_trt.runtime.cache import SHARED_FOLDER, EngineCache, EngineKey, Entry, Notice
+from latentsync_trt.runtime.cache import EngineCache, Notice
+from latentsync_trt.runtime.entries import EngineKey, Entry
 from latentsync_trt.runtime.providers.gpu import Gpu, driver_version
 from latentsync_trt.runtime.providers.libraries import (
     cuda_version,
@@ -318,7 +319,7 @@ class Engines:
             given=self.options.provider_options,
             gpu=gpu,
             version=version,
-            shared=self.cache.folder / SHARED_FOLDER / shared,
+            shared=self.cache.shared / shared,
             precision=manifest.precision,
             cuda_graph=self._recorded(graph),
         )
