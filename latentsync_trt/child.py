@@ -99,11 +99,13 @@ class Child:
         with self._lock, suppress(OSError):
             self._connection.send(order)
 
-    def events(self) -> Iterator[Event]:
-        """Events as they arrive, until the child ends."""
+    def events(self, watch: Callable[[], None] = lambda: None) -> Iterator[Event]:
+        """Events as they arrive, until the child ends; calls `watch` before each, and ten times a second."""
         with suppress(EOFError, OSError):
             while True:
-                if self._connection.poll(_POLL_S):
+                arrived = self._connection.poll(_POLL_S)
+                watch()
+                if arrived:
                     yield self._connection.recv()
 
     def wait(self) -> Ended:

@@ -329,13 +329,14 @@ class Progress:
     """`done` of `total` output frames (None if unknown) have passed `stage`.
 
     `picture` makes a small picture of the newest finished frame: uint8 `(h, w, 3)` RGB, h ≤ 480,
-    square pixels. Only in stage "lip-sync"; to be called within the callback.
+    square pixels. Only in stage "lip-sync"; to be called within the callback. `written_s`: seconds of the output.
     """
 
     stage: str
     done: int
     total: int | None
     picture: Callable[[], UInt8Array] | None = field(default=None, compare=False, repr=False)
+    written_s: float = field(default=0.0, compare=False)
 
     @property
     def writes(self) -> bool:

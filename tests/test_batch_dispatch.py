@@ -46,7 +46,7 @@ class Fake:
         self.name, self.work, self.starts = name, work, deque(starts)
         self.ran: list[str] = []
         self.stop = threading.Event()
-        self.closed = False
+        self.closed = self.hangs = False
         self.running: str | None = None
 
     def start(self) -> None:

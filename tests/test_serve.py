@@ -282,13 +282,13 @@ def test_forms_that_cannot_be_used(client: httpx.Client, folder: Path, body: byt
 def test_uploads_that_break_off(
     client: httpx.Client, folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(app, "_STALL_S", 0.2)
+    monkeypatch.setattr(app, "STALL_S", 0.2)
     address = client.base_url.host, client.base_url.port
     with socket.create_connection(address) as stalled:
         stalled.sendall(UPLOAD)
         until(lambda: job_files(folder))
         assert b"nothing arrived for 0.2 seconds" in stalled.makefile("rb").read()
-    monkeypatch.setattr(app, "_STALL_S", 60)
+    monkeypatch.setattr(app, "STALL_S", 60)
     with socket.create_connection(address) as gone:
         gone.sendall(UPLOAD)
         until(lambda: job_files(folder))
@@ -307,7 +307,7 @@ def test_slow_uploads_end_and_take_no_place_in_the_queue(
             each.sendall(UPLOAD)
         until(lambda: len(job_files(folder)) == 2 * 3)
         assert send(client, clip).status_code == 201
-        monkeypatch.setattr(app, "_STALL_S", 0.3)
+        monkeypatch.setattr(app, "STALL_S", 0.3)
         slow[3].sendall(UPLOAD)
         with suppress(OSError):  # the answer comes while it sends
             while not select.select([slow[3]], [], [], 0.1)[0]:

@@ -133,6 +133,14 @@ def test_no_other_files_and_addresses(page: tuple[str, Service], sync: Sync, pla
         assert plain.get("/config", headers=headers).status_code == 403
 
 
+def test_uploads_without_a_job_are_bounded(plain: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    from latentsync_trt.web import app
+
+    assert plain.post("/gradio_api/upload", files={"files": b"x"}).status_code == 200
+    monkeypatch.setattr(app, "_size_bytes", lambda folder: int(app._MOST_UPLOADS * LIMITS.max_upload_mb * 1e6) + 1)
+    assert plain.post("/gradio_api/upload", files={"files": b"x"}).status_code == 507
+
+
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("path", ["/etc/hostname", "../../../etc/hostname", "http://127.0.0.1:1/x.mp4"])
 def test_paths_in_place_of_uploads(plain: httpx.Client, path: str, stream: bool) -> None:
@@ -182,6 +190,10 @@ def test_a_client_with_the_key_that_cancels(tmp_path: Path, clip: tuple[Path, Pa
         with httpx.Client(base_url=address, trust_env=False) as browser:
             assert browser.post("/login", data={"username": "user", "password": KEY}).is_success
             assert browser.get("/config").is_success
+            wrong = [
+                browser.post("/login", data={"username": "user", "password": str(n)}).status_code for n in range(12)
+            ]
+            assert wrong == [400] * 10 + [429] * 2
             for method, path in (("GET", "/config"), ("OPTIONS", "/config"), ("POST", "/gradio_api/upload")):
                 answer = browser.request(method, path, headers={"Origin": "https://attacker.example"})
                 assert answer.status_code == 403

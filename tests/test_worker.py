@@ -25,6 +25,7 @@ from latentsync_trt.runtime.networks.codec import VaeCodec
 from latentsync_trt.types import Progress
 from tests.clips import decoded, write_clip, write_sound
 from tests.s3 import BUCKET, s3_server
+from tests.serving import until
 from tests.small import small_bundle
 
 pytestmark = pytest.mark.integration
@@ -224,6 +225,44 @@ def test_a_terminated_or_closed_worker_removes_its_files(own: Task, tmp_path: Pa
     assert names(tmp_path) == []
     with pytest.raises(WorkerLost, match="is closed"):
         worker.start()
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows cannot stop a process")
+def test_a_worker_that_hangs_is_noticed_and_a_cancel_ends_it(own: Task, monkeypatch: pytest.MonkeyPatch) -> None:
+    notices: list[str] = []
+    worker = LocalWorker("cpu", SETTINGS, notices.append)
+    worker.start()
+    monkeypatch.setattr(local, "_SILENT_S", 0.3)
+    stopped = worker.pid or 0
+
+    def cancel_when_noticed() -> None:
+        until(lambda: worker.hangs)
+        assert "has not answered" in notices[0]
+        worker.cancel(own.id)
+
+    canceling = threading.Thread(target=cancel_when_noticed)
+
+    def stop() -> None:
+        os.kill(stopped, signal.SIGSTOP)
+        canceling.start()
+
+    with pytest.raises(WorkerLost, match="did not obey a cancel"):
+        worker.run(own, at("lip-sync", 1, stop))
+    canceling.join()
+    assert not worker.hangs and not psutil.pid_exists(stopped)
+    monkeypatch.setattr(local, "_SILENT_S", 60.0)
+    worker.start()
+    assert worker.run(own, lambda _: None).report["frames"] == FRAMES
+    worker.close()
+
+
+def test_clips_longer_than_allowed_end(own: Task) -> None:
+    worker = LocalWorker("cpu", SETTINGS)
+    worker.start()
+    with pytest.raises(TaskError, match=r"lasts longer than 0\.01 s") as failed:
+        worker.run(replace(own, most_s=0.01), lambda _: None)
+    assert failed.value.usage
+    worker.close()
 
 
 def test_settings_that_cannot_work() -> None:

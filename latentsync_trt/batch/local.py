@@ -2,17 +2,19 @@
 
 Orders: first the settings, then `{"run": number, "task": …}` and `{"cancel": number}`. Events:
 `error`, None if the settings work; then for each run, with its number, `progress`, and `done` or
-`error`; after `WorkerLost` the process ends. At any time, `notice`.
+`error`; after `WorkerLost` the process ends. At any time, `notice`; once a second while it works, `alive`.
 """
 
 import signal
 import threading
+import time
 import traceback
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from math import inf
 from queue import Queue
 from typing import Any
 
@@ -28,6 +30,10 @@ _MODULE = "latentsync_trt.batch.local"
 
 # The child removes unfinished files meanwhile.
 _PATIENCE_S = 2.0
+_ALIVE_S = 1.0
+# A child that works and sends nothing for so long hangs. It is ended, so that its task runs again, when the task is
+# canceled, or much later; and so is one that goes on with a canceled task.
+_SILENT_S, _HUNG_S, _OBEYS_S = 30.0, 900.0, 300.0
 
 
 class LocalWorker:
@@ -43,6 +49,8 @@ class LocalWorker:
         self._child: Child | None = None
         self._closed = False
         self._number, self._running = 0, ""
+        self._heard_s, self._canceled_s = 0.0, inf
+        self.hangs = False
 
     @property
     def pid(self) -> int | None:
@@ -70,7 +78,7 @@ class LocalWorker:
             if self._child is None:
                 raise WorkerLost(f"{self.name}: is not started")
             child, number = self._child, self._number + 1
-            self._number, self._running = number, task.id
+            self._number, self._running, self._canceled_s = number, task.id, inf
             child.send({"run": number, "task": task})
         try:
             done: Done = self._result(child, number, on_progress)["done"]
@@ -85,6 +93,7 @@ class LocalWorker:
         """See `WorkerHandle.cancel`."""
         with self._lock:
             if self._child is not None and self._running == task_id:
+                self._canceled_s = min(self._canceled_s, time.monotonic())
                 self._child.send({"cancel": self._number})
 
     def close(self) -> None:
@@ -99,7 +108,11 @@ class LocalWorker:
 
     def _result(self, child: Child, number: int, on_progress: Callable[[Progress], None]) -> Event:
         """The last event of a run, or of opening (`number` 0); raises its error."""
-        for event in child.events():
+        self._heard_s = time.monotonic()
+        for event in child.events(self._watch):
+            self._heard_s, self.hangs = time.monotonic(), False
+            if "alive" in event:
+                continue
             if "notice" in event:
                 if not number:
                     self._on_notice(f"{self.name}: {event['notice']}")
@@ -113,10 +126,24 @@ class LocalWorker:
                 raise event["error"]
             else:
                 return event
-        ended = child.wait()
+        ended, self.hangs = child.wait(), False
         if self._closed:
             raise WorkerLost(f"{self.name}: was closed")
         raise WorkerLost(f"{self.name}: its process ended with {ended}: {ended.last_error_line or 'no message'}")
+
+    def _watch(self) -> None:
+        """Notices that the child hangs, and ends it where nothing else helps."""
+        now_s = time.monotonic()
+        silent_s, canceled = now_s - self._heard_s, self._canceled_s < inf
+        if silent_s > _SILENT_S and not self.hangs:
+            self.hangs = True
+            self._on_notice(f"{self.name}: has not answered for {silent_s:.0f} s; cancel its job to start it again")
+        if silent_s > (_SILENT_S if canceled else _HUNG_S) or now_s - self._canceled_s > _OBEYS_S:
+            self.hangs = False
+            if self._child is not None:
+                self._child.end()
+            problem = "did not obey a cancel" if canceled else f"did not answer for {silent_s:.0f} s"
+            raise WorkerLost(f"{self.name}: {problem}, and was ended")
 
 
 def work(orders: Iterator[Any], emit: Emit) -> None:
@@ -130,8 +157,11 @@ def work(orders: Iterator[Any], emit: Emit) -> None:
         with suppress(AttributeError):
             signal.signal(getattr(signal, name), lambda number, _: end_process(128 + number))
     tasks: Queue[Event] = Queue()
+    works = threading.Event()
+    threading.Thread(target=_show_life, args=(works, emit), name="alive", daemon=True).start()
     canceled: defaultdict[int, threading.Event] = defaultdict(threading.Event)
-    threading.Thread(target=_run_tasks, args=(next(orders), tasks, canceled, emit), name="worker", daemon=True).start()
+    arguments = next(orders), tasks, canceled, works, emit
+    threading.Thread(target=_run_tasks, args=arguments, name="worker", daemon=True).start()
     for order in orders:
         if "run" in order:
             tasks.put(order)
@@ -140,13 +170,20 @@ def work(orders: Iterator[Any], emit: Emit) -> None:
 
 
 def _run_tasks(
-    settings: WorkerSettings, tasks: "Queue[Event]", canceled: defaultdict[int, threading.Event], emit: Emit
+    settings: WorkerSettings,
+    tasks: "Queue[Event]",
+    canceled: defaultdict[int, threading.Event],
+    works: threading.Event,
+    emit: Emit,
 ) -> None:
-    """Opens a worker and runs its tasks; ends the process when it cannot run another."""
+    """Opens a worker and runs its tasks, meanwhile sets `works`; ends the process when it cannot run another."""
+    works.set()
     try:
         worker, error = _opened(settings, emit), None
         while worker is not None and not isinstance(error, WorkerLost):
+            works.clear()
             order = tasks.get()
+            works.set()
             number, done, error = order["run"], None, None
             try:
                 done = worker.run(order["task"], partial(_report, emit, number), canceled[number])
@@ -157,6 +194,12 @@ def _run_tasks(
     except BaseException:  # noqa: BLE001 -- the parent would wait forever
         traceback.print_exc()
     end_process(1)
+
+
+def _show_life(works: threading.Event, emit: Emit) -> None:
+    while works.wait():
+        emit(alive=True)
+        time.sleep(_ALIVE_S)
 
 
 def _report(emit: Emit, number: int, progress: Progress) -> None:

@@ -27,7 +27,8 @@ class Canceled(LatentSyncError):
 class Task:
     """A clip to sync. Files, also those in `options`, are paths or URLs. `id` is unique within a ledger.
 
-    `preview`: local path of a JPEG that the worker replaces about once a second while it writes frames.
+    `preview`: local path of a JPEG that the worker replaces about once a second while it writes frames. `most_s`: of
+    output, after which the task fails.
     """
 
     id: str
@@ -36,6 +37,7 @@ class Task:
     output: str
     options: SyncOptions = field(default_factory=SyncOptions)
     preview: str | None = None
+    most_s: float | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Returns plain JSON values; of the options, only those that differ from their defaults."""
@@ -98,6 +100,8 @@ class WorkerHandle(Protocol):
 
     name: str
     """As in "gpu 0", "cpu", "ray 3"."""
+    hangs: bool
+    """Whether it works and has sent nothing for long."""
 
     def start(self) -> None:
         """Returns when the bundle is open, also after the worker was lost.
@@ -128,7 +132,7 @@ class WorkerState:
     """
 
     worker: str
-    state: Literal["starting", "ready", "running", "lost", "closed"]
+    state: Literal["starting", "ready", "running", "hangs", "lost", "closed"]
     detail: str = ""
 
 

@@ -22,6 +22,8 @@ from latentsync_trt.types import Progress, SyncReport
 from latentsync_trt.unexpected import one_line
 
 _PREVIEW_S = 1.0
+_TOLERANCE_S = 0.5
+"""Of a clip's length: its sound may end after its picture."""
 _LOCK_POLL_S = 0.2
 _DIGITS = 12
 
@@ -63,6 +65,10 @@ class Worker:
         def report(progress: Progress) -> None:
             if canceled.is_set():
                 raise Canceled(f"{task.id}: canceled")
+            if task.most_s is not None and progress.written_s > task.most_s + _TOLERANCE_S:
+                raise InputError(
+                    f"{task.video}: lasts longer than {task.most_s:g} s, the most here; send a shorter one"
+                )
             on_progress(progress)
             preview(progress)
 

@@ -17,8 +17,16 @@ from latentsync_trt.config import MODEL_FPS
 from latentsync_trt.errors import InputError, MediaError, OutputError
 from latentsync_trt.paths import exists, why_missing
 
-# FFmpeg must not open what a file refers to: a playlist named .mp4 could contain a URL.
-_INPUT_OPTIONS = {"protocol_whitelist": "file"}
+MOST_PIXELS = 139_264 * 16 * 16
+"""Of a picture: the most in H.264 (level 6.2). A damaged header could ask for gigabytes."""
+
+# FFmpeg must not open what a file refers to: a playlist named .mp4 could name any file, or a URL.
+_PLAYLISTS = {"concat", "dash", "ffmetadata", "hls", "imf", "rtp", "rtsp", "sap", "sdp", "vobsub", "webm_dash_manifest"}
+_INPUT_OPTIONS = {
+    "protocol_whitelist": "file",
+    "format_whitelist": ",".join(sorted(av.formats_available - _PLAYLISTS)),
+    "max_pixels": f"{MOST_PIXELS}",
+}
 # For pictures whose name contains "%d"; other demuxers ignore it.
 _NO_PATTERN = {"pattern_type": "none"}
 
@@ -71,7 +79,7 @@ def open_input(path: Path) -> Iterator[InputContainer]:
     """Opens a local media file or an image sequence and closes it at the end of the block.
 
     Raises:
-        MediaError: the file is missing, a folder, empty, truncated, or in a format unknown to FFmpeg.
+        MediaError: the file is missing, a folder, empty, truncated, a playlist, or in a format unknown to FFmpeg.
     """
     check_file(path)
     name, options = str(path), _NO_PATTERN
@@ -84,7 +92,11 @@ def open_input(path: Path) -> Iterator[InputContainer]:
     with reading(path, "is not a readable media file", "; give another one, or convert it to MP4 or WAV"):
         # Nothing here reads metadata, which old programs wrote in encodings other than
         # UTF-8. FFmpeg would take "a:" in "a:b.mp4" as a protocol.
-        container = av.open(f"file:{name}", "r", options=_INPUT_OPTIONS | options, metadata_errors="replace")
+        try:
+            container = av.open(f"file:{name}", "r", options=_INPUT_OPTIONS | options, metadata_errors="replace")
+        except av.error.ArgumentError as error:  # how FFmpeg refuses a format
+            cure = "make one file of it: ffmpeg -i LIST -c copy clip.mkv"
+            raise MediaError(f"{path}: is damaged, or a playlist, which names other files; {cure}") from error
     with container:
         _check_not_cut_off(path, container)
         yield container

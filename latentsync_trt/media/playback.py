@@ -20,7 +20,7 @@ from av.stream import Disposition
 
 from latentsync_trt.config import MODEL_FPS, Extend
 from latentsync_trt.errors import MediaError
-from latentsync_trt.media.files import guarded, open_input
+from latentsync_trt.media.files import MOST_PIXELS, guarded, open_input
 from latentsync_trt.media.timing import Timed, joint_clock, nearest, on_clock, on_grid, period_s, stamp_of, with_next
 
 T = TypeVar("T")
@@ -30,9 +30,6 @@ HELD_S = Fraction(1, 2)
 
 LONGEST_PERIOD_S = Fraction(1, 10)
 """A picture that lasts longer, as in a slide show, is repeated: lips must move."""
-
-MOST_PIXELS = 139_264 * 16 * 16
-"""Of a picture: the most in H.264 (level 6.2). A damaged header could ask for gigabytes."""
 
 # Held to play them backwards. FFmpeg frees them together: two chunks are in memory at times.
 _CHUNK_BYTES = 128 * 2**20
@@ -161,11 +158,11 @@ def video_stream(path: Path, container: InputContainer) -> VideoStream:
     context: VideoCodecContext | None = streams[0].codec_context  # PyAV's types leave the None out
     if context is None:
         raise MediaError(f"{path}: its video stream is in a codec that FFmpeg does not know; convert it to MP4")
-    if context.width * context.height > MOST_PIXELS:
-        raise MediaError(
-            f"{path}: its pictures have {context.width}×{context.height} pixels, more than {MOST_PIXELS / 1e6:.0f} "
-            "million; scale it down"
-        )
+    if not 0 < context.width * context.height <= MOST_PIXELS:
+        size = f"{context.width}×{context.height}" if context.width else "no size that can be read, or"
+        most = f"more than {MOST_PIXELS / 1e6:.0f} million pixels"
+        raise MediaError(f"{path}: its pictures have {size}, {most}; scale it down".replace("or, more", "or more"))
+    context.options = {"max_pixels": f"{MOST_PIXELS}"}  # the size may change
     return streams[0]
 
 

@@ -1,21 +1,26 @@
-"""Turns the form of a job into a task: limits, files by URL, and all checks before it queues. Knows nothing of HTTP."""
+"""Turns the form of a job into a task: limits, files by URL, and all checks before it queues. Knows nothing of HTTP.
+
+Files are opened in child processes, as small ones may crash what reads them, or need much memory or time.
+"""
 
 import ipaddress
 import re
 import socket
-from dataclasses import dataclass, replace
-from math import inf
+import time
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
+from queue import Empty, LifoQueue
 from typing import Any
 from urllib.parse import urlsplit
 
+import psutil
+
 from latentsync_trt.batch.tasks import Task
-from latentsync_trt.config import SyncOptions
+from latentsync_trt.child import Child
 from latentsync_trt.errors import InputError, LatentSyncError, MediaError
-from latentsync_trt.option_fields import check_limits, file_fields, from_texts, option
+from latentsync_trt.option_fields import check_limits, option
 from latentsync_trt.remote_files import fetch, name_of, shown
-from latentsync_trt.validation import from_json
-from latentsync_trt.values import Speaker
 
 LIMITS = "Limits"
 """Heading of these options in the help text."""
@@ -27,12 +32,14 @@ OUTPUT, PAGE, INPUTS, PREVIEW = "output", "report.html", "inputs", "preview.jpg"
 
 FILE_FIELDS = ("video", "audio", "mix", "turns", "faces", "c2pa")
 TEXT_FIELDS = ("options", "video_url", "audio_url")
-_SPEAKER = re.compile(r"speaker_(0|[1-9][0-9]{0,2})")
+SPEAKER = re.compile(r"speaker_(0|[1-9][0-9]{0,2})")
 """A file field with the recording of a face, by its number."""
-_NO_MEDIA = {"turns", "faces", "c2pa"}
+_MODULE = "latentsync_trt.serve.checks"
+_CHILDREN, _CHILD_BYTES, _CHILD_S = 4, 1.5e9, 120.0
+"""Jobs whose files are checked at the same time; the memory and time that each may need for it."""
 
-# FFmpeg would read other files of this machine that they name.
-_PLAYLISTS = {"concat", "dash", "ffmetadata", "hls", "imf", "rtp", "rtsp", "sap", "sdp", "vobsub", "webm_dash_manifest"}
+STALL_S, LEAST_BYTES_PER_S = 60.0, 10_000
+"""A transfer ends when nothing arrives for so long, or less than this on the whole after that."""
 
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
 _FOUR_IN_SIX = ipaddress.ip_network("::/96")
@@ -114,7 +121,7 @@ class Form:
 
 def is_file_field(name: str) -> bool:
     """Returns whether a form may have a file of this name."""
-    return name in FILE_FIELDS or _SPEAKER.fullmatch(name) is not None
+    return name in FILE_FIELDS or SPEAKER.fullmatch(name) is not None
 
 
 def stored_name(name: str, sent: str) -> str:
@@ -123,80 +130,68 @@ def stored_name(name: str, sent: str) -> str:
     return f"{name}{suffix[1] if suffix else ''}"
 
 
-def admit(job_id: str, form: Form, folder: Path, limits: Limits) -> Task:
-    """Returns the task of a form whose files are in `folder`; fetches those named by URL, and opens all of them.
+class Admissions:
+    """Turns forms into tasks in a few child processes, which wait for the next form. Thread-safe."""
 
-    Raises:
-        MediaError: a file cannot be read. InputError: options or files cannot be used, or are longer than allowed.
-        TooLarge: a file named by URL is.
-    """
-    from latentsync_trt.media.codecs import default_suffix
-    from latentsync_trt.sync.inputs import check_inputs
+    def __init__(self) -> None:
+        self._idle: LifoQueue[Child | None] = LifoQueue()
+        for _ in range(_CHILDREN):
+            self._idle.put(None)
 
-    for name in ("video", "audio"):
-        if url := form.texts.get(f"{name}_url", "").strip():
-            if name in form.files:
-                raise InputError(f"{name}_url: the file {name} was sent, too; send one of them")
-            form.files[name] = fetch_url(name, url, folder / INPUTS, limits)
-    if "video" not in form.files:
-        or_url = ", or its address in video_url" if limits.allow_urls else ""
-        raise InputError(f"video: is missing; send the file in the field video{or_url}")
-    options = _options(form, folder)
-    for name in form.files.keys() - _NO_MEDIA:
-        check_media(name, form.files[name], limits)
-    audio = form.files.get("audio")
-    target = folder / f"{OUTPUT}{default_suffix(options)}"
-    check_inputs(form.files["video"], audio, target, options)
-    speech, preview = None if audio is None else str(audio), str(folder / PREVIEW)
-    return Task(job_id, str(form.files["video"]), speech, str(target), options, preview)
+    def admit(self, job_id: str, form: Form, folder: Path, limits: Limits) -> Task:
+        """Returns the task of a form whose files are in `folder`; fetches those named by URL, and opens all of them.
 
+        Raises:
+            MediaError: a file cannot be read. InputError: options or files cannot be used, or are longer than allowed.
+            TooLarge: a file is, or checking it takes too much memory or time.
+        """
+        for name in ("video", "audio"):
+            if url := form.texts.get(f"{name}_url", "").strip():
+                if name in form.files:
+                    raise InputError(f"{name}_url: the file {name} was sent, too; send one of them")
+                form.files[name] = fetch_url(name, url, folder / INPUTS, limits)
+        if "video" not in form.files:
+            or_url = ", or its address in video_url" if limits.allow_urls else ""
+            raise InputError(f"video: is missing; send the file in the field video{or_url}")
+        child = self._idle.get()
+        try:
+            child = child or Child(_MODULE)
+            answer = _answer(child, (job_id, form, folder, limits))
+        except BaseException:
+            if child is not None:
+                child.end()
+            child = None
+            raise
+        finally:
+            self._idle.put(child)
+        if isinstance(answer, Task):
+            return answer
+        raise answer
 
-def _options(form: Form, folder: Path) -> SyncOptions:
-    """Returns the options of a form. Files are those that were sent, never names within `options`."""
-    values = from_json(dict[str, Any], form.texts.get("options") or "{}", "options", InputError)
-    page = values.pop("report", False)
-    if not isinstance(page, bool):
-        raise InputError("report: is true for a page with measures and pictures, or false")
-    options = from_texts(SyncOptions, values)
-    names = file_fields(SyncOptions)
-    files: dict[str, Any] = {name: str(form.files[name]) for name in names if name in form.files}
-    named = [name for name in names if getattr(options, name) is not None]
-    if options.speaker and "turns" not in files:
-        named.append("speaker")
-    if named:
-        cure = "send the file in a field of that name, recordings in speaker_0, speaker_1, …"
-        raise InputError(f"{named[0]}: cannot be named in options; {cure}")
-    speakers = {int(found[1]): path for name, path in form.files.items() if (found := _SPEAKER.fullmatch(name))}
-    if speakers:
-        files["speaker"] = tuple(Speaker(face, str(path)) for face, path in sorted(speakers.items()))
-    if page:
-        files["report"] = str(folder / PAGE)
-    return replace(options, **files, resume=False)
+    def close(self) -> None:
+        """Ends the children that check nothing; the others end with this process."""
+        with suppress(Empty):
+            while True:
+                if child := self._idle.get_nowait():
+                    child.end()
 
 
-def check_media(name: str, path: Path, limits: Limits) -> None:
-    """Refuses playlists, and clips that are too long by the stamps of their packets, whatever their header says.
+def _answer(child: Child, order: tuple[str, Form, Path, Limits]) -> Task | LatentSyncError:
+    """Returns what a child finds; raises `TooLarge` or `MediaError` if it must be ended or has died."""
+    process, end_s = psutil.Process(child.pid), time.monotonic() + _CHILD_S
 
-    Raises:
-        MediaError: the file of the field `name` cannot be read. InputError: it is too long.
-    """
-    from latentsync_trt.media.files import open_input, reading
+    def watch() -> None:
+        with suppress(psutil.Error):
+            if process.memory_info().rss > _CHILD_BYTES:
+                raise TooLarge("files: need too much memory to be checked; send smaller or shorter ones")
+        if time.monotonic() > end_s:
+            raise TooLarge(f"files: checking them takes more than {_CHILD_S:g} s; send smaller or shorter ones")
 
-    first_s, last_s = inf, -inf
-    with open_input(path) as container:
-        if _PLAYLISTS & set(container.format.name.split(",")):
-            raise MediaError(f"{name}: is a list of other files ({container.format.name}); send the media file itself")
-        streams = [stream for stream in container.streams if stream.type in ("video", "audio")]
-        with reading(path):
-            for packet in container.demux(streams) if streams else ():
-                if packet.pts is not None:
-                    first_s = min(first_s, float(packet.pts * packet.time_base))
-                    last_s = max(last_s, float((packet.pts + (packet.duration or 0)) * packet.time_base))
-                if last_s - first_s > limits.max_clip_s:
-                    break
-    if last_s - first_s > limits.max_clip_s:
-        cure = "send a shorter one, or raise --max-clip-s of the service"
-        raise InputError(f"{name}: lasts longer than {limits.max_clip_s:g} s, the most here; {cure}")
+    child.send(order)
+    for event in child.events(watch):
+        found: Task | LatentSyncError = event["found"]
+        return found
+    raise MediaError(f"files: the process that checks them ended with {child.wait()}; convert them, or send others")
 
 
 def fetch_url(name: str, url: str, folder: Path, limits: Limits) -> Path:
@@ -213,9 +208,14 @@ def fetch_url(name: str, url: str, folder: Path, limits: Limits) -> Path:
         raise InputError(f"{name}_url: {shown(url)[:200]}: is no address that begins with http, https, s3 or gs")
     arriving = folder / "arriving"
     arriving.mkdir(exist_ok=True)
+    began_s = time.monotonic()
 
     def check() -> None:
-        limits.check_size(sum(path.stat().st_size for path in arriving.iterdir()))
+        size_bytes = sum(path.stat().st_size for path in arriving.iterdir())
+        limits.check_size(size_bytes)
+        if time.monotonic() - began_s > STALL_S + size_bytes / LEAST_BYTES_PER_S:
+            slow = f"arrives with less than {LEAST_BYTES_PER_S // 1000} kB/s"
+            raise InputError(f"{name}_url: {shown(url)[:200]}: {slow}; send the file in the field {name}")
 
     guarded = scheme in _WEB and not limits.allow_private_urls
     path = fetch(url, arriving, check, get_client=_public_client if guarded else None)

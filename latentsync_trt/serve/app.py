@@ -34,7 +34,9 @@ from latentsync_trt.batch.ledger import State
 from latentsync_trt.errors import InputError, LatentSyncError, MediaError
 from latentsync_trt.serve.admission import (
     FILE_FIELDS,
+    LEAST_BYTES_PER_S,
     RETRY_S,
+    STALL_S,
     TEXT_FIELDS,
     DiskFull,
     Form,
@@ -50,7 +52,7 @@ from latentsync_trt.serve.service import JobStatus, Service
 
 _ENDED = "done", "failed", "canceled"
 _FAILURES = "input", "worker", "run"
-_WORKER_STATES = "starting", "ready", "running", "lost", "closed"
+_WORKER_STATES = "starting", "ready", "running", "hangs", "lost", "closed"
 _TYPES = {".mp4": "video/mp4", ".mov": "video/quicktime", ".mkv": "video/x-matroska"}
 _STATUS: tuple[tuple[type[Exception], int], ...] = (
     (UnknownJob, 404),
@@ -73,11 +75,8 @@ _FORM_HELP = """Send `video` and `audio` as files, or `speaker_0`, `speaker_1`, 
 JSON object with any option of `latentsync-trt sync`, as `{"preset": "fast", "report": true}`; options that name files
 (`mix`, `turns`, `faces`, `c2pa`) are sent as files in fields of these names."""
 
-# Jobs that are checked, or fetched by URL, at once: other requests must not wait for these.
+# Jobs that are checked, and jobs that are fetched by URL, at once: other requests must not wait for these.
 _MOST_ADMISSIONS = 16
-# An upload ends when nothing arrives for so long, or less than this on the whole after that.
-_STALL_S = 60.0
-_LEAST_BYTES_PER_S = 10_000
 _MOST_TEXT_BYTES = 64 * 1024
 
 
@@ -161,7 +160,7 @@ def check_origin(request: Request, own_hosts: bool) -> None:
 
 
 def _jobs(service: Service) -> APIRouter:
-    router, admissions = APIRouter(tags=["jobs"]), CapacityLimiter(_MOST_ADMISSIONS)
+    router, sent, fetched = APIRouter(tags=["jobs"]), *(CapacityLimiter(_MOST_ADMISSIONS) for _ in range(2))
     form = {"requestBody": {"required": True, "content": _CONTENT}}
 
     @router.post("/jobs", status_code=201, openapi_extra=form, description=_FORM_HELP)
@@ -169,7 +168,8 @@ def _jobs(service: Service) -> APIRouter:
         service.limits.check_size(int(request.headers.get("content-length", "0")))
         with service.receiving() as (job_id, folder):
             form = await _receive(request, folder, service.limits)
-            job = await to_thread.run_sync(service.submit, job_id, form, limiter=admissions)
+            limiter = fetched if {"video_url", "audio_url"} & form.texts.keys() else sent
+            job = await to_thread.run_sync(service.submit, job_id, form, limiter=limiter)
         response.headers["Location"] = str(request.url_for("state", job_id=job.id))
         return job
 
@@ -296,8 +296,8 @@ async def _receive(request: Request, folder: Path, limits: Limits) -> Form:
 
     async def receive() -> Any:
         nonlocal received_bytes
-        left_s = _STALL_S + received_bytes / _LEAST_BYTES_PER_S - (time.monotonic() - began_s)
-        message = await asyncio.wait_for(request.receive(), min(_STALL_S, max(left_s, 0.0)))
+        left_s = STALL_S + received_bytes / LEAST_BYTES_PER_S - (time.monotonic() - began_s)
+        message = await asyncio.wait_for(request.receive(), min(STALL_S, max(left_s, 0.0)))
         received_bytes += len(message.get("body", b""))
         limits.check_size(received_bytes)
         return message
@@ -319,7 +319,7 @@ async def _receive(request: Request, folder: Path, limits: Limits) -> Form:
                     form.files[name] = folder / stored_name(name, value.filename)
                     await run_in_threadpool(_save, value.file, form.files[name])
     except TimeoutError as error:
-        slow = f"nothing arrived for {_STALL_S:g} seconds, or less than {_LEAST_BYTES_PER_S // 1000} kB/s on the whole"
+        slow = f"nothing arrived for {STALL_S:g} seconds, or less than {LEAST_BYTES_PER_S // 1000} kB/s on the whole"
         raise InputError(f"request: {slow}; send it again over a faster connection") from error
     except StarletteHTTPException as error:
         raise InputError(f"request: is not a valid form: {error.detail}; let a library or curl -F write it") from error

@@ -35,13 +35,13 @@ from latentsync_trt.serve.admission import (
     PAGE,
     PREVIEW,
     RETRY_S,
+    Admissions,
     DiskFull,
     Form,
     Limits,
     NotNow,
     TryLater,
     UnknownJob,
-    admit,
 )
 from latentsync_trt.types import Progress
 
@@ -100,7 +100,7 @@ class Service:
         self._jobs.mkdir(0o700, parents=True, exist_ok=True)
         self._reserve = folder.absolute() / "reserve"
         self._ledger = self._written(lambda: Ledger.open(folder / "ledger.sqlite"))
-        self.limits = limits
+        self.limits, self._admissions = limits, Admissions()
         self.totals = Counter[str]()
         """Since the start: frames, ends by state, failures by kind."""
         self._lock, self._stopped = threading.Lock(), threading.Event()
@@ -108,6 +108,7 @@ class Service:
         """What the ledger could not store, as the disk is full."""
         self._running: dict[str, Progress] = {}
         self._receiving = 0
+        self._handles = handles
         self._workers = {handle.name: WorkerState(handle.name, "starting") for handle in handles}
         self._written(self._ledger.reclaim)
         for row in self._ledger.rows("waiting"):
@@ -136,6 +137,7 @@ class Service:
         with suppress(OutputError):  # then they count as killed
             self._ledger.release()
         self._dispatcher.close()
+        self._admissions.close()
         self._ledger.close()
 
     def problem(self) -> str:
@@ -182,9 +184,13 @@ class Service:
                 self._receiving -= 1
 
     def submit(self, job_id: str, form: Form) -> JobStatus:
-        """Checks the files of a received job, and queues it. Raises as `admit`, or `TryLater` if the queue is full."""
+        """Checks the files of a received job, and queues it.
+
+        Raises:
+            TryLater: the queue is full. Others as `Admissions.admit`.
+        """
         try:
-            task = admit(job_id, form, self._jobs / job_id, self.limits)
+            task = self._admissions.admit(job_id, form, self._jobs / job_id, self.limits)
         except LatentSyncError as error:
             error.args = (self._hide(str(error)),)
             raise
@@ -252,7 +258,8 @@ class Service:
     def workers(self) -> list[WorkerState]:
         """Returns what each worker does."""
         with self._lock:
-            return list(self._workers.values())
+            states = [(self._workers[handle.name], handle.hangs) for handle in self._handles]
+        return [replace(state, state="hangs") if hangs else state for state, hangs in states]
 
     def sweep(self, now_s: float | None = None) -> None:
         """Deletes jobs that ended more than `Limits.keep_hours` ago."""

@@ -173,7 +173,8 @@ class Run:
                 self._announce(writer.notices)
             count = frame.index + 1
             of = None if expected is None else max(count, expected)
-            self._on_progress(Progress("lip-sync", count, of, partial(writer.small_rgb, frame, patches)))
+            picture, written_s = partial(writer.small_rgb, frame, patches), float(frame.time_s + frame.duration_s)
+            self._on_progress(Progress("lip-sync", count, of, picture, written_s))
         return count
 
     def _gathered(self, finder: FaceFinder, painter: Painter, playback: Playback) -> Generator[Gathered, None, None]:

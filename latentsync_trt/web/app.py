@@ -5,8 +5,11 @@ import os
 import re
 import secrets
 import shutil
+import time
+from collections import defaultdict, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,6 +34,9 @@ _COOKIE, _YEAR_S = "latentsync_trt_browser", 365 * 24 * 3600
 """Marks a browser, so that no other one gets the files of its jobs, not even by their addresses."""
 _JOB, _ADDRESS = re.compile(r"/v1/jobs/([^/]+)"), re.compile(r"/gradio_api/file=\w+:/")
 _HERE = Path(__file__).parent
+_MOST_LOGINS, _MINUTE_S = 10, 60
+_MOST_UPLOADS = 10
+"""Largest uploads that may lie here without a job."""
 _POLICY = (
     "default-src 'self' data: blob:; script-src 'self' 'unsafe-inline' 'unsafe-eval' blob:; "
     "style-src 'self' 'unsafe-inline'; frame-ancestors 'self'; form-action 'self'"
@@ -49,6 +55,7 @@ def page_app(service: Service, folder: Path, key: str | None, *, own_hosts: bool
     uploads = folder.absolute() / "uploads"
     shutil.rmtree(uploads, ignore_errors=True)  # of a page that was killed
     uploads.mkdir(0o700, parents=True)
+    most_bytes = _MOST_UPLOADS * service.limits.max_upload_mb * 1e6
     os.environ |= {"GRADIO_TEMP_DIR": str(uploads), "GRADIO_ANALYTICS_ENABLED": "False"}
 
     from latentsync_trt.web.page import Page
@@ -58,12 +65,19 @@ def page_app(service: Service, folder: Path, key: str | None, *, own_hosts: bool
         path, headers = jobs.source(service, request.path_params["job_id"]), {"Content-Security-Policy": "sandbox"}
         return FileResponse(path, headers=headers)
 
+    logins: dict[str, deque[float]] = defaultdict(deque)
+    """When wrong passwords came, by address."""
+
     def check(request: Request) -> None:
-        """Refuses other sites and other browsers."""
+        """Refuses other sites and other browsers, many passwords, and uploads for which there is no room."""
         check_origin(request, own_hosts and key is None)  # also with a key: browsers send the cookie of a login
         if _ADDRESS.match(request.url.path):
             raise HTTPException(403, "file: is an address; only uploaded files are served")
         job = _JOB.match(request.url.path)
+        if request.url.path == "/login" and len(_recent(logins[_sender(request)])) >= _MOST_LOGINS:
+            raise HTTPException(429, f"login: {_MOST_LOGINS} wrong passwords in a minute; try again later")
+        if request.url.path.endswith("/upload") and _size_bytes(uploads) > most_bytes:
+            raise HTTPException(507, "upload: too many files wait for a job; try again later")
         if job and not jobs.is_of(service, job[1], request.cookies.get(_COOKIE, "")):
             raise HTTPException(404, f"job {job[1][:40]}: does not exist, was deleted, or belongs to another browser")
 
@@ -71,6 +85,8 @@ def page_app(service: Service, folder: Path, key: str | None, *, own_hosts: bool
         try:
             await run_in_threadpool(check, request)
             response = await call_next(request)
+            if request.url.path == "/login" and response.status_code >= HTTPStatus.BAD_REQUEST:
+                logins[_sender(request)].append(time.monotonic())
         except HTTPException as error:
             response = PlainTextResponse(error.detail, error.status_code)
         response.headers.setdefault("content-security-policy", _POLICY)
@@ -92,6 +108,22 @@ def page_app(service: Service, folder: Path, key: str | None, *, own_hosts: bool
     finally:
         page.close()
         shutil.rmtree(uploads, ignore_errors=True)
+
+
+def _sender(request: Request) -> str:
+    return request.client.host if request.client else ""
+
+
+def _recent(times_s: deque[float]) -> deque[float]:
+    """Drops times that are more than a minute ago."""
+    while times_s and times_s[0] < time.monotonic() - _MINUTE_S:
+        times_s.popleft()
+    return times_s
+
+
+def _size_bytes(folder: Path) -> int:
+    paths = (Path(at) / name for at, _, names in os.walk(folder) for name in names)
+    return sum(path.stat().st_size for path in paths if path.exists())
 
 
 def _mounted(app: Starlette, page: "Page", key: str | None, max_upload_mb: float) -> Starlette:

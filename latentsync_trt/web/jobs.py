@@ -13,7 +13,8 @@ from latentsync_trt.errors import InputError
 from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.face.track_file import Tracks, save_tracks
 from latentsync_trt.measure.page import summaries
-from latentsync_trt.serve.admission import Form, Limits, UnknownJob, check_media, stored_name
+from latentsync_trt.serve.admission import Form, Limits, UnknownJob, stored_name
+from latentsync_trt.serve.checks import check_media
 from latentsync_trt.serve.service import JobStatus, Service
 from latentsync_trt.sync.faces import analyze
 from latentsync_trt.types import ProgressCallback, UInt8Array

@@ -1,0 +1,102 @@
+"""Checks the files and options of a form, in a child process: see `admission`."""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import replace
+from math import inf
+from pathlib import Path
+from typing import Any
+
+from latentsync_trt.batch.tasks import Task
+from latentsync_trt.child import Emit, converse
+from latentsync_trt.config import SyncOptions
+from latentsync_trt.errors import InputError, LatentSyncError
+from latentsync_trt.option_fields import file_fields, from_texts
+from latentsync_trt.serve.admission import OUTPUT, PAGE, PREVIEW, SPEAKER, Form, Limits, TooLarge
+from latentsync_trt.validation import from_json
+from latentsync_trt.values import Speaker
+
+_MOST_BYTES = {"turns": 8_000_000, "faces": 64_000_000, "c2pa": 1_000_000}
+"""Files that are no media, each with its largest size: 100,000 turns, two hours of a face."""
+
+
+def _check_forms(orders: Iterator[tuple[str, Form, Path, Limits]], emit: Emit) -> None:
+    """In the child: answers each form with its task, or with the error."""
+    for order in orders:
+        try:
+            found: Task | LatentSyncError = _checked(*order)
+        except LatentSyncError as error:
+            found = error
+        emit(found=found)
+
+
+def _checked(job_id: str, form: Form, folder: Path, limits: Limits) -> Task:
+    from latentsync_trt.media.codecs import default_suffix
+    from latentsync_trt.sync.inputs import check_inputs
+
+    for name, most_bytes in _MOST_BYTES.items():
+        if name in form.files and form.files[name].stat().st_size > most_bytes:
+            raise TooLarge(f"{name}: has more than {most_bytes / 1e6:g} MB, which is the most here; send a smaller one")
+    options = _options(form, folder)
+    for name in form.files.keys() - _MOST_BYTES:
+        check_media(name, form.files[name], limits)
+    audio = form.files.get("audio")
+    target = folder / f"{OUTPUT}{default_suffix(options)}"
+    check_inputs(form.files["video"], audio, target, options)
+    speech, preview = None if audio is None else str(audio), str(folder / PREVIEW)
+    most_s = limits.max_clip_s
+    return Task(job_id, str(form.files["video"]), speech, str(target), options, preview, most_s)
+
+
+def _options(form: Form, folder: Path) -> SyncOptions:
+    """Returns the options of a form. Files are those that were sent, never names within `options`."""
+    values = from_json(dict[str, Any], form.texts.get("options") or "{}", "options", InputError)
+    page = values.pop("report", False)
+    if not isinstance(page, bool):
+        raise InputError("report: is true for a page with measures and pictures, or false")
+    options = from_texts(SyncOptions, values)
+    names = file_fields(SyncOptions)
+    files: dict[str, Any] = {name: str(form.files[name]) for name in names if name in form.files}
+    named = [name for name in names if getattr(options, name) is not None]
+    if options.speaker and "turns" not in files:
+        named.append("speaker")
+    if named:
+        cure = "send the file in a field of that name, recordings in speaker_0, speaker_1, …"
+        raise InputError(f"{named[0]}: cannot be named in options; {cure}")
+    speakers = {int(found[1]): path for name, path in form.files.items() if (found := SPEAKER.fullmatch(name))}
+    if speakers:
+        files["speaker"] = tuple(Speaker(face, str(path)) for face, path in sorted(speakers.items()))
+    if page:
+        files["report"] = str(folder / PAGE)
+    return replace(options, **files, resume=False)
+
+
+def check_media(name: str, path: Path, limits: Limits) -> None:
+    """Refuses clips that are too long by the stamps or the sum of their packets, whatever their header says.
+
+    Raises:
+        MediaError: the file of the field `name` cannot be read. InputError: it is too long.
+    """
+    from latentsync_trt.media.files import open_input, reading
+
+    first_s, last_s, played_s = inf, -inf, defaultdict[int, float](float)
+    with open_input(path) as container:
+        streams = [stream for stream in container.streams if stream.type in ("video", "audio")]
+        with reading(path):
+            for packet in container.demux(streams) if streams else ():
+                if packet.pts is not None:
+                    first_s = min(first_s, float(packet.pts * packet.time_base))
+                    last_s = max(last_s, float((packet.pts + (packet.duration or 0)) * packet.time_base))
+                # Stamps may be missing, or begin again.
+                lasts_s = float(packet.duration * packet.time_base) if packet.duration and packet.time_base else 0.0
+                rate = getattr(packet.stream, "guessed_rate", None)
+                played_s[packet.stream_index] += lasts_s or (float(1 / rate) if rate and packet.size else 0.0)
+                if max(last_s - first_s, played_s[packet.stream_index]) > limits.max_clip_s:
+                    break
+    if max(last_s - first_s, *played_s.values(), 0.0) > limits.max_clip_s:
+        cure = "send a shorter one, or raise --max-clip-s of the service"
+        raise InputError(f"{name}: lasts longer than {limits.max_clip_s:g} s, the most here; {cure}")
+
+
+if __name__ == "__main__":
+    converse(_check_forms)
