@@ -7,10 +7,12 @@ from difflib import get_close_matches
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryFile
+from typing import Literal
 
 from latentsync_trt.errors import InputError, OutputError
 
 # Of two letters or more: "C:/clips" is a drive. One slash: pathlib makes it of two.
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/+")
 
 _MOST_NAMES_COMPARED = 2000
@@ -43,6 +45,21 @@ def below_home(name: str | os.PathLike[str], cure: str) -> Path:
         return Path(name).expanduser()
     except RuntimeError as error:
         raise InputError(f"{name}: {str(error).rstrip('.')}; {cure}") from error
+
+
+def user_folder(kind: Literal["cache", "data", "log"]) -> Path:
+    """This user's folder of a kind for this package; raises `InputError` for a user without a home."""
+    import platformdirs
+
+    try:
+        return Path(getattr(platformdirs, f"user_{kind}_path")("latentsync-trt", appauthor=False))
+    except RuntimeError as error:
+        raise InputError("no home folder; set $HOME to a folder that can be written") from error
+
+
+def printable(text: str) -> str:
+    """`text` without control characters but line breaks and tabs: names of files could steer a terminal."""
+    return _CONTROL.sub("�", text)
 
 
 def exists(path: str | os.PathLike[str]) -> bool:

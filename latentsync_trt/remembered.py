@@ -15,11 +15,9 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-import platformdirs
-
 from latentsync_trt.errors import InputError
 from latentsync_trt.files import whole_file
-from latentsync_trt.paths import below_home
+from latentsync_trt.paths import below_home, user_folder
 from latentsync_trt.version import __version__
 
 CACHE_VARIABLE = "LATENTSYNC_TRT_CACHE_DIR"
@@ -96,7 +94,7 @@ def _digest(key: Key) -> str:
 
 def _folder() -> Path:
     named = os.environ.get(CACHE_VARIABLE)
-    place = below_home(named, "") if named else platformdirs.user_cache_path("latentsync-trt", appauthor=False)
+    place = below_home(named, "") if named else user_folder("cache")
     return place / FOLDER
 
 

@@ -14,7 +14,8 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
-from latentsync_trt.errors import LatentSyncError
+from latentsync_trt.errors import InputError, LatentSyncError
+from latentsync_trt.paths import user_folder
 from latentsync_trt.version import __version__
 
 _NAME = "latentsync-trt"
@@ -47,11 +48,11 @@ def one_line(error: Exception, arguments: Sequence[str]) -> tuple[str, bool]:
 
 def _write_log(error: Exception, arguments: Sequence[str]) -> str:
     """Writes the log, and says where."""
-    import platformdirs
-
     content = _log(error, arguments)
-    folders = platformdirs.user_log_path(_NAME, appauthor=False), Path(tempfile.gettempdir())
-    for folder in filter(Path.is_absolute, folders):  # of a user without a home it is not
+    folders = [Path(tempfile.gettempdir())]
+    with suppress(InputError):
+        folders.insert(0, user_folder("log"))
+    for folder in folders:
         with suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True)
             path = folder / f"error-{datetime.now(UTC):%Y%m%d-%H%M%S}-{os.getpid()}.log"

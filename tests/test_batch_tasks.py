@@ -193,3 +193,18 @@ def test_what_is_no_ledger_is_refused(tmp_path: Path) -> None:
         Ledger.open(tmp_path / "folder")
     path.unlink()
     Ledger.open(path).close()  # no lock was left
+
+
+def test_foreign_ledgers_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.sqlite"
+    with closing(sqlite3.connect(path)) as foreign:
+        foreign.execute("create table tasks (id text)")
+    with pytest.raises(InputError, match="is not a ledger"):
+        Ledger.open(path)
+    path.unlink()
+    for number, text in enumerate(("[]", "{}", '{"options": {"face": 1}}', "[" * 100_000)):
+        with Ledger.open(path) as ledger, closing(sqlite3.connect(path)) as foreign:
+            foreign.execute("insert into tasks (id, task, created_s) values (?, ?, 0)", (str(number), text))
+            foreign.commit()
+            with pytest.raises(InputError, match="is not a ledger"):
+                ledger.row(str(number))

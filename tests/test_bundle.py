@@ -4,9 +4,11 @@ import hashlib
 import importlib.metadata
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
+import onnx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -115,6 +117,8 @@ def test_edits_of_a_manifest(data: st.DataObject, tmp_path_factory: pytest.TempP
 @pytest.mark.parametrize(
     ("place", "value"),
     [
+        (("frames",), 10**9),
+        (("resolution_px",), 2**40),
         (("precision",), "fp64"),
         (("graphs", "vae_encoder", "inputs", 0, "shape", 1), 2.5),
     ],
@@ -138,6 +142,21 @@ def test_files_outside_the_folder_are_refused(bundle: Bundle, place: tuple[Any, 
     reseal(bundle.folder, place, value)
     with pytest.raises(BundleError, match="which is no file of this folder"):
         Bundle.load(bundle.folder)
+
+
+def test_weights_that_the_manifest_does_not_name_are_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "bundle"
+    shutil.copytree(small_bundle(), folder)
+    Bundle.load(folder)
+    graph = folder / "vae_encoder.onnx"
+    model = onnx.load(graph, load_external_data=False)
+    tensor = next(each for each in model.graph.initializer if each.external_data)
+    next(entry for entry in tensor.external_data if entry.key == "location").value = "../other.weights"
+    onnx.save(model, graph)
+    entry = {"sha256": sha256_file(graph), "bytes": graph.stat().st_size}
+    reseal(folder, ("files", graph.name), entry)
+    with pytest.raises(BundleError, match=r"vae_encoder\.onnx: reads a file that the manifest does not name"):
+        Bundle.load(folder)
 
 
 def test_files_that_are_not_as_written(bundle: Bundle) -> None:

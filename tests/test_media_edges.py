@@ -100,7 +100,12 @@ def test_file_names_are_never_read_as_protocols_or_playlists(tmp_path: Path) -> 
     clip = write_video(tmp_path / "clip.mp4", numbered(2))
     odd = clip.rename(tmp_path / "concat:a|b %d.mp4")
     assert probe(odd).width_px == 96
-    playlist = tmp_path / "list.mp4"
-    playlist.write_text("#EXTM3U\n#EXT-X-TARGETDURATION:5\n#EXTINF:5,\nhttp://127.0.0.1:9/a.ts\n#EXT-X-ENDLIST\n")
-    with pytest.raises(MediaError, match=r"list\.mp4"):
-        probe(playlist)
+    other = write_video(tmp_path / "other.ts", numbered(2))
+    for name, text in (
+        ("list.m3u8", f"#EXTM3U\n#EXT-X-TARGETDURATION:5\n#EXTINF:5,\n{other.name}\n#EXT-X-ENDLIST\n"),
+        ("list.mp4", f"ffconcat version 1.0\nfile {other.name}\n"),
+    ):
+        playlist = tmp_path / name
+        playlist.write_text(text)
+        with pytest.raises(MediaError, match=f"{name}: .*playlist, which names other files"):
+            probe(playlist)

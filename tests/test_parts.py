@@ -158,7 +158,10 @@ def test_a_run_that_does_not_go_on_keeps_the_parts_until_it_has_its_own(tmp_path
     assert len(content(output)) == 60
 
 
-@pytest.mark.parametrize("damage", ["not JSON", "another format", "a part is gone", "a part is cut"])
+@pytest.mark.parametrize(
+    "damage",
+    ["not JSON", "another format", "no stamps", "a file elsewhere", "a link", "a part is gone", "a part is cut"],
+)
 def test_what_is_damaged_is_made_anew(tmp_path: Path, damage: str) -> None:
     output = tmp_path / "out.mkv"
     folder = interrupted(output, 60)
@@ -167,6 +170,13 @@ def test_what_is_damaged_is_made_anew(tmp_path: Path, damage: str) -> None:
         listing.write_text(listing.read_text()[:-20])
     elif damage == "another format":
         listing.write_text(json.dumps(json.loads(listing.read_text()) | {"format": 0}))
+    elif damage in ("no stamps", "a file elsewhere"):
+        said = json.loads(listing.read_text())
+        said["parts"][0] |= {"stamps": []} if damage == "no stamps" else {"file": f"../{folder.name}/{first.file}"}
+        listing.write_text(json.dumps(said))
+    elif damage == "a link":
+        (folder / first.file).rename(tmp_path / "elsewhere")
+        (folder / first.file).symlink_to(tmp_path / "elsewhere")
     elif damage == "a part is gone":
         (folder / first.file).unlink()
     else:
@@ -176,6 +186,7 @@ def test_what_is_damaged_is_made_anew(tmp_path: Path, damage: str) -> None:
         for frame in frames(list(range(61)), Fraction(1, 50)):
             writer.write(frame)
     assert len(content(output)) == 60
+    (tmp_path / "elsewhere").unlink(missing_ok=True)
     assert names(tmp_path) == [".mkv"]
 
 

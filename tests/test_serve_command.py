@@ -19,7 +19,7 @@ from tests.clips import decoded, write_face, write_sound
 from tests.serving import PATIENCE_S, ended, until
 from tests.small import small_bundle
 
-KEY = "a-key"
+KEY = "a-key-for-this-test"
 OPTIONS = '{"preset": "fast"}'
 
 
@@ -156,7 +156,8 @@ def test_services_that_cannot_start(tmp_path: Path) -> None:
     opened = refused(tmp_path, "--host", "0.0.0.0")
     assert "set $LATENTSYNC_TRT_API_KEY, or let all in with --no-key" in opened
     assert "give a number" in refused(tmp_path, "--ray", "auto", "--port", "0")
-    assert "leave --no-key out" in refused(tmp_path, "--no-key", key="x")
+    assert "leave --no-key out" in refused(tmp_path, "--no-key", key=KEY)
+    assert "can be guessed" in refused(tmp_path, key="abcdef")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         assert "choose another" in refused(tmp_path, "--port", str(taken.getsockname()[1]))
     (tmp_path / "file").touch()

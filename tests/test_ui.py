@@ -27,7 +27,7 @@ from gradio_client import Client, handle_file
 # Gradio counts its calls with pandas.
 pytestmark = pytest.mark.filterwarnings("ignore:.*no_silent_downcasting", "ignore:The copy keyword")
 
-KEY = "a-key"
+KEY = "a-key-for-this-test"
 LIMITS = Limits(max_upload_mb=3.0, max_clip_s=2.0)
 FILES = "result", "source", "report"
 

@@ -55,6 +55,29 @@ def test_one_line_and_a_log(logs: Path) -> None:
     assert json.loads(out)["error"].startswith("unexpected ZeroDivisionError; details in ")
 
 
+@pytest.mark.skipif(os.name == "nt", reason="Windows knows the home folder otherwise")
+def test_users_without_a_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("HOME", "XDG_CACHE_HOME", "XDG_STATE_HOME", "XDG_DATA_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.delenv("LATENTSYNC_TRT_CACHE_DIR", raising=False)
+
+    def unknown(_: int) -> None:
+        raise KeyError
+
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+    code, _, error = doctor(ZeroDivisionError())
+    assert code == 1 and "details in" in error and error.count("\n") == 1
+    result = CliRunner().invoke(main, ["cache", "ls"])
+    assert result.exit_code == 2
+    assert result.stderr == "error: no home folder; set $HOME to a folder that can be written\n"
+
+
+def test_names_of_files_cannot_steer_the_terminal(tmp_path: Path) -> None:
+    result = CliRunner().invoke(main, ["sync", "--video", str(tmp_path / "a\x1b]0;b\x07.mp4"), "--audio", "a.wav"])
+    assert result.exit_code == 2 and not set("\x1b\x07") & set(result.stderr)
+
+
 @pytest.mark.parametrize(
     ("error", "code"),
     [

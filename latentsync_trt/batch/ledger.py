@@ -9,7 +9,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -49,6 +49,9 @@ class Row:
     ended_s: float | None
 
 
+_COLUMNS = ", ".join(spec.name for spec in fields(Row))
+
+
 class Ledger:
     """An open ledger. Thread-safe. Other processes can read the file meanwhile, but not open it as a `Ledger`."""
 
@@ -73,7 +76,10 @@ class Ledger:
                 connection.row_factory = sqlite3.Row
                 connection.execute("pragma journal_mode = wal")
                 connection.execute(_TABLE)
-                return cls(connection, path, opened.pop_all())
+                with suppress(sqlite3.OperationalError):
+                    connection.execute(f"select {_COLUMNS}, before, seconds from tasks limit 0")  # noqa: S608 -- own words
+                    return cls(connection, path, opened.pop_all())
+                raise InputError(f"{path}: is not a ledger (its table is another); delete it to begin anew")
         except Timeout as error:
             raise InputError(f"{path}: another process runs these jobs; wait for it, or end it first") from error
         except (OSError, sqlite3.OperationalError) as error:
@@ -149,7 +155,7 @@ class Ledger:
             LatentSyncError: the fingerprint of an output cannot be taken.
         """
         for task_id, task, before in self._read("select id, task, before from tasks where state = 'running'"):
-            old, new = json.loads(before), _fingerprints(_task(task))
+            old, new = json.loads(before), _fingerprints(self._task(task))
             complete = all(new[file] is not None and new[file] != old.get(file) for file in new)
             self._end(task_id, "done" if complete else "waiting")
 
@@ -181,16 +187,17 @@ class Ledger:
             return self._connection.execute(query, values).fetchall()
 
     def _rows(self, which: str, *values: Any) -> list[Row]:
-        columns = ", ".join(spec.name for spec in fields(Row))
-        found = self._read(f"select {columns} from tasks {which}", *values)  # noqa: S608 -- own words
+        found = self._read(f"select {_COLUMNS} from tasks {which}", *values)  # noqa: S608 -- own words
         return [
-            Row(**{**each, "task": _task(each["task"]), "report": each["report"] and json.loads(each["report"])})
+            Row(**{**each, "task": self._task(each["task"]), "report": each["report"] and json.loads(each["report"])})
             for each in map(dict, found)
         ]
 
-
-def _task(text: str) -> Task:
-    return Task.from_json(json.loads(text))
+    def _task(self, text: str) -> Task:
+        try:
+            return Task.from_json(json.loads(text))
+        except (ValueError, TypeError, LookupError, RecursionError) as error:
+            raise InputError(f"{self._path}: is not a ledger ({error}); delete it to begin anew") from error
 
 
 def _unwritable(path: Path, error: Exception) -> str:

@@ -5,6 +5,7 @@ The manifest holds the SHA-256 of every file and of itself: a damaged or edited 
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
@@ -57,6 +58,10 @@ STEP_OUTPUTS = ("next_latents", "next_history")
 
 PIXELS_PER_LATENT = 8
 """Along each axis."""
+
+_MOST = {"resolution_px": 4096, "frames": 256, "ranges": 4096}
+# In ONNX, where external data lie: the key "location", the mark of its value, then the value's length and the value.
+_EXTERNAL = re.compile(rb"\x0a\x08location\x12(.{1,128})", re.DOTALL)
 
 HEIGHT, WIDTH, LATENT_HEIGHT, LATENT_WIDTH = "height", "width", "latent_height", "latent_width"
 SIZE_STEPS = {
@@ -215,7 +220,10 @@ class Bundle:
         return hashlib.sha256(f"{graph} {weights}".encode()).hexdigest()
 
     def check_files(self, *, hashes: bool = True) -> None:
-        """Raises `BundleError` if a file is missing or differs in size or, with `hashes`, in content."""
+        """Raises `BundleError` if a file is missing or differs in size or, with `hashes`, in content.
+
+        Or if a graph reads weights from a file that the manifest does not name, which nobody would check.
+        """
         files, graphs = self.manifest.files, self.manifest.graphs.values()
 
         def check(name: str) -> None:
@@ -230,6 +238,10 @@ class Bundle:
                 raise BundleError(f"{path}: {size_bytes} bytes, the manifest says {entry.bytes}; export again")
             if sha256 != entry.sha256:
                 raise BundleError(f"{path}: damaged or edited (SHA-256 differs); export the model again")
+            if hashes and path.suffix == ".onnx":
+                for location in _EXTERNAL.findall(path.read_bytes()):
+                    if location[1 : 1 + location[0]].decode("utf-8", "replace") not in used:
+                        raise BundleError(f"{path}: reads a file that the manifest does not name; export it again")
 
         used = {name for graph in graphs for name in (graph.file, graph.weights, *graph.forms.values())}
         for name in used | files.keys():
@@ -264,7 +276,13 @@ def read_manifest(folder: Path) -> Manifest:
     Raises:
         BundleError: missing, not JSON, edited, incomplete, or of another format.
     """
-    return from_values(Manifest, _content(folder), folder / MANIFEST_NAME, BundleError)
+    manifest = from_values(Manifest, _content(folder), folder / MANIFEST_NAME, BundleError)
+    spans = [manifest.ranges[name].maximum for name in manifest.ranges]
+    sizes = {"resolution_px": manifest.resolution_px, "frames": manifest.frames, "ranges": max(spans, default=1)}
+    for name, size in sizes.items():
+        if not 1 <= size <= _MOST[name]:
+            raise BundleError(f"{folder / MANIFEST_NAME}: {name} is {size}, not 1 to {_MOST[name]}; export it again")
+    return manifest
 
 
 def manifest_sha256(folder: Path) -> str:

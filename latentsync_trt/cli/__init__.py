@@ -15,6 +15,7 @@ import rich_click as click
 
 from latentsync_trt import __version__, stopping
 from latentsync_trt.cli.options import add_help_all
+from latentsync_trt.paths import printable
 
 PANELS = {
     "Lip-sync": {
@@ -103,7 +104,7 @@ class CommandLine(click.RichGroup):
         if as_json:
             click.echo(json.dumps({"error": message}))
         else:
-            click.echo(f"error: {message}", err=True)
+            click.echo(f"error: {printable(message)}", err=True)
         sys.exit(code)
 
     def invoke(self, ctx: click.Context) -> Any:

@@ -22,10 +22,12 @@ from latentsync_trt.cli.options import (
 from latentsync_trt.cli.show import say
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import InputError, MissingDependency
+from latentsync_trt.paths import user_folder
 from latentsync_trt.serve.admission import Limits
 from latentsync_trt.stopping import interruption
 
 _KEY = "LATENTSYNC_TRT_API_KEY"
+_SHORTEST_KEY = 16
 _STOPPED = "stopped; jobs that have not ended go on when it is started again"
 
 
@@ -83,8 +85,6 @@ def _start(
         MissingDependency: its extra, which has its name, is not installed. InputError: an option is outside its limits.
         LatentSyncError: there is no such bundle, or no default one; no worker can work.
     """
-    import platformdirs
-
     from latentsync_trt.batch.workers import make_workers
     from latentsync_trt.bundle.find import find_bundle
 
@@ -100,7 +100,7 @@ def _start(
     own = is_loopback(host) and not share
     key = _api_key("--share" if share else f"--host {host}", no_key, loopback=own)
     limits, on = build(Limits, fields), build(WorkerOptions, fields)
-    place = fields["folder"] or platformdirs.user_data_path("latentsync-trt", appauthor=False) / name
+    place = fields["folder"] or user_folder("data") / name
     bundle = fields["bundle"] or str(find_bundle(None)[0])
     settings = WorkerSettings(bundle, fields["provider"], build(RuntimeOptions, fields))
     make_handles = partial(make_workers, settings, gpus_per_worker=on.gpus_per_worker)
@@ -133,6 +133,9 @@ def _url(host: str, port: int) -> str:
 def _api_key(flag: str, no_key: bool, *, loopback: bool) -> str | None:
     """The key that clients must send, if any; raises `InputError` if others than this machine could come in without."""
     key = os.environ.get(_KEY) or None
+    if key is not None and len(key) < _SHORTEST_KEY:
+        cure = 'make one with python -c "import secrets; print(secrets.token_urlsafe())"'
+        raise InputError(f"${_KEY}: has {len(key)} characters, fewer than {_SHORTEST_KEY}, and can be guessed; {cure}")
     if key is not None and no_key:
         raise InputError(f"--no-key: ${_KEY} is set; unset it, or leave --no-key out")
     if key is None and not loopback and not no_key:

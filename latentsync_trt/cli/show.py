@@ -15,6 +15,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from latentsync_trt.paths import printable
 from latentsync_trt.types import Progress, ProgressCallback, SyncReport
 
 STDERR = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -25,7 +26,7 @@ _WIDTH_OF_A_FILE = 200
 
 def say(text: str) -> None:
     """Prints a line to stderr, above the progress bar if there is one. Thread-safe."""
-    STDERR.print(text, markup=False)
+    STDERR.print(printable(text), markup=False)
 
 
 def notices_to(*, silent: bool) -> Callable[[str], None]:

@@ -103,8 +103,8 @@ class Finished:
             content = from_json(cls, (folder / KEPT_NAME).read_bytes(), folder)
         except (OSError, ValueError):
             return None
-        sizes = {path.name: path.stat().st_size for path in folder.glob(f"*{_SUFFIX}")}
-        whole = tuple(takewhile(lambda part: sizes.get(part.file) == part.size_bytes, content.parts))
+        sizes = {path.name: path.stat().st_size for path in folder.glob(f"*{_SUFFIX}") if not path.is_symlink()}
+        whole = tuple(takewhile(lambda part: part.stamps and sizes.get(part.file) == part.size_bytes, content.parts))
         return replace(content, parts=whole) if whole and content.format == _FORMAT else None
 
     def write(self, folder: Path) -> None:

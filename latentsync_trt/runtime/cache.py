@@ -27,13 +27,12 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import TypeVar
 
-import platformdirs
 from filelock import FileLock, Timeout
 
 from latentsync_trt.bundle.manifest import sha256_file
 from latentsync_trt.errors import EngineBuildError, LatentSyncError, MediaError, OutputError
 from latentsync_trt.files import publish, remove_leftovers, temporary_folder
-from latentsync_trt.paths import below_home
+from latentsync_trt.paths import below_home, user_folder
 from latentsync_trt.remembered import CACHE_VARIABLE as CACHE_VARIABLE
 from latentsync_trt.remembered import forget
 from latentsync_trt.remote_files import check_target, deliver, exists, fetch, local_of, name_of, shown, size_of
@@ -96,7 +95,7 @@ def cache_folder(given: str | Path | None = None) -> Path:
 
 
 def _own_cache() -> Path:
-    return platformdirs.user_cache_path("latentsync-trt", appauthor=False) / "engines"
+    return user_folder("cache") / "engines"
 
 
 def _anyone_writes(folder: Path) -> bool:

@@ -120,7 +120,7 @@ class Service:
         for path in filter(lambda path: _ID.fullmatch(path.name), self._jobs.iterdir()):
             known = self._ledger.row(path.name)
             if known is None or known.state not in OPEN:  # left by a service that was killed
-                shutil.rmtree(path if known is None else path / INPUTS, ignore_errors=True)
+                self._clear(path.name)
         self._dispatcher = Dispatcher(handles, self._on_event, attempts=_ATTEMPTS)
         for row in self._ledger.rows("waiting"):
             self._dispatcher.submit(row.task, attempts_before=row.attempts)
@@ -369,9 +369,13 @@ class Service:
             if isinstance(event, Finished | CanceledEvent | Failed):
                 self._running.pop(event.task_id, None)
         if isinstance(event, Finished | CanceledEvent) or (isinstance(event, Failed) and not event.again):
-            known = self._ledger.row(event.task_id) is not None
-            folder = self._jobs / event.task_id
-            shutil.rmtree(folder / INPUTS if known else folder, ignore_errors=True)
+            self._clear(event.task_id)
+
+    def _clear(self, job_id: str) -> None:
+        """Deletes what a job that has ended needs no more: inputs and work folder; all of one that is forgotten."""
+        folder, known = self._jobs / job_id, self._ledger.row(job_id) is not None
+        for path in [each for each in folder.glob("*") if each.is_dir()] if known else [folder]:
+            shutil.rmtree(path, ignore_errors=True)
 
     def _count(self, event: Event) -> None:
         match event:
