@@ -6,7 +6,7 @@ import re
 import secrets
 import shutil
 import time
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http import HTTPStatus
@@ -34,7 +34,7 @@ _COOKIE, _YEAR_S = "latentsync_trt_browser", 365 * 24 * 3600
 """Marks a browser, so that no other one gets the files of its jobs, not even by their addresses."""
 _JOB, _ADDRESS = re.compile(r"/v1/jobs/([^/]+)"), re.compile(r"/gradio_api/file=\w+:/")
 _HERE = Path(__file__).parent
-_MOST_LOGINS, _MINUTE_S = 10, 60
+_MOST_LOGINS, _MINUTE_S, _MOST_SENDERS = 10, 60, 100
 _MOST_UPLOADS = 10
 """Largest uploads that may lie here without a job."""
 _POLICY = (
@@ -65,8 +65,8 @@ def page_app(service: Service, folder: Path, key: str | None, *, own_hosts: bool
         path, headers = jobs.source(service, request.path_params["job_id"]), {"Content-Security-Policy": "sandbox"}
         return FileResponse(path, headers=headers)
 
-    logins: dict[str, deque[float]] = defaultdict(deque)
-    """When wrong passwords came, by address."""
+    logins: deque[tuple[str, float]] = deque(maxlen=_MOST_LOGINS * _MOST_SENDERS)
+    """From where and when wrong passwords came."""
 
     def check(request: Request) -> None:
         """Refuses other sites and other browsers, many passwords, and uploads for which there is no room."""
@@ -74,7 +74,9 @@ def page_app(service: Service, folder: Path, key: str | None, *, own_hosts: bool
         if _ADDRESS.match(request.url.path):
             raise HTTPException(403, "file: is an address; only uploaded files are served")
         job = _JOB.match(request.url.path)
-        if request.url.path == "/login" and len(_recent(logins[_sender(request)])) >= _MOST_LOGINS:
+        since_s = time.monotonic() - _MINUTE_S
+        recent = [sender for sender, at_s in tuple(logins) if at_s > since_s and sender == _sender(request)]
+        if request.url.path == "/login" and len(recent) >= _MOST_LOGINS:
             raise HTTPException(429, f"login: {_MOST_LOGINS} wrong passwords in a minute; try again later")
         if request.url.path.endswith("/upload") and _size_bytes(uploads) > most_bytes:
             raise HTTPException(507, "upload: too many files wait for a job; try again later")
@@ -86,7 +88,7 @@ def page_app(service: Service, folder: Path, key: str | None, *, own_hosts: bool
             await run_in_threadpool(check, request)
             response = await call_next(request)
             if request.url.path == "/login" and response.status_code >= HTTPStatus.BAD_REQUEST:
-                logins[_sender(request)].append(time.monotonic())
+                logins.append((_sender(request), time.monotonic()))
         except HTTPException as error:
             response = PlainTextResponse(error.detail, error.status_code)
         response.headers.setdefault("content-security-policy", _POLICY)
@@ -112,13 +114,6 @@ def page_app(service: Service, folder: Path, key: str | None, *, own_hosts: bool
 
 def _sender(request: Request) -> str:
     return request.client.host if request.client else ""
-
-
-def _recent(times_s: deque[float]) -> deque[float]:
-    """Drops times that are more than a minute ago."""
-    while times_s and times_s[0] < time.monotonic() - _MINUTE_S:
-        times_s.popleft()
-    return times_s
 
 
 def _size_bytes(folder: Path) -> int:
