@@ -1,4 +1,4 @@
-"""The fixed mouth mask, computed from geometry for any resolution.
+"""The fixed mouth mask that the networks were trained with, for any resolution.
 
 In the network's pose the generated region has a straight upper edge below the eyes with a notch for
 the nose bridge, almost vertical sides along the cheeks, and an arc under the chin.
@@ -6,68 +6,49 @@ the nose bridge, almost vertical sides along the cheeks, and an arc under the ch
 
 from functools import lru_cache
 
+import cv2
 import numpy as np
 
-from latentsync_trt.types import Float32Array, Float64Array
+from latentsync_trt.types import Float32Array
 
 LATENT_SCALE = 8
 """Face pixels per latent pixel."""
 
-# Coordinates in 1/256 of the face, (x, y) from the top-left corner of the image.
-_UNIT = 256.0
-_TOP, _CHIN = 95.0, 243.0
-_NOSE_LEFT, _NOSE_RIGHT, _NOSE_BOTTOM = 78.0, 178.0, 128.0
-# Each side: a polyline down the cheek, then a cubic Bézier arc from its last point to the chin.
-_LEFT_CHEEK = ((9.0, _TOP), (9.0, 130.5), (12.0, 169.0))
-_LEFT_JAW = ((27.0, 209.5), (81.0, _CHIN), (128.0, _CHIN))
-_RIGHT_CHEEK = ((247.5, _TOP), (247.5, 134.5), (245.0, 168.5))
-_RIGHT_JAW = ((214.0, 238.0), (143.0, _CHIN), (152.0, _CHIN))
-_ARC_SEGMENTS = 64
-
-_ROWS_PER_PIXEL = 8
-"""Sub-rows averaged for a row of pixels; horizontally the coverage is exact."""
+# Both sides of the region in the 256 × 256 picture of the public release, pixel for pixel: rows, and of
+# each the first generated column and the first kept one beyond. On straight lines in between, rounded.
+_DRAWN_PX = 256
+_LEFT = (
+    (95, 129, 170, 179, 189, 196, 207, 214, 217, 219, 222, 232, 235, 237, 238, 241, 242),
+    (9, 9, 12, 17, 23, 29, 39, 48, 52, 56, 60, 80, 87, 93, 95, 108, 131),
+)
+_RIGHT = (
+    (95, 127, 128, 169, 178, 196, 205, 213, 222, 228, 231, 234, 239, 242),
+    (247, 247, 248, 245, 240, 228, 220, 212, 200, 190, 184, 176, 165, 153),
+)
+_NOSE_ROWS, _NOSE_COLUMNS = slice(95, 128), slice(78, 178)
 
 
 @lru_cache(maxsize=8)
 def mouth_mask(resolution: int) -> Float32Array:
     """The mask of an aligned face, H = W = `resolution`: float32 `(H, W)`, 1 = kept, 0 = generated; read-only.
 
-    Pixels on the outline have values in between: the kept fraction of their area.
+    Resized as in training, by Lanczos' filter in 8 bits: near the outline, values are in between at other sizes than
+    256 px.
     """
-    y = (np.arange(resolution * _ROWS_PER_PIXEL) + 0.5) * _UNIT / (resolution * _ROWS_PER_PIXEL)
-    left = _edge(_LEFT_CHEEK, _LEFT_JAW, y)
-    right = _edge(_RIGHT_CHEEK, _RIGHT_JAW, y)
-    inside = (y >= _TOP) & (y < _CHIN)
-    beside_nose = inside & (y < _NOSE_BOTTOM)
-    generated = _coverage(left, np.where(inside, right, left), resolution)
-    generated -= _coverage(np.full_like(y, _NOSE_LEFT), np.where(beside_nose, _NOSE_RIGHT, _NOSE_LEFT), resolution)
-    mask = (1.0 - generated.reshape(resolution, _ROWS_PER_PIXEL, resolution).mean(axis=1)).astype(np.float32)
+    rows, columns = np.arange(_DRAWN_PX)[:, None], np.arange(_DRAWN_PX)
+    left, right = (np.rint(np.interp(rows, at, edge)) for at, edge in (_LEFT, _RIGHT))
+    inside = (rows >= _LEFT[0][0]) & (rows <= _LEFT[0][-1]) & (columns >= left) & (columns < right)
+    drawn = np.where(inside, 0, 255).astype(np.uint8)
+    drawn[_NOSE_ROWS, _NOSE_COLUMNS] = 255
+    resized = cv2.resize(drawn, (resolution, resolution), interpolation=cv2.INTER_LANCZOS4)
+    mask = np.asarray(resized / 255, np.float32)
     mask.flags.writeable = False
     return mask
 
 
 def latent_mask(resolution: int) -> Float32Array:
-    """`mouth_mask` on the latent grid: float32 `(h, w)`, 0 or 1, from the top-left pixel of each 8×8 block.
+    """`mouth_mask` on the latent grid: float32 `(h, w)` in [0, 1], the top-left pixel of each 8×8 block.
 
-    This is nearest-neighbor resizing, as in training; values on the outline are rounded.
+    This is nearest-neighbor resizing, as in training.
     """
-    nearest = mouth_mask(resolution)[::LATENT_SCALE, ::LATENT_SCALE]
-    return np.asarray(nearest >= 0.5, np.float32)
-
-
-def _edge(
-    cheek: tuple[tuple[float, float], ...], jaw: tuple[tuple[float, float], ...], y: Float64Array
-) -> Float64Array:
-    """x of one side of the outline at each `y`."""
-    start, control_1, control_2, end = np.array((cheek[-1], *jaw))
-    t = np.linspace(0.0, 1.0, _ARC_SEGMENTS + 1)[:, None]
-    arc = (1 - t) ** 3 * start + 3 * t * (1 - t) ** 2 * control_1 + 3 * t**2 * (1 - t) * control_2 + t**3 * end
-    outline = np.concatenate([np.array(cheek[:-1]), arc])
-    return np.asarray(np.interp(y, outline[:, 1], outline[:, 0]), np.float64)
-
-
-def _coverage(left: Float64Array, right: Float64Array, resolution: int) -> Float64Array:
-    """Fraction of each pixel of each row that lies between `left` and `right` (n,): `(n, resolution)` in [0, 1]."""
-    scale = resolution / _UNIT
-    pixel = np.arange(resolution)
-    return np.clip(np.minimum(pixel + 1.0, scale * right[:, None]) - np.maximum(pixel, scale * left[:, None]), 0.0, 1.0)
+    return np.ascontiguousarray(mouth_mask(resolution)[::LATENT_SCALE, ::LATENT_SCALE])
