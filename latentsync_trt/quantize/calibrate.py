@@ -20,6 +20,7 @@ from latentsync_trt.errors import InputError, NoFaceError
 from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.files import published_folder
 from latentsync_trt.quantize.calibration_options import EXTRA, TOOLS, CalibrateOptions, Clip
+from latentsync_trt.quantize.observing import ObservedGraph, ObservedTensor, ObservingDenoiser
 from latentsync_trt.quantize.steps import (
     ActivationRange,
     Ranges,
@@ -31,7 +32,6 @@ from latentsync_trt.quantize.steps import (
 )
 from latentsync_trt.quantize.windows import CACHE_INTERVAL, Loop, RecordedWindow, loops_of, record, recorded_for, split
 from latentsync_trt.runtime.networks.networks import Networks
-from latentsync_trt.runtime.networks.observing_denoiser import ObservedTensor, ObservingDenoiser, folder_denoiser
 from latentsync_trt.runtime.providers.libraries import onnxruntime_version
 from latentsync_trt.runtime.providers.select import FP8_FROM, Selection
 from latentsync_trt.types import Denoiser, Float32Array, Progress, ProgressCallback
@@ -122,9 +122,10 @@ class Calibration:
         """PSNR of the faces of windows after whole loops with the step graphs in `folder`, against the bundle's own."""
         self.on_progress(Progress("measure", 0, None))
         loop = Loop(self.options.guidance, self.options.steps)
+        graphs = {name: ObservedGraph(folder / f"{name}.onnx", folder) for name in step_graphs(self.bundle)}
         with (
             closing(Networks(self.bundle, self.selection)) as networks,
-            folder_denoiser(folder, self.selection) as eight_bit,
+            closing(ObservingDenoiser(graphs, self.selection)) as eight_bit,
         ):
 
             def faces(denoiser: Denoiser, window: RecordedWindow) -> Float32Array:

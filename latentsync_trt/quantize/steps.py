@@ -22,7 +22,7 @@ from latentsync_trt.bundle.manifest import STEP_GRAPHS, Bundle, GraphEntry
 from latentsync_trt.bundle.weights import WeightsFile
 from latentsync_trt.errors import BundleError
 from latentsync_trt.quantize.calibration_options import CalibrateOptions, EightBit
-from latentsync_trt.runtime.networks.observing_denoiser import ObservedGraph, ObservedTensor
+from latentsync_trt.quantize.observing import ObservedGraph, ObservedTensor
 from latentsync_trt.types import Float32Array, Float64Array
 
 DTYPES: dict[EightBit, np.dtype[Any]] = {"int8": np.dtype(np.int8), "fp8": np.dtype(ml_dtypes.float8_e4m3fn)}

@@ -7,9 +7,9 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from latentsync_trt.bundle.manifest import Bundle
+from latentsync_trt.quantize.observing import ObservedTensor, ObservingDenoiser
 from latentsync_trt.quantize.steps import ActivationRange, Ranges, write_observed
 from latentsync_trt.quantize.windows import Loop, RecordedWindow
-from latentsync_trt.runtime.networks.observing_denoiser import ObservedTensor, ObservingDenoiser
 from latentsync_trt.runtime.providers.select import Selection
 from latentsync_trt.types import Float32Array
 from tests.small import small_bundle

@@ -13,6 +13,7 @@ from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.diffusion import timesteps
 from latentsync_trt.errors import InferenceError
+from latentsync_trt.quantize.observing import ObservingDenoiser
 from latentsync_trt.quantize.steps import (
     SAMPLE,
     ActivationRange,
@@ -22,7 +23,6 @@ from latentsync_trt.quantize.steps import (
     write_observed,
 )
 from latentsync_trt.runtime.networks.networks import Networks
-from latentsync_trt.runtime.networks.observing_denoiser import ObservingDenoiser
 from latentsync_trt.runtime.providers.select import Selection
 from latentsync_trt.types import Float32Array, WindowBatch
 from tests.quantize.eight_bit import Observer, observe_small, small_loop, small_window

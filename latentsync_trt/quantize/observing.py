@@ -4,20 +4,18 @@ They may have additional outputs: statistics of the inputs of their layers, for 
 """
 
 from collections.abc import Callable, Mapping
-from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from latentsync_trt.bundle.manifest import STEP_GRAPHS
 from latentsync_trt.errors import InferenceError
 from latentsync_trt.runtime.networks.denoiser import GraphDenoiser
 from latentsync_trt.runtime.providers.select import Selection
 from latentsync_trt.runtime.providers.table import CUDA
 from latentsync_trt.runtime.sessions.builders import cuda_options
-from latentsync_trt.runtime.sessions.session import CPU, Providers, Session, SessionSettings
+from latentsync_trt.runtime.sessions.session import CPU, Session, SessionSettings
 from latentsync_trt.types import Float32Array, WindowBatch
 
 
@@ -59,7 +57,7 @@ class ObservingDenoiser(GraphDenoiser):
     ) -> None:
         super().__init__(self._session, selection.device, selection.device_id)
         self._graphs, self._report = graphs, report
-        self._providers = _providers(selection)
+        self._providers = CPU if selection.gpu is None else ((CUDA.ort_name, cuda_options(selection.device_id)), *CPU)
         self._sessions: dict[str, Session] = {}
         self._guided = False
 
@@ -103,14 +101,3 @@ class ObservingDenoiser(GraphDenoiser):
             )
             self._sessions[name] = Session(graph.path, settings)
         return self._sessions[name]
-
-
-def folder_denoiser(folder: Path, selection: Selection) -> closing[ObservingDenoiser]:
-    """A denoiser over the step graphs in `folder`, closed at the end of its block."""
-    graphs = {name: ObservedGraph(folder / f"{name}.onnx", folder) for name in STEP_GRAPHS}
-    return closing(ObservingDenoiser(graphs, selection))
-
-
-def _providers(selection: Selection) -> Providers:
-    """CPU, or CUDA with CPU as the fallback."""
-    return CPU if selection.gpu is None else ((CUDA.ort_name, cuda_options(selection.device_id)), *CPU)
