@@ -11,8 +11,8 @@ from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.runtime.networks import batching
 from latentsync_trt.runtime.networks import networks as networks_module
 from latentsync_trt.runtime.networks.batching import needed_bytes, window_bytes, windows_that_fit
-from latentsync_trt.runtime.networks.first_runs import FirstRuns
 from latentsync_trt.runtime.networks.networks import Networks
+from latentsync_trt.runtime.networks.opened import Opened
 from latentsync_trt.runtime.providers.gpu import Gpu
 from latentsync_trt.runtime.providers.select import Selection
 from latentsync_trt.runtime.providers.table import CUDA, TENSORRT
@@ -144,7 +144,7 @@ def test_with_too_little_for_all_networks_one_at_a_time_is_open_from_the_start(
     gpu_with_room: list[int | None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     low_at_once: list[bool] = []
-    monkeypatch.setattr(SessionPool, "prepare", lambda self, graphs: low_at_once.append(self.low_memory))
+    monkeypatch.setattr(SessionPool, "prepare", lambda self, graphs, beside: low_at_once.append(self.low_memory))
     gpu_with_room[0] = needed_here() - 1
     notices: list[str] = []
     networks = opened(notices)
@@ -176,11 +176,11 @@ def test_cuda_graphs_by_default_only_with_room_for_them(
     enough = needed_bytes(manifest, provider=CUDA, form="portable", side_by_side=True, recorded=True)
     gpu_with_room[:] = [enough - short_bytes] * 3
     monkeypatch.setattr(Engines, "_uses_cuda_graph", lambda self: self.options.cuda_graph is not False)
-    monkeypatch.setattr(FirstRuns, "in_turn", lambda self, graphs: None)
+    monkeypatch.setattr(Opened, "_in_turn", lambda self, graphs: None)
     notices: list[str] = []
     networks = opened(notices, cuda_graph=asked)
     networks.prepare(["denoise_step"])
-    assert (networks._pool.engines.cuda_graph, networks.low_memory, notices) == (recorded, False, [])
+    assert (networks._opened.engines.cuda_graph, networks.low_memory, notices) == (recorded, False, [])
 
 
 @pytest.mark.usefixtures("gpu_with_room")

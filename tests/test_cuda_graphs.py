@@ -1,7 +1,7 @@
 """Replays of CUDA graphs are checked before they are used, and all clips share the buffers they were recorded with."""
 
-from dataclasses import dataclass
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -10,10 +10,12 @@ from latentsync_trt import SyncOptions
 from latentsync_trt.bench.selftest import REPLAY_NOTICE
 from latentsync_trt.bundle.manifest import step_graph
 from latentsync_trt.runtime.networks import denoiser as denoiser_module
-from latentsync_trt.runtime.networks.denoiser import PooledDenoiser
+from latentsync_trt.runtime.networks.denoiser import PooledDenoiser, ReplaysDiffer
+from latentsync_trt.runtime.sessions.engines import Engines
+from latentsync_trt.runtime.sessions.pool import SessionPool
 from latentsync_trt.sync.inpaint import graphs_for
 from latentsync_trt.types import Float32Array, WindowBatch
-from tests.device import DemoNetworks
+from tests.device import GRAPHS, DemoNetworks, denoised
 
 LATENTS = np.random.default_rng(3).standard_normal((1, 4, 2, 3, 3)).astype(np.float32)
 CONDITIONING = np.random.default_rng(4).standard_normal((1, 9, 2, 3, 3)).astype(np.float32)
@@ -21,19 +23,20 @@ AUDIO = np.ones((1, 2, 10, 8), np.float32)
 INPUTS = (LATENTS, CONDITIONING, AUDIO, 1.5)
 
 
-class FakeDenoiser:
+class FakeDenoiser(PooledDenoiser):
     """Adds a multiple of the conditioning at every step, and a wrong one after `faithful_runs` steps."""
 
-    def __init__(self, *args: Any, faithful_runs: int = 10**9, cuda_graph: bool = True) -> None:
+    def __init__(self, faithful_runs: int = 10**9) -> None:
+        super().__init__(cast(SessionPool, SimpleNamespace(engines=FakeEngines(), session=None)))
         self.left = faithful_runs
         self.kinds: list[tuple[bool, bool]] = []
-        self.cuda_graph = cuda_graph
-        self.released = False
 
-    def begin(self, batch: WindowBatch) -> None:
+    def begin_unchecked(self, batch: WindowBatch) -> None:
         self.now, self.known = batch.latents.copy(), batch.conditioning[:, :4]
 
-    def step(self, timestep: int, coefficients: Float32Array, *, cached: bool, guided: bool = True) -> None:
+    def step(
+        self, timestep: int, coefficients: Float32Array, *, cached: bool, guided: bool = True, recorded: bool = True
+    ) -> None:
         self.left -= 1
         self.kinds.append((guided, cached))
         change = self.known if self.left < 0 else coefficients[0] * self.known
@@ -42,48 +45,18 @@ class FakeDenoiser:
     def latents(self) -> Float32Array:
         return self.now
 
-    def release(self) -> None:
-        self.released = True
 
-
-@dataclass(eq=False)
 class FakeEngines:
-    cuda_graph: bool = True
+    cuda_graph = True
 
     class selection:  # noqa: N801 -- stands in for an attribute
-        name, device, device_id = "tensorrt", "cuda", 0
-
-    def without_cuda_graph(self) -> "FakeEngines":
-        return FakeEngines(cuda_graph=False)
+        device, device_id = "cuda", 0
 
     def fact(self, *graphs: str) -> dict[str, Any]:
         return {"graphs": graphs}
 
     def check(self, **sizes: int) -> None:
         pass
-
-
-class FakePool:
-    def __init__(self) -> None:
-        self.engines = FakeEngines()
-
-    def session(self, graph: str) -> None:
-        raise AssertionError(graph)
-
-    def switch(self, engines: FakeEngines) -> None:
-        self.engines = engines
-
-
-def made(monkeypatch: pytest.MonkeyPatch, faithful_runs: int) -> list[FakeDenoiser]:
-    all_made: list[FakeDenoiser] = []
-
-    def make(*args: Any, cuda_graph: bool) -> FakeDenoiser:
-        runs = faithful_runs if cuda_graph else 10**9
-        all_made.append(FakeDenoiser(faithful_runs=runs, cuda_graph=cuda_graph))
-        return all_made[-1]
-
-    monkeypatch.setattr(denoiser_module, "GraphDenoiser", make)
-    return all_made
 
 
 def run_clip(denoiser: PooledDenoiser, guidance: float = 1.5, *, unguided_too: bool = False) -> None:
@@ -93,35 +66,35 @@ def run_clip(denoiser: PooledDenoiser, guidance: float = 1.5, *, unguided_too: b
         assert np.array_equal(denoiser.latents(), LATENTS + CONDITIONING[:, :4])
 
 
-def test_each_kind_of_batch_is_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    pool: Any = FakePool()
-    notices: list[str] = []
-    denoiser = PooledDenoiser(pool, notices.append)
-    all_made = made(monkeypatch, 10**9)
+def test_each_kind_of_batch_is_checked_once() -> None:
+    denoiser = FakeDenoiser()
     clips = [(1.5, False), (1.0, False), (1.5, True)]
     unchecked = [True, False, True, False, True, False]
     for (guidance, unguided_too), checks in zip([clip for clip in clips for _ in range(2)], unchecked, strict=True):
-        before = len(all_made[0].kinds) if all_made else 0
+        before = len(denoiser.kinds)
         run_clip(denoiser, guidance, unguided_too=unguided_too)
-        assert (len(all_made[0].kinds) - before > 2) is checks  # a clip has two steps
-    assert len(all_made) == 1
-    assert (False, False) in all_made[0].kinds
-    assert not notices
-    denoiser.release()
-    assert all_made[0].released
+        assert (len(denoiser.kinds) - before > 2) is checks  # a clip has two steps
+    assert (False, False) in denoiser.kinds
 
 
-def test_wrong_replays_end_cuda_graphs_for_this_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    pool: Any = FakePool()
-    notices: list[str] = []
-    denoiser = PooledDenoiser(pool, notices.append)
-    all_made = made(monkeypatch, 11)
-    run_clip(denoiser)
-    assert not pool.engines.cuda_graph
-    assert [denoiser.cuda_graph for denoiser in all_made] == [True, False]
-    assert len(notices) == 1
-    assert notices[0].startswith(REPLAY_NOTICE)  # what `selftest` reports a failure by
-    assert "continuing without CUDA graphs" in notices[0]
+def test_wrong_replays_are_noticed_before_a_window_is_painted() -> None:
+    denoiser = FakeDenoiser(faithful_runs=11)
+    with pytest.raises(ReplaysDiffer):
+        run_clip(denoiser)
+
+
+def test_wrong_replays_end_cuda_graphs_for_this_run(make: DemoNetworks, monkeypatch: pytest.MonkeyPatch) -> None:
+    usual = denoised(make())
+    monkeypatch.setattr(Engines, "_uses_cuda_graph", lambda self: True)
+    monkeypatch.setattr(denoiser_module, "replays_faithfully", lambda denoiser, batch: False)
+    networks = make()
+    networks.prepare(GRAPHS)
+    for _ in range(2):
+        assert np.array_equal(denoised(networks), usual)
+    (notice,) = make.notices
+    assert notice.startswith(REPLAY_NOTICE)  # what `selftest` reports a failure by
+    assert notice.endswith("continuing without CUDA graphs")
+    assert {time.graph for time in networks.times()} >= set(GRAPHS)  # what was closed is still counted
 
 
 def test_warming_up_runs_each_graph_once(make: DemoNetworks) -> None:

@@ -1,15 +1,13 @@
 """The VAE. Pictures are transferred as integers, and scaled on the device."""
 
-import threading
-from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from collections.abc import Callable, Iterator
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 
 from latentsync_trt.bundle.manifest import PIXELS_PER_LATENT, VAE_DECODER, VAE_ENCODER
-from latentsync_trt.runtime.sessions.engines import Engines
 from latentsync_trt.runtime.sessions.pool import SessionPool
 from latentsync_trt.runtime.sessions.profiles import usual_shape
 from latentsync_trt.runtime.sessions.session import CPU, DeviceBuffers, Session, SessionSettings, plain_cuda
@@ -24,18 +22,13 @@ _FACES_IN, _FACES_OUT = _GRAPHS / "faces_in.onnx", _GRAPHS / "faces_out.onnx"
 
 
 class VaeCodec:
-    """An `ImageCodec` on the pool's current engines; its buffers are kept until `release`.
-
-    One thread may encode while another decodes.
-    """
+    """An `ImageCodec` on the pool's engines. One thread may encode while another decodes."""
 
     def __init__(self, pool: SessionPool) -> None:
-        self._pool = pool
-        self._following = threading.Lock()
-        self._engines: Engines | None = None
-        self._buffers: DeviceBuffers
-        self._faces_in: Session
-        self._faces_out: Session
+        self._pool, selection = pool, pool.engines.selection
+        device = selection.device if selection.provider.with_cuda else "cpu"
+        self._settings = SessionSettings(providers=CPU if device == "cpu" else plain_cuda(selection.device_id))
+        self._buffers = DeviceBuffers(device, selection.device_id)
 
     def encode_faces(self, faces: UInt8Array, mask: Float32Array) -> tuple[Float32Array, Float32Array]:
         """As `ImageCodec.encode_faces`.
@@ -52,33 +45,19 @@ class VaeCodec:
         batches = self._in_batches(VAE_DECODER, latents, self._decode)
         return [picture for pictures, used in batches for picture in pictures[:used]]
 
-    def release(self) -> None:
-        """Frees the buffers; the next call allocates them again."""
-        if self._engines is not None:
-            self._engines = None
-            del self._buffers, self._faces_in, self._faces_out
-
     def _in_batches(self, graph: str, array: A, run: Callable[[A], T]) -> Iterator[tuple[T, int]]:
         """`run` on batches of the engine's size, with the number of results to use."""
-        with self._following:
-            self._follow_engines()
         size = usual_shape(self._pool.session(graph).inputs[0].shape, self._pool.engines.ranges)[0]
         for batch, used in _padded_batches(array, size):
             yield run(batch), used
 
-    def _follow_engines(self) -> None:
-        engines = self._pool.engines
-        if self._engines is engines:
-            return
-        self.release()
-        selection = engines.selection
-        device = selection.device if selection.provider.with_cuda else "cpu"
-        settings = SessionSettings(providers=CPU if device == "cpu" else plain_cuda(selection.device_id))
-        self._faces_in, self._faces_out = self._pool.session(VAE_ENCODER).explained(
-            lambda: (Session(_FACES_IN, settings), Session(_FACES_OUT, settings))
-        )
-        self._buffers = DeviceBuffers(device, selection.device_id)
-        self._engines = engines
+    @cached_property
+    def _faces_in(self) -> Session:
+        return self._pool.session(VAE_ENCODER).explained(lambda: Session(_FACES_IN, self._settings))
+
+    @cached_property
+    def _faces_out(self) -> Session:
+        return self._pool.session(VAE_DECODER).explained(lambda: Session(_FACES_OUT, self._settings))
 
     def _encode(self, faces: UInt8Array, *, mask: Float32Array) -> tuple[Float32Array, Float32Array]:
         session, buffers = self._pool.session(VAE_ENCODER), self._buffers
@@ -87,7 +66,7 @@ class VaeCodec:
             lambda: {"faces": buffers.upload("faces", faces), "mask": buffers.upload("mask", mask)}
         )
         made = session.explained(lambda: {name: buffers.empty(name, shape, np.float32) for name in ("image", "masked")})
-        _run(self._faces_in, given, made)
+        self._faces_in.run_bound(self._faces_in.bound(given, made))
         return _latents(session, made["masked"]), _latents(session, made["image"])
 
     def _decode(self, latents: Float32Array) -> UInt16Array:
@@ -96,29 +75,19 @@ class VaeCodec:
         latent = session.explained(lambda: buffers.upload("latent", latents))
         image = session.explained(lambda: buffers.empty("decoded", (count, 3, *size_px), np.float32))
         painted = session.explained(lambda: buffers.empty("painted", (count, *size_px, 3), np.uint16))
-        _run(session, {"latent": latent}, {"image": image})
-        _run(self._faces_out, {"image": image}, {"painted": painted})
+        session.run_bound(session.bound({"latent": latent}, {"image": image}))
+        self._faces_out.run_bound(self._faces_out.bound({"image": image}, {"painted": painted}))
         found: UInt16Array = session.explained(painted.numpy)
         # On the CPU it is a view of the buffer, which the next batch overwrites.
         return found.copy() if painted.device_name() == "cpu" else found
 
 
 def _latents(session: Session, image: Any) -> Float32Array:
-    binding = session.ort.io_binding()
-    binding.bind_ortvalue_input("image", image)
+    binding = session.bound({"image": image}, {})
     binding.bind_output("latent")
     session.run_bound(binding)
     found: Float32Array = session.explained(binding.copy_outputs_to_cpu)[0]
     return found
-
-
-def _run(session: Session, given: Mapping[str, Any], made: Mapping[str, Any]) -> None:
-    binding = session.ort.io_binding()
-    for name, value in given.items():
-        binding.bind_ortvalue_input(name, value)
-    for name, value in made.items():
-        binding.bind_ortvalue_output(name, value)
-    session.run_bound(binding)
 
 
 def _padded_batches(array: A, size: int) -> Iterator[tuple[A, int]]:

@@ -10,8 +10,6 @@ import onnxruntime as ort
 from latentsync_trt.bundle.manifest import step_graph
 from latentsync_trt.errors import InferenceError
 from latentsync_trt.remembered import known, remember
-from latentsync_trt.runtime.cache import Notice
-from latentsync_trt.runtime.sessions.engines import Engines
 from latentsync_trt.runtime.sessions.pool import SessionPool
 from latentsync_trt.runtime.sessions.session import COPY_GRAPH, DeviceBuffers, Session, SessionSettings, plain_cuda
 from latentsync_trt.types import Float32Array, WindowBatch
@@ -169,10 +167,8 @@ class GraphDenoiser:
 
     def _bind(self, session: Session, hidden: Any) -> Any:
         source, target = self._states[self._current], self._states[1 - self._current]
-        binding = session.ort.io_binding()
         available = self._values | source | ({} if hidden is None else {"hidden": hidden})
-        for name in _names(session.inputs):
-            binding.bind_ortvalue_input(name, available[name])
+        binding = session.bound({name: available[name] for name in _names(session.inputs)}, {})
         # In the graph's order: the binding returns outputs in the order they were bound.
         for name in _names(session.outputs):
             if name.startswith("next_"):
@@ -209,75 +205,40 @@ class _Copier:
             self._session = beside.explained(lambda: Session(COPY_GRAPH, self._settings))
         addresses = tuple(value.data_ptr() for state in (source, target) for value in state.values())
         if addresses != self._bound:
-            self._binding = self._session.ort.io_binding()
-            for name in _STATE:
-                self._binding.bind_ortvalue_input(name, source[name])
-                self._binding.bind_ortvalue_output(f"{name}_copy", target[name])
+            self._binding = self._session.bound(source, {f"{name}_copy": target[name] for name in _STATE})
             self._bound = addresses
         self._session.run_bound(self._binding)
 
 
-class PooledDenoiser:
-    """A `types.Denoiser` that uses the pool's current engines for each batch of windows.
+class ReplaysDiffer(Exception):
+    """Recorded CUDA graphs compute something else than first runs."""
+
+
+class PooledDenoiser(GraphDenoiser):
+    """A `types.Denoiser` on the pool's engines.
 
     A provider may record an operator incorrectly in a CUDA graph and then return wrong results without
-    an error. So replays are compared with first runs once; where they differ, CUDA graphs are disabled
-    with a notice. Other threads may not use the GPU while a graph is recorded: ONNX Runtime records
-    with `cudaStreamCaptureModeGlobal`, which forbids them to allocate memory.
+    an error. So replays are compared with first runs once. Other threads may not use the GPU while a graph is
+    recorded: ONNX Runtime records with `cudaStreamCaptureModeGlobal`, which forbids them to allocate memory.
     """
 
-    def __init__(self, pool: SessionPool, on_notice: Notice) -> None:
-        self._pool, self._notice = pool, on_notice
-        self._engines: Engines | None = None
-        self._denoiser: GraphDenoiser
+    def __init__(self, pool: SessionPool) -> None:
+        self._engines, selection = pool.engines, pool.engines.selection
+        super().__init__(pool.session, selection.device, selection.device_id, cuda_graph=self._engines.cuda_graph)
         self._checked: set[tuple[bool, bool]] = set()
 
     def begin(self, batch: WindowBatch) -> None:
-        """As `GraphDenoiser.begin`; raises `InputError` for sizes that the engines do not support."""
+        """As `GraphDenoiser.begin`; raises `InputError` for sizes that the engines do not support, and
+        `ReplaysDiffer`."""
         windows, _, frames, height, width = batch.latents.shape
-        self._pool.engines.check(windows=windows, frames=frames, latent_height=height, latent_width=width)
-        self._follow_engines()
-        if self._pool.engines.cuda_graph and not self._replays_checked(batch):
-            name = self._pool.engines.selection.name
-            self._notice(
-                f"CUDA graphs: {name} computes something else when it replays one; continuing without CUDA graphs"
-            )
-            self._pool.switch(self._pool.engines.without_cuda_graph())
-            self._follow_engines()
-        self._denoiser.begin(batch)
+        self._engines.check(windows=windows, frames=frames, latent_height=height, latent_width=width)
+        if self._engines.cuda_graph and not self._replays_checked(batch):
+            raise ReplaysDiffer
+        self.begin_unchecked(batch)
 
-    def begin_unrecorded(self, batch: WindowBatch) -> GraphDenoiser:
-        """As `begin`, for steps without CUDA graphs: nothing is recorded or compared."""
-        self._follow_engines()
-        self._denoiser.begin(batch)
-        return self._denoiser
-
-    def step(self, timestep: int, coefficients: Float32Array, *, cached: bool, guided: bool = True) -> None:
-        """As `GraphDenoiser.step`."""
-        self._denoiser.step(timestep, coefficients, cached=cached, guided=guided)
-
-    def latents(self) -> Float32Array:
-        """As `GraphDenoiser.latents`."""
-        return self._denoiser.latents()
-
-    def release(self) -> None:
-        """As `GraphDenoiser.release`; other buffers stay."""
-        if self._engines is not None:
-            self._denoiser.release()
-
-    def close(self) -> None:
-        """Frees all buffers; the next batch allocates them again."""
-        if self._engines is not None:
-            self._engines = None
-            del self._denoiser
-
-    def _follow_engines(self) -> None:
-        engines = self._pool.engines
-        if self._engines is not engines:
-            selection, self._engines, self._checked = engines.selection, engines, set()
-            self._denoiser = GraphDenoiser(
-                self._pool.session, selection.device, selection.device_id, cuda_graph=engines.cuda_graph
-            )
+    def begin_unchecked(self, batch: WindowBatch) -> None:
+        """As `GraphDenoiser.begin`: nothing is recorded or compared."""
+        super().begin(batch)
 
     def _replays_checked(self, batch: WindowBatch) -> bool:
         guided = batch.guidance > 1.0
@@ -286,21 +247,21 @@ class PooledDenoiser:
             return True
         kinds = {guided, guided and not batch.unguided_too}
         graphs = [step_graph(guided=kind, cached=cached) for kind in sorted(kinds) for cached in (False, True)]
-        fact = self._pool.engines.fact(*graphs)
+        fact = self._engines.fact(*graphs)
         if not known(_FAITHFUL, fact):
-            if not replays_faithfully(self._denoiser, batch):
+            if not replays_faithfully(self, batch):
                 return False
             remember(_FAITHFUL, fact)
         self._checked.add(use)
         return True
 
 
-def replays_faithfully(denoiser: GraphDenoiser, batch: WindowBatch) -> bool:
+def replays_faithfully(denoiser: PooledDenoiser, batch: WindowBatch) -> bool:
     """Whether steps repeat their first results after runs on other numbers."""
 
     def steps(sign: float) -> Float32Array:
         latents, known = np.float32(sign) * batch.latents, np.float32(sign) * batch.conditioning
-        denoiser.begin(replace(batch, latents=latents, conditioning=known))
+        denoiser.begin_unchecked(replace(batch, latents=latents, conditioning=known))
         for guided in (True, False) if batch.unguided_too else (True,):
             denoiser.step(_TIMESTEP, _COEFFICIENTS, cached=False, guided=guided)
             denoiser.step(_TIMESTEP - 1, -_COEFFICIENTS, cached=True, guided=guided)

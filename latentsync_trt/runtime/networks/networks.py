@@ -4,9 +4,10 @@ import threading
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
-from typing import TypeVar, cast
+from types import SimpleNamespace
+from typing import Any, TypeVar, cast
 
-from latentsync_trt.bundle.manifest import AUDIO_ENCODER, FULL_STEP, STEP_GRAPHS, Bundle
+from latentsync_trt.bundle.manifest import AUDIO_ENCODER, FULL_STEP, Bundle
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import (
     EngineBuildError,
@@ -20,23 +21,19 @@ from latentsync_trt.remembered import forget
 from latentsync_trt.runtime.cache import EngineCache, Notice, cache_folder
 from latentsync_trt.runtime.networks.background import BackgroundBuild
 from latentsync_trt.runtime.networks.batching import needed_bytes, windows_that_fit
-from latentsync_trt.runtime.networks.codec import VaeCodec
-from latentsync_trt.runtime.networks.denoiser import PooledDenoiser
-from latentsync_trt.runtime.networks.first_runs import FirstRuns
+from latentsync_trt.runtime.networks.denoiser import ReplaysDiffer
+from latentsync_trt.runtime.networks.opened import Opened
 from latentsync_trt.runtime.networks.verdict import Judge
 from latentsync_trt.runtime.providers.diagnose import PROVIDER_FACT
 from latentsync_trt.runtime.providers.gpu import free_memory_bytes
 from latentsync_trt.runtime.providers.select import Selection, next_provider
 from latentsync_trt.runtime.providers.table import CUDA
 from latentsync_trt.runtime.sessions.engines import CUDA_FORM_FACT, Engines
-from latentsync_trt.runtime.sessions.pool import Gate, InThreads, SessionPool, Stage, StageThreads
+from latentsync_trt.runtime.sessions.pool import Gate, Stage, StageThreads
 from latentsync_trt.runtime.sessions.session import Session
 from latentsync_trt.types import Denoiser, EngineTime, Float32Array, ImageCodec
 
 T = TypeVar("T")
-
-_OF_CODEC: dict[str, Stage] = {"encode_faces": "encode", "decode_faces": "decode"}
-_OF_DENOISER: dict[str, Stage] = {"begin": "denoise", "step": "denoise", "latents": "denoise"}
 
 
 class Notices:
@@ -97,22 +94,28 @@ class Networks:
         self._in_turn = False
         self._gate = Gate()
         self._judge = Judge(self._engines, self.notice, again=self.options.verify) if may_fall_back else None
-        self._pool = SessionPool(
-            self._accepted(self._engines(selection)),
-            low_memory=self.options.low_memory,
-            on_close=self._release_buffers,
-        )
-        self._pool.engines.check(windows=self.windows_per_batch)  # now, not at the first window
+        self.low_memory = self.options.low_memory
+        """Whether one network at a time is on the device: by option, or since memory ran out."""
         self._threads = StageThreads(lambda: self.selection.gpu is not None)
-        self._codec, self._denoiser = VaeCodec(self._pool), PooledDenoiser(self._pool, self.notice)
-        self.codec = cast(ImageCodec, InThreads(self._codec, _OF_CODEC, self._threads))
-        self.denoiser = cast(Denoiser, InThreads(self._denoiser, _OF_DENOISER, self._threads))
-        self._first_runs = FirstRuns(self._pool, self._codec, self._denoiser, self._threads)
+        self._opened = Opened(self._accepted(self._engines(selection)), self._threads, low_memory=self.low_memory)
+        self._opened.engines.check(windows=self.windows_per_batch)  # now, not at the first window
+        of_codec: dict[str, Callable[..., Any]] = {
+            "encode_faces": self._in_stage("encode", lambda *given: self._opened.codec.encode_faces(*given)),
+            "decode_faces": self._in_stage("decode", lambda latents: self._opened.codec.decode_faces(latents)),
+        }
+        of_denoiser: dict[str, Callable[..., Any]] = {
+            "begin": lambda batch: self._replayed(lambda: self._opened.denoiser.begin(batch)),
+            "step": lambda *given, **how: self._opened.denoiser.step(*given, **how),
+            "latents": lambda: self._opened.denoiser.latents(),
+        }
+        in_stage = {name: self._in_stage("denoise", method) for name, method in of_denoiser.items()}
+        self.codec = cast(ImageCodec, SimpleNamespace(**of_codec))
+        self.denoiser = cast(Denoiser, SimpleNamespace(**in_stage))
 
     @property
     def selection(self) -> Selection:
         """The current provider."""
-        return self._pool.engines.selection
+        return self._opened.engines.selection
 
     @property
     def windows_per_batch(self) -> int:
@@ -122,22 +125,17 @@ class Networks:
         return 1 if self.low_memory else self._windows_that_fit or 1
 
     @property
-    def low_memory(self) -> bool:
-        """Whether one network at a time is on the device: by option, or since memory ran out."""
-        return self._pool.low_memory
-
-    @property
     def side_by_side(self) -> bool:
         """Whether stages run at the same time: on a GPU with room for all networks."""
         return self.selection.gpu is not None and not self._in_turn and not self.low_memory
 
     def times(self) -> tuple[EngineTime, ...]:
         """Time spent on each engine."""
-        return self._pool.times()
+        return tuple(self._opened.pool.times().values())
 
     def session(self, graph: str) -> Session:
         """The session of a graph, opened at the first call; valid until another network is used."""
-        return self._pool.session(graph)
+        return self._opened.pool.session(graph)
 
     def encode_mel(self, mel: Float32Array) -> Float32Array:
         """Log mel spectrogram `(1, 80, 3000)` → features `(1, 1500, L, D)`."""
@@ -162,18 +160,35 @@ class Networks:
         """Runs a part of what `run` runs in the thread of its stage."""
         return self._threads.run(stage, action)
 
+    def _in_stage(self, stage: Stage, method: Callable[..., T]) -> Callable[..., T]:
+        return lambda *given, **named: self.stage(stage, partial(method, *given, **named))
+
+    def _replayed(self, action: Callable[[], T]) -> T:
+        """`action`; if replays of CUDA graphs differ from first runs, again without CUDA graphs, with a notice."""
+        with suppress(ReplaysDiffer):
+            return action()
+        name = self.selection.name
+        self.notice(f"CUDA graphs: {name} computes something else when it replays one; continuing without CUDA graphs")
+        self._change_to(self._opened.engines.without_cuda_graph())
+        return action()
+
+    def _change_to(self, engines: Engines) -> None:
+        """Closes what is open; networks open again on `engines`."""
+        self._opened.close()
+        self._opened = Opened(engines, self._threads, low_memory=self.low_memory, before=self._opened)
+
     def save_memory(self) -> None:
         """After memory ran out: runs stages in turn, or keeps one network at a time on the device."""
         in_turn = self.side_by_side
         if in_turn:
             self._in_turn = True
         else:
-            self._pool.low_memory = True
+            self.low_memory = True
         how = "stages of painting run in turn" if in_turn else "one network at a time is kept on it"
         self.notice(f"memory of the device is short (it ran out): {how}, which is slower")
         self._windows_that_fit = 1
         # Closes all sessions: they keep what a provider chose for lack of memory, as cuDNN's plans.
-        self._pool.switch(self._with_room(self._pool.engines))
+        self._change_to(self._with_room(self._opened.engines))
 
     def _within_memory(self, action: Callable[[], T]) -> T:
         """`action`, repeated with less on the device while memory runs out."""
@@ -187,7 +202,7 @@ class Networks:
 
     def builds(self, graphs: tuple[str, ...]) -> bool:
         """Whether `prepare` would build engines before it returns."""
-        return not self._build_wanted and bool(self._pool.missing(graphs))
+        return not self._build_wanted and bool(self._opened.pool.missing(graphs))
 
     def prepare(self, graphs: Iterable[str], resolution_px: int | None = None) -> None:
         """Builds and opens what a run needs; first runs have its resolution, else the bundle's.
@@ -197,7 +212,7 @@ class Networks:
             OutOfMemory: there is too little memory.
         """
         self._needed = graphs = tuple(graphs)
-        self._first_runs.resolution_px = resolution_px or self.bundle.manifest.resolution_px
+        self._opened.resolution_px = resolution_px or self.bundle.manifest.resolution_px
         first = self._windows_that_fit is None
         if self._build_wanted:
             self._choose_memory()
@@ -205,7 +220,7 @@ class Networks:
             self._start_build(graphs)
         self.open(graphs, choose_memory=first)
         if first:  # measured once: later, the pool itself holds memory that a batch could use
-            ranges = self._pool.engines.ranges
+            ranges = self._opened.engines.ranges
             self._windows_that_fit = windows_that_fit(self.bundle.manifest, ranges, self._free_bytes())
 
     def open(self, graphs: Iterable[str], *, choose_memory: bool = False) -> None:
@@ -228,31 +243,24 @@ class Networks:
 
     def _build_and_compare(self, graphs: tuple[str, ...]) -> None:
         """Builds missing engines; under `auto`, compares them once with the next provider."""
-        engines = self._pool.engines
+        engines, pool = self._opened.engines, self._opened.pool
         if engines.compiled and self._judge is not None:
-            self._judge.examine(engines, graphs, self._pool.build)
+            self._judge.examine(engines, graphs, pool.build)
         else:
-            self._pool.build(graphs)
+            pool.build(graphs)
 
     def warm_up(self, graphs: Iterable[str]) -> None:
         """Runs each graph once on random numbers, as first runs are slow."""
-        self._first_runs.in_turn(self._first_runs.missing(graphs))
+        graphs = tuple(graphs)
+        self._replayed(lambda: self._opened.warm_up(graphs))
 
     def _open(self, graphs: tuple[str, ...]) -> None:
         """Opens `graphs`; on a GPU with room for all, also runs each of them once."""
-        if not self.side_by_side:
-            self._pool.prepare(graphs)
-            return
-        engines, missing = self._pool.engines, self._first_runs.missing(graphs)
         try:
-            self._pool.prepare(graphs, partial(self._first_runs.beside, missing))
-            if self.side_by_side and engines.cuda_graph:
-                self._first_runs.in_turn([graph for graph in missing if graph in STEP_GRAPHS])
+            self._replayed(lambda: self._opened.open(graphs, run=self.side_by_side))
         except InferenceError:
             forget(CUDA_FORM_FACT)
             raise
-        if self._pool.engines is not engines:  # CUDA graphs were given up
-            self._open(graphs)
 
     def between_windows(self) -> None:
         """Switches to engines built in the background, once they are ready."""
@@ -264,20 +272,20 @@ class Networks:
                 self._change_to_built(build)
 
     def _change_to_built(self, build: BackgroundBuild) -> None:
-        meanwhile = self._pool.engines
+        meanwhile = self._opened.engines
         try:
             engines = build.result()
             name, elapsed_s = engines.selection.name, build.elapsed_s
             self.notice(f"engines for {name} are ready after {elapsed_s:.0f} s; changing to them")
-            self._pool.switch(engines)
+            self._change_to(engines)
             self._build_and_compare(self._needed)
             self._open(self._needed)
         except (EngineBuildError, OutOfMemory) as error:
             self.notice(f"building in the background failed, continuing with {meanwhile.selection.name}: {error}")
         else:
             return
-        if self._pool.engines is not meanwhile:
-            self._pool.switch(meanwhile)
+        if self._opened.engines is not meanwhile:
+            self._change_to(meanwhile)
             self._open(self._needed)
 
     @property
@@ -296,9 +304,7 @@ class Networks:
             self._build.stop()
             self._build = None
         self._threads.close()
-        self._codec.release()
-        self._denoiser.close()
-        self._pool.close()
+        self._opened.close()
 
     def _free_bytes(self) -> int | None:
         gpu = self.selection.gpu
@@ -306,20 +312,20 @@ class Networks:
 
     def _choose_memory(self) -> None:
         """Decides by free memory: all networks at once or one at a time, side by side, CUDA graphs."""
-        free_bytes, engines = self._free_bytes(), self._pool.engines
+        free_bytes, engines = self._free_bytes(), self._opened.engines
         if free_bytes is not None and not self.low_memory:
             least = self._needed_bytes(engines)
             if least > free_bytes:
                 needed, free = f"{least / 1e9:.1f} GB", f"{free_bytes / 1e9:.1f} GB"
-                self._pool.low_memory = True
+                self.low_memory = True
                 self.notice(
                     f"memory of the device is short (this bundle takes about {needed}, {free} is free): one network at "
                     "a time is kept on it, which is slower"
                 )
             self._in_turn = self._needed_bytes(engines, side_by_side=True) > free_bytes
         with_room = self._with_room(engines)
-        if with_room is not engines:
-            self._pool.switch(with_room)
+        if with_room is not engines or self.low_memory is not self._opened.pool.low_memory:
+            self._change_to(with_room)
 
     def _needed_bytes(self, engines: Engines, *, side_by_side: bool = False, recorded: bool = False) -> int:
         return needed_bytes(
@@ -345,9 +351,9 @@ class Networks:
 
     def _start_build(self, graphs: tuple[str, ...]) -> None:
         """Builds missing engines in a child process, and runs on the next provider meanwhile."""
-        engines = self._pool.engines
+        engines = self._opened.engines
         name = engines.selection.name
-        missing = self._pool.missing(graphs)
+        missing = self._opened.pool.missing(graphs)
         if not missing:
             return
         try:
@@ -356,7 +362,7 @@ class Networks:
         except (ProviderUnavailable, InputError, OSError) as error:
             self.notice(f"engines cannot be built in the background, so the run waits for them: {error}")
             return
-        self._pool.switch(meanwhile)
+        self._change_to(meanwhile)
         running = meanwhile.selection.name
         self.notice(f"{len(missing)} engines for {name} are being built; running on {running} meanwhile")
 
@@ -371,10 +377,10 @@ class Networks:
 
     def _fall_back(self, error: EngineBuildError | OutputError) -> None:
         """Falls back to the next provider; raises `error` if there is none."""
-        following = None if self._judge is None else self._instead_of(self._pool.engines, str(error))
+        following = None if self._judge is None else self._instead_of(self._opened.engines, str(error))
         if following is None:
             raise error
-        self._pool.switch(self._with_room(self._accepted(following)))
+        self._change_to(self._with_room(self._accepted(following)))
 
     def _instead_of(self, engines: Engines, reason: str) -> Engines | None:
         """Engines of the next provider that loads, with a notice; None if there is none."""
@@ -385,8 +391,3 @@ class Networks:
         name, other = engines.selection.name, following.selection.name
         self.notice(f"{name} is not used for this bundle, continuing with {other}: {reason}")
         return following
-
-    def _release_buffers(self, graphs: tuple[str, ...]) -> None:
-        # Only for its own sessions: features must survive when other networks are closed.
-        if not set(graphs).isdisjoint(STEP_GRAPHS):
-            self._denoiser.release()

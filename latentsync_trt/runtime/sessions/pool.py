@@ -5,7 +5,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, CancelledError, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from functools import partial
 from typing import Any, Literal, TypeVar, get_args
 
 from latentsync_trt.bundle.manifest import FULL_STEP, UNGUIDED_GRAPHS, VAE_DECODER, VAE_ENCODER
@@ -38,14 +37,22 @@ class SessionPool:
     Args:
         low_memory: keep one network's sessions open at a time.
         on_close: called with the graphs whose sessions will be closed, to drop buffers bound to them.
+        past: time spent on engines of earlier pools, by graph and provider.
     """
 
-    def __init__(self, engines: Engines, *, low_memory: bool, on_close: Callable[[tuple[str, ...]], None]) -> None:
+    def __init__(
+        self,
+        engines: Engines,
+        *,
+        low_memory: bool,
+        on_close: Callable[[tuple[str, ...]], None],
+        past: Mapping[tuple[str, str], EngineTime],
+    ) -> None:
         self.engines, self.low_memory, self._on_close = engines, low_memory, on_close
         self._opened: dict[str, OpenedEngine] = {}
         self._lock = threading.RLock()
         self._opening = {graph: threading.Lock() for graph in engines.bundle.manifest.graphs}
-        self._past: dict[tuple[str, str], EngineTime] = {}
+        self._past = past
 
     def session(self, graph: str) -> Session:
         """The session of a graph; the first call opens it, and builds its engine if there is none.
@@ -102,15 +109,10 @@ class SessionPool:
             opening: dict[str, Future[Any]] = {graph: openers.submit(self.session, graph) for graph in ordered}
             results([*opening.values(), *beside(opening)])
 
-    def times(self) -> tuple[EngineTime, ...]:
-        """Time spent on each engine, including closed ones, in the order they were opened."""
+    def times(self) -> Mapping[tuple[str, str], EngineTime]:
+        """Time spent on each engine, including closed ones, by graph and provider, in the order they were opened."""
         with self._lock:
-            return tuple(self._times(self._opened).values())
-
-    def switch(self, engines: Engines) -> None:
-        """Closes all sessions; new ones come from `engines`."""
-        self.close()
-        self.engines = engines
+            return self._times(self._opened)
 
     def close(self, *, all_but: str | None = None) -> None:
         """Closes all sessions but those on the weights `all_but`, and returns their memory to the device.
@@ -176,19 +178,6 @@ class StageThreads:
 
 def _stage_threads() -> dict[Stage, ThreadPoolExecutor]:
     return {stage: ThreadPoolExecutor(1, f"{stage} of painting") for stage in get_args(Stage)}
-
-
-class InThreads:
-    """An object some of whose methods run in the threads of `stages`."""
-
-    def __init__(self, target: object, stages: Mapping[str, Stage], threads: StageThreads) -> None:
-        self._target, self._stages, self._threads = target, stages, threads
-
-    def __getattr__(self, name: str) -> Any:
-        found = getattr(self._target, name)
-        if name not in self._stages:
-            return found
-        return lambda *given, **named: self._threads.run(self._stages[name], partial(found, *given, **named))
 
 
 class Gate:

@@ -153,6 +153,15 @@ class Session:
             options.add_run_config_entry("gpu_graph_id", "-1")
         self.explained(lambda: self._timed(lambda: self.ort.run_with_iobinding(binding, options)))
 
+    def bound(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> Any:
+        """An `IOBinding` of these `OrtValue`s by name; its outputs have the order of `outputs`."""
+        binding = self.ort.io_binding()
+        for name, value in inputs.items():
+            binding.bind_ortvalue_input(name, value)
+        for name, value in outputs.items():
+            binding.bind_ortvalue_output(name, value)
+        return binding
+
     def explained(self, action: Callable[[], T]) -> T:
         """The result of `action` on this session's device; errors as `run`."""
         return self._explained(action, f"{self.name} on {self.provider}", InferenceError)

@@ -38,12 +38,9 @@ class BoundRun:
 
     def __init__(self, session: Session, inputs: Mapping[str, Array], selection: Selection) -> None:
         self._session = session
-        self._binding = session.ort.io_binding()
-        self._buffers = DeviceBuffers(
-            selection.device, selection.device_id
-        )  # kept alive here: the binding only has their addresses
-        for name, array in inputs.items():
-            self._binding.bind_ortvalue_input(name, self._buffers.upload(name, array))
+        # Kept alive here: the binding only has their addresses.
+        self._buffers = DeviceBuffers(selection.device, selection.device_id)
+        self._binding = session.bound({name: self._buffers.upload(name, array) for name, array in inputs.items()}, {})
         for output in session.outputs:
             sizes = tuple(size for size in output.shape if isinstance(size, int))
             if len(sizes) == len(output.shape):
