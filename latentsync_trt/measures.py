@@ -1,30 +1,43 @@
 """What was measured in a synced clip, and how it reads."""
 
 from dataclasses import dataclass
+from typing import Literal
+
+Verdict = Literal["follows", "weak", "cannot tell"]
 
 
 @dataclass(frozen=True, slots=True)
 class LipMeasure:
-    """How the painted lips of one `speaker` follow the recording; rough on real faces.
+    """How the painted lips of one `speaker` follow the recording.
 
-    `frames`: 25ths of a second in which lips were measured. `follow`: correlation of their opening with the loudness,
-    in [−1, 1]; None where fewer than 25 of them have speech. `late_ms`: delay of the lips at which both agree best;
-    None where they nowhere do. `shut_in_silence`: share of the silence in which the lips touch; None without silence.
+    `frames`: 25ths of a second in which lips were measured. `agreement`: correlation in [0, 1] of their opening with
+    what explains it best of the voice; `distinct`: by how many standard deviations it exceeds the same sound at wrong
+    times; None with too little speech. `late_ms`: delay of the lips, less than 0 = early; None unless it is certain.
+    `shut_in_silence`: share of the silence in which the lips touch; None without silence.
     """
 
     speaker: int
     frames: int
-    follow: float | None
-    late_ms: int | None
-    shut_in_silence: float | None
+    verdict: Verdict
+    agreement: float | None = None
+    distinct: float | None = None
+    late_ms: int | None = None
+    shut_in_silence: float | None = None
 
     def __str__(self) -> str:
-        parts = ["too little speech to compare with"]
-        if self.follow is not None:
-            late = "" if self.late_ms is None else ", on time"
-            if self.late_ms:
-                late = f", {abs(self.late_ms)} ms {'late' if self.late_ms > 0 else 'early'}"
-            parts = [f"follow the loudness at r = {self.follow:.2f}{late} (rough)"]
+        if self.verdict == "follows":
+            late = f", {abs(self.late_ms)} ms {'late' if self.late_ms > 0 else 'early'}" if self.late_ms else ""
+            return f"lips follow the speech{late}"
+        if self.verdict == "weak":
+            return "weak: lips hardly follow the speech; try --guidance 2, or speech without music as --audio"
+        return "cannot tell whether lips follow the speech: too short"
+
+    @property
+    def figures(self) -> str:
+        """The numbers behind the verdict; empty without any."""
+        parts = []
+        if self.agreement is not None and self.distinct is not None:
+            parts.append(f"agreement {self.agreement:.2f}, {self.distinct:.1f} deviations above chance")
         if self.shut_in_silence is not None:
             parts.append(f"shut in {self.shut_in_silence:.0%} of the silence")
         return ", ".join(parts)
@@ -36,25 +49,39 @@ class Measures:
 
     `seam`: the step at the edge of what was pasted, relative to the source's own changes there; 0 = none, below 1 these
     hide it. `flicker`: change from frame to frame that is no movement, beside the mouth, relative to the source's own.
-    `from_s`: where a resumed run went on; what an earlier one painted is not measured.
+    `from_s`: where a resumed run went on; what an earlier one painted is not measured. `color`, `sharpness`: of the
+    first painted faces, see `measure.pictures.fit_of`; `alarm`: why they do not look like the source's face; empty if
+    they do.
     """
 
     lips: tuple[LipMeasure, ...]
     seam: float | None
     flicker: float | None
     from_s: float = 0.0
+    color: float | None = None
+    sharpness: float | None = None
+    alarm: str = ""
 
     @property
     def rows(self) -> list[tuple[str, str]]:
-        """All in words, as name and value."""
+        """All but the alarm in words, as name and value."""
         several = len(self.lips) > 1
-        rows = [(f"lips of speaker {lips.speaker}" if several else "lips", str(lips)) for lips in self.lips]
+        rows = list[tuple[str, str]]()
+        for lips in self.lips:
+            name = f"lips of speaker {lips.speaker}" if several else "lips"
+            rows.append((name, "; ".join(filter(None, (str(lips), lips.figures)))))
         picture = [
             *([] if self.seam is None else [f"seam {self.seam:.1f}×"]),
             *([] if self.flicker is None else [f"flicker {self.flicker:.1f}× of the source's own"]),
+            *([] if self.color is None else [f"color {self.color:.1f} off (Lab)"]),
+            *([] if self.sharpness is None else [f"sharpness {self.sharpness:.0%} of the source's"]),
         ]
         rows += [("picture", ", ".join(picture))] if picture else []
         return [*rows, ("measured", f"from {self.from_s:.2f} s on, as resumed")] if rows and self.from_s else rows
 
     def __str__(self) -> str:
-        return "; ".join(f"{name}: {value}" for name, value in self.rows)
+        """The verdict, without figures; empty where nothing was painted."""
+        several = len(self.lips) > 1
+        lips = "; ".join(f"speaker {each.speaker}: {each}" if several else str(each) for each in self.lips)
+        verdict = f"alarm: {self.alarm}" if self.alarm else lips
+        return f"{verdict} (measured from {self.from_s:.2f} s on, as resumed)" if verdict and self.from_s else verdict

@@ -49,7 +49,7 @@ def quality() -> Quality:
 
 
 def written(path: Path, found: Quality, options: SyncOptions | None = None, **changes: object) -> Page:
-    report = replace(REPORT, output="/home/me/out.mp4", quality=found.result(), **changes)  # type: ignore[arg-type]
+    report = replace(REPORT, output="/home/me/out.mp4", **{"quality": found.result(), **changes})  # type: ignore[arg-type]
     write_report(path, Path("/home/me/clip.mov"), report, found, options or SyncOptions())
     return Page(path)
 
@@ -67,12 +67,18 @@ def test_the_page_shows_measures_pictures_and_what_was_left(page: Page) -> None:
     assert page.tags.count("svg") == 1
     assert "clip.mov, lip-synced: 500 frames (20.00 s), a face in 480" in page.text
     assert re.search(
-        r"follow the loudness at r = 0\.[789]\d, on time \(rough\), shut in 100% of the silence", page.text
+        r"lips follow the speech; agreement 0\.[789]\d, .* above chance, shut in 100% of the silence", page.text
     )
     assert "1.001.50no face" in page.text
     assert "--preset fast" in page.text
     assert {value[:15] for value in page.loaded if not value.startswith("#")} == {"data:image/jpeg"}
     assert not set(page.tags) & {"script", "link", "iframe"}
+
+
+def test_an_alarm_leads(tmp_path: Path) -> None:
+    found = quality()
+    page = written(tmp_path / "r.html", found, quality=replace(found.result(), alarm="the mouth is a smear"))
+    assert page.text.index("the mouth is a smear") < page.text.index("lips follow the speech")
 
 
 def test_names_of_files_are_text_and_folders_are_left_out(tmp_path: Path) -> None:

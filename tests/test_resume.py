@@ -99,7 +99,7 @@ def test_a_stopped_run_says_how_to_go_on_and_does(tmp_path: Path) -> None:
     resumed = subprocess.run(command(tmp_path, "--resume"), capture_output=True, text=True)
     assert resumed.returncode == 0, resumed.stderr
     assert f"{output}: goes on after 0:00:0" in resumed.stderr
-    assert re.search(r"; measured: from \d\.\d\d s on, as resumed", resumed.stdout)
+    assert re.search(r"\(measured from \d\.\d\d s on, as resumed\)", resumed.stdout)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["face.mp4", "out.mkv", "speech.wav"]
     assert len(content(output)) == 40
 

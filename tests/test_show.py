@@ -26,18 +26,45 @@ REPORT = SyncReport(
 )
 
 
-def test_the_summary_counts_everything_and_says_how_good_it_is(capsys: pytest.CaptureFixture[str]) -> None:
-    lips = LipMeasure(speaker=0, frames=480, follow=0.612, late_ms=0, shut_in_silence=0.97)
-    show_report(replace(REPORT, quality=Measures((lips,), seam=0.31, flicker=0.94)), Notices(), 35.5)
-    out = capsys.readouterr().out
-    for line in (
+LIPS = LipMeasure(0, 480, "follows", agreement=0.612, distinct=3.84, late_ms=None, shut_in_silence=0.97)
+
+
+def printed(capsys: pytest.CaptureFixture[str], measures: Measures, *, verbose: bool = False) -> list[str]:
+    show_report(replace(REPORT, quality=measures), Notices(), 35.5, verbose=verbose)
+    return capsys.readouterr().out.splitlines()
+
+
+def test_the_summary_ends_with_a_verdict(capsys: pytest.CaptureFixture[str]) -> None:
+    measures = Measures((LIPS,), seam=0.31, flicker=0.94, color=0.3, sharpness=0.87)
+    lines = [
         "out.mp4: 500 frames (20.00 s), face in 480, with 1.6-512-fp16 on cuda",
         "time: 35.5 s = 10.5 s start-up + 24.0 s at 20.0 frames/s + 1.0 s end",
         "busy: paint 24.0 s",
-        "lips: follow the loudness at r = 0.61, on time (rough), shut in 97% of the silence; "
-        "picture: seam 0.3×, flicker 0.9× of the source's own",
-    ):
-        assert f"{line}\n" in out
+    ]
+    assert printed(capsys, measures) == [*lines, "lips follow the speech"]
+    assert printed(capsys, measures, verbose=True) == [
+        *lines,
+        "lips: lips follow the speech; agreement 0.61, 3.8 deviations above chance, shut in 97% of the silence",
+        "picture: seam 0.3×, flicker 0.9× of the source's own, color 0.3 off (Lab), sharpness 87% of the source's",
+        "lips follow the speech",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("measures", "verdict"),
+    [
+        (Measures((replace(LIPS, late_ms=240),), None, None), "lips follow the speech, 240 ms late"),
+        (Measures((replace(LIPS, late_ms=-200),), None, None), "lips follow the speech, 200 ms early"),
+        (Measures((LIPS,), 0.2, 1.0, alarm="a smear"), "alarm: a smear"),
+        (
+            Measures((LIPS, LipMeasure(1, 20, "cannot tell")), None, None),
+            "speaker 0: lips follow the speech; speaker 1: cannot tell whether lips follow the speech: too short",
+        ),
+        (Measures((), None, None), "no face was painted"),
+    ],
+)
+def test_verdicts(capsys: pytest.CaptureFixture[str], measures: Measures, verdict: str) -> None:
+    assert printed(capsys, measures)[-1] == verdict
 
 
 # Progress in a pipe or a log file

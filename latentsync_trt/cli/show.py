@@ -117,11 +117,11 @@ def process_age_s() -> float:
     return time.time() - created_s
 
 
-def show_report(report: SyncReport, notices: Notices, total_s: float | None = None) -> None:
-    """Prints the remaining notices to stderr; to stdout what was written, how good it is, and how long it took.
+def show_report(report: SyncReport, notices: Notices, total_s: float | None = None, *, verbose: bool = False) -> None:
+    """Prints the remaining notices to stderr; to stdout what was written, how long it took, and whether lips follow.
 
     `total_s`: since the command began; without it, times are those of `LipSync.sync` alone.
-    Start-up ends with the first windows that are painted.
+    Start-up ends with the first windows that are painted. `verbose`: the figures, too.
     """
     for text in report.notices:
         notices(text)
@@ -136,6 +136,8 @@ def show_report(report: SyncReport, notices: Notices, total_s: float | None = No
         f"time: {total_s:.1f} s = {total_s - report.painting_s - report.finish_s:.1f} s start-up + "
         f"{report.painting_s:.1f} s at {report.frames_per_s:.1f} frames/s + {report.finish_s:.1f} s end"
     )
-    if report.quality is not None and report.quality.rows:
-        click.echo(str(report.quality))
     click.echo("busy: " + ", ".join(f"{stage.stage} {stage.busy_s:.1f} s" for stage in report.stages))
+    if report.quality is not None:
+        for name, value in report.quality.rows if verbose else ():
+            click.echo(f"{name}: {value}")
+        click.echo(str(report.quality) or "no face was painted")

@@ -53,10 +53,18 @@ SOURCE, RESULT, PICTURE, PLOT = "source.mp4", "out.mp4", "side_by_side.png", "sy
 @options_from(SyncOptions)
 @provider_option
 @options_from(RuntimeOptions, leave_out=("engine_store", "verify"))
+@click.option("--verbose", is_flag=True, help="Print the figures behind the verdict, too.")
 @quiet_option
 @json_option
 def sync(
-    video: Path, audio: Path | None, output: Path | None, bundle: str | None, quiet: bool, as_json: bool, **fields: Any
+    video: Path,
+    audio: Path | None,
+    output: Path | None,
+    bundle: str | None,
+    verbose: bool,
+    quiet: bool,
+    as_json: bool,
+    **fields: Any,
 ) -> None:
     from latentsync_trt.bundle.find import describe_choice, find_bundle
     from latentsync_trt.media.codecs import default_suffix
@@ -83,7 +91,7 @@ def sync(
         if as_json:
             print_json({**asdict(report), "total_s": process_age_s()})
         elif not quiet:
-            show_report(report, notices, process_age_s())
+            show_report(report, notices, process_age_s(), verbose=verbose)
         if lip_sync.building:
             say("engines for the next run are still being built; Ctrl-C stops that, the output is complete")
         with interruption("interrupted while engines were built for the next run; the output is complete"):

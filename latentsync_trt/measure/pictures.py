@@ -34,6 +34,10 @@ _NOISE_GAIN = 6.0
 
 _LEAST_PIXELS = 50
 
+_BLUR = 64
+_LEAST_DETAIL = 0.1
+"""Of L*, in [0, 100]: flat pictures have no sharpness to lose."""
+
 _SEAM_SIDE_PX = 96
 """Side of a square with the area of the patch, after it was resized for the measure."""
 
@@ -57,6 +61,23 @@ def generated_part(side_px: int) -> Part:
     """The rectangle around the pixels of an aligned face that are generated; the rest is the source's."""
     rows, columns = np.nonzero(mouth_mask(side_px) < 0.5)
     return slice(int(rows.min()), int(rows.max()) + 1), slice(int(columns.min()), int(columns.max()) + 1)
+
+
+def fit_of(source: UInt8Array, painted: UInt8Array) -> tuple[float, float]:
+    """How a painted mouth fits the face: shift of its mean color, and sharpness relative to the source's.
+
+    Over the generated pixels of aligned faces, both uint8 `(H, H, 3)` RGB. Color: distance of a* and b* (CIE 1976 Lab);
+    not of L*, which an open mouth darkens. Sharpness: standard deviation of what a blur over 1/64 of the side removes.
+    """
+    side_px = len(source)
+    generated = mouth_mask(side_px) < 0.5
+    colors, details = list[Float64Array](), list[float]()
+    for picture in (source, painted):
+        lab = cv2.cvtColor(picture.astype(np.float32) / np.float32(_PEAK), cv2.COLOR_RGB2LAB)
+        colors.append(lab[generated].mean(axis=0, dtype=np.float64))
+        light = lab[..., 0]
+        details.append(float((light - cv2.GaussianBlur(light, (0, 0), side_px / _BLUR))[generated].std()))
+    return float(np.linalg.norm((colors[1] - colors[0])[1:])), details[1] / max(details[0], _LEAST_DETAIL)
 
 
 @dataclass(frozen=True, slots=True)

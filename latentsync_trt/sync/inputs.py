@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from latentsync_trt.media.c2pa import Credentials
 
 
-_NOT_IN_PICTURES = ("resume", "report", "mark", "c2pa")
+_NOT_IN_PICTURES = ("resume", "report", "strict", "mark", "c2pa")
 _FILES = ("mix", "turns", "faces")
 _RUNTIMES = ("onnxruntime", "onnxruntime-gpu")
 _DIGITS = 12

@@ -18,11 +18,21 @@ from latentsync_trt.errors import OutputError
 from latentsync_trt.face.align import rescaled, shifted
 from latentsync_trt.face.mask import mouth_mask
 from latentsync_trt.face.paste import Pasted
-from latentsync_trt.measure.lips import QUIET_DB, Curves, Loudness, agreement, closed_rate, gap_of
+from latentsync_trt.measure.lips import (
+    ENOUGH_FRAMES,
+    FOLLOWS,
+    QUIET_DB,
+    Curves,
+    Loudness,
+    closed_rate,
+    following,
+    gap_of,
+)
 from latentsync_trt.measure.page import Section, svg, sync_figure, write_page
 from latentsync_trt.measure.pictures import FlickerMeter, mouth_part
-from latentsync_trt.measures import LipMeasure, Measures
+from latentsync_trt.measures import LipMeasure, Measures, Verdict
 from latentsync_trt.option_fields import command_line
+from latentsync_trt.sync.alarm import Alarm
 from latentsync_trt.sync.faces import Target
 from latentsync_trt.types import Float32Array, Float64Array, Frame, Patch, SyncReport, UInt8Array, UInt16Array
 from latentsync_trt.unexpected import without_paths
@@ -40,11 +50,8 @@ _PASTED = 0.9
 _LEAST_NOISE = 6 * 0.5**2
 """The squared second difference of rounding to levels and more: what a picture without any noise is compared with."""
 
-_LEAST_SPOKEN = MODEL_FPS
-"""With less than a second of speech, lips that do not follow it agree with it by chance."""
-
-_LEAST_AGREEMENT = 0.35
-"""Lips of another speech agree less at any delay: in the built-in clip against itself, shifted, up to 0.3."""
+_LEAST_SPOKEN = 3 * MODEL_FPS
+"""With less speech, unrelated lips follow it by chance."""
 
 _SILENT_DB = -100.0
 
@@ -53,8 +60,9 @@ _FILES = ("c2pa", "faces", "mix", "report", "speaker", "turns")
 """Options that name files: a page may be passed on."""
 
 _METHOD = (
-    "The lips' opening, found by FaceMesh in the painted faces, is compared with the loudness of the speech, which "
-    "says little about single sounds: it tells lips that follow from lips that do not, not good from very good. "
+    "The lips' opening, found by FaceMesh in the painted faces, is compared with the voice below and above 650 Hz, and "
+    "that agreement with the one at wrong times, which is chance: real mouths are 2.7 to 5.7 deviations above it, so "
+    "this tells lips that follow from lips that do not, not good from very good. "
     "Seam: the step at the edge of what was pasted, relative to the source's own changes there; 0 = none, below 1 they "
     "hide it. Flicker: change from frame to frame that is no movement, beside the mouth; 1 = as the source."
 )
@@ -76,10 +84,11 @@ class Quality:
     Args:
         starts_s: when the recording of each speaker begins in the output.
         pictures: whether to keep small pictures of the moments that matter, for a page.
+        alarm: looks at the first painted faces.
     """
 
-    def __init__(self, starts_s: Sequence[Fraction], *, pictures: bool = False) -> None:
-        self.starts_s = tuple(starts_s)
+    def __init__(self, starts_s: Sequence[Fraction], *, pictures: bool = False, alarm: Alarm | None = None) -> None:
+        self.starts_s, self._alarm = tuple(starts_s), alarm
         self._loudness = [Loudness() for _ in starts_s]
         self._lips = [(array("q"), array("f")) for _ in starts_s]
         self._meters: dict[int, tuple[int, tuple[FlickerMeter, FlickerMeter]]] = {}
@@ -102,6 +111,8 @@ class Quality:
             ats.append(at)
             gaps.append(gap)
         self._seams.append(seam)
+        if self._alarm is not None and target.face is not None and target.painted is not None:
+            self._alarm.look(target.face.image, target.painted)
         own, new = self._flicker(frame, target, pasted.patch)
         if own is not None and new is not None:
             self._own.append(own)
@@ -133,8 +144,11 @@ class Quality:
         flicker = None
         if self._own:
             flicker = sqrt((fmean(self._new) + _LEAST_NOISE) / (fmean(self._own) + _LEAST_NOISE))
-        lips = [_measured(speaker, curves) for speaker, curves in enumerate(self.curves()) if curves is not None]
-        return Measures(tuple(lips), fmean(self._seams) if self._seams else None, flicker, float(self._from_s or 0))
+        heard = enumerate(zip(self.curves(), self._loudness, strict=True))
+        lips = [_measured(speaker, curves, loudness) for speaker, (curves, loudness) in heard if curves is not None]
+        seam, from_s, alarm = fmean(self._seams) if self._seams else None, float(self._from_s or 0), self._alarm
+        fit = (None, None, "") if alarm is None else (alarm.color, alarm.sharpness, alarm.text)
+        return Measures(tuple(lips), seam, flicker, from_s, *fit)
 
     def curves(self) -> list[Curves | None]:
         """Lips and loudness of each speaker at the model's rate, the mean of the frames around each time.
@@ -202,15 +216,20 @@ def _warped(image: Float32Array, matrix: Float64Array) -> Float32Array:
     return np.asarray(cv2.warpAffine(small, scaled, (_SIDE_PX, _SIDE_PX)), np.float32)
 
 
-def _measured(speaker: int, curves: Curves) -> LipMeasure:
+def _measured(speaker: int, curves: Curves, loudness: Loudness) -> LipMeasure:
     known = ~np.isnan(curves.gaps)
-    follow = late_ms = None
-    if (known & (curves.level_db > QUIET_DB)).sum() >= _LEAST_SPOKEN:
-        found = agreement(curves.gaps, curves.target)
-        follow = found.correlation
-        late_ms = found.lag_frames * 1000 // MODEL_FPS if found.best >= _LEAST_AGREEMENT else None
     shut = closed_rate(curves.gaps, curves.silent)
-    return LipMeasure(speaker, int(known.sum()), follow, late_ms, None if isnan(shut) else shut)
+    silence = None if isnan(shut) else shut
+    spoken = (known & (curves.level_db > QUIET_DB)).sum()
+    if spoken < _LEAST_SPOKEN:
+        return LipMeasure(speaker, int(known.sum()), "cannot tell", shut_in_silence=silence)
+    voice_db = loudness.voice_db()
+    voice_db = np.pad(voice_db, ((0, len(curves) - len(voice_db)), (0, 0)), constant_values=QUIET_DB)
+    found = following(curves.gaps, voice_db)
+    follows = found.distinct >= FOLLOWS
+    verdict: Verdict = "follows" if follows else "weak" if spoken >= ENOUGH_FRAMES else "cannot tell"
+    late_ms = found.late_frames * 1000 // MODEL_FPS if follows and found.late_frames else None
+    return LipMeasure(speaker, int(known.sum()), verdict, found.agreement, found.distinct, late_ms, silence)
 
 
 def _moment(frame: Frame, target: Target, patch: Patch, shows: str) -> Moment:
@@ -247,6 +266,8 @@ def write_report(path: Path, source: Path, report: SyncReport, quality: Quality,
 def _sections(source: Path, report: SyncReport, quality: Quality, options: SyncOptions) -> Iterator[Section]:
     length = f"{report.frames} frames ({report.duration_s:.2f} s)"
     yield Section(text=[f"{source.name}, lip-synced: {length}, a face in {report.frames_with_face}"])
+    if report.quality is not None and report.quality.alarm:
+        yield Section("Alarm", notes=[report.quality.alarm])
     rows = report.quality.rows if report.quality else []
     yield Section(rows=rows, text=[_METHOD if rows else "This run painted no face, so nothing was measured."])
     shown = [([each.before, each.after], f"{each.time_s:.2f} s: {each.shows}") for each in quality.moments()]

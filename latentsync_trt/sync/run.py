@@ -24,6 +24,7 @@ from latentsync_trt.media.reader import read_frames
 from latentsync_trt.media.soundtrack import LOSSLESS_WITH
 from latentsync_trt.media.writer import VideoWriter
 from latentsync_trt.runtime.networks.devices import Devices
+from latentsync_trt.sync.alarm import Alarm
 from latentsync_trt.sync.compose import Composer, load_enhancer
 from latentsync_trt.sync.faces import FaceFinder, analyze
 from latentsync_trt.sync.inpaint import check_noise, graphs_for, make_inpainter, resolution_of
@@ -81,7 +82,8 @@ class Run:
         self._helpers = helpers
         self._clock = StageClock()
         self._opened_s = self._written_s = self._start_s
-        self._quality = Quality(inputs.voices.starts_s, pictures=inputs.page is not None)
+        self._alarm = Alarm(self._manifest, self._resolution_px, devices.notice, strict=inputs.options.strict)
+        self._quality = Quality(inputs.voices.starts_s, pictures=inputs.page is not None, alarm=self._alarm)
 
     def execute(self, own_detector: MediaPipeDetector) -> SyncReport:
         """Runs all stages; encoding runs in this thread. `own_detector` finds outlines, and faces if no other does."""
@@ -94,7 +96,7 @@ class Run:
             painter.frames_done = writer.frames_done
             paster = Paster(own_detector, mouth_mask(self._resolution_px), paste=self._options.paste)
             composer = Composer(paster, self._helpers.enhancer, self._quality, self._clock, writer.frames_done)
-            with closing(self._gathered(finder, painter, playback)) as gathered:
+            with closing(self._gathered(finder, painter, playback, own_detector)) as gathered:
                 self._open_networks()
                 painter.devices = self._paint_devices()
                 with writer, closing(self._composed(painter, gathered, composer)) as composed:
@@ -177,12 +179,15 @@ class Run:
             self._on_progress(Progress("lip-sync", count, of, picture, written_s))
         return count
 
-    def _gathered(self, finder: FaceFinder, painter: Painter, playback: Playback) -> Generator[Gathered, None, None]:
+    def _gathered(
+        self, finder: FaceFinder, painter: Painter, playback: Playback, detector: FaceDetector
+    ) -> Generator[Gathered, None, None]:
         """Every frame of the output, and the windows to paint, from now on while the networks open."""
         read = cast(Generator[Frame, None, None], read_frames(self._inputs.video, playback))
         frames = in_background(self._clock.measured("decode", read), name="decode")
         found = in_background(finder.find(frames), name="face")
-        jobs = in_background(finder.cut_out(found, self._inputs.voices.speaks), name="align")
+        jobs = self._alarm.watch(finder.cut_out(found, self._inputs.voices.speaks), detector)
+        jobs = in_background(jobs, name="align")
         return in_background(painter.gather(jobs), depth=self._frames_ahead(painter.streams), name="gather")
 
     def _composed(
