@@ -12,6 +12,8 @@ from latentsync_trt.types import ColorTags, UInt8Array, YuvPlanes
 from tests.pictures import noise
 
 SIZES = [(TILE_PX, 2 * TILE_PX), (2 * TILE_PX + 3, TILE_PX + 65), (17 * TILE_PX, 3), (1, 1), (70, 2 * TILE_PX - 1)]
+ROUNDING_LEVELS, BIAS_LEVELS = 0.53, 0.02
+"""swscale computes in fixed point: nearly always the nearest level. Its usual conversion is 3 off, by 1 in the mean."""
 FORMATS = [
     ("420", 8, ColorTags(matrix=1)),
     ("420", 8, ColorTags(matrix=5, full_range=True)),
@@ -47,3 +49,21 @@ def test_tiles_equal_one_conversion_of_the_whole(
     ):
         np.testing.assert_array_equal(picture[rows, columns], whole[rows, columns])
     np.testing.assert_array_equal(np.asarray(picture), whole)
+
+
+@pytest.mark.parametrize("sampling", ["420", "444"])
+@pytest.mark.parametrize(("matrix", "kr", "kb"), [(1, 0.2126, 0.0722), (5, 0.299, 0.114), (9, 0.2627, 0.0593)])
+@pytest.mark.parametrize("full_range", [False, True])
+def test_rgb_is_the_standards_rounded(sampling: str, matrix: int, kr: float, kb: float, full_range: bool) -> None:
+    """ITU-T H.273, `MatrixCoefficients`, in double precision on a ramp of every luma with mixed chroma."""
+    low, luma_codes, chroma_codes = (0, 255, 255) if full_range else (16, 219, 224)
+    y = np.tile(np.arange(low, low + luma_codes + 1, dtype=np.uint8), (256, 1))
+    u, v = np.random.default_rng(1).integers(96, 161, (2, 128, y.shape[1] // 2), np.uint8).repeat(2, 1).repeat(2, 2)
+    step = 2 if sampling == "420" else 1
+    planes = YuvPlanes(y, u[::step, ::step], v[::step, ::step], ColorTags(matrix=matrix, full_range=full_range))
+    luma, cb, cr = (y - float(low)) / luma_codes, (u - 128.0) / chroma_codes, (v - 128.0) / chroma_codes
+    red, blue = luma + 2 * (1 - kr) * cr, luma + 2 * (1 - kb) * cb
+    wanted = 255 * np.stack([red, (luma - kr * red - kb * blue) / (1 - kr - kb), blue], -1)
+    apart = np.asarray(LazyRgb(planes)) - wanted.clip(0, 255)
+    assert np.abs(apart).max() <= ROUNDING_LEVELS
+    assert np.abs(apart.mean(axis=(0, 1))).max() <= BIAS_LEVELS
