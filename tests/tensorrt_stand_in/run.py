@@ -18,34 +18,17 @@ class HostSession:
 
     def __init__(self, session: Any) -> None:
         self._session = session
-        self.ort = self
 
-    def io_binding(self) -> "HostBinding":
-        """A new binding."""
-        return HostBinding()
+    def bound(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
+        """What is bound, as its own binding."""
+        return inputs, outputs
 
-    def run_bound(self, binding: "HostBinding") -> None:
+    def run_bound(self, binding: tuple[Mapping[str, Any], ...]) -> None:
         """Downloads, runs and uploads."""
-        outputs = self._session.run({name: value.numpy() for name, value in binding.inputs.items()})
-        names = [tensor.name for tensor in self._session.outputs]
-        for name, array in zip(names, outputs, strict=True):
-            binding.outputs[name].update_inplace(array)
-
-
-class HostBinding:
-    """Stores what is bound."""
-
-    def __init__(self) -> None:
-        self.inputs: dict[str, Any] = {}
-        self.outputs: dict[str, Any] = {}
-
-    def bind_ortvalue_input(self, name: str, value: Any) -> None:
-        """Stores an input."""
-        self.inputs[name] = value
-
-    def bind_ortvalue_output(self, name: str, value: Any) -> None:
-        """Stores an output."""
-        self.outputs[name] = value
+        given, made = binding
+        outputs = self._session.run({name: value.numpy() for name, value in given.items()})
+        for tensor, array in zip(self._session.outputs, outputs, strict=True):
+            made[tensor.name].update_inplace(array)
 
 
 def host_session(path: Any, settings: Any) -> HostSession:
