@@ -17,25 +17,21 @@ from latentsync_trt.audio.mel import (
     log_power_blocks,
     scaled,
 )
+from latentsync_trt.audio.segments import FEATURES_PER_S, SEGMENT_FEATURES, Plan, Segment, public_segments
 from latentsync_trt.config import MODEL_FPS
 from latentsync_trt.errors import InputError
 from latentsync_trt.types import AudioFeatures, Float32Array
 
-FEATURES_PER_S = 50
 _PER_FRAME = FEATURES_PER_S // MODEL_FPS
 _BEFORE, _AFTER = 4, 6
 """A frame attends to 10 features (200 ms): from 4 before its own position to 5 after it."""
 
 POSITIONS = _BEFORE + _AFTER
 
-SEGMENT_FRAMES = 30 * MEL_FRAMES_PER_S
-"""Mel frames per input of the encoder: 30 s."""
-
 _MEL_FRAMES_PER_FEATURE = MEL_FRAMES_PER_S // FEATURES_PER_S
-_SEGMENT_FEATURES = SEGMENT_FRAMES // _MEL_FRAMES_PER_FEATURE
 
-# The 200 ms that a frame attends to cross at most one border between segments.
-_SEGMENTS_KEPT = 2
+SEGMENT_FRAMES = SEGMENT_FEATURES * _MEL_FRAMES_PER_FEATURE
+"""Mel frames per input of the encoder: 30 s."""
 
 OpenPieces = Callable[[], Iterable[Float32Array]]
 EncodeMel = Callable[[Float32Array], Float32Array]
@@ -51,12 +47,15 @@ class SpeechStream:
         open_pieces: opens the recording: float32 `(samples,)` pieces, mono, 16 kHz, full scale ±1. Called twice.
         encode_mel: the audio encoder: `mel (1, 80, 3000)` → `features (1, 1500, L, D)`, float32.
         filters: as for `log_power_blocks`.
+        plan: how the recording is cut.
 
     Raises:
         InputError: the recording has no samples.
     """
 
-    def __init__(self, open_pieces: OpenPieces, encode_mel: EncodeMel, filters: Float32Array) -> None:
+    def __init__(
+        self, open_pieces: OpenPieces, encode_mel: EncodeMel, filters: Float32Array, plan: Plan = public_segments
+    ) -> None:
         samples, mel_frames, peak = 0, 0, float("-inf")
 
         def counted() -> Iterator[Float32Array]:
@@ -72,14 +71,15 @@ class SpeechStream:
         self.duration_s = Fraction(samples, SAMPLE_RATE_HZ)
         self.feature_count = mel_frames // _MEL_FRAMES_PER_FEATURE
         self._encode_mel = encode_mel
-        self._segments = _segments(scaled(block, peak) for block in log_power_blocks(open_pieces(), filters))
-        self._features: dict[int, Float32Array] = {}
+        blocks = (scaled(block, peak) for block in log_power_blocks(open_pieces(), filters))
+        self._encoded = _encoded(blocks, plan(self.feature_count), encode_mel)
+        self._features, self._first = np.zeros((0, 0, 0), np.float32), 0
         self._peak = peak
         self._silent: Float32Array | None = None
 
     def close(self) -> None:
         """Closes the recording."""
-        self._segments.close()
+        self._encoded.close()
 
     def windows(self, times_s: Sequence[Fraction]) -> Float32Array:
         """Audio windows of video frames at these times in the recording, float32 `(n, 10·L, D)`.
@@ -89,9 +89,11 @@ class SpeechStream:
         """
         silent = np.array([not 0 <= time_s < self.duration_s for time_s in times_s], np.bool_)
         positions = attended_positions(centers(times_s), self.feature_count)
-        first, last = (int(end) // _SEGMENT_FEATURES for end in (positions.min(), positions.max()))
-        segments = np.concatenate([self._segment(index) for index in range(first, last + 1)])
-        features = segments[positions - first * _SEGMENT_FEATURES]
+        while self._first + len(self._features) <= positions.max():
+            self._add(next(self._encoded))
+        if positions.min() < self._first:
+            raise ValueError("these features were dropped: times go back by more than 30 s")
+        features = self._features[positions - self._first]
         windows: Float32Array = features.reshape(len(positions), -1, features.shape[-1])
         if silent.any():
             windows[silent] = self._silence()
@@ -99,9 +101,7 @@ class SpeechStream:
 
     def all_features(self) -> Float32Array:
         """The features of the whole recording, float32 `(T, L, D)`; call either this or `windows`."""
-        segments = range(0, self.feature_count, _SEGMENT_FEATURES)
-        parts = [self._segment(start // _SEGMENT_FEATURES)[: self.feature_count - start] for start in segments]
-        return np.concatenate(parts, dtype=np.float32)
+        return np.concatenate(list(self._encoded), dtype=np.float32)
 
     def _silence(self) -> Float32Array:
         """The audio window of a frame in silence, as quiet as this recording's quietest moment could be."""
@@ -112,17 +112,17 @@ class SpeechStream:
             self._silent = features[middle : middle + POSITIONS].reshape(-1, features.shape[-1]).copy()
         return self._silent
 
-    def _segment(self, index: int) -> Float32Array:
-        while index not in self._features:
-            newest = max(self._features, default=-1) + 1
-            self._features[newest] = self._encode_mel(next(self._segments)[None])[0]
-            self._features.pop(newest - _SEGMENTS_KEPT, None)
-        return self._features[index]
+    def _add(self, newest: Float32Array) -> None:
+        kept = self._features[-SEGMENT_FEATURES:] if len(self._features) else newest[:0]
+        self._first += len(self._features) - len(kept)
+        self._features = np.concatenate([kept, newest])
 
 
-def encode_audio(open_pieces: OpenPieces, encode_mel: EncodeMel, filters: Float32Array) -> AudioFeatures:
+def encode_audio(
+    open_pieces: OpenPieces, encode_mel: EncodeMel, filters: Float32Array, plan: Plan = public_segments
+) -> AudioFeatures:
     """Features and windows of a whole recording; arguments and errors as `SpeechStream`."""
-    with closing(SpeechStream(open_pieces, encode_mel, filters)) as stream:
+    with closing(SpeechStream(open_pieces, encode_mel, filters, plan)) as stream:
         features = stream.all_features()
     return AudioFeatures(features, audio_windows(features, stream.duration_s), stream.duration_s)
 
@@ -153,13 +153,16 @@ def audio_windows(features: Float32Array, duration_s: Fraction) -> Float32Array:
     return np.ascontiguousarray(attended.reshape(len(frames), POSITIONS * features.shape[1], features.shape[2]))
 
 
-def _segments(blocks: Iterable[Float32Array]) -> Generator[Float32Array, None, None]:
-    """Regroups spectrogram blocks `(80, k)` into segments `(80, 3000)`, the last padded with zeros."""
-    held = np.zeros((MEL_BANDS, 0), np.float32)
-    for block in blocks:
-        held = np.concatenate([held, block], axis=1)
-        while held.shape[1] >= SEGMENT_FRAMES:
-            yield np.ascontiguousarray(held[:, :SEGMENT_FRAMES])
-            held = held[:, SEGMENT_FRAMES:]
-    if held.shape[1]:
-        yield np.pad(held, ((0, 0), (0, SEGMENT_FRAMES - held.shape[1])))
+def _encoded(
+    blocks: Iterator[Float32Array], segments: Sequence[Segment], encode_mel: EncodeMel
+) -> Generator[Float32Array, None, None]:
+    """What is used of each segment, `(n, L, D)`; their spectrogram `(80, k)` is padded with zeros to 3000 frames."""
+    held, first = np.zeros((MEL_BANDS, 0), np.float32), 0
+    for segment in segments:
+        start, size = segment.encoded.start, len(segment.encoded) * _MEL_FRAMES_PER_FEATURE
+        held, first = held[:, start * _MEL_FRAMES_PER_FEATURE - first :], start * _MEL_FRAMES_PER_FEATURE
+        while held.shape[1] < size and (block := next(blocks, None)) is not None:
+            held = np.concatenate([held, block], axis=1)
+        mel = held[:, :size]
+        features = encode_mel(np.pad(mel, ((0, 0), (0, SEGMENT_FRAMES - mel.shape[1])))[None])[0]
+        yield features[segment.used.start - start : segment.used.stop - start]

@@ -77,7 +77,7 @@ def record(
     manifest = networks.bundle.manifest
     delays, info = delays_of(clip.video, clip.audio), probe(clip.video)
     voices = Voices((SoundPiece(clip.audio, delays.sound_s),))
-    speech = OpenVoices(voices, networks.encode_mel, filters_of(networks.bundle), SyncOptions().silence)
+    speech = OpenVoices(voices, networks.encode_mel, filters_of(networks.bundle), SyncOptions())
     in_video = frames_in(None if info.duration_s is None else delays.picture_s + info.duration_s, MODEL_FPS)
     in_audio = frame_count(speech.end_s)
     expected = in_audio if in_video is None else min(in_video, in_audio)

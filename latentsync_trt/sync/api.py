@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from latentsync_trt.config import RuntimeOptions, SyncOptions
+from latentsync_trt.config import AudioSegments, RuntimeOptions, SyncOptions
 from latentsync_trt.errors import InputError
 from latentsync_trt.sync.threads import POLL_S
 from latentsync_trt.types import AudioFeatures, Enhancer, FaceDetector, Float32Array, ProgressCallback, SyncReport
@@ -146,8 +146,11 @@ class LipSync:
         """Waits for a background build, which `close` stops; returns its error, empty if none. Takes no turn."""
         return self._devices.wait_for_build()
 
-    def encode_audio(self, path: str | Path) -> AudioFeatures:
+    def encode_audio(self, path: str | Path, segments: AudioSegments = "joined") -> AudioFeatures:
         """The encoded speech of a whole recording, also of its silence, as with `--silence model`.
+
+        Args:
+            segments: as `--audio-segments`.
 
         Raises:
             MediaError: the file has no readable audio. InputError: `path` is none, or samples are
@@ -158,15 +161,18 @@ class LipSync:
         from latentsync_trt.bundle.manifest import AUDIO_ENCODER
         from latentsync_trt.media.audio import read_audio_blocks
         from latentsync_trt.sync.inputs import path_argument
+        from latentsync_trt.sync.speakers import plan_of, speech_in
 
         recording, devices = path_argument(path, "audio"), self._devices
+        options = SyncOptions(audio_segments=segments)
 
         def encode_mel(mel: Float32Array) -> Float32Array:
             devices.open_audio(AUDIO_ENCODER)  # not before the recording has been read
             return devices.encode_mel(mel)
 
         with self._exclusive("encode_audio"):
-            return encode_audio(partial(read_audio_blocks, recording), encode_mel, filters_of(devices.bundle))
+            plan = plan_of(options, partial(speech_in, recording))
+            return encode_audio(partial(read_audio_blocks, recording), encode_mel, filters_of(devices.bundle), plan)
 
     def sync(
         self,

@@ -149,7 +149,7 @@ class Run:
         self._on_progress(Progress("reading audio", 0, None))
         with self._clock.measure("encode audio", frames=0):
             filters = filters_of(devices.bundle)
-            return OpenVoices(voices, devices.encode_mel, filters, self._options.silence, self._quality.listen)
+            return OpenVoices(voices, devices.encode_mel, filters, self._options, self._quality.listen)
 
     def _open_networks(self) -> None:
         self._on_progress(Progress("opening networks", 0, None))

@@ -9,15 +9,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import partial
+from functools import cache, partial
 from math import ceil
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from latentsync_trt.audio.encoder import SpeechStream
+from latentsync_trt.audio.segments import SEGMENT_FEATURES, Plan, joined_segments, public_segments
 from latentsync_trt.bundle.manifest import DEMO_NAME, Manifest
-from latentsync_trt.config import MODEL_FPS, MODEL_RESOLUTION_PX, Silence, SyncOptions
+from latentsync_trt.config import MODEL_FPS, MODEL_RESOLUTION_PX, SyncOptions
 from latentsync_trt.errors import InputError
 from latentsync_trt.media.audio import audio_duration_s, read_audio_blocks
 from latentsync_trt.media.files import check_file, reading
@@ -210,11 +211,9 @@ class OpenVoices:
         voices: Voices,
         encode_mel: Callable[[Float32Array], Float32Array],
         filters: Float32Array,
-        silence: Silence,
+        options: SyncOptions,
         listen: Listen = lambda _, blocks: blocks,
     ) -> None:
-        from latentsync_trt.audio.vad import find_speech  # loads onnxruntime
-
         def blocks(number: int, speech: "Speech | None") -> Iterable[Float32Array]:
             found: Iterable[Float32Array] = read_audio_blocks(voices.recordings[number].path)
             found = found if speech is None else speech.gated(found)
@@ -227,11 +226,13 @@ class OpenVoices:
         self._streams: list[SpeechStream] = []
         with ExitStack() as opened:
             for number, recording in enumerate(voices.recordings):
-                speech = find_speech(read_audio_blocks(recording.path)) if silence == "closed" else None
+                find = cache(partial(speech_in, recording.path))
+                speech = find() if options.silence == "closed" else None
                 if speech is not None and not speech.spans_s:
                     cure = "so the mouth stays shut; with --silence model it follows any sound"
                     self.notices.append(f"{recording.path}: no speech found, {cure}")
-                stream = SpeechStream(partial(blocks, number, speech), encode_mel, filters)
+                plan = plan_of(options, find)
+                stream = SpeechStream(partial(blocks, number, speech), encode_mel, filters, plan)
                 self._streams.append(opened.enter_context(closing(stream)))
                 end_s = recording.at_s + stream.duration_s
                 self.end_s = max(self.end_s, end_s) if number else end_s
@@ -246,6 +247,20 @@ class OpenVoices:
         number = self._voices.recording_of(speaker)
         at_s = self._voices.recordings[number].at_s
         return self._streams[number].windows([frame.time_s - at_s for frame in frames])
+
+
+def speech_in(path: Path) -> "Speech":
+    """When somebody speaks in a recording; raises as `find_speech` and `read_audio_blocks`."""
+    from latentsync_trt.audio.vad import find_speech  # loads onnxruntime
+
+    return find_speech(read_audio_blocks(path))
+
+
+def plan_of(options: SyncOptions, find_speech: Callable[[], "Speech"]) -> Plan:
+    """How recordings are cut; `find_speech` is called only if there is something to cut."""
+    if options.audio_segments == "public":
+        return public_segments
+    return lambda total: joined_segments(total, find_speech().spans_s if total > SEGMENT_FEATURES else ())
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,153 @@
+"""Segments of the audio encoder: what is used of each, where they are joined, and what that does to features."""
+
+import tracemalloc
+from collections.abc import Iterator
+from contextlib import closing
+from fractions import Fraction
+from itertools import pairwise
+from pathlib import Path
+from typing import get_args
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from latentsync_trt import LipSync, SyncOptions
+from latentsync_trt.audio.encoder import SEGMENT_FRAMES, SpeechStream, audio_windows, encode_audio
+from latentsync_trt.audio.mel import SAMPLE_RATE_HZ
+from latentsync_trt.audio.segments import (
+    FEATURES_PER_S,
+    SEGMENT_FEATURES,
+    joined_segments,
+    public_segments,
+)
+from latentsync_trt.config import AudioSegments, Silence
+from latentsync_trt.media.audio import read_audio_blocks
+from latentsync_trt.media.demo_clip import SPEECH
+from latentsync_trt.media.soundtrack import SoundPiece
+from latentsync_trt.sync.speakers import OpenVoices, Voices, plan_of, speech_in
+from latentsync_trt.types import Float32Array, Frame
+from tests.sounds import log_mel, mel_filters, write_samples
+
+NEAR = 3 * FEATURES_PER_S // 10
+_REACH = 2 * FEATURES_PER_S  # mel frames: 1 s, what a joined segment sees beyond what is used of it
+_SMOOTH = np.hanning(2 * _REACH + 1)[1:-1]
+
+
+def smoothed(mel: Float32Array) -> Float32Array:
+    """Features `(1, n, 1, 1)` that depend on 1 s of the spectrogram `(1, 80, 2n)` on both sides, zeros beyond it."""
+    level = np.convolve(mel[0].mean(axis=0), _SMOOTH / _SMOOTH.sum(), mode="same")
+    return level[None, ::2, None, None].astype(np.float32)
+
+
+def speech_with_pauses(duration_s: int) -> Float32Array:
+    """The built-in sentence again and again, float32 `(n,)` at 16 kHz."""
+    sentence = np.concatenate(list(read_audio_blocks(SPEECH)))
+    return np.resize(sentence, duration_s * SAMPLE_RATE_HZ)
+
+
+@given(st.integers(1, 20_000), st.lists(st.floats(0.3, 9), max_size=90))
+def test_joined_segments_use_all_features_once_with_sound_around_them(total: int, lengths_s: list[float]) -> None:
+    edges_s = np.cumsum(lengths_s)
+    pauses = [(round(a * 50), round(b * 50)) for a, b in zip(edges_s[1::2], edges_s[2::2], strict=False)]
+    segments = joined_segments(total, list(zip(edges_s[::2], edges_s[1::2], strict=False)))
+    assert [feature for segment in segments for feature in segment.used] == list(range(total))
+    for segment in segments:
+        assert len(segment.encoded) == SEGMENT_FEATURES or total < SEGMENT_FEATURES
+        assert segment.encoded.start == 0 or segment.used.start - segment.encoded.start >= FEATURES_PER_S
+        assert segment.used.stop == total or segment.encoded.stop - segment.used.stop >= FEATURES_PER_S
+    for before, after in pairwise(segments):
+        joint = after.used.start
+        first, last = after.encoded.start + FEATURES_PER_S, before.encoded.stop - FEATURES_PER_S
+        if before.used.start <= first and any(first <= start < end <= last for start, end in pauses):
+            assert any(start <= joint <= end for start, end in pauses) or joint > edges_s[-1] * 50
+
+
+@pytest.mark.parametrize(("pause_s", "joint_s"), [((20.0, 20.8), 25.0), ((20.8, 21.6), 21.3), ((27, 28), 27.5)])
+def test_pauses_count_where_a_second_of_sound_is_around_them(pause_s: tuple[float, float], joint_s: float) -> None:
+    """Of 50 s, the second segment begins at 20 s."""
+    first, second = joined_segments(50 * FEATURES_PER_S, [(0, pause_s[0]), (pause_s[1], 50)])
+    assert (first.encoded.start, second.encoded.start) == (0, 20 * FEATURES_PER_S)
+    assert first.used.stop == second.used.start == joint_s * FEATURES_PER_S
+
+
+@pytest.mark.parametrize("total", [1, 700, SEGMENT_FEATURES])
+def test_up_to_30_s_nothing_is_cut(total: int) -> None:
+    (public,), (joined,) = public_segments(total), joined_segments(total, [(0.1, 0.2)])
+    assert joined == public
+    assert joined.used == range(total)
+
+
+def test_joined_features_are_those_of_a_recording_that_is_not_cut() -> None:
+    """With an encoder that needs 1 s around; cut every 30 s, features up to 1 s from each cut are wrong."""
+    samples = speech_with_pauses(100)
+    whole = smoothed(log_mel(samples)[None])[0]
+
+    def wrong(plan_name: AudioSegments) -> list[int]:
+        plan = plan_of(SyncOptions(audio_segments=plan_name), lambda: speech_in(SPEECH))
+        found = encode_audio(lambda: [samples], smoothed, mel_filters(), plan).features
+        assert found.shape == whole.shape
+        return np.flatnonzero(np.abs(found - whole)[:, 0, 0] > 1e-4).tolist()
+
+    inside = 100 * FEATURES_PER_S - FEATURES_PER_S  # where the last segment ends, zeros follow that are no sound
+    assert [feature for feature in wrong("joined") if feature < inside] == []
+    assert {round(feature / SEGMENT_FEATURES) for feature in wrong("public") if feature < inside} == {1, 2, 3}
+
+
+@pytest.mark.parametrize("segments", ["joined", "public"])
+@pytest.mark.parametrize("silence", ["closed", "model"])
+def test_runs_cut_as_asked_with_or_without_silence(tmp_path: Path, segments: AudioSegments, silence: Silence) -> None:
+    samples = speech_with_pauses(70)
+    path = write_samples(tmp_path / "long.wav", samples, SAMPLE_RATE_HZ)
+    options, speech = SyncOptions(audio_segments=segments, silence=silence), speech_in(path)
+
+    def pieces() -> Iterator[Float32Array]:
+        blocks = read_audio_blocks(path)
+        return speech.gated(blocks) if silence == "closed" else blocks
+
+    plan = public_segments if segments == "public" else lambda total: joined_segments(total, speech.spans_s)
+    features = encode_audio(pieces, smoothed, mel_filters(), plan).features
+    expected = audio_windows(features, Fraction(70))
+    times_s = [Fraction(number, 25) for number in range(len(expected))]
+    frames = [Frame(0, time_s, Fraction(1, 25), time_s, np.zeros((1, 1, 3), np.uint8), None) for time_s in times_s]
+    with closing(OpenVoices(Voices((SoundPiece(path),)), smoothed, mel_filters(), options)) as voices:
+        found = np.concatenate([voices.windows(0, frames[at : at + 16]) for at in range(0, len(frames), 16)])
+    assert np.array_equal(found, expected)
+
+
+def test_memory_does_not_grow_with_the_recording() -> None:
+    """Wide features, as of the real encoder, would fill 20 MB in 5 minutes if they were kept."""
+
+    def wide(mel: Float32Array) -> Float32Array:
+        return np.broadcast_to(mel[:, :1, ::2].transpose(0, 2, 1)[..., None], (1, SEGMENT_FRAMES // 2, 5, 64)).copy()
+
+    def peak_bytes(minutes: int) -> int:
+        block = np.random.default_rng(1).normal(0, 0.1, 60 * SAMPLE_RATE_HZ).astype(np.float32)
+        tracemalloc.start()
+        plan = plan_of(SyncOptions(), lambda: speech_in(SPEECH))
+        with closing(SpeechStream(lambda: (block for _ in range(minutes)), wide, mel_filters(), plan)) as stream:
+            for second in range(60 * minutes):
+                stream.windows([Fraction(second)])
+            found = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return found
+
+    assert peak_bytes(7) < 1.05 * peak_bytes(2)
+
+
+@pytest.mark.integration
+def test_the_built_in_model_joins_closer_to_a_segment_around_the_joint(tmp_path: Path) -> None:
+    samples = speech_with_pauses(60)
+    path = write_samples(tmp_path / "minute.wav", samples, SAMPLE_RATE_HZ)
+    around = write_samples(tmp_path / "around.wav", samples[15 * SAMPLE_RATE_HZ : 45 * SAMPLE_RATE_HZ], SAMPLE_RATE_HZ)
+    with LipSync.from_bundle("demo", "cpu") as lip_sync:
+        expected = lip_sync.encode_audio(around).features[:, -1]
+        assert np.array_equal(lip_sync.encode_audio(around, segments="public").features[:, -1], expected)
+        middle = slice(SEGMENT_FEATURES // 2 - NEAR, SEGMENT_FEATURES // 2 + NEAR)
+        cut = slice(SEGMENT_FEATURES - NEAR, SEGMENT_FEATURES + NEAR)
+        joined, public = (
+            float(np.abs(lip_sync.encode_audio(path, segments=name).features[cut, -1] - expected[middle]).mean())
+            for name in get_args(AudioSegments)
+        )
+    assert joined < 0.8 * public
