@@ -375,6 +375,11 @@ class RuntimeOptions:
         "uploaded.",
         metavar="URL",
     )
+    syncnet: str | Path | None = _engine_option(
+        None,
+        "SyncNet's graph, from `export --syncnet`, which measures LSE-C and LSE-D.  [default: checkpoints/syncnet.onnx "
+        "if it is there and a report is made]",
+    )
     verify: bool = _engine_option(
         False, "Check the bundle's files, engines and the provider, although an earlier run did and nothing changed."
     )
@@ -395,5 +400,5 @@ class RuntimeOptions:
         return self.device
 
 
-NOT_FOR_BUILDS = ("build", "cuda_graph", "low_memory", "verify")
+NOT_FOR_BUILDS = ("build", "cuda_graph", "low_memory", "syncnet", "verify")
 """Fields of `RuntimeOptions` that do not change engines."""

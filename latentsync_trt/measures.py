@@ -5,6 +5,9 @@ from typing import Literal
 
 Verdict = Literal["follows", "weak", "cannot tell"]
 
+TOO_SHORT = "less than 2 s of a face with speech"
+"""Why SyncNet measured nothing."""
+
 
 @dataclass(frozen=True, slots=True)
 class LipMeasure:
@@ -44,6 +47,27 @@ class LipMeasure:
 
 
 @dataclass(frozen=True, slots=True)
+class SyncNetMeasure:
+    """How near SyncNet finds lips and speech, as papers report it.
+
+    `lse_d`: the smallest of `distances`, means over all `windows` of five frames at 25 per second for lips that are 15,
+    14, … −15 frames late; at `offset_frames`. `lse_c`: how far it is below their median. `worst`: when the three
+    seconds begin in which that difference is smallest, and how large it is.
+    """
+
+    lse_c: float
+    lse_d: float
+    offset_frames: int
+    windows: int
+    distances: tuple[float, ...]
+    worst: tuple[tuple[float, float], ...]
+
+    def __str__(self) -> str:
+        late = f"{abs(self.offset_frames)} frames {'late' if self.offset_frames > 0 else 'early'}"
+        return f"LSE-C {self.lse_c:.2f}, LSE-D {self.lse_d:.2f}, {late if self.offset_frames else 'on time'}"
+
+
+@dataclass(frozen=True, slots=True)
 class Measures:
     """What was measured in the painted faces while a clip ran; None where nothing was to measure.
 
@@ -51,7 +75,7 @@ class Measures:
     hide it. `flicker`: change from frame to frame that is no movement, beside the mouth, relative to the source's own.
     `from_s`: where a resumed run went on; what an earlier one painted is not measured. `color`, `sharpness`: of the
     first painted faces, see `measure.pictures.fit_of`; `alarm`: why they do not look like the source's face; empty if
-    they do.
+    they do. `syncnet`: of each speaker.
     """
 
     lips: tuple[LipMeasure, ...]
@@ -61,6 +85,7 @@ class Measures:
     color: float | None = None
     sharpness: float | None = None
     alarm: str = ""
+    syncnet: tuple[SyncNetMeasure | None, ...] = ()
 
     @property
     def rows(self) -> list[tuple[str, str]]:
@@ -70,6 +95,7 @@ class Measures:
         for lips in self.lips:
             name = f"lips of speaker {lips.speaker}" if several else "lips"
             rows.append((name, "; ".join(filter(None, (str(lips), lips.figures)))))
+        rows += [("SyncNet", str(found or TOO_SHORT)) for found in self.syncnet]
         picture = [
             *([] if self.seam is None else [f"seam {self.seam:.1f}×"]),
             *([] if self.flicker is None else [f"flicker {self.flicker:.1f}× of the source's own"]),

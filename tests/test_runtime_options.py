@@ -39,6 +39,7 @@ VALUES: list[tuple[str, Any]] = [
     ("low_memory", True),
     ("engine_cache", Path("a folder/für Ženy")),
     ("engine_store", "s3://bucket/engines"),
+    ("syncnet", Path("syncnet.onnx")),
     ("verify", True),
 ]
 

@@ -20,6 +20,7 @@ from latentsync_trt.bundle.manifest import Manifest
 from latentsync_trt.config import PRESETS, PROVIDER_CHOICES
 from latentsync_trt.measure.page import write_file
 from latentsync_trt.measure.pictures import Likeness
+from latentsync_trt.measures import SyncNetMeasure
 from latentsync_trt.option_fields import check_limits, option
 from latentsync_trt.runtime.providers import libraries
 from latentsync_trt.runtime.providers.gpu import Gpu, driver_version
@@ -122,7 +123,7 @@ class Row:
 
     `case`: which graph or clip. `provider`, `preset`: None if irrelevant. `frames`: video frames of
     one run, 0 if none. `parts_s`: seconds of a run by part; the parts of an end-to-end run overlap.
-    `start_up_s`: seconds of building and opening before the first run.
+    `start_up_s`: seconds of building and opening before the first run. `syncnet`: of the finished clip.
     """
 
     scenario: str
@@ -134,6 +135,7 @@ class Row:
     frames: int = 0
     memory: Memory | None = None
     quality: Quality | None = None
+    syncnet: SyncNetMeasure | None = None
     parts_s: Mapping[str, float] = field(default_factory=dict)
     start_up_s: Mapping[str, float] = field(default_factory=dict)
     notes: tuple[str, ...] = ()

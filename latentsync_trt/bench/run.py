@@ -28,8 +28,9 @@ from latentsync_trt.config import MODEL_FPS, PresetName, RuntimeOptions, SyncOpt
 from latentsync_trt.errors import NoFaceError
 from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.files import temporary_folder
-from latentsync_trt.measure.clips import Clip, choose_clip
+from latentsync_trt.measure.clips import Clip, choose_clip, measure_clip
 from latentsync_trt.measure.pictures import generated_part, likeness
+from latentsync_trt.measure.syncnet import SyncMeter, SyncNet, open_syncnet
 from latentsync_trt.media.audio import read_audio_blocks
 from latentsync_trt.media.playback import Playback
 from latentsync_trt.media.reader import delays_of, probe, read_frames
@@ -141,6 +142,7 @@ def run_bench(
         InputError: a clip or an option cannot be used. ProviderUnavailable: a named provider does
         not load. Else as `LipSync.sync`.
     """
+    network, runtime = open_syncnet(runtime.syncnet), replace(runtime, syncnet=None)
     settings = settings_for(bundle, runtime, sync, options, say)
     facts = replace(bundle_facts(bundle.manifest), resolution_px=settings[0].resolution_px)
     results = Results(environment(command, [setting.selection for setting in settings]), facts, ())
@@ -150,7 +152,7 @@ def run_bench(
         for setting in settings:
             measured = {"graph": _graphs(setting)}
             if clip is not None:
-                measured |= {"loop": _loops(setting, clip), "end-to-end": _clips(setting, clip, folder)}
+                measured |= {"loop": _loops(setting, clip), "end-to-end": _clips(setting, clip, folder, network)}
             for row in chain(*(rows for scenario, rows in measured.items() if scenario in options.scenario)):
                 results = replace(results, rows=(*results.rows, row))
                 yield results
@@ -259,7 +261,7 @@ def _generated(painted: Sequence[UInt16Array]) -> UInt8Array:
     return np.rint(np.stack([face[rows, columns] for face in painted]) / 257).astype(np.uint8)
 
 
-def _clips(setting: Setting, clip: Clip, folder: Path) -> Iterator[Row]:
+def _clips(setting: Setting, clip: Clip, folder: Path, network: SyncNet | None) -> Iterator[Row]:
     for preset, options in setting.presets.items():
         setting.say(f"{setting.selection.name}: {clip.name} with preset {preset}")
         target = folder / f"{setting.selection.name}-{preset}.mp4"
@@ -270,6 +272,10 @@ def _clips(setting: Setting, clip: Clip, folder: Path) -> Iterator[Row]:
                 start_up_s = {"build, open, first runs": perf_counter() - start_s}
                 sync = partial(lip_sync.sync, clip.video, clip.audio, target, options)
                 times_ms, report = setting.timed("end-to-end", sync)
-        measured = {"frames": report.frames, "memory": memory, "start_up_s": start_up_s}
+        measured: dict[str, Any] = {"frames": report.frames, "memory": memory, "start_up_s": start_up_s}
+        if network is not None:
+            meter = SyncMeter(network, clip.audio, delays_of(clip.video, clip.audio).sound_s)
+            measure_clip(target, clip.audio, meter=meter)
+            measured["syncnet"] = meter.result()
         parts_s = {stage.stage: stage.busy_s for stage in report.stages}
         yield setting.row("end-to-end", clip.name, times_ms, report.notices, preset=preset, parts_s=parts_s, **measured)

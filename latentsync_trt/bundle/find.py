@@ -14,6 +14,9 @@ CHECKPOINTS_VARIABLE = "LATENTSYNC_TRT_CHECKPOINTS"
 CHOICE_NAME = "default-bundle"
 """File in the folder of bundles that contains the name of the one to run where none is named."""
 
+SYNCNET_FILE = "syncnet.onnx"
+"""SyncNet's graph in the folder of bundles, which `export --syncnet` writes."""
+
 
 def checkpoints_folder() -> Path:
     """The folder of bundles and checkpoints: $LATENTSYNC_TRT_CHECKPOINTS, else `./checkpoints`.

@@ -101,7 +101,7 @@ def _cells(row: "Row") -> tuple[str, ...]:
         f"{time.runs} after {row.warm_up}",
         f"{_number(1000 * row.frames / time.median_ms)} frames/s" if row.frames else "",
         ", ".join(f"{name} {_milliseconds(1000 * time_s)}" for name, time_s in longest),
-        str(row.quality or ""),
+        "; ".join(map(str, filter(None, (row.quality, row.syncnet)))),
         memory,
     )
 
@@ -162,6 +162,8 @@ def compare(
     from latentsync_trt.measure.clips import choose_clip
     from latentsync_trt.measure.compare import HEADS, check_speech, lines_of, measure, write_report
     from latentsync_trt.measure.page import page_path
+    from latentsync_trt.measure.syncnet import SyncMeter, open_syncnet
+    from latentsync_trt.media.reader import delays_of
     from latentsync_trt.runtime.providers.select import select_provider
     from latentsync_trt.sync.api import LipSync
 
@@ -170,7 +172,7 @@ def compare(
     if are_videos != others:
         raise click.UsageError(f"give two bundles or two videos: {a} and {b} are not")
     sync, runtime = build(SyncOptions, fields), build(RuntimeOptions, fields)
-    device = runtime.one_device
+    device, network = runtime.one_device, open_syncnet(runtime.syncnet)
     folders = [] if are_videos else [find_bundle(name)[0] for name in (a, b)]
     sides = [Side(Path(name).name) for name in (a, b)] if are_videos else _sides(folders, sync, runtime)
     make_folder(out.parent)
@@ -178,20 +180,25 @@ def compare(
     with temporary_folder(out.parent) as folder, progress_bar(hidden=quiet or as_json) as on_progress:
         chosen = choose_clip(clip, audio or clip, folder)
         check_speech(chosen.audio)
+        meters: list[SyncMeter] = []
+        if network is not None:
+            delay_s = delays_of(chosen.video, chosen.audio).sound_s
+            meters = [SyncMeter(network, chosen.audio, delay_s) for _ in "AB"]
         first, second = (Path(a), Path(b)) if are_videos else (folder / "a.mkv", folder / "b.mkv")
         for bundle, video in zip(folders, (first, second), strict=False):
-            with LipSync.from_bundle(bundle, provider, runtime) as lip_sync:
+            with LipSync.from_bundle(bundle, provider, replace(runtime, syncnet=None)) as lip_sync:
                 given, lossless = (chosen.video, chosen.audio, video), replace(sync, codec="ffv1")
                 reports.append(lip_sync.sync(*given, lossless, on_progress=on_progress))
         side_px = max(_LEAST_SIDE_PX, *(side.resolution_px or 0 for side in sides))
-        found = measure((first, second), chosen, out, side_px, extend=sync.extend, on_progress=on_progress)
+        how = {"extend": sync.extend, "on_progress": on_progress, "meters": meters}
+        found = measure((first, second), chosen, out, side_px, **how)
     ran_on = [select_provider(report.provider, device) for report in reports]
     facts = environment(_command(), ran_on)
     settings = "finished videos" if are_videos else _settings(sync)
     lines, notes = [*_lines(*sides), *lines_of(found)], [*_notes(sides, reports)]
     hashes = [(f"SHA-256 of {letter}", side.sha256) for letter, side in zip("AB", sides, strict=True) if side.sha256]
     known = [*((name.replace("_", " "), value) for name, value in facts.items()), *hashes]
-    write_report(out, f"{sides[1].title} against {sides[0].title}", found, lines, settings, known, notes)
+    write_report(out, f"{sides[1].title} against {sides[0].title}", found, lines, settings, known, notes, meters)
     if as_json:
         content = {"kind": "latentsync-trt compare", "format": _FORMAT, "environment": facts}
         content |= {"a": asdict(sides[0]), "b": asdict(sides[1]), "settings": settings}

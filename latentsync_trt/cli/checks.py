@@ -29,7 +29,7 @@ Level = Literal["ok", "missing", "problem", "info"]
 
 _MARKS = {"ok": ("✓", "green"), "missing": ("–", "yellow"), "problem": ("✗", "red"), "info": (" ", "white")}
 
-_FIXED = ("build", "engine_cache", "engine_store", "verify", "windows_per_batch")
+_FIXED = ("build", "engine_cache", "engine_store", "syncnet", "verify", "windows_per_batch")
 """Fixed in a self-test: it verifies all, builds engines first, in a temporary folder, and paints windows singly."""
 
 

@@ -55,11 +55,24 @@ def download(model: str) -> None:
 
 @click.command("export")
 @options_from(ExportOptions)
+@path_option(
+    "--syncnet",
+    panel=FILES,
+    help="Write no bundle but syncnet.onnx, from the published syncnet_v2.model. With it in checkpoints/, reports, "
+    "`compare` and `bench` have LSE-C and LSE-D.",
+)
 @quiet_option
-def export(quiet: bool, **fields: Any) -> None:
+def export(quiet: bool, syncnet: Path | None, **fields: Any) -> None:
     # What is missing is reported before torch is imported, which takes seconds.
     tool_versions(TOOLS, extra=EXTRA)
     options = build(ExportOptions, fields)
+    if syncnet is not None:
+        from latentsync_trt.export.syncnet import export_syncnet
+
+        said = export_syncnet(syncnet, Path(options.out or find.checkpoints_folder()))
+        if not quiet:
+            click.echo(said)
+        return
     from latentsync_trt.export.exporter import export_bundle
 
     with progress_bar(hidden=quiet) as move:

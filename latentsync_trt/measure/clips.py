@@ -12,20 +12,24 @@ import numpy as np
 
 from latentsync_trt.config import MODEL_FPS
 from latentsync_trt.errors import InputError, MediaError
-from latentsync_trt.face.align import crop, square
+from latentsync_trt.face.align import crop, crop_size_px, square
 from latentsync_trt.face.choice import MainFace
 from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.face.mask import mouth_mask
 from latentsync_trt.measure.lips import Curves, Loudness, gap_of, joined
+from latentsync_trt.measure.syncnet import SyncMeter
 from latentsync_trt.media.audio import audio_duration_s, read_audio_blocks
 from latentsync_trt.media.demo_clip import SIDE_PX, SPEECH, SpokenMouth, camera_frames, spoken_mouth
 from latentsync_trt.media.playback import Playback
 from latentsync_trt.media.reader import probe, read_frames
 from latentsync_trt.media.writer import write_pictures
-from latentsync_trt.types import Float32Array, Frame, Progress, ProgressCallback, UInt8Array
+from latentsync_trt.types import AlignedFace, Float32Array, Frame, Progress, ProgressCallback, UInt8Array
 
 Faces = tuple[UInt8Array, ...]
 """The same face in the source and in each result, uint8 `(side, side, 3)` RGB."""
+
+_FOLLOWED_PX = 256
+"""Resolution for which a face is aligned where only its lips are measured."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -76,12 +80,13 @@ def measure_clip(
     *,
     delay_s: Fraction = Fraction(0),
     on_progress: ProgressCallback | None = None,
+    meter: SyncMeter | None = None,
 ) -> Curves:
     """The lips of `video` and the speech in `audio`; holds one frame at a time.
 
     Args:
         mouth: the one that belongs to the audio, if known. delay_s: when the audio starts in the video. on_progress:
-            called after every frame.
+            called after every frame. meter: of the same recording; sees the faces, too.
 
     Raises:
         MediaError: a file cannot be read.
@@ -96,22 +101,28 @@ def measure_clip(
             if on_progress is not None:
                 on_progress(Progress("measuring", done, len(level_db)))
 
-    gaps = mouth_gaps(passing(square_rgb(video, read_frames(video, Playback(Fraction(MODEL_FPS))))))
+    frames = square_rgb(video, read_frames(video, Playback(Fraction(MODEL_FPS))))
+    gaps = mouth_gaps(passing(frames), meter=meter)
     return joined(gaps, level_db, mouth)
 
 
-def mouth_gaps(frames: Iterable[UInt8Array], detector: MediaPipeDetector | None = None) -> Float32Array:
+def mouth_gaps(
+    frames: Iterable[UInt8Array], detector: MediaPipeDetector | None = None, meter: SyncMeter | None = None
+) -> Float32Array:
     """The gap between the lips of the tracked face, see `gap_of`: float32 `(n,)`, NaN without a face.
 
     Args:
         frames: uint8 `(H, W, 3)` RGB each, consecutive.
-        detector: finds the face and its mesh; a new one if None.
+        detector: finds the face and its mesh; a new one if None. meter: sees the same faces.
     """
     detector = detector or MediaPipeDetector()
-    tracker, gaps = MainFace(detector), list[float]()
+    tracker, gaps = MainFace(detector, _FOLLOWED_PX), list[float]()
     for frame in frames:
         tracked = tracker.update(frame)
         mesh = None if tracked is None else detector.mesh(frame, tracked.face)
+        if meter is not None and tracked is not None:
+            face = AlignedFace(frame, tracked.matrix, crop_size_px(_FOLLOWED_PX))
+            meter.add(Fraction(len(gaps), MODEL_FPS), frame, face)
         gaps.append(math.nan if mesh is None else gap_of(mesh))
     return np.array(gaps, np.float32)
 

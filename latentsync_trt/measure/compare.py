@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from urllib.parse import quote
 
@@ -16,6 +17,9 @@ from latentsync_trt.measure.clips import Clip, Faces, choose_moments, face_views
 from latentsync_trt.measure.lips import Curves, SyncScore, agreement, joined, score
 from latentsync_trt.measure.page import SHOWN_PX, Section, face_grid, svg, sync_figure, write_page, write_png
 from latentsync_trt.measure.pictures import FlickerMeter, Likeness, LikenessMeter, generated_part, mouth_part
+from latentsync_trt.measure.syncnet import SyncMeter
+from latentsync_trt.measure.syncnet import sections as syncnet_sections
+from latentsync_trt.measures import TOO_SHORT, SyncNetMeasure
 from latentsync_trt.media.audio import read_audio_blocks
 from latentsync_trt.media.playback import Playback
 from latentsync_trt.media.reader import delays_of, read_frames
@@ -62,7 +66,7 @@ class ClipResults:
 
     `areas`: of the "generated" part of the faces and of the "mouth". `flicker`: see
     `FlickerMeter.noise`, in levels of 255, on the mouth: of "source", "a", "b", and "difference", B
-    minus A. `picture`, `video`: names of the files that show both side by side.
+    minus A. `picture`, `video`: names of the files that show both side by side. `syncnet`: of A and B, if it measured.
     """
 
     name: str
@@ -75,6 +79,7 @@ class ClipResults:
     flicker: Mapping[str, float | None]
     picture: str
     video: str
+    syncnet: tuple[SyncNetMeasure | None, ...] = ()
 
 
 def check_speech(audio: Path) -> None:
@@ -91,21 +96,22 @@ def measure(
     *,
     extend: Extend = "loop",
     on_progress: ProgressCallback | None = None,
+    meters: Sequence[SyncMeter] = (),
 ) -> ClipResults:
     """Measures the results of A and of B, and writes the picture and the video that show them.
 
     Args:
         report: picture and video are named after it. side_px: of the faces to compare. extend: how
-            the source goes on where it ends before the results.
+            the source goes on where it ends before the results. meters: new ones of A and B, if any.
 
     Raises:
         InputError: too few frames show a face, or pictures differ in size. OutputError: a file
         cannot be written. MediaError: one cannot be read.
     """
     delays = delays_of(clip.video, clip.audio)
-    a, b = (
-        measure_clip(video, clip.audio, clip.mouth, delay_s=delays.sound_s, on_progress=on_progress) for video in videos
-    )
+    measured = partial(measure_clip, delay_s=delays.sound_s, on_progress=on_progress)
+    pairs = zip(videos, meters or (None, None), strict=True)
+    a, b = (measured(video, clip.audio, clip.mouth, meter=meter) for video, meter in pairs)
     a, b = joined(a.gaps[: len(b)], a.level_db, a.mouth), joined(b.gaps[: len(a)], b.level_db, b.mouth)
     lips = compare_lips(a, b, clip.video.name)
     played = Playback(Fraction(MODEL_FPS), Fraction(len(a), MODEL_FPS))
@@ -119,7 +125,8 @@ def measure(
     flicker = {name: one.noise() for name, one in meter.flicker.items()}
     write_png(picture, face_grid(("source", "A", "B", f"difference × {GAIN}"), meter.shown))
     count = areas["mouth"].frames
-    return ClipResults(clip.video.name, len(a), count, areas, lips, a, b, flicker, picture.name, video.name)
+    found = tuple(meter.result() for meter in meters)
+    return ClipResults(clip.video.name, len(a), count, areas, lips, a, b, flicker, picture.name, video.name, found)
 
 
 def compare_lips(a: Curves, b: Curves, name: str) -> Lips:
@@ -190,6 +197,9 @@ def lines_of(clip: ClipResults) -> Iterator[Line]:
     ratio = f"{lips.moved_b / lips.moved_a:.2f}×" if lips.moved_a else "–"
     yield "lips move by", f"{lips.moved_a:.4f}", f"{lips.moved_b:.4f}", ratio
     yield "lips of B follow A's, r", "", "", f"{lips.alike:.3f}, {lips.apart:.4f} apart"
+    if clip.syncnet:
+        first, second = (str(found or TOO_SHORT) for found in clip.syncnet)
+        yield "SyncNet", first, second, ""
     flicker = ["–" if value is None else f"{value:.3g}" for value in clip.flicker.values()]
     yield f"flicker, levels (source {flicker[0]})", flicker[1], flicker[2], f"{flicker[3]} in the difference"
 
@@ -202,11 +212,13 @@ def write_report(
     settings: str,
     facts: Sequence[tuple[str, str]],
     notes: Sequence[str],
+    meters: Sequence[SyncMeter] = (),
 ) -> None:
     """Writes the page beside the pictures; raises `OutputError` if that cannot be done.
 
     Args:
-        lines: those of `lines_of` and more. settings: what both were made with. facts: names and values.
+        lines: those of `lines_of` and more. settings: what both were made with. facts: names and values. meters: those
+            of `measure`.
     """
     moments = [path.with_name(clip.picture).read_bytes()]
     caption = f"Moments of the clip. The difference is enlarged {GAIN} times."
@@ -216,6 +228,7 @@ def write_report(
     sections = [
         Section(rows=lines, heads=HEADS, pictures=[(moments, caption)], video=quote(clip.video), text=[beside, about]),
         Section(drawing=svg(sync_figure({"A": clip.a, "B": clip.b})), text=[lips]),
+        *syncnet_sections(dict(zip("AB", meters, strict=False))),
         Section("How this was measured", facts, text=[_METHOD]),
         *([Section("Notes", notes=notes)] if notes else []),
     ]

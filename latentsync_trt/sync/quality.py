@@ -30,6 +30,7 @@ from latentsync_trt.measure.lips import (
 )
 from latentsync_trt.measure.page import Section, svg, sync_figure, write_page
 from latentsync_trt.measure.pictures import FlickerMeter, mouth_part
+from latentsync_trt.measure.syncnet import SyncMeter, sections
 from latentsync_trt.measures import LipMeasure, Measures, Verdict
 from latentsync_trt.option_fields import command_line
 from latentsync_trt.sync.alarm import Alarm
@@ -85,10 +86,18 @@ class Quality:
         starts_s: when the recording of each speaker begins in the output.
         pictures: whether to keep small pictures of the moments that matter, for a page.
         alarm: looks at the first painted faces.
+        syncnet: new meters of each speaker, if SyncNet is to measure, too.
     """
 
-    def __init__(self, starts_s: Sequence[Fraction], *, pictures: bool = False, alarm: Alarm | None = None) -> None:
-        self.starts_s, self._alarm = tuple(starts_s), alarm
+    def __init__(
+        self,
+        starts_s: Sequence[Fraction],
+        *,
+        pictures: bool = False,
+        alarm: Alarm | None = None,
+        syncnet: Sequence[SyncMeter] = (),
+    ) -> None:
+        self.starts_s, self._alarm, self.syncnet = tuple(starts_s), alarm, syncnet
         self._loudness = [Loudness() for _ in starts_s]
         self._lips = [(array("q"), array("f")) for _ in starts_s]
         self._meters: dict[int, tuple[int, tuple[FlickerMeter, FlickerMeter]]] = {}
@@ -110,6 +119,8 @@ class Quality:
             ats, gaps = self._lips[target.speaker]
             ats.append(at)
             gaps.append(gap)
+        if self.syncnet and target.face is not None:
+            self.syncnet[target.speaker].add(frame.time_s, _painted(frame, pasted.patch), target.face)
         self._seams.append(seam)
         if self._alarm is not None and target.face is not None and target.painted is not None:
             self._alarm.look(target.face.image, target.painted)
@@ -148,7 +159,7 @@ class Quality:
         lips = [_measured(speaker, curves, loudness) for speaker, (curves, loudness) in heard if curves is not None]
         seam, from_s, alarm = fmean(self._seams) if self._seams else None, float(self._from_s or 0), self._alarm
         fit = (None, None, "") if alarm is None else (alarm.color, alarm.sharpness, alarm.text)
-        return Measures(tuple(lips), seam, flicker, from_s, *fit)
+        return Measures(tuple(lips), seam, flicker, from_s, *fit, tuple(meter.result() for meter in self.syncnet))
 
     def curves(self) -> list[Curves | None]:
         """Lips and loudness of each speaker at the model's rate, the mean of the frames around each time.
@@ -238,14 +249,17 @@ def _moment(frame: Frame, target: Target, patch: Patch, shows: str) -> Moment:
     height, width = frame.picture.shape[:2]
     left, top = np.clip(box[:2] - margin, 0, (width - 1, height - 1)).astype(int).tolist()
     right, bottom = np.clip(box[2:] + margin, (left + 1, top + 1), (width, height)).astype(int).tolist()
+    before, after = (picture[top:bottom, left:right] for picture in (frame.picture, _painted(frame, patch)))
+    return Moment(float(frame.time_s), shows, _jpeg(before), _jpeg(after))
+
+
+def _painted(frame: Frame, patch: Patch) -> UInt8Array:
+    """The whole picture with the patch."""
+    after = np.array(frame.picture)
     high, wide = patch.weight.shape
-    x, y = min(left, patch.x_px), min(top, patch.y_px)
-    before = frame.picture[y : max(bottom, patch.y_px + high), x : max(right, patch.x_px + wide)]
-    after = np.array(before)
-    place = after[patch.y_px - y :, patch.x_px - x :][:high, :wide]
+    place = after[patch.y_px :, patch.x_px :][:high, :wide]
     place[...] = np.rint(place + patch.weight[..., None] * (patch.rgb / np.float32(257) - place))
-    shown = slice(top - y, bottom - y), slice(left - x, right - x)
-    return Moment(float(frame.time_s), shows, _jpeg(before[shown]), _jpeg(after[shown]))
+    return after
 
 
 def _jpeg(rgb: UInt8Array) -> bytes:
@@ -279,6 +293,7 @@ def _sections(source: Path, report: SyncReport, quality: Quality, options: SyncO
             title = f"Speaker {speaker}: lips and speech" if len(curves) > 1 else "Lips and speech"
             began = f"The speech begins at {float(start_s):.2f} s of the video." if start_s else ""
             yield Section(title, drawing=svg(sync_figure({"lips": found}, began)))
+    yield from sections({f"speaker {number}": meter for number, meter in enumerate(quality.syncnet)})
     untouched = [(f"{part.start_s:.2f}", f"{part.end_s:.2f}", part.reason) for part in report.untouched]
     if untouched:
         yield Section("Left as it was", untouched, ("from, s", "to, s", "why"))

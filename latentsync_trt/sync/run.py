@@ -17,6 +17,7 @@ from latentsync_trt.face.choice import speakers_of
 from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.face.mask import mouth_mask
 from latentsync_trt.face.paste import Paster
+from latentsync_trt.measure.syncnet import SyncMeter, open_syncnet
 from latentsync_trt.media.c2pa import sign
 from latentsync_trt.media.parts import Work
 from latentsync_trt.media.playback import Playback
@@ -83,7 +84,15 @@ class Run:
         self._clock = StageClock()
         self._opened_s = self._written_s = self._start_s
         self._alarm = Alarm(self._manifest, self._resolution_px, devices.notice, strict=inputs.options.strict)
-        self._quality = Quality(inputs.voices.starts_s, pictures=inputs.page is not None, alarm=self._alarm)
+        starts_s, shows = inputs.voices.starts_s, inputs.page is not None
+        self._quality = Quality(starts_s, pictures=shows, alarm=self._alarm, syncnet=self._meters())
+
+    def _meters(self) -> list[SyncMeter]:
+        """SyncNet's, of each speaker, if it is to measure."""
+        voices, given = self._inputs.voices, self._devices.options.syncnet
+        network = open_syncnet(given) if given or self._inputs.page is not None else None
+        heard = [voices.recordings[voices.recording_of(speaker)] for speaker in range(voices.count)]
+        return [] if network is None else [SyncMeter(network, piece.path, piece.at_s) for piece in heard]
 
     def execute(self, own_detector: MediaPipeDetector) -> SyncReport:
         """Runs all stages; encoding runs in this thread. `own_detector` finds outlines, and faces if no other does."""

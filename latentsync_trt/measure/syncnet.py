@@ -1,0 +1,237 @@
+"""SyncNet's LSE-C, LSE-D and offset, with which papers compare lip-sync.
+
+Chung and Zisserman 2016, "Out of Time: Automated Lip Sync in the Wild"; LSE: Prajwal et al. 2020, "A Lip Sync Expert Is
+All You Need for Speech to Lip Generation In the Wild". Windows, cepstra and scores are those of the public code,
+https://github.com/joonson/syncnet_python, and of LatentSync's `eval/`.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from fractions import Fraction
+from math import ceil
+from pathlib import Path
+
+import cv2
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+
+from latentsync_trt.bundle.find import SYNCNET_FILE, checkpoints_folder
+from latentsync_trt.config import MODEL_FPS
+from latentsync_trt.errors import BundleError, InputError
+from latentsync_trt.face.align import cut, rescaled
+from latentsync_trt.measure.page import Section, svg
+from latentsync_trt.measures import SyncNetMeasure
+from latentsync_trt.media.audio import SPEECH_RATE_HZ, read_audio_blocks
+from latentsync_trt.paths import exists, why_missing
+from latentsync_trt.runtime.sessions.session import Session
+from latentsync_trt.types import AlignedFace, Float32Array, Float64Array, Picture, UInt8Array
+
+INPUTS, OUTPUTS = ("faces", "cepstra"), ("faces_embedding", "cepstra_embedding")
+EMBEDDING = 1024
+
+_FRAMES, _STEPS, _STEPS_PER_FRAME = 5, 20, 4
+"""Pictures and cepstra of a window of a fifth of a second."""
+REACH = 15
+"""Most frames of offset."""
+AT_ONCE = 16
+"""Windows of faces in one run of the network."""
+_LEAST_WINDOWS = 46
+"""Of two seconds; with less, the confidence depends on what is said."""
+_FURTHEST = 3
+"""Faces more frames apart have nothing between them."""
+_EPSILON = 1e-6
+"""Added to differences by PyTorch's `pairwise_distance`."""
+
+VIEW_SIZE_PX = 224, 224
+# In units of the pose's 75×100, in which the mesh of a face spans y = 2 to 85 in three real clips. The public code
+# takes a square of 1.4 times the height of the face, from its top down and around its middle, gray outside the frame.
+_UNIT_PX, _LEFT, _TOP, _OUTSIDE = 2, -18.5, 3.5, 110
+
+_METHOD = (
+    "SyncNet embeds five pictures of the face, and the fifth of a second of speech with them. LSE-D is the smallest "
+    "mean distance of both over offsets of up to 15 frames, lower is better; LSE-C, the confidence, is how far it is "
+    "below their median, higher is better. Shown are the seconds with the lowest confidence."
+)
+
+# python_speech_features' defaults.
+_WINDOW, _HOP, _FFT, _FILTERS, _CEPSTRA, _LIFTER, _PREEMPHASIS = 400, 160, 512, 26, 13, 22, 0.97
+_LEAST_POWER = float(np.finfo(np.float64).eps)
+
+
+def cepstra_of(blocks: Iterable[Float32Array]) -> Float32Array:
+    """Mel-frequency cepstra of 16-bit samples, float32 `(n, 13)`, 100 per second; the first is the log energy.
+
+    Args:
+        blocks: consecutive float32 `(samples,)`, mono at 16 kHz, full scale ±1.
+    """
+    filters, transform = _transforms()
+    found, held = [np.zeros((0, _CEPSTRA), np.float32)], np.zeros(1)
+    for block in blocks:
+        held = np.append(held, np.clip(np.rint(block * 32768.0), -32768, 32767))
+        if len(held) > _WINDOW:
+            windows = sliding_window_view(held[1:] - _PREEMPHASIS * held[:-1], _WINDOW)[::_HOP]
+            power = np.abs(np.fft.rfft(windows, _FFT)) ** 2 / _FFT
+            rows = np.log(np.maximum(power @ filters, _LEAST_POWER)) @ transform
+            rows[:, 0] = np.log(np.maximum(power.sum(axis=1), _LEAST_POWER))
+            found.append(rows.astype(np.float32))
+            held = held[len(windows) * _HOP :]
+    return np.concatenate(found)
+
+
+def _transforms() -> tuple[Float64Array, Float64Array]:
+    """Triangular mel filters `(257, 26)`, and the orthonormal DCT-II with its lifter `(26, 13)`."""
+    mels = np.linspace(0, 2595 * np.log10(1 + SPEECH_RATE_HZ / 2 / 700), _FILTERS + 2)
+    edges = np.floor((_FFT + 1) * 700 * (10 ** (mels / 2595) - 1) / SPEECH_RATE_HZ)
+    bins, order = np.arange(_FFT // 2 + 1), np.arange(_CEPSTRA)
+    filters = [np.interp(bins, edges[at : at + 3], (0, 1, 0)) for at in range(_FILTERS)]
+    cosines = np.cos(np.pi / _FILTERS * (np.arange(_FILTERS)[:, None] + 0.5) * order)
+    scale = np.where(order == 0, 1, np.sqrt(2)) / np.sqrt(_FILTERS)
+    return np.stack(filters, axis=1), cosines * scale * (1 + _LIFTER / 2 * np.sin(np.pi * order / _LIFTER))
+
+
+class SyncNet:
+    """The exported network, open on the CPU; raises `BundleError` if the file is another graph."""
+
+    def __init__(self, path: Path) -> None:
+        self._session = Session(path)
+        names = tuple(tuple(each.name for each in ends) for ends in (self._session.inputs, self._session.outputs))
+        if names != (INPUTS, OUTPUTS):
+            raise BundleError(f"{path}: is not SyncNet; make it with `latentsync-trt export --syncnet FILE`")
+
+    def embed(self, views: UInt8Array, cepstra: Float32Array) -> tuple[Float32Array, Float32Array]:
+        """Embeddings `(n, 1024)` and `(m, 1024)` of the windows of both.
+
+        Args:
+            views: uint8 `(n + 4, 224, 224, 3)` RGB, 25 per second. cepstra: float32 `(4m + 16, 13)`.
+        """
+        channels = np.moveaxis(views[..., ::-1], -1, 0)  # BGR, as OpenCV reads pictures
+        faces = np.moveaxis(sliding_window_view(channels, _FRAMES, axis=1), (1, -1), (0, 2)).astype(np.float32)
+        steps = sliding_window_view(cepstra, _STEPS, axis=0)[::_STEPS_PER_FRAME, None]
+        given = np.ascontiguousarray(faces), np.ascontiguousarray(steps)
+        lips, speech = self._session.run(dict(zip(INPUTS, given, strict=True)))
+        return lips, speech
+
+
+def open_syncnet(given: str | Path | None) -> SyncNet | None:
+    """The network in the file `given`, else in the folder of bundles; None without one there.
+
+    Raises:
+        InputError: the given file does not exist. BundleError, EngineBuildError: a file is not SyncNet.
+    """
+    path = Path(given or checkpoints_folder() / SYNCNET_FILE)
+    if given is not None and not exists(path):
+        raise InputError(f"--syncnet {why_missing(path)}")
+    return SyncNet(path) if exists(path) else None
+
+
+class SyncMeter:
+    """Measures one face against one recording, frame by frame; memory grows by some 15 KB a second.
+
+    Args:
+        start_s: when the recording begins in the video.
+
+    Raises:
+        MediaError: the recording cannot be read.
+    """
+
+    def __init__(self, network: SyncNet, recording: Path, start_s: Fraction) -> None:
+        self._network, self._start_s = network, start_s
+        self._cepstra = cepstra_of(read_audio_blocks(recording))
+        self._views, self._next = list[UInt8Array](), 0
+        self._held: tuple[Fraction, UInt8Array] | None = None
+        self._frames, self._distances = list[int](), list[Float32Array]()
+        self._strips: dict[int, bytes] = {}
+
+    def add(self, time_s: Fraction, frame: Picture, face: AlignedFace) -> None:
+        """The next `face` as it is in `frame`, uint8 `(H, W, 3)` RGB; at any rate: a 25th takes the nearest in time."""
+        at = (time_s - self._start_s) * MODEL_FPS
+        if self._held is not None and at - self._held[0] <= _FURTHEST:
+            self._show((self._held[0] + at) / 2)
+        else:
+            self._end()
+            self._next = max(ceil(at - Fraction(1, 2)), 0)
+        self._held = at, view_of(frame, face)
+
+    def _show(self, until: Fraction) -> None:
+        """The held face is that of the frames before `until`."""
+        while self._held is not None and self._next < until:
+            self._views.append(self._held[1])
+            self._next += 1
+            if len(self._views) == AT_ONCE + _FRAMES - 1:
+                self._measure()
+
+    def _end(self) -> None:
+        """The held face is the last before a gap."""
+        if self._held is not None:
+            self._show(self._held[0] + Fraction(1, 2))
+            self._measure()
+        self._held, self._views = None, []
+
+    def _measure(self) -> None:
+        """Distances of the windows so far, as far as the recording goes, from speech at all offsets; keeps the last
+        views. As in the public code, zeros stand for speech beyond both ends of the recording."""
+        first, end = self._next - len(self._views), (len(self._cepstra) - _STEPS) // _STEPS_PER_FRAME + 1
+        count = min(len(self._views) - _FRAMES + 1, end - first)
+        if count > 0:
+            low, high = max(first - REACH, 0), min(first + count + REACH, end)
+            views = np.stack(self._views[: count + _FRAMES - 1])
+            steps = self._cepstra[low * _STEPS_PER_FRAME : (high - 1) * _STEPS_PER_FRAME + _STEPS]
+            lips, speech = self._network.embed(views, steps)
+            speech = np.pad(speech, ((low - first + REACH, first + count + REACH - high), (0, 0)))
+            around = sliding_window_view(speech, 2 * REACH + 1, axis=0)
+            self._distances.append(np.linalg.norm(lips[:, :, None] - around + np.float32(_EPSILON), axis=1))
+            for at in range(count):
+                self._frames.append(first + at)
+                if (second := (first + at) // MODEL_FPS) not in self._strips:
+                    self._strips[second] = _strip(views[at : at + _FRAMES])
+        self._views = self._views[1 - _FRAMES :]
+
+    def result(self) -> SyncNetMeasure | None:
+        """The measure of all faces so far; None with less than two seconds of them."""
+        self._end()
+        if len(self._frames) < _LEAST_WINDOWS:
+            return None
+        table, seconds = np.concatenate(self._distances), np.array(self._frames) // MODEL_FPS
+        means = table.mean(axis=0)
+        best, median = int(means.argmin()), float(np.median(means))
+        found = [(median - float(table[seconds == second, best].mean()), int(second)) for second in np.unique(seconds)]
+        worst = [(float(self._start_s) + second, confidence) for confidence, second in sorted(found)[:3]]
+        lse_d = float(means[best])
+        scores = median - lse_d, lse_d, REACH - best
+        return SyncNetMeasure(*scores, len(table), tuple(means.tolist()), tuple(sorted(worst)))
+
+    def strip(self, time_s: float) -> bytes:
+        """Five faces in the second that begins at `time_s`, as a JPEG file."""
+        return self._strips[round(time_s - float(self._start_s))]
+
+
+def view_of(frame: Picture, face: AlignedFace) -> UInt8Array:
+    """What SyncNet sees of a face, upright: uint8 `(224, 224, 3)` RGB; `frame`: uint8 `(H, W, 3)` RGB."""
+    matrix = rescaled(face, (75 * _UNIT_PX, 100 * _UNIT_PX))
+    matrix[:, 2] -= _UNIT_PX * _LEFT, _UNIT_PX * _TOP
+    return cut(frame, matrix, VIEW_SIZE_PX, _OUTSIDE)
+
+
+def _strip(views: UInt8Array) -> bytes:
+    row = cv2.cvtColor(np.hstack(list(views[:, ::2, ::2])), cv2.COLOR_RGB2BGR)
+    return bytes(cv2.imencode(".jpg", row)[1])
+
+
+def sections(meters: Mapping[str, SyncMeter]) -> Iterator[Section]:
+    """A part of a page: worst seconds and curves of each result by name; none if none was measured."""
+    from matplotlib.figure import Figure
+
+    results = {name: found for name, meter in meters.items() if (found := meter.result()) is not None}
+    if not results:
+        return
+    figure = Figure(figsize=(12, 3), layout="constrained")
+    axes = figure.add_subplot(xlabel="frames that the lips are late", ylabel="mean distance")
+    for name, found in results.items():
+        axes.plot(range(REACH, -REACH - 1, -1), found.distances, ".-", label=name)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False)
+    pictures = [
+        ([meters[name].strip(time_s)], f"{name}, {time_s:.2f} s: confidence {confidence:.2f} in this second")
+        for name, found in results.items()
+        for time_s, confidence in found.worst
+    ]
+    yield Section("SyncNet", pictures=pictures, drawing=svg(figure), text=[_METHOD])

@@ -1,0 +1,380 @@
+"""SyncNet: cepstra and scores against slow, straightforward ones, its graph against PyTorch, and what commands show."""
+
+import json
+import math
+import re
+from fractions import Fraction
+from pathlib import Path
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner, Result
+
+from latentsync_trt.bundle.find import CHECKPOINTS_VARIABLE, SYNCNET_FILE
+from latentsync_trt.cli import main
+from latentsync_trt.errors import BundleError, CheckpointError
+from latentsync_trt.export.syncnet import load_syncnet
+from latentsync_trt.face.align import crop_size_px
+from latentsync_trt.face.paste import Pasted
+from latentsync_trt.measure.clips import measure_clip
+from latentsync_trt.measure.syncnet import (
+    EMBEDDING,
+    VIEW_SIZE_PX,
+    SyncMeter,
+    SyncNet,
+    cepstra_of,
+    sections,
+    view_of,
+)
+from latentsync_trt.sync.faces import Target
+from latentsync_trt.sync.quality import Quality
+from latentsync_trt.types import AlignedFace, Face, Float32Array, Patch, UInt8Array
+from tests.clips import frame_at, write_clip, write_face
+from tests.small import small_bundle
+from tests.syncnet import random_weights, write_means, write_weights
+
+SAME_AS_PYTORCH = 1e-5
+"""Of the largest value: both sum up in single precision, in another order."""
+
+SAME_CEPSTRA = 1e-4
+"""Of values up to 20, kept in single precision."""
+
+
+def ran(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+# Cepstra
+
+
+def slow_cepstra(samples: Float32Array) -> Float32Array:
+    """`python_speech_features.mfcc(samples, 16000)` without its last, padded window, term by term."""
+    signal = [samples[0], *(samples[1:] - 0.97 * samples[:-1])]
+    mels = [step * 2595 * math.log10(1 + 8000 / 700) / 27 for step in range(28)]
+    edges = [int(513 * 700 * (10 ** (mel / 2595) - 1) / 16000) for mel in mels]
+    eps, found = float(np.finfo(np.float64).eps), []
+    for start in range(0, len(signal) - 400 + 1, 160):
+        power = np.abs(np.fft.rfft(signal[start : start + 400], 512)) ** 2 / 512
+        bands = []
+        for low, middle, high in zip(edges, edges[1:], edges[2:], strict=False):
+            rising = sum(power[at] * (at - low) / (middle - low) for at in range(low, middle))
+            falling = sum(power[at] * (high - at) / (high - middle) for at in range(middle, high))
+            bands.append(math.log(rising + falling or eps))
+        row = []
+        for order in range(13):
+            total = sum(band * math.cos(math.pi * order * (2 * at + 1) / 52) for at, band in enumerate(bands))
+            scale = math.sqrt((1 if order == 0 else 2) / 26)
+            row.append(total * scale * (1 + 11 * math.sin(math.pi * order / 22)))
+        row[0] = math.log(power.sum() or eps)
+        found.append(row)
+    return np.array(found, np.float32)
+
+
+def test_cepstra_are_those_of_python_speech_features() -> None:
+    """Also of digital silence, whatever the lengths of the blocks."""
+    rng = np.random.default_rng(4)
+    samples = (rng.normal(0, 0.1, 9000) * np.linspace(0, 1, 9000)).astype(np.float32)
+    samples[3000:5000] = 0
+    expected = slow_cepstra(np.rint(samples * 32768.0))
+    assert len(expected) == 54
+    for lengths in ([9000], [7, 300, 4000, 1, 4692]):
+        cepstra = cepstra_of(np.split(samples, np.cumsum(lengths)[:-1]))
+        assert cepstra.dtype == np.float32
+        np.testing.assert_allclose(cepstra, expected, atol=SAME_CEPSTRA)
+    assert cepstra_of([samples[:400]]).shape == (1, 13)
+    assert cepstra_of([samples[:399]]).shape == (0, 13)
+
+
+# Network
+
+
+@pytest.fixture(scope="module")
+def graph(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With random weights, as `export --syncnet` writes it, where other commands look for it."""
+    folder = tmp_path_factory.mktemp("syncnet")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(CHECKPOINTS_VARIABLE, str(folder / "checkpoints"))
+        result = ran("export", "--syncnet", write_weights(folder / "syncnet_v2.model"))
+        assert result.exit_code == 0, result.output
+    target = folder / "checkpoints" / SYNCNET_FILE
+    said = re.fullmatch(rf"{target}: SyncNet, within (\S+) of PyTorch; other weights than .*\n", result.stdout)
+    assert said is not None
+    assert 0 < float(said[1]) < SAME_AS_PYTORCH
+    return target
+
+
+def test_the_graph_embeds_windows_as_pytorch_does(graph: Path) -> None:
+    """Faces as OpenCV reads them, in BGR, and of levels up to 255; also more windows than at export."""
+    rng = np.random.default_rng(5)
+    views = rng.integers(0, 256, (7, *VIEW_SIZE_PX, 3)).astype(np.uint8)
+    cepstra = rng.normal(0, 10, (4 * 5 + 16, 13)).astype(np.float32)
+    network = load_syncnet(graph.parent.parent / "syncnet_v2.model")
+    assert sum(parameter.numel() for parameter in network.parameters()) == 13_631_616
+    faces = torch.stack([torch.tensor(views[at : at + 5, ..., ::-1].copy()).permute(3, 0, 1, 2) for at in range(3)])
+    steps = torch.stack([torch.tensor(cepstra[4 * at : 4 * at + 20].T.copy())[None] for at in range(5)])
+    with torch.inference_mode():
+        expected = network(faces.float(), steps)
+    opened = SyncNet(graph)
+    for found, wanted in zip(opened.embed(views, cepstra), expected, strict=True):
+        assert found.shape == wanted.shape
+        assert np.abs(found - wanted.numpy()).max() < SAME_AS_PYTORCH * float(wanted.abs().max())
+        assert np.abs(found[0] - found[1]).max() > 100 * SAME_AS_PYTORCH * float(wanted.abs().max())
+
+
+def test_other_files_are_refused_in_one_line(tmp_path: Path) -> None:
+    weights = random_weights()
+    del weights["netfclip.3.bias"]
+    with pytest.raises(CheckpointError, match=r"w: not SyncNet's weights .*Missing key.*netfclip\.3\.bias"):
+        load_syncnet(write_weights(tmp_path / "w", weights))
+    with pytest.raises(CheckpointError, match=r"w: not SyncNet"):
+        torch.save([1], tmp_path / "w")
+        load_syncnet(tmp_path / "w")
+    with pytest.raises(BundleError, match=r"vae_encoder\.onnx: is not SyncNet; make it with"):
+        SyncNet(small_bundle() / "vae_encoder.onnx")
+
+
+# Scores
+
+CODES = np.random.default_rng(6).normal(0, 1, (400, EMBEDDING)).astype(np.float32)
+
+
+class Numbered:
+    """A network whose lips show the number in their picture, and whose speech says that of its first cepstrum; both
+    are near where numbers are equal."""
+
+    def embed(self, views: UInt8Array, cepstra: Float32Array) -> tuple[Float32Array, Float32Array]:
+        lips = views[:-4, 0, 0, :2].astype(int) @ (1, 256)
+        near = np.random.default_rng(len(lips)).normal(0, 1, (len(lips), EMBEDDING)).astype(np.float32)
+        return CODES[lips] + near, CODES[cepstra[:-16:4, 0].astype(int) // 4]
+
+
+def numbered(number: int) -> UInt8Array:
+    view = np.zeros((*VIEW_SIZE_PX, 3), np.uint8)
+    view[0, 0, :2] = number % 256, number // 256
+    return view
+
+
+def meter_of(frames: int, network: object = Numbered(), start_s: Fraction = Fraction(0)) -> SyncMeter:
+    """One whose speech lasts for so many frames."""
+    heard = np.repeat(np.arange(4 * frames - 2, dtype=np.float32)[:, None], 13, axis=1)
+    with patch("latentsync_trt.measure.syncnet.cepstra_of", return_value=heard):
+        return SyncMeter(network, Path("unread.wav"), start_s)  # type: ignore[arg-type]
+
+
+SEEN = AlignedFace(np.zeros((1, 1, 3), np.uint8), np.array([[1.0, 0, -37], [0, 1, 7]]), (150, 200))
+"""The face of which a frame of the size of a view is the view."""
+
+
+@pytest.mark.parametrize("fps", [24, 25, 30, 50])
+@pytest.mark.parametrize("late", [0, 3, -7])
+def test_the_offset_of_lips_is_found(fps: int, late: int) -> None:
+    """At any rate, in a part of the video where the speech begins later."""
+    start_s = Fraction(2)
+    meter = meter_of(200, start_s=start_s)
+    for index in range(2 * fps, 9 * fps):
+        time_s = Fraction(index, fps)
+        meter.add(time_s, numbered(max(round((time_s - start_s) * 25) - late, 0)), SEEN)
+    found = meter.result()
+    assert found is not None
+    assert found.offset_frames == late
+    assert found.windows == pytest.approx(175 - 4, abs=1)
+    assert found.lse_d == min(found.distances) < 0.8 * np.median(found.distances)
+    assert found.lse_c == pytest.approx(np.median(found.distances) - found.lse_d)
+    assert {at_s for at_s, _ in found.worst} < {2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0}
+    assert min(value for _, value in found.worst) > 0.7 * found.lse_c
+    said = {0: "on time", 3: "3 frames late", -7: "7 frames early"}[late]
+    assert str(found) == f"LSE-C {found.lse_c:.2f}, LSE-D {found.lse_d:.2f}, {said}"
+
+
+class Random:
+    """A network with random embeddings, which it keeps."""
+
+    def __init__(self) -> None:
+        self._rng, self.lips = np.random.default_rng(7), list[Float32Array]()
+
+    def embed(self, views: UInt8Array, cepstra: Float32Array) -> tuple[Float32Array, Float32Array]:
+        lips = self._rng.normal(0, 1, (len(views) - 4, EMBEDDING)).astype(np.float32)
+        self.lips += [*lips]
+        return lips, CODES[cepstra[:-16:4, 0].astype(int) // 4]
+
+
+def test_scores_are_those_of_the_public_code() -> None:
+    """Its `calc_pdist` and what follows."""
+    network = Random()
+    meter = meter_of(70, network)
+    for index in range(90):  # beyond the end of the speech
+        meter.add(Fraction(index, 25), numbered(index), SEEN)
+    lips, speech = torch.tensor(np.stack(network.lips)), torch.tensor(CODES[:65])
+    padded = torch.nn.functional.pad(speech, (0, 0, 15, 15))
+    distance = torch.nn.functional.pairwise_distance
+    found = meter.result()
+    assert found is not None
+    assert found.windows == len(lips) == 70 - 5
+    rows = [distance(lips[[at]].repeat(31, 1), padded[at : at + 31]) for at in range(len(lips))]
+    means = torch.mean(torch.stack(rows, 1), 1)
+    least, best = torch.min(means, 0)
+    np.testing.assert_allclose(found.distances, means, rtol=1e-5)
+    assert (found.lse_d, found.offset_frames) == (pytest.approx(float(least), rel=1e-5), 15 - int(best))
+    assert found.lse_c == pytest.approx(float(torch.median(means) - least), abs=1e-4)
+
+
+def test_windows_lie_between_gaps() -> None:
+    """In which the face is away; speech around them is known."""
+    meter = meter_of(400)
+    for index in (*range(60), *range(80, 110), *range(130, 190)):
+        meter.add(Fraction(index, 25), numbered(index), SEEN)
+    found = meter.result()
+    assert found is not None
+    assert found.windows == 56 + 26 + 56
+    assert found.offset_frames == 0
+    short = meter_of(400)
+    for index in range(49):
+        short.add(Fraction(index, 25), numbered(index), SEEN)
+    assert short.result() is None
+    assert list(sections({"lips": short})) == []
+
+
+def test_the_worst_seconds_are_shown_with_their_faces() -> None:
+    """In the third second the lips are those of something else."""
+    meter = meter_of(150)
+    for index in range(150):
+        meter.add(Fraction(index, 25), numbered(index + 150 if 50 <= index < 75 else index), SEEN)
+    (section,) = sections({"lips": meter})
+    found = meter.result()
+    assert found is not None
+    assert min(found.worst, key=lambda each: each[1])[0] == 2.0
+    assert len(section.pictures) == 3
+    assert "2.00 s: confidence" in "".join(caption for _, caption in section.pictures)
+    assert "frames that the lips are late" in str(section.drawing)
+
+
+def test_views_show_the_face_from_its_top_to_below_the_chin() -> None:
+    """In a frame that is the upright crop for 256 px: 2.8 px for a unit of the pose."""
+    size = crop_size_px(256)
+    frame = np.full((size[1], size[0], 3), 50, np.uint8)
+    places = {"middle of the face": (37.5, 43.5), "brow": (17, 20), "chin": (37.5, 85)}
+    for x, y in places.values():
+        frame[round(2.8 * y - 0.5), round(2.8 * x - 0.5)] = 255
+    view = view_of(frame, AlignedFace(frame, np.eye(2, 3), size))
+    assert view.shape == (224, 224, 3)
+    ys, xs = np.nonzero(view[..., 0] > 115)
+    for x, y in places.values():
+        wanted = (2 * (x + 18.5), 2 * (y - 3.5))
+        assert np.hypot(xs + 0.5 - wanted[0], ys + 0.5 - wanted[1]).min() < 1.5
+    assert view[112, 5, 0] == 110  # beside the frame
+
+
+def test_a_run_shows_the_face_as_it_is_pasted() -> None:
+    """The patch, half of which shows, covers a part of the view and is nowhere else."""
+    shown = list[UInt8Array]()
+
+    class Seeing(Numbered):
+        def embed(self, views: UInt8Array, cepstra: Float32Array) -> tuple[Float32Array, Float32Array]:
+            shown.extend(views)
+            return super().embed(np.zeros_like(views), cepstra)
+
+    quality = Quality([Fraction(0)], syncnet=[meter_of(200, Seeing())])
+    rng, matrix = np.random.default_rng(8), np.array([[0.9, 0.1, 2.0], [-0.1, 0.9, 3.0]])
+    own = rng.integers(0, 256, (140, 105, 3)).astype(np.uint8)
+    new = rng.integers(0, 256, (40, 50, 3)).astype(np.uint8)
+    painted = Patch(30, 80, new.astype(np.uint16) * 257, np.full((40, 50), 0.5, np.float32))
+    face = AlignedFace(own, matrix, crop_size_px(128))
+    found = Face(np.array([20, 20, 85, 120], np.float32), np.zeros((3, 2), np.float32))
+    for index in range(5):
+        quality.add(frame_at(index, own), Target(0, 0, 0, found, matrix, face), Pasted(painted, None, None), 0.0)
+    quality.result()
+    pasted = own.copy()
+    pasted[80:120, 30:80] = np.rint((own[80:120, 30:80].astype(float) + new) / 2)
+    expected = view_of(pasted, face)
+    assert np.array_equal(expected, shown[0])
+    assert not np.array_equal(expected, view_of(own, face))
+
+
+# Commands
+
+ALIKE = 0.05
+"""How far, as a share, distances may differ between faces where a run found them and where they are found in its file,
+around mouths of random weights."""
+
+
+@pytest.fixture
+def checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """With a graph of the network in it."""
+    (tmp_path / "checkpoints").mkdir()
+    monkeypatch.setenv(CHECKPOINTS_VARIABLE, str(tmp_path / "checkpoints"))
+    return write_means(tmp_path / "checkpoints" / SYNCNET_FILE)
+
+
+@pytest.mark.integration
+def test_a_report_measures_what_the_file_shows(checkpoints: Path, tmp_path: Path) -> None:
+    """The network is found where `export` writes it; without a report it does not run."""
+    video, audio = write_clip(tmp_path, 60)
+    command = ("sync", "--video", video, "--audio", audio, "--bundle", small_bundle(), "--provider", "cpu", "--json")
+    command += ("--steps", "1", "--cache-interval", "1", "--codec", "ffv1", "-o", tmp_path / "out.mkv")
+    result = ran(*command, "--report", tmp_path / "page.html")
+    assert result.exit_code == 0, result.output
+    (found,) = json.loads(result.stdout)["quality"]["syncnet"]
+    assert found["windows"] == 55
+    assert len(found["distances"]) == 31
+    meter = SyncMeter(SyncNet(checkpoints), audio, Fraction(0))
+    measure_clip(tmp_path / "out.mkv", audio, meter=meter)
+    again = meter.result()
+    assert again is not None
+    assert again.windows == 55
+    np.testing.assert_allclose(found["distances"], again.distances, rtol=ALIKE)
+    page = (tmp_path / "page.html").read_text("utf-8")
+    assert f"LSE-C {found['lse_c']:.2f}, LSE-D {found['lse_d']:.2f}, " in page
+    assert len(re.findall(r"speaker 0, \d\.00 s: confidence -?\d", page)) == 2 * 3
+    checkpoints.write_bytes(b"damaged")
+    assert ran(*command).exit_code == 0
+    refused = ran(*command, "--report", tmp_path / "page.html")
+    assert refused.exit_code == 1
+    assert "syncnet.onnx" in json.loads(refused.stdout)["error"]
+    refused = ran(*command, "--syncnet", tmp_path / "none.onnx")
+    assert refused.exit_code == 2
+    assert json.loads(refused.stdout)["error"].startswith(f"--syncnet {tmp_path / 'none.onnx'}: no such file")
+
+
+@pytest.mark.integration
+def test_compare_shows_both(checkpoints: Path, tmp_path: Path) -> None:
+    """Of a video against itself with the same speech, nothing differs."""
+    video, audio = write_clip(tmp_path, 60)
+    given = ("compare", video, video, "--clip", video, "--audio", audio, "--out", tmp_path / "page.html")
+    result = ran(*given)
+    assert result.exit_code == 0, result.output
+    text = " ".join(result.stdout.split())
+    found = re.search(r"SyncNet (LSE-C .*?(?:early|late|on time)) (LSE-C .*?(?:early|late|on time)) ", text)
+    assert found is not None
+    assert found[1] == found[2]
+    page = (tmp_path / "page.html").read_text("utf-8")
+    assert page.count("A, 0.00 s: confidence") == page.count("B, 0.00 s: confidence") > 0
+    short = write_face(tmp_path / "short.mp4", 40)
+    assert "SyncNet less than 2 s" in " ".join(ran("compare", short, short, *given[3:]).stdout.split())
+
+
+@pytest.mark.integration
+def test_bench_measures_its_results(checkpoints: Path, tmp_path: Path) -> None:
+    video, audio = write_clip(tmp_path, 60)
+    given = (
+        "bench",
+        "--bundle",
+        small_bundle(),
+        "--video",
+        video,
+        "--audio",
+        audio,
+        "--provider",
+        "cpu",
+        "--runs",
+        "1",
+    )
+    rows = tmp_path / "rows.json"
+    result = ran(
+        *given, "--warm-up", "0", "--scenario", "end-to-end", "--preset", "fast", "--steps", "1", "--out", rows
+    )
+    assert result.exit_code == 0, result.output
+    (row,) = json.loads(rows.read_text())["rows"]
+    assert row["syncnet"]["windows"] == 55
+    assert f"LSE-C {row['syncnet']['lse_c']:.2f}" in result.stdout
