@@ -79,7 +79,7 @@ def test_a_picture_of_impossible_size_is_refused_before_it_is_decoded(tmp_path: 
     content[6:10] = (16_000).to_bytes(2, "little") * 2
     path.write_bytes(content)
     for read in (probe, lambda path: list(read_frames(path))):
-        with pytest.raises(MediaError, match=r"seed\.gif: its pictures have 16000×16000 pixels, more than 36 million"):
+        with pytest.raises(MediaError, match=r"seed\.gif: its pictures .* at most 36 million pixels"):
             read(path)
 
 

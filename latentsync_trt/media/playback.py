@@ -159,9 +159,9 @@ def video_stream(path: Path, container: InputContainer) -> VideoStream:
     if context is None:
         raise MediaError(f"{path}: its video stream is in a codec that FFmpeg does not know; convert it to MP4")
     if not 0 < context.width * context.height <= MOST_PIXELS:
-        size = f"{context.width}×{context.height}" if context.width else "no size that can be read, or"
-        most = f"more than {MOST_PIXELS / 1e6:.0f} million pixels"
-        raise MediaError(f"{path}: its pictures have {size}, {most}; scale it down".replace("or, more", "or more"))
+        size = f"{context.width}×{context.height} pixels" if context.width else "no size that can be read"
+        most = f"at most {MOST_PIXELS / 1e6:.0f} million pixels are accepted"
+        raise MediaError(f"{path}: its pictures have {size}; {most}; scale it down")
     context.options = {"max_pixels": f"{MOST_PIXELS}"}  # the size may change
     return streams[0]
 
