@@ -1,26 +1,29 @@
 # Run-time image: `docker build -t latentsync-trt .`; docs/cluster.md says how to run it.
 # Plain Debian, whose own Python runs the package: scripts/fresh_debian.py can then run every line below without Docker.
-FROM debian:trixie-slim AS system
+FROM debian:trixie-slim@sha256:a29215f6a35e51e22adffa17f89e9d2ef06214e64a2bad10d765c46aea49f11f AS system
 # wget: health checks, of compose.yaml and of KubeRay before 1.6.
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends ca-certificates python3 wget \
     && rm -rf /var/lib/apt/lists/*
 
-# The libraries, gigabytes with TensorRT: this layer changes only with pyproject.toml, whatever changes in the code.
+# The libraries, gigabytes with TensorRT: this layer changes only with them, whatever changes in the code.
 FROM system AS libraries
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends python3-venv \
     && python3 -m venv /opt/pip \
     && python3 -m venv --without-pip /opt/latentsync-trt
-# Without TensorRT: `cuda,cluster,serve`. Without a GPU: `cluster,serve`, or less.
-ARG EXTRAS=tensorrt,cluster,serve
+# tensorrt, cuda (without TensorRT) or none (no GPU).
+ARG GPU=tensorrt
 WORKDIR /requirements
-COPY pyproject.toml ./
-# An empty package brings the requirements of the real one.
-RUN mkdir latentsync_trt \
+COPY pyproject.toml requirements.lock requirements-cuda.lock ./
+# Exactly the files of the lock (`make lock`).
+RUN case "${GPU}" in none) lock=requirements.lock ;; *) lock=requirements-cuda.lock ;; esac \
+    && /opt/pip/bin/pip --python /opt/latentsync-trt/bin/python install --no-cache-dir --require-hashes --requirement "${lock}"
+# TensorRT comes from NVIDIA, fetched by a source package that names no hashes. An empty package asks for what is missing.
+RUN test "${GPU}" != tensorrt || { mkdir latentsync_trt \
     && touch README.md latentsync_trt/__init__.py \
-    && /opt/pip/bin/pip --python /opt/latentsync-trt/bin/python install --no-cache-dir ".[${EXTRAS}]" \
-    && /opt/pip/bin/pip --python /opt/latentsync-trt/bin/python uninstall --yes latentsync-trt
+    && /opt/pip/bin/pip --python /opt/latentsync-trt/bin/python install --no-cache-dir ".[tensorrt]" \
+    && /opt/pip/bin/pip --python /opt/latentsync-trt/bin/python uninstall --yes latentsync-trt; }
 
 FROM libraries AS package
 WORKDIR /source

@@ -24,7 +24,7 @@ PYTEST := $(BIN)/pytest --numprocesses logical --maxprocesses 8 --dist loadfile
 # Not part of `make quick`, as their imports alone take half a minute: PyTorch, diffusers, Gradio.
 HEAVY := export test_ui.py test_ui_browser.py test_setup_command.py test_train_demo.py test_comfyui.py
 
-.PHONY: help demo quick test test-all lint docs dist check-full check-demo clean
+.PHONY: help demo quick test test-all lint docs lock dist check-full check-demo clean
 
 help:
 	@echo "make demo    install, and lip-sync a built-in clip to demo/out.mp4"
@@ -33,6 +33,7 @@ help:
 	@echo "make test-all     also what is slow and rarely breaks: compilers, full exports, training"
 	@echo "make check-full   compile the published architecture with TensorRT-RTX: an hour, 10 GB memory, no GPU"
 	@echo "make docs    build the documentation site: build/site"
+	@echo "make lock    choose the image's libraries anew: requirements.lock, requirements-cuda.lock"
 	@echo "make dist    build wheel and sdist, check their files, run the demo from the wheel alone"
 	@echo "make clean   remove what these targets made"
 
@@ -67,6 +68,14 @@ test-all: lint
 
 docs: $(STAMPS)/dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+# Debian 13's Python, on x86-64.
+LOCK = $(BIN)/uv pip compile pyproject.toml --quiet --upgrade --generate-hashes --no-annotate --no-header \
+	--python-version 3.13 --python-platform x86_64-manylinux_2_28 --extra cluster --extra serve
+lock: $(STAMPS)/dev
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
+	$(LOCK) --output-file requirements.lock
+	$(LOCK) --extra cuda --output-file requirements-cuda.lock
 
 dist: $(STAMPS)/dev
 	rm -rf dist build/dist

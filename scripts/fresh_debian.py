@@ -1,6 +1,6 @@
 """Builds the Dockerfile's image in fresh Debian roots, without Docker, and runs commands in it.
 
-    python scripts/fresh_debian.py build ROOTS --build-arg EXTRAS=cluster,serve
+    python scripts/fresh_debian.py build ROOTS --build-arg GPU=none
     python scripts/fresh_debian.py run ROOTS -- latentsync-trt --version
 
 `build` runs the Dockerfile's own instructions, one folder below ROOTS for each stage, and prints the size and time of
@@ -80,7 +80,7 @@ class Image:
         if self.build and (self.roots / base).is_dir():
             subprocess.run(["cp", "-a", "--reflink=auto", self.roots / base, self.root], check=True)
         elif self.build:
-            suite = base.removeprefix("debian:").removesuffix("-slim")
+            suite = base.partition("@")[0].removeprefix("debian:").removesuffix("-slim")
             subprocess.run(["mmdebstrap", "--quiet", *SLIM, suite, self.root, MIRROR], check=True)
 
     def copy(self, words: list[str]) -> None:
