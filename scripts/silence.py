@@ -25,6 +25,7 @@ from latentsync_trt.audio.mel import SAMPLE_RATE_HZ
 from latentsync_trt.audio.vad import find_speech
 from latentsync_trt.config import MODEL_FPS, SyncOptions
 from latentsync_trt.face.detector import MediaPipeDetector
+from latentsync_trt.measure.clips import mouth_gaps
 from latentsync_trt.media.writer import write_pictures
 from latentsync_trt.sync.api import LipSync
 from latentsync_trt.types import BoolArray, Float32Array
@@ -165,7 +166,8 @@ def _lips(clips: list[Case], sound: str, preset: str) -> list[dict[str, Any]]:
             write_sound(audio, _sound(case, sound))
             for silence, rows in scores.items():
                 options = SyncOptions(preset=preset, silence=silence, codec="ffv1")  # type: ignore[arg-type]
-                found, _ = lip_scores(dub(lip_sync, (video, audio), out, options, len(case)), case, detector)
+                made = dub(lip_sync, (video, audio), out, options, len(case))
+                found, _ = lip_scores(mouth_gaps(made, detector), case)
                 rows.append((found.opening, found.closures, found.silence))
                 print(sound, silence, found, flush=True)
     names = "opening", "closures", "shut_in_silence"

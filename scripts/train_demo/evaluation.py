@@ -10,6 +10,7 @@ import numpy as np
 from latentsync_trt.config import SyncOptions
 from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.face.mask import mouth_mask
+from latentsync_trt.measure.clips import mouth_gaps
 from latentsync_trt.measure.pictures import ssim
 from latentsync_trt.sync.api import LipSync
 from latentsync_trt.types import BoolArray, UInt8Array
@@ -66,7 +67,7 @@ def mean_scores(scores: Sequence[Score]) -> dict[str, float]:
 
 
 def _score(case: Case, dubbed: UInt8Array, renderer: PortraitRenderer, detector: MediaPipeDetector) -> Score:
-    found, wrong = lip_scores(dubbed, case, detector)
+    found, wrong = lip_scores(mouth_gaps(dubbed, detector), case)
     source = list(renderer.frames(case.scene, None, len(case)))
     target = renderer.frames(case.scene, case.recording.track, len(case))
     faces = aligned_faces(source, [source, dubbed, target], _ALIGNED_PX, detector)

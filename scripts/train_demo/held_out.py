@@ -10,7 +10,7 @@ import numpy as np
 from latentsync_trt.audio.mel import SAMPLE_RATE_HZ
 from latentsync_trt.config import SyncOptions
 from latentsync_trt.face.detector import MediaPipeDetector
-from latentsync_trt.measure.clips import face_views, mouth_gaps
+from latentsync_trt.measure.clips import face_views
 from latentsync_trt.measure.lips import Curves, SyncScore, agreement, score
 from latentsync_trt.media.demo_clip import SpokenMouth
 from latentsync_trt.media.reader import read_frames
@@ -75,10 +75,12 @@ def dub(lip_sync: LipSync, inputs: tuple[Path, Path], out: Path, options: SyncOp
     return np.stack([frame.rgb for frame in read_frames(out)])[:frames]
 
 
-def lip_scores(frames: Iterable[UInt8Array], case: Case, detector: MediaPipeDetector) -> tuple[SyncScore, float]:
-    """How well the lips of a dubbed case follow its speech, and their correlation with another sentence's mouth."""
+def lip_scores(gaps: Float32Array, case: Case) -> tuple[SyncScore, float]:
+    """How well the lips of a dubbed case follow its speech, and their correlation with another sentence's mouth.
+
+    `gaps (n,)` of the lips: of `mouth_gaps`.
+    """
     track = case.recording.track
-    gaps = mouth_gaps(frames, detector)
     mouth = SpokenMouth(track.opening, track.shut, track.silent)
     # Only where both speak: all sentences begin and end in silence, which correlates any two of them.
     common = min(len(track), len(case.other))
