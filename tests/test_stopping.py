@@ -75,6 +75,14 @@ def files(folder: Path) -> list[Path]:
 Start = Callable[..., Command]
 
 
+@pytest.fixture(autouse=True)
+def hangup_not_ignored() -> Iterator[None]:
+    """Commands inherit what `nohup pytest` ignores, and then do not stop for it."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
     """Starts Python with arguments; a test that fails leaves no process behind either."""
