@@ -13,6 +13,7 @@ from latentsync_trt.cli import COMMANDS
 from latentsync_trt.config import RuntimeOptions, SyncOptions
 from latentsync_trt.export.export_options import ExportOptions
 from latentsync_trt.serve.admission import Limits
+from scripts.site.facts import facts, pages, updated
 from tests.conftest import REPOSITORY
 
 pytest.importorskip("material", reason="needs the extra docs")
@@ -20,6 +21,15 @@ pytestmark = pytest.mark.integration
 
 CITED = {"developer.nvidia.com", "docs.nvidia.com", "filesystem-spec.readthedocs.io", "github.com", "onnxruntime.ai"}
 """Hosts of sources that a reader may click on; nothing is loaded from there."""
+
+HEADLINES = ("README.md", "docs/index.md", "docs/quickstart.md", "docs/comfyui.md")
+"""Pages that state measured numbers only where a row stands behind each."""
+
+COMPUTED = {"0.64 s", "37 GB"}
+"""A window of 16 frames, and a minute of 1080p in float32."""
+
+_BLOCKS = re.compile(r"```.*?```|<!-- table: \w+ -->.*?<!-- /table -->", re.DOTALL)
+_MEASURED = re.compile(r"\d[\d.,]*(?:<!-- \w+ -->)? ?(?:GB|ms|s|seconds|minutes|frames/s|×)(?![\w/])")
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +66,11 @@ def test_plots_name_their_hardware_version_and_rows(site: Path) -> None:
     assert all(re.search(r"(NVIDIA H|AMD ).*ONNX Runtime 1\..*benchmarks/[\w-]+\.json", text) for _, text in plots)
     links = re.findall(r'href="(benchmarks/[^"]+)"', page)  # those of the rest of a page are checked by mkdocs
     assert links and all((site / link).is_file() for link in links)
-    assert re.search(r"<b>\d+\.\d+ s</b>", (site / "index.html").read_text(encoding="utf-8"))
+
+
+def test_the_first_page_has_numbers_of_the_rows(site: Path) -> None:
+    shown = re.findall(r"<b>([\d.]+)[^<]*</b>", (site / "index.html").read_text(encoding="utf-8"))
+    assert shown == [facts()[name] for name in ("pace_512", "eager_times", "least_512_gb", "gpus_times")]
 
 
 def test_pages_load_nothing_from_other_hosts(site: Path) -> None:
@@ -65,3 +79,25 @@ def test_pages_load_nothing_from_other_hosts(site: Path) -> None:
     assert re.findall(r"<(?:script|link|img|iframe|source|video) [^>]*//[^>]*>", html) == []
     sheets = [path.read_text(encoding="utf-8") for path in site.rglob("*.css")]
     assert sheets and not any(re.search(r"(url\(|@import )[\"']?(https?:)?//", sheet) for sheet in sheets)
+
+
+@pytest.mark.parametrize("page", pages(), ids=lambda page: page.name)
+def test_numbers_are_those_of_the_rows(page: Path) -> None:
+    """`python scripts/site/facts.py` writes them."""
+    text = page.read_text(encoding="utf-8")
+    assert text == updated(text)
+
+
+@pytest.mark.parametrize("name", HEADLINES)
+def test_first_pages_state_no_other_measured_number(name: str) -> None:
+    text = _BLOCKS.sub("", (REPOSITORY / name).read_text(encoding="utf-8"))
+    assert [found for found in _MEASURED.findall(text) if "<!--" not in found and found not in COMPUTED] == []
+
+
+def test_a_page_whose_number_differs_is_corrected() -> None:
+    stale = "In 99.9<!-- sync_512_s --> s.\n\n<!-- table: clip -->\nolder\n<!-- /table -->\n"
+    right = updated(stale)
+    assert right == updated(right) != stale
+    assert "99.9" not in right and "older" not in right and right.startswith("In ")
+    with pytest.raises(KeyError):
+        updated("1<!-- no_such_number --> s")

@@ -4,6 +4,7 @@ import re
 from functools import partial
 from pathlib import Path
 
+import facts
 import plots
 import reference
 from mkdocs.config.defaults import MkDocsConfig
@@ -12,18 +13,24 @@ from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parents[2]
 
-PAGES = {"CHANGELOG.md": "changelog.md", "benchmarks/README.md": "benchmarks.md"} | dict.fromkeys(
-    ("LICENSE", "NOTICE"), "license.md"
-)
+PAGES = {
+    "CHANGELOG.md": "changelog.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "benchmarks/README.md": "benchmarks.md",
+    "LICENSE": "license.md",
+    "NOTICE": "license.md",
+}
 """Files outside `docs/` by the page that shows them."""
 
 _MARKER = re.compile(r"^<!-- site: (\w+) ?(\S*) -->$", re.MULTILINE)
+_FACT = re.compile(r"<!-- (?:table: \w+|/table|[a-z]\w+) -->")
 _LINK = re.compile(r"\[([^\]]*)\]\(([\w./-]+)(#[\w-]+)?\)")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Adds the changelog, the licenses, and the rows that pages link to."""
-    files.append(File.generated(config, "changelog.md", abs_src_path=str(ROOT / "CHANGELOG.md")))
+    """Adds pages from the repository's root, the licenses, and the rows that pages link to."""
+    for name in ("CHANGELOG.md", "CONTRIBUTING.md"):
+        files.append(File.generated(config, PAGES[name], abs_src_path=str(ROOT / name)))
     texts = "\n\n".join((ROOT / name).read_text(encoding="utf-8") for name in ("NOTICE", "LICENSE"))
     files.append(File.generated(config, "license.md", content=f"# License\n\n```text\n{texts}\n```\n"))
     for rows in sorted((ROOT / "benchmarks").glob("*.json")):
@@ -34,6 +41,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
     """The page with its made parts, highlighted commands, and links that the site has."""
     source = page.file.abs_src_path
+    markdown = _FACT.sub("", facts.updated(markdown))
     markdown = _with_links(markdown, Path(source).parent if source else ROOT)
     markdown = _MARKER.sub(lambda found: _PARTS[found[1]](*filter(None, [found[2]])), markdown)
     return re.sub(r"^```console$", "```bash", markdown, flags=re.MULTILINE)

@@ -1,17 +1,11 @@
 """Draws the plots of the page of benchmarks from the committed rows, as SVG in the colors of the page."""
 
 import io
-import json
 import re
-from pathlib import Path
-from typing import Any
 
 import matplotlib as mpl
+from facts import Rows, facts
 from matplotlib.figure import Figure
-
-FOLDER = Path(__file__).parents[2] / "benchmarks"
-WINDOW_MS = 640
-"""Video of a window: 16 frames at 25 a second."""
 
 INK = "#010203"
 """Replaced by the page's text color, which changes with its palette."""
@@ -21,54 +15,15 @@ Bar = tuple[str, str, float]
 """Label, color, value."""
 
 
-class Rows:
-    """Reads numbers from the committed rows, and remembers the files."""
-
-    def __init__(self) -> None:
-        self.used: dict[str, Any] = {}
-
-    def number(self, name: str, *keys: str | int | dict[str, Any]) -> float:
-        """The number that the keys lead to; a dict is the first entry of a list that has its items."""
-        found = self.used.setdefault(name, json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8")))
-        for key in keys:
-            found = next(row for row in found if key.items() <= row.items()) if isinstance(key, dict) else found[key]
-        return float(found)
-
-    def median_ms(self, name: str, case: str, preset: str | None = None) -> float:
-        """Median time in a row of `latentsync-trt bench`."""
-        return self.number(name, "rows", {"case": case, "preset": preset}, "time", "median_ms")
-
-    def window_gb(self, name: str) -> float:
-        """Peak of GPU memory while a window is painted."""
-        row = {"case": "one window", "preset": "balanced"}
-        return self.number(name, "rows", row, "memory", "device_bytes") / 1e9
-
-    def pace(self, preset: str, devices: str) -> float:
-        """Seconds of video per second while one clip is painted."""
-        runs = "measured_apart" if preset == "fast" else "two_processes"
-        row = {"preset": preset, "devices": devices}
-        return self.number("sync-cuda-h200-x2-512", runs, row, "windows_per_s") * WINDOW_MS / 1000
-
-    def caption(self) -> str:
-        """Hardware, versions and links to the rows, as HTML."""
-        about = [rows.get("environment", rows) for rows in self.used.values()]
-        cards = {each.get("gpu") or each.get("gpus", [each.get("cpu", "")])[0] for each in about}
-        versions = {f"ONNX Runtime {each['onnxruntime']}" for each in about if "onnxruntime" in each}
-        versions |= {f"TensorRT for RTX {each['tensorrt_rtx']}" for each in about if "tensorrt_rtx" in each}
-        versions |= {f"PyTorch {each['torch']}" for each in about if "pytorch" in each.get("command", "")}
-        links = (f'<a href="benchmarks/{name}.json">{name}</a>' for name in self.used)
-        return f"{', '.join(sorted(filter(None, cards)))}; {', '.join(sorted(versions))}. Rows: {', '.join(links)}."
-
-
 def speed(rows: Rows) -> dict[str, list[Bar]]:
     """GPU work by preset, resolution and card."""
-    bars = []
-    for size, preset, card in (
-        *((512, "quality", "h100"), (512, "balanced", "h100"), (512, "balanced", "h200"), (512, "fast", "h200")),
-        *((256, "balanced", "h100"), (256, "balanced", "h200"), (256, "fast", "h200")),
-    ):
-        seconds = rows.median_ms(f"bench-cuda-{card}-{size}", "one window", preset) / WINDOW_MS
-        bars.append((f"{size} px, {preset}, {card.upper()}", TEAL if card == "h200" else ORANGE, seconds))
+    bars = [
+        (f"{size} px, {preset}, {card.upper()}", color, seconds)
+        for size in (512, 256)
+        for preset in ("quality", "balanced", "fast")
+        for card, color in (("h100", ORANGE), ("h200", TEAL))
+        if (seconds := rows.seconds(preset, size, card)) is not None
+    ]
     return {"seconds of GPU work for a second of video": bars}
 
 
@@ -106,8 +61,8 @@ def memory(rows: Rows) -> dict[str, list[Bar]]:
     """Peak of GPU memory by resolution."""
     bars = []
     for size in (512, 256):
-        bars.append((f"{size} px", TEAL, rows.window_gb(f"bench-cuda-h200-{size}")))
-        bars.append((f"{size} px, --cuda-graph", ORANGE, rows.window_gb(f"bench-cuda-h200-{size}-cuda-graph")))
+        bars.append((f"{size} px, full speed", TEAL, rows.peak_gb(size)))
+        bars.append((f"{size} px, networks in turn", ORANGE, rows.window_gb(f"bench-cuda-h100-{size}")))
     return {"GB of GPU memory at the peak": bars}
 
 
@@ -135,15 +90,12 @@ def figure(name: str) -> str:
 
 def numbers() -> str:
     """The numbers of the first page, as HTML."""
-    rows = Rows()
-    seconds = rows.median_ms("bench-cuda-h200-512", "one window", "fast") / WINDOW_MS
-    times = rows.median_ms("bench-pytorch-h100-512-compiled", "denoise_step eager")
-    times /= rows.median_ms("bench-cuda-h100-512", "denoise_step")
+    known = facts()
     found = {
-        f"{seconds:.2f} s": "of GPU time for a second of 512 px video, preset fast",
-        f"{times:.1f}×": "as fast as PyTorch without torch.compile, on the same kind of GPU",
-        f"{rows.window_gb('bench-cuda-h200-512'):.1f} GB": "of GPU memory at 512 px, however long the clip",
-        f"{rows.pace('balanced', '0,1') / rows.pace('balanced', '0'):.2f}×": "as fast with a second GPU",
+        f"{known['pace_512']} frames/s": "painted at 512 px with preset fast, on one H200",
+        f"{known['eager_times']}×": "as fast as PyTorch without torch.compile, on the same card",
+        f"{known['least_512_gb']} GB": f"of GPU memory is enough at 512 px; full speed takes {known['full_512_gb']}",
+        f"{known['gpus_times']}×": "as fast with a second GPU",
     }
     return "".join(f"<div><b>{number}</b><span>{text}</span></div>" for number, text in found.items())
 

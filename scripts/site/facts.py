@@ -1,0 +1,222 @@
+"""Numbers and tables that several pages name, from the committed rows and from the code.
+
+    python scripts/site/facts.py      # writes them into README.md and docs/
+
+A number stands before the comment with its name, as `21.6<!-- sync_512_s --> s`; a table between `<!-- table: clip -->`
+and `<!-- /table -->`. The site is built with the rows' values, and a test compares those in the files.
+"""
+
+import json
+import re
+from dataclasses import replace
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+from latentsync_trt.bundle.find import demo_folder
+from latentsync_trt.bundle.manifest import Bundle
+from latentsync_trt.cli import model
+from latentsync_trt.export.published import LATENTSYNC, VAE
+from latentsync_trt.runtime.networks.batching import needed_bytes
+from latentsync_trt.runtime.providers.table import CUDA
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "benchmarks"
+CLIP, START = "sync-cuda-h200-fast", "sync-cuda-h100-start"
+"""Rows of whole clips: today's speed, and memory and start-up."""
+_START_CASES = {512: "later run", 256: "256 px, later run"}
+
+FPS = 25
+WINDOW_MS = 640
+"""Video of a window: 16 frames at 25 a second."""
+
+WEIGHT_BYTES = {
+    "unet.weights": 2 * 1_270_000_000 + 140_000_000,
+    "vae.weights": 2 * 83_700_000,
+    "audio_encoder.weights": 2 * 8_200_000,
+}
+"""Of the published networks in float16, with the kernels that the CUDA form stores besides."""
+
+_NUMBER = re.compile(r"[\d.,]*(<!-- ([a-z]\w+) -->)")
+_TABLE = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- /table -->)", re.DOTALL)
+
+
+class Rows:
+    """Reads numbers from the committed rows, and remembers the files."""
+
+    def __init__(self) -> None:
+        self.used: dict[str, Any] = {}
+
+    def number(self, name: str, *keys: str | int | dict[str, Any]) -> float:
+        """The number that the keys lead to; a dict is the first entry of a list that has its items."""
+        found = self.used.setdefault(name, json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8")))
+        for key in keys:
+            found = next(row for row in found if key.items() <= row.items()) if isinstance(key, dict) else found[key]
+        return float(found)
+
+    def median_ms(self, name: str, case: str, preset: str | None = None) -> float:
+        """Median time in a row of `latentsync-trt bench`."""
+        return self.number(name, "rows", {"case": case, "preset": preset}, "time", "median_ms")
+
+    def window_gb(self, name: str) -> float:
+        """Peak of GPU memory while a window is painted."""
+        row = {"case": "one window", "preset": "balanced"}
+        return self.number(name, "rows", row, "memory", "device_bytes") / 1e9
+
+    def pace(self, preset: str, devices: str) -> float:
+        """Seconds of video per second while one clip is painted."""
+        runs = "measured_apart" if preset == "fast" else "two_processes"
+        row = {"preset": preset, "devices": devices}
+        return self.number("sync-cuda-h200-x2-512", runs, row, "windows_per_s") * WINDOW_MS / 1000
+
+    def seconds(self, preset: str, size_px: int, card: str) -> float | None:
+        """GPU seconds for a second of video, None where no row has them; `fast` is from whole clips."""
+        if preset == "fast" and card == "h200":
+            return FPS / self.number(CLIP, "rows", {"resolution_px": size_px}, "frames_per_s")
+        if preset == "fast":
+            return FPS / self.number(START, "rows", {"case": _START_CASES[size_px]}, "frames_per_s")
+        try:
+            return self.median_ms(f"bench-cuda-{card}-{size_px}", "one window", preset) / WINDOW_MS
+        except StopIteration:
+            return None
+
+    def peak_gb(self, size_px: int) -> float:
+        """Peak of GPU memory in a run at full speed."""
+        return self.number(START, "rows", {"case": _START_CASES[size_px]}, "peak_gb")
+
+    def caption(self) -> str:
+        """Hardware, versions and links to the rows, as HTML."""
+        about = [rows.get("environment", rows) for rows in self.used.values()]
+        cards = {each.get("gpu") or each.get("gpus", [each.get("cpu", "")])[0] for each in about}
+        versions = {f"ONNX Runtime {each['onnxruntime']}" for each in about if "onnxruntime" in each}
+        versions |= {f"TensorRT for RTX {each['tensorrt_rtx']}" for each in about if "tensorrt_rtx" in each}
+        versions |= {f"PyTorch {each['torch']}" for each in about if "pytorch" in each.get("command", "")}
+        links = (f'<a href="benchmarks/{name}.json">{name}</a>' for name in self.used)
+        return f"{', '.join(sorted(filter(None, cards)))}; {', '.join(sorted(versions))}. Rows: {', '.join(links)}."
+
+
+@cache
+def facts() -> dict[str, str]:
+    """Every number by its name, as the pages have it."""
+    rows = Rows()
+    clip = partial(rows.number, CLIP)
+    eager_ms = clip("pytorch_eager", "denoise_step_ms")
+    found = {
+        "clip_s": (clip("clip", "duration_s"), 2),
+        "eager_times": (eager_ms / clip("rows", {"resolution_px": 512}, "denoise_step_ms"), 1),
+        "gpus_times": (clip("two_gpus", "times_as_fast"), 2),
+        "weights_gb": ((LATENTSYNC["1.6"].size_bytes + VAE.size_bytes) / 1e9, 1),
+        "bundle_gb": (model._BUNDLE_BYTES["fp16"] / 1e9, 1),
+        "export_gb": (model._MEMORY_BYTES["fp16"] / 1e9, 1),
+        "no_graphs_gb": (rows.number(START, "rows", {"case": "later run, --no-cuda-graph"}, "peak_gb"), 1),
+        "least_512_gb": (_least_free_gb(rows), 1),
+        "least_256_gb": (rows.number("sync-cuda-h200-256-fp16-low-memory-5gb-free", "free_device_gb"), 1),
+        "download_gb": (rows.number("install-cpu", "downloaded_gb"), 1),
+        "install_gb": (rows.number("install-cpu", "installed_gb"), 1),
+        "demo_s": (rows.number("install-cpu", "rows", 0, "make_demo_s"), 0),
+    }
+    for size_px in (512, 256):
+        row = {"resolution_px": size_px}
+        found |= {
+            f"sync_{size_px}_s": (clip("rows", row, "process_s"), 1),
+            f"pace_{size_px}": (clip("rows", row, "frames_per_s"), 1 if size_px == 512 else 0),
+            f"times_{size_px}": (clip("rows", row, "frames_per_s") / FPS, 1),
+            f"peak_{size_px}_gb": (rows.peak_gb(size_px), 1),
+            f"turns_{size_px}_gb": (rows.window_gb(f"bench-cuda-h100-{size_px}"), 1),
+            f"full_{size_px}_gb": (_needed_gb(size_px, side_by_side=True, recorded=True), 1),
+        }
+    return {name: f"{number:.{digits}f}" for name, (number, digits) in found.items()}
+
+
+def _least_free_gb(rows: Rows) -> float:
+    """The least free memory with which a run at 512 px came to its end."""
+    name = "sync-cuda-h200-512-short-of-memory"
+    return rows.number(name, "rows", {"graph_form": "auto, --low-memory", "free_gb": 6.8}, "free_gb")
+
+
+@cache
+def _manifest() -> Any:
+    """Of the published networks in float16."""
+    small = Bundle.load(demo_folder(), verify=False).manifest
+    files = {name: replace(entry, bytes=WEIGHT_BYTES.get(name, entry.bytes)) for name, entry in small.files.items()}
+    return replace(
+        small, frames=16, precision="fp16", unet={**small.unet, "widths": [320, 640, 1280, 1280]}, files=files
+    )
+
+
+def _needed_gb(size_px: int, **how: bool) -> float:
+    """Free GPU memory from which on a run works in this way."""
+    return needed_bytes(replace(_manifest(), resolution_px=size_px), provider=CUDA, form="cuda", **how) / 1e9
+
+
+def clip_table() -> str:
+    """Speed of whole clips, and of a step beside PyTorch."""
+    rows, known = Rows(), facts()
+    steps = [rows.number(CLIP, "rows", {"resolution_px": size_px}, "denoise_step_ms") for size_px in (512, 256)]
+    eager_ms = rows.number(CLIP, "pytorch_eager", "denoise_step_ms")
+    return _table(
+        ("one H200, `--preset fast`", "512 px (1.6)", "256 px (1.5)"),
+        (f"a clip of {known['clip_s']} s, the whole command", f"{known['sync_512_s']} s", f"{known['sync_256_s']} s"),
+        ("frames per second while it paints", known["pace_512"], known["pace_256"]),
+        ("one denoising step", *(f"{step:.1f} ms" for step in steps)),
+        ("… in PyTorch, eager", f"{eager_ms:.0f} ms", ""),
+    )
+
+
+def seconds_table() -> str:
+    """GPU seconds for a second of video."""
+    rows, cards = Rows(), [(size_px, card) for size_px in (512, 256) for card in ("h100", "h200")]
+    lines = []
+    for preset, label in (("quality", ""), ("balanced", " (default)"), ("fast", "")):
+        found = [rows.seconds(preset, *each) for each in cards]
+        lines.append((f"`--preset {preset}`{label}", *("" if each is None else f"{each:.2f}" for each in found)))
+    return _table(("", *(f"{size_px} px, {card.upper()}" for size_px, card in cards)), *lines)
+
+
+def memory_table() -> str:
+    """What a run does with the GPU memory that it finds free."""
+    known = facts()
+    full, no_graphs, turns = (
+        tuple(f"{_needed_gb(size_px, side_by_side=side, recorded=recorded):.1f} GB" for size_px in (512, 256))
+        for side, recorded in ((True, True), (True, False), (False, False))
+    )
+    side_by_side = (
+        "a window is encoded and another decoded while a third is denoised; steps replay recorded CUDA graphs"
+    )
+    least = f"{known['least_512_gb']} and {known['least_256_gb']} GB free were enough"
+    return _table(
+        ("free at 512 px", "at 256 px", "what a run does", "GB in use, measured"),
+        (*full, side_by_side, f"{known['peak_512_gb']}; {known['peak_256_gb']}"),
+        (*no_graphs, "the same without CUDA graphs, as with `--no-cuda-graph`", known["no_graphs_gb"]),
+        (*turns, "windows pass the networks in turn", f"{known['turns_512_gb']}; {known['turns_256_gb']}"),
+        ("less", "less", f"one network at a time is on the GPU, as with `--low-memory`: {least}", ""),
+    )
+
+
+def _table(head: tuple[str, ...], *lines: tuple[str, ...]) -> str:
+    """A Markdown table; columns of short cells are aligned to the right."""
+    short = [max(len(line[column]) for line in lines) <= 10 for column in range(len(head))]
+    rule = tuple("---:" if each else "---" for each in short)
+    return "".join(f"|{''.join(f' {cell} |' if cell else ' |' for cell in line)}\n" for line in (head, rule, *lines))
+
+
+_TABLES = {"clip": clip_table, "memory": memory_table, "seconds": seconds_table}
+
+
+def updated(text: str) -> str:
+    """A page with the numbers and tables of today's rows. Raises `KeyError` for a name that does not exist."""
+    text = _TABLE.sub(lambda found: f"{found[1]}\n{_TABLES[found[2]]()}\n{found[3]}", text)
+    return _NUMBER.sub(lambda found: facts()[found[2]] + found[1], text)
+
+
+def pages() -> list[Path]:
+    """The files with such numbers."""
+    return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+if __name__ == "__main__":
+    for page in pages():
+        text = page.read_text(encoding="utf-8")
+        if text != (new := updated(text)):
+            page.write_text(new, encoding="utf-8", newline="\n")
+            print(f"{page.relative_to(ROOT)}: written")
