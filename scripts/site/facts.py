@@ -10,6 +10,7 @@ import json
 import re
 from dataclasses import replace
 from functools import cache, partial
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -193,6 +194,39 @@ def memory_table() -> str:
     )
 
 
+PRESETS_OF_COST = ((512, "quality"), (512, "balanced"), (512, "fast"), (256, "balanced"), (256, "fast"))
+_CORE_S = {512: 2.4, 256: 2.3}
+"""Core-seconds for a second of video, besides those that feed a painting GPU."""
+_FEEDING_CORES = 1.4
+_HOURS, _USE, _PRICE = 1000, 0.9, 3.0
+"""Hours of video a day; share of the day that GPUs are at work; dollars for a GPU-hour."""
+
+
+def cost_table() -> str:
+    """What one H100 does in an hour, and the CPU cores that it needs for that."""
+    lines = []
+    for size_px, preset in PRESETS_OF_COST:
+        seconds = Rows().seconds(preset, size_px, "h100")
+        assert seconds is not None
+        cores = _CORE_S[size_px] / seconds + _FEEDING_CORES
+        lines.append((f"{size_px} px, `{preset}`", f"{seconds:.2f}", f"{60 / seconds:.0f}", f"{cores:.1f}"))
+    return _table(("one H100", "`f`", "minutes of video per hour", "CPU cores"), *lines)
+
+
+def thousand_hours_table() -> str:
+    """GPUs, CPU cores and price of a thousand hours of video a day."""
+    lines = []
+    for size_px, preset in PRESETS_OF_COST:
+        seconds = Rows().seconds(preset, size_px, "h100")
+        assert seconds is not None
+        gpus = ceil(_HOURS * seconds / 24 / _USE)
+        cores = _HOURS * _CORE_S[size_px] / 24 / _USE + _FEEDING_CORES * gpus
+        minute = seconds * _PRICE / 60 / _USE
+        money = f"${minute:.3f}", f"${minute * 60 * _HOURS:,.0f}"
+        lines.append((f"{size_px} px, `{preset}`", str(gpus), f"{cores:.0f}", *money))
+    return _table((f"{_HOURS:,} hours a day on H100s", "GPUs", "CPU cores", "a minute", "a day"), *lines)
+
+
 def _table(head: tuple[str, ...], *lines: tuple[str, ...]) -> str:
     """A Markdown table; columns of short cells are aligned to the right."""
     short = [max(len(line[column]) for line in lines) <= 10 for column in range(len(head))]
@@ -200,7 +234,13 @@ def _table(head: tuple[str, ...], *lines: tuple[str, ...]) -> str:
     return "".join(f"|{''.join(f' {cell} |' if cell else ' |' for cell in line)}\n" for line in (head, rule, *lines))
 
 
-_TABLES = {"clip": clip_table, "memory": memory_table, "seconds": seconds_table}
+_TABLES = {
+    "clip": clip_table,
+    "cost": cost_table,
+    "memory": memory_table,
+    "seconds": seconds_table,
+    "thousand": thousand_hours_table,
+}
 
 
 def updated(text: str) -> str:

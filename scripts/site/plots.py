@@ -94,7 +94,7 @@ def numbers() -> str:
     found = {
         f"{known['pace_512']} frames/s": "painted at 512 px with preset fast, on one H200",
         f"{known['eager_times']}×": "as fast as PyTorch without torch.compile, on the same card",
-        f"{known['least_512_gb']} GB": f"of GPU memory is enough at 512 px; full speed takes {known['full_512_gb']}",
+        f"{known['least_512_gb']} GB": f"of GPU memory is enough at 512 px; {known['full_512_gb']} for full speed",
         f"{known['gpus_times']}×": "as fast with a second GPU",
     }
     return "".join(f"<div><b>{number}</b><span>{text}</span></div>" for number, text in found.items())
