@@ -36,14 +36,14 @@ class LipMeasure:
         return "cannot tell whether lips follow the speech: too short"
 
     @property
-    def figures(self) -> str:
-        """The numbers behind the verdict; empty without any."""
+    def with_figures(self) -> str:
+        """The verdict, and the numbers behind it."""
         parts = []
         if self.agreement is not None and self.distinct is not None:
             parts.append(f"agreement {self.agreement:.2f}, {self.distinct:.1f} deviations above chance")
         if self.shut_in_silence is not None:
             parts.append(f"shut in {self.shut_in_silence:.0%} of the silence")
-        return ", ".join(parts)
+        return "; ".join([str(self), *filter(None, [", ".join(parts)])])
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class Measures:
         rows = list[tuple[str, str]]()
         for lips in self.lips:
             name = f"lips of speaker {lips.speaker}" if several else "lips"
-            rows.append((name, "; ".join(filter(None, (str(lips), lips.figures)))))
+            rows.append((name, lips.with_figures))
         rows += [("SyncNet", str(found or TOO_SHORT)) for found in self.syncnet]
         picture = [
             *([] if self.seam is None else [f"seam {self.seam:.1f}×"]),

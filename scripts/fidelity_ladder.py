@@ -5,7 +5,7 @@
 
 Held-out sentences are dubbed once with every variant. The generated part of each face is compared with that of the
 reference (float32, 20 DDIM steps, all full); the lips with the mouth that belongs to the sentence. Costs are in guided
-full steps; an unguided step counts half, a cached one what it took here. Writes FILE.json and FILE.md.
+full steps; an unguided step counts half, a cached one what it took here. Writes FILE.json and FILE.md after each line.
 """
 
 import argparse
@@ -117,10 +117,11 @@ def main() -> None:
     variants = list(ladder(tuple(bundles), arguments.plans))
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench({name: Path(path) for name, path in bundles.items()}, arguments.provider, Path(folder))
-        rungs = bench.climb(variants, held_out_cases(arguments.sentences))
-    rows = setting(arguments.fp32, arguments.provider, bench) | {"rungs": [asdict(rung) for rung in rungs]}
-    arguments.out.with_suffix(".json").write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
-    arguments.out.with_suffix(".md").write_text(table(rungs) + "\n", encoding="utf-8")
+        for rungs in bench.climb(variants, held_out_cases(arguments.sentences)):
+            rows = setting(arguments.fp32, arguments.provider, bench) | {"rungs": [asdict(rung) for rung in rungs]}
+            arguments.out.with_suffix(".json").write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
+            arguments.out.with_suffix(".md").write_text(table(rungs) + "\n", encoding="utf-8")
+            print(rungs[-1], flush=True)
     print(table(rungs))
 
 
@@ -167,13 +168,13 @@ class Bench:
         full, cached = mean_ms.values()
         return float(np.median(cached) / np.median(full)) if cached else 0.12
 
-    def climb(self, variants: list[Variant], cases: list[Case]) -> list[Rung]:
-        """A rung for each variant, the first of which is the reference."""
+    def climb(self, variants: list[Variant], cases: list[Case]) -> Iterator[list[Rung]]:
+        """After each variant, the rungs so far; the first is the reference."""
         self.cases = cases
         inputs = [write_inputs(case, self._renderer, self.folder) for case in cases]
         first: Dubbed | None = None
-        rungs = []
-        for variant in variants:
+        rungs = list[Rung]()
+        for count, variant in enumerate(variants, 1):
             with LipSync.from_bundle(self.bundles[variant.bundle], self.provider) as lip_sync:
                 outs = [self.folder / f"{case.number}-out.mkv" for case in cases]
                 for clip, out in zip(inputs, outs, strict=True):
@@ -182,9 +183,8 @@ class Bench:
             made = Dubbed(self._generated(inputs, outs), gaps)
             first = first or made
             rungs.append(self._rung(variant, made, first))
-            print(rungs[-1], flush=True)
-        costs = map(self._cost, variants)
-        return [replace(rung, cost_full_steps=cost) for rung, cost in zip(rungs, costs, strict=True)]
+            costs = map(self._cost, variants[:count])  # what a cached step takes is known better after each variant
+            yield [replace(rung, cost_full_steps=cost) for rung, cost in zip(rungs, costs, strict=True)]
 
     def _cost(self, variant: Variant) -> float:
         return round(full_step_equivalents(plan_for(variant.options), self.cached_share), 2)

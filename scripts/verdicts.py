@@ -45,7 +45,7 @@ def talk_of(video: Path, audio: Path) -> Talk:
     """The lips of `video` and the voice in `audio`."""
     loudness = Loudness()
     deque(loudness.passing(read_audio_blocks(audio)), maxlen=0)
-    gaps, voice_db = measure_clip(video, audio).gaps, loudness.voice_db()
+    gaps, voice_db = measure_clip(video, audio).gaps, loudness.levels_db()[:, 1:]
     count = min(len(gaps), len(voice_db))
     return gaps[:count], voice_db[:count]
 

@@ -119,7 +119,7 @@ def test_the_known_mouth_follows_its_own_speech_only() -> None:
     loudness = Loudness()
     for _ in loudness.passing(read_audio_blocks(SPEECH)):
         pass
-    opening, voice_db = spoken_mouth().opening, loudness.voice_db()
+    opening, voice_db = spoken_mouth().opening, loudness.levels_db()[:, 1:]
     gaps = 0.03 + 0.2 * opening[: len(voice_db)]
     found = following(gaps, voice_db[: len(gaps)])
     assert (found.distinct >= FOLLOWS, found.late_frames) == (True, 0)

@@ -51,8 +51,8 @@ def curves(
 
 
 def test_a_known_mouth_is_scored_by_what_it_should_do(curves: Curves) -> None:
-    found = score(curves)
-    assert found.known
+    assert curves.mouth is not None
+    found = score(curves.gaps, curves.mouth)
     assert found.opening > SEEN_CORRELATION
     assert found.lag_frames == 0
     assert (found.closures, found.silence) == (1.0, 1.0)
@@ -78,6 +78,7 @@ def test_faces_are_cut_out_where_the_source_has_them_and_masked(
 
 
 def test_a_clip_without_a_face_cannot_be_scored(tmp_path: Path) -> None:
-    blank = write_face(tmp_path / "blank.mp4", 5, blank=range(5))
+    found = measure_clip(write_face(tmp_path / "blank.mp4", 5, blank=range(5)), SPEECH, spoken_mouth())
+    assert found.mouth is not None
     with pytest.raises(InputError, match="too few show a face"):
-        score(measure_clip(blank, SPEECH))
+        score(found.gaps, found.mouth)

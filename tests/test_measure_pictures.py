@@ -96,15 +96,17 @@ def test_a_difference_counts_in_the_part_that_holds_it() -> None:
 def test_lips_are_compared_with_the_speech_and_with_each_other() -> None:
     gaps = np.abs(np.sin(np.arange(40) / 3)).astype(np.float32) / 4
     mouth = SpokenMouth(gaps * 4, gaps < 0.02, np.zeros(40, np.bool_))
-    level_db = np.zeros(40, np.float32)
+    levels_db = np.zeros((40, 3), np.float32)
     late = np.roll(gaps, 2)
     late[5] = np.nan
-    found = compare_lips(Curves(gaps, level_db, mouth), Curves(late, level_db, mouth), "clip")
-    assert (found.a.lag_frames, found.b.lag_frames) == (0, 2)
-    assert found.alike < found.a.opening
+    found = compare_lips(Curves(gaps, levels_db, mouth), Curves(late, levels_db, mouth), "clip")
+    assert found.spoken is not None
+    assert [each.lag_frames for each in found.spoken] == [0, 2]
+    assert found.alike < found.spoken[0].opening
+    assert found.a.verdict == "cannot tell"
     assert found.apart > 0
     assert found.moved_a == pytest.approx(float(gaps.std()))
-    same = compare_lips(Curves(gaps, level_db, mouth), Curves(gaps, level_db, mouth), "clip")
+    same = compare_lips(Curves(gaps, levels_db, mouth), Curves(gaps, levels_db, mouth), "clip")
     assert (same.alike, same.apart) == (1.0, 0.0)
     with pytest.raises(InputError, match=r"clip: 40 frames, of which too few show a face.*longer clip"):
-        compare_lips(Curves(gaps, level_db), Curves(np.full_like(gaps, np.nan), level_db), "clip")
+        compare_lips(Curves(gaps, levels_db), Curves(np.full_like(gaps, np.nan), levels_db), "clip")

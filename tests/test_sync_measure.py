@@ -36,7 +36,7 @@ def test_a_shifted_mouth_is_measured_as_shifted(spoken: tuple[MouthTrack, Float3
 
 def test_closures_and_silence_are_seen(spoken: tuple[MouthTrack, Float32Array]) -> None:
     track, gaps = spoken
-    found = score(Curves(gaps, gaps, SpokenMouth(track.opening, track.shut, track.silent)))
+    found = score(gaps, SpokenMouth(track.opening, track.shut, track.silent))
     assert (found.closures, found.silence) == (1.0, 1.0)
     assert closed_rate(gaps, track.opening > 0.2) == 0.0
 
@@ -56,10 +56,11 @@ def test_loudness_follows_the_sound_and_finds_silence() -> None:
     tone = (np.sin(2 * np.pi * 220 * time) * (time >= 1.0)).astype(np.float32)
     loudness = Loudness()
     assert sum(map(len, loudness.passing(np.split(tone, [1, 700, 25_000])))) == len(tone)
-    level_db = loudness.level_db()
-    assert level_db.shape == (50,)
+    levels_db = loudness.levels_db()
+    assert levels_db.shape == (50, 3)
+    level_db = levels_db[:, 0]
     assert level_db[:24].max() <= -100
     assert level_db[27:49].min() > -1
-    silent = Curves(level_db, level_db).silent
+    silent = Curves(level_db, levels_db).silent
     assert silent[:20].all()
     assert not silent[22:].any()

@@ -37,7 +37,7 @@ _NOT_FOR_BENCH = ("build", "preset", "verify")
 
 _HEADS = "what", "scenario", "median", "p5–p95 ms", "runs", "rate", "longest parts", "quality", "memory"
 
-_FORMAT = 3
+_FORMAT = 4
 
 _LEAST_SIDE_PX = 256
 """Faces are compared at this resolution, or at the networks' where that is higher."""

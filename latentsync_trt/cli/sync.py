@@ -23,7 +23,6 @@ from latentsync_trt.stopping import interruption
 
 if TYPE_CHECKING:
     from latentsync_trt.measure.clips import Clip
-    from latentsync_trt.measure.lips import SyncScore
     from latentsync_trt.types import ProgressCallback
 
 SOURCE, RESULT, PICTURE, PLOT = "source.mp4", "out.mp4", "side_by_side.png", "sync.png"
@@ -151,8 +150,8 @@ def demo(out: Path, audio: Path | None, video: Path | None, bundle: str, preset:
         click.echo(f"look at {out / RESULT}, {out / PICTURE} and {out / PLOT}")
 
 
-def look_at(out: Path, clip: "Clip", bundle: str, on_progress: "ProgressCallback | None" = None) -> "SyncScore":
-    """Measures the result of `clip` in the folder `out` and draws both pictures there.
+def look_at(out: Path, clip: "Clip", bundle: str, on_progress: "ProgressCallback | None" = None) -> str:
+    """Measures the result of `clip` in the folder `out` and draws both pictures there; returns how lips follow.
 
     Raises:
         InputError: too few frames show a face. OutputError: a picture cannot be written.
@@ -160,14 +159,14 @@ def look_at(out: Path, clip: "Clip", bundle: str, on_progress: "ProgressCallback
     from latentsync_trt.bundle.find import find_bundle
     from latentsync_trt.bundle.manifest import read_manifest
     from latentsync_trt.measure.clips import choose_moments, face_views, masked, measure_clip, square_rgb
-    from latentsync_trt.measure.lips import score
+    from latentsync_trt.measure.lips import measured, score
     from latentsync_trt.measure.page import SHOWN_PX, face_grid, sync_figure, write_png
     from latentsync_trt.media.playback import Playback
     from latentsync_trt.media.reader import delays_of, read_frames
 
     delays = delays_of(clip.video, clip.audio)
     curves = measure_clip(out / RESULT, clip.audio, clip.mouth, delay_s=delays.sound_s, on_progress=on_progress)
-    found = score(curves)
+    found = str(score(curves.gaps, curves.mouth)) if curves.mouth else measured(curves).with_figures
     write_png(out / PLOT, sync_figure({"measured in the result": curves}, f"Lips: {found}"))
     resolution_px = read_manifest(find_bundle(bundle)[0]).resolution_px
     extended = Playback(Fraction(MODEL_FPS), Fraction(len(curves), MODEL_FPS), SyncOptions().extend, delays.picture_s)

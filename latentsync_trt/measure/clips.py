@@ -93,17 +93,17 @@ def measure_clip(
     """
     loudness = Loudness()
     deque(loudness.passing(read_audio_blocks(audio, delay_s=delay_s)), maxlen=0)
-    level_db = loudness.level_db()
+    levels_db = loudness.levels_db()
 
     def passing(frames: Iterable[UInt8Array]) -> Iterator[UInt8Array]:
         for done, frame in enumerate(frames, 1):
             yield frame
             if on_progress is not None:
-                on_progress(Progress("measuring", done, len(level_db)))
+                on_progress(Progress("measuring", done, len(levels_db)))
 
     frames = square_rgb(video, read_frames(video, Playback(Fraction(MODEL_FPS))))
     gaps = mouth_gaps(passing(frames), meter=meter)
-    return joined(gaps, level_db, mouth)
+    return joined(gaps, levels_db, mouth)
 
 
 def mouth_gaps(

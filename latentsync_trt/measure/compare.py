@@ -14,12 +14,12 @@ import numpy as np
 from latentsync_trt.config import MODEL_FPS, Extend
 from latentsync_trt.errors import InputError
 from latentsync_trt.measure.clips import Clip, Faces, choose_moments, face_views, measure_clip, square_rgb
-from latentsync_trt.measure.lips import Curves, SyncScore, agreement, joined, score
+from latentsync_trt.measure.lips import Curves, SyncScore, agreement, joined, measured, score
 from latentsync_trt.measure.page import SHOWN_PX, Section, face_grid, svg, sync_figure, write_page, write_png
 from latentsync_trt.measure.pictures import FlickerMeter, Likeness, LikenessMeter, generated_part, mouth_part
 from latentsync_trt.measure.syncnet import SyncMeter
 from latentsync_trt.measure.syncnet import sections as syncnet_sections
-from latentsync_trt.measures import TOO_SHORT, SyncNetMeasure
+from latentsync_trt.measures import TOO_SHORT, LipMeasure, SyncNetMeasure
 from latentsync_trt.media.audio import read_audio_blocks
 from latentsync_trt.media.playback import Playback
 from latentsync_trt.media.reader import delays_of, read_frames
@@ -48,12 +48,14 @@ _METHOD = (
 class Lips:
     """How the lips of both follow the speech, and B's follow A's.
 
-    Of the gap between the lips, in distances between the outer corners of the eyes: `moved_a`,
-    `moved_b`, its standard deviation; `alike`, the correlation of both; `apart`, their mean difference.
+    `spoken`: both beside the mouth that belongs to the speech, where it is known. Of the gap between the lips, in
+    distances between the outer corners of the eyes: `moved_a`, `moved_b`, its standard deviation; `alike`, the
+    correlation of both; `apart`, their mean difference.
     """
 
-    a: SyncScore
-    b: SyncScore
+    a: LipMeasure
+    b: LipMeasure
+    spoken: tuple[SyncScore, SyncScore] | None
     moved_a: float
     moved_b: float
     alike: float
@@ -109,10 +111,10 @@ def measure(
         cannot be written. MediaError: one cannot be read.
     """
     delays = delays_of(clip.video, clip.audio)
-    measured = partial(measure_clip, delay_s=delays.sound_s, on_progress=on_progress)
+    curves_of = partial(measure_clip, delay_s=delays.sound_s, on_progress=on_progress)
     pairs = zip(videos, meters or (None, None), strict=True)
-    a, b = (measured(video, clip.audio, clip.mouth, meter=meter) for video, meter in pairs)
-    a, b = joined(a.gaps[: len(b)], a.level_db, a.mouth), joined(b.gaps[: len(a)], b.level_db, b.mouth)
+    a, b = (curves_of(video, clip.audio, clip.mouth, meter=meter) for video, meter in pairs)
+    a, b = joined(a.gaps[: len(b)], a.levels_db, a.mouth), joined(b.gaps[: len(a)], b.levels_db, b.mouth)
     lips = compare_lips(a, b, clip.video.name)
     played = Playback(Fraction(MODEL_FPS), Fraction(len(a), MODEL_FPS))
     source = read_frames(clip.video, replace(played, extend=extend, delay_s=delays.picture_s))
@@ -136,13 +138,14 @@ def compare_lips(a: Curves, b: Curves, name: str) -> Lips:
         InputError: too few frames of one, or of both at the same time, show a face.
     """
     try:
-        scores = score(a), score(b)
+        spoken = (score(a.gaps, a.mouth), score(b.gaps, b.mouth)) if a.mouth and b.mouth else None
         alike = agreement(b.gaps, a.gaps).correlation
     except InputError as error:
         raise InputError(f"{name}: {error}; give a longer clip, or one that shows the face", usage=False) from error
     alike = 1.0 if np.array_equal(a.gaps, b.gaps, equal_nan=True) else alike
     moved_a, moved_b = (float(np.nanstd(each.gaps)) for each in (a, b))
-    return Lips(*scores, moved_a, moved_b, alike, apart=float(np.nanmean(np.abs(a.gaps - b.gaps))))
+    apart = float(np.nanmean(np.abs(a.gaps - b.gaps)))
+    return Lips(measured(a), measured(b), spoken, moved_a, moved_b, alike, apart)
 
 
 class FaceMeter:
@@ -187,13 +190,15 @@ def lines_of(clip: ClipResults) -> Iterator[Line]:
     yield "generated part", "", "", str(clip.areas["generated"])
     yield "mouth", "", "", str(clip.areas["mouth"])
     lips, a, b = clip.lips, clip.lips.a, clip.lips.b
-    target = "the spoken mouth" if a.known else "loudness"
-    yield f"opening follows {target}, r", f"{a.opening:.3f}", f"{b.opening:.3f}", f"{b.opening - a.opening:+.3f}"
-    yield "frames late", f"{a.lag_frames}", f"{b.lag_frames}", f"{b.lag_frames - a.lag_frames:+}"
-    shares = (("m, b, p shown shut", a.closures, b.closures), ("shut in silence", a.silence, b.silence))
-    for name, ours, theirs in shares:
-        if not (math.isnan(ours) or math.isnan(theirs)):
-            yield name, f"{ours:.0%}", f"{theirs:.0%}", f"{100 * (theirs - ours):+.0f} points"
+    yield "lips", f"{a}", f"{b}", ""
+    yield from _beside("agreement with the voice, r", a.agreement, b.agreement, ".2f")
+    yield from _beside("deviations above chance", a.distinct, b.distinct, ".1f")
+    if lips.spoken is not None:
+        first, second = lips.spoken
+        yield from _beside("opening follows the spoken mouth, r", first.opening, second.opening, ".3f")
+        yield from _beside("frames late", first.lag_frames, second.lag_frames, "d")
+        yield from _beside("m, b, p shown shut", first.closures, second.closures, ".0%")
+    yield from _beside("shut in silence", a.shut_in_silence, b.shut_in_silence, ".0%")
     ratio = f"{lips.moved_b / lips.moved_a:.2f}×" if lips.moved_a else "–"
     yield "lips move by", f"{lips.moved_a:.4f}", f"{lips.moved_b:.4f}", ratio
     yield "lips of B follow A's, r", "", "", f"{lips.alike:.3f}, {lips.apart:.4f} apart"
@@ -202,6 +207,13 @@ def lines_of(clip: ClipResults) -> Iterator[Line]:
         yield "SyncNet", first, second, ""
     flicker = ["–" if value is None else f"{value:.3g}" for value in clip.flicker.values()]
     yield f"flicker, levels (source {flicker[0]})", flicker[1], flicker[2], f"{flicker[3]} in the difference"
+
+
+def _beside(name: str, a: float | None, b: float | None, form: str) -> Iterator[Line]:
+    """A line of two numbers in one format, and by how much B's is higher; none where one is unknown."""
+    if not (a is None or b is None or math.isnan(a) or math.isnan(b)):
+        change = f"{100 * (b - a):+.0f} points" if form.endswith("%") else format(b - a, f"+{form}")
+        yield name, format(a, form), format(b, form), change
 
 
 def write_report(

@@ -1,7 +1,7 @@
 """How well lips follow speech, from pictures and sound alone, without a network trained on speech. Pure.
 
-FaceMesh gives the gap between the lips, frame by frame. It is compared with the known mouth that belongs to the speech,
-if there is one, else with the loudness of the sound. All curves have one value per frame at the model's rate.
+FaceMesh gives the gap between the lips, frame by frame. It is compared with the voice, and with the mouth that belongs
+to the speech where that is known. All curves have one value per frame at the model's rate.
 """
 
 import math
@@ -13,6 +13,7 @@ import numpy as np
 
 from latentsync_trt.config import MODEL_FPS
 from latentsync_trt.errors import InputError
+from latentsync_trt.measures import LipMeasure, Verdict
 from latentsync_trt.media.audio import SPEECH_RATE_HZ
 from latentsync_trt.media.demo_clip import SpokenMouth
 from latentsync_trt.types import BoolArray, Float32Array, Float64Array
@@ -41,6 +42,7 @@ _BANDS_HZ = ((100, 600), (700, 3500))
 Loudness alone says little about real mouths, where m and n are loud: r = −0.3 to 0 in three clips of people."""
 _WINDOW = np.hanning(_SAMPLES_PER_HALF)
 _HZ = np.fft.rfftfreq(_SAMPLES_PER_HALF, 1 / SPEECH_RATE_HZ)
+_LEAST_POWER = 1e-30
 
 _DRIFT_FRAMES = 2 * MODEL_FPS + 1
 """Slower changes are smiles, poses and distances from the microphone: subtracted."""
@@ -51,27 +53,29 @@ _FARTHEST_FRAMES = 12
 _WRONG_TIMES = 60
 FOLLOWS, _FOLLOWS_LATE = 2.5, 3.0
 """Of lips on time, and of late ones, among which more delays are tried. See benchmarks/verdicts.json."""
-ENOUGH_FRAMES = 8 * MODEL_FPS
+_LEAST_SPOKEN = 3 * MODEL_FPS
+"""With less speech, unrelated lips follow it by chance."""
+_ENOUGH_FRAMES = 8 * MODEL_FPS
 """With less, lips often follow without being distinct, and unrelated ones agree at one of many delays."""
 _RESAMPLINGS = 200
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Curves:
-    """A clip over time: `gaps (n,)` between the lips, see `gap_of`; `level_db (n,)` of the speech, see `Loudness`, both
-    float32; `mouth`: the known mouth of these n frames, if any."""
+    """A clip over time, float32: `gaps (n,)` between the lips, see `gap_of`; `levels_db (n, 3)` of the speech, see
+    `Loudness`; `mouth`: the known mouth of these n frames, if any."""
 
     gaps: Float32Array
-    level_db: Float32Array
+    levels_db: Float32Array
     mouth: SpokenMouth | None = None
 
     def __len__(self) -> int:
         return len(self.gaps)
 
     @property
-    def target(self) -> Float32Array:
-        """What the gaps should follow: the opening of the known mouth, else the loudness, clipped at silence."""
-        return self.mouth.opening if self.mouth else np.maximum(self.level_db, np.float32(QUIET_DB))
+    def level_db(self) -> Float32Array:
+        """The loudness of each frame, in dB below the loudest."""
+        return self.levels_db[:, 0]
 
     @property
     def silent(self) -> BoolArray:
@@ -95,14 +99,12 @@ class Agreement:
 
 @dataclass(frozen=True, slots=True)
 class SyncScore:
-    """How well the lips of a clip follow the speech.
+    """How well the lips of a clip follow the known mouth of its speech.
 
-    `known`: compared with the known mouth of the speech, else with its loudness. `opening`: correlation at lag 0;
-    `lag_frames`: delay of the lips at which both agree best. `closures`: share of m, b, p shown shut, NaN if unknown;
-    `silence`: share of silent frames shown shut, NaN without any.
+    `opening`: correlation at lag 0; `lag_frames`: delay of the lips at which both agree best. `closures`: share of m,
+    b, p shown shut; `silence`: share of silent frames shown shut; NaN without any.
     """
 
-    known: bool
     opening: float
     lag_frames: int
     closures: float
@@ -110,28 +112,40 @@ class SyncScore:
 
     def __str__(self) -> str:
         parts = [
-            f"opening follows {'the spoken mouth' if self.known else 'loudness'} at r = {self.opening:.2f}",
-            *([f"{self.lag_frames} frames late"] if self.known else []),  # loudness lags behind the mouth it comes from
+            f"opening follows the spoken mouth at r = {self.opening:.2f}; {self.lag_frames} frames late",
             *([] if math.isnan(self.closures) else [f"m, b, p shown shut: {self.closures:.0%}"]),
             *([] if math.isnan(self.silence) else [f"shut in silence: {self.silence:.0%}"]),
         ]
         return "; ".join(parts)
 
 
-def joined(gaps: Float32Array, level_db: Float32Array, mouth: SpokenMouth | None = None) -> Curves:
+def joined(gaps: Float32Array, levels_db: Float32Array, mouth: SpokenMouth | None = None) -> Curves:
     """Curves cut to the length of the shortest."""
-    count = min(len(gaps), len(level_db), *([len(mouth.opening)] if mouth else []))
+    count = min(len(gaps), len(levels_db), *([len(mouth.opening)] if mouth else []))
     cut = SpokenMouth(mouth.opening[:count], mouth.shut[:count], mouth.silent[:count]) if mouth else None
-    return Curves(gaps[:count], level_db[:count], cut)
+    return Curves(gaps[:count], levels_db[:count], cut)
 
 
-def score(curves: Curves) -> SyncScore:
-    """The numbers of a clip; raises `InputError` if fewer than three frames show a face."""
-    found = agreement(curves.gaps, curves.target)
-    spans = runs_of_true(curves.mouth.shut) if curves.mouth else []
-    closures = fmean(bool((curves.gaps[start:end] < CLOSED_GAP).any()) for start, end in spans) if spans else math.nan
-    silence = closed_rate(curves.gaps, curves.silent)
-    return SyncScore(curves.mouth is not None, found.correlation, found.lag_frames, closures, silence)
+def score(gaps: Float32Array, mouth: SpokenMouth) -> SyncScore:
+    """The numbers of a clip beside its known mouth; raises `InputError` if fewer than three frames show a face."""
+    found, spans = agreement(gaps, mouth.opening), runs_of_true(mouth.shut)
+    closures = fmean(bool((gaps[start:end] < CLOSED_GAP).any()) for start, end in spans) if spans else math.nan
+    return SyncScore(found.correlation, found.lag_frames, closures, closed_rate(gaps, mouth.silent))
+
+
+def measured(curves: Curves, speaker: int = 0) -> LipMeasure:
+    """The verdict on a clip, from the voice alone, and its figures."""
+    known = ~np.isnan(curves.gaps)
+    frames, spoken = int(known.sum()), int((known & (curves.level_db > QUIET_DB)).sum())
+    shut = closed_rate(curves.gaps, curves.silent)
+    silence = None if math.isnan(shut) else shut
+    if spoken < _LEAST_SPOKEN:
+        return LipMeasure(speaker, frames, "cannot tell", shut_in_silence=silence)
+    found = following(curves.gaps, curves.levels_db[:, 1:])
+    follows = found.distinct >= FOLLOWS
+    verdict: Verdict = "follows" if follows else "weak" if spoken >= _ENOUGH_FRAMES else "cannot tell"
+    late_ms = found.late_frames * 1000 // MODEL_FPS if follows and found.late_frames else None
+    return LipMeasure(speaker, frames, verdict, found.agreement, found.distinct, late_ms, silence)
 
 
 def gap_of(mesh: Float32Array) -> float:
@@ -174,9 +188,9 @@ def following(gaps: Float32Array, voice_db: Float32Array) -> Following:
     """How the lips follow the voice; the same sound at `_WRONG_TIMES` wrong times tells what chance gives in this clip.
 
     Args:
-        gaps: `(n,)`, NaN without a face; at least 3 s with one. voice_db: `(n, 2)`, see `Loudness.voice_db`.
+        gaps: `(n,)`, NaN without a face; at least 3 s with one. voice_db: `(n, 2)`, both `_BANDS_HZ`, see `Loudness`.
     """
-    match = _Match(gaps, voice_db)
+    match = _Match(gaps, np.maximum(voice_db, np.float32(QUIET_DB)))
     first = _FARTHEST_FRAMES + 2 * ON_TIME_FRAMES
     wrong = np.unique(np.linspace(first, len(gaps) - first, _WRONG_TIMES).astype(int)).tolist()
     chance = np.array([match.best(middle, ON_TIME_FRAMES)[0] for middle in wrong])
@@ -187,7 +201,7 @@ def following(gaps: Float32Array, voice_db: Float32Array) -> Following:
 
     _, late = match.best(0, _FARTHEST_FRAMES)
     least, most = match.delays(late)
-    if (~np.isnan(gaps)).sum() >= ENOUGH_FRAMES and (least > ON_TIME_FRAMES or most < -ON_TIME_FRAMES):
+    if (~np.isnan(gaps)).sum() >= _ENOUGH_FRAMES and (least > ON_TIME_FRAMES or most < -ON_TIME_FRAMES):
         found = near(late)
         if found.distinct >= _FOLLOWS_LATE:
             return found
@@ -245,42 +259,34 @@ class Loudness:
 
     def __init__(self) -> None:
         self._powers: list[Float64Array] = []
-        self._bands: list[Float64Array] = []
 
     def passing(self, blocks: Iterable[Float32Array]) -> Iterator[Float32Array]:
         """The same blocks: consecutive float32 `(samples,)`, mono at `SPEECH_RATE_HZ`; measured when all passed."""
-        powers, bands, rest = list[Float64Array](), list[Float64Array](), np.zeros(0, np.float32)
+        powers, rest = list[Float64Array](), np.zeros(0, np.float32)
         for block in blocks:
             yield block
             samples = np.concatenate([rest, block])
             whole, rest = np.split(samples, [len(samples) - len(samples) % _SAMPLES_PER_HALF])
-            halves = whole.reshape(-1, _SAMPLES_PER_HALF)
-            powers.append(np.square(halves).mean(axis=1, dtype=np.float64))
-            spectra = np.square(np.abs(np.fft.rfft(halves * _WINDOW)))
-            bands.append(np.stack([spectra[:, (low <= _HZ) & (high > _HZ)].sum(axis=1) for low, high in _BANDS_HZ], 1))
-        if rest.size:
-            powers.append(np.square(rest).mean(dtype=np.float64, keepdims=True))
-        self._powers, self._bands = powers, bands
+            powers.append(_powers(whole))
+        powers.append(_powers(np.pad(rest, (0, -len(rest) % _SAMPLES_PER_HALF))))
+        self._powers = powers
 
-    def level_db(self) -> Float32Array:
-        """The loudness of the 40 ms around the time of each frame, in dB below the loudest, float32
-        `(n,)`, at least −100; of no frame where no recording passed."""
-        means = _around_frames(np.concatenate([np.zeros(0), *self._powers]))
-        peak = float(means.max(initial=0.0)) or 1.0
-        return np.asarray(10 * np.log10(np.maximum(means / peak, 1e-10)), np.float32)
-
-    def voice_db(self) -> Float32Array:
-        """The power in both `_BANDS_HZ` around the time of each frame, float32 `(n, 2)`, in dB below each band's
-        highest, at least `QUIET_DB`."""
-        means = _around_frames(np.concatenate([np.zeros((0, 2)), *self._bands]))
-        peaks = np.maximum(means.max(axis=0, initial=0.0), 1e-30)
-        return np.asarray(np.maximum(10 * np.log10(np.maximum(means / peaks, 1e-10)), QUIET_DB), np.float32)
+    def levels_db(self) -> Float32Array:
+        """The loudness of the 40 ms around the time of each frame, of all and in both `_BANDS_HZ`: float32 `(n, 3)`,
+        each in dB below its loudest, at least −100; of no frame where no recording passed."""
+        halves = np.concatenate([np.zeros((0, 3)), *self._powers])
+        after, before = halves[::2], np.concatenate([halves[:1], halves[1::2]])
+        means = (after + before[: len(after)]) / 2
+        peaks = np.maximum(means.max(axis=0, initial=0.0), _LEAST_POWER)
+        return np.asarray(10 * np.log10(np.maximum(means / peaks, 1e-10)), np.float32)
 
 
-def _around_frames(halves: Float64Array) -> Float64Array:
-    """The mean of the two halves around the time of each frame."""
-    after, before = halves[::2], np.concatenate([halves[:1], halves[1::2]])
-    return np.asarray((after + before[: len(after)]) / 2, np.float64)
+def _powers(samples: Float32Array) -> Float64Array:
+    """Of each 20 ms: the mean power, and the power in both bands, `(n, 3)`."""
+    halves = samples.reshape(-1, _SAMPLES_PER_HALF)
+    spectra = np.square(np.abs(np.fft.rfft(halves * _WINDOW)))
+    bands = [spectra[:, (low <= _HZ) & (high > _HZ)].sum(axis=1) for low, high in _BANDS_HZ]
+    return np.stack([np.square(halves).mean(axis=1, dtype=np.float64), *bands], axis=1)
 
 
 def _steady(curve: Float32Array) -> Float64Array:

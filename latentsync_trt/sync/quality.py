@@ -18,20 +18,11 @@ from latentsync_trt.errors import OutputError
 from latentsync_trt.face.align import rescaled, shifted
 from latentsync_trt.face.mask import mouth_mask
 from latentsync_trt.face.paste import Pasted
-from latentsync_trt.measure.lips import (
-    ENOUGH_FRAMES,
-    FOLLOWS,
-    QUIET_DB,
-    Curves,
-    Loudness,
-    closed_rate,
-    following,
-    gap_of,
-)
+from latentsync_trt.measure.lips import Curves, Loudness, gap_of, measured
 from latentsync_trt.measure.page import Section, svg, sync_figure, write_page
 from latentsync_trt.measure.pictures import FlickerMeter, mouth_part
 from latentsync_trt.measure.syncnet import SyncMeter, sections
-from latentsync_trt.measures import LipMeasure, Measures, Verdict
+from latentsync_trt.measures import Measures
 from latentsync_trt.option_fields import command_line
 from latentsync_trt.sync.alarm import Alarm
 from latentsync_trt.sync.faces import Target
@@ -50,9 +41,6 @@ _SIDE_PX = 128
 _PASTED = 0.9
 _LEAST_NOISE = 6 * 0.5**2
 """The squared second difference of rounding to levels and more: what a picture without any noise is compared with."""
-
-_LEAST_SPOKEN = 3 * MODEL_FPS
-"""With less speech, unrelated lips follow it by chance."""
 
 _SILENT_DB = -100.0
 
@@ -155,8 +143,7 @@ class Quality:
         flicker = None
         if self._own:
             flicker = sqrt((fmean(self._new) + _LEAST_NOISE) / (fmean(self._own) + _LEAST_NOISE))
-        heard = enumerate(zip(self.curves(), self._loudness, strict=True))
-        lips = [_measured(speaker, curves, loudness) for speaker, (curves, loudness) in heard if curves is not None]
+        lips = [measured(curves, speaker) for speaker, curves in enumerate(self.curves()) if curves is not None]
         seam, from_s, alarm = fmean(self._seams) if self._seams else None, float(self._from_s or 0), self._alarm
         fit = (None, None, "") if alarm is None else (alarm.color, alarm.sharpness, alarm.text)
         return Measures(tuple(lips), seam, flicker, from_s, *fit, tuple(meter.result() for meter in self.syncnet))
@@ -167,7 +154,7 @@ class Quality:
         Silence after the recording; None where no lips were measured.
         """
         speakers = zip(self._loudness, self._lips, strict=True)
-        return [_curves(loudness.level_db(), *lips) if lips[0] else None for loudness, lips in speakers]
+        return [_curves(loudness.levels_db(), *lips) if lips[0] else None for loudness, lips in speakers]
 
     def moments(self) -> list[Moment]:
         """The extreme moments, first and last face, by time; what is shown twice is named once."""
@@ -180,14 +167,14 @@ class Quality:
         return sorted(named.values(), key=lambda moment: moment.time_s)
 
 
-def _curves(level_db: Float32Array, ats: "array[int]", opened: "array[float]") -> Curves:
+def _curves(levels_db: Float32Array, ats: "array[int]", opened: "array[float]") -> Curves:
     at, gaps = np.array(ats), np.array(opened, np.float64)
-    count = max(len(level_db), int(at.max()) + 1)
+    count = max(len(levels_db), int(at.max()) + 1)
     frames = np.bincount(at, minlength=count)
     means: Float64Array = np.full(count, np.nan)
     np.divide(np.bincount(at, gaps, count), frames, out=means, where=frames > 0)
-    heard = np.pad(level_db, (0, count - len(level_db)), constant_values=_SILENT_DB)
-    return Curves(means.astype(np.float32), heard)
+    beyond = np.pad(levels_db, ((0, count - len(levels_db)), (0, 0)), constant_values=_SILENT_DB)
+    return Curves(means.astype(np.float32), beyond)
 
 
 @cache
@@ -225,22 +212,6 @@ def _warped(image: Float32Array, matrix: Float64Array) -> Float32Array:
     scale = np.array([image.shape[1] / width, image.shape[0] / height])
     scaled = np.column_stack([matrix[:, :2] * scale, matrix[:, 2] + matrix[:, :2] @ ((scale - 1) / 2)])
     return np.asarray(cv2.warpAffine(small, scaled, (_SIDE_PX, _SIDE_PX)), np.float32)
-
-
-def _measured(speaker: int, curves: Curves, loudness: Loudness) -> LipMeasure:
-    known = ~np.isnan(curves.gaps)
-    shut = closed_rate(curves.gaps, curves.silent)
-    silence = None if isnan(shut) else shut
-    spoken = (known & (curves.level_db > QUIET_DB)).sum()
-    if spoken < _LEAST_SPOKEN:
-        return LipMeasure(speaker, int(known.sum()), "cannot tell", shut_in_silence=silence)
-    voice_db = loudness.voice_db()
-    voice_db = np.pad(voice_db, ((0, len(curves) - len(voice_db)), (0, 0)), constant_values=QUIET_DB)
-    found = following(curves.gaps, voice_db)
-    follows = found.distinct >= FOLLOWS
-    verdict: Verdict = "follows" if follows else "weak" if spoken >= ENOUGH_FRAMES else "cannot tell"
-    late_ms = found.late_frames * 1000 // MODEL_FPS if follows and found.late_frames else None
-    return LipMeasure(speaker, int(known.sum()), verdict, found.agreement, found.distinct, late_ms, silence)
 
 
 def _moment(frame: Frame, target: Target, patch: Patch, shows: str) -> Moment:

@@ -11,7 +11,7 @@ from latentsync_trt.audio.mel import SAMPLE_RATE_HZ
 from latentsync_trt.config import SyncOptions
 from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.measure.clips import face_views
-from latentsync_trt.measure.lips import Curves, SyncScore, agreement, score
+from latentsync_trt.measure.lips import SyncScore, agreement, score
 from latentsync_trt.media.demo_clip import SpokenMouth
 from latentsync_trt.media.reader import read_frames
 from latentsync_trt.media.writer import write_pictures
@@ -86,7 +86,7 @@ def lip_scores(gaps: Float32Array, case: Case) -> tuple[SyncScore, float]:
     common = min(len(track), len(case.other))
     both = ~(track.silent[:common] | case.other.silent[:common])
     wrong = agreement(gaps[:common][both], case.other.opening[:common][both]).correlation
-    return score(Curves(gaps, np.zeros_like(gaps), mouth)), wrong
+    return score(gaps, mouth), wrong
 
 
 def aligned_faces(
