@@ -194,10 +194,10 @@ def lines_of(clip: ClipResults) -> Iterator[Line]:
     yield from _beside("agreement with the voice, r", a.agreement, b.agreement, ".2f")
     yield from _beside("deviations above chance", a.distinct, b.distinct, ".1f")
     if lips.spoken is not None:
-        first, second = lips.spoken
-        yield from _beside("opening follows the spoken mouth, r", first.opening, second.opening, ".3f")
-        yield from _beside("frames late", first.lag_frames, second.lag_frames, "d")
-        yield from _beside("m, b, p shown shut", first.closures, second.closures, ".0%")
+        ours, theirs = lips.spoken
+        yield from _beside("opening follows the spoken mouth, r", ours.opening, theirs.opening, ".3f")
+        yield from _beside("frames late", ours.lag_frames, theirs.lag_frames, ".0f")
+        yield from _beside("m, b, p shown shut", ours.closures, theirs.closures, ".0%")
     yield from _beside("shut in silence", a.shut_in_silence, b.shut_in_silence, ".0%")
     ratio = f"{lips.moved_b / lips.moved_a:.2f}×" if lips.moved_a else "–"
     yield "lips move by", f"{lips.moved_a:.4f}", f"{lips.moved_b:.4f}", ratio
