@@ -8,8 +8,9 @@ from pathlib import Path
 from subprocess import run
 
 import pytest
+import rich_click as click
 
-from latentsync_trt.cli import COMMANDS
+from latentsync_trt.cli import COMMANDS, main
 from latentsync_trt.config import RuntimeOptions, SyncOptions
 from latentsync_trt.export.export_options import ExportOptions
 from latentsync_trt.serve.admission import Limits
@@ -86,6 +87,19 @@ def test_numbers_are_those_of_the_rows(page: Path) -> None:
     """`python scripts/site/facts.py` writes them."""
     text = page.read_text(encoding="utf-8")
     assert text == updated(text)
+
+
+@pytest.mark.parametrize("page", [*pages(), REPOSITORY / "CONTRIBUTING.md"], ids=lambda page: page.name)
+def test_commands_have_their_options(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    for line in re.findall(r"\blatentsync-trt ([a-z](?:[^\n`#|]|\\\n)*)", text):
+        words = line.split()
+        command = main.get_command(click.Context(main), words[0])
+        assert command is not None, line
+        below = getattr(command, "commands", {}).get(words[1] if len(words) > 1 else "")
+        known = {flag for param in (below or command).params for flag in (*param.opts, *param.secondary_opts)}
+        given = {word.partition("=")[0].rstrip(".,;:)") for word in words if re.match(r"--[a-z]", word)}
+        assert given <= known, line
 
 
 @pytest.mark.parametrize("name", HEADLINES)
