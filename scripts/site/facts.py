@@ -55,6 +55,13 @@ class Rows:
             found = next(row for row in found if key.items() <= row.items()) if isinstance(key, dict) else found[key]
         return float(found)
 
+    def get(self, name: str, *keys: str | int | dict[str, Any]) -> float | None:
+        """The same, or None where there is no such number."""
+        try:
+            return self.number(name, *keys)
+        except (KeyError, StopIteration):
+            return None
+
     def median_ms(self, name: str, case: str, preset: str | None = None) -> float:
         """Median time in a row of `latentsync-trt bench`."""
         return self.number(name, "rows", {"case": case, "preset": preset}, "time", "median_ms")
@@ -76,10 +83,9 @@ class Rows:
             return FPS / self.number(CLIP, "rows", {"resolution_px": size_px}, "frames_per_s")
         if preset == "fast":
             return FPS / self.number(START, "rows", {"case": _START_CASES[size_px]}, "frames_per_s")
-        try:
-            return self.median_ms(f"bench-cuda-{card}-{size_px}", "one window", preset) / WINDOW_MS
-        except StopIteration:
-            return None
+        row = {"case": "one window", "preset": preset}
+        window_ms = self.get(f"bench-cuda-{card}-{size_px}", "rows", row, "time", "median_ms")
+        return None if window_ms is None else window_ms / WINDOW_MS
 
     def peak_gb(self, size_px: int) -> float:
         """Peak of GPU memory in a run at full speed."""
@@ -164,6 +170,31 @@ def clip_table() -> str:
     )
 
 
+def networks_table() -> str:
+    """Times of the networks on two cards, here and in PyTorch."""
+    rows, eager = Rows(), "bench-pytorch-h100-512-eager"
+    lines = []
+    for graph, label in {
+        "denoise_step": "guided full step",
+        "denoise_step_cached": "guided cached step",
+        "denoise_step_unguided": "unguided full step",
+        "denoise_step_unguided_cached": "unguided cached step",
+        "vae_encoder": "VAE encoder",
+        "vae_decoder": "VAE decoder",
+    }.items():
+        found = (
+            rows.get(CLIP, "rows", {"resolution_px": 512}, f"{graph}_ms"),
+            rows.get(CLIP, "pytorch_eager", f"{graph}_ms"),
+            rows.median_ms("bench-cuda-h100-512", graph),
+            rows.get(eager, "rows", {"case": f"{graph} eager"}, "time", "median_ms"),
+            rows.get("bench-pytorch-h100-512-compiled", "rows", {"case": f"{graph} compiled"}, "time", "median_ms"),
+            rows.median_ms("bench-cuda-h100-256", graph),
+        )
+        lines.append((label, *("" if each is None else f"{each:.1f}" for each in found)))
+    cards = ("H200, 512 px", "PyTorch eager", "H100, 512 px", "PyTorch eager", "`torch.compile`", "H100, 256 px")
+    return _table(("", *cards), *lines)
+
+
 def seconds_table() -> str:
     """GPU seconds for a second of video."""
     rows, cards = Rows(), [(size_px, card) for size_px in (512, 256) for card in ("h100", "h200")]
@@ -238,6 +269,7 @@ _TABLES = {
     "clip": clip_table,
     "cost": cost_table,
     "memory": memory_table,
+    "networks": networks_table,
     "seconds": seconds_table,
     "thousand": thousand_hours_table,
 }
