@@ -8,6 +8,7 @@ import select
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
+from http.client import HTTPResponse
 from pathlib import Path
 from typing import Any
 
@@ -193,6 +194,37 @@ def test_an_upload_of_2_gb_is_refused_early(client: httpx.Client, folder: Path, 
     assert refused.status_code == 413 and "more than 5 MB" in refused.json()["error"]
     assert sent_bytes < MOST_READ_BYTES
     until(lambda: not job_files(folder))
+
+
+@pytest.mark.parametrize(
+    ("status", "line", "header"),
+    [
+        (401, "POST /v1/jobs", "Authorization: Bearer wrong"),
+        (404, "POST /nothing", "Authorization: Bearer key"),
+        (405, "PUT /v1/jobs", "Authorization: Bearer key"),
+        (413, "POST /v1/jobs", "Authorization: Bearer key"),
+        (507, "POST /v1/jobs", "Authorization: Bearer key"),
+        (403, "POST /v1/jobs", "Origin: https://evil.example"),
+    ],
+)
+def test_answers_before_the_end_of_an_upload_arrive(
+    folder: Path, worker: PretendedWorker, status: int, line: str, header: str
+) -> None:
+    """A close with unread bytes would reset the connection, and clients could lose the answer."""
+    with serving(folder, worker, key=None if status == 403 else "key", max_upload_mb=2) as (client, _):
+        if status == 507:
+            (folder / "reserve").unlink()
+        total_bytes = 3_000_000 if status == 413 else 1_000_000
+        head = f"{line} HTTP/1.1\r\nHost: 127.0.0.1\r\n{header}\r\nContent-Length: {total_bytes}\r\n\r\n"
+        with socket.create_connection((client.base_url.host, client.base_url.port)) as sender:
+            sender.sendall(head.encode() + bytes(1000))
+            answer = HTTPResponse(sender)
+            answer.begin()
+            assert (answer.status, answer.headers["Connection"]) == (status, "close")
+            assert json.loads(answer.read())["error"]
+            for _ in range(9):
+                sender.sendall(bytes(111_000))
+            assert sender.recv(1) == b""
 
 
 def test_names_of_clients_are_never_used(

@@ -84,9 +84,14 @@ class Limits:
         if self.allow_private_urls and not self.allow_urls:
             raise InputError("--allow-private-urls: has no effect without --allow-urls; add it")
 
+    @property
+    def most_upload_bytes(self) -> float:
+        """The largest upload."""
+        return self.max_upload_mb * 1e6
+
     def check_size(self, size_bytes: int) -> None:
         """Raises `TooLarge` if an upload may not have so many bytes."""
-        if size_bytes > self.max_upload_mb * 1e6:
+        if size_bytes > self.most_upload_bytes:
             cure = "send a smaller or shorter file, or raise --max-upload-mb of the service"
             raise TooLarge(f"upload: has more than {self.max_upload_mb:g} MB, which is the most here; {cure}")
 

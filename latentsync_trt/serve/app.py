@@ -48,6 +48,7 @@ from latentsync_trt.serve.admission import (
     is_file_field,
     stored_name,
 )
+from latentsync_trt.serve.linger import LingeringClose
 from latentsync_trt.serve.service import JobStatus, Service
 
 _ENDED = "done", "failed", "canceled"
@@ -103,7 +104,7 @@ def create_app(service: Service, key: str | None, *, own_hosts: bool = False, fi
     """Returns the application of a service, which it closes when it ends.
 
     `key`: what clients must send, if any. `own_hosts`: without one, requests must name this machine as their host.
-    `files_only`: without requests other than for the files of a job whose id is known.
+    `files_only`: without requests other than for the files of a job whose id is known; add `LingeringClose` yourself.
     """
 
     @asynccontextmanager
@@ -126,6 +127,7 @@ def create_app(service: Service, key: str | None, *, own_hosts: bool = False, fi
     if not files_only:
         app.include_router(_jobs(service), prefix="/v1", dependencies=allowed)
         app.include_router(_monitoring(service, allowed))
+        app.add_middleware(LingeringClose, most_bytes=service.limits.most_upload_bytes)
     return app
 
 
@@ -265,7 +267,7 @@ class _Figures(Collector):
             yield family
 
 
-async def _on_error(request: Request, error: Exception) -> JSONResponse:
+async def _on_error(_: Request, error: Exception) -> JSONResponse:
     status = next((status for kind, status in _STATUS if isinstance(error, kind)), 500)
     message, headers = str(error), dict[str, str]()
     if isinstance(error, StarletteHTTPException):
@@ -281,8 +283,6 @@ async def _on_error(request: Request, error: Exception) -> JSONResponse:
             message = "service: internal error; its log says more"
     if status == 429:
         headers["Retry-After"] = str(RETRY_S)
-    if request.method == "POST":  # else the rest of an upload would be read, to use the connection again
-        headers["Connection"] = "close"
     return JSONResponse({"error": message}, status, headers)
 
 

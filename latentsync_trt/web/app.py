@@ -22,6 +22,7 @@ from starlette.responses import FileResponse, PlainTextResponse, Response
 
 from latentsync_trt.errors import LatentSyncError
 from latentsync_trt.serve.app import check_origin, create_app
+from latentsync_trt.serve.linger import LingeringClose
 from latentsync_trt.serve.service import Service
 from latentsync_trt.web import jobs
 
@@ -55,7 +56,7 @@ def page_app(service: Service, folder: Path, key: str | None, *, own_hosts: bool
     uploads = folder.absolute() / "uploads"
     shutil.rmtree(uploads, ignore_errors=True)  # of a page that was killed
     uploads.mkdir(0o700, parents=True)
-    most_bytes = _MOST_UPLOADS * service.limits.max_upload_mb * 1e6
+    most_bytes = _MOST_UPLOADS * service.limits.most_upload_bytes
     os.environ |= {"GRADIO_TEMP_DIR": str(uploads), "GRADIO_ANALYTICS_ENABLED": "False"}
 
     from latentsync_trt.web.page import Page
@@ -101,7 +102,8 @@ def page_app(service: Service, folder: Path, key: str | None, *, own_hosts: bool
         app = create_app(service, None, own_hosts=own_hosts, files_only=True)
         app.add_route("/v1/jobs/{job_id}/source", source)
         app.add_middleware(BaseHTTPMiddleware, dispatch=guard)
-        return page, _mounted(app, page, key, service.limits.max_upload_mb)
+        app.add_middleware(LingeringClose, most_bytes=service.limits.most_upload_bytes)
+        return page, _mounted(app, page, key, service.limits.most_upload_bytes)
 
     # Outside a running event loop, Gradio makes some that it never closes.
     page, app = asyncio.run(made())
@@ -121,7 +123,7 @@ def _size_bytes(folder: Path) -> int:
     return sum(path.stat().st_size for path in paths if path.exists())
 
 
-def _mounted(app: Starlette, page: "Page", key: str | None, max_upload_mb: float) -> Starlette:
+def _mounted(app: Starlette, page: "Page", key: str | None, most_upload_bytes: float) -> Starlette:
     """The application with the page at its root."""
     import gradio as gr
 
@@ -135,7 +137,7 @@ def _mounted(app: Starlette, page: "Page", key: str | None, max_upload_mb: float
         footer_links=[],
         run_history=False,
         show_error=False,
-        max_file_size=round(max_upload_mb * 1e6),
+        max_file_size=round(most_upload_bytes),
         ssr_mode=False,
         mcp_server=False,
         pwa=False,
