@@ -27,7 +27,7 @@ class PretendedWorker:
     """Writes `RESULT`; holds each task at half its frames until `go` is set."""
 
     def __init__(self) -> None:
-        self.name, self.hangs, self.go = "pretended", False, threading.Event()
+        self.name, self.hangs, self.provider, self.go = "pretended", False, "cpu", threading.Event()
         self.tasks: list[Task] = []
         self.run_error: TaskError | None = None
         self._canceled, self._closed = "", False

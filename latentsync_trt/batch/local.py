@@ -1,7 +1,7 @@
 """A worker of this machine: a child process, which may crash or be killed and be started again.
 
 Orders: first the settings, then `{"run": number, "task": …}` and `{"cancel": number}`. Events:
-`error`, None if the settings work; then for each run, with its number, `progress`, and `done` or
+`error`, None if the settings work, with the `provider`; then for each run, with its number, `progress`, and `done` or
 `error`; after `WorkerLost` the process ends. At any time, `notice`; once a second while it works, `alive`.
 """
 
@@ -50,7 +50,7 @@ class LocalWorker:
         self._closed = False
         self._number, self._running = 0, ""
         self._heard_s, self._canceled_s = 0.0, inf
-        self.hangs = False
+        self.hangs, self.provider = False, ""
 
     @property
     def pid(self) -> int | None:
@@ -70,7 +70,7 @@ class LocalWorker:
                 raise WorkerLost(f"{self.name}: its process cannot be started ({error})") from error
             self._child = child
         child.send(self._settings)
-        self._result(child, 0, lambda _: None)
+        self.provider = self._result(child, 0, lambda _: None)["provider"]
 
     def run(self, task: Task, on_progress: Callable[[Progress], None]) -> Done:
         """See `WorkerHandle.run`. An error of `on_progress` cancels the task."""
@@ -215,7 +215,7 @@ def _opened(settings: WorkerSettings, emit: Emit) -> Worker | None:
         error = failure
     except Exception as failure:  # noqa: BLE001 -- the parent reports it
         error = LatentSyncError(one_line(failure, ["batch"])[0])
-    emit(error=error)
+    emit(error=error, provider="" if worker is None else worker.provider)
     return worker
 
 

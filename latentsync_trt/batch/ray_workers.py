@@ -45,7 +45,7 @@ class Needs:
 class RayWorker:
     """A `WorkerHandle` whose actor may be lost with its node and be started again elsewhere."""
 
-    hangs = False  # Ray ends actors of nodes that do not answer
+    hangs, provider = False, ""  # Ray ends actors of nodes that do not answer
 
     def __init__(self, name: str, cluster: "Cluster", settings: WorkerSettings, needs: Needs) -> None:
         self.name, self.pid = name, 0

@@ -28,7 +28,7 @@ class Task:
     """A clip to sync. Files, also those in `options`, are paths or URLs. `id` is unique within a ledger.
 
     `preview`: local path of a JPEG that the worker replaces about once a second while it writes frames. `most_s`: of
-    output, after which the task fails.
+    output, after which the task fails. `bundle`: on the worker's machine, instead of the one that its settings name.
     """
 
     id: str
@@ -38,6 +38,7 @@ class Task:
     options: SyncOptions = field(default_factory=SyncOptions)
     preview: str | None = None
     most_s: float | None = None
+    bundle: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Returns plain JSON values; of the options, only those that differ from their defaults."""
@@ -102,6 +103,8 @@ class WorkerHandle(Protocol):
     """As in "gpu 0", "cpu", "ray 3"."""
     hangs: bool
     """Whether it works and has sent nothing for long."""
+    provider: str
+    """The execution provider on which it opened its bundle, as in "cuda"; empty before, and where it is not known."""
 
     def start(self) -> None:
         """Returns when the bundle is open, also after the worker was lost.

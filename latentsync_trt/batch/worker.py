@@ -8,18 +8,23 @@ from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from time import monotonic, perf_counter
+from typing import TYPE_CHECKING
 
 from filelock import FileLock
 
 from latentsync_trt import remote_files
 from latentsync_trt.batch.tasks import Canceled, Done, Task, TaskError, WorkerLost, WorkerSettings
 from latentsync_trt.bundle.manifest import MANIFEST_NAME, Bundle, manifest_sha256, read_manifest
+from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import BundleError, InferenceError, InputError, MediaError, NoFaceError
 from latentsync_trt.files import KEPT_NAME, published_folder, temporary_folder, work_folder, work_folder_of
 from latentsync_trt.option_fields import command_line
 from latentsync_trt.paths import check_folder_to_write
 from latentsync_trt.types import Progress, SyncReport
 from latentsync_trt.unexpected import one_line
+
+if TYPE_CHECKING:
+    from latentsync_trt.sync.api import LipSync
 
 _PREVIEW_S = 1.0
 _TOLERANCE_S = 0.5
@@ -39,16 +44,13 @@ class Worker:
         Raises:
             WorkerLost: the provider failed, as in `run`. LatentSyncError: the settings cannot work here.
         """
-        from latentsync_trt.sync.api import LipSync
-
-        self._notice = on_notice
+        self._settings, self._notice = settings, on_notice
         self._scratch = None if settings.scratch is None else Path(settings.scratch)
         if self._scratch is not None:
             check_folder_to_write(self._scratch, "--scratch")
             self._scratch.mkdir(parents=True, exist_ok=True)
         try:
-            bundle = _local_bundle(settings)
-            self._lip_sync = LipSync.from_bundle(bundle, settings.provider, settings.runtime, on_notice=on_notice)
+            self._bundle, self._lip_sync = settings.bundle, self._open(settings.bundle)
             self._lip_sync.warm_up()
         except InferenceError as error:
             raise WorkerLost(str(error)) from error
@@ -76,6 +78,7 @@ class Worker:
         try:
             remote_files.check_target(task.output)
             with temporary_folder(self._scratch, self._notice) as files.folder:
+                self._change(task.bundle or self._settings.bundle, report)
                 made = self._sync(task.with_files(files.local), report)
                 files.deliver()
         except InferenceError as error:
@@ -90,9 +93,30 @@ class Worker:
         done = replace(made, output=task.output, notices=tuple(map(files.named, made.notices)))
         return Done(perf_counter() - started_s, asdict(done))
 
+    @property
+    def provider(self) -> str:
+        """The execution provider that runs the open bundle."""
+        return self._lip_sync.provider
+
     def close(self) -> None:
         """Frees the networks."""
         self._lip_sync.close()
+
+    def _open(self, bundle: str) -> "LipSync":
+        from latentsync_trt.sync.api import LipSync
+
+        local, given = _local_bundle(bundle, self._settings.runtime), self._settings
+        return LipSync.from_bundle(local, given.provider, given.runtime, on_notice=self._notice)
+
+    def _change(self, bundle: str, report: Callable[[Progress], None]) -> None:
+        """Opens a bundle in place of another that is open."""
+        if bundle == self._bundle:
+            return
+        report(Progress("opening networks", 0, None))
+        self._lip_sync.close()
+        self._bundle = ""  # where it cannot be opened, none is
+        self._lip_sync = self._open(bundle)
+        self._bundle = bundle
 
     def _sync(self, task: Task, report: Callable[[Progress], None]) -> SyncReport:
         """Syncs local files; resumes where a worker was killed, if it kept finished parts of the same clip."""
@@ -169,13 +193,13 @@ def _forget(output: str) -> None:
             kept.unlink()
 
 
-def _local_bundle(settings: WorkerSettings) -> str | Path:
+def _local_bundle(bundle: str, runtime: RuntimeOptions) -> str | Path:
     from latentsync_trt.runtime.cache import cache_folder
 
-    if not remote_files.is_url(settings.bundle):
-        return settings.bundle
-    cache = cache_folder(settings.runtime.engine_cache).absolute()
-    return remote_files.local_of(settings.bundle) or fetch_bundle(settings.bundle, cache / "bundles")
+    if not remote_files.is_url(bundle):
+        return bundle
+    cache = cache_folder(runtime.engine_cache).absolute()
+    return remote_files.local_of(bundle) or fetch_bundle(bundle, cache / "bundles")
 
 
 def fetch_bundle(url: str, cache: Path) -> Path:

@@ -116,7 +116,8 @@ def _start(
             port = listener.getsockname()[1]
             app: AbstractContextManager[Any]
             if name == "ui":
-                app, ready = page_app(service, place, key, own_hosts=own), ": ready"
+                page = page_app(service, place, key, own_hosts=own, bundle=bundle, one=ray is not None)
+                app, ready = page, ": ready"
             else:
                 app, ready = nullcontext(create_app(service, key, own_hosts=own)), "/docs: listening"
             with app as running:

@@ -126,10 +126,10 @@ class PictureMaker:
         picture.colorspace, picture.color_range = color.matrix, COLOR_RANGES[color.full_range]
         return picture
 
-    def small_rgb(self, frame: Frame, patches: Iterable[Patch] = ()) -> UInt8Array:
-        """The same to look at: uint8 `(h, w, 3)` RGB, h ≤ 480, square pixels; HDR as SDR."""
+    def small_rgb(self, frame: Frame, patches: Iterable[Patch] = (), most_px: int = _SMALL_PX) -> UInt8Array:
+        """The same to look at: uint8 `(h, w, 3)` RGB, h ≤ `most_px`, square pixels; HDR as SDR."""
         picture = self.frame(frame, patches)
-        color, height = self._encoder.color, min(picture.height, _SMALL_PX)
+        color, height = self._encoder.color, min(picture.height, most_px)
         width = max(1, round(picture.width * self._info.sample_aspect_ratio * height / picture.height))
         hdr, coding = hdr_of(color.transfer), coding_of(color, picture.width, picture.height)
         name = "rgb48le" if hdr else "rgb24"

@@ -44,8 +44,8 @@ def _checked(job_id: str, form: Form, folder: Path, limits: Limits) -> Task:
     target = folder / f"{OUTPUT}{default_suffix(options)}"
     check_inputs(form.files["video"], audio, target, options)
     speech, preview = None if audio is None else str(audio), str(folder / PREVIEW)
-    most_s = limits.max_clip_s
-    return Task(job_id, str(form.files["video"]), speech, str(target), options, preview, most_s)
+    most_s, bundle = limits.max_clip_s, form.texts.get("bundle")
+    return Task(job_id, str(form.files["video"]), speech, str(target), options, preview, most_s, bundle)
 
 
 def _options(form: Form, folder: Path) -> SyncOptions:

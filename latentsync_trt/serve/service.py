@@ -261,6 +261,10 @@ class Service:
             states = [(self._workers[handle.name], handle.hangs) for handle in self._handles]
         return [replace(state, state="hangs") if hangs else state for state, hangs in states]
 
+    def providers(self) -> list[str]:
+        """Returns the execution providers that the workers run on, as far as they are known."""
+        return sorted({handle.provider for handle in self._handles if handle.provider})
+
     def sweep(self, now_s: float | None = None) -> None:
         """Deletes jobs that ended more than `Limits.keep_hours` ago."""
         oldest_s = (time.time() if now_s is None else now_s) - self.limits.keep_hours * 3600

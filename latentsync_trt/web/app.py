@@ -7,8 +7,9 @@ import secrets
 import shutil
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,11 +21,16 @@ from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoin
 from starlette.requests import Request
 from starlette.responses import FileResponse, PlainTextResponse, Response
 
+from latentsync_trt.bundle.find import demo_folder, describe, exported_bundles, find_bundle
+from latentsync_trt.bundle.manifest import DEMO_NAME
 from latentsync_trt.errors import LatentSyncError
+from latentsync_trt.remote_files import is_url
+from latentsync_trt.remote_files import name_of as name_of_url
 from latentsync_trt.serve.app import check_origin, create_app
 from latentsync_trt.serve.linger import LingeringClose
 from latentsync_trt.serve.service import Service
 from latentsync_trt.web import jobs
+from latentsync_trt.web.previews import Previews
 
 if TYPE_CHECKING:
     from latentsync_trt.web.page import Page
@@ -46,10 +52,13 @@ _POLICY = (
 
 
 @contextmanager
-def page_app(service: Service, folder: Path, key: str | None, *, own_hosts: bool) -> Iterator[Starlette]:
+def page_app(
+    service: Service, folder: Path, key: str | None, *, own_hosts: bool, bundle: str = DEMO_NAME, one: bool = False
+) -> Iterator[Starlette]:
     """Gives the application with the page, the files of jobs, and the endpoint `/sync`.
 
     Args:
+        bundle: what the workers have open. one: offer no other ones, as workers of other machines may lack them.
         folder: of the service; uploads lie in it, and are deleted at the end.
         key: with which people log in, if any. own_hosts: without one, requests must name this machine as their host.
     """
@@ -61,10 +70,17 @@ def page_app(service: Service, folder: Path, key: str | None, *, own_hosts: bool
 
     from latentsync_trt.web.page import Page
 
-    def source(request: Request) -> FileResponse:
-        # Its name, and so its type, is that of the upload: no page that runs scripts here.
-        path, headers = jobs.source(service, request.path_params["job_id"]), {"Content-Security-Policy": "sandbox"}
-        return FileResponse(path, headers=headers)
+    previews = Previews(service.limits)
+
+    def shown(find: Callable[[Service, str], Path], request: Request) -> FileResponse:
+        """What browsers can play of a file of a job."""
+        path = previews.of(find(service, request.path_params["job_id"])).result()
+        # The name, and so the type, of a source is that of the upload: no page that runs scripts here.
+        return FileResponse(path, headers={"Content-Security-Policy": "sandbox"})
+
+    def download(request: Request) -> FileResponse:
+        path, name = jobs.download(service, request.path_params["job_id"])
+        return FileResponse(path, filename=name)
 
     logins: deque[tuple[str, float]] = deque(maxlen=_MOST_LOGINS * _MOST_SENDERS)
     """From where and when wrong passwords came."""
@@ -98,9 +114,11 @@ def page_app(service: Service, folder: Path, key: str | None, *, own_hosts: bool
         return response
 
     async def made() -> tuple[Page, Starlette]:
-        page = Page(service, uploads, _COOKIE)
+        page = Page(service, uploads, _COOKIE, previews, _bundles(bundle, one=one))
         app = create_app(service, None, own_hosts=own_hosts, files_only=True)
-        app.add_route("/v1/jobs/{job_id}/source", source)
+        app.add_route("/v1/jobs/{job_id}/source", partial(shown, jobs.source))
+        app.add_route("/v1/jobs/{job_id}/shown", partial(shown, Service.result))
+        app.add_route("/v1/jobs/{job_id}/download", download)
         app.add_middleware(BaseHTTPMiddleware, dispatch=guard)
         app.add_middleware(LingeringClose, most_bytes=service.limits.most_upload_bytes)
         return page, _mounted(app, page, key, service.limits.most_upload_bytes)
@@ -111,7 +129,17 @@ def page_app(service: Service, folder: Path, key: str | None, *, own_hosts: bool
         yield app
     finally:
         page.close()
+        previews.close()
         shutil.rmtree(uploads, ignore_errors=True)
+
+
+def _bundles(bundle: str, *, one: bool) -> dict[str, str]:
+    """Folders of the bundles to choose from by what they are called; the one that is open comes first."""
+    if is_url(bundle):
+        return {name_of_url(bundle): bundle}
+    opened = find_bundle(bundle)[0]
+    others = [] if one else [folder for folder in (*exported_bundles(), demo_folder()) if not folder.samefile(opened)]
+    return {describe(folder): str(folder.absolute()) for folder in (opened, *others)}
 
 
 def _sender(request: Request) -> str:
@@ -144,7 +172,7 @@ def _mounted(app: Starlette, page: "Page", key: str | None, most_upload_bytes: f
         enable_monitoring=False,
         theme=theme(),
         css_paths=_HERE / "page.css",
-        head=f"<script>{(_HERE / 'compare.js').read_text('utf-8')}</script>",
+        head="".join(f"<script>{(_HERE / name).read_text('utf-8')}</script>" for name in ("compare.js", "inputs.js")),
     )
     return mounted
 

@@ -64,8 +64,4 @@
     follow();
   });
   on("error", (video) => video.matches("video") && (part(".unplayable").hidden = false));
-
-  // Gradio would call a clip an error that this browser cannot show, such as HEVC: it can be synced all the same.
-  const hide = (event) => event.target.matches?.("#video video") && event.stopPropagation();
-  document.addEventListener("error", hide, true);
 })();

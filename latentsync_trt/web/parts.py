@@ -4,7 +4,7 @@ Label, help, choices and default of a control are those that the field declares.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import Field, fields
 from datetime import timedelta
 from itertools import groupby
@@ -25,7 +25,12 @@ _SHOWN = (
 )
 """Always visible; others are folded."""
 _LEFT_OUT = (PRESET, "faces", "resume", "speaker", "turns")
-"""`faces` are those that the page found; the page takes one recording, for one face."""
+"""`faces` are those that the page found, `speaker` the recordings that were given to them."""
+_UNITS = {"start": "s or m:ss", "end": "s or m:ss", "offset": "ms", "crf": "0 best, 51 worst", "resolution": "px"}
+_UNITS |= {"steps": "1 to 999", "guidance": "0 to 20"}
+"""What stands beside the label of a field."""
+_APART = {"c2pa": "Content credentials (C2PA)"}
+"""Headings of their own: a private key is no setting of an encoder."""
 _FILES = file_fields(SyncOptions).keys() - {"report"}
 _FLAG = re.compile(r"--(no-)?([a-z][a-z0-9-]*)")
 
@@ -45,6 +50,15 @@ _COLORS = {
 _PLAY = Markup('<svg viewBox="0 0 24 24" aria-hidden="true"><path d="M7 4.5v15l12.5-7.5z"/></svg>')
 
 HEADER = "<header><h1>latentsync-trt</h1><p>Give a video new speech: the lips follow it.</p></header>"
+DEMO_CLIP = "Try the built-in clip"
+ASK = """<p><strong>Paint this face with the built-in model?</strong> The mouth will be a smear.
+<code>latentsync-trt setup</code> gets a model for any face.</p>"""
+TIMELINE = """<p class="wait" role="status" hidden>This browser cannot play this file. A preview is being made; go on
+meanwhile.</p><div class="cut" hidden><div class="handles">
+<input type="range" class="from" min="0" step="0.01" aria-label="Sync from">
+<input type="range" class="to" min="0" step="0.01" aria-label="Sync until"></div>
+<div class="row"><button type="button" class="start">Start here</button><output></output>
+<button type="button" class="end">End here</button></div></div>"""
 EMPTY = Markup('<div class="empty">{}<p>Your result appears here.</p></div>').format(_PLAY)
 
 _hints = get_type_hints(SyncOptions)
@@ -66,7 +80,8 @@ def folded_controls() -> dict[str, Any]:
     """Adds controls of all other options, under the headings of the help text; returns them by name."""
     rest = [spec for spec in _specs.values() if spec.name not in (*_SHOWN, *_LEFT_OUT)]
     found: dict[str, Any] = {}
-    for group, specs in groupby(rest, lambda spec: spec.metadata["group"]):
+    rest.sort(key=lambda spec: spec.name in _APART)
+    for group, specs in groupby(rest, lambda spec: _APART.get(spec.name, spec.metadata["group"])):
         gr.Markdown(f"### {group}", elem_classes="group")
         with gr.Row(elem_classes="grid"):
             found |= {spec.name: _control(spec) for spec in specs}
@@ -107,7 +122,8 @@ def _default(spec: Field[Any]) -> Any:
 def _texts(spec: Field[Any]) -> dict[str, Any]:
     """Returns label and help of a control, with names of options in place of flags."""
     info = _FLAG.sub(lambda flag: flag[2].replace("-", " "), spec.metadata["help"]).replace("`", "")
-    return {"label": spec.name.replace("_", " ").capitalize(), "info": info}
+    unit = f" ({_UNITS[spec.name]})" if spec.name in _UNITS else ""
+    return {"label": spec.name.replace("_", " ").capitalize() + unit, "info": info}
 
 
 def message(text: str = "") -> Markup:
@@ -115,14 +131,36 @@ def message(text: str = "") -> Markup:
     return Markup('<p role="alert">{}</p>').format(text)
 
 
-def found(people: int) -> str:
-    """Returns what to do with the people that were found."""
+def model(providers: Sequence[str], problem: str) -> str:
+    """Returns what runs the model. `problem`: why no job can run, if none can."""
+    names = " and ".join("CPU" if each == "cpu" else each for each in providers)
+    return Markup("<p>{}</p>").format(problem or (f"runs on {names}" if names else "ready"))
+
+
+def demo_note(*, other_face: bool) -> str:
+    """Returns what the built-in model is for; `other_face`: a video was chosen whose face it does not know."""
+    text = "It shows how this page works, with the built-in clip, whose face is the only one that it knows."
+    if other_face:
+        text = "It knows only the face of the built-in clip; the mouth in this video will be a smear."
+    cure = Markup("For your own videos, get the published model: <code>latentsync-trt setup</code>")
+    return Markup('<p class="{}"><strong>This is the built-in demo model.</strong> {} {}.</p>').format(
+        "warning" if other_face else "", text, cure
+    )
+
+
+def found(people: int, voices: Mapping[int, str] | None = None) -> str:
+    """Returns what to do with the people that were found. `voices`: names of their recordings, if each has its own."""
+    if voices is not None:
+        given = (f"{number}: {voices.get(number, 'stays as it is')}" for number in range(people))
+        return Markup("<p>Click on a face and give it a recording. {}</p>").format(" · ".join(given))
     some = f"{people} people were found. Click on one; otherwise the largest face is used."
     return Markup("<p>{}</p>").format("One person was found." if people == 1 else some)
 
 
-def progress(job: JobStatus, problem: str, *, has_preview: bool) -> str:
+def progress(job: JobStatus, problem: str, *, has_preview: bool, canceling: bool = False) -> str:
     """Returns the state of a job. `problem`: why no job can run, if none can."""
+    if canceling:
+        return _progress("Canceling…", None, None, "ends after the frames that are being painted")
     rate = f"{job.frames_per_s:.1f} frames/s" if job.frames_per_s else ""
     if job.state == "waiting":
         return _progress("Waiting", None, None, problem or f"number {job.position} in the queue")
@@ -134,7 +172,8 @@ def progress(job: JobStatus, problem: str, *, has_preview: bool) -> str:
         return bar + Markup('<div id="preview">{}</div>').format(picture if has_preview else "")
     if job.report is not None:
         counted, took = f"{job.report['frames']} frames", f"took {_duration(job.report['wall_s'])}"
-        return _progress("Done", 1, 1, counted, rate, took) + _notices(job.report.get("notices", ()))
+        on = f"on {job.report['provider']}" if job.report.get("provider") else ""
+        return _progress("Done", 1, 1, counted, rate, took, on) + _notices(job.report.get("notices", ()))
     return _progress(job.state.capitalize(), 0, 1) + (message(job.error) if job.error else "")
 
 
@@ -155,22 +194,27 @@ def _notices(texts: Sequence[str]) -> Markup:
     return Markup('<details class="notices"><summary>{}</summary><ul>{}</ul></details>').format(title, items)
 
 
-def result(job_id: str, *, has_page: bool) -> str:
-    """Returns players of source and result, which `compare.js` synchronizes, and links."""
+def result(job_id: str, name: str, *, has_page: bool, has_previews: bool) -> str:
+    """Returns players of source and result, which `compare.js` synchronizes, and links; `name`: of the download."""
     page = Markup('<div id="report"><a class="button" href="{at}/report" target="_blank">Report</a></div>')
-    return Markup(
+    players = Markup(
         """<div id="compare"><div class="players" data-view="wipe">
 <figure><video id="before" src="{at}/source" muted playsinline preload="auto" tabindex="-1"></video>
 <figcaption>Before</figcaption></figure>
-<figure><video id="after" src="{at}/result" playsinline preload="auto" tabindex="-1"></video>
+<figure><video id="after" src="{at}/shown" playsinline preload="auto" tabindex="-1"></video>
 <figcaption>After</figcaption></figure>
 <input id="wipe" type="range" min="0" max="100" value="50" step="0.1" aria-label="Share of the picture before">
 </div><p class="unplayable" role="status" hidden>This browser cannot play this kind of video; download the result.</p>
 <div class="controls"><button type="button" class="play" aria-label="Play or pause">{play}</button>
 <input class="seek" type="range" min="0" max="1" value="0" step="any" aria-label="Position"><output>0:00</output>
-<button type="button" class="view" aria-pressed="false">Side by side</button></div></div>
-<div class="links"><div id="download"><a class="button" href="{at}/result" download>Download</a></div>{page}</div>"""
-    ).format(at=_address(job_id), play=_PLAY, page=page.format(at=_address(job_id)) if has_page else "")
+<button type="button" class="view" aria-pressed="false">Side by side</button></div></div>"""
+    ).format(at=_address(job_id), play=_PLAY)
+    wait = Markup('<p class="wait" role="status">A preview is being made, as browsers cannot play these files.</p>')
+    links = Markup(
+        """<div class="links"><div id="download">
+<a class="button" href="{at}/download" download>Download {name}</a></div>{page}</div>"""
+    ).format(at=_address(job_id), name=name, page=page.format(at=_address(job_id)) if has_page else "")
+    return (players if has_previews else wait) + links
 
 
 def _address(job_id: str) -> str:
