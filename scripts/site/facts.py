@@ -191,7 +191,7 @@ def networks_table() -> str:
             rows.median_ms("bench-cuda-h100-256", graph),
         )
         lines.append((label, *("" if each is None else f"{each:.1f}" for each in found)))
-    cards = ("H200, 512 px", "PyTorch eager", "H100, 512 px", "PyTorch eager", "`torch.compile`", "H100, 256 px")
+    cards = ("H200, 512 px", "PyTorch eager", "H100, 512 px", "PyTorch eager", "torch.compile", "H100, 256 px")
     return _table(("", *cards), *lines)
 
 

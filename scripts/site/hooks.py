@@ -24,6 +24,7 @@ PAGES = {
 
 _MARKER = re.compile(r"^<!-- site: (\w+) ?(\S*) -->$", re.MULTILINE)
 _FACT = re.compile(r"<!-- (?:table: \w+|/table|[a-z]\w+) -->")
+_FLAG, _UNBROKEN = re.compile(r"(?<![\w-])-{1,2}[a-z][\w-]*"), r'<span class="flag">\g<0></span>'
 _LINK = re.compile(r"\[([^\]]*)\]\(([\w./-]+)(#[\w-]+)?\)")
 
 
@@ -48,8 +49,8 @@ def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
 
 
 def on_page_content(html: str, **_: object) -> str:
-    """Flags that are not broken at their dashes."""
-    return re.sub(r"<code>(?=-{1,2}[\w-]+</code>)", '<code class="flag">', html)
+    """Commands whose flags are not broken at their dashes."""
+    return re.sub(r"<code>([^<\n]*)</code>", lambda found: f"<code>{_FLAG.sub(_UNBROKEN, found[1])}</code>", html)
 
 
 def _include(path: str) -> str:
