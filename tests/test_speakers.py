@@ -79,14 +79,14 @@ def of(audio: str | None, **fields: Any) -> Voices:
 def test_a_recording_for_each_person() -> None:
     voices = of(None, speaker=("3=a.wav", Speaker(1, "b.wav")))
     assert voices.recordings == (SoundPiece(Path("a.wav"), Fraction(2)), SoundPiece(Path("b.wav"), Fraction(2)))
-    assert (voices.speaker_of, voices.starts_s) == ({3: 0, 1: 1}, [2, 2])
+    assert voices.speaker_of == {3: 0, 1: 1}
     assert voices.speaks(0, Fraction(0))
 
 
 def test_turns_are_times_of_the_recording(tmp_path: Path) -> None:
     voices = of("talk.wav", turns=written(tmp_path, ANN_AND_BEN))
     assert voices.speaker_of == {0: 0, 1: 1}
-    assert [voices.recording_of(speaker) for speaker in range(voices.count)] == [0, 0]
+    assert voices.recordings == (SoundPiece(Path("talk.wav"), Fraction(2)),) * 2
     assert [voices.speaks(1, Fraction(time)) for time in (5, 6, 7, 8)] == [False, True, True, False]
     assert voices.notice is not None
     assert "face 0 = ann, face 1 = ben; to change that, give --speaker N=NAME" in voices.notice
@@ -104,7 +104,7 @@ def test_faces_of_speakers_can_be_named(tmp_path: Path) -> None:
 def test_the_only_speaker_is_the_chosen_face(tmp_path: Path) -> None:
     one = written(tmp_path, "SPEAKER a 1 1 2 x x ann")
     voices = of("talk.wav", turns=one, face="left")
-    assert (voices.faces, voices.count) == (None, 1)
+    assert (voices.faces, len(voices.recordings)) == (None, 1)
     assert not voices.speaks(0, Fraction(1))
 
 

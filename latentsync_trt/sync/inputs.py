@@ -85,7 +85,7 @@ def check_inputs(video: object, audio: object, output: object, options: SyncOpti
         return start_s + Fraction(str(options.offset)) / 1000
 
     voices = voices_of(recording, at_s, options)
-    heard = [piece.path for piece in voices.recordings] + ([mixed] if mixed else [])
+    heard = [*dict.fromkeys(piece.path for piece in voices.recordings), *([mixed] if mixed else [])]
     for path in heard:
         check_file(path)
     check_output_path(target, source, *heard)
@@ -170,7 +170,7 @@ def fingerprint(inputs: Inputs, bundle: Path, provider: str, brought: Mapping[st
     recordings = [piece.path for piece in inputs.voices.recordings]
     separate = options.turns is None and bool(options.speaker)  # files, then
     names = [f"--speaker {speaker.face}" for speaker in options.speaker] if separate else ["--audio"]
-    files = {"--video": inputs.video, **dict(zip(names, recordings, strict=True))}
+    files = {"--video": inputs.video, **dict(zip(names, recordings, strict=False))}
     files |= {flag_name(name): Path(path) for name in _FILES if (path := getattr(options, name)) is not None}
     left_out = (*_NOT_IN_PICTURES, *_FILES, *(["speaker"] if not options.turns else []))
     runtimes = {name: version for name in _RUNTIMES if (version := distribution_version(name))}

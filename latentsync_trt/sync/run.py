@@ -84,14 +84,13 @@ class Run:
         self._clock = StageClock()
         self._opened_s = self._written_s = self._start_s
         self._alarm = Alarm(self._manifest, self._resolution_px, devices.notice, strict=inputs.options.strict)
-        starts_s, shows = inputs.voices.starts_s, inputs.page is not None
+        starts_s, shows = [piece.at_s for piece in inputs.voices.recordings], inputs.page is not None
         self._quality = Quality(starts_s, pictures=shows, alarm=self._alarm, syncnet=self._meters())
 
     def _meters(self) -> list[SyncMeter]:
         """SyncNet's, of each speaker, if it is to measure."""
-        voices, given = self._inputs.voices, self._devices.options.syncnet
+        given, heard = self._devices.options.syncnet, self._inputs.voices.recordings
         network = open_syncnet(given) if given or self._inputs.page is not None else None
-        heard = [voices.recordings[voices.recording_of(speaker)] for speaker in range(voices.count)]
         return [] if network is None else [SyncMeter(network, piece.path, piece.at_s) for piece in heard]
 
     def execute(self, own_detector: MediaPipeDetector) -> SyncReport:

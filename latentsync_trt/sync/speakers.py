@@ -61,8 +61,8 @@ class SpeakerTurns:
 class Voices:
     """The speakers of a clip.
 
-    `recordings`: one for each speaker, or a single one for all. `faces`: the number of each speaker's face, None = the
-    one of `--face`. `turns`: when each is painted, in times of the output; None = always. `notice`: what was assumed.
+    `recordings`: of each speaker, perhaps the same. `faces`: the number of each speaker's face, None = the one of
+    `--face`. `turns`: when each is painted, in times of the output; None = always. `notice`: what was assumed.
     """
 
     recordings: tuple[SoundPiece, ...]
@@ -71,23 +71,9 @@ class Voices:
     notice: str | None = None
 
     @property
-    def count(self) -> int:
-        """Number of speakers."""
-        return 1 if self.faces is None else len(self.faces)
-
-    @property
     def speaker_of(self) -> Mapping[int, int]:
         """Face → speaker, by their numbers."""
         return {face: speaker for speaker, face in enumerate(self.faces or ())}
-
-    def recording_of(self, speaker: int) -> int:
-        """The number of the recording in which `speaker` is heard."""
-        return min(speaker, len(self.recordings) - 1)
-
-    @property
-    def starts_s(self) -> list[Fraction]:
-        """When the recording of each speaker begins in the output."""
-        return [self.recordings[self.recording_of(speaker)].at_s for speaker in range(self.count)]
 
     def speaks(self, speaker: int, time_s: Fraction) -> bool:
         """Whether `speaker` is painted at this time of the output."""
@@ -128,14 +114,15 @@ def voices_of(audio: Path | None, at_s: Callable[[Path], Fraction], options: Syn
     if speakers:
         if unknown := [speaker.voice for speaker in speakers if speaker.voice not in turns]:
             raise InputError(f"--speaker …={unknown[0]}: {path} has no such speaker; it has {', '.join(turns)}")
-        return Voices((recording,), tuple(numbers), tuple(turns[speaker.voice] for speaker in speakers))
+        named = tuple(turns[speaker.voice] for speaker in speakers)
+        return Voices((recording,) * len(named), tuple(numbers), named)
     if len(turns) == 1:
         return Voices((recording,), None, tuple(turns.values()))
     if options.face != "largest":
         raise InputError(f"--face {options.face}: {path} has several speakers; say whose face is which with --speaker")
     assumed = ", ".join(f"face {face} = {name}" for face, name in enumerate(turns))
     notice = f"{path}: in the order in which they first speak, {assumed}; to change that, give --speaker N=NAME"
-    return Voices((recording,), tuple(range(len(turns))), tuple(turns.values()), notice)
+    return Voices((recording,) * len(turns), tuple(range(len(turns))), tuple(turns.values()), notice)
 
 
 def read_turns(path: Path, at_s: Fraction = Fraction(0)) -> dict[str, SpeakerTurns]:
@@ -214,39 +201,31 @@ class OpenVoices:
         options: SyncOptions,
         listen: Listen = lambda _, blocks: blocks,
     ) -> None:
-        def blocks(number: int, speech: "Speech | None") -> Iterable[Float32Array]:
-            found: Iterable[Float32Array] = read_audio_blocks(voices.recordings[number].path)
+        def blocks(recording: SoundPiece, speech: "Speech | None") -> Iterable[Float32Array]:
+            found: Iterable[Float32Array] = read_audio_blocks(recording.path)
             found = found if speech is None else speech.gated(found)
-            for speaker in range(voices.count):
-                if voices.recording_of(speaker) == number:
-                    found = listen(speaker, found)
+            for speaker, own in enumerate(voices.recordings):
+                found = listen(speaker, found) if own == recording else found
             return found
 
-        self._voices, self.notices, self.end_s = voices, list[str](), Fraction(0)
-        self._streams: list[SpeechStream] = []
+        self._voices, self.notices = voices, list[str]()
+        self._streams: dict[SoundPiece, SpeechStream] = {}
         with ExitStack() as opened:
-            for number, recording in enumerate(voices.recordings):
+            for recording in dict.fromkeys(voices.recordings):
                 find = cache(partial(speech_in, recording.path))
                 speech = find() if options.silence == "closed" else None
                 if speech is not None and not speech.spans_s:
                     cure = "so the mouth stays shut; with --silence model it follows any sound"
                     self.notices.append(f"{recording.path}: no speech found, {cure}")
-                plan = plan_of(options, find)
-                stream = SpeechStream(partial(blocks, number, speech), encode_mel, filters, plan)
-                self._streams.append(opened.enter_context(closing(stream)))
-                end_s = recording.at_s + stream.duration_s
-                self.end_s = max(self.end_s, end_s) if number else end_s
-            self._opened = opened.pop_all()
-
-    def close(self) -> None:
-        """Closes the recordings."""
-        self._opened.close()
+                stream = SpeechStream(partial(blocks, recording, speech), encode_mel, filters, plan_of(options, find))
+                self._streams[recording] = opened.enter_context(closing(stream))
+            self.close = opened.pop_all().close
+        self.end_s = max(recording.at_s + stream.duration_s for recording, stream in self._streams.items())
 
     def windows(self, speaker: int, frames: Sequence[Frame]) -> Float32Array:
         """What `frames` attend to in the speech of `speaker`, float32 `(n, S, D)`."""
-        number = self._voices.recording_of(speaker)
-        at_s = self._voices.recordings[number].at_s
-        return self._streams[number].windows([frame.time_s - at_s for frame in frames])
+        recording = self._voices.recordings[speaker]
+        return self._streams[recording].windows([frame.time_s - recording.at_s for frame in frames])
 
 
 def speech_in(path: Path) -> "Speech":
@@ -294,7 +273,7 @@ def span_of(options: SyncOptions, voices: Voices, video: Path, speech_end_s: Fra
 
 def soundtrack_plan(voices: Voices, mix: SoundPiece | None, own: SoundPiece | None, span: Span) -> SoundPlan | None:
     """What is heard: the recordings, or `mix` instead, within `span`, around it the video's `own` sound."""
-    speech = voices.recordings if mix is None else (mix,)
+    speech = tuple(dict.fromkeys(voices.recordings)) if mix is None else (mix,)
     if speech == (own,):
         return SoundPlan(speech)
     pieces = speech if span == Span() else spliced(own, speech, span.start_s, span.end_s)
@@ -312,18 +291,20 @@ def timeline_of(inputs: "Inputs", voices: OpenVoices) -> tuple[Span, Playback, l
     end_s = voices.end_s if mix is None else mix.at_s + audio_duration_s(mix.path)
     end_s = end_s if span.end_s is None else min(end_s, span.end_s)
     notices = [*voices.notices, *notices_of_length(inputs.info, end_s, options)]
-    fps = None if options.fps == "source" else Fraction(options.fps)
-    length, delay_s = options.output_length, inputs.picture_delay_s
-    if length == "video":
-        return span, Playback(fps, delay_s=delay_s), notices
-    if length == "shortest":
-        return span, Playback(fps, end_s, delay_s=delay_s), notices
-    if length == "longest":
-        if video_s is None:
-            cure = "use --length audio or video, or write the file anew: ffmpeg -i VIDEO -c copy NEW.mp4"
-            raise InputError(f"--length longest: the video's file does not state how long it is; {cure}", usage=False)
-        end_s = max(video_s, end_s)
-    return span, Playback(fps, end_s, options.extend, delay_s), notices
+    length = options.output_length
+    if length == "longest" and video_s is None:
+        cure = "use --length audio or video, or write the file anew: ffmpeg -i VIDEO -c copy NEW.mp4"
+        raise InputError(f"--length longest: the video's file does not state how long it is; {cure}", usage=False)
+    return (
+        span,
+        Playback(
+            None if options.fps == "source" else Fraction(options.fps),
+            None if length == "video" else max(video_s or end_s, end_s) if length == "longest" else end_s,
+            options.extend if length in ("audio", "longest") else None,
+            inputs.picture_delay_s,
+        ),
+        notices,
+    )
 
 
 def expected_frames(playback: Playback, info: VideoInfo) -> int | None:

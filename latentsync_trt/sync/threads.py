@@ -4,10 +4,10 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing, contextmanager, suppress
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import closing, contextmanager
 from itertools import islice
-from queue import Empty, Full, Queue
+from queue import SimpleQueue
 from time import perf_counter
 from typing import TypeVar, cast
 
@@ -41,52 +41,30 @@ def tune_process() -> None:
 def in_background(source: Generator[T, None, None], *, depth: int = QUEUE_DEPTH, name: str) -> Generator[T, None, None]:
     """Runs `source` in a thread, from now on; yields its items in order and raises what it raised.
 
-    At most `depth` items wait between the two. Closing this generator closes `source` and waits for
-    the thread.
+    At most `depth` items wait, and one is made. Closing this generator waits for that one and closes `source`.
     """
-    queue: Queue[tuple[T | None, BaseException | None]] = Queue(depth)  # at the end: an error, perhaps StopIteration
-    stopped = threading.Event()
-
-    def put(item: T | None, error: BaseException | None = None) -> None:
-        while not stopped.is_set():
-            with suppress(Full):
-                queue.put((item, error), timeout=POLL_S)
-                return
-
-    def produce() -> None:
-        try:
-            with closing(source):
-                for item in source:
-                    put(item)
-                    if stopped.is_set():
-                        return
-        except BaseException as error:  # noqa: BLE001 -- the consumer raises it
-            put(None, error)
-        else:
-            put(None, StopIteration())
+    pool, end = ThreadPoolExecutor(1, thread_name_prefix=name), cast(T, object())
+    ahead = deque(pool.submit(next, source, end) for _ in range(depth + 1))
 
     def consume() -> Generator[T | None, None, None]:
-        thread = threading.Thread(target=produce, name=name, daemon=True)
-        thread.start()
         try:
             yield None
-            while True:
-                try:
-                    item, error = queue.get(timeout=POLL_S)
-                except Empty:
-                    continue
-                if isinstance(error, StopIteration):
-                    return
-                if error is not None:
-                    raise error
+            while (item := _result(ahead.popleft())) is not end:
+                ahead.append(pool.submit(next, source, end))
                 yield item
         finally:
-            stopped.set()
-            thread.join()
+            pool.shutdown(cancel_futures=True)
+            source.close()
 
     items = consume()
     next(items)  # closing a generator that has not begun would not end its thread
     return cast(Generator[T, None, None], items)
+
+
+def _result(future: Future[R]) -> R:
+    while not future.done():
+        wait([future], POLL_S)
+    return future.result()
 
 
 class StageClock:
@@ -145,7 +123,7 @@ def spread(
         failures: errors that end a worker and give its task to another; the last worker's is raised, as any other.
         on_failure: called in the thread of a task with the worker's position and such an error.
     """
-    free: Queue[tuple[int, Callable[[T], R]]] = Queue()
+    free: SimpleQueue[tuple[int, Callable[[T], R]]] = SimpleQueue()
     for each in enumerate(workers):
         free.put(each)
     left, lock = len(workers), threading.Lock()
