@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from latentsync_trt.audio.encoder import frame_count
 from latentsync_trt.config import MODEL_FPS
 from latentsync_trt.media.audio import SPEECH_RATE_HZ, audio_duration_s, read_audio_blocks, sound_blocks
-from latentsync_trt.media.playback import Playback, frames_in
+from latentsync_trt.media.playback import Playback
 from latentsync_trt.media.reader import delays_of, probe, read_frames
 from latentsync_trt.media.timing import JITTER_S, Clock, Timed, nearest
 from latentsync_trt.types import Float32Array, UInt8Array
@@ -189,7 +189,7 @@ def test_a_clip_keeps_the_offset_of_picture_and_sound(
     assert first == [0] * held + list(range(MODEL_FPS))
     stated_s = probe(clip).duration_s
     assert stated_s is not None
-    assert len(first) == frames_in(stated_s + delays.picture_s, MODEL_FPS)
+    assert len(first) == nearest(stated_s + delays.picture_s, MODEL_FPS)
     assert np.allclose(clicks_read(clip, delays.sound_s), click_s + float(delays.picture_s), atol=1e-4)
 
 

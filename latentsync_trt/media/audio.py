@@ -1,7 +1,6 @@
 """Audio input: the first audio stream of a file, each sample at the time of its stamp."""
 
 from collections.abc import Generator, Iterable, Iterator
-from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 
@@ -99,7 +98,7 @@ def _placed(path: Path, frames: Iterable[Timed[AudioFrame]], layout: str, rate_h
         if resampler is None:
             resampler = AudioResampler("flt", layout, rate_hz, options=_MIX_OPTIONS)
             at = nearest(timed.time_s, rate_hz)
-            yield from _silence(at - given, channels, rate_hz)
+            yield from silence(at - given, channels, rate_hz)
             given = max(given, at)
         end = nearest(timed.end_s, rate_hz)
         direct = timed.end_s, format_of(timed.item)
@@ -113,7 +112,7 @@ def _placed(path: Path, frames: Iterable[Timed[AudioFrame]], layout: str, rate_h
             if len(fresh):
                 yield fresh
         if last:
-            yield from _silence(end - given, channels, rate_hz)  # resamplers round
+            yield from silence(end - given, channels, rate_hz)  # resamplers round
             given, resampler = max(given, end), None
 
 
@@ -122,7 +121,8 @@ def format_of(frame: AudioFrame) -> tuple[str, str, int]:
     return frame.format.name, frame.layout.name, frame.sample_rate
 
 
-def _silence(count: int, channels: int, rate_hz: int) -> Iterator[Float32Array]:
+def silence(count: int, channels: int, rate_hz: int) -> Iterator[Float32Array]:
+    """So many samples `(n, channels)` of 0, in blocks of up to a second; none below 0."""
     for start in range(0, count, rate_hz):
         yield np.zeros((min(rate_hz, count - start), channels), np.float32)
 
@@ -153,7 +153,7 @@ def decoded_audio(
     Raises:
         MediaError: decoding fails (with the time), or there are no samples.
     """
-    clock = replace(joint_clock(path, stream, delay_s), jitter_s=JITTER_S)
+    clock = joint_clock(path, stream, delay_s, jitter_s=JITTER_S)
     for frame, following in with_next(_frames(path, container, stream)):
         duration_s = Fraction(frame.samples, frame.sample_rate)
         time_s = clock.advance(stamp_of(frame), duration_s)

@@ -193,7 +193,7 @@ def _extended(source: VideoPasses, playback: Playback) -> Iterator[Timed[Timed[V
         if last is None or playback.extend is None:
             return
         left_s = None if playback.duration_s is None else playback.duration_s - at_s
-        if playback.extend == "hold" or count == 1 or (left_s is not None and is_held(left_s)):
+        if playback.extend == "hold" or count == 1 or (left_s is not None and left_s < HELD_S):
             break
         backward = playback.extend == "pingpong" and not backward
     while True:
@@ -252,13 +252,3 @@ def at_constant_rate(pictures: Iterable[Timed[T]], fps: Fraction | int) -> Itera
         while index < end:
             yield picture.item
             index += 1
-
-
-def frames_in(duration_s: Fraction | None, fps: Fraction | int) -> int | None:
-    """Number of pictures from `at_constant_rate` in `duration_s`; None if that is unknown."""
-    return None if duration_s is None else max(1, nearest(duration_s, fps))
-
-
-def is_held(missing_s: Fraction) -> bool:
-    """Whether a video that ends `missing_s` early holds its last picture."""
-    return missing_s < HELD_S

@@ -16,7 +16,7 @@ from av.container import OutputContainer
 
 from latentsync_trt.config import Codec
 from latentsync_trt.errors import MediaError
-from latentsync_trt.media.audio import Samples, audio_stream, decoded_audio, format_of, sound_blocks
+from latentsync_trt.media.audio import Samples, audio_stream, decoded_audio, format_of, silence, sound_blocks
 from latentsync_trt.media.files import open_input
 from latentsync_trt.media.streams import PacketQueue, add_sound, copied_sound, encoded_sound
 from latentsync_trt.media.timing import nearest
@@ -267,21 +267,23 @@ def mixed(tracks: Sequence[Track], channels: int, rate_hz: int) -> Generator[Flo
 
     A track is open only while it is heard.
     """
-    waiting = sorted(tracks, key=lambda track: track[0], reverse=True)
-    playing: list[Samples] = []
-    now, block = min([0, *(at for at, _ in waiting)]), nearest(_BLOCK_S, rate_hz)
     with ExitStack() as opened:
-        while waiting or playing:
-            while waiting and waiting[-1][0] <= now:
-                _, start = waiting.pop()
-                playing.append(Samples(opened.enter_context(closing(start()))))
-            end = min([now + block, *(at for at, _ in waiting[-1:]), *([0] if now < 0 else [])])
-            parts = [player.take(end - now) for player in playing]
-            playing = [player for player, part in zip(playing, parts, strict=True) if len(part) == end - now]
-            length = end - now if waiting or playing else max(map(len, parts), default=0)
-            total = np.zeros((length, channels), np.float32)
+        placed = [opened.enter_context(closing(_placed(at, start, channels, rate_hz))) for at, start in tracks]
+        players = [Samples(blocks) for blocks in placed]
+        while any(map(len, parts := [player.take(nearest(_BLOCK_S, rate_hz)) for player in players])):
+            total = np.zeros((max(map(len, parts)), channels), np.float32)
             for part in parts:
                 total[: len(part)] += part
-            if now >= 0 and length:
-                yield total
-            now = end
+            yield total
+
+
+def _placed(
+    at: int, start: Callable[[], Generator[Float32Array, None, None]], channels: int, rate_hz: int
+) -> Generator[Float32Array, None, None]:
+    """A track from sample 0 on."""
+    yield from silence(at, channels, rate_hz)
+    with closing(start()) as blocks:
+        for block in blocks:
+            if at + len(block) > 0:
+                yield block[max(-at, 0) :]
+            at += len(block)

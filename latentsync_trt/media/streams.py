@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, cast
@@ -79,12 +78,11 @@ def copied_sound(
         with open_input(path) as opened_again:
             first_s = first_sample_s(path, opened_again)
         origin_s = None if first_s is None else first_s - delay_s
-    clock = replace(joint_clock(path, stream, delay_s), origin_s=origin_s)
-    packets, rate_hz = _packets_of(stream), stream.codec_context.sample_rate
+    clock, rate_hz = joint_clock(path, stream, delay_s, origin_s=origin_s), stream.codec_context.sample_rate
     time_base = stream.time_base or Fraction(1, rate_hz)
     last: int | None = None
     begun = False
-    for packet in guarded(path, packets, "audio"):
+    for packet in guarded(path, _packets_of(stream), "audio"):
         begun |= not packet.is_discard
         if not packet.size or (begun and packet.is_discard):  # an edit list leaves it out
             continue

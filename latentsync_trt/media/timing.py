@@ -10,13 +10,13 @@ directly, pictures and sound would drift apart, as their ends differ at each joi
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import lru_cache, partial
 from itertools import chain, pairwise
 from math import lcm
 from pathlib import Path
-from typing import Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 
 import av
 from av import AudioFrame, FFmpegError, VideoFrame, VideoStream
@@ -147,15 +147,16 @@ class Clock:
         return time_s <= self._latest_s - BACK_S or (beyond and time_s - self.next_s >= least_s)
 
 
-def clock_of(container: InputContainer) -> Clock:
+def clock_of(container: InputContainer, **settings: Any) -> Clock:
     """A clock for one stream of an open file, with what the file states; without joints."""
-    return Clock(may_reset=bool(container.format.flags & _RESETS), stated_end_s=stated_end_s(container))
+    may_reset = bool(container.format.flags & _RESETS)
+    return Clock(may_reset=may_reset, stated_end_s=stated_end_s(container), **settings)
 
 
-def joint_clock(path: Path, stream: Stream, start_s: Fraction = Fraction(0)) -> Clock:
+def joint_clock(path: Path, stream: Stream, start_s: Fraction = Fraction(0), **settings: Any) -> Clock:
     """A clock of one stream that follows joined recordings; its first stamp is at `start_s`."""
-    container = cast(InputContainer, stream.container)
-    return replace(clock_of(container), next_s=start_s, origins=partial(_origins_of, path, stream.index))
+    origins = partial(_origins_of, path, stream.index)
+    return clock_of(cast(InputContainer, stream.container), next_s=start_s, origins=origins, **settings)
 
 
 def stated_end_s(container: InputContainer) -> Fraction | None:

@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import TypeVar
 
-from latentsync_trt.audio.encoder import frame_count
 from latentsync_trt.audio.mel import filters_of
 from latentsync_trt.config import MODEL_FPS, SyncOptions
 from latentsync_trt.diffusion import cache_plan, denoise, solver_schedule
-from latentsync_trt.media.playback import Playback, frames_in
+from latentsync_trt.media.playback import Playback
 from latentsync_trt.media.reader import delays_of, probe, read_frames
 from latentsync_trt.media.soundtrack import SoundPiece
 from latentsync_trt.quantize.calibration_options import CalibrateOptions, Clip
@@ -18,7 +17,7 @@ from latentsync_trt.runtime.networks.networks import Networks
 from latentsync_trt.sync.faces import FaceFinder, FrameJob
 from latentsync_trt.sync.inpaint import Inpainter, make_inpainter
 from latentsync_trt.sync.paint import Sight, Window, WindowPlanner, faces_of
-from latentsync_trt.sync.speakers import OpenVoices, Voices
+from latentsync_trt.sync.speakers import OpenVoices, Voices, expected_frames
 from latentsync_trt.sync.threads import StageClock
 from latentsync_trt.types import Denoiser, FaceDetector, Float32Array, Frame
 
@@ -78,14 +77,12 @@ def record(
     delays, info = delays_of(clip.video, clip.audio), probe(clip.video)
     voices = Voices((SoundPiece(clip.audio, delays.sound_s),))
     speech = OpenVoices(voices, networks.encode_mel, filters_of(networks.bundle), SyncOptions())
-    in_video = frames_in(None if info.duration_s is None else delays.picture_s + info.duration_s, MODEL_FPS)
-    in_audio = frame_count(speech.end_s)
-    expected = in_audio if in_video is None else min(in_video, in_audio)
+    playback = Playback(Fraction(MODEL_FPS), speech.end_s, delay_s=delays.picture_s)
+    expected = expected_frames(playback, info) or 1
     expected_windows = max(1, expected // manifest.frames)
     wanted = min(wanted, expected_windows)
 
     def read() -> Generator[Frame, None, None]:
-        playback = Playback(Fraction(MODEL_FPS), speech.end_s, delay_s=delays.picture_s)
         for count, frame in enumerate(read_frames(clip.video, playback), start=1):
             on_frame(count, max(count, expected))
             yield frame

@@ -22,7 +22,7 @@ from latentsync_trt.config import MODEL_FPS, MODEL_RESOLUTION_PX, SyncOptions
 from latentsync_trt.errors import InputError
 from latentsync_trt.media.audio import audio_duration_s, read_audio_blocks
 from latentsync_trt.media.files import check_file, reading
-from latentsync_trt.media.playback import LONGEST_PERIOD_S, Playback, is_held
+from latentsync_trt.media.playback import HELD_S, LONGEST_PERIOD_S, Playback
 from latentsync_trt.media.reader import are_one
 from latentsync_trt.media.soundtrack import SoundPiece, SoundPlan, spliced
 from latentsync_trt.paths import local_path
@@ -346,7 +346,7 @@ def notices_of_length(info: VideoInfo, audio_s: Fraction, options: SyncOptions) 
     """
     video_s, length, rate = info.duration_s, options.output_length, info.frames_per_s
     still = video_s is not None and rate is not None and video_s * rate <= 1
-    if video_s is None or still or is_held(abs(video_s - audio_s)) or length == "shortest":
+    if video_s is None or still or abs(video_s - audio_s) < HELD_S or length == "shortest":
         return []
     if video_s < audio_s:
         how = "the sound is cut" if length == "video" else f"the picture {_EXTENDED[options.extend]}"
