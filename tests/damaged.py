@@ -1,4 +1,4 @@
-"""Damaged media files, and what comes of reading each, in processes of their own: a crash ends only its process.
+"""Small whole files of many formats, damaged ones, and what comes of reading those, in a process of its own.
 
 Files are made from their number alone, so `python -m tests.damaged FOLDER 17` repeats what number 17 did; FOLDER is
 that of a failed test.
@@ -11,10 +11,12 @@ import sys
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from fractions import Fraction
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 import av
 import numpy as np
@@ -24,7 +26,9 @@ from latentsync_trt.errors import LatentSyncError
 from latentsync_trt.media.audio import SPEECH_RATE_HZ, audio_duration_s, read_audio_blocks
 from latentsync_trt.media.reader import probe, read_frames
 from latentsync_trt.media.writer import write_pictures
-from tests.seeds import FORMATS, write_seed
+from tests.sounds import sound_packets, spoken
+
+SIDE_PX = 64
 
 MOST_S = 200
 """Reading is not followed further; a file must not last longer than that unless it states so."""
@@ -35,7 +39,54 @@ LIMIT_S = 60.0
 MEMORY_LIMIT_BYTES = 1_000_000_000
 """How much a file may add to the peak of its process."""
 
-Damage = Callable[[bytearray, random.Random], bytes | bytearray]
+
+@dataclass(frozen=True)
+class Format:
+    """A container with its codecs; empty where it has no picture or no sound."""
+
+    suffix: str
+    video: str = ""
+    audio: str = ""
+    pixel_format: str = "yuv420p"
+    rate_hz: int = 16_000
+    options: dict[str, str] = field(default_factory=dict)
+
+
+FORMATS = {
+    "mp4": Format("mp4", "libx264", "aac"),
+    "mov": Format("mov", "prores_ks", "pcm_s16le", "yuv422p10le"),
+    "mkv": Format("mkv", "ffv1", "flac"),
+    "webm": Format("webm", "libvpx-vp9", "libopus", "yuv420p", 48_000, {"cpu-used": "8", "deadline": "realtime"}),
+    "ts": Format("ts", "mpeg2video", "mp2"),
+    "avi": Format("avi", "mpeg4", "libmp3lame"),
+    "wav": Format("wav", "", "pcm_s16le"),
+    "flac": Format("flac", "", "flac"),
+    "m4a": Format("m4a", "", "aac", rate_hz=44_100),
+    "ogg": Format("ogg", "", "libopus", rate_hz=48_000),
+    "gif": Format("gif", "gif", "", "rgb8"),
+}
+
+
+def write_seed(path: Path, form: Format) -> Path:
+    """One second of a moving gradient and of noise."""
+    with av.open(str(path), "w", format="ipod" if form.suffix == "m4a" else None) as container:
+        video: Any = container.add_stream(form.video, rate=25, options=form.options) if form.video else None
+        noise = [(0.0, spoken(1, form.rate_hz))]
+        settings = {"codec": form.audio, "rate_hz": form.rate_hz, "layout": "mono"}
+        sound = sound_packets(container, noise, **settings) if form.audio else []
+        if video is not None:
+            video.width = video.height = SIDE_PX
+            video.pix_fmt, video.gop_size = form.pixel_format, 8
+            columns, rows = np.meshgrid(np.arange(SIDE_PX), np.arange(SIDE_PX))
+            for index in range(25):
+                rgb = np.stack([columns * 4, rows * 4, (columns + rows + 8 * index) % 256], -1).astype(np.uint8)
+                frame = av.VideoFrame.from_ndarray(rgb, format="rgb24")
+                frame.pts, frame.time_base = index, Fraction(1, 25)
+                container.mux(video.encode(frame))
+            container.mux(video.encode(None))
+        for packet in sound:
+            container.mux(packet)
+    return path
 
 
 # How files are damaged.
@@ -82,26 +133,8 @@ def _swap(content: bytearray, chance: random.Random) -> bytearray:
     return content
 
 
-DAMAGES: dict[str, Damage] = {
-    "bits flipped": _flip_bits,
-    "numbers written": _write_number,
-    "cut": _cut,
-    "cut out": _cut_out,
-    "blocks swapped": _swap,
-}
-
-
-def damaged(number: int, seeds: Path) -> tuple[Path, str, bytes]:
-    """The seed, the kind of damage and the content of file `number`."""
-    chance = random.Random(number)
-    names = list(FORMATS)
-    path = seeds / f"seed.{FORMATS[names[number % len(names)]].suffix}"
-    # Numbers are what memory and time depend on.
-    kind = chance.choice([*DAMAGES, "numbers written", "bits flipped"])
-    return path, kind, bytes(DAMAGES[kind](bytearray(path.read_bytes()), chance))
-
-
-# What reading them comes to.
+# Numbers are what memory and time depend on.
+_DAMAGES = (_flip_bits, _write_number, _cut, _cut_out, _swap, _write_number, _flip_bits)
 
 
 @dataclass(frozen=True)
@@ -109,7 +142,6 @@ class Result:
     """What one file came to: the outcome of each way to read it, "" = success; and what is wrong with that."""
 
     number: int
-    format: str
     damage: str
     outcomes: dict[str, str]
     problems: list[str]
@@ -117,12 +149,12 @@ class Result:
 
 def read_damaged(number: int, folder: Path) -> Result:
     """Reads file `number` in all ways, in this process."""
-    seed, kind, content = damaged(number, folder / "seeds")
-    room = folder / f"of {number}"
+    chance, room, before_bytes = random.Random(number), folder / f"of {number}", _peak_bytes()
+    seed = folder / "seeds" / f"seed.{list(FORMATS.values())[number % len(FORMATS)].suffix}"
+    damage = chance.choice(_DAMAGES)
     room.mkdir(exist_ok=True)
     path = room / f"damaged{seed.suffix}"
-    path.write_bytes(content)
-    before_bytes = _peak_bytes()
+    path.write_bytes(damage(bytearray(seed.read_bytes()), chance))
     outcomes, problems = {}, []
     for name, read in WAYS.items():
         if name.startswith("write") and number % 3:
@@ -138,7 +170,7 @@ def read_damaged(number: int, folder: Path) -> Result:
     if not problems:
         path.unlink()
         room.rmdir()
-    return Result(number, seed.suffix, kind, outcomes, problems)
+    return Result(number, f"{seed.suffix}: {damage.__name__}", outcomes, problems)
 
 
 def _outcome(read: Callable[[Path], None], path: Path) -> tuple[str, str]:
@@ -175,8 +207,7 @@ def _stated_s(path: Path) -> float:
 
 def _frames(path: Path) -> None:
     for frame in read_frames(path):
-        if frame.index in (0, 20):
-            assert frame.rgb.shape[2] == 3
+        assert frame.index not in (0, 20) or frame.rgb.shape[2] == 3
         if frame.time_s > MOST_S:
             assert _stated_s(path) > MOST_S, "endless"
             break
@@ -196,8 +227,8 @@ def _blocks(path: Path) -> None:
             break
 
 
-def _write(path: Path, name: str) -> None:
-    output = path.with_name(name)
+def _write(path: Path, suffix: str) -> None:
+    output = path.with_name(f"out{suffix}")
     try:
         write_pictures(output, (np.full((16, 16, 3), 10 * index, np.uint8) for index in range(10)), audio=path)
     finally:
@@ -212,9 +243,7 @@ WAYS: dict[str, Callable[[Path], None]] = {
     "read frames": _frames,
     "measure sound": _duration,
     "read sound": _blocks,
-    "write to mp4": partial(_write, name="out.mp4"),
-    "write to mov": partial(_write, name="out.mov"),
-    "write to mkv": partial(_write, name="out.mkv"),
+    **{f"write to {suffix}": partial(_write, suffix=suffix) for suffix in (".mp4", ".mov", ".mkv")},
 }
 
 
@@ -228,21 +257,19 @@ def _read_alone(number: int, folder: Path) -> Result:
     return result
 
 
-def read_all(folder: Path, first: int, end: int) -> list[Result]:
-    """Reads files `first` to `end` in a child process; where that ends early, in another one."""
-    seeds = folder / "seeds"
-    seeds.mkdir(exist_ok=True)
+def read_all(folder: Path, count: int) -> list[Result]:
+    """Reads so many files in a child process; where that ends early, in another one."""
+    (folder / "seeds").mkdir(exist_ok=True)
     for form in FORMATS.values():
-        write_seed(seeds / f"seed.{form.suffix}", form)
+        write_seed(folder / "seeds" / f"seed.{form.suffix}", form)
     results: list[Result] = []
-    while first + len(results) < end:
+    while len(results) < count:
         with ProcessPoolExecutor(1, get_context("spawn")) as child:
             try:
-                while (number := first + len(results)) < end:
-                    results.append(child.submit(_read_alone, number, folder).result())
+                while len(results) < count:
+                    results.append(child.submit(_read_alone, len(results), folder).result())
             except BrokenProcessPool as error:
-                seed, kind, _ = damaged(number, seeds)
-                results.append(Result(number, seed.suffix, kind, {}, [f"the process ended: {error}"]))
+                results.append(Result(len(results), "", {}, [f"the process ended: {error}"]))
     return results
 
 

@@ -9,8 +9,7 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from latentsync_trt.media.color import coding_of, pixels_per_sample
-from latentsync_trt.types import ColorTags, Float64Array, HdrMetadata, Patch, SampleArray, YuvPlanes
+from latentsync_trt.types import ColorTags, HdrMetadata, Patch, SampleArray, YuvPlanes
 
 LARGEST_SIDE_PX = 13
 """Odd and even, with room for patches that touch no edge, one, or all."""
@@ -58,25 +57,6 @@ def patched(draw: Callable[..., object]) -> tuple[YuvPlanes, Patch]:
     size = draw(st.integers(1, height - y_px)), draw(st.integers(1, width - x_px))
     weight = draw(arrays(np.float32, size, elements=st.sampled_from([0.0, 0.0, 0.25, 1.0]), fill=st.nothing()))
     return planes, Patch(x_px, y_px, draw(levels(*size, 3, bits=16)), weight)
-
-
-def rgb_of(planes: YuvPlanes) -> Float64Array:
-    """R'G'B' in [0, 1] by the equations of H.273 in float64, chroma repeated over its pixels."""
-    height, width = planes.y.shape
-    coding = coding_of(planes.color, width, height, planes.bits)
-    if coding.identity:
-        return (np.stack([planes.v, planes.y, planes.u], -1) - coding.luma_offset) / coding.luma_scale
-    down, across = pixels_per_sample(planes)
-    luma = (planes.y - coding.luma_offset) / coding.luma_scale
-    cb, cr = (
-        ((plane.astype(np.float64) - coding.chroma_center) / coding.chroma_scale)
-        .repeat(down, 0)[:height]
-        .repeat(across, 1)[:, :width]
-        for plane in (planes.u, planes.v)
-    )
-    red, blue = luma + 2 * (1 - coding.kr) * cr, luma + 2 * (1 - coding.kb) * cb
-    green = (luma - coding.kr * red - coding.kb * blue) / (1 - coding.kr - coding.kb)
-    return np.stack([red, green, blue], -1)
 
 
 def decoded_planes(path: Path) -> list[tuple[str, list[SampleArray]]]:

@@ -14,8 +14,7 @@ from latentsync_trt.media.playback import at_constant_rate
 from latentsync_trt.media.reader import probe, read_frames
 from latentsync_trt.media.timing import Clock, on_clock
 from tests.clips import numbered, read_audio, write_sound, write_video
-from tests.damaged import WAYS, read_all
-from tests.seeds import FORMATS, Format, write_seed
+from tests.damaged import FORMATS, WAYS, Format, read_all, write_seed
 
 FILES, FILES_THOROUGH = 99, 3300
 """Multiples of the number of formats."""
@@ -24,7 +23,7 @@ FILES, FILES_THOROUGH = 99, 3300
 @pytest.mark.integration
 def test_damaged_files_are_read_or_refused(tmp_path: Path, thorough: bool) -> None:
     """To repeat one that failed: `python -m tests.damaged FOLDER NUMBER`, with the folder of this test."""
-    results = read_all(tmp_path, 0, FILES_THOROUGH if thorough else FILES)
+    results = read_all(tmp_path, FILES_THOROUGH if thorough else FILES)
     assert [result for result in results if result.problems] == []
     assert len({result.number for result in results}) == (FILES_THOROUGH if thorough else FILES)
     outcomes = [outcome for result in results for outcome in result.outcomes.values()]

@@ -8,31 +8,11 @@ import numpy as np
 import pytest
 
 from latentsync_trt.errors import MediaError
-from latentsync_trt.media.pictures import LazyRgb
 from latentsync_trt.media.reader import probe, read_frames
-from latentsync_trt.types import ColorTags, UInt8Array
+from latentsync_trt.types import UInt8Array
 from tests.clips import numbered, read_audio, rewritten, write_video
-from tests.pictures import decoded_planes, noise, rgb_of
+from tests.pictures import decoded_planes
 from tests.sounds import spoken, write_parts
-
-ONE_CODE = 1
-"""8-bit arithmetic rounds once; a second rounding may fall on the other side."""
-
-DEEP_FULL_RANGE = 1.5
-"""swscale takes 1020 of 1023 as white."""
-
-
-@pytest.mark.parametrize("size", [(48, 64), (47, 63)])
-@pytest.mark.parametrize(("matrix", "full_range"), [(1, False), (5, True), (6, None), (9, False), (0, True)])
-@pytest.mark.parametrize(("sampling", "bits"), [("420", 8), ("420", 10), ("422", 10), ("440", 8), ("444", 12)])
-def test_lazy_rgb_matches_the_formula(
-    size: tuple[int, int], matrix: int, full_range: bool | None, sampling: str, bits: int
-) -> None:
-    color = ColorTags(1, 1, matrix, full_range)
-    planes = noise(size, "444" if matrix == 0 else sampling, bits, color, margin=0.4)  # nothing clips
-    rgb = np.asarray(LazyRgb(planes))
-    allowed = DEEP_FULL_RANGE if full_range and bits > 8 else ONE_CODE
-    assert np.abs(rgb - 255 * rgb_of(planes)).max() <= allowed
 
 
 @pytest.mark.parametrize(

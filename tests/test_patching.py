@@ -77,19 +77,6 @@ def test_painted_pixels_have_the_colors_of_the_patch(sampling: str, bits: int, t
     assert np.abs(shown - level).max() <= (6 if transfer != 1 and bits == 8 else 2)
 
 
-def test_later_patches_cover_earlier_ones() -> None:
-    planes = noise((16, 16))
-    black, white = (
-        Patch(corner, corner, np.full((8, 8, 3), level, np.uint16), np.ones((8, 8), np.float32))
-        for corner, level in ((0, 0), (4, 65535))
-    )
-    both = apply_patch(planes, black, white)
-    assert both.y[2, 2] == 16
-    assert (both.y[4:12, 4:12] == 235).all()
-    outside = Patch(16, 15, np.zeros((0, 0, 3), np.uint16), np.zeros((0, 0), np.float32))
-    assert np.array_equal(apply_patch(planes, outside).y, planes.y)
-
-
 FORMATS = [
     ("yuv420p", ColorTags(1, 1, 1, full_range=True)),
     ("yuv444p", ColorTags(1, 1, 1)),

@@ -246,22 +246,6 @@ def run(*arguments: str | Path) -> tuple[int, str, str]:
     return result.exit_code, result.stdout, result.stderr
 
 
-@pytest.mark.parametrize("name", ["missing.mp4", "text.mp4"])
-@pytest.mark.parametrize("role", ["video", "audio"])
-def test_an_unreadable_file_is_named(face_clip: Path, speech: Path, tmp_path: Path, name: str, role: str) -> None:
-    bad = tmp_path / name
-    if name == "text.mp4":
-        bad.write_text("not a video at all")
-    files = {"video": face_clip, "audio": speech} | {role: bad}
-    before = left_behind(tmp_path)
-    arguments = ("--video", files["video"], "--audio", files["audio"], "--bundle", small_bundle(), "-q")
-    code, out, err = run("sync", *arguments, "-o", tmp_path / "o.mp4")
-    assert (code, out) == (2 if name == "missing.mp4" else 1, "")
-    assert len(err.strip().splitlines()) == 1
-    assert err.startswith(f"error: {bad}: ")
-    assert left_behind(tmp_path) == before
-
-
 def test_json_is_one_object(face_clip: Path, word: Path, tmp_path: Path) -> None:
     arguments = ("sync", "--video", face_clip, "--audio", word, "-o", tmp_path / "o.mp4", "--steps", "1")
     code, out, err = run(*arguments, "--bundle", str(small_bundle()), "--json")

@@ -8,10 +8,8 @@ from typing import Any
 import cv2
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
 from latentsync_trt import LipSync, SyncOptions
-from latentsync_trt.cli import main
 from latentsync_trt.errors import InputError, LatentSyncError
 from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.face.track_file import save_tracks
@@ -20,7 +18,6 @@ from latentsync_trt.sync.faces import analyze
 from latentsync_trt.types import Face, Progress, SyncReport, UInt8Array
 from tests.clips import click_times, decoded, write_sound
 from tests.people import first_person, second_person
-from tests.small import small_bundle
 
 QUICK = SyncOptions(steps=1, guidance=1.0, codec="ffv1", silence="model")
 MOUTH = np.s_[110:145, 95:145]
@@ -147,13 +144,3 @@ def test_saved_tracks_are_used_instead_of_a_search(lip_sync: LipSync, folder: Pa
     with pytest.raises(InputError, match=r"tracks\.json: has the tracks of two\.mkv") as caught:
         run(lip_sync, folder, tmp_path / "c.mkv", faces=saved)
     assert caught.value.usage
-
-
-def test_the_command_takes_them(folder: Path, tmp_path: Path) -> None:
-    target = tmp_path / "out.mkv"
-    words = ["sync", "--video", folder / "clip.mkv", "--voice", folder / "voice.wav", "--mix", folder / "mix.wav"]
-    words += ["--start", "0:00.24", "--offset", "-40", "-o", target, "--bundle", small_bundle(), "-q"]
-    result = CliRunner().invoke(main, [str(word) for word in [*words, "--steps", "1", "--codec", "ffv1"]])
-    assert (result.exit_code, result.output) == (0, "")
-    assert painted(folder / "clip.mkv", target) == list(range(6, 11))
-    assert np.allclose(click_times(target), (0.12, 0.35, 0.7), atol=0.002)

@@ -12,8 +12,6 @@ from hypothesis import strategies as st
 
 from latentsync_trt.sync.threads import in_background, spread
 
-TIMEOUT_S = 10.0
-
 
 class Fault(Exception):
     """What a worker may fail with."""
@@ -146,17 +144,6 @@ def test_runs_ahead_by_no_more_than_its_depth() -> None:
     time.sleep(0.3)
     assert len(made) <= 1 + 3 + 1  # taken, waiting, in the producer's hand
     stage.close()
-
-
-def test_a_stage_begins_before_its_first_item_is_asked_for() -> None:
-    begun = threading.Event()
-
-    def waits() -> Generator[int, None, None]:
-        begun.set()
-        yield 1
-
-    with closing(in_background(waits(), depth=1, name="begins")):
-        assert begun.wait(10)
 
 
 def test_an_error_reaches_the_consumer_after_the_items_before_it() -> None:
