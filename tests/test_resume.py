@@ -72,13 +72,9 @@ def running(arguments: list[str]) -> Iterator["subprocess.Popen[str]"]:
             process.kill()
 
 
-def until_parts_are_closed(
-    process: "subprocess.Popen[str]", output: Path, count: int = 1, patience_s: float = 120
-) -> None:
-    end_s = time.monotonic() + patience_s
+def until_parts_are_closed(process: "subprocess.Popen[str]", output: Path, count: int = 1) -> None:
     while (finished := Finished.read(work_folder_of(output))) is None or len(finished.parts) < count:
         assert process.poll() is None, process.communicate()
-        assert time.monotonic() < end_s
         time.sleep(0.02)
 
 
@@ -89,7 +85,7 @@ def test_a_stopped_run_says_how_to_go_on_and_does(tmp_path: Path) -> None:
     with running(command(tmp_path)) as process:
         until_parts_are_closed(process, output)
         process.send_signal(signal.SIGINT if os.name != "nt" else signal.SIGTERM)
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=600)
     if os.name != "nt":
         assert process.returncode == 130
         going_on = "what is done is kept: the same command with --resume goes on there"
@@ -204,7 +200,7 @@ def test_twenty_minutes_in_little_memory_and_killed(tmp_path: Path) -> None:
     output.unlink()
     chance = random.Random(int(os.environ.get("SEED", "11")))
     with running(command(tmp_path, "-q", part_s=30)) as process:
-        until_parts_are_closed(process, output, chance.randrange(1, MINUTES), 600)
+        until_parts_are_closed(process, output, chance.randrange(1, MINUTES))
         time.sleep(chance.uniform(0, whole_s / (2 * MINUTES)))
         process.kill()
     assert leftovers(tmp_path, kept=True)
