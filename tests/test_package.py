@@ -3,11 +3,16 @@
 import os
 import subprocess
 import sys
+import tomllib
+from importlib import metadata
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from tests.clips import write_clip
+from tests.conftest import REPOSITORY
 from tests.small import small_bundle
 
 
@@ -62,3 +67,52 @@ def test_onnx_runtime_keeps_nothing_about_the_user(tmp_path: Path) -> None:
     home = {"HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "cache"), "LOCALAPPDATA": str(tmp_path)}
     subprocess.run([sys.executable, "-c", code], check=True, env=quiet | home)
     assert list(tmp_path.rglob("*")) == []
+
+
+def installed_with(extra: str) -> set[str]:
+    """Names of all distributions that `pip install ".[extra]"` brings."""
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    waiting = [Requirement(each) for each in project["dependencies"] + project["optional-dependencies"].get(extra, [])]
+    found: set[tuple[str, str]] = set()
+    while waiting:
+        requirement = waiting.pop()
+        for chosen in ("", *requirement.extras):
+            key = canonicalize_name(requirement.name), chosen
+            if key in found or (requirement.marker and not requirement.marker.evaluate({"extra": ""})):
+                continue
+            found.add(key)
+            for text in metadata.requires(key[0]) or ():
+                needed = Requirement(text)
+                if needed.marker is None or needed.marker.evaluate({"extra": chosen}):
+                    needed.marker = None
+                    waiting.append(needed)
+    return {name for name, _ in found}
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(
+    ("extra", "modules"),
+    [
+        ("", ("sync.api", "cli.sync", "cli.batch", "cli.bench", "cli.checks", "cli.engines", "cli.model")),
+        ("calibrate", ("quantize.calibrate",)),
+        ("serve", ("serve.app",)),
+        ("ui", ("web.app", "web.page")),
+    ],
+)
+def test_what_a_module_imports_comes_with_its_extra(extra: str, modules: tuple[str, ...]) -> None:
+    there = installed_with(extra)
+    foreign = {
+        name
+        for name, owners in metadata.packages_distributions().items()
+        if not there & {canonicalize_name(owner) for owner in owners} and name != "latentsync_trt"
+    }
+    code = (
+        "import sys\n"
+        "class Absent:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        f"        if name.partition('.')[0] in {foreign - {'pip', 'setuptools'}}:\n"
+        "            raise ModuleNotFoundError(name)\n"
+        "sys.meta_path.insert(0, Absent())\n"
+    ) + "".join(f"import latentsync_trt.{module}\n" for module in modules)
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert answer.returncode == 0, answer.stderr
