@@ -17,6 +17,7 @@ from typing import Any
 from latentsync_trt.bundle.find import demo_folder
 from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.cli import model
+from latentsync_trt.config import PRESETS, PresetName, Sampling
 from latentsync_trt.export.published import LATENTSYNC, VAE
 from latentsync_trt.runtime.networks.batching import needed_bytes
 from latentsync_trt.runtime.providers.table import CUDA
@@ -26,6 +27,9 @@ FOLDER = ROOT / "benchmarks"
 CLIP, START = "sync-cuda-h200-fast", "sync-cuda-h100-start"
 """Rows of whole clips: today's speed, and memory and start-up."""
 _START_CASES = {512: "later run", 256: "256 px, later run"}
+
+CLIPS = "clips"
+"""Stands for a preset: the steps that whole clips were measured with."""
 
 FPS = 25
 WINDOW_MS = 640
@@ -48,12 +52,16 @@ class Rows:
     def __init__(self) -> None:
         self.used: dict[str, Any] = {}
 
-    def number(self, name: str, *keys: str | int | dict[str, Any]) -> float:
-        """The number that the keys lead to; a dict is the first entry of a list that has its items."""
+    def value(self, name: str, *keys: str | int | dict[str, Any]) -> Any:
+        """What the keys lead to; a dict is the first entry of a list that has its items."""
         found = self.used.setdefault(name, json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8")))
         for key in keys:
             found = next(row for row in found if key.items() <= row.items()) if isinstance(key, dict) else found[key]
-        return float(found)
+        return found
+
+    def number(self, name: str, *keys: str | int | dict[str, Any]) -> float:
+        """The number that the keys lead to."""
+        return float(self.value(name, *keys))
 
     def get(self, name: str, *keys: str | int | dict[str, Any]) -> float | None:
         """The same, or None where there is no such number."""
@@ -78,14 +86,31 @@ class Rows:
         return self.number("sync-cuda-h200-x2-512", runs, row, "windows_per_s") * WINDOW_MS / 1000
 
     def seconds(self, preset: str, size_px: int, card: str) -> float | None:
-        """GPU seconds for a second of video, None where no row has them; `fast` is from whole clips."""
-        if preset == "fast" and card == "h200":
+        """GPU seconds for a second of video, None where no row has them; those of `CLIPS` are from whole clips."""
+        if preset == CLIPS and card == "h200":
             return FPS / self.number(CLIP, "rows", {"resolution_px": size_px}, "frames_per_s")
-        if preset == "fast":
+        if preset == CLIPS:
             return FPS / self.number(START, "rows", {"case": _START_CASES[size_px]}, "frames_per_s")
         row = {"case": "one window", "preset": preset}
         window_ms = self.get(f"bench-cuda-{card}-{size_px}", "rows", row, "time", "median_ms")
         return None if window_ms is None else window_ms / WINDOW_MS
+
+    def computed_seconds(self, preset: PresetName, card: str) -> float:
+        """Of a preset that no clip was painted with at 512 px: by the number of its steps beside those of `CLIPS`."""
+        measured = self.seconds(CLIPS, 512, card)
+        assert measured is not None
+        full_ms = self.number(CLIP, "rows", {"resolution_px": 512}, "denoise_step_ms")
+        if card == "h100":
+            full_ms = self.number("forms-cuda-h100-start", "graphs", 2, "ms")
+        cached_ms = self.median_ms("bench-cuda-h100-512", "denoise_step_cached")
+        (full, cached), (done, reused) = _steps(PRESETS[preset]), _steps(self.sampling())
+        return measured + ((full - done) * full_ms + (cached - reused) * cached_ms) / WINDOW_MS
+
+    def sampling(self) -> Sampling:
+        """The steps of `CLIPS`."""
+        found = self.value(CLIP, "sampling")
+        interval = found["cache_interval"]
+        return Sampling(found["steps"], found["solver"], tuple(interval) if isinstance(interval, list) else interval)
 
     def peak_gb(self, size_px: int) -> float:
         """Peak of GPU memory in a run at full speed."""
@@ -100,6 +125,20 @@ class Rows:
         versions |= {f"PyTorch {each['torch']}" for each in about if "pytorch" in each.get("command", "")}
         links = (f'<a href="benchmarks/{name}.json">{name}</a>' for name in self.used)
         return f"{', '.join(sorted(filter(None, cards)))}; {', '.join(sorted(versions))}. Rows: {', '.join(links)}."
+
+
+def _steps(sampling: Sampling) -> tuple[int, int]:
+    """Full and cached ones."""
+    interval = sampling.cache_interval
+    full = len(interval) if isinstance(interval, tuple) else len(range(0, sampling.steps, interval))
+    return full, sampling.steps - full
+
+
+def measured_plan() -> str:
+    """What the pages call the steps that whole clips were measured with: the preset that has them today, if any."""
+    sampling = Rows().sampling()
+    names = [f"`--preset {name}`" for name, known in PRESETS.items() if known == sampling]
+    return names[0] if names else f"{sampling.steps} steps of DPM-Solver++, {_steps(sampling)[0]} full"
 
 
 @cache
@@ -162,7 +201,7 @@ def clip_table() -> str:
     steps = [rows.number(CLIP, "rows", {"resolution_px": size_px}, "denoise_step_ms") for size_px in (512, 256)]
     eager_ms = rows.number(CLIP, "pytorch_eager", "denoise_step_ms")
     return _table(
-        ("one H200, `--preset fast`", "512 px (1.6)", "256 px (1.5)"),
+        (f"one H200, {measured_plan()}", "512 px (1.6)", "256 px (1.5)"),
         (f"a clip of {known['clip_s']} s, the whole command", f"{known['sync_512_s']} s", f"{known['sync_256_s']} s"),
         ("frames per second while it paints", known["pace_512"], known["pace_256"]),
         ("one denoising step", *(f"{step:.1f} ms" for step in steps)),
@@ -199,9 +238,13 @@ def seconds_table() -> str:
     """GPU seconds for a second of video."""
     rows, cards = Rows(), [(size_px, card) for size_px in (512, 256) for card in ("h100", "h200")]
     lines = []
-    for preset, label in (("quality", ""), ("balanced", " (default)"), ("fast", "")):
+    measured = {"`--preset quality`": "quality", "`--preset balanced` (default)": "balanced", measured_plan(): CLIPS}
+    for label, preset in measured.items():
         found = [rows.seconds(preset, *each) for each in cards]
-        lines.append((f"`--preset {preset}`{label}", *("" if each is None else f"{each:.2f}" for each in found)))
+        lines.append((label, *("" if each is None else f"{each:.2f}" for each in found)))
+    for name in [name for name in PRESETS if f"`--preset {name}`" not in " ".join(measured)]:
+        computed = [f"{rows.computed_seconds(name, card):.2f}" for card in ("h100", "h200")]
+        lines.append((f"`--preset {name}`, computed", *computed, "", ""))
     return _table(("", *(f"{size_px} px, {card.upper()}" for size_px, card in cards)), *lines)
 
 
@@ -225,7 +268,7 @@ def memory_table() -> str:
     )
 
 
-PRESETS_OF_COST = ((512, "quality"), (512, "balanced"), (512, "fast"), (256, "balanced"), (256, "fast"))
+PRESETS_OF_COST = ((512, "quality"), (512, "balanced"), (512, CLIPS), (256, "balanced"), (256, CLIPS))
 _CORE_S = {512: 2.4, 256: 2.3}
 """Core-seconds for a second of video, besides those that feed a painting GPU."""
 _FEEDING_CORES = 1.4
@@ -240,7 +283,14 @@ def cost_table() -> str:
         seconds = Rows().seconds(preset, size_px, "h100")
         assert seconds is not None
         cores = _CORE_S[size_px] / seconds + _FEEDING_CORES
-        lines.append((f"{size_px} px, `{preset}`", f"{seconds:.2f}", f"{60 / seconds:.0f}", f"{cores:.1f}"))
+        lines.append(
+            (
+                f"{size_px} px, {measured_plan() if preset == CLIPS else f'`{preset}`'}",
+                f"{seconds:.2f}",
+                f"{60 / seconds:.0f}",
+                f"{cores:.1f}",
+            )
+        )
     return _table(("one H100", "`f`", "minutes of video per hour", "CPU cores"), *lines)
 
 
@@ -254,7 +304,14 @@ def thousand_hours_table() -> str:
         cores = _HOURS * _CORE_S[size_px] / 24 / _USE + _FEEDING_CORES * gpus
         minute = seconds * _PRICE / 60 / _USE
         money = f"${minute:.3f}", f"${minute * 60 * _HOURS:,.0f}"
-        lines.append((f"{size_px} px, `{preset}`", str(gpus), f"{cores:.0f}", *money))
+        lines.append(
+            (
+                f"{size_px} px, {measured_plan() if preset == CLIPS else f'`{preset}`'}",
+                str(gpus),
+                f"{cores:.0f}",
+                *money,
+            )
+        )
     return _table((f"{_HOURS:,} hours a day on H100s", "GPUs", "CPU cores", "a minute", "a day"), *lines)
 
 
