@@ -1,4 +1,4 @@
-"""Runs a module of this package in a child process that exchanges Python objects with its parent.
+"""Runs a function in a child process that exchanges Python objects with its parent.
 
 Native code in a child can be interrupted at once, and its crash ends only the child. The child
 inherits the connection, so that only the two can write to it.
@@ -24,6 +24,8 @@ from latentsync_trt.stopping import requested
 Event = dict[str, Any]
 Emit = Callable[..., None]
 """Takes the fields of an event as keyword arguments."""
+Work = Callable[[Iterator[Any], Emit], None]
+"""Of a child: gets its orders as they arrive, without end, and emits events. A function at the top of a module."""
 
 # Set in the NTSTATUS with which Windows ends a crash, e.g. 0xC0000005 for an access violation.
 _NTSTATUS = 0x8000_0000
@@ -52,7 +54,7 @@ class Ended:
 
 
 class Child:
-    """A process that runs `module`, which calls `serve` or `converse`; ends with this process.
+    """A process that calls `work`; ends with this process.
 
     The end of its block kills it. `send`, `wait` and `end` may come from any thread.
 
@@ -63,7 +65,7 @@ class Child:
         OSError: the process cannot be started.
     """
 
-    def __init__(self, module: str, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(self, work: Work, environment: Mapping[str, str] | None = None) -> None:
         # Import this installation of the package, and nothing from the current folder (`-P`).
         paths = [str(Path(__file__).resolve().parents[1]), os.environ.get("PYTHONPATH", "")]
         own = {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "PYTHONUTF8": "1"}
@@ -71,7 +73,7 @@ class Child:
         self._connection, theirs = connection.Pipe()
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", module, str(theirs.fileno())],
+                [sys.executable, "-P", "-m", __name__, str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
                 stdout=self._printed,
                 stderr=self._printed,
@@ -87,6 +89,7 @@ class Child:
         self._lock = threading.Lock()
         self._ended: Ended | None = None
         _running.add(self)
+        self.send(work)
 
     def __enter__(self) -> Self:
         return self
@@ -109,7 +112,6 @@ class Child:
                     yield self._connection.recv()
 
     def wait(self) -> Ended:
-        """Waits until the child has ended."""
         code = None
         while code is None:
             with suppress(subprocess.TimeoutExpired):
@@ -140,20 +142,14 @@ class Child:
 
 
 def run_child(
-    module: str,
-    order: Any,
-    on_event: Callable[[Event], None],
-    environment: Mapping[str, str] | None = None,
+    work: Work, order: Any, on_event: Callable[[Event], None], environment: Mapping[str, str] | None = None
 ) -> Ended:
-    """Runs `module`, which calls `serve`, to its end.
-
-    Args:
-        on_event: called for each event. environment: variables in addition to those of this process.
+    """Gives `order` to a `Child` and calls `on_event` for each event until it ends.
 
     Raises:
         OSError: it cannot be started. KeyboardInterrupt: also if Ctrl-C reached only the child.
     """
-    with Child(module, environment) as child:
+    with Child(work, environment) as child:
         child.send(order)
         for event in child.events():
             on_event(event)
@@ -169,19 +165,12 @@ def ask_all_to_end() -> None:
         child.ask_to_end()
 
 
-def serve(work: Callable[[Any, Emit], None]) -> None:
-    """In the child: calls `work` with the first order; as `converse`."""
-    converse(lambda orders, emit: work(next(orders), emit))
-
-
-def converse(work: Callable[[Iterator[Any], Emit], None]) -> None:
-    """In the child: calls `work` with the orders as they arrive and a function that emits events.
-
-    When the parent asks for it or has ended, removes temporary folders and ends at once.
-    """
+def _work() -> None:
+    """In the child. When the parent asks for it or has ended, removes temporary folders and ends at once."""
     # Python's own handler would wait until native code returns, which can take minutes.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     parent, lock = _inherited(int(sys.argv[-1])), threading.Lock()
+    work: Work = parent.recv()
     orders: Queue[Any] = Queue()
     threading.Thread(target=_read_orders, args=(parent, orders), daemon=True).start()
 
@@ -225,7 +214,12 @@ def _read_orders(parent: "connection.Connection[Any, Any]", orders: "Queue[Any]"
 
 
 def _received(orders: "Queue[Any]") -> Iterator[Any]:
-    """Orders as they arrive, without end."""
     while True:
         with suppress(Empty):
             yield orders.get(timeout=_POLL_S)
+
+
+if __name__ == "__main__":
+    from latentsync_trt import child  # the module that others import, not a second one
+
+    child._work()

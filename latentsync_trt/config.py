@@ -295,7 +295,6 @@ class SyncOptions:
 
     @property
     def encoder_name(self) -> str | None:
-        """The encoder without its preset."""
         return None if self.encoder is None else self.encoder.partition(":")[0]
 
     @property
@@ -389,7 +388,6 @@ class RuntimeOptions:
 
     @property
     def provider_options(self) -> Mapping[str, str]:
-        """`provider_option` by key."""
         return as_mapping(self.provider_option)
 
     @property

@@ -92,7 +92,6 @@ def install() -> None:
 
 
 def requested() -> bool:
-    """Whether a signal has asked this command to stop."""
     return _code is not None
 
 
@@ -122,7 +121,6 @@ def _announce(number: int) -> int:
 
 
 def _watch(signals: socket.socket, _: socket.socket) -> None:
-    """Runs in a thread of its own."""
     number = 0
     while number not in _CODES:
         number = signals.recv(1)[0]

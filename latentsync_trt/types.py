@@ -5,9 +5,9 @@ order and the center of the top-left pixel at (0, 0); times are exact seconds as
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -215,9 +215,7 @@ class WindowBatch:
 class Denoiser(Protocol):
     """Holds the latents of one batch of windows and updates them step by step."""
 
-    def begin(self, batch: WindowBatch) -> None:
-        """Starts a new batch of windows."""
-        ...
+    def begin(self, batch: WindowBatch) -> None: ...
 
     def step(self, timestep: int, coefficients: Float32Array, *, cached: bool, guided: bool = True) -> None:
         """One update with the coefficients `(5,)` of `diffusion.Step`.
@@ -227,14 +225,10 @@ class Denoiser(Protocol):
         """
         ...
 
-    def latents(self) -> Float32Array:
-        """The current latents, float32 `(B, 4, F, h, w)`."""
-        ...
+    def latents(self) -> Float32Array: ...
 
 
 class ImageCodec(Protocol):
-    """The VAE."""
-
     def encode_faces(self, faces: UInt8Array, mask: Float32Array) -> tuple[Float32Array, Float32Array]:
         """Scaled latents of faces times `mask`, and of the whole faces: both float32 `(N, 4, h, w)`.
 
@@ -296,21 +290,6 @@ class EngineTime:
     mean_ms: float
     opened: int = 1
     device: int | None = None
-
-    def merged(self, later: Self) -> Self:
-        """These times combined with those after the engine was closed and opened again."""
-        first, rest = (self, later) if self.runs else (later, self)
-        before, after = max(first.runs - 1, 0), rest.runs
-        total_ms = before * first.mean_ms + (rest.first_ms + (after - 1) * rest.mean_ms if after else 0.0)
-        return replace(
-            self,
-            built=self.built or later.built,
-            open_s=self.open_s + later.open_s,
-            runs=self.runs + later.runs,
-            first_ms=first.first_ms,
-            mean_ms=total_ms / (before + after) if before + after else first.mean_ms,
-            opened=self.opened + later.opened,
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -388,5 +367,4 @@ class SyncReport:
 
     @property
     def painting_s(self) -> float:
-        """The time between `startup_s` and `finish_s`."""
         return self.wall_s - self.startup_s - self.finish_s

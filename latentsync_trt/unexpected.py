@@ -47,7 +47,6 @@ def one_line(error: Exception, arguments: Sequence[str]) -> tuple[str, bool]:
 
 
 def _write_log(error: Exception, arguments: Sequence[str]) -> str:
-    """Writes the log, and says where."""
     content = _log(error, arguments)
     folders = [Path(tempfile.gettempdir())]
     with suppress(InputError):

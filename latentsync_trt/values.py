@@ -56,7 +56,6 @@ def parse_face(text: str) -> FaceChoice:
 
 
 def checked_face(text: str) -> str:
-    """`text`, if `parse_face` takes it."""
     parse_face(text)
     return text
 
@@ -118,7 +117,6 @@ def parse_guidance_interval(value: Any) -> tuple[float, float]:
 
 
 def parse_provider_options(value: Any) -> tuple[str, ...]:
-    """One or several "key=value"."""
     if isinstance(value, list | tuple):
         return tuple(option for each in value for option in parse_provider_options(each))
     if not all(value.partition("=")[::2]):

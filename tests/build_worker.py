@@ -4,18 +4,19 @@ $HANG_IN_BUILD: an engine's build never ends, in a call that no signal interrupt
 """
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from latentsync_trt.child import serve
+from latentsync_trt.child import Emit
 from latentsync_trt.runtime.networks import background
 from tests.cache_worker import until
 from tests.compiling import CopyBuilder, compiling_provider
 from tests.stopped_command import FOREVER_S, sleep_natively
 
 HANG, WAIT = "HANG_IN_BUILD", "WAIT_FOR"
-MODULE = "tests.build_worker"
 
 usual = CopyBuilder.build
 
@@ -30,8 +31,9 @@ def build(self: CopyBuilder, graph: Path, folder: Path) -> None:
     usual(self, graph, folder)
 
 
-if __name__ == "__main__":
+def work(orders: Iterator[Any], emit: Emit) -> None:
+    """In the place of `background.build`."""
     with pytest.MonkeyPatch.context() as patch:
         compiling_provider(patch)
         patch.setattr(CopyBuilder, "build", build)
-        serve(background.build)
+        background.build(orders, emit)

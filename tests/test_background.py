@@ -19,7 +19,7 @@ from latentsync_trt.runtime.networks import background, networks
 from latentsync_trt.runtime.networks.networks import Networks
 from latentsync_trt.runtime.providers.select import Selection
 from latentsync_trt.runtime.sessions.engines import Engines, OpenedEngine
-from tests.build_worker import HANG, MODULE, WAIT
+from tests.build_worker import HANG, WAIT, work
 from tests.cache_worker import until
 from tests.clips import decoded, synced, write_clip
 from tests.compiling import COMPILING, compiling_provider
@@ -62,7 +62,7 @@ def setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Setting:
     compiling_provider(monkeypatch)
     monkeypatch.setattr(networks, "next_provider", lambda selection: Selection("cpu"))
     monkeypatch.setattr(Selection, "device", "cpu")
-    monkeypatch.setattr(background, "_MODULE", MODULE)
+    monkeypatch.setattr(background, "build", work)
     return Setting(tmp_path / "cold für Ženy")
 
 

@@ -17,7 +17,6 @@ from latentsync_trt.runtime.providers.gpu import Gpu
 from latentsync_trt.runtime.providers.select import Selection
 from latentsync_trt.runtime.providers.table import CUDA, TENSORRT
 from latentsync_trt.runtime.sessions.engines import Engines
-from latentsync_trt.runtime.sessions.pool import SessionPool
 from tests.small import small_bundle
 
 GB = 10**9
@@ -103,7 +102,7 @@ def gpu_with_room(monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
     Engines take up to 4 windows.
     """
     free: list[int | None] = [80 * GB, 80 * GB]
-    monkeypatch.setattr(SessionPool, "prepare", lambda self, graphs, beside=None: None)
+    monkeypatch.setattr(Opened, "open", lambda self, graphs, run: None)
     monkeypatch.setattr(networks_module, "free_memory_bytes", lambda index: free.pop(0))
     usual = Engines.__init__
 
@@ -144,7 +143,7 @@ def test_with_too_little_for_all_networks_one_at_a_time_is_open_from_the_start(
     gpu_with_room: list[int | None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     low_at_once: list[bool] = []
-    monkeypatch.setattr(SessionPool, "prepare", lambda self, graphs, beside: low_at_once.append(self.low_memory))
+    monkeypatch.setattr(Opened, "open", lambda self, graphs, run: low_at_once.append(self.low_memory))
     gpu_with_room[0] = needed_here() - 1
     notices: list[str] = []
     networks = opened(notices)

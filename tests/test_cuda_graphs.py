@@ -1,6 +1,5 @@
 """Replays of CUDA graphs are checked before they are used, and all clips share the buffers they were recorded with."""
 
-from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -12,7 +11,6 @@ from latentsync_trt.bundle.manifest import step_graph
 from latentsync_trt.runtime.networks import denoiser as denoiser_module
 from latentsync_trt.runtime.networks.denoiser import PooledDenoiser, ReplaysDiffer
 from latentsync_trt.runtime.sessions.engines import Engines
-from latentsync_trt.runtime.sessions.pool import SessionPool
 from latentsync_trt.sync.inpaint import graphs_for
 from latentsync_trt.types import Float32Array, WindowBatch
 from tests.device import GRAPHS, DemoNetworks, denoised
@@ -27,7 +25,7 @@ class FakeDenoiser(PooledDenoiser):
     """Adds a multiple of the conditioning at every step, and a wrong one after `faithful_runs` steps."""
 
     def __init__(self, faithful_runs: int = 10**9) -> None:
-        super().__init__(cast(SessionPool, SimpleNamespace(engines=FakeEngines(), session=None)))
+        super().__init__(cast(Engines, FakeEngines()), cast(Any, None))
         self.left = faithful_runs
         self.kinds: list[tuple[bool, bool]] = []
 

@@ -14,10 +14,10 @@ import pytest
 
 from latentsync_trt.bundle.manifest import GraphForm
 from latentsync_trt.errors import EngineBuildError, OutOfMemory
+from latentsync_trt.runtime.networks import opened as opened_module
 from latentsync_trt.runtime.networks.networks import Networks
 from latentsync_trt.runtime.providers.gpu import Gpu
 from latentsync_trt.runtime.providers.select import Selection
-from latentsync_trt.runtime.sessions import pool
 from latentsync_trt.runtime.sessions.engines import Engines
 from latentsync_trt.runtime.sessions.session import CPU, Providers, Session, TensorInfo
 from tests.compiling import COMPILING, CopyBuilder, compiling_provider
@@ -136,7 +136,7 @@ def failing_gpu(monkeypatch: pytest.MonkeyPatch) -> Selection:
 
     monkeypatch.setattr(Engines, "_providers", refuse)
     monkeypatch.setattr(Engines, "_node_share", lambda self, session: 1.0)
-    monkeypatch.setattr(pool, "give_back_gpu_memory", lambda selection: None)
+    monkeypatch.setattr(opened_module, "give_back_gpu_memory", lambda selection: None)
     return Selection("cuda", gpu=GPU)
 
 

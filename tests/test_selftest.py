@@ -1,6 +1,7 @@
 """`latentsync-trt selftest`: what it reports of a provider that works, and of those that do not."""
 
 import getpass
+import importlib
 import json
 import os
 import signal
@@ -93,8 +94,6 @@ def test_json_has_versions_and_rows_and_no_paths_and_names(report: Report, monke
 
 CRASHING = """
 import os, signal, sys
-from latentsync_trt.bench.selftest import Part
-from latentsync_trt.child import serve
 from latentsync_trt.runtime.sessions.engines import Engines
 
 open_engine = Engines.open
@@ -105,8 +104,9 @@ def crash(engines, graph):
         os.kill(os.getpid(), signal.SIGSEGV)
     return open_engine(engines, graph)
 
-Engines.open = crash
-serve(Part.carry_out)
+def carry_out(orders, emit):
+    Engines.open = crash
+    next(orders).carry_out(emit)
 """
 
 
@@ -114,7 +114,8 @@ serve(Part.carry_out)
 def test_a_provider_that_crashes_leaves_a_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "crashing.py").write_text(CRASHING)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setattr(selftest, "_WORKER", "crashing")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(selftest, "carry_out", importlib.import_module("crashing").carry_out)
     result = command("--provider", "cpu", "--reference", "none")
     assert result.exit_code == 1
     rows = {line.split()[0]: line.split()[1:] for line in result.stdout.splitlines() if line.strip()}

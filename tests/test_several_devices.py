@@ -1,5 +1,6 @@
 """One clip on several devices: the same frames as on one, whatever happens to one of them."""
 
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -300,9 +301,13 @@ def test_errors_and_notices_arrive(apart: SubprocessNetworks) -> None:
     apart.prepare([AUDIO_ENCODER])
 
 
+def end_at_once(*_: Any) -> None:
+    sys.exit(1)
+
+
 @pytest.mark.integration
 def test_a_gpu_whose_process_does_not_start_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(apart_module, "_MODULE", "latentsync_trt.not_there")
+    monkeypatch.setattr(apart_module, "_answer_calls", end_at_once)
     first, others, notices = networks_on([CPU, CPU], bundle(), RuntimeOptions(), may_fall_back=True, on_notice=None)
     first.close()
     assert others == []

@@ -10,12 +10,13 @@ import pytest
 from latentsync_trt.bundle.manifest import FULL_STEP
 from latentsync_trt.errors import EngineBuildError, GraphRefused, OutOfMemory
 from latentsync_trt.runtime.networks import networks as networks_module
+from latentsync_trt.runtime.networks import opened
 from latentsync_trt.runtime.networks.verdict import kept
 from latentsync_trt.runtime.providers import gpu as driver
 from latentsync_trt.runtime.providers import select
 from latentsync_trt.runtime.providers.gpu import Gpu
 from latentsync_trt.runtime.providers.select import Selection
-from latentsync_trt.runtime.sessions import pool, trial
+from latentsync_trt.runtime.sessions import trial
 from latentsync_trt.runtime.sessions.engines import Engines
 from latentsync_trt.runtime.sessions.session import CPU, Session, SessionSettings
 from tests.compiling import CopyBuilder, compiling_provider
@@ -55,7 +56,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     monkeypatch.setattr(select, "why_unavailable", lambda name, device=0: None if name != "rtx" else "no plug-in")
     monkeypatch.setattr(driver, "gpus", lambda: (GPU,))
     monkeypatch.setattr(Selection, "device", "cpu")
-    for module in (pool, trial):
+    for module in (opened, trial):
         monkeypatch.setattr(module, "give_back_gpu_memory", lambda selection: None)
     return made
 

@@ -1,5 +1,6 @@
 """Workers in this process and in a child: paths and URLs, clips that fail, are stopped or killed."""
 
+import importlib
 import os
 import signal
 import sys
@@ -275,21 +276,19 @@ def test_settings_that_cannot_work() -> None:
 
 STARTING = """
 import sys
-from latentsync_trt.child import converse
 
 def work(orders, emit):
     print("no event")
     emit(notice="building engines")
     sys.exit("no such driver")
-
-converse(work)
 """
 
 
 def test_a_worker_that_dies_while_it_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "starting.py").write_text(STARTING)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setattr(local, "_MODULE", "starting")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(local, "work", importlib.import_module("starting").work)
     notices: list[str] = []
     worker = LocalWorker("gpu 1", SETTINGS, notices.append)
     with pytest.raises(WorkerLost, match=r"^gpu 1: its process ended with exit code 1: no such driver$"):

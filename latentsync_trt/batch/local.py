@@ -20,13 +20,11 @@ from typing import Any
 
 from latentsync_trt.batch.tasks import Canceled, Done, Task, TaskError, WorkerLost, WorkerSettings
 from latentsync_trt.batch.worker import Worker
-from latentsync_trt.child import Child, Emit, Event, converse, end_process
+from latentsync_trt.child import Child, Emit, Event, end_process
 from latentsync_trt.errors import LatentSyncError
 from latentsync_trt.stopping import requested
 from latentsync_trt.types import Progress
 from latentsync_trt.unexpected import one_line
-
-_MODULE = "latentsync_trt.batch.local"
 
 # The child removes unfinished files meanwhile.
 _PATIENCE_S = 2.0
@@ -65,7 +63,7 @@ class LocalWorker:
             if self._closed or requested():
                 raise WorkerLost(f"{self.name}: is closed")
             try:
-                child = Child(_MODULE, {} if threads is None else {"OMP_NUM_THREADS": str(threads)})
+                child = Child(work, {} if threads is None else {"OMP_NUM_THREADS": str(threads)})
             except OSError as error:
                 raise WorkerLost(f"{self.name}: its process cannot be started ({error})") from error
             self._child = child
@@ -217,7 +215,3 @@ def _opened(settings: WorkerSettings, emit: Emit) -> Worker | None:
         error = LatentSyncError(one_line(failure, ["batch"])[0])
     emit(error=error, provider="" if worker is None else worker.provider)
     return worker
-
-
-if __name__ == "__main__":
-    converse(work)

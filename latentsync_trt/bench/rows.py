@@ -74,7 +74,6 @@ class BenchOptions:
         check_limits(self)
 
     def repetitions(self, scenario: str) -> tuple[int, int]:
-        """Timed runs and warm-up runs of a scenario."""
         runs, warm_up = REPETITIONS[scenario]
         return runs if self.runs is None else self.runs, warm_up if self.warm_up is None else self.warm_up
 
@@ -186,7 +185,6 @@ def environment(command: Iterable[str], selections: Sequence[Selection]) -> dict
 
 
 def library_versions() -> dict[str, str]:
-    """Versions of what GPU providers need besides ONNX Runtime, as far as they are known."""
     known = {
         "tensorrt": libraries.tensorrt_version(),
         "tensorrt_rtx_plugin": libraries.rtx_version(),
@@ -198,7 +196,6 @@ def library_versions() -> dict[str, str]:
 
 
 def gpu_facts(gpu: Gpu) -> dict[str, str]:
-    """Name, generation and memory."""
     memory_gb = f"{gpu.memory_bytes / 1e9:.0f}"
     return {"gpu": gpu.name, "compute_capability": gpu.compute_capability, "gpu_memory_gb": memory_gb}
 
@@ -210,13 +207,11 @@ def _cpu_name() -> str:
 
 
 def usable_cores() -> int:
-    """Cores that this process may use."""
     process = psutil.Process()
     return len(process.cpu_affinity()) if hasattr(process, "cpu_affinity") else os.cpu_count() or 1
 
 
 def bundle_facts(manifest: Manifest) -> BundleFacts:
-    """The bundle as rows describe it."""
     networks = sorted(name for name in manifest.files if name.endswith((".onnx", ".weights")))
     digest = hashlib.sha256(" ".join(manifest.files[name].sha256 for name in networks).encode())
     name, shapes = without_paths(manifest.name), manifest.shapes

@@ -94,7 +94,6 @@ class Setting:
         return times_ms, result
 
     def row(self, scenario: str, case: str, times_ms: Sequence[float], notes: Iterable[str], **fields: Any) -> Row:
-        """A row of these times, with `fields`."""
         lower, median, upper = np.percentile(times_ms, [5, 50, 95]).tolist()
         known = {"provider": self.selection.name, "preset": None, "notes": tuple(map(without_paths, notes)), **fields}
         _, warm_up = self.options.repetitions(scenario)

@@ -18,7 +18,7 @@ import numpy as np
 from latentsync_trt.bench.rows import BundleFacts, bundle_facts, environment, gpu_facts, library_versions
 from latentsync_trt.bench.run import first_window
 from latentsync_trt.bundle.manifest import Bundle, Manifest
-from latentsync_trt.child import Emit, Event, run_child, serve
+from latentsync_trt.child import Emit, Event, run_child
 from latentsync_trt.config import RuntimeOptions, SyncOptions
 from latentsync_trt.errors import LatentSyncError
 from latentsync_trt.files import temporary_folder
@@ -55,7 +55,6 @@ PICTURES = "pictures.npy"
 GPU_RUNS, CPU_RUNS = 20, 3
 """Runs per graph: on a GPU enough for clocks to rise and a CUDA graph to be replayed, which a CPU does not need."""
 
-_WORKER = "latentsync_trt.bench.selftest"
 _FIRST, _SECOND, _REFERENCE = "first start", "second start", "reference"
 # Largest level of a 16-bit picture.
 _PEAK = 65535.0
@@ -216,11 +215,9 @@ class Report:
 
     @property
     def passed(self) -> bool:
-        """Whether there are no failures."""
         return not any(self.stages.values())
 
     def to_json(self) -> str:
-        """Returns one JSON object."""
         content = {"kind": "latentsync-trt selftest", "format": 5, "passed": self.passed, **asdict(self)}
         return json.dumps(content, indent=1, ensure_ascii=False)
 
@@ -288,6 +285,10 @@ def self_test(
     )
 
 
+def carry_out(orders: Iterator[Part], emit: Emit) -> None:
+    next(orders).carry_out(emit)
+
+
 def run_part(part: Part, say: Callable[[str], None]) -> Part:
     """Carries out `part` in a child process, and returns what it found; `say` gets its current step."""
 
@@ -297,7 +298,7 @@ def run_part(part: Part, say: Callable[[str], None]) -> Part:
         for text in filter(None, part.log[len(before.log) :] or [part.doing]):
             say(text)
 
-    ended = run_child(_WORKER, part, take)
+    ended = run_child(carry_out, part, take)
     if part.doing:
         why = ended.last_error_line or "no message"
         part.failures.append(f"the process died with {ended} while {part.doing}: {why}")
@@ -305,7 +306,6 @@ def run_part(part: Part, say: Callable[[str], None]) -> Part:
 
 
 def _graphs(manifest: Manifest, graphs: Sequence[str], parts: Mapping[str, Part], folder: Path) -> Iterator[GraphRow]:
-    """All tested graphs, with the differences between the outputs of the second start and the reference's."""
     rows = {name: row for part in (_FIRST, _SECOND) if part in parts for name, row in parts[part].graphs.items()}
     for name in graphs:
         row = rows.get(name, GraphRow(name, error="not reached"))
@@ -355,9 +355,3 @@ def _differences(
         if found.psnr_db is not None and found.psnr_db < found.least_db:
             distance = f"{found.psnr_db:.1f} dB to those of {reference}, at least {found.least_db:.0f} are expected"
             yield f"pictures, {found.case}: {distance}"
-
-
-if __name__ == "__main__":
-    from latentsync_trt.bench import selftest  # the parent knows the classes of this name, not of `__main__`
-
-    serve(selftest.Part.carry_out)

@@ -29,7 +29,6 @@ def checkpoints_folder() -> Path:
 
 
 def demo_folder() -> Path:
-    """The folder of the small bundle that is part of the package."""
     return Path(__file__).parents[1] / "assets" / "demo_bundle"
 
 
@@ -61,7 +60,6 @@ def describe_choice(folder: Path, why: str) -> str:
 
 
 def facts(manifest: Manifest) -> str:
-    """ "model 1.6, 512 px, fp16"."""
     return f"model {manifest.model}, {manifest.resolution_px} px, {manifest.precision}"
 
 

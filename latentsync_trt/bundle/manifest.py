@@ -42,7 +42,6 @@ AUDIO_ENCODER, VAE_ENCODER, VAE_DECODER = "audio_encoder", "vae_encoder", "vae_d
 
 
 def step_graph(*, guided: bool, cached: bool) -> str:
-    """The name of the graph that runs a denoising step."""
     return f"denoise_step{'' if guided else '_unguided'}{'_cached' if cached else ''}"
 
 
@@ -84,8 +83,6 @@ class TensorEntry:
 
 @dataclass(frozen=True, slots=True)
 class FileEntry:
-    """A file of the bundle; the SHA-256 in hex."""
-
     sha256: str
     bytes: int
 
@@ -101,7 +98,6 @@ class GraphEntry:
     forms: Mapping[str, str] = field(default_factory=dict)
 
     def file_of(self, form: GraphForm) -> str:
-        """The `.onnx` file of a form that there is."""
         return self.file if form == "portable" else self.forms[form]
 
 
@@ -115,7 +111,6 @@ class DimensionRange:
 
     @property
     def fixed(self) -> bool:
-        """Whether only one value is allowed."""
         return self.minimum == self.maximum
 
 
@@ -175,7 +170,6 @@ class Manifest:
 
     @property
     def latent_px(self) -> int:
-        """Height and width of a latent."""
         return self.resolution_px // PIXELS_PER_LATENT
 
     @property
@@ -253,7 +247,6 @@ class Bundle:
 
 
 def sha256_file(path: Path) -> str:
-    """SHA-256 of a file in hex."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

@@ -71,7 +71,6 @@ class CudaUNet(UNet):
     def forward(
         self, sample: Tensor, timestep: Tensor, audio: Tensor, hidden: Tensor | None = None, **how: Any
     ) -> tuple[Tensor, Tensor]:
-        """As in `UNet`."""
         state = None if hidden is None else _channels_last(hidden)
         noise, state = super().forward(_channels_last(sample), timestep, audio, state, **how)
         return _channels_first(noise), _channels_first(state)
@@ -114,7 +113,6 @@ def resnet(module: Any, parts: Sum, frames: int = 1, time: Tensor | None = None,
 
 
 def _layer(stage: Any, index: int, parts: Sum, step: StepInputs, fork: bool = False) -> Sum:
-    """A layer of a `Stage`."""
     parts = resnet(stage.resnets[index], parts, step.frames, step.time)
     if index < len(stage.attentions):
         parts = _spatial(stage.attentions[index], parts, step, fork)
@@ -124,7 +122,6 @@ def _layer(stage: Any, index: int, parts: Sum, step: StepInputs, fork: bool = Fa
 
 
 def _spatial(module: Any, parts: Sum, step: StepInputs, fork: bool = False) -> Sum:
-    """A `Transformer` with a `SpatialBlock`."""
     normed, image = ops.group_norm(module.norm, parts, silu=False)
     count, height, width, channels = normed.shape
     block = module.transformer_blocks[0]
@@ -156,7 +153,6 @@ def _attend_audio(block: Any, parts: Sum, step: StepInputs, fork: bool) -> tuple
 
 
 def _temporal(module: Any, parts: Sum, frames: int) -> Sum:
-    """A `Transformer` with a `TemporalBlock`."""
     normed, image = ops.group_norm(module.norm, parts, silu=False)
     count, height, width, channels = normed.shape
     windows, pixels = count // frames, height * width
@@ -207,7 +203,6 @@ class CudaHalf(nn.Module):
         return _channels_first(ops.conv(half.conv_out, normed))
 
     def _middle(self, block: Any, parts: Sum) -> Sum:
-        """A `UNetMidBlock2D`."""
         attention = block.attentions[0]
         normed, x = ops.group_norm(attention.group_norm, resnet(block.resnets[0], parts), silu=False)
         count, height, width, channels = normed.shape

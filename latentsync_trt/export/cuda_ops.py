@@ -60,7 +60,6 @@ class Sum:
 
 
 def total(parts: Sum) -> Tensor:
-    """Evaluates the sum."""
     delta, bias, base = parts.delta, parts.bias, parts.base
     if base is None:
         return delta if bias is None else delta + bias

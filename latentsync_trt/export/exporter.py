@@ -250,7 +250,6 @@ def _verifier(networks: Networks, exact: Networks, options: ExportOptions) -> Ca
 
 
 def _notes(networks: Networks, options: ExportOptions) -> Iterator[str]:
-    """Notes for the users of this bundle."""
     if options.cuda_form:
         for network, reason in cuda_obstacles(networks, options).items():
             yield f"{network}: no graphs in the CUDA form, as {reason}"

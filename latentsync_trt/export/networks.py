@@ -146,8 +146,6 @@ def _scaling(vae: Any) -> tuple[float, float]:
 
 @dataclass(frozen=True, slots=True)
 class Networks:
-    """The three networks in one precision."""
-
     unet: UNet
     vae: Any
     whisper: WhisperEncoder

@@ -88,7 +88,6 @@ def origin(sha256: str, model: str) -> str:
 
 
 def gigabytes(size_bytes: float) -> str:
-    """ "5.15 GB"."""
     return f"{size_bytes / 1e9:.2f} GB"
 
 

@@ -47,7 +47,6 @@ class UNetConfig:
 
     @property
     def time_width(self) -> int:
-        """Width of the time embedding."""
         return 4 * self.widths[0]
 
 

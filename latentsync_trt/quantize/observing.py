@@ -82,7 +82,6 @@ class ObservingDenoiser(GraphDenoiser):
                 self._report(tensor, timestep, float(amax), sample)
 
     def close(self) -> None:
-        """Frees the sessions."""
         self.release()
         for session in self._sessions.values():
             session.close()

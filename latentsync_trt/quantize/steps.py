@@ -69,7 +69,6 @@ class ActivationRange:
         return 0.0 if self.largest <= 0 else 2.0 ** math.ceil(math.log2(self.largest))
 
     def merged(self, other: "ActivationRange") -> "ActivationRange":
-        """The range of both observations of the same layer."""
         upper = max(self.upper, other.upper)
         counts = self._counts_up_to(upper) + other._counts_up_to(upper)
         return ActivationRange(max(self.largest, other.largest), counts)
@@ -113,7 +112,6 @@ class Layer:
 
     @property
     def convolution(self) -> bool:
-        """True for a convolution, False for a linear layer."""
         return self.node.op_type == "Conv"
 
     @property
@@ -127,7 +125,6 @@ Readers = dict[ir.Value, list[Layer]]
 
 
 def layers_of(model: ir.Model) -> tuple[Layer, ...]:
-    """The layers of a graph, in its order."""
     layers = []
     for node in model.graph:
         if node.op_type in ("Conv", "MatMul"):
@@ -138,7 +135,6 @@ def layers_of(model: ir.Model) -> tuple[Layer, ...]:
 
 
 def step_graphs(bundle: Bundle) -> tuple[str, ...]:
-    """The names of a bundle's step graphs."""
     return tuple(name for name in STEP_GRAPHS if name in bundle.manifest.graphs)
 
 

@@ -122,7 +122,6 @@ def split(windows: Sequence[T], samples: int) -> tuple[tuple[T, ...], tuple[T, .
 
 
 def recorded_for(samples: int) -> int:
-    """Number of windows to record for calibrating on `samples`."""
     return samples + max(1, min(_MOST_HELD_OUT, samples // 4))
 
 

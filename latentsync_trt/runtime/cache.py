@@ -149,7 +149,6 @@ class EngineStore:
         return not problem
 
     def put(self, entry: Entry) -> None:
-        """Uploads an engine."""
         try:
             if self._usable:
                 if (place := local_of(self._url)) is not None:
@@ -267,7 +266,6 @@ class EngineCache:
         return entry, load(entry.folder)
 
     def has_built(self, entry: Entry) -> bool:
-        """Whether this object built the engine."""
         return entry.digest in self._built
 
     @cached_property

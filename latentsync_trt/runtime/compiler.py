@@ -10,13 +10,13 @@ precision of float16, INT8 and FP8 graphs, and its errors do not contain TensorR
 
 import importlib
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import chdir, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from latentsync_trt.child import Emit, Event, run_child, serve
+from latentsync_trt.child import Emit, Event, run_child
 from latentsync_trt.errors import EngineBuildError, OutOfMemory
 from latentsync_trt.files import whole_file
 
@@ -26,7 +26,6 @@ ENGINE, CONTEXT_MODEL = "model.engine", "context.onnx"
 Tensors = tuple[tuple[str, str, tuple[int | str, ...]], ...]
 """Name, NumPy dtype and shape of each; a str is a variable dimension."""
 
-_MODULE = "latentsync_trt.runtime.compiler"
 # Of errors of ONNX Runtime's arena, the CUDA runtime, cuDNN, cuBLAS, TensorRT, C++ and Python.
 _OUT_OF_MEMORY = (
     "out of memory",
@@ -113,11 +112,12 @@ def run_compiler(order: CompileOrder, environment: Mapping[str, str] | None = No
     """
     answers: list[Event] = []
     try:
-        ended = run_child(_MODULE, asdict(order), answers.append, environment)
+        ended = run_child(_compile, order, answers.append, environment)
     except OSError as error:
         raise EngineBuildError(f"the compiler's process cannot be started ({error})") from error
     if answers:
-        return Answer(**answers[-1])
+        answer: Answer = answers[-1]["answer"]
+        return answer
     if ended.code == _KILLED or is_out_of_memory(ended.last_error_line):
         raise OutOfMemory(
             f"{order.path}: the compiler was killed, most likely for memory; close other programs; the published U-Net "
@@ -127,7 +127,6 @@ def run_compiler(order: CompileOrder, environment: Mapping[str, str] | None = No
 
 
 def is_out_of_memory(text: str) -> bool:
-    """Whether an error text means that the host or the device has too little memory."""
     return any(sign in text.lower() for sign in _OUT_OF_MEMORY)
 
 
@@ -135,6 +134,11 @@ def last_line(error: Exception) -> str:
     """The useful part of an ONNX Runtime message: its last line that is neither empty nor cuDNN's JSON dump."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip() and not line.lstrip().startswith("{")]
     return lines[-1] if lines else type(error).__name__
+
+
+def _compile(orders: Iterator[CompileOrder], emit: Emit) -> None:
+    order = next(orders)
+    emit(answer=compile_order(importlib.import_module(order.compiler), order))
 
 
 def compile_order(trt: Any, order: CompileOrder) -> Answer:
@@ -172,15 +176,12 @@ def compile_order(trt: Any, order: CompileOrder) -> Answer:
 
 def _make_log(trt: Any) -> Any:
     class Log(trt.ILogger):  # type: ignore[misc]
-        """Keeps errors and warnings."""
-
         def __init__(self) -> None:
             super().__init__()
             self.errors: list[str] = []
             self.warnings: list[str] = []
 
         def log(self, severity: Any, message: str) -> None:
-            """Called by the compiler."""
             if any(sign in message for sign in _NO_GPU):
                 return
             if severity <= trt.ILogger.ERROR:
@@ -282,11 +283,3 @@ def _reason(parser: Any, messages: list[str]) -> str:
 def _one_line(text: str) -> str:
     """The text without line breaks and without the lines that TensorRT adds if there is no GPU."""
     return " ".join(" ".join(line for line in text.splitlines() if not any(sign in line for sign in _NO_GPU)).split())
-
-
-if __name__ == "__main__":
-
-    def work(order: Event, emit: Emit) -> None:
-        emit(**asdict(compile_order(importlib.import_module(order["compiler"]), CompileOrder(**order))))
-
-    serve(work)

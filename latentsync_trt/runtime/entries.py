@@ -72,14 +72,11 @@ class EngineKey:
 
     @property
     def label(self) -> str:
-        """Short description for messages."""
         return f"{self.graph} of {self.bundle} for {self.provider}"
 
 
 @dataclass(frozen=True, slots=True)
 class EngineFile:
-    """SHA-256 and size of a file of an engine."""
-
     sha256: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
     bytes: Annotated[int, Meta(ge=0)]
 
@@ -118,17 +115,14 @@ class Entry:
 
     @property
     def digest(self) -> str:
-        """Of its key, by the name of its folder."""
         return self.folder.name[:DIGEST_LENGTH]
 
     @property
     def state(self) -> Literal["ready", "damaged", "foreign"]:
-        """Whether it can be used."""
         return "foreign" if self.foreign else "damaged" if self.problem else "ready"
 
     @property
     def label(self) -> str:
-        """Short description for messages."""
         return self.key.label if self.key else f"engine {self.folder.name}"
 
 
@@ -222,7 +216,6 @@ class Choice:
 
 
 def total_bytes(entries: Iterable[Entry]) -> int:
-    """Total size of `entries`."""
     return sum(entry.size_bytes for entry in entries)
 
 

@@ -34,7 +34,6 @@ FILE_FIELDS = ("video", "audio", "mix", "turns", "faces", "c2pa")
 TEXT_FIELDS = ("options", "video_url", "audio_url")
 SPEAKER = re.compile(r"speaker_(0|[1-9][0-9]{0,2})")
 """A file field with the recording of a face, by its number."""
-_MODULE = "latentsync_trt.serve.checks"
 _CHILDREN, _CHILD_BYTES, _CHILD_S = 4, 1.5e9, 120.0
 """Jobs whose files are checked at the same time; the memory and time that each may need for it."""
 
@@ -158,9 +157,11 @@ class Admissions:
         if "video" not in form.files:
             or_url = ", or its address in video_url" if limits.allow_urls else ""
             raise InputError(f"video: is missing; send the file in the field video{or_url}")
+        from latentsync_trt.serve.checks import check_forms  # which builds on this module
+
         child = self._idle.get()
         try:
-            child = child or Child(_MODULE)
+            child = child or Child(check_forms)
             answer = _answer(child, (job_id, form, folder, limits))
         except BaseException:
             if child is not None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from latentsync_trt.batch.tasks import Task
-from latentsync_trt.child import Emit, converse
+from latentsync_trt.child import Emit
 from latentsync_trt.config import SyncOptions
 from latentsync_trt.errors import InputError, LatentSyncError
 from latentsync_trt.option_fields import file_fields, from_texts
@@ -20,7 +20,7 @@ _MOST_BYTES = {"turns": 8_000_000, "faces": 64_000_000, "c2pa": 1_000_000}
 """Files that are no media, each with its largest size: 100,000 turns, two hours of a face."""
 
 
-def _check_forms(orders: Iterator[tuple[str, Form, Path, Limits]], emit: Emit) -> None:
+def check_forms(orders: Iterator[tuple[str, Form, Path, Limits]], emit: Emit) -> None:
     """In the child: answers each form with its task, or with the error."""
     for order in orders:
         try:
@@ -96,7 +96,3 @@ def check_media(name: str, path: Path, limits: Limits) -> None:
     if max(last_s - first_s, *played_s.values(), 0.0) > limits.max_clip_s:
         cure = "send a shorter one, or raise --max-clip-s of the service"
         raise InputError(f"{name}: lasts longer than {limits.max_clip_s:g} s, the most here; {cure}")
-
-
-if __name__ == "__main__":
-    converse(_check_forms)

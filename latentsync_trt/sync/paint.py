@@ -18,7 +18,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from latentsync_trt.runtime.networks.devices import DEVICE_FAILURES
-from latentsync_trt.runtime.sessions.pool import Stage
+from latentsync_trt.runtime.networks.threads import Stage
 from latentsync_trt.sync.faces import FrameJob, Target
 from latentsync_trt.sync.inpaint import Inpainter
 from latentsync_trt.sync.threads import StageClock, spread

@@ -15,7 +15,7 @@ from operator import attrgetter
 from typing import Any, TypeVar, cast
 
 from latentsync_trt.bundle.manifest import Bundle
-from latentsync_trt.child import Child, Emit, Event, converse
+from latentsync_trt.child import Child, Emit, Event
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import InferenceError, LatentSyncError, OutOfMemory
 from latentsync_trt.runtime.cache import Notice
@@ -26,7 +26,6 @@ from latentsync_trt.types import Denoiser, EngineTime, Float32Array, ImageCodec
 
 T = TypeVar("T")
 
-_MODULE = "latentsync_trt.runtime.networks.apart"
 _PATIENCE_S = 2.0
 _POLL_S = 0.1
 
@@ -62,7 +61,7 @@ class SubprocessNetworks:
         self.denoiser = cast(Denoiser, _Part(self._call, "denoiser"))
         self._lock, self._running = threading.Lock(), threading.Lock()
         self._name = "the CPU" if selection.gpu is None else f"{selection.gpu}"
-        self._child = Child(_MODULE)
+        self._child = Child(_answer_calls)
         try:
             self._call("open", bundle.folder.resolve(), selection, options, may_fall_back)
         except BaseException:
@@ -70,11 +69,9 @@ class SubprocessNetworks:
             raise
 
     def encode_mel(self, mel: Float32Array) -> Float32Array:
-        """As `Networks.encode_mel`, and so on."""
         return self.run(lambda: cast(Float32Array, self._call("encode_mel", mel)))
 
     def run(self, action: Callable[[], T]) -> T:
-        """As `Networks.run`, with calls in turn."""
         while True:
             with self._running:
                 try:
@@ -85,7 +82,6 @@ class SubprocessNetworks:
                 self._call("save_memory")
 
     def stage(self, _: str, action: Callable[[], T]) -> T:
-        """As `Networks.stage`, without threads."""
         return action()
 
     def __getattr__(self, name: str) -> Any:
@@ -113,13 +109,11 @@ class SubprocessNetworks:
         return self.notices.take()
 
     def close(self) -> None:
-        """As `Networks.close`, and ends the process."""
         with suppress(InferenceError):
             self._call("close")
         self._child.end(_PATIENCE_S)
 
     def _call(self, name: str, *arguments: Any, **named: Any) -> Any:
-        """The result of a method in the child, or its error."""
         with self._lock:
             try:
                 answer = self._answer((name, arguments, named))
@@ -149,8 +143,6 @@ class SubprocessNetworks:
 
 
 class _Part:
-    """A part of the child's `Networks`, by its name there."""
-
     def __init__(self, call: Callable[..., Any], name: str) -> None:
         self._call, self._name = call, name
 
@@ -182,7 +174,3 @@ def _answer_calls(calls: Iterator[tuple[str, tuple[Any, ...], dict[str, Any]]], 
         except Exception:  # noqa: BLE001 -- a mistake, told with the place where it happened
             answer = {"error": RuntimeError(traceback.format_exc())}
         emit(**answer, state={} if networks is None else {part: getattr(networks, part) for part in _STATE})
-
-
-if __name__ == "__main__":
-    converse(_answer_calls)

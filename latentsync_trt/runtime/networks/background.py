@@ -2,16 +2,14 @@
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from latentsync_trt.bundle.manifest import Bundle
-from latentsync_trt.child import Child, Emit, serve
+from latentsync_trt.child import Child, Emit
 from latentsync_trt.errors import EngineBuildError, LatentSyncError
 from latentsync_trt.runtime.cache import EngineCache
 from latentsync_trt.runtime.sessions.engines import Engines
-
-_MODULE = "latentsync_trt.runtime.networks.background"
 
 # A build that is asked to stop removes what it has written.
 _PATIENCE_S = 2.0
@@ -27,7 +25,7 @@ class BackgroundBuild:
     def __init__(self, engines: Engines, graphs: Sequence[str]) -> None:
         self._engines, self._error, self.elapsed_s = engines, "", 0.0
         self._start_s = time.monotonic()
-        self._child = Child(_MODULE)
+        self._child = Child(build)
         folder, cache = engines.bundle.folder.resolve(), engines.cache
         self._child.send((folder, engines.selection, engines.options, cache.folder, tuple(graphs)))
         self._waiter = threading.Thread(target=self._watch, name="build", daemon=True)
@@ -35,11 +33,9 @@ class BackgroundBuild:
 
     @property
     def done(self) -> bool:
-        """Whether the process has ended, with success or not."""
         return not self._waiter.is_alive()
 
     def wait(self) -> str:
-        """Waits for the process to end; returns its error, empty if none."""
         while not self.done:  # in short waits: Windows delivers Ctrl-C only between them
             self._waiter.join(0.1)
         return self._error
@@ -62,9 +58,9 @@ class BackgroundBuild:
         self.elapsed_s = time.monotonic() - self._start_s
 
 
-def build(order: Any, emit: Emit) -> None:
+def build(orders: Iterator[Any], emit: Emit) -> None:
     """In the child: builds engines one after another; the only event has the error, empty if none."""
-    folder, selection, options, cache_folder, graphs = order
+    folder, selection, options, cache_folder, graphs = next(orders)
     error = ""
     try:
         cache = EngineCache(cache_folder, print, options.engine_store)
@@ -74,7 +70,3 @@ def build(order: Any, emit: Emit) -> None:
     except LatentSyncError as failure:
         error = str(failure)
     emit(error=error)
-
-
-if __name__ == "__main__":
-    serve(build)

@@ -56,11 +56,6 @@ def window_bytes(manifest: Manifest) -> int:
     return int(_FEATURES_AT_ONCE * _HALVES * features * _VALUE_BYTES[manifest.arithmetic])
 
 
-def weight_bytes(manifest: Manifest) -> int:
-    """Size of all networks' weights."""
-    return sum(manifest.files[name].bytes for name in {entry.weights for entry in manifest.graphs.values()})
-
-
 def needed_bytes(
     manifest: Manifest,
     *,
@@ -80,7 +75,8 @@ def needed_bytes(
     if engine_bytes is not None:
         return int(_MARGIN * (engine_bytes + _FIXED_BYTES))
     features = _FEATURES[form if provider is CUDA else CUDA.form] + (_RECORDED if recorded else 0.0)
-    needed = weight_bytes(manifest) + _FIXED_BYTES + features * window_bytes(manifest)
+    weights = {entry.weights for entry in manifest.graphs.values()}
+    needed = sum(manifest.files[name].bytes for name in weights) + _FIXED_BYTES + features * window_bytes(manifest)
     if side_by_side:
         pictures = usual_shape(manifest.graphs[VAE_DECODER].inputs[0].shape, manifest.ranges)[0]
         needed += pictures * manifest.resolution_px**2 * _VALUES_PER_PIXEL * _VALUE_BYTES[manifest.arithmetic]

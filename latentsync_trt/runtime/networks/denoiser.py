@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import onnxruntime as ort
 from latentsync_trt.bundle.manifest import step_graph
 from latentsync_trt.errors import InferenceError
 from latentsync_trt.remembered import known, remember
-from latentsync_trt.runtime.sessions.pool import SessionPool
+from latentsync_trt.runtime.sessions.engines import Engines
 from latentsync_trt.runtime.sessions.session import COPY_GRAPH, DeviceBuffers, Session, SessionSettings, plain_cuda
 from latentsync_trt.types import Float32Array, WindowBatch
 
@@ -62,8 +63,7 @@ class GraphDenoiser:
         self._kinds = {True, False}
         self._hidden: dict[bool, Any] = {}
         self._reusable: bool | None = None
-        self._bindings: dict[tuple[str, int], tuple[Session, Any]] = {}
-        self._copier = _Copier(device_id) if cuda_graph else None
+        self._cuda_graph = cuda_graph
 
     def begin(self, batch: WindowBatch) -> None:
         """Uploads a batch of windows; at a guidance of 1 or below, only unguided graphs run."""
@@ -77,7 +77,7 @@ class GraphDenoiser:
     def _upload(self, batch: WindowBatch) -> None:
         shapes = (batch.latents.shape, batch.conditioning.shape, batch.audio.shape)
         if shapes != self._shapes:
-            self.release()  # bindings hold the old buffers
+            self.release()
             self._values, self._states = {}, []
             self._buffers.clear()
             self._shapes = shapes
@@ -123,26 +123,27 @@ class GraphDenoiser:
             raise InferenceError(f"a cached step needs a full step before it, here a full {kind} step")
         graph = step_graph(guided=guided, cached=cached)
         session = self._open(graph)
-        # Copying needs a CUDA stream, and creating the first one allocates memory.
-        session.explained(lambda: self._values["timestep"].update_inplace(np.array(timestep, np.int64)))
-        session.explained(lambda: self._values["coefficients"].update_inplace(coefficients))
-        binding = self._binding(graph, session, guided=guided)
-        session.run_bound(binding, recorded=recorded)
-        outputs = dict(zip(_names(session.outputs), binding.get_outputs(), strict=True))
+
+        def run() -> list[Any]:
+            # Copying needs a CUDA stream, and creating the first one allocates memory.
+            self._values["timestep"].update_inplace(np.array(timestep, np.int64))
+            self._values["coefficients"].update_inplace(coefficients)
+            binding = self._bind(session, guided=guided)
+            session.run_bound(binding, recorded=recorded)
+            if self._cuda_graph:
+                self._copy_back()
+            return list(binding.get_outputs())
+
+        outputs = dict(zip(_names(session.outputs), session.explained(run), strict=True))
         if not cached:
             self._reusable = guided
-            if guided not in self._hidden and "hidden" in outputs:
-                # The provider has allocated `hidden`, whose shape only the graph knows.
-                self._hidden[guided] = outputs["hidden"]
-                self._bindings.clear()
+            if "hidden" in outputs:  # which the provider has allocated, where only the graph knows its shape
+                self._hidden.setdefault(guided, outputs["hidden"])
         self.observe(graph, timestep, outputs)
-        if self._copier is None:
+        if not self._cuda_graph:
             self._current = 1 - self._current
-        else:
-            self._copier.copy(self._states[1], self._states[0], session)
 
     def latents(self) -> Float32Array:
-        """Downloads the current latents, float32 `(B, 4, F, h, w)`."""
         # A copy: on the CPU the array is a view of a buffer of this object.
         return np.array(self._states[self._current]["latents"].numpy(), np.float32)
 
@@ -150,22 +151,12 @@ class GraphDenoiser:
         """Called after each step with all outputs, for subclasses whose graphs have more."""
 
     def release(self) -> None:
-        """Drops references to sessions and to buffers they allocated; call `begin` next."""
-        self._bindings.clear()
+        """Drops references to buffers that sessions have allocated; call `begin` next."""
         self._hidden.clear()
         self._reusable = None
 
-    def _binding(self, graph: str, session: Session, *, guided: bool) -> Any:
-        key = (graph, self._current)
-        bound_to, binding = self._bindings.get(key, (None, None))
-        if bound_to is not session:
-            if guided not in self._hidden:
-                session.explained(lambda: self._allocate_hidden(session, guided=guided))
-            binding = self._bind(session, self._hidden.get(guided))
-            self._bindings[key] = session, binding
-        return binding
-
-    def _bind(self, session: Session, hidden: Any) -> Any:
+    def _bind(self, session: Session, *, guided: bool) -> Any:
+        hidden = self._hidden_for(session, guided=guided)
         source, target = self._states[self._current], self._states[1 - self._current]
         available = self._values | source | ({} if hidden is None else {"hidden": hidden})
         binding = session.bound({name: available[name] for name in _names(session.inputs)}, {})
@@ -181,33 +172,23 @@ class GraphDenoiser:
                 binding.bind_ortvalue_output(name, hidden)
         return binding
 
-    def _allocate_hidden(self, session: Session, *, guided: bool) -> None:
-        """Allocates `hidden` where the graph's shapes are fixed; otherwise the first run does."""
+    def _hidden_for(self, session: Session, *, guided: bool) -> Any:
+        """The buffer of `hidden`; None where the graph's shapes vary, so that its first run allocates it."""
         info = next((tensor for tensor in session.outputs if tensor.name == "hidden"), None)
-        if info is not None and all(isinstance(size, int) for size in info.shape):
+        if guided not in self._hidden and info is not None and all(isinstance(size, int) for size in info.shape):
             self._hidden[guided] = ort.OrtValue.ortvalue_from_shape_and_type(
                 info.shape, info.dtype, self._device, self._device_id
             )
+        return self._hidden.get(guided)
 
+    @cached_property
+    def _copier(self) -> Session:
+        return Session(COPY_GRAPH, SessionSettings(providers=plain_cuda(self._device_id)))
 
-class _Copier:
-    """Copies state buffers on the GPU, for which ONNX Runtime's Python interface has no call."""
-
-    def __init__(self, device_id: int) -> None:
-        self._settings = SessionSettings(providers=plain_cuda(device_id))
-        self._session: Session | None = None
-        self._binding: Any = None
-        self._bound: tuple[int, ...] = ()
-
-    def copy(self, source: dict[str, Any], target: dict[str, Any], beside: Session) -> None:
-        """Copies the tensors of `source` to `target`; `beside` names errors."""
-        if self._session is None:
-            self._session = beside.explained(lambda: Session(COPY_GRAPH, self._settings))
-        addresses = tuple(value.data_ptr() for state in (source, target) for value in state.values())
-        if addresses != self._bound:
-            self._binding = self._session.bound(source, {f"{name}_copy": target[name] for name in _STATE})
-            self._bound = addresses
-        self._session.run_bound(self._binding)
+    def _copy_back(self) -> None:
+        """Copies the new state on the GPU, for which ONNX Runtime's Python interface has no call."""
+        target, source = self._states
+        self._copier.run_bound(self._copier.bound(source, {f"{name}_copy": target[name] for name in _STATE}))
 
 
 class ReplaysDiffer(Exception):
@@ -215,16 +196,16 @@ class ReplaysDiffer(Exception):
 
 
 class PooledDenoiser(GraphDenoiser):
-    """A `types.Denoiser` on the pool's engines.
+    """A `types.Denoiser` on engines.
 
     A provider may record an operator incorrectly in a CUDA graph and then return wrong results without
     an error. So replays are compared with first runs once. Other threads may not use the GPU while a graph is
     recorded: ONNX Runtime records with `cudaStreamCaptureModeGlobal`, which forbids them to allocate memory.
     """
 
-    def __init__(self, pool: SessionPool) -> None:
-        self._engines, selection = pool.engines, pool.engines.selection
-        super().__init__(pool.session, selection.device, selection.device_id, cuda_graph=self._engines.cuda_graph)
+    def __init__(self, engines: Engines, open_session: Callable[[str], Session]) -> None:
+        self._engines, selection = engines, engines.selection
+        super().__init__(open_session, selection.device, selection.device_id, cuda_graph=engines.cuda_graph)
         self._checked: set[tuple[bool, bool]] = set()
 
     def begin(self, batch: WindowBatch) -> None:
@@ -237,7 +218,6 @@ class PooledDenoiser(GraphDenoiser):
         self.begin_unchecked(batch)
 
     def begin_unchecked(self, batch: WindowBatch) -> None:
-        """As `GraphDenoiser.begin`: nothing is recorded or compared."""
         super().begin(batch)
 
     def _replays_checked(self, batch: WindowBatch) -> bool:

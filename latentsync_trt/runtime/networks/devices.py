@@ -33,7 +33,6 @@ class Device:
         self.on_gpu = gpu is not None
 
     def run(self, action: Callable[[], T]) -> T:
-        """As `Networks.run`; raises `InferenceError` if the device is left out."""
         if self.error:
             raise InferenceError(self.error)
         self.networks.between_windows()
@@ -66,7 +65,6 @@ class Devices:
 
     @property
     def selection(self) -> Selection:
-        """The current provider, on the first device in use."""
         return self.in_use[0].networks.selection
 
     @property
@@ -76,21 +74,17 @@ class Devices:
 
     @property
     def low_memory(self) -> bool:
-        """Whether a device keeps one network at a time."""
         return any(device.networks.low_memory for device in self.in_use)
 
     def notice(self, text: str) -> None:
-        """Adds a notice about the whole run. Thread-safe."""
         self.notices.add(text)
 
     def take_notices(self) -> tuple[str, ...]:
-        """The notices since the last call."""
         for device in self.all if len(self.all) > 1 else ():
             device.networks.take_notices()
         return self.notices.take()
 
     def times(self) -> tuple[EngineTime, ...]:
-        """Time spent on each engine of each device."""
         return tuple(
             replace(time, device=None if (gpu := device.networks.selection.gpu) is None else gpu.index)
             for device in self.all
@@ -109,7 +103,6 @@ class Devices:
         return True
 
     def encode_mel(self, mel: Float32Array) -> Float32Array:
-        """As `Networks.encode_mel`, on the first device that can."""
         while True:
             device = self.in_use[0]
             try:
@@ -136,22 +129,18 @@ class Devices:
         self.in_use[0].networks.open((graph,))
 
     def warm_up(self, graphs: Iterable[str]) -> None:
-        """As `Networks.warm_up`, on every device; one that fails is left out."""
         graphs = tuple(graphs)
         self._each(self.in_use, lambda networks: networks.warm_up(graphs))
 
     @property
     def building(self) -> bool:
-        """Whether engines are being built in the background."""
         return any(device.networks.building for device in self.all)
 
     def wait_for_build(self) -> str:
-        """As `Networks.wait_for_build`; of several errors, the first."""
         errors = [device.networks.wait_for_build() for device in self.all]
         return next(filter(None, errors), "")
 
     def close(self) -> None:
-        """As `Networks.close`, on every device."""
         for device in self.all:
             device.networks.close()
 

@@ -23,13 +23,13 @@ from latentsync_trt.runtime.networks.background import BackgroundBuild
 from latentsync_trt.runtime.networks.batching import needed_bytes, windows_that_fit
 from latentsync_trt.runtime.networks.denoiser import ReplaysDiffer
 from latentsync_trt.runtime.networks.opened import Opened
+from latentsync_trt.runtime.networks.threads import Gate, Stage, StageThreads
 from latentsync_trt.runtime.networks.verdict import Judge
 from latentsync_trt.runtime.providers.diagnose import PROVIDER_FACT
 from latentsync_trt.runtime.providers.gpu import free_memory_bytes
 from latentsync_trt.runtime.providers.select import Selection, next_provider
 from latentsync_trt.runtime.providers.table import CUDA
 from latentsync_trt.runtime.sessions.engines import CUDA_FORM_FACT, Engines
-from latentsync_trt.runtime.sessions.pool import Gate, Stage, StageThreads
 from latentsync_trt.runtime.sessions.session import Session
 from latentsync_trt.types import Denoiser, EngineTime, Float32Array, ImageCodec
 
@@ -54,7 +54,6 @@ class Notices:
             self.on_notice(text)
 
     def take(self) -> tuple[str, ...]:
-        """Returns the notices since the last call."""
         with self._lock:
             texts, self._texts = self._texts, []
         return tuple(texts)
@@ -114,7 +113,6 @@ class Networks:
 
     @property
     def selection(self) -> Selection:
-        """The current provider."""
         return self._opened.engines.selection
 
     @property
@@ -130,12 +128,11 @@ class Networks:
         return self.selection.gpu is not None and not self._in_turn and not self.low_memory
 
     def times(self) -> tuple[EngineTime, ...]:
-        """Time spent on each engine."""
-        return tuple(self._opened.pool.times().values())
+        return self._opened.times()
 
     def session(self, graph: str) -> Session:
         """The session of a graph, opened at the first call; valid until another network is used."""
-        return self._opened.pool.session(graph)
+        return self._opened.session(graph)
 
     def encode_mel(self, mel: Float32Array) -> Float32Array:
         """Log mel spectrogram `(1, 80, 3000)` → features `(1, 1500, L, D)`."""
@@ -173,7 +170,6 @@ class Networks:
         return action()
 
     def _change_to(self, engines: Engines) -> None:
-        """Closes what is open; networks open again on `engines`."""
         self._opened.close()
         self._opened = Opened(engines, self._threads, low_memory=self.low_memory, before=self._opened)
 
@@ -202,7 +198,7 @@ class Networks:
 
     def builds(self, graphs: tuple[str, ...]) -> bool:
         """Whether `prepare` would build engines before it returns."""
-        return not self._build_wanted and bool(self._opened.pool.missing(graphs))
+        return not self._build_wanted and bool(self._opened.engines.missing(graphs))
 
     def prepare(self, graphs: Iterable[str], resolution_px: int | None = None) -> None:
         """Builds and opens what a run needs; first runs have its resolution, else the bundle's.
@@ -243,11 +239,10 @@ class Networks:
 
     def _build_and_compare(self, graphs: tuple[str, ...]) -> None:
         """Builds missing engines; under `auto`, compares them once with the next provider."""
-        engines, pool = self._opened.engines, self._opened.pool
-        if engines.compiled and self._judge is not None:
-            self._judge.examine(engines, graphs, pool.build)
+        if self._judge is not None and self._opened.engines.compiled:
+            self._judge.examine(self._opened.engines, graphs, self._opened.build)
         else:
-            pool.build(graphs)
+            self._opened.build(graphs)
 
     def warm_up(self, graphs: Iterable[str]) -> None:
         """Runs each graph once on random numbers, as first runs are slow."""
@@ -290,7 +285,6 @@ class Networks:
 
     @property
     def building(self) -> bool:
-        """Whether engines are being built in the background."""
         return self._build is not None and not self._build.done
 
     def wait_for_build(self) -> str:
@@ -299,7 +293,6 @@ class Networks:
         return "" if build is None else build.wait()
 
     def close(self) -> None:
-        """Frees everything and stops a background build."""
         if self._build is not None:
             self._build.stop()
             self._build = None
@@ -324,7 +317,7 @@ class Networks:
                 )
             self._in_turn = self._needed_bytes(engines, side_by_side=True) > free_bytes
         with_room = self._with_room(engines)
-        if with_room is not engines or self.low_memory is not self._opened.pool.low_memory:
+        if with_room is not engines or self.low_memory is not self._opened.low_memory:
             self._change_to(with_room)
 
     def _needed_bytes(self, engines: Engines, *, side_by_side: bool = False, recorded: bool = False) -> int:
@@ -353,7 +346,7 @@ class Networks:
         """Builds missing engines in a child process, and runs on the next provider meanwhile."""
         engines = self._opened.engines
         name = engines.selection.name
-        missing = self._opened.pool.missing(graphs)
+        missing = self._opened.engines.missing(graphs)
         if not missing:
             return
         try:
@@ -376,7 +369,6 @@ class Networks:
         return engines
 
     def _fall_back(self, error: EngineBuildError | OutputError) -> None:
-        """Falls back to the next provider; raises `error` if there is none."""
         following = None if self._judge is None else self._instead_of(self._opened.engines, str(error))
         if following is None:
             raise error

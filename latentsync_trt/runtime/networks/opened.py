@@ -1,23 +1,38 @@
 """All that is open on one `Engines`: sessions, the codec and denoiser that use them, and their first runs."""
 
+import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any
 from weakref import WeakSet
 
 import numpy as np
 
-from latentsync_trt.bundle.manifest import AUDIO_ENCODER, STEP_GRAPHS, VAE_DECODER, VAE_ENCODER, step_graph
+from latentsync_trt.bundle.manifest import (
+    AUDIO_ENCODER,
+    FULL_STEP,
+    STEP_GRAPHS,
+    UNGUIDED_GRAPHS,
+    VAE_DECODER,
+    VAE_ENCODER,
+    step_graph,
+)
 from latentsync_trt.runtime.networks.codec import VaeCodec
 from latentsync_trt.runtime.networks.denoiser import PooledDenoiser
+from latentsync_trt.runtime.networks.threads import Stage, StageThreads, results
 from latentsync_trt.runtime.providers.table import TENSORRT
-from latentsync_trt.runtime.sessions.engines import Engines
-from latentsync_trt.runtime.sessions.pool import SessionPool, Stage, StageThreads
+from latentsync_trt.runtime.sessions.engines import Engines, OpenedEngine
 from latentsync_trt.runtime.sessions.profiles import at_resolution
-from latentsync_trt.runtime.sessions.session import Array, Session
+from latentsync_trt.runtime.sessions.session import Array, Session, give_back_gpu_memory
 from latentsync_trt.runtime.sessions.trial import random_inputs
-from latentsync_trt.types import WindowBatch
+from latentsync_trt.types import EngineTime, WindowBatch
+
+# Opening reads, verifies and uploads weights; more threads would only wait for the disk.
+_OPENERS = 3
+
+# Those whose opening and first run take longest; others follow.
+_OPENED_FIRST = (FULL_STEP, UNGUIDED_GRAPHS[0], VAE_DECODER, VAE_ENCODER)
 
 _STAGES: dict[str, Stage] = {VAE_ENCODER: "encode", AUDIO_ENCODER: "encode", VAE_DECODER: "decode"}
 _KINDS = [(guided, cached) for guided in (True, False) for cached in (False, True)]
@@ -25,13 +40,13 @@ _TIMESTEP = 500
 
 
 class Opened:
-    """The networks on `engines`, from their first use until `close`.
+    """The networks on `engines`, each opened at its first use.
 
     First runs are on random numbers: a GPU provider loads and chooses its kernels then, for seconds. Each graph runs as
     a clip will run it: in the thread of its stage, and with the same buffers.
 
     Args:
-        low_memory: as for `SessionPool`. before: what this replaces, closed.
+        low_memory: keep one network's sessions open at a time. before: what this replaces, closed.
 
     `resolution_px`: of the pictures of first runs, where the bundle has several.
     """
@@ -39,28 +54,57 @@ class Opened:
     def __init__(
         self, engines: Engines, threads: StageThreads, *, low_memory: bool, before: "Opened | None" = None
     ) -> None:
-        self.engines = engines
+        self.engines, self.low_memory, self._threads = engines, low_memory, threads
         self.resolution_px: int = before.resolution_px if before else engines.bundle.manifest.resolution_px
-        past = before.pool.times() if before else {}
-        self.pool: SessionPool = SessionPool(engines, low_memory=low_memory, on_close=self._release_buffers, past=past)
-        self.codec, self.denoiser = VaeCodec(self.pool), PooledDenoiser(self.pool)
-        self._threads = threads
+        self._opened: dict[str, OpenedEngine] = {}
+        self._all: dict[tuple[str, str], OpenedEngine] = before._all if before else {}  # by graph and provider
+        self._lock = threading.RLock()
+        self._opening = {graph: threading.Lock() for graph in engines.bundle.manifest.graphs}
         self._done: WeakSet[Session] = WeakSet()
+        self.codec, self.denoiser = VaeCodec(engines, self.session), PooledDenoiser(engines, self.session)
 
-    def close(self) -> None:
-        """Frees everything; the next use opens it again."""
-        self.codec, self.denoiser = VaeCodec(self.pool), PooledDenoiser(self.pool)  # without the buffers of these
-        self.pool.close()
+    def session(self, graph: str) -> Session:
+        """The session of a graph; the first call opens it, and builds its engine if there is none.
 
-    def _release_buffers(self, graphs: tuple[str, ...]) -> None:
-        # Only for its own sessions: features must survive when other networks are closed.
-        if not set(graphs).isdisjoint(STEP_GRAPHS):
-            self.denoiser.release()
+        Raises:
+            BundleError: the bundle has no such graph. Others as `Engines.open`.
+        """
+        self.engines.bundle.graph_path(graph)
+        with self._opening[graph]:
+            session = self._session_of(graph)
+            if session is None:
+                self._make_room(graph)
+                opened, key = self.engines.open(graph), (graph, self.engines.selection.name)
+                with self._lock:
+                    opened = opened.after(self._all[key]) if key in self._all else opened
+                    self._opened[graph] = self._all[key] = opened
+                session = opened.session
+            return session
+
+    def build(self, graphs: tuple[str, ...]) -> None:
+        """Builds missing engines one by one, as builds time kernels. Raises as `session`."""
+        for graph in self.engines.missing(graphs):
+            self._make_room(graph)
+            self.engines.build(graph)
 
     def open(self, graphs: tuple[str, ...], *, run: bool) -> None:
-        """Opens `graphs`; `run`: and runs each of them once. Raises as `SessionPool.session`, and `ReplaysDiffer`."""
+        """Opens all of `graphs`, in parallel or in low memory one by one, to detect errors now; `build` comes first.
+
+        `run`: and runs each of them once. Raises as `session`, and `ReplaysDiffer`.
+        """
         missing = self._not_run(graphs) if run else ()
-        self.pool.prepare(graphs, partial(self._beside, missing) if run else lambda _: ())
+        if not self._opened:  # while memory is free
+            give_back_gpu_memory(self.engines.selection)  # whose first call allocates some itself
+            for graph in graphs:
+                self.engines.settle_form(graph)
+        if self.low_memory:
+            for graph in graphs:
+                self.session(graph)
+        else:
+            with ThreadPoolExecutor(_OPENERS, thread_name_prefix="open") as openers:
+                ordered = sorted(graphs, key=lambda graph: (*_OPENED_FIRST, graph).index(graph))
+                opening: dict[str, Future[Any]] = {graph: openers.submit(self.session, graph) for graph in ordered}
+                results([*opening.values(), *self._beside(missing, opening)])
         if self.engines.cuda_graph:
             self._in_turn([graph for graph in missing if graph in STEP_GRAPHS])
 
@@ -68,9 +112,43 @@ class Opened:
         """Runs each of `graphs` once, if it has not run. Raises as `open`."""
         self._in_turn(self._not_run(graphs))
 
+    def times(self) -> tuple[EngineTime, ...]:
+        """Time spent on each engine, including closed ones, in the order they were opened."""
+        with self._lock:
+            return tuple(engine.times(*key) for key, engine in self._all.items())
+
+    def close(self) -> None:
+        """Frees everything; the next use opens it again."""
+        # Without the buffers of these.
+        self.codec, self.denoiser = VaeCodec(self.engines, self.session), PooledDenoiser(self.engines, self.session)
+        self._close()
+
+    def _close(self, all_but: str | None = None) -> None:
+        """Closes all sessions but those on the weights `all_but`, without waiting for their users."""
+        graphs = self.engines.bundle.manifest.graphs
+        with self._lock:
+            taken = {name: opened for name, opened in self._opened.items() if graphs[name].weights != all_but}
+            for graph in taken:
+                del self._opened[graph]
+        if not taken.keys().isdisjoint(STEP_GRAPHS):  # features must survive when other networks are closed
+            self.denoiser.release()
+        for opened in taken.values():
+            opened.session.close()
+        if taken:
+            give_back_gpu_memory(self.engines.selection)
+
+    def _make_room(self, graph: str) -> None:
+        """In low memory, closes the networks of which `graph` is not a part."""
+        if self.low_memory:
+            self._close(self.engines.bundle.manifest.graphs[graph].weights)
+
+    def _session_of(self, graph: str) -> Session | None:
+        with self._lock:
+            return self._opened[graph].session if graph in self._opened else None
+
     def _not_run(self, graphs: tuple[str, ...]) -> tuple[str, ...]:
         """Those of `graphs` that have not run; of steps all or none: cached ones need a full one."""
-        new = {graph for graph in graphs if self.pool.opened(graph) not in self._done}
+        new = {graph for graph in graphs if self._session_of(graph) not in self._done}
         steps = not new.isdisjoint(STEP_GRAPHS)
         return tuple(graph for graph in graphs if graph in new or (steps and graph in STEP_GRAPHS))
 
@@ -106,15 +184,11 @@ class Opened:
         elif graph == VAE_DECODER:
             self.codec.decode_faces(given["latent"])
         else:
-            self.pool.session(graph).run(given)
-        self._done.add(self.pool.session(graph))
+            self.session(graph).run(given)
+        self._done.add(self.session(graph))
 
     def _steps(
-        self,
-        graphs: Sequence[str],
-        opened: Callable[[str], object] = lambda _: None,
-        *,
-        recorded: bool = True,
+        self, graphs: Sequence[str], opened: Callable[[str], object] = lambda _: None, *, recorded: bool = True
     ) -> None:
         kinds = {step_graph(guided=guided, cached=cached): (guided, cached) for guided, cached in _KINDS}
         kinds = {graph: kind for graph, kind in kinds.items() if graph in graphs}
@@ -124,7 +198,7 @@ class Opened:
                 begin = self.denoiser.begin if recorded else self.denoiser.begin_unchecked
                 begin(self._windows(kinds.values()))
             self.denoiser.step(_TIMESTEP, np.zeros(5, np.float32), cached=cached, guided=guided, recorded=recorded)
-            self._done.add(self.pool.session(graph))
+            self._done.add(self.session(graph))
 
     def _windows(self, kinds: Collection[tuple[bool, bool]]) -> WindowBatch:
         """A batch of windows for steps (guided, cached)."""
@@ -140,4 +214,4 @@ class Opened:
 
     def _random(self, graph: str) -> dict[str, Array]:
         ranges = at_resolution(self.engines.ranges, self.resolution_px)
-        return random_inputs(self.pool.session(graph).inputs, ranges)
+        return random_inputs(self.session(graph).inputs, ranges)

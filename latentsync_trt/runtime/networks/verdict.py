@@ -141,7 +141,6 @@ class Judge:
 
 
 def kept(cache: Path) -> list[Verdict]:
-    """All verdicts of an engine cache."""
     return [verdict for path in sorted((cache / FOLDER).glob("*.json")) if (verdict := _read(path))]
 
 

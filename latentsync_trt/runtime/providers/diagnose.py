@@ -86,7 +86,6 @@ def _trial_key(provider: Provider, device: int) -> Key | None:
 
 
 def build_obstacle(provider: Provider) -> Obstacle | None:
-    """An obstacle if the installed onnxruntime was built without the provider."""
     if provider.ort_name in ort.get_available_providers():
         return None
     cure = table.gpu_build_line()
@@ -94,7 +93,6 @@ def build_obstacle(provider: Provider) -> Obstacle | None:
 
 
 def driver_obstacle() -> Obstacle | None:
-    """What is wrong with the NVIDIA driver; None if nothing."""
     problem, supported = driver.driver_problem(), driver.driver_cuda()
     if supported is None:
         return _obstacle(table.NO_DRIVER, table.driver_line(), problem=problem) if problem else None
@@ -109,7 +107,6 @@ def driver_obstacle() -> Obstacle | None:
 
 
 def gpu_obstacle(device: int) -> Obstacle | None:
-    """What is wrong with the driver or with GPU `device`; None if nothing."""
     obstacle = driver_obstacle()
     if obstacle is not None:
         return obstacle

@@ -41,7 +41,6 @@ class Gpu:
 
     @property
     def capability(self) -> tuple[int, int]:
-        """The compute capability as numbers, for comparisons."""
         major, _, minor = self.compute_capability.partition(".")
         return int(major), int(minor)
 
@@ -96,7 +95,6 @@ def driver_version() -> str | None:
 
 
 def free_memory_bytes(index: int) -> int | None:
-    """Memory of GPU `index` that is free now; None if unknown."""
     if not 0 <= index < len(gpus()):
         return None
     try:
@@ -116,7 +114,6 @@ def visible_only(gpu: Gpu) -> dict[str, str]:
 
 @functools.cache
 def _driver() -> tuple[Any, str | None]:
-    """The driver's library or None, and its problem or None."""
     try:
         driver = _open_driver()
     except OSError as error:

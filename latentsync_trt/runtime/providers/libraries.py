@@ -12,7 +12,6 @@ import importlib.util
 import io
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import onnxruntime as ort
@@ -44,7 +43,6 @@ _BESIDE_IT = 0x8
 
 
 def onnxruntime_version() -> str:
-    """Version of the onnxruntime that is loaded, e.g. "1.31.1"."""
     return str(ort.__version__)
 
 
@@ -55,7 +53,6 @@ def provider_library(part: str) -> Path:
 
 
 def needed_libraries(provider: Provider) -> tuple[str, ...]:
-    """File names of the libraries that a provider needs besides the driver."""
     of_tensorrt = _TENSORRT_NEEDED if provider is TENSORRT else ()
     return (*map(_cuda_file, _CUDA_LIBRARIES), *map(_tensorrt_file, of_tensorrt))
 
@@ -102,44 +99,34 @@ def package_folder(package: str) -> Path | None:
 
 def tensorrt_version() -> str:
     """Full version of the TensorRT that onnxruntime loads here, e.g. "10.14.1.48"; "unknown" where it does not load."""
-    parts = ("Major", "Minor", "Patch", "Build")
-    return _loaded_version(
-        _tensorrt_file("nvinfer"),
-        lambda library: ".".join(str(getattr(library, f"getInferLib{part}Version")()) for part in parts),
-    )
+    preload()
+    with contextlib.suppress(OSError, AttributeError):
+        library = _load(_tensorrt_file("nvinfer"))
+        parts = (getattr(library, f"getInferLib{part}Version") for part in ("Major", "Minor", "Patch", "Build"))
+        return ".".join(str(part()) for part in parts)
+    return UNKNOWN
 
 
 def cuda_version() -> str:
     """Version of the CUDA runtime that loads here, e.g. "13.0"; "unknown" where none does."""
-
-    def read(library: ctypes.CDLL) -> str:
-        number = ctypes.c_int()
-        library.cudaRuntimeGetVersion(ctypes.byref(number))
+    preload()
+    number = ctypes.c_int()
+    with contextlib.suppress(OSError, AttributeError):
+        _load(_cuda_file("cudart")).cudaRuntimeGetVersion(ctypes.byref(number))
         return f"{number.value // 1000}.{number.value % 1000 // 10}"
-
-    return _loaded_version(_cuda_file("cudart"), read)
+    return UNKNOWN
 
 
 def cudnn_version() -> str:
     """Version of the cuDNN that loads here, e.g. "9.19.0"; "unknown" where none does."""
-
-    def read(library: ctypes.CDLL) -> str:
-        number = int(library.cudnnGetVersion())
-        return f"{number // 10_000}.{number // 100 % 100}.{number % 100}"
-
-    return _loaded_version(_cuda_file("cudnn"), read)
-
-
-def _loaded_version(file: str, read: Callable[[ctypes.CDLL], str]) -> str:
     preload()
-    try:
-        return read(_load(file))
-    except (OSError, AttributeError):
-        return UNKNOWN
+    with contextlib.suppress(OSError, AttributeError):
+        number = int(_load(_cuda_file("cudnn")).cudnnGetVersion())
+        return f"{number // 10_000}.{number // 100 % 100}.{number % 100}"
+    return UNKNOWN
 
 
 def rtx_version() -> str:
-    """Version of NVIDIA's TensorRT-RTX plug-in; "unknown" if it is not installed."""
     return distribution_version(RTX_DISTRIBUTION) or UNKNOWN
 
 

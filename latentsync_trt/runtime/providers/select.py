@@ -39,12 +39,10 @@ class Selection:
 
     @property
     def provider(self) -> Provider:
-        """Its entry in the table of providers."""
         return PROVIDERS[self.name]
 
     @property
     def device(self) -> Literal["cpu", "cuda"]:
-        """Where the provider keeps its buffers."""
         return self.provider.buffers
 
     @property

@@ -109,7 +109,6 @@ class Obstacle:
 
 
 def driver_line() -> str:
-    """How to install a driver that is new enough."""
     if sys.platform == "win32":
         return f"install NVIDIA driver {_OLDEST_DRIVER} or newer from https://www.nvidia.com/drivers"
     return (

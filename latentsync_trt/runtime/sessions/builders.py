@@ -47,7 +47,6 @@ _ATTENTION = re.compile(r"\bAttention (?:\(node|operation)")
 
 
 def own_options(provider: str, given: Mapping[str, str]) -> dict[str, str]:
-    """The options among those of `--provider-option` that are `provider`'s."""
     return {key: value for key, value in given.items() if _OWNERS.get(key.partition("_")[0], CUDA.name) == provider}
 
 

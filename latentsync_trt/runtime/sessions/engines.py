@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, astuple, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import cast
+from typing import Self, cast
 
 from latentsync_trt.bundle.manifest import FULL_STEP, STEP_GRAPHS, Bundle, DimensionRange, GraphForm
 from latentsync_trt.config import RuntimeOptions
@@ -52,7 +52,7 @@ class OpenedEngine:
 
     `node_share`: on the chosen provider. `built`: whether this run built the engine. `build_s`: of
     that or an earlier build. `size_bytes`: of the engine in the cache. Without an engine, `build_s`
-    and `size_bytes` are 0.
+    and `size_bytes` are 0. `opened`: how often it was, in `open_s` altogether.
     """
 
     session: Session
@@ -61,11 +61,15 @@ class OpenedEngine:
     built: bool = False
     build_s: float = 0.0
     size_bytes: int = 0
+    opened: int = 1
+
+    def after(self, before: Self) -> Self:
+        """This session, which goes on with the times of one that was closed."""
+        self.session.clock, count = before.session.clock, before.opened + 1
+        return replace(self, built=self.built or before.built, open_s=self.open_s + before.open_s, opened=count)
 
     def times(self, graph: str, provider: str) -> EngineTime:
-        """Time spent on it so far."""
-        session = self.session
-        later = session.runs - 1
+        clock = self.session.clock
         return EngineTime(
             graph=graph,
             provider=provider,
@@ -73,9 +77,10 @@ class OpenedEngine:
             built=self.built,
             build_s=self.build_s,
             open_s=self.open_s,
-            runs=session.runs,
-            first_ms=1000 * session.first_run_s,
-            mean_ms=1000 * (session.later_runs_s / later if later > 0 else session.first_run_s),
+            runs=clock.runs,
+            first_ms=1000 * clock.first_run_s,
+            mean_ms=1000 * (clock.later_runs_s / (clock.runs - 1) if clock.runs > 1 else clock.first_run_s),
+            opened=self.opened,
         )
 
 
@@ -111,7 +116,6 @@ class Engines:
         return self._settled.get(graph, form)
 
     def without_cuda_graph(self) -> "Engines":
-        """The same engines with CUDA graphs disabled."""
         made = copy.copy(self)
         made.options, made.cuda_graph = replace(self.options, cuda_graph=False), False
         return made
@@ -158,7 +162,9 @@ class Engines:
         )
 
     def missing(self, graphs: tuple[str, ...]) -> tuple[str, ...]:
-        """Those of `graphs` whose engines must be built."""
+        """Those of `graphs` whose engines must be built; raises `BundleError` if the bundle lacks one of them."""
+        for graph in graphs:
+            self.bundle.graph_path(graph)
         return tuple(graph for graph in graphs if self.compiled and self.cache.find(self.key(graph)) is None)
 
     def memory_bytes(self, graphs: Iterable[str]) -> int | None:
@@ -292,7 +298,6 @@ class Engines:
         return self.cuda_graph and graph in STEP_GRAPHS
 
     def _providers(self, graph: str, form: GraphForm) -> Providers:
-        """For a graph that is opened directly."""
         if self.selection.gpu is None:
             return CPU
         return (CUDA.ort_name, self._cuda_options(graph, form)), *CPU

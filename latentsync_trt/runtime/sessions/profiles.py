@@ -87,7 +87,6 @@ def at_resolution(ranges: Mapping[str, DimensionRange], resolution_px: int) -> d
 
 
 def usual_shape(shape: Sequence[int | str], ranges: Mapping[str, DimensionRange]) -> Shape:
-    """`shape` with its variable dimensions at their optimum."""
     return _shape(shape, ranges, "optimum")
 
 

@@ -99,10 +99,28 @@ class SessionSettings:
     by_priority: bool = False
 
 
-class Session:
-    """A loaded graph; thread-safe.
+@dataclass(slots=True)
+class RunClock:
+    """Durations of the runs of a graph: the first, a warm-up, and the sum of all later ones."""
 
-    The first run, a warm-up, is timed separately from the sum of all later ones.
+    runs: int = 0
+    first_run_s: float = 0.0
+    later_runs_s: float = 0.0
+
+    def timed(self, run: Callable[[], T]) -> T:
+        start_s = time.perf_counter()
+        result = run()
+        run_s = time.perf_counter() - start_s
+        if self.runs:
+            self.later_runs_s += run_s
+        else:
+            self.first_run_s = run_s
+        self.runs += 1
+        return result
+
+
+class Session:
+    """A loaded graph; thread-safe. `clock` times its runs.
 
     Args:
         path: the `.onnx` file; external weights are in its folder, or in that of `settings`.
@@ -126,7 +144,7 @@ class Session:
         self.ort = self._explained(opened, settings.name or f"{path}", EngineBuildError)
         self.inputs = tuple(_tensor_info(node) for node in self.ort.get_inputs())
         self.outputs = tuple(_tensor_info(node) for node in self.ort.get_outputs())
-        self.runs, self.first_run_s, self.later_runs_s = 0, 0.0, 0.0
+        self.clock = RunClock()
 
     @property
     def provider(self) -> str:
@@ -141,7 +159,7 @@ class Session:
             OutOfMemory: there is too little memory.
         """
         feed = dict(inputs)
-        return tuple(self.explained(lambda: self._timed(lambda: self.ort.run(None, feed))))
+        return tuple(self.explained(lambda: self.clock.timed(lambda: self.ort.run(None, feed))))
 
     def run_bound(self, binding: Any, *, recorded: bool = True) -> None:
         """Runs the graph on bound device buffers; errors as `run`.
@@ -151,7 +169,7 @@ class Session:
         options = ort.RunOptions()
         if not recorded:
             options.add_run_config_entry("gpu_graph_id", "-1")
-        self.explained(lambda: self._timed(lambda: self.ort.run_with_iobinding(binding, options)))
+        self.explained(lambda: self.clock.timed(lambda: self.ort.run_with_iobinding(binding, options)))
 
     def bound(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> Any:
         """An `IOBinding` of these `OrtValue`s by name; its outputs have the order of `outputs`."""
@@ -163,13 +181,15 @@ class Session:
         return binding
 
     def explained(self, action: Callable[[], T]) -> T:
-        """The result of `action` on this session's device; errors as `run`."""
+        """The result of `action`, which may also run the graph and use buffers on its device; errors as `run`."""
         return self._explained(action, f"{self.name} on {self.provider}", InferenceError)
 
     def _explained(self, action: Callable[[], T], where: str, kind: type[LatentSyncError]) -> T:
         """The result of `action`, errors translated; repeated to read the log of a provider that reports there only."""
         try:
             return action()
+        except (InferenceError, OutOfMemory):
+            raise
         except Exception as error:
             if not self._reads_log:
                 raise _translated(error, where, kind) from error
@@ -180,19 +200,7 @@ class Session:
         except Exception as error:
             raise _translated(error, where, kind, reasons) from error
 
-    def _timed(self, run: Callable[[], T]) -> T:
-        start_s = time.perf_counter()
-        result = run()
-        run_s = time.perf_counter() - start_s
-        if self.runs:
-            self.later_runs_s += run_s
-        else:
-            self.first_run_s = run_s
-        self.runs += 1
-        return result
-
     def close(self) -> None:
-        """Frees the graph and its memory."""
         del self.ort
 
     def nodes_by_provider(self) -> dict[str, int]:
@@ -217,7 +225,6 @@ class DeviceBuffers:
         self._values: dict[str, Any] = {}
 
     def upload(self, name: str, array: NDArray[Any]) -> Any:
-        """The `OrtValue` of that name, filled with `array`."""
         array = np.asarray(array, order="C")  # not `ascontiguousarray`, which turns a scalar into a vector
         value = self.empty(name, array.shape, array.dtype.type)
         value.update_inplace(array)
@@ -233,7 +240,6 @@ class DeviceBuffers:
         return value
 
     def clear(self) -> None:
-        """Frees all buffers."""
         self._values.clear()
 
 

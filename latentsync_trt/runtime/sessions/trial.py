@@ -61,7 +61,6 @@ class BoundRun:
         self._binding.synchronize_outputs()
 
     def outputs(self) -> tuple[Array, ...]:
-        """The outputs of the last run, copied to the host."""
         return tuple(self._binding.copy_outputs_to_cpu())
 
 
