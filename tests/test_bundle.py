@@ -79,14 +79,14 @@ def test_hashes_are_checked_once_and_again_when_a_file_changed(bundle: Bundle, m
     content, state = weights.read_bytes(), weights.stat()
     weights.write_bytes(b"\xff" + content[1:])
     os.utime(weights, ns=(state.st_atime_ns, state.st_mtime_ns + 1_000_000 * (os.name == "nt")))
-    with pytest.raises(BundleError, match=r"net\.weights: damaged or edited"):
+    with pytest.raises(BundleError, match=r"net\.weights was changed"):
         Bundle.load(bundle.folder)
     weights.write_bytes(content)
     os.utime(weights)
     assert [hashed_by_load(), hashed_by_load()] == [everything, set()]
 
 
-@pytest.mark.parametrize(("damage", "message"), [("unlink", "missing"), ("truncate", "the manifest says 256")])
+@pytest.mark.parametrize(("damage", "message"), [("unlink", "is missing"), ("truncate", "instead of 256")])
 def test_a_lost_or_cut_file_is_noticed_without_hashing(bundle: Bundle, damage: str, message: str) -> None:
     weights = bundle.folder / "net.weights"
     weights.unlink() if damage == "unlink" else weights.write_bytes(b"short")
@@ -133,7 +133,7 @@ def test_a_wrong_field_is_named(bundle: Bundle, place: tuple[Any, ...], value: A
 @pytest.mark.parametrize(
     ("place", "value"),
     [
-        (("files", "../bundle/net.weights"), {"sha256": "", "bytes": 256}),
+        (("files", "../bundle/net.weights"), {"sha256": "0" * 64, "bytes": 256}),
         (("graphs", "vae_encoder", "weights"), "../net.weights"),
         (("graphs", "vae_encoder", "forms"), {"cuda": "gone.onnx"}),
     ],

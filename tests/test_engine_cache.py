@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from latentsync_trt import remembered
+from latentsync_trt.bundle import manifest
 from latentsync_trt.bundle.manifest import sha256_file
 from latentsync_trt.errors import EngineBuildError, OutputError
-from latentsync_trt.runtime import entries
 from latentsync_trt.runtime.cache import CACHE_VARIABLE, EngineCache, cache_folder
 from tests.cache_worker import KEY, never, until, write_engine
 
@@ -49,7 +49,7 @@ def test_hashes_are_checked_once_until_an_engine_changes(cache: EngineCache, mon
 
     engine = cache.obtain(KEY, write_engine).folder / "engine.bin"
     monkeypatch.setattr(remembered, "_SETTLED_S", -1.0)
-    monkeypatch.setattr(entries, "sha256_file", hash_file)
+    monkeypatch.setattr(manifest, "sha256_file", hash_file)
     for _ in range(2):
         assert EngineCache(cache.folder).find(KEY) is not None
     assert sorted(hashed) == ["engine.bin", "timing.bin"]

@@ -58,7 +58,7 @@ FAILED = [
     ("sync --video empty.mp4 --audio in.wav --bundle SMALL", "empty.mp4: is empty (0 bytes)"),
     ("sync --video in.wav --audio in.wav --bundle SMALL", "in.wav: has no video stream"),
     ("sync --video in.mp4 --audio in.mp4 --bundle SMALL", "in.mp4: has no audio stream"),
-    ("build --bundle damaged", "damaged or edited"),
+    ("build --bundle damaged", "was changed"),
 ]
 
 

@@ -10,7 +10,9 @@ from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Self, get_args
+from typing import Annotated, Any, Literal, Self, get_args
+
+from msgspec import Meta
 
 from latentsync_trt.errors import BundleError, InputError, MissingDependency
 from latentsync_trt.paths import check_folder_to_write
@@ -83,8 +85,10 @@ class TensorEntry:
 
 @dataclass(frozen=True, slots=True)
 class FileEntry:
-    sha256: str
-    bytes: int
+    """SHA-256 in hex and size of a file."""
+
+    sha256: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
+    bytes: Annotated[int, Meta(ge=0)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,17 +225,9 @@ class Bundle:
         files, graphs = self.manifest.files, self.manifest.graphs.values()
 
         def check(name: str) -> None:
-            path, entry = self.folder / name, files[name]
-            try:
-                size_bytes = path.stat().st_size
-                sha256 = sha256_file(path) if hashes else entry.sha256
-            except OSError as error:
-                reason = "missing" if isinstance(error, FileNotFoundError) else f"cannot be read ({error.strerror})"
-                raise BundleError(f"{path}: {reason}; export the model again") from error
-            if size_bytes != entry.bytes:
-                raise BundleError(f"{path}: {size_bytes} bytes, the manifest says {entry.bytes}; export again")
-            if sha256 != entry.sha256:
-                raise BundleError(f"{path}: damaged or edited (SHA-256 differs); export the model again")
+            path = self.folder / name
+            if problem := file_problem(path, files[name], hashes=hashes):
+                raise BundleError(f"{self.folder}: {problem}; export the model again")
             if hashes and path.suffix == ".onnx":
                 for location in _EXTERNAL.findall(path.read_bytes()):
                     if location[1 : 1 + location[0]].decode("utf-8", "replace") not in used:
@@ -252,8 +248,24 @@ def sha256_file(path: Path) -> str:
 
 
 def files_of(folder: Path) -> dict[str, FileEntry]:
-    """The files in a folder, for its manifest, by name."""
-    return {path.name: FileEntry(sha256_file(path), path.stat().st_size) for path in sorted(folder.iterdir())}
+    """The files in a folder and below, for its manifest, by name."""
+    paths = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    return {path.relative_to(folder).as_posix(): FileEntry(sha256_file(path), path.stat().st_size) for path in paths}
+
+
+def file_problem(path: Path, expected: FileEntry, *, hashes: bool) -> str:
+    """What is wrong with a file, with `hashes` also with its content; begins with its name, empty if nothing."""
+    try:
+        size_bytes = path.stat().st_size
+        if size_bytes != expected.bytes:
+            return f"{path.name} has {size_bytes} bytes instead of {expected.bytes}"
+        if hashes and sha256_file(path) != expected.sha256:
+            return f"{path.name} was changed (its SHA-256 differs)"
+    except FileNotFoundError:
+        return f"{path.name} is missing"
+    except OSError as error:
+        return f"{path.name} cannot be read ({error.strerror or error})"
+    return ""
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> Path:

@@ -29,7 +29,7 @@ from typing import TypeVar
 
 from filelock import FileLock, Timeout
 
-from latentsync_trt.bundle.manifest import sha256_file
+from latentsync_trt.bundle.manifest import files_of
 from latentsync_trt.errors import EngineBuildError, LatentSyncError, MediaError, OutputError
 from latentsync_trt.files import publish, remove_leftovers, temporary_folder
 from latentsync_trt.paths import below_home, user_folder
@@ -41,7 +41,6 @@ from latentsync_trt.runtime.entries import (
     HASHES_FACT,
     RECORD_NAME,
     Choice,
-    EngineFile,
     EngineKey,
     Entry,
     Record,
@@ -363,12 +362,9 @@ class EngineCache:
             raise
         self._check_disk()
         build_s = round(time.monotonic() - start_s, 3)
-        paths = sorted(path for path in folder.rglob("*") if path.is_file())
-        if not paths:
+        files = files_of(folder)
+        if not files:
             raise EngineBuildError(f"{key.label}: the build wrote no file")
-        files = {
-            path.relative_to(folder).as_posix(): EngineFile(sha256_file(path), path.stat().st_size) for path in paths
-        }
         record = Record(key, files, build_s, datetime.now(UTC), memory_bytes)
         text = json.dumps(asdict(record), indent=2, default=datetime.isoformat)
         (folder / RECORD_NAME).write_text(text, encoding="utf-8")

@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
-from latentsync_trt.bundle.manifest import sha256_file
+from latentsync_trt.bundle.manifest import FileEntry, file_problem
 from latentsync_trt.remembered import checked
 from latentsync_trt.validation import from_json
 
@@ -76,17 +76,11 @@ class EngineKey:
 
 
 @dataclass(frozen=True, slots=True)
-class EngineFile:
-    sha256: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
-    bytes: Annotated[int, Meta(ge=0)]
-
-
-@dataclass(frozen=True, slots=True)
 class Record:
     """The content of `engine.json`; `files` by their path in the entry. See `Entry`."""
 
     key: EngineKey
-    files: Annotated[dict[_FileName, EngineFile], Meta(min_length=1)]
+    files: Annotated[dict[_FileName, FileEntry], Meta(min_length=1)]
     build_s: float
     built_at: datetime
     device_memory_bytes: int | None = None
@@ -186,14 +180,9 @@ def read_record(folder: Path) -> Record:
     return from_json(Record, (folder / RECORD_NAME).read_bytes(), RECORD_NAME)
 
 
-def _problem(folder: Path, files: Mapping[str, EngineFile], *, hashes: bool) -> str:
-    for name, file in files.items():
-        size_bytes = (folder / name).stat().st_size
-        if size_bytes != file.bytes:
-            return f"{name} has {size_bytes} bytes instead of {file.bytes}"
-        if hashes and sha256_file(folder / name) != file.sha256:
-            return f"{name} was changed (its SHA-256 differs)"
-    return ""
+def _problem(folder: Path, files: Mapping[str, FileEntry], *, hashes: bool) -> str:
+    found = (file_problem(folder / name, file, hashes=hashes) for name, file in files.items())
+    return next(filter(None, found), "")
 
 
 def folder_bytes(folder: Path) -> int:

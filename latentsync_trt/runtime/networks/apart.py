@@ -6,7 +6,6 @@ another GPU of the same process they fail with "invalid argument".
 
 import signal
 import threading
-import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -27,7 +26,6 @@ from latentsync_trt.types import Denoiser, EngineTime, Float32Array, ImageCodec
 T = TypeVar("T")
 
 _PATIENCE_S = 2.0
-_POLL_S = 0.1
 
 # What is read of `Networks` without a call: sent with every answer.
 _STATE = ("selection", "windows_per_batch", "low_memory", "building")
@@ -90,9 +88,6 @@ class SubprocessNetworks:
 
     def wait_for_build(self) -> str:
         try:
-            while self.building:  # in short calls, so that others come between them
-                time.sleep(_POLL_S)
-                self._call("times")
             return str(self._call("wait_for_build"))
         except InferenceError as error:
             return str(error)

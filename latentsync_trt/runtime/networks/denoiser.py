@@ -6,9 +6,8 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-import onnxruntime as ort
 
-from latentsync_trt.bundle.manifest import step_graph
+from latentsync_trt.bundle.manifest import HIDDEN, LATENT_HEIGHT, LATENT_WIDTH, step_graph
 from latentsync_trt.errors import InferenceError
 from latentsync_trt.remembered import known, remember
 from latentsync_trt.runtime.sessions.engines import Engines
@@ -52,18 +51,15 @@ class GraphDenoiser:
         *,
         cuda_graph: bool = False,
     ) -> None:
-        self._open = open_session
-        self._device, self._device_id = device, device_id
+        self._open, self._cuda_graph, self._device_id = open_session, cuda_graph, device_id
         self._buffers = DeviceBuffers(device, device_id)
-        self._shapes: tuple[tuple[int, ...], ...] = ()
+        self._sizes: dict[str, int] = {}
         self._values: dict[str, Any] = {}
         self._states: list[dict[str, Any]] = []
         self._current = 0
         self._guidance = False
         self._kinds = {True, False}
-        self._hidden: dict[bool, Any] = {}
         self._reusable: bool | None = None
-        self._cuda_graph = cuda_graph
 
     def begin(self, batch: WindowBatch) -> None:
         """Uploads a batch of windows; at a guidance of 1 or below, only unguided graphs run."""
@@ -75,13 +71,11 @@ class GraphDenoiser:
         self._current = 0
 
     def _upload(self, batch: WindowBatch) -> None:
-        shapes = (batch.latents.shape, batch.conditioning.shape, batch.audio.shape)
-        if shapes != self._shapes:
+        windows, _, frames, height, width = batch.latents.shape
+        sizes = {"windows": windows, "frames": frames, LATENT_HEIGHT: height, LATENT_WIDTH: width}
+        if sizes != self._sizes:
             self.release()
-            self._values, self._states = {}, []
-            self._buffers.clear()
-            self._shapes = shapes
-        upload = self._buffers.upload
+        self._sizes, upload = sizes, self._buffers.upload
         self._values = {
             "conditioning": upload("conditioning", batch.conditioning),
             "audio": upload("audio", batch.audio),
@@ -134,14 +128,14 @@ class GraphDenoiser:
                 self._copy_back()
             return list(binding.get_outputs())
 
-        outputs = dict(zip(_names(session.outputs), session.explained(run), strict=True))
+        outputs = session.explained(run)
         if not cached:
             self._reusable = guided
-            if "hidden" in outputs:  # which the provider has allocated, where only the graph knows its shape
-                self._hidden.setdefault(guided, outputs["hidden"])
-        self.observe(graph, timestep, outputs)
         if not self._cuda_graph:
             self._current = 1 - self._current
+        self.observe(
+            graph, timestep, {tensor.name: value for tensor, value in zip(session.outputs, outputs, strict=True)}
+        )
 
     def latents(self) -> Float32Array:
         # A copy: on the CPU the array is a view of a buffer of this object.
@@ -151,35 +145,25 @@ class GraphDenoiser:
         """Called after each step with all outputs, for subclasses whose graphs have more."""
 
     def release(self) -> None:
-        """Drops references to buffers that sessions have allocated; call `begin` next."""
-        self._hidden.clear()
-        self._reusable = None
+        """Frees all buffers; call `begin` next."""
+        self._buffers.clear()
+        self._values, self._states, self._reusable = {}, [], None
 
     def _bind(self, session: Session, *, guided: bool) -> Any:
-        hidden = self._hidden_for(session, guided=guided)
         source, target = self._states[self._current], self._states[1 - self._current]
-        available = self._values | source | ({} if hidden is None else {"hidden": hidden})
-        binding = session.bound({name: available[name] for name in _names(session.inputs)}, {})
+        known = self._values | source | {f"next_{name}": value for name, value in target.items()}
+        for tensor in (*session.inputs, *session.outputs):
+            if tensor.name == HIDDEN:
+                shape = tuple(size if isinstance(size, int) else self._sizes[size] for size in tensor.shape)
+                known[HIDDEN] = self._buffers.empty(f"{HIDDEN} {guided}", shape, tensor.dtype.type)
+        binding = session.bound({tensor.name: known[tensor.name] for tensor in session.inputs}, {})
         # In the graph's order: the binding returns outputs in the order they were bound.
-        for name in _names(session.outputs):
-            if name.startswith("next_"):
-                binding.bind_ortvalue_output(name, target[name.removeprefix("next_")])
-            elif name != "hidden":
-                binding.bind_output(name)
-            elif hidden is None:
-                binding.bind_output(name, self._device, self._device_id)
+        for tensor in session.outputs:
+            if tensor.name in known:
+                binding.bind_ortvalue_output(tensor.name, known[tensor.name])
             else:
-                binding.bind_ortvalue_output(name, hidden)
+                binding.bind_output(tensor.name)
         return binding
-
-    def _hidden_for(self, session: Session, *, guided: bool) -> Any:
-        """The buffer of `hidden`; None where the graph's shapes vary, so that its first run allocates it."""
-        info = next((tensor for tensor in session.outputs if tensor.name == "hidden"), None)
-        if guided not in self._hidden and info is not None and all(isinstance(size, int) for size in info.shape):
-            self._hidden[guided] = ort.OrtValue.ortvalue_from_shape_and_type(
-                info.shape, info.dtype, self._device, self._device_id
-            )
-        return self._hidden.get(guided)
 
     @cached_property
     def _copier(self) -> Session:
@@ -252,7 +236,3 @@ def replays_faithfully(denoiser: PooledDenoiser, batch: WindowBatch) -> bool:
         steps(-1.0)
     again = steps(1.0)
     return bool(np.abs(again - first).max() <= _REPLAY_TOLERANCE * np.abs(first).max())
-
-
-def _names(tensors: Any) -> list[str]:
-    return [tensor.name for tensor in tensors]

@@ -80,11 +80,6 @@ PLUGIN_FAILS = "NVIDIA's TensorRT-RTX plug-in does not load ({problem})"
 RTX_GPU = "TensorRT-RTX does not support {gpu}: it needs compute capability 8.6, 8.9, or 12.0 and newer"
 PLUGIN_WITHOUT_DEVICE = "NVIDIA's TensorRT-RTX plug-in loads, but does not offer {gpu}"
 
-TEMPLATES: dict[str, str] = {
-    name: value for name, value in list(globals().items()) if name.isupper() and isinstance(value, str)
-}
-"""All of the above, by name."""
-
 TENSORRT_DOWNLOAD = (
     "installing TensorRT downloads gigabytes from NVIDIA's own package index; where a mirror lacks it, pip ends with "
     "metadata-generation-failed; cure: docs/setup.md, Installing TensorRT"
