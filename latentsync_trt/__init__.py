@@ -8,6 +8,9 @@ from latentsync_trt.version import __version__
 if TYPE_CHECKING:
     from latentsync_trt.config import RuntimeOptions, SyncOptions
     from latentsync_trt.errors import LatentSyncError
+    from latentsync_trt.live.moment import Moment
+    from latentsync_trt.live.options import LiveOptions
+    from latentsync_trt.live.session import LiveSession
     from latentsync_trt.media.demo_clip import demo_clip
     from latentsync_trt.sync.api import LipSync
     from latentsync_trt.types import AudioFeatures, Enhancer, Face, FaceDetector, Progress, SyncReport
@@ -19,6 +22,9 @@ __all__ = [
     "FaceDetector",
     "LatentSyncError",
     "LipSync",
+    "LiveOptions",
+    "LiveSession",
+    "Moment",
     "Progress",
     "RuntimeOptions",
     "SyncOptions",
@@ -32,6 +38,9 @@ _MODULES = {
     **dict.fromkeys(("RuntimeOptions", "SyncOptions"), "config"),
     "LatentSyncError": "errors",
     "LipSync": "sync.api",
+    "LiveOptions": "live.options",
+    "LiveSession": "live.session",
+    "Moment": "live.moment",
     "demo_clip": "media.demo_clip",
 }
 

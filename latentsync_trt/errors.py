@@ -13,6 +13,7 @@
     │   └── GraphRefused                    its compiler does not accept the graph, and would not the next time
     ├── InferenceError (RuntimeError)       a provider failed while running a graph
     ├── OutOfMemory (MemoryError)           the device or the host has too little memory for a graph
+    ├── Busy (RuntimeError)                 as much as fits is being done already
     └── MissingDependency (ImportError)     an optional extra is not installed
 
 A message says what failed, where (file, frame, graph) and what to do. Exceptions of other libraries
@@ -90,6 +91,10 @@ class InferenceError(LatentSyncError, RuntimeError):
 
 class OutOfMemory(LatentSyncError, MemoryError):
     """The device or the host has too little memory to open or run a graph; the message says which setting to lower."""
+
+
+class Busy(LatentSyncError, RuntimeError):
+    """No room now for another live session, or for more of its speech; there is later."""
 
 
 class MissingDependency(LatentSyncError, ImportError):

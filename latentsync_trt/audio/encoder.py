@@ -106,16 +106,21 @@ class SpeechStream:
     def _silence(self) -> Float32Array:
         """The audio window of a frame in silence, as quiet as this recording's quietest moment could be."""
         if self._silent is None:
-            power = np.full((1, MEL_BANDS, SEGMENT_FRAMES), SILENT_LOG_POWER, np.float32)
-            features = self._encode_mel(scaled(power, self._peak))[0]
-            middle = len(features) // 2
-            self._silent = features[middle : middle + POSITIONS].reshape(-1, features.shape[-1]).copy()
+            self._silent = silent_window(self._encode_mel, self._peak)
         return self._silent
 
     def _add(self, newest: Float32Array) -> None:
         kept = self._features[-SEGMENT_FEATURES:] if len(self._features) else newest[:0]
         self._first += len(self._features) - len(kept)
         self._features = np.concatenate([kept, newest])
+
+
+def silent_window(encode_mel: EncodeMel, peak: float) -> Float32Array:
+    """What a frame in silence attends to, float32 `(10·L, D)`, in a recording with the maximum `peak`."""
+    power = np.full((1, MEL_BANDS, SEGMENT_FRAMES), SILENT_LOG_POWER, np.float32)
+    features = encode_mel(scaled(power, peak))[0]
+    middle = len(features) // 2
+    return features[middle : middle + POSITIONS].reshape(-1, features.shape[-1]).copy()
 
 
 def encode_audio(

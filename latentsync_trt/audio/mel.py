@@ -17,10 +17,10 @@ from latentsync_trt.types import Float32Array
 SAMPLE_RATE_HZ = 16000
 MEL_BANDS = 80
 FFT = 400
-_HOP = 160
+HOP = 160
 _HALF = FFT // 2
 
-MEL_FRAMES_PER_S = SAMPLE_RATE_HZ // _HOP
+MEL_FRAMES_PER_S = SAMPLE_RATE_HZ // HOP
 
 MEL_FILTERS = "mel_filters.npy"
 """File of a bundle."""
@@ -36,7 +36,7 @@ _DYNAMIC_RANGE = 8.0
 
 # 30 s of frames: their spectra take 5 MB.
 _BLOCK_FRAMES = 30 * MEL_FRAMES_PER_S
-_BLOCK_SAMPLES = _BLOCK_FRAMES * _HOP
+_BLOCK_SAMPLES = _BLOCK_FRAMES * HOP
 
 
 def computed_filters() -> Float32Array:
@@ -81,10 +81,10 @@ def log_power_blocks(pieces: Iterable[Float32Array], filters: Float32Array) -> I
     """
     made = 0
     for stretch, count in _stretches(pieces):
-        frames = (len(stretch) - FFT) // _HOP + 1 if count is None else count // _HOP - made
+        frames = (len(stretch) - FFT) // HOP + 1 if count is None else count // HOP - made
         for start in range(0, frames, _BLOCK_FRAMES):
             end = min(start + _BLOCK_FRAMES, frames)
-            yield _log_power(stretch[start * _HOP : (end - 1) * _HOP + FFT], filters)
+            yield log_power(stretch[start * HOP : (end - 1) * HOP + FFT], filters)
         made += frames
 
 
@@ -104,9 +104,9 @@ def _stretches(pieces: Iterable[Float32Array]) -> Iterator[tuple[Float32Array, i
         if length == count:
             joined = np.pad(joined, (_HALF, 0), "reflect")
         # Half a window is kept: if the recording ends here, the reflection needs it.
-        frames = (len(joined) - _HALF - FFT) // _HOP + 1
-        yield joined[: (frames - 1) * _HOP + FFT], None
-        rest = joined[frames * _HOP :]
+        frames = (len(joined) - _HALF - FFT) // HOP + 1
+        yield joined[: (frames - 1) * HOP + FFT], None
+        rest = joined[frames * HOP :]
         held, length = [rest], len(rest)
     if not count:
         return
@@ -117,9 +117,9 @@ def _stretches(pieces: Iterable[Float32Array]) -> Iterator[tuple[Float32Array, i
     yield np.pad(rest, (before, _HALF), "reflect"), count
 
 
-def _log_power(samples: Float32Array, filters: Float32Array) -> Float32Array:
-    """log10 of the mel power of all windows in `samples`: `((n − 1)·160 + 400,)` → `(80, n)`."""
-    windows = np.lib.stride_tricks.sliding_window_view(samples, FFT)[::_HOP]
+def log_power(samples: Float32Array, filters: Float32Array) -> Float32Array:
+    """log10 of the mel power of all analysis windows in `samples`: float32 `((n − 1)·160 + 400,)` → `(80, n)`."""
+    windows = np.lib.stride_tricks.sliding_window_view(samples, FFT)[::HOP]
     spectrum = np.fft.rfft(windows * _hann(), axis=1)
     power = (spectrum.real**2 + spectrum.imag**2).astype(np.float32)
     mel = filters @ power.T

@@ -181,6 +181,32 @@ def _padding_s(container: InputContainer, stream: AudioStream, last: AudioFrame)
     return beyond_s if exact and 0 < beyond_s < duration_s else Fraction(0)
 
 
+class RateConverter:
+    """Mono samples that come piece by piece, float32 `(n,)`, at another rate; how they are divided makes no difference.
+
+    The last few milliseconds of what came so far follow with the next piece, or with `finish`.
+    """
+
+    def __init__(self, rate_hz: int, to_hz: int) -> None:
+        self._rate_hz, self._resampler = rate_hz, None if rate_hz == to_hz else AudioResampler("flt", "mono", to_hz)
+
+    def convert(self, samples: Float32Array) -> Float32Array:
+        """What can be computed now."""
+        if self._resampler is None or not samples.size:
+            return samples
+        frame = AudioFrame.from_ndarray(samples[None].astype(np.float32), "flt", "mono")
+        frame.sample_rate = self._rate_hz
+        return self._joined(self._resampler.resample(frame))
+
+    def finish(self) -> Float32Array:
+        """The rest."""
+        return self._joined([] if self._resampler is None else self._resampler.resample(None))
+
+    def _joined(self, frames: Iterable[AudioFrame]) -> Float32Array:
+        parts = [frame.to_ndarray().reshape(-1).astype(np.float32) for frame in frames]
+        return np.concatenate([np.zeros(0, np.float32), *parts])
+
+
 class Samples:
     """Blocks `(n, channels)` of a sound, given in parts of other lengths."""
 

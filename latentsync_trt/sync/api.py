@@ -4,7 +4,9 @@ Imports of what runs it are inside the methods, so that `import latentsync_trt` 
 """
 
 import threading
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Executor
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -17,6 +19,10 @@ from latentsync_trt.types import AudioFeatures, Enhancer, FaceDetector, Float32A
 
 if TYPE_CHECKING:
     from latentsync_trt.face.detector import MediaPipeDetector
+    from latentsync_trt.live.idle import IdleLoop
+    from latentsync_trt.live.options import LiveOptions
+    from latentsync_trt.live.session import LiveSession
+    from latentsync_trt.live.sessions import LiveSessions
     from latentsync_trt.runtime.networks.devices import AnyNetworks
     from latentsync_trt.runtime.networks.networks import Networks
     from latentsync_trt.sync.inputs import Inputs
@@ -26,9 +32,10 @@ if TYPE_CHECKING:
 class LipSync:
     """Syncs any number of clips with one bundle and provider; sessions stay open until `close`.
 
-    Thread-safe: one of `sync`, `encode_audio`, `warm_up` and `close` runs at a time, the others
-    wait for it. Called from `on_progress` they raise `InputError`, as they would wait forever;
-    after `close` they do, too. To stop a running `sync`, raise in `on_progress`.
+    Thread-safe: one of `sync`, `encode_audio`, `warm_up`, `stream` and `close` runs at a time, the
+    others wait for it. Called from `on_progress` they raise `InputError`, as they would wait forever;
+    after `close` they do, too. To stop a running `sync`, raise in `on_progress`. Live sessions that
+    `stream` has opened run beside all of them.
     """
 
     def __init__(self, networks: "Networks", *others: "AnyNetworks") -> None:
@@ -37,6 +44,7 @@ class LipSync:
 
         self._devices = Devices(networks, others)
         self._own_detector: MediaPipeDetector | None = None
+        self._live: LiveSessions | None = None
         self._lock, self._thread, self._closed = threading.Lock(), 0, False
 
     @classmethod
@@ -111,12 +119,14 @@ class LipSync:
         self.close()
 
     def close(self) -> None:
-        """Frees all sessions and stops a background build.
+        """Frees all sessions, also live ones, and stops a background build.
 
         Waits for a call that runs in another thread. Closing again does nothing.
         """
         with self._exclusive("close"):
             self._closed = True
+            if self._live is not None:
+                self._live.close()
             if self._own_detector is not None:
                 self._own_detector.close()
             self._devices.close()
@@ -221,3 +231,35 @@ class LipSync:
             except BaseException:
                 self._devices.take_notices()  # they are not the next clip's
                 raise
+
+    def stream(
+        self,
+        video: "str | Path | IdleLoop",
+        options: "LiveOptions | None" = None,
+        *,
+        executors: tuple[Executor, Executor] | None = None,
+        now: Callable[[], float] = time.perf_counter,
+    ) -> "LiveSession":
+        """Opens a live session, to be closed: speech goes in while it is being made, pictures and sound come out.
+
+        Several run at a time, as many as fit by the time that a window takes; the first measures it.
+
+        Args:
+            video: the idle clip, up to a minute of one face in one shot; or the `loop` of an open session.
+            executors, now: as for `LiveSession`, for tests and other clocks.
+
+        Raises:
+            Busy: no further session fits, or painting is slower than real time (unless `options.wait`).
+            InputError: the clip or an option cannot be used. NoFaceError: a frame of the clip shows no face.
+            Others as `sync`.
+        """
+        from latentsync_trt.face.detector import MediaPipeDetector
+        from latentsync_trt.live.options import LiveOptions
+        from latentsync_trt.live.sessions import LiveSessions
+        from latentsync_trt.sync.inputs import path_argument
+
+        clip = path_argument(video, "video") if isinstance(video, str | Path) else video
+        with self._exclusive("stream"):
+            self._live = self._live or LiveSessions(self._devices)
+            self._own_detector = self._own_detector or MediaPipeDetector()
+            return self._live.open(clip, options or LiveOptions(), self._own_detector, executors=executors, now=now)

@@ -63,13 +63,18 @@ class Inpainter:
         encoded = (self.codec.encode_faces(faces, self.mask) for faces in windows)
         return [conditioning(self.latent_mask, masked[None], whole[None])[0] for masked, whole in encoded]
 
-    def denoise(self, known: Sequence[Float32Array], audio: Sequence[Float32Array]) -> list[Float32Array]:
-        """The latents of each window, float32 `(4, F, h, w)`."""
+    def denoise(
+        self,
+        known: Sequence[Float32Array],
+        audio: Sequence[Float32Array],
+        on_step: Callable[[int, int], None] | None = None,
+    ) -> list[Float32Array]:
+        """The latents of each window, float32 `(4, F, h, w)`; `on_step` as for `diffusion.denoise`."""
         latents: list[Float32Array] = []
         size, fixed = self.windows_per_batch(), (self.guidance, self.schedule, self.plan)
         for start in range(0, len(known), size):
             together, heard = (np.stack(each[start : start + size]) for each in (known, audio))
-            latents.extend(denoise(self.denoiser, self.noise, together, heard, *fixed))
+            latents.extend(denoise(self.denoiser, self.noise, together, heard, *fixed, on_step))
         return latents
 
     def decode(self, latents: Sequence[Float32Array]) -> list[Sequence[UInt16Array]]:

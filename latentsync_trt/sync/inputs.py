@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from latentsync_trt import __version__
 from latentsync_trt.bundle.manifest import MANIFEST_NAME
 from latentsync_trt.config import SyncOptions
 from latentsync_trt.errors import InputError
@@ -27,7 +26,7 @@ from latentsync_trt.option_fields import command_line, flag_name
 from latentsync_trt.paths import local_path
 from latentsync_trt.sync.speakers import Voices, voices_of
 from latentsync_trt.types import VideoInfo
-from latentsync_trt.version import distribution_version
+from latentsync_trt.version import __version__, distribution_version
 
 if TYPE_CHECKING:
     from latentsync_trt.face.track_file import Tracks

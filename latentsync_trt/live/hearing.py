@@ -1,0 +1,128 @@
+"""What each frame hears: speech that grows is encoded again and again, from the start of its segment.
+
+The encoder depends on all of a segment, so that moving its start changes features as much as half a second of delay
+does: a segment grows up to 30 s, and the next one begins in a pause. The recording's maximum, by which Whisper scales
+its input, is not known: the highest so far takes its place. Not thread-safe.
+"""
+
+from collections import deque
+
+import numpy as np
+
+from latentsync_trt.audio.encoder import (
+    SEGMENT_FRAMES,
+    EncodeMel,
+    attended_positions,
+    silent_window,
+)
+from latentsync_trt.audio.mel import FFT, HOP, MEL_BANDS, MEL_FRAMES_PER_S, log_power, scaled
+from latentsync_trt.audio.segments import FEATURES_PER_S
+from latentsync_trt.config import MODEL_FPS
+from latentsync_trt.live.speech import HEARD
+from latentsync_trt.types import Float32Array, Float64Array
+
+AHEAD = 16 * HEARD
+"""Samples after a window that are used where there are so many: 640 ms; more changes nothing."""
+
+_FIRST_PEAK = 1.0
+"""Decades: the maximum of loud speech is 1 to 2 higher; one that is too low until then does little harm."""
+
+_PER_MOMENT = FEATURES_PER_S // MODEL_FPS
+_LONG = 15 * MODEL_FPS
+_MOST = SEGMENT_FRAMES * HOP // HEARD - AHEAD // HEARD - 1
+_GAP = 1 * MODEL_FPS
+"""After a longer silence a new segment begins."""
+
+_PAUSE = 5
+"""Moments of silence in which a long segment may end."""
+
+_KEPT = 10 * MODEL_FPS
+"""Least of a segment that is cut because it is full: features change least far from its start."""
+
+QUIET_DB = -40.0
+"""A moment so much softer than the loudest one is a pause."""
+
+_HALF = FFT // 2
+_NOTHING = 1e-10
+
+
+class Hearing:
+    """Audio windows of the frames of a session.
+
+    Args:
+        encode_mel: the audio encoder: `mel (1, 80, 3000)` → `features (1, 1500, L, D)`, float32.
+        filters: as for `log_power`. frames: F, those of a window.
+    """
+
+    def __init__(self, encode_mel: EncodeMel, filters: Float32Array, frames: int) -> None:
+        self._encode_mel, self._filters, self._frames = encode_mel, filters, frames
+        self._silence = silent_window(encode_mel, _FIRST_PEAK)
+        self._peak, self._loudest = _FIRST_PEAK, _NOTHING
+        self._past: deque[tuple[int, Float32Array]] = deque(maxlen=frames)
+        self.segments = 0
+        self._begin(0)
+
+    def _begin(self, at: int) -> None:
+        self._first, self._samples, self._mel = at, np.zeros(0, np.float32), np.zeros((MEL_BANDS, 0), np.float32)
+        self.segments += 1
+
+    @property
+    def _held(self) -> int:
+        return len(self._samples) // HEARD
+
+    def windows(self, at: int, heard: Float32Array, ahead: Float32Array) -> Float32Array:
+        """Audio windows of the F frames that end with the newest, float32 `(F, S, D)`.
+
+        Args:
+            at: number of the first new frame; frames between the last call's and this are silent.
+            heard: samples of the new ones, 640 each. ahead: what follows, of any length.
+        """
+        gap = at - (self._first + self._held)
+        if gap < 0 or gap > _GAP or not self._held or (gap and self._held > _LONG):
+            self._begin(at)
+            gap = 0
+        self._samples = np.concatenate([self._samples, np.zeros(gap * HEARD, np.float32), heard])
+        self._make_room(at)
+        features = self._features(ahead)
+        end = at + len(heard) // HEARD
+        past, frames = dict(self._past), range(end - self._frames, end)
+        centers = np.array([_PER_MOMENT * max(frame - self._first, 0) for frame in frames], np.int64)
+        attended = features[attended_positions(centers, len(features))].reshape(len(frames), *self._silence.shape)
+        for place, frame in enumerate(frames):
+            if frame < self._first:
+                attended[place] = past.get(frame, self._silence)
+        self._past = deque(zip(frames, attended, strict=True), maxlen=self._frames)
+        return attended
+
+    def _features(self, ahead: Float32Array) -> Float32Array:
+        """Of the segment so far and what follows, float32 `(T, L, D)`."""
+        start = self._mel.shape[1]
+        samples = np.concatenate([self._samples, ahead[:AHEAD]])
+        padded = np.pad(samples, (_HALF, 0), "reflect")[start * HOP :]
+        new = log_power(padded, self._filters)
+        self._peak = max(self._peak, float(new.max()))
+        mel = np.concatenate([self._mel, new], axis=1)[:, :SEGMENT_FRAMES]
+        self._mel = mel[:, : (len(self._samples) - _HALF) // HOP + 1]
+        shown = np.pad(scaled(mel, self._peak), ((0, 0), (0, SEGMENT_FRAMES - mel.shape[1])))
+        return self._encode_mel(shown[None])[0][: mel.shape[1] * FEATURES_PER_S // MEL_FRAMES_PER_S]
+
+    def _make_room(self, at: int) -> None:
+        """Begins a new segment in the pause before frame `at`, or in the quietest one if this one is full."""
+        powers = np.square(self._samples.reshape(-1, HEARD), dtype=np.float64).mean(axis=1)
+        self._loudest = max(self._loudest, float(powers.max()))
+        before = at - self._first
+        if before > _LONG and self.quiet(powers[before - _PAUSE : before]):
+            self._cut(before - _PAUSE)
+        elif self._held > _MOST:
+            means = np.convolve(powers[: self._held - _KEPT], np.ones(_PAUSE), "valid")
+            start = self._held - 2 * _KEPT
+            self._cut(start + int(means[start:].argmin()))
+
+    def quiet(self, powers: Float64Array) -> bool:
+        """Whether these moments `(n,)` are a pause."""
+        return bool((powers < self._loudest * 10 ** (QUIET_DB / 10)).all())
+
+    def _cut(self, moments: int) -> None:
+        first, samples = self._first + moments, self._samples[moments * HEARD :]
+        self._begin(first)
+        self._samples = samples

@@ -1,0 +1,120 @@
+"""The idle clip, played back and forth: what is computed once for all its frames, and kept."""
+
+from collections.abc import Callable, Generator
+from contextlib import closing
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+
+from latentsync_trt.config import MODEL_FPS
+from latentsync_trt.errors import InputError, NoFaceError
+from latentsync_trt.live.options import LiveOptions
+from latentsync_trt.media.playback import Playback
+from latentsync_trt.media.reader import probe, read_frames
+from latentsync_trt.sync.faces import FaceFinder, FrameJob, Target
+from latentsync_trt.sync.threads import StageClock, in_background
+from latentsync_trt.types import AlignedFace, FaceDetector, Float32Array, Frame, UInt8Array, VideoInfo, YuvPlanes
+from latentsync_trt.values import parse_face
+
+_ENCODED_AT_ONCE = 16
+
+
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
+class IdleLoop:
+    """An idle clip at 25 frames/s.
+
+    `planes`: of each frame, repeated ones shared. `targets`: the face of each, cut out. `known (n, 9, h, w)` float32:
+    what the denoiser knows of each frame, see `diffusion.conditioning`.
+    """
+
+    info: VideoInfo
+    planes: tuple[YuvPlanes, ...]
+    targets: tuple[Target, ...]
+    known: Float32Array
+
+    def index(self, position: int) -> int:
+        """The frame that is shown at a position, from the first to the last and back again, without end."""
+        count = len(self.planes)
+        turned = position % max(1, 2 * (count - 1))
+        return turned if turned < count else 2 * (count - 1) - turned
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory that it takes, about."""
+        each = {id(planes): sum(plane.nbytes for plane in (planes.y, planes.u, planes.v)) for planes in self.planes}
+        crops = sum(target.face.image.nbytes for target in self.targets if target.face is not None)
+        return sum(each.values()) + crops + self.known.nbytes
+
+
+def load_idle(
+    video: Path,
+    options: LiveOptions,
+    detector: FaceDetector,
+    side_px: int,
+    encode: Callable[[UInt8Array], Float32Array],
+) -> IdleLoop:
+    """Reads a clip, finds its face and encodes it.
+
+    Args:
+        side_px: of an aligned face. encode: what the denoiser knows of faces, uint8 `(F, H, W, 3)` → float32
+            `(9, F, h, w)`.
+
+    Raises:
+        MediaError: it cannot be read. NoFaceError: a frame shows no usable face, or the shot changes.
+        InputError: it takes more memory than `options` allow.
+    """
+    info, most_bytes = probe(video), options.memory_gb * 1e9
+    planes, targets, size_bytes = list[YuvPlanes](), list[Target](), 0
+    if info.duration_s is not None:
+        _check_size(video, float(info.duration_s * MODEL_FPS) * info.width_px * info.height_px * 1.5, most_bytes)
+    finder = FaceFinder(
+        detector, side_px, StageClock(), choice=parse_face(options.face), pixel_aspect=info.sample_aspect_ratio
+    )
+    read = cast(Generator[Frame, None, None], read_frames(video, Playback(Fraction(MODEL_FPS))))
+    with closing(finder.cut_out(finder.find(in_background(read, name="decode")))) as jobs:
+        for job in jobs:
+            shown, target = _checked(video, job, targets, finder)
+            if not planes or shown is not planes[-1]:
+                size_bytes += sum(plane.nbytes for plane in (shown.y, shown.u, shown.v))
+            size_bytes += 2 * side_px**2 * 3
+            _check_size(video, size_bytes, most_bytes)
+            planes.append(shown)
+            targets.append(target)
+    return IdleLoop(info, tuple(planes), tuple(targets), _encoded(targets, encode))
+
+
+def _checked(video: Path, job: FrameJob, before: list[Target], finder: FaceFinder) -> tuple[YuvPlanes, Target]:
+    if job.frame.planes is None:  # never, of a file
+        raise InputError(f"{video}: has no planes")
+    if not job.targets:
+        raise NoFaceError(
+            f"{video}: shows no usable face after {float(job.frame.time_s):.2f} s; an idle clip must show one in all "
+            f"of its frames: cut it there ({finder.no_face(video, job.frame.index + 1)})"
+        )
+    if before and job.targets[0].track_id != before[-1].track_id:
+        raise NoFaceError(
+            f"{video}: another shot or face begins after {float(job.frame.time_s):.2f} s; an idle clip is one shot of "
+            "one face: cut it there, or choose the face with --face"
+        )
+    return job.frame.planes, job.targets[0]
+
+
+def _check_size(video: Path, size_bytes: float, most_bytes: float) -> None:
+    if size_bytes > most_bytes:
+        raise InputError(
+            f"{video}: its pictures take more than {most_bytes / 1e9:g} GB; give a shorter or smaller clip, or raise "
+            "--memory-gb"
+        )
+
+
+def _encoded(targets: list[Target], encode: Callable[[UInt8Array], Float32Array]) -> Float32Array:
+    """What the denoiser knows of each frame, float32 `(n, 9, h, w)`."""
+    faces: list[AlignedFace] = [target.face for target in targets if target.face is not None]
+    parts = []
+    for start in range(0, len(faces), _ENCODED_AT_ONCE):
+        window = np.stack([face.image for face in faces[start : start + _ENCODED_AT_ONCE]])
+        parts.append(encode(window).transpose(1, 0, 2, 3))
+    return np.ascontiguousarray(np.concatenate(parts))

@@ -1,0 +1,89 @@
+"""Options of a live session."""
+
+from dataclasses import dataclass, fields
+from functools import partial
+from typing import Literal
+
+from latentsync_trt.config import Paste, PresetName, Solver, SyncOptions
+from latentsync_trt.diffusion import plan_for
+from latentsync_trt.errors import InputError
+from latentsync_trt.option_fields import FACES, QUALITY, check_limits, option
+from latentsync_trt.values import checked_face, parse_cache_interval, show_numbers
+
+LIVE = "Live"
+
+_LEAST_FULL_STEPS = 2
+"""With one, or without guidance, lips move less."""
+
+_live_option = partial(option, group=LIVE)
+
+
+@dataclass(frozen=True, slots=True)
+class LiveOptions:
+    """How a live session paints. Raises `InputError` for values outside their limits.
+
+    `preset` to `seed` are as in `SyncOptions`.
+    """
+
+    hop: int = _live_option(
+        8, "Frames painted at once, at most as many as the bundle's windows have: fewer answer sooner and cost more.",
+        minimum=1, maximum=64,
+    )  # fmt: skip
+    look_ahead_ms: int = _live_option(
+        160,
+        "Milliseconds of speech that must follow a frame before it is painted: with less, lips follow worse.",
+        minimum=0,
+        maximum=1000,
+    )
+    buffer_s: float = _live_option(
+        60.0, "Seconds of speech that may wait; more is refused.", minimum=1.0, maximum=600.0
+    )
+    memory_gb: float = _live_option(
+        2.0, "Memory for the pictures of the idle clip; a larger clip is refused.", minimum=0.001, maximum=256.0
+    )
+    sound_rate_hz: Literal["16000", "24000", "48000"] = _live_option("48000", "Samples per second of the sound.")
+    wait: bool = _live_option(
+        False,
+        "Each moment waits until it is painted, as for a file: faster or slower than real time, and never late.",
+        advanced=True,
+    )
+    preset: PresetName = option("fast", "As for sync.", group=QUALITY)
+    steps: int | None = option(None, "Denoising steps.  [default: from --preset]", group=QUALITY, minimum=1, maximum=99)
+    solver: Solver | None = option(None, "As for sync.  [default: from --preset]", group=QUALITY, advanced=True)
+    cache_interval: int | tuple[int, ...] | None = option(
+        None,
+        "Every N-th step runs the whole network, or the steps that do; two must.  [default: from --preset]",
+        group=QUALITY,
+        advanced=True,
+        parse=parse_cache_interval,
+        expected="a number of steps from 1, or their ascending numbers from 0 to the last, as in 0,1,5",
+        show=show_numbers,
+        metavar="N|STEP,STEP,...",
+    )
+    guidance: float = option(1.5, "As for sync; more than 1.", group=QUALITY, minimum=1.01, maximum=20.0)
+    seed: int = option(1247, "As for sync.", group=QUALITY, minimum=0, maximum=2**63 - 1, advanced=True)
+    face: str = option(
+        "largest",
+        "Whose mouth: largest, left, right or at:X,Y in pixels.",
+        group=FACES,
+        parse=checked_face,
+        expected="largest, left, right or at:X,Y",
+        metavar="FACE",
+    )
+    paste: Paste = option("face", "As for sync.", group=FACES, advanced=True)
+
+    def __post_init__(self) -> None:
+        check_limits(self)
+        if self.face.startswith("index"):
+            raise InputError(f"--face {self.face}: numbers are for sync; name it by its place, as at:640,360")
+        full = sum(step.full for step in plan_for(self.sync_options()))
+        if full < _LEAST_FULL_STEPS:
+            raise InputError(
+                f"live: {full} of its steps run the whole network, and lips follow with {_LEAST_FULL_STEPS} or more; "
+                "raise --steps, or lower --cache-interval"
+            )
+
+    def sync_options(self) -> SyncOptions:
+        """The same as options of `sync`."""
+        common = {spec.name for spec in fields(SyncOptions)} & {spec.name for spec in fields(self)}
+        return SyncOptions(**{name: getattr(self, name) for name in common})

@@ -1,0 +1,83 @@
+"""Paints the mouths of a session: windows whose last frames are new, on latents that are kept."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from latentsync_trt.live.moment import MOMENT_S
+from latentsync_trt.live.speech import SpokenMoment
+from latentsync_trt.media.color import apply_patch
+from latentsync_trt.media.pictures import LazyRgb
+from latentsync_trt.types import Float32Array, Patch, UInt16Array, YuvPlanes
+
+if TYPE_CHECKING:
+    from latentsync_trt.face.paste import Paster
+    from latentsync_trt.live.hearing import Hearing
+    from latentsync_trt.live.idle import IdleLoop
+    from latentsync_trt.runtime.networks.devices import Device
+    from latentsync_trt.sync.inpaint import Inpainter
+
+_DECODED_AT_ONCE = 4
+"""Frames that are decoded and shown while the rest of their window is decoded."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Planned:
+    """A frame to paint. `position`: its place in the session's time, in the idle loop; `share`: how much of the
+    painted face shows, in ]0, 1]; `begins`: nothing was painted right before it."""
+
+    position: int
+    spoken: SpokenMoment
+    share: float
+    begins: bool
+
+
+class Canceled(Exception):
+    """The window is not wanted any more."""
+
+
+class SessionPainter:
+    """Paints for one session: `latents` and `decoded` in one thread, `patch` and `picture` in another."""
+
+    def __init__(
+        self, device: "Device", inpainter: "Inpainter", loop: "IdleLoop", hearing: "Hearing", paster: "Paster"
+    ) -> None:
+        self._device, self._inpainter, self._loop = device, inpainter, loop
+        self._hearing, self._paster = hearing, paster
+
+    def latents(self, planned: Sequence[Planned], ahead: Float32Array, check: Callable[[], None]) -> Float32Array:
+        """The latents of the new frames, float32 `(n, 4, h, w)`; `check` is called after each step, and may raise."""
+        first, end = planned[0].position, planned[-1].position + 1
+        audio = self._hearing.windows(first, np.concatenate([each.spoken.heard for each in planned]), ahead)
+        check()
+        shown = [self._loop.index(position) for position in range(end - len(audio), end)]
+        known = np.ascontiguousarray(self._loop.known[shown].transpose(1, 0, 2, 3))
+        denoise = partial(self._inpainter.denoise, [known], [audio], lambda *_: check())
+        painted = self._device.run(partial(self._device.networks.stage, "denoise", denoise))[0]
+        return np.ascontiguousarray(painted[:, -len(planned) :].transpose(1, 0, 2, 3))
+
+    def decoded(self, latents: Float32Array) -> Iterator[UInt16Array]:
+        """The painted faces, one after another."""
+        for start in range(0, len(latents), _DECODED_AT_ONCE):
+            decode = partial(self._inpainter.codec.decode_faces, latents[start : start + _DECODED_AT_ONCE])
+            yield from self._device.run(partial(self._device.networks.stage, "decode", decode))
+
+    def patch(self, position: int, painted: UInt16Array, *, begins: bool) -> Patch:
+        """The painted face as a patch of its frame; `begins`: it does not depend on those before."""
+        if begins:
+            self._paster.restart()
+        index = self._loop.index(position)
+        target, picture = self._loop.targets[index], LazyRgb(self._loop.planes[index])
+        if target.face is None:
+            raise ValueError("a target that was not cut out")
+        inspected = self._paster.inspect_face(picture, target.face, painted, target.tracked)
+        pasted = self._paster.paste(picture, target.face, painted, inspected, 0, position * MOMENT_S)
+        return pasted.patch
+
+    def picture(self, position: int, patch: Patch, share: float) -> YuvPlanes:
+        """The frame with so much of its patch."""
+        weighted = patch if share == 1 else replace(patch, weight=patch.weight * np.float32(share))
+        return apply_patch(self._loop.planes[self._loop.index(position)], weighted)

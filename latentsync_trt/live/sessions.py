@@ -1,0 +1,169 @@
+"""The live sessions of one `LipSync`: opens as many as can be painted in real time."""
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from threading import Lock
+from weakref import WeakValueDictionary
+
+import numpy as np
+
+from latentsync_trt.audio.mel import filters_of
+from latentsync_trt.errors import Busy, InputError
+from latentsync_trt.face.detector import MediaPipeDetector
+from latentsync_trt.face.paste import Paster
+from latentsync_trt.live.hearing import Hearing
+from latentsync_trt.live.idle import IdleLoop, load_idle
+from latentsync_trt.live.moment import MOMENT_S
+from latentsync_trt.live.options import LiveOptions
+from latentsync_trt.live.painter import Planned, SessionPainter
+from latentsync_trt.live.session import LiveSession
+from latentsync_trt.live.speech import silent_moment
+from latentsync_trt.media.files import check_file
+from latentsync_trt.runtime.networks.devices import Device, Devices
+from latentsync_trt.sync.inpaint import Inpainter, graphs_for, make_inpainter, resolution_of
+from latentsync_trt.types import Float32Array, UInt8Array
+
+MOST_LOAD = 0.9
+"""Share of the time in which the networks may paint; the rest evens out."""
+
+_MEASURED = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Of a window: seconds until its first frames can be shown, and `busy_s` of the networks."""
+
+    first_s: float
+    busy_s: float
+
+
+class LiveSessions:
+    """Opens sessions and knows those that are open. They run on the first device."""
+
+    def __init__(self, devices: Devices) -> None:
+        self._devices = devices
+        self._loads: dict[LiveSession, float] = {}
+        self._costs: dict[object, Cost] = {}
+        self._loops: WeakValueDictionary[object, IdleLoop] = WeakValueDictionary()
+        self._lock = Lock()
+
+    @property
+    def load(self) -> float:
+        """Share of the time in which the networks paint if all sessions speak at once."""
+        with self._lock:
+            return sum(self._loads.values())
+
+    def open(
+        self,
+        video: Path | IdleLoop,
+        options: LiveOptions,
+        detector: MediaPipeDetector,
+        *,
+        executors: tuple[Executor, Executor] | None,
+        now: Callable[[], float],
+    ) -> LiveSession:
+        """As `LipSync.stream`."""
+        devices, manifest, chosen = self._devices, self._devices.bundle.manifest, options.sync_options()
+        if options.hop > manifest.frames:
+            raise InputError(f"--hop {options.hop}: windows of bundle {manifest.name} have {manifest.frames} frames")
+        look = chosen.sampling, chosen.guidance
+        known = None if options.wait else self._costs.get((*look, options.hop))
+        if known is not None:
+            self._admit(known, options)
+        if isinstance(video, Path):
+            check_file(video)
+        devices.prepare(graphs_for(chosen), resolution_of(manifest, chosen, devices.options))
+        device = devices.in_use[0]
+        inpainter = make_inpainter(manifest, chosen, device.networks.codec, device.networks.denoiser)
+        loop = video if isinstance(video, IdleLoop) else self._loop(video, options, detector, device, inpainter)
+        hearing = Hearing(devices.encode_mel, filters_of(devices.bundle), manifest.frames)
+        painter = SessionPainter(
+            device, inpainter, loop, hearing, Paster(detector, inpainter.mask, paste=options.paste)
+        )
+        cost = Cost(0.0, 0.0)
+        if not options.wait:
+            cost = self._costs[(*look, options.hop)] = known or measured(painter, options)
+            self._admit(cost, options)
+        session = LiveSession(
+            painter,
+            loop,
+            options,
+            executors=executors,
+            now=now,
+            paint_s=cost.first_s,
+            on_close=lambda: self._forget(session),
+        )
+        with self._lock:
+            self._loads[session] = load_of(cost, options)
+        return session
+
+    def close(self) -> None:
+        """Closes all sessions."""
+        with self._lock:
+            opened = list(self._loads)
+        for session in opened:
+            session.close()
+
+    def _forget(self, session: LiveSession) -> None:
+        with self._lock:
+            self._loads.pop(session, None)
+
+    def _admit(self, cost: Cost, options: LiveOptions) -> None:
+        """Raises `Busy` if a session of this `cost` does not fit beside those that are open."""
+        load, others = load_of(cost, options), self.load
+        if others + load <= MOST_LOAD:
+            return
+        takes = f"a window of {options.hop} frames takes {cost.busy_s:.2f} s of {float(options.hop * MOMENT_S):.2f} s"
+        if not others:
+            raise Busy(
+                f"live: painting is slower than real time here ({takes}); use a bundle of lower resolution, fewer "
+                "--steps, a higher --hop, or a faster GPU"
+            )
+        raise Busy(
+            f"live: no room for another session: {takes}, and those open may take {others:.0%} of the time already "
+            f"(of {MOST_LOAD:.0%}); close one, or open it on another GPU"
+        )
+
+    def _loop(
+        self, video: Path, options: LiveOptions, detector: MediaPipeDetector, device: Device, inpainter: Inpainter
+    ) -> IdleLoop:
+        """The idle loop of a clip; sessions of the same clip share it while one is open."""
+        status = video.stat()
+        key = video.resolve(), status.st_size, status.st_mtime_ns, options.face
+        loop = self._loops.get(key)
+        if loop is None:
+
+            def encode(faces: UInt8Array) -> Float32Array:
+                return device.run(partial(device.networks.stage, "encode", partial(inpainter.encode, [faces])))[0]
+
+            loop = self._loops[key] = load_idle(video, options, detector, len(inpainter.mask), encode)
+        return loop
+
+
+def load_of(cost: Cost, options: LiveOptions) -> float:
+    """Share of the time in which the networks paint for a session that speaks."""
+    return cost.busy_s / float(options.hop * MOMENT_S)
+
+
+def measured(painter: SessionPainter, options: LiveOptions, now: Callable[[], float] = time.perf_counter) -> Cost:
+    """The least of several windows, after a first one."""
+
+    def once() -> Cost:
+        silence = silent_moment(np.zeros(0, np.float32))
+        planned = [Planned(place, silence, 1.0, place == 0) for place in range(options.hop)]
+        begun_s = now()
+        faces = painter.decoded(painter.latents(planned, silence.sound, lambda: None))
+        first = next(faces)
+        decoded_s = now()
+        painter.picture(0, painter.patch(0, first, begins=True), 1.0)
+        composed_s = now()
+        for _ in faces:
+            pass
+        return Cost(composed_s - begun_s, now() - composed_s + decoded_s - begun_s)
+
+    costs = [once() for _ in range(1 + _MEASURED)][1:]
+    return Cost(min(each.first_s for each in costs), min(each.busy_s for each in costs))

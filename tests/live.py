@@ -1,0 +1,136 @@
+"""Live sessions without networks, and executors that run tasks when a test says so."""
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, Future
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+from latentsync_trt.live.idle import IdleLoop
+from latentsync_trt.live.moment import Moment
+from latentsync_trt.live.options import LiveOptions
+from latentsync_trt.live.painter import Planned
+from latentsync_trt.live.session import LiveSession
+from latentsync_trt.types import ColorTags, Float32Array, Patch, UInt16Array, VideoInfo, YuvPlanes
+
+IDLE, PAINTED = 0, 1
+LOOP = 7
+
+
+def planes_of(kind: int, position: int, share: float = 1.0) -> YuvPlanes:
+    """A picture that tells what it is: its kind, index or position, and quarters of the painted face."""
+    y = np.array([[kind, position % 251], [round(4 * share), 0]], np.uint8)
+    return YuvPlanes(y, y[:1, :1], y[:1, :1], ColorTags())
+
+
+def toy_loop(count: int = LOOP) -> IdleLoop:
+    """An idle clip of `count` frames."""
+    info = VideoInfo(2, 2, Fraction(count, 25), "yuv420p", False, Fraction(1))
+    return IdleLoop(info, tuple(planes_of(IDLE, index) for index in range(count)), (), np.zeros((count, 0), np.float32))
+
+
+class ToyPainter:
+    """Stands in for `SessionPainter`: notes its windows."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.windows: list[tuple[Sequence[Planned], int]] = []
+        self.error = error
+
+    def latents(self, planned: Sequence[Planned], ahead: Float32Array, check: Callable[[], None]) -> Float32Array:
+        check()
+        if self.error is not None:
+            raise self.error
+        self.windows.append((planned, len(ahead)))
+        return np.zeros((len(planned), 1), np.float32)
+
+    def decoded(self, latents: Float32Array) -> Iterator[UInt16Array]:
+        yield from latents.astype(np.uint16)
+
+    def patch(self, position: int, painted: UInt16Array, *, begins: bool) -> Patch:
+        return Patch(0, 0, painted, np.zeros(0, np.float32))
+
+    def picture(self, position: int, patch: Patch, share: float) -> YuvPlanes:
+        return planes_of(PAINTED, position, share)
+
+
+class Inline(Executor):
+    """Runs tasks at once."""
+
+    def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        run(future, fn, args, kwargs)
+        return future
+
+
+class Held(Executor):
+    """Runs tasks when `release` is called."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[tuple[Any, ...]] = deque()
+
+    def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        self._waiting.append((future, fn, args, kwargs))
+        return future
+
+    def release(self) -> None:
+        """Runs the oldest task, if there is one."""
+        if self._waiting:
+            run(*self._waiting.popleft())
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        while self._waiting:
+            self.release()
+
+
+def run(future: Future[Any], fn: Any, args: Any, kwargs: Any) -> None:
+    """Runs a task as an executor does."""
+    future.set_running_or_notify_cancel()
+    try:
+        future.set_result(fn(*args, **kwargs))
+    except BaseException as error:  # noqa: BLE001 -- as executors do
+        future.set_exception(error)
+
+
+def toy_session(
+    painter: ToyPainter | None = None, painting: Executor | None = None, *, paint_s: float = 0.0, **options: Any
+) -> LiveSession:
+    """A session that paints at once, or in `painting`, under a clock that stands still."""
+    made: Any = painter or ToyPainter()
+    chosen = LiveOptions(**{"wait": painting is None} | options)
+    return LiveSession(
+        made, toy_loop(), chosen, executors=(painting or Inline(), Inline()), now=lambda: 0.0, paint_s=paint_s
+    )
+
+
+def take(session: LiveSession, count: int) -> list[Moment]:
+    """The next moments."""
+    return [next(session) for _ in range(count)]
+
+
+def until_idle(session: LiveSession, most: int = 5000) -> list[Moment]:
+    """Moments until nothing waits."""
+    found: list[Moment] = []
+    while not session.idle:
+        assert len(found) < most
+        found.append(next(session))
+    return found
+
+
+def kinds(moments: Sequence[Moment]) -> str:
+    """A letter a moment: painted with speech (s) or without (q), idle (.), late (L)."""
+    return "".join(
+        "L" if each.late else "." if each.planes.y[0, 0] == IDLE else "s" if each.speaking else "q" for each in moments
+    )
+
+
+def shares(moments: Sequence[Moment]) -> list[int]:
+    """How much of the painted face shows, in quarters."""
+    return [int(each.planes.y[1, 0]) if each.planes.y[0, 0] == PAINTED else 0 for each in moments]
+
+
+def voice(seconds: float, rate_hz: int = 16_000, seed: int = 0) -> Float32Array:
+    """Noise as loud as speech."""
+    return (0.1 * np.random.default_rng(seed).standard_normal(round(seconds * rate_hz))).astype(np.float32)

@@ -1,0 +1,154 @@
+"""Live sessions on real networks: the small bundle on the CPU, moments at the test's pace."""
+
+import gc
+import threading
+import weakref
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from latentsync_trt import LipSync, LiveOptions, LiveSession, Moment
+from latentsync_trt.errors import Busy, InputError, NoFaceError
+from latentsync_trt.live import sessions
+from latentsync_trt.live.sessions import Cost
+from latentsync_trt.media.reader import read_frames
+from tests.clips import numbered, write_clip, write_video
+from tests.live import Inline, take, until_idle, voice
+from tests.small import small_bundle
+
+IDLE_FRAMES = 10
+OPTIONS = LiveOptions(steps=2, cache_interval=1, wait=True)
+
+
+@pytest.fixture(scope="module")
+def idle_clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_clip(tmp_path_factory.mktemp("idle"), IDLE_FRAMES)[0]
+
+
+@pytest.fixture(scope="module")
+def opened(lip_sync: LipSync, idle_clip: Path) -> LiveSession:
+    """A session that stays open, so that others share its loop."""
+    return lip_sync.stream(idle_clip, OPTIONS)
+
+
+def spoken(session: LiveSession, seed: int) -> list[Moment]:
+    session.say(voice(0.4, seed=seed), 16_000)
+    session.end()
+    return until_idle(session)
+
+
+def test_idle_frames_are_the_sources_and_take_no_network(
+    lip_sync: LipSync, idle_clip: Path, opened: LiveSession
+) -> None:
+    source = list(read_frames(idle_clip))
+    with lip_sync.stream(opened.loop, OPTIONS) as session:
+        moments = take(session, 2 * IDLE_FRAMES)
+        assert session.counts.windows == session.counts.painted == 0
+    for moment, frame in zip(moments, [*source, *source[-2:0:-1]], strict=False):
+        assert frame.planes is not None
+        for name in "yuv":
+            assert np.array_equal(getattr(moment.planes, name), getattr(frame.planes, name))
+        assert np.array_equal(moment.frame, frame.rgb)
+
+
+def test_speech_changes_the_mouth_alone(opened: LiveSession) -> None:
+    begun = opened._position + 1
+    moments = spoken(opened, seed=1)
+    changed = np.zeros(moments[0].planes.y.shape, np.bool_)
+    for place, moment in enumerate(moments):
+        own = opened.loop.planes[opened.loop.index(begun + place)]
+        different = moment.planes.y != own.y
+        assert different.any()
+        changed |= different
+    assert changed.mean() < 0.2
+    assert next(opened).planes is opened.loop.planes[opened.loop.index(begun + len(moments))]
+
+
+def test_sessions_do_not_mix(lip_sync: LipSync, opened: LiveSession) -> None:
+    def alone(seed: int) -> list[Moment]:
+        with lip_sync.stream(opened.loop, OPTIONS) as session:
+            return spoken(session, seed)
+
+    with lip_sync.stream(opened.loop, OPTIONS) as one, lip_sync.stream(opened.loop, OPTIONS) as other:
+        for seed, session in enumerate((one, other)):
+            session.say(voice(0.4, seed=seed), 16_000)
+            session.end()
+        together: list[tuple[Moment, Moment]] = []
+        threads = [
+            threading.Thread(target=lambda: together.extend(zip(until_idle(one), until_idle(other), strict=True)))
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    for seed in range(2):
+        for moment, mixed in zip(alone(seed), together, strict=True):
+            assert np.array_equal(moment.planes.y, mixed[seed].planes.y)
+            assert np.array_equal(moment.sound, mixed[seed].sound)
+    assert any(not np.array_equal(a.planes.y, b.planes.y) for a, b in together)
+
+
+def test_a_clip_is_synced_while_a_session_is_open(lip_sync: LipSync, opened: LiveSession, tmp_path: Path) -> None:
+    video, audio = write_clip(tmp_path, 6)
+    opened.say(voice(0.4), 16_000)
+    opened.end()
+    take(opened, 3)
+    lip_sync.sync(video, audio, tmp_path / "out.mp4", OPTIONS.sync_options())
+    assert any(moment.speaking for moment in until_idle(opened))
+
+
+def test_a_hundred_sessions_leave_nothing(lip_sync: LipSync, opened: LiveSession) -> None:
+    threads, kept = threading.active_count(), list[weakref.ref[LiveSession]]()
+    for _ in range(100):
+        with lip_sync.stream(opened.loop, OPTIONS, executors=(Inline(), Inline())) as session:
+            session.say(voice(0.1), 16_000)
+            next(session)
+            kept.append(weakref.ref(session))
+    del session
+    gc.collect()
+    assert not any(reference() for reference in kept)
+    assert threading.active_count() <= threads
+
+
+def test_as_many_are_admitted_as_can_be_painted(
+    lip_sync: LipSync, opened: LiveSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sessions, "measured", lambda *_: Cost(first_s=0.05, busy_s=0.4 * 8 * 0.04))
+    options = LiveOptions(steps=3, cache_interval=1)
+    with lip_sync.stream(opened.loop, options) as first:
+        second = lip_sync.stream(opened.loop, options)
+        with pytest.raises(Busy, match=r"no room for another session: a window of 8 frames takes 0\.13 s of 0\.32 s"):
+            lip_sync.stream(opened.loop, options)
+        second.close()
+        lip_sync.stream(opened.loop, options).close()
+        assert not next(first).late
+    monkeypatch.setattr(sessions, "measured", lambda *_: Cost(first_s=0.05, busy_s=8 * 0.04))
+    with pytest.raises(Busy, match="slower than real time"):
+        lip_sync.stream(opened.loop, LiveOptions(steps=4, cache_interval=1))
+
+
+def test_it_is_measured_before_it_is_admitted(lip_sync: LipSync, opened: LiveSession) -> None:
+    live = lip_sync._live
+    assert live is not None
+    cost = sessions.measured(opened._painter, OPTIONS)
+    assert 0 < cost.first_s <= cost.busy_s + 1
+
+
+def test_idle_clips_that_cannot_be_used(lip_sync: LipSync, idle_clip: Path, tmp_path: Path) -> None:
+    with pytest.raises(NoFaceError, match=r"no usable face after 0\.00 s"):
+        lip_sync.stream(write_video(tmp_path / "faceless.mp4", numbered(5)), OPTIONS)
+    with pytest.raises(InputError, match="--memory-gb"):
+        lip_sync.stream(idle_clip, LiveOptions(memory_gb=0.001, wait=True, face="left"))
+    with pytest.raises(InputError, match="windows of bundle demo have 16 frames"):
+        lip_sync.stream(idle_clip, LiveOptions(hop=17, wait=True))
+    with pytest.raises(InputError, match=r"absent\.mp4"):
+        lip_sync.stream(tmp_path / "absent.mp4", OPTIONS)
+
+
+def test_closing_the_bundle_closes_its_sessions(idle_clip: Path) -> None:
+    with LipSync.from_bundle(small_bundle(), "cpu") as lip_sync:
+        session = lip_sync.stream(idle_clip, OPTIONS)
+    assert not list(session)
+    with pytest.raises(InputError, match="it is closed"):
+        lip_sync.stream(idle_clip, OPTIONS)

@@ -1,0 +1,91 @@
+"""What frames of a live session hear: the windows of the whole recording, as far as they can be known."""
+
+import numpy as np
+import pytest
+
+from latentsync_trt.audio.encoder import encode_audio
+from latentsync_trt.audio.mel import filters_of
+from latentsync_trt.audio.segments import public_segments
+from latentsync_trt.bundle.manifest import Bundle
+from latentsync_trt.live.hearing import Hearing
+from latentsync_trt.live.speech import HEARD
+from latentsync_trt.types import Float32Array
+from tests.live import voice
+from tests.small import small_bundle
+
+FRAMES, HOP = 16, 8
+AHEAD = 160 * 16
+
+
+def encode_locally(mel: Float32Array) -> Float32Array:
+    """An encoder whose features depend on their own 20 ms alone: `(1, 80, 3000)` → `(1, 1500, 1, 160)`."""
+    return np.ascontiguousarray(mel[0].reshape(80, 1500, 2).transpose(1, 2, 0).reshape(1, 1500, 1, 160))
+
+
+@pytest.fixture(scope="module")
+def filters() -> Float32Array:
+    return filters_of(Bundle.load(small_bundle()))
+
+
+def live_windows(hearing: Hearing, speech: Float32Array, at: int = 0, hop: int = HOP) -> Float32Array:
+    """The windows of new frames, hop by hop, with 160 ms of look-ahead."""
+    found = []
+    for start in range(0, len(speech) // HEARD, hop):
+        heard = speech[start * HEARD : (start + hop) * HEARD]
+        ahead = speech[(start + hop) * HEARD :][: AHEAD - HEARD]  # the last frame begins one moment before its end
+        found.append(hearing.windows(at + start, heard, ahead)[-len(heard) // HEARD :])
+    return np.concatenate(found)
+
+
+def whole_windows(speech: Float32Array, filters: Float32Array) -> Float32Array:
+    return encode_audio(lambda: [speech], encode_locally, filters, public_segments).windows
+
+
+def test_frames_hear_what_they_hear_in_the_whole_recording(filters: Float32Array) -> None:
+    speech = voice(4.0)
+    found = live_windows(Hearing(encode_locally, filters, FRAMES), speech)
+    whole = whole_windows(speech, filters)
+    # But where the recording ends: its end is reflected there, and nothing is known of it here.
+    assert np.allclose(found[:-3], whole[:-3], atol=1e-5)
+    assert len(found) == len(whole)
+
+
+def test_older_frames_of_a_window_are_heard_again_and_those_before_are_silent(filters: Float32Array) -> None:
+    speech, hearing = voice(2.0), Hearing(encode_locally, filters, FRAMES)
+    first = hearing.windows(10, speech[: HOP * HEARD], speech[HOP * HEARD :][:AHEAD])
+    silence = hearing.windows(500, np.zeros(HEARD, np.float32), np.zeros(0, np.float32))[0]
+    assert np.array_equal(first[0], silence)
+    hearing = Hearing(encode_locally, filters, FRAMES)
+    hearing.windows(10, speech[: HOP * HEARD], np.zeros(0, np.float32))
+    second = hearing.windows(10 + HOP, speech[HOP * HEARD : 2 * HOP * HEARD], speech[2 * HOP * HEARD :][:AHEAD])
+    assert np.allclose(second, whole_windows(speech, filters)[: 2 * HOP], atol=1e-5)
+
+
+def test_short_silence_continues_a_segment_and_a_long_one_ends_it(filters: Float32Array) -> None:
+    hearing, word = Hearing(encode_locally, filters, FRAMES), voice(0.32)
+    hearing.windows(0, word, word[:0])
+    begun = hearing.segments
+    gap = hearing.windows(8 + 5, word, word[:0])
+    assert hearing.segments == begun
+    joined = np.concatenate([word, np.zeros(5 * HEARD, np.float32), word])
+    sounding = slice(-HOP + 3, -3)  # silence is clipped at a peak that is not known here
+    assert np.allclose(gap[sounding], whole_windows(joined, filters)[sounding], atol=1e-5)
+    hearing.windows(100, word, word[:0])
+    assert hearing.segments == begun + 1
+    hearing.windows(50, word, word[:0])  # a stop may have taken frames back
+    assert hearing.segments == begun + 2
+
+
+@pytest.mark.parametrize("pause", [False, True])
+def test_segments_of_long_speech_meet_without_a_shift(filters: Float32Array, *, pause: bool) -> None:
+    speech = 3 * voice(48.0)  # so loud that nothing is clipped, whatever the peak
+    if pause:
+        speech[17 * 16_000 : 18 * 16_000] *= 0.009
+    hearing = Hearing(encode_locally, filters, FRAMES)
+    begun = hearing.segments
+    found = live_windows(hearing, speech)
+    assert hearing.segments - begun == 1 + 2  # the first; in the pause or the quietest place, and once more
+    blocks = encode_audio(lambda: [speech], encode_locally, filters, public_segments).windows
+    apart = np.abs(found - blocks).max(axis=(1, 2))
+    # A segment's start reflects its sound; where public segments meet, too.
+    assert np.count_nonzero(apart[:-3] > 0.01) <= 8

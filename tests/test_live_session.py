@@ -1,0 +1,342 @@
+"""Live sessions: what is given at each moment, without networks and under a clock that stands still."""
+
+import threading
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from latentsync_trt import LiveOptions
+from latentsync_trt.errors import Busy, InferenceError, InputError
+from latentsync_trt.live.speech import Speech
+from latentsync_trt.media.audio import RateConverter
+from latentsync_trt.types import Float32Array
+from tests.live import IDLE, LOOP, Held, ToyPainter, kinds, shares, take, toy_session, until_idle, voice
+
+MOMENT = 640
+"""Samples of a moment at 16 kHz."""
+
+RATES = [8_000, 16_000, 24_000, 44_100, 48_000]
+
+
+def test_idle_pictures_are_the_clips_own_back_and_forth_without_painting() -> None:
+    painter = ToyPainter()
+    with toy_session(painter) as session:
+        moments = take(session, 3 * LOOP)
+        own = [session.loop.planes[index] for index in (0, 1, 2, 3, 4, 5, 6, 5, 4, 3, 2, 1, 0, 1)]
+    assert all(moment.planes is planes for moment, planes in zip(moments, own, strict=False))
+    assert not painter.windows
+    assert not any(moment.sound.any() or moment.speaking for moment in moments)
+    assert [moment.time_s * 25 for moment in moments] == list(range(3 * LOOP))
+
+
+@pytest.mark.parametrize("rate_hz", RATES)
+@pytest.mark.parametrize("piece_s", [0.02, 0.1, 0.337, 1.0])
+def test_all_speech_is_heard_once_in_order_whatever_its_pieces(rate_hz: int, piece_s: float) -> None:
+    speech, piece = voice(3.21, rate_hz), round(piece_s * rate_hz)
+    heard = []
+    with toy_session() as session:
+        for start in range(0, len(speech), piece):
+            session.say(speech[start : start + piece], rate_hz)
+            heard += take(session, round(piece_s * 25))
+        session.end()
+        heard += until_idle(session)
+    converter = RateConverter(rate_hz, 48_000)
+    whole = np.concatenate([converter.convert(speech), converter.finish()])
+    sound = np.concatenate([moment.sound for moment in heard if moment.speaking])
+    assert np.array_equal(sound[: len(whole)], whole)
+    assert not sound[len(whole) :].any()
+    assert len(sound) - len(whole) < 1920
+    assert session.counts.late == 0
+    assert [moment.ends for moment in heard if moment.speaking] == [False] * (len(sound) // 1920 - 1) + [True]
+
+
+def test_pieces_make_no_difference_to_what_is_painted() -> None:
+    def windows(piece: int) -> list[Float32Array]:
+        painter, speech = ToyPainter(), voice(2.5, 24_000)
+        with toy_session(painter) as session:
+            for start in range(0, len(speech), piece):
+                session.say(speech[start : start + piece], 24_000)
+            session.end()
+            until_idle(session)
+        return [np.concatenate([one.spoken.heard for one in planned]) for planned, _ in painter.windows]
+
+    assert all(np.array_equal(a, b) for a, b in zip(windows(100), windows(7777), strict=True))
+
+
+def test_windows_wait_for_look_ahead_and_the_end_needs_none() -> None:
+    painter = ToyPainter()
+    with toy_session(painter, hop=8, look_ahead_ms=160) as session:
+        # Frame 7 begins after 280 ms, and its look-ahead ends 160 ms later.
+        session.say(voice(0.439), 16_000)
+        assert kinds(take(session, 3)) == "..."
+        session.say(voice(0.001), 16_000)
+        assert kinds(take(session, 8)) == "ssssssss"
+        assert [len(planned) for planned, _ in painter.windows] == [8]
+        session.end()
+        assert kinds(until_idle(session)) == "sss" + "qqqqq"
+    assert [len(planned) for planned, _ in painter.windows] == [8, 8]
+
+
+def test_the_mouth_fades_in_and_out_and_closes_in_painted_silence() -> None:
+    with toy_session() as session:
+        session.say(voice(10 * 0.04), 16_000)
+        session.end()
+        moments = [*until_idle(session), *take(session, 2)]
+    assert kinds(moments) == "s" * 10 + "q" * 5 + ".."
+    assert shares(moments) == [1, 2, 3, *[4] * 9, 3, 2, 1, 0, 0]
+
+
+def test_the_idle_clip_goes_on_behind_the_mouth() -> None:
+    with toy_session() as session:
+        before = take(session, 3)
+        session.say(voice(0.4), 16_000)
+        session.end()
+        painted = until_idle(session)
+        after = next(session)
+    positions = [int(moment.planes.y[0, 1]) for moment in painted]
+    assert positions == list(range(3, 3 + len(painted)))
+    assert after.planes is session.loop.planes[session.loop.index(3 + len(painted))]
+    assert len(before) == 3
+
+
+def test_starved_of_speech_it_paints_what_there_is_then_silence_then_idles() -> None:
+    with toy_session() as session:
+        session.say(voice(12 * 0.04 + 0.02), 16_000)  # and half a moment, which waits
+        moments = take(session, 20)
+        assert kinds(moments) == "s" * 12 + "q" * 5 + "..."
+        assert session.counts.starved == 5
+        session.say(voice(0.5), 16_000)
+        session.end()
+        later = until_idle(session)
+    assert kinds(later) == "s" * 13 + "q" * 5
+    assert [moment.utterance for moment in later[:13]] == [1] * 13
+
+
+def test_speech_that_comes_back_during_the_painted_silence_goes_on() -> None:
+    with toy_session(hop=4) as session:
+        session.say(voice(4 * 0.04 + 0.13), 16_000)
+        first = take(session, 8)  # 7 of speech; the window of silence has four of the five moments
+        assert kinds(first) == "s" * 7 + "q"
+        session.say(voice(0.6), 16_000)
+        session.end()
+        later = until_idle(session)
+    assert kinds(later) == "qqq" + "s" * 16 + "q" * 5
+    assert shares([*first, *later])[5:16] == [4, 4, 4, 4, 3, 2, 3, 4, 4, 4, 4]
+
+
+def test_slow_painting_repeats_the_picture_and_loses_nothing() -> None:
+    painting, speech = Held(), voice(2.0)
+    with toy_session(painting=painting, hop=8) as session:
+        session.say(speech, 16_000)
+        session.end()
+        moments = []
+        for tick in range(140):  # a window of 8 takes 12 moments
+            if tick % 12 == 11:
+                painting.release()
+            moments += take(session, 1)
+        assert session.idle
+    assert session.counts.late == kinds(moments).count("L") > 10
+    assert kinds(moments).count("s") == 50
+    for before, moment in pairwise(moments):
+        if moment.late:
+            assert moment.planes is before.planes
+            assert not moment.sound.any()
+    sound = np.concatenate([moment.sound for moment in moments if moment.speaking])[::3]
+    assert np.corrcoef(sound, speech)[0, 1] > 0.5  # in order, apart from what 48 kHz leave of 8 kHz
+
+
+def test_the_delay_of_slow_painting_shrinks_in_a_pause() -> None:
+    painting = Held()
+    pause, word = np.zeros(MOMENT * 20, np.float32), voice(0.64)
+    with toy_session(painting=painting, hop=8) as session:
+        session.say(np.concatenate([word, pause, word]), 16_000)
+        session.end()
+        take(session, 6)  # nothing is painted yet: all but the first are late
+        late = session.counts.late
+        assert late >= 4
+        moments = []
+        while not session.idle:
+            painting.release()
+            moments += take(session, 1)
+    assert session.counts.skipped == late
+    assert kinds(moments).count("s") == 16 + 20 + 16 - late
+
+
+def test_a_short_pause_is_not_shortened() -> None:
+    painting = Held()
+    with toy_session(painting=painting, hop=8) as session:
+        session.say(np.concatenate([voice(0.64), np.zeros(MOMENT * 3, np.float32), voice(0.64)]), 16_000)
+        session.end()
+        take(session, 6)
+        while not session.idle:
+            painting.release()
+            take(session, 1)
+    assert session.counts.late > 0
+    assert session.counts.skipped == 0
+
+
+def test_painting_begins_as_much_earlier_as_it_takes() -> None:
+    painting = Held()
+    with toy_session(painting=painting, paint_s=0.1, hop=8) as session:
+        session.say(voice(1.0), 16_000)
+        session.end()
+        moments = take(session, 3)
+        painting.release()
+        moments += take(session, 3)
+    assert kinds(moments) == "....ss"  # 100 ms are three moments, and one to spare
+    assert session.counts.late == 0
+
+
+def test_stop_fades_sound_in_20_ms_and_the_mouth_in_three_moments() -> None:
+    with toy_session() as session:
+        session.say(np.full(16_000, 0.5, np.float32), 16_000)
+        session.end()
+        before = take(session, 10)
+        assert session.stop() == pytest.approx(0.4)
+        after = take(session, 6)
+        assert session.idle
+    assert shares([*before[-1:], *after]) == [4, 3, 2, 1, 0, 0, 0]
+    assert not any(moment.speaking or moment.ends for moment in after)
+    fade = after[0].sound
+    assert fade[0] == pytest.approx(0.5, abs=1e-3)
+    assert np.all(np.diff(fade[:960]) < 0)
+    assert not fade[960:].any()
+    assert not any(moment.sound.any() for moment in after[1:])
+
+
+def test_stop_in_every_state() -> None:
+    painting = Held()
+    with toy_session(painting=painting, hop=8) as session:
+        assert session.stop() == 0  # idle
+        session.say(voice(0.1), 16_000)
+        assert session.stop() == 0  # speech waits for more
+        assert session.idle
+        session.say(voice(1.0), 16_000)
+        assert session.stop() == 0  # the first window is being painted
+        assert kinds(take(session, 2)) == ".."
+        painting.release()  # and was not wanted any more
+        assert session.idle
+        assert kinds(take(session, 3)) == "..."
+        session.say(voice(1.0), 16_000)
+        painting.release()
+        take(session, 1)
+        assert kinds(take(session, 4)) == "ssss"
+        assert session.stop() == pytest.approx(0.16)  # it speaks, and paints the second window
+        assert session.stop() == 0  # it fades
+        assert kinds(take(session, 4)) == "qqq."
+        painting.release()
+        session.say(voice(0.16), 16_000)
+        session.end()
+        painting.release()
+        moments = take(session, 8)
+        assert "ssss" in kinds(moments)
+        assert session.stop() == 0  # the utterance has ended
+        assert kinds(take(session, 2))[-1] == "."
+        painting.release()
+        assert session.idle
+
+
+def test_fifty_utterances_in_order() -> None:
+    ends = []
+    with toy_session() as session:
+        for number in range(50):
+            session.say(voice(0.1 + 0.03 * (number % 7), seed=number), 16_000)
+            session.end()
+            if number % 3:
+                ends += [moment.utterance for moment in take(session, number % 11) if moment.ends]
+        ends += [moment.utterance for moment in until_idle(session) if moment.ends]
+    assert ends == list(range(1, 51))
+
+
+def test_utterances_that_wait_follow_without_a_pause() -> None:
+    with toy_session() as session:
+        for _ in range(2):
+            session.say(voice(0.2), 16_000)
+            session.end()
+        assert kinds(until_idle(session)) == "s" * 10 + "q" * 5
+
+
+def test_more_speech_than_the_buffer_holds_is_refused_whole() -> None:
+    with toy_session(buffer_s=1.0) as session:
+        assert session.say(voice(0.9), 16_000) == pytest.approx(0.9, abs=0.05)
+        with pytest.raises(Busy, match="--buffer-s"):
+            session.say(voice(0.2), 16_000)
+        session.end()
+        assert kinds(until_idle(session)).count("s") == 23
+
+
+@pytest.mark.parametrize(
+    ("samples", "rate_hz"),
+    [
+        (np.zeros(160, np.float32), 7_999),
+        (np.zeros(160, np.float32), 48_001),
+        (np.zeros((160, 2), np.int16), 16_000),
+        (np.zeros(160, np.float64), 16_000),
+        (np.full(160, np.nan, np.float32), 16_000),
+    ],
+)
+def test_speech_that_cannot_be_used_is_refused(samples: Float32Array, rate_hz: int) -> None:
+    with toy_session() as session, pytest.raises(InputError, match="say: "):
+        session.say(samples, rate_hz)
+
+
+def test_16_bit_samples_keep_their_values() -> None:
+    with toy_session(sound_rate_hz="16000") as session:
+        session.say(np.arange(-640, 640, dtype=np.int16), 16_000)
+        session.end()
+        sound = np.concatenate([moment.sound for moment in until_idle(session) if moment.speaking])
+    assert np.array_equal(sound * 32768, np.arange(-640, 640))
+
+
+def test_an_error_of_painting_is_raised_and_ends_the_session() -> None:
+    session = toy_session(ToyPainter(InferenceError("the graph failed")))
+    session.say(voice(1.0), 16_000)
+    with pytest.raises(InferenceError, match="the graph failed"):
+        take(session, 2)
+    assert not list(session)
+    with pytest.raises(InputError, match="closed"):
+        session.say(voice(1.0), 16_000)
+
+
+def test_closing_ends_the_iteration_of_another_thread() -> None:
+    session, given = toy_session(wait=False), threading.Event()
+
+    def consume() -> None:
+        for _ in session:
+            given.set()
+
+    thread = threading.Thread(target=consume)
+    thread.start()
+    assert given.wait(30)
+    session.close()
+    thread.join(30)
+    assert not thread.is_alive()
+
+
+def test_delays_are_from_the_end_of_a_moments_speech() -> None:
+    clock = [0.0]
+    speech = Speech(48_000, 60.0, lambda: clock[0])
+    for time_s in (1.0, 2.0, 3.0):
+        clock[0] = time_s
+        speech.say(np.zeros(2880, np.float32), 48_000)  # a moment and a half
+    speech.end()
+    assert [speech.take().said_s for _ in range(5)] == [1.0, 2.0, 2.0, 3.0, 3.0]
+
+
+def test_plans_that_move_lips_less_are_refused() -> None:
+    with pytest.raises(InputError, match="1 of its steps run the whole network"):
+        LiveOptions(steps=4, cache_interval=4)
+    with pytest.raises(InputError, match="--guidance"):
+        LiveOptions(guidance=1.0)
+    assert LiveOptions(steps=2, cache_interval=1).sync_options().sampling.steps == 2
+
+
+def test_a_picture_is_idle_or_painted_and_never_both() -> None:
+    with toy_session() as session:
+        session.say(voice(0.3), 16_000)
+        session.end()
+        moments = [*until_idle(session), *take(session, 3)]
+    assert all(
+        (moment.planes.y[0, 0] == IDLE) == (not share) for moment, share in zip(moments, shares(moments), strict=True)
+    )
