@@ -20,7 +20,16 @@ A message says what failed, where (file, frame, graph) and what to do. Exception
 are translated once, where the library is called, and kept as `__cause__`.
 """
 
+from collections.abc import Callable, Iterable
 from typing import Any
+
+
+def did_you_mean(given: str, known: Iterable[str], show: Callable[[str], object] = str) -> str:
+    """The end of a message about the unknown name `given`: what `show` makes of the most similar `known` one."""
+    from difflib import get_close_matches
+
+    similar = get_close_matches(given, known, n=1)
+    return f"; did you mean {show(similar[0])}?" if similar else ""
 
 
 class LatentSyncError(Exception):

@@ -1,16 +1,15 @@
 """Dataclass fields that are also command-line options: what they declare, how values are checked and read from text."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import field, fields
-from difflib import get_close_matches
 from fractions import Fraction
 from functools import cache
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
-from latentsync_trt.errors import InputError
+from latentsync_trt.errors import InputError, did_you_mean
 from latentsync_trt.validation import from_values
 
 T = TypeVar("T")
@@ -145,11 +144,11 @@ def _plain(value: Any) -> Any:
     return value if isinstance(value, bool | str | int | float) or value is None else str(value)
 
 
-def from_texts(cls: type[T], values: Mapping[str, Any]) -> T:
+def from_texts(cls: type[T], values: Mapping[str, Any], others: Iterable[str] = ()) -> T:
     """An instance of the options dataclass `cls` from texts, as in a table or form, or from JSON values.
 
     Names may be written as flags; None and empty texts mean the default. An option that may be
-    given several times takes a list, or one text with ";" between its values.
+    given several times takes a list, or one text with ";" between its values. `others`: names known to the caller only.
 
     Raises:
         InputError: there is no such option, or its value cannot be used.
@@ -159,8 +158,7 @@ def from_texts(cls: type[T], values: Mapping[str, Any]) -> T:
     for given, value in values.items():
         name = field_name(given)
         if name not in specs:
-            similar = get_close_matches(name, specs, n=1)
-            raise InputError(f"{given}: no such option" + (f"; did you mean {similar[0]}?" if similar else ""))
+            raise InputError(f"{given}: no such option{did_you_mean(name, [*specs, *others])}")
         if name in found:
             raise InputError(f"{given}: is given twice")
         if value is not None and not (isinstance(value, str) and not value.strip()):

@@ -3,13 +3,12 @@
 import errno
 import os
 import re
-from difflib import get_close_matches
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Literal
 
-from latentsync_trt.errors import InputError, OutputError
+from latentsync_trt.errors import InputError, OutputError, did_you_mean
 
 # Of two letters or more: "C:/clips" is a drive. One slash: pathlib makes it of two.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -47,7 +46,7 @@ def below_home(name: str | os.PathLike[str], cure: str) -> Path:
         raise InputError(f"{name}: {str(error).rstrip('.')}; {cure}") from error
 
 
-def user_folder(kind: Literal["cache", "data", "log"]) -> Path:
+def user_folder(kind: Literal["cache", "config", "data", "log"]) -> Path:
     """This user's folder of a kind for this package; raises `InputError` for a user without a home."""
     import platformdirs
 
@@ -87,8 +86,7 @@ def why_missing(path: Path, kind: str = "file") -> str:
             names = {entry.name.casefold(): entry.name for entry in islice(entries, _MOST_NAMES_COMPARED)}
     except OSError as error:
         return f"{path}: no such {kind} ({error.strerror})"
-    similar = get_close_matches(path.name.casefold(), names, n=1)
-    return f"{path}: no such {kind}" + (f"; did you mean {folder / names[similar[0]]}?" if similar else "")
+    return f"{path}: no such {kind}" + did_you_mean(path.name.casefold(), names, lambda name: folder / names[name])
 
 
 def check_folder_to_write(folder: Path, what: str = "") -> None:

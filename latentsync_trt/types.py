@@ -309,6 +309,7 @@ class Progress:
 
     `picture` makes a small picture of the newest finished frame: uint8 `(h, w, 3)` RGB, h ≤ 480,
     square pixels. Only in stage "lip-sync"; to be called within the callback. `written_s`: seconds of the output.
+    `frames_per_s`: pace of painting since all networks were open; 0 before the first windows are painted.
     """
 
     stage: str
@@ -316,6 +317,12 @@ class Progress:
     total: int | None
     picture: Callable[[], UInt8Array] | None = field(default=None, compare=False, repr=False)
     written_s: float = field(default=0.0, compare=False)
+    frames_per_s: float = field(default=0.0, compare=False)
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Until the last frame, at this pace; None where pace or number of frames is unknown."""
+        return (self.total - self.done) / self.frames_per_s if self.total and self.frames_per_s else None
 
     @property
     def writes(self) -> bool:
@@ -341,9 +348,10 @@ class SyncReport:
 
     `duration_s`: of the output. `wall_s`: from the start of this call, after waiting for others, to the finished file;
     its part `opened_s` ends when all networks are open; `startup_s` when the first windows have been painted, or with
-    `opened_s` where these are all; `finish_s` is its last part, after the last frame was written.
-    `frames_per_s`: frames painted between `startup_s` and `finish_s` by that time. `stages`:
-    seconds that each stage was busy; they overlap, and several `devices` paint at the same time.
+    `opened_s` where hardly any follow; `finish_s` is its last part, after the last frame was written.
+    `frames_per_s`: frames painted between `startup_s` and `finish_s` by that time; from `opened_s` on where fewer
+    frames follow the first windows than these have. `stages`: seconds that each stage was busy; they overlap, and
+    several `devices` paint at the same time.
     """
 
     output: str

@@ -95,7 +95,7 @@ def test_json_lines_tell_progress_every_two_seconds(
     assert [event["event"] for event in events] == kinds.split()
     clip = {"event": "progress", "id": "a", "row": "row 2", "output": "/out/a[1].mp4"}
     assert events[3] == {**clip, "worker": "gpu 0", "stage": "lip-sync", "done": 125, "total": 250}
-    counts = {"event": "summary", "done": 2, "done_before": 1, "failed": 1, "frames": 500}
+    counts = {"event": "summary", "done": 2, "done_before": 1, "failed": 1, "skipped": 0, "frames": 500}
     times = {"wall_s": 13.0, "startup_s": 0, "frames_per_s": pytest.approx(500 / 13)}
     assert events[-1] | {"startup_s": 0} == {**counts, **times}
 

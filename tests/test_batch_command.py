@@ -131,6 +131,16 @@ def test_rows_that_cannot_work_are_listed_and_nothing_starts(jobs: Path, as_json
     assert sorted(jobs.parent.iterdir()) == before
 
 
+def test_the_other_rows_run_where_bad_ones_are_to_be_skipped(jobs: Path) -> None:
+    jobs.write_text(jobs.read_text() + "a.mp4,none.wav,x.mp4\na.mp4,a.wav,a-out.mp4\n")
+    result = batch(jobs, "--skip-bad")
+    assert result.exit_code == 1
+    assert "row 5: " in result.stderr
+    assert "row 6: " in result.stderr
+    assert result.stdout.startswith("3 clips done, 0 failed, 2 skipped: ")
+    check_outputs(jobs.parent)
+
+
 def test_workers_that_cannot_work_are_one_error(jobs: Path) -> None:
     result = CliRunner().invoke(main, ["batch", str(jobs), "--bundle", str(small_bundle()), "--provider", "tensorrt"])
     assert result.exit_code == 1

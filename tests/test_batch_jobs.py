@@ -102,7 +102,7 @@ def test_all_rows_that_cannot_work_are_found_at_once(folder: Path) -> None:
         "a.mp4,,x9.mp4,,\n"
         ",a.wav,x10.mp4,,\n"
         "a.mp4,a.wav,x11.txt,,\n"
-        "a.mp4,a.wav,nowhere/x12.mp4,,\n"
+        "a.mp4,a.wav,damaged.mp4/x12.mp4,,\n"
         "a.mp4,a.wav,x13.mp4,,,more\n"
         "a.mp4,a.wav,a.mp4,,\n"
     )
@@ -117,7 +117,7 @@ def test_all_rows_that_cannot_work_are_found_at_once(folder: Path) -> None:
         9: "no speech",
         10: "missing required field `video`",
         11: "cannot write .txt",
-        12: "no such folder; create it first",
+        12: "damaged.mp4 is a file; choose another folder",
         13: "has 6 cells, the header 5; put text with ',' in quotes",
         14: "choose another name",
     }

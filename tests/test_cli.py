@@ -9,7 +9,8 @@ import pytest
 import rich_click as click
 from click.testing import CliRunner
 
-from latentsync_trt.cli import COMMANDS, main
+from latentsync_trt.cli import COMMANDS, EXAMPLES, main
+from latentsync_trt.cli.options import CONFIG
 from latentsync_trt.cli.sync import sync as sync_command
 from tests.clips import decoded, write_sound
 from tests.small import small_bundle
@@ -23,14 +24,24 @@ def run(*arguments: str) -> tuple[int, str, str]:
 def test_help_is_plain_text_in_groups() -> None:
     out = run("sync", "--help")[1]
     headings = [line.strip() for line in out.splitlines() if line.rstrip().endswith(":") and not line.startswith(" ")]
-    groups = ("Input and output", "Quality and speed", "Faces", "Time", "Sound", "Encoding", "Hardware", "Options")
+    groups = (
+        "Input and output",
+        "Quality and speed",
+        "Faces",
+        "Time",
+        "Sound",
+        "Encoding",
+        "Hardware",
+        "Options",
+        "Examples",
+    )
     assert headings == [f"{group}:" for group in groups]
     assert out.isascii()
 
 
 def test_advanced_options_are_shown_by_help_all_only() -> None:
     short, full = run("sync", "--help")[1], run("sync", "--help-all")[1]
-    options = {name for param in sync_command.params for name in param.opts}
+    options = {name for param in sync_command.params for name in param.opts if isinstance(param, click.Option)}
     assert {name for name in options if f"{name} " in full or f"{name}/" in full} == options
     assert "--crf" in short
     for name in ("--steps", "--provider-option", "--device"):
@@ -58,6 +69,48 @@ def test_the_list_of_commands_says_what_their_own_help_says() -> None:
         assert " ".join((command.help or "").partition("\n\n")[0].split()) == line
         assert f"\n  {name} " in listed
         assert run(name, "--help")[1].startswith(f"Usage: main {name}")
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_examples_of_the_help_can_be_called(name: str) -> None:
+    """Their options exist, and take such values; files need not exist."""
+    context = click.RichContext(main)
+    for example in EXAMPLES[name]:
+        called, command, arguments = main.resolve_command(context, example.split())
+        while isinstance(command, click.RichGroup):
+            called, command, arguments = command.resolve_command(context, arguments)
+        assert command is not None
+        command.make_context(called, list(arguments))
+    assert len(EXAMPLES[name]) == 2
+    assert f"latentsync-trt {EXAMPLES[name][1]}" in " ".join(run(name, "--help")[1].split())
+
+
+def test_files_by_place_fill_what_options_leave_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("v.mp4", "a.wav"):
+        Path(name).touch()
+    given = ("v.mp4", "a.wav"), ("v.mp4", "--audio", "a.wav"), ("--video", "v.mp4", "a.wav")
+    for arguments in given:
+        code, _, err = run("sync", *arguments)
+        assert (code, err) == (1, "error: v.mp4: is empty (0 bytes); copy or download it again\n"), arguments
+
+
+def test_a_file_holds_defaults_of_each_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One beside the work, else the user's, or any other by name; options override it."""
+    home, work = tmp_path / "home", tmp_path / "work"
+    for folder, table in ((home / "latentsync-trt", "max-gb = 3"), (work, "max_gb = 5\ndry-run = true")):
+        folder.mkdir(parents=True)
+        (folder / CONFIG).write_text(f"[cache.prune]\n{table}\n[sync]\nspeaker = '0=a.wav'\ndevice = 1\n")
+    monkeypatch.setattr("platformdirs.user_config_path", lambda *_, **__: home / "latentsync-trt")
+    prune = ("cache", "prune", "--engine-cache", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    assert run(*prune)[1].startswith("removed 0")
+    monkeypatch.chdir(work)
+    assert run(*prune)[1].startswith("would remove 0")
+    assert run("cache", "--config", str(home / "latentsync-trt" / CONFIG), *prune[1:])[1].startswith("removed 0")
+    assert "--max-gb -1" in run(*prune, "--max-gb", "-1")[2]
+    context = sync_command.make_context("sync", ["in.mp4"], parent=click.RichContext(main))
+    assert (context.params["speaker"], context.params["device"]) == (("0=a.wav",), "1")
 
 
 @pytest.mark.integration

@@ -1,10 +1,13 @@
 """What commands print besides their results: progress where there is no terminal, and the summary of a run."""
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
+from rich.progress import Task
 
-from latentsync_trt.cli.show import Notices, progress_lines, show_report
+from latentsync_trt.cli.show import Notices, TimeLeft, progress_lines, show_report
 from latentsync_trt.measures import LipMeasure, Measures
 from latentsync_trt.types import Progress, StageTime, SyncReport
 
@@ -83,6 +86,24 @@ def lines(*moves: tuple[float, str, int, int | None]) -> list[str]:
 def test_a_line_for_each_stage() -> None:
     moves = (0.0, "loading", 0, 100), (4.2, "exporting denoise_step (4 of 7)", 30, 100), (45.0, "done", 100, 100)
     assert lines(*moves) == ["[0 s] loading", "[4 s] exporting denoise_step (4 of 7)", "[45 s] done"]
+
+
+def test_pace_and_time_left_from_the_first_frame_on() -> None:
+    said: list[str] = []
+    times = iter([0.0, 12.0, 43.0])
+    report = progress_lines(said.append, lambda: next(times))
+    for done in (1, 301):
+        report(Progress("lip-sync", done, 1000, frames_per_s=10.0))
+    assert said == [
+        "[12 s] lip-sync at 10.0 frames/s, 0:01:40 left",
+        "[43 s] lip-sync: 301 of 1000 at 10.0 frames/s, 0:01:10 left",
+    ]
+
+
+def test_time_left_counts_down_between_frames(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("time.monotonic", lambda: 130.0)
+    task = SimpleNamespace(fields={"progress": Progress("lip-sync", 16, 176, frames_per_s=2.0), "told_s": 100.0})
+    assert str(TimeLeft().render(cast(Task, task))) == "2.0 frames/s, 0:00:50 left"
 
 
 def test_each_notice_is_printed_once(capsys: pytest.CaptureFixture[str]) -> None:

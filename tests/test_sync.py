@@ -58,9 +58,14 @@ def test_paints_the_mouth_and_nothing_else(lip_sync: LipSync, face_clip: Path, s
     assert (report.frames, report.frames_with_face, report.windows) == (20, 20, 2)
     assert (report.provider, report.duration_s) == ("cpu", 0.8)
     assert {stage.stage for stage in report.stages} == STAGES
-    start = Progress("reading audio", 0, None), Progress("opening networks", 0, None)
+    opening = Progress("reading audio", 0, None), Progress("opening networks", 0, None)
+    start = *opening, Progress("painting first frames", 0, 20)
     written = (Progress("lip-sync", done, 20) for done in range(1, 21))
     assert seen == [*start, *written, Progress("finishing", 20, 20)]
+    assert all(progress.frames_per_s > 0 for progress in seen if progress.stage == "lip-sync")  # from the first one
+    # Of two windows, the second one has four new frames, which alone would be no pace.
+    assert 0 < report.opened_s == report.startup_s < report.wall_s - report.finish_s
+    assert report.frames_per_s == pytest.approx(20 / report.painting_s)
     before, after = decoded(face_clip), decoded(tmp_path / "out.mp4")
     assert len(after) == 20
     for own, new in zip(before, after, strict=True):

@@ -153,7 +153,8 @@ def _csv_rows(source: Path, text: str) -> Iterator[_Row]:
 def _column_names(source: Path, cells: Sequence[str]) -> list[str]:
     names = [field_name(cell) for cell in cells]
     try:
-        from_texts(SyncOptions, {cell: None for cell in cells if field_name(cell) not in _FILE_FIELDS})
+        options = {cell: None for cell in cells if field_name(cell) not in _FILE_FIELDS}
+        from_texts(SyncOptions, options, _FILE_FIELDS)
     except InputError as error:
         raise InputError(f"{source}: column {error}") from error
     if "video" not in names or len(set(names)) < len(names):
@@ -179,9 +180,9 @@ def _task(row: Mapping[str, Any] | str, base: Path, defaults: Mapping[str, Any],
     if isinstance(row, str):
         raise InputError(row)
     given = {name: value for name, value in row.items() if value not in (None, "")}
-    files = from_values(_Files, given, "files", InputError)
     own = {name: value for name, value in given.items() if name not in _FILE_FIELDS}
-    options = from_texts(SyncOptions, {**defaults, **own})
+    options = from_texts(SyncOptions, {**defaults, **own}, _FILE_FIELDS)
+    files = from_values(_Files, given, "files", InputError)
     output = files.output or _default_output(files.video, options, out)
     named = Task("", files.video, files.audio, output, options)
     task = named.with_files(lambda file, _: _joined(base, file))

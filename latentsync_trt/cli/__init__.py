@@ -12,9 +12,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import rich_click as click
+from click.exceptions import NoArgsIsHelpError
 
 from latentsync_trt import __version__, stopping
-from latentsync_trt.cli.options import add_help_all
+from latentsync_trt.cli.options import add_config, add_help_all
+from latentsync_trt.errors import did_you_mean
 from latentsync_trt.paths import printable
 
 PANELS = {
@@ -60,8 +62,30 @@ _MODULES = {
 COMMANDS = {name: line for lines in PANELS.values() for name, line in lines.items()}
 
 
+EXAMPLES = {
+    "demo": ("demo", "demo --audio speech.wav --out mine"),
+    "setup": ("setup", "setup --model 1.5 --yes"),
+    "sync": ("sync in.mp4 speech.wav", "sync in.mp4 speech.wav --preset fast --output done/out.mp4"),
+    "ui": ("ui", "ui --bundle demo --port 7861"),
+    "batch": ("batch jobs.csv --device all", "batch jobs.csv --resume --skip-bad"),
+    "serve": ("serve --device all", "serve --host 0.0.0.0 --port 8080 --max-clip-s 600"),
+    "faces": ("faces clip.mp4", "faces clip.mp4 --output people/clip"),
+    "download": ("download", "download 1.5"),
+    "export": ("export", "export --model 1.5 --precision fp32"),
+    "use": ("use", "use 1.6-512-fp16"),
+    "build": ("build", "build --provider tensorrt --device all"),
+    "calibrate": ("calibrate --video me.mp4 --audio me.wav", "calibrate --clips folder --precision fp8"),
+    "bench": ("bench", "bench --bundle 1.6-512-fp16 --out bench.json"),
+    "compare": ("compare 1.6-512-fp16 1.6-512-int8", "compare a.mp4 b.mp4 --audio speech.wav --out report.html"),
+    "doctor": ("doctor", "doctor --json"),
+    "selftest": ("selftest --provider tensorrt", "selftest --bundle 1.6-512-fp16 --reference cuda --json"),
+    "cache": ("cache ls", "cache prune --max-gb 20"),
+}
+"""Two calls of each command, shown at the end of its help."""
+
+
 class CommandLine(click.RichGroup):
-    """Imports commands lazily, and prints errors of this package as one line."""
+    """Imports commands lazily, and prints errors as one line."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Names of all commands."""
@@ -73,6 +97,8 @@ class CommandLine(click.RichGroup):
             place = next((module for module, names in _MODULES.items() if cmd_name in names), cmd_name)
             command = getattr(importlib.import_module(f"latentsync_trt.cli.{place}"), cmd_name)
             command.help = "\n\n".join(filter(None, (COMMANDS[cmd_name], inspect.cleandoc(command.help or ""))))
+            command.epilog = "\n\n".join(["Examples:", *(f"latentsync-trt {each}" for each in EXAMPLES[cmd_name])])
+            add_config(command)
             add_help_all(command)
             self.add_command(command, cmd_name)
         return self.commands.get(cmd_name)
@@ -86,6 +112,14 @@ class CommandLine(click.RichGroup):
         finally:
             self.commands = imported
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The command that is called; a misspelled one gets the most similar name."""
+        if args[0] not in COMMANDS and not args[0].startswith("-"):
+            ctx.fail(f"no such command '{args[0]}'{did_you_mean(args[0], COMMANDS)}")
+        return super().resolve_command(ctx, args)
+
     def main(self, args: Sequence[str] | None = None, *rest: Any, **extra: Any) -> Any:
         """Runs a command; errors go to stderr, or to stdout as JSON with `--json`."""
         arguments = list(sys.argv[1:] if args is None else args)
@@ -94,9 +128,11 @@ class CommandLine(click.RichGroup):
             sys.stdout.reconfigure(errors="backslashreplace")
         as_json = "--json" in arguments
         try:
-            # click would print its own errors as text.
-            found = super().main(arguments, *rest, **extra | ({"standalone_mode": False} if as_json else {}))
+            found = super().main(arguments, *rest, **extra | {"standalone_mode": False})
             sys.exit(found if isinstance(found, int) else 0)
+        except NoArgsIsHelpError as error:
+            click.echo(error.format_message(), err=True)
+            sys.exit(error.exit_code)
         except Exception as error:  # noqa: BLE001 -- the user gets one line for any error
             message, code = _explained(error, arguments)
             message = stopping.with_notes(message, error)
@@ -119,8 +155,9 @@ def _explained(error: Exception, arguments: Sequence[str]) -> tuple[str, int]:
         return str(error), stopping.INTERRUPTED_CODE
     if stopping.requested():  # a failure while a command leaves its blocks is caused by that
         return stopping.interrupted_message(), stopping.INTERRUPTED_CODE
-    if isinstance(error, click.ClickException):
-        return error.format_message(), error.exit_code
+    if isinstance(error, click.UsageError):
+        text, path = error.format_message().rstrip("."), error.ctx.command_path if error.ctx else "latentsync-trt"
+        return f"{text[:1].lower()}{text[1:]}; see `{path} --help`", error.exit_code
     if isinstance(error, click.Abort):
         return "aborted", 1
     from latentsync_trt.unexpected import one_line
@@ -140,9 +177,6 @@ def _explained(error: Exception, arguments: Sequence[str]) -> tuple[str, int]:
             "theme": "default-slim",
             "default_string": r"\[default: {}]",
             "commands_before_options": True,
-            "errors_panel_title": "Error:",
-            "style_errors_panel_box": "BLANK",
-            "padding_errors_panel": 0,
         },
     },
 )

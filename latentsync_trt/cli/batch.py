@@ -8,7 +8,7 @@ from pathlib import Path, PureWindowsPath
 from typing import TYPE_CHECKING, Any, Self
 
 import rich_click as click
-from rich.progress import BarColumn, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, TaskID, TaskProgressColumn, TextColumn
 from rich.progress import Progress as Bars
 
 from latentsync_trt.batch.tasks import (
@@ -32,7 +32,7 @@ from latentsync_trt.cli.options import (
     provider_option,
     quiet_option,
 )
-from latentsync_trt.cli.show import STDERR, print_json, process_age_s, progress_bar, say
+from latentsync_trt.cli.show import STDERR, TimeLeft, print_json, process_age_s, progress_bar, say, show_progress
 from latentsync_trt.config import RuntimeOptions, SyncOptions
 from latentsync_trt.errors import InputError
 from latentsync_trt.option_fields import FILES, HARDWARE
@@ -59,6 +59,7 @@ _MOVED_EVERY_S = 2.0
 )
 @click.option("--resume", is_flag=True, panel=FILES, help="Go on with this batch: run what is not done.")
 @click.option("--retry-failed", is_flag=True, panel=FILES, help="As --resume, and run failed rows once more.")
+@click.option("--skip-bad", is_flag=True, panel=FILES, help="Run the rows that can work although others cannot.")
 @bundle_option
 @options_from(SyncOptions, leave_out=("resume",))
 @provider_option
@@ -75,12 +76,13 @@ def batch(
     out: str | None,
     resume: bool,
     retry_failed: bool,
+    skip_bad: bool,
     **fields: Any,
 ) -> None:
     """JOBS is a .csv file whose first row names its columns (video, audio, output, and any option of
     `sync`), a .jsonl file with such objects, or a folder of videos with recordings of the same
     name. Options given here apply to all rows that don't say otherwise. What is done is kept in a
-    ledger beside JOBS. Exit code 1: some clips failed; 2: rows cannot work, and none was started.
+    ledger beside JOBS. Exit code 1: some clips failed, or were skipped; 2: rows cannot work, and none was started.
     """
     from latentsync_trt.batch.job_file import read_rows
     from latentsync_trt.batch.ledger import Ledger
@@ -102,11 +104,12 @@ def batch(
         if out is not None and not is_url(out):
             check_folder_to_write(Path(out), "--out")
             Path(out).mkdir(parents=True, exist_ok=True)
-        ready = _check([row for row in rows if row.task.id not in settled], problems, quiet=quiet, as_json=as_json)
+        unsettled = [row for row in rows if row.task.id not in settled]
+        ready, bad = _check(unsettled, problems, skip=skip_bad, quiet=quiet, as_json=as_json)
         ended = [(row, settled[row.task.id]) for row in rows if row.task.id in settled]
         failed = [(row, known.error or "") for row, known in ended if known.state == "failed"]
         to_run = {row.task.id: row for row in ready}
-        board = Board(to_run, len(settled) - len(failed), failed, as_json=as_json, quiet=quiet)
+        board = Board(to_run, len(settled) - len(failed), failed, skipped=bad, as_json=as_json, quiet=quiet)
         if ready:
             if bundle is None:
                 folder, why = find_bundle(bundle)
@@ -121,7 +124,7 @@ def batch(
                 ledger.remove(row.task.id for row in ledger.rows())
             _run([row.task for row in ready], handles, ledger, board)
     board.show_summary()
-    if board.failed:
+    if board.failed or bad:
         raise SystemExit(1)
 
 
@@ -148,12 +151,12 @@ def _settled(
 
 
 def _check(
-    rows: "Sequence[BatchRow]", problems: "Sequence[Problem]", *, quiet: bool, as_json: bool
-) -> "list[BatchRow]":
-    """The rows in the order in which they run: longest first, so that workers end together.
+    rows: "Sequence[BatchRow]", problems: "Sequence[Problem]", *, skip: bool, quiet: bool, as_json: bool
+) -> "tuple[list[BatchRow], int]":
+    """The rows in the order in which they run: longest first, so that workers end together; how many cannot work.
 
     Raises:
-        InputError: some cannot work; says why for each.
+        InputError: some cannot work, unless `skip`. In any case, says why for each.
     """
     from latentsync_trt.batch.job_file import check_rows
 
@@ -165,11 +168,11 @@ def _check(
             tell("problem", message=str(problem))
         else:
             say(str(problem))
-    if problems:
-        bad = {problem.where for problem in problems}
-        count = len(bad.union(row.where for row in rows))
-        raise InputError(f"{len(bad)} of {count} rows cannot work, and none was started; correct or remove them")
-    return sorted(good, key=lambda row: -row.cost)
+    bad = {problem.where for problem in problems}
+    if bad and not skip:
+        count, cure = len(bad.union(row.where for row in rows)), "correct or remove them, or add --skip-bad"
+        raise InputError(f"{len(bad)} of {count} rows cannot work, and none was started; {cure}")
+    return sorted((row for row in good if row.where not in bad), key=lambda row: -row.cost), len(bad)
 
 
 def _run(tasks: "Sequence[Task]", handles: "Sequence[WorkerHandle]", ledger: "Ledger", board: "Board") -> None:
@@ -197,7 +200,7 @@ class Board:
 
     Args:
         rows: to run, by task. before: clips that were done earlier. failed: rows of earlier runs,
-        with the reason. clock: returns seconds.
+        with the reason. skipped: number of rows that cannot work. clock: returns seconds.
     """
 
     def __init__(
@@ -206,11 +209,12 @@ class Board:
         before: int = 0,
         failed: "Sequence[tuple[BatchRow, str]]" = (),
         *,
+        skipped: int = 0,
         as_json: bool = False,
         quiet: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.failed = list(failed)
+        self.failed, self._skipped = list(failed), skipped
         self._rows, self._before, self._as_json, self._quiet, self._clock = rows, before, as_json, quiet, clock
         self._total, self._done, self._frames = before + len(self.failed) + len(rows), 0, 0
         self._startup_s: float | None = None
@@ -220,7 +224,7 @@ class Board:
         self._lock = threading.Lock()
         self._live = STDERR.is_terminal and not (as_json or quiet)
         columns = TextColumn("{task.description}", markup=False), BarColumn(24), TaskProgressColumn()
-        self._bars = Bars(*columns, TimeRemainingColumn(), console=STDERR, transient=True, disable=not self._live)
+        self._bars = Bars(*columns, TimeLeft(), console=STDERR, transient=True, disable=not self._live)
         self._all = self._bars.add_task(str(self), total=len(rows))
         self._workers: dict[str, TaskID] = {}
 
@@ -242,10 +246,11 @@ class Board:
                     self._tell("started", "", task_id, worker=worker, attempt=attempt)
                 case Moved(task_id, worker, progress):
                     name, now_s = _name(self._rows[task_id]), self._clock()
-                    self._move(worker, f"{worker}  {progress.stage}  {name}", progress.done, progress.total)
+                    self._move(worker, f"{worker}  {progress.stage}  {name}", progress)
                     if now_s - self._told_s.get(task_id, 0.0) >= _MOVED_EVERY_S:
                         self._told_s[task_id] = now_s
                         moved = {"stage": progress.stage, "done": progress.done, "total": progress.total}
+                        moved |= {"frames_per_s": progress.frames_per_s, "seconds_left": progress.seconds_left}
                         self._tell("progress", "", task_id, worker=worker, **moved)
                 case Finished(task_id, worker, done):
                     self._busy.discard(worker)
@@ -275,12 +280,12 @@ class Board:
             text = f"worker {name} is given up; the others go on"
         if state != "running":
             self._tell("worker", text, worker=name, state=state, detail=detail)
-        self._move(name, f"{name}  {state}", 0, 1)
+        self._move(name, f"{name}  {state}", Progress(state, 0, 1))
 
-    def _move(self, worker: str, text: str, done: int, total: int | None) -> None:
+    def _move(self, worker: str, text: str, at: Progress) -> None:
         if worker not in self._workers:
             self._workers[worker] = self._bars.add_task(worker)
-        self._bars.update(self._workers[worker], description=text, completed=done, total=total)
+        show_progress(self._bars, self._workers[worker], text, at)
 
     def _tell(self, kind: str, text: str, task_id: str | None = None, **fields: Any) -> None:
         """Prints an event as JSON, or its text, if it has one."""
@@ -302,7 +307,14 @@ class Board:
         wall_s, frames_per_s = now_s - self._began_s, frames / max(now_s - self._ready_s, 1e-6)
         if self._as_json:
             counts = {"done": self._done, "done_before": self._before, "failed": len(self.failed), "frames": frames}
-            tell("summary", **counts, wall_s=wall_s, startup_s=self._startup_s, frames_per_s=frames_per_s)
+            tell(
+                "summary",
+                **counts,
+                skipped=self._skipped,
+                wall_s=wall_s,
+                startup_s=self._startup_s,
+                frames_per_s=frames_per_s,
+            )
             return
         for row, message in self.failed:
             say(f"failed: {row.where}  {_name(row)}  {message}")
@@ -312,7 +324,8 @@ class Board:
             if self._startup_s is not None:
                 ran = f"{frames} frames in {wall_s:.1f} s, {frames_per_s:.1f} frames/s; "
                 ran += f"start-up {self._startup_s:.1f} s"
-            click.echo(f"{self._before + self._done} clips done{before}, {len(self.failed)} failed: {ran}")
+            skipped = f", {self._skipped} skipped" if self._skipped else ""
+            click.echo(f"{self._before + self._done} clips done{before}, {len(self.failed)} failed{skipped}: {ran}")
 
 
 def tell(kind: str, **fields: Any) -> None:

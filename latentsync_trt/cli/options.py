@@ -4,6 +4,7 @@ import dataclasses
 import os
 import typing
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
@@ -12,11 +13,13 @@ from typing import Any, TypeVar
 import rich_click as click
 
 from latentsync_trt.config import PROVIDER_CHOICES
-from latentsync_trt.option_fields import HARDWARE, QUALITY, check_limits, choices_of, flag_name, option
-from latentsync_trt.paths import check_folder_to_write, local_path
+from latentsync_trt.errors import InputError, did_you_mean
+from latentsync_trt.option_fields import HARDWARE, QUALITY, check_limits, choices_of, field_name, flag_name, option
+from latentsync_trt.paths import check_folder_to_write, exists, local_path, user_folder, why_missing
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+CONFIG = "latentsync-trt.toml"
 _UNGROUPED = "Main options"
 
 
@@ -139,6 +142,61 @@ def add_help_all(command: click.Command) -> None:
             ["--help-all"], is_flag=True, is_eager=True, expose_value=False, callback=show, help=text
         )
         command.params.append(flag)
+
+
+def add_config(command: click.Command) -> None:
+    """Adds `--config`: a file whose table of this command holds the defaults of its options."""
+    config = click.RichOption(
+        ["--config"],
+        type=LocalPath(),
+        is_eager=True,
+        expose_value=False,
+        callback=_take_defaults,
+        help=f"TOML file of defaults by command.  [default: {CONFIG} here, else in the user's config folder]",
+    )
+    command.params.append(config)
+
+
+def _take_defaults(ctx: click.Context, _: click.Parameter, given: Path | None) -> None:
+    places = [Path(CONFIG)]
+    with suppress(InputError):  # no home folder
+        places.append(user_folder("config") / CONFIG)
+    path = given or next(filter(exists, places), None)
+    if path is None:
+        return
+    if not exists(path):
+        raise InputError(why_missing(path))
+    import tomllib
+
+    from latentsync_trt.cli import COMMANDS
+
+    try:
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: cannot be read as TOML ({error})") from error
+    for name, table in tables.items():
+        if not isinstance(table, dict):
+            raise InputError(f"{path}: {name}: is in no table; write the name of a command in [] above it")
+        if name not in COMMANDS:
+            raise InputError(f"{path}: [{name}]: no such command{did_you_mean(name, COMMANDS)}")
+    name = str(ctx.info_name)
+    ctx.default_map = _defaults(ctx.command, tables.get(name, {}), f"{path}: [{name}]")
+
+
+def _defaults(command: click.Command, table: dict[str, Any], where: str) -> dict[str, Any]:
+    """The defaults of a command, and of those below it, by parameter; raises `InputError` for unknown names."""
+    options = {param.name: param for param in command.params if isinstance(param, click.Option) and param.expose_value}
+    below: dict[str, click.Command] = getattr(command, "commands", {})
+    found: dict[str, Any] = {}
+    for given, value in table.items():
+        name = field_name(given)
+        if given in below and isinstance(value, dict):
+            found[given] = _defaults(below[given], value, f"{where} [{given}]")
+        elif name not in options or isinstance(value, dict):
+            raise InputError(f"{where} {given}: no such option{did_you_mean(name, [*filter(None, options), *below])}")
+        else:
+            found[name] = [value] if options[name].multiple and not isinstance(value, list) else value
+    return found
 
 
 def _click_option(spec: dataclasses.Field[Any], hint: Any) -> Callable[[F], F]:

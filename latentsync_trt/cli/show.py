@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, is_dataclass
+from datetime import timedelta
 from typing import Any
 
 import psutil
@@ -14,6 +15,7 @@ from rich import progress as bars
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from latentsync_trt.paths import printable
 from latentsync_trt.types import Progress, ProgressCallback, SyncReport
@@ -46,6 +48,28 @@ class Notices:
             say(f"note: {text}")
 
 
+class TimeLeft(bars.TimeRemainingColumn):
+    """Pace and time left as the run tells them, counting down between its frames; without, as the bar moves."""
+
+    def render(self, task: bars.Task) -> Text:
+        """The text for a `task` that has a field `progress`, and its time in `told_s`."""
+        progress = task.fields.get("progress")
+        if progress is None or progress.seconds_left is None:
+            return super().render(task)
+        return Text(_pace(progress, time.monotonic() - task.fields["told_s"]), style="progress.remaining")
+
+
+def show_progress(bar: bars.Progress, task: bars.TaskID, text: str, at: Progress) -> None:
+    """Moves a bar that may have the column `TimeLeft`."""
+    bar.update(task, description=text, completed=at.done, total=at.total, progress=at, told_s=time.monotonic())
+
+
+def _pace(progress: Progress, age_s: float = 0.0) -> str:
+    """For example "12.3 frames/s, 0:01:05 left", `age_s` seconds later."""
+    left_s = max((progress.seconds_left or 0.0) - age_s, 0.0)
+    return f"{progress.frames_per_s:.1f} frames/s, {timedelta(seconds=round(left_s))} left"
+
+
 def progress_lines(say: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> ProgressCallback:
     """Progress for a log file or a pipe: a line when a stage begins, and every 30 s.
 
@@ -61,6 +85,8 @@ def progress_lines(say: Callable[[str], None], clock: Callable[[], float] = time
             if now_s - said_s < _LINE_EVERY_S:
                 return
             steps = f": {progress.done}" + ("" if progress.total is None else f" of {progress.total}")
+        if progress.seconds_left is not None:
+            steps += f" at {_pace(progress)}"
         stage, said_s = progress.stage, now_s
         say(f"[{now_s - began_s:.0f} s] {stage}{steps}")
 
@@ -76,15 +102,15 @@ def progress_bar(*, hidden: bool) -> Iterator[ProgressCallback]:
     if not hidden and not STDERR.is_terminal:
         yield progress_lines(say)
         return
-    columns = bars.TextColumn("{task.description:<16}"), bars.BarColumn(bar_width=None), bars.MofNCompleteColumn()
-    times = bars.TimeElapsedColumn(), bars.TimeRemainingColumn()
+    columns = bars.TextColumn("{task.description:<21}"), bars.BarColumn(bar_width=None), bars.MofNCompleteColumn()
+    times = bars.TimeElapsedColumn(), TimeLeft()
     with bars.Progress(*columns, *times, console=STDERR, expand=True, transient=True, disable=hidden) as bar:
         task = bar.add_task("starting", total=None)
 
         def move(progress: Progress) -> None:
             if progress.done < bar.tasks[0].completed:  # a new stage has its own rate
                 bar.reset(task)
-            bar.update(task, description=progress.stage, completed=progress.done, total=progress.total)
+            show_progress(bar, task, progress.stage, progress)
 
         yield move
 

@@ -29,9 +29,9 @@ SOURCE, RESULT, PICTURE, PLOT = "source.mp4", "out.mp4", "side_by_side.png", "sy
 
 
 @click.command("sync")
+@click.argument("files", nargs=-1, type=LocalPath(), metavar="[VIDEO] [AUDIO]")
 @path_option(
     "--video",
-    required=True,
     panel=FILES,
     help="Video with a face; also a picture, numbered pictures as in frames/%05d.png, or a GIF.",
 )
@@ -56,7 +56,8 @@ SOURCE, RESULT, PICTURE, PLOT = "source.mp4", "out.mp4", "side_by_side.png", "sy
 @quiet_option
 @json_option
 def sync(
-    video: Path,
+    files: tuple[Path, ...],
+    video: Path | None,
     audio: Path | None,
     output: Path | None,
     bundle: str | None,
@@ -65,10 +66,20 @@ def sync(
     as_json: bool,
     **fields: Any,
 ) -> None:
+    """VIDEO and AUDIO may also be given as --video and --audio."""
     from latentsync_trt.bundle.find import describe_choice, find_bundle
     from latentsync_trt.media.codecs import default_suffix
     from latentsync_trt.sync.inputs import check_inputs
 
+    for path in files:
+        if video is None:
+            video = path
+        elif audio is None:
+            audio = path
+        else:
+            raise click.UsageError(f"{path}: is one file too many; give VIDEO and AUDIO")
+    if video is None:
+        raise click.UsageError("no video; give one and its speech, as in `latentsync-trt sync in.mp4 speech.wav`")
     options, runtime = build(SyncOptions, fields), build(RuntimeOptions, fields)
     target = output or default_output(video, default_suffix(options))
     # Now, not after the seconds that bundle and provider take to open.
@@ -202,12 +213,13 @@ def faces(video: Path, output: Path | None, as_json: bool) -> None:
     from latentsync_trt.face.track_file import save_tracks
     from latentsync_trt.measure.page import describe, summaries, time_text, write_contact_sheet
     from latentsync_trt.media.files import check_file
-    from latentsync_trt.paths import check_folder_to_write
+    from latentsync_trt.paths import check_folder_to_write, make_folder
     from latentsync_trt.sync.faces import analyze
 
     check_file(video)
     base = output or video.with_name(f"{video.stem}-faces")
     check_folder_to_write(base.parent, "--output")
+    make_folder(base.parent)
     with MediaPipeDetector() as detector, progress_bar(hidden=as_json) as show:
         tracks, portraits = analyze(video, detector, show)
     sheet = base.with_name(f"{base.name}.png")
@@ -224,4 +236,4 @@ def faces(video: Path, output: Path | None, as_json: bool) -> None:
         rows.append((str(person.number), *seen, first, last, *describe(person)))
     print_table(("face", "seen", "times", "first", "last", "height", "frontal"), rows, left=0)
     click.echo(f"{sheet}: contact sheet")
-    click.echo(f"{saved}: tracks, for sync --faces {saved.name}")
+    click.echo(f"{saved}: tracks; next: latentsync-trt sync {video} speech.wav --faces {saved} --face index:0")

@@ -16,7 +16,7 @@ from latentsync_trt.face.track_file import Tracks
 from latentsync_trt.files import whole_file
 from latentsync_trt.measure.lips import CLOSED_GAP, QUIET_DB, Curves, runs_of_true
 from latentsync_trt.media.files import reason_of
-from latentsync_trt.paths import check_file_to_write, local_path
+from latentsync_trt.paths import check_file_to_write, local_path, make_folder
 from latentsync_trt.types import BoolArray, UInt8Array
 
 if TYPE_CHECKING:
@@ -84,6 +84,7 @@ def write_page(path: Path, title: str, sections: Sequence[Section]) -> None:
     loader, strict = FileSystemLoader(_TEMPLATES), StrictUndefined
     environment = Environment(loader=loader, autoescape=True, undefined=strict, trim_blocks=True, lstrip_blocks=True)
     environment.filters["data_url"] = _data_url
+    make_folder(path.parent)
     write_file(path, environment.get_template("report.html.j2").render(title=title, sections=sections))
 
 

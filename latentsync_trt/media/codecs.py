@@ -32,7 +32,7 @@ CONTAINERS: dict[Codec, tuple[str, ...]] = {
 # In their own stream. For other codecs PyAV can write it to .mp4 and .mov, but not to .mkv.
 _STORE_PIXEL_ASPECT = ("h264", "hevc")
 
-# By default x264 starts 1.5 threads per core, each with frames: gigabytes, but no faster.
+# By default x264 starts 1.5 threads per core, each with a frame: more memory, but no faster.
 _ENCODER_THREADS = min(16, os.cpu_count() or 1)
 
 EncoderName = Literal["x264", "x265", "svtav1", "nvenc", "prores", "ffv1"]
@@ -190,6 +190,8 @@ def _set_up(context: VideoCodecContext, encoder: VideoEncoder) -> None:
     os.environ.setdefault("SVT_LOG", "1")
     context.width, context.height, context.pix_fmt = encoder.width_px, encoder.height_px, encoder.pixel_format
     context.thread_count = _ENCODER_THREADS
+    if encoder.ffmpeg == "libx264":  # by default slices: in rare runs with other bytes, and larger
+        context.thread_type = "FRAME"
     color = encoder.color
     context.color_primaries, context.color_trc = color.primaries, color.transfer
     context.colorspace, context.color_range = color.matrix, COLOR_RANGES[color.full_range]

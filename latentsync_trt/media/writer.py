@@ -23,7 +23,7 @@ from latentsync_trt.media.parts import Finished, PartWriter, Work, part_of
 from latentsync_trt.media.pictures import PictureMaker, picture_info
 from latentsync_trt.media.soundtrack import SoundPiece, SoundPlan, choose_sound
 from latentsync_trt.media.timing import nearest
-from latentsync_trt.paths import exists
+from latentsync_trt.paths import exists, nearest_existing
 from latentsync_trt.types import Frame, Patch, UInt8Array, VideoInfo
 
 SUFFIXES = (".mp4", ".mov", ".mkv")
@@ -37,7 +37,7 @@ def check_output_path(output: Path, *inputs: Path) -> None:
 
     Raises:
         InputError: the container is not one of `SUFFIXES`, or the file is one of the `inputs`.
-        OutputError: its folder is missing or not writable, or it is a folder, a device or write-protected itself.
+        OutputError: its folder cannot be made or written, or it is a folder, a device or write-protected itself.
     """
     suffix = output.suffix.lower()
     if suffix not in SUFFIXES:
@@ -55,10 +55,10 @@ def check_output_path(output: Path, *inputs: Path) -> None:
 
 def _problem_of_place(output: Path) -> str | None:
     """Why no file can be written to `output`, and what to do; raises `OSError`."""
-    folder = output.parent
+    folder = nearest_existing(output.parent)
     if not folder.is_dir():
-        return f"{folder}: no such folder; create it first"
-    if not os.access(folder, os.W_OK):
+        return f"{output}: {folder} is a file; choose another folder"
+    if not os.access(folder, os.W_OK | os.X_OK):
         return f"{folder}: not writable; choose another folder or change its permissions"
     if output.exists() and not output.is_file():
         return f"{output}: is a folder, a device or a pipe; name a file"
@@ -131,6 +131,7 @@ class VideoWriter:
 
     def __enter__(self) -> Self:
         with contextlib.ExitStack() as opened, writing(self.output):
+            self.output.parent.mkdir(parents=True, exist_ok=True)
             kept, place = (temporary_folder, self.output.parent) if self._work is None else (work_folder, self.output)
             self._folder = opened.enter_context(kept(place, self._add_notice))
             if self.frames_done:

@@ -106,7 +106,8 @@ class Service:
         self._lock, self._stopped = threading.Lock(), threading.Event()
         self._late = deque[Event]()
         """What the ledger could not store, as the disk is full."""
-        self._running: dict[str, Progress] = {}
+        self._running: dict[str, tuple[Progress, float]] = {}
+        """What each running job did last, and when, on `time.monotonic`'s scale."""
         self._receiving = 0
         self._handles = handles
         self._workers = {handle.name: WorkerState(handle.name, "starting") for handle in handles}
@@ -315,10 +316,8 @@ class Service:
         return {row.task.id: number for number, row in enumerate(self._ledger.rows("waiting"), 1)}
 
     def _describe(self, row: Row, positions: Mapping[str, int]) -> JobStatus:
-        progress, elapsed_s = self._running.get(row.task.id, _IDLE), time.time() - (row.started_s or 0.0)
-        rate = progress.done / elapsed_s if progress.writes and elapsed_s > 0 else None
-        found = row.report or {}
-        left = progress.total - progress.done if progress.total is not None else None
+        progress, told_s = self._running.get(row.task.id, (_IDLE, 0.0))
+        found, left_s = row.report or {}, progress.seconds_left
         return JobStatus(
             id=row.task.id,
             state=row.state,
@@ -331,8 +330,8 @@ class Service:
             stage=progress.stage or None,
             done=found.get("frames", progress.done),
             total=found.get("frames", progress.total),
-            frames_per_s=found.get("frames_per_s", rate),
-            seconds_left=left / rate if left is not None and rate else None,
+            frames_per_s=found.get("frames_per_s", progress.frames_per_s or None),
+            seconds_left=None if left_s is None else max(left_s - (time.monotonic() - told_s), 0.0),
             error=self._hide(row.error),
             report=self._hide(row.report),
         )
@@ -384,9 +383,9 @@ class Service:
     def _count(self, event: Event) -> None:
         match event:
             case Started(task_id):
-                self._running[task_id] = _IDLE
+                self._running[task_id] = _IDLE, 0.0
             case Moved(task_id, _, progress):
-                before, self._running[task_id] = self._running[task_id], progress
+                (before, _), self._running[task_id] = self._running[task_id], (progress, time.monotonic())
                 if progress.writes:
                     self.totals["frames"] += progress.done - (before.done if before.writes else 0)
             case Finished():

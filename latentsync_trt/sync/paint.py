@@ -143,7 +143,7 @@ class Painter:
 
     `devices`: each takes the next windows when it is free; to be set before `paint`. `frames_done`: frames before this
     one have been written already, and are left out; their windows are cut as usual. `first`: when the first windows
-    were painted, on `time.perf_counter`'s scale, and the index after their frames.
+    were painted, on `time.perf_counter`'s scale, and the index after their frames. `last`: the same of the newest.
 
     Args:
         frames: F, the length of a window.
@@ -166,6 +166,7 @@ class Painter:
         self.devices: tuple[PaintDevice, ...] = ()
         self.frames_done = 0
         self.first: tuple[float, int] | None = None
+        self.last: tuple[float, int] | None = None
         self.streams, self._frames, self._audio_windows = streams, frames, audio_windows
         self._clock, self._at_once, self._on_failure = clock, at_once, on_failure
         self._lock = threading.Lock()
@@ -268,8 +269,9 @@ class Painter:
             device.windows += len(windows)
             device.busy_s += end_s - max(start_s, device.busy_until_s)  # others may have been painted meanwhile
             device.busy_until_s = end_s
-            if self.first is None:
-                self.first = end_s, 1 + max(window.items[window.used[-1]][0].index for window in windows)
+            done = 1 + max(window.items[window.used[-1]][0].index for window in windows)
+            self.first = self.first or (end_s, done)
+            self.last = end_s, max(done, self.last[1] if self.last else 0)
         new: dict[tuple[int, int], UInt16Array] = {}
         for window, faces in zip(windows, results, strict=True):
             whole = len(window.used) == len(window.items)

@@ -108,7 +108,9 @@ class Run:
                 self._open_networks()
                 painter.devices = self._paint_devices()
                 with writer, closing(self._composed(painter, gathered, composer)) as composed:
-                    count = self._write(writer, composed, expected_frames(playback, self._inputs.info))
+                    expected = expected_frames(playback, self._inputs.info)
+                    self._on_progress(Progress("painting first frames", writer.frames_done, expected))
+                    count = self._write(writer, composed, painter, expected)
                     if not finder.frames_with_face:
                         raise finder.no_face(self._inputs.video, count)
                     self._on_progress(Progress("finishing", count, count))
@@ -121,7 +123,7 @@ class Run:
     def _report(self, writer: VideoWriter, count: int, finder: FaceFinder, painter: Painter) -> SyncReport:
         wall_s = perf_counter() - self._start_s
         first_s, done = painter.first or (self._opened_s, count)
-        if done >= count:  # of one batch of windows, or none, there is no pace apart from its start
+        if count - done < done - writer.frames_done:  # a window takes as long for one frame as for all
             first_s, done = self._opened_s, writer.frames_done
         pace_s = self._written_s - first_s
         return SyncReport(
@@ -171,7 +173,11 @@ class Run:
             self._devices.notice(text)
 
     def _write(
-        self, writer: VideoWriter, composed: Iterable[tuple[Frame, tuple[Patch, ...]]], expected: int | None
+        self,
+        writer: VideoWriter,
+        composed: Iterable[tuple[Frame, tuple[Patch, ...]]],
+        painter: Painter,
+        expected: int | None,
     ) -> int:
         """Writes all frames; returns their number."""
         count = done = writer.frames_done
@@ -184,7 +190,10 @@ class Run:
             count = frame.index + 1
             of = None if expected is None else max(count, expected)
             picture, written_s = partial(writer.small_rgb, frame, patches), float(frame.time_s + frame.duration_s)
-            self._on_progress(Progress("lip-sync", count, of, picture, written_s))
+            # Not by frames written, which come a window at a time.
+            painted_s, painted = painter.last or (self._written_s, done)
+            pace = (painted - done) / (painted_s - self._opened_s) if painted > done else 0.0
+            self._on_progress(Progress("lip-sync", count, of, picture, written_s, pace))
         return count
 
     def _gathered(
