@@ -40,7 +40,7 @@ class PretendedWorker:
         for stage, done in (("finding faces", FRAMES), ("reading audio", 0)):
             on_progress(Progress(stage, done, FRAMES))
         for done in range(1, FRAMES + 1):
-            on_progress(Progress("lip-sync", done, FRAMES))
+            on_progress(Progress("lip-sync", done, FRAMES, frames_per_s=0.5))
             while done == FRAMES // 2 and not self.go.wait(0.01):
                 if self._closed:
                     raise WorkerLost("closed")

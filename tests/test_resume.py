@@ -123,7 +123,7 @@ def test_a_run_gone_on_with_has_the_same_frames(tmp_path: Path, monkeypatch: pyt
     assert report.frames == 40
     first_window_s = report.startup_s, report.wall_s - report.finish_s
     assert round(report.frames_per_s * (first_window_s[1] - first_window_s[0])) == 40 - 20  # not the last six alone
-    assert next(done for done in seen if done) == 21
+    assert [done for done in seen if done][:2] == [20, 21]
     assert content(tmp_path / "out.mkv") == content(tmp_path / "whole.mkv")
 
 
