@@ -1,4 +1,4 @@
-"""Pictures of every format that `YuvPlanes` holds: random ones for properties, and their RGB by the equations."""
+"""Pictures of every format that `YuvPlanes` holds, random ones for properties, and patches on them."""
 
 from collections.abc import Callable
 from fractions import Fraction
@@ -9,7 +9,8 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from latentsync_trt.types import ColorTags, HdrMetadata, Patch, SampleArray, YuvPlanes
+from latentsync_trt.media.color import RGB_IDENTITY, apply_patch, planes_of
+from latentsync_trt.types import BoolArray, ColorTags, HdrMetadata, Patch, SampleArray, UInt8Array, YuvPlanes
 
 LARGEST_SIDE_PX = 13
 """Odd and even, with room for patches that touch no edge, one, or all."""
@@ -74,3 +75,20 @@ def _stored(frame: av.VideoFrame) -> list[SampleArray]:
 
 def _kind(bits: int) -> type[np.uint8] | type[np.uint16]:
     return np.uint8 if bits == 8 else np.uint16
+
+
+# Patches on RGB pictures, mixed by the code that mixes them into the planes of a video.
+
+
+def applied(frame: UInt8Array, patch: Patch) -> UInt8Array:
+    """A copy of `frame (H, W, 3)` with the patch."""
+    planes = apply_patch(planes_of(frame, ColorTags(matrix=RGB_IDENTITY, full_range=True)), patch)
+    return np.stack([planes.v, planes.y, planes.u], axis=-1).astype(np.uint8)
+
+
+def changed_pixels(frame: SampleArray, patch: Patch) -> BoolArray:
+    """Which pixels of `frame (H, W, …)` the patch may change: `(H, W)`."""
+    changed = np.zeros(frame.shape[:2], np.bool_)
+    height, width = patch.weight.shape
+    changed[patch.y_px : patch.y_px + height, patch.x_px : patch.x_px + width] = patch.weight > 0
+    return changed

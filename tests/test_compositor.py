@@ -10,7 +10,7 @@ from latentsync_trt.face.align import align, crop
 from latentsync_trt.face.mask import mouth_mask
 from latentsync_trt.face.paste import composite, paste
 from latentsync_trt.types import AlignedFace
-from tests.pasted import applied
+from tests.pictures import applied
 
 LEAST_PSNR_DB = 45.0
 """The release truncates, we round: half a level on average, 52 dB."""

@@ -10,7 +10,7 @@ from latentsync_trt.face.align import crop_size_px, frame_rectangle
 from latentsync_trt.face.mask import mouth_mask
 from latentsync_trt.face.paste import composite, paste
 from latentsync_trt.types import AlignedFace, Float32Array, Float64Array, UInt8Array
-from tests.pasted import applied
+from tests.pictures import applied
 
 RESOLUTION = 64
 SIZE = crop_size_px(RESOLUTION)

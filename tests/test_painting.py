@@ -1,9 +1,11 @@
-"""Gathering and painting windows: every frame gets its own mouth, in order, and frames do not pile up."""
+"""Gathering and painting windows: every frame of every track is used once and gets its own mouth, in order."""
 
 import threading
 import time
 from collections.abc import Generator, Sequence
+from fractions import Fraction
 from itertools import chain
+from typing import TypeVar
 
 import numpy as np
 import pytest
@@ -13,7 +15,7 @@ from hypothesis import strategies as st
 from latentsync_trt.diffusion import PlannedStep, solver_schedule
 from latentsync_trt.sync.faces import FrameJob, Target
 from latentsync_trt.sync.inpaint import Inpainter
-from latentsync_trt.sync.paint import Gathered, PaintDevice, Painter
+from latentsync_trt.sync.paint import Gathered, PaintDevice, Painter, Window, WindowPlanner, streams_at
 from latentsync_trt.sync.threads import StageClock, in_background
 from latentsync_trt.types import AlignedFace, Face, Float32Array, Frame, UInt8Array, UInt16Array, WindowBatch
 from tests.clips import frame_at
@@ -200,3 +202,60 @@ def test_frames_are_gathered_while_networks_run() -> None:
     items = in_background(watched(made.gather(jobs([{0}] * 3 * FRAMES))), depth=FRAMES, name="gather")
     assert len(list(made.paint(items))) == 3 * FRAMES
     assert prepared.is_set()
+
+
+# Windows use every frame of every track exactly once, in order.
+
+
+T = TypeVar("T")
+
+WINDOW_LENGTHS = (1, 2, 3, 4, 7, 16)
+
+
+def planned(tracks: list[int | None], frames: int, streams: int = 1) -> list[Window[int]]:
+    """Pushes the numbers 0, 1, 2, … with the given track ids."""
+    planner: WindowPlanner[int] = WindowPlanner(frames, streams=streams)
+    windows = []
+    for item, track in enumerate(tracks):
+        windows += planner.push({} if track is None else {track: item})
+    return windows + planner.push({})
+
+
+def used(windows: list[Window[T]]) -> list[T]:
+    return [window.items[position] for window in windows for position in window.used]
+
+
+def test_the_last_window_is_shifted_back():
+    assert planned([0] * 5, 3)[-1] == Window((2, 3, 4), range(1, 3))
+
+
+def test_a_short_track_is_mirrored():
+    (eight,) = planned([0] * 3, 8)
+    assert eight.items == (0, 1, 2, 1, 0, 1, 2, 1)
+    assert eight.used == range(3)
+    assert [window.items for window in planned([0], 4)] == [(0, 0, 0, 0)]
+
+
+def test_streams_interleave():
+    windows = planned([0] * 11, 3, streams=2)
+    assert [window.items for window in windows] == [(0, 2, 4), (1, 3, 5), (6, 8, 10), (5, 7, 9)]
+    assert [len(window.used) for window in windows] == [3, 3, 3, 2]
+
+
+RUNS = st.lists(st.tuples(st.sets(st.integers(0, 2)), st.integers(1, 40)), max_size=6)
+
+
+@given(RUNS, st.sampled_from(WINDOW_LENGTHS), st.integers(1, 4))
+def test_every_face_is_used_once(runs: list[tuple[set[int], int]], frames: int, streams: int) -> None:
+    planner: WindowPlanner[tuple[int, int]] = WindowPlanner(frames, streams=streams)
+    shown = [faces for faces, length in runs for _ in range(length)]
+    windows = [w for i, faces in enumerate(shown) for w in planner.push({f: (f, i) for f in faces})]
+    windows += planner.push({})
+    assert all(len({face for face, _ in window.items}) == 1 and len(window.items) == frames for window in windows)
+    assert sorted(used(windows)) == sorted((face, index) for index, faces in enumerate(shown) for face in faces)
+
+
+def test_streams_have_a_rate_near_that_of_training() -> None:
+    wanted = {None: 1, 10: 1, 25: 1, 30: 1, 40: 1, 48: 2, 50: 2, 60: 2, 90: 3, 120: 4, 240: 9}
+    assert {rate: streams_at(None if rate is None else Fraction(rate)) for rate in wanted} == wanted
+    assert streams_at(Fraction(60000, 1001)) == streams_at(Fraction(60)) == 2

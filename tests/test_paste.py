@@ -19,8 +19,8 @@ from latentsync_trt.face.paste import Pasted, Paster, composite
 from latentsync_trt.face.scene import OVAL, filled
 from latentsync_trt.measure.pictures import seam_score
 from latentsync_trt.types import AlignedFace, Face, Float32Array, Patch, Picture, UInt8Array, UInt16Array
-from tests.pasted import applied, changed_pixels
 from tests.people import first_person
+from tests.pictures import applied, changed_pixels
 
 OneFace = tuple[UInt8Array, Face, AlignedFace]
 """A frame, its face, and that aligned."""

@@ -15,8 +15,8 @@ from latentsync_trt.sync.faces import FaceFinder
 from latentsync_trt.sync.threads import StageClock
 from latentsync_trt.types import AlignedFace, Patch, Picture, UInt8Array
 from tests.clips import frame_at, write_sound, write_video
-from tests.pasted import applied, changed_pixels
 from tests.people import first_person
+from tests.pictures import applied, changed_pixels
 from tests.small import small_bundle
 
 ASPECTS = [Fraction(64, 45), Fraction(2), Fraction(45, 64)]
