@@ -75,6 +75,11 @@ class Held(Executor):
         self._waiting.append((future, fn, args, kwargs))
         return future
 
+    @property
+    def waits(self) -> bool:
+        """Whether a task waits."""
+        return bool(self._waiting)
+
     def release(self) -> None:
         """Runs the oldest task, if there is one."""
         if self._waiting:

@@ -2,18 +2,32 @@
 
 import threading
 from itertools import pairwise
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
-from latentsync_trt import LiveOptions
+from latentsync_trt import LiveOptions, LiveSession, Moment
 from latentsync_trt.errors import Busy, InferenceError, InputError
 from latentsync_trt.live.speech import Speech
 from latentsync_trt.media.audio import RateConverter
 from latentsync_trt.types import Float32Array
-from tests.live import IDLE, LOOP, Held, ToyPainter, kinds, shares, take, toy_session, until_idle, voice
+from tests.live import (
+    IDLE,
+    LOOP,
+    Held,
+    Inline,
+    ToyPainter,
+    kinds,
+    shares,
+    take,
+    toy_loop,
+    toy_session,
+    until_idle,
+    voice,
+)
 
-MOMENT = 640
+SAMPLES = 640
 """Samples of a moment at 16 kHz."""
 
 RATES = [8_000, 16_000, 24_000, 44_100, 48_000]
@@ -148,7 +162,7 @@ def test_slow_painting_repeats_the_picture_and_loses_nothing() -> None:
 
 def test_the_delay_of_slow_painting_shrinks_in_a_pause() -> None:
     painting = Held()
-    pause, word = np.zeros(MOMENT * 20, np.float32), voice(0.64)
+    pause, word = np.zeros(SAMPLES * 20, np.float32), voice(0.64)
     with toy_session(painting=painting, hop=8) as session:
         session.say(np.concatenate([word, pause, word]), 16_000)
         session.end()
@@ -166,7 +180,7 @@ def test_the_delay_of_slow_painting_shrinks_in_a_pause() -> None:
 def test_a_short_pause_is_not_shortened() -> None:
     painting = Held()
     with toy_session(painting=painting, hop=8) as session:
-        session.say(np.concatenate([voice(0.64), np.zeros(MOMENT * 3, np.float32), voice(0.64)]), 16_000)
+        session.say(np.concatenate([voice(0.64), np.zeros(SAMPLES * 3, np.float32), voice(0.64)]), 16_000)
         session.end()
         take(session, 6)
         while not session.idle:
@@ -340,3 +354,41 @@ def test_a_picture_is_idle_or_painted_and_never_both() -> None:
     assert all(
         (moment.planes.y[0, 0] == IDLE) == (not share) for moment, share in zip(moments, shares(moments), strict=True)
     )
+
+
+@pytest.mark.parametrize(("hop", "paint_ms", "piece_ms"), [(16, 480, 20), (8, 230, 20), (8, 120, 40), (4, 130, 10)])
+def test_by_microphone_nothing_is_late_and_the_delay_is_hop_look_ahead_and_painting(
+    hop: int, paint_ms: int, piece_ms: int
+) -> None:
+    clock_ms, done_ms = 0, 0
+    painter, painting = ToyPainter(), Held()
+    session = LiveSession(
+        cast(Any, painter),
+        toy_loop(),
+        LiveOptions(hop=hop),
+        executors=(painting, Inline()),
+        now=lambda: clock_ms / 1000,
+        paint_s=paint_ms / 1000,
+    )
+    moments, speech, piece = list[Moment](), voice(8.0), 16 * piece_ms
+    with session:
+        for clock_ms in range(0, 10_000, 5):
+            if painting.waits and not done_ms:
+                done_ms = clock_ms + paint_ms
+            if done_ms and clock_ms >= done_ms:
+                painting.release()
+                done_ms = 0
+            if clock_ms % piece_ms == 0 and clock_ms < 8000:
+                session.say(speech[16 * clock_ms : 16 * clock_ms + piece], 16_000)
+            if clock_ms == 8000:
+                session.end()
+            if clock_ms % 40 == 15:
+                moments += take(session, 1)
+    assert session.counts.late == session.counts.starved == 0
+    assert session.counts.spoken == 200
+    sizes = [len(planned) for planned, _ in painter.windows]
+    assert set(sizes[:-2]) == {hop}
+    assert min(ahead for _, ahead in painter.windows[:-2]) >= 16 * (160 - 40)
+    delays_ms = [1000 * moment.delay_s for moment in moments if moment.delay_s is not None]
+    assert max(delays_ms) <= hop * 40 + 160 + paint_ms + 80
+    assert max(delays_ms) - min(delays_ms[: 200 - hop]) <= piece_ms + 40

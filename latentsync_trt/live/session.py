@@ -254,7 +254,7 @@ class LiveSession:
         if planned := self._planned_window(starving=starving):
             self._painting = True
             self._expected.extend(one.position for one in planned)
-            task = partial(self._paint, self._generation, planned, self._speech.ahead(AHEAD))
+            task = partial(self._paint, self._generation, planned, self._speech.ahead(AHEAD), self._now())
             self._painting_in.submit(task).add_done_callback(self._after_painting)
 
     def _planned_window(self, *, starving: bool) -> list[Planned]:
@@ -309,8 +309,8 @@ class LiveSession:
         if generation != self._generation:
             raise Canceled
 
-    def _paint(self, generation: int, planned: Sequence[Planned], ahead: Float32Array) -> None:
-        begun_s, check = self._now(), partial(self._check, generation)
+    def _paint(self, generation: int, planned: Sequence[Planned], ahead: Float32Array, begun_s: float) -> None:
+        check = partial(self._check, generation)
         latents = self._painter.latents(planned, ahead, check)
         for place, (one, painted) in enumerate(zip(planned, self._painter.decoded(latents), strict=True)):
             check()
