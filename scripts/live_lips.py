@@ -98,8 +98,11 @@ def main() -> None:
             error = float(np.square(live[_FADE_FRAMES:] - shown[_FADE_FRAMES:]).mean())
             rows.append(
                 {
-                    "hop": hop, "look_ahead_ms": chosen.look_ahead_ms, **row(frames),
-                    "joint": round(joint(live, shown, hop), 3), "psnr_db": round(10 * np.log10(255**2 / error), 1),
+                    "hop": hop,
+                    "look_ahead_ms": chosen.look_ahead_ms,
+                    **row(frames),
+                    "joint": round(joint(live, shown, hop), 3),
+                    "psnr_db": round(10 * np.log10(255**2 / error), 1),
                 }
             )
             print(json.dumps(rows[-1]), flush=True)
