@@ -43,7 +43,7 @@ HALF: tuple[Event, ...] = (
     WorkerState("gpu 0", "starting"),
     WorkerState("gpu 0", "ready"),
     Started("a", "gpu 0", 1),
-    Moved("a", "gpu 0", Progress("lip-sync", 125, 250)),
+    Moved("a", "gpu 0", Progress("lip-sync", 125, 250, frames_per_s=25.0)),
 )
 END: tuple[Event, ...] = (Finished("a", "gpu 0", Done(5.0, {"frames": 250})), Started("b", "gpu 0", 1))
 NO_FACE = "no face" + ", and a reason that is longer than a line" * 3
@@ -93,8 +93,9 @@ def test_json_lines_tell_progress_every_two_seconds(
     kinds = "worker worker started progress progress finished started worker failed started failed worker worker "
     kinds += "finished summary"
     assert [event["event"] for event in events] == kinds.split()
+    pace = {"frames_per_s": 25.0, "seconds_left": 5.0}
     clip = {"event": "progress", "id": "a", "row": "row 2", "output": "/out/a[1].mp4"}
-    assert events[3] == {**clip, "worker": "gpu 0", "stage": "lip-sync", "done": 125, "total": 250}
+    assert events[3] == {**clip, "worker": "gpu 0", "stage": "lip-sync", "done": 125, "total": 250, **pace}
     counts = {"event": "summary", "done": 2, "done_before": 1, "failed": 1, "skipped": 0, "frames": 500}
     times = {"wall_s": 13.0, "startup_s": 0, "frames_per_s": pytest.approx(500 / 13)}
     assert events[-1] | {"startup_s": 0} == {**counts, **times}
