@@ -125,7 +125,9 @@ def test_newest_first_with_positions(client: httpx.Client, clip: dict[str, bytes
     full = send(client, clip)
     assert full.status_code == 429 and int(full.headers["Retry-After"]) > 0
     assert full.json()["error"].startswith("queue: 3 jobs wait already; try again")
-    assert client.get("/v1/jobs?limit=0").status_code == 422
+    for query in ("limit=0", "limit=1001", f"offset={10**20}", "offset=-1"):
+        assert client.get(f"/v1/jobs?{query}").status_code == 422
+    assert client.get(f"/v1/jobs?offset={2**63 - 1}").json() == []
 
 
 def test_cancel_and_delete_at_any_time(

@@ -1,10 +1,13 @@
 """Hostile uploads: each ends in the response that the table says, within the memory that it says."""
 
+import gzip
 import json
 import struct
 import threading
 import zlib
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +17,16 @@ import numpy as np
 import psutil
 import pytest
 
+from latentsync_trt.errors import MediaError
+from latentsync_trt.serve import admission
+from latentsync_trt.serve.admission import Admissions, Form, Limits, TooLarge
 from tests.clips import write_face, write_sound
 from tests.serving import PretendedWorker, serving
 
 pytestmark = pytest.mark.integration
 
 MOST_S = 5.0
+TURNS = b"SPEAKER a 1 0 0.1 <NA> <NA> anna <NA> <NA>"
 Files = dict[str, tuple[str, bytes]]
 
 
@@ -60,6 +67,7 @@ def options(**values: Any) -> Callable[[Path], Files]:
 
 # What is sent, the status, a part of the message, and the most memory in MB that checking it may take.
 ATTACKS: dict[str, tuple[Callable[[Path], Files], int, str, int]] = {
+    "tracks of 2 GB of spaces in gzip": (text("faces", 100 * gzip.compress(b" " * 20_000_000)), 422, "faces", 300),
     "tracks of 70 MB of spaces": (text("faces", b" " * 70_000_000), 413, "faces: has more than 64 MB", 300),
     "tracks nested 100,000 times": (text("faces", b"[" * 100_000), 422, "faces", 300),
     "turns of 9 MB of newlines": (text("turns", b"\n" * 9_000_000), 413, "turns: has more than 8 MB", 300),
@@ -95,6 +103,12 @@ ATTACKS: dict[str, tuple[Callable[[Path], Files], int, str, int]] = {
     "offset 10^20": (options(offset=10**20), 422, "offset", 300),
     "offset 1e308": (options(offset=1e308), 422, "offset", 300),
     "start 1e300": (options(start="1e300"), 422, "start", 300),
+    "NUL in a speaker": (
+        lambda _: {"turns": ("a.rttm", TURNS), **options(speaker=["0=a\0b"])(Path())},
+        422,
+        "has no such speaker",
+        300,
+    ),
     "NUL in a path": (options(mix="a\0b"), 422, "mix", 300),
     "options nested 100,000 times": (lambda _: {"options": ("", b"[" * 60_000)}, 422, "options", 300),
 }
@@ -116,10 +130,10 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
 
 
 class PeakMemory:
-    """Watches how much memory the children of this process take while its block runs: `peak_mb`."""
+    """Watches the children of this process while its block runs: the memory that each takes, and how many they are."""
 
     def __enter__(self) -> "PeakMemory":
-        self.peak_mb, self._ended = 0.0, threading.Event()
+        self.peak_mb, self.most_children, self._ended = 0.0, 0, threading.Event()
         self._thread = threading.Thread(target=self._watch)
         self._thread.start()
         return self
@@ -130,7 +144,9 @@ class PeakMemory:
 
     def _watch(self) -> None:
         while not self._ended.wait(0.02):
-            for child in psutil.Process().children(recursive=True):
+            children = psutil.Process().children(recursive=True)
+            self.most_children = max(self.most_children, len(children))
+            for child in children:
                 try:
                     self.peak_mb = max(self.peak_mb, child.memory_info().rss / 1e6)
                 except psutil.Error:
@@ -146,3 +162,36 @@ def test_hostile_uploads(client: httpx.Client, clip: Files, tmp_path: Path, name
     assert words in answer.text
     assert memory.peak_mb < most_mb
     assert client.get("/healthz").is_success
+
+
+def test_only_four_are_checked_at_once(client: httpx.Client, clip: Files) -> None:
+    picture = {"video": ("a.png", png(8192, 4352))}
+    with PeakMemory() as memory, ThreadPoolExecutor(12) as pool:
+        answers = list(pool.map(lambda _: client.post("/v1/jobs", files=clip | picture), range(12)))
+    assert {answer.status_code for answer in answers} == {201}
+    assert memory.most_children == 4
+
+
+@pytest.mark.parametrize(
+    ("changed", "error", "words"),
+    [
+        ({"_CHILD_BYTES": 1}, TooLarge, "need too much memory"),
+        ({"_CHILD_S": 0.0}, TooLarge, "takes more than 0 s"),
+        ({"_MODULE": "latentsync_trt.not_there"}, MediaError, "ended with exit code 1"),
+    ],
+)
+def test_children_that_must_be_ended_are_replaced(
+    clip: Files, tmp_path: Path, changed: dict[str, Any], error: type[Exception], words: str
+) -> None:
+    files = {name: tmp_path / sent for name, (sent, _) in clip.items()}
+    for name, path in files.items():
+        path.write_bytes(clip[name][1])
+    before = psutil.Process().children()
+    with closing(Admissions()) as admissions:
+        for _ in range(6):
+            with pytest.MonkeyPatch.context() as patch, pytest.raises(error, match=words):
+                for name, value in changed.items():
+                    patch.setattr(admission, name, value)
+                admissions.admit("a", Form(dict(files), {}), tmp_path, Limits())
+        assert admissions.admit("a", Form(files, {}), tmp_path, Limits()).video == str(files["video"])
+    assert psutil.Process().children() == before

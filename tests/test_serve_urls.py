@@ -1,7 +1,9 @@
 """Jobs of the HTTP service whose files are named by URL."""
 
 import threading
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -18,12 +20,26 @@ pytest.importorskip("aiohttp")
 
 pytestmark = pytest.mark.integration
 
+DRIPS = 100
+"""Bytes, ten a second: until then the service must have given up."""
+
 
 class Handler(SimpleHTTPRequestHandler):
-    """Files of a folder; /to/PLACE redirects to the same server at the address PLACE."""
+    """Files of a folder; /to/PLACE redirects to the same server at the address PLACE.
+
+    /drip/head and /drip/body send that part byte by byte.
+    """
 
     def do_GET(self) -> None:
-        if self.path.startswith("/to/"):
+        if self.path.startswith("/drip/"):
+            self.wfile.write(b"HTTP/1.1 200 OK\r\nX-A: " + b"\r\n\r\n" * self.path.endswith("body"))
+            with suppress(OSError):
+                for _ in range(DRIPS):
+                    self.wfile.write(b"a")
+                    time.sleep(0.1)
+                self.wfile.write(b"\r\n\r\n")
+            self.close_connection = True
+        elif self.path.startswith("/to/"):
             self.send_response(302)
             self.send_header("Location", f"http://{self.path[4:]}:{self.server.server_address[1]}/face.mp4")
             self.end_headers()
@@ -72,10 +88,22 @@ def test_files_by_url(tmp_path: Path, worker: PretendedWorker, port: int) -> Non
     assert len(list((tmp_path / "jobs").iterdir())) == 1
 
 
+@pytest.mark.parametrize(("part", "words"), [("head", "TimeoutError"), ("body", "less than 10 kB/s")])
+def test_addresses_that_drip_end(
+    tmp_path: Path, worker: PretendedWorker, port: int, monkeypatch: pytest.MonkeyPatch, part: str, words: str
+) -> None:
+    monkeypatch.setattr(admission, "STALL_S", 0.5)
+    with serving(tmp_path, worker, allow_urls=True, allow_private_urls=True) as (client, _):
+        refused = client.post("/v1/jobs", files={"video_url": (None, f"http://127.0.0.1:{port}/drip/{part}")})
+    assert refused.is_client_error and words in refused.json()["error"]
+    assert not list((tmp_path / "jobs").iterdir())
+
+
 @pytest.mark.parametrize(
     "url",
     [
         "http://127.0.0.1:{port}/face.mp4",
+        "http://localhost:{port}/face.mp4",
         "http://[::ffff:127.0.0.1]:{port}/face.mp4",
         "http://0.0.0.0:{port}/face.mp4",
         "http://169.254.169.254/latest/meta-data",

@@ -306,6 +306,17 @@ def end_at_once(*_: Any) -> None:
 
 
 @pytest.mark.integration
+def test_a_process_that_ends_in_a_stop_has_not_died(apart: SubprocessNetworks, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever its exit code seems to be: another thread may have taken that."""
+    monkeypatch.setattr(apart_module, "requested", lambda: True)
+    child = psutil.Process(apart._child.pid)
+    child.kill()
+    psutil.wait_procs([child])  # as a stop does
+    with pytest.raises(KeyboardInterrupt):
+        apart.encode_mel(np.zeros((1, 80, 3000), np.float32))
+
+
+@pytest.mark.integration
 def test_a_gpu_whose_process_does_not_start_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(apart_module, "_answer_calls", end_at_once)
     first, others, notices = networks_on([CPU, CPU], bundle(), RuntimeOptions(), may_fall_back=True, on_notice=None)

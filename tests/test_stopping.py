@@ -231,6 +231,13 @@ main()
 """
 
 
+def test_while_several_devices_paint(start: Start, arguments: list[object], tmp_path: Path) -> None:
+    command = start("-c", SEVERAL, *arguments)
+    command.until(psutil.Process(command.process.pid).children)
+    command.until(lambda: list(tmp_path.glob(f"{PREFIX}*")))
+    assert command.stop(signal.SIGTERM)[::2] == (143, "stopping…\n" + MESSAGE)
+
+
 def test_a_process_for_another_device_ends_with_a_command_that_is_killed(
     start: Start, arguments: list[object], tmp_path: Path
 ) -> None:

@@ -3,7 +3,6 @@
 import itertools
 import logging
 import math
-import pickle
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -235,7 +234,7 @@ def _read_file(path: Path, key: str, kind: str) -> tuple[dict[str, Any], dict[st
         raise CheckpointError(f"{path}: is a folder" if path.is_dir() else why_missing(path), usage=True)
     try:
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
-    except (pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError, KeyError, TypeError) as error:
+    except Exception as error:  # PyTorch raises anything for files of others
         raise CheckpointError(f"{path}: damaged, or not a PyTorch weight file") from error
     tensors = content.get(key) if isinstance(content, dict) else None
     if not isinstance(tensors, dict):

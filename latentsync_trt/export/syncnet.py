@@ -3,7 +3,6 @@
 Architecture and names of parameters: https://github.com/joonson/syncnet_python (MIT), `SyncNetModel.py`.
 """
 
-import pickle
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +75,7 @@ def load_syncnet(path: Path) -> SyncNet:
     network = SyncNet()
     try:
         network.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
-    except (pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError, KeyError, TypeError) as error:
+    except Exception as error:  # PyTorch raises anything for files of others
         raise CheckpointError(f"{path}: not SyncNet's weights ({' '.join(str(error).split())[:200]})") from error
     return network.eval().requires_grad_(False)
 

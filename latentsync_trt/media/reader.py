@@ -166,5 +166,5 @@ def are_one(video: Path, audio: Path) -> bool:
     """Whether both are the same file."""
     try:
         return video.samefile(audio)
-    except OSError:  # the reader says which one is missing
+    except (OSError, ValueError):  # the reader says which one is missing, or is no path
         return False

@@ -3,6 +3,7 @@
 Files are opened in child processes, as small ones may crash what reads them, or need much memory or time.
 """
 
+import asyncio
 import ipaddress
 import re
 import socket
@@ -223,21 +224,24 @@ def fetch_url(name: str, url: str, folder: Path, limits: Limits) -> Path:
             slow = f"arrives with less than {LEAST_BYTES_PER_S // 1000} kB/s"
             raise InputError(f"{name}_url: {shown(url)[:200]}: {slow}; send the file in the field {name}")
 
-    guarded = scheme in _WEB and not limits.allow_private_urls
-    path = fetch(url, arriving, check, get_client=_public_client if guarded else None)
+    async def in_time(request: Any, send: Any) -> Any:
+        """Waits for headers, which a server can send byte by byte, also those of redirects."""
+        return await asyncio.wait_for(send(request), began_s + STALL_S - time.monotonic())
+
+    async def client(**settings: Any) -> Any:
+        import aiohttp
+
+        settings.pop("loop", None)
+        connector = aiohttp.TCPConnector(socket_factory=None if limits.allow_private_urls else _public_socket)
+        return aiohttp.ClientSession(connector=connector, middlewares=(in_time,), **settings)
+
+    path = fetch(url, arriving, check, get_client=client)
     check()
     return path.rename(folder / f"{name}{Path(name_of(url)).suffix}")
 
 
-async def _public_client(**settings: Any) -> Any:
-    """Returns aiohttp's session; it connects to public addresses only, also for names and after redirects."""
-    import aiohttp
-
-    settings.pop("loop", None)
-    return aiohttp.ClientSession(connector=aiohttp.TCPConnector(socket_factory=_public_socket), **settings)
-
-
 def _public_socket(address: Any) -> socket.socket:
+    """Makes each connection, also to names and after redirects: only public addresses get one."""
     family, kind, protocol, _, place = address
     if not _is_public(place[0]):
         cure = "give a public address, or start the service with --allow-private-urls"

@@ -78,7 +78,7 @@ JSON object with any option of `latentsync-trt sync`, as `{"preset": "fast", "re
 
 # Jobs that are checked, and jobs that are fetched by URL, at once: other requests must not wait for these.
 _MOST_ADMISSIONS = 16
-_MOST_TEXT_BYTES = 64 * 1024
+_MOST_TEXT_BYTES, _MOST_ROWS = 64 * 1024, 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +177,7 @@ def _jobs(service: Service) -> APIRouter:
 
     @router.get("/jobs")
     def newest(
-        limit: Annotated[int, Query(ge=1, le=1000)] = 100, offset: Annotated[int, Query(ge=0)] = 0
+        limit: Annotated[int, Query(ge=1, le=1000)] = 100, offset: Annotated[int, Query(ge=0, le=_MOST_ROWS)] = 0
     ) -> list[JobStatus]:
         """The newest jobs first, without their reports."""
         return service.jobs(limit, offset)

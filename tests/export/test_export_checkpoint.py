@@ -14,6 +14,7 @@ from latentsync_trt.errors import CheckpointError
 from latentsync_trt.export.export_options import ExportOptions, Sources
 from latentsync_trt.export.exporter import export_bundle
 from latentsync_trt.export.networks import load_unet, load_vae, load_whisper, origins
+from latentsync_trt.export.syncnet import load_syncnet
 from latentsync_trt.export.unet import UNet, UNetConfig
 from scripts.published import checkpoint_tensors
 from tests import narrow
@@ -90,6 +91,15 @@ class _Code:
 
     def __reduce__(self) -> tuple[object, ...]:
         return Path.touch, (self.path,)
+
+
+@pytest.mark.parametrize("content", [b"", b"text", b"\x80\x02.", b"\x80\x02X\x01", b"PK\x03\x04", gzip.compress(b"a")])
+def test_files_that_are_no_weights(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "unet.pt").write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"unet\.pt: damaged, or not a PyTorch weight file"):
+        load_unet(tmp_path / "unet.pt", torch.float32)
+    with pytest.raises(CheckpointError, match=r"unet\.pt: not SyncNet's weights"):
+        load_syncnet(tmp_path / "unet.pt")
 
 
 def test_a_pickle_with_code_is_not_executed(sources: Sources, tmp_path: Path) -> None:
