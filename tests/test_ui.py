@@ -1,24 +1,28 @@
 """The page `latentsync-trt ui`, without a browser: its endpoint for `gradio_client`, its limits and its files."""
 
 import asyncio
+import json
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
-from shutil import copyfile
+from shutil import copyfile, copytree
 from typing import Any
 
+import cv2
 import httpx
 import pytest
 from click.testing import CliRunner
 
 from latentsync_trt import SyncOptions
+from latentsync_trt.bundle.find import demo_folder
 from latentsync_trt.cli import main
 from latentsync_trt.media.demo_clip import SPEECH
 from latentsync_trt.serve.admission import Limits
 from latentsync_trt.serve.service import Service
-from tests.clips import write_face, write_sound
+from tests.clips import numbered, write_face, write_sound, write_video
+from tests.people import first_person, together
 from tests.serving import RESULT, PretendedWorker, answering, until
 
 pytest.importorskip("gradio")
@@ -29,7 +33,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*no_silent_downcasting", "ignor
 
 KEY = "a-key-for-this-test"
 LIMITS = Limits(max_upload_mb=3.0, max_clip_s=2.0)
-FILES = "result", "source", "report"
+FILES = "result", "source", "report", "shown", "download"
 
 Sync = Callable[..., tuple[str, str | None]]
 
@@ -40,8 +44,10 @@ def shown(folder: Path, worker: PretendedWorker, key: str | None = None) -> Iter
     from latentsync_trt.web.app import page_app
 
     service = Service(folder, [worker], LIMITS)
-    with page_app(service, folder, key, own_hosts=True) as app, answering(app) as address:
-        yield address, service
+    with pytest.MonkeyPatch.context() as changed:  # after the block, another page of this process finds its uploads
+        changed.setenv("GRADIO_TEMP_DIR", "")
+        with page_app(service, folder, key, own_hosts=True) as app, answering(app) as address:
+            yield address, service
 
 
 @pytest.fixture(scope="module")
@@ -160,6 +166,8 @@ def test_other_browsers_get_nothing(
     assert "default-src 'self'" in plain.get("/").headers["content-security-policy"]
     job = jobs.submit(service, sent, {"report": True}, browser=dict(plain.cookies).popitem()[1])
     until(lambda: service.job(job.id).state == "done")
+    named = plain.get(f"/v1/jobs/{job.id}/download").headers["content-disposition"]
+    assert named == 'attachment; filename="a-synced.mp4"'
     own = {name: plain.get(f"/v1/jobs/{job.id}/{name}") for name in FILES}
     assert (own["result"].content, own["source"].content) == (RESULT, clip[0].read_bytes())
     for name in ("source", "report"):
@@ -204,14 +212,188 @@ def test_a_client_with_the_key_that_cancels(tmp_path: Path, clip: tuple[Path, Pa
             assert [guesser.post("/login", data=each).status_code for each in wrong] == [400] * 10 + [429] * 2
 
 
-def test_the_built_in_clip(plain: httpx.Client) -> None:
-    config = plain.get("/config").json()
-    button = next(part["id"] for part in config["components"] if part["props"].get("elem_id") == "demo")
-    event = next(each["id"] for each in config["dependencies"] if [button, "click"] in each["targets"])
-    plain.post("/gradio_api/queue/join", json={"fn_index": event, "data": [], "session_hash": "a"})
-    answer = plain.get("/gradio_api/queue/data?session_hash=a").text
-    files = [plain.get(f"/gradio_api/file={path}").content for path in re.findall(r'"path": ?"([^"]+)"', answer)]
-    assert (len(files), SPEECH.read_bytes() in files) == (2, True)
+class Opened:
+    """A page as its script uses it: `fire` sends the values of components, and notes what comes back."""
+
+    def __init__(self, client: httpx.Client, session: str) -> None:
+        client.get("/")
+        self._client, self._session = client, session
+        config = client.get("/config").json()
+        self._events, parts = config["dependencies"], config["components"]
+        self._names = {part["props"]["elem_id"]: part["id"] for part in parts if part["props"].get("elem_id")}
+        self.shown: dict[int, dict[str, Any]] = {part["id"]: part["props"] for part in parts}
+        self._load()
+
+    def _load(self) -> None:
+        for event in self._events:
+            if any(kind == "load" for _, kind in event["targets"]):
+                self._run(event)
+
+    def of(self, name: str) -> dict[str, Any]:
+        """The properties of a component."""
+        return self.shown[self._names[name]]
+
+    def upload(self, name: str, path: Path) -> None:
+        """Gives a file, as a user does."""
+        sent = self._client.post("/gradio_api/upload", files={"files": (path.name, path.read_bytes())}).json()[0]
+        self.of(name)["value"] = {"path": sent, "meta": {"_type": "gradio.FileData"}}
+        self.fire(name, "change")
+
+    def fire(self, name: str, kind: str, data: Any = None) -> None:
+        """Does what happens at an event of a component, and what follows."""
+        for event in self._events:
+            if [self._names[name], kind] in event["targets"]:
+                self._run(event, data)
+
+    def _run(self, event: dict[str, Any], data: Any = None) -> None:
+        values = [self.shown[part].get("value") for part in event["inputs"]]
+        order = {"fn_index": event["id"], "data": values, "session_hash": self._session, "event_data": data}
+        self._client.post("/gradio_api/queue/join", json=order).raise_for_status()
+        text = self._client.get(f"/gradio_api/queue/data?session_hash={self._session}").text
+        ended = [json.loads(line[6:]) for line in text.splitlines() if '"process_completed"' in line]
+        assert ended[0]["success"], text
+        for part, found in zip(event["outputs"], ended[0]["output"]["data"], strict=True):
+            is_update = isinstance(found, dict) and found.get("__type__") == "update"
+            self.shown[part] |= found if is_update else {"value": found}
+        for after in self._events:
+            if after["trigger_after"] == event["id"]:
+                self._run(after)
+
+
+@pytest.fixture
+def opened(plain: httpx.Client, request: pytest.FixtureRequest) -> Opened:
+    return Opened(plain, request.node.name)
+
+
+def test_the_built_in_clip(plain: httpx.Client, opened: Opened) -> None:
+    opened.fire("demo", "click")
+    files = [plain.get(f"/gradio_api/file={opened.of(name)['value']['path']}").content for name in ("video", "speech")]
+    assert files[1] == SPEECH.read_bytes()
+    opened.fire("video", "change")
+    assert "whose face is the only one" in opened.of("demo-note")["value"]
+
+
+@pytest.mark.integration
+def test_the_built_in_model_asks_before_it_smears(page: tuple[str, Service], opened: Opened, tmp_path: Path) -> None:
+    service, clip = page[1], write_video(tmp_path / "my face.mp4", first_person(10))
+    assert opened.of("bundle")["value"].startswith("demo (model demo, ")
+    assert "CPU" in opened.of("model")["value"]
+    before = len(service.jobs(100))
+    opened.upload("video", clip)
+    opened.upload("speech", write_sound(tmp_path / "my voice.wav", 0.4))
+    assert "will be a smear" in opened.of("demo-note")["value"]
+    opened.fire("start", "click")
+    assert (opened.of("ask")["visible"], len(service.jobs(100))) == (True, before)
+    opened.fire("anyway", "click")
+    assert (opened.of("ask")["visible"], len(service.jobs(100))) == (False, before + 1)
+    job = service.jobs(1)[0]
+    until(lambda: service.job(job.id).state == "done")
+    opened.fire("history", "input")
+    assert "my face-synced.mp4" in opened.of("result")["value"]
+
+
+def test_a_search_that_fails_queues_no_job(page: tuple[str, Service], opened: Opened, tmp_path: Path) -> None:
+    before = len(page[1].jobs(100))
+    opened.upload("video", write_video(tmp_path / "a tree.mp4", numbered(5)))
+    opened.upload("speech", write_sound(tmp_path / "voice.wav", 0.4))
+    assert "a tree.mp4: no face in any of the 5 frames" in opened.of("message")["value"]
+    opened.of("message")["value"] = ""
+    opened.fire("anyway", "click")
+    assert "a tree.mp4: no face in any of the 5 frames" in opened.of("message")["value"]
+    assert len(page[1].jobs(100)) == before
+
+
+def test_errors_name_the_file_of_the_user(opened: Opened, clip: tuple[Path, Path], tmp_path: Path) -> None:
+    (tmp_path / "my voice.wav").write_text("no sound")
+    opened.upload("video", clip[0])
+    opened.upload("speech", tmp_path / "my voice.wav")
+    opened.fire("anyway", "click")
+    assert ">my voice.wav: is not a readable media file" in opened.of("message")["value"]
+
+
+@pytest.mark.integration
+def test_voices_for_several_faces_survive_a_reload(
+    page: tuple[str, Service], plain: httpx.Client, opened: Opened, tmp_path: Path
+) -> None:
+    def note() -> str:
+        return str(opened.of("people-note")["value"])
+
+    clip = write_video(tmp_path / "two.mp4", together([280] * 10, [820] * 10))
+    opened.upload("video", clip)
+    assert (opened.of("each")["visible"], len(opened.of("faces")["value"])) == (True, 2)
+    opened.of("each")["value"] = True
+    opened.fire("each", "change")
+    for number, name in enumerate(("ann", "ben")):
+        opened.fire("faces", "select", {"index": number, "value": None})
+        opened.fire("speech", "change")
+        assert opened.of("speech")["label"] == f"Speech of face {number}"
+        opened.upload("speech", write_sound(tmp_path / f"{name}.wav", 0.4))
+    assert "0: ann.wav · 1: ben.wav" in note()
+    opened = Opened(plain, "reloaded")
+    opened.fire("video", "change")
+    opened.fire("speech", "change")
+    assert (opened.of("each")["value"], "0: ann.wav · 1: ben.wav" in note()) == (True, True)
+    opened.fire("anyway", "click")
+    assert "alert" in opened.of("message")["value"]
+    task = page[1]._ledger.row(page[1].jobs(1)[0].id).task
+    assert [(each.face, Path(each.voice).name) for each in task.options.speaker] == [(0, "ann.wav"), (1, "ben.wav")]
+    assert (Path(task.video).name, task.audio, task.options.faces is not None) == ("two.mp4", None, True)
+
+
+def test_a_preview_takes_the_place_of_what_browsers_cannot_play(
+    page: tuple[str, Service], opened: Opened, tmp_path: Path
+) -> None:
+    photo = tmp_path / "my photo.png"
+    cv2.imwrite(str(photo), first_person(1)[0][..., ::-1])
+    opened.upload("video", photo)
+    assert opened.of("video")["value"]["path"].endswith("my photo.png.preview.mp4")
+    opened.of("option-start")["value"] = "0.1"
+    opened.fire("video", "change")
+    assert opened.of("faces")["visible"]
+    assert opened.of("option-start")["value"] == "0.1"
+    opened.of("option-start")["value"] = ""
+    opened.upload("speech", write_sound(tmp_path / "voice.wav", 0.4))
+    opened.fire("anyway", "click")
+    assert Path(page[1]._ledger.row(page[1].jobs(1)[0].id).task.video).name == "my photo.png"
+
+
+def test_cancel_answers_at_once(tmp_path: Path, clip: tuple[Path, Path]) -> None:
+    class Deaf(PretendedWorker):
+        def cancel(self, task_id: str) -> None:
+            """Works on until `go`, as one that paints a window."""
+
+    worker = Deaf()
+    with shown(tmp_path, worker) as (address, _), httpx.Client(base_url=address, trust_env=False, timeout=60) as client:
+        opened = Opened(client, "cancels")
+        opened.upload("video", clip[0])
+        opened.upload("speech", clip[1])
+        opened.fire("anyway", "click")
+        until(lambda: worker.tasks)
+        opened.fire("cancel", "click")
+        assert "Canceling…" in opened.of("progress")["value"]
+        assert opened.of("cancel")["interactive"] is False
+        worker.go.set()
+
+
+def test_another_bundle_is_named_in_the_task(
+    tmp_path: Path, clip: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = copytree(demo_folder(), tmp_path / "bundles" / "other")
+    monkeypatch.setenv("LATENTSYNC_TRT_CHECKPOINTS", str(tmp_path / "bundles"))
+    worker = PretendedWorker()
+    worker.go.set()
+    with shown(tmp_path, worker) as (address, _), httpx.Client(base_url=address, trust_env=False, timeout=60) as client:
+        opened = Opened(client, "chooses")
+        (name, _), (another, _) = opened.of("bundle")["choices"]
+        opened.upload("video", clip[0])
+        opened.upload("speech", clip[1])
+        for chosen in (name, another):
+            opened.of("bundle")["value"] = chosen
+            opened.fire("bundle", "change")
+            opened.fire("anyway", "click")
+        assert opened.of("demo-note")["visible"] is False
+        until(lambda: len(worker.tasks) == 2)
+    assert [task.bundle for task in worker.tasks] == [None, str(other)]
 
 
 def test_every_option_has_a_control() -> None:
@@ -226,6 +408,7 @@ def test_every_option_has_a_control() -> None:
     controls = asyncio.run(made())
     names = {spec.name for spec in fields(SyncOptions)}
     assert names - controls.keys() == {"preset", "faces", "resume", "speaker", "turns"}
+    assert controls["offset"].label == "Offset (ms)"
     untouched = {name: control.value for name, control in controls.items()}
     assert options.changed(untouched) == ({}, {})
     given = {"crf": "20", "mark": False, "report": True, "codec": "hevc"}

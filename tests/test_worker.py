@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -73,6 +74,28 @@ def at(stage: str, done: int, action: Callable[[], object]) -> Callable[[Progres
             left.pop()()
 
     return report
+
+
+def test_a_task_names_its_own_bundle(clip: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, opened, from_bundle = small_bundle(), list[str](), LipSync.from_bundle
+    other = shutil.copytree(first, tmp_path / "other")
+
+    def noted(path: str, *others: Any, **options: Any) -> LipSync:
+        opened.append(str(path))
+        return from_bundle(path, *others, **options)
+
+    monkeypatch.setattr(LipSync, "from_bundle", noted)
+    worker, stages = Worker(WorkerSettings(str(first), "cpu")), list[str]()
+    assert worker.provider == "cpu"
+    short = replace(task(clip, tmp_path / "a.mp4"), options=replace(FAST, end=Fraction(1, 2)))
+    for bundle in (str(other), str(tmp_path / "none"), str(other), None):
+        try:
+            worker.run(replace(short, bundle=bundle), lambda progress: stages.append(progress.stage), GO_ON)
+        except TaskError as error:
+            assert "none: no bundle there" in str(error)
+    worker.close()
+    assert opened == [str(first), str(other), str(tmp_path / "none"), str(other), str(first)]
+    assert stages[0] == "opening networks"
 
 
 def test_a_clip_that_fails_does_not_change_the_next(worker: Worker, clip: tuple[Path, Path], tmp_path: Path) -> None:

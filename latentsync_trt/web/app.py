@@ -26,6 +26,7 @@ from latentsync_trt.bundle.manifest import DEMO_NAME
 from latentsync_trt.errors import LatentSyncError
 from latentsync_trt.remote_files import is_url
 from latentsync_trt.remote_files import name_of as name_of_url
+from latentsync_trt.serve.admission import NotNow
 from latentsync_trt.serve.app import check_origin, create_app
 from latentsync_trt.serve.linger import LingeringClose
 from latentsync_trt.serve.service import Service
@@ -74,9 +75,11 @@ def page_app(
 
     def shown(find: Callable[[Service, str], Path], request: Request) -> FileResponse:
         """What browsers can play of a file of a job."""
-        path = previews.of(find(service, request.path_params["job_id"])).result()
+        made = previews.of(find(service, request.path_params["job_id"]))
+        if not made.done():
+            raise NotNow("preview: is being made; try again later")
         # The name, and so the type, of a source is that of the upload: no page that runs scripts here.
-        return FileResponse(path, headers={"Content-Security-Policy": "sandbox"})
+        return FileResponse(made.result(), headers={"Content-Security-Policy": "sandbox"})
 
     def download(request: Request) -> FileResponse:
         path, name = jobs.download(service, request.path_params["job_id"])

@@ -9,20 +9,27 @@
   const clock = (time_s) => `${Math.floor(time_s / 60)}:${(time_s % 60).toFixed(2).padStart(5, "0")}`;
   const seconds = (text) => text.split(":").reduce((sum_s, each) => 60 * sum_s + Number(each), 0);
 
-  // Gradio's component asks for videos only, and refuses others that are dropped.
+  // Gradio's component asks for videos only, and refuses what the browser does not call one, such as photos.
   document.addEventListener("click", (event) => {
     const file = picker(event);
     if (file) file.accept = KINDS;
   }, true);
+  function give(place, file) {
+    const given = new DataTransfer();
+    given.items.add(file.type.startsWith("video/") ? file : new File([file], file.name, { type: "video/mp4" }));
+    place.files = given.files;
+  }
+  document.addEventListener("change", (event) => {
+    const place = picker(event);
+    if (place?.files.length) give(place, place.files[0]);
+  }, true);
   document.addEventListener("drop", (event) => {
-    const file = picker(event);
-    if (!file || !event.dataTransfer?.files.length) return;
+    const place = picker(event);
+    if (!place || !event.dataTransfer?.files.length) return;
     event.preventDefault();
     event.stopPropagation();
-    const first = new DataTransfer();
-    first.items.add(event.dataTransfer.files[0]);
-    file.files = first.files;
-    file.dispatchEvent(new Event("change", { bubbles: true }));
+    give(place, event.dataTransfer.files[0]);
+    place.dispatchEvent(new Event("change", { bubbles: true }));
   }, true);
 
   // Gradio would call a clip an error that this browser cannot show: it can be synced all the same.

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import Field, fields
 from datetime import timedelta
 from itertools import groupby
+from pathlib import Path
 from types import NoneType
 from typing import Any, get_args, get_type_hints
 
@@ -31,6 +32,8 @@ _UNITS |= {"steps": "1 to 999", "guidance": "0 to 20"}
 """What stands beside the label of a field."""
 _APART = {"c2pa": "Content credentials (C2PA)"}
 """Headings of their own: a private key is no setting of an encoder."""
+_MOST_OPEN = 3
+"""Notes that are shown without a click."""
 _FILES = file_fields(SyncOptions).keys() - {"report"}
 _FLAG = re.compile(r"--(no-)?([a-z][a-z0-9-]*)")
 
@@ -50,7 +53,6 @@ _COLORS = {
 _PLAY = Markup('<svg viewBox="0 0 24 24" aria-hidden="true"><path d="M7 4.5v15l12.5-7.5z"/></svg>')
 
 HEADER = "<header><h1>latentsync-trt</h1><p>Give a video new speech: the lips follow it.</p></header>"
-DEMO_CLIP = "Try the built-in clip"
 ASK = """<p><strong>Paint this face with the built-in model?</strong> The mouth will be a smear.
 <code>latentsync-trt setup</code> gets a model for any face.</p>"""
 TIMELINE = """<p class="wait" role="status" hidden>This browser cannot play this file. A preview is being made; go on
@@ -149,9 +151,10 @@ def demo_note(*, other_face: bool) -> str:
 
 
 def found(people: int, voices: Mapping[int, str] | None = None) -> str:
-    """Returns what to do with the people that were found. `voices`: names of their recordings, if each has its own."""
+    """Returns what to do with the people that were found. `voices`: their recordings, if each has its own."""
     if voices is not None:
-        given = (f"{number}: {voices.get(number, 'stays as it is')}" for number in range(people))
+        names = {number: Path(path).name for number, path in voices.items()}
+        given = (f"{number}: {names.get(number, 'stays as it is')}" for number in range(people))
         return Markup("<p>Click on a face and give it a recording. {}</p>").format(" · ".join(given))
     some = f"{people} people were found. Click on one; otherwise the largest face is used."
     return Markup("<p>{}</p>").format("One person was found." if people == 1 else some)
@@ -191,10 +194,12 @@ def _notices(texts: Sequence[str]) -> Markup:
         return Markup("")
     items = Markup("").join(Markup("<li>{}</li>").format(text) for text in texts)
     title = "1 note" if len(texts) == 1 else f"{len(texts)} notes"
-    return Markup('<details class="notices"><summary>{}</summary><ul>{}</ul></details>').format(title, items)
+    return Markup('<details class="notices"{}><summary>{}</summary><ul>{}</ul></details>').format(
+        Markup(" open") if len(texts) <= _MOST_OPEN else "", title, items
+    )
 
 
-def result(job_id: str, name: str, *, has_page: bool, has_previews: bool) -> str:
+def result(job_id: str, name: str, *, has_page: bool, has_players: bool) -> str:
     """Returns players of source and result, which `compare.js` synchronizes, and links; `name`: of the download."""
     page = Markup('<div id="report"><a class="button" href="{at}/report" target="_blank">Report</a></div>')
     players = Markup(
@@ -214,7 +219,7 @@ def result(job_id: str, name: str, *, has_page: bool, has_previews: bool) -> str
         """<div class="links"><div id="download">
 <a class="button" href="{at}/download" download>Download {name}</a></div>{page}</div>"""
     ).format(at=_address(job_id), name=name, page=page.format(at=_address(job_id)) if has_page else "")
-    return (players if has_previews else wait) + links
+    return (players if has_players else wait) + links
 
 
 def _address(job_id: str) -> str:
