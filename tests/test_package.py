@@ -11,6 +11,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+import latentsync_trt
+from latentsync_trt import errors
 from tests.clips import write_clip
 from tests.conftest import REPOSITORY
 from tests.small import small_bundle
@@ -29,6 +31,19 @@ def test_importing_loads_nothing_heavy(statement: str, unneeded: tuple[str, ...]
     code = f"{statement}; import sys; print([name for name in {unneeded} if name in sys.modules])"
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert answer.stdout.strip() == "[]"
+
+
+def test_what_callers_need_is_exported() -> None:
+    """All errors that are documented, and these; each by its name."""
+    of_errors = {name for name, each in vars(errors).items() if isinstance(each, type) and issubclass(each, Exception)}
+    others = {
+        *("LipSync", "SyncOptions", "RuntimeOptions", "SyncReport", "Progress", "Speaker", "demo_clip"),
+        *("AudioFeatures", "Enhancer", "Face", "FaceDetector", "LiveSession", "LiveOptions", "Moment"),
+    }
+    assert set(latentsync_trt.__all__) == of_errors | others | {"__version__"}
+    assert all(getattr(latentsync_trt, name).__name__ == name for name in of_errors | others)
+    with pytest.raises(AttributeError, match="no attribute 'LipSink'"):
+        latentsync_trt.LipSink  # noqa: B018
 
 
 @pytest.mark.integration

@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import Iterator
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -106,7 +107,7 @@ def test_interrupted_anywhere_the_same_command_goes_on(
     assert (exported[1].precision, exported[1].cuda_form) == ("fp32", False)
     assert default_bundle().reason == "chosen with `use`"
     bundle = checkpoints / f"1.6-{RESOLUTION_PX}-fp32"
-    assert out.splitlines()[-1] == f"{bundle}: ready; next: latentsync-trt sync --video in.mp4 --audio speech.wav"
+    assert out.splitlines()[-1] == f"{bundle}: ready; next: latentsync-trt sync in.mp4 speech.wav"
     assert self_test.calls == [("cpu", "none")] * 2
     assert run("--provider", "cpu") == (0, f"{bundle}: is set up, and runs where no --bundle is given\n", "")
 
@@ -180,6 +181,12 @@ def test_a_gpu_gets_half_precision_and_what_runs_there_is_tested(
     assert self_test.tested["bundle"] == str(folder)
     assert set(self_test.tested["graphs"]) == set(REQUIRED_GRAPHS)
     assert remembered_choice() == name
+    assert run()[1] == f"{folder}: is set up, and runs where no --bundle is given\n"
+    assert len(opened) == 1
+    other = replace(gpu, name="RTX 5090")
+    monkeypatch.setattr(select, "select_provider", lambda _: Selection(best, (), other))
+    assert run()[1].startswith(f"{folder}: ready; next: ")
+    assert len(opened) == len(self_test.calls) == 2
 
 
 def test_a_model_that_the_cpu_cannot_run_is_refused(server: Hub, monkeypatch: pytest.MonkeyPatch) -> None:

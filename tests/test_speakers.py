@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from latentsync_trt import SyncOptions
 from latentsync_trt.errors import InputError
 from latentsync_trt.media.soundtrack import SoundPiece
-from latentsync_trt.sync.speakers import MARGIN_S, Span, Voices, read_turns, span_of, voices_of
+from latentsync_trt.sync.speakers import MARGIN_S, Span, Voices, notices_of_cuts, read_turns, span_of, voices_of
 from latentsync_trt.values import Speaker
 
 ANN_AND_BEN = """
@@ -134,3 +134,17 @@ def test_speech_that_begins_inside_the_clip_also_ends_there() -> None:
     assert span_of(SyncOptions(start=3), voices, video, Fraction(5)) == Span(Fraction(3), Fraction(5))
     assert span_of(SyncOptions(start=3, end="0:09"), voices, video, Fraction(5)) == Span(Fraction(3), Fraction(9))
     assert span_of(SyncOptions(), voices, video, Fraction(5)) == Span()
+
+
+def test_options_that_cut_speech_say_where() -> None:
+    video, end_s = Path("clip.mp4"), Fraction(12)
+    late, early = (Voices((SoundPiece(Path("a.wav"), Fraction(at)),)) for at in ("3", "2.5"))
+    assert notices_of_cuts(Span(Fraction(3), Fraction(12)), late, video, end_s) == []
+    assert notices_of_cuts(Span(Fraction(3), Fraction("7.5")), late, video, end_s) == [
+        "the speech is cut after 4.5 of its 9 s, at 7.5 s (--end)"
+    ]
+    assert notices_of_cuts(Span(Fraction(3)), early, video, end_s) == [
+        "the first 0.5 s of the speech are cut, before 3 s (--start)"
+    ]
+    own = Voices((SoundPiece(video),))
+    assert notices_of_cuts(Span(Fraction(3), Fraction(7)), own, video, end_s) == []  # heard around the part, too

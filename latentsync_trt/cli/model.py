@@ -20,6 +20,7 @@ from latentsync_trt.export.published import LATENTSYNC, VAE, Model, check_space,
 from latentsync_trt.option_fields import FILES, HARDWARE
 from latentsync_trt.quantize import calibration_options
 from latentsync_trt.quantize.calibration_options import CalibrateOptions, Clip, clips_in
+from latentsync_trt.remembered import known, remember
 from latentsync_trt.runtime.providers.table import CPU, CUDA
 from latentsync_trt.stopping import interruption
 from latentsync_trt.types import Progress
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from latentsync_trt.runtime.providers.select import Selection
 
 _HUB = "huggingface-hub"
+_TESTED = "setup"
 _INTERRUPTED = "interrupted; what was finished is kept: the same command goes on there"
 
 # Measured: the size of a bundle, and the memory of its export.
@@ -205,7 +207,9 @@ def note_on_default(made: Path) -> str:
 def setup(
     context: click.Context, model: Model, precision: Literal["fp16", "fp32"] | None, provider: str, yes: bool
 ) -> None:
-    """Needs no other step before `sync`. Interrupted, the same command goes on."""
+    """Needs no other step before `sync`. Interrupted, the same command goes on; with another GPU or provider than
+    before, it builds and tests for that.
+    """
     tool_versions((*TOOLS, _HUB), extra=EXTRA)
     from latentsync_trt.runtime.providers.select import select_provider
 
@@ -213,7 +217,8 @@ def setup(
     on_cpu = selection.gpu is None
     options = ExportOptions(model=model, precision=precision or ("fp32" if on_cpu else "fp16"), cuda_form=not on_cpu)
     folder, is_exported = options.folder, options.folder in find.exported_bundles()
-    if is_exported and find.remembered_choice() == folder.name:
+    tested = {"bundle": str(folder.resolve()), "provider": selection.name, "gpu": str(selection.gpu)}
+    if is_exported and find.remembered_choice() == folder.name and known(_TESTED, tested):
         click.echo(f"{folder}: is set up, and runs where no --bundle is given")
         return
     if on_cpu:
@@ -236,7 +241,8 @@ def setup(
             context.invoke(export, model=model, precision=options.precision, cuda_form=options.cuda_form)
         _test(context, folder, provider, on_cpu=on_cpu)
         find.remember(folder.name)
-    click.echo(f"{folder}: ready; next: latentsync-trt sync --video in.mp4 --audio speech.wav")
+        remember(_TESTED, tested)
+    click.echo(f"{folder}: ready; next: latentsync-trt sync in.mp4 speech.wav")
 
 
 def _test(context: click.Context, folder: Path, provider: str, *, on_cpu: bool) -> None:

@@ -37,10 +37,10 @@ def notices_to(*, silent: bool) -> Callable[[str], None]:
 
 
 class Notices:
-    """Prints each notice once, although the report repeats those shown during the run; those `known`, never."""
+    """Prints each notice once, although the report repeats those shown during the run."""
 
-    def __init__(self, known: Iterable[str | None] = ()) -> None:
-        self._shown = set(known)
+    def __init__(self) -> None:
+        self._shown = set[str]()
 
     def __call__(self, text: str) -> None:
         if text not in self._shown:

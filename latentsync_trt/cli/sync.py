@@ -133,9 +133,8 @@ def demo(out: Path, audio: Path | None, video: Path | None, bundle: str, preset:
     """
     from latentsync_trt.cli.show import Notices, progress_bar, show_report
     from latentsync_trt.measure.clips import choose_clip
-    from latentsync_trt.media.demo_clip import SENTENCE, SPEECH
+    from latentsync_trt.media.demo_clip import SENTENCE
     from latentsync_trt.media.files import check_file
-    from latentsync_trt.media.soundtrack import SoundPiece, SoundPlan, choose_sound
     from latentsync_trt.paths import make_folder
     from latentsync_trt.sync.api import LipSync
 
@@ -148,8 +147,7 @@ def demo(out: Path, audio: Path | None, video: Path | None, bundle: str, preset:
     if not quiet:
         click.echo(f"{clip.video}: {clip.name}")
         click.echo("speech: " + (f"“{SENTENCE}”" if audio is None else str(audio)))
-    known = () if audio else choose_sound(SoundPlan((SoundPiece(SPEECH),)), Path(RESULT).suffix).notices
-    notices = Notices(known)
+    notices = Notices()
     with progress_bar(hidden=quiet) as on_progress:
         with LipSync.from_bundle(bundle, "cpu", on_notice=None if quiet else notices) as lip_sync:
             options = SyncOptions(preset=preset)

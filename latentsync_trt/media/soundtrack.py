@@ -96,7 +96,7 @@ class ChosenSound:
     """How a plan becomes the sound of an output.
 
     `codec`: FFmpeg's name of the encoder; None if the packets of the only piece are copied.
-    `gain`: keeps the sum of the pieces within full scale. `notices`: why it is encoded.
+    `gain`: keeps the sum of the pieces within full scale. `notices`: why it is encoded again, or softer.
     """
 
     plan: SoundPlan
@@ -141,7 +141,9 @@ def choose_sound(plan: SoundPlan, suffix: str) -> ChosenSound:
     gain = 1 / max(peak, 1.0) if overlap else 1.0
     softer = f"; it is {-20 * log10(gain):.1f} dB softer, as its pieces together exceed full scale" if gain < 1 else ""
     name = {"aac": "AAC", "flac": "FLAC"}.get(codec, "PCM")
-    return ChosenSound(plan, codec, gain, (f"the sound is encoded as {name}: {problem}{softer}",))
+    # What was never compressed is encoded once, as in any such file.
+    told = softer or not all(_is_lossless(piece.path) for piece in plan.pieces)
+    return ChosenSound(plan, codec, gain, (f"the sound is encoded as {name}: {problem}{softer}",) if told else ())
 
 
 @contextmanager
@@ -179,6 +181,12 @@ def _format(plan: SoundPlan, codec: str) -> tuple[int, str]:
             layouts.setdefault(source.channels, source.layout.name if given else _LAYOUTS[source.channels])
     rate_hz = max(rates_hz)
     return rate_hz if codec != "aac" or rate_hz in _AAC_RATES_HZ else _FALLBACK_RATE_HZ, layouts[max(layouts)]
+
+
+def _is_lossless(source: Path) -> bool:
+    with open_input(source) as container:
+        codec = audio_stream(source, container).codec_context.codec
+        return codec.lossless and not codec.lossy
 
 
 def _why_not_copied(source: Path, suffix: str) -> str | None:

@@ -40,6 +40,9 @@ _TURN = "SPEAKER file 1 onset duration <NA> <NA> name <NA> <NA>"
 
 _EXTENDED = {"pingpong": "goes back and forth", "loop": "starts again", "hold": "holds its last frame"}
 
+_HEARD_S = Fraction(1, 10)
+"""Of speech: shorter cuts need no notice."""
+
 _SLOW_FPS = 16
 """Below this, lips are seen to move in steps."""
 
@@ -271,6 +274,22 @@ def span_of(options: SyncOptions, voices: Voices, video: Path, speech_end_s: Fra
     return span
 
 
+def notices_of_cuts(span: Span, voices: Voices, video: Path, speech_end_s: Fraction) -> list[str]:
+    """Where `span` cuts speech of another file than the video."""
+    starts_s = min(piece.at_s for piece in voices.recordings)
+    if any(are_one(each.path, video) for each in voices.recordings):  # which is heard before and after the part
+        return []
+    before_s, lasts_s = span.start_s - starts_s, speech_end_s - starts_s
+    kept_s = min((span.end_s or speech_end_s) - starts_s, lasts_s)
+    found = []
+    if before_s > _HEARD_S:
+        found.append(f"the first {_short(before_s)} s of the speech are cut, before {_short(span.start_s)} s (--start)")
+    if lasts_s - kept_s > _HEARD_S:
+        of = f"{_short(kept_s)} of its {_short(lasts_s)} s"
+        found.append(f"the speech is cut after {of}, at {_short(starts_s + kept_s)} s (--end)")
+    return found
+
+
 def soundtrack_plan(voices: Voices, mix: SoundPiece | None, own: SoundPiece | None, span: Span) -> SoundPlan | None:
     """What is heard: the recordings, or `mix` instead, within `span`, around it the video's `own` sound."""
     speech = tuple(dict.fromkeys(voices.recordings)) if mix is None else (mix,)
@@ -290,7 +309,8 @@ def timeline_of(inputs: "Inputs", voices: OpenVoices) -> tuple[Span, Playback, l
     span = span_of(options, inputs.voices, inputs.video, voices.end_s)
     end_s = voices.end_s if mix is None else mix.at_s + audio_duration_s(mix.path)
     end_s = end_s if span.end_s is None else min(end_s, span.end_s)
-    notices = [*voices.notices, *notices_of_length(inputs.info, end_s, options)]
+    cuts = notices_of_cuts(span, inputs.voices, inputs.video, voices.end_s)
+    notices = [*voices.notices, *cuts, *notices_of_length(inputs.info, end_s, options)]
     length = options.output_length
     if length == "longest" and video_s is None:
         cure = "use --length audio or video, or write the file anew: ffmpeg -i VIDEO -c copy NEW.mp4"
