@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 import struct
 import threading
 import zlib
@@ -17,6 +18,7 @@ import numpy as np
 import psutil
 import pytest
 
+from latentsync_trt.child import Emit
 from latentsync_trt.errors import MediaError
 from latentsync_trt.serve import admission
 from latentsync_trt.serve.admission import Admissions, Form, Limits, TooLarge
@@ -172,12 +174,17 @@ def test_only_four_are_checked_at_once(client: httpx.Client, clip: Files) -> Non
     assert memory.most_children == 4
 
 
+def crash(orders: Iterator[Any], emit: Emit) -> None:
+    """In a child, in place of what checks forms."""
+    os._exit(1)
+
+
 @pytest.mark.parametrize(
     ("changed", "error", "words"),
     [
         ({"_CHILD_BYTES": 1}, TooLarge, "need too much memory"),
         ({"_CHILD_S": 0.0}, TooLarge, "takes more than 0 s"),
-        ({"_MODULE": "latentsync_trt.not_there"}, MediaError, "ended with exit code 1"),
+        ({"check_forms": crash}, MediaError, "ended with exit code 1"),
     ],
 )
 def test_children_that_must_be_ended_are_replaced(

@@ -21,7 +21,8 @@ MOST_PIXELS = 139_264 * 16 * 16
 """Of a picture: the most in H.264 (level 6.2). A damaged header could ask for gigabytes."""
 
 # FFmpeg must not open what a file refers to: a playlist named .mp4 could name any file, or a URL.
-_PLAYLISTS = {"concat", "dash", "ffmetadata", "hls", "imf", "rtp", "rtsp", "sap", "sdp", "vobsub", "webm_dash_manifest"}
+_PLAYLISTS = {"concat", "dash", "ffmetadata", "hls", "imf", "mlv", "rtp", "rtsp", "sap", "sdp", "vobsub"}
+_PLAYLISTS |= {"webm_dash_manifest"}
 _INPUT_OPTIONS = {
     "protocol_whitelist": "file",
     "format_whitelist": ",".join(sorted(av.formats_available - _PLAYLISTS)),
