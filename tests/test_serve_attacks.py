@@ -18,7 +18,7 @@ import numpy as np
 import psutil
 import pytest
 
-from latentsync_trt.child import Emit
+from latentsync_trt.child import Child, Emit
 from latentsync_trt.errors import MediaError
 from latentsync_trt.serve import admission
 from latentsync_trt.serve.admission import Admissions, Form, Limits, TooLarge
@@ -184,7 +184,7 @@ def crash(orders: Iterator[Any], emit: Emit) -> None:
     [
         ({"_CHILD_BYTES": 1}, TooLarge, "need too much memory"),
         ({"_CHILD_S": 0.0}, TooLarge, "takes more than 0 s"),
-        ({"check_forms": crash}, MediaError, "ended with exit code 1"),
+        ({"Child": lambda _: Child(crash)}, MediaError, "ended with exit code 1"),
     ],
 )
 def test_children_that_must_be_ended_are_replaced(
