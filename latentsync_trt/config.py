@@ -51,7 +51,7 @@ Build = Literal["now", "background"]
 GraphFormChoice = Literal["auto", "portable", "cuda"]
 Solver = Literal["ddim", "dpmpp"]
 ENCODERS = ("x264", "x265", "svtav1", "nvenc", "prores", "auto")
-PresetName = Literal["quality", "balanced", "fast"]
+PresetName = Literal["quality", "balanced", "fast", "draft"]
 
 PROVIDER_CHOICES = ("auto", "tensorrt", "rtx", "cuda", "cpu")
 """Values of `--provider`; after auto, the fastest first."""
@@ -81,12 +81,10 @@ class Sampling:
 PRESETS: dict[PresetName, Sampling] = {
     "quality": Sampling(20, "ddim", 1),
     "balanced": Sampling(20, "ddim", 3),
-    "fast": Sampling(8, "dpmpp", (0, 3, 7)),
+    "fast": Sampling(4, "dpmpp", 1),
+    "draft": Sampling(2, "dpmpp", 1),
 }
 """What each `--preset` sets; explicit options override it."""
-
-_CACHE_INTERVAL = 3
-"""Where other `--steps` than a preset's own are given, whose numbers of full steps do not apply."""
 
 
 def _checked_encoder(text: str) -> str:
@@ -105,7 +103,7 @@ class SyncOptions:
     preset: PresetName = option(
         "balanced",
         "Steps, solver, and which steps run the whole network: quality = 20, ddim, all; balanced = 20, ddim, every "
-        "3rd; fast = 8, dpmpp, steps 0, 3 and 7. --steps, --solver and --cache-interval override it.",
+        "3rd; fast = 4, dpmpp, all; draft = 2, dpmpp, all. --steps, --solver and --cache-interval override it.",
         group=QUALITY,
     )
     resolution: int | None = _sampling_option(
@@ -285,13 +283,10 @@ class SyncOptions:
 
     @property
     def sampling(self) -> Sampling:
-        """The preset with explicit options applied; its numbers of full steps apply only to its own `steps`."""
+        """The preset with explicit options applied."""
         preset = PRESETS[self.preset]
-        steps, interval = self.steps or preset.steps, self.cache_interval
-        if interval is None:
-            own = steps == preset.steps or isinstance(preset.cache_interval, int)
-            interval = preset.cache_interval if own else _CACHE_INTERVAL
-        return Sampling(steps, self.solver or preset.solver, interval)
+        interval = preset.cache_interval if self.cache_interval is None else self.cache_interval
+        return Sampling(self.steps or preset.steps, self.solver or preset.solver, interval)
 
     @property
     def encoder_name(self) -> str | None:

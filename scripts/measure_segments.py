@@ -1,12 +1,13 @@
 """What a cut costs the audio encoder, by the length of the pieces and the sound they share, and what it costs the lips.
 
-    python -m scripts.measure_segments [--whisper model.bin] [--json FILE]        # needs the dev extra
+    python -m scripts.measure_segments [--whisper model.bin] [--json FILE] [--picture FILE]     # needs the dev extra
 
 Held-out sentences are cut at times when someone speaks, and in their pauses. Features are compared with those of a
 piece of 30 s around them: `seam`, within 0.3 s of the cut, and `inside`, a quarter of a piece before it; root mean
 square of the last layer, in standard deviations of each feature. --whisper: an encoder in CTranslate2's format, such as
 tiny.en. With the built-in model the face is painted 0.64 s before and after each cut: mean error of the
-gap between the lips, in distances between the eyes; correlation with the mouth of the sentence; m, b, p shown shut.
+gap between the lips, in distances between the eyes; correlation with the mouth of the sentence; m, b, p shown shut. The
+picture shows the cut at which the hard cut of 30 s is most wrong.
 """
 
 import argparse
@@ -16,7 +17,7 @@ import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import cv2
 import numpy as np
@@ -33,16 +34,21 @@ from latentsync_trt.export.networks import WhisperConfig, WhisperEncoder
 from latentsync_trt.face.align import crop, inverse, rescaled
 from latentsync_trt.face.choice import MainFace
 from latentsync_trt.face.detector import MediaPipeDetector
-from latentsync_trt.measure.lips import CLOSED_GAP, gap_of, runs_of_true
+from latentsync_trt.measure.lips import CLOSED_GAP, agreement, gap_of, runs_of_true
+from latentsync_trt.measure.page import SHOWN_PX, face_grid, write_png
 from latentsync_trt.media.demo_clip import SpokenMouth, camera_frames
 from latentsync_trt.sync.inpaint import graphs_for, make_inpainter
-from latentsync_trt.types import Float32Array
+from latentsync_trt.types import Float32Array, UInt8Array
 from scripts.train_demo.held_out import held_out_cases
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 Encode = Callable[[Float32Array], Float32Array]
 
 PLANS_S = ((30, 0), (30, 1), (30, 5), (10, 0), (10, 1), (10, 2.5))
 """Length of a piece, and how much of it lies beyond the cut; 0 = cut hard, as in the public release."""
+AROUND = "around the cut"
 NEAR, FRAMES = round(0.3 * FEATURES_PER_S), 16
 _CTRANSLATE2 = {
     "attn_ln": "self_attention/layer_norm",
@@ -151,48 +157,70 @@ class Lips:
             raise ValueError("no face in the portrait")
         self._face, self._aligned = tracked.face, crop(self._frame, tracked.matrix, manifest.resolution_px)
 
-    def gaps(self, features: Float32Array, at: int) -> Float32Array:
-        """Between the lips of 32 frames, the 16th of which begins at feature `at` of these."""
+    def painted(self, features: Float32Array, at: int) -> list[UInt8Array]:
+        """The faces of 32 frames, the 17th of which begins at feature `at` of these, `(side, side, 3)` RGB each."""
         centers = at + FEATURES_PER_S // MODEL_FPS * np.arange(-FRAMES, FRAMES)
         attended = features[attended_positions(centers, len(features))]
         audio = attended.reshape(2, FRAMES, -1, features.shape[-1])
-        faces = np.stack([self._aligned.image] * FRAMES)
-        painted = self._inpainter.paint([(faces, each) for each in audio])
-        return np.array([self._gap(face) for window in painted for face in window], np.float32)
+        windows = self._inpainter.paint([(np.stack([self._aligned.image] * FRAMES), each) for each in audio])
+        return [np.rint(face / np.float32(257)).astype(np.uint8) for window in windows for face in window]
 
-    def _gap(self, painted: Any) -> float:
-        side_px, frame = len(painted), self._frame.copy()
-        matrix = inverse(rescaled(self._aligned, (side_px, side_px)))
-        rgb = np.rint(painted / np.float32(257)).astype(np.uint8)
-        cv2.warpAffine(rgb, matrix, frame.shape[1::-1], dst=frame, borderMode=cv2.BORDER_TRANSPARENT)
+    def gap(self, face: UInt8Array) -> float:
+        """Between the lips of the portrait with a painted face."""
+        frame = self._frame.copy()
+        matrix = inverse(rescaled(self._aligned, face.shape[:2]))
+        cv2.warpAffine(face, matrix, frame.shape[1::-1], dst=frame, borderMode=cv2.BORDER_TRANSPARENT)
         mesh = self._detector.mesh(frame, self._face)
         return float("nan") if mesh is None else gap_of(mesh)
 
 
-def lip_rows(speech: Speech, encode: Encode, cuts: list[int], lips: Lips) -> list[dict[str, Any]]:
-    """A row for a piece around each cut, and one for each plan."""
-    half, found = SEGMENT_FEATURES // 2, dict[str, list[Float32Array]]()
+def painted(speech: Speech, encode: Encode, cuts: list[int], lips: Lips) -> dict[str, list[list[UInt8Array]]]:
+    """The faces around each cut, as with a piece around it, and with each plan."""
+    half, found = SEGMENT_FEATURES // 2, dict[str, list[list[UInt8Array]]]()
     for at in cuts:
-        found.setdefault("around the cut", []).append(lips.gaps(speech.features(encode, at - half, at + half), half))
+        found.setdefault(AROUND, []).append(lips.painted(speech.features(encode, at - half, at + half), half))
         for length_s, beyond_s in PLANS_S:
             length, beyond = round(length_s * FEATURES_PER_S), round(beyond_s * FEATURES_PER_S)
             before, after = pieces(speech, encode, at, length, beyond)
             joined = np.concatenate([before[: length - beyond], after[beyond:]])
-            name = f"{length_s} s, {2 * beyond_s} s shared"
-            found.setdefault(name, []).append(lips.gaps(joined, length - beyond))
+            name = f"{length_s} s, {2 * beyond_s:g} s shared"
+            found.setdefault(name, []).append(lips.painted(joined, length - beyond))
         print(at, flush=True)
+    return found
+
+
+def lip_rows(faces: dict[str, list[list[UInt8Array]]], mouth: SpokenMouth, cuts: list[int], lips: Lips) -> list[Any]:
+    """A row for each key of `painted`."""
+    gaps = {name: [np.array([*map(lips.gap, each)], np.float32) for each in found] for name, found in faces.items()}
     frames = [slice(at // 2 - FRAMES, at // 2 + FRAMES) for at in cuts]
-    opening = np.concatenate([speech.mouth.opening[each] for each in frames])
-    right = np.concatenate(found["around the cut"])
+    opening, right = np.concatenate([mouth.opening[each] for each in frames]), np.concatenate(gaps[AROUND])
     return [
         {
             "pieces": name,
-            "gap_error": round(float(np.nanmean(np.abs(np.concatenate(gaps) - right))), 4),
-            "opening": round(float(np.corrcoef(np.nan_to_num(np.concatenate(gaps)), opening)[0, 1]), 3),
-            "closures": closures(gaps, [speech.mouth.shut[each] for each in frames]),
+            "gap_error": round(float(np.nanmean(np.abs(np.concatenate(found) - right))), 4),
+            "opening": round(agreement(np.concatenate(found), opening, 0).correlation, 3),
+            "closures": closures(found, [mouth.shut[each] for each in frames]),
         }
-        for name, gaps in found.items()
+        for name, found in gaps.items()
     ]
+
+
+def picture(faces: dict[str, list[list[UInt8Array]]], lips: Lips) -> "Figure":
+    """Every other frame around the cut at which the first plan is most wrong; the cut is before the fifth column."""
+    rows = [AROUND, *list(faces)[1:4]]
+    wrong = [
+        sum(abs(lips.gap(one) - lips.gap(other)) for one, other in zip(*pair, strict=True))
+        for pair in zip(faces[rows[0]], faces[rows[1]], strict=True)
+    ]
+    worst, shown = int(np.argmax(wrong)), range(FRAMES - 8, FRAMES + 8, 2)
+    size = (SHOWN_PX, SHOWN_PX)
+    columns = {
+        f"{(at - FRAMES) / MODEL_FPS:+.2f} s": [
+            np.asarray(cv2.resize(faces[row][worst][at], size, interpolation=cv2.INTER_CUBIC), np.uint8) for row in rows
+        ]
+        for at in shown
+    }
+    return face_grid(rows, columns)
 
 
 def closures(gaps: list[Float32Array], shut: list[Any]) -> str:
@@ -208,6 +236,7 @@ def main() -> None:
     parser.add_argument("--whisper", type=Path)
     parser.add_argument("--cuts", type=int, default=6)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--picture", type=Path)
     arguments = parser.parse_args()
     recordings = [case.recording for case in held_out_cases()]
     samples = np.tile(np.concatenate([each.samples for each in recordings]), 3)
@@ -244,10 +273,10 @@ def main() -> None:
             }
             print(json.dumps(result[name], indent=1), flush=True)
         lips = Lips(lip_sync)
-        result["lips"] = {
-            "in words": lip_rows(speech, devices.encode_mel, cuts, lips),
-            "in pauses": lip_rows(speech, devices.encode_mel, pauses, lips),
-        }
+        faces = painted(speech, devices.encode_mel, cuts, lips)
+        result["lips, in words"] = lip_rows(faces, mouth, cuts, lips)
+        if arguments.picture:
+            write_png(arguments.picture, picture(faces, lips))
     text = json.dumps(result, indent=1)
     print(text)
     if arguments.json:

@@ -30,7 +30,9 @@ PLANS = {
     "`--solver dpmpp --steps 10 --cache-interval 1`": SyncOptions(solver="dpmpp", steps=10, cache_interval=1),
     "`--solver dpmpp --steps 10 --cache-interval 2`": SyncOptions(solver="dpmpp", steps=10, cache_interval=2),
     "`--solver dpmpp --steps 10 --cache-interval 3`": SyncOptions(solver="dpmpp", steps=10, cache_interval=3),
+    "`--solver dpmpp --steps 8 --cache-interval 0,3,7`": SyncOptions(solver="dpmpp", steps=8, cache_interval=(0, 3, 7)),
     "`--preset fast`": SyncOptions(preset="fast"),
+    "`--preset draft`": SyncOptions(preset="draft"),
 }
 
 

@@ -97,7 +97,7 @@ def test_wrong_replays_end_cuda_graphs_for_this_run(make: DemoNetworks, monkeypa
 
 def test_warming_up_runs_each_graph_once(make: DemoNetworks) -> None:
     networks = make()
-    options = SyncOptions(preset="fast", guidance_interval=(0.5, 1.0))
+    options = SyncOptions(steps=8, guidance_interval=(0.5, 1.0))
     for _ in range(2):
         networks.warm_up(graphs_for(options))
     runs = {time.graph: time.runs for time in networks.times()}

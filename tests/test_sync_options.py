@@ -21,16 +21,15 @@ DEFAULT = Sampling(steps=20, solver="ddim", cache_interval=3)
 
 def test_presets() -> None:
     assert SyncOptions(preset="quality").sampling == Sampling(20, "ddim", 1)
-    fast = Sampling(8, "dpmpp", (0, 3, 7))
-    assert SyncOptions(preset="fast").sampling == SyncOptions(preset="fast", steps=8).sampling == fast
+    assert SyncOptions(preset="fast").sampling == Sampling(4, "dpmpp", 1)
+    assert SyncOptions(preset="draft").sampling == Sampling(2, "dpmpp", 1)
 
 
 def test_options_override_the_preset() -> None:
     given = SyncOptions(preset="fast", steps=30, solver="ddim", cache_interval=4)
     assert given.sampling == Sampling(30, "ddim", 4)
-    # Full steps of a preset go with its own number of steps.
-    assert SyncOptions(preset="fast", steps=10).sampling == Sampling(10, "dpmpp", 3)
-    assert SyncOptions(preset="fast", cache_interval=3).sampling == Sampling(8, "dpmpp", 3)
+    assert SyncOptions(preset="fast", steps=10).sampling == Sampling(10, "dpmpp", 1)
+    assert SyncOptions(preset="fast", cache_interval=3).sampling == Sampling(4, "dpmpp", 3)
     assert SyncOptions(preset="quality", cache_interval=(0, 7)).sampling.cache_interval == (0, 7)
     assert SyncOptions(solver="dpmpp").sampling == Sampling(20, "dpmpp", 3)
 
@@ -88,7 +87,7 @@ WRONG = [
     ({"resolution": 300}, "--resolution 300: not a whole number from 64 to 2048, divisible by 64"),
     *(({"cache_interval": value}, "--cache-interval .*: not a number") for value in (0, (0, 3, 3), (0, 2.5))),
     ({"cache_interval": (1, 3)}, "--cache-interval 1,3: does not ascend from 0"),
-    ({"cache_interval": (0, 8), "preset": "fast"}, "at most 7"),
+    ({"cache_interval": (0, 4), "preset": "fast"}, "at most 3"),
     ({"guidance_interval": (0.5, 0.5)}, "--guidance-interval 0.5,0.5: not two ascending fractions"),
     ({"guidance_interval": (float("nan"), 1.0)}, "--guidance-interval nan,1.0: not two"),
     ({"guidance_interval": (0.2, 0.8), "guidance": 1.0}, "--guidance 1 uses no guidance at any step"),
