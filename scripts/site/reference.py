@@ -10,7 +10,7 @@ from typing import Any
 import rich_click as click
 
 import latentsync_trt
-from latentsync_trt.cli import COMMANDS, main
+from latentsync_trt.cli import COMMANDS, EXAMPLES, main
 
 ANY_ABOVE = 10**9
 """Upper limits beyond it tell a reader nothing."""
@@ -32,7 +32,9 @@ def options() -> str:
         links = {flag: anchors[_key(each)] for each in known for flag in each.opts}
         usage = " ".join(["latentsync-trt", name, *command.collect_usage_pieces(click.Context(command))])
         text = _linked(inspect.cleandoc(command.help or ""), {})
-        parts.append(f"## {name} {{ #of-{_anchor(name)} }}\n\n```text\n{usage}\n```\n\n{text}\n")
+        calls = (f"latentsync-trt {call}\n" for call in EXAMPLES.get(name, ()))
+        examples = f"```bash\n{''.join(calls)}```\n\n" if name in EXAMPLES else ""
+        parts.append(f"## {name} {{ #of-{_anchor(name)} }}\n\n```text\n{usage}\n```\n\n{examples}{text}\n")
         for group in dict.fromkeys(_group(each) for each in new):
             parts.append(f"### {group} {{ #{_anchor(name)}-{_anchor(group.lower())} }}\n")
             parts += [_option(each, links) for each in new if _group(each) == group]
