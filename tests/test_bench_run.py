@@ -146,14 +146,14 @@ def test_wrong_usage_exits_with_2(arguments: list[str], reason: str) -> None:
 
 
 def test_rows_before_a_failure_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = iter([run.random_inputs])
+    first = iter([run.BoundRun])
 
     def fail_at_the_second(*arguments: Any) -> Any:
-        for random_inputs in first:
-            return random_inputs(*arguments)
+        for usual in first:
+            return usual(*arguments)
         raise OutOfMemory("vae_encoder: out of memory")
 
-    monkeypatch.setattr(run, "random_inputs", fail_at_the_second)
+    monkeypatch.setattr(run, "BoundRun", fail_at_the_second)
     arguments = ("--provider", "cpu", "--scenario", "graph", "--runs", "1", "--out", str(tmp_path / "rows.json"), "-q")
     result = bench(*arguments)
     assert result.exit_code == 1

@@ -81,7 +81,7 @@ def provider(monkeypatch: pytest.MonkeyPatch) -> Provider:
     made = Provider()
     monkeypatch.setattr(engines_module, "Session", made.session)
     monkeypatch.setattr(
-        trial, "run_timed", lambda session, ranges, *_, runs: (session.run(random_inputs(session.inputs, ranges)), 0.0)
+        trial, "outputs_of", lambda session, ranges, *_, runs: session.run(random_inputs(session.inputs, ranges))
     )
     return made
 

@@ -18,7 +18,7 @@ from latentsync_trt.runtime.providers.gpu import Gpu
 from latentsync_trt.runtime.providers.select import Selection
 from latentsync_trt.runtime.sessions import trial
 from latentsync_trt.runtime.sessions.engines import Engines
-from latentsync_trt.runtime.sessions.session import CPU, Session, SessionSettings
+from latentsync_trt.runtime.sessions.session import CPU, RunClock, Session, SessionSettings
 from tests.compiling import CopyBuilder, compiling_provider
 from tests.device import GRAPHS, DemoNetworks
 from tests.perturbed import perturbed_copy
@@ -43,15 +43,16 @@ class Machine:
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     made = Machine(compiling_provider(monkeypatch))
-    run_timed = trial.run_timed
+    outputs_of = trial.outputs_of
 
     def timed(session: Session, ranges: Any, selection: Selection, *, runs: int) -> Any:
-        outputs, _ = run_timed(session, ranges, Selection("cpu"))
+        outputs = outputs_of(session, ranges, Selection("cpu"))
         provider = "tensorrt" if session.path.name == "engine.onnx" else "cuda"
         made.compared.append(f"{session.path.stem if provider == 'cuda' else 'engine'} on {provider}")
-        return outputs, made.ms[provider] if runs > 1 else 0.0
+        session.clock = RunClock(runs, 1.0, (runs - 1) * made.ms[provider] / 1000)
+        return outputs
 
-    monkeypatch.setattr(trial, "run_timed", timed)
+    monkeypatch.setattr(trial, "outputs_of", timed)
     monkeypatch.setattr(Engines, "_providers", lambda *_: CPU)
     monkeypatch.setattr(select, "why_unavailable", lambda name, device=0: None if name != "rtx" else "no plug-in")
     monkeypatch.setattr(driver, "gpus", lambda: (GPU,))
@@ -152,7 +153,7 @@ def test_where_memory_is_short_nothing_is_compared_or_remembered(
         raise OutOfMemory("vae_decoder: out of memory")
 
     with monkeypatch.context() as patch:
-        patch.setattr(trial, "run_timed", short)
+        patch.setattr(trial, "outputs_of", short)
         assert prepared(make) == "tensorrt"
     assert "tensorrt was not compared with another provider: vae_decoder: out of memory" in make.notices
     assert kept(tmp_path / "cache") == []

@@ -38,7 +38,7 @@ from latentsync_trt.runtime.networks.networks import Networks
 from latentsync_trt.runtime.providers.gpu import free_memory_bytes
 from latentsync_trt.runtime.providers.select import Selection, select_provider
 from latentsync_trt.runtime.sessions.profiles import at_resolution, dimension_ranges
-from latentsync_trt.runtime.sessions.trial import BoundRun, random_inputs
+from latentsync_trt.runtime.sessions.trial import BoundRun
 from latentsync_trt.sync.api import LipSync
 from latentsync_trt.sync.faces import FaceFinder, FrameJob
 from latentsync_trt.sync.inpaint import make_inpainter, resolution_of
@@ -181,7 +181,7 @@ def _graphs(setting: Setting) -> Iterator[Row]:
             setting.say(f"{selection.name}: {graph}")
             with setting.memory() as memory:
                 session = networks.session(graph)
-                run = BoundRun(session, random_inputs(session.inputs, ranges), selection)
+                run = BoundRun(session, ranges, selection)
                 times_ms, _ = setting.timed("graph", run)
             engine = next(entry for entry in networks.times() if entry.graph == graph)
             start_up_s = {"build": engine.build_s, "open": engine.open_s}

@@ -33,7 +33,7 @@ from latentsync_trt.runtime.providers.select import select_provider
 from latentsync_trt.runtime.providers.table import CUDA, PROVIDERS
 from latentsync_trt.runtime.sessions.engines import Engines
 from latentsync_trt.runtime.sessions.session import give_back_gpu_memory
-from latentsync_trt.runtime.sessions.trial import difference, provider_limit, run_timed
+from latentsync_trt.runtime.sessions.trial import difference, outputs_of, provider_limit
 from latentsync_trt.sync.inpaint import graphs_for, make_inpainter
 from latentsync_trt.unexpected import redacted
 
@@ -152,7 +152,7 @@ class Part:
             begin(f"running {graph}")
             with closing(opened.session) as session:
                 runs = GPU_RUNS if selection.gpu else CPU_RUNS
-                outputs, _ = run_timed(session, engines.ranges, selection, runs=runs)
+                outputs = outputs_of(session, engines.ranges, selection, runs=runs)
                 np.savez(self.folder / f"{graph}.npz", *outputs)
                 times = opened.times(graph, selection.name)
             row.first_ms, row.mean_ms = times.first_ms, times.mean_ms

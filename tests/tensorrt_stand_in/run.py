@@ -19,16 +19,15 @@ class HostSession:
     def __init__(self, session: Any) -> None:
         self._session = session
 
-    def bound(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
+    def bound(self, known: Mapping[str, Any]) -> Mapping[str, Any]:
         """What is bound, as its own binding."""
-        return inputs, outputs
+        return known
 
-    def run_bound(self, binding: tuple[Mapping[str, Any], ...]) -> None:
+    def run_bound(self, known: Mapping[str, Any]) -> None:
         """Downloads, runs and uploads."""
-        given, made = binding
-        outputs = self._session.run({name: value.numpy() for name, value in given.items()})
+        outputs = self._session.run({tensor.name: known[tensor.name].numpy() for tensor in self._session.inputs})
         for tensor, array in zip(self._session.outputs, outputs, strict=True):
-            made[tensor.name].update_inplace(array)
+            known[tensor.name].update_inplace(array)
 
 
 def host_session(path: Any, settings: Any) -> HostSession:

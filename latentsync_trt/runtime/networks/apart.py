@@ -18,7 +18,7 @@ from latentsync_trt.child import Child, Emit, Event
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import InferenceError, LatentSyncError, OutOfMemory
 from latentsync_trt.runtime.cache import Notice
-from latentsync_trt.runtime.networks.networks import Networks, Notices
+from latentsync_trt.runtime.networks.networks import Networks, Notices, Part
 from latentsync_trt.runtime.providers.select import Selection
 from latentsync_trt.stopping import requested
 from latentsync_trt.types import Denoiser, EngineTime, Float32Array, ImageCodec
@@ -55,8 +55,8 @@ class SubprocessNetworks:
         on_notice: Notice | None = None,
     ) -> None:
         self.bundle, self.notices = bundle, Notices(on_notice)
-        self.codec = cast(ImageCodec, _Part(self._call, "codec"))
-        self.denoiser = cast(Denoiser, _Part(self._call, "denoiser"))
+        self.codec = cast(ImageCodec, Part(self._call, "codec."))
+        self.denoiser = cast(Denoiser, Part(self._call, "denoiser."))
         self._lock, self._running = threading.Lock(), threading.Lock()
         self._name = "the CPU" if selection.gpu is None else f"{selection.gpu}"
         self._child = Child(_answer_calls)
@@ -135,14 +135,6 @@ class SubprocessNetworks:
             return KeyboardInterrupt()  # this process has asked it to end
         last_line = f" ({ended.last_error_line})" if ended.last_error_line else ""
         return InferenceError(f"the process of {self._name} died: {ended}{last_line}")
-
-
-class _Part:
-    def __init__(self, call: Callable[..., Any], name: str) -> None:
-        self._call, self._name = call, name
-
-    def __getattr__(self, method: str) -> Callable[..., Any]:
-        return partial(self._call, f"{self._name}.{method}")
 
 
 def _answer_calls(calls: Iterator[tuple[str, tuple[Any, ...], dict[str, Any]]], emit: Emit) -> None:

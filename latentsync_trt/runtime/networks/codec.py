@@ -67,7 +67,7 @@ class VaeCodec:
         buffers, shape = self._buffers, (len(faces), 3, *faces.shape[1:3])
         given = {"faces": buffers.upload("faces", faces), "mask": buffers.upload("mask", mask)}
         made = {name: buffers.empty(name, shape, np.float32) for name in ("image", "masked")}
-        self._faces_in.run_bound(self._faces_in.bound(given, made))
+        self._faces_in.run_bound(self._faces_in.bound(given | made))
         return _latents(session, made["masked"]), _latents(session, made["image"])
 
     def _decode(self, session: Session, latents: Float32Array) -> UInt16Array:
@@ -75,16 +75,15 @@ class VaeCodec:
         size_px = [PIXELS_PER_LATENT * size for size in latents.shape[2:]]
         image = buffers.empty("decoded", (count, 3, *size_px), np.float32)
         painted = buffers.empty("painted", (count, *size_px, 3), np.uint16)
-        session.run_bound(session.bound({"latent": buffers.upload("latent", latents)}, {"image": image}))
-        self._faces_out.run_bound(self._faces_out.bound({"image": image}, {"painted": painted}))
+        session.run_bound(session.bound({"latent": buffers.upload("latent", latents), "image": image}))
+        self._faces_out.run_bound(self._faces_out.bound({"image": image, "painted": painted}))
         found: UInt16Array = painted.numpy()
         # On the CPU it is a view of the buffer, which the next batch overwrites.
         return found.copy() if painted.device_name() == "cpu" else found
 
 
 def _latents(session: Session, image: Any) -> Float32Array:
-    binding = session.bound({"image": image}, {})
-    binding.bind_output("latent")
+    binding = session.bound({"image": image})
     session.run_bound(binding)
     found: Float32Array = binding.copy_outputs_to_cpu()[0]
     return found

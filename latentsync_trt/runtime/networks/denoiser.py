@@ -156,14 +156,7 @@ class GraphDenoiser:
             if tensor.name == HIDDEN:
                 shape = tuple(size if isinstance(size, int) else self._sizes[size] for size in tensor.shape)
                 known[HIDDEN] = self._buffers.empty(f"{HIDDEN} {guided}", shape, tensor.dtype.type)
-        binding = session.bound({tensor.name: known[tensor.name] for tensor in session.inputs}, {})
-        # In the graph's order: the binding returns outputs in the order they were bound.
-        for tensor in session.outputs:
-            if tensor.name in known:
-                binding.bind_ortvalue_output(tensor.name, known[tensor.name])
-            else:
-                binding.bind_output(tensor.name)
-        return binding
+        return session.bound(known)
 
     @cached_property
     def _copier(self) -> Session:
@@ -172,7 +165,7 @@ class GraphDenoiser:
     def _copy_back(self) -> None:
         """Copies the new state on the GPU, for which ONNX Runtime's Python interface has no call."""
         target, source = self._states
-        self._copier.run_bound(self._copier.bound(source, {f"{name}_copy": target[name] for name in _STATE}))
+        self._copier.run_bound(self._copier.bound(source | {f"{name}_copy": target[name] for name in _STATE}))
 
 
 class ReplaysDiffer(Exception):

@@ -4,7 +4,6 @@ import threading
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
-from types import SimpleNamespace
 from typing import Any, TypeVar, cast
 
 from latentsync_trt.bundle.manifest import AUDIO_ENCODER, FULL_STEP, Bundle
@@ -59,6 +58,16 @@ class Notices:
         return tuple(texts)
 
 
+class Part:
+    """An object whose methods are called through `call`, by their names after `prefix`: what is behind may change."""
+
+    def __init__(self, call: Callable[..., Any], prefix: str = "") -> None:
+        self._call, self._prefix = call, prefix
+
+    def __getattr__(self, method: str) -> Callable[..., Any]:
+        return partial(self._call, f"{self._prefix}{method}")
+
+
 class Networks:
     """Image codec, audio encoder and denoiser of `bundle`, run by the selected provider.
 
@@ -98,18 +107,8 @@ class Networks:
         self._threads = StageThreads(lambda: self.selection.gpu is not None)
         self._opened = Opened(self._accepted(self._engines(selection)), self._threads, low_memory=self.low_memory)
         self._opened.engines.check(windows=self.windows_per_batch)  # now, not at the first window
-        of_codec: dict[str, Callable[..., Any]] = {
-            "encode_faces": self._in_stage("encode", lambda *given: self._opened.codec.encode_faces(*given)),
-            "decode_faces": self._in_stage("decode", lambda latents: self._opened.codec.decode_faces(latents)),
-        }
-        of_denoiser: dict[str, Callable[..., Any]] = {
-            "begin": lambda batch: self._replayed(lambda: self._opened.denoiser.begin(batch)),
-            "step": lambda *given, **how: self._opened.denoiser.step(*given, **how),
-            "latents": lambda: self._opened.denoiser.latents(),
-        }
-        in_stage = {name: self._in_stage("denoise", method) for name, method in of_denoiser.items()}
-        self.codec = cast(ImageCodec, SimpleNamespace(**of_codec))
-        self.denoiser = cast(Denoiser, SimpleNamespace(**in_stage))
+        self.codec = cast(ImageCodec, Part(self._call_codec))
+        self.denoiser = cast(Denoiser, Part(self._call_denoiser))
 
     @property
     def selection(self) -> Selection:
@@ -157,8 +156,15 @@ class Networks:
         """Runs a part of what `run` runs in the thread of its stage."""
         return self._threads.run(stage, action)
 
-    def _in_stage(self, stage: Stage, method: Callable[..., T]) -> Callable[..., T]:
-        return lambda *given, **named: self.stage(stage, partial(method, *given, **named))
+    def _call_codec(self, method: str, *given: Any) -> Any:
+        stage: Stage = "encode" if method == "encode_faces" else "decode"
+        return self.stage(stage, lambda: getattr(self._opened.codec, method)(*given))
+
+    def _call_denoiser(self, method: str, *given: Any, **named: Any) -> Any:
+        def call() -> Any:
+            return getattr(self._opened.denoiser, method)(*given, **named)
+
+        return self.stage("denoise", partial(self._replayed, call))
 
     def _replayed(self, action: Callable[[], T]) -> T:
         """`action`; if replays of CUDA graphs differ from first runs, again without CUDA graphs, with a notice."""

@@ -188,8 +188,9 @@ def _problem(verdict: Verdict, manifest: Manifest) -> str:
 
 def _run(engines: Engines, graph: str) -> tuple[tuple[Array, ...], float]:
     # Without CUDA graphs, whose replays are compared elsewhere.
-    session = engines.without_cuda_graph().open(graph).session
-    return run_and_close(session, engines.ranges, engines.selection, runs=_RUNS if graph in STEP_GRAPHS else 1)
+    session, step = engines.without_cuda_graph().open(graph).session, graph in STEP_GRAPHS
+    outputs = run_and_close(session, engines.ranges, engines.selection, runs=_RUNS if step else 1)
+    return outputs, session.clock.mean_ms if step else 0.0
 
 
 def _path(engines: Engines) -> Path:

@@ -79,7 +79,7 @@ class OpenedEngine:
             open_s=self.open_s,
             runs=clock.runs,
             first_ms=1000 * clock.first_run_s,
-            mean_ms=1000 * (clock.later_runs_s / (clock.runs - 1) if clock.runs > 1 else clock.first_run_s),
+            mean_ms=clock.mean_ms,
             opened=self.opened,
         )
 
@@ -243,7 +243,7 @@ class Engines:
         if not self._settled:
             self._notice("comparing the CUDA form of this bundle with the portable one, once for this GPU")
         forms: tuple[GraphForm, ...] = (CUDA.form, "portable")
-        ours, theirs = (run_and_close(plain._open_form(graph, form), self.ranges, self.selection)[0] for form in forms)
+        ours, theirs = (run_and_close(plain._open_form(graph, form), self.ranges, self.selection) for form in forms)
         apart = difference(ours, theirs)
         if apart > FORM_LIMIT:
             raise EngineBuildError(

@@ -107,6 +107,11 @@ class RunClock:
     first_run_s: float = 0.0
     later_runs_s: float = 0.0
 
+    @property
+    def mean_ms(self) -> float:
+        """Of all runs but the first, if there are others."""
+        return 1000 * (self.later_runs_s / (self.runs - 1) if self.runs > 1 else self.first_run_s)
+
     def timed(self, run: Callable[[], T]) -> T:
         start_s = time.perf_counter()
         result = run()
@@ -171,13 +176,16 @@ class Session:
             options.add_run_config_entry("gpu_graph_id", "-1")
         self.explained(lambda: self.clock.timed(lambda: self.ort.run_with_iobinding(binding, options)))
 
-    def bound(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> Any:
-        """An `IOBinding` of these `OrtValue`s by name; its outputs have the order of `outputs`."""
+    def bound(self, known: Mapping[str, Any], device: str = "cpu", device_id: int = 0) -> Any:
+        """An `IOBinding` of inputs and outputs to the `known` `OrtValue`s by name; other outputs appear on a device."""
         binding = self.ort.io_binding()
-        for name, value in inputs.items():
-            binding.bind_ortvalue_input(name, value)
-        for name, value in outputs.items():
-            binding.bind_ortvalue_output(name, value)
+        for tensor in self.inputs:
+            binding.bind_ortvalue_input(tensor.name, known[tensor.name])
+        for tensor in self.outputs:  # which the binding returns in this order
+            if tensor.name in known:
+                binding.bind_ortvalue_output(tensor.name, known[tensor.name])
+            else:
+                binding.bind_output(tensor.name, device, device_id)
         return binding
 
     def explained(self, action: Callable[[], T]) -> T:

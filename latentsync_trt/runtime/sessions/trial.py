@@ -1,6 +1,5 @@
 """Runs graphs on seeded random numbers, to compare the values of two providers or two forms, and to time them."""
 
-import time
 from collections.abc import Iterable, Mapping
 
 import numpy as np
@@ -29,26 +28,23 @@ _VERIFICATION_FACTOR = 4.0
 
 
 class BoundRun:
-    """Runs `session` repeatedly on the same inputs, which stay on the device, as do the outputs.
+    """Runs `session` repeatedly on the same `random_inputs`, which stay on the device, as do the outputs.
 
-    Args:
-        inputs: an array for every input of the graph, uploaded once.
-        selection: the session's provider.
+    `selection`: the session's provider.
     """
 
-    def __init__(self, session: Session, inputs: Mapping[str, Array], selection: Selection) -> None:
+    def __init__(self, session: Session, ranges: Ranges, selection: Selection) -> None:
         self._session = session
         # Kept alive here: the binding only has their addresses.
         self._buffers = DeviceBuffers(selection.device, selection.device_id)
-        self._binding = session.bound({name: self._buffers.upload(name, array) for name, array in inputs.items()}, {})
+        inputs = random_inputs(session.inputs, ranges)
+        known = {name: self._buffers.upload(name, array) for name, array in inputs.items()}
         for output in session.outputs:
             sizes = tuple(size for size in output.shape if isinstance(size, int))
             if len(sizes) == len(output.shape):
                 # A recorded CUDA graph writes to the addresses it was recorded with.
-                value = self._buffers.empty(output.name, sizes, output.dtype.type)
-                self._binding.bind_ortvalue_output(output.name, value)
-            else:
-                self._binding.bind_output(output.name, selection.device, selection.device_id)
+                known[output.name] = self._buffers.empty(output.name, sizes, output.dtype.type)
+        self._binding = session.bound(known, selection.device, selection.device_id)
 
     def __call__(self) -> None:
         """One run; returns when the outputs are complete.
@@ -76,28 +72,18 @@ def random_inputs(tensors: Iterable[TensorInfo], ranges: Ranges) -> dict[str, Ar
     return inputs
 
 
-def run_timed(
-    session: Session, ranges: Ranges, selection: Selection, *, runs: int = 1
-) -> tuple[tuple[Array, ...], float]:
-    """The outputs for `random_inputs`, and the mean of the runs after the first in ms (0 with a single one).
-
-    Raises as `BoundRun`.
-    """
-    run = BoundRun(session, random_inputs(session.inputs, ranges), selection)
-    run()
-    start_s = time.perf_counter()
-    for _ in range(runs - 1):
+def outputs_of(session: Session, ranges: Ranges, selection: Selection, *, runs: int = 1) -> tuple[Array, ...]:
+    """The outputs for `random_inputs`, after several runs, which the session times. Raises as `BoundRun`."""
+    run = BoundRun(session, ranges, selection)
+    for _ in range(runs):
         run()
-    mean_ms = 1000 * (time.perf_counter() - start_s) / max(1, runs - 1)
-    return run.outputs(), mean_ms if runs > 1 else 0.0
+    return run.outputs()
 
 
-def run_and_close(
-    session: Session, ranges: Ranges, selection: Selection, *, runs: int = 1
-) -> tuple[tuple[Array, ...], float]:
-    """As `run_timed`, for a session of `selection` made for it alone; `EngineBuildError` where it does not run."""
+def run_and_close(session: Session, ranges: Ranges, selection: Selection, *, runs: int = 1) -> tuple[Array, ...]:
+    """As `outputs_of`, for a session of `selection` made for it alone; `EngineBuildError` where it does not run."""
     try:
-        return run_timed(session, ranges, selection, runs=runs)
+        return outputs_of(session, ranges, selection, runs=runs)
     except InferenceError as error:
         raise EngineBuildError(f"{error}") from error
     finally:
