@@ -89,20 +89,24 @@ def _painted(
     kinds = {guidance > 1.0, guidance > 1.0 and not unguided_too}
     steps = {step_graph(guided=kind, cached=reuse) for kind in kinds for reuse in {False, cached}}
     networks.prepare(("audio_encoder", "vae_encoder", *sorted(steps), "vae_decoder"), resolution)
-    for part in (batch, replace(batch, latents=-batch.latents)):  # the second finds the buffers of the first
-        denoiser.begin(part)
-        for number in range(4):
-            guided = not (unguided_too and number >= 2)
-            reuse = cached and number % 2 == 1
-            denoiser.step(900 - 100 * number, COEFFICIENTS, cached=reuse, guided=guided)
-    latents = denoiser.latents()
-    if not faces:
-        return [latents]
     pictures = random.integers(0, 255, (frames, 8 * side, 8 * side, 3), np.uint8)
-    features = networks.encode_mel(random.standard_normal((1, 80, 3000), np.float32))
-    masked, whole = networks.codec.encode_faces(pictures, np.ones((8 * side, 8 * side), np.float32))
-    painted = np.stack(networks.codec.decode_faces(whole)).astype(np.float32)
-    return [latents, features, masked, whole, painted]
+    mel = random.standard_normal((1, 80, 3000), np.float32)
+
+    def paint() -> list[Float32Array]:
+        for part in (batch, replace(batch, latents=-batch.latents)):  # the second finds the buffers of the first
+            denoiser.begin(part)
+            for number in range(4):
+                guided = not (unguided_too and number >= 2)
+                reuse = cached and number % 2 == 1
+                denoiser.step(900 - 100 * number, COEFFICIENTS, cached=reuse, guided=guided)
+        latents = denoiser.latents()
+        if not faces:
+            return [latents]
+        masked, whole = networks.codec.encode_faces(pictures, np.ones((8 * side, 8 * side), np.float32))
+        return [latents, masked, whole, np.stack(networks.codec.decode_faces(whole)).astype(np.float32)]
+
+    painted = networks.run(paint)
+    return [*painted, networks.encode_mel(mel)] if faces else painted
 
 
 def _difference(one: list[Float32Array], other: list[Float32Array]) -> float:
