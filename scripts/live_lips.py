@@ -3,7 +3,7 @@
 Speech comes in as from a microphone, so that each window has exactly the look-ahead. `opening`: correlation of the gap
 between the lips with the known mouth; `closures`: share of m, b and p shown shut; `joint`: how much more than with
 `sync` the mouth changes from frame to frame where windows meet, relative to the same inside windows; `psnr_db`: of the
-mouth beside `sync`.
+mouth beside `sync`. The first frames, in which the mouth of a live session fades in, are left out.
 
     python scripts/live_lips.py --json benchmarks/live-lips-demo.json
 """
@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from latentsync_trt import LipSync, LiveOptions, demo_clip
 from latentsync_trt.measure.clips import face_views, mouth_gaps
-from latentsync_trt.measure.lips import joined, score
+from latentsync_trt.measure.lips import score
 from latentsync_trt.measure.page import SHOWN_PX
 from latentsync_trt.measure.pictures import mouth_part
 from latentsync_trt.media.audio import read_audio_blocks
@@ -83,10 +83,11 @@ def main() -> None:
         lip_sync.sync(video, audio, Path(name) / "out.mkv", replace(options.sync_options(), codec="ffv1"))
         offline = [frame.rgb for frame in read_frames(Path(name) / "out.mkv")]
         shown = mouths(source, offline)
-        level = np.zeros(len(source), np.float32)  # not needed where the mouth is known
 
         def row(frames: Sequence[UInt8Array]) -> dict[str, float]:
-            found = score(joined(mouth_gaps(frames), level, spoken_mouth()))
+            gaps = mouth_gaps(frames)
+            gaps[:_FADE_FRAMES] = np.nan
+            found = score(gaps, spoken_mouth())
             return {"opening": round(found.opening, 3), "closures": round(found.closures, 3), "lag": found.lag_frames}
 
         rows.append({"hop": None, "look_ahead_ms": None, **row(offline)})

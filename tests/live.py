@@ -139,3 +139,31 @@ def shares(moments: Sequence[Moment]) -> list[int]:
 def voice(seconds: float, rate_hz: int = 16_000, seed: int = 0) -> Float32Array:
     """Noise as loud as speech."""
     return (0.1 * np.random.default_rng(seed).standard_normal(round(seconds * rate_hz))).astype(np.float32)
+
+
+class PictureLoop:
+    """A dark idle clip that can be encoded."""
+
+    def __init__(self, info: VideoInfo) -> None:
+        self.info, self.planes = info, [flat_planes(info, 40)] * 5
+
+    def index(self, position: int) -> int:
+        return position % len(self.planes)
+
+
+class PicturePainter(ToyPainter):
+    """Paints bright pictures."""
+
+    def __init__(self, loop: PictureLoop) -> None:
+        super().__init__()
+        self._loop = loop
+
+    def picture(self, position: int, patch: Patch, share: float) -> YuvPlanes:
+        return flat_planes(self._loop.info, 220)
+
+
+def flat_planes(info: VideoInfo, level: int) -> YuvPlanes:
+    """Gray planes, 4:2:0."""
+    y = np.full((info.height_px, info.width_px), level, np.uint8)
+    half = np.full((info.height_px // 2, info.width_px // 2), 128, np.uint8)
+    return YuvPlanes(y, half, half, info.color)

@@ -4,11 +4,10 @@ import numpy as np
 import pytest
 
 from latentsync_trt.audio.encoder import encode_audio
+from latentsync_trt.audio.growing import HEARD, Hearing
 from latentsync_trt.audio.mel import filters_of
 from latentsync_trt.audio.segments import public_segments
 from latentsync_trt.bundle.manifest import Bundle
-from latentsync_trt.live.hearing import Hearing
-from latentsync_trt.live.speech import HEARD
 from latentsync_trt.types import Float32Array
 from tests.live import voice
 from tests.small import small_bundle

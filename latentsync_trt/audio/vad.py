@@ -5,6 +5,7 @@ Silencing the samples shuts the mouth as well as replacing the features does, me
 """
 
 from collections.abc import Iterable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import SupportsFloat
@@ -94,17 +95,30 @@ def chances_of_speech(blocks: Iterable[Float32Array]) -> Iterator[Float32Array]:
 
     Arguments and errors as above.
     """
-    session = Session(NETWORK, SessionSettings(intra_op_threads=1))
-    hidden = cell = np.zeros((1, 1, _STATE), np.float32)
-    context = np.zeros(_CONTEXT, np.float32)
-    try:
+    with closing(VoiceActivity()) as network:
         for steps in steps_of(blocks):
-            before = np.concatenate([context[None], steps[:-1, -_CONTEXT:]])
-            context = steps[-1, -_CONTEXT:].copy()
-            found, hidden, cell = session.run({"input": np.hstack([before, steps]), "h": hidden, "c": cell})
-            yield found
-    finally:
-        session.close()
+            yield network.chances(steps)
+
+
+class VoiceActivity:
+    """The network, which remembers what it heard before; open until `close`."""
+
+    def __init__(self) -> None:
+        self._session = Session(NETWORK, SessionSettings(intra_op_threads=1))
+        self._hidden = self._cell = np.zeros((1, 1, _STATE), np.float32)
+        self._context = np.zeros(_CONTEXT, np.float32)
+
+    def chances(self, steps: Float32Array) -> Float32Array:
+        """The probability of speech in each of the next steps, `(n, STEP)` → `(n,)`; raises `InferenceError`."""
+        before = np.concatenate([self._context[None], steps[:-1, -_CONTEXT:]])
+        self._context = steps[-1, -_CONTEXT:].copy()
+        given = {"input": np.hstack([before, steps]), "h": self._hidden, "c": self._cell}
+        found, self._hidden, self._cell = self._session.run(given)
+        return np.asarray(found, np.float32)
+
+    def close(self) -> None:
+        """Frees the network."""
+        self._session.close()
 
 
 def steps_of(blocks: Iterable[Float32Array]) -> Iterator[Float32Array]:

@@ -26,6 +26,7 @@ PANELS = {
         "result.",
         "sync": "Lip-sync a video to a speech recording.",
         "ui": "Lip-sync on a page in the browser: drop a video and speech, follow the job, compare, download.",
+        "live": "A face that speaks while the speech is still being made, on a page in the browser.",
         "batch": "Lip-sync many clips; models are loaded once per GPU.",
         "serve": "Lip-sync as an HTTP service: send video and speech, follow the job, fetch the result.",
         "faces": "Find and number all people of VIDEO: a contact sheet, and their tracks for `sync --faces`.",

@@ -98,7 +98,7 @@ def _start(
     except ImportError as error:
         raise MissingDependency(f'{name}: needs its extra; pip install "latentsync-trt[{name}]" ({error})') from error
     own = is_loopback(host) and not share
-    key = _api_key("--share" if share else f"--host {host}", no_key, loopback=own)
+    key = api_key("--share" if share else f"--host {host}", no_key, loopback=own)
     limits, on = build(Limits, fields), build(WorkerOptions, fields)
     place = fields["folder"] or user_folder("data") / name
     bundle = fields["bundle"] or str(find_bundle(None)[0])
@@ -109,7 +109,7 @@ def _start(
         if name == "serve" and ray is not None:
             # Not a closure: the replica gets a copy, and workers cannot be copied.
             again = partial(make_handles, len(handles), ray="auto")
-            ready = f"{_url(host, port)}/docs: ready; jobs are kept in {place}"
+            ready = f"{url_of(host, port)}/docs: ready; jobs are kept in {place}"
             server.run_on_ray(again, place.absolute(), limits, key, (host, port), lambda: say(ready))
             return
         with server.listen(host, port) as listener, closing(Service(place, handles, limits)) as service:
@@ -121,17 +121,18 @@ def _start(
             else:
                 app, ready = nullcontext(create_app(service, key, own_hosts=own)), "/docs: listening"
             with app as running:
-                say(f"{_url(host, port)}{ready}; jobs are kept in {place}")
+                say(f"{url_of(host, port)}{ready}; jobs are kept in {place}")
                 if share:
                     say(f"{public_address(host, port)}: ready, for everyone who knows the key")
                 server.run(service, running, listener)
 
 
-def _url(host: str, port: int) -> str:
+def url_of(host: str, port: int) -> str:
+    """The address of a service."""
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
-def _api_key(flag: str, no_key: bool, *, loopback: bool) -> str | None:
+def api_key(flag: str, no_key: bool, *, loopback: bool) -> str | None:
     """The key that clients must send, if any; raises `InputError` if others than this machine could come in without."""
     key = os.environ.get(_KEY) or None
     if key is not None and len(key) < _SHORTEST_KEY:

@@ -14,8 +14,8 @@ from latentsync_trt.media.pictures import LazyRgb
 from latentsync_trt.types import Float32Array, Patch, UInt16Array, YuvPlanes
 
 if TYPE_CHECKING:
+    from latentsync_trt.audio.growing import Hearing
     from latentsync_trt.face.paste import Paster
-    from latentsync_trt.live.hearing import Hearing
     from latentsync_trt.live.idle import IdleLoop
     from latentsync_trt.runtime.networks.devices import Device
     from latentsync_trt.sync.inpaint import Inpainter

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from latentsync_trt.audio.growing import AHEAD, QUIET_DB
 from latentsync_trt.config import MODEL_FPS
 from latentsync_trt.errors import InputError
-from latentsync_trt.live.hearing import AHEAD, QUIET_DB
 from latentsync_trt.live.moment import MOMENT_S, Counts, Moment
 from latentsync_trt.live.options import LiveOptions
 from latentsync_trt.live.painter import Canceled, Planned, SessionPainter

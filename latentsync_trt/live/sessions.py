@@ -11,11 +11,11 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
+from latentsync_trt.audio.growing import Hearing
 from latentsync_trt.audio.mel import filters_of
 from latentsync_trt.errors import Busy, InputError
 from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.face.paste import Paster
-from latentsync_trt.live.hearing import Hearing
 from latentsync_trt.live.idle import IdleLoop, load_idle
 from latentsync_trt.live.moment import MOMENT_S
 from latentsync_trt.live.options import LiveOptions

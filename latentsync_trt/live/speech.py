@@ -8,13 +8,11 @@ from math import ceil
 import numpy as np
 from numpy.typing import NDArray
 
+from latentsync_trt.audio.growing import HEARD
 from latentsync_trt.config import MODEL_FPS
 from latentsync_trt.errors import Busy, InputError
 from latentsync_trt.media.audio import SPEECH_RATE_HZ, RateConverter
 from latentsync_trt.types import Float32Array
-
-HEARD = SPEECH_RATE_HZ // MODEL_FPS
-"""Samples of a moment for the network."""
 
 LEAST_RATE_HZ, MOST_RATE_HZ = 8_000, 48_000
 

@@ -181,6 +181,14 @@ def _padding_s(container: InputContainer, stream: AudioStream, last: AudioFrame)
     return beyond_s if exact and 0 < beyond_s < duration_s else Fraction(0)
 
 
+def sound_frame(samples: Float32Array, rate_hz: int, at: int) -> AudioFrame:
+    """Mono `samples (n,)` in [−1, 1] as 16-bit sound, at sample `at`."""
+    clipped = np.clip(np.rint(samples * 32768), -32768, 32767).astype(np.int16)
+    frame = AudioFrame.from_ndarray(clipped[None], "s16", "mono")
+    frame.sample_rate, frame.pts, frame.time_base = rate_hz, at, Fraction(1, rate_hz)
+    return frame
+
+
 class RateConverter:
     """Mono samples that come piece by piece, float32 `(n,)`, at another rate; how they are divided makes no difference.
 

@@ -27,11 +27,11 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 from starlette.exceptions import HTTPException as StarletteHTTPException
-from starlette.requests import ClientDisconnect
+from starlette.requests import ClientDisconnect, HTTPConnection
 
 from latentsync_trt import __version__
 from latentsync_trt.batch.ledger import State
-from latentsync_trt.errors import InputError, LatentSyncError, MediaError
+from latentsync_trt.errors import Busy, InputError, LatentSyncError, MediaError
 from latentsync_trt.serve.admission import (
     FILE_FIELDS,
     LEAST_BYTES_PER_S,
@@ -59,13 +59,14 @@ _STATUS: tuple[tuple[type[Exception], int], ...] = (
     (UnknownJob, 404),
     (NotNow, 409),
     (TryLater, 429),
+    (Busy, 429),
     (DiskFull, 507),
     (TooLarge, 413),
     (MediaError, 415),
     (InputError, 422),
     (ClientDisconnect, 400),
 )
-_HANDLED: tuple[type[Exception], ...] = (
+HANDLED: tuple[type[Exception], ...] = (
     *(LatentSyncError, ClientDisconnect, OSError, Exception),
     *(StarletteHTTPException, RequestValidationError),
 )
@@ -117,12 +118,12 @@ def create_app(service: Service, key: str | None, *, own_hosts: bool = False, fi
         "summary": "Lip-syncs videos to speech recordings.",
         "version": __version__,
         "lifespan": lifespan,
-        "exception_handlers": dict.fromkeys(_HANDLED, _on_error),
+        "exception_handlers": dict.fromkeys(HANDLED, on_error),
         "responses": {status: {"model": Problem, "description": "What is wrong"} for status in ("4XX", "5XX", 422)},
     }
     # The page of the description is served from here: scripts of other hosts could use the key that people enter there.
     app = FastAPI(openapi_url=None, **described) if files_only else FastAPIOffline(redoc_url=None, **described)
-    allowed = [Depends(_guard(key, own_hosts))]
+    allowed = [Depends(guard(key, own_hosts))]
     app.include_router(_files(service), prefix="/v1", dependencies=allowed)
     if not files_only:
         app.include_router(_jobs(service), prefix="/v1", dependencies=allowed)
@@ -131,7 +132,9 @@ def create_app(service: Service, key: str | None, *, own_hosts: bool = False, fi
     return app
 
 
-def _guard(key: str | None, own_hosts: bool) -> Callable[..., None]:
+def guard(key: str | None, own_hosts: bool) -> Callable[..., None]:
+    """A dependency that refuses requests without the key or, where there is none, those of other sites."""
+
     def check(request: Request, sent: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]) -> None:
         if key is None:
             check_origin(request, own_hosts)
@@ -142,7 +145,7 @@ def _guard(key: str | None, own_hosts: bool) -> Callable[..., None]:
     return check
 
 
-def check_origin(request: Request, own_hosts: bool) -> None:
+def check_origin(request: HTTPConnection, own_hosts: bool) -> None:
     """Refuses requests of other sites: without a key, any web page that the user opens could send some.
 
     Behind a proxy, this site is what the proxy says in X-Forwarded-Host, which no web page can set.
@@ -267,7 +270,8 @@ class _Figures(Collector):
             yield family
 
 
-async def _on_error(_: Request, error: Exception) -> JSONResponse:
+async def on_error(_: Request, error: Exception) -> JSONResponse:
+    """The answer to an error of `HANDLED`."""
     status = next((status for kind, status in _STATUS if isinstance(error, kind)), 500)
     message, headers = str(error), dict[str, str]()
     if isinstance(error, StarletteHTTPException):

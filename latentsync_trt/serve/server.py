@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import uvicorn
 from starlette.applications import Starlette
@@ -23,6 +23,18 @@ _MOST_REQUESTS = 200
 _LOGGING = {"log_level": "WARNING", "enable_access_log": False}
 
 
+class Runs(Protocol):
+    """What `run` runs."""
+
+    def check(self) -> None:
+        """Raises if it cannot go on."""
+        ...
+
+    def close(self) -> None:
+        """Ends it."""
+        ...
+
+
 def listen(host: str, port: int) -> socket.socket:
     """Returns a socket that listens; raises `InputError` if the address or port cannot be used."""
     try:
@@ -33,7 +45,7 @@ def listen(host: str, port: int) -> socket.socket:
         raise InputError(f"--host {host} --port {port}: cannot be used ({reason}); choose another") from error
 
 
-def run(service: Service, app: Starlette, listener: socket.socket) -> None:
+def run(service: "Runs", app: Starlette, listener: socket.socket) -> None:
     """Answers requests with the service's `app` until a signal raises KeyboardInterrupt here; closes the service.
 
     Raises:

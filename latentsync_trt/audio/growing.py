@@ -15,11 +15,13 @@ from latentsync_trt.audio.encoder import (
     attended_positions,
     silent_window,
 )
-from latentsync_trt.audio.mel import FFT, HOP, MEL_BANDS, MEL_FRAMES_PER_S, log_power, scaled
+from latentsync_trt.audio.mel import FFT, HOP, MEL_BANDS, MEL_FRAMES_PER_S, SAMPLE_RATE_HZ, log_power, scaled
 from latentsync_trt.audio.segments import FEATURES_PER_S
 from latentsync_trt.config import MODEL_FPS
-from latentsync_trt.live.speech import HEARD
 from latentsync_trt.types import Float32Array, Float64Array
+
+HEARD = SAMPLE_RATE_HZ // MODEL_FPS
+"""Samples of a video frame."""
 
 AHEAD = 16 * HEARD
 """Samples after a window that are used where there are so many: 640 ms; more changes nothing."""

@@ -1,0 +1,179 @@
+"""A call: one viewer's WebRTC connection around a session, which it drives at 25 moments a second."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from aiortc import (
+    MediaStreamTrack,
+    RTCConfiguration,
+    RTCIceServer,
+    RTCPeerConnection,
+    RTCRtpSender,
+    RTCSessionDescription,
+)
+from aiortc.codecs import h264
+from aiortc.mediastreams import MediaStreamError
+
+from latentsync_trt.config import SyncOptions
+from latentsync_trt.errors import LatentSyncError
+from latentsync_trt.live.microphone import Microphone
+from latentsync_trt.live.moment import MOMENT_S, Moment
+from latentsync_trt.live.session import LiveSession
+from latentsync_trt.media.audio import sound_frame
+from latentsync_trt.media.codecs import choose_encoder
+from latentsync_trt.media.pictures import LazyRgb, PictureMaker
+from latentsync_trt.types import Frame
+
+MARK = "AI-generated video: the mouth follows speech (latentsync-trt)"
+"""In the description of each session."""
+
+_log = logging.getLogger(__name__)
+
+_H264 = "video/H264"
+_PACKETS_PER_MOMENT = 2
+"""Of sound, 20 ms each."""
+
+_WAITING = 10
+"""Moments that may wait for a viewer; older ones are dropped, picture and sound."""
+
+_BEHIND_S = 0.5
+"""After a longer hold-up, moments go on from now, instead of all at once."""
+
+# aiortc's own are for talking heads of 640×480.
+h264.DEFAULT_BITRATE, h264.MIN_BITRATE, h264.MAX_BITRATE = 3_000_000, 1_000_000, 12_000_000
+
+
+class _Track(MediaStreamTrack):
+    """Frames in the order of `put`."""
+
+    def __init__(self, kind: str, most: int) -> None:
+        super().__init__()
+        self.kind = kind
+        self._queue: asyncio.Queue[Any] = asyncio.Queue(most)
+
+    def put(self, frame: Any) -> None:
+        if self._queue.full():
+            self._queue.get_nowait()
+        self._queue.put_nowait(frame)
+
+    async def recv(self) -> Any:
+        if self.readyState != "live":
+            raise MediaStreamError
+        return await self._queue.get()
+
+
+class Call:
+    """Open until `close`, which closes the session, too.
+
+    `listeners`: called in the event loop with each moment that ends an utterance.
+
+    Args:
+        stun: address of a STUN server, as `stun:host:port`; without one none is asked, and only addresses of this
+            machine are offered.
+        on_close: called once.
+    """
+
+    def __init__(self, session: LiveSession, *, stun: str | None = None, on_close: Callable[[], object]) -> None:
+        self.session, self.listeners = session, list[Callable[[Moment], object]]()
+        self._on_close, self._tasks, self._closed = on_close, set[asyncio.Task[None]](), False
+        servers = [] if stun is None else [RTCIceServer(urls=stun)]
+        self._peer = RTCPeerConnection(RTCConfiguration(iceServers=servers))
+        self._video, self._audio = _Track("video", _WAITING), _Track("audio", _WAITING * _PACKETS_PER_MOMENT)
+        self._threads = ThreadPoolExecutor(1, "live moments")
+        encoder = replace(choose_encoder(SyncOptions(codec="h264"), session.loop.info), pixel_format="yuv420p")
+        self._maker = PictureMaker(session.loop.info, encoder)
+        self._peer.on("track", self._on_track)
+        self._peer.on("connectionstatechange", self._on_state)
+
+    async def answer(self, sdp: str) -> str:
+        """The answer to a viewer's offer; raises ValueError if that is none."""
+        for track in (self._video, self._audio):
+            self._peer.addTrack(track)
+        for transceiver in self._peer.getTransceivers():
+            if transceiver.kind == "video":
+                codecs = RTCRtpSender.getCapabilities("video").codecs
+                transceiver.setCodecPreferences(sorted(codecs, key=lambda codec: codec.mimeType != _H264))
+        await self._peer.setRemoteDescription(RTCSessionDescription(sdp, "offer"))
+        await self._peer.setLocalDescription(await self._peer.createAnswer())
+        return str(self._peer.localDescription.sdp).replace("\r\ns=-", f"\r\ns={MARK}", 1)
+
+    async def close(self) -> None:
+        """Ends the connection and the session."""
+        if self._closed:
+            return
+        self._closed = True
+        for task in self._tasks:
+            task.cancel()
+        await self._peer.close()
+        await asyncio.to_thread(self.session.close)
+        self._threads.shutdown(wait=False)
+        self._on_close()
+
+    def _start(self, work: Any) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _on_state(self) -> None:
+        if self._peer.connectionState == "connected":
+            self._start(self._run())
+        elif self._peer.connectionState in ("failed", "closed"):
+            await self.close()
+
+    def _on_track(self, track: MediaStreamTrack) -> None:
+        if track.kind == "audio":
+            self._start(self._listen(track))
+
+    async def _listen(self, track: MediaStreamTrack) -> None:
+        """Says what the viewer says."""
+        microphone = None
+        with suppress(MediaStreamError):
+            while True:
+                sound: Any = await track.recv()
+                samples = sound.to_ndarray().reshape(-1, sound.layout.nb_channels).mean(axis=1) / np.float32(32768)
+                microphone = microphone or Microphone(self.session, sound.sample_rate)
+                await asyncio.to_thread(microphone.hear, samples.astype(np.float32))
+
+    async def _run(self) -> None:
+        """Gives a moment every 40 ms: its picture and its sound at the same tick."""
+        loop, tick = asyncio.get_running_loop(), 0
+        begun_s = loop.time()
+        try:
+            while True:
+                behind_s = loop.time() - begun_s - tick * float(MOMENT_S)
+                begun_s += behind_s if behind_s > _BEHIND_S else 0.0
+                await asyncio.sleep(max(0.0, -behind_s))
+                given = await loop.run_in_executor(self._threads, self._next)
+                if given is None:
+                    break
+                self._give(*given)
+                tick += 1
+        except LatentSyncError:
+            _log.exception("a live session failed")
+        await self.close()
+
+    def _next(self) -> tuple[Moment, Any] | None:
+        """The next moment and its picture to encode."""
+        moment = next(self.session, None)
+        if moment is None:
+            return None
+        frame = Frame(moment.index, moment.time_s, MOMENT_S, moment.time_s, LazyRgb(moment.planes), moment.planes)
+        picture = self._maker.frame(frame)
+        picture.pts, picture.time_base = moment.index, MOMENT_S
+        return moment, picture
+
+    def _give(self, moment: Moment, picture: Any) -> None:
+        self._video.put(picture)
+        size, rate_hz = len(moment.sound) // _PACKETS_PER_MOMENT, int(self.session.options.sound_rate_hz)
+        for part in range(_PACKETS_PER_MOMENT):
+            at = moment.index * len(moment.sound) + part * size
+            self._audio.put(sound_frame(moment.sound[part * size :][:size], rate_hz, at))
+        if moment.ends:
+            for listener in self.listeners:
+                listener(moment)

@@ -1,0 +1,244 @@
+"""Live sessions over HTTP: a page, WebRTC out, and speech in by microphone or a WebSocket of 16-bit samples."""
+
+import asyncio
+import json
+import secrets
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from fastapi import Depends, FastAPI, HTTPException, Request, Response, WebSocket
+from fastapi.concurrency import run_in_threadpool
+from fastapi.responses import FileResponse
+from prometheus_client import Metric
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.registry import Collector
+from starlette.websockets import WebSocketDisconnect
+
+from latentsync_trt import __version__
+from latentsync_trt.errors import Busy, InputError, LatentSyncError
+from latentsync_trt.live.moment import Moment
+from latentsync_trt.live.session import LiveSession
+from latentsync_trt.option_fields import check_limits, option
+from latentsync_trt.serve.admission import LIMITS
+from latentsync_trt.serve.app import HANDLED, check_origin, guard, on_error
+from latentsync_trt.serve.call import MARK, Call
+
+_PAGE = Path(__file__).parent
+_FILES = {"/": "live.html", "/live.js": "live.js"}
+_POLICY = "default-src 'self'; media-src 'self' blob:; style-src 'self' 'unsafe-inline'; frame-ancestors 'self'"
+_MOST_OFFER_BYTES = 64 * 1024
+_DEFAULT_RATE_HZ = 16_000
+
+
+@dataclass(frozen=True, slots=True)
+class LiveLimits:
+    """What the live service accepts. Raises `InputError` for values outside their limits."""
+
+    max_sessions: int = option(
+        8, "Viewers at once, if the GPU can paint for so many; more are refused.", group=LIMITS, minimum=1, maximum=64
+    )
+    max_session_s: float = option(
+        3600.0, "Seconds after which a session ends.", group=LIMITS, minimum=1.0, maximum=86_400.0
+    )
+    connect_s: float = option(30.0, "Seconds in which a viewer must connect.", group=LIMITS, minimum=1.0, maximum=600.0)
+
+    def __post_init__(self) -> None:
+        check_limits(self)
+
+
+class LiveService:
+    """The calls that are open.
+
+    Args:
+        open_session: opens a session; called in a thread.
+    """
+
+    def __init__(self, open_session: Callable[[], LiveSession], limits: LiveLimits, stun: str | None = None) -> None:
+        self.limits, self.calls = limits, dict[str, Call]()
+        self._open, self._stun, self._opening = open_session, stun, 0
+        self._tasks = set[asyncio.Task[None]]()
+
+    def check(self) -> None:
+        """Nothing can end the service but a signal."""
+
+    def close(self) -> None:
+        """Ends the sessions, and by that their calls."""
+        for call in list(self.calls.values()):
+            call.session.close()
+
+    async def call(self, sdp: str) -> tuple[str, str]:
+        """Opens a call; returns its id and the answer to an offer.
+
+        Raises:
+            Busy: there are as many as may be. InputError: the offer cannot be read. Others as `LipSync.stream`.
+        """
+        if len(self.calls) + self._opening >= self.limits.max_sessions:
+            raise Busy(f"live: {self.limits.max_sessions} viewers are connected (--max-sessions); try again later")
+        self._opening += 1
+        try:
+            session = await run_in_threadpool(self._open)
+            name = secrets.token_urlsafe(18)
+            call = Call(session, stun=self._stun, on_close=lambda: self.calls.pop(name, None))
+            self.calls[name] = call
+        finally:
+            self._opening -= 1
+        try:
+            answer = await call.answer(sdp)
+        except Exception as error:
+            await call.close()
+            raise InputError(f"sdp: is no offer of a WebRTC connection ({type(error).__name__})") from error
+        self._later(self.limits.connect_s, call, lambda: call.session.counts.moments == 0)
+        self._later(self.limits.max_session_s, call, lambda: True)
+        return name, answer
+
+    def _later(self, after_s: float, call: Call, closes: Callable[[], bool]) -> None:
+        async def wait() -> None:
+            await asyncio.sleep(after_s)
+            if closes():
+                await call.close()
+
+        task = asyncio.get_running_loop().create_task(wait())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def leave(self) -> None:
+        """Closes all calls."""
+        for task in self._tasks:
+            task.cancel()
+        for call in list(self.calls.values()):
+            await call.close()
+
+
+def live_app(service: LiveService, key: str | None, *, own_hosts: bool = False) -> FastAPI:
+    """The application of a service; `key` and `own_hosts` as for `create_app`."""
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        await service.leave()
+
+    handlers: Any = dict.fromkeys(HANDLED, on_error)
+    app = FastAPI(
+        title="latentsync-trt live", version=__version__, lifespan=lifespan, exception_handlers=handlers, docs_url=None
+    )
+    allowed = [Depends(guard(key, own_hosts))]
+    for path, name in _FILES.items():
+        app.add_api_route(path, _file(name), response_class=FileResponse)
+
+    @app.post("/v1/live", status_code=201, dependencies=allowed)
+    async def open_call(request: Request) -> dict[str, str]:
+        """Opens a session for the viewer who offers a connection."""
+        body = b""
+        async for part in request.stream():
+            body += part
+            if len(body) > _MOST_OFFER_BYTES:
+                raise HTTPException(413, f"offer: has more than {_MOST_OFFER_BYTES // 1024} kB")
+        try:
+            sdp = json.loads(body)["sdp"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise InputError('offer: is not JSON as {"sdp": "v=0…"}') from error
+        name, answer = await service.call(str(sdp))
+        return {"id": name, "type": "answer", "sdp": answer, "mark": MARK}
+
+    @app.delete("/v1/live/{name}", status_code=204, dependencies=allowed)
+    async def close_call(name: str) -> None:
+        """Ends a session."""
+        await _found(service, name).close()
+
+    @app.websocket("/v1/live/{name}/speech")
+    async def speech(socket: WebSocket, name: str, rate: int = _DEFAULT_RATE_HZ) -> None:
+        """16-bit samples as bytes; `end`, `stop` or `clear_buffer` as JSON. Only its viewer knows the id."""
+        if key is None:
+            check_origin(socket, own_hosts)
+        await _converse(socket, _found(service, name), rate)
+
+    @app.get("/healthz")
+    def health() -> dict[str, str]:
+        """200 while it runs; needs no key."""
+        return {"status": "ready"}
+
+    @app.get("/metrics", dependencies=allowed)
+    def metrics() -> Response:
+        """Figures for Prometheus."""
+        return Response(generate_latest(_Figures(service)), media_type=CONTENT_TYPE_LATEST)
+
+    return app
+
+
+def _file(name: str) -> Callable[[], FileResponse]:
+    def send() -> FileResponse:
+        return FileResponse(_PAGE / name, headers={"Content-Security-Policy": _POLICY})
+
+    return send
+
+
+def _found(service: LiveService, name: str) -> Call:
+    if name not in service.calls:
+        raise HTTPException(404, f"live session {name[:40]}: there is none, or it has ended; open another")
+    return service.calls[name]
+
+
+async def _converse(socket: WebSocket, call: Call, rate_hz: int) -> None:
+    """Answers what is said with the seconds that wait, and says when utterances have been heard."""
+    await socket.accept()
+    loop, session = asyncio.get_running_loop(), call.session
+
+    def finished(moment: Moment) -> None:
+        loop.create_task(_send(socket, type="finished", utterance=moment.utterance))
+
+    call.listeners.append(finished)
+    try:
+        while True:
+            message = await socket.receive()
+            if message["type"] == "websocket.disconnect":
+                return
+            try:
+                await _send(socket, **await asyncio.to_thread(_done, session, message, rate_hz))
+            except LatentSyncError as error:
+                await _send(socket, type="error", error=str(error), busy=isinstance(error, Busy))
+    finally:
+        call.listeners.remove(finished)
+
+
+async def _send(socket: WebSocket, **values: Any) -> None:
+    with suppress(WebSocketDisconnect, RuntimeError):  # it has left
+        await socket.send_text(json.dumps(values))
+
+
+def _done(session: LiveSession, message: Any, rate_hz: int) -> dict[str, Any]:
+    """Does what a message asks for."""
+    samples, text = message.get("bytes"), message.get("text")
+    if samples is not None:
+        if len(samples) % 2:
+            raise InputError("say: an odd number of bytes; send 16-bit samples, little-endian, mono")
+        return {"type": "buffered", "seconds": round(session.say(np.frombuffer(samples, "<i2"), rate_hz), 3)}
+    try:
+        kind = json.loads(text)["type"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError('message: is not JSON as {"type": "end"}') from error
+    if kind == "end":
+        session.end()
+        return {"type": "ended"}
+    if kind in ("stop", "clear_buffer", "interrupt"):
+        return {"type": "stopped", "heard_s": round(session.stop(), 3)}
+    raise InputError(f"message: {str(kind)[:40]} is none of end, stop and clear_buffer")
+
+
+class _Figures(Collector):
+    def __init__(self, service: LiveService) -> None:
+        self._service = service
+
+    def collect(self) -> Iterator[Metric]:
+        sessions = [call.session for call in list(self._service.calls.values())]
+        late = sum(session.counts.late for session in sessions)
+        for name, text, value in (
+            ("sessions", "Occupied slots: sessions that are open.", len(sessions)),
+            ("slots", "Sessions that may be open.", self._service.limits.max_sessions),
+            ("late_moments", "Moments of open sessions that were not painted in time.", late),
+        ):
+            yield GaugeMetricFamily(f"latentsync_live_{name}", text, value)

@@ -1,0 +1,156 @@
+"""Live sessions over HTTP and WebRTC, on 127.0.0.1, with pictures that no network painted."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from typing import Any, cast
+
+import httpx
+import numpy as np
+import pytest
+
+aiortc = pytest.importorskip("aiortc", reason="needs the extra live")
+websockets = pytest.importorskip("websockets", reason="needs the extra live")
+
+from latentsync_trt.live.options import LiveOptions  # noqa: E402
+from latentsync_trt.live.session import LiveSession  # noqa: E402
+from latentsync_trt.media.pictures import picture_info  # noqa: E402
+from latentsync_trt.serve.call import MARK  # noqa: E402
+from latentsync_trt.serve.live import LiveLimits, LiveService, live_app  # noqa: E402
+from tests.live import Inline, PictureLoop, PicturePainter, voice  # noqa: E402
+from tests.serving import PATIENCE_S, answering  # noqa: E402
+
+KEY = "a key that no one guesses"
+
+
+@pytest.fixture(autouse=True)
+def only_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("aioice.ice.get_host_addresses", lambda *_, **__: ["127.0.0.1"])
+
+
+def session() -> LiveSession:
+    loop = cast(Any, PictureLoop(picture_info(64, 64, rgb=False)))
+    painter = cast(Any, PicturePainter(loop))
+    return LiveSession(painter, loop, LiveOptions(), executors=(Inline(), Inline()))
+
+
+@pytest.fixture
+def address() -> Iterator[str]:
+    service = LiveService(session, LiveLimits(max_sessions=1))
+    with answering(live_app(service, KEY)) as found:
+        yield found
+
+
+class Viewer:
+    """A browser's side of a call."""
+
+    def __init__(self) -> None:
+        self.peer = aiortc.RTCPeerConnection(aiortc.RTCConfiguration(iceServers=[]))
+        self.tracks: dict[str, Any] = {}
+        self.peer.on("track", lambda track: self.tracks.setdefault(track.kind, track))
+
+    async def offer(self) -> str:
+        for kind in ("video", "audio"):
+            self.peer.addTransceiver(kind, direction="recvonly")
+        await self.peer.setLocalDescription(await self.peer.createOffer())
+        return str(self.peer.localDescription.sdp)
+
+    async def take(self, kind: str, count: int) -> list[Any]:
+        return [await asyncio.wait_for(self.tracks[kind].recv(), PATIENCE_S) for _ in range(count)]
+
+
+@asynccontextmanager
+async def call(address: str) -> AsyncIterator[tuple[Viewer, dict[str, str]]]:
+    viewer = Viewer()
+    headers = {"Authorization": f"Bearer {KEY}"}
+    async with httpx.AsyncClient(base_url=address, timeout=PATIENCE_S, trust_env=False, headers=headers) as client:
+        answer = await client.post("/v1/live", json={"sdp": await viewer.offer()})
+        assert answer.status_code == 201, answer.text
+        found = answer.json()
+        await viewer.peer.setRemoteDescription(aiortc.RTCSessionDescription(found["sdp"], "answer"))
+        try:
+            yield viewer, found
+        finally:
+            await viewer.peer.close()
+            await client.delete(f"/v1/live/{found['id']}")
+
+
+async def told(socket: Any) -> dict[str, Any]:
+    return cast(dict[str, Any], json.loads(await asyncio.wait_for(socket.recv(), PATIENCE_S)))
+
+
+def test_speech_goes_in_by_websocket_and_comes_out_by_webrtc(address: str) -> None:
+    async def converse() -> None:
+        async with call(address) as (viewer, found):
+            assert "H264" in found["sdp"].split("m=video")[1].split("VP8")[0]
+            assert f"s={MARK}" in found["sdp"]
+            assert "stun" not in found["sdp"]
+            await viewer.take("video", 3)
+            sounds = asyncio.create_task(viewer.take("audio", 100))
+            pictures = asyncio.create_task(viewer.take("video", 50))
+            url = f"{address.replace('http', 'ws')}/v1/live/{found['id']}/speech?rate=16000"
+            async with websockets.connect(url, proxy=None) as socket:
+                await socket.send((voice(0.4) * 32767).astype(np.int16).tobytes())
+                assert 0.3 < (await told(socket))["seconds"] < 0.6
+                await socket.send('{"type": "end"}')
+                assert await told(socket) == {"type": "ended"}
+                assert await told(socket) == {"type": "finished", "utterance": 1}
+                await socket.send(b"odd")
+                assert "odd number of bytes" in (await told(socket))["error"]
+                await socket.send('{"type": "clear_buffer"}')
+                assert await told(socket) == {"type": "stopped", "heard_s": 0.0}
+                await socket.send('{"type": "dance"}')
+                assert "none of end, stop" in (await told(socket))["error"]
+            heard = np.concatenate([frame.to_ndarray().reshape(-1) for frame in await sounds])
+            levels = [frame.to_ndarray(format="gray").mean() for frame in await pictures]
+            assert np.abs(heard).max() > 1000
+            assert max(levels) > min(levels) + 50  # painted pictures are brighter
+
+    asyncio.run(converse())
+
+
+def test_a_second_viewer_is_refused_and_admitted_when_the_first_has_left(address: str) -> None:
+    async def converse() -> None:
+        headers = {"Authorization": f"Bearer {KEY}"}
+        async with (
+            call(address),
+            httpx.AsyncClient(base_url=address, timeout=PATIENCE_S, trust_env=False, headers=headers) as client,
+        ):
+            second = Viewer()
+            refused = await client.post("/v1/live", json={"sdp": await second.offer()})
+            await second.peer.close()
+            assert refused.status_code == 429
+            assert "--max-sessions" in refused.json()["error"]
+            assert "latentsync_live_sessions 1.0" in (await client.get("/metrics")).text
+        async with call(address):
+            pass
+
+    asyncio.run(converse())
+
+
+def test_only_who_has_the_key_comes_in(address: str) -> None:
+    with httpx.Client(base_url=address, timeout=PATIENCE_S, trust_env=False) as client:
+        assert client.post("/v1/live", json={"sdp": ""}).status_code == 401
+        assert client.get("/metrics").status_code == 401
+        assert client.get("/healthz").status_code == 200
+        page = client.get("/")
+        assert "AI-generated" in page.text
+        assert "default-src 'self'" in page.headers["Content-Security-Policy"]
+        assert client.get("/live.js").status_code == 200
+        headers = {"Authorization": f"Bearer {KEY}"}
+        wrong = client.post("/v1/live", json={"sdp": "nonsense"}, headers=headers)
+        assert wrong.status_code == 422
+        assert client.post("/v1/live", content=b"{", headers=headers).status_code == 422
+        assert client.post("/v1/live", content=bytes(70_000), headers=headers).status_code == 413
+        assert client.delete("/v1/live/unknown", headers=headers).status_code == 404
+
+
+def test_without_a_key_other_sites_are_refused() -> None:
+    service = LiveService(session, LiveLimits())
+    with (
+        answering(live_app(service, None, own_hosts=True)) as address,
+        httpx.Client(base_url=address, timeout=PATIENCE_S, trust_env=False) as client,
+    ):
+        headers = {"Origin": "https://elsewhere.example"}
+        assert client.post("/v1/live", json={"sdp": ""}, headers=headers).status_code == 403
