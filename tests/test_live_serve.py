@@ -16,8 +16,9 @@ websockets = pytest.importorskip("websockets", reason="needs the extra live")
 from latentsync_trt.live.options import LiveOptions  # noqa: E402
 from latentsync_trt.live.session import LiveSession  # noqa: E402
 from latentsync_trt.media.pictures import picture_info  # noqa: E402
+from latentsync_trt.serve.admission import LiveLimits  # noqa: E402
 from latentsync_trt.serve.call import MARK  # noqa: E402
-from latentsync_trt.serve.live import LiveLimits, LiveService, live_app  # noqa: E402
+from latentsync_trt.serve.live import LiveService, live_app  # noqa: E402
 from tests.live import Inline, PictureLoop, PicturePainter, voice  # noqa: E402
 from tests.serving import PATIENCE_S, answering  # noqa: E402
 

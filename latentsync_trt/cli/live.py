@@ -11,6 +11,7 @@ from latentsync_trt.cli.show import say
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import MissingDependency
 from latentsync_trt.live.options import LIVE, LiveOptions
+from latentsync_trt.serve.admission import LiveLimits
 from latentsync_trt.stopping import interruption
 
 _add = partial(click.option, panel=LIVE, show_default=True)
@@ -23,6 +24,7 @@ _add = partial(click.option, panel=LIVE, show_default=True)
 @_add("--no-key", is_flag=True, show_default=False, help="Let other machines in without a key.")
 @_add("--stun", metavar="URL", help="STUN server, as stun:host:3478.  [default: none is asked]")
 @options_from(LiveOptions, leave_out=("wait", "sound_rate_hz"))
+@options_from(LiveLimits)
 @bundle_option
 @provider_option
 @options_from(RuntimeOptions)
@@ -33,7 +35,7 @@ def live(host: str, port: int, *, no_key: bool, stun: str | None, **fields: Any)
     try:
         from latentsync_trt.serve import server
         from latentsync_trt.serve.app import is_loopback
-        from latentsync_trt.serve.live import LiveLimits, LiveService, live_app
+        from latentsync_trt.serve.live import LiveService, live_app
     except ImportError as error:
         raise MissingDependency(f'live: needs its extra; pip install "latentsync-trt[live]" ({error})') from error
     from latentsync_trt.sync.api import LipSync
@@ -50,7 +52,7 @@ def live(host: str, port: int, *, no_key: bool, stun: str | None, **fields: Any)
         first = lip_sync.stream(fields["video"], options)
         loop = first.loop
         first.close()
-        service = LiveService(lambda: lip_sync.stream(loop, options), LiveLimits(), stun)
+        service = LiveService(lambda: lip_sync.stream(loop, options), build(LiveLimits, fields), stun)
         app = live_app(service, key, own_hosts=own)
         say(f"{url_of(host, listener.getsockname()[1])}: ready")
         server.run(service, app, listener)

@@ -96,6 +96,22 @@ class Limits:
             raise TooLarge(f"upload: has more than {self.max_upload_mb:g} MB, which is the most here; {cure}")
 
 
+@dataclass(frozen=True, slots=True)
+class LiveLimits:
+    """What the live service accepts. Raises `InputError` for values outside their limits."""
+
+    max_sessions: int = option(
+        8, "Viewers at once, if the GPU can paint for so many; more are refused.", group=LIMITS, minimum=1, maximum=64
+    )
+    max_session_s: float = option(
+        3600.0, "Seconds after which a session ends.", group=LIMITS, minimum=1.0, maximum=86_400.0
+    )
+    connect_s: float = option(30.0, "Seconds in which a viewer must connect.", group=LIMITS, minimum=1.0, maximum=600.0)
+
+    def __post_init__(self) -> None:
+        check_limits(self)
+
+
 class UnknownJob(LatentSyncError, LookupError):
     """No job has this id."""
 

@@ -5,7 +5,6 @@ import json
 import secrets
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +22,7 @@ from latentsync_trt import __version__
 from latentsync_trt.errors import Busy, InputError, LatentSyncError
 from latentsync_trt.live.moment import Moment
 from latentsync_trt.live.session import LiveSession
-from latentsync_trt.option_fields import check_limits, option
-from latentsync_trt.serve.admission import LIMITS
+from latentsync_trt.serve.admission import LiveLimits
 from latentsync_trt.serve.app import HANDLED, check_origin, guard, on_error
 from latentsync_trt.serve.call import MARK, Call
 
@@ -33,22 +31,6 @@ _FILES = {"/": "live.html", "/live.js": "live.js"}
 _POLICY = "default-src 'self'; media-src 'self' blob:; style-src 'self' 'unsafe-inline'; frame-ancestors 'self'"
 _MOST_OFFER_BYTES = 64 * 1024
 _DEFAULT_RATE_HZ = 16_000
-
-
-@dataclass(frozen=True, slots=True)
-class LiveLimits:
-    """What the live service accepts. Raises `InputError` for values outside their limits."""
-
-    max_sessions: int = option(
-        8, "Viewers at once, if the GPU can paint for so many; more are refused.", group=LIMITS, minimum=1, maximum=64
-    )
-    max_session_s: float = option(
-        3600.0, "Seconds after which a session ends.", group=LIMITS, minimum=1.0, maximum=86_400.0
-    )
-    connect_s: float = option(30.0, "Seconds in which a viewer must connect.", group=LIMITS, minimum=1.0, maximum=600.0)
-
-    def __post_init__(self) -> None:
-        check_limits(self)
 
 
 class LiveService:
