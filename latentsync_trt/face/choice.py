@@ -47,7 +47,6 @@ class Chooser:
         self._shot, self._present_s = -1, Fraction(0)
 
     def choose(self, seen: FrameFaces, time_s: Fraction) -> list[tuple[TrackedDetection, int]]:
-        """The chosen faces of the next frame, each with the number of its speaker."""
         if self._speakers is not None:
             return [(face, self._speakers[face.person]) for face in seen.faces if face.person in self._speakers]
         if seen.shot != self._shot and self._choice.kind != "at":

@@ -149,7 +149,6 @@ class MediaPipeDetector:
         return None, -inf
 
     def _candidates(self, frame: UInt8Array, model: BlazeModel) -> Float32Array:
-        """Detections as `decode` returns them, in frame pixels."""
         height, width = frame.shape[:2]
         side = max(height, width)
         scale = model.side_px / side

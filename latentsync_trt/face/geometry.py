@@ -87,7 +87,6 @@ def decode(model: BlazeModel, boxes: Float32Array, scores: Float32Array) -> Floa
 
 
 def sigmoid(logits: Float32Array | float) -> Float32Array:
-    """Probabilities in [0, 1]."""
     limited = np.clip(np.asarray(logits, np.float64), -_LOGIT_LIMIT, _LOGIT_LIMIT)
     return np.asarray(1 / (1 + np.exp(-limited)), np.float32)
 
@@ -201,7 +200,6 @@ def face_of(mesh: Float32Array, logit: float) -> Face:
 
 
 def area(face: Face) -> float:
-    """Of its box, in square pixels."""
     return float(np.prod(face.box[2:] - face.box[:2]))
 
 

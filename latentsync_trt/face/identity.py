@@ -168,7 +168,6 @@ class People:
         return min(likely, key=lambda person: self.distance(person, look), default=None)
 
     def add(self, face: Face) -> int:
-        """The number of someone new."""
         self._looks.append([])
         self._faces.append(face)
         return len(self._faces) - 1
@@ -187,7 +186,6 @@ class People:
         return 1.0 - float(np.max(np.stack(self._looks[person]) @ look))
 
     def learn(self, person: int, face: Face, look: Float32Array | None) -> None:
-        """Remembers where a person is, and a new look."""
         self._faces[person] = face
         looks = self._looks[person]
         if look is not None and (not looks or self.distance(person, look) > _NEW_LOOK):

@@ -67,7 +67,6 @@ class Tracks:
 
     @property
     def people(self) -> tuple[int, ...]:
-        """The numbers of all persons."""
         return tuple(sorted({span.person for span in self.spans}))
 
     def at(self, source_s: Fraction) -> FrameFaces:

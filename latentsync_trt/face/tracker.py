@@ -259,7 +259,6 @@ class FaceTracker:
             kept.append(track)
 
     def _lost(self, view: _View, face: Face, kept: list[_Track]) -> _Track | None:
-        """The lost track that a face continues."""
         look = view.look(face)
         near = [
             track
@@ -293,7 +292,6 @@ def _is_half_hidden(face: Face, others: Iterable[Face], width_px: int) -> bool:
 
 
 def _moved(last: Face, face: Face) -> float:
-    """Distance between the centers, in the longer side of the last box."""
     shift = (face.box[:2] + face.box[2:] - last.box[:2] - last.box[2:]) / 2
     return float(np.hypot(*shift) / max(float((last.box[2:] - last.box[:2]).max()), 1.0))
 
@@ -365,7 +363,6 @@ class LookAhead(Generic[T]):
 
 
 def _between(one: Face, other: Face, part: float) -> Face:
-    """The face at `part` of the way from one to the other."""
 
     def mixed(a: Float32Array, b: Float32Array) -> Float32Array:
         return np.asarray((1 - part) * a + part * b, np.float32)

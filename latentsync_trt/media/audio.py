@@ -117,7 +117,6 @@ def _placed(path: Path, frames: Iterable[Timed[AudioFrame]], layout: str, rate_h
 
 
 def format_of(frame: AudioFrame) -> tuple[str, str, int]:
-    """Sample format, channel layout and rate."""
     return frame.format.name, frame.layout.name, frame.sample_rate
 
 
@@ -207,7 +206,6 @@ class RateConverter:
         return self._joined(self._resampler.resample(frame))
 
     def finish(self) -> Float32Array:
-        """The rest."""
         return self._joined([] if self._resampler is None else self._resampler.resample(None))
 
     def _joined(self, frames: Iterable[AudioFrame]) -> Float32Array:

@@ -109,7 +109,6 @@ class FrameConverter:
         return YuvPlanes(y, u, v, common, VideoFormat(wanted).components[0].bits)
 
     def _converted(self, frame: VideoFrame, name: str, own: Coding, wanted: Coding) -> VideoFrame:
-        """`frame`, coded as `own` says, in the pixel format `name` and the coding `wanted`."""
         if frame.format.name.startswith(("gray", "ya")):
             if own != wanted:
                 return self._converted(self._converted(frame, name, own, own), name, own, wanted)

@@ -41,7 +41,6 @@ class SpokenMouth:
 
 
 def spoken_mouth() -> SpokenMouth:
-    """The mouth for `SPEECH`, from the times of its phonemes."""
     rows = np.loadtxt(_MOUTH, np.float32, delimiter=",", skiprows=1, encoding="ascii")
     return SpokenMouth(rows[:, 0], rows[:, 1] > 0, rows[:, 2] > 0)
 

@@ -135,7 +135,6 @@ def _options(suffix: str, time_base: Fraction) -> dict[str, str]:
 def _add_video(
     container: OutputContainer, suffix: str, folder: Path, finished: Finished, contents: Contents
 ) -> VideoStream:
-    """A stream for the packets of the parts, which store most of its properties."""
     with open_input(folder / finished.parts[0].file) as part:
         template = part.streams.video[0]
         stream = container.add_stream_from_template(template, opaque=True)

@@ -71,7 +71,6 @@ def copy_tags(source: Source, output: OutputContainer, end_s: Fraction, *, own_s
 
 
 def _copy_stream_tags(source: Stream, output: Stream) -> None:
-    """Language, title and disposition."""
     title = source.metadata.get("title") or source.metadata.get("name")  # as MP4 has it
     tags = {"language": source.language, "title": title}
     output.metadata.update({name: value for name, value in tags.items() if value})

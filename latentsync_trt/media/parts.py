@@ -78,12 +78,10 @@ class Finished:
 
     @property
     def time_base(self) -> Fraction:
-        """Seconds of a unit of stamps."""
         return Fraction(1, self.per_s)
 
     @property
     def frames(self) -> int:
-        """Number of pictures in all parts."""
         return sum(len(part.stamps) for part in self.parts)
 
     @property
@@ -93,7 +91,6 @@ class Finished:
 
     @property
     def end_s(self) -> Fraction:
-        """When the last picture ends."""
         return self.parts[-1].end * self.time_base if self.parts else Fraction(0)
 
     @classmethod
@@ -187,7 +184,6 @@ class PartWriter:
         self._mux(picture)
 
     def close(self, end: int) -> Part:
-        """Ends the part where its last picture ends."""
         self._mux(None)
         self._container.close()
         if sorted(self._stamps) != self._shown:
@@ -196,7 +192,6 @@ class PartWriter:
         return Part(self._path.name, self._path.stat().st_size, tuple(self._stamps), end)
 
     def abandon(self) -> None:
-        """Closes and removes an unfinished file."""
         abandon(self._container, self._path)
 
     def _mux(self, picture: VideoFrame | None) -> None:
@@ -208,7 +203,6 @@ class PartWriter:
 
 
 def abandon(container: OutputContainer, path: Path) -> None:
-    """Closes a container whose file at `path` is not wanted; errors do not matter."""
     # Closing moves all of an MP4 to make room for its index at the front, unless the file
     # is gone; but Windows deletes no open file.
     for end in (path.unlink, container.close, path.unlink):

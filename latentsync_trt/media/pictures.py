@@ -65,11 +65,9 @@ class LazyRgb:
         return part
 
     def __array__(self, dtype: Any = None, *, copy: bool | None = None) -> UInt8Array:
-        """The whole picture."""
         return np.array(self[:, :], dtype, copy=copy)
 
     def _convert(self, top: int, bottom: int, left: int, right: int) -> None:
-        """Converts the tiles from row `top` and column `left` to before `bottom` and `right`."""
         tiles = self._rgb[top * TILE_PX : bottom * TILE_PX, left * TILE_PX : right * TILE_PX]
         # Made anew: to keep it for the next rectangle saves a twentieth of the time.
         frame = VideoFrame((right - left) * TILE_PX, (bottom - top) * TILE_PX, self._format)

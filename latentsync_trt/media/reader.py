@@ -163,7 +163,6 @@ def delays_of(video: Path, audio: Path) -> Delays:
 
 
 def are_one(video: Path, audio: Path) -> bool:
-    """Whether both are the same file."""
     try:
         return video.samefile(audio)
     except (OSError, ValueError):  # the reader says which one is missing, or is no path

@@ -166,7 +166,6 @@ def open_soundtrack(sound: ChosenSound, output: OutputContainer, end_s: Fraction
 
 
 def _format(plan: SoundPlan, codec: str) -> tuple[int, str]:
-    """Sample rate and layout in which the pieces are mixed."""
     rates_hz, layouts = [], dict[int, str]()
     for path in dict.fromkeys(piece.path for piece in plan.pieces):
         with open_input(path) as container:
@@ -288,7 +287,6 @@ def mixed(tracks: Sequence[Track], channels: int, rate_hz: int) -> Generator[Flo
 def _placed(
     at: int, start: Callable[[], Generator[Float32Array, None, None]], channels: int, rate_hz: int
 ) -> Generator[Float32Array, None, None]:
-    """A track from sample 0 on."""
     yield from silence(at, channels, rate_hz)
     with closing(start()) as blocks:
         for block in blocks:

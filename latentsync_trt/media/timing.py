@@ -59,7 +59,6 @@ class Timed(Generic[T]):
 
     @property
     def end_s(self) -> Fraction:
-        """When it ends."""
         return self.time_s + self.duration_s
 
 

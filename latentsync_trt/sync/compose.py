@@ -95,7 +95,6 @@ class Composer:
                 yield frame, changed
 
     def _examined(self, frame: Frame, shown: Painted) -> tuple[Painted, InspectedFace]:
-        """What can be known of a face without the frames before."""
         target, face, painted, share = shown
         if self._enhancer is not None:
             painted = enhanced(painted, self._enhancer)

@@ -78,7 +78,6 @@ class Inpainter:
         return latents
 
     def decode(self, latents: Sequence[Float32Array]) -> list[Sequence[UInt16Array]]:
-        """The faces of each window."""
         return [self.codec.decode_faces(np.ascontiguousarray(window.transpose(1, 0, 2, 3))) for window in latents]
 
 
@@ -136,7 +135,6 @@ def check_noise(resolution_px: int, noise: Float32Array | None) -> None:
 
 
 def graphs_for(options: SyncOptions) -> tuple[str, ...]:
-    """The graphs that a run with `options` uses."""
     guided = options.guidance > 1.0
     steps = {step_graph(guided=guided and step.guided, cached=not step.full) for step in plan_for(options)}
     return (AUDIO_ENCODER, VAE_ENCODER, *sorted(steps), VAE_DECODER)

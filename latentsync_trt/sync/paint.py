@@ -194,7 +194,6 @@ class Painter:
         yield Gathered(None, ready + self._wanted(planner.push({})))
 
     def _wanted(self, windows: Sequence[Window[Sight]]) -> list[Window[Sight]]:
-        """Those with a frame that has not been written yet."""
         return [window for window in windows if window.items[window.used[-1]][0].index >= self.frames_done]
 
     def paint(self, gathered: Generator[Gathered, None, None]) -> Generator[FrameJob, None, None]:

@@ -179,7 +179,6 @@ class Run:
         painter: Painter,
         expected: int | None,
     ) -> int:
-        """Writes all frames; returns their number."""
         count = done = writer.frames_done
         for frame, patches in composed:
             with self._clock.measure("encode"):
@@ -210,7 +209,6 @@ class Run:
     def _composed(
         self, painter: Painter, gathered: Generator[Gathered, None, None], composer: Composer
     ) -> Generator[tuple[Frame, tuple[Patch, ...]], None, None]:
-        """Every frame of the output, with the new pixels of each face."""
         ahead = self._frames_ahead(painter.streams)
         painted = in_background(painter.paint(gathered), depth=ahead, name="paint")
         return composer.stages(painted, in_background)

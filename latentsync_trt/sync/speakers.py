@@ -75,7 +75,6 @@ class Voices:
 
     @property
     def speaker_of(self) -> Mapping[int, int]:
-        """Face → speaker, by their numbers."""
         return {face: speaker for speaker, face in enumerate(self.faces or ())}
 
     def speaks(self, speaker: int, time_s: Fraction) -> bool:
@@ -172,7 +171,6 @@ def _seconds(text: str) -> Fraction:
 
 
 def _merged(turns: Iterable[tuple[Fraction, Fraction]]) -> SpeakerTurns:
-    """SpeakerTurns with their margins, those that meet joined."""
     merged: list[tuple[Fraction, Fraction]] = []
     for turn_start_s, turn_end_s in sorted(turns):
         start_s, end_s = turn_start_s - MARGIN_S, turn_end_s + MARGIN_S
