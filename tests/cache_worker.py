@@ -21,7 +21,7 @@ from typing import Any
 from latentsync_trt.runtime.cache import EngineCache
 from latentsync_trt.runtime.entries import EngineKey
 
-PATIENCE_S = 60.0
+PATIENCE_S = 600.0
 
 KEY = EngineKey(
     bundle="demo",

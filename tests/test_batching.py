@@ -180,11 +180,3 @@ def test_cuda_graphs_by_default_only_with_room_for_them(
     networks = opened(notices, cuda_graph=asked)
     networks.prepare(["denoise_step"])
     assert (networks._opened.engines.cuda_graph, networks.low_memory, notices) == (recorded, False, [])
-
-
-@pytest.mark.usefixtures("gpu_with_room")
-@pytest.mark.parametrize(("options", "windows"), [({"windows_per_batch": 2}, 2), ({"low_memory": True}, 1)])
-def test_options_override_what_fits(options: dict[str, object], windows: int) -> None:
-    networks = opened(**options)
-    networks.prepare(["denoise_step"])
-    assert networks.windows_per_batch == windows

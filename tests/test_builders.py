@@ -25,7 +25,6 @@ from tests.small import small_bundle
 from tests.toy import FRAMES, write_toy
 
 ADA = Gpu(0, "NVIDIA GeForce RTX 4090", "8.9", 24 * 1024**3, "0000:01:00.0")
-TIMINGS = "kernels.timing"
 TENSORRT, CUDA, CPU = "TensorrtExecutionProvider", "CUDAExecutionProvider", "CPUExecutionProvider"
 LOADED = "10.14.1.48"
 """The TensorRT that ONNX Runtime loads."""
@@ -120,50 +119,6 @@ def described(entries: tuple[TensorEntry, ...], **sizes: int) -> tuple[tuple[str
     )
 
 
-def test_tensorrt_compiles_the_graph_and_its_context_model_is_opened(tmp_path: Path, provider: Provider) -> None:
-    made = engines(tmp_path, provider_option=("trt_max_workspace_size=4000000000", "trt_builder_optimization_level=5"))
-    opened = made.open("vae_encoder")
-    assert opened.built
-    assert opened.node_share == 1.0
-    (order,) = provider.orders
-    assert order.folder is not None
-    assert order.timings is not None
-    entry = made.bundle.manifest.graphs["vae_encoder"]
-    assert order == CompileOrder(
-        "tensorrt",
-        str(small_bundle() / "vae_encoder.onnx"),
-        {},
-        target=None,
-        optimization_level=5,
-        workspace_bytes=4_000_000_000,
-        timings=order.timings,
-        version=LOADED,
-        folder=order.folder,  # whose name has changed by now
-        compute_capability="8.9",
-        inputs=described(entry.inputs),
-        outputs=described(entry.outputs),
-    )
-    shared, name = Path(order.timings).parent, Path(order.timings).name
-    assert (shared.parent, name) == (tmp_path / "cache" / ".shared", TIMINGS)
-    assert provider.environments == [{"CUDA_VISIBLE_DEVICES": "0"}]
-    found = entry_of(made, "vae_encoder")
-    assert Path(order.folder) != found
-    assert sorted(path.name for path in found.rglob("*")) == ["context.onnx", "engine.json", "model.engine"]
-    ((path, settings),) = provider.asked
-    assert path == found / "context.onnx"
-    cuda = dict(settings.providers[1][1])
-    given = {"trt_max_workspace_size": "4000000000", "trt_builder_optimization_level": "5"}
-    assert settings.providers == (
-        (TENSORRT, {"device_id": "0", "trt_cuda_graph_enable": "False", **given}),
-        (CUDA, cuda),
-        (CPU, {}),
-    )
-    assert (cuda["device_id"], cuda["enable_cuda_graph"]) == ("0", "0")
-    assert not settings.optimize
-    assert settings.dimensions == {}
-    assert (settings.weights_folder, settings.plugin_devices) == (None, ())
-
-
 @pytest.mark.parametrize("dynamic", [True, False])
 def test_the_profile_and_the_context_model_have_the_sizes_of_the_engine(
     tmp_path: Path, provider: Provider, dynamic: bool
@@ -183,21 +138,6 @@ def test_the_profile_and_the_context_model_have_the_sizes_of_the_engine(
     latents = ("windows", 4, FRAMES, 2, 2) if dynamic else usual
     assert ("next_latents", "float32", latents) in order.outputs
     assert provider.asked[0][1].dimensions == {}  # a context model has no dimension left to set
-
-
-def test_a_cuda_graph_is_replayed_by_the_steps_only(tmp_path: Path, provider: Provider) -> None:
-    made = engines(tmp_path)
-    for graph, wanted in (("denoise_step", "True"), ("denoise_step_unguided_cached", "True"), ("vae_decoder", "False")):
-        made.open(graph)
-        assert provider.options()["trt_cuda_graph_enable"] == wanted
-    without = engines(tmp_path, cuda_graph=False)
-    without.open("denoise_step")
-    assert provider.options()["trt_cuda_graph_enable"] == "False"
-    assert len(provider.orders) == 3  # how an engine is run does not make it another one
-    toy = write_toy(tmp_path / "toy")
-    for windows, wanted in ((None, "True"), (2, "False")):  # two at once: another number of windows may follow
-        engines(tmp_path, bundle=toy, windows_per_batch=windows).open("denoise_step")
-        assert provider.options()["trt_cuda_graph_enable"] == wanted
 
 
 @pytest.mark.parametrize(("optimize", "nodes"), [(False, 2), (True, 1)])

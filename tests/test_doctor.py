@@ -8,11 +8,10 @@ import pytest
 from click.testing import CliRunner
 
 from latentsync_trt.cli import checks, main
-from latentsync_trt.cli.checks import SECTIONS, Finding
+from latentsync_trt.cli.checks import SECTIONS
 from latentsync_trt.runtime.networks.verdict import FOLDER
-from latentsync_trt.runtime.providers import diagnose, table
+from latentsync_trt.runtime.providers import table
 from latentsync_trt.runtime.providers.select import select_provider
-from latentsync_trt.runtime.providers.table import CPU, CUDA, TENSORRT, Obstacle
 
 
 def doctor(*arguments: str) -> tuple[int, str]:
@@ -38,17 +37,6 @@ def test_findings_and_a_verdict_first(tmp_path: Path, monkeypatch: pytest.Monkey
     assert out.splitlines()[0].endswith(report["verdict"]["text"])
     assert "✓ cpu runs" in out
     assert "→ latentsync-trt setup" in out
-
-
-def test_each_provider_with_reason_and_cure(monkeypatch: pytest.MonkeyPatch) -> None:
-    obstacles = {TENSORRT: Obstacle("no TensorRT", TENSORRT.install), CUDA: None, CPU: None}
-    monkeypatch.setattr(
-        diagnose, "diagnose_provider", lambda provider: obstacles.get(provider, Obstacle("no plug-in", "install that"))
-    )
-    tensorrt, download, rtx, cuda, cpu = SECTIONS["providers"]()
-    assert tensorrt == Finding("missing", "tensorrt: no TensorRT", TENSORRT.install)
-    assert rtx == Finding("missing", "rtx: no plug-in", "install that")
-    assert (cuda.level, cpu.level, download) == ("ok", "ok", Finding("info", table.TENSORRT_DOWNLOAD))
 
 
 def test_measured_providers_are_shown_with_both_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

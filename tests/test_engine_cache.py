@@ -130,17 +130,6 @@ def mount(*arguments: str) -> None:
         pytest.skip("needs the right to mount a file system")
 
 
-def test_a_damaged_engine_is_built_again_with_a_notice(cache: EngineCache, notices: list[str]) -> None:
-    """All kinds of damage are tried by `test_cache_properties`."""
-    first = cache.obtain(KEY, write_engine)
-    (first.folder / "engine.bin").write_bytes(b"Engine")
-    again = EngineCache(cache.folder, notices.append)
-    assert again.obtain(KEY, write_engine).built
-    (notice,) = notices
-    assert "SHA-256 differs" in notice
-    assert notice.endswith("; building it again")
-
-
 def full(folder: Path) -> None:
     raise OSError(errno.ENOSPC, "No space left on device")
 

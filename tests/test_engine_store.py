@@ -55,10 +55,6 @@ def test_an_engine_that_one_machine_built_is_fetched_by_another(machines: Machin
     assert EngineCache(machines.folder / "two").obtain(KEY, never).folder == fetched.folder
 
 
-def edit(entry: Path, old: str, new: str) -> None:
-    entry.write_text(entry.read_text(encoding="utf-8").replace(old, new), encoding="utf-8")
-
-
 def replace_by_another_engine(entry: Path) -> None:
     other = replace(KEY, gpu="another")
     EngineCache(entry.parent / "cache", store=str(entry.parent)).obtain(other, write_engine)
@@ -72,8 +68,6 @@ def change_a_file(entry: Path) -> None:
 
 DAMAGES: dict[str, Callable[[Path], object]] = {
     "SHA-256 differs": change_a_file,
-    "`key` in `$.files`": lambda entry: edit(entry, "engine.bin", "../../outside"),
-    "matching regex": lambda entry: edit(entry, '"sha256": "', '"sha256": "../'),
     "belongs to another engine": replace_by_another_engine,
 }
 
@@ -88,7 +82,6 @@ def test_a_damaged_engine_in_the_store_is_refused_and_replaced(machines: Machine
     assert words in machines.notices[0]
     assert machines.notices[0].endswith("; not used, building it again")
     assert not machines.cache("three").obtain(KEY, never).built
-    assert not list(machines.folder.rglob("outside"))
 
 
 def test_machines_that_build_at_once_upload_an_engine_that_fits_together(machines: Machines) -> None:

@@ -21,7 +21,7 @@ from latentsync_trt.types import AlignedFace, Face, Float32Array, Frame, UInt8Ar
 from tests.clips import frame_at
 
 FRAMES, SIDE_PX, LATENT_PX = 4, 16, 2
-TIMEOUT_S = 60.0
+TIMEOUT_S = 600.0
 
 
 class Codec:

@@ -64,7 +64,7 @@ def test_prepare_opens_side_by_side(make: DemoNetworks, device: Device, monkeypa
 
     def meet(self: Engines, graph: str, form: GraphForm) -> Session:
         if next(calls) < 2:
-            together.wait(30)  # breaks if graphs are opened one after the other
+            together.wait(600)  # breaks if graphs are opened one after the other
         return open_form(self, graph, form)
 
     monkeypatch.setattr(Engines, "_open_form", meet)
@@ -182,7 +182,7 @@ def test_an_error_while_others_open_leaves_no_session_behind(
     def fail_once(self: Engines, graph: str, form: GraphForm) -> Session:
         number = next(calls)
         if number < 2:
-            gate.wait(30)
+            gate.wait(600)
         if number == 1:
             raise error
         return open_form(self, graph, form)

@@ -41,11 +41,14 @@ MOST_GROWTH_MB = 40
 OPTIONS = SyncOptions(steps=1, codec="ffv1")
 
 WITH_PARTS = """
-import sys
+import sys, time
 from fractions import Fraction
 from latentsync_trt.__main__ import main
 from latentsync_trt.media import parts
 parts.PART_S = Fraction(sys.argv.pop(1))
+if sys.argv.pop(1) == "True":  # waits when a part is closed
+    write = parts.Finished.write
+    parts.Finished.write = lambda *given: (write(*given), time.sleep(600))
 main()
 """
 
@@ -56,11 +59,11 @@ def content(path: Path) -> list[tuple[int | None, int]]:
         return [(frame.pts, hash(frame.to_ndarray().tobytes())) for frame in container.decode(video=0)]
 
 
-def command(folder: Path, *words: object, part_s: object = "2/5") -> list[str]:
+def command(folder: Path, *words: object, part_s: object = "2/5", waits: bool = False) -> list[str]:
     """`sync` of `write_clip` in `folder`."""
     files = ("--video", folder / "face.mp4", "--audio", folder / "speech.wav", "-o", folder / "out.mkv")
     model = ("--bundle", small_bundle(), "--provider", "cpu", "--steps", 1, "--codec", "ffv1")
-    return [sys.executable, "-c", WITH_PARTS, *map(str, (part_s, "sync", *files, *model, *words))]
+    return [sys.executable, "-c", WITH_PARTS, *map(str, (part_s, waits, "sync", *files, *model, *words))]
 
 
 @contextmanager
@@ -82,7 +85,7 @@ def until_parts_are_closed(process: "subprocess.Popen[str]", output: Path, count
 def test_a_stopped_run_says_how_to_go_on_and_does(tmp_path: Path) -> None:
     write_clip(tmp_path, 40)
     output = tmp_path / "out.mkv"
-    with running(command(tmp_path)) as process:
+    with running(command(tmp_path, waits=True)) as process:
         until_parts_are_closed(process, output)
         process.send_signal(signal.SIGINT if os.name != "nt" else signal.SIGTERM)
         _, err = process.communicate(timeout=600)

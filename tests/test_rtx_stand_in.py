@@ -18,7 +18,7 @@ from tests.tensorrt_stand_in.run import rtx_environment
 pytestmark = pytest.mark.integration
 
 GRAPHS = ("vae_encoder", "denoise_step_cached")
-LIMIT_S = 250
+LIMIT_S = 600
 
 
 def scenario(name: str, **arguments: Any) -> Any:

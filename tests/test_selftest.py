@@ -65,8 +65,8 @@ def test_the_cpu_passes(report: Report) -> None:
         assert list(row.nodes) == [CPU]
         assert row.nodes[CPU] > 100
         assert (row.built, row.build_s, row.engine_bytes) == (False, None, None)  # the CPU needs no engines
-        assert 0 < (row.open_s or 0) < 60
-        assert all(1 < (value or 0) < 60_000 for value in (row.first_ms, row.mean_ms))
+        assert (row.open_s or 0) > 0
+        assert all((value or 0) > 0 for value in (row.first_ms, row.mean_ms))
         assert row.difference == 0
     assert [(found.case, found.psnr_db, found.least_db) for found in report.pictures] == [
         (case, None, 60.0) for case in CASES
@@ -193,15 +193,6 @@ def reasons(result: Result) -> list[str]:
     assert result.exit_code == 1
     assert "FAIL: tensorrt, bundle demo, fp32, 128 px\n" in result.stdout
     return [line.removeprefix("  - ") for line in result.stdout.splitlines() if line.startswith("  - ")]
-
-
-def test_times_and_differences_of_each_graph(monkeypatch: pytest.MonkeyPatch) -> None:
-    result = judged(monkeypatch, output=1.005, provider="auto")
-    assert result.exit_code == 0
-    row = next(line for line in result.stdout.splitlines() if line.startswith(" denoise_step "))
-    assert row.split() == ["denoise_step", "1/1", "2.00", "1.0", "0.50", "31.5", "7.0", "5.0e-03"]
-    assert "note: skipped rtx: no plug-in\n" in result.stdout
-    assert result.stdout.splitlines()[-1].startswith("PASS: tensorrt, ")
 
 
 def test_a_second_start_that_builds_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,7 +32,7 @@ from tests.device import CPU, DemoNetworks
 from tests.small import small_bundle
 
 FRAMES, WINDOWS = 18, 2
-TIMEOUT_S = 120.0
+TIMEOUT_S = 600.0
 OPTIONS = SyncOptions(steps=1, codec="ffv1")
 
 GPUS = (
@@ -272,22 +272,6 @@ def apart() -> Iterator[SubprocessNetworks]:
     yield networks
     networks.close()
     assert not psutil.pid_exists(networks._child.pid)
-
-
-@pytest.mark.integration
-def test_results_are_those_of_this_process(apart: SubprocessNetworks) -> None:
-    here = Networks(bundle(), CPU, RuntimeOptions())
-    random, side_px = np.random.default_rng(0), apart.bundle.manifest.resolution_px
-    faces = random.integers(0, 255, (5, side_px, side_px, 3), dtype=np.uint8)
-    mask = np.ones((side_px, side_px), np.float32)
-    mine, theirs = here.codec.encode_faces(faces, mask), apart.codec.encode_faces(faces, mask)
-    assert all(np.array_equal(*pair) for pair in zip(mine, theirs, strict=True))
-    painted = zip(here.codec.decode_faces(mine[0]), apart.codec.decode_faces(theirs[0]), strict=True)
-    assert all(np.array_equal(*pictures) for pictures in painted)
-    mel = random.standard_normal((1, 80, 3000)).astype(np.float32)
-    assert np.array_equal(here.encode_mel(mel), apart.encode_mel(mel))
-    assert {time.graph for time in apart.times()} == {time.graph for time in here.times()}
-    here.close()
 
 
 @pytest.mark.integration

@@ -21,7 +21,7 @@ from tests.device import GRAPHS, DemoNetworks, Device
 
 WINDOWS = 3
 STAGES = ("encode", "denoise", "decode")
-TIMEOUT_S = 60.0
+TIMEOUT_S = 600.0
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ if os.name == "nt":
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
-PATIENCE_S = 120.0
+PATIENCE_S = 300.0
 """Only ends hangs; an idle machine takes less than two seconds."""
 
 END_BAR = "\r\x1b[2K\x1b[?25h"

@@ -137,7 +137,7 @@ def check():
     calls.append(0)
     if len(calls) == 2:
         print("a part has arrived", flush=True)
-        time.sleep(60)
+        time.sleep(600)
 
 remote_files.deliver(Path(sys.argv[1]), sys.argv[2], check)
 """

@@ -176,6 +176,6 @@ def test_a_pipe_that_cannot_encode_our_signs_gets_codes_for_them(tmp_path: Path)
     script = "import sys; from latentsync_trt.cli import main; main(sys.argv[1:])"
     make_bundle(tmp_path / "引擎")
     environment = {**os.environ, "PYTHONUTF8": "0", "PYTHONIOENCODING": "cp1252", CHECKPOINTS_VARIABLE: str(tmp_path)}
-    done = subprocess.run([sys.executable, "-c", script, "use"], env=environment, capture_output=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", script, "use"], env=environment, capture_output=True, timeout=600)
     assert (done.returncode, done.stderr) == (0, b"")
     assert done.stdout.startswith(rb"* \u5f15\u64ce (model 1.6")

@@ -1,7 +1,7 @@
 """Closed parts of a video in the making, in a folder that is consistent whenever its process ends.
 
-    parts.json what the pictures depend on, and for each part its file and the exact stamps of its
-    packets 3fa9.mkv a part: all packets of one encoder, from its key frame to its last picture
+    parts.json   what the pictures depend on, and for each part its file and the exact stamps of its packets
+    3fa9.mkv     a part: all packets of one encoder, from its key frame to its last picture
 
 `parts.json` names only files that are complete on disk. Matroska holds every codec that is written here, but rounds
 stamps to milliseconds: those in the file are not used.
@@ -34,7 +34,6 @@ from latentsync_trt.validation import from_json
 PART_S = Fraction(30)
 """Length of a part. What carries over between frames begins anew, so that a run can go on there."""
 
-_FORMAT = 2
 _SUFFIX = ".mkv"
 _NOT_GIVEN = "not given"
 
@@ -74,7 +73,6 @@ class Finished:
     made_of: Mapping[str, str]
     per_s: int
     parts: tuple[Part, ...] = ()
-    format: int = _FORMAT
 
     @property
     def time_base(self) -> Fraction:
@@ -102,7 +100,7 @@ class Finished:
             return None
         sizes = {path.name: path.stat().st_size for path in folder.glob(f"*{_SUFFIX}") if not path.is_symlink()}
         whole = tuple(takewhile(lambda part: part.stamps and sizes.get(part.file) == part.size_bytes, content.parts))
-        return replace(content, parts=whole) if whole and content.format == _FORMAT else None
+        return replace(content, parts=whole) if whole else None
 
     def write(self, folder: Path) -> None:
         """Replaces what `folder` holds by this, safe on disk; removes files of other parts.

@@ -199,8 +199,8 @@ class LipSync:
         """Writes `video` to `output` with the lips following `audio`.
 
         Args:
-            audio: None where `options.speaker` names the recordings. detector: finds faces; the
-            built-in one if None. enhancer: improves painted faces; that of
+            audio: None where `options.speaker` names the recordings.
+            detector: finds faces; the built-in one if None. enhancer: improves painted faces; that of
                 `options.enhancer` if None. noise: `(1, 4, 1, h, w)` float32, instead of the seed's.
             on_progress: called when a stage begins, and after every written frame.
 

@@ -15,7 +15,7 @@ import pytest
 from tests.tensorrt_stand_in.build import REPOSITORY, CannotBuild, built
 from tests.tensorrt_stand_in.run import environment
 
-_LIMIT_S = 250
+_LIMIT_S = 600
 
 
 @dataclass(frozen=True)
