@@ -253,7 +253,7 @@ def test_a_damaged_bundle_is_refused(uploaded: str, tmp_path: Path, s3: Any) -> 
     weights = next(name for name in s3.find(f"{BUCKET}/bundles") if name.endswith(".weights"))
     content = s3.cat(weights)
     s3.pipe(weights, content[:-1] + bytes([content[-1] ^ 1]))
-    with pytest.raises(BundleError, match=rf"^{uploaded}: .*\(SHA-256 differs\).*; upload the bundle again$"):
+    with pytest.raises(BundleError, match=rf"^{uploaded}: .*\(its SHA-256 differs\).*; upload the bundle again$"):
         fetch_bundle(uploaded, tmp_path)
     assert not [path for path in tmp_path.iterdir() if path.is_dir()]
     with pytest.raises(MediaError, match=rf"^s3://{BUCKET}/none/manifest.json: no such file"):
