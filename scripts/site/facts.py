@@ -138,7 +138,12 @@ def measured_plan() -> str:
     """What the pages call the steps that whole clips were measured with: the preset that has them today, if any."""
     sampling = Rows().sampling()
     names = [f"`--preset {name}`" for name, known in PRESETS.items() if known == sampling]
-    return names[0] if names else f"{sampling.steps} steps of DPM-Solver++, {_steps(sampling)[0]} full"
+    return names[0] if names else f"{sampling.steps} steps, {_steps(sampling)[0]} full"
+
+
+def card() -> str:
+    """The GPU of those clips."""
+    return str(Rows().value(CLIP, "gpu")).removeprefix("NVIDIA ")
 
 
 @cache
@@ -200,10 +205,13 @@ def clip_table() -> str:
     rows, known = Rows(), facts()
     steps = [rows.number(CLIP, "rows", {"resolution_px": size_px}, "denoise_step_ms") for size_px in (512, 256)]
     eager_ms = rows.number(CLIP, "pytorch_eager", "denoise_step_ms")
+    computed = f"{FPS / rows.computed_seconds('fast', card().lower()):.1f}"
+    of_fast = ("… with `--preset fast`, computed", computed, "")
     return _table(
-        (f"one H200, {measured_plan()}", "512 px (1.6)", "256 px (1.5)"),
+        (f"one {card()}, {measured_plan()}", "512 px (1.6)", "256 px (1.5)"),
         (f"a clip of {known['clip_s']} s, the whole command", f"{known['sync_512_s']} s", f"{known['sync_256_s']} s"),
         ("frames per second while it paints", known["pace_512"], known["pace_256"]),
+        *([of_fast] if measured_plan() != "`--preset fast`" else []),
         ("one denoising step", *(f"{step:.1f} ms" for step in steps)),
         ("… in PyTorch, eager", f"{eager_ms:.0f} ms", ""),
     )
@@ -268,7 +276,10 @@ def memory_table() -> str:
     )
 
 
-PRESETS_OF_COST = ((512, "quality"), (512, "balanced"), (512, CLIPS), (256, "balanced"), (256, CLIPS))
+PRESETS_OF_COST: tuple[tuple[int, PresetName], ...] = (
+    *((512, "quality"), (512, "balanced"), (512, "fast")),
+    *((256, "balanced"), (256, "fast")),
+)
 _CORE_S = {512: 2.4, 256: 2.3}
 """Core-seconds for a second of video, besides those that feed a painting GPU."""
 _FEEDING_CORES = 1.4
@@ -276,16 +287,22 @@ _HOURS, _USE, _PRICE = 1000, 0.9, 3.0
 """Hours of video a day; share of the day that GPUs are at work; dollars for a GPU-hour."""
 
 
+def _seconds_on_h100(preset: PresetName, size_px: int) -> float:
+    """Measured, or for `fast` at 512 px computed; at 256 px, `fast` waits for the CPU, whatever its steps are."""
+    rows = Rows()
+    measured = rows.seconds(CLIPS if preset == "fast" and size_px == 256 else preset, size_px, "h100")
+    return rows.computed_seconds(preset, "h100") if preset == "fast" and size_px == 512 else measured or 0.0
+
+
 def cost_table() -> str:
     """What one H100 does in an hour, and the CPU cores that it needs for that."""
     lines = []
     for size_px, preset in PRESETS_OF_COST:
-        seconds = Rows().seconds(preset, size_px, "h100")
-        assert seconds is not None
+        seconds = _seconds_on_h100(preset, size_px)
         cores = _CORE_S[size_px] / seconds + _FEEDING_CORES
         lines.append(
             (
-                f"{size_px} px, {measured_plan() if preset == CLIPS else f'`{preset}`'}",
+                f"{size_px} px, `{preset}`",
                 f"{seconds:.2f}",
                 f"{60 / seconds:.0f}",
                 f"{cores:.1f}",
@@ -298,15 +315,14 @@ def thousand_hours_table() -> str:
     """GPUs, CPU cores and price of a thousand hours of video a day."""
     lines = []
     for size_px, preset in PRESETS_OF_COST:
-        seconds = Rows().seconds(preset, size_px, "h100")
-        assert seconds is not None
+        seconds = _seconds_on_h100(preset, size_px)
         gpus = ceil(_HOURS * seconds / 24 / _USE)
         cores = _HOURS * _CORE_S[size_px] / 24 / _USE + _FEEDING_CORES * gpus
         minute = seconds * _PRICE / 60 / _USE
         money = f"${minute:.3f}", f"${minute * 60 * _HOURS:,.0f}"
         lines.append(
             (
-                f"{size_px} px, {measured_plan() if preset == CLIPS else f'`{preset}`'}",
+                f"{size_px} px, `{preset}`",
                 str(gpus),
                 f"{cores:.0f}",
                 *money,

@@ -4,7 +4,7 @@ import io
 import re
 
 import matplotlib as mpl
-from facts import CLIPS, Rows, facts, measured_plan
+from facts import CLIPS, Rows, card, facts, measured_plan
 from matplotlib.figure import Figure
 
 INK = "#010203"
@@ -47,10 +47,10 @@ def pytorch(rows: Rows) -> dict[str, list[Bar]]:
 def gpus(rows: Rows) -> dict[str, list[Bar]]:
     """Pace with one and with two GPUs."""
     panels = {}
-    for preset in ("fast", "balanced"):
+    for preset, steps in (("fast", "8 steps, 3 full"), ("balanced", "balanced")):
         bars = [("1 GPU", TEAL, rows.pace(preset, "0")), ("2 GPUs", ORANGE, rows.pace(preset, "0,1"))]
-        panels[f"one clip, {preset}: seconds of video per second"] = bars
-    panels["batch of 16 clips, fast: seconds of video per second"] = [
+        panels[f"one clip, {steps}: seconds of video per second"] = bars
+    panels["batch of 16 clips, 8 steps, 3 full: seconds of video per second"] = [
         (label, color, rows.number("batch-cuda-h200-x2-512", f"sixteen_clips_{run}", "summary", "frames_per_s") / 25)
         for label, color, run in (("1 GPU", TEAL, "one_worker"), ("2 GPUs", ORANGE, "two_workers"))
     ]
@@ -92,7 +92,7 @@ def numbers() -> str:
     """The numbers of the first page, as HTML."""
     known = facts()
     found = {
-        f"{known['pace_512']} frames/s": f"painted at 512 px on one H200, {measured_plan()}".replace("`", ""),
+        f"{known['pace_512']} frames/s": f"painted at 512 px on one {card()}: {measured_plan()}".replace("`", ""),
         f"{known['eager_times']}×": "as fast as PyTorch without torch.compile, on the same card",
         f"{known['least_512_gb']} GB": f"of GPU memory is enough at 512 px; {known['full_512_gb']} for full speed",
         f"{known['gpus_times']}×": "as fast with a second GPU",
