@@ -112,6 +112,7 @@ def installed_with(extra: str) -> set[str]:
         ("calibrate", ("quantize.calibrate",)),
         ("serve", ("serve.app",)),
         ("live", ("serve.live", "cli.live")),
+        ("live", ("serve.live", "serve.call")),
         ("ui", ("web.app", "web.page")),
     ],
 )
