@@ -1,0 +1,240 @@
+"""`SyncOptions` and `RuntimeOptions`: presets, limits, and the command line, which agrees with Python."""
+
+from dataclasses import astuple, fields
+from fractions import Fraction
+from numbers import Real
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+import click
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+
+from latentsync_trt import RuntimeOptions, SyncOptions
+from latentsync_trt.bundle.manifest import Bundle, DimensionRange
+from latentsync_trt.cli import main
+from latentsync_trt.cli.options import build, options_from
+from latentsync_trt.config import Sampling
+from latentsync_trt.errors import InputError
+from latentsync_trt.option_fields import command_line, flag_name
+from latentsync_trt.runtime.cache import EngineCache
+from latentsync_trt.runtime.providers.gpu import Gpu
+from latentsync_trt.runtime.providers.select import Selection
+from latentsync_trt.runtime.sessions.engines import Engines
+from latentsync_trt.runtime.sessions.profiles import engine_ranges
+from latentsync_trt.values import Speaker
+from tests.small import small_bundle
+from tests.toy import write_toy
+
+
+def test_presets() -> None:
+    assert SyncOptions(preset="quality").sampling == Sampling(20, "ddim", 1)
+    assert SyncOptions(preset="fast").sampling == Sampling(4, "dpmpp", 1)
+    assert SyncOptions(preset="draft").sampling == Sampling(2, "dpmpp", 1)
+
+
+def test_options_override_the_preset() -> None:
+    given = SyncOptions(preset="fast", steps=30, solver="ddim", cache_interval=4)
+    assert given.sampling == Sampling(30, "ddim", 4)
+    assert SyncOptions(preset="fast", steps=10).sampling == Sampling(10, "dpmpp", 1)
+    assert SyncOptions(preset="fast", cache_interval=3).sampling == Sampling(4, "dpmpp", 3)
+    assert SyncOptions(preset="quality", cache_interval=(0, 7)).sampling.cache_interval == (0, 7)
+    assert SyncOptions(solver="dpmpp").sampling == Sampling(20, "dpmpp", 3)
+
+
+def test_times_are_numbers_or_text() -> None:
+    wanted = Fraction(125, 2)
+    assert (
+        SyncOptions(start=62.5).start == SyncOptions(start="1:02.5").start == SyncOptions(start=wanted).start == wanted
+    )
+    assert SyncOptions(start=0.1, end=np.float32(0.25)).start == Fraction(1, 10)
+
+
+def test_speakers_are_objects_or_text() -> None:
+    ann, ben = Speaker(0, "a.wav"), Speaker(3, "b=c.wav")
+    assert (
+        SyncOptions(speaker=["0=a.wav", ben]).speaker == SyncOptions(speaker=(ann, "3=b=c.wav")).speaker == (ann, ben)
+    )
+    assert SyncOptions(speaker="0=a.wav").speaker == SyncOptions(speaker=ann).speaker == (ann,)
+
+
+EVERY = """
+--preset fast --steps 9 --solver ddim --guidance 1.75 --guidance-interval 0.2-0.85 --seed 7 --cache-interval 0,1,5
+--turns t.rttm --faces f.json --paste mask --enhancer sharp --fps 25
+--length longest --extend hold --start 2.5 --end 1:00:00 --offset -40 --mix m.wav --silence model --codec prores
+--audio-segments public
+--encoder prores:hq --crf 20 --no-mark --c2pa c.pem --resume --strict
+--report page.html --resolution 320 --speaker 0=a.wav --speaker 2=b.wav
+"""
+
+
+def parsed(cls: type[Any], words: list[str]) -> Any:
+    """What the command line makes of `words`."""
+    found: list[Any] = []
+
+    @click.command()
+    @options_from(cls)
+    def command(**values: Any) -> None:
+        found.append(build(cls, values))
+
+    result = CliRunner().invoke(command, words)
+    assert result.exit_code == 0, result.output
+    return found[0]
+
+
+def test_options_come_back_from_the_command_line() -> None:
+    every = parsed(SyncOptions, EVERY.split())
+    at_default = [spec.name for spec in fields(every) if getattr(every, spec.name) == spec.default]
+    assert at_default == ["face"]  # which exclude others
+    for options in (every, SyncOptions(cache_interval=4, face="at:10,20.5")):
+        assert parsed(SyncOptions, command_line(options)) == options
+
+
+WRONG = [
+    ({"solver": "euler"}, "--solver euler: not one of ddim, dpmpp"),
+    ({"steps": 0}, "--steps 0: not a whole number from 1 to 999"),
+    ({"resolution": 300}, "--resolution 300: not a whole number from 64 to 2048, divisible by 64"),
+    *(({"cache_interval": value}, "--cache-interval .*: not a number") for value in (0, (0, 3, 3), (0, 2.5))),
+    ({"cache_interval": (1, 3)}, "--cache-interval 1,3: does not ascend from 0"),
+    ({"cache_interval": (0, 4), "preset": "fast"}, "at most 3"),
+    ({"guidance_interval": (0.5, 0.5)}, "--guidance-interval 0.5,0.5: not two ascending fractions"),
+    ({"guidance_interval": (float("nan"), 1.0)}, "--guidance-interval nan,1.0: not two"),
+    ({"guidance_interval": (0.2, 0.8), "guidance": 1.0}, "--guidance 1 uses no guidance at any step"),
+    ({"start": 3, "end": 3}, "--end 3: is not after --start 3"),
+    ({"end": float("nan")}, "--end nan: not a time"),
+    ({"start": "1:77"}, "--start 1:77: not a time"),
+    ({"speaker": 5}, "--speaker 5: not the number of a face and a file"),
+    ({"speaker": "0=a.wav", "face": "left"}, "--face left and --speaker exclude each other"),
+    ({"face": "index:one"}, "--face index:one: not largest, left, right"),
+    ({"offset": float("inf")}, "--offset inf: not a number from"),
+]
+
+
+@pytest.mark.parametrize(("fields", "message"), WRONG)
+def test_invalid_values_are_refused(fields: dict[str, object], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        SyncOptions(**fields)  # type: ignore[arg-type]
+
+
+ADA = Gpu(1, "NVIDIA GeForce RTX 4090", "8.9", 24 * 1024**3, "0000:01:00.0")
+
+# A value for every field that is not its default, and both values of those that have three.
+VALUES: list[tuple[str, Any]] = [
+    ("dynamic", True),
+    ("dynamic", False),
+    ("windows_per_batch", 2),
+    ("device", 1),
+    ("provider_option", ("trt_max_workspace_size=2500000000", "gpu_mem_limit=1")),
+    ("cuda_graph", True),
+    ("cuda_graph", False),
+    ("graph_form", "portable"),
+    ("build", "background"),
+    ("low_memory", True),
+    ("engine_cache", Path("a folder/für Ženy")),
+    ("engine_store", "s3://bucket/engines"),
+    ("syncnet", Path("syncnet.onnx")),
+    ("verify", True),
+]
+
+
+def test_runtime_options_come_back_from_the_command_line() -> None:
+    assert {name for name, _ in VALUES} == {spec.name for spec in fields(RuntimeOptions)}
+    for options in (*(RuntimeOptions(**{name: value}) for name, value in VALUES), RuntimeOptions(**dict(VALUES))):
+        assert parsed(RuntimeOptions, command_line(options)) == options
+    assert command_line(RuntimeOptions()) == []
+    assert command_line(RuntimeOptions(engine_cache=Path("cache"))) == ["--engine-cache", "cache"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"windows_per_batch": 0}, "--windows-per-batch 0: not a whole number from 1 to 64"),
+        ({"device": -1}, "--device -1: not different numbers of GPUs from 0 to 63"),
+        ({"device": "0,1,0"}, "--device 0,1,0: not different numbers"),
+        ({"device": "every"}, "--device every: not"),
+        ({"provider_option": "level"}, "--provider-option level: not KEY=VALUE"),
+        ({"build": "later"}, "--build later: not one of now, background"),
+    ],
+)
+def test_values_outside_their_limits_are_refused(fields: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        RuntimeOptions(**fields)
+    (name,) = fields
+    command = ["sync", "--video", "a.mp4", "--audio", "b.wav", f"--{name.replace('_', '-')}", str(fields[name])]
+    result = CliRunner().invoke(main, command)
+    assert result.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("provider", "options", "words"),
+    [
+        ("cpu", {"dynamic": True}, "bundle demo has fixed shapes; export it with --dynamic, or leave --dynamic out"),
+        ("rtx", {"cuda_graph": True}, "--cuda-graph: not with provider rtx; tensorrt and cuda have it"),
+        ("rtx", {"graph_form": "cuda"}, "--graph-form cuda: not with provider rtx; it is made for cuda alone"),
+        ("cuda", {"graph_form": "cuda"}, "bundle demo has no graphs in it; export it again, --static and without"),
+        ("toy", {"cuda_graph": True, "windows_per_batch": 2}, "--cuda-graph goes with fixed shapes: use --static"),
+    ],
+)
+def test_what_a_bundle_or_provider_lacks(tmp_path: Path, provider: str, options: dict[str, Any], words: str) -> None:
+    dynamic = provider == "toy"
+    bundle = write_toy(tmp_path / "toy") if dynamic else Bundle.load(small_bundle(), verify=False)
+    selection = Selection("tensorrt" if dynamic else provider, gpu=None if provider == "cpu" else ADA)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=words):
+        Engines(bundle, selection, RuntimeOptions(**options), EngineCache(tmp_path / "cache"), lambda text: None)
+
+
+def test_engines_cover_what_a_run_uses_of_a_dynamic_bundle() -> None:
+    """An engine holds the memory of its largest shape."""
+    names = ("windows", "frames", "images", "segments", "latent_height")
+    spans = (
+        DimensionRange(1, 1, 4),
+        DimensionRange(2, 16, 24),
+        *[DimensionRange(1, 4, 8)] * 2,
+        DimensionRange(32, 64, 64),
+    )
+    bundle = dict(zip(names, spans, strict=True))
+    used = engine_ranges(bundle, None)
+    assert {name: astuple(span) for name, span in used.items()} == {
+        "windows": (1, 1, 1),
+        "frames": (16, 16, 16),
+        "images": (4, 4, 4),
+        "segments": (1, 1, 1),
+        "latent_height": (32, 64, 64),
+    }
+    assert engine_ranges(bundle, 3)["windows"] == DimensionRange(1, 1, 3)
+    assert engine_ranges(bundle, 9)["windows"] == DimensionRange(1, 1, 4)
+    assert engine_ranges({}, 2) == {}
+
+
+ANY = (
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.lists(st.integers(), max_size=3)
+)
+OTHERS = [np.zeros(2), Path("a"), b"a", object(), Fraction(1, 3), {}]
+
+
+@pytest.mark.parametrize("cls", [SyncOptions, RuntimeOptions])
+@given(data=st.data(), value=ANY | st.tuples(ANY, ANY) | st.sampled_from(OTHERS))
+def test_a_field_takes_what_fits_its_type_or_the_error_names_its_flag(
+    cls: type[Any], data: st.DataObject, value: Any
+) -> None:
+    spec = data.draw(st.sampled_from(fields(cls)))
+    hint = get_type_hints(cls)[spec.name]
+    kinds = {hint, *get_args(hint)}
+    try:
+        taken = getattr(cls(**{spec.name: value}), spec.name)
+    except InputError as error:
+        assert str(error).startswith(flag_name(spec.name))
+        return
+    if taken is None:
+        assert type(None) in kinds
+    elif isinstance(taken, bool):
+        assert bool in kinds
+    elif isinstance(taken, Real):
+        assert kinds & {int, float, Fraction}
+    elif isinstance(taken, Path):
+        assert Path in kinds
+    else:
+        assert isinstance(taken, str | tuple | list)
