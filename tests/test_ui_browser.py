@@ -1,5 +1,6 @@
 """The page in a real browser, from upload to download, with the built-in model."""
 
+import base64
 import os
 import re
 import shutil
@@ -14,16 +15,18 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import cv2
 import numpy as np
 import pytest
 
 from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.media.audio import SPEECH_RATE_HZ
-from latentsync_trt.media.demo_clip import SPEECH
+from latentsync_trt.media.demo_clip import SPEECH, portrait
 from latentsync_trt.sync.faces import analyze
-from tests.clips import decoded, read_audio, write_face, write_video
+from tests.clips import decoded, read_audio, write_face, write_sound, write_video
 from tests.people import ROOM_PX, together
 from tests.sounds import write_samples
+from tests.test_previews import KINDS, write_kind
 
 pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 pytest.importorskip("gradio", reason="gradio is not installed")
@@ -81,8 +84,9 @@ class Visitor:
         self.part("faces").locator("img").nth(faces - 1).wait_for()
 
     def begin(self, *, preview: bool = False) -> None:
-        """Starts a job, and waits until it is shown, or also its first frame."""
+        """Starts a job, also with another face than the built-in model's, and waits until it or a frame is shown."""
         self.part("start").click()
+        self.part("anyway").click()
         self.part("cancel").wait_for()
         if preview:
             self.part("preview").locator("img").wait_for()
@@ -244,8 +248,9 @@ def test_a_bad_file_is_a_sentence(visitor: Visitor, clips: Path) -> None:
     expect(alert).to_contain_text("bad.mp4: is not a readable media file")
     assert "/" not in alert.inner_text()
     assert not visitor.page.get_by_test_id("toast-body").count()
+    visitor.part("video").get_by_role("button", name="Clear").click()
     visitor.part("start").click()
-    expect(visitor.part("message")).to_contain_text("speech: is missing")
+    expect(visitor.part("message")).to_contain_text("video: is missing")
     assert not visitor.part("cancel").is_visible()
 
 
@@ -253,6 +258,7 @@ def test_cancel_then_another(visitor: Visitor, clips: Path) -> None:
     visitor.upload(clips / "long.mp4", clips / "long.wav")
     visitor.begin(preview=True)
     visitor.part("cancel").click()
+    expect(visitor.part("progress")).to_contain_text(re.compile("Canceling|Canceled"))
     expect(visitor.part("progress")).to_contain_text("Canceled")
     assert not visitor.part("download").locator("a").count()
     for name in ("video", "speech"):
@@ -269,6 +275,7 @@ def test_reload_in_the_middle_and_play(visitor: Visitor, clips: Path) -> None:
     visitor.page.reload()
     visitor.part("cancel").wait_for()
     expect(visitor.part("progress").locator("progress")).to_have_attribute("max", str(LONG))
+    visitor.ready()
     visitor.finish()
     count_draws(visitor.page)
     visitor.part("compare").locator(".play").click()
@@ -280,6 +287,7 @@ def test_reload_in_the_middle_and_play(visitor: Visitor, clips: Path) -> None:
 
 
 def test_the_built_in_clip_by_keyboard_only(visitor: Visitor) -> None:
+    expect(visitor.part("demo-note")).to_contain_text("built-in demo model")
     visitor.part("demo").press("Enter")
     visitor.ready()
     expect(visitor.part("demo")).to_be_hidden()
@@ -291,6 +299,47 @@ def test_the_built_in_clip_by_keyboard_only(visitor: Visitor) -> None:
     visitor.page.keyboard.press("Enter")
     visitor.part("cancel").press("Enter")
     expect(visitor.part("progress")).to_contain_text("Canceled")
+
+
+def drop(visitor: Visitor, path: Path, kind: str) -> None:
+    """Drops a file on the field for videos."""
+    data = base64.b64encode(path.read_bytes()).decode()
+    visitor.page.evaluate(
+        """([data, name, type]) => {
+            const bytes = Uint8Array.from(atob(data), (each) => each.charCodeAt(0));
+            const dataTransfer = new DataTransfer();
+            dataTransfer.items.add(new File([bytes], name, {type}));
+            const event = new DragEvent("drop", {bubbles: true, cancelable: true, dataTransfer});
+            document.querySelector("#video .upload-container button").dispatchEvent(event);
+        }""",
+        [data, path.name, kind],
+    )
+
+
+def test_a_photo_is_dropped(visitor: Visitor, tmp_path: Path) -> None:
+    cv2.imwrite(str(tmp_path / "photo.png"), portrait()[..., ::-1])
+    drop(visitor, tmp_path / "photo.png", "image/png")
+    visitor.part("faces").locator("img").first.wait_for()
+    visitor.page.wait_for_function("document.querySelector('#video video')?.videoWidth > 0")
+
+
+def test_what_the_browser_cannot_play_has_previews_and_a_timeline(visitor: Visitor, tmp_path: Path) -> None:
+    clip = write_kind(tmp_path / "Aunt Emma.avi", *KINDS["old.avi"])
+    visitor.part("video").locator("input[type=file]").first.set_input_files(clip)
+    visitor.part("timeline").locator(".cut").wait_for()
+    visitor.part("speech").locator("input[type=file]").first.set_input_files(write_sound(tmp_path / "a.wav", 0.4))
+    visitor.ready()
+    for _ in range(10):
+        visitor.part("timeline").locator(".from").press("ArrowRight")
+    start = visitor.part("option-start").locator("input, textarea").first
+    expect(start).to_have_value("0.10")
+    start.fill("0.2")
+    expect(visitor.part("timeline").locator("output")).to_contain_text("0:00.20 – 0:00.40")
+    visitor.begin()
+    visitor.finish()
+    for player in ("before", "after"):
+        visitor.page.wait_for_function(f"document.getElementById('{player}').videoWidth > 0")
+    assert visitor.fetch(tmp_path).name == "Aunt Emma-synced.mp4"
 
 
 def test_another_site_cannot_use_a_login(browser: Browser, tmp_path: Path) -> None:

@@ -38,7 +38,7 @@
     if (!good) event.stopPropagation();
     document.querySelector("#video").classList.toggle("unplayable", !good);
     part(".wait").hidden = good;
-    part(".cut").hidden = !good || !(player().duration > LEAST_S);
+    part(".cut").hidden = !good || !(player().duration > LEAST_S && player().duration < Infinity);
     if (good) show();
   }
   document.addEventListener("error", (event) => playable(event, false), true);
@@ -46,7 +46,7 @@
 
   function show() {
     const [from, to, end_s] = [part(".from"), part(".to"), player()?.duration];
-    if (!end_s) return;
+    if (!(end_s < Infinity)) return;
     from.max = to.max = end_s;
     from.value = seconds(field("start").value) || 0;
     to.value = seconds(field("end").value) || end_s;

@@ -81,7 +81,7 @@ class Inputs:
     def connect(self, blocks: gr.Blocks, options: dict[str, Any], message: Any) -> Any:
         """Adds the events; returns the one of another video. `message`: where errors are shown."""
         self._options, self._message = options, message
-        people = [self.note, self.faces, self.each, self.voices, self.speech, message]
+        people = [self.note, self.faces, self.each, self.voices, message]
         fresh = [*people, self.chosen, options["face"], options["start"], options["end"]]
         shown: dict[str, Any] = {"show_progress_on": self.note, "api_visibility": "private"}
         self.demo.click(self.show_demo, None, [self.video, self.speech], **HIDDEN)
@@ -129,15 +129,17 @@ class Inputs:
         return filecmp.cmp(_source(video), self.show_demo()[0], shallow=False)
 
     def _uploads_of(self, request: gr.Request) -> _Uploads:
+        browser = request.cookies.get(self._cookie)
         if len(self._sent) > _MOST_BROWSERS:
             self._sent.pop(next(iter(self._sent)))
-        return self._sent.setdefault(request.cookies.get(self._cookie, ""), _Uploads())
+        return self._sent.setdefault(browser, _Uploads()) if browser else _Uploads()
 
     async def _restore(self, request: gr.Request) -> Updates:
         """Shows the uploads of a browser again."""
         sent, shown = self._uploads_of(request), dict[Any, str]()
-        if sent.speech is not None and Path(sent.speech).is_file():
-            shown[self.speech] = sent.speech
+        speech = sent.voices.get(0) if sent.voices else sent.speech
+        if speech is not None and Path(speech).is_file():
+            shown[self.speech] = speech
         if Path(sent.video).is_file():
             shown[self.video] = await self._playable(sent.video)
         return shown or gr.skip()
@@ -201,13 +203,11 @@ class Inputs:
         portraits = [(one, f"{number}{time}") for number, (one, time) in enumerate(seen)]
         sent = self._uploads_of(request)
         voices = sent.voices if sent.video == source else {}
-        again = {self.speech: gr.Audio(voices.get(0))} if voices else {}
         return {
             self.faces: gr.Gallery(portraits, visible=True, selected_index=None),
             self.each: gr.Checkbox(bool(voices), visible=len(portraits) > 1),
             self.voices: voices,
             self.note: gr.HTML(parts.found(len(portraits), voices or None), visible=True),
-            **again,
         }
 
     def _found(self, video: str, note: ProgressCallback) -> People | str:

@@ -62,10 +62,8 @@ def submit(
     Raises:
         LatentSyncError: as `Service.receiving` and `Service.submit`.
     """
+    check_sent(sent)
     files = {name: Path(path) for name, path in sent.items() if path is not None}
-    for label, missing in ("video", "video" not in files), ("speech", not any(map(_is_speech, files))):
-        if missing:
-            raise InputError(f"{label}: is missing; choose or record one")
     service.limits.check_size(sum(path.stat().st_size for path in files.values()))
     texts = {"options": json.dumps(options)} | ({} if bundle is None else {"bundle": bundle})
     with service.receiving() as (job_id, folder):
@@ -80,8 +78,13 @@ def submit(
         return service.submit(job_id, Form(copies, texts))
 
 
-def _is_speech(field: str) -> bool:
-    return field == "audio" or SPEAKER.fullmatch(field) is not None
+def check_sent(sent: Mapping[str, str | None]) -> None:
+    """Raises `InputError` if there is no video or no speech among uploaded files."""
+    given = [name for name, path in sent.items() if path is not None]
+    speech = any(name == "audio" or SPEAKER.fullmatch(name) for name in given)
+    for label, found in ("video", "video" in given), ("speech", speech):
+        if not found:
+            raise InputError(f"{label}: is missing; choose or record one")
 
 
 def is_of(service: Service, job_id: str, browser: str) -> bool:

@@ -128,8 +128,6 @@ class Page:
         bundle: str, entries: Entries, *values: Any,
     ) -> Updates:  # fmt: skip
         """Queues a job; asks unless `sure`, before the built-in model paints another face than its own."""
-        if not sure and self._smears(video, bundle):
-            return {self.ask: gr.Column(visible=True), self.message: parts.message()}
         source, hidden = None if video is None else original(Path(video)), {self.ask: gr.Column(visible=False)}
         people = self.inputs.people_of(video)
         try:
@@ -141,6 +139,9 @@ class Page:
                 chosen.pop("face", None)
                 recordings = {f"speaker_{number}": path for number, path in voices.items()}
             sent = {"video": None if source is None else str(source), **recordings, **files}
+            jobs.check_sent(sent)
+            if not sure and self._smears(video, bundle):
+                return {self.ask: gr.Column(visible=True), self.message: parts.message()}
             folder = None if bundle == next(iter(self._bundles)) else self._bundles[bundle]
             browser = request.cookies.get(self._cookie, "")
             job = jobs.submit(self._service, sent, chosen, people, browser, folder)
