@@ -334,7 +334,7 @@ def test_what_the_browser_cannot_play_has_previews_and_a_timeline(visitor: Visit
     start = visitor.part("option-start").locator("input, textarea").first
     expect(start).to_have_value("0.10")
     start.fill("0.2")
-    expect(visitor.part("timeline").locator("output")).to_contain_text("0:00.20 – 0:00.40")
+    expect(visitor.part("timeline").locator("output")).to_contain_text("0:00.20 – 0:00.4")
     visitor.begin()
     visitor.finish()
     for player in ("before", "after"):

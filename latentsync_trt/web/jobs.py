@@ -19,7 +19,7 @@ from latentsync_trt.serve.service import JobStatus, Service
 from latentsync_trt.sync.faces import analyze
 from latentsync_trt.types import ProgressCallback, UInt8Array
 
-_SOURCE, _BROWSER = "source ", "browser"
+_SOURCE, _BROWSER = "source", "browser"
 """In a job's folder: before the name of the video that was sent, to compare; the mark of the browser that sent it."""
 
 
@@ -71,7 +71,7 @@ def submit(
         for name, path in files.items():
             again = (folder / path.name).exists()
             copies[name] = copy(path, folder / (f"{name} {path.name}" if again else path.name))
-        copy(files["video"], folder.parent / f"{_SOURCE}{files['video'].name}")
+        copy(files["video"], folder.parent / f"{_SOURCE} {files['video'].name}")
         (folder.parent / _BROWSER).write_text(browser, "utf-8")
         if people is not None:
             copies["faces"] = save_tracks(people.tracks, folder / f"{job_id}.json")
@@ -104,8 +104,8 @@ def source(service: Service, job_id: str) -> Path:
 
 def download(service: Service, job_id: str) -> tuple[Path, str]:
     """Returns the result, and its name, after that of the video; raises `UnknownJob`, or `NotNow` if there is none."""
-    path, video = service.result(job_id), source(service, job_id)
-    return path, f"{video.stem.removeprefix(_SOURCE)}-synced{path.suffix}"
+    path, name = service.result(job_id), source(service, job_id).stem.removeprefix(f"{_SOURCE} ")
+    return path, f"{name}-synced{path.suffix}"
 
 
 def copy(path: Path, target: Path) -> Path:
