@@ -5,7 +5,7 @@
 The built-in clip is filmed at 50 frames/s and dubbed with two interleaved streams, as a run does. Then every other face
 is replaced, in the network's pose, by the mean of its neighbors (`fade`), or of both warped half of the way to each
 other by dense optical flow (`warp`, OpenCV's DIS). PSNR is that of the mouth beside the painted face; `opening`:
-correlation of the gap between the lips with the mouth of the sentence. The picture shows the worst frames.
+correlation of the gap between the lips with the mouth of the sentence. The picture shows the worst frame.
 """
 
 import argparse
@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import cv2
 import numpy as np
@@ -33,6 +33,9 @@ from latentsync_trt.media.demo_clip import SPEECH, camera_frames_at, spoken_mout
 from latentsync_trt.media.reader import read_frames
 from latentsync_trt.media.writer import write_pictures
 from latentsync_trt.types import AlignedFace, Face, Float32Array, UInt8Array
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 FPS = Fraction(50)
 SHOWN = 3
@@ -103,8 +106,20 @@ def measured(
         row |= {"psnr_db": round(mean or 99.0, 1), "worst_db": [round(level, 1) for level in levels[:SHOWN]]}
         row["below_35_db"] = sum(level < 35 for level in levels)
         row["frames"] = len(levels)
-        made = {at: made[at] for at in sorted(errors, key=errors.__getitem__, reverse=True)[:SHOWN]}
     return row, made
+
+
+def picture(faces: list[UInt8Array], made: dict[str, dict[int, UInt8Array]]) -> "Figure":
+    """The frame that differs most from the painted one where neighbors are faded into each other."""
+    part = mouth_part(SHOWN_PX)
+    at = max(made["fade"], key=lambda at: cv2.norm(made["fade"][at][part], faces[at][part]))
+    shown = {
+        "before": faces[at - 1],
+        "painted": faces[at],
+        **{way: made[way][at] for way in WAYS},
+        "after": faces[at + 1],
+    }
+    return face_grid((f"{float(at / FPS):.2f} s",), {name: [face] for name, face in shown.items()})
 
 
 def main() -> None:
@@ -124,9 +139,9 @@ def main() -> None:
             options = SyncOptions(preset=arguments.preset, codec="ffv1", length="video")
             lip_sync.sync(source, SPEECH, dubbed, options)
         clip = Clip(source, dubbed)
-    rows, worst = {"painted": measured(clip, None, opening)[0]}, dict[str, dict[int, UInt8Array]]()
+    rows, made = {"painted": measured(clip, None, opening)[0]}, dict[str, dict[int, UInt8Array]]()
     for way, between in WAYS.items():
-        rows[way], worst[way] = measured(clip, between, opening)
+        rows[way], made[way] = measured(clip, between, opening)
     result = {
         "command": f"python -m scripts.measure_half_motion --preset {arguments.preset}",
         "onnxruntime": onnxruntime.__version__,
@@ -138,16 +153,7 @@ def main() -> None:
     if arguments.json:
         arguments.json.write_text(text + "\n", encoding="utf-8")
     if arguments.picture:
-        columns = {
-            f"{way}, {float(at / FPS):.2f} s": [
-                *(clip.faces[near].image for near in (at - 1, at)),
-                face,
-                clip.faces[at + 1].image,
-            ]
-            for way, found in worst.items()
-            for at, face in found.items()
-        }
-        write_png(arguments.picture, face_grid(("before", "painted", "made of neighbors", "after"), columns))
+        write_png(arguments.picture, picture([each.image for each in clip.faces], made))
 
 
 if __name__ == "__main__":
