@@ -150,4 +150,4 @@ def _text(found: Any) -> str:
     marked = [
         f"**{line[:-1].replace('Args', 'Arguments')}**\n" if line in ("Args:", "Raises:") else line for line in lines
     ]
-    return "\n".join(re.sub(r"^ {4}(?=\S)", "- ", re.sub(r"^ {5,}(?=\S)", "  ", line)) for line in marked)
+    return "\n".join(re.sub(r"^ {4,}(?=\S)", "  ", re.sub(r"^ {4}(?=[\w`][\w`., ]*: )", "- ", line)) for line in marked)
