@@ -54,6 +54,14 @@ def test_one_clip(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.integration
+def test_live(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    run("live")
+    assert f"spoken={FRAMES}, late=0" in capsys.readouterr().out
+    shown = decoded(Path("live.mp4"))
+    assert FRAMES < len(shown) < 3 * FRAMES
+
+
+@pytest.mark.integration
 def test_many_clips(run: Run) -> None:
     video, speech = demo_clip.demo_clip()
     with pytest.raises(SystemExit) as ended:

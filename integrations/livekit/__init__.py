@@ -1,0 +1,1 @@
+"""LatentSync as an avatar of LiveKit agents."""
