@@ -4,21 +4,25 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any, cast
 
 import httpx
 import numpy as np
 import pytest
+import yaml
 
 aiortc = pytest.importorskip("aiortc", reason="needs the extra live")
 websockets = pytest.importorskip("websockets", reason="needs the extra live")
 
+from latentsync_trt.cli.live import live  # noqa: E402
 from latentsync_trt.live.options import LiveOptions  # noqa: E402
 from latentsync_trt.live.session import LiveSession  # noqa: E402
 from latentsync_trt.media.pictures import picture_info  # noqa: E402
 from latentsync_trt.serve.admission import LiveLimits  # noqa: E402
 from latentsync_trt.serve.call import MARK  # noqa: E402
 from latentsync_trt.serve.live import LiveService, live_app  # noqa: E402
+from tests.conftest import REPOSITORY  # noqa: E402
 from tests.live import Inline, PictureLoop, PicturePainter, voice  # noqa: E402
 from tests.serving import PATIENCE_S, answering  # noqa: E402
 
@@ -145,6 +149,22 @@ def test_only_who_has_the_key_comes_in(address: str) -> None:
         assert client.post("/v1/live", content=b"{", headers=headers).status_code == 422
         assert client.post("/v1/live", content=bytes(70_000), headers=headers).status_code == 413
         assert client.delete("/v1/live/unknown", headers=headers).status_code == 404
+
+
+def test_the_manifest_starts_a_command_of_this_package_and_scales_by_a_metric_it_has(
+    address: str, tmp_path: Path
+) -> None:
+    manifests = yaml.safe_load_all((REPOSITORY / "docs" / "live.yaml").read_text(encoding="utf-8"))
+    deployment, service, scaler = (each["spec"] for each in manifests)
+    (container,) = deployment["template"]["spec"]["containers"]
+    (tmp_path / "idle.mp4").touch()
+    name, *words = (word.replace("/data", str(tmp_path)) for word in container["args"])
+    with live.make_context(name, words) as context:
+        assert context.params["max_sessions"] > int(scaler["metrics"][0]["pods"]["target"]["averageValue"])
+    assert service["sessionAffinity"] == "ClientIP"
+    with httpx.Client(base_url=address, timeout=PATIENCE_S, trust_env=False) as client:
+        shown = client.get("/metrics", headers={"Authorization": f"Bearer {KEY}"}).text
+    assert f"{scaler['metrics'][0]['pods']['metric']['name']} 0.0" in shown
 
 
 def test_without_a_key_other_sites_are_refused() -> None:

@@ -22,12 +22,12 @@ from aiortc.mediastreams import MediaStreamError
 
 from latentsync_trt.config import SyncOptions
 from latentsync_trt.errors import LatentSyncError
-from latentsync_trt.live.microphone import Microphone
 from latentsync_trt.live.moment import MOMENT_S, Moment
 from latentsync_trt.live.session import LiveSession
 from latentsync_trt.media.audio import sound_frame
 from latentsync_trt.media.codecs import choose_encoder
 from latentsync_trt.media.pictures import LazyRgb, PictureMaker
+from latentsync_trt.serve.microphone import Microphone
 from latentsync_trt.types import Frame
 
 MARK = "AI-generated video: the mouth follows speech (latentsync-trt)"
