@@ -338,7 +338,7 @@ def test_what_the_browser_cannot_play_has_previews_and_a_timeline(visitor: Visit
     visitor.begin()
     visitor.finish()
     for player in ("before", "after"):
-        visitor.page.wait_for_function(f"document.getElementById('{player}').videoWidth > 0")
+        visitor.page.wait_for_function(f"document.getElementById('{player}')?.videoWidth > 0")
     assert visitor.fetch(tmp_path).name == "Aunt Emma-synced.mp4"
 
 
