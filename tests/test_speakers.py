@@ -136,8 +136,9 @@ def test_speech_that_begins_inside_the_clip_also_ends_there() -> None:
     assert span_of(SyncOptions(), voices, video, Fraction(5)) == Span()
 
 
-def test_options_that_cut_speech_say_where() -> None:
-    video, end_s = Path("clip.mp4"), Fraction(12)
+def test_options_that_cut_speech_say_where(tmp_path: Path) -> None:
+    video, end_s = tmp_path / "clip.mp4", Fraction(12)
+    video.touch()
     late, early = (Voices((SoundPiece(Path("a.wav"), Fraction(at)),)) for at in ("3", "2.5"))
     assert notices_of_cuts(Span(Fraction(3), Fraction(12)), late, video, end_s) == []
     assert notices_of_cuts(Span(Fraction(3), Fraction("7.5")), late, video, end_s) == [
