@@ -20,8 +20,13 @@ A message says what failed, where (file, frame, graph) and what to do. Exception
 are translated once, where the library is called, and kept as `__cause__`.
 """
 
+import re
 from collections.abc import Callable, Iterable
 from typing import Any
+
+FIELDS_BY_FLAG = {f"--{name}": name for name in ("video", "audio", "output", "provider")}
+"""Names of Python by those of the command line; `config` adds its options."""
+_FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
 
 
 def did_you_mean(given: str, known: Iterable[str], show: Callable[[str], object] = str) -> str:
@@ -35,6 +40,9 @@ def did_you_mean(given: str, known: Iterable[str], show: Callable[[str], object]
 class LatentSyncError(Exception):
     """Base of all errors raised on purpose by latentsync_trt.
 
+    `str` has the options' names of Python, HTTP and job files, `low_memory`; `args[0]` those of the command line,
+    `--low-memory`.
+
     `usage`: whether the call or command line is wrong (exit code 2): a path or bundle that does not exist, a folder
     that cannot be written, an option out of range. Otherwise the work failed (exit code 1): a file is damaged or lacks
     what is needed, or the machine cannot do it. Each class has a default, which an instance can override.
@@ -46,6 +54,11 @@ class LatentSyncError(Exception):
         super().__init__(*args)
         if usage is not None:
             self.usage = usage
+
+    def __str__(self) -> str:
+        parts = super().__str__().split("`")
+        parts[::2] = [_FLAG.sub(lambda flag: FIELDS_BY_FLAG.get(flag[0], flag[0]), part) for part in parts[::2]]
+        return "`".join(parts)  # what is within these is a command
 
 
 class InputError(LatentSyncError, ValueError):

@@ -35,7 +35,7 @@ def one_line(error: Exception, arguments: Sequence[str]) -> tuple[str, bool]:
         arguments: the command line, without the program's name.
     """
     if isinstance(error, LatentSyncError):
-        return " ".join(str(error).split()), error.usage
+        return " ".join(" ".join(map(str, error.args)).split()), error.usage
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         return f"{error.filename or 'output'}: {error.strerror}; free some space, or write elsewhere", False
     if isinstance(error, MemoryError):

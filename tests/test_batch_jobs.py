@@ -110,10 +110,10 @@ def test_all_rows_that_cannot_work_are_found_at_once(folder: Path) -> None:
     wanted = {
         3: "missing.mp4: no such file",
         4: "row 2 writes it, too",
-        5: "--crf 99: not a whole number from 0 to 63",
+        5: "crf 99: not a whole number from 0 to 63",
         6: "damaged.mp4: is not a readable media file",
         7: "is an input of row 8",
-        8: "--start 8:",
+        8: "start 8:",
         9: "no speech",
         10: "missing required field `video`",
         11: "cannot write .txt",

@@ -101,10 +101,10 @@ def test_only_whole_chroma_samples_are_padded(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"encoder": "x265", "codec": "h264"}, "--encoder x265: does not write h264; use x264 or nvenc"),
-        ({"codec": "ffv1", "crf": 3}, "--crf 3: ffv1 has no such setting"),
-        ({"crf": 60}, "--crf 60: outside 0 to 51 of h264"),
-        ({"encoder": "auto:slow"}, "--encoder auto:slow: .* name one"),
+        ({"encoder": "x265", "codec": "h264"}, "encoder x265: does not write h264; use x264 or nvenc"),
+        ({"codec": "ffv1", "crf": 3}, "crf 3: ffv1 has no such setting"),
+        ({"crf": 60}, "crf 60: outside 0 to 51 of h264"),
+        ({"encoder": "auto:slow"}, "encoder auto:slow: .* name one"),
     ],
 )
 def test_options_that_do_not_fit_are_named(options: dict[str, Any], message: str) -> None:
@@ -137,7 +137,7 @@ def test_an_unknown_preset_is_found_before_the_work(encoder: str) -> None:
 def test_a_size_that_nvenc_refuses_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(codecs, "problem_of", lambda one: "Invalid argument" if one.width_px > 4096 else None)
     wide = replace(SDR, width_px=5000)
-    with pytest.raises(InputError, match=r"does not open for pictures of 5000×240: .* use --encoder x264"):
+    with pytest.raises(InputError, match=r"does not open for pictures of 5000×240: .* use encoder x264"):
         check_encoder(SyncOptions(encoder="nvenc"), wide, Path("out.mp4"))
     assert choose_encoder(SyncOptions(encoder="auto"), wide).ffmpeg == "libx264"
 

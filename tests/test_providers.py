@@ -185,7 +185,7 @@ def test_a_missing_driver_is_noted_only_where_there_is_a_gpu(
 
 
 def test_a_gpu_that_does_not_exist_is_refused_with_those_that_do(machine: Machine) -> None:
-    with pytest.raises(InputError, match=r"--device 5: no such GPU; available: GPU 0 \(.*4090.*\), GPU 1 \(.*A100"):
+    with pytest.raises(InputError, match=r"device 5: no such GPU; available: GPU 0 \(.*4090.*\), GPU 1 \(.*A100"):
         select_provider("cuda", device=5)
 
 

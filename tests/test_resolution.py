@@ -45,7 +45,7 @@ def test_another_one_is_refused_with_those_there_are(manifest: Manifest, asked: 
 def test_fixed_engines_have_the_bundle_s_own() -> None:
     static = RuntimeOptions(dynamic=False)
     assert resolution_of(SEVERAL, SyncOptions(resolution=512), static) == 512
-    with pytest.raises(InputError, match="--static"):
+    with pytest.raises(InputError, match="dynamic=False"):
         resolution_of(SEVERAL, SyncOptions(resolution=256), static)
 
 

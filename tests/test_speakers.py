@@ -111,8 +111,8 @@ def test_the_only_speaker_is_the_chosen_face(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("audio", "fields", "message"),
     [
-        (None, {}, "no speech: give a recording with --audio, or one for each person with --speaker N=FILE"),
-        ("a.wav", {"speaker": "0=b.wav"}, "--audio and --speaker exclude each other"),
+        (None, {}, "no speech: give a recording with audio, or one for each person with speaker N=FILE"),
+        ("a.wav", {"speaker": "0=b.wav"}, "audio and speaker exclude each other"),
         (None, {"speaker": ("0=a.wav", "0=b.wav")}, "face 0 has several voices"),
         ("a.wav", {"turns": "talk.rttm", "speaker": "0=eve"}, "has no such speaker; it has ann, ben"),
         ("a.wav", {"turns": "talk.rttm", "face": "left"}, "has several speakers; say whose face is which"),

@@ -29,6 +29,7 @@ class Task:
 
     `preview`: local path of a JPEG that the worker replaces about once a second while it writes frames. `most_s`: of
     output, after which the task fails. `bundle`: on the worker's machine, instead of the one that its settings name.
+    `label`, `names`: the client's name of the task, and of its files by field. `webhook`: address to call at its end.
     """
 
     id: str
@@ -39,11 +40,14 @@ class Task:
     preview: str | None = None
     most_s: float | None = None
     bundle: str | None = None
+    label: str = ""
+    names: Mapping[str, str] = field(default_factory=dict)
+    webhook: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """Returns plain JSON values; of the options, only those that differ from their defaults."""
-        plain = {spec.name: getattr(self, spec.name) for spec in fields(self)}
-        return {**plain, "options": to_texts(self.options)}
+        """Returns plain JSON values; without what is empty, and of the options what differs from their defaults."""
+        plain = {spec.name: getattr(self, spec.name) for spec in fields(self)} | {"options": to_texts(self.options)}
+        return {name: value for name, value in plain.items() if value or name in ("audio", "options")}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:

@@ -1,10 +1,11 @@
 """`latentsync-trt serve` and `ui`: lip-sync as an HTTP service, and on a page in the browser."""
 
+import logging
 import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager, closing, nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import rich_click as click
 
@@ -54,9 +55,17 @@ def _service_options(panel: str, port: int, *, leave_out: tuple[str, ...] = ()) 
 
 @click.command("serve")
 @_service_options("Service", 8000)
+@click.option(
+    "--log",
+    type=click.Choice(("text", "json")),
+    default="text",
+    show_default=True,
+    panel="Service",
+    help="Form of the log on stderr, a line for each step of a job.",
+)
 def serve(**fields: Any) -> None:
     """/docs of the service describes its requests. Clients send the key of $LATENTSYNC_TRT_API_KEY, if
-    it is set.
+    it is set. $LATENTSYNC_TRT_WEBHOOK_SECRET signs calls of the addresses that jobs name.
     """
     if fields["ray"] is not None and fields["port"] == 0:
         raise InputError("--port 0: cannot be used with --ray; give a number")
@@ -77,7 +86,15 @@ def ui(**fields: Any) -> None:
 
 
 def _start(
-    name: str, *, host: str, port: int, no_key: bool, ray: str | None, share: bool = False, **fields: Any
+    name: str,
+    *,
+    host: str,
+    port: int,
+    no_key: bool,
+    ray: str | None,
+    share: bool = False,
+    log: Literal["text", "json"] | None = None,
+    **fields: Any,
 ) -> None:
     """Runs the command `name` until it is stopped.
 
@@ -91,6 +108,7 @@ def _start(
     try:
         from latentsync_trt.serve import server
         from latentsync_trt.serve.app import create_app, is_loopback
+        from latentsync_trt.serve.events import WEBHOOK_VARIABLE, log_to_stderr, read_secret
         from latentsync_trt.serve.service import Service
 
         if name == "ui":
@@ -99,20 +117,24 @@ def _start(
         raise MissingDependency(f'{name}: needs its extra; pip install "latentsync-trt[{name}]" ({error})') from error
     own = is_loopback(host) and not share
     key = api_key("--share" if share else f"--host {host}", no_key, loopback=own)
+    secret = read_secret(os.environ[WEBHOOK_VARIABLE]) if os.environ.get(WEBHOOK_VARIABLE) else None
+    if log is not None:
+        log_to_stderr(log)
+    tell: Callable[[str], None] = logging.getLogger("latentsync_trt").info if log == "json" else say
     limits, on = build(Limits, fields), build(WorkerOptions, fields)
     place = fields["folder"] or user_folder("data") / name
     bundle = fields["bundle"] or str(find_bundle(None)[0])
     settings = WorkerSettings(bundle, fields["provider"], build(RuntimeOptions, fields))
     make_handles = partial(make_workers, settings, gpus_per_worker=on.gpus_per_worker)
-    handles = make_handles(on.workers, ray=ray, on_notice=say)
+    handles = make_handles(on.workers, ray=ray, on_notice=tell)
     with interruption(_STOPPED):
         if name == "serve" and ray is not None:
             # Not a closure: the replica gets a copy, and workers cannot be copied.
             again = partial(make_handles, len(handles), ray="auto")
             ready = f"{url_of(host, port)}/docs: ready; jobs are kept in {place}"
-            server.run_on_ray(again, place.absolute(), limits, key, (host, port), lambda: say(ready))
+            server.run_on_ray(again, place.absolute(), limits, key, secret, (host, port), lambda: tell(ready))
             return
-        with server.listen(host, port) as listener, closing(Service(place, handles, limits)) as service:
+        with server.listen(host, port) as listener, closing(Service(place, handles, limits, secret)) as service:
             port = listener.getsockname()[1]
             app: AbstractContextManager[Any]
             if name == "ui":
@@ -121,7 +143,7 @@ def _start(
             else:
                 app, ready = nullcontext(create_app(service, key, own_hosts=own)), "/docs: listening"
             with app as running:
-                say(f"{url_of(host, port)}{ready}; jobs are kept in {place}")
+                tell(f"{url_of(host, port)}{ready}; jobs are kept in {place}")
                 if share:
                     say(f"{public_address(host, port)}: ready, for everyone who knows the key")
                 server.run(service, running, listener)

@@ -9,7 +9,7 @@ import re
 import socket
 import time
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from queue import Empty, LifoQueue
 from typing import Any
@@ -32,7 +32,7 @@ OUTPUT, PAGE, INPUTS, PREVIEW = "output", "report.html", "inputs", "preview.jpg"
 """In a job's folder: stem of the video, page of `report`, folder of the uploads, the newest frame."""
 
 FILE_FIELDS = ("video", "audio", "mix", "turns", "faces", "c2pa")
-TEXT_FIELDS = ("options", "video_url", "audio_url")
+TEXT_FIELDS = ("options", "video_url", "audio_url", "label", "webhook")
 SPEAKER = re.compile(r"speaker_(0|[1-9][0-9]{0,2})")
 """A file field with the recording of a face, by its number."""
 _CHILDREN, _CHILD_BYTES, _CHILD_S = 4, 1.5e9, 120.0
@@ -134,10 +134,11 @@ class TooLarge(InputError):
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """What a client sent: files by field, and texts by field."""
+    """What a client sent: files by field, texts by field, and the client's names of files, by field."""
 
     files: dict[str, Path]
     texts: dict[str, str]
+    names: dict[str, str] = field(default_factory=dict)
 
 
 def is_file_field(name: str) -> bool:
@@ -171,6 +172,7 @@ class Admissions:
                 if name in form.files:
                     raise InputError(f"{name}_url: the file {name} was sent, too; send one of them")
                 form.files[name] = fetch_url(name, url, folder / INPUTS, limits)
+                form.names[name] = name_of(url)
         if "video" not in form.files:
             or_url = ", or its address in video_url" if limits.allow_urls else ""
             raise InputError(f"video: is missing; send the file in the field video{or_url}")
@@ -248,7 +250,7 @@ def fetch_url(name: str, url: str, folder: Path, limits: Limits) -> Path:
         import aiohttp
 
         settings.pop("loop", None)
-        connector = aiohttp.TCPConnector(socket_factory=None if limits.allow_private_urls else _public_socket)
+        connector = aiohttp.TCPConnector(socket_factory=None if limits.allow_private_urls else public_socket)
         return aiohttp.ClientSession(connector=connector, middlewares=(in_time,), **settings)
 
     path = fetch(url, arriving, check, get_client=client)
@@ -256,7 +258,7 @@ def fetch_url(name: str, url: str, folder: Path, limits: Limits) -> Path:
     return path.rename(folder / f"{name}{Path(name_of(url)).suffix}")
 
 
-def _public_socket(address: Any) -> socket.socket:
+def public_socket(address: Any) -> socket.socket:
     """Makes each connection, also to names and after redirects: only public addresses get one."""
     family, kind, protocol, _, place = address
     if not _is_public(place[0]):

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 from typing import Annotated, Any, BinaryIO, get_args
 from urllib.parse import urlsplit
 
@@ -32,6 +32,7 @@ from starlette.requests import ClientDisconnect, HTTPConnection
 from latentsync_trt import __version__
 from latentsync_trt.batch.ledger import State
 from latentsync_trt.errors import Busy, InputError, LatentSyncError, MediaError
+from latentsync_trt.paths import printable
 from latentsync_trt.serve.admission import (
     FILE_FIELDS,
     LEAST_BYTES_PER_S,
@@ -75,11 +76,12 @@ _FIELDS |= {name: {"type": "string", "format": "binary"} for name in (*FILE_FIEL
 _CONTENT = {"multipart/form-data": {"schema": {"type": "object", "properties": _FIELDS}}}
 _FORM_HELP = """Send `video` and `audio` as files, or `speaker_0`, `speaker_1`, … in place of `audio`. `options` is a
 JSON object with any option of `latentsync-trt sync`, as `{"preset": "fast", "report": true}`; options that name files
-(`mix`, `turns`, `faces`, `c2pa`) are sent as files in fields of these names."""
+(`mix`, `turns`, `faces`, `c2pa`) are sent as files in fields of these names. `label` is a name of your own for the job;
+`webhook` an address that is called when it has ended."""
 
 # Jobs that are checked, and jobs that are fetched by URL, at once: other requests must not wait for these.
 _MOST_ADMISSIONS = 16
-_MOST_TEXT_BYTES, _MOST_ROWS = 64 * 1024, 2**63 - 1
+_MOST_TEXT_BYTES, _MOST_NAME, _MOST_ROWS = 64 * 1024, 255, 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +194,7 @@ def _jobs(service: Service) -> APIRouter:
 
     @router.post("/jobs/{job_id}/cancel", status_code=202)
     def cancel(job_id: str) -> JobStatus:
-        """Cancels a job that waits or runs."""
+        """Cancels a job that waits or runs; no error if it is canceled already."""
         return service.cancel(job_id)
 
     @router.delete("/jobs/{job_id}", status_code=204)
@@ -203,17 +205,23 @@ def _jobs(service: Service) -> APIRouter:
     return router
 
 
+def _content(*types: str) -> dict[int | str, dict[str, Any]]:
+    """The description of an answer with a file of one of these media types."""
+    schema = {"type": "string", "format": "binary"}
+    return {200: {"content": {each: {"schema": schema} for each in types}}}
+
+
 def _files(service: Service) -> APIRouter:
     router = APIRouter(tags=["jobs"])
 
-    @router.get("/jobs/{job_id}/result", response_class=FileResponse)
+    @router.get("/jobs/{job_id}/result", response_class=FileResponse, responses=_content(*_TYPES.values()))
     def result(job_id: str) -> FileResponse:
         """The video, or parts of it by Range requests."""
         path = service.result(job_id)
         name = f"latentsync-{job_id[:8]}{path.suffix}"
         return FileResponse(path, media_type=_TYPES.get(path.suffix), filename=name)
 
-    @router.get("/jobs/{job_id}/preview", response_class=Response)
+    @router.get("/jobs/{job_id}/preview", response_class=Response, responses=_content("image/jpeg"))
     def preview(job_id: str) -> Response:
         """A small JPEG of the newest frame, about one a second while the job runs."""
         path = service.preview(job_id)
@@ -222,7 +230,7 @@ def _files(service: Service) -> APIRouter:
         # Read at once: the file may be replaced by one of another size.
         return Response(path.read_bytes(), media_type="image/jpeg", headers={"Cache-Control": "no-store"})
 
-    @router.get("/jobs/{job_id}/report", response_class=FileResponse)
+    @router.get("/jobs/{job_id}/report", response_class=FileResponse, responses=_content("text/html"))
     def report(job_id: str) -> FileResponse:
         """The page with measures and pictures of the result, if `report` was true in the options."""
         headers = {"Content-Security-Policy": "sandbox"}
@@ -321,6 +329,7 @@ async def _receive(request: Request, folder: Path, limits: Limits) -> Form:
                     raise InputError(f"{name[:40]}: is no field, or of the other kind; {kinds}")
                 elif value.filename:  # else a browser's field in which no file was chosen
                     form.files[name] = folder / stored_name(name, value.filename)
+                    form.names[name] = printable(PureWindowsPath(value.filename).name)[:_MOST_NAME]
                     await run_in_threadpool(_save, value.file, form.files[name])
     except TimeoutError as error:
         slow = f"nothing arrived for {STALL_S:g} seconds, or less than {LEAST_BYTES_PER_S // 1000} kB/s on the whole"

@@ -16,6 +16,7 @@ from latentsync_trt.serve.admission import OUTPUT, PAGE, PREVIEW, SPEAKER, Form,
 from latentsync_trt.validation import from_json
 from latentsync_trt.values import Speaker
 
+MOST_LABEL = 200
 _MOST_BYTES = {"turns": 8_000_000, "faces": 64_000_000, "c2pa": 1_000_000}
 """Files that are no media, each with its largest size: 100,000 turns, two hours of a face."""
 
@@ -37,6 +38,9 @@ def _checked(job_id: str, form: Form, folder: Path, limits: Limits) -> Task:
     for name, most_bytes in _MOST_BYTES.items():
         if name in form.files and form.files[name].stat().st_size > most_bytes:
             raise TooLarge(f"{name}: has more than {most_bytes / 1e6:g} MB, which is the most here; send a smaller one")
+    label = form.texts.get("label", "")
+    if len(label) > MOST_LABEL:
+        raise InputError(f"label: has more than {MOST_LABEL} characters; send a shorter one")
     options = _options(form, folder)
     for name in form.files.keys() - _MOST_BYTES:
         check_media(name, form.files[name], limits)
@@ -45,7 +49,8 @@ def _checked(job_id: str, form: Form, folder: Path, limits: Limits) -> Task:
     check_inputs(form.files["video"], audio, target, options)
     speech, preview = None if audio is None else str(audio), str(folder / PREVIEW)
     most_s, bundle = limits.max_clip_s, form.texts.get("bundle")
-    return Task(job_id, str(form.files["video"]), speech, str(target), options, preview, most_s, bundle)
+    task = Task(job_id, str(form.files["video"]), speech, str(target), options, preview, most_s, bundle)
+    return replace(task, label=label, names=form.names, webhook=form.texts.get("webhook", ""))
 
 
 def _options(form: Form, folder: Path) -> SyncOptions:

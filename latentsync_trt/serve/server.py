@@ -74,6 +74,7 @@ def run_on_ray(
     folder: Path,
     limits: Limits,
     key: str | None,
+    secret: bytes | None,
     address: tuple[str, int],
     on_ready: Callable[[], None],
 ) -> None:
@@ -90,7 +91,7 @@ def run_on_ray(
     def build() -> Any:
         from latentsync_trt.serve.app import create_app, is_loopback
 
-        service = Service(folder, make_handles(), limits)
+        service = Service(folder, make_handles(), limits, secret)
         return create_app(service, key, own_hosts=is_loopback(address[0]))
 
     logging.getLogger("ray.serve").setLevel(logging.WARNING)

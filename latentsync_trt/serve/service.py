@@ -10,7 +10,7 @@ import uuid
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -28,7 +28,7 @@ from latentsync_trt.batch.tasks import (
     WorkerHandle,
     WorkerState,
 )
-from latentsync_trt.errors import LatentSyncError, OutputError
+from latentsync_trt.errors import InputError, LatentSyncError, OutputError
 from latentsync_trt.files import whole_file
 from latentsync_trt.serve.admission import (
     INPUTS,
@@ -43,6 +43,7 @@ from latentsync_trt.serve.admission import (
     TryLater,
     UnknownJob,
 )
+from latentsync_trt.serve.events import WEBHOOK_VARIABLE, Webhooks, check_webhook, log_step, message_of
 from latentsync_trt.types import Progress
 
 _ID = re.compile(r"[0-9a-f]{32}")
@@ -55,6 +56,9 @@ _RECOVER_S = 5.0
 _RESERVE_BYTES = 4_000_000
 """Of a file that is deleted when the disk is full, so that the ledger can still be written."""
 
+_PENDING = "webhook"
+"""File in the folder of a job whose webhook was not yet called with success."""
+
 _FULL = "service: its disk is full; free some space on it, or try again later"
 
 T = TypeVar("T")
@@ -66,12 +70,15 @@ _log = logging.getLogger(__name__)
 class JobStatus:
     """A job as clients see it.
 
-    `position`: in the queue, 1 = next. `done` of `total` frames (None = unknown) have passed `stage`.
+    `label`, `files`: the client's names for the job, and for its files by field. `position`: in the queue, 1 = next.
+    `done` of `total` frames (None = unknown) have passed `stage`.
     `frames_per_s`: while it runs, or of the whole run. Times are seconds since 1970. `report`: that of the run.
     """
 
     id: str
     state: State
+    label: str
+    files: dict[str, str]
     created_s: float
     started_s: float | None
     ended_s: float | None
@@ -90,8 +97,13 @@ class JobStatus:
 class Service:
     """Runs jobs on workers; thread-safe. Each job has a folder of its own below `folder`, named by its id."""
 
-    def __init__(self, folder: Path, handles: Sequence[WorkerHandle], limits: Limits) -> None:
+    def __init__(
+        self, folder: Path, handles: Sequence[WorkerHandle], limits: Limits, secret: bytes | None = None
+    ) -> None:
         """Starts the workers, and continues jobs of an earlier service that had not ended. On a full disk, too.
+
+        Args:
+            secret: signs calls of addresses; without it, jobs may not name one.
 
         Raises:
             InputError: another service uses the folder. OutputError, OSError: it cannot be written.
@@ -101,6 +113,7 @@ class Service:
         self._reserve = folder.absolute() / "reserve"
         self._ledger = self._written(lambda: Ledger.open(folder / "ledger.sqlite"))
         self.limits, self._admissions = limits, Admissions()
+        self._webhooks = Webhooks(secret, private=limits.allow_private_urls) if secret else None
         self.totals = Counter[str]()
         """Since the start: frames, ends by state, failures by kind."""
         self._lock, self._stopped = threading.Lock(), threading.Event()
@@ -122,6 +135,7 @@ class Service:
             known = self._ledger.row(path.name)
             if known is None or known.state not in OPEN:  # left by a service that was killed
                 self._clear(path.name)
+                self._call_webhook(path.name)
         self._dispatcher = Dispatcher(handles, self._on_event, attempts=_ATTEMPTS)
         for row in self._ledger.rows("waiting"):
             self._dispatcher.submit(row.task, attempts_before=row.attempts)
@@ -139,6 +153,8 @@ class Service:
             self._ledger.release()
         self._dispatcher.close()
         self._admissions.close()
+        if self._webhooks is not None:
+            self._webhooks.close()
         self._ledger.close()
 
     def problem(self) -> str:
@@ -191,13 +207,20 @@ class Service:
             TryLater: the queue is full. Others as `Admissions.admit`.
         """
         try:
+            if url := form.texts.get("webhook", ""):
+                check_webhook(url)
+                if self._webhooks is None:
+                    raise InputError(f"webhook: none is called here; start the service with ${WEBHOOK_VARIABLE}")
             task = self._admissions.admit(job_id, form, self._jobs / job_id, self.limits)
         except LatentSyncError as error:
             error.args = (self._hide(str(error)),)
             raise
         with self._lock:
             self._check_queue()
+            if task.webhook:
+                (self._jobs / job_id / _PENDING).touch()
             self._ledger.add([task])
+        log_step(job_id, "waiting", label=task.label, **task.names)
         self._dispatcher.submit(task)
         return self.job(job_id)
 
@@ -215,16 +238,17 @@ class Service:
         return [replace(self._describe(row, positions), report=None) for row in self._ledger.newest(limit, offset)]
 
     def cancel(self, job_id: str) -> JobStatus:
-        """Cancels a job; a running one stops soon. Raises `UnknownJob`, or `NotNow` if it has ended."""
+        """Cancels a job; a running one stops soon. Raises `UnknownJob`, or `NotNow` if it has ended otherwise."""
         self._row(job_id)
-        if not self._dispatcher.cancel(job_id):
-            raise NotNow(f"job {job_id}: has ended as {self._row(job_id).state}; delete it instead")
+        if not self._dispatcher.cancel(job_id) and (state := self._row(job_id).state) != "canceled":
+            raise NotNow(f"job {job_id}: has ended as {state}; delete it instead")
         return self.job(job_id)
 
     def delete(self, job_id: str) -> None:
         """Forgets a job, cancels it if it waits or runs, and deletes its files; raises `UnknownJob`."""
         self._row(job_id)
         self._ledger.remove([job_id])
+        log_step(job_id, "deleted")
         if not self._dispatcher.cancel(job_id):  # else its last event deletes them
             shutil.rmtree(self._jobs / job_id, ignore_errors=True)
 
@@ -321,6 +345,8 @@ class Service:
         return JobStatus(
             id=row.task.id,
             state=row.state,
+            label=row.task.label,
+            files=dict(row.task.names),
             created_s=row.created_s,
             started_s=row.started_s,
             ended_s=None if row.state in OPEN else row.ended_s,
@@ -373,6 +399,16 @@ class Service:
                 self._running.pop(event.task_id, None)
         if isinstance(event, Finished | CanceledEvent) or (isinstance(event, Failed) and not event.again):
             self._clear(event.task_id)
+            self._call_webhook(event.task_id)
+
+    def _call_webhook(self, job_id: str) -> None:
+        """Tells the end of a job to the address that it names, unless that was done."""
+        pending, row = self._jobs / job_id / _PENDING, self._ledger.row(job_id)
+        if row is None or self._webhooks is None or not pending.exists():
+            return
+        job = asdict(replace(self._describe(row, {}), report=None))
+        done = partial(pending.unlink, missing_ok=True)
+        self._webhooks.send(job_id, row.task.webhook, message_of(row.state, job), done)
 
     def _clear(self, job_id: str) -> None:
         """Deletes what a job that has ended needs no more: inputs and work folder; all of one that is forgotten."""
@@ -382,16 +418,22 @@ class Service:
 
     def _count(self, event: Event) -> None:
         match event:
-            case Started(task_id):
+            case Started(task_id, worker, attempt):
+                log_step(task_id, "running", worker=worker, attempt=attempt)
                 self._running[task_id] = _IDLE, 0.0
             case Moved(task_id, _, progress):
                 (before, _), self._running[task_id] = self._running[task_id], (progress, time.monotonic())
+                if progress.stage != before.stage:
+                    log_step(task_id, progress.stage, frames=progress.total)
                 if progress.writes:
                     self.totals["frames"] += progress.done - (before.done if before.writes else 0)
-            case Finished():
+            case Finished(task_id, _, done):
+                log_step(task_id, "done", seconds=round(done.seconds, 1), frames=done.report["frames"])
                 self.totals["done"] += 1
-            case Failed(task_id, _, _, usage, again):
+            case Failed(task_id, _, message, usage, again):
+                log_step(task_id, "lost, runs again" if again else "failed", reason=self._hide(message))
                 self.totals["worker" if again else "input" if usage else "run"] += 1
                 self.totals["failed"] += not again
             case CanceledEvent(task_id):
+                log_step(task_id, "canceled")
                 self.totals["canceled"] += 1

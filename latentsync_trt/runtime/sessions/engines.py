@@ -261,7 +261,7 @@ class Engines:
         if not any(CUDA.form in entry.forms for entry in self.bundle.manifest.graphs.values()):
             raise InputError(
                 f"--graph-form cuda: bundle {self.bundle.manifest.name} has no graphs in it; export it again, "
-                "--static and without --portable-only"
+                "`--static` and without `--portable-only`"
             )
 
     def _open_form(self, graph: str, form: GraphForm) -> Session:

@@ -40,7 +40,7 @@ def dimension_ranges(manifest: Manifest, options: RuntimeOptions) -> dict[str, D
     if not dynamic:
         return {name: DimensionRange(*[span.optimum] * 3) for name, span in manifest.ranges.items()}
     if manifest.shapes == "static":
-        raise InputError(f"bundle {manifest.name} has fixed shapes; export it with --dynamic, or leave --dynamic out")
+        raise InputError(f"bundle {manifest.name} has fixed shapes; export it with `--dynamic`, or leave --dynamic out")
     return dict(manifest.ranges)
 
 
