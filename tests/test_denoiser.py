@@ -102,7 +102,7 @@ def test_a_buffer_without_memory_is_an_error_and_the_next_batch_works(
 
     with monkeypatch.context() as patch:
         patch.setattr(ort.OrtValue, "ortvalue_from_shape_and_type", refuse)
-        with pytest.raises(OutOfMemory, match=r"denoise_step.* on CPU.*out of memory \(.*; use --low-memory"):
+        with pytest.raises(OutOfMemory, match=r"denoise_step.* on CPU.*out of memory \(.*; use low_memory"):
             run(denoiser)
     run(denoiser)
 

@@ -184,7 +184,7 @@ def test_a_read_only_cache_is_read_but_not_written(cache: EngineCache, protect: 
         EngineCache(engine.folder / "engine.bin").obtain(KEY, write_engine)  # a file
     protect(cache.folder)
     assert EngineCache(cache.folder).obtain(KEY, never).folder == engine.folder
-    with pytest.raises(OutputError, match=r"cannot be used .*choose another place with --engine-cache"):
+    with pytest.raises(OutputError, match=r"cannot be used .*choose another place with engine_cache"):
         cache.obtain(replace(KEY, gpu="another"), write_engine)
 
 

@@ -341,7 +341,7 @@ def test_delays_are_from_the_end_of_a_moments_speech() -> None:
 def test_plans_that_move_lips_less_are_refused() -> None:
     with pytest.raises(InputError, match="1 of its steps run the whole network"):
         LiveOptions(steps=4, cache_interval=4)
-    with pytest.raises(InputError, match="--guidance"):
+    with pytest.raises(InputError, match="guidance"):
         LiveOptions(guidance=1.0)
     assert LiveOptions(steps=2, cache_interval=1).sync_options().sampling.steps == 2
 

@@ -98,7 +98,7 @@ WRONG = [
     ({"solver": "euler"}, "solver euler: not one of ddim, dpmpp"),
     ({"steps": 0}, "steps 0: not a whole number from 1 to 999"),
     ({"resolution": 300}, "resolution 300: not a whole number from 64 to 2048, divisible by 64"),
-    *(({"cache_interval": value}, "--cache-interval .*: not a number") for value in (0, (0, 3, 3), (0, 2.5))),
+    *(({"cache_interval": value}, "cache_interval .*: not a number") for value in (0, (0, 3, 3), (0, 2.5))),
     ({"cache_interval": (1, 3)}, "cache_interval 1,3: does not ascend from 0"),
     ({"cache_interval": (0, 4), "preset": "fast"}, "at most 3"),
     ({"guidance_interval": (0.5, 0.5)}, "guidance_interval 0.5,0.5: not two ascending fractions"),

@@ -106,7 +106,7 @@ def test_a_session_that_runs_mostly_on_another_provider_is_refused(
     (opened,) = networks.times()
     assert opened.node_share == pytest.approx(0.911)
     counts["CPUExecutionProvider"] = 389
-    with pytest.raises(EngineBuildError, match=r"cuda runs 70% .* 90% .*389 on CPUEx.*, 911 on CUDAEx.*--provider"):
+    with pytest.raises(EngineBuildError, match=r"cuda runs 70% .* 90% .*389 on CPUEx.*, 911 on CUDAEx.*provider"):
         networks.session("vae_decoder")
 
 

@@ -169,8 +169,8 @@ def test_changed_files_are_noticed_before_networks_open(tmp_path: Path, monkeypa
         going_on = SyncOptions(steps=1, codec="ffv1", resume=True, seed=5)
         with pytest.raises(InputError, match=r"cannot go on with the interrupted run, since") as refused:
             lip_sync.sync(*clip, output, going_on, on_progress=stop)
-    assert re.search(r"--video \(face\.mp4, .* → .*2001-09-09T01:46:40", str(refused.value))
-    assert "→ --steps 1 --seed 5" in str(refused.value)
+    assert re.search(r"video \(face\.mp4, .* → .*2001-09-09T01:46:40", str(refused.value))
+    assert "→ steps 1 seed 5" in str(refused.value)
     assert "opening networks" not in stages
     assert leftovers(tmp_path, kept=True)
 
