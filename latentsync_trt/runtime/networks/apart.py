@@ -18,7 +18,7 @@ from latentsync_trt.child import Child, Emit, Event
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import InferenceError, LatentSyncError, OutOfMemory
 from latentsync_trt.runtime.cache import Notice
-from latentsync_trt.runtime.networks.networks import Networks, Notices, Part
+from latentsync_trt.runtime.networks.networks import Delegate, Networks, Notices
 from latentsync_trt.runtime.providers.select import Selection
 from latentsync_trt.stopping import requested
 from latentsync_trt.types import Denoiser, EngineTime, Float32Array, ImageCodec
@@ -55,8 +55,8 @@ class SubprocessNetworks:
         on_notice: Notice | None = None,
     ) -> None:
         self.bundle, self.notices = bundle, Notices(on_notice)
-        self.codec = cast(ImageCodec, Part(self._call, "codec."))
-        self.denoiser = cast(Denoiser, Part(self._call, "denoiser."))
+        self.codec = cast(ImageCodec, Delegate(self._call, "codec."))
+        self.denoiser = cast(Denoiser, Delegate(self._call, "denoiser."))
         self._lock, self._running = threading.Lock(), threading.Lock()
         self._name = "the CPU" if selection.gpu is None else f"{selection.gpu}"
         self._child = Child(_answer_calls)

@@ -58,7 +58,7 @@ class Notices:
         return tuple(texts)
 
 
-class Part:
+class Delegate:
     """An object whose methods are called through `call`, by their names after `prefix`: what is behind may change."""
 
     def __init__(self, call: Callable[..., Any], prefix: str = "") -> None:
@@ -105,10 +105,13 @@ class Networks:
         self.low_memory = self.options.low_memory
         """Whether one network at a time is on the device: by option, or since memory ran out."""
         self._threads = StageThreads(lambda: self.selection.gpu is not None)
-        self._opened = Opened(self._accepted(self._engines(selection)), self._threads, low_memory=self.low_memory)
+        engines = self._engines(selection)
+        if self._judge is not None and (problem := self._judge.problem(engines)):
+            engines = self._following(engines, problem) or engines
+        self._opened = Opened(engines, self._threads, low_memory=self.low_memory)
         self._opened.engines.check(windows=self.windows_per_batch)  # now, not at the first window
-        self.codec = cast(ImageCodec, Part(self._call_codec))
-        self.denoiser = cast(Denoiser, Part(self._call_denoiser))
+        self.codec = cast(ImageCodec, Delegate(self._call_codec))
+        self.denoiser = cast(Denoiser, Delegate(self._call_denoiser))
 
     @property
     def selection(self) -> Selection:
@@ -365,27 +368,22 @@ class Networks:
         running = meanwhile.selection.name
         self.notice(f"{len(missing)} engines for {name} are being built; running on {running} meanwhile")
 
-    def _accepted(self, engines: Engines) -> Engines:
-        """Returns `engines`, or the next provider's where `auto` has measured a problem."""
-        while self._judge is not None and (problem := self._judge.problem(engines)):
-            following = self._instead_of(engines, f"{problem} (found before; latentsync-trt setup tries again)")
-            if following is None:
-                break
-            engines = following
-        return engines
-
     def _fall_back(self, error: EngineBuildError | OutputError) -> None:
-        following = None if self._judge is None else self._instead_of(self._opened.engines, str(error))
+        following = self._following(self._opened.engines, str(error))
         if following is None:
             raise error
-        self._change_to(self._with_room(self._accepted(following)))
+        self._change_to(self._with_room(following))
 
-    def _instead_of(self, engines: Engines, reason: str) -> Engines | None:
-        """Engines of the next provider that loads, with a notice; None if there is none."""
-        try:
-            following = self._engines(next_provider(engines.selection, at_once=False))
-        except ProviderUnavailable:
-            return None
-        name, other = engines.selection.name, following.selection.name
-        self.notice(f"{name} is not used for this bundle, continuing with {other}: {reason}")
-        return following
+    def _following(self, engines: Engines, reason: str) -> Engines | None:
+        """Engines of the next provider that loads and has no known problem, with a notice; None if there is none."""
+        while self._judge is not None:
+            try:
+                following = self._engines(next_provider(engines.selection, at_once=False))
+            except ProviderUnavailable:
+                break
+            name, other = engines.selection.name, following.selection.name
+            self.notice(f"{name} is not used for this bundle, continuing with {other}: {reason}")
+            engines, reason = following, self._judge.problem(following)
+            if not reason:
+                return engines
+        return None

@@ -91,7 +91,8 @@ class Judge:
 
     def problem(self, engines: Engines) -> str:
         """Why the provider of `engines` should not be used; empty if none is known."""
-        return self._verdict(engines).problem if engines.compiled else ""
+        problem = self._verdict(engines).problem if engines.compiled else ""
+        return f"{problem} (found before; latentsync-trt setup tries again)" if problem else ""
 
     def examine(self, engines: Engines, graphs: tuple[str, ...], build: Callable[[tuple[str, ...]], None]) -> None:
         """Builds engines by `build`, and compares those of `graphs` that were not compared yet.
