@@ -225,7 +225,9 @@ class Denoiser(Protocol):
         """
         ...
 
-    def latents(self) -> Float32Array: ...
+    def latents(self) -> Float32Array:
+        """The current latents, float32 `(B, 4, F, h, w)`."""
+        ...
 
 
 class ImageCodec(Protocol):

@@ -70,6 +70,7 @@ class SubprocessNetworks:
         return self.run(lambda: cast(Float32Array, self._call("encode_mel", mel)))
 
     def run(self, action: Callable[[], T]) -> T:
+        """As `Networks.run`, with calls in turn."""
         while True:
             with self._running:
                 try:

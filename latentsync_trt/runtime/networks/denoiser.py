@@ -195,6 +195,7 @@ class PooledDenoiser(GraphDenoiser):
         self.begin_unchecked(batch)
 
     def begin_unchecked(self, batch: WindowBatch) -> None:
+        """As `GraphDenoiser.begin`: nothing is recorded or compared."""
         super().begin(batch)
 
     def _replays_checked(self, batch: WindowBatch) -> bool:

@@ -103,6 +103,7 @@ class Devices:
         return True
 
     def encode_mel(self, mel: Float32Array) -> Float32Array:
+        """On the first device that can."""
         while True:
             device = self.in_use[0]
             try:
@@ -129,6 +130,7 @@ class Devices:
         self.in_use[0].networks.open((graph,))
 
     def warm_up(self, graphs: Iterable[str]) -> None:
+        """On every device; one that fails is left out."""
         graphs = tuple(graphs)
         self._each(self.in_use, lambda networks: networks.warm_up(graphs))
 
@@ -137,6 +139,7 @@ class Devices:
         return any(device.networks.building for device in self.all)
 
     def wait_for_build(self) -> str:
+        """Of several errors, the first."""
         errors = [device.networks.wait_for_build() for device in self.all]
         return next(filter(None, errors), "")
 
