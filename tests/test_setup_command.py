@@ -99,13 +99,13 @@ def test_interrupted_anywhere_the_same_command_goes_on(
     asked = len(server.requests)
     self_test.passed = False
     assert run(*command)[0] == 1
-    assert default_bundle().reason == "the only exported one"
+    assert default_bundle()[1] == "the only exported one"
     self_test.passed = True
     code, out, err = run(*command)
     assert code == 0, err
     assert (len(server.requests), len(exported)) == (asked, 2)
     assert (exported[1].precision, exported[1].cuda_form) == ("fp32", False)
-    assert default_bundle().reason == "chosen with `use`"
+    assert default_bundle()[1] == "chosen with `use`"
     bundle = checkpoints / f"1.6-{RESOLUTION_PX}-fp32"
     assert out.splitlines()[-1] == f"{bundle}: ready; next: latentsync-trt sync in.mp4 speech.wav"
     assert self_test.calls == [("cpu", "none")] * 2

@@ -2,7 +2,6 @@
 
 import os
 from pathlib import Path
-from typing import NamedTuple
 
 from latentsync_trt.bundle.manifest import DEMO_NAME, MANIFEST_NAME, Manifest, read_manifest
 from latentsync_trt.errors import BundleError, InputError, OutputError
@@ -99,20 +98,13 @@ def _default() -> tuple[Path, str]:
     raise BundleError(f"{gone}{root}: {cure}", usage=True)
 
 
-class DefaultBundle(NamedTuple):
-    """What runs without `--bundle`: the bundle's name and why it, or None and why not, with the cure."""
-
-    name: str | None
-    reason: str
-
-
-def default_bundle() -> DefaultBundle:
-    """What a command without `--bundle` would run; raises no `BundleError`."""
+def default_bundle() -> tuple[str | None, str]:
+    """The name of the bundle that runs without `--bundle`, and why it; or None and why not, with the cure."""
     try:
         folder, why = _default()
     except BundleError as error:
-        return DefaultBundle(None, str(error))
-    return DefaultBundle(folder.name, why)
+        return None, str(error)
+    return folder.name, why
 
 
 def remembered_choice() -> str | None:

@@ -81,11 +81,11 @@ def _verdict() -> Finding:
     """What `sync` does here without options."""
     from latentsync_trt.runtime.providers.select import select_provider
 
-    provider, bundle = select_provider().name, find.default_bundle()
-    if bundle.name is None:
+    provider, (bundle, why) = select_provider().name, find.default_bundle()
+    if bundle is None:
         cure = "latentsync-trt use NAME" if find.exported_bundles() else "latentsync-trt setup"
-        return Finding("missing", f"provider {provider} works, but `sync` finds no model: {bundle.reason}", cure)
-    return Finding("ok", f"`sync` runs bundle {bundle.name} ({bundle.reason}) with provider {provider}")
+        return Finding("missing", f"provider {provider} works, but `sync` finds no model: {why}", cure)
+    return Finding("ok", f"`sync` runs bundle {bundle} ({why}) with provider {provider}")
 
 
 def _system() -> Iterator[Finding]:

@@ -180,18 +180,18 @@ def use(name: str | None) -> None:
         folder = find.remember(name)
         click.echo(f"{folder}: runs where no --bundle is given ({find.facts(read_manifest(folder))})")
         return
-    default = find.default_bundle()
+    default, why = find.default_bundle()
     for folder in find.exported_bundles():
-        click.echo(f"{'*' if folder.name == default.name else ' '} {find.describe(folder)}")
-    runs = f"{find.checkpoints_folder()}: {default.name} runs where no --bundle is given; it is {default.reason}"
-    click.echo(default.reason if default.name is None else runs)
+        click.echo(f"{'*' if folder.name == default else ' '} {find.describe(folder)}")
+    runs = f"{find.checkpoints_folder()}: {default} runs where no --bundle is given; it is {why}"
+    click.echo(why if default is None else runs)
 
 
 def note_on_default(made: Path) -> str:
     """After the bundle `made` was written: which one commands run without `--bundle`; empty if it is that one."""
     if made.resolve().parent != find.checkpoints_folder().resolve():
         return f"`--bundle {made}` runs it: commands without --bundle look in {find.checkpoints_folder()} only"
-    default = find.default_bundle().name
+    default, _ = find.default_bundle()
     if default == made.name:
         return ""
     runs = f"without --bundle, {default or 'none'} runs"
