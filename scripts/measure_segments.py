@@ -2,7 +2,7 @@
 
     python -m scripts.measure_segments [--whisper model.bin] [--json FILE] [--picture FILE]     # needs the dev extra
 
-Held-out sentences are cut at times when someone speaks, and in their pauses. Features are compared with those of a
+Held-out sentences are cut at times when someone speaks. Features are compared with those of a
 piece of 30 s around them: `seam`, within 0.3 s of the cut, and `inside`, a quarter of a piece before it; root mean
 square of the last layer, in standard deviations of each feature. --whisper: an encoder in CTranslate2's format, such as
 tiny.en. With the built-in model the face is painted 0.64 s before and after each cut: mean error of the
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 Encode = Callable[[Float32Array], Float32Array]
 
-PLANS_S = ((30, 0), (30, 1), (30, 5), (10, 0), (10, 1), (10, 2.5))
+PLANS_S = ((30, 0), (30, 1), (30, 5), (10, 0), (10, 2.5))
 """Length of a piece, and how much of it lies beyond the cut; 0 = cut hard, as in the public release."""
 AROUND = "around the cut"
 NEAR, FRAMES = round(0.3 * FEATURES_PER_S), 16
@@ -147,7 +147,7 @@ class Lips:
     """The built-in model paints one face."""
 
     def __init__(self, lip_sync: LipSync) -> None:
-        devices, options = lip_sync._devices, SyncOptions(solver="dpmpp", steps=4, cache_interval=1)
+        devices, options = lip_sync._devices, SyncOptions(preset="draft")
         devices.prepare(graphs_for(options))
         manifest, networks = devices.bundle.manifest, devices.all[0].networks
         self._inpainter = make_inpainter(manifest, options, networks.codec, networks.denoiser)
@@ -247,10 +247,9 @@ def main() -> None:
         power = np.concatenate(list(log_power_blocks([samples], filters_of(devices.bundle))), axis=1)
         speech = Speech(scaled(power, float(power.max())), mouth)
         devices.open_audio(AUDIO_ENCODER)
-        spoken, silent = (np.flatnonzero(where) for where in (~mouth.silent, mouth.silent))
-        third = len(mouth.silent) // 3
+        spoken, third = np.flatnonzero(~mouth.silent), len(mouth.silent) // 3
         even = np.linspace(third, 2 * third, arguments.cuts, endpoint=False)
-        cuts, pauses = ([2 * int(where[np.searchsorted(where, at)]) for at in even] for where in (spoken, silent))
+        cuts = [2 * int(spoken[np.searchsorted(spoken, at)]) for at in even]
         encoders: dict[str, Encode] = {"built-in": devices.encode_mel}
         if arguments.whisper is not None:
             network = ctranslate2_encoder(arguments.whisper)
@@ -266,17 +265,14 @@ def main() -> None:
             "python": platform.python_version(),
             "cuts": len(cuts),
         }
-        for name, encode_mel in encoders.items():
-            result[name] = {
-                "in words": features_rows(speech, encode_mel, cuts),
-                "in pauses": features_rows(speech, encode_mel, pauses),
-            }
-            print(json.dumps(result[name], indent=1), flush=True)
         lips = Lips(lip_sync)
         faces = painted(speech, devices.encode_mel, cuts, lips)
-        result["lips, in words"] = lip_rows(faces, mouth, cuts, lips)
+        result["lips"] = lip_rows(faces, mouth, cuts, lips)
+        print(json.dumps(result, indent=1), flush=True)
         if arguments.picture:
             write_png(arguments.picture, picture(faces, lips))
+        for name, encode_mel in encoders.items():
+            result[f"features, {name}"] = features_rows(speech, encode_mel, cuts)
     text = json.dumps(result, indent=1)
     print(text)
     if arguments.json:

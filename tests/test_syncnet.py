@@ -326,7 +326,7 @@ def test_a_report_measures_what_the_file_shows(checkpoints: Path, tmp_path: Path
     np.testing.assert_allclose(found["distances"], again.distances, rtol=ALIKE)
     page = (tmp_path / "page.html").read_text("utf-8")
     assert f"LSE-C {found['lse_c']:.2f}, LSE-D {found['lse_d']:.2f}, " in page
-    assert len(re.findall(r"speaker 0, \d\.00 s: confidence -?\d", page)) == 2 * 3
+    assert len(re.findall(r"face, \d\.00 s: confidence -?\d", page)) == 2 * 3
     checkpoints.write_bytes(b"damaged")
     assert ran(*command).exit_code == 0
     refused = ran(*command, "--report", tmp_path / "page.html")

@@ -264,7 +264,8 @@ def _sections(source: Path, report: SyncReport, quality: Quality, options: SyncO
             title = f"Speaker {speaker}: lips and speech" if len(curves) > 1 else "Lips and speech"
             began = f"The speech begins at {float(start_s):.2f} s of the video." if start_s else ""
             yield Section(title, drawing=svg(sync_figure({"lips": found}, began)))
-    yield from sections({f"speaker {number}": meter for number, meter in enumerate(quality.syncnet)})
+    names = [f"speaker {speaker}" if len(curves) > 1 else "face" for speaker in range(len(curves))]
+    yield from sections(dict(zip(names, quality.syncnet, strict=False)))
     untouched = [(f"{part.start_s:.2f}", f"{part.end_s:.2f}", part.reason) for part in report.untouched]
     if untouched:
         yield Section("Left as it was", untouched, ("from, s", "to, s", "why"))
