@@ -90,11 +90,10 @@ class Curves:
 @dataclass(frozen=True, slots=True)
 class Agreement:
     """How well a curve follows another: the `correlation` at lag 0, in [−1, 1], 0 if a curve is flat; `lag_frames`:
-    the delay of the first curve at which they agree best; `best`: the correlation there."""
+    the delay of the first curve at which they agree best."""
 
     correlation: float
     lag_frames: int
-    best: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +166,7 @@ def agreement(measured: Float32Array, target: Float32Array, most_lag_frames: int
     if math.isnan(found[0]):
         raise InputError(f"{len(measured)} frames, of which too few show a face: nothing to compare", usage=False)
     best = max((lag for lag in found if not math.isnan(found[lag])), key=lambda lag: (found[lag], -abs(lag)))
-    return Agreement(found[0], best, found[best])
+    return Agreement(found[0], best)
 
 
 @dataclass(frozen=True, slots=True)
