@@ -28,7 +28,7 @@ def clip(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 WRONG = {
     "no video": (("--video", "gone.mp4"), "gone.mp4: no such file"),
-    "no folder for the output": (("--output", "/dev/null/out.mp4"), "/dev/null is a file"),
+    "no folder for the output": (("--output", f"{__file__}/out.mp4"), "is a file; choose another folder"),
     "a bundle": (("--bundle", "no-such-bundle"), "no-such-bundle: no bundle"),
     "an encoder": (("--encoder", "nvenc"), "the encoder h264_nvenc"),
 }

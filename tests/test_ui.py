@@ -102,7 +102,7 @@ def test_the_endpoint(page: tuple[str, Service], sync: Sync) -> None:
         ({"face": "index:x"}, "index:x"),
         ({"options": [2]}, "options: is not an object"),
         ({"options": {"guidanc": 2}}, "guidanc: no such option; did you mean guidance?"),
-        ({"options": {"crf": 99}}, "--crf 99"),
+        ({"options": {"crf": 99}}, "crf 99"),
         ({"options": {"c2pa": "/etc/passwd"}}, "c2pa: cannot be named in options"),
     ],
 )
