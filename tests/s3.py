@@ -20,7 +20,7 @@ def s3_server() -> Iterator[Any]:
     server.start()
     host, port = server.get_host_and_port()
     reset = Request(f"http://{host}:{port}/moto-api/reset", method="POST")
-    urlopen(reset, timeout=10).close()
+    urlopen(reset, timeout=600).close()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
         patch.setenv("AWS_ACCESS_KEY_ID", "key")

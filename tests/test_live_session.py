@@ -322,9 +322,9 @@ def test_closing_ends_the_iteration_of_another_thread() -> None:
 
     thread = threading.Thread(target=consume)
     thread.start()
-    assert given.wait(30)
+    assert given.wait(600)
     session.close()
-    thread.join(30)
+    thread.join(600)
     assert not thread.is_alive()
 
 
