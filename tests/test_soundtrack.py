@@ -37,7 +37,8 @@ def heard(folder: Path, plan: SoundPlan, until_s: float, suffix: str = ".mkv") -
     """Samples `(n, channels)` of an output that ends at `until_s`, and their rate, layout and codec."""
     output, end_s, chosen = folder / f"heard{suffix}", Fraction(until_s), choose_sound(plan, suffix)
     with av.open(str(output), "w") as container, open_soundtrack(chosen, container, end_s) as sound:
-        container.mux(list(sound.until(end_s)))
+        container.start_encoding()
+        container.mux([packet for time_s, packet in sound if time_s < end_s])
     with av.open(str(output)) as opened:
         context = opened.streams.audio[0].codec_context
         resampler = av.AudioResampler("flt", context.layout.name)

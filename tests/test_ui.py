@@ -363,7 +363,10 @@ def test_cancel_answers_at_once(tmp_path: Path, clip: tuple[Path, Path]) -> None
             """Works on until `go`, as one that paints a window."""
 
     worker = Deaf()
-    with shown(tmp_path, worker) as (address, _), httpx.Client(base_url=address, trust_env=False, timeout=600) as client:
+    with (
+        shown(tmp_path, worker) as (address, _),
+        httpx.Client(base_url=address, trust_env=False, timeout=600) as client,
+    ):
         opened = Opened(client, "cancels")
         opened.upload("video", clip[0])
         opened.upload("speech", clip[1])
@@ -382,7 +385,10 @@ def test_another_bundle_is_named_in_the_task(
     monkeypatch.setenv("LATENTSYNC_TRT_CHECKPOINTS", str(tmp_path / "bundles"))
     worker = PretendedWorker()
     worker.go.set()
-    with shown(tmp_path, worker) as (address, _), httpx.Client(base_url=address, trust_env=False, timeout=600) as client:
+    with (
+        shown(tmp_path, worker) as (address, _),
+        httpx.Client(base_url=address, trust_env=False, timeout=600) as client,
+    ):
         opened = Opened(client, "chooses")
         (name, _), (another, _) = opened.of("bundle")["choices"]
         opened.upload("video", clip[0])

@@ -17,6 +17,9 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from fractions import Fraction
+from heapq import merge
+from itertools import takewhile
+from operator import itemgetter
 from pathlib import Path
 from uuid import UUID
 
@@ -29,7 +32,7 @@ from latentsync_trt.media.other_streams import Source, copy_tags, open_others
 from latentsync_trt.media.parts import Finished, abandon, joined
 from latentsync_trt.media.reader import are_one
 from latentsync_trt.media.soundtrack import ChosenSound, open_soundtrack
-from latentsync_trt.media.streams import PacketQueue
+from latentsync_trt.media.streams import TimedPackets, optional
 from latentsync_trt.types import VideoInfo
 from latentsync_trt.version import __version__
 
@@ -94,30 +97,29 @@ def assemble(path: Path, folder: Path, finished: Finished, contents: Contents) -
     try:
         with ExitStack() as opened:
             video = _add_video(container, suffix, folder, finished, contents)
-            queues: list[PacketQueue] = []
+            problems: list[str] = []
+            others: list[TimedPackets] = []
             if contents.sound is not None:
-                queues.append(opened.enter_context(open_soundtrack(contents.sound, container, finished.end_s)))
+                others.append(opened.enter_context(open_soundtrack(contents.sound, container, finished.end_s)))
             if contents.source is not None:
                 pieces = contents.sound.plan.pieces if contents.sound else ()
                 own_sound = bool(pieces) and all(are_one(piece.path, contents.source.path) for piece in pieces)
                 copy_tags(contents.source, container, finished.end_s, own_sound=own_sound)
-                queues += opened.enter_context(open_others(contents.source, container, suffix, finished.end_s))
+                kept = opened.enter_context(open_others(contents.source, container, suffix, finished.end_s))
+                others += [optional(timed, problems) for timed in kept]  # no whole film is lost for one of them
             if contents.mark:
                 tags = marked(container.metadata, suffix)
                 container.metadata.clear()
                 container.metadata.update(tags)
-            for packet in joined(folder, finished.parts, finished.time_base):
-                packet.stream = video
-                until_s = ((packet.dts or 0) + (packet.duration or 0)) * finished.time_base
+            container.start_encoding()  # opens the encoders
+            pictures = joined(folder, finished, video)
+            heard = [takewhile(lambda timed: timed[0] < finished.end_s, timed) for timed in others]
+            for _, packet in merge(pictures, *heard, key=itemgetter(0)):
                 container.mux(packet)
-                for queue in queues:
-                    container.mux(list(queue.until(until_s)))
-            for queue in queues:
-                container.mux(list(queue.until(finished.end_s)))
             container.close()
             if contents.mark:
                 mark(path)
-            return tuple(queue.problem for queue in queues if queue.problem)
+            return tuple(problems)
     except BaseException:
         abandon(container, path)
         raise

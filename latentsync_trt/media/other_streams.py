@@ -21,7 +21,7 @@ from av.subtitles.stream import SubtitleStream
 from latentsync_trt.media.files import open_input, reading
 from latentsync_trt.media.playback import video_stream
 from latentsync_trt.media.soundtrack import COPIED_CODECS
-from latentsync_trt.media.streams import PacketQueue, add_subtitles, copied_sound, copied_subtitles, holds_subtitles
+from latentsync_trt.media.streams import TimedPackets, add_subtitles, copied_sound, copied_subtitles, holds_subtitles
 from latentsync_trt.media.timing import nearest
 
 _MKV = ".mkv"
@@ -78,16 +78,10 @@ def _copy_stream_tags(source: Stream, output: Stream) -> None:
 
 
 @contextmanager
-def open_others(source: Source, output: OutputContainer, suffix: str, end_s: Fraction) -> Iterator[list[PacketQueue]]:
-    """Adds the streams of `source` that fit to an open output of length `end_s`, with their tags.
-
-    A stream that breaks off is no error, as a whole film must not be lost for it.
-
-    Raises:
-        MediaError: the file cannot be read.
-    """
+def open_others(source: Source, output: OutputContainer, suffix: str, end_s: Fraction) -> Iterator[list[TimedPackets]]:
+    """Adds the streams of `source` that fit to an open output of length `end_s`, with their tags."""
     with ExitStack() as opened, open_input(source.path) as container:
-        queues: list[PacketQueue] = []
+        added: list[TimedPackets] = []
         for listed in _others(source.path, container):
             if not _fits(listed, suffix):
                 continue
@@ -110,9 +104,9 @@ def open_others(source: Source, output: OutputContainer, suffix: str, end_s: Fra
                 packet = _cover(source.path, stream)
                 packet.stream, packet.pts, packet.dts = output.add_stream_from_template(stream, opaque=True), 0, 0
                 timed = iter([(Fraction(0), packet)])
-            queues.append(PacketQueue(timed, optional=True))
+            added.append(timed)
             _copy_stream_tags(stream, output.streams[-1])
-        yield queues
+        yield added
 
 
 def _cover(path: Path, stream: Stream) -> Packet[Any]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from fractions import Fraction
@@ -208,13 +208,14 @@ def abandon(container: OutputContainer, path: Path) -> None:
             end()
 
 
-def joined(folder: Path, parts: Sequence[Part], time_base: Fraction) -> Iterator[Packet[Any]]:
-    """The packets of all parts as those of one stream, with stamps and durations.
+def joined(folder: Path, finished: Finished, stream: VideoStream) -> Iterator[tuple[Fraction, Packet[Any]]]:
+    """The packets of all parts as those of `stream`, with stamps and durations, and when each is decoded.
 
     Decoding stamps are the sorted presentation stamps, later by as many packets as any part delays a picture. They
     ascend across parts, which those of the encoders do not where the rate varies. The first ones are such that all
     packets together last as long as the pictures, since MP4 has a duration for each packet only.
     """
+    parts, time_base = finished.parts, finished.time_base
     delay = max(part.delay for part in parts)
     latest = sorted(stamp for part in parts[-1 - delay :] for stamp in part.stamps)[-1 - delay :]
     lead, last = latest[-1] - latest[0], parts[-1].end - latest[-1]
@@ -229,6 +230,6 @@ def joined(folder: Path, parts: Sequence[Part], time_base: Fraction) -> Iterator
             packets = (packet for packet in container.demux(video=0) if packet.size)
             for packet, stamp in zip(packets, part.stamps, strict=True):
                 left -= 1
-                packet.pts, packet.dts, packet.time_base = stamp, next(decoded), time_base
+                packet.pts, packet.dts, packet.time_base, packet.stream = stamp, next(decoded), time_base, stream
                 packet.duration = ends[stamp] - stamp if left else last
-                yield packet
+                yield packet.dts * time_base, packet

@@ -18,7 +18,7 @@ from latentsync_trt.config import Codec
 from latentsync_trt.errors import MediaError
 from latentsync_trt.media.audio import Samples, audio_stream, decoded_audio, format_of, silence, sound_blocks
 from latentsync_trt.media.files import open_input
-from latentsync_trt.media.streams import PacketQueue, add_sound, copied_sound, encoded_sound
+from latentsync_trt.media.streams import TimedPackets, add_sound, copied_sound, encoded_sound
 from latentsync_trt.media.timing import nearest
 from latentsync_trt.types import Float32Array
 
@@ -147,7 +147,7 @@ def choose_sound(plan: SoundPlan, suffix: str) -> ChosenSound:
 
 
 @contextmanager
-def open_soundtrack(sound: ChosenSound, output: OutputContainer, end_s: Fraction) -> Iterator[PacketQueue]:
+def open_soundtrack(sound: ChosenSound, output: OutputContainer, end_s: Fraction) -> Iterator[TimedPackets]:
     """Adds a sound to an open output that ends at `end_s`; errors as `choose_sound`.
 
     Pieces are mixed in the layout with the most channels and at the highest rate among them.
@@ -157,12 +157,12 @@ def open_soundtrack(sound: ChosenSound, output: OutputContainer, end_s: Fraction
         with open_input(piece.path) as container:
             stream = audio_stream(piece.path, container)
             copy = output.add_stream_from_template(stream)
-            yield PacketQueue(copied_sound(piece.path, stream, copy, piece.at_s))
+            yield copied_sound(piece.path, stream, copy, piece.at_s)
         return
     rate_hz, layout = _format(sound.plan, sound.codec)
     with closing(_mixed_pieces(sound.plan, rate_hz, layout)) as blocks:
         scaled = (block * np.float32(sound.gain) for block in blocks)
-        yield PacketQueue(encoded_sound(scaled, add_sound(output, sound.codec, rate_hz, layout), end_s))
+        yield encoded_sound(scaled, add_sound(output, sound.codec, rate_hz, layout), end_s)
 
 
 def _format(plan: SoundPlan, codec: str) -> tuple[int, str]:

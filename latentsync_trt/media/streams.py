@@ -40,29 +40,12 @@ TimedPackets = Iterator[tuple[Fraction, "Packet[Any]"]]
 """Packets of one stream of an output, each with its time there, in this order."""
 
 
-class PacketQueue:
-    """The packets of one stream of an output, given as far as they are needed.
-
-    `optional`: a source that breaks off is no error; `problem` then says so.
-    """
-
-    def __init__(self, timed: TimedPackets, *, optional: bool = False) -> None:
-        self._timed, self._optional = timed, optional
-        self._held: tuple[Fraction, Packet[Any]] | None = None
-        self.problem: str | None = None
-
-    def until(self, until_s: Fraction) -> Iterator[Packet[Any]]:
-        """The next packets, up to output time `until_s`."""
-        try:
-            while (timed := self._held or next(self._timed, None)) is not None:
-                self._held = timed if timed[0] >= until_s else None
-                if self._held:
-                    return
-                yield timed[1]
-        except MediaError as error:
-            if not self._optional:
-                raise
-            self.problem = f"{error}; the rest of this stream is left out"
+def optional(timed: TimedPackets, problems: list[str]) -> TimedPackets:
+    """The same packets; where their source breaks off, they end, and `problems` says so."""
+    try:
+        yield from timed
+    except MediaError as error:
+        problems.append(f"{error}; the rest of this stream is left out")
 
 
 def copied_sound(
