@@ -1,5 +1,6 @@
 """Previews of videos that browsers cannot play, made while the page is used."""
 
+import logging
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -9,6 +10,8 @@ from latentsync_trt.errors import LatentSyncError
 from latentsync_trt.media.preview import plays, write_preview
 from latentsync_trt.serve.admission import Limits
 from latentsync_trt.serve.checks import check_media
+
+_log = logging.getLogger(__name__)
 
 _SUFFIX = ".preview.mp4"
 _MOST_KNOWN = 200
@@ -51,6 +54,9 @@ class Previews:
             check_media("video", video, self._limits)
             write_preview(video, copy, self._closed)
         except LatentSyncError:
+            return video
+        except Exception:  # noqa: BLE001 -- whatever is wrong with a file must not break the page
+            _log.exception("%s: has no preview", video.name)
             return video
         return copy
 
