@@ -4,11 +4,14 @@ import gc
 import threading
 import weakref
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 from latentsync_trt import LipSync, LiveOptions, LiveSession, Moment
+from latentsync_trt.cli import main
 from latentsync_trt.errors import Busy, InputError, NoFaceError
 from latentsync_trt.live import sessions
 from latentsync_trt.live.sessions import Cost
@@ -152,3 +155,26 @@ def test_closing_the_bundle_closes_its_sessions(idle_clip: Path) -> None:
     assert not list(session)
     with pytest.raises(InputError, match="it is closed"):
         lip_sync.stream(idle_clip, OPTIONS)
+
+
+def test_the_command_opens_the_clip_once_and_a_session_for_each_viewer(
+    idle_clip: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("aiortc", reason="needs the extra live")
+    from latentsync_trt.serve import server
+
+    seen: list[LiveSession] = []
+
+    def run(service: Any, app: Any, listener: Any) -> None:
+        seen.extend((service._open(), service._open()))
+
+    monkeypatch.setattr(sessions, "measured", lambda *_: Cost(first_s=0.0, busy_s=0.0))
+    monkeypatch.setattr(server, "run", run)
+    words = ["--video", str(idle_clip), "--bundle", str(small_bundle()), "--provider", "cpu", "--port", "0"]
+    result = CliRunner().invoke(main, ["live", *words, "--hop", "4", "--look-ahead-ms", "120"])
+    assert result.exit_code == 0, result.output
+    assert "http://127.0.0.1:" in result.output and ": ready" in result.output
+    assert [(each.options.hop, each.options.look_ahead_ms) for each in seen] == [(4, 120)] * 2
+    assert seen[0].loop is seen[1].loop
+    refused = CliRunner().invoke(main, ["live", *words, "--host", "0.0.0.0"])
+    assert refused.exit_code == 2

@@ -263,6 +263,24 @@ def test_fifty_utterances_in_order() -> None:
     assert ends == list(range(1, 51))
 
 
+def test_an_utterance_that_ends_after_all_of_it_was_given_is_said_to_have_ended() -> None:
+    with toy_session(sound_rate_hz=16_000) as session:
+        session.say(voice(0.4), 16_000)
+        given = take(session, 31)
+        assert kinds(given) == "." * 10 + "s" * 10 + "q" * 5 + "......"  # a word without an end is said, too
+        assert not any(moment.ends for moment in given)
+        session.end()
+        (moment,) = take(session, 1)
+        assert (moment.ends, moment.utterance, moment.speaking) == (True, 1, False)
+        session.say(voice(0.7), 16_000)
+        moments = take(session, 5)
+        session.end()
+        moments += until_idle(session)
+        assert [moment.utterance for moment in moments if moment.ends] == [2]
+        session.end()
+        assert not any(moment.ends for moment in take(session, 3))
+
+
 def test_utterances_that_wait_follow_without_a_pause() -> None:
     with toy_session() as session:
         for _ in range(2):

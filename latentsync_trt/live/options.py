@@ -1,14 +1,13 @@
 """Options of a live session."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 from latentsync_trt.config import Paste, PresetName, Solver, SyncOptions
 from latentsync_trt.diffusion import plan_for
 from latentsync_trt.errors import InputError
-from latentsync_trt.option_fields import FACES, QUALITY, check_limits, option
-from latentsync_trt.values import checked_face, parse_cache_interval, show_numbers
+from latentsync_trt.option_fields import check_limits, option
 
 LIVE = "Live"
 
@@ -16,6 +15,12 @@ _LEAST_FULL_STEPS = 2
 """With one, or without guidance, lips move less."""
 
 _live_option = partial(option, group=LIVE)
+
+
+def _as_for_sync(name: str, **other: Any) -> Any:
+    """The option of `SyncOptions`, with what is `other`."""
+    spec = SyncOptions.__dataclass_fields__[name]
+    return field(default=other.pop("default", spec.default), metadata={**spec.metadata, **other})
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,30 +52,14 @@ class LiveOptions:
         "Each moment waits until it is painted, as for a file: faster or slower than real time, and never late.",
         advanced=True,
     )
-    preset: PresetName = option("fast", "As for sync.", group=QUALITY)
-    steps: int | None = option(None, "Denoising steps.  [default: from --preset]", group=QUALITY, minimum=1, maximum=99)
-    solver: Solver | None = option(None, "As for sync.  [default: from --preset]", group=QUALITY, advanced=True)
-    cache_interval: int | tuple[int, ...] | None = option(
-        None,
-        "Every N-th step runs the whole network, or the steps that do; two must.  [default: from --preset]",
-        group=QUALITY,
-        advanced=True,
-        parse=parse_cache_interval,
-        expected="a number of steps from 1, or their ascending numbers from 0 to the last, as in 0,1,5",
-        show=show_numbers,
-        metavar="N|STEP,STEP,...",
-    )
-    guidance: float = option(1.5, "As for sync; more than 1.", group=QUALITY, minimum=1.01, maximum=20.0)
-    seed: int = option(1247, "As for sync.", group=QUALITY, minimum=0, maximum=2**63 - 1, advanced=True)
-    face: str = option(
-        "largest",
-        "Whose mouth: largest, left, right or at:X,Y in pixels.",
-        group=FACES,
-        parse=checked_face,
-        expected="largest, left, right or at:X,Y",
-        metavar="FACE",
-    )
-    paste: Paste = option("face", "As for sync.", group=FACES, advanced=True)
+    preset: PresetName = _as_for_sync("preset", default="fast")
+    steps: int | None = _as_for_sync("steps")
+    solver: Solver | None = _as_for_sync("solver")
+    cache_interval: int | tuple[int, ...] | None = _as_for_sync("cache_interval")
+    guidance: float = _as_for_sync("guidance", minimum=1.01)
+    seed: int = _as_for_sync("seed")
+    face: str = _as_for_sync("face", help="Whose mouth: largest, left, right, or at:X,Y in pixels.")
+    paste: Paste = _as_for_sync("paste")
 
     def __post_init__(self) -> None:
         check_limits(self)

@@ -45,6 +45,9 @@ _SPARE = 1
 _REMEMBERED = 8
 """Paintings, of which the slowest says how long the next may take."""
 
+_PATIENCE = 10
+"""Moments in which more must be said, where there is too little for a window and no end: 400 ms."""
+
 _PAUSE = 3
 """Moments of a pause that are kept where it is shortened."""
 
@@ -103,6 +106,9 @@ class LiveSession:
         self._faded_in = self._tail = self._debt = self._quiet = 0
         self._loudest = 0.0
         self._heard = 0, 0  # an utterance, and its samples that were given
+        # Last positions of utterances that ended after they had been planned.
+        self._ends: deque[tuple[int, int]] = deque()
+        self._patience = _PATIENCE
 
     def __enter__(self) -> Self:
         return self
@@ -126,6 +132,7 @@ class LiveSession:
         with self._changed:
             self._check_open("say")
             self._speech.say(samples, rate_hz)
+            self._patience = _PATIENCE
             self._paint_ahead()
             return self._speech.left_s + len(self._expected) * float(MOMENT_S)
 
@@ -133,7 +140,8 @@ class LiveSession:
         """The utterance is complete: the rest is painted without look-ahead. Speech after it is another one."""
         with self._changed:
             self._check_open("end")
-            self._speech.end()
+            if self._speech.end():  # after all of it was planned
+                self._ends.append((max([self._position, *list(self._expected)[-1:]]), self._speech.number))
             self._paint_ahead()
 
     def stop(self) -> float:
@@ -146,6 +154,7 @@ class LiveSession:
             self._check_open("stop")
             self._generation += 1
             self._speech.clear()
+            self._ends.clear()
             kept = [one for one in self._ready if self._shows_mouth and one.planned.position < self._position + _FADE]
             self._ready = deque(self._fading(one, place) for place, one in enumerate(kept))
             self._expected = deque(one.planned.position for one in kept)
@@ -183,7 +192,8 @@ class LiveSession:
             if self._closed:
                 raise StopIteration
             self._go_on()
-            if self._next is not None and self._next - self._position - 1 <= self._paint_moments:
+            self._patience -= 1
+            if self._patience < 0 if self._next is None else self._next - self._position - 1 <= self._paint_moments:
                 self._go_on(starving=True)
             while self.options.wait and self._is_late and (self._expected or self._painting) and self._error is None:
                 self._changed.wait()
@@ -210,14 +220,19 @@ class LiveSession:
             return Moment(index, self._last.planes, self._silence, late=True)
         self._position += 1
         self._shows_mouth = bool(self._expected) and self._expected[0] == self._position
+        ended = 0
+        if self._ends and self._ends[0][0] < self._position:
+            ended = self._ends.popleft()[1]
+            self._heard = 0, 0
         if not self._shows_mouth:
-            return Moment(index, self.loop.planes[self.loop.index(self._position)], self._silence)
+            planes = self.loop.planes[self.loop.index(self._position)]
+            return Moment(index, planes, self._silence, ended, ends=bool(ended))
         self._expected.popleft()
         ready = self._ready.popleft()
         spoken = ready.planned.spoken
         self.counts.painted += 1
         if not spoken.samples:
-            return Moment(index, ready.planes, spoken.sound)
+            return Moment(index, ready.planes, spoken.sound, ended, ends=bool(ended))
         self.counts.spoken += 1
         number, samples = self._heard
         samples = spoken.samples + (samples if number == spoken.utterance else 0)

@@ -1,5 +1,6 @@
 """Audio input: the first audio stream of a file, each sample at the time of its stamp."""
 
+from collections import deque
 from collections.abc import Generator, Iterable, Iterator
 from fractions import Fraction
 from pathlib import Path
@@ -211,6 +212,42 @@ class RateConverter:
     def _joined(self, frames: Iterable[AudioFrame]) -> Float32Array:
         parts = [frame.to_ndarray().reshape(-1).astype(np.float32) for frame in frames]
         return np.concatenate([np.zeros(0, np.float32), *parts])
+
+
+class SampleQueue:
+    """Mono samples, float32 `(n,)`: added at the end, taken from the start. `size`: how many wait."""
+
+    def __init__(self) -> None:
+        self._parts: deque[Float32Array] = deque()
+        self.size = 0
+
+    def add(self, samples: Float32Array) -> None:
+        """Adds samples."""
+        if samples.size:
+            self._parts.append(samples)
+            self.size += samples.size
+
+    def take(self, count: int) -> Float32Array:
+        """The first `count` samples, filled with silence at the end."""
+        found, dropped = self.peek(count), min(count, self.size)
+        self.size -= dropped
+        while dropped:
+            first = self._parts.popleft()
+            if first.size > dropped:
+                self._parts.appendleft(first[dropped:])
+            dropped -= min(first.size, dropped)
+        return found
+
+    def peek(self, count: int) -> Float32Array:
+        """As `take`, without taking them."""
+        made, at = np.zeros(count, np.float32), 0
+        for part in self._parts:
+            if at >= count:
+                break
+            piece = part[: count - at]
+            made[at : at + piece.size] = piece
+            at += piece.size
+        return made
 
 
 class Samples:
