@@ -408,6 +408,16 @@ def test_the_reserve_is_what_the_ledger_gets(folder: Path, worker: PretendedWork
         assert reserve.stat().st_size > 1e6
 
 
+def test_a_worker_that_hangs_is_told(client: httpx.Client, worker: PretendedWorker) -> None:
+    until(lambda: client.get("/healthz").status_code == 200)
+    worker.hangs = True
+    sick = client.get("/healthz")
+    assert (sick.status_code, sick.json()["error"]) == (503, f"{worker.name}: hangs")
+    assert 'latentsync_workers{state="hangs"} 1.0' in client.get("/metrics").text
+    worker.hangs = False
+    assert client.get("/healthz").status_code == 200
+
+
 def test_metrics_health_and_description(folder: Path, worker: PretendedWorker, clip: dict[str, bytes]) -> None:
     worker.go.set()
     with serving(folder, worker) as (client, service):
