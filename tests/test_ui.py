@@ -303,6 +303,14 @@ def test_a_search_that_fails_queues_no_job(page: tuple[str, Service], opened: Op
     assert len(page[1].jobs(100)) == before
 
 
+def test_an_upload_that_was_deleted(opened: Opened, clip: tuple[Path, Path], tmp_path: Path) -> None:
+    opened.upload("video", clip[0])
+    opened.upload("speech", write_sound(tmp_path / "gone.wav", 0.3))
+    Path(opened.of("speech")["value"]["path"]).unlink()
+    opened.fire("anyway", "click")
+    assert ">gone.wav: is not kept any longer; upload it again" in opened.of("message")["value"]
+
+
 def test_errors_name_the_file_of_the_user(opened: Opened, clip: tuple[Path, Path], tmp_path: Path) -> None:
     (tmp_path / "my voice.wav").write_text("no sound")
     opened.upload("video", clip[0])

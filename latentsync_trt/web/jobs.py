@@ -79,12 +79,15 @@ def submit(
 
 
 def check_sent(sent: Mapping[str, str | None]) -> None:
-    """Raises `InputError` if there is no video or no speech among uploaded files."""
-    given = [name for name, path in sent.items() if path is not None]
+    """Raises `InputError` if there is no video or no speech among uploaded files, or one was deleted since."""
+    given = {name: Path(path) for name, path in sent.items() if path is not None}
     speech = any(name == "audio" or SPEAKER.fullmatch(name) for name in given)
     for label, found in ("video", "video" in given), ("speech", speech):
         if not found:
             raise InputError(f"{label}: is missing; choose or record one")
+    for path in given.values():
+        if not path.is_file():
+            raise InputError(f"{path.name}: is not kept any longer; upload it again")
 
 
 def is_of(service: Service, job_id: str, browser: str) -> bool:
