@@ -311,7 +311,7 @@ class Progress:
 
     `picture` makes a small picture of the newest finished frame: uint8 `(h, w, 3)` RGB, h ≤ 480,
     square pixels. Only in stage "lip-sync"; to be called within the callback. `written_s`: seconds of the output.
-    `frames_per_s`: pace of painting since all networks were open; 0 before the first windows are painted.
+    `frames_per_s`: pace since all networks were open; 0 in other stages.
     """
 
     stage: str

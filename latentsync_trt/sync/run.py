@@ -189,9 +189,10 @@ class Run:
             count = frame.index + 1
             of = None if expected is None else max(count, expected)
             picture, written_s = partial(writer.small_rgb, frame, patches), float(frame.time_s + frame.duration_s)
-            # Not by frames written, which come a window at a time.
-            painted_s, painted = painter.last or (self._written_s, done)
-            pace = (painted - done) / (painted_s - self._opened_s) if painted > done else 0.0
+            # Frames to paint are written a window at a time; others may be written before one is painted.
+            reached_s, reached = painter.last or (self._written_s, done)
+            reached_s, reached = (self._written_s, count) if count > reached else (reached_s, reached)
+            pace = (reached - done) / (reached_s - self._opened_s)
             self._on_progress(Progress("lip-sync", count, of, picture, written_s, pace))
         return count
 
