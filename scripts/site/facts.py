@@ -138,7 +138,7 @@ def measured_plan() -> str:
     """What the pages call the steps that whole clips were measured with: the preset that has them today, if any."""
     sampling = Rows().sampling()
     names = [f"`--preset {name}`" for name, known in PRESETS.items() if known == sampling]
-    return names[0] if names else f"{sampling.steps} steps, {_steps(sampling)[0]} full"
+    return names[0] if names else f"{sampling.steps} steps, {_steps(sampling)[0]} of them full"
 
 
 def card() -> str:

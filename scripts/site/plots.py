@@ -92,7 +92,7 @@ def numbers() -> str:
     """The numbers of the first page, as HTML."""
     known = facts()
     found = {
-        f"{known['pace_512']} frames/s": f"painted at 512 px on one {card()}: {measured_plan()}".replace("`", ""),
+        f"{known['pace_512']} frames/s": f"painted at 512 px on one {card()}, with {measured_plan()}".replace("`", ""),
         f"{known['eager_times']}×": "as fast as PyTorch without torch.compile, on the same card",
         f"{known['least_512_gb']} GB": f"of GPU memory is enough at 512 px; {known['full_512_gb']} for full speed",
         f"{known['gpus_times']}×": "as fast with a second GPU",
