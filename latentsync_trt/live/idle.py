@@ -27,26 +27,20 @@ class IdleLoop:
     """An idle clip at 25 frames/s.
 
     `planes`: of each frame, repeated ones shared. `targets`: the face of each, cut out. `known (n, 9, h, w)` float32:
-    what the denoiser knows of each frame, see `diffusion.conditioning`.
+    what the denoiser knows of each frame, see `diffusion.conditioning`. `size_bytes`: of all that is kept, about.
     """
 
     info: VideoInfo
     planes: tuple[YuvPlanes, ...]
     targets: tuple[Target, ...]
     known: Float32Array
+    size_bytes: int
 
     def index(self, position: int) -> int:
         """The frame that is shown at a position, from the first to the last and back again, without end."""
         count = len(self.planes)
         turned = position % max(1, 2 * (count - 1))
         return turned if turned < count else 2 * (count - 1) - turned
-
-    @property
-    def size_bytes(self) -> int:
-        """Memory that it takes, about."""
-        each = {id(planes): sum(plane.nbytes for plane in (planes.y, planes.u, planes.v)) for planes in self.planes}
-        crops = sum(target.face.image.nbytes for target in self.targets if target.face is not None)
-        return sum(each.values()) + crops + self.known.nbytes
 
 
 def load_idle(
@@ -59,8 +53,7 @@ def load_idle(
     """Reads a clip, finds its face and encodes it.
 
     Args:
-        side_px: of an aligned face. encode: what the denoiser knows of faces, uint8 `(F, H, W, 3)` → float32
-            `(9, F, h, w)`.
+        side_px: of an aligned face. encode: as `Inpainter.encode` for a window.
 
     Raises:
         MediaError: it cannot be read. NoFaceError: a frame shows no usable face, or the shot changes.
@@ -76,19 +69,17 @@ def load_idle(
     read = cast(Generator[Frame, None, None], read_frames(video, Playback(Fraction(MODEL_FPS))))
     with closing(finder.cut_out(finder.find(in_background(read, name="decode")))) as jobs:
         for job in jobs:
-            shown, target = _checked(video, job, targets, finder)
+            shown = cast(YuvPlanes, job.frame.planes)  # of files they are never None
             if not planes or shown is not planes[-1]:
                 size_bytes += sum(plane.nbytes for plane in (shown.y, shown.u, shown.v))
             size_bytes += 2 * side_px**2 * 3
             _check_size(video, size_bytes, most_bytes)
             planes.append(shown)
-            targets.append(target)
-    return IdleLoop(info, tuple(planes), tuple(targets), _encoded(targets, encode))
+            targets.append(_target(video, job, targets, finder))
+    return IdleLoop(info, tuple(planes), tuple(targets), _encoded(targets, encode), size_bytes)
 
 
-def _checked(video: Path, job: FrameJob, before: list[Target], finder: FaceFinder) -> tuple[YuvPlanes, Target]:
-    if job.frame.planes is None:  # never, of a file
-        raise InputError(f"{video}: has no planes")
+def _target(video: Path, job: FrameJob, before: list[Target], finder: FaceFinder) -> Target:
     if not job.targets:
         raise NoFaceError(
             f"{video}: shows no usable face after {float(job.frame.time_s):.2f} s; an idle clip must show one in all "
@@ -99,14 +90,13 @@ def _checked(video: Path, job: FrameJob, before: list[Target], finder: FaceFinde
             f"{video}: another shot or face begins after {float(job.frame.time_s):.2f} s; an idle clip is one shot of "
             "one face: cut it there, or choose the face with --face"
         )
-    return job.frame.planes, job.targets[0]
+    return job.targets[0]
 
 
 def _check_size(video: Path, size_bytes: float, most_bytes: float) -> None:
     if size_bytes > most_bytes:
         raise InputError(
-            f"{video}: its pictures take more than {most_bytes / 1e9:g} GB; give a shorter or smaller clip, or raise "
-            "--memory-gb"
+            f"{video}: takes more than {most_bytes / 1e9:g} GB; give a shorter or smaller clip, or raise --memory-gb"
         )
 
 

@@ -31,18 +31,18 @@ class LiveOptions:
     """
 
     hop: int = _live_option(
-        8, "Frames painted at once, at most as many as the bundle's windows have: fewer answer sooner and cost more.",
-        minimum=1, maximum=64,
-    )  # fmt: skip
+        8,
+        "Frames painted at once, up to those of the bundle's windows: fewer answer sooner and cost more.",
+        minimum=1,
+        maximum=64,
+    )
     look_ahead_ms: int = _live_option(
         160,
         "Milliseconds of speech that must follow a frame before it is painted: with less, lips follow worse.",
         minimum=0,
         maximum=1000,
     )
-    buffer_s: float = _live_option(
-        60.0, "Seconds of speech that may wait; more is refused.", minimum=1.0, maximum=600.0
-    )
+    buffer_s: float = _live_option(60.0, "Seconds of speech that may wait.", minimum=1.0, maximum=600.0)
     memory_gb: float = _live_option(
         2.0, "Memory for the pictures of the idle clip; a larger clip is refused.", minimum=0.001, maximum=256.0
     )

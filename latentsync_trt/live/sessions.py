@@ -1,12 +1,11 @@
 """The live sessions of one `LipSync`: opens as many as can be painted in real time."""
 
-import time
 from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from threading import Lock
+from time import perf_counter
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -49,13 +48,6 @@ class LiveSessions:
         self._loads: dict[LiveSession, float] = {}
         self._costs: dict[object, Cost] = {}
         self._loops: WeakValueDictionary[object, IdleLoop] = WeakValueDictionary()
-        self._lock = Lock()
-
-    @property
-    def load(self) -> float:
-        """Share of the time in which the networks paint if all sessions speak at once."""
-        with self._lock:
-            return sum(self._loads.values())
 
     def open(
         self,
@@ -70,8 +62,8 @@ class LiveSessions:
         devices, manifest, chosen = self._devices, self._devices.bundle.manifest, options.sync_options()
         if options.hop > manifest.frames:
             raise InputError(f"--hop {options.hop}: windows of bundle {manifest.name} have {manifest.frames} frames")
-        look = chosen.sampling, chosen.guidance
-        known = None if options.wait else self._costs.get((*look, options.hop))
+        key = chosen.sampling, chosen.guidance, options.hop
+        known = None if options.wait else self._costs.get(key)
         if known is not None:
             self._admit(known, options)
         if isinstance(video, Path):
@@ -86,35 +78,21 @@ class LiveSessions:
         )
         cost = Cost(0.0, 0.0)
         if not options.wait:
-            cost = self._costs[(*look, options.hop)] = known or measured(painter, options)
+            cost = self._costs[key] = known or measured(painter, options)
             self._admit(cost, options)
-        session = LiveSession(
-            painter,
-            loop,
-            options,
-            executors=executors,
-            now=now,
-            paint_s=cost.first_s,
-            on_close=lambda: self._forget(session),
-        )
-        with self._lock:
-            self._loads[session] = load_of(cost, options)
+        make = partial(LiveSession, painter, loop, options, executors=executors, now=now, paint_s=cost.first_s)
+        session: LiveSession = make(on_close=lambda: self._loads.pop(session, None))
+        self._loads[session] = load_of(cost, options)
         return session
 
     def close(self) -> None:
         """Closes all sessions."""
-        with self._lock:
-            opened = list(self._loads)
-        for session in opened:
+        for session in list(self._loads):
             session.close()
-
-    def _forget(self, session: LiveSession) -> None:
-        with self._lock:
-            self._loads.pop(session, None)
 
     def _admit(self, cost: Cost, options: LiveOptions) -> None:
         """Raises `Busy` if a session of this `cost` does not fit beside those that are open."""
-        load, others = load_of(cost, options), self.load
+        load, others = load_of(cost, options), sum(list(self._loads.values()))
         if others + load <= MOST_LOAD:
             return
         takes = f"a window of {options.hop} frames takes {cost.busy_s:.2f} s of {float(options.hop * MOMENT_S):.2f} s"
@@ -149,21 +127,21 @@ def load_of(cost: Cost, options: LiveOptions) -> float:
     return cost.busy_s / float(options.hop * MOMENT_S)
 
 
-def measured(painter: SessionPainter, options: LiveOptions, now: Callable[[], float] = time.perf_counter) -> Cost:
+def measured(painter: SessionPainter, options: LiveOptions) -> Cost:
     """The least of several windows, after a first one."""
 
     def once() -> Cost:
         silence = silent_moment(np.zeros(0, np.float32))
         planned = [Planned(place, silence, 1.0, place == 0) for place in range(options.hop)]
-        begun_s = now()
+        begun_s = perf_counter()
         faces = painter.decoded(painter.latents(planned, silence.sound, lambda: None))
         first = next(faces)
-        decoded_s = now()
+        decoded_s = perf_counter()
         painter.picture(0, painter.patch(0, first, begins=True), 1.0)
-        composed_s = now()
+        composed_s = perf_counter()
         for _ in faces:
             pass
-        return Cost(composed_s - begun_s, now() - composed_s + decoded_s - begun_s)
+        return Cost(composed_s - begun_s, perf_counter() - composed_s + decoded_s - begun_s)
 
     costs = [once() for _ in range(1 + _MEASURED)][1:]
     return Cost(min(each.first_s for each in costs), min(each.busy_s for each in costs))

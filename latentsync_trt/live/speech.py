@@ -80,10 +80,8 @@ class Speech:
         """Adds a piece to the utterance that is open, or begins one. Errors as `LiveSession.say`."""
         piece = _checked(samples, rate_hz)
         if self.left_s + piece.size / rate_hz > self._most_s:
-            raise Busy(
-                f"say: {self.left_s:.1f} s of speech wait, and with {piece.size / rate_hz:.2f} s more it would exceed "
-                f"{self._most_s:g} s (--buffer-s); wait until some has been spoken"
-            )
+            waits = f"{self.left_s:.1f} s of speech wait, and at most {self._most_s:g} s may (--buffer-s)"
+            raise Busy(f"say: {waits}; say it again when some has been spoken")
         if not piece.size:
             return
         self.number, self._open = self.number + (not self._open), True
