@@ -82,8 +82,9 @@ def folded_controls() -> dict[str, Any]:
     """Adds controls of all other options, under the headings of the help text; returns them by name."""
     rest = [spec for spec in _specs.values() if spec.name not in (*_SHOWN, *_LEFT_OUT)]
     found: dict[str, Any] = {}
-    rest.sort(key=lambda spec: spec.name in _APART)
-    for group, specs in groupby(rest, lambda spec: _APART.get(spec.name, spec.metadata["group"])):
+    heading = {spec: _APART.get(spec.name, spec.metadata["group"]) for spec in rest}
+    order = list(dict.fromkeys(heading.values()))
+    for group, specs in groupby(sorted(rest, key=lambda spec: order.index(heading[spec])), heading.__getitem__):
         gr.Markdown(f"### {group}", elem_classes="group")
         with gr.Row(elem_classes="grid"):
             found |= {spec.name: _control(spec) for spec in specs}
