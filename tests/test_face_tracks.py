@@ -1,6 +1,8 @@
 """Saved tracks: aligned as they were when found, at any rate and backwards; edited by people; and what is refused."""
 
 import json
+import os
+import shlex
 from collections.abc import Callable, Generator
 from fractions import Fraction
 from pathlib import Path
@@ -12,6 +14,7 @@ from click.testing import CliRunner
 from PIL import Image
 
 from latentsync_trt.cli import main
+from latentsync_trt.cli.sync import sync as sync_command
 from latentsync_trt.errors import InputError, NoFaceError
 from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.face.track_file import ClipMark, FaceSpan, Tracks, read_tracks, save_tracks
@@ -164,12 +167,17 @@ def test_the_command_writes_a_sheet_and_tracks(tmp_path: Path) -> None:
     top = pixels[16:176, 16:176].astype(int)
     assert top.std() > 30, "a portrait is shown"
     assert pixels.shape[0] > 2 * 160
-    code, out, _ = run("faces", video, "-o", tmp_path / "seen", "--json")
+    if os.name == "posix":
+        hint = shlex.split(out.splitlines()[-1].partition("next: ")[2])
+        assert hint[:2] == ["latentsync-trt", "sync"]
+        given = sync_command.make_context("sync", hint[2:]).params
+        assert (given["face"], Path(given["faces"]).is_file()) == ("index:0", True)
+    code, out, _ = run("faces", video, "-o", tmp_path / "new folder" / "seen", "--json")
     found = json.loads(out)
     assert code == 0
     assert [person["number"] for person in found["people"]] == [0, 1]
     assert 100 < found["people"][0]["height_px"] < 250
-    assert Path(found["tracks"]) == tmp_path / "seen.json"
+    assert Path(found["tracks"]) == tmp_path / "new folder" / "seen.json"
 
 
 def test_a_clip_without_faces_is_an_error(tmp_path: Path, detector: MediaPipeDetector) -> None:

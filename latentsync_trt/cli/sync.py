@@ -1,5 +1,8 @@
 """`latentsync-trt sync`, `demo` and `faces`: a clip lip-synced, the built-in clip, and the people of a clip."""
 
+import os
+import shlex
+import subprocess
 from dataclasses import asdict
 from fractions import Fraction
 from pathlib import Path
@@ -234,4 +237,7 @@ def faces(video: Path, output: Path | None, as_json: bool) -> None:
         rows.append((str(person.number), *seen, first, last, *describe(person)))
     print_table(("face", "seen", "times", "first", "last", "height", "frontal"), rows, left=0)
     click.echo(f"{sheet}: contact sheet")
-    click.echo(f"{saved}: tracks; next: latentsync-trt sync {video} speech.wav --faces {saved} --face index:0")
+    face = f"index:{people[0].number}"
+    words = ["latentsync-trt", "sync", str(video), "speech.wav", "--faces", str(saved), "--face", face]
+    line = subprocess.list2cmdline(words) if os.name == "nt" else shlex.join(words)
+    click.echo(f"{saved}: tracks; next: {line}")

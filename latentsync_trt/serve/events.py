@@ -95,7 +95,14 @@ class Webhooks:
 
     def close(self) -> None:
         """Stops; what was not delivered is the next service's."""
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        asyncio.run_coroutine_threadsafe(self._stop(), self._loop)
+
+    async def _stop(self) -> None:
+        if others := asyncio.all_tasks() - {asyncio.current_task()}:
+            for task in others:
+                task.cancel()
+            await asyncio.wait(others)
+        self._loop.stop()
 
     def send(self, job_id: str, url: str, body: bytes, on_end: Callable[[], None]) -> None:
         """Delivers `body`; `on_end` is called when that has worked, or is given up. The job's id is the message's."""
