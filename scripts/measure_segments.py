@@ -260,7 +260,7 @@ def main() -> None:
 
             encoders["Whisper"] = encode
         result: dict[str, Any] = {
-            "command": "python -m scripts.measure_segments --whisper tiny.en --json FILE",
+            "command": "python -m scripts.measure_segments --whisper model.bin --json FILE",
             "onnxruntime": onnxruntime.__version__,
             "python": platform.python_version(),
             "cuts": len(cuts),
