@@ -346,6 +346,19 @@ def test_closing_ends_the_iteration_of_another_thread() -> None:
     assert not thread.is_alive()
 
 
+def test_what_the_network_gets_stays_beside_the_sound_over_utterances_and_rates() -> None:
+    speech = Speech(48_000, 60.0, lambda: 0.0)
+    for number in range(40):
+        for rate_hz in (44_100, 8_000, 22_050):
+            speech.say(voice(0.1 + 0.001 * number, rate_hz), rate_hz)
+        speech.end()
+    count, is_all = speech.ready(160)
+    assert is_all
+    assert (speech._sound.size, speech._heard.size) == (count * 1920, count * SAMPLES)
+    numbers = [moment.utterance for moment in (speech.take() for _ in range(count)) if moment.ends]
+    assert numbers == list(range(1, 41))
+
+
 def test_delays_are_from_the_end_of_a_moments_speech() -> None:
     clock = [0.0]
     speech = Speech(48_000, 60.0, lambda: clock[0])

@@ -27,7 +27,7 @@ def _as_for_sync(name: str, **other: Any) -> Any:
 class LiveOptions:
     """How a live session paints. Raises `InputError` for values outside their limits.
 
-    `preset` to `seed` are as in `SyncOptions`.
+    `preset` to `paste` are as in `SyncOptions`.
     """
 
     hop: int = _live_option(

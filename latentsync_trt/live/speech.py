@@ -16,9 +16,6 @@ from latentsync_trt.types import Float32Array
 
 LEAST_RATE_HZ, MOST_RATE_HZ = 8_000, 48_000
 
-_PER_MS = SPEECH_RATE_HZ // 1000
-_FULL_SCALE = np.float32(32768)
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SpokenMoment:
@@ -86,7 +83,7 @@ class Speech:
             return
         self.number, self._open = self.number + (not self._open), True
         if rate_hz != self._given_hz:
-            self._finish()
+            self._flush(1)
             self._given_hz = rate_hz
             self._converters = tuple(RateConverter(rate_hz, to_hz) for to_hz in (self._rate_hz, SPEECH_RATE_HZ))
         self._extend(*(converter.convert(piece) for converter in self._converters))
@@ -95,29 +92,31 @@ class Speech:
         """Ends the utterance that is open; returns whether there is one of which nothing waits any more."""
         if not self._open:
             return False
-        self._finish()
-        self._open, rest = False, -self._sound.size % self._per_moment
-        self._ends.append((self.number, self._added))
-        self._extend(np.zeros(rest, np.float32), np.zeros(rest * SPEECH_RATE_HZ // self._rate_hz, np.float32))
+        self._ends.append((self.number, self._flush(self._per_moment)))
+        self._open = False
         before = self._ends[-2][1] if len(self._ends) > 1 else self._taken
         if self._added <= max(before, self._taken):
             self._ends.pop()
             return True
         return False
 
-    def _extend(self, sound: Float32Array, heard: Float32Array) -> None:
+    def _extend(self, sound: Float32Array, *heard: Float32Array) -> None:
         self._sound.add(sound)
-        self._heard.add(heard)
+        for piece in heard:
+            self._heard.add(piece)
         self._added += sound.size
         self._said.append((self._added, self._now()))
 
-    def _finish(self) -> None:
+    def _flush(self, multiple: int) -> int:
+        """Adds what converters hold, and silence to a multiple of samples; returns how much was added without that."""
         if self._converters:
             self._extend(*(converter.finish() for converter in self._converters))
-            # Rounded differently; of both, the same time has been added.
-            missing = ceil(self._sound.size * SPEECH_RATE_HZ / self._rate_hz) - self._heard.size
-            self._heard.add(np.zeros(max(missing, 0), np.float32))
-            self._given_hz, self._converters = 0, ()
+        self._given_hz, self._converters, spoken = 0, (), self._added
+        self._extend(np.zeros(-self._sound.size % multiple, np.float32))
+        # The same time waits of both, which converters round differently.
+        exact, self._heard = self._heard.take(round(self._sound.size * SPEECH_RATE_HZ / self._rate_hz)), SampleQueue()
+        self._heard.add(exact)
+        return spoken
 
     def ready(self, look_ahead_ms: int) -> tuple[int, bool]:
         """How many moments can be taken, with so much speech after their beginning, and whether these are all."""
@@ -125,7 +124,7 @@ class Speech:
         if not self._open:
             return whole, True
         ended = ceil(max(self._ends[-1][1] - self._taken, 0) / self._per_moment) if self._ends else 0
-        return max(ended, min(whole, (self._heard.size - look_ahead_ms * _PER_MS) // HEARD + 1)), False
+        return max(ended, min(whole, (self._heard.size - look_ahead_ms * SPEECH_RATE_HZ // 1000) // HEARD + 1)), False
 
     def take(self) -> SpokenMoment:
         """The next moment, of those that are `ready`; the last one of an utterance is filled with silence."""
@@ -152,7 +151,7 @@ def _checked(samples: NDArray[np.generic], rate_hz: int) -> Float32Array:
     given = np.asarray(samples)
     if given.ndim != 1 or given.dtype not in (np.int16, np.float32):
         raise InputError(f"say: {given.dtype} {given.shape}; give mono samples (n,), int16 or float32 in [−1, 1]")
-    piece = given / _FULL_SCALE if given.dtype == np.int16 else given.astype(np.float32)
+    piece = given / np.float32(32768) if given.dtype == np.int16 else given.astype(np.float32)
     if not np.isfinite(piece).all():
         raise InputError("say: has samples that are NaN or infinite")
     return np.asarray(piece, np.float32)
