@@ -75,7 +75,7 @@ def submit(
         (folder.parent / _BROWSER).write_text(browser, "utf-8")
         if people is not None:
             copies["faces"] = save_tracks(people.tracks, folder / f"{job_id}.json")
-        return service.submit(job_id, Form(copies, texts))
+        return service.submit(job_id, Form(copies, texts, {name: path.name for name, path in files.items()}))
 
 
 def check_sent(sent: Mapping[str, str | None]) -> None:
