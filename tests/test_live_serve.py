@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,12 +18,15 @@ websockets = pytest.importorskip("websockets", reason="needs the extra live")
 from latentsync_trt.cli.live import live  # noqa: E402
 from latentsync_trt.live.options import LiveOptions  # noqa: E402
 from latentsync_trt.live.session import LiveSession  # noqa: E402
+from latentsync_trt.media.audio import read_audio_blocks  # noqa: E402
+from latentsync_trt.media.demo_clip import SPEECH  # noqa: E402
 from latentsync_trt.media.pictures import picture_info  # noqa: E402
 from latentsync_trt.serve.admission import LiveLimits  # noqa: E402
 from latentsync_trt.serve.call import MARK  # noqa: E402
 from latentsync_trt.serve.live import LiveService, live_app  # noqa: E402
+from latentsync_trt.serve.microphone import Microphone  # noqa: E402
 from tests.conftest import REPOSITORY  # noqa: E402
-from tests.live import Inline, PictureLoop, PicturePainter, voice  # noqa: E402
+from tests.live import Inline, PictureLoop, PicturePainter, kinds, take, toy_session, until_idle, voice  # noqa: E402
 from tests.serving import PATIENCE_S, answering  # noqa: E402
 
 KEY = "a key that no one guesses"
@@ -149,6 +152,23 @@ def test_only_who_has_the_key_comes_in(address: str) -> None:
         assert client.post("/v1/live", content=b"{", headers=headers).status_code == 422
         assert client.post("/v1/live", content=bytes(70_000), headers=headers).status_code == 413
         assert client.delete("/v1/live/unknown", headers=headers).status_code == 404
+
+
+def test_a_microphone_says_what_is_speech_and_ends_utterances_in_pauses() -> None:
+    speech, pause = np.concatenate(list(read_audio_blocks(SPEECH, 48_000))), np.zeros(2 * 48_000, np.float32)
+    sound = np.concatenate([pause, speech, pause, speech[:96_000], pause])
+    with toy_session() as opened, closing(Microphone(opened, 48_000)) as microphone:
+        moments = []
+        for start in range(0, len(sound), 960):
+            microphone.hear(sound[start : start + 960])
+            moments += take(opened, 1) if start % 1920 else []
+        moments += until_idle(opened)
+    given = kinds(moments)
+    first, last = given.index("s"), given.rindex("s")
+    assert 40 < first < 70  # the first pause lasts 50 moments
+    assert last < len(given) - 20  # 0.6 s of the last pause were waited for
+    assert given.count("s") < 25 * (len(sound) / 48_000 - 3)
+    assert [moment.utterance for moment in moments if moment.ends] == [1, 2]
 
 
 def test_the_manifest_starts_a_command_of_this_package_and_scales_by_a_metric_it_has(

@@ -82,6 +82,7 @@ class Call:
     def __init__(self, session: LiveSession, *, stun: str | None = None, on_close: Callable[[], object]) -> None:
         self.session, self.listeners = session, list[Callable[[Moment], object]]()
         self._on_close, self._tasks, self._closed = on_close, set[asyncio.Task[None]](), False
+        self._runs = False
         servers = [] if stun is None else [RTCIceServer(urls=stun)]
         self._peer = RTCPeerConnection(RTCConfiguration(iceServers=servers))
         self._video, self._audio = _Track("video", _WAITING), _Track("audio", _WAITING * _PACKETS_PER_MOMENT)
@@ -121,7 +122,8 @@ class Call:
         task.add_done_callback(self._tasks.discard)
 
     async def _on_state(self) -> None:
-        if self._peer.connectionState == "connected":
+        if self._peer.connectionState == "connected" and not self._runs:
+            self._runs = True
             self._start(self._run())
         elif self._peer.connectionState in ("failed", "closed"):
             await self.close()
