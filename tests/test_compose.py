@@ -122,9 +122,9 @@ def test_an_installed_enhancer_is_found_by_its_name(installed):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("other", r"--enhancer other: not installed; installed: gone, lost, none, same; install a package"),
+        ("other", r"enhancer other: not installed; installed: gone, lost, none, same; install a package"),
         ("none", r"some_enhancers:not_one makes no object with a method enhance"),
-        ("lost", r"--enhancer lost: cannot be imported: .*not_installed_at_all"),
+        ("lost", r"enhancer lost: cannot be imported: .*not_installed_at_all"),
     ],
 )
 def test_one_that_cannot_be_used_is_named(installed, name, message):
