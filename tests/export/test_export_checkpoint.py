@@ -93,7 +93,9 @@ class _Code:
         return Path.touch, (self.path,)
 
 
-@pytest.mark.parametrize("content", [b"", b"text", b"\x80\x02.", b"\x80\x02X\x01", b"PK\x03\x04", gzip.compress(b"a")])
+@pytest.mark.parametrize(
+    "content", [b"", b"text", b"\x80\x02.", b"\x80\x02X\x01", b"PK\x03\x04", gzip.compress(b"a", mtime=0)]
+)
 def test_files_that_are_no_weights(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "unet.pt").write_bytes(content)
     with pytest.raises(CheckpointError, match=r"unet\.pt: damaged, or not a PyTorch weight file"):
