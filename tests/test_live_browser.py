@@ -45,20 +45,19 @@ _WATCH = """async () => {
   const analyser = new AnalyserNode(context, {fftSize: 256}), samples = new Float32Array(256);
   context.createMediaStreamSource(video.srcObject).connect(analyser);
   const seen = {picture: [], sound: []}, last = {picture: 0, sound: 0};
-  const note = (kind, on) => {
-    const now = performance.now();
+  const note = (kind, on, now) => {
     if (on && now - last[kind] > 400) seen[kind].push(now);
     if (on) last[kind] = now;
   };
-  const frame = () => {
+  const frame = (_, shown) => {
     draw.drawImage(video, 0, 0, 8, 8);
-    note("picture", draw.getImageData(4, 4, 1, 1).data[0] > 130);
+    note("picture", draw.getImageData(4, 4, 1, 1).data[0] > 130, shown.expectedDisplayTime);
     video.requestVideoFrameCallback(frame);
   };
   video.requestVideoFrameCallback(frame);
   setInterval(() => {
     analyser.getFloatTimeDomainData(samples);
-    note("sound", samples.some((value) => Math.abs(value) > 0.05));
+    note("sound", samples.some((value) => Math.abs(value) > 0.05), performance.now());
   }, 4);
   window.seen = seen;
 }"""
@@ -72,16 +71,22 @@ _FRAMES = """async () => {
 
 
 class LoudPainter(PicturePainter):
-    """Paints bright where the sound of the moment is loud."""
+    """Paints bright where the sound is loud, from the moment whose beginning is nearest to that."""
+
+    def __init__(self, loop: PictureLoop) -> None:
+        super().__init__(loop)
+        self._loud, self._last_half = set[int](), np.zeros(0, np.float32)
 
     def latents(self, planned: Sequence[Planned], ahead: Float32Array, check: Callable[[], None]) -> Float32Array:
-        self.loud = getattr(self, "loud", set()) | {
-            one.position for one in planned if np.abs(one.spoken.sound).max() > LOUD
-        }
+        for one in planned:
+            first, second = np.split(one.spoken.sound, 2)
+            if max(np.abs(self._last_half).max(initial=0), np.abs(first).max()) > LOUD:
+                self._loud.add(one.position)
+            self._last_half = second
         return super().latents(planned, ahead, check)
 
     def picture(self, position: int, patch: Patch, share: float) -> YuvPlanes:
-        return super().picture(position, patch, share) if position in self.loud else self._loop.planes[0]
+        return super().picture(position, patch, share) if position in self._loud else self._loop.planes[0]
 
 
 @pytest.fixture
