@@ -39,7 +39,7 @@ class Command:
         while address is None and self.process.poll() is None:  # after log lines of jobs that go on
             self.lines.append(self.process.stderr.readline())
             address = re.match(r"(http://\S+)/docs: ", self.lines[-1])
-        assert address, self.process.communicate()
+        assert address, self.lines
         self._reader = threading.Thread(target=lambda: self.lines.extend(self.process.stderr or ()))
         self._reader.start()
         headers = {"Authorization": f"Bearer {KEY}"}
