@@ -149,7 +149,7 @@ def test_an_engine_that_does_not_open_says_why_and_memory_is_told_apart(stand_in
     answers, ended = stand_in.scenario("failures", bundle=SMALL, faults=faults, prepare=True)
     memory, rejected = answers
     assert memory["error"] == "OutOfMemory"
-    assert "use --low-memory" in memory["text"]
+    assert "use low_memory" in memory["text"]
     assert "making it again" not in memory["notices"]
     assert rejected["error"] == "EngineBuildError"
     assert "TensorRT: IRuntime::deserializeCudaEngine: Error Code 1: Serialization" in rejected["text"]
