@@ -71,7 +71,7 @@ docs: $(STAMPS)/dev
 
 # Debian 13's Python, on x86-64.
 LOCK = $(BIN)/uv pip compile pyproject.toml --quiet --upgrade --generate-hashes --no-annotate --no-header \
-	--python-version 3.13 --python-platform x86_64-manylinux_2_28 --extra cluster --extra serve
+	--python-version 3.13 --python-platform x86_64-manylinux_2_28 --extra cluster --extra live --extra serve
 lock: $(STAMPS)/dev
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
 	$(LOCK) --output-file requirements.lock

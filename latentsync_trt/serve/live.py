@@ -63,9 +63,12 @@ class LiveService:
             raise Busy(f"live: {self.limits.max_sessions} viewers are connected (--max-sessions); try again later")
         self._opening += 1
         try:
-            session = await run_in_threadpool(self._open)
-            name = secrets.token_urlsafe(18)
-            call = Call(session, stun=self._stun, on_close=lambda: self.calls.pop(name, None))
+            session, name = await run_in_threadpool(self._open), secrets.token_urlsafe(18)
+            try:
+                call = Call(session, stun=self._stun, on_close=lambda: self.calls.pop(name, None))
+            except BaseException:
+                session.close()
+                raise
             self.calls[name] = call
         finally:
             self._opening -= 1
@@ -168,10 +171,12 @@ def _found(service: LiveService, name: str) -> Call:
 async def _converse(socket: WebSocket, call: Call, rate_hz: int) -> None:
     """Answers what is said with the seconds that wait, and says when utterances have been heard."""
     await socket.accept()
-    loop, session = asyncio.get_running_loop(), call.session
+    loop, session, told = asyncio.get_running_loop(), call.session, set[asyncio.Task[None]]()
 
     def finished(moment: Moment) -> None:
-        loop.create_task(_send(socket, type="finished", utterance=moment.utterance))
+        task = loop.create_task(_send(socket, type="finished", utterance=moment.utterance))
+        told.add(task)  # the loop itself keeps no tasks
+        task.add_done_callback(told.discard)
 
     call.listeners.append(finished)
     try:
