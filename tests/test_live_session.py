@@ -387,10 +387,12 @@ def test_a_picture_is_idle_or_painted_and_never_both() -> None:
     )
 
 
-@pytest.mark.parametrize(("hop", "paint_ms", "piece_ms"), [(16, 480, 20), (8, 230, 20), (8, 120, 40), (4, 130, 10)])
+@pytest.mark.parametrize("slower", [1.0, 1.1])
+@pytest.mark.parametrize(("hop", "paint_ms", "piece_ms"), [(16, 400, 20), (8, 230, 20), (8, 120, 40), (4, 120, 10)])
 def test_by_microphone_nothing_is_late_and_the_delay_is_hop_look_ahead_and_painting(
-    hop: int, paint_ms: int, piece_ms: int
+    hop: int, paint_ms: int, piece_ms: int, slower: float
 ) -> None:
+    """Also where every third painting takes a tenth longer than was measured."""
     clock_ms, done_ms = 0, 0
     painter, painting = ToyPainter(), Held()
     session = LiveSession(
@@ -405,7 +407,7 @@ def test_by_microphone_nothing_is_late_and_the_delay_is_hop_look_ahead_and_paint
     with session:
         for clock_ms in range(0, 10_000, 5):
             if painting.waits and not done_ms:
-                done_ms = clock_ms + paint_ms
+                done_ms = clock_ms + paint_ms * (slower if len(painter.windows) % 3 == 2 else 1)
             if done_ms and clock_ms >= done_ms:
                 painting.release()
                 done_ms = 0
@@ -421,5 +423,5 @@ def test_by_microphone_nothing_is_late_and_the_delay_is_hop_look_ahead_and_paint
     assert set(sizes[:-2]) == {hop}
     assert min(ahead for _, ahead in painter.windows[:-2]) >= 16 * (160 - 40)
     delays_ms = [1000 * moment.delay_s for moment in moments if moment.delay_s is not None]
-    assert max(delays_ms) <= hop * 40 + 160 + paint_ms + 80
+    assert max(delays_ms) <= hop * 40 + 160 + 1.1 * paint_ms + 80
     assert max(delays_ms) - min(delays_ms[: 200 - hop]) <= piece_ms + 40

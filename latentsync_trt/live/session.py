@@ -39,8 +39,9 @@ _FADE = 4
 _STOPPED_S = 0.02
 """In which sound fades where it is stopped."""
 
-_SPARE = 1
-"""Moments more than painting takes: pieces of speech, and who takes moments, come unevenly."""
+_SPARE, _HEADROOM = 1, 1.1
+"""Moments more than painting takes, as pieces of speech and who takes moments come unevenly; and how much longer it may
+take than it did."""
 
 _REMEMBERED = 8
 """Paintings, of which the slowest says how long the next may take."""
@@ -254,7 +255,7 @@ class LiveSession:
     @property
     def _paint_moments(self) -> int:
         """How many moments pass while the first frames of a window are painted."""
-        return 0 if self.options.wait else ceil(max(self._took_s) / MOMENT_S)
+        return 0 if self.options.wait else ceil(_HEADROOM * max(self._took_s) / MOMENT_S)
 
     def _paint_ahead(self) -> None:
         if not self.options.wait:  # else when a moment needs it, so that only the order of calls matters
