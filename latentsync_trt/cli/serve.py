@@ -67,8 +67,6 @@ def serve(**fields: Any) -> None:
     """/docs of the service describes its requests. Clients send the key of $LATENTSYNC_TRT_API_KEY, if
     it is set. $LATENTSYNC_TRT_WEBHOOK_SECRET signs calls of the addresses that jobs name.
     """
-    if fields["ray"] is not None and fields["port"] == 0:
-        raise InputError("--port 0: cannot be used with --ray; give a number")
     _start("serve", **fields)
 
 
@@ -125,28 +123,24 @@ def _start(
     place = fields["folder"] or user_folder("data") / name
     bundle = fields["bundle"] or str(find_bundle(None)[0])
     settings = WorkerSettings(bundle, fields["provider"], build(RuntimeOptions, fields))
-    make_handles = partial(make_workers, settings, gpus_per_worker=on.gpus_per_worker)
-    handles = make_handles(on.workers, ray=ray, on_notice=tell)
-    with interruption(_STOPPED):
-        if name == "serve" and ray is not None:
-            # Not a closure: the replica gets a copy, and workers cannot be copied.
-            again = partial(make_handles, len(handles), ray="auto")
-            ready = f"{url_of(host, port)}/docs: ready; jobs are kept in {place}"
-            server.run_on_ray(again, place.absolute(), limits, key, secret, (host, port), lambda: tell(ready))
-            return
-        with server.listen(host, port) as listener, closing(Service(place, handles, limits, secret)) as service:
-            port = listener.getsockname()[1]
-            app: AbstractContextManager[Any]
-            if name == "ui":
-                page = page_app(service, place, key, own_hosts=own, bundle=bundle, one=ray is not None)
-                app, ready = page, ": ready"
-            else:
-                app, ready = nullcontext(create_app(service, key, own_hosts=own)), "/docs: listening"
-            with app as running:
-                tell(f"{url_of(host, port)}{ready}; jobs are kept in {place}")
-                if share:
-                    say(f"{public_address(host, port)}: ready, for everyone who knows the key")
-                server.run(service, running, listener)
+    handles = make_workers(settings, on.workers, ray=ray, gpus_per_worker=on.gpus_per_worker, on_notice=tell)
+    with (
+        interruption(_STOPPED),
+        server.listen(host, port) as listener,
+        closing(Service(place, handles, limits, secret)) as service,
+    ):
+        port = listener.getsockname()[1]
+        app: AbstractContextManager[Any]
+        if name == "ui":
+            page = page_app(service, place, key, own_hosts=own, bundle=bundle, one=ray is not None)
+            app, ready = page, ": ready"
+        else:
+            app, ready = nullcontext(create_app(service, key, own_hosts=own)), "/docs: listening"
+        with app as running:
+            tell(f"{url_of(host, port)}{ready}; jobs are kept in {place}")
+            if share:
+                say(f"{public_address(host, port)}: ready, for everyone who knows the key")
+            server.run(service, running, listener)
 
 
 def url_of(host: str, port: int) -> str:

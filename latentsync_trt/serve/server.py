@@ -1,26 +1,16 @@
-"""Runs the service until the command is stopped: in this process with uvicorn, or as a Ray Serve deployment."""
+"""Runs the service in this process, with uvicorn, until the command is stopped."""
 
-import logging
 import socket
 import threading
-import time
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import uvicorn
 from starlette.applications import Starlette
 
-from latentsync_trt.batch.tasks import WorkerHandle
 from latentsync_trt.errors import InputError, LatentSyncError
-from latentsync_trt.serve.admission import Limits
-from latentsync_trt.serve.service import Service
 
 _POLL_S = 0.5
 _LEAVE_S = 1
-_NAME = "latentsync-trt"
-_MOST_REQUESTS = 200
-_LOGGING = {"log_level": "WARNING", "enable_access_log": False}
 
 
 class Runs(Protocol):
@@ -45,7 +35,7 @@ def listen(host: str, port: int) -> socket.socket:
         raise InputError(f"--host {host} --port {port}: cannot be used ({reason}); choose another") from error
 
 
-def run(service: "Runs", app: Starlette, listener: socket.socket) -> None:
+def run(service: Runs, app: Starlette, listener: socket.socket) -> None:
     """Answers requests with the service's `app` until a signal raises KeyboardInterrupt here; closes the service.
 
     Raises:
@@ -67,54 +57,3 @@ def run(service: "Runs", app: Starlette, listener: socket.socket) -> None:
         server.should_exit = True
         service.close()
         listener.close()
-
-
-def run_on_ray(
-    make_handles: Callable[[], Sequence[WorkerHandle]],
-    folder: Path,
-    limits: Limits,
-    key: str | None,
-    secret: bytes | None,
-    address: tuple[str, int],
-    on_ready: Callable[[], None],
-) -> None:
-    """Deploys the service on the Ray cluster of this process, until a signal raises KeyboardInterrupt.
-
-    One replica answers, on this machine, since the folder and the ledger are here. Its workers are
-    actors, which need a folder that all machines share.
-
-    `make_handles` is called in the replica. `address`: where Ray Serve listens, if it does not yet.
-    """
-    import ray
-    from ray import serve
-
-    def build() -> Any:
-        from latentsync_trt.serve.app import create_app, is_loopback
-
-        service = Service(folder, make_handles(), limits, secret)
-        return create_app(service, key, own_hosts=is_loopback(address[0]))
-
-    logging.getLogger("ray.serve").setLevel(logging.WARNING)
-    node = ray.get_runtime_context().get_node_id()
-    here = next(each["NodeManagerAddress"] for each in ray.nodes() if each["NodeID"] == node)
-    deployment = serve.deployment(
-        serve.ingress(build)(),
-        name="service",
-        num_replicas=1,
-        max_ongoing_requests=_MOST_REQUESTS,
-        ray_actor_options={"num_cpus": 0, "resources": {f"node:{here}": 0.001}},
-    )
-    serve.start(http_options={"host": address[0], "port": address[1]}, logging_config=_LOGGING)
-    try:
-        try:
-            serve.run(deployment.bind(), name=_NAME, route_prefix="/", logging_config=_LOGGING)
-        except RuntimeError as error:  # its message does not say why
-            traceback = serve.status().applications[_NAME].deployments["service"].message
-            raise LatentSyncError(
-                f"serve --ray: did not start: {(traceback.strip() or str(error)).splitlines()[-1]}"
-            ) from error
-        on_ready()
-        while True:
-            time.sleep(_POLL_S)
-    finally:
-        serve.delete(_NAME)
