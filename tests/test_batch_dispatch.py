@@ -157,6 +157,14 @@ def test_without_any_worker_the_last_error_is_raised(starts: list[Exception]) ->
             dispatcher.wait()
 
 
+def test_a_worker_that_ends_by_a_bug_says_so() -> None:
+    with dispatching(Fake("cpu", starts=[KeyError("a module")])) as (dispatcher, events):
+        dispatcher.submit(task(0))
+        with pytest.raises(KeyError):
+            dispatcher.wait()
+        until(lambda: WorkerState("cpu", "closed", "KeyError: 'a module'") in events)
+
+
 def test_canceling_a_waiting_and_a_running_task() -> None:
     worker = Fake("cpu", until_stopped)
     with dispatching(worker) as (dispatcher, events):

@@ -5,6 +5,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 from latentsync_trt.batch.tasks import (
     Canceled,
@@ -107,6 +108,8 @@ class Dispatcher:
         except BaseException as error:  # noqa: BLE001 -- of `on_event` or a bug: `wait` raises it
             with self._changed:
                 self._error, self._workers = error, 0
+            with suppress(Exception):  # it may be `on_event` that fails
+                self._emit(WorkerState(handle.name, "closed", f"{type(error).__name__}: {error}"))
         finally:
             with self._changed:
                 self._workers = max(self._workers - 1, 0)
