@@ -32,7 +32,7 @@ def test_rungs_of_a_short_clip(case: Case, tmp_path: Path) -> None:
     cached = SyncOptions(steps=2, cache_interval=2, codec="ffv1")
     variants = [Variant("a", "full", full), Variant("b", "full", full), Variant("b", "cached", cached)]
     bench = Bench({"a": small_bundle(), "b": small_bundle()}, "cpu", tmp_path)
-    reference, same, other = bench.climb(variants, [case])
+    *_, (reference, same, other) = bench.climb(variants, [case])
     assert (reference.variant, reference.cost_full_steps) == ("a: full", 2.0)
     assert reference.psnr_db is None
     assert replace(same, variant=reference.variant) == reference

@@ -154,7 +154,7 @@ class CommandLine(click.RichGroup):
 def _explained(error: Exception, arguments: Sequence[str]) -> tuple[str, int]:
     """What to print, and the exit code."""
     if isinstance(error, stopping.Interrupted):
-        return str(error), stopping.INTERRUPTED_CODE
+        return error.args[0], stopping.INTERRUPTED_CODE
     if stopping.requested():  # a failure while a command leaves its blocks is caused by that
         return stopping.interrupted_message(), stopping.INTERRUPTED_CODE
     if isinstance(error, click.UsageError):

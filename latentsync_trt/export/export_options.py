@@ -92,7 +92,8 @@ class ExportOptions:
     def __post_init__(self) -> None:
         check_limits(self)
         if self.min_resolution is not None and not self.dynamic:
-            raise InputError(f"--min-resolution {self.min_resolution}: fixed shapes have one resolution; add --dynamic")
+            one = "fixed shapes have one resolution; add `--dynamic`"
+            raise InputError(f"--min-resolution {self.min_resolution}: {one}")
         if self.min_resolution_px > self.resolution_px:
             raise InputError(
                 f"--min-resolution {self.min_resolution}: above the largest, {self.resolution_px}; "

@@ -112,7 +112,7 @@ def test_the_smallest_and_a_middle_resolution_are_verified(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"min_resolution": 64}, "--min-resolution 64: .* add --dynamic"),
+        ({"min_resolution": 64}, "--min-resolution 64: .* add `--dynamic`"),
         ({"min_resolution": 512, "dynamic": True, "resolution": 256}, "--min-resolution 512: .*above the largest, 256"),
         ({"min_resolution": 100, "dynamic": True}, "--min-resolution 100: .*divisible by 64"),
     ],
