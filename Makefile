@@ -45,7 +45,7 @@ $(STAMPS)/run: pyproject.toml
 # torch is pinned in the `export` extra, which the tests need to make their bundles; the extra `check` compiles them.
 $(STAMPS)/dev: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[calibrate,check,cluster,dev,docs,export,serve,ui]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[calibrate,check,cluster,dev,docs,export,live,serve,ui]"
 	@mkdir -p $(STAMPS) && touch $@ $(STAMPS)/run
 
 demo: $(STAMPS)/run
