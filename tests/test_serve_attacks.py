@@ -22,6 +22,7 @@ from latentsync_trt.child import Child, Emit
 from latentsync_trt.errors import MediaError
 from latentsync_trt.serve import admission
 from latentsync_trt.serve.admission import Admissions, Form, Limits, TooLarge
+from latentsync_trt.serve.checks import check_forms
 from tests.clips import write_face, write_sound
 from tests.serving import PretendedWorker, serving
 
@@ -194,7 +195,7 @@ def test_children_that_must_be_ended_are_replaced(
     for name, path in files.items():
         path.write_bytes(clip[name][1])
     before = psutil.Process().children()
-    with closing(Admissions()) as admissions:
+    with closing(Admissions(check_forms)) as admissions:
         for _ in range(6):
             with pytest.MonkeyPatch.context() as patch, pytest.raises(error, match=words):
                 for name, value in changed.items():

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 import psutil
 
 from latentsync_trt.batch.tasks import Task
-from latentsync_trt.child import Child
+from latentsync_trt.child import Child, Work
 from latentsync_trt.errors import InputError, LatentSyncError, MediaError
 from latentsync_trt.option_fields import check_limits, option
 from latentsync_trt.remote_files import fetch, name_of, shown
@@ -153,10 +153,13 @@ def stored_name(name: str, sent: str) -> str:
 
 
 class Admissions:
-    """Turns forms into tasks in a few child processes, which wait for the next form. Thread-safe."""
+    """Turns forms into tasks in a few child processes, which wait for the next form. Thread-safe.
 
-    def __init__(self) -> None:
-        self._idle: LifoQueue[Child | None] = LifoQueue()
+    `check`: what the children call, `serve.checks.check_forms`.
+    """
+
+    def __init__(self, check: Work) -> None:
+        self._check, self._idle = check, LifoQueue[Child | None]()
         for _ in range(_CHILDREN):
             self._idle.put(None)
 
@@ -176,11 +179,9 @@ class Admissions:
         if "video" not in form.files:
             or_url = ", or its address in video_url" if limits.allow_urls else ""
             raise InputError(f"video: is missing; send the file in the field video{or_url}")
-        from latentsync_trt.serve.checks import check_forms  # which builds on this module
-
         child = self._idle.get()
         try:
-            child = child or Child(check_forms)
+            child = child or Child(self._check)
             answer = _answer(child, (job_id, form, folder, limits))
         except BaseException:
             if child is not None:

@@ -43,6 +43,7 @@ from latentsync_trt.serve.admission import (
     TryLater,
     UnknownJob,
 )
+from latentsync_trt.serve.checks import check_forms
 from latentsync_trt.serve.events import WEBHOOK_VARIABLE, Webhooks, check_webhook, log_step, message_of
 from latentsync_trt.types import Progress
 
@@ -112,7 +113,7 @@ class Service:
         self._jobs.mkdir(0o700, parents=True, exist_ok=True)
         self._reserve = folder.absolute() / "reserve"
         self._ledger = self._written(lambda: Ledger.open(folder / "ledger.sqlite"))
-        self.limits, self._admissions = limits, Admissions()
+        self.limits, self._admissions = limits, Admissions(check_forms)
         self._webhooks = Webhooks(secret, private=limits.allow_private_urls) if secret else None
         self.totals = Counter[str]()
         """Since the start: frames, ends by state, failures by kind."""
