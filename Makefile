@@ -28,8 +28,8 @@ HEAVY := export test_ui.py test_ui_browser.py test_setup_command.py test_train_d
 
 help:
 	@echo "make demo    install, and lip-sync a built-in clip to demo/out.mp4"
-	@echo "make quick   lint, types, import rules and the fast tests: under a minute"
-	@echo "make test    what CI runs: six minutes on two cores"
+	@echo "make quick   lint, types, import rules and the fast tests: about a minute"
+	@echo "make test    what CI runs: eight minutes on two cores"
 	@echo "make test-all     also what is slow and rarely breaks: compilers, full exports, training"
 	@echo "make check-full   compile the published architecture with TensorRT-RTX: an hour, 10 GB memory, no GPU"
 	@echo "make docs    build the documentation site: build/site"
