@@ -66,7 +66,6 @@ def page_app(
     uploads = folder.absolute() / "uploads"
     shutil.rmtree(uploads, ignore_errors=True)  # of a page that was killed
     uploads.mkdir(0o700, parents=True)
-    most_bytes = _MOST_UPLOADS * service.limits.most_upload_bytes
     os.environ |= {"GRADIO_TEMP_DIR": str(uploads), "GRADIO_ANALYTICS_ENABLED": "False"}
 
     from latentsync_trt.web.page import Page
@@ -85,44 +84,13 @@ def page_app(
         path, name = jobs.download(service, request.path_params["job_id"])
         return FileResponse(path, filename=name)
 
-    logins: deque[tuple[str, float]] = deque(maxlen=_MOST_LOGINS * _MOST_SENDERS)
-    """From where and when wrong passwords came."""
-
-    def check(request: Request) -> None:
-        """Refuses other sites and other browsers, many passwords, and uploads for which there is no room."""
-        check_origin(request, own_hosts and key is None)  # also with a key: browsers send the cookie of a login
-        if _ADDRESS.match(request.url.path):
-            raise HTTPException(403, "file: is an address; only uploaded files are served")
-        job = _JOB.match(request.url.path)
-        since_s = time.monotonic() - _MINUTE_S
-        recent = [sender for sender, at_s in tuple(logins) if at_s > since_s and sender == _sender(request)]
-        if request.url.path == "/login" and len(recent) >= _MOST_LOGINS:
-            raise HTTPException(429, f"login: {_MOST_LOGINS} wrong passwords in a minute; try again later")
-        if request.url.path.endswith("/upload") and _size_bytes(uploads) > most_bytes:
-            raise HTTPException(507, "upload: too many files wait for a job; try again later")
-        if job and not jobs.is_of(service, job[1], request.cookies.get(_COOKIE, "")):
-            raise HTTPException(404, f"job {job[1][:40]}: does not exist, was deleted, or belongs to another browser")
-
-    async def guard(request: Request, call_next: RequestResponseEndpoint) -> Response:
-        try:
-            await run_in_threadpool(check, request)
-            response = await call_next(request)
-            if request.url.path == "/login" and response.status_code >= HTTPStatus.BAD_REQUEST:
-                logins.append((_sender(request), time.monotonic()))
-        except HTTPException as error:
-            response = PlainTextResponse(error.detail, error.status_code)
-        response.headers.setdefault("content-security-policy", _POLICY)
-        if request.url.path == "/" and _COOKIE not in request.cookies:
-            response.set_cookie(_COOKIE, secrets.token_hex(16), max_age=_YEAR_S, httponly=True, samesite="lax")
-        return response
-
     async def made() -> tuple[Page, Starlette]:
         page = Page(service, uploads, _COOKIE, previews, _bundles(bundle, one=one))
         app = create_app(service, None, own_hosts=own_hosts, files_only=True)
         app.add_route("/v1/jobs/{job_id}/source", partial(shown, jobs.source))
         app.add_route("/v1/jobs/{job_id}/shown", partial(shown, Service.result))
         app.add_route("/v1/jobs/{job_id}/download", download)
-        app.add_middleware(BaseHTTPMiddleware, dispatch=guard)
+        app.add_middleware(BaseHTTPMiddleware, dispatch=_Guard(service, uploads, own_hosts=own_hosts and key is None))
         app.add_middleware(LingeringClose, most_bytes=service.limits.most_upload_bytes)
         return page, _mounted(app, page, key, service.limits.most_upload_bytes)
 
@@ -134,6 +102,46 @@ def page_app(
         page.close()
         previews.close()
         shutil.rmtree(uploads, ignore_errors=True)
+
+
+class _Guard:
+    """Refuses other sites and other browsers, many passwords, and uploads for which there is no room; marks browsers.
+
+    `own_hosts`: as for `check_origin`. `uploads`: the folder in which they lie.
+    """
+
+    def __init__(self, service: Service, uploads: Path, *, own_hosts: bool) -> None:
+        self._service, self._uploads, self._own_hosts = service, uploads, own_hosts
+        self._most_bytes = _MOST_UPLOADS * service.limits.most_upload_bytes
+        self._logins: deque[tuple[str, float]] = deque(maxlen=_MOST_LOGINS * _MOST_SENDERS)
+        """From where and when wrong passwords came."""
+
+    async def __call__(self, request: Request, call_next: RequestResponseEndpoint) -> Response:
+        try:
+            await run_in_threadpool(self._check, request)
+            response = await call_next(request)
+            if request.url.path == "/login" and response.status_code >= HTTPStatus.BAD_REQUEST:
+                self._logins.append((_sender(request), time.monotonic()))
+        except HTTPException as error:
+            response = PlainTextResponse(error.detail, error.status_code)
+        response.headers.setdefault("content-security-policy", _POLICY)
+        if request.url.path == "/" and _COOKIE not in request.cookies:
+            response.set_cookie(_COOKIE, secrets.token_hex(16), max_age=_YEAR_S, httponly=True, samesite="lax")
+        return response
+
+    def _check(self, request: Request) -> None:
+        check_origin(request, self._own_hosts)  # also with a key: browsers send the cookie of a login
+        if _ADDRESS.match(request.url.path):
+            raise HTTPException(403, "file: is an address; only uploaded files are served")
+        job = _JOB.match(request.url.path)
+        since_s = time.monotonic() - _MINUTE_S
+        recent = [sender for sender, at_s in tuple(self._logins) if at_s > since_s and sender == _sender(request)]
+        if request.url.path == "/login" and len(recent) >= _MOST_LOGINS:
+            raise HTTPException(429, f"login: {_MOST_LOGINS} wrong passwords in a minute; try again later")
+        if request.url.path.endswith("/upload") and _size_bytes(self._uploads) > self._most_bytes:
+            raise HTTPException(507, "upload: too many files wait for a job; try again later")
+        if job and not jobs.is_of(self._service, job[1], request.cookies.get(_COOKIE, "")):
+            raise HTTPException(404, f"job {job[1][:40]}: does not exist, was deleted, or belongs to another browser")
 
 
 def _bundles(bundle: str, *, one: bool) -> dict[str, str]:
