@@ -1,4 +1,4 @@
-"""Files by URL, through fsspec: downloads, uploads that appear whole, and fingerprints.
+"""Files by URL, through fsspec: downloads, and uploads that appear whole.
 
 Credentials come from the environment, as the libraries of each store document. Messages show URLs
 without user, password and query, which may be secrets.
@@ -74,18 +74,6 @@ def size_of(url: str) -> int:
     with _translated(url, MediaError):
         system, remote = _open(url)
         return int(system.info(remote)["size"])
-
-
-def fingerprint(target: str) -> str | None:
-    """Returns a text that changes when a path or URL is written; None if it does not exist. Errors as `fetch`."""
-    with _translated(target, MediaError), suppress(FileNotFoundError, NotADirectoryError):
-        if (path := local_of(target)) is not None:
-            found = path.stat()
-            return f"{found.st_size} {found.st_mtime_ns} {found.st_ino}"
-        system, remote = _open(target)
-        info, tags = system.info(remote), ("size", "ETag", "etag", "LastModified", "mtime", "updated", "created")
-        return " ".join(str(info[tag]) for tag in tags if info.get(tag) is not None)
-    return None
 
 
 def check_target(target: str) -> None:

@@ -140,25 +140,11 @@ def test_events_change_states_which_survive_a_restart(tmp_path: Path) -> None:
         ]
         ledger.remove(["0"])
         assert ledger.row("0") is None
-
-
-def test_what_a_killed_driver_left_running_is_told_by_its_outputs(tmp_path: Path) -> None:
-    tasks = tasks_in(tmp_path, 4)
-    new, replaced, untouched, missing = (Path(task.output) for task in tasks)
-    replaced.write_text("old")
-    untouched.write_text("old")
-    with Ledger.open(tmp_path / "ledger.sqlite") as ledger:
-        ledger.add(tasks)
-        for task in tasks:
-            ledger.record(Started(task.id, "cpu", 1))
-    new.write_text("new")
-    fresh = tmp_path / "fresh"
-    fresh.write_text("other")
-    fresh.replace(replaced)
-    with Ledger.open(tmp_path / "ledger.sqlite") as ledger:
+        ledger.record(Started("4", "cpu", 1))
         ledger.reclaim()
-        assert [row.state for row in ledger.rows()] == ["done", "done", "waiting", "waiting"]
-        assert not missing.exists()
+        ledger.record(Started("1", "cpu", 2))
+        ledger.reclaim(killed=False)
+        assert [(row.task.id, row.attempts) for row in ledger.rows("waiting")] == [("1", 1), ("2", 2), ("4", 1)]
 
 
 def test_a_second_driver_is_refused_until_the_first_one_ends_but_readers_are_not(tmp_path: Path) -> None:

@@ -230,10 +230,10 @@ def test_a_killed_driver_loses_no_row_and_runs_none_twice(place: Place, tmp_path
     jobs.write_text("\n".join(map(json.dumps, rows)))
     first = command(place.cluster.address, jobs)
     assert first.stdout is not None
-    wanted = ["finished", "progress"]  # one is done, and another one runs
+    wanted = ["Finished", "Moved"]  # one is done, and another one runs
     while wanted:
         event = json.loads(first.stdout.readline())
-        if event.get("event") == wanted[0] and event.get("done", 1):
+        if event.get("event") == wanted[0] and event.get("progress", {"done": 1})["done"]:
             wanted.pop(0)
     first.kill()
     first.communicate()
@@ -244,7 +244,7 @@ def test_a_killed_driver_loses_no_row_and_runs_none_twice(place: Place, tmp_path
     out, err = second.communicate(timeout=300)
     assert (err, second.returncode) == ("", 0)
     events = [json.loads(line) for line in out.splitlines()]
-    assert [event["event"] for event in events].count("started") == 4 - len(done_before)
+    assert [event["event"] for event in events].count("Started") == 4 - len(done_before)
     assert (events[-1]["done"], events[-1]["done_before"]) == (4 - len(done_before), len(done_before))
     assert [place.frames_of(name) for name in names] == [LONG_FRAMES] * 4
     for name, time_before in written.items():

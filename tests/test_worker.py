@@ -253,15 +253,13 @@ def test_a_terminated_or_closed_worker_removes_its_files(own: Task, tmp_path: Pa
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows cannot stop a process")
 def test_a_worker_that_hangs_is_noticed_and_a_cancel_ends_it(own: Task, monkeypatch: pytest.MonkeyPatch) -> None:
-    notices: list[str] = []
-    worker = LocalWorker("cpu", SETTINGS, notices.append)
+    worker = LocalWorker("cpu", SETTINGS)
     worker.start()
     monkeypatch.setattr(local, "_SILENT_S", 0.3)
     stopped = worker.pid or 0
 
     def cancel_when_noticed() -> None:
         until(lambda: worker.hangs)
-        assert "has not answered" in notices[0]
         worker.cancel(own.id)
 
     canceling = threading.Thread(target=cancel_when_noticed)

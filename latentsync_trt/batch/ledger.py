@@ -1,7 +1,6 @@
 """The ledger of a batch: an SQLite file with the state of every task, which survives the end of any process.
 
-A task is committed as running, with fingerprints of the files it will replace, before a worker gets it, and as done
-when the worker has finished it. Outputs appear by rename, so fingerprints tell which a killed driver left complete.
+A task is committed as running before a worker gets it, and as done when the worker has finished it.
 """
 
 import json
@@ -18,7 +17,6 @@ from filelock import FileLock, Timeout
 
 from latentsync_trt.batch.tasks import CanceledEvent, Event, Failed, Finished, Started, Task
 from latentsync_trt.errors import InputError, OutputError
-from latentsync_trt.remote_files import fingerprint
 
 State = Literal["waiting", "running", "done", "failed", "canceled"]
 OPEN: tuple[State, ...] = ("waiting", "running")
@@ -28,7 +26,7 @@ _TABLE = """
 create table if not exists tasks (
     position integer primary key autoincrement, id text unique not null, task text not null,
     state text not null default 'waiting', attempts integer not null default 0, worker text, seconds real,
-    error text, report text, before text, created_s real not null, started_s real, ended_s real
+    error text, report text, created_s real not null, started_s real, ended_s real
 )
 """
 _BUSY_S = 10.0  # how long to wait while another program writes
@@ -36,7 +34,7 @@ _BUSY_S = 10.0  # how long to wait while another program writes
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A task and its state. Times are seconds since 1970; `report`: as in `Done`, None after `reclaim`."""
+    """A task and its state. Times are seconds since 1970; `report`: as in `Done`."""
 
     task: Task
     state: State
@@ -77,7 +75,7 @@ class Ledger:
                 connection.execute("pragma journal_mode = wal")
                 connection.execute(_TABLE)
                 with suppress(sqlite3.OperationalError):
-                    connection.execute(f"select {_COLUMNS}, before, seconds from tasks limit 0")  # noqa: S608 -- own words
+                    connection.execute(f"select {_COLUMNS}, seconds from tasks limit 0")  # noqa: S608 -- own words
                     return cls(connection, path, opened.pop_all())
                 raise InputError(f"{path}: is not a ledger (its table is another); delete it to begin anew")
         except Timeout as error:
@@ -133,14 +131,12 @@ class Ledger:
         """Stores the state that an event tells; to be called before anything else follows from it.
 
         Raises:
-            LatentSyncError: an output's fingerprint cannot be taken, or the ledger cannot be written.
+            OutputError: the ledger cannot be written.
         """
         match event:
             case Started(task_id, worker):
-                row = self.row(task_id)
-                before = json.dumps(_fingerprints(row.task)) if row is not None else None
-                change = "state = 'running', worker = ?, before = ?, started_s = ?, attempts = attempts + 1"
-                self._update(task_id, change, worker, before, time.time())
+                change = "state = 'running', worker = ?, started_s = ?, attempts = attempts + 1"
+                self._update(task_id, change, worker, time.time())
             case Finished(task_id, _, done):
                 self._end(task_id, "done", seconds=done.seconds, report=json.dumps(done.report))
             case Failed(task_id, _, message, _, again):
@@ -148,21 +144,11 @@ class Ledger:
             case CanceledEvent(task_id):
                 self._end(task_id, "canceled")
 
-    def reclaim(self) -> None:
-        """Ends tasks that a driver left running: done if all their outputs were replaced, else waiting.
-
-        Raises:
-            LatentSyncError: the fingerprint of an output cannot be taken.
-        """
-        for task_id, task, before in self._read("select id, task, before from tasks where state = 'running'"):
-            old, new = json.loads(before), _fingerprints(self._task(task))
-            complete = all(new[file] is not None and new[file] != old.get(file) for file in new)
-            self._end(task_id, "done" if complete else "waiting")
-
-    def release(self) -> None:
-        """Makes running tasks wait, without counting this attempt: for a driver that stops in good order."""
+    def reclaim(self, *, killed: bool = True) -> None:
+        """Makes running tasks wait; unless a driver was `killed`, their attempt does not count."""
         with self._writing() as connection:
-            connection.execute("update tasks set state = 'waiting', attempts = attempts - 1 where state = 'running'")
+            change = "update tasks set state = 'waiting', attempts = attempts - ? where state = 'running'"
+            connection.execute(change, (not killed,))
 
     def _end(self, task_id: str, state: State, **values: Any) -> None:
         """Ends an attempt."""
@@ -202,8 +188,3 @@ class Ledger:
 
 def _unwritable(path: Path, error: Exception) -> str:
     return f"{path}: the ledger cannot be written: {error}; check permissions and free space of its folder"
-
-
-def _fingerprints(task: Task) -> dict[str, str | None]:
-    """Returns that of each file that the task writes; None for one that does not exist."""
-    return {file: fingerprint(file) for file, written in task.files() if written}

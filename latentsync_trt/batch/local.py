@@ -47,13 +47,18 @@ class LocalWorker:
         self._child: Child | None = None
         self._closed = False
         self._number, self._running = 0, ""
-        self._heard_s, self._canceled_s = 0.0, inf
-        self.hangs, self.provider = False, ""
+        self._heard_s = self._canceled_s = inf
+        self.provider = ""
 
     @property
     def pid(self) -> int | None:
         """Returns the child's process number; None before `start`."""
         return None if self._child is None else self._child.pid
+
+    @property
+    def hangs(self) -> bool:
+        """See `WorkerHandle.hangs`."""
+        return time.monotonic() - self._heard_s > _SILENT_S
 
     def start(self) -> None:
         """See `WorkerHandle.start`."""
@@ -107,37 +112,33 @@ class LocalWorker:
     def _result(self, child: Child, number: int, on_progress: Callable[[Progress], None]) -> Event:
         """The last event of a run, or of opening (`number` 0); raises its error."""
         self._heard_s = time.monotonic()
-        for event in child.events(self._watch):
-            self._heard_s, self.hangs = time.monotonic(), False
-            if "alive" in event:
-                continue
-            if "notice" in event:
-                if not number:
+        try:
+            for event in child.events(self._watch):
+                self._heard_s = time.monotonic()
+                if "notice" in event and not number:
                     self._on_notice(f"{self.name}: {event['notice']}")
-            elif event.get("run", 0) != number:  # of an earlier task, whose `on_progress` failed
-                continue
-            elif "progress" in event:
-                on_progress(event["progress"])
-            elif isinstance(event["error"], WorkerLost):
-                raise WorkerLost(f"{self.name}: {event['error']}")
-            elif event["error"] is not None:
-                raise event["error"]
-            else:
-                return event
-        ended, self.hangs = child.wait(), False
+                if "alive" in event or "notice" in event or event.get("run", 0) != number:
+                    continue  # else of an earlier task, whose `on_progress` failed
+                if "progress" in event:
+                    on_progress(event["progress"])
+                elif isinstance(event["error"], WorkerLost):
+                    raise WorkerLost(f"{self.name}: {event['error']}")
+                elif event["error"] is not None:
+                    raise event["error"]
+                else:
+                    return event
+        finally:
+            self._heard_s = inf
+        ended = child.wait()
         if self._closed:
             raise WorkerLost(f"{self.name}: was closed")
         raise WorkerLost(f"{self.name}: its process ended with {ended}: {ended.last_error_line or 'no message'}")
 
     def _watch(self) -> None:
-        """Notices that the child hangs, and ends it where nothing else helps."""
+        """Ends a child that hangs, where nothing else helps."""
         now_s = time.monotonic()
         silent_s, canceled = now_s - self._heard_s, self._canceled_s < inf
-        if silent_s > _SILENT_S and not self.hangs:
-            self.hangs = True
-            self._on_notice(f"{self.name}: has not answered for {silent_s:.0f} s; cancel its job to start it again")
         if silent_s > (_SILENT_S if canceled else _HUNG_S) or now_s - self._canceled_s > _OBEYS_S:
-            self.hangs = False
             if self._child is not None:
                 self._child.end()
             problem = "did not obey a cancel" if canceled else f"did not answer for {silent_s:.0f} s"

@@ -105,10 +105,13 @@ class WorkerHandle(Protocol):
 
     name: str
     """As in "gpu 0", "cpu", "ray 3"."""
-    hangs: bool
-    """Whether it works and has sent nothing for long."""
     provider: str
     """The execution provider on which it opened its bundle, as in "cuda"; empty before, and where it is not known."""
+
+    @property
+    def hangs(self) -> bool:
+        """Whether it works and has sent nothing for long."""
+        ...
 
     def start(self) -> None:
         """Returns when the bundle is open, also after the worker was lost.

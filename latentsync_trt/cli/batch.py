@@ -2,8 +2,9 @@
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
+from dataclasses import asdict
 from pathlib import Path, PureWindowsPath
 from typing import TYPE_CHECKING, Any, Self
 
@@ -16,7 +17,6 @@ from latentsync_trt.batch.tasks import (
     Failed,
     Finished,
     Moved,
-    Started,
     Task,
     WorkerHandle,
     WorkerSettings,
@@ -32,7 +32,7 @@ from latentsync_trt.cli.options import (
     provider_option,
     quiet_option,
 )
-from latentsync_trt.cli.show import STDERR, TimeLeft, print_json, process_age_s, progress_bar, say, show_progress
+from latentsync_trt.cli.show import STDERR, TimeLeft, print_json, progress_bar, say, show_progress
 from latentsync_trt.config import RuntimeOptions, SyncOptions
 from latentsync_trt.errors import InputError
 from latentsync_trt.option_fields import FILES, HARDWARE
@@ -196,11 +196,11 @@ def _run(tasks: "Sequence[Task]", handles: "Sequence[WorkerHandle]", ledger: "Le
 
 
 class Board:
-    """Where a batch stands, from its events, and what is shown of it. A context manager; thread-safe.
+    """What is shown of a batch while it runs and at its end, from its events. A context manager; thread-safe.
 
     Args:
         rows: to run, by task. before: clips that were done earlier. failed: rows of earlier runs,
-        with the reason. skipped: number of rows that cannot work. clock: returns seconds.
+            with the reason. skipped: number of rows that cannot work.
     """
 
     def __init__(
@@ -212,19 +212,14 @@ class Board:
         skipped: int = 0,
         as_json: bool = False,
         quiet: bool = False,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.failed, self._skipped = list(failed), skipped
-        self._rows, self._before, self._as_json, self._quiet, self._clock = rows, before, as_json, quiet, clock
-        self._total, self._done, self._frames = before + len(self.failed) + len(rows), 0, 0
-        self._startup_s: float | None = None
-        self._began_s = self._ready_s = clock()
-        self._told_s: dict[str, float] = {}
-        self._busy: set[str] = set()
-        self._lock = threading.Lock()
-        self._live = STDERR.is_terminal and not (as_json or quiet)
+        self.failed, self._rows, self._before, self._skipped = list(failed), rows, before, skipped
+        self._as_json, self._quiet, self._lock = as_json, quiet, threading.Lock()
+        self._done, self._frames, self._total = 0, 0, before + len(failed) + len(rows)
+        self._began_s, self._ready_s, self._told_s = time.monotonic(), 0.0, 0.0
         columns = TextColumn("{task.description}", markup=False), BarColumn(24), TaskProgressColumn()
-        self._bars = Bars(*columns, TimeLeft(), console=STDERR, transient=True, disable=not self._live)
+        is_live = STDERR.is_terminal and not (as_json or quiet)
+        self._bars = Bars(*columns, TimeLeft(), console=STDERR, transient=True, disable=not is_live)
         self._all = self._bars.add_task(str(self), total=len(rows))
         self._workers: dict[str, TaskID] = {}
 
@@ -238,64 +233,47 @@ class Board:
     def __call__(self, event: Event) -> None:
         """Takes an event into account, and shows it."""
         with self._lock:
+            if self._as_json:
+                self._tell(event)
             match event:
                 case WorkerState(worker, state, detail):
-                    self._worker(worker, state, detail)
-                case Started(task_id, worker, attempt):
-                    self._busy.add(worker)
-                    self._tell("started", "", task_id, worker=worker, attempt=attempt)
+                    if state == "ready":
+                        self._ready_s = self._ready_s or time.monotonic()
+                    if state == "closed" and detail:
+                        self._say(f"worker {worker} is given up: {detail}")
+                    self._move(worker, f"{worker}  {state}", Progress(state, 0, 1))
                 case Moved(task_id, worker, progress):
-                    name, now_s = _name(self._rows[task_id]), self._clock()
-                    self._move(worker, f"{worker}  {progress.stage}  {name}", progress)
-                    if now_s - self._told_s.get(task_id, 0.0) >= _MOVED_EVERY_S:
-                        self._told_s[task_id] = now_s
-                        moved = {"stage": progress.stage, "done": progress.done, "total": progress.total}
-                        moved |= {"frames_per_s": progress.frames_per_s, "seconds_left": progress.seconds_left}
-                        self._tell("progress", "", task_id, worker=worker, **moved)
+                    self._move(worker, f"{worker}  {progress.stage}  {_name(self._rows[task_id])}", progress)
                 case Finished(task_id, worker, done):
-                    self._busy.discard(worker)
-                    frames = done.report["frames"]
-                    self._done, self._frames = self._done + 1, self._frames + frames
-                    text = f"{_name(self._rows[task_id])}: {frames} frames in {done.seconds:.1f} s on {worker}; {self}"
-                    text = "" if self._live else text
-                    self._tell("finished", text, task_id, worker=worker, seconds=done.seconds, report=done.report)
-                case Failed(task_id, worker, message, usage, again):
-                    self._busy.discard(worker)
+                    self._done, self._frames = self._done + 1, self._frames + done.report["frames"]
+                    frames = f"{done.report['frames']} frames in {done.seconds:.1f} s on {worker}"
+                    self._say(f"{_name(self._rows[task_id])}: {frames}; {self}")
+                case Failed(task_id, worker, message, _, again):
                     row = self._rows[task_id]
-                    what = f"worker {worker} was lost and starts again; the clip is next" if again else "failed"
-                    if not again:
-                        self.failed.append((row, message))
-                    text = f"{row.where}: {_name(row)}: {what}: {message}"
-                    self._tell("failed", text, task_id, worker=worker, message=message, usage=usage, again=again)
+                    what = f"worker {worker} was lost, the clip runs again" if again else "failed"
+                    self.failed += [] if again else [(row, message)]
+                    self._say(f"{row.where}: {_name(row)}: {what}: {message}")
             ended = self._before + self._done + len(self.failed) - (self._total - len(self._rows))
             self._bars.update(self._all, completed=ended, description=str(self))
-
-    def _worker(self, name: str, state: str, detail: str) -> None:
-        if state == "ready" and self._startup_s is None:
-            self._startup_s, self._ready_s = process_age_s(), self._clock()
-        text = ""
-        if state == "lost" and name not in self._busy:
-            text = f"worker {name} cannot start: {detail}"
-        elif state == "closed" and detail:
-            text = f"worker {name} is given up; the others go on"
-        if state != "running":
-            self._tell("worker", text, worker=name, state=state, detail=detail)
-        self._move(name, f"{name}  {state}", Progress(state, 0, 1))
 
     def _move(self, worker: str, text: str, at: Progress) -> None:
         if worker not in self._workers:
             self._workers[worker] = self._bars.add_task(worker)
         show_progress(self._bars, self._workers[worker], text, at)
 
-    def _tell(self, kind: str, text: str, task_id: str | None = None, **fields: Any) -> None:
-        """Prints an event as JSON, or its text, if it has one."""
-        if self._as_json and task_id is not None:
-            row = self._rows[task_id]
-            tell(kind, id=task_id, row=row.where, output=shown(row.task.output), **fields)
-        elif self._as_json:
-            tell(kind, **fields)
-        elif text and not self._quiet:
-            say(text if self._live else f"[{self._clock() - self._began_s:.0f} s] {text}")
+    def _tell(self, event: Event) -> None:
+        """Prints an event as JSON; progress only from time to time."""
+        if isinstance(event, Moved):
+            if time.monotonic() - self._told_s < _MOVED_EVERY_S:
+                return
+            self._told_s = time.monotonic()
+        row = None if isinstance(event, WorkerState) else self._rows[event.task_id]
+        where = {} if row is None else {"row": row.where, "output": shown(row.task.output)}
+        tell(type(event).__name__, **where, **asdict(event))
+
+    def _say(self, text: str) -> None:
+        if not (self._as_json or self._quiet):
+            say(text)
 
     def __str__(self) -> str:
         failed = f", {len(self.failed)} failed" if self.failed else ""
@@ -303,28 +281,19 @@ class Board:
 
     def show_summary(self) -> None:
         """Prints the rows that failed to stderr, and numbers of the whole batch to stdout."""
-        now_s, frames = self._clock(), self._frames
-        wall_s, frames_per_s = now_s - self._began_s, frames / max(now_s - self._ready_s, 1e-6)
+        now_s, frames = time.monotonic(), self._frames
+        times = {"wall_s": now_s - self._began_s, "frames_per_s": frames / max(now_s - self._ready_s, 1e-6)}
         if self._as_json:
             counts = {"done": self._done, "done_before": self._before, "failed": len(self.failed), "frames": frames}
-            tell(
-                "summary",
-                **counts,
-                skipped=self._skipped,
-                wall_s=wall_s,
-                startup_s=self._startup_s,
-                frames_per_s=frames_per_s,
-            )
+            tell("summary", **counts, skipped=self._skipped, **times)
             return
         for row, message in self.failed:
             say(f"failed: {row.where}  {_name(row)}  {message}")
         if not self._quiet:
             before = f" ({self._before} earlier)" if self._before else ""
-            ran = "nothing to run"
-            if self._startup_s is not None:
-                ran = f"{frames} frames in {wall_s:.1f} s, {frames_per_s:.1f} frames/s; "
-                ran += f"start-up {self._startup_s:.1f} s"
             skipped = f", {self._skipped} skipped" if self._skipped else ""
+            pace = "{frames} frames in {wall_s:.1f} s, {frames_per_s:.1f} frames/s after start-up"
+            ran = pace.format(frames=frames, **times) if self._ready_s else "nothing to run"
             click.echo(f"{self._before + self._done} clips done{before}, {len(self.failed)} failed{skipped}: {ran}")
 
 

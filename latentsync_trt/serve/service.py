@@ -151,7 +151,7 @@ class Service:
                 return
             self._stopped.set()
         with suppress(OutputError):  # then they count as killed
-            self._ledger.release()
+            self._ledger.reclaim(killed=False)
         self._dispatcher.close()
         self._admissions.close()
         if self._webhooks is not None:
