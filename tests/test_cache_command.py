@@ -72,7 +72,7 @@ def test_ls_in_json_of_the_cache_that_the_variable_names(place: Path, monkeypatc
     assert [entry["key"]["graph"] for entry in engines] == ["denoise_step", "vae_encoder", "vae_decoder"]
 
 
-@pytest.mark.parametrize("command", [["ls"], ["clear", "--yes"]])
+@pytest.mark.parametrize("command", [["ls"], ["prune", "--max-gb", "0"]])
 def test_a_cache_that_does_not_exist_is_empty_and_a_file_is_an_error(tmp_path: Path, command: list[str]) -> None:
     code, out, err = run(tmp_path / "none", *command)
     assert (code, err) == (0, "")
@@ -85,14 +85,14 @@ def test_a_cache_that_does_not_exist_is_empty_and_a_file_is_an_error(tmp_path: P
 
 
 def test_verify_reads_every_byte(place: Path) -> None:
-    assert run(place, "verify")[0] == 0
+    assert run(place, "ls", "--verify")[0] == 0
     engine = EngineCache(place).entries()[0].folder / "engine.bin"
     engine.write_bytes(b"\1" + bytes(SIZE_BYTES - 1))
     assert run(place, "ls")[1].count("damaged") == 0  # the size is right
-    code, out, _ = run(place, "verify")
+    code, out, _ = run(place, "ls", "--verify")
     assert code == 1
     assert "engine.bin was changed" in out
-    states = [item["state"] for item in json.loads(run(place, "verify", "--json")[1])["engines"]]
+    states = [item["state"] for item in json.loads(run(place, "ls", "--verify", "--json")[1])["engines"]]
     assert states == ["damaged", "ready", "ready"]
     assert engine.exists()
 
@@ -109,17 +109,12 @@ def test_prune_removes_what_was_used_least_recently(place: Path) -> None:
     assert len(graphs_in(place)) == 3
     assert run(place, "prune", "--max-gb", str(two_gb))[0] == 0
     assert graphs_in(place) == ["denoise_step", "vae_encoder"]
-    content = json.loads(run(place, "prune", "--max-gb", "0", "--json")[1])
-    assert EngineCache(place).entries() == ()
-    assert [choice["entry"]["key"]["graph"] for choice in content["removed"]] == ["vae_encoder", "denoise_step"]
-    assert content["removed"][0]["reason"] == "more than 0 GB in all"
-    assert 2 * SIZE_BYTES < content["freed_bytes"] < 2 * SIZE_BYTES + 10_000
     assert (place / SHARED_FOLDER).exists()  # small, and saves minutes
 
 
-def test_clear_removes_everything_that_is_the_caches(place: Path) -> None:
+def test_pruning_to_nothing_removes_everything_that_is_the_caches(place: Path) -> None:
     (place / "README.md").write_text("mine")
-    code, out, _ = run(place, "clear", "--yes")
+    code, out, _ = run(place, "prune", "--max-gb", "0")
     assert code == 0
     assert "removed 3 engines (3.0 MB)" in out
     assert EngineCache(place).entries() == ()
@@ -127,19 +122,12 @@ def test_clear_removes_everything_that_is_the_caches(place: Path) -> None:
     assert not (place / SHARED_FOLDER).exists()
 
 
-def test_clear_asks(place: Path) -> None:
-    for answer, code, left in (("", 1, 3), ("n\n", 1, 3), ("y\n", 0, 0)):
-        result = CliRunner().invoke(main, ["cache", "clear", "--engine-cache", str(place)], input=answer)
-        assert "Remove 3 engines (3.0 MB)" in result.stderr
-        assert (result.exit_code, len(graphs_in(place))) == (code, left)
-
-
 def test_what_cannot_be_removed_is_a_failure(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(path: Path, target: Path) -> None:
         raise PermissionError(errno.EACCES, "used by another process")
 
     monkeypatch.setattr(Path, "rename", refuse)
-    code, out, err = run(place, "clear", "--yes")
+    code, out, err = run(place, "prune", "--max-gb", "0")
     assert code == 1
     assert "removed 0 engines (0 bytes)" in out
     assert err.count("stays: in use, or write-protected (used by another process)") == 3

@@ -5,6 +5,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from latentsync_trt.runtime.networks.networks import Networks
 from latentsync_trt.runtime.providers import select
 from latentsync_trt.runtime.providers.gpu import Gpu
 from latentsync_trt.runtime.providers.select import Selection, device_numbers, select_devices
+from latentsync_trt.runtime.sessions.engines import Engines
 from latentsync_trt.sync.api import LipSync
 from latentsync_trt.sync.inpaint import Inpainter
 from latentsync_trt.types import UInt8Array
@@ -249,17 +251,18 @@ def test_build_makes_the_engines_of_each_kind_of_gpu_once(
 ) -> None:
     kinds: list[int] = []
 
-    def build(engines: Any, graph: str, *, force: bool) -> dict[str, Any]:
+    def opened(engines: Engines, graph: str) -> SimpleNamespace:
         kinds.append(engines.selection.device_id)
         assert engines.options.device == engines.selection.device_id
-        return {"graph": graph, "built": False, "build_s": 0.0, "open_s": 0.0, "bytes": 0, "node_share": 1.0}
+        costs = {"built": False, "build_s": 0.0, "open_s": 0.0, "size_bytes": 0, "node_share": 1.0}
+        return SimpleNamespace(session=SimpleNamespace(close=lambda: None), **costs)
 
     machine.update({("tensorrt", number): None for number in range(3)})  # type: ignore[misc]
-    monkeypatch.setattr("latentsync_trt.cli.engines._build", build)
+    monkeypatch.setattr(Engines, "open", opened)
     options = ["--bundle", str(small_bundle()), "--provider", "tensorrt", "--engine-cache", str(tmp_path)]
-    result = CliRunner().invoke(main, ["build", *options, "--device", "all", "--graph", "vae_encoder"])
+    result = CliRunner().invoke(main, ["build", *options, "--device", "all"])
     assert result.exit_code == 0, result.output
-    assert kinds == [0, 2]
+    assert kinds == sorted([0, 2] * len(bundle().manifest.graphs))
 
 
 def bundle() -> Bundle:

@@ -178,16 +178,14 @@ class Engines:
         ]
         return sum(sizes) if len(sizes) == len(entries) else None
 
-    def build(self, graph: str, *, force: bool = False) -> Entry:
-        """Builds the engine of a graph unless the cache has it; `force` builds anyway.
+    def build(self, graph: str) -> Entry:
+        """Builds the engine of a graph unless the cache has it.
 
         Raises:
             EngineBuildError, OutOfMemory: the provider cannot compile the graph. OutputError: the
             cache cannot be written.
         """
-        key = self.key(graph)
-        old = self.cache.find(key) if force else None
-        return self.cache.obtain(key, partial(self._build, graph), other_than=old.built_at if old else None)
+        return self.cache.obtain(self.key(graph), partial(self._build, graph))
 
     def open(self, graph: str) -> OpenedEngine:
         """A session of a graph; builds its engine first if the provider needs one that the cache lacks.
