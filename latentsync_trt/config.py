@@ -54,7 +54,7 @@ Solver = Literal["ddim", "dpmpp"]
 ENCODERS = ("x264", "x265", "svtav1", "nvenc", "prores", "auto")
 PresetName = Literal["quality", "balanced", "fast", "draft"]
 
-PROVIDER_CHOICES = ("auto", "tensorrt", "rtx", "cuda", "cpu")
+PROVIDER_CHOICES = ("auto", "tensorrt", "cuda", "cpu")
 """Values of `--provider`; after auto, the fastest first."""
 
 _sampling_option = partial(option, group=QUALITY, advanced=True)
@@ -337,7 +337,7 @@ class RuntimeOptions:
     provider_option: tuple[str, ...] = _engine_option(
         (),
         "Option that ONNX Runtime passes to its execution provider, under the provider's own name, as in "
-        "gpu_mem_limit=8000000000, trt_builder_optimization_level=5 or trt_max_workspace_size=2000000000. "
+        "gpu_mem_limit=8000000000 or trt_builder_optimization_level=5. "
         "Repeat it for each.",
         parse=parse_provider_options,
         expected="KEY=VALUE",

@@ -1,4 +1,4 @@
-"""The child process that builds engines in the background, for a provider "rtx" that runs on the CPU.
+"""The child process that builds engines in the background, for a provider "tensorrt" that runs on the CPU.
 
 $HANG_IN_BUILD: an engine's build never ends, in a call that no signal interrupts. $WAIT_FOR: it waits for this file.
 """

@@ -1,4 +1,4 @@
-"""A provider that compiles graphs, in place of RTX: its engine is a copy of the graph, which the CPU runs."""
+"""A provider that compiles graphs, in place of TensorRT: its engine is a copy of the graph, which the CPU runs."""
 
 import shutil
 import time
@@ -12,14 +12,14 @@ from latentsync_trt.runtime.providers.select import Selection
 from latentsync_trt.runtime.sessions.engines import Engines
 from latentsync_trt.runtime.sessions.session import CPU, Session, SessionSettings
 
-COMPILING = Selection("rtx", gpu=Gpu(0, "RTX", "8.9", 2**34, "0000:01:00.0"))
+COMPILING = Selection("tensorrt", gpu=Gpu(0, "RTX", "8.9", 2**34, "0000:01:00.0"))
 
 
 @dataclass
 class CopyBuilder:
-    """A `Builder`; `built` are the graphs it built, in order."""
+    """A `TensorRTBuilder`; `built` are the graphs it built, in order."""
 
-    library, version = "compiler", "1"
+    version = "1"
     built: list[str] = field(default_factory=list)
 
     def options(self) -> dict[str, str]:
@@ -41,4 +41,6 @@ def compiling_provider(patch: pytest.MonkeyPatch) -> CopyBuilder:
     builder = CopyBuilder()
     patch.setattr(Engines, "_builder", lambda self, graph: builder)
     patch.setattr(Engines, "_node_share", lambda self, session: 1.0)
+    patch.setattr(Engines, "_uses_cuda_graph", lambda self: False)
+    patch.setattr(Selection, "device", "cpu")
     return builder

@@ -61,7 +61,6 @@ def setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Setting:
     """A provider that compiles, and after it the CPU provider."""
     compiling_provider(monkeypatch)
     monkeypatch.setattr(networks, "next_provider", lambda selection: Selection("cpu"))
-    monkeypatch.setattr(Selection, "device", "cpu")
     monkeypatch.setattr(background, "build", work)
     return Setting(tmp_path / "cold für Ženy")
 
@@ -87,12 +86,14 @@ def test_a_run_starts_at_once_and_changes_between_two_windows(
         assert lip_sync.wait_for_build() == ""
     assert (report.frames, report.windows) == (FRAMES, WINDOWS)
     assert np.array_equal(np.stack(decoded(tmp_path / "out.mkv")), usual)
-    assert setting.notice("being built") == f"{len(GRAPHS)} engines for rtx are being built; running on cpu meanwhile"
+    assert (
+        setting.notice("being built") == f"{len(GRAPHS)} engines for tensorrt are being built; running on cpu meanwhile"
+    )
     assert setting.notice("are ready after").endswith(" s; changing to them")
     assert [notice for notice in report.notices if notice in setting.notices] == setting.notices
     assert not any(engine.built for engine in report.engines)  # not by this process
     runs = {engine.provider: engine.runs for engine in report.engines if engine.graph == "denoise_step"}
-    assert runs == {"cpu": 1, "rtx": 1 + WINDOWS - 1}  # before and after the change, with a first run
+    assert runs == {"cpu": 1, "tensorrt": 1 + WINDOWS - 1}  # before and after the change, with a first run
     assert {entry.state for entry in EngineCache(setting.cold).entries(hashes=True)} == {"ready"}
 
 
@@ -133,7 +134,7 @@ def test_engines_that_do_not_open_leave_the_run_going(setting: Setting, monkeypa
     open_engine, error = Engines.open, OutOfMemory("too little memory")
 
     def refuse(self: Engines, graph: str, **options: Path | None) -> OpenedEngine:
-        if self.selection.name == "rtx" and graph == STEPS[1]:
+        if self.selection.name == "tensorrt" and graph == STEPS[1]:
             raise error
         return open_engine(self, graph, **options)
 
@@ -170,7 +171,7 @@ def test_with_nothing_to_run_on_the_run_waits_and_says_so(setting: Setting, monk
     made.prepare(STEPS)
     assert not made.building
     assert "so the run waits for them" in setting.notices[0]
-    assert {(time.provider, time.built) for time in made.times()} == {("rtx", True)}
+    assert {(time.provider, time.built) for time in made.times()} == {("tensorrt", True)}
     made.close()
 
 
@@ -179,7 +180,7 @@ def test_with_nothing_to_run_on_the_run_waits_and_says_so(setting: Setting, monk
 
 def sync_command(setting: Setting, clip: tuple[Path, Path], output: Path, code: int = 0) -> tuple[str, str]:
     """The command with a build in the background, which ends with `code`; what it prints to stdout and stderr."""
-    options = ["--provider", "rtx", "--steps", "1", "--build", "background", "--engine-cache", str(setting.cold)]
+    options = ["--provider", "tensorrt", "--steps", "1", "--build", "background", "--engine-cache", str(setting.cold)]
     files = ["--bundle", str(small_bundle()), "--video", str(clip[0]), "--audio", str(clip[1]), "-o", str(output)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("latentsync_trt.runtime.providers.select.select_provider", lambda name, device: COMPILING)

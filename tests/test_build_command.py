@@ -21,13 +21,13 @@ GRAPHS, NAME = tuple(MANIFEST.graphs), MANIFEST.name
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty cache; provider "rtx" runs on the CPU, and its engines are copies of the graphs."""
+    """An empty cache; provider "tensorrt" runs on the CPU, and its engines are copies of the graphs."""
     compiling_provider(monkeypatch)
-    monkeypatch.setattr(select, "select_provider", lambda name, device: COMPILING if name == "rtx" else Selection(name))
+    monkeypatch.setattr(select, "select_provider", lambda name, _: COMPILING if name == "tensorrt" else Selection(name))
     return tmp_path / "engine cache für Ženy 引擎"
 
 
-def build(cache: Path, provider: str = "rtx") -> Result:
+def build(cache: Path, provider: str = "tensorrt") -> Result:
     options = ["--bundle", str(small_bundle()), "--provider", provider, "--engine-cache", str(cache)]
     return CliRunner().invoke(main, ["build", *options])
 

@@ -1,5 +1,5 @@
-"""What TensorRT and the RTX plug-in are given, and how their results are used: with a compiler and sessions that
-imitate theirs, which need a GPU. tests/test_tensorrt_stand_in.py has ONNX Runtime's real TensorRT provider."""
+"""What TensorRT is given, and how its results are used: with a compiler and sessions that imitate its own, which need
+a GPU. tests/test_tensorrt_stand_in.py has ONNX Runtime's real TensorRT provider."""
 
 import types
 from collections.abc import Mapping
@@ -54,10 +54,9 @@ class Provider:
     def session(self, path: Path, settings: SessionSettings) -> Any:
         """Acts like a session, which reads its model now, and an engine beside it."""
         assert path.is_file()
-        if not settings.plugin_devices:
-            assert (path.parent / "model.engine").is_file()
+        assert (path.parent / "model.engine").is_file()
         self.asked.append((path, settings))
-        name = "NvTensorRTRTXExecutionProvider" if settings.plugin_devices else settings.providers[0][0]
+        name = settings.providers[0][0]
         return types.SimpleNamespace(
             name=path.stem,
             path=path,
@@ -65,11 +64,6 @@ class Provider:
             nodes_by_provider=lambda: {name: 3},
             close=lambda: None,
         )
-
-    def compile_graph(self, path: Path, settings: SessionSettings, target: Path) -> None:
-        """Acts like the compile interface."""
-        self.asked.append((path, settings))
-        target.write_bytes(b"context")
 
     def options(self) -> dict[str, str]:
         """What the first provider of the last session was given."""
@@ -82,10 +76,7 @@ def provider(monkeypatch: pytest.MonkeyPatch) -> Provider:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(builders, "run_compiler", made.compile)
     monkeypatch.setattr(builders, "Session", made.session)
-    monkeypatch.setattr(builders, "compile_graph", made.compile_graph)
     monkeypatch.setattr(engines_module, "tensorrt_version", lambda: LOADED)
-    monkeypatch.setattr(engines_module, "rtx_version", lambda: "0.5")
-    monkeypatch.setattr(builders, "rtx_devices", lambda device: [f"device {device}"])
     return made
 
 
@@ -130,7 +121,7 @@ def test_the_profile_and_the_context_model_have_the_sizes_of_the_engine(
     # Nothing of what the bundle allows but a run does not use: an engine holds memory for its largest shape.
     assert order.profile["latents"] == (usual, usual, (3, 4, FRAMES, 2, 2) if dynamic else usual)
     assert set(order.profile) == {"latents", "conditioning", "audio", "history"}
-    assert (order.workspace_bytes, order.optimization_level) == (None, 3)
+    assert order.optimization_level == 3
     entry, sizes = toy.manifest.graphs["denoise_step"], {"frames": FRAMES} | ({} if dynamic else {"windows": 1})
     assert order.inputs == described(entry.inputs, **sizes)
     assert order.outputs == described(entry.outputs, **sizes)
@@ -152,30 +143,6 @@ def test_a_graph_that_is_not_optimized_keeps_its_eight_bit_weights(tmp_path: Pat
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), path)
     session = Session(path, SessionSettings(optimize=optimize))
     assert session.nodes_by_provider() == {CPU: nodes}
-
-
-@pytest.mark.parametrize("dynamic", [True, False])
-def test_the_plug_in_compiles_ahead_and_keeps_its_kernels(tmp_path: Path, provider: Provider, dynamic: bool) -> None:
-    toy = write_toy(tmp_path / "toy")
-    made = engines(tmp_path, "rtx", bundle=toy, device=1, dynamic=dynamic, windows_per_batch=3 if dynamic else 1)
-    assert made.open("denoise_step").built
-    (graph, compiled), (context, warm) = provider.asked
-    assert graph == toy.folder / "denoise_step.onnx"
-    assert context == entry_of(made, "denoise_step") / "context.onnx"
-    for settings in (compiled, warm):
-        assert settings.plugin_devices == ("device 1",)
-        assert not settings.optimize
-        assert settings.plugin_options["enable_cuda_graph"] == "0"
-        profile = settings.plugin_options.get("nv_profile_max_shapes")
-        assert profile.startswith("latents:3x4x4x2x2,") if dynamic else profile is None
-    assert "nv_runtime_cache_path" not in compiled.plugin_options
-    kernels = Path(warm.plugin_options["nv_runtime_cache_path"])
-    assert kernels.is_dir()
-    assert kernels.parent == tmp_path / "cache" / ".shared"
-    assert made.key("denoise_step").versions["onnxruntime-ep-nv-tensorrt-rtx"] == "0.5"
-    assert compiled.dimensions == {"frames": FRAMES} | ({} if dynamic else {"windows": 1})
-    assert warm.dimensions == {}
-    assert provider.orders == []  # TensorRT's own compiler has no part in it
 
 
 def test_eight_bits_are_built_at_a_higher_level_unless_one_is_named(tmp_path: Path, provider: Provider) -> None:
@@ -206,7 +173,6 @@ def test_the_key_holds_what_changes_an_engine_and_nothing_else(
 
     changes: list[dict[str, Any]] = [
         {"windows_per_batch": 3},
-        {"provider_option": ("trt_max_workspace_size=1",)},
         {"provider_option": ("trt_builder_optimization_level=2",)},
     ]
     assert len(digests(toy, changes) | {plain.digest}) == len(changes) + 1

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from latentsync_trt.cli import main
-from latentsync_trt.runtime.cache import SHARED_FOLDER, EngineCache
+from latentsync_trt.runtime.cache import EngineCache
 from latentsync_trt.runtime.entries import RECORD_NAME
 from tests.cache_worker import KEY
 
@@ -42,13 +42,10 @@ def graphs_in(folder: Path) -> list[str]:
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    """A cache of three engines, used two, forty and zero days ago, and of kernel timings."""
+    """A cache of three engines, used two, forty and zero days ago."""
     folder = tmp_path / "cache"
     for graph, days in (("vae_encoder", 2.0), ("vae_decoder", 40.0), ("denoise_step", 0.0)):
         add(folder, graph, days)
-    timings = folder / SHARED_FOLDER / "0123456789abcdef"
-    timings.mkdir(parents=True)
-    fill(timings / "timing.cache")
     return folder
 
 
@@ -58,7 +55,7 @@ def test_ls_shows_what_each_engine_is_for(place: Path) -> None:
     row = next(line for line in out.splitlines() if "denoise_step" in line)
     for cell in ("demo", "tensorrt fp16", "NVIDIA GeForce RTX 4090 (8.9)", "windows 1-4, height 64", "1.0 MB", "ready"):
         assert cell in row
-    assert f"3 engines in {place}, 4.0 MB with kernel timings" in out
+    assert f"3 engines in {place}, 3.0 MB" in out
     assert out.index("denoise_step") < out.index("vae_encoder") < out.index("vae_decoder")
 
 
@@ -67,7 +64,7 @@ def test_ls_in_json_of_the_cache_that_the_variable_names(place: Path, monkeypatc
     content = json.loads(CliRunner().invoke(main, ["cache", "ls", "--json"]).stdout)
     assert content["folder"] == str(place)
     engines = content["engines"]
-    assert 3 * SIZE_BYTES < sum(entry["size_bytes"] for entry in engines) <= content["total_bytes"] - SIZE_BYTES
+    assert 3 * SIZE_BYTES < sum(entry["size_bytes"] for entry in engines) <= content["total_bytes"]
     assert (engines[0]["state"], engines[0]["key"]["versions"]) == ("ready", KEY.versions)
     assert [entry["key"]["graph"] for entry in engines] == ["denoise_step", "vae_encoder", "vae_decoder"]
 
@@ -109,7 +106,6 @@ def test_prune_removes_what_was_used_least_recently(place: Path) -> None:
     assert len(graphs_in(place)) == 3
     assert run(place, "prune", "--max-gb", str(two_gb))[0] == 0
     assert graphs_in(place) == ["denoise_step", "vae_encoder"]
-    assert (place / SHARED_FOLDER).exists()  # small, and saves minutes
 
 
 def test_pruning_to_nothing_removes_everything_that_is_the_caches(place: Path) -> None:
@@ -119,7 +115,6 @@ def test_pruning_to_nothing_removes_everything_that_is_the_caches(place: Path) -
     assert "removed 3 engines (3.0 MB)" in out
     assert EngineCache(place).entries() == ()
     assert (place / "README.md").exists()
-    assert not (place / SHARED_FOLDER).exists()
 
 
 def test_what_cannot_be_removed_is_a_failure(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:

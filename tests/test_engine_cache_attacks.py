@@ -153,16 +153,6 @@ def test_what_this_user_builds_or_fetches_is_closed_to_others(tmp_path: Path) ->
         assert EngineCache(tmp_path / name).obtain(KEY, never).folder == tmp_path / name / KEY.digest
 
 
-@posix
-def test_kernels_that_others_may_have_written_are_not_used(tmp_path: Path) -> None:
-    kernels = tmp_path / ".shared" / "machine" / "kernels.timing"
-    kernels.parent.mkdir(parents=True)
-    kernels.touch()
-    assert EngineCache(tmp_path).shared == tmp_path / ".shared"
-    kernels.chmod(0o666)
-    assert tmp_path not in EngineCache(tmp_path).shared.parents
-
-
 # The folder.
 
 

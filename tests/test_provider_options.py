@@ -1,7 +1,6 @@
 """Every option that is set is one that the installed provider accepts: its name, and each of its values.
 
 The providers read options once their libraries load, for which the stand-in serves.
-tests/test_rtx_stand_in.py has those of the plug-in.
 """
 
 import inspect

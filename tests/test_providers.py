@@ -15,7 +15,6 @@ from latentsync_trt import remembered
 from latentsync_trt.errors import InputError, ProviderUnavailable
 from latentsync_trt.runtime.providers import diagnose as diagnosis
 from latentsync_trt.runtime.providers import gpu, libraries, select, table
-from latentsync_trt.runtime.providers.diagnose import rtx_devices
 from latentsync_trt.runtime.providers.gpu import Gpu
 from latentsync_trt.runtime.providers.select import (
     Selection,
@@ -118,18 +117,12 @@ def machine(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> 
         (libraries, "package_folder", lambda name: None if name == made.absent else Path("installed")),
         (libraries, "load_problem", lambda name: NOT_FOUND.format(name) if name in made.missing else None),
         (diagnosis.ort, "get_available_providers", lambda: list(made.built)),
-        (diagnosis.ort, "get_ep_devices", lambda: [plugin_device(0), plugin_device(1)]),
-        (diagnosis, "_register_plugin", lambda: None),
         (diagnosis, "_trial_session", lambda name, device: made.session()),
     ):
         monkeypatch.setattr(module, name, value)
     yield made
     for cached in (gpu.gpus, gpu._driver):
         cached.cache_clear()
-
-
-def plugin_device(index: int, name: str = "NvTensorRTRTXExecutionProvider") -> Any:
-    return types.SimpleNamespace(ep_name=name, memory_info=lambda kind: types.SimpleNamespace(device_id=index))
 
 
 def test_gpus_are_read_from_the_driver(machine: Machine) -> None:
@@ -155,19 +148,18 @@ def test_auto_gives_the_reason_for_each_provider_passed_over(machine: Machine) -
     selection = select_provider("auto", device=1)
     assert selection.name == "cuda"
     assert selection.device_id == 1
-    assert [name for name, _ in selection.skipped_providers] == ["tensorrt", "rtx"]
-    reason = dict(selection.skipped_providers)
-    assert reason["tensorrt"].startswith("libraries do not load (libnvinfer.so.10: cannot open shared object file")
-    assert "TensorRT-RTX does not support GPU 1 (NVIDIA A100-SXM4-80GB, compute capability 8.0)" in reason["rtx"]
+    ((name, reason),) = selection.skipped_providers
+    assert name == "tensorrt"
+    assert reason.startswith("libraries do not load (libnvinfer.so.10: cannot open shared object file")
 
 
 def test_no_driver_is_the_first_reason(machine: Machine) -> None:
     machine.driver = None
-    for name in ("tensorrt", "rtx", "cuda"):
+    for name in ("tensorrt", "cuda"):
         with pytest.raises(ProviderUnavailable, match=rf"{name}: no NVIDIA driver .*; install NVIDIA driver 580"):
             select_provider(name)
     assert select_provider().name == "cpu"
-    assert len(select_provider().skipped_providers) == 3
+    assert len(select_provider().skipped_providers) == 2
 
 
 def test_a_missing_driver_is_noted_only_where_there_is_a_gpu(
@@ -227,7 +219,6 @@ OBSTACLES: list[tuple[str, dict[str, Any], str]] = [
     ("cuda", {"used": ("CPUExecutionProvider",)}, "a trial session runs on CPUExecutionProvider instead"),
     # As "no kernel image is available", on a GPU that the wheel has no code for.
     ("cuda", {"run": lambda *_: 1 / 0}, "a trial session fails (division by zero)"),
-    ("rtx", {"absent": libraries.RTX_PACKAGE}, 'plug-in is not installed; pip install "latentsync-trt[rtx]"'),
 ]
 
 
@@ -250,18 +241,17 @@ def trials(machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         opened.append((provider.name, device))
         return machine.session()
 
-    for part in ("shared", "cuda", "tensorrt", "rtx"):
+    for part in ("shared", "cuda", "tensorrt"):
         (tmp_path / part).write_bytes(b"library")
     monkeypatch.setattr(remembered, "_SETTLED_S", -1.0)
     monkeypatch.setattr(libraries, "provider_library", lambda part: tmp_path / part)
-    monkeypatch.setattr(libraries, "rtx_library", lambda: tmp_path / "rtx")
     monkeypatch.setattr(libraries, "cuda_version", lambda: "13.0")
     monkeypatch.setattr(libraries, "cudnn_version", lambda: "9.19.0")
     monkeypatch.setattr(diagnosis, "_trial_session", open_session)
     return opened
 
 
-@pytest.mark.parametrize("name", ["rtx", "cuda"])
+@pytest.mark.parametrize("name", ["tensorrt", "cuda"])
 def test_a_trial_that_succeeded_is_not_made_again(trials: list[tuple[str, int]], name: str) -> None:
     assert [select_provider(name).name for _ in range(3)] == [name] * 3
     assert trials == [(name, 0)]
@@ -306,15 +296,6 @@ def test_a_child_process_that_sees_one_gpu_gets_its_name(
     assert gpu.visible_only(one) == {"CUDA_VISIBLE_DEVICES": name}
 
 
-def test_the_plug_in_offers_the_gpu_that_cuda_counts(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    devices = [plugin_device(0, "CPUExecutionProvider"), plugin_device(1), plugin_device(0)]
-    monkeypatch.setattr(diagnosis.ort, "get_ep_devices", lambda: devices)
-    assert rtx_devices(0) == [devices[2]]
-    assert rtx_devices(1) == [devices[1]]
-    monkeypatch.setattr(diagnosis.ort, "get_ep_devices", lambda: devices[:2])
-    assert "does not offer GPU 0 (NVIDIA GeForce RTX 4090" in str(why_unavailable("rtx"))
-
-
 @pytest.mark.parametrize(
     ("name", "missing", "after"),
     [("tensorrt", (), "cuda"), ("cuda", (), "cpu"), ("tensorrt", ("libcudnn.so.9",), "cpu")],
@@ -323,11 +304,9 @@ def test_the_next_provider_is_one_that_starts_at_once(
     machine: Machine, name: Any, missing: tuple[str, ...], after: str
 ) -> None:
     machine.missing = missing
-    machine.driver = FakeDriver([AMPERE_A100, ADA])  # the second is one that the plug-in would take
     following = next_provider(Selection(name, (), gpu.gpus()[1]))
     assert following.name == after
     assert following.device_id == (1 if after == "cuda" else 0)
-    assert next_provider(Selection("tensorrt", (), gpu.gpus()[1]), at_once=False).name == "rtx"
 
 
 def test_major_versions_are_those_of_the_installed_onnxruntime() -> None:

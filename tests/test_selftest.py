@@ -179,7 +179,7 @@ def judged(
             np.savez(folder / f"{graph}.npz", np.float16(2), np.array([1.0, -4.0]) * (output if tested else 1))
             part.graphs[graph] = GraphRow(graph, **row)
         part.environment, part.painted_on, part.doing = {"gpu": "NVIDIA Test"}, [part.provider], ""
-        part.notices = ["skipped rtx: no plug-in"] if part.requested == "auto" else []
+        part.notices = ["skipped tensorrt: not installed"] if part.requested == "auto" else []
         if folder.name == start:
             change(part)
         return part

@@ -186,7 +186,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[str, int], str]:
     obstacles: dict[tuple[str, int], str] = {}
 
     def why_unavailable(name: str, device: int = 0) -> str | None:
-        return obstacles.get((name, device), "not installed" if name in ("tensorrt", "rtx") else None)
+        return obstacles.get((name, device), "not installed" if name == "tensorrt" else None)
 
     monkeypatch.setattr(select.driver, "gpus", lambda: GPUS)
     monkeypatch.setattr(select, "why_unavailable", why_unavailable)

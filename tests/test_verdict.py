@@ -54,9 +54,8 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
 
     monkeypatch.setattr(trial, "outputs_of", timed)
     monkeypatch.setattr(Engines, "_providers", lambda *_: CPU)
-    monkeypatch.setattr(select, "why_unavailable", lambda name, device=0: None if name != "rtx" else "no plug-in")
+    monkeypatch.setattr(select, "why_unavailable", lambda name, device=0: None)
     monkeypatch.setattr(driver, "gpus", lambda: (GPU,))
-    monkeypatch.setattr(Selection, "device", "cpu")
     for module in (opened, trial):
         monkeypatch.setattr(module, "give_back_gpu_memory", lambda selection: None)
     return made

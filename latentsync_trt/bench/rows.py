@@ -187,7 +187,6 @@ def environment(command: Iterable[str], selections: Sequence[Selection]) -> dict
 def library_versions() -> dict[str, str]:
     known = {
         "tensorrt": libraries.tensorrt_version(),
-        "tensorrt_rtx_plugin": libraries.rtx_version(),
         "cuda": libraries.cuda_version(),
         "cudnn": libraries.cudnn_version(),
         "driver": driver_version(),

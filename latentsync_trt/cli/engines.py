@@ -1,6 +1,5 @@
 """`latentsync-trt build` and `cache`: builds engines ahead of time; lists, checks and removes them."""
 
-import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, fields, replace
 from itertools import product
@@ -36,7 +35,7 @@ cache_option = options.path_option(
 @options.options_from(RuntimeOptions, leave_out=NOT_FOR_BUILDS)
 @options.quiet_option
 def build(bundle: str | None, quiet: bool, **fields: Any) -> None:
-    """Only providers tensorrt and rtx need engines."""
+    """Only provider tensorrt needs engines."""
     from rich.progress import track
 
     from latentsync_trt.bundle.find import describe_choice, find_bundle
@@ -92,7 +91,7 @@ def list_engines(folder: Path, verify: bool, as_json: bool) -> None:
         for entry in entries:
             if entry.problem:
                 click.echo(f"{entry.folder.name}: {entry.problem}")
-        click.echo(f"{_count(entries)} in {folder}, {decimal(size_bytes)} with kernel timings")
+        click.echo(f"{_count(entries)} in {folder}, {decimal(size_bytes)}")
     if verify and any(entry.state == "damaged" for entry in entries):
         raise SystemExit(1)
 
@@ -117,8 +116,6 @@ def prune_engines(folder: Path, max_gb: float | None, damaged: bool, dry_run: bo
         click.echo(f"{choice.entry.label} ({decimal(choice.entry.size_bytes)}): {choice.reason}")
     freed = decimal(total_bytes(choice.entry for choice in removed))
     click.echo(f"{'would remove' if dry_run else 'removed'} {_count(removed)} ({freed}) from {folder}")
-    if max_gb == 0 and not dry_run and known.shared.is_relative_to(folder):  # not where others can write it
-        shutil.rmtree(known.shared, ignore_errors=True)
     for choice in chosen:
         if choice.refusal:
             click.echo(f"error: {choice.entry.label} stays: {choice.refusal}", err=True)

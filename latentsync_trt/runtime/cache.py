@@ -2,7 +2,6 @@
 
     <cache>/<digest>/               an entry: the engine's files and `engine.json`, with the SHA-256 of each
     <cache>/.latentsync-<id>/       an entry being built or deleted, or the leftover of a killed process
-    <cache>/.shared/<machine>/      kernel timings, kept for all engines of one GPU
     <cache>/.locks/<digest>.lock    held while an engine of that digest is built or deleted
 
 An entry appears by one rename when it is complete and is never changed, so readers need no lock.
@@ -23,7 +22,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
-from functools import cache, cached_property
+from functools import cache
 from pathlib import Path
 from typing import TypeVar
 
@@ -44,14 +43,13 @@ from latentsync_trt.runtime.entries import (
     EngineKey,
     Entry,
     Record,
-    distrust,
     is_foreign,
     protect,
     read_entry,
     read_record,
 )
 
-LOCAL_FOLDER, SHARED_FOLDER, _LOCKS = "engine_cache", ".shared", ".locks"
+LOCAL_FOLDER, _LOCKS = "engine_cache", ".locks"
 
 # A provider may not notice a full disk. With less free space than this, its engine may be incomplete.
 _LEAST_FREE_BYTES = 16 * 1024**2
@@ -266,12 +264,6 @@ class EngineCache:
 
     def has_built(self, entry: Entry) -> bool:
         return entry.digest in self._built
-
-    @cached_property
-    def shared(self) -> Path:
-        """The folder of kernel timings and kernels; of the user's cache where others may have written the one here."""
-        folder = self.folder / SHARED_FOLDER
-        return folder if not folder.is_dir() or not distrust(folder) else _own_cache() / SHARED_FOLDER
 
     def entries(self, *, hashes: bool = False) -> tuple[Entry, ...]:
         """All engines, last used first, checked by records and file sizes, and with `hashes` by content.

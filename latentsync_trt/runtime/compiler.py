@@ -1,4 +1,4 @@
-"""Compiles a graph with TensorRT or TensorRT-RTX in a child process, and reads what these libraries say.
+"""Compiles a graph with TensorRT in a child process, and reads what it says; `scripts/` do so with TensorRT-RTX, too.
 
 The compiler runs for minutes without handling signals, writes to the console past its logger, does
 not free all memory, and may crash.
@@ -11,14 +11,13 @@ precision of float16, INT8 and FP8 graphs, and its errors do not contain TensorR
 import importlib
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import chdir, suppress
+from contextlib import chdir
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from latentsync_trt.child import Emit, Event, run_child
 from latentsync_trt.errors import EngineBuildError, OutOfMemory
-from latentsync_trt.files import whole_file
 
 ENGINE, CONTEXT_MODEL = "model.engine", "context.onnx"
 """The engine, and in the same folder, as ONNX Runtime requires, the model through which it is loaded."""
@@ -61,8 +60,7 @@ class CompileOrder:
         path: the `.onnx` file, absolute, with external weights in the same folder.
         profile: minimum, optimum and maximum shape of each input with a variable dimension.
         target: GPU generation to compile for, e.g. "SM89"; None = the GPU of this machine.
-        optimization_level: 0 to 5. workspace_bytes: limit of scratch memory. None = the compiler's default.
-        timings: file of kernel timings to read and update, which shorten builds.
+        optimization_level: 0 to 5; None = the compiler's default.
         folder: absolute, for `ENGINE` and `CONTEXT_MODEL`; None = nothing is written.
         compute_capability, inputs, outputs: for the context model.
     """
@@ -72,8 +70,6 @@ class CompileOrder:
     profile: Mapping[str, tuple[tuple[int, ...], ...]]
     target: str | None = None
     optimization_level: int | None = None
-    workspace_bytes: int | None = None
-    timings: str | None = None
     version: str = ""
     folder: str | None = None
     compute_capability: str = ""
@@ -155,7 +151,7 @@ def compile_order(trt: Any, order: CompileOrder) -> Answer:
     # From within the folder: on Windows, C++ takes names of files for text in the system's code page.
     with chdir(path.parent):
         parsed = parser.parse_from_file(path.name)
-    engine = _built(trt, builder, network, order, log) if parsed else None
+    engine = _built(trt, builder, network, order) if parsed else None
     opened = None
     if engine is not None and order.folder:
         Path(order.folder, ENGINE).write_bytes(engine)
@@ -192,8 +188,8 @@ def _make_log(trt: Any) -> Any:
     return Log()
 
 
-def _built(trt: Any, builder: Any, network: Any, order: CompileOrder, log: Any) -> Any:
-    """The serialized engine or None, after updating the kernel timings."""
+def _built(trt: Any, builder: Any, network: Any, order: CompileOrder) -> Any:
+    """The serialized engine or None."""
     for layer in map(network.get_layer, range(network.num_layers)):
         if layer.type == trt.LayerType.ATTENTION_OUTPUT:
             # Attention in parts where TensorRT has no fused kernel, as in float32; otherwise, building would fail.
@@ -205,36 +201,12 @@ def _built(trt: Any, builder: Any, network: Any, order: CompileOrder, log: Any) 
         config.set_compute_capability(getattr(trt.ComputeCapability, order.target), 0)
     if order.optimization_level is not None:
         config.builder_optimization_level = order.optimization_level
-    if order.workspace_bytes is not None:
-        config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, order.workspace_bytes)
     if order.profile:
         profile = builder.create_optimization_profile()
         for name, shapes in order.profile.items():
             profile.set_shape(name, *shapes)
         config.add_optimization_profile(profile)
-    if order.timings is None:
-        return builder.build_serialized_network(network, config)
-    timings = Path(order.timings)
-    _take_timings(config, timings, log)
-    engine = builder.build_serialized_network(network, config)
-    if engine is not None:
-        with suppress(OSError):  # timings only save time
-            timings.parent.mkdir(parents=True, exist_ok=True)
-            with whole_file(timings) as part:  # other builds read it meanwhile
-                part.write_bytes(bytes(config.get_timing_cache().serialize()))
-    return engine
-
-
-def _take_timings(config: Any, path: Path, log: Any) -> None:
-    """Passes kernel timings of earlier builds to the builder; none where it rejects them, as of damaged ones."""
-    known = b""
-    with suppress(OSError):
-        known = path.read_bytes()
-    for content in (known, b""):
-        cache = config.create_timing_cache(content)
-        if cache is not None and config.set_timing_cache(cache, False):
-            break
-    log.errors.clear()  # else they would be reported as the reason if building fails
+    return builder.build_serialized_network(network, config)
 
 
 def _write_context_model(order: CompileOrder, path: Path) -> None:

@@ -61,7 +61,7 @@ class LipSync:
         Args:
             path: its folder, its name below `checkpoints/`, or "demo" for the built-in one; None
                 for the one that commands run without `--bundle`.
-            provider: "auto" takes the fastest that can run the bundle; naming "tensorrt", "rtx",
+            provider: "auto" takes the fastest that can run the bundle; naming "tensorrt",
                 "cuda" or "cpu" disables fallback.
             options: how engines are built, cached and run. Several GPUs in `options.device` share each clip.
             on_notice: called from any thread with each of the report's notices as it occurs: what

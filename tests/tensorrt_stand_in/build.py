@@ -18,7 +18,6 @@ from pathlib import Path
 import onnxruntime
 from filelock import FileLock
 
-from latentsync_trt.runtime.providers import libraries
 from tests.tensorrt_stand_in.generate_defaults import write_defaults
 
 HERE = Path(__file__).parent
@@ -26,7 +25,6 @@ REPOSITORY = HERE.parents[1]
 CACHE = REPOSITORY / "build" / "tensorrt_stand_in"
 PROVIDERS = Path(onnxruntime.__file__).parent / "capi"
 
-_PLUGIN_LIBRARIES = ("onnxruntime_providers_nv_tensorrt_rtx", "tensorrt_plugins")
 _PARSER = "libnvonnxparser.so.10"
 _COMPILER = ("g++", "-std=c++17", "-O1", "-shared", "-fPIC", "-w")
 _NO_VERSIONS = ("libcuda.so.1", "libnvidia-ml.so.1", _PARSER)
@@ -48,17 +46,14 @@ def include_folder() -> Path:
     return folder
 
 
-def built(*, rtx: bool = False) -> Path:
-    """The folder of the libraries, built unless they were built before from the same sources.
-
-    `rtx`: those for NVIDIA's TensorRT-RTX plug-in, else those for ONNX Runtime's TensorRT provider.
-    """
+def built() -> Path:
+    """The folder of the libraries, built unless they were built before from the same sources."""
     if sys.platform != "linux" or not (PROVIDERS / "libonnxruntime_providers_tensorrt.so").is_file():
         raise CannotBuild("needs onnxruntime-gpu for Linux")
     if shutil.which("g++") is None or shutil.which("nm") is None:
         raise CannotBuild("needs g++ and nm")
-    include = None if rtx else include_folder()
-    digest = hashlib.sha256(f"{onnxruntime.__version__} {libraries.rtx_version()} {rtx}".encode())
+    include = include_folder()
+    digest = hashlib.sha256(onnxruntime.__version__.encode())
     for path in sorted([*HERE.glob("*.cpp"), *HERE.glob("*.h"), HERE / "build.py", HERE / "generate_defaults.py"]):
         digest.update(path.read_bytes())
     folder = CACHE / digest.hexdigest()[:16]
@@ -67,10 +62,7 @@ def built(*, rtx: bool = False) -> Path:
         if not folder.is_dir():
             aside = folder.with_name(f".{folder.name}")
             shutil.rmtree(aside, ignore_errors=True)
-            if include is None:
-                build_for_rtx(aside)
-            else:
-                build(aside, include, real_cuda=False)
+            build(aside, include, real_cuda=False)
             aside.rename(folder)
     return folder
 
@@ -87,25 +79,6 @@ def build(folder: Path, include: Path, *, real_cuda: bool) -> None:
     sources = [HERE / name for name in ("tensorrt.cpp", "onnx_model.cpp", "cpu_session.cpp")]
     includes = (f"-I{place}" for place in (include, folder, HERE))
     _compile(folder / "libnvinfer.so.10", *sources, cuda / "libcudart.so.13", *includes, "-ldl")
-
-
-def build_for_rtx(folder: Path) -> None:
-    """CUDA's runtime, driver and NVML for NVIDIA's TensorRT-RTX plug-in, and a card in /sys; nothing of TensorRT."""
-    folder.mkdir(parents=True)
-    plugin = libraries.package_folder(libraries.RTX_PACKAGE)
-    if plugin is None:
-        raise CannotBuild("needs the TensorRT-RTX plug-in")
-    wanted = _undefined([plugin / f"lib{name}.so" for name in _PLUGIN_LIBRARIES])
-    for library in ("libcudart.so.13", "libcuda.so.1", "libnvidia-ml.so.1"):
-        _build_stub(folder, library, wanted[library])
-    _compile(folder / "sysfs.so", HERE / "sysfs.cpp", "-ldl")
-    card = folder / "drm" / "card0"
-    card.mkdir(parents=True)
-    device = folder / "pci" / "0000:01:00.0"
-    device.mkdir(parents=True)
-    (device / "vendor").write_text("0x10de\n")
-    (device / "device").write_text("0x2684\n")
-    (card / "device").symlink_to("../../pci/0000:01:00.0")
 
 
 def _needed_symbols() -> dict[str, set[str]]:

@@ -53,20 +53,6 @@ def environment(folder: Any, settings: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def rtx_environment(folder: Path) -> dict[str, str]:
-    """Environment of a process that loads what `build_for_rtx` built in `folder`, and no other CUDA."""
-    from tests.tensorrt_stand_in.build import REPOSITORY
-
-    return {
-        **os.environ,
-        "LD_LIBRARY_PATH": str(folder),
-        # The plug-in's package brings a CUDA runtime, which would be loaded otherwise.
-        "LD_PRELOAD": f"{folder / 'sysfs.so'}:{folder / 'libcudart.so.13'}",
-        "STAND_IN_DRM": str(folder / "drm"),
-        "PYTHONPATH": os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH", "")])),
-    }
-
-
 def _cuda_folders() -> list[str]:
     """Folders of CUDA's libraries installed by pip, if CUDA is real."""
     if not os.environ.get(REAL_CUDA):

@@ -3,7 +3,6 @@
 import ctypes
 import json
 import os
-import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -167,20 +166,6 @@ def _engines(bundle: str, notices: list[str], device: int = 0, **options: Any) -
     selection = select_provider("tensorrt", device)
     runtime = RuntimeOptions(device=device, **options)
     return Engines(Bundle.load(Path(bundle), verify=False), selection, runtime, cache, notices.append)
-
-
-def timings(bundle: str) -> bool:
-    """Builds with kept timings, with damaged ones, and with ones of another driver; whether good ones replace those."""
-    engines = _engines(bundle, [])
-    built = [engines.build(graph).folder for graph in ("vae_encoder", "vae_decoder")]
-    (kept,) = cache_folder().glob(".shared/*/kernels.timing")
-    kept.write_bytes(b"damaged")
-    for folder in built:
-        shutil.rmtree(folder)
-    engines.build("vae_encoder")
-    os.environ["STAND_IN_FAULTS"] = "timing_mismatch"
-    engines.build("vae_decoder")
-    return kept.read_bytes().startswith(b"TIMING01")
 
 
 def other_version(bundle: str) -> dict[str, str]:

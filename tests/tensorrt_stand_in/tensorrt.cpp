@@ -35,7 +35,6 @@ void missing(char const* function) {
 namespace {
 
 constexpr char MAGIC[8] = {'S', 'T', 'A', 'N', 'D', '-', 'I', 'N'};
-constexpr char TIMING_MAGIC[8] = {'T', 'I', 'M', 'I', 'N', 'G', '0', '1'};
 
 int version() { return static_cast<int>(stand_in::number("STAND_IN_VERSION", 101401)); }
 
@@ -196,25 +195,12 @@ struct Memory final : IHostMemory, Counted {
   }
 };
 
-struct Timings final : ITimingCache, Counted {
-  struct Impl final : defaults::VTimingCache {
-    std::string bytes;
-    IHostMemory* serialize() const noexcept override { return new Memory(bytes); }
-  } impl;
-  explicit Timings(std::string bytes) {
-    mImpl = &impl;
-    impl.bytes = std::move(bytes);
-  }
-};
-
 struct Config final : IBuilderConfig, Counted {
   struct Impl final : defaults::VBuilderConfig {
     ILogger* logger = nullptr;
     BuilderFlags flags = 0;
     std::vector<Profile const*> profiles;
-    ITimingCache const* timings = nullptr;
     int32_t level = 3;
-    std::size_t workspace = 0;
     IProgressMonitor* monitor = nullptr;
     ProfilingVerbosity verbosity = ProfilingVerbosity::kLAYER_NAMES_ONLY;
 
@@ -228,32 +214,7 @@ struct Config final : IBuilderConfig, Counted {
       profiles.push_back(static_cast<Profile const*>(profile));
       return static_cast<int32_t>(profiles.size()) - 1;
     }
-    void setMemoryPoolLimit(MemoryPoolType pool, std::size_t bytes) noexcept override {
-      if (pool == MemoryPoolType::kWORKSPACE) workspace = bytes;
-    }
     void setBuilderOptimizationLevel(int32_t value) noexcept override { level = value; }
-    ITimingCache* createTimingCache(void const* blob, std::size_t size) const noexcept override {
-      std::string const bytes(static_cast<char const*>(blob), size);
-      record("timing cache bytes=%zu", size);
-      if (size > 0 && (bytes.compare(0, sizeof TIMING_MAGIC, TIMING_MAGIC, sizeof TIMING_MAGIC) != 0)) {
-        say_error(*logger, "ITimingCache: Error Code 1: Serialization (Serialization assertion failed. The timing cache "
-                           "file is not valid.)");
-        return nullptr;
-      }
-      return new Timings(size > 0 ? bytes : std::string(TIMING_MAGIC, sizeof TIMING_MAGIC));
-    }
-    bool setTimingCache(ITimingCache const& cache, bool) noexcept override {
-      bool const empty = static_cast<Timings const&>(cache).impl.bytes.size() == sizeof TIMING_MAGIC;
-      if (fault("timing_mismatch") && !empty) {
-        say_error(*logger, "[timingCache.cpp::setTimingCache] Error Code 3: API Usage Error (The timing cache was made "
-                           "with another CUDA driver.)");
-        return false;
-      }
-      timings = &cache;
-      return true;
-    }
-    // Null where none was taken, which ONNX Runtime's provider does not look at.
-    ITimingCache const* getTimingCache() const noexcept override { return timings; }
   } impl;
   explicit Config(ILogger& logger) {
     mImpl = &impl;
@@ -398,14 +359,11 @@ struct Builder final : IBuilder, Counted {
       Plan const plan{version(), detailed, network.impl.folder, network.impl.graph, network.impl.bytes, profile};
       std::string const bytes = plan.bytes();
       record("build nodes=%zu initializers=%zu external=%zu inline_bytes=%zu qdq=%zu strong=%d profiles=%zu level=%d "
-             "workspace=%zu timings=%d engine_bytes=%zu",
+             "engine_bytes=%zu",
              model.nodes.size(), model.initializers, model.external, model.inline_bytes,
              count(model, "QuantizeLinear") + count(model, "DequantizeLinear"), network.strongly_typed(),
-             config.impl.profiles.size(), config.impl.level, config.impl.workspace, config.impl.timings != nullptr,
+             config.impl.profiles.size(), config.impl.level,
              bytes.size());
-      if (config.impl.timings != nullptr)
-        const_cast<Timings*>(static_cast<Timings const*>(config.impl.timings))->impl.bytes +=
-            std::to_string(model.nodes.size()) + ';';
       return new Memory(bytes);
     }
 
@@ -1083,9 +1041,6 @@ void* stand_in_config(void* builder) { return static_cast<IBuilder*>(builder)->c
 void stand_in_set_level(void* config, int level) {
   static_cast<IBuilderConfig*>(config)->setBuilderOptimizationLevel(level);
 }
-void stand_in_set_workspace(void* config, std::size_t bytes) {
-  static_cast<IBuilderConfig*>(config)->setMemoryPoolLimit(MemoryPoolType::kWORKSPACE, bytes);
-}
 void stand_in_set_monitor(void* config, void (*start)(char const*, char const*, int), bool (*step)(char const*, int),
                           void (*finish)(char const*)) {
   auto* const monitor = new FunctionMonitor;
@@ -1123,13 +1078,6 @@ void stand_in_set_shape(void* profile, char const* input, int selector, int rank
 void stand_in_add_profile(void* config, void* profile) {
   static_cast<IBuilderConfig*>(config)->addOptimizationProfile(static_cast<IOptimizationProfile*>(profile));
 }
-void* stand_in_timings(void* config, char const* bytes, std::size_t size) {
-  return static_cast<IBuilderConfig*>(config)->createTimingCache(bytes, size);
-}
-bool stand_in_set_timings(void* config, void* timings) {
-  return static_cast<IBuilderConfig*>(config)->setTimingCache(*static_cast<ITimingCache*>(timings), false);
-}
-void* stand_in_timings_bytes(void* timings) { return static_cast<ITimingCache*>(timings)->serialize(); }
 void* stand_in_build(void* builder, void* network, void* config) {
   return static_cast<IBuilder*>(builder)->buildSerializedNetwork(
       *static_cast<INetworkDefinition*>(network), *static_cast<IBuilderConfig*>(config));

@@ -26,7 +26,7 @@ class VaeCodec:
 
     def __init__(self, engines: Engines, open_session: Callable[[str], Session]) -> None:
         self._ranges, self._open, selection = engines.ranges, open_session, engines.selection
-        device = selection.device if selection.provider.with_cuda else "cpu"
+        device = selection.device
         self._settings = SessionSettings(providers=CPU if device == "cpu" else plain_cuda(selection.device_id))
         self._buffers = DeviceBuffers(device, selection.device_id)
 

@@ -378,7 +378,7 @@ class Networks:
         """Engines of the next provider that loads and has no known problem, with a notice; None if there is none."""
         while self._judge is not None:
             try:
-                following = self._engines(next_provider(engines.selection, at_once=False))
+                following = self._engines(next_provider(engines.selection))
             except ProviderUnavailable:
                 break
             name, other = engines.selection.name, following.selection.name

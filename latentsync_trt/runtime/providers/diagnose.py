@@ -4,7 +4,6 @@
 provider is available if its libraries load and a session created with it really uses it.
 """
 
-import functools
 import os
 from dataclasses import asdict
 from typing import Any
@@ -12,23 +11,18 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
-from latentsync_trt.errors import ProviderUnavailable
 from latentsync_trt.remembered import Key, files_key, known, remember
 from latentsync_trt.runtime.compiler import last_line
 from latentsync_trt.runtime.providers import gpu as driver
 from latentsync_trt.runtime.providers import libraries, table
 from latentsync_trt.runtime.providers.libraries import CUDA_MAJOR
-from latentsync_trt.runtime.providers.table import CPU, RTX, TENSORRT, Obstacle, Provider
+from latentsync_trt.runtime.providers.table import CPU, TENSORRT, Obstacle, Provider
 
 # The oldest GPUs that CUDA 13 supports.
 _LEAST_CAPABILITY = (7, 5)
 
 # The first version whose parser supports `Attention`.
 _LEAST_TENSORRT = (10, 14)
-
-# What the plug-in's `IsComputeCapabilitySupported` accepts.
-_RTX_CAPABILITIES = ((8, 6), (8, 9))
-_RTX_ANY_FROM = (12, 0)
 
 # A one-node ONNX model, y = Neg(x), float32 (1): enough for a session that needs a kernel.
 _TRIAL_MODEL = (
@@ -42,7 +36,7 @@ PROVIDER_FACT = "provider"
 # `PATH` is where Windows finds libraries; elsewhere a change of it costs no more than one trial.
 _VARIABLES_OF_LIBRARIES = ("CUDA", "CUDNN", "LD_", "NVIDIA", "ORT_", "PATH")
 
-# Else it warns on stderr about devices that a plug-in offers and no session uses.
+# Else its warnings, as about GPUs that it cannot list in a container, would appear between the lines of the command.
 ort.set_default_logger_severity(4)
 
 
@@ -53,11 +47,7 @@ def diagnose_provider(provider: Provider, device: int = 0, *, once: bool = False
     """
     if provider is CPU:
         return build_obstacle(provider) or _session_obstacle(provider, device)
-    if provider is RTX:
-        obstacle = gpu_obstacle(device) or _plugin_obstacle(device)
-    else:
-        obstacle = build_obstacle(provider) or gpu_obstacle(device) or library_obstacle(provider)
-    if obstacle is not None:
+    if obstacle := build_obstacle(provider) or gpu_obstacle(device) or library_obstacle(provider):
         return obstacle
     key = _trial_key(provider, device)
     # As after a trial, the context exists: free memory, when it is read next, is that for networks.
@@ -71,11 +61,11 @@ def diagnose_provider(provider: Provider, device: int = 0, *, once: bool = False
 
 def _trial_key(provider: Provider, device: int) -> Key | None:
     """All that decides whether a trial session succeeds; the libraries are loaded. None if a file is not at rest."""
-    own = libraries.rtx_library() if provider is RTX else libraries.provider_library(provider.name)
     versions = [libraries.cuda_version(), libraries.cudnn_version()]
     if provider is TENSORRT:
         versions.append(libraries.tensorrt_version())
-    files = files_key(dict.fromkeys((own, libraries.provider_library("shared")), ort.__version__))
+    own = (libraries.provider_library(part) for part in (provider.name, "shared"))
+    files = files_key(dict.fromkeys(own, ort.__version__))
     return files and {
         **files,
         "provider": provider.name,
@@ -138,47 +128,6 @@ def library_obstacle(provider: Provider) -> Obstacle | None:
     return None
 
 
-def rtx_devices(index: int) -> list[Any]:
-    """The TensorRT-RTX plug-in's devices (`onnxruntime.OrtEpDevice`) for GPU `index`; empty if none.
-
-    Raises:
-        ProviderUnavailable: the plug-in is not installed or does not load.
-    """
-    problem = _register_plugin()
-    if problem is not None:
-        raise ProviderUnavailable(f"rtx: {problem}")
-    offered = [device for device in ort.get_ep_devices() if device.ep_name == RTX.ort_name]
-    memory = [device.memory_info(ort.OrtDeviceMemoryType.DEFAULT) for device in offered]  # with CUDA's index
-    return [device for device, info in zip(offered, memory, strict=True) if info and info.device_id == index]
-
-
-def _plugin_obstacle(device: int) -> Obstacle | None:
-    found = driver.gpus()[device]
-    if found.capability not in _RTX_CAPABILITIES and found.capability < _RTX_ANY_FROM:
-        return _obstacle(table.RTX_GPU, "use --provider tensorrt or cuda", gpu=found)
-    if libraries.package_folder(libraries.RTX_PACKAGE) is None:
-        return _obstacle(table.PLUGIN_ABSENT, RTX.install)
-    problem = _register_plugin()
-    if problem is None and not rtx_devices(device):
-        cure = "a container must show /sys/bus/pci/devices; else use --provider tensorrt or cuda"
-        return _obstacle(table.PLUGIN_WITHOUT_DEVICE, cure, gpu=found)
-    return problem
-
-
-@functools.cache
-def _register_plugin() -> Obstacle | None:
-    """Registers the plug-in with onnxruntime; cached, as a second registration is an error."""
-    try:
-        path = libraries.rtx_library()
-        ort.register_execution_provider_library(RTX.ort_name, str(path))
-    except Exception as error:  # noqa: BLE001 -- ORT's errors share no public base; the reason is the answer
-        cure = f"pip install --force-reinstall {libraries.RTX_DISTRIBUTION}"
-        if "libnvidia-ml" in str(error):
-            cure = "in a container, start it with NVIDIA_DRIVER_CAPABILITIES=compute,utility; else reinstall the driver"
-        return _obstacle(table.PLUGIN_FAILS, cure, problem=last_line(error))
-    return None
-
-
 def _session_obstacle(provider: Provider, device: int) -> Obstacle | None:
     """Runs a trial session and checks that it uses the provider: without CUDA, onnxruntime only warns."""
     cure = "see the output of nvidia-smi and docs/providers.md; meanwhile use --provider cpu"
@@ -195,9 +144,6 @@ def _session_obstacle(provider: Provider, device: int) -> Obstacle | None:
 def _trial_session(provider: Provider, device: int) -> Any:
     options = ort.SessionOptions()
     options.log_severity_level = 4
-    if provider is RTX:
-        options.add_provider_for_devices(rtx_devices(device), {})
-        return ort.InferenceSession(_TRIAL_MODEL, options, enable_fallback=0)
     own = {} if provider is CPU else {"device_id": str(device)}
     if provider is TENSORRT:
         # Else it would load its builder and build an engine, which takes seconds at every start.

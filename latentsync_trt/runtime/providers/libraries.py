@@ -17,15 +17,12 @@ from pathlib import Path
 import onnxruntime as ort
 
 from latentsync_trt.runtime.providers.table import TENSORRT, Provider
-from latentsync_trt.version import distribution_version
 
 # The major versions that onnxruntime-gpu 1.31 is built for; a test compares them with the installed wheel.
 CUDA_MAJOR, CUDNN_MAJOR, TENSORRT_MAJOR = 13, 9, 10
 
 UNKNOWN = "unknown"
 
-RTX_DISTRIBUTION = "onnxruntime-ep-nv-tensorrt-rtx-cu13"
-RTX_PACKAGE = "onnxruntime_ep_nv_tensorrt_rtx"
 TENSORRT_MODULE = "tensorrt"
 _TENSORRT_PACKAGE = "tensorrt_libs"
 
@@ -124,26 +121,6 @@ def cudnn_version() -> str:
         number = int(_load(_cuda_file("cudnn")).cudnnGetVersion())
         return f"{number // 10_000}.{number // 100 % 100}.{number % 100}"
     return UNKNOWN
-
-
-def rtx_version() -> str:
-    return distribution_version(RTX_DISTRIBUTION) or UNKNOWN
-
-
-@functools.cache
-def rtx_library() -> Path:
-    """The plug-in's library, after loading its dependencies.
-
-    Raises:
-        ImportError: the plug-in is not installed. OSError: its package lacks the library.
-    """
-    preload()
-    package = importlib.import_module(RTX_PACKAGE)
-    library = Path(package.get_library_path())
-    # The plug-in is linked with the short name of the CUDA runtime; its package has it under the full name only.
-    for runtime in library.parent.glob("libcudart.so.*"):
-        load_problem(str(runtime))
-    return library
 
 
 def _cuda_file(library: str) -> str:

@@ -11,7 +11,7 @@ from latentsync_trt.runtime.providers import gpu as driver
 from latentsync_trt.runtime.providers import table
 from latentsync_trt.runtime.providers.diagnose import diagnose_provider
 from latentsync_trt.runtime.providers.gpu import Gpu
-from latentsync_trt.runtime.providers.table import CPU, PROVIDERS, RTX, TENSORRT, Provider
+from latentsync_trt.runtime.providers.table import CPU, PROVIDERS, TENSORRT, Provider
 from latentsync_trt.values import ALL_DEVICES
 
 PCI_DEVICES = Path("/sys/bus/pci/devices")
@@ -110,14 +110,14 @@ def select_devices(request: str, device: int | str | tuple[int, ...]) -> tuple[t
     return (on_gpus, tuple(left_out)) if on_gpus else (tuple(found[:1]), ())
 
 
-def next_provider(selection: Selection, *, at_once: bool = True) -> Selection:
-    """The fastest provider after the selected one that loads, with `at_once` only one that needs no build.
+def next_provider(selection: Selection) -> Selection:
+    """The fastest provider after the selected one that loads, which needs no build.
 
     Raises:
         ProviderUnavailable: there is none.
     """
-    after = tuple(PROVIDERS)[tuple(PROVIDERS).index(selection.name) + 1 :]
-    left = tuple(PROVIDERS[name] for name in after if not (at_once and PROVIDERS[name].builds))
+    known = tuple(PROVIDERS.values())
+    left = known[known.index(selection.provider) + 1 :]
     if not left:
         raise ProviderUnavailable(table.NOTHING_AFTER.format(name=selection.name))
     return _best(left, selection.device_id)
@@ -162,10 +162,10 @@ def eight_bit_notice(manifest: Manifest, selection: Selection) -> str:
     """
     if manifest.precision not in EIGHT_BIT_PRECISIONS:
         return ""
-    if not selection.provider.eight_bits:
+    if selection.provider is not TENSORRT:
         return (
             f"{selection.name} emulates this {manifest.precision} bundle in {manifest.arithmetic}: results are those "
-            f"of 8 bits, speed is not; use {TENSORRT.name} or {RTX.name} for that"
+            f"of 8 bits, speed is not; use {TENSORRT.name} for that"
         )
     if manifest.precision == "fp8" and selection.gpu is not None and selection.gpu.capability < FP8_FROM:
         least = ".".join(map(str, FP8_FROM))

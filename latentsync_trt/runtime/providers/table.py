@@ -20,8 +20,6 @@ class Provider:
         builds: whether it needs engines, which take minutes to build; others open a bundle's graphs directly.
         buffers: where it keeps its inputs and outputs, as in `OrtValue`.
         form: of the graphs that it runs fastest.
-        with_cuda: whether ONNX Runtime's own CUDA provider runs wherever it does.
-        cuda_graphs: whether it can record CUDA graphs. eight_bits: whether it has 8-bit kernels.
     """
 
     name: str
@@ -30,34 +28,13 @@ class Provider:
     builds: bool = False
     buffers: Literal["cpu", "cuda"] = "cuda"
     form: GraphForm = "portable"
-    with_cuda: bool = False
-    cuda_graphs: bool = False
-    eight_bits: bool = False
 
 
-TENSORRT = Provider(
-    "tensorrt",
-    "TensorrtExecutionProvider",
-    'pip install "latentsync-trt[tensorrt]"',
-    builds=True,
-    with_cuda=True,
-    cuda_graphs=True,
-    eight_bits=True,
-)
-RTX = Provider(
-    "rtx", "NvTensorRTRTXExecutionProvider", 'pip install "latentsync-trt[rtx]"', builds=True, eight_bits=True
-)
-CUDA = Provider(
-    "cuda",
-    "CUDAExecutionProvider",
-    'pip install "latentsync-trt[cuda]"',
-    form="cuda",
-    with_cuda=True,
-    cuda_graphs=True,
-)
+TENSORRT = Provider("tensorrt", "TensorrtExecutionProvider", 'pip install "latentsync-trt[tensorrt]"', builds=True)
+CUDA = Provider("cuda", "CUDAExecutionProvider", 'pip install "latentsync-trt[cuda]"', form="cuda")
 CPU = Provider("cpu", "CPUExecutionProvider", buffers="cpu")
 
-PROVIDERS = {provider.name: provider for provider in (TENSORRT, RTX, CUDA, CPU)}
+PROVIDERS = {provider.name: provider for provider in (TENSORRT, CUDA, CPU)}
 """By name, the fastest first."""
 
 NOT_A_PROVIDER = "{request}: not a provider; choose {choices}"
@@ -75,10 +52,6 @@ TENSORRT_TOO_OLD = "TensorRT {found} is too old: its ONNX parser supports the gr
 NO_BUILDER = "TensorRT {found} is installed without its Python package, which builds engines"
 SESSION_FAILS = "its libraries load, but a trial session fails ({problem})"
 SESSION_ELSEWHERE = "its libraries load, but a trial session runs on {actual} instead"
-PLUGIN_ABSENT = "NVIDIA's TensorRT-RTX plug-in is not installed"
-PLUGIN_FAILS = "NVIDIA's TensorRT-RTX plug-in does not load ({problem})"
-RTX_GPU = "TensorRT-RTX does not support {gpu}: it needs compute capability 8.6, 8.9, or 12.0 and newer"
-PLUGIN_WITHOUT_DEVICE = "NVIDIA's TensorRT-RTX plug-in loads, but does not offer {gpu}"
 
 TENSORRT_DOWNLOAD = (
     "installing TensorRT downloads gigabytes from NVIDIA's own package index; where a mirror lacks it, pip ends with "

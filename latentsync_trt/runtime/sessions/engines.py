@@ -1,8 +1,6 @@
 """Opens and checks the graphs of one bundle on one provider, directly or as engines from the cache."""
 
 import copy
-import hashlib
-import json
 import threading
 import time
 from collections.abc import Iterable
@@ -22,14 +20,12 @@ from latentsync_trt.runtime.providers.libraries import (
     cuda_version,
     cudnn_version,
     onnxruntime_version,
-    rtx_version,
     tensorrt_version,
 )
 from latentsync_trt.runtime.providers.select import Selection, eight_bit_notice
-from latentsync_trt.runtime.providers.table import CUDA, PROVIDERS, RTX, TENSORRT
+from latentsync_trt.runtime.providers.table import CUDA, TENSORRT
 from latentsync_trt.runtime.sessions.builders import (
     CUDNN_ATTENTION_FROM,
-    RtxBuilder,
     TensorRTBuilder,
     cuda_options,
     own_options,
@@ -156,7 +152,7 @@ class Engines:
             options=builder.options() if builder else self._cuda_options(graph, form),
             precision=manifest.precision,
             profile={name: astuple(span) for name, span in spans_of(manifest.graphs[graph], self.ranges).items()},
-            versions={"onnxruntime": onnxruntime_version(), **({builder.library: builder.version} if builder else {})},
+            versions={"onnxruntime": onnxruntime_version(), **({"tensorrt": builder.version} if builder else {})},
             gpu=self._gpu.name,
             compute_capability=self._gpu.compute_capability,
         )
@@ -308,31 +304,24 @@ class Engines:
             fused_bias=made_for_cuda,
             cudnn_attention=made_for_cuda and self._gpu.capability >= CUDNN_ATTENTION_FROM,
         )
-        return {**options, **own_options(CUDA.name, self.options.provider_options)}
+        return {**options, **own_options(CUDA, self.options.provider_options)}
 
-    def _builder(self, graph: str) -> TensorRTBuilder | RtxBuilder:
-        """How the engine of a graph is built; kernel timings are shared by all of one provider, GPU and versions."""
-        gpu, manifest, rtx = self._gpu, self.bundle.manifest, self.selection.provider is RTX
-        version = rtx_version() if rtx else tensorrt_version()
-        machine = [self.selection.name, gpu.name, gpu.compute_capability, version, driver_version(), cuda_version()]
-        shared = hashlib.sha256(json.dumps(machine).encode()).hexdigest()[:16]
-        return (RtxBuilder if rtx else TensorRTBuilder)(
-            entry=manifest.graphs[graph],
+    def _builder(self, graph: str) -> TensorRTBuilder:
+        return TensorRTBuilder(
+            entry=self.bundle.manifest.graphs[graph],
             ranges=self.ranges,
             given=self.options.provider_options,
-            gpu=gpu,
-            version=version,
-            shared=self.cache.shared / shared,
-            precision=manifest.precision,
+            gpu=self._gpu,
+            version=tensorrt_version(),
+            precision=self.bundle.manifest.precision,
             cuda_graph=self._recorded(graph),
         )
 
     def _uses_cuda_graph(self) -> bool:
         """Default, with fixed shapes: TensorRT, and CUDA where the graphs have a form for it."""
         asked, provider = self.options.cuda_graph, self.selection.provider
-        if asked and not provider.cuda_graphs:
-            able = " and ".join(each.name for each in PROVIDERS.values() if each.cuda_graphs)
-            raise InputError(f"--cuda-graph: not with provider {provider.name}; {able} have it")
+        if asked and self.selection.gpu is None:
+            raise InputError(f"--cuda-graph: not with provider {provider.name}, only on a GPU")
         fixed = all(span.fixed for span in self.ranges.values())
         if asked and not fixed:
             raise InputError("--cuda-graph goes with fixed shapes: use --static")

@@ -41,9 +41,6 @@ _STDERR = 2
 _ERRORS, _SILENT = 3, 4
 """ONNX Runtime's severities."""
 
-# Else it warns on stderr about unused plug-in devices, between the lines of the command.
-ort.set_default_logger_severity(_SILENT)
-
 # "2026-01-31 10:00:00.123 [E:onnxruntime:Default, file.h:88 log] [2026-01-31 09:00:00   ERROR] the reason", in colors.
 _LOG_LINE = re.compile(
     rb"(?:\x1b\[[0-9;]*m)*\d{4}-\d\d-\d\d [\d:.]+ \[[EF]:onnxruntime:[^\]]*\]\s*(?:\[[^\]]*\]\s*)?(.*)\n?"
@@ -79,7 +76,6 @@ class SessionSettings:
 
     Args:
         providers: ONNX Runtime provider names with their option dictionaries, best first.
-        plugin_devices: devices of a plug-in provider, instead of `providers`; `plugin_options` are its options.
         dimensions: values that fix variable dimensions.
         weights_folder: folder of the external weights, if not that of the graph.
         name: the graph's name in messages; empty = its file name.
@@ -89,8 +85,6 @@ class SessionSettings:
     """
 
     providers: Providers = CPU
-    plugin_devices: tuple[Any, ...] = ()
-    plugin_options: Mapping[str, str] = field(default_factory=dict)
     dimensions: Mapping[str, int] = field(default_factory=dict)
     weights_folder: Path | None = None
     name: str = ""
@@ -138,7 +132,7 @@ class Session:
         self.path, self.name = path, settings.name or path.name
         # TensorRT reports why it fails in the log only.
         self._reads_log = settings.providers[0][0] == table.TENSORRT.ort_name
-        providers = None if settings.plugin_devices else [(name, dict(own)) for name, own in settings.providers]
+        providers = [(name, dict(own)) for name, own in settings.providers]
 
         def opened() -> Any:
             # Given a path, ONNX Runtime searches its folder only for weights.
@@ -242,7 +236,6 @@ class DeviceBuffers:
         """The `OrtValue` of that name, with undefined content."""
         value = self._values.get(name)
         if value is None or tuple(value.shape()) != shape:
-            # `ortvalue_from_numpy` works with ONNX Runtime's own CUDA provider only; this, with plug-ins, too.
             value = ort.OrtValue.ortvalue_from_shape_and_type(shape, dtype, self._device, self._device_id)
             self._values[name] = value
         return value
@@ -254,14 +247,6 @@ class DeviceBuffers:
 def plain_cuda(device_id: int) -> Providers:
     """ONNX Runtime's CUDA provider on a GPU, for small graphs."""
     return (CUDA.ort_name, {"device_id": str(device_id)}), *CPU
-
-
-def compile_graph(path: Path, settings: SessionSettings, target: Path) -> None:
-    """Writes an EP-context model of a graph to `target`, for plug-in providers. Errors as `Session`."""
-    try:
-        ort.ModelCompiler(_ort_options(settings), str(path)).compile_to_file(str(target))
-    except Exception as error:
-        raise _translated(error, f"{path}", EngineBuildError) from error
 
 
 def give_back_gpu_memory(selection: Selection) -> None:
@@ -341,8 +326,6 @@ def _ort_options(settings: SessionSettings) -> Any:
         options.add_session_config_entry(name, value)
     for name, size in settings.dimensions.items():
         options.add_free_dimension_override_by_name(name, size)
-    if settings.plugin_devices:
-        options.add_provider_for_devices(list(settings.plugin_devices), dict(settings.plugin_options))
     if not settings.optimize:
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.intra_op_num_threads = settings.intra_op_threads or _thread_limit()

@@ -29,15 +29,11 @@ _errors = _function("stand_in_errors", _INT, _POINTER)
 _error = _function("stand_in_error", _TEXT, _POINTER, _INT, _INT)
 _make_config = _function("stand_in_config", _POINTER, _POINTER)
 _set_level = _function("stand_in_set_level", None, _POINTER, _INT)
-_set_workspace = _function("stand_in_set_workspace", None, _POINTER, _SIZE)
 _open_engine = _function("stand_in_engine", _POINTER, _POINTER, _TEXT, _SIZE)
 _device_memory = _function("stand_in_device_memory", ctypes.c_longlong, _POINTER)
 _make_profile = _function("stand_in_profile", _POINTER, _POINTER)
 _set_shape = _function("stand_in_set_shape", None, _POINTER, _TEXT, _INT, _INT, ctypes.POINTER(ctypes.c_longlong))
 _add_profile = _function("stand_in_add_profile", None, _POINTER, _POINTER)
-_make_timings = _function("stand_in_timings", _POINTER, _POINTER, _TEXT, _SIZE)
-_set_timings = _function("stand_in_set_timings", _BOOL, _POINTER, _POINTER)
-_timings_bytes = _function("stand_in_timings_bytes", _POINTER, _POINTER)
 _build = _function("stand_in_build", _POINTER, _POINTER, _POINTER, _POINTER)
 _size = _function("stand_in_size", _SIZE, _POINTER)
 _data = _function("stand_in_data", _POINTER, _POINTER)
@@ -69,10 +65,6 @@ class LayerType:
     """As TensorRT's; a layer that is no attention has another number."""
 
     ATTENTION_OUTPUT = 52
-
-
-class MemoryPoolType:
-    WORKSPACE = 0
 
 
 class IHostMemory(bytes):
@@ -168,14 +160,7 @@ class IOptimizationProfile(_Made):
             _set_shape(self.pointer, input.encode(), selector, len(sizes), (ctypes.c_longlong * len(sizes))(*sizes))
 
 
-class ITimingCache(_Made):
-    def serialize(self) -> IHostMemory:
-        return _bytes(_timings_bytes(self.pointer))
-
-
 class IBuilderConfig(_Made):
-    _timings: ITimingCache | None = None
-
     @property
     def builder_optimization_level(self) -> int:
         return 3
@@ -184,23 +169,8 @@ class IBuilderConfig(_Made):
     def builder_optimization_level(self, level: int) -> None:
         _set_level(self.pointer, level)
 
-    def set_memory_pool_limit(self, pool: int, pool_size: int) -> None:
-        _set_workspace(self.pointer, pool_size)
-
     def add_optimization_profile(self, profile: IOptimizationProfile) -> None:
         _add_profile(self.pointer, profile.pointer)
-
-    def create_timing_cache(self, serialized_timing_cache: bytes) -> ITimingCache | None:
-        pointer = _make_timings(self.pointer, serialized_timing_cache, len(serialized_timing_cache))
-        return ITimingCache(pointer) if pointer else None
-
-    def set_timing_cache(self, cache: ITimingCache, ignore_mismatch: bool) -> bool:
-        taken = bool(_set_timings(self.pointer, cache.pointer))
-        self._timings = cache if taken else self._timings
-        return taken
-
-    def get_timing_cache(self) -> ITimingCache | None:
-        return self._timings
 
 
 class ICudaEngine(_Made):
