@@ -49,7 +49,7 @@ AudioSegments = Literal["joined", "public"]
 Paste = Literal["face", "mask"]
 Codec = Literal["h264", "hevc", "av1", "prores", "ffv1"]
 Build = Literal["now", "background"]
-GraphFormChoice = Literal["auto", "portable", "cuda"]
+GraphFormChoice = Literal["auto", "portable"]
 Solver = Literal["ddim", "dpmpp"]
 ENCODERS = ("x264", "x265", "svtav1", "nvenc", "prores", "auto")
 PresetName = Literal["quality", "balanced", "fast", "draft"]
@@ -351,8 +351,8 @@ class RuntimeOptions:
     )
     graph_form: GraphFormChoice = _engine_option(
         "auto",
-        "Form of the graphs: auto = the CUDA form with provider cuda if the bundle has it, else portable; cuda = that "
-        "form or an error; portable = bit-for-bit repeatable, and slower on CUDA.",
+        "Form of the graphs: auto = the CUDA form with provider cuda if the bundle has it, else portable; portable = "
+        "bit-for-bit repeatable, and slower on CUDA.",
     )
     build: Build = _engine_option(
         "now",

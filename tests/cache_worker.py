@@ -71,6 +71,8 @@ def killed(cache: Path, action: str) -> int:
     def act(folder: Path, last: int) -> None:
         engines = EngineCache(folder, lambda text: None)
         old = None if action == "build" else engines.obtain(KEY, build(b"old"))
+        if old is not None and action == "build again":
+            (old.folder / "engine.bin").unlink()
         steps = itertools.count()
 
         def step(event: str, arguments: Any) -> None:
@@ -82,7 +84,7 @@ def killed(cache: Path, action: str) -> int:
             assert old is not None
             assert not engines.remove(old)
         else:
-            engines.obtain(KEY, build(b"new"), other_than=old and old.built_at)
+            engines.obtain(KEY, build(b"new"))
 
     for last in itertools.count():
         child = os.fork()

@@ -19,7 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from latentsync_trt.errors import EngineBuildError, OutOfMemory, OutputError
 from latentsync_trt.runtime.cache import EngineCache
-from latentsync_trt.runtime.entries import RECORD_NAME, Choice, EngineKey, Entry, select, total_bytes
+from latentsync_trt.runtime.entries import RECORD_NAME, EngineKey, Entry, select
 from latentsync_trt.validation import from_json
 from tests.cache_worker import KEY
 
@@ -150,8 +150,9 @@ class CacheMachine(RuleBasedStateMachine):
 
     @rule(number=any_process, key=any_key)
     def build_again(self, number: int, key: EngineKey) -> None:
-        old = self.caches[number].find(key)
-        entry = self.caches[number].obtain(key, self.builder(key), other_than=old.built_at if old else None)
+        if old := self.caches[number].find(key):
+            assert self.caches[number].remove(old) == ""
+        entry = self.caches[number].obtain(key, self.builder(key))
         assert entry.built
         self.check(entry, key)
 
@@ -184,9 +185,9 @@ class CacheMachine(RuleBasedStateMachine):
             (folder / "engine.bin").write_bytes(b"half of it")
             raise error("no")
 
-        old = self.caches[number].find(key)
+        assume(key.digest not in self.ready)
         with pytest.raises(OutputError if error is OSError else error):
-            self.caches[number].obtain(key, build, other_than=old.built_at if old else None)
+            self.caches[number].obtain(key, build)
         assert self.leftovers() == []
 
     @rule(key=any_key, damage=st.sampled_from(DAMAGES), seed=st.integers(0, 1000))
@@ -227,34 +228,35 @@ class CacheMachine(RuleBasedStateMachine):
     @rule(most=st.integers(0, 4000))
     def prune(self, most: int) -> None:
         entries = EngineCache(self.cache).entries(hashes=True)
-        chosen = EngineCache(self.cache).remove_all(select(entries, max_bytes=most))
-        assert [choice.refusal for choice in chosen if choice.refusal] == []
-        gone = {choice.entry.folder for choice in chosen}
+        chosen = select(entries, max_bytes=most)
+        assert [refusal for entry in chosen if (refusal := EngineCache(self.cache).remove(entry))] == []
+        gone = {entry.folder for entry in chosen}
         left = [entry for entry in entries if entry.folder not in gone]
-        assert total_bytes(left) <= most
+        left_bytes = sum(entry.size_bytes for entry in left)
+        assert left_bytes <= most
         if chosen:  # no more than needed, damaged ones first, and the least recently used first
-            assert total_bytes(left) + chosen[-1].entry.size_bytes > most
-            assert all(choice.entry.problem for choice in chosen) or not any(entry.problem for entry in left)
-            used = [choice.entry.last_used_at for choice in chosen if not choice.entry.problem]
+            assert left_bytes + chosen[-1].size_bytes > most
+            assert all(entry.problem for entry in chosen) or not any(entry.problem for entry in left)
+            used = [entry.last_used_at for entry in chosen if not entry.problem]
             assert used == sorted(used)
             assert not used or all(entry.last_used_at >= used[-1] for entry in left)
         assert {entry.folder for entry in EngineCache(self.cache).entries()} == {entry.folder for entry in left}
         self.ready = {digest: made for digest, made in self.ready.items() if self.cache / digest not in gone}
-        assert self.leftovers() == []
+        assert self.leftovers() == [] or not chosen
 
-    @precondition(lambda self: self.ready)
+    @precondition(lambda self: len(self.ready) < len(KEYS))
     @rule(number=any_process, key=any_key)
     def prune_while_an_engine_is_built(self, number: int, key: EngineKey) -> None:
-        old = self.caches[number].find(key)
+        assume(key.digest not in self.ready)
 
         def build(folder: Path) -> None:
             cache = self.process()
-            for choice in cache.remove_all([Choice(entry, "all") for entry in cache.entries()]):
-                assert choice.refusal == ("it is being built again" if choice.entry.folder.name == key.digest else "")
+            for entry in cache.entries():
+                assert cache.remove(entry) == ("it is being built again" if entry.folder.name == key.digest else "")
             self.ready = {}
             self.builder(key)(folder)
 
-        entry = self.caches[number].obtain(key, build, other_than=old.built_at if old else None)
+        entry = self.caches[number].obtain(key, build)
         assert entry.built
         self.check(entry, key)
 

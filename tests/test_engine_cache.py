@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,6 +17,7 @@ from latentsync_trt import remembered
 from latentsync_trt.bundle import manifest
 from latentsync_trt.bundle.manifest import sha256_file
 from latentsync_trt.errors import EngineBuildError, OutputError
+from latentsync_trt.files import remove_leftovers
 from latentsync_trt.runtime.cache import CACHE_VARIABLE, EngineCache, cache_folder
 from tests.cache_worker import KEY, never, until, write_engine
 
@@ -85,7 +85,7 @@ def test_a_killed_build_is_never_used_and_removed_by_the_next(tmp_path: Path, ca
     worker = start_worker(cache.folder, signals, "hang")
     try:
         until(lambda: list(signals.glob("builds-*")))
-        EngineCache(cache.folder).remove_all([])
+        remove_leftovers(cache.folder)
         assert files_in(cache) == ["engine.bin"]  # a build in progress stays
     finally:
         worker.kill()
@@ -97,19 +97,6 @@ def test_a_killed_build_is_never_used_and_removed_by_the_next(tmp_path: Path, ca
     assert [item.state for item in EngineCache(cache.folder).entries()] == ["ready"]
     assert files_in(cache) == ["engine.bin", "engine.json", "timing.bin"]
     assert sorted(path.name for path in cache.folder.iterdir()) == [".locks", KEY.digest]
-
-
-def test_two_forced_builds_at_once_are_one(cache: EngineCache, notices: list[str]) -> None:
-    old = cache.obtain(KEY, write_engine)
-
-    def build(folder: Path) -> None:
-        until(lambda: notices)
-        write_engine(folder)
-
-    with ThreadPoolExecutor(2) as pool:
-        engines = list(pool.map(lambda _: cache.obtain(KEY, build, other_than=old.built_at), range(2)))
-    assert sorted(engine.built for engine in engines) == [False, True]
-    assert engines[0].built_at == engines[1].built_at != old.built_at
 
 
 def test_where_engines_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,12 +197,11 @@ def test_a_process_killed_at_any_step_leaves_the_old_engine_the_new_one_or_none(
         entry = cache.find(KEY)
         found.append(entry and (entry.folder / "engine.bin").read_bytes())
         states = {item.state for item in EngineCache(cache.folder).entries(hashes=True)}
-        assert states <= {"ready"}
+        assert states <= ({"ready", "damaged"} if action == "build again" else {"ready"})
         cache.obtain(KEY, lambda folder: (folder / "engine.bin").write_bytes(b"last") and None)
-        cache.remove_all([])
+        remove_leftovers(cache.folder)
         files = [path.relative_to(cache.folder) for path in cache.folder.rglob("*") if path.is_file()]
         assert {path.parts[0] for path in files} == {".locks", KEY.digest}
-    before, after = {"build": (None, b"new"), "build again": (b"old", b"new"), "remove": (b"old", None)}[action]
+    before, after = {"build": (None, b"new"), "build again": (None, b"new"), "remove": (b"old", None)}[action]
     assert (found[0], found[-1]) == (before, after)
-    assert set(found) <= {before, after, None}
-    assert found.count(None) <= 1 or action != "build again"  # between two renames
+    assert set(found) <= {before, after}

@@ -174,8 +174,6 @@ def test_values_outside_their_limits_are_refused(fields: dict[str, Any], words: 
     [
         ("cpu", {"dynamic": True}, "bundle demo has fixed shapes; export it with `--dynamic`, or leave dynamic out"),
         ("cpu", {"cuda_graph": True}, "cuda_graph: not with provider cpu, only on a GPU"),
-        ("tensorrt", {"graph_form": "cuda"}, "graph_form cuda: not with provider tensorrt; it is made for cuda alone"),
-        ("cuda", {"graph_form": "cuda"}, "bundle demo has no graphs in it; export it again, `--static` and without"),
         ("toy", {"cuda_graph": True, "windows_per_batch": 2}, "cuda_graph goes with fixed shapes: use dynamic=False"),
     ],
 )

@@ -119,7 +119,6 @@ def _providers() -> Iterator[Finding]:
 
 def _engines() -> Iterator[Finding]:
     from latentsync_trt.runtime.cache import CACHE_VARIABLE, EngineCache, cache_folder
-    from latentsync_trt.runtime.entries import total_bytes
     from latentsync_trt.runtime.networks.verdict import kept
 
     folder = cache_folder().absolute()
@@ -129,11 +128,10 @@ def _engines() -> Iterator[Finding]:
         yield Finding("problem", str(error), f"name another folder in ${CACHE_VARIABLE}")
     else:
         damaged = [item for item in items if item.state == "damaged"]
-        ready = sum(item.state == "ready" for item in items)
-        size = _gb(total_bytes(items))
-        yield Finding("info", f"cache: {folder} ({ready} engines, {size})")
+        size = _gb(sum(item.size_bytes for item in items))
+        yield Finding("info", f"cache: {folder} ({len(items) - len(damaged)} engines, {size})")
         if damaged:
-            text = f"{len(damaged)} damaged, {_gb(total_bytes(damaged))}"
+            text = f"{len(damaged)} damaged, {_gb(sum(item.size_bytes for item in damaged))}"
             yield Finding("missing", text, "latentsync-trt cache prune --damaged")
     for verdict in kept(folder):
         cure = "`latentsync-trt setup` measures again; naming the provider uses it all the same"

@@ -13,8 +13,9 @@ from rich.filesize import decimal
 from latentsync_trt.cli import options
 from latentsync_trt.cli.show import STDERR, notices_to, print_json, print_table
 from latentsync_trt.config import NOT_FOR_BUILDS, RuntimeOptions
+from latentsync_trt.files import remove_leftovers
 from latentsync_trt.runtime.cache import EngineCache, cache_folder
-from latentsync_trt.runtime.entries import Entry, folder_bytes, select, total_bytes
+from latentsync_trt.runtime.entries import Entry, folder_bytes, select
 
 if TYPE_CHECKING:
     from latentsync_trt.runtime.sessions.engines import OpenedEngine
@@ -109,16 +110,17 @@ def prune_engines(folder: Path, max_gb: float | None, damaged: bool, dry_run: bo
         raise click.UsageError(f"--max-gb {max_gb}: not a number from 0")
     known = EngineCache(folder)
     chosen = select(known.entries(), max_bytes=None if max_gb is None else round(max_gb * 1e9), damaged=damaged)
+    removed = []
     if not dry_run:
-        chosen = known.remove_all(chosen)
-    removed = [choice for choice in chosen if not choice.refusal]
-    for choice in removed:
-        click.echo(f"{choice.entry.label} ({decimal(choice.entry.size_bytes)}): {choice.reason}")
-    freed = decimal(total_bytes(choice.entry for choice in removed))
+        remove_leftovers(folder)
+    for entry in chosen:
+        if refusal := "" if dry_run else known.remove(entry):
+            click.echo(f"error: {entry.label} stays: {refusal}", err=True)
+        else:
+            removed.append(entry)
+            click.echo(f"{entry.label} ({decimal(entry.size_bytes)}): {entry.problem or 'least recently used'}")
+    freed = decimal(sum(entry.size_bytes for entry in removed))
     click.echo(f"{'would remove' if dry_run else 'removed'} {_count(removed)} ({freed}) from {folder}")
-    for choice in chosen:
-        if choice.refusal:
-            click.echo(f"error: {choice.entry.label} stays: {choice.refusal}", err=True)
     if len(removed) < len(chosen):
         raise SystemExit(1)
 

@@ -5,8 +5,6 @@
     <cache>/.locks/<digest>.lock    held while an engine of that digest is built or deleted
 
 An entry appears by one rename when it is complete and is never changed, so readers need no lock.
-
-Engines run as code. Where another user owns `<digest>`, this one's engine is `<digest>-<user id>`.
 """
 
 import errno
@@ -18,7 +16,7 @@ import shutil
 import stat
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
@@ -30,7 +28,7 @@ from filelock import FileLock, Timeout
 
 from latentsync_trt.bundle.manifest import files_of
 from latentsync_trt.errors import EngineBuildError, LatentSyncError, MediaError, OutputError
-from latentsync_trt.files import publish, remove_leftovers, temporary_folder
+from latentsync_trt.files import publish, temporary_folder
 from latentsync_trt.paths import below_home, user_folder
 from latentsync_trt.remembered import CACHE_VARIABLE as CACHE_VARIABLE
 from latentsync_trt.remembered import forget
@@ -39,7 +37,6 @@ from latentsync_trt.runtime.entries import (
     DIGEST_LENGTH,
     HASHES_FACT,
     RECORD_NAME,
-    Choice,
     EngineKey,
     Entry,
     Record,
@@ -66,7 +63,7 @@ Notice = Callable[[str], None]
 Build = Callable[[Path], int | None]
 """Writes an engine's files into an empty folder; returns its `Entry.device_memory_bytes`."""
 
-_ENTRY_NAME = re.compile(rf"[0-9a-f]{{{DIGEST_LENGTH}}}(-[0-9]+)?")
+_ENTRY_NAME = re.compile(rf"[0-9a-f]{{{DIGEST_LENGTH}}}")
 
 
 def cache_folder(given: str | Path | None = None) -> Path:
@@ -80,18 +77,13 @@ def cache_folder(given: str | Path | None = None) -> Path:
         folder = below_home(named, _ELSEWHERE)
         if _anyone_writes(folder):
             cure = "set its sticky bit (chmod +t), or take the right to write from others (chmod o-w)"
-            _log_once(logging.WARNING, f"engine cache: {folder}: anyone can exchange engines there; {cure}")
-        _log_once(logging.INFO, f"engine cache: {folder.absolute()}")
+            _log_once(f"engine cache: {folder}: anyone can exchange engines there; {cure}")
         return folder
     if local.is_dir():
         if not is_foreign(local) and not _anyone_writes(local):
-            _log_once(logging.WARNING, f"engine cache: {local.absolute()}, in the working directory")
+            _log_once(f"engine cache: {local.absolute()}, in the working directory")
             return local
-        _log_once(logging.WARNING, f"engine cache: {local.absolute()} is not used, as others can write there")
-    return _own_cache()
-
-
-def _own_cache() -> Path:
+        _log_once(f"engine cache: {local.absolute()} is not used, as others can write there")
     return user_folder("cache") / "engines"
 
 
@@ -104,8 +96,8 @@ def _anyone_writes(folder: Path) -> bool:
 
 
 @cache
-def _log_once(level: int, text: str) -> None:
-    _log.log(level, text)
+def _log_once(text: str) -> None:
+    _log.warning(text)
 
 
 class EngineStore:
@@ -152,7 +144,7 @@ class EngineStore:
                     place.mkdir(parents=True, exist_ok=True)
                 for name, file in read_record(entry.folder).files.items():
                     deliver(entry.folder / name, f"{self._url}/{file.sha256}")
-                deliver(entry.folder / RECORD_NAME, f"{self._url}/{entry.digest}.json")
+                deliver(entry.folder / RECORD_NAME, f"{self._url}/{entry.folder.name}.json")
         except (LatentSyncError, OSError, ValueError) as error:
             self._give_up(error)
 
@@ -195,34 +187,31 @@ class EngineCache:
         self._store = EngineStore(store, on_notice) if store else None
         self._verified: dict[str, datetime | None] = {}
         self._built: set[str] = set()
-        self._foreign: set[str] = set()
+        self._rejected: set[str] = set()
 
-    def find(self, key: EngineKey, *, other_than: datetime | None = None) -> Entry | None:
+    def find(self, key: EngineKey) -> Entry | None:
         """The undamaged engine for `key`, or None. Takes no lock and works on a read-only cache.
 
-        Hashes are checked once in the life of this object. `other_than`: ignores the build of that
-        time; not "older than", as clocks can be wrong.
+        Hashes are checked once in the life of this object.
         """
         entry = self._checked(key)
-        if entry.problem or entry.built_at == other_than:
+        if entry.problem:
             return None
         with suppress(OSError):  # a read-only cache does not record when an engine was last used
             os.utime(entry.folder / RECORD_NAME)
         return entry
 
-    def obtain(self, key: EngineKey, build: Build, *, other_than: datetime | None = None) -> Entry:
+    def obtain(self, key: EngineKey, build: Build) -> Entry:
         """Finds the engine for `key`, fetches it from the store, or builds it.
 
-        While another process builds it, this one waits. `other_than`: does not accept the build of
-        that time, nor what the store has.
+        While another process builds it, this one waits.
 
         Raises:
             EngineBuildError: `build` wrote nothing.
             OutputError: the cache cannot be written, or its disk is full.
             Whatever `build` raises; nothing is left behind then.
         """
-        found = self.find(key, other_than=other_than)
-        if found:
+        if found := self.find(key):
             return found
         lock = self._lock(key.digest)
         with self._explained():
@@ -232,8 +221,7 @@ class EngineCache:
                 self._notice(f"engine cache: {key.label} is being built by another process; waiting for it")
                 held = lock.acquire()
             with held:
-                found = self.find(key, other_than=other_than)
-                entry = found or self._make(key, build, from_store=other_than is None)
+                entry = self.find(key) or self._make(key, build)
         if entry.built and self._store is not None:
             self._store.put(entry)
         return entry
@@ -254,16 +242,17 @@ class EngineCache:
             now = self.find(key)
             if now is None or now.built_at != entry.built_at:
                 why = "was deleted while it was opened"
-            elif isinstance(error, EngineBuildError) and key.digest not in self._built:
+            elif isinstance(error, EngineBuildError) and key.digest not in self._built and not self.remove(entry):
                 why = f"does not open ({error})"
+                self._rejected.add(key.digest)
             else:
                 raise
             self._notice(f"engine cache: {key.label} in {self.folder} {why}; building it again")
-        entry = self.obtain(key, build, other_than=entry.built_at)
+        entry = self.obtain(key, build)
         return entry, load(entry.folder)
 
     def has_built(self, entry: Entry) -> bool:
-        return entry.digest in self._built
+        return entry.folder.name in self._built
 
     def entries(self, *, hashes: bool = False) -> tuple[Entry, ...]:
         """All engines, last used first, checked by records and file sizes, and with `hashes` by content.
@@ -280,10 +269,10 @@ class EngineCache:
 
     def remove(self, entry: Entry) -> str:
         """Deletes an engine unless it is being or was built again; returns why that failed, empty if it did not."""
-        if entry.foreign:
+        if is_foreign(entry.folder):
             return "it belongs to another user"
         try:
-            with self._lock(entry.digest).acquire(blocking=False):
+            with self._lock(entry.folder.name).acquire(blocking=False):
                 if read_entry(entry.folder, hashes=False).built_at not in (None, entry.built_at):
                     return "it was built again"
                 with temporary_folder(self.folder, self._notice) as aside, suppress(FileNotFoundError):
@@ -294,15 +283,9 @@ class EngineCache:
             return f"in use, or write-protected ({error.strerror})"
         return ""
 
-    def remove_all(self, chosen: Iterable[Choice]) -> list[Choice]:
-        """Removes engines, and what killed processes left; returns `chosen` with refusals."""
-        removed = [replace(choice, refusal=self.remove(choice.entry)) for choice in chosen]
-        remove_leftovers(self.folder)
-        return removed
-
     def _checked(self, key: EngineKey) -> Entry:
         """The entry of `key`; its hashes are checked unless this object has done so before."""
-        folder = self._place(key)
+        folder = self.folder / key.digest
         entry = read_entry(folder, hashes=False)
         if entry.problem or self._verified.get(key.digest) == entry.built_at:
             return entry
@@ -311,24 +294,15 @@ class EngineCache:
             self._verified[key.digest] = entry.built_at
         return entry
 
-    def _place(self, key: EngineKey) -> Path:
-        """Where the engine of `key` lies: beside one of another user, if there is, of which a notice tells once."""
-        folder = self.folder / key.digest
-        if sys.platform == "win32" or not is_foreign(folder):
-            return folder
-        if key.digest not in self._foreign:
-            self._foreign.add(key.digest)
-            self._notice(f"engine cache: {key.label} in {folder} belongs to another user; it is not used")
-        return folder.with_name(f"{key.digest}-{os.geteuid()}")
-
-    def _make(self, key: EngineKey, build: Build, *, from_store: bool) -> Entry:
+    def _make(self, key: EngineKey, build: Build) -> Entry:
         """Fetches the engine from the store or builds it. The caller holds the digest's lock."""
-        target = self._place(key)
-        if is_foreign(target):
+        target = self.folder / key.digest
+        if is_foreign(target):  # engines run as code
             raise OutputError(f"{target}: belongs to another user; {_ELSEWHERE}")
         with temporary_folder(self.folder, self._notice) as aside:
             folder = aside / "fetched"
-            fetched = from_store and self._store is not None and self._store.fetch(key, folder)
+            store = None if key.digest in self._rejected else self._store
+            fetched = store is not None and store.fetch(key, folder)
             if not fetched:
                 problem = self._checked(key).problem
                 if problem and target.exists():

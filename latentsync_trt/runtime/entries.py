@@ -9,7 +9,7 @@ import os
 import re
 import stat
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -93,7 +93,6 @@ class Entry:
     `key`, `build_s` and `built_at` (UTC) are None if `engine.json` cannot be read. `problem`: why the engine cannot be
     used, empty if it can. `last_used_at`: UTC. `built`: whether the call that returned this built it.
     `device_memory_bytes`: GPU memory of a run, without weights; None if the provider does not say.
-    `foreign`: another user owns the folder, which is not read or deleted.
     """
 
     folder: Path
@@ -105,15 +104,10 @@ class Entry:
     problem: str = ""
     built: bool = False
     device_memory_bytes: int | None = None
-    foreign: bool = False
 
     @property
-    def digest(self) -> str:
-        return self.folder.name[:DIGEST_LENGTH]
-
-    @property
-    def state(self) -> Literal["ready", "damaged", "foreign"]:
-        return "foreign" if self.foreign else "damaged" if self.problem else "ready"
+    def state(self) -> Literal["ready", "damaged"]:
+        return "damaged" if self.problem else "ready"
 
     @property
     def label(self) -> str:
@@ -124,7 +118,7 @@ def read_entry(folder: Path, *, hashes: bool, digest: str | None = None) -> Entr
     """Checks the entry in `folder`: that no other user can have written it, record and file sizes, with `hashes` the
     contents, too, unless they were checked since the files changed. `digest`: of its key; by default in its name."""
     known: dict[str, Any] = {"key": None, "build_s": None, "built_at": None}
-    problem, used_s, foreign = "", 0.0, is_foreign(folder)
+    problem, used_s = "", 0.0
     try:
         problem = distrust(folder)
         used_s = (folder / RECORD_NAME).stat().st_mtime
@@ -134,7 +128,7 @@ def read_entry(folder: Path, *, hashes: bool, digest: str | None = None) -> Entr
             look = partial(_problem, folder, record.files)
             expected = {folder / name: file.sha256 for name, file in record.files.items()}
             problem = checked(HASHES_FACT, expected, look) if hashes else look(hashes=False)
-            if record.key.digest != (digest or folder.name[:DIGEST_LENGTH]):
+            if record.key.digest != (digest or folder.name):
                 problem = f"{RECORD_NAME} belongs to another engine"
     except ValueError as error:
         problem = f"damaged record: {error}"
@@ -143,7 +137,7 @@ def read_entry(folder: Path, *, hashes: bool, digest: str | None = None) -> Entr
     except OSError as error:
         problem = f"{error.strerror or error}"
     used_at, size_bytes = datetime.fromtimestamp(used_s, UTC), folder_bytes(folder)
-    return Entry(folder=folder, size_bytes=size_bytes, last_used_at=used_at, problem=problem, foreign=foreign, **known)
+    return Entry(folder=folder, size_bytes=size_bytes, last_used_at=used_at, problem=problem, **known)
 
 
 def is_foreign(path: Path) -> bool:
@@ -195,28 +189,13 @@ def folder_bytes(folder: Path) -> int:
     return size_bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """An engine to remove and why. `refusal`: why removing failed; empty if it succeeded, or in a dry run."""
-
-    entry: Entry
-    reason: str
-    refusal: str = ""
-
-
-def total_bytes(entries: Iterable[Entry]) -> int:
-    return sum(entry.size_bytes for entry in entries)
-
-
-def select(entries: Sequence[Entry], *, max_bytes: int | None = None, damaged: bool = False) -> list[Choice]:
-    """Which of `entries` to remove, and why: the `damaged` ones, then damaged and least recently
-    used ones until `max_bytes` are left. Foreign ones do not count. Pure."""
-    chosen: list[Choice] = []
-    entries = [entry for entry in entries if not entry.foreign]
-    excess_bytes = 0 if max_bytes is None else total_bytes(entries) - max_bytes
+def select(entries: Sequence[Entry], *, max_bytes: int | None = None, damaged: bool = False) -> list[Entry]:
+    """Which of `entries` to remove: the `damaged` ones, then damaged and least recently used ones until `max_bytes` are
+    left. Pure."""
+    chosen: list[Entry] = []
+    excess_bytes = 0 if max_bytes is None else sum(entry.size_bytes for entry in entries) - max_bytes
     for entry in sorted(entries, key=lambda entry: (not entry.problem, entry.last_used_at)):
         if (damaged and entry.problem) or excess_bytes > 0:
-            over = f"more than {(max_bytes or 0) / 1e9:g} GB in all"
-            chosen.append(Choice(entry, entry.problem if damaged and entry.problem else over))
+            chosen.append(entry)
             excess_bytes -= entry.size_bytes
     return chosen

@@ -98,7 +98,6 @@ class Engines:
         self._settled: dict[str, GraphForm] = {}
         self._comparing = threading.Lock()
         self._notice = on_notice
-        self._check_form()
         self.cuda_graph = self._uses_cuda_graph()
         precision_notice = eight_bit_notice(bundle.manifest, selection)
         if precision_notice:
@@ -208,9 +207,6 @@ class Engines:
         The portable one is opened from then on, with a notice, where the CUDA form does not run or
         values differ. Where memory is too short for the comparison, it is left to the next run.
         Best called while no other session is open, as it needs memory for each form in turn.
-
-        Raises:
-            EngineBuildError: the form does not run here, and `--graph-form cuda` forbids the portable form.
         """
         if self.form(graph) != CUDA.form:
             return
@@ -223,8 +219,6 @@ class Engines:
             except OutOfMemory:
                 pass
             except EngineBuildError as error:
-                if self.options.graph_form == CUDA.form:
-                    raise
                 self._notice(f"{graph}: the CUDA form does not run here, continuing with the portable one: {error}")
                 settled = "portable"
             self._settled[graph] = settled
@@ -245,18 +239,6 @@ class Engines:
                 f"{FORM_LIMIT} is allowed; please report this GPU with `latentsync-trt selftest --json`"
             )
         remember(CUDA_FORM_FACT, fact)
-
-    def _check_form(self) -> None:
-        """Raises `InputError` if the options require the CUDA form and it is not available."""
-        if self.options.graph_form != CUDA.form:
-            return
-        if self.selection.provider is not CUDA:
-            raise InputError(f"--graph-form cuda: not with provider {self.selection.name}; it is made for cuda alone")
-        if not any(CUDA.form in entry.forms for entry in self.bundle.manifest.graphs.values()):
-            raise InputError(
-                f"--graph-form cuda: bundle {self.bundle.manifest.name} has no graphs in it; export it again, "
-                "`--static` and without `--portable-only`"
-            )
 
     def _open_form(self, graph: str, form: GraphForm) -> Session:
         path, fixed = self.bundle.graph_path(graph, form), fixed_sizes(self.bundle.manifest.graphs[graph], self.ranges)
