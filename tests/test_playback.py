@@ -149,11 +149,3 @@ def test_any_file_is_played_backwards(
     for number, frame in zip(numbers(frames), frames, strict=True):
         assert (frame.rgb == frames[number].rgb).all()
         assert frame.source_s == frames[number].source_s
-
-
-def test_joined_recordings_are_played_backwards(tmp_path: Path) -> None:
-    parts = [write_video(tmp_path / f"{name}.ts", numbered(30)) for name in ("a", "b")]
-    joined = tmp_path / "joined.ts"
-    joined.write_bytes(b"".join(part.read_bytes() for part in parts))
-    once = [*range(30), *range(30)]
-    assert numbers(read(joined, 4, "pingpong")) == [*once, *once[-2::-1]][:100]

@@ -11,7 +11,7 @@ from av.container import InputContainer
 
 from latentsync_trt.errors import InputError, MediaError
 from latentsync_trt.media.files import guarded, open_input, reading
-from latentsync_trt.media.timing import JITTER_S, Timed, joint_clock, nearest, stamp_of, with_next
+from latentsync_trt.media.timing import JITTER_S, Timed, clock_of, nearest, stamp_of, with_next
 from latentsync_trt.types import Float32Array
 
 SPEECH_RATE_HZ = 16_000
@@ -153,7 +153,7 @@ def decoded_audio(
     Raises:
         MediaError: decoding fails (with the time), or there are no samples.
     """
-    clock = joint_clock(path, stream, delay_s, jitter_s=JITTER_S)
+    clock = clock_of(path, container, next_s=delay_s, jitter_s=JITTER_S)
     for frame, following in with_next(_frames(path, container, stream)):
         duration_s = Fraction(frame.samples, frame.sample_rate)
         time_s = clock.advance(stamp_of(frame), duration_s)

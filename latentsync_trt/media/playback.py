@@ -5,12 +5,11 @@ on screen in the middle of its interval, at (k + ½) / fps, as FFmpeg's `fps` fi
 the output lasts as long as the source, rounded to whole pictures. All times are exact seconds.
 """
 
-from array import array
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from itertools import islice, takewhile
+from itertools import chain, islice, takewhile
 from pathlib import Path
 from typing import TypeVar, cast
 
@@ -21,7 +20,17 @@ from av.stream import Disposition
 from latentsync_trt.config import MODEL_FPS, Extend
 from latentsync_trt.errors import MediaError
 from latentsync_trt.media.files import MOST_PIXELS, guarded, open_input
-from latentsync_trt.media.timing import Timed, joint_clock, nearest, on_clock, on_grid, period_s, stamp_of, with_next
+from latentsync_trt.media.timing import (
+    Clock,
+    Timed,
+    clock_of,
+    nearest,
+    on_clock,
+    on_grid,
+    period_s,
+    stamp_of,
+    with_next,
+)
 
 T = TypeVar("T")
 
@@ -35,8 +44,8 @@ LONGEST_PERIOD_S = Fraction(1, 10)
 _CHUNK_BYTES = 128 * 2**20
 _LEAST_CHUNK = 4
 
-# Pictures before the wanted one to seek to: a keyframe may be found by decoding time, or be none.
-_SEEK_BACK = (0, 64, 512)
+# Before the wanted picture, to seek to: a keyframe may be found by decoding time, or be none.
+_SEEK_BACK_S = (0, 2, 20)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,73 +65,68 @@ class Playback:
 
 
 class VideoPasses:
-    """The pictures of a video's first stream, as the decoder gives them.
+    """The pictures of a video's first stream, as the decoder gives them, each until the next one's time.
 
-    `exact`: times that the container has rounded become those of the exact rate, see `timing.on_grid`. To play
-    backwards, pictures are decoded in chunks from the keyframe before each, or from the start in a file in which that
-    does not find them. Raises `MediaError`: the file cannot be read, or breaks off; the message gives the time.
+    Times that the container has rounded become those of the exact rate, see `timing.on_grid`. To play backwards,
+    pictures are decoded in chunks from the keyframe before each, or from the start in a file in which that does not
+    find them. Raises `MediaError`: the file cannot be read, or breaks off; the message gives the time.
     """
 
-    def __init__(self, path: Path, *, exact: bool) -> None:
-        self._path, self._exact = path, exact
+    def __init__(self, path: Path) -> None:
+        self._path = path
         self.period_s = Fraction(0)  # from picture to picture, the mean; known as soon as a picture has been read
-        self._count, self._chunk = 0, _LEAST_CHUNK
-        self._stamps: array[int] | None = None
+        self._last_s = self._chunk_s = Fraction(0)
+        self._origin_s: Fraction | None = None
 
     def forward(self) -> Generator[Timed[VideoFrame], None, None]:
-        """All pictures, each until the next one's time; the first one's is 0."""
-        stamps: array[int] = array("q")
-        count = 0
+        """All pictures; the first one's time is 0."""
+        has_stamps = True
         with self._opened() as (container, stream):
-            clock = joint_clock(self._path, stream)
-            timed = on_clock(_decoded(self._path, container, stream), clock, self.period_s)
-            for count, picture in enumerate(self._lasting(timed, stream), 1):
-                if picture.item.pts is not None:
-                    stamps.append(picture.item.pts)
-                if count == 1:
+            clock = clock_of(self._path, container)
+            for picture in self._pictures(container, stream, clock):
+                has_stamps &= picture.item.pts is not None
+                self._last_s = picture.time_s
+                if not self._chunk_s:
                     picture_bytes = sum(plane.buffer_size for plane in picture.item.planes)
-                    self._chunk = max(_LEAST_CHUNK, _CHUNK_BYTES // picture_bytes)
+                    self._chunk_s = max(_LEAST_CHUNK, _CHUNK_BYTES // picture_bytes) * self.period_s
                 yield picture
-            self._count, self._stamps = count, None if clock.resets or len(stamps) < count else stamps
+            self._origin_s = clock.origin_s if has_stamps else None
 
     def backward(self) -> Generator[Timed[VideoFrame], None, None]:
         """The pictures from the last but one to the first, after a pass forward, with its times."""
-        stop = self._count - 1
-        while stop > 0:
-            start = max(0, stop - self._chunk)
-            chunk = self._sought(start, stop)
+        stop_s = self._last_s
+        while stop_s > 0:
+            start_s = max(stop_s - self._chunk_s, Fraction(0))
+            chunk = self._sought(start_s, stop_s)
             if chunk is None:
                 with closing(self.forward()) as pictures:
-                    chunk = list(islice(pictures, start, stop))
+                    chunk = _between(pictures, start_s, stop_s)
             while chunk:
                 yield chunk.pop()
-            stop = start
+            stop_s = start_s
 
-    def _sought(self, start: int, stop: int) -> list[Timed[VideoFrame]] | None:
-        """Pictures `start` to before `stop`; None if they cannot be found by their stamps."""
-        if self._stamps is None:
+    def _sought(self, start_s: Fraction, stop_s: Fraction) -> list[Timed[VideoFrame]] | None:
+        """Pictures from `start_s` to before `stop_s`; None if they cannot be found by their stamps."""
+        if self._origin_s is None:
             return None
-        stamps, first = self._stamps[start : stop + 1], self._stamps[0]
-        wanted = set(stamps[: stop - start])
-        with self._opened() as (container, stream), suppress(FFmpegError):  # who decodes from the start reports it
-            for back in _SEEK_BACK:
-                found = dict[int, VideoFrame]()
-                container.seek(self._stamps[max(0, start - back)], stream=stream)
-                for frame in container.decode(stream):
-                    if frame.pts in wanted and not frame.is_corrupt:
-                        found.setdefault(frame.pts, frame)
-                    if frame.pts is None or len(found) == len(wanted) or frame.pts > stamps[-1]:
-                        break
-                if len(found) == len(wanted):
-                    unit_s = stream.time_base or Fraction(0)
-                    timed = (Timed((stamp - first) * unit_s, unit_s, stamp) for stamp in stamps)
-                    shown = islice(self._lasting(timed, stream), stop - start)
-                    return [Timed(picture.time_s, picture.duration_s, found[picture.item]) for picture in shown]
+        with self._opened() as (container, stream), suppress(FFmpegError, MediaError):  # a pass from the start tells
+            for back_s in _SEEK_BACK_S:
+                clock = clock_of(self._path, container, origin_s=self._origin_s)
+                from_s = max(start_s - back_s, Fraction(0))
+                container.seek(int((self._origin_s + from_s) / cast(Fraction, stream.time_base)), stream=stream)
+                pictures = self._pictures(container, stream, clock)
+                first = next(pictures, None)
+                if first is not None and first.time_s <= start_s:
+                    chunk = _between(chain([first], pictures), start_s, stop_s)
+                    if not any(picture.item.is_corrupt for picture in chunk):
+                        return chunk
         return None
 
-    def _lasting(self, pictures: Iterable[Timed[T]], stream: VideoStream) -> Iterator[Timed[T]]:
-        """Each picture until the next one's time."""
-        for picture, following in with_next(on_grid(pictures, stream) if self._exact else pictures):
+    def _pictures(
+        self, container: InputContainer, stream: VideoStream, clock: Clock
+    ) -> Generator[Timed[VideoFrame], None, None]:
+        timed = on_grid(on_clock(_decoded(self._path, container, stream), clock, self.period_s), stream)
+        for picture, following in with_next(timed):
             yield replace(picture, duration_s=following.time_s - picture.time_s) if following else picture
 
     @contextmanager
@@ -132,6 +136,10 @@ class VideoPasses:
             stream.thread_type = "AUTO"
             self.period_s = period_s(stream)
             yield container, stream
+
+
+def _between(pictures: Iterable[Timed[T]], start_s: Fraction, stop_s: Fraction) -> list[Timed[T]]:
+    return [each for each in takewhile(lambda each: each.time_s < stop_s, pictures) if each.time_s >= start_s]
 
 
 def _decoded(

@@ -91,7 +91,7 @@ def read_frames(path: Path, playback: Playback = _AS_IT_IS) -> Iterator[Frame]:
         MediaError: the file cannot be read, has no picture, or breaks off; the message gives the time.
     """
     converter, frame, converted = FrameConverter(), None, None
-    for index, shown in enumerate(played(VideoPasses(path, exact=playback.fps is None), playback)):
+    for index, shown in enumerate(played(VideoPasses(path), playback)):
         picture = shown.item
         if converted is None or picture.item is not frame:
             frame = picture.item
@@ -154,11 +154,11 @@ def delays_of(video: Path, audio: Path) -> Delays:
         return Delays()
     picture_s = probe(video).start_s
     with open_input(audio) as container:
-        sound_s, clock = first_sample_s(audio, container), clock_of(container)
+        sound_s, clock = first_sample_s(audio, container), clock_of(audio, container)
     if picture_s is None or sound_s is None:
         return Delays()
     clock.advance(min(picture_s, sound_s), Fraction(0))
-    delay_s = clock.advance(max(picture_s, sound_s), Fraction(0))  # not the step where the clock is reset in between
+    delay_s = clock.advance(max(picture_s, sound_s), Fraction(0))
     return Delays(picture_s=delay_s) if picture_s > sound_s else Delays(sound_s=delay_s)
 
 

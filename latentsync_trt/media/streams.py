@@ -15,7 +15,7 @@ from av.subtitles.stream import SubtitleStream
 from latentsync_trt.errors import MediaError
 from latentsync_trt.media.audio import first_sample_s
 from latentsync_trt.media.files import guarded, open_input, reading
-from latentsync_trt.media.timing import joint_clock, nearest
+from latentsync_trt.media.timing import clock_of, nearest
 from latentsync_trt.types import Float32Array
 
 # What decoders need before the first sample that is heard: 80 ms for Opus, 93 ms for HE-AAC.
@@ -61,7 +61,8 @@ def copied_sound(
         with open_input(path) as opened_again:
             first_s = first_sample_s(path, opened_again)
         origin_s = None if first_s is None else first_s - delay_s
-    clock, rate_hz = joint_clock(path, stream, delay_s, origin_s=origin_s), stream.codec_context.sample_rate
+    clock = clock_of(path, cast(InputContainer, stream.container), next_s=delay_s, origin_s=origin_s)
+    rate_hz = stream.codec_context.sample_rate
     time_base = stream.time_base or Fraction(1, rate_hz)
     last: int | None = None
     begun = False
