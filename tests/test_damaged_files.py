@@ -67,7 +67,7 @@ def test_sound_in_an_unknown_codec_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("end_s", "pictures"), [(1, 25), (Fraction(1, 100), 1), (None, 3600 * 25)])
 def test_a_picture_that_claims_to_last_for_a_day_ends_with_the_file(end_s: Fraction | None, pictures: int) -> None:
-    clock = Clock(stated_end_s=None if end_s is None else Fraction(end_s))
+    clock = Clock(Path(), stated_end_s=None if end_s is None else Fraction(end_s))
     day = on_clock([(Fraction(0), Fraction(86_400), "picture")], clock, Fraction(1, 25))
     assert len(list(at_constant_rate(day, 25))) == pictures
 

@@ -6,10 +6,8 @@ from fractions import Fraction
 from pathlib import Path
 
 import av
-import cv2
 import numpy as np
 import pytest
-from av.stream import Disposition
 
 from latentsync_trt import SyncOptions
 from latentsync_trt.media.codecs import choose_encoder
@@ -181,41 +179,3 @@ def test_audio_tracks_that_do_not_fit_are_named(tmp_path: Path, second: str, suf
     else:
         codec = second.removeprefix("lib")
         assert lost == [f"the audio track 2 ({codec}, fra) is left out: {suffix} cannot hold it, .mkv can"]
-
-
-def write_silent(path: Path, cover: bytes) -> Path:
-    """A clip with a cover picture."""
-    with av.open(str(path), "w") as container:
-        video = container.add_stream("libx264", rate=25, options={"preset": "ultrafast"})
-        video.width, video.height, video.pix_fmt = 96, 64, "yuv420p"
-        container.add_attachment("cover.jpg", "image/jpeg", cover)
-        for index in range(50):
-            frame = av.VideoFrame(96, 64, "yuv420p")
-            frame.pts, frame.time_base = index, Fraction(1, 25)
-            container.mux(video.encode(frame))
-        container.mux(video.encode(None))
-    return path
-
-
-def keep_silent(source: Path, output: Path) -> list[str]:
-    """Writes `source` again with all that belongs to it; returns what is left out."""
-    info = probe(source)
-    with VideoWriter(output, info, choose_encoder(SyncOptions(), info), None, source) as writer:
-        for frame in read_frames(source):
-            writer.write(frame)
-    return [notice for notice in writer.notices if "left out" in notice]
-
-
-def test_cover_pictures_are_kept(tmp_path: Path) -> None:
-    """From container to container, except into .mov, which has no place for them that FFmpeg knows."""
-    cover = cv2.imencode(".jpg", np.full((48, 32, 3), 90, np.uint8))[1].tobytes()
-    source = write_silent(tmp_path / "a.mkv", cover)
-    for name in ("b.mp4", "c.mp4", "d.mkv", "e.mkv"):
-        assert keep_silent(source, tmp_path / name) == []
-        source = tmp_path / name
-        with av.open(str(source)) as container:
-            picture, shown = container.streams.video
-            assert (picture.codec_context.name, shown.disposition) == ("h264", Disposition.attached_pic)
-            assert [bytes(packet) for packet in container.demux(shown) if packet.size] == [cover]
-    (told,) = keep_silent(source, tmp_path / "f.mov")
-    assert told == "the cover picture 1 (mjpeg) is left out: .mov cannot hold it, .mkv can"

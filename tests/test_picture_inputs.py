@@ -1,4 +1,4 @@
-"""Inputs that are no videos: a still picture, an image sequence, an animated GIF."""
+"""Inputs that are no videos: a still picture, an animated GIF."""
 
 from fractions import Fraction
 from pathlib import Path
@@ -8,8 +8,6 @@ import pytest
 from PIL import Image, ImageOps
 
 from latentsync_trt.config import Extend
-from latentsync_trt.errors import MediaError
-from latentsync_trt.media.files import check_file
 from latentsync_trt.media.playback import Playback
 from latentsync_trt.media.reader import probe, read_frames
 from latentsync_trt.types import Frame
@@ -20,12 +18,6 @@ DELAYS_MS = [40, 100, 40, 90, 50]
 
 def pictures(count: int) -> list[Image.Image]:
     return [Image.fromarray(picture) for picture in numbered(count)]
-
-
-def write_sequence(folder: Path, names: list[str]) -> None:
-    folder.mkdir(exist_ok=True)
-    for picture, name in zip(pictures(len(names)), names, strict=True):
-        picture.save(folder / name)
 
 
 def read(path: Path, duration_s: Fraction | int | None = None, extend: Extend | None = None) -> list[Frame]:
@@ -56,11 +48,7 @@ def test_a_picture_without_color_or_with_a_palette_is_read(tmp_path: Path, mode:
     else:
         gray = picture.convert(mode)
     gray.save(tmp_path / "1.png")
-    picture.save(tmp_path / "2.png")
     assert numbers(read(tmp_path / "1.png")) == [5]
-    assert numbers(read(tmp_path / "%d.png")) == [5, 5]
-    (tmp_path / "2.png").rename(tmp_path / "0.png")
-    assert numbers(read(tmp_path / "%d.png")) == [5, 5]
 
 
 @pytest.mark.parametrize("orientation", [1, 3, 5, 6])
@@ -75,42 +63,6 @@ def test_a_photograph_is_turned_upright(tmp_path: Path, orientation: int) -> Non
     info, (frame,) = probe(photograph), read(photograph)
     assert (info.width_px, info.height_px) == upright.size
     assert np.abs(frame.rgb.astype(int) - np.asarray(upright)).mean() < 3
-
-
-@pytest.mark.parametrize(
-    ("pattern", "names"),
-    [
-        ("%05d.png", ["99998.png", "99999.png", "100000.png"]),
-        ("shot-%d.jpg", ["shot-9.jpg", "shot-10.jpg", "shot-11.jpg"]),
-        ("%03d_left.webp", ["700_left.webp", "701_left.webp"]),
-    ],
-)
-def test_a_sequence_is_a_video_of_25_frames_a_second(tmp_path: Path, pattern: str, names: list[str]) -> None:
-    folder = tmp_path / "100% done"
-    write_sequence(folder, names)
-    (folder / "notes-0001.png").write_text("not a frame")
-    frames = read(folder / pattern)
-    assert numbers(frames) == [*range(len(names))]
-    assert [frame.time_s for frame in frames] == [Fraction(index, 25) for index in range(len(names))]
-    info = probe(folder / pattern)
-    assert (info.duration_s, info.frames_per_s, info.time_base) == (Fraction(len(names), 25), 25, Fraction(1, 25))
-    there_and_back = numbers(read(folder / pattern, Fraction(4 + 20, 25), "pingpong"))
-    assert there_and_back[: len(names) + 1] == [*range(len(names)), len(names) - 2]
-
-
-@pytest.mark.parametrize(
-    ("names", "message", "usage"),
-    [
-        (["00001.png", "00002.png", "00005.png"], r"00003\.png: is missing, but 00005\.png exists", False),
-        ([], r"no such pictures, as 00001\.png$", True),
-    ],
-)
-def test_what_a_sequence_lacks_is_told(tmp_path: Path, names: list[str], message: str, usage: bool) -> None:
-    write_sequence(tmp_path, names)
-    for check in (check_file, probe):
-        with pytest.raises(MediaError, match=message) as raised:
-            check(tmp_path / "%05d.png")
-        assert raised.value.usage == usage
 
 
 @pytest.mark.parametrize("extend", ["pingpong", "loop"])

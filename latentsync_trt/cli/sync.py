@@ -36,7 +36,7 @@ SOURCE, RESULT, PICTURE, PLOT = "source.mp4", "out.mp4", "side_by_side.png", "sy
 @path_option(
     "--video",
     panel=FILES,
-    help="Video with a face; also a picture, numbered pictures as in frames/%05d.png, or a GIF.",
+    help="Video with a face; also a picture or a GIF.",
 )
 @path_option(
     "--audio",
@@ -114,12 +114,7 @@ def sync(
 
 
 def default_output(video: Path, suffix: str) -> Path:
-    """`clip.mov` → `clip-synced.mp4`, `frames/%05d.png` → `frames-synced.mp4` beside it, for the suffix ".mp4"."""
-    from latentsync_trt.media.files import is_sequence
-
-    if is_sequence(video):
-        folder = video.parent if video.parent.name else video.parent.absolute()
-        return folder.with_name(f"{folder.name}-synced{suffix}")
+    """`clip.mov` → `clip-synced.mp4` beside it, for the suffix ".mp4"."""
     return video.parent / f"{video.stem}-synced{suffix}"
 
 

@@ -1,10 +1,8 @@
 """Opens media files, and converts errors of FFmpeg and the system to errors of this package."""
 
 import os
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import pairwise
 from pathlib import Path
 from stat import S_ISDIR, S_ISREG
 from typing import Any, TypeVar
@@ -13,9 +11,8 @@ import av
 from av import FFmpegError
 from av.container import InputContainer, OutputContainer
 
-from latentsync_trt.config import MODEL_FPS
 from latentsync_trt.errors import InputError, MediaError, OutputError
-from latentsync_trt.paths import exists, why_missing
+from latentsync_trt.paths import why_missing
 
 MOST_PIXELS = 139_264 * 16 * 16
 """Of a picture: the most in H.264 (level 6.2). A damaged header could ask for gigabytes."""
@@ -27,13 +24,10 @@ _INPUT_OPTIONS = {
     "protocol_whitelist": "file",
     "format_whitelist": ",".join(sorted(av.formats_available - _PLAYLISTS)),
     "max_pixels": f"{MOST_PIXELS}",
+    "pattern_type": "none",  # for pictures whose name contains "%d"; other demuxers ignore it
 }
-# For pictures whose name contains "%d"; other demuxers ignore it.
-_NO_PATTERN = {"pattern_type": "none"}
 
 T = TypeVar("T")
-
-_PATTERN = re.compile(r"([^%]*)%(?:0([1-9]))?d([^%]*)")
 
 
 def reason_of(error: Exception) -> str:
@@ -77,24 +71,19 @@ def writing(path: Path) -> Iterator[None]:
 
 @contextmanager
 def open_input(path: Path) -> Iterator[InputContainer]:
-    """Opens a local media file or an image sequence and closes it at the end of the block.
+    """Opens a local media file and closes it at the end of the block.
 
     Raises:
         MediaError: the file is missing, a folder, empty, truncated, a playlist, or in a format unknown to FFmpeg.
     """
     check_file(path)
-    name, options = str(path), _NO_PATTERN
-    if is_sequence(path):
-        # FFmpeg takes every % in the names of folders for a number, too.
-        name = str(path.parent / "x").replace("%", "%%")[:-1] + path.name
-        options = {"start_number": str(min(_files(path))), "start_number_range": "1", "framerate": str(MODEL_FPS)}
     # FFmpeg's log stays off: its callback takes the interpreter's lock, which a thread that frees a decoder holds
     # while it waits for the decoder's own threads. Two open files are then enough for a deadlock.
     with reading(path, "is not a readable media file", "; give another one, or convert it to MP4 or WAV"):
         # Nothing here reads metadata, which old programs wrote in encodings other than
         # UTF-8. FFmpeg would take "a:" in "a:b.mp4" as a protocol.
         try:
-            container = av.open(f"file:{name}", "r", options=_INPUT_OPTIONS | options, metadata_errors="replace")
+            container = av.open(f"file:{path}", "r", options=_INPUT_OPTIONS, metadata_errors="replace")
         except av.error.ArgumentError as error:  # how FFmpeg refuses a format
             cure = "make one file of it: ffmpeg -i LIST -c copy clip.mkv"
             raise MediaError(f"{path}: is damaged, or a playlist, which names other files; {cure}") from error
@@ -109,20 +98,19 @@ def open_output(path: Path, options: dict[str, str] | None = None) -> OutputCont
 
 
 def check_file(path: Path) -> None:
-    """Raises `MediaError` if `path` is no file or sequence, may not be read, or is empty."""
-    for file in _files(path).values():
-        try:
-            found = file.stat()
-        except (FileNotFoundError, NotADirectoryError) as error:
-            raise MediaError(why_missing(file), usage=True) from error
-        except (OSError, ValueError) as error:
-            raise MediaError(f"{file}: cannot be read: {reason_of(error)}", usage=True) from error
-        if S_ISDIR(found.st_mode):
-            raise MediaError(f"{file}: is a folder; name a video or audio file in it", usage=True)
-        if not os.access(file, os.R_OK):
-            raise MediaError(f"{file}: may not be read; change its permissions", usage=True)
-        if S_ISREG(found.st_mode) and not found.st_size:  # pipes also have size 0
-            raise MediaError(f"{file}: is empty (0 bytes); copy or download it again")
+    """Raises `MediaError` if `path` is no file, may not be read, or is empty."""
+    try:
+        found = path.stat()
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise MediaError(why_missing(path), usage=True) from error
+    except (OSError, ValueError) as error:
+        raise MediaError(f"{path}: cannot be read: {reason_of(error)}", usage=True) from error
+    if S_ISDIR(found.st_mode):
+        raise MediaError(f"{path}: is a folder; name a video or audio file in it", usage=True)
+    if not os.access(path, os.R_OK):
+        raise MediaError(f"{path}: may not be read; change its permissions", usage=True)
+    if S_ISREG(found.st_mode) and not found.st_size:  # pipes also have size 0
+        raise MediaError(f"{path}: is empty (0 bytes); copy or download it again")
 
 
 def _check_not_cut_off(path: Path, container: InputContainer) -> None:
@@ -136,34 +124,3 @@ def _check_not_cut_off(path: Path, container: InputContainer) -> None:
                 f"{path}: is cut off: its index expects at least {last.pos + last.size} bytes, "
                 f"the file has {container.size}; copy or download it again"
             )
-
-
-def is_sequence(path: Path) -> bool:
-    """Whether `path` is a pattern of numbered pictures, such as frames/%05d.png, and no file."""
-    return _PATTERN.fullmatch(path.name) is not None and not exists(path)
-
-
-def _files(path: Path) -> dict[int, Path]:
-    """The pictures of a sequence by number, or the file itself; `MediaError` if one is missing."""
-    parts = _PATTERN.fullmatch(path.name)
-    if parts is None or exists(path):
-        return {0: path}
-    before, digits, after = parts.groups("1")
-    any_digits = re.compile(f"{re.escape(before)}([0-9]+){re.escape(after)}")
-    try:
-        names = {entry.name for entry in path.parent.iterdir()}
-    except OSError as error:
-        raise MediaError(f"{path}: its folder cannot be read: {error.strerror}", usage=True) from error
-
-    def name_of(number: int) -> str:
-        return f"{before}{number:0{digits}}{after}"
-
-    found = sorted(int(match[1]) for match in map(any_digits.fullmatch, names) if match)
-    numbers = [number for number in found if name_of(number) in names]
-    if not numbers:
-        raise MediaError(f"{path}: no such pictures, as {name_of(1)}", usage=True)
-    for number, following in pairwise(numbers):
-        if following > number + 1:
-            missing = path.with_name(name_of(number + 1))
-            raise MediaError(f"{missing}: is missing, but {name_of(following)} exists; add it")
-    return {number: path.with_name(name_of(number)) for number in numbers}

@@ -28,11 +28,10 @@ from av.container import OutputContainer
 
 from latentsync_trt.media.codecs import VideoEncoder
 from latentsync_trt.media.files import open_input, open_output
-from latentsync_trt.media.other_streams import Source, copy_tags, open_others
+from latentsync_trt.media.other_streams import Source, copy_tags, open_others, optional
 from latentsync_trt.media.parts import Finished, abandon, joined
 from latentsync_trt.media.reader import are_one
-from latentsync_trt.media.soundtrack import ChosenSound, open_soundtrack
-from latentsync_trt.media.streams import TimedPackets, optional
+from latentsync_trt.media.soundtrack import ChosenSound, TimedPackets, open_soundtrack
 from latentsync_trt.types import VideoInfo
 from latentsync_trt.version import __version__
 

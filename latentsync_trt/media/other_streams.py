@@ -1,4 +1,4 @@
-"""What an output keeps besides picture and sound: tracks, subtitles, chapters, covers, fonts, tags.
+"""What an output keeps besides picture and sound: tracks, subtitles, chapters, fonts, tags.
 
 Stamps of the source become those of the output, and what comes before its first or after its last picture is cut off.
 """
@@ -13,23 +13,32 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any, cast
 
-from av import AudioStream, Packet, VideoStream
+from av import AudioStream, Packet
 from av.container import InputContainer, OutputContainer
-from av.stream import AttachmentStream, Discard, Disposition, Stream
+from av.stream import AttachmentStream, Discard, Stream
 from av.subtitles.stream import SubtitleStream
 
-from latentsync_trt.media.files import open_input, reading
+from latentsync_trt.errors import MediaError
+from latentsync_trt.media.files import guarded, open_input, reading
 from latentsync_trt.media.playback import video_stream
-from latentsync_trt.media.soundtrack import COPIED_CODECS
-from latentsync_trt.media.streams import TimedPackets, add_subtitles, copied_sound, copied_subtitles, holds_subtitles
+from latentsync_trt.media.soundtrack import COPIED_CODECS, TimedPackets, copied_sound
 from latentsync_trt.media.timing import nearest
 
 _MKV = ".mkv"
 # Besides `COPIED_CODECS`, what a container takes, although fewer players do.
 _MORE_AUDIO = {".mp4": ("opus", "flac", "dts")}
 
-_COVERS = {"mjpeg": "jpeg", "png": "png"}
-_WITH_COVER = (".mp4", _MKV)
+_TEXT_FORMS = ("ass", "ssa", "subrip", "webvtt", "mov_text", "text")
+# What text becomes in a container that does not hold its form.
+_FORM_IN = {".mp4": "mov_text", ".mov": "mov_text", ".mkv": "subrip"}
+_HELD_FORMS = {
+    ".mp4": ("mov_text",),
+    ".mov": ("mov_text",),
+    ".mkv": ("ass", "subrip", "webvtt", "hdmv_pgs_subtitle", "dvd_subtitle", "dvb_subtitle"),
+}
+_PER_S = 1000  # stamps of subtitles
+_MOST_EMPTY_BYTES = 2  # of a packet of `mov_text` that says that nothing is shown: a length of 0
+
 
 # Tags of the source's file itself, and a time code, which FFmpeg refuses for unusual rates.
 _OF_THE_FILE = ("major_brand", "minor_version", "compatible_brands", "encoder", "duration", "timecode")
@@ -77,6 +86,61 @@ def _copy_stream_tags(source: Stream, output: Stream) -> None:
     output.disposition = source.disposition
 
 
+def optional(timed: TimedPackets, problems: list[str]) -> TimedPackets:
+    """The same packets; where their source breaks off, they end, and `problems` says so."""
+    try:
+        yield from timed
+    except MediaError as error:
+        problems.append(f"{error}; the rest of this stream is left out")
+
+
+def _add_subtitles(path: Path, stream: SubtitleStream, output: OutputContainer, suffix: str) -> SubtitleStream:
+    """Adds a copy of a stream to an open output, converted if that does not hold its form."""
+    if stream.codec_context.codec.canonical_name in _HELD_FORMS[suffix]:
+        return output.add_stream_from_template(stream)
+    with reading(path, "its subtitles cannot be decoded"):
+        stream.codec_context.open()
+    copy = cast(SubtitleStream, output.add_stream(_FORM_IN[suffix]))
+    copy.codec_context.subtitle_header = stream.codec_context.subtitle_header
+    return copy
+
+
+def _copied_subtitles(
+    path: Path, stream: SubtitleStream, copy: SubtitleStream, suffix: str, origin_s: Fraction, end_s: Fraction
+) -> TimedPackets:
+    """The packets of a stream of an open file for its `copy` from `_add_subtitles`.
+
+    Args:
+        origin_s: stamp at time 0 of the output; end_s: when the output ends.
+    """
+    packets = cast(InputContainer, stream.container).demux(stream)
+    source, last = stream.codec_context, -1
+    target = None if source.codec.canonical_name in _HELD_FORMS[suffix] else copy.codec_context
+    most_empty = _MOST_EMPTY_BYTES if source.name == "mov_text" else 0
+    for packet in guarded(path, packets, "subtitles"):
+        if packet.pts is None or packet.size <= most_empty:
+            continue
+        converted: Packet[Any] | None = packet
+        if target is not None:
+            with reading(path, "its subtitles cannot be read"):
+                shown = source.decode2(packet)
+                converted = target.encode_subtitle(shown) if shown is not None and len(shown) else None
+        if converted is None:
+            continue
+        starts_s = packet.pts * packet.time_base - origin_s
+        ends_s = min(starts_s + (packet.duration or 0) * packet.time_base, end_s)
+        starts_s = max(starts_s, Fraction(0)) if ends_s > 0 else starts_s
+        if not 0 <= starts_s < end_s:
+            continue
+        start = nearest(starts_s, _PER_S)
+        if suffix != ".mkv":  # MP4 has a time for each only by the length of the one before
+            start = max(start, last + 1)
+        last = converted.pts = converted.dts = start
+        converted.duration = max(nearest(ends_s, _PER_S) - start, 0)
+        converted.stream, converted.time_base = copy, Fraction(1, _PER_S)
+        yield Fraction(start, _PER_S), converted
+
+
 @contextmanager
 def open_others(source: Source, output: OutputContainer, suffix: str, end_s: Fraction) -> Iterator[list[TimedPackets]]:
     """Adds the streams of `source` that fit to an open output of length `end_s`, with their tags."""
@@ -88,30 +152,18 @@ def open_others(source: Source, output: OutputContainer, suffix: str, end_s: Fra
             if isinstance(listed, AttachmentStream):
                 output.add_attachment(listed.name or "file", listed.mimetype or "application/octet-stream", listed.data)
                 continue
-            if isinstance(listed, VideoStream) and suffix == _MKV:
-                form = _COVERS[_codec(listed)]
-                output.add_attachment(f"cover.{form}", f"image/{form}", bytes(_cover(source.path, listed)))
-                continue
             # A file each, as they are read at different places.
             stream = opened.enter_context(open_input(source.path)).streams[listed.index]
             if isinstance(stream, SubtitleStream):
-                subtitles = add_subtitles(source.path, stream, output, suffix)
-                timed = copied_subtitles(source.path, stream, subtitles, suffix, source.origin_s, end_s)
-            elif isinstance(stream, AudioStream):
-                sound = output.add_stream_from_template(stream)
-                timed = copied_sound(source.path, stream, sound, Fraction(0), origin_s=source.origin_s)
+                subtitles = _add_subtitles(source.path, stream, output, suffix)
+                timed = _copied_subtitles(source.path, stream, subtitles, suffix, source.origin_s, end_s)
             else:
-                packet = _cover(source.path, stream)
-                packet.stream, packet.pts, packet.dts = output.add_stream_from_template(stream, opaque=True), 0, 0
-                timed = iter([(Fraction(0), packet)])
+                track = cast(AudioStream, stream)
+                sound = output.add_stream_from_template(track)
+                timed = copied_sound(source.path, track, sound, Fraction(0), origin_s=source.origin_s)
             added.append(timed)
             _copy_stream_tags(stream, output.streams[-1])
         yield added
-
-
-def _cover(path: Path, stream: Stream) -> Packet[Any]:
-    with reading(path, "its cover picture cannot be read"):
-        return next(packet for packet in cast(InputContainer, stream.container).demux(stream) if packet.size)
 
 
 def _others(path: Path, container: InputContainer) -> Iterator[Stream]:
@@ -126,10 +178,7 @@ def _fits(stream: Stream, suffix: str) -> bool:
     if isinstance(stream, AudioStream):
         return _codec(stream) in (*COPIED_CODECS[suffix], *_MORE_AUDIO.get(suffix, ()))
     if isinstance(stream, SubtitleStream):
-        return holds_subtitles(suffix, _codec(stream))
-    if isinstance(stream, VideoStream):
-        is_cover = stream.disposition & Disposition.attached_pic and _codec(stream) in _COVERS
-        return bool(is_cover) and suffix in _WITH_COVER
+        return _codec(stream) in (*_HELD_FORMS[suffix], *_TEXT_FORMS)
     return isinstance(stream, AttachmentStream) and suffix == _MKV
 
 
@@ -141,8 +190,7 @@ def _codec(stream: Stream) -> str:
 def _name(stream: Stream) -> str:
     if isinstance(stream, AttachmentStream):
         return f"the attached file {stream.name}"
-    kind = "cover picture" if stream.disposition & Disposition.attached_pic else f"{stream.type} track"
     # Time codes, positions and motion have no codec.
     what = _codec(stream) or stream.metadata.get("handler_name") or "unknown"
     language = "" if stream.language in (None, "und") else f", {stream.language}"
-    return f"the {kind} {stream.index} ({what}{language})"
+    return f"the {stream.type} track {stream.index} ({what}{language})"

@@ -1,5 +1,8 @@
 """The sound of an output: copied where players and container permit it, else mixed and encoded."""
 
+# PyAV's Packet is generic for type checkers only.
+from __future__ import annotations
+
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
@@ -8,18 +11,25 @@ from functools import partial
 from itertools import pairwise
 from math import log10
 from pathlib import Path
-from typing import Self
+from typing import Any, Self, cast
 
 import numpy as np
-from av import AudioCodecContext, AudioLayout
-from av.container import OutputContainer
+from av import AudioCodecContext, AudioFrame, AudioLayout, AudioStream, Packet
+from av.container import InputContainer, OutputContainer
 
 from latentsync_trt.config import Codec
 from latentsync_trt.errors import MediaError
-from latentsync_trt.media.audio import Samples, audio_stream, decoded_audio, format_of, silence, sound_blocks
-from latentsync_trt.media.files import open_input
-from latentsync_trt.media.streams import TimedPackets, add_sound, copied_sound, encoded_sound
-from latentsync_trt.media.timing import nearest
+from latentsync_trt.media.audio import (
+    Samples,
+    audio_stream,
+    decoded_audio,
+    first_sample_s,
+    format_of,
+    silence,
+    sound_blocks,
+)
+from latentsync_trt.media.files import guarded, open_input
+from latentsync_trt.media.timing import clock_of, nearest
 from latentsync_trt.types import Float32Array
 
 COPIED_CODECS: dict[str, tuple[str, ...]] = {
@@ -47,11 +57,20 @@ _FALLBACK_RATE_HZ = 48000
 _LAYOUTS = {1: "mono", 2: "stereo", 3: "3.0", 4: "4.0", 5: "5.0", 6: "5.1", 7: "6.1", 8: "7.1"}
 _MOST_CHANNELS = max(_LAYOUTS)  # of AAC and FLAC
 
+AAC_BITS_PER_S = 192_000
+"""Bit rate per pair of channels."""
+
+# What decoders need before the first sample that is heard: 80 ms for Opus, 93 ms for HE-AAC.
+_PRE_ROLL_S = Fraction(1, 10)
+
 FADE_S = Fraction(8, 1000)
 """Length of the ramp around a cut, half of it on each side: a step of the wave would be heard as a click, a longer ramp
 as two sounds at once. Ramps of adjacent pieces sum to 1, so that a cut through one sound changes nothing."""
 
 _BLOCK_S = Fraction(1, 4)
+
+TimedPackets = Iterator[tuple[Fraction, "Packet[Any]"]]
+"""Packets of one stream of an output, each with its time there, in this order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +181,7 @@ def open_soundtrack(sound: ChosenSound, output: OutputContainer, end_s: Fraction
     rate_hz, layout = _format(sound.plan, sound.codec)
     with closing(_mixed_pieces(sound.plan, rate_hz, layout)) as blocks:
         scaled = (block * np.float32(sound.gain) for block in blocks)
-        yield encoded_sound(scaled, add_sound(output, sound.codec, rate_hz, layout), end_s)
+        yield _encoded(scaled, _add_sound(output, sound.codec, rate_hz, layout), end_s)
 
 
 def _format(plan: SoundPlan, codec: str) -> tuple[int, str]:
@@ -205,6 +224,69 @@ def _why_not_copied(source: Path, suffix: str) -> str | None:
             if timed.time_s > before.end_s and suffix != _GAPS_IN:
                 return f"it has a gap after {float(before.end_s):.2f} s, which {suffix} cannot hold"
     return None
+
+
+def copied_sound(
+    path: Path, stream: AudioStream, copy: AudioStream, delay_s: Fraction, *, origin_s: Fraction | None = None
+) -> TimedPackets:
+    """A stream's packets for its `copy` in an output, at the times of the samples inside.
+
+    Args:
+        delay_s: time of the first sample of the file's first audio stream. origin_s: the stamp at time 0, if known.
+    """
+    if origin_s is None:
+        # Before the first sample come an encoder's delay, and silence that is no recording.
+        with open_input(path) as opened_again:
+            first_s = first_sample_s(path, opened_again)
+        origin_s = None if first_s is None else first_s - delay_s
+    clock = clock_of(path, cast(InputContainer, stream.container), next_s=delay_s, origin_s=origin_s)
+    rate_hz = stream.codec_context.sample_rate
+    time_base = stream.time_base or Fraction(1, rate_hz)
+    last: int | None = None
+    begun = False
+    for packet in guarded(path, cast(InputContainer, stream.container).demux(stream), "audio"):
+        begun |= not packet.is_discard
+        if not packet.size or (begun and packet.is_discard):  # an edit list leaves it out
+            continue
+        duration_s = (packet.duration or 0) * time_base
+        time_s = clock.advance(None if packet.pts is None else packet.pts * time_base, duration_s)
+        # Edit lists hide what was cut off at the start, which not every container and player can.
+        if time_s + duration_s <= delay_s - _PRE_ROLL_S:
+            continue
+        # Stamps with jitter may go back, which muxers refuse; .mp4 and .mov count samples.
+        stamp = nearest(time_s, rate_hz)
+        last = packet.pts = packet.dts = stamp if last is None else max(stamp, last + 1)
+        packet.duration = nearest(duration_s, rate_hz)
+        packet.stream, packet.time_base = copy, Fraction(1, rate_hz)
+        yield time_s, packet
+
+
+def _add_sound(output: OutputContainer, codec: str, rate_hz: int, layout: str) -> AudioStream:
+    """Adds an encoder, by FFmpeg's name, to an open output."""
+    # PyAV's types know only some encoders by name.
+    stream = cast(AudioStream, output.add_stream(codec, rate=rate_hz, layout=layout))
+    if codec == "flac":
+        stream.codec_context.format = "s32"  # 24 bits; else 16
+    if codec == "aac":
+        stream.bit_rate = AAC_BITS_PER_S * -(-AudioLayout(layout).nb_channels // 2)
+    return stream
+
+
+def _encoded(blocks: Iterator[Float32Array], stream: AudioStream, end_s: Fraction) -> TimedPackets:
+    """Encodes samples from time 0 to `end_s`: float32 `(n, channels)` at the rate of `stream`."""
+    rate_hz, position = stream.codec_context.sample_rate, 0
+    for block in blocks:
+        part = block[: max(int(end_s * rate_hz) - position, 0)]
+        if not len(part):
+            break
+        # Packed: PyAV reads beyond the planes of a planar frame with eight channels.
+        frame = AudioFrame.from_ndarray(part.reshape(1, -1), format="flt", layout=stream.codec_context.layout.name)
+        frame.sample_rate, frame.pts, frame.time_base = rate_hz, position, Fraction(1, rate_hz)
+        for packet in stream.encode(frame):
+            yield Fraction(position, rate_hz), packet
+        position += len(part)
+    for packet in stream.encode(None):
+        yield Fraction(max(position - 1, 0), rate_hz), packet  # before `end_s`
 
 
 # Mixing.

@@ -193,10 +193,8 @@ def _identity(value: object) -> str:
 
 
 def _stamp(path: Path) -> str:
-    """Name, size and time of a file; of a pattern, size and time of all files that may match."""
+    """Name, size and time of a file."""
     with reading(path):
-        found = [path] if path.is_file() else sorted(path.parent.glob(f"*{path.suffix}"))
-        status = [file.stat() for file in found]
-    newest_s = max((each.st_mtime_ns for each in status), default=0) / 1e9
-    size = f"{sum(each.st_size for each in status)} bytes"
-    return f"{path.name}, {size}, {datetime.fromtimestamp(newest_s, UTC).isoformat()}"
+        status = path.stat()
+    changed = datetime.fromtimestamp(status.st_mtime_ns / 1e9, UTC).isoformat()
+    return f"{path.name}, {status.st_size} bytes, {changed}"
