@@ -141,9 +141,8 @@ WITH_ALPHA = [
 @pytest.mark.parametrize(("name", "codec", "pixel_format"), WITH_ALPHA)
 def test_transparency_is_refused(tmp_path: Path, name: str, codec: str, pixel_format: str) -> None:
     source = write_video(tmp_path / name, [HALF_TRANSPARENT] * 2, codec=codec, pixel_format=pixel_format)
-    with pytest.raises(MediaError, match=r"has transparent pixels .* first: ffmpeg") as caught:
+    with pytest.raises(MediaError, match=rf"{name}: is transparent"):
         probe(source)
-    assert name in str(caught.value).split("first: ")[1]
 
 
 @pytest.mark.parametrize(("name", "codec", "pixel_format"), [*WITH_ALPHA, ("clip.mkv", "ffv1", "bgr0")])
@@ -161,7 +160,7 @@ def test_alpha_channels_of_one_value_are_no_transparency(
 
 def test_alpha_that_the_decoder_leaves_out_is_refused(tmp_path: Path) -> None:
     source = write_video(tmp_path / "clip.webm", [HALF_TRANSPARENT] * 2, codec="libvpx-vp9", pixel_format="yuva420p")
-    with pytest.raises(MediaError, match=r"has an alpha channel.* first: ffmpeg -c:v libvpx-vp9 -i "):
+    with pytest.raises(MediaError, match=r"clip\.webm: is transparent"):
         probe(source)
     opaque = write_video(tmp_path / "opaque.webm", numbered(2), codec="libvpx-vp9")
     assert probe(opaque).pixel_format == "yuv420p"
@@ -176,5 +175,4 @@ def test_pixel_aspect_turns_with_the_picture(tmp_path: Path, rotation_deg: int) 
     for suffix in (".mp4", ".mov", ".mkv"):
         assert probe(rewritten(source, tmp_path / f"out{suffix}").output).sample_aspect_ratio == expected
     (notice,) = open_writer(tmp_path / "out.mkv", probe(source), codec="ffv1").notices
-    shown = expected * (Fraction(64, 96) if rotation_deg else Fraction(96, 64))
-    assert f"-aspect {shown.numerator}:{shown.denominator} " in notice
+    assert f"pixel aspect {expected}" in notice

@@ -151,11 +151,7 @@ def aspect_notice(encoder: VideoEncoder, info: VideoInfo, suffix: str) -> tuple[
     """What to say where a file with this `suffix` does not store the shape of pixels."""
     if info.sample_aspect_ratio == 1 or suffix != ".mkv" or encoder.codec in _STORE_PIXEL_ASPECT:
         return ()
-    shape = info.sample_aspect_ratio * Fraction(info.width_px, info.height_px)
-    return (
-        f"{encoder.codec} in .mkv does not store its pixel aspect {info.sample_aspect_ratio}; to add it afterwards: "
-        f"ffmpeg -i OUTPUT -c copy -aspect {shape.numerator}:{shape.denominator} NEW.mkv",
-    )
+    return (f"{encoder.codec} in .mkv does not store its pixel aspect {info.sample_aspect_ratio}",)
 
 
 def add_video(

@@ -1,9 +1,6 @@
 """Video input: upright frames; pictures that would silently come out wrong are refused."""
 
 import re
-import shlex
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
@@ -34,14 +31,7 @@ _TAGGED_TIME = re.compile(r"(\d+):(\d+):(\d+(?:\.\d+)?)")
 # Least 8-bit alpha that counts as opaque: a mix with black changes such a pixel by less than 3 %.
 _OPAQUE = 250
 
-# FFmpeg's own decoders leave the alpha channel out; these, which not every FFmpeg has, do not.
-_ALPHA_DECODERS = {"vp8": "libvpx", "vp9": "libvpx-vp9"}
-
-# FFmpeg's filters that put a picture on black, with even sides, as H.264 in 4:2:0 needs.
-_FLATTEN = (
-    "format=gbrap,premultiply=inplace=1,scale=out_color_matrix=bt709:out_range=tv,format=yuv420p,"
-    "pad=ceil(iw/2)*2:ceil(ih/2)*2"
-)
+_TRANSPARENT = "is transparent, which the output cannot hold; put it on a background first"
 
 
 def probe(path: Path) -> VideoInfo:
@@ -57,9 +47,8 @@ def probe(path: Path) -> VideoInfo:
             if frame is None:
                 raise InputError("it has no picture")
             transposed, *_ = orientation_of(frame)
-            decoder = _ALPHA_DECODERS.get(stream.codec_context.codec.canonical_name)
-            if decoder and stream.metadata.get("alpha_mode") == "1":
-                raise _transparent(path, "has an alpha channel", f"-c:v {decoder} ")
+            if stream.metadata.get("alpha_mode") == "1":  # which FFmpeg's decoders of VP8 and VP9 leave out
+                raise MediaError(f"{path}: {_TRANSPARENT}")
             _check_opaque(path, frame)
             hdr = metadata_of(frame)
             planes = FrameConverter().planes(frame)
@@ -123,17 +112,7 @@ def _check_opaque(path: Path, frame: VideoFrame) -> None:
     alpha = views(VideoReformatter().reformat(frame, format="gbrap", threads=1))[3]
     # All zero: some programs leave the fourth byte of a pixel empty.
     if int(np.min(alpha)) < _OPAQUE and np.any(alpha):
-        raise _transparent(path, f"has transparent pixels ({frame.format.name})")
-
-
-def _transparent(path: Path, problem: str, decoder: str = "") -> MediaError:
-    files = path, path.with_name(f"{path.stem}-opaque.mkv")  # which can hold any sound
-    windows = sys.platform == "win32"
-    source, target = (subprocess.list2cmdline([str(file)]) if windows else shlex.quote(str(file)) for file in files)
-    return MediaError(
-        f"{path}: {problem}, which the output cannot hold; put the picture on black first: "
-        f'ffmpeg {decoder}-i {source} -vf "{_FLATTEN}" -c:v libx264 -crf 12 -c:a copy {target}'
-    )
+        raise MediaError(f"{path}: {_TRANSPARENT} ({frame.format.name})")
 
 
 @dataclass(frozen=True, slots=True)
