@@ -1,6 +1,5 @@
 """Audio input: the first audio stream of a file, each sample at the time of its stamp."""
 
-from collections import deque
 from collections.abc import Generator, Iterable, Iterator
 from fractions import Fraction
 from pathlib import Path
@@ -215,39 +214,29 @@ class RateConverter:
 
 
 class SampleQueue:
-    """Mono samples, float32 `(n,)`: added at the end, taken from the start. `size`: how many wait."""
+    """Mono samples, float32 `(n,)`: added at the end, taken from the start."""
 
     def __init__(self) -> None:
-        self._parts: deque[Float32Array] = deque()
-        self.size = 0
+        self._bytes = bytearray()  # which is cheap to shorten at its start
+
+    @property
+    def size(self) -> int:
+        """How many wait."""
+        return len(self._bytes) // 4
 
     def add(self, samples: Float32Array) -> None:
-        """Adds samples."""
-        if samples.size:
-            self._parts.append(samples)
-            self.size += samples.size
+        self._bytes += samples.tobytes()
 
     def take(self, count: int) -> Float32Array:
         """The first `count` samples, filled with silence at the end."""
-        found, dropped = self.peek(count), min(count, self.size)
-        self.size -= dropped
-        while dropped:
-            first = self._parts.popleft()
-            if first.size > dropped:
-                self._parts.appendleft(first[dropped:])
-            dropped -= min(first.size, dropped)
+        found = self.peek(count)
+        del self._bytes[: 4 * count]
         return found
 
     def peek(self, count: int) -> Float32Array:
         """As `take`, without taking them."""
-        made, at = np.zeros(count, np.float32), 0
-        for part in self._parts:
-            if at >= count:
-                break
-            piece = part[: count - at]
-            made[at : at + piece.size] = piece
-            at += piece.size
-        return made
+        held = np.frombuffer(bytes(self._bytes[: 4 * count]), np.float32)
+        return np.pad(held, (0, count - held.size))
 
 
 class Samples:
