@@ -1,6 +1,7 @@
 """What is heard: pieces of several recordings on one timeline, copied where that is possible, else encoded."""
 
 from collections.abc import Generator
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 
@@ -16,13 +17,11 @@ from latentsync_trt.media.soundtrack import (
     SoundPiece,
     SoundPlan,
     choose_sound,
-    cut_out,
-    lead_in,
     mixed,
     open_soundtrack,
+    placed,
     spliced,
 )
-from latentsync_trt.media.timing import nearest
 from latentsync_trt.types import Float32Array
 from tests.clips import numbered, read_audio, write_sound, write_video
 from tests.sounds import write_samples
@@ -126,22 +125,21 @@ times = st.integers(-400, 900).map(lambda hundredths: Fraction(hundredths, 100))
 lengths = st.integers(0, 300).map(lambda hundredths: Fraction(hundredths, 100))
 
 
+def blocks(recording: Float32Array, size: int) -> Generator[Float32Array, None, None]:
+    for start in range(0, len(recording), size):
+        yield recording[start : start + size, None]
+
+
 @given(st.lists(st.tuples(times, lengths, lengths, st.integers(1, 400)), min_size=1, max_size=6))
 def test_any_pieces_are_summed_at_their_places(parts: list[tuple[Fraction, Fraction, Fraction, int]]) -> None:
     rate_hz, recording = 1000, np.ones(4000, np.float32)
     tracks, expected = [], np.zeros(20_000, np.float64)
     for at_s, from_s, length_s, size in parts:
-        blocks = [recording[start : start + size, None] for start in range(0, 4000, size)]
-
-        def cut(
-            blocks: list[Float32Array] = blocks, from_s: Fraction = from_s, to_s: Fraction = from_s + length_s
-        ) -> Generator[Float32Array, None, None]:
-            yield from cut_out(blocks, from_s, to_s, rate_hz)
-
-        tracks.append((nearest(at_s, rate_hz) - lead_in(from_s, rate_hz), cut))
-        alone = np.concatenate([np.zeros((0, 1), np.float32), *cut()])[:, 0]
-        start = nearest(at_s, rate_hz) - lead_in(from_s, rate_hz) + 5000
-        expected[start : start + len(alone)] += alone
+        piece = SoundPiece(Path(), at_s, from_s, from_s + length_s)
+        tracks.append(placed(blocks(recording, size), piece, 1, rate_hz))
+        later = replace(piece, at_s=at_s + 5)
+        alone = np.concatenate([np.zeros((0, 1), np.float32), *placed(blocks(recording, size), later, 1, rate_hz)])
+        expected[: len(alone)] += alone[:, 0]
         # Half of each ramp is outside: what is cut out is as much as what was asked for.
         if length_s and from_s:
             assert abs(alone.sum() - min(length_s * rate_hz, 4000 - from_s * rate_hz)) < 5

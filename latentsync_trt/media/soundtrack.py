@@ -3,11 +3,10 @@
 # PyAV's Packet is generic for type checkers only.
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import partial
 from itertools import pairwise
 from math import log10
 from pathlib import Path
@@ -289,61 +288,49 @@ def _encoded(blocks: Iterator[Float32Array], stream: AudioStream, end_s: Fractio
         yield Fraction(max(position - 1, 0), rate_hz), packet  # before `end_s`
 
 
-# Mixing.
-
-
 def _mixed_pieces(plan: SoundPlan, rate_hz: int, layout: str) -> Generator[Float32Array, None, None]:
-    tracks: list[Track] = [
-        (nearest(piece.at_s, rate_hz) - lead_in(piece.from_s, rate_hz), partial(_samples, piece, rate_hz, layout))
-        for piece in plan.pieces
-    ]
-    return mixed(tracks, AudioLayout(layout).nb_channels, rate_hz)
+    channels = AudioLayout(layout).nb_channels
+    recordings = [(_recording(piece.path, rate_hz, layout), piece) for piece in plan.pieces]
+    return mixed([placed(blocks, piece, channels, rate_hz) for blocks, piece in recordings], channels, rate_hz)
 
 
-def _samples(piece: SoundPiece, rate_hz: int, layout: str) -> Generator[Float32Array, None, None]:
-    with open_input(piece.path) as container:
-        stream = audio_stream(piece.path, container)
+def _recording(path: Path, rate_hz: int, layout: str) -> Generator[Float32Array, None, None]:
+    with open_input(path) as container:
+        stream = audio_stream(path, container)
         # swresample would make it 3 dB softer than players that play mono on two speakers.
         doubled = layout == "stereo" and stream.codec_context.channels == 1
-        frames = decoded_audio(piece.path, container, stream)
-        blocks = sound_blocks(piece.path, frames, "mono" if doubled else layout, rate_hz)
-        for block in cut_out(blocks, piece.from_s, piece.to_s, rate_hz):
+        frames = decoded_audio(path, container, stream)
+        for block in sound_blocks(path, frames, "mono" if doubled else layout, rate_hz):
             yield np.repeat(block, 2, axis=1) if doubled else block
 
 
-# Sound from an output sample on, if need be below 0; the function gives blocks `(n, channels)`.
-Track = tuple[int, Callable[[], Generator[Float32Array, None, None]]]
-
-
-def lead_in(from_s: Fraction, rate_hz: int) -> int:
-    """Samples of the ramp before a cut at `from_s`, which `cut_out` gives, too."""
-    return min(nearest(from_s, rate_hz), nearest(FADE_S / 2, rate_hz))
-
-
-def cut_out(
-    blocks: Iterable[Float32Array], from_s: Fraction, to_s: Fraction | None, rate_hz: int
+def placed(
+    recording: Generator[Float32Array, None, None], piece: SoundPiece, channels: int, rate_hz: int
 ) -> Generator[Float32Array, None, None]:
-    """Samples from `from_s` to `to_s` (None = the end) of blocks `(n, channels)`, with ramps at cuts.
+    """`piece` of its recording, in blocks `(n, channels)` from sample 0 of the output on, with ramps at cuts.
 
-    The recording's own start and end have no ramp.
+    The recording's own start and end have no ramp. It is open only while it is heard.
     """
-    first, half = nearest(from_s, rate_hz), nearest(FADE_S / 2, rate_hz)
-    last = None if to_s is None else nearest(to_s, rate_hz)
-    start, end = first - lead_in(from_s, rate_hz), None if last is None else last + half
+    first, half = nearest(piece.from_s, rate_hz), nearest(FADE_S / 2, rate_hz)
+    last = None if piece.to_s is None else nearest(piece.to_s, rate_hz)
+    shift = nearest(piece.at_s, rate_hz) - first
+    start, end = max(first - half, 0, -shift), None if last is None else last + half
+    yield from silence(start + shift, channels, rate_hz)
     at = 0
-    for block in blocks:
-        if end is not None and at >= end:
-            return
-        kept = block[max(start - at, 0) : None if end is None else end - at]
-        positions = np.arange(len(kept)) + max(start, at)
-        at += len(block)
-        gain = np.ones(len(kept), np.float32)
-        if first:
-            gain *= _ramp(positions - first, half)
-        if last is not None:
-            gain *= 1 - _ramp(positions - last, half)
-        if len(kept):
-            yield kept * gain[:, None]
+    with closing(recording):
+        for block in recording:
+            if end is not None and at >= end:
+                return
+            kept = block[max(start - at, 0) : None if end is None else end - at]
+            positions = np.arange(len(kept)) + max(start, at)
+            at += len(block)
+            gain = np.ones(len(kept), np.float32)
+            if first:
+                gain *= _ramp(positions - first, half)
+            if last is not None:
+                gain *= 1 - _ramp(positions - last, half)
+            if len(kept):
+                yield kept * gain[:, None]
 
 
 def _ramp(offsets: np.ndarray[tuple[int], np.dtype[np.int64]], half: int) -> Float32Array:
@@ -351,27 +338,14 @@ def _ramp(offsets: np.ndarray[tuple[int], np.dtype[np.int64]], half: int) -> Flo
     return np.clip((offsets + half + 0.5) / (2 * half), 0, 1).astype(np.float32)
 
 
-def mixed(tracks: Sequence[Track], channels: int, rate_hz: int) -> Generator[Float32Array, None, None]:
-    """The sum of `tracks` from sample 0 to the end of the last, in blocks `(n, channels)`.
-
-    A track is open only while it is heard.
-    """
+def mixed(
+    tracks: Sequence[Generator[Float32Array, None, None]], channels: int, rate_hz: int
+) -> Generator[Float32Array, None, None]:
+    """The sum of `tracks` from sample 0 to the end of the last, in blocks `(n, channels)`."""
     with ExitStack() as opened:
-        placed = [opened.enter_context(closing(_placed(at, start, channels, rate_hz))) for at, start in tracks]
-        players = [Samples(blocks) for blocks in placed]
+        players = [Samples(opened.enter_context(closing(track))) for track in tracks]
         while any(map(len, parts := [player.take(nearest(_BLOCK_S, rate_hz)) for player in players])):
             total = np.zeros((max(map(len, parts)), channels), np.float32)
             for part in parts:
                 total[: len(part)] += part
             yield total
-
-
-def _placed(
-    at: int, start: Callable[[], Generator[Float32Array, None, None]], channels: int, rate_hz: int
-) -> Generator[Float32Array, None, None]:
-    yield from silence(at, channels, rate_hz)
-    with closing(start()) as blocks:
-        for block in blocks:
-            if at + len(block) > 0:
-                yield block[max(-at, 0) :]
-            at += len(block)
