@@ -60,14 +60,11 @@ def test_a_variable_rate_is_kept(tmp_path: Path, lip_sync: LipSync) -> None:
 
 
 @pytest.mark.integration
-def test_pictures_speak(tmp_path: Path, lip_sync: LipSync) -> None:
-    face, speech = Image.fromarray(portrait()), spoken(tmp_path / "speech.wav", 0.64)
-    (tmp_path / "frames").mkdir()
-    for path in ("frames/007.png", "frames/008.png"):
-        face.save(tmp_path / path)
-    source = tmp_path / "frames" / "%03d.png"
+def test_a_picture_speaks(tmp_path: Path, lip_sync: LipSync) -> None:
+    source, speech = tmp_path / "face.png", spoken(tmp_path / "speech.wav", 0.64)
+    Image.fromarray(portrait()).save(source)
     output = default_output(source, ".mp4")
-    assert output == tmp_path / "frames-synced.mp4"
+    assert output == tmp_path / "face-synced.mp4"
     report = sync(lip_sync, source, speech, output)
     assert stamps_s(output) == [Fraction(k, 25) for k in range(17)]
     assert report.frames_with_face == FRAMES
