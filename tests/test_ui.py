@@ -1,9 +1,8 @@
-"""The page `latentsync-trt ui`, without a browser: its endpoint for `gradio_client`, its limits and its files."""
+"""The page `latentsync-trt ui`, without a browser: its events, its limits and its files."""
 
 import asyncio
 import json
-import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
@@ -26,7 +25,6 @@ from tests.people import first_person, together
 from tests.serving import RESULT, PretendedWorker, answering, until
 
 pytest.importorskip("gradio")
-from gradio_client import Client, handle_file
 
 # Gradio counts its calls with pandas.
 pytestmark = pytest.mark.filterwarnings("ignore:.*no_silent_downcasting", "ignore:The copy keyword")
@@ -34,8 +32,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*no_silent_downcasting", "ignor
 KEY = "a-key-for-this-test"
 LIMITS = Limits(max_upload_mb=3.0, max_clip_s=2.0)
 FILES = "result", "source", "report", "shown", "download"
-
-Sync = Callable[..., tuple[str, str | None]]
 
 
 @contextmanager
@@ -65,76 +61,35 @@ def clip(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return write_face(folder / "face.mp4", 25), write_sound(folder / "speech.wav", 1.0)
 
 
-@pytest.fixture(scope="module")
-def sync(page: tuple[str, Service], clip: tuple[Path, Path]) -> Sync:
-    """Calls the endpoint; by default with `clip`."""
-    client = Client(page[0], verbose=False)
-
-    def call(video: Path = clip[0], speech: Path | None = clip[1], **given: Any) -> tuple[str, str | None]:
-        sent = {"video": handle_file(video), "speech": None if speech is None else handle_file(speech)}
-        options = {"preset": "fast", "face": "largest", "options": {}, **given}
-        found: tuple[str, str | None] = client.predict(**sent, **options, api_name="/sync")
-        return found
-
-    return call
-
-
 @pytest.fixture
 def plain(page: tuple[str, Service]) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=page[0], trust_env=False, timeout=600) as client:
         yield client
 
 
-def test_the_endpoint(page: tuple[str, Service], sync: Sync) -> None:
-    result, report = sync(face="index:1", options={"guidance": 2.0, "report": True})
-    assert Path(result).read_bytes() == RESULT
-    assert report is not None
-    assert "page" in Path(report).read_text()
-    task = page[1]._ledger.row(page[1].jobs(1)[0].id).task
-    assert (task.options.preset, task.options.face, task.options.guidance) == ("fast", "index:1", 2.0)
-    assert list(Client(page[0], verbose=False).view_api(return_format="dict")["named_endpoints"]) == ["/sync"]
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"speech": None}, "speech: is missing; choose or record one"),
-        ({"face": "index:x"}, "index:x"),
-        ({"options": [2]}, "options: is not an object"),
-        ({"options": {"guidanc": 2}}, "guidanc: no such option; did you mean guidance?"),
-        ({"options": {"crf": 99}}, "crf 99"),
-        ({"options": {"c2pa": "/etc/passwd"}}, "c2pa: cannot be named in options"),
-    ],
-)
-def test_wrong_requests(page: tuple[str, Service], sync: Sync, given: dict[str, Any], message: str) -> None:
-    with pytest.raises(Exception, match=re.escape(message)):
-        sync(**given)
-    assert all(job.state == "done" for job in page[1].jobs(100))
-
-
-def test_files_that_are_refused(
-    page: tuple[str, Service], sync: Sync, plain: httpx.Client, clip: tuple[Path, Path], tmp_path: Path
-) -> None:
-    text, long = tmp_path / "video.mp4", write_face(tmp_path / "long.mp4", 55)
-    text.write_text("no video")
-    with pytest.raises(Exception, match=r"video\.mp4: is not a readable media file") as refused:
-        sync(text)
-    assert "/" not in str(refused.value)
-    with pytest.raises(Exception, match="video: lasts longer than 2 s, the most here; send a shorter one"):
-        sync(long)
-    assert plain.post("/gradio_api/upload", files={"files": bytes(4_000_000)}).status_code == 413
+def test_files_that_are_refused(page: tuple[str, Service], opened: "Opened", tmp_path: Path) -> None:
+    (tmp_path / "video.mp4").write_text("no video")
+    opened.upload("video", tmp_path / "video.mp4")
+    assert ">video.mp4: is not a readable media file" in opened.of("message")["value"]
+    opened.upload("video", write_face(tmp_path / "long.mp4", 55))
+    assert "lasts longer than 2 s, the most here; send a shorter one" in opened.of("message")["value"]
+    too_large = {"files": bytes(4_000_000)}
+    assert httpx.post(f"{page[0]}/gradio_api/upload", files=too_large, trust_env=False).status_code == 413
     assert {path.name for path in page[1]._jobs.iterdir()} == {job.id for job in page[1].jobs(100)}
 
 
-def test_no_other_files_and_addresses(page: tuple[str, Service], sync: Sync, plain: httpx.Client) -> None:
-    sync()
-    job = page[1].jobs(1)[0].id
+def test_no_other_files_and_addresses(page: tuple[str, Service], plain: httpx.Client, clip: tuple[Path, Path]) -> None:
+    from latentsync_trt.web import jobs
+
+    job = jobs.submit(page[1], {"video": str(clip[0]), "audio": str(clip[1])}, {}).id
+    until(lambda: page[1].job(job).state == "done")
     secret = page[1].result(job)
     for path in ("/etc/passwd", secret, f"{secret.parent}/../{job}/{secret.name}", "http://127.0.0.1:1/x", "."):
         assert plain.get(f"/gradio_api/file={path}").status_code == 403, path
     for path in (f"{job}/result", f"{job}/source", f"{'0' * 32}/result", "../x", ""):
         assert plain.get(f"/v1/jobs/{path}").status_code == 404, path
     assert plain.get("/docs").status_code == 404
+    assert plain.get("/gradio_api/info").json() == {"named_endpoints": {}, "unnamed_endpoints": {}}
     for headers in ({"Host": "attacker.example"}, {"Origin": "http://attacker.example"}):
         assert plain.get("/config", headers=headers).status_code == 403
 
@@ -149,12 +104,11 @@ def test_uploads_without_a_job_are_bounded(plain: httpx.Client, monkeypatch: pyt
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("path", ["/etc/hostname", "../../../etc/hostname", "http://127.0.0.1:1/x.mp4"])
-def test_paths_in_place_of_uploads(plain: httpx.Client, path: str, stream: bool) -> None:
-    video = {"path": path, "is_stream": stream, "meta": {"_type": "gradio.FileData"}}
-    asked = plain.post("/gradio_api/call/sync", json={"data": [video, video, "fast", "largest", {}]}).json()["event_id"]
-    answer = plain.get(f"/gradio_api/call/sync/{asked}").text
-    assert "event: error" in answer
-    assert "readable" not in answer
+def test_paths_in_place_of_uploads(opened: "Opened", path: str, stream: bool) -> None:
+    opened.of("video")["value"] = {"path": path, "is_stream": stream, "meta": {"_type": "gradio.FileData"}}
+    with pytest.raises(RuntimeError) as refused:
+        opened.fire("video", "change")
+    assert "readable" not in str(refused.value)
 
 
 def test_other_browsers_get_nothing(
@@ -191,8 +145,8 @@ def test_the_people_of_a_video(page: tuple[str, Service], clip: tuple[Path, Path
         assert (service._ledger.row(job.id).task.options.faces is not None) is (people is not None)
 
 
-def test_a_client_with_the_key_that_cancels(tmp_path: Path, clip: tuple[Path, Path]) -> None:
-    with shown(tmp_path, PretendedWorker(), KEY) as (address, service):
+def test_with_a_key_people_log_in(tmp_path: Path) -> None:
+    with shown(tmp_path, PretendedWorker(), KEY) as (address, _):
         assert httpx.get(f"{address}/config", trust_env=False).status_code == 401
         assert httpx.post(f"{address}/gradio_api/upload", files={"files": b"x"}, trust_env=False).status_code == 401
         with httpx.Client(base_url=address, trust_env=False) as browser:
@@ -202,11 +156,6 @@ def test_a_client_with_the_key_that_cancels(tmp_path: Path, clip: tuple[Path, Pa
                 answer = browser.request(method, path, headers={"Origin": "https://attacker.example"})
                 assert answer.status_code == 403
                 assert "access-control-allow-origin" not in answer.headers
-        client = Client(address, verbose=False, auth=("user", KEY))
-        job = client.submit(*map(handle_file, clip), "fast", "largest", {}, api_name="/sync")
-        until(lambda: bool(service.jobs(1)) and service.jobs(1)[0].done > 0)
-        job.cancel()
-        until(lambda: service.jobs(1)[0].state == "canceled")
         wrong = [{"username": "user", "password": str(number)} for number in range(12)]
         with httpx.Client(base_url=address, trust_env=False) as guesser:
             assert [guesser.post("/login", data=each).status_code for each in wrong] == [400] * 10 + [429] * 2
@@ -251,7 +200,8 @@ class Opened:
         self._client.post("/gradio_api/queue/join", json=order).raise_for_status()
         text = self._client.get(f"/gradio_api/queue/data?session_hash={self._session}").text
         ended = [json.loads(line[6:]) for line in text.splitlines() if '"process_completed"' in line]
-        assert ended[0]["success"], text
+        if not ended[0]["success"]:
+            raise RuntimeError(text)
         for part, found in zip(event["outputs"], ended[0]["output"]["data"], strict=True):
             is_update = isinstance(found, dict) and found.get("__type__") == "update"
             self.shown[part] |= found if is_update else {"value": found}
@@ -309,6 +259,9 @@ def test_an_upload_that_was_deleted(opened: Opened, clip: tuple[Path, Path], tmp
     Path(opened.of("speech")["value"]["path"]).unlink()
     opened.fire("anyway", "click")
     assert ">gone.wav: is not kept any longer; upload it again" in opened.of("message")["value"]
+    opened.of("speech")["value"] = None
+    opened.fire("anyway", "click")
+    assert ">speech: is missing" in opened.of("message")["value"]
 
 
 def test_errors_name_the_file_of_the_user(opened: Opened, clip: tuple[Path, Path], tmp_path: Path) -> None:
@@ -434,9 +387,8 @@ def test_every_option_has_a_control() -> None:
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("latentsync_trt.batch.workers.make_workers", lambda *_, **__: [PretendedWorker()])
 
-    for extra in ("--share",), ("--host", "0.0.0.0"):
-        words = ["ui", "--bundle", "demo", "--folder", str(tmp_path), *extra]
-        refused = CliRunner().invoke(main, words, env={"LATENTSYNC_TRT_API_KEY": None})
-        assert refused.exit_code == 2
-        assert f"{' '.join(extra)}: other machines reach it; set $LATENTSYNC_TRT_API_KEY" in refused.output
+    words = ["ui", "--bundle", "demo", "--folder", str(tmp_path), "--host", "0.0.0.0"]
+    refused = CliRunner().invoke(main, words, env={"LATENTSYNC_TRT_API_KEY": None})
+    assert refused.exit_code == 2
+    assert "--host 0.0.0.0: other machines reach it; set $LATENTSYNC_TRT_API_KEY" in refused.output
     assert not list(tmp_path.iterdir())

@@ -2,7 +2,7 @@
 
 1. first start: every graph is built into an empty engine cache, opened and run, and windows are
 painted 2. second start: the same from that cache, which must build nothing 3. reference: the same
-on another provider, the CPU by default, to compare outputs and pictures with
+on another provider, to compare outputs and pictures with
 """
 
 import json
@@ -10,6 +10,7 @@ import platform
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import Literal
 
@@ -17,7 +18,7 @@ import numpy as np
 
 from latentsync_trt.bench.rows import BundleFacts, bundle_facts, environment, gpu_facts, library_versions
 from latentsync_trt.bench.run import first_window
-from latentsync_trt.bundle.manifest import Bundle, Manifest
+from latentsync_trt.bundle.manifest import DEMO_NAME, Bundle, Manifest
 from latentsync_trt.child import Emit, Event, run_child
 from latentsync_trt.config import RuntimeOptions, SyncOptions
 from latentsync_trt.errors import LatentSyncError
@@ -28,16 +29,15 @@ from latentsync_trt.option_fields import command_line
 from latentsync_trt.runtime.cache import EngineCache, cache_folder
 from latentsync_trt.runtime.networks.networks import Networks
 from latentsync_trt.runtime.networks.verdict import values_problem
+from latentsync_trt.runtime.providers.diagnose import diagnose_provider
 from latentsync_trt.runtime.providers.gpu import gpus
 from latentsync_trt.runtime.providers.select import select_provider
-from latentsync_trt.runtime.providers.table import CUDA, PROVIDERS
+from latentsync_trt.runtime.providers.table import CPU, CUDA, PROVIDERS
 from latentsync_trt.runtime.sessions.engines import Engines
 from latentsync_trt.runtime.sessions.session import give_back_gpu_memory
 from latentsync_trt.runtime.sessions.trial import difference, outputs_of, provider_limit
 from latentsync_trt.sync.inpaint import graphs_for, make_inpainter
 from latentsync_trt.unexpected import redacted
-
-Reference = Literal["cpu", "cuda", "none"]
 
 LEAST_DB: Mapping[str, float] = {"fp32": 60.0, "fp16": 45.0, "int8": 35.0, "fp8": 35.0}
 """Least PSNR to the reference's pictures by the bundle's precision; docs/selftest.md has measurements."""
@@ -223,18 +223,12 @@ class Report:
 
 
 def self_test(
-    bundle: Bundle,
-    provider: str,
-    options: RuntimeOptions,
-    reference: Reference,
-    say: Callable[[str], None],
-    tested_graphs: Sequence[str],
+    bundle: Bundle, provider: str, options: RuntimeOptions, say: Callable[[str], None], tested_graphs: Sequence[str]
 ) -> Report:
     """Runs all parts; the report contains every failure of the provider.
 
     Args:
-        reference: the provider whose results are taken as correct; with "cuda", those of its
-        portable form. say: called with a line about progress. tested_graphs: names of graphs.
+        say: called with a line about progress. tested_graphs: names of graphs.
 
     Raises:
         InputError: `options` name several GPUs.
@@ -249,24 +243,25 @@ def self_test(
 
         tested = replace(options, engine_cache=options.engine_cache or f"{folder / 'engines'}")
         first = run(_FIRST, provider, tested, tested_graphs)
-        parts = {_FIRST: first}
+        parts, reference = {_FIRST: first}, reference_of(bundle.manifest, first.provider)
         usable = [graph for graph, row in first.graphs.items() if not row.error]
         if usable:
             parts[_SECOND] = run(_SECOND, first.provider, tested, usable)
-        if usable and reference != "none":
+        if usable and reference:
             form: Literal["portable", "auto"] = "portable" if reference == CUDA.name else "auto"
             other = RuntimeOptions(device=device, engine_cache=f"{folder / 'other engines'}", graph_form=form)
             parts[_REFERENCE] = run(_REFERENCE, reference, other, usable)
         graphs = tuple(_graphs(bundle.manifest, tested_graphs, parts, folder)) if first.provider else ()
         pictures = tuple(_pictures(folder, LEAST_DB[bundle.manifest.precision]))
-    stages: dict[str, tuple[str, ...]] = {}
-    for name, part in parts.items():
-        found = [*_failures(part, reference if name == _REFERENCE else first.provider, again=name == _SECOND)]
-        if name == _REFERENCE:
-            found += _differences(bundle.manifest, graphs, pictures, reference)
-        texts = dict.fromkeys(redacted(text, given) for text in found)
-        # The second start repeats nothing of the first.
-        stages[name] = tuple(text for text in texts if name != _SECOND or text not in stages[_FIRST])
+    stages = {
+        name: _failures(part, reference if name == _REFERENCE else first.provider, again=name == _SECOND)
+        for name, part in parts.items()
+    }
+    if _REFERENCE in parts:
+        stages[_REFERENCE] = chain(stages[_REFERENCE], _differences(bundle.manifest, graphs, pictures, reference))
+    said = {name: tuple(dict.fromkeys(redacted(text, given) for text in texts)) for name, texts in stages.items()}
+    if _SECOND in said:  # the second start repeats nothing of the first
+        said[_SECOND] = tuple(text for text in said[_SECOND] if text not in said[_FIRST])
     for row in graphs:
         row.error = redacted(row.error, given)
         row.difference = None if row.difference == np.inf else row.difference  # JSON has none, and failures report it
@@ -277,12 +272,20 @@ def self_test(
         bundle=bundle_facts(bundle.manifest),
         options=tuple(command_line(options, leave_out=("engine_cache",))),
         reference=reference,
-        stages=stages,
+        stages=said,
         graphs=graphs,
         pictures=pictures,
         notices=tuple(dict.fromkeys(redacted(text, given) for text in notices)),
         environment={**environment((), ()), "os": platform.platform(), **first.environment},
     )
+
+
+def reference_of(manifest: Manifest, provider: str) -> str:
+    """Whose results are taken as correct: the CPU's for the built-in model, else those of CUDA's portable form, as
+    the CPU takes hours with the published one; empty where there are none, or the CPU itself is tested."""
+    if provider == CPU.name or (manifest.name != DEMO_NAME and diagnose_provider(CUDA) is not None):
+        return ""
+    return CPU.name if manifest.name == DEMO_NAME else CUDA.name
 
 
 def carry_out(orders: Iterator[Part], emit: Emit) -> None:

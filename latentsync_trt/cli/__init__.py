@@ -80,7 +80,7 @@ EXAMPLES = {
     "bench": ("bench", "bench --bundle 1.6-512-fp16 --out bench.json"),
     "compare": ("compare 1.6-512-fp16 1.6-512-int8", "compare a.mp4 b.mp4 --audio speech.wav --out report.html"),
     "doctor": ("doctor", "doctor --json"),
-    "selftest": ("selftest --provider tensorrt", "selftest --bundle 1.6-512-fp16 --reference cuda --json"),
+    "selftest": ("selftest --provider tensorrt", "selftest --bundle 1.6-512-fp16 --json"),
     "cache": ("cache ls", "cache prune --max-gb 20"),
 }
 """Two calls of each command, shown at the end of its help."""

@@ -41,7 +41,7 @@ def live(host: str, port: int, *, no_key: bool, stun: str | None, **fields: Any)
     from latentsync_trt.sync.api import LipSync
 
     own = is_loopback(host)
-    key = api_key(f"--host {host}", no_key, loopback=own)
+    key = api_key(host, no_key, loopback=own)
     options, runtime = build(LiveOptions, fields), build(RuntimeOptions, fields)
     with (
         interruption("stopped"),

@@ -255,13 +255,13 @@ def _test(context: click.Context, folder: Path, provider: str, *, on_cpu: bool) 
     from latentsync_trt.sync.api import LipSync
 
     if on_cpu:
-        context.invoke(checks.selftest, provider=CPU.name, reference="none")
+        context.invoke(checks.selftest, provider=CPU.name)
         return
     with LipSync.from_bundle(folder, provider, RuntimeOptions(verify=True), on_notice=say) as lip_sync:
         lip_sync.warm_up()
         chosen = lip_sync.provider
     tested = {"bundle": str(folder), "graphs": manifest.REQUIRED_GRAPHS, "engine_cache": str(cache_folder())}
-    context.invoke(checks.selftest, provider=chosen, reference=CUDA.name, **tested)
+    context.invoke(checks.selftest, provider=chosen, **tested)
 
 
 def _check_memory(options: ExportOptions) -> None:

@@ -71,12 +71,6 @@ def serve(**fields: Any) -> None:
 
 
 @click.command("ui")
-@click.option(
-    "--share",
-    is_flag=True,
-    panel="Page",
-    help="Also give the page an address on the Internet for a week, through Gradio's servers.",
-)
 @_service_options("Page", 7860, leave_out=("allow_urls", "allow_private_urls"))
 def ui(**fields: Any) -> None:
     """If $LATENTSYNC_TRT_API_KEY is set, people log in as "user" with the key as password."""
@@ -90,7 +84,6 @@ def _start(
     port: int,
     no_key: bool,
     ray: str | None,
-    share: bool = False,
     log: Literal["text", "json"] | None = None,
     **fields: Any,
 ) -> None:
@@ -110,11 +103,11 @@ def _start(
         from latentsync_trt.serve.service import Service
 
         if name == "ui":
-            from latentsync_trt.web.app import page_app, public_address
+            from latentsync_trt.web.app import page_app
     except ImportError as error:
         raise MissingDependency(f'{name}: needs its extra; pip install "latentsync-trt[{name}]" ({error})') from error
-    own = is_loopback(host) and not share
-    key = api_key("--share" if share else f"--host {host}", no_key, loopback=own)
+    own = is_loopback(host)
+    key = api_key(host, no_key, loopback=own)
     secret = read_secret(os.environ[WEBHOOK_VARIABLE]) if os.environ.get(WEBHOOK_VARIABLE) else None
     if log is not None:
         log_to_stderr(log)
@@ -138,8 +131,6 @@ def _start(
             app, ready = nullcontext(create_app(service, key, own_hosts=own)), "/docs: listening"
         with app as running:
             tell(f"{url_of(host, port)}{ready}; jobs are kept in {place}")
-            if share:
-                say(f"{public_address(host, port)}: ready, for everyone who knows the key")
             server.run(service, running, listener)
 
 
@@ -148,7 +139,7 @@ def url_of(host: str, port: int) -> str:
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
-def api_key(flag: str, no_key: bool, *, loopback: bool) -> str | None:
+def api_key(host: str, no_key: bool, *, loopback: bool) -> str | None:
     """The key that clients must send, if any; raises `InputError` if others than this machine could come in without."""
     key = os.environ.get(_KEY) or None
     if key is not None and len(key) < _SHORTEST_KEY:
@@ -157,5 +148,5 @@ def api_key(flag: str, no_key: bool, *, loopback: bool) -> str | None:
     if key is not None and no_key:
         raise InputError(f"--no-key: ${_KEY} is set; unset it, or leave --no-key out")
     if key is None and not loopback and not no_key:
-        raise InputError(f"{flag}: other machines reach it; set ${_KEY}, or let all in with --no-key")
+        raise InputError(f"--host {host}: other machines reach it; set ${_KEY}, or let all in with --no-key")
     return key

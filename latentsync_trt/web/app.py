@@ -23,7 +23,6 @@ from starlette.responses import FileResponse, PlainTextResponse, Response
 
 from latentsync_trt.bundle.find import demo_folder, describe, exported_bundles, find_bundle
 from latentsync_trt.bundle.manifest import DEMO_NAME
-from latentsync_trt.errors import LatentSyncError
 from latentsync_trt.remote_files import is_url
 from latentsync_trt.remote_files import name_of as name_of_url
 from latentsync_trt.serve.admission import NotNow
@@ -56,7 +55,7 @@ _POLICY = (
 def page_app(
     service: Service, folder: Path, key: str | None, *, own_hosts: bool, bundle: str = DEMO_NAME, one: bool = False
 ) -> Iterator[Starlette]:
-    """Gives the application with the page, the files of jobs, and the endpoint `/sync`.
+    """Gives the application with the page and the files of jobs.
 
     Args:
         bundle: what the workers have open. one: offer no other ones, as workers of other machines may lack them.
@@ -186,14 +185,3 @@ def _mounted(app: Starlette, page: "Page", key: str | None, most_upload_bytes: f
         head="".join(f"<script>{(_HERE / name).read_text('utf-8')}</script>" for name in ("compare.js", "inputs.js")),
     )
     return mounted
-
-
-def public_address(host: str, port: int) -> str:
-    """Returns a public address of the page, by Gradio's servers; raises `LatentSyncError`."""
-    from gradio.networking import setup_tunnel
-
-    try:
-        return str(setup_tunnel(host, port, secrets.token_urlsafe(32), None, None))
-    except Exception as error:
-        cure = "look at the connection to the Internet, or leave --share out"
-        raise LatentSyncError(f"--share: Gradio's servers gave no address ({error}); {cure}") from error

@@ -1,7 +1,6 @@
 """The page: its components, and what happens when they are used."""
 
-import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from latentsync_trt.web import jobs, parts
 from latentsync_trt.web.inputs import HIDDEN, MANY, SOON, Inputs, Updates, Voices
 from latentsync_trt.web.previews import Previews, original
 
-_POLL_S, _API_POLL_S = 1.0, 0.3
+_POLL_S = 1.0
 _SWEEP_S = 60
 _MOST_JOBS = 20
 """In a browser's history."""
@@ -62,7 +61,6 @@ class Page:
             self.entries = gr.BrowserState([], storage_key=_STORED, secret=_STORED)
             self.timer = gr.Timer(_POLL_S, active=False)
             self._connect()
-            _add_api(service, uploads, [self.inputs.video, self.inputs.speech, preset, self.options["face"]])
         # Else Gradio takes any path of this machine for an upload: it checks pages that it launched itself.
         self.blocks.has_launched = True
         for block in self.blocks.blocks.values():
@@ -192,47 +190,6 @@ class Page:
         playable = all(self._previews.of(each).done() for each in (jobs.source(self._service, job_id), path))
         has_page = (self._service.folder(job_id) / PAGE).is_file()
         return parts.result(job_id, name, has_page=has_page, has_players=playable), playable
-
-
-def _add_api(service: Service, uploads: Path, inputs: list[Any]) -> None:
-    """Adds the endpoint `/sync`, for `gradio_client`, to the page that is being made.
-
-    `uploads`: the folder from which Gradio serves files. `inputs`: the page's video, speech, preset and face.
-    """
-
-    async def sync(
-        video: str | None,
-        speech: str | None,
-        preset: str,
-        face: str,
-        options: Any,
-        progress: gr.Progress = gr.Progress(),  # noqa: B008 -- how Gradio passes it
-    ) -> AsyncIterator[tuple[str | None, str | None]]:
-        """Lip-syncs a video to speech; the report is a page, where options say `"report": true`."""
-        try:
-            if not isinstance(options, dict):
-                raise InputError('options: is not an object; give one, as in {"guidance": 2.0}')
-            sent, given = {"video": video, "audio": speech}, {"preset": preset, "face": face, **options}
-            job = await asyncio.to_thread(jobs.submit, service, sent, given)
-            try:
-                while (job := service.job(job.id)).state in OPEN:
-                    progress((job.done, job.total), desc=job.stage or job.state)
-                    yield None, None
-                    await asyncio.sleep(_API_POLL_S)
-            finally:  # the client went away
-                with suppress(UnknownJob, NotNow):  # it has ended
-                    service.cancel(job.id)
-            files = [jobs.download(service, job.id)]
-            if given.get("report"):
-                files.append((service.page(job.id), PAGE))
-            (uploads / job.id).mkdir()
-            copies = [str(jobs.copy(path, uploads / job.id / name)) for path, name in files]
-            yield copies[0], copies[1] if len(copies) > 1 else None
-        except LatentSyncError as error:
-            raise gr.Error(str(error), print_exception=False) from error
-
-    given, *found = gr.JSON({}, visible=False), gr.File(visible=False), gr.File(visible=False)
-    gr.Button(visible=False).click(sync, [*inputs, given], found, api_name="sync", concurrency_limit=None)
 
 
 def _refuse_addresses(block: Any) -> None:

@@ -21,15 +21,6 @@ InputShapes = tuple[Shape, ...]
 """Minimum, optimum and maximum shape of one input, as in TensorRT's optimization profiles."""
 
 
-def check_graphs(manifest: Manifest, graphs: Sequence[str]) -> None:
-    """Raises `InputError`, naming the bundle's graphs, if it lacks one of `graphs`."""
-    unknown = ", ".join(name for name in graphs if name not in manifest.graphs)
-    if unknown:
-        raise InputError(
-            f"--graph {unknown}: bundle {manifest.name} has no such graph, only {', '.join(manifest.graphs)}"
-        )
-
-
 def dimension_ranges(manifest: Manifest, options: RuntimeOptions) -> dict[str, DimensionRange]:
     """Range of each variable dimension of the bundle; a single value for static engines.
 
