@@ -38,7 +38,6 @@ WRONG_USAGE = [
     (f"{SYNC} --dynamic --provider cpu", "has fixed shapes"),
     ("sync --video in.mp4 --audio in.wav --bundle none", "none: no bundle there nor in"),
     ("build --bundle http://host/bundle", "bundle http://host/bundle: is a URL"),
-    ("build --bundle SMALL --graph upscaler --provider cpu", "has no such graph"),
     ("build --bundle SMALL --engine-cache in.wav/x", "in.wav: is a file; name a folder"),
     ("bench --bundle SMALL --out folder.json", "folder.json: is a folder; name a file in it"),
     ("calibrate --bundle SMALL --clips folder.json", "no video in it"),
@@ -70,7 +69,7 @@ FAILED = [
     ("sync --video empty.mp4 --audio in.wav --bundle SMALL", "empty.mp4: is empty (0 bytes)"),
     ("sync --video in.wav --audio in.wav --bundle SMALL", "in.wav: has no video stream"),
     ("sync --video in.mp4 --audio in.mp4 --bundle SMALL", "in.mp4: has no audio stream"),
-    ("build --bundle damaged", "was changed"),
+    ("selftest --bundle damaged", "was changed"),
 ]
 
 
