@@ -1,9 +1,9 @@
-"""Times the networks of a bundle as PyTorch modules with random weights: the baseline of `latentsync-trt bench`.
+"""Times the networks of a bundle as PyTorch modules with random weights: the baseline of `measure_networks.py`.
 
     python scripts/pytorch_baseline.py BUNDLE --json FILE [--provider cuda] [--runs 20] [--eager]
 
-Both eager and compiled, on the inputs of scenario "graph": float16 on a GPU, float32 on the CPU, whatever the bundle's
-precision. The rows have the format of `latentsync-trt bench`.
+Both eager and compiled, on the inputs of `scripts/measure_networks.py`: float16 on a GPU, float32 on the CPU,
+whatever the bundle's precision. The rows have the format of that script.
 """
 
 import argparse
@@ -21,7 +21,7 @@ import torch
 from diffusers import AutoencoderKL
 from torch import Tensor, nn
 
-from latentsync_trt.bench.rows import BenchOptions, Results, Row, bundle_facts, environment
+from latentsync_trt.bench.rows import Results, Row, bundle_facts, environment
 from latentsync_trt.bench.run import Setting, settings_for
 from latentsync_trt.bundle.manifest import HIDDEN, Bundle, GraphEntry
 from latentsync_trt.config import RuntimeOptions, SyncOptions
@@ -47,9 +47,9 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=20)
     parser.add_argument("--eager", action="store_true", help="Leave out torch.compile, which takes minutes.")
     arguments = parser.parse_args()
-    options = BenchOptions(provider=(arguments.provider,), runs=arguments.runs)
     bundle = Bundle.load(arguments.bundle)
-    (setting,) = settings_for(bundle, RuntimeOptions(), SyncOptions(), options, print)
+    (setting,) = settings_for(bundle, RuntimeOptions(), SyncOptions(), (arguments.provider,), (), print)
+    setting = replace(setting, runs=arguments.runs, warm_up=3)
     facts = {**environment(sys.argv, [setting.selection]), "torch": torch.__version__}
     rows: list[Row] = []
     for row in measure_torch(setting, compiled=not arguments.eager):
@@ -84,7 +84,7 @@ def _measure(
 
     with torch.inference_mode(), setting.memory() as memory:
         run()  # compiles
-        times_ms, _ = setting.timed("graph", run)
+        times_ms, _ = setting.timed(run)
     precision = "fp16" if device.type == "cuda" else "fp32"
     notes = (f"torch {torch.__version__}, {precision}, random weights",)
     row = setting.row("graph", case, times_ms, notes, provider=device.type, memory=memory)

@@ -1,4 +1,4 @@
-"""What a bench measures and how often; its rows, with the machine and the bundle; and their JSON file."""
+"""The rows of a bench, with the machine and the bundle, and their JSON file."""
 
 import hashlib
 import json
@@ -17,65 +17,13 @@ import numpy as np
 import psutil
 
 from latentsync_trt.bundle.manifest import Manifest
-from latentsync_trt.config import PRESETS, PROVIDER_CHOICES
 from latentsync_trt.measure.page import write_file
-from latentsync_trt.measure.pictures import Likeness
 from latentsync_trt.measures import SyncNetMeasure
-from latentsync_trt.option_fields import check_limits, option
 from latentsync_trt.runtime.providers import libraries
 from latentsync_trt.runtime.providers.gpu import Gpu, driver_version
 from latentsync_trt.runtime.providers.select import Selection
 from latentsync_trt.unexpected import without_paths
 from latentsync_trt.version import __version__
-
-REPETITIONS = {"graph": (20, 3), "loop": (5, 1), "end-to-end": (3, 1)}
-"""Timed runs and warm-up runs per scenario."""
-
-
-def _names(default: Sequence[str], choices: Iterable[str], help_text: str) -> Any:
-    """An option that takes names of `choices`, separated by commas: "a,b" → ("a", "b")."""
-
-    def parse(given: str | tuple[str, ...]) -> tuple[str, ...]:
-        names = tuple(dict.fromkeys(map(str.strip, given.split(",")))) if isinstance(given, str) else given
-        if not set(names) <= set(choices):
-            raise ValueError
-        return names
-
-    expected = f"among {', '.join(choices)}"
-    return option(tuple(default), help_text, parse=parse, show=",".join, metavar="NAMES", expected=expected)
-
-
-@dataclass(frozen=True, slots=True)
-class BenchOptions:
-    """What to measure, and how often. Raises `InputError` on a value outside its limits."""
-
-    provider: tuple[str, ...] = _names(
-        ("auto",),
-        PROVIDER_CHOICES,
-        "Execution providers, separated by commas; auto takes the fastest available, naming one disables fallback.",
-    )
-    preset: tuple[str, ...] = _names(tuple(PRESETS), PRESETS, "Presets of sync, separated by commas.")
-    scenario: tuple[str, ...] = _names(
-        tuple(REPETITIONS),
-        REPETITIONS,
-        "What to measure, separated by commas: graph (each by itself), loop (a window: VAE and denoising), "
-        "end-to-end (whole clips).",
-    )
-    runs: int | None = option(
-        None, "Timed runs of everything.  [default: 20 of a graph, 5 of a loop, else 3]", minimum=1, maximum=10_000
-    )
-    warm_up: int | None = option(
-        None, "Runs before those, not timed.  [default: 3 of a graph, else 1]", minimum=0, maximum=1_000
-    )
-    video: str | Path | None = option(None, "Clip for all but graph.  [default: the built-in portrait]")
-    audio: str | Path | None = option(None, "Speech for them.  [default: the built-in sentence]")
-
-    def __post_init__(self) -> None:
-        check_limits(self)
-
-    def repetitions(self, scenario: str) -> tuple[int, int]:
-        runs, warm_up = REPETITIONS[scenario]
-        return runs if self.runs is None else self.runs, warm_up if self.warm_up is None else self.warm_up
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,19 +58,13 @@ class Memory:
 
 
 @dataclass(frozen=True, slots=True)
-class Quality(Likeness):
-    """Likeness of the generated part of the faces to that of `reference`."""
-
-    reference: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class Row:
     """One measurement.
 
     `case`: which graph or clip. `provider`, `preset`: None if irrelevant. `frames`: video frames of
     one run, 0 if none. `parts_s`: seconds of a run by part; the parts of an end-to-end run overlap.
-    `start_up_s`: seconds of building and opening before the first run. `syncnet`: of the finished clip.
+    `engines_ms`: mean time of a run of each graph. `start_up_s`: seconds of building and opening
+    before the first run. `syncnet`: of the finished clip.
     """
 
     scenario: str
@@ -133,9 +75,9 @@ class Row:
     warm_up: int
     frames: int = 0
     memory: Memory | None = None
-    quality: Quality | None = None
     syncnet: SyncNetMeasure | None = None
     parts_s: Mapping[str, float] = field(default_factory=dict)
+    engines_ms: Mapping[str, float] = field(default_factory=dict)
     start_up_s: Mapping[str, float] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 

@@ -1,7 +1,6 @@
 """`latentsync-trt bench` and `compare`: speed, memory and quality of a bundle; two bundles or videos side by side."""
 
 import json
-import re
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import rich_click as click
 
-from latentsync_trt.bench.rows import BenchOptions, bundle_facts, environment, plain
+from latentsync_trt.bench.rows import bundle_facts, environment, plain
 from latentsync_trt.bundle.find import describe_choice, find_bundle
 from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.cli.options import (
@@ -23,19 +22,19 @@ from latentsync_trt.cli.options import (
     quiet_option,
 )
 from latentsync_trt.cli.show import notices_to, print_table, progress_bar
-from latentsync_trt.config import RuntimeOptions, SyncOptions
+from latentsync_trt.config import PRESETS, PROVIDER_CHOICES, RuntimeOptions, SyncOptions
 from latentsync_trt.option_fields import QUALITY
-from latentsync_trt.paths import check_file_to_write, check_folder_to_write, exists, make_folder
+from latentsync_trt.paths import check_file_to_write, exists, make_folder
 from latentsync_trt.unexpected import without_paths
 
 if TYPE_CHECKING:
-    from latentsync_trt.bench.rows import Results, Row
+    from latentsync_trt.bench.rows import Row
     from latentsync_trt.types import SyncReport
 
 _NOT_FOR_BENCH = ("build", "preset", "verify")
 """Options that bench does not offer: it waits for engines, lists presets, verifies nothing."""
 
-_HEADS = "what", "scenario", "median", "p5–p95 ms", "runs", "rate", "longest parts", "quality", "memory"
+_HEADS = "what", "median", "p5–p95 ms", "runs", "rate", "longest parts", "graphs", "lips", "memory"
 
 _FORMAT = 4
 
@@ -45,46 +44,66 @@ _LEAST_SIDE_PX = 256
 
 @click.command("bench")
 @bundle_option
-@options_from(BenchOptions)
+@click.option(
+    "--provider",
+    "providers",
+    multiple=True,
+    type=click.Choice(PROVIDER_CHOICES),
+    default=("auto",),
+    show_default=True,
+    help="Execution provider; repeat it for each.",
+)
+@click.option(
+    "--preset",
+    "presets",
+    multiple=True,
+    type=click.Choice(list(PRESETS)),
+    default=tuple(PRESETS),
+    show_default=True,
+    help="Preset of sync; repeat it for each.",
+)
+@click.option("--runs", type=click.IntRange(1), default=3, show_default=True, help="Timed runs of each.")
+@click.option("--warm-up", type=click.IntRange(0), default=1, show_default=True, help="Runs before those, not timed.")
+@path_option("--video", help="Clip to sync.  [default: the built-in portrait]")
+@path_option("--audio", help="Speech for it.  [default: the built-in sentence]")
 @options_from(SyncOptions, groups=(QUALITY,), leave_out=_NOT_FOR_BENCH)
 @options_from(RuntimeOptions, leave_out=_NOT_FOR_BENCH)
-@path_option(
-    "--out",
-    default="benchmarks",
-    show_default=True,
-    help="Where the rows go: a folder, or a file that ends in .json.",
-)
+@path_option("--out", help="File (.json) for the rows.")
 @quiet_option
-def bench(bundle: str | None, out: Path, quiet: bool, **fields: Any) -> None:
-    from latentsync_trt.bench.run import run_bench
+def bench(
+    bundle: str | None,
+    providers: tuple[str, ...],
+    presets: tuple[str, ...],
+    runs: int,
+    warm_up: int,
+    video: Path | None,
+    audio: Path | None,
+    out: Path | None,
+    quiet: bool,
+    **fields: Any,
+) -> None:
+    from latentsync_trt.bench.run import run_bench, settings_for
+    from latentsync_trt.measure.syncnet import open_syncnet
     from latentsync_trt.media.files import check_file
 
-    options, runtime = build(BenchOptions, fields), build(RuntimeOptions, fields)
-    sync = build(SyncOptions, {name: value for name, value in fields.items() if name != "preset"})
+    runtime, sync, say = build(RuntimeOptions, fields), build(SyncOptions, fields), notices_to(silent=quiet)
     folder, why = find_bundle(bundle)
-    for path in filter(None, (options.video, options.audio)):
-        check_file(Path(path))
-    is_file = out.suffix.lower() == ".json"
-    (check_file_to_write if is_file else check_folder_to_write)(out, "--out")
-    make_folder(out.parent if is_file else out)
-    say = notices_to(silent=quiet)
+    for path in filter(None, (video, audio)):
+        check_file(path)
+    if out is not None:
+        check_file_to_write(out, "--out")
+        make_folder(out.parent)
     say(describe_choice(folder, why))
-    for results in run_bench(Bundle.load(folder), options, runtime, sync, say=say, command=_command()):
-        rows = out if is_file else out / _file_name(results)
-        results.write(rows)
+    network, plain_runtime = open_syncnet(runtime.syncnet), replace(runtime, syncnet=None)
+    settings = settings_for(Bundle.load(folder), plain_runtime, sync, providers, presets, say)
+    settings = [replace(setting, runs=runs, warm_up=warm_up) for setting in settings]
+    for results in run_bench(settings, network, video, audio, _command()):
+        if out is not None:
+            results.write(out)
     if not quiet:
         filled = [column for column in zip(_HEADS, *map(_cells, results.rows), strict=True) if any(column[1:])]
         heads, *lines = zip(*filled, strict=True)
-        print_table(heads, lines, left=2)
-        click.echo(f"{rows}: {len(results.rows)} rows")
-
-
-def _file_name(results: "Results") -> str:
-    """For example "bench-cuda-nvidia-h100-80gb-hbm3-1.6-512-fp16-2026-11-21t12-00-00.json"."""
-    facts = results.environment
-    machine, measured_at = facts.get("gpu", facts["cpu"]), facts["measured_at"].partition("+")[0]
-    name = f"bench {facts['providers']} {machine} {results.bundle.name} {measured_at}"
-    return f"{re.sub(r'[^a-z0-9.]+', '-', name.lower()).strip('-')}.json"
+        print_table(heads, lines)
 
 
 def _cells(row: "Row") -> tuple[str, ...]:
@@ -95,13 +114,13 @@ def _cells(row: "Row") -> tuple[str, ...]:
             memory += f" + {row.memory.device_bytes / 1e9:.2f} device"
     return (
         " · ".join(filter(None, (row.case, row.preset, row.provider))),
-        row.scenario,
         _milliseconds(time.median_ms),
         "one run" if time.runs == 1 else f"{_number(time.p5_ms)}–{_number(time.p95_ms)}",
         f"{time.runs} after {row.warm_up}",
-        f"{_number(1000 * row.frames / time.median_ms)} frames/s" if row.frames else "",
+        f"{_number(1000 * row.frames / time.median_ms)} frames/s",
         ", ".join(f"{name} {_milliseconds(1000 * time_s)}" for name, time_s in longest),
-        "; ".join(map(str, filter(None, (row.quality, row.syncnet)))),
+        ", ".join(f"{name} {_milliseconds(mean_ms)}" for name, mean_ms in row.engines_ms.items()),
+        str(row.syncnet or ""),
         memory,
     )
 

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from latentsync_trt import LipSync, RuntimeOptions, SyncOptions
-from latentsync_trt.bench.rows import BenchOptions
-from latentsync_trt.bench.run import run_bench
+from latentsync_trt.bench.run import run_bench, settings_for
 from latentsync_trt.bundle.manifest import REQUIRED_GRAPHS, Bundle
 from latentsync_trt.errors import InputError
 from latentsync_trt.runtime.providers.select import Selection
@@ -72,11 +71,10 @@ def test_fixed_engines_refuse_another_resolution(several: Path, clip: tuple[Path
 
 
 def test_a_bench_measures_at_its_resolution(several: Path, clip: tuple[Path, Path]) -> None:
-    options = BenchOptions(("cpu",), ("quality",), ("graph", "loop"), video=clip[0], audio=clip[1], runs=1, warm_up=0)
     sync = SyncOptions(steps=1, resolution=LEAST_PX)
-    *_, results = run_bench(Bundle.load(several), options, RuntimeOptions(), sync)
+    (setting,) = settings_for(Bundle.load(several), RuntimeOptions(), sync, ("cpu",), ("quality",))
+    (results,) = run_bench([replace(setting, runs=1, warm_up=0)], None, *clip, ())
     assert results.bundle.resolution_px == LEAST_PX
-    assert {row.scenario for row in results.rows} == {"graph", "loop"}
 
 
 @pytest.mark.slow
