@@ -45,9 +45,9 @@ def add(
     new: UInt8Array,
     gap: float | None = 0.1,
     fps: int = 25,
-    seam: float = 0.5,
+    seam: float | None = 0.5,
     track_id: int = 0,
-) -> None:
+) -> Frame:
     """A frame whose picture `own` becomes `new`."""
     time_s = Fraction(index, fps)
     frame = Frame(index, time_s, Fraction(1, fps), time_s, own, None)
@@ -56,6 +56,7 @@ def add(
     target = Target(track_id, 0, 0, face, matrix, AlignedFace(own, matrix, SIZE_PX))
     patch = Patch(0, 0, new.astype(np.uint16) * 257, np.ones(new.shape[:2], np.float32))
     quality.add(frame, target, Pasted(patch, None, None if gap is None else mesh(gap)), seam)
+    return frame
 
 
 # Lips
@@ -137,7 +138,7 @@ def test_too_little_speech_to_compare_with(said: bool, painted: int, shut: float
 
 def flicker(new: Callable[[int, UInt8Array], UInt8Array]) -> float:
     """Of a clip of noisy pictures that become `new`."""
-    quality = Quality([Fraction(0)])
+    quality = Quality([Fraction(0)], pictures=True)
     for index in range(12):
         own = picture(3.0, seed=index)
         add(quality, index, own=own, new=new(index, own))
@@ -161,7 +162,7 @@ def test_flicker_is_relative_to_the_sources() -> None:
 
 @pytest.mark.parametrize("between", ["another track", "a frame without a face", "a new part"])
 def test_pictures_that_do_not_follow_each_other_are_not_compared(between: str) -> None:
-    quality = Quality([Fraction(0)])
+    quality = Quality([Fraction(0)], pictures=True)
     for index in range(12):
         if between == "a new part" and index == 6:
             quality.restart(Fraction(6, 25))
@@ -172,6 +173,18 @@ def test_pictures_that_do_not_follow_each_other_are_not_compared(between: str) -
         track_id = int(between == "another track" and index >= 6)
         add(quality, index, own=own - dark, new=own - np.uint8(dark // 2), track_id=track_id)
     assert quality.result().flicker == pytest.approx(1.0)
+
+
+def test_without_pictures_three_frames_of_nine_are_measured() -> None:
+    quality = Quality([Fraction(0)])
+    for index in range(27):
+        is_measured = index % 9 < 3
+        own = picture(3.0, seed=index)
+        new = own if is_measured else picture(90.0, seed=index)
+        frame = add(quality, index, own=own, new=new, seam=0.2 if is_measured else None)
+        assert quality.looks_at(frame) is is_measured
+    found = quality.result()
+    assert (found.seam, found.flicker) == (pytest.approx(0.2), pytest.approx(1))
 
 
 # Pictures

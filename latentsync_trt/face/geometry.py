@@ -158,8 +158,9 @@ def converged(seen: Region, own: Region) -> bool:
 
 def cut(frame: Picture, region: Region) -> Float32Array:
     """The region as the network's input: float32 `(1, 3, 192, 192)` in [0, 1], black outside the frame."""
-    # Half the diagonal plus a margin, which contains the neighbors of bilinear samples even for small squares.
-    reach = max(0.75 * region.side_px, 0.71 * region.side_px + 3)
+    shrink = int(region.side_px // SIDE_PX)
+    # To the corners, and to the neighbors of bilinear samples.
+    reach = region.side_px / 2 * (abs(cos(region.angle)) + abs(sin(region.angle))) + 2 * max(shrink, 1) + 1
     left, top, right, bottom = (
         int(max(center + end, 0)) for end in (-reach, reach) for center in (region.x_px, region.y_px)
     )
@@ -167,7 +168,6 @@ def cut(frame: Picture, region: Region) -> Float32Array:
     matrix[:, 2] -= left, top
     if 0 in part.shape:
         return np.zeros((1, 3, SIDE_PX, SIDE_PX), np.float32)
-    shrink = int(region.side_px // SIDE_PX)
     if 2 <= shrink <= min(part.shape[:2]):  # bilinear warping would skip pixels: average them first
         size = (part.shape[1] // shrink, part.shape[0] // shrink)
         whole = part[: size[1] * shrink, : size[0] * shrink]
@@ -176,18 +176,17 @@ def cut(frame: Picture, region: Region) -> Float32Array:
         matrix[:, 2] = (matrix[:, 2] + 0.5) / shrink - 0.5
     flags = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
     image = cv2.warpAffine(part, matrix, (SIDE_PX, SIDE_PX), flags=flags, borderMode=cv2.BORDER_CONSTANT)
-    return np.ascontiguousarray(image.transpose(2, 0, 1)[None], np.float32) / np.float32(255)
+    return np.asarray(cv2.dnn.blobFromImage(image, 1 / 255), np.float32)
 
 
 def to_frame(landmarks: Float32Array, region: Region) -> Float32Array:
     """The network's `(1, 1404, 1, 1)` output as the mesh `(468, 3)` float32: x, y, depth in frame pixels."""
-    mesh = landmarks.reshape(POINTS, 3).astype(np.float64)
-    matrix = region.to_frame()
     # The network's origin is the corner of its image, not the center of the first pixel: only then are the points of a
     # mirrored picture the mirrored points. MediaPipe's own are half a network pixel further right and down.
-    planar = (mesh[:, :2] - 0.5) @ matrix[:, :2].T + matrix[:, 2]
-    depth = mesh[:, 2:] * (region.side_px / SIDE_PX)
-    return np.concatenate([planar, depth], axis=1).astype(np.float32)
+    place = region.to_frame()
+    x, y = place[:, 2] - place[:, :2] @ (0.5, 0.5)
+    matrix = np.array([[*place[0, :2], 0, x], [*place[1, :2], 0, y], [0, 0, region.side_px / SIDE_PX, 0]])
+    return np.asarray(cv2.transform(landmarks.reshape(POINTS, 1, 3), matrix), np.float32).reshape(POINTS, 3)
 
 
 def face_of(mesh: Float32Array, logit: float) -> Face:

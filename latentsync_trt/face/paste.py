@@ -3,8 +3,10 @@
 Of a frame, only the rectangle around the face is read. Pure.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache, partial
 from math import isqrt, prod
 
 import cv2
@@ -53,6 +55,12 @@ _HALF_LIVES_S = (0.04, 0.04, 0.125)
 
 _MEMORY_S = 1
 """The state of tracks that ended is dropped."""
+
+_SIZES_KEPT = 8
+"""Sizes of crops: most faces are larger than the network's, and keep one."""
+
+Shown = tuple[Float32Array, tuple[slice, slice]]
+"""How much of a crop shows, float32 `(h, w)` in [0, 1], and the rows and columns around what does."""
 
 _Steady = tuple[Float32Array | None, ...]
 """Of a track: the outlines `(36, 2)` of source and painted face in scene pixels, and color; None = not known (yet)."""
@@ -110,6 +118,7 @@ class Paster:
     def __init__(self, mesher: Mesher, mask: Float32Array, *, paste: Paste = "face") -> None:
         self._mesher, self._mask, self._whole = mesher, mask, paste == "mask"
         self._generated = generated_of(mask)
+        self._shown = lru_cache(_SIZES_KEPT)(partial(shown_of, mask))
         self._tracks: dict[int, tuple[Fraction, _Steady]] = {}
 
     def inspect_face(self, picture: Picture, face: AlignedFace, painted: UInt16Array, tracked: Face) -> InspectedFace:
@@ -147,7 +156,7 @@ class Paster:
         drawn, within = (
             tuple(align.moved(each, back) for each in self._to_paste(*shapes)) for shapes in (steady, outlines)
         )
-        patch = composite(picture, face, painted, self._mask, Finish(drawn, within, color))
+        patch = composite(picture, face, painted, self._mask, Finish(drawn, within, color), self._shown)
         return Pasted(patch, *(None if mesh is None else align.moved(mesh, back) for mesh in inspected.meshes))
 
     def restart(self) -> None:
@@ -177,8 +186,19 @@ def _mean(old: Float32Array | None, new: Float32Array | None, kept: float) -> Fl
     return np.asarray(new + kept * (old - new), np.float32)
 
 
+def shown_of(mask: Float32Array, size_px: tuple[int, int]) -> Shown:
+    """What `mask (R, R)`, 1 = kept, lets show of a crop of this size (width, height)."""
+    opacity = np.clip(align.resize_antialiased(1 - mask[..., None], size_px)[..., 0], 0, 1)
+    return opacity, _around(opacity, _WARP_MARGIN_PX)
+
+
 def composite(
-    frame: Picture, face: AlignedFace, painted: UInt16Array, mask: Float32Array, finish: Finish | None = None
+    frame: Picture,
+    face: AlignedFace,
+    painted: UInt16Array,
+    mask: Float32Array,
+    finish: Finish | None = None,
+    shown: Callable[[tuple[int, int]], Shown] | None = None,
 ) -> Patch:
     """Returns the smallest rectangle with all changed pixels of a frame; 0×0 if none is inside it.
 
@@ -188,7 +208,7 @@ def composite(
     Args:
         frame: uint8 `(H, W, 3)` RGB. face: what was cut out of it; may lie partly outside.
         painted: uint16 `(r, r, 3)` RGB, r ≥ R, the generated face, 257 × the 8-bit level.
-        mask: float32 `(R, R)` in [0, 1], 1 = kept.
+        mask: float32 `(R, R)` in [0, 1], 1 = kept. shown: `shown_of` it, by a caller that remembers results.
     """
     # The crop's size, as enlarged as what was painted; smaller where a side is shorter in the frame, as warping would
     # skip pixels. `steps`: how many frame pixels a step along the crop's rows and columns takes.
@@ -197,9 +217,9 @@ def composite(
     sides = zip(face.crop_size_px, steps, strict=True)
     width, height = (max(1, round(side * min(enlarged, step))) for side, step in sides)
     size = width, height
-    generated = np.clip(align.resize_antialiased(1 - mask[..., None], size)[..., 0], 0, 1)
-    levels = align.resize_antialiased(painted, size, _around(generated, _WARP_MARGIN_PX), unit=1 / 257)
-    return paste(frame, levels, align.rescaled(face, size), generated, finish)
+    opacity, part = shown_of(mask, size) if shown is None else shown(size)
+    levels = align.resize_antialiased(painted, size, part, unit=1 / 257)
+    return paste(frame, levels, align.rescaled(face, size), opacity, finish)
 
 
 def paste(
@@ -232,9 +252,7 @@ def paste(
     if finish.gain_and_offset is not None:
         gain, offset = finish.gain_and_offset
         warped = np.asarray(cv2.transform(warped, np.column_stack([np.diag(gain), offset])), np.float32)
-    np.clip(warped, 0, 255, out=warped)
-    warped *= 257
-    rgb = np.rint(warped, out=warped).astype(np.uint16)
+    rgb = np.asarray(cv2.addWeighted(warped, 257, warped, 0, 0, dtype=cv2.CV_16U), np.uint16)  # clips and rounds, too
     return Patch(left + columns.start, top + rows.start, rgb, weight)
 
 
@@ -267,7 +285,7 @@ def _weight(
         weight *= _blurred(shown, (x, y))
     if within:
         np.minimum(weight, filled(within, size), out=weight)
-    weight *= weight >= _VISIBLE
+    cv2.threshold(weight, _VISIBLE, 0, cv2.THRESH_TOZERO, dst=weight)
     return np.minimum(weight, np.float32(1), out=weight)
 
 

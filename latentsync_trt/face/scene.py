@@ -40,12 +40,17 @@ _FROM, _TO = 0.25, 0.6
 """Distances between the chins, as parts of the reach: below the one the patch's soft edge hides the lower chin; above
 the other all of the reach is needed. Less would leave a part of the lower chin, as a line."""
 
+_LEAST_LENGTH = 1e-12
+"""Squared, of an edge; equal corners have none."""
+
 _SUBPIXEL_BITS = 4
 _SHRINK = 2
 """Faces are compared at half the scene's size: textures, which a network blurs, do not count as contrast."""
 
 _WIDTH_PX = 6
 """Width of the ring in which they are compared: a tenth of the crop."""
+
+_INNER, _INSIDE, _AROUND = (np.ones((side_px, side_px), np.uint8) for side_px in (2 * _WIDTH_PX + 1, 3, 5))
 
 _HALF = 128
 """Of 255: pixels that are covered by half."""
@@ -63,15 +68,15 @@ _MOST_GAIN, _MOST_SHIFT = 1.2, 20.0
 """Larger corrections, in 8-bit levels, mean that the two do not show the same."""
 
 
-def generated_of(mask: Float32Array) -> BoolArray:
-    """Where a scene differs after painting: `(224, 224)`; `mask (R, R)` float32 of an aligned face, 1 = kept."""
-    generated = np.zeros((SIDE_PX, SIDE_PX), np.bool_)
-    generated[_CROP] = cv2.resize(mask, CROP_PX, interpolation=cv2.INTER_AREA) < 0.5
+def generated_of(mask: Float32Array) -> UInt8Array:
+    """255 where a scene differs after painting, else 0: uint8 `(224, 224)`; `mask (R, R)` float32, 1 = kept."""
+    generated = np.zeros((SIDE_PX, SIDE_PX), np.uint8)
+    generated[_CROP][cv2.resize(mask, CROP_PX, interpolation=cv2.INTER_AREA) < 0.5] = 255
     return generated
 
 
 def scene_of(
-    picture: Picture, face: AlignedFace, painted: UInt16Array, generated: BoolArray
+    picture: Picture, face: AlignedFace, painted: UInt16Array, generated: UInt8Array
 ) -> tuple[Float64Array, UInt8Array, UInt8Array]:
     """The head around an aligned `face`, before and after painting.
 
@@ -84,9 +89,9 @@ def scene_of(
     matrix = rescaled(face, CROP_PX)
     matrix[:, 2] += _LEFT_PX, _TOP_PX
     source = cut(picture, matrix, (SIDE_PX, SIDE_PX), outside=0)
-    small = cv2.resize(painted, CROP_PX, interpolation=cv2.INTER_AREA) / np.float32(257)
+    small = cv2.resize(painted, CROP_PX, interpolation=cv2.INTER_AREA)
     result = source.copy()
-    np.copyto(result[_CROP], np.rint(small, out=small), where=generated[_CROP][..., None], casting="unsafe")
+    cv2.copyTo(cv2.convertScaleAbs(small, alpha=1 / 257), generated[_CROP], result[_CROP])
     return matrix, source, result
 
 
@@ -100,11 +105,26 @@ def covering(source: Float32Array, painted: Float32Array, reach_px: float) -> tu
     away /= np.maximum(np.linalg.norm(away, axis=1, keepdims=True), 1e-6)
     below = np.clip((away[:, 1] - _SIDE) / (_BELOW - _SIDE), 0, 1)
     chin = np.flatnonzero(below)
-    outside = np.array([-cv2.pointPolygonTest(painted, point, True) for point in source[chin].tolist()])
+    outside = outside_px(source[chin], painted)
     extension = below[chin] * reach_px * np.clip((outside / reach_px - _FROM) / (_TO - _FROM), 0, 1)
     extended = source.copy()
     extended[chin] = source[chin] + away[chin] * extension[:, None]
     return extended, painted
+
+
+def outside_px(points: Float32Array, outline: Float32Array) -> Float64Array:
+    """Distance of each of `points (k, 2)` from the closed `outline (n, 2)`, negative inside; float64 `(k,)`."""
+    corners, places = (np.ascontiguousarray(each, np.float64).view(np.complex128) for each in (outline, points))
+    corners = corners.ravel()
+    edges = np.roll(corners, -1) - corners
+    from_corner = places - corners
+    turned = from_corner * edges.conj()  # dot product + i · cross product
+    along = np.clip(turned.real / np.maximum(edges.real**2 + edges.imag**2, _LEAST_LENGTH), 0, 1)
+    # Of a horizontal line through the point: the edges that cross it on one side.
+    below = corners.imag > places.imag
+    crossed = (below != np.roll(below, -1, axis=1)) & ((turned.imag > 0) == (edges.imag > 0))
+    distance = np.abs(from_corner - along * edges).min(axis=1)
+    return np.where(crossed.sum(axis=1) % 2, -distance, distance)
 
 
 def filled(outlines: Sequence[Float32Array], size: tuple[int, int]) -> Float32Array:
@@ -121,7 +141,7 @@ def _drawn(outlines: Sequence[Float32Array], size: tuple[int, int]) -> UInt8Arra
 
 
 def correction(
-    source: UInt8Array, painted: UInt8Array, generated: BoolArray, meshes: tuple[Float32Array, Float32Array]
+    source: UInt8Array, painted: UInt8Array, generated: UInt8Array, meshes: tuple[Float32Array, Float32Array]
 ) -> Float32Array | None:
     """Gain, and offset in levels, per channel: `(2, 3)` float32, which bring the painted face closest to the source's.
 
@@ -135,30 +155,29 @@ def correction(
     ring = np.flatnonzero(_ring(generated, meshes))
     if ring.size < _LEAST_PX:
         return None
-    there, here = (_shrunk(each).reshape(-1, 3)[ring].astype(np.float32) for each in (source, painted))
-    apart = there - here
-    order = np.sort(apart, axis=0)
-    middle = (order[(ring.size - 1) // 2] + order[ring.size // 2]) / 2
-    strange = np.abs(apart - middle).sum(axis=1)
-    same = strange <= np.sort(strange)[int(_SAME_SHARE * (ring.size - 1))]
-    both = np.stack([there[same], here[same]])
-    means = both.mean(axis=1)
-    both -= means[:, None]
-    contrast, own = both.var(axis=1)
-    alike = both.prod(axis=0).mean(axis=0) / (np.sqrt(contrast * own) + _RIDGE)
+    both = np.hstack([_shrunk(each).reshape(-1, 3)[ring] for each in (source, painted)]).astype(np.float32)
+    apart = both[:, :3] - both[:, 3:]
+    strange = np.abs(apart - np.median(apart, axis=0)).sum(axis=1)
+    limit = int(_SAME_SHARE * (ring.size - 1))
+    both = both[strange <= np.partition(strange, limit)[limit]]
+    means = both.mean(axis=0)
+    both -= means
+    shared = both.T @ both / np.float32(len(both))
+    contrast, own = np.diag(shared).reshape(2, 3)
+    alike = np.diag(shared, 3) / (np.sqrt(contrast * own) + _RIDGE)
     gain = 1 + np.clip(alike, 0, 1) * (np.sqrt((contrast + _RIDGE) / (own + _RIDGE)) - 1)
     gain = np.clip(gain, 1 / _MOST_GAIN, _MOST_GAIN)
-    shift = np.clip(apart[same].mean(axis=0), -_MOST_SHIFT, _MOST_SHIFT)
-    return np.stack([gain, shift + (1 - gain) * means[1]]).astype(np.float32)
+    shift = np.clip(means[:3] - means[3:], -_MOST_SHIFT, _MOST_SHIFT)
+    return np.stack([gain, shift + (1 - gain) * means[3:]]).astype(np.float32)
 
 
-def _ring(generated: BoolArray, meshes: tuple[Float32Array, Float32Array]) -> BoolArray:
+def _ring(generated: UInt8Array, meshes: tuple[Float32Array, Float32Array]) -> BoolArray:
     small, size = [mesh / np.float32(_SHRINK) for mesh in meshes], (SIDE_PX // _SHRINK,) * 2
     faces = [_drawn((mesh[OVAL],), size) for mesh in small]
     lips = _drawn([mesh[LIPS] for mesh in small], size)
-    pasted = np.minimum(_shrunk(generated.view(np.uint8) * np.uint8(255)), np.maximum(*faces)) >= _HALF
-    inner = cv2.erode(pasted.view(np.uint8), np.ones((2 * _WIDTH_PX + 1,) * 2, np.uint8))
-    both, mouth = cv2.erode(np.minimum(*faces), np.ones((3, 3), np.uint8)), cv2.dilate(lips, np.ones((5, 5), np.uint8))
+    pasted = np.minimum(_shrunk(generated), np.maximum(*faces)) >= _HALF
+    inner = cv2.erode(pasted.view(np.uint8), _INNER)
+    both, mouth = cv2.erode(np.minimum(*faces), _INSIDE), cv2.dilate(lips, _AROUND)
     return np.asarray((pasted & (cv2.subtract(both, mouth) >= _HALF)) > inner, np.bool_)
 
 

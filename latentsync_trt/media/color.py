@@ -6,12 +6,13 @@ conversion back takes their mean. The two cancel out, so softly blended pixels d
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 import numpy as np
 
 from latentsync_trt.errors import InputError
 from latentsync_trt.media.hdr import HDR_TRANSFERS, hdr_of
-from latentsync_trt.types import ColorTags, Float32Array, Patch, SampleArray, UInt8Array, YuvPlanes
+from latentsync_trt.types import ColorTags, Float32Array, Float64Array, Patch, SampleArray, UInt8Array, YuvPlanes
 
 RGB_IDENTITY = 0
 BT709 = 1
@@ -108,6 +109,14 @@ def codes_of(rgb: Float32Array, coding: Coding) -> tuple[Float32Array, Float32Ar
         rgb @ blue.astype(np.float32) + center,
         rgb @ red.astype(np.float32) + center,
     )
+
+
+@cache
+def levels_of(coding: Coding, white: int) -> Float64Array:
+    """`(3, 4)`: codes of the planes, in their order → R, G, B in [0, `white`], for `cv2.transform`."""
+    codes = np.stack(codes_of(np.eye(4, 3, dtype=np.float32), coding), axis=-1).astype(np.float64)
+    inverse = white * np.linalg.inv((codes[:3] - codes[3]).T)
+    return np.column_stack([inverse, -inverse @ codes[3]])
 
 
 def apply_patch(planes: YuvPlanes, *patches: Patch) -> YuvPlanes:

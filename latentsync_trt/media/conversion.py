@@ -26,10 +26,7 @@ from latentsync_trt.types import ColorTags, Patch, SampleArray, YuvPlanes
 COLOR_RANGES = {None: int(ColorRange.UNSPECIFIED), False: int(ColorRange.MPEG), True: int(ColorRange.JPEG)}
 _FULL_RANGE = {number: full_range for full_range, number in COLOR_RANGES.items()}
 
-# By default swscale truncates from YUV to RGB: about one code too dark. With these flags it
-# rounds. The first repeats each chroma sample over its pixels, which `color.mix` relies on;
-# requires even sides and frames without a chroma location, as all frames built here are.
-EXACT_REPEATING = Interpolation.POINT | Interpolation.ACCURATE_RND | Interpolation.FULL_CHR_H_INT
+# By default swscale truncates from YUV to RGB: about one code too dark. With these flags it rounds.
 _EXACT_SMOOTH = (
     Interpolation.BICUBIC | Interpolation.ACCURATE_RND | Interpolation.FULL_CHR_H_INT | Interpolation.FULL_CHR_H_INP
 )

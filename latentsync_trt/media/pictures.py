@@ -11,23 +11,17 @@ from av import VideoFrame
 from av.video.reformatter import Interpolation, VideoReformatter
 
 from latentsync_trt.media.codecs import VideoEncoder
-from latentsync_trt.media.color import BT709, RGB_IDENTITY, coding_of, pixels_per_sample, planes_of
-from latentsync_trt.media.conversion import (
-    COLOR_RANGES,
-    EXACT_REPEATING,
-    converted,
-    format_of,
-    frame_of,
-    packed_view,
-    views,
-)
+from latentsync_trt.media.color import BT709, RGB_IDENTITY, coding_of, levels_of, pixels_per_sample, planes_of
+from latentsync_trt.media.conversion import COLOR_RANGES, converted, frame_of, packed_view
 from latentsync_trt.media.hdr import hdr_of
-from latentsync_trt.types import BoolArray, ColorTags, Frame, Patch, UInt8Array, VideoInfo, YuvPlanes
+from latentsync_trt.types import BoolArray, ColorTags, Frame, Patch, SampleArray, UInt8Array, VideoInfo, YuvPlanes
 
 _SMALL_PX = 480
 
 TILE_PX = 64
 """Side of a tile; even, as a chroma sample covers two pixels."""
+
+_WHITE, _DEEP_WHITE = 255, 65535
 
 # Rows of tiles converted at once: a whole 8K picture would need three times its memory.
 _MOST_ROWS = 1024 // TILE_PX
@@ -45,8 +39,9 @@ class LazyRgb:
     def __init__(self, planes: YuvPlanes) -> None:
         height, width = planes.y.shape
         self.shape = height, width, 3
-        self._planes, self._coding = planes, coding_of(planes.color, width, height)
-        self._hdr, self._format = hdr_of(planes.color.transfer), format_of(planes)
+        self._planes, self._hdr = planes, hdr_of(planes.color.transfer)
+        self._white = _WHITE if planes.bits == 8 and self._hdr is None else _DEEP_WHITE
+        self._matrix = levels_of(coding_of(planes.color, width, height, planes.bits), self._white)
         self._rgb = np.empty((height, width, 3), np.uint8)
         self._missing = np.ones((-(-height // TILE_PX), -(-width // TILE_PX)), np.bool_)
         self._lock = threading.Lock()  # one stage may detect a face while another composes
@@ -57,9 +52,10 @@ class LazyRgb:
         rows, columns = (slice(start // TILE_PX, -(-stop // TILE_PX)) for start, stop in ends)
         with self._lock:
             missing = self._missing[rows, columns]
-            for top, bottom, left, right in _rectangles(missing):
-                self._convert(rows.start + top, rows.start + bottom, columns.start + left, columns.start + right)
-            missing[:] = False
+            if missing.any():
+                for top, bottom, left, right in _rectangles(missing):
+                    self._convert(rows.start + top, rows.start + bottom, columns.start + left, columns.start + right)
+                missing[:] = False
         part = self._rgb[place]
         part.flags.writeable = False
         return part
@@ -68,18 +64,23 @@ class LazyRgb:
         return np.array(self[:, :], dtype, copy=copy)
 
     def _convert(self, top: int, bottom: int, left: int, right: int) -> None:
+        import cv2  # not where inputs are checked, which need other parts of this module
+
         tiles = self._rgb[top * TILE_PX : bottom * TILE_PX, left * TILE_PX : right * TILE_PX]
-        # Made anew: to keep it for the next rectangle saves a twentieth of the time.
-        frame = VideoFrame((right - left) * TILE_PX, (bottom - top) * TILE_PX, self._format)
         steps = (1, 1), *2 * (pixels_per_sample(self._planes),)
-        planes = self._planes.y, self._planes.u, self._planes.v
-        for view, plane, (down, across) in zip(views(frame), planes, steps, strict=True):
-            part = plane[top * TILE_PX // down :, left * TILE_PX // across :][: view.shape[0], : view.shape[1]]
-            view[: part.shape[0], : part.shape[1]] = part
-        name = "rgb48le" if self._hdr else "rgb24"
-        made = packed_view(converted(VideoReformatter(), frame, name, self._coding, None, EXACT_REPEATING))
-        made = made[: tiles.shape[0], : tiles.shape[1]]
-        tiles[:] = self._hdr.sdr(made) if self._hdr else made
+        codes = list[SampleArray]()
+        for plane, (down, across) in zip((self._planes.y, self._planes.u, self._planes.v), steps, strict=True):
+            part = plane[top * TILE_PX // down : bottom * TILE_PX // down]
+            part = part[:, left * TILE_PX // across : right * TILE_PX // across]
+            if across == 2:  # five times as fast as `np.repeat`
+                part = np.asarray(cv2.merge([part, part]), part.dtype).reshape(len(part), -1)
+            part = part if down == 1 else np.repeat(part, 2, axis=0)
+            codes.append(part[: tiles.shape[0], : tiles.shape[1]])
+        if self._white == _WHITE:
+            cv2.transform(cv2.merge(codes), self._matrix, dst=tiles)
+            return
+        made = np.asarray(cv2.transform(cv2.merge(codes).astype(np.uint16), self._matrix), np.uint16)
+        tiles[:] = self._hdr.sdr(made) if self._hdr else cv2.convertScaleAbs(made, alpha=_WHITE / self._white)
 
 
 def _rectangles(missing: BoolArray) -> Iterator[tuple[int, int, int, int]]:

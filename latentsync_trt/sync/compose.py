@@ -109,7 +109,8 @@ class Composer:
     def _measured(self, frame: Frame, composed: tuple[Target, Fraction, Pasted]) -> Patch:
         target, share, pasted = composed
         patch = pasted.patch
-        self._quality.add(frame, target, pasted, seam_score(frame.picture, patch))
+        seam = seam_score(frame.picture, patch) if self._quality.looks_at(frame) else None
+        self._quality.add(frame, target, pasted, seam)
         return patch if share == 1 else replace(patch, weight=patch.weight * np.float32(share))
 
 

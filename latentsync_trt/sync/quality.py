@@ -44,6 +44,8 @@ _LEAST_NOISE = 6 * 0.5**2
 
 _SILENT_DB = -100.0
 
+_EACH, _MEASURED = 9, 3
+"""Seam and flicker are means over the clip: measured in three frames in a row, as flicker needs, of each nine."""
 
 _FILES = ("c2pa", "faces", "mix", "report", "speaker", "turns")
 """Options that name files: a page may be passed on."""
@@ -72,7 +74,7 @@ class Quality:
 
     Args:
         starts_s: when the recording of each speaker begins in the output.
-        pictures: whether to keep small pictures of the moments that matter, for a page.
+        pictures: whether to keep small pictures of the moments that matter, for a page, and to measure all frames.
         alarm: looks at the first painted faces.
         syncnet: new meters of each speaker, if SyncNet is to measure, too.
     """
@@ -99,8 +101,13 @@ class Quality:
         """The same blocks of the speaker's recording, mono at 16 kHz, measured on their way to `SpeechStream`."""
         return self._loudness[speaker].passing(blocks)
 
-    def add(self, frame: Frame, target: Target, pasted: Pasted, seam: float) -> None:
-        """A face that was pasted into `frame`, with its `seam_score`; frames in order, each face of a frame once."""
+    def looks_at(self, frame: Frame) -> bool:
+        """Whether seam and flicker are measured in this frame."""
+        return self._pictures or frame.index % _EACH < _MEASURED
+
+    def add(self, frame: Frame, target: Target, pasted: Pasted, seam: float | None) -> None:
+        """A face that was pasted into `frame`, with its `seam_score` where `looks_at` says so; frames in order, each
+        face of a frame once."""
         gap = float("nan") if pasted.painted_mesh is None else gap_of(pasted.painted_mesh)
         at = round((frame.time_s - self.starts_s[target.speaker]) * MODEL_FPS)
         if at >= 0 and not isnan(gap):
@@ -109,9 +116,11 @@ class Quality:
             gaps.append(gap)
         if self.syncnet and target.face is not None:
             self.syncnet[target.speaker].add(frame.time_s, _painted(frame, pasted.patch), target.face)
-        self._seams.append(seam)
         if self._alarm is not None and target.face is not None and target.painted is not None:
             self._alarm.look(target.face.image, target.painted)
+        if seam is None:
+            return
+        self._seams.append(seam)
         own, new = self._flicker(frame, target, pasted.patch)
         if own is not None and new is not None:
             self._own.append(own)

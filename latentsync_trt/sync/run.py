@@ -203,7 +203,6 @@ class Run:
         frames = in_background(self._clock.measured("decode", read), name="decode")
         found = in_background(finder.find(frames), name="face")
         jobs = self._alarm.watch(finder.cut_out(found, self._inputs.voices.speaks), detector)
-        jobs = in_background(jobs, name="align")
         return in_background(painter.gather(jobs), depth=self._frames_ahead(painter.streams), name="gather")
 
     def _composed(

@@ -4,10 +4,10 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import closing, contextmanager
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing, contextmanager, suppress
 from itertools import islice
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from time import perf_counter
 from typing import TypeVar, cast
 
@@ -43,28 +43,47 @@ def in_background(source: Generator[T, None, None], *, depth: int = QUEUE_DEPTH,
 
     At most `depth` items wait, and one is made. Closing this generator waits for that one and closes `source`.
     """
-    pool, end = ThreadPoolExecutor(1, thread_name_prefix=name), cast(T, object())
-    ahead = deque(pool.submit(next, source, end) for _ in range(depth + 1))
+    end, room = cast(T, object()), SimpleQueue[None]()
+    made, is_open = SimpleQueue[tuple[T, BaseException | None]](), True
+
+    def make() -> None:
+        try:
+            while room.get() is None and is_open:
+                made.put((next(source, end), None))
+        except BaseException as error:  # noqa: BLE001 -- raised by the consumer
+            made.put((end, error))
 
     def consume() -> Generator[T | None, None, None]:
+        nonlocal is_open
         try:
             yield None
-            while (item := _result(ahead.popleft())) is not end:
-                ahead.append(pool.submit(next, source, end))
+            while True:
+                item, error = _next_in(made)
+                if error is not None:
+                    raise error
+                if item is end:
+                    return
+                room.put(None)
                 yield item
         finally:
-            pool.shutdown(cancel_futures=True)
+            is_open = False
+            room.put(None)
+            thread.join()
             source.close()
 
+    thread = threading.Thread(target=make, name=name)
+    for _ in range(depth + 1):
+        room.put(None)
+    thread.start()
     items = consume()
     next(items)  # closing a generator that has not begun would not end its thread
     return cast(Generator[T, None, None], items)
 
 
-def _result(future: Future[R]) -> R:
-    while not future.done():
-        wait([future], POLL_S)
-    return future.result()
+def _next_in(queue: SimpleQueue[T]) -> T:
+    while True:
+        with suppress(Empty):
+            return queue.get(timeout=POLL_S)
 
 
 class StageClock:
