@@ -1,7 +1,8 @@
 """Aligns a face to the pose of the training data; resizes pictures, and makes their pixels square. Pure."""
 
 from fractions import Fraction
-from math import atan2, cos, sin
+from functools import cache
+from math import atan2, ceil, cos, floor, sin
 
 import cv2
 import numpy as np
@@ -47,7 +48,7 @@ def align(points: Float32Array, bias: Float64Array | None, resolution: int) -> t
         InputError: the points coincide or are not finite.
     """
     face, face_center, face_spread = _normalized(np.asarray(points, np.float64))
-    pose, pose_center, pose_spread = _normalized(_TEMPLATE * (_ENLARGE_NUMERATOR * resolution / _ENLARGE_DENOMINATOR))
+    pose, pose_center, pose_spread = _pose(resolution)
     residual = pose[2] - face[2]
     bias = residual if bias is None else (1 - _NEW_BIAS_SHARE) * bias + _NEW_BIAS_SHARE * residual
     # The rotation, without reflection, that brings the face closest to the pose.
@@ -77,17 +78,22 @@ def cut(frame: Picture, matrix: Float64Array, size_px: tuple[int, int], outside:
 
 def inverse(matrix: Float64Array) -> Float64Array:
     """The inverse `(2, 3)` float64 of the affine `matrix (2, 3)`."""
-    return np.asarray(cv2.invertAffineTransform(matrix), np.float64)
+    (a, b, x), (c, d, y) = matrix.tolist()
+    size = a * d - b * c
+    return np.array([[d, -b, b * y - d * x], [-c, a, c * x - a * y]]) / (size or np.inf)
 
 
 def shifted(matrix: Float64Array, left_px: int, top_px: int) -> Float64Array:
     """`matrix (2, 3)` adapted to the part of the frame that starts at (`left_px`, `top_px`)."""
-    return np.column_stack([matrix[:, :2], matrix[:, :2] @ (left_px, top_px) + matrix[:, 2]])
+    result = matrix.copy()
+    result[:, 2] += matrix[:, :2] @ (left_px, top_px)
+    return result
 
 
 def moved(points: Float32Array, matrix: Float64Array) -> Float32Array:
     """Points `(n, 2)` after the affine `matrix (2, 3)`."""
-    return np.asarray(points @ matrix[:, :2].T + matrix[:, 2], np.float32)
+    single = matrix.astype(np.float32)
+    return np.asarray(points @ single[:, :2].T + single[:, 2], np.float32)
 
 
 def moved_face(face: Face, matrix: Float64Array) -> Face:
@@ -101,8 +107,9 @@ def moved_face(face: Face, matrix: Float64Array) -> Face:
 def rescaled(face: AlignedFace, size_px: tuple[int, int]) -> Float64Array:
     """The face's matrix for a crop resized to `size_px`; pixel centers are half a pixel from the edge in both sizes."""
     scale = np.array(size_px) / np.array(face.crop_size_px)
-    linear = face.matrix[:, :2] * scale[:, None]
-    return np.column_stack([linear, (face.matrix[:, 2] + 0.5) * scale - 0.5])
+    matrix = face.matrix * scale[:, None]
+    matrix[:, 2] += (scale - 1) / 2
+    return matrix
 
 
 def frame_rectangle(
@@ -112,14 +119,14 @@ def frame_rectangle(
 
     Empty for a crop outside the frame.
     """
-    # The centers of the crop's corner pixels.
-    right, bottom = size_px[0] - 1, size_px[1] - 1
-    back = inverse(matrix)
-    corners = np.array([(0, 0), (right, 0), (0, bottom), (right, bottom)]) @ back[:, :2].T + back[:, 2]
-    low = np.floor(corners.min(axis=0)) - margin_px
-    high = np.ceil(corners.max(axis=0)) + 1 + margin_px
-    left, top, right, bottom = np.clip((*low, *high), 0, 2 * frame_shape[1::-1]).astype(int).tolist()
-    return left, top, right, bottom
+    starts, ends = list[int](), list[int]()
+    for (along, across, start), length in zip(inverse(matrix).tolist(), frame_shape[1::-1], strict=True):
+        # To the centers of the crop's corner pixels.
+        shifts = along * (size_px[0] - 1), across * (size_px[1] - 1)
+        low, high = (start + sum(limit(0.0, shift) for shift in shifts) for limit in (min, max))
+        starts.append(min(max(floor(low) - margin_px, 0), length))
+        ends.append(min(max(ceil(high) + 1 + margin_px, 0), length))
+    return starts[0], starts[1], ends[0], ends[1]
 
 
 def resize_antialiased(
@@ -167,6 +174,11 @@ def stretch(picture: Picture, aspect: Fraction) -> Float64Array:
 def composed(first: Float64Array, then: Float64Array) -> Float64Array:
     """The affine `(2, 3)` that does what `first` and `then` do, one after the other."""
     return np.column_stack([then[:, :2] @ first[:, :2], then[:, :2] @ first[:, 2] + then[:, 2]])
+
+
+@cache
+def _pose(resolution: int) -> tuple[Float64Array, Float64Array, float]:
+    return _normalized(_TEMPLATE * (_ENLARGE_NUMERATOR * resolution / _ENLARGE_DENOMINATOR))
 
 
 def _normalized(points: Float64Array) -> tuple[Float64Array, Float64Array, float]:

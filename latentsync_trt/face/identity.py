@@ -12,7 +12,8 @@ pictures: pictures of one person are up to 0.35 apart (95 %), of two people 0.44
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from math import sqrt
+from typing import Any, Literal
 
 import cv2
 import numpy as np
@@ -65,7 +66,8 @@ Change = Literal["none", "face", "scene"]
 class Surroundings:
     """What is compared of a frame.
 
-    `scene`: the whole picture; `face`: the upright face and what is around; both luma levels, float32 `(16, 16)`.
+    `scene`: the whole picture; `face`: the upright face and what is around; both luma levels less their mean, float32
+    `(256,)`.
     `shape (n,)` complex128: the landmarks as x + iy, centered, with a mean square of 1; None if there are none.
     """
 
@@ -124,9 +126,8 @@ def luma_of(picture: Picture) -> UInt8Array:
 
 def _unlikeness(before: Float32Array, now: Float32Array) -> float:
     """1 − correlation of two pictures, so that brightness and contrast do not count; 0 if one is flat."""
-    a, b = before - before.mean(), now - now.mean()
-    contrast = float(np.sqrt((a * a).mean() * (b * b).mean()))
-    return 0.0 if contrast < _LEAST_CONTRAST**2 else 1.0 - float((a * b).mean()) / contrast
+    contrast = sqrt(float(before @ before) * float(now @ now))
+    return 0.0 if contrast < _LEAST_CONTRAST**2 * now.size else 1.0 - float(before @ now) / contrast
 
 
 def _is_another(before: Surroundings, now: Surroundings, factor: float = 1.0) -> bool:
@@ -139,9 +140,10 @@ def _is_another(before: Surroundings, now: Surroundings, factor: float = 1.0) ->
     return is_changed and _unlikeness(before.face, now.face) >= factor * _LEAST_FACE_CHANGE
 
 
-def _averaged(samples: NDArray[np.generic]) -> Float32Array:
-    grid = samples.reshape(_CELLS, _SAMPLES_PER_CELL, _CELLS, _SAMPLES_PER_CELL)
-    return np.asarray(grid.mean(axis=(1, 3), dtype=np.float32), np.float32)
+def _averaged(samples: NDArray[Any]) -> Float32Array:
+    """The means of all cells, less the mean of these: `(256,)`."""
+    grid = cv2.resize(samples.astype(np.float32), (_CELLS, _CELLS), interpolation=cv2.INTER_AREA)
+    return np.asarray(grid - cv2.mean(grid)[0], np.float32).ravel()
 
 
 def look_of(picture: Picture, face: Face) -> Float32Array | None:

@@ -33,12 +33,16 @@ OVAL = np.array(
 LIPS = np.array([*(61, 185, 40, 39, 37, 0, 267, 269, 270, 409), *(291, 375, 321, 405, 314, 17, 84, 181, 91, 146)])
 """FaceMesh's points on the outer edge of the lips, clockwise from the left corner in the image."""
 
+_OVAL_AND_LIPS = np.concatenate([OVAL, LIPS])
+
 _SIDE, _BELOW = 0.6, 0.85
 """Vertical components of directions, as seen from the center: from the one to the other, jaws become chins."""
 
 _FROM, _TO = 0.25, 0.6
 """Distances between the chins, as parts of the reach: below the one the patch's soft edge hides the lower chin; above
 the other all of the reach is needed. Less would leave a part of the lower chin, as a line."""
+
+_AS_COMPLEX = np.array([1, 1j])
 
 _LEAST_LENGTH = 1e-12
 """Squared, of an edge; equal corners have none."""
@@ -104,32 +108,35 @@ def covering(source: Float32Array, painted: Float32Array, reach_px: float) -> tu
     away = source - painted.mean(axis=0)
     away /= np.maximum(np.linalg.norm(away, axis=1, keepdims=True), 1e-6)
     below = np.clip((away[:, 1] - _SIDE) / (_BELOW - _SIDE), 0, 1)
-    chin = np.flatnonzero(below)
+    if not below.any():
+        return source, painted
+    first, *_, last = np.flatnonzero(below)
+    chin = slice(first, last + 1)
     outside = outside_px(source[chin], painted)
     extension = below[chin] * reach_px * np.clip((outside / reach_px - _FROM) / (_TO - _FROM), 0, 1)
     extended = source.copy()
-    extended[chin] = source[chin] + away[chin] * extension[:, None]
+    extended[chin] += away[chin] * extension[:, None]
     return extended, painted
 
 
 def outside_px(points: Float32Array, outline: Float32Array) -> Float64Array:
     """Distance of each of `points (k, 2)` from the closed `outline (n, 2)`, negative inside; float64 `(k,)`."""
-    corners, places = (np.ascontiguousarray(each, np.float64).view(np.complex128) for each in (outline, points))
-    corners = corners.ravel()
-    edges = np.roll(corners, -1) - corners
-    from_corner = places - corners
-    turned = from_corner * edges.conj()  # dot product + i · cross product
+    closed = np.concatenate([outline, outline[:1]]) @ _AS_COMPLEX
+    edges = closed[1:] - closed[:-1]
+    apart = (points @ _AS_COMPLEX)[:, None] - closed
+    is_above = apart.imag > 0
+    apart = apart[:, :-1]
+    turned = apart * edges.conj()  # dot product + i · cross product
     along = np.clip(turned.real / np.maximum(edges.real**2 + edges.imag**2, _LEAST_LENGTH), 0, 1)
     # Of a horizontal line through the point: the edges that cross it on one side.
-    below = corners.imag > places.imag
-    crossed = (below != np.roll(below, -1, axis=1)) & ((turned.imag > 0) == (edges.imag > 0))
-    distance = np.abs(from_corner - along * edges).min(axis=1)
+    crossed = (is_above[:, 1:] != is_above[:, :-1]) & ((turned.imag > 0) == (edges.imag > 0))
+    distance = np.abs(apart - along * edges).min(axis=1)
     return np.where(crossed.sum(axis=1) % 2, -distance, distance)
 
 
 def filled(outlines: Sequence[Float32Array], size: tuple[int, int]) -> Float32Array:
     """The union of outlines `(n, 2)` (x, y) as a picture of `size` (width, height): float32 in [0, 1]."""
-    return _drawn(outlines, size).astype(np.float32) / np.float32(255)
+    return np.multiply(_drawn(outlines, size), np.float32(1 / 255), dtype=np.float32)
 
 
 def _drawn(outlines: Sequence[Float32Array], size: tuple[int, int]) -> UInt8Array:
@@ -155,7 +162,7 @@ def correction(
     ring = np.flatnonzero(_ring(generated, meshes))
     if ring.size < _LEAST_PX:
         return None
-    both = np.hstack([_shrunk(each).reshape(-1, 3)[ring] for each in (source, painted)]).astype(np.float32)
+    both = np.concatenate([_shrunk(source), _shrunk(painted)], axis=2).reshape(-1, 6)[ring].astype(np.float32)
     apart = both[:, :3] - both[:, 3:]
     strange = np.abs(apart - np.median(apart, axis=0)).sum(axis=1)
     limit = int(_SAME_SHARE * (ring.size - 1))
@@ -172,9 +179,10 @@ def correction(
 
 
 def _ring(generated: UInt8Array, meshes: tuple[Float32Array, Float32Array]) -> BoolArray:
-    small, size = [mesh / np.float32(_SHRINK) for mesh in meshes], (SIDE_PX // _SHRINK,) * 2
-    faces = [_drawn((mesh[OVAL],), size) for mesh in small]
-    lips = _drawn([mesh[LIPS] for mesh in small], size)
+    outlines = [np.split(mesh[_OVAL_AND_LIPS] / np.float32(_SHRINK), [len(OVAL)]) for mesh in meshes]
+    size = (SIDE_PX // _SHRINK,) * 2
+    faces = [_drawn((oval,), size) for oval, _ in outlines]
+    lips = _drawn([lips for _, lips in outlines], size)
     pasted = np.minimum(_shrunk(generated), np.maximum(*faces)) >= _HALF
     inner = cv2.erode(pasted.view(np.uint8), _INNER)
     both, mouth = cv2.erode(np.minimum(*faces), _INSIDE), cv2.dilate(lips, _AROUND)
