@@ -1,8 +1,10 @@
 """Audio input: the first audio stream of a file, each sample at the time of its stamp."""
 
 from collections.abc import Generator, Iterable, Iterator
+from contextlib import contextmanager
 from fractions import Fraction
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 from av import AudioCodecContext, AudioFrame, AudioLayout, AudioResampler, AudioStream
@@ -33,15 +35,14 @@ def audio_duration_s(path: Path) -> Fraction:
     Raises:
         MediaError: the file cannot be read, has no audio stream, or the stream has no samples.
     """
-    with open_input(path) as container:
-        end_s = max(timed.end_s for timed in decoded_audio(path, container, audio_stream(path, container)))
+    with open_audio(path) as stream:
+        end_s = max(timed.end_s for timed in decoded_audio(path, stream))
         return Fraction(nearest(end_s, SPEECH_RATE_HZ), SPEECH_RATE_HZ)
 
 
-def first_sample_s(path: Path, container: InputContainer) -> Fraction | None:
-    """The stamp of the first sample of a file just opened, if it has one; errors as below."""
-    stream = audio_stream(path, container)
-    return stamp_of(next(_frames(path, container, stream)))
+def first_sample_s(path: Path, stream: AudioStream) -> Fraction | None:
+    """The stamp of the first sample of a stream just opened, if it has one; errors as below."""
+    return stamp_of(next(_frames(path, stream)))
 
 
 def read_audio_blocks(
@@ -62,10 +63,9 @@ def read_audio_blocks(
         MediaError: the file cannot be read, has no audio stream, or the stream has no samples.
         InputError: a sample is not a finite number; the message gives the time.
     """
-    with open_input(path) as container:
-        frames = decoded_audio(path, container, audio_stream(path, container), delay_s)
+    with open_audio(path) as stream:
         block = None
-        for block in sound_blocks(path, frames, "mono", rate_hz):
+        for block in sound_blocks(path, decoded_audio(path, stream, delay_s), "mono", rate_hz):
             yield block.reshape(-1)
         if block is None:
             raise MediaError(f"{path}: its audio is shorter than 1/{rate_hz} s; give a longer recording")
@@ -126,16 +126,19 @@ def silence(count: int, channels: int, rate_hz: int) -> Iterator[Float32Array]:
         yield np.zeros((min(rate_hz, count - start), channels), np.float32)
 
 
-def audio_stream(path: Path, container: InputContainer) -> AudioStream:
-    """The first audio stream of an open file; `MediaError` if there is none or it is damaged."""
-    if not container.streams.audio:
-        raise MediaError(f"{path}: has no audio stream")
-    stream = container.streams.audio[0]
-    context: AudioCodecContext | None = stream.codec_context  # PyAV's types leave the None out
-    if context is None:
-        raise MediaError(f"{path}: its audio stream is in a codec that FFmpeg does not know; convert the file to WAV")
-    _check_rate(path, context.sample_rate)
-    return stream
+@contextmanager
+def open_audio(path: Path) -> Iterator[AudioStream]:
+    """The first audio stream of a file, open; raises `MediaError` if there is none or it is damaged."""
+    with open_input(path) as container:
+        if not container.streams.audio:
+            raise MediaError(f"{path}: has no audio stream")
+        stream = container.streams.audio[0]
+        context: AudioCodecContext | None = stream.codec_context  # PyAV's types leave the None out
+        if context is None:
+            cure = "convert the file to WAV"
+            raise MediaError(f"{path}: its audio stream is in a codec that FFmpeg does not know; {cure}")
+        _check_rate(path, context.sample_rate)
+        yield stream
 
 
 def _check_rate(path: Path, rate_hz: int) -> None:
@@ -144,25 +147,23 @@ def _check_rate(path: Path, rate_hz: int) -> None:
         raise MediaError(f"{path}: its audio has {rate_hz} samples per second, supported are {allowed}; is it damaged?")
 
 
-def decoded_audio(
-    path: Path, container: InputContainer, stream: AudioStream, delay_s: Fraction = Fraction(0)
-) -> Iterator[Timed[AudioFrame]]:
+def decoded_audio(path: Path, stream: AudioStream, delay_s: Fraction = Fraction(0)) -> Iterator[Timed[AudioFrame]]:
     """Decoded frames at their times, the first at `delay_s`; the last one ends where the track does.
 
     Raises:
         MediaError: decoding fails (with the time), or there are no samples.
     """
-    clock = clock_of(path, container, next_s=delay_s, jitter_s=JITTER_S)
-    for frame, following in with_next(_frames(path, container, stream)):
+    clock = clock_of(path, stream, next_s=delay_s, jitter_s=JITTER_S)
+    for frame, following in with_next(_frames(path, stream)):
         duration_s = Fraction(frame.samples, frame.sample_rate)
         time_s = clock.advance(stamp_of(frame), duration_s)
-        padding_s = Fraction(0) if following else _padding_s(container, stream, frame)
+        padding_s = Fraction(0) if following else _padding_s(stream, frame)
         yield Timed(time_s, duration_s - padding_s, frame)
 
 
-def _frames(path: Path, container: InputContainer, stream: AudioStream) -> Iterator[AudioFrame]:
+def _frames(path: Path, stream: AudioStream) -> Iterator[AudioFrame]:
     """Decoded frames with samples, at least one; errors as `decoded_audio`."""
-    frame = None
+    frame, container = None, cast(InputContainer, stream.container)
     for frame in filter(lambda decoded: decoded.samples, guarded(path, container.decode(stream), "audio")):
         _check_rate(path, frame.sample_rate)  # codecs may state another one in each frame
         yield frame
@@ -170,13 +171,13 @@ def _frames(path: Path, container: InputContainer, stream: AudioStream) -> Itera
         raise MediaError(f"{path}: its audio stream has no samples")
 
 
-def _padding_s(container: InputContainer, stream: AudioStream, last: AudioFrame) -> Fraction:
+def _padding_s(stream: AudioStream, last: AudioFrame) -> Fraction:
     """How much of the last frame is the encoder's padding."""
     stamp_s, duration_s = stamp_of(last), Fraction(last.samples, last.sample_rate)
     if stamp_s is None or not stream.duration or stream.time_base is None:
         return Fraction(0)
     beyond_s = stamp_s + duration_s - ((stream.start_time or 0) + stream.duration) * stream.time_base
-    exact = _EXACT_CONTAINER in container.format.name.split(",")
+    exact = _EXACT_CONTAINER in stream.container.format.name.split(",")
     return beyond_s if exact and 0 < beyond_s < duration_s else Fraction(0)
 
 

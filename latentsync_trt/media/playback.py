@@ -82,7 +82,7 @@ class VideoPasses:
         """All pictures; the first one's time is 0."""
         has_stamps = True
         with self._opened() as (container, stream):
-            clock = clock_of(self._path, container)
+            clock = clock_of(self._path, stream)
             for picture in self._pictures(container, stream, clock):
                 has_stamps &= picture.item.pts is not None
                 self._last_s = picture.time_s
@@ -111,7 +111,7 @@ class VideoPasses:
             return None
         with self._opened() as (container, stream), suppress(FFmpegError, MediaError):  # a pass from the start tells
             for back_s in _SEEK_BACK_S:
-                clock = clock_of(self._path, container, origin_s=self._origin_s)
+                clock = clock_of(self._path, stream, origin_s=self._origin_s)
                 from_s = max(start_s - back_s, Fraction(0))
                 container.seek(int((self._origin_s + from_s) / cast(Fraction, stream.time_base)), stream=stream)
                 pictures = self._pictures(container, stream, clock)

@@ -12,7 +12,7 @@ from av.container import InputContainer
 from av.video.reformatter import VideoReformatter
 
 from latentsync_trt.errors import InputError, MediaError
-from latentsync_trt.media.audio import first_sample_s
+from latentsync_trt.media.audio import first_sample_s, open_audio
 from latentsync_trt.media.conversion import FrameConverter, format_of, orientation_of, views
 from latentsync_trt.media.files import open_input, reading
 from latentsync_trt.media.hdr import metadata_of
@@ -132,8 +132,8 @@ def delays_of(video: Path, audio: Path) -> Delays:
     if not are_one(video, audio):
         return Delays()
     picture_s = probe(video).start_s
-    with open_input(audio) as container:
-        sound_s, clock = first_sample_s(audio, container), clock_of(audio, container)
+    with open_audio(audio) as stream:
+        sound_s, clock = first_sample_s(audio, stream), clock_of(audio, stream)
     if picture_s is None or sound_s is None:
         return Delays()
     clock.advance(min(picture_s, sound_s), Fraction(0))

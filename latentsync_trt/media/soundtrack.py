@@ -20,14 +20,14 @@ from latentsync_trt.config import Codec
 from latentsync_trt.errors import MediaError
 from latentsync_trt.media.audio import (
     Samples,
-    audio_stream,
     decoded_audio,
     first_sample_s,
     format_of,
+    open_audio,
     silence,
     sound_blocks,
 )
-from latentsync_trt.media.files import guarded, open_input
+from latentsync_trt.media.files import guarded
 from latentsync_trt.media.timing import clock_of, nearest
 from latentsync_trt.types import Float32Array
 
@@ -172,8 +172,7 @@ def open_soundtrack(sound: ChosenSound, output: OutputContainer, end_s: Fraction
     """
     if sound.codec is None:
         piece = sound.plan.pieces[0]
-        with open_input(piece.path) as container:
-            stream = audio_stream(piece.path, container)
+        with open_audio(piece.path) as stream:
             copy = output.add_stream_from_template(stream)
             yield copied_sound(piece.path, stream, copy, piece.at_s)
         return
@@ -186,8 +185,8 @@ def open_soundtrack(sound: ChosenSound, output: OutputContainer, end_s: Fraction
 def _format(plan: SoundPlan, codec: str) -> tuple[int, str]:
     rates_hz, layouts = [], dict[int, str]()
     for path in dict.fromkeys(piece.path for piece in plan.pieces):
-        with open_input(path) as container:
-            source: AudioCodecContext = audio_stream(path, container).codec_context
+        with open_audio(path) as stream:
+            source: AudioCodecContext = stream.codec_context
             if source.channels > _MOST_CHANNELS:
                 raise MediaError(
                     f"{path}: its sound has {source.channels} channels, AAC supports {_MOST_CHANNELS}; "
@@ -201,21 +200,20 @@ def _format(plan: SoundPlan, codec: str) -> tuple[int, str]:
 
 
 def _is_lossless(source: Path) -> bool:
-    with open_input(source) as container:
-        codec = audio_stream(source, container).codec_context.codec
+    with open_audio(source) as stream:
+        codec = stream.codec_context.codec
         return codec.lossless and not codec.lossy
 
 
 def _why_not_copied(source: Path, suffix: str) -> str | None:
-    with open_input(source) as container:
-        stream = audio_stream(source, container)
+    with open_audio(source) as stream:
         # The decoder's name can differ from the codec's, as in mp3float.
         codec = stream.codec_context.codec.canonical_name
         if codec not in COPIED_CODECS[suffix]:
             others = " or ".join(other for other, codecs in COPIED_CODECS.items() if codec in codecs)
             cure = f"; an output in {others} keeps it" if others else ""
             return f"{suffix} does not support its codec ({codec}){cure}"
-        for before, timed in pairwise(decoded_audio(source, container, stream)):
+        for before, timed in pairwise(decoded_audio(source, stream)):
             if format_of(before.item) != format_of(timed.item):
                 return f"it changes its format after {float(timed.time_s):.2f} s"
             if timed.time_s < before.end_s:
@@ -235,10 +233,10 @@ def copied_sound(
     """
     if origin_s is None:
         # Before the first sample come an encoder's delay, and silence that is no recording.
-        with open_input(path) as opened_again:
+        with open_audio(path) as opened_again:
             first_s = first_sample_s(path, opened_again)
         origin_s = None if first_s is None else first_s - delay_s
-    clock = clock_of(path, cast(InputContainer, stream.container), next_s=delay_s, origin_s=origin_s)
+    clock = clock_of(path, stream, next_s=delay_s, origin_s=origin_s)
     rate_hz = stream.codec_context.sample_rate
     time_base = stream.time_base or Fraction(1, rate_hz)
     last: int | None = None
@@ -295,12 +293,10 @@ def _mixed_pieces(plan: SoundPlan, rate_hz: int, layout: str) -> Generator[Float
 
 
 def _recording(path: Path, rate_hz: int, layout: str) -> Generator[Float32Array, None, None]:
-    with open_input(path) as container:
-        stream = audio_stream(path, container)
+    with open_audio(path) as stream:
         # swresample would make it 3 dB softer than players that play mono on two speakers.
         doubled = layout == "stereo" and stream.codec_context.channels == 1
-        frames = decoded_audio(path, container, stream)
-        for block in sound_blocks(path, frames, "mono" if doubled else layout, rate_hz):
+        for block in sound_blocks(path, decoded_audio(path, stream), "mono" if doubled else layout, rate_hz):
             yield np.repeat(block, 2, axis=1) if doubled else block
 
 

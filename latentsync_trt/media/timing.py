@@ -17,6 +17,7 @@ import av
 from av import AudioFrame, VideoFrame, VideoStream
 from av.container import InputContainer
 from av.format import Flags
+from av.stream import Stream
 
 from latentsync_trt.config import MODEL_FPS
 from latentsync_trt.errors import MediaError
@@ -124,8 +125,9 @@ class Clock:
         return self.next_s if abs(time_s - self.next_s) < self.jitter_s else time_s
 
 
-def clock_of(path: Path, container: InputContainer, **settings: Any) -> Clock:
-    """A clock for one stream of an open file, with what the file states."""
+def clock_of(path: Path, stream: Stream, **settings: Any) -> Clock:
+    """A clock for a stream of an open file, with what the file states."""
+    container = cast(InputContainer, stream.container)
     may_reset = bool(container.format.flags & _RESETS)
     return Clock(path, may_reset=may_reset, stated_end_s=stated_end_s(container), **settings)
 
