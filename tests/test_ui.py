@@ -139,7 +139,7 @@ def test_the_people_of_a_video(page: tuple[str, Service], clip: tuple[Path, Path
     service, sent, noted = page[1], {"video": str(clip[0]), "audio": str(clip[1])}, list[int]()
     found = find_people(str(clip[0]), LIMITS, lambda progress: noted.append(progress.done))
     assert noted[-1] == 25
-    assert [(picture.shape, round(seen_s, 1)) for picture, seen_s in found.portraits] == [((160, 160, 3), 1.0)]
+    assert [(picture.shape, round(seen_s, 1)) for picture, seen_s in found.portraits] == [((256, 256, 3), 1.0)]
     for people in (found, None):
         job = jobs.submit(service, sent, {}, people=people)
         assert (service._ledger.row(job.id).task.options.faces is not None) is (people is not None)

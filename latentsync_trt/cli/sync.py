@@ -207,7 +207,7 @@ def faces(video: Path, output: Path | None, as_json: bool) -> None:
     from latentsync_trt.cli.show import print_json, print_table, progress_bar
     from latentsync_trt.face.detector import MediaPipeDetector
     from latentsync_trt.face.track_file import save_tracks
-    from latentsync_trt.measure.page import describe, summaries, time_text, write_contact_sheet
+    from latentsync_trt.measure.page import summaries, time_text, write_contact_sheet
     from latentsync_trt.media.files import check_file
     from latentsync_trt.paths import check_folder_to_write, make_folder
     from latentsync_trt.sync.faces import analyze
@@ -229,7 +229,8 @@ def faces(video: Path, output: Path | None, as_json: bool) -> None:
     for person in people:
         first, last = time_text(person.times_s[0][0]), time_text(person.times_s[-1][1])
         seen = f"{person.seen_s:.1f} s", str(len(person.times_s))
-        rows.append((str(person.number), *seen, first, last, *describe(person)))
+        looks = f"{person.height_px} px", f"{person.frontal:.0%}"
+        rows.append((str(person.number), *seen, first, last, *looks))
     print_table(("face", "seen", "times", "first", "last", "height", "frontal"), rows, left=0)
     click.echo(f"{sheet}: contact sheet")
     face = f"index:{people[0].number}"

@@ -1,4 +1,4 @@
-"""Reports: self-contained HTML pages from one template, figures of lips and faces, and the sheet of a clip's people."""
+"""Reports: self-contained HTML pages from one template, figures of lips and faces."""
 
 import io
 from base64 import b64encode
@@ -43,10 +43,8 @@ SHOWN_PX = 256
 """Side of the faces in figures."""
 _BORDER_PX, _LABELS_PX, _FOOT_PX = 8, 180, 64
 
-PORTRAIT_PX = 160
 _FRONTAL_TURN = 0.25
 """About 25°."""
-_WIDTH_PX, _MARGIN_PX, _BAR_PX, _BELOW_PX = 1000, 16, 22, 24
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -222,37 +220,13 @@ def summaries(tracks: Tracks) -> list[PersonSummary]:
 
 
 def write_contact_sheet(path: Path, tracks: Tracks, portraits: Mapping[int, UInt8Array]) -> None:
-    """Writes a PNG with a row for each person.
-
-    Args:
-        portraits: uint8 `(160, 160, 3)` RGB of each person.
+    """Writes a PNG of the people: `portraits`, as `face_grid` has them, with number and seconds below.
 
     Raises:
         OutputError: it cannot be written.
     """
-    from matplotlib.figure import Figure
-
-    people = summaries(tracks)
-    end_s = max(tracks.clip.duration_s, *(end for person in people for _, end in person.times_s))
-    row_px, left_px = PORTRAIT_PX + _MARGIN_PX, PORTRAIT_PX + 3 * _MARGIN_PX
-    height_px = row_px * len(people) + _MARGIN_PX
-    wide, high = (_WIDTH_PX - left_px - 2 * _MARGIN_PX) / _WIDTH_PX, _BAR_PX / height_px
-    sheet = Figure(figsize=(_WIDTH_PX / _DPI, height_px / _DPI), dpi=_DPI, facecolor="white")
-    for row, person in enumerate(people):
-        bottom_px, color = height_px - (row + 1) * row_px, f"C{person.number % 10}"
-        sheet.figimage(portraits[person.number], _MARGIN_PX, bottom_px)
-        bar = sheet.add_axes(
-            (left_px / _WIDTH_PX, (bottom_px + _BELOW_PX) / height_px, wide, high), facecolor="#d5d8dd"
-        )
-        spans_s = [(start_s, max(stop_s - start_s, end_s / _WIDTH_PX)) for start_s, stop_s in person.times_s]
-        bar.broken_barh(spans_s, (0, 1), color=color)
-        bar.set(xlim=(0, end_s), ylim=(0, 1), yticks=[], xticks=[0, end_s])
-        bar.set_xticklabels([time_text(0), time_text(end_s)])
-        times = "once" if len(person.times_s) == 1 else f"{len(person.times_s)} times"
-        height, frontal = describe(person)
-        text = f"{person.number}: seen for {person.seen_s:.1f} s, {times}; {height} high, frontal in {frontal}"
-        bar.set_title(text, loc="left", color=color)
-    write_png(path, sheet)
+    shown = {f"{one.number}: {one.seen_s:.1f} s": [portraits[one.number]] for one in summaries(tracks)}
+    write_png(path, face_grid(("face",), shown))
 
 
 def time_text(time_s: float) -> str:
@@ -260,8 +234,3 @@ def time_text(time_s: float) -> str:
     minutes, seconds = divmod(round(time_s, 1), 60)
     hours, minutes = divmod(int(minutes), 60)
     return f"{hours}:{minutes:02}:{seconds:04.1f}" if hours else f"{minutes}:{seconds:04.1f}"
-
-
-def describe(person: PersonSummary) -> tuple[str, str]:
-    """How large and how frontal a person is seen."""
-    return f"{person.height_px} px", f"{100 * person.frontal:.0f} %"

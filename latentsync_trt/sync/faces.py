@@ -22,7 +22,7 @@ from latentsync_trt.face.geometry import LEAST_HEIGHT_PX, LEAST_WIDTH_PX, turn
 from latentsync_trt.face.identity import luma_of
 from latentsync_trt.face.track_file import COLUMNS, ClipMark, FaceSpan, Tracks
 from latentsync_trt.face.tracker import FaceTracker, FrameFaces, LookAhead
-from latentsync_trt.measure.page import PORTRAIT_PX
+from latentsync_trt.measure.page import SHOWN_PX
 from latentsync_trt.media.pictures import LazyRgb
 from latentsync_trt.media.reader import probe, read_frames
 from latentsync_trt.sync.threads import QUEUE_DEPTH, StageClock, in_background
@@ -263,7 +263,7 @@ def analyze(
     """
     info = probe(video)
     aspect, rate = info.sample_aspect_ratio, info.frames_per_s
-    finder = FaceFinder(detector, PORTRAIT_PX, StageClock(), pixel_aspect=aspect, small=True)
+    finder = FaceFinder(detector, SHOWN_PX, StageClock(), pixel_aspect=aspect, small=True)
     expected = 0 if rate is None or info.duration_s is None else round(rate * info.duration_s)
     pictures = groupby(read_frames(video), lambda frame: frame.source_s)
     frames = in_background((next(repeated) for _, repeated in pictures), depth=QUEUE_DEPTH, name="decode")
@@ -307,9 +307,9 @@ def _portrait(picture: Picture, face: Face) -> UInt8Array:
     left, top = ((face.box[:2] + face.box[2:]) / 2 - side / 2).tolist()
     (y0, y1), (x0, x1) = ((max(0, int(start)), int(start + side)) for start in (top, left))
     part = np.asarray(picture[y0:y1, x0:x1])
-    scale = PORTRAIT_PX / side
+    scale = SHOWN_PX / side
     size = max(1, round(part.shape[1] * scale)), max(1, round(part.shape[0] * scale))
     small = cv2.resize(part, size, interpolation=cv2.INTER_AREA if scale < 1 else cv2.INTER_CUBIC)
-    canvas = np.full((PORTRAIT_PX, PORTRAIT_PX, 3), 255, np.uint8)
-    canvas[: small.shape[0], : small.shape[1]] = small[:PORTRAIT_PX, :PORTRAIT_PX]
+    canvas = np.full((SHOWN_PX, SHOWN_PX, 3), 255, np.uint8)
+    canvas[: small.shape[0], : small.shape[1]] = small[:SHOWN_PX, :SHOWN_PX]
     return canvas

@@ -25,7 +25,7 @@ _SOURCE, _BROWSER = "source", "browser"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class People:
-    """The people in a video: `portraits`, uint8 `(160, 160, 3)` RGB, each with the seconds seen, by number."""
+    """The people in a video: `portraits`, uint8 `(256, 256, 3)` RGB, each with the seconds seen, by number."""
 
     tracks: Tracks
     portraits: list[tuple[UInt8Array, float]]
