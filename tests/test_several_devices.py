@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import psutil
@@ -20,8 +20,8 @@ from latentsync_trt.errors import BundleError, InferenceError, InputError, OutOf
 from latentsync_trt.runtime.networks import apart as apart_module
 from latentsync_trt.runtime.networks import devices
 from latentsync_trt.runtime.networks.apart import SubprocessNetworks
-from latentsync_trt.runtime.networks.devices import networks_on
-from latentsync_trt.runtime.networks.networks import Networks
+from latentsync_trt.runtime.networks.devices import Devices, networks_on
+from latentsync_trt.runtime.networks.networks import Networks, Notices
 from latentsync_trt.runtime.providers import select
 from latentsync_trt.runtime.providers.gpu import Gpu
 from latentsync_trt.runtime.providers.select import Selection, device_numbers, select_devices
@@ -175,6 +175,49 @@ def test_another_device_encodes_the_audio_if_the_first_cannot(
         assert lip_sync.sync(*clip, tmp_path / "out.mkv", OPTIONS).frames == FRAMES
     left_out = "CPU 0 is left out of this run, others go on: audio_encoder on CUDA"
     assert any(notice.startswith(left_out) for notice in make.notices)
+
+
+# Networks that open before they are needed
+
+
+class Opening:
+    """Stands for networks on a GPU: `prepare` notes its calls, and waits for `may_go_on`."""
+
+    def __init__(self, selection: Selection, *, builds: bool = False, error: Exception | None = None) -> None:
+        self.selection, self.notices, self.calls = selection, Notices(), list[str]()
+        self.bundle = self.options = None
+        self.may_go_on, self._builds, self._error = threading.Event(), builds, error
+
+    def builds(self, graphs: tuple[str, ...]) -> bool:
+        return self._builds
+
+    def prepare(self, graphs: tuple[str, ...], resolution_px: int | None) -> None:
+        assert self.may_go_on.wait(TIMEOUT_S)
+        self.calls.append(threading.current_thread().name)
+        if self._error is not None and len(self.calls) == 1:
+            raise self._error
+
+
+@pytest.mark.parametrize("error", [None, OutOfMemory("no room")])
+def test_a_gpus_networks_open_in_a_thread_for_which_prepare_waits(error: Exception | None) -> None:
+    networks = Opening(Selection("cuda", gpu=GPUS[0]), error=error)
+    on_gpu = Devices(cast(Networks, networks))
+    on_gpu.prepare_ahead(["a"])
+    assert networks.calls == []  # it did not wait
+    networks.may_go_on.set()
+    on_gpu.prepare(["a"])
+    assert networks.calls == ["prepare_0", "MainThread"]
+    on_gpu.prepare(["a"])
+    assert len(networks.calls) == 3
+
+
+@pytest.mark.parametrize("networks", [Opening(CPU), Opening(Selection("cuda", gpu=GPUS[0]), builds=True)])
+def test_what_would_build_or_take_the_cpu_does_not_open_ahead(networks: Opening) -> None:
+    device = Devices(cast(Networks, networks))
+    device.prepare_ahead(["a"])
+    networks.may_go_on.set()
+    device.prepare(["a"])
+    assert "prepare_0" not in networks.calls
 
 
 # Choosing devices

@@ -3,6 +3,8 @@
 import os
 import shlex
 import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from fractions import Fraction
 from pathlib import Path
@@ -25,7 +27,10 @@ from latentsync_trt.option_fields import FILES
 from latentsync_trt.stopping import interruption
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from latentsync_trt.measure.clips import Clip
+    from latentsync_trt.sync.api import LipSync
     from latentsync_trt.types import ProgressCallback
 
 SOURCE, RESULT, PICTURE, PLOT = "source.mp4", "out.mp4", "side_by_side.png", "sync.png"
@@ -70,9 +75,8 @@ def sync(
     **fields: Any,
 ) -> None:
     """VIDEO and AUDIO may also be given as --video and --audio."""
-    from latentsync_trt.bundle.find import describe_choice, find_bundle
-    from latentsync_trt.media.codecs import default_suffix
-    from latentsync_trt.sync.inputs import check_inputs
+    from latentsync_trt.cli.show import Notices, notices_to, print_json, process_age_s, progress_bar, show_report
+    from latentsync_trt.runtime.networks.threads import results
 
     for path in files:
         if video is None:
@@ -84,21 +88,28 @@ def sync(
     if video is None:
         raise click.UsageError("no video; give one and its speech, as in `latentsync-trt sync in.mp4 speech.wav`")
     options, runtime = build(SyncOptions, fields), build(RuntimeOptions, fields)
-    target = output or default_output(video, default_suffix(options))
-    # Now, not after the seconds that bundle and provider take to open.
-    inputs = check_inputs(video, audio, target, options)
-    folder, why = find_bundle(bundle)
-
-    from latentsync_trt.cli.show import Notices, notices_to, print_json, process_age_s, progress_bar, show_report
-    from latentsync_trt.sync.api import LipSync
-    from latentsync_trt.sync.threads import tune_process
-
     silent, notices = quiet or as_json, Notices()
     say = notices_to(silent=silent)
-    if bundle is None:
-        say(describe_choice(folder, why))
-    tune_process()
-    with LipSync.from_bundle(folder, fields["provider"], runtime, on_notice=None if silent else notices) as lip_sync:
+
+    def opened() -> "LipSync":
+        from latentsync_trt.bundle.find import describe_choice, find_bundle
+        from latentsync_trt.sync.api import LipSync
+        from latentsync_trt.sync.threads import tune_process
+
+        tune_process()
+        folder, why = find_bundle(bundle)
+        if bundle is None:
+            say(describe_choice(folder, why))
+        return LipSync.from_bundle(folder, fields["provider"], runtime, on_notice=None if silent else notices)
+
+    with meanwhile(opened) as opening:
+        from latentsync_trt.media.codecs import default_suffix
+        from latentsync_trt.sync.inputs import check_inputs
+
+        target = output or default_output(video, default_suffix(options))
+        inputs = check_inputs(video, audio, target, options)
+    (lip_sync,) = results([opening])
+    with lip_sync:
         with progress_bar(hidden=silent) as on_progress:
             report = lip_sync.run(inputs, on_progress=on_progress)
         if as_json:
@@ -111,6 +122,21 @@ def sync(
             problem = lip_sync.wait_for_build()
         if problem:
             say(f"building engines failed: {problem}")
+
+
+@contextmanager
+def meanwhile(action: Callable[[], "LipSync"]) -> Iterator["Future[LipSync]"]:
+    """Runs `action` in a thread. An error of the block does not wait for it; what it returns later is closed then."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    thread = ThreadPoolExecutor(1, thread_name_prefix="open")
+    result = thread.submit(action)
+    thread.shutdown(wait=False)
+    try:
+        yield result
+    except BaseException:
+        result.add_done_callback(lambda done: None if done.exception() else done.result().close())
+        raise
 
 
 def default_output(video: Path, suffix: str) -> Path:

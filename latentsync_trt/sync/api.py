@@ -190,16 +190,22 @@ class LipSync:
         self, inputs: "Inputs", on_progress: ProgressCallback | None = None, helpers: "Helpers | None" = None
     ) -> SyncReport:
         """As `sync`, with the files and options that `check_inputs` has checked, perhaps before this was opened."""
-        from latentsync_trt.face.detector import MediaPipeDetector
-        from latentsync_trt.sync.run import Helpers, Run
+        from latentsync_trt.sync.inpaint import graphs_for, resolution_of
 
+        options, devices = inputs.options, self._devices
         with self._exclusive("sync"):
             try:
-                run = Run(self._devices, inputs, helpers or Helpers(), on_progress or (lambda _: None))
+                # Before the imports below, and while sound and faces are read.
+                resolution_px = resolution_of(devices.bundle.manifest, options, devices.options)
+                devices.prepare_ahead(graphs_for(options), resolution_px)
+                from latentsync_trt.face.detector import MediaPipeDetector
+                from latentsync_trt.sync.run import Helpers, Run
+
+                run = Run(devices, inputs, helpers or Helpers(), on_progress or (lambda _: None))
                 self._detector = self._detector or MediaPipeDetector()
                 return run.execute(self._detector)
             except BaseException:
-                self._devices.take_notices()  # they are not the next clip's
+                devices.take_notices()  # they are not the next clip's
                 raise
 
     def stream(

@@ -178,12 +178,16 @@ class PooledDenoiser(GraphDenoiser):
     A provider may record an operator incorrectly in a CUDA graph and then return wrong results without
     an error. So replays are compared with first runs once. Other threads may not use the GPU while a graph is
     recorded: ONNX Runtime records with `cudaStreamCaptureModeGlobal`, which forbids them to allocate memory.
+
+    `cached_steps`: whether replays of cached steps are compared, too, for which their graphs are opened.
     """
+
+    cached_steps = True
 
     def __init__(self, engines: Engines, open_session: Callable[[str], Session]) -> None:
         self._engines, selection = engines, engines.selection
         super().__init__(open_session, selection.device, selection.device_id, cuda_graph=engines.cuda_graph)
-        self._checked: set[tuple[bool, bool]] = set()
+        self._checked: set[tuple[str, ...]] = set()
 
     def begin(self, batch: WindowBatch) -> None:
         """As `GraphDenoiser.begin`; raises `InputError` for sizes that the engines do not support, and
@@ -200,17 +204,16 @@ class PooledDenoiser(GraphDenoiser):
 
     def _replays_checked(self, batch: WindowBatch) -> bool:
         guided = batch.guidance > 1.0
-        use = guided, batch.unguided_too and guided
-        if use in self._checked:
+        kinds, cached_too = {guided, guided and not batch.unguided_too}, [False, True][: 1 + self.cached_steps]
+        graphs = tuple(step_graph(guided=kind, cached=cached) for kind in sorted(kinds) for cached in cached_too)
+        if graphs in self._checked:
             return True
-        kinds = {guided, guided and not batch.unguided_too}
-        graphs = [step_graph(guided=kind, cached=cached) for kind in sorted(kinds) for cached in (False, True)]
         fact = self._engines.fact(*graphs)
         if not known(_FAITHFUL, fact):
             if not replays_faithfully(self, batch):
                 return False
             remember(_FAITHFUL, fact)
-        self._checked.add(use)
+        self._checked.add(graphs)
         return True
 
 
@@ -222,7 +225,8 @@ def replays_faithfully(denoiser: PooledDenoiser, batch: WindowBatch) -> bool:
         denoiser.begin_unchecked(replace(batch, latents=latents, conditioning=known))
         for guided in (True, False) if batch.unguided_too else (True,):
             denoiser.step(_TIMESTEP, _COEFFICIENTS, cached=False, guided=guided)
-            denoiser.step(_TIMESTEP - 1, -_COEFFICIENTS, cached=True, guided=guided)
+            if denoiser.cached_steps:
+                denoiser.step(_TIMESTEP - 1, -_COEFFICIENTS, cached=True, guided=guided)
         return denoiser.latents()
 
     first = steps(1.0)

@@ -2,7 +2,8 @@
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from typing import TypeVar
 
@@ -12,6 +13,7 @@ from latentsync_trt.errors import EngineBuildError, InferenceError, LatentSyncEr
 from latentsync_trt.runtime.cache import Notice
 from latentsync_trt.runtime.networks.apart import SubprocessNetworks
 from latentsync_trt.runtime.networks.networks import Networks, Notices
+from latentsync_trt.runtime.networks.threads import results
 from latentsync_trt.runtime.providers.select import Selection
 from latentsync_trt.types import EngineTime, Float32Array
 
@@ -49,6 +51,7 @@ class Devices:
         self.all = tuple(Device(each, position) for position, each in enumerate((first, *others)))
         self.bundle, self.options = first.bundle, first.options
         self._lock = threading.Lock()
+        self._ahead: Future[None] | None = None
         self.notices = first.notices
         if others:
             self.notices = Notices()
@@ -112,9 +115,29 @@ class Devices:
                 if not self.leave_out(device, error):
                     raise
 
+    def prepare_ahead(self, graphs: Iterable[str], resolution_px: int | None = None) -> None:
+        """Begins `prepare` in a thread: on GPUs, which take seconds for it, unless engines must be built, for minutes.
+
+        The next call that needs the networks waits for it. Its errors are dropped, as `prepare` meets them again.
+        """
+        graphs = tuple(graphs)
+        if any(each.on_gpu for each in self.all) and not any(each.networks.builds(graphs) for each in self.all):
+            thread = ThreadPoolExecutor(1, thread_name_prefix="prepare")
+            self._ahead = thread.submit(self._prepare, graphs, resolution_px)
+            thread.shutdown(wait=False)
+
+    def _wait_for_ahead(self) -> None:
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None:
+            with suppress(LatentSyncError):
+                results([ahead])
+
     def prepare(self, graphs: Iterable[str], resolution_px: int | None = None) -> None:
         """As `Networks.prepare`, on every device; one that fails is left out."""
-        graphs = tuple(graphs)
+        self._wait_for_ahead()
+        self._prepare(tuple(graphs), resolution_px)
+
+    def _prepare(self, graphs: tuple[str, ...], resolution_px: int | None) -> None:
         for device in self.all:
             device.error = ""
         # The first GPU of a kind builds, in this thread, which Ctrl-C reaches; others find the engines.
@@ -127,10 +150,12 @@ class Devices:
 
     def open_audio(self, graph: str) -> None:
         """Opens the audio encoder alone, on the first device. Raises as `Networks.open`."""
+        self._wait_for_ahead()
         self.in_use[0].networks.open((graph,))
 
     def warm_up(self, graphs: Iterable[str]) -> None:
         """On every device; one that fails is left out."""
+        self._wait_for_ahead()
         graphs = tuple(graphs)
         self._each(self.in_use, lambda networks: networks.warm_up(graphs))
 
@@ -144,6 +169,7 @@ class Devices:
         return next(filter(None, errors), "")
 
     def close(self) -> None:
+        self._wait_for_ahead()
         for device in self.all:
             device.networks.close()
 

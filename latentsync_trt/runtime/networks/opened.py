@@ -34,6 +34,7 @@ _OPENERS = 3
 # Those whose opening and first run take longest; others follow.
 _OPENED_FIRST = (FULL_STEP, UNGUIDED_GRAPHS[0], VAE_DECODER, VAE_ENCODER)
 
+_CACHED_STEPS = {step_graph(guided=guided, cached=True) for guided in (True, False)}
 _STAGES: dict[str, Stage] = {VAE_ENCODER: "encode", AUDIO_ENCODER: "encode", VAE_DECODER: "decode"}
 _KINDS = [(guided, cached) for guided in (True, False) for cached in (False, True)]
 _TIMESTEP = 500
@@ -61,6 +62,7 @@ class Opened:
         self._lock = threading.RLock()
         self._opening = {graph: threading.Lock() for graph in engines.bundle.manifest.graphs}
         self._done: WeakSet[Session] = WeakSet()
+        self._cached_steps = False
         self.codec, self.denoiser = VaeCodec(engines, self.session), PooledDenoiser(engines, self.session)
 
     def session(self, graph: str) -> Session:
@@ -93,18 +95,16 @@ class Opened:
         `run`: and runs each of them once. Raises as `session`, and `ReplaysDiffer`.
         """
         missing = self._not_run(graphs) if run else ()
+        self._cached_steps |= not _CACHED_STEPS.isdisjoint(graphs)
+        self.denoiser.cached_steps = self._cached_steps
+        graphs = tuple(sorted(graphs, key=lambda graph: (*_OPENED_FIRST, graph).index(graph)))
         if not self._opened:  # while memory is free
             give_back_gpu_memory(self.engines.selection)  # whose first call allocates some itself
-            for graph in graphs:
-                self.engines.settle_form(graph)
-        if self.low_memory:
-            for graph in graphs:
-                self.session(graph)
-        else:
-            with ThreadPoolExecutor(_OPENERS, thread_name_prefix="open") as openers:
-                ordered = sorted(graphs, key=lambda graph: (*_OPENED_FIRST, graph).index(graph))
-                opening: dict[str, Future[Any]] = {graph: openers.submit(self.session, graph) for graph in ordered}
-                results([*opening.values(), *self._beside(missing, opening)])
+            with ThreadPoolExecutor(_OPENERS if run else 1, thread_name_prefix="compare") as comparers:
+                results([comparers.submit(self.engines.settle_form, graph) for graph in graphs])
+        with ThreadPoolExecutor(1 if self.low_memory else _OPENERS, thread_name_prefix="open") as openers:
+            opening: dict[str, Future[Any]] = {graph: openers.submit(self.session, graph) for graph in graphs}
+            results([*opening.values(), *self._beside(missing, opening)])
         if self.engines.cuda_graph:
             self._in_turn([graph for graph in missing if graph in STEP_GRAPHS])
 

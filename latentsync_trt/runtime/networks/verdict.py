@@ -195,7 +195,6 @@ def _run(engines: Engines, graph: str) -> tuple[tuple[Array, ...], float]:
 
 
 def _path(engines: Engines) -> Path:
-    gpu = engines.selection.gpu
-    fact = {**(engines.fact(*engines.bundle.manifest.graphs) or {}), "gpu": gpu and [gpu.name, gpu.compute_capability]}
+    fact = engines.fact(*engines.bundle.manifest.graphs)
     digest = sha256(json.dumps(fact, sort_keys=True).encode()).hexdigest()[:DIGEST_LENGTH]
     return engines.cache.folder / FOLDER / f"{digest}.json"

@@ -4,7 +4,7 @@ import copy
 import threading
 import time
 from collections.abc import Iterable
-from dataclasses import asdict, astuple, dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Self, cast
@@ -96,7 +96,7 @@ class Engines:
         ranges = dimension_ranges(bundle.manifest, options)
         self.ranges = engine_ranges(ranges, options.windows_per_batch) if self.compiled else ranges
         self._settled: dict[str, GraphForm] = {}
-        self._comparing = threading.Lock()
+        self._comparing = {graph: threading.Lock() for graph in bundle.manifest.graphs}
         self._notice = on_notice
         self.cuda_graph = self._uses_cuda_graph()
         precision_notice = eight_bit_notice(bundle.manifest, selection)
@@ -117,11 +117,12 @@ class Engines:
 
     def fact(self, *graphs: str) -> Key | None:
         """All on which it depends how `graphs` run on this GPU; None on the CPU."""
-        if self.selection.gpu is None:
+        gpu = self.selection.gpu
+        if gpu is None:
             return None
         return {
             "graphs": [self.key(graph).digest for graph in graphs],
-            "gpu": asdict(self.selection.gpu),
+            "gpu": [gpu.name, gpu.compute_capability],  # not which of several
             "versions": [cuda_version(), cudnn_version(), driver_version()],
         }
 
@@ -210,7 +211,7 @@ class Engines:
         """
         if self.form(graph) != CUDA.form:
             return
-        with self._comparing:
+        with self._comparing[graph]:
             if graph in self._settled:
                 return
             settled: GraphForm = CUDA.form
