@@ -2,7 +2,8 @@
 
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -329,6 +330,17 @@ def test_errors_and_notices_arrive(apart: SubprocessNetworks) -> None:
     with pytest.raises(InputError, match="8 windows: the engines take 1"):
         SubprocessNetworks(bundle(), CPU, RuntimeOptions(windows_per_batch=8))
     apart.prepare([AUDIO_ENCODER])
+
+
+@pytest.mark.integration
+def test_calls_of_several_threads_get_their_own_answers(apart: SubprocessNetworks) -> None:
+    rng = np.random.default_rng(3)
+    latents, mel = rng.standard_normal((1, 4, 16, 16), np.float32), rng.standard_normal((1, 80, 3000), np.float32)
+    calls: list[Callable[[], Any]] = [lambda: apart.codec.decode_faces(latents)[0], lambda: apart.encode_mel(mel)]
+    alone = [call() for call in calls]
+    with ThreadPoolExecutor(2) as threads:
+        together = list(threads.map(lambda number: calls[number % 2](), range(6)))
+    assert all(np.array_equal(found, alone[number % 2]) for number, found in enumerate(together))
 
 
 def end_at_once(*_: Any) -> None:

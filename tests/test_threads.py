@@ -38,13 +38,22 @@ class Line:
 
     def run(self, workers: Sequence[Callable[[tuple[int, int]], object]], ahead: int) -> list[tuple[int, list[object]]]:
         found: list[tuple[int, list[object]]] = []
+        lock = threading.Lock()
+
+        def fail(position: int, _: Exception) -> bool:
+            with lock:
+                others_left = len(self.failed) < len(workers) - 1
+                if others_left:
+                    self.failed.append(position)
+                return others_left
+
         made = spread(
             self.items(),
             self.tasks,
             workers,
             ahead=lambda: ahead,
             failures=(Fault,),
-            on_failure=lambda position, error: self.failed.append(position),
+            on_failure=fail,
         )
         for item, results in made:
             self.most_held = max(self.most_held, self.taken - len(found))

@@ -150,7 +150,8 @@ class Painter:
         audio_windows: runs a network, so it is called in one thread.
         streams: see `WindowPlanner`.
         at_once: how many windows to paint together; called for every frame.
-        on_failure: called with the position of a device that is left out and its error, in a thread of its own.
+        on_failure: called with the position of a device and its error, in a thread of its own; returns whether
+            others go on without it.
     """
 
     def __init__(
@@ -161,7 +162,7 @@ class Painter:
         *,
         streams: int = 1,
         at_once: Callable[[], int] = lambda: 1,
-        on_failure: Callable[[int, Exception], object] = lambda *_: None,
+        on_failure: Callable[[int, Exception], bool] = lambda *_: False,
     ) -> None:
         self.devices: tuple[PaintDevice, ...] = ()
         self.frames_done = 0
@@ -207,15 +208,14 @@ class Painter:
         """
         queue: deque[FrameJob] = deque()
         painted: dict[tuple[int, int], UInt16Array] = {}
-        alone = len(self.devices) == 1
-        workers = [partial(self._paint, device) for device in self.devices]
+        workers = [device for device in self.devices for _ in range(_STAGES if device.side_by_side else 1)]
         results = spread(
             gathered,
             self._batches,
-            workers * (_STAGES if alone and self.devices[0].side_by_side else 1),
+            [partial(self._paint, device) for device in workers],
             ahead=lambda: _BATCHES_AHEAD * len(self.devices) * self._at_once() * self._frames,
-            failures=() if alone else DEVICE_FAILURES,
-            on_failure=self._on_failure,
+            failures=DEVICE_FAILURES,
+            on_failure=lambda worker, error: self._on_failure(self.devices.index(workers[worker]), error),
         )
         with closing(results):
             for item, batches in results:

@@ -129,7 +129,7 @@ def spread(
     *,
     ahead: Callable[[], int],
     failures: tuple[type[Exception], ...] = (),
-    on_failure: Callable[[int, Exception], object] = lambda *_: None,
+    on_failure: Callable[[int, Exception], bool] = lambda *_: False,
 ) -> Generator[tuple[I, list[R]], None, None]:
     """Every item in order, with the results of its tasks.
 
@@ -139,28 +139,24 @@ def spread(
     Args:
         tasks_of: called in the caller's thread. workers: carry out a task.
         ahead: how many items may be taken before the result of the oldest one is there: the bound of memory.
-        failures: errors that end a worker and give its task to another; the last worker's is raised, as any other.
-        on_failure: called in the thread of a task with the worker's position and such an error.
+        failures: errors that may end a worker and give its task to another.
+        on_failure: called in the thread of a task with the worker's position and such an error; returns whether others
+            go on: if not, the error is raised, as any other.
     """
     free: SimpleQueue[tuple[int, Callable[[T], R]]] = SimpleQueue()
     for each in enumerate(workers):
         free.put(each)
-    left, lock = len(workers), threading.Lock()
 
     def carry_out(task: T) -> R:
-        nonlocal left
         while True:
             position, worker = free.get()
             is_out = False
             try:
                 return worker(task)
             except failures as error:
-                with lock:
-                    left -= 1
-                    is_out = left > 0
+                is_out = on_failure(position, error)
                 if not is_out:
                     raise
-                on_failure(position, error)
             finally:
                 if not is_out:
                     free.put((position, worker))

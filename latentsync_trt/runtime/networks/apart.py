@@ -8,17 +8,21 @@ import signal
 import threading
 import traceback
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
+from itertools import count
 from operator import attrgetter
-from typing import Any, TypeVar, cast
+from pathlib import Path
+from typing import Any, TypeVar, cast, get_args
 
 from latentsync_trt.bundle.manifest import Bundle
-from latentsync_trt.child import Child, Emit, Event
+from latentsync_trt.child import Child, Emit
 from latentsync_trt.config import RuntimeOptions
-from latentsync_trt.errors import InferenceError, LatentSyncError, OutOfMemory
+from latentsync_trt.errors import InferenceError, LatentSyncError
 from latentsync_trt.runtime.cache import Notice
-from latentsync_trt.runtime.networks.networks import Delegate, Networks, Notices
+from latentsync_trt.runtime.networks.networks import Delegate, Networks, Notices, Shared
+from latentsync_trt.runtime.networks.threads import Stage, results
 from latentsync_trt.runtime.providers.select import Selection
 from latentsync_trt.stopping import requested
 from latentsync_trt.types import Denoiser, EngineTime, Float32Array, ImageCodec
@@ -28,11 +32,14 @@ T = TypeVar("T")
 _PATIENCE_S = 2.0
 
 # What is read of `Networks` without a call: sent with every answer.
-_STATE = ("selection", "windows_per_batch", "low_memory", "building")
+_STATE = ("selection", "windows_per_batch", "side_by_side", "low_memory", "building", "built")
+
+# As many as a `Networks` has stages.
+_CALLS_AT_ONCE = 3
 
 
-class SubprocessNetworks:
-    """`Networks` in a child process. Calls of one thread at a time; errors as `Networks`, and
+class SubprocessNetworks(Shared):
+    """`Networks` in a child process. Calls of several threads at a time; errors as `Networks`, and
     `InferenceError` where the process has died.
 
     Args:
@@ -41,9 +48,7 @@ class SubprocessNetworks:
 
     selection: Selection
     windows_per_batch: int
-    low_memory: bool
     building: bool
-    side_by_side = False
 
     def __init__(
         self,
@@ -54,12 +59,17 @@ class SubprocessNetworks:
         may_fall_back: bool = False,
         on_notice: Notice | None = None,
     ) -> None:
+        super().__init__()
         self.bundle, self.notices = bundle, Notices(on_notice)
         self.codec = cast(ImageCodec, Delegate(self._call, "codec."))
         self.denoiser = cast(Denoiser, Delegate(self._call, "denoiser."))
-        self._lock, self._running = threading.Lock(), threading.Lock()
+        self._stages = {stage: threading.Lock() for stage in get_args(Stage)}
         self._name = "the CPU" if selection.gpu is None else f"{selection.gpu}"
+        self._lock, self._numbers = threading.Lock(), count()
+        self._waiting: dict[int, Future[Any]] = {}
+        self._dead = False
         self._child = Child(_answer_calls)
+        threading.Thread(target=self._read_answers, name=f"answers of {self._name}", daemon=True).start()
         try:
             self._call("open", bundle.folder.resolve(), selection, options, may_fall_back)
         except BaseException:
@@ -69,22 +79,20 @@ class SubprocessNetworks:
     def encode_mel(self, mel: Float32Array) -> Float32Array:
         return self.run(lambda: cast(Float32Array, self._call("encode_mel", mel)))
 
-    def run(self, action: Callable[[], T]) -> T:
-        """As `Networks.run`, with calls in turn."""
-        while True:
-            with self._running:
-                try:
-                    return action()
-                except OutOfMemory:
-                    if self.low_memory:
-                        raise
-                self._call("save_memory")
+    def save_memory(self) -> None:
+        """As `Networks.save_memory`."""
+        self._call("save_memory")
 
-    def stage(self, _: str, action: Callable[[], T]) -> T:
-        return action()
+    def _change_to_built(self) -> None:
+        self._call("between_windows")
+
+    def stage(self, stage: Stage, action: Callable[[], T]) -> T:
+        """Runs a part of what `run` runs, of each stage one at a time."""
+        with self._stages[stage]:
+            return action()
 
     def __getattr__(self, name: str) -> Any:
-        """A method of `Networks`: `builds`, `prepare`, `open`, `warm_up`, `between_windows`."""
+        """A method of `Networks`: `builds`, `prepare`, `open`, `warm_up`."""
         return partial(self._call, name)
 
     def wait_for_build(self) -> str:
@@ -110,24 +118,35 @@ class SubprocessNetworks:
         self._child.end(_PATIENCE_S)
 
     def _call(self, name: str, *arguments: Any, **named: Any) -> Any:
+        number, answer = next(self._numbers), Future[Any]()
         with self._lock:
-            try:
-                answer = self._answer((name, arguments, named))
-            except BaseException:  # e.g. Ctrl-C: the next call would take the answer for its own
+            self._waiting[number] = answer
+            if self._dead:
+                raise self._death()
+        self._child.send((number, name, arguments, named))
+        try:
+            return results([answer])[0]
+        except BaseException:
+            if not answer.done():  # as at Ctrl-C: the child would go on with the call
                 self._child.end()
-                raise
-            vars(self).update(answer["state"])
-        if "error" in answer:
-            raise answer["error"]
-        return answer["value"]
+            raise
 
-    def _answer(self, call: tuple[Any, ...]) -> Event:
-        self._child.send(call)
+    def _read_answers(self) -> None:
+        """In a thread: gives each answer to the call that waits for it, until the child ends."""
         for event in self._child.events():
-            if "notice" not in event:
-                return event
-            self.notices.add(event["notice"])
-        raise self._death()
+            if "notice" in event:
+                self.notices.add(event["notice"])
+                continue
+            vars(self).update(event["state"])
+            answer = self._waiting.pop(event["number"])
+            if "error" in event:
+                answer.set_exception(event["error"])
+            else:
+                answer.set_result(event["value"])
+        with self._lock:
+            self._dead, waiting = True, list(self._waiting.values())
+        for answer in waiting:
+            answer.set_exception(self._death())
 
     def _death(self) -> BaseException:
         """Why the child, which has closed its connection, died."""
@@ -138,27 +157,38 @@ class SubprocessNetworks:
         return InferenceError(f"the process of {self._name} died: {ended}{last_line}")
 
 
-def _answer_calls(calls: Iterator[tuple[str, tuple[Any, ...], dict[str, Any]]], emit: Emit) -> None:
-    """In the child: the first call opens `Networks`, others are calls of its methods."""
+Call = tuple[int, str, tuple[Any, ...], dict[str, Any]]
+"""Number, name, and arguments."""
+
+
+def _answer_calls(calls: Iterator[Call], emit: Emit) -> None:
+    """In the child: the first call opens `Networks`, others are calls of its methods, each in a thread."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
     networks: Networks | None = None
-    for name, arguments, named in calls:
+
+    def answer(number: int, made: Callable[[], Any]) -> None:
         try:
-            if networks is None:
-                folder, selection, options, may_fall_back = arguments
-                bundle = Bundle.load(folder, verify=False)  # the parent has verified it
-                networks = Networks(
-                    bundle,
-                    selection,
-                    options,
-                    may_fall_back=may_fall_back,
-                    on_notice=lambda text: emit(notice=text),
-                )
-                answer: dict[str, Any] = {"value": None}
-            else:
-                answer = {"value": attrgetter(name)(networks)(*arguments, **named)}
+            told = {"value": made()}
         except LatentSyncError as error:
-            answer = {"error": error}
+            told = {"error": error}
         except Exception:  # noqa: BLE001 -- a mistake, told with the place where it happened
-            answer = {"error": RuntimeError(traceback.format_exc())}
-        emit(**answer, state={} if networks is None else {part: getattr(networks, part) for part in _STATE})
+            told = {"error": RuntimeError(traceback.format_exc())}
+        state = {} if networks is None else {part: getattr(networks, part) for part in _STATE}
+        emit(**told, number=number, state=state)
+
+    def open_networks(folder: Path, selection: Selection, options: RuntimeOptions, may_fall_back: bool) -> None:
+        nonlocal networks
+        bundle = Bundle.load(folder, verify=False)  # the parent has verified it
+        told = partial(_tell, emit)
+        networks = Networks(bundle, selection, options, may_fall_back=may_fall_back, on_notice=told)
+
+    with ThreadPoolExecutor(_CALLS_AT_ONCE, thread_name_prefix="call") as threads:
+        for number, name, arguments, named in calls:
+            if networks is None:
+                answer(number, partial(open_networks, *arguments))
+            else:
+                threads.submit(answer, number, partial(attrgetter(name)(networks), *arguments, **named))
+
+
+def _tell(emit: Emit, text: str) -> None:
+    emit(notice=text)

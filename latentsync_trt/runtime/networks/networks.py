@@ -68,7 +68,60 @@ class Delegate:
         return partial(self._call, f"{self._prefix}{method}")
 
 
-class Networks:
+class Shared:
+    """What threads that paint windows on one device have in common: `run`, beside others where there is room.
+
+    Subclasses have `side_by_side`, `low_memory` and `save_memory`, as described at `Networks`; `built`: whether a
+    background build is ready, to which `_change_to_built` switches.
+    """
+
+    side_by_side: bool
+    low_memory: bool
+    built: bool
+
+    def __init__(self) -> None:
+        self._gate = Gate()
+
+    def run(self, action: Callable[[], T]) -> T:
+        """Runs `action`, all that the networks do for some windows, beside others where there is room.
+
+        Where memory runs out, repeats it alone, with less on the device from then on.
+        """
+        with self._gate.entered(alone=False):
+            beside = self.side_by_side
+            if beside:
+                with suppress(OutOfMemory):  # whose traceback would keep sessions
+                    return action()
+        with self._gate.entered(alone=True):
+            if beside and self.side_by_side:
+                self.save_memory()
+            return self._within_memory(action)
+
+    def between_windows(self) -> None:
+        """Switches to engines built in the background, once they are ready."""
+        if self.built:
+            with self._gate.entered(alone=True):
+                self._change_to_built()
+
+    def _within_memory(self, action: Callable[[], T]) -> T:
+        """`action`, repeated with less on the device while memory runs out."""
+        while True:
+            try:
+                return action()
+            except OutOfMemory:
+                if self.low_memory:
+                    raise
+            self.save_memory()
+
+    def save_memory(self) -> None:
+        """After memory ran out: runs stages in turn, or keeps one network at a time on the device."""
+        raise NotImplementedError
+
+    def _change_to_built(self) -> None:
+        raise NotImplementedError
+
+
+class Networks(Shared):
     """Image codec, audio encoder and denoiser of `bundle`, run by the selected provider.
 
     `codec` and `denoiser` serve one clip at a time; on a GPU, they run in the threads of their stages.
@@ -90,6 +143,7 @@ class Networks:
         may_fall_back: bool = False,
         on_notice: Notice | None = None,
     ) -> None:
+        super().__init__()
         self.bundle = bundle
         self.options = options or RuntimeOptions()
         self.notices = Notices(on_notice)
@@ -100,7 +154,6 @@ class Networks:
         self._build_wanted = self.options.build == "background"
         self._windows_that_fit: int | None = None
         self._in_turn = False
-        self._gate = Gate()
         self._judge = Judge(self._engines, self.notice, again=self.options.verify) if may_fall_back else None
         self.low_memory = self.options.low_memory
         """Whether one network at a time is on the device: by option, or since memory ran out."""
@@ -125,7 +178,7 @@ class Networks:
         return 1 if self.low_memory else self._windows_that_fit or 1
 
     @property
-    def side_by_side(self) -> bool:
+    def side_by_side(self) -> bool:  # type: ignore[override]
         """Whether stages run at the same time: on a GPU with room for all networks."""
         return self.selection.gpu is not None and not self._in_turn and not self.low_memory
 
@@ -139,21 +192,6 @@ class Networks:
     def encode_mel(self, mel: Float32Array) -> Float32Array:
         """Log mel spectrogram `(1, 80, 3000)` → features `(1, 1500, L, D)`."""
         return self.run(lambda: self.stage("encode", lambda: self.session(AUDIO_ENCODER).run({"mel": mel})[0]))
-
-    def run(self, action: Callable[[], T]) -> T:
-        """Runs `action`, all that the networks do for some windows, beside others where there is room.
-
-        Where memory runs out, repeats it alone, with less on the device from then on.
-        """
-        with self._gate.entered(alone=False):
-            beside = self.side_by_side
-            if beside:
-                with suppress(OutOfMemory):  # whose traceback would keep sessions
-                    return action()
-        with self._gate.entered(alone=True):
-            if beside and self.side_by_side:
-                self.save_memory()
-            return self._within_memory(action)
 
     def stage(self, stage: Stage, action: Callable[[], T]) -> T:
         """Runs a part of what `run` runs in the thread of its stage."""
@@ -194,16 +232,6 @@ class Networks:
         self._windows_that_fit = 1
         # Closes all sessions: they keep what a provider chose for lack of memory, as cuDNN's plans.
         self._change_to(self._with_room(self._opened.engines))
-
-    def _within_memory(self, action: Callable[[], T]) -> T:
-        """`action`, repeated with less on the device while memory runs out."""
-        while True:
-            try:
-                return action()
-            except OutOfMemory:
-                if self.low_memory:
-                    raise
-            self.save_memory()
 
     def builds(self, graphs: tuple[str, ...]) -> bool:
         """Whether `prepare` would build engines before it returns."""
@@ -266,16 +294,10 @@ class Networks:
             forget(CUDA_FORM_FACT)
             raise
 
-    def between_windows(self) -> None:
-        """Switches to engines built in the background, once they are ready."""
-        if self._build is None or not self._build.done:
+    def _change_to_built(self) -> None:
+        build, self._build = self._build, None
+        if build is None:  # another thread was here
             return
-        with self._gate.entered(alone=True):
-            build, self._build = self._build, None
-            if build is not None:  # no other thread was here
-                self._change_to_built(build)
-
-    def _change_to_built(self, build: BackgroundBuild) -> None:
         meanwhile = self._opened.engines
         try:
             engines = build.result()
@@ -291,6 +313,10 @@ class Networks:
         if self._opened.engines is not meanwhile:
             self._change_to(meanwhile)
             self._open(self._needed)
+
+    @property
+    def built(self) -> bool:  # type: ignore[override]
+        return self._build is not None and self._build.done
 
     @property
     def building(self) -> bool:
