@@ -227,13 +227,17 @@ class Converter:
         self.node("Relu", [f"t{inputs[0]}"], f"t{output}")
 
     def prelu(self, inputs: list[int], output: int, _: Any) -> None:
-        """max(x, 0) + slope · min(x, 0): the same numbers in a third of the time of ONNX Runtime's PRelu on the CPU."""
-        slope = self.weights(f"w{output}", self.constant(inputs[1]).reshape(-1, 1, 1))
-        zero = self.weights("zero", np.float32(0))
+        """slope · x + (1 − slope) · max(x, 0), the products as convolutions.
+
+        A fraction of the time of ONNX Runtime's PRelu on the CPU, which keeps convolutions in a layout of its own.
+        """
+        slope = self.constant(inputs[1]).reshape(-1, 1, 1, 1)
         self.node("Relu", [f"t{inputs[0]}"], f"t{output}_above")
-        self.node("Min", [f"t{inputs[0]}", zero], f"t{output}_negative")
-        self.node("Mul", [f"t{output}_negative", slope], f"t{output}_below")
-        self.node("Add", [f"t{output}_above", f"t{output}_below"], f"t{output}")
+        factors = {"all": (f"t{inputs[0]}", slope), "more": (f"t{output}_above", 1 - slope.astype(np.float32))}
+        for part, (given, factor) in factors.items():
+            weights = self.weights(f"w{output}_{part}", factor)
+            self.node("Conv", [given, weights], f"t{output}_{part}", group=len(slope), kernel_shape=(1, 1))
+        self.node("Add", [f"t{output}_all", f"t{output}_more"], f"t{output}")
 
     def pad(self, inputs: list[int], output: int, _: Any) -> None:
         amounts = self.constant(inputs[1])[list(NHWC_TO_NCHW)]
