@@ -15,7 +15,7 @@ from latentsync_trt.media.codecs import choose_encoder
 from latentsync_trt.media.demo_clip import camera_frames
 from latentsync_trt.media.pictures import picture_info
 from latentsync_trt.media.reader import probe, read_frames
-from latentsync_trt.media.soundtrack import SoundPiece, SoundPlan
+from latentsync_trt.media.soundtrack import SoundPiece
 from latentsync_trt.media.writer import VideoWriter
 from latentsync_trt.types import ColorTags, Float32Array, Frame, Picture, UInt8Array, VideoInfo, YuvPlanes
 from tests.small import small_bundle
@@ -106,7 +106,7 @@ def open_writer(
 ) -> VideoWriter:
     """A writer for a source like `info` (or RGB pictures of 96×64), with the encoder of these `SyncOptions`."""
     info = info or picture_info(96, 64, rgb=False)
-    sound = None if audio is None else SoundPlan((SoundPiece(audio, audio_delay_s),))
+    sound = () if audio is None else (SoundPiece(audio, audio_delay_s),)
     return VideoWriter(output, info, choose_encoder(SyncOptions(**options), info), sound)
 
 

@@ -13,7 +13,7 @@ from latentsync_trt import SyncOptions
 from latentsync_trt.media.codecs import choose_encoder
 from latentsync_trt.media.playback import Playback
 from latentsync_trt.media.reader import probe, read_frames
-from latentsync_trt.media.soundtrack import SoundPiece, SoundPlan
+from latentsync_trt.media.soundtrack import SoundPiece
 from latentsync_trt.media.writer import VideoWriter
 
 LENGTH_S = Fraction(3, 2)
@@ -84,8 +84,8 @@ def write_film(path: Path, subtitles: str = "subrip", second: str = "aac", delay
 def keep(source: Path, output: Path, sound: Path | None = None) -> Sequence[str]:
     """Writes the first part of `source` with all that belongs to it; returns the notices."""
     info = probe(source)
-    plan = SoundPlan((SoundPiece(sound or source),))
-    with VideoWriter(output, info, choose_encoder(SyncOptions(), info), plan, source) as writer:
+    pieces = (SoundPiece(sound or source),)
+    with VideoWriter(output, info, choose_encoder(SyncOptions(), info), pieces, source) as writer:
         for frame in read_frames(source, Playback(duration_s=LENGTH_S)):
             writer.write(frame)
     return writer.notices

@@ -15,7 +15,6 @@ from latentsync_trt.errors import InputError, MediaError
 from latentsync_trt.media.soundtrack import (
     FADE_S,
     SoundPiece,
-    SoundPlan,
     choose_sound,
     mixed,
     open_soundtrack,
@@ -26,15 +25,18 @@ from latentsync_trt.types import Float32Array
 from tests.clips import numbered, read_audio, write_sound, write_video
 from tests.sounds import write_samples
 
+Pieces = tuple[SoundPiece, ...]
+
 RATE_HZ = 48000
 
 STEP_16 = 2.0**-14
 """Rounding of 16-bit sources, and their scale of 32767 instead of 32768."""
 
 
-def heard(folder: Path, plan: SoundPlan, until_s: float, suffix: str = ".mkv") -> tuple[Float32Array, int, str, str]:
+def heard(folder: Path, pieces: Pieces, until_s: float, suffix: str = ".mkv") -> tuple[Float32Array, int, str, str]:
     """Samples `(n, channels)` of an output that ends at `until_s`, and their rate, layout and codec."""
-    output, end_s, chosen = folder / f"heard{suffix}", Fraction(until_s), choose_sound(plan, suffix)
+    output, end_s = folder / f"heard{suffix}", Fraction(until_s)
+    chosen = choose_sound(pieces, suffix, lossless=True)
     with av.open(str(output), "w") as container, open_soundtrack(chosen, container, end_s) as sound:
         container.start_encoding()
         container.mux([packet for time_s, packet in sound if time_s < end_s])
@@ -46,17 +48,13 @@ def heard(folder: Path, plan: SoundPlan, until_s: float, suffix: str = ".mkv") -
         return samples, context.sample_rate, context.layout.name, context.codec.canonical_name
 
 
-def told(plan: SoundPlan, suffix: str) -> str:
+def told(pieces: Pieces, suffix: str) -> str:
     """Why the sound is encoded."""
-    return "".join(choose_sound(plan, suffix).notices)
+    return "".join(choose_sound(pieces, suffix).notices)
 
 
 def tone(duration_s: float, hz: float = 300, level: float = 0.3) -> Float32Array:
     return (level * np.sin(2 * np.pi * hz * np.arange(round(duration_s * RATE_HZ)) / RATE_HZ)).astype(np.float32)
-
-
-def lossless(*pieces: SoundPiece) -> SoundPlan:
-    return SoundPlan(pieces, lossless=True)
 
 
 def test_speech_replaces_the_sound_of_its_part_only(tmp_path: Path) -> None:
@@ -65,7 +63,7 @@ def test_speech_replaces_the_sound_of_its_part_only(tmp_path: Path) -> None:
     speech = SoundPiece(write_samples(tmp_path / "speech.wav", tone(5, 500), RATE_HZ), Fraction(1))
     pieces = spliced(own, [speech], Fraction(1), Fraction(2))
     assert pieces[0].path == own.path
-    samples = heard(tmp_path, SoundPlan(pieces, lossless=True), 4)[0][:, 0]
+    samples = heard(tmp_path, pieces, 4)[0][:, 0]
     expected = np.concatenate([np.zeros(RATE_HZ // 10, np.float32), tone(4, 300)])
     expected[RATE_HZ : 2 * RATE_HZ] = tone(1, 500)
     differ = np.flatnonzero(~np.isclose(samples, expected[: len(samples)], rtol=0, atol=STEP_16))
@@ -75,17 +73,17 @@ def test_speech_replaces_the_sound_of_its_part_only(tmp_path: Path) -> None:
     assert near.max() <= ramp
     steepest = np.abs(np.diff(tone(1, 500))).max()
     assert np.abs(np.diff(samples)).max() < 1.6 * steepest  # without ramps it is ten times that
-    assert told(SoundPlan(pieces), ".mp4") == ""  # WAV in MP4 is the normal case
+    assert told(pieces, ".mp4") == ""  # WAV in MP4 is the normal case
 
 
 def test_voices_that_exceed_full_scale_together_are_softer_not_clipped(tmp_path: Path) -> None:
     source = write_samples(tmp_path / "a.wav", tone(1, 300, 0.8), RATE_HZ)
-    plan = lossless(SoundPiece(source), SoundPiece(source))
-    samples = heard(tmp_path, plan, 1)[0][:, 0]
+    pieces = SoundPiece(source), SoundPiece(source)
+    samples = heard(tmp_path, pieces, 1)[0][:, 0]
     assert np.allclose(samples, tone(1, 300, 1.0), rtol=0, atol=1e-4)
-    notice = told(plan, ".mkv")
+    notice = told(pieces, ".mkv")
     assert "4.1 dB softer" in notice  # 1.6 to 1
-    assert "softer" not in told(lossless(SoundPiece(source), SoundPiece(source, Fraction(1))), ".mkv")
+    assert "softer" not in told((SoundPiece(source), SoundPiece(source, Fraction(1))), ".mkv")
 
 
 @pytest.mark.parametrize(
@@ -99,11 +97,11 @@ def test_pieces_are_heard_in_the_richest_format(
     tmp_path: Path, formats: list[tuple[int, str]], rate_hz: int, layout: str
 ) -> None:
     """Each as loud as in its file: mono on both sides of stereo, or from the center."""
-    pieces = [
+    pieces = tuple(
         SoundPiece(write_sound(tmp_path / f"{index}.wav", 1, rate_hz=rate, layout=name), Fraction(index))
         for index, (rate, name) in enumerate(formats)
-    ]
-    samples, rate, found, _ = heard(tmp_path, lossless(*pieces), 2, ".mov")
+    )
+    samples, rate, found, _ = heard(tmp_path, pieces, 2, ".mov")
     assert (rate, found) == (rate_hz, layout)
     assert abs(len(samples) - 2 * rate_hz) <= 1
     for index, (_, name) in enumerate(formats):
@@ -115,10 +113,10 @@ def test_pieces_are_heard_in_the_richest_format(
 
 def test_one_whole_recording_is_copied_a_part_is_encoded(tmp_path: Path) -> None:
     piece = SoundPiece(write_sound(tmp_path / "a.m4a", 1, codec="aac", rate_hz=RATE_HZ))
-    assert told(SoundPlan((piece,)), ".mp4") == ""
-    assert told(SoundPlan((SoundPiece(piece.path, Fraction(1, 2)),)), ".mp4") == ""
+    assert told((piece,), ".mp4") == ""
+    assert told((SoundPiece(piece.path, Fraction(1, 2)),), ".mp4") == ""
     for part in (SoundPiece(piece.path, Fraction(-1, 2)), SoundPiece(piece.path, to_s=Fraction(1, 2))):
-        assert told(SoundPlan((part,)), ".mp4") == "the sound is encoded as AAC: a part of it is cut off"
+        assert told((part,), ".mp4") == "the sound is encoded as AAC: a part of it is cut off"
 
 
 times = st.integers(-400, 900).map(lambda hundredths: Fraction(hundredths, 100))
@@ -151,7 +149,7 @@ def test_any_pieces_are_summed_at_their_places(parts: list[tuple[Fraction, Fract
 def test_bad_sound_is_one_line(tmp_path: Path) -> None:
     silent = SoundPiece(write_video(tmp_path / "silent.mp4", numbered(2)))
     good = SoundPiece(write_sound(tmp_path / "a.wav", 1))
-    for plan in (SoundPlan((silent,)), SoundPlan((good, silent)), SoundPlan((silent, good))):
+    for plan in ((silent,), (good, silent), (silent, good)):
         with pytest.raises(MediaError, match=r"silent\.mp4: has no audio stream$"):
             told(plan, ".mp4")
     with pytest.raises(MediaError, match=r"a\.wav: its audio is shorter than 1/16000 s"):
@@ -159,10 +157,10 @@ def test_bad_sound_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(MediaError, match="has no samples"):
         read_audio(write_samples(tmp_path / "b.wav", np.zeros(0, np.float32), RATE_HZ))
     with pytest.raises(MediaError, match="no such file"):
-        told(SoundPlan((SoundPiece(tmp_path / "missing.wav"),)), ".mp4")
+        told((SoundPiece(tmp_path / "missing.wav"),), ".mp4")
     broken = write_sound(tmp_path / "nan.wav", 1, codec="pcm_f32le")
     content = bytearray(broken.read_bytes())
     content[-4:] = np.float32(np.nan).tobytes()
     broken.write_bytes(content)
     with pytest.raises(InputError, match=r"nan\.wav: has samples that are NaN or infinite, the first after 1\.000 s"):
-        told(SoundPlan((SoundPiece(broken),)), ".mp4")
+        told((SoundPiece(broken),), ".mp4")

@@ -101,7 +101,7 @@ def assemble(path: Path, folder: Path, finished: Finished, contents: Contents) -
             if contents.sound is not None:
                 others.append(opened.enter_context(open_soundtrack(contents.sound, container, finished.end_s)))
             if contents.source is not None:
-                pieces = contents.sound.plan.pieces if contents.sound else ()
+                pieces = contents.sound.pieces if contents.sound else ()
                 own_sound = bool(pieces) and all(are_one(piece.path, contents.source.path) for piece in pieces)
                 copy_tags(contents.source, container, finished.end_s, own_sound=own_sound)
                 kept = opened.enter_context(open_others(contents.source, container, suffix, finished.end_s))

@@ -12,7 +12,7 @@ from latentsync_trt.media.codecs import choose_encoder
 from latentsync_trt.media.files import open_input
 from latentsync_trt.media.pictures import PictureMaker, picture_info
 from latentsync_trt.media.reader import delays_of, probe, read_frames
-from latentsync_trt.media.soundtrack import SoundPiece, SoundPlan
+from latentsync_trt.media.soundtrack import SoundPiece
 from latentsync_trt.media.writer import VideoWriter
 from latentsync_trt.types import Frame
 
@@ -57,7 +57,7 @@ def write_preview(video: Path, target: Path, closed: threading.Event) -> None:
     with open_input(video) as container:
         has_sound = bool(container.streams.audio)
     delays = delays_of(video, video) if has_sound else None
-    sound = None if delays is None else SoundPlan((SoundPiece(video, delays.sound_s - delays.picture_s),))
+    sound = () if delays is None else (SoundPiece(video, delays.sound_s - delays.picture_s),)
     with VideoWriter(target, made, choose_encoder(_ENCODING, made), sound) as writer:
         for frame in chain([first], pictures):
             writer.write(frame)

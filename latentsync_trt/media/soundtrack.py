@@ -48,7 +48,7 @@ _GAPS_IN = ".mkv"
 LOSSLESS_WITH: tuple[Codec, ...] = ("prores", "ffv1")
 """Codecs for further editing, whose sound must not lose anything, either."""
 
-# Encoders of a `SoundPlan.lossless`; others would only play in few programs.
+# Their encoders for sound; others would only play in few programs.
 _LOSSLESS_CODECS = {".mkv": "flac", ".mov": "pcm_s24le"}
 
 _AAC_RATES_HZ = (96000, 88200, 64000, 48000, 44100, 32000, 24000, 22050, 16000, 12000, 11025, 8000)
@@ -99,26 +99,17 @@ class SoundPiece:
 
 
 @dataclass(frozen=True, slots=True)
-class SoundPlan:
-    """What is heard: the sum of `pieces`, at least one; gaps are silent.
+class ChosenSound:
+    """How pieces become the sound of an output.
 
-    `lossless`: sound that must be encoded becomes FLAC in .mkv and PCM in .mov instead of AAC.
+    `codec`: FFmpeg's name of the encoder; None if the packets of the only piece are copied. `rate_hz`, `layout`: of the
+    encoded sound. `gain`: keeps the sum within full scale. `notices`: why it is encoded again, or softer.
     """
 
     pieces: tuple[SoundPiece, ...]
-    lossless: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class ChosenSound:
-    """How a plan becomes the sound of an output.
-
-    `codec`: FFmpeg's name of the encoder; None if the packets of the only piece are copied.
-    `gain`: keeps the sum of the pieces within full scale. `notices`: why it is encoded again, or softer.
-    """
-
-    plan: SoundPlan
     codec: str | None = None
+    rate_hz: int = 0
+    layout: str = ""
     gain: float = 1.0
     notices: tuple[str, ...] = ()
 
@@ -131,60 +122,62 @@ def spliced(
     return tuple(piece for piece in (*around, *(each.within(start_s, end_s) for each in speech)) if piece is not None)
 
 
-def choose_sound(plan: SoundPlan, suffix: str) -> ChosenSound:
-    """How `plan` becomes the sound of an output with this suffix: copied where possible.
+def choose_sound(pieces: tuple[SoundPiece, ...], suffix: str, *, lossless: bool = False) -> ChosenSound:
+    """How the sum of `pieces`, at least one, becomes the sound of an output with this suffix: copied where possible.
 
     Decodes the whole sound, 4 s per hour of AAC: packets alone show no change of format,
     and in Matroska their durations are rounded. What must be encoded is also resampled and
-    mixed, 9 s per hour. Pieces that together exceed full scale are all softer by as much.
+    mixed, 9 s per hour: in the layout with the most channels and at the highest rate among the pieces. Those that
+    together exceed full scale are all softer by as much.
+
+    Args:
+        lossless: what must be encoded becomes FLAC in .mkv and PCM in .mov instead of AAC.
 
     Raises:
         MediaError: a source cannot be read, has no audio stream, or breaks off.
         InputError: it has samples that are not numbers.
     """
-    piece = plan.pieces[0]
-    if len(plan.pieces) > 1:
-        problem: str | None = f"it is put together from {len(plan.pieces)} pieces"
+    piece = pieces[0]
+    if len(pieces) > 1:
+        problem: str | None = f"it is put together from {len(pieces)} pieces"
     elif piece.from_s or piece.to_s is not None or piece.at_s < 0:
         problem = "a part of it is cut off"
     else:
         problem = _why_not_copied(piece.path, suffix)
     if problem is None:
-        return ChosenSound(plan)
-    codec = _LOSSLESS_CODECS.get(suffix, "aac") if plan.lossless else "aac"
-    peaks = (float(np.abs(block).max()) for block in _mixed_pieces(plan, *_format(plan, codec)))
+        return ChosenSound(pieces)
+    codec = _LOSSLESS_CODECS.get(suffix, "aac") if lossless else "aac"
+    form = _format(pieces, codec)
+    peaks = (float(np.abs(block).max()) for block in _mixed_pieces(pieces, *form))
     peak = max(peaks, default=0.0)  # reads all, so that a damaged recording is found before anything is painted
-    ordered = sorted(plan.pieces, key=lambda piece: piece.at_s)
+    ordered = sorted(pieces, key=lambda piece: piece.at_s)
     overlap = any(piece.end_s is None or piece.end_s > later.at_s for piece, later in pairwise(ordered))
     gain = 1 / max(peak, 1.0) if overlap else 1.0
     softer = f"; it is {-20 * log10(gain):.1f} dB softer, as its pieces together exceed full scale" if gain < 1 else ""
     name = {"aac": "AAC", "flac": "FLAC"}.get(codec, "PCM")
     # What was never compressed is encoded once, as in any such file.
-    told = softer or not all(_is_lossless(piece.path) for piece in plan.pieces)
-    return ChosenSound(plan, codec, gain, (f"the sound is encoded as {name}: {problem}{softer}",) if told else ())
+    told = softer or not all(_is_lossless(piece.path) for piece in pieces)
+    notices = (f"the sound is encoded as {name}: {problem}{softer}",) if told else ()
+    return ChosenSound(pieces, codec, *form, gain, notices)
 
 
 @contextmanager
 def open_soundtrack(sound: ChosenSound, output: OutputContainer, end_s: Fraction) -> Iterator[TimedPackets]:
-    """Adds a sound to an open output that ends at `end_s`; errors as `choose_sound`.
-
-    Pieces are mixed in the layout with the most channels and at the highest rate among them.
-    """
+    """Adds a sound to an open output that ends at `end_s`; errors as `choose_sound`."""
     if sound.codec is None:
-        piece = sound.plan.pieces[0]
+        piece = sound.pieces[0]
         with open_audio(piece.path) as stream:
             copy = output.add_stream_from_template(stream)
             yield copied_sound(piece.path, stream, copy, piece.at_s)
         return
-    rate_hz, layout = _format(sound.plan, sound.codec)
-    with closing(_mixed_pieces(sound.plan, rate_hz, layout)) as blocks:
+    with closing(_mixed_pieces(sound.pieces, sound.rate_hz, sound.layout)) as blocks:
         scaled = (block * np.float32(sound.gain) for block in blocks)
-        yield _encoded(scaled, _add_sound(output, sound.codec, rate_hz, layout), end_s)
+        yield _encoded(scaled, _add_sound(output, sound.codec, sound.rate_hz, sound.layout), end_s)
 
 
-def _format(plan: SoundPlan, codec: str) -> tuple[int, str]:
+def _format(pieces: Iterable[SoundPiece], codec: str) -> tuple[int, str]:
     rates_hz, layouts = [], dict[int, str]()
-    for path in dict.fromkeys(piece.path for piece in plan.pieces):
+    for path in dict.fromkeys(piece.path for piece in pieces):
         with open_audio(path) as stream:
             source: AudioCodecContext = stream.codec_context
             if source.channels > _MOST_CHANNELS:
@@ -286,9 +279,9 @@ def _encoded(blocks: Iterator[Float32Array], stream: AudioStream, end_s: Fractio
         yield Fraction(max(position - 1, 0), rate_hz), packet  # before `end_s`
 
 
-def _mixed_pieces(plan: SoundPlan, rate_hz: int, layout: str) -> Generator[Float32Array, None, None]:
+def _mixed_pieces(pieces: Iterable[SoundPiece], rate_hz: int, layout: str) -> Generator[Float32Array, None, None]:
     channels = AudioLayout(layout).nb_channels
-    recordings = [(_recording(piece.path, rate_hz, layout), piece) for piece in plan.pieces]
+    recordings = [(_recording(piece.path, rate_hz, layout), piece) for piece in pieces]
     return mixed([placed(blocks, piece, channels, rate_hz) for blocks, piece in recordings], channels, rate_hz)
 
 

@@ -21,7 +21,7 @@ from latentsync_trt.media.muxing import Contents, assemble
 from latentsync_trt.media.other_streams import Source, losses
 from latentsync_trt.media.parts import Finished, PartWriter, Work, part_of
 from latentsync_trt.media.pictures import PictureMaker, picture_info
-from latentsync_trt.media.soundtrack import SoundPiece, SoundPlan, choose_sound
+from latentsync_trt.media.soundtrack import LOSSLESS_WITH, SoundPiece, choose_sound
 from latentsync_trt.media.timing import nearest
 from latentsync_trt.paths import exists, nearest_existing
 from latentsync_trt.types import Frame, Patch, UInt8Array, VideoInfo
@@ -80,7 +80,7 @@ class VideoWriter:
         output: .mp4, .mov or .mkv.
         info: the source. Stamps are written in its `time_base`, by default at the model's rate.
         encoder: made by `codecs.choose_encoder` for `info`.
-        sound: what is heard; None for silence.
+        sound: what is heard: the sum of pieces; none for silence.
         others: file whose other audio tracks, subtitles, chapters and tags are kept, usually the
             source. Its first picture is shown at `others_delay_s`.
         mark: say in the file that AI changed the picture. sign: called with the complete file
@@ -97,7 +97,7 @@ class VideoWriter:
         output: Path,
         info: VideoInfo,
         encoder: VideoEncoder,
-        sound: SoundPlan | None = None,
+        sound: tuple[SoundPiece, ...] = (),
         others: Path | None = None,
         *,
         others_delay_s: Fraction = Fraction(0),
@@ -107,7 +107,7 @@ class VideoWriter:
     ) -> None:
         suffix = output.suffix.lower()
         source = None if others is None else Source(others, (info.start_s or Fraction(0)) - others_delay_s)
-        chosen = None if sound is None else choose_sound(sound, suffix)
+        chosen = choose_sound(sound, suffix, lossless=encoder.codec in LOSSLESS_WITH) if sound else None
         self.output, self._work, self._sign = output, work, sign
         self._contents = Contents(encoder, info, chosen, source, mark)
         self._maker = PictureMaker(info, encoder)
@@ -235,7 +235,7 @@ def write_pictures(
     height_px, width_px, _ = first.shape
     info = replace(picture_info(width_px, height_px, rgb=lossless), frames_per_s=fps, time_base=period_s)
     options = SyncOptions(codec="ffv1") if lossless else SyncOptions(crf=_NEAR_LOSSLESS_CRF)
-    sound = None if audio is None else SoundPlan((SoundPiece(audio, audio_delay_s),))
+    sound = () if audio is None else (SoundPiece(audio, audio_delay_s),)
     with VideoWriter(path, info, choose_encoder(options, info), sound) as writer:
         for index, rgb in enumerate(chain([first], stream)):
             writer.write(Frame(index, index * period_s, period_s, index * period_s, rgb, None))

@@ -22,7 +22,6 @@ from latentsync_trt.media.c2pa import sign
 from latentsync_trt.media.parts import Work
 from latentsync_trt.media.playback import Playback
 from latentsync_trt.media.reader import read_frames
-from latentsync_trt.media.soundtrack import LOSSLESS_WITH
 from latentsync_trt.media.writer import VideoWriter
 from latentsync_trt.runtime.networks.devices import Devices
 from latentsync_trt.sync.alarm import Alarm
@@ -38,7 +37,7 @@ from latentsync_trt.sync.speakers import (
     expected_frames,
     notices_of_model,
     notices_of_rate,
-    soundtrack_plan,
+    soundtrack_of,
     timeline_of,
 )
 from latentsync_trt.sync.threads import StageClock, in_background
@@ -269,9 +268,7 @@ class Run:
 
     def _writer(self, span: Span, playback: Playback) -> VideoWriter:
         inputs, helpers = self._inputs, self._helpers
-        sound = soundtrack_plan(inputs.voices, inputs.mix, inputs.own, span)
-        if sound is not None:
-            sound = replace(sound, lossless=inputs.encoder.codec in LOSSLESS_WITH)
+        sound = soundtrack_of(inputs.voices, inputs.mix, inputs.own, span)
         credentials, name, info, fps = inputs.credentials, inputs.output.name, inputs.info, playback.fps
         if fps is not None:
             info = replace(info, frames_per_s=Fraction(fps), time_base=1 / Fraction(fps))

@@ -24,7 +24,7 @@ from latentsync_trt.media.audio import audio_duration_s, read_audio_blocks
 from latentsync_trt.media.files import check_file, reading
 from latentsync_trt.media.playback import HELD_S, LONGEST_PERIOD_S, Playback
 from latentsync_trt.media.reader import are_one
-from latentsync_trt.media.soundtrack import SoundPiece, SoundPlan, spliced
+from latentsync_trt.media.soundtrack import SoundPiece, spliced
 from latentsync_trt.paths import local_path
 from latentsync_trt.types import Float32Array, Frame, VideoInfo
 
@@ -286,13 +286,12 @@ def notices_of_cuts(span: Span, voices: Voices, video: Path, speech_end_s: Fract
     return found
 
 
-def soundtrack_plan(voices: Voices, mix: SoundPiece | None, own: SoundPiece | None, span: Span) -> SoundPlan | None:
+def soundtrack_of(voices: Voices, mix: SoundPiece | None, own: SoundPiece | None, span: Span) -> tuple[SoundPiece, ...]:
     """What is heard: the recordings, or `mix` instead, within `span`, around it the video's `own` sound."""
     speech = tuple(dict.fromkeys(voices.recordings)) if mix is None else (mix,)
-    if speech == (own,):
-        return SoundPlan(speech)
-    pieces = speech if span == Span() else spliced(own, speech, span.start_s, span.end_s)
-    return SoundPlan(pieces) if pieces else None
+    if speech == (own,) or span == Span():
+        return speech
+    return spliced(own, speech, span.start_s, span.end_s)
 
 
 def timeline_of(inputs: "Inputs", voices: OpenVoices) -> tuple[Span, Playback, list[str]]:
