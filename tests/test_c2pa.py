@@ -147,7 +147,7 @@ def test_certificates_that_cannot_sign(of_certificate: dict[str, Any], problem: 
 @pytest.mark.integration
 def test_a_run_signs_its_output(tmp_path: Path) -> None:
     files, path = write_pair(tmp_path, p256()), tmp_path / "out.mp4"
-    options = SyncOptions(preset="fast", c2pa=files.pem)
+    options = SyncOptions(steps=1, guidance=1.0, c2pa=files.pem)
     synced(write_clip(tmp_path, 5), path, options)
     found = stored(path)
     manifest = found["manifests"][found["active_manifest"]]

@@ -31,7 +31,7 @@ from latentsync_trt.measure.syncnet import (
 from latentsync_trt.sync.faces import Target
 from latentsync_trt.sync.quality import Quality
 from latentsync_trt.types import AlignedFace, Face, Float32Array, Patch, UInt8Array
-from tests.clips import frame_at, write_clip, write_face
+from tests.clips import frame_at, write_clip
 from tests.small import small_bundle
 from tests.syncnet import random_weights, write_means, write_weights
 
@@ -167,8 +167,7 @@ SEEN = AlignedFace(np.zeros((1, 1, 3), np.uint8), np.array([[1.0, 0, -37], [0, 1
 """The face of which a frame of the size of a view is the view."""
 
 
-@pytest.mark.parametrize("fps", [24, 25, 30, 50])
-@pytest.mark.parametrize("late", [0, 3, -7])
+@pytest.mark.parametrize(("fps", "late"), [(24, 3), (25, 0), (30, -7), (50, 3)])
 def test_the_offset_of_lips_is_found(fps: int, late: int) -> None:
     """At any rate, in a part of the video where the speech begins later."""
     start_s = Fraction(2)
@@ -309,7 +308,7 @@ def checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.integration
 def test_a_report_measures_what_the_file_shows(checkpoints: Path, tmp_path: Path) -> None:
-    """The network is found where `export` writes it; without a report it does not run."""
+    """The network is found where `export` writes it."""
     video, audio = write_clip(tmp_path, 60)
     command = ("sync", "--video", video, "--audio", audio, "--bundle", small_bundle(), "--provider", "cpu", "--json")
     command += ("--steps", "1", "--cache-interval", "1", "--codec", "ffv1", "-o", tmp_path / "out.mkv")
@@ -328,7 +327,6 @@ def test_a_report_measures_what_the_file_shows(checkpoints: Path, tmp_path: Path
     assert f"LSE-C {found['lse_c']:.2f}, LSE-D {found['lse_d']:.2f}, " in page
     assert len(re.findall(r"face, \d\.00 s: confidence -?\d", page)) == 2 * 3
     checkpoints.write_bytes(b"damaged")
-    assert ran(*command).exit_code == 0
     refused = ran(*command, "--report", tmp_path / "page.html")
     assert refused.exit_code == 1
     assert "syncnet.onnx" in json.loads(refused.stdout)["error"]
@@ -341,8 +339,7 @@ def test_a_report_measures_what_the_file_shows(checkpoints: Path, tmp_path: Path
 def test_compare_shows_both(checkpoints: Path, tmp_path: Path) -> None:
     """Of a video against itself with the same speech, nothing differs."""
     video, audio = write_clip(tmp_path, 60)
-    given = ("compare", video, video, "--clip", video, "--audio", audio, "--out", tmp_path / "page.html")
-    result = ran(*given)
+    result = ran("compare", video, video, "--clip", video, "--audio", audio, "--out", tmp_path / "page.html")
     assert result.exit_code == 0, result.output
     text = " ".join(result.stdout.split())
     found = re.search(r"SyncNet (LSE-C .*?(?:early|late|on time)) (LSE-C .*?(?:early|late|on time)) ", text)
@@ -350,13 +347,12 @@ def test_compare_shows_both(checkpoints: Path, tmp_path: Path) -> None:
     assert found[1] == found[2]
     page = (tmp_path / "page.html").read_text("utf-8")
     assert page.count("A, 0.00 s: confidence") == page.count("B, 0.00 s: confidence") > 0
-    short = write_face(tmp_path / "short.mp4", 40)
-    assert "SyncNet less than 2 s" in " ".join(ran("compare", short, short, *given[3:]).stdout.split())
 
 
 @pytest.mark.integration
 def test_bench_measures_its_results(checkpoints: Path, tmp_path: Path) -> None:
     video, audio = write_clip(tmp_path, 60)
+    rows = tmp_path / "rows.json"
     given = (
         "bench",
         "--bundle",
@@ -367,13 +363,10 @@ def test_bench_measures_its_results(checkpoints: Path, tmp_path: Path) -> None:
         audio,
         "--provider",
         "cpu",
-        "--runs",
-        "1",
+        "--out",
+        rows,
     )
-    rows = tmp_path / "rows.json"
-    result = ran(
-        *given, "--warm-up", "0", "--scenario", "end-to-end", "--preset", "fast", "--steps", "1", "--out", rows
-    )
+    result = ran(*given, "--runs", "1", "--warm-up", "0", "--preset", "fast", "--steps", "1")
     assert result.exit_code == 0, result.output
     (row,) = json.loads(rows.read_text())["rows"]
     assert row["syncnet"]["windows"] == 55

@@ -179,7 +179,7 @@ def compare(
 ) -> None:
     from latentsync_trt.files import temporary_folder
     from latentsync_trt.measure.clips import choose_clip
-    from latentsync_trt.measure.compare import HEADS, check_speech, lines_of, measure, write_report
+    from latentsync_trt.measure.compare import HEADS, lines_of, measure, write_report
     from latentsync_trt.measure.page import page_path
     from latentsync_trt.measure.syncnet import SyncMeter, open_syncnet
     from latentsync_trt.media.reader import delays_of
@@ -198,7 +198,6 @@ def compare(
     reports: list[SyncReport] = []
     with temporary_folder(out.parent) as folder, progress_bar(hidden=quiet or as_json) as on_progress:
         chosen = choose_clip(clip, audio or clip, folder)
-        check_speech(chosen.audio)
         meters: list[SyncMeter] = []
         if network is not None:
             delay_s = delays_of(chosen.video, chosen.audio).sound_s

@@ -20,7 +20,6 @@ from latentsync_trt.measure.pictures import FlickerMeter, Likeness, LikenessMete
 from latentsync_trt.measure.syncnet import SyncMeter
 from latentsync_trt.measure.syncnet import sections as syncnet_sections
 from latentsync_trt.measures import TOO_SHORT, LipMeasure, SyncNetMeasure
-from latentsync_trt.media.audio import read_audio_blocks
 from latentsync_trt.media.playback import Playback
 from latentsync_trt.media.reader import delays_of, read_frames
 from latentsync_trt.media.writer import write_pictures
@@ -28,9 +27,6 @@ from latentsync_trt.types import ProgressCallback, UInt8Array
 
 GAIN = 8
 """How many times the difference of pictures is enlarged."""
-
-_SILENT = 10 ** (-50 / 20)
-"""A recording that never exceeds this is silent: 50 dB below full scale."""
 
 HEADS = ("", "A", "B", "B against A")
 
@@ -82,12 +78,6 @@ class ClipResults:
     picture: str
     video: str
     syncnet: tuple[SyncNetMeasure | None, ...] = ()
-
-
-def check_speech(audio: Path) -> None:
-    """Raises `InputError` if the recording is silent, `MediaError` if it cannot be read."""
-    if max((float(np.abs(block).max(initial=0)) for block in read_audio_blocks(audio)), default=0) < _SILENT:
-        raise InputError(f"{audio}: silent: lips have nothing to follow; give speech with --audio", usage=False)
 
 
 def measure(
