@@ -161,15 +161,16 @@ def test_the_command_opens_the_clip_once_and_a_session_for_each_viewer(
     idle_clip: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("aiortc", reason="needs the extra live")
-    from latentsync_trt.serve import server
+    from latentsync_trt.serve import live, server
 
     seen: list[LiveSession] = []
 
-    def run(service: Any, app: Any, listener: Any) -> None:
+    def open_two(service: Any, key: str | None, *, own_hosts: bool) -> None:
         seen.extend((service._open(), service._open()))
 
     monkeypatch.setattr(sessions, "measured", lambda *_: Cost(first_s=0.0, busy_s=0.0))
-    monkeypatch.setattr(server, "run", run)
+    monkeypatch.setattr(live, "live_app", open_two)
+    monkeypatch.setattr(server, "run", lambda *_: None)
     words = ["--video", str(idle_clip), "--bundle", str(small_bundle()), "--provider", "cpu", "--port", "0"]
     result = CliRunner().invoke(main, ["live", *words, "--hop", "4", "--look-ahead-ms", "120"])
     assert result.exit_code == 0, result.output

@@ -146,6 +146,8 @@ class Ledger:
 
     def reclaim(self, *, killed: bool = True) -> None:
         """Makes running tasks wait; unless a driver was `killed`, their attempt does not count."""
+        if "running" not in self.counts():
+            return  # on a full disk, too
         with self._writing() as connection:
             change = "update tasks set state = 'waiting', attempts = attempts - ? where state = 'running'"
             connection.execute(change, (not killed,))

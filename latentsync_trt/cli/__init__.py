@@ -8,6 +8,7 @@ import inspect
 import io
 import json
 import sys
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,6 +19,9 @@ from latentsync_trt import __version__, stopping
 from latentsync_trt.cli.options import add_config, add_help_all
 from latentsync_trt.errors import did_you_mean
 from latentsync_trt.paths import printable
+
+BEGAN_S = time.monotonic()
+"""When the command began."""
 
 PANELS = {
     "Lip-sync": {
@@ -37,7 +41,7 @@ PANELS = {
     "Speed and quality": {
         "build": "Build a bundle's engines into the engine cache, for several GPUs once for each kind.",
         "calibrate": "Make an INT8 or FP8 bundle from a bundle, calibrated on clips.",
-        "bench": "Measure a bundle: graphs, loop, whole clips; time, memory and quality.",
+        "bench": "Measure `sync` with a bundle, by provider and preset: time, memory, lips.",
         "compare": "Compare bundle B with bundle A, or a finished video B with A: what each makes of the same clip.",
     },
     "Checks and maintenance": {

@@ -53,6 +53,5 @@ def live(host: str, port: int, *, no_key: bool, stun: str | None, **fields: Any)
         loop = first.loop
         first.close()
         service = LiveService(lambda: lip_sync.stream(loop, options), build(LiveLimits, fields), stun)
-        app = live_app(service, key, own_hosts=own)
         say(f"{url_of(host, listener.getsockname()[1])}: ready")
-        server.run(service, app, listener)
+        server.run(live_app(service, key, own_hosts=own), listener)

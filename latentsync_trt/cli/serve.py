@@ -131,7 +131,7 @@ def _start(
             app, ready = nullcontext(create_app(service, key, own_hosts=own)), "/docs: listening"
         with app as running:
             tell(f"{url_of(host, port)}{ready}; jobs are kept in {place}")
-            server.run(service, running, listener)
+            server.run(running, listener, service.check)
 
 
 def url_of(host: str, port: int) -> str:

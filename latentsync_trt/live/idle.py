@@ -22,7 +22,7 @@ from latentsync_trt.values import parse_face
 _ENCODED_AT_ONCE = 16
 
 
-@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class IdleLoop:
     """An idle clip at 25 frames/s.
 

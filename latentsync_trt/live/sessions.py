@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from time import perf_counter
-from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -22,8 +21,8 @@ from latentsync_trt.live.painter import Planned, SessionPainter
 from latentsync_trt.live.session import LiveSession
 from latentsync_trt.live.speech import silent_moment
 from latentsync_trt.media.files import check_file
-from latentsync_trt.runtime.networks.devices import Device, Devices
-from latentsync_trt.sync.inpaint import Inpainter, graphs_for, make_inpainter, resolution_of
+from latentsync_trt.runtime.networks.devices import Devices
+from latentsync_trt.sync.inpaint import graphs_for, make_inpainter, resolution_of
 from latentsync_trt.types import Float32Array, UInt8Array
 
 MOST_LOAD = 0.9
@@ -47,7 +46,6 @@ class LiveSessions:
         self._devices = devices
         self._loads: dict[LiveSession, float] = {}
         self._costs: dict[object, Cost] = {}
-        self._loops: WeakValueDictionary[object, IdleLoop] = WeakValueDictionary()
 
     def open(
         self,
@@ -71,7 +69,13 @@ class LiveSessions:
         devices.prepare(graphs_for(chosen), resolution_of(manifest, chosen, devices.options))
         device = devices.in_use[0]
         inpainter = make_inpainter(manifest, chosen, device.networks.codec, device.networks.denoiser)
-        loop = video if isinstance(video, IdleLoop) else self._loop(video, options, detector, device, inpainter)
+
+        def encode(faces: UInt8Array) -> Float32Array:
+            return device.run(partial(device.networks.stage, "encode", partial(inpainter.encode, [faces])))[0]
+
+        loop = (
+            video if isinstance(video, IdleLoop) else load_idle(video, options, detector, len(inpainter.mask), encode)
+        )
         hearing = Hearing(devices.encode_mel, filters_of(devices.bundle), manifest.frames)
         painter = SessionPainter(
             device, inpainter, loop, hearing, Paster(detector, inpainter.mask, paste=options.paste)
@@ -105,21 +109,6 @@ class LiveSessions:
             f"live: no room for another session: {takes}, and those open may take {others:.0%} of the time already "
             f"(of {MOST_LOAD:.0%}); close one, or open it on another GPU"
         )
-
-    def _loop(
-        self, video: Path, options: LiveOptions, detector: MediaPipeDetector, device: Device, inpainter: Inpainter
-    ) -> IdleLoop:
-        """The idle loop of a clip; sessions of the same clip share it while one is open."""
-        status = video.stat()
-        key = video.resolve(), status.st_size, status.st_mtime_ns, options.face
-        loop = self._loops.get(key)
-        if loop is None:
-
-            def encode(faces: UInt8Array) -> Float32Array:
-                return device.run(partial(device.networks.stage, "encode", partial(inpainter.encode, [faces])))[0]
-
-            loop = self._loops[key] = load_idle(video, options, detector, len(inpainter.mask), encode)
-        return loop
 
 
 def load_of(cost: Cost, options: LiveOptions) -> float:

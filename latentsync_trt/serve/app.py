@@ -36,6 +36,8 @@ from latentsync_trt.paths import printable
 from latentsync_trt.serve.admission import (
     FILE_FIELDS,
     LEAST_BYTES_PER_S,
+    PAGE,
+    PREVIEW,
     RETRY_S,
     STALL_S,
     TEXT_FIELDS,
@@ -224,8 +226,8 @@ def _files(service: Service) -> APIRouter:
     @router.get("/jobs/{job_id}/preview", response_class=Response, responses=_content("image/jpeg"))
     def preview(job_id: str) -> Response:
         """A small JPEG of the newest frame, about one a second while the job runs."""
-        path = service.preview(job_id)
-        if path is None:
+        path = service.folder(job_id) / PREVIEW
+        if not path.is_file():
             raise HTTPException(404, f"job {job_id}: has no preview yet; ask again when its stage is lip-sync")
         # Read at once: the file may be replaced by one of another size.
         return Response(path.read_bytes(), media_type="image/jpeg", headers={"Cache-Control": "no-store"})
@@ -233,8 +235,10 @@ def _files(service: Service) -> APIRouter:
     @router.get("/jobs/{job_id}/report", response_class=FileResponse, responses=_content("text/html"))
     def report(job_id: str) -> FileResponse:
         """The page with measures and pictures of the result, if `report` was true in the options."""
-        headers = {"Content-Security-Policy": "sandbox"}
-        return FileResponse(service.page(job_id), media_type="text/html", headers=headers)
+        path = service.result(job_id).with_name(PAGE)
+        if not path.is_file():
+            raise NotNow(f'job {job_id}: has no page; send "report": true in its options')
+        return FileResponse(path, media_type="text/html", headers={"Content-Security-Policy": "sandbox"})
 
     return router
 

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import secrets
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -12,10 +12,7 @@ import numpy as np
 from fastapi import Depends, FastAPI, HTTPException, Request, Response, WebSocket
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import FileResponse
-from prometheus_client import Metric
-from prometheus_client.core import GaugeMetricFamily
-from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
-from prometheus_client.registry import Collector
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Gauge, generate_latest
 from starlette.websockets import WebSocketDisconnect
 
 from latentsync_trt import __version__
@@ -44,14 +41,6 @@ class LiveService:
         self.limits, self.calls = limits, dict[str, Call]()
         self._open, self._stun, self._opening = open_session, stun, 0
         self._tasks = set[asyncio.Task[None]]()
-
-    def check(self) -> None:
-        """Nothing can end the service but a signal."""
-
-    def close(self) -> None:
-        """Ends the sessions, and by that their calls."""
-        for call in list(self.calls.values()):
-            call.session.close()
 
     async def call(self, sdp: str) -> tuple[str, str]:
         """Opens a call; returns its id and the answer to an offer.
@@ -150,7 +139,15 @@ def live_app(service: LiveService, key: str | None, *, own_hosts: bool = False) 
     @app.get("/metrics", dependencies=allowed)
     def metrics() -> Response:
         """Figures for Prometheus."""
-        return Response(generate_latest(_Figures(service)), media_type=CONTENT_TYPE_LATEST)
+        registry, sessions = CollectorRegistry(), [call.session for call in list(service.calls.values())]
+        late = sum(session.counts.late for session in sessions)
+        for name, text, value in (
+            ("sessions", "Occupied slots: sessions that are open.", len(sessions)),
+            ("slots", "Sessions that may be open.", service.limits.max_sessions),
+            ("late_moments", "Moments of open sessions that were not painted in time.", late),
+        ):
+            Gauge(f"latentsync_live_{name}", text, registry=registry).set(value)
+        return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
     return app
 
@@ -214,18 +211,3 @@ def _done(session: LiveSession, message: Any, rate_hz: int) -> dict[str, Any]:
     if kind in ("stop", "clear_buffer", "interrupt"):
         return {"type": "stopped", "heard_s": round(session.stop(), 3)}
     raise InputError(f"message: {str(kind)[:40]} is none of end, stop and clear_buffer")
-
-
-class _Figures(Collector):
-    def __init__(self, service: LiveService) -> None:
-        self._service = service
-
-    def collect(self) -> Iterator[Metric]:
-        sessions = [call.session for call in list(self._service.calls.values())]
-        late = sum(session.counts.late for session in sessions)
-        for name, text, value in (
-            ("sessions", "Occupied slots: sessions that are open.", len(sessions)),
-            ("slots", "Sessions that may be open.", self._service.limits.max_sessions),
-            ("late_moments", "Moments of open sessions that were not painted in time.", late),
-        ):
-            yield GaugeMetricFamily(f"latentsync_live_{name}", text, value)

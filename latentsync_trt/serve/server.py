@@ -2,7 +2,7 @@
 
 import socket
 import threading
-from typing import Protocol
+from collections.abc import Callable
 
 import uvicorn
 from starlette.applications import Starlette
@@ -11,18 +11,6 @@ from latentsync_trt.errors import InputError, LatentSyncError
 
 _POLL_S = 0.5
 _LEAVE_S = 1
-
-
-class Runs(Protocol):
-    """What `run` runs."""
-
-    def check(self) -> None:
-        """Raises if it cannot go on."""
-        ...
-
-    def close(self) -> None:
-        """Ends it."""
-        ...
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -35,11 +23,11 @@ def listen(host: str, port: int) -> socket.socket:
         raise InputError(f"--host {host} --port {port}: cannot be used ({reason}); choose another") from error
 
 
-def run(service: Runs, app: Starlette, listener: socket.socket) -> None:
-    """Answers requests with the service's `app` until a signal raises KeyboardInterrupt here; closes the service.
+def run(app: Starlette, listener: socket.socket, check: Callable[[], None] = lambda: None) -> None:
+    """Answers requests with `app` until a signal raises KeyboardInterrupt here, or `check` raises.
 
     Raises:
-        LatentSyncError: no worker is left, the ledger cannot be written, or the server ended.
+        LatentSyncError: the server ended.
     """
     config = uvicorn.Config(
         app, log_config=None, access_log=False, server_header=False, timeout_graceful_shutdown=_LEAVE_S
@@ -51,9 +39,7 @@ def run(service: Runs, app: Starlette, listener: socket.socket) -> None:
         thread.start()
         while thread.is_alive():  # on Windows, an endless wait cannot be interrupted
             thread.join(_POLL_S)
-            service.check()
+            check()
         raise LatentSyncError("service: its HTTP server ended, its log says why; start the service again")
     finally:
         server.should_exit = True
-        service.close()
-        listener.close()

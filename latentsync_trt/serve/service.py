@@ -32,8 +32,6 @@ from latentsync_trt.errors import InputError, LatentSyncError, OutputError
 from latentsync_trt.files import whole_file
 from latentsync_trt.serve.admission import (
     INPUTS,
-    PAGE,
-    PREVIEW,
     RETRY_S,
     Admissions,
     DiskFull,
@@ -264,18 +262,6 @@ class Service:
         if row.state != "done":
             raise NotNow(f"job {job_id}: is {row.state}, without a result; " + self._hide(row.error or "wait for done"))
         return Path(row.task.output)
-
-    def page(self, job_id: str) -> Path:
-        """Returns the page of a job's report; raises `UnknownJob`, or `NotNow` if there is none."""
-        path = self.result(job_id).with_name(PAGE)
-        if not path.is_file():
-            raise NotNow(f'job {job_id}: has no page; send "report": true in its options')
-        return path
-
-    def preview(self, job_id: str) -> Path | None:
-        """Returns the JPEG of the newest frame, None until there is one; raises `UnknownJob`."""
-        path = Path(self._row(job_id).task.output).with_name(PREVIEW)
-        return path if path.is_file() else None
 
     def counts(self) -> dict[State, int]:
         """Returns the number of kept jobs by state."""

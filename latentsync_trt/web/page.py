@@ -10,7 +10,7 @@ import gradio as gr
 from latentsync_trt.batch.ledger import OPEN
 from latentsync_trt.bundle.find import demo_folder
 from latentsync_trt.errors import InputError, LatentSyncError
-from latentsync_trt.serve.admission import PAGE, NotNow, UnknownJob
+from latentsync_trt.serve.admission import PAGE, PREVIEW, NotNow, UnknownJob
 from latentsync_trt.serve.service import Service
 from latentsync_trt.web import jobs, parts
 from latentsync_trt.web.inputs import HIDDEN, MANY, SOON, Inputs, Updates, Voices
@@ -166,7 +166,7 @@ class Page:
         progress, result, problem, complete = str(parts.EMPTY), "", service.problem(), True
         canceling = job is not None and job.id in self._canceling
         if job is not None:
-            has_preview = service.preview(job.id) is not None
+            has_preview = (service.folder(job.id) / PREVIEW).is_file()
             why = problem if job.state == "waiting" else ""
             progress = parts.progress(job, why, has_preview=has_preview, canceling=canceling)
             if job.state == "done":
