@@ -10,7 +10,6 @@ holds finished parts of a long run, which the same command can go on with.
 
 import errno
 import hashlib
-import logging
 import os
 import secrets
 import shutil
@@ -39,10 +38,6 @@ _LONGEST_NAME_BYTES = 200
 # On Windows, files moved out of a private folder would stay private.
 _MODE = 0o777 if os.name == "nt" else 0o700
 
-Notice = Callable[[str], None]
-
-_log = logging.getLogger(__name__)
-
 _made: dict[Path, FileLock] = {}
 """What this process has to remove, with its locks."""
 
@@ -51,16 +46,16 @@ _kept: set[Path] = set()
 
 
 @contextmanager
-def temporary_folder(parent: Path | None = None, on_notice: Notice = _log.warning) -> Iterator[Path]:
+def temporary_folder(parent: Path | None = None) -> Iterator[Path]:
     """Makes an empty folder (but for the lock) in `parent`, by default the system's; removes it when the block ends.
 
-    Before that, removes leftovers of ended processes in `parent`; `on_notice` receives a sentence about them.
+    Before that, removes leftovers of ended processes in `parent`.
 
     Raises:
         OSError: the folder cannot be made.
     """
     parent = Path(tempfile.gettempdir() if parent is None else parent).absolute()
-    with _held(parent, lambda: parent / f"{PREFIX}{secrets.token_hex(4)}", on_notice) as folder:
+    with _held(parent, lambda: parent / f"{PREFIX}{secrets.token_hex(4)}") as folder:
         yield folder
 
 
@@ -73,7 +68,7 @@ def work_folder_of(output: Path) -> Path:
 
 
 @contextmanager
-def work_folder(output: Path, on_notice: Notice = _log.warning) -> Iterator[Path]:
+def work_folder(output: Path) -> Iterator[Path]:
     """As `temporary_folder`, but `work_folder_of(output)`, which may exist; it stays while it has `KEPT_NAME`.
 
     An error in the block then gets the note `GO_ON`.
@@ -83,15 +78,13 @@ def work_folder(output: Path, on_notice: Notice = _log.warning) -> Iterator[Path
     """
     folder = work_folder_of(output)
     _kept.discard(folder)
-    with _held(folder.parent, lambda: folder, on_notice):
+    with _held(folder.parent, lambda: folder):
         yield folder
 
 
 @contextmanager
-def _held(parent: Path, name: Callable[[], Path], on_notice: Notice) -> Iterator[Path]:
-    if removed := remove_leftovers(parent):
-        count = "a temporary folder" if len(removed) == 1 else f"{len(removed)} temporary folders"
-        on_notice(f"{parent}: removed {count} of runs that were killed")
+def _held(parent: Path, name: Callable[[], Path]) -> Iterator[Path]:
+    remove_leftovers(parent)
     folder, lock = _claim(name)
     try:
         yield folder
@@ -187,15 +180,10 @@ def leftovers(parent: Path, *, kept: bool = False) -> list[Path]:
     return found
 
 
-def remove_leftovers(parent: Path) -> list[Path]:
-    """Removes temporary folders in `parent` whose process has ended; returns those that held files and are gone."""
-    removed = []
+def remove_leftovers(parent: Path) -> None:
+    """Removes temporary folders in `parent` whose process has ended."""
     for folder, lock in _abandoned(parent, kept=False):
-        held_files = any(path.name != LOCK_NAME for path in folder.iterdir())
         _delete(folder, lock)
-        if held_files and not folder.exists():
-            removed.append(folder)
-    return removed
 
 
 def _claim(name: Callable[[], Path]) -> tuple[Path, FileLock]:

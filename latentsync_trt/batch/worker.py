@@ -77,7 +77,7 @@ class Worker:
         files, preview = _Files(report), _Preview(task.preview)
         try:
             remote_files.check_target(task.output)
-            with temporary_folder(self._scratch, self._notice) as files.folder:
+            with temporary_folder(self._scratch) as files.folder:
                 self._change(task.bundle or self._settings.bundle, report)
                 made = self._sync(task.with_files(files.local), report)
                 files.deliver()

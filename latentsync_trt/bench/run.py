@@ -148,7 +148,7 @@ def run_bench(
     first = settings[0]
     facts = replace(bundle_facts(first.bundle.manifest), resolution_px=first.resolution_px)
     results = Results(environment(command, [setting.selection for setting in settings]), facts, ())
-    with temporary_folder(on_notice=first.say) as folder:
+    with temporary_folder() as folder:
         clip = choose_clip(video, audio, folder)
         for setting in settings:
             for preset in setting.presets:

@@ -133,7 +133,7 @@ class VideoWriter:
         with contextlib.ExitStack() as opened, writing(self.output):
             self.output.parent.mkdir(parents=True, exist_ok=True)
             kept, place = (temporary_folder, self.output.parent) if self._work is None else (work_folder, self.output)
-            self._folder = opened.enter_context(kept(place, self._add_notice))
+            self._folder = opened.enter_context(kept(place))
             if self.frames_done:
                 self._finished.write(self._folder)  # without files that this run has no use for
             self._cleanup = opened.pop_all()
@@ -172,9 +172,6 @@ class VideoWriter:
                 (self._folder / KEPT_NAME).unlink(missing_ok=True)
         finally:
             self._cleanup.__exit__(kind, error, trace)
-
-    def _add_notice(self, text: str) -> None:
-        self.notices += (text,)
 
     def _stamp(self, time_s: Fraction) -> int:
         return max(nearest(time_s, self._finished.per_s), self._last + 1)

@@ -275,7 +275,7 @@ class EngineCache:
             with self._lock(entry.folder.name).acquire(blocking=False):
                 if read_entry(entry.folder, hashes=False).built_at not in (None, entry.built_at):
                     return "it was built again"
-                with temporary_folder(self.folder, self._notice) as aside, suppress(FileNotFoundError):
+                with temporary_folder(self.folder) as aside, suppress(FileNotFoundError):
                     entry.folder.rename(aside / "engine")
         except Timeout:
             return "it is being built again"
@@ -299,7 +299,7 @@ class EngineCache:
         target = self.folder / key.digest
         if is_foreign(target):  # engines run as code
             raise OutputError(f"{target}: belongs to another user; {_ELSEWHERE}")
-        with temporary_folder(self.folder, self._notice) as aside:
+        with temporary_folder(self.folder) as aside:
             folder = aside / "fetched"
             store = None if key.digest in self._rejected else self._store
             fetched = store is not None and store.fetch(key, folder)
