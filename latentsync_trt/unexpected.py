@@ -18,7 +18,6 @@ from latentsync_trt.errors import InputError, LatentSyncError
 from latentsync_trt.paths import user_folder
 from latentsync_trt.version import __version__
 
-_NAME = "latentsync-trt"
 _LONGEST = 200
 
 _PATH = re.compile(r"(?:[A-Za-z]:)?[^\s\\/'\",;:]*(?:[\\/][^\s\\/'\",;:]+)+[\\/]([^\s\\/'\",;:]+)[\\/]?")
@@ -47,7 +46,13 @@ def one_line(error: Exception, arguments: Sequence[str]) -> tuple[str, bool]:
 
 
 def _write_log(error: Exception, arguments: Sequence[str]) -> str:
-    content = _log(error, arguments)
+    from importlib import metadata
+
+    packages = sorted(f"{each.name} {each.version}" for each in metadata.distributions())
+    system = f"Python {platform.python_version()}, {platform.system()} {platform.machine()}"
+    trace = _without_names(_without_folders("".join(traceback.format_exception(error))))
+    command = redacted(f"command: latentsync-trt {shlex.join(arguments)}")
+    content = f"{command}\nversion: {__version__}, {system}\npackages: {', '.join(packages)}\n\n{trace}"
     folders = [Path(tempfile.gettempdir())]
     with suppress(InputError):
         folders.insert(0, user_folder("log"))
@@ -58,23 +63,6 @@ def _write_log(error: Exception, arguments: Sequence[str]) -> str:
             path.write_text(content, encoding="utf-8")
             return f"details in {path}; please report it with that file"
     return "no log file can be written; please report it"
-
-
-def _log(error: Exception, arguments: Sequence[str]) -> str:
-    from importlib import metadata
-
-    packages = {}
-    with suppress(OSError, ValueError):
-        packages = {distribution.name: distribution.version for distribution in metadata.distributions()}
-    return "\n".join(
-        [
-            redacted(f"command: {_NAME} {shlex.join(arguments)}"),
-            f"version: {__version__}, Python {platform.python_version()}, {platform.system()} {platform.machine()}",
-            "packages: " + ", ".join(f"{name} {version}" for name, version in sorted(packages.items())),
-            "",
-            _without_names(_without_folders("".join(traceback.format_exception(error)))),
-        ]
-    )
 
 
 def redacted(text: str, folders: Iterable[Path] = ()) -> str:
