@@ -20,7 +20,7 @@ from latentsync_trt.sync.faces import analyze
 from latentsync_trt.types import ProgressCallback, UInt8Array
 
 _SOURCE, _BROWSER = "source", "browser"
-"""In a job's folder: before the name of the video that was sent, to compare; the mark of the browser that sent it."""
+"""In a job's folder: the video that was sent, to compare, and the mark of the browser that sent it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,13 +56,12 @@ def submit(
     """Queues a job with copies of uploaded files, which have the same names, so that messages have them, too.
 
     Args:
-        sent: uploaded files by field. people: of this video, if they are known. browser: the one that gets the job's
-            files. bundle: its folder; by default the one that the workers have open.
+        sent: uploaded files by field, as `check_sent` takes them. people: of this video, if they are known. browser:
+            the one that gets the job's files. bundle: its folder; by default the one that the workers have open.
 
     Raises:
         LatentSyncError: as `Service.receiving` and `Service.submit`.
     """
-    check_sent(sent)
     files = {name: Path(path) for name, path in sent.items() if path is not None}
     service.limits.check_size(sum(path.stat().st_size for path in files.values()))
     texts = {"options": json.dumps(options)} | ({} if bundle is None else {"bundle": bundle})
@@ -71,7 +70,7 @@ def submit(
         for name, path in files.items():
             again = (folder / path.name).exists()
             copies[name] = copy(path, folder / (f"{name} {path.name}" if again else path.name))
-        copy(files["video"], folder.parent / f"{_SOURCE} {files['video'].name}")
+        copy(files["video"], folder.parent / f"{_SOURCE}{files['video'].suffix}")
         (folder.parent / _BROWSER).write_text(browser, "utf-8")
         if people is not None:
             copies["faces"] = save_tracks(people.tracks, folder / f"{job_id}.json")
@@ -101,14 +100,13 @@ def is_of(service: Service, job_id: str, browser: str) -> bool:
 
 def source(service: Service, job_id: str) -> Path:
     """Returns the video that was sent; raises `UnknownJob`."""
-    # Not its preview, which lies beside it.
-    return min(service.folder(job_id).glob(f"{_SOURCE}*"), key=lambda path: len(path.name))
+    return service.folder(job_id) / f"{_SOURCE}{Path(service.job(job_id).files['video']).suffix}"
 
 
 def download(service: Service, job_id: str) -> tuple[Path, str]:
     """Returns the result, and its name, after that of the video; raises `UnknownJob`, or `NotNow` if there is none."""
-    path, name = service.result(job_id), source(service, job_id).stem.removeprefix(f"{_SOURCE} ")
-    return path, f"{name}-synced{path.suffix}"
+    path = service.result(job_id)
+    return path, f"{Path(service.job(job_id).files['video']).stem}-synced{path.suffix}"
 
 
 def copy(path: Path, target: Path) -> Path:

@@ -23,8 +23,8 @@ _MOST_JOBS = 20
 _STORED = "latentsync-trt"
 """Key of the history in a browser's storage."""
 
-Entries = list[tuple[str, str]]
-"""A browser's jobs, the newest first: id and name of the video."""
+Entries = list[str]
+"""Ids of a browser's jobs, the newest first."""
 
 
 class Page:
@@ -146,7 +146,7 @@ class Page:
         except LatentSyncError as error:
             return {self.message: parts.message(str(error)), **hidden}
         self.inputs.stop(request)
-        entries = [(job.id, source.name if source else ""), *entries][:_MOST_JOBS]
+        entries = [job.id, *entries][:_MOST_JOBS]
         return {self.entries: entries, self.message: parts.message(), **hidden, **self._look(entries)}
 
     def _cancel(self, entries: Entries, shown: str) -> Updates:
@@ -157,8 +157,8 @@ class Page:
 
     def _look(self, entries: Entries, shown: str | None = None) -> Updates:
         """Updates the list of the browser's jobs, and shows one of them, by default the newest."""
-        service, names, known = self._service, dict(entries), {}
-        for job_id in names:
+        service, known = self._service, {}
+        for job_id in entries:
             with suppress(UnknownJob):  # it was deleted
                 known[job_id] = service.job(job_id)
         self._canceling -= {one.id for one in known.values() if one.state not in OPEN}
@@ -171,7 +171,7 @@ class Page:
             progress = parts.progress(job, why, has_preview=has_preview, canceling=canceling)
             if job.state == "done":
                 result, complete = self._result(job.id)
-        labels = [(f"{names[one.id]} · {one.state}", one.id) for one in known.values()]
+        labels = [(f"{one.files['video']} · {one.state}", one.id) for one in known.values()]
         # What a user chooses while this is on its way stays chosen.
         choice = {} if shown in known else {"value": job and job.id}
         changes = bool(problem) or not complete or any(one.state in OPEN for one in known.values())
