@@ -14,6 +14,9 @@ from latentsync_trt.errors import InputError
 from latentsync_trt.media.hdr import HDR_TRANSFERS, hdr_of
 from latentsync_trt.types import ColorTags, Float32Array, Float64Array, Patch, SampleArray, UInt8Array, YuvPlanes
 
+_WHITE = 65535
+"""Of a patch."""
+
 RGB_IDENTITY = 0
 BT709 = 1
 UNSPECIFIED = 2
@@ -94,29 +97,28 @@ def unsupported_matrix(matrix: int) -> InputError:
     )
 
 
-def codes_of(rgb: Float32Array, coding: Coding) -> tuple[Float32Array, Float32Array, Float32Array]:
-    """Unrounded codes `(H, W)` float32 of each plane; `rgb (H, W, 3)` float32 in [0, 1]."""
+@cache
+def codes_of(coding: Coding, white: float) -> Float64Array:
+    """`(3, 4)`, for `cv2.transform`: R, G, B in [0, `white`] → codes of the planes, in their order, not rounded."""
+    kr, kb = coding.kr, coding.kb
+    kg = 1.0 - kr - kb
     if coding.identity:
-        codes = rgb * np.float32(coding.luma_scale) + np.float32(coding.luma_offset)
-        return codes[..., 1], codes[..., 2], codes[..., 0]
-    kg = 1.0 - coding.kr - coding.kb
-    luma = np.array([coding.kr, kg, coding.kb]) * coding.luma_scale
-    blue = np.array([-coding.kr, -kg, 1.0 - coding.kb]) * (coding.chroma_scale / (2.0 * (1.0 - coding.kb)))
-    red = np.array([1.0 - coding.kr, -kg, -coding.kb]) * (coding.chroma_scale / (2.0 * (1.0 - coding.kr)))
-    center = np.float32(coding.chroma_center)
-    return (
-        rgb @ luma.astype(np.float32) + np.float32(coding.luma_offset),
-        rgb @ blue.astype(np.float32) + center,
-        rgb @ red.astype(np.float32) + center,
-    )
+        linear, offsets = np.eye(3)[[1, 2, 0]] * coding.luma_scale, np.full(3, coding.luma_offset)
+    else:
+        luma = np.array([kr, kg, kb]) * coding.luma_scale
+        blue = np.array([-kr, -kg, 1.0 - kb]) * (coding.chroma_scale / (2.0 * (1.0 - kb)))
+        red = np.array([1.0 - kr, -kg, -kb]) * (coding.chroma_scale / (2.0 * (1.0 - kr)))
+        linear = np.stack([luma, blue, red])
+        offsets = np.array([coding.luma_offset, coding.chroma_center, coding.chroma_center])
+    return np.column_stack([linear / white, offsets])
 
 
 @cache
-def levels_of(coding: Coding, white: int) -> Float64Array:
-    """`(3, 4)`: codes of the planes, in their order → R, G, B in [0, `white`], for `cv2.transform`."""
-    codes = np.stack(codes_of(np.eye(4, 3, dtype=np.float32), coding), axis=-1).astype(np.float64)
-    inverse = white * np.linalg.inv((codes[:3] - codes[3]).T)
-    return np.column_stack([inverse, -inverse @ codes[3]])
+def levels_of(coding: Coding, white: float) -> Float64Array:
+    """The inverse of `codes_of`, `(3, 4)`."""
+    linear, offsets = np.split(codes_of(coding, white), [3], axis=1)
+    inverse = np.linalg.inv(linear)
+    return np.column_stack([inverse, -inverse @ offsets])
 
 
 def apply_patch(planes: YuvPlanes, *patches: Patch) -> YuvPlanes:
@@ -135,16 +137,18 @@ def mix(planes: YuvPlanes, patches: Iterable[Patch]) -> None:
     Raises:
         InputError: the matrix is unknown.
     """
+    import cv2  # not where inputs are checked, which need other parts of this module
+
     height_px, width_px = planes.y.shape
     hdr = hdr_of(planes.color.transfer)
     for patch in patches:
         if not patch.weight.size:
             continue
-        coding = coding_of(planes.color, width_px, height_px, planes.bits)
-        rgb = hdr.signal(patch.rgb) if hdr else patch.rgb * np.float32(1 / 65535)
-        y, u, v = codes_of(rgb, coding)
-        _mix((planes.y,), (y,), patch, (height_px, width_px), planes.bits)
-        _mix((planes.u, planes.v), (u, v), patch, (height_px, width_px), planes.bits)
+        matrix = codes_of(coding_of(planes.color, width_px, height_px, planes.bits), 1 if hdr else _WHITE)
+        rgb = hdr.signal(patch.rgb) if hdr else patch.rgb.astype(np.float32)
+        codes = [np.asarray(cv2.transform(rgb, row[None]), np.float32) for row in matrix]  # quicker than at once
+        _mix((planes.y,), codes[:1], patch, (height_px, width_px), planes.bits)
+        _mix((planes.u, planes.v), codes[1:], patch, (height_px, width_px), planes.bits)
 
 
 def planes_of(rgb: UInt8Array, color: ColorTags) -> YuvPlanes:
@@ -168,34 +172,35 @@ def _mix(
     planes: Sequence[SampleArray], codes: Sequence[Float32Array], patch: Patch, size: tuple[int, int], bits: int
 ) -> None:
     """Mixes `codes (h, w)` of the patch into planes of one shape; `size` (H, W): the picture's."""
-    import cv2  # not where inputs are checked, which need other parts of this module
+    import cv2
 
     depths = {1: cv2.CV_8U, 2: cv2.CV_16U}
-    steps = [1 if samples == length else 2 for samples, length in zip(planes[0].shape, size, strict=True)]
-    firsts, ends = (patch.y_px, patch.x_px), (patch.y_px + patch.weight.shape[0], patch.x_px + patch.weight.shape[1])
-    rows, columns = (slice(a // step, -(-b // step)) for a, b, step in zip(firsts, ends, steps, strict=True))
-    # The weights and each plane's weighted codes; 0 where samples reach beyond the patch.
-    down, across = steps
-    shape = (rows.stop - rows.start) * down, (columns.stop - columns.start) * across
-    sums = np.zeros((1 + len(planes), *shape), np.float32)
-    inside = sums[:, firsts[0] % down :, firsts[1] % across :][:, : patch.weight.shape[0], : patch.weight.shape[1]]
-    inside[0] = patch.weight
-    for place, code in zip(inside[1:], codes, strict=True):
-        np.multiply(patch.weight, code, out=place)
-    if down == 2:
-        sums = sums[:, 0::2] + sums[:, 1::2]
-    if across == 2:
-        sums = sums[:, :, 0::2] + sums[:, :, 1::2]
+    down, across = (1 if samples == length else 2 for samples, length in zip(planes[0].shape, size, strict=True))
+    (high, wide), top, left = patch.weight.shape, patch.y_px % down, patch.x_px % across
+    rows = slice(patch.y_px // down, -(-(patch.y_px + high) // down))
+    columns = slice(patch.x_px // across, -(-(patch.x_px + wide) // across))
+    weight, *weighed = patch.weight, *(np.multiply(code, patch.weight, out=code) for code in codes)
     if down * across > 1:
-        high, wide = (_pixels(*given) for given in zip((rows, columns), steps, size, strict=True))
-        sums /= high[:, None] * wide
-    kept = 1 - sums[0]
-    for plane, values in zip(planes, sums[1:], strict=True):
+        # The mean over each sample's pixels; 0 where samples reach beyond the patch.
+        shape = rows.stop - rows.start, columns.stop - columns.start
+        edges = top, shape[0] * down - top - high, left, shape[1] * across - left - wide
+        weight, *weighed = (_means(each, edges, shape) for each in (weight, *weighed))
+        for each in (weight, *weighed):
+            # The last sample of an odd side has one pixel.
+            if rows.stop * down > size[0]:
+                each[-1] *= 2
+            if columns.stop * across > size[1]:
+                each[:, -1] *= 2
+    kept = 1 - weight
+    for plane, values in zip(planes, weighed, strict=True):
         target = plane[rows, columns]
-        mixed = np.asarray(cv2.add(target * kept, values, dtype=depths[plane.dtype.itemsize]))  # rounds, too
-        np.minimum(mixed, 2**bits - 1, out=target)
+        cv2.add(target * kept, values, dst=target, dtype=depths[plane.dtype.itemsize])  # rounds, too
+        if bits not in (8, 16):
+            np.minimum(target, 2**bits - 1, out=target)
 
 
-def _pixels(samples: slice, step: int, length: int) -> Float32Array:
-    """How many of `length` pixels each sample covers: `step`; the last of an odd side one less."""
-    return np.minimum(step, length - step * np.arange(samples.start, samples.stop)).astype(np.float32)
+def _means(values: Float32Array, edges: tuple[int, int, int, int], shape: tuple[int, int]) -> Float32Array:
+    import cv2
+
+    whole = cv2.copyMakeBorder(values, *edges, cv2.BORDER_CONSTANT) if any(edges) else values
+    return np.asarray(cv2.resize(whole, shape[::-1], interpolation=cv2.INTER_AREA), np.float32)
