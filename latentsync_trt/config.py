@@ -45,6 +45,7 @@ Fps = Literal["source", "25"]
 Length = Literal["audio", "video", "longest", "shortest"]
 Extend = Literal["pingpong", "loop", "hold"]
 Silence = Literal["closed", "model"]
+AudioSegments = Literal["joined", "public"]
 Paste = Literal["face", "mask"]
 Codec = Literal["h264", "hevc", "av1", "prores", "ffv1"]
 Build = Literal["now", "background"]
@@ -223,6 +224,13 @@ class SyncOptions:
         "closed",
         "Where no one speaks, also over noise and music: closed shuts the mouth, model leaves it to the model.",
         group=SOUND,
+    )
+    audio_segments: AudioSegments = option(
+        "joined",
+        "How speech of more than 30 s is cut for the audio encoder: joined = into pieces that overlap and meet in "
+        "pauses; public = every 30 s, as the public release does.",
+        group=SOUND,
+        advanced=True,
     )
     codec: Codec | None = option(
         None,

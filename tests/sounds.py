@@ -1,7 +1,7 @@
 """Sound files, their stamps, and spectrograms of samples."""
 
 import wave
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import closing
 from fractions import Fraction
 from functools import cache
@@ -15,7 +15,7 @@ from av.packet import Packet
 
 from latentsync_trt.audio.encoder import POSITIONS, EncodeMel, OpenPieces, SpeechStream
 from latentsync_trt.audio.mel import filters_of, log_power_blocks, scaled
-from latentsync_trt.audio.segments import Spans
+from latentsync_trt.audio.segments import Plan, public_segments
 from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.config import MODEL_FPS
 from latentsync_trt.types import Float32Array
@@ -91,10 +91,10 @@ def log_mel(samples: Float32Array) -> Float32Array:
 
 
 def encoded(
-    open_pieces: OpenPieces, encode_mel: EncodeMel, filters: Float32Array, find_speech: Callable[[], Spans] = tuple
+    open_pieces: OpenPieces, encode_mel: EncodeMel, filters: Float32Array, plan: Plan = public_segments
 ) -> tuple[Float32Array, Float32Array]:
     """Features `(T, L, D)` of a recording, and the windows `(n, 10·L, D)` of all its frames at the model's rate."""
-    with closing(SpeechStream(open_pieces, encode_mel, filters, find_speech)) as stream:
+    with closing(SpeechStream(open_pieces, encode_mel, filters, plan)) as stream:
         times_s = [Fraction(frame, MODEL_FPS) for frame in range(ceil(stream.duration_s * MODEL_FPS))]
         windows = np.concatenate([stream.windows([time_s]) for time_s in times_s])
     attended = windows.reshape(len(windows), POSITIONS, -1, windows.shape[-1])

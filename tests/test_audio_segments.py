@@ -6,6 +6,7 @@ from contextlib import closing
 from fractions import Fraction
 from itertools import pairwise
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -14,17 +15,22 @@ from hypothesis import strategies as st
 
 from latentsync_trt import SyncOptions
 from latentsync_trt.audio.encoder import SEGMENT_FRAMES, SpeechStream
-from latentsync_trt.audio.mel import SAMPLE_RATE_HZ
+from latentsync_trt.audio.mel import SAMPLE_RATE_HZ, filters_of
 from latentsync_trt.audio.segments import (
     FEATURES_PER_S,
     SEGMENT_FEATURES,
-    segments_of,
+    joined_segments,
+    public_segments,
 )
-from latentsync_trt.config import Silence
+from latentsync_trt.bundle.find import find_bundle
+from latentsync_trt.bundle.manifest import AUDIO_ENCODER, Bundle
+from latentsync_trt.config import AudioSegments, Silence
 from latentsync_trt.media.audio import read_audio_blocks
 from latentsync_trt.media.demo_clip import SPEECH
 from latentsync_trt.media.soundtrack import SoundPiece
-from latentsync_trt.sync.speakers import OpenVoices, Voices, speech_in
+from latentsync_trt.runtime.networks.networks import Networks
+from latentsync_trt.runtime.providers.select import select_provider
+from latentsync_trt.sync.speakers import OpenVoices, Voices, plan_of, speech_in
 from latentsync_trt.types import Float32Array, Frame
 from tests.sounds import encoded, log_mel, mel_filters, write_samples
 
@@ -49,7 +55,7 @@ def speech_with_pauses(duration_s: int) -> Float32Array:
 def test_joined_segments_use_all_features_once_with_sound_around_them(total: int, lengths_s: list[float]) -> None:
     edges_s = np.cumsum(lengths_s)
     pauses = [(round(a * 50), round(b * 50)) for a, b in zip(edges_s[1::2], edges_s[2::2], strict=False)]
-    segments = segments_of(total, lambda: zip(edges_s[::2], edges_s[1::2], strict=False))
+    segments = joined_segments(total, list(zip(edges_s[::2], edges_s[1::2], strict=False)))
     assert [feature for segment in segments for feature in segment.used] == list(range(total))
     for segment in segments:
         assert len(segment.encoded) == SEGMENT_FEATURES or total < SEGMENT_FEATURES
@@ -65,38 +71,47 @@ def test_joined_segments_use_all_features_once_with_sound_around_them(total: int
 @pytest.mark.parametrize(("pause_s", "joint_s"), [((20.0, 20.8), 25.0), ((20.8, 21.6), 21.3), ((27, 28), 27.5)])
 def test_pauses_count_where_a_second_of_sound_is_around_them(pause_s: tuple[float, float], joint_s: float) -> None:
     """Of 50 s, the second segment begins at 20 s."""
-    first, second = segments_of(50 * FEATURES_PER_S, lambda: [(0, pause_s[0]), (pause_s[1], 50)])
+    first, second = joined_segments(50 * FEATURES_PER_S, [(0, pause_s[0]), (pause_s[1], 50)])
     assert (first.encoded.start, second.encoded.start) == (0, 20 * FEATURES_PER_S)
     assert first.used.stop == second.used.start == joint_s * FEATURES_PER_S
 
 
 @pytest.mark.parametrize("total", [1, 700, SEGMENT_FEATURES])
 def test_up_to_30_s_nothing_is_cut(total: int) -> None:
-    (segment,) = segments_of(total, lambda: pytest.fail("speech was searched"))
-    assert segment.used == range(total)
+    (public,), (joined,) = public_segments(total), joined_segments(total, [(0.1, 0.2)])
+    assert joined == public
+    assert joined.used == range(total)
 
 
 def test_joined_features_are_those_of_a_recording_that_is_not_cut() -> None:
-    """With an encoder that needs 1 s around."""
+    """With an encoder that needs 1 s around; cut every 30 s, features up to 1 s from each cut are wrong."""
     samples = speech_with_pauses(100)
     whole = smoothed(log_mel(samples)[None])[0]
-    found, _ = encoded(lambda: [samples], smoothed, mel_filters(), lambda: speech_in(SPEECH).spans_s)
-    assert found.shape == whole.shape
+
+    def wrong(plan_name: AudioSegments) -> list[int]:
+        plan = plan_of(SyncOptions(audio_segments=plan_name), lambda: speech_in(SPEECH))
+        found, _ = encoded(lambda: [samples], smoothed, mel_filters(), plan)
+        assert found.shape == whole.shape
+        return np.flatnonzero(np.abs(found - whole)[:, 0, 0] > 1e-4).tolist()
+
     inside = 100 * FEATURES_PER_S - FEATURES_PER_S  # where the last segment ends, zeros follow that are no sound
-    assert np.abs(found - whole)[:inside].max() < 1e-4
+    assert [feature for feature in wrong("joined") if feature < inside] == []
+    assert {round(feature / SEGMENT_FEATURES) for feature in wrong("public") if feature < inside} == {1, 2, 3}
 
 
+@pytest.mark.parametrize("segments", ["joined", "public"])
 @pytest.mark.parametrize("silence", ["closed", "model"])
-def test_runs_cut_with_or_without_silence(tmp_path: Path, silence: Silence) -> None:
+def test_runs_cut_as_asked_with_or_without_silence(tmp_path: Path, segments: AudioSegments, silence: Silence) -> None:
     samples = speech_with_pauses(70)
     path = write_samples(tmp_path / "long.wav", samples, SAMPLE_RATE_HZ)
-    options, speech = SyncOptions(silence=silence), speech_in(path)
+    options, speech = SyncOptions(audio_segments=segments, silence=silence), speech_in(path)
 
     def pieces() -> Iterator[Float32Array]:
         blocks = read_audio_blocks(path)
         return speech.gated(blocks) if silence == "closed" else blocks
 
-    _, expected = encoded(pieces, smoothed, mel_filters(), lambda: speech.spans_s)
+    plan = public_segments if segments == "public" else lambda total: joined_segments(total, speech.spans_s)
+    _, expected = encoded(pieces, smoothed, mel_filters(), plan)
     times_s = [Fraction(number, 25) for number in range(len(expected))]
     frames = [Frame(0, time_s, Fraction(1, 25), time_s, np.zeros((1, 1, 3), np.uint8), None) for time_s in times_s]
     with closing(OpenVoices(Voices((SoundPiece(path),)), smoothed, mel_filters(), options)) as voices:
@@ -113,7 +128,8 @@ def test_memory_does_not_grow_with_the_recording() -> None:
     def peak_bytes(minutes: int) -> int:
         block = np.random.default_rng(1).normal(0, 0.1, 60 * SAMPLE_RATE_HZ).astype(np.float32)
         tracemalloc.start()
-        with closing(SpeechStream(lambda: (block for _ in range(minutes)), wide, mel_filters())) as stream:
+        plan = plan_of(SyncOptions(), lambda: speech_in(SPEECH))
+        with closing(SpeechStream(lambda: (block for _ in range(minutes)), wide, mel_filters(), plan)) as stream:
             for second in range(60 * minutes):
                 stream.windows([Fraction(second)])
             found = tracemalloc.get_traced_memory()[1]
@@ -121,3 +137,25 @@ def test_memory_does_not_grow_with_the_recording() -> None:
         return found
 
     assert peak_bytes(7) < 1.05 * peak_bytes(2)
+
+
+@pytest.mark.integration
+def test_the_built_in_model_joins_closer_to_a_segment_around_the_joint(tmp_path: Path) -> None:
+    samples = speech_with_pauses(60)
+    path = write_samples(tmp_path / "minute.wav", samples, SAMPLE_RATE_HZ)
+    around, middle = samples[15 * SAMPLE_RATE_HZ : 45 * SAMPLE_RATE_HZ], SEGMENT_FEATURES // 2
+    bundle = Bundle.load(find_bundle("demo")[0])
+
+    with closing(Networks(bundle, select_provider("cpu"))) as networks:
+        networks.open((AUDIO_ENCODER,))
+
+        def features(recording: Float32Array, segments: AudioSegments) -> Float32Array:
+            plan = plan_of(SyncOptions(audio_segments=segments), lambda: speech_in(path))
+            return encoded(lambda: [recording], networks.encode_mel, filters_of(bundle), plan)[0][:, -1]
+
+        expected = features(around, "joined")[middle - NEAR : middle + NEAR]
+        cut = slice(SEGMENT_FEATURES - NEAR, SEGMENT_FEATURES + NEAR)
+        joined, public = (
+            float(np.abs(features(samples, name)[cut] - expected).mean()) for name in get_args(AudioSegments)
+        )
+    assert joined < 0.8 * public

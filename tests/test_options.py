@@ -66,6 +66,7 @@ EVERY = """
 --preset fast --steps 9 --solver ddim --guidance 1.75 --guidance-interval 0.2-0.85 --seed 7 --cache-interval 0,1,5
 --turns t.rttm --faces f.json --paste mask --enhancer sharp --fps 25
 --length longest --extend hold --start 2.5 --end 1:00:00 --offset -40 --mix m.wav --silence model --codec prores
+--audio-segments public
 --encoder prores:hq --crf 20 --no-mark --c2pa c.pem --resume --strict
 --report page.html --resolution 320 --speaker 0=a.wav --speaker 2=b.wav
 """

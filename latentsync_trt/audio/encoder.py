@@ -16,7 +16,7 @@ from latentsync_trt.audio.mel import (
     log_power_blocks,
     scaled,
 )
-from latentsync_trt.audio.segments import FEATURES_PER_S, SEGMENT_FEATURES, Segment, Spans, segments_of
+from latentsync_trt.audio.segments import FEATURES_PER_S, SEGMENT_FEATURES, Plan, Segment, public_segments
 from latentsync_trt.errors import InputError
 from latentsync_trt.types import Float32Array
 
@@ -44,18 +44,14 @@ class SpeechStream:
         open_pieces: opens the recording: float32 `(samples,)` pieces, mono, 16 kHz, full scale ±1. Called twice.
         encode_mel: the audio encoder: `mel (1, 80, 3000)` → `features (1, 1500, L, D)`, float32.
         filters: as for `log_power_blocks`.
-        find_speech: gives spans of speech, between which a long recording is cut; called only for such a one.
+        plan: how the recording is cut.
 
     Raises:
         InputError: the recording has no samples.
     """
 
     def __init__(
-        self,
-        open_pieces: OpenPieces,
-        encode_mel: EncodeMel,
-        filters: Float32Array,
-        find_speech: Callable[[], Spans] = tuple,
+        self, open_pieces: OpenPieces, encode_mel: EncodeMel, filters: Float32Array, plan: Plan = public_segments
     ) -> None:
         samples, mel_frames, peak = 0, 0, float("-inf")
 
@@ -73,7 +69,7 @@ class SpeechStream:
         self.feature_count = mel_frames // _MEL_FRAMES_PER_FEATURE
         self._encode_mel = encode_mel
         blocks = (scaled(block, peak) for block in log_power_blocks(open_pieces(), filters))
-        self._encoded = _encoded(blocks, segments_of(self.feature_count, find_speech), encode_mel)
+        self._encoded = _encoded(blocks, plan(self.feature_count), encode_mel)
         self._features, self._first = np.zeros((0, 0, 0), np.float32), 0
         self._peak = peak
         self._silent: Float32Array | None = None

@@ -4,7 +4,7 @@ Next to a cut the encoder misses half of the sound around it. Segments therefore
 to the next in a pause, if there is one. Positions count features, 50 per second.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import ceil
@@ -26,22 +26,30 @@ class Segment:
     used: range
 
 
-Spans = Iterable[tuple[float, float]]
-"""Starts and ends of speech in seconds, ascending."""
+Plan = Callable[[int], Sequence[Segment]]
+"""Segments for a recording of so many features; what they use is the whole recording, in order."""
 
 
-def segments_of(total: int, find_speech: Callable[[], Spans]) -> list[Segment]:
-    """Segments for a recording of `total` features; what they use is the whole recording, in order.
+def public_segments(total: int) -> list[Segment]:
+    """As the public release cuts `total` features: every 30 s, without overlap."""
+    cuts = [range(start, start + SEGMENT_FEATURES) for start in range(0, total, SEGMENT_FEATURES)]
+    return [Segment(cut, range(cut.start, min(cut.stop, total))) for cut in cuts]
 
-    They have 30 s, overlap by at least 10 s, and are joined in the longest pause of each overlap, else in its middle. A
-    `total` of up to 30 s makes one segment. `find_speech` is called only if there is something to cut.
+
+def joined_segments(total: int, speech_s: Iterable[tuple[float, float]]) -> list[Segment]:
+    """Segments of 30 s that overlap by at least 10 s, joined in the longest pause of each overlap, else in its middle.
+
+    A `total` of up to 30 s makes one segment.
+
+    Args:
+        speech_s: starts and ends of speech in seconds, ascending.
     """
     length = SEGMENT_FEATURES
     if total <= length:
-        return [Segment(range(length), range(total))]
+        return public_segments(total)
     steps = ceil((total - length) / (length - _OVERLAP))
     starts = [step * (total - length) // steps for step in range(steps + 1)]
-    silent = [0, *(round(edge_s * FEATURES_PER_S) for span in find_speech() for edge_s in span), total]
+    silent = [0, *(round(edge_s * FEATURES_PER_S) for span in speech_s for edge_s in span), total]
     pauses, joints = list(zip(silent[::2], silent[1::2], strict=True)), [0]
     for before, after in pairwise(starts):
         first, last = max(after + _MARGIN, joints[-1]), before + length - _MARGIN

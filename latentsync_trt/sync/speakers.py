@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from latentsync_trt.audio.encoder import SpeechStream
-from latentsync_trt.audio.segments import Spans
+from latentsync_trt.audio.segments import SEGMENT_FEATURES, Plan, joined_segments, public_segments
 from latentsync_trt.bundle.manifest import DEMO_NAME, Manifest
 from latentsync_trt.config import MODEL_FPS, MODEL_RESOLUTION_PX, SyncOptions
 from latentsync_trt.errors import InputError
@@ -218,8 +218,7 @@ class OpenVoices:
                 if speech is not None and not speech.spans_s:
                     cure = "so the mouth stays shut; with --silence model it follows any sound"
                     self.notices.append(f"{recording.path}: no speech found, {cure}")
-                pieces = partial(blocks, recording, speech)
-                stream = SpeechStream(pieces, encode_mel, filters, partial(_spans_of, find))
+                stream = SpeechStream(partial(blocks, recording, speech), encode_mel, filters, plan_of(options, find))
                 self._streams[recording] = opened.enter_context(closing(stream))
             self.close = opened.pop_all().close
         self.end_s = max(recording.at_s + stream.duration_s for recording, stream in self._streams.items())
@@ -237,8 +236,11 @@ def speech_in(path: Path) -> "Speech":
     return find_speech(read_audio_blocks(path))
 
 
-def _spans_of(find_speech: Callable[[], "Speech"]) -> Spans:
-    return find_speech().spans_s
+def plan_of(options: SyncOptions, find_speech: Callable[[], "Speech"]) -> Plan:
+    """How recordings are cut; `find_speech` is called only if there is something to cut."""
+    if options.audio_segments == "public":
+        return public_segments
+    return lambda total: joined_segments(total, find_speech().spans_s if total > SEGMENT_FEATURES else ())
 
 
 @dataclass(frozen=True, slots=True)
