@@ -2,10 +2,8 @@
 
 import wave
 from collections.abc import Iterable
-from contextlib import closing
 from fractions import Fraction
 from functools import cache
-from math import ceil
 from pathlib import Path
 
 import av
@@ -13,11 +11,8 @@ import numpy as np
 from av.container import OutputContainer
 from av.packet import Packet
 
-from latentsync_trt.audio.encoder import POSITIONS, EncodeMel, OpenPieces, SpeechStream
 from latentsync_trt.audio.mel import filters_of, log_power_blocks, scaled
-from latentsync_trt.audio.segments import Plan, public_segments
 from latentsync_trt.bundle.manifest import Bundle
-from latentsync_trt.config import MODEL_FPS
 from latentsync_trt.types import Float32Array
 from tests.small import small_bundle
 
@@ -88,15 +83,3 @@ def log_mel(samples: Float32Array) -> Float32Array:
     """Whisper's spectrogram `(80, n)` of mono samples at 16 kHz."""
     log_power = np.concatenate(list(log_power_blocks([samples], mel_filters())), axis=1)
     return scaled(log_power, float(log_power.max()))
-
-
-def encoded(
-    open_pieces: OpenPieces, encode_mel: EncodeMel, filters: Float32Array, plan: Plan = public_segments
-) -> tuple[Float32Array, Float32Array]:
-    """Features `(T, L, D)` of a recording, and the windows `(n, 10·L, D)` of all its frames at the model's rate."""
-    with closing(SpeechStream(open_pieces, encode_mel, filters, plan)) as stream:
-        times_s = [Fraction(frame, MODEL_FPS) for frame in range(ceil(stream.duration_s * MODEL_FPS))]
-        windows = np.concatenate([stream.windows([time_s]) for time_s in times_s])
-    attended = windows.reshape(len(windows), POSITIONS, -1, windows.shape[-1])
-    features = attended[:, 4:6].reshape(-1, *attended.shape[2:])  # those of each frame's own 40 ms
-    return features[: stream.feature_count], windows

@@ -9,13 +9,13 @@ import librosa
 import numpy as np
 import pytest
 
-from latentsync_trt.audio.encoder import SEGMENT_FRAMES, SpeechStream
+from latentsync_trt.audio.encoder import SEGMENT_FRAMES, SpeechStream, encode_audio
 from latentsync_trt.audio.mel import MEL_FILTERS, filters_of, log_power_blocks
 from latentsync_trt.bundle.find import demo_folder
 from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.types import Float32Array
 from tests.small import small_bundle
-from tests.sounds import encoded, mel_filters
+from tests.sounds import mel_filters
 
 BLOCKS_AGREE = 1e-4  # log10 of float32 powers summed in another order
 FEATURES_AGREE = 1e-3  # relative, to the public release's float32 features
@@ -85,10 +85,24 @@ def test_blocks_equal_the_whole_spectrogram(samples: int, piece: int) -> None:
 )
 def test_lengths(samples: int, runs: int, features: int, frames: int) -> None:
     encoder = Echo()
-    found, windows = encoded(lambda: [noise(samples)], encoder, mel_filters())
+    found = encode_audio(lambda: [noise(samples)], encoder, mel_filters())
     assert encoder.runs == runs
-    assert found.shape == (features, LAYERS, WIDTH)
-    assert windows.shape == (frames, 10 * LAYERS, WIDTH)
+    assert found.features.shape == (features, LAYERS, WIDTH)
+    assert found.windows.shape == (frames, 10 * LAYERS, WIDTH)
+    assert found.duration_s == Fraction(samples, 16000)
+
+
+def test_windows_on_demand_equal_those_of_the_whole() -> None:
+    recording = noise(16000 * 65)
+    whole = encode_audio(lambda: [recording], Echo(), mel_filters())
+    encoder = Echo()
+    stream = SpeechStream(lambda: [recording], encoder, mel_filters())
+    assert encoder.runs == 0
+    count = len(whole.windows)
+    for start in range(0, count, 16):
+        frames = [min(start + offset, count - 1) for offset in range(16)]
+        assert np.array_equal(stream.windows(times_s(frames)), whole.windows[frames])
+    assert encoder.runs == 3
 
 
 def test_features_of_real_speech(assets: Path, reference: Path) -> None:
@@ -103,13 +117,13 @@ def test_features_of_real_speech(assets: Path, reference: Path) -> None:
 
     with wave.open(str(assets / "demo1_audio.wav")) as recording:
         samples = np.frombuffer(recording.readframes(recording.getnframes()), np.int16) / np.float32(32768)
-    found, windows = encoded(lambda: [samples.astype(np.float32)], encode_mel, mel_filters())
+    found = encode_audio(lambda: [samples.astype(np.float32)], encode_mel, mel_filters())
     recorded = np.load(reference / "small" / "whisper_io.npz")
-    assert found.shape == recorded["features"].shape
+    assert found.features.shape == recorded["features"].shape
     scale = np.abs(recorded["features"]).max()
-    assert np.abs(found - recorded["features"]).max() / scale < FEATURES_AGREE
-    assert windows.shape[0] == 240
-    assert np.abs(windows[:8] - recorded["chunks_first_40"]).max() / scale < FEATURES_AGREE
+    assert np.abs(found.features - recorded["features"]).max() / scale < FEATURES_AGREE
+    assert found.windows.shape[0] == 240
+    assert np.abs(found.windows[:8] - recorded["chunks_first_40"]).max() / scale < FEATURES_AGREE
 
 
 def test_frames_outside_the_recording_get_silence() -> None:

@@ -13,26 +13,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from latentsync_trt import SyncOptions
-from latentsync_trt.audio.encoder import SEGMENT_FRAMES, SpeechStream
-from latentsync_trt.audio.mel import SAMPLE_RATE_HZ, filters_of
+from latentsync_trt import LipSync, SyncOptions
+from latentsync_trt.audio.encoder import SEGMENT_FRAMES, SpeechStream, audio_windows, encode_audio
+from latentsync_trt.audio.mel import SAMPLE_RATE_HZ
 from latentsync_trt.audio.segments import (
     FEATURES_PER_S,
     SEGMENT_FEATURES,
     joined_segments,
     public_segments,
 )
-from latentsync_trt.bundle.find import find_bundle
-from latentsync_trt.bundle.manifest import AUDIO_ENCODER, Bundle
 from latentsync_trt.config import AudioSegments, Silence
 from latentsync_trt.media.audio import read_audio_blocks
 from latentsync_trt.media.demo_clip import SPEECH
 from latentsync_trt.media.soundtrack import SoundPiece
-from latentsync_trt.runtime.networks.networks import Networks
-from latentsync_trt.runtime.providers.select import select_provider
 from latentsync_trt.sync.speakers import OpenVoices, Voices, plan_of, speech_in
 from latentsync_trt.types import Float32Array, Frame
-from tests.sounds import encoded, log_mel, mel_filters, write_samples
+from tests.sounds import log_mel, mel_filters, write_samples
 
 NEAR = 3 * FEATURES_PER_S // 10
 _REACH = 2 * FEATURES_PER_S  # mel frames: 1 s, what a joined segment sees beyond what is used of it
@@ -90,7 +86,7 @@ def test_joined_features_are_those_of_a_recording_that_is_not_cut() -> None:
 
     def wrong(plan_name: AudioSegments) -> list[int]:
         plan = plan_of(SyncOptions(audio_segments=plan_name), lambda: speech_in(SPEECH))
-        found, _ = encoded(lambda: [samples], smoothed, mel_filters(), plan)
+        found = encode_audio(lambda: [samples], smoothed, mel_filters(), plan).features
         assert found.shape == whole.shape
         return np.flatnonzero(np.abs(found - whole)[:, 0, 0] > 1e-4).tolist()
 
@@ -111,7 +107,8 @@ def test_runs_cut_as_asked_with_or_without_silence(tmp_path: Path, segments: Aud
         return speech.gated(blocks) if silence == "closed" else blocks
 
     plan = public_segments if segments == "public" else lambda total: joined_segments(total, speech.spans_s)
-    _, expected = encoded(pieces, smoothed, mel_filters(), plan)
+    features = encode_audio(pieces, smoothed, mel_filters(), plan).features
+    expected = audio_windows(features, Fraction(70))
     times_s = [Fraction(number, 25) for number in range(len(expected))]
     frames = [Frame(0, time_s, Fraction(1, 25), time_s, np.zeros((1, 1, 3), np.uint8), None) for time_s in times_s]
     with closing(OpenVoices(Voices((SoundPiece(path),)), smoothed, mel_filters(), options)) as voices:
@@ -143,19 +140,14 @@ def test_memory_does_not_grow_with_the_recording() -> None:
 def test_the_built_in_model_joins_closer_to_a_segment_around_the_joint(tmp_path: Path) -> None:
     samples = speech_with_pauses(60)
     path = write_samples(tmp_path / "minute.wav", samples, SAMPLE_RATE_HZ)
-    around, middle = samples[15 * SAMPLE_RATE_HZ : 45 * SAMPLE_RATE_HZ], SEGMENT_FEATURES // 2
-    bundle = Bundle.load(find_bundle("demo")[0])
-
-    with closing(Networks(bundle, select_provider("cpu"))) as networks:
-        networks.open((AUDIO_ENCODER,))
-
-        def features(recording: Float32Array, segments: AudioSegments) -> Float32Array:
-            plan = plan_of(SyncOptions(audio_segments=segments), lambda: speech_in(path))
-            return encoded(lambda: [recording], networks.encode_mel, filters_of(bundle), plan)[0][:, -1]
-
-        expected = features(around, "joined")[middle - NEAR : middle + NEAR]
+    around = write_samples(tmp_path / "around.wav", samples[15 * SAMPLE_RATE_HZ : 45 * SAMPLE_RATE_HZ], SAMPLE_RATE_HZ)
+    with LipSync.from_bundle("demo", "cpu") as lip_sync:
+        expected = lip_sync.encode_audio(around).features[:, -1]
+        assert np.array_equal(lip_sync.encode_audio(around, segments="public").features[:, -1], expected)
+        middle = slice(SEGMENT_FEATURES // 2 - NEAR, SEGMENT_FEATURES // 2 + NEAR)
         cut = slice(SEGMENT_FEATURES - NEAR, SEGMENT_FEATURES + NEAR)
         joined, public = (
-            float(np.abs(features(samples, name)[cut] - expected).mean()) for name in get_args(AudioSegments)
+            float(np.abs(lip_sync.encode_audio(path, segments=name).features[cut, -1] - expected[middle]).mean())
+            for name in get_args(AudioSegments)
         )
     assert joined < 0.8 * public

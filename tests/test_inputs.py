@@ -82,6 +82,9 @@ def test_a_call_from_python_says_it_before_networks_open(
         with pytest.raises(LatentSyncError, match=message) as raised:
             lip_sync.sync(**(given | {argument: value}))  # type: ignore[arg-type]
         assert raised.value.usage
+        if argument == "audio":
+            with pytest.raises(LatentSyncError, match=message):
+                lip_sync.encode_audio(value)  # type: ignore[arg-type]
     assert list(tmp_path.iterdir()) == []
 
 

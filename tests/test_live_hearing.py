@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from latentsync_trt.audio.encoder import encode_audio
 from latentsync_trt.audio.growing import HEARD, Hearing
 from latentsync_trt.audio.mel import filters_of
 from latentsync_trt.audio.segments import public_segments
@@ -10,7 +11,6 @@ from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.types import Float32Array
 from tests.live import voice
 from tests.small import small_bundle
-from tests.sounds import encoded
 
 FRAMES, HOP = 16, 8
 AHEAD = 160 * 16
@@ -37,7 +37,7 @@ def live_windows(hearing: Hearing, speech: Float32Array, at: int = 0, hop: int =
 
 
 def whole_windows(speech: Float32Array, filters: Float32Array) -> Float32Array:
-    return encoded(lambda: [speech], encode_locally, filters, public_segments)[1]
+    return encode_audio(lambda: [speech], encode_locally, filters, public_segments).windows
 
 
 def test_frames_hear_what_they_hear_in_the_whole_recording(filters: Float32Array) -> None:
@@ -84,7 +84,7 @@ def test_segments_of_long_speech_meet_without_a_shift(filters: Float32Array, *, 
     begun = hearing.segments
     found = live_windows(hearing, speech)
     assert hearing.segments - begun == 1 + 2  # the first; in the pause or the quietest place, and once more
-    blocks = encoded(lambda: [speech], encode_locally, filters, public_segments)[1]
+    blocks = encode_audio(lambda: [speech], encode_locally, filters, public_segments).windows
     apart = np.abs(found - blocks).max(axis=(1, 2))
     # A segment's start reflects its sound; where public segments meet, too.
     assert np.count_nonzero(apart[:-3] > 0.01) <= 8

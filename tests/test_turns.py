@@ -29,11 +29,12 @@ def own() -> Iterator[LipSync]:
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("name", ["close", "warm_up"])
+@pytest.mark.parametrize("name", ["close", "warm_up", "encode_audio"])
 def test_calls_wait_for_a_running_clip(own: LipSync, clip: tuple[Path, Path], tmp_path: Path, name: str) -> None:
     calls: dict[str, Callable[[], object]] = {
         "close": own.close,
         "warm_up": lambda: own.warm_up(QUICK),
+        "encode_audio": lambda: own.encode_audio(clip[1]),
     }
     in_callback, released = threading.Event(), threading.Event()
 
@@ -57,6 +58,7 @@ def test_no_call_after_close(own: LipSync, clip: tuple[Path, Path], tmp_path: Pa
     own.close()
     for call in (
         lambda: own.sync(*clip, tmp_path / "out.mp4", QUICK),
+        lambda: own.encode_audio(clip[1]),
         own.warm_up,
     ):
         with pytest.raises(InputError, match=r"LipSync\.\w+: it is closed; open the bundle again"):
@@ -75,6 +77,7 @@ def test_a_callback_cannot_wait_for_its_own_call(clip: tuple[Path, Path], tmp_pa
             "close": made.close,
             "sync": lambda: made.sync(*clip, tmp_path / "other.mp4", QUICK),
             "warm_up": made.warm_up,
+            "encode_audio": lambda: made.encode_audio(clip[1]),
         }
         for name, call in calls.items():
             try:
@@ -88,7 +91,7 @@ def test_a_callback_cannot_wait_for_its_own_call(clip: tuple[Path, Path], tmp_pa
     # The small bundle is named as the built-in one, about which there is a notice.
     with ThreadPoolExecutor() as threads, pytest.raises(InputError, match="stopped by the callback"):
         threads.submit(made.sync, *clip, tmp_path / "out.mp4", QUICK, on_progress=on_progress).result(TIMEOUT_S)
-    assert list(refused) == ["close", "sync", "warm_up"]
+    assert list(refused) == ["close", "sync", "warm_up", "encode_audio"]
     assert all(f"LipSync.{name}: called from a callback" in text for name, text in refused.items())
     assert list(tmp_path.iterdir()) == []
     made.close()

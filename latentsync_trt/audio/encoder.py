@@ -2,8 +2,9 @@
 of them each video frame attends to. Pure."""
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import closing
 from fractions import Fraction
-from math import floor
+from math import ceil, floor
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,9 +18,11 @@ from latentsync_trt.audio.mel import (
     scaled,
 )
 from latentsync_trt.audio.segments import FEATURES_PER_S, SEGMENT_FEATURES, Plan, Segment, public_segments
+from latentsync_trt.config import MODEL_FPS
 from latentsync_trt.errors import InputError
-from latentsync_trt.types import Float32Array
+from latentsync_trt.types import AudioFeatures, Float32Array
 
+_PER_FRAME = FEATURES_PER_S // MODEL_FPS
 _BEFORE, _AFTER = 4, 6
 """A frame attends to 10 features (200 ms): from 4 before its own position to 5 after it."""
 
@@ -96,6 +99,10 @@ class SpeechStream:
             windows[silent] = self._silence()
         return windows
 
+    def all_features(self) -> Float32Array:
+        """The features of the whole recording, float32 `(T, L, D)`; call either this or `windows`."""
+        return np.concatenate(list(self._encoded), dtype=np.float32)
+
     def _silence(self) -> Float32Array:
         """The audio window of a frame in silence, as quiet as this recording's quietest moment could be."""
         if self._silent is None:
@@ -116,6 +123,20 @@ def silent_window(encode_mel: EncodeMel, peak: float) -> Float32Array:
     return features[middle : middle + POSITIONS].reshape(-1, features.shape[-1]).copy()
 
 
+def encode_audio(
+    open_pieces: OpenPieces, encode_mel: EncodeMel, filters: Float32Array, plan: Plan = public_segments
+) -> AudioFeatures:
+    """Features and windows of a whole recording; arguments and errors as `SpeechStream`."""
+    with closing(SpeechStream(open_pieces, encode_mel, filters, plan)) as stream:
+        features = stream.all_features()
+    return AudioFeatures(features, audio_windows(features, stream.duration_s), stream.duration_s)
+
+
+def frame_count(duration_s: Fraction) -> int:
+    """Number of video frames, at the model's rate, that cover `duration_s` seconds."""
+    return ceil(duration_s * MODEL_FPS)
+
+
 def centers(times_s: Sequence[Fraction]) -> NDArray[np.int64]:
     """The features nearest to `times_s`, the later of two equally near."""
     return np.array([floor(time_s * FEATURES_PER_S + Fraction(1, 2)) for time_s in times_s], np.int64)
@@ -124,6 +145,17 @@ def centers(times_s: Sequence[Fraction]) -> NDArray[np.int64]:
 def attended_positions(centers: NDArray[np.int64], total: int) -> NDArray[np.int64]:
     """Indices of the features around `centers (n,)`, `(n, 10)`: 4 before to 5 after each, clipped to the `total`."""
     return np.clip(centers[:, None] + np.arange(-_BEFORE, _AFTER), 0, total - 1)
+
+
+def audio_windows(features: Float32Array, duration_s: Fraction) -> Float32Array:
+    """Windows of all frames, at the model's rate, of a recording, float32 `(n, 10·L, D)`, n = ceil(duration × 25).
+
+    Args:
+        features: float32 `(T, L, D)`, 50 per second. duration_s: length of the recording.
+    """
+    frames = np.arange(frame_count(duration_s))
+    attended = features[attended_positions(_PER_FRAME * frames, len(features))]
+    return np.ascontiguousarray(attended.reshape(len(frames), POSITIONS * features.shape[1], features.shape[2]))
 
 
 def _encoded(

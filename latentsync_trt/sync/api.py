@@ -8,13 +8,14 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from latentsync_trt.config import RuntimeOptions, SyncOptions
+from latentsync_trt.config import AudioSegments, RuntimeOptions, SyncOptions
 from latentsync_trt.errors import InputError
 from latentsync_trt.sync.threads import POLL_S
-from latentsync_trt.types import Enhancer, Float32Array, ProgressCallback, SyncReport
+from latentsync_trt.types import AudioFeatures, Enhancer, Float32Array, ProgressCallback, SyncReport
 
 if TYPE_CHECKING:
     from latentsync_trt.face.detector import MediaPipeDetector
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 class LipSync:
     """Syncs any number of clips with one bundle and provider; sessions stay open until `close`.
 
-    Thread-safe: one of `sync`, `warm_up`, `stream` and `close` runs at a time, the
+    Thread-safe: one of `sync`, `encode_audio`, `warm_up`, `stream` and `close` runs at a time, the
     others wait for it. Called from `on_progress` they raise `InputError`, as they would wait forever;
     after `close` they do, too. To stop a running `sync`, raise in `on_progress`. Live sessions that
     `stream` has opened run beside all of them.
@@ -154,6 +155,34 @@ class LipSync:
     def wait_for_build(self) -> str:
         """Waits for a background build, which `close` stops; returns its error, empty if none. Takes no turn."""
         return self._devices.wait_for_build()
+
+    def encode_audio(self, path: str | Path, segments: AudioSegments = "joined") -> AudioFeatures:
+        """The encoded speech of a whole recording, also of its silence, as with `--silence model`.
+
+        Args:
+            segments: as `--audio-segments`.
+
+        Raises:
+            MediaError: the file has no readable audio. InputError: `path` is none, or samples are
+            not finite numbers. Others as `sync`.
+        """
+        from latentsync_trt.audio.encoder import encode_audio
+        from latentsync_trt.audio.mel import filters_of
+        from latentsync_trt.bundle.manifest import AUDIO_ENCODER
+        from latentsync_trt.media.audio import read_audio_blocks
+        from latentsync_trt.sync.inputs import path_argument
+        from latentsync_trt.sync.speakers import plan_of, speech_in
+
+        recording, devices = path_argument(path, "audio"), self._devices
+        options = SyncOptions(audio_segments=segments)
+
+        def encode_mel(mel: Float32Array) -> Float32Array:
+            devices.open_audio(AUDIO_ENCODER)  # not before the recording has been read
+            return devices.encode_mel(mel)
+
+        with self._exclusive("encode_audio"):
+            plan = plan_of(options, partial(speech_in, recording))
+            return encode_audio(partial(read_audio_blocks, recording), encode_mel, filters_of(devices.bundle), plan)
 
     def sync(
         self,
