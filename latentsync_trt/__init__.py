@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from latentsync_trt.live.session import LiveSession
     from latentsync_trt.media.demo_clip import demo_clip
     from latentsync_trt.sync.api import LipSync
-    from latentsync_trt.types import AudioFeatures, Enhancer, Face, Progress, SyncReport
+    from latentsync_trt.types import AudioFeatures, Enhancer, Face, FaceDetector, Progress, SyncReport
     from latentsync_trt.values import Speaker
 
 __all__ = [
@@ -41,6 +41,7 @@ __all__ = [
     "Enhancer",
     "ExportMismatch",
     "Face",
+    "FaceDetector",
     "GraphRefused",
     "InferenceError",
     "InputError",
@@ -68,7 +69,7 @@ _MODULES = {
     "LipSync": "sync.api",
     **dict.fromkeys(("SyncOptions", "RuntimeOptions"), "config"),
     "Speaker": "values",
-    **dict.fromkeys(("SyncReport", "Progress", "Face", "Enhancer", "AudioFeatures"), "types"),
+    **dict.fromkeys(("SyncReport", "Progress", "Face", "FaceDetector", "Enhancer", "AudioFeatures"), "types"),
     "LiveSession": "live.session",
     "LiveOptions": "live.options",
     "Moment": "live.moment",

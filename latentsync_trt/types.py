@@ -146,7 +146,8 @@ class Face:
 
     `box (4,)` float32: left, top, right, bottom in pixels. `points (3, 2)` float32: mean upper edge of the left
     brow, of the right brow (left and right in the image), nose center, in pixels. `score` in [0, 1]. `landmarks (n, 2)`
-    float32: more points of the face, always the same ones, in pixels, or None. They help to recognize a cut.
+    float32: more points of the face, always the same ones, in pixels; None if the detector has
+    none. They help to recognize a cut.
     """
 
     box: Float32Array
@@ -156,15 +157,11 @@ class Face:
 
 
 class FaceDetector(Protocol):
-    """Finds and follows faces; see `face.detector`."""
+    """Finds the faces of one frame."""
 
-    def detect(self, frame: UInt8Array) -> list[Face]: ...
-
-    def search(
-        self, picture: Picture, overview: UInt8Array, known: Sequence[Face], *, small: bool = False
-    ) -> list[Face]: ...
-
-    def follow(self, frame: Picture, previous: Face) -> Face | None: ...
+    def detect(self, frame: UInt8Array) -> list[Face]:
+        """Faces in `frame` (uint8 `(H, W, 3)` RGB), in no particular order; empty if there is none."""
+        ...
 
 
 class Mesher(Protocol):

@@ -1,6 +1,6 @@
 """A cut between two people at the same place starts everything anew; nothing else does."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from itertools import groupby, islice
 from pathlib import Path
 
@@ -11,7 +11,7 @@ import pytest
 from latentsync_trt.face.choice import MainFace, TrackedFace
 from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.media.reader import read_frames
-from latentsync_trt.types import Face, Picture, UInt8Array
+from latentsync_trt.types import Face, UInt8Array
 from tests.people import first_person, second_person
 
 pytestmark = pytest.mark.integration
@@ -112,19 +112,11 @@ HARMLESS: dict[str, Callable[[Frames], Frames]] = {
 
 
 class Steady:
-    """A detector without landmarks that always finds the same place."""
+    """A detector of someone else's: no landmarks, always the same place."""
 
     def detect(self, frame: UInt8Array) -> list[Face]:
         points = np.array([[200, 150], [280, 150], [240, 220]], np.float32)
         return [Face(np.array([160, 115, 325, 305], np.float32), points)]
-
-    def search(
-        self, picture: Picture, overview: UInt8Array, known: Sequence[Face], *, small: bool = False
-    ) -> list[Face]:
-        return [] if known else self.detect(overview)
-
-    def follow(self, frame: Picture, previous: Face) -> Face:
-        return previous
 
 
 @pytest.mark.parametrize("how", HARMLESS)

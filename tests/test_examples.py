@@ -72,9 +72,10 @@ def test_many_clips(run: Run) -> None:
 
 
 @pytest.mark.integration
-def test_every_face_speaks(run: Run) -> None:
-    run("several_speakers")
-    before, after = (np.stack(decoded(Path(f"{each}.mp4"))).astype(int) for each in ("two_people", "several_speakers"))
+@pytest.mark.parametrize(("name", "source"), [("own_detector", "demo"), ("several_speakers", "two_people")])
+def test_every_face_speaks(run: Run, name: str, source: str) -> None:
+    run(name)
+    before, after = (np.stack(decoded(Path(f"{each}.mp4"))).astype(int) for each in (source, name))
     assert len(after) == FRAMES
     changed = abs(after - before).max(axis=(0, 3)) > 40
     assert all(person.any() for person in np.split(changed, changed.shape[1] // 480, axis=1))

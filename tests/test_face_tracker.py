@@ -1,18 +1,19 @@
 """Tracking one face through lost frames, cuts and other faces; what other detectors return is checked."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
 import pytest
 
+from latentsync_trt.errors import InputError
 from latentsync_trt.face.choice import MainFace, TrackedFace
 from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.face.geometry import usable
 from latentsync_trt.sync.faces import FaceFinder, FrameJob
 from latentsync_trt.sync.threads import StageClock
-from latentsync_trt.types import Face, Frame, Interval, Picture, UInt8Array
+from latentsync_trt.types import Face, Frame, Interval, UInt8Array
 from tests.clips import frame_at
 from tests.people import first_person, together
 
@@ -25,8 +26,8 @@ def face_at(left: float, top: float = 100.0, width: float = 100.0, height: float
     return Face(box, points)
 
 
-class Following:
-    """A detector that has prepared faces for each frame."""
+class Detecting:
+    """A detector without `follow`; has prepared faces for each frame."""
 
     def __init__(self, frames: list[list[Face]]) -> None:
         self.frames, self.detections = frames, 0
@@ -39,34 +40,35 @@ class Following:
         return self.frames[self._index]
 
     def detect(self, frame: UInt8Array) -> list[Face]:
+        self.detections += 1
         return self.now(frame)
 
-    def search(
-        self, picture: Picture, overview: UInt8Array, known: Sequence[Face], *, small: bool = False
-    ) -> list[Face]:
-        self.detections += 1
-        return [face for face in self.now(overview) if face not in known]
+
+class Following(Detecting):
+    """A detector that also follows."""
 
     def follow(self, frame: UInt8Array, previous: Face) -> Face | None:
         near = (face for face in self.now(frame) if np.abs(face.box - previous.box).max() < 40)
         return next(near, None)
 
 
-def followed(detector: Following) -> list[TrackedFace | None]:
+def followed(detector: Detecting) -> list[TrackedFace | None]:
     tracker = MainFace(detector)
     return [tracker.update(np.zeros((4, 4, 3), np.uint8)) for _ in detector.frames]
 
 
-def ids(detector: Following) -> list[int | None]:
+def ids(detector: Detecting) -> list[int | None]:
     return [None if face is None else face.track_id for face in followed(detector)]
 
 
-def test_a_gap_starts_a_new_run() -> None:
-    assert ids(Following([[face_at(100)], [], [face_at(100)], [], [face_at(100)]])) == [0, None, 1, None, 2]
+@pytest.mark.parametrize("kind", [Detecting, Following])
+def test_a_gap_starts_a_new_run(kind: type[Detecting]) -> None:
+    assert ids(kind([[face_at(100)], [], [face_at(100)], [], [face_at(100)]])) == [0, None, 1, None, 2]
 
 
-def test_another_face_elsewhere_is_a_cut() -> None:
-    assert ids(Following([[face_at(100)], [face_at(600)], [face_at(605)]])) == [0, 1, 1]
+@pytest.mark.parametrize("kind", [Detecting, Following])
+def test_another_face_elsewhere_is_a_cut(kind: type[Detecting]) -> None:
+    assert ids(kind([[face_at(100)], [face_at(600)], [face_at(605)]])) == [0, 1, 1]
 
 
 def test_follows_and_searches_every_half_second() -> None:
@@ -75,10 +77,11 @@ def test_follows_and_searches_every_half_second() -> None:
     assert detector.detections == 3
 
 
-def test_a_bystander_does_not_take_over() -> None:
+@pytest.mark.parametrize("kind", [Detecting, Following])
+def test_a_bystander_does_not_take_over(kind: type[Detecting]) -> None:
     me, other = face_at(100), face_at(600, width=95, height=120)
     frames = [[me, other], [other], [other], [face_at(110), other], [face_at(112), other]]
-    assert ids(Following(frames)) == [0, None, None, 1, 1]
+    assert ids(kind(frames)) == [0, None, None, 1, 1]
 
 
 def test_a_face_partly_outside_is_tracked_until_it_leaves() -> None:
@@ -98,6 +101,42 @@ def test_a_face_partly_outside_is_tracked_until_it_leaves() -> None:
 )
 def test_small_and_turned_faces_are_ignored(width: float, height: float, fine: bool) -> None:
     assert usable(face_at(0, width=width, height=height)) is fine
+
+
+BLACK = np.zeros((400, 400, 3), np.uint8)
+BOX = np.array([100, 100, 250, 300], np.float32)
+POINTS = np.array([[130, 150], [220, 150], [175, 220]], np.float32)
+
+
+class Returning:
+    """A detector that always returns the same thing."""
+
+    def __init__(self, result: object) -> None:
+        self._result = result
+
+    def detect(self, frame: UInt8Array) -> list[Face]:
+        return self._result  # type: ignore[return-value]
+
+
+def with_value(array: np.ndarray, value: float) -> np.ndarray:
+    changed = array.copy()
+    changed.flat[1] = value
+    return changed
+
+
+WRONG: dict[str, object] = {
+    "arrays": [BOX],
+    "box shape": [Face(BOX.reshape(2, 2), POINTS)],
+    "NaN box": [Face(with_value(BOX, np.nan), POINTS)],
+    "width and height": [Face(np.array([300, 300, 90, 120], np.float32), POINTS)],
+    "landmarks": [Face(BOX, POINTS, landmarks=np.zeros((5, 3), np.float32))],
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_a_detector_returns_is_checked(case: str) -> None:
+    with pytest.raises(InputError, match=r"detector Returning: detect returned .*box float32 \(4,\) as left, top"):
+        MainFace(Returning(WRONG[case])).update(BLACK)
 
 
 # Short gaps in a track are bridged, long ones are left alone and reported; new faces are followed back.

@@ -141,10 +141,10 @@ def test_a_run_goes_on_after_its_folder_has_moved(tmp_path: Path, monkeypatch: p
         inputs = check_inputs(folder / "face.mp4", folder / "speech.wav", folder / "out.mp4", options)
         return fingerprint(inputs, small_bundle(), "cpu", brought)
 
-    before = made_of(tmp_path / "a", noise=np.zeros(4), enhancer=OPTIONS)
+    before = made_of(tmp_path / "a", noise=np.zeros(4), detector=OPTIONS)
     (tmp_path / "a").rename(tmp_path / "b")
     monkeypatch.chdir(tmp_path / "b")
-    assert made_of(Path(), noise=np.zeros(4), enhancer=OPTIONS) == before
+    assert made_of(Path(), noise=np.zeros(4), detector=OPTIONS) == before
     assert before["--mix"].startswith("mix.wav, ")
     for other in ({}, {"noise": np.ones(4), "detector": OPTIONS}, {"noise": np.zeros(4), "detector": 5}):
         assert made_of(Path(), **other) != before

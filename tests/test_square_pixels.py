@@ -67,7 +67,7 @@ def test_face_and_patch_are_those_of_square_pixels(aspect: Fraction) -> None:
     assert outline.sum() < OUTLINE_PART * inside.sum()
 
 
-def test_a_run_reads_the_aspect_of_the_video(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_reads_the_aspect_of_the_video(tmp_path: Path) -> None:
     """Three frames of 240×480 pixels, each twice as wide as high."""
     aspect = Fraction(2)
     frames = [squeezed(frame, aspect) for frame in first_person(3)]
@@ -80,8 +80,7 @@ def test_a_run_reads_the_aspect_of_the_video(tmp_path: Path, monkeypatch: pytest
             return super().search(picture, *args, **options)  # type: ignore[arg-type]
 
     sound = write_sound(tmp_path / "speech.wav", 0.12)
-    monkeypatch.setattr("latentsync_trt.face.detector.MediaPipeDetector", Watching)
-    with LipSync.from_bundle(small_bundle(), "cpu") as lip_sync:
-        report = lip_sync.sync(anamorphic, sound, tmp_path / "out.mp4", SyncOptions(steps=1))
+    with LipSync.from_bundle(small_bundle(), "cpu") as lip_sync, Watching() as detector:
+        report = lip_sync.sync(anamorphic, sound, tmp_path / "out.mp4", SyncOptions(steps=1), detector=detector)
     assert report.frames_with_face == 3
-    assert seen[0] == (480, 480, 3)
+    assert seen == [(480, 480, 3)]

@@ -3,8 +3,8 @@
 import json
 import weakref
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import replace
+from operator import ne
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,8 @@ from latentsync_trt.cli import main
 from latentsync_trt.config import Fps
 from latentsync_trt.errors import InputError
 from latentsync_trt.face.align import crop
-from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.media.pictures import LazyRgb
-from latentsync_trt.types import AlignedFace, Face, Picture, Progress, SyncReport, UInt8Array, YuvPlanes
+from latentsync_trt.types import AlignedFace, Face, Progress, SyncReport, UInt8Array, YuvPlanes
 from tests.clips import STAGES, decoded, numbered, write_face, write_sound, write_video
 from tests.small import small_bundle
 
@@ -155,47 +154,53 @@ def test_the_frame_rate_is_the_source_s_or_25(lip_sync: LipSync, word: Path, tmp
         assert container.streams.video[0].average_rate == 50 // step
 
 
-def test_noise_can_be_given(lip_sync: LipSync, face_clip: Path, word: Path, tmp_path: Path) -> None:
+def test_a_detector_and_noise_can_be_given(lip_sync: LipSync, face_clip: Path, word: Path, tmp_path: Path) -> None:
+    points = np.array([[200, 200], [280, 200], [240, 250]], np.float32)
+
+    class Fixed:
+        def detect(self, frame: UInt8Array) -> list[Face]:
+            assert frame.dtype == np.uint8
+            assert frame.shape == (480, 480, 3)
+            return [Face(np.array([180, 170, 300, 330], np.float32), points)]
+
     noise = np.zeros((1, 4, 1, 16, 16), np.float32)
     options = SyncOptions(steps=1)
-    report = lip_sync.sync(face_clip, word, tmp_path / "a.mp4", options, noise=noise)
+    report = lip_sync.sync(face_clip, word, tmp_path / "a.mp4", options, detector=Fixed(), noise=noise)
     assert report.frames_with_face == 5
     with pytest.raises(InputError, match="noise"):
         lip_sync.sync(face_clip, word, tmp_path / "b.mp4", options, noise=noise[..., :8])
     assert left_behind(tmp_path) == ["a.mp4"]
 
 
-class Scripted(MediaPipeDetector):
-    """Finds a face at one place in the first frames of a clip."""
+class Scripted:
+    """A detector that finds one face per frame, at the place with the script's next number; none for None."""
 
-    def __init__(self, frames: int) -> None:
-        super().__init__()
-        self._left = frames
+    def __init__(self, places: list[int | None]) -> None:
+        self._places = iter(places)
 
     def detect(self, frame: UInt8Array) -> list[Face]:
+        place = next(self._places)
+        if place is None:
+            return []
         points = np.array([[100, 80], [180, 80], [140, 130]], np.float32)
-        return [Face(np.array([60, 20, 160, 130], np.float32), points)]
-
-    def search(
-        self, picture: Picture, overview: UInt8Array, known: Sequence[Face], *, small: bool = False
-    ) -> list[Face]:
-        return self.detect(overview) if self._left > 0 and not known else []
-
-    def follow(self, frame: Picture, previous: Face) -> Face | None:
-        self._left -= 1
-        return previous if self._left > 0 else None
+        box, shift = np.array([60, 20, 160, 130], np.float32), np.array([110 * place, 0], np.float32)
+        return [Face(box + np.tile(shift, 2), points + shift)]
 
 
 WINDOW_FRAMES = 16
 
 
 @pytest.mark.parametrize(
-    ("at_once", "frames_with_face", "frames"),
-    [(1, 112, 112), (4, 17, 317), pytest.param(8, 15, 715, marks=pytest.mark.slow)],
+    ("at_once", "places"),
+    [
+        (1, [0] * 112),
+        (4, [0] * 17 + [None] * 300),
+        pytest.param(8, [0] * 15 + [None] * 700, marks=pytest.mark.slow),
+    ],
     ids=["a face throughout", "a window and one", "many windows at once"],
 )
 def test_memory_does_not_grow_with_length(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int, frames_with_face: int, frames: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int, places: list[int | None]
 ) -> None:
     """Counts the pictures and aligned faces in memory after each frame."""
     made: list[weakref.ref[object]] = []
@@ -215,10 +220,9 @@ def test_memory_does_not_grow_with_length(
 
     monkeypatch.setattr("latentsync_trt.media.reader.LazyRgb", WatchedRgb)
     monkeypatch.setattr("latentsync_trt.sync.faces.crop", watched_crop)
-    monkeypatch.setattr("latentsync_trt.face.detector.MediaPipeDetector", lambda: Scripted(frames_with_face))
     monkeypatch.setattr("latentsync_trt.sync.run._LOW_MEMORY_WINDOWS", at_once)
     clip = write_video(tmp_path / "clip.mp4", [*numbered(1, 240, 320)] * 8)  # without cuts, which would end tracks
-    sound = write_sound(tmp_path / "speech.wav", frames / 25)
+    sound = write_sound(tmp_path / "speech.wav", len(places) / 25)
     counts: list[tuple[int, int]] = []
     with LipSync.from_bundle(small_bundle(), "cpu", RuntimeOptions(low_memory=at_once > 1)) as lip_sync:
         report = lip_sync.sync(
@@ -226,14 +230,15 @@ def test_memory_does_not_grow_with_length(
             sound,
             tmp_path / "out.mp4",
             SyncOptions(steps=1, guidance=1.0),
+            detector=Scripted(places),
             on_progress=lambda _: counts.append((alive(LazyRgb), alive(np.ndarray))),
         )
-    assert (report.frames, report.frames_with_face) == (frames, frames_with_face)
-    assert report.windows <= frames_with_face / WINDOW_FRAMES + 1
+    assert (report.frames, report.frames_with_face) == (len(places), len(places) - places.count(None))
+    assert report.windows <= len(places) / WINDOW_FRAMES + sum(map(ne, places, places[1:]))
     pictures, faces = map(max, zip(*counts, strict=True))
     # Gathered, waiting to be painted, and painted; the window of the last track; and what waits between other stages.
     most = 3 * at_once * WINDOW_FRAMES + 2 * WINDOW_FRAMES + 20
-    assert most < frames
+    assert most < len(places)
     assert 4 < pictures <= most
     assert 2 < faces <= most
 

@@ -13,10 +13,9 @@ from latentsync_trt import LipSync, SyncOptions
 from latentsync_trt.errors import InputError, LatentSyncError
 from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.face.track_file import save_tracks
-from latentsync_trt.face.tracker import FaceTracker
 from latentsync_trt.media.writer import write_pictures
 from latentsync_trt.sync.faces import analyze
-from latentsync_trt.types import Progress, SyncReport, UInt8Array
+from latentsync_trt.types import Face, Progress, SyncReport, UInt8Array
 from tests.clips import click_times, decoded, write_sound
 from tests.people import first_person, second_person
 
@@ -131,15 +130,16 @@ def test_what_does_not_fit_the_clip_is_wrong_usage(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_saved_tracks_are_used_instead_of_a_search(
-    lip_sync: LipSync, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_saved_tracks_are_used_instead_of_a_search(lip_sync: LipSync, folder: Path, tmp_path: Path) -> None:
+    class Blind:
+        def detect(self, frame: UInt8Array) -> list[Face]:
+            raise AssertionError("a face was searched")
+
     two(lip_sync, folder, tmp_path / "a.mkv", folder / "voice.wav", face="index:1")
     with MediaPipeDetector() as detector:
         saved = save_tracks(analyze(folder / "two.mkv", detector)[0], tmp_path / "tracks.json")
     options = replace(QUICK, face="index:1", faces=saved)
-    monkeypatch.delattr(FaceTracker, "update")
-    lip_sync.sync(folder / "two.mkv", folder / "voice.wav", tmp_path / "b.mkv", options)
+    lip_sync.sync(folder / "two.mkv", folder / "voice.wav", tmp_path / "b.mkv", options, detector=Blind())
     assert np.array_equal(np.stack(decoded(tmp_path / "a.mkv")), np.stack(decoded(tmp_path / "b.mkv")))
     with pytest.raises(InputError, match=r"tracks\.json: has the tracks of two\.mkv") as caught:
         run(lip_sync, folder, tmp_path / "c.mkv", faces=saved)

@@ -11,6 +11,7 @@ from math import atan2, cos, degrees, hypot, pi, radians, remainder, sin
 import cv2
 import numpy as np
 
+from latentsync_trt.errors import InputError
 from latentsync_trt.types import Face, Float32Array, Float64Array, Picture
 
 _SAME_FACE_IOU = 0.3
@@ -227,3 +228,28 @@ def roll_deg(face: Face) -> float:
     """Rotation of a face in the picture, clockwise, −180 to 180: the direction from the left brow to the right one."""
     (left_x, left_y), (right_x, right_y) = face.points[:2].tolist()
     return degrees(atan2(right_y - left_y, right_x - left_x))
+
+
+def checked(found: object, source: object, method: str = "detect") -> list[Face]:
+    """The faces that a method of the detector `source` returned.
+
+    Raises:
+        InputError: not a list of `Face` with finite arrays of the right shapes.
+    """
+    if isinstance(found, list | tuple) and all(isinstance(face, Face) and _is_well_formed(face) for face in found):
+        return list(found)
+    raise InputError(
+        f"face detector {type(source).__name__}: {method} returned {str(found)[:300]!r}; it must return a list of "
+        "Face: box float32 (4,) as left, top, right, bottom, points (3, 2), landmarks (n, 2) or None, all finite"
+    )
+
+
+def _is_well_formed(face: Face) -> bool:
+    arrays = [(face.box, (4,)), (face.points, (3, 2))]
+    if face.landmarks is not None:
+        arrays.append((face.landmarks, (max(1, len(face.landmarks)), 2)))
+    for array, shape in arrays:
+        is_array = isinstance(array, np.ndarray) and array.dtype.kind in "fiu"
+        if not (is_array and array.shape == shape and np.isfinite(array).all()):
+            return False
+    return bool((face.box[:2] <= face.box[2:]).all())

@@ -11,7 +11,7 @@ import numpy as np
 
 from latentsync_trt.config import MODEL_FPS
 from latentsync_trt.face import identity
-from latentsync_trt.face.geometry import area, overlap, turn, usable
+from latentsync_trt.face.geometry import area, checked, overlap, turn, usable
 from latentsync_trt.types import Face, FaceDetector, Float32Array, Picture, UInt8Array
 
 T = TypeVar("T")
@@ -91,11 +91,16 @@ class FaceTracker:
     without a usable face that show one on its side or upside down.
 
     Args:
+        detector: one with a method `follow`, as that of `MediaPipeDetector`, also follows faces from frame to frame,
+            which is faster and steadier than detection; one that also has `search` finds new faces without
+            converting the whole picture.
         small: whether each search looks for small faces, too; else only those do that have no other face to follow.
     """
 
     def __init__(self, detector: FaceDetector, *, small: bool = False) -> None:
         self._detector, self._small = detector, small
+        self._follow: Callable[[Picture, Face], Face | None] | None = getattr(detector, "follow", None)
+        self._search: Callable[..., list[Face]] | None = self._follow and getattr(detector, "search", None)
         self._people = identity.People()
         self._tracks: list[_Track] = []
         self._next_id, self._shot, self.now_s = 0, -1, Fraction(0)
@@ -116,7 +121,7 @@ class FaceTracker:
         overview: Callable[[], UInt8Array] | None = None,
         time_s: Fraction | None = None,
     ) -> FrameFaces:
-        """Returns the faces in the next frame, uint8 `(H, W, 3)` RGB of square pixels.
+        """Returns the faces in the next frame, uint8 `(H, W, 3)` RGB of square pixels; raises as `checked`.
 
         Args:
             luma: uint8 `(h, w)` of the same picture, of any size; None = computed from `picture`.
@@ -127,15 +132,18 @@ class FaceTracker:
         self.now_s = self.now_s + Fraction(1, MODEL_FPS) if time_s is None else time_s
         self._tracks = [one for one in self._tracks if one.lost_s is None or self.now_s - one.lost_s <= HALF_S]
         live = [track for track in self._tracks if track.lost_s is None]
-        kept, changes = self._continued(view, live)
+        found = self._usable(view, ()) if self._follow is None else None
+        kept, changes = self._continued(view, live, found)
         elsewhere = self._scene is None or identity.is_elsewhere(self._scene, view.scene)
         is_cut = sum((elsewhere, "scene" in changes, not kept)) >= 2
         if is_cut:  # a face that is like one before and at its place is a coincidence
             self._begin_shot()
             kept = []
-        lost = not kept or changes or len(self._tracks) > len(kept)
-        due = lost or self.now_s - self._searched_s >= HALF_S
-        new = self._usable(view, [track.face for track in kept], small=not kept) if due else []
+        if found is None:
+            lost = not kept or changes or len(self._tracks) > len(kept)
+            due = lost or self.now_s - self._searched_s >= HALF_S
+            found = self._usable(view, [track.face for track in kept], small=not kept) if due else []
+        new = [face for face in found if all(face is not track.face for track in kept)]
         if new and live and not kept and not is_cut and not any(self._lost(view, face, kept) for face in new):
             self._begin_shot()  # all faces are others
         self._admit(view, new, kept)
@@ -163,14 +171,13 @@ class FaceTracker:
         self._shot += 1
         self._tracks, self._in_shot = [], set()
 
-    def _continued(self, view: _View, live: list[_Track]) -> tuple[list[_Track], list[identity.Change]]:
+    def _continued(
+        self, view: _View, live: list[_Track], found: list[Face] | None
+    ) -> tuple[list[_Track], list[identity.Change]]:
         """The tracks that go on, moved to their new places, and what ended others of which something is seen."""
         kept: list[_Track] = []
         changes: list[identity.Change] = []
-        for track in live:
-            face = self._near(view.picture, track.predicted(), track.face)
-            if face is None:
-                continue
+        for track, face in self._at_their_places(view, live, found):
             around = view.around(face)
             change = identity.change(track.shot, around)
             track.shot.append(around)
@@ -186,6 +193,18 @@ class FaceTracker:
                 track.face = track.before or track.face
         return kept, changes
 
+    def _at_their_places(self, view: _View, live: list[_Track], found: list[Face] | None) -> list[tuple[_Track, Face]]:
+        """Tracks with the faces that continue them, among those `found`, or by following."""
+        if found is None:
+            near = [(track, self._near(view.picture, track.predicted(), track.face)) for track in live]
+            return [(track, face) for track, face in near if face is not None]
+        pairs = [(overlap(track.face, [face]), t, f) for t, track in enumerate(live) for f, face in enumerate(found)]
+        matched: dict[int, int] = {}
+        for shared, t, f in sorted(pairs, reverse=True):
+            if shared >= _CONTINUES_IOU and t not in matched and f not in matched.values():
+                matched[t] = f
+        return [(live[t], found[f]) for t, f in matched.items()]
+
     def _is_worse(self, view: _View, track: _Track, other: _Track) -> bool:
         """Whether two tracks show one face, and it looks more like the other's: someone passed in front."""
         if overlap(track.face, [other.face]) <= _SAME_FACE_IOU:
@@ -195,17 +214,23 @@ class FaceTracker:
 
     def _near(self, picture: Picture, expected: Face, last: Face) -> Face | None:
         """The usable face near the place of `expected` that continues `last`."""
-        face = self._detector.follow(picture, expected)
-        return face if face is not None and usable(face) and overlap(last, [face]) >= _CONTINUES_IOU else None
+        found = None if self._follow is None else self._follow(picture, expected)
+        if found is None:
+            return None
+        (face,) = checked([found], self._detector, "follow")
+        return face if usable(face) and overlap(last, [face]) >= _CONTINUES_IOU else None
 
-    def _usable(self, view: _View, known: Sequence[Face], *, small: bool) -> list[Face]:
+    def _usable(self, view: _View, known: Sequence[Face], *, small: bool = False) -> list[Face]:
         """Usable faces of a search, largest first; `small`: look for small ones, too, if that was not just done."""
         self._searched_s = self.now_s
-        is_recent = self._scene is not None and self.now_s - self._searched_small_s < HALF_S
-        small = (small or self._small) and not is_recent
-        if small:
-            self._searched_small_s = self.now_s
-        faces = self._detector.search(view.picture, view.overview(), known, small=small)
+        if self._search is None:
+            faces = checked(self._detector.detect(np.asarray(view.picture)), self._detector)
+        else:
+            is_recent = self._scene is not None and self.now_s - self._searched_small_s < HALF_S
+            small = (small or self._small) and not is_recent
+            if small:
+                self._searched_small_s = self.now_s
+            faces = checked(self._search(view.picture, view.overview(), known, small=small), self._detector, "search")
         fine = [face for face in faces if usable(face) and overlap(face, known) <= _SAME_FACE_IOU]
         if not fine and not known:
             if any(usable(face, turned=True) for face in faces):

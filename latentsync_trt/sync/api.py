@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Self
 from latentsync_trt.config import AudioSegments, RuntimeOptions, SyncOptions
 from latentsync_trt.errors import InputError
 from latentsync_trt.sync.threads import POLL_S
-from latentsync_trt.types import AudioFeatures, Enhancer, Float32Array, ProgressCallback, SyncReport
+from latentsync_trt.types import AudioFeatures, Enhancer, FaceDetector, Float32Array, ProgressCallback, SyncReport
 
 if TYPE_CHECKING:
     from latentsync_trt.face.detector import MediaPipeDetector
@@ -43,7 +43,7 @@ class LipSync:
         from latentsync_trt.runtime.networks.devices import Devices
 
         self._devices = Devices(networks, others)
-        self._detector: MediaPipeDetector | None = None
+        self._own_detector: MediaPipeDetector | None = None
         self._live: LiveSessions | None = None
         self._lock, self._thread, self._closed = threading.Lock(), 0, False
 
@@ -127,8 +127,8 @@ class LipSync:
             self._closed = True
             if self._live is not None:
                 self._live.close()
-            if self._detector is not None:
-                self._detector.close()
+            if self._own_detector is not None:
+                self._own_detector.close()
             self._devices.close()
 
     def warm_up(self, options: SyncOptions | None = None) -> None:
@@ -191,6 +191,7 @@ class LipSync:
         output: str | Path,
         options: SyncOptions | None = None,
         *,
+        detector: FaceDetector | None = None,
         enhancer: Enhancer | None = None,
         noise: Float32Array | None = None,
         on_progress: ProgressCallback | None = None,
@@ -199,8 +200,8 @@ class LipSync:
 
         Args:
             audio: None where `options.speaker` names the recordings.
-            enhancer: improves painted faces; that of `options.enhancer` if None. noise: `(1, 4, 1, h, w)` float32,
-                instead of the seed's.
+            detector: finds faces; the built-in one if None. enhancer: improves painted faces; that of
+                `options.enhancer` if None. noise: `(1, 4, 1, h, w)` float32, instead of the seed's.
             on_progress: called when a stage begins, and after every written frame.
 
         Raises:
@@ -213,7 +214,7 @@ class LipSync:
         from latentsync_trt.sync.run import Helpers
 
         inputs = check_inputs(video, audio, output, options or SyncOptions())
-        return self.run(inputs, on_progress, Helpers(enhancer, noise))
+        return self.run(inputs, on_progress, Helpers(detector, enhancer, noise))
 
     def run(
         self, inputs: "Inputs", on_progress: ProgressCallback | None = None, helpers: "Helpers | None" = None
@@ -231,8 +232,8 @@ class LipSync:
                 from latentsync_trt.sync.run import Helpers, Run
 
                 run = Run(devices, inputs, helpers or Helpers(), on_progress or (lambda _: None))
-                self._detector = self._detector or MediaPipeDetector()
-                return run.execute(self._detector)
+                self._own_detector = self._own_detector or MediaPipeDetector()
+                return run.execute(self._own_detector)
             except BaseException:
                 devices.take_notices()  # they are not the next clip's
                 raise
@@ -266,5 +267,5 @@ class LipSync:
         clip = path_argument(video, "video") if isinstance(video, str | Path) else video
         with self._exclusive("stream"):
             self._live = self._live or LiveSessions(self._devices)
-            self._detector = self._detector or MediaPipeDetector()
-            return self._live.open(clip, options or LiveOptions(), self._detector, executors=executors, now=now)
+            self._own_detector = self._own_detector or MediaPipeDetector()
+            return self._live.open(clip, options or LiveOptions(), self._own_detector, executors=executors, now=now)

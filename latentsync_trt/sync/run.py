@@ -60,9 +60,10 @@ _LOW_MEMORY_WINDOWS = 4
 
 @dataclass(frozen=True, slots=True)
 class Helpers:
-    """What a caller may bring: `enhancer` improves painted faces; `noise` float32 `(1, 4, 1, h, w)` replaces that of
-    the seed."""
+    """What a caller may bring: `detector` finds faces; `enhancer` improves painted ones; `noise`
+    float32 `(1, 4, 1, h, w)` replaces that of the seed."""
 
+    detector: FaceDetector | None = None
     enhancer: Enhancer | None = None
     noise: Float32Array | None = None
 
@@ -91,18 +92,18 @@ class Run:
         network = open_syncnet(given) if given or self._inputs.page is not None else None
         return [] if network is None else [SyncMeter(network, piece.path, piece.at_s) for piece in heard]
 
-    def execute(self, detector: MediaPipeDetector) -> SyncReport:
-        """Runs all stages; encoding runs in this thread."""
+    def execute(self, own_detector: MediaPipeDetector) -> SyncReport:
+        """Runs all stages; encoding runs in this thread. `own_detector` finds outlines, and faces if no other does."""
         with closing(self._read_audio()) as speech:
             span, playback, notices = timeline_of(self._inputs, speech)
             self._announce(notices)
-            writer, finder = self._writer(span, playback), self._finder(detector, span)
+            writer, finder = self._writer(span, playback), self._finder(self._helpers.detector or own_detector, span)
             self._announce(writer.notices)
             painter = self._painter(speech, playback)
             painter.frames_done = writer.frames_done
-            paster = Paster(detector, mouth_mask(self._resolution_px), paste=self._options.paste)
+            paster = Paster(own_detector, mouth_mask(self._resolution_px), paste=self._options.paste)
             composer = Composer(paster, self._helpers.enhancer, self._quality, self._clock, writer.frames_done)
-            with closing(self._gathered(finder, painter, playback, detector)) as gathered:
+            with closing(self._gathered(finder, painter, playback, own_detector)) as gathered:
                 self._open_networks()
                 painter.devices = self._paint_devices()
                 with writer, closing(self._composed(painter, gathered, composer)) as composed:
@@ -272,7 +273,7 @@ class Run:
         credentials, name, info, fps = inputs.credentials, inputs.output.name, inputs.info, playback.fps
         if fps is not None:
             info = replace(info, frames_per_s=Fraction(fps), time_base=1 / Fraction(fps))
-        brought = {"enhancer": helpers.enhancer, "noise": helpers.noise}
+        brought = {"detector": helpers.detector, "enhancer": helpers.enhancer, "noise": helpers.noise}
         made = fingerprint(inputs, self._devices.bundle.folder, self._devices.selection.name, brought)
         return VideoWriter(
             inputs.output,
