@@ -5,11 +5,12 @@ on screen in the middle of its interval, at (k + ½) / fps, as FFmpeg's `fps` fi
 the output lasts as long as the source, rounded to whole pictures. All times are exact seconds.
 """
 
+from collections import deque
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from itertools import chain, islice, takewhile
+from itertools import islice, takewhile
 from pathlib import Path
 from typing import TypeVar, cast
 
@@ -44,7 +45,7 @@ LONGEST_PERIOD_S = Fraction(1, 10)
 _CHUNK_BYTES = 128 * 2**20
 _LEAST_CHUNK = 4
 
-# Before the wanted picture, to seek to: a keyframe may be found by decoding time, or be none.
+# So much earlier than the first wanted picture is sought: a keyframe may be found by decoding time, or be none.
 _SEEK_BACK_S = (0, 2, 20)
 
 
@@ -75,52 +76,51 @@ class VideoPasses:
     def __init__(self, path: Path) -> None:
         self._path = path
         self.period_s = Fraction(0)  # from picture to picture, the mean; known as soon as a picture has been read
-        self._last_s = self._chunk_s = Fraction(0)
+        self._last_s = self._mean_s = Fraction(0)
         self._origin_s: Fraction | None = None
+        self._chunk = _LEAST_CHUNK
 
     def forward(self) -> Generator[Timed[VideoFrame], None, None]:
         """All pictures; the first one's time is 0."""
-        has_stamps = True
+        count, has_stamps = 0, True
         with self._opened() as (container, stream):
             clock = clock_of(self._path, stream)
-            for picture in self._pictures(container, stream, clock):
+            for count, picture in enumerate(self._pictures(container, stream, clock), 1):
                 has_stamps &= picture.item.pts is not None
                 self._last_s = picture.time_s
-                if not self._chunk_s:
+                if count == 1:
                     picture_bytes = sum(plane.buffer_size for plane in picture.item.planes)
-                    self._chunk_s = max(_LEAST_CHUNK, _CHUNK_BYTES // picture_bytes) * self.period_s
+                    self._chunk = max(_LEAST_CHUNK, _CHUNK_BYTES // picture_bytes)
                 yield picture
             self._origin_s = clock.origin_s if has_stamps else None
+            self._mean_s = self._last_s / max(count - 1, 1)
 
     def backward(self) -> Generator[Timed[VideoFrame], None, None]:
         """The pictures from the last but one to the first, after a pass forward, with its times."""
         stop_s = self._last_s
         while stop_s > 0:
-            start_s = max(stop_s - self._chunk_s, Fraction(0))
-            chunk = self._sought(start_s, stop_s)
-            if chunk is None:
-                with closing(self.forward()) as pictures:
-                    chunk = _between(pictures, start_s, stop_s)
+            chunk = self._before(stop_s)
+            stop_s = chunk[0].time_s
             while chunk:
                 yield chunk.pop()
-            stop_s = start_s
 
-    def _sought(self, start_s: Fraction, stop_s: Fraction) -> list[Timed[VideoFrame]] | None:
-        """Pictures from `start_s` to before `stop_s`; None if they cannot be found by their stamps."""
-        if self._origin_s is None:
-            return None
-        with self._opened() as (container, stream), suppress(FFmpegError, MediaError):  # a pass from the start tells
-            for back_s in _SEEK_BACK_S:
-                clock = clock_of(self._path, stream, origin_s=self._origin_s)
-                from_s = max(start_s - back_s, Fraction(0))
-                container.seek(int((self._origin_s + from_s) / cast(Fraction, stream.time_base)), stream=stream)
-                pictures = self._pictures(container, stream, clock)
-                first = next(pictures, None)
-                if first is not None and first.time_s <= start_s:
-                    chunk = _between(chain([first], pictures), start_s, stop_s)
-                    if not any(picture.item.is_corrupt for picture in chunk):
+    def _before(self, stop_s: Fraction) -> deque[Timed[VideoFrame]]:
+        """The last pictures before `stop_s`, at least one, at most a chunk of them."""
+
+        def latest(pictures: Iterable[Timed[VideoFrame]]) -> deque[Timed[VideoFrame]]:
+            return deque(takewhile(lambda picture: picture.time_s < stop_s, pictures), maxlen=self._chunk)
+
+        if self._origin_s is not None:
+            with self._opened() as (container, stream), suppress(FFmpegError, MediaError):  # the pass below tells
+                for back_s in _SEEK_BACK_S:
+                    clock = clock_of(self._path, stream, origin_s=self._origin_s)
+                    from_s = max(stop_s - self._chunk * self._mean_s - back_s, Fraction(0))
+                    container.seek(int((self._origin_s + from_s) / cast(Fraction, stream.time_base)), stream=stream)
+                    chunk = latest(self._pictures(container, stream, clock))
+                    if chunk and not any(picture.item.is_corrupt for picture in chunk):
                         return chunk
-        return None
+        with closing(self.forward()) as pictures:
+            return latest(pictures)
 
     def _pictures(
         self, container: InputContainer, stream: VideoStream, clock: Clock
@@ -136,10 +136,6 @@ class VideoPasses:
             stream.thread_type = "AUTO"
             self.period_s = period_s(stream)
             yield container, stream
-
-
-def _between(pictures: Iterable[Timed[T]], start_s: Fraction, stop_s: Fraction) -> list[Timed[T]]:
-    return [each for each in takewhile(lambda each: each.time_s < stop_s, pictures) if each.time_s >= start_s]
 
 
 def _decoded(
