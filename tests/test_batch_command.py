@@ -83,26 +83,21 @@ def test_one_failed_clip_stops_no_other_and_runs_again_when_asked(jobs: Path, mo
     assert states(jobs) == {"a": ("done", 1), "b": ("failed", 1), "c": ("done", 1)}
     check_outputs(jobs.parent, "ac")
 
-    result = batch(jobs)
-    assert result.exit_code == 2
-    assert "--resume goes on, --retry-failed also runs failed rows again" in result.stderr
-    result = batch(jobs, "--resume")
-    assert result.exit_code == 1
-    assert "failed: row 3  b-out.mp4  " in result.stderr
-    assert "2 clips done (2 earlier), 1 failed: nothing to run" in result.stdout
-
     with Ledger.open(ledger_of(jobs)) as ledger:  # a row that was edited since
         ledger.add([Task("edited", "v.mp4", None, "old.mp4")])
     (jobs.parent / "b.mp4").write_bytes(face)
     (jobs.parent / "a.mp4").unlink()  # rows that are done need nothing any more
     monkeypatch.setattr(Dispatcher, "submit", lambda *_: sys.exit(9))  # as if it were killed before the row starts
-    assert batch(jobs, "--retry-failed").exit_code == 9
+    assert batch(jobs).exit_code == 9
     monkeypatch.undo()
-    result = batch(jobs, "--resume")
+    result = batch(jobs)
     assert result.exit_code == 0, result.output
     assert "3 clips done (2 earlier), 0 failed: 6 frames" in result.stdout
     assert states(jobs) == {"a": ("done", 1), "b": ("done", 2), "c": ("done", 1)}
     check_outputs(jobs.parent)
+    result = batch(jobs)
+    assert (result.exit_code, "3 clips done (3 earlier), 0 failed: nothing to run" in result.stdout) == (0, True)
+    assert "delete it to run them again" in result.stderr
 
 
 def test_two_workers_and_a_folder(jobs: Path) -> None:
@@ -176,11 +171,11 @@ def test_a_stopped_driver_loses_no_row_and_none_is_done_twice(
         driver.send_signal(signal.SIGINT)
         out, _ = driver.communicate(timeout=PATIENCE_S)
         assert driver.returncode == 130
-        assert "the same command with --resume goes on" in events_of(out)[-1]["error"]
+        assert "the same command goes on" in events_of(out)[-1]["error"]
         check_outputs(jobs.parent, "a")
     assert not psutil.wait_procs(workers, PATIENCE_S)[1]  # they end with their driver
     first = (jobs.parent / "a-out.mp4").stat()
-    result = batch(jobs, "--resume")
+    result = batch(jobs)
     assert result.exit_code == 0, result.output
     assert states(jobs)["a"] == ("done", 1)
     assert {state for state, _ in states(jobs).values()} == {"done"}

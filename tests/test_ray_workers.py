@@ -240,7 +240,7 @@ def test_a_killed_driver_loses_no_row_and_runs_none_twice(place: Place, tmp_path
     done_before = [name for name in names if place.s3.exists(f"{BUCKET}/{name}/out.mp4")]
     written = {name: place.s3.info(f"{BUCKET}/{name}/out.mp4", refresh=True)["LastModified"] for name in done_before}
     assert 1 <= len(done_before) < 4
-    second = command(place.cluster.address, jobs, "--resume")
+    second = command(place.cluster.address, jobs)
     out, err = second.communicate(timeout=300)
     assert (err, second.returncode) == ("", 0)
     events = [json.loads(line) for line in out.splitlines()]

@@ -73,7 +73,7 @@ EXAMPLES = {
     "setup": ("setup", "setup --model 1.5 --yes"),
     "sync": ("sync in.mp4 speech.wav", "sync in.mp4 speech.wav --preset fast --output done/out.mp4"),
     "ui": ("ui", "ui --bundle demo --port 7861"),
-    "batch": ("batch jobs.csv --device all", "batch jobs.csv --resume --skip-bad"),
+    "batch": ("batch jobs.csv --device all", "batch jobs.csv --skip-bad --workers 2"),
     "serve": ("serve --device all", "serve --host 0.0.0.0 --port 8080 --max-clip-s 600"),
     "faces": ("faces clip.mp4", "faces clip.mp4 --output people/clip"),
     "download": ("download", "download 1.5"),

@@ -36,14 +36,14 @@ from latentsync_trt.cli.show import STDERR, TimeLeft, print_json, progress_bar, 
 from latentsync_trt.config import RuntimeOptions, SyncOptions
 from latentsync_trt.errors import InputError
 from latentsync_trt.option_fields import FILES, HARDWARE
-from latentsync_trt.paths import check_folder_to_write
+from latentsync_trt.paths import check_folder_to_write, exists
 from latentsync_trt.remote_files import is_url, shown
 from latentsync_trt.stopping import interruption
 from latentsync_trt.types import Progress
 
 if TYPE_CHECKING:
     from latentsync_trt.batch.job_file import BatchRow, Problem
-    from latentsync_trt.batch.ledger import Ledger, Row
+    from latentsync_trt.batch.ledger import Ledger
 
 _LEDGER = ".ledger.sqlite"
 _MOVED_EVERY_S = 2.0
@@ -57,8 +57,6 @@ _MOVED_EVERY_S = 2.0
     metavar="FOLDER",
     help="Folder, or URL of one, for outputs that a row does not name.  [default: that of the video]",
 )
-@click.option("--resume", is_flag=True, panel=FILES, help="Go on with this batch: run what is not done.")
-@click.option("--retry-failed", is_flag=True, panel=FILES, help="As --resume, and run failed rows once more.")
 @click.option("--skip-bad", is_flag=True, panel=FILES, help="Run the rows that can work although others cannot.")
 @bundle_option
 @options_from(SyncOptions, leave_out=("resume",))
@@ -74,15 +72,14 @@ def batch(
     quiet: bool,
     as_json: bool,
     out: str | None,
-    resume: bool,
-    retry_failed: bool,
     skip_bad: bool,
     **fields: Any,
 ) -> None:
     """JOBS is a .csv file whose first row names its columns (video, audio, output, and any option of
     `sync`), a .jsonl file with such objects, or a folder of videos with recordings of the same
     name. Options given here apply to all rows that don't say otherwise. What is done is kept in a
-    ledger beside JOBS. Exit code 1: some clips failed, or were skipped; 2: rows cannot work, and none was started.
+    ledger beside JOBS: the same command runs what is not. Exit code 1: some clips failed, or were skipped; 2: rows
+    cannot work, and none was started.
     """
     from latentsync_trt.batch.job_file import read_rows
     from latentsync_trt.batch.ledger import Ledger
@@ -97,19 +94,15 @@ def batch(
 
     rows, problems = read_rows(jobs, build(SyncOptions, fields), out)
     path = jobs / f"batch{_LEDGER}" if jobs.is_dir() else jobs.with_name(jobs.name + _LEDGER)
-    resume = resume or retry_failed
     with ExitStack() as stack:
         ledger = stack.enter_context(Ledger.open(path)) if path.exists() else None
-        settled = {} if ledger is None else _settled(ledger, path, rows, resume=resume, retry_failed=retry_failed)
+        done = set() if ledger is None else _done(ledger, rows)
         if out is not None and not is_url(out):
             check_folder_to_write(Path(out), "--out")
             Path(out).mkdir(parents=True, exist_ok=True)
-        unsettled = [row for row in rows if row.task.id not in settled]
-        ready, bad = _check(unsettled, problems, skip=skip_bad, quiet=quiet, as_json=as_json)
-        ended = [(row, settled[row.task.id]) for row in rows if row.task.id in settled]
-        failed = [(row, known.error or "") for row, known in ended if known.state == "failed"]
-        to_run = {row.task.id: row for row in ready}
-        board = Board(to_run, len(settled) - len(failed), failed, skipped=bad, as_json=as_json, quiet=quiet)
+        left = [row for row in rows if row.task.id not in done]
+        ready, bad = _check(left, problems, skip=skip_bad, quiet=quiet, as_json=as_json)
+        board = Board({row.task.id: row for row in ready}, len(done), skipped=bad, as_json=as_json, quiet=quiet)
         if ready:
             if bundle is None:
                 folder, why = find_bundle(bundle)
@@ -120,34 +113,21 @@ def batch(
             where = {"ray": on.ray, "gpus_per_worker": on.gpus_per_worker}
             handles = make_workers(settings, on.workers, most=len(ready), on_notice=notice, **where)
             ledger = ledger or stack.enter_context(Ledger.open(path))
-            if not resume:
-                ledger.remove(row.task.id for row in ledger.rows())
             _run([row.task for row in ready], handles, ledger, board)
+        elif done:
+            notice(f"{path}: all of its rows are done; delete it to run them again")
     board.show_summary()
     if board.failed or bad:
         raise SystemExit(1)
 
 
-def _settled(
-    ledger: "Ledger", path: Path, rows: "Sequence[BatchRow]", *, resume: bool, retry_failed: bool
-) -> "dict[str, Row]":
-    """The rows that do not run, by task.
-
-    Raises:
-        InputError: there is an unfinished batch, and `resume` is not set.
-    """
-    if not resume:
-        left = sum(count for state, count in ledger.counts().items() if state != "done")
-        if left:
-            cure = "--resume goes on, --retry-failed also runs failed rows again; to begin anew, delete it"
-            raise InputError(f"{path}: rows of an earlier run are not done ({left}); {cure}")
-        return {}
+def _done(ledger: "Ledger", rows: "Sequence[BatchRow]") -> set[str]:
+    """Ids of the tasks that need not run: the ledger has them as done, and their output was not deleted since."""
     ledger.reclaim()
-    wanted, known = {row.task.id for row in rows}, ledger.rows()
+    outputs, done = {row.task.id: row.task.output for row in rows}, {row.task.id for row in ledger.rows("done")}
     # Else rows that were edited or removed would count as unfinished for good.
-    ledger.remove(row.task.id for row in known if row.task.id not in wanted and row.state != "done")
-    ended = ("done",) if retry_failed else ("done", "failed")
-    return {row.task.id: row for row in known if row.task.id in wanted and row.state in ended}
+    ledger.remove(row.task.id for row in ledger.rows() if row.task.id not in outputs and row.task.id not in done)
+    return {id_ for id_, output in outputs.items() if id_ in done and (is_url(output) or exists(output))}
 
 
 def _check(
@@ -185,7 +165,7 @@ def _run(tasks: "Sequence[Task]", handles: "Sequence[WorkerHandle]", ledger: "Le
         ledger.record(event)
         board(event)
 
-    with board, interruption("interrupted; the same command with --resume goes on"):
+    with board, interruption("interrupted; the same command goes on"):
         try:
             with closing(Dispatcher(handles, on_event)) as dispatcher:
                 for task in tasks:
@@ -199,23 +179,22 @@ class Board:
     """What is shown of a batch while it runs and at its end, from its events. A context manager; thread-safe.
 
     Args:
-        rows: to run, by task. before: clips that were done earlier. failed: rows of earlier runs,
-            with the reason. skipped: number of rows that cannot work.
+        rows: to run, by task. before: clips that were done earlier. skipped: number of rows that cannot work.
     """
 
     def __init__(
         self,
         rows: "Mapping[str, BatchRow]",
         before: int = 0,
-        failed: "Sequence[tuple[BatchRow, str]]" = (),
         *,
         skipped: int = 0,
         as_json: bool = False,
         quiet: bool = False,
     ) -> None:
-        self.failed, self._rows, self._before, self._skipped = list(failed), rows, before, skipped
+        self.failed = list[tuple["BatchRow", str]]()
+        self._rows, self._before, self._skipped = rows, before, skipped
         self._as_json, self._quiet, self._lock = as_json, quiet, threading.Lock()
-        self._done, self._frames, self._total = 0, 0, before + len(failed) + len(rows)
+        self._done, self._frames, self._total = 0, 0, before + len(rows)
         self._began_s, self._ready_s, self._told_s = time.monotonic(), 0.0, 0.0
         columns = TextColumn("{task.description}", markup=False), BarColumn(24), TaskProgressColumn()
         is_live = STDERR.is_terminal and not (as_json or quiet)
@@ -253,8 +232,7 @@ class Board:
                     what = f"worker {worker} was lost, the clip runs again" if again else "failed"
                     self.failed += [] if again else [(row, message)]
                     self._say(f"{row.where}: {_name(row)}: {what}: {message}")
-            ended = self._before + self._done + len(self.failed) - (self._total - len(self._rows))
-            self._bars.update(self._all, completed=ended, description=str(self))
+            self._bars.update(self._all, completed=self._done + len(self.failed), description=str(self))
 
     def _move(self, worker: str, text: str, at: Progress) -> None:
         if worker not in self._workers:
