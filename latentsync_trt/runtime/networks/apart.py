@@ -19,7 +19,7 @@ from typing import Any, TypeVar, cast, get_args
 from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.child import Child, Emit
 from latentsync_trt.config import RuntimeOptions
-from latentsync_trt.errors import InferenceError, LatentSyncError
+from latentsync_trt.errors import EngineBuildError, InferenceError, LatentSyncError
 from latentsync_trt.runtime.cache import Notice
 from latentsync_trt.runtime.networks.networks import Delegate, Networks, Notices, Shared
 from latentsync_trt.runtime.networks.threads import Stage, results
@@ -42,13 +42,17 @@ class SubprocessNetworks(Shared):
     """`Networks` in a child process. Calls of several threads at a time; errors as `Networks`, and
     `InferenceError` where the process has died.
 
+    They open while the caller goes on. The first call waits for that; each raises `EngineBuildError` if it failed.
+
     Args:
         Those of `Networks`.
+
+    Raises:
+        OSError: no process can be started.
     """
 
-    selection: Selection
-    windows_per_batch: int
-    building: bool
+    side_by_side = low_memory = building = built = False
+    windows_per_batch = 1
 
     def __init__(
         self,
@@ -60,7 +64,7 @@ class SubprocessNetworks(Shared):
         on_notice: Notice | None = None,
     ) -> None:
         super().__init__()
-        self.bundle, self.notices = bundle, Notices(on_notice)
+        self.bundle, self.selection, self.notices = bundle, selection, Notices(on_notice)
         self.codec = cast(ImageCodec, Delegate(self._call, "codec."))
         self.denoiser = cast(Denoiser, Delegate(self._call, "denoiser."))
         self._stages = {stage: threading.Lock() for stage in get_args(Stage)}
@@ -70,11 +74,7 @@ class SubprocessNetworks(Shared):
         self._dead = False
         self._child = Child(_answer_calls)
         threading.Thread(target=self._read_answers, name=f"answers of {self._name}", daemon=True).start()
-        try:
-            self._call("open", bundle.folder.resolve(), selection, options, may_fall_back)
-        except BaseException:
-            self._child.end()
-            raise
+        self._opened = self._start("open", bundle.folder.resolve(), selection, options, may_fall_back)
 
     def encode_mel(self, mel: Float32Array) -> Float32Array:
         return self.run(lambda: cast(Float32Array, self._call("encode_mel", mel)))
@@ -98,32 +98,45 @@ class SubprocessNetworks(Shared):
     def wait_for_build(self) -> str:
         try:
             return str(self._call("wait_for_build"))
-        except InferenceError as error:
+        except LatentSyncError as error:
             return str(error)
 
     def times(self) -> tuple[EngineTime, ...]:
         """As `Networks.times`; empty if the process has died."""
-        with suppress(InferenceError):
+        with suppress(LatentSyncError):
             return cast(tuple[EngineTime, ...], self._call("times"))
         return ()
 
     def take_notices(self) -> tuple[str, ...]:
-        with suppress(InferenceError):
+        with suppress(LatentSyncError):
             self._call("take_notices")
         return self.notices.take()
 
     def close(self) -> None:
-        with suppress(InferenceError):
+        with suppress(LatentSyncError):
             self._call("close")
         self._child.end(_PATIENCE_S)
 
     def _call(self, name: str, *arguments: Any, **named: Any) -> Any:
+        try:
+            self._result(self._opened)
+        except InferenceError:  # it has died
+            raise
+        except LatentSyncError as error:
+            raise EngineBuildError(str(error)) from error
+        return self._result(self._start(name, *arguments, **named))
+
+    def _start(self, name: str, *arguments: Any, **named: Any) -> Future[Any]:
+        """Sends a call, and returns what will be its answer."""
         number, answer = next(self._numbers), Future[Any]()
         with self._lock:
             self._waiting[number] = answer
             if self._dead:
                 raise self._death()
         self._child.send((number, name, arguments, named))
+        return answer
+
+    def _result(self, answer: Future[Any]) -> Any:
         try:
             return results([answer])[0]
         except BaseException:

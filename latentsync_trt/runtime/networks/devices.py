@@ -121,7 +121,8 @@ class Devices:
         The next call that needs the networks waits for it. Its errors are dropped, as `prepare` meets them again.
         """
         graphs = tuple(graphs)
-        if any(each.on_gpu for each in self.all) and not any(each.networks.builds(graphs) for each in self.all):
+        first = self.all[0]
+        if first.on_gpu and not first.networks.builds(graphs):
             thread = ThreadPoolExecutor(1, thread_name_prefix="prepare")
             self._ahead = thread.submit(self._prepare, graphs, resolution_px)
             thread.shutdown(wait=False)
@@ -141,7 +142,7 @@ class Devices:
         for device in self.all:
             device.error = ""
         # The first GPU of a kind builds, in this thread, which Ctrl-C reaches; others find the engines.
-        for device in self.all if len(self.all) > 1 else ():
+        for device in self.all if len(self.all) > 1 and self.selection.provider.builds else ():
             self._each((device,), lambda networks: networks.builds(graphs) and networks.prepare(graphs, resolution_px))
         self._each(self.in_use, lambda networks: networks.prepare(graphs, resolution_px))
         for device in self.in_use:
@@ -201,7 +202,7 @@ def networks_on(
     may_fall_back: bool,
     on_notice: Notice | None,
 ) -> tuple[Networks, list[AnyNetworks], list[str]]:
-    """Returns the first device's networks, those of others, and why some others are left out.
+    """Returns the first device's networks, those of others, which may still open, and why some are left out.
 
     Raises:
         InputError: the first does not support bundle and `options`.
@@ -216,7 +217,6 @@ def networks_on(
 
     own = replace(options, device=selected[0].device_id)
     first = Networks(bundle, selected[0], own, may_fall_back=may_fall_back, on_notice=on_notice)
-    with ThreadPoolExecutor(len(selected), thread_name_prefix="device") as threads:
-        found = list(threads.map(apart, selected[1:]))
+    found = [apart(selection) for selection in selected[1:]]
     others = [each for each in found if not isinstance(each, Exception)]
     return first, others, [f"a GPU is left out: {each}" for each in found if isinstance(each, Exception)]
