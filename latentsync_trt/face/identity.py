@@ -142,8 +142,9 @@ def _is_another(before: Surroundings, now: Surroundings, factor: float = 1.0) ->
 
 def _averaged(samples: NDArray[Any]) -> Float32Array:
     """The means of all cells, less the mean of these: `(256,)`."""
-    grid = cv2.resize(samples.astype(np.float32), (_CELLS, _CELLS), interpolation=cv2.INTER_AREA)
-    return np.asarray(grid - cv2.mean(grid)[0], np.float32).ravel()
+    grid = samples.reshape(_CELLS, _SAMPLES_PER_CELL, _CELLS, _SAMPLES_PER_CELL)
+    means = grid.mean(axis=(1, 3), dtype=np.float32).ravel()
+    return np.asarray(means - means.mean(), np.float32)
 
 
 def look_of(picture: Picture, face: Face) -> Float32Array | None:

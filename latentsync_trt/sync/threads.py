@@ -87,9 +87,10 @@ def _next_in(queue: SimpleQueue[T]) -> T:
 
 
 class StageClock:
-    """Busy seconds of each stage, which overlap."""
+    """Busy seconds of each stage, which overlap, by the clock `now`."""
 
-    def __init__(self) -> None:
+    def __init__(self, now: Callable[[], float] = perf_counter) -> None:
+        self._now = now
         self._busy_s: dict[str, float] = {}
         self._frames: dict[str, int] = {}
         self._lock = threading.Lock()
@@ -97,12 +98,12 @@ class StageClock:
     @contextmanager
     def measure(self, stage: str, frames: int = 1) -> Iterator[None]:
         """Adds the time inside the block, and `frames` frames, to `stage`."""
-        start_s = perf_counter()
+        start_s = self._now()
         try:
             yield
         finally:
             with self._lock:
-                self._busy_s[stage] = self._busy_s.get(stage, 0.0) + perf_counter() - start_s
+                self._busy_s[stage] = self._busy_s.get(stage, 0.0) + self._now() - start_s
                 self._frames[stage] = self._frames.get(stage, 0) + frames
 
     def measured(self, stage: str, source: Generator[T, None, None]) -> Generator[T, None, None]:
