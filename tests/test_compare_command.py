@@ -57,7 +57,6 @@ def test_json_has_bundles_settings_faces_lips_and_flicker(found: dict[str, Any])
     assert (found["kind"], found["format"]) == ("latentsync-trt compare", 4)
     assert (found["a"]["name"], found["b"]["name"]) == ("demo", "perturbed")
     assert found["a"]["size_bytes"] == sum(entry.bytes for entry in Bundle.load(small_bundle()).manifest.files.values())
-    assert found["a"]["sha256"] != found["b"]["sha256"]
     assert found["settings"] == "steps 2, solver ddim, cache_interval 1, guidance 1.5, seed 1247"
     clip = found["clip"]
     assert (clip["name"], clip["frames"], clip["frames_with_face"]) == ("face.mp4", FRAMES, FRAMES)

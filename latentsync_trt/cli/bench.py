@@ -29,7 +29,8 @@ from latentsync_trt.unexpected import without_paths
 
 if TYPE_CHECKING:
     from latentsync_trt.bench.rows import Row
-    from latentsync_trt.types import SyncReport
+    from latentsync_trt.measure.clips import Clip
+    from latentsync_trt.types import ProgressCallback, SyncReport
 
 _NOT_FOR_BENCH = ("build", "preset", "verify")
 """Options that bench does not offer: it waits for engines, lists presets, verifies nothing."""
@@ -147,7 +148,6 @@ class Side:
     precision: str | None = None
     resolution_px: int | None = None
     size_bytes: int | None = None
-    sha256: str | None = None
 
     @property
     def title(self) -> str:
@@ -184,7 +184,6 @@ def compare(
     from latentsync_trt.measure.syncnet import SyncMeter, open_syncnet
     from latentsync_trt.media.reader import delays_of
     from latentsync_trt.runtime.providers.select import select_provider
-    from latentsync_trt.sync.api import LipSync
 
     page_path(out, "--out")
     are_videos, others = (exists(name) and Path(name).is_file() for name in (a, b))
@@ -195,27 +194,23 @@ def compare(
     folders = [] if are_videos else [find_bundle(name)[0] for name in (a, b)]
     sides = [Side(Path(name).name) for name in (a, b)] if are_videos else _sides(folders, sync, runtime)
     make_folder(out.parent)
-    reports: list[SyncReport] = []
     with temporary_folder(out.parent) as folder, progress_bar(hidden=quiet or as_json) as on_progress:
         chosen = choose_clip(clip, audio or clip, folder)
         meters: list[SyncMeter] = []
         if network is not None:
             delay_s = delays_of(chosen.video, chosen.audio).sound_s
             meters = [SyncMeter(network, chosen.audio, delay_s) for _ in "AB"]
-        first, second = (Path(a), Path(b)) if are_videos else (folder / "a.mkv", folder / "b.mkv")
-        for bundle, video in zip(folders, (first, second), strict=False):
-            with LipSync.from_bundle(bundle, provider, replace(runtime, syncnet=None)) as lip_sync:
-                given, lossless = (chosen.video, chosen.audio, video), replace(sync, codec="ffv1")
-                reports.append(lip_sync.sync(*given, lossless, on_progress=on_progress))
+        videos = (Path(a), Path(b)) if are_videos else (folder / "a.mkv", folder / "b.mkv")
+        how = (provider, replace(runtime, syncnet=None), replace(sync, codec="ffv1"), chosen)
+        dubbed = zip(folders, videos, strict=False)
+        reports = [_dubbed(bundle, *how, video, on_progress) for bundle, video in dubbed]
         side_px = max(_LEAST_SIDE_PX, *(side.resolution_px or 0 for side in sides))
-        how = {"extend": sync.extend, "on_progress": on_progress, "meters": meters}
-        found = measure((first, second), chosen, out, side_px, **how)
-    ran_on = [select_provider(report.provider, device) for report in reports]
-    facts = environment(_command(), ran_on)
+        measured = {"extend": sync.extend, "on_progress": on_progress, "meters": meters}
+        found = measure(videos, chosen, out, side_px, **measured)
+    facts = environment(_command(), [select_provider(report.provider, device) for report in reports])
     settings = "finished videos" if are_videos else _settings(sync)
     lines, notes = [*_lines(*sides), *lines_of(found)], [*_notes(sides, reports)]
-    hashes = [(f"SHA-256 of {letter}", side.sha256) for letter, side in zip("AB", sides, strict=True) if side.sha256]
-    known = [*((name.replace("_", " "), value) for name, value in facts.items()), *hashes]
+    known = [(name.replace("_", " "), value) for name, value in facts.items()]
     write_report(out, f"{sides[1].title} against {sides[0].title}", found, lines, settings, known, notes, meters)
     if as_json:
         content = {"kind": "latentsync-trt compare", "format": _FORMAT, "environment": facts}
@@ -229,6 +224,21 @@ def compare(
         click.echo(f"{out.parent / found.video}: side by side\n{out}: all of it, with plots")
 
 
+def _dubbed(
+    bundle: Path,
+    provider: str,
+    runtime: RuntimeOptions,
+    sync: SyncOptions,
+    clip: "Clip",
+    video: Path,
+    on_progress: "ProgressCallback",
+) -> "SyncReport":
+    from latentsync_trt.sync.api import LipSync
+
+    with LipSync.from_bundle(bundle, provider, runtime) as lip_sync:
+        return lip_sync.sync(clip.video, clip.audio, video, sync, on_progress=on_progress)
+
+
 def _sides(folders: Sequence[Path], sync: SyncOptions, runtime: RuntimeOptions) -> list[Side]:
     """What is known of two bundles."""
     from latentsync_trt.sync.inpaint import resolution_of
@@ -240,7 +250,7 @@ def _sides(folders: Sequence[Path], sync: SyncOptions, runtime: RuntimeOptions) 
     sides = []
     for name, manifest in zip(names, manifests, strict=True):
         facts, size_bytes = bundle_facts(manifest), sum(entry.bytes for entry in manifest.files.values())
-        sides.append(Side(name, facts.precision, resolution_of(manifest, sync, runtime), size_bytes, facts.sha256))
+        sides.append(Side(name, facts.precision, resolution_of(manifest, sync, runtime), size_bytes))
     return sides
 
 

@@ -8,7 +8,7 @@ import secrets
 import shutil
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path, PureWindowsPath
@@ -22,10 +22,8 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, JSONResponse
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from fastapi_offline import FastAPIOffline
-from prometheus_client import Metric
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
-from prometheus_client.registry import Collector
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Gauge, disable_created_metrics, generate_latest
+from prometheus_client import Counter as Total
 from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.requests import ClientDisconnect, HTTPConnection
 
@@ -52,7 +50,8 @@ from latentsync_trt.serve.admission import (
     stored_name,
 )
 from latentsync_trt.serve.linger import LingeringClose
-from latentsync_trt.serve.service import JobStatus, Service
+from latentsync_trt.serve.service import Service
+from latentsync_trt.serve.status import JobStatus
 
 _ENDED = "done", "failed", "canceled"
 _FAILURES = "input", "worker", "run"
@@ -92,6 +91,8 @@ class Problem:
 
     error: str
 
+
+disable_created_metrics()  # type: ignore[no-untyped-call]
 
 _log = logging.getLogger(__name__)
 _bearer = HTTPBearer(auto_error=False)
@@ -254,32 +255,22 @@ def _monitoring(service: Service, allowed: list[Any]) -> APIRouter:
 
     @router.get("/metrics", dependencies=allowed)
     def metrics() -> Response:
-        """Figures for Prometheus."""
-        return Response(generate_latest(_Figures(service)), media_type=CONTENT_TYPE_LATEST)
+        """What the service has done since it started, and what it does now, for Prometheus."""
+        registry, totals = CollectorRegistry(), service.totals
+        workers = Counter(each.state for each in service.workers())
+        Total("latentsync_frames", "Frames written.", registry=registry).inc(totals["frames"])
+        for kind, name, label, text, values, figures in (
+            (Total, "jobs_ended", "state", "Jobs by state at their end.", _ENDED, totals),
+            (Total, "failures", "kind", "Lost workers and failed jobs.", _FAILURES, totals),
+            (Gauge, "jobs", "state", "Jobs that are kept.", get_args(State), service.counts()),
+            (Gauge, "workers", "state", "Workers.", _WORKER_STATES, workers),
+        ):
+            family = kind(f"latentsync_{name}", text, [label], registry=registry)
+            for value in values:
+                family.labels(value).inc(figures.get(value, 0))
+        return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
     return router
-
-
-class _Figures(Collector):
-    """What the service has done since it started, and what it does now."""
-
-    def __init__(self, service: Service) -> None:
-        self._service = service
-
-    def collect(self) -> Iterator[Metric]:
-        service = self._service
-        workers = Counter(each.state for each in service.workers())
-        yield CounterMetricFamily("latentsync_frames", "Frames written.", service.totals["frames"])
-        for kind, name, label, text, values, figures in (
-            (CounterMetricFamily, "jobs_ended", "state", "Jobs by state at their end.", _ENDED, service.totals),
-            (CounterMetricFamily, "failures", "kind", "Lost workers and failed jobs.", _FAILURES, service.totals),
-            (GaugeMetricFamily, "jobs", "state", "Jobs that are kept.", get_args(State), service.counts()),
-            (GaugeMetricFamily, "workers", "state", "Workers.", _WORKER_STATES, workers),
-        ):
-            family = kind(f"latentsync_{name}", text, labels=[label])
-            for value in values:
-                family.add_metric([value], figures.get(value, 0))
-            yield family
 
 
 async def on_error(_: Request, error: Exception) -> JSONResponse:

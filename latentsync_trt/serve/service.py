@@ -10,7 +10,7 @@ import uuid
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -43,6 +43,7 @@ from latentsync_trt.serve.admission import (
 )
 from latentsync_trt.serve.checks import check_forms
 from latentsync_trt.serve.events import WEBHOOK_VARIABLE, Webhooks, check_webhook, log_step, message_of
+from latentsync_trt.serve.status import JobStatus, status_of
 from latentsync_trt.types import Progress
 
 _ID = re.compile(r"[0-9a-f]{32}")
@@ -63,34 +64,6 @@ _FULL = "service: its disk is full; free some space on it, or try again later"
 T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class JobStatus:
-    """A job as clients see it.
-
-    `label`, `files`: the client's names for the job, and for its files by field. `position`: in the queue, 1 = next.
-    `done` of `total` frames (None = unknown) have passed `stage`.
-    `frames_per_s`: while it runs, or of the whole run. Times are seconds since 1970. `report`: that of the run.
-    """
-
-    id: str
-    state: State
-    label: str
-    files: dict[str, str]
-    created_s: float
-    started_s: float | None
-    ended_s: float | None
-    attempts: int
-    position: int | None
-    worker: str | None
-    stage: str | None
-    done: int
-    total: int | None
-    frames_per_s: float | None
-    seconds_left: float | None
-    error: str | None
-    report: dict[str, Any] | None
 
 
 class Service:
@@ -229,12 +202,12 @@ class Service:
 
     def job(self, job_id: str) -> JobStatus:
         """Returns a job's state; raises `UnknownJob`."""
-        return self._describe(self._row(job_id), self._positions())
+        return self._status(self._row(job_id), self._positions())
 
     def jobs(self, limit: int, offset: int = 0) -> list[JobStatus]:
         """Returns the newest jobs first, without reports."""
         positions = self._positions()
-        return [replace(self._describe(row, positions), report=None) for row in self._ledger.newest(limit, offset)]
+        return [replace(self._status(row, positions), report=None) for row in self._ledger.newest(limit, offset)]
 
     def cancel(self, job_id: str) -> JobStatus:
         """Cancels a job; a running one stops soon. Raises `UnknownJob`, or `NotNow` if it has ended otherwise."""
@@ -326,28 +299,9 @@ class Service:
     def _positions(self) -> dict[str, int]:
         return {row.task.id: number for number, row in enumerate(self._ledger.rows("waiting"), 1)}
 
-    def _describe(self, row: Row, positions: Mapping[str, int]) -> JobStatus:
+    def _status(self, row: Row, positions: Mapping[str, int]) -> JobStatus:
         progress, told_s = self._running.get(row.task.id, (_IDLE, 0.0))
-        found, left_s = row.report or {}, progress.seconds_left
-        return JobStatus(
-            id=row.task.id,
-            state=row.state,
-            label=row.task.label,
-            files=dict(row.task.names),
-            created_s=row.created_s,
-            started_s=row.started_s,
-            ended_s=None if row.state in OPEN else row.ended_s,
-            attempts=row.attempts,
-            position=positions.get(row.task.id),
-            worker=row.worker,
-            stage=progress.stage or None,
-            done=found.get("frames", progress.done),
-            total=found.get("frames", progress.total),
-            frames_per_s=found.get("frames_per_s", progress.frames_per_s or None),
-            seconds_left=None if left_s is None else max(left_s - (time.monotonic() - told_s), 0.0),
-            error=self._hide(row.error),
-            report=self._hide(row.report),
-        )
+        return status_of(row, positions.get(row.task.id), progress, time.monotonic() - told_s, self._hide)
 
     def _hide(self, value: Any) -> Any:
         """Returns text, lists and objects without the folders of jobs."""
@@ -382,8 +336,6 @@ class Service:
         """Counts an event that is stored, and deletes what it makes superfluous."""
         with self._lock:
             self._count(event)
-            if isinstance(event, Finished | CanceledEvent | Failed):
-                self._running.pop(event.task_id, None)
         if isinstance(event, Finished | CanceledEvent) or (isinstance(event, Failed) and not event.again):
             self._clear(event.task_id)
             self._call_webhook(event.task_id)
@@ -393,7 +345,7 @@ class Service:
         pending, row = self._jobs / job_id / _PENDING, self._ledger.row(job_id)
         if row is None or self._webhooks is None or not pending.exists():
             return
-        job = asdict(replace(self._describe(row, {}), report=None))
+        job = asdict(replace(self._status(row, {}), report=None))
         done = partial(pending.unlink, missing_ok=True)
         self._webhooks.send(job_id, row.task.webhook, message_of(row.state, job), done)
 
@@ -404,6 +356,8 @@ class Service:
             shutil.rmtree(path, ignore_errors=True)
 
     def _count(self, event: Event) -> None:
+        if isinstance(event, Finished | CanceledEvent | Failed):
+            self._running.pop(event.task_id, None)
         match event:
             case Started(task_id, worker, attempt):
                 log_step(task_id, "running", worker=worker, attempt=attempt)

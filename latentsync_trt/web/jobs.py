@@ -15,7 +15,8 @@ from latentsync_trt.face.track_file import Tracks, save_tracks
 from latentsync_trt.measure.page import summaries
 from latentsync_trt.serve.admission import SPEAKER, Form, Limits, UnknownJob
 from latentsync_trt.serve.checks import check_media
-from latentsync_trt.serve.service import JobStatus, Service
+from latentsync_trt.serve.service import Service
+from latentsync_trt.serve.status import JobStatus
 from latentsync_trt.sync.faces import analyze
 from latentsync_trt.types import ProgressCallback, UInt8Array
 
