@@ -41,10 +41,10 @@ def test_findings_and_a_verdict_first(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_measured_providers_are_shown_with_both_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LATENTSYNC_TRT_CACHE_DIR", str(tmp_path))
-    steps = {"denoise_step": {"difference": 2e-3, "limit": 1e-2, "ms": 51.0, "reference_ms": 103.0}}
+    steps = {"graphs": ["denoise_step"], "difference": 2e-3, "step_ms": 51.0, "reference_ms": 103.0}
     facts = {"provider": "tensorrt", "bundle": "1.6-512-fp16", "gpu": "RTX 4090", "reference": "cuda"}
     (tmp_path / FOLDER).mkdir()
-    (tmp_path / FOLDER / "a.json").write_text(json.dumps({**facts, "results": steps}), encoding="utf-8")
+    (tmp_path / FOLDER / "a.json").write_text(json.dumps(facts | steps), encoding="utf-8")
     (tmp_path / FOLDER / "b.json").write_text(json.dumps({**facts, "problem": "refused"}), encoding="utf-8")
     cache, used, unused = SECTIONS["engines"]()
     assert str(tmp_path) in cache.text

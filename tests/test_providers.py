@@ -216,7 +216,7 @@ OBSTACLES: list[tuple[str, dict[str, Any], str]] = [
         {"tensorrt": "10.9.0.34", "absent": libraries.TENSORRT_MODULE},
         "TensorRT 10.9.0.34 is too old: its ONNX parser supports the graphs' operators from 10.14 on",
     ),
-    ("cuda", {"used": ("CPUExecutionProvider",)}, "a trial session runs on CPUExecutionProvider instead"),
+    ("cuda", {"used": ("CPUExecutionProvider",)}, "a trial session fails (it runs on CPUExecutionProvider instead)"),
     # As "no kernel image is available", on a GPU that the wheel has no code for.
     ("cuda", {"run": lambda *_: 1 / 0}, "a trial session fails (division by zero)"),
 ]

@@ -80,8 +80,8 @@ def test_providers_are_compared_once_after_building(make: DemoNetworks, machine:
     assert sorted(machine.builder.built) == sorted(GRAPHS)
     assert machine.compared == [text for graph in GRAPHS for text in ("engine on tensorrt", f"{graph} on cuda")]
     (verdict,) = kept(tmp_path / "cache")
-    assert set(verdict.results) == set(GRAPHS)
-    assert (verdict.problem, verdict.step_ms) == ("", (50.0, 100.0))
+    assert set(verdict.graphs) == set(GRAPHS)
+    assert (verdict.problem, verdict.step_ms, verdict.reference_ms) == ("", 50.0, 100.0)
     assert any(f"compared once: {verdict}" == notice for notice in make.notices)
     assert prepared(make) == "tensorrt"
     assert len(machine.compared) == 2 * len(GRAPHS)

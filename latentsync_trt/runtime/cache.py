@@ -70,7 +70,7 @@ def cache_folder(given: str | Path | None = None) -> Path:
     """The folder of engines: `given`, else $LATENTSYNC_TRT_CACHE_DIR, else `engine_cache/` in the working directory if
     it exists and this user or root owns it, else the user's cache folder.
 
-    Other than the latter is logged once per process. Raises `InputError` for a home folder that does not exist.
+    One in the working directory is logged once per process. Raises `InputError` for a home folder that does not exist.
     """
     named, local = given or os.environ.get(CACHE_VARIABLE), Path(LOCAL_FOLDER)
     if named:

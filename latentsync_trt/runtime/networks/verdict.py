@@ -4,9 +4,9 @@
 """
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 
@@ -34,24 +34,12 @@ _RUNS = 6
 
 
 @dataclass(frozen=True, slots=True)
-class GraphResult:
-    """One graph on the same random inputs.
-
-    `difference`: to the outputs of the reference, relative to their largest value. `ms`,
-    `reference_ms`: mean duration of a denoising step; 0 for other graphs.
-    """
-
-    difference: float
-    ms: float
-    reference_ms: float
-
-
-@dataclass(frozen=True, slots=True)
 class Verdict:
     """What is known of `provider`, for one bundle on one GPU.
 
-    `problem`: why `auto` does not use it; empty if it does, as far as was measured. `reference`: the provider that it
-    was compared with. `results`: by graph.
+    `problem`: why `auto` does not use it; empty if it does, as far as was measured. `graphs`: those whose values were
+    compared with the provider `reference`; `difference`: the largest, relative to an output's largest value. `step_ms`,
+    `reference_ms`: mean duration of a denoising step on both.
     """
 
     provider: str
@@ -59,21 +47,17 @@ class Verdict:
     gpu: str
     problem: str = ""
     reference: str = ""
-    results: Mapping[str, GraphResult] = field(default_factory=dict)
+    graphs: tuple[str, ...] = ()
+    difference: float = 0.0
+    step_ms: float = 0.0
+    reference_ms: float = 0.0
 
     @property
-    def step_ms(self) -> tuple[float, float]:
-        """Mean duration of denoising steps on the provider and on the reference; 0 if there are none."""
-        steps = [result for graph, result in self.results.items() if graph in STEP_GRAPHS]
-        count = max(len(steps), 1)
-        return sum(step.ms for step in steps) / count, sum(step.reference_ms for step in steps) / count
+    def times(self) -> str:
+        return f"a step takes {self.step_ms:.1f} ms, with {self.reference} {self.reference_ms:.1f} ms"
 
     def __str__(self) -> str:
-        ours, theirs = self.step_ms
-        worst = max((result.difference for result in self.results.values()), default=0.0)
-        measured = (
-            f"a step takes {ours:.1f} ms, with {self.reference} {theirs:.1f} ms; values differ by {worst:.1e} at most"
-        )
+        measured = f"{self.times}; values differ by {self.difference:.1e} at most"
         return f"{self.provider}, {self.bundle} on {self.gpu}: {self.problem or measured}"
 
 
@@ -87,7 +71,7 @@ class Judge:
 
     def __init__(self, engines_of: Callable[[Selection], Engines], notice: Notice, *, again: bool) -> None:
         self._engines_of, self._notice, self._again = engines_of, notice, again
-        self._known: dict[str, Verdict] = {}
+        self._known: Verdict | None = None
 
     def problem(self, engines: Engines) -> str:
         """Why the provider of `engines` should not be used; empty if none is known."""
@@ -110,12 +94,12 @@ class Judge:
 
     def _compare(self, engines: Engines, graphs: Iterable[str]) -> None:
         known = self._verdict(engines)
-        new = [graph for graph in graphs if graph not in known.results]
+        wanted = dict.fromkeys((*known.graphs, *graphs))
         try:
-            other = self._engines_of(next_provider(engines.selection)) if new else None
+            other = self._engines_of(next_provider(engines.selection)) if len(wanted) > len(known.graphs) else None
             if other is None or other.selection.gpu is None:  # the CPU would take minutes
                 return
-            verdict = _measured(known, engines, other, new)
+            verdict = _measured(known, engines, other, tuple(wanted))
         except (OutOfMemory, ProviderUnavailable, InputError) as error:
             self._notice(f"{engines.selection.name} was not compared with another provider: {error}")
             return
@@ -125,15 +109,15 @@ class Judge:
             raise EngineBuildError(verdict.problem)
 
     def _verdict(self, engines: Engines) -> Verdict:
-        name = engines.selection.name
-        if name not in self._known:
+        if self._known is None:
             earlier = None if self._again else _read(_path(engines))
-            self._known[name] = earlier or Verdict(name, engines.bundle.manifest.name, str(engines.selection.gpu))
-        return self._known[name]
+            new = Verdict(engines.selection.name, engines.bundle.manifest.name, str(engines.selection.gpu))
+            self._known = earlier or new
+        return self._known
 
     def _keep(self, engines: Engines, verdict: Verdict) -> None:
         """For later runs, too; where the cache cannot be written, they measure again."""
-        self._known[verdict.provider] = verdict
+        self._known = verdict
         path = _path(engines)
         with suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -151,18 +135,23 @@ def _read(path: Path) -> Verdict | None:
     return None
 
 
-def _measured(known: Verdict, engines: Engines, reference: Engines, graphs: Iterable[str]) -> Verdict:
-    """Returns `known` with results of `graphs`; raises also where the reference fails."""
-    manifest, results = engines.bundle.manifest, dict(known.results)
+def _measured(known: Verdict, engines: Engines, reference: Engines, graphs: tuple[str, ...]) -> Verdict:
+    """Returns `known` with what was found of `graphs`; raises also where the reference fails."""
+    manifest, name, problem, largest = engines.bundle.manifest, reference.selection.name, "", 0.0
+    times_ms = [(0.0, 0.0)]
     for graph in graphs:
         ours, ms = _run(engines, graph)
         try:
             theirs, reference_ms = _run(reference, graph)
         except EngineBuildError as error:
-            raise ProviderUnavailable(f"{reference.selection.name}: {error}") from error
-        results[graph] = GraphResult(difference(ours, theirs), round(ms, 3), round(reference_ms, 3))
-    made = replace(known, reference=reference.selection.name, results=results)
-    return replace(made, problem=_problem(made, manifest))
+            raise ProviderUnavailable(f"{name}: {error}") from error
+        apart = difference(ours, theirs)
+        largest, problem = max(largest, apart), problem or values_problem(manifest, graph, apart, name)
+        times_ms += [(ms, reference_ms)] if graph in STEP_GRAPHS else []
+    steps = max(len(times_ms) - 1, 1)
+    step_ms, reference_ms = (round(sum(each_ms) / steps, 3) for each_ms in zip(*times_ms, strict=True))
+    made = replace(known, reference=name, graphs=graphs, difference=largest, step_ms=step_ms, reference_ms=reference_ms)
+    return replace(made, problem=problem or (made.times if step_ms > reference_ms else ""))
 
 
 def values_problem(manifest: Manifest, graph: str, apart: float, reference: str) -> str:
@@ -179,19 +168,11 @@ def values_problem(manifest: Manifest, graph: str, apart: float, reference: str)
     )
 
 
-def _problem(verdict: Verdict, manifest: Manifest) -> str:
-    for graph, result in verdict.results.items():
-        if problem := values_problem(manifest, graph, result.difference, verdict.reference):
-            return problem
-    ours, theirs = verdict.step_ms
-    return f"a step takes {ours:.1f} ms, with {verdict.reference} {theirs:.1f} ms" if ours > theirs else ""
-
-
 def _run(engines: Engines, graph: str) -> tuple[tuple[Array, ...], float]:
     # Without CUDA graphs, whose replays are compared elsewhere.
     session, step = engines.without_cuda_graph().open(graph).session, graph in STEP_GRAPHS
     outputs = run_and_close(session, engines.ranges, engines.selection, runs=_RUNS if step else 1)
-    return outputs, session.clock.mean_ms if step else 0.0
+    return outputs, session.clock.mean_ms
 
 
 def _path(engines: Engines) -> Path:

@@ -135,10 +135,11 @@ def _session_obstacle(provider: Provider, device: int) -> Obstacle | None:
         session = _trial_session(provider, device)
         # Only running a kernel shows whether the provider has code for this generation of GPU.
         session.run(None, {"x": np.ones(1, np.float32)})
-    except Exception as error:  # noqa: BLE001 -- as above
-        return _obstacle(table.SESSION_FAILS, cure, problem=last_line(error))
-    actual = session.get_providers()
-    return None if provider.ort_name in actual else _obstacle(table.SESSION_ELSEWHERE, cure, actual=actual[0])
+        actual = session.get_providers()
+        problem = "" if provider.ort_name in actual else f"it runs on {actual[0]} instead"
+    except Exception as error:  # noqa: BLE001 -- ORT's errors share no public base; the reason is the answer
+        problem = last_line(error)
+    return _obstacle(table.SESSION_FAILS, cure, problem=problem) if problem else None
 
 
 def _trial_session(provider: Provider, device: int) -> Any:

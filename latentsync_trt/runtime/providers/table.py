@@ -51,7 +51,6 @@ LIBRARY_FAILS = "libraries do not load ({problem})"
 TENSORRT_TOO_OLD = "TensorRT {found} is too old: its ONNX parser supports the graphs' operators from {least} on"
 NO_BUILDER = "TensorRT {found} is installed without its Python package, which builds engines"
 SESSION_FAILS = "its libraries load, but a trial session fails ({problem})"
-SESSION_ELSEWHERE = "its libraries load, but a trial session runs on {actual} instead"
 
 TENSORRT_DOWNLOAD = (
     "installing TensorRT downloads gigabytes from NVIDIA's own package index; where a mirror lacks it, pip ends with "
