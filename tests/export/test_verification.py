@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +19,6 @@ from latentsync_trt.export.exporter import export_bundle, plan_graphs
 from latentsync_trt.export.graphs import GraphPlan, build_graph, save_graph
 from latentsync_trt.export.layers import NORM_GROUPS, GroupNorm
 from latentsync_trt.export.networks import load_networks
-from latentsync_trt.export.verify import InDouble
 from latentsync_trt.runtime.sessions.session import Session
 from tests import narrow
 
@@ -65,10 +63,8 @@ def test_an_honest_graph_passes_with_room(
 ) -> None:
     plan, truth = planned
     monkeypatch.setattr(verify, "FACTOR", HONEST)
-    for seed in range(3):
-        shuffled = replace(plan, inputs=verify._shuffled(plan.inputs, seed))
-        error = verify.verify_graph(graph, shuffled, truth, precision)
-        assert 0 < error < {"fp32": 1e-5, "fp16": 5e-3}[precision]
+    error = verify.verify_graph(graph, plan, truth, precision)
+    assert 0 < error < {"fp32": 1e-5, "fp16": 5e-3}[precision]
 
 
 def scaled(name: str, factor: float) -> Mutation:
@@ -156,8 +152,9 @@ def test_norms_of_few_values_are_as_exact_as_in_pytorch(width: int, side_px: int
     x = x.reshape(500, width, side_px, side_px)
     ir.save(build_graph(GraphPlan("norm", "unet", norm, {"x": x}, ("y",))), tmp_path / "norm.onnx")
     (found,) = Session(tmp_path / "norm.onnx").run({"x": x.numpy()})
-    with InDouble():
-        exact = norm(x).numpy()
+    exact = nn.functional.group_norm(
+        x.double(), NORM_GROUPS, norm.weight.double(), norm.bias.double(), norm.eps
+    ).numpy()
     own = np.abs(norm(x).numpy() - exact).max()
     assert np.abs(found - exact).max() <= HONEST * own + 1e-6
 
