@@ -22,7 +22,6 @@ from latentsync_trt.option_fields import (
 )
 from latentsync_trt.values import (
     MOST_DEVICE,
-    RESOLUTION_STEP_PX,
     Speaker,
     as_mapping,
     checked_face,
@@ -106,14 +105,6 @@ class SyncOptions:
         "Steps, solver, and which steps run the whole network: quality = 20, ddim, all; balanced = 20, ddim, every "
         "3rd; fast = 4, dpmpp, all; draft = 2, dpmpp, all. --steps, --solver and --cache-interval override it.",
         group=QUALITY,
-    )
-    resolution: int | None = _sampling_option(
-        None,
-        "Face resolution in pixels, divisible by 64; smaller than the bundle's own only if it was exported with "
-        "--min-resolution.  [default: the bundle's]",
-        minimum=64,
-        maximum=2048,
-        multiple=RESOLUTION_STEP_PX,
     )
     steps: int | None = _sampling_option(None, "Denoising steps.  [default: from --preset]", minimum=1, maximum=999)
     solver: Solver | None = _sampling_option(

@@ -23,13 +23,9 @@ from latentsync_trt import __version__  # noqa: E402
 from latentsync_trt.bundle.find import find_bundle  # noqa: E402
 from latentsync_trt.bundle.manifest import Bundle, Manifest, Shapes  # noqa: E402
 from latentsync_trt.config import RuntimeOptions  # noqa: E402
+from latentsync_trt.errors import InputError  # noqa: E402
 from latentsync_trt.runtime.compiler import Answer, CompileOrder, run_compiler  # noqa: E402
-from latentsync_trt.runtime.sessions.profiles import (  # noqa: E402
-    InputShapes,
-    check_graphs,
-    dimension_ranges,
-    input_shapes,
-)
+from latentsync_trt.runtime.sessions.profiles import InputShapes, dimension_ranges, input_shapes  # noqa: E402
 
 RTX_40 = "8.9"
 SHOWN = ("accepted", "reason", "layers", "engine_bytes", "seconds")
@@ -91,7 +87,8 @@ def plan_trials(manifest: Manifest, graphs: Sequence[str] = (), dynamic: bool | 
     Raises:
         InputError: the bundle lacks a graph, or dynamic shapes.
     """
-    check_graphs(manifest, graphs)
+    if unknown := [name for name in graphs if name not in manifest.graphs]:
+        raise InputError(f"--graph {', '.join(unknown)}: bundle {manifest.name} has only {', '.join(manifest.graphs)}")
     kinds: tuple[Shapes, ...] = ("static",) if manifest.shapes == "static" else ("static", "dynamic")
     if dynamic is not None:
         kinds = ("dynamic" if dynamic else "static",)

@@ -146,7 +146,7 @@ def test_pictures_are_read_while_networks_open(
         assert gathered.wait(TIMEOUT_S)
         if fails:
             raise EngineBuildError("no kernel image")
-        prepare(self, graphs, resolution_px)
+        prepare(self, graphs)
 
     def watched(self: Painter, jobs: Any) -> Any:
         for item in gather(self, jobs):

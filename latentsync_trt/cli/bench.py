@@ -192,7 +192,7 @@ def compare(
     sync, runtime = build(SyncOptions, fields), build(RuntimeOptions, fields)
     device, network = runtime.one_device, open_syncnet(runtime.syncnet)
     folders = [] if are_videos else [find_bundle(name)[0] for name in (a, b)]
-    sides = [Side(Path(name).name) for name in (a, b)] if are_videos else _sides(folders, sync, runtime)
+    sides = [Side(Path(name).name) for name in (a, b)] if are_videos else _sides(folders)
     make_folder(out.parent)
     with temporary_folder(out.parent) as folder, progress_bar(hidden=quiet or as_json) as on_progress:
         chosen = choose_clip(clip, audio or clip, folder)
@@ -239,10 +239,8 @@ def _dubbed(
         return lip_sync.sync(clip.video, clip.audio, video, sync, on_progress=on_progress)
 
 
-def _sides(folders: Sequence[Path], sync: SyncOptions, runtime: RuntimeOptions) -> list[Side]:
+def _sides(folders: Sequence[Path]) -> list[Side]:
     """What is known of two bundles."""
-    from latentsync_trt.sync.inpaint import resolution_of
-
     manifests = [Bundle.load(folder).manifest for folder in folders]
     names = [manifest.name for manifest in manifests]
     if names[0] == names[1]:
@@ -250,7 +248,7 @@ def _sides(folders: Sequence[Path], sync: SyncOptions, runtime: RuntimeOptions) 
     sides = []
     for name, manifest in zip(names, manifests, strict=True):
         facts, size_bytes = bundle_facts(manifest), sum(entry.bytes for entry in manifest.files.values())
-        sides.append(Side(name, facts.precision, resolution_of(manifest, sync, runtime), size_bytes))
+        sides.append(Side(name, facts.precision, manifest.resolution_px, size_bytes))
     return sides
 
 

@@ -6,11 +6,9 @@ Activations are `(N, C, h, w)` or tokens `(N, T, C)`; N counts the frames of all
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.nn import functional as F
 
 from latentsync_trt.bundle.manifest import AttentionForm
@@ -73,12 +71,8 @@ class GroupNorm(nn.GroupNorm):
 
     def forward(self, x: Tensor, frames: int = 1) -> Tensor:
         """`x (B·F, C, h, w)` → the same shape; statistics are across `frames`."""
-        height: Any
         count, width, height, breadth = x.shape
-        enough = NORM_GROUPS * _FEW_VALUES
-        if isinstance(height, torch.SymInt):
-            enough *= 4  # the tracer assumes twice the least height and width, where that is 64 px
-        if frames == 1 and statically_known_true(width * height * breadth >= enough):
+        if frames == 1 and width * height * breadth >= NORM_GROUPS * _FEW_VALUES:
             return super().forward(x)
         windows = count // frames
         pixels = height * breadth

@@ -22,7 +22,7 @@ from latentsync_trt.live.session import LiveSession
 from latentsync_trt.live.speech import silent_moment
 from latentsync_trt.media.files import check_file
 from latentsync_trt.runtime.networks.devices import Devices
-from latentsync_trt.sync.inpaint import graphs_for, make_inpainter, resolution_of
+from latentsync_trt.sync.inpaint import graphs_for, make_inpainter
 from latentsync_trt.types import Float32Array, UInt8Array
 
 MOST_LOAD = 0.9
@@ -66,7 +66,7 @@ class LiveSessions:
             self._admit(known, options)
         if isinstance(video, Path):
             check_file(video)
-        devices.prepare(graphs_for(chosen), resolution_of(manifest, chosen, devices.options))
+        devices.prepare(graphs_for(chosen))
         device = devices.in_use[0]
         inpainter = make_inpainter(manifest, chosen, device.networks.codec, device.networks.denoiser)
 

@@ -133,13 +133,12 @@ class LipSync:
 
     def warm_up(self, options: SyncOptions | None = None) -> None:
         """Builds and opens the engines for `options`, and runs each network once. Raises as `sync`."""
-        from latentsync_trt.sync.inpaint import graphs_for, resolution_of
+        from latentsync_trt.sync.inpaint import graphs_for
 
-        options, devices = options or SyncOptions(), self._devices
-        graphs, resolution_px = graphs_for(options), resolution_of(devices.bundle.manifest, options, devices.options)
+        graphs = graphs_for(options or SyncOptions())
         with self._exclusive("warm_up"):
-            devices.prepare(graphs, resolution_px)
-            devices.warm_up(graphs)
+            self._devices.prepare(graphs)
+            self._devices.warm_up(graphs)
 
     @property
     def provider(self) -> str:
@@ -220,14 +219,13 @@ class LipSync:
         self, inputs: "Inputs", on_progress: ProgressCallback | None = None, helpers: "Helpers | None" = None
     ) -> SyncReport:
         """As `sync`, with the files and options that `check_inputs` has checked, perhaps before this was opened."""
-        from latentsync_trt.sync.inpaint import graphs_for, resolution_of
+        from latentsync_trt.sync.inpaint import graphs_for
 
         options, devices = inputs.options, self._devices
         with self._exclusive("sync"):
             try:
                 # Before the imports below, and while sound and faces are read.
-                resolution_px = resolution_of(devices.bundle.manifest, options, devices.options)
-                devices.prepare_ahead(graphs_for(options), resolution_px)
+                devices.prepare_ahead(graphs_for(options))
                 from latentsync_trt.face.detector import MediaPipeDetector
                 from latentsync_trt.sync.run import Helpers, Run
 

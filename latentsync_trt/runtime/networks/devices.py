@@ -115,7 +115,7 @@ class Devices:
                 if not self.leave_out(device, error):
                     raise
 
-    def prepare_ahead(self, graphs: Iterable[str], resolution_px: int | None = None) -> None:
+    def prepare_ahead(self, graphs: Iterable[str]) -> None:
         """Begins `prepare` in a thread: on GPUs, which take seconds for it, unless engines must be built, for minutes.
 
         The next call that needs the networks waits for it. Its errors are dropped, as `prepare` meets them again.
@@ -124,7 +124,7 @@ class Devices:
         first = self.all[0]
         if first.on_gpu and not first.networks.builds(graphs):
             thread = ThreadPoolExecutor(1, thread_name_prefix="prepare")
-            self._ahead = thread.submit(self._prepare, graphs, resolution_px)
+            self._ahead = thread.submit(self._prepare, graphs)
             thread.shutdown(wait=False)
 
     def _wait_for_ahead(self) -> None:
@@ -133,18 +133,18 @@ class Devices:
             with suppress(LatentSyncError):
                 results([ahead])
 
-    def prepare(self, graphs: Iterable[str], resolution_px: int | None = None) -> None:
+    def prepare(self, graphs: Iterable[str]) -> None:
         """As `Networks.prepare`, on every device; one that fails is left out."""
         self._wait_for_ahead()
-        self._prepare(tuple(graphs), resolution_px)
+        self._prepare(tuple(graphs))
 
-    def _prepare(self, graphs: tuple[str, ...], resolution_px: int | None) -> None:
+    def _prepare(self, graphs: tuple[str, ...]) -> None:
         for device in self.all:
             device.error = ""
         # The first GPU of a kind builds, in this thread, which Ctrl-C reaches; others find the engines.
         for device in self.all if len(self.all) > 1 and self.selection.provider.builds else ():
-            self._each((device,), lambda networks: networks.builds(graphs) and networks.prepare(graphs, resolution_px))
-        self._each(self.in_use, lambda networks: networks.prepare(graphs, resolution_px))
+            self._each((device,), lambda networks: networks.builds(graphs) and networks.prepare(graphs))
+        self._each(self.in_use, lambda networks: networks.prepare(graphs))
         for device in self.in_use:
             if device.on_gpu and device.networks.selection.gpu is None and not device.networks.building:
                 self.leave_out(device, EngineBuildError("only the CPU can run the bundle there"))

@@ -237,15 +237,14 @@ class Networks(Shared):
         """Whether `prepare` would build engines before it returns."""
         return not self._build_wanted and bool(self._opened.engines.missing(graphs))
 
-    def prepare(self, graphs: Iterable[str], resolution_px: int | None = None) -> None:
-        """Builds and opens what a run needs; first runs have its resolution, else the bundle's.
+    def prepare(self, graphs: Iterable[str]) -> None:
+        """Builds and opens what a run needs.
 
         Raises:
             EngineBuildError: neither the provider nor any allowed fallback can compile a graph.
             OutOfMemory: there is too little memory.
         """
         self._needed = graphs = tuple(graphs)
-        self._opened.resolution_px = resolution_px or self.bundle.manifest.resolution_px
         first = self._windows_that_fit is None
         if self._build_wanted:
             self._choose_memory()

@@ -23,7 +23,6 @@ from latentsync_trt.runtime.networks.denoiser import PooledDenoiser
 from latentsync_trt.runtime.networks.threads import Stage, StageThreads, results
 from latentsync_trt.runtime.providers.table import TENSORRT
 from latentsync_trt.runtime.sessions.engines import Engines, OpenedEngine
-from latentsync_trt.runtime.sessions.profiles import at_resolution
 from latentsync_trt.runtime.sessions.session import Array, Session, give_back_gpu_memory
 from latentsync_trt.runtime.sessions.trial import random_inputs
 from latentsync_trt.types import EngineTime, WindowBatch
@@ -48,15 +47,12 @@ class Opened:
 
     Args:
         low_memory: keep one network's sessions open at a time. before: what this replaces, closed.
-
-    `resolution_px`: of the pictures of first runs, where the bundle has several.
     """
 
     def __init__(
         self, engines: Engines, threads: StageThreads, *, low_memory: bool, before: "Opened | None" = None
     ) -> None:
         self.engines, self.low_memory, self._threads = engines, low_memory, threads
-        self.resolution_px: int = before.resolution_px if before else engines.bundle.manifest.resolution_px
         self._opened: dict[str, OpenedEngine] = {}
         self._all: dict[tuple[str, str], OpenedEngine] = before._all if before else {}  # by graph and provider
         self._lock = threading.RLock()
@@ -213,5 +209,4 @@ class Opened:
         )
 
     def _random(self, graph: str) -> dict[str, Array]:
-        ranges = at_resolution(self.engines.ranges, self.resolution_px)
-        return random_inputs(self.session(graph).inputs, ranges)
+        return random_inputs(self.session(graph).inputs, self.engines.ranges)
