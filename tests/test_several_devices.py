@@ -199,7 +199,7 @@ class Opening:
     def builds(self, graphs: tuple[str, ...]) -> bool:
         return self._builds
 
-    def prepare(self, graphs: tuple[str, ...], resolution_px: int | None) -> None:
+    def prepare(self, graphs: tuple[str, ...]) -> None:
         assert self.may_go_on.wait(TIMEOUT_S)
         self.calls.append(threading.current_thread().name)
         if self._error is not None and len(self.calls) == 1:

@@ -142,7 +142,7 @@ def test_pictures_are_read_while_networks_open(
     networks, gathered = make(), threading.Event()
     prepare, gather = Networks.prepare, Painter.gather
 
-    def wait(self: Networks, graphs: tuple[str, ...], resolution_px: int) -> None:
+    def wait(self: Networks, graphs: tuple[str, ...]) -> None:
         assert gathered.wait(TIMEOUT_S)
         if fails:
             raise EngineBuildError("no kernel image")
