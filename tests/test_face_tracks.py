@@ -120,7 +120,7 @@ WRONG: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "order": (lambda f: _row(f, 3).__setitem__(0, 0.04), "frames[3]: the time is not after"),
     "points": (lambda f: _row(f, 1).__setitem__(slice(5, None), [9] * 6), "frames[1]: the points coincide"),
     "nothing left": (lambda f: f["people"][0]["spans"][0].update(from_s=9), "spans[0]: has no frame between"),
-    "two places": (lambda f: f["people"][1].update(person=0), "spans[0]: person 0 is at two places after 0.00 s"),
+    "two places": (lambda f: f["people"][1].update(person=0), ": person 0 is at two places after 0.00 s"),
     "NaN": (lambda f: _row(f, 2).__setitem__(5, float("nan")), "malformed"),
 }
 

@@ -146,24 +146,24 @@ def read_tracks(path: Path) -> Tracks:
 
 
 def _spans(file: _File) -> tuple[FaceSpan, ...]:
-    """Raises `ValueError` that begins with the place in the file."""
+    """Raises `ValueError` that says where in the file, or who and when."""
     if any(earlier >= later for earlier, later in pairwise(file.shots_s)):
         raise ValueError("shots_s: the times do not ascend")
-    named: list[tuple[str, FaceSpan]] = []
-    for place, person in enumerate(file.people):
-        for number, span in enumerate(person.spans):
-            where = f"people[{place}].spans[{number}]"
-            named.append((where, FaceSpan(person.person, _rows(span, where))))
-    if not named:
+    found = [
+        FaceSpan(person.person, _rows(span, f"people[{place}].spans[{number}]"))
+        for place, person in enumerate(file.people)
+        for number, span in enumerate(person.spans)
+    ]
+    if not found:
         raise ValueError("people: nobody is left")
-    named.sort(key=lambda one: float(one[1].rows[0, 0]))
+    found.sort(key=lambda span: float(span.rows[0, 0]))
     ends_s: dict[int, float] = {}
-    for where, used in named:
-        start_s = float(used.rows[0, 0])
-        if start_s <= ends_s.get(used.person, -np.inf):
-            raise ValueError(f"{where}: person {used.person} is at two places after {start_s:.2f} s")
-        ends_s[used.person] = float(used.rows[-1, 0])
-    return tuple(used for _, used in named)
+    for span in found:
+        start_s = float(span.rows[0, 0])
+        if start_s <= ends_s.get(span.person, -np.inf):
+            raise ValueError(f"person {span.person} is at two places after {start_s:.2f} s")
+        ends_s[span.person] = float(span.rows[-1, 0])
+    return tuple(found)
 
 
 def _rows(span: _Span, where: str) -> Float64Array:

@@ -153,12 +153,12 @@ def _credentials_in(pem: Path) -> Credentials:
     except (ValueError, TypeError) as error:
         wanted = "certificates, the signer's first, and a private key without a password, all in PEM format"
         raise InputError(f"{pem}: cannot be used: {error}; it must contain {wanted}") from error
-    algorithm = {RSAPrivateKey: "ps256", Ed25519PrivateKey: "ed25519"}
-    if isinstance(private, EllipticCurvePrivateKey):
-        name = _CURVES.get(private.curve.name)
-    else:
-        name = next((name for kind, name in algorithm.items() if isinstance(private, kind)), None)
-    if name is None:
-        keys = "ECDSA with P-256, P-384 or P-521, RSA, or Ed25519"
-        raise InputError(f"{pem}: C2PA has no signatures with such a key; use {keys}", usage=False)
-    return Credentials(chain, key, name)
+    match private:
+        case RSAPrivateKey():
+            return Credentials(chain, key, "ps256")
+        case Ed25519PrivateKey():
+            return Credentials(chain, key, "ed25519")
+        case EllipticCurvePrivateKey() if private.curve.name in _CURVES:
+            return Credentials(chain, key, _CURVES[private.curve.name])
+    keys = "ECDSA with P-256, P-384 or P-521, RSA, or Ed25519"
+    raise InputError(f"{pem}: C2PA has no signatures with such a key; use {keys}", usage=False)
