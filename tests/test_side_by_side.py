@@ -3,6 +3,9 @@ that are copies of the graphs."""
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +13,14 @@ import numpy as np
 import pytest
 
 from latentsync_trt import LipSync
-from latentsync_trt.errors import EngineBuildError
+from latentsync_trt.errors import EngineBuildError, InputError
 from latentsync_trt.runtime.networks.networks import Networks
+from latentsync_trt.runtime.networks.threads import StageThreads, results
 from latentsync_trt.runtime.providers.select import Selection
 from latentsync_trt.sync.inpaint import Inpainter
 from latentsync_trt.sync.paint import Painter
-from tests.clips import LOSSLESS, decoded
+from latentsync_trt.types import Progress
+from tests.clips import LOSSLESS, decoded, synced
 from tests.compiling import COMPILING, compiling_provider
 from tests.device import GRAPHS, DemoNetworks, Device
 
@@ -84,6 +89,79 @@ def test_a_window_is_encoded_and_one_decoded_while_another_is_denoised(
         assert sorted(stage for stage, _, _ in used) == sorted(STAGES)  # a thread for each, the same for all clips
         assert all(name.startswith(stage) for stage, name, _ in used)
     assert our_threads() <= before
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("on_gpu", [True, False])
+def test_two_clips_at_once(
+    request: pytest.FixtureRequest,
+    make: DemoNetworks,
+    three_windows: tuple[Path, Path],
+    three_windows_synced: np.ndarray,
+    tmp_path: Path,
+    on_gpu: bool,
+) -> None:
+    """They open networks for different steps, and paint at the same time; one that is stopped leaves the other."""
+    networks = request.getfixturevalue("gpu") if on_gpu else make()
+    other, both = replace(LOSSLESS, guidance=1.0), threading.Barrier(3)
+    alone = synced(three_windows, tmp_path / "alone.mkv", other)
+
+    def meet(progress: Progress) -> None:
+        if progress.stage == "painting first frames":
+            both.wait(TIMEOUT_S)
+
+    def stop(progress: Progress) -> None:
+        meet(progress)
+        if progress.stage == "lip-sync":
+            raise InputError("stopped")
+
+    with LipSync(networks) as lip_sync, ThreadPoolExecutor() as threads:
+        runs = [
+            threads.submit(lip_sync.sync, *three_windows, tmp_path / f"{number}.mkv", options, on_progress=progress)
+            for number, (options, progress) in enumerate([(LOSSLESS, meet), (other, meet), (other, stop)])
+        ]
+        for run in runs[:2]:
+            assert run.result(TIMEOUT_S).windows == WINDOWS
+        with pytest.raises(InputError, match="stopped"):
+            runs[2].result(TIMEOUT_S)
+    assert np.array_equal(np.stack(decoded(tmp_path / "0.mkv")), three_windows_synced)
+    assert np.array_equal(np.stack(decoded(tmp_path / "1.mkv")), alone)
+    assert sorted(path.name for path in tmp_path.iterdir() if path.suffix) == ["0.mkv", "1.mkv", "alone.mkv"]
+
+
+def test_stages_of_an_older_clip_pass_those_of_a_younger_one_but_not_for_ever() -> None:
+    threads, go_on, ran = StageThreads(lambda: True), threading.Event(), list[str]()
+    first = threads.start("denoise", lambda: go_on.wait(TIMEOUT_S))
+    given = {"younger": 3, "older 1": 0, "older 2": 0, "older 3": 0}
+    made = [threads.start("denoise", partial(ran.append, name), after=after) for name, after in given.items()]
+    go_on.set()
+    results([first, *made])
+    threads.close()
+    assert ran == ["older 1", "older 2", "younger", "older 3"]
+
+
+@pytest.mark.integration
+def test_networks_open_while_no_window_is_painted(gpu: Networks, monkeypatch: pytest.MonkeyPatch) -> None:
+    painting, painted, opened = threading.Event(), threading.Event(), threading.Event()
+    open_all = Networks.open_all
+
+    def noted(self: Networks, graphs: tuple[str, ...]) -> None:
+        assert painted.is_set()
+        open_all(self, graphs)
+        opened.set()
+
+    def paint() -> None:
+        painting.set()
+        assert not opened.wait(0.2)
+        painted.set()
+
+    monkeypatch.setattr(Networks, "open_all", noted)
+    with ThreadPoolExecutor() as threads:
+        window = threads.submit(gpu.run, paint)
+        assert painting.wait(TIMEOUT_S)
+        gpu.prepare(GRAPHS)
+        window.result(TIMEOUT_S)
+    assert gpu.is_ready(GRAPHS)  # so that the next clip need not wait for windows
 
 
 @pytest.mark.integration

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Self
 
 from latentsync_trt.config import AudioSegments, RuntimeOptions, SyncOptions
 from latentsync_trt.errors import InputError
-from latentsync_trt.sync.threads import POLL_S
+from latentsync_trt.runtime.networks.threads import Gate
 from latentsync_trt.types import AudioFeatures, Enhancer, FaceDetector, Float32Array, ProgressCallback, SyncReport
 
 if TYPE_CHECKING:
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 class LipSync:
     """Syncs any number of clips with one bundle and provider; sessions stay open until `close`.
 
-    Thread-safe: one of `sync`, `encode_audio`, `warm_up`, `stream` and `close` runs at a time, the
-    others wait for it. Called from `on_progress` they raise `InputError`, as they would wait forever;
-    after `close` they do, too. To stop a running `sync`, raise in `on_progress`. Live sessions that
-    `stream` has opened run beside all of them.
+    Thread-safe. Calls of `sync` run beside one another and share the device, the oldest first; on several devices,
+    one at a time. `encode_audio`, `warm_up`, `stream` and `close` wait for all others, and these for them. Called from
+    `on_progress`, all raise `InputError`, as they would wait forever; after `close` they do, too. To stop a running
+    `sync`, raise in `on_progress`. Live sessions that `stream` has opened run beside all of them.
     """
 
     def __init__(self, networks: "Networks", *others: "AnyNetworks") -> None:
@@ -45,7 +45,7 @@ class LipSync:
         self._devices = Devices(networks, others)
         self._own_detector: MediaPipeDetector | None = None
         self._live: LiveSessions | None = None
-        self._lock, self._thread, self._closed = threading.Lock(), 0, False
+        self._lock, self._gate, self._threads, self._closed = threading.Lock(), Gate(), set[int](), False
 
     @classmethod
     def from_bundle(
@@ -94,23 +94,23 @@ class LipSync:
         return lip_sync
 
     @contextmanager
-    def _exclusive(self, operation: str) -> Iterator[None]:
-        """Waits until no other operation runs; raises `InputError` in a callback of one, and after `close`."""
-        if self._thread == threading.get_ident():
+    def _entered(self, operation: str, *, alone: bool = True) -> Iterator[None]:
+        """Waits until no other operation runs, or only such as are not `alone`; raises `InputError` in a callback of
+        one, and after `close`."""
+        thread = threading.get_ident()
+        if thread in self._threads:
             raise InputError(
                 f"LipSync.{operation}: called from a callback of another call, which it would wait for; call it "
                 "when that has returned, or raise in the callback to stop it"
             )
-        while not self._lock.acquire(timeout=POLL_S):
-            pass
-        try:
+        with self._gate.entered(alone=alone):
             if self._closed and operation != "close":
                 raise InputError(f"LipSync.{operation}: it is closed; open the bundle again")
-            self._thread = threading.get_ident()
-            yield
-        finally:
-            self._thread = 0
-            self._lock.release()
+            self._threads.add(thread)
+            try:
+                yield
+            finally:
+                self._threads.remove(thread)
 
     def __enter__(self) -> Self:
         return self
@@ -123,7 +123,7 @@ class LipSync:
 
         Waits for a call that runs in another thread. Closing again does nothing.
         """
-        with self._exclusive("close"):
+        with self._entered("close"):
             self._closed = True
             if self._live is not None:
                 self._live.close()
@@ -136,7 +136,7 @@ class LipSync:
         from latentsync_trt.sync.inpaint import graphs_for
 
         graphs = graphs_for(options or SyncOptions())
-        with self._exclusive("warm_up"):
+        with self._entered("warm_up"):
             self._devices.prepare(graphs)
             self._devices.warm_up(graphs)
 
@@ -179,7 +179,7 @@ class LipSync:
             devices.open_audio(AUDIO_ENCODER)  # not before the recording has been read
             return devices.encode_mel(mel)
 
-        with self._exclusive("encode_audio"):
+        with self._entered("encode_audio"):
             plan = plan_of(options, partial(speech_in, recording))
             return encode_audio(partial(read_audio_blocks, recording), encode_mel, filters_of(devices.bundle), plan)
 
@@ -222,19 +222,17 @@ class LipSync:
         from latentsync_trt.sync.inpaint import graphs_for
 
         options, devices = inputs.options, self._devices
-        with self._exclusive("sync"):
-            try:
-                # Before the imports below, and while sound and faces are read.
-                devices.prepare_ahead(graphs_for(options))
-                from latentsync_trt.face.detector import MediaPipeDetector
-                from latentsync_trt.sync.run import Helpers, Run
+        with self._entered("sync", alone=len(devices.all) > 1):
+            # Before the imports below, and while sound and faces are read.
+            devices.prepare_ahead(graphs_for(options))
+            from latentsync_trt.sync.run import Helpers, Run
 
-                run = Run(devices, inputs, helpers or Helpers(), on_progress or (lambda _: None))
-                self._own_detector = self._own_detector or MediaPipeDetector()
-                return run.execute(self._own_detector)
-            except BaseException:
-                devices.take_notices()  # they are not the next clip's
-                raise
+            run = Run(devices, inputs, helpers or Helpers(), on_progress or (lambda _: None))
+            devices.clips.append(run)
+            try:
+                return run.execute(self._detecting())
+            finally:
+                devices.clips.remove(run)
 
     def stream(
         self,
@@ -257,13 +255,18 @@ class LipSync:
             InputError: the clip or an option cannot be used. NoFaceError: a frame of the clip shows no face.
             Others as `sync`.
         """
-        from latentsync_trt.face.detector import MediaPipeDetector
         from latentsync_trt.live.options import LiveOptions
         from latentsync_trt.live.sessions import LiveSessions
         from latentsync_trt.sync.inputs import path_argument
 
         clip = path_argument(video, "video") if isinstance(video, str | Path) else video
-        with self._exclusive("stream"):
+        with self._entered("stream"):
             self._live = self._live or LiveSessions(self._devices)
+            return self._live.open(clip, options or LiveOptions(), self._detecting(), executors=executors, now=now)
+
+    def _detecting(self) -> "MediaPipeDetector":
+        from latentsync_trt.face.detector import MediaPipeDetector
+
+        with self._lock:
             self._own_detector = self._own_detector or MediaPipeDetector()
-            return self._live.open(clip, options or LiveOptions(), self._own_detector, executors=executors, now=now)
+            return self._own_detector

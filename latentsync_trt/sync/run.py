@@ -4,13 +4,13 @@ Each stage is a generator over the previous one, joined by a bounded queue, so m
 and of a window, not on the length of the clip. Those before painting begin while the networks open.
 """
 
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable
 from contextlib import closing
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
 from time import perf_counter
-from typing import cast
+from typing import Any, cast
 
 from latentsync_trt.audio.mel import filters_of
 from latentsync_trt.face.choice import speakers_of
@@ -23,7 +23,9 @@ from latentsync_trt.media.parts import Work
 from latentsync_trt.media.playback import Playback
 from latentsync_trt.media.reader import read_frames
 from latentsync_trt.media.writer import VideoWriter
-from latentsync_trt.runtime.networks.devices import Devices
+from latentsync_trt.runtime.networks.devices import AnyNetworks, Devices
+from latentsync_trt.runtime.networks.networks import Notices
+from latentsync_trt.runtime.networks.threads import Stage
 from latentsync_trt.sync.alarm import Alarm
 from latentsync_trt.sync.compose import Composer, load_enhancer
 from latentsync_trt.sync.faces import FaceFinder, analyze
@@ -57,6 +59,9 @@ from latentsync_trt.values import parse_face
 # With one network at a time on the device, each processes this many windows before the next is loaded.
 _LOW_MEMORY_WINDOWS = 4
 
+# Of an older clip, which so many stages of windows pass each stage of a younger one.
+_STAGES_AFTER = 24
+
 
 @dataclass(frozen=True, slots=True)
 class Helpers:
@@ -82,7 +87,8 @@ class Run:
         self._helpers = helpers
         self._clock = StageClock()
         self._opened_s = self._written_s = self._start_s
-        self._alarm = Alarm(self._manifest, self._resolution_px, devices.notice, strict=inputs.options.strict)
+        self._notices = Notices(devices.notices.on_notice)
+        self._alarm = Alarm(self._manifest, self._resolution_px, self._notices.add, strict=inputs.options.strict)
         starts_s, shows = [piece.at_s for piece in inputs.voices.recordings], inputs.page is not None
         self._quality = Quality(starts_s, pictures=shows, alarm=self._alarm, syncnet=self._meters())
 
@@ -140,7 +146,7 @@ class Run:
             frames_per_s=(count - done) / pace_s if pace_s else 0.0,
             stages=self._clock.times(),
             engines=self._devices.times(),
-            notices=self._devices.take_notices(),
+            notices=(*self._devices.take_notices(), *self._notices.take()),
             untouched=tuple(finder.untouched),
             quality=self._quality.result(),
             devices=tuple(
@@ -169,7 +175,7 @@ class Run:
 
     def _announce(self, notices: Iterable[str]) -> None:
         for text in notices:
-            self._devices.notice(text)
+            self._notices.add(text)
 
     def _write(
         self,
@@ -234,7 +240,7 @@ class Run:
             tracks=tracks,
             wanted=span.__contains__,
             pixel_aspect=self._inputs.info.sample_aspect_ratio,
-            on_notice=self._devices.notice,
+            on_notice=self._notices.add,
         )
 
     def _paint_devices(self) -> tuple[PaintDevice, ...]:
@@ -248,10 +254,17 @@ class Run:
         )
         return tuple(
             PaintDevice(
-                make(own.networks.codec, own.networks.denoiser), own.run, own.networks.stage, own.networks.side_by_side
+                make(own.networks.codec, own.networks.denoiser),
+                own.run,
+                partial(self._stage, own.networks),
+                own.networks.side_by_side,
             )
             for own in devices.all
         )
+
+    def _stage(self, networks: AnyNetworks, stage: Stage, action: Callable[[], Any]) -> Any:
+        # Clips that shared the GPU evenly would begin and end together, and leave it idle meanwhile.
+        return networks.stage(stage, action, after=_STAGES_AFTER * self._devices.clips.index(self))
 
     def _painter(self, speech: OpenVoices, playback: Playback) -> Painter:
         devices = self._devices

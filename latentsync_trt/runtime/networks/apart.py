@@ -83,16 +83,22 @@ class SubprocessNetworks(Shared):
         """As `Networks.save_memory`."""
         self._call("save_memory")
 
+    def is_ready(self, graphs: tuple[str, ...]) -> bool:
+        return bool(self._call("is_ready", graphs))
+
+    def open_all(self, graphs: tuple[str, ...]) -> None:
+        self._call("open_all", graphs)
+
     def _change_to_built(self) -> None:
         self._call("between_windows")
 
-    def stage(self, stage: Stage, action: Callable[[], T]) -> T:
-        """Runs a part of what `run` runs, of each stage one at a time."""
+    def stage(self, stage: Stage, action: Callable[[], T], **_: int) -> T:
+        """Runs a part of what `run` runs, of each stage one at a time, in any order."""
         with self._stages[stage]:
             return action()
 
     def __getattr__(self, name: str) -> Any:
-        """A method of `Networks`: `builds`, `prepare`, `open`, `warm_up`."""
+        """A method of `Networks`: `builds`, `open`, `warm_up`."""
         return partial(self._call, name)
 
     def wait_for_build(self) -> str:

@@ -2,8 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TypeVar
 
@@ -50,8 +49,10 @@ class Devices:
     def __init__(self, first: Networks, others: Sequence[AnyNetworks] = ()) -> None:
         self.all = tuple(Device(each, position) for position, each in enumerate((first, *others)))
         self.bundle, self.options = first.bundle, first.options
+        self.clips: list[object] = []
+        """Those that run, the oldest first."""
         self._lock = threading.Lock()
-        self._ahead: Future[None] | None = None
+        self._ahead = ThreadPoolExecutor(1, thread_name_prefix="prepare")
         self.notices = first.notices
         if others:
             self.notices = Notices()
@@ -121,17 +122,12 @@ class Devices:
         The next call that needs the networks waits for it. Its errors are dropped, as `prepare` meets them again.
         """
         graphs = tuple(graphs)
-        first = self.all[0]
-        if first.on_gpu and not first.networks.builds(graphs):
-            thread = ThreadPoolExecutor(1, thread_name_prefix="prepare")
-            self._ahead = thread.submit(self._prepare, graphs)
-            thread.shutdown(wait=False)
+        if self.all[0].on_gpu and not self.all[0].networks.builds(graphs):
+            self._ahead.submit(self._prepare, graphs)
 
     def _wait_for_ahead(self) -> None:
-        ahead, self._ahead = self._ahead, None
-        if ahead is not None:
-            with suppress(LatentSyncError):
-                results([ahead])
+        if any(each.on_gpu for each in self.all):
+            results([self._ahead.submit(int)])  # after all that was submitted before
 
     def prepare(self, graphs: Iterable[str]) -> None:
         """As `Networks.prepare`, on every device; one that fails is left out."""
@@ -170,7 +166,7 @@ class Devices:
         return next(filter(None, errors), "")
 
     def close(self) -> None:
-        self._wait_for_ahead()
+        self._ahead.shutdown()
         for device in self.all:
             device.networks.close()
 

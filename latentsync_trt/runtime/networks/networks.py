@@ -24,6 +24,7 @@ from latentsync_trt.runtime.networks.denoiser import ReplaysDiffer
 from latentsync_trt.runtime.networks.opened import Opened
 from latentsync_trt.runtime.networks.threads import Gate, Stage, StageThreads
 from latentsync_trt.runtime.networks.verdict import Judge
+from latentsync_trt.runtime.providers.diagnose import PROVIDER_FACT
 from latentsync_trt.runtime.providers.gpu import free_memory_bytes
 from latentsync_trt.runtime.providers.select import Selection, next_provider
 from latentsync_trt.runtime.providers.table import CUDA
@@ -71,7 +72,7 @@ class Shared:
     """What threads that paint windows on one device have in common: `run`, beside others where there is room.
 
     Subclasses have `side_by_side`, `low_memory` and `save_memory`, as described at `Networks`; `built`: whether a
-    background build is ready, to which `_change_to_built` switches.
+    background build is ready, to which `_change_to_built` switches; `is_ready`: whether `open_all` has nothing to do.
     """
 
     side_by_side: bool
@@ -96,6 +97,18 @@ class Shared:
                 self.save_memory()
             return self._within_memory(action)
 
+    def prepare(self, graphs: Iterable[str]) -> None:
+        """Builds and opens what a run needs, beside no window.
+
+        Raises:
+            EngineBuildError: neither the provider nor any allowed fallback can compile a graph.
+            OutOfMemory: there is too little memory.
+        """
+        graphs = tuple(graphs)
+        if not self.is_ready(graphs):
+            with self._gate.entered(alone=True):
+                self.open_all(graphs)
+
     def between_windows(self) -> None:
         """Switches to engines built in the background, once they are ready."""
         if self.built:
@@ -119,11 +132,17 @@ class Shared:
     def _change_to_built(self) -> None:
         raise NotImplementedError
 
+    def is_ready(self, graphs: tuple[str, ...]) -> bool:
+        raise NotImplementedError
+
+    def open_all(self, graphs: tuple[str, ...]) -> None:
+        raise NotImplementedError
+
 
 class Networks(Shared):
     """Image codec, audio encoder and denoiser of `bundle`, run by the selected provider.
 
-    `codec` and `denoiser` serve one clip at a time; on a GPU, they run in the threads of their stages.
+    `codec` and `denoiser` serve one window at a time, see `run` and `stage`; on a GPU, in the threads of their stages.
 
     Args:
         may_fall_back: to another provider, with a notice, where the selected one builds no engines.
@@ -192,9 +211,9 @@ class Networks(Shared):
         """Log mel spectrogram `(1, 80, 3000)` → features `(1, 1500, L, D)`."""
         return self.run(lambda: self.stage("encode", lambda: self.session(AUDIO_ENCODER).run({"mel": mel})[0]))
 
-    def stage(self, stage: Stage, action: Callable[[], T]) -> T:
-        """Runs a part of what `run` runs in the thread of its stage."""
-        return self._threads.run(stage, action)
+    def stage(self, stage: Stage, action: Callable[[], T], *, after: int = 0) -> T:
+        """Runs a part of what `run` runs in the thread of its stage; `after` as for `StageThreads.start`."""
+        return self._threads.run(stage, action, after=after)
 
     def _call_codec(self, method: str, *given: Any) -> Any:
         stage: Stage = "encode" if method == "encode_faces" else "decode"
@@ -236,14 +255,13 @@ class Networks(Shared):
         """Whether `prepare` would build engines before it returns."""
         return not self._build_wanted and bool(self._opened.engines.missing(graphs))
 
-    def prepare(self, graphs: Iterable[str]) -> None:
-        """Builds and opens what a run needs.
+    def is_ready(self, graphs: tuple[str, ...]) -> bool:
+        """Whether `graphs` are open, and have run, on a GPU with room for all."""
+        return self.side_by_side and set(graphs) <= set(self._needed) and self._opened.have_run(graphs)
 
-        Raises:
-            EngineBuildError: neither the provider nor any allowed fallback can compile a graph.
-            OutOfMemory: there is too little memory.
-        """
-        self._needed = graphs = tuple(graphs)
+    def open_all(self, graphs: tuple[str, ...]) -> None:
+        """As `prepare`, while nothing else runs."""
+        self._needed = tuple(dict.fromkeys((*self._needed, *graphs)))  # other clips go on
         first = self._windows_that_fit is None
         if self._build_wanted:
             self._choose_memory()
@@ -267,6 +285,7 @@ class Networks(Shared):
                     self._choose_memory()
                 self._within_memory(partial(self._open, graphs))
             except (EngineBuildError, OutputError) as error:  # the latter: the engine cache cannot be written
+                forget(PROVIDER_FACT)
                 self._fall_back(error)
             else:
                 return
@@ -281,7 +300,8 @@ class Networks(Shared):
     def warm_up(self, graphs: Iterable[str]) -> None:
         """Runs each graph once on random numbers, as first runs are slow."""
         graphs = tuple(graphs)
-        self._replayed(lambda: self._opened.warm_up(graphs))
+        with self._gate.entered(alone=True):
+            self._replayed(lambda: self._opened.warm_up(graphs))
 
     def _open(self, graphs: tuple[str, ...]) -> None:
         """Opens `graphs`; on a GPU with room for all, also runs each of them once."""

@@ -108,6 +108,10 @@ class Opened:
         """Runs each of `graphs` once, if it has not run. Raises as `open`."""
         self._in_turn(self._not_run(graphs))
 
+    def have_run(self, graphs: tuple[str, ...]) -> bool:
+        """Whether all of `graphs` are open and have run."""
+        return not self._not_run(graphs)
+
     def times(self) -> tuple[EngineTime, ...]:
         """Time spent on each engine, including closed ones, in the order they were opened."""
         with self._lock:

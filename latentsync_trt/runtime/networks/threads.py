@@ -5,6 +5,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, CancelledError, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
+from itertools import count
+from queue import PriorityQueue
 from typing import Any, Literal, TypeVar, get_args
 
 T = TypeVar("T")
@@ -27,21 +29,38 @@ class StageThreads:
     def __init__(self, wanted: Callable[[], bool]) -> None:
         self._wanted = wanted
         self._threads = _stage_threads()
+        self._waiting: dict[Stage, PriorityQueue[tuple[int, int, Future[Any], Callable[[], Any]]]]
+        self._waiting = {stage: PriorityQueue() for stage in get_args(Stage)}
+        self._numbers = count()
 
-    def start(self, stage: Stage, action: Callable[[], T]) -> Future[T]:
-        """Runs `action` in the thread of `stage`, after those that were given before."""
-        return self._threads[stage].submit(action)
+    def start(self, stage: Stage, action: Callable[[], T], *, after: int = 0) -> Future[T]:
+        """Runs `action` in the thread of `stage`, after those that were given before, and up to about `after` of those
+        that any stage is given later."""
+        future, number = Future[T](), next(self._numbers)
+        self._waiting[stage].put((number + after, number, future, action))
+        self._threads[stage].submit(self._run_next, stage)
+        return future
 
-    def run(self, stage: Stage, action: Callable[[], T]) -> T:
+    def run(self, stage: Stage, action: Callable[[], T], *, after: int = 0) -> T:
         """As `start`, and waits for the result."""
         if not self._wanted() or threading.current_thread().name.startswith(f"{stage} of painting"):
             return action()
-        return results([self.start(stage, action)])[0]
+        return results([self.start(stage, action, after=after)])[0]
 
     def close(self) -> None:
         threads, self._threads = self._threads, _stage_threads()
         for each in threads.values():
-            each.shutdown(cancel_futures=True)
+            each.shutdown()
+
+    def _run_next(self, stage: Stage) -> None:
+        *_, future, action = self._waiting[stage].get()
+        try:
+            if future.set_running_or_notify_cancel():
+                future.set_result(action())
+        except BaseException as error:  # noqa: BLE001 -- raised by who waits for the result
+            future.set_exception(error)
+        finally:
+            del future, action  # else the error's traceback, and this frame in it, would keep what they hold
 
 
 def _stage_threads() -> dict[Stage, ThreadPoolExecutor]:
@@ -59,13 +78,12 @@ class Gate:
     def entered(self, *, alone: bool) -> Iterator[None]:
         """A block beside others that share, or beside no other: then, those that want to enter wait from now on."""
         with self._changed:
-            self._changed.wait_for(lambda: not self._alone)
-            if alone:
-                self._alone = True
-                self._changed.wait_for(lambda: not self._sharing)
-            else:
-                self._sharing += 1
+            self._wait_until(lambda: not self._alone)
+            self._alone = alone
+            self._sharing += not alone
         try:
+            with self._changed:
+                self._wait_until(lambda: not (alone and self._sharing))
             yield
         finally:
             with self._changed:
@@ -74,6 +92,10 @@ class Gate:
                 else:
                     self._sharing -= 1
                 self._changed.notify_all()
+
+    def _wait_until(self, condition: Callable[[], bool]) -> None:
+        while not self._changed.wait_for(condition, _POLL_S):
+            pass
 
 
 def results(futures: Iterable[Future[T]]) -> list[T]:
