@@ -23,7 +23,7 @@ from tests.small import small_bundle
 
 pytestmark = pytest.mark.integration
 
-OPTIONS = ("--bundle", str(small_bundle()), "--provider", "cpu", "--steps", "2")
+OPTIONS = ("--bundle", str(small_bundle()), "--provider", "cpu", "--steps", "1")
 PATIENCE_S = 240.0
 FRAMES = {"a": 8, "b": 6, "c": 5}
 

@@ -14,7 +14,9 @@ from typing import Any
 import httpx
 import psutil
 import pytest
+from click.testing import CliRunner
 
+from latentsync_trt.cli import main
 from tests.clips import decoded, write_face, write_sound
 from tests.serving import PATIENCE_S, ended, until
 from tests.small import small_bundle
@@ -82,12 +84,12 @@ def test_a_job_with_the_real_model(tmp_path: Path, started: list[Command]) -> No
     started.append(command)
     client = command.client
     until(lambda: client.get("/healthz").status_code == 200)
-    job = send(client, tmp_path, 1.0)
+    job = send(client, tmp_path, 0.4)
     done = ended(client, job)
-    assert (done["state"], done["report"]["frames"], done["report"]["provider"]) == ("done", 25, "cpu")
+    assert (done["state"], done["report"]["frames"], done["report"]["provider"]) == ("done", 10, "cpu")
     (tmp_path / "result.mp4").write_bytes(client.get(f"/v1/jobs/{job}/result").content)
-    assert len(decoded(tmp_path / "result.mp4")) == 25
-    assert "latentsync_frames_total 25.0" in client.get("/metrics").text
+    assert len(decoded(tmp_path / "result.mp4")) == 10
+    assert "latentsync_frames_total 10.0" in client.get("/metrics").text
 
 
 @pytest.mark.slow
@@ -140,15 +142,10 @@ def test_on_ray(tmp_path: Path, started: list[Command]) -> None:
 
 def refused(folder: Path, *words: str, key: str = "") -> str:
     """The error of a service that does not start."""
-    result = subprocess.run(
-        [sys.executable, "-m", "latentsync_trt", "serve", "--bundle", "demo", "--folder", str(folder), *words],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        env={**os.environ, "LATENTSYNC_TRT_API_KEY": key},
-    )
-    assert result.returncode == 2, result
-    assert result.stdout == "" and result.stderr.startswith("error: ") and result.stderr.count("\n") == 1
+    command = ["serve", "--bundle", "demo", "--folder", str(folder), *words]
+    result = CliRunner().invoke(main, command, env={"LATENTSYNC_TRT_API_KEY": key})
+    assert (result.exit_code, result.stdout) == (2, ""), result
+    assert result.stderr.startswith("error: ") and result.stderr.count("\n") == 1
     return result.stderr
 
 
