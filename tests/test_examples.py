@@ -13,6 +13,7 @@ import yaml
 from nbclient import NotebookClient
 
 from latentsync_trt.cli.batch import batch
+from latentsync_trt.config import PRESETS, Sampling
 from latentsync_trt.media import demo_clip
 from latentsync_trt.media.audio import read_audio_blocks
 from tests.clips import decoded, write_clip
@@ -30,11 +31,13 @@ Run = Callable[..., None]
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Runs a script in an empty folder, as `python NAME.py WORDS` does; its clip is that of `FRAMES` frames."""
+    """Runs a script in an empty folder, as `python NAME.py WORDS` does; its clip has `FRAMES` frames, and two steps."""
     samples = np.concatenate(list(read_audio_blocks(demo_clip.SPEECH)))
     write_samples(tmp_path / "short.wav", samples[: FRAMES * 16000 // 25], 16000)
     monkeypatch.setattr(demo_clip, "SPEECH", tmp_path / "short.wav")
     monkeypatch.chdir(tmp_path)
+    for preset in ("balanced", "fast"):
+        monkeypatch.setitem(PRESETS, preset, Sampling(2, "dpmpp", 1))
 
     def run_script(name: str, *words: str) -> None:
         monkeypatch.setattr(sys, "argv", [f"{name}.py", *words])
@@ -124,7 +127,6 @@ def test_the_command_for_kuberay_is_one_of_this_package_whose_workers_fit_into_i
     words = [word.replace("/data/jobs.csv", str(tmp_path / "jobs.csv")) for word in words]
     with batch.make_context("batch", words) as context:
         options = context.params
-    assert options["resume"]
     assert options["ray"] == "auto"
     assert options["bundle"].startswith("s3://")
     assert options["engine_store"].startswith("s3://")
