@@ -73,7 +73,7 @@ class Measures:
 
     `seam`: the step at the edge of what was pasted, relative to the source's own changes there; 0 = none, below 1 these
     hide it. `flicker`: change from frame to frame that is no movement, beside the mouth, relative to the source's own.
-    Both are means, without a page over three frames in a row of each nine.
+    Both are means, without a page over three frames in a row of each 15.
     `from_s`: where a resumed run went on; what an earlier one painted is not measured. `color`, `sharpness`: of the
     first painted faces, see `measure.pictures.fit_of`; `alarm`: why they do not look like the source's face; empty if
     they do. `syncnet`: of each speaker.

@@ -166,8 +166,8 @@ class CacheMachine(RuleBasedStateMachine):
             if len(calls) == 1 and deletes:
                 self.ready.pop(key.digest)
                 shutil.rmtree(folder)
-            elif len(calls) == 1:
-                raise EngineBuildError("built by another driver")
+            if len(calls) == 1:
+                raise EngineBuildError("deleted, or built by another driver")
             return self.content(folder)
 
         known = key.digest in self.ready

@@ -57,6 +57,7 @@ def test_json_has_bundles_settings_faces_lips_and_flicker(found: dict[str, Any])
     assert (found["kind"], found["format"]) == ("latentsync-trt compare", 4)
     assert (found["a"]["name"], found["b"]["name"]) == ("demo", "perturbed")
     assert found["a"]["size_bytes"] == sum(entry.bytes for entry in Bundle.load(small_bundle()).manifest.files.values())
+    assert any("untrained" in note for note in found["notes"])
     assert found["settings"] == "steps 2, solver ddim, cache_interval 1, guidance 1.5, seed 1247"
     clip = found["clip"]
     assert (clip["name"], clip["frames"], clip["frames_with_face"]) == ("face.mp4", FRAMES, FRAMES)
@@ -105,19 +106,6 @@ def test_the_page_shows_the_numbers_and_contains_no_paths(folder: Path, found: d
     for secret in ("secret-folder", str(Path.home())):
         assert secret not in content
         assert secret not in (folder / "report.json").read_text()
-
-
-def test_equal_bundles_are_equal(folder: Path) -> None:
-    clip = ("--clip", folder / "face.mp4", "--audio", folder / "speech.wav")
-    out = folder / "equal" / "both.html"
-    result = compare(small_bundle(), small_bundle(), *clip, "--out", out, *RUN)
-    assert result.exit_code == 0, result.output
-    lines = [" ".join(line.split()) for line in result.stdout.splitlines()]
-    assert lines[:2] == ["A: small_bundle (fp32)", "B: small_bundle (fp32)"]
-    assert {"mouth equal, SSIM 1.0000", "lips of B follow A's, r 1.000, 0.0000 apart"} <= set(lines)
-    assert any(line.startswith("flicker") and line.endswith(" 0 in the difference") for line in lines)
-    assert "untrained" in result.stderr
-    assert lines[-1].endswith("both.html: all of it, with plots")
 
 
 def test_two_finished_videos_are_compared(tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from latentsync_trt import remembered
 from latentsync_trt.errors import InputError, ProviderUnavailable
 from latentsync_trt.runtime.providers import diagnose as diagnosis
 from latentsync_trt.runtime.providers import gpu, libraries, select, table
@@ -22,7 +21,7 @@ from latentsync_trt.runtime.providers.select import (
     select_provider,
     why_unavailable,
 )
-from latentsync_trt.runtime.providers.table import PROVIDERS, Provider
+from latentsync_trt.runtime.providers.table import PROVIDERS
 
 ADA = ("NVIDIA GeForce RTX 4090", (8, 9), 24 * 1024**3, "0000:01:00.0")
 AMPERE_A100 = ("NVIDIA A100-SXM4-80GB", (8, 0), 80 * 1024**3, "0000:41:00.0")
@@ -56,9 +55,6 @@ class FakeDriver:
 
     def cuDeviceGet(self, out: Any, index: int) -> int:
         return self._set(out, index)
-
-    def cuDevicePrimaryCtxRetain(self, _out: Any, _device: Any) -> int:
-        return self.status
 
     def cuDeviceGetName(self, out: Any, _length: int, device: Any) -> int:
         out.value = self.devices[device.value][0].encode()
@@ -230,55 +226,6 @@ def test_what_keeps_a_provider_from_running(
     assert expected in str(why_unavailable(name))
     with pytest.raises(ProviderUnavailable, match=f"{name}: .*{re.escape(expected)}"):
         select_provider(name)
-
-
-@pytest.fixture
-def trials(machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
-    """The trial sessions that are opened; onnxruntime's libraries are files here."""
-    opened: list[tuple[str, int]] = []
-
-    def open_session(provider: Provider, device: int) -> Any:
-        opened.append((provider.name, device))
-        return machine.session()
-
-    for part in ("shared", "cuda", "tensorrt"):
-        (tmp_path / part).write_bytes(b"library")
-    monkeypatch.setattr(remembered, "_SETTLED_S", -1.0)
-    monkeypatch.setattr(libraries, "provider_library", lambda part: tmp_path / part)
-    monkeypatch.setattr(libraries, "cuda_version", lambda: "13.0")
-    monkeypatch.setattr(libraries, "cudnn_version", lambda: "9.19.0")
-    monkeypatch.setattr(diagnosis, "_trial_session", open_session)
-    return opened
-
-
-@pytest.mark.parametrize("name", ["tensorrt", "cuda"])
-def test_a_trial_that_succeeded_is_not_made_again(trials: list[tuple[str, int]], name: str) -> None:
-    assert [select_provider(name).name for _ in range(3)] == [name] * 3
-    assert trials == [(name, 0)]
-    assert diagnosis.diagnose_provider(PROVIDERS[name]) is None  # as `doctor` does
-    assert trials == [(name, 0)] * 2
-    remembered.forget("provider")
-    select_provider(name)
-    assert trials == [(name, 0)] * 3
-
-
-def test_a_change_of_what_it_depends_on_needs_another_trial(
-    machine: Machine, trials: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    changes: tuple[Callable[[], object], ...] = (
-        lambda: setattr(machine, "driver_version", "590.10"),
-        lambda: monkeypatch.setattr(libraries, "cudnn_version", lambda: "9.20.0"),
-        lambda: libraries.provider_library("cuda").write_bytes(b"another"),
-        lambda: monkeypatch.setenv("LD_LIBRARY_PATH", "/opt/cuda"),
-        lambda: monkeypatch.setattr(diagnosis.ort, "__version__", "1.32.0"),
-    )
-    select_provider("cuda")
-    for number, change in enumerate(changes, 2):
-        change()
-        select_provider("cuda")
-        assert len(trials) == number
-    select_provider("cuda", 1)
-    assert trials[-1] == ("cuda", 1)
 
 
 @pytest.mark.parametrize(

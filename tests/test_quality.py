@@ -175,10 +175,10 @@ def test_pictures_that_do_not_follow_each_other_are_not_compared(between: str) -
     assert quality.result().flicker == pytest.approx(1.0)
 
 
-def test_without_pictures_three_frames_of_nine_are_measured() -> None:
+def test_without_pictures_three_frames_of_15_are_measured() -> None:
     quality = Quality([Fraction(0)])
-    for index in range(27):
-        is_measured = index % 9 < 3
+    for index in range(45):
+        is_measured = index % 15 < 3
         own = picture(3.0, seed=index)
         new = own if is_measured else picture(90.0, seed=index)
         frame = add(quality, index, own=own, new=new, seam=0.2 if is_measured else None)

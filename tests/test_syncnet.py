@@ -345,6 +345,10 @@ def test_compare_shows_both(checkpoints: Path, tmp_path: Path) -> None:
     found = re.search(r"SyncNet (LSE-C .*?(?:early|late|on time)) (LSE-C .*?(?:early|late|on time)) ", text)
     assert found is not None
     assert found[1] == found[2]
+    lines = [" ".join(line.split()) for line in result.stdout.splitlines()]
+    assert lines[:2] == ["A: face.mp4", "B: face.mp4"]
+    assert {"mouth equal, SSIM 1.0000", "lips of B follow A's, r 1.000, 0.0000 apart"} <= set(lines)
+    assert any(line.startswith("flicker") and line.endswith(" 0 in the difference") for line in lines)
     page = (tmp_path / "page.html").read_text("utf-8")
     assert page.count("A, 0.00 s: confidence") == page.count("B, 0.00 s: confidence") > 0
 

@@ -113,14 +113,14 @@ class Quantization:
     """How an 8-bit bundle was made.
 
     `parent`, `parent_sha256`: the bundle that was calibrated. `parent_precision`: of other graphs and of the layers in
-    `kept` (names of their weights). `clips`: SHA-256 by file name. `settings`: of the calibration. `share`: of the full
+    `kept` (names of their weights). `clips`: names of their files. `settings`: of the calibration. `share`: of the full
     step's multiply-adds, in 8 bits. `distance`: to the parent after whole denoising loops, by metric, if measured.
     """
 
     parent: str
     parent_sha256: str
     parent_precision: Precision
-    clips: Mapping[str, str]
+    clips: tuple[str, ...]
     settings: Mapping[str, Any]
     kept: tuple[str, ...]
     share: float

@@ -63,8 +63,9 @@ def align(points: Float32Array, bias: Float64Array | None, resolution: int) -> t
 def crop(frame: Picture, matrix: Float64Array, resolution: int) -> AlignedFace:
     """Cuts the face out of a frame, uint8 `(H, W, 3)` RGB, reading only its rectangle; `matrix`: from `align`."""
     size = crop_size_px(resolution)
-    image = cv2.resize(cut(frame, matrix, size, OUTSIDE), (resolution, resolution), interpolation=cv2.INTER_LANCZOS4)
-    return AlignedFace(image.astype(np.uint8, copy=False), matrix, size)
+    image = np.empty((resolution, resolution, 3), np.uint8)
+    cv2.resize(cut(frame, matrix, size, OUTSIDE), image.shape[:2], dst=image, interpolation=cv2.INTER_LANCZOS4)
+    return AlignedFace(image, matrix, size)
 
 
 def cut(frame: Picture, matrix: Float64Array, size_px: tuple[int, int], outside: int) -> UInt8Array:
@@ -73,7 +74,8 @@ def cut(frame: Picture, matrix: Float64Array, size_px: tuple[int, int], outside:
     if left >= right or top >= bottom:
         return np.full((size_px[1], size_px[0], 3), outside, np.uint8)
     part, place = frame[top:bottom, left:right], shifted(matrix, left, top)
-    return cv2.warpAffine(part, place, size_px, borderValue=(outside,) * 3).astype(np.uint8, copy=False)
+    found = np.empty((size_px[1], size_px[0], 3), np.uint8)
+    return np.asarray(cv2.warpAffine(part, place, size_px, dst=found, borderValue=(outside,) * 3), np.uint8)
 
 
 def inverse(matrix: Float64Array) -> Float64Array:

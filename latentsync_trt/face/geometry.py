@@ -172,11 +172,13 @@ def cut(frame: Picture, region: Region) -> Float32Array:
     if 2 <= shrink <= min(part.shape[:2]):  # bilinear warping would skip pixels: average them first
         size = (part.shape[1] // shrink, part.shape[0] // shrink)
         whole = part[: size[1] * shrink, : size[0] * shrink]
-        part = np.asarray(cv2.resize(whole, size, interpolation=cv2.INTER_AREA), np.uint8)
+        part = np.empty((size[1], size[0], 3), np.uint8)
+        cv2.resize(whole, size, dst=part, interpolation=cv2.INTER_AREA)
         matrix[:, :2] /= shrink
         matrix[:, 2] = (matrix[:, 2] + 0.5) / shrink - 0.5
     flags = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
-    image = cv2.warpAffine(part, matrix, (SIDE_PX, SIDE_PX), flags=flags, borderMode=cv2.BORDER_CONSTANT)
+    image = np.empty((SIDE_PX, SIDE_PX, 3), np.uint8)
+    cv2.warpAffine(part, matrix, (SIDE_PX, SIDE_PX), dst=image, flags=flags, borderMode=cv2.BORDER_CONSTANT)
     return np.asarray(cv2.dnn.blobFromImage(image, 1 / 255), np.float32)
 
 

@@ -1,6 +1,7 @@
 """Pastes painted faces into the frames of a clip; state per track keeps what is pasted steady.
 
-Of a frame, only the rectangle around the face is read. Pure.
+Of a frame, only the rectangle around the face is read. Pure. OpenCV's results go where there is memory (`dst`): else
+each call asks for Python's lock once more, for which all stages wait.
 """
 
 from collections.abc import Callable
@@ -15,7 +16,7 @@ import numpy as np
 from latentsync_trt.config import Paste
 from latentsync_trt.face import align
 from latentsync_trt.face.geometry import POINTS
-from latentsync_trt.face.scene import CROP_PX, OVAL, correction, covering, filled, generated_of, scene_of
+from latentsync_trt.face.scene import CROP_PX, OVAL, correction, covering, filled, generated_of, scene_of, shrunk
 from latentsync_trt.types import (
     AlignedFace,
     Face,
@@ -118,6 +119,7 @@ class Paster:
     def __init__(self, mesher: Mesher, mask: Float32Array, *, paste: Paste = "face") -> None:
         self._mesher, self._mask, self._whole = mesher, mask, paste == "mask"
         self._generated = generated_of(mask)
+        self._small = shrunk(self._generated)
         self._shown = lru_cache(_SIZES_KEPT)(partial(shown_of, mask))
         self._tracks: dict[int, tuple[Fraction, _Steady]] = {}
 
@@ -130,7 +132,7 @@ class Paster:
             own = self._mesher.mesh(source, around)
         new, color = self._mesher.mesh(result, around), None
         if own is not None and new is not None:
-            color = correction(source, result, self._generated, (own, new))
+            color = correction(source, result, self._small, (own, new))
         return InspectedFace(matrix, (own, new), color)
 
     def paste(
@@ -251,8 +253,9 @@ def paste(
     warped = _warp(crop, align.shifted(place, columns.start, rows.start), weight.shape[::-1])
     if finish.gain_and_offset is not None:
         gain, offset = finish.gain_and_offset
-        warped = np.asarray(cv2.transform(warped, np.column_stack([np.diag(gain), offset])), np.float32)
-    rgb = np.asarray(cv2.addWeighted(warped, 257, warped, 0, 0, dtype=cv2.CV_16U), np.uint16)  # clips and rounds, too
+        cv2.transform(warped, np.column_stack([np.diag(gain), offset]), dst=warped)
+    rgb = np.empty(warped.shape, np.uint16)
+    cv2.addWeighted(warped, 257, warped, 0, 0, dst=rgb, dtype=cv2.CV_16U)  # clips and rounds, too
     return Patch(left + columns.start, top + rows.start, rgb, weight)
 
 
@@ -268,7 +271,7 @@ def _weight(
     # The crop's area in the frame without its interpolated border, and the sides of a square with this area, which
     # differ where pixels are not square.
     inside = _eroded(_warp(np.ones(crop_px[::-1], np.float32), place, size), (_BORDER_EROSION_PX,) * 2)
-    area = float(inside.sum(dtype=np.float64))
+    area = cv2.sumElems(inside)[0]
     wide, high = np.linalg.norm(place[:, :2], axis=0)
     aspect = round(float(wide / high), 6)  # exactly 1 for square pixels
     sides_px = isqrt(int(area / aspect)), isqrt(int(area * aspect))
@@ -291,21 +294,22 @@ def _weight(
 
 def _warp(image: Float32Array, matrix: Float64Array, size: tuple[int, int]) -> Float32Array:
     """Samples `image` at a rectangle of `size` (width, height); `matrix`: its pixels → image pixels; 0 outside."""
-    flags = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
-    return np.asarray(cv2.warpAffine(image, matrix, size, flags=flags), np.float32)
+    found = np.empty((size[1], size[0], *image.shape[2:]), np.float32)
+    return np.asarray(cv2.warpAffine(image, matrix, size, found, cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP), np.float32)
 
 
 def _eroded(image: Float32Array, size_px: tuple[int, int]) -> Float32Array:
-    """The minimum over a rectangle of `size_px` (width, height); pixels outside the picture are ignored."""
+    """Changes `image` to the minima over a rectangle of `size_px` (width, height); pixels outside it are ignored."""
     kernel = np.ones((max(size_px[1], 1), max(size_px[0], 1)), np.uint8)
-    return np.asarray(cv2.erode(image, kernel), np.float32)
+    return np.asarray(cv2.erode(image, kernel, dst=image), np.float32)
 
 
 def _blurred(image: Float32Array, radius_px: tuple[int, int]) -> Float32Array:
-    """Gaussian blur over 2·radius + 1 pixels in x and y, with OpenCV's standard deviation for that size."""
+    """Blurs `image` over 2·radius + 1 pixels in x and y, by a Gaussian with OpenCV's deviation for that size."""
     x, y = radius_px
     sigma_x, sigma_y = (0.3 * (radius - 1) + 0.8 for radius in radius_px)  # OpenCV's default differs for small kernels
-    return np.asarray(cv2.GaussianBlur(image, (2 * x + 1, 2 * y + 1), sigma_x, sigmaY=sigma_y), np.float32)
+    blurred = cv2.GaussianBlur(image, (2 * x + 1, 2 * y + 1), sigma_x, dst=image, sigmaY=sigma_y)
+    return np.asarray(blurred, np.float32)
 
 
 def _around(values: Float32Array, margin_px: int = 0) -> tuple[slice, slice]:

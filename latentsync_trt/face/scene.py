@@ -93,9 +93,11 @@ def scene_of(
     matrix = rescaled(face, CROP_PX)
     matrix[:, 2] += _LEFT_PX, _TOP_PX
     source = cut(picture, matrix, (SIDE_PX, SIDE_PX), outside=0)
-    small = cv2.resize(painted, CROP_PX, interpolation=cv2.INTER_AREA)
+    small, levels = (np.empty((*CROP_PX[::-1], 3), dtype) for dtype in (np.uint16, np.uint8))
+    cv2.resize(painted, CROP_PX, dst=small, interpolation=cv2.INTER_AREA)
+    cv2.convertScaleAbs(small, dst=levels, alpha=1 / 257)
     result = source.copy()
-    cv2.copyTo(cv2.convertScaleAbs(small, alpha=1 / 257), generated[_CROP], result[_CROP])
+    cv2.copyTo(levels, generated[_CROP], result[_CROP])
     return matrix, source, result
 
 
@@ -136,15 +138,15 @@ def outside_px(points: Float32Array, outline: Float32Array) -> Float64Array:
 
 def filled(outlines: Sequence[Float32Array], size: tuple[int, int]) -> Float32Array:
     """The union of outlines `(n, 2)` (x, y) as a picture of `size` (width, height): float32 in [0, 1]."""
-    return np.multiply(_drawn(outlines, size), np.float32(1 / 255), dtype=np.float32)
-
-
-def _drawn(outlines: Sequence[Float32Array], size: tuple[int, int]) -> UInt8Array:
     union = np.zeros(size[::-1], np.uint8)
+    _draw(outlines, union)
+    return np.multiply(union, np.float32(1 / 255), dtype=np.float32)
+
+
+def _draw(outlines: Sequence[Float32Array], union: UInt8Array) -> None:
     for outline in outlines:
         points = np.rint(outline * (1 << _SUBPIXEL_BITS)).astype(np.int32)
         cv2.fillPoly(union, [points], 255, cv2.LINE_AA, _SUBPIXEL_BITS)
-    return union
 
 
 def correction(
@@ -156,17 +158,18 @@ def correction(
     without the lips. None if that is too small.
 
     Args:
-        source, painted: pictures of `scene_of`; generated: of `generated_of`.
+        source, painted: pictures of `scene_of`. generated: of `generated_of`, `shrunk`.
         meshes: FaceMesh's points of both, float32 `(468, 2)` in scene pixels.
     """
     ring = np.flatnonzero(_ring(generated, meshes))
     if ring.size < _LEAST_PX:
         return None
-    both = np.concatenate([_shrunk(source), _shrunk(painted)], axis=2).reshape(-1, 6)[ring].astype(np.float32)
+    both = np.concatenate([shrunk(source), shrunk(painted)], axis=2).reshape(-1, 6)[ring].astype(np.float32)
     apart = both[:, :3] - both[:, 3:]
-    strange = np.abs(apart - np.median(apart, axis=0)).sum(axis=1)
+    middle = ring.size // 2
+    strange = np.abs(apart - np.partition(apart, middle, axis=0)[middle]).sum(axis=1)
     limit = int(_SAME_SHARE * (ring.size - 1))
-    both = both[strange <= np.partition(strange, limit)[limit]]
+    both = both[np.argpartition(strange, limit)[: limit + 1]]
     means = both.mean(axis=0)
     both -= means
     shared = both.T @ both / np.float32(len(both))
@@ -179,15 +182,22 @@ def correction(
 
 
 def _ring(generated: UInt8Array, meshes: tuple[Float32Array, Float32Array]) -> BoolArray:
-    outlines = [np.split(mesh[_OVAL_AND_LIPS] / np.float32(_SHRINK), [len(OVAL)]) for mesh in meshes]
-    size = (SIDE_PX // _SHRINK,) * 2
-    faces = [_drawn((oval,), size) for oval, _ in outlines]
-    lips = _drawn([lips for _, lips in outlines], size)
-    pasted = np.minimum(_shrunk(generated), np.maximum(*faces)) >= _HALF
-    inner = cv2.erode(pasted.view(np.uint8), _INNER)
-    both, mouth = cv2.erode(np.minimum(*faces), _INSIDE), cv2.dilate(lips, _AROUND)
-    return np.asarray((pasted & (cv2.subtract(both, mouth) >= _HALF)) > inner, np.bool_)
+    canvases = np.zeros((3, *generated.shape), np.uint8)
+    one, other, lips = canvases
+    for face, mesh in zip((one, other), meshes, strict=True):
+        oval, mouth = np.split(mesh[_OVAL_AND_LIPS] / np.float32(_SHRINK), [len(OVAL)])
+        _draw([oval], face)
+        _draw([mouth], lips)
+    pasted = np.minimum(generated, np.maximum(one, other)) >= _HALF
+    skin, inner = np.minimum(one, other, out=one), other
+    cv2.erode(skin, _INSIDE, dst=skin)
+    cv2.dilate(lips, _AROUND, dst=lips)
+    cv2.subtract(skin, lips, dst=skin)
+    cv2.erode(pasted.view(np.uint8), _INNER, dst=inner)
+    return np.asarray((pasted & (skin >= _HALF)) > inner, np.bool_)
 
 
-def _shrunk(image: np.ndarray) -> np.ndarray:
-    return cv2.resize(image, (SIDE_PX // _SHRINK,) * 2, interpolation=cv2.INTER_AREA)
+def shrunk(image: UInt8Array) -> UInt8Array:
+    """A scene at the size at which faces are compared."""
+    small = np.empty((*[SIDE_PX // _SHRINK] * 2, *image.shape[2:]), np.uint8)
+    return np.asarray(cv2.resize(image, small.shape[:2], dst=small, interpolation=cv2.INTER_AREA), np.uint8)

@@ -33,6 +33,7 @@ _LEAST_FRAMES = 3
 # Opposite points on the inner edges of the upper and the lower lip, and the outer corners of the eyes.
 _UPPER_LIP, _LOWER_LIP = [82, 312, 81, 311, 80, 310], [87, 317, 178, 402, 88, 318]
 _EYES = [33, 263]
+_POINTS = np.array([*_UPPER_LIP, *_LOWER_LIP, *_EYES])
 
 _SAMPLES_PER_HALF = SPEECH_RATE_HZ // MODEL_FPS // 2
 """Of 20 ms: a frame's loudness is that of the halves before and after its time."""
@@ -149,9 +150,9 @@ def measured(curves: Curves, speaker: int = 0) -> LipMeasure:
 
 def gap_of(mesh: Float32Array) -> float:
     """The gap between the lips of `mesh (468, 2 or 3)`, in distances between the outer corners of the eyes."""
-    (left, right), upper, lower = mesh[_EYES, :2], mesh[_UPPER_LIP, :2], mesh[_LOWER_LIP, :2]
-    gaps = map(math.dist, upper.tolist(), lower.tolist())
-    return fmean(gaps) / math.dist(left.tolist(), right.tolist())
+    *lips, left, right = mesh[_POINTS, :2].tolist()
+    gaps = map(math.dist, lips[: len(_UPPER_LIP)], lips[len(_UPPER_LIP) :])
+    return fmean(gaps) / math.dist(left, right)
 
 
 def agreement(measured: Float32Array, target: Float32Array, most_lag_frames: int = _MOST_LAG_FRAMES) -> Agreement:

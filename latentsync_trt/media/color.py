@@ -146,7 +146,9 @@ def mix(planes: YuvPlanes, patches: Iterable[Patch]) -> None:
             continue
         matrix = codes_of(coding_of(planes.color, width_px, height_px, planes.bits), 1 if hdr else _WHITE)
         rgb = hdr.signal(patch.rgb) if hdr else patch.rgb.astype(np.float32)
-        codes = [np.asarray(cv2.transform(rgb, row[None]), np.float32) for row in matrix]  # quicker than at once
+        codes = [np.empty_like(patch.weight) for _ in matrix]
+        for code, row in zip(codes, matrix, strict=True):  # quicker than at once
+            cv2.transform(rgb, row[None], dst=code)
         _mix((planes.y,), codes[:1], patch, (height_px, width_px), planes.bits)
         _mix((planes.u, planes.v), codes[1:], patch, (height_px, width_px), planes.bits)
 
@@ -179,28 +181,26 @@ def _mix(
     (high, wide), top, left = patch.weight.shape, patch.y_px % down, patch.x_px % across
     rows = slice(patch.y_px // down, -(-(patch.y_px + high) // down))
     columns = slice(patch.x_px // across, -(-(patch.x_px + wide) // across))
-    weight, *weighed = patch.weight, *(np.multiply(code, patch.weight, out=code) for code in codes)
+    # The weights, then each plane's weighted codes; 0 where samples reach beyond the patch.
+    shape = rows.stop - rows.start, columns.stop - columns.start
+    sums = np.zeros((1 + len(planes), shape[0] * down, shape[1] * across), np.float32)
+    inside = sums[:, top : top + high, left : left + wide]
+    inside[0] = patch.weight
+    for place, code in zip(inside[1:], codes, strict=True):
+        np.multiply(patch.weight, code, out=place)
+    means = sums
     if down * across > 1:
-        # The mean over each sample's pixels; 0 where samples reach beyond the patch.
-        shape = rows.stop - rows.start, columns.stop - columns.start
-        edges = top, shape[0] * down - top - high, left, shape[1] * across - left - wide
-        weight, *weighed = (_means(each, edges, shape) for each in (weight, *weighed))
-        for each in (weight, *weighed):
-            # The last sample of an odd side has one pixel.
-            if rows.stop * down > size[0]:
-                each[-1] *= 2
-            if columns.stop * across > size[1]:
-                each[:, -1] *= 2
-    kept = 1 - weight
-    for plane, values in zip(planes, weighed, strict=True):
+        means = np.empty((len(sums), *shape), np.float32)
+        for mean, each in zip(means, sums, strict=True):
+            cv2.resize(each, shape[::-1], dst=mean, interpolation=cv2.INTER_AREA)
+        # The last sample of an odd side has one pixel.
+        if rows.stop * down > size[0]:
+            means[:, -1] *= 2
+        if columns.stop * across > size[1]:
+            means[:, :, -1] *= 2
+    kept = 1 - means[0]
+    for plane, values in zip(planes, means[1:], strict=True):
         target = plane[rows, columns]
         cv2.add(target * kept, values, dst=target, dtype=depths[plane.dtype.itemsize])  # rounds, too
         if bits not in (8, 16):
             np.minimum(target, 2**bits - 1, out=target)
-
-
-def _means(values: Float32Array, edges: tuple[int, int, int, int], shape: tuple[int, int]) -> Float32Array:
-    import cv2
-
-    whole = cv2.copyMakeBorder(values, *edges, cv2.BORDER_CONSTANT) if any(edges) else values
-    return np.asarray(cv2.resize(whole, shape[::-1], interpolation=cv2.INTER_AREA), np.float32)

@@ -71,7 +71,6 @@ class Calibration:
             self.on_warning(
                 f"{gpu} has no FP8, which needs compute capability {needed}: TensorRT will not run the result here"
             )
-        clips = _hashes_of(self.clips)
         samples, held_out = split(self._record(), options.samples)
         if options.measure and not held_out:
             self.on_warning("no window is left to measure on, so the result is measured on one it was calibrated on")
@@ -79,6 +78,7 @@ class Calibration:
         ranges = self._observe(samples)
         self.on_progress(Progress("write", 0, None))
         settings = {name: getattr(options, name) for name in ("samples", "steps", "guidance")}
+        clips = tuple(dict.fromkeys(path.name for clip in self.clips for path in (clip.video, clip.audio)))
         settings |= {"cache_interval": CACHE_INTERVAL, "windows": len(samples), "windows_measured": len(measured_on)}
         measure = (lambda folder: self._psnr_db(folder, measured_on)) if measured_on else None
         return quantize_bundle(self.bundle, ranges, options, out, clips=clips, settings=settings, measure=measure)
@@ -165,7 +165,7 @@ def quantize_bundle(
     options: CalibrateOptions,
     out: Path,
     *,
-    clips: Mapping[str, str] | None = None,
+    clips: tuple[str, ...] = (),
     settings: Mapping[str, Any] | None = None,
     measure: Callable[[Path], float] | None = None,
 ) -> Path:
@@ -193,7 +193,7 @@ def quantize_bundle(
             parent=manifest.name,
             parent_sha256=bundles.manifest_sha256(parent.folder),
             parent_precision=manifest.precision,
-            clips=clips or {},
+            clips=clips,
             settings={**(settings or {}), "precision": options.precision, "percentile": options.percentile},
             kept=kept,
             share=1 - sum(cost for name, cost in costs.items() if name in kept) / sum(costs.values()),
@@ -212,20 +212,3 @@ def quantize_bundle(
         )
         bundles.write_manifest(staged, made)
     return out
-
-
-def _hashes_of(clips: Sequence[Clip]) -> dict[str, str]:
-    """File name → SHA-256 in hex of the clips' files; a repeated name is prefixed with the clip's number.
-
-    Raises:
-        InputError: a file cannot be read.
-    """
-    hashes: dict[str, str] = {}
-    for number, clip in enumerate(clips, start=1):
-        for path in dict.fromkeys((clip.video, clip.audio)):
-            name = path.name if path.name not in hashes else f"{number}/{path.name}"
-            try:
-                hashes[name] = bundles.sha256_file(path)
-            except OSError as error:
-                raise InputError(f"{path}: cannot be read ({error.strerror})") from error
-    return hashes

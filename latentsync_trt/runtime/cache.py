@@ -229,8 +229,8 @@ class EngineCache:
     def load(self, key: EngineKey, build: Build, load: Callable[[Path], T]) -> tuple[Entry, T]:
         """`obtain`, then `load` on the engine's folder.
 
-        Builds the engine again if it was deleted meanwhile, or if `load` raises `EngineBuildError` for an engine that
-        this object did not build: the key cannot cover everything that a provider checks.
+        Where that raises `EngineBuildError`, the engine is removed and built again, unless this object built it: it was
+        deleted meanwhile, or the key does not cover everything that a provider checks.
 
         Raises:
             As `obtain`, and whatever `load` raises.
@@ -238,16 +238,11 @@ class EngineCache:
         entry = self.obtain(key, build)
         try:
             return entry, load(entry.folder)
-        except (LatentSyncError, OSError) as error:
-            now = self.find(key)
-            if now is None or now.built_at != entry.built_at:
-                why = "was deleted while it was opened"
-            elif isinstance(error, EngineBuildError) and key.digest not in self._built and not self.remove(entry):
-                why = f"does not open ({error})"
-                self._rejected.add(key.digest)
-            else:
+        except EngineBuildError as error:
+            if (key.digest in self._built and self.find(key)) or self.remove(entry):
                 raise
-            self._notice(f"engine cache: {key.label} in {self.folder} {why}; building it again")
+            self._notice(f"engine cache: {key.label} in {self.folder} does not open ({error}); building it again")
+        self._rejected.add(key.digest)
         entry = self.obtain(key, build)
         return entry, load(entry.folder)
 

@@ -44,8 +44,8 @@ _LEAST_NOISE = 6 * 0.5**2
 
 _SILENT_DB = -100.0
 
-_EACH, _MEASURED = 9, 3
-"""Seam and flicker are means over the clip: measured in three frames in a row, as flicker needs, of each nine."""
+_EACH, _MEASURED = 15, 3
+"""Seam and flicker are means over the clip: measured in three frames in a row, as flicker needs, of each 15."""
 
 _FILES = ("c2pa", "faces", "mix", "report", "speaker", "turns")
 """Options that name files: a page may be passed on."""

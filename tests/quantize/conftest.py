@@ -20,7 +20,7 @@ def int8_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
         small_ranges(),
         CalibrateOptions(percentile=100.0),
         out,
-        clips={"clip.mp4": "0a"},
+        clips=("clip.mp4",),
         settings={"samples": 1},
         measure=lambda _: 40.0,
     )

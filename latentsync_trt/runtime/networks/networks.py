@@ -24,7 +24,6 @@ from latentsync_trt.runtime.networks.denoiser import ReplaysDiffer
 from latentsync_trt.runtime.networks.opened import Opened
 from latentsync_trt.runtime.networks.threads import Gate, Stage, StageThreads
 from latentsync_trt.runtime.networks.verdict import Judge
-from latentsync_trt.runtime.providers.diagnose import PROVIDER_FACT
 from latentsync_trt.runtime.providers.gpu import free_memory_bytes
 from latentsync_trt.runtime.providers.select import Selection, next_provider
 from latentsync_trt.runtime.providers.table import CUDA
@@ -285,7 +284,6 @@ class Networks(Shared):
                     self._choose_memory()
                 self._within_memory(partial(self._open, graphs))
             except (EngineBuildError, OutputError) as error:  # the latter: the engine cache cannot be written
-                forget(PROVIDER_FACT)
                 self._fall_back(error)
             else:
                 return

@@ -5,13 +5,11 @@ provider is available if its libraries load and a session created with it really
 """
 
 import os
-from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 import onnxruntime as ort
 
-from latentsync_trt.remembered import Key, files_key, known, remember
 from latentsync_trt.runtime.compiler import last_line
 from latentsync_trt.runtime.providers import gpu as driver
 from latentsync_trt.runtime.providers import libraries, table
@@ -30,49 +28,16 @@ _TRIAL_MODEL = (
     b"b\x0f\n\x01y\x12\n\n\x08\x08\x01\x12\x04\n\x02\x08\x01B\x04\n\x00\x10\x11"
 )
 
-PROVIDER_FACT = "provider"
-"""Kind of the remembered fact that the trial session of a provider succeeded."""
-
-# `PATH` is where Windows finds libraries; elsewhere a change of it costs no more than one trial.
-_VARIABLES_OF_LIBRARIES = ("CUDA", "CUDNN", "LD_", "NVIDIA", "ORT_", "PATH")
-
 # Else its warnings, as about GPUs that it cannot list in a container, would appear between the lines of the command.
 ort.set_default_logger_severity(4)
 
 
-def diagnose_provider(provider: Provider, device: int = 0, *, once: bool = False) -> Obstacle | None:
-    """Tries a provider on GPU `device`; None if it runs, else the first obstacle in the order above.
-
-    `once`: without the trial session, if one succeeded since anything changed on which it depends.
-    """
-    if provider is CPU:
-        return build_obstacle(provider) or _session_obstacle(provider, device)
-    if obstacle := build_obstacle(provider) or gpu_obstacle(device) or library_obstacle(provider):
-        return obstacle
-    key = _trial_key(provider, device)
-    # As after a trial, the context exists: free memory, when it is read next, is that for networks.
-    if once and known(PROVIDER_FACT, key) and driver.opens(device):
-        return None
-    obstacle = _session_obstacle(provider, device)
-    if obstacle is None:
-        remember(PROVIDER_FACT, key)
-    return obstacle
-
-
-def _trial_key(provider: Provider, device: int) -> Key | None:
-    """All that decides whether a trial session succeeds; the libraries are loaded. None if a file is not at rest."""
-    versions = [libraries.cuda_version(), libraries.cudnn_version()]
-    if provider is TENSORRT:
-        versions.append(libraries.tensorrt_version())
-    own = (libraries.provider_library(part) for part in (provider.name, "shared"))
-    files = files_key(dict.fromkeys(own, ort.__version__))
-    return files and {
-        **files,
-        "provider": provider.name,
-        "versions": [*versions, driver.driver_version(), driver.driver_cuda()],
-        "gpu": asdict(driver.gpus()[device]),
-        "variables": {key: text for key, text in os.environ.items() if key.upper().startswith(_VARIABLES_OF_LIBRARIES)},
-    }
+def diagnose_provider(provider: Provider, device: int = 0) -> Obstacle | None:
+    """Tries a provider on GPU `device`; None if it runs, else the first obstacle in the order above."""
+    obstacle = build_obstacle(provider)
+    if provider is not CPU:
+        obstacle = obstacle or gpu_obstacle(device) or library_obstacle(provider)
+    return obstacle or _session_obstacle(provider, device)
 
 
 def build_obstacle(provider: Provider) -> Obstacle | None:

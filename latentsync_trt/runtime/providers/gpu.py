@@ -60,17 +60,6 @@ def gpus() -> tuple[Gpu, ...]:
     return tuple(_gpu(driver, index) for index in range(count.value))
 
 
-def opens(index: int) -> bool:
-    """Whether the driver opens GPU `index`: makes its context, with its memory, which later sessions share."""
-    driver, problem = _driver()
-    if driver is None or problem is not None:
-        return False
-    device, context = ctypes.c_int(), ctypes.c_void_p()
-    if driver.cuDeviceGet(ctypes.byref(device), index) != _SUCCESS:
-        return False
-    return bool(driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device) == _SUCCESS)
-
-
 def driver_problem() -> str | None:
     """Why the driver cannot be used, as the loader or the driver reports it; None if it can."""
     return _driver()[1]

@@ -124,8 +124,8 @@ def next_provider(selection: Selection) -> Selection:
 
 
 def why_unavailable(name: str, device: int = 0) -> str | None:
-    """As `diagnose_provider`, once; None if the provider runs, else the reason and the cure."""
-    obstacle = diagnose_provider(PROVIDERS[name], device, once=True)
+    """As `diagnose_provider`; None if the provider runs, else the reason and the cure."""
+    obstacle = diagnose_provider(PROVIDERS[name], device)
     return None if obstacle is None else str(obstacle)
 
 
