@@ -36,9 +36,6 @@ Shapes = Literal["static", "dynamic"]
 GraphForm = Literal["portable", "cuda"]
 """For every provider, or fastest on ONNX Runtime's CUDA provider; inputs, outputs and weights are the same."""
 
-AttentionForm = Literal["fused", "matmul"]
-"""In portable graphs: one `Attention` operator where TensorRT supports it, or MatMul, Softmax, MatMul everywhere."""
-
 AUDIO_ENCODER, VAE_ENCODER, VAE_DECODER = "audio_encoder", "vae_encoder", "vae_decoder"
 
 
@@ -153,7 +150,6 @@ class Manifest:
     tools: Mapping[str, str] = field(default_factory=dict)
     verification: Mapping[str, float] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
-    attention: AttentionForm = "fused"
     quantization: Quantization | None = None
     format_version: int = FORMAT_VERSION
 

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Literal
 
 from latentsync_trt.bundle.find import checkpoints_folder
-from latentsync_trt.bundle.manifest import AttentionForm
 from latentsync_trt.config import MODEL_RESOLUTION_PX
 from latentsync_trt.errors import CheckpointError
 from latentsync_trt.export.published import LATENTSYNC, UNET_FILE, VAE, WHISPER_FILE, Model
@@ -40,7 +39,7 @@ class ExportOptions:
         None, "Whisper .pt file.  [default: checkpoints/latentsync-<model>/whisper/tiny.pt]"
     )
     out: str | Path | None = _file_option(
-        None, "Folder to write.  [default: checkpoints/<model>-<resolution>-<precision>[-dynamic][-matmul]]"
+        None, "Folder to write.  [default: checkpoints/<model>-<resolution>-<precision>[-dynamic]]"
     )
     resolution: int | None = _model_option(
         None,
@@ -66,13 +65,6 @@ class ExportOptions:
     max_windows: int = _graph_option(
         4, "With --dynamic, most windows in one run.", advanced=True, minimum=2, maximum=64
     )
-    attention: AttentionForm = _graph_option(
-        "fused",
-        "Attention in the portable graphs: fused = one ONNX operator Attention where TensorRT takes it (float16); "
-        "matmul = MatMul, Softmax and MatMul, for providers without that operator; can be slower and need 9 GB more "
-        "at 512 px.",
-        advanced=True,
-    )
     cuda_form: bool = _graph_option(
         True,
         "Also write the graphs of VAE and denoiser in the form that ONNX Runtime's CUDA provider runs fastest.",
@@ -93,8 +85,7 @@ class ExportOptions:
         if self.out is not None:
             return Path(self.out)
         shapes = "-dynamic" if self.dynamic else ""
-        attention = "" if self.attention == "fused" else f"-{self.attention}"
-        return checkpoints_folder() / f"{self.model}-{self.resolution_px}-{self.precision}{shapes}{attention}"
+        return checkpoints_folder() / f"{self.model}-{self.resolution_px}-{self.precision}{shapes}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -94,7 +94,6 @@ def export_bundle(options: ExportOptions, progress: Progress | None = None) -> P
             tools=tools,
             verification=verification,
             notes=tuple(_notes(networks, options)),
-            attention=options.attention,
         )
         bundle.write_manifest(staged, manifest)
     report("done", 1.0)
@@ -162,7 +161,6 @@ def _with_inputs(
             for name, shape in shapes.items()
         }
 
-    plan = replace(plan, attention=options.attention)
     if not options.dynamic:
         return replace(plan, inputs=example(allowed.optimum))
     return replace(

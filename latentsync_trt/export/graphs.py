@@ -20,7 +20,6 @@ from latentsync_trt.bundle import manifest as bundle
 from latentsync_trt.bundle.weights import WeightsFile
 from latentsync_trt.errors import ExportMismatch
 from latentsync_trt.export.cuda_ops import VERSIONS
-from latentsync_trt.export.layers import traced_as
 
 OPSET = 23
 """The first opset with `Attention`; it also has `GroupNormalization` and exact `Gelu`."""
@@ -41,7 +40,7 @@ class GraphPlan:
     `network`: the network whose weights file it uses, e.g. "unet". `module`: in the portable form;
     `cuda_module`: in the CUDA form, if any. `inputs`: name → example, in the order of `forward`.
     `dynamic`: input → {axis: dimension name}; `ranges`: dimension name → allowed values. `further_inputs`:
-    other sizes within the ranges, for verification. `attention`: its form in the portable graph.
+    other sizes within the ranges, for verification.
     """
 
     name: str
@@ -53,12 +52,11 @@ class GraphPlan:
     ranges: Mapping[str, bundle.DimensionRange] = field(default_factory=dict)
     further_inputs: tuple[Mapping[str, Tensor], ...] = ()
     cuda_module: nn.Module | None = None
-    attention: bundle.AttentionForm = "fused"
 
 
 def build_graph(plan: GraphPlan) -> ir.Model:
     """The portable graph, traced from `plan.module`; weights still refer to the module's tensors."""
-    with traced_as(plan.attention), _tracing():
+    with _tracing():
         model = _trace(plan, plan.module)
         # Without folding, the graph keeps shape arithmetic, part of it as operators that TensorRT rejects.
         optimizer.fold_constants(model)

@@ -3,15 +3,9 @@
 Activations are `(N, C, h, w)` or tokens `(N, T, C)`; N counts the frames of all windows, `N = B·F`.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-
-from latentsync_trt.bundle.manifest import AttentionForm
 
 NORM_GROUPS = 32
 
@@ -24,8 +18,6 @@ _FUSED_HEAD_DIMS = range(16, 257, 8)
 _FEW_VALUES = 32
 """In smaller groups values may be nearly equal. ONNX Runtime computes the variance in `GroupNormalization` as a
 difference of two large numbers, which then has no correct digit, or is negative: the result is NaN."""
-
-_FORM: ContextVar[AttentionForm] = ContextVar("attention_form", default="fused")
 
 
 class Linear(nn.Module):
@@ -121,21 +113,11 @@ class FeedForward(nn.Module):
         return self.net(x)
 
 
-@contextmanager
-def traced_as(form: AttentionForm) -> Iterator[None]:
-    """Attention has this form in graphs traced within the context, in this thread."""
-    token = _FORM.set(form)
-    try:
-        yield
-    finally:
-        _FORM.reset(token)
-
-
 def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """Softmax attention of `query (N, heads, T, d)` over `key`, `value (N, heads, S, d)` → `(N, heads, T, d)`."""
     head_dim = query.shape[-1]
     # TensorRT supports the operator `Attention` in half precision only.
-    fused = _FORM.get() == "fused" and query.dtype == torch.float16 and head_dim in _FUSED_HEAD_DIMS
+    fused = query.dtype == torch.float16 and head_dim in _FUSED_HEAD_DIMS
     # Outside an export PyTorch's own product gives the same and does not store the whole matrix.
     if fused or not torch.compiler.is_exporting():
         return F.scaled_dot_product_attention(query, key, value)

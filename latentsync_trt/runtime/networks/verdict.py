@@ -159,12 +159,9 @@ def values_problem(manifest: Manifest, graph: str, apart: float, reference: str)
     limit = provider_limit(manifest, graph)
     if apart <= limit:
         return ""
-    cure = "report it with `latentsync-trt selftest --json`"
-    if manifest.attention == "fused" and manifest.arithmetic == "fp16":
-        cure = "export the model with --attention matmul, which computes the softmax in float32"
     return (
         f"{graph}: its values differ from those of {reference} by {apart:.1e} of the largest, at most {limit:.1e} is "
-        f"allowed; {cure}"
+        "allowed; report it with `latentsync-trt selftest --json`"
     )
 
 

@@ -7,7 +7,6 @@ Options are ONNX Runtime's dictionaries of strings. Precision needs none: graphs
 built strongly typed. Names and meanings: https://onnxruntime.ai/docs/execution-providers/ (TensorRT, CUDA).
 """
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,9 +28,6 @@ _CUDNN = 8
 
 CUDNN_ATTENTION_FROM = (9, 0)
 """Compute capability from which cuDNN's attention is faster than ONNX Runtime's own kernel."""
-
-# The operator's name in messages of the parser and the builder.
-_ATTENTION = re.compile(r"\bAttention (?:\(node|operation)")
 
 
 def own_options(provider: Provider, given: Mapping[str, str]) -> dict[str, str]:
@@ -123,8 +119,6 @@ class TensorRTBuilder:
             )
         if not answer.accepted:
             cure = "run with --provider cuda, and please report it"
-            if _ATTENTION.search(answer.reason):
-                cure = "export the model with --attention matmul, which writes attention in parts"
             raise GraphRefused(f"{graph}: TensorRT built no engine: {answer.reason}; {cure}")
         return answer.device_memory_bytes
 
