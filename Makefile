@@ -9,12 +9,14 @@ FULL := build/check-full
 # The first one is that of the plots.
 CAPABILITIES := 8.9 7.5 8.0 8.6 12.0
 CHECK = $(BIN)/python scripts/check_graphs.py
-FULL_BUNDLES := fp16-512 fp16-256 fp16-512-dynamic int8-512 fp8-512
+FULL_BUNDLES := fp16-512 fp16-256 fp16-512-dynamic fp16-256-512-dynamic int8-512 fp8-512
 STEPS := denoise_step denoise_step_cached denoise_step_unguided denoise_step_unguided_cached
 # Of bundles in eight bits the steps are what differs. FP8 is for two generations; the small one is tried on both.
 CHECK_int8-512 := $(STEPS:%=--graph %)
 CHECK_fp8-512 := $(STEPS:%=--graph %)
 CAPABILITIES_fp8-512 := 12.0 8.9
+CHECK_fp16-256-512-dynamic := --dynamic
+CAPABILITIES_fp16-256-512-dynamic := 8.9 7.5 12.0
 FULL_EXPORT = LATENTSYNC_TRT_CHECKPOINTS=$(FULL)/checkpoints $(BIN)/latentsync-trt export --precision fp16 --no-verify
 
 # One process per core, a test file to each at a time: fixtures of a module are made once.
@@ -100,6 +102,9 @@ $(FULL)/fp16-%/manifest.json: | $(FULL)/checkpoints/random_checkpoints.json
 
 $(FULL)/fp16-%-dynamic/manifest.json: | $(FULL)/checkpoints/random_checkpoints.json
 	$(FULL_EXPORT) --resolution $* --dynamic --out $(FULL)/fp16-$*-dynamic
+
+$(FULL)/fp16-256-512-dynamic/manifest.json: | $(FULL)/checkpoints/random_checkpoints.json
+	$(FULL_EXPORT) --resolution 512 --min-resolution 256 --dynamic --out $(@D)
 
 $(FULL)/int8-%/manifest.json: $(FULL)/fp16-%/manifest.json
 	$(BIN)/python scripts/quantize_without_clips.py --bundle $(FULL)/fp16-$* --precision int8 --out $(FULL)/int8-$*

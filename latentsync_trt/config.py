@@ -22,6 +22,7 @@ from latentsync_trt.option_fields import (
 )
 from latentsync_trt.values import (
     MOST_DEVICE,
+    RESOLUTION_STEP_PX,
     Speaker,
     as_mapping,
     checked_face,
@@ -52,6 +53,9 @@ GraphFormChoice = Literal["auto", "portable"]
 Solver = Literal["ddim", "dpmpp"]
 ENCODERS = ("x264", "x265", "svtav1", "nvenc", "prores", "auto")
 PresetName = Literal["quality", "balanced", "fast", "draft"]
+
+PROVIDER_CHOICES = ("auto", "tensorrt", "cuda", "cpu")
+"""Values of `--provider`; after auto, the fastest first."""
 
 _sampling_option = partial(option, group=QUALITY, advanced=True)
 _engine_option = partial(option, group=HARDWARE, advanced=True)
@@ -102,6 +106,14 @@ class SyncOptions:
         "Steps, solver, and which steps run the whole network: quality = 20, ddim, all; balanced = 20, ddim, every "
         "3rd; fast = 4, dpmpp, all; draft = 2, dpmpp, all. --steps, --solver and --cache-interval override it.",
         group=QUALITY,
+    )
+    resolution: int | None = _sampling_option(
+        None,
+        "Face resolution in pixels, divisible by 64; smaller than the bundle's own only if it was exported with "
+        "--min-resolution.  [default: the bundle's]",
+        minimum=64,
+        maximum=2048,
+        multiple=RESOLUTION_STEP_PX,
     )
     steps: int | None = _sampling_option(None, "Denoising steps.  [default: from --preset]", minimum=1, maximum=999)
     solver: Solver | None = _sampling_option(

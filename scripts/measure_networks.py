@@ -24,13 +24,12 @@ from latentsync_trt.bundle.find import find_bundle
 from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.cli.options import build, bundle_option, options_from
 from latentsync_trt.cli.show import say
-from latentsync_trt.config import PRESETS, PresetName, RuntimeOptions, SyncOptions
+from latentsync_trt.config import PRESETS, PROVIDER_CHOICES, PresetName, RuntimeOptions, SyncOptions
 from latentsync_trt.files import temporary_folder
 from latentsync_trt.measure.clips import Clip, choose_clip
 from latentsync_trt.measure.pictures import generated_part, likeness
 from latentsync_trt.option_fields import QUALITY
-from latentsync_trt.runtime.providers.table import PROVIDER_CHOICES
-from latentsync_trt.runtime.sessions.profiles import dimension_ranges
+from latentsync_trt.runtime.sessions.profiles import at_resolution, dimension_ranges
 from latentsync_trt.runtime.sessions.trial import BoundRun
 from latentsync_trt.sync.inpaint import make_inpainter
 from latentsync_trt.types import UInt8Array, UInt16Array
@@ -72,7 +71,7 @@ def measure(
     out: Path,
 ) -> Results:
     """Writes all rows so far after each one."""
-    facts = bundle_facts(bundle.manifest)
+    facts = replace(bundle_facts(bundle.manifest), resolution_px=settings[0].resolution_px)
     results = Results(environment(sys.argv, [setting.selection for setting in settings]), facts, ())
     with temporary_folder() as folder:
         clip = choose_clip(video, audio, folder)
@@ -90,7 +89,7 @@ def measure(
 
 def _graphs(setting: Setting) -> Iterator[Row]:
     manifest, selection = setting.bundle.manifest, setting.selection
-    ranges = dimension_ranges(manifest, setting.runtime)
+    ranges = at_resolution(dimension_ranges(manifest, setting.runtime), setting.resolution_px)
     with closing(setting.networks()) as networks:
         for graph in manifest.graphs:
             setting.say(f"{selection.name}: {graph}")
@@ -109,7 +108,7 @@ def _graphs(setting: Setting) -> Iterator[Row]:
 def _loops(setting: Setting, clip: Clip) -> Iterator[Row]:
     """A row for each preset; the reference preset, if it is among them, comes first."""
     manifest, presets, name = setting.bundle.manifest, setting.presets, setting.selection.name
-    reference = SyncOptions(preset=REFERENCE)
+    reference = SyncOptions(preset=REFERENCE, resolution=next(iter(presets.values())).resolution)
     with closing(setting.networks()) as networks:
         parts, before_s = (networks.codec, networks.denoiser), dict[str, float]()
 
@@ -117,7 +116,7 @@ def _loops(setting: Setting, clip: Clip) -> Iterator[Row]:
             times = networks.times()
             return {time.graph: (time.first_ms + (time.runs - 1) * time.mean_ms) / 1000 for time in times}
 
-        window = first_window(clip, manifest.frames, networks, manifest.resolution_px)
+        window = first_window(clip, manifest.frames, networks, setting.resolution_px)
         windows, expected = [window] * (setting.runtime.windows_per_batch or 1), None
         if reference not in presets.values():
             setting.say(f"{name}: the window to compare with")

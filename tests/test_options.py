@@ -68,7 +68,7 @@ EVERY = """
 --length longest --extend hold --start 2.5 --end 1:00:00 --offset -40 --mix m.wav --silence model --codec prores
 --audio-segments public
 --encoder prores:hq --crf 20 --no-mark --c2pa c.pem --resume --strict
---report page.html --speaker 0=a.wav --speaker 2=b.wav
+--report page.html --resolution 320 --speaker 0=a.wav --speaker 2=b.wav
 """
 
 
@@ -97,6 +97,7 @@ def test_options_come_back_from_the_command_line() -> None:
 WRONG = [
     ({"solver": "euler"}, "solver euler: not one of ddim, dpmpp"),
     ({"steps": 0}, "steps 0: not a whole number from 1 to 999"),
+    ({"resolution": 300}, "resolution 300: not a whole number from 64 to 2048, divisible by 64"),
     *(({"cache_interval": value}, "cache_interval .*: not a number") for value in (0, (0, 3, 3), (0, 2.5))),
     ({"cache_interval": (1, 3)}, "cache_interval 1,3: does not ascend from 0"),
     ({"cache_interval": (0, 4), "preset": "fast"}, "at most 3"),

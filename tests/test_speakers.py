@@ -1,6 +1,5 @@
 """Who speaks when: the file of turns, and the voices that options name."""
 
-from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -10,21 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from latentsync_trt import SyncOptions
-from latentsync_trt.bundle.manifest import read_manifest
 from latentsync_trt.errors import InputError
 from latentsync_trt.media.soundtrack import SoundPiece
-from latentsync_trt.sync.speakers import (
-    MARGIN_S,
-    Span,
-    Voices,
-    notices_of_cuts,
-    notices_of_model,
-    read_turns,
-    span_of,
-    voices_of,
-)
+from latentsync_trt.sync.speakers import MARGIN_S, Span, Voices, notices_of_cuts, read_turns, span_of, voices_of
 from latentsync_trt.values import Speaker
-from tests.small import small_bundle
 
 ANN_AND_BEN = """
 ;; written by a diarization tool
@@ -161,15 +149,3 @@ def test_options_that_cut_speech_say_where(tmp_path: Path) -> None:
     ]
     own = Voices((SoundPiece(video),))
     assert notices_of_cuts(Span(Fraction(3), Fraction(7)), own, video, end_s) == []  # heard around the part, too
-
-
-@pytest.mark.parametrize(
-    ("model", "resolution_px", "trained_px"),
-    [("1.6", 512, 0), ("1.6", 256, 512), ("1.5", 256, 0), ("1.5", 512, 256), ("my own", 256, 0)],
-)
-def test_a_resolution_that_the_model_was_not_trained_at_is_told(
-    model: str, resolution_px: int, trained_px: int
-) -> None:
-    found = notices_of_model(replace(read_manifest(small_bundle()), model=model), resolution_px)
-    assert len(found) == bool(trained_px)
-    assert all(f"{trained_px} px" in text and f"{resolution_px} px" in text for text in found)

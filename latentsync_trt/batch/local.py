@@ -52,13 +52,16 @@ class LocalWorker:
 
     @property
     def pid(self) -> int | None:
+        """Returns the child's process number; None before `start`."""
         return None if self._child is None else self._child.pid
 
     @property
     def hangs(self) -> bool:
+        """See `WorkerHandle.hangs`."""
         return time.monotonic() - self._heard_s > _SILENT_S
 
     def start(self) -> None:
+        """See `WorkerHandle.start`."""
         self._end()
         threads = self._settings.threads
         with self._lock:
@@ -90,12 +93,14 @@ class LocalWorker:
         return done
 
     def cancel(self, task_id: str) -> None:
+        """See `WorkerHandle.cancel`."""
         with self._lock:
             if self._child is not None and self._running == task_id:
                 self._canceled_s = min(self._canceled_s, time.monotonic())
                 self._child.send({"cancel": self._number})
 
     def close(self) -> None:
+        """See `WorkerHandle.close`."""
         with self._lock:
             self._closed = True
         self._end()

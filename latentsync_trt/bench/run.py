@@ -32,6 +32,7 @@ from latentsync_trt.runtime.providers.gpu import free_memory_bytes
 from latentsync_trt.runtime.providers.select import Selection, select_provider
 from latentsync_trt.sync.api import LipSync
 from latentsync_trt.sync.faces import FaceFinder, FrameJob
+from latentsync_trt.sync.inpaint import resolution_of
 from latentsync_trt.sync.threads import StageClock
 from latentsync_trt.types import Float32Array, Frame, UInt8Array
 from latentsync_trt.unexpected import without_paths
@@ -46,7 +47,7 @@ _POLL_S = 0.02
 class Setting:
     """A bundle on a provider.
 
-    `presets`: of `sync`, with the options of this bench.
+    `presets`: of `sync`, with the options of this bench. `resolution_px`: of the faces.
     `free_before_bytes`: device memory free before anything was opened, None on the CPU. `say`:
     called with a line about what is being measured. `runs`, `warm_up`: with and without a clock.
     """
@@ -55,6 +56,7 @@ class Setting:
     selection: Selection
     runtime: RuntimeOptions
     presets: dict[str, SyncOptions]
+    resolution_px: int
     free_before_bytes: int | None
     say: Callable[[str], None]
     runs: int = 3
@@ -127,7 +129,8 @@ def settings_for(
         for text in selection.notices():
             say(text)
         free_bytes = None if selection.gpu is None else free_memory_bytes(selection.gpu.index)
-        settings.setdefault(selection.name, Setting(bundle, selection, runtime, chosen, free_bytes, say))
+        resolution_px = resolution_of(bundle.manifest, sync, runtime)
+        settings.setdefault(selection.name, Setting(bundle, selection, runtime, chosen, resolution_px, free_bytes, say))
     return list(settings.values())
 
 
@@ -143,7 +146,7 @@ def run_bench(
         InputError: a clip cannot be used. Else as `LipSync.sync`.
     """
     first = settings[0]
-    facts = bundle_facts(first.bundle.manifest)
+    facts = replace(bundle_facts(first.bundle.manifest), resolution_px=first.resolution_px)
     results = Results(environment(command, [setting.selection for setting in settings]), facts, ())
     with temporary_folder() as folder:
         clip = choose_clip(video, audio, folder)

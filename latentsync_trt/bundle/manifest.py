@@ -18,6 +18,7 @@ from latentsync_trt.errors import BundleError, InputError, MissingDependency
 from latentsync_trt.paths import check_folder_to_write
 from latentsync_trt.remembered import checked
 from latentsync_trt.validation import from_values
+from latentsync_trt.values import RESOLUTION_STEP_PX
 from latentsync_trt.version import __version__, distribution_version
 
 FORMAT_VERSION = 5
@@ -59,6 +60,15 @@ PIXELS_PER_LATENT = 8
 _MOST = {"resolution_px": 4096, "frames": 256, "ranges": 4096}
 # In ONNX, where external data lie: the key "location", the mark of its value, then the value's length and the value.
 _EXTERNAL = re.compile(rb"\x0a\x08location\x12(.{1,128})", re.DOTALL)
+
+HEIGHT, WIDTH, LATENT_HEIGHT, LATENT_WIDTH = "height", "width", "latent_height", "latent_width"
+SIZE_STEPS = {
+    HEIGHT: RESOLUTION_STEP_PX,
+    WIDTH: RESOLUTION_STEP_PX,
+    LATENT_HEIGHT: RESOLUTION_STEP_PX // PIXELS_PER_LATENT,
+    LATENT_WIDTH: RESOLUTION_STEP_PX // PIXELS_PER_LATENT,
+}
+"""The variable dimensions of bundles for several resolutions, pictures' in pixels and their latents', with divisors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +171,13 @@ class Manifest:
     @property
     def latent_px(self) -> int:
         return self.resolution_px // PIXELS_PER_LATENT
+
+    @property
+    def resolutions_px(self) -> range:
+        """Resolutions that the graphs take, ascending; `resolution_px`, the default, is the last."""
+        span = self.ranges.get(HEIGHT)
+        least_px = self.resolution_px if span is None else span.minimum
+        return range(least_px, self.resolution_px + 1, RESOLUTION_STEP_PX)
 
 
 @dataclass(frozen=True, slots=True)

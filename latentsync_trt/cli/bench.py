@@ -22,10 +22,9 @@ from latentsync_trt.cli.options import (
     quiet_option,
 )
 from latentsync_trt.cli.show import notices_to, print_table, progress_bar
-from latentsync_trt.config import PRESETS, RuntimeOptions, SyncOptions
+from latentsync_trt.config import PRESETS, PROVIDER_CHOICES, RuntimeOptions, SyncOptions
 from latentsync_trt.option_fields import QUALITY
 from latentsync_trt.paths import check_file_to_write, exists, make_folder
-from latentsync_trt.runtime.providers.table import PROVIDER_CHOICES
 from latentsync_trt.unexpected import without_paths
 
 if TYPE_CHECKING:
@@ -137,6 +136,7 @@ def _milliseconds(value_ms: float) -> str:
 
 
 def _command() -> list[str]:
+    """This call, for reports."""
     return ["latentsync-trt", *sys.argv[1:]]
 
 
@@ -151,6 +151,7 @@ class Side:
 
     @property
     def title(self) -> str:
+        """Name and precision."""
         return self.name if self.precision is None else f"{self.name} ({self.precision})"
 
 
@@ -191,7 +192,7 @@ def compare(
     sync, runtime = build(SyncOptions, fields), build(RuntimeOptions, fields)
     device, network = runtime.one_device, open_syncnet(runtime.syncnet)
     folders = [] if are_videos else [find_bundle(name)[0] for name in (a, b)]
-    sides = [Side(Path(name).name) for name in (a, b)] if are_videos else _sides(folders)
+    sides = [Side(Path(name).name) for name in (a, b)] if are_videos else _sides(folders, sync, runtime)
     make_folder(out.parent)
     with temporary_folder(out.parent) as folder, progress_bar(hidden=quiet or as_json) as on_progress:
         chosen = choose_clip(clip, audio or clip, folder)
@@ -238,8 +239,10 @@ def _dubbed(
         return lip_sync.sync(clip.video, clip.audio, video, sync, on_progress=on_progress)
 
 
-def _sides(folders: Sequence[Path]) -> list[Side]:
+def _sides(folders: Sequence[Path], sync: SyncOptions, runtime: RuntimeOptions) -> list[Side]:
     """What is known of two bundles."""
+    from latentsync_trt.sync.inpaint import resolution_of
+
     manifests = [Bundle.load(folder).manifest for folder in folders]
     names = [manifest.name for manifest in manifests]
     if names[0] == names[1]:
@@ -247,7 +250,7 @@ def _sides(folders: Sequence[Path]) -> list[Side]:
     sides = []
     for name, manifest in zip(names, manifests, strict=True):
         facts, size_bytes = bundle_facts(manifest), sum(entry.bytes for entry in manifest.files.values())
-        sides.append(Side(name, facts.precision, manifest.resolution_px, size_bytes))
+        sides.append(Side(name, facts.precision, resolution_of(manifest, sync, runtime), size_bytes))
     return sides
 
 

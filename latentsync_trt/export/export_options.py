@@ -7,7 +7,7 @@ from typing import Literal
 
 from latentsync_trt.bundle.find import checkpoints_folder
 from latentsync_trt.config import MODEL_RESOLUTION_PX
-from latentsync_trt.errors import CheckpointError
+from latentsync_trt.errors import CheckpointError, InputError
 from latentsync_trt.export.published import LATENTSYNC, UNET_FILE, VAE, WHISPER_FILE, Model
 from latentsync_trt.option_fields import FILES, check_limits, option
 from latentsync_trt.paths import exists, why_missing
@@ -65,6 +65,15 @@ class ExportOptions:
     max_windows: int = _graph_option(
         4, "With --dynamic, most windows in one run.", advanced=True, minimum=2, maximum=64
     )
+    min_resolution: int | None = _graph_option(
+        None,
+        "With --dynamic, smallest face resolution; --resolution is the largest, and `sync --resolution` chooses among "
+        "all divisible by 64.  [default: only one]",
+        advanced=True,
+        minimum=64,
+        multiple=RESOLUTION_STEP_PX,
+        maximum=2048,
+    )
     cuda_form: bool = _graph_option(
         True,
         "Also write the graphs of VAE and denoiser in the form that ONNX Runtime's CUDA provider runs fastest.",
@@ -74,6 +83,14 @@ class ExportOptions:
 
     def __post_init__(self) -> None:
         check_limits(self)
+        if self.min_resolution is not None and not self.dynamic:
+            one = "fixed shapes have one resolution; add `--dynamic`"
+            raise InputError(f"--min-resolution {self.min_resolution}: {one}")
+        if self.min_resolution_px > self.resolution_px:
+            raise InputError(
+                f"--min-resolution {self.min_resolution}: above the largest, {self.resolution_px}; "
+                "give a smaller one, or a larger --resolution"
+            )
 
     @property
     def resolution_px(self) -> int:
@@ -81,11 +98,17 @@ class ExportOptions:
         return self.resolution or MODEL_RESOLUTION_PX[self.model]
 
     @property
+    def min_resolution_px(self) -> int:
+        """Smallest face resolution; if none was given, the only one."""
+        return self.min_resolution or self.resolution_px
+
+    @property
     def folder(self) -> Path:
         if self.out is not None:
             return Path(self.out)
         shapes = "-dynamic" if self.dynamic else ""
-        return checkpoints_folder() / f"{self.model}-{self.resolution_px}-{self.precision}{shapes}"
+        sizes = "-".join(map(str, dict.fromkeys((self.min_resolution_px, self.resolution_px))))
+        return checkpoints_folder() / f"{self.model}-{sizes}-{self.precision}{shapes}"
 
 
 @dataclass(frozen=True, slots=True)

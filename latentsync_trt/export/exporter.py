@@ -23,6 +23,7 @@ from latentsync_trt.export.unet import INPUT_CHANNELS, LATENT_CHANNELS, DenoiseS
 from latentsync_trt.export.verify import verify_graph
 from latentsync_trt.files import published_folder
 from latentsync_trt.runtime.sessions.session import Session
+from latentsync_trt.values import RESOLUTION_STEP_PX
 
 Progress = Callable[[str, float], None]
 """Called with the current stage and the completed fraction of the export, 0 to 1."""
@@ -110,14 +111,13 @@ def plan_graphs(networks: Networks, options: ExportOptions) -> list[GraphPlan]:
     mel: Shapes = {"mel": ("segments", whisper.mels, 2 * whisper.positions)}
     encoder = GraphPlan(bundle.VAE_ENCODER, "vae", VaeEncoder(vae), {}, ("latent",))
     decoder = GraphPlan(bundle.VAE_DECODER, "vae", VaeDecoder(vae), {}, ("image",))
-    side_px, latent_px = options.resolution_px, options.resolution_px // bundle.PIXELS_PER_LATENT
-    latent = ("images", LATENT_CHANNELS, latent_px, latent_px)
+    latent = ("images", LATENT_CHANNELS, bundle.LATENT_HEIGHT, bundle.LATENT_WIDTH)
     plans = [
         _with_inputs(audio, mel, "segments", bundle.DimensionRange(1, 1, _MOST_SEGMENTS), options),
-        _with_inputs(encoder, {"image": ("images", 3, side_px, side_px)}, "images", images, options),
+        _with_inputs(encoder, {"image": ("images", 3, bundle.HEIGHT, bundle.WIDTH)}, "images", images, options),
         _with_inputs(decoder, {"latent": latent}, "images", images, options),
     ]
-    size = (frames, latent_px, latent_px)
+    size = (frames, bundle.LATENT_HEIGHT, bundle.LATENT_WIDTH)
     latents = ("windows", LATENT_CHANNELS, *size)
     conditioning = ("windows", INPUT_CHANNELS - LATENT_CHANNELS, *size)
     tokens = ("windows", frames, AUDIO_POSITIONS_PER_FRAME * whisper.layers, whisper.width)
@@ -154,23 +154,35 @@ def _with_inputs(
     `batch`: the dimension that counts windows, images or segments, `allowed` at a time.
     """
     dtype = _DTYPES[options.precision]
+    least, most = options.min_resolution_px, options.resolution_px
 
-    def example(count: int) -> dict[str, Tensor]:
+    def example(count: int, size_px: int) -> dict[str, Tensor]:
+        sizes = {name: size_px * step // RESOLUTION_STEP_PX for name, step in bundle.SIZE_STEPS.items()}
+        sizes[batch] = count
         return {
-            name: _example(name, [count if size == batch else size for size in shape], dtype)
+            name: _example(name, [sizes.get(str(size), size) for size in shape], dtype)
             for name, shape in shapes.items()
         }
 
     if not options.dynamic:
-        return replace(plan, inputs=example(allowed.optimum))
+        return replace(plan, inputs=example(allowed.optimum, most))
+    ranges = {batch: allowed}
+    if least < most:
+        ranges |= {
+            name: bundle.DimensionRange(*(size_px * step // RESOLUTION_STEP_PX for size_px in (least, most, most)))
+            for name, step in bundle.SIZE_STEPS.items()
+            if any(name in shape for shape in shapes.values())
+        }
+    middle = least + (most - least) // 2 // RESOLUTION_STEP_PX * RESOLUTION_STEP_PX
     return replace(
         plan,
-        inputs=example(2),
-        further_inputs=(example(1),),
+        inputs=example(2, most),
+        further_inputs=tuple(example(1, size_px) for size_px in ({most, least, middle} if len(ranges) > 1 else {most})),
         dynamic={
-            name: {axis: batch for axis, size in enumerate(shape) if size == batch} for name, shape in shapes.items()
+            name: {axis: str(size) for axis, size in enumerate(shape) if size in ranges}
+            for name, shape in shapes.items()
         },
-        ranges={batch: allowed},
+        ranges=ranges,
     )
 
 
@@ -218,7 +230,7 @@ def _verifier(networks: Networks, exact: Networks, options: ExportOptions) -> Ca
     large = options.resolution_px > VERIFIED_PX
     compared = replace(options, cuda_form=False)
     if large:
-        compared = replace(compared, resolution=VERIFIED_PX)
+        compared = replace(compared, resolution=VERIFIED_PX, min_resolution=options.min_resolution and VERIFIED_PX // 2)
     plans, truths = ({plan.name: plan for plan in plan_graphs(each, compared)} for each in (networks, exact))
 
     def verify(path: Path, plan: GraphPlan) -> float:

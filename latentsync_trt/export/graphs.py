@@ -12,6 +12,7 @@ from typing import Any
 
 import onnx_ir as ir
 import torch
+from onnx_ir import convenience
 from onnx_ir.passes import common as passes
 from onnxscript import optimizer
 from torch import Tensor, nn
@@ -24,7 +25,17 @@ from latentsync_trt.export.cuda_ops import VERSIONS
 OPSET = 23
 """The first opset with `Attention`; it also has `GroupNormalization` and exact `Gelu`."""
 
-# Operator → index of its first optional output.
+_WHOLE_SIZES: Mapping[int | str, str] = {
+    f"{bundle.SIZE_STEPS[whole]}*({known}//{bundle.SIZE_STEPS[known]})": whole
+    for axis in ((bundle.HEIGHT, bundle.LATENT_HEIGHT), (bundle.WIDTH, bundle.LATENT_WIDTH))
+    for whole in axis
+    for known in axis
+}
+"""Names of sizes, also where a graph computes them from the other one of the same axis."""
+
+_VIEWS = ("Reshape", "Unsqueeze", "Squeeze")
+
+# Operator → index of its first optional output. The kernels compute these outputs whenever they are named.
 _OPTIONAL_OUTPUTS = {"SkipLayerNormalization": 1, "SkipGroupNorm": 1}
 
 # Operations on weights that are computed at loading, by rank: slices of matrices, sums of biases.
@@ -89,9 +100,7 @@ def _tensor(value: ir.Value) -> bundle.TensorEntry:
 
 
 def _trace(plan: GraphPlan, module: nn.Module) -> ir.Model:
-    dimensions = {
-        name: torch.export.Dim(name, min=span.minimum, max=span.maximum) for name, span in plan.ranges.items()
-    }
+    dimensions = {name: _dimension(name, span) for name, span in plan.ranges.items()}
     shapes = tuple(
         {axis: dimensions[name] for axis, name in plan.dynamic.get(each, {}).items()} for each in plan.inputs
     )
@@ -113,20 +122,35 @@ def _trace(plan: GraphPlan, module: nn.Module) -> ir.Model:
     return model
 
 
+def _dimension(name: str, span: bundle.DimensionRange) -> Any:
+    """A dimension to the tracer; that of a size is a multiple, so that halving it three times leaves no remainder."""
+    step = bundle.SIZE_STEPS.get(name)
+    if step is None:
+        return torch.export.Dim(name, min=span.minimum, max=span.maximum)
+    return step * torch.export.Dim(f"{name}_steps", min=span.minimum // step, max=span.maximum // step)
+
+
 def _name_dimensions(model: ir.Model, plan: GraphPlan) -> None:
     """Replaces the tracer's symbols by the plan's dimension names, also inside expressions."""
     shapes = {value.name: value.shape or () for value in model.graph.inputs}
-    names = {str(shapes[name][axis]): size for name, axes in plan.dynamic.items() for axis, size in axes.items()}
+    names = {
+        str(shapes[name][axis]).rpartition("*")[2]: f"({dimension}//{bundle.SIZE_STEPS[dimension]})"
+        if dimension in bundle.SIZE_STEPS
+        else dimension
+        for name, axes in plan.dynamic.items()
+        for axis, dimension in axes.items()
+    }
     if not names:
         return
     symbols = re.compile("|".join(rf"\b{re.escape(symbol)}\b" for symbol in names))
     produced = (value for node in model.graph for value in node.outputs)
     for value in (*model.graph.inputs, *produced):
         if value.shape is not None:
-            value.shape = ir.Shape(
+            sizes = [
                 size if isinstance(size, int) else symbols.sub(lambda found: names[found[0]], str(size))
                 for size in value.shape
-            )
+            ]
+            value.shape = ir.Shape(_WHOLE_SIZES.get(size, size) for size in sizes)
 
 
 def _tidy(model: ir.Model, name: str) -> ir.Model:
@@ -163,7 +187,7 @@ def _may_fold(node: ir.Node) -> bool | None:
 
 
 def _finish(model: ir.Model) -> None:
-    """Drops outputs that nothing reads: the kernels compute whatever is named."""
+    """Drops unused outputs and merges views: every node costs the host microseconds."""
     graph = model.graph
     for each in (model, graph):
         each.opset_imports.update(VERSIONS)
@@ -173,6 +197,28 @@ def _finish(model: ir.Model) -> None:
                 output.name = ""
         while node.outputs[-1].name == "":
             node.resize_outputs(len(node.outputs) - 1)
+    kept = set(graph.outputs)
+    for node in tuple(graph):
+        if node.op_type in _VIEWS and node.outputs[0] not in kept:
+            _join(graph, node)
+
+
+def _join(graph: ir.Graph, node: ir.Node) -> None:
+    """Merges a view of a view into one Reshape, or removes it if it changes nothing."""
+    output, source = node.outputs[0], node.inputs[0]
+    while (maker := source.producer() if source else None) is not None and maker.op_type in _VIEWS:
+        source = maker.inputs[0]
+    if source is None or output.shape is None or not output.shape.is_static():
+        return
+    shape = output.shape.numpy()
+    if source.shape is not None and source.shape == shape:
+        convenience.replace_all_uses_with(output, source)
+        return
+    sizes = ir.tape.Tape(graph).initializer(ir.tensor(shape, ir.DataType.INT64), f"{output.name}_shape")
+    joined = ir.Value(name=output.name, shape=output.shape, type=output.type)
+    graph.insert_after(node, ir.node("Reshape", [source, sizes], outputs=[joined]))
+    convenience.replace_all_uses_with(output, joined)
+    graph.remove(node)
 
 
 @contextmanager

@@ -3,8 +3,11 @@
 Activations are `(N, C, h, w)` or tokens `(N, T, C)`; N counts the frames of all windows, `N = B·F`.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.nn import functional as F
 
 NORM_GROUPS = 32
@@ -63,8 +66,12 @@ class GroupNorm(nn.GroupNorm):
 
     def forward(self, x: Tensor, frames: int = 1) -> Tensor:
         """`x (B·F, C, h, w)` → the same shape; statistics are across `frames`."""
+        height: Any
         count, width, height, breadth = x.shape
-        if frames == 1 and width * height * breadth >= NORM_GROUPS * _FEW_VALUES:
+        enough = NORM_GROUPS * _FEW_VALUES
+        if isinstance(height, torch.SymInt):
+            enough *= 4  # the tracer assumes twice the least height and width, where that is 64 px
+        if frames == 1 and statically_known_true(width * height * breadth >= enough):
             return super().forward(x)
         windows = count // frames
         pixels = height * breadth

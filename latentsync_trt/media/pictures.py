@@ -48,9 +48,8 @@ class LazyRgb:
 
     def __getitem__(self, place: tuple[slice, slice]) -> UInt8Array:
         """A read-only part, given by two slices without steps."""
-        (top, bottom, _), (left, right, _) = (span.indices(size) for span, size in zip(place, self.shape, strict=False))
-        rows = slice(top // TILE_PX, -(-bottom // TILE_PX))
-        columns = slice(left // TILE_PX, -(-right // TILE_PX))
+        ends = [span.indices(size)[:2] for span, size in zip(place, self.shape, strict=False)]
+        rows, columns = (slice(start // TILE_PX, -(-stop // TILE_PX)) for start, stop in ends)
         with self._lock:
             missing = self._missing[rows, columns]
             if missing.any():
@@ -74,25 +73,18 @@ class LazyRgb:
             part = plane[top * TILE_PX // down : bottom * TILE_PX // down]
             part = part[:, left * TILE_PX // across : right * TILE_PX // across]
             if across == 2:  # five times as fast as `np.repeat`
-                twice = np.empty((*part.shape, 2), part.dtype)
-                cv2.merge([part, part], dst=twice)
-                part = twice.reshape(len(part), -1)
+                part = np.asarray(cv2.merge([part, part]), part.dtype).reshape(len(part), -1)
             part = part if down == 1 else np.repeat(part, 2, axis=0)
             codes.append(part[: tiles.shape[0], : tiles.shape[1]])
-        whole = np.empty(tiles.shape, codes[0].dtype)
-        cv2.merge(codes, dst=whole)
         if self._white == _WHITE:
-            cv2.transform(whole, self._matrix, dst=tiles)
+            cv2.transform(cv2.merge(codes), self._matrix, dst=tiles)
             return
-        made = np.asarray(cv2.transform(whole.astype(np.uint16), self._matrix), np.uint16)
+        made = np.asarray(cv2.transform(cv2.merge(codes).astype(np.uint16), self._matrix), np.uint16)
         tiles[:] = self._hdr.sdr(made) if self._hdr else cv2.convertScaleAbs(made, alpha=_WHITE / self._white)
 
 
 def _rectangles(missing: BoolArray) -> Iterator[tuple[int, int, int, int]]:
     """Rectangles (top, bottom, left, right) that together are the true values of `missing`."""
-    if missing.all() and len(missing) <= _MOST_ROWS:  # mostly
-        yield 0, missing.shape[0], 0, missing.shape[1]
-        return
     for (flags, _), rows in groupby(enumerate(missing.tolist()), lambda row: (row[1], row[0] // _MOST_ROWS)):
         top, *rest = (row for row, _ in rows)
         for flag, run in groupby(range(len(flags)), flags.__getitem__):

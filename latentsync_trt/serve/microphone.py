@@ -50,4 +50,5 @@ class Microphone:
             self._session.end()
 
     def close(self) -> None:
+        """Frees its network."""
         self._network.close()

@@ -71,7 +71,7 @@ class Alarm:
         if model == DEMO_NAME:
             return _ONE_FACE
         if trained_px != side_px:
-            return f"model {model} was trained at {trained_px} px, this bundle paints at {side_px} px"
+            return f"model {model} was trained at {trained_px} px, this run paints at {side_px} px (--resolution)"
         return (
             f"probably bundle {self._manifest.name} holds other weights than those of model {model}, or weights for "
             "another resolution; export it again from the right checkpoint"

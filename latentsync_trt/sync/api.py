@@ -133,9 +133,10 @@ class LipSync:
 
     def warm_up(self, options: SyncOptions | None = None) -> None:
         """Builds and opens the engines for `options`, and runs each network once. Raises as `sync`."""
-        from latentsync_trt.sync.inpaint import graphs_for
+        from latentsync_trt.sync.inpaint import graphs_for, resolution_of
 
         graphs = graphs_for(options or SyncOptions())
+        resolution_of(self._devices.bundle.manifest, options or SyncOptions(), self._devices.options)
         with self._entered("warm_up"):
             self._devices.prepare(graphs)
             self._devices.warm_up(graphs)

@@ -13,7 +13,7 @@ from latentsync_trt.bundle.manifest import (
     Manifest,
     step_graph,
 )
-from latentsync_trt.config import SyncOptions
+from latentsync_trt.config import RuntimeOptions, SyncOptions
 from latentsync_trt.diffusion import (
     LATENT_CHANNELS,
     PlannedStep,
@@ -91,7 +91,7 @@ def make_inpainter(
     windows_per_batch: Callable[[], int] = lambda: 1,
 ) -> Inpainter:
     """The inpainter of a bundle; `noise`, float32 `(1, 4, 1, h, w)`, replaces that of the seed."""
-    side_px = manifest.resolution_px
+    side_px = resolution_of(manifest, options)
     latent_px = side_px // PIXELS_PER_LATENT
     return Inpainter(
         codec=codec,
@@ -104,6 +104,27 @@ def make_inpainter(
         plan=plan_for(options),
         windows_per_batch=windows_per_batch,
     )
+
+
+def resolution_of(manifest: Manifest, options: SyncOptions, runtime: RuntimeOptions | None = None) -> int:
+    """Height and width of the aligned faces of a run, in pixels.
+
+    Raises:
+        InputError: the bundle does not support that of `options`, or `runtime` fixes its engines at another one.
+    """
+    wanted_px, own_px, others_px = options.resolution, manifest.resolution_px, manifest.resolutions_px
+    if wanted_px in (None, own_px):
+        return own_px
+    if wanted_px not in others_px:
+        shown = f"{others_px[0]} to {own_px} px in steps of {others_px.step}" if len(others_px) > 1 else f"{own_px} px"
+        least_px, most_px = min(wanted_px, others_px[0]), max(wanted_px, own_px)
+        raise InputError(
+            f"--resolution {wanted_px}: bundle {manifest.name} is made for {shown}; make one for both with "
+            f"`latentsync-trt export --dynamic --resolution {most_px} --min-resolution {least_px}`"
+        )
+    if runtime is not None and runtime.dynamic is False:
+        raise InputError(f"--resolution {wanted_px}: --static fixes engines at {own_px} px; leave it out")
+    return wanted_px
 
 
 def check_noise(resolution_px: int, noise: Float32Array | None) -> None:

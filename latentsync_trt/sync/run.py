@@ -29,7 +29,7 @@ from latentsync_trt.runtime.networks.threads import Stage
 from latentsync_trt.sync.alarm import Alarm
 from latentsync_trt.sync.compose import Composer, load_enhancer
 from latentsync_trt.sync.faces import FaceFinder, analyze
-from latentsync_trt.sync.inpaint import check_noise, graphs_for, make_inpainter
+from latentsync_trt.sync.inpaint import check_noise, graphs_for, make_inpainter, resolution_of
 from latentsync_trt.sync.inputs import Inputs, fingerprint
 from latentsync_trt.sync.paint import Gathered, PaintDevice, Painter, streams_at
 from latentsync_trt.sync.quality import Quality, write_report
@@ -80,7 +80,7 @@ class Run:
         self._start_s = perf_counter()
         self._inputs, self._options, self._on_progress = inputs, inputs.options, on_progress
         self._devices, self._manifest = devices, devices.bundle.manifest
-        self._resolution_px = self._manifest.resolution_px
+        self._resolution_px = resolution_of(self._manifest, inputs.options, devices.options)
         check_noise(self._resolution_px, helpers.noise)
         if helpers.enhancer is None and inputs.options.enhancer is not None:
             helpers = replace(helpers, enhancer=load_enhancer(inputs.options.enhancer))

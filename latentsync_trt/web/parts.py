@@ -27,7 +27,7 @@ _SHOWN = (
 """Always visible; others are folded."""
 _LEFT_OUT = (PRESET, "faces", "resume", "speaker", "turns")
 """`faces` are those that the page found, `speaker` the recordings that were given to them."""
-_UNITS = {"start": "s or m:ss", "end": "s or m:ss", "offset": "ms", "crf": "0 best, 51 worst"}
+_UNITS = {"start": "s or m:ss", "end": "s or m:ss", "offset": "ms", "crf": "0 best, 51 worst", "resolution": "px"}
 _UNITS |= {"steps": "1 to 999", "guidance": "0 to 20"}
 """What stands beside the label of a field."""
 _APART = {"c2pa": "Content credentials (C2PA)"}
@@ -68,6 +68,7 @@ _specs = {spec.name: spec for spec in fields(SyncOptions)}
 
 
 def preset_control() -> gr.Radio:
+    """Adds the choice of the preset."""
     spec = _specs[PRESET]
     return gr.Radio(list(choices_of(_hints[PRESET])), value=spec.default, elem_id=PRESET, **_texts(spec))
 
@@ -129,6 +130,7 @@ def _texts(spec: Field[Any]) -> dict[str, Any]:
 
 
 def message(text: str = "") -> Markup:
+    """Returns an error as HTML, or nothing."""
     return Markup('<p role="alert">{}</p>').format(text)
 
 
@@ -231,6 +233,7 @@ def _duration(seconds: float) -> str:
 
 
 def theme() -> gr.themes.Base:
+    """Returns system fonts and one accent color."""
     made = gr.themes.Default(primary_hue="teal", neutral_hue="zinc", radius_size="lg", font=("system-ui", "sans-serif"))
     light = {name: color for name, (color, _) in _COLORS.items()}
     return made.set(

@@ -29,23 +29,23 @@ COEFFICIENTS = np.array([0.9, -0.1, 0.05, 1.1, -0.4], np.float32)
 def pictures(bundle: str, settings: list[dict[str, Any]], provider: str = "tensorrt") -> list[dict[str, Any]]:
     """Largest relative difference of a run on the provider from one on the CPU, for each of `settings`.
 
-    `settings`: those of `_RUN`; "repeat"; else `RuntimeOptions`.
+    `settings`: those of `_RUN`; "resolutions", one after another on the same networks; "repeat"; else `RuntimeOptions`.
     """
     loaded = Bundle.load(Path(bundle), verify=False)
     answers = []
     for setting in settings:
-        repeat = setting.pop("repeat", 1)
+        repeat, resolutions = setting.pop("repeat", 1), setting.pop("resolutions", [None])
         run = {name: setting.pop(name) for name in _RUN if name in setting}
         if "windows" in run:  # engines are built for as many as a run denoises together
             setting["windows_per_batch"] = run["windows"]
         notices: list[str] = []
         with opened(loaded, select_provider(provider), notices, **setting) as networks:
-            there = [_painted(networks, **run) for _ in range(repeat)]
+            there = [[_painted(networks, px, **run) for px in resolutions] for _ in range(repeat)]
             low = networks.low_memory
         kept = {name: value for name, value in setting.items() if name == "dynamic"}
         with opened(loaded, Selection("cpu"), [], **kept) as networks:
-            here = _painted(networks, **run)
-        differences = [_difference(one, here) for one in there]
+            here = [_painted(networks, px, **run) for px in resolutions]
+        differences = [_difference(*both) for one in there for both in zip(one, here, strict=True)]
         answers.append({"difference": max(differences), "notices": notices, "low": low})
     return answers
 
@@ -65,6 +65,7 @@ def opened(bundle: Bundle, selection: Selection, notices: list[str], **options: 
 
 def _painted(
     networks: Networks,
+    resolution: int | None = None,
     *,
     guidance: float = 1.5,
     unguided_too: bool = False,
@@ -75,7 +76,7 @@ def _painted(
 ) -> list[Float32Array]:
     """Outputs for random inputs: latents after some steps, and with `faces` those of the other graphs."""
     manifest, random = networks.bundle.manifest, np.random.default_rng(5)
-    side, frames = manifest.latent_px, frames or manifest.frames
+    side, frames = (resolution or manifest.resolution_px) // 8, frames or manifest.frames
     tokens = 10 * manifest.audio_layers
     batch = WindowBatch(
         random.standard_normal((windows, 4, frames, side, side), np.float32),

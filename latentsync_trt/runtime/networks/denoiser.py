@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from latentsync_trt.bundle.manifest import HIDDEN, step_graph
+from latentsync_trt.bundle.manifest import HIDDEN, LATENT_HEIGHT, LATENT_WIDTH, step_graph
 from latentsync_trt.errors import InferenceError
 from latentsync_trt.remembered import known, remember
 from latentsync_trt.runtime.sessions.engines import Engines
@@ -71,8 +71,8 @@ class GraphDenoiser:
         self._current = 0
 
     def _upload(self, batch: WindowBatch) -> None:
-        windows, _, frames, *_ = batch.latents.shape
-        sizes = {"windows": windows, "frames": frames}
+        windows, _, frames, height, width = batch.latents.shape
+        sizes = {"windows": windows, "frames": frames, LATENT_HEIGHT: height, LATENT_WIDTH: width}
         if sizes != self._sizes:
             self.release()
         self._sizes, upload = sizes, self._buffers.upload
@@ -192,8 +192,8 @@ class PooledDenoiser(GraphDenoiser):
     def begin(self, batch: WindowBatch) -> None:
         """As `GraphDenoiser.begin`; raises `InputError` for sizes that the engines do not support, and
         `ReplaysDiffer`."""
-        windows, _, frames, *_ = batch.latents.shape
-        self._engines.check(windows=windows, frames=frames)
+        windows, _, frames, height, width = batch.latents.shape
+        self._engines.check(windows=windows, frames=frames, latent_height=height, latent_width=width)
         if self._engines.cuda_graph and not self._replays_checked(batch):
             raise ReplaysDiffer
         self.begin_unchecked(batch)

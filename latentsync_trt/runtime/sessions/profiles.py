@@ -1,15 +1,18 @@
 """The shapes that engines are built for. Pure.
 
-A bundle exported with `--dynamic` names its variable dimensions (windows, images, segments) and their ranges. A
-*dynamic* engine covers these ranges; a *static* one fixes each dimension at its optimum. A bundle exported with
-`--static` has no variable dimensions, so only static engines can be built from it.
+A bundle exported with `--dynamic` names its variable dimensions (windows, images, segments, and
+with `--min-resolution` heights and widths) and their ranges. A *dynamic* engine covers these
+ranges; a *static* one fixes each dimension at its optimum. A bundle exported with `--static` has no
+variable dimensions, so only static engines can be built from it.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
-from latentsync_trt.bundle.manifest import DimensionRange, GraphEntry, Manifest
+from latentsync_trt.bundle.manifest import SIZE_STEPS, DimensionRange, GraphEntry, Manifest
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import InputError
+from latentsync_trt.values import RESOLUTION_STEP_PX
 
 Shape = tuple[int, ...]
 
@@ -66,6 +69,12 @@ def input_shapes(entry: GraphEntry, ranges: Mapping[str, DimensionRange]) -> dic
         for tensor in entry.inputs
         if any(isinstance(size, str) for size in tensor.shape)
     }
+
+
+def at_resolution(ranges: Mapping[str, DimensionRange], resolution_px: int) -> dict[str, DimensionRange]:
+    """`ranges` in which variable heights and widths have their optimum at a resolution."""
+    sizes = {name: resolution_px // RESOLUTION_STEP_PX * step for name, step in SIZE_STEPS.items()}
+    return {name: replace(span, optimum=sizes.get(name, span.optimum)) for name, span in ranges.items()}
 
 
 def usual_shape(shape: Sequence[int | str], ranges: Mapping[str, DimensionRange]) -> Shape:

@@ -1,0 +1,61 @@
+"""Which resolution a run has, and what is said about it."""
+
+from dataclasses import replace
+
+import pytest
+
+from latentsync_trt import RuntimeOptions, SyncOptions
+from latentsync_trt.bundle.manifest import DimensionRange, Manifest, read_manifest
+from latentsync_trt.errors import InputError
+from latentsync_trt.sync.inpaint import resolution_of
+from latentsync_trt.sync.speakers import notices_of_model
+from tests.small import small_bundle
+
+FIXED = replace(read_manifest(small_bundle()), model="1.6", resolution_px=512)
+RANGES = {
+    **dict.fromkeys(("height", "width"), DimensionRange(256, 512, 512)),
+    **dict.fromkeys(("latent_height", "latent_width"), DimensionRange(32, 64, 64)),
+    "windows": DimensionRange(1, 1, 4),
+}
+SEVERAL = replace(FIXED, shapes="dynamic", ranges=RANGES)
+
+
+@pytest.mark.parametrize(
+    ("manifest", "asked", "found"),
+    [(FIXED, None, 512), (FIXED, 512, 512), (SEVERAL, 256, 256), (SEVERAL, 448, 448)],
+)
+def test_a_run_has_the_resolution_that_was_asked_for(manifest: Manifest, asked: int | None, found: int) -> None:
+    assert resolution_of(manifest, SyncOptions(resolution=asked)) == found
+
+
+@pytest.mark.parametrize(
+    ("manifest", "asked", "supported", "cure"),
+    [
+        (FIXED, 256, "512 px", "--resolution 512 --min-resolution 256"),
+        (SEVERAL, 192, "256 to 512 px", "--resolution 512 --min-resolution 192"),
+    ],
+)
+def test_another_one_is_refused_with_those_there_are(manifest: Manifest, asked: int, supported: str, cure: str) -> None:
+    with pytest.raises(InputError) as raised:
+        resolution_of(manifest, SyncOptions(resolution=asked))
+    assert supported in str(raised.value)
+    assert f"export --dynamic {cure}" in str(raised.value)
+
+
+def test_fixed_engines_have_the_bundle_s_own() -> None:
+    static = RuntimeOptions(dynamic=False)
+    assert resolution_of(SEVERAL, SyncOptions(resolution=512), static) == 512
+    with pytest.raises(InputError, match="dynamic=False"):
+        resolution_of(SEVERAL, SyncOptions(resolution=256), static)
+
+
+@pytest.mark.parametrize(
+    ("model", "resolution_px", "trained_px"),
+    [("1.6", 512, 0), ("1.6", 256, 512), ("1.5", 256, 0), ("1.5", 512, 256), ("my own", 256, 0)],
+)
+def test_a_resolution_that_the_model_was_not_trained_at_is_told(
+    model: str, resolution_px: int, trained_px: int
+) -> None:
+    found = notices_of_model(replace(SEVERAL, model=model), resolution_px)
+    assert len(found) == bool(trained_px)
+    assert all(f"{trained_px} px" in text and f"{resolution_px} px" in text for text in found)
