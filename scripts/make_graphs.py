@@ -9,7 +9,7 @@ import numpy as np
 from onnx import ModelProto, TensorProto, checker, helper, numpy_helper, save
 
 FOLDER = Path(__file__).resolve().parents[1] / "latentsync_trt" / "assets" / "graphs"
-OPSET = 17
+OPSET, OPSET_OF_ANTIALIASING = 17, 18
 IR_VERSION = 8
 FACES, IMAGE, MASK = ("n", "height", "width", 3), ("n", 3, "height", "width"), ("height", "width")
 LATENTS = ("windows", 4, "frames", "height", "width")
@@ -24,6 +24,7 @@ def main() -> None:
         "copy": copy(),
         "faces_in": faces_in(),
         "faces_out": faces_out(),
+        "resize": resize(),
     }
     for name, model in graphs.items():
         checker.check_model(model)
@@ -70,15 +71,30 @@ def faces_out() -> ModelProto:
     return _model("faces_out", nodes, inputs, {"painted": (TensorProto.UINT16, FACES)}, constants)
 
 
+def resize() -> ModelProto:
+    """Resizes a picture by PyTorch's antialiased bicubic filter."""
+    filtering = {"mode": "cubic", "cubic_coeff_a": -0.5, "antialias": 1, "exclude_outside": 1}
+    nodes = [helper.make_node("Resize", ["image", "", "", "size"], ["resized"], axes=(1, 2), **filtering)]
+    image, resized = (1, "height", "width", "channels"), (1, "new_height", "new_width", "channels")
+    inputs: Tensors = {"image": (TensorProto.FLOAT, image), "size": (TensorProto.INT64, (2,))}
+    outputs: Tensors = {"resized": (TensorProto.FLOAT, resized)}
+    return _model("resize", nodes, inputs, outputs, opset=OPSET_OF_ANTIALIASING)
+
+
 def _model(
-    name: str, nodes: list, inputs: Tensors, outputs: Tensors, constants: dict[str, float] | None = None
+    name: str,
+    nodes: list,
+    inputs: Tensors,
+    outputs: Tensors,
+    constants: dict[str, float] | None = None,
+    opset: int = OPSET,
 ) -> ModelProto:
     declared = [
         [helper.make_tensor_value_info(tensor, *kind) for tensor, kind in side.items()] for side in (inputs, outputs)
     ]
     initializers = [numpy_helper.from_array(np.array(v, np.float32), key) for key, v in (constants or {}).items()]
     graph = helper.make_graph(nodes, name, *declared, initializers)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR_VERSION)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=IR_VERSION)
 
 
 if __name__ == "__main__":

@@ -77,7 +77,7 @@ def test_buffers_share_no_memory_with_inputs_or_results(networks: Networks) -> N
         np.testing.assert_array_equal(array, copy)
 
 
-@pytest.mark.parametrize("name", ["faces_in", "faces_out"])
+@pytest.mark.parametrize("name", ["faces_in", "faces_out", "resize"])
 def test_the_graphs_are_what_the_script_writes(name: str) -> None:
     shipped = onnx.load(make_graphs.FOLDER / f"{name}.onnx")
     assert shipped == getattr(make_graphs, name)()

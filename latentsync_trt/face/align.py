@@ -1,4 +1,4 @@
-"""Aligns a face to the pose of the training data; resizes pictures, and makes their pixels square. Pure."""
+"""Aligns a face to the pose of the training data, and makes pixels square. Pure."""
 
 from fractions import Fraction
 from functools import cache
@@ -6,10 +6,9 @@ from math import atan2, ceil, cos, floor, sin
 
 import cv2
 import numpy as np
-from PIL import Image
 
 from latentsync_trt.errors import InputError
-from latentsync_trt.types import AlignedFace, Face, Float32Array, Float64Array, Picture, UInt8Array, UInt16Array
+from latentsync_trt.types import AlignedFace, Face, Float32Array, Float64Array, Picture, UInt8Array
 
 # Left brow, right brow and nose in a 75×100 face, which is scaled by 2.8 · resolution / 256.
 _TEMPLATE = np.array([[17.0, 20.0], [58.0, 20.0], [37.5, 40.0]])
@@ -129,33 +128,6 @@ def frame_rectangle(
         starts.append(min(max(floor(low) - margin_px, 0), length))
         ends.append(min(max(ceil(high) + 1 + margin_px, 0), length))
     return starts[0], starts[1], ends[0], ends[1]
-
-
-def resize_antialiased(
-    image: Float32Array | UInt16Array,
-    size_px: tuple[int, int],
-    part: tuple[slice, slice] | None = None,
-    unit: float = 1.0,
-) -> Float32Array:
-    """Bicubic resize (a = −0.5) with antialiasing, as PyTorch's `interpolate(antialias=True)`.
-
-    Args:
-        image: `(H, W, C)`, multiplied by `unit`. size_px: width and height of the result.
-        part: rows and columns of the result to compute; the others are 0. None = all.
-
-    Returns:
-        float32 `(height, width, C)`; values may overshoot the range of the input.
-    """
-    width, height = size_px
-    rows, columns = part or (slice(0, height), slice(0, width))
-    result = np.zeros((height, width, image.shape[2]), np.float32)
-    scale_y, scale_x = image.shape[0] / height, image.shape[1] / width
-    box = (columns.start * scale_x, rows.start * scale_y, columns.stop * scale_x, rows.stop * scale_y)
-    size = (columns.stop - columns.start, rows.stop - rows.start)
-    for channel in range(image.shape[2]):
-        plane = Image.fromarray(image[..., channel] * np.float32(unit))
-        result[rows, columns, channel] = np.asarray(plane.resize(size, Image.Resampling.BICUBIC, box))
-    return result
 
 
 def square(picture: Picture, aspect: Fraction) -> Picture:

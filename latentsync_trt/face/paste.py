@@ -1,6 +1,6 @@
 """Pastes painted faces into the frames of a clip; state per track keeps what is pasted steady.
 
-Of a frame, only the rectangle around the face is read. Pure. OpenCV's results go where there is memory (`dst`): else
+Of a frame, only the rectangle around the face is read. OpenCV's results go where there is memory (`dst`): else
 each call asks for Python's lock once more, for which all stages wait.
 """
 
@@ -16,6 +16,7 @@ import numpy as np
 from latentsync_trt.config import Paste
 from latentsync_trt.face import align
 from latentsync_trt.face.geometry import POINTS
+from latentsync_trt.face.resize import resize_antialiased
 from latentsync_trt.face.scene import CROP_PX, OVAL, correction, covering, filled, generated_of, scene_of, shrunk
 from latentsync_trt.types import (
     AlignedFace,
@@ -59,9 +60,6 @@ _MEMORY_S = 1
 
 _SIZES_KEPT = 8
 """Sizes of crops: most faces are larger than the network's, and keep one."""
-
-Shown = tuple[Float32Array, tuple[slice, slice]]
-"""How much of a crop shows, float32 `(h, w)` in [0, 1], and the rows and columns around what does."""
 
 _Steady = tuple[Float32Array | None, ...]
 """Of a track: the outlines `(36, 2)` of source and painted face in scene pixels, and color; None = not known (yet)."""
@@ -120,7 +118,7 @@ class Paster:
         self._mesher, self._mask, self._whole = mesher, mask, paste == "mask"
         self._generated = generated_of(mask)
         self._small = shrunk(self._generated)
-        self._shown = lru_cache(_SIZES_KEPT)(partial(shown_of, mask))
+        self._opacity = lru_cache(_SIZES_KEPT)(partial(opacity_of, mask))
         self._tracks: dict[int, tuple[Fraction, _Steady]] = {}
 
     def inspect_face(self, picture: Picture, face: AlignedFace, painted: UInt16Array, tracked: Face) -> InspectedFace:
@@ -158,7 +156,7 @@ class Paster:
         drawn, within = (
             tuple(align.moved(each, back) for each in self._to_paste(*shapes)) for shapes in (steady, outlines)
         )
-        patch = composite(picture, face, painted, self._mask, Finish(drawn, within, color), self._shown)
+        patch = composite(picture, face, painted, self._mask, Finish(drawn, within, color), self._opacity)
         return Pasted(patch, *(None if mesh is None else align.moved(mesh, back) for mesh in inspected.meshes))
 
     def restart(self) -> None:
@@ -188,10 +186,9 @@ def _mean(old: Float32Array | None, new: Float32Array | None, kept: float) -> Fl
     return np.asarray(new + kept * (old - new), np.float32)
 
 
-def shown_of(mask: Float32Array, size_px: tuple[int, int]) -> Shown:
-    """What `mask (R, R)`, 1 = kept, lets show of a crop of this size (width, height)."""
-    opacity = np.clip(align.resize_antialiased(1 - mask[..., None], size_px)[..., 0], 0, 1)
-    return opacity, _around(opacity, _WARP_MARGIN_PX)
+def opacity_of(mask: Float32Array, size_px: tuple[int, int]) -> Float32Array:
+    """How much of a crop of this size (width, height) shows, float32 `(h, w)` in [0, 1]; `mask (R, R)`: 1 = kept."""
+    return np.clip(resize_antialiased(1 - mask[..., None], size_px)[..., 0], 0, 1)
 
 
 def composite(
@@ -200,7 +197,7 @@ def composite(
     painted: UInt16Array,
     mask: Float32Array,
     finish: Finish | None = None,
-    shown: Callable[[tuple[int, int]], Shown] | None = None,
+    opacity: Callable[[tuple[int, int]], Float32Array] | None = None,
 ) -> Patch:
     """Returns the smallest rectangle with all changed pixels of a frame; 0×0 if none is inside it.
 
@@ -210,7 +207,7 @@ def composite(
     Args:
         frame: uint8 `(H, W, 3)` RGB. face: what was cut out of it; may lie partly outside.
         painted: uint16 `(r, r, 3)` RGB, r ≥ R, the generated face, 257 × the 8-bit level.
-        mask: float32 `(R, R)` in [0, 1], 1 = kept. shown: `shown_of` it, by a caller that remembers results.
+        mask: float32 `(R, R)` in [0, 1], 1 = kept. opacity: `opacity_of` it, by a caller that remembers results.
     """
     # The crop's size, as enlarged as what was painted; smaller where a side is shorter in the frame, as warping would
     # skip pixels. `steps`: how many frame pixels a step along the crop's rows and columns takes.
@@ -219,9 +216,9 @@ def composite(
     sides = zip(face.crop_size_px, steps, strict=True)
     width, height = (max(1, round(side * min(enlarged, step))) for side, step in sides)
     size = width, height
-    opacity, part = shown_of(mask, size) if shown is None else shown(size)
-    levels = align.resize_antialiased(painted, size, part, unit=1 / 257)
-    return paste(frame, levels, align.rescaled(face, size), opacity, finish)
+    levels = resize_antialiased(painted * np.float32(1 / 257), size)
+    shown = opacity_of(mask, size) if opacity is None else opacity(size)
+    return paste(frame, levels, align.rescaled(face, size), shown, finish)
 
 
 def paste(
@@ -312,8 +309,7 @@ def _blurred(image: Float32Array, radius_px: tuple[int, int]) -> Float32Array:
     return np.asarray(blurred, np.float32)
 
 
-def _around(values: Float32Array, margin_px: int = 0) -> tuple[slice, slice]:
-    """Rows and columns of all nonzero `values (H, W)` plus `margin_px`, clipped."""
+def _around(values: Float32Array) -> tuple[slice, slice]:
+    """Rows and columns of all nonzero `values (H, W)`."""
     left, top, width, height = cv2.boundingRect((values != 0).view(np.uint8))
-    bottom, right = min(top + height + margin_px, values.shape[0]), min(left + width + margin_px, values.shape[1])
-    return slice(max(top - margin_px, 0), bottom), slice(max(left - margin_px, 0), right)
+    return slice(top, top + height), slice(left, left + width)
