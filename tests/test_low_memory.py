@@ -121,7 +121,7 @@ def test_a_second_clip_takes_the_room_of_open_networks(
 def test_too_little_memory_for_one_network_is_an_error(make: DemoNetworks, device: Device) -> None:
     networks = make()
     device.room = 0
-    with pytest.raises(OutOfMemory, match=r"out of memory .*; use low_memory, a bundle of a lower resolution"):
+    with pytest.raises(OutOfMemory, match=r"out of memory .*; use low_memory, a bundle of lower resolution"):
         networks.prepare(GRAPHS)
     device.room, device.room_to_run = 9, 0
     with pytest.raises(OutOfMemory):
