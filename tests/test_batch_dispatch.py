@@ -139,6 +139,18 @@ def test_the_task_of_a_lost_worker_is_the_next_to_run_until_its_attempts_are_use
     assert [event.attempt for event in events if isinstance(event, Started)] == [*range(before + 1, 4), 1]
 
 
+def test_tasks_go_to_the_device_that_runs_the_fewest() -> None:
+    workers = [Fake(f"gpu {device}.{lane}", until_stopped) for device in range(2) for lane in (1, 2)]
+    with dispatching(*workers) as (dispatcher, events):
+        until(lambda: len(dispatcher._idle) == len(workers))
+        for number in range(4):
+            dispatcher.submit(task(number))
+        until(lambda: len(of(Started, events)) == 4)
+        devices = [event.worker.partition(".")[0] for event in of(Started, events)]  # type: ignore[union-attr]
+        assert sorted(devices[:2]) == ["gpu 0", "gpu 1"]
+        assert Counter(devices) == {"gpu 0": 2, "gpu 1": 2}
+
+
 def test_a_worker_that_does_not_start_leaves_the_tasks_to_others() -> None:
     bad, good = Fake("gpu 0", starts=[WorkerLost("no memory")] * 3), Fake("gpu 1")
     with dispatching(bad, good) as (dispatcher, events):

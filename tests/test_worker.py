@@ -7,27 +7,43 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import psutil
 import pytest
 
-from latentsync_trt import LipSync, SyncOptions
-from latentsync_trt.batch import local
+from latentsync_trt import LipSync, RuntimeOptions, SyncOptions
+from latentsync_trt.batch import local, workers
+from latentsync_trt.batch.dispatch import Dispatcher
 from latentsync_trt.batch.local import LocalWorker
-from latentsync_trt.batch.tasks import Canceled, Task, TaskError, WorkerLost, WorkerSettings
+from latentsync_trt.batch.tasks import (
+    Canceled,
+    Event,
+    Failed,
+    Finished,
+    Moved,
+    Started,
+    Task,
+    TaskError,
+    WorkerHandle,
+    WorkerLost,
+    WorkerSettings,
+)
 from latentsync_trt.batch.worker import Worker
+from latentsync_trt.batch.workers import make_workers
 from latentsync_trt.errors import BundleError, InferenceError, InputError
 from latentsync_trt.media import parts
 from latentsync_trt.runtime.networks.codec import VaeCodec
 from latentsync_trt.types import Progress
 from tests.clips import decoded, write_clip, write_sound
 from tests.s3 import BUCKET, s3_server
-from tests.serving import until
+from tests.serving import PATIENCE_S, until
 from tests.small import small_bundle
 
 pytestmark = pytest.mark.integration
@@ -281,6 +297,146 @@ def test_clips_longer_than_allowed_end(worker: Worker, own: Task) -> None:
     with pytest.raises(TaskError, match=r"lasts longer than 0\.01 s") as failed:
         worker.run(replace(own, most_s=0.01), lambda _: None, GO_ON)
     assert failed.value.usage
+
+
+HOLDING = """
+from pathlib import Path
+from latentsync_trt.batch import local
+from latentsync_trt.batch.tasks import Canceled, Done
+from latentsync_trt.types import Progress
+
+class Worker:
+    provider = "cuda"
+
+    def __init__(self, settings, on_notice):
+        on_notice("opens")
+
+    def run(self, task, on_progress, canceled):
+        on_progress(Progress("lip-sync", 1, 2))
+        while not Path(task.output).exists():
+            if canceled.wait(0.01):
+                raise Canceled("canceled")
+        return Done(0.0, {"frames": 1})
+
+def work(orders, emit):
+    local.Worker = Worker
+    local.work(orders, emit)
+"""
+"""A child whose clips end when their output exists."""
+
+
+@pytest.fixture
+def lanes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[WorkerHandle]]:
+    (tmp_path / "holding.py").write_text(HOLDING)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(local, "work", importlib.import_module("holding").work)
+    monkeypatch.setattr(workers, "_devices", lambda *_: [(0, "gpu 0")])
+    made = make_workers(replace(SETTINGS, provider="cuda"))
+    yield made
+    made[0].close()
+
+
+def pids(lanes: list[WorkerHandle]) -> list[int]:
+    return [each._worker.pid for each in lanes]  # type: ignore[attr-defined]
+
+
+def test_a_process_syncs_two_clips_and_one_is_canceled(lanes: list[WorkerHandle], tmp_path: Path) -> None:
+    both = threading.Barrier(3)
+    tasks = [Task(name, "v", "a", str(tmp_path / name)) for name in ("one", "two")]
+    with ThreadPoolExecutor() as threads:
+        for start in [threads.submit(each.start) for each in lanes]:
+            start.result(PATIENCE_S)
+        runs = [
+            threads.submit(lane.run, each, lambda _: both.wait(PATIENCE_S))
+            for lane, each in zip(lanes, tasks, strict=True)
+        ]
+        both.wait(PATIENCE_S)
+        for lane in lanes:
+            lane.cancel("one")
+        with pytest.raises(Canceled):
+            runs[0].result(PATIENCE_S)
+        assert not runs[1].done()
+        (tmp_path / "two").touch()
+        assert runs[1].result(PATIENCE_S).report == {"frames": 1}
+    assert [each.provider for each in lanes] == ["cuda"] * 2
+    assert len(set(pids(lanes))) == 1
+
+
+def test_a_process_that_dies_loses_both_clips_and_both_run_again(lanes: list[WorkerHandle], tmp_path: Path) -> None:
+    events, seen, both = list[Event](), list[int](), threading.Barrier(2)
+
+    def on_event(event: Event) -> None:
+        events.append(event)
+        if isinstance(event, Moved):
+            seen.append(pids(lanes)[0])
+            if both.wait(PATIENCE_S) == 0 and len(seen) == 2:
+                psutil.Process(seen[0]).kill()
+            elif len(seen) == 4:
+                for name in ("one", "two"):
+                    (tmp_path / name).touch()
+
+    dispatcher = Dispatcher(lanes, on_event)
+    for name in ("one", "two"):
+        dispatcher.submit(Task(name, "v", "a", str(tmp_path / name)))
+    dispatcher.wait()
+    dispatcher.close()
+    assert sorted((each.task_id, each.attempt) for each in events if isinstance(each, Started)) == [
+        *[("one", 1), ("one", 2), ("two", 1), ("two", 2)]
+    ]
+    assert sorted(each.task_id for each in events if isinstance(each, Failed) and each.again) == ["one", "two"]
+    assert sorted(each.task_id for each in events if isinstance(each, Finished)) == ["one", "two"]
+    assert len(set(seen[:2])) == len(set(seen[2:])) == 1 and seen[0] != seen[2]
+
+
+def test_workers_of_a_gpu_share_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    def names_of(
+        *devices: str, count: int | None = None, low_memory: bool = False, most: int | None = None
+    ) -> list[str]:
+        monkeypatch.setattr(workers, "_devices", lambda *_: list(enumerate(devices)))
+        settings = replace(SETTINGS, provider="auto", runtime=RuntimeOptions(low_memory=low_memory))
+        return [each.name for each in make_workers(settings, count, most=most)]
+
+    assert names_of("gpu 0", "gpu 1") == ["gpu 0.1", "gpu 1.1", "gpu 0.2", "gpu 1.2"]
+    assert names_of("gpu 0", "gpu 1", most=3) == ["gpu 0.1", "gpu 1.1", "gpu 0.2"]
+    assert names_of("gpu 0", "gpu 1", most=2) == names_of("gpu 0", "gpu 1", count=2) == ["gpu 0", "gpu 1"]
+    assert names_of("gpu 0", low_memory=True) == ["gpu 0"]
+    assert names_of("gpu 0", count=2) == ["gpu 0.1", "gpu 0.2"]
+    assert names_of("cpu") == ["cpu"]
+
+
+def test_a_bundle_is_changed_while_no_clip_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    opened, holds, go_on = list[str](), threading.Barrier(3), threading.Event()
+
+    def open_bundle(path: str, *_: Any, **__: Any) -> Mock:
+        opened.append(path)
+        return Mock()
+
+    def hold(_: Worker, item: Task, __: object) -> None:
+        if item.id == "held":
+            holds.wait(PATIENCE_S)
+            assert go_on.wait(PATIENCE_S)
+            assert opened == ["usual"]
+        raise InputError("ended")
+
+    monkeypatch.setattr(LipSync, "from_bundle", open_bundle)
+    monkeypatch.setattr(Worker, "_sync", hold)
+    worker, canceled = Worker(WorkerSettings("usual")), threading.Event()
+    held = Task("held", "v", "a", str(tmp_path / "a.mp4"))
+    other = replace(held, id="other", bundle="other")
+    with ThreadPoolExecutor() as threads:
+        runs = [threads.submit(worker.run, held, lambda _: None, GO_ON) for _ in range(2)]
+        holds.wait(PATIENCE_S)
+        stopped = threads.submit(worker.run, other, lambda _: None, canceled)
+        canceled.set()
+        with pytest.raises(Canceled):  # while it waits
+            stopped.result(PATIENCE_S)
+        runs.append(threads.submit(worker.run, other, lambda _: None, GO_ON))
+        go_on.set()
+        for run in runs:
+            with pytest.raises(TaskError, match="ended"):
+                run.result(PATIENCE_S)
+    assert opened == ["usual", "other"]
 
 
 def test_settings_that_cannot_work() -> None:

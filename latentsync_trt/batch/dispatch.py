@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -44,6 +44,7 @@ class Dispatcher:
         self._changed = threading.Condition()
         self._waiting: deque[tuple[Task, int]] = deque()
         """Tasks with the number of their next attempt."""
+        self._idle: list[WorkerHandle] = []
         self._running: dict[str, WorkerHandle] = {}
         self._to_cancel: set[str] = set()
         self._pending, self._workers = 0, len(self._handles)
@@ -137,12 +138,20 @@ class Dispatcher:
     def _next(self, handle: WorkerHandle) -> tuple[Task, int] | None:
         """Waits for a task; None when the dispatcher closes."""
         with self._changed:
-            self._changed.wait_for(lambda: self._waiting or self._closing.is_set())
+            self._idle.append(handle)
+            self._changed.wait_for(lambda: self._closing.is_set() or (self._waiting and self._next_idle() is handle))
+            self._idle.remove(handle)
             if self._closing.is_set():
                 return None
             attempt = self._waiting.popleft()
             self._running[attempt[0].id] = handle
+            self._changed.notify_all()
             return attempt
+
+    def _next_idle(self) -> WorkerHandle:
+        """The idle worker on the device that runs the fewest tasks."""
+        busy = Counter(_device(each) for each in self._running.values())
+        return min(self._idle, key=lambda each: busy[_device(each)])
 
     def _try(self, handle: WorkerHandle, task: Task, attempt: int) -> bool:
         """Runs a task; returns whether the worker was lost."""
@@ -199,3 +208,7 @@ class Dispatcher:
         with self._changed:
             self._pending -= 1
             self._changed.notify_all()
+
+
+def _device(handle: WorkerHandle) -> str:
+    return handle.name.partition(".")[0]

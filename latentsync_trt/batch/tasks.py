@@ -104,9 +104,12 @@ class WorkerHandle(Protocol):
     """The driver's side of a worker. One thread calls `start` and `run`; the others may come from any."""
 
     name: str
-    """As in "gpu 0", "cpu", "ray 3"."""
-    provider: str
-    """The execution provider on which it opened its bundle, as in "cuda"; empty before, and where it is not known."""
+    """As in "gpu 0", "cpu", "ray 3"; of several on a device, "gpu 0.1" and "gpu 0.2"."""
+
+    @property
+    def provider(self) -> str:
+        """The execution provider on which it opened its bundle, as in "cuda"; empty before, and where not known."""
+        ...
 
     @property
     def hangs(self) -> bool:

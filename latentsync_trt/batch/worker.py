@@ -1,9 +1,9 @@
-"""A worker: holds one open `LipSync`, and syncs one task at a time: fetch, sync, deliver."""
+"""A worker: holds one open `LipSync`, and syncs tasks: fetch, sync, deliver."""
 
 import shutil
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -20,6 +20,7 @@ from latentsync_trt.errors import BundleError, InferenceError, InputError, Media
 from latentsync_trt.files import KEPT_NAME, published_folder, temporary_folder, work_folder, work_folder_of
 from latentsync_trt.option_fields import command_line
 from latentsync_trt.paths import check_folder_to_write
+from latentsync_trt.runtime.networks.threads import Gate
 from latentsync_trt.types import Progress, SyncReport
 from latentsync_trt.unexpected import one_line
 
@@ -34,7 +35,7 @@ _DIGITS = 12
 
 
 class Worker:
-    """Runs tasks in this process on an open bundle. Only `run`'s `canceled` may be used by other threads."""
+    """Runs tasks in this process on an open bundle; `run` may be called from several threads, for a task each."""
 
     def __init__(self, settings: WorkerSettings, on_notice: Callable[[str], None] = lambda _: None) -> None:
         """Opens the bundle and runs each network once, so that the first clip is as fast as the others.
@@ -46,6 +47,7 @@ class Worker:
         """
         self._settings, self._notice = settings, on_notice
         self._scratch = None if settings.scratch is None else Path(settings.scratch)
+        self._gate = Gate()
         if self._scratch is not None:
             check_folder_to_write(self._scratch, "--scratch")
             self._scratch.mkdir(parents=True, exist_ok=True)
@@ -64,9 +66,12 @@ class Worker:
         """
         started_s = perf_counter()
 
-        def report(progress: Progress) -> None:
+        def check() -> None:
             if canceled.is_set():
                 raise Canceled(f"{task.id}: canceled")
+
+        def report(progress: Progress) -> None:
+            check()
             if task.most_s is not None and progress.written_s > task.most_s + _TOLERANCE_S:
                 raise InputError(
                     f"{task.video}: lasts longer than {task.most_s:g} s, the most here; send a shorter one"
@@ -77,8 +82,10 @@ class Worker:
         files, preview = _Files(report), _Preview(task.preview)
         try:
             remote_files.check_target(task.output)
-            with temporary_folder(self._scratch) as files.folder:
-                self._change(task.bundle or self._settings.bundle, report)
+            with (
+                temporary_folder(self._scratch) as files.folder,
+                self._opened(task.bundle or self._settings.bundle, report, check),
+            ):
                 made = self._sync(task.with_files(files.local), report)
                 files.deliver()
         except InferenceError as error:
@@ -107,6 +114,20 @@ class Worker:
 
         local, given = _local_bundle(bundle, self._settings.runtime), self._settings
         return LipSync.from_bundle(local, given.provider, given.runtime, on_notice=self._notice)
+
+    @contextmanager
+    def _opened(
+        self, bundle: str, report: Callable[[Progress], None], check: Callable[[], None]
+    ) -> Generator[None, None, None]:
+        """A block in which a bundle is open. Where another was open before, no task runs beside this one."""
+        while True:
+            alone = bundle != self._bundle
+            with self._gate.entered(alone=alone, watch=check):
+                if alone:
+                    self._change(bundle, report)
+                if bundle == self._bundle:  # else it was changed meanwhile
+                    yield
+                    return
 
     def _change(self, bundle: str, report: Callable[[Progress], None]) -> None:
         """Opens a bundle in place of another that is open."""

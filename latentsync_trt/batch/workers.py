@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import ceil
 
-from latentsync_trt.batch.local import LocalWorker
+from latentsync_trt.batch.local import Lane, LocalWorker
 from latentsync_trt.batch.ray_workers import Cluster, Needs, Notice, RayWorker
 from latentsync_trt.batch.tasks import WorkerHandle, WorkerSettings
 from latentsync_trt.errors import InputError
@@ -26,8 +26,9 @@ def make_workers(
 
     Args:
         settings: their bundle is found here, so that a wrong name fails at once; with `ray`, they name no device.
-        count: by default one for each GPU that the settings name, or for the CPU; on a cluster for each GPU that it
-            has now, else for each node. most: no more than these.
+        count: each in its own process. By default, two in one process for each GPU that the settings name, unless its
+            memory is short, or one for the CPU; on a cluster one for each GPU that it has now, else for each node.
+            most: no more than these.
         ray: "auto" for the cluster that this machine is part of, `host:port`, or `ray://host:port`.
         gpus_per_worker: on a cluster, also a fraction; 0 = on the CPU. By default 1, or 0 if it has no GPU.
 
@@ -47,17 +48,21 @@ def make_workers(
             on_notice(f"Ray cluster {ray}: has no GPU now, so workers use the CPU; --gpus-per-worker 1 waits for GPUs")
         settings = replace(settings, provider=provider, runtime=runtime)
         return [RayWorker(f"ray {number}", cluster, settings, needs) for number in range(count)]
-    devices = _devices(settings, on_notice)
-    count = min(count or len(devices), most or sys.maxsize)
+    devices, most = _devices(settings, on_notice), most or sys.maxsize
+    by_twos = count is None and most > len(devices) and devices[0][1] != "cpu" and not settings.runtime.low_memory
+    count = min(count or len(devices), most)
     threads = settings.threads or (max((os.cpu_count() or 1) // count, 1) if count > 1 else None)
-    made: list[WorkerHandle] = []
+    made = list[LocalWorker]()
     for index in range(count):
         device, name = devices[index % len(devices)]
         if count > len(devices):  # several share a device
             name += f".{index // len(devices) + 1}"
         runtime = replace(settings.runtime, device=device)
         made.append(LocalWorker(name, replace(settings, runtime=runtime, threads=threads), on_notice))
-    return made
+    if by_twos:
+        lanes = [Lane(f"{each.name}.{lane}", each) for lane in (1, 2) for each in made]
+        return [*lanes[:most]]
+    return [*made]
 
 
 def _devices(settings: WorkerSettings, on_notice: Notice) -> list[tuple[int, str]]:

@@ -97,7 +97,7 @@ class WorkerOptions:
 
     workers: int | None = option(
         None,
-        "Clips that run at the same time.  [default: one for each GPU of --device]",
+        "Processes of one clip at a time.  [default: one for each GPU of --device, of two clips at a time]",
         group=HARDWARE,
         minimum=1,
         maximum=4096,

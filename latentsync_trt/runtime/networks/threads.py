@@ -75,15 +75,18 @@ class Gate:
         self._sharing, self._alone = 0, False
 
     @contextmanager
-    def entered(self, *, alone: bool) -> Iterator[None]:
-        """A block beside others that share, or beside no other: then, those that want to enter wait from now on."""
+    def entered(self, *, alone: bool, watch: Callable[[], object] = lambda: None) -> Iterator[None]:
+        """A block beside others that share, or beside no other: then, those that want to enter wait from now on.
+
+        `watch`: called while it waits, which an error of it ends.
+        """
         with self._changed:
-            self._wait_until(lambda: not self._alone)
+            self._wait_until(lambda: not self._alone, watch)
             self._alone = alone
             self._sharing += not alone
         try:
             with self._changed:
-                self._wait_until(lambda: not (alone and self._sharing))
+                self._wait_until(lambda: not (alone and self._sharing), watch)
             yield
         finally:
             with self._changed:
@@ -93,9 +96,9 @@ class Gate:
                     self._sharing -= 1
                 self._changed.notify_all()
 
-    def _wait_until(self, condition: Callable[[], bool]) -> None:
+    def _wait_until(self, condition: Callable[[], bool], watch: Callable[[], object]) -> None:
         while not self._changed.wait_for(condition, _POLL_S):
-            pass
+            watch()
 
 
 def results(futures: Iterable[Future[T]]) -> list[T]:
