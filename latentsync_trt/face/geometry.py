@@ -25,6 +25,8 @@ POINTS = 468
 
 _LEFT_BROW, _RIGHT_BROW = np.array([70, 63, 105, 66, 107]), np.array([300, 293, 334, 296, 336])
 _NOSE = np.array([5, 64, 294, 1])
+_BROWS_AND_NOSE = np.concatenate([_LEFT_BROW, _RIGHT_BROW, _NOSE])
+_ENDS = np.cumsum([len(_LEFT_BROW), len(_RIGHT_BROW)])
 _REGION_SCALE = 1.5
 """Side of FaceMesh's square region, relative to the face's longer side."""
 
@@ -179,7 +181,7 @@ def cut(frame: Picture, region: Region) -> Float32Array:
     flags = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
     image = np.empty((SIDE_PX, SIDE_PX, 3), np.uint8)
     cv2.warpAffine(part, matrix, (SIDE_PX, SIDE_PX), dst=image, flags=flags, borderMode=cv2.BORDER_CONSTANT)
-    return np.asarray(cv2.dnn.blobFromImage(image, 1 / 255), np.float32)
+    return np.multiply(image.transpose(2, 0, 1)[None], np.float32(1 / 255), dtype=np.float32, order="C")
 
 
 def to_frame(landmarks: Float32Array, region: Region) -> Float32Array:
@@ -196,7 +198,8 @@ def face_of(mesh: Float32Array, logit: float) -> Face:
     """Box and the three alignment points of a mesh `(468, 3)` in frame pixels; `logit`: of its score."""
     planar = mesh[:, :2]
     box = np.concatenate([planar.min(axis=0), planar.max(axis=0)])
-    points = np.stack([planar[group].mean(axis=0) for group in (_LEFT_BROW, _RIGHT_BROW, _NOSE)])
+    groups = np.split(planar[_BROWS_AND_NOSE], _ENDS)
+    points = np.stack([group.mean(axis=0) for group in groups])
     return Face(box.astype(np.float32), points.astype(np.float32), float(sigmoid(logit)), planar)
 
 

@@ -73,13 +73,17 @@ class LazyRgb:
             part = plane[top * TILE_PX // down : bottom * TILE_PX // down]
             part = part[:, left * TILE_PX // across : right * TILE_PX // across]
             if across == 2:  # five times as fast as `np.repeat`
-                part = np.asarray(cv2.merge([part, part]), part.dtype).reshape(len(part), -1)
+                twice = np.empty((*part.shape, 2), part.dtype)
+                cv2.merge([part, part], dst=twice)
+                part = twice.reshape(len(part), -1)
             part = part if down == 1 else np.repeat(part, 2, axis=0)
             codes.append(part[: tiles.shape[0], : tiles.shape[1]])
+        whole = np.empty(tiles.shape, codes[0].dtype)
+        cv2.merge(codes, dst=whole)
         if self._white == _WHITE:
-            cv2.transform(cv2.merge(codes), self._matrix, dst=tiles)
+            cv2.transform(whole, self._matrix, dst=tiles)
             return
-        made = np.asarray(cv2.transform(cv2.merge(codes).astype(np.uint16), self._matrix), np.uint16)
+        made = np.asarray(cv2.transform(whole.astype(np.uint16), self._matrix), np.uint16)
         tiles[:] = self._hdr.sdr(made) if self._hdr else cv2.convertScaleAbs(made, alpha=_WHITE / self._white)
 
 
