@@ -20,10 +20,8 @@ from latentsync_trt.errors import InputError, NoFaceError
 from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.files import published_folder
 from latentsync_trt.quantize.calibration_options import EXTRA, TOOLS, CalibrateOptions, Clip
-from latentsync_trt.quantize.observing import ObservedGraph, ObservedTensor, ObservingDenoiser
+from latentsync_trt.quantize.observing import ObservedGraph, ObservingDenoiser, Ranges
 from latentsync_trt.quantize.steps import (
-    ActivationRange,
-    Ranges,
     layer_names,
     multiply_adds,
     step_graphs,
@@ -103,20 +101,14 @@ class Calibration:
         return tuple(windows)
 
     def _observe(self, windows: Sequence[RecordedWindow]) -> Ranges:
-        graphs, steps, ranges = step_graphs(self.bundle), self.options.steps, dict[str, ActivationRange]()
+        graphs, steps = step_graphs(self.bundle), self.options.steps
         loops = loops_of(windows, self.options, unguided=bundles.step_graph(guided=False, cached=False) in graphs)
-
-        def take(tensor: ObservedTensor, _: int, amax: float, sample: Float32Array) -> None:
-            observed = ActivationRange.of_step(amax, sample)
-            for layer in tensor.layers:
-                ranges[layer] = ranges[layer].merged(observed) if layer in ranges else observed
-
         with TemporaryDirectory() as folder:
             observed_graphs = {name: write_observed(self.bundle, name, Path(folder)) for name in graphs}
-            with closing(ObservingDenoiser(observed_graphs, self.selection, take)) as denoiser:
+            with closing(ObservingDenoiser(observed_graphs, self.selection)) as denoiser:
                 for number, (window, loop) in enumerate(loops):
                     loop.run(denoiser, window, self._report("observe", number * steps, len(loops) * steps))
-        return ranges
+                return denoiser.ranges
 
     def _psnr_db(self, folder: Path, windows: Sequence[RecordedWindow]) -> float:
         """PSNR of the faces of windows after whole loops with the step graphs in `folder`, against the bundle's own."""

@@ -4,12 +4,11 @@ Layers are convolutions and linear layers. Each is identified by the name of its
 the same in all step graphs.
 """
 
-import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from math import gcd, prod
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -22,8 +21,8 @@ from latentsync_trt.bundle.manifest import STEP_GRAPHS, Bundle, GraphEntry
 from latentsync_trt.bundle.weights import WeightsFile
 from latentsync_trt.errors import BundleError
 from latentsync_trt.quantize.calibration_options import CalibrateOptions, EightBit
-from latentsync_trt.quantize.observing import ObservedGraph, ObservedTensor
-from latentsync_trt.types import Float32Array, Float64Array
+from latentsync_trt.quantize.observing import ObservedGraph, ObservedTensor, Ranges
+from latentsync_trt.types import Float32Array
 
 DTYPES: dict[EightBit, np.dtype[Any]] = {"int8": np.dtype(np.int8), "fp8": np.dtype(ml_dtypes.float8_e4m3fn)}
 """FP8 with four exponent bits (E4M3), as TensorRT supports it."""
@@ -32,9 +31,6 @@ _LARGEST: dict[EightBit, float] = {"int8": 127.0, "fp8": 448.0}
 
 # float16's smallest normal number: smaller scales lose bits, and 0 would divide by zero.
 _SMALLEST_SCALE = 2.0**-14
-
-BINS = 2048
-"""Of the histograms of magnitudes."""
 
 SAMPLE = 1 << 16
 """Most values of a tensor that a step returns: their 99.99th percentile is within 4 % of that of all values."""
@@ -45,60 +41,6 @@ ATTENTION_BYTES = 1 << 29
 _SCORE_BYTES = 4  # of float32; float16 takes half
 
 Sizes = tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ActivationRange:
-    """Magnitudes of the input x of one layer.
-
-    `largest`: exact maximum of |x|. `counts (BINS,)` float64: histogram of sampled |x| from 0 to `upper`.
-    """
-
-    largest: float
-    counts: Float64Array
-
-    @classmethod
-    def of_step(cls, largest: float, sample: Float32Array) -> Self:
-        """The range of one step: the maximum of |x|, and a sample of |x| `(n,)`, none larger."""
-        empty = cls(largest, np.zeros(BINS))
-        return cls(largest, np.histogram(sample, BINS, range=(0, empty.upper or 1))[0].astype(np.float64))
-
-    @property
-    def upper(self) -> float:
-        """The power of two at or above the maximum, so that histograms merge bin by bin; 0 if x is always 0."""
-        return 0.0 if self.largest <= 0 else 2.0 ** math.ceil(math.log2(self.largest))
-
-    def merged(self, other: "ActivationRange") -> "ActivationRange":
-        upper = max(self.upper, other.upper)
-        counts = self._counts_up_to(upper) + other._counts_up_to(upper)
-        return ActivationRange(max(self.largest, other.largest), counts)
-
-    def amax(self, percentile: float) -> float:
-        """The |x| that is mapped to the largest 8-bit number.
-
-        Args:
-            percentile: share of the sampled |x| that is not clipped, above 0, at most 100; 100 is the maximum.
-        """
-        if percentile == 100 or self.largest == 0:
-            return self.largest
-        wanted, running = self.counts.sum() * percentile / 100, np.cumsum(self.counts)
-        index = min(int(np.searchsorted(running, wanted)), BINS - 1)
-        below = running[index] - self.counts[index]
-        part = (wanted - below) / self.counts[index] if self.counts[index] else 1.0
-        return min(self.largest, float((index + part) * self.upper / BINS))
-
-    def _counts_up_to(self, upper: float) -> Float64Array:
-        """The histogram from 0 to `upper`, a power of two not below its own."""
-        if self.largest == 0:
-            return np.concatenate([[self.counts.sum()], np.zeros(BINS - 1)])
-        counts = self.counts
-        for _ in range(min(round(math.log2(upper / self.upper)), int(math.log2(BINS)))):
-            counts = np.concatenate([counts.reshape(-1, 2).sum(axis=1), np.zeros(BINS // 2)])
-        return counts
-
-
-Ranges = Mapping[str, ActivationRange]
-"""Calibration ranges by the name of a layer's weights: those of full, cached, guided and unguided steps are merged."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -7,8 +7,8 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from latentsync_trt.bundle.manifest import Bundle
-from latentsync_trt.quantize.observing import ObservedTensor, ObservingDenoiser
-from latentsync_trt.quantize.steps import ActivationRange, Ranges, write_observed
+from latentsync_trt.quantize.observing import ObservingDenoiser, Ranges
+from latentsync_trt.quantize.steps import write_observed
 from latentsync_trt.quantize.windows import Loop, RecordedWindow
 from latentsync_trt.runtime.providers.select import Selection
 from latentsync_trt.types import Float32Array
@@ -33,32 +33,18 @@ def small_window(bundle: Bundle) -> RecordedWindow:
     )
 
 
-class Observer:
-    """Merges what observed graphs return."""
-
-    def __init__(self) -> None:
-        self.ranges: dict[str, ActivationRange] = {}
-        self.timesteps: dict[str, set[int]] = {}
-
-    def __call__(self, tensor: ObservedTensor, timestep: int, amax: float, sample: Float32Array) -> None:
-        now = ActivationRange.of_step(amax, sample)
-        for layer in tensor.layers:
-            self.ranges[layer] = self.ranges[layer].merged(now) if layer in self.ranges else now
-            self.timesteps.setdefault(layer, set()).add(timestep)
-
-
-def observe_small(loop: Loop) -> tuple[Observer, Float32Array]:
+def observe_small(loop: Loop) -> tuple[Ranges, Float32Array]:
     """What a loop of the small bundle shows, and its latents at the end."""
-    bundle, observer = Bundle.load(small_bundle(), verify=False), Observer()
+    bundle = Bundle.load(small_bundle(), verify=False)
     with TemporaryDirectory() as folder:
         observed = {name: write_observed(bundle, name, Path(folder)) for name in GUIDED}
-        denoiser = ObservingDenoiser(observed, Selection("cpu"), observer)
+        denoiser = ObservingDenoiser(observed, Selection("cpu"))
         latents = loop.run(denoiser, small_window(bundle))
         denoiser.close()
-    return observer, latents
+    return denoiser.ranges, latents
 
 
 @functools.cache
 def small_ranges() -> Ranges:
     """Calibration ranges of all layers of the small bundle."""
-    return observe_small(small_loop())[0].ranges
+    return observe_small(small_loop())[0]

@@ -11,12 +11,10 @@ from numpy.typing import NDArray
 
 from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.config import RuntimeOptions
-from latentsync_trt.diffusion import timesteps
 from latentsync_trt.errors import InferenceError
-from latentsync_trt.quantize.observing import ObservingDenoiser
+from latentsync_trt.quantize.observing import ActivationRange, ObservingDenoiser, Ranges
 from latentsync_trt.quantize.steps import (
     SAMPLE,
-    ActivationRange,
     layers_of,
     sample_stride,
     split_attention,
@@ -25,7 +23,7 @@ from latentsync_trt.quantize.steps import (
 from latentsync_trt.runtime.networks.networks import Networks
 from latentsync_trt.runtime.providers.select import Selection
 from latentsync_trt.types import Float32Array, WindowBatch
-from tests.quantize.eight_bit import Observer, observe_small, small_loop, small_window
+from tests.quantize.eight_bit import observe_small, small_loop, small_window
 from tests.quantize.toys import CONVOLUTION, LINEAR, OTHER, write_layers
 from tests.small import small_bundle
 from tests.toy import toy_inputs
@@ -43,20 +41,19 @@ def toy_batch(scale: float = 1.0) -> WindowBatch:
     return WindowBatch(latents, known, audio, 1.5)
 
 
-def observe_toy(folder: Path, batch: WindowBatch, dtype: type[np.floating] = np.float32) -> Observer:
+def observe_toy(folder: Path, batch: WindowBatch, dtype: type[np.floating] = np.float32) -> Ranges:
     """What one step of the toy returns."""
-    observer = Observer()
     graph = write_observed(write_layers(folder / "toy", dtype), "denoise_step", folder)
-    denoiser = ObservingDenoiser({"denoise_step": graph}, CPU, observer)
+    denoiser = ObservingDenoiser({"denoise_step": graph}, CPU)
     denoiser.begin(batch)
     denoiser.step(7, NO_COEFFICIENTS, cached=False)
-    return observer
+    return denoiser.ranges
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
 def test_maxima_and_samples_are_those_of_the_inputs(tmp_path: Path, dtype: type[np.floating]) -> None:
     batch = toy_batch()
-    found = observe_toy(tmp_path, batch, dtype).ranges
+    found = observe_toy(tmp_path, batch, dtype)
     latents, audio = np.abs(batch.latents.astype(dtype)), np.abs(batch.audio.astype(dtype))
     assert (found[CONVOLUTION].largest, found[LINEAR].largest) == (latents.max(), audio.max())
     # Tensors as small as these are sampled whole.
@@ -68,14 +65,12 @@ def test_maxima_and_samples_are_those_of_the_inputs(tmp_path: Path, dtype: type[
 @pytest.mark.integration
 def test_an_observed_loop_computes_what_the_plain_one_does(tmp_path: Path) -> None:
     bundle, loop = Bundle.load(small_bundle(), verify=False), small_loop()
-    observer, observed_latents = observe_small(loop)
+    ranges, observed_latents = observe_small(loop)
     networks = Networks(bundle, CPU, RuntimeOptions(engine_cache=tmp_path / "cache"))
     plain_latents = loop.run(networks.denoiser, small_window(bundle))
     networks.close()
     np.testing.assert_array_equal(observed_latents, plain_latents)
-    assert set(observer.ranges) == {layer.name for layer in layers_of(ir.load(bundle.graph_path("denoise_step")))}
-    full, cached = timesteps(loop.steps)
-    assert {frozenset(steps) for steps in observer.timesteps.values()} == {frozenset({full}), frozenset({full, cached})}
+    assert set(ranges) == {layer.name for layer in layers_of(ir.load(bundle.graph_path("denoise_step")))}
 
 
 def test_an_overflow_is_reported_with_its_layer_and_timestep(tmp_path: Path) -> None:
