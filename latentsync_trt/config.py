@@ -54,9 +54,6 @@ Solver = Literal["ddim", "dpmpp"]
 ENCODERS = ("x264", "x265", "svtav1", "nvenc", "prores", "auto")
 PresetName = Literal["quality", "balanced", "fast", "draft"]
 
-PROVIDER_CHOICES = ("auto", "tensorrt", "cuda", "cpu")
-"""Values of `--provider`; after auto, the fastest first."""
-
 _sampling_option = partial(option, group=QUALITY, advanced=True)
 _engine_option = partial(option, group=HARDWARE, advanced=True)
 _time_option = partial(

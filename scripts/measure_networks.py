@@ -24,11 +24,12 @@ from latentsync_trt.bundle.find import find_bundle
 from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.cli.options import build, bundle_option, options_from
 from latentsync_trt.cli.show import say
-from latentsync_trt.config import PRESETS, PROVIDER_CHOICES, PresetName, RuntimeOptions, SyncOptions
+from latentsync_trt.config import PRESETS, PresetName, RuntimeOptions, SyncOptions
 from latentsync_trt.files import temporary_folder
 from latentsync_trt.measure.clips import Clip, choose_clip
 from latentsync_trt.measure.pictures import generated_part, likeness
 from latentsync_trt.option_fields import QUALITY
+from latentsync_trt.runtime.providers.table import PROVIDER_CHOICES
 from latentsync_trt.runtime.sessions.profiles import at_resolution, dimension_ranges
 from latentsync_trt.runtime.sessions.trial import BoundRun
 from latentsync_trt.sync.inpaint import make_inpainter

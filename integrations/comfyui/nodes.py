@@ -21,12 +21,13 @@ from PIL import Image
 from latentsync_trt import RuntimeOptions, SyncOptions
 from latentsync_trt.bundle.find import CHECKPOINTS_VARIABLE, default_bundle, exported_bundles, find_bundle
 from latentsync_trt.bundle.manifest import DEMO_NAME
-from latentsync_trt.config import MODEL_FPS, PROVIDER_CHOICES
+from latentsync_trt.config import MODEL_FPS
 from latentsync_trt.errors import InputError
 from latentsync_trt.files import temporary_folder
 from latentsync_trt.media.codecs import default_suffix
 from latentsync_trt.media.reader import probe
 from latentsync_trt.option_fields import choices_of
+from latentsync_trt.runtime.providers.table import PROVIDER_CHOICES
 from latentsync_trt.types import Progress
 
 from .clips import available, options_of, read_images, write_images, write_sound

@@ -11,6 +11,7 @@ from latentsync_trt.batch.ray_workers import Cluster, Needs, Notice, RayWorker
 from latentsync_trt.batch.tasks import WorkerHandle, WorkerSettings
 from latentsync_trt.errors import InputError
 from latentsync_trt.remote_files import is_url
+from latentsync_trt.runtime.providers.table import CPU
 
 
 def make_workers(
@@ -43,7 +44,7 @@ def make_workers(
         cluster = Cluster(ray, on_notice)
         count, needs = plan(cluster.nodes(), settings, count, gpus_per_worker, most or sys.maxsize)
         runtime = replace(settings.runtime, device="all" if needs.gpus > 1 else 0)
-        provider = settings.provider if needs.gpus else "cpu"
+        provider = settings.provider if needs.gpus else CPU.name
         if gpus_per_worker is None and provider != settings.provider:
             on_notice(f"Ray cluster {ray}: has no GPU now, so workers use the CPU; --gpus-per-worker 1 waits for GPUs")
         settings = replace(settings, provider=provider, runtime=runtime)
@@ -71,12 +72,12 @@ def _devices(settings: WorkerSettings, on_notice: Notice) -> list[tuple[int, str
     from latentsync_trt.runtime.providers.select import device_numbers, select_devices
 
     numbers = device_numbers(settings.runtime.device)
-    if len(numbers) == 1 or settings.provider == "cpu":  # the worker itself finds out whether it works
-        return [(numbers[0], f"gpu {numbers[0]}" if settings.provider != "cpu" and gpus() else "cpu")]
+    if len(numbers) == 1 or settings.provider == CPU.name:  # the worker itself finds out whether it works
+        return [(numbers[0], f"gpu {numbers[0]}" if settings.provider != CPU.name and gpus() else CPU.name)]
     selections, notices = select_devices(settings.provider, settings.runtime.device)
     for notice in notices:
         on_notice(notice)
-    return [(each.device_id, f"gpu {each.device_id}" if each.gpu else "cpu") for each in selections]
+    return [(each.device_id, f"gpu {each.device_id}" if each.gpu else CPU.name) for each in selections]
 
 
 def plan(
@@ -91,9 +92,9 @@ def plan(
         InputError: `gpus` does not fit the provider, or is more than 1 and not whole.
     """
     if gpus is None:
-        wanted = settings.provider not in ("auto", "cpu") or any(node.get("GPU") for node in nodes)
-        gpus = 1.0 if wanted and settings.provider != "cpu" else 0.0
-    if (gpus > 1 and gpus % 1) or (not gpus and settings.provider not in ("auto", "cpu")):
+        wanted = settings.provider not in ("auto", CPU.name) or any(node.get("GPU") for node in nodes)
+        gpus = 1.0 if wanted and settings.provider != CPU.name else 0.0
+    if (gpus > 1 and gpus % 1) or (not gpus and settings.provider not in ("auto", CPU.name)):
         raise InputError(f"--gpus-per-worker {gpus:g}: a GPU provider needs a part of a GPU, or whole ones")
     usable = [node for node in nodes if (node.get("GPU", 0) >= gpus if gpus else node.get("CPU"))]
     places = [int(node.get("GPU", 0) / gpus + 1e-6) if gpus else 1 for node in usable]

@@ -22,9 +22,10 @@ from latentsync_trt.cli.options import (
     quiet_option,
 )
 from latentsync_trt.cli.show import notices_to, print_table, progress_bar
-from latentsync_trt.config import PRESETS, PROVIDER_CHOICES, RuntimeOptions, SyncOptions
+from latentsync_trt.config import PRESETS, RuntimeOptions, SyncOptions
 from latentsync_trt.option_fields import QUALITY
 from latentsync_trt.paths import check_file_to_write, exists, make_folder
+from latentsync_trt.runtime.providers.table import PROVIDER_CHOICES
 from latentsync_trt.unexpected import without_paths
 
 if TYPE_CHECKING:

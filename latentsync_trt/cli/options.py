@@ -12,10 +12,10 @@ from typing import Any, TypeVar
 
 import rich_click as click
 
-from latentsync_trt.config import PROVIDER_CHOICES
 from latentsync_trt.errors import InputError, did_you_mean
 from latentsync_trt.option_fields import HARDWARE, QUALITY, check_limits, choices_of, field_name, flag_name, option
 from latentsync_trt.paths import check_folder_to_write, exists, local_path, user_folder, why_missing
+from latentsync_trt.runtime.providers.table import PROVIDER_CHOICES
 
 F = TypeVar("F", bound=Callable[..., Any])
 

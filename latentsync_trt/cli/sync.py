@@ -25,6 +25,7 @@ from latentsync_trt.cli.options import (
 )
 from latentsync_trt.config import MODEL_FPS, PRESETS, PresetName, RuntimeOptions, SyncOptions
 from latentsync_trt.option_fields import FILES
+from latentsync_trt.runtime.providers.table import CPU
 from latentsync_trt.stopping import interruption
 
 if TYPE_CHECKING:
@@ -175,7 +176,7 @@ def demo(out: Path, audio: Path | None, video: Path | None, bundle: str, preset:
         click.echo("speech: " + (f"“{SENTENCE}”" if audio is None else str(audio)))
     notices = Notices()
     with progress_bar(hidden=quiet) as on_progress:
-        with LipSync.from_bundle(bundle, "cpu", on_notice=None if quiet else notices) as lip_sync:
+        with LipSync.from_bundle(bundle, CPU.name, on_notice=None if quiet else notices) as lip_sync:
             options = SyncOptions(preset=preset)
             report = lip_sync.sync(clip.video, clip.audio, out / RESULT, options, on_progress=on_progress)
         found = look_at(out, clip, bundle, on_progress)

@@ -37,6 +37,9 @@ CPU = Provider("cpu", "CPUExecutionProvider", buffers="cpu")
 PROVIDERS = {provider.name: provider for provider in (TENSORRT, CUDA, CPU)}
 """By name, the fastest first."""
 
+PROVIDER_CHOICES = ("auto", *PROVIDERS)
+"""Values of `--provider`."""
+
 NOT_A_PROVIDER = "{request}: not a provider; choose {choices}"
 NO_SUCH_GPU = "--device {device}: no such GPU; {existing}"
 NOTHING_AFTER = "{name}: there is no other provider to run on"
