@@ -141,7 +141,6 @@ class PlannedStep:
 
 
 def plan_for(options: SyncOptions) -> tuple[PlannedStep, ...]:
-    """The plan of a run with `options`."""
     sampling, interval = options.sampling, options.guidance_interval or (0.0, 1.0)
     return cache_plan(sampling.steps, sampling.cache_interval, guidance_interval=interval)
 

@@ -58,7 +58,6 @@ class Dispatcher:
             thread.start()
 
     def submit(self, task: Task, *, attempts_before: int = 0) -> None:
-        """Adds a task to the end of the queue."""
         with self._changed:
             self._waiting.append((task, attempts_before + 1))
             self._pending += 1

@@ -92,7 +92,6 @@ class Ledger:
         self.close()
 
     def close(self) -> None:
-        """Closes the file."""
         with self._lock:
             self._opened.close()
 
@@ -107,7 +106,6 @@ class Ledger:
             )
 
     def remove(self, task_ids: Iterable[str]) -> None:
-        """Forgets tasks."""
         with self._writing() as connection:
             connection.executemany("delete from tasks where id = ?", [(task_id,) for task_id in task_ids])
 
@@ -120,11 +118,9 @@ class Ledger:
         return self._rows("order by position desc limit ? offset ?", limit, offset)
 
     def row(self, task_id: str) -> Row | None:
-        """Returns the row of a task."""
         return next(iter(self._rows("where id = ?", task_id)), None)
 
     def counts(self) -> dict[State, int]:
-        """Returns the number of tasks by state."""
         return dict(self._read("select state, count(*) from tasks group by state"))
 
     def record(self, event: Event) -> None:

@@ -74,12 +74,10 @@ class LocalWorker:
 
     @property
     def pid(self) -> int | None:
-        """Returns the child's process number; None before `start`."""
         return None if self._process is None else self._process.child.pid
 
     @property
     def hangs(self) -> bool:
-        """See `WorkerHandle.hangs`."""
         return self._process is not None and _silent_s(self._process) > _SILENT_S
 
     def start(self) -> None:
@@ -122,7 +120,6 @@ class LocalWorker:
                     process.child.send((number, None))
 
     def close(self) -> None:
-        """See `WorkerHandle.close`."""
         with self._lock:
             self._closed = True
         self._end()
@@ -215,7 +212,6 @@ class Lane:
 
     @property
     def hangs(self) -> bool:
-        """See `WorkerHandle.hangs`."""
         return self._worker.hangs
 
 

@@ -80,13 +80,11 @@ class RayWorker:
         return cast(Done, done)
 
     def cancel(self, task_id: str) -> None:
-        """See `WorkerHandle.cancel`."""
         if self._actor is not None:
             with suppress(LatentSyncError), self._cluster.translated(self.name):
                 self._actor.cancel.remote(task_id)
 
     def close(self) -> None:
-        """See `WorkerHandle.close`."""
         self._closed = True
         self._end()
 

@@ -94,11 +94,9 @@ class CommandLine(click.RichGroup):
     """Imports commands lazily, and prints errors as one line."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Names of all commands."""
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The command of that name, or None."""
         if cmd_name in COMMANDS and cmd_name not in self.commands:
             place = next((module for module, names in _MODULES.items() if cmd_name in names), cmd_name)
             command = getattr(importlib.import_module(f"latentsync_trt.cli.{place}"), cmd_name)

@@ -137,7 +137,6 @@ def _milliseconds(value_ms: float) -> str:
 
 
 def _command() -> list[str]:
-    """This call, for reports."""
     return ["latentsync-trt", *sys.argv[1:]]
 
 
@@ -152,7 +151,6 @@ class Side:
 
     @property
     def title(self) -> str:
-        """Name and precision."""
         return self.name if self.precision is None else f"{self.name} ({self.precision})"
 
 

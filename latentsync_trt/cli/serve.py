@@ -135,7 +135,6 @@ def _start(
 
 
 def url_of(host: str, port: int) -> str:
-    """The address of a service."""
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 

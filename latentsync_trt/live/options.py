@@ -73,6 +73,5 @@ class LiveOptions:
             )
 
     def sync_options(self) -> SyncOptions:
-        """The same as options of `sync`."""
         common = {spec.name for spec in fields(SyncOptions)} & {spec.name for spec in fields(self)}
         return SyncOptions(**{name: getattr(self, name) for name in common})

@@ -60,7 +60,6 @@ class SessionPainter:
         return np.ascontiguousarray(painted[:, -len(planned) :].transpose(1, 0, 2, 3))
 
     def decoded(self, latents: Float32Array) -> Iterator[UInt16Array]:
-        """The painted faces, one after another."""
         for start in range(0, len(latents), _DECODED_AT_ONCE):
             decode = partial(self._inpainter.codec.decode_faces, latents[start : start + _DECODED_AT_ONCE])
             yield from self._device.run(partial(self._device.networks.stage, "decode", decode))

@@ -56,7 +56,6 @@ class LiveSessions:
         executors: tuple[Executor, Executor] | None,
         now: Callable[[], float],
     ) -> LiveSession:
-        """As `LipSync.stream`."""
         devices, manifest, chosen = self._devices, self._devices.bundle.manifest, options.sync_options()
         if options.hop > manifest.frames:
             raise InputError(f"--hop {options.hop}: windows of bundle {manifest.name} have {manifest.frames} frames")
@@ -90,7 +89,6 @@ class LiveSessions:
         return session
 
     def close(self) -> None:
-        """Closes all sessions."""
         for session in list(self._loads):
             session.close()
 

@@ -34,7 +34,6 @@ class SpokenMoment:
 
     @property
     def power(self) -> float:
-        """The mean power of what is heard."""
         return float(np.square(self.heard, dtype=np.float64).mean())
 
 
@@ -70,7 +69,6 @@ class Speech:
 
     @property
     def left_s(self) -> float:
-        """Seconds that wait."""
         return self._sound.size / self._rate_hz
 
     def say(self, samples: NDArray[np.generic], rate_hz: int) -> None:

@@ -86,7 +86,6 @@ class Limits:
 
     @property
     def most_upload_bytes(self) -> float:
-        """The largest upload."""
         return self.max_upload_mb * 1e6
 
     def check_size(self, size_bytes: int) -> None:
@@ -142,7 +141,6 @@ class Form:
 
 
 def is_file_field(name: str) -> bool:
-    """Returns whether a form may have a file of this name."""
     return name in FILE_FIELDS or SPEAKER.fullmatch(name) is not None
 
 

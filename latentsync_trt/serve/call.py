@@ -105,7 +105,6 @@ class Call:
         return str(self._peer.localDescription.sdp).replace("\r\ns=-", f"\r\ns={MARK}", 1)
 
     async def close(self) -> None:
-        """Ends the connection and the session."""
         if self._closed:
             return
         self._closed = True

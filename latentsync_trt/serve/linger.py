@@ -22,7 +22,6 @@ class LingeringClose:
         self._app, self._most_bytes = app, most_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers a request as the application does."""
         headers = dict(scope.get("headers", ()))
         if scope["type"] != "http" or headers.get(b"content-length", headers.get(b"transfer-encoding")) in (None, b"0"):
             await self._app(scope, receive, send)

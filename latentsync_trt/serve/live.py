@@ -81,7 +81,6 @@ class LiveService:
         task.add_done_callback(self._tasks.discard)
 
     async def leave(self) -> None:
-        """Closes all calls."""
         for task in self._tasks:
             task.cancel()
         for call in list(self.calls.values()):
@@ -139,17 +138,21 @@ def live_app(service: LiveService, key: str | None, *, own_hosts: bool = False) 
     @app.get("/metrics", dependencies=allowed)
     def metrics() -> Response:
         """Figures for Prometheus."""
-        registry, sessions = CollectorRegistry(), [call.session for call in list(service.calls.values())]
-        late = sum(session.counts.late for session in sessions)
-        for name, text, value in (
-            ("sessions", "Occupied slots: sessions that are open.", len(sessions)),
-            ("slots", "Sessions that may be open.", service.limits.max_sessions),
-            ("late_moments", "Moments of open sessions that were not painted in time.", late),
-        ):
-            Gauge(f"latentsync_live_{name}", text, registry=registry).set(value)
-        return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+        return Response(_figures(service), media_type=CONTENT_TYPE_LATEST)
 
     return app
+
+
+def _figures(service: LiveService) -> bytes:
+    registry, sessions = CollectorRegistry(), [call.session for call in list(service.calls.values())]
+    late = sum(session.counts.late for session in sessions)
+    for name, text, value in (
+        ("sessions", "Occupied slots: sessions that are open.", len(sessions)),
+        ("slots", "Sessions that may be open.", service.limits.max_sessions),
+        ("late_moments", "Moments of open sessions that were not painted in time.", late),
+    ):
+        Gauge(f"latentsync_live_{name}", text, registry=registry).set(value)
+    return generate_latest(registry)
 
 
 def _file(name: str) -> Callable[[], FileResponse]:

@@ -50,5 +50,4 @@ class Microphone:
             self._session.end()
 
     def close(self) -> None:
-        """Frees its network."""
         self._network.close()

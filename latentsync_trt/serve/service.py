@@ -237,11 +237,9 @@ class Service:
         return Path(row.task.output)
 
     def counts(self) -> dict[State, int]:
-        """Returns the number of kept jobs by state."""
         return self._ledger.counts()
 
     def workers(self) -> list[WorkerState]:
-        """Returns what each worker does."""
         with self._lock:
             states = [(self._workers[handle.name], handle.hangs) for handle in self._handles]
         return [replace(state, state="hangs") if hangs else state for state, hangs in states]

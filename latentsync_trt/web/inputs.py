@@ -97,7 +97,6 @@ class Inputs:
         return changed
 
     def close(self) -> None:
-        """Ends searches for people."""
         self._visits.clear()
 
     def people_of(self, video: str | None) -> People | str | None:
@@ -115,7 +114,6 @@ class Inputs:
         return self._visits.setdefault(request.session_hash or "", _Visit())
 
     def show_demo(self) -> tuple[str, str]:
-        """Returns the built-in clip and its speech, as uploads."""
         folder = self._uploads / "demo"
         video, speech = folder / "demo.mp4", folder / SPEECH.name
         if not (video.is_file() and speech.is_file()):  # at first, and when Gradio has deleted them
@@ -125,7 +123,6 @@ class Inputs:
         return str(video), str(speech)
 
     def is_demo(self, video: str) -> bool:
-        """Returns whether a video is the built-in clip."""
         return filecmp.cmp(_source(video), self.show_demo()[0], shallow=False)
 
     def _uploads_of(self, request: gr.Request) -> _Uploads:

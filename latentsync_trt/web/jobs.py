@@ -91,7 +91,6 @@ def check_sent(sent: Mapping[str, str | None]) -> None:
 
 
 def is_of(service: Service, job_id: str, browser: str) -> bool:
-    """Returns whether a browser sent a job."""
     try:
         mark = (service.folder(job_id) / _BROWSER).read_text("utf-8")
     except (UnknownJob, FileNotFoundError):

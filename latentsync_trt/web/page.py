@@ -68,7 +68,6 @@ class Page:
                 _refuse_addresses(block)
 
     def close(self) -> None:
-        """Ends searches for people."""
         self.inputs.close()
 
     def _lay_out_head(self, names: list[str]) -> None:

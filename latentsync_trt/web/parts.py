@@ -68,7 +68,6 @@ _specs = {spec.name: spec for spec in fields(SyncOptions)}
 
 
 def preset_control() -> gr.Radio:
-    """Adds the choice of the preset."""
     spec = _specs[PRESET]
     return gr.Radio(list(choices_of(_hints[PRESET])), value=spec.default, elem_id=PRESET, **_texts(spec))
 
@@ -130,7 +129,6 @@ def _texts(spec: Field[Any]) -> dict[str, Any]:
 
 
 def message(text: str = "") -> Markup:
-    """Returns an error as HTML, or nothing."""
     return Markup('<p role="alert">{}</p>').format(text)
 
 
@@ -233,7 +231,6 @@ def _duration(seconds: float) -> str:
 
 
 def theme() -> gr.themes.Base:
-    """Returns system fonts and one accent color."""
     made = gr.themes.Default(primary_hue="teal", neutral_hue="zinc", radius_size="lg", font=("system-ui", "sans-serif"))
     light = {name: color for name, (color, _) in _COLORS.items()}
     return made.set(

@@ -36,7 +36,6 @@ class Previews:
             return self._known[video]
 
     def close(self) -> None:
-        """Ends the one that is being made, and makes no other."""
         self._closed.set()
         self._pool.shutdown(cancel_futures=True)
 
