@@ -239,7 +239,9 @@ class EngineCache:
         try:
             return entry, load(entry.folder)
         except EngineBuildError as error:
-            if (key.digest in self._built and self.find(key)) or self.remove(entry):
+            now = self.find(key)
+            same = now is not None and now.built_at == entry.built_at
+            if same and (key.digest in self._built or self.remove(entry)):
                 raise
             self._notice(f"engine cache: {key.label} in {self.folder} does not open ({error}); building it again")
         self._rejected.add(key.digest)
