@@ -19,7 +19,7 @@ from typing import Any
 from urllib.parse import urlencode
 from urllib.request import Request, urlopen
 
-from latentsync_trt.bundle.find import demo_folder
+from latentsync_trt.bundle.manifest import DEMO_NAME
 from latentsync_trt.cli.sync import look_at
 from latentsync_trt.media.audio import audio_duration_s
 from latentsync_trt.media.demo_clip import SPEECH, camera_frames
@@ -70,7 +70,7 @@ class ComfyUI:
         """Video, again, frames, an interruption, other settings, freed memory, again."""
         self.wait(lambda: self.logged("To see the GUI"), "ComfyUI is ready")
         self.check("out.mp4", self.run("video, first", "video", seed=1))
-        print("lips:", look_at(self._out, self._clip, None, demo_folder(), lambda _: None))
+        print("lips:", look_at(self._out, self._clip, DEMO_NAME))
         self.run("video, model kept", "video", seed=2)
         self.check("frames.mp4", self.run("frames", "frames", seed=1))
         self.interrupt()

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 _NOT_FOR_BENCH = ("build", "preset", "verify")
 """Options that bench does not offer: it waits for engines, lists presets, verifies nothing."""
 
-_HEADS = "what", "median", "p5–p95 ms", "runs", "rate", "longest parts", "graphs", "lips", "memory"
+_HEADS = "what", "median", "rate", "longest parts", "graphs", "memory", "on the GPU", "lips"
 
 _FORMAT = 4
 
@@ -103,37 +103,22 @@ def bench(
         if out is not None:
             results.write(out)
     if not quiet:
-        filled = [column for column in zip(_HEADS, *map(_cells, results.rows), strict=True) if any(column[1:])]
-        heads, *lines = zip(*filled, strict=True)
-        print_table(heads, lines)
+        print_table(_HEADS, map(_cells, results.rows))
 
 
 def _cells(row: "Row") -> tuple[str, ...]:
-    time, longest, memory = row.time, sorted(row.parts_s.items(), key=lambda part: -part[1])[:3], ""
-    if row.memory is not None:
-        memory = f"{row.memory.host_bytes / 1e9:.2f} GB host"
-        if row.memory.device_bytes is not None:
-            memory += f" + {row.memory.device_bytes / 1e9:.2f} device"
+    longest, memory = sorted(row.parts_s.items(), key=lambda part: -part[1])[:3], row.memory
+    device_bytes = memory and memory.device_bytes
     return (
         " · ".join(filter(None, (row.case, row.preset, row.provider))),
-        _milliseconds(time.median_ms),
-        "one run" if time.runs == 1 else f"{_number(time.p5_ms)}–{_number(time.p95_ms)}",
-        f"{time.runs} after {row.warm_up}",
-        f"{_number(1000 * row.frames / time.median_ms)} frames/s",
-        ", ".join(f"{name} {_milliseconds(1000 * time_s)}" for name, time_s in longest),
-        ", ".join(f"{name} {_milliseconds(mean_ms)}" for name, mean_ms in row.engines_ms.items()),
+        f"{row.time.median_ms / 1000:.2f} s",
+        f"{1000 * row.frames / row.time.median_ms:.1f} frames/s",
+        ", ".join(f"{name} {time_s:.2f} s" for name, time_s in longest),
+        ", ".join(f"{name} {mean_ms:.1f} ms" for name, mean_ms in row.engines_ms.items()),
+        f"{memory.host_bytes / 1e9:.2f} GB" if memory else "",
+        f"{device_bytes / 1e9:.2f} GB" if device_bytes else "",
         str(row.syncnet or ""),
-        memory,
     )
-
-
-def _number(value: float) -> str:
-    """Three significant digits, without an exponent where that is readable: 0.0123, 1.23, 12.3, 123, 1230."""
-    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
-
-
-def _milliseconds(value_ms: float) -> str:
-    return f"{_number(value_ms)} ms" if value_ms < 10_000 else f"{_number(value_ms / 1000)} s"
 
 
 def _command() -> list[str]:
