@@ -81,21 +81,16 @@ CPUS_4, CPUS_8, GPUS_4 = {"CPU": 4.0}, {"CPU": 8.0}, {"CPU": 64.0, "GPU": 4.0}
 
 
 @pytest.mark.parametrize(
-    ("nodes", "provider", "count", "gpus", "expected"),
+    ("nodes", "provider", "expected"),
     [
-        ([CPUS_4, CPUS_8, {}], "auto", None, None, (2, Needs(0, 4))),
-        ([CPUS_4, GPUS_4, GPUS_4], "auto", None, None, (8, Needs(1, 8))),
-        ([GPUS_4], "cuda", None, 1 / 3, (12, Needs(1 / 3, 2))),
-        ([CPUS_4], "cuda", None, None, (1, Needs(1, 1))),  # an autoscaler may add a node
-        ([GPUS_4] * 9, "auto", None, None, (20, Needs(1, 8))),
+        ([CPUS_4, CPUS_8, {}], "auto", (2, Needs(0, 4))),
+        ([CPUS_4, GPUS_4, GPUS_4], "auto", (8, Needs(1, 8))),
+        ([CPUS_4], "cuda", (1, Needs(1, 1))),  # an autoscaler may add a node
+        ([GPUS_4] * 9, "auto", (20, Needs(1, 8))),
     ],
 )
-def test_what_workers_ask_for(
-    nodes: list[dict[str, float]], provider: str, count: int | None, gpus: float | None, expected: tuple[int, Needs]
-) -> None:
-    assert plan(nodes, WorkerSettings("demo", provider), count, gpus, 20) == expected
-    with pytest.raises(InputError, match="--gpus-per-worker"):
-        plan(nodes, WorkerSettings("demo", provider), count, 1.5, 20)
+def test_what_workers_ask_for(nodes: list[dict[str, float]], provider: str, expected: tuple[int, Needs]) -> None:
+    assert plan(nodes, WorkerSettings("demo", provider), None, 20) == expected
 
 
 # With a cluster
@@ -194,9 +189,9 @@ def test_a_canceled_clip_leaves_nothing_and_its_worker_continues(place: Place, t
 
 def test_a_worker_that_waits_for_resources_says_which_and_can_be_closed(place: Place) -> None:
     notices = Queue[str]()
-    options: dict[str, Any] = {"gpus_per_worker": 1.0, "on_notice": notices.put}
-    with Running(place.workers(1, **options), place.task("never")):
-        assert "wait for 1 GPUs and 1 CPU cores" in notices.get(timeout=300)
+    on_gpu = replace(ON_CPU, provider="cuda")
+    with Running(make_workers(on_gpu, 1, ray=place.cluster.address, on_notice=notices.put), place.task("never")):
+        assert "wait for a GPU and 1 CPU cores" in notices.get(timeout=300)
     assert notices.empty()
 
 

@@ -35,11 +35,11 @@ _PATIENCE_S = 2.0
 class Needs:
     """What a worker reserves of a node."""
 
-    gpus: float
+    gpus: int
     cpus: int
 
     def __str__(self) -> str:
-        return f"{self.gpus:g} GPUs and {self.cpus} CPU cores" if self.gpus else f"{self.cpus} CPU cores"
+        return f"a GPU and {self.cpus} CPU cores" if self.gpus else f"{self.cpus} CPU cores"
 
 
 class RayWorker:
@@ -115,7 +115,7 @@ class RayWorker:
             on_progress(progress)
 
     def _say_what_is_missing(self) -> None:
-        cure = "if no node gets them, stop and give less with --gpus-per-worker or --workers"
+        cure = "if no node gets them, stop and give less with --workers"
         self._cluster.say_once(f"workers wait for {self._needs} each on the Ray cluster; {cure}")
 
 

@@ -9,7 +9,6 @@ from math import ceil
 from latentsync_trt.batch.local import Lane, LocalWorker
 from latentsync_trt.batch.ray_workers import Cluster, Needs, Notice, RayWorker
 from latentsync_trt.batch.tasks import WorkerHandle, WorkerSettings
-from latentsync_trt.errors import InputError
 from latentsync_trt.remote_files import is_url
 from latentsync_trt.runtime.providers.table import CPU
 
@@ -20,7 +19,6 @@ def make_workers(
     *,
     most: int | None = None,
     ray: str | None = None,
-    gpus_per_worker: float | None = None,
     on_notice: Notice = lambda _: None,
 ) -> list[WorkerHandle]:
     """Returns workers that are not started yet; those of this machine share its GPUs and its cores evenly.
@@ -30,8 +28,8 @@ def make_workers(
         count: each in its own process. By default, two in one process for each GPU that the settings name, unless its
             memory is short, or one for the CPU; on a cluster one for each GPU that it has now, else for each node.
             most: no more than these.
-        ray: "auto" for the cluster that this machine is part of, `host:port`, or `ray://host:port`.
-        gpus_per_worker: on a cluster, also a fraction; 0 = on the CPU. By default 1, or 0 if it has no GPU.
+        ray: "auto" for the cluster that this machine is part of, `host:port`, or `ray://host:port`. Each worker has a
+            GPU, if the settings name a provider of one, or else the cluster has any.
 
     Raises:
         LatentSyncError: the bundle or a device does not exist, or the cluster cannot be reached.
@@ -42,12 +40,11 @@ def make_workers(
         settings = replace(settings, bundle=str(find_bundle(settings.bundle)[0].absolute()))
     if ray is not None:
         cluster = Cluster(ray, on_notice)
-        count, needs = plan(cluster.nodes(), settings, count, gpus_per_worker, most or sys.maxsize)
-        runtime = replace(settings.runtime, device="all" if needs.gpus > 1 else 0)
+        count, needs = plan(cluster.nodes(), settings, count, most or sys.maxsize)
         provider = settings.provider if needs.gpus else CPU.name
-        if gpus_per_worker is None and provider != settings.provider:
-            on_notice(f"Ray cluster {ray}: has no GPU now, so workers use the CPU; --gpus-per-worker 1 waits for GPUs")
-        settings = replace(settings, provider=provider, runtime=runtime)
+        if provider != settings.provider:
+            on_notice(f"Ray cluster {ray}: has no GPU now, so workers use the CPU; naming a --provider waits for GPUs")
+        settings = replace(settings, provider=provider, runtime=replace(settings.runtime, device=0))
         return [RayWorker(f"ray {number}", cluster, settings, needs) for number in range(count)]
     devices, most = _devices(settings, on_notice), most or sys.maxsize
     by_twos = count is None and most > len(devices) and devices[0][1] != "cpu" and not settings.runtime.low_memory
@@ -81,25 +78,19 @@ def _devices(settings: WorkerSettings, on_notice: Notice) -> list[tuple[int, str
 
 
 def plan(
-    nodes: Sequence[Mapping[str, float]], settings: WorkerSettings, count: int | None, gpus: float | None, most: int
+    nodes: Sequence[Mapping[str, float]], settings: WorkerSettings, count: int | None, most: int
 ) -> tuple[int, Needs]:
     """Returns the number of workers for a cluster with these nodes, and what each reserves. Pure.
 
     Workers with a GPU take half of the CPU cores beside it, so that other programs have room. Nodes
     that an autoscaler adds are assumed to be like the present ones.
-
-    Raises:
-        InputError: `gpus` does not fit the provider, or is more than 1 and not whole.
     """
-    if gpus is None:
-        wanted = settings.provider not in ("auto", CPU.name) or any(node.get("GPU") for node in nodes)
-        gpus = 1.0 if wanted and settings.provider != CPU.name else 0.0
-    if (gpus > 1 and gpus % 1) or (not gpus and settings.provider not in ("auto", CPU.name)):
-        raise InputError(f"--gpus-per-worker {gpus:g}: a GPU provider needs a part of a GPU, or whole ones")
-    usable = [node for node in nodes if (node.get("GPU", 0) >= gpus if gpus else node.get("CPU"))]
-    places = [int(node.get("GPU", 0) / gpus + 1e-6) if gpus else 1 for node in usable]
+    has_gpus = any(node.get("GPU") for node in nodes)
+    on_gpu = has_gpus if settings.provider == "auto" else settings.provider != CPU.name
+    usable = [node for node in nodes if node.get("GPU" if on_gpu else "CPU")]
+    places = [int(node["GPU"]) if on_gpu else 1 for node in usable]
     count = min(count or max(sum(places), 1), most)
-    if not gpus:
+    if not on_gpu:
         places = [ceil(count / len(usable)) for _ in usable]
     share = min((int(node.get("CPU", 0) // here) for node, here in zip(usable, places, strict=True)), default=1)
-    return count, Needs(gpus, max(settings.threads or (share // 2 if gpus else share), 1))
+    return count, Needs(int(on_gpu), max(settings.threads or (share // 2 if on_gpu else share), 1))

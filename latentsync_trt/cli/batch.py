@@ -110,8 +110,7 @@ def batch(
                 notice(describe_choice(folder, why))
             scratch, on = fields["scratch"] and str(fields["scratch"].absolute()), build(WorkerOptions, fields)
             settings = WorkerSettings(bundle, fields["provider"], build(RuntimeOptions, fields), scratch)
-            where = {"ray": on.ray, "gpus_per_worker": on.gpus_per_worker}
-            handles = make_workers(settings, on.workers, most=len(ready), on_notice=notice, **where)
+            handles = make_workers(settings, on.workers, most=len(ready), ray=on.ray, on_notice=notice)
             ledger = ledger or stack.enter_context(Ledger.open(path))
             _run([row.task for row in ready], handles, ledger, board)
         elif done:

@@ -108,13 +108,6 @@ class WorkerOptions:
         group=HARDWARE,
         metavar="ADDRESS",
     )
-    gpus_per_worker: float | None = option(
-        None,
-        "With --ray: GPUs to reserve for a worker, also a fraction; 0 = the CPU.  [default: 1 where there are any]",
-        group=HARDWARE,
-        minimum=0.0,
-        maximum=16.0,
-    )
 
     def __post_init__(self) -> None:
         check_limits(self)

@@ -116,7 +116,7 @@ def _start(
     place = fields["folder"] or user_folder("data") / name
     bundle = fields["bundle"] or str(find_bundle(None)[0])
     settings = WorkerSettings(bundle, fields["provider"], build(RuntimeOptions, fields))
-    handles = make_workers(settings, on.workers, ray=ray, gpus_per_worker=on.gpus_per_worker, on_notice=tell)
+    handles = make_workers(settings, on.workers, ray=ray, on_notice=tell)
     with (
         interruption(_STOPPED),
         server.listen(host, port) as listener,
