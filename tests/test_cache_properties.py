@@ -228,7 +228,7 @@ class CacheMachine(RuleBasedStateMachine):
     @rule(most=st.integers(0, 4000))
     def prune(self, most: int) -> None:
         entries = EngineCache(self.cache).entries(hashes=True)
-        chosen = select(entries, max_bytes=most)
+        chosen = select(entries, most)
         assert [refusal for entry in chosen if (refusal := EngineCache(self.cache).remove(entry))] == []
         gone = {entry.folder for entry in chosen}
         left = [entry for entry in entries if entry.folder not in gone]

@@ -48,7 +48,7 @@ WRONG_USAGE = [
     ("selftest --engine-cache in.wav", "--engine-cache in.wav: is a file"),
     ("export", "latentsync-trt download 1.6"),
     ("download 2.0", "not one of"),
-    ("cache prune", "--max-gb or --damaged"),
+    ("cache prune", "missing option '--max-gb'"),
     ("snyc in.mp4 in.wav", "no such command 'snyc'; did you mean sync?"),
     ("sync in.mp4 in.wav in.wav", "in.wav: is one file too many"),
     ("sync", "no video; give one and its speech"),

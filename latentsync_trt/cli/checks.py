@@ -127,12 +127,8 @@ def _engines() -> Iterator[Finding]:
     except OutputError as error:
         yield Finding("problem", str(error), f"name another folder in ${CACHE_VARIABLE}")
     else:
-        damaged = [item for item in items if item.state == "damaged"]
         size = _gb(sum(item.size_bytes for item in items))
-        yield Finding("info", f"cache: {folder} ({len(items) - len(damaged)} engines, {size})")
-        if damaged:
-            text = f"{len(damaged)} damaged, {_gb(sum(item.size_bytes for item in damaged))}"
-            yield Finding("missing", text, "latentsync-trt cache prune --damaged")
+        yield Finding("info", f"cache: {folder} ({len(items)} engines, {size})")
     for verdict in kept(folder):
         cure = "`latentsync-trt setup` measures again; naming the provider uses it all the same"
         yield Finding("missing", f"{verdict}", cure) if verdict.problem else Finding("info", f"{verdict}")

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import asdict, fields, replace
 from itertools import product
-from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -99,28 +98,22 @@ def list_engines(folder: Path, verify: bool, as_json: bool) -> None:
 
 @cache.command("prune")
 @cache_option
-@click.option("--max-gb", type=float, help="Remove the least recently used until this is left; 0 removes all.")
-@click.option("--damaged", is_flag=True, help="Remove damaged engines.")
-@click.option("--dry-run", is_flag=True, help="Only say what would be removed.")
-def prune_engines(folder: Path, max_gb: float | None, damaged: bool, dry_run: bool) -> None:
-    """Remove engines that are too many or damaged. Builds in progress stay. Exit code 1: some could not be removed."""
-    if max_gb is None and not damaged:
-        raise click.UsageError("say what to remove: --max-gb or --damaged")
-    if max_gb is not None and not 0 <= max_gb < inf:
-        raise click.UsageError(f"--max-gb {max_gb}: not a number from 0")
-    known = EngineCache(folder)
-    chosen = select(known.entries(), max_bytes=None if max_gb is None else round(max_gb * 1e9), damaged=damaged)
-    removed = []
-    if not dry_run:
-        remove_leftovers(folder)
+@click.option(
+    "--max-gb", type=click.FloatRange(0), required=True, help="Remove the least recently used until this is left."
+)
+def prune_engines(folder: Path, max_gb: float) -> None:
+    """Remove engines that are too many, damaged ones first. Builds in progress stay. Exit code 1: some could not be
+    removed."""
+    known, removed = EngineCache(folder), []
+    chosen = select(known.entries(), round(max_gb * 1e9))
+    remove_leftovers(folder)
     for entry in chosen:
-        if refusal := "" if dry_run else known.remove(entry):
+        if refusal := known.remove(entry):
             click.echo(f"error: {entry.label} stays: {refusal}", err=True)
         else:
             removed.append(entry)
-            click.echo(f"{entry.label} ({decimal(entry.size_bytes)}): {entry.problem or 'least recently used'}")
-    freed = decimal(sum(entry.size_bytes for entry in removed))
-    click.echo(f"{'would remove' if dry_run else 'removed'} {_count(removed)} ({freed}) from {folder}")
+            click.echo(f"{entry.label} ({decimal(entry.size_bytes)})")
+    click.echo(f"removed {_count(removed)} ({decimal(sum(entry.size_bytes for entry in removed))}) from {folder}")
     if len(removed) < len(chosen):
         raise SystemExit(1)
 

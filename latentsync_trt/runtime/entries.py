@@ -189,13 +189,12 @@ def folder_bytes(folder: Path) -> int:
     return size_bytes
 
 
-def select(entries: Sequence[Entry], *, max_bytes: int | None = None, damaged: bool = False) -> list[Entry]:
-    """Which of `entries` to remove: the `damaged` ones, then damaged and least recently used ones until `max_bytes` are
-    left. Pure."""
+def select(entries: Sequence[Entry], max_bytes: int) -> list[Entry]:
+    """Which of `entries` to remove: damaged and then least recently used ones until `max_bytes` are left. Pure."""
     chosen: list[Entry] = []
-    excess_bytes = 0 if max_bytes is None else sum(entry.size_bytes for entry in entries) - max_bytes
+    excess_bytes = sum(entry.size_bytes for entry in entries) - max_bytes
     for entry in sorted(entries, key=lambda entry: (not entry.problem, entry.last_used_at)):
-        if (damaged and entry.problem) or excess_bytes > 0:
+        if excess_bytes > 0:
             chosen.append(entry)
             excess_bytes -= entry.size_bytes
     return chosen
