@@ -123,9 +123,8 @@ class Worker:
         while True:
             alone = bundle != self._bundle
             with self._gate.entered(alone=alone, watch=check):
-                if alone:
+                if alone or bundle == self._bundle:  # else it was changed meanwhile
                     self._change(bundle, report)
-                if bundle == self._bundle:  # else it was changed meanwhile
                     yield
                     return
 
