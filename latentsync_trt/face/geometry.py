@@ -6,7 +6,7 @@ See Bazarevsky et al. 2019 ("BlazeFace"), and MediaPipe's settings.
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
-from math import atan2, cos, degrees, hypot, pi, radians, remainder, sin
+from math import atan2, cos, degrees, exp, hypot, pi, radians, remainder, sin
 
 import cv2
 import numpy as np
@@ -26,7 +26,8 @@ POINTS = 468
 _LEFT_BROW, _RIGHT_BROW = np.array([70, 63, 105, 66, 107]), np.array([300, 293, 334, 296, 336])
 _NOSE = np.array([5, 64, 294, 1])
 _BROWS_AND_NOSE = np.concatenate([_LEFT_BROW, _RIGHT_BROW, _NOSE])
-_ENDS = np.cumsum([len(_LEFT_BROW), len(_RIGHT_BROW)])
+_MEANS = np.repeat(np.eye(3), [len(_LEFT_BROW), len(_RIGHT_BROW), len(_NOSE)], axis=1)
+_MEANS /= _MEANS.sum(axis=1, keepdims=True)
 _REGION_SCALE = 1.5
 """Side of FaceMesh's square region, relative to the face's longer side."""
 
@@ -198,9 +199,9 @@ def face_of(mesh: Float32Array, logit: float) -> Face:
     """Box and the three alignment points of a mesh `(468, 3)` in frame pixels; `logit`: of its score."""
     planar = mesh[:, :2]
     box = np.concatenate([planar.min(axis=0), planar.max(axis=0)])
-    groups = np.split(planar[_BROWS_AND_NOSE], _ENDS)
-    points = np.stack([group.mean(axis=0) for group in groups])
-    return Face(box.astype(np.float32), points.astype(np.float32), float(sigmoid(logit)), planar)
+    points = _MEANS @ planar[_BROWS_AND_NOSE]
+    score = 1 / (1 + exp(-max(-_LOGIT_LIMIT, min(logit, _LOGIT_LIMIT))))
+    return Face(box.astype(np.float32), points.astype(np.float32), score, planar)
 
 
 def area(face: Face) -> float:

@@ -48,8 +48,9 @@ class LazyRgb:
 
     def __getitem__(self, place: tuple[slice, slice]) -> UInt8Array:
         """A read-only part, given by two slices without steps."""
-        ends = [span.indices(size)[:2] for span, size in zip(place, self.shape, strict=False)]
-        rows, columns = (slice(start // TILE_PX, -(-stop // TILE_PX)) for start, stop in ends)
+        (top, bottom, _), (left, right, _) = (span.indices(size) for span, size in zip(place, self.shape, strict=False))
+        rows = slice(top // TILE_PX, -(-bottom // TILE_PX))
+        columns = slice(left // TILE_PX, -(-right // TILE_PX))
         with self._lock:
             missing = self._missing[rows, columns]
             if missing.any():
@@ -89,6 +90,9 @@ class LazyRgb:
 
 def _rectangles(missing: BoolArray) -> Iterator[tuple[int, int, int, int]]:
     """Rectangles (top, bottom, left, right) that together are the true values of `missing`."""
+    if missing.all() and len(missing) <= _MOST_ROWS:  # mostly
+        yield 0, missing.shape[0], 0, missing.shape[1]
+        return
     for (flags, _), rows in groupby(enumerate(missing.tolist()), lambda row: (row[1], row[0] // _MOST_ROWS)):
         top, *rest = (row for row, _ in rows)
         for flag, run in groupby(range(len(flags)), flags.__getitem__):
