@@ -30,7 +30,8 @@ _MOST_ROWS = 1024 // TILE_PX
 class LazyRgb:
     """A `types.Picture` of `planes`, chroma repeated, HDR as `hdr` renders it. Thread-safe.
 
-    It is converted tile by tile on first access, as faces fill a small part of most pictures.
+    It is converted tile by tile on first access, as faces fill a small part of most pictures; with the tiles around, as
+    the next stage reads a little more.
 
     Raises:
         InputError: the matrix of the planes is unknown.
@@ -52,8 +53,9 @@ class LazyRgb:
         rows = slice(top // TILE_PX, -(-bottom // TILE_PX))
         columns = slice(left // TILE_PX, -(-right // TILE_PX))
         with self._lock:
-            missing = self._missing[rows, columns]
-            if missing.any():
+            if self._missing[rows, columns].any():
+                rows, columns = (slice(max(0, span.start - 1), span.stop + 1) for span in (rows, columns))
+                missing = self._missing[rows, columns]
                 for top, bottom, left, right in _rectangles(missing):
                     self._convert(rows.start + top, rows.start + bottom, columns.start + left, columns.start + right)
                 missing[:] = False
