@@ -7,9 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import onnx
 import pytest
-from onnx import TensorProto, helper
 
 from latentsync_trt.bundle.manifest import Bundle, TensorEntry
 from latentsync_trt.config import RuntimeOptions
@@ -20,7 +18,7 @@ from latentsync_trt.runtime.providers.select import Selection
 from latentsync_trt.runtime.sessions import builders
 from latentsync_trt.runtime.sessions import engines as engines_module
 from latentsync_trt.runtime.sessions.engines import Engines
-from latentsync_trt.runtime.sessions.session import Session, SessionSettings
+from latentsync_trt.runtime.sessions.session import SessionSettings
 from tests.small import small_bundle
 from tests.toy import FRAMES, write_toy
 
@@ -32,24 +30,18 @@ LOADED = "10.14.1.48"
 
 @dataclass
 class Provider:
-    """Stands for TensorRT's compiler and for ONNX Runtime with a GPU: what both were asked for.
+    """Stands for TensorRT's compiler and for ONNX Runtime with a GPU: what both were asked for."""
 
-    `answer`: what the compiler says; it writes what the order names.
-    """
-
-    answer: Answer = field(default_factory=lambda: Answer(True, "", version=LOADED))
     orders: list[CompileOrder] = field(default_factory=list)
-    environments: list[Mapping[str, str]] = field(default_factory=list)
     asked: list[tuple[Path, SessionSettings]] = field(default_factory=list)
 
-    def compile(self, order: CompileOrder, environment: Mapping[str, str] | None) -> Answer:
+    def compile(self, order: CompileOrder, _: Mapping[str, str] | None) -> Answer:
         """Acts like `run_compiler`."""
         self.orders.append(order)
-        self.environments.append(environment or {})
         assert order.folder
         for name in ("model.engine", "context.onnx"):
             Path(order.folder, name).write_bytes(b"built")
-        return self.answer
+        return Answer(True, "", version=LOADED)
 
     def session(self, path: Path, settings: SessionSettings) -> Any:
         """Acts like a session, which reads its model now, and an engine beside it."""
@@ -64,10 +56,6 @@ class Provider:
             nodes_by_provider=lambda: {name: 3},
             close=lambda: None,
         )
-
-    def options(self) -> dict[str, str]:
-        """What the first provider of the last session was given."""
-        return dict(self.asked[-1][1].providers[0][1])
 
 
 @pytest.fixture
@@ -90,12 +78,6 @@ def engines(
     bundle = bundle or Bundle.load(small_bundle(), verify=False)
     selection = Selection(name, gpu=replace(ADA, index=options.get("device", 0)))  # type: ignore[arg-type]
     return Engines(bundle, selection, RuntimeOptions(**options), EngineCache(tmp_path / "cache"), [].append)
-
-
-def entry_of(made: Engines, graph: str) -> Path:
-    entry = made.cache.find(made.key(graph))
-    assert entry is not None
-    return entry.folder
 
 
 def described(entries: tuple[TensorEntry, ...], **sizes: int) -> tuple[tuple[str, str, tuple[int | str, ...]], ...]:
@@ -129,20 +111,6 @@ def test_the_profile_and_the_context_model_have_the_sizes_of_the_engine(
     latents = ("windows", 4, FRAMES, 2, 2) if dynamic else usual
     assert ("next_latents", "float32", latents) in order.outputs
     assert provider.asked[0][1].dimensions == {}  # a context model has no dimension left to set
-
-
-@pytest.mark.parametrize(("optimize", "nodes"), [(False, 2), (True, 1)])
-def test_a_graph_that_is_not_optimized_keeps_its_eight_bit_weights(tmp_path: Path, optimize: bool, nodes: int) -> None:
-    """`y = x · w`, the weights INT8: optimized, they would reach the provider as floats that lie on no disk."""
-    weights = helper.make_tensor("w", TensorProto.INT8, (4, 4), range(16))
-    scale = helper.make_tensor("s", TensorProto.FLOAT, (), [0.5])
-    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, (2, 4)) for name in "xy")
-    steps = [helper.make_node("DequantizeLinear", ["w", "s"], ["f"]), helper.make_node("MatMul", ["x", "f"], ["y"])]
-    graph = helper.make_graph(steps, "small", [x], [y], [weights, scale])
-    path = tmp_path / "small.onnx"
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), path)
-    session = Session(path, SessionSettings(optimize=optimize))
-    assert session.nodes_by_provider() == {CPU: nodes}
 
 
 def test_eight_bits_are_built_at_a_higher_level_unless_one_is_named(tmp_path: Path, provider: Provider) -> None:

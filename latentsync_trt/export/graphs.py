@@ -12,7 +12,6 @@ from typing import Any
 
 import onnx_ir as ir
 import torch
-from onnx_ir import convenience
 from onnx_ir.passes import common as passes
 from onnxscript import optimizer
 from torch import Tensor, nn
@@ -33,9 +32,7 @@ _WHOLE_SIZES: Mapping[int | str, str] = {
 }
 """Names of sizes, also where a graph computes them from the other one of the same axis."""
 
-_VIEWS = ("Reshape", "Unsqueeze", "Squeeze")
-
-# Operator → index of its first optional output. The kernels compute these outputs whenever they are named.
+# Operator → index of its first optional output.
 _OPTIONAL_OUTPUTS = {"SkipLayerNormalization": 1, "SkipGroupNorm": 1}
 
 # Operations on weights that are computed at loading, by rank: slices of matrices, sums of biases.
@@ -187,7 +184,7 @@ def _may_fold(node: ir.Node) -> bool | None:
 
 
 def _finish(model: ir.Model) -> None:
-    """Drops unused outputs and merges views: every node costs the host microseconds."""
+    """Drops outputs that nothing reads: the kernels compute whatever is named."""
     graph = model.graph
     for each in (model, graph):
         each.opset_imports.update(VERSIONS)
@@ -197,28 +194,6 @@ def _finish(model: ir.Model) -> None:
                 output.name = ""
         while node.outputs[-1].name == "":
             node.resize_outputs(len(node.outputs) - 1)
-    kept = set(graph.outputs)
-    for node in tuple(graph):
-        if node.op_type in _VIEWS and node.outputs[0] not in kept:
-            _join(graph, node)
-
-
-def _join(graph: ir.Graph, node: ir.Node) -> None:
-    """Merges a view of a view into one Reshape, or removes it if it changes nothing."""
-    output, source = node.outputs[0], node.inputs[0]
-    while (maker := source.producer() if source else None) is not None and maker.op_type in _VIEWS:
-        source = maker.inputs[0]
-    if source is None or output.shape is None or not output.shape.is_static():
-        return
-    shape = output.shape.numpy()
-    if source.shape is not None and source.shape == shape:
-        convenience.replace_all_uses_with(output, source)
-        return
-    sizes = ir.tape.Tape(graph).initializer(ir.tensor(shape, ir.DataType.INT64), f"{output.name}_shape")
-    joined = ir.Value(name=output.name, shape=output.shape, type=output.type)
-    graph.insert_after(node, ir.node("Reshape", [source, sizes], outputs=[joined]))
-    convenience.replace_all_uses_with(output, joined)
-    graph.remove(node)
 
 
 @contextmanager

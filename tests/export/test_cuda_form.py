@@ -89,10 +89,6 @@ def bundle(exports: ExportCache, tmp_path_factory: pytest.TempPathFactory) -> Pa
     return exports.bundle("both_forms", make)
 
 
-def ops_of(model: onnx.ModelProto | ir.Model) -> set[str]:
-    return {node.op_type for node in (model.graph if isinstance(model, ir.Model) else model.graph.node)}
-
-
 def load(bundle: Path, name: str) -> onnx.ModelProto:
     """A graph in the CUDA form, without weights."""
     return onnx.load(bundle / f"{name}.cuda.onnx", load_external_data=False)

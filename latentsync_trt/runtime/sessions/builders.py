@@ -129,8 +129,7 @@ class TensorRTBuilder:
             (CUDA.ort_name, cuda_options(self.gpu.index)),
             *CPU,
         )
-        settings = SessionSettings(name=graph.stem, providers=providers, optimize=False)
-        return Session(folder / CONTEXT_MODEL, settings)
+        return Session(folder / CONTEXT_MODEL, SessionSettings(name=graph.stem, providers=providers))
 
     @property
     def _level(self) -> int:

@@ -79,7 +79,6 @@ class SessionSettings:
         dimensions: values that fix variable dimensions.
         weights_folder: folder of the external weights, if not that of the graph.
         name: the graph's name in messages; empty = its file name.
-        optimize: False keeps the graph unchanged: for providers that compile it, and hold weights twice if changed.
         intra_op_threads: CPU threads for one operator; None = one per physical core.
         by_priority: run reductions of large tensors as early as possible, so that not all are held until the end.
     """
@@ -88,7 +87,6 @@ class SessionSettings:
     dimensions: Mapping[str, int] = field(default_factory=dict)
     weights_folder: Path | None = None
     name: str = ""
-    optimize: bool = True
     intra_op_threads: int | None = None
     by_priority: bool = False
 
@@ -326,8 +324,6 @@ def _ort_options(settings: SessionSettings) -> Any:
         options.add_session_config_entry(name, value)
     for name, size in settings.dimensions.items():
         options.add_free_dimension_override_by_name(name, size)
-    if not settings.optimize:
-        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.intra_op_num_threads = settings.intra_op_threads or _thread_limit()
     if settings.by_priority:
         options.execution_order = ort.ExecutionOrder.PRIORITY_BASED
