@@ -12,6 +12,7 @@ import pytest
 import yaml
 from nbclient import NotebookClient
 
+from latentsync_trt.bundle import find
 from latentsync_trt.cli.batch import batch
 from latentsync_trt.config import PRESETS, Sampling
 from latentsync_trt.media import demo_clip
@@ -19,6 +20,7 @@ from latentsync_trt.media.audio import read_audio_blocks
 from tests.clips import decoded, write_clip
 from tests.conftest import REPOSITORY
 from tests.serving import RESULT, PretendedWorker, serving
+from tests.small import small_bundle
 from tests.sounds import write_samples
 
 EXAMPLES = REPOSITORY / "examples"
@@ -31,11 +33,13 @@ Run = Callable[..., None]
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Runs a script in an empty folder, as `python NAME.py WORDS` does; its clip has `FRAMES` frames, and two steps."""
+    """Runs a script in an empty folder, as `python NAME.py WORDS` does; its clip has `FRAMES` frames, its model two
+    steps."""
     samples = np.concatenate(list(read_audio_blocks(demo_clip.SPEECH)))
     write_samples(tmp_path / "short.wav", samples[: FRAMES * 16000 // 25], 16000)
     monkeypatch.setattr(demo_clip, "SPEECH", tmp_path / "short.wav")
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(find, "demo_folder", small_bundle)
     for preset in ("balanced", "fast"):
         monkeypatch.setitem(PRESETS, preset, Sampling(2, "dpmpp", 1))
 

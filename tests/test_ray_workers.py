@@ -31,15 +31,15 @@ from latentsync_trt.batch.tasks import (
     WorkerSettings,
 )
 from latentsync_trt.batch.workers import make_workers, plan
-from latentsync_trt.bundle.find import demo_folder
 from latentsync_trt.errors import InputError
 from tests.clips import decoded, write_clip
 from tests.s3 import BUCKET, s3_server
+from tests.small import small_bundle
 
 pytestmark = pytest.mark.integration
 
 FRAMES, LONG_FRAMES = 8, 24
-FAST = SyncOptions(preset="fast")
+FAST = SyncOptions(preset="fast", steps=1)
 ON_CPU = WorkerSettings(f"s3://{BUCKET}/bundles/demo", "cpu", threads=1)
 NODE = {"num_cpus": 2, "object_store_memory": 80_000_000}
 
@@ -103,7 +103,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
 
     folder = tmp_path_factory.mktemp("clips")
     with s3_server() as s3:
-        s3.put(f"{demo_folder()}/", f"{BUCKET}/bundles/demo/", recursive=True)
+        s3.put(f"{small_bundle()}/", f"{BUCKET}/bundles/demo/", recursive=True)
         for name, frames in (("short", FRAMES), ("long", LONG_FRAMES)):
             (folder / name).mkdir()
             for path in write_clip(folder / name, frames):
