@@ -102,6 +102,7 @@ def test_wrong_usage_exits_with_2(arguments: list[str], reason: str) -> None:
     assert reason in " ".join(result.output.split())  # which the terminal's width wraps
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("short_presets")
 def test_networks_by_themselves(clip: list[str], tmp_path: Path) -> None:
     measure = pytest.importorskip("scripts.measure_networks").main
