@@ -277,8 +277,7 @@ class EngineTime:
 
     `node_share`: share of the graph's nodes that run on `provider`. `build_s`: duration of the build, in this run
     (`built`) or earlier, for the cache. `open_s`: sum over all openings, without building. `first_ms`, `mean_ms`: the
-    first run, and the mean of all others (the first, if there are none). `opened`: number of openings, more than 1
-    where only one network at a time is on the device. `device`: the GPU's number, None on the CPU.
+    first run, and the mean of all others (the first, if there are none). `device`: the GPU's number, None on the CPU.
     """
 
     graph: str
@@ -290,7 +289,6 @@ class EngineTime:
     runs: int
     first_ms: float
     mean_ms: float
-    opened: int = 1
     device: int | None = None
 
 

@@ -8,7 +8,6 @@ import json
 import os
 import shutil
 import signal
-import time
 from pathlib import Path
 
 import numpy as np
@@ -278,9 +277,7 @@ def test_nvidia_s_compiler_takes_every_setting_of_a_build(tmp_path: Path) -> Non
         folder=str(tmp_path),
         compute_capability="8.9",
     )
-    start_s = time.monotonic()
     answer = compile_order(trt, order)
     assert answer.accepted, answer
     assert (tmp_path / "model.engine").stat().st_size == answer.engine_bytes
     assert answer.device_memory_bytes is None  # an engine of RTX opens on a GPU only
-    assert answer.seconds <= time.monotonic() - start_s

@@ -9,7 +9,6 @@ precision of float16, INT8 and FP8 graphs, and its errors do not contain TensorR
 """
 
 import importlib
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import chdir
 from dataclasses import dataclass
@@ -82,18 +81,15 @@ class Answer:
     """The result of compiling.
 
     `reason`: the operation and the message of the parser or builder; empty if accepted. `out_of_memory`: of the GPU.
-    `layers`: TensorRT layers before fusion; 0 if parsing failed. `engine_bytes`: with weights; 0 if not accepted.
-    `device_memory_bytes`: GPU memory of a run, without weights; None if no engine was written, or unknown.
-    `seconds`: for parsing and building.
+    `engine_bytes`: with weights; 0 if not accepted. `device_memory_bytes`: GPU memory of a run, without weights; None
+    if no engine was written, or unknown.
     """
 
     accepted: bool
     reason: str
     out_of_memory: bool = False
-    layers: int = 0
     engine_bytes: int = 0
     device_memory_bytes: int | None = None
-    seconds: float = 0.0
     version: str = ""
 
 
@@ -144,7 +140,7 @@ def compile_order(trt: Any, order: CompileOrder) -> Answer:
         return Answer(False, "the compiler is of another version", version=version)
     if order.folder:
         importlib.import_module("onnx")  # if it is missing, fail now, not after minutes of building
-    log, started_s = _make_log(trt), time.perf_counter()
+    log = _make_log(trt)
     builder = trt.Builder(log)
     network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
     parser, path = trt.OnnxParser(network, log), Path(order.path)
@@ -162,10 +158,8 @@ def compile_order(trt: Any, order: CompileOrder) -> Answer:
         accepted=engine is not None,
         reason="" if engine is not None else _reason(parser, log.errors or log.warnings),
         out_of_memory=engine is None and any(map(is_out_of_memory, (*log.errors, *log.warnings))),
-        layers=0 if parser.num_errors else network.num_layers,
         engine_bytes=0 if engine is None else engine.nbytes,
         device_memory_bytes=None if opened is None else int(opened.device_memory_size_v2),
-        seconds=round(time.perf_counter() - started_s, 3),
         version=version,
     )
 

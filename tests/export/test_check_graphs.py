@@ -52,7 +52,6 @@ def test_every_graph_compiles(fixture: str, shapes: set[str], request: pytest.Fi
         verdicts = list(pool.map(lambda trial: compile_graph(bundle.graph_path(trial.graph), trial.profile), trials))
     assert [verdict.reason for verdict in verdicts] == [""] * len(trials)
     for trial, verdict in zip(trials, verdicts, strict=True):
-        assert verdict.layers > 0
         if trial.graph == "denoise_step":
             assert verdict.engine_bytes > WEIGHTS_KEPT * bundle.manifest.files["unet.weights"].bytes
 
@@ -96,7 +95,7 @@ def test_the_profile_reaches_the_compiler(tmp_path: Path, capfd: pytest.CaptureF
         assert compile_graph(path, profile).accepted
     verdict = compile_graph(path, {})
     assert "no optimization profile" in verdict.reason
-    assert (verdict.accepted, verdict.layers > 0) == (False, True)
+    assert not verdict.accepted
     assert capfd.readouterr() == ("", "")
 
 

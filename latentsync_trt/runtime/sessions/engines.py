@@ -48,7 +48,7 @@ class OpenedEngine:
 
     `node_share`: on the chosen provider. `built`: whether this run built the engine. `build_s`: of
     that or an earlier build. `size_bytes`: of the engine in the cache. Without an engine, `build_s`
-    and `size_bytes` are 0. `opened`: how often it was, in `open_s` altogether.
+    and `size_bytes` are 0.
     """
 
     session: Session
@@ -57,12 +57,11 @@ class OpenedEngine:
     built: bool = False
     build_s: float = 0.0
     size_bytes: int = 0
-    opened: int = 1
 
     def after(self, before: Self) -> Self:
         """This session, which goes on with the times of one that was closed."""
-        self.session.clock, count = before.session.clock, before.opened + 1
-        return replace(self, built=self.built or before.built, open_s=self.open_s + before.open_s, opened=count)
+        self.session.clock = before.session.clock
+        return replace(self, built=self.built or before.built, open_s=self.open_s + before.open_s)
 
     def times(self, graph: str, provider: str) -> EngineTime:
         clock = self.session.clock
@@ -76,7 +75,6 @@ class OpenedEngine:
             runs=clock.runs,
             first_ms=1000 * clock.first_run_s,
             mean_ms=clock.mean_ms,
-            opened=self.opened,
         )
 
 
