@@ -9,7 +9,7 @@ and `<!-- /table -->`. The site is built with the rows' values, and a test compa
 import json
 import re
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -17,19 +17,21 @@ from typing import Any
 from latentsync_trt.bundle.find import demo_folder
 from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.cli import model
-from latentsync_trt.config import PRESETS, PresetName, Sampling
+from latentsync_trt.config import PRESETS, PresetName, SyncOptions
 from latentsync_trt.export.published import LATENTSYNC, VAE
 from latentsync_trt.runtime.networks.batching import needed_bytes
 from latentsync_trt.runtime.providers.table import CUDA
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "benchmarks"
-CLIP, START = "sync-cuda-h200-fast", "sync-cuda-h100-start"
+CLIP, START = "sync-cuda-h100-presets", "sync-cuda-h100-start"
 """Rows of whole clips: today's speed, and memory and start-up."""
+H200, TWO_GPUS = "sync-cuda-h200-fast", "sync-cuda-h100-x2-512"
+"""Rows of another card's networks, and of one clip on two cards."""
 _START_CASES = {512: "later run", 256: "256 px, later run"}
 
-CLIPS = "clips"
-"""Stands for a preset: the steps that whole clips were measured with."""
+CLIP_PRESETS: tuple[PresetName, ...] = ("fast", "draft")
+"""Presets that whole clips were measured with."""
 
 FPS = 25
 WINDOW_MS = 640
@@ -85,32 +87,17 @@ class Rows:
         row = {"preset": preset, "devices": devices}
         return self.number("sync-cuda-h200-x2-512", runs, row, "windows_per_s") * WINDOW_MS / 1000
 
-    def seconds(self, preset: str, size_px: int, card: str) -> float | None:
-        """GPU seconds for a second of video, None where no row has them; those of `CLIPS` are from whole clips."""
-        if preset == CLIPS and card == "h200":
-            return FPS / self.number(CLIP, "rows", {"resolution_px": size_px}, "frames_per_s")
-        if preset == CLIPS:
-            return FPS / self.number(START, "rows", {"case": _START_CASES[size_px]}, "frames_per_s")
+    def clip(self, key: str, size_px: int, preset: PresetName = "fast") -> float:
+        """A number of the row of whole clips at that resolution."""
+        return self.number(CLIP, "rows", {"resolution_px": size_px, "preset": preset}, key)
+
+    def seconds(self, preset: PresetName, size_px: int, card: str) -> float | None:
+        """GPU seconds for a second of video, of whole clips or one window; None where no row has them."""
+        if preset in CLIP_PRESETS:
+            return FPS / self.clip("frames_per_s", size_px, preset) if card == "h100" else None
         row = {"case": "one window", "preset": preset}
         window_ms = self.get(f"bench-cuda-{card}-{size_px}", "rows", row, "time", "median_ms")
         return None if window_ms is None else window_ms / WINDOW_MS
-
-    def computed_seconds(self, preset: PresetName, card: str) -> float:
-        """Of a preset that no clip was painted with at 512 px: by the number of its steps beside those of `CLIPS`."""
-        measured = self.seconds(CLIPS, 512, card)
-        assert measured is not None
-        full_ms = self.number(CLIP, "rows", {"resolution_px": 512}, "denoise_step_ms")
-        if card == "h100":
-            full_ms = self.number("forms-cuda-h100-start", "graphs", 2, "ms")
-        cached_ms = self.median_ms("bench-cuda-h100-512", "denoise_step_cached")
-        (full, cached), (done, reused) = _steps(PRESETS[preset]), _steps(self.sampling())
-        return measured + ((full - done) * full_ms + (cached - reused) * cached_ms) / WINDOW_MS
-
-    def sampling(self) -> Sampling:
-        """The steps of `CLIPS`."""
-        found = self.value(CLIP, "sampling")
-        interval = found["cache_interval"]
-        return Sampling(found["steps"], found["solver"], tuple(interval) if isinstance(interval, list) else interval)
 
     def peak_gb(self, size_px: int) -> float:
         """Peak of GPU memory in a run at full speed."""
@@ -127,35 +114,20 @@ class Rows:
         return f"{', '.join(sorted(filter(None, cards)))}; {', '.join(sorted(versions))}. Rows: {', '.join(links)}."
 
 
-def _steps(sampling: Sampling) -> tuple[int, int]:
-    """Full and cached ones."""
-    interval = sampling.cache_interval
-    full = len(interval) if isinstance(interval, tuple) else len(range(0, sampling.steps, interval))
-    return full, sampling.steps - full
-
-
-def measured_plan() -> str:
-    """What the pages call the steps that whole clips were measured with: the preset that has them today, if any."""
-    sampling = Rows().sampling()
-    names = [f"`--preset {name}`" for name, known in PRESETS.items() if known == sampling]
-    return names[0] if names else f"{sampling.steps} steps, {_steps(sampling)[0]} of them full"
-
-
 def card() -> str:
     """The GPU of those clips."""
-    return str(Rows().value(CLIP, "gpu")).removeprefix("NVIDIA ")
+    return str(Rows().value(CLIP, "environment", "gpu")).removeprefix("NVIDIA ").split()[0]
 
 
 @cache
 def facts() -> dict[str, str]:
     """Every number by its name, as the pages have it."""
     rows = Rows()
-    clip = partial(rows.number, CLIP)
-    eager_ms = clip("pytorch_eager", "denoise_step_ms")
+    eager_ms = rows.number(CLIP, "pytorch_eager", {"resolution_px": 512}, "denoise_step_ms")
     found = {
-        "clip_s": (clip("clip", "duration_s"), 2),
-        "eager_times": (eager_ms / clip("rows", {"resolution_px": 512}, "denoise_step_ms"), 1),
-        "gpus_times": (clip("two_gpus", "times_as_fast"), 2),
+        "clip_s": (rows.number(CLIP, "clip", "duration_s"), 2),
+        "eager_times": (eager_ms / rows.clip("denoise_step_ms", 512), 1),
+        "gpus_times": (rows.number(TWO_GPUS, "ratios", {"devices": "0,1"}, "frames_per_s"), 2),
         "weights_gb": ((LATENTSYNC["1.6"].size_bytes + VAE.size_bytes) / 1e9, 1),
         "bundle_gb": (model._BUNDLE_BYTES["fp16"] / 1e9, 1),
         "export_gb": (model._MEMORY_BYTES["fp16"] / 1e9, 1),
@@ -167,11 +139,12 @@ def facts() -> dict[str, str]:
         "demo_s": (rows.number("install-cpu", "rows", 0, "make_demo_s"), 0),
     }
     for size_px in (512, 256):
-        row = {"resolution_px": size_px}
+        pace = rows.clip("frames_per_s", size_px)
         found |= {
-            f"sync_{size_px}_s": (clip("rows", row, "process_s"), 1),
-            f"pace_{size_px}": (clip("rows", row, "frames_per_s"), 1 if size_px == 512 else 0),
-            f"times_{size_px}": (clip("rows", row, "frames_per_s") / FPS, 1),
+            f"sync_{size_px}_s": (rows.clip("process_s", size_px), 1),
+            f"first_{size_px}_s": (rows.clip("first_window_s", size_px), 1),
+            f"pace_{size_px}": (pace, 1 if size_px == 512 else 0),
+            f"times_{size_px}": (pace / FPS, 1),
             f"peak_{size_px}_gb": (rows.peak_gb(size_px), 1),
             f"turns_{size_px}_gb": (rows.window_gb(f"bench-cuda-h100-{size_px}"), 1),
             f"full_{size_px}_gb": (_needed_gb(size_px, side_by_side=True, recorded=True), 1),
@@ -202,18 +175,17 @@ def _needed_gb(size_px: int, **how: bool) -> float:
 
 def clip_table() -> str:
     """Speed of whole clips, and of a step beside PyTorch."""
-    rows, known = Rows(), facts()
-    steps = [rows.number(CLIP, "rows", {"resolution_px": size_px}, "denoise_step_ms") for size_px in (512, 256)]
-    eager_ms = rows.number(CLIP, "pytorch_eager", "denoise_step_ms")
-    computed = f"{FPS / rows.computed_seconds('fast', card().lower()):.1f}"
-    of_fast = ("… with `--preset fast`, computed", computed, "")
+    rows, known, sizes = Rows(), facts(), (512, 256)
+    eager = [rows.number(CLIP, "pytorch_eager", {"resolution_px": size}, "denoise_step_ms") for size in sizes]
+    draft = [rows.clip("frames_per_s", size, "draft") for size in sizes]
     return _table(
-        (f"one {card()}, {measured_plan()}", "512 px (1.6)", "256 px (1.5)"),
-        (f"a clip of {known['clip_s']} s, the whole command", f"{known['sync_512_s']} s", f"{known['sync_256_s']} s"),
-        ("frames per second while it paints", known["pace_512"], known["pace_256"]),
-        *([of_fast] if measured_plan() != "`--preset fast`" else []),
-        ("one denoising step", *(f"{step:.1f} ms" for step in steps)),
-        ("… in PyTorch, eager", f"{eager_ms:.0f} ms", ""),
+        (f"one {card()}, `--preset fast`", "512 px (1.6)", "256 px (1.5)"),
+        (f"a clip of {known['clip_s']} s, the whole command", *(f"{known[f'sync_{size}_s']} s" for size in sizes)),
+        ("first window painted, from the start of the command", *(f"{known[f'first_{size}_s']} s" for size in sizes)),
+        ("frames per second while it paints", *(known[f"pace_{size}"] for size in sizes)),
+        ("… with `--preset draft`", *(f"{pace:.0f}" for pace in draft)),
+        ("one denoising step", *(f"{rows.clip('denoise_step_ms', size):.1f} ms" for size in sizes)),
+        ("… in PyTorch, eager", *(f"{each:.0f} ms" for each in eager)),
     )
 
 
@@ -230,8 +202,8 @@ def networks_table() -> str:
         "vae_decoder": "VAE decoder",
     }.items():
         found = (
-            rows.get(CLIP, "rows", {"resolution_px": 512}, f"{graph}_ms"),
-            rows.get(CLIP, "pytorch_eager", f"{graph}_ms"),
+            rows.get(H200, "rows", {"resolution_px": 512}, f"{graph}_ms"),
+            rows.get(H200, "pytorch_eager", f"{graph}_ms"),
             rows.median_ms("bench-cuda-h100-512", graph),
             rows.get(eager, "rows", {"case": f"{graph} eager"}, "time", "median_ms"),
             rows.get("bench-pytorch-h100-512-compiled", "rows", {"case": f"{graph} compiled"}, "time", "median_ms"),
@@ -246,13 +218,10 @@ def seconds_table() -> str:
     """GPU seconds for a second of video."""
     rows, cards = Rows(), [(size_px, card) for size_px in (512, 256) for card in ("h100", "h200")]
     lines = []
-    measured = {"`--preset quality`": "quality", "`--preset balanced` (default)": "balanced", measured_plan(): CLIPS}
-    for label, preset in measured.items():
+    for preset in PRESETS:
         found = [rows.seconds(preset, *each) for each in cards]
+        label = f"`--preset {preset}`" + (" (default)" if preset == SyncOptions().preset else "")
         lines.append((label, *("" if each is None else f"{each:.2f}" for each in found)))
-    for name in [name for name in PRESETS if f"`--preset {name}`" not in " ".join(measured)]:
-        computed = [f"{rows.computed_seconds(name, card):.2f}" for card in ("h100", "h200")]
-        lines.append((f"`--preset {name}`, computed", *computed, "", ""))
     return _table(("", *(f"{size_px} px, {card.upper()}" for size_px, card in cards)), *lines)
 
 
@@ -280,7 +249,7 @@ PRESETS_OF_COST: tuple[tuple[int, PresetName], ...] = (
     *((512, "quality"), (512, "balanced"), (512, "fast")),
     *((256, "balanced"), (256, "fast")),
 )
-_CORE_S = {512: 2.4, 256: 2.3}
+_CORE_S = {512: 2.2, 256: 1.8}
 """Core-seconds for a second of video, besides those that feed a painting GPU."""
 _FEEDING_CORES = 1.4
 _HOURS, _USE, _PRICE = 1000, 0.9, 3.0
@@ -288,10 +257,7 @@ _HOURS, _USE, _PRICE = 1000, 0.9, 3.0
 
 
 def _seconds_on_h100(preset: PresetName, size_px: int) -> float:
-    """Measured, or for `fast` at 512 px computed; at 256 px, `fast` waits for the CPU, whatever its steps are."""
-    rows = Rows()
-    measured = rows.seconds(CLIPS if preset == "fast" and size_px == 256 else preset, size_px, "h100")
-    return rows.computed_seconds(preset, "h100") if preset == "fast" and size_px == 512 else measured or 0.0
+    return Rows().seconds(preset, size_px, "h100") or 0.0
 
 
 def cost_table() -> str:

@@ -4,8 +4,10 @@ import io
 import re
 
 import matplotlib as mpl
-from facts import CLIPS, Rows, card, facts, measured_plan
+from facts import Rows, card, facts
 from matplotlib.figure import Figure
+
+from latentsync_trt.config import PRESETS
 
 INK = "#010203"
 """Replaced by the page's text color, which changes with its palette."""
@@ -18,9 +20,9 @@ Bar = tuple[str, str, float]
 def speed(rows: Rows) -> dict[str, list[Bar]]:
     """GPU work by preset, resolution and card."""
     bars = [
-        (f"{size} px, {label}, {card.upper()}", color, seconds)
+        (f"{size} px, {preset}, {card.upper()}", color, seconds)
         for size in (512, 256)
-        for preset, label in (("quality", "quality"), ("balanced", "balanced"), (CLIPS, measured_plan().strip("`-")))
+        for preset in PRESETS
         for card, color in (("h100", ORANGE), ("h200", TEAL))
         if (seconds := rows.seconds(preset, size, card)) is not None
     ]
@@ -92,7 +94,7 @@ def numbers() -> str:
     """The numbers of the first page, as HTML."""
     known = facts()
     found = {
-        f"{known['pace_512']} frames/s": f"painted at 512 px on one {card()}, with {measured_plan()}".replace("`", ""),
+        f"{known['pace_512']} frames/s": f"painted at 512 px on one {card()}, with --preset fast",
         f"{known['eager_times']}×": "as fast as PyTorch without torch.compile, on the same card",
         f"{known['least_512_gb']} GB": f"of GPU memory is enough at 512 px; {known['full_512_gb']} for full speed",
         f"{known['gpus_times']}×": "as fast with a second GPU",
