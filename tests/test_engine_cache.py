@@ -53,7 +53,7 @@ def test_hashes_are_checked_once_until_an_engine_changes(cache: EngineCache, mon
     for _ in range(2):
         assert EngineCache(cache.folder).find(KEY) is not None
     assert sorted(hashed) == ["engine.bin", "timing.bin"]
-    EngineCache(cache.folder).entries(hashes=True)  # as `cache verify` does
+    EngineCache(cache.folder).entries(hashes=True)  # as `cache ls --verify` does
     assert len(hashed) == 4
     engine.write_bytes(b"enginE")
     os.utime(engine, (1, 1))
