@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Self, cast
 
-from latentsync_trt.bundle.manifest import FULL_STEP, STEP_GRAPHS, Bundle, DimensionRange, GraphForm
+from latentsync_trt.bundle.manifest import STEP_GRAPHS, Bundle, GraphForm
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import EngineBuildError, InputError, OutOfMemory
 from latentsync_trt.remembered import Key, known, remember
@@ -126,14 +126,8 @@ class Engines:
 
     def check(self, **sizes: int) -> None:
         """Raises `InputError`, naming the range, if the engines do not support one of `sizes`, as in `windows=2`."""
-        ranges = self.ranges
-        if not ranges:  # a bundle with fixed shapes
-            manifest = self.bundle.manifest
-            latents = next(tensor for tensor in manifest.graphs[FULL_STEP].inputs if tensor.name == "latents")
-            fixed = {"windows": int(latents.shape[0]), "frames": int(latents.shape[2])}
-            ranges = {name: DimensionRange(size, size, size) for name, size in fixed.items()}
         for name, size in sizes.items():
-            span = ranges.get(name)
+            span = self.ranges.get(name)
             if span is not None and not span.minimum <= size <= span.maximum:
                 allowed = f"{span.minimum}" if span.fixed else f"{span.minimum} to {span.maximum}"
                 raise InputError(f"{size} {name}: the engines take {allowed}; build or export for a wider range")

@@ -22,16 +22,18 @@ InputShapes = tuple[Shape, ...]
 
 
 def dimension_ranges(manifest: Manifest, options: RuntimeOptions) -> dict[str, DimensionRange]:
-    """Range of each variable dimension of the bundle; a single value for static engines.
+    """Range of each variable dimension; a single value for static engines, and those of a bundle with fixed shapes.
 
     Raises:
         InputError: `options` require dynamic engines of a static bundle.
     """
-    dynamic = manifest.shapes == "dynamic" if options.dynamic is None else options.dynamic
-    if not dynamic:
-        return {name: DimensionRange(*[span.optimum] * 3) for name, span in manifest.ranges.items()}
     if manifest.shapes == "static":
-        raise InputError(f"bundle {manifest.name} has fixed shapes; export it with `--dynamic`, or leave --dynamic out")
+        if options.dynamic:
+            cure = "export it with `--dynamic`, or leave --dynamic out"
+            raise InputError(f"bundle {manifest.name} has fixed shapes; {cure}")
+        return {name: DimensionRange(*[size] * 3) for name, size in (("windows", 1), ("frames", manifest.frames))}
+    if options.dynamic is False:
+        return {name: DimensionRange(*[span.optimum] * 3) for name, span in manifest.ranges.items()}
     return dict(manifest.ranges)
 
 
