@@ -216,9 +216,9 @@ def _show_report(report: "Report") -> None:
         print_table(heads, (_cells(row, report.provider) for row in report.graphs))
     for notice in report.notices:
         click.echo(f"note: {notice}")
-    for found in report.pictures:
+    if (found := report.pictures) is not None:
         psnr = "equal" if found.psnr_db is None else f"{found.psnr_db:.1f} dB"
-        click.echo(f"pictures, {found.case}: {psnr} beside {report.reference} (at least {found.least_db:.0f} dB)")
+        click.echo(f"pictures: {psnr} beside {report.reference} (at least {found.least_db:.0f} dB)")
     for stage, failures in report.stages.items():
         click.echo("\n  - ".join((f"{stage}: {'FAIL' if failures else 'PASS'}", *failures)))
     bundle = f"bundle {report.bundle.name}, {report.bundle.precision}, {report.bundle.resolution_px} px"
