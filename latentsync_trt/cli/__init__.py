@@ -8,7 +8,6 @@ import inspect
 import io
 import json
 import sys
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,9 +18,6 @@ from latentsync_trt import __version__, stopping
 from latentsync_trt.cli.options import add_config, add_help_all
 from latentsync_trt.errors import did_you_mean
 from latentsync_trt.paths import printable
-
-BEGAN_S = time.monotonic()
-"""When the command began."""
 
 PANELS = {
     "Lip-sync": {

@@ -9,6 +9,7 @@ from dataclasses import asdict, is_dataclass
 from datetime import timedelta
 from typing import Any
 
+import psutil
 import rich_click as click
 from rich import progress as bars
 from rich.box import SIMPLE_HEAD
@@ -132,6 +133,14 @@ def print_json(content: Any, *, indent: int | None = None) -> None:
         return asdict(value) if is_dataclass(value) and not isinstance(value, type) else str(value)
 
     click.echo(json.dumps(content, indent=indent, default=plain))
+
+
+def process_age_s() -> float:
+    """Seconds since this process was started."""
+    created_s: float = psutil.Process().create_time()
+    if hasattr(time, "CLOCK_BOOTTIME"):  # Linux, where psutil adds it to the time of boot in whole seconds
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - (created_s - psutil.boot_time())
+    return time.time() - created_s
 
 
 def show_report(report: SyncReport, notices: Notices, total_s: float | None = None, *, verbose: bool = False) -> None:

@@ -3,7 +3,6 @@
 import os
 import shlex
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -77,8 +76,7 @@ def sync(
     **fields: Any,
 ) -> None:
     """VIDEO and AUDIO may also be given as --video and --audio."""
-    from latentsync_trt.cli import BEGAN_S
-    from latentsync_trt.cli.show import Notices, notices_to, print_json, progress_bar, show_report
+    from latentsync_trt.cli.show import Notices, notices_to, print_json, process_age_s, progress_bar, show_report
     from latentsync_trt.runtime.networks.threads import results
 
     for path in files:
@@ -116,9 +114,9 @@ def sync(
         with progress_bar(hidden=silent) as on_progress:
             report = lip_sync.run(inputs, on_progress=on_progress)
         if as_json:
-            print_json({**asdict(report), "total_s": time.monotonic() - BEGAN_S})
+            print_json({**asdict(report), "total_s": process_age_s()})
         elif not quiet:
-            show_report(report, notices, time.monotonic() - BEGAN_S, verbose=verbose)
+            show_report(report, notices, process_age_s(), verbose=verbose)
         if lip_sync.building:
             say("engines for the next run are still being built; Ctrl-C stops that, the output is complete")
         with interruption("interrupted while engines were built for the next run; the output is complete"):
