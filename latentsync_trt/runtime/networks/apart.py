@@ -21,8 +21,8 @@ from latentsync_trt.child import Child, Emit
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import EngineBuildError, InferenceError, LatentSyncError
 from latentsync_trt.runtime.cache import Notice
-from latentsync_trt.runtime.networks.networks import Delegate, Networks, Notices, Shared
-from latentsync_trt.runtime.networks.threads import Stage, results
+from latentsync_trt.runtime.networks.networks import Delegate, Networks, Notices
+from latentsync_trt.runtime.networks.threads import Shared, Stage, results
 from latentsync_trt.runtime.providers.select import Selection
 from latentsync_trt.stopping import requested
 from latentsync_trt.types import Denoiser, EngineTime, Float32Array, ImageCodec

@@ -22,7 +22,7 @@ from latentsync_trt.runtime.networks.background import BackgroundBuild
 from latentsync_trt.runtime.networks.batching import needed_bytes, windows_that_fit
 from latentsync_trt.runtime.networks.denoiser import ReplaysDiffer
 from latentsync_trt.runtime.networks.opened import Opened
-from latentsync_trt.runtime.networks.threads import Gate, Stage, StageThreads
+from latentsync_trt.runtime.networks.threads import Shared, Stage, StageThreads
 from latentsync_trt.runtime.networks.verdict import Judge
 from latentsync_trt.runtime.providers.gpu import free_memory_bytes
 from latentsync_trt.runtime.providers.select import Selection, next_provider
@@ -65,77 +65,6 @@ class Delegate:
 
     def __getattr__(self, method: str) -> Callable[..., Any]:
         return partial(self._call, f"{self._prefix}{method}")
-
-
-class Shared:
-    """What threads that paint windows on one device have in common: `run`, beside others where there is room.
-
-    Subclasses have `side_by_side`, `low_memory` and `save_memory`, as described at `Networks`; `built`: whether a
-    background build is ready, to which `_change_to_built` switches; `is_ready`: whether `open_all` has nothing to do.
-    """
-
-    side_by_side: bool
-    low_memory: bool
-    built: bool
-
-    def __init__(self) -> None:
-        self._gate = Gate()
-
-    def run(self, action: Callable[[], T]) -> T:
-        """Runs `action`, all that the networks do for some windows, beside others where there is room.
-
-        Where memory runs out, repeats it alone, with less on the device from then on.
-        """
-        with self._gate.entered(alone=False):
-            beside = self.side_by_side
-            if beside:
-                with suppress(OutOfMemory):  # whose traceback would keep sessions
-                    return action()
-        with self._gate.entered(alone=True):
-            if beside and self.side_by_side:
-                self.save_memory()
-            return self._within_memory(action)
-
-    def prepare(self, graphs: Iterable[str]) -> None:
-        """Builds and opens what a run needs, beside no window.
-
-        Raises:
-            EngineBuildError: neither the provider nor any allowed fallback can compile a graph.
-            OutOfMemory: there is too little memory.
-        """
-        graphs = tuple(graphs)
-        if not self.is_ready(graphs):
-            with self._gate.entered(alone=True):
-                self.open_all(graphs)
-
-    def between_windows(self) -> None:
-        """Switches to engines built in the background, once they are ready."""
-        if self.built:
-            with self._gate.entered(alone=True):
-                self._change_to_built()
-
-    def _within_memory(self, action: Callable[[], T]) -> T:
-        """`action`, repeated with less on the device while memory runs out."""
-        while True:
-            try:
-                return action()
-            except OutOfMemory:
-                if self.low_memory:
-                    raise
-            self.save_memory()
-
-    def save_memory(self) -> None:
-        """After memory ran out: runs stages in turn, or keeps one network at a time on the device."""
-        raise NotImplementedError
-
-    def _change_to_built(self) -> None:
-        raise NotImplementedError
-
-    def is_ready(self, graphs: tuple[str, ...]) -> bool:
-        raise NotImplementedError
-
-    def open_all(self, graphs: tuple[str, ...]) -> None:
-        raise NotImplementedError
 
 
 class Networks(Shared):

@@ -4,10 +4,12 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, CancelledError, Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import count
 from queue import PriorityQueue
 from typing import Any, Literal, TypeVar, get_args
+
+from latentsync_trt.errors import OutOfMemory
 
 T = TypeVar("T")
 
@@ -99,6 +101,77 @@ class Gate:
     def _wait_until(self, condition: Callable[[], bool], watch: Callable[[], object]) -> None:
         while not self._changed.wait_for(condition, _POLL_S):
             watch()
+
+
+class Shared:
+    """What threads that paint windows on one device have in common: `run`, beside others where there is room.
+
+    Subclasses have `side_by_side`, `low_memory` and `save_memory`, as described at `Networks`; `built`: whether a
+    background build is ready, to which `_change_to_built` switches; `is_ready`: whether `open_all` has nothing to do.
+    """
+
+    side_by_side: bool
+    low_memory: bool
+    built: bool
+
+    def __init__(self) -> None:
+        self._gate = Gate()
+
+    def run(self, action: Callable[[], T]) -> T:
+        """Runs `action`, all that the networks do for some windows, beside others where there is room.
+
+        Where memory runs out, repeats it alone, with less on the device from then on.
+        """
+        with self._gate.entered(alone=False):
+            beside = self.side_by_side
+            if beside:
+                with suppress(OutOfMemory):  # whose traceback would keep sessions
+                    return action()
+        with self._gate.entered(alone=True):
+            if beside and self.side_by_side:
+                self.save_memory()
+            return self._within_memory(action)
+
+    def prepare(self, graphs: Iterable[str]) -> None:
+        """Builds and opens what a run needs, beside no window.
+
+        Raises:
+            EngineBuildError: neither the provider nor any allowed fallback can compile a graph.
+            OutOfMemory: there is too little memory.
+        """
+        graphs = tuple(graphs)
+        if not self.is_ready(graphs):
+            with self._gate.entered(alone=True):
+                self.open_all(graphs)
+
+    def between_windows(self) -> None:
+        """Switches to engines built in the background, once they are ready."""
+        if self.built:
+            with self._gate.entered(alone=True):
+                self._change_to_built()
+
+    def _within_memory(self, action: Callable[[], T]) -> T:
+        """`action`, repeated with less on the device while memory runs out."""
+        while True:
+            try:
+                return action()
+            except OutOfMemory:
+                if self.low_memory:
+                    raise
+            self.save_memory()
+
+    def save_memory(self) -> None:
+        """After memory ran out: runs stages in turn, or keeps one network at a time on the device."""
+        raise NotImplementedError
+
+    def _change_to_built(self) -> None:
+        raise NotImplementedError
+
+    def is_ready(self, graphs: tuple[str, ...]) -> bool:
+        raise NotImplementedError
+
+    def open_all(self, graphs: tuple[str, ...]) -> None:
+        raise NotImplementedError
 
 
 def results(futures: Iterable[Future[T]]) -> list[T]:
