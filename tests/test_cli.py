@@ -51,7 +51,19 @@ def test_advanced_options_are_shown_by_help_all_only() -> None:
 
 
 def test_help_imports_nothing_heavy() -> None:
-    heavy = "torch", "onnxruntime", "matplotlib", "cv2", "av", "librosa", "numpy", "psutil", "rich.progress", "asyncio"
+    heavy = (
+        "torch",
+        "onnxruntime",
+        "matplotlib",
+        "cv2",
+        "av",
+        "librosa",
+        "numpy",
+        "psutil",
+        "rich.progress",
+        "asyncio",
+        "msgspec",
+    )
     code = (
         "import sys; from click.testing import CliRunner; from latentsync_trt.cli import main; "
         "assert CliRunner().invoke(main, ['sync', '--help-all']).exit_code == 0; "

@@ -6,9 +6,10 @@
 import platform
 import sys
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from latentsync_trt.bundle.manifest import GraphForm
+if TYPE_CHECKING:  # which costs each `--help` a tenth of a second
+    from latentsync_trt.bundle.manifest import GraphForm
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +28,7 @@ class Provider:
     install: str = ""
     builds: bool = False
     buffers: Literal["cpu", "cuda"] = "cuda"
-    form: GraphForm = "portable"
+    form: "GraphForm" = "portable"
 
 
 TENSORRT = Provider("tensorrt", "TensorrtExecutionProvider", 'pip install "latentsync-trt[tensorrt]"', builds=True)
