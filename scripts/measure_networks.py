@@ -7,7 +7,7 @@ loop   one window of faces, or a batch, through the VAE and all denoising steps,
 """
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -21,7 +21,7 @@ import rich_click as click
 from latentsync_trt.bench.rows import Results, Row, bundle_facts, environment
 from latentsync_trt.bench.run import Setting, first_window, settings_for
 from latentsync_trt.bundle.find import find_bundle
-from latentsync_trt.bundle.manifest import Bundle
+from latentsync_trt.bundle.manifest import SIZE_STEPS, Bundle, DimensionRange
 from latentsync_trt.cli.options import build, bundle_option, options_from
 from latentsync_trt.cli.show import say
 from latentsync_trt.config import PRESETS, PresetName, RuntimeOptions, SyncOptions
@@ -30,10 +30,11 @@ from latentsync_trt.measure.clips import Clip, choose_clip
 from latentsync_trt.measure.pictures import generated_part, likeness
 from latentsync_trt.option_fields import QUALITY
 from latentsync_trt.runtime.providers.table import PROVIDER_CHOICES
-from latentsync_trt.runtime.sessions.profiles import at_resolution, dimension_ranges
+from latentsync_trt.runtime.sessions.profiles import dimension_ranges
 from latentsync_trt.runtime.sessions.trial import BoundRun
 from latentsync_trt.sync.inpaint import make_inpainter
 from latentsync_trt.types import UInt8Array, UInt16Array
+from latentsync_trt.values import RESOLUTION_STEP_PX
 
 REFERENCE: PresetName = "quality"
 """The preset whose pictures the others are compared with."""
@@ -86,6 +87,12 @@ def measure(
                     results.write(out)
                     print(f"{row.scenario} {row.case} {row.preset or ''}: {row.time.median_ms:.2f} ms", flush=True)
     return results
+
+
+def at_resolution(ranges: Mapping[str, DimensionRange], resolution_px: int) -> dict[str, DimensionRange]:
+    """`ranges` in which variable heights and widths have their optimum at a resolution."""
+    sizes = {name: resolution_px // RESOLUTION_STEP_PX * step for name, step in SIZE_STEPS.items()}
+    return {name: replace(span, optimum=sizes.get(name, span.optimum)) for name, span in ranges.items()}
 
 
 def _graphs(setting: Setting) -> Iterator[Row]:

@@ -34,9 +34,6 @@ _PATIENCE_S = 2.0
 # What is read of `Networks` without a call: sent with every answer.
 _STATE = ("selection", "windows_per_batch", "side_by_side", "low_memory", "building", "built")
 
-# As many as a `Networks` has stages.
-_CALLS_AT_ONCE = 3
-
 
 class SubprocessNetworks(Shared):
     """`Networks` in a child process. Calls of several threads at a time; errors as `Networks`, and
@@ -198,16 +195,13 @@ def _answer_calls(calls: Iterator[Call], emit: Emit) -> None:
     def open_networks(folder: Path, selection: Selection, options: RuntimeOptions, may_fall_back: bool) -> None:
         nonlocal networks
         bundle = Bundle.load(folder, verify=False)  # the parent has verified it
-        told = partial(_tell, emit)
-        networks = Networks(bundle, selection, options, may_fall_back=may_fall_back, on_notice=told)
+        networks = Networks(
+            bundle, selection, options, may_fall_back=may_fall_back, on_notice=lambda text: emit(notice=text)
+        )
 
-    with ThreadPoolExecutor(_CALLS_AT_ONCE, thread_name_prefix="call") as threads:
+    with ThreadPoolExecutor(len(get_args(Stage)), thread_name_prefix="call") as threads:
         for number, name, arguments, named in calls:
             if networks is None:
                 answer(number, partial(open_networks, *arguments))
             else:
                 threads.submit(answer, number, partial(attrgetter(name)(networks), *arguments, **named))
-
-
-def _tell(emit: Emit, text: str) -> None:
-    emit(notice=text)

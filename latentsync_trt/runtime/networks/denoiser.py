@@ -204,8 +204,8 @@ class PooledDenoiser(GraphDenoiser):
 
     def _replays_checked(self, batch: WindowBatch) -> bool:
         guided = batch.guidance > 1.0
-        kinds, cached_too = {guided, guided and not batch.unguided_too}, [False, True][: 1 + self.cached_steps]
-        graphs = tuple(step_graph(guided=kind, cached=cached) for kind in sorted(kinds) for cached in cached_too)
+        kinds, reuse = {guided, guided and not batch.unguided_too}, (False, True) if self.cached_steps else (False,)
+        graphs = tuple(step_graph(guided=kind, cached=cached) for kind in sorted(kinds) for cached in reuse)
         if graphs in self._checked:
             return True
         fact = self._engines.fact(*graphs)

@@ -7,12 +7,10 @@ variable dimensions, so only static engines can be built from it.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
-from latentsync_trt.bundle.manifest import SIZE_STEPS, DimensionRange, GraphEntry, Manifest
+from latentsync_trt.bundle.manifest import DimensionRange, GraphEntry, Manifest
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import InputError
-from latentsync_trt.values import RESOLUTION_STEP_PX
 
 Shape = tuple[int, ...]
 
@@ -71,12 +69,6 @@ def input_shapes(entry: GraphEntry, ranges: Mapping[str, DimensionRange]) -> dic
         for tensor in entry.inputs
         if any(isinstance(size, str) for size in tensor.shape)
     }
-
-
-def at_resolution(ranges: Mapping[str, DimensionRange], resolution_px: int) -> dict[str, DimensionRange]:
-    """`ranges` in which variable heights and widths have their optimum at a resolution."""
-    sizes = {name: resolution_px // RESOLUTION_STEP_PX * step for name, step in SIZE_STEPS.items()}
-    return {name: replace(span, optimum=sizes.get(name, span.optimum)) for name, span in ranges.items()}
 
 
 def usual_shape(shape: Sequence[int | str], ranges: Mapping[str, DimensionRange]) -> Shape:
