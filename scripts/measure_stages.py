@@ -45,7 +45,7 @@ def main() -> None:
     arguments = parser.parse_args()
     tune_process()
     clock = StageClock(time.perf_counter if arguments.at_once else time.thread_time)
-    background: Background = in_background if arguments.at_once else lambda items, **_: items
+    background: Background = in_background if arguments.at_once else in_this_thread
     start_s = time.perf_counter()
     count = run(arguments.video, arguments.resolution, arguments.frames, clock, background)
     wall_s = time.perf_counter() - start_s
@@ -74,6 +74,14 @@ def run(video: Path, resolution_px: int, most: int, clock: StageClock, backgroun
                 with clock.measure(f"encode by {encoder.ffmpeg}"):
                     writer.write(frame, patches)
     return count
+
+
+def in_this_thread(
+    items: Generator[Any, None, None], change: Callable[[Any], Any] = lambda item: item, **_: object
+) -> Generator[Any, None, None]:
+    """What `in_background` gives, without threads."""
+    with closing(items):
+        yield from map(change, items)
 
 
 def as_painted(jobs: Generator[FrameJob, None, None]) -> Generator[FrameJob, None, None]:

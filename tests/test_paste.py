@@ -80,7 +80,7 @@ def paste(
 ) -> Pasted:
     frame, tracked, face = seen_face
     inspected = paster.inspect_face(frame, face, as_painted(painted), tracked)
-    return paster.paste(frame, face, as_painted(painted), inspected, track, time_s)
+    return paster.paste(frame, face, as_painted(painted), inspected, paster.remember(track, time_s, inspected))
 
 
 def with_and_without_color(

@@ -155,6 +155,56 @@ def test_runs_ahead_by_no_more_than_its_depth() -> None:
     stage.close()
 
 
+@given(st.lists(delays, min_size=1, max_size=20), st.integers(1, 4), st.integers(0, 5))
+def test_what_threads_make_side_by_side_leaves_in_order(waits: list[list[float]], count: int, depth: int) -> None:
+    closed: list[bool] = []
+
+    def taken() -> Generator[int, None, None]:
+        with closing(made_numbers([], closed)) as numbers:
+            yield from itertools.islice(numbers, len(waits))
+
+    def change(number: int) -> int:
+        time.sleep(sum(waits[number]))
+        return -number
+
+    made = list(in_background(taken(), change, threads=count, depth=depth, name="paint in order"))
+    assert made == [-number for number in range(len(waits))]
+    assert (closed, threads()) == ([True], [])
+
+
+def test_two_are_changed_at_a_time_and_no_more_than_the_depth_ahead() -> None:
+    made: list[int] = []
+    both = threading.Barrier(2)
+
+    def change(number: int) -> int:
+        both.wait(timeout=30)
+        return number
+
+    stage = in_background(made_numbers(made), change, threads=2, depth=3, name="paint both")
+    assert [next(stage) for _ in range(4)] == [0, 1, 2, 3]
+    assert len(made) <= 4 + 3 + 1
+    both.abort()
+    stage.close()
+    assert not threads()
+
+
+def test_an_error_of_a_change_comes_after_the_items_before_it() -> None:
+    is_second_wrong = threading.Event()
+
+    def change(number: int) -> int:
+        if number == 1:
+            is_second_wrong.set()
+            raise ValueError("broken")
+        is_second_wrong.wait(timeout=30)
+        return number
+
+    stage = in_background(made_numbers([]), change, threads=2, name="paint wrong")
+    assert next(stage) == 0
+    with pytest.raises(ValueError, match="broken"):
+        next(stage)
+    assert not threads()
+
+
 def test_an_error_reaches_the_consumer_after_the_items_before_it() -> None:
     def failing() -> Generator[int, None, None]:
         yield 1

@@ -61,7 +61,7 @@ _MEMORY_S = 1
 _SIZES_KEPT = 8
 """Sizes of crops: most faces are larger than the network's, and keep one."""
 
-_Steady = tuple[Float32Array | None, ...]
+Means = tuple[Float32Array | None, ...]
 """Of a track: the outlines `(36, 2)` of source and painted face in scene pixels, and color; None = not known (yet)."""
 
 
@@ -104,9 +104,14 @@ class InspectedFace:
     meshes: tuple[Float32Array | None, Float32Array | None]
     color: Float32Array | None
 
+    @property
+    def outlines(self) -> tuple[Float32Array | None, ...]:
+        """`(36, 2)`, of both faces."""
+        return tuple(None if mesh is None else mesh[OVAL] for mesh in self.meshes)
+
 
 class Paster:
-    """Pastes painted faces, frame by frame.
+    """Pastes painted faces: `inspect_face`, `remember` and `paste` each; the second in order, the others in any thread.
 
     Args:
         mesher: finds the outline of painted faces.
@@ -119,10 +124,10 @@ class Paster:
         self._generated = generated_of(mask)
         self._small = shrunk(self._generated)
         self._opacity = lru_cache(_SIZES_KEPT)(partial(opacity_of, mask))
-        self._tracks: dict[int, tuple[Fraction, _Steady]] = {}
+        self._tracks: dict[int, tuple[Fraction, Means]] = {}
 
     def inspect_face(self, picture: Picture, face: AlignedFace, painted: UInt16Array, tracked: Face) -> InspectedFace:
-        """What `paste` needs of the frame, with the same arguments; more than half of the work, for another thread."""
+        """What the others need of the frame; more than half of the work."""
         matrix, source, result = scene_of(picture, face, painted, self._generated)
         around = align.moved_face(tracked, matrix)
         own = around.landmarks
@@ -139,22 +144,20 @@ class Paster:
         face: AlignedFace,
         painted: UInt16Array,
         inspected: InspectedFace,
-        track_id: int,
-        time_s: Fraction,
+        means: Means,
     ) -> Pasted:
         """Returns the painted face as a patch of the frame; the mask alone decides where no outline is known.
 
         Args:
             picture: uint8 `(H, W, 3)` RGB. face: the aligned face that was painted.
             painted: uint16 `(r, r, 3)` RGB, 257 × the 8-bit level; r ≥ R, as an enhancer may enlarge it.
-            inspected: what `inspect_face` found. track_id: frames of one track share their state.
-            time_s: of the frame, not before that of the last one.
+            inspected: what `inspect_face` found. means: what `remember` returned.
         """
-        outlines = [None if mesh is None else mesh[OVAL] for mesh in inspected.meshes]
-        *steady, color = self._remembered(track_id, time_s, (*outlines, inspected.color))
+        *steady, color = means
         back = align.inverse(inspected.matrix)
         drawn, within = (
-            tuple(align.moved(each, back) for each in self._to_paste(*shapes)) for shapes in (steady, outlines)
+            tuple(align.moved(each, back) for each in self._to_paste(*shapes))
+            for shapes in (steady, inspected.outlines)
         )
         patch = composite(picture, face, painted, self._mask, Finish(drawn, within, color), self._opacity)
         return Pasted(patch, *(None if mesh is None else align.moved(mesh, back) for mesh in inspected.meshes))
@@ -163,8 +166,9 @@ class Paster:
         """Forgets all tracks, so that what follows does not depend on what came before."""
         self._tracks.clear()
 
-    def _remembered(self, track_id: int, time_s: Fraction, found: _Steady) -> _Steady:
-        """The running means of a track with what was `found` in a new frame."""
+    def remember(self, track_id: int, time_s: Fraction, inspected: InspectedFace) -> Means:
+        """The running means of a track with a new frame, at `time_s`, not before that of the last one."""
+        found = (*inspected.outlines, inspected.color)
         self._tracks = {key: each for key, each in self._tracks.items() if time_s - each[0] <= _MEMORY_S}
         last_s, old = self._tracks.get(track_id, (time_s, (None,) * len(found)))
         passed_s = float(time_s - last_s)

@@ -73,8 +73,8 @@ class SessionPainter:
         if target.face is None:
             raise ValueError("a target that was not cut out")
         inspected = self._paster.inspect_face(picture, target.face, painted, target.tracked)
-        pasted = self._paster.paste(picture, target.face, painted, inspected, 0, position * MOMENT_S)
-        return pasted.patch
+        means = self._paster.remember(0, position * MOMENT_S, inspected)
+        return self._paster.paste(picture, target.face, painted, inspected, means).patch
 
     def picture(self, position: int, patch: Patch, share: float) -> YuvPlanes:
         """The frame with so much of its patch."""

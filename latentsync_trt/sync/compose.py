@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from latentsync_trt.errors import InputError
-from latentsync_trt.face.paste import InspectedFace, Pasted, Paster
+from latentsync_trt.face.paste import InspectedFace, Means, Pasted, Paster
 from latentsync_trt.measure.pictures import seam_score
 from latentsync_trt.media.parts import part_of
 from latentsync_trt.sync.faces import FrameJob, Target
@@ -31,16 +31,21 @@ Shares = dict[int, Fraction]
 GROUP = "latentsync_trt.enhancers"
 """Entry points of this group name a class, or a function, that makes an `Enhancer` without arguments."""
 
+_THREADS = 2
+"""Of a stage whose frames do not depend on each other. Alone, it would wait for Python's lock half of its time."""
+
 _WHITE = np.float32(65535)
 
 Items = Generator[tuple[Frame, tuple[T, ...]], None, None]
 """Frames in order, with what is known of each painted face."""
 
+Change = Callable[[tuple[Frame, tuple[T, ...]]], tuple[Frame, tuple[R, ...]]]
+
 Painted = tuple[Target, AlignedFace, UInt16Array, Fraction]
 """How a face was found, cut out and painted, and how much of it shows."""
 
 Background = Callable[..., Generator[Any, None, None]]
-"""Runs a generator, perhaps in a thread of this `name`."""
+"""Called as `in_background`; may run everything in the caller's thread."""
 
 
 class Composer:
@@ -58,10 +63,11 @@ class Composer:
 
     def stages(self, jobs: Generator[FrameJob, None, None], background: Background) -> Items[Patch]:
         """Frames in order, with the new pixels of each face; three stages, each run by `background`."""
-        shown, restart = self._shown(jobs), self._paster.restart
-        examined = background(self._stage("examine", shown, self._examined), name="examine")
-        composed = background(self._stage("compose", examined, self._pasted, lambda _: restart()), name="compose")
-        measured = self._stage("measure", composed, self._measured, self._quality.restart)
+        shown, examine = self._shown(jobs), self._each("examine", self._examined)
+        examined = background(shown, examine, name="examine", threads=_THREADS if self._enhancer is None else 1)
+        known = self._in_parts(examined, self._each("compose", self._remembered, 0), lambda _: self._paster.restart())
+        composed = background(known, self._each("compose", self._pasted), name="compose", threads=_THREADS)
+        measured = self._in_parts(composed, self._each("measure", self._measured), self._quality.restart)
         return background(measured, name="measure")
 
     def _shown(self, jobs: Generator[FrameJob, None, None]) -> Items[Painted]:
@@ -77,22 +83,25 @@ class Composer:
                         ),
                     )
 
-    def _stage(
-        self,
-        name: str,
-        items: Items[T],
-        change: Callable[[Frame, T], R],
-        begin_part: Callable[[Fraction], object] = lambda _: None,
-    ) -> Items[R]:
+    def _each(self, name: str, change: Callable[[Frame, T], R], frames: int = 1) -> Change[T, R]:
+        """`change` of each face of a frame, as part of a stage; `frames`: counted for one with faces."""
+
+        def changed(item: tuple[Frame, tuple[T, ...]]) -> tuple[Frame, tuple[R, ...]]:
+            frame, faces = item
+            with self._clock.measure(name, frames if faces else 0):
+                return frame, tuple(change(frame, face) for face in faces)
+
+        return changed
+
+    def _in_parts(self, items: Items[T], change: Change[T, R], begin_part: Callable[[Fraction], object]) -> Items[R]:
         part = -1
         with closing(items):
-            for frame, faces in items:
-                with self._clock.measure(name, frames=int(bool(faces))):
-                    if part_of(frame.time_s) != part:
-                        part = part_of(frame.time_s)
-                        begin_part(frame.time_s)
-                    changed = tuple(change(frame, face) for face in faces)
-                yield frame, changed
+            for item in items:
+                time_s = item[0].time_s
+                if part_of(time_s) != part:
+                    part = part_of(time_s)
+                    begin_part(time_s)
+                yield change(item)
 
     def _examined(self, frame: Frame, shown: Painted) -> tuple[Painted, InspectedFace]:
         target, face, painted, share = shown
@@ -101,10 +110,15 @@ class Composer:
         inspected = self._paster.inspect_face(frame.picture, face, painted, target.tracked)
         return (target, face, painted, share), inspected
 
-    def _pasted(self, frame: Frame, examined: tuple[Painted, InspectedFace]) -> tuple[Target, Fraction, Pasted]:
-        (target, face, painted, share), inspected = examined
-        pasted = self._paster.paste(frame.picture, face, painted, inspected, target.track_id, frame.time_s)
-        return target, share, pasted
+    def _remembered(
+        self, frame: Frame, examined: tuple[Painted, InspectedFace]
+    ) -> tuple[Painted, InspectedFace, Means]:
+        (target, *_), inspected = examined
+        return *examined, self._paster.remember(target.track_id, frame.time_s, inspected)
+
+    def _pasted(self, frame: Frame, known: tuple[Painted, InspectedFace, Means]) -> tuple[Target, Fraction, Pasted]:
+        (target, face, painted, share), inspected, means = known
+        return target, share, self._paster.paste(frame.picture, face, painted, inspected, means)
 
     def _measured(self, frame: Frame, composed: tuple[Target, Fraction, Pasted]) -> Patch:
         target, share, pasted = composed

@@ -9,7 +9,7 @@ from contextlib import closing, contextmanager, suppress
 from itertools import islice
 from queue import Empty, SimpleQueue
 from time import perf_counter
-from typing import TypeVar, cast
+from typing import Any, TypeVar, overload
 
 import cv2
 
@@ -38,27 +38,48 @@ def tune_process() -> None:
     cv2.setNumThreads(1)
 
 
-def in_background(source: Generator[T, None, None], *, depth: int = QUEUE_DEPTH, name: str) -> Generator[T, None, None]:
-    """Runs `source` in a thread, from now on; yields its items in order and raises what it raised.
+@overload
+def in_background(source: Generator[T, None, None], *, depth: int = ..., name: str) -> Generator[T, None, None]: ...
+@overload
+def in_background(
+    source: Generator[I, None, None], change: Callable[[I], T], *, threads: int = ..., depth: int = ..., name: str
+) -> Generator[T, None, None]: ...
+def in_background(
+    source: Generator[Any, None, None],
+    change: Callable[[Any], Any] = lambda item: item,
+    *,
+    threads: int = 1,
+    depth: int = QUEUE_DEPTH,
+    name: str,
+) -> Generator[Any, None, None]:
+    """Runs `source` in threads, one at a time, and `change`, side by side, of each item, from now on.
 
-    At most `depth` items wait, and one is made. Closing this generator waits for that one and closes `source`.
+    Yields what `change` returned in the order of `source`, and raises what either raised. At most `depth + 1` items are
+    being made or wait. Closing this generator waits for those that are being made and closes `source`.
     """
-    end, room = cast(T, object()), SimpleQueue[None]()
-    made, is_open = SimpleQueue[tuple[T, BaseException | None]](), True
+    end, room, taking = object(), SimpleQueue[None](), threading.Lock()
+    places, is_open = SimpleQueue[SimpleQueue[tuple[Any, BaseException | None]]](), True
+
+    def made(place: SimpleQueue[tuple[Any, BaseException | None]]) -> Any:
+        with taking:
+            places.put(place)
+            item = next(source, end) if is_open else end
+        return item if item is end else change(item)
 
     def make() -> None:
-        try:
-            while room.get() is None and is_open:
-                made.put((next(source, end), None))
-        except BaseException as error:  # noqa: BLE001 -- raised by the consumer
-            made.put((end, error))
+        while room.get() is None and is_open:
+            place = SimpleQueue[tuple[Any, BaseException | None]]()
+            try:
+                place.put((made(place), None))
+            except BaseException as error:  # noqa: BLE001 -- raised by the consumer
+                place.put((end, error))
 
-    def consume() -> Generator[T | None, None, None]:
+    def consume() -> Generator[Any, None, None]:
         nonlocal is_open
         try:
             yield None
             while True:
-                item, error = _next_in(made)
+                item, error = _next_in(_next_in(places))
                 if error is not None:
                     raise error
                 if item is end:
@@ -67,17 +88,20 @@ def in_background(source: Generator[T, None, None], *, depth: int = QUEUE_DEPTH,
                 yield item
         finally:
             is_open = False
-            room.put(None)
-            thread.join()
+            for _ in made_by:
+                room.put(None)
+            for thread in made_by:
+                thread.join()
             source.close()
 
-    thread = threading.Thread(target=make, name=name)
+    made_by = [threading.Thread(target=make, name=name) for _ in range(threads)]
     for _ in range(depth + 1):
         room.put(None)
-    thread.start()
+    for thread in made_by:
+        thread.start()
     items = consume()
-    next(items)  # closing a generator that has not begun would not end its thread
-    return cast(Generator[T, None, None], items)
+    next(items)  # closing a generator that has not begun would not end its threads
+    return items
 
 
 def _next_in(queue: SimpleQueue[T]) -> T:
