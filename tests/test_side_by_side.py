@@ -3,7 +3,7 @@ that are copies of the graphs."""
 
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 from latentsync_trt import LipSync
-from latentsync_trt.errors import EngineBuildError, InputError
+from latentsync_trt.errors import EngineBuildError, InferenceError, InputError
 from latentsync_trt.runtime.networks.networks import Networks
+from latentsync_trt.runtime.networks.opened import Opened
 from latentsync_trt.runtime.networks.threads import StageThreads, results
 from latentsync_trt.runtime.providers.select import Selection
 from latentsync_trt.sync.inpaint import Inpainter
@@ -138,6 +139,66 @@ def test_stages_of_an_older_clip_pass_those_of_a_younger_one_but_not_for_ever() 
     results([first, *made])
     threads.close()
     assert ran == ["older 1", "older 2", "younger", "older 3"]
+
+
+def test_an_action_alone_runs_while_no_other_stage_does_anything() -> None:
+    threads, begun, go_on, ran = StageThreads(lambda: True), threading.Event(), threading.Event(), list[str]()
+
+    def decode() -> None:
+        begun.set()
+        assert go_on.wait(TIMEOUT_S)
+        ran.append("decode")
+
+    made = [threads.start("decode", decode)]
+    assert begun.wait(TIMEOUT_S)
+    made.append(threads.start("denoise", partial(ran.append, "alone"), alone=True))
+    assert not wait(made, timeout=0.2, return_when=FIRST_COMPLETED).done
+    made.append(threads.start("encode", partial(ran.append, "encode")))
+    assert not wait(made, timeout=0.2, return_when=FIRST_COMPLETED).done
+    go_on.set()
+    results(made)
+    threads.close()
+    assert ran == ["decode", "alone", "encode"]
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("fails", [False, True])
+def test_first_windows_are_encoded_while_other_networks_open(
+    gpu: Networks,
+    three_windows: tuple[Path, Path],
+    three_windows_synced: np.ndarray,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    fails: bool,
+) -> None:
+    opening, encoded, order = threading.Event(), threading.Event(), list[str]()
+    steps, gather = Opened._steps, Painter.gather
+
+    def first_steps(self: Opened, *given: Any, **named: Any) -> None:
+        opening.set()
+        assert encoded.wait(TIMEOUT_S)
+        steps(self, *given, **named)
+        order.append("open")
+
+    def late(self: Painter, jobs: Any) -> Any:
+        assert opening.wait(TIMEOUT_S)
+        yield from gather(self, jobs)
+
+    def note(stage: str, _: int) -> None:
+        order.append(stage)
+        if stage == "encode":
+            encoded.set()
+            if fails and order.count("encode") == 1:
+                raise InferenceError("no kernel image")
+
+    monkeypatch.setattr(Opened, "_steps", first_steps)
+    monkeypatch.setattr(Painter, "gather", late)
+    watch(monkeypatch, note)
+    with LipSync(gpu) as lip_sync:
+        lip_sync.sync(*three_windows, tmp_path / "out.mkv", LOSSLESS)
+    assert np.array_equal(np.stack(decoded(tmp_path / "out.mkv")), three_windows_synced)
+    assert order[0] == "encode"
+    assert order.count("encode") == WINDOWS + fails
 
 
 @pytest.mark.integration

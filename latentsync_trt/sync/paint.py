@@ -7,6 +7,7 @@ run side by side, a window is encoded and another one decoded while the one betw
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Hashable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -59,8 +60,11 @@ class Window(Generic[T]):
     used: range
 
 
-Batch = tuple[Sequence[Window[Sight]], Sequence[Float32Array]]
-"""Windows to paint together, and the audio features of each, float32 `(F, S, D)`."""
+Encoded = Future[list[Float32Array] | None]
+"""What `Inpainter.encode` returns, None if it failed."""
+
+Batch = tuple[Sequence[Window[Sight]], Sequence[Float32Array], Encoded | None]
+"""Windows to paint together, the audio features of each, float32 `(F, S, D)`, and whether they are encoded already."""
 
 
 class WindowPlanner(Generic[T]):
@@ -114,10 +118,11 @@ class _Stream(Generic[T]):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Gathered:
-    """The next job (None after the last one), and the windows to paint now."""
+    """The next job (None after the last one), the windows to paint now, and whether those are encoded already."""
 
     job: FrameJob | None
     windows: Sequence[Window[Sight]] = ()
+    encoded: Encoded | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -152,6 +157,7 @@ class Painter:
         at_once: how many windows to paint together; called for every frame.
         on_failure: called with the position of a device and its error, in a thread of its own; returns whether
             others go on without it.
+        encode_ahead: begins to encode windows while networks open, or returns None.
     """
 
     def __init__(
@@ -163,6 +169,7 @@ class Painter:
         streams: int = 1,
         at_once: Callable[[], int] = lambda: 1,
         on_failure: Callable[[int, Exception], bool] = lambda *_: False,
+        encode_ahead: Callable[[Sequence[Window[Sight]]], Encoded | None] = lambda _: None,
     ) -> None:
         self.devices: tuple[PaintDevice, ...] = ()
         self.frames_done = 0
@@ -170,6 +177,7 @@ class Painter:
         self.last: tuple[float, int] | None = None
         self.streams, self._frames, self._audio_windows = streams, frames, audio_windows
         self._clock, self._at_once, self._on_failure = clock, at_once, on_failure
+        self._encode_ahead = encode_ahead
         self._lock = threading.Lock()
 
     def gather(self, jobs: Generator[FrameJob, None, None]) -> Generator[Gathered, None, None]:
@@ -188,7 +196,7 @@ class Painter:
                 ready += self._wanted(planner.push({target.track_id: (job.frame, target) for target in job.targets}))
                 at_once = self._at_once()
                 if ready and (len(ready) >= at_once or waited >= at_once * self._frames):
-                    yield Gathered(job, ready)
+                    yield Gathered(job, ready, self._encode_ahead(ready))
                     ready = []
                 else:
                     yield Gathered(job)
@@ -243,22 +251,28 @@ class Painter:
             ]
         size = self._at_once()
         starts = range(0, len(item.windows), size)
-        return [(item.windows[start : start + size], audio[start : start + size]) for start in starts]
+        encoded = item.encoded if len(starts) == 1 else None
+        return [(item.windows[start : start + size], audio[start : start + size], encoded) for start in starts]
 
     def _paint(self, device: PaintDevice, batch: Batch) -> dict[tuple[int, int], UInt16Array]:
         """The new faces of frames that have not been written yet, by the frame's index and the track."""
-        windows, audio = batch
+        windows, audio, ahead = batch
         start_s, inpainter, count = perf_counter(), device.inpainter, sum(len(window.used) for window in windows)
 
         def timed(name: str, action: Callable[..., T], *given: object) -> T:
             with self._clock.measure(name, frames=count):
                 return action(*given)
 
-        def paint() -> Any:
+        def encoded() -> list[Float32Array]:
+            if ahead is not None and (known := ahead.result()) is not None:
+                return known
             # Not where windows are gathered: a track of one frame makes a window of F faces, and as
             # many windows may wait in the queue as frames.
             stacked = timed("gather", lambda: [faces_of(window) for window in windows])
-            known = device.stage("encode", partial(timed, "encode faces", inpainter.encode, stacked))
+            return device.stage("encode", partial(timed, "encode faces", inpainter.encode, stacked))
+
+        def paint() -> Any:
+            known = encoded()
             latents = device.stage("denoise", partial(timed, "denoise", inpainter.denoise, known, audio))
             return device.stage("decode", partial(timed, "decode faces", inpainter.decode, latents))
 

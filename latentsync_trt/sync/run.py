@@ -4,7 +4,7 @@ Each stage is a generator over the previous one, joined by a bounded queue, so m
 and of a window, not on the length of the clip. Those before painting begin while the networks open.
 """
 
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -29,9 +29,9 @@ from latentsync_trt.runtime.networks.threads import Stage
 from latentsync_trt.sync.alarm import Alarm
 from latentsync_trt.sync.compose import Composer, load_enhancer
 from latentsync_trt.sync.faces import FaceFinder, analyze
-from latentsync_trt.sync.inpaint import check_noise, graphs_for, make_inpainter, resolution_of
+from latentsync_trt.sync.inpaint import Inpainter, check_noise, graphs_for, make_inpainter, resolution_of
 from latentsync_trt.sync.inputs import Inputs, fingerprint
-from latentsync_trt.sync.paint import Gathered, PaintDevice, Painter, streams_at
+from latentsync_trt.sync.paint import Encoded, Gathered, PaintDevice, Painter, Sight, Window, faces_of, streams_at
 from latentsync_trt.sync.quality import Quality, write_report
 from latentsync_trt.sync.speakers import (
     OpenVoices,
@@ -85,6 +85,7 @@ class Run:
         if helpers.enhancer is None and inputs.options.enhancer is not None:
             helpers = replace(helpers, enhancer=load_enhancer(inputs.options.enhancer))
         self._helpers = helpers
+        self._inpainters = [self._inpainter(device.networks) for device in devices.all]
         self._clock = StageClock()
         self._opened_s = self._written_s = self._start_s
         self._notices = Notices(devices.notices.on_notice)
@@ -243,23 +244,27 @@ class Run:
             on_notice=self._notices.add,
         )
 
-    def _paint_devices(self) -> tuple[PaintDevice, ...]:
-        devices = self._devices
-        make = partial(
-            make_inpainter,
+    def _inpainter(self, networks: AnyNetworks) -> Inpainter:
+        return make_inpainter(
             self._manifest,
             self._options,
+            networks.codec,
+            networks.denoiser,
             noise=self._helpers.noise,
-            windows_per_batch=lambda: devices.windows_per_batch,
+            windows_per_batch=lambda: self._devices.windows_per_batch,
         )
+
+    def _encode_ahead(self, windows: Sequence[Window[Sight]]) -> Encoded | None:
+        def encode() -> list[Float32Array]:
+            with self._clock.measure("encode faces", frames=sum(len(window.used) for window in windows)):
+                return self._inpainters[0].encode([faces_of(window) for window in windows])
+
+        return self._devices.ahead(encode)
+
+    def _paint_devices(self) -> tuple[PaintDevice, ...]:
         return tuple(
-            PaintDevice(
-                make(own.networks.codec, own.networks.denoiser),
-                own.run,
-                partial(self._stage, own.networks),
-                own.networks.side_by_side,
-            )
-            for own in devices.all
+            PaintDevice(inpainter, own.run, partial(self._stage, own.networks), own.networks.side_by_side)
+            for inpainter, own in zip(self._inpainters, self._devices.all, strict=True)
         )
 
     def _stage(self, networks: AnyNetworks, stage: Stage, action: Callable[[], Any]) -> Any:
@@ -275,6 +280,7 @@ class Run:
             streams=streams_at(playback.fps or self._inputs.info.frames_per_s),
             at_once=self._windows_at_once,
             on_failure=lambda position, error: devices.leave_out(devices.all[position], error),
+            encode_ahead=self._encode_ahead,
         )
 
     def _windows_at_once(self) -> int:

@@ -49,6 +49,7 @@ class Devices:
     def __init__(self, first: Networks, others: Sequence[AnyNetworks] = ()) -> None:
         self.all = tuple(Device(each, position) for position, each in enumerate((first, *others)))
         self.bundle, self.options = first.bundle, first.options
+        self.ahead = first.ahead
         self.clips: list[object] = []
         """Those that run, the oldest first."""
         self._lock = threading.Lock()

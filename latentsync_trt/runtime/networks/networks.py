@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar, cast
@@ -142,6 +143,10 @@ class Networks(Shared):
     def stage(self, stage: Stage, action: Callable[[], T], *, after: int = 0) -> T:
         """Runs a part of what `run` runs in the thread of its stage; `after` as for `StageThreads.start`."""
         return self._threads.run(stage, action, after=after)
+
+    def ahead(self, action: Callable[[], T]) -> Future[T | None] | None:
+        """See `Opened.ahead`."""
+        return self._opened.ahead(action)
 
     def _call_codec(self, method: str, *given: Any) -> Any:
         stage: Stage = "encode" if method == "encode_faces" else "decode"

@@ -3,8 +3,9 @@
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 from weakref import WeakSet
 
 import numpy as np
@@ -18,6 +19,7 @@ from latentsync_trt.bundle.manifest import (
     VAE_ENCODER,
     step_graph,
 )
+from latentsync_trt.errors import LatentSyncError
 from latentsync_trt.runtime.networks.codec import VaeCodec
 from latentsync_trt.runtime.networks.denoiser import PooledDenoiser
 from latentsync_trt.runtime.networks.threads import Stage, StageThreads, results
@@ -26,6 +28,8 @@ from latentsync_trt.runtime.sessions.engines import Engines, OpenedEngine
 from latentsync_trt.runtime.sessions.session import Array, Session, give_back_gpu_memory
 from latentsync_trt.runtime.sessions.trial import random_inputs
 from latentsync_trt.types import EngineTime, WindowBatch
+
+T = TypeVar("T")
 
 # Opening reads, verifies and uploads weights; more threads would only wait for the disk.
 _OPENERS = 3
@@ -59,6 +63,7 @@ class Opened:
         self._opening = {graph: threading.Lock() for graph in engines.bundle.manifest.graphs}
         self._done: WeakSet[Session] = WeakSet()
         self._cached_steps = False
+        self._ahead = self._failed = False
         self.codec, self.denoiser = VaeCodec(engines, self.session), PooledDenoiser(engines, self.session)
 
     def session(self, graph: str) -> Session:
@@ -100,9 +105,29 @@ class Opened:
                 results([comparers.submit(self.engines.settle_form, graph) for graph in graphs])
         with ThreadPoolExecutor(1 if self.low_memory else _OPENERS, thread_name_prefix="open") as openers:
             opening: dict[str, Future[Any]] = {graph: openers.submit(self.session, graph) for graph in graphs}
-            results([*opening.values(), *self._beside(missing, opening)])
-        if self.engines.cuda_graph:
-            self._in_turn([graph for graph in missing if graph in STEP_GRAPHS])
+            try:
+                results([*opening.values(), *self._beside(missing, opening)])
+                if self.engines.cuda_graph:
+                    self._in_turn([graph for graph in missing if graph in STEP_GRAPHS])
+            except BaseException:
+                self._failed = True
+                self._threads.run("encode", lambda: None)  # after what `ahead` has started
+                raise
+            finally:
+                self._ahead = False
+
+    def ahead(self, action: Callable[[], T]) -> Future[T | None] | None:
+        """Starts `action`, which encodes pictures, after the encoder's first run, while `open` goes on; else None.
+
+        Its result is None if it fails, or the others do not open.
+        """
+
+        def encode() -> T | None:
+            with suppress(LatentSyncError):  # a future would keep the error's traceback, and with it sessions
+                return None if self._failed else action()
+            return None
+
+        return self._threads.start("encode", encode) if self._ahead else None
 
     def warm_up(self, graphs: tuple[str, ...]) -> None:
         """Runs each of `graphs` once, if it has not run. Raises as `open`."""
@@ -166,6 +191,7 @@ class Opened:
         if not (cuda_graph and provider is TENSORRT):  # which records in any run
             steps = partial(self._steps, graphs, lambda graph: opening[graph].result(), recorded=not cuda_graph)
             started.append(self._threads.start("denoise", steps))
+        self._ahead = VAE_ENCODER in graphs
         return started
 
     def _in_turn(self, graphs: Sequence[str]) -> None:
@@ -173,7 +199,7 @@ class Opened:
         for graph, stage in _STAGES.items():
             if graph in graphs:
                 self._threads.run(stage, partial(self._network, graph))
-        self._threads.run("denoise", partial(self._steps, graphs))
+        self._threads.run("denoise", partial(self._steps, graphs), alone=True)
 
     def _network(self, graph: str, opened: Callable[[], object] = lambda: None) -> None:
         opened()

@@ -22,7 +22,8 @@ _POLL_S = 0.1
 class StageThreads:
     """A thread for each stage of painting, from its first use until `close`, after which `start` begins it again.
 
-    ONNX Runtime's CUDA provider keeps handles of cuBLAS and cuDNN, and recorded CUDA graphs, for each thread.
+    ONNX Runtime's CUDA provider keeps handles of cuBLAS and cuDNN, and recorded CUDA graphs, for each thread. While one
+    records a CUDA graph, no other may use the GPU: such an action runs `alone`, while no other stage does anything.
 
     Args:
         wanted: whether actions run there; if not, in the caller's thread.
@@ -34,20 +35,26 @@ class StageThreads:
         self._waiting: dict[Stage, PriorityQueue[tuple[int, int, Future[Any], Callable[[], Any]]]]
         self._waiting = {stage: PriorityQueue() for stage in get_args(Stage)}
         self._numbers = count()
+        self._gate = Gate()
 
-    def start(self, stage: Stage, action: Callable[[], T], *, after: int = 0) -> Future[T]:
+    def start(self, stage: Stage, action: Callable[[], T], *, after: int = 0, alone: bool = False) -> Future[T]:
         """Runs `action` in the thread of `stage`, after those that were given before, and up to about `after` of those
         that any stage is given later."""
         future, number = Future[T](), next(self._numbers)
-        self._waiting[stage].put((number + after, number, future, action))
+
+        def entered() -> T:
+            with self._gate.entered(alone=alone):
+                return action()
+
+        self._waiting[stage].put((number + after, number, future, entered))
         self._threads[stage].submit(self._run_next, stage)
         return future
 
-    def run(self, stage: Stage, action: Callable[[], T], *, after: int = 0) -> T:
+    def run(self, stage: Stage, action: Callable[[], T], *, after: int = 0, alone: bool = False) -> T:
         """As `start`, and waits for the result."""
         if not self._wanted() or threading.current_thread().name.startswith(f"{stage} of painting"):
             return action()
-        return results([self.start(stage, action, after=after)])[0]
+        return results([self.start(stage, action, after=after, alone=alone)])[0]
 
     def close(self) -> None:
         threads, self._threads = self._threads, _stage_threads()
