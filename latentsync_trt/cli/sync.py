@@ -4,10 +4,11 @@ import os
 import shlex
 import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from fractions import Fraction
 from pathlib import Path
+from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 import rich_click as click
@@ -23,6 +24,7 @@ from latentsync_trt.cli.options import (
     quiet_option,
 )
 from latentsync_trt.config import MODEL_FPS, PRESETS, PresetName, RuntimeOptions, SyncOptions
+from latentsync_trt.errors import LatentSyncError
 from latentsync_trt.option_fields import FILES
 from latentsync_trt.runtime.providers.table import CPU
 from latentsync_trt.stopping import interruption
@@ -76,9 +78,6 @@ def sync(
     **fields: Any,
 ) -> None:
     """VIDEO and AUDIO may also be given as --video and --audio."""
-    from latentsync_trt.cli.show import Notices, notices_to, print_json, process_age_s, progress_bar, show_report
-    from latentsync_trt.runtime.networks.threads import results
-
     for path in files:
         if video is None:
             video = path
@@ -89,15 +88,22 @@ def sync(
     if video is None:
         raise click.UsageError("no video; give one and its speech, as in `latentsync-trt sync in.mp4 speech.wav`")
     options, runtime = build(SyncOptions, fields), build(RuntimeOptions, fields)
+    trial = Thread(target=_try_provider, args=(fields["provider"], runtime), name="open")
+    trial.start()  # while modules are imported
+    from latentsync_trt.cli.show import Notices, notices_to, print_json, process_age_s, progress_bar, show_report
+    from latentsync_trt.runtime.networks.threads import results
+
     silent, notices = quiet or as_json, Notices()
     say = notices_to(silent=silent)
 
     def opened() -> "LipSync":
         from latentsync_trt.bundle.find import describe_choice, find_bundle
+        from latentsync_trt.runtime.networks import devices  # noqa: F401 -- else only after the trial
         from latentsync_trt.sync.api import LipSync
         from latentsync_trt.sync.threads import tune_process
 
         tune_process()
+        trial.join()
         folder, why = find_bundle(bundle)
         if bundle is None:
             say(describe_choice(folder, why))
@@ -123,6 +129,14 @@ def sync(
             problem = lip_sync.wait_for_build()
         if problem:
             say(f"building engines failed: {problem}")
+
+
+def _try_provider(request: str, options: RuntimeOptions) -> None:
+    """Loads the provider's libraries; what goes wrong is told by `LipSync.from_bundle`, which tries it again."""
+    from latentsync_trt.runtime.providers.select import select_devices
+
+    with suppress(LatentSyncError):
+        select_devices(request, options.device)
 
 
 @contextmanager
