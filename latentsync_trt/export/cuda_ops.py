@@ -41,6 +41,9 @@ _WIDEST_HEAD = 256
 """What kernels of fused attention take; for wider heads, two products and a softmax are three times
 as fast as ONNX Runtime's fallback."""
 
+_FEW_KEYS = 256
+"""cuDNN takes 40 ms to set up a shape, each time that a bundle is opened, and gains nothing with so few keys."""
+
 _MASKED = -30000.0
 """Value of masked scores: finite in half precision, and exactly zero after the softmax."""
 
@@ -193,11 +196,14 @@ def feed_forward(module: Any, tokens: Tensor, base: Tensor) -> Sum:
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, *, heads: int) -> Tensor:
-    """Attention of `query (N, T, C)` over `key`, `value (N, S, C)`, as an operator that can use cuDNN."""
-    width, scores = query.shape[-1], (*query.shape[:2], key.shape[1])
+    """Attention of `query (N, T, C)` over `key`, `value (N, S, C)`; of many keys as an operator that can use cuDNN."""
+    width, keys = query.shape[-1], key.shape[1]
     if heads == 1 and width > _WIDEST_HEAD:
         attributes = {"transB": 1, "alpha": width**-0.5}
-        return torch.matmul(_call("FusedMatMul", (query, key), scores, attributes).softmax(-1), value)
+        scores = _call("FusedMatMul", (query, key), (*query.shape[:2], keys), attributes)
+        return torch.matmul(scores.softmax(-1), value)
+    if keys <= _FEW_KEYS:
+        return _attention((query, key, value), heads)
     return _call("MultiHeadAttention", (query, key, value), query.shape, {"num_heads": heads})
 
 
@@ -208,7 +214,12 @@ def attend_frames(query: Tensor, key: Tensor, value: Tensor, *, heads: int, fram
     if length != frames:
         pixel = torch.arange(length) // frames
         inputs.append(torch.where(pixel[:, None] == pixel[None], 0.0, _MASKED).to(query.dtype)[None, None])
-    return _call("Attention", inputs, query.shape, {"q_num_heads": heads, "kv_num_heads": heads}, "")
+    return _attention(inputs, heads)
+
+
+def _attention(inputs: Sequence[Tensor], heads: int) -> Tensor:
+    """ONNX's own operator, which uses the memory-efficient kernel."""
+    return _call("Attention", inputs, inputs[0].shape, {"q_num_heads": heads, "kv_num_heads": heads}, "")
 
 
 def _call(
