@@ -64,7 +64,7 @@ def run(video: Path, resolution_px: int, most: int, clock: StageClock, backgroun
     with MediaPipeDetector() as detector, TemporaryDirectory() as folder:
         finder = FaceFinder(detector, resolution_px, clock, pixel_aspect=info.sample_aspect_ratio)
         decoded = clock.measured("decode", (frame for frame in islice(read_frames(video), most)))
-        found = background(finder.find(background(decoded, name="decode")), name="face")
+        found = background(finder.find(background(decoded, finder.prepared, name="decode")), name="face")
         painted = background(as_painted(finder.cut_out(found)), name="align")
         composer = Composer(Paster(detector, mouth_mask(resolution_px)), None, Quality([Fraction(0)]), clock)
         output = Path(folder) / f"output{default_suffix(options)}"

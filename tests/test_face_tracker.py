@@ -11,9 +11,11 @@ from latentsync_trt.errors import InputError
 from latentsync_trt.face.choice import MainFace, TrackedFace
 from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.face.geometry import usable
+from latentsync_trt.media.color import planes_of
+from latentsync_trt.media.pictures import LazyRgb
 from latentsync_trt.sync.faces import FaceFinder, FrameJob
 from latentsync_trt.sync.threads import StageClock
-from latentsync_trt.types import Face, Frame, Interval, UInt8Array
+from latentsync_trt.types import ColorTags, Face, Frame, Interval, UInt8Array
 from tests.clips import frame_at
 from tests.people import first_person, together
 
@@ -250,3 +252,18 @@ def test_nothing_is_painted_on_what_covers_a_face(covered: str) -> None:
     people = [{face.person for face in one.faces} for one in seen if one is not None]
     assert people[:6] == people[10:] == [{0}] * 6
     assert not any(0 in present for present in people[6:10])
+
+
+@pytest.mark.integration
+def test_another_thread_can_convert_what_following_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    planes, converted = planes_of(first_person(1)[0], ColorTags(1, 1, 1)), list[LazyRgb]()
+    convert, frames = LazyRgb._convert, [frame_at(index, LazyRgb(planes), planes) for index in range(6)]
+    monkeypatch.setattr(LazyRgb, "_convert", lambda self, *place: converted.append(self) or convert(self, *place))
+    with MediaPipeDetector() as detector:
+        finder = FaceFinder(detector, 64, StageClock(), wanted=lambda time_s: time_s != frames[-1].time_s)
+        list(finder.see(frame for frame in frames[:4]))
+        converted.clear()
+        assert [finder.prepared(frame) for frame in frames[4:]] == frames[4:]
+        assert converted == [frames[4].picture]
+        list(finder.see(frame for frame in frames[4:5]))
+    assert converted == [frames[4].picture]

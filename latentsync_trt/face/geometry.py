@@ -160,16 +160,25 @@ def converged(seen: Region, own: Region) -> bool:
     return shift_px < _CONVERGED_SHIFT * seen.side_px and turn < _CONVERGED_TURN
 
 
+def place_of(region: Region) -> tuple[slice, slice]:
+    """Rows and columns of a frame that `cut` reads; they may reach beyond its right and lower edges."""
+    # To the corners, and to the neighbors of bilinear samples.
+    reach = region.side_px / 2 * (abs(cos(region.angle)) + abs(sin(region.angle))) + 2 * max(_shrink(region), 1) + 1
+    rows, columns = (
+        slice(*(int(max(center + end, 0)) for end in (-reach, reach))) for center in (region.y_px, region.x_px)
+    )
+    return rows, columns
+
+
+def _shrink(region: Region) -> int:
+    return int(region.side_px // SIDE_PX)
+
+
 def cut(frame: Picture, region: Region) -> Float32Array:
     """The region as the network's input: float32 `(1, 3, 192, 192)` in [0, 1], black outside the frame."""
-    shrink = int(region.side_px // SIDE_PX)
-    # To the corners, and to the neighbors of bilinear samples.
-    reach = region.side_px / 2 * (abs(cos(region.angle)) + abs(sin(region.angle))) + 2 * max(shrink, 1) + 1
-    left, top, right, bottom = (
-        int(max(center + end, 0)) for end in (-reach, reach) for center in (region.x_px, region.y_px)
-    )
-    part, matrix = frame[top:bottom, left:right], region.to_frame()
-    matrix[:, 2] -= left, top
+    shrink, (rows, columns) = _shrink(region), place_of(region)
+    part, matrix = frame[rows, columns], region.to_frame()
+    matrix[:, 2] -= columns.start, rows.start
     if 0 in part.shape:
         return np.zeros((1, 3, SIDE_PX, SIDE_PX), np.float32)
     if 2 <= shrink <= min(part.shape[:2]):  # bilinear warping would skip pixels: average them first

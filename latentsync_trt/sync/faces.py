@@ -18,14 +18,14 @@ import numpy as np
 from latentsync_trt.errors import NoFaceError
 from latentsync_trt.face.align import composed, crop, inverse, moved_face, square, stretch
 from latentsync_trt.face.choice import LARGEST, Chooser, Runs, check_people, speakers_of
-from latentsync_trt.face.geometry import LEAST_HEIGHT_PX, LEAST_WIDTH_PX, turn
+from latentsync_trt.face.geometry import LEAST_HEIGHT_PX, LEAST_WIDTH_PX, place_of, region_around, turn
 from latentsync_trt.face.identity import luma_of
 from latentsync_trt.face.track_file import COLUMNS, ClipMark, FaceSpan, Tracks
 from latentsync_trt.face.tracker import FaceTracker, FrameFaces, LookAhead
 from latentsync_trt.measure.page import SHOWN_PX
 from latentsync_trt.media.pictures import LazyRgb
 from latentsync_trt.media.reader import probe, read_frames
-from latentsync_trt.sync.threads import QUEUE_DEPTH, StageClock, in_background
+from latentsync_trt.sync.threads import StageClock, in_background
 from latentsync_trt.types import (
     AlignedFace,
     Face,
@@ -130,6 +130,7 @@ class FaceFinder:
         self._wanted, self._on_notice = wanted, on_notice
         self._source_s = self._longest_step_s = Fraction(0)
         self.untouched: list[Interval] = []
+        self._places: list[tuple[slice, slice]] = []
         self._jumps = self._most_faces = self._searched = self.frames_with_face = 0
 
     def no_face(self, video: Path, frames: int) -> NoFaceError:
@@ -145,6 +146,13 @@ class FaceFinder:
         least = f"be at least {LEAST_WIDTH_PX} px wide and {LEAST_HEIGHT_PX} px high"
         searched = f"no face in any of the {self._searched} frames searched"
         return NoFaceError(f"{video}: {searched}; a face must look at the camera, and {least}")
+
+    def prepared(self, frame: Frame) -> Frame:
+        """The same frame, with RGB where faces were seen last: for another thread, as `find` waits for nothing else."""
+        with self._clock.measure("decode", frames=0):
+            for place in self._places if self._wanted(frame.time_s) else ():
+                frame.picture[place]
+        return frame
 
     def find(self, frames: Generator[Frame, None, None]) -> Generator[FrameJob, None, None]:
         """A job for every frame, in order."""
@@ -175,6 +183,8 @@ class FaceFinder:
                         shown = square(frame.picture, self._pixel_aspect)
                         overview = partial(_overview, frame, self._pixel_aspect)
                         seen = self._tracker.update(shown, _luma(frame), overview, frame.time_s)
+                        if shown is frame.picture:
+                            self._places = [place_of(region_around(one.face)) for one in seen.faces]
                         ready = [*ahead.push(frame, frame.time_s, shown, seen)]
                 yield from ready
         yield from ahead.finish()
@@ -266,7 +276,7 @@ def analyze(
     finder = FaceFinder(detector, SHOWN_PX, StageClock(), pixel_aspect=aspect, small=True)
     expected = 0 if rate is None or info.duration_s is None else round(rate * info.duration_s)
     pictures = groupby(read_frames(video), lambda frame: frame.source_s)
-    frames = in_background((next(repeated) for _, repeated in pictures), depth=QUEUE_DEPTH, name="decode")
+    frames = in_background((next(repeated) for _, repeated in pictures), finder.prepared, name="decode")
     tracks: dict[int, tuple[int, array[float]]] = {}
     portraits: dict[int, tuple[float, UInt8Array]] = {}
     shots_s: dict[int, float] = {}

@@ -207,7 +207,7 @@ class Run:
     ) -> Generator[Gathered, None, None]:
         """Every frame of the output, and the windows to paint, from now on while the networks open."""
         read = cast(Generator[Frame, None, None], read_frames(self._inputs.video, playback))
-        frames = in_background(self._clock.measured("decode", read), name="decode")
+        frames = in_background(self._clock.measured("decode", read), finder.prepared, name="decode")
         found = in_background(finder.find(frames), name="face")
         jobs = self._alarm.watch(finder.cut_out(found, self._inputs.voices.speaks), detector)
         return in_background(painter.gather(jobs), depth=self._frames_ahead(painter.streams), name="gather")
