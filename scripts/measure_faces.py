@@ -151,7 +151,7 @@ def recall(
             (face,) = detector.detect(head)[:1]
             true = (face.box * (side / _SIDE_PX) + (left, top, left, top)).astype(np.float32)
             found = [one.box for one in detector.search(frame, frame, (), small=small) if usable(one) or height_px < 40]
-            hits.append(any(iou(true, box[None])[0] > 0.5 for box in found))
+            hits.append(any(iou(true, box) > 0.5 for box in found))
     return round(float(np.mean(hits)), 2)
 
 

@@ -99,7 +99,7 @@ def _merged(scores: Float32Array, faces: Float32Array) -> Float32Array:
     boxes = faces[:, :2].reshape(-1, 4)
     means, left = [], np.arange(len(scores))
     while left.size:
-        same = iou(boxes[left[0]], boxes[left]) > _SAME_FACE_IOU
+        same = np.array([iou(boxes[left[0]], box) > _SAME_FACE_IOU for box in boxes[left]])
         same[0] = True
         group = left[same]
         means.append(np.tensordot(scores[group] / scores[group].sum(), faces[group], 1))
@@ -107,19 +107,18 @@ def _merged(scores: Float32Array, faces: Float32Array) -> Float32Array:
     return np.array(means, np.float32).reshape(-1, 4, 2)
 
 
-def iou(box: Float32Array, boxes: Float32Array) -> Float32Array:
-    """Intersection over union of `box (4,)` with each of `boxes (n, 4)`: float32 `(n,)`."""
-    low = np.maximum(box[:2], boxes[:, :2])
-    high = np.minimum(box[2:], boxes[:, 2:])
-    shared = np.prod(np.maximum(high - low, 0), axis=1)
-    area = np.prod(box[2:] - box[:2]) + np.prod(boxes[:, 2:] - boxes[:, :2], axis=1) - shared
-    return np.asarray(shared / np.maximum(area, np.finfo(np.float32).tiny), np.float32)
+def iou(one: Float32Array, other: Float32Array) -> float:
+    """Intersection over union of two boxes `(4,)`."""
+    (left, top, right, bottom), (its_left, its_top, its_right, its_bottom) = one.tolist(), other.tolist()
+    wide, high = min(right, its_right) - max(left, its_left), min(bottom, its_bottom) - max(top, its_top)
+    shared = max(wide, 0.0) * max(high, 0.0)
+    union = (right - left) * (bottom - top) + (its_right - its_left) * (its_bottom - its_top) - shared
+    return shared / union if shared else 0.0
 
 
 def overlap(face: Face, others: Iterable[Face]) -> float:
     """The largest intersection over union of the box of `face` with those of `others`; 0 if there are none."""
-    boxes = [other.box for other in others]
-    return float(iou(face.box, np.stack(boxes)).max()) if boxes else 0.0
+    return max((iou(face.box, other.box) for other in others), default=0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +200,8 @@ def to_frame(landmarks: Float32Array, region: Region) -> Float32Array:
     place = region.to_frame()
     x, y = place[:, 2] - place[:, :2] @ (0.5, 0.5)
     matrix = np.array([[*place[0, :2], 0, x], [*place[1, :2], 0, y], [0, 0, region.side_px / SIDE_PX, 0]])
-    return np.asarray(cv2.transform(landmarks.reshape(POINTS, 1, 3), matrix), np.float32).reshape(POINTS, 3)
+    mesh = np.empty((POINTS, 1, 3), np.float32)
+    return np.asarray(cv2.transform(landmarks.reshape(mesh.shape), matrix, dst=mesh), np.float32).reshape(POINTS, 3)
 
 
 def face_of(mesh: Float32Array, logit: float) -> Face:

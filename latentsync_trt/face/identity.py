@@ -39,6 +39,8 @@ _SAMPLES = _SAMPLES_PER_CELL * _CELLS
 _LEAST_CONTRAST = 1.0
 """Standard deviation in levels below which a picture is flat: what is left is noise."""
 
+_TINY = float(np.finfo(np.float32).tiny)
+
 _LUMA_SIDE_PX = 256
 
 SAME_PERSON = 0.36
@@ -86,7 +88,8 @@ def change(shot: Sequence[Surroundings], now: Surroundings) -> Change:
 
 def scene_of(luma: UInt8Array) -> Float32Array:
     """`Surroundings.scene` of a frame, from its luma `(H, W)` uint8, of any size."""
-    return _averaged(cv2.resize(luma, (_SAMPLES, _SAMPLES), interpolation=cv2.INTER_LINEAR))
+    samples = np.empty((_SAMPLES, _SAMPLES), np.uint8)
+    return _averaged(cv2.resize(luma, samples.shape, dst=samples, interpolation=cv2.INTER_LINEAR))
 
 
 def is_elsewhere(before: Float32Array, now: Float32Array) -> bool:
@@ -107,13 +110,14 @@ def surroundings(luma: UInt8Array, face: Face, picture_shape: tuple[int, ...], s
     matrix *= scale
     matrix[:, 2:] += (scale - 1) / 2
     flags = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
-    around = cv2.warpAffine(luma, matrix, (_SAMPLES, _SAMPLES), flags=flags, borderMode=cv2.BORDER_REPLICATE)
+    around = np.empty((_SAMPLES, _SAMPLES), np.uint8)
+    cv2.warpAffine(luma, matrix, around.shape, dst=around, flags=flags, borderMode=cv2.BORDER_REPLICATE)
     if face.landmarks is None:
         return Surroundings(scene, _averaged(around), None)
-    shape: NDArray[np.complex128] = face.landmarks[:, 0] + 1j * face.landmarks[:, 1].astype(np.float64)
+    shape: NDArray[np.complex128] = face.landmarks.astype(np.float64, "C").view(np.complex128)[:, 0]
     shape -= shape.mean()
-    size = float(np.sqrt((np.abs(shape) ** 2).mean()))
-    shape /= max(size, float(np.finfo(np.float32).tiny))
+    size = sqrt(np.vdot(shape, shape).real / len(shape))
+    shape /= max(size, _TINY)
     return Surroundings(scene, _averaged(around), shape)
 
 

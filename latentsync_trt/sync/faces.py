@@ -205,11 +205,11 @@ class FaceFinder:
             frame = frame if frame.planes is None else replace(frame, picture=LazyRgb(frame.planes))
             return FrameJob(frame, shot=seen.shot)
         to_square, targets = stretch(frame.picture, self._pixel_aspect), []
-        to_stored = inverse(to_square)
         for one, speaker in chosen:
-            run, matrix = placed[one.track_id, self._jumps]
-            face = moved_face(one.face, to_stored)
-            targets.append(Target(run, one.person, speaker, face, composed(to_square, matrix)))
+            face, (run, matrix) = one.face, placed[one.track_id, self._jumps]
+            if self._pixel_aspect != 1:
+                face, matrix = moved_face(face, inverse(to_square)), composed(to_square, matrix)
+            targets.append(Target(run, one.person, speaker, face, matrix))
         return FrameJob(frame, tuple(targets), seen.shot)
 
     def _note_untouched(self, frame: Frame, reason: str) -> None:
