@@ -20,6 +20,7 @@ SampleArray = NDArray[np.unsignedinteger[Any]]
 """uint8 or uint16."""
 Float32Array = NDArray[np.float32]
 Float64Array = NDArray[np.float64]
+Complex128Array = NDArray[np.complex128]
 BoolArray = NDArray[np.bool_]
 
 

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latentsync_trt.face.geometry import SIDE_PX, cut, overlap, region_around
-from latentsync_trt.types import Face, Float32Array, Picture, UInt8Array
+from latentsync_trt.types import Complex128Array, Face, Float32Array, Picture, UInt8Array
 
 _LEAST_SHAPE_CHANGE, _LEAST_FACE_CHANGE = 0.04, 0.4
 """Both needed. Measured: cuts begin at 0.057 and 0.45. Within a shot fast heads reach 0.13 and 0.28, and moving light
@@ -75,7 +75,7 @@ class Surroundings:
 
     scene: Float32Array
     face: Float32Array
-    shape: NDArray[np.complex128] | None
+    shape: Complex128Array | None
 
 
 def change(shot: Sequence[Surroundings], now: Surroundings) -> Change:
@@ -114,7 +114,7 @@ def surroundings(luma: UInt8Array, face: Face, picture_shape: tuple[int, ...], s
     cv2.warpAffine(luma, matrix, around.shape, dst=around, flags=flags, borderMode=cv2.BORDER_REPLICATE)
     if face.landmarks is None:
         return Surroundings(scene, _averaged(around), None)
-    shape: NDArray[np.complex128] = face.landmarks.astype(np.float64, "C").view(np.complex128)[:, 0]
+    shape: Complex128Array = face.landmarks.astype(np.float64, "C").view(np.complex128)[:, 0]
     shape -= shape.mean()
     size = sqrt(np.vdot(shape, shape).real / len(shape))
     shape /= max(size, _TINY)

@@ -4,7 +4,7 @@ Of a frame, only the rectangle around the face is read. OpenCV's results go wher
 each call asks for Python's lock once more, for which all stages wait.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache, partial
@@ -97,17 +97,15 @@ class InspectedFace:
     """What a frame alone tells of a painted face.
 
     `matrix (2, 3)`: frame pixels → scene pixels. `meshes`: points `(468, 2)` of the frame's own face and of the painted
-    one in the scene, None where there is no face. `color`: see `correction`.
+    one in the scene, None where there is no face; `outlines (36, 2)`: of both. `within`: see `Finish`. `color`: see
+    `correction`.
     """
 
     matrix: Float64Array
     meshes: tuple[Float32Array | None, Float32Array | None]
+    outlines: tuple[Float32Array | None, ...]
+    within: tuple[Float32Array, ...]
     color: Float32Array | None
-
-    @property
-    def outlines(self) -> tuple[Float32Array | None, ...]:
-        """`(36, 2)`, of both faces."""
-        return tuple(None if mesh is None else mesh[OVAL] for mesh in self.meshes)
 
 
 class Paster:
@@ -134,9 +132,11 @@ class Paster:
         if own is None or own.shape != (POINTS, 2):
             own = self._mesher.mesh(source, around)
         new, color = self._mesher.mesh(result, around), None
+        outlines = tuple(None if mesh is None else mesh[OVAL] for mesh in (own, new))
+        within = self._to_paste(outlines, align.inverse(matrix))
         if own is not None and new is not None:
             color = correction(source, result, self._small, (own, new))
-        return InspectedFace(matrix, (own, new), color)
+        return InspectedFace(matrix, (own, new), outlines, within, color)
 
     def paste(
         self,
@@ -155,11 +155,8 @@ class Paster:
         """
         *steady, color = means
         back = align.inverse(inspected.matrix)
-        drawn, within = (
-            tuple(align.moved(each, back) for each in self._to_paste(*shapes))
-            for shapes in (steady, inspected.outlines)
-        )
-        patch = composite(picture, face, painted, self._mask, Finish(drawn, within, color), self._opacity)
+        finish = Finish(self._to_paste(steady, back), inspected.within, color)
+        patch = composite(picture, face, painted, self._mask, finish, self._opacity)
         return Pasted(patch, *(None if mesh is None else align.moved(mesh, back) for mesh in inspected.meshes))
 
     def restart(self) -> None:
@@ -177,11 +174,14 @@ class Paster:
         self._tracks[track_id] = time_s, means
         return means
 
-    def _to_paste(self, source: Float32Array | None, painted: Float32Array | None) -> tuple[Float32Array, ...]:
-        """The outlines of what to paste, in scene pixels; empty for the whole mask, or if unknown."""
+    def _to_paste(self, outlines: Sequence[Float32Array | None], back: Float64Array) -> tuple[Float32Array, ...]:
+        """The outlines, by `back` in frame pixels, of what to paste; none for the whole mask, or if unknown."""
+        source, painted = outlines
         if self._whole or source is None:
             return ()
-        return covering(source, source if painted is None else painted, _REACH_PX)
+        return tuple(
+            align.moved(each, back) for each in covering(source, source if painted is None else painted, _REACH_PX)
+        )
 
 
 def _mean(old: Float32Array | None, new: Float32Array | None, kept: float) -> Float32Array | None:
