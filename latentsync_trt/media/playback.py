@@ -16,7 +16,7 @@ from typing import TypeVar, cast
 
 from av import FFmpegError, VideoCodecContext, VideoFrame, VideoStream
 from av.container import InputContainer
-from av.stream import Disposition
+from av.stream import Discard, Disposition
 
 from latentsync_trt.config import MODEL_FPS, Extend
 from latentsync_trt.errors import MediaError
@@ -134,6 +134,8 @@ class VideoPasses:
         with open_input(self._path) as container:
             stream = video_stream(self._path, container)
             stream.thread_type = "AUTO"
+            for other in set(container.streams) - {stream}:
+                other.discard = Discard.all
             self.period_s = period_s(stream)
             yield container, stream
 
