@@ -1,8 +1,10 @@
 """Aligns a face to the pose of the training data, and makes pixels square. Pure."""
 
+from cmath import phase, rect
+from collections.abc import Sequence
 from fractions import Fraction
 from functools import cache
-from math import atan2, ceil, cos, floor, sin
+from math import ceil, floor, hypot, inf, sqrt
 
 import cv2
 import numpy as np
@@ -10,8 +12,8 @@ import numpy as np
 from latentsync_trt.errors import InputError
 from latentsync_trt.types import AlignedFace, Face, Float32Array, Float64Array, Picture, UInt8Array
 
-# Left brow, right brow and nose in a 75×100 face, which is scaled by 2.8 · resolution / 256.
-_TEMPLATE = np.array([[17.0, 20.0], [58.0, 20.0], [37.5, 40.0]])
+# Left brow, right brow and nose, x + iy, in a 75×100 face, which is scaled by 2.8 · resolution / 256.
+_TEMPLATE = (17 + 20j, 58 + 20j, 37.5 + 40j)
 _TEMPLATE_SIZE = (75, 100)
 _ENLARGE_NUMERATOR, _ENLARGE_DENOMINATOR = 28, 10 * 256
 
@@ -31,7 +33,7 @@ def crop_size_px(resolution: int) -> tuple[int, int]:
     return width, height
 
 
-def align(points: Float32Array, bias: Float64Array | None, resolution: int) -> tuple[Float64Array, Float64Array]:
+def align(points: Float32Array, bias: complex | None, resolution: int) -> tuple[Float64Array, complex]:
     """Returns the similarity transform `(2, 3)` from frame to crop pixels, and the `bias` for the track's next frame.
 
     Orthogonal Procrustes, with both point sets centered and divided by their standard deviation.
@@ -40,23 +42,21 @@ def align(points: Float32Array, bias: Float64Array | None, resolution: int) -> t
 
     Args:
         points: `(3, 2)` float32: left brow, right brow, nose, in frame pixels.
-        bias: `(2,)` float64, the averaged nose residual; None at the start of a track.
+        bias: the averaged nose residual, x + iy; None at the start of a track.
         resolution: the network's H = W in pixels.
 
     Raises:
         InputError: the points coincide or are not finite.
     """
-    face, face_center, face_spread = _normalized(np.asarray(points, np.float64))
+    face, face_center, face_spread = _normalized([complex(*point) for point in points.tolist()])
     pose, pose_center, pose_spread = _pose(resolution)
     residual = pose[2] - face[2]
     bias = residual if bias is None else (1 - _NEW_BIAS_SHARE) * bias + _NEW_BIAS_SHARE * residual
     # The rotation, without reflection, that brings the face closest to the pose.
-    (xx, xy), (yx, yy) = (pose.T @ face).tolist()
-    angle = atan2(yx - xy, xx + yy)
-    rotation = np.array([[cos(angle), -sin(angle)], [sin(angle), cos(angle)]])
-    linear = rotation * (pose_spread / face_spread)
-    translation = pose_center - linear @ face_center + bias
-    return np.column_stack([linear, translation]), bias
+    angle = phase(sum(wanted * found.conjugate() for wanted, found in zip(pose, face, strict=True)))
+    linear = rect(pose_spread / face_spread, angle)
+    shift = pose_center - linear * face_center + bias
+    return np.array([[linear.real, -linear.imag, shift.real], [linear.imag, linear.real, shift.imag]]), bias
 
 
 def crop(frame: Picture, matrix: Float64Array, resolution: int) -> AlignedFace:
@@ -86,9 +86,13 @@ def inverse(matrix: Float64Array) -> Float64Array:
 
 def shifted(matrix: Float64Array, left_px: int, top_px: int) -> Float64Array:
     """`matrix (2, 3)` adapted to the part of the frame that starts at (`left_px`, `top_px`)."""
-    result = matrix.copy()
-    result[:, 2] += matrix[:, :2] @ (left_px, top_px)
-    return result
+    return np.array([[a, b, a * left_px + b * top_px + start] for a, b, start in matrix.tolist()])
+
+
+def steps(matrix: Float64Array) -> tuple[float, float]:
+    """How far the affine `matrix (2, 3)` moves a point when that moves by 1 in x, and in y."""
+    (a, b, _), (c, d, _) = matrix.tolist()
+    return hypot(a, c), hypot(b, d)
 
 
 def moved(points: Float32Array, matrix: Float64Array) -> Float32Array:
@@ -107,10 +111,9 @@ def moved_face(face: Face, matrix: Float64Array) -> Face:
 
 def rescaled(face: AlignedFace, size_px: tuple[int, int]) -> Float64Array:
     """The face's matrix for a crop resized to `size_px`; pixel centers are half a pixel from the edge in both sizes."""
-    scale = np.array(size_px) / np.array(face.crop_size_px)
-    matrix = face.matrix * scale[:, None]
-    matrix[:, 2] += (scale - 1) / 2
-    return matrix
+    scales = (new / old for new, old in zip(size_px, face.crop_size_px, strict=True))
+    rows = zip(scales, face.matrix.tolist(), strict=True)
+    return np.array([[a * scale, b * scale, start * scale + (scale - 1) / 2] for scale, (a, b, start) in rows])
 
 
 def frame_rectangle(
@@ -123,10 +126,9 @@ def frame_rectangle(
     starts, ends = list[int](), list[int]()
     for (along, across, start), length in zip(inverse(matrix).tolist(), frame_shape[1::-1], strict=True):
         # To the centers of the crop's corner pixels.
-        shifts = along * (size_px[0] - 1), across * (size_px[1] - 1)
-        low, high = (start + sum(limit(0.0, shift) for shift in shifts) for limit in (min, max))
-        starts.append(min(max(floor(low) - margin_px, 0), length))
-        ends.append(min(max(ceil(high) + 1 + margin_px, 0), length))
+        x, y = along * (size_px[0] - 1), across * (size_px[1] - 1)
+        starts.append(min(max(floor(start + (min(0.0, x) + min(0.0, y))) - margin_px, 0), length))
+        ends.append(min(max(ceil(start + (max(0.0, x) + max(0.0, y))) + 1 + margin_px, 0), length))
     return starts[0], starts[1], ends[0], ends[1]
 
 
@@ -151,14 +153,15 @@ def composed(first: Float64Array, then: Float64Array) -> Float64Array:
 
 
 @cache
-def _pose(resolution: int) -> tuple[Float64Array, Float64Array, float]:
-    return _normalized(_TEMPLATE * (_ENLARGE_NUMERATOR * resolution / _ENLARGE_DENOMINATOR))
+def _pose(resolution: int) -> tuple[list[complex], complex, float]:
+    return _normalized([point * _ENLARGE_NUMERATOR * resolution / _ENLARGE_DENOMINATOR for point in _TEMPLATE])
 
 
-def _normalized(points: Float64Array) -> tuple[Float64Array, Float64Array, float]:
+def _normalized(points: Sequence[complex]) -> tuple[list[complex], complex, float]:
     """Points centered and divided by their spread; the center; the spread (of all coordinates together, n − 1)."""
-    center = points.mean(axis=0)
-    spread = float((points - center).std(ddof=1))
-    if not (np.isfinite(spread) and spread > 0):
-        raise InputError(f"face points {points.tolist()} coincide or are not finite", usage=False)
-    return (points - center) / spread, center, spread
+    center = sum(points) / len(points)
+    spread = sqrt(sum(abs(point - center) ** 2 for point in points) / (2 * len(points) - 1))
+    if not 0 < spread < inf:
+        shown = [(point.real, point.imag) for point in points]
+        raise InputError(f"face points {shown} coincide or are not finite", usage=False)
+    return [(point - center) / spread for point in points], center, spread

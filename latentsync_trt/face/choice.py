@@ -77,7 +77,7 @@ class Runs:
 
     def __init__(self, resolution_px: int) -> None:
         self._resolution_px = resolution_px
-        self._runs: dict[object, tuple[int, Float64Array]] = {}
+        self._runs: dict[object, tuple[int, complex]] = {}
         self._next = 0
 
     def advance(self, faces: Mapping[object, Face]) -> dict[object, tuple[int, Float64Array]]:

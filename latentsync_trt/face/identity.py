@@ -104,11 +104,11 @@ def surroundings(luma: UInt8Array, face: Face, picture_shape: tuple[int, ...], s
         luma: `(H, W)` uint8, of any size. face: its position in pixels of a picture of `picture_shape` (height, width).
         scene: `scene_of(luma)`.
     """
-    matrix = region_around(face).to_frame()
-    matrix[:, :2] *= SIDE_PX / _SAMPLES
-    scale = np.divide(luma.shape[1::-1], picture_shape[1::-1])[:, None]
-    matrix *= scale
-    matrix[:, 2:] += (scale - 1) / 2
+    scales = (own / whole for own, whole in zip(luma.shape[1::-1], picture_shape[1::-1], strict=False))
+    rows, step = zip(scales, region_around(face).to_frame().tolist(), strict=True), SIDE_PX / _SAMPLES
+    matrix = np.array(
+        [[a * step * scale, b * step * scale, start * scale + (scale - 1) / 2] for scale, (a, b, start) in rows]
+    )
     flags = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
     around = np.empty((_SAMPLES, _SAMPLES), np.uint8)
     cv2.warpAffine(luma, matrix, around.shape, dst=around, flags=flags, borderMode=cv2.BORDER_REPLICATE)
@@ -147,8 +147,8 @@ def _is_another(before: Surroundings, now: Surroundings, factor: float = 1.0) ->
 def _averaged(samples: NDArray[Any]) -> Float32Array:
     """The means of all cells, less the mean of these: `(256,)`."""
     grid = samples.reshape(_CELLS, _SAMPLES_PER_CELL, _CELLS, _SAMPLES_PER_CELL)
-    means = grid.mean(axis=(1, 3), dtype=np.float32).ravel()
-    return np.asarray(means - means.mean(), np.float32)
+    means = grid.sum(axis=(1, 3), dtype=np.float32).ravel() / np.float32(_SAMPLES_PER_CELL**2)
+    return np.asarray(means - means.sum() / np.float32(means.size), np.float32)
 
 
 def look_of(picture: Picture, face: Face) -> Float32Array | None:

@@ -216,8 +216,7 @@ def composite(
     # The crop's size, as enlarged as what was painted; smaller where a side is shorter in the frame, as warping would
     # skip pixels. `steps`: how many frame pixels a step along the crop's rows and columns takes.
     enlarged = painted.shape[0] / mask.shape[0]
-    steps = np.linalg.norm(align.inverse(face.matrix)[:, :2], axis=0).tolist()
-    sides = zip(face.crop_size_px, steps, strict=True)
+    sides = zip(face.crop_size_px, align.steps(align.inverse(face.matrix)), strict=True)
     width, height = (max(1, round(side * min(enlarged, step))) for side, step in sides)
     size = width, height
     levels = resize_antialiased(painted * np.float32(1 / 257), size)
@@ -253,8 +252,9 @@ def paste(
         return Patch(left, top, np.zeros((0, 0, 3), np.uint16), weight)
     warped = _warp(crop, align.shifted(place, columns.start, rows.start), weight.shape[::-1])
     if finish.gain_and_offset is not None:
-        gain, offset = finish.gain_and_offset
-        cv2.transform(warped, np.column_stack([np.diag(gain), offset]), dst=warped)
+        (red, green, blue), offset = finish.gain_and_offset.tolist()
+        own = [[red, 0, 0, offset[0]], [0, green, 0, offset[1]], [0, 0, blue, offset[2]]]
+        cv2.transform(warped, np.array(own, np.float32), dst=warped)
     rgb = np.empty(warped.shape, np.uint16)
     cv2.addWeighted(warped, 257, warped, 0, 0, dst=rgb, dtype=cv2.CV_16U)  # clips and rounds, too
     return Patch(left + columns.start, top + rows.start, rgb, weight)
@@ -273,8 +273,8 @@ def _weight(
     # differ where pixels are not square.
     inside = _eroded(_warp(np.ones(crop_px[::-1], np.float32), place, size), (_BORDER_EROSION_PX,) * 2)
     area = cv2.sumElems(inside)[0]
-    wide, high = np.linalg.norm(place[:, :2], axis=0)
-    aspect = round(float(wide / high), 6)  # exactly 1 for square pixels
+    wide, high = align.steps(place)
+    aspect = round(wide / high, 6)  # exactly 1 for square pixels
     sides_px = isqrt(int(area / aspect)), isqrt(int(area * aspect))
     # The crop fades out before its border, except at the edges of the frame, where the face continues.
     x, y = (side // _EDGE_DIVISOR for side in sides_px)

@@ -1,9 +1,11 @@
 """A small picture of a head before and after painting: the faces' outlines in it, and a color correction. Pure."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import cv2
 import numpy as np
+from numpy.typing import NDArray
 
 from latentsync_trt.face.align import cut, rescaled
 from latentsync_trt.types import (
@@ -124,9 +126,9 @@ def _as_complex(points: Float32Array) -> Complex128Array:
     return points.astype(np.float64, "C").view(np.complex128)[:, 0]
 
 
-def _limited(values: Float64Array) -> Float64Array:
-    """To [0, 1]; `np.clip` takes three times as long for a few numbers."""
-    return np.minimum(np.maximum(values, 0), 1)
+def _limited(values: NDArray[np.floating[Any]], least: float = 0, most: float = 1) -> NDArray[np.floating[Any]]:
+    """`np.clip` takes three times as long for a few numbers."""
+    return np.minimum(np.maximum(values, least), most)
 
 
 def outside_px(points: Float32Array, outline: Float32Array) -> Float64Array:
@@ -184,9 +186,9 @@ def correction(
     shared = both.T @ both / np.float32(len(both))
     contrast, own = np.diag(shared).reshape(2, 3)
     alike = np.diag(shared, 3) / (np.sqrt(contrast * own) + _RIDGE)
-    gain = 1 + np.clip(alike, 0, 1) * (np.sqrt((contrast + _RIDGE) / (own + _RIDGE)) - 1)
-    gain = np.clip(gain, 1 / _MOST_GAIN, _MOST_GAIN)
-    shift = np.clip(means[:3] - means[3:], -_MOST_SHIFT, _MOST_SHIFT)
+    gain = 1 + _limited(alike) * (np.sqrt((contrast + _RIDGE) / (own + _RIDGE)) - 1)
+    gain = _limited(gain, 1 / _MOST_GAIN, _MOST_GAIN)
+    shift = _limited(means[:3] - means[3:], -_MOST_SHIFT, _MOST_SHIFT)
     return np.stack([gain, shift + (1 - gain) * means[3:]]).astype(np.float32)
 
 
