@@ -41,7 +41,7 @@ _WIDEST_HEAD = 256
 """What kernels of fused attention take; for wider heads, two products and a softmax are three times
 as fast as ONNX Runtime's fallback."""
 
-_FEW_KEYS = 256
+FEW_KEYS = 256
 """cuDNN takes 40 ms to set up a shape, each time that a bundle is opened, and gains nothing with so few keys."""
 
 _MASKED = -30000.0
@@ -202,7 +202,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, *, heads: int) -> Tensor:
         attributes = {"transB": 1, "alpha": width**-0.5}
         scores = _call("FusedMatMul", (query, key), (*query.shape[:2], keys), attributes)
         return torch.matmul(scores.softmax(-1), value)
-    if keys <= _FEW_KEYS:
+    if keys <= FEW_KEYS:
         return _attention((query, key, value), heads)
     return _call("MultiHeadAttention", (query, key, value), query.shape, {"num_heads": heads})
 

@@ -2,6 +2,7 @@
 
 import gc
 import logging
+import math
 import re
 import warnings
 from collections.abc import Iterator, Mapping
@@ -35,10 +36,12 @@ _WHOLE_SIZES: Mapping[int | str, str] = {
 # Operator → index of its first optional output.
 _OPTIONAL_OUTPUTS = {"SkipLayerNormalization": 1, "SkipGroupNorm": 1}
 
-# Operations on weights that are computed at loading, by rank: slices of matrices, sums of biases.
-_FOLDED_AT_LOADING = {"Slice": 2, "Add": 1}
+_STORED_ELEMENTS = 1 << 22
+"""The most of a tensor that is computed from weights, such as a part of a stacked projection."""
 
-_ENLARGING = ("Tile", "Expand", "Equal")
+_REPEATING = {"ConstantOfShape", "Expand", "Tile"}
+_REPEATED_ELEMENTS = 1 << 17
+"""The most of one that only repeats others: positions, but not zeros in the shape of features."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +78,7 @@ def build_cuda_graph(plan: GraphPlan, module: nn.Module) -> ir.Model:
     """The graph in the CUDA form, traced from `module`."""
     with _tracing():
         model = _trace(plan, module)
-        optimizer.fold_constants(model, should_fold=_may_fold)
+        optimizer.fold_constants(model, should_fold=_may_fold, output_size_limit=_STORED_ELEMENTS)
         _tidy(model, plan.name)
         _finish(model)
         return _tidy(model, plan.name)
@@ -172,15 +175,18 @@ def _tidy(model: ir.Model, name: str) -> ir.Model:
 def _may_fold(node: ir.Node) -> bool | None:
     """Whether to compute the node at export, None if the optimizer may decide.
 
-    Slices of a stacked projection, sums of biases and masks are computed when a graph is loaded: storing them would
-    enlarge a bundle. Kernels must be constants: ONNX Runtime transposes no others, and pads none in half precision.
+    What follows from weights alone is stored: ONNX Runtime, which otherwise computes it each time that it opens a
+    graph, needs seconds for that, and none to open a graph as it is.
     """
-    if node.op_type == "Pad":
-        return True
-    source = node.inputs[0] if node.inputs else None
-    if node.op_type in _FOLDED_AT_LOADING and source is not None and source.shape is not None:
-        return False if source.shape.rank() == _FOLDED_AT_LOADING[node.op_type] else None
-    return False if node.domain in VERSIONS.keys() - {""} or node.op_type in _ENLARGING else None
+    if node.domain in VERSIONS.keys() - {""}:
+        return False
+    shape = node.outputs[0].shape
+    if shape is None:
+        return None
+    elements = math.prod(shape.numpy())
+    if node.op_type in _REPEATING:
+        return elements <= _REPEATED_ELEMENTS
+    return True if elements <= _STORED_ELEMENTS else None
 
 
 def _finish(model: ir.Model) -> None:

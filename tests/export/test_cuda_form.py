@@ -58,10 +58,12 @@ def options_of(**fields: Any) -> ExportOptions:
 
 @pytest.fixture(scope="module", autouse=True)
 def narrow_kernels() -> Iterator[None]:
-    """BiasSplitGelu and BiasAdd exist for a few widths only, none of which is narrow; here, for narrow ones, too."""
+    """BiasSplitGelu and BiasAdd exist for a few widths only, none of which is narrow; here, for narrow ones, too. And
+    few keys are fewer than these networks have pixels."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cuda_ops, "SPLIT_GELU_WIDTHS", {8 * width for width in WIDE_ENOUGH.widths})
         patch.setattr(cuda_ops, "BIAS_ADD_WIDTHS", set(WIDE_ENOUGH.widths))
+        patch.setattr(cuda_ops, "FEW_KEYS", 32)
         yield
 
 
@@ -119,7 +121,7 @@ def test_fused_operators_are_in_the_graphs_and_onnxruntime_lacks_only_their_kern
     nodes = onnx.load(bundle / f"{name}.cuda.onnx", load_external_data=False).graph.node
     fused = {"GroupNorm", "SkipGroupNorm", "MultiHeadAttention"}
     if name == FULL_STEP:
-        fused |= {"BiasSplitGelu", "SkipLayerNormalization", "BiasAdd"}
+        fused |= {"BiasSplitGelu", "SkipLayerNormalization", "BiasAdd", "Attention"}
     if name in (VAE_ENCODER, FULL_STEP):
         assert fused <= {node.op_type for node in nodes}
     assert {node.domain for node in nodes if node.op_type == "Conv"} == {cuda_ops.LAYOUT_DOMAIN}
@@ -129,8 +131,9 @@ def test_fused_operators_are_in_the_graphs_and_onnxruntime_lacks_only_their_kern
 
 @pytest.mark.parametrize("names", [(VAE_ENCODER, VAE_DECODER), STEP_GRAPHS], ids=["vae", "unet"])
 def test_both_forms_read_the_same_weights(bundle: Path, names: tuple[str, ...]) -> None:
-    """But for the first convolution's kernel, padded to the channels that Hopper's kernels take, doubling ones, and
-    biases of gated projections, which the portable form has in halves."""
+    """But for the first convolution's kernel, padded to the channels that Hopper's kernels take, doubling ones, biases
+    of gated projections, which the portable form has in halves, parts of stacked projections, and positions and masks
+    of packed pixels."""
     portable, cuda = (
         {
             (tensor.offset, tensor.length): tuple(tensor.shape)
@@ -141,11 +144,28 @@ def test_both_forms_read_the_same_weights(bundle: Path, names: tuple[str, ...]) 
         for form in ("", ".cuda")
     )
     assert len(cuda) > 10
+    matrices = {shape for shape in portable.values() if len(shape) == 2}
+    stacked = {width for _, width in matrices}
     own = [shape for place, shape in cuda.items() if place not in portable]
     assert own
     for shape in own:
-        assert len(shape) in (1, 4)
-        assert len(shape) == 1 or shape[2:] == (4, 4) or (shape[1] % 8 == 0 and shape[2:] == (3, 3))
+        if len(shape) == 4 and shape[0] > 1:
+            assert shape[2:] == (4, 4) or (shape[1] % 8 == 0 and shape[2:] == (3, 3))
+        elif len(shape) == 2:
+            is_part = not stacked.isdisjoint({2 * shape[1], 3 * shape[1]})
+            assert is_part or shape[::-1] in matrices or shape[0] == cuda_ops.PACKED_PIXELS * narrow.FRAMES
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_what_follows_from_weights_alone_is_stored(bundle: Path, name: str) -> None:
+    """But zeros in the shape of features: a graph is opened as it is."""
+    graph = ir.load(bundle / f"{name}.cuda.onnx").graph
+    computed = [
+        node
+        for node in graph
+        if node.inputs and all(value is None or value.const_value is not None for value in node.inputs)
+    ]
+    assert {node.op_type for node in computed} <= {"ConstantOfShape", "Expand"}
 
 
 class _CudaSum(nn.Module):

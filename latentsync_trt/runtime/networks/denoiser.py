@@ -60,6 +60,8 @@ class GraphDenoiser:
         self._guidance = False
         self._kinds = {True, False}
         self._reusable: bool | None = None
+        self.recorded: set[str] = set()
+        """Graphs that have run at least once, in which CUDA graphs are recorded where the provider does that."""
 
     def begin(self, batch: WindowBatch) -> None:
         """Uploads a batch of windows; at a guidance of 1 or below, only unguided graphs run."""
@@ -129,6 +131,8 @@ class GraphDenoiser:
             return list(binding.get_outputs())
 
         outputs = session.explained(run)
+        if recorded:
+            self.recorded.add(graph)
         if not cached:
             self._reusable = guided
         if not self._cuda_graph:

@@ -107,7 +107,7 @@ class Opened:
             opening: dict[str, Future[Any]] = {graph: openers.submit(self.session, graph) for graph in graphs}
             try:
                 results([*opening.values(), *self._beside(missing, opening)])
-                if self.engines.cuda_graph:
+                if self._records_always:
                     self._in_turn([graph for graph in missing if graph in STEP_GRAPHS])
             except BaseException:
                 self._failed = True
@@ -130,8 +130,20 @@ class Opened:
         return self._threads.start("encode", encode) if self._ahead else None
 
     def warm_up(self, graphs: tuple[str, ...]) -> None:
-        """Runs each of `graphs` once, if it has not run. Raises as `open`."""
-        self._in_turn(self._not_run(graphs))
+        """Runs each of `graphs` once, if it has not run, and records CUDA graphs. Raises as `open`."""
+        new = self._not_run(graphs)
+        self._in_turn([graph for graph in graphs if graph in new or (graph in STEP_GRAPHS and self.records)])
+
+    @property
+    def records(self) -> bool:
+        """Whether steps record CUDA graphs when they run next, while no other thread may use the GPU."""
+        with self._lock:
+            steps = self._opened.keys() & set(STEP_GRAPHS)
+        return self.engines.cuda_graph and not steps <= self.denoiser.recorded
+
+    @property
+    def _records_always(self) -> bool:
+        return self.engines.cuda_graph and self.engines.selection.provider is TENSORRT
 
     def have_run(self, graphs: tuple[str, ...]) -> bool:
         """Whether all of `graphs` are open and have run."""
@@ -178,18 +190,14 @@ class Opened:
         return tuple(graph for graph in graphs if graph in new or (steps and graph in STEP_GRAPHS))
 
     def _beside(self, graphs: Sequence[str], opening: Mapping[str, Future[Any]]) -> list[Future[None]]:
-        """Starts the first run of each of `graphs`, in its stage's thread, as soon as it is open.
-
-        Without recording CUDA graphs, during which no other thread may use the GPU.
-        """
-        cuda_graph, provider = self.engines.cuda_graph, self.engines.selection.provider
+        """Starts the first run of each of `graphs`, in its stage's thread, as soon as it is open; none that records."""
         started = [
             self._threads.start(stage, partial(self._network, graph, opening[graph].result))
             for graph, stage in _STAGES.items()
             if graph in graphs
         ]
-        if not (cuda_graph and provider is TENSORRT):  # which records in any run
-            steps = partial(self._steps, graphs, lambda graph: opening[graph].result(), recorded=not cuda_graph)
+        if not self._records_always:
+            steps = partial(self._steps, graphs, lambda graph: opening[graph].result(), recorded=False)
             started.append(self._threads.start("denoise", steps))
         self._ahead = VAE_ENCODER in graphs
         return started

@@ -235,7 +235,13 @@ class Engines:
 
     def _open_form(self, graph: str, form: GraphForm) -> Session:
         path, fixed = self.bundle.graph_path(graph, form), fixed_sizes(self.bundle.manifest.graphs[graph], self.ranges)
-        return Session(path, SessionSettings(name=path.stem, providers=self._providers(graph, form), dimensions=fixed))
+        settings = SessionSettings(
+            name=path.stem,
+            providers=self._providers(graph, form),
+            dimensions=fixed,
+            as_it_is=form == CUDA.form,  # it has the operators that an optimization would choose
+        )
+        return Session(path, settings)
 
     def _build(self, graph: str, folder: Path) -> int | None:
         self._notice(f"{graph}: no engine for {self.selection.name} yet; building it, once")

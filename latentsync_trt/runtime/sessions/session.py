@@ -80,6 +80,7 @@ class SessionSettings:
         weights_folder: folder of the external weights, if not that of the graph.
         name: the graph's name in messages; empty = its file name.
         intra_op_threads: CPU threads for one operator; None = one per physical core.
+        as_it_is: leave out ONNX Runtime's optimizations, which take half of the time in which a graph is opened.
         by_priority: run reductions of large tensors as early as possible, so that not all are held until the end.
     """
 
@@ -88,6 +89,7 @@ class SessionSettings:
     weights_folder: Path | None = None
     name: str = ""
     intra_op_threads: int | None = None
+    as_it_is: bool = False
     by_priority: bool = False
 
 
@@ -325,6 +327,8 @@ def _ort_options(settings: SessionSettings) -> Any:
     for name, size in settings.dimensions.items():
         options.add_free_dimension_override_by_name(name, size)
     options.intra_op_num_threads = settings.intra_op_threads or _thread_limit()
+    if settings.as_it_is:
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     if settings.by_priority:
         options.execution_order = ort.ExecutionOrder.PRIORITY_BASED
     return options
