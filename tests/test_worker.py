@@ -21,7 +21,7 @@ import pytest
 from latentsync_trt import LipSync, RuntimeOptions, SyncOptions
 from latentsync_trt.batch import local, workers
 from latentsync_trt.batch.dispatch import Dispatcher
-from latentsync_trt.batch.local import LocalWorker
+from latentsync_trt.batch.local import Lane, LocalWorker
 from latentsync_trt.batch.tasks import (
     Canceled,
     Event,
@@ -37,9 +37,12 @@ from latentsync_trt.batch.tasks import (
 )
 from latentsync_trt.batch.worker import Worker
 from latentsync_trt.batch.workers import make_workers
+from latentsync_trt.bundle.find import demo_folder
+from latentsync_trt.bundle.manifest import Bundle, write_manifest
 from latentsync_trt.errors import BundleError, InferenceError, InputError
 from latentsync_trt.media import parts
 from latentsync_trt.runtime.networks.codec import VaeCodec
+from latentsync_trt.runtime.providers.gpu import Gpu
 from latentsync_trt.types import Progress
 from tests.clips import decoded, write_clip, write_sound
 from tests.s3 import BUCKET, s3_server
@@ -403,6 +406,23 @@ def test_workers_of_a_gpu_share_a_process(monkeypatch: pytest.MonkeyPatch) -> No
     assert names_of("gpu 0", low_memory=True) == ["gpu 0"]
     assert names_of("gpu 0", count=2) == ["gpu 0.1", "gpu 0.2"]
     assert names_of("cpu") == ["cpu"]
+
+
+@pytest.mark.parametrize(
+    ("resolution_px", "memory_gb", "processes"), [(256, 24, 2), (512, 80, 1), (256, 12, 1), (256, 0, 1)]
+)
+def test_small_faces_get_a_process_for_each_clip_where_there_is_room(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, resolution_px: int, memory_gb: int, processes: int
+) -> None:
+    manifest = Bundle.load(demo_folder()).manifest
+    published = replace(manifest, resolution_px=resolution_px, unet=manifest.unet | {"widths": [320, 640, 1280, 1280]})
+    write_manifest(tmp_path, published)
+    gpu = Gpu(0, "GPU", "9.0", memory_gb * 10**9)
+    monkeypatch.setattr("latentsync_trt.runtime.providers.gpu.gpus", lambda: (gpu,) if memory_gb else ())
+    monkeypatch.setattr(workers, "_devices", lambda *_: [(0, "gpu 0")])
+    made = make_workers(replace(SETTINGS, bundle=str(tmp_path), provider="cuda"))
+    assert [each.name for each in made] == ["gpu 0.1", "gpu 0.2"]
+    assert [isinstance(each, Lane) for each in made] == [processes == 1] * 2
 
 
 def test_a_bundle_is_changed_while_no_clip_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
