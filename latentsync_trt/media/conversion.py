@@ -79,7 +79,7 @@ class FrameConverter:
 
     def __init__(self) -> None:
         self._reformatter = VideoReformatter()
-        self._first: tuple[tuple[bool, int, int], ColorTags, str] | None = None
+        self._first: tuple[tuple[bool, int, int], ColorTags, str, int] | None = None
 
     def planes(self, frame: VideoFrame) -> YuvPlanes:
         """The frame as planes: the decoder's own samples for planar formats, else one conversion.
@@ -94,8 +94,9 @@ class FrameConverter:
         # frame would stay in memory until garbage collection.
         if self._first is None:
             upright = orientation_of(frame)
-            self._first = upright, color, _coded_format(frame.format, transposed=upright[0])
-        (transpose, down, across), common, wanted = self._first
+            name = _coded_format(frame.format, transposed=upright[0])
+            self._first = upright, color, name, VideoFormat(name).components[0].bits
+        (transpose, down, across), common, wanted, bits = self._first
         own, target = (coding_of(tags, frame.width, frame.height) for tags in (color, common))
         # Alpha is left out; "yuvj" says nothing but the range.
         name = frame.format.name.replace("yuvj", "yuv").replace("yuva", "yuv").replace("gbrap", "gbrp")
@@ -103,7 +104,7 @@ class FrameConverter:
         coded = frame if as_is else self._converted(frame, wanted, own, target)
         turned = (view.T if transpose else view for view in views(coded)[:3])
         y, u, v = (np.array(view[::down, ::across], order="C") for view in turned)
-        return YuvPlanes(y, u, v, common, VideoFormat(wanted).components[0].bits)
+        return YuvPlanes(y, u, v, common, bits)
 
     def _converted(self, frame: VideoFrame, name: str, own: Coding, wanted: Coding) -> VideoFrame:
         if frame.format.name.startswith(("gray", "ya")):
@@ -191,7 +192,8 @@ def frame_of(planes: YuvPlanes, width_px: int, height_px: int, patches: Iterable
 
 def views(frame: VideoFrame) -> list[SampleArray]:
     """Each plane of a planar `frame` as an array `(H, W)` on FFmpeg's memory, uint8 or uint16."""
-    return [_rows(plane, plane.width, frame.format.components[0].bits) for plane in frame.planes]
+    bits = frame.format.components[0].bits
+    return [_rows(plane, plane.width, bits) for plane in frame.planes]
 
 
 def packed_view(frame: VideoFrame) -> SampleArray:
