@@ -204,10 +204,11 @@ class FaceFinder:
             # A search may have converted the whole picture; a frame that waits to be encoded needs its planes only.
             frame = frame if frame.planes is None else replace(frame, picture=LazyRgb(frame.planes))
             return FrameJob(frame, shot=seen.shot)
-        to_square, targets = stretch(frame.picture, self._pixel_aspect), []
+        targets = []
         for one, speaker in chosen:
             face, (run, matrix) = one.face, placed[one.track_id, self._jumps]
             if self._pixel_aspect != 1:
+                to_square = stretch(frame.picture, self._pixel_aspect)
                 face, matrix = moved_face(face, inverse(to_square)), composed(to_square, matrix)
             targets.append(Target(run, one.person, speaker, face, matrix))
         return FrameJob(frame, tuple(targets), seen.shot)
