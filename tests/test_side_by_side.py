@@ -151,7 +151,7 @@ def test_an_action_alone_runs_while_no_other_stage_does_anything() -> None:
 
     made = [threads.start("decode", decode)]
     assert begun.wait(TIMEOUT_S)
-    made.append(threads.start("denoise", partial(ran.append, "alone"), alone=True))
+    made.append(threads.start("denoise", partial(ran.append, "alone"), alone=lambda: True))
     assert not wait(made, timeout=0.2, return_when=FIRST_COMPLETED).done
     made.append(threads.start("encode", partial(ran.append, "encode")))
     assert not wait(made, timeout=0.2, return_when=FIRST_COMPLETED).done

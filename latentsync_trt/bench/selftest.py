@@ -173,6 +173,7 @@ class Part:
         begin("painting")
         with closing(Networks(engines.bundle, engines.selection, engines.options, on_notice=note)) as networks:
             networks.prepare(graphs)
+            networks.warm_up(graphs)
             clip, count = choose_clip(None, None, self.folder.parent), self.windows * manifest.frames
             faces, audio = first_window(clip, count, networks, manifest.resolution_px)
             inpainter = make_inpainter(manifest, options, networks.codec, networks.denoiser)

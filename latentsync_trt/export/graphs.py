@@ -180,13 +180,19 @@ def _may_fold(node: ir.Node) -> bool | None:
     """
     if node.domain in VERSIONS.keys() - {""}:
         return False
-    shape = node.outputs[0].shape
-    if shape is None:
-        return None
-    elements = math.prod(shape.numpy())
     if node.op_type in _REPEATING:
-        return elements <= _REPEATED_ELEMENTS
-    return True if elements <= _STORED_ELEMENTS else None
+        return _elements(node) <= _REPEATED_ELEMENTS
+    return True if _elements(node) <= _STORED_ELEMENTS else None
+
+
+def _elements(node: ir.Node) -> int:
+    """About how many a node computes from constants: exactly, if its shape is known."""
+    shape = node.outputs[0].shape
+    if shape is not None:
+        return math.prod(shape.numpy())
+    given = [value.const_value for value in node.inputs if value is not None and value.const_value is not None]
+    elements = sum(tensor.size for tensor in given)
+    return elements * math.prod(given[-1].numpy().tolist()) if node.op_type in _REPEATING else elements
 
 
 def _finish(model: ir.Model) -> None:

@@ -66,6 +66,7 @@ class LiveSessions:
         if isinstance(video, Path):
             check_file(video)
         devices.prepare(graphs_for(chosen))
+        devices.warm_up(graphs_for(chosen))  # a window that records would be late
         device = devices.in_use[0]
         inpainter = make_inpainter(manifest, chosen, device.networks.codec, device.networks.denoiser)
 

@@ -183,24 +183,41 @@ class PooledDenoiser(GraphDenoiser):
     an error. So replays are compared with first runs once. Other threads may not use the GPU while a graph is
     recorded: ONNX Runtime records with `cudaStreamCaptureModeGlobal`, which forbids them to allocate memory.
 
-    `cached_steps`: whether replays of cached steps are compared, too, for which their graphs are opened.
+    The first window is to appear soon, so the second one records.
+
+    `cached_steps`: whether replays of cached steps are compared, too, for which their graphs are opened. `records`:
+    whether the next window does.
     """
 
     cached_steps = True
+    records = False
 
     def __init__(self, engines: Engines, open_session: Callable[[str], Session]) -> None:
         self._engines, selection = engines, engines.selection
         super().__init__(open_session, selection.device, selection.device_id, cuda_graph=engines.cuda_graph)
         self._checked: set[tuple[str, ...]] = set()
+        self._recording = False
 
     def begin(self, batch: WindowBatch) -> None:
         """As `GraphDenoiser.begin`; raises `InputError` for sizes that the engines do not support, and
         `ReplaysDiffer`."""
         windows, _, frames, height, width = batch.latents.shape
         self._engines.check(windows=windows, frames=frames, latent_height=height, latent_width=width)
-        if self._engines.cuda_graph and not self._replays_checked(batch):
+        if self._engines.cuda_graph and self.records and not self._replays_checked(batch):
             raise ReplaysDiffer
         self.begin_unchecked(batch)
+        self._recording, self.records = self.records, True
+
+    def step(
+        self,
+        timestep: int,
+        coefficients: Float32Array,
+        *,
+        cached: bool,
+        guided: bool = True,
+        recorded: bool = True,
+    ) -> None:
+        super().step(timestep, coefficients, cached=cached, guided=guided, recorded=recorded and self._recording)
 
     def begin_unchecked(self, batch: WindowBatch) -> None:
         """As `GraphDenoiser.begin`: nothing is recorded or compared."""

@@ -131,12 +131,12 @@ class Opened:
 
     def warm_up(self, graphs: tuple[str, ...]) -> None:
         """Runs each of `graphs` once, if it has not run, and records CUDA graphs. Raises as `open`."""
-        new = self._not_run(graphs)
-        self._in_turn([graph for graph in graphs if graph in new or (graph in STEP_GRAPHS and self.records)])
+        new, records = self._not_run(graphs), self.records
+        self._in_turn([graph for graph in graphs if graph in new or (graph in STEP_GRAPHS and records)])
 
     @property
     def records(self) -> bool:
-        """Whether steps record CUDA graphs when they run next, while no other thread may use the GPU."""
+        """Whether steps are still to record CUDA graphs, while no other thread may use the GPU."""
         with self._lock:
             steps = self._opened.keys() & set(STEP_GRAPHS)
         return self.engines.cuda_graph and not steps <= self.denoiser.recorded
@@ -207,7 +207,7 @@ class Opened:
         for graph, stage in _STAGES.items():
             if graph in graphs:
                 self._threads.run(stage, partial(self._network, graph))
-        self._threads.run("denoise", partial(self._steps, graphs), alone=True)
+        self._threads.run("denoise", partial(self._steps, graphs), alone=lambda: True)
 
     def _network(self, graph: str, opened: Callable[[], object] = lambda: None) -> None:
         opened()
@@ -229,6 +229,7 @@ class Opened:
         for number, (graph, (guided, cached)) in enumerate(kinds.items()):
             opened(graph)
             if number == 0:
+                self.denoiser.records |= recorded
                 begin = self.denoiser.begin if recorded else self.denoiser.begin_unchecked
                 begin(self._windows(kinds.values()))
             self.denoiser.step(_TIMESTEP, np.zeros(5, np.float32), cached=cached, guided=guided, recorded=recorded)

@@ -37,20 +37,24 @@ class StageThreads:
         self._numbers = count()
         self._gate = Gate()
 
-    def start(self, stage: Stage, action: Callable[[], T], *, after: int = 0, alone: bool = False) -> Future[T]:
+    def start(
+        self, stage: Stage, action: Callable[[], T], *, after: int = 0, alone: Callable[[], bool] = lambda: False
+    ) -> Future[T]:
         """Runs `action` in the thread of `stage`, after those that were given before, and up to about `after` of those
-        that any stage is given later."""
+        that any stage is given later. `alone` is asked then."""
         future, number = Future[T](), next(self._numbers)
 
         def entered() -> T:
-            with self._gate.entered(alone=alone):
+            with self._gate.entered(alone=alone()):
                 return action()
 
         self._waiting[stage].put((number + after, number, future, entered))
         self._threads[stage].submit(self._run_next, stage)
         return future
 
-    def run(self, stage: Stage, action: Callable[[], T], *, after: int = 0, alone: bool = False) -> T:
+    def run(
+        self, stage: Stage, action: Callable[[], T], *, after: int = 0, alone: Callable[[], bool] = lambda: False
+    ) -> T:
         """As `start`, and waits for the result."""
         if not self._wanted() or threading.current_thread().name.startswith(f"{stage} of painting"):
             return action()
