@@ -149,7 +149,7 @@ def driver(jobs: Path) -> Iterator["subprocess.Popen[str]"]:
     with subprocess.Popen([*map(str, words)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         done, event = 0, ""
-        while not (done and event == "Moved"):
+        while not (done and event == "Started"):
             event = json.loads(process.stdout.readline())["event"]
             done += event == "Finished"
         yield process

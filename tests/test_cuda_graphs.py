@@ -11,7 +11,6 @@ from latentsync_trt.bundle.manifest import step_graph
 from latentsync_trt.runtime.networks import denoiser as denoiser_module
 from latentsync_trt.runtime.networks.denoiser import PooledDenoiser, ReplaysDiffer
 from latentsync_trt.runtime.sessions.engines import Engines
-from latentsync_trt.runtime.sessions.session import Session
 from latentsync_trt.sync.inpaint import graphs_for
 from latentsync_trt.types import Float32Array, WindowBatch
 from tests.device import GRAPHS, DemoNetworks, denoised
@@ -43,29 +42,6 @@ class FakeDenoiser(PooledDenoiser):
 
     def latents(self) -> Float32Array:
         return self.now
-
-
-def test_the_second_window_records(make: DemoNetworks, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that the first one appears soon; the networks of a service have recorded before."""
-    usual, runs = Session.run_bound, list[bool]()
-
-    def run_bound(self: Session, binding: Any, *, recorded: bool = True) -> None:
-        runs.append(recorded)
-        usual(self, binding, recorded=recorded)
-
-    monkeypatch.setattr(Session, "run_bound", run_bound)
-    networks = make()
-    networks.prepare(GRAPHS)
-    runs.clear()
-    for _ in range(2):
-        denoised(networks)
-    assert runs == [False, False, True, True]
-    other = make()
-    other.prepare(GRAPHS)
-    other.warm_up(GRAPHS)
-    runs.clear()
-    denoised(other)
-    assert runs == [True, True]
 
 
 class FakeEngines:

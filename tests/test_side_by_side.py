@@ -14,16 +14,21 @@ import pytest
 
 from latentsync_trt import LipSync
 from latentsync_trt.errors import EngineBuildError, InferenceError, InputError
+from latentsync_trt.runtime.networks import denoiser as denoiser_module
+from latentsync_trt.runtime.networks.denoiser import GraphDenoiser
 from latentsync_trt.runtime.networks.networks import Networks
 from latentsync_trt.runtime.networks.opened import Opened
 from latentsync_trt.runtime.networks.threads import StageThreads, results
 from latentsync_trt.runtime.providers.select import Selection
+from latentsync_trt.runtime.sessions.engines import Engines
+from latentsync_trt.runtime.sessions.session import Session
 from latentsync_trt.sync.inpaint import Inpainter
 from latentsync_trt.sync.paint import Painter
 from latentsync_trt.types import Progress
 from tests.clips import LOSSLESS, decoded, synced
 from tests.compiling import COMPILING, compiling_provider
 from tests.device import GRAPHS, DemoNetworks, Device
+from tests.serving import until
 
 WINDOWS = 3
 STAGES = ("encode", "denoise", "decode")
@@ -199,6 +204,52 @@ def test_first_windows_are_encoded_while_other_networks_open(
     assert np.array_equal(np.stack(decoded(tmp_path / "out.mkv")), three_windows_synced)
     assert order[0] == "encode"
     assert order.count("encode") == WINDOWS + fails
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("warm", [False, True])
+def test_cuda_graphs_are_recorded_alone_and_once_a_window_is_there(
+    make: DemoNetworks,
+    three_windows: tuple[Path, Path],
+    three_windows_synced: np.ndarray,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    warm: bool,
+) -> None:
+    """The networks of a service have recorded before."""
+    compiling_provider(monkeypatch)
+    monkeypatch.setattr(Engines, "_uses_cuda_graph", lambda self: True)
+    monkeypatch.setattr(denoiser_module, "replays_faithfully", lambda denoiser, batch: True)
+    monkeypatch.setattr(Opened, "_records_always", False)  # as with the CUDA provider
+    networks, steps, usual = make(COMPILING), dict[int, set[tuple[bool, bool]]](), Session.run_bound
+
+    def copy_back(self: GraphDenoiser) -> None:
+        for name, value in self._states[1].items():
+            self._states[0][name].update_inplace(value.numpy())
+
+    def run_bound(self: Session, binding: Any, *, recorded: bool = True) -> None:
+        if threading.current_thread().name.startswith("denoise"):
+            steps.setdefault(len(windows), set()).add((recorded, networks._threads.alone))
+        usual(self, binding, recorded=recorded)
+
+    def meet(stage: str, number: int) -> None:
+        if stage == "denoise":
+            windows.append(number)
+            if number == 1:
+                until(lambda: networks._opened.decoded)
+
+    windows = list[int]()
+    monkeypatch.setattr(GraphDenoiser, "_copy_back", copy_back)
+    watch(monkeypatch, meet)
+    with LipSync(networks) as lip_sync:
+        if warm:
+            lip_sync.warm_up(LOSSLESS)
+        monkeypatch.setattr(Session, "run_bound", run_bound)
+        lip_sync.sync(*three_windows, tmp_path / "out.mkv", LOSSLESS)
+    assert np.array_equal(np.stack(decoded(tmp_path / "out.mkv")), three_windows_synced)
+    replayed, first, recording = {(True, False)}, {(False, False)}, {(True, True)}
+    steps.pop(0, None)  # before any window
+    assert [steps[number] for number in (1, 2, 3)] == ([replayed] * 3 if warm else [first, first, recording])
 
 
 @pytest.mark.integration

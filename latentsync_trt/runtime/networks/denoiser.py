@@ -183,30 +183,32 @@ class PooledDenoiser(GraphDenoiser):
     an error. So replays are compared with first runs once. Other threads may not use the GPU while a graph is
     recorded: ONNX Runtime records with `cudaStreamCaptureModeGlobal`, which forbids them to allocate memory.
 
-    The first window is to appear soon, so the second one records.
-
-    `cached_steps`: whether replays of cached steps are compared, too, for which their graphs are opened. `records`:
-    whether the next window does.
+    `may_record`: whether a window that is begun may record and replay. `cached_steps`: whether replays of cached steps
+    are compared, too, for which their graphs are opened.
     """
 
     cached_steps = True
-    records = False
 
-    def __init__(self, engines: Engines, open_session: Callable[[str], Session]) -> None:
+    def __init__(
+        self,
+        engines: Engines,
+        open_session: Callable[[str], Session],
+        may_record: Callable[[], bool] = lambda: True,
+    ) -> None:
         self._engines, selection = engines, engines.selection
         super().__init__(open_session, selection.device, selection.device_id, cuda_graph=engines.cuda_graph)
         self._checked: set[tuple[str, ...]] = set()
-        self._recording = False
+        self._may_record, self._recording = may_record, False
 
     def begin(self, batch: WindowBatch) -> None:
         """As `GraphDenoiser.begin`; raises `InputError` for sizes that the engines do not support, and
         `ReplaysDiffer`."""
         windows, _, frames, height, width = batch.latents.shape
         self._engines.check(windows=windows, frames=frames, latent_height=height, latent_width=width)
-        if self._engines.cuda_graph and self.records and not self._replays_checked(batch):
+        self._recording = self._may_record()
+        if self._engines.cuda_graph and self._recording and not self._replays_checked(batch):
             raise ReplaysDiffer
         self.begin_unchecked(batch)
-        self._recording, self.records = self.records, True
 
     def step(
         self,

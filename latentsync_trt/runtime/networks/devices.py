@@ -2,9 +2,9 @@
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.config import RuntimeOptions
@@ -49,7 +49,6 @@ class Devices:
     def __init__(self, first: Networks, others: Sequence[AnyNetworks] = ()) -> None:
         self.all = tuple(Device(each, position) for position, each in enumerate((first, *others)))
         self.bundle, self.options = first.bundle, first.options
-        self.ahead = first.ahead
         self.clips: list[object] = []
         """Those that run, the oldest first."""
         self._lock = threading.Lock()
@@ -106,6 +105,10 @@ class Devices:
             device.error = str(error)
         self.notice(f"{device.name} is left out of this run, others go on: {error}")
         return True
+
+    def ahead(self, action: Callable[[], T]) -> Future[T | None] | None:
+        """See `Opened.ahead`, on the first device."""
+        return cast(Networks, self.all[0].networks).ahead(action)
 
     def encode_mel(self, mel: Float32Array) -> Float32Array:
         """On the first device that can."""

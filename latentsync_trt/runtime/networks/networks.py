@@ -149,8 +149,13 @@ class Networks(Shared):
         return self._opened.ahead(action)
 
     def _call_codec(self, method: str, *given: Any) -> Any:
+        def call() -> Any:
+            result = getattr(self._opened.codec, method)(*given)
+            self._opened.decoded |= stage == "decode"
+            return result
+
         stage: Stage = "encode" if method == "encode_faces" else "decode"
-        return self.stage(stage, lambda: getattr(self._opened.codec, method)(*given))
+        return self.stage(stage, call)
 
     def _call_denoiser(self, method: str, *given: Any, **named: Any) -> Any:
         def call() -> Any:

@@ -64,7 +64,16 @@ class Opened:
         self._done: WeakSet[Session] = WeakSet()
         self._cached_steps = False
         self._ahead = self._failed = False
-        self.codec, self.denoiser = VaeCodec(engines, self.session), PooledDenoiser(engines, self.session)
+        self.decoded = False
+        """Whether a window was decoded. The first ones are to appear soon, so one after that records CUDA graphs."""
+        self._begin()
+
+    def _begin(self) -> None:
+        """Without the buffers of an earlier codec and denoiser."""
+        self.codec = VaeCodec(self.engines, self.session)
+        self.denoiser = PooledDenoiser(
+            self.engines, self.session, lambda: self._threads.alone or not self._are_unrecorded
+        )
 
     def session(self, graph: str) -> Session:
         """The session of a graph; the first call opens it, and builds its engine if there is none.
@@ -131,15 +140,19 @@ class Opened:
 
     def warm_up(self, graphs: tuple[str, ...]) -> None:
         """Runs each of `graphs` once, if it has not run, and records CUDA graphs. Raises as `open`."""
-        new, records = self._not_run(graphs), self.records
+        new, records = self._not_run(graphs), self.engines.cuda_graph and self._are_unrecorded
         self._in_turn([graph for graph in graphs if graph in new or (graph in STEP_GRAPHS and records)])
 
     @property
     def records(self) -> bool:
-        """Whether steps are still to record CUDA graphs, while no other thread may use the GPU."""
+        """Whether the next window records CUDA graphs, while no other thread may use the GPU."""
+        return self.engines.cuda_graph and self.decoded and self._are_unrecorded
+
+    @property
+    def _are_unrecorded(self) -> bool:
+        """Whether some of the steps that are open have recorded no CUDA graph."""
         with self._lock:
-            steps = self._opened.keys() & set(STEP_GRAPHS)
-        return self.engines.cuda_graph and not steps <= self.denoiser.recorded
+            return not self._opened.keys() & set(STEP_GRAPHS) <= self.denoiser.recorded
 
     @property
     def _records_always(self) -> bool:
@@ -156,8 +169,7 @@ class Opened:
 
     def close(self) -> None:
         """Frees everything; the next use opens it again."""
-        # Without the buffers of these.
-        self.codec, self.denoiser = VaeCodec(self.engines, self.session), PooledDenoiser(self.engines, self.session)
+        self._begin()
         self._close()
 
     def _close(self, all_but: str | None = None) -> None:
@@ -229,7 +241,6 @@ class Opened:
         for number, (graph, (guided, cached)) in enumerate(kinds.items()):
             opened(graph)
             if number == 0:
-                self.denoiser.records |= recorded
                 begin = self.denoiser.begin if recorded else self.denoiser.begin_unchecked
                 begin(self._windows(kinds.values()))
             self.denoiser.step(_TIMESTEP, np.zeros(5, np.float32), cached=cached, guided=guided, recorded=recorded)

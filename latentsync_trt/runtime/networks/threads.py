@@ -36,6 +36,12 @@ class StageThreads:
         self._waiting = {stage: PriorityQueue() for stage in get_args(Stage)}
         self._numbers = count()
         self._gate = Gate()
+        self._alone = False
+
+    @property
+    def alone(self) -> bool:
+        """Whether the action that asks runs while no other stage does anything."""
+        return self._alone or not self._wanted()
 
     def start(
         self, stage: Stage, action: Callable[[], T], *, after: int = 0, alone: Callable[[], bool] = lambda: False
@@ -45,7 +51,9 @@ class StageThreads:
         future, number = Future[T](), next(self._numbers)
 
         def entered() -> T:
-            with self._gate.entered(alone=alone()):
+            is_alone = alone()
+            with self._gate.entered(alone=is_alone):
+                self._alone = is_alone
                 return action()
 
         self._waiting[stage].put((number + after, number, future, entered))
