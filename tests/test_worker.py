@@ -411,7 +411,7 @@ def test_workers_of_a_gpu_share_a_process(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize(
     ("resolution_px", "memory_gb", "processes"), [(256, 24, 2), (512, 80, 1), (256, 12, 1), (256, 0, 1)]
 )
-def test_small_faces_get_a_process_for_each_clip_where_there_is_room(
+def test_small_faces_get_two_processes_where_there_is_room(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, resolution_px: int, memory_gb: int, processes: int
 ) -> None:
     manifest = Bundle.load(demo_folder()).manifest
@@ -421,8 +421,8 @@ def test_small_faces_get_a_process_for_each_clip_where_there_is_room(
     monkeypatch.setattr("latentsync_trt.runtime.providers.gpu.gpus", lambda: (gpu,) if memory_gb else ())
     monkeypatch.setattr(workers, "_devices", lambda *_: [(0, "gpu 0")])
     made = make_workers(replace(SETTINGS, bundle=str(tmp_path), provider="cuda"))
-    assert [each.name for each in made] == ["gpu 0.1", "gpu 0.2"]
-    assert [isinstance(each, Lane) for each in made] == [processes == 1] * 2
+    assert [each.name for each in made] == ["gpu 0.1", "gpu 0.2", "gpu 0.3", "gpu 0.4"][: 2 * processes]
+    assert len({id(each._worker) for each in made if isinstance(each, Lane)}) == processes
 
 
 def test_a_bundle_is_changed_while_no_clip_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -29,9 +29,9 @@ def make_workers(
 
     Args:
         settings: their bundle is found here, so that a wrong name fails at once; with `ray`, they name no device.
-        count: each in its own process. By default, two for each GPU that the settings name, in one process or two,
-            unless its memory is short, or one for the CPU; on a cluster one for each GPU that it has now, else for each
-            node. most: no more than these.
+        count: each in its own process. By default, two in each process, of which each GPU that the settings name has
+            one or two; one where its memory is short, or for the CPU; on a cluster one for each GPU that it has now,
+            else for each node. most: no more than these.
         ray: "auto" for the cluster that this machine is part of, `host:port`, or `ray://host:port`. Each worker has a
             GPU, if the settings name a provider of one, or else the cluster has any.
 
@@ -52,9 +52,8 @@ def make_workers(
         return [RayWorker(f"ray {number}", cluster, settings, needs) for number in range(count)]
     devices, most = _devices(settings, on_notice), most or sys.maxsize
     by_twos = count is None and most > len(devices) and devices[0][1] != "cpu" and not settings.runtime.low_memory
-    if by_twos and _pays_apart(settings, [device for device, _ in devices]):
-        by_twos, count = False, 2 * len(devices)
-    count = min(count or len(devices), most)
+    apart = by_twos and _pays_apart(settings, [device for device, _ in devices])
+    count = min(count or (2 if apart else 1) * len(devices), most)
     threads = settings.threads or (max((os.cpu_count() or 1) // count, 1) if count > 1 else None)
     made = list[LocalWorker]()
     for index in range(count):
@@ -64,8 +63,9 @@ def make_workers(
         runtime = replace(settings.runtime, device=device)
         made.append(LocalWorker(name, replace(settings, runtime=runtime, threads=threads), on_notice))
     if by_twos:
-        lanes = [Lane(f"{each.name}.{lane}", each) for lane in (1, 2) for each in made]
-        return [*lanes[:most]]
+        gpus = [name for _, name in devices]
+        lanes = min(2 * count, most)
+        return [Lane(f"{gpus[i % len(gpus)]}.{i // len(gpus) + 1}", made[i % count]) for i in range(lanes)]
     return [*made]
 
 

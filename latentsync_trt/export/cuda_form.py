@@ -76,7 +76,7 @@ class CudaUNet(UNet):
         return _channels_first(noise), _channels_first(state)
 
     def _conv(self, module: nn.Module, x: Tensor) -> Tensor:
-        return ops.conv(module, x)
+        return ops.total(_conv(module, x))
 
     def _upsample(self, conv: nn.Module, x: Tensor) -> Tensor:
         return ops.total(self._doubling[conv](x))
@@ -90,7 +90,7 @@ class CudaUNet(UNet):
     def _head(self, stage: Any, x: Tensor, step: StepInputs) -> Tensor:
         parts = _layer(stage, len(stage.resnets) - 1, Sum(x), step)
         normed, _ = ops.group_norm(self.conv_norm_out, parts, frames=step.frames, silu=True)
-        return ops.conv(self.conv_out, normed)
+        return ops.total(_conv(self.conv_out, normed))
 
 
 def resnet(module: Any, parts: Sum, frames: int = 1, time: Tensor | None = None, *, summed: bool = False) -> Sum:
@@ -99,7 +99,7 @@ def resnet(module: Any, parts: Sum, frames: int = 1, time: Tensor | None = None,
     `summed`: the caller evaluates the sum, where a bias within the convolution costs least.
     """
     normed, x = ops.group_norm(module.norm1, parts, frames=frames, silu=True)
-    inner = Sum(ops.conv(module.conv1, normed, biased=False), module.conv1.bias)
+    inner = _conv(module.conv1, normed)
     if time is not None:
         # One timestep serves all windows: a residual of one pixel.
         windows = time.expand(inner.delta.shape[0] // frames, -1)
@@ -183,7 +183,7 @@ class CudaHalf(nn.Module):
 
     def forward(self, image: Tensor) -> Tensor:
         half: Any = self
-        parts = Sum(ops.conv(half.conv_in, _channels_last(image)))
+        parts = _conv(half.conv_in, _channels_last(image))
         if self._decodes:
             parts = self._middle(half.mid_block, parts)
         for block in half.up_blocks if self._decodes else half.down_blocks:
@@ -192,15 +192,11 @@ class CudaHalf(nn.Module):
                 parts = resnet(module, parts, summed=bool(resamplers) and module is block.resnets[-1])
             for module in resamplers:
                 x = ops.total(parts)
-                parts = (
-                    self._doubling[module.conv](x)
-                    if self._decodes
-                    else Sum(ops.conv(module.conv, x, pads=_HALVING_PADS))
-                )
+                parts = self._doubling[module.conv](x) if self._decodes else _conv(module.conv, x, _HALVING_PADS)
         if not self._decodes:
             parts = self._middle(half.mid_block, parts)
         normed, _ = ops.group_norm(half.conv_norm_out, parts, silu=True)
-        return _channels_first(ops.conv(half.conv_out, normed))
+        return _channels_first(ops.total(_conv(half.conv_out, normed)))
 
     def _middle(self, block: Any, parts: Sum) -> Sum:
         attention = block.attentions[0]
@@ -224,6 +220,10 @@ class PointwiseConv(nn.Module):
     def forward(self, image: Tensor) -> Tensor:
         product = torch.matmul(_channels_last(image), self.weight.flatten(1).t())
         return _channels_first(product + self.bias)
+
+
+def _conv(module: Any, x: Tensor, pads: tuple[int, ...] | None = None) -> Sum:
+    return Sum(ops.conv(module, x, pads, biased=False), module.bias)
 
 
 def _doubling(blocks: Iterable[Any]) -> dict[nn.Module, ops.DoublingConv]:
