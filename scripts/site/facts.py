@@ -24,8 +24,8 @@ from latentsync_trt.runtime.providers.table import CUDA
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "benchmarks"
-CLIP, START = "sync-cuda-h100-presets", "sync-cuda-h100-start"
-"""Rows of whole clips: today's speed, and memory and start-up."""
+CLIP, PRESET_CLIPS, START = "sync-cuda-h200-start", "sync-cuda-h100-presets", "sync-cuda-h100-start"
+"""Rows of whole clips: today's speed, that by preset, and memory."""
 H200, TWO_GPUS = "sync-cuda-h200-fast", "sync-cuda-h100-x2-512"
 """Rows of another card's networks, and of one clip on two cards."""
 _START_CASES = {512: "later run", 256: "256 px, later run"}
@@ -38,11 +38,11 @@ WINDOW_MS = 640
 """Video of a window: 16 frames at 25 a second."""
 
 WEIGHT_BYTES = {
-    "unet.weights": 2 * 1_270_000_000 + 140_000_000,
+    "unet.weights": 2 * 1_270_000_000 + 460_000_000,
     "vae.weights": 2 * 83_700_000,
     "audio_encoder.weights": 2 * 8_200_000,
 }
-"""Of the published networks in float16, with the kernels that the CUDA form stores besides."""
+"""Of the published networks in float16, with the kernels and parts that the CUDA form stores besides."""
 
 _NUMBER = re.compile(r"[\d.,]*(<!-- ([a-z]\w+) -->)")
 _TABLE = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- /table -->)", re.DOTALL)
@@ -87,14 +87,16 @@ class Rows:
         row = {"preset": preset, "devices": devices}
         return self.number("sync-cuda-h200-x2-512", runs, row, "windows_per_s") * WINDOW_MS / 1000
 
-    def clip(self, key: str, size_px: int, preset: PresetName = "fast") -> float:
+    def clip(self, key: str, size_px: int) -> float:
         """A number of the row of whole clips at that resolution."""
-        return self.number(CLIP, "rows", {"resolution_px": size_px, "preset": preset}, key)
+        return self.number(CLIP, "rows", {"resolution_px": size_px}, key)
 
     def seconds(self, preset: PresetName, size_px: int, card: str) -> float | None:
         """GPU seconds for a second of video, of whole clips or one window; None where no row has them."""
         if preset in CLIP_PRESETS:
-            return FPS / self.clip("frames_per_s", size_px, preset) if card == "h100" else None
+            name = {"h100": PRESET_CLIPS, "h200": CLIP}[card]
+            pace = self.get(name, "rows", {"resolution_px": size_px, "preset": preset}, "frames_per_s")
+            return None if pace is None else FPS / pace
         row = {"case": "one window", "preset": preset}
         window_ms = self.get(f"bench-cuda-{card}-{size_px}", "rows", row, "time", "median_ms")
         return None if window_ms is None else window_ms / WINDOW_MS
@@ -115,7 +117,7 @@ class Rows:
 
 
 def card() -> str:
-    """The GPU of those clips."""
+    """The GPU of today's clips."""
     return str(Rows().value(CLIP, "environment", "gpu")).removeprefix("NVIDIA ").split()[0]
 
 
@@ -163,9 +165,9 @@ def _manifest() -> Any:
     """Of the published networks in float16."""
     small = Bundle.load(demo_folder(), verify=False).manifest
     files = {name: replace(entry, bytes=WEIGHT_BYTES.get(name, entry.bytes)) for name, entry in small.files.items()}
-    return replace(
-        small, frames=16, precision="fp16", unet={**small.unet, "widths": [320, 640, 1280, 1280]}, files=files
-    )
+    unet = {**small.unet, "widths": [320, 640, 1280, 1280]}
+    graphs = {name: replace(graph, forms={"cuda": graph.file}) for name, graph in small.graphs.items()}
+    return replace(small, frames=16, precision="fp16", unet=unet, files=files, graphs=graphs)
 
 
 def _needed_gb(size_px: int, **how: bool) -> float:
@@ -177,13 +179,11 @@ def clip_table() -> str:
     """Speed of whole clips, and of a step beside PyTorch."""
     rows, known, sizes = Rows(), facts(), (512, 256)
     eager = [rows.number(CLIP, "pytorch_eager", {"resolution_px": size}, "denoise_step_ms") for size in sizes]
-    draft = [rows.clip("frames_per_s", size, "draft") for size in sizes]
     return _table(
         (f"one {card()}, `--preset fast`", "512 px (1.6)", "256 px (1.5)"),
         (f"a clip of {known['clip_s']} s, the whole command", *(f"{known[f'sync_{size}_s']} s" for size in sizes)),
         ("first window painted, from the start of the command", *(f"{known[f'first_{size}_s']} s" for size in sizes)),
         ("frames per second while it paints", *(known[f"pace_{size}"] for size in sizes)),
-        ("… with `--preset draft`", *(f"{pace:.0f}" for pace in draft)),
         ("one denoising step", *(f"{rows.clip('denoise_step_ms', size):.1f} ms" for size in sizes)),
         ("… in PyTorch, eager", *(f"{each:.0f} ms" for each in eager)),
     )

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from latentsync_trt.bundle.manifest import VAE_DECODER, DimensionRange, GraphForm, Manifest
+from latentsync_trt.bundle.manifest import FULL_STEP, VAE_DECODER, DimensionRange, GraphForm, Manifest
 from latentsync_trt.runtime.providers.table import CUDA, Provider
 from latentsync_trt.runtime.sessions.profiles import usual_shape
 
@@ -23,6 +23,9 @@ the measured peaks: 7.1 GB at 512 px and 5.0 GB at 256 px (benchmarks/)."""
 _FEATURES: dict[GraphForm, float] = {"cuda": 1.05, "portable": 2.2}
 """Windows whose features a run holds, by form of the graphs on the CUDA provider (portable: 10.2 GB at 512 px).
 TensorRT was not measured: until its engines are built and say what they take, the value of the CUDA form is assumed."""
+
+_LOADED = 0.9
+"""Of the weights of a bundle with both forms: stacked projections are stored whole and in parts, one form reads one."""
 
 _MARGIN = 1.1
 """Without it, a run at 512 px ran out of memory with 7.2 GB free, exactly the estimate."""
@@ -76,7 +79,9 @@ def needed_bytes(
         return int(_MARGIN * (engine_bytes + _FIXED_BYTES))
     features = _FEATURES[form if provider is CUDA else CUDA.form] + (_RECORDED if recorded else 0.0)
     weights = {entry.weights for entry in manifest.graphs.values()}
-    needed = sum(manifest.files[name].bytes for name in weights) + _FIXED_BYTES + features * window_bytes(manifest)
+    loaded = _LOADED if CUDA.form in manifest.graphs[FULL_STEP].forms else 1.0
+    needed = loaded * sum(manifest.files[name].bytes for name in weights)
+    needed += _FIXED_BYTES + features * window_bytes(manifest)
     if side_by_side:
         pictures = usual_shape(manifest.graphs[VAE_DECODER].inputs[0].shape, manifest.ranges)[0]
         needed += pictures * manifest.resolution_px**2 * _VALUES_PER_PIXEL * _VALUE_BYTES[manifest.arithmetic]
