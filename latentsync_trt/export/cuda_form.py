@@ -223,6 +223,7 @@ class PointwiseConv(nn.Module):
 
 
 def _conv(module: Any, x: Tensor, pads: tuple[int, ...] | None = None) -> Sum:
+    """A convolution whose bias is deferred to the sum, see `cuda_ops.conv`."""
     return Sum(ops.conv(module, x, pads, biased=False), module.bias)
 
 

@@ -169,8 +169,11 @@ class Run:
 
     def _open_networks(self) -> None:
         self._on_progress(Progress("opening networks", 0, None))
+        graphs = graphs_for(self._options)
         with self._clock.measure("open", frames=0):
-            self._devices.prepare(graphs_for(self._options))
+            self._devices.prepare(graphs)
+            if self._helpers.enhancer is not None:  # it may use the GPU, also while CUDA graphs would be recorded
+                self._devices.warm_up(graphs)
         self._opened_s = self._written_s = perf_counter()
         self._announce(self._devices.selection.notices())  # of a provider that it fell back to
 

@@ -219,7 +219,8 @@ class PooledDenoiser(GraphDenoiser):
         guided: bool = True,
         recorded: bool = True,
     ) -> None:
-        super().step(timestep, coefficients, cached=cached, guided=guided, recorded=recorded and self._recording)
+        recorded = recorded and (self._recording or not self._cuda_graph)
+        super().step(timestep, coefficients, cached=cached, guided=guided, recorded=recorded)
 
     def begin_unchecked(self, batch: WindowBatch) -> None:
         """As `GraphDenoiser.begin`: nothing is recorded or compared."""

@@ -209,7 +209,8 @@ class Opened:
             if graph in graphs
         ]
         if not self._records_always:
-            steps = partial(self._steps, graphs, lambda graph: opening[graph].result(), recorded=False)
+            plain = not self.engines.cuda_graph
+            steps = partial(self._steps, graphs, lambda graph: opening[graph].result(), recorded=plain)
             started.append(self._threads.start("denoise", steps))
         self._ahead = VAE_ENCODER in graphs
         return started
