@@ -220,7 +220,7 @@ def test_cuda_graphs_are_recorded_alone_and_once_a_window_is_there(
     compiling_provider(monkeypatch)
     monkeypatch.setattr(Engines, "_uses_cuda_graph", lambda self: True)
     monkeypatch.setattr(denoiser_module, "replays_faithfully", lambda denoiser, batch: True)
-    monkeypatch.setattr(Opened, "_records_always", False)  # as with the CUDA provider
+    monkeypatch.setattr(Opened, "_records_at_opening", False)  # as with the CUDA provider
     networks, steps, usual = make(COMPILING), dict[int, set[tuple[bool, bool]]](), Session.run_bound
 
     def copy_back(self: GraphDenoiser) -> None:

@@ -85,6 +85,8 @@ class SubprocessNetworks(Shared):
 
     def open_all(self, graphs: tuple[str, ...]) -> None:
         self._call("open_all", graphs)
+        if self.side_by_side:  # the child sees single steps of windows, and cannot record CUDA graphs in one
+            self._call("warm_up", graphs)
 
     def _change_to_built(self) -> None:
         self._call("between_windows")

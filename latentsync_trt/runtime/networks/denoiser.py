@@ -61,7 +61,7 @@ class GraphDenoiser:
         self._kinds = {True, False}
         self._reusable: bool | None = None
         self.recorded: set[str] = set()
-        """Graphs that have run at least once, in which CUDA graphs are recorded where the provider does that."""
+        """Graphs that have recorded a CUDA graph, where the provider does that."""
 
     def begin(self, batch: WindowBatch) -> None:
         """Uploads a batch of windows; at a guidance of 1 or below, only unguided graphs run."""
@@ -118,7 +118,7 @@ class GraphDenoiser:
             kind = "guided" if guided else "unguided"
             raise InferenceError(f"a cached step needs a full step before it, here a full {kind} step")
         graph = step_graph(guided=guided, cached=cached)
-        session = self._open(graph)
+        session, recorded = self._open(graph), recorded and self.may_record(graph)
 
         def run() -> list[Any]:
             # Copying needs a CUDA stream, and creating the first one allocates memory.
@@ -144,6 +144,10 @@ class GraphDenoiser:
     def latents(self) -> Float32Array:
         # A copy: on the CPU the array is a view of a buffer of this object.
         return np.array(self._states[self._current]["latents"].numpy(), np.float32)
+
+    def may_record(self, _: str, /) -> bool:
+        """Whether a step of this graph may record a CUDA graph now, or replay it."""
+        return True
 
     def observe(self, graph: str, timestep: int, outputs: Mapping[str, Any]) -> None:
         """Called after each step with all outputs, for subclasses whose graphs have more."""
@@ -183,8 +187,8 @@ class PooledDenoiser(GraphDenoiser):
     an error. So replays are compared with first runs once. Other threads may not use the GPU while a graph is
     recorded: ONNX Runtime records with `cudaStreamCaptureModeGlobal`, which forbids them to allocate memory.
 
-    `may_record`: whether a window that is begun may record and replay. `cached_steps`: whether replays of cached steps
-    are compared, too, for which their graphs are opened.
+    `is_alone`: whether no other thread uses the GPU. `cached_steps`: whether replays of cached steps are compared, too,
+    for which their graphs are opened.
     """
 
     cached_steps = True
@@ -193,34 +197,24 @@ class PooledDenoiser(GraphDenoiser):
         self,
         engines: Engines,
         open_session: Callable[[str], Session],
-        may_record: Callable[[], bool] = lambda: True,
+        is_alone: Callable[[], bool] = lambda: True,
     ) -> None:
         self._engines, selection = engines, engines.selection
         super().__init__(open_session, selection.device, selection.device_id, cuda_graph=engines.cuda_graph)
         self._checked: set[tuple[str, ...]] = set()
-        self._may_record, self._recording = may_record, False
+        self._is_alone = is_alone
 
     def begin(self, batch: WindowBatch) -> None:
         """As `GraphDenoiser.begin`; raises `InputError` for sizes that the engines do not support, and
         `ReplaysDiffer`."""
         windows, _, frames, height, width = batch.latents.shape
         self._engines.check(windows=windows, frames=frames, latent_height=height, latent_width=width)
-        self._recording = self._may_record()
-        if self._engines.cuda_graph and self._recording and not self._replays_checked(batch):
+        if self._engines.cuda_graph and self._is_alone() and not self._replays_checked(batch):
             raise ReplaysDiffer
         self.begin_unchecked(batch)
 
-    def step(
-        self,
-        timestep: int,
-        coefficients: Float32Array,
-        *,
-        cached: bool,
-        guided: bool = True,
-        recorded: bool = True,
-    ) -> None:
-        recorded = recorded and (self._recording or not self._cuda_graph)
-        super().step(timestep, coefficients, cached=cached, guided=guided, recorded=recorded)
+    def may_record(self, graph: str, /) -> bool:
+        return not self._engines.cuda_graph or graph in self.recorded or self._is_alone()
 
     def begin_unchecked(self, batch: WindowBatch) -> None:
         """As `GraphDenoiser.begin`: nothing is recorded or compared."""

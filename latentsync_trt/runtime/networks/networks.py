@@ -142,7 +142,9 @@ class Networks(Shared):
 
     def stage(self, stage: Stage, action: Callable[[], T], *, after: int = 0) -> T:
         """Runs a part of what `run` runs in the thread of its stage; `after` as for `StageThreads.start`."""
-        return self._threads.run(stage, action, after=after, alone=lambda: stage == "denoise" and self._opened.records)
+        return self._threads.run(
+            stage, action, after=after, alone=lambda: stage == "denoise" and self._opened.records()
+        )
 
     def ahead(self, action: Callable[[], T]) -> Future[T | None] | None:
         """See `Opened.ahead`."""

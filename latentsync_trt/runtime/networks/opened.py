@@ -63,7 +63,7 @@ class Opened:
         self._opening = {graph: threading.Lock() for graph in engines.bundle.manifest.graphs}
         self._done: WeakSet[Session] = WeakSet()
         self._cached_steps = False
-        self._ahead = self._failed = False
+        self._ahead = self._failed = self._recorded = False
         self.decoded = False
         """Whether a window was decoded. The first ones are to appear soon, so one after that records CUDA graphs."""
         self._begin()
@@ -71,9 +71,7 @@ class Opened:
     def _begin(self) -> None:
         """Without the buffers of an earlier codec and denoiser."""
         self.codec = VaeCodec(self.engines, self.session)
-        self.denoiser = PooledDenoiser(
-            self.engines, self.session, lambda: self._threads.alone or not self._are_unrecorded
-        )
+        self.denoiser = PooledDenoiser(self.engines, self.session, lambda: self._threads.alone)
 
     def session(self, graph: str) -> Session:
         """The session of a graph; the first call opens it, and builds its engine if there is none.
@@ -116,7 +114,7 @@ class Opened:
             opening: dict[str, Future[Any]] = {graph: openers.submit(self.session, graph) for graph in graphs}
             try:
                 results([*opening.values(), *self._beside(missing, opening)])
-                if self._records_always:
+                if self._records_at_opening:
                     self._in_turn([graph for graph in missing if graph in STEP_GRAPHS])
             except BaseException:
                 self._failed = True
@@ -143,10 +141,13 @@ class Opened:
         new, records = self._not_run(graphs), self.engines.cuda_graph and self._are_unrecorded
         self._in_turn([graph for graph in graphs if graph in new or (graph in STEP_GRAPHS and records)])
 
-    @property
     def records(self) -> bool:
-        """Whether the next window records CUDA graphs, while no other thread may use the GPU."""
-        return self.engines.cuda_graph and self.decoded and self._are_unrecorded
+        """Whether the next window records CUDA graphs, while no other thread may use the GPU: the first one after a
+        window was decoded, for what it uses of the steps that are open. Called once for each window.
+        """
+        records = self.engines.cuda_graph and self.decoded and not self._recorded and self._are_unrecorded
+        self._recorded |= records
+        return records
 
     @property
     def _are_unrecorded(self) -> bool:
@@ -155,8 +156,9 @@ class Opened:
             return not self._opened.keys() & set(STEP_GRAPHS) <= self.denoiser.recorded
 
     @property
-    def _records_always(self) -> bool:
-        return self.engines.cuda_graph and self.engines.selection.provider is TENSORRT
+    def _records_at_opening(self) -> bool:
+        """TensorRT records in any run; and nothing of an older clip is to appear soon."""
+        return self.engines.cuda_graph and (self.decoded or self.engines.selection.provider is TENSORRT)
 
     def have_run(self, graphs: tuple[str, ...]) -> bool:
         """Whether all of `graphs` are open and have run."""
@@ -208,7 +210,7 @@ class Opened:
             for graph, stage in _STAGES.items()
             if graph in graphs
         ]
-        if not self._records_always:
+        if not self._records_at_opening:
             plain = not self.engines.cuda_graph
             steps = partial(self._steps, graphs, lambda graph: opening[graph].result(), recorded=plain)
             started.append(self._threads.start("denoise", steps))
