@@ -127,7 +127,7 @@ def measure(spec: dict[str, Any]) -> dict[str, Any]:
         options = cuda_options(fused_bias=True, cudnn_attention=attention) | CHANGES[spec["change"]]
         given = {name: value for name, value in options.items() if value is not None}
         providers = (("CUDAExecutionProvider", given), ("CPUExecutionProvider", {}))
-        session = Session(bundle.graph_path(FULL_STEP, "cuda"), SessionSettings(providers=providers))
+        session = Session(bundle.graph_path(FULL_STEP, "cuda"), SessionSettings(providers=providers, as_it_is=True))
     else:
         cache = EngineCache(Path(spec["scratch"]) / "engines", notices.append)
         asked = RuntimeOptions(graph_form="portable" if spec["form"] == "portable" else "auto")

@@ -14,7 +14,7 @@ from latentsync_trt.runtime.providers.table import CPU, CUDA
 
 _SMALL_PX = 256
 """A GPU paints such faces faster than the stages of one process, which share Python's lock, can read, paste and encode
-frames: 20 clips of 3 s took 18.7 instead of 22.4 s in two processes on an H200, 60 s at 512 px (benchmarks/)."""
+frames: 20 clips of 3 s took 18.7 instead of 22.4 s in two processes at 256 px on an H200 (benchmarks/)."""
 
 
 def make_workers(
@@ -51,7 +51,7 @@ def make_workers(
         settings = replace(settings, provider=provider, runtime=replace(settings.runtime, device=0))
         return [RayWorker(f"ray {number}", cluster, settings, needs) for number in range(count)]
     devices, most = _devices(settings, on_notice), most or sys.maxsize
-    by_twos = count is None and most > len(devices) and devices[0][1] != "cpu" and not settings.runtime.low_memory
+    by_twos = count is None and most > len(devices) and devices[0][1] != CPU.name and not settings.runtime.low_memory
     apart = by_twos and _pays_apart(settings, [device for device, _ in devices])
     count = min(count or (2 if apart else 1) * len(devices), most)
     threads = settings.threads or (max((os.cpu_count() or 1) // count, 1) if count > 1 else None)

@@ -78,15 +78,7 @@ def sync(
     **fields: Any,
 ) -> None:
     """VIDEO and AUDIO may also be given as --video and --audio."""
-    for path in files:
-        if video is None:
-            video = path
-        elif audio is None:
-            audio = path
-        else:
-            raise click.UsageError(f"{path}: is one file too many; give VIDEO and AUDIO")
-    if video is None:
-        raise click.UsageError("no video; give one and its speech, as in `latentsync-trt sync in.mp4 speech.wav`")
+    video, audio = _clip_of(files, video, audio)
     options, runtime = build(SyncOptions, fields), build(RuntimeOptions, fields)
     trial = Thread(target=_try_provider, args=(fields["provider"], runtime), name="open")
     trial.start()  # while modules are imported
@@ -129,6 +121,20 @@ def sync(
             problem = lip_sync.wait_for_build()
         if problem:
             say(f"building engines failed: {problem}")
+
+
+def _clip_of(files: tuple[Path, ...], video: Path | None, audio: Path | None) -> tuple[Path, Path | None]:
+    """Video and audio by their options, or else by the arguments `files`, in their order."""
+    for path in files:
+        if video is None:
+            video = path
+        elif audio is None:
+            audio = path
+        else:
+            raise click.UsageError(f"{path}: is one file too many; give VIDEO and AUDIO")
+    if video is None:
+        raise click.UsageError("no video; give one and its speech, as in `latentsync-trt sync in.mp4 speech.wav`")
+    return video, audio
 
 
 def _try_provider(request: str, options: RuntimeOptions) -> None:

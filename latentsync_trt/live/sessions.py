@@ -65,7 +65,6 @@ class LiveSessions:
             self._admit(known, options)
         if isinstance(video, Path):
             check_file(video)
-        devices.prepare(graphs_for(chosen))
         devices.warm_up(graphs_for(chosen))  # a window that records would be late
         device = devices.in_use[0]
         inpainter = make_inpainter(manifest, chosen, device.networks.codec, device.networks.denoiser)

@@ -138,7 +138,6 @@ class LipSync:
         graphs = graphs_for(options or SyncOptions())
         resolution_of(self._devices.bundle.manifest, options or SyncOptions(), self._devices.options)
         with self._entered("warm_up"):
-            self._devices.prepare(graphs)
             self._devices.warm_up(graphs)
 
     @property

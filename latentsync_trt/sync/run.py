@@ -169,11 +169,10 @@ class Run:
 
     def _open_networks(self) -> None:
         self._on_progress(Progress("opening networks", 0, None))
-        graphs = graphs_for(self._options)
+        # An enhancer may use the GPU, also while CUDA graphs would be recorded.
+        open_them = self._devices.prepare if self._helpers.enhancer is None else self._devices.warm_up
         with self._clock.measure("open", frames=0):
-            self._devices.prepare(graphs)
-            if self._helpers.enhancer is not None:  # it may use the GPU, also while CUDA graphs would be recorded
-                self._devices.warm_up(graphs)
+            open_them(graphs_for(self._options))
         self._opened_s = self._written_s = perf_counter()
         self._announce(self._devices.selection.notices())  # of a provider that it fell back to
 

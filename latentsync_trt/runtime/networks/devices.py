@@ -155,9 +155,9 @@ class Devices:
         self.in_use[0].networks.open((graph,))
 
     def warm_up(self, graphs: Iterable[str]) -> None:
-        """On every device; one that fails is left out."""
-        self._wait_for_ahead()
+        """`prepare`, then runs each network once where that did not, and records CUDA graphs, on every device."""
         graphs = tuple(graphs)
+        self.prepare(graphs)
         self._each(self.in_use, lambda networks: networks.warm_up(graphs))
 
     @property
