@@ -38,8 +38,8 @@ from tests.small import small_bundle
 
 pytestmark = pytest.mark.integration
 
-FRAMES, LONG_FRAMES = 8, 24
-FAST = SyncOptions(preset="fast", steps=1)
+FRAMES, LONG_FRAMES = 8, 96  # lips of the long clip take seconds: progress is asked for every half second
+FAST = SyncOptions(preset="fast")
 ON_CPU = WorkerSettings(f"s3://{BUCKET}/bundles/demo", "cpu", threads=1)
 NODE = {"num_cpus": 2, "object_store_memory": 80_000_000}
 

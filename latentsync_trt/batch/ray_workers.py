@@ -194,9 +194,8 @@ class Cluster:
                 if ":" in address:
                     _reach(address)
                 self.ray.init(address, namespace=_NAMESPACE, log_to_driver=False, logging_level="error")
-                self.ray.put(
-                    None
-                )  # imports what Ray loads at its first use: beside imports of other threads, that fails
+                # Imports what Ray loads at its first use: beside imports of other threads, that fails.
+                self.ray.put(None)
             except BaseException as error:  # noqa: BLE001 -- raised below
                 failures.append(error)
 
