@@ -186,7 +186,7 @@ def _set_up(context: VideoCodecContext, encoder: VideoEncoder) -> None:
     os.environ.setdefault("SVT_LOG", "1")
     context.width, context.height, context.pix_fmt = encoder.width_px, encoder.height_px, encoder.pixel_format
     context.thread_count = _ENCODER_THREADS
-    if encoder.ffmpeg == "libx264":  # by default slices: in rare runs with other bytes, and larger
+    if encoder.ffmpeg == "libx264":  # by default slices: of 16 threads, 2 % larger files
         context.thread_type = "FRAME"
     color = encoder.color
     context.color_primaries, context.color_trc = color.primaries, color.transfer
