@@ -1,9 +1,13 @@
 """JSON to frozen dataclasses: types, limits (`Annotated[int, msgspec.Meta(ge=1)]`) and required fields are checked."""
 
+import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+
+# At the first use of a type, msgspec 0.22 collects what it knows of it; another thread that uses the type then crashes.
+_one_thread = threading.RLock()  # again where a dataclass checks its own fields by `from_values`
 
 
 def from_json(cls: type[T], data: bytes | str, source: object, error: Callable[[str], Exception] = ValueError) -> T:
@@ -18,7 +22,8 @@ def from_json(cls: type[T], data: bytes | str, source: object, error: Callable[[
     import msgspec
 
     try:
-        return msgspec.json.decode(data, type=cls)
+        with _one_thread:
+            return msgspec.json.decode(data, type=cls)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as problem:
         raise error(f"{source}: {problem}") from problem
 
@@ -30,6 +35,7 @@ def from_values(
     import msgspec
 
     try:
-        return msgspec.convert(values, cls, strict=strict)
+        with _one_thread:
+            return msgspec.convert(values, cls, strict=strict)
     except (msgspec.ValidationError, RecursionError) as problem:
         raise error(f"{source}: {problem}") from problem
