@@ -2,8 +2,10 @@
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, closing
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,13 +18,14 @@ aiortc = pytest.importorskip("aiortc", reason="needs the extra live")
 websockets = pytest.importorskip("websockets", reason="needs the extra live")
 
 from latentsync_trt.cli.live import live  # noqa: E402
+from latentsync_trt.errors import InferenceError  # noqa: E402
 from latentsync_trt.live.options import LiveOptions  # noqa: E402
 from latentsync_trt.live.session import LiveSession  # noqa: E402
 from latentsync_trt.media.audio import read_audio_blocks  # noqa: E402
 from latentsync_trt.media.demo_clip import SPEECH  # noqa: E402
 from latentsync_trt.media.pictures import picture_info  # noqa: E402
 from latentsync_trt.serve.admission import LiveLimits  # noqa: E402
-from latentsync_trt.serve.call import MARK  # noqa: E402
+from latentsync_trt.serve.call import MARK, Call  # noqa: E402
 from latentsync_trt.serve.live import LiveService, live_app  # noqa: E402
 from latentsync_trt.serve.microphone import Microphone  # noqa: E402
 from tests.conftest import REPOSITORY  # noqa: E402
@@ -135,6 +138,42 @@ def test_a_second_viewer_is_refused_and_admitted_when_the_first_has_left(address
             pass
 
     asyncio.run(converse())
+
+
+def test_a_session_that_fails_frees_its_place(caplog: pytest.LogCaptureFixture) -> None:
+    def failing() -> LiveSession:
+        opened = session()
+        cast(Any, opened)._painter.error = InferenceError("denoise_step: no memory")
+        opened.say(voice(0.4), 16_000)
+        opened.end()
+        return opened
+
+    async def converse(address: str, service: LiveService) -> None:
+        async with call(address):
+            while service.calls:
+                await asyncio.sleep(0.05)
+        async with call(address):
+            pass
+
+    service = LiveService(failing, LiveLimits(max_sessions=1))
+    with answering(live_app(service, KEY)) as address:
+        asyncio.run(asyncio.wait_for(converse(address, service), PATIENCE_S))
+    assert "no memory" in caplog.text
+
+
+def test_who_closes_a_session_that_is_being_closed_waits_for_that() -> None:
+    async def close_twice() -> None:
+        opened, left = session(), list[str]()
+        ended = opened.close
+        cast(Any, opened).close = lambda: (time.sleep(0.2), ended())
+        both = Call(opened, on_close=partial(left.append, "left"))
+        first = asyncio.create_task(both.close())
+        await asyncio.sleep(0)
+        await both.close()
+        assert left == ["left"]
+        await first
+
+    asyncio.run(close_twice())
 
 
 def test_only_who_has_the_key_comes_in(address: str) -> None:

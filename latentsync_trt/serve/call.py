@@ -81,7 +81,8 @@ class Call:
 
     def __init__(self, session: LiveSession, *, stun: str | None = None, on_close: Callable[[], object]) -> None:
         self.session, self.listeners = session, list[Callable[[Moment], object]]()
-        self._on_close, self._tasks, self._closed = on_close, set[asyncio.Task[None]](), False
+        self._on_close, self._tasks = on_close, set[asyncio.Task[None]]()
+        self._closing: asyncio.Task[None] | None = None
         self._runs = False
         servers = [] if stun is None else [RTCIceServer(urls=stun)]
         self._peer = RTCPeerConnection(RTCConfiguration(iceServers=servers))
@@ -105,15 +106,20 @@ class Call:
         return str(self._peer.localDescription.sdp).replace("\r\ns=-", f"\r\ns={MARK}", 1)
 
     async def close(self) -> None:
-        if self._closed:
-            return
-        self._closed = True
+        """Ends the call; returns when it has ended, also if another task ends it already."""
+        # A task of its own: what closes the call may be one of those that end with it.
+        self._closing = self._closing or asyncio.get_running_loop().create_task(self._close())
+        await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
         for task in self._tasks:
             task.cancel()
-        await self._peer.close()
-        await asyncio.to_thread(self.session.close)
-        self._threads.shutdown(wait=False)
-        self._on_close()
+        try:
+            await self._peer.close()
+            await asyncio.to_thread(self.session.close)
+        finally:
+            self._threads.shutdown(wait=False)
+            self._on_close()
 
     def _start(self, work: Any) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -157,7 +163,8 @@ class Call:
                 tick += 1
         except LatentSyncError:
             _log.exception("a live session failed")
-        await self.close()
+        finally:
+            await self.close()
 
     def _next(self) -> tuple[Moment, Any] | None:
         """The next moment and its picture to encode."""
