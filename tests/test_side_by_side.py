@@ -249,7 +249,9 @@ def test_cuda_graphs_are_recorded_alone_and_once_a_window_is_there(
     assert np.array_equal(np.stack(decoded(tmp_path / "out.mkv")), three_windows_synced)
     replayed, first, recording = {(True, False)}, {(False, False)}, {(True, True)}
     steps.pop(0, None)  # before any window
-    assert [steps[number] for number in (1, 2, 3)] == ([replayed] * 3 if warm else [first, first, recording])
+    # The second window begins before the first one is decoded, or after that.
+    expected = [[replayed] * 3] if warm else [[first, first, recording], [first, recording, replayed]]
+    assert [steps[number] for number in (1, 2, 3)] in expected
 
 
 @pytest.mark.integration
