@@ -223,6 +223,12 @@ def own(clip: tuple[Path, Path], tmp_path: Path) -> Task:
     return task(clip, tmp_path / "a.mkv")
 
 
+@pytest.fixture
+def slow(own: Task) -> Task:
+    """Its second window takes long enough to be stopped in it."""
+    return replace(own, options=replace(FAST, steps=20))
+
+
 def test_canceled_and_failed_clips_leave_the_worker_usable(own: Task, tmp_path: Path) -> None:
     worker = LocalWorker("cpu", SETTINGS)
     worker.start()
@@ -246,7 +252,7 @@ def test_canceled_and_failed_clips_leave_the_worker_usable(own: Task, tmp_path: 
     worker.close()
 
 
-def test_a_terminated_or_closed_worker_removes_its_files(own: Task, tmp_path: Path) -> None:
+def test_a_terminated_or_closed_worker_removes_its_files(slow: Task, tmp_path: Path) -> None:
     worker = LocalWorker("cpu", SETTINGS)
     worker.start()
 
@@ -256,13 +262,13 @@ def test_a_terminated_or_closed_worker_removes_its_files(own: Task, tmp_path: Pa
 
     if os.name != "nt":
         with pytest.raises(WorkerLost, match="exit code 143"):
-            worker.run(own, at("lip-sync", 1, stop))
+            worker.run(slow, at("lip-sync", 1, stop))
         assert names(tmp_path) == []
         worker.start()
     pid = worker.pid
     closing = threading.Thread(target=worker.close)
     with pytest.raises(WorkerLost, match=r"^cpu: was closed$"):
-        worker.run(own, at("lip-sync", 1, closing.start))
+        worker.run(slow, at("lip-sync", 1, closing.start))
     closing.join()
     assert not psutil.pid_exists(pid or 0)
     assert names(tmp_path) == []
@@ -271,7 +277,7 @@ def test_a_terminated_or_closed_worker_removes_its_files(own: Task, tmp_path: Pa
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows cannot stop a process")
-def test_a_worker_that_hangs_is_noticed_and_a_cancel_ends_it(own: Task, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_hangs_is_noticed_and_a_cancel_ends_it(slow: Task, monkeypatch: pytest.MonkeyPatch) -> None:
     worker = LocalWorker("cpu", SETTINGS)
     worker.start()
     monkeypatch.setattr(local, "_SILENT_S", 0.3)
@@ -279,7 +285,7 @@ def test_a_worker_that_hangs_is_noticed_and_a_cancel_ends_it(own: Task, monkeypa
 
     def cancel_when_noticed() -> None:
         until(lambda: worker.hangs)
-        worker.cancel(own.id)
+        worker.cancel(slow.id)
 
     canceling = threading.Thread(target=cancel_when_noticed)
 
@@ -288,7 +294,7 @@ def test_a_worker_that_hangs_is_noticed_and_a_cancel_ends_it(own: Task, monkeypa
         canceling.start()
 
     with pytest.raises(WorkerLost, match="did not obey a cancel"):
-        worker.run(own, at("lip-sync", 1, stop))
+        worker.run(slow, at("lip-sync", 1, stop))
     canceling.join()
     assert not worker.hangs and not psutil.pid_exists(stopped)
     monkeypatch.setattr(local, "_SILENT_S", 60.0)
