@@ -229,14 +229,14 @@ def slow(own: Task) -> Task:
     return replace(own, options=replace(FAST, steps=20))
 
 
-def test_canceled_and_failed_clips_leave_the_worker_usable(own: Task, tmp_path: Path) -> None:
+def test_canceled_and_failed_clips_leave_the_worker_usable(own: Task, slow: Task, tmp_path: Path) -> None:
     worker = LocalWorker("cpu", SETTINGS)
     worker.start()
     pid = worker.pid
     assert psutil.Process(pid).environ()["OMP_NUM_THREADS"] == "1"
     worker.cancel(own.id)  # has no effect before it runs
     with pytest.raises(Canceled):
-        worker.run(own, at("lip-sync", 1, lambda: worker.cancel(own.id)))
+        worker.run(slow, at("lip-sync", 1, lambda: worker.cancel(slow.id)))
     with pytest.raises(TaskError, match="no such file") as failed:
         worker.run(Task("two", str(tmp_path / "none.mp4"), own.audio, own.output), lambda _: None)
     assert failed.value.usage
@@ -246,7 +246,7 @@ def test_canceled_and_failed_clips_leave_the_worker_usable(own: Task, tmp_path: 
         raise InputError("of the caller")
 
     with pytest.raises(InputError, match="of the caller"):
-        worker.run(own, at("lip-sync", 1, fail))
+        worker.run(slow, at("lip-sync", 1, fail))
     assert worker.run(own, lambda _: None).report["frames"] == FRAMES
     assert (worker.pid, names(tmp_path)) == (pid, ["a.mkv"])
     worker.close()
