@@ -32,6 +32,8 @@ _CODES = {
 _LEAVE_S, _CHILDREN_S, _WRITE_S = 1.1, 0.4, 0.3
 """Of the two seconds: for the main thread's blocks, for children, for readers of the output."""
 
+_WRITE_TURNS = 30
+
 # Erases the line of a progress bar, and shows the cursor, which the bar hides.
 _END_BAR = "\r\x1b[2K\x1b[?25h"
 
@@ -138,24 +140,30 @@ def _watch(signals: socket.socket, _: socket.socket) -> None:
 
 
 def _end(message: str, code: int) -> NoReturn:
-    """Prints `message`, and ends the process with its children and temporary folders."""
+    """Ends the process with its children and temporary folders, and prints `message`."""
     with _ending:  # a second thread waits until the first one ends the process
         try:
             _end_children()
             temporary = sys.modules.get("latentsync_trt.files")
             if temporary is not None:
                 temporary.remove_all()
-            limit = threading.Timer(_WRITE_S, os._exit, (code,))  # whoever reads the output may be stuck
-            limit.daemon = True
-            limit.start()
-            if message and "--json" in sys.argv and sys.__stdout__ is not None:
-                sys.__stdout__.write(json.dumps({"error": message}) + "\n")
-            elif message:
-                _say(f"error: {message}")
-            for stream in filter(None, (sys.__stdout__, sys.__stderr__)):
-                stream.flush()
         finally:
-            os._exit(code)
+            try:
+                writer = threading.Thread(target=_write, args=(message,), daemon=True)
+                writer.start()  # whoever reads the output may be stuck
+                for _ in range(_WRITE_TURNS):  # short ones: a third thread may keep Python's lock for all of a long one
+                    writer.join(_WRITE_S / _WRITE_TURNS)
+            finally:
+                os._exit(code)
+
+
+def _write(message: str) -> None:
+    if message and "--json" in sys.argv and sys.__stdout__ is not None:
+        sys.__stdout__.write(json.dumps({"error": message}) + "\n")
+    elif message:
+        _say(f"error: {message}")
+    for stream in filter(None, (sys.__stdout__, sys.__stderr__)):
+        stream.flush()
 
 
 def _say(text: str) -> None:

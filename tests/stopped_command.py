@@ -6,6 +6,7 @@ It says "ready" on stdout when it has a temporary folder in FOLDER and a child p
 - "native": in a call that no signal interrupts; "patient": with ten minutes to leave it after the first signal.
 - "cleaning": in such a call of a `finally`.
 - "holding": in calls that keep Python's lock for half a second each.
+- "starving": where a signal interrupts it, and Python's lock is kept for half a second before each line of output.
 - "swallowing": where every exception is caught.
 """
 
@@ -39,6 +40,9 @@ def wait(how: str) -> None:
         stopping._LEAVE_S = FOREVER_S
     if how in {"native", "patient"}:
         sleep_natively(FOREVER_S)
+    if how == "starving":
+        say = stopping._say
+        stopping._say = lambda text: (sleep_natively(0.5, holding=True), say(text))[1]
     while how == "holding":
         sleep_natively(0.5, holding=True)
     while how == "swallowing":

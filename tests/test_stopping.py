@@ -136,6 +136,7 @@ def waiting(start: Start, folder: Path, how: str, *words: str, **given: Any) -> 
         ("python", [signal.SIGINT], 130),
         ("native", [signal.SIGTERM], 143),
         ("holding", [signal.SIGHUP], 129),
+        ("starving", [signal.SIGTERM], 143),
         ("cleaning", [signal.SIGTERM, signal.SIGTERM], 143),
     ],
 )
