@@ -231,3 +231,19 @@ def test_closing_stops_every_stage_before_it(taken: int) -> None:
     second.close()
     assert closed == [True]
     assert not threads()
+
+
+def test_an_interruption_while_threads_start_leaves_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[bool] = []
+    start = threading.Thread.start
+
+    def start_one(thread: threading.Thread) -> None:
+        if threads():
+            raise KeyboardInterrupt
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_one)
+    with pytest.raises(KeyboardInterrupt):
+        in_background(made_numbers([], closed), lambda number: number, threads=2, depth=2, name="paint")
+    assert closed == [True]
+    assert not threads()

@@ -78,6 +78,8 @@ def in_background(
     def consume() -> Generator[Any, None, None]:
         nonlocal is_open
         try:
+            for thread in made_by:
+                thread.start()
             yield None
             while True:
                 item, error = _next_in(_next_in(places))
@@ -91,15 +93,13 @@ def in_background(
             is_open = False
             for _ in made_by:
                 room.put(None)
-            for thread in made_by:
+            for thread in filter(threading.Thread.is_alive, made_by):  # a signal may come before all have started
                 thread.join()
             source.close()
 
     made_by = [threading.Thread(target=make, name=name) for _ in range(threads)]
     for _ in range(depth + 1):
         room.put(None)
-    for thread in made_by:
-        thread.start()
     items = consume()
     next(items)  # closing a generator that has not begun would not end its threads
     return items
