@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
@@ -17,7 +18,7 @@ from click.testing import CliRunner
 from latentsync_trt import SyncOptions
 from latentsync_trt.bundle.find import demo_folder
 from latentsync_trt.cli import main
-from latentsync_trt.media.demo_clip import SPEECH
+from latentsync_trt.media.demo_clip import SPEECH, demo_clip
 from latentsync_trt.serve.admission import Limits
 from latentsync_trt.serve.service import Service
 from tests.clips import numbered, write_face, write_sound, write_video
@@ -194,15 +195,23 @@ class Opened:
             if [self._names[name], kind] in event["targets"]:
                 self._run(event, data)
 
-    def _run(self, event: dict[str, Any], data: Any = None) -> None:
-        values = [self.shown[part].get("value") for part in event["inputs"]]
-        order = {"fn_index": event["id"], "data": values, "session_hash": self._session, "event_data": data}
+    def _answer(self, order: dict[str, Any], *, queued: bool) -> list[Any]:
+        if not queued:
+            answer = self._client.post("/gradio_api/run/predict", json=order)
+            if answer.is_error:
+                raise RuntimeError(answer.text)
+            return list(answer.json()["data"])
         self._client.post("/gradio_api/queue/join", json=order).raise_for_status()
         text = self._client.get(f"/gradio_api/queue/data?session_hash={self._session}").text
         ended = [json.loads(line[6:]) for line in text.splitlines() if '"process_completed"' in line]
         if not ended[0]["success"]:
             raise RuntimeError(text)
-        for part, found in zip(event["outputs"], ended[0]["output"]["data"], strict=True):
+        return list(ended[0]["output"]["data"])
+
+    def _run(self, event: dict[str, Any], data: Any = None) -> None:
+        values = [self.shown[part].get("value") for part in event["inputs"]]
+        order = {"fn_index": event["id"], "data": values, "session_hash": self._session, "event_data": data}
+        for part, found in zip(event["outputs"], self._answer(order, queued=event["queue"]), strict=True):
             is_update = isinstance(found, dict) and found.get("__type__") == "update"
             self.shown[part] |= found if is_update else {"value": found}
         for after in self._events:
@@ -213,6 +222,28 @@ class Opened:
 @pytest.fixture
 def opened(plain: httpx.Client, request: pytest.FixtureRequest) -> Opened:
     return Opened(plain, request.node.name)
+
+
+def test_clicks_are_not_queued(plain: httpx.Client) -> None:
+    """Gradio's page can lose the answer to one that it queues while the last queued event ends."""
+    events = plain.get("/config").json()["dependencies"]
+    assert {kind for event in events if event["queue"] for _, kind in event["targets"]} == {"then", "unload"}
+
+
+def test_the_built_in_clip_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from latentsync_trt.web import inputs
+
+    made = list[Path]()
+    monkeypatch.setattr(inputs, "demo_clip", lambda folder: [made.append(folder), demo_clip(folder)])
+    with (
+        shown(tmp_path, PretendedWorker()) as (address, _),
+        httpx.Client(base_url=address, trust_env=False, timeout=600) as client,
+        ThreadPoolExecutor(3) as pool,
+    ):
+        people = [Opened(client, str(number)) for number in range(3)]
+        assert list(pool.map(lambda one: one.fire("demo", "click"), people)) == [None] * 3
+        assert {one.of("speech")["value"]["orig_name"] for one in people} == {SPEECH.name}
+    assert len(made) == 1
 
 
 def test_the_built_in_clip(plain: httpx.Client, opened: Opened) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import filecmp
 import shutil
+import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,10 +22,10 @@ _MOST_VIDEOS, _MOST_BROWSERS = 16, 1000
 """Whose people, and whose uploads, are remembered."""
 _LARGEST = "largest"
 
-HIDDEN: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
-MANY: dict[str, Any] = {**HIDDEN, "concurrency_limit": None}
-SOON: dict[str, Any] = {**HIDDEN, "queue": False}
-"""How events are run: one at a time, several at a time, and without a queue."""
+SOON: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private", "queue": False}
+"""How events are run: without a queue, unless they may take minutes. Gradio's page can lose the answer to an event
+that it queues at the moment when the last queued one ends, such as a click while it loads.
+"""
 
 Updates = dict[Any, Any]
 Voices = dict[int, str]
@@ -58,6 +59,7 @@ class Inputs:
     def __init__(self, uploads: Path, cookie: str, previews: Previews, limits: Limits) -> None:
         """`uploads`: the folder from which Gradio serves files. `cookie`: the name of the one that marks a browser."""
         self._uploads, self._cookie, self._previews, self._limits = uploads, cookie, previews, limits
+        self._making_demo = threading.Lock()
         self._visits: dict[str, _Visit] = {}
         self._people: dict[str, People | str] = {}
         """By video: who was found in it, or why no one was."""
@@ -84,15 +86,16 @@ class Inputs:
         people = [self.note, self.faces, self.each, self.voices, message]
         fresh = [*people, self.chosen, options["face"], options["start"], options["end"]]
         shown: dict[str, Any] = {"show_progress_on": self.note, "api_visibility": "private"}
-        self.demo.click(self.show_demo, None, [self.video, self.speech], **HIDDEN)
+        self.demo.click(self.show_demo, None, [self.video, self.speech], **SOON)
         changed = self.video.change(self._forget, self.video, fresh, trigger_mode="multiple", **SOON)
         changed.then(self._find, self.video, people, trigger_mode="multiple", concurrency_limit=1, **shown)
-        changed.then(self._show, self.video, self.video, trigger_mode="multiple", **MANY)
+        queued = {**SOON, "queue": True, "concurrency_limit": None}
+        changed.then(self._show, self.video, self.video, trigger_mode="multiple", **queued)
         self.faces.select(self._choose, [self.each, self.voices], [options["face"], self.chosen, self.speech], **SOON)
         heard = [self.video, self.speech, self.each, self.chosen, self.voices]
         for event in (self.speech.change, self.each.change):
             event(self._listen, heard, [self.voices, self.speech, self.note], trigger_mode="multiple", **SOON)
-        blocks.load(self._restore, None, [self.video, self.speech], **MANY)
+        blocks.load(self._restore, None, [self.video, self.speech], **SOON)
         blocks.unload(self._leave)
         return changed
 
@@ -116,10 +119,11 @@ class Inputs:
     def show_demo(self) -> tuple[str, str]:
         folder = self._uploads / "demo"
         video, speech = folder / "demo.mp4", folder / SPEECH.name
-        if not (video.is_file() and speech.is_file()):  # at first, and when Gradio has deleted them
-            folder.mkdir(exist_ok=True)
-            demo_clip(folder)
-            shutil.copyfile(SPEECH, speech)
+        with self._making_demo:
+            if not (video.is_file() and speech.is_file()):  # at first, and when Gradio has deleted them
+                folder.mkdir(exist_ok=True)
+                demo_clip(folder)
+                shutil.copyfile(SPEECH, speech)
         return str(video), str(speech)
 
     def is_demo(self, video: str) -> bool:

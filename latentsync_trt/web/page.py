@@ -13,7 +13,7 @@ from latentsync_trt.errors import InputError, LatentSyncError
 from latentsync_trt.serve.admission import PAGE, PREVIEW, NotNow, UnknownJob
 from latentsync_trt.serve.service import Service
 from latentsync_trt.web import jobs, parts
-from latentsync_trt.web.inputs import HIDDEN, MANY, SOON, Inputs, Updates, Voices
+from latentsync_trt.web.inputs import SOON, Inputs, Updates, Voices
 from latentsync_trt.web.previews import Previews, original
 
 _POLL_S = 1.0
@@ -96,13 +96,13 @@ class Page:
         changed = inputs.connect(self.blocks, self.options, self.message)
         for event in (changed.then, self.bundle.change):
             event(self._warn, [inputs.video, self.bundle], [self.demo_note, self.ask], **SOON)
-        self.instead.click(inputs.show_demo, None, [inputs.video, inputs.speech], **HIDDEN)
+        self.instead.click(inputs.show_demo, None, [inputs.video, inputs.speech], **SOON)
         status = [self.progress, self.result, self.cancel, self.history, self.timer, self.model]
         look = [self.entries, self.history]
         given = [inputs.video, inputs.speech, inputs.each, inputs.voices, self.bundle, self.entries]
         for button in (self.start, self.anyway):
             sure, shown = gr.State(button is self.anyway), [*status, self.entries, self.message, self.ask]
-            button.click(self._start, [sure, *given, *self.options.values()], shown, **MANY)
+            button.click(self._start, [sure, *given, *self.options.values()], shown, **SOON)
         for event in (self.timer.tick, self.history.input):
             event(self._look, look, status, **SOON)
         self.cancel.click(self._cancel, look, status, **SOON)
