@@ -132,6 +132,26 @@ def test_other_browsers_get_nothing(
         assert {other.get(f"/v1/jobs/{job.id}/{name}").status_code for name in FILES} == {404}
 
 
+def test_someone_who_leaves_while_the_page_loads_is_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import gradio
+
+    from latentsync_trt.web.app import page_app
+
+    styles = next((Path(gradio.__file__).parent / "templates" / "frontend" / "assets").glob("*.css"))
+    headers = [(b"host", b"127.0.0.1"), (b"accept-encoding", b"gzip")]  # packed answers begin with their first bytes
+    scope = {"type": "http", "method": "GET", "path": f"/assets/{styles.name}", "query_string": b"", "headers": headers}
+
+    async def left() -> dict[str, str]:
+        return {"type": "http.disconnect"}
+
+    async def send(_: object) -> None:
+        pass
+
+    monkeypatch.setenv("GRADIO_TEMP_DIR", "")
+    with page_app(Service(tmp_path, [PretendedWorker()], LIMITS), tmp_path, None, own_hosts=True) as app:
+        asyncio.run(app(scope, left, send))
+
+
 @pytest.mark.integration
 def test_the_people_of_a_video(page: tuple[str, Service], clip: tuple[Path, Path]) -> None:
     from latentsync_trt.web import jobs

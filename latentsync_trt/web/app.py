@@ -123,6 +123,10 @@ class _Guard:
                 self._logins.append((_sender(request), time.monotonic()))
         except HTTPException as error:
             response = PlainTextResponse(error.detail, error.status_code)
+        except RuntimeError:  # Starlette's, where there is no answer, as for a tab that is closed while it loads
+            if not await request.is_disconnected():
+                raise
+            response = Response()
         response.headers.setdefault("content-security-policy", _POLICY)
         if request.url.path == "/" and _COOKIE not in request.cookies:
             response.set_cookie(_COOKIE, secrets.token_hex(16), max_age=_YEAR_S, httponly=True, samesite="lax")
