@@ -85,12 +85,11 @@ class Inputs:
         self._options, self._message = options, message
         people = [self.note, self.faces, self.each, self.voices, message]
         fresh = [*people, self.chosen, options["face"], options["start"], options["end"]]
-        shown: dict[str, Any] = {"show_progress_on": self.note, "api_visibility": "private"}
+        queued: dict[str, Any] = {"trigger_mode": "multiple", "api_visibility": "private"}
         self.demo.click(self.show_demo, None, [self.video, self.speech], **SOON)
         changed = self.video.change(self._forget, self.video, fresh, trigger_mode="multiple", **SOON)
-        changed.then(self._find, self.video, people, trigger_mode="multiple", concurrency_limit=1, **shown)
-        queued = {**SOON, "queue": True, "concurrency_limit": None}
-        changed.then(self._show, self.video, self.video, trigger_mode="multiple", **queued)
+        changed.then(self._find, self.video, people, concurrency_limit=1, show_progress_on=self.note, **queued)
+        changed.then(self._show, self.video, self.video, concurrency_limit=None, show_progress="hidden", **queued)
         self.faces.select(self._choose, [self.each, self.voices], [options["face"], self.chosen, self.speech], **SOON)
         heard = [self.video, self.speech, self.each, self.chosen, self.voices]
         for event in (self.speech.change, self.each.change):
