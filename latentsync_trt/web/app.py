@@ -16,11 +16,10 @@ from typing import TYPE_CHECKING
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
-from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
+from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoint
 from starlette.requests import Request
 from starlette.responses import FileResponse, PlainTextResponse, Response
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from latentsync_trt.bundle.find import demo_folder, describe, exported_bundles, find_bundle
 from latentsync_trt.bundle.manifest import DEMO_NAME
@@ -90,7 +89,7 @@ def page_app(
         app.add_route("/v1/jobs/{job_id}/source", partial(shown, jobs.source))
         app.add_route("/v1/jobs/{job_id}/shown", partial(shown, Service.result))
         app.add_route("/v1/jobs/{job_id}/download", download)
-        app.add_middleware(_Guard, service=service, uploads=uploads, own_hosts=own_hosts and key is None)
+        app.add_middleware(BaseHTTPMiddleware, dispatch=_Guard(service, uploads, own_hosts=own_hosts and key is None))
         app.add_middleware(LingeringClose, most_bytes=service.limits.most_upload_bytes)
         return page, _mounted(app, page, key, service.limits.most_upload_bytes)
 
@@ -110,37 +109,28 @@ class _Guard:
     `own_hosts`: as for `check_origin`. `uploads`: the folder in which they lie.
     """
 
-    def __init__(self, app: ASGIApp, service: Service, uploads: Path, *, own_hosts: bool) -> None:
-        self._app, self._service, self._uploads, self._own_hosts = app, service, uploads, own_hosts
+    def __init__(self, service: Service, uploads: Path, *, own_hosts: bool) -> None:
+        self._service, self._uploads, self._own_hosts = service, uploads, own_hosts
         self._most_bytes = _MOST_UPLOADS * service.limits.most_upload_bytes
         self._logins: deque[tuple[str, float]] = deque(maxlen=_MOST_LOGINS * _MOST_SENDERS)
         """From where and when wrong passwords came."""
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        request, is_let_in = Request(scope), False
-
-        async def marked(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                headers = MutableHeaders(scope=message)
-                headers.setdefault("content-security-policy", _POLICY)
-                if request.url.path == "/" and _COOKIE not in request.cookies:
-                    own = Response()
-                    own.set_cookie(_COOKIE, secrets.token_hex(16), max_age=_YEAR_S, httponly=True, samesite="lax")
-                    headers.append("set-cookie", own.headers["set-cookie"])
-                if is_let_in and request.url.path == "/login" and message["status"] >= HTTPStatus.BAD_REQUEST:
-                    self._logins.append((_sender(request), time.monotonic()))
-            await send(message)
-
+    async def __call__(self, request: Request, call_next: RequestResponseEndpoint) -> Response:
         try:
             await run_in_threadpool(self._check, request)
+            response = await call_next(request)
+            if request.url.path == "/login" and response.status_code >= HTTPStatus.BAD_REQUEST:
+                self._logins.append((_sender(request), time.monotonic()))
         except HTTPException as error:
-            await PlainTextResponse(error.detail, error.status_code)(scope, receive, marked)
-        else:
-            is_let_in = True
-            await self._app(scope, receive, marked)
+            response = PlainTextResponse(error.detail, error.status_code)
+        except RuntimeError:  # Starlette's, where there is no answer, as for a tab that is closed while it loads
+            if not await request.is_disconnected():
+                raise
+            response = Response()
+        response.headers.setdefault("content-security-policy", _POLICY)
+        if request.url.path == "/" and _COOKIE not in request.cookies:
+            response.set_cookie(_COOKIE, secrets.token_hex(16), max_age=_YEAR_S, httponly=True, samesite="lax")
+        return response
 
     def _check(self, request: Request) -> None:
         check_origin(request, self._own_hosts)  # also with a key: browsers send the cookie of a login
