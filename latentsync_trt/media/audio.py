@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import cast
 
 import numpy as np
-from av import AudioCodecContext, AudioFrame, AudioLayout, AudioResampler, AudioStream
+from av import AudioFrame, AudioLayout, AudioResampler, AudioStream
 from av.container import InputContainer
 
 from latentsync_trt.errors import InputError, MediaError
-from latentsync_trt.media.files import guarded, open_input, reading
+from latentsync_trt.media.files import codec_name, guarded, open_input, reading
 from latentsync_trt.media.timing import JITTER_S, Timed, clock_of, nearest, stamp_of, with_next
 from latentsync_trt.types import Float32Array
 
@@ -133,11 +133,10 @@ def open_audio(path: Path) -> Iterator[AudioStream]:
         if not container.streams.audio:
             raise MediaError(f"{path}: has no audio stream")
         stream = container.streams.audio[0]
-        context: AudioCodecContext | None = stream.codec_context  # PyAV's types leave the None out
-        if context is None:
+        if not codec_name(stream):
             cure = "convert the file to WAV"
             raise MediaError(f"{path}: its audio stream is in a codec that FFmpeg does not know; {cure}")
-        _check_rate(path, context.sample_rate)
+        _check_rate(path, stream.codec_context.sample_rate)
         yield stream
 
 
@@ -164,7 +163,7 @@ def decoded_audio(path: Path, stream: AudioStream, delay_s: Fraction = Fraction(
 def _frames(path: Path, stream: AudioStream) -> Iterator[AudioFrame]:
     """Decoded frames with samples, at least one; errors as `decoded_audio`."""
     frame, container = None, cast(InputContainer, stream.container)
-    for frame in filter(lambda decoded: decoded.samples, guarded(path, container.decode(stream), "audio")):
+    for frame in filter(lambda decoded: decoded.samples, guarded(path, stream, container.decode(stream))):
         _check_rate(path, frame.sample_rate)  # codecs may state another one in each frame
         yield frame
     if frame is None:

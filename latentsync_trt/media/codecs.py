@@ -15,7 +15,7 @@ from av.container import OutputContainer
 from latentsync_trt.config import Codec, SyncOptions
 from latentsync_trt.errors import InputError
 from latentsync_trt.media.color import BT709, BT2020_NCL, RGB_IDENTITY, UNSPECIFIED
-from latentsync_trt.media.conversion import COLOR_RANGES
+from latentsync_trt.media.conversion import set_tags
 from latentsync_trt.media.files import reason_of
 from latentsync_trt.media.hdr import HDR_TRANSFERS, encoder_options
 from latentsync_trt.types import ColorTags, VideoInfo
@@ -188,9 +188,7 @@ def _set_up(context: VideoCodecContext, encoder: VideoEncoder) -> None:
     context.thread_count = _ENCODER_THREADS
     if encoder.ffmpeg == "libx264":  # by default slices: of 16 threads, 2 % larger files
         context.thread_type = "FRAME"
-    color = encoder.color
-    context.color_primaries, context.color_trc = color.primaries, color.transfer
-    context.colorspace, context.color_range = color.matrix, COLOR_RANGES[color.full_range]
+    set_tags(context, encoder.color)
 
 
 def _codec_of(options: SyncOptions, info: VideoInfo) -> Codec:

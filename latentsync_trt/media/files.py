@@ -3,13 +3,15 @@
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from fractions import Fraction
 from pathlib import Path
 from stat import S_ISDIR, S_ISREG
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import av
-from av import FFmpegError
+from av import CodecContext, FFmpegError
 from av.container import InputContainer, OutputContainer
+from av.stream import Stream
 
 from latentsync_trt.errors import InputError, MediaError, OutputError
 from latentsync_trt.paths import why_missing
@@ -46,16 +48,27 @@ def reading(path: Path, problem: str = "cannot be read", cure: str = "") -> Iter
         raise MediaError(f"{path}: {problem}: {reason_of(error)}{cure}") from error
 
 
-def guarded(path: Path, items: Iterator[T], what: str) -> Iterator[T]:
+def guarded(path: Path, stream: Stream, items: Iterator[T]) -> Iterator[T]:
     """The frames or packets of a stream; if reading fails, the `MediaError` names the time."""
-    time_s = 0.0
+    at_s = 0.0
     while True:
-        with reading(path, f"its {what} breaks off after {time_s:.2f} s; repair or re-encode it"):
+        with reading(path, f"its {stream.type} breaks off after {at_s:.2f} s; repair or re-encode it"):
             item: Any = next(items, None)
         if item is None:
             return
-        time_s = time_s if item.pts is None or not item.time_base else float(item.pts * item.time_base)
+        at_s = at_s if item.pts is None or not item.time_base else time_in_clip(stream, item.pts * item.time_base)
         yield item
+
+
+def time_in_clip(stream: Stream, stamp_s: Fraction) -> float:
+    """A time stamp in seconds from the start of the file, as players and messages count: stamps may begin anywhere."""
+    return float(stamp_s) - (cast(InputContainer, stream.container).start_time or 0) / av.time_base
+
+
+def codec_name(stream: Stream) -> str:
+    """FFmpeg's name of the codec; empty if it does not know the codec."""
+    context: CodecContext | None = stream.codec_context  # PyAV's types leave the None out
+    return "" if context is None else context.codec.canonical_name
 
 
 @contextmanager
@@ -74,7 +87,7 @@ def open_input(path: Path) -> Iterator[InputContainer]:
     """Opens a local media file and closes it at the end of the block.
 
     Raises:
-        MediaError: the file is missing, a folder, empty, truncated, a playlist, or in a format unknown to FFmpeg.
+        MediaError: the file is missing, no regular file, empty, truncated, a playlist, or unknown to FFmpeg.
     """
     check_file(path)
     # FFmpeg's log stays off: its callback takes the interpreter's lock, which a thread that frees a decoder holds
@@ -98,7 +111,7 @@ def open_output(path: Path, options: dict[str, str] | None = None) -> OutputCont
 
 
 def check_file(path: Path) -> None:
-    """Raises `MediaError` if `path` is no file, may not be read, or is empty."""
+    """Raises `MediaError` if `path` is no regular file, may not be read, or is empty."""
     try:
         found = path.stat()
     except (FileNotFoundError, NotADirectoryError) as error:
@@ -109,8 +122,20 @@ def check_file(path: Path) -> None:
         raise MediaError(f"{path}: is a folder; name a video or audio file in it", usage=True)
     if not os.access(path, os.R_OK):
         raise MediaError(f"{path}: may not be read; change its permissions", usage=True)
-    if S_ISREG(found.st_mode) and not found.st_size:  # pipes also have size 0
+    if not S_ISREG(found.st_mode):
+        cure = "files are read several times, so write it to one first, and name that"
+        raise MediaError(f"{path}: is a pipe or a device; {cure}", usage=True)
+    if not found.st_size:
         raise MediaError(f"{path}: is empty (0 bytes); copy or download it again")
+
+
+def check_size(path: Path, width_px: int, height_px: int) -> None:
+    """Raises `MediaError` for pictures without a size, or of too many pixels."""
+    if not width_px or not height_px:
+        raise MediaError(f"{path}: its pictures have no size that can be read; is it damaged? convert it to MP4")
+    if width_px * height_px > MOST_PIXELS:
+        most = f"at most {MOST_PIXELS / 1e6:.0f} million are accepted"
+        raise MediaError(f"{path}: its pictures have {width_px}×{height_px} pixels; {most}; scale it down")
 
 
 def _check_not_cut_off(path: Path, container: InputContainer) -> None:

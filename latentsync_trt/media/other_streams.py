@@ -19,7 +19,8 @@ from av.stream import AttachmentStream, Discard, Stream
 from av.subtitles.stream import SubtitleStream
 
 from latentsync_trt.errors import MediaError
-from latentsync_trt.media.files import guarded, open_input, reading
+from latentsync_trt.media.files import codec_name, guarded, open_input, reading
+from latentsync_trt.media.heif import is_tile
 from latentsync_trt.media.playback import video_stream
 from latentsync_trt.media.soundtrack import COPIED_CODECS, TimedPackets, copied_sound
 from latentsync_trt.media.timing import nearest
@@ -96,7 +97,7 @@ def optional(timed: TimedPackets, problems: list[str]) -> TimedPackets:
 
 def _add_subtitles(path: Path, stream: SubtitleStream, output: OutputContainer, suffix: str) -> SubtitleStream:
     """Adds a copy of a stream to an open output, converted if that does not hold its form."""
-    if stream.codec_context.codec.canonical_name in _HELD_FORMS[suffix]:
+    if codec_name(stream) in _HELD_FORMS[suffix]:
         return output.add_stream_from_template(stream)
     with reading(path, "its subtitles cannot be decoded"):
         stream.codec_context.open()
@@ -115,9 +116,9 @@ def _copied_subtitles(
     """
     packets = cast(InputContainer, stream.container).demux(stream)
     source, last = stream.codec_context, -1
-    target = None if source.codec.canonical_name in _HELD_FORMS[suffix] else copy.codec_context
+    target = None if codec_name(stream) in _HELD_FORMS[suffix] else copy.codec_context
     most_empty = _MOST_EMPTY_BYTES if source.name == "mov_text" else 0
-    for packet in guarded(path, packets, "subtitles"):
+    for packet in guarded(path, stream, packets):
         if packet.pts is None or packet.size <= most_empty:
             continue
         converted: Packet[Any] | None = packet
@@ -170,27 +171,22 @@ def _others(path: Path, container: InputContainer) -> Iterator[Stream]:
     """All but the picture, the first sound, and the chapters' own track in MP4."""
     taken = [video_stream(path, container), *container.streams.audio[:1]]
     for stream in container.streams:
-        if stream not in taken and stream.discard != Discard.all:
+        if stream not in taken and stream.discard != Discard.all and not is_tile(stream):
             yield stream
 
 
 def _fits(stream: Stream, suffix: str) -> bool:
     if isinstance(stream, AudioStream):
-        return _codec(stream) in (*COPIED_CODECS[suffix], *_MORE_AUDIO.get(suffix, ()))
+        return codec_name(stream) in (*COPIED_CODECS[suffix], *_MORE_AUDIO.get(suffix, ()))
     if isinstance(stream, SubtitleStream):
-        return _codec(stream) in (*_HELD_FORMS[suffix], *_TEXT_FORMS)
+        return codec_name(stream) in (*_HELD_FORMS[suffix], *_TEXT_FORMS)
     return isinstance(stream, AttachmentStream) and suffix == _MKV
-
-
-def _codec(stream: Stream) -> str:
-    # None for codecs that FFmpeg cannot decode, which PyAV's types leave out.
-    return "" if stream.codec_context is None else stream.codec_context.codec.canonical_name
 
 
 def _name(stream: Stream) -> str:
     if isinstance(stream, AttachmentStream):
         return f"the attached file {stream.name}"
     # Time codes, positions and motion have no codec.
-    what = _codec(stream) or stream.metadata.get("handler_name") or "unknown"
+    what = codec_name(stream) or stream.metadata.get("handler_name") or "unknown"
     language = "" if stream.language in (None, "und") else f", {stream.language}"
     return f"the {stream.type} track {stream.index} ({what}{language})"

@@ -14,13 +14,14 @@ from itertools import islice, takewhile
 from pathlib import Path
 from typing import TypeVar, cast
 
-from av import FFmpegError, VideoCodecContext, VideoFrame, VideoStream
+from av import FFmpegError, VideoFrame, VideoStream
 from av.container import InputContainer
 from av.stream import Discard, Disposition
 
 from latentsync_trt.config import MODEL_FPS, Extend
 from latentsync_trt.errors import MediaError
-from latentsync_trt.media.files import MOST_PIXELS, guarded, open_input
+from latentsync_trt.media.files import MOST_PIXELS, check_size, codec_name, guarded, open_input, time_in_clip
+from latentsync_trt.media.heif import decoded, is_photo
 from latentsync_trt.media.timing import (
     Clock,
     Timed,
@@ -144,32 +145,34 @@ def _decoded(
     path: Path, container: InputContainer, stream: VideoStream
 ) -> Iterator[tuple[Fraction | None, Fraction | None, VideoFrame]]:
     """Time stamps, durations and decoded frames in presentation order."""
-    size, time_s = None, 0.0
-    for frame in guarded(path, container.decode(stream), "video"):
-        size, time_s = size or (frame.width, frame.height), frame.time or time_s
+    size, at_s = None, 0.0
+    for frame in guarded(path, stream, decoded(path, container, stream)):
+        stamp_s = stamp_of(frame)
+        size, at_s = size or (frame.width, frame.height), at_s if stamp_s is None else time_in_clip(stream, stamp_s)
         if size != (frame.width, frame.height):
             raise MediaError(
                 f"{path}: its pictures change from {size[0]}×{size[1]} to {frame.width}×{frame.height} after "
-                f"{time_s:.2f} s; re-encode it at one size"
+                f"{at_s:.2f} s; re-encode it at one size"
             )
         stated_s = frame.duration * cast(Fraction, frame.time_base) if frame.duration > 0 else None
-        yield stamp_of(frame), stated_s, frame
+        yield stamp_s, stated_s, frame
 
 
 def video_stream(path: Path, container: InputContainer) -> VideoStream:
-    """The first video stream but for covers; `MediaError` if there is none or it is too large."""
+    """The main video stream, never a cover; `MediaError` if there is none or it is too large."""
     streams = [each for each in container.streams.video if not each.disposition & Disposition.attached_pic]
     if not streams:
         raise MediaError(f"{path}: has no video stream")
-    context: VideoCodecContext | None = streams[0].codec_context  # PyAV's types leave the None out
-    if context is None:
+    # Of a photo not the thumbnail, a depth map and the like.
+    stream = min(streams, key=lambda each: is_photo(each) and not each.disposition & Disposition.default)
+    context = stream.codec_context
+    if not codec_name(stream):
         raise MediaError(f"{path}: its video stream is in a codec that FFmpeg does not know; convert it to MP4")
-    if not 0 < context.width * context.height <= MOST_PIXELS:
-        size = f"{context.width}×{context.height} pixels" if context.width else "no size that can be read"
-        most = f"at most {MOST_PIXELS / 1e6:.0f} million pixels are accepted"
-        raise MediaError(f"{path}: its pictures have {size}; {most}; scale it down")
+    if container.format.name == "webp_pipe" and not context.width:
+        raise MediaError(f"{path}: is an animated WebP, which FFmpeg cannot read; convert it to GIF or MP4")
+    check_size(path, context.width, context.height)
     context.options = {"max_pixels": f"{MOST_PIXELS}"}  # the size may change
-    return streams[0]
+    return stream
 
 
 def played(source: VideoPasses, playback: Playback) -> Iterator[Timed[Timed[VideoFrame]]]:

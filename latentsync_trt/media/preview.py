@@ -9,7 +9,8 @@ from pathlib import Path
 from latentsync_trt.config import SyncOptions
 from latentsync_trt.errors import LatentSyncError
 from latentsync_trt.media.codecs import choose_encoder
-from latentsync_trt.media.files import open_input
+from latentsync_trt.media.files import codec_name, open_input
+from latentsync_trt.media.heif import is_photo
 from latentsync_trt.media.pictures import PictureMaker, picture_info
 from latentsync_trt.media.reader import delays_of, probe, read_frames
 from latentsync_trt.media.soundtrack import SoundPiece
@@ -32,9 +33,10 @@ def plays(video: Path) -> bool:
         pictures, sounds = container.streams.video, container.streams.audio
         return (
             bool(pictures)
-            and pictures[0].codec_context.codec.canonical_name in codecs
+            and not is_photo(pictures[0])
+            and codec_name(pictures[0]) in codecs
             and pictures[0].codec_context.pix_fmt in _FORMATS
-            and all(each.codec_context.codec.canonical_name in _SOUNDS for each in sounds)
+            and all(codec_name(each) in _SOUNDS for each in sounds)
         )
 
 
@@ -55,7 +57,7 @@ def write_preview(video: Path, target: Path, closed: threading.Event) -> None:
     made = picture_info(width_px, height_px, rgb=False)
     made = replace(made, frames_per_s=info.frames_per_s, time_base=info.time_base)
     with open_input(video) as container:
-        has_sound = bool(container.streams.audio)
+        has_sound = any(map(codec_name, container.streams.audio[:1]))
     delays = delays_of(video, video) if has_sound else None
     sound = () if delays is None else (SoundPiece(video, delays.sound_s - delays.picture_s),)
     with VideoWriter(target, made, choose_encoder(_ENCODING, made), sound) as writer:

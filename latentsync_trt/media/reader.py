@@ -16,6 +16,7 @@ from latentsync_trt.media.audio import first_sample_s, open_audio
 from latentsync_trt.media.conversion import FrameConverter, format_of, orientation_of, views
 from latentsync_trt.media.files import open_input, reading
 from latentsync_trt.media.hdr import metadata_of
+from latentsync_trt.media.heif import decoded, is_photo
 from latentsync_trt.media.pictures import LazyRgb
 from latentsync_trt.media.playback import Playback, VideoPasses, played, video_stream
 from latentsync_trt.media.timing import clock_of, frames_per_s, period_s, stamp_of, stated_end_s, time_base_of
@@ -43,7 +44,7 @@ def probe(path: Path) -> VideoInfo:
     with open_input(path) as container:
         stream = video_stream(path, container)
         with reading(path, "its video stream cannot be decoded"):
-            frame = next(container.decode(stream), None)
+            frame = next(decoded(path, container, stream), None)
             if frame is None:
                 raise InputError("it has no picture")
             transposed, *_ = orientation_of(frame)
@@ -94,7 +95,7 @@ def read_frames(path: Path, playback: Playback = _AS_IT_IS) -> Iterator[Frame]:
 
 
 def _duration_s(container: InputContainer, stream: VideoStream, start_s: Fraction | None) -> Fraction | None:
-    if container.format.name.endswith("_pipe"):  # FFmpeg's name for a still picture
+    if container.format.name.endswith("_pipe") or is_photo(stream):  # FFmpeg's name for a still picture
         return period_s(stream)
     if stream.duration is not None and stream.time_base is not None:
         return stream.duration * stream.time_base

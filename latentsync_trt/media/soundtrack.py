@@ -27,7 +27,7 @@ from latentsync_trt.media.audio import (
     silence,
     sound_blocks,
 )
-from latentsync_trt.media.files import guarded
+from latentsync_trt.media.files import codec_name, guarded
 from latentsync_trt.media.timing import clock_of, nearest
 from latentsync_trt.types import Float32Array
 
@@ -201,7 +201,7 @@ def _is_lossless(source: Path) -> bool:
 def _why_not_copied(source: Path, suffix: str) -> str | None:
     with open_audio(source) as stream:
         # The decoder's name can differ from the codec's, as in mp3float.
-        codec = stream.codec_context.codec.canonical_name
+        codec = codec_name(stream)
         if codec not in COPIED_CODECS[suffix]:
             others = " or ".join(other for other, codecs in COPIED_CODECS.items() if codec in codecs)
             cure = f"; an output in {others} keeps it" if others else ""
@@ -234,7 +234,7 @@ def copied_sound(
     time_base = stream.time_base or Fraction(1, rate_hz)
     last: int | None = None
     begun = False
-    for packet in guarded(path, cast(InputContainer, stream.container).demux(stream), "audio"):
+    for packet in guarded(path, stream, cast(InputContainer, stream.container).demux(stream)):
         begun |= not packet.is_discard
         if not packet.size or (begun and packet.is_discard):  # an edit list leaves it out
             continue
