@@ -54,8 +54,8 @@ class VideoInfo:
 
     `duration_s` is None where the file does not state it; `frames_per_s`, the mean over the file, and `start_s`, the
     time stamp of the first picture, likewise. `pixel_format` (FFmpeg's name) and `color`: of the `YuvPlanes` of its
-    frames. `hdr`: of the first picture. `time_base`: seconds of which all its
-    times are multiples.
+    frames. `hdr`, and whether there are `captions` (CEA-608, CEA-708): of the first picture.
+    `time_base`: seconds of which all its times are multiples.
     """
 
     width_px: int
@@ -69,6 +69,7 @@ class VideoInfo:
     start_s: Fraction | None = None
     time_base: Fraction | None = None
     hdr: HdrMetadata | None = None
+    captions: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,8 +1,11 @@
 """Audio input: the first audio stream of a file, each sample at the time of its stamp."""
 
+import re
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
 from fractions import Fraction
+from functools import reduce
+from os import SEEK_END
 from pathlib import Path
 from typing import cast
 
@@ -22,6 +25,11 @@ SPEECH_RATE_HZ = 16_000
 # damaged header may state, the resampler alone takes 1 GB.
 LEAST_RATE_HZ, MOST_RATE_HZ = 1_000, 4_000_000
 
+# Of what follows in WAV; of all frames in MP3, if its first one states it.
+_STATED_LENGTH = re.compile(rb"(?s)RIFF(.{4})|\xff.{12,40}(?:Xing|Info)\0\0\0[\x03\x07\x0b\x0f].{4}(.{4})")
+_UNKNOWN_LENGTH = 0x7FFFF000  # or more: written where the length was not known yet
+_LEAST_MISSING_S = 0.1
+
 # States lengths of tracks to the sample; others estimate them, or FFmpeg cuts the padding.
 _EXACT_CONTAINER = "mp4"
 
@@ -38,6 +46,22 @@ def audio_duration_s(path: Path) -> Fraction:
     with open_audio(path) as stream:
         end_s = max(timed.end_s for timed in decoded_audio(path, stream))
         return Fraction(nearest(end_s, SPEECH_RATE_HZ), SPEECH_RATE_HZ)
+
+
+def cut_off_notices(path: Path) -> list[str]:
+    """Says how much a WAV or MP3 file lacks of the length in its header: FFmpeg reads what is there."""
+    with path.open("rb") as file:
+        head = file.read(10)
+        # Before the first frame of an MP3 may be a tag; each byte has 7 bits of its length.
+        start = 10 + reduce(lambda length, byte: length << 7 | byte, head[6:], 0) if head[:3] == b"ID3" else 0
+        file.seek(start)
+        stated, size = _STATED_LENGTH.match(file.read(200)), file.seek(0, SEEK_END)
+    if stated is None:
+        return []
+    end = start + int.from_bytes(stated[2]) if stated[2] else stated.end() + int.from_bytes(stated[1], "little")
+    missing_s = float(audio_duration_s(path) * (end - size) / size) if size < end < _UNKNOWN_LENGTH else 0.0
+    what = f"{path}: lacks {missing_s:.1f} s of the sound that its header states; copy or download it again"
+    return [what] if missing_s >= _LEAST_MISSING_S else []
 
 
 def first_sample_s(path: Path, stream: AudioStream) -> Fraction | None:

@@ -15,7 +15,7 @@ from av.container import OutputContainer
 from latentsync_trt.config import Codec, SyncOptions
 from latentsync_trt.errors import InputError
 from latentsync_trt.media.color import BT709, BT2020_NCL, RGB_IDENTITY, UNSPECIFIED
-from latentsync_trt.media.conversion import set_tags
+from latentsync_trt.media.conversion import COLOR_RANGES
 from latentsync_trt.media.files import reason_of
 from latentsync_trt.media.hdr import HDR_TRANSFERS, encoder_options
 from latentsync_trt.types import ColorTags, VideoInfo
@@ -188,7 +188,9 @@ def _set_up(context: VideoCodecContext, encoder: VideoEncoder) -> None:
     context.thread_count = _ENCODER_THREADS
     if encoder.ffmpeg == "libx264":  # by default slices: of 16 threads, 2 % larger files
         context.thread_type = "FRAME"
-    set_tags(context, encoder.color)
+    color = encoder.color
+    context.color_primaries, context.color_trc = color.primaries, color.transfer
+    context.colorspace, context.color_range = color.matrix, COLOR_RANGES[color.full_range]
 
 
 def _codec_of(options: SyncOptions, info: VideoInfo) -> Codec:
@@ -299,5 +301,8 @@ def _losses(encoder: VideoEncoder, info: VideoInfo) -> Iterator[str]:
         yield (f"{' and '.join(info.hdr.dynamic)}: not written, only the picture for other displays")
     if info.hdr and (info.hdr.mastering or info.hdr.light) and not encoder_options(encoder.ffmpeg, info.hdr):
         yield (f"{encoder.ffmpeg} does not store HDR10's mastering display and light levels; color tags are kept")
+    if info.captions:
+        cure = 'keep them in a file: ffmpeg -f lavfi -i "movie=VIDEO[out+subcc]" -map s captions.srt'
+        yield f"closed captions within the picture (CEA-608, CEA-708) are left out; {cure}"
     if info.interlaced:
         yield ("the picture is interlaced; its fields are not separated")

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from av import VideoCodecContext, VideoFormat, VideoFrame
+from av import VideoFormat, VideoFrame
 from av.sidedata.sidedata import Type as SideDataType
 from av.video.reformatter import ColorRange, Interpolation, VideoReformatter
 
@@ -188,11 +188,6 @@ def frame_of(planes: YuvPlanes, width_px: int, height_px: int, patches: Iterable
             view[:rows, columns:] = view[:rows, columns - 1 : columns]
         view[rows:] = view[rows - 1]
     return frame
-
-
-def set_tags(coded: VideoFrame | VideoCodecContext, color: ColorTags) -> None:
-    coded.color_primaries, coded.color_trc = color.primaries, color.transfer
-    coded.colorspace, coded.color_range = color.matrix, COLOR_RANGES[color.full_range]
 
 
 def views(frame: VideoFrame) -> list[SampleArray]:

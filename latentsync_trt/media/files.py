@@ -3,7 +3,6 @@
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from fractions import Fraction
 from pathlib import Path
 from stat import S_ISDIR, S_ISREG
 from typing import Any, TypeVar, cast
@@ -49,20 +48,15 @@ def reading(path: Path, problem: str = "cannot be read", cure: str = "") -> Iter
 
 
 def guarded(path: Path, stream: Stream, items: Iterator[T]) -> Iterator[T]:
-    """The frames or packets of a stream; if reading fails, the `MediaError` names the time."""
-    at_s = 0.0
+    """The frames or packets of a stream; if reading fails, the `MediaError` names the time from the file's start."""
+    at_s, start_s = 0.0, (cast(InputContainer, stream.container).start_time or 0) / av.time_base
     while True:
         with reading(path, f"its {stream.type} breaks off after {at_s:.2f} s; repair or re-encode it"):
             item: Any = next(items, None)
         if item is None:
             return
-        at_s = at_s if item.pts is None or not item.time_base else time_in_clip(stream, item.pts * item.time_base)
+        at_s = at_s if item.pts is None or not item.time_base else float(item.pts * item.time_base) - start_s
         yield item
-
-
-def time_in_clip(stream: Stream, stamp_s: Fraction) -> float:
-    """A time stamp in seconds from the start of the file, as players and messages count: stamps may begin anywhere."""
-    return float(stamp_s) - (cast(InputContainer, stream.container).start_time or 0) / av.time_base
 
 
 def codec_name(stream: Stream) -> str:
@@ -130,9 +124,9 @@ def check_file(path: Path) -> None:
 
 
 def check_size(path: Path, width_px: int, height_px: int) -> None:
-    """Raises `MediaError` for pictures without a size, or of too many pixels."""
     if not width_px or not height_px:
-        raise MediaError(f"{path}: its pictures have no size that can be read; is it damaged? convert it to MP4")
+        what = "no size that FFmpeg can read, as in an animated WebP or where the file is damaged"
+        raise MediaError(f"{path}: its pictures have {what}; convert it to GIF or MP4")
     if width_px * height_px > MOST_PIXELS:
         most = f"at most {MOST_PIXELS / 1e6:.0f} million are accepted"
         raise MediaError(f"{path}: its pictures have {width_px}×{height_px} pixels; {most}; scale it down")

@@ -19,8 +19,8 @@ from av.stream import AttachmentStream, Discard, Stream
 from av.subtitles.stream import SubtitleStream
 
 from latentsync_trt.errors import MediaError
+from latentsync_trt.media.decoding import is_tile
 from latentsync_trt.media.files import codec_name, guarded, open_input, reading
-from latentsync_trt.media.heif import is_tile
 from latentsync_trt.media.playback import video_stream
 from latentsync_trt.media.soundtrack import COPIED_CODECS, TimedPackets, copied_sound
 from latentsync_trt.media.timing import nearest

@@ -12,7 +12,7 @@ from av.video.reformatter import Interpolation, VideoReformatter
 
 from latentsync_trt.media.codecs import VideoEncoder
 from latentsync_trt.media.color import BT709, RGB_IDENTITY, coding_of, levels_of, pixels_per_sample, planes_of
-from latentsync_trt.media.conversion import converted, frame_of, packed_view, set_tags
+from latentsync_trt.media.conversion import COLOR_RANGES, converted, frame_of, packed_view
 from latentsync_trt.media.hdr import hdr_of
 from latentsync_trt.types import BoolArray, ColorTags, Frame, Patch, SampleArray, UInt8Array, VideoInfo, YuvPlanes
 
@@ -131,7 +131,9 @@ class PictureMaker:
         if picture.format.name != encoder.pixel_format:
             own, wanted = (coding_of(tags, picture.width, picture.height) for tags in (planes.color, encoder.color))
             picture = converted(self._reformatter, picture, encoder.pixel_format, own, wanted)
-        set_tags(picture, encoder.color)
+        color = encoder.color
+        picture.color_primaries, picture.color_trc = color.primaries, color.transfer
+        picture.colorspace, picture.color_range = color.matrix, COLOR_RANGES[color.full_range]
         return picture
 
     def small_rgb(self, frame: Frame, patches: Iterable[Patch] = (), most_px: int = _SMALL_PX) -> UInt8Array:

@@ -20,8 +20,8 @@ from av.stream import Discard, Disposition
 
 from latentsync_trt.config import MODEL_FPS, Extend
 from latentsync_trt.errors import MediaError
-from latentsync_trt.media.files import MOST_PIXELS, check_size, codec_name, guarded, open_input, time_in_clip
-from latentsync_trt.media.heif import decoded, is_photo
+from latentsync_trt.media.decoding import decoded, is_photo
+from latentsync_trt.media.files import MOST_PIXELS, check_size, codec_name, guarded, open_input
 from latentsync_trt.media.timing import (
     Clock,
     Timed,
@@ -145,17 +145,9 @@ def _decoded(
     path: Path, container: InputContainer, stream: VideoStream
 ) -> Iterator[tuple[Fraction | None, Fraction | None, VideoFrame]]:
     """Time stamps, durations and decoded frames in presentation order."""
-    size, at_s = None, 0.0
     for frame in guarded(path, stream, decoded(path, container, stream)):
-        stamp_s = stamp_of(frame)
-        size, at_s = size or (frame.width, frame.height), at_s if stamp_s is None else time_in_clip(stream, stamp_s)
-        if size != (frame.width, frame.height):
-            raise MediaError(
-                f"{path}: its pictures change from {size[0]}×{size[1]} to {frame.width}×{frame.height} after "
-                f"{at_s:.2f} s; re-encode it at one size"
-            )
         stated_s = frame.duration * cast(Fraction, frame.time_base) if frame.duration > 0 else None
-        yield stamp_s, stated_s, frame
+        yield stamp_of(frame), stated_s, frame
 
 
 def video_stream(path: Path, container: InputContainer) -> VideoStream:
@@ -168,8 +160,6 @@ def video_stream(path: Path, container: InputContainer) -> VideoStream:
     context = stream.codec_context
     if not codec_name(stream):
         raise MediaError(f"{path}: its video stream is in a codec that FFmpeg does not know; convert it to MP4")
-    if container.format.name == "webp_pipe" and not context.width:
-        raise MediaError(f"{path}: is an animated WebP, which FFmpeg cannot read; convert it to GIF or MP4")
     check_size(path, context.width, context.height)
     context.options = {"max_pixels": f"{MOST_PIXELS}"}  # the size may change
     return stream

@@ -9,8 +9,8 @@ from pathlib import Path
 from latentsync_trt.config import SyncOptions
 from latentsync_trt.errors import LatentSyncError
 from latentsync_trt.media.codecs import choose_encoder
+from latentsync_trt.media.decoding import is_photo
 from latentsync_trt.media.files import codec_name, open_input
-from latentsync_trt.media.heif import is_photo
 from latentsync_trt.media.pictures import PictureMaker, picture_info
 from latentsync_trt.media.reader import delays_of, probe, read_frames
 from latentsync_trt.media.soundtrack import SoundPiece

@@ -5,18 +5,20 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 from av import VideoFrame, VideoStream
 from av.container import InputContainer
+from av.sidedata.sidedata import Type
 from av.video.reformatter import VideoReformatter
 
 from latentsync_trt.errors import InputError, MediaError
 from latentsync_trt.media.audio import first_sample_s, open_audio
 from latentsync_trt.media.conversion import FrameConverter, format_of, orientation_of, views
+from latentsync_trt.media.decoding import decoded, is_photo
 from latentsync_trt.media.files import open_input, reading
 from latentsync_trt.media.hdr import metadata_of
-from latentsync_trt.media.heif import decoded, is_photo
 from latentsync_trt.media.pictures import LazyRgb
 from latentsync_trt.media.playback import Playback, VideoPasses, played, video_stream
 from latentsync_trt.media.timing import clock_of, frames_per_s, period_s, stamp_of, stated_end_s, time_base_of
@@ -51,7 +53,7 @@ def probe(path: Path) -> VideoInfo:
             if stream.metadata.get("alpha_mode") == "1":  # which FFmpeg's decoders of VP8 and VP9 leave out
                 raise MediaError(f"{path}: {_TRANSPARENT}")
             _check_opaque(path, frame)
-            hdr = metadata_of(frame)
+            hdr, captions = metadata_of(frame), Type.A53_CC in cast(Any, frame.side_data)
             planes = FrameConverter().planes(frame)
         aspect, start_s = stream.sample_aspect_ratio or Fraction(1), stamp_of(frame)
         return VideoInfo(
@@ -66,6 +68,7 @@ def probe(path: Path) -> VideoInfo:
             start_s=start_s,
             time_base=time_base_of(stream),
             hdr=hdr,
+            captions=captions,
         )
 
 

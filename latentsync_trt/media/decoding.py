@@ -1,0 +1,141 @@
+"""Decoded pictures as players show them: cropped, and photos of phones (HEIF: HEIC, AVIF) put together from tiles.
+
+FFmpeg has a stream for each tile. How they lie, which PyAV does not pass on, is read from the file's boxes: size
+(4 bytes), name (4) and content, which in most begins with a version (1) and flags (3).
+"""
+
+import re
+import struct
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from io import BytesIO
+from pathlib import Path
+
+import av
+from av import FFmpegError, VideoFrame, VideoStream
+from av.container import InputContainer
+from av.filter import Graph
+from av.stream import Discard, Disposition, Stream
+
+from latentsync_trt.errors import InputError, MediaError
+from latentsync_trt.media.files import check_size
+
+_MOST_BYTES = 100_000_000
+
+# In Matroska a value begins with its length. After width and height of a video follow, among others, pixels to hide.
+_NUMBERS = re.compile(rb"(?s)\xb0[\x81-\x84].{1,4}?\xba[\x81-\x84].{1,4}?((?:[\x9a\x9d]\x81.|[ST].(?:\x81.|\x82..))+)")
+_EDGE = re.compile(rb"(?s)T([\xaa\xbb\xcc\xdd])(\x81.|\x82..)")
+
+_Box = tuple[bytes, memoryview]  # name and content
+
+
+def is_photo(stream: Stream) -> bool:
+    return stream.type == "video" and stream.frames == 1 and stream.duration is None
+
+
+def is_tile(stream: Stream) -> bool:
+    return is_photo(stream) and bool(stream.disposition & Disposition.dependent)
+
+
+def decoded(path: Path, container: InputContainer, stream: VideoStream) -> Iterator[VideoFrame]:
+    """The pictures of the main stream; where that is no more than a part of a photo, the whole."""
+    if stream.disposition & Disposition.default or not any(map(is_tile, container.streams)):
+        crop, size = _crop(stream), None
+        for frame in container.decode(stream):
+            size = size or (frame.width, frame.height)
+            if size != (frame.width, frame.height):
+                sizes = f"{size[0]}×{size[1]} to {frame.width}×{frame.height}"
+                raise InputError(f"its pictures change from {sizes}")
+            yield _filtered([frame], ("crop", crop)) if crop else frame
+        return
+    try:
+        with path.open("rb") as file:
+            photo = _composed(path, container, *_layout(memoryview(file.read(_MOST_BYTES))))
+    except (struct.error, LookupError, ValueError) as error:
+        cure = "export the photo as JPEG or PNG"
+        raise MediaError(f"{path}: consists of parts that cannot be put together; {cure}") from error
+    yield photo
+
+
+def _crop(stream: VideoStream) -> str:
+    """What the container says is hidden of the pictures (`clap`, PixelCrop), for FFmpeg's filter; empty for nothing.
+
+    PyAV passes it on to outputs only: what Matroska's muxer writes is read.
+    """
+    header = BytesIO()
+    with suppress(FFmpegError, ValueError), av.open(header, "w", format="matroska") as output:
+        output.add_stream_from_template(stream, opaque=True)
+        output.start_encoding()
+    numbers = _NUMBERS.search(header.getvalue())
+    edges = {name: int.from_bytes(number[1:]) for name, number in _EDGE.findall(numbers[1] if numbers else b"")}
+    bottom, top, left, right = (edges.get(name, 0) for name in (b"\xaa", b"\xbb", b"\xcc", b"\xdd"))
+    return f"iw-{left + right}:ih-{top + bottom}:{left}:{top}:exact=1" if edges else ""
+
+
+def _filtered(frames: Sequence[VideoFrame], *filters: tuple[str, str]) -> VideoFrame:
+    """What FFmpeg's filters, each with its options, make of frames, all of which the first one takes."""
+    graph = Graph()
+    graph.threads = 1
+    nodes = [*(graph.add(*each) for each in filters), graph.add("buffersink")]
+    unit_s = frames[0].time_base
+    sources = [graph.add_buffer(None, each.width, each.height, each.format, time_base=unit_s) for each in frames]
+    for place, source in enumerate(sources):
+        source.link_to(nodes[0], 0, place)
+    graph.link_nodes(*nodes).configure()
+    for source, frame in zip(sources, frames, strict=True):
+        source.push(frame)
+    return graph.vpull()
+
+
+def _boxes(content: memoryview) -> Iterator[_Box]:
+    while content:
+        size, name = struct.unpack_from(">I4s", content)
+        yield name, content[8 : size or None]
+        content = content[max(size, 8) if size else len(content) :]
+
+
+def _layout(file: memoryview) -> tuple[tuple[int, ...], list[_Box]]:
+    """The ids of the photo's tiles, row by row, and its properties in the order in which they apply."""
+    meta = dict(_boxes(dict(_boxes(file))[b"meta"][4:]))
+    properties, photo = dict(_boxes(meta[b"iprp"])), bytes(meta[b"pitm"][4:])
+    kinds, links = list(_boxes(properties[b"ipco"])), properties[b"ipma"]
+    long = len(photo) > 2 or meta[b"iref"][0] or links[0] or links[3]  # numbers of more bytes, for very large files
+    if long or not re.search(re.escape(photo) + b"..grid", meta[b"iinf"], re.DOTALL):
+        raise ValueError(photo)
+    tiles = {bytes(ids[:2]): ids[4:] for kind, ids in _boxes(meta[b"iref"][4:]) if kind == b"dimg"}[photo]
+    at = 8
+    while links[at : at + 2] != photo:
+        at += 3 + links[at + 2]
+    # The highest bit says that the property is essential.
+    numbers = [number & 0x7F for number in links[at + 3 : at + 3 + links[at + 2]]]
+    return struct.unpack(f">{len(tiles) // 2}H", tiles), [kinds[number - 1] for number in numbers if number]
+
+
+def _composed(path: Path, container: InputContainer, tiles: tuple[int, ...], properties: list[_Box]) -> VideoFrame:
+    width, height = struct.unpack_from(">II", dict(properties)[b"ispe"], 4)
+    check_size(path, width, height)
+    parts = dict[int, VideoFrame]()
+    streams = tuple(stream for stream in container.streams.video if stream.id in tiles)
+    for stream in streams:
+        stream.discard, stream.thread_count = Discard.default, 1
+    for packet in container.demux(streams):
+        for part in packet.stream.decode(packet):
+            part.pts, parts[packet.stream.id] = 0, part
+    first = parts[tiles[0]]
+    rows, columns = -(-height // first.height), -(-width // first.width)
+    if len(tiles) != rows * columns:
+        raise ValueError(tiles)
+    filters = [("xstack", f"inputs={len(tiles)}:grid={columns}x{rows}")] if len(tiles) > 1 else []
+    filters.append(("crop", f"{width}:{height}:0:0:exact=1"))
+    for kind, content in properties:
+        if kind == b"irot":
+            filters += [("transpose", "cclock")] * (content[0] & 3)
+        elif kind == b"imir":
+            filters.append((("vflip", "hflip")[content[0] & 1], ""))
+        elif kind == b"clap":
+            place = "{}/{}:{}/{}:(iw-ow)/2+{}/{}:(ih-oh)/2+{}/{}:exact=1"
+            filters.append(("crop", place.format(*struct.unpack(">IIIIiIiI", content))))
+    photo = _filtered([parts[tile] for tile in tiles], *filters)
+    photo.color_primaries, photo.color_trc = first.color_primaries, first.color_trc
+    photo.colorspace, photo.color_range = first.colorspace, first.color_range
+    return photo
