@@ -12,13 +12,13 @@ from latentsync_trt.types import UInt8Array
 from tests.clips import HEVC
 
 
-def _box(name: bytes, *content: bytes) -> bytes:
+def box(name: bytes, *content: bytes) -> bytes:
     joined = b"".join(content)
     return struct.pack(">I4s", 8 + len(joined), name) + joined
 
 
 def _full(name: bytes, version: int, *content: bytes, flags: int = 0) -> bytes:
-    return _box(name, struct.pack(">I", version << 24 | flags), *content)
+    return box(name, struct.pack(">I", version << 24 | flags), *content)
 
 
 def _ids(form: str, *numbers: int) -> bytes:
@@ -59,9 +59,9 @@ def write_heif(
     whole_id, parts = 5, items[:0:-1] if small_first else items[::-1]
     described = [_full(b"infe", 2, _ids("HH", item, 0), b"hvc1", b"\0", flags=int(item in parts)) for item in items]
     described.append(_full(b"infe", 2, _ids("HH", whole_id, 0), b"grid", b"\0"))
-    refers = [_box(b"dimg", _ids("HH", whole_id, len(parts)), *[_ids("H", item) for item in parts])]
+    refers = [box(b"dimg", _ids("HH", whole_id, len(parts)), *[_ids("H", item) for item in parts])]
     if small_first:
-        refers.append(_box(b"thmb", _ids("HHH", items[0], 1, whole_id)))
+        refers.append(box(b"thmb", _ids("HHH", items[0], 1, whole_id)))
     sizes = [_full(b"ispe", 0, _ids("II", *size)) for size in ((tile_px, tile_px), (width, height))]
     of_tiles = [_ids("H", item) + b"\x02\x81\x02" for item in items]
     of_whole = bytes([1 + len(properties), 3, *range(4, 4 + len(properties))])
@@ -81,11 +81,11 @@ def write_heif(
             _full(b"pitm", 0, _ids("H", whole_id)),
             _full(b"iinf", 0, _ids("H", len(described)), *described),
             _full(b"iref", 0, *refers),
-            _box(b"iprp", _box(b"ipco", settings, *sizes, *properties), associated),
+            box(b"iprp", box(b"ipco", settings, *sizes, *properties), associated),
             _full(b"iloc", 1, b"\x44\0", _ids("H", len(places)), *places),
-            _box(b"idat", grid),
+            box(b"idat", grid),
         )
 
-    kind = _box(b"ftyp", b"heic", b"\0" * 4, b"mif1heic")
-    path.write_bytes(kind + meta(len(kind) + len(meta(0)) + 8) + _box(b"mdat", *coded))
+    kind = box(b"ftyp", b"heic", b"\0" * 4, b"mif1heic")
+    path.write_bytes(kind + meta(len(kind) + len(meta(0)) + 8) + box(b"mdat", *coded))
     return path

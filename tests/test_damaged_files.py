@@ -1,12 +1,16 @@
 """Damaged files are read to their end or refused with an error of this package: never a crash, a hang, or gigabytes."""
 
+import os
+import sys
 import wave
+from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
 
 import av
 import numpy as np
 import pytest
+from PIL import Image
 
 from latentsync_trt.errors import MediaError
 from latentsync_trt.media.audio import audio_duration_s, read_audio_blocks
@@ -80,6 +84,34 @@ def test_a_picture_of_impossible_size_is_refused_before_it_is_decoded(tmp_path: 
     for read in (probe, lambda path: list(read_frames(path))):
         with pytest.raises(MediaError, match=r"seed\.gif: its pictures .* at most 36 million pixels"):
             read(path)
+
+
+def test_an_animated_webp_is_named_for_what_it_is(tmp_path: Path) -> None:
+    first, second = (Image.fromarray(picture) for picture in numbered(2))
+    first.save(tmp_path / "clip.webp", save_all=True, append_images=[second])
+    with pytest.raises(MediaError, match=r"clip\.webp: is an animated WebP, .*; convert it to GIF or MP4"):
+        probe(tmp_path / "clip.webp")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there are no such files")
+@pytest.mark.parametrize("read", [probe, audio_duration_s])
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path, read: Callable[[Path], object]) -> None:
+    os.mkfifo(tmp_path / "pipe.mp4")
+    for path in (tmp_path / "pipe.mp4", Path("/dev/null")):
+        with pytest.raises(MediaError, match=rf"{path}: is a pipe or a device; .* write it to one first"):
+            read(path)
+
+
+def test_errors_count_from_the_start_of_the_clip(tmp_path: Path) -> None:
+    """Its stamps begin at 5000 s; the second of two parts of ten pictures has another size."""
+    joined = tmp_path / "joined.ts"
+    with joined.open("wb") as target:
+        for part in range(2):
+            times = list(range(5_000_000 + 400 * part, 5_000_400 + 400 * part, 40))
+            pictures = numbered(10, 64 * (part + 1), 96 * (part + 1))
+            target.write(write_video(tmp_path / "part.ts", pictures, times=times).read_bytes())
+    with pytest.raises(MediaError, match=r"joined\.ts: its video breaks off after 0\.3\d s; .* from 96×64 to 192×128"):
+        list(read_frames(joined))
 
 
 @pytest.mark.parametrize("rate_hz", [999, 4_000_001])

@@ -20,7 +20,7 @@ from latentsync_trt.media.pictures import LazyRgb, picture_info
 from latentsync_trt.media.reader import probe, read_frames
 from latentsync_trt.media.writer import write_pictures
 from latentsync_trt.types import ColorTags, VideoInfo, YuvPlanes
-from tests.clips import frame_at, open_writer
+from tests.clips import frame_at, numbered, open_writer, rewritten, write_video
 from tests.pictures import HDR10, noise
 
 SIZE = 320, 240
@@ -80,6 +80,16 @@ def test_depth_and_sampling_are_kept_or_the_loss_is_told(
         assert re.search(lost, notice)
     else:
         assert not encoder.notices
+
+
+def test_captions_within_the_picture_are_named(tmp_path: Path) -> None:
+    clip = write_video(tmp_path / "clip.h264", numbered(3), options={"preset": "ultrafast"})
+    assert not rewritten(clip, tmp_path / "out.mp4").notices
+    captions = b"\xb5\0\x31GA94\x03\x41\xff\xfc\xc8\xe9\xff"  # A/53: "Hi" in CEA-608
+    message = b"\0\0\1\6\4" + bytes([len(captions)]) + captions + b"\x80"
+    clip.write_bytes(re.sub(rb"\x00\x00\x01[\x65\x41]", lambda slice_: message + slice_[0], clip.read_bytes()))
+    (notice,) = rewritten(clip, tmp_path / "out.mp4").notices
+    assert re.search("closed captions .* left out", notice)
 
 
 @pytest.mark.parametrize(

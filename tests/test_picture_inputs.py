@@ -1,17 +1,23 @@
-"""Inputs that are no videos: a still picture, an animated GIF."""
+"""Inputs that are no videos: a still picture, one in tiles, an animated GIF; and pictures of which a part is hidden."""
 
+import struct
+from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
 
+import av
 import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
 from latentsync_trt.config import Extend
+from latentsync_trt.errors import MediaError
 from latentsync_trt.media.playback import Playback
 from latentsync_trt.media.reader import probe, read_frames
-from latentsync_trt.types import Frame
-from tests.clips import number_of, numbered
+from latentsync_trt.types import Frame, UInt8Array
+from tests.clips import number_of, numbered, write_video
+from tests.heif import box, write_heif
+from tests.pictures import decoded_planes
 
 DELAYS_MS = [40, 100, 40, 90, 50]
 
@@ -63,6 +69,84 @@ def test_a_photograph_is_turned_upright(tmp_path: Path, orientation: int) -> Non
     info, (frame,) = probe(photograph), read(photograph)
     assert (info.width_px, info.height_px) == upright.size
     assert np.abs(frame.rgb.astype(int) - np.asarray(upright)).mean() < 3
+
+
+def gradient(height: int, width: int) -> UInt8Array:
+    """A smooth picture without symmetry."""
+    y, x = np.mgrid[:height, :width] / [[[height]], [[width]]]
+    return (255 * np.stack([x, y, x * y], -1)).astype(np.uint8)
+
+
+# What is done to the whole photo, as boxes, and the same in NumPy.
+TURNS: dict[str, tuple[tuple[bytes, ...], Callable[[UInt8Array], UInt8Array]]] = {
+    "as it is": ((), lambda rgb: rgb),
+    "turned to the left": ((box(b"irot", b"\1"),), np.rot90),
+    "turned and mirrored": ((box(b"irot", b"\3"), box(b"imir", b"\1")), lambda rgb: np.fliplr(np.rot90(rgb, 3))),
+    "upside down": ((box(b"imir", b"\0"),), np.flipud),
+    "cropped": (
+        (box(b"clap", struct.pack(">8i", 100, 1, 60, 1, -3, 1, 5, 1)),),
+        lambda rgb: rgb[50:110, 62:162],
+    ),
+}
+
+
+@pytest.mark.parametrize("small_first", [False, True])
+@pytest.mark.parametrize("turn", TURNS)
+def test_a_photo_in_tiles_is_put_together(tmp_path: Path, turn: str, small_first: bool) -> None:
+    """Tiles of 64 px, in another order in the file, whose last row and column reach beyond the photo."""
+    rgb, (properties, expected) = gradient(150, 230), TURNS[turn]
+    photo = write_heif(tmp_path / "photo.heic", rgb, 64, properties, small_first=small_first)
+    info, (frame,), upright = probe(photo), read(photo), expected(rgb)
+    assert (info.height_px, info.width_px, 3) == upright.shape == frame.rgb.shape
+    assert np.abs(frame.rgb.astype(int) - upright).mean() < 3
+    assert info.duration_s == Fraction(1, 25)
+
+
+def test_a_photo_whose_parts_are_no_tiles_is_refused(tmp_path: Path) -> None:
+    photo = write_heif(tmp_path / "photo.heic", gradient(128, 128), 64)
+    content, size = photo.read_bytes(), struct.pack(">II", 128, 128)
+    assert content.count(size) == 1
+    photo.write_bytes(content.replace(size, struct.pack(">II", 128, 256)))
+    for door in (probe, read):
+        with pytest.raises(MediaError, match=r"photo\.heic: consists of parts .*; export the photo as JPEG"):
+            door(photo)
+
+
+def with_clap(clip: Path, *numbers: int) -> Path:
+    """Adds the box to the picture's description at the end of the file, and its size to all boxes around."""
+    content, at, clap = bytearray(clip.read_bytes()), 0, box(b"clap", struct.pack(">8i", *numbers))
+    for name in (b"moov", b"trak", b"mdia", b"minf", b"stbl", b"stsd", b"avc1"):
+        at = content.index(name, at)
+        (size,) = struct.unpack_from(">I", content, at - 4)
+        struct.pack_into(">I", content, at - 4, size + len(clap))
+        end = at - 4 + size
+    content[end:end] = clap
+    clip.write_bytes(content)
+    return clip
+
+
+@pytest.mark.parametrize("suffix", [".mp4", ".mkv"])
+def test_what_a_container_hides_stays_hidden(tmp_path: Path, suffix: str) -> None:
+    """16 columns at the left, 8 rows at the top and 2 at the bottom; in .mkv, FFmpeg writes it as PixelCrop."""
+    clip = write_video(tmp_path / "clip.mp4", [gradient(64, 96)] * 3)
+    whole = decoded_planes(clip)
+    with_clap(clip, 80, 1, 54, 1, 8, 1, 3, 1)
+    shown = tmp_path / f"shown{suffix}"
+    with av.open(str(clip)) as source, av.open(str(shown), "w") as target:
+        copy = target.add_stream_from_template(source.streams.video[0], opaque=True)
+        for packet in source.demux(video=0):
+            if packet.size:
+                packet.stream = copy
+                target.mux(packet)
+    info, frames = probe(shown), read(shown, 1, "pingpong")
+    assert (info.width_px, info.height_px) == (80, 54)
+    assert len(frames) == 25
+    for frame in frames[:3]:
+        y, u, v = whole[frame.index][1]
+        assert frame.planes is not None
+        assert np.array_equal(frame.planes.y, y[8:62, 16:])
+        assert np.array_equal(frame.planes.u, u[4:31, 8:])
+        assert np.array_equal(frame.planes.v, v[4:31, 8:])
 
 
 @pytest.mark.parametrize("extend", ["pingpong", "loop"])

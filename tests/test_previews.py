@@ -14,6 +14,7 @@ from latentsync_trt.media.demo_clip import camera_frames, portrait
 from latentsync_trt.media.preview import plays, write_preview
 from latentsync_trt.media.reader import probe
 from latentsync_trt.serve.admission import Limits
+from latentsync_trt.serve.checks import check_media
 from latentsync_trt.web.previews import Previews, original
 from tests.clips import decoded, write_face
 
@@ -83,6 +84,32 @@ def test_previews(tmp_path: Path) -> None:
     assert strict.of(long).result() == long
     previews.close()
     strict.close()
+
+
+@pytest.mark.parametrize(("tag", "copied"), [(b"mp4a", True), (b"avc1", False)])
+def test_a_stream_in_an_unknown_codec_breaks_no_page(tmp_path: Path, tag: bytes, copied: bool) -> None:
+    """Of two sound tracks the second, as spatial sound of phones; or the picture."""
+    clip, other = tmp_path / "clip.mp4", tmp_path / "other.avi"
+    with av.open(str(clip), "w") as target, av.open(str(write_kind(other, *KINDS["old.avi"][:2], "aac"))) as source:
+        picture = target.add_stream("libx264", rate=25)
+        picture.width, picture.height, picture.pix_fmt = 480, 480, "yuv420p"
+        tracks = [target.add_stream_from_template(source.streams.audio[0]) for _ in range(2)]
+        for rgb in camera_frames(Fraction(FRAMES, 25)):
+            target.mux(picture.encode(av.VideoFrame.from_ndarray(rgb)))
+        target.mux(picture.encode(None))
+        for packet in source.demux(audio=0):
+            for track in tracks if packet.size else ():
+                packet.stream = track
+                target.mux(packet)
+    content = clip.read_bytes()
+    at = content.rindex(tag)
+    clip.write_bytes(content[:at] + content[at:].replace(tag, b"zzzz").replace(b"esds", b"free"))
+    assert not plays(clip)
+    check_media("video", clip, Limits())
+    previews = Previews(Limits())
+    shown = previews.of(clip).result()
+    assert (shown != clip, plays(shown)) == (copied, copied)
+    previews.close()
 
 
 def test_the_end_of_the_page_ends_a_preview(tmp_path: Path) -> None:

@@ -131,7 +131,8 @@ def _composed(path: Path, container: InputContainer, tiles: tuple[int, ...], pro
         if kind == b"irot":
             filters += [("transpose", "cclock")] * (content[0] & 3)
         elif kind == b"imir":
-            filters.append((("vflip", "hflip")[content[0] & 1], ""))
+            # Flipped vertically, the lines in memory are in reverse order, until they are copied.
+            filters += [("hflip", "")] if content[0] & 1 else [("vflip", ""), ("copy", "")]
         elif kind == b"clap":
             place = "{}/{}:{}/{}:(iw-ow)/2+{}/{}:(ih-oh)/2+{}/{}:exact=1"
             filters.append(("crop", place.format(*struct.unpack(">IIIIiIiI", content))))

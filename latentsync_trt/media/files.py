@@ -124,12 +124,10 @@ def check_file(path: Path) -> None:
 
 
 def check_size(path: Path, width_px: int, height_px: int) -> None:
-    if not width_px or not height_px:
-        what = "no size that FFmpeg can read, as in an animated WebP or where the file is damaged"
-        raise MediaError(f"{path}: its pictures have {what}; convert it to GIF or MP4")
-    if width_px * height_px > MOST_PIXELS:
-        most = f"at most {MOST_PIXELS / 1e6:.0f} million are accepted"
-        raise MediaError(f"{path}: its pictures have {width_px}×{height_px} pixels; {most}; scale it down")
+    if not 0 < width_px * height_px <= MOST_PIXELS:
+        size = f"{width_px}×{height_px} pixels" if width_px else "no size that can be read"  # also if it is too large
+        most = f"at most {MOST_PIXELS / 1e6:.0f} million pixels are accepted"
+        raise MediaError(f"{path}: its pictures have {size}; {most}; scale it down")
 
 
 def _check_not_cut_off(path: Path, container: InputContainer) -> None:

@@ -160,6 +160,8 @@ def video_stream(path: Path, container: InputContainer) -> VideoStream:
     context = stream.codec_context
     if not codec_name(stream):
         raise MediaError(f"{path}: its video stream is in a codec that FFmpeg does not know; convert it to MP4")
+    if container.format.name == "webp_pipe" and not context.width:
+        raise MediaError(f"{path}: is an animated WebP, which FFmpeg cannot read; convert it to GIF or MP4")
     check_size(path, context.width, context.height)
     context.options = {"max_pixels": f"{MOST_PIXELS}"}  # the size may change
     return stream
