@@ -77,13 +77,12 @@ def _filtered(frames: Sequence[VideoFrame], *filters: tuple[str, str]) -> VideoF
     graph = Graph()
     graph.threads = 1
     nodes = [*(graph.add(*each) for each in filters), graph.add("buffersink")]
-    unit_s = frames[0].time_base
-    sources = [graph.add_buffer(None, each.width, each.height, each.format, time_base=unit_s) for each in frames]
-    for place, source in enumerate(sources):
+    for place, frame in enumerate(frames):
+        source = graph.add_buffer(None, frame.width, frame.height, frame.format, time_base=frames[0].time_base)
         source.link_to(nodes[0], 0, place)
     graph.link_nodes(*nodes).configure()
-    for source, frame in zip(sources, frames, strict=True):
-        source.push(frame)
+    for place, frame in enumerate(frames):
+        graph.vpush(frame, place)
     return graph.vpull()
 
 
