@@ -5,9 +5,9 @@ from fractions import Fraction
 from pathlib import Path
 
 import av
-import cv2
 import numpy as np
 import pytest
+from PIL import Image
 
 from latentsync_trt.errors import LatentSyncError
 from latentsync_trt.media.demo_clip import camera_frames, portrait
@@ -17,6 +17,7 @@ from latentsync_trt.serve.admission import Limits
 from latentsync_trt.serve.checks import check_media
 from latentsync_trt.web.previews import Previews, original
 from tests.clips import decoded, write_face
+from tests.heif import write_heif
 
 FRAMES = 10
 KINDS = {
@@ -59,9 +60,13 @@ def test_other_formats(name: str, tmp_path: Path) -> None:
     assert np.abs(first - found).mean() < 6
 
 
-@pytest.mark.parametrize("name", ["photo.png", "photo.jpg"])
+@pytest.mark.parametrize("name", ["photo.png", "photo.jpg", "photo.heic", "photo.avif"])
 def test_a_photo(name: str, tmp_path: Path) -> None:
-    cv2.imwrite(str(tmp_path / name), portrait()[:121, :151, ::-1])
+    rgb = portrait()[:121, :151]
+    if name.endswith("heic"):
+        write_heif(tmp_path / name, rgb, 64)
+    else:
+        Image.fromarray(rgb).save(tmp_path / name)
     assert not plays(tmp_path / name)
     write_preview(tmp_path / name, tmp_path / "copy.mp4", threading.Event())
     assert plays(tmp_path / "copy.mp4")

@@ -20,6 +20,7 @@ from latentsync_trt.config import Codec
 from latentsync_trt.errors import MediaError
 from latentsync_trt.media.audio import (
     Samples,
+    cut_off_notices,
     decoded_audio,
     first_sample_s,
     format_of,
@@ -103,7 +104,7 @@ class ChosenSound:
     """How pieces become the sound of an output.
 
     `codec`: FFmpeg's name of the encoder; None if the packets of the only piece are copied. `rate_hz`, `layout`: of the
-    encoded sound. `gain`: keeps the sum within full scale. `notices`: why it is encoded again, or softer.
+    encoded sound. `gain`: keeps the sum within full scale. `notices`: what is missing, why it is encoded, or softer.
     """
 
     pieces: tuple[SoundPiece, ...]
@@ -144,8 +145,9 @@ def choose_sound(pieces: tuple[SoundPiece, ...], suffix: str, *, lossless: bool 
         problem = "a part of it is cut off"
     else:
         problem = _why_not_copied(piece.path, suffix)
+    cut_off = [text for path in dict.fromkeys(each.path for each in pieces) for text in cut_off_notices(path)]
     if problem is None:
-        return ChosenSound(pieces)
+        return ChosenSound(pieces, notices=tuple(cut_off))
     codec = _LOSSLESS_CODECS.get(suffix, "aac") if lossless else "aac"
     form = _format(pieces, codec)
     peaks = (float(np.abs(block).max()) for block in _mixed_pieces(pieces, *form))
@@ -158,7 +160,7 @@ def choose_sound(pieces: tuple[SoundPiece, ...], suffix: str, *, lossless: bool 
     # What was never compressed is encoded once, as in any such file.
     told = softer or not all(_is_lossless(piece.path) for piece in pieces)
     notices = (f"the sound is encoded as {name}: {problem}{softer}",) if told else ()
-    return ChosenSound(pieces, codec, *form, gain, notices)
+    return ChosenSound(pieces, codec, *form, gain, (*cut_off, *notices))
 
 
 @contextmanager

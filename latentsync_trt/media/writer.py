@@ -15,7 +15,6 @@ from typing import Self
 from latentsync_trt.config import MODEL_FPS, SyncOptions
 from latentsync_trt.errors import InputError, NoFaceError, OutputError
 from latentsync_trt.files import KEPT_NAME, temporary_folder, work_folder
-from latentsync_trt.media.audio import cut_off_notices
 from latentsync_trt.media.codecs import VideoEncoder, add_video, aspect_notice, choose_encoder
 from latentsync_trt.media.files import writing
 from latentsync_trt.media.muxing import Contents, assemble
@@ -117,7 +116,6 @@ class VideoWriter:
         self.notices = (
             *encoder.notices,
             *aspect_notice(encoder, info, suffix),
-            *chain.from_iterable(map(cut_off_notices, {piece.path: None for piece in sound})),
             *(chosen.notices if chosen else ()),
             *(losses(source, suffix) if source else ()),
         )

@@ -3,7 +3,6 @@
 import logging
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 
 from latentsync_trt.errors import LatentSyncError
@@ -40,9 +39,13 @@ class Previews:
         self._pool.shutdown(cancel_futures=True)
 
     def _begun(self, video: Path) -> "Future[Path]":
-        with suppress(LatentSyncError):  # whoever works with the video says what is wrong
+        try:
             if not plays(video):
                 return self._pool.submit(self._make, video)
+        except LatentSyncError:  # whoever works with the video says what is wrong
+            pass
+        except Exception:  # noqa: BLE001 -- as below
+            _log.exception("%s: has no preview", video.name)
         found = Future[Path]()
         found.set_result(video)
         return found
