@@ -90,16 +90,28 @@ TURNS: dict[str, tuple[tuple[bytes, ...], Callable[[UInt8Array], UInt8Array]]] =
 }
 
 
-@pytest.mark.parametrize("small_first", [False, True])
+@pytest.mark.parametrize(("tile_px", "small_first"), [(64, False), (64, True), (256, False)])
 @pytest.mark.parametrize("turn", TURNS)
-def test_a_photo_in_tiles_is_put_together(tmp_path: Path, turn: str, small_first: bool) -> None:
-    """Tiles of 64 px, in another order in the file, whose last row and column reach beyond the photo."""
+def test_a_photo_in_tiles_is_put_together(tmp_path: Path, turn: str, tile_px: int, small_first: bool) -> None:
+    """Tiles lie in another order in the file; the last row and column reach beyond the photo."""
     rgb, (properties, expected) = gradient(150, 230), TURNS[turn]
-    photo = write_heif(tmp_path / "photo.heic", rgb, 64, properties, small_first=small_first)
+    photo = write_heif(tmp_path / "photo.heic", rgb, tile_px, properties, small_first=small_first)
     info, (frame,), upright = probe(photo), read(photo), expected(rgb)
     assert (info.height_px, info.width_px, 3) == upright.shape == frame.rgb.shape
     assert np.abs(frame.rgb.astype(int) - upright).mean() < 3
     assert info.duration_s == Fraction(1, 25)
+
+
+@pytest.mark.parametrize("tile_px", [64, 128])
+def test_the_photo_is_the_picture_that_the_file_names(tmp_path: Path, tile_px: int) -> None:
+    """Not the thumbnail that comes first; here the picture that is otherwise the last tile, or the only one."""
+    rgb = gradient(128, 128)
+    photo = write_heif(tmp_path / "photo.heic", rgb, tile_px, small_first=True)
+    content = photo.read_bytes()
+    assert content.count(b"pitm\0\0\0\0\0\5") == 1
+    photo.write_bytes(content.replace(b"pitm\0\0\0\0\0\5", b"pitm\0\0\0\0\0\x0b"))
+    (frame,) = read(photo)
+    assert np.abs(frame.rgb.astype(int) - rgb[-tile_px:, -tile_px:]).mean() < 3
 
 
 def test_a_photo_whose_parts_are_no_tiles_is_refused(tmp_path: Path) -> None:

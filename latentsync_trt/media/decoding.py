@@ -30,6 +30,7 @@ _Box = tuple[bytes, memoryview]  # name and content
 
 
 def is_photo(stream: Stream) -> bool:
+    """Whether it is a picture of HEIF: without a duration."""
     return stream.type == "video" and stream.frames == 1 and stream.duration is None
 
 
@@ -39,22 +40,26 @@ def is_tile(stream: Stream) -> bool:
 
 def decoded(path: Path, container: InputContainer, stream: VideoStream) -> Iterator[VideoFrame]:
     """The pictures of the main stream; where that is no more than a part of a photo, the whole."""
+    crop, size = _crop(stream), None
+    for frame in _pictures(path, container, stream):
+        size = size or (frame.width, frame.height)
+        if size != (frame.width, frame.height):
+            sizes = f"{size[0]}×{size[1]} to {frame.width}×{frame.height}"
+            raise InputError(f"its pictures change from {sizes}")
+        if is_photo(stream):
+            frame.duration = 0  # FFmpeg's is a second
+        yield _filtered([frame], ("crop", crop)) if crop else frame
+
+
+def _pictures(path: Path, container: InputContainer, stream: VideoStream) -> Iterator[VideoFrame]:
     if stream.disposition & Disposition.default or not any(map(is_tile, container.streams)):
-        crop, size = _crop(stream), None
-        for frame in container.decode(stream):
-            size = size or (frame.width, frame.height)
-            if size != (frame.width, frame.height):
-                sizes = f"{size[0]}×{size[1]} to {frame.width}×{frame.height}"
-                raise InputError(f"its pictures change from {sizes}")
-            yield _filtered([frame], ("crop", crop)) if crop else frame
-        return
+        return container.decode(stream)
     try:
         with path.open("rb") as file:
-            photo = _composed(path, container, *_layout(memoryview(file.read(_MOST_BYTES))))
+            return iter([_composed(path, container, *_layout(memoryview(file.read(_MOST_BYTES))))])
     except (struct.error, LookupError, ValueError) as error:
         cure = "export the photo as JPEG or PNG"
         raise MediaError(f"{path}: consists of parts that cannot be put together; {cure}") from error
-    yield photo
 
 
 def _crop(stream: VideoStream) -> str:
