@@ -35,7 +35,7 @@ from latentsync_trt.media.demo_clip import SPEECH, spoken_mouth
 from latentsync_trt.media.soundtrack import SoundPiece
 from latentsync_trt.sync.speakers import OpenVoices, Voices
 from latentsync_trt.types import Float32Array, Frame
-from tests.clips import read_audio
+from tests.clips import frame_at, read_audio
 from tests.sounds import mel_filters, write_samples
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -225,6 +225,18 @@ def test_where_nobody_speaks_the_model_gets_silence(tmp_path: Path, silence: Sil
         before, spoken, after, beyond = opened.windows(0, frames)
     assert np.array_equal(before, beyond) == np.array_equal(after, beyond) == (silence == "closed")
     assert spoken.min() > beyond.max() + 0.3
+
+
+def test_channels_that_cancel_each_other_out_are_named(tmp_path: Path) -> None:
+    """The lips get what they would get from one of them."""
+    speech = np.stack([sentence(), -sentence()], axis=1)
+    mono = SoundPiece(write_samples(tmp_path / "mono.wav", speech[:, 0], SAMPLE_RATE_HZ))
+    stereo = SoundPiece(write_samples(tmp_path / "stereo.wav", speech, SAMPLE_RATE_HZ))
+    with closing(OpenVoices(Voices((mono, stereo)), Louder(), mel_filters(), SyncOptions())) as voices:
+        (notice,) = voices.notices
+        frames = [frame_at(index, np.zeros((1, 1, 3), np.uint8)) for index in range(100)]
+        assert np.array_equal(voices.windows(0, frames), voices.windows(1, frames))
+    assert "stereo.wav: its channels cancel each other out in 4.8 s" in notice  # of 5.1, without the silence before
 
 
 def test_a_recording_without_speech_is_named(tmp_path: Path) -> None:

@@ -16,9 +16,9 @@ _OTHER_PLACE = {"SL": "BL", "SR": "BR", "BC": "BL"}
 # Without it swresample does not normalize a mix into float: stereo would be 3 dB too loud.
 _MIX_OPTIONS = {"rematrix_maxval": "1.0"}
 
-_CANCELED = 10 ** (-12 / 10)
-"""Of the power that channels with nothing in common have together. Decided over a second: chords and echoes may cancel
-each other out for moments."""
+_CANCELED, _KEPT = 10 ** (-12 / 10), 0.01
+"""Of the power that channels with nothing in common have together; and what counts of that after a second, as chords and
+echoes may cancel each other out for moments."""
 
 
 def usual(layout: AudioLayout) -> str:
@@ -78,12 +78,14 @@ class Mixer:
         if source != self._source:
             self._source, self._shares = source, mixing(source, self._target)[:, 0]
             self._used, self._powers, self._power = self._shares, np.zeros(len(self._shares)), 0.0
-        before, self._used, length_s = self._used, self._shares, len(block) / self.rate_hz
-        self._powers = 0.25**length_s * self._powers + np.square(block, dtype=np.float64).sum(axis=0)
-        self._power = 0.25**length_s * self._power + float(np.square(block @ self._shares, dtype=np.float64).sum())
+        begins, length_s = not self._powers.any(), len(block) / self.rate_hz
+        before, self._used = self._used, self._shares
+        self._powers = _KEPT**length_s * self._powers + np.square(block, dtype=np.float64).sum(axis=0)
+        self._power = _KEPT**length_s * self._power + float(np.square(block @ self._shares, dtype=np.float64).sum())
         if self._power < _CANCELED * (np.square(self._shares) @ self._powers):
             louder = (self._shares * (1 + before) * self._powers).argmax()
             self._used = np.eye(len(self._shares), dtype=np.float32)[louder]
             self.canceled_s += length_s
+        before = self._used if begins else before
         fading = np.linspace(0, 1, len(block), dtype=np.float32)[:, None]
         return (block * (before + fading * (self._used - before))).sum(axis=1, keepdims=True)
