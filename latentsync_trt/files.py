@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from itertools import count
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -107,8 +108,11 @@ def keeps_work() -> bool:
 
 
 @contextmanager
-def whole_file(path: Path) -> Iterator[Path]:
+def whole_file(path: Path, *, keep: bool = False) -> Iterator[Path]:
     """Yields where to write a file that replaces `path` when the block ends without an error: all of it or nothing.
+
+    Args:
+        keep: as `put_in_place`; for what took long to make.
 
     Raises:
         OSError: the file cannot be written.
@@ -116,7 +120,32 @@ def whole_file(path: Path) -> Iterator[Path]:
     with temporary_folder(path.parent) as folder:
         part = folder / path.name
         yield part
-        part.replace(path)
+        (put_in_place if keep else Path.replace)(part, path)
+
+
+def put_in_place(finished: Path, target: Path) -> None:
+    """Renames a file to `target`, in place of what is there; where the system refuses that, to a free name beside it.
+
+    It may for a mount point, another user's file in a folder as /tmp, and on Windows a file that a player has open.
+
+    Raises:
+        OSError: it is not at `target`; the message says where it is.
+    """
+    try:
+        finished.replace(target)
+    except OSError as error:
+        raise _kept_beside(finished, target, error) from error
+
+
+def _kept_beside(finished: Path, target: Path, error: OSError) -> OSError:
+    suffix = target.suffix if finished.is_file() else ""
+    names = (f"{target.name.removesuffix(suffix)}-{number}{suffix}" for number in count(1))
+    kept = next(path for path in map(target.with_name, names) if not os.path.lexists(path))
+    try:
+        finished.rename(kept)
+    except OSError:
+        return error
+    return OSError(error.errno, f"{error.strerror}; what is finished is kept as {kept}")
 
 
 @contextmanager
@@ -132,7 +161,10 @@ def published_folder(target: Path) -> Iterator[Path]:
             staged = temporary / "staged"
             staged.mkdir()
             yield staged
-            publish(staged, target, temporary / "replaced")
+            try:
+                publish(staged, target, temporary / "replaced")
+            except OSError as error:
+                raise _kept_beside(staged, target, error) from error
     except LatentSyncError:
         raise
     except OSError as error:

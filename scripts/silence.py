@@ -140,7 +140,7 @@ def _detected(clips: list[Case], sound: str) -> dict[str, Any]:
     for case in clips:
         samples, track = _sound(case, sound), case.recording.track
         start_s = time.process_time()
-        speech = find_speech([samples])
+        speech = find_speech(lambda samples=samples: [samples])
         cpu_s += time.process_time() - start_s
         seconds += len(samples) / SAMPLE_RATE_HZ
         found.append(speech.at((np.arange(len(track)) + 0.5) / MODEL_FPS))

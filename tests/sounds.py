@@ -18,9 +18,9 @@ from tests.small import small_bundle
 
 
 def write_samples(path: Path, samples: Float32Array, rate_hz: int) -> Path:
-    """Mono samples `(n,)` in [−1, 1] as 16-bit WAV."""
+    """Samples `(n,)` or `(n, channels)` in [−1, 1] as 16-bit WAV."""
     with wave.open(str(path), "wb") as sound:
-        sound.setnchannels(1)
+        sound.setnchannels(samples.shape[1] if samples.ndim > 1 else 1)
         sound.setsampwidth(2)
         sound.setframerate(rate_hz)
         sound.writeframes(np.rint(samples.clip(-1, 1) * 32767).astype("<i2").tobytes())

@@ -12,6 +12,7 @@ import pytest
 
 from latentsync_trt import files
 from latentsync_trt.bundle.manifest import MANIFEST_NAME
+from latentsync_trt.errors import OutputError
 from latentsync_trt.files import (
     GO_ON,
     KEPT_NAME,
@@ -184,6 +185,30 @@ def test_a_file_appears_whole_or_not_at_all(tmp_path: Path) -> None:
         part.write_text("second, cut sh")
         raise KeyboardInterrupt
     assert (path.read_text(), names(tmp_path)) == ("first", ["rows.json"])
+
+
+def test_what_cannot_be_put_in_place_is_kept_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file where it took long to make, and a bundle whose folder is a mount point, which only root could make."""
+    path = tmp_path / "faces.json"
+    path.mkdir()
+    for keep in (False, True):
+        with pytest.raises(OSError, match=r"kept as .*faces-1\.json" if keep else "directory"):
+            with whole_file(path, keep=keep) as part:
+                part.write_text("finished")
+    assert (tmp_path / "faces-1.json").read_text() == "finished"
+    bundle, rename = tmp_path / "1.6-512-fp16", Path.rename
+    bundle.mkdir()
+
+    def refused(source: Path, to: Path) -> Path:
+        if source == bundle:
+            raise OSError(errno.EBUSY, "Device or resource busy")
+        return rename(source, to)
+
+    monkeypatch.setattr(Path, "rename", refused)
+    with pytest.raises(OutputError, match=r"busy; .* kept as .*1\.6-512-fp16-1\)"), published_folder(bundle) as staged:
+        (staged / MANIFEST_NAME).write_text("finished")
+    assert (tmp_path / "1.6-512-fp16-1" / MANIFEST_NAME).read_text() == "finished"
+    assert names(tmp_path) == ["1.6-512-fp16", "1.6-512-fp16-1", "faces-1.json", "faces.json"]
 
 
 def test_an_interruption_while_a_bundle_is_replaced_keeps_the_old_one(

@@ -193,9 +193,11 @@ def test_only_who_has_the_key_comes_in(address: str) -> None:
         assert client.delete("/v1/live/unknown", headers=headers).status_code == 404
 
 
-def test_a_microphone_says_what_is_speech_and_ends_utterances_in_pauses() -> None:
+@pytest.mark.parametrize("gain", [1, 0.001])
+def test_a_microphone_says_what_is_speech_and_ends_utterances_in_pauses(gain: float) -> None:
+    """Also a quiet one."""
     speech, pause = np.concatenate(list(read_audio_blocks(SPEECH, 48_000))), np.zeros(2 * 48_000, np.float32)
-    sound = np.concatenate([pause, speech, pause, speech[:96_000], pause])
+    sound = np.float32(gain) * np.concatenate([pause, speech, pause, speech[:96_000], pause])
     with toy_session() as opened, closing(Microphone(opened, 48_000)) as microphone:
         moments = []
         for start in range(0, len(sound), 960):

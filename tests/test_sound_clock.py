@@ -16,6 +16,7 @@ from latentsync_trt.audio.encoder import frame_count
 from latentsync_trt.config import MODEL_FPS
 from latentsync_trt.errors import MediaError
 from latentsync_trt.media.audio import SPEECH_RATE_HZ, audio_duration_s, read_audio_blocks, sound_blocks
+from latentsync_trt.media.layouts import Mixer
 from latentsync_trt.media.playback import Playback
 from latentsync_trt.media.reader import delays_of, probe, read_frames
 from latentsync_trt.media.timing import JITTER_S, Clock, Timed, nearest
@@ -218,7 +219,7 @@ def mono(index: int, length: int) -> av.AudioFrame:
 
 
 def all_of(timed: list[Timed[av.AudioFrame]]) -> Float32Array:
-    return np.concatenate(list(sound_blocks(Path("a.wav"), timed, "mono", SPEECH_RATE_HZ)))[:, 0]
+    return np.concatenate(list(sound_blocks(Path("a.wav"), timed, Mixer("mono", SPEECH_RATE_HZ))))[:, 0]
 
 
 @given(st.lists(st.tuples(steps, lengths), min_size=1, max_size=12))

@@ -33,10 +33,12 @@ STEP_16 = 2.0**-14
 """Rounding of 16-bit sources, and their scale of 32767 instead of 32768."""
 
 
-def heard(folder: Path, pieces: Pieces, until_s: float, suffix: str = ".mkv") -> tuple[Float32Array, int, str, str]:
+def heard(
+    folder: Path, pieces: Pieces, until_s: float, suffix: str = ".mkv", *, lossless: bool = True
+) -> tuple[Float32Array, int, str, str]:
     """Samples `(n, channels)` of an output that ends at `until_s`, and their rate, layout and codec."""
     output, end_s = folder / f"heard{suffix}", Fraction(until_s)
-    chosen = choose_sound(pieces, suffix, lossless=True)
+    chosen = choose_sound(pieces, suffix, lossless=lossless)
     with av.open(str(output), "w") as container, open_soundtrack(chosen, container, end_s) as sound:
         container.start_encoding()
         container.mux([packet for time_s, packet in sound if time_s < end_s])
@@ -109,6 +111,45 @@ def test_pieces_are_heard_in_the_richest_format(
         loud = levels > 0.001
         assert loud.sum() == (2 if (name, layout) == ("mono", "stereo") else {"mono": 1, "stereo": 2, "5.1": 6}[name])
         assert np.allclose(levels[loud], 0.01, rtol=0.15)
+
+
+@pytest.mark.parametrize(
+    ("layout", "aac", "pcm"),
+    [
+        ("FL", "mono", "mono"),  # as recorders label a single microphone
+        ("LFE", "mono", "mono"),
+        ("FL+LFE", "stereo", "stereo"),  # which swresample cannot mix
+        ("BL+BR", "stereo", "stereo"),
+        ("downmix", "stereo", "stereo"),
+        ("2.1", "5.1", "2.1"),
+        ("3.0", "3.0", "3.0"),
+        ("3.0(back)", "4.0", "3.0(back)"),
+        ("FL+LFE+BC", "3.0", "3.0"),
+        ("quad", "5.0", "quad"),
+        ("4.1", "5.1", "4.1"),
+        ("5.0(side)", "5.0", "5.0(side)"),
+        ("5.1(side)", "5.1", "5.1(side)"),
+        ("6.1", "7.1", "6.1"),
+        ("7.1", "7.1", "7.1"),
+        ("7.1(wide)", "7.1", "7.1(wide)"),
+        ("5.1.2", "7.1", "5.1.2"),
+        ("5.1.4", "", "5.1.4"),
+        ("9 channels", "", "9 channels"),
+    ],
+)
+def test_any_layout_becomes_one_that_players_know(tmp_path: Path, layout: str, aac: str, pcm: str) -> None:
+    """AAC by one of its channel configurations; what no encoder takes is refused before anything is painted."""
+    source = write_sound(tmp_path / "a.wav", 0.5, layout=layout, rate_hz=RATE_HZ, clicks_s=(0.2,))
+    assert abs(np.abs(read_audio(source)).argmax() / 16000 - 0.2) < 0.002
+    pieces = (SoundPiece(source, to_s=Fraction(2, 5)),)
+    for suffix, lossless, expected in ((".mp4", False, aac), (".mov", True, pcm)):
+        if expected:
+            samples, _, found, codec = heard(tmp_path, pieces, 0.4, suffix, lossless=lossless)
+            assert found == expected
+            assert (np.abs(samples).max(axis=0) > 0.2).sum() >= min(av.AudioLayout(layout).nb_channels, 2)
+        else:
+            with pytest.raises(MediaError, match=r"a\.wav: its sound .* cannot be encoded as .*ffmpeg -i FILE"):
+                choose_sound(pieces, suffix, lossless=lossless)
 
 
 def test_one_whole_recording_is_copied_a_part_is_encoded(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ from latentsync_trt.media.demo_clip import SPEECH, spoken_mouth
 from latentsync_trt.media.soundtrack import SoundPiece
 from latentsync_trt.sync.speakers import OpenVoices, Voices
 from latentsync_trt.types import Float32Array, Frame
-from tests.clips import read_audio
+from tests.clips import frame_at, read_audio
 from tests.sounds import mel_filters, write_samples
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -68,7 +68,7 @@ def test_the_network_is_the_one_that_notice_names() -> None:
 def test_speech_is_found_alone_and_over_noise_and_music(under: str) -> None:
     samples, level = np.pad(sentence(), SAMPLE_RATE_HZ), 10 ** (-10 / 20) * float(sentence().std())
     below = {"nothing": noise, "noise": noise, "music": hum}[under](len(samples), 0 if under == "nothing" else level)
-    speech, mouth = find_speech([samples + below]), spoken_mouth()
+    speech, mouth = find_speech(lambda: [samples + below]), spoken_mouth()
     opened = 1 + np.flatnonzero(mouth.opening > 0.1) / MODEL_FPS
     assert speech.at(opened).mean() > 0.99
     rest = np.arange(0, 0.95, 0.04)
@@ -76,11 +76,67 @@ def test_speech_is_found_alone_and_over_noise_and_music(under: str) -> None:
     assert speech.at(len(samples) / SAMPLE_RATE_HZ - rest).mean() < 0.2
 
 
-def test_nobody_speaks_in_noise_music_and_silence() -> None:
-    seconds = 4 * SAMPLE_RATE_HZ
-    for sound in (np.zeros(seconds, np.float32), noise(seconds, 0.1), hum(seconds, 0.2), np.zeros(1, np.float32)):
-        assert find_speech([sound]).spans_s == ()
-    assert not find_speech([]).spans_s
+@pytest.mark.parametrize("level_db", [0, -30, -60, -75])
+def test_nobody_speaks_in_noise_music_and_silence_at_any_level(level_db: int) -> None:
+    seconds, gain = 4 * SAMPLE_RATE_HZ, 10 ** (level_db / 20)
+    for sound in (np.zeros(seconds), noise(seconds, 0.1), hum(seconds, 0.2), np.zeros(1)):
+        quiet = in_16_bits((gain * sound).astype(np.float32))
+        assert find_speech(lambda quiet=quiet: [quiet]).spans_s == ()  # type: ignore[misc]
+    assert not find_speech(list).spans_s
+    room = in_16_bits(np.concatenate([sentence(), noise(10 * SAMPLE_RATE_HZ, 0.1 * gain), sentence()]))
+    pause_s = np.arange(1, 9, 0.1) + len(sentence()) / SAMPLE_RATE_HZ
+    assert not find_speech(lambda: [room]).at(pause_s).any()
+
+
+def kept(quiet: Float32Array, from_s: float = 0, full: Float32Array | None = None) -> float:
+    """The share of what is speech in the sentence at its full level that is speech in `quiet` too, from there on."""
+    loud = sentence() if full is None else full
+    times_s = np.arange(0, len(loud) / SAMPLE_RATE_HZ, 0.01)
+    times_s = times_s[find_speech(lambda: [loud]).at(times_s)]
+    return float(find_speech(lambda: [quiet]).at(times_s + from_s).mean())
+
+
+def in_16_bits(samples: Float32Array) -> Float32Array:
+    return (np.rint(samples * 32768) / 32768).astype(np.float32)
+
+
+@pytest.mark.parametrize("name", ["the demo's", "demo1_audio.wav", "demo2_audio.wav", "demo3_audio.wav"])
+@pytest.mark.parametrize(("level_db", "least_in_16_bits"), [(-30, 0.98), (-60, 0.92)])
+def test_speech_is_found_at_any_level(
+    request: pytest.FixtureRequest, name: str, level_db: int, least_in_16_bits: float
+) -> None:
+    """16 bits leave 20 dB between speech at −60 dB and their rounding."""
+    full = sentence() if name == "the demo's" else read_audio(request.getfixturevalue("assets") / name)
+    quiet = full * np.float32(10 ** (level_db / 20))
+    assert kept(quiet, full=full) == 1
+    assert kept(in_16_bits(quiet), full=full) >= least_in_16_bits
+
+
+def test_quiet_speech_is_found_beside_louder_sounds() -> None:
+    """A cough, other speech, a long pause with room noise: their level does not decide."""
+    cough = 0.9 * noise(SAMPLE_RATE_HZ // 4, 1).clip(-1, 1) * np.exp(-np.arange(SAMPLE_RATE_HZ // 4) / 1500)
+    quiet = np.float32(1e-3) * sentence()
+    assert kept(np.concatenate([cough.astype(np.float32), quiet]), 0.25) > 0.9
+    assert kept(np.concatenate([sentence(), 3 * quiet]), len(sentence()) / SAMPLE_RATE_HZ) > 0.8
+    pause = np.zeros(30 * SAMPLE_RATE_HZ, np.float32)
+    room = np.concatenate([pause, quiet, pause]) + noise(2 * len(pause) + len(quiet), 5e-6)
+    assert kept(room, 30) > 0.9
+
+
+def test_sound_as_loud_as_speech_that_is_silenced_is_named() -> None:
+    """Music, with what makes the mouth follow it; coughs, soft music and silence are nothing to speak of."""
+    speech, music = sentence(), 2 * hum(3 * SAMPLE_RATE_HZ, 0.04)
+    for level_db in (0, -40):
+        gain = np.float32(10 ** (level_db / 20))
+        notice = find_speech(lambda gain=gain: [gain * speech, gain * music]).notice  # type: ignore[misc]
+        assert notice is not None
+        assert "3.1 s as loud as the speech, from 5.1 s on" in notice
+        assert "--silence model" in notice
+    assert find_speech(lambda: [speech, music / 20, speech]).notice is None
+    assert find_speech(lambda: [speech]).notice is None
+    silent = find_speech(lambda: [0 * speech]).notice
+    assert silent is not None
+    assert "--silence" not in silent  # which would not help
 
 
 @given(st.lists(st.integers(0, 400_000), max_size=8))
@@ -96,9 +152,10 @@ def test_blocks_of_any_lengths_become_the_same_steps(sizes: list[int]) -> None:
 
 @pytest.mark.parametrize("at_once", [1, 7])
 def test_what_the_network_remembers_goes_on_from_run_to_run(monkeypatch: pytest.MonkeyPatch, at_once: int) -> None:
-    whole = np.concatenate(list(chances_of_speech([sentence()])))
+    gains = np.ones(len(sentence()) // STEP + 1, np.float32)
+    whole = np.concatenate(list(chances_of_speech([sentence()], gains)))
     monkeypatch.setattr(vad, "_STEPS_AT_ONCE", at_once)
-    parts = list(chances_of_speech([sentence()]))
+    parts = list(chances_of_speech([sentence()], gains))
     assert len(parts) == -(-len(whole) // at_once)
     assert np.allclose(np.concatenate(parts), whole, atol=1e-5)
 
@@ -168,6 +225,18 @@ def test_where_nobody_speaks_the_model_gets_silence(tmp_path: Path, silence: Sil
         before, spoken, after, beyond = opened.windows(0, frames)
     assert np.array_equal(before, beyond) == np.array_equal(after, beyond) == (silence == "closed")
     assert spoken.min() > beyond.max() + 0.3
+
+
+def test_channels_that_cancel_each_other_out_are_named(tmp_path: Path) -> None:
+    """The lips get what they would get from one of them."""
+    speech = np.stack([sentence(), -sentence()], axis=1)
+    mono = SoundPiece(write_samples(tmp_path / "mono.wav", speech[:, 0], SAMPLE_RATE_HZ))
+    stereo = SoundPiece(write_samples(tmp_path / "stereo.wav", speech, SAMPLE_RATE_HZ))
+    with closing(OpenVoices(Voices((mono, stereo)), Louder(), mel_filters(), SyncOptions())) as voices:
+        (notice,) = voices.notices
+        frames = [frame_at(index, np.zeros((1, 1, 3), np.uint8)) for index in range(100)]
+        assert np.array_equal(voices.windows(0, frames), voices.windows(1, frames))
+    assert "stereo.wav: its channels cancel each other out in 4.8 s" in notice  # of 5.1, without the silence before
 
 
 def test_a_recording_without_speech_is_named(tmp_path: Path) -> None:

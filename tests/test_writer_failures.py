@@ -4,18 +4,22 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from latentsync_trt.config import SyncOptions
 from latentsync_trt.errors import InputError, OutputError
 from latentsync_trt.media import muxing
-from latentsync_trt.media.parts import joined
+from latentsync_trt.media.codecs import choose_encoder
+from latentsync_trt.media.parts import Work, joined
 from latentsync_trt.media.pictures import picture_info
-from latentsync_trt.media.writer import check_output_path
-from tests.clips import frame_at, numbered, open_writer, write_video
+from latentsync_trt.media.writer import VideoWriter, check_output_path
+from tests.clips import decoded, frame_at, numbered, open_writer, write_video
 from tests.sounds import spoken, write_samples
 
 NOISE = np.random.default_rng(6).integers(0, 256, (64, 96, 3), np.uint8)
@@ -84,6 +88,25 @@ def test_an_output_that_cannot_be_written_is_refused_before_the_work(
         check_output_path(tmp_path / name)
     assert caught.value.usage
     check_output_path(tmp_path / "ok.MP4")
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_an_output_that_cannot_be_replaced_in_the_end_is_kept_beside_it(tmp_path: Path, parts: int) -> None:
+    """As a mount point, and on Windows a file that a player has open; here by a folder that appeared meanwhile."""
+    output, earlier = tmp_path / "out.mp4", tmp_path / "out-1.mp4"
+    earlier.write_bytes(b"of an earlier run")
+    work = Work({}) if parts > 1 else None
+    info = replace(picture_info(64, 64, rgb=False), frames_per_s=Fraction(1), time_base=Fraction(1))
+    writer = VideoWriter(output, info, choose_encoder(SyncOptions(), info), work=work)
+    with pytest.raises(OutputError, match=r"out\.mp4: cannot be written: .* is kept as .*out-2\.mp4") as caught, writer:
+        for index in range(30 * parts):
+            frame = frame_at(index, np.zeros((64, 64, 3), np.uint8))
+            writer.write(replace(frame, time_s=Fraction(index), duration_s=Fraction(1)))
+        output.mkdir()
+    assert not hasattr(caught.value, "__notes__")  # that --resume would go on
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out-1.mp4", "out-2.mp4", "out.mp4"]
+    assert len(decoded(tmp_path / "out-2.mp4")) == 30 * parts
+    assert earlier.read_bytes() == b"of an earlier run"
 
 
 def test_an_output_that_is_also_an_input_is_refused(tmp_path: Path) -> None:

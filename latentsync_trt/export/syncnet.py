@@ -100,7 +100,7 @@ def export_syncnet(path: Path, folder: Path) -> str:
     plan = GraphPlan("syncnet", "syncnet", network, given, OUTPUTS, dynamic=dynamic, ranges=ranges)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with whole_file(target) as staged:
+        with whole_file(target, keep=True) as staged:
             ir.save(build_graph(plan), staged)
             error = verify_graph(staged, plan, network, "fp32")
     except OSError as failed:

@@ -116,7 +116,7 @@ def save_tracks(tracks: Tracks, path: Path) -> Path:
     for person in tracks.people:
         spans = ",\n".join(_span_text(span.rows) for span in tracks.spans if span.person == person)
         people.append(f'{{"person": {person}, "spans": [\n{spans}\n]}}')
-    with whole_file(path) as part:
+    with whole_file(path, keep=True) as part:
         part.write_text(f'{head[:-1]},\n"people": [\n{",".join(people)}\n]}}\n', "utf-8", newline="\n")
     return path
 

@@ -95,7 +95,7 @@ def write_file(path: Path, content: str | bytes) -> None:
     """Writes a file, text as UTF-8, and makes its folder; raises `OutputError` if it cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with whole_file(path) as staged:
+        with whole_file(path, keep=True) as staged:
             # On Linux, names of files may contain bytes that are not UTF-8; in JSON, a backslash stands for them.
             staged.write_bytes(content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content)
     except OSError as error:

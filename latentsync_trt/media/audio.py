@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import cast
 
 import numpy as np
-from av import AudioFrame, AudioLayout, AudioResampler, AudioStream
+from av import AudioFrame, AudioResampler, AudioStream
 from av.container import InputContainer
 
 from latentsync_trt.errors import InputError, MediaError
 from latentsync_trt.media.files import codec_name, guarded, open_input, reading
+from latentsync_trt.media.layouts import Mixer
 from latentsync_trt.media.timing import JITTER_S, Timed, clock_of, nearest, stamp_of, with_next
 from latentsync_trt.types import Float32Array
 
@@ -32,9 +33,6 @@ _LEAST_MISSING_S = 0.1
 
 # States lengths of tracks to the sample; others estimate them, or FFmpeg cuts the padding.
 _EXACT_CONTAINER = "mp4"
-
-# Without it swresample does not normalize a mix into float: stereo would be 3 dB too loud.
-_MIX_OPTIONS = {"rematrix_maxval": "1.0"}
 
 
 def audio_duration_s(path: Path) -> Fraction:
@@ -70,18 +68,21 @@ def first_sample_s(path: Path, stream: AudioStream) -> Fraction | None:
 
 
 def read_audio_blocks(
-    path: Path, rate_hz: int = SPEECH_RATE_HZ, *, delay_s: Fraction = Fraction(0)
+    path: Path,
+    rate_hz: int = SPEECH_RATE_HZ,
+    *,
+    delay_s: Fraction = Fraction(0),
+    mixer: Mixer | None = None,
 ) -> Generator[Float32Array, None, None]:
     """Mono blocks `(n,)` float32 of the first audio stream of a file, resampled to `rate_hz`.
 
     Sample n is the one at time n / `rate_hz`: gaps in the time stamps are silent, see
     `decoded_audio`. Integer samples map full scale to [−1, 1): 16-bit ones are divided by 32768.
-    Float samples keep their values, and resampling may overshoot slightly. Channels are mixed by
-    swresample with weights that sum to at most 1: stereo to its mean; surround sound mostly from
-    the center, without the low-frequency channel. A mono source at this rate is not filtered.
+    Float samples keep their values, and resampling may overshoot slightly. Channels are mixed as `mixing` says, or as
+    `mixer` does. A mono source at this rate is not filtered.
 
     Args:
-        delay_s: time of the first sample, with silence before.
+        delay_s: time of the first sample, with silence before. mixer: to mono at this rate, by default a new one.
 
     Raises:
         MediaError: the file cannot be read, has no audio stream, or the stream has no samples.
@@ -89,13 +90,14 @@ def read_audio_blocks(
     """
     with open_audio(path) as stream:
         block = None
-        for block in sound_blocks(path, decoded_audio(path, stream, delay_s), "mono", rate_hz):
+        mixer = mixer or Mixer("mono", rate_hz)
+        for block in sound_blocks(path, decoded_audio(path, stream, delay_s), mixer):
             yield block.reshape(-1)
         if block is None:
             raise MediaError(f"{path}: its audio is shorter than 1/{rate_hz} s; give a longer recording")
 
 
-def sound_blocks(path: Path, frames: Iterable[Timed[AudioFrame]], layout: str, rate_hz: int) -> Iterator[Float32Array]:
+def sound_blocks(path: Path, frames: Iterable[Timed[AudioFrame]], mixer: Mixer) -> Iterator[Float32Array]:
     """All samples from time 0 to the last, `(n, channels)` float32, each at its frame's time.
 
     Gaps become silence; samples of a time that was given already are dropped. Blocks of a second cost little each.
@@ -104,7 +106,7 @@ def sound_blocks(path: Path, frames: Iterable[Timed[AudioFrame]], layout: str, r
         MediaError: a format cannot be converted. InputError: a sample is not a finite
         number; the message gives the time.
     """
-    samples, position = Samples(_placed(path, frames, layout, rate_hz)), 0
+    rate_hz, samples, position = mixer.rate_hz, Samples(_placed(path, frames, mixer)), 0
     while len(block := samples.take(rate_hz)):
         finite = np.isfinite(block).all(axis=1)
         if not finite.all():
@@ -114,13 +116,14 @@ def sound_blocks(path: Path, frames: Iterable[Timed[AudioFrame]], layout: str, r
         yield block
 
 
-def _placed(path: Path, frames: Iterable[Timed[AudioFrame]], layout: str, rate_hz: int) -> Iterator[Float32Array]:
+def _placed(path: Path, frames: Iterable[Timed[AudioFrame]], mixer: Mixer) -> Iterator[Float32Array]:
     """The samples of `sound_blocks` in blocks of any lengths."""
-    channels, at, given = AudioLayout(layout).nb_channels, 0, 0
+    channels, rate_hz, at, given = mixer.channels, mixer.rate_hz, 0, 0
     resampler: AudioResampler | None = None
     for timed, following in with_next(frames):
+        source = timed.item.layout
         if resampler is None:
-            resampler = AudioResampler("flt", layout, rate_hz, options=_MIX_OPTIONS)
+            resampler = AudioResampler("flt", source.name, rate_hz)
             at = nearest(timed.time_s, rate_hz)
             yield from silence(at - given, channels, rate_hz)
             given = max(given, at)
@@ -130,7 +133,7 @@ def _placed(path: Path, frames: Iterable[Timed[AudioFrame]], layout: str, rate_h
         with reading(path, "its audio cannot be resampled"):
             pieces = [*resampler.resample(timed.item), *(resampler.resample(None) if last else ())]
         for piece in filter(None, pieces):
-            block = piece.to_ndarray().astype(np.float32, copy=False).reshape(-1, channels)
+            block = mixer.mix(piece.to_ndarray().reshape(-1, source.nb_channels), source.name)
             fresh = block[max(given - at, 0) : max(end - at, 0)]
             at, given = at + len(block), given + len(fresh)
             if len(fresh):

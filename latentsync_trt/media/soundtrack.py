@@ -7,13 +7,15 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from io import BytesIO
 from itertools import pairwise
 from math import log10
 from pathlib import Path
 from typing import Any, Self, cast
 
+import av
 import numpy as np
-from av import AudioCodecContext, AudioFrame, AudioLayout, AudioStream, Packet
+from av import AudioCodecContext, AudioFrame, AudioLayout, AudioStream, FFmpegError, Packet
 from av.container import InputContainer, OutputContainer
 
 from latentsync_trt.config import Codec
@@ -28,7 +30,8 @@ from latentsync_trt.media.audio import (
     silence,
     sound_blocks,
 )
-from latentsync_trt.media.files import codec_name, guarded
+from latentsync_trt.media.files import codec_name, guarded, reason_of
+from latentsync_trt.media.layouts import Mixer, standard, usual
 from latentsync_trt.media.timing import clock_of, nearest
 from latentsync_trt.types import Float32Array
 
@@ -52,10 +55,10 @@ LOSSLESS_WITH: tuple[Codec, ...] = ("prores", "ffv1")
 # Their encoders for sound; others would only play in few programs.
 _LOSSLESS_CODECS = {".mkv": "flac", ".mov": "pcm_s24le"}
 
+_FORMATS = {".mkv": "matroska"}  # FFmpeg's names; others are like the suffix
+
 _AAC_RATES_HZ = (96000, 88200, 64000, 48000, 44100, 32000, 24000, 22050, 16000, 12000, 11025, 8000)
 _FALLBACK_RATE_HZ = 48000
-_LAYOUTS = {1: "mono", 2: "stereo", 3: "3.0", 4: "4.0", 5: "5.0", 6: "5.1", 7: "6.1", 8: "7.1"}
-_MOST_CHANNELS = max(_LAYOUTS)  # of AAC and FLAC
 
 AAC_BITS_PER_S = 192_000
 """Bit rate per pair of channels."""
@@ -144,12 +147,15 @@ def choose_sound(pieces: tuple[SoundPiece, ...], suffix: str, *, lossless: bool 
     elif piece.from_s or piece.to_s is not None or piece.at_s < 0:
         problem = "a part of it is cut off"
     else:
-        problem = _why_not_copied(piece.path, suffix)
+        problem = _why_not_copied(piece.path, suffix) or _refusal(ChosenSound(pieces), suffix)
     cut_off = [text for path in dict.fromkeys(each.path for each in pieces) for text in cut_off_notices(path)]
     if problem is None:
         return ChosenSound(pieces, notices=tuple(cut_off))
     codec = _LOSSLESS_CODECS.get(suffix, "aac") if lossless else "aac"
     form = _format(pieces, codec)
+    if refusal := _refusal(ChosenSound(pieces, codec, *form), suffix):
+        cure = 'make two channels of it: ffmpeg -i FILE -af "pan=stereo|c0=c0|c1=c1" NEW.wav'
+        raise MediaError(f"{piece.path}: its sound ({form[1]}) cannot be encoded as {codec}: {refusal}; {cure}")
     peaks = (float(np.abs(block).max()) for block in _mixed_pieces(pieces, *form))
     peak = max(peaks, default=0.0)  # reads all, so that a damaged recording is found before anything is painted
     ordered = sorted(pieces, key=lambda piece: piece.at_s)
@@ -182,16 +188,23 @@ def _format(pieces: Iterable[SoundPiece], codec: str) -> tuple[int, str]:
     for path in dict.fromkeys(piece.path for piece in pieces):
         with open_audio(path) as stream:
             source: AudioCodecContext = stream.codec_context
-            if source.channels > _MOST_CHANNELS:
-                raise MediaError(
-                    f"{path}: its sound has {source.channels} channels, AAC supports {_MOST_CHANNELS}; "
-                    "mix it down, or choose an output that can hold its codec (.mkv, .mov)"
-                )
             rates_hz.append(source.sample_rate)
-            given = not source.layout.name.endswith(" channels")  # else the file gives only their number
-            layouts.setdefault(source.channels, source.layout.name if given else _LAYOUTS[source.channels])
-    rate_hz = max(rates_hz)
-    return rate_hz if codec != "aac" or rate_hz in _AAC_RATES_HZ else _FALLBACK_RATE_HZ, layouts[max(layouts)]
+            layouts.setdefault(source.channels, usual(source.layout))
+    rate_hz, layout = max(rates_hz), layouts[max(layouts)]
+    if codec != "aac":
+        return rate_hz, layout
+    return rate_hz if rate_hz in _AAC_RATES_HZ else _FALLBACK_RATE_HZ, standard(layout)
+
+
+def _refusal(sound: ChosenSound, suffix: str) -> str | None:
+    """Why a sound cannot be written, as tried in memory; None if it can."""
+    output = av.open(BytesIO(), "w", format=_FORMATS.get(suffix, suffix[1:]))
+    try:
+        with open_soundtrack(sound, output, Fraction(0)):
+            output.start_encoding()
+    except (FFmpegError, ValueError) as error:
+        return reason_of(error)
+    return None
 
 
 def _is_lossless(source: Path) -> bool:
@@ -289,10 +302,7 @@ def _mixed_pieces(pieces: Iterable[SoundPiece], rate_hz: int, layout: str) -> Ge
 
 def _recording(path: Path, rate_hz: int, layout: str) -> Generator[Float32Array, None, None]:
     with open_audio(path) as stream:
-        # swresample would make it 3 dB softer than players that play mono on two speakers.
-        doubled = layout == "stereo" and stream.codec_context.channels == 1
-        for block in sound_blocks(path, decoded_audio(path, stream), "mono" if doubled else layout, rate_hz):
-            yield np.repeat(block, 2, axis=1) if doubled else block
+        yield from sound_blocks(path, decoded_audio(path, stream), Mixer(layout, rate_hz))
 
 
 def placed(

@@ -14,7 +14,7 @@ from typing import Self
 
 from latentsync_trt.config import MODEL_FPS, SyncOptions
 from latentsync_trt.errors import InputError, NoFaceError, OutputError
-from latentsync_trt.files import KEPT_NAME, temporary_folder, work_folder
+from latentsync_trt.files import KEPT_NAME, put_in_place, temporary_folder, work_folder
 from latentsync_trt.media.codecs import VideoEncoder, add_video, aspect_notice, choose_encoder
 from latentsync_trt.media.files import writing
 from latentsync_trt.media.muxing import Contents, assemble
@@ -196,8 +196,11 @@ class VideoWriter:
             self.notices += assemble(whole, self._folder, self._finished, self._contents)
             if self._sign is not None:
                 self.notices += self._sign(whole)
-            whole.replace(self.output)
-            (self._folder / KEPT_NAME).unlink(missing_ok=True)
+            try:
+                put_in_place(whole, self.output)
+            finally:
+                if not whole.exists():  # nothing is left to go on with
+                    (self._folder / KEPT_NAME).unlink(missing_ok=True)
 
 
 def _stamps_per_s(info: VideoInfo) -> int:

@@ -20,8 +20,9 @@ from latentsync_trt.audio.segments import SEGMENT_FEATURES, Plan, joined_segment
 from latentsync_trt.bundle.manifest import DEMO_NAME, Manifest
 from latentsync_trt.config import MODEL_FPS, MODEL_RESOLUTION_PX, SyncOptions
 from latentsync_trt.errors import InputError
-from latentsync_trt.media.audio import audio_duration_s, read_audio_blocks
+from latentsync_trt.media.audio import SPEECH_RATE_HZ, audio_duration_s, read_audio_blocks
 from latentsync_trt.media.files import check_file, reading
+from latentsync_trt.media.layouts import Mixer
 from latentsync_trt.media.playback import HELD_S, LONGEST_PERIOD_S, Playback
 from latentsync_trt.media.reader import are_one
 from latentsync_trt.media.soundtrack import SoundPiece, spliced
@@ -202,8 +203,9 @@ class OpenVoices:
         options: SyncOptions,
         listen: Listen = lambda _, blocks: blocks,
     ) -> None:
-        def blocks(recording: SoundPiece, speech: "Speech | None") -> Iterable[Float32Array]:
-            found: Iterable[Float32Array] = read_audio_blocks(recording.path)
+        def blocks(recording: SoundPiece, speech: "Speech | None", mixers: list[Mixer]) -> Iterable[Float32Array]:
+            mixers.append(Mixer("mono", SPEECH_RATE_HZ))
+            found: Iterable[Float32Array] = read_audio_blocks(recording.path, mixer=mixers[-1])
             found = found if speech is None else speech.gated(found)
             for speaker, own in enumerate(voices.recordings):
                 found = listen(speaker, found) if own == recording else found
@@ -215,10 +217,13 @@ class OpenVoices:
             for recording in dict.fromkeys(voices.recordings):
                 find = cache(partial(speech_in, recording.path))
                 speech = find() if options.silence == "closed" else None
-                if speech is not None and not speech.spans_s:
-                    cure = "so the mouth stays shut; with --silence model it follows any sound"
-                    self.notices.append(f"{recording.path}: no speech found, {cure}")
-                stream = SpeechStream(partial(blocks, recording, speech), encode_mel, filters, plan_of(options, find))
+                if speech is not None and speech.notice is not None:
+                    self.notices.append(f"{recording.path}: {speech.notice}")
+                mixers, plan = list[Mixer](), plan_of(options, find)
+                stream = SpeechStream(partial(blocks, recording, speech, mixers), encode_mel, filters, plan)
+                if (canceled_s := max(mixer.canceled_s for mixer in mixers)) > _HEARD_S:
+                    what = f"its channels cancel each other out in {canceled_s:.1f} s: there"
+                    self.notices.append(f"{recording.path}: {what} the lips follow the louder one")
                 self._streams[recording] = opened.enter_context(closing(stream))
             self.close = opened.pop_all().close
         self.end_s = max(recording.at_s + stream.duration_s for recording, stream in self._streams.items())
@@ -233,7 +238,7 @@ def speech_in(path: Path) -> "Speech":
     """When somebody speaks in a recording; raises as `find_speech` and `read_audio_blocks`."""
     from latentsync_trt.audio.vad import find_speech  # loads onnxruntime
 
-    return find_speech(read_audio_blocks(path))
+    return find_speech(partial(read_audio_blocks, path))
 
 
 def plan_of(options: SyncOptions, find_speech: Callable[[], "Speech"]) -> Plan:
