@@ -21,7 +21,7 @@ import onnxruntime
 from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.diffusion import cache_plan, ddim_schedule, denoise, initial_noise
-from latentsync_trt.runtime.networks.networks import Networks
+from latentsync_trt.runtime.model import Networks
 from latentsync_trt.runtime.providers.select import select_provider
 
 SEED = 11

@@ -30,8 +30,8 @@ from latentsync_trt.measure.clips import Clip, choose_clip
 from latentsync_trt.measure.pictures import generated_part, likeness
 from latentsync_trt.option_fields import QUALITY
 from latentsync_trt.runtime.providers.table import PROVIDER_CHOICES
-from latentsync_trt.runtime.sessions.profiles import dimension_ranges
-from latentsync_trt.runtime.sessions.trial import BoundRun
+from latentsync_trt.runtime.engines.profiles import dimension_ranges
+from latentsync_trt.runtime.engines.output_comparison import BoundRun
 from latentsync_trt.sync.inpaint import make_inpainter
 from latentsync_trt.types import UInt8Array, UInt16Array
 from latentsync_trt.values import RESOLUTION_STEP_PX

@@ -23,9 +23,9 @@ from torch.profiler import ProfilerActivity, profile
 from latentsync_trt.bench.rows import environment
 from latentsync_trt.bundle.manifest import FULL_STEP, VAE_DECODER, VAE_ENCODER, Bundle
 from latentsync_trt.config import RuntimeOptions
-from latentsync_trt.runtime.networks.networks import Networks
+from latentsync_trt.runtime.model import Networks
 from latentsync_trt.runtime.providers.select import select_provider
-from latentsync_trt.runtime.sessions.trial import BoundRun
+from latentsync_trt.runtime.engines.output_comparison import BoundRun
 
 KINDS = {
     "matrix products (cuBLAS)": "^nvjet|cublas",

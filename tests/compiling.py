@@ -9,8 +9,8 @@ import pytest
 
 from latentsync_trt.runtime.providers.gpu import Gpu
 from latentsync_trt.runtime.providers.select import Selection
-from latentsync_trt.runtime.sessions.engines import Engines
-from latentsync_trt.runtime.sessions.session import CPU, Session, SessionSettings
+from latentsync_trt.runtime.engines.session_factory import SessionFactory
+from latentsync_trt.runtime.engines.session import CPU, Session, SessionSettings
 
 COMPILING = Selection("tensorrt", gpu=Gpu(0, "RTX", "8.9", 2**34, "0000:01:00.0"))
 

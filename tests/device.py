@@ -13,9 +13,9 @@ import pytest
 
 from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.config import RuntimeOptions, SyncOptions
-from latentsync_trt.runtime.networks.networks import Networks
+from latentsync_trt.runtime.model import Networks
 from latentsync_trt.runtime.providers.select import Selection
-from latentsync_trt.runtime.sessions.engines import Engines
+from latentsync_trt.runtime.engines.session_factory import SessionFactory
 from latentsync_trt.sync.inpaint import graphs_for
 from latentsync_trt.types import WindowBatch
 from tests.small import small_bundle
@@ -53,7 +53,7 @@ class Device:
     def watched(self, method: Callable[..., Any]) -> Callable[..., Any]:
         """A method of `Engines` that takes a graph, which tells the device which."""
 
-        def call(engines: Engines, graph: str, **options: Any) -> Any:
+        def call(engines: SessionFactory, graph: str, **options: Any) -> Any:
             self._here.network = engines.bundle.manifest.graphs[graph].weights
             if method.__name__ == "open":
                 self.opened.append(graph)
@@ -111,8 +111,8 @@ def watched_device(patch: pytest.MonkeyPatch) -> Device:
             super().run_with_iobinding(*arguments, **options)
 
     patch.setattr(ort, "InferenceSession", Watched)
-    patch.setattr(Engines, "open", device.watched(Engines.open))
-    patch.setattr(Engines, "build", device.watched(Engines.build))
+    patch.setattr(Engines, "open", device.watched(SessionFactory.open))
+    patch.setattr(Engines, "build", device.watched(SessionFactory.build))
     return device
 
 

@@ -14,11 +14,11 @@ from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.cli import main
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import OutOfMemory, ProviderUnavailable
-from latentsync_trt.runtime.cache import EngineCache
+from latentsync_trt.runtime.engines.cache import EngineCache
 from latentsync_trt.runtime.networks import background, networks
-from latentsync_trt.runtime.networks.networks import Networks
+from latentsync_trt.runtime.model import Networks
 from latentsync_trt.runtime.providers.select import Selection
-from latentsync_trt.runtime.sessions.engines import Engines, OpenedEngine
+from latentsync_trt.runtime.engines.session_factory import SessionFactory, OpenedEngine
 from tests.build_worker import HANG, WAIT, work
 from tests.cache_worker import until
 from tests.clips import decoded, synced, write_clip
@@ -99,7 +99,7 @@ def test_a_run_starts_at_once_and_changes_between_two_windows(
 
 @pytest.mark.parametrize("provider", [COMPILING, Selection("cpu")], ids=["engines in the cache", "needs no engines"])
 def test_without_missing_engines_nothing_is_built(setting: Setting, provider: Selection) -> None:
-    warm = Engines(Bundle.load(small_bundle()), COMPILING, RuntimeOptions(), EngineCache(setting.cold), [].append)
+    warm = SessionFactory(Bundle.load(small_bundle()), COMPILING, RuntimeOptions(), EngineCache(setting.cold), [].append)
     for graph in STEPS:
         warm.build(graph)
     made = setting.networks(provider)
@@ -131,9 +131,9 @@ def test_a_build_that_fails_leaves_the_run_going(setting: Setting) -> None:
 
 
 def test_engines_that_do_not_open_leave_the_run_going(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
-    open_engine, error = Engines.open, OutOfMemory("too little memory")
+    open_engine, error = SessionFactory.open, OutOfMemory("too little memory")
 
-    def refuse(self: Engines, graph: str, **options: Path | None) -> OpenedEngine:
+    def refuse(self: SessionFactory, graph: str, **options: Path | None) -> OpenedEngine:
         if self.selection.name == "tensorrt" and graph == STEPS[1]:
             raise error
         return open_engine(self, graph, **options)

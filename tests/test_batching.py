@@ -10,13 +10,13 @@ from latentsync_trt.bundle.manifest import Bundle, DimensionRange, GraphForm, Ma
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.runtime.networks import batching
 from latentsync_trt.runtime.networks import networks as networks_module
-from latentsync_trt.runtime.networks.batching import needed_bytes, window_bytes, windows_that_fit
-from latentsync_trt.runtime.networks.networks import Networks
+from latentsync_trt.runtime.memory_estimate import needed_bytes, window_bytes, windows_that_fit
+from latentsync_trt.runtime.model import Networks
 from latentsync_trt.runtime.networks.opened import Opened
 from latentsync_trt.runtime.providers.gpu import Gpu
 from latentsync_trt.runtime.providers.select import Selection
 from latentsync_trt.runtime.providers.table import CUDA, TENSORRT
-from latentsync_trt.runtime.sessions.engines import Engines
+from latentsync_trt.runtime.engines.session_factory import SessionFactory
 from tests.small import small_bundle
 
 GB = 10**9
@@ -106,7 +106,7 @@ def gpu_with_room(monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
     monkeypatch.setattr(networks_module, "free_memory_bytes", lambda index: free.pop(0))
     usual = Engines.__init__
 
-    def made(self: Engines, *given: object, **named: object) -> None:
+    def made(self: SessionFactory, *given: object, **named: object) -> None:
         usual(self, *given, **named)  # type: ignore[arg-type]
         self.ranges = RANGES
 

@@ -7,7 +7,7 @@ from click.testing import CliRunner, Result
 
 from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.cli import main
-from latentsync_trt.runtime.cache import EngineCache
+from latentsync_trt.runtime.engines.cache import EngineCache
 from latentsync_trt.runtime.providers import select
 from latentsync_trt.runtime.providers.select import Selection
 from tests.compiling import COMPILING, compiling_provider

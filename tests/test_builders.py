@@ -11,14 +11,14 @@ import pytest
 
 from latentsync_trt.bundle.manifest import Bundle, TensorEntry
 from latentsync_trt.config import RuntimeOptions
-from latentsync_trt.runtime.cache import EngineCache
+from latentsync_trt.runtime.engines.cache import EngineCache
 from latentsync_trt.runtime.compiler import Answer, CompileOrder
 from latentsync_trt.runtime.providers.gpu import Gpu
 from latentsync_trt.runtime.providers.select import Selection
-from latentsync_trt.runtime.sessions import builders
-from latentsync_trt.runtime.sessions import engines as engines_module
-from latentsync_trt.runtime.sessions.engines import Engines
-from latentsync_trt.runtime.sessions.session import SessionSettings
+from latentsync_trt.runtime.engines import builders
+from latentsync_trt.runtime.engines import engines as engines_module
+from latentsync_trt.runtime.engines.session_factory import SessionFactory
+from latentsync_trt.runtime.engines.session import SessionSettings
 from tests.small import small_bundle
 from tests.toy import FRAMES, write_toy
 
@@ -77,7 +77,7 @@ def engines(
     """On an Ada GPU; of the demo bundle, if no other is given."""
     bundle = bundle or Bundle.load(small_bundle(), verify=False)
     selection = Selection(name, gpu=replace(ADA, index=options.get("device", 0)))  # type: ignore[arg-type]
-    return Engines(bundle, selection, RuntimeOptions(**options), EngineCache(tmp_path / "cache"), [].append)
+    return SessionFactory(bundle, selection, RuntimeOptions(**options), EngineCache(tmp_path / "cache"), [].append)
 
 
 def described(entries: tuple[TensorEntry, ...], **sizes: int) -> tuple[tuple[str, str, tuple[int | str, ...]], ...]:

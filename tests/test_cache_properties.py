@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from latentsync_trt.errors import EngineBuildError, OutOfMemory, OutputError
-from latentsync_trt.runtime.cache import EngineCache
-from latentsync_trt.runtime.entries import RECORD_NAME, EngineKey, Entry, select
+from latentsync_trt.runtime.engines.cache import EngineCache
+from latentsync_trt.runtime.engines.entries import RECORD_NAME, EngineKey, Entry, select
 from latentsync_trt.validation import from_json
 from tests.cache_worker import KEY
 

@@ -9,9 +9,9 @@ from onnx.reference import ReferenceEvaluator
 
 from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.face.mask import mouth_mask
-from latentsync_trt.runtime.networks.networks import Networks
+from latentsync_trt.runtime.model import Networks
 from latentsync_trt.runtime.providers.select import Selection
-from latentsync_trt.runtime.sessions.session import DeviceBuffers, Session
+from latentsync_trt.runtime.engines.session import DeviceBuffers, Session
 from scripts import make_graphs
 from tests.small import small_bundle
 

@@ -9,8 +9,8 @@ from latentsync_trt import SyncOptions
 from latentsync_trt.bench.selftest import REPLAY_NOTICE
 from latentsync_trt.bundle.manifest import step_graph
 from latentsync_trt.runtime.networks import denoiser as denoiser_module
-from latentsync_trt.runtime.networks.denoiser import PooledDenoiser, ReplaysDiffer
-from latentsync_trt.runtime.sessions.engines import Engines
+from latentsync_trt.runtime.denoiser import PooledDenoiser, ReplaysDiffer
+from latentsync_trt.runtime.engines.session_factory import SessionFactory
 from latentsync_trt.sync.inpaint import graphs_for
 from latentsync_trt.types import Float32Array, WindowBatch
 from tests.device import GRAPHS, DemoNetworks, denoised

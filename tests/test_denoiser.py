@@ -13,10 +13,10 @@ from latentsync_trt.bundle.manifest import Bundle, step_graph
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.diffusion import cache_plan, denoise, dpmpp_schedule
 from latentsync_trt.errors import InferenceError, InputError, OutOfMemory
-from latentsync_trt.runtime.networks.denoiser import GraphDenoiser
-from latentsync_trt.runtime.networks.networks import Networks
+from latentsync_trt.runtime.denoiser import GraphDenoiser
+from latentsync_trt.runtime.model import Networks
 from latentsync_trt.runtime.providers.select import Selection
-from latentsync_trt.runtime.sessions.engines import Engines
+from latentsync_trt.runtime.engines.session_factory import SessionFactory
 from latentsync_trt.types import WindowBatch
 from tests.device import out_of_memory
 from tests.small import small_bundle

@@ -18,7 +18,7 @@ from latentsync_trt.bundle import manifest
 from latentsync_trt.bundle.manifest import sha256_file
 from latentsync_trt.errors import EngineBuildError, OutputError
 from latentsync_trt.files import remove_leftovers
-from latentsync_trt.runtime.cache import CACHE_VARIABLE, EngineCache, cache_folder
+from latentsync_trt.runtime.engines.cache import CACHE_VARIABLE, EngineCache, cache_folder
 from tests.cache_worker import KEY, never, until, write_engine
 
 REPOSITORY = Path(__file__).resolve().parents[1]

@@ -17,8 +17,8 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from latentsync_trt.errors import OutputError
 from latentsync_trt.runtime import cache as cache_module
-from latentsync_trt.runtime.cache import CACHE_VARIABLE, EngineCache, EngineStore, cache_folder
-from latentsync_trt.runtime.entries import RECORD_NAME
+from latentsync_trt.runtime.engines.cache import CACHE_VARIABLE, EngineCache, EngineStore, cache_folder
+from latentsync_trt.runtime.engines.entries import RECORD_NAME
 from tests.cache_worker import KEY, never, write_engine
 
 ANOTHER_USER = 54321

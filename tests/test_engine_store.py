@@ -11,7 +11,7 @@ import fsspec
 import pytest
 
 from latentsync_trt.errors import EngineBuildError, InputError
-from latentsync_trt.runtime.cache import EngineCache
+from latentsync_trt.runtime.engines.cache import EngineCache
 from tests.cache_worker import KEY, never, write_engine
 from tests.s3 import BUCKET, s3_server
 

@@ -14,14 +14,14 @@ import pytest
 from latentsync_trt.bundle.manifest import Bundle, FileEntry, sha256_file
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import EngineBuildError, InferenceError, LatentSyncError, OutOfMemory
-from latentsync_trt.runtime.cache import EngineCache
+from latentsync_trt.runtime.engines.cache import EngineCache
 from latentsync_trt.runtime.providers.gpu import Gpu
 from latentsync_trt.runtime.providers.select import Selection
-from latentsync_trt.runtime.sessions import engines as engines_module
-from latentsync_trt.runtime.sessions import trial
-from latentsync_trt.runtime.sessions.engines import Engines
-from latentsync_trt.runtime.sessions.session import SessionSettings, TensorInfo
-from latentsync_trt.runtime.sessions.trial import random_inputs
+from latentsync_trt.runtime.engines import engines as engines_module
+from latentsync_trt.runtime.engines import trial
+from latentsync_trt.runtime.engines.session_factory import SessionFactory
+from latentsync_trt.runtime.engines.session import SessionSettings, TensorInfo
+from latentsync_trt.runtime.engines.output_comparison import random_inputs
 from tests.toy import FRAMES, write_toy
 
 ADA = Gpu(0, "NVIDIA GeForce RTX 4090", "8.9", 24 * 1024**3, "0000:01:00.0")
@@ -110,7 +110,7 @@ def make(tmp_path: Path, both: Bundle, notices: list[str]) -> Make:
     def made(name: str = "cuda", gpu: Gpu = ADA, bundle: Bundle = both, **options: Any) -> Engines:
         selection = Selection(name, gpu=None if name == "cpu" else gpu)  # type: ignore[arg-type]
         asked = RuntimeOptions(**{"graph_form": "auto", **options})
-        return Engines(bundle, selection, asked, EngineCache(tmp_path / "cache"), notices.append)
+        return SessionFactory(bundle, selection, asked, EngineCache(tmp_path / "cache"), notices.append)
 
     return made
 

@@ -16,7 +16,7 @@ from latentsync_trt import LipSync, SyncOptions
 from latentsync_trt.cli.sync import meanwhile
 from latentsync_trt.config import Extend, Length
 from latentsync_trt.errors import InputError, LatentSyncError
-from latentsync_trt.runtime.networks.networks import Networks
+from latentsync_trt.runtime.model import Networks
 from latentsync_trt.sync.speakers import notices_of_length
 from latentsync_trt.types import Progress, VideoInfo
 from tests.clips import write_clip, write_face, write_sound

@@ -9,7 +9,7 @@ import pytest
 from latentsync_trt import LipSync
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import InferenceError, OutOfMemory
-from latentsync_trt.runtime.networks.networks import Networks
+from latentsync_trt.runtime.model import Networks
 from latentsync_trt.sync import run
 from latentsync_trt.sync.inpaint import Inpainter
 from latentsync_trt.types import WindowBatch

@@ -20,11 +20,11 @@ from latentsync_trt.cli.options import build, options_from
 from latentsync_trt.config import Sampling
 from latentsync_trt.errors import InputError
 from latentsync_trt.option_fields import command_line
-from latentsync_trt.runtime.cache import EngineCache
+from latentsync_trt.runtime.engines.cache import EngineCache
 from latentsync_trt.runtime.providers.gpu import Gpu
 from latentsync_trt.runtime.providers.select import Selection
-from latentsync_trt.runtime.sessions.engines import Engines
-from latentsync_trt.runtime.sessions.profiles import engine_ranges
+from latentsync_trt.runtime.engines.session_factory import SessionFactory
+from latentsync_trt.runtime.engines.profiles import engine_ranges
 from latentsync_trt.unexpected import one_line
 from latentsync_trt.values import Speaker
 from tests.small import small_bundle
@@ -182,7 +182,7 @@ def test_what_a_bundle_or_provider_lacks(tmp_path: Path, provider: str, options:
     bundle = write_toy(tmp_path / "toy") if dynamic else Bundle.load(small_bundle(), verify=False)
     selection = Selection("tensorrt" if dynamic else provider, gpu=None if provider == "cpu" else ADA)  # type: ignore[arg-type]
     with pytest.raises(InputError, match=words):
-        Engines(bundle, selection, RuntimeOptions(**options), EngineCache(tmp_path / "cache"), lambda text: None)
+        SessionFactory(bundle, selection, RuntimeOptions(**options), EngineCache(tmp_path / "cache"), lambda text: None)
 
 
 def test_engines_cover_what_a_run_uses_of_a_dynamic_bundle() -> None:

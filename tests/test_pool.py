@@ -15,11 +15,11 @@ import pytest
 from latentsync_trt.bundle.manifest import GraphForm
 from latentsync_trt.errors import EngineBuildError, OutOfMemory
 from latentsync_trt.runtime.networks import opened as opened_module
-from latentsync_trt.runtime.networks.networks import Networks
+from latentsync_trt.runtime.model import Networks
 from latentsync_trt.runtime.providers.gpu import Gpu
 from latentsync_trt.runtime.providers.select import Selection
-from latentsync_trt.runtime.sessions.engines import Engines
-from latentsync_trt.runtime.sessions.session import CPU, Providers, Session, TensorInfo
+from latentsync_trt.runtime.engines.session_factory import SessionFactory
+from latentsync_trt.runtime.engines.session import CPU, Providers, Session, TensorInfo
 from tests.compiling import COMPILING, CopyBuilder, compiling_provider
 from tests.device import GRAPHS, DemoNetworks, Device, denoised
 from tests.small import small_bundle
@@ -62,7 +62,7 @@ def test_prepare_opens_side_by_side(make: DemoNetworks, device: Device, monkeypa
     together, calls = threading.Barrier(2), itertools.count()
     open_form = Engines._open_form
 
-    def meet(self: Engines, graph: str, form: GraphForm) -> Session:
+    def meet(self: SessionFactory, graph: str, form: GraphForm) -> Session:
         if next(calls) < 2:
             together.wait(600)  # breaks if graphs are opened one after the other
         return open_form(self, graph, form)
@@ -129,7 +129,7 @@ def test_nodes_that_compute_shapes_on_the_cpu_do_not_count(size: int | str, on_c
 def failing_gpu(monkeypatch: pytest.MonkeyPatch) -> Selection:
     """A GPU whose provider cannot open the last graph of a run."""
 
-    def refuse(self: Engines, graph: str, form: GraphForm) -> Providers:
+    def refuse(self: SessionFactory, graph: str, form: GraphForm) -> Providers:
         if self.selection.gpu is not None and graph == "vae_decoder":
             raise EngineBuildError("no kernel image")
         return CPU
@@ -179,7 +179,7 @@ def test_an_error_while_others_open_leaves_no_session_behind(
     networks, gate = make(), threading.Barrier(2)
     open_form, calls = Engines._open_form, itertools.count()
 
-    def fail_once(self: Engines, graph: str, form: GraphForm) -> Session:
+    def fail_once(self: SessionFactory, graph: str, form: GraphForm) -> Session:
         number = next(calls)
         if number < 2:
             gate.wait(600)

@@ -89,9 +89,9 @@ def test_json_has_versions_and_rows_and_no_paths_and_names(report: Report, monke
 
 CRASHING = """
 import os, signal, sys
-from latentsync_trt.runtime.sessions.engines import Engines
+from latentsync_trt.runtime.engines.session_factory import SessionFactory
 
-open_engine = Engines.open
+open_engine = SessionFactory.open
 
 def crash(engines, graph):
     if graph == "vae_encoder":
@@ -100,7 +100,7 @@ def crash(engines, graph):
     return open_engine(engines, graph)
 
 def carry_out(orders, emit):
-    Engines.open = crash
+    SessionFactory.open = crash
     next(orders).carry_out(emit)
 """
 

@@ -29,11 +29,11 @@ from latentsync_trt.runtime.networks import apart as apart_module
 from latentsync_trt.runtime.networks import devices
 from latentsync_trt.runtime.networks.apart import SubprocessNetworks
 from latentsync_trt.runtime.networks.devices import Devices, networks_on
-from latentsync_trt.runtime.networks.networks import Networks, Notices
+from latentsync_trt.runtime.model import Networks, Notices
 from latentsync_trt.runtime.providers import select
 from latentsync_trt.runtime.providers.gpu import Gpu
 from latentsync_trt.runtime.providers.select import Selection, device_numbers, select_devices
-from latentsync_trt.runtime.sessions.engines import Engines
+from latentsync_trt.runtime.engines.session_factory import SessionFactory
 from latentsync_trt.sync.api import LipSync
 from latentsync_trt.sync.inpaint import Inpainter
 from latentsync_trt.types import UInt8Array
@@ -302,7 +302,7 @@ def test_build_makes_the_engines_of_each_kind_of_gpu_once(
 ) -> None:
     kinds: list[int] = []
 
-    def opened(engines: Engines, graph: str) -> SimpleNamespace:
+    def opened(engines: SessionFactory, graph: str) -> SimpleNamespace:
         kinds.append(engines.selection.device_id)
         assert engines.options.device == engines.selection.device_id
         costs = {"built": False, "build_s": 0.0, "open_s": 0.0, "size_bytes": 0, "node_share": 1.0}

@@ -15,13 +15,13 @@ import pytest
 from latentsync_trt import LipSync
 from latentsync_trt.errors import EngineBuildError, InferenceError, InputError
 from latentsync_trt.runtime.networks import denoiser as denoiser_module
-from latentsync_trt.runtime.networks.denoiser import GraphDenoiser
-from latentsync_trt.runtime.networks.networks import Networks
+from latentsync_trt.runtime.denoiser import GraphDenoiser
+from latentsync_trt.runtime.model import Networks
 from latentsync_trt.runtime.networks.opened import Opened
-from latentsync_trt.runtime.networks.threads import StageThreads, results
+from latentsync_trt.runtime.stages import StageThreads, results
 from latentsync_trt.runtime.providers.select import Selection
-from latentsync_trt.runtime.sessions.engines import Engines
-from latentsync_trt.runtime.sessions.session import Session
+from latentsync_trt.runtime.engines.session_factory import SessionFactory
+from latentsync_trt.runtime.engines.session import Session
 from latentsync_trt.sync.inpaint import Inpainter
 from latentsync_trt.sync.paint import Painter
 from latentsync_trt.types import Progress

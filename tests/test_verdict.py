@@ -16,9 +16,9 @@ from latentsync_trt.runtime.providers import gpu as driver
 from latentsync_trt.runtime.providers import select
 from latentsync_trt.runtime.providers.gpu import Gpu
 from latentsync_trt.runtime.providers.select import Selection
-from latentsync_trt.runtime.sessions import trial
-from latentsync_trt.runtime.sessions.engines import Engines
-from latentsync_trt.runtime.sessions.session import CPU, RunClock, Session, SessionSettings
+from latentsync_trt.runtime.engines import trial
+from latentsync_trt.runtime.engines.session_factory import SessionFactory
+from latentsync_trt.runtime.engines.session import CPU, RunClock, Session, SessionSettings
 from tests.compiling import CopyBuilder, compiling_provider
 from tests.device import GRAPHS, DemoNetworks
 from tests.perturbed import perturbed_copy
@@ -101,7 +101,7 @@ def test_the_faster_provider_runs_from_then_on(
     assert prepared(make, may_fall_back=False) == "tensorrt"  # named
     machine.ms["cuda"] = 60.0
     with monkeypatch.context() as patch:
-        patch.setattr("latentsync_trt.runtime.sessions.engines.driver_version", lambda: "599.1")
+        patch.setattr("latentsync_trt.runtime.engines.session_factory.driver_version", lambda: "599.1")
         assert prepared(make) == "tensorrt"
     assert prepared(make) == "cuda"
     assert prepared(make, verify=True) == "tensorrt"

@@ -41,7 +41,7 @@ from latentsync_trt.bundle.find import demo_folder
 from latentsync_trt.bundle.manifest import Bundle, write_manifest
 from latentsync_trt.errors import BundleError, InferenceError, InputError
 from latentsync_trt.media import parts
-from latentsync_trt.runtime.networks.codec import VaeCodec
+from latentsync_trt.runtime.vae import VaeCodec
 from latentsync_trt.runtime.providers.gpu import Gpu
 from latentsync_trt.types import Progress
 from tests.clips import decoded, write_clip, write_sound

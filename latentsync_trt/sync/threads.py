@@ -1,10 +1,8 @@
-"""Threads of a run: stages that overlap, and work spread over devices."""
+"""Threads of a clip: stages that overlap, and how much waits between them."""
 
 import sys
 import threading
-from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager, suppress
 from itertools import islice
 from queue import Empty, SimpleQueue
@@ -13,14 +11,18 @@ from typing import Any, TypeVar, overload
 
 import cv2
 
-from latentsync_trt.types import StageTime
+from latentsync_trt.types import Frame, StageTime, VideoInfo
 
 I = TypeVar("I")  # noqa: E741 -- an item
 T = TypeVar("T")
-R = TypeVar("R")
 
 QUEUE_DEPTH = 4
 """Pictures that wait between two stages: enough to even out their pace, few enough for 4K in little memory."""
+
+_IN_FLIGHT_BYTES = 2_000_000_000
+"""Of all frames of a clip that are in memory, three samples for each pixel: the bound of what waits between stages."""
+
+_EIGHT_BITS = ("yuv420p", "yuvj420p", "yuv422p", "yuv440p", "yuv444p", "gbrp", "nv12")
 
 # Waits are cut into pieces so that a stop (or Ctrl-C, which Windows cannot deliver inside an untimed wait) is noticed.
 POLL_S = 0.1
@@ -40,12 +42,12 @@ def tune_process() -> None:
 
 
 @overload
-def in_background(source: Generator[T, None, None], *, depth: int = ..., name: str) -> Generator[T, None, None]: ...
+def prefetch(source: Generator[T, None, None], *, depth: int = ..., name: str) -> Generator[T, None, None]: ...
 @overload
-def in_background(
+def prefetch(
     source: Generator[I, None, None], change: Callable[[I], T], *, threads: int = ..., depth: int = ..., name: str
 ) -> Generator[T, None, None]: ...
-def in_background(
+def prefetch(
     source: Generator[Any, None, None],
     change: Callable[[Any], Any] = lambda item: item,
     *,
@@ -111,6 +113,39 @@ def _next_in(queue: SimpleQueue[T]) -> T:
             return queue.get(timeout=POLL_S)
 
 
+class FramesInFlight:
+    """Lets frames in while fewer than `most` of them are on their way to the file, until `close`. Thread-safe."""
+
+    def __init__(self, most: int) -> None:
+        self.most, self.closed = most, False
+        self._room = threading.Semaphore(most)
+
+    def entering(self, frames: Iterator[Frame]) -> Generator[Frame, None, None]:
+        """The same frames; each waits for room before it is read."""
+        while True:
+            while not self._room.acquire(timeout=POLL_S):
+                if self.closed:
+                    return
+            frame = next(frames, None)
+            if frame is None:
+                return
+            yield frame
+
+    def leave(self) -> None:
+        """A frame has been written, or is left out."""
+        self._room.release()
+
+    def close(self) -> None:
+        """Ends the frames that wait; `closed` tells other stages to stop."""
+        self.closed = True
+
+
+def most_in_flight(info: VideoInfo, least: int) -> int:
+    """How many frames of a clip may be in memory at a time; at least `least`, which the stages hold back."""
+    sample_bytes = 1 if info.pixel_format in _EIGHT_BITS else 2
+    return max(least, _IN_FLIGHT_BYTES // (3 * sample_bytes * info.width_px * info.height_px))
+
+
 class StageClock:
     """Busy seconds of each stage, which overlap, by the clock `now`."""
 
@@ -146,61 +181,3 @@ class StageClock:
         """The sums so far, in the order in which stages first ran."""
         with self._lock:
             return tuple(StageTime(stage, busy_s, self._frames[stage]) for stage, busy_s in self._busy_s.items())
-
-
-def spread(
-    items: Generator[I, None, None],
-    tasks_of: Callable[[I], Sequence[T]],
-    workers: Sequence[Callable[[T], R]],
-    *,
-    ahead: Callable[[], int],
-    failures: tuple[type[Exception], ...] = (),
-    on_failure: Callable[[int, Exception], bool] = lambda *_: False,
-) -> Generator[tuple[I, list[R]], None, None]:
-    """Every item in order, with the results of its tasks.
-
-    A worker takes the next task when it is free; a single one runs in the caller's thread, without
-    `ahead`. Closing this generator waits for the tasks that run.
-
-    Args:
-        tasks_of: called in the caller's thread. workers: carry out a task.
-        ahead: how many items may be taken before the result of the oldest one is there: the bound of memory.
-        failures: errors that may end a worker and give its task to another.
-        on_failure: called in the thread of a task with the worker's position and such an error; returns whether others
-            go on: if not, the error is raised, as any other.
-    """
-    free: SimpleQueue[tuple[int, Callable[[T], R]]] = SimpleQueue()
-    for each in enumerate(workers):
-        free.put(each)
-
-    def carry_out(task: T) -> R:
-        while True:
-            position, worker = free.get()
-            is_out = False
-            try:
-                return worker(task)
-            except failures as error:
-                is_out = on_failure(position, error)
-                if not is_out:
-                    raise
-            finally:
-                if not is_out:
-                    free.put((position, worker))
-
-    with closing(items):
-        if len(workers) == 1:
-            for item in items:
-                yield item, [workers[0](task) for task in tasks_of(item)]
-            return
-        waiting: deque[tuple[I, list[Future[R]]]] = deque()
-        pool = ThreadPoolExecutor(len(workers), thread_name_prefix="paint")
-        try:
-            for item in items:
-                waiting.append((item, [pool.submit(carry_out, task) for task in tasks_of(item)]))
-                while waiting and (len(waiting) > ahead() or all(result.done() for result in waiting[0][1])):
-                    done, results = waiting.popleft()
-                    yield done, [result.result() for result in results]
-            for done, results in waiting:
-                yield done, [result.result() for result in results]
-        finally:
-            pool.shutdown(cancel_futures=True)

@@ -19,7 +19,7 @@ from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.cli import model
 from latentsync_trt.config import PRESETS, PresetName, SyncOptions
 from latentsync_trt.export.published import LATENTSYNC, VAE
-from latentsync_trt.runtime.networks.batching import needed_bytes
+from latentsync_trt.runtime.memory_estimate import needed_bytes
 from latentsync_trt.runtime.providers.table import CUDA
 
 ROOT = Path(__file__).parents[2]

@@ -20,7 +20,7 @@ from latentsync_trt.errors import InputError
 from latentsync_trt.quantize.calibrate import check_out, quantize_bundle
 from latentsync_trt.quantize.calibration_options import CalibrateOptions
 from latentsync_trt.quantize.windows import Loop
-from latentsync_trt.runtime.networks.networks import Networks
+from latentsync_trt.runtime.model import Networks
 from latentsync_trt.runtime.providers.gpu import Gpu
 from latentsync_trt.runtime.providers.select import Selection, eight_bit_notice
 from latentsync_trt.types import Float32Array

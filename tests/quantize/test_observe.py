@@ -20,7 +20,7 @@ from latentsync_trt.quantize.steps import (
     split_attention,
     write_observed,
 )
-from latentsync_trt.runtime.networks.networks import Networks
+from latentsync_trt.runtime.model import Networks
 from latentsync_trt.runtime.providers.select import Selection
 from latentsync_trt.types import Float32Array, WindowBatch
 from tests.quantize.eight_bit import observe_small, small_loop, small_window

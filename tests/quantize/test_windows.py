@@ -14,8 +14,8 @@ from latentsync_trt.errors import InputError
 from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.quantize.calibration_options import Clip, clips_in
 from latentsync_trt.quantize.windows import record
-from latentsync_trt.runtime.networks.denoiser import GraphDenoiser
-from latentsync_trt.runtime.networks.networks import Networks
+from latentsync_trt.runtime.denoiser import GraphDenoiser
+from latentsync_trt.runtime.model import Networks
 from latentsync_trt.runtime.providers.select import Selection
 from latentsync_trt.types import WindowBatch
 from tests.clips import write_face, write_sound

@@ -15,12 +15,12 @@ import numpy as np
 from latentsync_trt.bundle.manifest import Bundle, step_graph
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import LatentSyncError
-from latentsync_trt.runtime.cache import EngineCache, cache_folder
+from latentsync_trt.runtime.engines.cache import EngineCache, cache_folder
 from latentsync_trt.runtime.compiler import CompileOrder, run_compiler
-from latentsync_trt.runtime.networks.networks import Networks
+from latentsync_trt.runtime.model import Networks
 from latentsync_trt.runtime.providers.select import Selection, select_provider
-from latentsync_trt.runtime.sessions import builders
-from latentsync_trt.runtime.sessions.engines import Engines
+from latentsync_trt.runtime.engines import builders
+from latentsync_trt.runtime.engines.session_factory import SessionFactory
 from latentsync_trt.types import Float32Array, WindowBatch
 
 COEFFICIENTS = np.array([0.9, -0.1, 0.05, 1.1, -0.4], np.float32)
@@ -165,7 +165,7 @@ def _engines(bundle: str, notices: list[str], device: int = 0, **options: Any) -
     cache = EngineCache(cache_folder(), notices.append)
     selection = select_provider("tensorrt", device)
     runtime = RuntimeOptions(device=device, **options)
-    return Engines(Bundle.load(Path(bundle), verify=False), selection, runtime, cache, notices.append)
+    return SessionFactory(Bundle.load(Path(bundle), verify=False), selection, runtime, cache, notices.append)
 
 
 def other_version(bundle: str) -> dict[str, str]:

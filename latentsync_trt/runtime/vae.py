@@ -8,15 +8,15 @@ from typing import Any, TypeVar
 import numpy as np
 
 from latentsync_trt.bundle.manifest import PIXELS_PER_LATENT, VAE_DECODER, VAE_ENCODER
-from latentsync_trt.runtime.sessions.engines import Engines
-from latentsync_trt.runtime.sessions.profiles import usual_shape
-from latentsync_trt.runtime.sessions.session import CPU, DeviceBuffers, Session, SessionSettings, plain_cuda
+from latentsync_trt.runtime.engines.profiles import usual_shape
+from latentsync_trt.runtime.engines.session import CPU, DeviceBuffers, Session, SessionSettings, plain_cuda
+from latentsync_trt.runtime.engines.session_factory import SessionFactory
 from latentsync_trt.types import Float32Array, UInt8Array, UInt16Array
 
 T = TypeVar("T")
 A = TypeVar("A", Float32Array, UInt8Array)
 
-_GRAPHS = Path(__file__).parents[2] / "assets" / "graphs"
+_GRAPHS = Path(__file__).parents[1] / "assets" / "graphs"
 _FACES_IN, _FACES_OUT = _GRAPHS / "faces_in.onnx", _GRAPHS / "faces_out.onnx"
 """`faces` uint8, `mask` → `image`, `masked`; `image` → `painted` uint16."""
 
@@ -24,8 +24,8 @@ _FACES_IN, _FACES_OUT = _GRAPHS / "faces_in.onnx", _GRAPHS / "faces_out.onnx"
 class VaeCodec:
     """An `ImageCodec` on the sessions of two graphs. One thread may encode while another decodes."""
 
-    def __init__(self, engines: Engines, open_session: Callable[[str], Session]) -> None:
-        self._ranges, self._open, selection = engines.ranges, open_session, engines.selection
+    def __init__(self, factory: SessionFactory, open_session: Callable[[str], Session]) -> None:
+        self._ranges, self._open, selection = factory.ranges, open_session, factory.selection
         device = selection.device
         self._settings = SessionSettings(providers=CPU if device == "cpu" else plain_cuda(selection.device_id))
         self._buffers = DeviceBuffers(device, selection.device_id)
@@ -54,6 +54,10 @@ class VaeCodec:
             if used < size:
                 batch = np.concatenate([batch, np.repeat(batch[-1:], size - used, axis=0)])
             yield session.explained(partial(run, session, batch)), used
+
+    def release(self) -> None:
+        """Frees all buffers; the next call makes them again."""
+        self._buffers.clear()
 
     @cached_property
     def _faces_in(self) -> Session:

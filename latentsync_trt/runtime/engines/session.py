@@ -203,7 +203,8 @@ class Session:
             raise _translated(error, where, kind, reasons) from error
 
     def close(self) -> None:
-        del self.ort
+        """Frees it; closing again does nothing."""
+        self.__dict__.pop("ort", None)
 
     def nodes_by_provider(self) -> dict[str, int]:
         """Number of nodes assigned to each provider.

@@ -1,14 +1,13 @@
-"""Runs graphs on seeded random numbers, to compare the values of two providers or two forms, and to time them."""
+"""Runs graphs on seeded random numbers, to compare the values of two providers or two variants, and to time them."""
 
 from collections.abc import Iterable, Mapping
 
 import numpy as np
 
 from latentsync_trt.bundle.manifest import DimensionRange, Manifest
-from latentsync_trt.errors import EngineBuildError, InferenceError
+from latentsync_trt.runtime.engines.profiles import usual_shape
+from latentsync_trt.runtime.engines.session import Array, DeviceBuffers, Session, TensorInfo
 from latentsync_trt.runtime.providers.select import Selection
-from latentsync_trt.runtime.sessions.profiles import usual_shape
-from latentsync_trt.runtime.sessions.session import Array, DeviceBuffers, Session, TensorInfo, give_back_gpu_memory
 
 Ranges = Mapping[str, DimensionRange]
 
@@ -16,9 +15,9 @@ SEED = 11
 _KNOWN_INPUTS = {"timestep": 501, "guidance": 1.5, "coefficients": (1.02, -0.31, 0.12, 1.4, -0.9)}
 """Values as in a usual run."""
 
-FORM_LIMIT = 1e-2
-"""Largest difference of a graph's CUDA form to its portable form. Measured on an H200, all graphs
-at 256 and 512 px in float16: 0.0004 to 0.0022."""
+_LIMIT = 1e-2
+"""Measured between the CUDA variant of a graph and the portable one on an H200, all graphs at 256 and 512 px in
+float16: 0.0004 to 0.0022."""
 
 _EIGHT_BIT_LIMIT = 5e-2
 """In 8 bits, a sum that is rounded the other way is off by a whole quantization step."""
@@ -80,17 +79,6 @@ def outputs_of(session: Session, ranges: Ranges, selection: Selection, *, runs: 
     return run.outputs()
 
 
-def run_and_close(session: Session, ranges: Ranges, selection: Selection, *, runs: int = 1) -> tuple[Array, ...]:
-    """As `outputs_of`, for a session of `selection` made for it alone; `EngineBuildError` where it does not run."""
-    try:
-        return outputs_of(session, ranges, selection, runs=runs)
-    except InferenceError as error:
-        raise EngineBuildError(f"{error}") from error
-    finally:
-        session.close()
-        give_back_gpu_memory(selection)
-
-
 def difference(ours: Iterable[Array], theirs: Iterable[Array]) -> float:
     """The largest of all outputs' differences, each divided by the largest of `theirs`; infinite if
     any value is not finite."""
@@ -111,5 +99,16 @@ def provider_limit(manifest: Manifest, graph: str) -> float:
     Relative to the output's largest value: 0.01, in 8 bits 0.05, and more only where the graph
     itself was that far from PyTorch when it was verified.
     """
-    least = FORM_LIMIT if manifest.quantization is None else _EIGHT_BIT_LIMIT
+    least = _LIMIT if manifest.quantization is None else _EIGHT_BIT_LIMIT
     return max(least, _VERIFICATION_FACTOR * manifest.verification.get(graph, 0.0))
+
+
+def values_problem(manifest: Manifest, graph: str, apart: float, reference: str) -> str:
+    """What is wrong with a graph's values, with the cure; empty if nothing."""
+    limit = provider_limit(manifest, graph)
+    if apart <= limit:
+        return ""
+    return (
+        f"{graph}: its values differ from those of {reference} by {apart:.1e} of the largest, at most {limit:.1e} is "
+        "allowed; report it with `latentsync-trt selftest --json`"
+    )

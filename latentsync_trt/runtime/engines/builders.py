@@ -14,10 +14,10 @@ from pathlib import Path
 from latentsync_trt.bundle.manifest import EIGHT_BIT_PRECISIONS, DimensionRange, GraphEntry, Precision
 from latentsync_trt.errors import EngineBuildError, GraphRefused, InputError, OutOfMemory
 from latentsync_trt.runtime.compiler import CONTEXT_MODEL, CompileOrder, run_compiler
+from latentsync_trt.runtime.engines.profiles import input_shapes
+from latentsync_trt.runtime.engines.session import CPU, Session, SessionSettings
 from latentsync_trt.runtime.providers.gpu import Gpu, visible_only
 from latentsync_trt.runtime.providers.table import CUDA, TENSORRT, Provider
-from latentsync_trt.runtime.sessions.profiles import input_shapes
-from latentsync_trt.runtime.sessions.session import CPU, Session, SessionSettings
 
 _LEVEL = "trt_builder_optimization_level"
 """Option of the TensorRT provider that our own build of its engines follows, too."""

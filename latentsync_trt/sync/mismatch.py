@@ -25,7 +25,7 @@ benchmarks/verdicts.json."""
 _ONE_FACE = "the built-in model knows one face, that of the demo; latentsync-trt setup makes a bundle for any face"
 
 
-class Alarm:
+class ModelMismatchCheck:
     """`color`, `sharpness`: of the first faces, see `fit_of`; None before. `text`: what is wrong; empty if nothing is.
 
     Args:

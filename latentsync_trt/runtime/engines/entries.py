@@ -13,20 +13,15 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
 from latentsync_trt.bundle.manifest import FileEntry, file_problem
-from latentsync_trt.remembered import checked
 from latentsync_trt.validation import from_json
 
 RECORD_NAME = "engine.json"
-
-HASHES_FACT = "engine-hashes"
-"""Kind of the remembered fact that the files of an engine have their contents."""
 
 KEY_FORMAT = 1
 """Part of every digest: increase it when the meaning of a field changes, to ignore older engines."""
@@ -114,9 +109,9 @@ class Entry:
         return self.key.label if self.key else f"engine {self.folder.name}"
 
 
-def read_entry(folder: Path, *, hashes: bool, digest: str | None = None) -> Entry:
+def read_entry(folder: Path, *, hashes: bool) -> Entry:
     """Checks the entry in `folder`: that no other user can have written it, record and file sizes, with `hashes` the
-    contents, too, unless they were checked since the files changed. `digest`: of its key; by default in its name."""
+    contents, too."""
     known: dict[str, Any] = {"key": None, "build_s": None, "built_at": None}
     problem, used_s = "", 0.0
     try:
@@ -125,10 +120,8 @@ def read_entry(folder: Path, *, hashes: bool, digest: str | None = None) -> Entr
         if not problem:
             record = read_record(folder)
             known = {name: getattr(record, name) for name in (*known, "device_memory_bytes")}
-            look = partial(_problem, folder, record.files)
-            expected = {folder / name: file.sha256 for name, file in record.files.items()}
-            problem = checked(HASHES_FACT, expected, look) if hashes else look(hashes=False)
-            if record.key.digest != (digest or folder.name):
+            problem = _problem(folder, record.files, hashes=hashes)
+            if record.key.digest != folder.name:
                 problem = f"{RECORD_NAME} belongs to another engine"
     except ValueError as error:
         problem = f"damaged record: {error}"

@@ -1,7 +1,6 @@
 """Denoising steps on device buffers, with one upload and one download per batch of windows."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -9,25 +8,10 @@ import numpy as np
 
 from latentsync_trt.bundle.manifest import HIDDEN, LATENT_HEIGHT, LATENT_WIDTH, step_graph
 from latentsync_trt.errors import InferenceError
-from latentsync_trt.remembered import known, remember
-from latentsync_trt.runtime.sessions.engines import Engines
-from latentsync_trt.runtime.sessions.session import COPY_GRAPH, DeviceBuffers, Session, SessionSettings, plain_cuda
+from latentsync_trt.runtime.engines.session import COPY_GRAPH, DeviceBuffers, Session, SessionSettings, plain_cuda
 from latentsync_trt.types import Float32Array, WindowBatch
 
 _STATE = ("latents", "history")
-
-# Providers record a CUDA graph at the second or third run; after this many runs, all are replays.
-_RUNS_BEFORE_REPLAY = 4
-
-# Relative: only the order within reductions may differ in a replay.
-_REPLAY_TOLERANCE = 1e-2
-
-_FAITHFUL = "cuda-graph"
-"""Kind of the remembered fact that CUDA graphs of these steps replay right."""
-
-# Inputs of the steps that compare replays with first runs: any values that change the latents.
-_TIMESTEP = 501
-_COEFFICIENTS = np.array([1.02, -0.31, 0.12, 1.4, -0.9], np.float32)
 
 
 class GraphDenoiser:
@@ -41,6 +25,8 @@ class GraphDenoiser:
         open_session: returns the session of a graph by name; called only for graphs that are needed.
         device: "cpu" or "cuda", where the sessions' provider keeps its buffers.
         cuda_graph: the sessions replay CUDA graphs.
+        check_sizes: called with the sizes of a batch by name, as in `windows=2`; raises `InputError` for unsupported
+            ones.
     """
 
     def __init__(
@@ -50,8 +36,10 @@ class GraphDenoiser:
         device_id: int = 0,
         *,
         cuda_graph: bool = False,
+        check_sizes: Callable[..., None] = lambda **_: None,
     ) -> None:
         self._open, self._cuda_graph, self._device_id = open_session, cuda_graph, device_id
+        self._check_sizes = check_sizes
         self._buffers = DeviceBuffers(device, device_id)
         self._sizes: dict[str, int] = {}
         self._values: dict[str, Any] = {}
@@ -60,11 +48,15 @@ class GraphDenoiser:
         self._guidance = False
         self._kinds = {True, False}
         self._reusable: bool | None = None
-        self.recorded: set[str] = set()
-        """Graphs that have recorded a CUDA graph, where the provider does that."""
 
     def begin(self, batch: WindowBatch) -> None:
-        """Uploads a batch of windows; at a guidance of 1 or below, only unguided graphs run."""
+        """Uploads a batch of windows; at a guidance of 1 or below, only unguided graphs run.
+
+        Raises:
+            InputError: the sessions do not support its sizes. OutOfMemory: there is too little memory.
+        """
+        windows, _, frames, height, width = batch.latents.shape
+        self._check_sizes(windows=windows, frames=frames, latent_height=height, latent_width=width)
         self._guidance = batch.guidance > 1.0
         self._kinds = {self._guidance, False} if batch.unguided_too else {self._guidance}
         session = self._open(step_graph(guided=self._guidance, cached=False))
@@ -83,7 +75,7 @@ class GraphDenoiser:
             "audio": upload("audio", batch.audio),
             "timestep": upload("timestep", np.array(0, np.int64)),
             "guidance": upload("guidance", np.array(batch.guidance, np.float32)),
-            "coefficients": upload("coefficients", np.zeros_like(_COEFFICIENTS)),
+            "coefficients": upload("coefficients", np.zeros(5, np.float32)),
         }
         first = {"latents": batch.latents, "history": np.zeros_like(batch.latents)}
         self._states = [
@@ -104,7 +96,7 @@ class GraphDenoiser:
 
         Args:
             guided: False skips the unconditional half of this step, as a scale of 1 or below does.
-            recorded: as for `Session.run_bound`.
+            recorded: replays the CUDA graph of this step, or records it; as for `Session.run_bound`.
 
         Raises:
             InferenceError: the provider failed, no full step of its kind came before a cached one,
@@ -118,7 +110,7 @@ class GraphDenoiser:
             kind = "guided" if guided else "unguided"
             raise InferenceError(f"a cached step needs a full step before it, here a full {kind} step")
         graph = step_graph(guided=guided, cached=cached)
-        session, recorded = self._open(graph), recorded and self.may_record(graph)
+        session = self._open(graph)
 
         def run() -> list[Any]:
             # Copying needs a CUDA stream, and creating the first one allocates memory.
@@ -131,8 +123,6 @@ class GraphDenoiser:
             return list(binding.get_outputs())
 
         outputs = session.explained(run)
-        if recorded:
-            self.recorded.add(graph)
         if not cached:
             self._reusable = guided
         if not self._cuda_graph:
@@ -144,10 +134,6 @@ class GraphDenoiser:
     def latents(self) -> Float32Array:
         # A copy: on the CPU the array is a view of a buffer of this object.
         return np.array(self._states[self._current]["latents"].numpy(), np.float32)
-
-    def may_record(self, _: str, /) -> bool:
-        """Whether a step of this graph may record a CUDA graph now, or replay it."""
-        return True
 
     def observe(self, graph: str, timestep: int, outputs: Mapping[str, Any]) -> None:
         """Called after each step with all outputs, for subclasses whose graphs have more."""
@@ -174,81 +160,3 @@ class GraphDenoiser:
         """Copies the new state on the GPU, for which ONNX Runtime's Python interface has no call."""
         target, source = self._states
         self._copier.run_bound(self._copier.bound(source | {f"{name}_copy": target[name] for name in _STATE}))
-
-
-class ReplaysDiffer(Exception):
-    """Recorded CUDA graphs compute something else than first runs."""
-
-
-class PooledDenoiser(GraphDenoiser):
-    """A `types.Denoiser` on engines.
-
-    A provider may record an operator incorrectly in a CUDA graph and then return wrong results without
-    an error. So replays are compared with first runs once. Other threads may not use the GPU while a graph is
-    recorded: ONNX Runtime records with `cudaStreamCaptureModeGlobal`, which forbids them to allocate memory.
-
-    `is_alone`: whether no other thread uses the GPU. `cached_steps`: whether replays of cached steps are compared, too,
-    for which their graphs are opened.
-    """
-
-    cached_steps = True
-
-    def __init__(
-        self,
-        engines: Engines,
-        open_session: Callable[[str], Session],
-        is_alone: Callable[[], bool] = lambda: True,
-    ) -> None:
-        self._engines, selection = engines, engines.selection
-        super().__init__(open_session, selection.device, selection.device_id, cuda_graph=engines.cuda_graph)
-        self._checked: set[tuple[str, ...]] = set()
-        self._is_alone = is_alone
-
-    def begin(self, batch: WindowBatch) -> None:
-        """As `GraphDenoiser.begin`; raises `InputError` for sizes that the engines do not support, and
-        `ReplaysDiffer`."""
-        windows, _, frames, height, width = batch.latents.shape
-        self._engines.check(windows=windows, frames=frames, latent_height=height, latent_width=width)
-        if self._engines.cuda_graph and self._is_alone() and not self._replays_checked(batch):
-            raise ReplaysDiffer
-        self.begin_unchecked(batch)
-
-    def may_record(self, graph: str, /) -> bool:
-        return not self._engines.cuda_graph or graph in self.recorded or self._is_alone()
-
-    def begin_unchecked(self, batch: WindowBatch) -> None:
-        """As `GraphDenoiser.begin`: nothing is recorded or compared."""
-        super().begin(batch)
-
-    def _replays_checked(self, batch: WindowBatch) -> bool:
-        guided = batch.guidance > 1.0
-        kinds, reuse = {guided, guided and not batch.unguided_too}, (False, True) if self.cached_steps else (False,)
-        graphs = tuple(step_graph(guided=kind, cached=cached) for kind in sorted(kinds) for cached in reuse)
-        if graphs in self._checked:
-            return True
-        fact = self._engines.fact(*graphs)
-        if not known(_FAITHFUL, fact):
-            if not replays_faithfully(self, batch):
-                return False
-            remember(_FAITHFUL, fact)
-        self._checked.add(graphs)
-        return True
-
-
-def replays_faithfully(denoiser: PooledDenoiser, batch: WindowBatch) -> bool:
-    """Whether steps repeat their first results after runs on other numbers."""
-
-    def steps(sign: float) -> Float32Array:
-        latents, known = np.float32(sign) * batch.latents, np.float32(sign) * batch.conditioning
-        denoiser.begin_unchecked(replace(batch, latents=latents, conditioning=known))
-        for guided in (True, False) if batch.unguided_too else (True,):
-            denoiser.step(_TIMESTEP, _COEFFICIENTS, cached=False, guided=guided)
-            if denoiser.cached_steps:
-                denoiser.step(_TIMESTEP - 1, -_COEFFICIENTS, cached=True, guided=guided)
-        return denoiser.latents()
-
-    first = steps(1.0)
-    for _ in range(_RUNS_BEFORE_REPLAY):
-        steps(-1.0)
-    again = steps(1.0)
-    return bool(np.abs(again - first).max() <= _REPLAY_TOLERANCE * np.abs(first).max())

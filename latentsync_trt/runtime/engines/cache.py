@@ -27,15 +27,12 @@ from typing import TypeVar
 from filelock import FileLock, Timeout
 
 from latentsync_trt.bundle.manifest import files_of
-from latentsync_trt.errors import EngineBuildError, LatentSyncError, MediaError, OutputError
+from latentsync_trt.errors import EngineBuildError, LatentSyncError, OutputError
 from latentsync_trt.files import publish, temporary_folder
 from latentsync_trt.paths import below_home, user_folder
 from latentsync_trt.remembered import CACHE_VARIABLE as CACHE_VARIABLE
-from latentsync_trt.remembered import forget
-from latentsync_trt.remote_files import check_target, deliver, exists, fetch, local_of, name_of, shown, size_of
-from latentsync_trt.runtime.entries import (
+from latentsync_trt.runtime.engines.entries import (
     DIGEST_LENGTH,
-    HASHES_FACT,
     RECORD_NAME,
     EngineKey,
     Entry,
@@ -43,16 +40,12 @@ from latentsync_trt.runtime.entries import (
     is_foreign,
     protect,
     read_entry,
-    read_record,
 )
 
 LOCAL_FOLDER, _LOCKS = "engine_cache", ".locks"
 
 # A provider may not notice a full disk. With less free space than this, its engine may be incomplete.
 _LEAST_FREE_BYTES = 16 * 1024**2
-
-_MOST_RECORD_BYTES = 1024**2
-"""Of `engine.json` in a store; a record takes a few thousand."""
 
 _ELSEWHERE = f"choose another place with --engine-cache or {CACHE_VARIABLE}"
 
@@ -100,94 +93,17 @@ def _log_once(text: str) -> None:
     _log.warning(text)
 
 
-class EngineStore:
-    """Engines that machines share, at a URL for fsspec, or in a folder: one of each kind of GPU builds, others fetch.
-
-        <url>/<digest>.json     the record of an engine, written last
-        <url>/<sha256>          a file of an engine
-
-    Whoever can write there decides what runs on the GPUs: hashes detect damage, not malice. Thread-safe.
-
-    It never fails a run: a store that does not answer is left alone, with a notice.
-    """
-
-    def __init__(self, url: str, on_notice: Notice) -> None:
-        self._url, self._notice, self._usable = url.rstrip("/"), on_notice, True
-        check_target(f"{self._url}/{RECORD_NAME}")
-
-    def fetch(self, key: EngineKey, folder: Path) -> bool:
-        """Downloads the engine of `key` into `folder`, which it makes; False if the store has no undamaged one."""
-        url, problem = f"{self._url}/{key.digest}.json", ""
-        try:
-            if not self._usable or not exists(url):
-                return False
-            folder.mkdir()
-            _download(url, folder / RECORD_NAME, _MOST_RECORD_BYTES)
-            for name, file in read_record(folder).files.items():
-                (folder / name).parent.mkdir(parents=True, exist_ok=True)
-                _download(f"{self._url}/{file.sha256}", folder / name, file.bytes)
-            protect(folder)
-            problem = read_entry(folder, hashes=True, digest=key.digest).problem
-        except (LatentSyncError, OSError) as error:
-            self._give_up(error)
-            return False
-        except ValueError as error:
-            problem = f"{error}"
-        said = f"{problem}; not used, building it again" if problem else "fetched"
-        self._notice(f"engine store: {key.label}: {shown(url)}: {said}")
-        return not problem
-
-    def put(self, entry: Entry) -> None:
-        try:
-            if self._usable:
-                if (place := local_of(self._url)) is not None:
-                    place.mkdir(parents=True, exist_ok=True)
-                for name, file in read_record(entry.folder).files.items():
-                    deliver(entry.folder / name, f"{self._url}/{file.sha256}")
-                deliver(entry.folder / RECORD_NAME, f"{self._url}/{entry.folder.name}.json")
-        except (LatentSyncError, OSError, ValueError) as error:
-            self._give_up(error)
-
-    def _give_up(self, error: Exception) -> None:
-        """Leaves the store alone from here on: each attempt can take a minute."""
-        self._usable = False
-        self._notice(f"engine store: {error}; continuing without it")
-
-
-def _download(url: str, target: Path, most_bytes: int) -> None:
-    """Raises `ValueError` if the file is larger than `most_bytes` or does not fit on the disk, `MediaError` if only its
-    transfer shows that, and as `fetch`."""
-    part = target.parent / name_of(url)
-    most_bytes = min(most_bytes, shutil.disk_usage(target.parent).free - _LEAST_FREE_BYTES)
-
-    def check() -> None:
-        if part.exists() and part.stat().st_size > most_bytes:
-            raise MediaError(f"{shown(url)}: has more than {most_bytes} bytes")
-
-    if (size_bytes := size_of(url)) > most_bytes:
-        raise ValueError(f"{target.name} has {size_bytes} bytes, more than {most_bytes}")
-    fetch(url, target.parent, check).replace(target)
-
-
 class EngineCache:
     """Finds, builds and keeps engines below `folder`, which need not exist yet. Process- and thread-safe.
 
     `on_notice` receives a sentence about waiting, damaged engines and the like.
-
-    Args:
-        store: URL where engines are looked for before they are built, and uploaded to.
-
-    Raises:
-        InputError: such URLs are unknown, or can only be read. MissingDependency: the extra `cluster` is missing.
     """
 
-    def __init__(self, folder: Path, on_notice: Notice = _log.warning, store: str | None = None) -> None:
+    def __init__(self, folder: Path, on_notice: Notice = _log.warning) -> None:
         self.folder = folder.absolute()
         self._notice = on_notice
-        self._store = EngineStore(store, on_notice) if store else None
         self._verified: dict[str, datetime | None] = {}
         self._built: set[str] = set()
-        self._rejected: set[str] = set()
 
     def find(self, key: EngineKey) -> Entry | None:
         """The undamaged engine for `key`, or None. Takes no lock and works on a read-only cache.
@@ -202,7 +118,7 @@ class EngineCache:
         return entry
 
     def obtain(self, key: EngineKey, build: Build) -> Entry:
-        """Finds the engine for `key`, fetches it from the store, or builds it.
+        """Finds the engine for `key`, or builds it.
 
         While another process builds it, this one waits.
 
@@ -221,10 +137,7 @@ class EngineCache:
                 self._notice(f"engine cache: {key.label} is being built by another process; waiting for it")
                 held = lock.acquire()
             with held:
-                entry = self.find(key) or self._make(key, build)
-        if entry.built and self._store is not None:
-            self._store.put(entry)
-        return entry
+                return self.find(key) or self._make(key, build)
 
     def load(self, key: EngineKey, build: Build, load: Callable[[Path], T]) -> tuple[Entry, T]:
         """`obtain`, then `load` on the engine's folder.
@@ -244,7 +157,6 @@ class EngineCache:
             if same and (key.digest in self._built or self.remove(entry)):
                 raise
             self._notice(f"engine cache: {key.label} in {self.folder} does not open ({error}); building it again")
-        self._rejected.add(key.digest)
         entry = self.obtain(key, build)
         return entry, load(entry.folder)
 
@@ -257,8 +169,6 @@ class EngineCache:
         Raises:
             OutputError: the cache cannot be listed.
         """
-        if hashes:
-            forget(HASHES_FACT)
         with self._explained():
             paths = sorted(self.folder.iterdir()) if self.folder.exists() else []
         entries = (read_entry(path, hashes=hashes) for path in paths if _ENTRY_NAME.fullmatch(path.name))
@@ -292,26 +202,20 @@ class EngineCache:
         return entry
 
     def _make(self, key: EngineKey, build: Build) -> Entry:
-        """Fetches the engine from the store or builds it. The caller holds the digest's lock."""
+        """Builds the engine. The caller holds the digest's lock."""
         target = self.folder / key.digest
         if is_foreign(target):  # engines run as code
             raise OutputError(f"{target}: belongs to another user; {_ELSEWHERE}")
+        problem = self._checked(key).problem
+        if problem and target.exists():
+            self._notice(f"engine cache: {key.label} in {target}: {problem}; building it again")
         with temporary_folder(self.folder) as aside:
-            folder = aside / "fetched"
-            store = None if key.digest in self._rejected else self._store
-            fetched = store is not None and store.fetch(key, folder)
-            if not fetched:
-                problem = self._checked(key).problem
-                if problem and target.exists():
-                    self._notice(f"engine cache: {key.label} in {target}: {problem}; building it again")
-                folder = aside / "built"
-                self._build(key, build, folder)
-            publish(folder, target, aside / "replaced")
-        if not fetched:
-            self._built.add(key.digest)
+            self._build(key, build, aside / "built")
+            publish(aside / "built", target, aside / "replaced")
+        self._built.add(key.digest)
         entry = read_entry(target, hashes=False)
         self._verified[key.digest] = entry.built_at  # its hashes need no check
-        return replace(entry, built=not fetched)
+        return replace(entry, built=True)
 
     def _build(self, key: EngineKey, build: Build, folder: Path) -> None:
         """Makes `folder` and builds into it; raises `OSError` on a full disk, which providers may not notice."""

@@ -1,0 +1,76 @@
+"""What goes into painting: the speech, and the frames of the clip with their faces cut out."""
+
+from collections.abc import Generator
+from math import ceil
+
+from latentsync_trt.audio.mel import filters_of
+from latentsync_trt.face.choice import speakers_of
+from latentsync_trt.face.tracker import HALF_S
+from latentsync_trt.media.playback import Playback
+from latentsync_trt.media.reader import read_frames
+from latentsync_trt.sync.compose import FADE_S
+from latentsync_trt.sync.faces import FaceFinder, FrameJob, analyze
+from latentsync_trt.sync.quality import Quality
+from latentsync_trt.sync.run_context import RunContext
+from latentsync_trt.sync.speech import OpenSpeech
+from latentsync_trt.sync.threads import FramesInFlight, most_in_flight, prefetch
+from latentsync_trt.sync.timeline import Span, notices_of_model, notices_of_rate
+from latentsync_trt.types import Float32Array, Progress
+from latentsync_trt.values import parse_face
+
+# In the queues between stages that hold no frames back, and in the hands of these.
+_UNDER_WAY = 4
+
+
+def open_speech(run: RunContext, quality: Quality) -> OpenSpeech:
+    """The recordings, which are read before anything else, since an engine may take minutes to build.
+
+    Their audio encoder is that of the model, once it is open.
+    """
+    inputs, opening = run.inputs, run.opening
+    run.announce(notices_of_model(opening.bundle.manifest, run.resolution_px))
+    run.announce((*notices_of_rate(inputs.info, inputs.options), *opening.selection.notices()))
+    run.announce(() if inputs.speech.notice is None else (inputs.speech.notice,))
+    run.on_progress(Progress("reading audio", 0, None))
+
+    def encode_mel(mel: Float32Array) -> Float32Array:
+        return opening.wait().audio_encoder(mel)
+
+    with run.clock.measure("encode audio", frames=0):
+        return OpenSpeech(inputs.speech, encode_mel, filters_of(opening.bundle), inputs.options, quality.listen)
+
+
+def frames_in_flight(run: RunContext, playback: Playback, streams: int) -> FramesInFlight:
+    """How many frames may be on their way: as many as fit in memory, and at least those that stages hold back."""
+    fps = playback.fps or run.inputs.info.frames_per_s or 0
+    least = ceil((HALF_S + FADE_S) * fps) + streams * run.window_frames + _UNDER_WAY
+    return FramesInFlight(most_in_flight(run.inputs.info, least))
+
+
+def aligned_frames(
+    run: RunContext, span: Span, playback: Playback, in_flight: FramesInFlight
+) -> Generator[FrameJob, None, None]:
+    """Every frame of the output with the aligned faces of those who speak, from now on while the model opens."""
+    finder = _finder(run, span)
+    frames = in_flight.entering(read_frames(run.inputs.video, playback))
+    decoded = prefetch(run.clock.measured("decode", frames), finder.prepared, name="decode")
+    found = prefetch(finder.find(decoded), name="face")
+    return finder.cut_out(found, run.inputs.speech.speaks)
+
+
+def _finder(run: RunContext, span: Span) -> FaceFinder:
+    inputs, detector = run.inputs, run.helpers.detector or run.own_detector
+    speech, tracks = inputs.speech, inputs.tracks
+    choice = parse_face(inputs.options.face) if speech.faces is None else speech.speaker_of
+    if tracks is None and speakers_of(choice) is not None:
+        tracks, _ = analyze(inputs.video, detector, run.on_progress)
+    return FaceFinder(
+        detector,
+        run.resolution_px,
+        run.clock,
+        choice=choice,
+        tracks=tracks,
+        wanted=span.__contains__,
+        pixel_aspect=inputs.info.sample_aspect_ratio,
+        on_notice=run.notices.add,
+    )
