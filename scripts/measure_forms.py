@@ -130,7 +130,7 @@ def measure(spec: dict[str, Any]) -> dict[str, Any]:
         session = Session(bundle.graph_path(FULL_STEP, "cuda"), SessionSettings(providers=providers, as_it_is=True))
     else:
         cache = EngineCache(Path(spec["scratch"]) / "engines", notices.append)
-        asked = RuntimeOptions(graph_form="portable" if spec["form"] == "portable" else "auto")
+        asked = RuntimeOptions(graph_variant="portable" if spec["form"] == "portable" else "auto")
         opened = SessionFactory(bundle, selection, asked, cache, notices.append).open(spec["graph"])
         session = opened.session
         row |= {"node_share": opened.node_share, "build_s": round(opened.build_s, 2), "engine_bytes": opened.size_bytes}

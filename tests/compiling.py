@@ -39,8 +39,8 @@ class CopyBuilder:
 def compiling_provider(patch: pytest.MonkeyPatch) -> CopyBuilder:
     """Puts a `CopyBuilder` in the place of every provider that compiles, until `patch` is undone."""
     builder = CopyBuilder()
-    patch.setattr(Engines, "_builder", lambda self, graph: builder)
-    patch.setattr(Engines, "_node_share", lambda self, session: 1.0)
-    patch.setattr(Engines, "_uses_cuda_graph", lambda self: False)
+    patch.setattr(SessionFactory, "_builder", lambda self, graph, **_: builder)
+    patch.setattr(SessionFactory, "_node_share", lambda self, session: 1.0)
+    patch.setattr(SessionFactory, "_wants_cuda_graph", lambda self: False)
     patch.setattr(Selection, "device", "cpu")
     return builder

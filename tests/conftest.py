@@ -14,7 +14,7 @@ from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.remembered import forget
 from latentsync_trt.types import UInt8Array
 from tests.clips import LOSSLESS, synced, write_clip
-from tests.device import DemoNetworks, Device, watched_device
+from tests.device import DemoModels, Device, watched_device
 from tests.exports import ExportCache
 from tests.small import small_bundle
 
@@ -134,7 +134,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
 
 
 @pytest.fixture
-def make(tmp_path: Path) -> Iterator[DemoNetworks]:
-    """Makes networks of the built-in model with an engine cache of their own, and closes them."""
-    with DemoNetworks(tmp_path / "cache") as made:
+def make(tmp_path: Path) -> Iterator[DemoModels]:
+    """Opens models of the small bundle with an engine cache of their own, and closes them."""
+    with DemoModels(tmp_path / "cache") as made:
         yield made

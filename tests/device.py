@@ -2,7 +2,7 @@
 ONNX Runtime does and says where memory is short."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Self
 from weakref import WeakKeyDictionary
@@ -13,7 +13,7 @@ import pytest
 
 from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.config import RuntimeOptions, SyncOptions
-from latentsync_trt.runtime.model import Networks
+from latentsync_trt.runtime.model import Model, open_model
 from latentsync_trt.runtime.providers.select import Selection
 from latentsync_trt.runtime.engines.session_factory import SessionFactory
 from latentsync_trt.sync.inpaint import graphs_for
@@ -116,27 +116,27 @@ def watched_device(patch: pytest.MonkeyPatch) -> Device:
     return device
 
 
-class DemoNetworks:
-    """Makes networks whose engines lie in `cache`; closes them at the end of its block. `notices`: what they told."""
+class DemoModels:
+    """Opens models whose engines lie in `cache`; closes them at the end of its block. `notices`: what they told."""
 
     def __init__(self, cache: Path) -> None:
         self.notices: list[str] = []
         self._cache = cache
         self._bundle = Bundle.load(small_bundle(), verify=False)
-        self._made: list[Networks] = []
+        self._opened: list[Model] = []
 
-    def __call__(self, selection: Selection = CPU, *, may_fall_back: bool = False, **options: Any) -> Networks:
+    def __call__(self, selection: Selection = CPU, graphs: Sequence[str] = GRAPHS, **options: Any) -> Model:
         settings = RuntimeOptions(**{"engine_cache": self._cache} | options)
-        made = Networks(self._bundle, selection, settings, may_fall_back=may_fall_back, on_notice=self.notices.append)
-        self._made.append(made)
-        return made
+        model = open_model(self._bundle, selection, settings, graphs, self.notices.append)
+        self._opened.append(model)
+        return model
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for networks in self._made:
-            networks.close()
+        for model in self._opened:
+            model.close()
 
 
 def inputs() -> list[np.ndarray]:
@@ -145,10 +145,13 @@ def inputs() -> list[np.ndarray]:
     return [random.standard_normal(shape, np.float32) for shape in (_LATENTS, (1, 9, *_LATENTS[2:]), (1, 16, 50, 32))]
 
 
-def denoised(networks: Networks) -> np.ndarray:
+def denoised(model: Model) -> np.ndarray:
     """A full step and a cached one on made-up inputs."""
-    denoiser = networks.denoiser
-    denoiser.begin(WindowBatch(*inputs(), 1.5))
-    for cached in (False, True):
-        denoiser.step(500, COEFFICIENTS, cached=cached)
-    return denoiser.latents()
+
+    def denoise() -> np.ndarray:
+        model.denoiser.begin(WindowBatch(*inputs(), 1.5))
+        for cached in (False, True):
+            model.denoiser.step(500, COEFFICIENTS, cached=cached)
+        return model.denoiser.latents()
+
+    return model.run("denoise", denoise)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from latentsync_trt.bundle.manifest import Bundle, DimensionRange, GraphForm, Manifest
+from latentsync_trt.bundle.manifest import Bundle, DimensionRange, GraphVariant, Manifest
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.runtime.networks import batching
 from latentsync_trt.runtime.networks import networks as networks_module
@@ -76,7 +76,7 @@ def test_as_many_as_fit(published: Manifest, free_bytes: int | None, windows: in
 
 
 @pytest.mark.parametrize(("file", "side_px", "form"), PEAKS)
-def test_a_run_needs_what_was_measured(published: Manifest, file: str, side_px: int, form: GraphForm) -> None:
+def test_a_run_needs_what_was_measured(published: Manifest, file: str, side_px: int, form: GraphVariant) -> None:
     needed = needed_bytes(replace(published, resolution_px=side_px), provider=CUDA, form=form)
     peak = measured_peak_bytes(file)
     assert needed / batching._MARGIN == pytest.approx(peak, rel=WITHIN)

@@ -109,7 +109,7 @@ def notices() -> list[str]:
 def make(tmp_path: Path, both: Bundle, notices: list[str]) -> Make:
     def made(name: str = "cuda", gpu: Gpu = ADA, bundle: Bundle = both, **options: Any) -> Engines:
         selection = Selection(name, gpu=None if name == "cpu" else gpu)  # type: ignore[arg-type]
-        asked = RuntimeOptions(**{"graph_form": "auto", **options})
+        asked = RuntimeOptions(**{"graph_variant": "auto", **options})
         return SessionFactory(bundle, selection, asked, EngineCache(tmp_path / "cache"), notices.append)
 
     return made
@@ -160,7 +160,7 @@ def test_cuda_graphs_are_recorded_by_default_where_all_steps_have_the_form(make:
     whole = Bundle(both.folder, replace(both.manifest, graphs=steps))
     assert make(bundle=whole, dynamic=False).cuda_graph
     assert not make(bundle=whole, dynamic=False, cuda_graph=False).cuda_graph
-    assert not make(bundle=whole, dynamic=False, graph_form="portable").cuda_graph
+    assert not make(bundle=whole, dynamic=False, graph_variant="portable").cuda_graph
     assert not make(bundle=whole).cuda_graph  # of variable shapes
 
 

@@ -131,7 +131,7 @@ VALUES: list[tuple[str, Any]] = [
     ("provider_option", ("trt_builder_optimization_level=4", "gpu_mem_limit=1")),
     ("cuda_graph", True),
     ("cuda_graph", False),
-    ("graph_form", "portable"),
+    ("graph_variant", "portable"),
     ("build", "background"),
     ("low_memory", True),
     ("engine_cache", Path("a folder/für Ženy")),

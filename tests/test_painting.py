@@ -16,7 +16,7 @@ from latentsync_trt.diffusion import PlannedStep, solver_schedule
 from latentsync_trt.sync.faces import FrameJob, Target
 from latentsync_trt.sync.inpaint import Inpainter
 from latentsync_trt.sync.paint import Gathered, PaintDevice, Painter, Window, WindowPlanner, streams_at
-from latentsync_trt.sync.threads import StageClock, in_background
+from latentsync_trt.sync.threads import StageClock, prefetch
 from latentsync_trt.types import AlignedFace, Face, Float32Array, Frame, UInt8Array, UInt16Array, WindowBatch
 from tests.clips import frame_at
 
@@ -199,7 +199,7 @@ def test_frames_are_gathered_while_networks_run() -> None:
             yield item
 
     made = painter(Waiting(), 1)
-    items = in_background(watched(made.gather(jobs([{0}] * 3 * FRAMES))), depth=FRAMES, name="gather")
+    items = prefetch(watched(made.gather(jobs([{0}] * 3 * FRAMES))), depth=FRAMES, name="gather")
     assert len(list(made.paint(items))) == 3 * FRAMES
     assert prepared.is_set()
 

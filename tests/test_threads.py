@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from latentsync_trt.sync.threads import in_background, spread
+from latentsync_trt.sync.threads import prefetch, spread
 
 
 class Fault(Exception):
@@ -148,7 +148,7 @@ def made_numbers(made: list[int], closed: list[bool] | None = None) -> Generator
 
 def test_runs_ahead_by_no_more_than_its_depth() -> None:
     made: list[int] = []
-    stage = in_background(made_numbers(made), depth=3, name="bounded")
+    stage = prefetch(made_numbers(made), depth=3, name="bounded")
     assert next(stage) == 0
     time.sleep(0.3)
     assert len(made) <= 1 + 3 + 1  # taken, waiting, in the producer's hand
@@ -167,7 +167,7 @@ def test_what_threads_make_side_by_side_leaves_in_order(waits: list[list[float]]
         time.sleep(sum(waits[number]))
         return -number
 
-    made = list(in_background(taken(), change, threads=count, depth=depth, name="paint in order"))
+    made = list(prefetch(taken(), change, threads=count, depth=depth, name="paint in order"))
     assert made == [-number for number in range(len(waits))]
     assert (closed, threads()) == ([True], [])
 
@@ -180,7 +180,7 @@ def test_two_are_changed_at_a_time_and_no_more_than_the_depth_ahead() -> None:
         both.wait(timeout=30)
         return number
 
-    stage = in_background(made_numbers(made), change, threads=2, depth=3, name="paint both")
+    stage = prefetch(made_numbers(made), change, threads=2, depth=3, name="paint both")
     assert [next(stage) for _ in range(4)] == [0, 1, 2, 3]
     assert len(made) <= 4 + 3 + 1
     both.abort()
@@ -198,7 +198,7 @@ def test_an_error_of_a_change_comes_after_the_items_before_it() -> None:
         is_second_wrong.wait(timeout=30)
         return number
 
-    stage = in_background(made_numbers([]), change, threads=2, name="paint wrong")
+    stage = prefetch(made_numbers([]), change, threads=2, name="paint wrong")
     assert next(stage) == 0
     with pytest.raises(ValueError, match="broken"):
         next(stage)
@@ -210,7 +210,7 @@ def test_an_error_reaches_the_consumer_after_the_items_before_it() -> None:
         yield 1
         raise ValueError("broken")
 
-    stage = in_background(failing(), depth=2, name="failing")
+    stage = prefetch(failing(), depth=2, name="failing")
     assert next(stage) == 1
     with pytest.raises(ValueError, match="broken"):
         next(stage)
@@ -219,14 +219,14 @@ def test_an_error_reaches_the_consumer_after_the_items_before_it() -> None:
 @pytest.mark.parametrize("taken", [0, 3])
 def test_closing_stops_every_stage_before_it(taken: int) -> None:
     closed: list[bool] = []
-    first = in_background(made_numbers([], closed), depth=2, name="paint first")
+    first = prefetch(made_numbers([], closed), depth=2, name="paint first")
 
     def doubled() -> Generator[int, None, None]:
         with closing(first):
             for number in first:
                 yield 2 * number
 
-    second = in_background(doubled(), depth=2, name="paint second")
+    second = prefetch(doubled(), depth=2, name="paint second")
     assert [next(second) for _ in range(taken)] == [0, 2, 4][:taken]
     second.close()
     assert closed == [True]
@@ -244,6 +244,6 @@ def test_an_interruption_while_threads_start_leaves_none(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(threading.Thread, "start", start_one)
     with pytest.raises(KeyboardInterrupt):
-        in_background(made_numbers([], closed), lambda number: number, threads=2, depth=2, name="paint")
+        prefetch(made_numbers([], closed), lambda number: number, threads=2, depth=2, name="paint")
     assert closed == [True]
     assert not threads()

@@ -157,7 +157,7 @@ def facts() -> dict[str, str]:
 def _least_free_gb(rows: Rows) -> float:
     """The least free memory with which a run at 512 px came to its end."""
     name = "sync-cuda-h200-512-short-of-memory"
-    return rows.number(name, "rows", {"graph_form": "auto, --low-memory", "free_gb": 6.8}, "free_gb")
+    return rows.number(name, "rows", {"graph_variant": "auto, --low-memory", "free_gb": 6.8}, "free_gb")
 
 
 @cache
