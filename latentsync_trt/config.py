@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from latentsync_trt.errors import FIELDS_BY_FLAG, InputError
+from latentsync_trt.errors import InputError
 from latentsync_trt.option_fields import (
     FACES,
     FILES,
@@ -17,7 +17,6 @@ from latentsync_trt.option_fields import (
     SOUND,
     TIME,
     check_limits,
-    fields_by_flag,
     option,
 )
 from latentsync_trt.values import (
@@ -388,5 +387,3 @@ class RuntimeOptions:
 
 NOT_FOR_BUILDS = ("build", "cuda_graph", "low_memory", "syncnet", "verify")
 """Fields of `RuntimeOptions` that do not change engines."""
-
-FIELDS_BY_FLAG.update(fields_by_flag(SyncOptions, RuntimeOptions))

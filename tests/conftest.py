@@ -4,6 +4,7 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from shutil import rmtree
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import settings
 
 from latentsync_trt import LipSync
 from latentsync_trt.face.detector import MediaPipeDetector
-from latentsync_trt.remembered import forget
+from latentsync_trt.remembered import FOLDER
 from latentsync_trt.types import UInt8Array
 from tests.clips import LOSSLESS, synced, write_clip
 from tests.device import DemoModels, Device, watched_device
@@ -57,7 +58,7 @@ def engine_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.fixture(autouse=True)
 def nothing_remembered(engine_cache: Path) -> None:
     """Facts that tests remember depend on what they simulate."""
-    forget()
+    rmtree(engine_cache / FOLDER, ignore_errors=True)
 
 
 @pytest.fixture(scope="session")

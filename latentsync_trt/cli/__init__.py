@@ -135,8 +135,6 @@ class CommandLine(click.RichGroup):
             sys.exit(error.exit_code)
         except Exception as error:  # noqa: BLE001 -- the user gets one line for any error
             message, code = _explained(error, arguments)
-            message = stopping.with_notes(message, error)
-        stopping.end_if_requested(message)
         if as_json:
             click.echo(json.dumps({"error": message}))
         else:
@@ -152,9 +150,9 @@ class CommandLine(click.RichGroup):
 def _explained(error: Exception, arguments: Sequence[str]) -> tuple[str, int]:
     """What to print, and the exit code."""
     if isinstance(error, stopping.Interrupted):
-        return error.args[0], stopping.INTERRUPTED_CODE
-    if stopping.requested():  # a failure while a command leaves its blocks is caused by that
-        return stopping.interrupted_message(), stopping.INTERRUPTED_CODE
+        return str(error), stopping.exit_code() or stopping.INTERRUPTED_CODE
+    if stopping.exit_code():  # a failure while a command leaves its blocks is caused by that
+        return stopping.INTERRUPTED, stopping.exit_code()
     if isinstance(error, click.UsageError):
         text, path = error.format_message().rstrip("."), error.ctx.command_path if error.ctx else "latentsync-trt"
         return f"{text[:1].lower()}{text[1:]}; see `{path} --help`", error.exit_code
@@ -163,7 +161,8 @@ def _explained(error: Exception, arguments: Sequence[str]) -> tuple[str, int]:
     from latentsync_trt.unexpected import one_line
 
     message, usage = one_line(error, arguments)
-    return message, 2 if usage else 1
+    notes = (note for note in getattr(error, "__notes__", ()) if note not in message)
+    return "; ".join([message, *notes]), 2 if usage else 1
 
 
 @click.group(

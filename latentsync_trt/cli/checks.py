@@ -149,10 +149,10 @@ def _bundles() -> Iterator[Finding]:
 
 
 def _kept_work() -> Iterator[Finding]:
-    from latentsync_trt.files import leftovers
+    from latentsync_trt.files import kept_work
 
     for place in dict.fromkeys(folder.absolute() for folder in (Path(), find.checkpoints_folder())):
-        for work in leftovers(place, kept=True):
+        for work in kept_work(place):
             text = f"{work}: an interrupted run keeps finished parts"
             yield Finding("missing", text, "run the same command with --resume, or delete the folder")
 

@@ -235,7 +235,7 @@ class LipSync:
             from latentsync_trt.sync.threads import StageClock
 
             run = RunContext(
-                OpeningModel(self._bundle, self._selection, self._options, opening.result),
+                OpeningModel(self._bundle, self._selection, self._options, opening),
                 inputs,
                 helpers or Helpers(),
                 self._detecting(),

@@ -24,9 +24,9 @@ from latentsync_trt.sync.paint import Painter, in_order
 from latentsync_trt.sync.quality import Quality
 from latentsync_trt.sync.report import Finished, report_of, write_report
 from latentsync_trt.sync.run_context import RunContext
-from latentsync_trt.sync.source import aligned_frames, frames_in_flight, open_speech
+from latentsync_trt.sync.source import aligned_frames, clip_stages, open_speech
 from latentsync_trt.sync.speech import OpenSpeech
-from latentsync_trt.sync.threads import FramesInFlight, prefetch
+from latentsync_trt.sync.threads import ClipStages
 from latentsync_trt.sync.timeline import timeline_of
 from latentsync_trt.sync.windows import Gathered, gather, in_batches, streams_at
 from latentsync_trt.types import Progress, SyncReport
@@ -53,20 +53,18 @@ def sync_clip(run: RunContext) -> SyncReport:
         writer = open_writer(run, span, playback)
         run.announce((*texts, *writer.notices))
         streams = streams_at(playback.fps or inputs.info.frames_per_s)
-        in_flight = frames_in_flight(run, playback, streams)
-        aligned = mismatch.watch(aligned_frames(run, span, playback, in_flight), run.own_detector)
+        stages = clip_stages(run, playback, streams)
+        aligned = mismatch.watch(aligned_frames(run, span, playback, stages), run.own_detector)
         windows = gather(aligned, manifest.frames, streams, writer.frames_done)
-        gathered = stack.enter_context(closing(prefetch(windows, depth=manifest.frames, name="gather")))
-        stack.callback(in_flight.close)
+        gathered = stack.enter_context(closing(stages.prefetch(windows, depth=manifest.frames, name="gather")))
         model = _opened(run)
         paint = PaintStats(perf_counter(), writer.frames_done)
-        jobs = _painted(run, model, speech, gathered, in_flight, writer.frames_done)
+        jobs = _painted(run, model, speech, gathered, stages, writer.frames_done)
         paster = Paster(run.own_detector, mouth_mask(run.resolution_px), paste=inputs.options.paste)
         composer = Composer(paster, run.helpers.enhancer, quality, run.clock, writer.frames_done)
         stack.enter_context(writer)
-        composed = stack.enter_context(closing(composer.stages(jobs)))
-        stack.callback(in_flight.close)  # first of all, so that stages that wait end
-        faces = write_frames(run, writer, composed, paint, playback, in_flight)
+        composed = stack.enter_context(closing(composer.stages(jobs, stages.prefetch)))
+        faces = write_frames(run, writer, composed, paint, playback, stages)
     run.announce(writer.notices)
     report = report_of(Finished(run, model, float(writer.end_s), start_s, faces, paint, quality))
     if inputs.page is not None:
@@ -96,23 +94,23 @@ def _painted(
     model: Model,
     speech: OpenSpeech,
     gathered: Generator[Gathered, None, None],
-    in_flight: FramesInFlight,
+    stages: ClipStages,
     frames_done: int,
 ) -> Generator[FrameJob, None, None]:
     """Every job in order with its painted faces: encode, denoise and decode, each in a thread of its own."""
 
     def check() -> None:
-        if in_flight.closed:
+        if stages.stopped:
             raise Canceled("canceled")
 
     frames, plan = run.window_frames, model.memory_plan
     at_once = max(plan.windows_per_batch, _LOW_MEMORY_WINDOWS if plan.mode == "one network at a time" else 1)
-    at_once = max(1, min(at_once, in_flight.most // frames - 2))  # the others are held back around painting
+    at_once = max(1, min(at_once, stages.most_frames // frames - 2))  # the others are held back around painting
     painter = Painter(
         make_inpainter(model, run.inputs.options, run.helpers.noise), speech.windows, run.clock, frames_done, check
     )
-    stage = partial(prefetch, depth=at_once * frames)
+    stage = partial(stages.prefetch, depth=at_once * frames)
     encoded = stage(in_batches(gathered, at_once, frames), painter.encode, name="encode faces")
     denoised = stage(encoded, painter.denoise, name="denoise")
     decoded = stage(denoised, painter.decode, name="decode faces")
-    return prefetch(in_order(decoded, frames_done), name="paint")
+    return stages.prefetch(in_order(decoded, frames_done), name="paint")

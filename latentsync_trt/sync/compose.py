@@ -6,7 +6,7 @@ from contextlib import closing
 from dataclasses import replace
 from fractions import Fraction
 from importlib.metadata import EntryPoint, entry_points
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -41,6 +41,9 @@ Items = Generator[tuple[FrameJob, tuple[T, ...]], None, None]
 
 Change = Callable[[tuple[FrameJob, tuple[T, ...]]], tuple[FrameJob, tuple[R, ...]]]
 
+Prefetch = Callable[..., Generator[Any, None, None]]
+"""Called as `prefetch`; may run everything in the caller's thread."""
+
 Painted = tuple[Target, AlignedFace, UInt16Array, Fraction]
 """How a face was found, cut out and painted, and how much of it shows."""
 
@@ -58,7 +61,7 @@ class Composer:
         self._paster, self._enhancer, self._quality = paster, enhancer, quality
         self._clock, self._frames_done = clock, frames_done
 
-    def stages(self, jobs: Generator[FrameJob, None, None]) -> Items[Patch]:
+    def stages(self, jobs: Generator[FrameJob, None, None], prefetch: Prefetch = prefetch) -> Items[Patch]:
         """Jobs in order, with the new pixels of each face; three stages, each in threads of its own."""
         shown, analyze = self._shown(jobs), self._each("analyze paste", self._analyzed)
         analyzed = prefetch(shown, analyze, name="analyze paste", threads=_THREADS if self._enhancer is None else 1)

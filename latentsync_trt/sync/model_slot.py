@@ -2,11 +2,12 @@
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from concurrent.futures import CancelledError, ThreadPoolExecutor, wait
+from contextlib import contextmanager, suppress
 
 from latentsync_trt.errors import Busy, InputError
 from latentsync_trt.runtime.model import Model
+from latentsync_trt.runtime.stages import results
 from latentsync_trt.sync.threads import POLL_S
 
 
@@ -62,15 +63,18 @@ class ModelSlot:
             self._changed.notify_all()
 
     @contextmanager
-    def opening(self, graphs: Sequence[str]) -> Iterator[Future[Model]]:
-        """`acquire` in a thread, and `release` at the end of the block."""
+    def opening(self, graphs: Sequence[str]) -> Iterator[Callable[[], Model]]:
+        """`acquire` in a thread, for which the function that the block gets waits; `release` at its end."""
         with ThreadPoolExecutor(1, thread_name_prefix="open model") as thread:
             acquired = thread.submit(self.acquire, graphs)
             try:
-                yield acquired
+                yield lambda: results([acquired])[0]
             finally:
-                if acquired.exception() is None:  # waits for it
-                    self.release()
+                with suppress(CancelledError):  # where `results` was interrupted
+                    while not wait([acquired], POLL_S).done:
+                        pass
+                    if acquired.exception() is None:
+                        self.release()
 
     def close(self) -> None:
         """Waits until nobody uses the model, and closes it. Closing again does nothing."""

@@ -13,7 +13,7 @@ from latentsync_trt.media.writer import VideoWriter
 from latentsync_trt.sync.faces import FaceStats, FrameJob
 from latentsync_trt.sync.inputs import fingerprint
 from latentsync_trt.sync.run_context import RunContext
-from latentsync_trt.sync.threads import FramesInFlight
+from latentsync_trt.sync.threads import ClipStages
 from latentsync_trt.sync.timeline import Span, expected_frames, soundtrack_of
 from latentsync_trt.types import Patch, Progress
 
@@ -82,7 +82,7 @@ def write_frames(
     composed: Iterable[tuple[FrameJob, tuple[Patch, ...]]],
     paint: PaintStats,
     playback: Playback,
-    in_flight: FramesInFlight,
+    stages: ClipStages,
 ) -> FaceStats:
     """Encodes every frame that an earlier run has not written; raises `NoFaceError` if none shows a face."""
     expected, faces = expected_frames(playback, run.inputs.info), FaceStats()
@@ -90,7 +90,7 @@ def write_frames(
     for job, patches in composed:
         frame = job.frame
         faces.add(frame, job.seen, has_face=job.has_face)
-        in_flight.leave()
+        stages.leave()
         if frame.index < writer.frames_done:
             continue
         is_first = frame.index == paint.frames_done

@@ -13,7 +13,7 @@ from latentsync_trt.sync.faces import FaceFinder, FrameJob, analyze
 from latentsync_trt.sync.quality import Quality
 from latentsync_trt.sync.run_context import RunContext
 from latentsync_trt.sync.speech import OpenSpeech
-from latentsync_trt.sync.threads import FramesInFlight, most_in_flight, prefetch
+from latentsync_trt.sync.threads import ClipStages, most_in_flight
 from latentsync_trt.sync.timeline import Span, notices_of_model, notices_of_rate
 from latentsync_trt.types import Float32Array, Progress
 from latentsync_trt.values import parse_face
@@ -40,21 +40,21 @@ def open_speech(run: RunContext, quality: Quality) -> OpenSpeech:
         return OpenSpeech(inputs.speech, encode_mel, filters_of(opening.bundle), inputs.options, quality.listen)
 
 
-def frames_in_flight(run: RunContext, playback: Playback, streams: int) -> FramesInFlight:
-    """How many frames may be on their way: as many as fit in memory, and at least those that stages hold back."""
+def clip_stages(run: RunContext, playback: Playback, streams: int) -> ClipStages:
+    """As many frames may be on their way as fit in memory, and at least as many as stages hold back."""
     fps = playback.fps or run.inputs.info.frames_per_s or 0
     least = ceil((HALF_S + FADE_S) * fps) + streams * run.window_frames + _UNDER_WAY
-    return FramesInFlight(most_in_flight(run.inputs.info, least))
+    return ClipStages(most_in_flight(run.inputs.info, least))
 
 
 def aligned_frames(
-    run: RunContext, span: Span, playback: Playback, in_flight: FramesInFlight
+    run: RunContext, span: Span, playback: Playback, stages: ClipStages
 ) -> Generator[FrameJob, None, None]:
     """Every frame of the output with the aligned faces of those who speak, from now on while the model opens."""
     finder = _finder(run, span)
-    frames = in_flight.entering(read_frames(run.inputs.video, playback))
-    decoded = prefetch(run.clock.measured("decode", frames), finder.prepared, name="decode")
-    found = prefetch(finder.find(decoded), name="face")
+    frames = stages.entering(read_frames(run.inputs.video, playback))
+    decoded = stages.prefetch(run.clock.measured("decode", frames), finder.prepared, name="decode")
+    found = stages.prefetch(finder.find(decoded), name="face")
     return finder.cut_out(found, run.inputs.speech.speaks)
 
 

@@ -4,6 +4,7 @@ import sys
 import threading
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager, suppress
+from functools import partial
 from itertools import islice
 from queue import Empty, SimpleQueue
 from time import perf_counter
@@ -54,11 +55,13 @@ def prefetch(
     threads: int = 1,
     depth: int = QUEUE_DEPTH,
     name: str,
+    on_stop: Callable[[], object] = lambda: None,
 ) -> Generator[Any, None, None]:
     """Runs `source` in threads, one at a time, and `change`, side by side, of each item, from now on.
 
     Yields what `change` returned in the order of `source`, and raises what either raised. At most `depth + 1` items are
-    being made or wait. Closing this generator waits for those that are being made and closes `source`.
+    being made or wait. Closing this generator waits for those that are being made and closes `source`; before that, and
+    before it raises an error, it calls `on_stop`.
     """
     end, room, taking = object(), SimpleQueue[None](), threading.Lock()
     places, is_open = SimpleQueue[SimpleQueue[tuple[Any, BaseException | None]]](), True
@@ -79,6 +82,7 @@ def prefetch(
 
     def consume() -> Generator[Any, None, None]:
         nonlocal is_open
+        ended = False
         try:
             for thread in made_by:
                 thread.start()
@@ -88,11 +92,14 @@ def prefetch(
                 if error is not None:
                     raise error
                 if item is end:
+                    ended = True
                     return
                 room.put(None)
                 yield item
         finally:
             is_open = False
+            if not ended:
+                on_stop()
             for _ in made_by:
                 room.put(None)
             for thread in filter(threading.Thread.is_alive, made_by):  # a signal may come before all have started
@@ -113,18 +120,19 @@ def _next_in(queue: SimpleQueue[T]) -> T:
             return queue.get(timeout=POLL_S)
 
 
-class FramesInFlight:
-    """Lets frames in while fewer than `most` of them are on their way to the file, until `close`. Thread-safe."""
+class ClipStages:
+    """The stages of one clip: fewer than `most_frames` frames are on their way; where one stage stops, all do."""
 
-    def __init__(self, most: int) -> None:
-        self.most, self.closed = most, False
-        self._room = threading.Semaphore(most)
+    def __init__(self, most_frames: int) -> None:
+        self.most_frames, self.stopped = most_frames, False
+        self._room = threading.Semaphore(most_frames)
+        self.prefetch = partial(prefetch, on_stop=self.stop)
 
     def entering(self, frames: Iterator[Frame]) -> Generator[Frame, None, None]:
         """The same frames; each waits for room before it is read."""
         while True:
             while not self._room.acquire(timeout=POLL_S):
-                if self.closed:
+                if self.stopped:
                     return
             frame = next(frames, None)
             if frame is None:
@@ -135,9 +143,9 @@ class FramesInFlight:
         """A frame has been written, or is left out."""
         self._room.release()
 
-    def close(self) -> None:
-        """Ends the frames that wait; `closed` tells other stages to stop."""
-        self.closed = True
+    def stop(self) -> None:
+        """Ends the frames that wait for room; stages that look at `stopped` end, too."""
+        self.stopped = True
 
 
 def most_in_flight(info: VideoInfo, least: int) -> int:
