@@ -1,6 +1,6 @@
 """Paints the mouths of windows of aligned faces: encode, denoise, decode."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -68,8 +68,7 @@ class Inpainter:
 
     def encode(self, windows: Sequence[UInt8Array]) -> list[Float32Array]:
         """What the denoiser knows of each window, float32 `(9, F, h, w)`, from its faces."""
-        encode = [partial(self.codec.encode_faces, faces, self.mask) for faces in windows]
-        encoded = [self.run("encode", action) for action in encode]
+        encoded = self.run("encode", lambda: [self.codec.encode_faces(faces, self.mask) for faces in windows])
         return [conditioning(self.latent_mask, masked[None], whole[None])[0] for masked, whole in encoded]
 
     def denoise(
@@ -79,17 +78,20 @@ class Inpainter:
         on_step: Callable[[int, int], None] | None = None,
     ) -> list[Float32Array]:
         """The latents of each window, float32 `(4, F, h, w)`; `on_step` as for `diffusion.denoise`."""
-        latents: list[Float32Array] = []
         size, fixed = self.windows_per_batch, (self.guidance, self.schedule, self.plan)
-        for start in range(0, len(known), size):
-            together, heard = (np.stack(each[start : start + size]) for each in (known, audio))
-            action = partial(denoise, self.denoiser, self.noise, together, heard, *fixed, on_step)
-            latents.extend(self.run("denoise", action))
+
+        def denoise_all() -> Iterator[Float32Array]:
+            for start in range(0, len(known), size):
+                together, heard = (np.stack(each[start : start + size]) for each in (known, audio))
+                yield from denoise(self.denoiser, self.noise, together, heard, *fixed, on_step)
+
+        latents: list[Float32Array] = self.run("denoise", lambda: list(denoise_all()))
         return latents
 
     def decode(self, latents: Sequence[Float32Array]) -> list[Sequence[UInt16Array]]:
         """The faces of each window, as `ImageCodec.decode_faces` returns them."""
-        return [self.decode_faces(np.ascontiguousarray(window.transpose(1, 0, 2, 3))) for window in latents]
+        pictures = [np.ascontiguousarray(window.transpose(1, 0, 2, 3)) for window in latents]
+        return self.run("decode", lambda: [self.codec.decode_faces(each) for each in pictures])
 
     def decode_faces(self, latents: Float32Array) -> Sequence[UInt16Array]:
         """As `ImageCodec.decode_faces`."""
