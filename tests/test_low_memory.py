@@ -1,6 +1,9 @@
 """Where memory is short: one network at a time is open, with the same result, or one clear line says why not."""
 
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +13,9 @@ from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import OutOfMemory
 from latentsync_trt.runtime import model as model_module
 from latentsync_trt.runtime.model import Model
+from latentsync_trt.runtime.stages import Stage
 from latentsync_trt.sync import clip
+from latentsync_trt.sync.inpaint import make_inpainter
 from tests.clips import LOSSLESS, decoded
 from tests.compiling import COMPILING, compiling_provider
 from tests.device import GRAPHS, DemoModels, Device, denoised, out_of_memory
@@ -63,6 +68,21 @@ def test_one_network_at_a_time_is_open_and_computes_the_same(make: DemoModels, d
     assert device.networks() == {"vae.weights"}  # no buffer or binding keeps the denoiser alive
     assert device.opened.count("denoise_step") == 2
     assert {time.graph: time.runs for time in model.times()} == dict.fromkeys(GRAPHS, 2) | {"vae_encoder": 4}
+
+
+def test_each_network_processes_all_windows_of_a_group_at_once(make: DemoModels) -> None:
+    """Else other stages would run between two windows, and their networks be loaded in turn."""
+    model = make(low_memory=True)
+    side, stages = model.bundle.manifest.resolution_px, []
+
+    def run(stage: Stage, action: Callable[[], Any]) -> Any:
+        stages.append(stage)
+        return model.run(stage, action)
+
+    window = np.zeros((16, side, side, 3), np.uint8), np.zeros((16, 50, 32), np.float32)
+    painted = replace(make_inpainter(model, LOSSLESS), run=run).paint([window] * 2)
+    assert [len(faces) for faces in painted] == [16, 16]
+    assert stages == ["encode", "denoise", "decode"]
 
 
 @pytest.mark.parametrize(("free_bytes", "mode"), [(10**8, "one network at a time"), (10**11, "pipelined")])
