@@ -17,15 +17,15 @@ class BackgroundBuild:
     """Starts building `graphs` of `factory`; raises `OSError` if the process cannot be started."""
 
     def __init__(self, factory: SessionFactory, graphs: Sequence[str]) -> None:
-        self._child = Child(build)
+        self._child, self._errors = Child(build), list[str]()
         folder, cache = factory.bundle.folder.resolve(), factory.cache.folder
         self._child.send((folder, factory.selection, factory.options, cache, tuple(graphs)))
 
     def wait(self) -> str:
         """Waits for the end; returns the error, empty if none."""
-        errors = [event["error"] for event in self._child.events()]
+        self._errors += [event["error"] for event in self._child.events()]  # none where one has waited before
         ended = self._child.wait()
-        return errors[0] if errors else ended.last_error_line or f"its process ended with {ended}"
+        return self._errors[0] if self._errors else ended.last_error_line or f"its process ended with {ended}"
 
     def stop(self) -> None:
         """Ends the process; an unfinished engine is never used."""
