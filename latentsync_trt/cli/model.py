@@ -253,10 +253,9 @@ def _test(folder: Path, selection: "Selection") -> None:
     from latentsync_trt.runtime.engines.cache import cache_folder
     from latentsync_trt.runtime.providers.select import next_provider
 
-    options = RuntimeOptions(engine_cache=cache_folder(), verify=True)
+    options, tested = RuntimeOptions(engine_cache=cache_folder()), manifest.Bundle.load(folder, verify=True)
     while selection.gpu is not None:
-        bundle = manifest.Bundle.load(folder)
-        report = test_provider(bundle, selection.name, options, manifest.REQUIRED_GRAPHS)
+        report = test_provider(tested, selection.name, options, manifest.REQUIRED_GRAPHS)
         if report.passed and (selection.is_named or not report.is_slower):
             return
         if selection.is_named:
