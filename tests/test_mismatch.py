@@ -17,8 +17,8 @@ from latentsync_trt.measure.lips import FOLLOWS, Loudness, following
 from latentsync_trt.measure.pictures import fit_of
 from latentsync_trt.media.audio import read_audio_blocks
 from latentsync_trt.media.demo_clip import SPEECH, portrait, spoken_mouth
-from latentsync_trt.sync.alarm import Alarm
 from latentsync_trt.sync.faces import FrameJob, Target
+from latentsync_trt.sync.mismatch import ModelMismatchCheck
 from latentsync_trt.types import Frame, UInt8Array
 from scripts.verdicts import mismatched, talk_of
 from tests.clips import write_clip
@@ -35,8 +35,8 @@ def published(**changes: object) -> Manifest:
     return replace(read_manifest(small_bundle()), name="mine", model="1.6", **changes)  # type: ignore[arg-type]
 
 
-def alarm(said: list[str], manifest: Manifest | None = None, side_px: int = 512, *, strict: bool = False) -> Alarm:
-    return Alarm(manifest or published(), side_px, said.append, strict=strict)
+def check(said: list[str], manifest: Manifest | None = None, side_px: int = 512) -> ModelMismatchCheck:
+    return ModelMismatchCheck(manifest or published(), side_px, said.append, strict=False)
 
 
 # What was painted
@@ -69,7 +69,7 @@ def test_color_and_sharpness(painted: UInt8Array, color: tuple[float, float], sh
 )
 def test_the_first_faces_decide_once(painted: UInt8Array, side_px: int, words: tuple[str, ...]) -> None:
     said: list[str] = []
-    found = alarm(said, side_px=side_px)
+    found = check(said, side_px=side_px)
     for _ in range(20):
         found.look(FACE, painted.astype(np.uint16) * 257)
     assert len(said) == bool(words)
@@ -91,9 +91,9 @@ def test_the_built_in_model_knows_one_face(frames: list[UInt8Array], known: bool
         def jobs(job: FrameJob = job) -> Generator[FrameJob, None, None]:
             yield from (job, job)
 
-        assert len(list(alarm(said, read_manifest(small_bundle())).watch(jobs(), detector))) == 2
+        assert len(list(check(said, read_manifest(small_bundle())).watch(jobs(), detector))) == 2
         assert len(said) == (not known)
-        assert not list(alarm(said, published()).watch(jobs(), detector))[2:]
+        assert not list(check(said, published()).watch(jobs(), detector))[2:]
         assert len(said) == (not known)
 
 
