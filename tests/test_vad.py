@@ -33,8 +33,8 @@ from latentsync_trt.audio.vad import (
 from latentsync_trt.config import MODEL_FPS, Silence, SyncOptions
 from latentsync_trt.media.demo_clip import SPEECH, spoken_mouth
 from latentsync_trt.media.soundtrack import SoundPiece
-from latentsync_trt.sync.speakers import OpenVoices, Voices
-from latentsync_trt.types import Float32Array, Frame
+from latentsync_trt.sync.speech import OpenSpeech, SpeechTracks
+from latentsync_trt.types import Float32Array
 from tests.clips import read_audio
 from tests.sounds import mel_filters, write_samples
 
@@ -161,17 +161,16 @@ def test_where_nobody_speaks_the_model_gets_silence(tmp_path: Path, silence: Sil
     """The same windows as beyond the recording's end, though music goes on; where somebody speaks, both are heard."""
     speech = np.pad(sentence(), 2 * SAMPLE_RATE_HZ)
     path = write_samples(tmp_path / "music.wav", 0.5 * (speech + hum(len(speech), 0.02)), SAMPLE_RATE_HZ)
-    voices, options = Voices((SoundPiece(path),)), SyncOptions(silence=silence)
-    with closing(OpenVoices(voices, Louder(), mel_filters(), options)) as opened:
+    tracks, options = SpeechTracks((SoundPiece(path),)), SyncOptions(silence=silence)
+    with closing(OpenSpeech(tracks, Louder(), mel_filters(), options)) as opened:
         times_s = [Fraction(0.5), Fraction(3), Fraction(len(speech) / SAMPLE_RATE_HZ - 1), Fraction(1000)]
-        frames = [Frame(0, time_s, Fraction(1, 25), time_s, np.zeros((1, 1, 3), np.uint8), None) for time_s in times_s]
-        before, spoken, after, beyond = opened.windows(0, frames)
+        before, spoken, after, beyond = opened.windows(0, times_s)
     assert np.array_equal(before, beyond) == np.array_equal(after, beyond) == (silence == "closed")
     assert spoken.min() > beyond.max() + 0.3
 
 
 def test_a_recording_without_speech_is_named(tmp_path: Path) -> None:
     path = write_samples(tmp_path / "music.wav", hum(SAMPLE_RATE_HZ, 0.1), SAMPLE_RATE_HZ)
-    with closing(OpenVoices(Voices((SoundPiece(path),)), Louder(), mel_filters(), SyncOptions())) as voices:
-        (notice,) = voices.notices
+    with closing(OpenSpeech(SpeechTracks((SoundPiece(path),)), Louder(), mel_filters(), SyncOptions())) as opened:
+        (notice,) = opened.notices
     assert "music.wav: no speech found" in notice and "--silence model" in notice
