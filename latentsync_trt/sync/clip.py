@@ -105,7 +105,7 @@ def _painted(
 
     frames, plan = run.window_frames, model.memory_plan
     at_once = max(plan.windows_per_batch, _LOW_MEMORY_WINDOWS if plan.mode == "one network at a time" else 1)
-    at_once = max(1, min(at_once, stages.most_frames // frames - 2))  # the others are held back around painting
+    at_once = max(1, min(at_once, stages.spare_frames // frames))  # frames wait until so many windows are complete
     painter = Painter(
         make_inpainter(model, run.inputs.options, run.helpers.noise), speech.windows, run.clock, frames_done, check
     )

@@ -4,6 +4,7 @@ from collections.abc import Generator
 from math import ceil
 
 from latentsync_trt.audio.mel import filters_of
+from latentsync_trt.config import MODEL_FPS
 from latentsync_trt.face.choice import speakers_of
 from latentsync_trt.face.tracker import HALF_S
 from latentsync_trt.media.playback import Playback
@@ -42,9 +43,11 @@ def open_speech(run: RunContext, quality: Quality) -> OpenSpeech:
 
 def clip_stages(run: RunContext, playback: Playback, streams: int) -> ClipStages:
     """As many frames may be on their way as fit in memory, and at least as many as stages hold back."""
-    fps = playback.fps or run.inputs.info.frames_per_s or 0
-    least = ceil((HALF_S + FADE_S) * fps) + streams * run.window_frames + _UNDER_WAY
-    return ClipStages(most_in_flight(run.inputs.info, least))
+    rate = playback.fps or run.inputs.info.frames_per_s or MODEL_FPS
+    window_frames = streams * run.window_frames
+    left_frames = most_in_flight(run.inputs.info) - ceil((FADE_S + HALF_S) * rate)
+    held_frames = max(window_frames + _UNDER_WAY, left_frames)
+    return ClipStages(held_frames, held_frames - window_frames, FADE_S, HALF_S)
 
 
 def aligned_frames(

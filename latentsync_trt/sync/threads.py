@@ -2,8 +2,11 @@
 
 import sys
 import threading
+from bisect import bisect_left
+from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager, suppress
+from fractions import Fraction
 from functools import partial
 from itertools import islice
 from queue import Empty, SimpleQueue
@@ -121,37 +124,56 @@ def _next_in(queue: SimpleQueue[T]) -> T:
 
 
 class ClipStages:
-    """The stages of one clip: fewer than `most_frames` frames are on their way; where one stage stops, all do."""
+    """The stages of one clip; where one stops, all do.
 
-    def __init__(self, most_frames: int) -> None:
-        self.most_frames, self.stopped = most_frames, False
-        self._room = threading.Semaphore(most_frames)
+    A frame may enter where all those on their way could be held back: `held_frames` to complete windows, those of
+    `first_s` seconds to fade, and those of `last_s` seconds to bridge gaps.
+
+    `spare_frames`: of `held_frames`, those that may wait for several windows.
+    """
+
+    def __init__(self, held_frames: int, spare_frames: int, first_s: Fraction, last_s: Fraction) -> None:
+        self.spare_frames, self.stopped = spare_frames, False
+        self._held_frames, self._first_s, self._last_s = held_frames, first_s, last_s
+        self._times_s: deque[Fraction] = deque()
+        self._changed = threading.Condition()
         self.prefetch = partial(prefetch, on_stop=self.stop)
 
     def entering(self, frames: Iterator[Frame]) -> Generator[Frame, None, None]:
         """The same frames; each waits for room before it is read."""
         while True:
-            while not self._room.acquire(timeout=POLL_S):
-                if self.stopped:
-                    return
-            frame = next(frames, None)
+            with self._changed:
+                while not (self._has_room() or self.stopped):
+                    self._changed.wait(POLL_S)
+            frame = None if self.stopped else next(frames, None)
             if frame is None:
                 return
+            self._times_s.append(frame.time_s)
             yield frame
 
     def leave(self) -> None:
-        """A frame has been written, or is left out."""
-        self._room.release()
+        """The first of the frames has been written, or is left out."""
+        with self._changed:
+            self._times_s.popleft()
+            self._changed.notify_all()
 
     def stop(self) -> None:
         """Ends the frames that wait for room; stages that look at `stopped` end, too."""
         self.stopped = True
 
+    def _has_room(self) -> bool:
+        times_s = self._times_s
+        if not times_s:
+            return True
+        first = bisect_left(times_s, times_s[0] + self._first_s)
+        last = len(times_s) - bisect_left(times_s, times_s[-1] - self._last_s)
+        return len(times_s) < first + last + self._held_frames
 
-def most_in_flight(info: VideoInfo, least: int) -> int:
-    """How many frames of a clip may be in memory at a time; at least `least`, which the stages hold back."""
+
+def most_in_flight(info: VideoInfo) -> int:
+    """How many frames of a clip may be in memory at a time."""
     sample_bytes = 1 if info.pixel_format in _EIGHT_BITS else 2
-    return max(least, _IN_FLIGHT_BYTES // (3 * sample_bytes * info.width_px * info.height_px))
+    return _IN_FLIGHT_BYTES // (3 * sample_bytes * info.width_px * info.height_px)
 
 
 class StageClock:
