@@ -56,7 +56,7 @@ def sync_clip(run: RunContext) -> SyncReport:
         stages = clip_stages(run, playback, streams)
         aligned = mismatch.watch(aligned_frames(run, span, playback, stages), run.own_detector)
         windows = gather(aligned, manifest.frames, streams, writer.frames_done)
-        gathered = stack.enter_context(closing(stages.prefetch(windows, depth=manifest.frames, name="gather")))
+        gathered = stack.enter_context(closing(stages.prefetch_frames(windows, depth=manifest.frames, name="gather")))
         model = _opened(run)
         paint = PaintStats(perf_counter(), writer.frames_done)
         jobs = _painted(run, model, speech, gathered, stages, writer.frames_done)
@@ -100,7 +100,7 @@ def _painted(
     """Every job in order with its painted faces: encode, denoise and decode, each in a thread of its own."""
 
     def check() -> None:
-        if stages.stopped:
+        if stages.canceled:
             raise Canceled("canceled")
 
     frames, plan = run.window_frames, model.memory_plan

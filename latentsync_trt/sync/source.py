@@ -56,8 +56,8 @@ def aligned_frames(
     """Every frame of the output with the aligned faces of those who speak, from now on while the model opens."""
     finder = _finder(run, span)
     frames = stages.entering(read_frames(run.inputs.video, playback))
-    decoded = stages.prefetch(run.clock.measured("decode", frames), finder.prepared, name="decode")
-    found = stages.prefetch(finder.find(decoded), name="face")
+    decoded = stages.prefetch_frames(run.clock.measured("decode", frames), finder.prepared, name="decode")
+    found = stages.prefetch_frames(finder.find(decoded), name="face")
     return finder.cut_out(found, run.inputs.speech.speaks)
 
 

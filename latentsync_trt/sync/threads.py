@@ -124,7 +124,10 @@ def _next_in(queue: SimpleQueue[T]) -> T:
 
 
 class ClipStages:
-    """The stages of one clip; where one stops, all do.
+    """The stages of one clip: `prefetch_frames` runs those before painting, `prefetch` painting and those after it.
+
+    Where one fails or is closed, no more frames enter; in painting or after it, painting is canceled, too. What fails
+    before painting is raised after the frames before it, which are painted.
 
     A frame may enter where all those on their way could be held back: `held_frames` to complete windows, those of
     `first_s` seconds to fade, and those of `last_s` seconds to bridge gaps.
@@ -133,19 +136,20 @@ class ClipStages:
     """
 
     def __init__(self, held_frames: int, spare_frames: int, first_s: Fraction, last_s: Fraction) -> None:
-        self.spare_frames, self.stopped = spare_frames, False
+        self.spare_frames, self.canceled, self._ended = spare_frames, False, False
         self._held_frames, self._first_s, self._last_s = held_frames, first_s, last_s
         self._times_s: deque[Fraction] = deque()
         self._changed = threading.Condition()
-        self.prefetch = partial(prefetch, on_stop=self.stop)
+        self.prefetch_frames = partial(prefetch, on_stop=self._end)
+        self.prefetch = partial(prefetch, on_stop=self._cancel)
 
     def entering(self, frames: Iterator[Frame]) -> Generator[Frame, None, None]:
         """The same frames; each waits for room before it is read."""
         while True:
             with self._changed:
-                while not (self._has_room() or self.stopped):
+                while not (self._has_room() or self._ended):
                     self._changed.wait(POLL_S)
-            frame = None if self.stopped else next(frames, None)
+            frame = None if self._ended else next(frames, None)
             if frame is None:
                 return
             self._times_s.append(frame.time_s)
@@ -157,9 +161,11 @@ class ClipStages:
             self._times_s.popleft()
             self._changed.notify_all()
 
-    def stop(self) -> None:
-        """Ends the frames that wait for room; stages that look at `stopped` end, too."""
-        self.stopped = True
+    def _end(self) -> None:
+        self._ended = True
+
+    def _cancel(self) -> None:
+        self._ended = self.canceled = True
 
     def _has_room(self) -> bool:
         times_s = self._times_s
