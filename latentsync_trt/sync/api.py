@@ -56,7 +56,7 @@ class LipSync:
         self._slot = ModelSlot(lambda graphs: open_model(bundle, selection, self._options, graphs, on_notice=on_notice))
         self._own_detector: MediaPipeDetector | None = None
         self._live: LiveSessions | None = None
-        self._lock, self._threads, self._closed = threading.Lock(), set[int](), False
+        self._changed, self._calls, self._closed = threading.Condition(), dict[int, str](), False
 
     @classmethod
     def from_bundle(
@@ -98,18 +98,21 @@ class LipSync:
     def _entered(self, operation: str) -> Iterator[None]:
         """Raises `InputError` in a callback of another operation, and after `close`."""
         thread = threading.get_ident()
-        if thread in self._threads:
-            raise InputError(
-                f"LipSync.{operation}: called from a callback of another call, which it would wait for; call it "
-                "when that has returned, or raise in the callback to stop it"
-            )
-        if self._closed and operation != "close":
-            raise InputError(f"LipSync.{operation}: it is closed; open the bundle again")
-        self._threads.add(thread)
+        with self._changed:
+            if thread in self._calls:
+                raise InputError(
+                    f"LipSync.{operation}: called from a callback of another call, which it would wait for; call it "
+                    "when that has returned, or raise in the callback to stop it"
+                )
+            if self._closed and operation != "close":
+                raise InputError(f"LipSync.{operation}: it is closed; open the bundle again")
+            self._calls[thread] = operation
         try:
             yield
         finally:
-            self._threads.remove(thread)
+            with self._changed:
+                del self._calls[thread]
+                self._changed.notify_all()
 
     def __enter__(self) -> Self:
         return self
@@ -122,8 +125,13 @@ class LipSync:
 
         Waits for calls that run in other threads. Closing again does nothing.
         """
+        from latentsync_trt.sync.threads import POLL_S
+
         with self._entered("close"):
-            self._closed = True
+            with self._changed:
+                self._closed = True
+                while {*self._calls.values()} != {"close"}:
+                    self._changed.wait(POLL_S)
             if self._live is not None:
                 self._live.close()
             self._slot.close()
@@ -279,6 +287,6 @@ class LipSync:
     def _detecting(self) -> "MediaPipeDetector":
         from latentsync_trt.face.detector import MediaPipeDetector
 
-        with self._lock:
+        with self._changed:
             self._own_detector = self._own_detector or MediaPipeDetector()
             return self._own_detector
