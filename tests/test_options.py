@@ -248,7 +248,7 @@ def test_errors_name_options_as_the_command_line_and_as_fields(text: str, option
     assert (str(error), error.option, one_line(error, ())) == (text, option, (text, True))
 
 
-@pytest.mark.parametrize("command", ["sync", "build", "selftest"])
+@pytest.mark.parametrize("command", ["sync", "build", "selftest", "bench"])
 def test_what_uses_one_gpu_names_the_command_for_several(command: str, tmp_path: Path) -> None:
     clip = ["--video", str(write_video(tmp_path / "a.mp4", numbered(2))), "-o", str(tmp_path / "b.mp4")]
     sound = ["--audio", str(write_sound(tmp_path / "a.wav", 1.0))]
