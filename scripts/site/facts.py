@@ -234,7 +234,7 @@ def memory_table() -> str:
         ("free at 512 px", "at 256 px", "what a run does", "GB in use, measured"),
         (
             *full,
-            "a window is encoded and another decoded while a third is denoised",
+            "a window is encoded and another decoded while a third is denoised; at 256 px steps replay CUDA graphs",
             f"{known['peak_512_gb']}; {known['peak_256_gb']}",
         ),
         (*turns, "windows pass the networks in turn", f"{known['turns_512_gb']}; {known['turns_256_gb']}"),
