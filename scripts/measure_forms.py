@@ -25,11 +25,11 @@ import onnxruntime as ort
 
 from latentsync_trt.bundle.manifest import CACHED_STEP, FULL_STEP, VAE_DECODER, VAE_ENCODER, Bundle, step_graph
 from latentsync_trt.config import RuntimeOptions
-from latentsync_trt.runtime.engines.cache import EngineCache
-from latentsync_trt.runtime.providers.select import select_provider
 from latentsync_trt.runtime.engines.builders import CUDNN_ATTENTION_FROM, cuda_options
-from latentsync_trt.runtime.engines.session_factory import SessionFactory
+from latentsync_trt.runtime.engines.cache import EngineCache
 from latentsync_trt.runtime.engines.session import Session, SessionSettings
+from latentsync_trt.runtime.engines.session_factory import SessionFactory
+from latentsync_trt.runtime.providers.select import select_provider
 
 GRAPHS = (FULL_STEP, CACHED_STEP, VAE_ENCODER, VAE_DECODER, step_graph(guided=False, cached=False))
 
