@@ -35,7 +35,7 @@ PANELS = {
         "use": "Choose the exported bundle that commands run without `--bundle`; without NAME, show the choice.",
     },
     "Speed and quality": {
-        "build": "Build a bundle's engines into the engine cache, for several GPUs once for each kind.",
+        "build": "Build a bundle's engines into the engine cache.",
         "calibrate": "Make an INT8 or FP8 bundle from a bundle, calibrated on clips.",
         "bench": "Measure `sync` with a bundle, by provider and preset: time, memory, lips.",
         "compare": "Compare bundle B with bundle A, or a finished video B with A: what each makes of the same clip.",
@@ -75,7 +75,7 @@ EXAMPLES = {
     "download": ("download", "download 1.5"),
     "export": ("export", "export --model 1.5 --precision fp32"),
     "use": ("use", "use 1.6-512-fp16"),
-    "build": ("build", "build --provider tensorrt --device all"),
+    "build": ("build", "build --provider tensorrt --device 1"),
     "calibrate": ("calibrate --video me.mp4 --audio me.wav", "calibrate --clips folder --precision fp8"),
     "bench": ("bench", "bench --bundle 1.6-512-fp16 --out bench.json"),
     "compare": ("compare 1.6-512-fp16 1.6-512-int8", "compare a.mp4 b.mp4 --audio speech.wav --out report.html"),

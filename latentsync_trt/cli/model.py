@@ -284,7 +284,7 @@ def _check_memory(options: ExportOptions) -> None:
 def _plan(options: ExportOptions | None, selection: "Selection") -> Iterator[str]:
     """What is left to do, for the user; `options`: of the export, if it is to do."""
     if options is not None:
-        forms = "portable and CUDA form" if options.cuda_form else "portable form"
+        forms = "portable and CUDA variant" if options.cuda_form else "portable variant"
         size, memory = (gigabytes(known[options.precision]) for known in (_BUNDLE_BYTES, _MEMORY_BYTES))
         what = f"{options.precision}, {options.resolution_px} px, {forms}, about {size} to {options.folder}"
         yield f"export: {what}; takes minutes and about {memory} of memory"

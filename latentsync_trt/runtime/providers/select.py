@@ -145,7 +145,8 @@ def _best(providers: tuple[Provider, ...], device: int, bundle_sha256: str | Non
             selection = Selection(provider.name, tuple(skipped_providers), _gpu_of(provider, device))
             if bundle_sha256 is None or not provider.builds or known(PASSED, passed_key(selection, bundle_sha256)):
                 return selection
-            reason = f"{table.NOT_TESTED}; `latentsync-trt setup`, or `selftest --provider {provider.name}`, tests it"
+            command = f"latentsync-trt selftest --provider {provider.name} --bundle NAME"
+            reason = f"{table.NOT_TESTED}; `latentsync-trt setup`, or `{command}`, tests it"
         skipped_providers.append((provider.name, reason))
     raise ProviderUnavailable("; ".join(f"{name}: {reason}" for name, reason in skipped_providers))
 
