@@ -36,7 +36,7 @@ HEVC = {"preset": "ultrafast", "x265-params": "log-level=none:bframes=0"}
 
 STAGES = {
     *("open", "encode audio", "decode", "face", "align", "gather"),
-    *("encode faces", "denoise", "decode faces", "examine", "compose", "measure", "encode"),
+    *("encode faces", "denoise", "decode faces", "analyze paste", "compose", "measure", "encode"),
 }
 """Of a run, as its report and its profile name them."""
 
