@@ -13,11 +13,12 @@ def main() -> None:
     try:
         stopping.install()
         _run()
-    except KeyboardInterrupt:
-        stopping.end_if_requested(stopping.interrupted_message())
-        raise
-    finally:
-        stopping.end_if_requested()
+    except KeyboardInterrupt:  # outside of a command, as during imports
+        if "--json" in sys.argv:
+            sys.stdout.write(f'{{"error": "{stopping.INTERRUPTED}"}}\n')
+        else:
+            sys.stderr.write(f"error: {stopping.INTERRUPTED}\n")
+        sys.exit(stopping.exit_code() or stopping.INTERRUPTED_CODE)
 
 
 def _run() -> None:

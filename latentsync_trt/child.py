@@ -19,7 +19,7 @@ from tempfile import TemporaryFile
 from typing import Any, NoReturn, Self
 from weakref import WeakSet
 
-from latentsync_trt.stopping import requested
+from latentsync_trt.stopping import exit_code
 
 Event = dict[str, Any]
 Emit = Callable[..., None]
@@ -31,6 +31,9 @@ Work = Callable[[Iterator[Any], Emit], None]
 _NTSTATUS = 0x8000_0000
 # Windows delivers Ctrl-C only between waits.
 _POLL_S = 0.1
+
+# In which a child removes its temporary folders.
+_PATIENCE_S = 2.0
 
 _running: "WeakSet[Child]" = WeakSet()
 
@@ -56,7 +59,7 @@ class Ended:
 class Child:
     """A process that calls `work`; ends with this process.
 
-    The end of its block kills it. `send`, `wait` and `end` may come from any thread.
+    The end of its block ends it. `send`, `wait` and `end` may come from any thread.
 
     Args:
         environment: variables in addition to those of this process.
@@ -95,7 +98,7 @@ class Child:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.end()
+        self.end(_PATIENCE_S)
 
     def send(self, order: Any) -> None:
         """Sends an order; does nothing if the child has ended, which `events` shows."""
@@ -154,7 +157,7 @@ def run_child(
         for event in child.events():
             on_event(event)
         ended = child.wait()
-    if ended.code == -signal.SIGINT or requested():
+    if ended.code == -signal.SIGINT or exit_code():
         raise KeyboardInterrupt
     return ended
 
@@ -163,6 +166,16 @@ def ask_all_to_end() -> None:
     """As `Child.ask_to_end`, for every child of this process."""
     for child in list(_running):
         child.ask_to_end()
+
+
+def kill_all() -> None:
+    """Kills every child of this process, and what these have started."""
+    import psutil
+
+    with suppress(psutil.Error):
+        for process in psutil.Process().children(recursive=True):
+            with suppress(psutil.Error):
+                process.kill()
 
 
 def _work() -> None:

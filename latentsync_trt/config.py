@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from latentsync_trt.errors import FIELDS_BY_FLAG, InputError
+from latentsync_trt.errors import InputError
 from latentsync_trt.option_fields import (
     FACES,
     FILES,
@@ -17,7 +17,6 @@ from latentsync_trt.option_fields import (
     SOUND,
     TIME,
     check_limits,
-    fields_by_flag,
     option,
 )
 from latentsync_trt.values import (
@@ -49,7 +48,7 @@ AudioSegments = Literal["joined", "public"]
 Paste = Literal["face", "mask"]
 Codec = Literal["h264", "hevc", "av1", "prores", "ffv1"]
 Build = Literal["now", "background"]
-GraphFormChoice = Literal["auto", "portable"]
+GraphVariantChoice = Literal["auto", "portable"]
 Solver = Literal["ddim", "dpmpp"]
 ENCODERS = ("x264", "x265", "svtav1", "nvenc", "prores", "auto")
 PresetName = Literal["quality", "balanced", "fast", "draft"]
@@ -306,9 +305,9 @@ class SyncOptions:
 class RuntimeOptions:
     """How engines are built, cached and run. Raises `InputError` for values outside their limits.
 
-    `dynamic`, `provider_option` and `graph_form` are part of an engine's key in the cache. `device`
+    `dynamic`, `provider_option` and `graph_variant` are part of an engine's key in the cache. `device`
     may be given as a number, several numbers, text as on the command line, or "all"; it becomes an
-    int for one GPU, a tuple for several, or "all".
+    int for one GPU, a tuple for several, or "all", which `batch` and `serve` take: one clip runs on one GPU.
     """
 
     dynamic: bool | None = _engine_option(
@@ -325,7 +324,7 @@ class RuntimeOptions:
     )
     device: int | str | tuple[int, ...] = _engine_option(
         0,
-        "GPU, by its number in CUDA; several that share the clip, as in 0,1; or all.",
+        "GPU, by its number in CUDA; for many clips also several, as in 0,1, or all.",
         parse=parse_device,
         expected=f"different numbers of GPUs from 0 to {MOST_DEVICE}, as in 1 or 0,1, nor all",
         show=show_numbers,
@@ -342,18 +341,18 @@ class RuntimeOptions:
     )
     cuda_graph: bool | None = _engine_option(
         None,
-        "Record and replay a CUDA graph; fixed shapes only.  [default: on with TensorRT, and with CUDA where the "
-        "bundle has graphs made for it and memory allows]",
+        "Record and replay a CUDA graph; fixed shapes only.  [default: on up to 256 px, with CUDA where the bundle has "
+        "graphs made for it and memory allows]",
         off="--no-cuda-graph",
     )
-    graph_form: GraphFormChoice = _engine_option(
+    graph_variant: GraphVariantChoice = _engine_option(
         "auto",
-        "Form of the graphs: auto = the CUDA form with provider cuda if the bundle has it, else portable; portable = "
+        "Variant of the graphs: auto = the one for CUDA with provider cuda if the bundle has it; portable = "
         "bit-for-bit repeatable, and slower on CUDA.",
     )
     build: Build = _engine_option(
         "now",
-        "Missing engines: build them first, or in the background while the next provider runs.",
+        "Missing engines: build them first, or for the next run while the next provider runs this one.",
     )
     low_memory: bool = option(False, "Keep one network at a time on the GPU.", group=HARDWARE)
     engine_cache: str | Path | None = _engine_option(
@@ -361,20 +360,12 @@ class RuntimeOptions:
         "Folder of built engines.  [default: $LATENTSYNC_TRT_CACHE_DIR, else ./engine_cache, else the user's cache]",
         folder=True,
     )
-    engine_store: str | None = _engine_option(
-        None,
-        "URL (s3://, gs://, ...) or folder that machines share: missing engines are fetched from there, and built ones "
-        "uploaded.",
-        metavar="URL",
-    )
     syncnet: str | Path | None = _engine_option(
         None,
         "SyncNet's graph, from `export --syncnet`, which measures LSE-C and LSE-D.  [default: checkpoints/syncnet.onnx "
         "if it is there and a report is made]",
     )
-    verify: bool = _engine_option(
-        False, "Check the bundle's files, engines and the provider, although an earlier run did and nothing changed."
-    )
+    verify: bool = _engine_option(False, "Compare all files of the bundle with their SHA-256, not only its graphs.")
 
     def __post_init__(self) -> None:
         check_limits(self)
@@ -387,11 +378,12 @@ class RuntimeOptions:
     def one_device(self) -> int:
         """`device` for what uses one GPU; raises `InputError` if it names several."""
         if not isinstance(self.device, int):
-            raise InputError(f"--device {show_numbers(self.device)}: only one GPU can be used here; give its number")
+            raise InputError(
+                f"--device {show_numbers(self.device)}: one clip runs on one GPU; give its number, or use "
+                "`latentsync-trt batch` for many clips on many GPUs"
+            )
         return self.device
 
 
 NOT_FOR_BUILDS = ("build", "cuda_graph", "low_memory", "syncnet", "verify")
 """Fields of `RuntimeOptions` that do not change engines."""
-
-FIELDS_BY_FLAG.update(fields_by_flag(SyncOptions, RuntimeOptions))

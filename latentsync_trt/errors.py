@@ -24,9 +24,7 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
-FIELDS_BY_FLAG = {f"--{name}": name for name in ("video", "audio", "output", "provider")}
-"""Names of Python by those of the command line; `config` adds its options."""
-_FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
+_OPTION = re.compile(r"--([a-z][a-z0-9-]*)")
 
 
 def did_you_mean(given: str, known: Iterable[str], show: Callable[[str], object] = str) -> str:
@@ -40,8 +38,7 @@ def did_you_mean(given: str, known: Iterable[str], show: Callable[[str], object]
 class LatentSyncError(Exception):
     """Base of all errors raised on purpose by latentsync_trt.
 
-    `str` has the options' names of Python, HTTP and job files, `low_memory`; `args[0]` those of the command line,
-    `--low-memory`.
+    Messages name options as the command line does, `--low-memory`; Python, HTTP and job files have `low_memory`.
 
     `usage`: whether the call or command line is wrong (exit code 2): a path or bundle that does not exist, a folder
     that cannot be written, an option out of range. Otherwise the work failed (exit code 1): a file is damaged or lacks
@@ -55,10 +52,11 @@ class LatentSyncError(Exception):
         if usage is not None:
             self.usage = usage
 
-    def __str__(self) -> str:
-        parts = super().__str__().split("`")
-        parts[::2] = [_FLAG.sub(lambda flag: FIELDS_BY_FLAG.get(flag[0], flag[0]), part) for part in parts[::2]]
-        return "`".join(parts)  # what is within these is a command
+    @property
+    def option(self) -> str | None:
+        """The option of which the message speaks, as a field: "low_memory"; None if it begins with none."""
+        found = _OPTION.match(str(self))
+        return None if found is None else found[1].replace("-", "_")
 
 
 class InputError(LatentSyncError, ValueError):

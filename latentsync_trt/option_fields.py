@@ -101,13 +101,6 @@ def flag_name(field_name: str) -> str:
     return "--" + field_name.replace("_", "-")
 
 
-def fields_by_flag(*classes: type[Any]) -> dict[str, str]:
-    """For the errors of `classes`: "--low-memory" → "low_memory", "--no-mark" → "mark=False"."""
-    specs = [spec for cls in classes for spec in fields(cls)]
-    off = {spec.metadata["off"]: f"{spec.name}=False" for spec in specs if "off" in spec.metadata}
-    return {flag_name(spec.name): spec.name for spec in specs} | off
-
-
 def field_name(given: str) -> str:
     """The field of an option, which may be written as its flag: "--low-memory" → "low_memory"."""
     return given.strip().lstrip("-").replace("-", "_").casefold()

@@ -279,7 +279,7 @@ class EngineTime:
 
     `node_share`: share of the graph's nodes that run on `provider`. `build_s`: duration of the build, in this run
     (`built`) or earlier, for the cache. `open_s`: sum over all openings, without building. `first_ms`, `mean_ms`: the
-    first run, and the mean of all others (the first, if there are none). `device`: the GPU's number, None on the CPU.
+    first run, and the mean of all others (the first, if there are none).
     """
 
     graph: str
@@ -291,18 +291,6 @@ class EngineTime:
     runs: int
     first_ms: float
     mean_ms: float
-    device: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceTime:
-    """What one device painted: `windows`, in `busy_s` seconds. `error`: why it was left out; empty if it was not."""
-
-    name: str
-    provider: str
-    windows: int
-    busy_s: float
-    error: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,8 +340,7 @@ class SyncReport:
     its part `opened_s` ends when all networks are open; `startup_s` when the first windows have been painted, or with
     `opened_s` where hardly any follow; `finish_s` is its last part, after the last frame was written.
     `frames_per_s`: frames painted between `startup_s` and `finish_s` by that time; from `opened_s` on where fewer
-    frames follow the first windows than these have. `stages`: seconds that each stage was busy; they overlap, and
-    several `devices` paint at the same time.
+    frames follow the first windows than these have. `stages`: seconds that each stage was busy; they overlap.
     """
 
     output: str
@@ -371,7 +358,6 @@ class SyncReport:
     notices: tuple[str, ...]
     untouched: tuple[Interval, ...] = ()
     quality: Measures | None = None
-    devices: tuple[DeviceTime, ...] = ()
     opened_s: float = 0.0
     finish_s: float = 0.0
 

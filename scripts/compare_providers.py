@@ -12,17 +12,20 @@ import json
 import platform
 import statistics
 import time
+from contextlib import closing
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnxruntime
 
-from latentsync_trt.bundle.manifest import Bundle
+from latentsync_trt.bundle.manifest import REQUIRED_GRAPHS, Bundle, step_graph
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.diffusion import cache_plan, ddim_schedule, denoise, initial_noise
-from latentsync_trt.runtime.networks.networks import Networks
-from latentsync_trt.runtime.providers.select import select_provider
+from latentsync_trt.runtime.model import Model, open_model
+from latentsync_trt.runtime.providers.select import Selection, select_provider
 
 SEED = 11
 GUIDANCE = 1.5
@@ -41,10 +44,12 @@ def main() -> None:
     arguments = parser.parse_args()
     bundle = Bundle.load(arguments.bundle)
     other = Bundle.load(arguments.reference_bundle) if arguments.reference_bundle else bundle
-    reference = results_of(Networks(other, select_provider(arguments.reference)), arguments.steps, 0)
+    with closing(opened(other, select_provider(arguments.reference), RuntimeOptions())) as model:
+        reference = results_of(model, arguments.steps, 0)
     options = RuntimeOptions(cuda_graph=arguments.cuda_graph or None)
     selection = select_provider(arguments.provider)
-    ours = results_of(Networks(bundle, selection, options), arguments.steps, arguments.repeats)
+    with closing(opened(bundle, selection, options)) as model:
+        ours = results_of(model, arguments.steps, arguments.repeats)
     row = {
         "bundle": bundle.manifest.name,
         "resolution_px": bundle.manifest.resolution_px,
@@ -64,24 +69,28 @@ def main() -> None:
         arguments.json.write_text(json.dumps(row, indent=2) + "\n")
 
 
-def results_of(networks: Networks, steps: int, repeats: int) -> tuple[dict[str, np.ndarray], dict[str, float]]:
+def opened(bundle: Bundle, selection: Selection, options: RuntimeOptions) -> Model:
+    graphs = [*REQUIRED_GRAPHS, step_graph(guided=False, cached=False)]
+    return open_model(bundle, replace(selection, is_named=True), options, graphs, print)
+
+
+def results_of(model: Model, steps: int, repeats: int) -> tuple[dict[str, np.ndarray], dict[str, float]]:
     """Outputs by name, and median milliseconds by what was timed."""
-    manifest = networks.bundle.manifest
+    manifest = model.bundle.manifest
     rng = np.random.default_rng(SEED)
     side, frames = manifest.latent_px, manifest.frames
     faces = rng.integers(0, 256, (frames, manifest.resolution_px, manifest.resolution_px, 3), np.uint8)
     kept = np.ones((manifest.resolution_px, manifest.resolution_px), np.float32)
     conditioning = rng.standard_normal((1, 9, frames, side, side)).astype(np.float32)
     audio = rng.standard_normal((1, frames, 10 * manifest.audio_layers, manifest.audio_width)).astype(np.float32)
-    denoiser, outputs, times = networks.denoiser, {}, {}
-    calls: dict[str, Any] = {"encode": lambda: networks.codec.encode_faces(faces, kept)[1]}
+    outputs, times = {}, {}
+    calls: dict[str, Any] = {"encode": lambda: model.run("encode", lambda: model.vae.encode_faces(faces, kept)[1])}
     for name, interval, guidance in (("loop", 1, GUIDANCE), ("loop_cached_3", 3, GUIDANCE), ("loop_unguided", 1, 1.0)):
         schedule, plan = ddim_schedule(steps), cache_plan(steps, interval)
-        calls[name] = lambda schedule=schedule, plan=plan, guidance=guidance: denoise(
-            denoiser, initial_noise(SEED, side, side), conditioning, audio, guidance, schedule, plan
-        )
+        known = initial_noise(SEED, side, side), conditioning, audio, guidance, schedule, plan
+        calls[name] = partial(model.run, "denoise", partial(denoise, model.denoiser, *known))
     latents = conditioning[0, :4].transpose(1, 0, 2, 3).copy()
-    calls["decode"] = lambda: np.stack(networks.codec.decode_faces(latents)) / np.float32(65535)
+    calls["decode"] = lambda: decoded(model, latents) / np.float32(65535)
     for name, call in calls.items():
         outputs[name] = call()
         durations = []
@@ -94,6 +103,10 @@ def results_of(networks: Networks, steps: int, repeats: int) -> tuple[dict[str, 
         if durations:
             times[name] = statistics.median(durations)
     return outputs, times
+
+
+def decoded(model: Model, latents: np.ndarray) -> np.ndarray:
+    return np.stack(model.run("decode", partial(model.vae.decode_faces, latents)))
 
 
 def distance(reference: np.ndarray, ours: np.ndarray) -> dict[str, float]:

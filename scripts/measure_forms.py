@@ -25,11 +25,11 @@ import onnxruntime as ort
 
 from latentsync_trt.bundle.manifest import CACHED_STEP, FULL_STEP, VAE_DECODER, VAE_ENCODER, Bundle, step_graph
 from latentsync_trt.config import RuntimeOptions
-from latentsync_trt.runtime.cache import EngineCache
+from latentsync_trt.runtime.engines.builders import CUDNN_ATTENTION_FROM, cuda_options
+from latentsync_trt.runtime.engines.cache import EngineCache
+from latentsync_trt.runtime.engines.session import Session, SessionSettings
+from latentsync_trt.runtime.engines.session_factory import SessionFactory
 from latentsync_trt.runtime.providers.select import select_provider
-from latentsync_trt.runtime.sessions.builders import CUDNN_ATTENTION_FROM, cuda_options
-from latentsync_trt.runtime.sessions.engines import Engines
-from latentsync_trt.runtime.sessions.session import Session, SessionSettings
 
 GRAPHS = (FULL_STEP, CACHED_STEP, VAE_ENCODER, VAE_DECODER, step_graph(guided=False, cached=False))
 
@@ -130,8 +130,8 @@ def measure(spec: dict[str, Any]) -> dict[str, Any]:
         session = Session(bundle.graph_path(FULL_STEP, "cuda"), SessionSettings(providers=providers, as_it_is=True))
     else:
         cache = EngineCache(Path(spec["scratch"]) / "engines", notices.append)
-        asked = RuntimeOptions(graph_form="portable" if spec["form"] == "portable" else "auto")
-        opened = Engines(bundle, selection, asked, cache, notices.append).open(spec["graph"])
+        asked = RuntimeOptions(graph_variant="portable" if spec["form"] == "portable" else "auto")
+        opened = SessionFactory(bundle, selection, asked, cache, notices.append).open(spec["graph"])
         session = opened.session
         row |= {"node_share": opened.node_share, "build_s": round(opened.build_s, 2), "engine_bytes": opened.size_bytes}
     row |= {"open_s": round(time.perf_counter() - start_s, 2), "notices": notices}

@@ -21,7 +21,7 @@ import rich_click as click
 from latentsync_trt.bench.rows import Results, Row, bundle_facts, environment
 from latentsync_trt.bench.run import Setting, first_window, settings_for
 from latentsync_trt.bundle.find import find_bundle
-from latentsync_trt.bundle.manifest import SIZE_STEPS, Bundle, DimensionRange
+from latentsync_trt.bundle.manifest import SIZE_STEPS, STEP_GRAPHS, Bundle, DimensionRange
 from latentsync_trt.cli.options import build, bundle_option, options_from
 from latentsync_trt.cli.show import say
 from latentsync_trt.config import PRESETS, PresetName, RuntimeOptions, SyncOptions
@@ -29,10 +29,14 @@ from latentsync_trt.files import temporary_folder
 from latentsync_trt.measure.clips import Clip, choose_clip
 from latentsync_trt.measure.pictures import generated_part, likeness
 from latentsync_trt.option_fields import QUALITY
+from latentsync_trt.runtime.engines.cache import EngineCache, cache_folder
+from latentsync_trt.runtime.engines.output_comparison import BoundRun
+from latentsync_trt.runtime.engines.profiles import dimension_ranges
+from latentsync_trt.runtime.engines.session import give_back_gpu_memory
+from latentsync_trt.runtime.engines.session_factory import SessionFactory
+from latentsync_trt.runtime.model import open_model
 from latentsync_trt.runtime.providers.table import PROVIDER_CHOICES
-from latentsync_trt.runtime.sessions.profiles import dimension_ranges
-from latentsync_trt.runtime.sessions.trial import BoundRun
-from latentsync_trt.sync.inpaint import make_inpainter
+from latentsync_trt.sync.inpaint import graphs_for, make_inpainter
 from latentsync_trt.types import UInt8Array, UInt16Array
 from latentsync_trt.values import RESOLUTION_STEP_PX
 
@@ -96,49 +100,51 @@ def at_resolution(ranges: Mapping[str, DimensionRange], resolution_px: int) -> d
 
 
 def _graphs(setting: Setting) -> Iterator[Row]:
-    manifest, selection = setting.bundle.manifest, setting.selection
+    manifest, selection, notices = setting.bundle.manifest, setting.selection, list[str]()
     ranges = at_resolution(dimension_ranges(manifest, setting.runtime), setting.resolution_px)
-    with closing(setting.networks()) as networks:
-        for graph in manifest.graphs:
-            setting.say(f"{selection.name}: {graph}")
-            with setting.memory() as memory:
-                session = networks.session(graph)
-                run = BoundRun(session, ranges, selection)
-                times_ms, _ = setting.timed(run)
-            engine = next(entry for entry in networks.times() if entry.graph == graph)
-            start_up_s = {"build": engine.build_s, "open": engine.open_s}
-            yield setting.row("graph", graph, times_ms, networks.take_notices(), memory=memory, start_up_s=start_up_s)
-            # The memory of one graph must not be counted for the next.
-            del run, session
-            networks.close()
+    cache = EngineCache(cache_folder(setting.runtime.engine_cache), notices.append)
+    factory = SessionFactory(setting.bundle, selection, setting.runtime, cache, notices.append)
+    for graph in manifest.graphs:
+        setting.say(f"{selection.name}: {graph}")
+        with setting.memory() as memory:
+            opened = factory.open(graph, cuda_graph=factory.cuda_graph and graph in STEP_GRAPHS)
+            with closing(opened.session) as session:
+                times_ms, _ = setting.timed(BoundRun(session, ranges, selection))
+        # The memory of one graph must not be counted for the next.
+        give_back_gpu_memory(selection)
+        start_up_s = {"build": opened.build_s, "open": opened.open_s}
+        yield setting.row("graph", graph, times_ms, notices, memory=memory, start_up_s=start_up_s)
+        notices.clear()
 
 
 def _loops(setting: Setting, clip: Clip) -> Iterator[Row]:
     """A row for each preset; the reference preset, if it is among them, comes first."""
     manifest, presets, name = setting.bundle.manifest, setting.presets, setting.selection.name
     reference = SyncOptions(preset=REFERENCE, resolution=next(iter(presets.values())).resolution)
-    with closing(setting.networks()) as networks:
-        parts, before_s = (networks.codec, networks.denoiser), dict[str, float]()
+    graphs = dict.fromkeys(graph for options in (reference, *presets.values()) for graph in graphs_for(options))
+    selection = replace(setting.selection, is_named=True)  # no other is measured
+    with closing(open_model(setting.bundle, selection, setting.runtime, tuple(graphs), setting.say)) as model:
+        before_s = dict[str, float]()
 
         def seconds() -> dict[str, float]:
-            times = networks.times()
-            return {time.graph: (time.first_ms + (time.runs - 1) * time.mean_ms) / 1000 for time in times}
+            times = model.times()
+            return {time.graph: (time.first_ms + (time.runs - 1) * time.mean_ms) / 1000 for time in times if time.runs}
 
-        window = first_window(clip, manifest.frames, networks, setting.resolution_px)
+        window = first_window(clip, manifest.frames, model, setting.resolution_px)
         windows, expected = [window] * (setting.runtime.windows_per_batch or 1), None
         if reference not in presets.values():
             setting.say(f"{name}: the window to compare with")
-            expected = _generated(make_inpainter(manifest, reference, *parts).paint([window])[0])
+            expected = _generated(make_inpainter(model, reference).paint([window])[0])
         for preset in sorted(presets, key=lambda preset: presets[preset] != reference):
             setting.say(f"{name}: a window of {clip.name} with preset {preset}")
-            inpainter = make_inpainter(manifest, presets[preset], *parts, windows_per_batch=lambda: len(windows))
+            inpainter = replace(make_inpainter(model, presets[preset]), windows_per_batch=len(windows))
             with setting.memory() as memory:
                 paint: Callable[[], Any] = partial(inpainter.paint, windows)
                 times_ms, painted = setting.timed(paint, lambda: before_s.update(seconds()))
             spent_s = {graph: total_s - before_s.get(graph, 0.0) for graph, total_s in seconds().items()}
             parts_s = {graph: total_s / len(times_ms) for graph, total_s in spent_s.items() if total_s > 0}
             parts_s["rest"] = fmean(times_ms) / 1000 - sum(parts_s.values())
-            found, notes = _generated(painted[0]), [*networks.take_notices()]
+            found, notes = _generated(painted[0]), [*model.notices]
             if expected is None:
                 expected = found
             else:

@@ -31,7 +31,7 @@ from latentsync_trt.media.writer import VideoWriter
 from latentsync_trt.sync.compose import Composer
 from latentsync_trt.sync.faces import FaceFinder, FrameJob
 from latentsync_trt.sync.quality import Quality
-from latentsync_trt.sync.threads import StageClock, in_background, tune_process
+from latentsync_trt.sync.threads import StageClock, prefetch, tune_process
 
 Background = Callable[..., Generator[Any, None, None]]
 
@@ -45,7 +45,7 @@ def main() -> None:
     arguments = parser.parse_args()
     tune_process()
     clock = StageClock(time.perf_counter if arguments.at_once else time.thread_time)
-    background: Background = in_background if arguments.at_once else in_this_thread
+    background: Background = prefetch if arguments.at_once else in_this_thread
     start_s = time.perf_counter()
     count = run(arguments.video, arguments.resolution, arguments.frames, clock, background)
     wall_s = time.perf_counter() - start_s
@@ -79,7 +79,7 @@ def run(video: Path, resolution_px: int, most: int, clock: StageClock, backgroun
 def in_this_thread(
     items: Generator[Any, None, None], change: Callable[[Any], Any] = lambda item: item, **_: object
 ) -> Generator[Any, None, None]:
-    """What `in_background` gives, without threads."""
+    """What `prefetch` gives, without threads."""
     with closing(items):
         yield from map(change, items)
 

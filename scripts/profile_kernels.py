@@ -23,9 +23,10 @@ from torch.profiler import ProfilerActivity, profile
 from latentsync_trt.bench.rows import environment
 from latentsync_trt.bundle.manifest import FULL_STEP, VAE_DECODER, VAE_ENCODER, Bundle
 from latentsync_trt.config import RuntimeOptions
-from latentsync_trt.runtime.networks.networks import Networks
+from latentsync_trt.runtime.engines.cache import EngineCache, cache_folder
+from latentsync_trt.runtime.engines.output_comparison import BoundRun
+from latentsync_trt.runtime.engines.session_factory import SessionFactory
 from latentsync_trt.runtime.providers.select import select_provider
-from latentsync_trt.runtime.sessions.trial import BoundRun
 
 KINDS = {
     "matrix products (cuBLAS)": "^nvjet|cublas",
@@ -56,15 +57,17 @@ def main() -> None:
     for graph in arguments.graph:
         row: dict[str, Any] = {"graph": graph}
         for cuda_graph in (False, True) if graph == FULL_STEP else (False,):
-            networks = Networks(bundle, selection, RuntimeOptions(cuda_graph=cuda_graph))
-            run = BoundRun(networks.session(graph), bundle.manifest.ranges, selection)
+            options = RuntimeOptions(cuda_graph=cuda_graph)
+            factory = SessionFactory(bundle, selection, options, EngineCache(cache_folder()), print)
+            session = factory.open(graph, cuda_graph=cuda_graph).session
+            run = BoundRun(session, bundle.manifest.ranges, selection)
             for _ in range(WARM_UP_RUNS):
                 run()
             row["with CUDA graphs, ms" if cuda_graph else "ms"] = timed_ms(run)
             if not cuda_graph:
                 row |= kernels(run)
             del run
-            networks.close()
+            session.close()
         rows.append(row)
         print(json.dumps({name: value for name, value in row.items() if name != "kernels"}), flush=True)
     facts = {**environment(sys.argv, [selection]), "torch": torch.__version__, "bundle": bundle.manifest.name}

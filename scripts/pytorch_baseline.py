@@ -29,9 +29,9 @@ from latentsync_trt.errors import BundleError
 from latentsync_trt.export.networks import ImageAttention, VaeDecoder, VaeEncoder
 from latentsync_trt.export.unet import DenoiseStep, UNet, UNetConfig
 from latentsync_trt.runtime.compiler import last_line
-from latentsync_trt.runtime.sessions.profiles import dimension_ranges
-from latentsync_trt.runtime.sessions.session import TensorInfo
-from latentsync_trt.runtime.sessions.trial import SEED, random_inputs
+from latentsync_trt.runtime.engines.output_comparison import SEED, random_inputs
+from latentsync_trt.runtime.engines.profiles import dimension_ranges
+from latentsync_trt.runtime.engines.session import TensorInfo
 
 _DEVIATION = 0.02
 """Of random weights: activations stay within the range of half precision."""

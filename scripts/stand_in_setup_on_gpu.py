@@ -27,7 +27,7 @@ from latentsync_trt.bench.rows import environment as machine  # noqa: E402
 from latentsync_trt.export.export_options import ExportOptions  # noqa: E402
 from latentsync_trt.export.exporter import export_bundle  # noqa: E402
 from latentsync_trt.measure.clips import choose_clip  # noqa: E402
-from latentsync_trt.runtime.networks.verdict import kept  # noqa: E402
+from latentsync_trt.remembered import FOLDER  # noqa: E402
 from latentsync_trt.runtime.providers.select import select_provider  # noqa: E402
 from tests.narrow import FRAMES, UNET, write_sources  # noqa: E402
 from tests.tensorrt_stand_in.build import build, include_folder  # noqa: E402
@@ -116,7 +116,7 @@ def _row(case: dict[str, str], folder: Path, work: Path, video: Path, audio: Pat
         "self_test": [line for line in setup.stdout.splitlines() if line.startswith(("PASS", "FAIL", "first", "ref"))],
         "last_line": setup.stdout.splitlines()[-1:],
         "engines_built": built,
-        "verdicts": [str(verdict) for verdict in kept(work / "cache")],
+        "remembered": [path.name for path in (work / "cache" / FOLDER).glob("*")],
         "doctor": [finding["text"] for finding in findings if "1.5-256-fp16" in finding["text"]],
         "sync_exit_code": synced.returncode,
         "sync_provider": json.loads(synced.stdout)["provider"] if synced.returncode == 0 else synced.stderr[-500:],

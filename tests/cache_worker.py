@@ -18,8 +18,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from latentsync_trt.runtime.cache import EngineCache
-from latentsync_trt.runtime.entries import EngineKey
+from latentsync_trt.runtime.engines.cache import EngineCache
+from latentsync_trt.runtime.engines.entries import EngineKey
 
 PATIENCE_S = 600.0
 

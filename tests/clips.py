@@ -17,7 +17,17 @@ from latentsync_trt.media.pictures import picture_info
 from latentsync_trt.media.reader import probe, read_frames
 from latentsync_trt.media.soundtrack import SoundPiece
 from latentsync_trt.media.writer import VideoWriter
-from latentsync_trt.types import ColorTags, Float32Array, Frame, Picture, UInt8Array, VideoInfo, YuvPlanes
+from latentsync_trt.sync.faces import FaceStats, FrameJob
+from latentsync_trt.types import (
+    ColorTags,
+    Float32Array,
+    Frame,
+    Interval,
+    Picture,
+    UInt8Array,
+    VideoInfo,
+    YuvPlanes,
+)
 from tests.small import small_bundle
 from tests.sounds import spoken, write_parts
 
@@ -26,7 +36,7 @@ HEVC = {"preset": "ultrafast", "x265-params": "log-level=none:bframes=0"}
 
 STAGES = {
     *("open", "encode audio", "decode", "face", "align", "gather"),
-    *("encode faces", "denoise", "decode faces", "examine", "compose", "measure", "encode"),
+    *("encode faces", "denoise", "decode faces", "analyze paste", "compose", "measure", "encode"),
 }
 """Of a run, as its report and its profile name them."""
 
@@ -181,6 +191,14 @@ def click_times(path: Path) -> list[float]:
 def write_clip(folder: Path, frames: int) -> tuple[Path, Path]:
     """A face of so many frames, and speech as long."""
     return write_face(folder / "face.mp4", frames), write_sound(folder / "speech.wav", frames / 25)
+
+
+def untouched_in(jobs: Iterable[FrameJob]) -> list[Interval]:
+    """When none of the faces in these jobs was chosen, though faces were wanted."""
+    stats = FaceStats()
+    for job in jobs:
+        stats.add(job.frame, job.seen, has_face=job.has_face)
+    return stats.untouched
 
 
 def synced(clip: tuple[Path, Path], target: Path, options: SyncOptions) -> UInt8Array:

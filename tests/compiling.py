@@ -7,12 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from latentsync_trt.runtime.engines.session import CPU, Session, SessionSettings
+from latentsync_trt.runtime.engines.session_factory import SessionFactory
+from latentsync_trt.runtime.providers import gpu, select
 from latentsync_trt.runtime.providers.gpu import Gpu
 from latentsync_trt.runtime.providers.select import Selection
-from latentsync_trt.runtime.sessions.engines import Engines
-from latentsync_trt.runtime.sessions.session import CPU, Session, SessionSettings
+from latentsync_trt.runtime.providers.table import CUDA, Obstacle
 
-COMPILING = Selection("tensorrt", gpu=Gpu(0, "RTX", "8.9", 2**34, "0000:01:00.0"))
+RTX = Gpu(0, "RTX", "8.9", 2**34, "0000:01:00.0")
+COMPILING = Selection("tensorrt", gpu=RTX)
 
 
 @dataclass
@@ -37,10 +40,12 @@ class CopyBuilder:
 
 
 def compiling_provider(patch: pytest.MonkeyPatch) -> CopyBuilder:
-    """Puts a `CopyBuilder` in the place of every provider that compiles, until `patch` is undone."""
-    builder = CopyBuilder()
-    patch.setattr(Engines, "_builder", lambda self, graph: builder)
-    patch.setattr(Engines, "_node_share", lambda self, session: 1.0)
-    patch.setattr(Engines, "_uses_cuda_graph", lambda self: False)
+    """A machine where "tensorrt" is such a provider, "cuda" does not load and "cpu" does, until `patch` is undone."""
+    builder, obstacle = CopyBuilder(), Obstacle("its libraries do not load", "install them")
+    patch.setattr(SessionFactory, "_builder", lambda self, graph, **_: builder)
+    patch.setattr(SessionFactory, "_node_share", lambda self, session: 1.0)
+    patch.setattr(SessionFactory, "_wants_cuda_graph", lambda self: False)
     patch.setattr(Selection, "device", "cpu")
+    patch.setattr(gpu, "gpus", lambda: (RTX,))
+    patch.setattr(select, "diagnose_provider", lambda provider, device: obstacle if provider is CUDA else None)
     return builder

@@ -4,6 +4,7 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from shutil import rmtree
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,10 +12,10 @@ from hypothesis import settings
 
 from latentsync_trt import LipSync
 from latentsync_trt.face.detector import MediaPipeDetector
-from latentsync_trt.remembered import forget
+from latentsync_trt.remembered import FOLDER
 from latentsync_trt.types import UInt8Array
 from tests.clips import LOSSLESS, synced, write_clip
-from tests.device import DemoNetworks, Device, watched_device
+from tests.device import DemoModels, Device, watched_device
 from tests.exports import ExportCache
 from tests.small import small_bundle
 
@@ -57,7 +58,7 @@ def engine_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.fixture(autouse=True)
 def nothing_remembered(engine_cache: Path) -> None:
     """Facts that tests remember depend on what they simulate."""
-    forget()
+    rmtree(engine_cache / FOLDER, ignore_errors=True)
 
 
 @pytest.fixture(scope="session")
@@ -134,7 +135,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
 
 
 @pytest.fixture
-def make(tmp_path: Path) -> Iterator[DemoNetworks]:
-    """Makes networks of the built-in model with an engine cache of their own, and closes them."""
-    with DemoNetworks(tmp_path / "cache") as made:
+def make(tmp_path: Path) -> Iterator[DemoModels]:
+    """Opens models of the small bundle with an engine cache of their own, and closes them."""
+    with DemoModels(tmp_path / "cache") as made:
         yield made

@@ -1,21 +1,18 @@
-"""Networks of the built-in model on the CPU, and a device with room for so many of them, which does and says what
-ONNX Runtime does and says where memory is short."""
+"""Models of the small bundle, and what they hold open."""
 
-import threading
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 from weakref import WeakKeyDictionary
 
 import numpy as np
-import onnxruntime as ort
 import pytest
 
 from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.config import RuntimeOptions, SyncOptions
-from latentsync_trt.runtime.networks.networks import Networks
+from latentsync_trt.runtime.engines.session_factory import OpenedEngine, SessionFactory
+from latentsync_trt.runtime.model import Model, open_model
 from latentsync_trt.runtime.providers.select import Selection
-from latentsync_trt.runtime.sessions.engines import Engines
 from latentsync_trt.sync.inpaint import graphs_for
 from latentsync_trt.types import WindowBatch
 from tests.small import small_bundle
@@ -28,60 +25,36 @@ COEFFICIENTS = np.array([0.9, 0.1, 0, 0, 0], np.float32)
 
 _LATENTS = (1, 4, 16, 16, 16)
 
-RealSession = ort.InferenceSession
-
 
 class Device:
-    """Counts the networks whose sessions are alive.
-
-    Set `room` to how many may be open, `room_to_run` to how many while one runs; `opened` lists graphs in their order.
-    """
+    """Counts the networks whose sessions are alive; `opened` lists graphs in their order."""
 
     def __init__(self) -> None:
-        self.room = self.room_to_run = 99
         self.opened: list[str] = []
         self.most_networks = 0
         self._alive: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
-        self._here = threading.local()
-        self._lock = threading.Lock()
 
     def networks(self) -> set[str]:
         """Weights of the networks on the device."""
-        with self._lock:
-            return set(self._alive.values())
+        return set(self._alive.values())
 
-    def watched(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        """A method of `Engines` that takes a graph, which tells the device which."""
+    def add(self, graph: str, weights: str, session: Any) -> None:
+        self.opened.append(graph)
+        self._alive[session] = weights
+        self.most_networks = max(self.most_networks, len(self.networks()))
 
-        def call(engines: Engines, graph: str, **options: Any) -> Any:
-            self._here.network = engines.bundle.manifest.graphs[graph].weights
-            if method.__name__ == "open":
-                self.opened.append(graph)
-            try:
-                return method(engines, graph, **options)
-            finally:
-                self._here.network = None
 
-        return call
+def watched_device(patch: pytest.MonkeyPatch) -> Device:
+    """Counts what is opened until `patch` is undone."""
+    device, usual = Device(), SessionFactory.open
 
-    def admit(self, session: Any) -> None:
-        """Counts a session of an engine; raises as ONNX Runtime does where there is no room for its network."""
-        network = getattr(self._here, "network", None)
-        if network is None:
-            return
-        with self._lock:
-            self._alive[session] = network
-            count = len(set(self._alive.values()))
-            if count > self.room:
-                del self._alive[session]
-        if count > self.room:
-            raise out_of_memory()
-        self.most_networks = max(self.most_networks, count)
+    def opened(factory: SessionFactory, graph: str, **options: Any) -> OpenedEngine:
+        engine = usual(factory, graph, **options)
+        device.add(graph, factory.bundle.manifest.graphs[graph].weights, engine.session.ort)
+        return engine
 
-    def check_run(self, session: Any) -> None:
-        """Raises where there is no room for what a run of an engine needs."""
-        if session in self._alive and len(self.networks()) > self.room_to_run:
-            raise out_of_memory()
+    patch.setattr(SessionFactory, "open", opened)
+    return device
 
 
 def out_of_memory() -> RuntimeError:
@@ -93,62 +66,39 @@ def out_of_memory() -> RuntimeError:
     )
 
 
-def watched_device(patch: pytest.MonkeyPatch) -> Device:
-    """Puts a device of much room in the place of memory, until `patch` is undone."""
-    device = Device()
-
-    class Watched(RealSession):  # type: ignore[misc, valid-type]
-        def __init__(self, *arguments: Any, **options: Any) -> None:
-            device.admit(self)
-            super().__init__(*arguments, **options)
-
-        def run(self, *arguments: Any, **options: Any) -> Any:
-            device.check_run(self)
-            return super().run(*arguments, **options)
-
-        def run_with_iobinding(self, *arguments: Any, **options: Any) -> None:
-            device.check_run(self)
-            super().run_with_iobinding(*arguments, **options)
-
-    patch.setattr(ort, "InferenceSession", Watched)
-    patch.setattr(Engines, "open", device.watched(Engines.open))
-    patch.setattr(Engines, "build", device.watched(Engines.build))
-    return device
-
-
-class DemoNetworks:
-    """Makes networks whose engines lie in `cache`; closes them at the end of its block. `notices`: what they told."""
+class DemoModels:
+    """Opens models whose engines lie in `cache`; closes them at the end of its block. `notices`: what they told."""
 
     def __init__(self, cache: Path) -> None:
         self.notices: list[str] = []
         self._cache = cache
         self._bundle = Bundle.load(small_bundle(), verify=False)
-        self._made: list[Networks] = []
+        self._opened: list[Model] = []
 
-    def __call__(self, selection: Selection = CPU, *, may_fall_back: bool = False, **options: Any) -> Networks:
+    def __call__(self, selection: Selection = CPU, graphs: Sequence[str] = GRAPHS, **options: Any) -> Model:
         settings = RuntimeOptions(**{"engine_cache": self._cache} | options)
-        made = Networks(self._bundle, selection, settings, may_fall_back=may_fall_back, on_notice=self.notices.append)
-        self._made.append(made)
-        return made
+        model = open_model(self._bundle, selection, settings, graphs, self.notices.append)
+        self._opened.append(model)
+        return model
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for networks in self._made:
-            networks.close()
+        for model in self._opened:
+            model.close()
 
 
-def inputs() -> list[np.ndarray]:
-    """Latents, conditioning and audio, made up."""
-    random = np.random.default_rng(3)
-    return [random.standard_normal(shape, np.float32) for shape in (_LATENTS, (1, 9, *_LATENTS[2:]), (1, 16, 50, 32))]
-
-
-def denoised(networks: Networks) -> np.ndarray:
+def denoised(model: Model) -> np.ndarray:
     """A full step and a cached one on made-up inputs."""
-    denoiser = networks.denoiser
-    denoiser.begin(WindowBatch(*inputs(), 1.5))
-    for cached in (False, True):
-        denoiser.step(500, COEFFICIENTS, cached=cached)
-    return denoiser.latents()
+    random = np.random.default_rng(3)
+    shapes = _LATENTS, (1, 9, *_LATENTS[2:]), (1, 16, 50, 32)
+    batch = WindowBatch(*(random.standard_normal(shape, np.float32) for shape in shapes), 1.5)
+
+    def denoise() -> np.ndarray:
+        model.denoiser.begin(batch)
+        for cached in (False, True):
+            model.denoiser.step(500, COEFFICIENTS, cached=cached)
+        return model.denoiser.latents()
+
+    return model.run("denoise", denoise)

@@ -26,8 +26,8 @@ from latentsync_trt.config import AudioSegments, Silence
 from latentsync_trt.media.audio import read_audio_blocks
 from latentsync_trt.media.demo_clip import SPEECH
 from latentsync_trt.media.soundtrack import SoundPiece
-from latentsync_trt.sync.speakers import OpenVoices, Voices, plan_of, speech_in
-from latentsync_trt.types import Float32Array, Frame
+from latentsync_trt.sync.speech import OpenSpeech, SpeechTracks, plan_of, speech_in
+from latentsync_trt.types import Float32Array
 from tests.sounds import log_mel, mel_filters, write_samples
 
 NEAR = 3 * FEATURES_PER_S // 10
@@ -110,9 +110,8 @@ def test_runs_cut_as_asked_with_or_without_silence(tmp_path: Path, segments: Aud
     features = encode_audio(pieces, smoothed, mel_filters(), plan).features
     expected = audio_windows(features, Fraction(70))
     times_s = [Fraction(number, 25) for number in range(len(expected))]
-    frames = [Frame(0, time_s, Fraction(1, 25), time_s, np.zeros((1, 1, 3), np.uint8), None) for time_s in times_s]
-    with closing(OpenVoices(Voices((SoundPiece(path),)), smoothed, mel_filters(), options)) as voices:
-        found = np.concatenate([voices.windows(0, frames[at : at + 16]) for at in range(0, len(frames), 16)])
+    with closing(OpenSpeech(SpeechTracks((SoundPiece(path),)), smoothed, mel_filters(), options)) as opened:
+        found = np.concatenate([opened.windows(0, times_s[at : at + 16]) for at in range(0, len(times_s), 16)])
     assert np.array_equal(found, expected)
 
 

@@ -7,10 +7,8 @@ from click.testing import CliRunner, Result
 
 from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.cli import main
-from latentsync_trt.runtime.cache import EngineCache
-from latentsync_trt.runtime.providers import select
-from latentsync_trt.runtime.providers.select import Selection
-from tests.compiling import COMPILING, compiling_provider
+from latentsync_trt.runtime.engines.cache import EngineCache
+from tests.compiling import compiling_provider
 from tests.small import small_bundle
 
 pytestmark = pytest.mark.integration
@@ -23,7 +21,6 @@ GRAPHS, NAME = tuple(MANIFEST.graphs), MANIFEST.name
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty cache; provider "tensorrt" runs on the CPU, and its engines are copies of the graphs."""
     compiling_provider(monkeypatch)
-    monkeypatch.setattr(select, "select_provider", lambda name, _: COMPILING if name == "tensorrt" else Selection(name))
     return tmp_path / "engine cache für Ženy 引擎"
 
 

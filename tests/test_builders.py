@@ -11,14 +11,13 @@ import pytest
 
 from latentsync_trt.bundle.manifest import Bundle, TensorEntry
 from latentsync_trt.config import RuntimeOptions
-from latentsync_trt.runtime.cache import EngineCache
 from latentsync_trt.runtime.compiler import Answer, CompileOrder
+from latentsync_trt.runtime.engines import builders, session_factory
+from latentsync_trt.runtime.engines.cache import EngineCache
+from latentsync_trt.runtime.engines.session import SessionSettings
+from latentsync_trt.runtime.engines.session_factory import SessionFactory
 from latentsync_trt.runtime.providers.gpu import Gpu
 from latentsync_trt.runtime.providers.select import Selection
-from latentsync_trt.runtime.sessions import builders
-from latentsync_trt.runtime.sessions import engines as engines_module
-from latentsync_trt.runtime.sessions.engines import Engines
-from latentsync_trt.runtime.sessions.session import SessionSettings
 from tests.small import small_bundle
 from tests.toy import FRAMES, write_toy
 
@@ -64,7 +63,7 @@ def provider(monkeypatch: pytest.MonkeyPatch) -> Provider:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(builders, "run_compiler", made.compile)
     monkeypatch.setattr(builders, "Session", made.session)
-    monkeypatch.setattr(engines_module, "tensorrt_version", lambda: LOADED)
+    monkeypatch.setattr(session_factory, "tensorrt_version", lambda: LOADED)
     return made
 
 
@@ -73,11 +72,11 @@ def engines(
     name: str = "tensorrt",
     bundle: Bundle | None = None,
     **options: Any,
-) -> Engines:
+) -> SessionFactory:
     """On an Ada GPU; of the demo bundle, if no other is given."""
     bundle = bundle or Bundle.load(small_bundle(), verify=False)
     selection = Selection(name, gpu=replace(ADA, index=options.get("device", 0)))  # type: ignore[arg-type]
-    return Engines(bundle, selection, RuntimeOptions(**options), EngineCache(tmp_path / "cache"), [].append)
+    return SessionFactory(bundle, selection, RuntimeOptions(**options), EngineCache(tmp_path / "cache"), [].append)
 
 
 def described(entries: tuple[TensorEntry, ...], **sizes: int) -> tuple[tuple[str, str, tuple[int | str, ...]], ...]:
@@ -147,5 +146,5 @@ def test_the_key_holds_what_changes_an_engine_and_nothing_else(
     same: list[dict[str, Any]] = [{"build": "background"}, {"low_memory": True}, {"device": 1}]
     assert digests(toy, same) == {plain.digest}
     assert len(digests(None, [{"cuda_graph": True}, {"cuda_graph": False}])) == 1
-    monkeypatch.setattr(engines_module, "tensorrt_version", lambda: "10.15.0.1")
+    monkeypatch.setattr(session_factory, "tensorrt_version", lambda: "10.15.0.1")
     assert engines(tmp_path, bundle=toy).key("denoise_step").digest != plain.digest

@@ -5,6 +5,7 @@ import importlib.metadata
 import json
 import os
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from latentsync_trt import __version__, remembered
-from latentsync_trt.bundle import manifest
+from latentsync_trt import __version__
 from latentsync_trt.bundle.find import CHECKPOINTS_VARIABLE, checkpoints_folder, demo_folder, find_bundle
 from latentsync_trt.bundle.manifest import (
     FORMAT_VERSION,
@@ -58,32 +58,15 @@ def test_written_bundle_is_read_back(bundle: Bundle) -> None:
     assert len({bundle.graph_hash(name) for name in REQUIRED_GRAPHS}) == len(REQUIRED_GRAPHS)
 
 
-def test_hashes_are_checked_once_and_again_when_a_file_changed(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
-    hashed: list[Path] = []
-
-    def hash_file(path: Path) -> str:
-        hashed.append(path)
-        return sha256_file(path)
-
-    def hashed_by_load() -> set[str]:
-        hashed.clear()
-        Bundle.load(bundle.folder)
-        return {path.name for path in hashed}
-
-    monkeypatch.setattr(manifest, "sha256_file", hash_file)
-    everything = set(bundle.manifest.files)
-    assert [hashed_by_load(), hashed_by_load()] == [everything, everything]  # its files were written just now
-    monkeypatch.setattr(remembered, "_SETTLED_S", -1.0)
-    assert [hashed_by_load(), hashed_by_load()] == [everything, set()]
-    weights = bundle.folder / "net.weights"
-    content, state = weights.read_bytes(), weights.stat()
-    weights.write_bytes(b"\xff" + content[1:])
-    os.utime(weights, ns=(state.st_atime_ns, state.st_mtime_ns + 1_000_000 * (os.name == "nt")))
-    with pytest.raises(BundleError, match=r"net\.weights was changed"):
-        Bundle.load(bundle.folder)
-    weights.write_bytes(content)
-    os.utime(weights)
-    assert [hashed_by_load(), hashed_by_load()] == [everything, set()]
+@pytest.mark.parametrize(("name", "always"), [("net.weights", False), ("denoise_step.onnx", True)])
+def test_graphs_are_compared_with_their_hashes_always_and_weights_when_asked(
+    bundle: Bundle, name: str, always: bool
+) -> None:
+    path = bundle.folder / name
+    path.write_bytes(b"\xff" + path.read_bytes()[1:])
+    for verify in (True, False):
+        with pytest.raises(BundleError, match=f"{name} was changed") if verify or always else nullcontext():
+            Bundle.load(bundle.folder, verify=verify)
 
 
 @pytest.mark.parametrize(("damage", "message"), [("unlink", "is missing"), ("truncate", "instead of 256")])

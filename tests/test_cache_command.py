@@ -11,8 +11,8 @@ import pytest
 from click.testing import CliRunner
 
 from latentsync_trt.cli import main
-from latentsync_trt.runtime.cache import EngineCache
-from latentsync_trt.runtime.entries import RECORD_NAME
+from latentsync_trt.runtime.engines.cache import EngineCache
+from latentsync_trt.runtime.engines.entries import RECORD_NAME
 from tests.cache_worker import KEY
 
 SIZE_BYTES = 1_000_000

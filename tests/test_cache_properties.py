@@ -18,8 +18,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from latentsync_trt.errors import EngineBuildError, OutOfMemory, OutputError
-from latentsync_trt.runtime.cache import EngineCache
-from latentsync_trt.runtime.entries import RECORD_NAME, EngineKey, Entry, select
+from latentsync_trt.files import _MACHINE, PREFIX
+from latentsync_trt.runtime.engines.cache import EngineCache
+from latentsync_trt.runtime.engines.entries import RECORD_NAME, EngineKey, Entry, select
 from latentsync_trt.validation import from_json
 from tests.cache_worker import KEY
 
@@ -27,6 +28,8 @@ KEYS = (KEY, replace(KEY, profile={"windows": (1, 2, 8), "height": (64, 64, 64)}
 """Few, so that what happens to one is seen."""
 
 PROCESSES = 2
+ENDED = 2**31 - 1
+"""Number of a process that does not run."""
 
 FAILURES = (EngineBuildError, OutOfMemory, OSError, ValueError, KeyboardInterrupt)
 
@@ -210,10 +213,9 @@ class CacheMachine(RuleBasedStateMachine):
     @rule(key=any_key, complete=st.booleans())
     def a_process_is_killed(self, key: EngineKey, complete: bool) -> None:
         """While it builds, or while it deletes a complete engine."""
-        aside = self.cache / f".latentsync-{key.digest[:8]}"
+        aside = self.cache / f"{PREFIX}{_MACHINE}-{ENDED}-{key.digest[:8]}"
         assume(not aside.exists())
         aside.mkdir(parents=True)
-        (aside / ".in-use").touch()
         if complete and key.digest in self.ready:
             (self.cache / key.digest).rename(aside / "engine")
             del self.ready[key.digest]

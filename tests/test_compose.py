@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from latentsync_trt import Enhancer, LipSync, SyncOptions
 from latentsync_trt.errors import InputError
+from latentsync_trt.face.tracker import FrameFaces
 from latentsync_trt.sync.compose import FADE_S, enhanced, faded, load_enhancer
 from latentsync_trt.sync.faces import FrameJob, Target
 from latentsync_trt.types import Face, Float32Array, UInt8Array
@@ -25,7 +26,7 @@ def jobs(shown: Sequence[tuple[set[int], int | None]]) -> Generator[FrameJob, No
     """Frames at 25/s with these people and shots."""
     for index, (people, shot) in enumerate(shown):
         targets = (Target(person, person, 0, SOMEONE, np.eye(2, 3)) for person in sorted(people))
-        yield FrameJob(frame_at(index, PICTURE), tuple(targets), shot)
+        yield FrameJob(frame_at(index, PICTURE), tuple(targets), None if shot is None else FrameFaces(shot, ()))
 
 
 def quarters(shown: Sequence[tuple[set[int], int | None]], person: int = 0) -> list[int]:

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from latentsync_trt.runtime.sessions.session import Session, SessionSettings
+from latentsync_trt.runtime.engines.session import Session, SessionSettings
 from tests.conftest import REPOSITORY
 
 SCRIPT = REPOSITORY / "scripts" / "convert_face_models.py"

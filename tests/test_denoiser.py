@@ -1,8 +1,7 @@
 """The denoiser's buffers, on graphs whose results can be computed by hand."""
 
-import gc
-import weakref
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -13,10 +12,10 @@ from latentsync_trt.bundle.manifest import Bundle, step_graph
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.diffusion import cache_plan, denoise, dpmpp_schedule
 from latentsync_trt.errors import InferenceError, InputError, OutOfMemory
-from latentsync_trt.runtime.networks.denoiser import GraphDenoiser
-from latentsync_trt.runtime.networks.networks import Networks
+from latentsync_trt.runtime.denoiser import GraphDenoiser
+from latentsync_trt.runtime.engines.session import Session
+from latentsync_trt.runtime.model import Model, open_model
 from latentsync_trt.runtime.providers.select import Selection
-from latentsync_trt.runtime.sessions.engines import Engines
 from latentsync_trt.types import WindowBatch
 from tests.device import out_of_memory
 from tests.small import small_bundle
@@ -30,18 +29,15 @@ SUM_OF_FEW = 1e-6
 NO_COEFFICIENTS = np.zeros(5, np.float32)
 
 
+def opened(bundle: Bundle, **options: bool) -> Model:
+    return open_model(bundle, Selection("cpu"), RuntimeOptions(**options), [*bundle.manifest.graphs])
+
+
 @pytest.fixture(params=["dynamic", "static"])
-def networks(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Networks]:
+def denoiser(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[GraphDenoiser]:
     """Variable shapes, where the provider allocates `hidden`, and the same graphs with fixed shapes."""
-    options = RuntimeOptions(dynamic=request.param == "dynamic", engine_cache=tmp_path / "cache")
-    made = Networks(write_toy(tmp_path / "toy", unguided=True), Selection("cpu"), options)
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def denoiser(networks: Networks) -> GraphDenoiser:
-    return GraphDenoiser(networks.session)
+    with closing(opened(write_toy(tmp_path / "toy", unguided=True), dynamic=request.param == "dynamic")) as model:
+        yield model.denoiser
 
 
 # Full and cached steps, guided or not.
@@ -102,7 +98,7 @@ def test_a_buffer_without_memory_is_an_error_and_the_next_batch_works(
 
     with monkeypatch.context() as patch:
         patch.setattr(ort.OrtValue, "ortvalue_from_shape_and_type", refuse)
-        with pytest.raises(OutOfMemory, match=r"denoise_step.* on CPU.*out of memory \(.*; use low_memory"):
+        with pytest.raises(OutOfMemory, match=r"denoise_step.* on CPU.*out of memory \(.*; use --low-memory"):
             run(denoiser)
     run(denoiser)
 
@@ -117,7 +113,7 @@ def test_after_release_a_batch_begins_anew(denoiser: GraphDenoiser) -> None:
 
 def test_a_run_of_both_kinds_is_its_graphs_one_by_one() -> None:
     """On the built-in networks, whose guided `hidden` has two halves and whose unguided one has one."""
-    networks = Networks(Bundle.load(small_bundle()), Selection("cpu"))
+    bundle = Bundle.load(small_bundle())
     random = np.random.default_rng(5)
     noise, conditioning = (random.standard_normal((1, n, f, 16, 16), np.float32) for n, f in ((4, 1), (9, 16)))
     audio = random.standard_normal((1, 16, 50, 32), np.float32)
@@ -126,7 +122,7 @@ def test_a_run_of_both_kinds_is_its_graphs_one_by_one() -> None:
     latents, hidden = np.ascontiguousarray(np.broadcast_to(noise, (1, 4, 16, 16, 16))), {}
     history = np.zeros_like(latents)
     for step, planned in zip(schedule, plan, strict=True):
-        session = networks.session(step_graph(guided=planned.guided, cached=not planned.full))
+        session = Session(bundle.graph_path(step_graph(guided=planned.guided, cached=not planned.full)))
         values = {
             "latents": latents,
             "conditioning": conditioning,
@@ -140,8 +136,8 @@ def test_a_run_of_both_kinds_is_its_graphs_one_by_one() -> None:
         if planned.full:
             hidden[planned.guided] = new[0]
     assert {kind: array.shape[0] for kind, array in hidden.items()} == {False: 1, True: 2}
-    found = denoise(networks.denoiser, noise, conditioning, audio, 2.5, schedule, plan)
-    networks.close()
+    with closing(opened(bundle)) as model:
+        found = denoise(model.denoiser, noise, conditioning, audio, 2.5, schedule, plan)
     assert np.array_equal(found, latents)
 
 
@@ -163,37 +159,16 @@ def test_unguided_steps_must_be_announced(denoiser: GraphDenoiser) -> None:
         denoiser.step(7, NO_COEFFICIENTS, cached=False, guided=False)
 
 
-def test_closing_frees_the_sessions(networks: Networks) -> None:
-    denoiser = networks.denoiser
-    denoiser.begin(WindowBatch(*toy_inputs(1), 1.5))
-    for cached in (False, True):
-        denoiser.step(7, NO_COEFFICIENTS, cached=cached)
-    sessions = [weakref.ref(networks.session(name).ort) for name in ("denoise_step", "denoise_step_cached")]
-    networks.close()
-    gc.collect()
-    assert [session() for session in sessions] == [None, None]
-    denoiser.begin(WindowBatch(*toy_inputs(1), 1.5))
-    denoiser.step(7, NO_COEFFICIENTS, cached=False)  # opened again
-
-
-def test_batches_may_differ_in_size_within_the_range(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    options = RuntimeOptions(engine_cache=tmp_path / "cache")
-    networks = Networks(write_toy(tmp_path / "toy"), Selection("cpu"), options)
-    networks.prepare(["denoise_step", "denoise_step_cached"])
-
-    def never(*_: object) -> None:
-        raise AssertionError("opened again")
-
-    monkeypatch.setattr(Engines, "open", never)
-    denoiser = networks.denoiser
-    for windows, frames in ((1, FRAMES), (3, FRAMES), (2, 8), (1, 2)):
-        latents, *others = toy_inputs(windows, frames)
-        denoiser.begin(WindowBatch(latents, *others, 1.5))
-        for cached in (False, True):
-            denoiser.step(7, NO_COEFFICIENTS, cached=cached)
-        assert np.abs(denoiser.latents() - 5 * latents).max() <= SUM_OF_FEW * 5 * np.abs(latents).max()
-    with pytest.raises(InputError, match="5 windows: the engines take 1 to 4; build or export for a wider range"):
-        denoiser.begin(WindowBatch(*toy_inputs(5), 1.5))
-    with pytest.raises(InputError, match="9 frames: the engines take 2 to 8"):
-        denoiser.begin(WindowBatch(*toy_inputs(1, 9), 1.5))
-    networks.close()
+def test_batches_may_differ_in_size_within_the_range(tmp_path: Path) -> None:
+    with closing(opened(write_toy(tmp_path / "toy"))) as model:
+        denoiser = model.denoiser
+        for windows, frames in ((1, FRAMES), (3, FRAMES), (2, 8), (1, 2)):
+            latents, *others = toy_inputs(windows, frames)
+            denoiser.begin(WindowBatch(latents, *others, 1.5))
+            for cached in (False, True):
+                denoiser.step(7, NO_COEFFICIENTS, cached=cached)
+            assert np.abs(denoiser.latents() - 5 * latents).max() <= SUM_OF_FEW * 5 * np.abs(latents).max()
+        with pytest.raises(InputError, match="5 windows: the engines take 1 to 4; build or export for a wider range"):
+            denoiser.begin(WindowBatch(*toy_inputs(5), 1.5))
+        with pytest.raises(InputError, match="9 frames: the engines take 2 to 8"):
+            denoiser.begin(WindowBatch(*toy_inputs(1, 9), 1.5))

@@ -9,7 +9,6 @@ from click.testing import CliRunner
 
 from latentsync_trt.cli import checks, main
 from latentsync_trt.cli.checks import SECTIONS
-from latentsync_trt.runtime.networks.verdict import FOLDER
 from latentsync_trt.runtime.providers import table
 from latentsync_trt.runtime.providers.select import select_provider
 
@@ -37,19 +36,6 @@ def test_findings_and_a_verdict_first(tmp_path: Path, monkeypatch: pytest.Monkey
     assert out.splitlines()[0].endswith(report["verdict"]["text"])
     assert "✓ cpu runs" in out
     assert "→ latentsync-trt setup" in out
-
-
-def test_measured_providers_are_shown_with_both_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LATENTSYNC_TRT_CACHE_DIR", str(tmp_path))
-    steps = {"graphs": ["denoise_step"], "difference": 2e-3, "step_ms": 51.0, "reference_ms": 103.0}
-    facts = {"provider": "tensorrt", "bundle": "1.6-512-fp16", "gpu": "RTX 4090", "reference": "cuda"}
-    (tmp_path / FOLDER).mkdir()
-    (tmp_path / FOLDER / "a.json").write_text(json.dumps(facts | steps), encoding="utf-8")
-    (tmp_path / FOLDER / "b.json").write_text(json.dumps({**facts, "problem": "refused"}), encoding="utf-8")
-    cache, used, unused = SECTIONS["engines"]()
-    assert str(tmp_path) in cache.text
-    assert (used.level, used.cure, "51.0 ms" in used.text, "103.0 ms" in used.text) == ("info", "", True, True)
-    assert (unused.level, "refused" in unused.text, "setup" in unused.cure) == ("missing", True, True)
 
 
 def test_two_builds_of_onnxruntime_are_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:

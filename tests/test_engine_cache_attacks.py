@@ -1,29 +1,24 @@
-"""Engines run as code: what others put into the cache or the shared store is not opened, not deleted, and fails no run.
+"""Engines run as code: what others put into the cache is not opened, not deleted, and fails no run.
 
 Each attack is a row of a table: what is done to an engine that is ready, and what the notice about it says.
 """
 
 import json
 import os
-import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
-import fsspec
 import pytest
-from fsspec.implementations.memory import MemoryFileSystem
 
 from latentsync_trt.errors import OutputError
-from latentsync_trt.runtime import cache as cache_module
-from latentsync_trt.runtime.cache import CACHE_VARIABLE, EngineCache, EngineStore, cache_folder
-from latentsync_trt.runtime.entries import RECORD_NAME
+from latentsync_trt.runtime.engines import cache as cache_module
+from latentsync_trt.runtime.engines.cache import CACHE_VARIABLE, EngineCache, cache_folder
+from latentsync_trt.runtime.engines.entries import RECORD_NAME
 from tests.cache_worker import KEY, never, write_engine
 
 ANOTHER_USER = 54321
-MOST_BYTES = 16 * 1024**2
-"""No download may write a file that is larger."""
 
 posix = pytest.mark.skipif(sys.platform == "win32", reason="owners and permissions are those of POSIX")
 GiveAway = Callable[[Path], None]
@@ -113,7 +108,7 @@ def test_another_users_entry_is_left_alone(tmp_path: Path, give_away: GiveAway, 
         link(theirs)
     give_away(theirs)
     before, cache = content_of(theirs), EngineCache(tmp_path / "cache")
-    with pytest.raises(OutputError, match="belongs to another user; choose another place with engine_cache"):
+    with pytest.raises(OutputError, match="belongs to another user; choose another place with --engine-cache"):
         cache.obtain(KEY, never)
     (entry,) = cache.entries()
     assert entry.state == "damaged"
@@ -129,15 +124,13 @@ def test_another_users_file_in_an_own_entry_is_not_opened(tmp_path: Path, give_a
 
 
 @posix
-def test_what_this_user_builds_or_fetches_is_closed_to_others(tmp_path: Path) -> None:
+def test_what_this_user_builds_is_closed_to_others(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
-        for name in ("built", "fetched"):
-            EngineCache(tmp_path / name, store=str(tmp_path / "store")).obtain(KEY, write_engine)
+        EngineCache(tmp_path / "cache").obtain(KEY, write_engine)
     finally:
         os.umask(before)
-    for name in ("built", "fetched"):
-        assert EngineCache(tmp_path / name).obtain(KEY, never).folder == tmp_path / name / KEY.digest
+    assert EngineCache(tmp_path / "cache").obtain(KEY, never).folder == tmp_path / "cache" / KEY.digest
 
 
 # The folder.
@@ -186,119 +179,3 @@ def test_a_named_cache_is_used_with_a_warning_where_others_write(here: Path, cap
         f"engine cache: {here}: anyone can exchange engines there; set its sticky bit (chmod +t), or take the right "
         "to write from others (chmod o-w)"
     ]
-
-
-# The store.
-
-
-@pytest.fixture
-def limited() -> Iterator[None]:
-    """Lets this process write no file that is larger than `MOST_BYTES`."""
-    resource = pytest.importorskip("resource")
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (MOST_BYTES, hard))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-
-def engine_in(store: Path) -> Path:
-    (path,) = (path for path in store.iterdir() if path.stat().st_size == len(b"engine"))
-    return path
-
-
-def inflate(path: Path) -> None:
-    """Makes a file a bomb, which takes no room on this disk."""
-    hard = pytest.importorskip("resource")
-    limits = hard.getrlimit(hard.RLIMIT_FSIZE)
-    hard.setrlimit(hard.RLIMIT_FSIZE, (limits[1], limits[1]))
-    os.truncate(path, 1024**3)
-    hard.setrlimit(hard.RLIMIT_FSIZE, limits)
-
-
-def inflate_with_record(record: Path) -> None:
-    add_file(record, "engine.bin", bytes=1024**3)
-    inflate(engine_in(record.parent))
-
-
-def replace_by(path: Path, make: Callable[[Path], object]) -> None:
-    path.unlink()
-    make(path)
-
-
-STORES: dict[str, tuple[Callable[[Path], object], str]] = {
-    "a record of 1 GB": (inflate, "engine.json has 1073741824 bytes, more than 1048576; not used, building it again"),
-    "a file of 1 GB": (
-        lambda record: inflate(engine_in(record.parent)),
-        "engine.bin has 1073741824 bytes, more than 6; not used, building it again",
-    ),
-    "more than the disk holds": (inflate_with_record, "engine.bin has 1073741824 bytes, more than 16777216; not used"),
-    "a record of no text": (lambda record: record.write_bytes(bytes(range(256))), "; not used, building it again"),
-    "a file above": (lambda record: add_file(record, "../outside"), "matching regex"),
-    "a file and a folder of one name": (lambda record: add_file(record, "engine.bin/x"), "; continuing without it"),
-    "another SHA-256": (
-        lambda record: add_file(record, "engine.bin", sha256="0" * 64),
-        "no such file or bucket; check the URL; continuing without it",
-    ),
-    "a pipe": (lambda record: replace_by(engine_in(record.parent), os.mkfifo), "; continuing without it"),
-    "a device": (
-        lambda record: replace_by(engine_in(record.parent), lambda path: path.symlink_to("/dev/zero")),
-        "; continuing without it",
-    ),
-}
-
-
-@posix
-@pytest.mark.usefixtures("limited")
-@pytest.mark.parametrize("attack", STORES)
-def test_what_is_wrong_in_a_store_is_a_notice_and_the_engine_is_built(
-    tmp_path: Path, notices: list[str], monkeypatch: pytest.MonkeyPatch, attack: str
-) -> None:
-    change, words = STORES[attack]
-    store = tmp_path / "store"
-    EngineCache(tmp_path / "one", store=str(store)).obtain(KEY, write_engine)
-    change(store / f"{KEY.digest}.json")
-    usage = shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=2 * MOST_BYTES))
-    assert EngineCache(tmp_path / "two", notices.append, str(store)).obtain(KEY, write_engine).built
-    (notice,) = notices
-    assert words in notice
-    assert not list(tmp_path.rglob("outside*"))
-
-
-class Understating(MemoryFileSystem):
-    """Files that are larger than the store says, as of a server that compresses them."""
-
-    protocol = "understating"
-    store: ClassVar[dict[str, Any]] = {}
-    most_read_bytes = 0
-
-    def info(self, path: str, **arguments: Any) -> Any:
-        found = super().info(path, **arguments)
-        return {**found, "size": min(found["size"], len(b"engine"))} if found["type"] == "file" else found
-
-    def get_file(self, rpath: str, lpath: str, callback: Any = None, **arguments: Any) -> None:
-        content = self.cat_file(rpath)
-        with Path(lpath).open("wb") as target:
-            for start in range(0, len(content), 1024):
-                target.write(content[start : start + 1024])
-                target.flush()
-                Understating.most_read_bytes = max(Understating.most_read_bytes, start + 1024)
-                callback.relative_update(1024)
-
-
-def test_a_transfer_that_grows_is_stopped(tmp_path: Path, notices: list[str]) -> None:
-    fsspec.register_implementation("understating", Understating, clobber=True)
-    url = "understating://engines"
-    EngineCache(tmp_path / "one", store=url).obtain(KEY, write_engine)
-    (path,) = (path for path, file in Understating.store.items() if file.getvalue() == b"engine")
-    Understating.store[path].write(bytes(1024**2))
-    assert EngineCache(tmp_path / "two", notices.append, url).obtain(KEY, write_engine).built
-    assert notices[0].endswith("has more than 6 bytes; continuing without it")
-    assert Understating.most_read_bytes < 100_000
-
-
-def test_an_engine_that_is_damaged_before_it_is_uploaded_fails_nothing(tmp_path: Path, notices: list[str]) -> None:
-    entry = EngineCache(tmp_path / "cache").obtain(KEY, write_engine)
-    (entry.folder / RECORD_NAME).write_text("{")
-    EngineStore(str(tmp_path / "store"), notices.append).put(entry)
-    assert notices[0].endswith("; continuing without it")

@@ -133,7 +133,6 @@ def test_the_command_for_kuberay_is_one_of_this_package_whose_workers_fit_into_i
         options = context.params
     assert options["ray"] == "auto"
     assert options["bundle"].startswith("s3://")
-    assert options["engine_store"].startswith("s3://")
     (group,) = job["spec"]["rayClusterSpec"]["workerGroupSpecs"]
     (container,) = group["template"]["spec"]["containers"]
     gpus = float(container["resources"]["limits"]["nvidia.com/gpu"])

@@ -1,6 +1,6 @@
 """Tracking one face through lost frames, cuts and other faces; what other detectors return is checked."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from fractions import Fraction
 
@@ -16,7 +16,7 @@ from latentsync_trt.media.pictures import LazyRgb
 from latentsync_trt.sync.faces import FaceFinder, FrameJob
 from latentsync_trt.sync.threads import StageClock
 from latentsync_trt.types import ColorTags, Face, Frame, Interval, UInt8Array
-from tests.clips import frame_at
+from tests.clips import frame_at, untouched_in
 from tests.people import first_person, together
 
 SECOND_FRAMES = 25
@@ -160,27 +160,27 @@ def numbered(count: int) -> Iterator[Frame]:
         yield frame_at(index, np.full((8, 8, 3), index, np.uint8))
 
 
-def jobs_of(faces: list[list[Face]]) -> tuple[list[FrameJob], FaceFinder]:
-    finder = FaceFinder(Scripted(faces), 64, StageClock())
-    return list(finder.find(frame for frame in numbered(len(faces)))), finder
+def jobs_of(faces: list[list[Face]], frames: Iterable[Frame] | None = None) -> list[FrameJob]:
+    frames = numbered(len(faces)) if frames is None else frames
+    return list(FaceFinder(Scripted(faces), 64, StageClock()).find(frame for frame in frames))
 
 
 @pytest.mark.parametrize("gap", [1, 5, HALF_SECOND])
 def test_a_short_gap_is_bridged(gap: int) -> None:
-    jobs, finder = jobs_of([[face_at(100)], *([[]] * gap), [face_at(100 + 2 * (gap + 1))]])
+    jobs = jobs_of([[face_at(100)], *([[]] * gap), [face_at(100 + 2 * (gap + 1))]])
     lefts = [float(job.targets[0].tracked.box[0]) for job in jobs]
     assert lefts == pytest.approx([100 + 2 * index for index in range(gap + 2)], abs=1e-3)
     assert {job.targets[0].track_id for job in jobs} == {0}
     assert np.allclose(np.diff([job.targets[0].matrix[:, 2] for job in jobs], 2, axis=0)[1:], 0, atol=0.02)
-    assert finder.untouched == []
+    assert untouched_in(jobs) == []
 
 
 def test_a_longer_gap_stays_and_is_reported() -> None:
     gap = HALF_SECOND + 1
-    jobs, finder = jobs_of([[face_at(100)], *([[]] * gap), [face_at(100)]])
+    jobs = jobs_of([[face_at(100)], *([[]] * gap), [face_at(100)]])
     assert [len(job.targets) for job in jobs] == [1] + [0] * gap + [1]
     assert jobs[0].targets[0].track_id != jobs[-1].targets[0].track_id
-    assert finder.untouched == [Interval(0.04, 0.56, "no face")]
+    assert untouched_in(jobs) == [Interval(0.04, 0.56, "no face")]
 
 
 @pytest.mark.parametrize(
@@ -196,37 +196,36 @@ def test_a_longer_gap_stays_and_is_reported() -> None:
     ],
 )
 def test_the_reason_is_told(last: Face, during: list[Face], reason: str) -> None:
-    _, finder = jobs_of([[last], *([during] * 20)])
-    assert [interval.reason for interval in finder.untouched][:1] == [reason]
+    jobs = jobs_of([[last], *([during] * 20)])
+    assert [interval.reason for interval in untouched_in(jobs)][:1] == [reason]
 
 
-def at_times(times_s: list[Fraction], faces: list[list[Face]]) -> tuple[list[FrameJob], FaceFinder]:
+def at_times(times_s: list[Fraction], faces: list[list[Face]]) -> list[FrameJob]:
     ends_s = [*times_s[1:], times_s[-1] + Fraction(1, 25)]
     frames = (
         replace(frame, time_s=start_s, source_s=start_s, duration_s=end_s - start_s)
         for frame, start_s, end_s in zip(numbered(len(times_s)), times_s, ends_s, strict=True)
     )
-    finder = FaceFinder(Scripted(faces), 64, StageClock())
-    return list(finder.find(frame for frame in frames)), finder
+    return jobs_of(faces, frames)
 
 
 def test_a_gap_is_measured_and_interpolated_by_time() -> None:
     times_s = [Fraction(milliseconds, 1000) for milliseconds in (0, 40, 100, 400, 500)]
-    jobs, _ = at_times(times_s, [[face_at(100)], [], [], [], [face_at(150)]])
+    jobs = at_times(times_s, [[face_at(100)], [], [], [], [face_at(150)]])
     assert [float(job.targets[0].tracked.box[0]) for job in jobs] == pytest.approx([100, 104, 110, 140, 150], abs=1e-3)
-    jobs, finder = at_times([Fraction(second) for second in range(3)], [[face_at(100)], [], [face_at(100)]])
+    jobs = at_times([Fraction(second) for second in range(3)], [[face_at(100)], [], [face_at(100)]])
     assert [len(job.targets) for job in jobs] == [1, 0, 1]
-    assert finder.untouched == [Interval(1.0, 2.0, "no face")]
+    assert untouched_in(jobs) == [Interval(1.0, 2.0, "no face")]
 
 
 def test_few_frames_per_second_are_one_run_and_a_start_anew_is_another() -> None:
-    jobs, _ = at_times([Fraction(second) for second in range(4)], [[face_at(100)]] * 4)
+    jobs = at_times([Fraction(second) for second in range(4)], [[face_at(100)]] * 4)
     assert [job.targets[0].track_id for job in jobs] == [0] * 4
     loop = [replace(frame, source_s=Fraction(frame.index % 4)) for frame in numbered(8)]
-    jobs = list(FaceFinder(Scripted([[face_at(100)]] * 8), 64, StageClock()).find(frame for frame in loop))
+    jobs = jobs_of([[face_at(100)]] * 8, loop)
     assert [job.targets[0].track_id for job in jobs] == [0] * 4 + [1] * 4
     both_ways = [replace(frame, source_s=Fraction(3 - abs(3 - frame.index))) for frame in numbered(7)]
-    jobs = list(FaceFinder(Scripted([[face_at(100)]] * 7), 64, StageClock()).find(frame for frame in both_ways))
+    jobs = jobs_of([[face_at(100)]] * 7, both_ways)
     assert {job.targets[0].track_id for job in jobs} == {0}
 
 

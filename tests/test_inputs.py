@@ -16,13 +16,14 @@ from latentsync_trt import LipSync, SyncOptions
 from latentsync_trt.cli.sync import meanwhile
 from latentsync_trt.config import Extend, Length
 from latentsync_trt.errors import InputError, LatentSyncError
-from latentsync_trt.runtime.networks.networks import Networks
-from latentsync_trt.sync.speakers import notices_of_length
+from latentsync_trt.sync.timeline import notices_of_length
 from latentsync_trt.types import Progress, VideoInfo
 from tests.clips import write_clip, write_face, write_sound
+from tests.device import Device
 from tests.small import small_bundle
 
 TIMEOUT_S = 600.0
+QUICK = SyncOptions(steps=1, guidance=1.0, fps="25")
 
 
 @pytest.fixture(scope="module")
@@ -86,13 +87,12 @@ def test_a_call_from_python_says_it_before_networks_open(
     clip: tuple[Path, Path],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
+    device: Device,
     argument: str,
     value: object,
     message: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(Networks, "session", lambda *_: pytest.fail("a network was opened"))
-    monkeypatch.setattr(Networks, "prepare", lambda *_: pytest.fail("networks were opened"))
     given: dict[str, object] = {"video": clip[0], "audio": clip[1], "output": tmp_path / "out.mp4"}
     with LipSync.from_bundle(small_bundle(), "cpu") as lip_sync:
         with pytest.raises(LatentSyncError, match=message) as raised:
@@ -101,26 +101,23 @@ def test_a_call_from_python_says_it_before_networks_open(
         if argument == "audio":
             with pytest.raises(LatentSyncError, match=message):
                 lip_sync.encode_audio(value)  # type: ignore[arg-type]
+    assert not device.opened
     assert list(tmp_path.iterdir()) == []
 
 
-def test_sound_that_breaks_off_late_is_found_before_networks_open(
-    clip: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sound_that_breaks_off_late_is_found_before_painting(clip: tuple[Path, Path], tmp_path: Path) -> None:
     """Building engines may take minutes."""
     path = write_sound(tmp_path / "nan.wav", 3.0, codec="pcm_f32le")
     data = bytearray(path.read_bytes())
     data[-8:-4] = b"\x00\x00\xc0\x7f"
     path.write_bytes(bytes(data))
-    monkeypatch.setattr(Networks, "prepare", lambda *_: pytest.fail("networks were opened"))
+    stages: list[str] = []
     with LipSync.from_bundle(small_bundle(), "cpu") as lip_sync, pytest.raises(InputError, match="NaN"):
-        lip_sync.sync(clip[0], path, tmp_path / "out.mp4", SyncOptions(steps=1))
+        lip_sync.sync(clip[0], path, tmp_path / "out.mp4", QUICK, on_progress=lambda step: stages.append(step.stage))
+    assert stages == ["reading audio"]
 
 
 # Notices that decide whether a run is worth its time come before it, once, and are in its report.
-
-
-QUICK = SyncOptions(steps=1, guidance=1.0, fps="25")
 
 
 def video(duration_s: Fraction | None = None, frames_per_s: Fraction | None = None) -> VideoInfo:
@@ -149,23 +146,24 @@ def test_lengths(length: Length | None, extend: Extend, video_s: float | None, a
 
 
 @pytest.mark.integration
-def test_what_decides_comes_before_the_work_and_is_in_the_report(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_decides_comes_before_the_work_and_is_in_the_report(tmp_path: Path) -> None:
     """Of a clip of 10 frames at 50 frames/s with longer speech, after a run that failed."""
-    lines, prepare = list[str](), Networks.prepare
-    monkeypatch.setattr(Networks, "prepare", lambda self, *given: (lines.append("opening"), prepare(self, *given)))
+    lines: list[str] = []
     clip, sound = write_face(tmp_path / "clip.mp4", 10, fps=50), write_sound(tmp_path / "speech.wav", 0.8)
     still = write_face(tmp_path / "still.mp4", 1)
 
     def stop(_: Progress) -> None:
         raise RuntimeError("stopped")
 
+    def begins(step: Progress) -> None:
+        if step.stage == "opening networks":
+            lines.append("opening")
+
     with LipSync.from_bundle(small_bundle(), "cpu", on_notice=lines.append) as lip_sync:
         with pytest.raises(RuntimeError, match="stopped"):
             lip_sync.sync(still, sound, tmp_path / "out.mp4", QUICK, on_progress=stop)
         lines.clear()
-        report = lip_sync.sync(clip, sound, tmp_path / "out.mp4", QUICK)
+        report = lip_sync.sync(clip, sound, tmp_path / "out.mp4", QUICK, on_progress=begins)
     before = lines[: lines.index("opening")]
     for words in (
         "the built-in model is",

@@ -1,5 +1,7 @@
 """Where memory is short: one network at a time is open, with the same result, or one clear line says why not."""
 
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,20 +10,18 @@ import pytest
 
 from latentsync_trt import LipSync
 from latentsync_trt.config import RuntimeOptions
-from latentsync_trt.errors import InferenceError, OutOfMemory
-from latentsync_trt.runtime.networks.networks import Networks
-from latentsync_trt.sync import run
-from latentsync_trt.sync.inpaint import Inpainter
-from latentsync_trt.types import WindowBatch
+from latentsync_trt.errors import OutOfMemory
+from latentsync_trt.runtime import model as model_module
+from latentsync_trt.runtime.model import Model
+from latentsync_trt.runtime.stages import Stage
+from latentsync_trt.sync import clip
+from latentsync_trt.sync.inpaint import make_inpainter
 from tests.clips import LOSSLESS, decoded
 from tests.compiling import COMPILING, compiling_provider
-from tests.device import COEFFICIENTS, GRAPHS, DemoNetworks, Device, denoised, inputs, out_of_memory
+from tests.device import GRAPHS, DemoModels, Device, denoised, out_of_memory
 from tests.small import small_bundle
 
 pytestmark = pytest.mark.integration
-
-WINDOWS = 3
-LOW_MEMORY_NOTICE = "memory of the device is short (it ran out): one network at a time is kept on it, which is slower"
 
 
 def test_low_memory_keeps_one_network_and_paints_the_same(
@@ -31,127 +31,88 @@ def test_low_memory_keeps_one_network_and_paints_the_same(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    groups: list[int] = []
-    encode = Inpainter.encode
-
-    def count(self: Inpainter, windows: list[object]) -> object:
-        groups.append(len(windows))
-        return encode(self, windows)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(Inpainter, "encode", count)
-    assert run._LOW_MEMORY_WINDOWS > 2
-    monkeypatch.setattr(run, "_LOW_MEMORY_WINDOWS", 2)  # as few as show the groups
-    options = RuntimeOptions(low_memory=True, engine_cache=tmp_path / "cold")
-    with LipSync.from_bundle(small_bundle(), "cpu", options) as lip_sync:
+    assert clip._LOW_MEMORY_WINDOWS > 2
+    monkeypatch.setattr(clip, "_LOW_MEMORY_WINDOWS", 2)  # as few as show the groups
+    with LipSync.from_bundle(small_bundle(), "cpu", RuntimeOptions(low_memory=True)) as lip_sync:
         report = lip_sync.sync(*three_windows, tmp_path / "out.mkv", LOSSLESS)
     assert device.most_networks == 1
-    assert report.windows == WINDOWS
-    assert groups == [2, 1]
+    assert report.windows == 3
+    assert device.opened.count("denoise_step") == 2  # for two windows and one
+    assert {engine.graph: engine.runs for engine in report.engines}["denoise_step"] == 3  # of all that were opened
     assert not any("one network at a time" in notice for notice in report.notices)  # nothing that was not asked for
     assert np.array_equal(np.stack(decoded(tmp_path / "out.mkv")), three_windows_synced)
 
 
-def computed(networks: Networks) -> list[np.ndarray]:
+def computed(model: Model) -> list[np.ndarray]:
     """A result of each network, in the order of a run."""
-    side = networks.bundle.manifest.resolution_px
+    side = model.bundle.manifest.resolution_px
     faces = np.arange(4 * side * side * 3).reshape(4, side, side, 3).astype(np.uint8)
-    features = networks.encode_mel(np.linspace(-1, 1, 80 * 3000, dtype=np.float32).reshape(1, 80, 3000))
-
-    def paint() -> list[np.ndarray]:
-        _, latents = networks.codec.encode_faces(faces, np.ones((side, side), np.float32))
-        return [latents, denoised(networks), np.stack(networks.codec.decode_faces(latents))]
-
-    return [features, *networks.run(paint)]
+    features = model.audio_encoder(np.linspace(-1, 1, 80 * 3000, dtype=np.float32).reshape(1, 80, 3000))
+    _, latents = model.run("encode", lambda: model.vae.encode_faces(faces, np.ones((side, side), np.float32)))
+    return [features, latents, denoised(model), *model.run("decode", lambda: model.vae.decode_faces(latents))]
 
 
-@pytest.fixture(scope="module")
-def wanted(tmp_path_factory: pytest.TempPathFactory) -> list[np.ndarray]:
-    """What `computed` returns with all networks open."""
-    with DemoNetworks(tmp_path_factory.mktemp("cache")) as make:
-        return computed(make())
-
-
-def equal(a: list[np.ndarray], b: list[np.ndarray]) -> bool:
-    return all(np.array_equal(*pair) for pair in zip(a, b, strict=True))
-
-
-def test_one_network_at_a_time_is_open(make: DemoNetworks, device: Device) -> None:
-    networks = make(low_memory=True)
-    networks.prepare(GRAPHS[:2])
-    networks.prepare(GRAPHS[2:])
-    assert device.most_networks == 1
+def test_one_network_at_a_time_is_open_and_computes_the_same(make: DemoModels, device: Device) -> None:
+    usual = make()
+    wanted = computed(usual)
+    usual.close()
+    assert device.most_networks == 3
     device.opened.clear()
-    first = computed(networks)
+    device.most_networks = 0
+    model = make(low_memory=True)
+    assert device.opened == []
+    for _ in range(2):
+        found = computed(model)
+        assert all(np.array_equal(*pair) for pair in zip(found, wanted, strict=True))
+    assert device.most_networks == 1
     assert device.networks() == {"vae.weights"}  # no buffer or binding keeps the denoiser alive
-    assert equal(computed(networks), first)
-    assert device.most_networks == 1
     assert device.opened.count("denoise_step") == 2
-    denoiser = networks.denoiser
-    denoiser.begin(WindowBatch(*inputs(), 1.5))
-    denoiser.step(500, COEFFICIENTS, cached=False)
-    networks.session("vae_decoder")
-    with pytest.raises(InferenceError, match="needs a full step"):
-        denoiser.step(500, COEFFICIENTS, cached=True)
+    assert {time.graph: time.runs for time in model.times()} == dict.fromkeys(GRAPHS, 2) | {"vae_encoder": 4}
 
 
-def test_too_little_memory_to_open_all(make: DemoNetworks, device: Device, wanted: list[np.ndarray]) -> None:
-    device.room = 1
-    networks = make()
-    networks.prepare(GRAPHS)
-    assert equal(computed(networks), wanted)
-    assert device.most_networks == 1
-    assert networks.low_memory
-    assert make.notices == [LOW_MEMORY_NOTICE]
+def test_each_network_processes_all_windows_of_a_group_at_once(make: DemoModels) -> None:
+    """Else other stages would run between two windows, and their networks be loaded in turn."""
+    model = make(low_memory=True)
+    side, stages = model.bundle.manifest.resolution_px, []
+
+    def run(stage: Stage, action: Callable[[], Any]) -> Any:
+        stages.append(stage)
+        return model.run(stage, action)
+
+    window = np.zeros((16, side, side, 3), np.uint8), np.zeros((16, 50, 32), np.float32)
+    painted = replace(make_inpainter(model, LOSSLESS), run=run).paint([window] * 2)
+    assert [len(faces) for faces in painted] == [16, 16]
+    assert stages == ["encode", "denoise", "decode"]
 
 
-def test_a_second_clip_takes_the_room_of_open_networks(
-    make: DemoNetworks, device: Device, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("free_bytes", "mode"), [(10**8, "one network at a time"), (10**11, "pipelined")])
+def test_free_memory_decides_before_anything_is_open(
+    make: DemoModels, device: Device, monkeypatch: pytest.MonkeyPatch, free_bytes: int, mode: str
 ) -> None:
     compiling_provider(monkeypatch)
-    networks = make(COMPILING)
-    networks.prepare(GRAPHS[:2])
-    device.room, device.most_networks = 2, 0
-    make.notices.clear()
-    networks.prepare(GRAPHS[2:4])  # with other settings, and so with other graphs
-    assert device.networks() == {"unet.weights"}
-    assert device.most_networks <= 2
-    assert any("is short (it ran out)" in notice for notice in make.notices)
+    monkeypatch.setattr(model_module, "free_memory_bytes", lambda index: free_bytes)
+    model = make(COMPILING)
+    assert model.memory_plan.mode == mode
+    notices = [notice for notice in model.notices if "memory of the device is short" in notice]
+    if mode == "pipelined":
+        assert len(device.networks()) == 3
+        assert notices == []
+    else:
+        assert len(device.networks()) == 0
+        computed(model)
+        assert device.most_networks == 1
+        assert "takes about 1.7 GB, 0.1 GB is free): one network at a time is kept on it, which is slower" in notices[0]
 
 
-def test_too_little_memory_for_one_network_is_an_error(make: DemoNetworks, device: Device) -> None:
-    networks = make()
-    device.room = 0
-    with pytest.raises(OutOfMemory, match=r"out of memory .*; use low_memory, a bundle of lower resolution"):
-        networks.prepare(GRAPHS)
-    device.room, device.room_to_run = 9, 0
-    with pytest.raises(OutOfMemory):
-        networks.encode_mel(np.zeros((1, 80, 3000), np.float32))
-
-
-@pytest.mark.parametrize("graph", ["vae_encoder", "denoise_step"])
-def test_a_window_is_painted_again_with_new_sessions(
-    graph: str, device: Device, make: DemoNetworks, wanted: list[np.ndarray], monkeypatch: pytest.MonkeyPatch
+def test_too_little_memory_is_an_error_that_names_the_cure(
+    three_windows: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What cuDNN planned because memory was short stays with a session."""
-    spoiled: list[object] = []
+    def refuse(*_: object, **options: object) -> None:
+        raise out_of_memory()
 
-    def check_run(session: object) -> None:
-        if session in device._alive and _graph_of(session) == graph:
-            spoiled.append(session)
-            if session is spoiled[0]:
-                raise out_of_memory()
-
-    monkeypatch.setattr(device, "check_run", check_run)
-    networks = make()
-    networks.prepare(GRAPHS)
-    assert equal(computed(networks), wanted)
-    assert networks.low_memory
-    assert device.opened.count(graph) == 2
-
-
-def _graph_of(session: Any) -> str:
-    """Of the VAE's and the full step's graphs, which one a session runs; empty for others."""
-    given, made = ({tensor.name for tensor in side} for side in (session.get_inputs(), session.get_outputs()))
-    if "hidden" in made:
-        return "denoise_step"
-    return {"latent": "vae_decoder", "image": "vae_encoder"}.get(next(iter(given)), "") if len(given) == 1 else ""
+    for what in ("InferenceSession", "InferenceSession.run_with_iobinding"):
+        with LipSync.from_bundle(small_bundle(), "cpu") as lip_sync, monkeypatch.context() as patch:
+            patch.setattr(f"onnxruntime.{what}", refuse)
+            with pytest.raises(OutOfMemory, match=r"out of memory .*; use --low-memory, a bundle of lower resolution"):
+                lip_sync.sync(*three_windows, tmp_path / "out.mkv", LOSSLESS)
+    assert list(tmp_path.iterdir()) == []

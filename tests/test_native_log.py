@@ -26,7 +26,7 @@ WARNING = b"2026-01-31 10:00:00.1 [W:onnxruntime:Default, session_state.cc:1 f] 
 _BEGIN = f"""
 import json, os, subprocess, sys, threading, time
 import onnxruntime as ort
-from latentsync_trt.runtime.sessions.session import native_errors
+from latentsync_trt.runtime.engines.session import native_errors
 
 COLORED, WARNING = {COLORED!r}, {WARNING!r}
 

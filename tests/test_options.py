@@ -20,13 +20,14 @@ from latentsync_trt.cli.options import build, options_from
 from latentsync_trt.config import Sampling
 from latentsync_trt.errors import InputError
 from latentsync_trt.option_fields import command_line
-from latentsync_trt.runtime.cache import EngineCache
+from latentsync_trt.runtime.engines.cache import EngineCache
+from latentsync_trt.runtime.engines.profiles import engine_ranges
+from latentsync_trt.runtime.engines.session_factory import SessionFactory
 from latentsync_trt.runtime.providers.gpu import Gpu
 from latentsync_trt.runtime.providers.select import Selection
-from latentsync_trt.runtime.sessions.engines import Engines
-from latentsync_trt.runtime.sessions.profiles import engine_ranges
 from latentsync_trt.unexpected import one_line
 from latentsync_trt.values import Speaker
+from tests.clips import numbered, write_sound, write_video
 from tests.small import small_bundle
 from tests.toy import write_toy
 
@@ -95,22 +96,22 @@ def test_options_come_back_from_the_command_line() -> None:
 
 
 WRONG = [
-    ({"solver": "euler"}, "solver euler: not one of ddim, dpmpp"),
-    ({"steps": 0}, "steps 0: not a whole number from 1 to 999"),
-    ({"resolution": 300}, "resolution 300: not a whole number from 64 to 2048, divisible by 64"),
-    *(({"cache_interval": value}, "cache_interval .*: not a number") for value in (0, (0, 3, 3), (0, 2.5))),
-    ({"cache_interval": (1, 3)}, "cache_interval 1,3: does not ascend from 0"),
+    ({"solver": "euler"}, "--solver euler: not one of ddim, dpmpp"),
+    ({"steps": 0}, "--steps 0: not a whole number from 1 to 999"),
+    ({"resolution": 300}, "--resolution 300: not a whole number from 64 to 2048, divisible by 64"),
+    *(({"cache_interval": value}, "--cache-interval .*: not a number") for value in (0, (0, 3, 3), (0, 2.5))),
+    ({"cache_interval": (1, 3)}, "--cache-interval 1,3: does not ascend from 0"),
     ({"cache_interval": (0, 4), "preset": "fast"}, "at most 3"),
-    ({"guidance_interval": (0.5, 0.5)}, "guidance_interval 0.5,0.5: not two ascending fractions"),
-    ({"guidance_interval": (float("nan"), 1.0)}, "guidance_interval nan,1.0: not two"),
-    ({"guidance_interval": (0.2, 0.8), "guidance": 1.0}, "guidance 1 uses no guidance at any step"),
-    ({"start": 3, "end": 3}, "end 3: is not after start 3"),
-    ({"end": float("nan")}, "end nan: not a time"),
-    ({"start": "1:77"}, "start 1:77: not a time"),
-    ({"speaker": 5}, "speaker 5: not the number of a face and a file"),
-    ({"speaker": "0=a.wav", "face": "left"}, "face left and speaker exclude each other"),
-    ({"face": "index:one"}, "face index:one: not largest, left, right"),
-    ({"offset": float("inf")}, "offset inf: not a number from"),
+    ({"guidance_interval": (0.5, 0.5)}, "--guidance-interval 0.5,0.5: not two ascending fractions"),
+    ({"guidance_interval": (float("nan"), 1.0)}, "--guidance-interval nan,1.0: not two"),
+    ({"guidance_interval": (0.2, 0.8), "guidance": 1.0}, "--guidance 1 uses no guidance at any step"),
+    ({"start": 3, "end": 3}, "--end 3: is not after --start 3"),
+    ({"end": float("nan")}, "--end nan: not a time"),
+    ({"start": "1:77"}, "--start 1:77: not a time"),
+    ({"speaker": 5}, "--speaker 5: not the number of a face and a file"),
+    ({"speaker": "0=a.wav", "face": "left"}, "--face left and --speaker exclude each other"),
+    ({"face": "index:one"}, "--face index:one: not largest, left, right"),
+    ({"offset": float("inf")}, "--offset inf: not a number from"),
 ]
 
 
@@ -131,11 +132,10 @@ VALUES: list[tuple[str, Any]] = [
     ("provider_option", ("trt_builder_optimization_level=4", "gpu_mem_limit=1")),
     ("cuda_graph", True),
     ("cuda_graph", False),
-    ("graph_form", "portable"),
+    ("graph_variant", "portable"),
     ("build", "background"),
     ("low_memory", True),
     ("engine_cache", Path("a folder/für Ženy")),
-    ("engine_store", "s3://bucket/engines"),
     ("syncnet", Path("syncnet.onnx")),
     ("verify", True),
 ]
@@ -152,12 +152,12 @@ def test_runtime_options_come_back_from_the_command_line() -> None:
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"windows_per_batch": 0}, "windows_per_batch 0: not a whole number from 1 to 64"),
-        ({"device": -1}, "device -1: not different numbers of GPUs from 0 to 63"),
-        ({"device": "0,1,0"}, "device 0,1,0: not different numbers"),
-        ({"device": "every"}, "device every: not"),
-        ({"provider_option": "level"}, "provider_option level: not KEY=VALUE"),
-        ({"build": "later"}, "build later: not one of now, background"),
+        ({"windows_per_batch": 0}, "--windows-per-batch 0: not a whole number from 1 to 64"),
+        ({"device": -1}, "--device -1: not different numbers of GPUs from 0 to 63"),
+        ({"device": "0,1,0"}, "--device 0,1,0: not different numbers"),
+        ({"device": "every"}, "--device every: not"),
+        ({"provider_option": "level"}, "--provider-option level: not KEY=VALUE"),
+        ({"build": "later"}, "--build later: not one of now, background"),
     ],
 )
 def test_values_outside_their_limits_are_refused(fields: dict[str, Any], words: str) -> None:
@@ -172,9 +172,9 @@ def test_values_outside_their_limits_are_refused(fields: dict[str, Any], words: 
 @pytest.mark.parametrize(
     ("provider", "options", "words"),
     [
-        ("cpu", {"dynamic": True}, "bundle demo has fixed shapes; export it with `--dynamic`, or leave dynamic out"),
-        ("cpu", {"cuda_graph": True}, "cuda_graph: not with provider cpu, only on a GPU"),
-        ("toy", {"cuda_graph": True, "windows_per_batch": 2}, "cuda_graph goes with fixed shapes: use dynamic=False"),
+        ("cpu", {"dynamic": True}, "bundle demo has fixed shapes; export it with `--dynamic`, or leave --dynamic out"),
+        ("cpu", {"cuda_graph": True}, "--cuda-graph: not with provider cpu, only on a GPU"),
+        ("toy", {"cuda_graph": True, "windows_per_batch": 2}, "--cuda-graph goes with fixed shapes: use --static"),
     ],
 )
 def test_what_a_bundle_or_provider_lacks(tmp_path: Path, provider: str, options: dict[str, Any], words: str) -> None:
@@ -182,7 +182,7 @@ def test_what_a_bundle_or_provider_lacks(tmp_path: Path, provider: str, options:
     bundle = write_toy(tmp_path / "toy") if dynamic else Bundle.load(small_bundle(), verify=False)
     selection = Selection("tensorrt" if dynamic else provider, gpu=None if provider == "cpu" else ADA)  # type: ignore[arg-type]
     with pytest.raises(InputError, match=words):
-        Engines(bundle, selection, RuntimeOptions(**options), EngineCache(tmp_path / "cache"), lambda text: None)
+        SessionFactory(bundle, selection, RuntimeOptions(**options), EngineCache(tmp_path / "cache"), lambda text: None)
 
 
 def test_engines_cover_what_a_run_uses_of_a_dynamic_bundle() -> None:
@@ -225,7 +225,7 @@ def test_a_field_takes_what_fits_its_type_or_the_error_names_it(
     try:
         taken = getattr(cls(**{spec.name: value}), spec.name)
     except InputError as error:
-        assert str(error).startswith(spec.name)
+        assert error.option == spec.name
         return
     if taken is None:
         assert type(None) in kinds
@@ -239,8 +239,20 @@ def test_a_field_takes_what_fits_its_type_or_the_error_names_it(
         assert isinstance(taken, str | tuple | list)
 
 
-def test_errors_name_options_as_the_caller_does() -> None:
-    """Python, HTTP and job files by their fields, the command line by its flags; commands stay as they are."""
-    error = InputError("--low-memory, --no-mark, --video a.mp4, `sync --crf 3`, --out x: pip install --upgrade av")
-    assert str(error) == "low_memory, mark=False, video a.mp4, `sync --crf 3`, --out x: pip install --upgrade av"
-    assert one_line(error, ()) == (error.args[0], True)
+@pytest.mark.parametrize(
+    ("text", "option"),
+    [("--low-memory: no", "low_memory"), ("--no-mark and --crf", "no_mark"), ("a.mp4: see `sync --crf 3`", None)],
+)
+def test_errors_name_options_as_the_command_line_and_as_fields(text: str, option: str | None) -> None:
+    error = InputError(text)
+    assert (str(error), error.option, one_line(error, ())) == (text, option, (text, True))
+
+
+@pytest.mark.parametrize("command", ["sync", "build", "selftest", "bench"])
+def test_what_uses_one_gpu_names_the_command_for_several(command: str, tmp_path: Path) -> None:
+    clip = ["--video", str(write_video(tmp_path / "a.mp4", numbered(2))), "-o", str(tmp_path / "b.mp4")]
+    sound = ["--audio", str(write_sound(tmp_path / "a.wav", 1.0))]
+    arguments = ["--bundle", str(small_bundle()), "--device", "0,1", *((clip + sound) if command == "sync" else [])]
+    result = CliRunner().invoke(main, [command, *arguments])
+    assert result.exit_code == 2
+    assert "--device 0,1: one clip runs on one GPU; give its number, or use `latentsync-trt batch`" in result.stderr

@@ -1,7 +1,5 @@
 """Gathering and painting windows: every frame of every track is used once and gets its own mouth, in order."""
 
-import threading
-import time
 from collections.abc import Generator, Sequence
 from fractions import Fraction
 from itertools import chain
@@ -15,13 +13,13 @@ from hypothesis import strategies as st
 from latentsync_trt.diffusion import PlannedStep, solver_schedule
 from latentsync_trt.sync.faces import FrameJob, Target
 from latentsync_trt.sync.inpaint import Inpainter
-from latentsync_trt.sync.paint import Gathered, PaintDevice, Painter, Window, WindowPlanner, streams_at
-from latentsync_trt.sync.threads import StageClock, in_background
-from latentsync_trt.types import AlignedFace, Face, Float32Array, Frame, UInt8Array, UInt16Array, WindowBatch
+from latentsync_trt.sync.paint import Painter, in_order
+from latentsync_trt.sync.threads import StageClock
+from latentsync_trt.sync.windows import Window, WindowPlanner, gather, in_batches, streams_at
+from latentsync_trt.types import AlignedFace, Face, Float32Array, UInt8Array, UInt16Array, WindowBatch
 from tests.clips import frame_at
 
 FRAMES, SIDE_PX, LATENT_PX = 4, 16, 2
-TIMEOUT_S = 600.0
 
 
 class Codec:
@@ -57,7 +55,7 @@ class AddsAudio:
         return self._result
 
 
-def inpainter(denoiser: AddsAudio, windows_per_batch: int = 1) -> Inpainter:
+def inpainter(denoiser: AddsAudio, windows_per_batch: int) -> Inpainter:
     return Inpainter(
         codec=Codec(),
         denoiser=denoiser,
@@ -67,7 +65,7 @@ def inpainter(denoiser: AddsAudio, windows_per_batch: int = 1) -> Inpainter:
         guidance=1.5,
         schedule=solver_schedule("ddim", 1),
         plan=(PlannedStep(full=True, guided=True),),
-        windows_per_batch=lambda: windows_per_batch,
+        windows_per_batch=windows_per_batch,
     )
 
 
@@ -84,9 +82,9 @@ def jobs(tracks: Sequence[set[int]]) -> Generator[FrameJob, None, None]:
         yield FrameJob(frame_at(index, rgb), tuple(targets))
 
 
-def audio_windows(speaker: int, frames: Sequence[Frame]) -> Float32Array:
+def audio_windows(speaker: int, times_s: Sequence[Fraction]) -> Float32Array:
     """The audio of frame i is (i modulo 97) / 97, of speaker 1 half of that."""
-    indices = np.array([frame.index for frame in frames], np.float32)
+    indices = np.array([25 * time_s for time_s in times_s], np.float32)
     return indices[:, None, None] % np.float32(97) / np.float32(97 * (1 + speaker))
 
 
@@ -95,15 +93,24 @@ def own_mouth(index: int, track: int) -> float:
     return (index % 128 / 127.5 + index % 97 / (97 * (1 + track % 2))) * 32767.5
 
 
-def painter(denoiser: AddsAudio, at_once: int) -> Painter:
-    made = Painter(FRAMES, audio_windows, StageClock(), at_once=lambda: at_once)
-    made.devices = (PaintDevice(inpainter(denoiser, at_once)),)
-    return made
+def painted(
+    found: Generator[FrameJob, None, None],
+    denoiser: AddsAudio,
+    at_once: int = 1,
+    *,
+    streams: int = 1,
+    frames_done: int = 0,
+) -> Generator[FrameJob, None, None]:
+    """The stages of painting, one after another in one thread."""
+    stages = Painter(inpainter(denoiser, at_once), audio_windows, StageClock(), frames_done)
+    batches = in_batches(gather(found, FRAMES, streams, frames_done), at_once, FRAMES)
+    return in_order((stages.decode(stages.denoise(stages.encode(batch))) for batch in batches), frames_done)
 
 
 def assert_own_mouths(found: list[FrameJob], tracks: Sequence[set[int]], frames_done: int = 0) -> None:
-    """All frames in order, each with all of its faces."""
+    """All frames in order, each with all of its faces, but for those of frames that were written before."""
     assert [job.frame.index for job in found] == list(range(len(tracks)))
+    assert all(target.painted is None for job in found[:frames_done] for target in job.targets)
     for job, shown in zip(found[frames_done:], tracks[frames_done:], strict=True):
         assert {target.track_id for target in job.targets} == shown
         for target in job.targets:
@@ -112,37 +119,16 @@ def assert_own_mouths(found: list[FrameJob], tracks: Sequence[set[int]], frames_
             np.testing.assert_allclose(target.painted, own_mouth(job.frame.index, target.track_id), atol=1)
 
 
-@pytest.mark.parametrize(("at_once", "batches"), [(1, [1, 1, 1, 1]), (2, [2, 2]), (3, [3, 1])])
-def test_every_frame_gets_its_own_mouth(at_once: int, batches: list[int]) -> None:
+@pytest.mark.parametrize(
+    ("at_once", "frames_done", "batches"), [(1, 0, [1, 1, 1, 1]), (2, 0, [2, 2]), (3, 0, [3, 1]), (1, 5, [1, 1, 1])]
+)
+def test_every_frame_gets_its_own_mouth(at_once: int, frames_done: int, batches: list[int]) -> None:
     tracks: list[set[int]] = [{0}] * 9 + [set()] * 2 + [{1}] * 3  # two windows, one shifted back, and one mirrored
     denoiser = AddsAudio()
-    made = painter(denoiser, at_once)
-    found = list(made.paint(made.gather(jobs(tracks))))
+    found = list(painted(jobs(tracks), denoiser, at_once, frames_done=frames_done))
     assert denoiser.batches == batches
-    assert made.devices[0].windows == sum(batches)
-    assert_own_mouths(found, tracks)
-
-
-def test_frames_that_are_written_already_are_not_painted_again() -> None:
-    denoiser = AddsAudio()
-    made = painter(denoiser, 1)
-    made.frames_done = 2 * FRAMES + 1
-    tracks = [{0}] * 4 * FRAMES
-    found = list(made.paint(made.gather(jobs(tracks))))
-    assert_own_mouths(found, tracks, frames_done=2 * FRAMES + 1)
-    assert all(target.painted is None for job in found[: 2 * FRAMES + 1] for target in job.targets)
-    assert made.devices[0].windows == 2
-
-
-class Slow(AddsAudio):
-    """Takes a while for each batch."""
-
-    def __init__(self, seconds: float) -> None:
-        super().__init__()
-        self._seconds = seconds
-
-    def step(self, timestep: int, coefficients: Float32Array, *, cached: bool, guided: bool = True) -> None:
-        time.sleep(self._seconds)
+    assert sum(job.windows for job in found) == sum(batches)
+    assert_own_mouths(found, tracks, frames_done)
 
 
 runs = st.tuples(st.sets(st.integers(0, 2)), st.integers(1, 3 * FRAMES) | st.sampled_from([1, 40 * FRAMES]))
@@ -152,16 +138,15 @@ runs = st.tuples(st.sets(st.integers(0, 2)), st.integers(1, 3 * FRAMES) | st.sam
 @given(
     pattern=st.lists(runs, max_size=12),
     at_once=st.sampled_from([1, 2, 3, 8]),
-    seconds=st.lists(st.sampled_from([0.0, 0.0, 0.001]), min_size=1, max_size=4),
     streams=st.integers(1, 3),
     frames_done=st.just(0) | st.integers(0, 6 * FRAMES),
 )
 def test_any_pattern_of_tracks_leaves_in_order_and_in_time(
-    pattern: list[tuple[set[int], int]], at_once: int, seconds: list[float], streams: int, frames_done: int
+    pattern: list[tuple[set[int], int]], at_once: int, streams: int, frames_done: int
 ) -> None:
-    """On devices of these speeds; counts the jobs that the painter has taken and not returned."""
+    """Counts the jobs that the stages have taken and not returned."""
     tracks = list(chain.from_iterable([shown] * length for shown, length in pattern))
-    denoisers, taken, most_held = [Slow(each) for each in seconds], 0, 0
+    denoiser, taken, most_held = AddsAudio(), 0, 0
 
     def counted() -> Generator[FrameJob, None, None]:
         nonlocal taken
@@ -169,39 +154,13 @@ def test_any_pattern_of_tracks_leaves_in_order_and_in_time(
             taken += 1
             yield job
 
-    made = Painter(FRAMES, audio_windows, StageClock(), at_once=lambda: at_once, streams=streams)
-    made.devices = tuple(PaintDevice(inpainter(denoiser, at_once)) for denoiser in denoisers)
-    made.frames_done = frames_done
     found: list[FrameJob] = []
-    for job in made.paint(made.gather(counted())):
+    for job in painted(counted(), denoiser, at_once, streams=streams, frames_done=frames_done):
         most_held = max(most_held, taken - len(found))
         found.append(job)
     assert_own_mouths(found, tracks, frames_done)
-    of_several = 2 * len(seconds) * at_once if len(seconds) > 1 else 0
-    assert most_held <= (at_once + streams + of_several) * FRAMES
-    assert max(chain.from_iterable(denoiser.batches for denoiser in denoisers), default=0) <= at_once
-
-
-def test_frames_are_gathered_while_networks_run() -> None:
-    """The next window is complete before this one is painted: networks that wait for frames waste a GPU."""
-    gathered, prepared = threading.Event(), threading.Event()
-
-    class Waiting(AddsAudio):
-        def step(self, timestep: int, coefficients: Float32Array, *, cached: bool, guided: bool = True) -> None:
-            if len(self.batches) == 1:
-                assert gathered.wait(TIMEOUT_S)
-                prepared.set()
-
-    def watched(items: Generator[Gathered, None, None]) -> Generator[Gathered, None, None]:
-        for item in items:
-            if item.windows and item.windows[0].items[0][0].index == FRAMES:
-                gathered.set()
-            yield item
-
-    made = painter(Waiting(), 1)
-    items = in_background(watched(made.gather(jobs([{0}] * 3 * FRAMES))), depth=FRAMES, name="gather")
-    assert len(list(made.paint(items))) == 3 * FRAMES
-    assert prepared.is_set()
+    assert most_held <= (at_once + streams) * FRAMES
+    assert max(denoiser.batches, default=0) <= at_once
 
 
 # Windows use every frame of every track exactly once, in order.

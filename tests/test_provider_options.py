@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from latentsync_trt.runtime.engines.builders import cuda_options, tensorrt_options
 from latentsync_trt.runtime.providers import libraries
-from latentsync_trt.runtime.sessions.builders import cuda_options, tensorrt_options
 from tests.tensorrt_stand_in.stand_in import stand_in_at
 
 

@@ -12,12 +12,15 @@ from typing import Any
 import pytest
 
 from latentsync_trt.errors import InputError, ProviderUnavailable
+from latentsync_trt.remembered import remember
 from latentsync_trt.runtime.providers import diagnose as diagnosis
 from latentsync_trt.runtime.providers import gpu, libraries, select, table
 from latentsync_trt.runtime.providers.gpu import Gpu
 from latentsync_trt.runtime.providers.select import (
+    PASSED,
     Selection,
     next_provider,
+    passed_key,
     select_provider,
     why_unavailable,
 )
@@ -108,6 +111,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> 
         (gpu, "_open_driver", made.open_driver),
         (gpu, "driver_version", lambda: made.driver_version),
         (libraries, "tensorrt_version", lambda: made.tensorrt),
+        (select, "tensorrt_version", lambda: made.tensorrt),
         (libraries, "preload", lambda: None),
         (libraries, "_WINDOWS", False),
         (libraries, "package_folder", lambda name: None if name == made.absent else Path("installed")),
@@ -137,6 +141,30 @@ def test_auto_takes_the_best(machine: Machine) -> None:
     assert (selection.device, selection.device_id) == ("cuda", 0)
     machine.driver = FakeDriver([ADA], version=14_020)  # for a newer CUDA
     assert why_unavailable("cuda") is None
+
+
+OTHERS: dict[str, Callable[[Machine], dict[str, Any]]] = {
+    "another bundle": lambda machine: {"bundle_sha256": "cd"},
+    "another GPU": lambda machine: {"device": 1},
+    "another driver": lambda machine: vars(machine).update(driver_version="590.1") or {},
+    "another TensorRT": lambda machine: vars(machine).update(tensorrt="10.15.0.1") or {},
+}
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_auto_takes_tensorrt_only_where_a_test_of_all_that_matters_has_passed_it(machine: Machine, other: str) -> None:
+    given: dict[str, Any] = {"bundle_sha256": "ab"}
+    untested = select_provider(**given)
+    assert untested.name == "cuda"
+    assert untested.notices() == [
+        "skipped tensorrt: it runs here, but was not tested with this bundle, version and driver on this GPU; "
+        "`latentsync-trt setup`, or `selftest --provider tensorrt`, tests it"
+    ]
+    remember(PASSED, passed_key(select_provider("tensorrt"), "ab"))
+    assert (select_provider(**given).name, select_provider(**given).notices()) == ("tensorrt", [])
+    given |= OTHERS[other](machine)
+    assert select_provider(**given).name == "cuda"
+    assert select_provider("tensorrt").name == "tensorrt"  # which needs no test where it is named
 
 
 def test_auto_gives_the_reason_for_each_provider_passed_over(machine: Machine) -> None:

@@ -8,7 +8,7 @@ from latentsync_trt import RuntimeOptions, SyncOptions
 from latentsync_trt.bundle.manifest import DimensionRange, Manifest, read_manifest
 from latentsync_trt.errors import InputError
 from latentsync_trt.sync.inpaint import resolution_of
-from latentsync_trt.sync.speakers import notices_of_model
+from latentsync_trt.sync.timeline import notices_of_model
 from tests.small import small_bundle
 
 FIXED = replace(read_manifest(small_bundle()), model="1.6", resolution_px=512)
@@ -45,7 +45,7 @@ def test_another_one_is_refused_with_those_there_are(manifest: Manifest, asked: 
 def test_fixed_engines_have_the_bundle_s_own() -> None:
     static = RuntimeOptions(dynamic=False)
     assert resolution_of(SEVERAL, SyncOptions(resolution=512), static) == 512
-    with pytest.raises(InputError, match="dynamic=False"):
+    with pytest.raises(InputError, match="--static"):
         resolution_of(SEVERAL, SyncOptions(resolution=256), static)
 
 

@@ -16,12 +16,14 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
+from latentsync_trt import LipSync
 from latentsync_trt.bench import selftest
-from latentsync_trt.bench.selftest import PICTURES, REPLAY_NOTICE, GraphRow, Part, Report, run_part, self_test
+from latentsync_trt.bench.selftest import PICTURES, GraphRow, Part, Report, run_part, self_test
 from latentsync_trt.bundle.manifest import REQUIRED_GRAPHS, Bundle
 from latentsync_trt.cli import main
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.unexpected import redacted
+from tests.compiling import compiling_provider
 from tests.small import small_bundle
 
 pytestmark = pytest.mark.integration
@@ -36,6 +38,7 @@ posix = pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
 
 @pytest.fixture(scope="module", autouse=True)
 def one_short_window() -> Iterator[None]:
+    """Instead of two windows of more steps."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(selftest, "STEPS", 2)
         patch.setattr(selftest, "WINDOWS", 1)
@@ -89,9 +92,9 @@ def test_json_has_versions_and_rows_and_no_paths_and_names(report: Report, monke
 
 CRASHING = """
 import os, signal, sys
-from latentsync_trt.runtime.sessions.engines import Engines
+from latentsync_trt.runtime.engines.session_factory import SessionFactory
 
-open_engine = Engines.open
+open_engine = SessionFactory.open
 
 def crash(engines, graph):
     if graph == "vae_encoder":
@@ -100,7 +103,7 @@ def crash(engines, graph):
     return open_engine(engines, graph)
 
 def carry_out(orders, emit):
-    Engines.open = crash
+    SessionFactory.open = crash
     next(orders).carry_out(emit)
 """
 
@@ -157,7 +160,8 @@ def judged(
     output: float = 1.0,
     provider: str = "tensorrt",
 ) -> Result:
-    """The command on a provider that works, and paints gray, except for what `change` does to the outcome of `start`.
+    """The command on a machine with TensorRT, which works, and paints gray, except for what `change` does to the
+    outcome of `start`.
 
     `level`, `output`: what it adds to the levels of pictures, and by what it multiplies outputs.
     """
@@ -180,6 +184,7 @@ def judged(
             change(part)
         return part
 
+    compiling_provider(monkeypatch)
     monkeypatch.setattr(selftest, "run_part", answer)
     return command("--provider", provider)
 
@@ -209,12 +214,38 @@ def test_a_second_start_that_builds_again(monkeypatch: pytest.MonkeyPatch) -> No
             f"denoise_step: tensorrt was not assigned all of its nodes (1 on {CUDA}, 19 on {TENSORRT})",
         ),
         (lambda part: part.painted_on.insert(0, "cuda"), "painted on cuda, tensorrt instead of tensorrt alone"),
-        (lambda part: part.notices.append(f"{REPLAY_NOTICE} something else"), "CUDA graphs: something else"),
         (lambda part: setattr(part.graphs["vae_encoder"], "error", "NaN"), "vae_encoder: NaN"),
     ],
 )
 def test_what_else_fails(monkeypatch: pytest.MonkeyPatch, change: Change, expected: str) -> None:
     assert reasons(judged(monkeypatch, change, start="second start")) == [expected]
+
+
+def slower(part: Part) -> None:
+    """Its steps."""
+    part.graphs["denoise_step"].mean_ms = 7.5
+
+
+@pytest.mark.parametrize(
+    ("change", "start", "code", "taken"),
+    [
+        (lambda part: None, "first start", 0, "tensorrt"),
+        (slower, "reference", 0, "tensorrt"),
+        (slower, "second start", 0, "cpu"),
+        (lambda part: part.failures.append("it died"), "second start", 1, "cpu"),
+    ],
+    ids=["passes", "is faster", "is slower", "fails"],
+)
+def test_auto_takes_what_passes_and_is_not_slower(
+    monkeypatch: pytest.MonkeyPatch, change: Change, start: str, code: int, taken: str
+) -> None:
+    result = judged(monkeypatch, change, start=start)
+    assert result.exit_code == code
+    assert ("steps take longer than with cpu, so --provider auto does not take it" in result.stdout) is (
+        taken == "cpu" and code == 0
+    )
+    with LipSync.from_bundle(small_bundle()) as lip_sync:
+        assert lip_sync.provider == taken
 
 
 def test_what_is_taken_as_correct(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,6 +255,24 @@ def test_what_is_taken_as_correct(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [selftest.reference_of(published, name) for name in ("tensorrt", "cuda", "cpu")] == ["cuda", "cuda", ""]
     monkeypatch.setattr(selftest, "diagnose_provider", lambda _: "no driver")
     assert selftest.reference_of(published, "tensorrt") == ""
+
+
+@pytest.mark.parametrize(("provider", "variant"), [("tensorrt", "auto"), ("cuda", "portable")])
+def test_tensorrt_is_compared_with_what_cuda_runs_and_that_with_the_portable_graphs(
+    monkeypatch: pytest.MonkeyPatch, provider: str, variant: str
+) -> None:
+    asked: dict[str, str] = {}
+
+    def answer(part: Part, say: Callable[[str], None]) -> Part:
+        asked[part.folder.name] = part.options.graph_variant
+        part.provider, part.graphs = part.requested, {graph: GraphRow(graph) for graph in part.tested}
+        return part
+
+    monkeypatch.setattr(selftest, "run_part", answer)
+    monkeypatch.setattr(selftest, "diagnose_provider", lambda _: None)  # CUDA runs
+    published = replace(BUNDLE, manifest=replace(MANIFEST, name="1.6-512-fp16"))
+    found = self_test(published, provider, RuntimeOptions(), lambda _: None, REQUIRED_GRAPHS)
+    assert (found.reference, asked["first start"], asked["reference"]) == ("cuda", "auto", variant)
 
 
 def test_the_limit_of_pictures(monkeypatch: pytest.MonkeyPatch) -> None:

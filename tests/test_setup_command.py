@@ -2,28 +2,30 @@
 
 import shutil
 from collections.abc import Iterator
-from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Literal
 
 import pytest
 from click.testing import CliRunner
 
-from latentsync_trt.bundle.find import default_bundle, remembered_choice
-from latentsync_trt.bundle.manifest import REQUIRED_GRAPHS, Bundle
-from latentsync_trt.cli import checks, main, model
+from latentsync_trt.bench import selftest
+from latentsync_trt.bench.rows import bundle_facts
+from latentsync_trt.bench.selftest import GraphRow, Report
+from latentsync_trt.bundle.find import default_bundle, demo_folder, remembered_choice
+from latentsync_trt.bundle.manifest import FULL_STEP, REQUIRED_GRAPHS, Bundle, manifest_sha256, read_manifest
+from latentsync_trt.cli import main, model
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import ExportMismatch
 from latentsync_trt.export import export_options, exporter
 from latentsync_trt.export.export_options import ExportOptions
 from latentsync_trt.export.published import LATENTSYNC, UNET_FILE, VAE, WHISPER_FILE
-from latentsync_trt.runtime.providers import select
+from latentsync_trt.runtime.providers import gpu, select
 from latentsync_trt.runtime.providers.gpu import Gpu
-from latentsync_trt.runtime.providers.select import Selection
-from latentsync_trt.sync.api import LipSync
+from latentsync_trt.runtime.providers.select import select_provider
 from tests.bundles import make_bundle
+from tests.compiling import RTX
 from tests.hub import Hub, hub
 from tests.narrow import RESOLUTION_PX, write_sources
 
@@ -66,20 +68,34 @@ def exported(monkeypatch: pytest.MonkeyPatch) -> list[ExportOptions]:
     return calls
 
 
+@dataclass
+class SelfTest:
+    """Stands for the self-test. `outcomes`: "passes", "fails" or "is slower", by provider; `calls`: provider, bundle
+    and graphs of each."""
+
+    outcomes: dict[str, str] = field(default_factory=dict)
+    calls: list[tuple[str, str, tuple[str, ...]]] = field(default_factory=list)
+
+    def __call__(
+        self, bundle: Bundle, provider: str, options: RuntimeOptions, say: object, graphs: tuple[str, ...]
+    ) -> Report:
+        self.calls.append((provider, bundle.folder.name, graphs))
+        outcome = self.outcomes.get(provider, "passes")
+        rows = (GraphRow(FULL_STEP, mean_ms=2.0 if outcome == "is slower" else 1.0, reference_ms=1.0),)
+        stages = {"first start": ("it died",) if outcome == "fails" else ()}
+        facts = bundle_facts(bundle.manifest)
+        return Report(provider, provider, facts, (), "cuda", stages, rows, None, notices=(), environment={})
+
+    @property
+    def providers(self) -> list[str]:
+        return [provider for provider, *_ in self.calls]
+
+
 @pytest.fixture
-def self_test(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """Stands for the command: it passes if `passed`; `calls` has the provider of each, `tested` the other
-    arguments of the last one."""
-    state = SimpleNamespace(passed=True, calls=[], tested={})
-
-    def test(provider: str, **tested: object) -> None:
-        state.calls.append(provider)
-        state.tested = tested
-        if not state.passed:
-            raise SystemExit(1)
-
-    monkeypatch.setattr(checks, "selftest", test)
-    return state
+def self_test(monkeypatch: pytest.MonkeyPatch) -> SelfTest:
+    made = SelfTest()
+    monkeypatch.setattr(selftest, "self_test", made)
+    return made
 
 
 def run(*arguments: str, answer: str | None = None) -> tuple[int, str, str]:
@@ -88,7 +104,7 @@ def run(*arguments: str, answer: str | None = None) -> tuple[int, str, str]:
 
 
 def test_interrupted_anywhere_the_same_command_goes_on(
-    checkpoints: Path, server: Hub, exported: list[ExportOptions], self_test: SimpleNamespace
+    checkpoints: Path, server: Hub, exported: list[ExportOptions], self_test: SelfTest
 ) -> None:
     command = ("--provider", "cpu", "--yes")
     server.status = 503
@@ -97,10 +113,10 @@ def test_interrupted_anywhere_the_same_command_goes_on(
     assert run(*command)[0] == 1
     assert len(exported) == 1
     asked = len(server.requests)
-    self_test.passed = False
+    self_test.outcomes["cpu"] = "fails"
     assert run(*command)[0] == 1
     assert default_bundle()[1] == "the only exported one"
-    self_test.passed = True
+    self_test.outcomes.clear()
     code, out, err = run(*command)
     assert code == 0, err
     assert (len(server.requests), len(exported)) == (asked, 2)
@@ -108,7 +124,7 @@ def test_interrupted_anywhere_the_same_command_goes_on(
     assert default_bundle()[1] == "chosen with `use`"
     bundle = checkpoints / f"1.6-{RESOLUTION_PX}-fp32"
     assert out.splitlines()[-1] == f"{bundle}: ready; next: latentsync-trt sync in.mp4 speech.wav"
-    assert self_test.calls == ["cpu"] * 2
+    assert self_test.calls == [("cpu", demo_folder().name, tuple(read_manifest(demo_folder()).graphs))] * 2
     assert run("--provider", "cpu") == (0, f"{bundle}: is set up, and runs where no --bundle is given\n", "")
 
 
@@ -145,48 +161,74 @@ def test_plan_space_and_consent_come_before_anything_is_done(
     assert server.requests == []
 
 
-@pytest.mark.parametrize(
-    ("best", "builds"),
-    [
-        ("tensorrt", True),  # which refused a graph, or was slower, or its values were wrong
-        ("cuda", False),
-    ],
-)
-@pytest.mark.usefixtures("server")
-def test_a_gpu_gets_half_precision_and_what_runs_there_is_tested(
-    checkpoints: Path, self_test: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, best: str, builds: bool
+@pytest.fixture
+def gpus(monkeypatch: pytest.MonkeyPatch) -> list[Gpu]:
+    """Those of a machine on which all providers load."""
+    found = [RTX]
+    monkeypatch.setattr(gpu, "gpus", lambda: tuple(found))
+    monkeypatch.setattr(select, "diagnose_provider", lambda provider, device: None)
+    return found
+
+
+NAME = f"1.6-{RESOLUTION_PX}-fp16"
+
+
+def test_a_gpu_gets_half_precision_and_is_tested_once(
+    checkpoints: Path, server: Hub, self_test: SelfTest, gpus: list[Gpu]
 ) -> None:
-    opened: list[tuple[str, str]] = []
-
-    def from_bundle(folder: Path, provider: str, options: RuntimeOptions, *, on_notice: object) -> Any:
-        """Stands for `LipSync`, which may fall back in `warm_up`."""
-        assert options.verify
-        opened.append((folder.name, provider))
-        fallible = SimpleNamespace(provider=best)
-        fallible.warm_up = lambda: setattr(fallible, "provider", "cuda")
-        return nullcontext(fallible)
-
-    monkeypatch.setattr(LipSync, "from_bundle", from_bundle)
-    gpu = Gpu(0, "RTX 4090", (8, 9), 24_000_000_000)
-    monkeypatch.setattr(select, "select_provider", lambda _: Selection(best, (), gpu))
     err = run()[2]
     assert f"export: fp16, {RESOLUTION_PX} px, portable and CUDA form" in err
-    assert ("build: the engines of a default run for this GPU" in err) is builds
-    name = f"1.6-{RESOLUTION_PX}-fp16"
-    folder = make_bundle(checkpoints / name, "fp16").folder
-    code, _, err = run()  # nothing large is left to ask for
-    assert code == 0, err
-    assert opened == [(name, "auto")]
-    assert self_test.calls == ["cuda"]
-    assert self_test.tested["bundle"] == str(folder)
-    assert set(self_test.tested["graphs"]) == set(REQUIRED_GRAPHS)
-    assert remembered_choice() == name
+    assert "build: the engines of a default run for this GPU" in err
+    folder = make_bundle(checkpoints / NAME, "fp16").folder
+    assert f"{folder}: ready; next: " in run()[1]  # nothing large is left to ask for
+    assert self_test.calls == [("tensorrt", NAME, REQUIRED_GRAPHS)]
+    assert remembered_choice() == NAME
     assert run()[1] == f"{folder}: is set up, and runs where no --bundle is given\n"
-    assert len(opened) == 1
-    other = replace(gpu, name="RTX 5090")
-    monkeypatch.setattr(select, "select_provider", lambda _: Selection(best, (), other))
-    assert run()[1].startswith(f"{folder}: ready; next: ")
-    assert len(opened) == len(self_test.calls) == 2
+    assert len(self_test.calls) == 1
+    gpus[:] = [replace(RTX, name="RTX 5090")]
+    assert f"{folder}: ready; next: " in run()[1]
+    assert len(self_test.calls) == 2
+
+
+@pytest.mark.parametrize(
+    ("named", "outcomes", "tested", "code", "taken"),
+    [
+        ("auto", {}, ["tensorrt"], 0, "tensorrt"),
+        ("auto", {"tensorrt": "fails"}, ["tensorrt", "cuda"], 0, "cuda"),
+        ("auto", {"tensorrt": "is slower"}, ["tensorrt", "cuda"], 0, "cuda"),
+        ("auto", dict.fromkeys(("tensorrt", "cuda", "cpu"), "fails"), ["tensorrt", "cuda", "cpu"], 1, "cuda"),
+        ("tensorrt", {"tensorrt": "fails"}, ["tensorrt"], 1, "cuda"),
+        ("tensorrt", {"tensorrt": "is slower"}, ["tensorrt"], 0, "cuda"),
+        ("cuda", {}, ["cuda"], 0, "cuda"),
+    ],
+)
+def test_setup_goes_on_until_a_provider_passes_unless_one_is_named(
+    checkpoints: Path,
+    self_test: SelfTest,
+    gpus: list[Gpu],
+    named: str,
+    outcomes: dict[str, str],
+    tested: list[str],
+    code: int,
+    taken: str,
+) -> None:
+    folder = make_bundle(checkpoints / NAME, "fp16").folder
+    self_test.outcomes = outcomes
+    assert run("--provider", named)[0] == code
+    assert self_test.providers == tested
+    assert select_provider("auto", bundle_sha256=manifest_sha256(folder)).name == taken
+
+
+@pytest.mark.parametrize("provider", ["cpu", "tensorrt"])
+def test_a_bundle_that_is_damaged_is_not_tested(
+    checkpoints: Path, self_test: SelfTest, gpus: list[Gpu], provider: str
+) -> None:
+    precision: Literal["fp16", "fp32"] = "fp32" if provider == "cpu" else "fp16"
+    folder = make_bundle(checkpoints / f"1.6-{RESOLUTION_PX}-{precision}", precision).folder
+    (folder / "net.weights").write_bytes(bytes(256))
+    code, _, err = run("--provider", provider)
+    assert (code, self_test.calls) == (1, [])
+    assert "net.weights" in err
 
 
 def test_a_model_that_the_cpu_cannot_run_is_refused(server: Hub, monkeypatch: pytest.MonkeyPatch) -> None:

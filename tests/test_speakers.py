@@ -1,4 +1,4 @@
-"""Who speaks when: the file of turns, and the voices that options name."""
+"""Who speaks when: the file of turns, and the speakers that options name."""
 
 from fractions import Fraction
 from pathlib import Path
@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from latentsync_trt import SyncOptions
 from latentsync_trt.errors import InputError
 from latentsync_trt.media.soundtrack import SoundPiece
-from latentsync_trt.sync.speakers import MARGIN_S, Span, Voices, notices_of_cuts, read_turns, span_of, voices_of
+from latentsync_trt.sync.rttm import MARGIN_S, read_turns
+from latentsync_trt.sync.speech import SpeechTracks, speech_tracks_of
+from latentsync_trt.sync.timeline import Span, notices_of_cuts, span_of
 from latentsync_trt.values import Speaker
 
 ANN_AND_BEN = """
@@ -71,54 +73,54 @@ def test_a_face_is_painted_in_its_turns_and_their_margins(
         assert (time_s in found) == inside
 
 
-def of(audio: str | None, **fields: Any) -> Voices:
-    """The voices of recordings that begin at 2 s."""
-    return voices_of(None if audio is None else Path(audio), lambda _: Fraction(2), SyncOptions(**fields))
+def of(audio: str | None, **fields: Any) -> SpeechTracks:
+    """The speakers of recordings that begin at 2 s."""
+    return speech_tracks_of(None if audio is None else Path(audio), lambda _: Fraction(2), SyncOptions(**fields))
 
 
 def test_a_recording_for_each_person() -> None:
-    voices = of(None, speaker=("3=a.wav", Speaker(1, "b.wav")))
-    assert voices.recordings == (SoundPiece(Path("a.wav"), Fraction(2)), SoundPiece(Path("b.wav"), Fraction(2)))
-    assert voices.speaker_of == {3: 0, 1: 1}
-    assert voices.speaks(0, Fraction(0))
+    tracks = of(None, speaker=("3=a.wav", Speaker(1, "b.wav")))
+    assert tracks.recordings == (SoundPiece(Path("a.wav"), Fraction(2)), SoundPiece(Path("b.wav"), Fraction(2)))
+    assert tracks.speaker_of == {3: 0, 1: 1}
+    assert tracks.speaks(0, Fraction(0))
 
 
 def test_turns_are_times_of_the_recording(tmp_path: Path) -> None:
-    voices = of("talk.wav", turns=written(tmp_path, ANN_AND_BEN))
-    assert voices.speaker_of == {0: 0, 1: 1}
-    assert voices.recordings == (SoundPiece(Path("talk.wav"), Fraction(2)),) * 2
-    assert [voices.speaks(1, Fraction(time)) for time in (5, 6, 7, 8)] == [False, True, True, False]
-    assert voices.notice is not None
-    assert "face 0 = ann, face 1 = ben; to change that, give --speaker N=NAME" in voices.notice
+    tracks = of("talk.wav", turns=written(tmp_path, ANN_AND_BEN))
+    assert tracks.speaker_of == {0: 0, 1: 1}
+    assert tracks.recordings == (SoundPiece(Path("talk.wav"), Fraction(2)),) * 2
+    assert [tracks.speaks(1, Fraction(time)) for time in (5, 6, 7, 8)] == [False, True, True, False]
+    assert tracks.notice is not None
+    assert "face 0 = ann, face 1 = ben; to change that, give --speaker N=NAME" in tracks.notice
 
 
 def test_faces_of_speakers_can_be_named(tmp_path: Path) -> None:
-    voices = of("talk.wav", turns=written(tmp_path, ANN_AND_BEN), speaker="5=ben")
-    assert (voices.faces, voices.notice) == ((5,), None)
-    assert voices.speaks(0, Fraction(7))
-    voices = of("talk.wav", turns=written(tmp_path, ANN_AND_BEN), speaker=("5=ben", "2=ben"))
-    assert voices.speaker_of == {5: 0, 2: 1}
-    assert voices.speaks(0, Fraction(7)) and voices.speaks(1, Fraction(7))
+    tracks = of("talk.wav", turns=written(tmp_path, ANN_AND_BEN), speaker="5=ben")
+    assert (tracks.faces, tracks.notice) == ((5,), None)
+    assert tracks.speaks(0, Fraction(7))
+    tracks = of("talk.wav", turns=written(tmp_path, ANN_AND_BEN), speaker=("5=ben", "2=ben"))
+    assert tracks.speaker_of == {5: 0, 2: 1}
+    assert tracks.speaks(0, Fraction(7)) and tracks.speaks(1, Fraction(7))
 
 
 def test_the_only_speaker_is_the_chosen_face(tmp_path: Path) -> None:
     one = written(tmp_path, "SPEAKER a 1 1 2 x x ann")
-    voices = of("talk.wav", turns=one, face="left")
-    assert (voices.faces, len(voices.recordings)) == (None, 1)
-    assert not voices.speaks(0, Fraction(1))
+    tracks = of("talk.wav", turns=one, face="left")
+    assert (tracks.faces, len(tracks.recordings)) == (None, 1)
+    assert not tracks.speaks(0, Fraction(1))
 
 
 @pytest.mark.parametrize(
     ("audio", "fields", "message"),
     [
-        (None, {}, "no speech: give a recording with audio, or one for each person with speaker N=FILE"),
-        ("a.wav", {"speaker": "0=b.wav"}, "audio and speaker exclude each other"),
+        (None, {}, "no speech: give a recording with --audio, or one for each person with --speaker N=FILE"),
+        ("a.wav", {"speaker": "0=b.wav"}, "--audio and --speaker exclude each other"),
         (None, {"speaker": ("0=a.wav", "0=b.wav")}, "face 0 has several voices"),
         ("a.wav", {"turns": "talk.rttm", "speaker": "0=eve"}, "has no such speaker; it has ann, ben"),
         ("a.wav", {"turns": "talk.rttm", "face": "left"}, "has several speakers; say whose face is which"),
     ],
 )
-def test_voices_that_contradict_each_other(
+def test_speakers_that_contradict_each_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, audio: str | None, fields: dict[str, Any], message: str
 ) -> None:
     written(tmp_path, ANN_AND_BEN)
@@ -129,17 +131,17 @@ def test_voices_that_contradict_each_other(
 
 
 def test_speech_that_begins_inside_the_clip_also_ends_there() -> None:
-    voices = Voices((SoundPiece(Path("a.wav"), Fraction(3)),))
+    tracks = SpeechTracks((SoundPiece(Path("a.wav"), Fraction(3)),))
     video = Path("clip.mp4")
-    assert span_of(SyncOptions(start=3), voices, video, Fraction(5)) == Span(Fraction(3), Fraction(5))
-    assert span_of(SyncOptions(start=3, end="0:09"), voices, video, Fraction(5)) == Span(Fraction(3), Fraction(9))
-    assert span_of(SyncOptions(), voices, video, Fraction(5)) == Span()
+    assert span_of(SyncOptions(start=3), tracks, video, Fraction(5)) == Span(Fraction(3), Fraction(5))
+    assert span_of(SyncOptions(start=3, end="0:09"), tracks, video, Fraction(5)) == Span(Fraction(3), Fraction(9))
+    assert span_of(SyncOptions(), tracks, video, Fraction(5)) == Span()
 
 
 def test_options_that_cut_speech_say_where(tmp_path: Path) -> None:
     video, end_s = tmp_path / "clip.mp4", Fraction(12)
     video.touch()
-    late, early = (Voices((SoundPiece(Path("a.wav"), Fraction(at)),)) for at in ("3", "2.5"))
+    late, early = (SpeechTracks((SoundPiece(Path("a.wav"), Fraction(at)),)) for at in ("3", "2.5"))
     assert notices_of_cuts(Span(Fraction(3), Fraction(12)), late, video, end_s) == []
     assert notices_of_cuts(Span(Fraction(3), Fraction("7.5")), late, video, end_s) == [
         "the speech is cut after 4.5 of its 9 s, at 7.5 s (--end)"
@@ -147,5 +149,5 @@ def test_options_that_cut_speech_say_where(tmp_path: Path) -> None:
     assert notices_of_cuts(Span(Fraction(3)), early, video, end_s) == [
         "the first 0.5 s of the speech are cut, before 3 s (--start)"
     ]
-    own = Voices((SoundPiece(video),))
+    own = SpeechTracks((SoundPiece(video),))
     assert notices_of_cuts(Span(Fraction(3), Fraction(7)), own, video, end_s) == []  # heard around the part, too

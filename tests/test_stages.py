@@ -1,16 +1,20 @@
-"""Errors in every stage of a run, and clips and recordings of a few frames."""
+"""Errors in every stage of a run, what goes on while networks run, and clips and recordings of a few frames."""
 
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from latentsync_trt import LipSync, SyncOptions
 from latentsync_trt.config import Length
+from latentsync_trt.runtime.denoiser import GraphDenoiser
+from latentsync_trt.types import Face, Progress, UInt8Array
 from tests.clips import decoded, write_clip, write_face, write_sound
 
+TIMEOUT_S = 600.0
 QUICK = SyncOptions(steps=1, guidance=1.0)
 
 pytestmark = pytest.mark.integration
@@ -35,6 +39,11 @@ IN_CALL = dict.fromkeys(("audio", "encode faces", "denoise", "decode faces", "en
 @pytest.fixture(scope="module")
 def clip(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return write_clip(tmp_path_factory.mktemp("clip"), 20)
+
+
+@pytest.fixture(scope="module")
+def two_seconds(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    return write_clip(tmp_path_factory.mktemp("two_seconds"), 50)
 
 
 def failing(function: Callable[..., Any], call: int, error: Exception) -> Callable[..., Any]:
@@ -66,6 +75,80 @@ def test_an_error_in_any_stage_reaches_the_caller(
             lip_sync.sync(*clip, tmp_path / "out.mp4", QUICK)
     assert raised.value is wanted
     kept = {thread for thread in threading.enumerate() if "of painting" in thread.name}  # by `lip_sync`, once begun
+    assert set(threading.enumerate()) - kept <= before
+    assert list(tmp_path.iterdir()) == []
+
+
+class HeldSteps:
+    """The denoiser's steps, of which the second one waits for `go`."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.count, self.waits, self.go = 0, threading.Event(), threading.Event()
+        step = GraphDenoiser.step
+
+        def held(*arguments: Any, **options: Any) -> None:
+            self.count += 1
+            if self.count == 2:
+                self.waits.set()
+                assert self.go.wait(TIMEOUT_S)
+            step(*arguments, **options)
+
+        patch.setattr(GraphDenoiser, "step", held)
+
+
+class Watching:
+    """A detector that always finds a face at one place; calls `at_40` at its 40th frame."""
+
+    def __init__(self, at_40: Callable[[], object]) -> None:
+        self._at_40, self._seen = at_40, 0
+
+    def detect(self, frame: UInt8Array) -> list[Face]:
+        self._seen += 1
+        if self._seen == 40:
+            self._at_40()
+        return [Face(np.array([180, 170, 300, 330], np.float32), np.array([[200, 200], [280, 200], [240, 250]]))]
+
+
+def test_frames_are_prepared_while_networks_run(
+    lip_sync: LipSync, two_seconds: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of the second window while the first is denoised: networks that wait for frames waste a GPU."""
+    steps = HeldSteps(monkeypatch)
+    detector, options = Watching(steps.go.set), SyncOptions(steps=2, guidance=1.0)
+    assert lip_sync.sync(*two_seconds, tmp_path / "out.mp4", options, detector=detector).windows == 4
+
+
+def test_an_error_before_painting_is_told_though_networks_run(
+    lip_sync: LipSync, two_seconds: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = HeldSteps(monkeypatch)
+
+    def fail() -> None:
+        assert steps.waits.wait(TIMEOUT_S)
+        steps.go.set()
+        raise RuntimeError("the detector failed")
+
+    with pytest.raises(RuntimeError, match="the detector failed"):
+        lip_sync.sync(*two_seconds, tmp_path / "out.mp4", SyncOptions(steps=20, guidance=1.0), detector=Watching(fail))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_canceled_clip_ends_within_a_step_and_leaves_nothing(
+    lip_sync: LipSync, clip: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lip_sync.warm_up(QUICK)
+    steps, before = HeldSteps(monkeypatch), set(threading.enumerate())
+
+    def cancel(step: Progress) -> None:
+        if step.stage == "painting first frames":
+            assert steps.waits.wait(TIMEOUT_S)
+            steps.go.set()
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        lip_sync.sync(*clip, tmp_path / "out.mp4", SyncOptions(steps=100, guidance=1.0), on_progress=cancel)
+    assert steps.count < 20  # of 100
+    kept = {thread for thread in threading.enumerate() if "of painting" in thread.name}
     assert set(threading.enumerate()) - kept <= before
     assert list(tmp_path.iterdir()) == []
 

@@ -110,9 +110,9 @@ def test_faces_are_painted_in_their_turns(lip_sync: LipSync, folder: Path, tmp_p
     [
         ({"speaker": ["0=own.wav", "1=own.wav", "2=own.wav"]}, "face 2: is not in two.mkv, which has only face 0, 1"),
         ({"start": 0.79}, r"two\.mkv: none of its 20 frames is in the part"),
-        ({"start": 0, "end": 5}, r"end 5: .*two\.mkv lasts 0\.80 s"),
-        ({"offset": -500.0}, "the speech goes from -0.50 to -0.26 s of the output; change start"),
-        ({"report": "page.pdf"}, "report page.pdf: is not the name of a page"),
+        ({"start": 0, "end": 5}, r"--end 5: .*two\.mkv lasts 0\.80 s"),
+        ({"offset": -500.0}, "the speech goes from -0.50 to -0.26 s of the output; change --start"),
+        ({"report": "page.pdf"}, "--report page.pdf: is not the name of a page"),
     ],
 )
 def test_what_does_not_fit_the_clip_is_wrong_usage(

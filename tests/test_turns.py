@@ -1,16 +1,18 @@
-"""`LipSync` in several threads: one call at a time, none after `close`, and no deadlock in callbacks."""
+"""`LipSync` in several threads: which calls wait, clips beside one another, and no deadlock in callbacks."""
 
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from latentsync_trt import LipSync, SyncOptions
 from latentsync_trt.errors import InputError
-from latentsync_trt.types import Progress
-from tests.clips import write_clip
+from latentsync_trt.types import Progress, UInt8Array
+from tests.clips import LOSSLESS, decoded, write_clip
 from tests.small import small_bundle
 
 TIMEOUT_S = 600.0
@@ -28,29 +30,61 @@ def own() -> Iterator[LipSync]:
         yield made
 
 
-@pytest.mark.integration
-@pytest.mark.parametrize("name", ["close", "warm_up", "encode_audio"])
-def test_calls_wait_for_a_running_clip(own: LipSync, clip: tuple[Path, Path], tmp_path: Path, name: str) -> None:
-    calls: dict[str, Callable[[], object]] = {
-        "close": own.close,
-        "warm_up": lambda: own.warm_up(QUICK),
-        "encode_audio": lambda: own.encode_audio(clip[1]),
-    }
-    in_callback, released = threading.Event(), threading.Event()
+CALLS: dict[str, tuple[Callable[[LipSync, Path, Path], object], bool]] = {
+    "close": (lambda own, *_: own.close(), True),
+    "warm up other graphs": (lambda own, *_: own.warm_up(SyncOptions()), True),
+    "warm up the same graphs": (lambda own, *_: own.warm_up(QUICK), False),
+    "encode audio": (lambda own, clip, _: own.encode_audio(clip / "speech.wav"), False),
+    "sync": (lambda own, clip, out: own.sync(clip / "face.mp4", clip / "speech.wav", out, QUICK), False),
+}
+"""Calls for a bundle, the folder of a clip, and an output; whether each waits for a running clip."""
 
-    def hold(_: Progress) -> None:
-        in_callback.set()
-        assert released.wait(TIMEOUT_S)
+
+@pytest.mark.integration
+@pytest.mark.parametrize(
+    ("name", "stage"), [("close", "reading audio"), *((name, "painting first frames") for name in CALLS)]
+)
+def test_calls_beside_a_running_clip(
+    own: LipSync, clip: tuple[Path, Path], tmp_path: Path, name: str, stage: str
+) -> None:
+    (call, waits), in_callback, released = CALLS[name], threading.Event(), threading.Event()
+
+    def hold(step: Progress) -> None:
+        if step.stage == stage:
+            in_callback.set()
+            assert released.wait(TIMEOUT_S)
 
     with ThreadPoolExecutor() as threads:
         running = threads.submit(own.sync, *clip, tmp_path / "out.mp4", QUICK, on_progress=hold)
         assert in_callback.wait(TIMEOUT_S)
-        other = threads.submit(calls[name])
-        assert not wait([other], timeout=0.5).done
+        other = threads.submit(call, own, clip[0].parent, tmp_path / "other.mp4")
+        if not waits:
+            other.result(TIMEOUT_S)
+        else:
+            assert not wait([other], timeout=0.5).done
         released.set()
         running.result(TIMEOUT_S)
         other.result(TIMEOUT_S)
     assert (tmp_path / "out.mp4").is_file()
+
+
+@pytest.mark.integration
+def test_clips_beside_one_another_are_those_one_after_another(own: LipSync, tmp_path: Path) -> None:
+    """Of different lengths and options."""
+    jobs = []
+    for name, frames, seed in (("a", 20, 1), ("b", 36, 2), ("c", 5, 3)):
+        (tmp_path / name).mkdir()
+        jobs.append((write_clip(tmp_path / name, frames), replace(LOSSLESS, seed=seed)))
+
+    def run(number: int, output: str) -> UInt8Array:
+        own.sync(*jobs[number][0], tmp_path / output, jobs[number][1])
+        return np.stack(decoded(tmp_path / output))
+
+    alone = [run(number, "alone.mkv") for number in range(3)]
+    with ThreadPoolExecutor() as threads:
+        together = [threads.submit(run, number, f"{number}.mkv") for number in range(3)]
+        for found, expected in zip(together, alone, strict=True):
+            assert np.array_equal(found.result(TIMEOUT_S), expected)
 
 
 def test_no_call_after_close(own: LipSync, clip: tuple[Path, Path], tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from latentsync_trt.bundle.find import CHECKPOINTS_VARIABLE
 from latentsync_trt.cli import main
 from latentsync_trt.errors import InputError
 from latentsync_trt.paths import local_path
-from latentsync_trt.runtime.cache import CACHE_VARIABLE
+from latentsync_trt.runtime.engines.cache import CACHE_VARIABLE
 from tests.bundles import make_bundle
 from tests.clips import numbered, write_sound, write_video
 from tests.small import small_bundle

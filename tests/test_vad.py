@@ -33,9 +33,9 @@ from latentsync_trt.audio.vad import (
 from latentsync_trt.config import MODEL_FPS, Silence, SyncOptions
 from latentsync_trt.media.demo_clip import SPEECH, spoken_mouth
 from latentsync_trt.media.soundtrack import SoundPiece
-from latentsync_trt.sync.speakers import OpenVoices, Voices
-from latentsync_trt.types import Float32Array, Frame
-from tests.clips import frame_at, read_audio
+from latentsync_trt.sync.speech import OpenSpeech, SpeechTracks
+from latentsync_trt.types import Float32Array
+from tests.clips import read_audio
 from tests.sounds import mel_filters, write_samples
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -218,11 +218,10 @@ def test_where_nobody_speaks_the_model_gets_silence(tmp_path: Path, silence: Sil
     """The same windows as beyond the recording's end, though music goes on; where somebody speaks, both are heard."""
     speech = np.pad(sentence(), 2 * SAMPLE_RATE_HZ)
     path = write_samples(tmp_path / "music.wav", 0.5 * (speech + hum(len(speech), 0.02)), SAMPLE_RATE_HZ)
-    voices, options = Voices((SoundPiece(path),)), SyncOptions(silence=silence)
-    with closing(OpenVoices(voices, Louder(), mel_filters(), options)) as opened:
+    tracks, options = SpeechTracks((SoundPiece(path),)), SyncOptions(silence=silence)
+    with closing(OpenSpeech(tracks, Louder(), mel_filters(), options)) as opened:
         times_s = [Fraction(0.5), Fraction(3), Fraction(len(speech) / SAMPLE_RATE_HZ - 1), Fraction(1000)]
-        frames = [Frame(0, time_s, Fraction(1, 25), time_s, np.zeros((1, 1, 3), np.uint8), None) for time_s in times_s]
-        before, spoken, after, beyond = opened.windows(0, frames)
+        before, spoken, after, beyond = opened.windows(0, times_s)
     assert np.array_equal(before, beyond) == np.array_equal(after, beyond) == (silence == "closed")
     assert spoken.min() > beyond.max() + 0.3
 
@@ -232,15 +231,15 @@ def test_channels_that_cancel_each_other_out_are_named(tmp_path: Path) -> None:
     speech = np.stack([sentence(), -sentence()], axis=1)
     mono = SoundPiece(write_samples(tmp_path / "mono.wav", speech[:, 0], SAMPLE_RATE_HZ))
     stereo = SoundPiece(write_samples(tmp_path / "stereo.wav", speech, SAMPLE_RATE_HZ))
-    with closing(OpenVoices(Voices((mono, stereo)), Louder(), mel_filters(), SyncOptions())) as voices:
-        (notice,) = voices.notices
-        frames = [frame_at(index, np.zeros((1, 1, 3), np.uint8)) for index in range(100)]
-        assert np.array_equal(voices.windows(0, frames), voices.windows(1, frames))
+    with closing(OpenSpeech(SpeechTracks((mono, stereo)), Louder(), mel_filters(), SyncOptions())) as opened:
+        (notice,) = opened.notices
+        times_s = [Fraction(index, MODEL_FPS) for index in range(100)]
+        assert np.array_equal(opened.windows(0, times_s), opened.windows(1, times_s))
     assert "stereo.wav: its channels cancel each other out in 4.8 s" in notice  # of 5.1, without the silence before
 
 
 def test_a_recording_without_speech_is_named(tmp_path: Path) -> None:
     path = write_samples(tmp_path / "music.wav", hum(SAMPLE_RATE_HZ, 0.1), SAMPLE_RATE_HZ)
-    with closing(OpenVoices(Voices((SoundPiece(path),)), Louder(), mel_filters(), SyncOptions())) as voices:
-        (notice,) = voices.notices
+    with closing(OpenSpeech(SpeechTracks((SoundPiece(path),)), Louder(), mel_filters(), SyncOptions())) as opened:
+        (notice,) = opened.notices
     assert "music.wav: no speech found" in notice and "--silence model" in notice

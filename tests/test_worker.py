@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -39,10 +40,12 @@ from latentsync_trt.batch.worker import Worker
 from latentsync_trt.batch.workers import make_workers
 from latentsync_trt.bundle.find import demo_folder
 from latentsync_trt.bundle.manifest import Bundle, write_manifest
-from latentsync_trt.errors import BundleError, InferenceError, InputError
+from latentsync_trt.errors import BundleError, InferenceError, InputError, ProviderUnavailable
 from latentsync_trt.media import parts
-from latentsync_trt.runtime.networks.codec import VaeCodec
+from latentsync_trt.runtime.providers import gpu, select
 from latentsync_trt.runtime.providers.gpu import Gpu
+from latentsync_trt.runtime.providers.table import CUDA, TENSORRT, Obstacle, Provider
+from latentsync_trt.runtime.vae import VaeCodec
 from latentsync_trt.types import Progress
 from tests.clips import decoded, write_clip, write_sound
 from tests.s3 import BUCKET, s3_server
@@ -415,6 +418,35 @@ def test_workers_of_a_gpu_share_a_process(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize(
+    ("provider", "device", "broken", "names"),
+    [
+        ("cuda", "all", (), ["gpu 0", "gpu 1", "gpu 2"]),
+        ("auto", "2,0", (), ["gpu 2", "gpu 0"]),
+        ("auto", "all", (1,), ["gpu 0", "gpu 2"]),
+        ("cuda", "all", (1,), ["gpu 0", "gpu 2"]),
+        ("auto", "all", (0, 1, 2), ["cpu"]),
+        ("cuda", "all", (0, 1, 2), None),
+        ("cpu", "all", (), ["cpu"]),
+    ],
+)
+def test_a_gpu_without_the_provider_is_left_out_with_a_notice(
+    monkeypatch: pytest.MonkeyPatch, provider: str, device: str, broken: tuple[int, ...], names: list[str] | None
+) -> None:
+    def diagnose(provider: Provider, number: int = 0) -> Obstacle | None:
+        fails = provider is TENSORRT or (provider is CUDA and number in broken)
+        return Obstacle("it is broken", "mend it") if fails else None
+
+    monkeypatch.setattr(gpu, "gpus", lambda: tuple(Gpu(number, "GPU", "9.0", 10**10) for number in range(3)))
+    monkeypatch.setattr(select, "diagnose_provider", diagnose)
+    settings = replace(SETTINGS, provider=provider, runtime=RuntimeOptions(device=device, low_memory=True))
+    notices: list[str] = []
+    with pytest.raises(ProviderUnavailable, match="cuda: it is broken") if names is None else nullcontext():
+        assert [each.name for each in make_workers(settings, on_notice=notices.append)] == names
+    assert [text.partition(" is left out: ")[0] for text in notices] == [f"GPU {number}" for number in broken]
+    assert all("it is broken; mend it" in text for text in notices)
+
+
+@pytest.mark.parametrize(
     ("resolution_px", "memory_gb", "processes"), [(256, 24, 2), (512, 80, 1), (256, 12, 1), (256, 0, 1)]
 )
 def test_small_faces_get_two_processes_where_there_is_room(
@@ -423,8 +455,8 @@ def test_small_faces_get_two_processes_where_there_is_room(
     manifest = Bundle.load(demo_folder()).manifest
     published = replace(manifest, resolution_px=resolution_px, unet=manifest.unet | {"widths": [320, 640, 1280, 1280]})
     write_manifest(tmp_path, published)
-    gpu = Gpu(0, "GPU", "9.0", memory_gb * 10**9)
-    monkeypatch.setattr("latentsync_trt.runtime.providers.gpu.gpus", lambda: (gpu,) if memory_gb else ())
+    found = (Gpu(0, "GPU", "9.0", memory_gb * 10**9),) if memory_gb else ()
+    monkeypatch.setattr(gpu, "gpus", lambda: found)
     monkeypatch.setattr(workers, "_devices", lambda *_: [(0, "gpu 0")])
     made = make_workers(replace(SETTINGS, bundle=str(tmp_path), provider="cuda"))
     assert [each.name for each in made] == ["gpu 0.1", "gpu 0.2", "gpu 0.3", "gpu 0.4"][: 2 * processes]

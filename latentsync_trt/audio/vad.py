@@ -15,7 +15,7 @@ from typing import SupportsFloat
 import numpy as np
 
 from latentsync_trt.audio.mel import SAMPLE_RATE_HZ
-from latentsync_trt.runtime.sessions.session import Session, SessionSettings
+from latentsync_trt.runtime.engines.session import Session, SessionSettings
 from latentsync_trt.types import BoolArray, Float32Array, Float64Array
 
 NETWORK = Path(__file__).resolve().parents[1] / "assets" / "voice" / "silero_vad.onnx"

@@ -23,7 +23,7 @@ from latentsync_trt.batch.tasks import Done, Task, WorkerLost, WorkerSettings
 from latentsync_trt.batch.worker import Worker
 from latentsync_trt.child import Child, Emit, Event, end_process
 from latentsync_trt.errors import LatentSyncError
-from latentsync_trt.stopping import requested
+from latentsync_trt.stopping import exit_code
 from latentsync_trt.types import Progress
 from latentsync_trt.unexpected import one_line
 
@@ -92,7 +92,7 @@ class LocalWorker:
             self._end()
             threads = self._settings.threads
             with self._lock:
-                if self._closed or requested():
+                if self._closed or exit_code():
                     raise WorkerLost(f"{self.name}: is closed")
                 try:
                     child = Child(work, {} if threads is None else {"OMP_NUM_THREADS": str(threads)})

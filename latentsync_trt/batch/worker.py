@@ -2,7 +2,7 @@
 
 import shutil
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from functools import partial
@@ -20,7 +20,6 @@ from latentsync_trt.errors import BundleError, InferenceError, InputError, Media
 from latentsync_trt.files import KEPT_NAME, published_folder, temporary_folder, work_folder, work_folder_of
 from latentsync_trt.option_fields import command_line
 from latentsync_trt.paths import check_folder_to_write
-from latentsync_trt.runtime.networks.threads import Gate
 from latentsync_trt.types import Progress, SyncReport
 from latentsync_trt.unexpected import one_line
 
@@ -31,7 +30,42 @@ _PREVIEW_S = 1.0
 _TOLERANCE_S = 0.5
 """Of a clip's length: its sound may end after its picture."""
 _LOCK_POLL_S = 0.2
+_POLL_S = 0.1
 _DIGITS = 12
+
+
+class Gate:
+    """Lets in any number of threads that share, or one alone."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._sharing, self._alone = 0, False
+
+    @contextmanager
+    def entered(self, *, alone: bool, watch: Callable[[], object] = lambda: None) -> Iterator[None]:
+        """A block beside others that share, or beside no other: then, those that want to enter wait from now on.
+
+        `watch`: called while it waits, which an error of it ends.
+        """
+        with self._changed:
+            self._wait_until(lambda: not self._alone, watch)
+            self._alone = alone
+            self._sharing += not alone
+        try:
+            with self._changed:
+                self._wait_until(lambda: not (alone and self._sharing), watch)
+            yield
+        finally:
+            with self._changed:
+                if alone:
+                    self._alone = False
+                else:
+                    self._sharing -= 1
+                self._changed.notify_all()
+
+    def _wait_until(self, condition: Callable[[], bool], watch: Callable[[], object]) -> None:
+        while not self._changed.wait_for(condition, _POLL_S):
+            watch()
 
 
 class Worker:
@@ -214,7 +248,7 @@ def _forget(output: str) -> None:
 
 
 def _local_bundle(bundle: str, runtime: RuntimeOptions) -> str | Path:
-    from latentsync_trt.runtime.cache import cache_folder
+    from latentsync_trt.runtime.engines.cache import cache_folder
 
     if not remote_files.is_url(bundle):
         return bundle

@@ -9,6 +9,7 @@ from math import ceil
 from latentsync_trt.batch.local import Lane, LocalWorker
 from latentsync_trt.batch.ray_workers import Cluster, Needs, Notice, RayWorker
 from latentsync_trt.batch.tasks import WorkerHandle, WorkerSettings
+from latentsync_trt.errors import ProviderUnavailable
 from latentsync_trt.remote_files import is_url
 from latentsync_trt.runtime.providers.table import CPU, CUDA
 
@@ -73,13 +74,13 @@ def _pays_apart(settings: WorkerSettings, devices: Sequence[int]) -> bool:
     """Whether each of the GPUs is faster with two processes, and has memory for both."""
     from latentsync_trt.bundle.find import find_bundle
     from latentsync_trt.bundle.manifest import read_manifest
-    from latentsync_trt.runtime.networks.batching import needed_bytes
+    from latentsync_trt.runtime.memory_estimate import needed_bytes
     from latentsync_trt.runtime.providers.gpu import gpus
 
     if is_url(settings.bundle):
         return False
     manifest, memory_bytes = read_manifest(find_bundle(settings.bundle)[0]), [gpu.memory_bytes for gpu in gpus()]
-    process_bytes = needed_bytes(manifest, provider=CUDA, form=CUDA.form, side_by_side=True, recorded=True)
+    process_bytes = needed_bytes(manifest, provider=CUDA, variant=CUDA.graph_variant, pipelined=True, recorded=True)
     room = all(device < len(memory_bytes) and memory_bytes[device] >= 3 * process_bytes for device in devices)
     return room and manifest.resolution_px <= _SMALL_PX
 
@@ -87,15 +88,27 @@ def _pays_apart(settings: WorkerSettings, devices: Sequence[int]) -> bool:
 def _devices(settings: WorkerSettings, on_notice: Notice) -> list[tuple[int, str]]:
     """Returns the GPUs to use, by number and name; a single CPU where there is none to use."""
     from latentsync_trt.runtime.providers.gpu import gpus
-    from latentsync_trt.runtime.providers.select import device_numbers, select_devices
+    from latentsync_trt.runtime.providers.select import device_numbers, select_provider
 
     numbers = device_numbers(settings.runtime.device)
     if len(numbers) == 1 or settings.provider == CPU.name:  # the worker itself finds out whether it works
         return [(numbers[0], f"gpu {numbers[0]}" if settings.provider != CPU.name and gpus() else CPU.name)]
-    selections, notices = select_devices(settings.provider, settings.runtime.device)
-    for notice in notices:
-        on_notice(notice)
-    return [(each.device_id, f"gpu {each.device_id}" if each.gpu else CPU.name) for each in selections]
+    found, errors = list[tuple[int, str]](), list[ProviderUnavailable]()
+    for number in numbers:
+        try:
+            selection = select_provider(settings.provider, number)
+        except ProviderUnavailable as error:
+            errors.append(error)
+            on_notice(f"GPU {number} is left out: {error}")
+            continue
+        if selection.gpu is not None:
+            found.append((number, f"gpu {number}"))
+        else:
+            reasons = dict.fromkeys(reason for _, reason in selection.skipped_providers)
+            on_notice(f"GPU {number} is left out: {'; '.join(reasons)}")
+    if len(errors) == len(numbers):
+        raise errors[0]
+    return found or [(0, CPU.name)]
 
 
 def plan(

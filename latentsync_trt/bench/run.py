@@ -27,7 +27,7 @@ from latentsync_trt.measure.syncnet import SyncMeter, SyncNet
 from latentsync_trt.media.audio import read_audio_blocks
 from latentsync_trt.media.playback import Playback
 from latentsync_trt.media.reader import delays_of, probe, read_frames
-from latentsync_trt.runtime.networks.networks import Networks
+from latentsync_trt.runtime.model import Model
 from latentsync_trt.runtime.providers.gpu import free_memory_bytes
 from latentsync_trt.runtime.providers.select import Selection, select_provider
 from latentsync_trt.sync.api import LipSync
@@ -62,9 +62,9 @@ class Setting:
     runs: int = 3
     warm_up: int = 1
 
-    def networks(self) -> Networks:
-        """The bundle's networks, not open. Raises `InputError` if bundle or provider lack what `runtime` asks."""
-        return Networks(self.bundle, self.selection, self.runtime, on_notice=self.say)
+    def lip_sync(self) -> LipSync:
+        """The bundle, not open. Raises `InputError` if bundle or provider lack what `runtime` asks."""
+        return LipSync(self.bundle, self.selection, self.runtime, on_notice=self.say)
 
     def timed(self, run: Callable[[], T], begin: Callable[[], object] = int) -> tuple[list[float], T]:
         """Milliseconds of each timed run, and what the last one returned; `run` must be synchronous.
@@ -161,7 +161,7 @@ def _measured(setting: Setting, preset: str, clip: Clip, folder: Path, network: 
     target, options = folder / f"{setting.selection.name}-{preset}.mp4", setting.presets[preset]
     with setting.memory() as memory:
         start_s = perf_counter()
-        with LipSync(setting.networks()) as lip_sync:
+        with setting.lip_sync() as lip_sync:
             lip_sync.warm_up(options)
             start_up_s = {"build, open, first runs": perf_counter() - start_s}
             times_ms, report = setting.timed(partial(lip_sync.sync, clip.video, clip.audio, target, options))
@@ -175,7 +175,7 @@ def _measured(setting: Setting, preset: str, clip: Clip, folder: Path, network: 
     return setting.row("end-to-end", clip.name, times_ms, report.notices, preset=preset, **measured)
 
 
-def first_window(clip: Clip, frames: int, networks: Networks, resolution_px: int) -> tuple[UInt8Array, Float32Array]:
+def first_window(clip: Clip, frames: int, model: Model, resolution_px: int) -> tuple[UInt8Array, Float32Array]:
     """The first `frames` faces of a clip, uint8 `(F, H, W, 3)`, and their speech, float32 `(F, S, D)`.
 
     Raises:
@@ -188,8 +188,8 @@ def first_window(clip: Clip, frames: int, networks: Networks, resolution_px: int
         faces = list(islice((face.image for face in found if face is not None), frames))
     if len(faces) < frames:
         raise NoFaceError(f"{clip.video}: {len(faces)} frames with a face, a window takes {frames}; give a longer clip")
-    pieces, filters = partial(read_audio_blocks, clip.audio, delay_s=delays.sound_s), filters_of(networks.bundle)
-    with closing(SpeechStream(pieces, networks.encode_mel, filters)) as speech:
+    pieces, filters = partial(read_audio_blocks, clip.audio, delay_s=delays.sound_s), filters_of(model.bundle)
+    with closing(SpeechStream(pieces, model.audio_encoder, filters)) as speech:
         return np.stack(faces), speech.windows([Fraction(index, MODEL_FPS) for index in range(frames)])
 
 

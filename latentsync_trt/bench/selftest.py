@@ -18,7 +18,7 @@ import numpy as np
 
 from latentsync_trt.bench.rows import BundleFacts, bundle_facts, environment, gpu_facts, library_versions
 from latentsync_trt.bench.run import first_window
-from latentsync_trt.bundle.manifest import DEMO_NAME, Bundle, Manifest
+from latentsync_trt.bundle.manifest import DEMO_NAME, STEP_GRAPHS, Bundle, Manifest
 from latentsync_trt.child import Emit, Event, run_child
 from latentsync_trt.config import RuntimeOptions, SyncOptions
 from latentsync_trt.errors import LatentSyncError
@@ -26,24 +26,20 @@ from latentsync_trt.files import temporary_folder
 from latentsync_trt.measure.clips import choose_clip
 from latentsync_trt.measure.pictures import decibels, generated_part
 from latentsync_trt.option_fields import command_line
-from latentsync_trt.runtime.cache import EngineCache, cache_folder
-from latentsync_trt.runtime.networks.networks import Networks
-from latentsync_trt.runtime.networks.verdict import values_problem
+from latentsync_trt.runtime.engines.cache import EngineCache, cache_folder
+from latentsync_trt.runtime.engines.output_comparison import difference, outputs_of, provider_limit, values_problem
+from latentsync_trt.runtime.engines.session import give_back_gpu_memory
+from latentsync_trt.runtime.engines.session_factory import SessionFactory
+from latentsync_trt.runtime.model import open_model
 from latentsync_trt.runtime.providers.diagnose import diagnose_provider
 from latentsync_trt.runtime.providers.gpu import gpus
 from latentsync_trt.runtime.providers.select import select_provider
 from latentsync_trt.runtime.providers.table import CPU, CUDA, PROVIDERS
-from latentsync_trt.runtime.sessions.engines import Engines
-from latentsync_trt.runtime.sessions.session import give_back_gpu_memory
-from latentsync_trt.runtime.sessions.trial import difference, outputs_of, provider_limit
 from latentsync_trt.sync.inpaint import graphs_for, make_inpainter
 from latentsync_trt.unexpected import redacted
 
 LEAST_DB: Mapping[str, float] = {"fp32": 60.0, "fp16": 45.0, "int8": 35.0, "fp8": 35.0}
 """Least PSNR to the reference's pictures by the bundle's precision; docs/selftest.md has measurements."""
-
-REPLAY_NOTICE = "CUDA graphs:"
-"""Start of the notice from `runtime.networks` that a provider's replays differ."""
 
 STEPS = 6
 """Denoising steps of a window, by preset `balanced`, which computes two of them in full."""
@@ -68,7 +64,7 @@ class GraphRow:
     compiled part is one node. `built`: whether its engine was built at this start; `build_s`:
     duration of the build, now or earlier; `engine_bytes`: size in the cache. `first_ms`: the first
     run on device inputs; `mean_ms`: the mean of the others. `difference`: the largest to the
-    reference's outputs, divided by their largest value; right up to `limit`.
+    reference's outputs, divided by their largest value; right up to `limit`. `reference_ms`: as `mean_ms`, there.
     """
 
     graph: str
@@ -82,6 +78,7 @@ class GraphRow:
     mean_ms: float | None = None
     difference: float | None = None
     limit: float | None = None
+    reference_ms: float | None = None
 
 
 @dataclass(slots=True)
@@ -131,7 +128,7 @@ class Part:
             self.provider, self.notices = selection.name, selection.notices()
             self.folder.mkdir()
             cache = EngineCache(cache_folder(options.engine_cache), note)
-            engines = Engines(Bundle.load(self.bundle, verify=False), selection, options, cache, note)
+            engines = SessionFactory(Bundle.load(self.bundle, verify=False), selection, options, cache, note)
             for graph in self.tested:
                 self.graphs[graph] = self._try_graph(engines, graph, begin)
                 give_back_gpu_memory(selection)
@@ -140,7 +137,7 @@ class Part:
             self.failures.append(str(error))
         begin("")
 
-    def _try_graph(self, engines: Engines, graph: str, begin: Callable[[str], None]) -> GraphRow:
+    def _try_graph(self, engines: SessionFactory, graph: str, begin: Callable[[str], None]) -> GraphRow:
         """Builds the engine of a graph unless it is in the cache, opens and runs it."""
         selection, row = engines.selection, GraphRow(graph)
         begin(f"building and opening {graph}")
@@ -160,7 +157,7 @@ class Part:
             row.error = str(error)
         return row
 
-    def _paint(self, engines: Engines, begin: Callable[[str], None], note: Callable[[str], None]) -> None:
+    def _paint(self, engines: SessionFactory, begin: Callable[[str], None], note: Callable[[str], None]) -> None:
         """Paints windows into `PICTURES`: the generated part of the faces, uint16 `(n, h, w, 3)`."""
         manifest = engines.bundle.manifest
         options = SyncOptions(preset="balanced", steps=self.steps)
@@ -171,16 +168,15 @@ class Part:
             self.failures.append(f"not painted, as {missing} cannot be used")
             return
         begin("painting")
-        with closing(Networks(engines.bundle, engines.selection, engines.options, on_notice=note)) as networks:
-            networks.prepare(graphs)
-            networks.warm_up(graphs)
+        named = replace(engines.selection, is_named=True)
+        with closing(open_model(engines.bundle, named, engines.options, graphs, note)) as model:
             clip, count = choose_clip(None, None, self.folder.parent), self.windows * manifest.frames
-            faces, audio = first_window(clip, count, networks, manifest.resolution_px)
-            inpainter = make_inpainter(manifest, options, networks.codec, networks.denoiser)
+            faces, audio = first_window(clip, count, model, manifest.resolution_px)
+            inpainter = make_inpainter(model, options)
             cuts = [slice(start, start + manifest.frames) for start in range(0, count, manifest.frames)]
             painted = [face for cut in cuts for face in inpainter.paint([(faces[cut], audio[cut])])[0]]
-            self.painted_on = sorted({networks.selection.name, *(time.provider for time in networks.times())})
-            self.notices += networks.take_notices()
+            self.painted_on = sorted({model.selection.name, *(time.provider for time in model.times())})
+            self.notices += model.notices
         rows, columns = generated_part(manifest.resolution_px)
         np.save(self.folder / PICTURES, np.stack([face[rows, columns] for face in painted]))
 
@@ -217,8 +213,14 @@ class Report:
     def passed(self) -> bool:
         return not any(self.stages.values())
 
+    @property
+    def is_slower(self) -> bool:
+        """Whether denoising steps take longer than on the reference provider."""
+        steps = [row for row in self.graphs if row.graph in STEP_GRAPHS and row.mean_ms and row.reference_ms]
+        return sum(row.mean_ms or 0.0 for row in steps) > sum(row.reference_ms or 0.0 for row in steps)
+
     def to_json(self) -> str:
-        content = {"kind": "latentsync-trt selftest", "format": 6, "passed": self.passed, **asdict(self)}
+        content = {"kind": "latentsync-trt selftest", "format": 7, "passed": self.passed, **asdict(self)}
         return json.dumps(content, indent=1, ensure_ascii=False)
 
 
@@ -248,8 +250,10 @@ def self_test(
         if usable:
             parts[_SECOND] = run(_SECOND, first.provider, tested, usable)
         if usable and reference:
-            form: Literal["portable", "auto"] = "portable" if reference == CUDA.name else "auto"
-            other = RuntimeOptions(device=device, engine_cache=f"{folder / 'other engines'}", graph_form=form)
+            # CUDA's own variant of the graphs is what auto would run instead of TensorRT, so that times compare.
+            portable = reference == CUDA.name == first.provider
+            variant: Literal["portable", "auto"] = "portable" if portable else "auto"
+            other = RuntimeOptions(device=device, engine_cache=f"{folder / 'other engines'}", graph_variant=variant)
             parts[_REFERENCE] = run(_REFERENCE, reference, other, usable)
         graphs = tuple(_graphs(bundle.manifest, tested_graphs, parts, folder)) if first.provider else ()
         pictures = _pictures(folder, LEAST_DB[bundle.manifest.precision])
@@ -312,6 +316,8 @@ def _graphs(manifest: Manifest, graphs: Sequence[str], parts: Mapping[str, Part]
     rows = {name: row for part in (_FIRST, _SECOND) if part in parts for name, row in parts[part].graphs.items()}
     for name in graphs:
         row = rows.get(name, GraphRow(name, error="not reached"))
+        if _REFERENCE in parts and name in parts[_REFERENCE].graphs:
+            row.reference_ms = parts[_REFERENCE].graphs[name].mean_ms
         ours, theirs = (folder / part / f"{name}.npz" for part in (_SECOND, _REFERENCE))
         if not row.error and ours.exists() and theirs.exists():
             with np.load(ours) as found, np.load(theirs) as expected:
@@ -342,7 +348,6 @@ def _failures(part: Part, provider: str, *, again: bool) -> Iterator[str]:
             yield f"{name}: its engine was not found in the cache, and was built again{why}"
     if part.painted_on not in ([], [provider]):
         yield f"painted on {', '.join(part.painted_on)} instead of {provider} alone"
-    yield from (text for text in part.notices if text.startswith(REPLAY_NOTICE))
 
 
 def _differences(

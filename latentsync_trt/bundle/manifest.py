@@ -16,7 +16,6 @@ from msgspec import Meta
 
 from latentsync_trt.errors import BundleError, InputError, MissingDependency
 from latentsync_trt.paths import check_folder_to_write
-from latentsync_trt.remembered import checked
 from latentsync_trt.validation import from_values
 from latentsync_trt.values import RESOLUTION_STEP_PX
 from latentsync_trt.version import __version__, distribution_version
@@ -24,7 +23,6 @@ from latentsync_trt.version import __version__, distribution_version
 FORMAT_VERSION = 5
 """The only one that is read."""
 
-_CHECKED = "bundle-hashes"
 MANIFEST_NAME = "manifest.json"
 DEMO_NAME = "demo"
 
@@ -34,7 +32,7 @@ EIGHT_BIT_PRECISIONS: tuple[Precision, ...] = ("int8", "fp8")
 """Precisions of calibrated bundles: steps compute in 8 bits, except for some layers."""
 
 Shapes = Literal["static", "dynamic"]
-GraphForm = Literal["portable", "cuda"]
+GraphVariant = Literal["portable", "cuda"]
 """For every provider, or fastest on ONNX Runtime's CUDA provider; inputs, outputs and weights are the same."""
 
 AUDIO_ENCODER, VAE_ENCODER, VAE_DECODER = "audio_encoder", "vae_encoder", "vae_decoder"
@@ -90,7 +88,7 @@ class FileEntry:
 
 @dataclass(frozen=True, slots=True)
 class GraphEntry:
-    """One graph: its `.onnx` file, the weights file it reads, inputs, outputs, and the files of its other forms."""
+    """One graph: its `.onnx` file, the weights file it reads, inputs, outputs, and the files of its other variants."""
 
     file: str
     weights: str
@@ -98,8 +96,8 @@ class GraphEntry:
     outputs: tuple[TensorEntry, ...]
     forms: Mapping[str, str] = field(default_factory=dict)
 
-    def file_of(self, form: GraphForm) -> str:
-        return self.file if form == "portable" else self.forms[form]
+    def file_of(self, variant: GraphVariant) -> str:
+        return self.file if variant == "portable" else self.forms[variant]
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,32 +187,29 @@ class Bundle:
 
     @classmethod
     def load(cls, folder: Path, *, verify: bool = True) -> Self:
-        """Opens a bundle; with `verify` every file's SHA-256 is compared, unless that was done and none changed since.
+        """Opens a bundle; the contents of graphs are compared with their SHA-256, with `verify` those of weights, too.
 
         Raises:
             BundleError: no bundle, another format, or a file missing, changed or of another size.
         """
         bundle = cls(folder, read_manifest(folder))
-        bundle.check_files(hashes=False)
-        if verify:
-            contents = {folder / name: entry.sha256 for name, entry in bundle.manifest.files.items()}
-            checked(_CHECKED, contents, bundle.check_files)
+        bundle.check_files(hashes=verify)
         return bundle
 
-    def graph_path(self, name: str, form: GraphForm = "portable") -> Path:
+    def graph_path(self, name: str, variant: GraphVariant = "portable") -> Path:
         """The `.onnx` file of graph `name`; raises `BundleError` if the bundle lacks it."""
         if name not in self.manifest.graphs:
             raise BundleError(f"{self.folder}: has no graph {name}; export the model again")
-        return self.folder / self.manifest.graphs[name].file_of(form)
+        return self.folder / self.manifest.graphs[name].file_of(variant)
 
-    def graph_hash(self, name: str, form: GraphForm = "portable") -> str:
+    def graph_hash(self, name: str, variant: GraphVariant = "portable") -> str:
         """SHA-256 over a graph and the weights it reads, from the manifest."""
         entry = self.manifest.graphs[name]
-        graph, weights = (self.manifest.files[file].sha256 for file in (entry.file_of(form), entry.weights))
+        graph, weights = (self.manifest.files[file].sha256 for file in (entry.file_of(variant), entry.weights))
         return hashlib.sha256(f"{graph} {weights}".encode()).hexdigest()
 
     def check_files(self, *, hashes: bool = True) -> None:
-        """Raises `BundleError` if a file is missing or differs in size or, with `hashes`, in content.
+        """Raises `BundleError` if a file is missing, or differs in size or, a graph or with `hashes`, in content.
 
         Or if a graph reads weights from a file that the manifest does not name, which nobody would check.
         """
@@ -222,9 +217,10 @@ class Bundle:
 
         def check(name: str) -> None:
             path = self.folder / name
-            if problem := file_problem(path, files[name], hashes=hashes):
+            is_graph = path.suffix == ".onnx"
+            if problem := file_problem(path, files[name], hashes=hashes or is_graph):
                 raise BundleError(f"{self.folder}: {problem}; export the model again")
-            if hashes and path.suffix == ".onnx":
+            if is_graph:
                 for location in _EXTERNAL.findall(path.read_bytes()):
                     if location[1 : 1 + location[0]].decode("utf-8", "replace") not in used:
                         raise BundleError(f"{path}: reads a file that the manifest does not name; export it again")

@@ -35,7 +35,7 @@ PANELS = {
         "use": "Choose the exported bundle that commands run without `--bundle`; without NAME, show the choice.",
     },
     "Speed and quality": {
-        "build": "Build a bundle's engines into the engine cache, for several GPUs once for each kind.",
+        "build": "Build a bundle's engines into the engine cache.",
         "calibrate": "Make an INT8 or FP8 bundle from a bundle, calibrated on clips.",
         "bench": "Measure `sync` with a bundle, by provider and preset: time, memory, lips.",
         "compare": "Compare bundle B with bundle A, or a finished video B with A: what each makes of the same clip.",
@@ -75,7 +75,7 @@ EXAMPLES = {
     "download": ("download", "download 1.5"),
     "export": ("export", "export --model 1.5 --precision fp32"),
     "use": ("use", "use 1.6-512-fp16"),
-    "build": ("build", "build --provider tensorrt --device all"),
+    "build": ("build", "build --provider tensorrt --device 1"),
     "calibrate": ("calibrate --video me.mp4 --audio me.wav", "calibrate --clips folder --precision fp8"),
     "bench": ("bench", "bench --bundle 1.6-512-fp16 --out bench.json"),
     "compare": ("compare 1.6-512-fp16 1.6-512-int8", "compare a.mp4 b.mp4 --audio speech.wav --out report.html"),
@@ -135,8 +135,6 @@ class CommandLine(click.RichGroup):
             sys.exit(error.exit_code)
         except Exception as error:  # noqa: BLE001 -- the user gets one line for any error
             message, code = _explained(error, arguments)
-            message = stopping.with_notes(message, error)
-        stopping.end_if_requested(message)
         if as_json:
             click.echo(json.dumps({"error": message}))
         else:
@@ -152,9 +150,9 @@ class CommandLine(click.RichGroup):
 def _explained(error: Exception, arguments: Sequence[str]) -> tuple[str, int]:
     """What to print, and the exit code."""
     if isinstance(error, stopping.Interrupted):
-        return error.args[0], stopping.INTERRUPTED_CODE
-    if stopping.requested():  # a failure while a command leaves its blocks is caused by that
-        return stopping.interrupted_message(), stopping.INTERRUPTED_CODE
+        return str(error), stopping.exit_code() or stopping.INTERRUPTED_CODE
+    if stopping.exit_code():  # a failure while a command leaves its blocks is caused by that
+        return stopping.INTERRUPTED, stopping.exit_code()
     if isinstance(error, click.UsageError):
         text, path = error.format_message().rstrip("."), error.ctx.command_path if error.ctx else "latentsync-trt"
         return f"{text[:1].lower()}{text[1:]}; see `{path} --help`", error.exit_code
@@ -163,7 +161,8 @@ def _explained(error: Exception, arguments: Sequence[str]) -> tuple[str, int]:
     from latentsync_trt.unexpected import one_line
 
     message, usage = one_line(error, arguments)
-    return message, 2 if usage else 1
+    notes = (note for note in getattr(error, "__notes__", ()) if note not in message)
+    return "; ".join([message, *notes]), 2 if usage else 1
 
 
 @click.group(

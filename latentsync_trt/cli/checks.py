@@ -18,7 +18,7 @@ from latentsync_trt.bundle.manifest import DEMO_NAME, Bundle
 from latentsync_trt.cli.options import build, json_option, options_from, path_option, provider_option
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import BundleError, OutputError
-from latentsync_trt.remembered import forget
+from latentsync_trt.remembered import remember
 from latentsync_trt.runtime.providers.table import CPU, PROVIDERS, REINSTALL_ORT, TENSORRT, TENSORRT_DOWNLOAD
 from latentsync_trt.version import __version__, distribution_version
 
@@ -29,7 +29,7 @@ Level = Literal["ok", "missing", "problem", "info"]
 
 _MARKS = {"ok": ("✓", "green"), "missing": ("–", "yellow"), "problem": ("✗", "red"), "info": (" ", "white")}
 
-_FIXED = ("build", "engine_cache", "engine_store", "syncnet", "verify", "windows_per_batch")
+_FIXED = ("build", "engine_cache", "syncnet", "verify", "windows_per_batch")
 """Fixed in a self-test: it verifies all, builds engines first, in a temporary folder, and paints windows singly."""
 
 
@@ -45,7 +45,6 @@ class Finding:
 @click.command("doctor")
 @json_option
 def doctor(as_json: bool) -> None:
-    forget()  # what earlier runs found is found again
     report: dict[str, list[Finding]] = {}
     for section, examine in SECTIONS.items():
         try:
@@ -79,9 +78,12 @@ def _show(finding: Finding, indent: str = "") -> None:
 
 def _verdict() -> Finding:
     """What `sync` does here without options."""
+    from latentsync_trt.bundle.manifest import manifest_sha256
     from latentsync_trt.runtime.providers.select import select_provider
 
-    provider, (bundle, why) = select_provider().name, find.default_bundle()
+    bundle, why = find.default_bundle()
+    sha256 = None if bundle is None else manifest_sha256(find.find_bundle(bundle)[0])
+    provider = select_provider(bundle_sha256=sha256).name
     if bundle is None:
         cure = "latentsync-trt use NAME" if find.exported_bundles() else "latentsync-trt setup"
         return Finding("missing", f"provider {provider} works, but `sync` finds no model: {why}", cure)
@@ -118,8 +120,7 @@ def _providers() -> Iterator[Finding]:
 
 
 def _engines() -> Iterator[Finding]:
-    from latentsync_trt.runtime.cache import CACHE_VARIABLE, EngineCache, cache_folder
-    from latentsync_trt.runtime.networks.verdict import kept
+    from latentsync_trt.runtime.engines.cache import CACHE_VARIABLE, EngineCache, cache_folder
 
     folder = cache_folder().absolute()
     try:
@@ -129,9 +130,6 @@ def _engines() -> Iterator[Finding]:
     else:
         size = _gb(sum(item.size_bytes for item in items))
         yield Finding("info", f"cache: {folder} ({len(items)} engines, {size})")
-    for verdict in kept(folder):
-        cure = "`latentsync-trt setup` measures again; naming the provider uses it all the same"
-        yield Finding("missing", f"{verdict}", cure) if verdict.problem else Finding("info", f"{verdict}")
 
 
 def _bundles() -> Iterator[Finding]:
@@ -151,10 +149,10 @@ def _bundles() -> Iterator[Finding]:
 
 
 def _kept_work() -> Iterator[Finding]:
-    from latentsync_trt.files import leftovers
+    from latentsync_trt.files import kept_work
 
     for place in dict.fromkeys(folder.absolute() for folder in (Path(), find.checkpoints_folder())):
-        for work in leftovers(place, kept=True):
+        for work in kept_work(place):
             text = f"{work}: an interrupted run keeps finished parts"
             yield Finding("missing", text, "run the same command with --resume, or delete the folder")
 
@@ -190,22 +188,32 @@ SECTIONS: dict[str, Callable[[], Iterator[Finding]]] = {
 @click.option(
     "--json", "as_json", is_flag=True, help="Print one JSON object for a bug report; without paths and names."
 )
-def selftest(bundle: str, provider: str, as_json: bool, graphs: tuple[str, ...] = (), **fields: Any) -> None:
+def selftest(bundle: str, provider: str, as_json: bool, **fields: Any) -> None:
     """Prints PASS, or FAIL with the reasons and exit code 1."""
-    from latentsync_trt.bench.selftest import self_test
-    from latentsync_trt.cli.show import notices_to
+    options, opened = build(RuntimeOptions, fields), Bundle.load(find.find_bundle(bundle)[0])
+    report = test_provider(opened, provider, options, tuple(opened.manifest.graphs), as_json=as_json)
+    if not report.passed:
+        raise SystemExit(1)
 
-    options = build(RuntimeOptions, fields)
-    forget()
-    opened = Bundle.load(find.find_bundle(bundle)[0])
-    tested = graphs or tuple(opened.manifest.graphs)
-    report = self_test(opened, provider, options, notices_to(silent=as_json), tested)
+
+def test_provider(
+    bundle: Bundle, provider: str, options: RuntimeOptions, graphs: tuple[str, ...], *, as_json: bool = False
+) -> "Report":
+    """Runs a self-test and prints its report; what passes is what `--provider auto` takes from then on."""
+    from latentsync_trt.bench.selftest import self_test
+    from latentsync_trt.bundle.manifest import manifest_sha256
+    from latentsync_trt.cli.show import notices_to
+    from latentsync_trt.runtime.providers.select import PASSED, passed_key, select_provider
+
+    report = self_test(bundle, provider, options, notices_to(silent=as_json), graphs)
     if as_json:
         click.echo(report.to_json())
     else:
         _show_report(report)
-    if not report.passed:
-        raise SystemExit(1)
+    if report.passed and not report.is_slower:
+        selection = select_provider(report.provider, options.one_device)
+        remember(PASSED, passed_key(selection, manifest_sha256(bundle.folder)))
+    return report
 
 
 def _show_report(report: "Report") -> None:
@@ -221,6 +229,8 @@ def _show_report(report: "Report") -> None:
         click.echo(f"pictures: {psnr} beside {report.reference} (at least {found.least_db:.0f} dB)")
     for stage, failures in report.stages.items():
         click.echo("\n  - ".join((f"{stage}: {'FAIL' if failures else 'PASS'}", *failures)))
+    if report.is_slower:
+        click.echo(f"note: steps take longer than with {report.reference}, so --provider auto does not take it")
     bundle = f"bundle {report.bundle.name}, {report.bundle.precision}, {report.bundle.resolution_px} px"
     verdict, color = ("PASS", "green") if report.passed else ("FAIL", "red")
     click.secho(f"{verdict}: {report.provider or report.requested}, {bundle}", fg=color)

@@ -1,8 +1,7 @@
 """`latentsync-trt build` and `cache`: builds engines ahead of time; lists, checks and removes them."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, fields, replace
-from itertools import product
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,11 +12,11 @@ from latentsync_trt.cli import options
 from latentsync_trt.cli.show import STDERR, notices_to, print_json, print_table
 from latentsync_trt.config import NOT_FOR_BUILDS, RuntimeOptions
 from latentsync_trt.files import remove_leftovers
-from latentsync_trt.runtime.cache import EngineCache, cache_folder
-from latentsync_trt.runtime.entries import Entry, folder_bytes, select
+from latentsync_trt.runtime.engines.cache import EngineCache, cache_folder
+from latentsync_trt.runtime.engines.entries import Entry, folder_bytes, select
 
 if TYPE_CHECKING:
-    from latentsync_trt.runtime.sessions.engines import OpenedEngine
+    from latentsync_trt.runtime.engines.session_factory import OpenedEngine
 
 _COLUMNS = ("graph", "bundle", "built for", "GPU", "sizes", "size", "build", "last used", "state")
 
@@ -40,24 +39,22 @@ def build(bundle: str | None, quiet: bool, **fields: Any) -> None:
 
     from latentsync_trt.bundle.find import describe_choice, find_bundle
     from latentsync_trt.bundle.manifest import Bundle
-    from latentsync_trt.runtime.providers.select import select_devices
-    from latentsync_trt.runtime.sessions.engines import Engines
+    from latentsync_trt.runtime.engines.session_factory import SessionFactory
+    from latentsync_trt.runtime.providers.select import select_provider
 
     runtime = options.build(RuntimeOptions, fields)
     folder, why = find_bundle(bundle)
     loaded, say = Bundle.load(folder), notices_to(silent=quiet)
-    cache = EngineCache(cache_folder(runtime.engine_cache), say, runtime.engine_store)
-    selected, left_out = select_devices(fields["provider"], runtime.device)
-    # Engines fit all GPUs of a name and compute capability.
-    kinds = {(on.name, on.gpu and (on.gpu.name, on.gpu.capability)): on for on in reversed(selected)}
-    name = selected[0].name
-    for text in (*left_out, *selected[0].notices(), f"{describe_choice(folder, why)}, provider {name}"):
+    cache = EngineCache(cache_folder(runtime.engine_cache), say)
+    selection = select_provider(fields["provider"], runtime.one_device)
+    name = selection.name
+    for text in (*selection.notices(), f"{describe_choice(folder, why)}, provider {name}"):
         say(text)
-    made = [Engines(loaded, on, replace(runtime, device=on.device_id), cache, say) for on in reversed(kinds.values())]
-    todo = [*product((each for each in made if each.compiled), loaded.manifest.graphs)]
+    factory = SessionFactory(loaded, selection, runtime, cache, say)
+    todo = [*loaded.manifest.graphs] if factory.compiled else []
     opened: list[OpenedEngine] = []
-    for each, graph in track(todo, "building engines", console=STDERR, transient=True, disable=quiet):
-        engine = each.open(graph)
+    for graph in track(todo, "building engines", console=STDERR, transient=True, disable=quiet):
+        engine = factory.open(graph)
         engine.session.close()  # only an open one shows where its nodes run
         opened.append(engine)
         what = f"built in {engine.build_s:.1f} s" if engine.built else "found in the cache"

@@ -20,7 +20,7 @@ from latentsync_trt.export.published import LATENTSYNC, VAE, Model, check_space,
 from latentsync_trt.option_fields import FILES, HARDWARE
 from latentsync_trt.quantize import calibration_options
 from latentsync_trt.quantize.calibration_options import CalibrateOptions, Clip, clips_in
-from latentsync_trt.remembered import known, remember
+from latentsync_trt.remembered import known
 from latentsync_trt.runtime.providers.table import CPU, CUDA
 from latentsync_trt.stopping import interruption
 from latentsync_trt.types import Progress
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from latentsync_trt.runtime.providers.select import Selection
 
 _HUB = "huggingface-hub"
-_TESTED = "setup"
 _INTERRUPTED = "interrupted; what was finished is kept: the same command goes on there"
 
 # Measured: the size of a bundle, and the memory of its export.
@@ -211,14 +210,14 @@ def setup(
     before, it builds and tests for that.
     """
     tool_versions((*TOOLS, _HUB), extra=EXTRA)
-    from latentsync_trt.runtime.providers.select import select_provider
+    from latentsync_trt.runtime.providers.select import PASSED, passed_key, select_provider
 
-    selection = select_provider(provider)
+    selection = select_provider(provider)  # by what loads alone: this tests it
     on_cpu = selection.gpu is None
     options = ExportOptions(model=model, precision=precision or ("fp32" if on_cpu else "fp16"), cuda_form=not on_cpu)
     folder, is_exported = options.folder, options.folder in find.exported_bundles()
-    tested = {"bundle": str(folder.resolve()), "provider": selection.name, "gpu": str(selection.gpu)}
-    if is_exported and find.remembered_choice() == folder.name and known(_TESTED, tested):
+    is_tested = is_exported and (on_cpu or known(PASSED, passed_key(selection, manifest.manifest_sha256(folder))))
+    if is_tested and find.remembered_choice() == folder.name:
         click.echo(f"{folder}: is set up, and runs where no --bundle is given")
         return
     if on_cpu:
@@ -239,29 +238,33 @@ def setup(
             fetch(each, say)
         if not is_exported:
             context.invoke(export, model=model, precision=options.precision, cuda_form=options.cuda_form)
-        _test(context, folder, provider, on_cpu=on_cpu)
+        _test(folder, selection)
         find.remember(folder.name)
-        remember(_TESTED, tested)
     click.echo(f"{folder}: ready; next: latentsync-trt sync in.mp4 speech.wav")
 
 
-def _test(context: click.Context, folder: Path, provider: str, *, on_cpu: bool) -> None:
-    """Builds what a default run opens, on the provider that it will use, and compares it with CUDA's portable form.
+def _test(folder: Path, selection: "Selection") -> None:
+    """Builds what a default run opens, and compares it with another provider; under "auto" goes on to the next
+    provider where one fails. Exits with code 1 where none passes.
 
     On the CPU, the built-in model stands for the new one, which would take an hour.
     """
-    from latentsync_trt.cli import checks
-    from latentsync_trt.runtime.cache import cache_folder
-    from latentsync_trt.sync.api import LipSync
+    from latentsync_trt.cli.checks import test_provider
+    from latentsync_trt.runtime.engines.cache import cache_folder
+    from latentsync_trt.runtime.providers.select import next_provider
 
-    if on_cpu:
-        context.invoke(checks.selftest, provider=CPU.name)
-        return
-    with LipSync.from_bundle(folder, provider, RuntimeOptions(verify=True), on_notice=say) as lip_sync:
-        lip_sync.warm_up()
-        chosen = lip_sync.provider
-    tested = {"bundle": str(folder), "graphs": manifest.REQUIRED_GRAPHS, "engine_cache": str(cache_folder())}
-    context.invoke(checks.selftest, provider=chosen, **tested)
+    options, tested = RuntimeOptions(engine_cache=cache_folder()), manifest.Bundle.load(folder, verify=True)
+    while selection.gpu is not None:
+        report = test_provider(tested, selection.name, options, manifest.REQUIRED_GRAPHS)
+        if report.passed and (selection.is_named or not report.is_slower):
+            return
+        if selection.is_named:
+            raise SystemExit(1)
+        selection = next_provider(selection)
+        say(f"going on with {selection.name}")
+    bundle = manifest.Bundle.load(find.demo_folder())
+    if not test_provider(bundle, CPU.name, RuntimeOptions(), tuple(bundle.manifest.graphs)).passed:
+        raise SystemExit(1)
 
 
 def _check_memory(options: ExportOptions) -> None:
@@ -281,7 +284,7 @@ def _check_memory(options: ExportOptions) -> None:
 def _plan(options: ExportOptions | None, selection: "Selection") -> Iterator[str]:
     """What is left to do, for the user; `options`: of the export, if it is to do."""
     if options is not None:
-        forms = "portable and CUDA form" if options.cuda_form else "portable form"
+        forms = "portable and CUDA variant" if options.cuda_form else "portable variant"
         size, memory = (gigabytes(known[options.precision]) for known in (_BUNDLE_BYTES, _MEMORY_BYTES))
         what = f"{options.precision}, {options.resolution_px} px, {forms}, about {size} to {options.folder}"
         yield f"export: {what}; takes minutes and about {memory} of memory"

@@ -152,11 +152,9 @@ def show_report(report: SyncReport, notices: Notices, total_s: float | None = No
     for text in report.notices:
         notices(text)
     total_s = report.wall_s if total_s is None else total_s
-    painted = [str(device.windows) for device in report.devices if device.windows]
-    devices = f" ({len(painted)} GPUs: {' + '.join(painted)} windows)" if len(painted) > 1 else ""
     click.echo(
         f"{report.output}: {report.frames} frames ({report.duration_s:.2f} s), face in {report.frames_with_face}, "
-        f"with {report.bundle} on {report.provider}{devices}"
+        f"with {report.bundle} on {report.provider}"
     )
     click.echo(
         f"time: {total_s:.1f} s = {total_s - report.painting_s - report.finish_s:.1f} s start-up + "

@@ -62,7 +62,7 @@ SOURCE, RESULT, PICTURE, PLOT = "source.mp4", "out.mp4", "side_by_side.png", "sy
 @bundle_option
 @options_from(SyncOptions)
 @provider_option
-@options_from(RuntimeOptions, leave_out=("engine_store", "verify"))
+@options_from(RuntimeOptions, leave_out=("verify",))
 @click.option("--verbose", is_flag=True, help="Print the figures behind the verdict, too.")
 @quiet_option
 @json_option
@@ -83,14 +83,14 @@ def sync(
     trial = Thread(target=_try_provider, args=(fields["provider"], runtime), name="open")
     trial.start()  # while modules are imported
     from latentsync_trt.cli.show import Notices, notices_to, print_json, process_age_s, progress_bar, show_report
-    from latentsync_trt.runtime.networks.threads import results
+    from latentsync_trt.runtime.stages import results
 
     silent, notices = quiet or as_json, Notices()
     say = notices_to(silent=silent)
 
     def opened() -> "LipSync":
         from latentsync_trt.bundle.find import describe_choice, find_bundle
-        from latentsync_trt.runtime.networks import devices  # noqa: F401 -- else only after the trial
+        from latentsync_trt.runtime import model  # noqa: F401 -- else only after the trial
         from latentsync_trt.sync.api import LipSync
         from latentsync_trt.sync.threads import tune_process
 
@@ -139,10 +139,10 @@ def _clip_of(files: tuple[Path, ...], video: Path | None, audio: Path | None) ->
 
 def _try_provider(request: str, options: RuntimeOptions) -> None:
     """Loads the provider's libraries; what goes wrong is told by `LipSync.from_bundle`, which tries it again."""
-    from latentsync_trt.runtime.providers.select import select_devices
+    from latentsync_trt.runtime.providers.select import select_provider
 
     with suppress(LatentSyncError):
-        select_devices(request, options.device)
+        select_provider(request, options.one_device)
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from latentsync_trt.export.published import origin
 from latentsync_trt.export.unet import INPUT_CHANNELS, LATENT_CHANNELS, DenoiseStep
 from latentsync_trt.export.verify import verify_graph
 from latentsync_trt.files import published_folder
-from latentsync_trt.runtime.sessions.session import Session
+from latentsync_trt.runtime.engines.session import Session
 from latentsync_trt.values import RESOLUTION_STEP_PX
 
 Progress = Callable[[str, float], None]
@@ -141,7 +141,7 @@ def plan_graphs(networks: Networks, options: ExportOptions) -> list[GraphPlan]:
 
 
 def cuda_obstacles(networks: Networks, options: ExportOptions) -> dict[str, str]:
-    """Why networks of `_CUDA_NETWORKS` have no CUDA form, by network."""
+    """Why networks of `_CUDA_NETWORKS` have no CUDA variant, by network."""
     found = {name: "shapes vary" if options.dynamic else obstacle(getattr(networks, name)) for name in _CUDA_NETWORKS}
     return {network: reason for network, reason in found.items() if reason is not None}
 
@@ -250,7 +250,7 @@ def _verifier(networks: Networks, exact: Networks, options: ExportOptions) -> Ca
 def _notes(networks: Networks, options: ExportOptions) -> Iterator[str]:
     if options.cuda_form:
         for network, reason in cuda_obstacles(networks, options).items():
-            yield f"{network}: no graphs in the CUDA form, as {reason}"
+            yield f"{network}: no graphs in the CUDA variant, as {reason}"
     if options.verify and options.resolution_px > VERIFIED_PX:
         yield f"values were compared with PyTorch at {VERIFIED_PX} px, by graphs of the same networks"
 

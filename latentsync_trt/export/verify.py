@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from latentsync_trt.errors import CheckpointError, ExportMismatch
 from latentsync_trt.export.graphs import GraphPlan
-from latentsync_trt.runtime.sessions.session import Array, Session
+from latentsync_trt.runtime.engines.session import Array, Session
 
 FACTOR = 3.0
 """How many times the error of PyTorch's own float16 a graph may have. Both have the same roundings in another order:

@@ -23,7 +23,7 @@ from latentsync_trt.face.geometry import (
     region_of,
     to_frame,
 )
-from latentsync_trt.runtime.sessions.session import Session, SessionSettings
+from latentsync_trt.runtime.engines.session import Session, SessionSettings
 from latentsync_trt.types import Face, Float32Array, Picture, UInt8Array
 
 _ASSETS = Path(__file__).resolve().parents[1] / "assets" / "face"

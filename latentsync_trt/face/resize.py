@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from latentsync_trt.runtime.sessions.session import Session, SessionSettings
+from latentsync_trt.runtime.engines.session import Session, SessionSettings
 from latentsync_trt.types import Float32Array
 
 _GRAPH = Path(__file__).resolve().parents[1] / "assets" / "graphs" / "resize.onnx"

@@ -44,6 +44,10 @@ class TrackedDetection:
     face: Face
 
 
+ON_ITS_SIDE = "on its side"
+"""`FrameFaces.why_none` of a frame that shows a face on its side or upside down."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class FrameFaces:
     """The faces of one frame. `shot`: its number; `why_none`: what is known if no face can be used."""
@@ -87,8 +91,7 @@ class FaceTracker:
     """Follows every usable face; searches for others every half second, and where one was lost or the shot changed.
 
     A face that is found again within half a second continues its track; a cut to another picture or
-    another person ends it. People keep their number throughout. `turned_frames` counts the frames
-    without a usable face that show one on its side or upside down.
+    another person ends it. People keep their number throughout.
 
     Args:
         detector: one with a method `follow`, as that of `MediaPipeDetector`, also follows faces from frame to frame,
@@ -108,7 +111,6 @@ class FaceTracker:
         self._scene: Float32Array | None = None
         self._in_shot: set[int] = set()
         self._why_none = "no face"
-        self.turned_frames = 0
 
     def restart(self) -> None:
         """Begins a new shot with the next frame."""
@@ -151,7 +153,6 @@ class FaceTracker:
             if track not in kept and track.lost_s is None:
                 track.before, track.lost_s = None, self.now_s
         self._scene = view.scene
-        self.turned_frames += not kept and self._why_none == "on its side"
         order = sorted(kept, key=lambda track: track.track_id)
         faces = tuple(TrackedDetection(track.track_id, track.person, track.face) for track in order)
         return FrameFaces(self._shot, faces, self._why_none)
@@ -234,7 +235,7 @@ class FaceTracker:
         fine = [face for face in faces if usable(face) and overlap(face, known) <= _SAME_FACE_IOU]
         if not fine and not known:
             if any(usable(face, turned=True) for face in faces):
-                self._why_none = "on its side"
+                self._why_none = ON_ITS_SIDE
             elif faces:
                 self._why_none = "too small"
             else:

@@ -14,8 +14,8 @@ from latentsync_trt.errors import InputError, NoFaceError
 from latentsync_trt.live.options import LiveOptions
 from latentsync_trt.media.playback import Playback
 from latentsync_trt.media.reader import probe, read_frames
-from latentsync_trt.sync.faces import FaceFinder, FrameJob, Target
-from latentsync_trt.sync.threads import StageClock, in_background
+from latentsync_trt.sync.faces import FaceFinder, FaceStats, FrameJob, Target
+from latentsync_trt.sync.threads import StageClock, prefetch
 from latentsync_trt.types import AlignedFace, FaceDetector, Float32Array, Frame, UInt8Array, VideoInfo, YuvPlanes
 from latentsync_trt.values import parse_face
 
@@ -67,23 +67,25 @@ def load_idle(
         detector, side_px, StageClock(), choice=parse_face(options.face), pixel_aspect=info.sample_aspect_ratio
     )
     read = cast(Generator[Frame, None, None], read_frames(video, Playback(Fraction(MODEL_FPS))))
-    with closing(finder.cut_out(finder.find(in_background(read, name="decode")))) as jobs:
+    stats = FaceStats()
+    with closing(finder.cut_out(finder.find(prefetch(read, name="decode")))) as jobs:
         for job in jobs:
+            stats.add(job.frame, job.seen, has_face=job.has_face)
             shown = cast(YuvPlanes, job.frame.planes)  # of files they are never None
             if not planes or shown is not planes[-1]:
                 size_bytes += sum(plane.nbytes for plane in (shown.y, shown.u, shown.v))
             size_bytes += 2 * side_px**2 * 3
             _check_size(video, size_bytes, most_bytes)
             planes.append(shown)
-            targets.append(_target(video, job, targets, finder))
+            targets.append(_target(video, job, targets, stats))
     return IdleLoop(info, tuple(planes), tuple(targets), _encoded(targets, encode), size_bytes)
 
 
-def _target(video: Path, job: FrameJob, before: list[Target], finder: FaceFinder) -> Target:
+def _target(video: Path, job: FrameJob, before: list[Target], stats: FaceStats) -> Target:
     if not job.targets:
         raise NoFaceError(
             f"{video}: shows no usable face after {float(job.frame.time_s):.2f} s; an idle clip must show one in all "
-            f"of its frames: cut it there ({finder.no_face(video, job.frame.index + 1)})"
+            f"of its frames: cut it there ({stats.no_face(video)})"
         )
     if before and job.targets[0].track_id != before[-1].track_id:
         raise NoFaceError(

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,7 +16,6 @@ if TYPE_CHECKING:
     from latentsync_trt.audio.growing import Hearing
     from latentsync_trt.face.paste import Paster
     from latentsync_trt.live.idle import IdleLoop
-    from latentsync_trt.runtime.networks.devices import Device
     from latentsync_trt.sync.inpaint import Inpainter
 
 _DECODED_AT_ONCE = 4
@@ -42,10 +40,8 @@ class Canceled(Exception):
 class SessionPainter:
     """Paints for one session: `latents` and `decoded` in one thread, `patch` and `picture` in another."""
 
-    def __init__(
-        self, device: "Device", inpainter: "Inpainter", loop: "IdleLoop", hearing: "Hearing", paster: "Paster"
-    ) -> None:
-        self._device, self._inpainter, self._loop = device, inpainter, loop
+    def __init__(self, inpainter: "Inpainter", loop: "IdleLoop", hearing: "Hearing", paster: "Paster") -> None:
+        self._inpainter, self._loop = inpainter, loop
         self._hearing, self._paster = hearing, paster
 
     def latents(self, planned: Sequence[Planned], ahead: Float32Array, check: Callable[[], None]) -> Float32Array:
@@ -55,14 +51,12 @@ class SessionPainter:
         check()
         shown = [self._loop.index(position) for position in range(end - len(audio), end)]
         known = np.ascontiguousarray(self._loop.known[shown].transpose(1, 0, 2, 3))
-        denoise = partial(self._inpainter.denoise, [known], [audio], lambda *_: check())
-        painted = self._device.run(partial(self._device.networks.stage, "denoise", denoise))[0]
+        painted = self._inpainter.denoise([known], [audio], lambda *_: check())[0]
         return np.ascontiguousarray(painted[:, -len(planned) :].transpose(1, 0, 2, 3))
 
     def decoded(self, latents: Float32Array) -> Iterator[UInt16Array]:
         for start in range(0, len(latents), _DECODED_AT_ONCE):
-            decode = partial(self._inpainter.codec.decode_faces, latents[start : start + _DECODED_AT_ONCE])
-            yield from self._device.run(partial(self._device.networks.stage, "decode", decode))
+            yield from self._inpainter.decode_faces(latents[start : start + _DECODED_AT_ONCE])
 
     def patch(self, position: int, painted: UInt16Array, *, begins: bool) -> Patch:
         """The painted face as a patch of its frame; `begins`: it does not depend on those before."""

@@ -11,6 +11,7 @@ import numpy as np
 
 from latentsync_trt.audio.growing import Hearing
 from latentsync_trt.audio.mel import filters_of
+from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.errors import Busy, InputError
 from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.face.paste import Paster
@@ -21,9 +22,8 @@ from latentsync_trt.live.painter import Planned, SessionPainter
 from latentsync_trt.live.session import LiveSession
 from latentsync_trt.live.speech import silent_moment
 from latentsync_trt.media.files import check_file
-from latentsync_trt.runtime.networks.devices import Devices
 from latentsync_trt.sync.inpaint import graphs_for, make_inpainter
-from latentsync_trt.types import Float32Array, UInt8Array
+from latentsync_trt.sync.model_slot import ModelSlot
 
 MOST_LOAD = 0.9
 """Share of the time in which the networks may paint; the rest evens out."""
@@ -40,10 +40,10 @@ class Cost:
 
 
 class LiveSessions:
-    """Opens sessions and knows those that are open. They run on the first device."""
+    """Opens sessions and knows those that are open."""
 
-    def __init__(self, devices: Devices) -> None:
-        self._devices = devices
+    def __init__(self, bundle: Bundle, slot: ModelSlot) -> None:
+        self._bundle, self._slot = bundle, slot
         self._loads: dict[LiveSession, float] = {}
         self._costs: dict[object, Cost] = {}
 
@@ -56,7 +56,7 @@ class LiveSessions:
         executors: tuple[Executor, Executor] | None,
         now: Callable[[], float],
     ) -> LiveSession:
-        devices, manifest, chosen = self._devices, self._devices.bundle.manifest, options.sync_options()
+        manifest, chosen = self._bundle.manifest, options.sync_options()
         if options.hop > manifest.frames:
             raise InputError(f"--hop {options.hop}: windows of bundle {manifest.name} have {manifest.frames} frames")
         key = chosen.sampling, chosen.guidance, options.hop
@@ -65,28 +65,31 @@ class LiveSessions:
             self._admit(known, options)
         if isinstance(video, Path):
             check_file(video)
-        devices.warm_up(graphs_for(chosen))  # a window that records would be late
-        device = devices.in_use[0]
-        inpainter = make_inpainter(manifest, chosen, device.networks.codec, device.networks.denoiser)
-
-        def encode(faces: UInt8Array) -> Float32Array:
-            return device.run(partial(device.networks.stage, "encode", partial(inpainter.encode, [faces])))[0]
-
-        loop = (
-            video if isinstance(video, IdleLoop) else load_idle(video, options, detector, len(inpainter.mask), encode)
-        )
-        hearing = Hearing(devices.encode_mel, filters_of(devices.bundle), manifest.frames)
-        painter = SessionPainter(
-            device, inpainter, loop, hearing, Paster(detector, inpainter.mask, paste=options.paste)
-        )
-        cost = Cost(0.0, 0.0)
-        if not options.wait:
-            cost = self._costs[key] = known or measured(painter, options)
-            self._admit(cost, options)
-        make = partial(LiveSession, painter, loop, options, executors=executors, now=now, paint_s=cost.first_s)
-        session: LiveSession = make(on_close=lambda: self._loads.pop(session, None))
+        model = self._slot.acquire(graphs_for(chosen), lasting=True)
+        try:
+            inpainter = make_inpainter(model, chosen)
+            loop = video
+            if isinstance(loop, Path):
+                loop = load_idle(
+                    loop, options, detector, len(inpainter.mask), lambda faces: inpainter.encode([faces])[0]
+                )
+            hearing = Hearing(model.audio_encoder, filters_of(self._bundle), manifest.frames)
+            painter = SessionPainter(inpainter, loop, hearing, Paster(detector, inpainter.mask, paste=options.paste))
+            cost = Cost(0.0, 0.0)
+            if not options.wait:
+                cost = self._costs[key] = known or measured(painter, options)
+                self._admit(cost, options)
+            make = partial(LiveSession, painter, loop, options, executors=executors, now=now, paint_s=cost.first_s)
+            session: LiveSession = make(on_close=lambda: self._closed(session))
+        except BaseException:
+            self._slot.release(lasting=True)
+            raise
         self._loads[session] = load_of(cost, options)
         return session
+
+    def _closed(self, session: LiveSession) -> None:
+        self._loads.pop(session, None)
+        self._slot.release(lasting=True)
 
     def close(self) -> None:
         for session in list(self._loads):

@@ -22,7 +22,7 @@ from latentsync_trt.measure.page import Section, svg
 from latentsync_trt.measures import SyncNetMeasure
 from latentsync_trt.media.audio import SPEECH_RATE_HZ, read_audio_blocks
 from latentsync_trt.paths import exists, why_missing
-from latentsync_trt.runtime.sessions.session import Session
+from latentsync_trt.runtime.engines.session import Session
 from latentsync_trt.types import AlignedFace, Float32Array, Float64Array, Picture, UInt8Array
 
 INPUTS, OUTPUTS = ("faces", "cepstra"), ("faces_embedding", "cepstra_embedding")

@@ -35,6 +35,9 @@ _STORE_PIXEL_ASPECT = ("h264", "hevc")
 # By default x264 starts 1.5 threads per core, each with a frame: more memory, but no faster.
 _ENCODER_THREADS = min(16, os.cpu_count() or 1)
 
+_X264_LOOKAHEAD, _LOOKAHEAD_BYTES = 40, 1_000_000_000
+"""Pictures that x264 holds to plan ahead, and what they may take: beyond 4K, 40 of them took 4 GB."""
+
 EncoderName = Literal["x264", "x265", "svtav1", "nvenc", "prores", "ffv1"]
 
 _NVENC_LEAST_QP = 1
@@ -215,6 +218,9 @@ def _encoder(codec: Codec, name: EncoderName, options: SyncOptions, info: VideoI
     parameters = encoder_options(library.ffmpeg, info.hdr)
     if name == "x265":  # reports its settings on standard error
         parameters["log-level"] = "error"
+    picture_bytes = info.width_px * info.height_px * sum(each.bits for each in form.components) // 8
+    if name == "x264" and _X264_LOOKAHEAD * picture_bytes > _LOOKAHEAD_BYTES:
+        settings["rc-lookahead"] = "4"
     if parameters:
         settings[f"{name}-params"] = ":".join(f"{key}={value}" for key, value in parameters.items())
     # FFV1 codes any size; the others only whole samples of chroma.

@@ -15,7 +15,7 @@ import numpy as np
 
 from latentsync_trt.bundle import manifest as bundles
 from latentsync_trt.bundle.manifest import Bundle
-from latentsync_trt.config import MODEL_FPS
+from latentsync_trt.config import MODEL_FPS, RuntimeOptions
 from latentsync_trt.errors import InputError, NoFaceError
 from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.files import published_folder
@@ -29,7 +29,7 @@ from latentsync_trt.quantize.steps import (
     write_steps,
 )
 from latentsync_trt.quantize.windows import CACHE_INTERVAL, Loop, RecordedWindow, loops_of, record, recorded_for, split
-from latentsync_trt.runtime.networks.networks import Networks
+from latentsync_trt.runtime.model import Model, open_model
 from latentsync_trt.runtime.providers.libraries import onnxruntime_version
 from latentsync_trt.runtime.providers.select import FP8_FROM, Selection
 from latentsync_trt.types import Denoiser, Float32Array, Progress, ProgressCallback
@@ -81,12 +81,15 @@ class Calibration:
         measure = (lambda folder: self._psnr_db(folder, measured_on)) if measured_on else None
         return quantize_bundle(self.bundle, ranges, options, out, clips=clips, settings=settings, measure=measure)
 
+    def _model(self, *graphs: str) -> Model:
+        return open_model(self.bundle, self.selection, RuntimeOptions(), graphs)
+
     def _record(self) -> tuple[RecordedWindow, ...]:
         samples, windows = self.options.samples, list[RecordedWindow]()
         wanted = -(-recorded_for(samples) // len(self.clips))
-        with closing(Networks(self.bundle, self.selection)) as networks, MediaPipeDetector() as detector:
+        with closing(self._model(bundles.AUDIO_ENCODER, bundles.VAE_ENCODER)) as model, MediaPipeDetector() as detector:
             for clip in self.clips:
-                windows += record(clip, wanted, networks, detector, self._report(f"record {clip.video.name}"))
+                windows += record(clip, wanted, model, detector, self._report(f"record {clip.video.name}"))
         if not windows:
             raise NoFaceError(
                 f"{', '.join(str(clip.video) for clip in self.clips)}: no face in any frame; a face must look at the "
@@ -116,16 +119,17 @@ class Calibration:
         loop = Loop(self.options.guidance, self.options.steps)
         graphs = {name: ObservedGraph(folder / f"{name}.onnx", folder) for name in step_graphs(self.bundle)}
         with (
-            closing(Networks(self.bundle, self.selection)) as networks,
+            closing(self._model(*graphs, bundles.VAE_DECODER)) as model,
             closing(ObservingDenoiser(graphs, self.selection)) as eight_bit,
         ):
 
             def faces(denoiser: Denoiser, window: RecordedWindow) -> Float32Array:
-                latents = loop.run(denoiser, window)
-                decoded = networks.codec.decode_faces(np.ascontiguousarray(latents[0].transpose(1, 0, 2, 3)))
+                latents = model.run("denoise", lambda: loop.run(denoiser, window))
+                pictures = np.ascontiguousarray(latents[0].transpose(1, 0, 2, 3))
+                decoded = model.run("decode", lambda: model.vae.decode_faces(pictures))
                 return np.asarray(np.stack(decoded) / 65535, np.float32)
 
-            errors = [faces(eight_bit, window) - faces(networks.denoiser, window) for window in windows]
+            errors = [faces(eight_bit, window) - faces(model.denoiser, window) for window in windows]
         noise = np.mean([np.square(error, dtype=np.float64).mean() for error in errors])
         return min(_LARGEST_DB, -10 * float(np.log10(noise))) if noise > 0 else _LARGEST_DB
 

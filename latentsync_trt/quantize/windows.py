@@ -13,12 +13,14 @@ from latentsync_trt.media.playback import Playback
 from latentsync_trt.media.reader import delays_of, probe, read_frames
 from latentsync_trt.media.soundtrack import SoundPiece
 from latentsync_trt.quantize.calibration_options import CalibrateOptions, Clip
-from latentsync_trt.runtime.networks.networks import Networks
+from latentsync_trt.runtime.model import Model
 from latentsync_trt.sync.faces import FaceFinder, FrameJob
 from latentsync_trt.sync.inpaint import Inpainter, make_inpainter
-from latentsync_trt.sync.paint import Sight, Window, WindowPlanner, faces_of
-from latentsync_trt.sync.speakers import OpenVoices, Voices, expected_frames
+from latentsync_trt.sync.paint import faces_of
+from latentsync_trt.sync.speech import OpenSpeech, SpeechTracks
 from latentsync_trt.sync.threads import StageClock
+from latentsync_trt.sync.timeline import expected_frames
+from latentsync_trt.sync.windows import FaceView, Window, WindowPlanner, views_of
 from latentsync_trt.types import Denoiser, FaceDetector, Float32Array, Frame
 
 CACHE_INTERVAL = 3
@@ -63,7 +65,7 @@ class Loop:
 
 
 def record(
-    clip: Clip, wanted: int, networks: Networks, detector: FaceDetector, on_frame: Callable[[int, int], None]
+    clip: Clip, wanted: int, model: Model, detector: FaceDetector, on_frame: Callable[[int, int], None]
 ) -> tuple[RecordedWindow, ...]:
     """Records up to `wanted` windows, spread evenly over a clip, with the stages of a usual run.
 
@@ -73,10 +75,10 @@ def record(
     Raises:
         MediaError: the clip cannot be read.
     """
-    manifest = networks.bundle.manifest
+    manifest = model.bundle.manifest
     delays, info = delays_of(clip.video, clip.audio), probe(clip.video)
-    voices = Voices((SoundPiece(clip.audio, delays.sound_s),))
-    speech = OpenVoices(voices, networks.encode_mel, filters_of(networks.bundle), SyncOptions())
+    tracks = SpeechTracks((SoundPiece(clip.audio, delays.sound_s),))
+    speech = OpenSpeech(tracks, model.audio_encoder, filters_of(model.bundle), SyncOptions())
     playback = Playback(Fraction(MODEL_FPS), speech.end_s, delay_s=delays.picture_s)
     expected = expected_frames(playback, info) or 1
     expected_windows = max(1, expected // manifest.frames)
@@ -88,7 +90,7 @@ def record(
             yield frame
 
     finder = FaceFinder(detector, manifest.resolution_px, StageClock(), pixel_aspect=info.sample_aspect_ratio)
-    inpainter = make_inpainter(manifest, SyncOptions(), networks.codec, networks.denoiser)
+    inpainter = make_inpainter(model, SyncOptions())
     with closing(speech), closing(finder.cut_out(finder.find(read()))) as jobs:
         return tuple(
             _inputs(window, inpainter, speech)
@@ -125,14 +127,14 @@ def recorded_for(samples: int) -> int:
     return samples + max(1, min(_MOST_HELD_OUT, samples // 4))
 
 
-def _windows(jobs: Iterable[FrameJob], frames: int) -> Iterator[Window[Sight]]:
-    planner: WindowPlanner[Sight] = WindowPlanner(frames)
+def _windows(jobs: Iterable[FrameJob], frames: int) -> Iterator[Window[FaceView]]:
+    planner: WindowPlanner[FaceView] = WindowPlanner(frames)
     for job in jobs:
-        yield from planner.push({target.track_id: (job.frame, target) for target in job.targets})
+        yield from planner.push(views_of(job.frame, job.targets))
     yield from planner.push({})
 
 
-def _inputs(window: Window[Sight], inpainter: Inpainter, speech: OpenVoices) -> RecordedWindow:
+def _inputs(window: Window[FaceView], inpainter: Inpainter, speech: OpenSpeech) -> RecordedWindow:
     (known,) = inpainter.encode([faces_of(window)])
-    audio = speech.windows(0, [frame for frame, _ in window.items])
+    audio = speech.windows(0, [view.time_s for view in window.items])
     return RecordedWindow(inpainter.noise, known[None], audio[None])

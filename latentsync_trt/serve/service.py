@@ -311,7 +311,7 @@ class Service:
 
     def _on_event(self, event: Event) -> None:
         """Stores and counts what happens; called by the threads of workers."""
-        stops = self._stopped.is_set() or (isinstance(event, Failed) and stopping.requested())
+        stops = self._stopped.is_set() or (isinstance(event, Failed) and stopping.exit_code())
         if stops and not isinstance(event, Finished):
             return  # what a stop breaks off goes on later
         if isinstance(event, WorkerState):

@@ -14,38 +14,49 @@ from typing import TYPE_CHECKING, Self
 
 from latentsync_trt.config import AudioSegments, RuntimeOptions, SyncOptions
 from latentsync_trt.errors import InputError
-from latentsync_trt.runtime.networks.threads import Gate
 from latentsync_trt.types import AudioFeatures, Enhancer, FaceDetector, Float32Array, ProgressCallback, SyncReport
 
 if TYPE_CHECKING:
+    from latentsync_trt.bundle.manifest import Bundle
     from latentsync_trt.face.detector import MediaPipeDetector
     from latentsync_trt.live.idle import IdleLoop
     from latentsync_trt.live.options import LiveOptions
     from latentsync_trt.live.session import LiveSession
     from latentsync_trt.live.sessions import LiveSessions
-    from latentsync_trt.runtime.networks.devices import AnyNetworks
-    from latentsync_trt.runtime.networks.networks import Networks
+    from latentsync_trt.runtime.providers.select import Selection
     from latentsync_trt.sync.inputs import Inputs
-    from latentsync_trt.sync.run import Helpers
+    from latentsync_trt.sync.run_context import Helpers
 
 
 class LipSync:
-    """Syncs any number of clips with one bundle and provider; sessions stay open until `close`.
+    """Syncs any number of clips with one bundle and provider; the networks stay open until `close`.
 
-    Thread-safe. Calls of `sync` run beside one another and share the device, the oldest first; on several devices,
-    one at a time. `encode_audio`, `warm_up`, `stream` and `close` wait for all others, and these for them. Called from
-    `on_progress`, all raise `InputError`, as they would wait forever; after `close` they do, too. To stop a running
-    `sync`, raise in `on_progress`. Live sessions that `stream` has opened run beside all of them.
+    Thread-safe. Calls of `sync` run beside one another and share the device, first come, first served; one that needs
+    networks which are not open waits until no other runs. `close` waits for all calls. Called from `on_progress`, all
+    raise `InputError`, as they could wait forever; after `close` they do, too. To stop a running `sync`, raise in
+    `on_progress`. Live sessions that `stream` has opened run beside all of them.
     """
 
-    def __init__(self, networks: "Networks", *others: "AnyNetworks") -> None:
-        """`others`: networks of further devices, which share each clip."""
-        from latentsync_trt.runtime.networks.devices import Devices
+    def __init__(
+        self,
+        bundle: "Bundle",
+        selection: "Selection",
+        options: RuntimeOptions | None = None,
+        *,
+        on_notice: Callable[[str], None] | None = None,
+    ) -> None:
+        """`selection`: the provider to try first. Raises `InputError` if bundle or provider do not support `options`;
+        others as `from_bundle`."""
+        from latentsync_trt.runtime.model import check_options, open_model
+        from latentsync_trt.sync.model_slot import ModelSlot
 
-        self._devices = Devices(networks, others)
+        self._bundle, self._selection, self._options = bundle, selection, options or RuntimeOptions()
+        check_options(bundle, selection, self._options)
+        self._on_notice = on_notice
+        self._slot = ModelSlot(lambda graphs: open_model(bundle, selection, self._options, graphs, on_notice=on_notice))
         self._own_detector: MediaPipeDetector | None = None
         self._live: LiveSessions | None = None
-        self._lock, self._gate, self._threads, self._closed = threading.Lock(), Gate(), set[int](), False
+        self._changed, self._calls, self._closed = threading.Condition(), dict[int, str](), False
 
     @classmethod
     def from_bundle(
@@ -61,9 +72,9 @@ class LipSync:
         Args:
             path: its folder, its name below `checkpoints/`, or "demo" for the built-in one; None
                 for the one that commands run without `--bundle`.
-            provider: "auto" takes the fastest that can run the bundle; naming "tensorrt",
-                "cuda" or "cpu" disables fallback.
-            options: how engines are built, cached and run. Several GPUs in `options.device` share each clip.
+            provider: "auto" takes the fastest that can run the bundle, TensorRT where `setup` or `selftest` passed it;
+                naming "tensorrt", "cuda" or "cpu" disables fallback.
+            options: how engines are built, cached and run.
             on_notice: called from any thread with each of the report's notices as it occurs: what
                 decides whether a clip is worth its run before the run, builds when they begin.
 
@@ -73,44 +84,35 @@ class LipSync:
                 `options` do not fit bundle or provider.
         """
         from latentsync_trt.bundle.find import find_bundle
-        from latentsync_trt.bundle.manifest import Bundle
-        from latentsync_trt.remembered import forget
-        from latentsync_trt.runtime.networks.devices import networks_on
-        from latentsync_trt.runtime.providers.select import select_devices
+        from latentsync_trt.bundle.manifest import Bundle, manifest_sha256
+        from latentsync_trt.runtime.providers.select import select_provider
         from latentsync_trt.sync.inputs import path_argument
 
         options = options or RuntimeOptions()
         folder, _ = find_bundle(None if path is None else str(path_argument(path, "bundle")))
-        if options.verify:
-            forget()
-        opened = Bundle.load(folder)  # before the seconds that a trial of providers takes
-        selected, left_out = select_devices(provider, options.device)
-        first, others, refused = networks_on(
-            selected, opened, options, may_fall_back=provider == "auto", on_notice=on_notice
-        )
-        lip_sync = cls(first, *others)
-        for text in (*left_out, *refused):
-            lip_sync._devices.notice(text)
-        return lip_sync
+        bundle = Bundle.load(folder, verify=options.verify)  # before the seconds that a trial of providers takes
+        selection = select_provider(provider, options.one_device, manifest_sha256(folder))
+        return cls(bundle, selection, options, on_notice=on_notice)
 
     @contextmanager
-    def _entered(self, operation: str, *, alone: bool = True) -> Iterator[None]:
-        """Waits until no other operation runs, or only such as are not `alone`; raises `InputError` in a callback of
-        one, and after `close`."""
+    def _entered(self, operation: str) -> Iterator[None]:
+        """Raises `InputError` in a callback of another operation, and after `close`."""
         thread = threading.get_ident()
-        if thread in self._threads:
-            raise InputError(
-                f"LipSync.{operation}: called from a callback of another call, which it would wait for; call it "
-                "when that has returned, or raise in the callback to stop it"
-            )
-        with self._gate.entered(alone=alone):
+        with self._changed:
+            if thread in self._calls:
+                raise InputError(
+                    f"LipSync.{operation}: called from a callback of another call, which it would wait for; call it "
+                    "when that has returned, or raise in the callback to stop it"
+                )
             if self._closed and operation != "close":
                 raise InputError(f"LipSync.{operation}: it is closed; open the bundle again")
-            self._threads.add(thread)
-            try:
-                yield
-            finally:
-                self._threads.remove(thread)
+            self._calls[thread] = operation
+        try:
+            yield
+        finally:
+            with self._changed:
+                del self._calls[thread]
+                self._changed.notify_all()
 
     def __enter__(self) -> Self:
         return self
@@ -119,41 +121,50 @@ class LipSync:
         self.close()
 
     def close(self) -> None:
-        """Frees all sessions, also live ones, and stops a background build.
+        """Frees all networks, also those of live sessions, and stops a background build.
 
-        Waits for a call that runs in another thread. Closing again does nothing.
+        Waits for calls that run in other threads. Closing again does nothing.
         """
+        from latentsync_trt.sync.threads import POLL_S
+
         with self._entered("close"):
-            self._closed = True
+            with self._changed:
+                self._closed = True
+                while {*self._calls.values()} != {"close"}:
+                    self._changed.wait(POLL_S)
             if self._live is not None:
                 self._live.close()
+            self._slot.close()
             if self._own_detector is not None:
                 self._own_detector.close()
-            self._devices.close()
 
     def warm_up(self, options: SyncOptions | None = None) -> None:
-        """Builds and opens the engines for `options`, and runs each network once. Raises as `sync`."""
+        """Builds and opens what `options` need, and on a GPU runs each network once. Raises as `sync`."""
         from latentsync_trt.sync.inpaint import graphs_for, resolution_of
 
-        graphs = graphs_for(options or SyncOptions())
-        resolution_of(self._devices.bundle.manifest, options or SyncOptions(), self._devices.options)
+        options = options or SyncOptions()
+        resolution_of(self._bundle.manifest, options, self._options)
         with self._entered("warm_up"):
-            self._devices.warm_up(graphs)
+            self._slot.acquire(graphs_for(options))
+            self._slot.release()
 
     @property
     def provider(self) -> str:
         """The name of the execution provider that runs the networks, e.g. "cuda"; may change in
         `warm_up` and `sync`, where the first choice turns out not to run the bundle."""
-        return self._devices.selection.name
+        model = self._slot.model
+        return self._selection.name if model is None else model.selection.name
+
+    def wait_for_build(self) -> str:
+        """Waits for engines that are built for the next run, which `close` stops; returns the error, empty if none."""
+        model = self._slot.model
+        return "" if model is None or model.build is None else model.build.wait()
 
     @property
     def building(self) -> bool:
-        """Whether engines are being built in the background."""
-        return self._devices.building
-
-    def wait_for_build(self) -> str:
-        """Waits for a background build, which `close` stops; returns its error, empty if none. Takes no turn."""
-        return self._devices.wait_for_build()
+        """Whether engines are being built for the next run."""
+        model = self._slot.model
+        return model is not None and model.build is not None
 
     def encode_audio(self, path: str | Path, segments: AudioSegments = "joined") -> AudioFeatures:
         """The encoded speech of a whole recording, also of its silence, as with `--silence model`.
@@ -170,18 +181,20 @@ class LipSync:
         from latentsync_trt.bundle.manifest import AUDIO_ENCODER
         from latentsync_trt.media.audio import read_audio_blocks
         from latentsync_trt.sync.inputs import path_argument
-        from latentsync_trt.sync.speakers import plan_of, speech_in
+        from latentsync_trt.sync.speech import plan_of, speech_in
 
-        recording, devices = path_argument(path, "audio"), self._devices
-        options = SyncOptions(audio_segments=segments)
+        recording, options = path_argument(path, "audio"), SyncOptions(audio_segments=segments)
 
-        def encode_mel(mel: Float32Array) -> Float32Array:
-            devices.open_audio(AUDIO_ENCODER)  # not before the recording has been read
-            return devices.encode_mel(mel)
+        def encode_mel(mel: Float32Array) -> Float32Array:  # not opened before the recording has been read
+            model = self._slot.acquire((AUDIO_ENCODER,))
+            try:
+                return model.audio_encoder(mel)
+            finally:
+                self._slot.release()
 
         with self._entered("encode_audio"):
             plan = plan_of(options, partial(speech_in, recording))
-            return encode_audio(partial(read_audio_blocks, recording), encode_mel, filters_of(devices.bundle), plan)
+            return encode_audio(partial(read_audio_blocks, recording), encode_mel, filters_of(self._bundle), plan)
 
     def sync(
         self,
@@ -210,7 +223,7 @@ class LipSync:
             After any error, no output is left behind.
         """
         from latentsync_trt.sync.inputs import check_inputs
-        from latentsync_trt.sync.run import Helpers
+        from latentsync_trt.sync.run_context import Helpers
 
         inputs = check_inputs(video, audio, output, options or SyncOptions())
         return self.run(inputs, on_progress, Helpers(detector, enhancer, noise))
@@ -219,20 +232,27 @@ class LipSync:
         self, inputs: "Inputs", on_progress: ProgressCallback | None = None, helpers: "Helpers | None" = None
     ) -> SyncReport:
         """As `sync`, with the files and options that `check_inputs` has checked, perhaps before this was opened."""
-        from latentsync_trt.sync.inpaint import graphs_for
+        from latentsync_trt.sync.inpaint import graphs_for, resolution_of
 
-        options, devices = inputs.options, self._devices
-        with self._entered("sync", alone=len(devices.all) > 1):
-            # Before the imports below, and while sound and faces are read.
-            devices.prepare_ahead(graphs_for(options))
-            from latentsync_trt.sync.run import Helpers, Run
+        resolution_px = resolution_of(self._bundle.manifest, inputs.options, self._options)
+        # Before the imports below, and while sound and faces are read.
+        with self._entered("sync"), self._slot.opening(graphs_for(inputs.options)) as opening:
+            from latentsync_trt.runtime.model import Notices
+            from latentsync_trt.sync.clip import sync_clip
+            from latentsync_trt.sync.run_context import Helpers, OpeningModel, RunContext
+            from latentsync_trt.sync.threads import StageClock
 
-            run = Run(devices, inputs, helpers or Helpers(), on_progress or (lambda _: None))
-            devices.clips.append(run)
-            try:
-                return run.execute(self._detecting())
-            finally:
-                devices.clips.remove(run)
+            run = RunContext(
+                OpeningModel(self._bundle, self._selection, self._options, opening),
+                inputs,
+                helpers or Helpers(),
+                self._detecting(),
+                Notices(self._on_notice),
+                on_progress or (lambda _: None),
+                resolution_px,
+                StageClock(),
+            )
+            return sync_clip(run)
 
     def stream(
         self,
@@ -261,12 +281,12 @@ class LipSync:
 
         clip = path_argument(video, "video") if isinstance(video, str | Path) else video
         with self._entered("stream"):
-            self._live = self._live or LiveSessions(self._devices)
+            self._live = self._live or LiveSessions(self._bundle, self._slot)
             return self._live.open(clip, options or LiveOptions(), self._detecting(), executors=executors, now=now)
 
     def _detecting(self) -> "MediaPipeDetector":
         from latentsync_trt.face.detector import MediaPipeDetector
 
-        with self._lock:
+        with self._changed:
             self._own_detector = self._own_detector or MediaPipeDetector()
             return self._own_detector

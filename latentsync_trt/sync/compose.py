@@ -1,4 +1,4 @@
-"""The stages after painting: painted faces are examined, become patches of their frames, and are measured."""
+"""The stages after painting: painted faces are analyzed, become patches of their frames, and are measured."""
 
 from collections import deque
 from collections.abc import Callable, Generator
@@ -16,7 +16,7 @@ from latentsync_trt.measure.pictures import seam_score
 from latentsync_trt.media.parts import part_of
 from latentsync_trt.sync.faces import FrameJob, Target
 from latentsync_trt.sync.quality import Quality
-from latentsync_trt.sync.threads import StageClock
+from latentsync_trt.sync.threads import StageClock, prefetch
 from latentsync_trt.types import AlignedFace, Enhancer, Frame, Patch, UInt16Array
 
 T = TypeVar("T")
@@ -36,23 +36,23 @@ _THREADS = 2
 
 _WHITE = np.float32(65535)
 
-Items = Generator[tuple[Frame, tuple[T, ...]], None, None]
-"""Frames in order, with what is known of each painted face."""
+Items = Generator[tuple[FrameJob, tuple[T, ...]], None, None]
+"""Jobs in order, with what is known of each painted face."""
 
-Change = Callable[[tuple[Frame, tuple[T, ...]]], tuple[Frame, tuple[R, ...]]]
+Change = Callable[[tuple[FrameJob, tuple[T, ...]]], tuple[FrameJob, tuple[R, ...]]]
+
+Prefetch = Callable[..., Generator[Any, None, None]]
+"""Called as `prefetch`; may run everything in the caller's thread."""
 
 Painted = tuple[Target, AlignedFace, UInt16Array, Fraction]
 """How a face was found, cut out and painted, and how much of it shows."""
-
-Background = Callable[..., Generator[Any, None, None]]
-"""Called as `in_background`; may run everything in the caller's thread."""
 
 
 class Composer:
     """Pastes painted faces and measures them; starts anew at each part of the file, so that a resumed run is the same.
 
     Args:
-        frames_done: frames before this one have been written already, and are left out.
+        frames_done: frames before this one have been written already, and pass as they are.
     """
 
     def __init__(
@@ -61,35 +61,33 @@ class Composer:
         self._paster, self._enhancer, self._quality = paster, enhancer, quality
         self._clock, self._frames_done = clock, frames_done
 
-    def stages(self, jobs: Generator[FrameJob, None, None], background: Background) -> Items[Patch]:
-        """Frames in order, with the new pixels of each face; three stages, each run by `background`."""
-        shown, examine = self._shown(jobs), self._each("examine", self._examined)
-        examined = background(shown, examine, name="examine", threads=_THREADS if self._enhancer is None else 1)
-        known = self._in_parts(examined, self._each("compose", self._remembered, 0), lambda _: self._paster.restart())
-        composed = background(known, self._each("compose", self._pasted), name="compose", threads=_THREADS)
+    def stages(self, jobs: Generator[FrameJob, None, None], prefetch: Prefetch = prefetch) -> Items[Patch]:
+        """Jobs in order, with the new pixels of each face; three stages, each in threads of its own."""
+        shown, analyze = self._shown(jobs), self._each("analyze paste", self._analyzed)
+        analyzed = prefetch(shown, analyze, name="analyze paste", threads=_THREADS if self._enhancer is None else 1)
+        known = self._in_parts(analyzed, self._each("compose", self._remembered, 0), lambda _: self._paster.restart())
+        composed = prefetch(known, self._each("compose", self._pasted), name="compose", threads=_THREADS)
         measured = self._in_parts(composed, self._each("measure", self._measured), self._quality.restart)
-        return background(measured, name="measure")
+        return prefetch(measured, name="measure")
 
     def _shown(self, jobs: Generator[FrameJob, None, None]) -> Items[Painted]:
         with closing(faded(jobs)) as shown:
             for job, shares in shown:
-                if job.frame.index >= self._frames_done:
-                    yield (
-                        job.frame,
-                        tuple(
-                            (each, each.face, each.painted, shares[each.person])
-                            for each in job.targets
-                            if each.face is not None and each.painted is not None
-                        ),
-                    )
+                is_new = job.frame.index >= self._frames_done
+                faces = (
+                    (each, each.face, each.painted, shares[each.person])
+                    for each in (job.targets if is_new else ())
+                    if each.face is not None and each.painted is not None
+                )
+                yield job, tuple(faces)
 
     def _each(self, name: str, change: Callable[[Frame, T], R], frames: int = 1) -> Change[T, R]:
         """`change` of each face of a frame, as part of a stage; `frames`: counted for one with faces."""
 
-        def changed(item: tuple[Frame, tuple[T, ...]]) -> tuple[Frame, tuple[R, ...]]:
-            frame, faces = item
+        def changed(item: tuple[FrameJob, tuple[T, ...]]) -> tuple[FrameJob, tuple[R, ...]]:
+            job, faces = item
             with self._clock.measure(name, frames if faces else 0):
-                return frame, tuple(change(frame, face) for face in faces)
+                return job, tuple(change(job.frame, face) for face in faces)
 
         return changed
 
@@ -97,13 +95,14 @@ class Composer:
         part = -1
         with closing(items):
             for item in items:
-                time_s = item[0].time_s
-                if part_of(time_s) != part:
+                frame = item[0].frame
+                time_s = frame.time_s
+                if part_of(time_s) != part and frame.index >= self._frames_done:
                     part = part_of(time_s)
                     begin_part(time_s)
                 yield change(item)
 
-    def _examined(self, frame: Frame, shown: Painted) -> tuple[Painted, InspectedFace]:
+    def _analyzed(self, frame: Frame, shown: Painted) -> tuple[Painted, InspectedFace]:
         target, face, painted, share = shown
         if self._enhancer is not None:
             painted = enhanced(painted, self._enhancer)
@@ -111,10 +110,10 @@ class Composer:
         return (target, face, painted, share), inspected
 
     def _remembered(
-        self, frame: Frame, examined: tuple[Painted, InspectedFace]
+        self, frame: Frame, analyzed: tuple[Painted, InspectedFace]
     ) -> tuple[Painted, InspectedFace, Means]:
-        (target, *_), inspected = examined
-        return *examined, self._paster.remember(target.track_id, frame.time_s, inspected)
+        (target, *_), inspected = analyzed
+        return *analyzed, self._paster.remember(target.track_id, frame.time_s, inspected)
 
     def _pasted(self, frame: Frame, known: tuple[Painted, InspectedFace, Means]) -> tuple[Target, Fraction, Pasted]:
         (target, face, painted, share), inspected, means = known

@@ -6,7 +6,7 @@ A face is searched near its last position, so finding is sequential; cropping ru
 from array import array
 from collections.abc import Callable, Generator, Mapping
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import partial
 from itertools import groupby
@@ -21,11 +21,11 @@ from latentsync_trt.face.choice import LARGEST, Chooser, Runs, check_people, spe
 from latentsync_trt.face.geometry import LEAST_HEIGHT_PX, LEAST_WIDTH_PX, place_of, region_around, turn
 from latentsync_trt.face.identity import luma_of
 from latentsync_trt.face.track_file import COLUMNS, ClipMark, FaceSpan, Tracks
-from latentsync_trt.face.tracker import FaceTracker, FrameFaces, LookAhead
+from latentsync_trt.face.tracker import ON_ITS_SIDE, FaceTracker, FrameFaces, LookAhead
 from latentsync_trt.measure.page import SHOWN_PX
 from latentsync_trt.media.pictures import LazyRgb
 from latentsync_trt.media.reader import probe, read_frames
-from latentsync_trt.sync.threads import StageClock, in_background
+from latentsync_trt.sync.threads import StageClock, prefetch
 from latentsync_trt.types import (
     AlignedFace,
     Face,
@@ -78,22 +78,84 @@ class Target:
     painted: UInt16Array | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class PaintedAt:
+    """When windows were painted, on `time.perf_counter`'s scale, and the index after their last frame."""
+
+    time_s: float
+    end: int
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class FrameJob:
     """A frame on its way through the stages; it leaves unchanged where it has no targets.
 
-    `shot`: number of the shot that it is part of; None where no face was searched.
+    `seen`: all faces in it; None where none was searched. `has_face`: one was chosen, whether it speaks or not.
+    `windows`: how many were painted since the job before; `painted_at`: the newest ones.
     """
 
     frame: Frame
     targets: tuple[Target, ...] = ()
-    shot: int | None = None
+    seen: FrameFaces | None = None
+    has_face: bool = False
+    windows: int = 0
+    painted_at: PaintedAt | None = None
+
+    @property
+    def shot(self) -> int | None:
+        """Number of the shot that it is part of; None where no face was searched."""
+        return None if self.seen is None else self.seen.shot
+
+
+@dataclass(slots=True, eq=False)
+class FaceStats:
+    """What was seen of faces in all frames that were added, in their order.
+
+    `untouched`: the times at which faces were wanted, but none was chosen.
+    """
+
+    frames: int = 0
+    frames_with_face: int = 0
+    searched: int = 0
+    turned: int = 0
+    most_faces: int = 0
+    untouched: list[Interval] = field(default_factory=list)
+
+    def add(self, frame: Frame, seen: FrameFaces | None, *, has_face: bool) -> None:
+        """Adds the next frame."""
+        self.frames += 1
+        self.frames_with_face += has_face
+        if seen is None:
+            return
+        self.searched += 1
+        self.most_faces = max(self.most_faces, len(seen.faces))
+        self.turned += not seen.faces and seen.why_none == ON_ITS_SIDE
+        if not has_face:
+            self._note_untouched(frame, "other faces" if seen.faces else seen.why_none)
+
+    def _note_untouched(self, frame: Frame, reason: str) -> None:
+        start_s, end_s = float(frame.time_s), float(frame.time_s + frame.duration_s)
+        if self.untouched and (self.untouched[-1].reason, self.untouched[-1].end_s) == (reason, start_s):
+            start_s = self.untouched.pop().start_s
+        self.untouched.append(Interval(start_s, end_s, reason))
+
+    def no_face(self, video: Path) -> NoFaceError:
+        """The error for a `video`, none of whose frames shows a usable face that was chosen."""
+        if not self.searched:
+            part = "is in the part that is synced; give another --start or --end"
+            return NoFaceError(f"{video}: none of its {self.frames} frames {part}", usage=True)
+        if self.most_faces:
+            return NoFaceError(f"{video}: shows faces, but never the chosen one; latentsync-trt faces shows them all")
+        searched = f"any of the {self.searched} frames searched"
+        if self.turned:
+            none = f"no upright face in {searched}, but {self.turned} with one"
+            return NoFaceError(f"{video}: {none} on its side or upside down; probably {_WRONG_TAG}")
+        least = f"be at least {LEAST_WIDTH_PX} px wide and {LEAST_HEIGHT_PX} px high"
+        return NoFaceError(f"{video}: no face in {searched}; a face must look at the camera, and {least}")
 
 
 class FaceFinder:
     """Finds and crops the faces of every frame of a clip; holds back half a second of frames, to bridge gaps.
-
-    `frames_with_face`: their number so far. `untouched`: the wanted times so far at which no face was chosen.
 
     Args:
         resolution_px: side of an aligned face.
@@ -129,23 +191,8 @@ class FaceFinder:
         self._clock, self._pixel_aspect = clock, pixel_aspect
         self._wanted, self._on_notice = wanted, on_notice
         self._source_s = self._longest_step_s = Fraction(0)
-        self.untouched: list[Interval] = []
         self._places: list[tuple[slice, slice]] = []
-        self._jumps = self._most_faces = self._searched = self.frames_with_face = 0
-
-    def no_face(self, video: Path, frames: int) -> NoFaceError:
-        """The error for a `video` of so many `frames`, none of which shows a usable face that was chosen."""
-        if not self._searched:
-            part = "is in the part that is synced; give another --start or --end"
-            return NoFaceError(f"{video}: none of its {frames} frames {part}", usage=True)
-        if self._most_faces:
-            return NoFaceError(f"{video}: shows faces, but never the chosen one; latentsync-trt faces shows them all")
-        if count := self._tracker.turned_frames:
-            none = f"no upright face in any of the {self._searched} frames searched, but {count} with one"
-            return NoFaceError(f"{video}: {none} on its side or upside down; probably {_WRONG_TAG}")
-        least = f"be at least {LEAST_WIDTH_PX} px wide and {LEAST_HEIGHT_PX} px high"
-        searched = f"no face in any of the {self._searched} frames searched"
-        return NoFaceError(f"{video}: {searched}; a face must look at the camera, and {least}")
+        self._jumps = self._most_faces = 0
 
     def prepared(self, frame: Frame) -> Frame:
         """The same frame, with RGB where faces were seen last: for another thread, as `find` waits for nothing else."""
@@ -163,7 +210,6 @@ class FaceFinder:
             self._longest_step_s, self._source_s = max(self._longest_step_s, step_s), frame.source_s
             with self._clock.measure("face"):
                 job = FrameJob(frame) if seen is None else self._job(frame, seen)
-            self.frames_with_face += bool(job.targets)
             yield job
 
     def see(self, frames: Generator[Frame, None, None]) -> Generator[tuple[Frame, FrameFaces | None], None, None]:
@@ -172,7 +218,6 @@ class FaceFinder:
         with closing(frames):
             for frame in frames:
                 is_wanted = self._wanted(frame.time_s)
-                self._searched += is_wanted
                 with self._clock.measure("face"):
                     if not is_wanted:
                         self._tracker.restart()
@@ -200,10 +245,9 @@ class FaceFinder:
         chosen = self._chooser.choose(seen, frame.time_s)
         placed = self._runs.advance({(one.track_id, self._jumps): one.face for one, _ in chosen})
         if not chosen:
-            self._note_untouched(frame, "other faces" if seen.faces else seen.why_none)
             # A search may have converted the whole picture; a frame that waits to be encoded needs its planes only.
             frame = frame if frame.planes is None else replace(frame, picture=LazyRgb(frame.planes))
-            return FrameJob(frame, shot=seen.shot)
+            return FrameJob(frame, seen=seen)
         targets = []
         for one, speaker in chosen:
             face, (run, matrix) = one.face, placed[one.track_id, self._jumps]
@@ -211,13 +255,7 @@ class FaceFinder:
                 to_square = stretch(frame.picture, self._pixel_aspect)
                 face, matrix = moved_face(face, inverse(to_square)), composed(to_square, matrix)
             targets.append(Target(run, one.person, speaker, face, matrix))
-        return FrameJob(frame, tuple(targets), seen.shot)
-
-    def _note_untouched(self, frame: Frame, reason: str) -> None:
-        start_s, end_s = float(frame.time_s), float(frame.time_s + frame.duration_s)
-        if self.untouched and (self.untouched[-1].reason, self.untouched[-1].end_s) == (reason, start_s):
-            start_s = self.untouched.pop().start_s
-        self.untouched.append(Interval(start_s, end_s, reason))
+        return FrameJob(frame, tuple(targets), seen, has_face=True)
 
     def cut_out(
         self,
@@ -277,13 +315,14 @@ def analyze(
     finder = FaceFinder(detector, SHOWN_PX, StageClock(), pixel_aspect=aspect, small=True)
     expected = 0 if rate is None or info.duration_s is None else round(rate * info.duration_s)
     pictures = groupby(read_frames(video), lambda frame: frame.source_s)
-    frames = in_background((next(repeated) for _, repeated in pictures), finder.prepared, name="decode")
+    frames = prefetch((next(repeated) for _, repeated in pictures), finder.prepared, name="decode")
     tracks: dict[int, tuple[int, array[float]]] = {}
     portraits: dict[int, tuple[float, UInt8Array]] = {}
     shots_s: dict[int, float] = {}
-    count = 0
+    stats = FaceStats()
     with closing(finder.see(frames)) as seen_frames:
-        for count, (frame, seen) in enumerate(seen_frames, 1):
+        for frame, seen in seen_frames:
+            stats.add(frame, seen, has_face=False)
             time_s = round(float(frame.source_s), 6)
             if seen is not None:
                 shots_s.setdefault(seen.shot, time_s)
@@ -294,11 +333,12 @@ def analyze(
                 score = float(face.box[3] - face.box[1]) / (1 + 4 * float(turn(face.points)))
                 if person not in portraits or score > _BETTER * portraits[person][0]:
                     portraits[person] = score, _portrait(square(frame.picture, aspect), face)
+            count = stats.frames
             on_progress(Progress("finding faces", count, max(expected, count) if expected else None))
     if not tracks:
-        raise finder.no_face(video, count)
+        raise stats.no_face(video)
     spans, numbers = _numbered([(person, np.array(rows).reshape(-1, COLUMNS)) for person, rows in tracks.values()])
-    found = Tracks(mark_of(video, info, count), tuple(shots_s.values()), spans)
+    found = Tracks(mark_of(video, info, stats.frames), tuple(shots_s.values()), spans)
     return found, {number: portraits[person][1] for person, number in numbers.items()}
 
 

@@ -1,7 +1,9 @@
 """Paints the mouths of windows of aligned faces: encode, denoise, decode."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -26,7 +28,11 @@ from latentsync_trt.diffusion import (
 )
 from latentsync_trt.errors import InputError
 from latentsync_trt.face.mask import latent_mask, mouth_mask
+from latentsync_trt.runtime.stages import Stage
 from latentsync_trt.types import Denoiser, Float32Array, ImageCodec, UInt8Array, UInt16Array
+
+if TYPE_CHECKING:
+    from latentsync_trt.runtime.model import Model
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,7 +40,8 @@ class Inpainter:
     """Paints the mouths of aligned faces to match their speech; `make_inpainter` assembles one.
 
     `mask (H, W)` float32, 1 = kept; `latent_mask (h, w)` float32; `noise (1, 4, 1, h, w)` float32, the same for every
-    window of a run; `schedule` and `plan` have an entry for every step; `windows_per_batch()` are denoised together.
+    window of a run; `schedule` and `plan` have an entry for every step; `windows_per_batch` are denoised together.
+    `run(stage, action)` returns the result of what uses `codec` or `denoiser`, run in the thread of that stage.
     """
 
     codec: ImageCodec
@@ -45,7 +52,8 @@ class Inpainter:
     guidance: float
     schedule: tuple[Step, ...]
     plan: tuple[PlannedStep, ...]
-    windows_per_batch: Callable[[], int] = lambda: 1
+    windows_per_batch: int = 1
+    run: Callable[[Stage, Callable[[], Any]], Any] = lambda _, action: action()
 
     def paint(self, windows: Sequence[tuple[UInt8Array, Float32Array]]) -> list[Sequence[UInt16Array]]:
         """Generated faces of each window: F pictures as `ImageCodec.decode_faces` returns them.
@@ -60,7 +68,7 @@ class Inpainter:
 
     def encode(self, windows: Sequence[UInt8Array]) -> list[Float32Array]:
         """What the denoiser knows of each window, float32 `(9, F, h, w)`, from its faces."""
-        encoded = (self.codec.encode_faces(faces, self.mask) for faces in windows)
+        encoded = self.run("encode", lambda: [self.codec.encode_faces(faces, self.mask) for faces in windows])
         return [conditioning(self.latent_mask, masked[None], whole[None])[0] for masked, whole in encoded]
 
     def denoise(
@@ -70,39 +78,41 @@ class Inpainter:
         on_step: Callable[[int, int], None] | None = None,
     ) -> list[Float32Array]:
         """The latents of each window, float32 `(4, F, h, w)`; `on_step` as for `diffusion.denoise`."""
-        latents: list[Float32Array] = []
-        size, fixed = self.windows_per_batch(), (self.guidance, self.schedule, self.plan)
-        for start in range(0, len(known), size):
-            together, heard = (np.stack(each[start : start + size]) for each in (known, audio))
-            latents.extend(denoise(self.denoiser, self.noise, together, heard, *fixed, on_step))
+        size, fixed = self.windows_per_batch, (self.guidance, self.schedule, self.plan)
+
+        def denoise_all() -> Iterator[Float32Array]:
+            for start in range(0, len(known), size):
+                together, heard = (np.stack(each[start : start + size]) for each in (known, audio))
+                yield from denoise(self.denoiser, self.noise, together, heard, *fixed, on_step)
+
+        latents: list[Float32Array] = self.run("denoise", lambda: list(denoise_all()))
         return latents
 
     def decode(self, latents: Sequence[Float32Array]) -> list[Sequence[UInt16Array]]:
-        return [self.codec.decode_faces(np.ascontiguousarray(window.transpose(1, 0, 2, 3))) for window in latents]
+        """The faces of each window, as `ImageCodec.decode_faces` returns them."""
+        pictures = [np.ascontiguousarray(window.transpose(1, 0, 2, 3)) for window in latents]
+        return self.run("decode", lambda: [self.codec.decode_faces(each) for each in pictures])
+
+    def decode_faces(self, latents: Float32Array) -> Sequence[UInt16Array]:
+        """As `ImageCodec.decode_faces`."""
+        return self.run("decode", partial(self.codec.decode_faces, latents))
 
 
-def make_inpainter(
-    manifest: Manifest,
-    options: SyncOptions,
-    codec: ImageCodec,
-    denoiser: Denoiser,
-    *,
-    noise: Float32Array | None = None,
-    windows_per_batch: Callable[[], int] = lambda: 1,
-) -> Inpainter:
-    """The inpainter of a bundle; `noise`, float32 `(1, 4, 1, h, w)`, replaces that of the seed."""
-    side_px = resolution_of(manifest, options)
+def make_inpainter(model: "Model", options: SyncOptions, noise: Float32Array | None = None) -> Inpainter:
+    """The inpainter of an open model; `noise`, float32 `(1, 4, 1, h, w)`, replaces that of the seed."""
+    side_px = resolution_of(model.bundle.manifest, options)
     latent_px = side_px // PIXELS_PER_LATENT
     return Inpainter(
-        codec=codec,
-        denoiser=denoiser,
+        codec=model.vae,
+        denoiser=model.denoiser,
         mask=mouth_mask(side_px),
         latent_mask=latent_mask(side_px),
         noise=initial_noise(options.seed, latent_px, latent_px) if noise is None else noise,
         guidance=options.guidance,
         schedule=solver_schedule(options.sampling.solver, options.sampling.steps),
         plan=plan_for(options),
-        windows_per_batch=windows_per_batch,
+        windows_per_batch=model.memory_plan.windows_per_batch,
+        run=model.run,
     )
 
 

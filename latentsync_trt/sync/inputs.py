@@ -24,7 +24,7 @@ from latentsync_trt.media.soundtrack import SoundPiece
 from latentsync_trt.media.writer import check_output_path
 from latentsync_trt.option_fields import command_line, flag_name
 from latentsync_trt.paths import local_path
-from latentsync_trt.sync.speakers import Voices, voices_of
+from latentsync_trt.sync.speech import SpeechTracks, speech_tracks_of
 from latentsync_trt.types import VideoInfo
 from latentsync_trt.version import __version__, distribution_version
 
@@ -44,7 +44,7 @@ class Inputs:
     """The files and options of a run, all of which can be used, and the properties of the video.
 
     `info.duration_s` includes the delay of the picture, `picture_delay_s`. `own`: the video's own sound, where it has
-    one; `mix`: what is heard instead of the voices. `tracks`: those of `--faces`. `page`: where to write the report.
+    one; `mix`: what is heard instead of the speech. `tracks`: those of `--faces`. `page`: where to write the report.
     """
 
     options: SyncOptions
@@ -53,7 +53,7 @@ class Inputs:
     info: VideoInfo
     encoder: VideoEncoder
     picture_delay_s: Fraction
-    voices: Voices
+    speech: SpeechTracks
     own: SoundPiece | None
     mix: SoundPiece | None
     tracks: "Tracks | None"
@@ -83,8 +83,8 @@ def check_inputs(video: object, audio: object, output: object, options: SyncOpti
         start_s = delays.sound_s if are_one(path, source) else options.start or Fraction(0)
         return start_s + Fraction(str(options.offset)) / 1000
 
-    voices = voices_of(recording, at_s, options)
-    heard = [*dict.fromkeys(piece.path for piece in voices.recordings), *([mixed] if mixed else [])]
+    speech = speech_tracks_of(recording, at_s, options)
+    heard = [*dict.fromkeys(piece.path for piece in speech.recordings), *([mixed] if mixed else [])]
     for path in heard:
         check_file(path)
     check_output_path(target, source, *heard)
@@ -103,7 +103,7 @@ def check_inputs(video: object, audio: object, output: object, options: SyncOpti
     if info.duration_s is not None:
         info = replace(info, duration_s=lasts_s)
     mix = None if mixed is None else SoundPiece(mixed, at_s(mixed))
-    return Inputs(options, source, target, info, encoder, delays.picture_s, voices, own, mix, *others)
+    return Inputs(options, source, target, info, encoder, delays.picture_s, speech, own, mix, *others)
 
 
 def _others(
@@ -166,7 +166,7 @@ def fingerprint(inputs: Inputs, bundle: Path, provider: str, brought: Mapping[st
         MediaError: an input has disappeared.
     """
     options, encoder = inputs.options, inputs.encoder
-    recordings = [piece.path for piece in inputs.voices.recordings]
+    recordings = [piece.path for piece in inputs.speech.recordings]
     separate = options.turns is None and bool(options.speaker)  # files, then
     names = [f"--speaker {speaker.face}" for speaker in options.speaker] if separate else ["--audio"]
     files = {"--video": inputs.video, **dict(zip(names, recordings, strict=False))}

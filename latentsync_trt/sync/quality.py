@@ -6,29 +6,23 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cache
 from math import isnan, sqrt
-from pathlib import Path
 from statistics import fmean
 
 import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from latentsync_trt.config import MODEL_FPS, SyncOptions
-from latentsync_trt.errors import OutputError
+from latentsync_trt.config import MODEL_FPS
 from latentsync_trt.face.align import rescaled, shifted
 from latentsync_trt.face.mask import mouth_mask
 from latentsync_trt.face.paste import Pasted
 from latentsync_trt.measure.lips import Curves, Loudness, gap_of, measured
-from latentsync_trt.measure.page import Section, svg, sync_figure, write_page
 from latentsync_trt.measure.pictures import FlickerMeter, mouth_part
-from latentsync_trt.measure.syncnet import SyncMeter, sections
+from latentsync_trt.measure.syncnet import SyncMeter
 from latentsync_trt.measures import Measures
-from latentsync_trt.option_fields import command_line
-from latentsync_trt.sync.alarm import Alarm
 from latentsync_trt.sync.faces import Target
-from latentsync_trt.types import Float32Array, Float64Array, Frame, Patch, SyncReport, UInt8Array, UInt16Array
-from latentsync_trt.unexpected import without_paths
-from latentsync_trt.version import __version__
+from latentsync_trt.sync.mismatch import ModelMismatchCheck
+from latentsync_trt.types import Float32Array, Float64Array, Frame, Patch, UInt8Array, UInt16Array
 
 _HEIGHT_PX = 240
 _AROUND = 0.15
@@ -47,17 +41,6 @@ _SILENT_DB = -100.0
 _EACH, _MEASURED = 15, 3
 """Seam and flicker are means over the clip: measured in three frames in a row, as flicker needs, of each 15."""
 
-_FILES = ("c2pa", "faces", "mix", "report", "speaker", "turns")
-"""Options that name files: a page may be passed on."""
-
-_METHOD = (
-    "The lips' opening, found by FaceMesh in the painted faces, is compared with the voice below and above 650 Hz, and "
-    "that agreement with the one at wrong times, which is chance: real mouths are 2.7 to 5.7 deviations above it, so "
-    "this tells lips that follow from lips that do not, not good from very good. "
-    "Seam: the step at the edge of what was pasted, relative to the source's own changes there; 0 = none, below 1 they "
-    "hide it. Flicker: change from frame to frame that is no movement, beside the mouth; 1 = as the source."
-)
-
 
 @dataclass(frozen=True, slots=True)
 class Moment:
@@ -75,7 +58,7 @@ class Quality:
     Args:
         starts_s: when the recording of each speaker begins in the output.
         pictures: whether to keep small pictures of the moments that matter, for a page, and to measure all frames.
-        alarm: looks at the first painted faces.
+        mismatch: looks at the first painted faces.
         syncnet: new meters of each speaker, if SyncNet is to measure, too.
     """
 
@@ -84,10 +67,10 @@ class Quality:
         starts_s: Sequence[Fraction],
         *,
         pictures: bool = False,
-        alarm: Alarm | None = None,
+        mismatch: ModelMismatchCheck | None = None,
         syncnet: Sequence[SyncMeter] = (),
     ) -> None:
-        self.starts_s, self._alarm, self.syncnet = tuple(starts_s), alarm, syncnet
+        self.starts_s, self._mismatch, self.syncnet = tuple(starts_s), mismatch, syncnet
         self._loudness = [Loudness() for _ in starts_s]
         self._lips = [(array("q"), array("f")) for _ in starts_s]
         self._meters: dict[int, tuple[int, tuple[FlickerMeter, FlickerMeter]]] = {}
@@ -116,8 +99,8 @@ class Quality:
             gaps.append(gap)
         if self.syncnet and target.face is not None:
             self.syncnet[target.speaker].add(frame.time_s, _painted(frame, pasted.patch), target.face)
-        if self._alarm is not None and target.face is not None and target.painted is not None:
-            self._alarm.look(target.face.image, target.painted)
+        if self._mismatch is not None and target.face is not None and target.painted is not None:
+            self._mismatch.look(target.face.image, target.painted)
         if seam is None:
             return
         self._seams.append(seam)
@@ -153,8 +136,8 @@ class Quality:
         if self._own:
             flicker = sqrt((fmean(self._new) + _LEAST_NOISE) / (fmean(self._own) + _LEAST_NOISE))
         lips = [measured(curves, speaker) for speaker, curves in enumerate(self.curves()) if curves is not None]
-        seam, from_s, alarm = fmean(self._seams) if self._seams else None, float(self._from_s or 0), self._alarm
-        fit = (None, None, "") if alarm is None else (alarm.color, alarm.sharpness, alarm.text)
+        seam, from_s, mismatch = fmean(self._seams) if self._seams else None, float(self._from_s or 0), self._mismatch
+        fit = (None, None, "") if mismatch is None else (mismatch.color, mismatch.sharpness, mismatch.text)
         return Measures(tuple(lips), seam, flicker, from_s, *fit, tuple(meter.result() for meter in self.syncnet))
 
     def curves(self) -> list[Curves | None]:
@@ -247,46 +230,3 @@ def _jpeg(rgb: UInt8Array) -> bytes:
     small = cv2.resize(rgb, (width, _HEIGHT_PX), interpolation=cv2.INTER_AREA)
     encoded = cv2.imencode(".jpg", cv2.cvtColor(small, cv2.COLOR_RGB2BGR), [cv2.IMWRITE_JPEG_QUALITY, _JPEG_QUALITY])
     return bytes(encoded[1])
-
-
-def write_report(path: Path, source: Path, report: SyncReport, quality: Quality, options: SyncOptions) -> None:
-    """Writes the page of a finished run, which contains its pictures; raises `OutputError` if it cannot be written."""
-    try:
-        write_page(path, Path(report.output).name, [*_sections(source, report, quality, options)])
-    except OutputError as error:
-        raise OutputError(f"{error}; the video is complete: {report.output}") from error
-
-
-def _sections(source: Path, report: SyncReport, quality: Quality, options: SyncOptions) -> Iterator[Section]:
-    length = f"{report.frames} frames ({report.duration_s:.2f} s)"
-    yield Section(text=[f"{source.name}, lip-synced: {length}, a face in {report.frames_with_face}"])
-    if report.quality is not None and report.quality.alarm:
-        yield Section("Alarm", notes=[report.quality.alarm])
-    rows = report.quality.rows if report.quality else []
-    yield Section(rows=rows, text=[_METHOD if rows else "This run painted no face, so nothing was measured."])
-    shown = [([each.before, each.after], f"{each.time_s:.2f} s: {each.shows}") for each in quality.moments()]
-    if shown:
-        yield Section("Before and after", pictures=shown)
-    curves = quality.curves()
-    for speaker, (start_s, found) in enumerate(zip(quality.starts_s, curves, strict=True)):
-        if found is not None:
-            title = f"Speaker {speaker}: lips and speech" if len(curves) > 1 else "Lips and speech"
-            began = f"The speech begins at {float(start_s):.2f} s of the video." if start_s else ""
-            yield Section(title, drawing=svg(sync_figure({"lips": found}, began)))
-    names = [f"speaker {speaker}" if len(curves) > 1 else "face" for speaker in range(len(curves))]
-    yield from sections(dict(zip(names, quality.syncnet, strict=False)))
-    untouched = [(f"{part.start_s:.2f}", f"{part.end_s:.2f}", part.reason) for part in report.untouched]
-    if untouched:
-        yield Section("Left as it was", untouched, ("from, s", "to, s", "why"))
-    painting = f"{report.painting_s:.1f} s at {report.frames_per_s:.1f} frames/s"
-    facts = {
-        "bundle": report.bundle,
-        "provider": report.provider,
-        "options": " ".join(command_line(options, leave_out=_FILES)) or "all at their defaults",
-        "time": f"{report.startup_s:.1f} s start-up + {painting}",
-        "busy": ", ".join(f"{stage.stage} {stage.busy_s:.1f} s" for stage in report.stages),
-        "version": f"latentsync-trt {__version__}",
-    }
-    yield Section("How it was made", [*facts.items()])
-    if report.notices:
-        yield Section("Notices", notes=[without_paths(text) for text in report.notices])

@@ -1,11 +1,13 @@
-"""Threads of a run: stages that overlap, and work spread over devices."""
+"""Threads of a clip: stages that overlap, and how much waits between them."""
 
 import sys
 import threading
+from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager, suppress
+from fractions import Fraction
+from functools import partial
 from itertools import islice
 from queue import Empty, SimpleQueue
 from time import perf_counter
@@ -13,14 +15,18 @@ from typing import Any, TypeVar, overload
 
 import cv2
 
-from latentsync_trt.types import StageTime
+from latentsync_trt.types import Frame, StageTime, VideoInfo
 
 I = TypeVar("I")  # noqa: E741 -- an item
 T = TypeVar("T")
-R = TypeVar("R")
 
 QUEUE_DEPTH = 4
 """Pictures that wait between two stages: enough to even out their pace, few enough for 4K in little memory."""
+
+_IN_FLIGHT_BYTES = 2_000_000_000
+"""Of all frames of a clip that are in memory, three samples for each pixel: the bound of what waits between stages."""
+
+_EIGHT_BITS = ("yuv420p", "yuvj420p", "yuv422p", "yuv440p", "yuv444p", "gbrp", "nv12")
 
 # Waits are cut into pieces so that a stop (or Ctrl-C, which Windows cannot deliver inside an untimed wait) is noticed.
 POLL_S = 0.1
@@ -40,23 +46,25 @@ def tune_process() -> None:
 
 
 @overload
-def in_background(source: Generator[T, None, None], *, depth: int = ..., name: str) -> Generator[T, None, None]: ...
+def prefetch(source: Generator[T, None, None], *, depth: int = ..., name: str) -> Generator[T, None, None]: ...
 @overload
-def in_background(
+def prefetch(
     source: Generator[I, None, None], change: Callable[[I], T], *, threads: int = ..., depth: int = ..., name: str
 ) -> Generator[T, None, None]: ...
-def in_background(
+def prefetch(
     source: Generator[Any, None, None],
     change: Callable[[Any], Any] = lambda item: item,
     *,
     threads: int = 1,
     depth: int = QUEUE_DEPTH,
     name: str,
+    on_stop: Callable[[], object] = lambda: None,
 ) -> Generator[Any, None, None]:
     """Runs `source` in threads, one at a time, and `change`, side by side, of each item, from now on.
 
     Yields what `change` returned in the order of `source`, and raises what either raised. At most `depth + 1` items are
-    being made or wait. Closing this generator waits for those that are being made and closes `source`.
+    being made or wait. Closing this generator waits for those that are being made and closes `source`; before that, and
+    before it raises an error, it calls `on_stop`.
     """
     end, room, taking = object(), SimpleQueue[None](), threading.Lock()
     places, is_open = SimpleQueue[SimpleQueue[tuple[Any, BaseException | None]]](), True
@@ -77,6 +85,7 @@ def in_background(
 
     def consume() -> Generator[Any, None, None]:
         nonlocal is_open
+        ended = False
         try:
             for thread in made_by:
                 thread.start()
@@ -86,11 +95,14 @@ def in_background(
                 if error is not None:
                     raise error
                 if item is end:
+                    ended = True
                     return
                 room.put(None)
                 yield item
         finally:
             is_open = False
+            if not ended:
+                on_stop()
             for _ in made_by:
                 room.put(None)
             for thread in filter(threading.Thread.is_alive, made_by):  # a signal may come before all have started
@@ -109,6 +121,65 @@ def _next_in(queue: SimpleQueue[T]) -> T:
     while True:
         with suppress(Empty):
             return queue.get(timeout=POLL_S)
+
+
+class ClipStages:
+    """The stages of one clip: `prefetch_frames` runs those before painting, `prefetch` painting and those after it.
+
+    Where one fails or is closed, no more frames enter; in painting or after it, painting is canceled, too. What fails
+    before painting is raised after the frames before it, which are painted.
+
+    A frame may enter where all those on their way could be held back: `held_frames` to complete windows, those of
+    `first_s` seconds to fade, and those of `last_s` seconds to bridge gaps.
+
+    `spare_frames`: of `held_frames`, those that may wait for several windows.
+    """
+
+    def __init__(self, held_frames: int, spare_frames: int, first_s: Fraction, last_s: Fraction) -> None:
+        self.spare_frames, self.canceled, self._ended = spare_frames, False, False
+        self._held_frames, self._first_s, self._last_s = held_frames, first_s, last_s
+        self._times_s: deque[Fraction] = deque()
+        self._changed = threading.Condition()
+        self.prefetch_frames = partial(prefetch, on_stop=self._end)
+        self.prefetch = partial(prefetch, on_stop=self._cancel)
+
+    def entering(self, frames: Iterator[Frame]) -> Generator[Frame, None, None]:
+        """The same frames; each waits for room before it is read."""
+        while True:
+            with self._changed:
+                while not (self._has_room() or self._ended):
+                    self._changed.wait(POLL_S)
+            frame = None if self._ended else next(frames, None)
+            if frame is None:
+                return
+            self._times_s.append(frame.time_s)
+            yield frame
+
+    def leave(self) -> None:
+        """The first of the frames has been written, or is left out."""
+        with self._changed:
+            self._times_s.popleft()
+            self._changed.notify_all()
+
+    def _end(self) -> None:
+        self._ended = True
+
+    def _cancel(self) -> None:
+        self._ended = self.canceled = True
+
+    def _has_room(self) -> bool:
+        times_s = self._times_s
+        if not times_s:
+            return True
+        first = bisect_left(times_s, times_s[0] + self._first_s)
+        last = len(times_s) - bisect_left(times_s, times_s[-1] - self._last_s)
+        return len(times_s) < first + last + self._held_frames
+
+
+def most_in_flight(info: VideoInfo) -> int:
+    """How many frames of a clip may be in memory at a time."""
+    sample_bytes = 1 if info.pixel_format in _EIGHT_BITS else 2
+    return _IN_FLIGHT_BYTES // (3 * sample_bytes * info.width_px * info.height_px)
 
 
 class StageClock:
@@ -146,61 +217,3 @@ class StageClock:
         """The sums so far, in the order in which stages first ran."""
         with self._lock:
             return tuple(StageTime(stage, busy_s, self._frames[stage]) for stage, busy_s in self._busy_s.items())
-
-
-def spread(
-    items: Generator[I, None, None],
-    tasks_of: Callable[[I], Sequence[T]],
-    workers: Sequence[Callable[[T], R]],
-    *,
-    ahead: Callable[[], int],
-    failures: tuple[type[Exception], ...] = (),
-    on_failure: Callable[[int, Exception], bool] = lambda *_: False,
-) -> Generator[tuple[I, list[R]], None, None]:
-    """Every item in order, with the results of its tasks.
-
-    A worker takes the next task when it is free; a single one runs in the caller's thread, without
-    `ahead`. Closing this generator waits for the tasks that run.
-
-    Args:
-        tasks_of: called in the caller's thread. workers: carry out a task.
-        ahead: how many items may be taken before the result of the oldest one is there: the bound of memory.
-        failures: errors that may end a worker and give its task to another.
-        on_failure: called in the thread of a task with the worker's position and such an error; returns whether others
-            go on: if not, the error is raised, as any other.
-    """
-    free: SimpleQueue[tuple[int, Callable[[T], R]]] = SimpleQueue()
-    for each in enumerate(workers):
-        free.put(each)
-
-    def carry_out(task: T) -> R:
-        while True:
-            position, worker = free.get()
-            is_out = False
-            try:
-                return worker(task)
-            except failures as error:
-                is_out = on_failure(position, error)
-                if not is_out:
-                    raise
-            finally:
-                if not is_out:
-                    free.put((position, worker))
-
-    with closing(items):
-        if len(workers) == 1:
-            for item in items:
-                yield item, [workers[0](task) for task in tasks_of(item)]
-            return
-        waiting: deque[tuple[I, list[Future[R]]]] = deque()
-        pool = ThreadPoolExecutor(len(workers), thread_name_prefix="paint")
-        try:
-            for item in items:
-                waiting.append((item, [pool.submit(carry_out, task) for task in tasks_of(item)]))
-                while waiting and (len(waiting) > ahead() or all(result.done() for result in waiting[0][1])):
-                    done, results = waiting.popleft()
-                    yield done, [result.result() for result in results]
-            for done, results in waiting:
-                yield done, [result.result() for result in results]
-        finally:
-            pool.shutdown(cancel_futures=True)

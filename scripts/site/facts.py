@@ -19,16 +19,18 @@ from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.cli import model
 from latentsync_trt.config import PRESETS, PresetName, SyncOptions
 from latentsync_trt.export.published import LATENTSYNC, VAE
-from latentsync_trt.runtime.networks.batching import needed_bytes
+from latentsync_trt.runtime.memory_estimate import needed_bytes
 from latentsync_trt.runtime.providers.table import CUDA
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "benchmarks"
 CLIP, PRESET_CLIPS, START = "sync-cuda-h200-start", "sync-cuda-h100-presets", "sync-cuda-h100-start"
 """Rows of whole clips: today's speed, that by preset, and memory."""
-H200, TWO_GPUS = "sync-cuda-h200-fast", "sync-cuda-h100-x2-512"
-"""Rows of another card's networks, and of one clip on two cards."""
-_START_CASES = {512: "later run", 256: "256 px, later run"}
+H200, TWO_GPUS = "sync-cuda-h200-fast", "batch-cuda-h200-x2-512"
+"""Rows of another card's networks, and of many clips on two cards."""
+_RECORDED = {512: False, 256: True}
+"""Whether steps are recorded as CUDA graphs by default."""
+_START_CASES = {512: "later run, --no-cuda-graph", 256: "256 px, later run"}
 
 CLIP_PRESETS: tuple[PresetName, ...] = ("fast", "draft")
 """Presets that whole clips were measured with."""
@@ -42,7 +44,7 @@ WEIGHT_BYTES = {
     "vae.weights": 2 * 83_700_000,
     "audio_encoder.weights": 2 * 8_200_000,
 }
-"""Of the published networks in float16, with the kernels and parts that the CUDA form stores besides."""
+"""Of the published networks in float16, with the kernels and parts that the CUDA variant stores besides."""
 
 _NUMBER = re.compile(r"[\d.,]*(<!-- ([a-z]\w+) -->)")
 _TABLE = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- /table -->)", re.DOTALL)
@@ -81,11 +83,9 @@ class Rows:
         row = {"case": "one window", "preset": "balanced"}
         return self.number(name, "rows", row, "memory", "device_bytes") / 1e9
 
-    def pace(self, preset: str, devices: str) -> float:
-        """Seconds of video per second while one clip is painted."""
-        runs = "measured_apart" if preset == "fast" else "two_processes"
-        row = {"preset": preset, "devices": devices}
-        return self.number("sync-cuda-h200-x2-512", runs, row, "windows_per_s") * WINDOW_MS / 1000
+    def batch_pace(self, workers: str) -> float:
+        """Seconds of video per second in a batch of one or two workers, a GPU each, after start-up."""
+        return self.number(TWO_GPUS, f"sixteen_clips_{workers}", "summary", "frames_per_s") / FPS
 
     def clip(self, key: str, size_px: int) -> float:
         """A number of the row of whole clips at that resolution."""
@@ -129,11 +129,10 @@ def facts() -> dict[str, str]:
     found = {
         "clip_s": (rows.number(CLIP, "clip", "duration_s"), 2),
         "eager_times": (eager_ms / rows.clip("denoise_step_ms", 512), 1),
-        "gpus_times": (rows.number(TWO_GPUS, "ratios", {"devices": "0,1"}, "frames_per_s"), 2),
+        "gpus_times": (rows.batch_pace("two_workers") / rows.batch_pace("one_worker"), 1),
         "weights_gb": ((LATENTSYNC["1.6"].size_bytes + VAE.size_bytes) / 1e9, 1),
         "bundle_gb": (model._BUNDLE_BYTES["fp16"] / 1e9, 1),
         "export_gb": (model._MEMORY_BYTES["fp16"] / 1e9, 1),
-        "no_graphs_gb": (rows.number(START, "rows", {"case": "later run, --no-cuda-graph"}, "peak_gb"), 1),
         "least_512_gb": (_least_free_gb(rows), 1),
         "least_256_gb": (rows.number("sync-cuda-h200-256-fp16-low-memory-5gb-free", "free_device_gb"), 1),
         "download_gb": (rows.number("install-cpu", "downloaded_gb"), 1),
@@ -149,7 +148,7 @@ def facts() -> dict[str, str]:
             f"times_{size_px}": (pace / FPS, 1),
             f"peak_{size_px}_gb": (rows.peak_gb(size_px), 1),
             f"turns_{size_px}_gb": (rows.window_gb(f"bench-cuda-h100-{size_px}"), 1),
-            f"full_{size_px}_gb": (_needed_gb(size_px, side_by_side=True, recorded=True), 1),
+            f"full_{size_px}_gb": (_needed_gb(size_px, pipelined=True, recorded=_RECORDED[size_px]), 1),
         }
     return {name: f"{number:.{digits}f}" for name, (number, digits) in found.items()}
 
@@ -172,7 +171,7 @@ def _manifest() -> Any:
 
 def _needed_gb(size_px: int, **how: bool) -> float:
     """Free GPU memory from which on a run works in this way."""
-    return needed_bytes(replace(_manifest(), resolution_px=size_px), provider=CUDA, form="cuda", **how) / 1e9
+    return needed_bytes(replace(_manifest(), resolution_px=size_px), provider=CUDA, variant="cuda", **how) / 1e9
 
 
 def clip_table() -> str:
@@ -227,19 +226,17 @@ def seconds_table() -> str:
 
 def memory_table() -> str:
     """What a run does with the GPU memory that it finds free."""
-    known = facts()
-    full, no_graphs, turns = (
-        tuple(f"{_needed_gb(size_px, side_by_side=side, recorded=recorded):.1f} GB" for size_px in (512, 256))
-        for side, recorded in ((True, True), (True, False), (False, False))
-    )
-    side_by_side = (
-        "a window is encoded and another decoded while a third is denoised; steps replay recorded CUDA graphs"
-    )
+    known, sizes = facts(), (512, 256)
+    full = [f"{known[f'full_{size_px}_gb']} GB" for size_px in sizes]
+    turns = [f"{_needed_gb(size_px):.1f} GB" for size_px in sizes]
     least = f"{known['least_512_gb']} and {known['least_256_gb']} GB free were enough"
     return _table(
         ("free at 512 px", "at 256 px", "what a run does", "GB in use, measured"),
-        (*full, side_by_side, f"{known['peak_512_gb']}; {known['peak_256_gb']}"),
-        (*no_graphs, "the same without CUDA graphs, as with `--no-cuda-graph`", known["no_graphs_gb"]),
+        (
+            *full,
+            "a window is encoded and another decoded while a third is denoised; at 256 px steps replay CUDA graphs",
+            f"{known['peak_512_gb']}; {known['peak_256_gb']}",
+        ),
         (*turns, "windows pass the networks in turn", f"{known['turns_512_gb']}; {known['turns_256_gb']}"),
         ("less", "less", f"one network at a time is on the GPU, as with `--low-memory`: {least}", ""),
     )

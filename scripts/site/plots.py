@@ -47,16 +47,9 @@ def pytorch(rows: Rows) -> dict[str, list[Bar]]:
 
 
 def gpus(rows: Rows) -> dict[str, list[Bar]]:
-    """Pace with one and with two GPUs."""
-    panels = {}
-    for preset, steps in (("fast", "8 steps, 3 full"), ("balanced", "balanced")):
-        bars = [("1 GPU", TEAL, rows.pace(preset, "0")), ("2 GPUs", ORANGE, rows.pace(preset, "0,1"))]
-        panels[f"one clip, {steps}: seconds of video per second"] = bars
-    panels["batch of 16 clips, 8 steps, 3 full: seconds of video per second"] = [
-        (label, color, rows.number("batch-cuda-h200-x2-512", f"sixteen_clips_{run}", "summary", "frames_per_s") / 25)
-        for label, color, run in (("1 GPU", TEAL, "one_worker"), ("2 GPUs", ORANGE, "two_workers"))
-    ]
-    return panels
+    """Pace of a batch with one and with two GPUs."""
+    bars = [("1 GPU", TEAL, rows.batch_pace("one_worker")), ("2 GPUs", ORANGE, rows.batch_pace("two_workers"))]
+    return {"batch of 16 clips, 8 steps, 3 full: seconds of video per second": bars}
 
 
 def memory(rows: Rows) -> dict[str, list[Bar]]:
@@ -97,7 +90,7 @@ def numbers() -> str:
         f"{known['pace_512']} frames/s": f"painted at 512 px on one {card()}, with --preset fast",
         f"{known['eager_times']}×": "as fast as PyTorch without torch.compile, on the same card",
         f"{known['least_512_gb']} GB": f"of GPU memory is enough at 512 px; {known['full_512_gb']} for full speed",
-        f"{known['gpus_times']}×": "as fast with a second GPU",
+        f"{known['gpus_times']}×": "as many clips with a second GPU",
     }
     return "".join(f"<div><b>{number}</b><span>{text}</span></div>" for number, text in found.items())
 

@@ -22,7 +22,7 @@ from latentsync_trt.export.graphs import GraphPlan, build_cuda_graph
 from latentsync_trt.export.layers import GroupNorm
 from latentsync_trt.export.networks import ImageAttention, Networks, WhisperEncoder
 from latentsync_trt.export.unet import UNet
-from latentsync_trt.runtime.sessions.session import Session, SessionSettings
+from latentsync_trt.runtime.engines.session import Session, SessionSettings
 from tests import narrow
 from tests.exports import ExportCache
 from tests.written_out import written_out

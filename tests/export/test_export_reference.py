@@ -11,8 +11,8 @@ from latentsync_trt.diffusion import cache_plan, ddim_schedule, denoise, dpmpp_s
 from latentsync_trt.export import exporter
 from latentsync_trt.export.export_options import ExportOptions
 from latentsync_trt.export.exporter import plan_graphs
-from latentsync_trt.runtime.networks.denoiser import GraphDenoiser
-from latentsync_trt.runtime.sessions.session import Session
+from latentsync_trt.runtime.denoiser import GraphDenoiser
+from latentsync_trt.runtime.engines.session import Session
 from latentsync_trt.types import WindowBatch
 from tests.export.test_export_solver import diffusers_solver
 from tests.exports import ExportCache

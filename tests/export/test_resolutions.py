@@ -23,7 +23,7 @@ from latentsync_trt.export.exporter import plan_graphs
 from latentsync_trt.export.graphs import GraphPlan
 from latentsync_trt.export.networks import load_networks
 from latentsync_trt.quantize.steps import multiply_adds, write_observed
-from latentsync_trt.runtime.sessions.session import Array, Session, SessionSettings
+from latentsync_trt.runtime.engines.session import Array, Session, SessionSettings
 from tests import narrow
 
 pytestmark = pytest.mark.integration

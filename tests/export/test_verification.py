@@ -19,7 +19,7 @@ from latentsync_trt.export.exporter import export_bundle, plan_graphs
 from latentsync_trt.export.graphs import GraphPlan, build_graph, save_graph
 from latentsync_trt.export.layers import NORM_GROUPS, GroupNorm
 from latentsync_trt.export.networks import load_networks
-from latentsync_trt.runtime.sessions.session import Session
+from latentsync_trt.runtime.engines.session import Session
 from tests import narrow
 
 pytestmark = pytest.mark.integration

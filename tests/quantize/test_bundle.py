@@ -2,6 +2,7 @@
 
 import dataclasses
 import shutil
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -16,11 +17,13 @@ from latentsync_trt.bundle.manifest import (
     read_manifest,
     write_manifest,
 )
+from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import InputError
 from latentsync_trt.quantize.calibrate import check_out, quantize_bundle
 from latentsync_trt.quantize.calibration_options import CalibrateOptions
+from latentsync_trt.quantize.steps import step_graphs
 from latentsync_trt.quantize.windows import Loop
-from latentsync_trt.runtime.networks.networks import Networks
+from latentsync_trt.runtime.model import open_model
 from latentsync_trt.runtime.providers.gpu import Gpu
 from latentsync_trt.runtime.providers.select import Selection, eight_bit_notice
 from latentsync_trt.types import Float32Array
@@ -44,13 +47,10 @@ UNCHANGED = (
 
 def latents_of(folder: Path, loop: Loop) -> Float32Array:
     bundle = Bundle.load(folder, verify=False)
-    networks = Networks(bundle, Selection("cpu"))
-    latents = loop.run(networks.denoiser, small_window(bundle))
-    notices = networks.take_notices()
-    networks.close()
-    if folder != small_bundle():
-        assert any(f"cpu emulates this {bundle.manifest.precision} bundle" in notice for notice in notices)
-    return latents
+    with closing(open_model(bundle, Selection("cpu"), RuntimeOptions(), step_graphs(bundle))) as model:
+        if folder != small_bundle():
+            assert any(f"cpu emulates this {bundle.manifest.precision} bundle" in notice for notice in model.notices)
+        return model.run("denoise", lambda: loop.run(model.denoiser, small_window(bundle)))
 
 
 @pytest.mark.parametrize(("kind", "guidance", "steps"), [("int8", 1.0, 2), ("int8", 1.5, 2), ("fp8", 1.5, 2)])

@@ -1,5 +1,6 @@
 """Observed graphs: the statistics they return, and that they compute what they did before."""
 
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -18,9 +19,10 @@ from latentsync_trt.quantize.steps import (
     layers_of,
     sample_stride,
     split_attention,
+    step_graphs,
     write_observed,
 )
-from latentsync_trt.runtime.networks.networks import Networks
+from latentsync_trt.runtime.model import open_model
 from latentsync_trt.runtime.providers.select import Selection
 from latentsync_trt.types import Float32Array, WindowBatch
 from tests.quantize.eight_bit import observe_small, small_loop, small_window
@@ -63,12 +65,11 @@ def test_maxima_and_samples_are_those_of_the_inputs(tmp_path: Path, dtype: type[
 
 
 @pytest.mark.integration
-def test_an_observed_loop_computes_what_the_plain_one_does(tmp_path: Path) -> None:
+def test_an_observed_loop_computes_what_the_plain_one_does() -> None:
     bundle, loop = Bundle.load(small_bundle(), verify=False), small_loop()
     ranges, observed_latents = observe_small(loop)
-    networks = Networks(bundle, CPU, RuntimeOptions(engine_cache=tmp_path / "cache"))
-    plain_latents = loop.run(networks.denoiser, small_window(bundle))
-    networks.close()
+    with closing(open_model(bundle, CPU, RuntimeOptions(), step_graphs(bundle))) as model:
+        plain_latents = model.run("denoise", lambda: loop.run(model.denoiser, small_window(bundle)))
     np.testing.assert_array_equal(observed_latents, plain_latents)
     assert set(ranges) == {layer.name for layer in layers_of(ir.load(bundle.graph_path("denoise_step")))}
 

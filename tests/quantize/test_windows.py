@@ -1,6 +1,7 @@
 """Recorded windows: those of a usual run, spread over the clip."""
 
 from collections.abc import Iterator
+from contextlib import closing
 from fractions import Fraction
 from pathlib import Path
 
@@ -8,14 +9,14 @@ import numpy as np
 import pytest
 
 from latentsync_trt import LipSync, SyncOptions
-from latentsync_trt.bundle.manifest import Bundle
+from latentsync_trt.bundle.manifest import AUDIO_ENCODER, VAE_ENCODER, Bundle
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import InputError
 from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.quantize.calibration_options import Clip, clips_in
 from latentsync_trt.quantize.windows import record
-from latentsync_trt.runtime.networks.denoiser import GraphDenoiser
-from latentsync_trt.runtime.networks.networks import Networks
+from latentsync_trt.runtime.denoiser import GraphDenoiser
+from latentsync_trt.runtime.model import Model, open_model
 from latentsync_trt.runtime.providers.select import Selection
 from latentsync_trt.types import WindowBatch
 from tests.clips import write_face, write_sound
@@ -27,11 +28,10 @@ FRAMES = 16
 
 
 @pytest.fixture(scope="module")
-def networks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Networks]:
-    options = RuntimeOptions(engine_cache=tmp_path_factory.mktemp("cache"))
-    made = Networks(Bundle.load(small_bundle(), verify=False), Selection("cpu"), options)
-    yield made
-    made.close()
+def model() -> Iterator[Model]:
+    bundle, graphs = Bundle.load(small_bundle(), verify=False), (AUDIO_ENCODER, VAE_ENCODER)
+    with closing(open_model(bundle, Selection("cpu"), RuntimeOptions(), graphs)) as opened:
+        yield opened
 
 
 @pytest.fixture(scope="module")
@@ -57,9 +57,9 @@ def batches_of_a_run(clip: Clip, target: Path) -> list[WindowBatch]:
     return batches
 
 
-def test_windows_are_those_of_a_usual_run(networks: Networks, clip: Clip, tmp_path: Path) -> None:
+def test_windows_are_those_of_a_usual_run(model: Model, clip: Clip, tmp_path: Path) -> None:
     progress: list[tuple[int, int]] = []
-    found = record(clip, 2, networks, MediaPipeDetector(), lambda done, total: progress.append((done, total)))
+    found = record(clip, 2, model, MediaPipeDetector(), lambda done, total: progress.append((done, total)))
     usual = batches_of_a_run(clip, tmp_path / "out.mp4")
     assert len(found) == 2
     assert progress == [(frame, 40) for frame in range(1, 41)]
@@ -70,17 +70,17 @@ def test_windows_are_those_of_a_usual_run(networks: Networks, clip: Clip, tmp_pa
         np.testing.assert_array_equal(window.audio, usual[number].audio)
 
 
-def test_few_windows_of_a_clip_are_spread_over_it(networks: Networks, tmp_path: Path) -> None:
+def test_few_windows_of_a_clip_are_spread_over_it(model: Model, tmp_path: Path) -> None:
     clip = Clip(write_face(tmp_path / "face.mp4", 6 * FRAMES), write_sound(tmp_path / "speech.wav", 4.0))
-    few, every = (record(clip, wanted, networks, MediaPipeDetector(), lambda *_: None) for wanted in (3, 6))
+    few, every = (record(clip, wanted, model, MediaPipeDetector(), lambda *_: None) for wanted in (3, 6))
     assert len(every) == 6
     for window, expected in zip(few, every[1::2], strict=True):
         np.testing.assert_array_equal(window.audio, expected.audio)
 
 
-def test_frames_without_a_face_are_left_out(networks: Networks, tmp_path: Path) -> None:
+def test_frames_without_a_face_are_left_out(model: Model, tmp_path: Path) -> None:
     clip = Clip(write_face(tmp_path / "face.mp4", 12, blank=range(12)), write_sound(tmp_path / "speech.wav", 0.48))
-    assert record(clip, 2, networks, MediaPipeDetector(), lambda *_: None) == ()
+    assert record(clip, 2, model, MediaPipeDetector(), lambda *_: None) == ()
 
 
 def test_a_folder_pairs_videos_with_audio_files_of_the_same_name(tmp_path: Path) -> None:

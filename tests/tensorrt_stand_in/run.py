@@ -32,7 +32,7 @@ class HostSession:
 
 def host_session(path: Any, settings: Any) -> HostSession:
     """Replaces `Session` in the image codec."""
-    from latentsync_trt.runtime.sessions.session import CPU, Session, SessionSettings
+    from latentsync_trt.runtime.engines.session import CPU, Session, SessionSettings
 
     return HostSession(Session(path, SessionSettings(providers=CPU)))
 

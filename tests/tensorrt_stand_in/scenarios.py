@@ -4,9 +4,10 @@ import ctypes
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, replace
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,12 @@ import numpy as np
 from latentsync_trt.bundle.manifest import Bundle, step_graph
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import LatentSyncError
-from latentsync_trt.runtime.cache import EngineCache, cache_folder
 from latentsync_trt.runtime.compiler import CompileOrder, run_compiler
-from latentsync_trt.runtime.networks.networks import Networks
+from latentsync_trt.runtime.engines import builders
+from latentsync_trt.runtime.engines.cache import EngineCache, cache_folder
+from latentsync_trt.runtime.engines.session_factory import SessionFactory
+from latentsync_trt.runtime.model import Model, open_model
 from latentsync_trt.runtime.providers.select import Selection, select_provider
-from latentsync_trt.runtime.sessions import builders
-from latentsync_trt.runtime.sessions.engines import Engines
 from latentsync_trt.types import Float32Array, WindowBatch
 
 COEFFICIENTS = np.array([0.9, -0.1, 0.05, 1.1, -0.4], np.float32)
@@ -29,84 +30,72 @@ COEFFICIENTS = np.array([0.9, -0.1, 0.05, 1.1, -0.4], np.float32)
 def pictures(bundle: str, settings: list[dict[str, Any]], provider: str = "tensorrt") -> list[dict[str, Any]]:
     """Largest relative difference of a run on the provider from one on the CPU, for each of `settings`.
 
-    `settings`: those of `_RUN`; "resolutions", one after another on the same networks; "repeat"; else `RuntimeOptions`.
+    `settings`: those of `Run`; "resolutions", one after another on the same model; "repeat"; else `RuntimeOptions`.
     """
     loaded = Bundle.load(Path(bundle), verify=False)
     answers = []
     for setting in settings:
         repeat, resolutions = setting.pop("repeat", 1), setting.pop("resolutions", [None])
-        run = {name: setting.pop(name) for name in _RUN if name in setting}
-        if "windows" in run:  # engines are built for as many as a run denoises together
-            setting["windows_per_batch"] = run["windows"]
-        notices: list[str] = []
-        with opened(loaded, select_provider(provider), notices, **setting) as networks:
-            there = [[_painted(networks, px, **run) for px in resolutions] for _ in range(repeat)]
-            low = networks.low_memory
-        kept = {name: value for name, value in setting.items() if name == "dynamic"}
-        with opened(loaded, Selection("cpu"), [], **kept) as networks:
-            here = [_painted(networks, px, **run) for px in resolutions]
+        run = Run(**{each.name: setting.pop(each.name) for each in fields(Run) if each.name in setting})
+        if run.windows > 1:  # engines are built for as many as a run denoises together
+            setting["windows_per_batch"] = run.windows
+        with closing(open_model(loaded, select_provider(provider), RuntimeOptions(**setting), run.graphs())) as model:
+            there = [[run.painted(model, px) for px in resolutions] for _ in range(repeat)]
+        kept = RuntimeOptions(**{name: value for name, value in setting.items() if name == "dynamic"})
+        with closing(open_model(loaded, Selection("cpu"), kept, run.graphs())) as on_cpu:
+            here = [run.painted(on_cpu, px) for px in resolutions]
         differences = [_difference(*both) for one in there for both in zip(one, here, strict=True)]
-        answers.append({"difference": max(differences), "notices": notices, "low": low})
+        mode = model.memory_plan.mode
+        answers.append({"difference": max(differences), "notices": model.notices, "mode": mode})
     return answers
 
 
-_RUN = ("guidance", "unguided_too", "windows", "frames", "cached", "faces")
+@dataclass(frozen=True)
+class Run:
+    """What is painted: latents after some steps, and with `faces` the outputs of the other graphs."""
 
+    guidance: float = 1.5
+    unguided_too: bool = False
+    windows: int = 1
+    frames: int | None = None
+    cached: bool = True
+    faces: bool = True
 
-@contextmanager
-def opened(bundle: Bundle, selection: Selection, notices: list[str], **options: Any) -> Iterator[Networks]:
-    """Networks, closed at the end."""
-    networks = Networks(bundle, selection, RuntimeOptions(**options), on_notice=notices.append)
-    try:
-        yield networks
-    finally:
-        networks.close()
+    def graphs(self) -> list[str]:
+        kinds = {self.guidance > 1.0, self.guidance > 1.0 and not self.unguided_too}
+        steps = {step_graph(guided=kind, cached=reuse) for kind in kinds for reuse in {False, self.cached}}
+        return [*(("audio_encoder", "vae_encoder", "vae_decoder") if self.faces else ()), *sorted(steps)]
 
-
-def _painted(
-    networks: Networks,
-    resolution: int | None = None,
-    *,
-    guidance: float = 1.5,
-    unguided_too: bool = False,
-    windows: int = 1,
-    frames: int | None = None,
-    cached: bool = True,
-    faces: bool = True,
-) -> list[Float32Array]:
-    """Outputs for random inputs: latents after some steps, and with `faces` those of the other graphs."""
-    manifest, random = networks.bundle.manifest, np.random.default_rng(5)
-    side, frames = (resolution or manifest.resolution_px) // 8, frames or manifest.frames
-    tokens = 10 * manifest.audio_layers
-    batch = WindowBatch(
-        random.standard_normal((windows, 4, frames, side, side), np.float32),
-        random.standard_normal((windows, 9, frames, side, side), np.float32),
-        random.standard_normal((windows, frames, tokens, manifest.audio_width), np.float32),
-        guidance,
-        unguided_too=unguided_too,
-    )
-    denoiser = networks.denoiser
-    kinds = {guidance > 1.0, guidance > 1.0 and not unguided_too}
-    steps = {step_graph(guided=kind, cached=reuse) for kind in kinds for reuse in {False, cached}}
-    networks.prepare(("audio_encoder", "vae_encoder", *sorted(steps), "vae_decoder"))
-    pictures = random.integers(0, 255, (frames, 8 * side, 8 * side, 3), np.uint8)
-    mel = random.standard_normal((1, 80, 3000), np.float32)
-
-    def paint() -> list[Float32Array]:
-        for part in (batch, replace(batch, latents=-batch.latents)):  # the second finds the buffers of the first
-            denoiser.begin(part)
-            for number in range(4):
-                guided = not (unguided_too and number >= 2)
-                reuse = cached and number % 2 == 1
-                denoiser.step(900 - 100 * number, COEFFICIENTS, cached=reuse, guided=guided)
-        latents = denoiser.latents()
-        if not faces:
+    def painted(self, model: Model, resolution: int | None = None) -> list[Float32Array]:
+        """Outputs for random inputs."""
+        manifest, random = model.bundle.manifest, np.random.default_rng(5)
+        side, frames = (resolution or manifest.resolution_px) // 8, self.frames or manifest.frames
+        tokens = 10 * manifest.audio_layers
+        batch = WindowBatch(
+            random.standard_normal((self.windows, 4, frames, side, side), np.float32),
+            random.standard_normal((self.windows, 9, frames, side, side), np.float32),
+            random.standard_normal((self.windows, frames, tokens, manifest.audio_width), np.float32),
+            self.guidance,
+            unguided_too=self.unguided_too,
+        )
+        pictures = random.integers(0, 255, (frames, 8 * side, 8 * side, 3), np.uint8)
+        mel = random.standard_normal((1, 80, 3000), np.float32)
+        latents = model.run("denoise", partial(self._denoised, model, batch))
+        if not self.faces:
             return [latents]
-        masked, whole = networks.codec.encode_faces(pictures, np.ones((8 * side, 8 * side), np.float32))
-        return [latents, masked, whole, np.stack(networks.codec.decode_faces(whole)).astype(np.float32)]
+        mask = np.ones((8 * side, 8 * side), np.float32)
+        masked, whole = model.run("encode", lambda: model.vae.encode_faces(pictures, mask))
+        decoded = model.run("decode", lambda: model.vae.decode_faces(whole))
+        return [latents, masked, whole, np.stack(decoded).astype(np.float32), model.audio_encoder(mel)]
 
-    painted = networks.run(paint)
-    return [*painted, networks.encode_mel(mel)] if faces else painted
+    def _denoised(self, model: Model, batch: WindowBatch) -> Float32Array:
+        for part in (batch, replace(batch, latents=-batch.latents)):  # the second finds the buffers of the first
+            model.denoiser.begin(part)
+            for number in range(4):
+                guided = not (self.unguided_too and number >= 2)
+                reuse = self.cached and number % 2 == 1
+                model.denoiser.step(900 - 100 * number, COEFFICIENTS, cached=reuse, guided=guided)
+        return model.denoiser.latents()
 
 
 def _difference(one: list[Float32Array], other: list[Float32Array]) -> float:
@@ -161,11 +150,11 @@ def _ending(action: Callable[[], Any]) -> dict[str, str]:
     return {"error": "", "text": ""}
 
 
-def _engines(bundle: str, notices: list[str], device: int = 0, **options: Any) -> Engines:
+def _engines(bundle: str, notices: list[str], device: int = 0, **options: Any) -> SessionFactory:
     cache = EngineCache(cache_folder(), notices.append)
     selection = select_provider("tensorrt", device)
     runtime = RuntimeOptions(device=device, **options)
-    return Engines(Bundle.load(Path(bundle), verify=False), selection, runtime, cache, notices.append)
+    return SessionFactory(Bundle.load(Path(bundle), verify=False), selection, runtime, cache, notices.append)
 
 
 def other_version(bundle: str) -> dict[str, str]:

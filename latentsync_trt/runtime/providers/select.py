@@ -7,14 +7,24 @@ from typing import Literal
 
 from latentsync_trt.bundle.manifest import EIGHT_BIT_PRECISIONS, Manifest
 from latentsync_trt.errors import InputError, ProviderUnavailable
+from latentsync_trt.remembered import Key, known
 from latentsync_trt.runtime.providers import gpu as driver
 from latentsync_trt.runtime.providers import table
 from latentsync_trt.runtime.providers.diagnose import diagnose_provider
 from latentsync_trt.runtime.providers.gpu import Gpu
+from latentsync_trt.runtime.providers.libraries import (
+    cuda_version,
+    cudnn_version,
+    onnxruntime_version,
+    tensorrt_version,
+)
 from latentsync_trt.runtime.providers.table import CPU, PROVIDERS, TENSORRT, Provider
 from latentsync_trt.values import ALL_DEVICES
 
 PCI_DEVICES = Path("/sys/bus/pci/devices")
+
+PASSED = "passed"
+"""Kind of the remembered fact that a provider passed `setup` or `selftest`."""
 
 FP8_FROM = (8, 9)
 """Compute capability of the first GPUs with FP8: RTX 40xx, L4, H100."""
@@ -22,11 +32,15 @@ FP8_FROM = (8, 9)
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The selected provider, the skipped faster ones as (name, reason), and the GPU (None on the CPU)."""
+    """The selected provider, the skipped faster ones as (name, reason), and the GPU (None on the CPU).
+
+    `is_named`: the user named it, so that no other may take its place.
+    """
 
     name: str
     skipped_providers: tuple[tuple[str, str], ...] = ()
     gpu: Gpu | None = None
+    is_named: bool = False
 
     def notices(self) -> list[str]:
         """One line for each reason, with the providers that were skipped for it; none on a machine without a GPU."""
@@ -51,15 +65,20 @@ class Selection:
         return self.gpu.index if self.gpu else 0
 
 
-def select_provider(request: str = "auto", device: int = 0) -> Selection:
-    """Chooses a provider on GPU `device`: "auto" takes the fastest that loads; naming a provider disables fallback.
+def select_provider(request: str = "auto", device: int = 0, bundle_sha256: str | None = None) -> Selection:
+    """Chooses a provider on GPU `device`; naming a provider disables fallback.
+
+    "auto" takes the fastest that loads; one that builds engines only where `setup` or `selftest` passed it.
+
+    Args:
+        bundle_sha256: of the manifest of the bundle to run; without, "auto" looks at what loads alone.
 
     Raises:
         ProviderUnavailable: the named provider is unknown or does not load; the message has the reason and the cure.
         InputError: there is no such GPU.
     """
     if request == "auto":
-        return _best(tuple(PROVIDERS.values()), device)
+        return _best(tuple(PROVIDERS.values()), device, bundle_sha256)
     provider = PROVIDERS.get(request)
     if provider is None:
         choices = ", ".join(("auto", *PROVIDERS))
@@ -69,7 +88,7 @@ def select_provider(request: str = "auto", device: int = 0) -> Selection:
     reason = why_unavailable(provider.name, device)
     if reason is not None:
         raise ProviderUnavailable(f"{request}: {reason}")
-    return Selection(provider.name, (), _gpu_of(provider, device))
+    return Selection(provider.name, (), _gpu_of(provider, device), is_named=True)
 
 
 def device_numbers(device: int | str | tuple[int, ...]) -> tuple[int, ...]:
@@ -79,35 +98,22 @@ def device_numbers(device: int | str | tuple[int, ...]) -> tuple[int, ...]:
     return device if isinstance(device, tuple) else (int(device),)
 
 
-def select_devices(request: str, device: int | str | tuple[int, ...]) -> tuple[tuple[Selection, ...], tuple[str, ...]]:
-    """`select_provider` for every GPU that `RuntimeOptions.device` names; the CPU is selected once at most.
+def passed_key(selection: Selection, bundle_sha256: str) -> Key | None:
+    """On what it depends whether a provider computes a bundle right on a GPU; None on the CPU.
 
-    Returns also a notice for each GPU that is left out, as only others can run the provider. Raises
-    as `select_provider`, where none can.
+    `bundle_sha256`: of its manifest.
     """
-    numbers = device_numbers(device)
-    if len(numbers) == 1 or request == CPU.name:
-        return (select_provider(request, numbers[0]),), ()
-    for number in numbers:
-        _check_device(number)
-    found: list[Selection] = []
-    errors: list[ProviderUnavailable] = []
-    left_out: list[str] = []
-    for number in numbers:
-        try:
-            selection = select_provider(request, number)
-        except ProviderUnavailable as error:
-            errors.append(error)
-            left_out.append(f"GPU {number} is left out: {error}")
-            continue
-        found.append(selection)
-        if selection.gpu is None:
-            reasons = dict.fromkeys(reason for _, reason in selection.skipped_providers)
-            left_out.append(f"GPU {number} is left out: {'; '.join(reasons)}")
-    if not found:
-        raise errors[0]
-    on_gpus = tuple(selection for selection in found if selection.gpu is not None)
-    return (on_gpus, tuple(left_out)) if on_gpus else (tuple(found[:1]), ())
+    gpu = selection.gpu
+    if gpu is None:
+        return None
+    versions = [onnxruntime_version(), driver.driver_version()]
+    versions += [tensorrt_version()] if selection.provider is TENSORRT else [cuda_version(), cudnn_version()]
+    return {
+        "provider": selection.name,
+        "bundle": bundle_sha256,
+        "gpu": [gpu.name, gpu.compute_capability],  # not which of several
+        "versions": versions,
+    }
 
 
 def next_provider(selection: Selection) -> Selection:
@@ -129,14 +135,18 @@ def why_unavailable(name: str, device: int = 0) -> str | None:
     return None if obstacle is None else str(obstacle)
 
 
-def _best(providers: tuple[Provider, ...], device: int) -> Selection:
+def _best(providers: tuple[Provider, ...], device: int, bundle_sha256: str | None = None) -> Selection:
     if device != 0 or driver.gpus():
         _check_device(device)
     skipped_providers: list[tuple[str, str]] = []
     for provider in providers:
         reason = why_unavailable(provider.name, device)
         if reason is None:
-            return Selection(provider.name, tuple(skipped_providers), _gpu_of(provider, device))
+            selection = Selection(provider.name, tuple(skipped_providers), _gpu_of(provider, device))
+            if bundle_sha256 is None or not provider.builds or known(PASSED, passed_key(selection, bundle_sha256)):
+                return selection
+            command = f"latentsync-trt selftest --provider {provider.name} --bundle NAME"
+            reason = f"{table.NOT_TESTED}; `latentsync-trt setup`, or `{command}`, tests it"
         skipped_providers.append((provider.name, reason))
     raise ProviderUnavailable("; ".join(f"{name}: {reason}" for name, reason in skipped_providers))
 

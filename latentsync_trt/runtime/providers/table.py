@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:  # which costs each `--help` a tenth of a second
-    from latentsync_trt.bundle.manifest import GraphForm
+    from latentsync_trt.bundle.manifest import GraphVariant
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class Provider:
         name: as in `--provider`. ort_name: as in ONNX Runtime. install: the command that installs it.
         builds: whether it needs engines, which take minutes to build; others open a bundle's graphs directly.
         buffers: where it keeps its inputs and outputs, as in `OrtValue`.
-        form: of the graphs that it runs fastest.
+        graph_variant: of the graphs that it runs fastest.
     """
 
     name: str
@@ -28,11 +28,11 @@ class Provider:
     install: str = ""
     builds: bool = False
     buffers: Literal["cpu", "cuda"] = "cuda"
-    form: "GraphForm" = "portable"
+    graph_variant: "GraphVariant" = "portable"
 
 
 TENSORRT = Provider("tensorrt", "TensorrtExecutionProvider", 'pip install "latentsync-trt[tensorrt]"', builds=True)
-CUDA = Provider("cuda", "CUDAExecutionProvider", 'pip install "latentsync-trt[cuda]"', form="cuda")
+CUDA = Provider("cuda", "CUDAExecutionProvider", 'pip install "latentsync-trt[cuda]"', graph_variant="cuda")
 CPU = Provider("cpu", "CPUExecutionProvider", buffers="cpu")
 
 PROVIDERS = {provider.name: provider for provider in (TENSORRT, CUDA, CPU)}
@@ -54,6 +54,7 @@ GPU_TOO_OLD = "CUDA {major} does not support {gpu}: it needs compute capability 
 LIBRARY_FAILS = "libraries do not load ({problem})"
 TENSORRT_TOO_OLD = "TensorRT {found} is too old: its ONNX parser supports the graphs' operators from {least} on"
 NO_BUILDER = "TensorRT {found} is installed without its Python package, which builds engines"
+NOT_TESTED = "it runs here, but was not tested with this bundle, version and driver on this GPU"
 SESSION_FAILS = "its libraries load, but a trial session fails ({problem})"
 
 TENSORRT_DOWNLOAD = (

@@ -7,7 +7,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
 
-_CODEC = "latentsync_trt.runtime.networks.codec"
+_CODEC = "latentsync_trt.runtime.vae"
 
 
 class _Finder(MetaPathFinder):

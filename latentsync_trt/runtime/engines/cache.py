@@ -1,0 +1,259 @@
+"""The engine cache: engines that take minutes to build, built once and verified before each use.
+
+    <cache>/<digest>/               an entry: the engine's files and `engine.json`, with the SHA-256 of each
+    <cache>/.latentsync-<id>/       an entry being built or deleted, or the leftover of a killed process
+    <cache>/.locks/<digest>.lock    held while an engine of that digest is built or deleted
+
+An entry appears by one rename when it is complete and is never changed, so readers need no lock.
+"""
+
+import errno
+import json
+import logging
+import os
+import re
+import shutil
+import stat
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
+from functools import cache
+from pathlib import Path
+from typing import TypeVar
+
+from filelock import FileLock, Timeout
+
+from latentsync_trt.bundle.manifest import files_of
+from latentsync_trt.errors import EngineBuildError, LatentSyncError, OutputError
+from latentsync_trt.files import publish, temporary_folder
+from latentsync_trt.paths import below_home, user_folder
+from latentsync_trt.remembered import CACHE_VARIABLE as CACHE_VARIABLE
+from latentsync_trt.runtime.engines.entries import (
+    DIGEST_LENGTH,
+    RECORD_NAME,
+    EngineKey,
+    Entry,
+    Record,
+    is_foreign,
+    protect,
+    read_entry,
+)
+
+LOCAL_FOLDER, _LOCKS = "engine_cache", ".locks"
+
+# A provider may not notice a full disk. With less free space than this, its engine may be incomplete.
+_LEAST_FREE_BYTES = 16 * 1024**2
+
+_ELSEWHERE = f"choose another place with --engine-cache or {CACHE_VARIABLE}"
+
+_log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+Notice = Callable[[str], None]
+Build = Callable[[Path], int | None]
+"""Writes an engine's files into an empty folder; returns its `Entry.device_memory_bytes`."""
+
+_ENTRY_NAME = re.compile(rf"[0-9a-f]{{{DIGEST_LENGTH}}}")
+
+
+def cache_folder(given: str | Path | None = None) -> Path:
+    """The folder of engines: `given`, else $LATENTSYNC_TRT_CACHE_DIR, else `engine_cache/` in the working directory if
+    it exists and this user or root owns it, else the user's cache folder.
+
+    One in the working directory is logged once per process. Raises `InputError` for a home folder that does not exist.
+    """
+    named, local = given or os.environ.get(CACHE_VARIABLE), Path(LOCAL_FOLDER)
+    if named:
+        folder = below_home(named, _ELSEWHERE)
+        if _anyone_writes(folder):
+            cure = "set its sticky bit (chmod +t), or take the right to write from others (chmod o-w)"
+            _log_once(f"engine cache: {folder}: anyone can exchange engines there; {cure}")
+        return folder
+    if local.is_dir():
+        if not is_foreign(local) and not _anyone_writes(local):
+            _log_once(f"engine cache: {local.absolute()}, in the working directory")
+            return local
+        _log_once(f"engine cache: {local.absolute()} is not used, as others can write there")
+    return user_folder("cache") / "engines"
+
+
+def _anyone_writes(folder: Path) -> bool:
+    """Whether any user can rename and delete what others have in `folder`; never on Windows (`distrust`)."""
+    with suppress(OSError):
+        mode = folder.stat().st_mode
+        return sys.platform != "win32" and bool(mode & stat.S_IWOTH) and not mode & stat.S_ISVTX
+    return False
+
+
+@cache
+def _log_once(text: str) -> None:
+    _log.warning(text)
+
+
+class EngineCache:
+    """Finds, builds and keeps engines below `folder`, which need not exist yet. Process- and thread-safe.
+
+    `on_notice` receives a sentence about waiting, damaged engines and the like.
+    """
+
+    def __init__(self, folder: Path, on_notice: Notice = _log.warning) -> None:
+        self.folder = folder.absolute()
+        self._notice = on_notice
+        self._verified: dict[str, datetime | None] = {}
+        self._built: set[str] = set()
+
+    def find(self, key: EngineKey) -> Entry | None:
+        """The undamaged engine for `key`, or None. Takes no lock and works on a read-only cache.
+
+        Hashes are checked once in the life of this object.
+        """
+        entry = self._checked(key)
+        if entry.problem:
+            return None
+        with suppress(OSError):  # a read-only cache does not record when an engine was last used
+            os.utime(entry.folder / RECORD_NAME)
+        return entry
+
+    def obtain(self, key: EngineKey, build: Build) -> Entry:
+        """Finds the engine for `key`, or builds it.
+
+        While another process builds it, this one waits.
+
+        Raises:
+            EngineBuildError: `build` wrote nothing.
+            OutputError: the cache cannot be written, or its disk is full.
+            Whatever `build` raises; nothing is left behind then.
+        """
+        if found := self.find(key):
+            return found
+        lock = self._lock(key.digest)
+        with self._explained():
+            try:
+                held = lock.acquire(blocking=False)
+            except Timeout:
+                self._notice(f"engine cache: {key.label} is being built by another process; waiting for it")
+                held = lock.acquire()
+            with held:
+                return self.find(key) or self._make(key, build)
+
+    def load(self, key: EngineKey, build: Build, load: Callable[[Path], T]) -> tuple[Entry, T]:
+        """`obtain`, then `load` on the engine's folder.
+
+        Where that raises `EngineBuildError`, the engine is removed and built again, unless this object built it: it was
+        deleted meanwhile, or the key does not cover everything that a provider checks.
+
+        Raises:
+            As `obtain`, and whatever `load` raises.
+        """
+        entry = self.obtain(key, build)
+        try:
+            return entry, load(entry.folder)
+        except EngineBuildError as error:
+            now = self.find(key)
+            same = now is not None and now.built_at == entry.built_at
+            if same and (key.digest in self._built or self.remove(entry)):
+                raise
+            self._notice(f"engine cache: {key.label} in {self.folder} does not open ({error}); building it again")
+        entry = self.obtain(key, build)
+        return entry, load(entry.folder)
+
+    def has_built(self, entry: Entry) -> bool:
+        return entry.folder.name in self._built
+
+    def entries(self, *, hashes: bool = False) -> tuple[Entry, ...]:
+        """All engines, last used first, checked by records and file sizes, and with `hashes` by content.
+
+        Raises:
+            OutputError: the cache cannot be listed.
+        """
+        with self._explained():
+            paths = sorted(self.folder.iterdir()) if self.folder.exists() else []
+        entries = (read_entry(path, hashes=hashes) for path in paths if _ENTRY_NAME.fullmatch(path.name))
+        return tuple(sorted(entries, key=lambda entry: entry.last_used_at, reverse=True))
+
+    def remove(self, entry: Entry) -> str:
+        """Deletes an engine unless it is being or was built again; returns why that failed, empty if it did not."""
+        if is_foreign(entry.folder):
+            return "it belongs to another user"
+        try:
+            with self._lock(entry.folder.name).acquire(blocking=False):
+                if read_entry(entry.folder, hashes=False).built_at not in (None, entry.built_at):
+                    return "it was built again"
+                with temporary_folder(self.folder) as aside, suppress(FileNotFoundError):
+                    entry.folder.rename(aside / "engine")
+        except Timeout:
+            return "it is being built again"
+        except OSError as error:
+            return f"in use, or write-protected ({error.strerror})"
+        return ""
+
+    def _checked(self, key: EngineKey) -> Entry:
+        """The entry of `key`; its hashes are checked unless this object has done so before."""
+        folder = self.folder / key.digest
+        entry = read_entry(folder, hashes=False)
+        if entry.problem or self._verified.get(key.digest) == entry.built_at:
+            return entry
+        entry = read_entry(folder, hashes=True)
+        if not entry.problem:
+            self._verified[key.digest] = entry.built_at
+        return entry
+
+    def _make(self, key: EngineKey, build: Build) -> Entry:
+        """Builds the engine. The caller holds the digest's lock."""
+        target = self.folder / key.digest
+        if is_foreign(target):  # engines run as code
+            raise OutputError(f"{target}: belongs to another user; {_ELSEWHERE}")
+        problem = self._checked(key).problem
+        if problem and target.exists():
+            self._notice(f"engine cache: {key.label} in {target}: {problem}; building it again")
+        with temporary_folder(self.folder) as aside:
+            self._build(key, build, aside / "built")
+            publish(aside / "built", target, aside / "replaced")
+        self._built.add(key.digest)
+        entry = read_entry(target, hashes=False)
+        self._verified[key.digest] = entry.built_at  # its hashes need no check
+        return replace(entry, built=True)
+
+    def _build(self, key: EngineKey, build: Build, folder: Path) -> None:
+        """Makes `folder` and builds into it; raises `OSError` on a full disk, which providers may not notice."""
+        folder.mkdir()
+        start_s = time.monotonic()
+        self._check_disk()
+        try:
+            memory_bytes = build(folder)
+        except Exception:
+            self._check_disk()
+            raise
+        self._check_disk()
+        build_s = round(time.monotonic() - start_s, 3)
+        files = files_of(folder)
+        if not files:
+            raise EngineBuildError(f"{key.label}: the build wrote no file")
+        record = Record(key, files, build_s, datetime.now(UTC), memory_bytes)
+        text = json.dumps(asdict(record), indent=2, default=datetime.isoformat)
+        (folder / RECORD_NAME).write_text(text, encoding="utf-8")
+        protect(folder)
+
+    def _check_disk(self) -> None:
+        if shutil.disk_usage(self.folder).free < _LEAST_FREE_BYTES:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def _lock(self, digest: str) -> FileLock:
+        return FileLock(self.folder / _LOCKS / f"{digest}.lock")
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Turns an OSError into an `OutputError` that says what to do."""
+        try:
+            yield
+        except LatentSyncError:
+            raise
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                cure = "make room, for example with `latentsync-trt cache prune --max-gb 10`, or "
+                raise OutputError(f"{self.folder}: the disk is full; {cure}{_ELSEWHERE}") from error
+            reason = f"{error.strerror or error}" + (f": {error.filename}" if error.filename else "")
+            raise OutputError(f"{self.folder}: the engine cache cannot be used ({reason}); {_ELSEWHERE}") from error

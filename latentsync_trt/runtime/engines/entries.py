@@ -1,0 +1,193 @@
+"""Entries of the engine cache: keys, records, and what keeps an engine from being used.
+
+Engines run as code: an entry is used if its files have the recorded contents and no other user can have written it.
+"""
+
+import hashlib
+import json
+import os
+import re
+import stat
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta
+
+from latentsync_trt.bundle.manifest import FileEntry, file_problem
+from latentsync_trt.validation import from_json
+
+RECORD_NAME = "engine.json"
+
+KEY_FORMAT = 1
+"""Part of every digest: increase it when the meaning of a field changes, to ignore older engines."""
+
+DIGEST_LENGTH = 24
+"""Hex digits of a digest: 96 bits, and short enough for paths on Windows."""
+
+# Nothing outside the entry's folder, and not the record itself.
+_FileName = Annotated[str, Meta(pattern=rf"^(?!{re.escape(RECORD_NAME)}\Z)\w[\w.-]*(/\w[\w.-]*)*\Z")]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineKey:
+    """Everything that decides whether an engine can be reused.
+
+    Args:
+        bundle: name of the bundle, for display only: equal graphs of two bundles share an engine.
+        graph_sha256: hash over the graph and its weights (`Bundle.graph_hash`).
+        options: provider options that change the engine; no paths.
+        profile: minimum, optimum and maximum of each variable dimension; empty for fixed shapes.
+        versions: of the libraries that built it, by package name.
+        gpu: name of the device. compute_capability: e.g. "8.9".
+    """
+
+    bundle: str
+    graph: str
+    graph_sha256: str
+    provider: str
+    options: Mapping[str, str]
+    precision: str
+    profile: Mapping[str, tuple[int, int, int]]
+    versions: Mapping[str, str]
+    gpu: str
+    compute_capability: str
+
+    @property
+    def digest(self) -> str:
+        """Lower-case hex of `DIGEST_LENGTH` digits, equal for keys that differ only in `bundle`."""
+        content = {**asdict(self), "format": KEY_FORMAT}
+        del content["bundle"]
+        canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(canonical.encode()).hexdigest()[:DIGEST_LENGTH]
+
+    @property
+    def label(self) -> str:
+        return f"{self.graph} of {self.bundle} for {self.provider}"
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """The content of `engine.json`; `files` by their path in the entry. See `Entry`."""
+
+    key: EngineKey
+    files: Annotated[dict[_FileName, FileEntry], Meta(min_length=1)]
+    build_s: float
+    built_at: datetime
+    device_memory_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """An engine in the cache. Its folder must not be changed.
+
+    `key`, `build_s` and `built_at` (UTC) are None if `engine.json` cannot be read. `problem`: why the engine cannot be
+    used, empty if it can. `last_used_at`: UTC. `built`: whether the call that returned this built it.
+    `device_memory_bytes`: GPU memory of a run, without weights; None if the provider does not say.
+    """
+
+    folder: Path
+    key: EngineKey | None
+    build_s: float | None
+    built_at: datetime | None
+    size_bytes: int
+    last_used_at: datetime
+    problem: str = ""
+    built: bool = False
+    device_memory_bytes: int | None = None
+
+    @property
+    def state(self) -> Literal["ready", "damaged"]:
+        return "damaged" if self.problem else "ready"
+
+    @property
+    def label(self) -> str:
+        return self.key.label if self.key else f"engine {self.folder.name}"
+
+
+def read_entry(folder: Path, *, hashes: bool) -> Entry:
+    """Checks the entry in `folder`: that no other user can have written it, record and file sizes, with `hashes` the
+    contents, too."""
+    known: dict[str, Any] = {"key": None, "build_s": None, "built_at": None}
+    problem, used_s = "", 0.0
+    try:
+        problem = distrust(folder)
+        used_s = (folder / RECORD_NAME).stat().st_mtime
+        if not problem:
+            record = read_record(folder)
+            known = {name: getattr(record, name) for name in (*known, "device_memory_bytes")}
+            problem = _problem(folder, record.files, hashes=hashes)
+            if record.key.digest != folder.name:
+                problem = f"{RECORD_NAME} belongs to another engine"
+    except ValueError as error:
+        problem = f"damaged record: {error}"
+    except FileNotFoundError as error:
+        problem = problem or f"{Path(error.filename).name} is missing"
+    except OSError as error:
+        problem = f"{error.strerror or error}"
+    used_at, size_bytes = datetime.fromtimestamp(used_s, UTC), folder_bytes(folder)
+    return Entry(folder=folder, size_bytes=size_bytes, last_used_at=used_at, problem=problem, **known)
+
+
+def is_foreign(path: Path) -> bool:
+    """Whether another user than this one and root owns `path`, of a link the link; never on Windows (`distrust`)."""
+    with suppress(OSError):
+        return sys.platform != "win32" and path.lstat().st_uid not in (0, os.geteuid())
+    return False
+
+
+def distrust(folder: Path) -> str:
+    """Why someone else may have written what is in `folder`; empty if only this user and root can have.
+
+    Windows: finds links alone. Owners and permissions are not checked there: folders of a user's profile are closed to
+    others. Raises `OSError`.
+    """
+    for path in (folder, *folder.rglob("*")):
+        state = path.lstat()
+        if stat.S_ISLNK(state.st_mode):
+            return f"{path.name} is a link"
+        if is_foreign(path):
+            return f"{path.name} belongs to another user (id {state.st_uid})"
+        if sys.platform != "win32" and state.st_mode & stat.S_IWOTH:
+            return f"{path.name} can be written by anyone"
+    return ""
+
+
+def protect(folder: Path) -> None:
+    """Takes the right to write in `folder` from all but its owner."""
+    for path in (folder, *folder.rglob("*")):
+        path.chmod(path.stat().st_mode & ~(stat.S_IWGRP | stat.S_IWOTH))
+
+
+def read_record(folder: Path) -> Record:
+    return from_json(Record, (folder / RECORD_NAME).read_bytes(), RECORD_NAME)
+
+
+def _problem(folder: Path, files: Mapping[str, FileEntry], *, hashes: bool) -> str:
+    found = (file_problem(folder / name, file, hashes=hashes) for name, file in files.items())
+    return next(filter(None, found), "")
+
+
+def folder_bytes(folder: Path) -> int:
+    """Total size of the files below a folder; files may disappear meanwhile."""
+    size_bytes = 0
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            with suppress(OSError):
+                size_bytes += Path(parent, name).lstat().st_size
+    return size_bytes
+
+
+def select(entries: Sequence[Entry], max_bytes: int) -> list[Entry]:
+    """Which of `entries` to remove: damaged and then least recently used ones until `max_bytes` are left. Pure."""
+    chosen: list[Entry] = []
+    excess_bytes = sum(entry.size_bytes for entry in entries) - max_bytes
+    for entry in sorted(entries, key=lambda entry: (not entry.problem, entry.last_used_at)):
+        if excess_bytes > 0:
+            chosen.append(entry)
+            excess_bytes -= entry.size_bytes
+    return chosen

@@ -1,0 +1,69 @@
+"""First runs of networks on random numbers: a GPU provider loads and chooses its kernels then, for seconds."""
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from latentsync_trt.bundle.manifest import AUDIO_ENCODER, VAE_DECODER, VAE_ENCODER, step_graph
+from latentsync_trt.runtime.denoiser import GraphDenoiser
+from latentsync_trt.runtime.engines.output_comparison import Ranges, random_inputs
+from latentsync_trt.runtime.engines.session import Array, Session
+from latentsync_trt.runtime.stages import Stage
+from latentsync_trt.runtime.vae import VaeCodec
+from latentsync_trt.types import WindowBatch
+
+STAGES: dict[str, Stage] = {VAE_ENCODER: "encode", AUDIO_ENCODER: "encode", VAE_DECODER: "decode"}
+"""In whose thread a graph runs; all others are steps."""
+
+_KINDS = [(guided, cached) for guided in (True, False) for cached in (False, True)]
+_TIMESTEP = 500
+
+
+@dataclass(frozen=True, slots=True)
+class FirstRuns:
+    """Runs graphs as a clip will run them, with the same buffers; each method in the thread of its stage.
+
+    `session`: waits until a graph is open.
+    """
+
+    session: Callable[[str], Session]
+    ranges: Ranges
+    vae: VaeCodec
+    denoiser: GraphDenoiser
+
+    def network(self, graph: str) -> None:
+        """Runs one graph of `STAGES`."""
+        given = self._random(graph)
+        if graph == VAE_ENCODER:
+            count, _, *size = given["image"].shape
+            self.vae.encode_faces(np.zeros((count, *size, 3), np.uint8), np.ones(size, np.float32))
+        elif graph == VAE_DECODER:
+            self.vae.decode_faces(given["latent"])
+        else:
+            self.session(graph).run(given)
+
+    def steps(self, graphs: Sequence[str], *, recorded: bool) -> None:
+        """Runs those of `graphs` that are steps; `recorded`: as CUDA graphs, where the sessions record them."""
+        kinds = {step_graph(guided=guided, cached=cached): (guided, cached) for guided, cached in _KINDS}
+        kinds = {graph: kind for graph, kind in kinds.items() if graph in graphs}
+        for number, (graph, (guided, cached)) in enumerate(kinds.items()):
+            self.session(graph)
+            if number == 0:
+                self.denoiser.begin(self._windows(kinds.values()))
+            self.denoiser.step(_TIMESTEP, np.zeros(5, np.float32), cached=cached, guided=guided, recorded=recorded)
+
+    def _windows(self, kinds: Collection[tuple[bool, bool]]) -> WindowBatch:
+        """A batch of windows for steps (guided, cached)."""
+        guided = any(kind for kind, _ in kinds)
+        inputs = self._random(step_graph(guided=guided, cached=False))
+        return WindowBatch(
+            inputs["latents"],
+            inputs["conditioning"],
+            inputs["audio"],
+            guidance=2.0 if guided else 1.0,
+            unguided_too=guided and not all(kind for kind, _ in kinds),
+        )
+
+    def _random(self, graph: str) -> dict[str, Array]:
+        return random_inputs(self.session(graph).inputs, self.ranges)

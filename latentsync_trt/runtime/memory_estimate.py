@@ -1,0 +1,125 @@
+"""Estimates of GPU memory, and the plan that follows from what is free: decided once for a model. Pure."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from latentsync_trt.bundle.manifest import FULL_STEP, VAE_DECODER, GraphVariant, Manifest
+from latentsync_trt.runtime.engines.profiles import usual_shape
+from latentsync_trt.runtime.providers.table import CUDA, Provider
+
+_HALVES = 2
+"""Conditional and unconditional, of a guided step."""
+
+_FEATURES_AT_ONCE = 32
+"""Feature maps of the U-Net's first level that a full step holds at its peak. Measured: 29, as one more window of 16
+frames at 256 px took 0.61 GB with the published U-Net in float16 on the CUDA provider (benchmarks/)."""
+
+_USABLE_SHARE = 0.7
+"""Of the memory that is free once all networks are open: the image codec needs some, and so may other programs."""
+
+_FIXED_BYTES = 1_550_000_000
+"""Besides weights and features, on the CUDA provider: libraries, pictures, cuDNN's workspace. With one window, it gives
+the measured peaks: 7.1 GB at 512 px and 5.0 GB at 256 px (benchmarks/)."""
+
+_FEATURES: dict[GraphVariant, float] = {"cuda": 1.05, "portable": 2.2}
+"""Windows whose features a run holds, by variant of the graphs on the CUDA provider (portable: 10.2 GB at 512 px).
+TensorRT was not measured: until its engines are built and say what they take, it counts as the CUDA variant."""
+
+_LOADED = 0.9
+"""Of the weights of a bundle with both variants: stacked projections are stored whole and in parts; each reads one."""
+
+_MARGIN = 1.1
+"""Without it, a run at 512 px ran out of memory with 7.2 GB free, exactly the estimate."""
+
+_RECORDED = 1.35
+"""Windows whose features the CUDA graphs of guided steps hold besides. Measured: 3.5 GB at 512 px, 0.9 GB at 256 px; at
+512 px only 1.2 GB where stages run side by side, as their peaks do not coincide."""
+
+_VALUES_PER_PIXEL = 10 * 256
+"""Of the VAE's features for each picture that it decodes at once: ten feature maps of its widest full-size level, which
+encoder and decoder hold while a step runs. Measured: 12.3 GB in all at 512 px instead of 7.1 (benchmarks/)."""
+
+_VALUE_BYTES = {"fp32": 4, "fp16": 2}
+
+
+Mode = Literal["pipelined", "in turn", "one network at a time"]
+"""Whether a window is encoded and another decoded while one is denoised, or stages run one after another, with all
+networks on the device, or with one."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """How a model uses the memory of its device.
+
+    `cuda_graph`: steps are recorded and replayed. `windows_per_batch`: how many are denoised together.
+    """
+
+    mode: Mode
+    cuda_graph: bool = False
+    windows_per_batch: int = 1
+
+
+def plan_memory(
+    needed: Callable[..., int],
+    window_bytes: int,
+    free_bytes: int | None,
+    *,
+    cuda_graph: bool | None,
+    most_windows: int,
+) -> MemoryPlan:
+    """The plan for a GPU with so much free memory; None = unknown, which is taken as enough for all networks.
+
+    Args:
+        needed: `needed_bytes` of a bundle and provider, with `pipelined` and `recorded` left open.
+        window_bytes: of one more window in a step.
+        cuda_graph: True records whatever the estimate says, None where there is room.
+        most_windows: that a batch may have.
+    """
+    if free_bytes is None:
+        return MemoryPlan("pipelined", cuda_graph is True)
+    if needed() > free_bytes:
+        return MemoryPlan("one network at a time", cuda_graph is True)
+    pipelined = needed(pipelined=True) <= free_bytes
+    room = needed(pipelined=pipelined, recorded=True) <= free_bytes
+    more = int(_USABLE_SHARE * (free_bytes - needed(pipelined=pipelined))) // window_bytes
+    return MemoryPlan(
+        "pipelined" if pipelined else "in turn",
+        room if cuda_graph is None else cuda_graph,
+        max(1, min(most_windows, 1 + more)),
+    )
+
+
+def window_bytes(manifest: Manifest) -> int:
+    """Estimated device memory of one more window in a full guided step."""
+    features = manifest.frames * manifest.latent_px**2 * manifest.unet["widths"][0]
+    return int(_FEATURES_AT_ONCE * _HALVES * features * _VALUE_BYTES[manifest.arithmetic])
+
+
+def needed_bytes(
+    manifest: Manifest,
+    *,
+    provider: Provider,
+    variant: GraphVariant,
+    pipelined: bool = False,
+    recorded: bool = False,
+    engine_bytes: int | None = None,
+) -> int:
+    """Free memory that a GPU needs for a run with all networks open and one window at a time.
+
+    Args:
+        engine_bytes: what the run's engines take, by their provider; each holds its own memory, whoever runs.
+        provider: on the GPU. variant: of the graphs on the CUDA provider. recorded: as CUDA graphs there.
+        pipelined: a window is encoded and one decoded while another is denoised.
+    """
+    if engine_bytes is not None:
+        return int(_MARGIN * (engine_bytes + _FIXED_BYTES))
+    features = _FEATURES[variant if provider is CUDA else CUDA.graph_variant] + (_RECORDED if recorded else 0.0)
+    weights = {entry.weights for entry in manifest.graphs.values()}
+    loaded = _LOADED if CUDA.graph_variant in manifest.graphs[FULL_STEP].forms else 1.0
+    needed = loaded * sum(manifest.files[name].bytes for name in weights)
+    needed += _FIXED_BYTES + features * window_bytes(manifest)
+    if pipelined:
+        pictures = usual_shape(manifest.graphs[VAE_DECODER].inputs[0].shape, manifest.ranges)[0]
+        needed += pictures * manifest.resolution_px**2 * _VALUES_PER_PIXEL * _VALUE_BYTES[manifest.arithmetic]
+    return int(_MARGIN * needed)

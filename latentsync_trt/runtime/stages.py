@@ -1,0 +1,78 @@
+"""The threads in which networks run: one for each stage of painting, for the whole life of a model."""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, CancelledError, Future, ThreadPoolExecutor, wait
+from contextlib import nullcontext
+from typing import Any, Literal, TypeVar, get_args
+
+T = TypeVar("T")
+
+Stage = Literal["encode", "denoise", "decode"]
+
+# Waits are cut into pieces, as Windows cannot deliver Ctrl-C inside an untimed one.
+_POLL_S = 0.1
+
+
+class StageThreads:
+    """A thread for each stage, which runs what it is given in that order, whichever clip it belongs to.
+
+    ONNX Runtime's CUDA provider keeps handles of cuBLAS and cuDNN, and recorded CUDA graphs, for each thread.
+
+    Args:
+        in_turn: only one stage runs at a time.
+    """
+
+    def __init__(self, *, in_turn: bool) -> None:
+        self._turn = threading.Lock() if in_turn else nullcontext()
+        self._threads = {stage: ThreadPoolExecutor(1, f"{stage} of painting") for stage in get_args(Stage)}
+
+    def start(self, stage: Stage, action: Callable[[], T]) -> Future[T]:
+        """Runs `action`, which starts nothing here itself, in the thread of `stage`."""
+
+        def run() -> T:
+            with self._turn:
+                return action()
+
+        return self._threads[stage].submit(run)
+
+    def run(self, stage: Stage, action: Callable[[], T]) -> T:
+        """As `start`, and waits for the result."""
+        return results([self.start(stage, action)])[0]
+
+    def close(self) -> None:
+        """Waits for what was given."""
+        for each in self._threads.values():
+            each.shutdown()
+
+
+def results(futures: Iterable[Future[T]]) -> list[T]:
+    """The results of all; once one fails, those that have not begun are canceled, and the first error is raised.
+
+    Returns only when none of them runs any more.
+    """
+    futures = list(futures)
+    error = None
+    try:
+        while wait(futures, _POLL_S, FIRST_EXCEPTION).not_done and _first_error(futures) is None:
+            pass
+    finally:
+        deque(map(Future.cancel, futures), maxlen=0)
+        wait(futures)
+    try:
+        error = _first_error(futures)
+        if error is not None:
+            raise error
+        return [future.result() for future in futures]
+    finally:
+        # Else the error's traceback, and this frame in it, would keep the error, and with it
+        # sessions that ran: no other name here may hold a future.
+        del futures, error
+
+
+def _first_error(futures: Sequence[Future[Any]]) -> BaseException | None:
+    """The first error so far; that of an action which waited for one that was canceled only if there is no other."""
+    ended = [future for future in futures if future.done()]
+    errors = (CancelledError() if future.cancelled() else future.exception() for future in ended)
+    return min(filter(None, errors), key=lambda error: isinstance(error, CancelledError), default=None)

@@ -1,0 +1,165 @@
+"""What of the output is synced, how long it is, how the video is played for it, and what is heard.
+
+Times are exact seconds.
+"""
+
+from dataclasses import dataclass
+from fractions import Fraction
+from math import ceil
+from pathlib import Path
+
+from latentsync_trt.bundle.manifest import DEMO_NAME, Manifest
+from latentsync_trt.config import MODEL_FPS, MODEL_RESOLUTION_PX, SyncOptions
+from latentsync_trt.errors import InputError
+from latentsync_trt.media.audio import audio_duration_s
+from latentsync_trt.media.playback import HELD_S, LONGEST_PERIOD_S, Playback
+from latentsync_trt.media.reader import are_one
+from latentsync_trt.media.soundtrack import SoundPiece, spliced
+from latentsync_trt.sync.inputs import Inputs
+from latentsync_trt.sync.speech import OpenSpeech, SpeechTracks
+from latentsync_trt.types import VideoInfo
+
+_EXTENDED = {"pingpong": "goes back and forth", "loop": "starts again", "hold": "holds its last frame"}
+
+_HEARD_S = Fraction(1, 10)
+"""Of speech: shorter cuts need no notice."""
+
+_SLOW_FPS = 16
+"""Below this, lips are seen to move in steps."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """What is synced of the output: from `start_s` to `end_s` (None = its end)."""
+
+    start_s: Fraction = Fraction(0)
+    end_s: Fraction | None = None
+
+    def __contains__(self, time_s: Fraction) -> bool:
+        return self.start_s <= time_s and (self.end_s is None or time_s < self.end_s)
+
+
+def span_of(options: SyncOptions, speech: SpeechTracks, video: Path, speech_end_s: Fraction) -> Span:
+    """What `options` say; speech from another file that begins inside the clip also ends there.
+
+    Raises:
+        InputError: no speech is in it.
+    """
+    end_s = options.end
+    if end_s is None and options.start is not None and not any(are_one(each.path, video) for each in speech.recordings):
+        end_s = speech_end_s
+    span = Span(options.start or Fraction(0), end_s)
+    starts_s = min(piece.at_s for piece in speech.recordings)
+    from_s, to_s = max(span.start_s, starts_s), speech_end_s if end_s is None else min(end_s, speech_end_s)
+    if to_s <= from_s:
+        spoken = f"the speech goes from {float(starts_s):.2f} to {float(speech_end_s):.2f} s of the output"
+        raise InputError(f"no speech in the part that is synced: {spoken}; change --start, --end or --offset")
+    return span
+
+
+def notices_of_cuts(span: Span, speech: SpeechTracks, video: Path, speech_end_s: Fraction) -> list[str]:
+    """Where `span` cuts speech of another file than the video."""
+    starts_s = min(piece.at_s for piece in speech.recordings)
+    if any(are_one(each.path, video) for each in speech.recordings):  # which is heard before and after the part
+        return []
+    before_s, lasts_s = span.start_s - starts_s, speech_end_s - starts_s
+    kept_s = min((span.end_s or speech_end_s) - starts_s, lasts_s)
+    found = []
+    if before_s > _HEARD_S:
+        found.append(f"the first {_short(before_s)} s of the speech are cut, before {_short(span.start_s)} s (--start)")
+    if lasts_s - kept_s > _HEARD_S:
+        of = f"{_short(kept_s)} of its {_short(lasts_s)} s"
+        found.append(f"the speech is cut after {of}, at {_short(starts_s + kept_s)} s (--end)")
+    return found
+
+
+def soundtrack_of(
+    tracks: SpeechTracks, mix: SoundPiece | None, own: SoundPiece | None, span: Span
+) -> tuple[SoundPiece, ...]:
+    """What is heard: the recordings, or `mix` instead, within `span`, around it the video's `own` sound."""
+    speech = tuple(dict.fromkeys(tracks.recordings)) if mix is None else (mix,)
+    if speech == (own,) or span == Span():
+        return speech
+    return spliced(own, speech, span.start_s, span.end_s)
+
+
+def timeline_of(inputs: Inputs, speech: OpenSpeech) -> tuple[Span, Playback, list[str]]:
+    """What is synced, how the video is played, and notices about that.
+
+    Raises:
+        InputError: options do not fit the lengths of the files.
+    """
+    options, mix, video_s = inputs.options, inputs.mix, inputs.info.duration_s
+    span = span_of(options, inputs.speech, inputs.video, speech.end_s)
+    end_s = speech.end_s if mix is None else mix.at_s + audio_duration_s(mix.path)
+    end_s = end_s if span.end_s is None else min(end_s, span.end_s)
+    cuts = notices_of_cuts(span, inputs.speech, inputs.video, speech.end_s)
+    notices = [*speech.notices, *cuts, *notices_of_length(inputs.info, end_s, options)]
+    length = options.output_length
+    if length == "longest" and video_s is None:
+        cure = "use --length audio or video, or write the file anew: ffmpeg -i VIDEO -c copy NEW.mp4"
+        raise InputError(f"--length longest: the video's file does not state how long it is; {cure}", usage=False)
+    return (
+        span,
+        Playback(
+            None if options.fps == "source" else Fraction(options.fps),
+            None if length == "video" else max(video_s or end_s, end_s) if length == "longest" else end_s,
+            options.extend if length in ("audio", "longest") else None,
+            inputs.picture_delay_s,
+        ),
+        notices,
+    )
+
+
+def expected_frames(playback: Playback, info: VideoInfo) -> int | None:
+    """About how many frames that gives; None where the file does not state enough."""
+    fps = playback.fps or info.frames_per_s
+    if fps is not None and fps * LONGEST_PERIOD_S < 1:
+        fps = Fraction(MODEL_FPS)
+    ends_s = (playback.duration_s, info.duration_s if playback.extend is None else None)
+    known_s = [end_s for end_s in ends_s if end_s is not None]
+    return ceil(min(known_s) * fps) if known_s and fps else None
+
+
+def notices_of_model(manifest: Manifest, resolution_px: int) -> list[str]:
+    """That the model is the small built-in one, or was trained at another resolution."""
+    if manifest.model == DEMO_NAME:
+        return [f"the built-in model is {note}" for note in manifest.notes]
+    trained_px = MODEL_RESOLUTION_PX.get(manifest.model, resolution_px)
+    if trained_px == resolution_px:
+        return []
+    return [f"model {manifest.model} was trained at {trained_px} px; at {resolution_px} px the mouth may look worse"]
+
+
+def notices_of_rate(info: VideoInfo, options: SyncOptions) -> list[str]:
+    """That the output has another number of frames per second than the video, or too few for lips."""
+    rate = info.frames_per_s
+    if rate is None or rate == MODEL_FPS:
+        return []
+    if options.fps != "source":
+        return [f"the video has {_short(rate)} frames/s, the output {options.fps} (--fps)"]
+    slow = f"the video has {_short(rate)} frames/s, so lips move in steps; --fps {MODEL_FPS} repeats its pictures"
+    return [slow] if rate < _SLOW_FPS and rate * LONGEST_PERIOD_S >= 1 else []
+
+
+def notices_of_length(info: VideoInfo, audio_s: Fraction, options: SyncOptions) -> list[str]:
+    """That the picture is extended, or that picture or sound are cut by more than recordings of one device differ.
+
+    Args:
+        info: of the video, with the delay of the picture. audio_s: when the sound ends.
+    """
+    video_s, length, rate = info.duration_s, options.output_length, info.frames_per_s
+    still = video_s is not None and rate is not None and video_s * rate <= 1
+    if video_s is None or still or abs(video_s - audio_s) < HELD_S or length == "shortest":
+        return []
+    if video_s < audio_s:
+        how = "the sound is cut" if length == "video" else f"the picture {_EXTENDED[options.extend]}"
+    elif options.start is not None or options.end is not None:
+        return []
+    else:
+        how = "the picture is cut" if length == "audio" else "the rest is silent"
+    return [f"the video lasts {_short(video_s)} s, the audio {_short(audio_s)} s: {how} (--length, --extend)"]
+
+
+def _short(value: Fraction) -> str:
+    return f"{float(value):.2f}".rstrip("0").rstrip(".")

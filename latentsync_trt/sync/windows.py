@@ -1,0 +1,150 @@
+"""Gathers aligned faces into windows of F frames for the networks."""
+
+from collections.abc import Generator, Hashable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import cycle, islice
+from typing import Generic, TypeVar
+
+from latentsync_trt.sync.faces import FrameJob, Target
+from latentsync_trt.types import Frame, UInt8Array
+
+T = TypeVar("T")
+
+_STREAM_FPS = Fraction(55, 2)
+"""About what one stream has: the model was trained at 25 frames/s. It paints 33, 36 and 40 better
+in one stream than in two: lips follow more closely, and flicker less."""
+
+
+def streams_at(frames_per_s: Fraction | None) -> int:
+    """Into how many interleaved streams a track is split, so that each has a rate near the model's: 1 up to 41/s."""
+    return 1 if frames_per_s is None else max(1, round(frames_per_s / _STREAM_FPS))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FaceView:
+    """What painting needs of a face in one frame; not the frame, which would stay in memory as long as its window.
+
+    `index`, `time_s`: of the frame. `image`: the aligned face, uint8 `(H, H, 3)` RGB.
+    """
+
+    index: int
+    time_s: Fraction
+    track_id: int
+    speaker: int
+    image: UInt8Array
+
+
+def views_of(frame: Frame, targets: Sequence[Target]) -> dict[Hashable, FaceView]:
+    """The faces of one frame that were cut out, by track."""
+    return {
+        each.track_id: FaceView(frame.index, frame.time_s, each.track_id, each.speaker, each.face.image)
+        for each in targets
+        if each.face is not None
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Window(Generic[T]):
+    """F frames for the network; the results at the positions `used` are new.
+
+    The others only fill the window: frames of the previous window, or mirrored ones, each with its own audio.
+    """
+
+    items: tuple[T, ...]
+    used: range
+
+
+class WindowPlanner(Generic[T]):
+    """Returns a window of `frames` as soon as it is complete; keeps fewer than 2F items of a stream.
+
+    A track is a run of frames without a gap. Frame n of a track belongs to its stream n modulo `streams`; windows are
+    cut from one stream. Leftover frames get a window that is shifted back over frames already used, or, in a stream
+    shorter than a window, mirrored in time (a b c → a b c b a b …).
+    """
+
+    def __init__(self, frames: int, *, streams: int = 1) -> None:
+        self._frames, self._streams = frames, streams
+        self._tracks: dict[Hashable, tuple[list[_Stream[T]], Iterator[_Stream[T]]]] = {}
+
+    def push(self, items: Mapping[Hashable, T]) -> list[Window[T]]:
+        """Adds the next frame: its item in each track that it continues or begins; all others end.
+
+        Returns the windows that this completes: first those of ended tracks, each in order.
+        """
+        ended = [key for key in self._tracks if key not in items]
+        ready = [window for key in ended for stream in self._tracks.pop(key)[0] for window in stream.finish()]
+        for key, item in items.items():
+            if key not in self._tracks:
+                streams = [_Stream[T](self._frames) for _ in range(self._streams)]
+                self._tracks[key] = streams, cycle(streams)
+            ready += next(self._tracks[key][1]).push(item)
+        return ready
+
+
+class _Stream(Generic[T]):
+    def __init__(self, frames: int) -> None:
+        self._frames = frames
+        self._held: list[T] = []  # the last complete window, if there is one, and what follows it
+        self._used = 0
+
+    def push(self, item: T) -> list[Window[T]]:
+        self._held.append(item)
+        if len(self._held) - self._used < self._frames:
+            return []
+        self._held, self._used = self._held[-self._frames :], self._frames
+        return [Window(tuple(self._held), range(self._frames))]
+
+    def finish(self) -> list[Window[T]]:
+        held, pending = self._held, len(self._held) - self._used
+        if not pending:
+            return []
+        if self._used:
+            return [Window(tuple(held[-self._frames :]), range(self._frames - pending, self._frames))]
+        return [Window(tuple(islice(cycle((*held, *held[-2:0:-1])), self._frames)), range(pending))]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Gathered:
+    """The next job (None after the last one), and the windows to paint now."""
+
+    job: FrameJob | None
+    windows: Sequence[Window[FaceView]] = ()
+
+
+def gather(
+    jobs: Generator[FrameJob, None, None], frames: int, streams: int, frames_done: int
+) -> Generator[Gathered, None, None]:
+    """Every job in order, with the windows that it completes.
+
+    Args:
+        frames: F, the length of a window. streams: see `WindowPlanner`.
+        frames_done: frames before this one have been written already; windows of such frames alone are left out.
+    """
+    planner: WindowPlanner[FaceView] = WindowPlanner(frames, streams=streams)
+
+    def wanted(windows: Sequence[Window[FaceView]]) -> list[Window[FaceView]]:
+        return [window for window in windows if window.items[window.used[-1]].index >= frames_done]
+
+    with closing(jobs):
+        for job in jobs:
+            yield Gathered(job, wanted(planner.push(views_of(job.frame, job.targets))))
+    yield Gathered(None, wanted(planner.push({})))
+
+
+def in_batches(gathered: Generator[Gathered, None, None], at_once: int, frames: int) -> Generator[Gathered, None, None]:
+    """The same jobs, with windows as soon as `at_once` of them are complete, whoever's faces they show.
+
+    Fewer once frames have waited for the duration of `at_once` windows: without faces no window completes, and frames
+    would pile up.
+    """
+    ready: list[Window[FaceView]] = []
+    waited = 0
+    with closing(gathered):
+        for item in gathered:
+            waited = waited + 1 if ready else 0
+            ready += item.windows
+            is_due = len(ready) >= at_once or waited >= at_once * frames or item.job is None
+            yield Gathered(item.job, ready if is_due else ())
+            ready = [] if is_due else ready

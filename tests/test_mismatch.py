@@ -1,0 +1,140 @@
+"""A bundle that does not fit the face is told before the work, or from the first painted faces."""
+
+from collections.abc import Generator
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+
+from latentsync_trt import LipSync, SyncOptions
+from latentsync_trt.bundle.manifest import Manifest, read_manifest
+from latentsync_trt.errors import InputError
+from latentsync_trt.face.detector import MediaPipeDetector
+from latentsync_trt.measure.lips import FOLLOWS, Loudness, following
+from latentsync_trt.measure.pictures import fit_of
+from latentsync_trt.media.audio import read_audio_blocks
+from latentsync_trt.media.demo_clip import SPEECH, portrait, spoken_mouth
+from latentsync_trt.sync.faces import FrameJob, Target
+from latentsync_trt.sync.mismatch import ModelMismatchCheck
+from latentsync_trt.types import Frame, UInt8Array
+from scripts.verdicts import mismatched, talk_of
+from tests.clips import write_clip
+from tests.people import first_person, second_person
+from tests.small import small_bundle
+
+FACE = cv2.resize(portrait()[60:220, 150:310], (128, 128))
+SMEARED = np.rint(0.4 * FACE + 0.6 * np.array([160, 120, 180])).astype(np.uint8)
+GRAY = np.full_like(FACE, 127)
+
+
+def published(**changes: object) -> Manifest:
+    """Of model 1.6."""
+    return replace(read_manifest(small_bundle()), name="mine", model="1.6", **changes)  # type: ignore[arg-type]
+
+
+def check(said: list[str], manifest: Manifest | None = None, side_px: int = 512) -> ModelMismatchCheck:
+    return ModelMismatchCheck(manifest or published(), side_px, said.append, strict=False)
+
+
+# What was painted
+
+
+@pytest.mark.parametrize(
+    ("painted", "color", "sharpness"),
+    [
+        (FACE, (0, 0.01), (1, 1)),
+        (np.rint(0.8 * FACE).astype(np.uint8), (0, 4), (0.7, 0.9)),  # darker
+        (SMEARED, (9, 30), (0.3, 0.5)),
+        (cv2.GaussianBlur(FACE, (0, 0), 4), (0, 2), (0, 0.35)),
+        (GRAY, (5, 20), (0, 0)),
+    ],
+    ids=["same", "darker", "smeared", "blurred", "gray"],
+)
+def test_color_and_sharpness(painted: UInt8Array, color: tuple[float, float], sharpness: tuple[float, float]) -> None:
+    found = fit_of(FACE, painted)
+    assert color[0] <= found[0] <= color[1]
+    assert sharpness[0] - 1e-6 <= found[1] <= sharpness[1] + 1e-6
+
+
+@pytest.mark.parametrize(
+    ("painted", "side_px", "words"),
+    [
+        (FACE, 512, ()),
+        (SMEARED, 512, ("does not look like the face", "bundle mine holds other weights")),
+        (cv2.GaussianBlur(FACE, (0, 0), 4), 256, ("trained at 512 px, this run paints at 256 px",)),
+    ],
+)
+def test_the_first_faces_decide_once(painted: UInt8Array, side_px: int, words: tuple[str, ...]) -> None:
+    said: list[str] = []
+    found = check(said, side_px=side_px)
+    for _ in range(20):
+        found.look(FACE, painted.astype(np.uint16) * 257)
+    assert len(said) == bool(words)
+    assert all(each in found.text for each in words)
+    assert said in ([], [found.text])
+
+
+# The built-in model
+
+
+@pytest.mark.parametrize(("frames", "known"), [(first_person(30)[::7], True), (second_person(1), False)])
+def test_the_built_in_model_knows_one_face(frames: list[UInt8Array], known: bool, detector: MediaPipeDetector) -> None:
+    for rgb in frames:
+        said: list[str] = []
+        (face,) = detector.detect(rgb)
+        time_s = Fraction(0)
+        job = FrameJob(Frame(0, time_s, Fraction(1, 25), time_s, rgb, None), (Target(0, 0, 0, face, np.eye(2, 3)),))
+
+        def jobs(job: FrameJob = job) -> Generator[FrameJob, None, None]:
+            yield from (job, job)
+
+        assert len(list(check(said, read_manifest(small_bundle())).watch(jobs(), detector))) == 2
+        assert len(said) == (not known)
+        assert not list(check(said, published()).watch(jobs(), detector))[2:]
+        assert len(said) == (not known)
+
+
+@pytest.mark.integration
+def test_a_strict_run_stops_at_the_first_faces(tmp_path: Path) -> None:
+    """Random weights paint noise."""
+    clip, output = write_clip(tmp_path, 20), tmp_path / "out.mp4"
+    with LipSync.from_bundle(small_bundle(), "cpu") as lip_sync:
+        report = lip_sync.sync(*clip, output, SyncOptions(preset="fast"))
+        assert report.quality is not None
+        assert report.quality.alarm in report.notices
+        output.unlink()
+        with pytest.raises(InputError, match="the painted mouth does not look like the face") as caught:
+            lip_sync.sync(*clip, output, SyncOptions(preset="fast", strict=True))
+    assert not caught.value.usage
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["face.mp4", "speech.wav"]
+
+
+# Lips of people; of the built-in clip, its known mouth
+
+
+def test_the_known_mouth_follows_its_own_speech_only() -> None:
+    loudness = Loudness()
+    for _ in loudness.passing(read_audio_blocks(SPEECH)):
+        pass
+    opening, voice_db = spoken_mouth().opening, loudness.levels_db()[:, 1:]
+    gaps = 0.03 + 0.2 * opening[: len(voice_db)]
+    found = following(gaps, voice_db[: len(gaps)])
+    assert (found.distinct >= FOLLOWS, found.late_frames) == (True, 0)
+    for frames in range(20, 110, 10):
+        assert following(gaps, np.roll(voice_db[: len(gaps)], frames, axis=0)).distinct < FOLLOWS
+
+
+@pytest.mark.slow
+@pytest.mark.integration
+def test_people_follow_their_own_speech_only(assets: Path) -> None:
+    clips = [assets / f"demo{number}_video.mp4" for number in (1, 2, 3)]
+    talks = {clip.stem: talk_of(clip, clip) for clip in clips}
+    for talk in talks.values():
+        found = following(*talk)
+        assert (found.distinct >= FOLLOWS, found.late_frames) == (True, 0)
+    wrong = mismatched(talks)
+    assert len(wrong) == 15
+    assert not [name for name, found in wrong.items() if found.distinct >= FOLLOWS]
