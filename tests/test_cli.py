@@ -112,7 +112,7 @@ def test_a_file_holds_defaults_of_each_command(tmp_path: Path, monkeypatch: pyte
     home, work = tmp_path / "home", tmp_path / "work"
     for folder, table in ((home / "latentsync-trt", "max-gb = 3"), (work, "max_gb = -1")):
         folder.mkdir(parents=True)
-        (folder / CONFIG).write_text(f"[cache.prune]\n{table}\n[sync]\nspeaker = '0=a.wav'\ndevice = 1\n")
+        (folder / CONFIG).write_text(f"[cache.prune]\n{table}\n[sync]\nspeaker = '0=a.wav'\ndevice = [0, 1]\n")
     monkeypatch.setattr("platformdirs.user_config_path", lambda *_, **__: home / "latentsync-trt")
     prune = ("cache", "prune", "--engine-cache", str(tmp_path))
     monkeypatch.chdir(tmp_path)
@@ -122,7 +122,7 @@ def test_a_file_holds_defaults_of_each_command(tmp_path: Path, monkeypatch: pyte
     assert run("cache", "--config", str(home / "latentsync-trt" / CONFIG), *prune[1:])[1].startswith("removed 0")
     assert run(*prune, "--max-gb", "1")[1].startswith("removed 0")
     context = sync_command.make_context("sync", ["in.mp4"], parent=click.RichContext(main))
-    assert (context.params["speaker"], context.params["device"]) == (("0=a.wav",), "1")
+    assert (context.params["speaker"], context.params["device"]) == (("0=a.wav",), "0,1")
 
 
 @pytest.mark.integration

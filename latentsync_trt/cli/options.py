@@ -16,6 +16,7 @@ from latentsync_trt.errors import InputError, did_you_mean
 from latentsync_trt.option_fields import HARDWARE, QUALITY, check_limits, choices_of, field_name, flag_name, option
 from latentsync_trt.paths import check_folder_to_write, exists, local_path, user_folder, why_missing
 from latentsync_trt.runtime.providers.table import PROVIDER_CHOICES
+from latentsync_trt.values import show_numbers
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -188,7 +189,8 @@ def _defaults(command: click.Command, table: dict[str, Any], where: str) -> dict
         elif name not in options or isinstance(value, dict):
             raise InputError(f"{where} {given}: no such option{did_you_mean(name, [*filter(None, options), *below])}")
         else:
-            found[name] = [value] if options[name].multiple and not isinstance(value, list) else value
+            several, is_list = options[name].multiple, isinstance(value, list)
+            found[name] = value if several == is_list else [value] if several else show_numbers(value)
     return found
 
 
