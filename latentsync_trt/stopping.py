@@ -16,7 +16,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from latentsync_trt.errors import LatentSyncError
 
@@ -34,8 +34,11 @@ _LEAVE_S, _CHILDREN_S, _WRITE_S = 1.1, 0.4, 0.3
 
 _WRITE_TURNS = 30
 
-# Erases the line of a progress bar, and shows the cursor, which the bar hides.
+# Erases what is left of a progress bar, and shows the cursor, which the bar hides.
 _END_BAR = "\r\x1b[2K\x1b[?25h"
+
+bars = set[Any]()
+"""Progress bars on the terminal, each with a method `stop`; the last message comes below them."""
 
 _messages = ["interrupted; unfinished files were removed"]
 _ending = threading.Lock()
@@ -118,7 +121,8 @@ def _announce(number: int) -> int:
     with _announcing:
         if _code is None:
             _code = _CODES[number]
-            _say("stopping…")
+            if not bars:
+                _say("stopping…")
         return _code
 
 
@@ -158,6 +162,9 @@ def _end(message: str, code: int) -> NoReturn:
 
 
 def _write(message: str) -> None:
+    for bar in [*bars]:
+        with suppress(Exception):  # whatever state the main thread has left it in
+            bar.stop()
     if message and "--json" in sys.argv and sys.__stdout__ is not None:
         sys.__stdout__.write(json.dumps({"error": message}) + "\n")
     elif message:
@@ -169,8 +176,9 @@ def _write(message: str) -> None:
 def _say(text: str) -> None:
     if _stderr is not None:
         bar = os.isatty(_stderr) and os.environ.get("TERM") != "dumb"
+        encoding = getattr(sys.__stderr__, "encoding", None) or "utf-8"  # `sys.stderr` has none while a bar is shown
         with suppress(OSError):
-            os.write(_stderr, f"{_END_BAR if bar else ''}{text}\n".encode(sys.stderr.encoding, "replace"))
+            os.write(_stderr, f"{_END_BAR if bar else ''}{text}\n".encode(encoding, "replace"))
 
 
 def _end_children() -> None:

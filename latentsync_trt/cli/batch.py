@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Self
 
 import rich_click as click
 from rich.progress import BarColumn, TaskID, TaskProgressColumn, TextColumn
-from rich.progress import Progress as Bars
 
 from latentsync_trt.batch.tasks import (
     Event,
@@ -32,7 +31,7 @@ from latentsync_trt.cli.options import (
     provider_option,
     quiet_option,
 )
-from latentsync_trt.cli.show import STDERR, TimeLeft, print_json, progress_bar, say, show_progress
+from latentsync_trt.cli.show import STDERR, Bars, TimeLeft, print_json, progress_bar, say, show_progress
 from latentsync_trt.config import RuntimeOptions, SyncOptions
 from latentsync_trt.errors import InputError
 from latentsync_trt.option_fields import FILES, HARDWARE

@@ -10,7 +10,7 @@ import rich_click as click
 from rich.filesize import decimal
 
 from latentsync_trt.cli import options
-from latentsync_trt.cli.show import STDERR, notices_to, print_json, print_table
+from latentsync_trt.cli.show import STDERR, Bars, notices_to, print_json, print_table
 from latentsync_trt.config import NOT_FOR_BUILDS, RuntimeOptions
 from latentsync_trt.files import remove_leftovers
 from latentsync_trt.runtime.cache import EngineCache, cache_folder
@@ -36,8 +36,6 @@ cache_option = options.path_option(
 @options.quiet_option
 def build(bundle: str | None, quiet: bool, **fields: Any) -> None:
     """Only provider tensorrt needs engines."""
-    from rich.progress import track
-
     from latentsync_trt.bundle.find import describe_choice, find_bundle
     from latentsync_trt.bundle.manifest import Bundle
     from latentsync_trt.runtime.providers.select import select_devices
@@ -56,13 +54,14 @@ def build(bundle: str | None, quiet: bool, **fields: Any) -> None:
     made = [Engines(loaded, on, replace(runtime, device=on.device_id), cache, say) for on in reversed(kinds.values())]
     todo = [*product((each for each in made if each.compiled), loaded.manifest.graphs)]
     opened: list[OpenedEngine] = []
-    for each, graph in track(todo, "building engines", console=STDERR, transient=True, disable=quiet):
-        engine = each.open(graph)
-        engine.session.close()  # only an open one shows where its nodes run
-        opened.append(engine)
-        what = f"built in {engine.build_s:.1f} s" if engine.built else "found in the cache"
-        size = f"{engine.size_bytes / 1e6:.1f} MB, {engine.node_share:.0%} of nodes"
-        say(f"{graph}: {what}, opened in {engine.open_s:.2f} s, {size}")
+    with Bars(console=STDERR, transient=True, disable=quiet) as bar:
+        for each, graph in bar.track(todo, description="building engines"):
+            engine = each.open(graph)
+            engine.session.close()  # only an open one shows where its nodes run
+            opened.append(engine)
+            what = f"built in {engine.build_s:.1f} s" if engine.built else "found in the cache"
+            size = f"{engine.size_bytes / 1e6:.1f} MB, {engine.node_share:.0%} of nodes"
+            say(f"{graph}: {what}, opened in {engine.open_s:.2f} s, {size}")
     if not todo and not quiet:
         click.echo(f"provider {name} needs no engines: it opens the bundle's graphs directly")
     elif not quiet:

@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from latentsync_trt import stopping
 from latentsync_trt.paths import printable
 from latentsync_trt.types import Progress, ProgressCallback, SyncReport
 
@@ -46,6 +47,19 @@ class Notices:
         if text not in self._shown:
             self._shown.add(text)
             say(f"note: {text}")
+
+
+class Bars(bars.Progress):
+    """Progress bars on stderr that are gone when they end, also where a signal ends the command."""
+
+    def start(self) -> None:
+        if STDERR.is_terminal and not self.disable:
+            stopping.bars.add(self)
+        super().start()
+
+    def stop(self) -> None:
+        super().stop()
+        stopping.bars.discard(self)
 
 
 class TimeLeft(bars.TimeRemainingColumn):
@@ -104,7 +118,7 @@ def progress_bar(*, hidden: bool) -> Iterator[ProgressCallback]:
         return
     columns = bars.TextColumn("{task.description:<21}"), bars.BarColumn(bar_width=None), bars.MofNCompleteColumn()
     times = bars.TimeElapsedColumn(), TimeLeft()
-    with bars.Progress(*columns, *times, console=STDERR, expand=True, transient=True, disable=hidden) as bar:
+    with Bars(*columns, *times, console=STDERR, expand=True, transient=True, disable=hidden) as bar:
         task = bar.add_task("starting", total=None)
 
         def move(progress: Progress) -> None:
