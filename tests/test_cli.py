@@ -110,9 +110,13 @@ def test_files_by_place_fill_what_options_leave_open(tmp_path: Path, monkeypatch
 def test_a_file_holds_defaults_of_each_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One beside the work, else the user's, or any other by name; options override it."""
     home, work = tmp_path / "home", tmp_path / "work"
-    for folder, table in ((home / "latentsync-trt", "max-gb = 3"), (work, "max_gb = -1")):
+    encodings = "utf-8-sig", "utf-16"  # as editors and shells of Windows write it
+    for folder, table, encoding in zip(
+        (home / "latentsync-trt", work), ("max-gb = 3", "max_gb = -1"), encodings, strict=True
+    ):
         folder.mkdir(parents=True)
-        (folder / CONFIG).write_text(f"[cache.prune]\n{table}\n[sync]\nspeaker = '0=a.wav'\ndevice = [0, 1]\n")
+        text = f"[cache.prune]\n{table}\n[sync]\nspeaker = '0=a.wav'\ndevice = [0, 1]\n"
+        (folder / CONFIG).write_text(text, encoding=encoding)
     monkeypatch.setattr("platformdirs.user_config_path", lambda *_, **__: home / "latentsync-trt")
     prune = ("cache", "prune", "--engine-cache", str(tmp_path))
     monkeypatch.chdir(tmp_path)

@@ -70,7 +70,7 @@ EVERY = """
 --turns t.rttm --faces f.json --paste mask --enhancer sharp --fps 25
 --length longest --extend hold --start 2.5 --end 1:00:00 --offset -40 --mix m.wav --silence model --codec prores
 --audio-segments public
---encoder prores:hq --crf 20 --no-mark --c2pa c.pem --resume --strict
+--encoder prores:hq --crf 20 --no-mark --c2pa c.pem --overwrite --resume --strict
 --report page.html --resolution 320 --speaker 0=a.wav --speaker 2=b.wav
 """
 

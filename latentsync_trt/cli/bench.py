@@ -12,11 +12,13 @@ import rich_click as click
 from latentsync_trt.bench.rows import bundle_facts, environment, plain
 from latentsync_trt.bundle.find import describe_choice, find_bundle
 from latentsync_trt.bundle.manifest import Bundle
+from latentsync_trt.cli import echo
 from latentsync_trt.cli.options import (
     build,
     bundle_option,
     json_option,
     options_from,
+    overwrite_option,
     path_option,
     provider_option,
     quiet_option,
@@ -148,6 +150,7 @@ class Side:
 @provider_option
 @options_from(SyncOptions, groups=(QUALITY,))
 @options_from(RuntimeOptions, leave_out=("build", "verify"))
+@overwrite_option
 @quiet_option
 @json_option
 def compare(
@@ -157,6 +160,7 @@ def compare(
     audio: Path | None,
     out: Path,
     provider: str,
+    overwrite: bool,
     quiet: bool,
     as_json: bool,
     **fields: Any,
@@ -167,9 +171,12 @@ def compare(
     from latentsync_trt.measure.page import page_path
     from latentsync_trt.measure.syncnet import SyncMeter, open_syncnet
     from latentsync_trt.media.reader import delays_of
+    from latentsync_trt.media.writer import check_output_path
     from latentsync_trt.runtime.providers.select import select_provider
 
     page_path(out, "--out")
+    given = [Path(name) for name in (a, b, clip, audio) if name is not None]
+    check_output_path(out.with_suffix(".mp4"), *given, overwrite=overwrite)
     are_videos, others = (exists(name) and Path(name).is_file() for name in (a, b))
     if are_videos != others:
         raise click.UsageError(f"give two bundles or two videos: {a} and {b} are not")
@@ -199,13 +206,13 @@ def compare(
     if as_json:
         content = {"kind": "latentsync-trt compare", "format": _FORMAT, "environment": facts}
         content |= {"a": asdict(sides[0]), "b": asdict(sides[1]), "settings": settings}
-        click.echo(json.dumps(plain({**content, "clip": asdict(found), "notes": notes}), allow_nan=False))
+        echo(json.dumps(plain({**content, "clip": asdict(found), "notes": notes}), allow_nan=False))
     elif not quiet:
-        click.echo(f"A: {sides[0].title}\nB: {sides[1].title}\n{settings}\n{found.name}, {found.frames} frames")
+        echo(f"A: {sides[0].title}\nB: {sides[1].title}\n{settings}\n{found.name}, {found.frames} frames")
         print_table(HEADS, lines)
         for note in notes:
-            click.echo(f"note: {note}", err=True)
-        click.echo(f"{out.parent / found.video}: side by side\n{out}: all of it, with plots")
+            echo(f"note: {note}", err=True)
+        echo(f"{out.parent / found.video}: side by side\n{out}: all of it, with plots")
 
 
 def _dubbed(

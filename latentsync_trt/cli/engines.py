@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import rich_click as click
 from rich.filesize import decimal
 
-from latentsync_trt.cli import options
+from latentsync_trt.cli import echo, options
 from latentsync_trt.cli.show import STDERR, Bars, notices_to, print_json, print_table
 from latentsync_trt.config import NOT_FOR_BUILDS, RuntimeOptions
 from latentsync_trt.files import remove_leftovers
@@ -63,11 +63,11 @@ def build(bundle: str | None, quiet: bool, **fields: Any) -> None:
             size = f"{engine.size_bytes / 1e6:.1f} MB, {engine.node_share:.0%} of nodes"
             say(f"{graph}: {what}, opened in {engine.open_s:.2f} s, {size}")
     if not todo and not quiet:
-        click.echo(f"provider {name} needs no engines: it opens the bundle's graphs directly")
+        echo(f"provider {name} needs no engines: it opens the bundle's graphs directly")
     elif not quiet:
         built = [engine.build_s for engine in opened if engine.built]
         size = f"{sum(engine.size_bytes for engine in opened) / 1e6:.1f} MB"
-        click.echo(f"{cache.folder}: {len(built)} of {len(opened)} engines built in {sum(built):.1f} s, {size}")
+        echo(f"{cache.folder}: {len(built)} of {len(opened)} engines built in {sum(built):.1f} s, {size}")
 
 
 cache = click.RichGroup(name="cache")
@@ -89,8 +89,8 @@ def list_engines(folder: Path, verify: bool, as_json: bool) -> None:
             print_table(_COLUMNS, map(_row, entries))
         for entry in entries:
             if entry.problem:
-                click.echo(f"{entry.folder.name}: {entry.problem}")
-        click.echo(f"{_count(entries)} in {folder}, {decimal(size_bytes)}")
+                echo(f"{entry.folder.name}: {entry.problem}")
+        echo(f"{_count(entries)} in {folder}, {decimal(size_bytes)}")
     if verify and any(entry.state == "damaged" for entry in entries):
         raise SystemExit(1)
 
@@ -108,11 +108,11 @@ def prune_engines(folder: Path, max_gb: float) -> None:
     remove_leftovers(folder)
     for entry in chosen:
         if refusal := known.remove(entry):
-            click.echo(f"error: {entry.label} stays: {refusal}", err=True)
+            echo(f"error: {entry.label} stays: {refusal}", err=True)
         else:
             removed.append(entry)
-            click.echo(f"{entry.label} ({decimal(entry.size_bytes)})")
-    click.echo(f"removed {_count(removed)} ({decimal(sum(entry.size_bytes for entry in removed))}) from {folder}")
+            echo(f"{entry.label} ({decimal(entry.size_bytes)})")
+    echo(f"removed {_count(removed)} ({decimal(sum(entry.size_bytes for entry in removed))}) from {folder}")
     if len(removed) < len(chosen):
         raise SystemExit(1)
 

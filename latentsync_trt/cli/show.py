@@ -10,7 +10,6 @@ from datetime import timedelta
 from typing import Any
 
 import psutil
-import rich_click as click
 from rich import progress as bars
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -18,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from latentsync_trt import stopping
+from latentsync_trt.cli import echo
 from latentsync_trt.paths import printable
 from latentsync_trt.types import Progress, ProgressCallback, SyncReport
 
@@ -75,7 +75,9 @@ class TimeLeft(bars.TimeRemainingColumn):
 
 def show_progress(bar: bars.Progress, task: bars.TaskID, text: str, at: Progress) -> None:
     """Moves a bar that may have the column `TimeLeft`."""
-    bar.update(task, description=text, completed=at.done, total=at.total, progress=at, told_s=time.monotonic())
+    bar.update(
+        task, description=printable(text), completed=at.done, total=at.total, progress=at, told_s=time.monotonic()
+    )
 
 
 def _pace(progress: Progress, age_s: float = 0.0) -> str:
@@ -135,7 +137,7 @@ def print_table(heads: Sequence[str], rows: Iterable[Sequence[str]], *, left: in
     for index, head in enumerate(heads):
         table.add_column(head, overflow="fold", justify="left" if index < left else "right")
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(printable, row))
     width = None if sys.stdout.isatty() else _WIDTH_OF_A_FILE
     Console(markup=False, highlight=False, emoji=False, width=width).print(table)
 
@@ -146,7 +148,7 @@ def print_json(content: Any, *, indent: int | None = None) -> None:
     def plain(value: Any) -> Any:
         return asdict(value) if is_dataclass(value) and not isinstance(value, type) else str(value)
 
-    click.echo(json.dumps(content, indent=indent, default=plain))
+    echo(json.dumps(content, indent=indent, default=plain))
 
 
 def process_age_s() -> float:
@@ -168,16 +170,16 @@ def show_report(report: SyncReport, notices: Notices, total_s: float | None = No
     total_s = report.wall_s if total_s is None else total_s
     painted = [str(device.windows) for device in report.devices if device.windows]
     devices = f" ({len(painted)} GPUs: {' + '.join(painted)} windows)" if len(painted) > 1 else ""
-    click.echo(
+    echo(
         f"{report.output}: {report.frames} frames ({report.duration_s:.2f} s), face in {report.frames_with_face}, "
         f"with {report.bundle} on {report.provider}{devices}"
     )
-    click.echo(
+    echo(
         f"time: {total_s:.1f} s = {total_s - report.painting_s - report.finish_s:.1f} s start-up + "
         f"{report.painting_s:.1f} s at {report.frames_per_s:.1f} frames/s + {report.finish_s:.1f} s end"
     )
-    click.echo("busy: " + ", ".join(f"{stage.stage} {stage.busy_s:.1f} s" for stage in report.stages))
+    echo("busy: " + ", ".join(f"{stage.stage} {stage.busy_s:.1f} s" for stage in report.stages))
     if report.quality is not None:
         for name, value in report.quality.rows if verbose else ():
-            click.echo(f"{name}: {value}")
-        click.echo(str(report.quality) or "no face was painted")
+            echo(f"{name}: {value}")
+        echo(str(report.quality) or "no face was painted")

@@ -5,7 +5,8 @@ They come from the Hugging Face hub, or from the mirror that `$HF_ENDPOINT` name
 
 import errno
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -21,6 +22,10 @@ UNET_FILE, WHISPER_FILE = "latentsync_unet.pt", "whisper/tiny.pt"
 
 # Also part of the address at which OpenAI publishes the file.
 _WHISPER_SHA256 = "65147644a518d12f04e32d6f3b26facc3f8dd46e5390956a9424a650c0ce22b9"
+
+
+_ANSWER_S = 5.0
+_REFUSED = {401, 403}
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +113,18 @@ def _missing(repository: Repository) -> list[str]:
     return [name for name in repository.files if name not in there]
 
 
-def check_space(downloads: Iterable[Repository], more_bytes: int = 0) -> None:
-    """Raises `InputError` or `OutputError` if the checkpoints' folder cannot take the downloads and `more_bytes`."""
+def check_downloads(downloads: Sequence[Repository], more_bytes: int = 0) -> None:
+    """Checks that the hub answers, and that the checkpoints' folder can take the downloads and `more_bytes`.
+
+    Raises:
+        CheckpointError: as `fetch`, at once. InputError, OutputError: the folder cannot take them.
+    """
+    for repository in downloads[:1]:
+        with _explained(downloads):
+            from huggingface_hub import get_hf_file_metadata, hf_hub_url
+
+            address = hf_hub_url(repository.name, next(iter(repository.files)), revision=repository.revision)
+            get_hf_file_metadata(address, timeout=_ANSWER_S)
     folder = checkpoints_folder()
     check_folder_to_write(folder)
     free_bytes = shutil.disk_usage(nearest_existing(folder)).free
@@ -128,26 +143,39 @@ def fetch(repository: Repository, notice: Callable[[str], None]) -> None:
         CheckpointError: a file cannot be downloaded, or its checksum is wrong; the message says what to do.
         OutputError: the disk is full.
     """
-    from huggingface_hub import constants, hf_hub_download
+    for name in _missing(repository):
+        path = repository.folder / name
+        notice(str(path))
+        with _explained([repository]):
+            from huggingface_hub import hf_hub_download
+
+            hf_hub_download(repository.name, name, revision=repository.revision, local_dir=repository.folder)
+        if sha256_file(path) != repository.files[name]:
+            path.unlink()
+            raise CheckpointError(f"{path}: was downloaded with a wrong checksum and removed; run it again")
+
+
+@contextmanager
+def _explained(downloads: Sequence[Repository]) -> Iterator[None]:
+    """Turns errors of the hub's library into `CheckpointError` or `OutputError`."""
+    from huggingface_hub import constants
     from huggingface_hub.errors import HfHubHTTPError
 
     # Else each request names the versions of other packages.
     constants.HF_HUB_DISABLE_TELEMETRY = True
     http_error: type[Exception] = HfHubHTTPError.__bases__[0]  # of httpx or its successor, as the version has it
-    for name in _missing(repository):
-        path = repository.folder / name
-        notice(str(path))
-        try:
-            hf_hub_download(repository.name, name, revision=repository.revision, local_dir=repository.folder)
-        except (http_error, OSError, ValueError) as error:
-            if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-                raise OutputError(f"{repository.folder}: the disk is full; free some space and run it again") from error
-            reason = " ".join(str(error).split())[:200] or type(error).__name__
-            raise CheckpointError(
-                f"{constants.ENDPOINT}/{repository.name}, revision {repository.revision}: {reason}; check the network, "
-                "$HF_ENDPOINT and $HF_HUB_OFFLINE, accept its terms on that page if it has any, log in with "
-                "`hf auth login`, and run the same command again, which goes on there"
-            ) from error
-        if sha256_file(path) != repository.files[name]:
-            path.unlink()
-            raise CheckpointError(f"{path}: was downloaded with a wrong checksum and removed; run it again")
+    first = downloads[0]
+    try:
+        yield
+    except (http_error, OSError, ValueError) as error:
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+            raise OutputError(f"{first.folder}: the disk is full; free some space and run it again") from error
+        by_hand = "; ".join(f"{', '.join(each.files)} of {each} to {each.folder}" for each in downloads)
+        cure = f"check the network, $HF_ENDPOINT and $HF_HUB_OFFLINE, or bring by hand {by_hand}"
+        if {getattr(getattr(each, "response", None), "status_code", 0) for each in (error, error.__cause__)} & _REFUSED:
+            cure = "accept its terms on that page if it has any, log in with `hf auth login`"
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise CheckpointError(
+            f"{constants.ENDPOINT}/{first.name}, revision {first.revision}: cannot be fetched ({reason}); {cure}, and "
+            "run the same command again, which goes on there"
+        ) from error

@@ -21,11 +21,11 @@ from latentsync_trt.bundle.manifest import DEMO_NAME, Manifest
 from latentsync_trt.config import MODEL_FPS, MODEL_RESOLUTION_PX, SyncOptions
 from latentsync_trt.errors import InputError
 from latentsync_trt.media.audio import audio_duration_s, read_audio_blocks
-from latentsync_trt.media.files import check_file, reading
+from latentsync_trt.media.files import check_file
 from latentsync_trt.media.playback import HELD_S, LONGEST_PERIOD_S, Playback
 from latentsync_trt.media.reader import are_one
 from latentsync_trt.media.soundtrack import SoundPiece, spliced
-from latentsync_trt.paths import local_path
+from latentsync_trt.paths import local_path, read_text
 from latentsync_trt.types import Float32Array, Frame, VideoInfo
 
 if TYPE_CHECKING:
@@ -136,12 +136,11 @@ def read_turns(path: Path, at_s: Fraction = Fraction(0)) -> dict[str, SpeakerTur
         at_s: when the recording begins in the output.
 
     Raises:
-        MediaError: the file cannot be read. InputError: a line is damaged, no line is a turn, or
+        MediaError: there is no such file. InputError: it is no text, a line is damaged, no line is a turn, or
         several recordings are described.
     """
     check_file(path)
-    with reading(path):
-        lines = path.read_bytes().decode("utf-8-sig", errors="replace").splitlines()
+    lines = read_text(path).splitlines()
     turns, recordings = dict[str, list[tuple[Fraction, Fraction]]](), dict[str, None]()
     for number, line in enumerate(lines, start=1):
         fields = line.split()
