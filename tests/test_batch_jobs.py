@@ -120,8 +120,12 @@ def test_all_rows_that_cannot_work_are_found_at_once(folder: Path) -> None:
         "a.mp4,a.wav,damaged.mp4/x12.mp4,,\n"
         "a.mp4,a.wav,x13.mp4,,,more\n"
         "a.mp4,a.wav,a.mp4,,\n"
+        "a.mp4,a.wav,there.mp4,,\n"
+        f"a.mp4,a.wav,{(folder / 'far.mp4').as_uri()},,\n"
     )
     (folder / "sub").mkdir()
+    for name in ("there.mp4", "far.mp4"):
+        (folder / name).touch()
     wanted = {
         3: "missing.mp4: no such file",
         4: "row 2 writes it, too",
@@ -135,6 +139,8 @@ def test_all_rows_that_cannot_work_are_found_at_once(folder: Path) -> None:
         12: "damaged.mp4 is a file; choose another folder",
         13: "has a cell below no name of a column; put text with ',' in quotes",
         14: "choose another name",
+        15: "there.mp4: exists already; name another file, or replace it with overwrite",
+        16: "far.mp4: exists already",
     }
     found = problems_in(folder, text)
     for row, words in wanted.items():

@@ -133,6 +133,8 @@ def test_a_file_holds_defaults_of_each_command(tmp_path: Path, monkeypatch: pyte
 def test_demo_writes_source_and_result(tmp_path: Path) -> None:
     speech = write_sound(tmp_path / "short.wav", 0.32)
     folder = tmp_path / "demo"
+    folder.mkdir()
+    (folder / "out.mp4").write_bytes(b"of an earlier call")
     arguments = ("--audio", str(speech), "--bundle", str(small_bundle()), "--preset", "fast")
     code, out, err = run("demo", "--out", str(folder), *arguments)
     assert code == 0, err
