@@ -129,6 +129,55 @@ def test_a_file_holds_defaults_of_each_command(tmp_path: Path, monkeypatch: pyte
     assert (context.params["speaker"], context.params["device"]) == (("0=a.wav",), "0,1")
 
 
+def test_a_file_of_the_current_folder_says_what_it_sets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("v.mp4", "a.wav"):
+        Path(name).touch()
+    Path(CONFIG).write_text("[sync]\npreset = 'draft'\ncrf = 30\n[cache.prune]\nmax-gb = 3\n")
+    sync = "sync", "v.mp4", "a.wav", "--crf", "20"
+    note = f"note: {CONFIG} in the current folder sets "
+    assert run(*sync)[2].splitlines()[0] == f"{note}preset = draft"
+    assert run("cache", "prune", "--engine-cache", "x")[2] == f"{note}max_gb = 3\n"
+    for others in (
+        (*sync, "-q"),
+        (*sync, "--json"),
+        (*sync, "--config", CONFIG),
+        ("cache", "ls", "--engine-cache", "x"),
+    ):
+        assert note not in run(*others)[2]
+
+
+@pytest.mark.parametrize(
+    ("name", "option"),
+    [
+        *(("serve", option) for option in ("host = '0.0.0.0'", "no-key = true", "allow-urls = true", "ray = 'auto'")),
+        ("ui", "no_key = true"),
+        ("live", "host = '0.0.0.0'"),
+        ("build", "engine-store = 's3://bucket'"),
+    ],
+)
+def test_no_file_of_the_current_folder_opens_a_door(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, option: str
+) -> None:
+    """One of the user's own folder does, and one that is named."""
+    home, work = tmp_path / "home", tmp_path / "work"
+    text = f"[{name}]\nbundle = 'none'\n{option}\n"
+    for folder in (home, work):
+        folder.mkdir()
+        (folder / CONFIG).write_text(text)
+    monkeypatch.setattr("platformdirs.user_config_path", lambda *_, **__: home)
+    monkeypatch.delenv("LATENTSYNC_TRT_API_KEY", raising=False)
+    monkeypatch.chdir(work)
+    code, out, err = run(name)
+    assert (code, out) == (2, "")
+    assert f"{option.partition(' ')[0]}: is not taken from the current folder" in err
+    assert str(home / CONFIG) in err
+    named = run(name, "--config", CONFIG)[2]
+    monkeypatch.chdir(tmp_path)
+    assert named == run(name)[2]
+    assert "current folder" not in named
+
+
 @pytest.mark.integration
 def test_demo_writes_source_and_result(tmp_path: Path) -> None:
     speech = write_sound(tmp_path / "short.wav", 0.32)
