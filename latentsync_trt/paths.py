@@ -18,8 +18,7 @@ _STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u20
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/+")
 
 _MOST_NAMES_COMPARED = 2000
-
-EXISTS = "exists already; name another file, or replace it with --overwrite"
+_UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
 def local_path(name: str | os.PathLike[str], what: str = "") -> Path:
@@ -51,11 +50,9 @@ def read_text(path: Path, cure: str = "save it as UTF-8") -> str:
     """
     try:
         content = path.read_bytes()
-        is_wide = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-        return content.decode("utf-16" if is_wide else "utf-8-sig")
+        return content.decode("utf-16" if content[:2] in _UTF16 else "utf-8-sig")
     except (UnicodeError, OSError) as error:
-        reason = error.strerror if isinstance(error, OSError) else f"no UTF-8 text: {error}"
-        raise InputError(f"{path}: cannot be read ({reason}); {cure}") from error
+        raise InputError(f"{path}: cannot be read as text ({error}); {cure}") from error
 
 
 def below_home(name: str | os.PathLike[str], cure: str) -> Path:
@@ -141,7 +138,7 @@ def check_file_to_write(path: Path, what: str = "") -> None:
 def check_free(path: Path, *, overwrite: bool) -> None:
     """Raises `InputError` if there is something at `path`, unless that is to be replaced."""
     if not overwrite and exists(path):
-        raise InputError(f"{path}: {EXISTS}")
+        raise InputError(f"{path}: exists already; name another file, or replace it with --overwrite")
 
 
 def make_folder(folder: Path) -> None:

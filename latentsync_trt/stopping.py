@@ -37,8 +37,8 @@ _WRITE_TURNS = 30
 # Erases what is left of a progress bar, and shows the cursor, which the bar hides.
 _END_BAR = "\r\x1b[2K\x1b[?25h"
 
-bars = set[Any]()
-"""Progress bars on the terminal, each with a method `stop`; the last message comes below them."""
+bars = list[Any]()
+"""Of rich, which may be shown; the last message comes below them."""
 
 _messages = ["interrupted; unfinished files were removed"]
 _ending = threading.Lock()
@@ -121,7 +121,7 @@ def _announce(number: int) -> int:
     with _announcing:
         if _code is None:
             _code = _CODES[number]
-            if not bars:
+            if not any(bar.live.is_started for bar in bars):
                 _say("stopping…")
         return _code
 
@@ -162,7 +162,7 @@ def _end(message: str, code: int) -> NoReturn:
 
 
 def _write(message: str) -> None:
-    for bar in [*bars]:
+    for bar in bars:
         with suppress(Exception):  # whatever state the main thread has left it in
             bar.stop()
     if message and "--json" in sys.argv and sys.__stdout__ is not None:

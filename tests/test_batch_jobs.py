@@ -170,7 +170,7 @@ def test_json_lines_that_cannot_work(folder: Path) -> None:
         ("jobs.csv", b"video,audoi,crff\n", "column audoi: no such option"),
         ("jobs.csv", b"video,crf,--crf\n", "or one twice"),
         ("jobs.csv", b'video,audio\n"a.mp4,a.wav\n', "line 2 is not CSV"),
-        ("jobs.csv", "video\nä.mp4\n".encode("cp1252"), "no UTF-8 text: .*save it as “CSV UTF-8”"),
+        ("jobs.csv", "video\nä.mp4\n".encode("cp1252"), "cannot be read as text .*save it as “CSV UTF-8”"),
         ("jobs.xlsx", b"PK", "is no job file"),
     ],
 )

@@ -64,7 +64,7 @@ WRONG_USAGE = [
     ("batch jobs.csv", "jobs.csv: column vidoe: no such option; did you mean video?"),
     ("batch jobs.jsonl", "1 of 1 rows cannot work"),
     ("doctor --config none.toml", "none.toml: no such file"),
-    ("doctor --config in.wav", "in.wav: cannot be read (no UTF-8 text"),
+    ("doctor --config in.wav", "in.wav: cannot be read as text"),
     ("doctor --config tables.toml", "tables.toml: [snyc]: no such command; did you mean sync?"),
     ("doctor --config values.toml", "values.toml: preset: is in no table"),
     ("sync --config options.toml in.mp4 in.wav", "options.toml: [sync] prest: no such option; did you mean preset?"),

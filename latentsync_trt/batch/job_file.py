@@ -20,7 +20,7 @@ from latentsync_trt.config import SyncOptions
 from latentsync_trt.diffusion import plan_for
 from latentsync_trt.errors import InputError, LatentSyncError
 from latentsync_trt.option_fields import field_name, from_texts, to_texts
-from latentsync_trt.paths import EXISTS, exists, local_path, read_text, why_missing
+from latentsync_trt.paths import exists, local_path, read_text, why_missing
 from latentsync_trt.remote_files import is_url, shown
 from latentsync_trt.validation import from_json, from_values
 
@@ -191,8 +191,8 @@ def _task(row: Mapping[str, Any] | str, base: Path, defaults: Mapping[str, Any],
     named = Task("", files.video, files.audio, output, options)
     task = named.with_files(lambda file, _: _joined(base, file))
     # The same command with --overwrite goes on with what it had begun without.
-    asked = replace(task, options=replace(task.options, overwrite=False)).to_json()
-    return replace(task, id=sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:16])
+    text = json.dumps(task.replacing(overwrite=False).to_json(), sort_keys=True)
+    return replace(task, id=sha256(text.encode()).hexdigest()[:16])
 
 
 def _default_output(video: str, options: SyncOptions, out: str | None) -> str:
@@ -244,7 +244,7 @@ def _checked(row: BatchRow) -> BatchRow | Problem:
             if written:
                 remote_files.check_target(file)
                 if file == task.output and not task.options.overwrite and remote_files.exists(file):
-                    raise InputError(f"{shown(file)}: {EXISTS}")
+                    return Problem(row.where, f"{shown(file)}: exists already; name another file, or set overwrite")
             elif not is_url(file):
                 check_file(Path(file))
             elif not remote_files.exists(file):

@@ -136,7 +136,7 @@ class CommandLine(click.RichGroup):
             logging.lastResort.setFormatter(PrintableLines())
         as_json = "--json" in arguments
         try:
-            found = super().main(arguments, *rest, **extra | {"standalone_mode": False})
+            found = super().main(arguments, *rest, **extra | {"standalone_mode": False, "obj": arguments})
             sys.exit(found if isinstance(found, int) else 0)
         except NoArgsIsHelpError as error:
             click.echo(error.format_message(), err=True)

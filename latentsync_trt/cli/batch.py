@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any, Self
 
 import rich_click as click
 from rich.progress import BarColumn, TaskID, TaskProgressColumn, TextColumn
+from rich.progress import Progress as Bars
 
+from latentsync_trt import stopping
 from latentsync_trt.batch.tasks import (
     Event,
     Failed,
@@ -32,13 +34,12 @@ from latentsync_trt.cli.options import (
     provider_option,
     quiet_option,
 )
-from latentsync_trt.cli.show import STDERR, Bars, TimeLeft, print_json, progress_bar, say, show_progress
+from latentsync_trt.cli.show import STDERR, TimeLeft, print_json, progress_bar, say, show_progress
 from latentsync_trt.config import RuntimeOptions, SyncOptions
 from latentsync_trt.errors import InputError
 from latentsync_trt.option_fields import FILES, HARDWARE
 from latentsync_trt.paths import check_folder_to_write, exists
 from latentsync_trt.remote_files import is_url, shown
-from latentsync_trt.stopping import interruption
 from latentsync_trt.types import Progress
 
 if TYPE_CHECKING:
@@ -121,21 +122,15 @@ def batch(
 
 
 def _left(ledger: "Ledger", rows: "Sequence[BatchRow]") -> "list[BatchRow]":
-    """The rows that are not done, or whose output was deleted since; one that was begun may have written it."""
+    """The rows that are not done, or whose output was deleted since; a killed worker may have left one begun."""
     ledger.reclaim()
     known, ids = {row.task.id: row for row in ledger.rows()}, {row.task.id for row in rows}
     # Else rows that were edited or removed would count as unfinished for good.
     ledger.remove(id_ for id_, row in known.items() if id_ not in ids and row.state != "done")
-    left = []
-    for row in rows:
-        task, before = row.task, known.get(row.task.id)
-        if before is None or before.state != "done":
-            begun = before is not None and before.state == "waiting" and before.attempts > 0
-            options = replace(task.options, overwrite=task.options.overwrite or begun)
-            left.append(replace(row, task=replace(task, options=options)))
-        elif not (is_url(task.output) or exists(task.output)):
-            left.append(row)
-    return left
+    begun = {id_ for id_, row in known.items() if row.state == "waiting" and row.attempts}
+    done = {id_ for id_, row in known.items() if row.state == "done"}
+    left = [row for row in rows if row.task.id not in done or not (is_url(row.task.output) or exists(row.task.output))]
+    return [replace(row, task=row.task.replacing()) if row.task.id in begun else row for row in left]
 
 
 def _check(
@@ -173,7 +168,7 @@ def _run(tasks: "Sequence[Task]", handles: "Sequence[WorkerHandle]", ledger: "Le
         ledger.record(event)
         board(event)
 
-    with board, interruption("interrupted; the same command goes on"):
+    with board, stopping.interruption("interrupted; the same command goes on"):
         try:
             with closing(Dispatcher(handles, on_event)) as dispatcher:
                 for task in tasks:
@@ -211,6 +206,7 @@ class Board:
         self._workers: dict[str, TaskID] = {}
 
     def __enter__(self) -> Self:
+        stopping.bars.append(self._bars)
         self._bars.start()
         return self
 

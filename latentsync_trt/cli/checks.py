@@ -202,7 +202,7 @@ def selftest(bundle: str, provider: str, as_json: bool, graphs: tuple[str, ...] 
     tested = graphs or tuple(opened.manifest.graphs)
     report = self_test(opened, provider, options, notices_to(silent=as_json), tested)
     if as_json:
-        echo(report.to_json())
+        click.echo(report.to_json())
     else:
         _show_report(report)
     if not report.passed:

@@ -10,11 +10,12 @@ import rich_click as click
 from rich.filesize import decimal
 
 from latentsync_trt.cli import echo, options
-from latentsync_trt.cli.show import STDERR, Bars, notices_to, print_json, print_table
+from latentsync_trt.cli.show import notices_to, print_json, print_table, progress_bar
 from latentsync_trt.config import NOT_FOR_BUILDS, RuntimeOptions
 from latentsync_trt.files import remove_leftovers
 from latentsync_trt.runtime.cache import EngineCache, cache_folder
 from latentsync_trt.runtime.entries import Entry, folder_bytes, select
+from latentsync_trt.types import Progress
 
 if TYPE_CHECKING:
     from latentsync_trt.runtime.sessions.engines import OpenedEngine
@@ -54,8 +55,9 @@ def build(bundle: str | None, quiet: bool, **fields: Any) -> None:
     made = [Engines(loaded, on, replace(runtime, device=on.device_id), cache, say) for on in reversed(kinds.values())]
     todo = [*product((each for each in made if each.compiled), loaded.manifest.graphs)]
     opened: list[OpenedEngine] = []
-    with Bars(console=STDERR, transient=True, disable=quiet) as bar:
-        for each, graph in bar.track(todo, description="building engines"):
+    with progress_bar(hidden=quiet) as move:
+        for number, (each, graph) in enumerate(todo):
+            move(Progress("building engines", number, len(todo)))
             engine = each.open(graph)
             engine.session.close()  # only an open one shows where its nodes run
             opened.append(engine)

@@ -6,12 +6,11 @@ import typing
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import reduce, wraps
+from functools import reduce
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import rich_click as click
-from click.core import ParameterSource
 
 from latentsync_trt.errors import InputError, did_you_mean
 from latentsync_trt.option_fields import HARDWARE, QUALITY, check_limits, choices_of, field_name, flag_name, option
@@ -24,6 +23,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 CONFIG = "latentsync-trt.toml"
 _UNGROUPED = "Main options"
 
+_SILENT = {"--quiet", "-q", "--json"}
 _DOORS = frozenset({"allow_private_urls", "allow_urls", "engine_store", "host", "no_key", "ray"})
 """Options that let others in, or take programs and work from and to other machines."""
 
@@ -154,26 +154,6 @@ def add_config(command: click.Command) -> None:
         help=f"TOML file of defaults by command.  [default: {CONFIG} here, else in the user's config folder]",
     )
     command.params.append(config)
-    for each in (command, *getattr(command, "commands", {}).values()):
-        each.callback = each.callback and _saying_what_is_set(each.callback)
-
-
-def _saying_what_is_set(callback: Callable[..., Any]) -> Callable[..., Any]:
-    """`callback`, after a line on stderr if the file of the current folder sets an option."""
-
-    @wraps(callback)
-    def call(*arguments: Any, **values: Any) -> Any:
-        context = cast(click.RichContext, click.get_current_context())
-        given = (context.default_map or {}) if context.meta.get(CONFIG) else {}
-        used = [name for name in given if context.get_parameter_source(name) is ParameterSource.DEFAULT_MAP]
-        if used and not (values.get("quiet") or values.get("as_json")):
-            from latentsync_trt.cli import echo
-
-            sets = ", ".join(f"{name} = {given[name]}" for name in used)
-            echo(f"note: {CONFIG} in the current folder sets {sets}", err=True)
-        return callback(*arguments, **values)
-
-    return call
 
 
 def _take_defaults(ctx: click.Context, _: click.Parameter, given: Path | None) -> None:
@@ -187,7 +167,7 @@ def _take_defaults(ctx: click.Context, _: click.Parameter, given: Path | None) -
         raise InputError(why_missing(path))
     import tomllib
 
-    from latentsync_trt.cli import COMMANDS
+    from latentsync_trt.cli import COMMANDS, echo
 
     text = read_text(path)
     try:
@@ -199,13 +179,15 @@ def _take_defaults(ctx: click.Context, _: click.Parameter, given: Path | None) -
             raise InputError(f"{path}: {name}: is in no table; write the name of a command in [] above it")
         if name not in COMMANDS:
             raise InputError(f"{path}: [{name}]: no such command{did_you_mean(name, COMMANDS)}")
-    name, is_here = str(ctx.info_name), given is None and path == places[0]
-    ctx.meta[CONFIG] = is_here
+    name = str(ctx.info_name)
     table = tables.get(name, {})
-    if is_here and (doors := [each for each in table if field_name(each) in _DOORS]):
-        cure = f"give it on the command line, in {places[-1]}, or in a file that --config names"
-        raise InputError(f"{path}: [{name}] {doors[0]}: is not taken from the current folder; {cure}")
     ctx.default_map = _defaults(ctx.command, table, f"{path}: [{name}]")
+    if given is None and path == places[0]:
+        for door in (each for each in table if field_name(each) in _DOORS):
+            cure = f"give it on the command line, in {places[-1]}, or in a file that --config names"
+            raise InputError(f"{path}: [{name}] {door}: is not taken from the current folder; {cure}")
+        if table and not _SILENT & set(ctx.obj or ()):
+            echo(f"note: {path} in the current folder holds defaults of {', '.join(table)}", err=True)
 
 
 def _defaults(command: click.Command, table: dict[str, Any], where: str) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from datetime import timedelta
 from typing import Any
 
 import psutil
+import rich_click as click
 from rich import progress as bars
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -49,19 +50,6 @@ class Notices:
             say(f"note: {text}")
 
 
-class Bars(bars.Progress):
-    """Progress bars on stderr that are gone when they end, also where a signal ends the command."""
-
-    def start(self) -> None:
-        if STDERR.is_terminal and not self.disable:
-            stopping.bars.add(self)
-        super().start()
-
-    def stop(self) -> None:
-        super().stop()
-        stopping.bars.discard(self)
-
-
 class TimeLeft(bars.TimeRemainingColumn):
     """Pace and time left as the run tells them, counting down between its frames; without, as the bar moves."""
 
@@ -75,9 +63,8 @@ class TimeLeft(bars.TimeRemainingColumn):
 
 def show_progress(bar: bars.Progress, task: bars.TaskID, text: str, at: Progress) -> None:
     """Moves a bar that may have the column `TimeLeft`."""
-    bar.update(
-        task, description=printable(text), completed=at.done, total=at.total, progress=at, told_s=time.monotonic()
-    )
+    now_s, text = time.monotonic(), printable(text)
+    bar.update(task, description=text, completed=at.done, total=at.total, progress=at, told_s=now_s)
 
 
 def _pace(progress: Progress, age_s: float = 0.0) -> str:
@@ -120,7 +107,8 @@ def progress_bar(*, hidden: bool) -> Iterator[ProgressCallback]:
         return
     columns = bars.TextColumn("{task.description:<21}"), bars.BarColumn(bar_width=None), bars.MofNCompleteColumn()
     times = bars.TimeElapsedColumn(), TimeLeft()
-    with Bars(*columns, *times, console=STDERR, expand=True, transient=True, disable=hidden) as bar:
+    with bars.Progress(*columns, *times, console=STDERR, expand=True, transient=True, disable=hidden) as bar:
+        stopping.bars.append(bar)
         task = bar.add_task("starting", total=None)
 
         def move(progress: Progress) -> None:
@@ -148,7 +136,7 @@ def print_json(content: Any, *, indent: int | None = None) -> None:
     def plain(value: Any) -> Any:
         return asdict(value) if is_dataclass(value) and not isinstance(value, type) else str(value)
 
-    echo(json.dumps(content, indent=indent, default=plain))
+    click.echo(json.dumps(content, indent=indent, default=plain))
 
 
 def process_age_s() -> float:

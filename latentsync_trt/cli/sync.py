@@ -265,14 +265,13 @@ def faces(video: Path, output: Path | None, overwrite: bool, as_json: bool) -> N
     check_file(video)
     base = output or video.with_name(f"{video.stem}-faces")
     check_folder_to_write(base.parent, "--output")
-    tracks_path = base.with_name(f"{base.name}.json")
-    check_free(tracks_path, overwrite=overwrite)
+    sheet, saved = (base.with_name(f"{base.name}{suffix}") for suffix in (".png", ".json"))
+    check_free(saved, overwrite=overwrite)
     make_folder(base.parent)
     with MediaPipeDetector() as detector, progress_bar(hidden=as_json) as show:
         tracks, portraits = analyze(video, detector, show)
-    sheet = base.with_name(f"{base.name}.png")
     write_contact_sheet(sheet, tracks, portraits)
-    saved = save_tracks(tracks, tracks_path)
+    save_tracks(tracks, saved)
     people = summaries(tracks)
     if as_json:
         print_json({"people": people, "sheet": sheet, "tracks": saved}, indent=2)

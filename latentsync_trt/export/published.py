@@ -5,8 +5,7 @@ They come from the Hugging Face hub, or from the mirror that `$HF_ENDPOINT` name
 
 import errno
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -24,8 +23,7 @@ UNET_FILE, WHISPER_FILE = "latentsync_unet.pt", "whisper/tiny.pt"
 _WHISPER_SHA256 = "65147644a518d12f04e32d6f3b26facc3f8dd46e5390956a9424a650c0ce22b9"
 
 
-_ANSWER_S = 5.0
-_REFUSED = {401, 403}
+_ANSWER_S, _REFUSED = 5.0, (401, 403)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,17 +112,10 @@ def _missing(repository: Repository) -> list[str]:
 
 
 def check_downloads(downloads: Sequence[Repository], more_bytes: int = 0) -> None:
-    """Checks that the hub answers, and that the checkpoints' folder can take the downloads and `more_bytes`.
-
-    Raises:
-        CheckpointError: as `fetch`, at once. InputError, OutputError: the folder cannot take them.
-    """
-    for repository in downloads[:1]:
-        with _explained(downloads):
-            from huggingface_hub import get_hf_file_metadata, hf_hub_url
-
-            address = hf_hub_url(repository.name, next(iter(repository.files)), revision=repository.revision)
-            get_hf_file_metadata(address, timeout=_ANSWER_S)
+    """Raises `CheckpointError` if the hub does not answer, and `InputError` or `OutputError` if the checkpoints' folder
+    cannot take the downloads and `more_bytes`."""
+    for first in downloads[:1]:
+        _check_answer(first, downloads)
     folder = checkpoints_folder()
     check_folder_to_write(folder)
     free_bytes = shutil.disk_usage(nearest_existing(folder)).free
@@ -136,6 +127,25 @@ def check_downloads(downloads: Sequence[Repository], more_bytes: int = 0) -> Non
         )
 
 
+def _check_answer(first: Repository, downloads: Sequence[Repository]) -> None:
+    from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url
+    from huggingface_hub.errors import HfHubHTTPError
+
+    constants.HF_HUB_DISABLE_TELEMETRY = True
+    http_error: type[Exception] = HfHubHTTPError.__bases__[0]  # as in `fetch`
+    try:  # without the retries of a download
+        address = hf_hub_url(first.name, next(iter(first.files)), revision=first.revision)
+        get_hf_file_metadata(address, timeout=_ANSWER_S)
+    except (http_error, OSError) as error:
+        answer = getattr(error, "response", None)
+        if answer is None or answer.status_code not in _REFUSED:  # which `fetch` explains
+            files = "; ".join(f"{', '.join(each.files)} of {each} to {each.folder}" for each in downloads)
+            raise CheckpointError(
+                f"{constants.ENDPOINT}: cannot be reached ({' '.join(str(error).split())[:200]}); check the network, "
+                f"$HF_ENDPOINT and $HF_HUB_OFFLINE, or bring by hand {files}"
+            ) from error
+
+
 def fetch(repository: Repository, notice: Callable[[str], None]) -> None:
     """Downloads what is not there, going on where an earlier call ended; `notice` gets a line for each file.
 
@@ -143,39 +153,26 @@ def fetch(repository: Repository, notice: Callable[[str], None]) -> None:
         CheckpointError: a file cannot be downloaded, or its checksum is wrong; the message says what to do.
         OutputError: the disk is full.
     """
-    for name in _missing(repository):
-        path = repository.folder / name
-        notice(str(path))
-        with _explained([repository]):
-            from huggingface_hub import hf_hub_download
-
-            hf_hub_download(repository.name, name, revision=repository.revision, local_dir=repository.folder)
-        if sha256_file(path) != repository.files[name]:
-            path.unlink()
-            raise CheckpointError(f"{path}: was downloaded with a wrong checksum and removed; run it again")
-
-
-@contextmanager
-def _explained(downloads: Sequence[Repository]) -> Iterator[None]:
-    """Turns errors of the hub's library into `CheckpointError` or `OutputError`."""
-    from huggingface_hub import constants
+    from huggingface_hub import constants, hf_hub_download
     from huggingface_hub.errors import HfHubHTTPError
 
     # Else each request names the versions of other packages.
     constants.HF_HUB_DISABLE_TELEMETRY = True
     http_error: type[Exception] = HfHubHTTPError.__bases__[0]  # of httpx or its successor, as the version has it
-    first = downloads[0]
-    try:
-        yield
-    except (http_error, OSError, ValueError) as error:
-        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-            raise OutputError(f"{first.folder}: the disk is full; free some space and run it again") from error
-        by_hand = "; ".join(f"{', '.join(each.files)} of {each} to {each.folder}" for each in downloads)
-        cure = f"check the network, $HF_ENDPOINT and $HF_HUB_OFFLINE, or bring by hand {by_hand}"
-        if {getattr(getattr(each, "response", None), "status_code", 0) for each in (error, error.__cause__)} & _REFUSED:
-            cure = "accept its terms on that page if it has any, log in with `hf auth login`"
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
-        raise CheckpointError(
-            f"{constants.ENDPOINT}/{first.name}, revision {first.revision}: cannot be fetched ({reason}); {cure}, and "
-            "run the same command again, which goes on there"
-        ) from error
+    for name in _missing(repository):
+        path = repository.folder / name
+        notice(str(path))
+        try:
+            hf_hub_download(repository.name, name, revision=repository.revision, local_dir=repository.folder)
+        except (http_error, OSError, ValueError) as error:
+            if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+                raise OutputError(f"{repository.folder}: the disk is full; free some space and run it again") from error
+            reason = " ".join(str(error).split())[:200] or type(error).__name__
+            raise CheckpointError(
+                f"{constants.ENDPOINT}/{repository.name}, revision {repository.revision}: {reason}; check the network, "
+                "$HF_ENDPOINT and $HF_HUB_OFFLINE, accept its terms on that page if it has any, log in with "
+                "`hf auth login`, and run the same command again, which goes on there"
+            ) from error
+        if sha256_file(path) != repository.files[name]:
+            path.unlink()
+            raise CheckpointError(f"{path}: was downloaded with a wrong checksum and removed; run it again")
