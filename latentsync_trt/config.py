@@ -259,6 +259,7 @@ class SyncOptions:
         group=OUTPUT_FILE,
         advanced=True,
     )
+    overwrite: bool = option(False, "Replace the output if there is one.", group=FILES)
     resume: bool = option(False, "Go on with an interrupted run of the same command.", group=FILES)
     report: str | Path | None = option(
         None, "Page (.html) to write with measures and pictures of the result.", group=FILES, written=True

@@ -1,6 +1,8 @@
-"""Checks names of files and folders that a caller or a command line gives, before anything is opened."""
+"""Names of files and folders that a caller or a command line gives, checked before anything is opened; their texts."""
 
+import codecs
 import errno
+import logging
 import os
 import re
 from itertools import islice
@@ -11,10 +13,12 @@ from typing import Literal
 from latentsync_trt.errors import InputError, OutputError, did_you_mean
 
 # Of two letters or more: "C:/clips" is a drive. One slash: pathlib makes it of two.
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff]")
+"""Control characters, and those of Unicode that turn the direction of text, end its line, or are not seen."""
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/+")
 
 _MOST_NAMES_COMPARED = 2000
+_UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
 def local_path(name: str | os.PathLike[str], what: str = "") -> Path:
@@ -38,6 +42,19 @@ def local_path(name: str | os.PathLike[str], what: str = "") -> Path:
     return Path(text)
 
 
+def read_text(path: Path, cure: str = "save it as UTF-8") -> str:
+    """The content of a text file that people edit: UTF-8 or, with a byte order mark, UTF-16, as Windows' tools write.
+
+    Raises:
+        InputError: it cannot be read, or is no such text; the message ends in `cure`.
+    """
+    try:
+        content = path.read_bytes()
+        return content.decode("utf-16" if content[:2] in _UTF16 else "utf-8-sig")
+    except (UnicodeError, OSError) as error:
+        raise InputError(f"{path}: cannot be read as text ({error}); {cure}") from error
+
+
 def below_home(name: str | os.PathLike[str], cure: str) -> Path:
     """`name` with `~` and `~user` expanded; raises `InputError`, ending in `cure`, without such a home folder."""
     try:
@@ -57,8 +74,16 @@ def user_folder(kind: Literal["cache", "config", "data", "log"]) -> Path:
 
 
 def printable(text: str) -> str:
-    """`text` without control characters but line breaks and tabs: names of files could steer a terminal."""
-    return _CONTROL.sub("�", text)
+    """`text` with codes for characters that could steer a terminal or disguise a name; line breaks and tabs stay."""
+    return _STEERING.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+class PrintableLines(logging.Formatter):
+    """The form of log lines."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The record as usual, `printable`."""
+        return printable(super().format(record))
 
 
 def exists(path: str | os.PathLike[str]) -> bool:
@@ -108,6 +133,12 @@ def check_file_to_write(path: Path, what: str = "") -> None:
     if exists(path) and path.is_dir():
         raise InputError(f"{what} {path}: is a folder; name a file in it".lstrip())
     check_folder_to_write(path.parent, what)
+
+
+def check_free(path: Path, *, overwrite: bool) -> None:
+    """Raises `InputError` if there is something at `path`, unless that is to be replaced."""
+    if not overwrite and exists(path):
+        raise InputError(f"{path}: exists already; name another file, or replace it with --overwrite")
 
 
 def make_folder(folder: Path) -> None:

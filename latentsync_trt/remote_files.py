@@ -62,9 +62,11 @@ def name_of(url: str) -> str:
 
 
 def exists(url: str) -> bool:
-    """Returns whether there is a file at a URL; errors as `fetch`."""
+    """Returns whether there is a file at a URL or path; errors as `fetch`."""
     strict = {"strict": True} if _protocol(url) in _READ_ONLY else {}  # else a server that fails has no such file
     with _translated(url, MediaError):
+        if (path := local_of(url)) is not None:
+            return path.exists()
         system, remote = _open(url)
         return bool(system.exists(remote, **strict))
 

@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from latentsync_trt.errors import InputError, LatentSyncError
-from latentsync_trt.paths import user_folder
+from latentsync_trt.paths import printable, user_folder
 from latentsync_trt.version import __version__
 
 _LONGEST = 200
@@ -60,7 +60,7 @@ def _write_log(error: Exception, arguments: Sequence[str]) -> str:
         with suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True)
             path = folder / f"error-{datetime.now(UTC):%Y%m%d-%H%M%S}-{os.getpid()}.log"
-            path.write_text(content, encoding="utf-8")
+            path.write_text(printable(content), encoding="utf-8")
             return f"details in {path}; please report it with that file"
     return "no log file can be written; please report it"
 

@@ -178,7 +178,7 @@ class Bench:
             with LipSync.from_bundle(self.bundles[variant.bundle], self.provider) as lip_sync:
                 outs = [self.folder / f"{case.number}-out.mkv" for case in cases]
                 for clip, out in zip(inputs, outs, strict=True):
-                    self._reports.append(lip_sync.sync(*clip, out, variant.options))
+                    self._reports.append(lip_sync.sync(*clip, out, replace(variant.options, overwrite=True)))
             gaps = [mouth_gaps(_frames(out, case), self._detector) for case, out in zip(cases, outs, strict=True)]
             made = Dubbed(self._generated(inputs, outs), gaps)
             first = first or made

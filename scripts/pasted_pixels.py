@@ -108,7 +108,7 @@ def measured(lip_sync: LipSync, video: Path, speech: Path, paste: Paste, output:
         return pasted
 
     with patch.object(Paster, "paste", counting):
-        lip_sync.sync(video, speech, output, SyncOptions(preset="fast", paste=paste, end=_END_S))
+        lip_sync.sync(video, speech, output, SyncOptions(preset="fast", paste=paste, end=_END_S, overwrite=True))
     return {"clip": video.name, "paste": paste, **count.row()}
 
 

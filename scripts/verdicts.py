@@ -78,7 +78,7 @@ def _pieces(talks: dict[str, Talk], length_s: int) -> dict[str, Any]:
 
 def _fits(clips: list[Path], built_in: tuple[Path, Path], folder: Path) -> list[dict[str, Any]]:
     rows = []
-    options = SyncOptions(preset="fast", end=_PAINTED_S)
+    options = SyncOptions(preset="fast", end=_PAINTED_S, overwrite=True)
     with LipSync.from_bundle("demo", "cpu") as lip_sync:
         for video, audio in (built_in, *((clip, clip) for clip in clips)):
             quality = lip_sync.sync(video, audio, folder / "painted.mkv", options).quality

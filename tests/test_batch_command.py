@@ -15,9 +15,11 @@ import pytest
 from click.testing import CliRunner, Result
 
 from latentsync_trt.batch.dispatch import Dispatcher
+from latentsync_trt.batch.job_file import read_rows
 from latentsync_trt.batch.ledger import Ledger
-from latentsync_trt.batch.tasks import Task
+from latentsync_trt.batch.tasks import Started, Task
 from latentsync_trt.cli import main
+from latentsync_trt.config import SyncOptions
 from tests.clips import decoded, write_face, write_sound
 from tests.small import small_bundle
 
@@ -97,7 +99,21 @@ def test_one_failed_clip_stops_no_other_and_runs_again_when_asked(jobs: Path, mo
     check_outputs(jobs.parent)
     result = batch(jobs)
     assert (result.exit_code, "3 clips done (3 earlier), 0 failed: nothing to run" in result.stdout) == (0, True)
-    assert "delete it to run them again" in result.stderr
+    assert "delete it and add --overwrite" in result.stderr
+
+
+def test_outputs_are_replaced_where_that_is_asked_or_an_interrupted_run_left_them(jobs: Path) -> None:
+    for name in "ab":
+        (jobs.parent / f"{name}-out.mp4").write_bytes(b"older")
+    result = batch(jobs)
+    assert (result.exit_code, result.stderr.count("exists already")) == (2, 2)
+    assert batch(jobs, "--overwrite").exit_code == 0
+    check_outputs(jobs.parent)
+    assert "3 clips done (3 earlier)" in batch(jobs).stdout  # the same rows, with the option or without it
+    (row,) = (row for row in read_rows(jobs, SyncOptions(steps=1))[0] if row.task.output.endswith("a-out.mp4"))
+    with Ledger.open(ledger_of(jobs)) as ledger:  # as of a driver that was killed when the output was complete
+        ledger.record(Started(row.task.id, "cpu", 1))
+    assert "3 clips done (2 earlier)" in batch(jobs).stdout
 
 
 def test_two_workers_and_a_folder(jobs: Path) -> None:

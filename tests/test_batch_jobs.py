@@ -44,7 +44,22 @@ def problems_in(folder: Path, text: str, name: str = "jobs.csv") -> list[str]:
 ROWS = "video,audio,output,crf\na.mp4,a.wav,x.mp4,20\n\nb.mp4, b.wav ,sub/../y.mp4,\n"
 
 
-@pytest.mark.parametrize("written", [ROWS, "\ufeff" + ROWS, ROWS.replace(",", ";"), ROWS.replace("\n", "\r\n")])
+WIDE = ROWS.replace("crf\n", "crf,,\n").replace("20\n", "20,,\n").replace(",\n", ",,,\n")
+"""As Excel writes a table whose columns on the right were emptied."""
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        ROWS,
+        "\ufeff" + ROWS,
+        ROWS.replace(",", ";"),
+        ROWS.replace("\n", "\r\n"),
+        WIDE,
+        "\ufeffsep=;\r\n" + WIDE.replace(",", ";").replace("\n", "\r\n"),
+        "sep=|\n" + ROWS.replace(",", "|"),
+    ],
+)
 def test_rows_of_a_table(folder: Path, written: str) -> None:
     first, second = jobs_in(folder, written, steps=3)
     assert (first.where, second.where) == ("row 2", "row 4")
@@ -105,8 +120,12 @@ def test_all_rows_that_cannot_work_are_found_at_once(folder: Path) -> None:
         "a.mp4,a.wav,damaged.mp4/x12.mp4,,\n"
         "a.mp4,a.wav,x13.mp4,,,more\n"
         "a.mp4,a.wav,a.mp4,,\n"
+        "a.mp4,a.wav,there.mp4,,\n"
+        f"a.mp4,a.wav,{(folder / 'far.mp4').as_uri()},,\n"
     )
     (folder / "sub").mkdir()
+    for name in ("there.mp4", "far.mp4"):
+        (folder / name).touch()
     wanted = {
         3: "missing.mp4: no such file",
         4: "row 2 writes it, too",
@@ -118,8 +137,10 @@ def test_all_rows_that_cannot_work_are_found_at_once(folder: Path) -> None:
         10: "missing required field `video`",
         11: "cannot write .txt",
         12: "damaged.mp4 is a file; choose another folder",
-        13: "has 6 cells, the header 5; put text with ',' in quotes",
+        13: "has a cell below no name of a column; put text with ',' in quotes",
         14: "choose another name",
+        15: "there.mp4: exists already; name another file, or replace it with overwrite",
+        16: "far.mp4: exists already",
     }
     found = problems_in(folder, text)
     for row, words in wanted.items():
@@ -149,7 +170,7 @@ def test_json_lines_that_cannot_work(folder: Path) -> None:
         ("jobs.csv", b"video,audoi,crff\n", "column audoi: no such option"),
         ("jobs.csv", b"video,crf,--crf\n", "or one twice"),
         ("jobs.csv", b'video,audio\n"a.mp4,a.wav\n', "line 2 is not CSV"),
-        ("jobs.csv", "video\n".encode("utf-16"), "as UTF-8"),
+        ("jobs.csv", "video\nä.mp4\n".encode("cp1252"), "cannot be read as text .*save it as “CSV UTF-8”"),
         ("jobs.xlsx", b"PK", "is no job file"),
     ],
 )

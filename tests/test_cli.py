@@ -110,9 +110,13 @@ def test_files_by_place_fill_what_options_leave_open(tmp_path: Path, monkeypatch
 def test_a_file_holds_defaults_of_each_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One beside the work, else the user's, or any other by name; options override it."""
     home, work = tmp_path / "home", tmp_path / "work"
-    for folder, table in ((home / "latentsync-trt", "max-gb = 3"), (work, "max_gb = -1")):
+    encodings = "utf-8-sig", "utf-16"  # as editors and shells of Windows write it
+    for folder, table, encoding in zip(
+        (home / "latentsync-trt", work), ("max-gb = 3", "max_gb = -1"), encodings, strict=True
+    ):
         folder.mkdir(parents=True)
-        (folder / CONFIG).write_text(f"[cache.prune]\n{table}\n[sync]\nspeaker = '0=a.wav'\ndevice = 1\n")
+        text = f"[cache.prune]\n{table}\n[sync]\nspeaker = '0=a.wav'\ndevice = [0, 1]\n"
+        (folder / CONFIG).write_text(text, encoding=encoding)
     monkeypatch.setattr("platformdirs.user_config_path", lambda *_, **__: home / "latentsync-trt")
     prune = ("cache", "prune", "--engine-cache", str(tmp_path))
     monkeypatch.chdir(tmp_path)
@@ -122,13 +126,59 @@ def test_a_file_holds_defaults_of_each_command(tmp_path: Path, monkeypatch: pyte
     assert run("cache", "--config", str(home / "latentsync-trt" / CONFIG), *prune[1:])[1].startswith("removed 0")
     assert run(*prune, "--max-gb", "1")[1].startswith("removed 0")
     context = sync_command.make_context("sync", ["in.mp4"], parent=click.RichContext(main))
-    assert (context.params["speaker"], context.params["device"]) == (("0=a.wav",), "1")
+    assert (context.params["speaker"], context.params["device"]) == (("0=a.wav",), "0,1")
+
+
+def test_a_file_of_the_current_folder_says_what_it_sets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("v.mp4", "a.wav"):
+        Path(name).touch()
+    Path(CONFIG).write_text("[sync]\npreset = 'draft'\ncrf = 30\n[cache.prune]\nmax-gb = 3\n")
+    sync = "sync", "v.mp4", "a.wav"
+    note = f"note: {CONFIG} in the current folder holds defaults of "
+    assert run(*sync)[2].splitlines()[0] == f"{note}preset, crf"
+    assert run("cache", "prune", "--engine-cache", "x")[2] == f"{note}prune\n"
+    for others in ((*sync, "-q"), (*sync, "--json"), (*sync, "--config", CONFIG), ("faces", "v.mp4")):
+        assert note not in run(*others)[2]
+
+
+@pytest.mark.parametrize(
+    ("name", "option"),
+    [
+        *(("serve", option) for option in ("host = '0.0.0.0'", "no-key = true", "allow-urls = true", "ray = 'auto'")),
+        ("ui", "no_key = true"),
+        ("live", "host = '0.0.0.0'"),
+        ("build", "engine-store = 's3://bucket'"),
+    ],
+)
+def test_no_file_of_the_current_folder_opens_a_door(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, option: str
+) -> None:
+    """One of the user's own folder does, and one that is named."""
+    home, work = tmp_path / "home", tmp_path / "work"
+    text = f"[{name}]\nbundle = 'none'\n{option}\n"
+    for folder in (home, work):
+        folder.mkdir()
+        (folder / CONFIG).write_text(text)
+    monkeypatch.setattr("platformdirs.user_config_path", lambda *_, **__: home)
+    monkeypatch.delenv("LATENTSYNC_TRT_API_KEY", raising=False)
+    monkeypatch.chdir(work)
+    code, out, err = run(name)
+    assert (code, out) == (2, "")
+    assert f"{option.partition(' ')[0]}: is not taken from the current folder" in err
+    assert str(home / CONFIG) in err
+    named = run(name, "--config", CONFIG)[2]
+    monkeypatch.chdir(tmp_path)
+    assert named == run(name)[2]
+    assert "current folder" not in named
 
 
 @pytest.mark.integration
 def test_demo_writes_source_and_result(tmp_path: Path) -> None:
     speech = write_sound(tmp_path / "short.wav", 0.32)
     folder = tmp_path / "demo"
+    folder.mkdir()
+    (folder / "out.mp4").write_bytes(b"of an earlier call")
     arguments = ("--audio", str(speech), "--bundle", str(small_bundle()), "--preset", "fast")
     code, out, err = run("demo", "--out", str(folder), *arguments)
     assert code == 0, err

@@ -107,14 +107,20 @@ def test_a_wrong_checksum_removes_the_file(checkpoints: Path, server: Hub, monke
     assert run("1.6")[0] == 0
 
 
-def test_a_refusal_and_an_unreachable_hub_are_explained(server: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refusal_and_an_unreachable_hub_are_explained(
+    checkpoints: Path, server: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
     server.status = 403
     message = failure("1.6")
     assert f"{server.url}/ByteDance/LatentSync-1.6, revision {LATENTSYNC['1.6'].revision}: " in message
     assert "accept its terms on that page if it has any, log in with `hf auth login`" in message
     with socket.create_server(("127.0.0.1", 0)) as closed:
         use_endpoint(f"http://127.0.0.1:{closed.getsockname()[1]}", monkeypatch)
-    assert "check the network, $HF_ENDPOINT" in failure("1.6")
+    message = failure("1.6")
+    assert "cannot be reached" in message and "terms" not in message
+    assert f"{UNET_FILE}, {WHISPER_FILE} of {LATENTSYNC['1.6']} to {checkpoints / 'latentsync-1.6'}" in message
+    assert f"config.json, diffusion_pytorch_model.safetensors of {VAE} to {checkpoints / 'sd-vae-ft-mse'}" in message
+    assert run("1.6")[2].count("\n") == 1  # no library tells of its retries
 
 
 @pytest.mark.parametrize(

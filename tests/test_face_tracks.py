@@ -87,7 +87,7 @@ def edited(tmp_path: Path) -> Callable[[Callable[[dict[str, Any]], object]], Pat
     def apply(edit: Callable[[dict[str, Any]], object]) -> Path:
         changed = content(path)
         edit(changed)
-        path.write_text(json.dumps(changed))
+        path.write_text(json.dumps(changed), encoding="utf-8-sig")  # as editors of Windows do
         return path
 
     return apply

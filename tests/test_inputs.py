@@ -18,7 +18,7 @@ from latentsync_trt.config import Extend, Length
 from latentsync_trt.errors import InputError, LatentSyncError
 from latentsync_trt.sync.timeline import notices_of_length
 from latentsync_trt.types import Progress, VideoInfo
-from tests.clips import write_clip, write_face, write_sound
+from tests.clips import decoded, write_clip, write_face, write_sound
 from tests.device import Device
 from tests.small import small_bundle
 
@@ -103,6 +103,17 @@ def test_a_call_from_python_says_it_before_networks_open(
                 lip_sync.encode_audio(value)  # type: ignore[arg-type]
     assert not device.opened
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_output_is_not_replaced_unasked(clip: tuple[Path, Path], tmp_path: Path) -> None:
+    output = tmp_path / "out.mp4"
+    output.write_bytes(b"older")
+    with LipSync.from_bundle(small_bundle(), "cpu") as lip_sync:
+        with pytest.raises(InputError, match=r"out\.mp4: exists already; .* replace it with --overwrite"):
+            lip_sync.sync(*clip, output, SyncOptions(steps=1))
+        assert output.read_bytes() == b"older"
+        lip_sync.sync(*clip, output, SyncOptions(steps=1, overwrite=True))
+    assert len(decoded(output)) > 1
 
 
 def test_sound_that_breaks_off_late_is_found_before_painting(clip: tuple[Path, Path], tmp_path: Path) -> None:

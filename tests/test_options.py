@@ -1,6 +1,8 @@
 """`SyncOptions` and `RuntimeOptions`: presets, limits, and the command line, which agrees with Python."""
 
-from dataclasses import astuple, fields
+import sys
+from collections.abc import Iterator
+from dataclasses import astuple, fields, is_dataclass
 from fractions import Fraction
 from numbers import Real
 from pathlib import Path
@@ -20,6 +22,7 @@ from latentsync_trt.cli.options import build, options_from
 from latentsync_trt.config import Sampling
 from latentsync_trt.errors import InputError
 from latentsync_trt.option_fields import command_line
+from latentsync_trt.quantize.calibration_options import RESIDUAL_LAYERS, CalibrateOptions
 from latentsync_trt.runtime.engines.cache import EngineCache
 from latentsync_trt.runtime.engines.profiles import engine_ranges
 from latentsync_trt.runtime.engines.session_factory import SessionFactory
@@ -68,7 +71,7 @@ EVERY = """
 --turns t.rttm --faces f.json --paste mask --enhancer sharp --fps 25
 --length longest --extend hold --start 2.5 --end 1:00:00 --offset -40 --mix m.wav --silence model --codec prores
 --audio-segments public
---encoder prores:hq --crf 20 --no-mark --c2pa c.pem --resume --strict
+--encoder prores:hq --crf 20 --no-mark --c2pa c.pem --overwrite --resume --strict
 --report page.html --resolution 320 --speaker 0=a.wav --speaker 2=b.wav
 """
 
@@ -93,6 +96,47 @@ def test_options_come_back_from_the_command_line() -> None:
     assert at_default == ["face"]  # which exclude others
     for options in (every, SyncOptions(cache_interval=4, face="at:10,20.5")):
         assert parsed(SyncOptions, command_line(options)) == options
+
+
+def commands(group: Any = main, path: str = "") -> Iterator[tuple[str, click.Command]]:
+    """Every command with its name, also those below another."""
+    for name in group.list_commands(click.Context(group)):
+        command = group.get_command(click.Context(group), name)
+        yield f"{path}{name}", command
+        if hasattr(command, "list_commands"):
+            yield from commands(command, f"{name} ")
+
+
+EVERY_COMMAND = dict(commands())
+
+
+def option_classes() -> list[type[Any]]:
+    """Every dataclass that declares options of a command."""
+    modules = [module for name, module in sys.modules.items() if name.startswith("latentsync_trt")]
+    known = {each for module in modules for each in vars(module).values() if isinstance(each, type)}
+    found = [each for each in known if is_dataclass(each) and any("help" in spec.metadata for spec in fields(each))]
+    return sorted(found, key=lambda each: each.__name__)
+
+
+@pytest.mark.parametrize("cls", option_classes())
+def test_defaults_of_the_command_line_are_those_of_python(cls: type[Any]) -> None:
+    assert parsed(cls, []) == cls()
+
+
+@pytest.mark.parametrize("name", EVERY_COMMAND)
+def test_help_shows_defaults_as_they_are_typed(name: str) -> None:
+    """A value that is printed as Python's tuple was also taken for one text."""
+    context = click.Context(EVERY_COMMAND[name])
+    records = [param.get_help_record(context) for param in context.command.params]
+    assert not [record for record in records if record and "('" in record[1]]
+
+
+def test_calibrate_keeps_layers_by_default() -> None:
+    out = CliRunner().invoke(main, ["calibrate", "--help"]).output
+    assert "[default: conv_in,conv_out,conv_shortcut,samplers]" in " ".join(out.split())
+    assert parsed(CalibrateOptions, []).keep == RESIDUAL_LAYERS
+    assert parsed(CalibrateOptions, command_line(CalibrateOptions(keep=("a", "b")))).keep == ("a", "b")
+    assert parsed(CalibrateOptions, command_line(CalibrateOptions(keep=()))).keep == ()
 
 
 WRONG = [

@@ -83,9 +83,11 @@ def until_parts_are_closed(process: "subprocess.Popen[str]", output: Path, count
 
 @pytest.mark.integration
 def test_a_stopped_run_says_how_to_go_on_and_does(tmp_path: Path) -> None:
+    """Also where the output replaces an older one, which stays until the end; only then is the run one of the past."""
     write_clip(tmp_path, 40)
     output = tmp_path / "out.mkv"
-    with running(command(tmp_path, waits=True)) as process:
+    output.write_bytes(b"older")
+    with running(command(tmp_path, "--overwrite", waits=True)) as process:
         until_parts_are_closed(process, output)
         process.send_signal(signal.SIGINT if os.name != "nt" else signal.SIGTERM)
         _, err = process.communicate(timeout=600)
@@ -93,7 +95,7 @@ def test_a_stopped_run_says_how_to_go_on_and_does(tmp_path: Path) -> None:
         assert process.returncode == 130
         going_on = "what is done is kept: the same command with --resume goes on there"
         assert err.endswith(f"error: interrupted; unfinished files were removed; {going_on}\n")
-    assert not output.exists()
+    assert output.read_bytes() == b"older"
     assert kept_work(tmp_path)
     resumed = subprocess.run(command(tmp_path, "--resume"), capture_output=True, text=True)
     assert resumed.returncode == 0, resumed.stderr
@@ -101,6 +103,8 @@ def test_a_stopped_run_says_how_to_go_on_and_does(tmp_path: Path) -> None:
     assert re.search(r"\(measured from \d\.\d\d s on, as resumed\)", resumed.stdout)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["face.mp4", "out.mkv", "speech.wav"]
     assert len(content(output)) == 40
+    again = subprocess.run(command(tmp_path, "--resume"), capture_output=True, text=True)
+    assert (again.returncode, "exists already" in again.stderr) == (2, True)
 
 
 @pytest.mark.integration

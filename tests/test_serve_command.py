@@ -74,7 +74,9 @@ def send(client: httpx.Client, folder: Path, seconds: float) -> str:
     """Submits a clip of so many seconds."""
     video = write_face(folder / "face.mp4", round(25 * seconds))
     files = {"video": video.read_bytes(), "audio": write_sound(folder / "speech.wav", seconds).read_bytes()}
-    job: dict[str, Any] = client.post("/v1/jobs", files=files, data={"options": OPTIONS}).raise_for_status().json()
+    job: dict[str, Any] = (
+        client.post("/v1/jobs", files=files, data={"options": OPTIONS, "label": "a\u202eb"}).raise_for_status().json()
+    )
     return str(job["id"])
 
 
@@ -90,6 +92,8 @@ def test_a_job_with_the_real_model(tmp_path: Path, started: list[Command]) -> No
     (tmp_path / "result.mp4").write_bytes(client.get(f"/v1/jobs/{job}/result").content)
     assert len(decoded(tmp_path / "result.mp4")) == 10
     assert "latentsync_frames_total 10.0" in client.get("/metrics").text
+    log = "".join(command.lines)
+    assert r"label a\u202eb" in log and "\u202e" not in log
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """`latentsync-trt setup` on the narrowest real networks, from a hub on this machine, on the CPU."""
 
 import shutil
+import socket
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -26,7 +27,7 @@ from latentsync_trt.runtime.providers.gpu import Gpu
 from latentsync_trt.runtime.providers.select import select_provider
 from tests.bundles import make_bundle
 from tests.compiling import RTX
-from tests.hub import Hub, hub
+from tests.hub import Hub, hub, use_endpoint
 from tests.narrow import RESOLUTION_PX, write_sources
 
 MODEL = LATENTSYNC["1.6"]
@@ -158,7 +159,17 @@ def test_plan_space_and_consent_come_before_anything_is_done(
     monkeypatch.setattr(model, "sys", SimpleNamespace(stdin=SimpleNamespace(isatty=lambda: True)))
     assert run("--provider", "cpu", answer="n\n")[0] == 1
     assert list(checkpoints.iterdir()) == []
-    assert server.requests == []
+    assert {request[0] for request in server.requests} == {"HEAD"}  # whether it can be reached
+
+
+@pytest.mark.usefixtures("checkpoints")
+def test_without_a_network_nothing_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        use_endpoint(f"http://127.0.0.1:{closed.getsockname()[1]}", monkeypatch)
+    monkeypatch.setattr(model, "sys", SimpleNamespace(stdin=SimpleNamespace(isatty=lambda: True)))
+    code, out, err = run("--provider", "cpu")
+    assert (code, out, len(err.splitlines())) == (1, "", 1)
+    assert "check the network" in err and "terms" not in err
 
 
 @pytest.fixture

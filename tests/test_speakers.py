@@ -28,7 +28,7 @@ SPEAKER talk 1 9 1 <NA> <NA> ann 0.93
 
 def written(folder: Path, text: str) -> Path:
     path = folder / "talk.rttm"
-    path.write_text(text)
+    path.write_text(text, encoding="utf-8-sig")
     return path
 
 
@@ -56,6 +56,13 @@ def test_damaged_files_of_turns_are_named(tmp_path: Path, text: str, message: st
     with pytest.raises(InputError, match=message) as caught:
         read_turns(written(tmp_path, text))
     assert not caught.value.usage
+
+
+def test_names_of_speakers_that_are_no_unicode_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "talk.rttm"
+    path.write_bytes("SPEAKER talk 1 1 2 x x žena".encode("cp1250"))
+    with pytest.raises(InputError, match=r"talk\.rttm: cannot be read .*save it as UTF-8"):
+        read_turns(path)
 
 
 @given(st.lists(st.tuples(st.integers(0, 400), st.integers(0, 100)), min_size=1, max_size=8))

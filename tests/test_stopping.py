@@ -17,9 +17,10 @@ from typing import Any
 import psutil
 import pytest
 
-from latentsync_trt.files import PREFIX
+from latentsync_trt.files import GO_ON, KEPT_NAME, PREFIX
 from tests.clips import write_face, write_sound
 from tests.small import small_bundle
+from tests.terminal import Terminal
 
 pytestmark = pytest.mark.integration
 
@@ -31,6 +32,7 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 PATIENCE_S = 60.0
 """Only ends hangs; an idle machine takes less than two seconds."""
 
+BAR, CTRL_C = "━", "\x03"
 MESSAGE = "error: interrupted; unfinished files were removed\n"
 
 
@@ -228,3 +230,73 @@ def test_while_windows_are_painted(start: Start, arguments: list[object], tmp_pa
     command = start("-m", "latentsync_trt", *arguments)
     command.until(lambda: list(tmp_path.glob(f"{PREFIX}*")))
     assert command.stop(signal.SIGTERM)[::2] == (143, "stopping…\n" + MESSAGE)
+
+
+# In a terminal, where bars are shown
+
+COMMAND = "from latentsync_trt.__main__ import main; main()"
+
+SHORT_PARTS = f"""
+from fractions import Fraction
+from latentsync_trt.media import parts
+
+parts.PART_S = Fraction(1, 5)
+{COMMAND}
+"""
+
+BUILDING = f"""
+from threading import Event
+from latentsync_trt.runtime.engines.session_factory import SessionFactory
+
+SessionFactory.compiled = property(lambda factory: True, lambda factory, value: None)
+SessionFactory.open = lambda factory, graph: Event().wait()
+{COMMAND}
+"""
+"""With a provider whose compiler does not end."""
+
+PAINTING = "painting first frames"
+SENTENCE = MESSAGE.strip()
+
+STOPPED = [
+    ("sync clip.mp4 long.wav -o out.mp4 --bundle SMALL --steps 999", PAINTING, SENTENCE),
+    ("demo --audio long.wav --bundle SMALL --preset quality", PAINTING, SENTENCE),
+    ("faces long.mp4", "finding faces", SENTENCE),
+    ("compare SMALL SMALL --audio long.wav --steps 999", PAINTING, SENTENCE),
+    ("batch jobs.csv --bundle SMALL --workers 2 --steps 999", PAINTING, "error: interrupted; the same command goes on"),
+    ("calibrate --bundle SMALL --video clip.mp4 --audio long.wav --out int8 --steps 999", "observe", SENTENCE),
+    ("build --bundle SMALL", "building engines", SENTENCE),
+]
+
+
+@pytest.fixture(scope="module")
+def clips(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("clips")
+    write_face(folder / "clip.mp4", 5)
+    write_face(folder / "long.mp4", 200)
+    write_sound(folder / "long.wav", 4)
+    (folder / "jobs.csv").write_text("video,audio,output\nclip.mp4,long.wav,a.mp4\nclip.mp4,long.wav,b.mp4\n")
+    return folder
+
+
+@pytest.mark.parametrize(("line", "shown", "last"), STOPPED, ids=[line.split()[0] for line, *_ in STOPPED])
+def test_ctrl_c_leaves_a_sentence_and_no_bar(clips: Path, line: str, shown: str, last: str) -> None:
+    words = [str(small_bundle()) if word == "SMALL" else word for word in line.split()]
+    script = BUILDING if words[0] == "build" else COMMAND
+    with Terminal(["-c", script, *words], clips, CUDA_VISIBLE_DEVICES="") as terminal:
+        terminal.until_shown(shown, BAR)
+        terminal.press(CTRL_C)
+        code, screen, cursor = terminal.ended()
+    assert (code, screen[-1], cursor) == (130, last, True)
+    assert not [row for row in screen if BAR in row]
+
+
+def test_ctrl_c_says_where_a_run_goes_on(clips: Path) -> None:
+    words = "sync", "clip.mp4", "long.wav", "--bundle", small_bundle(), "--steps", 1, "-o", "kept.mp4"
+    with Terminal(["-c", SHORT_PARTS, *words], clips) as terminal:
+        while not list(clips.glob(f"{PREFIX}*/{KEPT_NAME}")):
+            assert terminal.process.poll() is None, terminal.screen()
+            time.sleep(0.02)
+        terminal.press(CTRL_C)
+        code, screen, cursor = terminal.ended()
+    assert (code, screen[-1], cursor) == (130, f"{SENTENCE}; {GO_ON}", True)
+    assert not [row for row in screen if BAR in row]

@@ -13,8 +13,12 @@ import pytest
 import rich_click as click
 from click.testing import CliRunner
 
+from latentsync_trt.bundle.find import CHECKPOINTS_VARIABLE
 from latentsync_trt.cli import main
 from latentsync_trt.errors import BundleError, InputError
+from latentsync_trt.runtime.engines.cache import CACHE_VARIABLE
+from tests.bundles import make_bundle
+from tests.clips import write_sound
 
 
 @pytest.fixture
@@ -73,9 +77,49 @@ def test_users_without_a_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert result.stderr == "error: no home folder; set $HOME to a folder that can be written\n"
 
 
-def test_names_of_files_cannot_steer_the_terminal(tmp_path: Path) -> None:
-    result = CliRunner().invoke(main, ["sync", "--video", str(tmp_path / "a\x1b]0;b\x07.mp4"), "--audio", "a.wav"])
-    assert result.exit_code == 2 and not set("\x1b\x07") & set(result.stderr)
+STEERING = "\u202e\u2066\u200f\x1b\x07" if os.name != "nt" else "\u202e\u2066\u200f"
+"""What no name of a file may bring to a terminal or a log as it is."""
+ESCAPED = r"a\u202e\u2066\u200f"
+
+
+@pytest.mark.parametrize(
+    ("line", "code"),
+    [
+        ("sync NAME.mp4 a.wav", 2),
+        ("demo --audio NAME.wav --out demo --bundle none", 2),
+        ("faces NAME.mp4", 2),
+        ("cache ls --engine-cache NAME", 0),
+        ("build --bundle checkpoints/NAME --provider cpu", 0),
+        ("use", 0),
+        ("doctor", 0),
+    ],
+)
+def test_names_of_files_cannot_steer_the_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, code: int
+) -> None:
+    name = f"a{STEERING}b"
+    write_sound(tmp_path / f"{name}.wav", 0.1)
+    make_bundle(tmp_path / "checkpoints" / name)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv(CHECKPOINTS_VARIABLE, raising=False)
+    result = CliRunner().invoke(main, [word.replace("NAME", name) for word in line.split()])
+    assert result.exit_code == code, result.output
+    assert not set(STEERING) & set(result.output)
+    assert ESCAPED in result.output
+
+
+def test_names_of_files_cannot_steer_where_a_log_is_shown(tmp_path: Path, logs: Path) -> None:
+    """As warnings of the library are without a handler for them; and in the file about an error."""
+    folder = tmp_path / f"a{STEERING}b"
+    (folder / "engine_cache").mkdir(parents=True)
+    variables = {name: value for name, value in os.environ.items() if name != CACHE_VARIABLE}
+    words = [sys.executable, "-m", "latentsync_trt", "cache", "ls"]
+    run = subprocess.run(words, cwd=folder, env=variables, capture_output=True, encoding="utf-8", check=True)
+    assert run.stderr.startswith("engine cache: ")
+    doctor(ZeroDivisionError(), folder.name)
+    (log,) = logs.iterdir()
+    for text in (run.stderr, log.read_text(encoding="utf-8")):
+        assert ESCAPED in text and not set(STEERING) & set(text)
 
 
 @pytest.mark.parametrize(

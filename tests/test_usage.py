@@ -34,6 +34,9 @@ WRONG_USAGE = [
     (f"{SYNC} --output out.mp4 --codec ffv1", "out.mp4: cannot hold ffv1; use a name that ends in .mkv"),
     (f"{SYNC} --output in.mp4", "is also an input"),
     (f"{SYNC} --output {LONG}.mp4", f"{LONG}.mp4: cannot be written: "),
+    (f"{SYNC} --output there.mp4", "there.mp4: exists already; name another file, or replace it with --overwrite"),
+    (f"{SYNC} --output there.mp4 --resume", "there.mp4: exists already"),
+    ("sync in.mp4 in.wav --bundle SMALL --codec prores", "in-synced.mov: exists already"),
     (f"{SYNC} --guidance-interval 0.8-0.2", "not two ascending"),
     (f"{SYNC} --dynamic --provider cpu", "has fixed shapes"),
     ("sync --video in.mp4 --audio in.wav --bundle none", "none: no bundle there nor in"),
@@ -45,6 +48,10 @@ WRONG_USAGE = [
     ("calibrate --bundle SMALL --audio in.wav", "--audio: needs --video"),
     ("compare in.mp4 SMALL", "give two bundles or two videos"),
     ("compare SMALL SMALL --out report.pdf", "end it with .html"),
+    ("compare in.mp4 in.mp4 --out there.html", "there.mp4: exists already"),
+    ("compare in.mp4 in.mp4 --out in.html --overwrite", "in.mp4: is also an input"),
+    ("faces in.mp4 --output folder", "folder.json: exists already"),
+    ("batch there.jsonl", "there.mp4: exists already"),
     ("selftest --engine-cache in.wav", "--engine-cache in.wav: is a file"),
     ("export", "latentsync-trt download 1.6"),
     ("download 2.0", "not one of"),
@@ -57,7 +64,7 @@ WRONG_USAGE = [
     ("batch jobs.csv", "jobs.csv: column vidoe: no such option; did you mean video?"),
     ("batch jobs.jsonl", "1 of 1 rows cannot work"),
     ("doctor --config none.toml", "none.toml: no such file"),
-    ("doctor --config in.wav", "in.wav: cannot be read as TOML"),
+    ("doctor --config in.wav", "in.wav: cannot be read as text"),
     ("doctor --config tables.toml", "tables.toml: [snyc]: no such command; did you mean sync?"),
     ("doctor --config values.toml", "values.toml: preset: is in no table"),
     ("sync --config options.toml in.mp4 in.wav", "options.toml: [sync] prest: no such option; did you mean preset?"),
@@ -83,6 +90,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     (folder / "empty.mp4").touch()
     (folder / "jobs.csv").write_text("vidoe,audio\nin.mp4,in.wav\n")
     (folder / "jobs.jsonl").write_text('{"vidoe": "in.mp4", "audio": "in.wav"}\n')
+    (folder / "there.jsonl").write_text('{"video": "in.mp4", "audio": "in.wav", "output": "there.mp4"}\n')
+    for name in ("there.mp4", "in-synced.mov"):
+        (folder / name).touch()
     (folder / "tables.toml").write_text("[snyc]\n")
     (folder / "values.toml").write_text("preset = 'fast'\n")
     (folder / "options.toml").write_text("[sync]\nprest = 'fast'\n[cache.ls]\nmax-gb = 3\n")

@@ -57,7 +57,7 @@ def write_sound(path: Path, audio: Mapping[str, Any]) -> Path:
 
 def available(cls: type[Any]) -> list[str]:
     """The options of `cls` that a node may set: none that names files, as anyone with ComfyUI's page could."""
-    refused = {*file_fields(cls), "engine_cache", "resume", "speaker"}
+    refused = {*file_fields(cls), "engine_cache", "overwrite", "resume", "speaker"}
     return [spec.name for spec in fields(cls) if spec.name not in refused]
 
 

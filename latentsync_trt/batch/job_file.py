@@ -4,10 +4,12 @@ import csv
 import io
 import json
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields, replace
 from hashlib import sha256
+from itertools import zip_longest
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ from latentsync_trt.config import SyncOptions
 from latentsync_trt.diffusion import plan_for
 from latentsync_trt.errors import InputError, LatentSyncError
 from latentsync_trt.option_fields import field_name, from_texts, to_texts
-from latentsync_trt.paths import exists, local_path, why_missing
+from latentsync_trt.paths import exists, local_path, read_text, why_missing
 from latentsync_trt.remote_files import is_url, shown
 from latentsync_trt.validation import from_json, from_values
 
@@ -26,6 +28,8 @@ _Row = tuple[str, Mapping[str, Any] | str]
 """Where a row is, and its cells by field, or why it cannot be read."""
 
 _DELIMITERS = (",", ";", "\t")
+_HINT = re.compile(r'"?sep=(.)"?\r?\n', re.IGNORECASE)
+"""A line above the header that tells Excel the delimiter; it counts no row."""
 _THREADS = min(16, 4 * (os.cpu_count() or 1))
 
 
@@ -116,11 +120,7 @@ def _cells_of(source: Path) -> Iterator[_Row]:
         raise InputError(f"{source}: is no job file; give a .csv or .jsonl file, or a folder of clips")
     if not exists(source):
         raise InputError(why_missing(source))
-    try:
-        text = source.read_text("utf-8-sig")
-    except (UnicodeError, OSError) as error:
-        raise InputError(f"{source}: cannot be read as UTF-8 text ({error}); save it as “CSV UTF-8”") from error
-    return readers[source.suffix.lower()](source, text)
+    return readers[source.suffix.lower()](source, read_text(source, "save it as “CSV UTF-8”"))
 
 
 def _folder_rows(folder: Path) -> Iterator[_Row]:
@@ -134,8 +134,10 @@ def _folder_rows(folder: Path) -> Iterator[_Row]:
 
 
 def _csv_rows(source: Path, text: str) -> Iterator[_Row]:
-    header = text.lstrip().partition("\n")[0]
-    delimiter = max(_DELIMITERS, key=header.count)  # Excel writes ";" where "," is the decimal point
+    if hint := _HINT.match(text):
+        delimiter, text = hint[1], text[hint.end() :]
+    else:  # Excel writes ";" where "," is the decimal point
+        delimiter = max(_DELIMITERS, key=text.lstrip().partition("\n")[0].count)
     lines = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     try:
         rows = [(number, cells) for number, cells in enumerate(lines, 1) if any(map(str.strip, cells))]
@@ -143,21 +145,23 @@ def _csv_rows(source: Path, text: str) -> Iterator[_Row]:
         raise InputError(f"{source}: line {lines.line_num} is not CSV: {error}") from error
     names = _column_names(source, rows[0][1]) if rows else []
     for number, cells in rows[1:]:
-        where = f"row {number}"
-        if len(cells) > len(names):
-            yield where, f"has {len(cells)} cells, the header {len(names)}; put text with {delimiter!r} in quotes"
+        named = [*zip_longest(names, map(str.strip, cells), fillvalue="")]
+        if any(value and not name for name, value in named):
+            yield f"row {number}", f"has a cell below no name of a column; put text with {delimiter!r} in quotes"
         else:
-            yield where, dict(zip(names, map(str.strip, cells), strict=False))
+            yield f"row {number}", {name: value for name, value in named if name}
 
 
 def _column_names(source: Path, cells: Sequence[str]) -> list[str]:
+    """Empty for columns that Excel adds on the right."""
     names = [field_name(cell) for cell in cells]
+    named = [*filter(None, names)]
     try:
-        options = {cell: None for cell in cells if field_name(cell) not in _FILE_FIELDS}
+        options = {cell: None for cell in cells if field_name(cell) not in {*_FILE_FIELDS, ""}}
         from_texts(SyncOptions, options, _FILE_FIELDS)
     except InputError as error:
         raise InputError(f"{source}: column {error}") from error
-    if "video" not in names or len(set(names)) < len(names):
+    if "video" not in named or len(set(named)) < len(named):
         cure = "its first row names each column once, as in video,audio,output"
         raise InputError(f"{source}: has no column video, or one twice; {cure}")
     return names
@@ -186,7 +190,9 @@ def _task(row: Mapping[str, Any] | str, base: Path, defaults: Mapping[str, Any],
     output = files.output or _default_output(files.video, options, out)
     named = Task("", files.video, files.audio, output, options)
     task = named.with_files(lambda file, _: _joined(base, file))
-    return replace(task, id=sha256(json.dumps(task.to_json(), sort_keys=True).encode()).hexdigest()[:16])
+    # The same command with --overwrite goes on with what it had begun without.
+    text = json.dumps(task.replacing(overwrite=False).to_json(), sort_keys=True)
+    return replace(task, id=sha256(text.encode()).hexdigest()[:16])
 
 
 def _default_output(video: str, options: SyncOptions, out: str | None) -> str:
@@ -237,6 +243,8 @@ def _checked(row: BatchRow) -> BatchRow | Problem:
         for file, written in files:
             if written:
                 remote_files.check_target(file)
+                if file == task.output and not task.options.overwrite and remote_files.exists(file):
+                    return Problem(row.where, f"{shown(file)}: exists already; name another file, or set overwrite")
             elif not is_url(file):
                 check_file(Path(file))
             elif not remote_files.exists(file):

@@ -174,6 +174,8 @@ class Worker:
 
     def _sync(self, task: Task, report: Callable[[Progress], None]) -> SyncReport:
         """Syncs local files; resumes where a worker was killed, if it kept finished parts of the same clip."""
+        # Who gave the task has checked the output; since then, a worker that was lost may have written it.
+        task = task.replacing()
         if not task.options.resume and (work_folder_of(Path(task.output)) / KEPT_NAME).exists():
             try:
                 return self._sync(replace(task, options=replace(task.options, resume=True)), report)

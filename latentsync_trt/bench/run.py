@@ -158,7 +158,10 @@ def run_bench(
 
 def _measured(setting: Setting, preset: str, clip: Clip, folder: Path, network: SyncNet | None) -> Row:
     setting.say(f"{setting.selection.name}: {clip.name} with preset {preset}")
-    target, options = folder / f"{setting.selection.name}-{preset}.mp4", setting.presets[preset]
+    target, options = (
+        folder / f"{setting.selection.name}-{preset}.mp4",
+        replace(setting.presets[preset], overwrite=True),
+    )
     with setting.memory() as memory:
         start_s = perf_counter()
         with setting.lip_sync() as lip_sync:

@@ -7,6 +7,7 @@ import importlib
 import inspect
 import io
 import json
+import logging
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -17,7 +18,7 @@ from click.exceptions import NoArgsIsHelpError
 from latentsync_trt import __version__, stopping
 from latentsync_trt.cli.options import add_config, add_help_all
 from latentsync_trt.errors import did_you_mean
-from latentsync_trt.paths import printable
+from latentsync_trt.paths import PrintableLines, printable
 
 PANELS = {
     "Lip-sync": {
@@ -86,6 +87,11 @@ EXAMPLES = {
 """Two calls of each command, shown at the end of its help."""
 
 
+def echo(text: str = "", **how: Any) -> None:
+    """Prints a line, `printable`; `how`: as for `click.secho`."""
+    click.secho(printable(text), **how)
+
+
 class CommandLine(click.RichGroup):
     """Imports commands lazily, and prints errors as one line."""
 
@@ -126,9 +132,11 @@ class CommandLine(click.RichGroup):
         # Names of files and our own signs (✓, →) may be missing in the encoding of a pipe, as on Windows.
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(errors="backslashreplace")
+        if logging.lastResort is not None:
+            logging.lastResort.setFormatter(PrintableLines())
         as_json = "--json" in arguments
         try:
-            found = super().main(arguments, *rest, **extra | {"standalone_mode": False})
+            found = super().main(arguments, *rest, **extra | {"standalone_mode": False, "obj": arguments})
             sys.exit(found if isinstance(found, int) else 0)
         except NoArgsIsHelpError as error:
             click.echo(error.format_message(), err=True)
@@ -138,7 +146,7 @@ class CommandLine(click.RichGroup):
         if as_json:
             click.echo(json.dumps({"error": message}))
         else:
-            click.echo(f"error: {printable(message)}", err=True)
+            echo(f"error: {message}", err=True)
         sys.exit(code)
 
     def invoke(self, ctx: click.Context) -> Any:

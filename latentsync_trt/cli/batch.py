@@ -4,7 +4,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path, PureWindowsPath
 from typing import TYPE_CHECKING, Any, Self
 
@@ -12,6 +12,7 @@ import rich_click as click
 from rich.progress import BarColumn, TaskID, TaskProgressColumn, TextColumn
 from rich.progress import Progress as Bars
 
+from latentsync_trt import stopping
 from latentsync_trt.batch.tasks import (
     Event,
     Failed,
@@ -22,6 +23,7 @@ from latentsync_trt.batch.tasks import (
     WorkerSettings,
     WorkerState,
 )
+from latentsync_trt.cli import echo
 from latentsync_trt.cli.options import (
     LocalPath,
     WorkerOptions,
@@ -38,7 +40,6 @@ from latentsync_trt.errors import InputError
 from latentsync_trt.option_fields import FILES, HARDWARE
 from latentsync_trt.paths import check_folder_to_write, exists
 from latentsync_trt.remote_files import is_url, shown
-from latentsync_trt.stopping import interruption
 from latentsync_trt.types import Progress
 
 if TYPE_CHECKING:
@@ -96,13 +97,13 @@ def batch(
     path = jobs / f"batch{_LEDGER}" if jobs.is_dir() else jobs.with_name(jobs.name + _LEDGER)
     with ExitStack() as stack:
         ledger = stack.enter_context(Ledger.open(path)) if path.exists() else None
-        done = set() if ledger is None else _done(ledger, rows)
+        left = rows if ledger is None else _left(ledger, rows)
+        done = len(rows) - len(left)
         if out is not None and not is_url(out):
             check_folder_to_write(Path(out), "--out")
             Path(out).mkdir(parents=True, exist_ok=True)
-        left = [row for row in rows if row.task.id not in done]
         ready, bad = _check(left, problems, skip=skip_bad, quiet=quiet, as_json=as_json)
-        board = Board({row.task.id: row for row in ready}, len(done), skipped=bad, as_json=as_json, quiet=quiet)
+        board = Board({row.task.id: row for row in ready}, done, skipped=bad, as_json=as_json, quiet=quiet)
         if ready:
             if bundle is None:
                 folder, why = find_bundle(bundle)
@@ -114,19 +115,22 @@ def batch(
             ledger = ledger or stack.enter_context(Ledger.open(path))
             _run([row.task for row in ready], handles, ledger, board)
         elif done:
-            notice(f"{path}: all of its rows are done; delete it to run them again")
+            notice(f"{path}: all of its rows are done; to run them again, delete it and add --overwrite")
     board.show_summary()
     if board.failed or bad:
         raise SystemExit(1)
 
 
-def _done(ledger: "Ledger", rows: "Sequence[BatchRow]") -> set[str]:
-    """Ids of the tasks that need not run: the ledger has them as done, and their output was not deleted since."""
+def _left(ledger: "Ledger", rows: "Sequence[BatchRow]") -> "list[BatchRow]":
+    """The rows that are not done, or whose output was deleted since; a killed worker may have left one begun."""
     ledger.reclaim()
-    outputs, done = {row.task.id: row.task.output for row in rows}, {row.task.id for row in ledger.rows("done")}
+    known, ids = {row.task.id: row for row in ledger.rows()}, {row.task.id for row in rows}
     # Else rows that were edited or removed would count as unfinished for good.
-    ledger.remove(row.task.id for row in ledger.rows() if row.task.id not in outputs and row.task.id not in done)
-    return {id_ for id_, output in outputs.items() if id_ in done and (is_url(output) or exists(output))}
+    ledger.remove(id_ for id_, row in known.items() if id_ not in ids and row.state != "done")
+    begun = {id_ for id_, row in known.items() if row.state == "waiting" and row.attempts}
+    done = {id_ for id_, row in known.items() if row.state == "done"}
+    left = [row for row in rows if row.task.id not in done or not (is_url(row.task.output) or exists(row.task.output))]
+    return [replace(row, task=row.task.replacing()) if row.task.id in begun else row for row in left]
 
 
 def _check(
@@ -164,7 +168,7 @@ def _run(tasks: "Sequence[Task]", handles: "Sequence[WorkerHandle]", ledger: "Le
         ledger.record(event)
         board(event)
 
-    with board, interruption("interrupted; the same command goes on"):
+    with board, stopping.interruption("interrupted; the same command goes on"):
         try:
             with closing(Dispatcher(handles, on_event)) as dispatcher:
                 for task in tasks:
@@ -271,7 +275,7 @@ class Board:
             skipped = f", {self._skipped} skipped" if self._skipped else ""
             pace = "{frames} frames in {wall_s:.1f} s, {frames_per_s:.1f} frames/s after start-up"
             ran = pace.format(frames=frames, **times) if self._ready_s else "nothing to run"
-            click.echo(f"{self._before + self._done} clips done{before}, {len(self.failed)} failed{skipped}: {ran}")
+            echo(f"{self._before + self._done} clips done{before}, {len(self.failed)} failed{skipped}: {ran}")
 
 
 def tell(kind: str, **fields: Any) -> None:

@@ -12,11 +12,13 @@ import rich_click as click
 from latentsync_trt.bench.rows import bundle_facts, environment, plain
 from latentsync_trt.bundle.find import describe_choice, find_bundle
 from latentsync_trt.bundle.manifest import Bundle
+from latentsync_trt.cli import echo
 from latentsync_trt.cli.options import (
     build,
     bundle_option,
     json_option,
     options_from,
+    overwrite_option,
     path_option,
     provider_option,
     quiet_option,
@@ -30,8 +32,7 @@ from latentsync_trt.unexpected import without_paths
 
 if TYPE_CHECKING:
     from latentsync_trt.bench.rows import Row
-    from latentsync_trt.measure.clips import Clip
-    from latentsync_trt.types import ProgressCallback, SyncReport
+    from latentsync_trt.types import SyncReport
 
 _NOT_FOR_BENCH = ("build", "preset", "verify")
 """Options that bench does not offer: it waits for engines, lists presets, verifies nothing."""
@@ -99,7 +100,7 @@ def bench(
     network, plain_runtime = open_syncnet(runtime.syncnet), replace(runtime, syncnet=None)
     settings = settings_for(Bundle.load(folder), plain_runtime, sync, providers, presets, say)
     settings = [replace(setting, runs=runs, warm_up=warm_up) for setting in settings]
-    for results in run_bench(settings, network, video, audio, _command()):
+    for results in run_bench(settings, network, video, audio, ["latentsync-trt", *sys.argv[1:]]):
         if out is not None:
             results.write(out)
     if not quiet:
@@ -119,10 +120,6 @@ def _cells(row: "Row") -> tuple[str, ...]:
         f"{device_bytes / 1e9:.2f} GB" if device_bytes else "",
         str(row.syncnet or ""),
     )
-
-
-def _command() -> list[str]:
-    return ["latentsync-trt", *sys.argv[1:]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +145,7 @@ class Side:
 @provider_option
 @options_from(SyncOptions, groups=(QUALITY,))
 @options_from(RuntimeOptions, leave_out=("build", "verify"))
+@overwrite_option
 @quiet_option
 @json_option
 def compare(
@@ -157,6 +155,7 @@ def compare(
     audio: Path | None,
     out: Path,
     provider: str,
+    overwrite: bool,
     quiet: bool,
     as_json: bool,
     **fields: Any,
@@ -167,9 +166,13 @@ def compare(
     from latentsync_trt.measure.page import page_path
     from latentsync_trt.measure.syncnet import SyncMeter, open_syncnet
     from latentsync_trt.media.reader import delays_of
+    from latentsync_trt.media.writer import check_output_path
     from latentsync_trt.runtime.providers.select import select_provider
+    from latentsync_trt.sync.api import LipSync
 
     page_path(out, "--out")
+    given = [Path(name) for name in (a, b, clip, audio) if name is not None]
+    check_output_path(out.with_suffix(".mp4"), *given, overwrite=overwrite)
     are_videos, others = (exists(name) and Path(name).is_file() for name in (a, b))
     if are_videos != others:
         raise click.UsageError(f"give two bundles or two videos: {a} and {b} are not")
@@ -185,13 +188,16 @@ def compare(
             delay_s = delays_of(chosen.video, chosen.audio).sound_s
             meters = [SyncMeter(network, chosen.audio, delay_s) for _ in "AB"]
         videos = (Path(a), Path(b)) if are_videos else (folder / "a.mkv", folder / "b.mkv")
-        how = (provider, replace(runtime, syncnet=None), replace(sync, codec="ffv1"), chosen)
-        dubbed = zip(folders, videos, strict=False)
-        reports = [_dubbed(bundle, *how, video, on_progress) for bundle, video in dubbed]
+        reports, lossless = list["SyncReport"](), replace(sync, codec="ffv1")
+        for bundle, video in zip(folders, videos, strict=False):
+            with LipSync.from_bundle(bundle, provider, replace(runtime, syncnet=None)) as lip_sync:
+                reports.append(lip_sync.sync(chosen.video, chosen.audio, video, lossless, on_progress=on_progress))
         side_px = max(_LEAST_SIDE_PX, *(side.resolution_px or 0 for side in sides))
         measured = {"extend": sync.extend, "on_progress": on_progress, "meters": meters}
         found = measure(videos, chosen, out, side_px, **measured)
-    facts = environment(_command(), [select_provider(report.provider, device) for report in reports])
+    facts = environment(
+        ["latentsync-trt", *sys.argv[1:]], [select_provider(report.provider, device) for report in reports]
+    )
     settings = "finished videos" if are_videos else _settings(sync)
     lines, notes = [*_lines(*sides), *lines_of(found)], [*_notes(sides, reports)]
     known = [(name.replace("_", " "), value) for name, value in facts.items()]
@@ -201,26 +207,11 @@ def compare(
         content |= {"a": asdict(sides[0]), "b": asdict(sides[1]), "settings": settings}
         click.echo(json.dumps(plain({**content, "clip": asdict(found), "notes": notes}), allow_nan=False))
     elif not quiet:
-        click.echo(f"A: {sides[0].title}\nB: {sides[1].title}\n{settings}\n{found.name}, {found.frames} frames")
+        echo(f"A: {sides[0].title}\nB: {sides[1].title}\n{settings}\n{found.name}, {found.frames} frames")
         print_table(HEADS, lines)
         for note in notes:
-            click.echo(f"note: {note}", err=True)
-        click.echo(f"{out.parent / found.video}: side by side\n{out}: all of it, with plots")
-
-
-def _dubbed(
-    bundle: Path,
-    provider: str,
-    runtime: RuntimeOptions,
-    sync: SyncOptions,
-    clip: "Clip",
-    video: Path,
-    on_progress: "ProgressCallback",
-) -> "SyncReport":
-    from latentsync_trt.sync.api import LipSync
-
-    with LipSync.from_bundle(bundle, provider, runtime) as lip_sync:
-        return lip_sync.sync(clip.video, clip.audio, video, sync, on_progress=on_progress)
+            echo(f"note: {note}", err=True)
+        echo(f"{out.parent / found.video}: side by side\n{out}: all of it, with plots")
 
 
 def _sides(folders: Sequence[Path], sync: SyncOptions, runtime: RuntimeOptions) -> list[Side]:

@@ -15,6 +15,7 @@ import rich_click as click
 
 from latentsync_trt.bundle import find
 from latentsync_trt.bundle.manifest import DEMO_NAME, Bundle
+from latentsync_trt.cli import echo
 from latentsync_trt.cli.options import build, json_option, options_from, path_option, provider_option
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import BundleError, OutputError
@@ -62,7 +63,7 @@ def doctor(as_json: bool) -> None:
         _show(verdict)
         for section, findings in report.items():
             if findings:
-                click.secho(section, bold=True)
+                echo(section, bold=True)
             for finding in findings:
                 _show(finding, "  ")
     if problems:
@@ -71,9 +72,9 @@ def doctor(as_json: bool) -> None:
 
 def _show(finding: Finding, indent: str = "") -> None:
     mark, color = _MARKS[finding.level]
-    click.secho(f"{indent}{mark} {finding.text}", fg=color)
+    echo(f"{indent}{mark} {finding.text}", fg=color)
     if finding.cure:
-        click.echo(f"{indent}    → {finding.cure}")
+        echo(f"{indent}    → {finding.cure}")
 
 
 def _verdict() -> Finding:
@@ -223,17 +224,17 @@ def _show_report(report: "Report") -> None:
         heads = "graph", "nodes", "build s", "engine MB", "open s", "first ms", "mean ms", "difference"
         print_table(heads, (_cells(row, report.provider) for row in report.graphs))
     for notice in report.notices:
-        click.echo(f"note: {notice}")
+        echo(f"note: {notice}")
     if (found := report.pictures) is not None:
         psnr = "equal" if found.psnr_db is None else f"{found.psnr_db:.1f} dB"
-        click.echo(f"pictures: {psnr} beside {report.reference} (at least {found.least_db:.0f} dB)")
+        echo(f"pictures: {psnr} beside {report.reference} (at least {found.least_db:.0f} dB)")
     for stage, failures in report.stages.items():
-        click.echo("\n  - ".join((f"{stage}: {'FAIL' if failures else 'PASS'}", *failures)))
+        echo("\n  - ".join((f"{stage}: {'FAIL' if failures else 'PASS'}", *failures)))
     if report.is_slower:
-        click.echo(f"note: steps take longer than with {report.reference}, so --provider auto does not take it")
+        echo(f"note: steps take longer than with {report.reference}, so --provider auto does not take it")
     bundle = f"bundle {report.bundle.name}, {report.bundle.precision}, {report.bundle.resolution_px} px"
     verdict, color = ("PASS", "green") if report.passed else ("FAIL", "red")
-    click.secho(f"{verdict}: {report.provider or report.requested}, {bundle}", fg=color)
+    echo(f"{verdict}: {report.provider or report.requested}, {bundle}", fg=color)
 
 
 def _cells(row: "GraphRow", provider: str) -> tuple[str, ...]:

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 import rich_click as click
 from rich.filesize import decimal
 
-from latentsync_trt.cli import options
-from latentsync_trt.cli.show import STDERR, notices_to, print_json, print_table
+from latentsync_trt.cli import echo, options
+from latentsync_trt.cli.show import notices_to, print_json, print_table, progress_bar
 from latentsync_trt.config import NOT_FOR_BUILDS, RuntimeOptions
 from latentsync_trt.files import remove_leftovers
 from latentsync_trt.runtime.engines.cache import EngineCache, cache_folder
 from latentsync_trt.runtime.engines.entries import Entry, folder_bytes, select
+from latentsync_trt.types import Progress
 
 if TYPE_CHECKING:
     from latentsync_trt.runtime.engines.session_factory import OpenedEngine
@@ -35,8 +36,6 @@ cache_option = options.path_option(
 @options.quiet_option
 def build(bundle: str | None, quiet: bool, **fields: Any) -> None:
     """Only provider tensorrt needs engines."""
-    from rich.progress import track
-
     from latentsync_trt.bundle.find import describe_choice, find_bundle
     from latentsync_trt.bundle.manifest import Bundle
     from latentsync_trt.runtime.engines.session_factory import SessionFactory
@@ -53,19 +52,21 @@ def build(bundle: str | None, quiet: bool, **fields: Any) -> None:
     factory = SessionFactory(loaded, selection, runtime, cache, say)
     todo = [*loaded.manifest.graphs] if factory.compiled else []
     opened: list[OpenedEngine] = []
-    for graph in track(todo, "building engines", console=STDERR, transient=True, disable=quiet):
-        engine = factory.open(graph)
-        engine.session.close()  # only an open one shows where its nodes run
-        opened.append(engine)
-        what = f"built in {engine.build_s:.1f} s" if engine.built else "found in the cache"
-        size = f"{engine.size_bytes / 1e6:.1f} MB, {engine.node_share:.0%} of nodes"
-        say(f"{graph}: {what}, opened in {engine.open_s:.2f} s, {size}")
+    with progress_bar(hidden=quiet) as move:
+        for number, graph in enumerate(todo):
+            move(Progress("building engines", number, len(todo)))
+            engine = factory.open(graph)
+            engine.session.close()  # only an open one shows where its nodes run
+            opened.append(engine)
+            what = f"built in {engine.build_s:.1f} s" if engine.built else "found in the cache"
+            size = f"{engine.size_bytes / 1e6:.1f} MB, {engine.node_share:.0%} of nodes"
+            say(f"{graph}: {what}, opened in {engine.open_s:.2f} s, {size}")
     if not todo and not quiet:
-        click.echo(f"provider {name} needs no engines: it opens the bundle's graphs directly")
+        echo(f"provider {name} needs no engines: it opens the bundle's graphs directly")
     elif not quiet:
         built = [engine.build_s for engine in opened if engine.built]
         size = f"{sum(engine.size_bytes for engine in opened) / 1e6:.1f} MB"
-        click.echo(f"{cache.folder}: {len(built)} of {len(opened)} engines built in {sum(built):.1f} s, {size}")
+        echo(f"{cache.folder}: {len(built)} of {len(opened)} engines built in {sum(built):.1f} s, {size}")
 
 
 cache = click.RichGroup(name="cache")
@@ -87,8 +88,8 @@ def list_engines(folder: Path, verify: bool, as_json: bool) -> None:
             print_table(_COLUMNS, map(_row, entries))
         for entry in entries:
             if entry.problem:
-                click.echo(f"{entry.folder.name}: {entry.problem}")
-        click.echo(f"{_count(entries)} in {folder}, {decimal(size_bytes)}")
+                echo(f"{entry.folder.name}: {entry.problem}")
+        echo(f"{_count(entries)} in {folder}, {decimal(size_bytes)}")
     if verify and any(entry.state == "damaged" for entry in entries):
         raise SystemExit(1)
 
@@ -106,11 +107,11 @@ def prune_engines(folder: Path, max_gb: float) -> None:
     remove_leftovers(folder)
     for entry in chosen:
         if refusal := known.remove(entry):
-            click.echo(f"error: {entry.label} stays: {refusal}", err=True)
+            echo(f"error: {entry.label} stays: {refusal}", err=True)
         else:
             removed.append(entry)
-            click.echo(f"{entry.label} ({decimal(entry.size_bytes)})")
-    click.echo(f"removed {_count(removed)} ({decimal(sum(entry.size_bytes for entry in removed))}) from {folder}")
+            echo(f"{entry.label} ({decimal(entry.size_bytes)})")
+    echo(f"removed {_count(removed)} ({decimal(sum(entry.size_bytes for entry in removed))}) from {folder}")
     if len(removed) < len(chosen):
         raise SystemExit(1)
 

@@ -11,12 +11,13 @@ import rich_click as click
 
 from latentsync_trt.bundle import find, manifest
 from latentsync_trt.bundle.manifest import FULL_STEP, PRECISIONS, read_manifest, tool_versions
+from latentsync_trt.cli import echo
 from latentsync_trt.cli.options import build, bundle_option, options_from, path_option, provider_option, quiet_option
 from latentsync_trt.cli.show import notices_to, progress_bar, say
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import InputError, ProviderUnavailable
 from latentsync_trt.export.export_options import EXTRA, TOOLS, ExportOptions
-from latentsync_trt.export.published import LATENTSYNC, VAE, Model, check_space, fetch, find_downloads, gigabytes
+from latentsync_trt.export.published import LATENTSYNC, VAE, Model, check_downloads, fetch, find_downloads, gigabytes
 from latentsync_trt.option_fields import FILES, HARDWARE
 from latentsync_trt.quantize import calibration_options
 from latentsync_trt.quantize.calibration_options import CalibrateOptions, Clip, clips_in
@@ -45,13 +46,13 @@ def download(model: str) -> None:
     tool_versions((_HUB,), extra=EXTRA)
     downloads = find_downloads(model)
     if downloads:
-        check_space(downloads)
+        check_downloads(downloads)
     with interruption(_INTERRUPTED):
         for each in downloads:
             say(each.summary)
             fetch(each, say)
     for repository in (LATENTSYNC[model], VAE):
-        click.echo(f"{repository.folder}: {repository}")
+        echo(f"{repository.folder}: {repository}")
 
 
 @click.command("export")
@@ -72,7 +73,7 @@ def export(quiet: bool, syncnet: Path | None, **fields: Any) -> None:
 
         said = export_syncnet(syncnet, Path(options.out or find.checkpoints_folder()))
         if not quiet:
-            click.echo(said)
+            echo(said)
         return
     from latentsync_trt.export.exporter import export_bundle
 
@@ -84,7 +85,7 @@ def export(quiet: bool, syncnet: Path | None, **fields: Any) -> None:
     size = gigabytes(sum(entry.bytes for entry in made.files.values()))
     worst = max(made.verification.values(), default=None)
     verdict = "not verified" if worst is None else f"within {worst:.1e} of PyTorch"
-    click.echo(f"{folder}: {len(made.graphs)} graphs, {made.precision}, {size}, {verdict}")
+    echo(f"{folder}: {len(made.graphs)} graphs, {made.precision}, {size}, {verdict}")
     for note in filter(None, (*made.notes, note_on_default(folder))):
         say(f"note: {note}")
 
@@ -148,7 +149,7 @@ def calibrate(
         how = selection, on_progress, lambda text: notice(f"warning: {text}")
         Calibration(parent, given, options, *how).run(target)
     if not quiet:
-        click.echo(_summary(target, parent.manifest))
+        echo(_summary(target, parent.manifest))
         if note := note_on_default(target):
             say(f"note: {note}")
 
@@ -177,13 +178,13 @@ def use(name: str | None) -> None:
     """
     if name is not None:
         folder = find.remember(name)
-        click.echo(f"{folder}: runs where no --bundle is given ({find.facts(read_manifest(folder))})")
+        echo(f"{folder}: runs where no --bundle is given ({find.facts(read_manifest(folder))})")
         return
     default, why = find.default_bundle()
     for folder in find.exported_bundles():
-        click.echo(f"{'*' if folder.name == default else ' '} {find.describe(folder)}")
+        echo(f"{'*' if folder.name == default else ' '} {find.describe(folder)}")
     runs = f"{find.checkpoints_folder()}: {default} runs where no --bundle is given; it is {why}"
-    click.echo(why if default is None else runs)
+    echo(why if default is None else runs)
 
 
 def note_on_default(made: Path) -> str:
@@ -218,17 +219,17 @@ def setup(
     folder, is_exported = options.folder, options.folder in find.exported_bundles()
     is_tested = is_exported and (on_cpu or known(PASSED, passed_key(selection, manifest.manifest_sha256(folder))))
     if is_tested and find.remembered_choice() == folder.name:
-        click.echo(f"{folder}: is set up, and runs where no --bundle is given")
+        echo(f"{folder}: is set up, and runs where no --bundle is given")
         return
     if on_cpu:
         _check_memory(options)
     downloads = [] if is_exported else find_downloads(model)
+    check_downloads(downloads, 0 if is_exported else _BUNDLE_BYTES[options.precision])
     say(f"provider: {selection.name}" + (f" on {selection.gpu}" if selection.gpu else ""))
     for text in (*selection.notices(), *(f"download: {each.summary}" for each in downloads)):
         say(text)
     for line in _plan(None if is_exported else options, selection):
         say(line)
-    check_space(downloads, 0 if is_exported else _BUNDLE_BYTES[options.precision])
     if not (yes or is_exported):
         if not sys.stdin.isatty():
             raise InputError("setup: nobody is there to ask; add --yes to download and export as shown")
@@ -240,7 +241,7 @@ def setup(
             context.invoke(export, model=model, precision=options.precision, cuda_form=options.cuda_form)
         _test(folder, selection)
         find.remember(folder.name)
-    click.echo(f"{folder}: ready; next: latentsync-trt sync in.mp4 speech.wav")
+    echo(f"{folder}: ready; next: latentsync-trt sync in.mp4 speech.wav")
 
 
 def _test(folder: Path, selection: "Selection") -> None:

@@ -14,13 +14,18 @@ import rich_click as click
 
 from latentsync_trt.errors import InputError, did_you_mean
 from latentsync_trt.option_fields import HARDWARE, QUALITY, check_limits, choices_of, field_name, flag_name, option
-from latentsync_trt.paths import check_folder_to_write, exists, local_path, user_folder, why_missing
+from latentsync_trt.paths import check_folder_to_write, exists, local_path, read_text, user_folder, why_missing
 from latentsync_trt.runtime.providers.table import PROVIDER_CHOICES
+from latentsync_trt.values import show_numbers
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 CONFIG = "latentsync-trt.toml"
 _UNGROUPED = "Main options"
+
+_SILENT = {"--quiet", "-q", "--json"}
+_DOORS = frozenset({"allow_private_urls", "allow_urls", "engine_store", "host", "no_key", "ray"})
+"""Options that let others in, or take programs and work from and to other machines."""
 
 
 class LocalPath(click.Path):
@@ -85,6 +90,7 @@ provider_option = click.option(
 )
 """`--provider`, the same in every command."""
 
+overwrite_option = click.option("--overwrite", is_flag=True, help="Replace files of an earlier call.")
 quiet_option = click.option("--quiet", "-q", is_flag=True, help="Print errors only.")
 json_option = click.option(
     "--json", "as_json", is_flag=True, help="Print one JSON object, or the error, to stdout, and nothing else."
@@ -161,11 +167,12 @@ def _take_defaults(ctx: click.Context, _: click.Parameter, given: Path | None) -
         raise InputError(why_missing(path))
     import tomllib
 
-    from latentsync_trt.cli import COMMANDS
+    from latentsync_trt.cli import COMMANDS, echo
 
+    text = read_text(path)
     try:
-        tables = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        tables = tomllib.loads(text)
+    except ValueError as error:
         raise InputError(f"{path}: cannot be read as TOML ({error})") from error
     for name, table in tables.items():
         if not isinstance(table, dict):
@@ -173,7 +180,14 @@ def _take_defaults(ctx: click.Context, _: click.Parameter, given: Path | None) -
         if name not in COMMANDS:
             raise InputError(f"{path}: [{name}]: no such command{did_you_mean(name, COMMANDS)}")
     name = str(ctx.info_name)
-    ctx.default_map = _defaults(ctx.command, tables.get(name, {}), f"{path}: [{name}]")
+    table = tables.get(name, {})
+    ctx.default_map = _defaults(ctx.command, table, f"{path}: [{name}]")
+    if given is None and path == places[0]:
+        for door in (each for each in table if field_name(each) in _DOORS):
+            cure = f"give it on the command line, in {places[-1]}, or in a file that --config names"
+            raise InputError(f"{path}: [{name}] {door}: is not taken from the current folder; {cure}")
+        if table and not _SILENT & set(ctx.obj or ()):
+            echo(f"note: {path} in the current folder holds defaults of {', '.join(table)}", err=True)
 
 
 def _defaults(command: click.Command, table: dict[str, Any], where: str) -> dict[str, Any]:
@@ -188,7 +202,8 @@ def _defaults(command: click.Command, table: dict[str, Any], where: str) -> dict
         elif name not in options or isinstance(value, dict):
             raise InputError(f"{where} {given}: no such option{did_you_mean(name, [*filter(None, options), *below])}")
         else:
-            found[name] = [value] if options[name].multiple and not isinstance(value, list) else value
+            several, is_list = options[name].multiple, isinstance(value, list)
+            found[name] = value if several == is_list else [value] if several else show_numbers(value)
     return found
 
 

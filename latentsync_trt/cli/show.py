@@ -17,6 +17,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from latentsync_trt import stopping
+from latentsync_trt.cli import echo
 from latentsync_trt.paths import printable
 from latentsync_trt.types import Progress, ProgressCallback, SyncReport
 
@@ -61,7 +63,8 @@ class TimeLeft(bars.TimeRemainingColumn):
 
 def show_progress(bar: bars.Progress, task: bars.TaskID, text: str, at: Progress) -> None:
     """Moves a bar that may have the column `TimeLeft`."""
-    bar.update(task, description=text, completed=at.done, total=at.total, progress=at, told_s=time.monotonic())
+    now_s, text = time.monotonic(), printable(text)
+    bar.update(task, description=text, completed=at.done, total=at.total, progress=at, told_s=now_s)
 
 
 def _pace(progress: Progress, age_s: float = 0.0) -> str:
@@ -105,6 +108,7 @@ def progress_bar(*, hidden: bool) -> Iterator[ProgressCallback]:
     columns = bars.TextColumn("{task.description:<21}"), bars.BarColumn(bar_width=None), bars.MofNCompleteColumn()
     times = bars.TimeElapsedColumn(), TimeLeft()
     with bars.Progress(*columns, *times, console=STDERR, expand=True, transient=True, disable=hidden) as bar:
+        stopping.bars.append(bar)
         task = bar.add_task("starting", total=None)
 
         def move(progress: Progress) -> None:
@@ -121,7 +125,7 @@ def print_table(heads: Sequence[str], rows: Iterable[Sequence[str]], *, left: in
     for index, head in enumerate(heads):
         table.add_column(head, overflow="fold", justify="left" if index < left else "right")
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(printable, row))
     width = None if sys.stdout.isatty() else _WIDTH_OF_A_FILE
     Console(markup=False, highlight=False, emoji=False, width=width).print(table)
 
@@ -152,16 +156,16 @@ def show_report(report: SyncReport, notices: Notices, total_s: float | None = No
     for text in report.notices:
         notices(text)
     total_s = report.wall_s if total_s is None else total_s
-    click.echo(
+    echo(
         f"{report.output}: {report.frames} frames ({report.duration_s:.2f} s), face in {report.frames_with_face}, "
         f"with {report.bundle} on {report.provider}"
     )
-    click.echo(
+    echo(
         f"time: {total_s:.1f} s = {total_s - report.painting_s - report.finish_s:.1f} s start-up + "
         f"{report.painting_s:.1f} s at {report.frames_per_s:.1f} frames/s + {report.finish_s:.1f} s end"
     )
-    click.echo("busy: " + ", ".join(f"{stage.stage} {stage.busy_s:.1f} s" for stage in report.stages))
+    echo("busy: " + ", ".join(f"{stage.stage} {stage.busy_s:.1f} s" for stage in report.stages))
     if report.quality is not None:
         for name, value in report.quality.rows if verbose else ():
-            click.echo(f"{name}: {value}")
-        click.echo(str(report.quality) or "no face was painted")
+            echo(f"{name}: {value}")
+        echo(str(report.quality) or "no face was painted")

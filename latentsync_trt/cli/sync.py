@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 import rich_click as click
 
+from latentsync_trt.cli import echo
 from latentsync_trt.cli.options import (
     LocalPath,
     build,
     bundle_option,
     json_option,
     options_from,
+    overwrite_option,
     path_option,
     provider_option,
     quiet_option,
@@ -190,18 +192,18 @@ def demo(out: Path, audio: Path | None, video: Path | None, bundle: str, preset:
         (out / SOURCE).unlink(missing_ok=True)  # of an earlier run, perhaps for other speech
     clip = choose_clip(video, audio, out, SOURCE)
     if not quiet:
-        click.echo(f"{clip.video}: {clip.name}")
-        click.echo("speech: " + (f"“{SENTENCE}”" if audio is None else str(audio)))
+        echo(f"{clip.video}: {clip.name}")
+        echo("speech: " + (f"“{SENTENCE}”" if audio is None else str(audio)))
     notices = Notices()
     with progress_bar(hidden=quiet) as on_progress:
         with LipSync.from_bundle(bundle, CPU.name, on_notice=None if quiet else notices) as lip_sync:
-            options = SyncOptions(preset=preset)
+            options = SyncOptions(preset=preset, overwrite=True)
             report = lip_sync.sync(clip.video, clip.audio, out / RESULT, options, on_progress=on_progress)
         found = look_at(out, clip, bundle, on_progress)
     if not quiet:
         show_report(report, notices)
-        click.echo(f"lips: {found}")
-        click.echo(f"look at {out / RESULT}, {out / PICTURE} and {out / PLOT}")
+        echo(f"lips: {found}")
+        echo(f"look at {out / RESULT}, {out / PICTURE} and {out / PLOT}")
 
 
 def look_at(out: Path, clip: "Clip", bundle: str, on_progress: "ProgressCallback | None" = None) -> str:
@@ -245,8 +247,9 @@ def look_at(out: Path, clip: "Clip", bundle: str, on_progress: "ProgressCallback
 @path_option(
     "-o", "--output", help="Where to write OUTPUT.png and OUTPUT.json.  [default: the video's name with -faces]"
 )
+@overwrite_option
 @json_option
-def faces(video: Path, output: Path | None, as_json: bool) -> None:
+def faces(video: Path, output: Path | None, overwrite: bool, as_json: bool) -> None:
     """The numbers are those of --face index:N and --speaker N=FILE. The tracks are JSON that can be
     edited: delete or renumber people and spans. Of a crowd, the twelve largest faces at a time are
     followed.
@@ -256,18 +259,19 @@ def faces(video: Path, output: Path | None, as_json: bool) -> None:
     from latentsync_trt.face.track_file import save_tracks
     from latentsync_trt.measure.page import summaries, time_text, write_contact_sheet
     from latentsync_trt.media.files import check_file
-    from latentsync_trt.paths import check_folder_to_write, make_folder
+    from latentsync_trt.paths import check_folder_to_write, check_free, make_folder
     from latentsync_trt.sync.faces import analyze
 
     check_file(video)
     base = output or video.with_name(f"{video.stem}-faces")
     check_folder_to_write(base.parent, "--output")
+    sheet, saved = (base.with_name(f"{base.name}{suffix}") for suffix in (".png", ".json"))
+    check_free(saved, overwrite=overwrite)
     make_folder(base.parent)
     with MediaPipeDetector() as detector, progress_bar(hidden=as_json) as show:
         tracks, portraits = analyze(video, detector, show)
-    sheet = base.with_name(f"{base.name}.png")
     write_contact_sheet(sheet, tracks, portraits)
-    saved = save_tracks(tracks, base.with_name(f"{base.name}.json"))
+    save_tracks(tracks, saved)
     people = summaries(tracks)
     if as_json:
         print_json({"people": people, "sheet": sheet, "tracks": saved}, indent=2)
@@ -279,8 +283,8 @@ def faces(video: Path, output: Path | None, as_json: bool) -> None:
         looks = f"{person.height_px} px", f"{person.frontal:.0%}"
         rows.append((str(person.number), *seen, first, last, *looks))
     print_table(("face", "seen", "times", "first", "last", "height", "frontal"), rows, left=0)
-    click.echo(f"{sheet}: contact sheet")
+    echo(f"{sheet}: contact sheet")
     face = f"index:{people[0].number}"
     words = ["latentsync-trt", "sync", str(video), "speech.wav", "--faces", str(saved), "--face", face]
     line = subprocess.list2cmdline(words) if os.name == "nt" else shlex.join(words)
-    click.echo(f"{saved}: tracks; next: {line}")
+    echo(f"{saved}: tracks; next: {line}")

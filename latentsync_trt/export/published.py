@@ -5,7 +5,7 @@ They come from the Hugging Face hub, or from the mirror that `$HF_ENDPOINT` name
 
 import errno
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -21,6 +21,9 @@ UNET_FILE, WHISPER_FILE = "latentsync_unet.pt", "whisper/tiny.pt"
 
 # Also part of the address at which OpenAI publishes the file.
 _WHISPER_SHA256 = "65147644a518d12f04e32d6f3b26facc3f8dd46e5390956a9424a650c0ce22b9"
+
+
+_ANSWER_S, _REFUSED = 5.0, (401, 403)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +111,11 @@ def _missing(repository: Repository) -> list[str]:
     return [name for name in repository.files if name not in there]
 
 
-def check_space(downloads: Iterable[Repository], more_bytes: int = 0) -> None:
-    """Raises `InputError` or `OutputError` if the checkpoints' folder cannot take the downloads and `more_bytes`."""
+def check_downloads(downloads: Sequence[Repository], more_bytes: int = 0) -> None:
+    """Raises `CheckpointError` if the hub does not answer, and `InputError` or `OutputError` if the checkpoints' folder
+    cannot take the downloads and `more_bytes`."""
+    for first in downloads[:1]:
+        _check_answer(first, downloads)
     folder = checkpoints_folder()
     check_folder_to_write(folder)
     free_bytes = shutil.disk_usage(nearest_existing(folder)).free
@@ -119,6 +125,25 @@ def check_space(downloads: Iterable[Repository], more_bytes: int = 0) -> None:
             f"{folder}: {gigabytes(needed_bytes)} are needed, {gigabytes(free_bytes)} are free; free some space, or "
             "name a folder on another disk in $LATENTSYNC_TRT_CHECKPOINTS"
         )
+
+
+def _check_answer(first: Repository, downloads: Sequence[Repository]) -> None:
+    from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url
+    from huggingface_hub.errors import HfHubHTTPError
+
+    constants.HF_HUB_DISABLE_TELEMETRY = True
+    http_error: type[Exception] = HfHubHTTPError.__bases__[0]  # as in `fetch`
+    try:  # without the retries of a download
+        address = hf_hub_url(first.name, next(iter(first.files)), revision=first.revision)
+        get_hf_file_metadata(address, timeout=_ANSWER_S)
+    except (http_error, OSError) as error:
+        answer = getattr(error, "response", None)
+        if answer is None or answer.status_code not in _REFUSED:  # which `fetch` explains
+            files = "; ".join(f"{', '.join(each.files)} of {each} to {each.folder}" for each in downloads)
+            raise CheckpointError(
+                f"{constants.ENDPOINT}: cannot be reached ({' '.join(str(error).split())[:200]}); check the network, "
+                f"$HF_ENDPOINT and $HF_HUB_OFFLINE, or bring by hand {files}"
+            ) from error
 
 
 def fetch(repository: Repository, notice: Callable[[str], None]) -> None:

@@ -20,6 +20,7 @@ from msgspec import Meta
 from latentsync_trt.errors import InputError
 from latentsync_trt.face.tracker import FrameFaces, TrackedDetection
 from latentsync_trt.files import whole_file
+from latentsync_trt.paths import read_text
 from latentsync_trt.types import Face, Float64Array
 from latentsync_trt.validation import from_json
 
@@ -134,11 +135,7 @@ def read_tracks(path: Path) -> Tracks:
     Raises:
         InputError: the file cannot be read, or holds something else; names the place.
     """
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror or error}; write it with latentsync-trt faces") from error
-    file = from_json(_File, data, path, InputError)
+    file = from_json(_File, read_text(path, "write it with latentsync-trt faces"), path, InputError)
     try:
         return Tracks(file.clip, file.shots_s, _spans(file))
     except ValueError as error:

@@ -23,7 +23,7 @@ from latentsync_trt.media.parts import Finished, PartWriter, Work, part_of
 from latentsync_trt.media.pictures import PictureMaker, picture_info
 from latentsync_trt.media.soundtrack import LOSSLESS_WITH, SoundPiece, choose_sound
 from latentsync_trt.media.timing import nearest
-from latentsync_trt.paths import exists, nearest_existing
+from latentsync_trt.paths import check_free, exists, nearest_existing
 from latentsync_trt.types import Frame, Patch, UInt8Array, VideoInfo
 
 SUFFIXES = (".mp4", ".mov", ".mkv")
@@ -32,11 +32,12 @@ _NEAR_LOSSLESS_CRF = 10
 _FINE_PER_S = 600
 
 
-def check_output_path(output: Path, *inputs: Path) -> None:
+def check_output_path(output: Path, *inputs: Path, overwrite: bool) -> None:
     """Checks that `output` can be written, before any work is done.
 
     Raises:
-        InputError: the container is not one of `SUFFIXES`, or the file is one of the `inputs`.
+        InputError: the container is not one of `SUFFIXES`, the file is one of the `inputs`, or it exists and is not to
+            be replaced.
         OutputError: its folder cannot be made or written, or it is a folder, a device or write-protected itself.
     """
     suffix = output.suffix.lower()
@@ -51,6 +52,7 @@ def check_output_path(output: Path, *inputs: Path) -> None:
     for source in inputs:
         if exists(output) and exists(source) and output.samefile(source):
             raise InputError(f"{output}: is also an input; choose another name for the output")
+    check_free(output, overwrite=overwrite)
 
 
 def _problem_of_place(output: Path) -> str | None:

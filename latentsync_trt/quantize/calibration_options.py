@@ -48,6 +48,7 @@ class CalibrateOptions:
         RESIDUAL_LAYERS,
         f"Layers to keep in the bundle's own precision: parts of their names, or {NO_LAYERS}.",
         parse=parse_keep,
+        show=lambda names: ",".join(names) or NO_LAYERS,
         metavar="NAMES",
     )
     measure: bool = _option(

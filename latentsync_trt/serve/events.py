@@ -15,7 +15,7 @@ from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from latentsync_trt.errors import InputError, LatentSyncError
-from latentsync_trt.paths import printable
+from latentsync_trt.paths import PrintableLines
 from latentsync_trt.remote_files import shown
 from latentsync_trt.serve.admission import public_socket
 
@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 def log_step(job_id: str, step: str, **facts: object) -> None:
     """Logs that a job has come to a step; `facts` as words, and as fields of JSON."""
     known = {name: value for name, value in facts.items() if value not in (None, "", {})}
-    said = "".join(f", {name} {printable(' '.join(str(value).split()))}" for name, value in known.items())
+    said = "".join(f", {name} {' '.join(str(value).split())}" for name, value in known.items())
     _log.info("job %s: %s%s", job_id, step, said, extra={"fields": {"job": job_id, "step": step, **known}})
 
 
@@ -52,7 +52,7 @@ class _JsonLines(logging.Formatter):
 def log_to_stderr(form: Literal["text", "json"]) -> None:
     """Makes this process log steps of jobs, and warnings of all libraries."""
     handler = logging.StreamHandler()
-    handler.setFormatter(_JsonLines() if form == "json" else logging.Formatter("%(asctime)s %(message)s"))
+    handler.setFormatter(_JsonLines() if form == "json" else PrintableLines("%(asctime)s %(message)s"))
     logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
     logging.getLogger("latentsync_trt").setLevel(logging.INFO)
 

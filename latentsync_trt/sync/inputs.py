@@ -15,6 +15,7 @@ import numpy as np
 from latentsync_trt.bundle.manifest import MANIFEST_NAME
 from latentsync_trt.config import SyncOptions
 from latentsync_trt.errors import InputError
+from latentsync_trt.files import KEPT_NAME, work_folder_of
 from latentsync_trt.media.audio import read_audio_blocks
 from latentsync_trt.media.codecs import VideoEncoder, check_encoder, library_versions
 from latentsync_trt.media.files import check_file, open_input, reading
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from latentsync_trt.media.c2pa import Credentials
 
 
-_NOT_IN_PICTURES = ("resume", "report", "strict", "mark", "c2pa")
+_NOT_IN_PICTURES = ("overwrite", "resume", "report", "strict", "mark", "c2pa")
 _FILES = ("mix", "turns", "faces")
 _RUNTIMES = ("onnxruntime", "onnxruntime-gpu")
 _DIGITS = 12
@@ -87,7 +88,9 @@ def check_inputs(video: object, audio: object, output: object, options: SyncOpti
     heard = [*dict.fromkeys(piece.path for piece in speech.recordings), *([mixed] if mixed else [])]
     for path in heard:
         check_file(path)
-    check_output_path(target, source, *heard)
+    # What an interrupted run was to replace, it has not replaced yet.
+    goes_on = options.resume and (work_folder_of(target) / KEPT_NAME).exists()
+    check_output_path(target, source, *heard, overwrite=options.overwrite or goes_on)
     info = probe(source)
     encoder = check_encoder(options, info, target)
     for path in heard:

@@ -103,7 +103,7 @@ def _sections(source: Path, report: SyncReport, quality: Quality, options: SyncO
     facts = {
         "bundle": report.bundle,
         "provider": report.provider,
-        "options": " ".join(command_line(options, leave_out=_FILES)) or "all at their defaults",
+        "options": " ".join(command_line(options, leave_out=(*_FILES, "overwrite"))) or "all at their defaults",
         "time": f"{report.startup_s:.1f} s start-up + {painting}",
         "busy": ", ".join(f"{stage.stage} {stage.busy_s:.1f} s" for stage in report.stages),
         "version": f"latentsync-trt {__version__}",

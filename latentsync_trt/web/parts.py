@@ -25,7 +25,7 @@ _SHOWN = (
     *("offset", "fps", "codec", "crf", "mark", "report"),
 )
 """Always visible; others are folded."""
-_LEFT_OUT = (PRESET, "faces", "resume", "speaker", "turns")
+_LEFT_OUT = (PRESET, "faces", "overwrite", "resume", "speaker", "turns")
 """`faces` are those that the page found, `speaker` the recordings that were given to them."""
 _UNITS = {"start": "s or m:ss", "end": "s or m:ss", "offset": "ms", "crf": "0 best, 51 worst", "resolution": "px"}
 _UNITS |= {"steps": "1 to 999", "guidance": "0 to 20"}

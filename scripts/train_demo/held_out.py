@@ -2,7 +2,7 @@
 
 import wave
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -71,7 +71,7 @@ def write_inputs(case: Case, renderer: PortraitRenderer, folder: Path) -> tuple[
 
 def dub(lip_sync: LipSync, inputs: tuple[Path, Path], out: Path, options: SyncOptions, frames: int) -> UInt8Array:
     """Runs the pipeline; returns the first `frames` of the result, `(n, H, W, 3)` RGB."""
-    lip_sync.sync(*inputs, out, options)
+    lip_sync.sync(*inputs, out, replace(options, overwrite=True))
     return np.stack([frame.rgb for frame in read_frames(out)])[:frames]
 
 
