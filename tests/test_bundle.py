@@ -148,7 +148,8 @@ def test_files_outside_the_folder_are_refused(bundle: Bundle, place: tuple[Any, 
 
 def field(number: int, content: bytes) -> bytes:
     """A field of a protobuf message; contents of up to 127 bytes."""
-    return bytes([number << 3 & 127 | 2 | (number > 15) << 7, *([number >> 4] if number > 15 else []), len(content)]) + content
+    tag = number << 3 | 2
+    return bytes([tag] if tag < 128 else [tag & 127 | 128, tag >> 7]) + bytes([len(content)]) + content
 
 
 KEY, VALUE = field(1, b"location"), field(2, b"../other")

@@ -225,10 +225,10 @@ class Bundle:
                 raise BundleError(f"{self.folder}: {problem}; export the model again")
             if hashes and (name in opened or path.suffix == ".onnx"):
                 try:
-                    outside = {*external_files(path.read_bytes())} - allowed
-                except (ValueError, IndexError, RecursionError) as error:
+                    unnamed = {*external_files(memoryview(path.read_bytes()))} - allowed
+                except (LookupError, ValueError, RecursionError) as error:
                     raise BundleError(f"{path}: is no graph ({error}); export the model again") from error
-                if outside:
+                if unnamed:
                     raise BundleError(f"{path}: reads a file that the manifest does not name; export it again")
 
         opened = {name for graph in graphs for name in (graph.file, *graph.forms.values())}
