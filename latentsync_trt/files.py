@@ -133,11 +133,7 @@ def kept_work(parent: Path) -> list[Path]:
 def whole_file(path: Path, *, keep: bool = False) -> Iterator[Path]:
     """Yields where to write a file that replaces `path` when the block ends without an error: all of it or nothing.
 
-    Args:
-        keep: as `put_in_place`; for what took long to make.
-
-    Raises:
-        OSError: the file cannot be written.
+    `keep`: as `put_in_place`, for what took long to make. Raises `OSError` if the file cannot be written.
     """
     with temporary_folder(path.parent) as folder:
         part = folder / path.name
@@ -146,12 +142,9 @@ def whole_file(path: Path, *, keep: bool = False) -> Iterator[Path]:
 
 
 def put_in_place(finished: Path, target: Path) -> None:
-    """Renames a file to `target`, in place of what is there; where the system refuses that, to a free name beside it.
+    """Renames a file to `target`, in place of what is there; else to a free name beside it, which the `OSError` says.
 
-    It may for a mount point, another user's file in a folder as /tmp, and on Windows a file that a player has open.
-
-    Raises:
-        OSError: it is not at `target`; the message says where it is.
+    Mount points, others' files in a folder as /tmp and, on Windows, what a player has open cannot be replaced.
     """
     try:
         finished.replace(target)

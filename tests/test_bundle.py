@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from contextlib import nullcontext
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from latentsync_trt.bundle.manifest import (
     REQUIRED_GRAPHS,
     Bundle,
     check_target,
+    files_of,
     read_manifest,
     sha256_file,
     tool_versions,
@@ -54,7 +56,7 @@ def test_written_bundle_is_read_back(bundle: Bundle) -> None:
     assert again.manifest == bundle.manifest
     assert again.manifest.graphs["denoise_step"].inputs[0].shape == ("windows", 4)
     assert again.manifest.latent_px == 8
-    assert again.graph_path("vae_encoder").read_text() == "vae_encoder"
+    assert again.graph_path("vae_encoder").read_text().endswith("vae_encoder")
     assert len({bundle.graph_hash(name) for name in REQUIRED_GRAPHS}) == len(REQUIRED_GRAPHS)
 
 
@@ -127,19 +129,72 @@ def test_files_outside_the_folder_are_refused(bundle: Bundle, place: tuple[Any, 
         Bundle.load(bundle.folder)
 
 
-def test_weights_that_the_manifest_does_not_name_are_refused(tmp_path: Path) -> None:
+def field(number: int, content: bytes) -> bytes:
+    """A field of a protobuf message; contents of up to 127 bytes."""
+    tag = number << 3 | 2
+    return bytes([tag] if tag < 128 else [tag & 127 | 128, tag >> 7]) + bytes([len(content)]) + content
+
+
+KEY, VALUE = field(1, b"location"), field(2, b"../other")
+TENSOR = field(13, KEY + VALUE)
+
+
+@pytest.mark.parametrize(
+    "added",
+    [
+        *(
+            field(7, field(5, field(13, entry)))  # an initializer of a graph, which is merged with the first one
+            for entry in (
+                KEY + VALUE,
+                VALUE + KEY,
+                KEY + field(3, b"of a later version") + VALUE,
+                KEY + bytes([3 << 3, 5]) + VALUE,
+                KEY + field(2, b"vae.weights") + VALUE,
+                field(1, b"offset") + KEY + VALUE,
+                b"\x8a\x00" + KEY[1:] + VALUE,  # a longer form of the same tag
+            )
+        ),
+        field(7, field(1, field(5, field(5, TENSOR)))),  # a constant
+        field(7, field(1, field(5, field(10, TENSOR)))),
+        field(7, field(1, field(5, field(6, field(5, TENSOR))))),  # a branch
+        field(7, field(1, field(5, field(22, field(1, TENSOR))))),
+        field(7, field(15, field(2, TENSOR))),
+        field(20, field(1, field(5, TENSOR))),
+        field(25, field(7, field(5, field(5, TENSOR)))),
+        field(25, field(11, field(5, TENSOR))),
+    ],
+)
+def test_weights_that_the_manifest_does_not_name_are_refused(tmp_path: Path, added: bytes) -> None:
     folder = tmp_path / "bundle"
     shutil.copytree(small_bundle(), folder)
     Bundle.load(folder)
     graph = folder / "vae_encoder.onnx"
-    model = onnx.load(graph, load_external_data=False)
-    tensor = next(each for each in model.graph.initializer if each.external_data)
-    next(entry for entry in tensor.external_data if entry.key == "location").value = "../other.weights"
-    onnx.save(model, graph)
-    entry = {"sha256": sha256_file(graph), "bytes": graph.stat().st_size}
-    reseal(folder, ("files", graph.name), entry)
+    graph.write_bytes(graph.read_bytes() + added)
+    assert "../other" in str(onnx.load(graph, load_external_data=False))
+    reseal(folder, ("files", graph.name), asdict(files_of(folder)[graph.name]))
     with pytest.raises(BundleError, match=r"vae_encoder\.onnx: reads a file that the manifest does not name"):
         Bundle.load(folder)
+
+
+@pytest.mark.parametrize(
+    "added", [b"\x3a", b"\x3a\x05abc", b"\x3b\x3c", b"\xff" * 20, b"\xba\x80\x80\x80\x10" + field(7, TENSOR)[1:]]
+)
+def test_what_is_no_graph_is_refused_whatever_its_name(tmp_path: Path, added: bytes) -> None:
+    folder = tmp_path / "bundle"
+    shutil.copytree(small_bundle(), folder)
+    graph = (folder / "vae_encoder.onnx").rename(folder / "vae_encoder.bin")
+    graph.write_bytes(graph.read_bytes() + added)
+    files = {name: asdict(entry) for name, entry in files_of(folder).items() if name != MANIFEST_NAME}
+    reseal(folder, ("graphs", "vae_encoder", "file"), graph.name)
+    reseal(folder, ("files",), files)
+    with pytest.raises(BundleError, match=r"vae_encoder\.bin: is no graph"):
+        Bundle.load(folder)
+
+
+def test_a_manifest_of_megabytes_is_not_read(bundle: Bundle) -> None:
+    (bundle.folder / MANIFEST_NAME).write_text("[" * 2_000_000)
+    with pytest.raises(BundleError, match=r"manifest\.json: has more than 1000000 bytes"):
+        Bundle.load(bundle.folder)
 
 
 def test_files_that_are_not_as_written(bundle: Bundle) -> None:

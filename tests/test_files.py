@@ -192,9 +192,9 @@ def test_what_cannot_be_put_in_place_is_kept_beside_it(tmp_path: Path, monkeypat
     path = tmp_path / "faces.json"
     path.mkdir()
     for keep in (False, True):
-        with pytest.raises(OSError, match=r"kept as .*faces-1\.json" if keep else "directory"):
-            with whole_file(path, keep=keep) as part:
-                part.write_text("finished")
+        message = r"kept as .*faces-1\.json" if keep else "directory"
+        with pytest.raises(OSError, match=message), whole_file(path, keep=keep) as part:
+            part.write_text("finished")
     assert (tmp_path / "faces-1.json").read_text() == "finished"
     bundle, rename = tmp_path / "1.6-512-fp16", Path.rename
     bundle.mkdir()

@@ -144,7 +144,7 @@ def test_any_layout_becomes_one_that_players_know(tmp_path: Path, layout: str, a
     pieces = (SoundPiece(source, to_s=Fraction(2, 5)),)
     for suffix, lossless, expected in ((".mp4", False, aac), (".mov", True, pcm)):
         if expected:
-            samples, _, found, codec = heard(tmp_path, pieces, 0.4, suffix, lossless=lossless)
+            samples, _, found, _ = heard(tmp_path, pieces, 0.4, suffix, lossless=lossless)
             assert found == expected
             assert (np.abs(samples).max(axis=0) > 0.2).sum() >= min(av.AudioLayout(layout).nb_channels, 2)
         else:

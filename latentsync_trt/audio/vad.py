@@ -1,8 +1,9 @@
 """When somebody speaks, found by Silero's network for voice activity on the CPU; what is between can be silenced.
 
-The network gets every recording equally loud, and soft parts louder: it misses speech 30 dB below the usual level. To
-noise, hum and music it says no at any level. Silencing the samples shuts the mouth as well as replacing the features does, measured on speech over noise and music
-(benchmarks/silence-demo.json), and the audio encoder needs to know nothing of it.
+The network gets every recording equally loud, and soft parts louder: it misses speech 30 dB below the usual level, and
+takes noise, hum and music for none at any. Silencing the samples shuts the mouth as well as replacing the features
+does, measured on speech over noise and music (benchmarks/silence-demo.json), and the audio encoder needs to know
+nothing of it.
 """
 
 from collections import deque
@@ -42,10 +43,9 @@ LEAST_PAUSE_S = 0.25
 BEFORE_S, AFTER_S = 0.05, 0.05
 """Added to speech at both ends: lips open before the first sound, and the network misses soft consonants."""
 
-_USUAL, _FAINTEST = 0.12, 6e-5
-"""Standard deviations of speech, as in loud recordings, and where 16 bits are too coarse for it; full scale is ±1."""
-_SOFT, _LOUD = 0.18 * _USUAL, 3 * _USUAL
-"""What a soft part, as a distant voice, gets at least; what a single step, as of a cough, gets at most."""
+# Standard deviations: of speech in loud recordings, and where 16 bits are too coarse for it; what soft parts, as a
+# distant voice, become at least, and single steps, as of a cough, at most.
+_USUAL, _FAINTEST, _SOFT, _LOUD = 0.12, 6e-5, 0.02, 0.36
 _PART, _AROUND, _RANK = 16, 9, 3
 """Half a second of steps has the gain for the third loudest of nine around it: a voice lasts longer than a cough."""
 _RECENT = 125
@@ -71,7 +71,7 @@ class Speech:
         """What to say about sound that is silenced, but for a short one."""
         cure = "the mouth stays shut; with --silence model it follows any sound"
         if self.silent:
-            return "is silent, so the mouth stays shut; give a recording with sound"
+            return "its first audio track is silent, so the mouth stays shut; give a recording with sound"
         if not self.spans_s:
             return f"no speech found, so {cure}"
         if len(self.loud_s) < 2:
@@ -118,36 +118,29 @@ def find_speech(open_blocks: Callable[[], Iterable[Float32Array]]) -> Speech:
         InferenceError: the network fails.
     """
     none = np.zeros(0, np.float32)
-    levels = np.concatenate([none, *(steps.std(axis=1) for steps in steps_of(open_blocks()))])
-    spans_s = spans_of(np.concatenate([none, *chances_of_speech(open_blocks(), _gains(levels))]))
-    parts, starts_s = _of_parts(levels), np.arange(0, len(levels), _PART) * STEP_S
-    spoken = _of_parts(Speech(spans_s).at(np.arange(len(levels)) * STEP_S).astype(np.float32)) > 0
-    loud = ~spoken & (parts > np.median(parts[spoken]) / 2) if spoken.any() else ~spoken
-    return Speech(spans_s, tuple(starts_s[loud].tolist()), silent=not levels.any())
-
-
-def chances_of_speech(blocks: Iterable[Float32Array], gains: Float32Array) -> Iterator[Float32Array]:
-    """The probability of speech in each `STEP` of a recording, in parts `(n,)`, with the gain of each."""
+    levels = np.concatenate([none, *(steps.std(axis=1, dtype=np.float64) for steps in steps_of(open_blocks()))])
+    parts = _in_parts(levels)
+    gains = np.repeat(_gains(parts), _PART)[: len(levels)]
+    divided = np.split(gains, range(_STEPS_AT_ONCE, len(levels), _STEPS_AT_ONCE))
     with closing(VoiceActivity()) as network:
-        for steps in steps_of(blocks):
-            yield network.chances(steps, gains[: len(steps)])
-            gains = gains[len(steps) :]
+        spans_s = spans_of(np.concatenate([none, *map(network.chances, steps_of(open_blocks()), divided)]))
+    spoken = _in_parts(Speech(spans_s).at(np.arange(len(levels)) * STEP_S).astype(np.float64)) > 0
+    loud = ~spoken & (parts > np.median(parts[spoken]) / 2) if spoken.any() else ~spoken
+    return Speech(spans_s, tuple((np.flatnonzero(loud) * _PART * STEP_S).tolist()), silent=not levels.any())
 
 
-def _gains(levels: Float32Array) -> Float32Array:
-    """The gain for each step of a recording, from the standard deviations of all, `(n,)`."""
-    parts = _of_parts(levels)
-    around = np.lib.stride_tricks.sliding_window_view(np.pad(parts, (_AROUND // 2, _AROUND)), _AROUND)[: len(parts)]
-    local = np.partition(around, -_RANK, axis=1)[:, -_RANK].clip(_FAINTEST)
-    loudest = max(local.max(initial=_FAINTEST), parts.max(initial=0) / 3)  # of a single word, as of a cough, a third
-    gains = np.maximum(_USUAL / loudest, _SOFT / local)
-    return np.repeat(gains, _PART)[: len(levels)].astype(np.float32)
-
-
-def _of_parts(levels: Float32Array) -> Float32Array:
+def _in_parts(levels: Float64Array) -> Float64Array:
     """Standard deviations of parts, from those of steps."""
     powers = np.square(np.pad(levels, (0, -len(levels) % _PART)))
     return np.sqrt(powers.reshape(-1, _PART).mean(axis=1))
+
+
+def _gains(parts: Float64Array) -> Float64Array:
+    """The gains for parts of a recording, from the standard deviations of all, `(n,)`."""
+    around = np.lib.stride_tricks.sliding_window_view(np.pad(parts, (_AROUND // 2, _AROUND)), _AROUND)[: len(parts)]
+    local = np.partition(around, -_RANK, axis=1)[:, -_RANK].clip(_FAINTEST)
+    loudest = max(local.max(initial=_FAINTEST), parts.max(initial=0) / 3)  # of a single word, as of a cough, a third
+    return np.maximum(_USUAL / loudest, _SOFT / local)
 
 
 class VoiceActivity:
@@ -159,12 +152,12 @@ class VoiceActivity:
         self._context = np.zeros(_CONTEXT, np.float32)
         self._recent = deque([_SOFT], maxlen=_RECENT)
 
-    def chances(self, steps: Float32Array, gains: Float32Array | None = None) -> Float32Array:
+    def chances(self, steps: Float32Array, gains: Float64Array | None = None) -> Float32Array:
         """The probability of speech in each of the next steps, `(n, STEP)` → `(n,)`; raises `InferenceError`.
 
         `gains (n,)`: of each; None: so that what is soft in the last seconds is louder.
         """
-        levels = steps.std(axis=1).clip(_FAINTEST)
+        levels = steps.std(axis=1, dtype=np.float64).clip(_FAINTEST)
         gains = np.array([self._live_gain(level) for level in levels.tolist()]) if gains is None else gains
         steps = (steps * np.minimum(gains, _LOUD / levels)[:, None]).clip(-1, 1).astype(np.float32)
         before = np.concatenate([self._context[None], steps[:-1, -_CONTEXT:]])

@@ -5,7 +5,6 @@ The manifest holds the SHA-256 of every file and of itself: a damaged or edited 
 
 import hashlib
 import json
-import re
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
@@ -14,6 +13,7 @@ from typing import Annotated, Any, Literal, Self, get_args
 
 from msgspec import Meta
 
+from latentsync_trt.bundle.external import external_files
 from latentsync_trt.errors import BundleError, InputError, MissingDependency
 from latentsync_trt.paths import check_folder_to_write
 from latentsync_trt.validation import from_values
@@ -56,8 +56,7 @@ PIXELS_PER_LATENT = 8
 """Along each axis."""
 
 _MOST = {"resolution_px": 4096, "frames": 256, "ranges": 4096}
-# In ONNX, where external data lie: the key "location", the mark of its value, then the value's length and the value.
-_EXTERNAL = re.compile(rb"\x0a\x08location\x12(.{1,128})", re.DOTALL)
+_MOST_BYTES = 1_000_000  # of a manifest; the built-in one has 12,403
 
 HEIGHT, WIDTH, LATENT_HEIGHT, LATENT_WIDTH = "height", "width", "latent_height", "latent_width"
 SIZE_STEPS = {
@@ -217,15 +216,20 @@ class Bundle:
 
         def check(name: str) -> None:
             path = self.folder / name
-            is_graph = path.suffix == ".onnx"
+            is_graph = name in opened or path.suffix == ".onnx"
             if problem := file_problem(path, files[name], hashes=hashes or is_graph):
                 raise BundleError(f"{self.folder}: {problem}; export the model again")
             if is_graph:
-                for location in _EXTERNAL.findall(path.read_bytes()):
-                    if location[1 : 1 + location[0]].decode("utf-8", "replace") not in used:
-                        raise BundleError(f"{path}: reads a file that the manifest does not name; export it again")
+                try:
+                    unnamed = {*external_files(memoryview(path.read_bytes()))} - allowed
+                except (LookupError, ValueError, RecursionError) as error:
+                    raise BundleError(f"{path}: is no graph ({error}); export the model again") from error
+                if unnamed:
+                    raise BundleError(f"{path}: reads a file that the manifest does not name; export it again")
 
-        used = {name for graph in graphs for name in (graph.file, graph.weights, *graph.forms.values())}
+        opened = {name for graph in graphs for name in (graph.file, *graph.forms.values())}
+        used = opened | {graph.weights for graph in graphs}
+        allowed = {name.encode(errors="surrogatepass") for name in used}
         for name in used | files.keys():
             if name not in files or Path(name).name != name:
                 raise BundleError(f"{self.folder}: the manifest names {name!r}, which is no file of this folder")
@@ -291,7 +295,11 @@ def _content(folder: Path) -> dict[str, Any]:
     """What `manifest.json` contains, without its SHA-256."""
     path = folder / MANIFEST_NAME
     try:
-        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        with path.open("rb") as file:
+            text = file.read(_MOST_BYTES + 1)
+        if len(text) > _MOST_BYTES:
+            raise BundleError(f"{path}: has more than {_MOST_BYTES} bytes; export the model again")
+        content: dict[str, Any] = json.loads(text.decode())
         version, sha256 = content.get("format_version"), content.pop("sha256", None)
     except (FileNotFoundError, NotADirectoryError):
         raise BundleError(

@@ -10,15 +10,16 @@ from latentsync_trt.types import Float32Array
 _STANDARD = {1: "mono", 2: "stereo", 3: "3.0", 4: "4.0", 5: "5.0", 6: "5.1", 7: "6.1", 8: "7.1"}
 """By number of channels. For all but 6.1, AAC has a channel configuration, which every player knows."""
 
-_OTHER_PLACE = {"SL": "BL", "SR": "BR", "BC": "BL"}
-"""Where swresample puts a channel whose place is missing."""
+_LARGER = {"2.1": "5.1", "3.0(back)": "4.0", "3.1": "5.1", "quad": "5.0", "quad(side)": "5.0", "4.1": "5.1"}
+_LARGER |= {"6.0": "7.1", "6.1": "7.1", "7.0": "7.1"}
+"""Standard layouts with a place for each channel of others, whose places are not in that of as many channels."""
 
 # Without it swresample does not normalize a mix into float: stereo would be 3 dB too loud.
 _MIX_OPTIONS = {"rematrix_maxval": "1.0"}
 
 _CANCELED, _KEPT = 10 ** (-12 / 10), 0.01
-"""Of the power that channels with nothing in common have together; and what counts of that after a second, as chords and
-echoes may cancel each other out for moments."""
+"""Of the power that channels with nothing in common have together; and how much of a power counts after a second, as
+chords and echoes may cancel each other out for moments."""
 
 
 def usual(layout: AudioLayout) -> str:
@@ -28,14 +29,8 @@ def usual(layout: AudioLayout) -> str:
 
 
 def standard(layout: str) -> str:
-    """The smallest standard layout with a place for each channel of `layout`, else the one of as many channels."""
-    names = [channel.name for channel in AudioLayout(layout).channels]
-    for count, fitting in _STANDARD.items():
-        places = {channel.name for channel in AudioLayout(fitting).channels}
-        taken = {name if name in places else _OTHER_PLACE.get(name) for name in names}
-        if count != 7 and len(names) <= len(taken & places):
-            return fitting
-    return _STANDARD.get(len(names), layout)
+    """The standard layout that holds all channels of `layout`; itself if it has more than eight."""
+    return _LARGER.get(layout) or _STANDARD.get(AudioLayout(layout).nb_channels, layout)
 
 
 @cache
@@ -52,7 +47,8 @@ def mixing(source: str, target: str) -> Float32Array:
         resampler = AudioResampler("flt", target, 48_000, options=_MIX_OPTIONS)
         impulses = AudioFrame.from_ndarray(np.eye(given, dtype=np.float32).reshape(1, -1), "flt", source)
         impulses.sample_rate = 48_000
-        shares = np.hstack([part.to_ndarray() for part in resampler.resample(impulses)]).reshape(given, wanted)
+        mixed = [part.to_ndarray().astype(np.float32) for part in resampler.resample(impulses)]
+        shares = np.concatenate(mixed, axis=1).reshape(given, wanted)
     except FFmpegError:
         shares = np.full((given, wanted), 1 / given, np.float32)
     return np.eye(given, dtype=np.float32) if given == wanted and shares.max() < 1 else shares
@@ -66,9 +62,12 @@ class Mixer:
     """
 
     def __init__(self, target: str, rate_hz: int) -> None:
-        self._target, self._source = target, ""
+        self._target, self._source, self._power = target, "", 0.0
+        self._shares = self._used = np.zeros(0, np.float32)
+        self._powers = np.zeros(0)
         self.channels, self.rate_hz, self.canceled_s = AudioLayout(target).nb_channels, rate_hz, 0.0
 
+    @np.errstate(invalid="ignore")  # what is not finite is refused later, with its time
     def mix(self, block: Float32Array, source: str) -> Float32Array:
         """`block (n, m)` of the layout `source` as `(n, channels)`."""
         if source == self._target:

@@ -154,7 +154,7 @@ def choose_sound(pieces: tuple[SoundPiece, ...], suffix: str, *, lossless: bool 
     codec = _LOSSLESS_CODECS.get(suffix, "aac") if lossless else "aac"
     form = _format(pieces, codec)
     if refusal := _refusal(ChosenSound(pieces, codec, *form), suffix):
-        cure = 'make two channels of it: ffmpeg -i FILE -af "pan=stereo|c0=c0|c1=c1" NEW.wav'
+        cure = 'convert it: ffmpeg -i FILE -af "pan=stereo|c0=c0|c1=c1" -ar 48000 NEW.wav'
         raise MediaError(f"{piece.path}: its sound ({form[1]}) cannot be encoded as {codec}: {refusal}; {cure}")
     peaks = (float(np.abs(block).max()) for block in _mixed_pieces(pieces, *form))
     peak = max(peaks, default=0.0)  # reads all, so that a damaged recording is found before anything is painted
