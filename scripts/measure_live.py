@@ -230,15 +230,15 @@ def streams(
 
 def encoding(lip_sync: LipSync, session: LiveSession, options: LiveOptions) -> float:
     """Seconds that it takes to encode a window of the loop's faces."""
-    device = lip_sync._devices.in_use[0]
-    manifest = lip_sync._devices.bundle.manifest
-    inpainter = make_inpainter(manifest, options.sync_options(), device.networks.codec, device.networks.denoiser)
-    targets = [session.loop.targets[session.loop.index(place)] for place in range(manifest.frames)]
+    model = lip_sync._slot.model
+    assert model is not None  # which the session uses
+    inpainter = make_inpainter(model, options.sync_options())
+    targets = [session.loop.targets[session.loop.index(place)] for place in range(model.bundle.manifest.frames)]
     faces = np.stack([target.face.image for target in targets if target.face is not None])
     times_s = []
     for _ in range(4):
         begun_s = time.perf_counter()
-        device.run(lambda: device.networks.stage("encode", lambda: inpainter.encode([faces])))
+        inpainter.encode([faces])
         times_s.append(time.perf_counter() - begun_s)
     return min(times_s)
 
@@ -282,7 +282,7 @@ def main() -> None:
             write_pictures(video, camera_frames(Fraction(4)))
         with lip_sync.stream(video, options) as session:
             opened_s = time.perf_counter() - begun_s
-            manifest = lip_sync._devices.bundle.manifest
+            manifest = lip_sync._bundle.manifest
             (cost,) = lip_sync._live._costs.values() if lip_sync._live is not None else ()
             row: dict[str, Any] = {
                 "bundle": manifest.name,
@@ -312,7 +312,7 @@ def main() -> None:
             if chosen.most_streams > 1:
                 row["streams"] = streams(lip_sync, session, speech, options, chosen.most_streams)
                 print(json.dumps(row["streams"]), flush=True)
-            found = {"environment": environment(sys.argv, [lip_sync._devices.selection]), "rows": list[Any]()}
+            found: dict[str, Any] = {"environment": environment(sys.argv, [lip_sync._selection]), "rows": []}
     if chosen.json:
         if chosen.json.exists():
             found = json.loads(chosen.json.read_text(encoding="utf-8"))

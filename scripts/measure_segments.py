@@ -15,6 +15,7 @@ import json
 import platform
 import struct
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,11 +25,12 @@ import numpy as np
 import onnxruntime
 import torch
 
-from latentsync_trt import LipSync, SyncOptions
+from latentsync_trt import RuntimeOptions, SyncOptions
 from latentsync_trt.audio.encoder import SEGMENT_FRAMES, attended_positions
 from latentsync_trt.audio.mel import filters_of, log_power_blocks, scaled
 from latentsync_trt.audio.segments import FEATURES_PER_S, SEGMENT_FEATURES
-from latentsync_trt.bundle.manifest import AUDIO_ENCODER
+from latentsync_trt.bundle.find import demo_folder
+from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.config import MODEL_FPS
 from latentsync_trt.export.networks import WhisperConfig, WhisperEncoder
 from latentsync_trt.face.align import crop, inverse, rescaled
@@ -37,6 +39,8 @@ from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.measure.lips import CLOSED_GAP, agreement, gap_of, runs_of_true
 from latentsync_trt.measure.page import SHOWN_PX, face_grid, write_png
 from latentsync_trt.media.demo_clip import SpokenMouth, camera_frames
+from latentsync_trt.runtime.model import Model, open_model
+from latentsync_trt.runtime.providers.select import Selection
 from latentsync_trt.sync.inpaint import graphs_for, make_inpainter
 from latentsync_trt.types import Float32Array, UInt8Array
 from scripts.train_demo.held_out import held_out_cases
@@ -49,6 +53,7 @@ Encode = Callable[[Float32Array], Float32Array]
 PLANS_S = ((30, 0), (30, 1), (30, 5), (10, 0), (10, 2.5))
 """Length of a piece, and how much of it lies beyond the cut; 0 = cut hard, as in the public release."""
 AROUND = "around the cut"
+OPTIONS = SyncOptions(preset="draft")
 NEAR, FRAMES = round(0.3 * FEATURES_PER_S), 16
 _CTRANSLATE2 = {
     "attn_ln": "self_attention/layer_norm",
@@ -146,16 +151,14 @@ def pieces(speech: Speech, encode: Encode, at: int, length: int, beyond: int) ->
 class Lips:
     """The built-in model paints one face."""
 
-    def __init__(self, lip_sync: LipSync) -> None:
-        devices, options = lip_sync._devices, SyncOptions(preset="draft")
-        devices.prepare(graphs_for(options))
-        manifest, networks = devices.bundle.manifest, devices.all[0].networks
-        self._inpainter = make_inpainter(manifest, options, networks.codec, networks.denoiser)
+    def __init__(self, model: Model) -> None:
+        self._inpainter = make_inpainter(model, OPTIONS)
         self._detector, self._frame = MediaPipeDetector(), next(camera_frames(1))  # type: ignore[arg-type]
-        tracked = MainFace(self._detector, manifest.resolution_px).update(self._frame)
+        side_px = model.bundle.manifest.resolution_px
+        tracked = MainFace(self._detector, side_px).update(self._frame)
         if tracked is None:
             raise ValueError("no face in the portrait")
-        self._face, self._aligned = tracked.face, crop(self._frame, tracked.matrix, manifest.resolution_px)
+        self._face, self._aligned = tracked.face, crop(self._frame, tracked.matrix, side_px)
 
     def painted(self, features: Float32Array, at: int) -> list[UInt8Array]:
         """The faces of 32 frames, the 17th of which begins at feature `at` of these, `(side, side, 3)` RGB each."""
@@ -242,15 +245,14 @@ def main() -> None:
     samples = np.tile(np.concatenate([each.samples for each in recordings]), 3)
     tracks = [each.track for each in recordings] * 3
     mouth = SpokenMouth(*(np.concatenate([getattr(t, name) for t in tracks]) for name in ("opening", "shut", "silent")))
-    with LipSync.from_bundle("demo", "cpu") as lip_sync:
-        devices = lip_sync._devices
-        power = np.concatenate(list(log_power_blocks([samples], filters_of(devices.bundle))), axis=1)
+    bundle = Bundle.load(demo_folder())
+    with closing(open_model(bundle, Selection("cpu"), RuntimeOptions(), graphs_for(OPTIONS))) as model:
+        power = np.concatenate(list(log_power_blocks([samples], filters_of(bundle))), axis=1)
         speech = Speech(scaled(power, float(power.max())), mouth)
-        devices.open_audio(AUDIO_ENCODER)
         spoken, third = np.flatnonzero(~mouth.silent), len(mouth.silent) // 3
         even = np.linspace(third, 2 * third, arguments.cuts, endpoint=False)
         cuts = [2 * int(spoken[np.searchsorted(spoken, at)]) for at in even]
-        encoders: dict[str, Encode] = {"built-in": devices.encode_mel}
+        encoders: dict[str, Encode] = {"built-in": model.audio_encoder}
         if arguments.whisper is not None:
             network = ctranslate2_encoder(arguments.whisper)
 
@@ -265,8 +267,8 @@ def main() -> None:
             "python": platform.python_version(),
             "cuts": len(cuts),
         }
-        lips = Lips(lip_sync)
-        faces = painted(speech, devices.encode_mel, cuts, lips)
+        lips = Lips(model)
+        faces = painted(speech, model.audio_encoder, cuts, lips)
         result["lips"] = lip_rows(faces, mouth, cuts, lips)
         print(json.dumps(result, indent=1), flush=True)
         if arguments.picture:
