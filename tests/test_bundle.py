@@ -25,7 +25,6 @@ from latentsync_trt.bundle.manifest import (
     check_target,
     files_of,
     read_manifest,
-    sha256_file,
     tool_versions,
 )
 from latentsync_trt.errors import BundleError, InputError, MissingDependency, OutputError

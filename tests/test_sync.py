@@ -93,8 +93,8 @@ def test_steps_run_as_the_options_say(lip_sync: LipSync, face_clip: Path, word: 
     ]
     lip_sync.warm_up(wanted[3][0])  # all graphs: opened later, their runs would be counted anew
     before = runs(lip_sync.sync(face_clip, word, tmp_path / "out.mp4", SyncOptions(preset="quality", steps=1)))
-    for options, steps in wanted:
-        report = lip_sync.sync(face_clip, word, tmp_path / "out.mp4", options)
+    for number, (options, steps) in enumerate(wanted):
+        report = lip_sync.sync(face_clip, word, tmp_path / f"{number}.mp4", options)
         assert report.windows == 1
         assert dict(runs(report) - before) == steps
         before = runs(report)
@@ -286,6 +286,6 @@ def test_json_is_one_object(face_clip: Path, word: Path, tmp_path: Path) -> None
     assert 0 < report["startup_s"] < report["wall_s"] < report["total_s"]
     painting_s = report["wall_s"] - report["startup_s"] - report["finish_s"]
     assert round(report["frames_per_s"] * painting_s) == 5  # of one window, start-up ends when networks are open
-    code, out, _ = run(*arguments, "--bundle", "no-such-bundle", "--json")
+    code, out, _ = run(*arguments, "--overwrite", "--bundle", "no-such-bundle", "--json")
     assert code == 2
     assert "no-such-bundle" in json.loads(out)["error"]
