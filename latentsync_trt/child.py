@@ -1,7 +1,7 @@
-"""Runs a function in a child process that exchanges Python objects with its parent.
+"""Runs functions in child processes that exchange Python objects with their parent.
 
-Native code in a child can be interrupted at once, and its crash ends only the child. The child
-inherits the connection, so that only the two can write to it.
+Native code in a child can be interrupted at once; its crash, or a limit of memory or time, ends only the child. The
+child inherits the connection, so that only the two can write to it.
 """
 
 import os
@@ -9,16 +9,21 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing import connection
 from pathlib import Path
-from queue import Empty, Queue
+from queue import Empty, LifoQueue, Queue
 from tempfile import TemporaryFile
-from typing import Any, NoReturn, Self
+from typing import Any, NoReturn, Self, TypeVar
 from weakref import WeakSet
 
+import psutil
+
+from latentsync_trt.errors import InputError, LatentSyncError
 from latentsync_trt.stopping import requested
 
 Event = dict[str, Any]
@@ -31,6 +36,11 @@ Work = Callable[[Iterator[Any], Emit], None]
 _NTSTATUS = 0x8000_0000
 # Windows delivers Ctrl-C only between waits.
 _POLL_S = 0.1
+_LEAVE_S = 0.5
+_CURE = ", the most here; send smaller or shorter files"
+_CONTAINER_MEMORY = Path("/sys/fs/cgroup/memory.max")
+
+T = TypeVar("T")
 
 _running: "WeakSet[Child]" = WeakSet()
 
@@ -51,6 +61,21 @@ class Ended:
         with suppress(ValueError):
             return f"signal {-self.code} ({signal.Signals(-self.code).name})"
         return f"signal {-self.code}"
+
+
+class LimitReached(InputError):
+    """A call needs more memory or time than it may have."""
+
+
+class ChildDied(LatentSyncError):
+    """Two processes in a row ended before they had carried out a call."""
+
+
+def machine_bytes() -> float:
+    """The memory of this machine, or of the container (cgroup 2) in which this process runs."""
+    with suppress(OSError, ValueError):
+        return min(float(_CONTAINER_MEMORY.read_text()), psutil.virtual_memory().total)  # "max": without a limit
+    return float(psutil.virtual_memory().total)
 
 
 class Child:
@@ -97,6 +122,14 @@ class Child:
     def __exit__(self, *_: object) -> None:
         self.end()
 
+    @property
+    def memory_bytes(self) -> int:
+        """What it occupies; on Linux without files and libraries, which it may share. 0 when it has ended."""
+        with suppress(psutil.Error):
+            memory = psutil.Process(self.pid).memory_info()
+            return int(memory.rss - getattr(memory, "shared", 0))
+        return 0
+
     def send(self, order: Any) -> None:
         """Sends an order; does nothing if the child has ended, which `events` shows."""
         with self._lock, suppress(OSError):
@@ -139,6 +172,108 @@ class Child:
                 self._process.wait(patience_s)
         self._process.kill()  # does nothing if it has ended
         return self.wait()
+
+
+class Pool:
+    """Calls functions in a few children, each of which carries out one call at a time. Thread-safe.
+
+    Args:
+        what: names the calls in messages. count: of children. most_bytes, most_s: that a call may take.
+    """
+
+    def __init__(self, what: str, count: int, most_bytes: float, most_s: float) -> None:
+        self._what, self._most_bytes, self._most_s = what, most_bytes, most_s
+        self._idle, self._closed = LifoQueue[Child | None](), False
+        for _ in range(count):
+            self._idle.put(None)
+
+    def call(
+        self,
+        function: Callable[..., T],
+        *arguments: Any,
+        on_progress: Callable[[Any], None] | None = None,
+        watch: Callable[[], None] = lambda: None,
+    ) -> T:
+        """Returns what `function`, at the top of a module, returns; raises its `LatentSyncError`.
+
+        `on_progress`: where given, `function` has a last argument that calls it. `watch`: called ten times a second
+        while the call waits or is carried out; an error of it ends the call.
+
+        Raises:
+            LimitReached: the call takes too much memory or time. ChildDied: a child died, and then another one.
+        """
+
+        def check() -> None:
+            watch()
+            if self._closed:
+                raise LatentSyncError(f"{self._what}: broken off, as this program stops")
+
+        child, order = self._next(check), (function, arguments, on_progress is not None)
+        try:
+            for _ in range(2):  # the system may have ended the first child, as memory was short
+                child = child or Child(_carry_out)
+                answer = self._answer(child, order, on_progress or (lambda _: None), check)
+                if not isinstance(answer, Ended):
+                    break
+                child = None
+        except BaseException:
+            if child is not None:
+                child.end(_LEAVE_S)
+            child = None
+            raise
+        finally:
+            self._idle.put(child)
+        if isinstance(answer, Ended):
+            cure = "try again later, or with another file"
+            raise ChildDied(f"{self._what}: its process died twice, at last with {answer}; {cure}")
+        if answer["error"] is not None:
+            raise answer["error"]
+        result: T = answer["result"]
+        return result
+
+    def close(self) -> None:
+        """Ends calls, with an error, and the children."""
+        self._closed = True
+        with suppress(Empty):
+            while True:
+                if child := self._idle.get_nowait():
+                    child.end()
+
+    def _next(self, check: Callable[[], None]) -> Child | None:
+        while True:
+            check()
+            with suppress(Empty):
+                return self._idle.get(timeout=_POLL_S)
+
+    def _answer(
+        self, child: Child, order: Any, on_progress: Callable[[Any], None], check: Callable[[], None]
+    ) -> Event | Ended:
+        """The last event of an order, or how the child ended."""
+        end_s = time.monotonic() + self._most_s
+
+        def watch() -> None:
+            check()
+            if child.memory_bytes > self._most_bytes:
+                raise LimitReached(f"{self._what}: needs more than {self._most_bytes / 1e9:.2g} GB of memory{_CURE}")
+            if time.monotonic() > end_s:
+                raise LimitReached(f"{self._what}: takes more than {self._most_s:g} s{_CURE}")
+
+        child.send(order)
+        for event in child.events(watch):
+            if "progress" not in event:
+                return event
+            on_progress(event["progress"])
+        return child.wait()
+
+
+def _carry_out(orders: Iterator[tuple[Callable[..., Any], tuple[Any, ...], bool]], emit: Emit) -> None:
+    """In a child of a `Pool`."""
+    for function, arguments, reports in orders:
+        last = [lambda progress: emit(progress=progress)] if reports else []
+        try:
+            emit(result=function(*arguments, *last), error=None)
+        except LatentSyncError as error:
+            emit(error=error)
 
 
 def run_child(

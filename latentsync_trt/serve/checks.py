@@ -1,16 +1,14 @@
-"""Checks the files and options of a form, in a child process: see `admission`."""
+"""Checks files and options, in child processes: small files may crash what reads them, or need much memory or time."""
 
 from collections import defaultdict
-from collections.abc import Iterator
 from dataclasses import replace
 from math import inf
 from pathlib import Path
 from typing import Any
 
 from latentsync_trt.batch.tasks import Task
-from latentsync_trt.child import Emit
 from latentsync_trt.config import SyncOptions
-from latentsync_trt.errors import InputError, LatentSyncError
+from latentsync_trt.errors import InputError
 from latentsync_trt.option_fields import file_fields, from_texts
 from latentsync_trt.serve.admission import OUTPUT, PAGE, PREVIEW, SPEAKER, Form, Limits, TooLarge
 from latentsync_trt.validation import from_json
@@ -21,17 +19,13 @@ _MOST_BYTES = {"turns": 8_000_000, "faces": 64_000_000, "c2pa": 1_000_000}
 """Files that are no media, each with its largest size: 100,000 turns, two hours of a face."""
 
 
-def check_forms(orders: Iterator[tuple[str, Form, Path, Limits]], emit: Emit) -> None:
-    """In the child: answers each form with its task, or with the error."""
-    for order in orders:
-        try:
-            found: Task | LatentSyncError = _checked(*order)
-        except LatentSyncError as error:
-            found = error
-        emit(found=found)
+def check_form(job_id: str, form: Form, folder: Path, limits: Limits) -> Task:
+    """The task of a form whose files are in `folder`.
 
-
-def _checked(job_id: str, form: Form, folder: Path, limits: Limits) -> Task:
+    Raises:
+        MediaError: a file cannot be read. InputError: options or files cannot be used, or are longer than allowed.
+        TooLarge: a file is.
+    """
     from latentsync_trt.media.codecs import default_suffix
     from latentsync_trt.sync.inputs import check_inputs
 

@@ -12,6 +12,9 @@ from latentsync_trt.errors import InputError, LatentSyncError
 _POLL_S = 0.5
 _LEAVE_S = 1
 
+MOST_MESSAGE_BYTES = 2 * 48_000 * 60
+"""Of a WebSocket: a minute of samples at the highest rate."""
+
 
 def listen(host: str, port: int) -> socket.socket:
     """Returns a socket that listens; raises `InputError` if the address or port cannot be used."""
@@ -23,16 +26,27 @@ def listen(host: str, port: int) -> socket.socket:
         raise InputError(f"--host {host} --port {port}: cannot be used ({reason}); choose another") from error
 
 
+def config(app: Starlette) -> uvicorn.Config:
+    """How `app` is served. WebSockets hold a message and the next: packed ones could become many of the largest."""
+    return uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=_LEAVE_S,
+        ws_max_size=MOST_MESSAGE_BYTES,
+        ws_max_queue=1,
+        ws_per_message_deflate=False,
+    )
+
+
 def run(app: Starlette, listener: socket.socket, check: Callable[[], None] = lambda: None) -> None:
     """Answers requests with `app` until a signal raises KeyboardInterrupt here, or `check` raises.
 
     Raises:
         LatentSyncError: the server ended.
     """
-    config = uvicorn.Config(
-        app, log_config=None, access_log=False, server_header=False, timeout_graceful_shutdown=_LEAVE_S
-    )
-    server = uvicorn.Server(config)
+    server = uvicorn.Server(config(app))
     # In another thread than the main one it leaves signals alone, which are ours.
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="http", daemon=True)
     try:
