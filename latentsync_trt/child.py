@@ -13,12 +13,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from multiprocessing import connection
 from pathlib import Path
 from queue import Empty, LifoQueue, Queue
 from tempfile import TemporaryFile
-from typing import Any, NoReturn, Self, TypeVar
+from typing import Any, NoReturn, Self
 from weakref import WeakSet
 
 import psutil
@@ -29,6 +28,7 @@ from latentsync_trt.stopping import requested
 Event = dict[str, Any]
 Emit = Callable[..., None]
 """Takes the fields of an event as keyword arguments."""
+Watch = Callable[[Any], None]
 Work = Callable[[Iterator[Any], Emit], None]
 """Of a child: gets its orders as they arrive, without end, and emits events. A function at the top of a module."""
 
@@ -37,10 +37,7 @@ _NTSTATUS = 0x8000_0000
 # Windows delivers Ctrl-C only between waits.
 _POLL_S = 0.1
 _LEAVE_S = 0.5
-_CURE = ", the most here; send smaller or shorter files"
 _CONTAINER_MEMORY = Path("/sys/fs/cgroup/memory.max")
-
-T = TypeVar("T")
 
 _running: "WeakSet[Child]" = WeakSet()
 
@@ -63,12 +60,12 @@ class Ended:
         return f"signal {-self.code}"
 
 
-class LimitReached(InputError):
-    """A call needs more memory or time than it may have."""
+class TooLarge(InputError):
+    """A file is larger, or takes more memory or time, than allowed."""
 
 
 class ChildDied(LatentSyncError):
-    """Two processes in a row ended before they had carried out a call."""
+    """The processes that carried out a call ended before it had."""
 
 
 def machine_bytes() -> float:
@@ -175,7 +172,7 @@ class Child:
 
 
 class Pool:
-    """Calls functions in a few children, each of which carries out one call at a time. Thread-safe.
+    """Calls functions in a few children, one call at a time in each. Thread-safe.
 
     Args:
         what: names the calls in messages. count: of children. most_bytes, most_s: that a call may take.
@@ -187,33 +184,21 @@ class Pool:
         for _ in range(count):
             self._idle.put(None)
 
-    def call(
-        self,
-        function: Callable[..., T],
-        *arguments: Any,
-        on_progress: Callable[[Any], None] | None = None,
-        watch: Callable[[], None] = lambda: None,
-    ) -> T:
+    def call(self, function: Callable[..., Any], *arguments: Any, watch: Watch | None = None) -> Any:
         """Returns what `function`, at the top of a module, returns; raises its `LatentSyncError`.
 
-        `on_progress`: where given, `function` has a last argument that calls it. `watch`: called ten times a second
-        while the call waits or is carried out; an error of it ends the call.
+        `watch`: where given, the function has a last argument, and what that is called with comes here; besides, it is
+        called with None ten times a second. An error of it ends the call.
 
         Raises:
-            LimitReached: the call takes too much memory or time. ChildDied: a child died, and then another one.
+            TooLarge: the call takes too much memory or time. ChildDied: a child died, and so did the next one.
         """
-
-        def check() -> None:
-            watch()
-            if self._closed:
-                raise LatentSyncError(f"{self._what}: broken off, as this program stops")
-
-        child, order = self._next(check), (function, arguments, on_progress is not None)
+        child = self._idle.get()
         try:
-            for _ in range(2):  # the system may have ended the first child, as memory was short
+            for _ in range(2):  # the system may have ended the first one, as memory was short
                 child = child or Child(_carry_out)
-                answer = self._answer(child, order, on_progress or (lambda _: None), check)
-                if not isinstance(answer, Ended):
+                child.send((function, arguments, watch is not None))
+                if isinstance(answer := self._answer(child, watch or (lambda _: None)), dict):
                     break
                 child = None
         except BaseException:
@@ -224,45 +209,35 @@ class Pool:
         finally:
             self._idle.put(child)
         if isinstance(answer, Ended):
-            cure = "try again later, or with another file"
-            raise ChildDied(f"{self._what}: its process died twice, at last with {answer}; {cure}")
+            raise ChildDied(f"{self._what}: two processes for it died, at last with {answer}; try again later")
         if answer["error"] is not None:
             raise answer["error"]
-        result: T = answer["result"]
-        return result
+        return answer["result"]
 
     def close(self) -> None:
-        """Ends calls, with an error, and the children."""
+        """Ends calls, with an error, and children."""
         self._closed = True
-        with suppress(Empty):
-            while True:
-                if child := self._idle.get_nowait():
-                    child.end()
+        while not self._idle.empty():
+            if child := self._idle.get():
+                child.end()
 
-    def _next(self, check: Callable[[], None]) -> Child | None:
-        while True:
-            check()
-            with suppress(Empty):
-                return self._idle.get(timeout=_POLL_S)
+    def _answer(self, child: Child, watch: Watch) -> Event | Ended:
+        """The last event of a call, or how the child ended."""
+        end_s, cure = time.monotonic() + self._most_s, "the most here; send smaller or shorter files"
 
-    def _answer(
-        self, child: Child, order: Any, on_progress: Callable[[Any], None], check: Callable[[], None]
-    ) -> Event | Ended:
-        """The last event of an order, or how the child ended."""
-        end_s = time.monotonic() + self._most_s
-
-        def watch() -> None:
-            check()
+        def check() -> None:
+            watch(None)
+            if self._closed:
+                raise LatentSyncError(f"{self._what}: broken off, as the program stops")
             if child.memory_bytes > self._most_bytes:
-                raise LimitReached(f"{self._what}: needs more than {self._most_bytes / 1e9:.2g} GB of memory{_CURE}")
+                raise TooLarge(f"{self._what}: needs more than {self._most_bytes / 1e9:.2g} GB of memory, {cure}")
             if time.monotonic() > end_s:
-                raise LimitReached(f"{self._what}: takes more than {self._most_s:g} s{_CURE}")
+                raise TooLarge(f"{self._what}: takes more than {self._most_s:g} s, {cure}")
 
-        child.send(order)
-        for event in child.events(watch):
+        for event in child.events(check):
             if "progress" not in event:
                 return event
-            on_progress(event["progress"])
+            watch(event["progress"])
         return child.wait()
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from latentsync_trt.child import TooLarge
 from latentsync_trt.errors import InputError, LatentSyncError
 from latentsync_trt.option_fields import check_limits, option
 from latentsync_trt.remote_files import fetch, name_of, shown
@@ -114,10 +115,6 @@ class TryLater(LatentSyncError):
 
 class DiskFull(LatentSyncError):
     """The service can store nothing."""
-
-
-class TooLarge(InputError):
-    """An upload is larger than allowed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ from starlette.requests import ClientDisconnect, HTTPConnection
 
 from latentsync_trt import __version__
 from latentsync_trt.batch.ledger import State
-from latentsync_trt.child import ChildDied, LimitReached
+from latentsync_trt.child import ChildDied, TooLarge
 from latentsync_trt.errors import Busy, InputError, LatentSyncError, MediaError, OutputError
 from latentsync_trt.paths import printable
 from latentsync_trt.serve.admission import (
@@ -44,7 +44,6 @@ from latentsync_trt.serve.admission import (
     Form,
     Limits,
     NotNow,
-    TooLarge,
     TryLater,
     UnknownJob,
     is_file_field,
@@ -66,7 +65,6 @@ _STATUS: tuple[tuple[type[Exception], int], ...] = (
     (DiskFull, 507),
     (OutputError, 507),
     (TooLarge, 413),
-    (LimitReached, 413),
     (ChildDied, 503),
     (MediaError, 415),
     (InputError, 422),

@@ -35,13 +35,9 @@ _MOST_SOCKETS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class _Offer:
-    sdp: str
-
-
-@dataclass(frozen=True, slots=True)
-class _Message:
-    type: str
+class _Sent:
+    sdp: str = ""
+    type: str = ""
 
 
 class LiveService:
@@ -125,7 +121,7 @@ def live_app(service: LiveService, key: str | None, *, own_hosts: bool = False) 
             body += part
             if len(body) > _MOST_OFFER_BYTES:
                 raise HTTPException(413, f"offer: has more than {_MOST_OFFER_BYTES // 1024} kB")
-        offer = from_json(_Offer, body, 'offer: is not JSON as {"sdp": "v=0…"}', InputError)
+        offer = from_json(_Sent, body, 'offer: is not JSON as {"sdp": "v=0…"}', InputError)
         name, answer = await service.call(offer.sdp)
         return {"id": name, "type": "answer", "sdp": answer, "mark": MARK}
 
@@ -142,11 +138,7 @@ def live_app(service: LiveService, key: str | None, *, own_hosts: bool = False) 
         call = _found(service, name)
         if len(call.sockets) >= _MOST_SOCKETS:
             raise Busy(f"live session {name[:40]}: has {_MOST_SOCKETS} WebSockets open, the most; close one")
-        call.sockets.add(socket)
-        try:
-            await _converse(socket, call, rate)
-        finally:
-            call.sockets.discard(socket)
+        await _converse(socket, call, rate)
 
     @app.get("/healthz")
     def health() -> dict[str, str]:
@@ -188,7 +180,7 @@ def _found(service: LiveService, name: str) -> Call:
 
 async def _converse(socket: WebSocket, call: Call, rate_hz: int) -> None:
     """Answers what is said with the seconds that wait, and says when utterances have been heard."""
-    await socket.accept()
+    call.sockets.add(socket)
     loop, session, told = asyncio.get_running_loop(), call.session, set[asyncio.Task[None]]()
 
     def finished(moment: Moment) -> None:
@@ -198,6 +190,7 @@ async def _converse(socket: WebSocket, call: Call, rate_hz: int) -> None:
 
     call.listeners.append(finished)
     try:
+        await socket.accept()
         while True:
             message = await socket.receive()
             if message["type"] == "websocket.disconnect":
@@ -208,6 +201,7 @@ async def _converse(socket: WebSocket, call: Call, rate_hz: int) -> None:
                 await _send(socket, type="error", error=str(error), busy=isinstance(error, Busy))
     finally:
         call.listeners.remove(finished)
+        call.sockets.remove(socket)
 
 
 async def _send(socket: WebSocket, **values: Any) -> None:
@@ -222,7 +216,7 @@ def _done(session: LiveSession, message: Any, rate_hz: int) -> dict[str, Any]:
         if len(samples) % 2:
             raise InputError("say: an odd number of bytes; send 16-bit samples, little-endian, mono")
         return {"type": "buffered", "seconds": round(session.say(np.frombuffer(samples, "<i2"), rate_hz), 3)}
-    kind = from_json(_Message, text, 'message: is not JSON as {"type": "end"}', InputError).type
+    kind = from_json(_Sent, text, 'message: is not JSON as {"type": "end"}', InputError).type
     if kind == "end":
         session.end()
         return {"type": "ended"}

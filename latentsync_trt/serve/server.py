@@ -3,6 +3,7 @@
 import socket
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
@@ -28,16 +29,9 @@ def listen(host: str, port: int) -> socket.socket:
 
 def config(app: Starlette) -> uvicorn.Config:
     """How `app` is served. WebSockets hold a message and the next: packed ones could become many of the largest."""
-    return uvicorn.Config(
-        app,
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        timeout_graceful_shutdown=_LEAVE_S,
-        ws_max_size=MOST_MESSAGE_BYTES,
-        ws_max_queue=1,
-        ws_per_message_deflate=False,
-    )
+    sockets: Any = {"ws_max_size": MOST_MESSAGE_BYTES, "ws_max_queue": 1, "ws_per_message_deflate": False}
+    common: Any = {"log_config": None, "access_log": False, "server_header": False}
+    return uvicorn.Config(app, timeout_graceful_shutdown=_LEAVE_S, **common, **sockets)
 
 
 def run(app: Starlette, listener: socket.socket, check: Callable[[], None] = lambda: None) -> None:

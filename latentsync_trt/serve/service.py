@@ -118,8 +118,6 @@ class Service:
         self._dispatcher = Dispatcher(handles, self._on_event, attempts=_ATTEMPTS)
         for row in self._ledger.rows("waiting"):
             self._dispatcher.submit(row.task, attempts_before=row.attempts)
-        with suppress(OSError):  # until there is space, no job is accepted
-            self.recover()
         threading.Thread(target=self._sweep_often, name="sweep", daemon=True).start()
 
     def close(self) -> None:
@@ -141,7 +139,7 @@ class Service:
         states = self.workers()
         if self._stopped.is_set():
             return "the service stops"
-        if self._is_full():
+        if not self.recover():
             return _FULL
         if any(each.state in ("ready", "running") for each in states):
             return ""
@@ -159,7 +157,7 @@ class Service:
         Raises:
             TryLater: as many jobs wait or arrive as may, or the service stops. DiskFull: nothing can be stored.
         """
-        if self._is_full():
+        if not self.recover():
             raise DiskFull(_FULL)
         with self._lock:
             if self._stopped.is_set():
@@ -265,26 +263,22 @@ class Service:
                 self._written(partial(self._ledger.remove, [row.task.id]))
                 shutil.rmtree(self._jobs / row.task.id, ignore_errors=True)
 
-    def recover(self) -> None:
+    def recover(self) -> bool:
         """Stores what could not be stored while the disk was full, and makes a reserve for the next time.
 
-        Raises:
-            OSError: the disk is still full.
+        Returns whether there is space now, for jobs and where uploads arrive.
         """
-        with self._recovering:
-            while self._late:
-                self._ledger.record(self._late[0])
-                self._follow(self._late.popleft())
-            if not self._reserve.exists():
-                with whole_file(self._reserve) as part:
-                    part.write_bytes(bytes(_RESERVE_BYTES))
-
-    def _is_full(self) -> bool:
-        """Whether the disk of jobs, or of arriving uploads, has no space now; if it has, `recover` has worked."""
-        with suppress(OSError):
-            self.recover()
-            return min(shutil.disk_usage(each).free for each in (self._jobs, gettempdir())) < _RESERVE_BYTES
-        return True
+        try:
+            with self._recovering:
+                while self._late:
+                    self._ledger.record(self._late[0])
+                    self._follow(self._late.popleft())
+                if not self._reserve.exists():
+                    with whole_file(self._reserve) as part:
+                        part.write_bytes(bytes(_RESERVE_BYTES))
+            return min(shutil.disk_usage(each).free for each in (self._jobs, gettempdir())) >= _RESERVE_BYTES
+        except (OSError, sqlite3.Error):
+            return False
 
     def _sweep_often(self) -> None:
         for turn in count():
