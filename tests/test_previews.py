@@ -1,6 +1,5 @@
 """What browsers can play, and the copies of what they cannot."""
 
-import threading
 from fractions import Fraction
 from pathlib import Path
 
@@ -9,13 +8,13 @@ import cv2
 import numpy as np
 import pytest
 
-from latentsync_trt.errors import LatentSyncError
 from latentsync_trt.media.demo_clip import camera_frames, portrait
 from latentsync_trt.media.preview import plays, write_preview
 from latentsync_trt.media.reader import probe
 from latentsync_trt.serve.admission import Limits
 from latentsync_trt.web.previews import Previews, original
-from tests.clips import decoded, write_face
+from tests.clips import decoded, gif, write_face
+from tests.serving import until
 
 FRAMES = 10
 KINDS = {
@@ -48,7 +47,7 @@ def write_kind(path: Path, codec: str, pixel_format: str, sound: str) -> Path:
 def test_other_formats(name: str, tmp_path: Path) -> None:
     clip, copy = write_kind(tmp_path / name, *KINDS[name]), tmp_path / "copy.mp4"
     assert not plays(clip)
-    write_preview(clip, copy, threading.Event())
+    write_preview(clip, copy)
     assert plays(copy)
     assert len(decoded(copy)) == FRAMES
     with av.open(str(copy)) as opened:
@@ -62,7 +61,7 @@ def test_other_formats(name: str, tmp_path: Path) -> None:
 def test_a_photo(name: str, tmp_path: Path) -> None:
     cv2.imwrite(str(tmp_path / name), portrait()[:121, :151, ::-1])
     assert not plays(tmp_path / name)
-    write_preview(tmp_path / name, tmp_path / "copy.mp4", threading.Event())
+    write_preview(tmp_path / name, tmp_path / "copy.mp4")
     assert plays(tmp_path / "copy.mp4")
     assert probe(tmp_path / "copy.mp4").height_px in (121, 122)
 
@@ -86,8 +85,10 @@ def test_previews(tmp_path: Path) -> None:
 
 
 def test_the_end_of_the_page_ends_a_preview(tmp_path: Path) -> None:
-    clip, closed = write_kind(tmp_path / "old.avi", *KINDS["old.avi"]), threading.Event()
-    closed.set()
-    with pytest.raises(LatentSyncError, match="broken off"):
-        write_preview(clip, tmp_path / "copy.mp4", closed)
-    assert [path.name for path in tmp_path.iterdir()] == ["old.avi"]
+    clip, previews = tmp_path / "large.gif", Previews(Limits())
+    clip.write_bytes(gif(3000, 2000))
+    made = previews.of(clip)
+    until(lambda: len(list(tmp_path.iterdir())) > 1)
+    previews.close()
+    assert made.result() == clip
+    assert [path.name for path in tmp_path.iterdir()] == ["large.gif"]
