@@ -187,8 +187,8 @@ class Pool:
     def call(self, function: Callable[..., Any], *arguments: Any, watch: Watch | None = None) -> Any:
         """Returns what `function`, at the top of a module, returns; raises its `LatentSyncError`.
 
-        `watch`: where given, the function has a last argument, and what that is called with comes here; besides, it is
-        called with None ten times a second. An error of it ends the call.
+        `watch`: called with what the function passes to its last argument, which it has then, and with None ten times
+        a second; an error of it ends the call.
 
         Raises:
             TooLarge: the call takes too much memory or time. ChildDied: a child died, and so did the next one.

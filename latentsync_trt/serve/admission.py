@@ -137,11 +137,7 @@ def stored_name(name: str, sent: str) -> str:
 
 
 def fetch_missing(form: Form, folder: Path, limits: Limits) -> None:
-    """Fetches files that a form names by URL into `folder`.
-
-    Raises:
-        InputError: it has no video, or a file twice. Others as `fetch_url`.
-    """
+    """Fetches files that a form names by URL into `folder`; raises as `fetch_url`, and `InputError` without a video."""
     for name in ("video", "audio"):
         if url := form.texts.get(f"{name}_url", "").strip():
             if name in form.files:

@@ -19,7 +19,6 @@ from aiortc import (
 )
 from aiortc.codecs import h264
 from aiortc.mediastreams import MediaStreamError
-from starlette.websockets import WebSocket
 
 from latentsync_trt.config import SyncOptions
 from latentsync_trt.errors import LatentSyncError
@@ -81,7 +80,7 @@ class Call:
     """
 
     def __init__(self, session: LiveSession, *, stun: str | None = None, on_close: Callable[[], object]) -> None:
-        self.session, self.listeners, self.sockets = session, list[Callable[[Moment], object]](), set[WebSocket]()
+        self.session, self.listeners, self.sockets = session, list[Callable[[Moment], object]](), set[Any]()
         self._on_close, self._tasks = on_close, set[asyncio.Task[None]]()
         self._closing: asyncio.Task[None] | None = None
         self._runs = False

@@ -11,10 +11,13 @@ from starlette.applications import Starlette
 from latentsync_trt.errors import InputError, LatentSyncError
 
 _POLL_S = 0.5
-_LEAVE_S = 1
 
 MOST_MESSAGE_BYTES = 2 * 48_000 * 60
 """Of a WebSocket: a minute of samples at the highest rate."""
+
+SETTINGS: Any = {"log_config": None, "access_log": False, "server_header": False, "timeout_graceful_shutdown": 1}
+# Compressed, a few bytes would be many of the largest messages.
+SETTINGS |= {"ws_max_size": MOST_MESSAGE_BYTES, "ws_max_queue": 1, "ws_per_message_deflate": False}
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -27,20 +30,13 @@ def listen(host: str, port: int) -> socket.socket:
         raise InputError(f"--host {host} --port {port}: cannot be used ({reason}); choose another") from error
 
 
-def config(app: Starlette) -> uvicorn.Config:
-    """How `app` is served. WebSockets hold a message and the next: packed ones could become many of the largest."""
-    sockets: Any = {"ws_max_size": MOST_MESSAGE_BYTES, "ws_max_queue": 1, "ws_per_message_deflate": False}
-    common: Any = {"log_config": None, "access_log": False, "server_header": False}
-    return uvicorn.Config(app, timeout_graceful_shutdown=_LEAVE_S, **common, **sockets)
-
-
 def run(app: Starlette, listener: socket.socket, check: Callable[[], None] = lambda: None) -> None:
     """Answers requests with `app` until a signal raises KeyboardInterrupt here, or `check` raises.
 
     Raises:
         LatentSyncError: the server ended.
     """
-    server = uvicorn.Server(config(app))
+    server = uvicorn.Server(uvicorn.Config(app, **SETTINGS))
     # In another thread than the main one it leaves signals alone, which are ours.
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="http", daemon=True)
     try:

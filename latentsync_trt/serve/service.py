@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from functools import partial
-from itertools import count
 from pathlib import Path
 from tempfile import gettempdir
 from typing import Any, TypeVar
@@ -50,6 +49,7 @@ from latentsync_trt.serve.status import JobStatus, status_of
 from latentsync_trt.types import Progress
 
 _ID = re.compile(r"[0-9a-f]{32}")
+_SWEEP_S = 60.0
 _ATTEMPTS = 3
 _IDLE = Progress("", 0, None)
 _CHECKS = 4, 1.5e9, 120.0
@@ -57,9 +57,7 @@ _CHECKS = 4, 1.5e9, 120.0
 
 _MOST_ARRIVING = 64
 """Uploads at the same time; they take no place in the queue before they are complete."""
-_RECOVER_S, _SWEEP = 5.0, 12
-"""Between attempts to store what could not be; old jobs are deleted at every twelfth."""
-
+_RECOVER_S = 5.0
 _RESERVE_BYTES = 4_000_000
 """Of a file that is deleted when the disk is full, so that the ledger can still be written."""
 
@@ -281,15 +279,13 @@ class Service:
             return False
 
     def _sweep_often(self) -> None:
-        for turn in count():
+        while not self._stopped.is_set():
             try:
                 self.recover()
-                if turn % _SWEEP == 0:
-                    self.sweep()
+                self.sweep()
             except (OSError, sqlite3.Error) as error:  # the next one may work
                 _log.warning("%s", error)
-            if self._stopped.wait(_RECOVER_S):
-                return
+            self._stopped.wait(_SWEEP_S if self._reserve.exists() else _RECOVER_S)
 
     def _written(self, write: Callable[[], T]) -> T:
         """Returns `write()`, which changes the ledger; on a full disk it gets the space of the reserve."""

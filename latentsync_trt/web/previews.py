@@ -52,19 +52,14 @@ class Previews:
         return found
 
     def _make(self, video: Path) -> Path:
+        copy = video.with_name(f"{video.name}{_SUFFIX}")
         try:
-            return self._pool.call(make_preview, video, self._limits)
+            self._pool.call(check_media, "video", video, self._limits)
+            self._pool.call(write_preview, video, copy)
         except LatentSyncError as error:
             _log.warning("%s: has no preview (%s)", video.name, error)
             return video
-
-
-def make_preview(video: Path, limits: Limits) -> Path:
-    """Writes the preview of a video beside it, and returns that."""
-    check_media("video", video, limits)
-    copy = video.with_name(f"{video.name}{_SUFFIX}")
-    write_preview(video, copy)
-    return copy
+        return copy
 
 
 def original(shown: Path) -> Path:
