@@ -18,8 +18,7 @@ _SMALL_PX = 256
 frames: 20 clips of 3 s took 18.7 instead of 22.4 s in two processes at 256 px on an H200 (benchmarks/)."""
 
 _MEMORY_SHARE = 0.8
-"""Of the machine's, for all workers. On a CPU, one took 1.2 GB for a clip of 1080p, 3.2 GB for 4K, 6.4 GB for 4K at
-60 frames/s."""
+"""Of the machine's, for all workers; the rest is for what serves, and for checks of files."""
 
 
 def make_workers(
