@@ -1,5 +1,6 @@
 """Small clips made by the tests: numbered frames, a face, clicks."""
 
+import struct
 from collections.abc import Iterable
 from fractions import Fraction
 from itertools import islice
@@ -136,6 +137,13 @@ def write_face(
     frames = islice(camera_frames(Fraction(count, 25)), count)
     shown = (np.full_like(frame, 128) if i in hidden else frame for i, frame in enumerate(frames))
     return write_video(path, shown, fps, pixel_aspect=pixel_aspect)
+
+
+def gif(side_px: int, frames: int) -> bytes:
+    """A gray square of 25 frames/s; 23 bytes for each frame."""
+    head = b"GIF89a" + struct.pack("<HH", side_px, side_px) + b"\x80\0\0" + b"\x80\x80\x80\0\0\0"
+    control, image = b"\x21\xf9\x04\x04\x04\0\0\0", b"\x2c" + struct.pack("<4H", 0, 0, 1, 1) + b"\0"
+    return head + frames * (control + image + b"\x02\x02\x44\x01\0") + b"\x3b"
 
 
 def write_sound(

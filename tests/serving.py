@@ -14,7 +14,7 @@ from starlette.applications import Starlette
 from latentsync_trt.batch.tasks import Canceled, Done, Task, TaskError, WorkerLost
 from latentsync_trt.serve.admission import Limits
 from latentsync_trt.serve.app import create_app
-from latentsync_trt.serve.server import listen
+from latentsync_trt.serve.server import SETTINGS, listen
 from latentsync_trt.serve.service import Service
 from latentsync_trt.types import Progress
 
@@ -81,7 +81,7 @@ def serving(
 def answering(app: Starlette) -> Iterator[str]:
     """The address at which an application answers until the block ends."""
     listener = listen("127.0.0.1", 0)
-    server = uvicorn.Server(uvicorn.Config(app, log_config=None, timeout_graceful_shutdown=1))
+    server = uvicorn.Server(uvicorn.Config(app, **SETTINGS))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     try:

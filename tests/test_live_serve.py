@@ -2,9 +2,10 @@
 
 import asyncio
 import json
+import re
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, closing
+from contextlib import AsyncExitStack, asynccontextmanager, closing
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -26,8 +27,9 @@ from latentsync_trt.media.demo_clip import SPEECH  # noqa: E402
 from latentsync_trt.media.pictures import picture_info  # noqa: E402
 from latentsync_trt.serve.admission import LiveLimits  # noqa: E402
 from latentsync_trt.serve.call import MARK, Call  # noqa: E402
-from latentsync_trt.serve.live import LiveService, live_app  # noqa: E402
+from latentsync_trt.serve.live import _MOST_SOCKETS, LiveService, live_app  # noqa: E402
 from latentsync_trt.serve.microphone import Microphone  # noqa: E402
+from latentsync_trt.serve.server import MOST_MESSAGE_BYTES  # noqa: E402
 from tests.conftest import REPOSITORY  # noqa: E402
 from tests.live import Inline, PictureLoop, PicturePainter, kinds, take, toy_session, until_idle, voice  # noqa: E402
 from tests.serving import PATIENCE_S, answering  # noqa: E402
@@ -121,6 +123,80 @@ def test_speech_goes_in_by_websocket_and_comes_out_by_webrtc(address: str) -> No
     asyncio.run(converse())
 
 
+async def opens(url: str, **others: Any) -> int:
+    """The status with which a WebSocket is answered; it is closed again."""
+    try:
+        async with websockets.connect(url, proxy=None, **others):
+            return 101
+    except websockets.InvalidStatus as refused:
+        return int(refused.response.status_code)
+
+
+@pytest.mark.parametrize(
+    ("headers", "origin", "status"),
+    [
+        ({}, "https://elsewhere.example", 403),
+        ({"Authorization": "Bearer wrong"}, "https://elsewhere.example", 403),
+        ({"Authorization": f"Bearer {KEY}"}, "https://elsewhere.example", 101),
+        ({}, None, 101),
+        ({}, "the page's", 101),
+    ],
+)
+def test_a_websocket_needs_the_key_or_the_page(
+    address: str, headers: dict[str, str], origin: str | None, status: int
+) -> None:
+    async def converse() -> None:
+        async with call(address) as (_, found):
+            url = f"{address.replace('http', 'ws')}/v1/live/{found['id']}/speech"
+            sender = address if origin == "the page's" else origin
+            assert await opens(url, additional_headers=headers, origin=sender) == status
+
+    asyncio.run(converse())
+
+
+def test_websockets_of_a_session_are_bounded_and_end_with_it(address: str) -> None:
+    async def converse() -> None:
+        async with AsyncExitStack() as opened:
+            async with call(address) as (_, found):
+                url = f"{address.replace('http', 'ws')}/v1/live/{found['id']}/speech"
+                sockets = [
+                    await opened.enter_async_context(websockets.connect(url, proxy=None, compression=None))
+                    for _ in range(_MOST_SOCKETS)
+                ]
+                assert await opens(url) == 429
+                for text in ("[" * 60_000, '{"type":' * 8_000, '{"type": 5}', "5"):
+                    await sockets[0].send(text)
+                    assert (await told(sockets[0]))["error"].startswith("message: is not JSON as")
+                await sockets[1].send(bytes(MOST_MESSAGE_BYTES))
+                assert (await told(sockets[1]))["busy"]
+                with pytest.raises(websockets.ConnectionClosedError, match="too big"):
+                    await sockets[1].send(bytes(MOST_MESSAGE_BYTES + 2))
+                    await told(sockets[1])
+                while await opens(url) != 101:  # in its place
+                    await asyncio.sleep(0.05)
+            with pytest.raises(websockets.ConnectionClosedOK):
+                await told(sockets[0])
+
+    asyncio.run(converse())
+
+
+def test_what_a_viewer_films_is_not_taken(address: str) -> None:
+    async def converse() -> None:
+        viewer, headers = Viewer(), {"Authorization": f"Bearer {KEY}"}
+        async with httpx.AsyncClient(base_url=address, timeout=PATIENCE_S, trust_env=False, headers=headers) as client:
+            for kind in ("video", "audio", "audio", "video"):
+                viewer.peer.addTransceiver(kind, direction="sendrecv")
+            await viewer.peer.setLocalDescription(await viewer.peer.createOffer())
+            answer = await client.post("/v1/live", json={"sdp": viewer.peer.localDescription.sdp})
+            await client.delete(f"/v1/live/{answer.json()['id']}")
+        await viewer.peer.close()
+        assert re.findall(r"a=(send\w+|recv\w+|inactive)", answer.json()["sdp"]) == [
+            *("sendonly", "sendrecv", "inactive", "inactive")
+        ]
+
+    asyncio.run(converse())
+
+
 def test_a_second_viewer_is_refused_and_admitted_when_the_first_has_left(address: str) -> None:
     async def converse() -> None:
         headers = {"Authorization": f"Bearer {KEY}"}
@@ -188,7 +264,8 @@ def test_only_who_has_the_key_comes_in(address: str) -> None:
         headers = {"Authorization": f"Bearer {KEY}"}
         wrong = client.post("/v1/live", json={"sdp": "nonsense"}, headers=headers)
         assert wrong.status_code == 422
-        assert client.post("/v1/live", content=b"{", headers=headers).status_code == 422
+        for offer in (b"{", b"[" * 60_000, b'{"sdp":' * 9_000, b'{"sdp": 5}', b"\xff", b"5"):
+            assert client.post("/v1/live", content=offer, headers=headers).status_code == 422, offer[:10]
         assert client.post("/v1/live", content=bytes(70_000), headers=headers).status_code == 413
         assert client.delete("/v1/live/unknown", headers=headers).status_code == 404
 

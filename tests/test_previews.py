@@ -1,6 +1,5 @@
 """What browsers can play, and the copies of what they cannot."""
 
-import threading
 from fractions import Fraction
 from pathlib import Path
 
@@ -9,15 +8,15 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from latentsync_trt.errors import LatentSyncError
 from latentsync_trt.media.demo_clip import camera_frames, portrait
 from latentsync_trt.media.preview import plays, write_preview
 from latentsync_trt.media.reader import probe
 from latentsync_trt.serve.admission import Limits
 from latentsync_trt.serve.checks import check_media
 from latentsync_trt.web.previews import Previews, original
-from tests.clips import decoded, write_face
+from tests.clips import decoded, gif, write_face
 from tests.heif import write_heif
+from tests.serving import until
 
 FRAMES = 10
 KINDS = {
@@ -50,7 +49,7 @@ def write_kind(path: Path, codec: str, pixel_format: str, sound: str) -> Path:
 def test_other_formats(name: str, tmp_path: Path) -> None:
     clip, copy = write_kind(tmp_path / name, *KINDS[name]), tmp_path / "copy.mp4"
     assert not plays(clip)
-    write_preview(clip, copy, threading.Event())
+    write_preview(clip, copy)
     assert plays(copy)
     assert len(decoded(copy)) == FRAMES
     with av.open(str(copy)) as opened:
@@ -68,7 +67,7 @@ def test_a_photo(name: str, tmp_path: Path) -> None:
     else:
         Image.fromarray(rgb).save(tmp_path / name)
     assert not plays(tmp_path / name)
-    write_preview(tmp_path / name, tmp_path / "copy.mp4", threading.Event())
+    write_preview(tmp_path / name, tmp_path / "copy.mp4")
     assert plays(tmp_path / "copy.mp4")
     assert probe(tmp_path / "copy.mp4").height_px in (121, 122)
 
@@ -118,8 +117,10 @@ def test_a_stream_in_an_unknown_codec_breaks_no_page(tmp_path: Path, tag: bytes,
 
 
 def test_the_end_of_the_page_ends_a_preview(tmp_path: Path) -> None:
-    clip, closed = write_kind(tmp_path / "old.avi", *KINDS["old.avi"]), threading.Event()
-    closed.set()
-    with pytest.raises(LatentSyncError, match="broken off"):
-        write_preview(clip, tmp_path / "copy.mp4", closed)
-    assert [path.name for path in tmp_path.iterdir()] == ["old.avi"]
+    clip, previews = tmp_path / "large.gif", Previews(Limits())
+    clip.write_bytes(gif(3000, 2000))
+    made = previews.of(clip)
+    until(lambda: len(list(tmp_path.iterdir())) > 1)
+    previews.close()
+    assert made.result() == clip
+    assert [path.name for path in tmp_path.iterdir()] == ["large.gif"]

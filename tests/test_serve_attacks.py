@@ -4,12 +4,12 @@ import gzip
 import json
 import struct
 import threading
+import time
 import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import av
 import httpx
@@ -17,13 +17,12 @@ import numpy as np
 import psutil
 import pytest
 
-from latentsync_trt.child import Child
-from latentsync_trt.errors import MediaError
-from latentsync_trt.serve import admission
-from latentsync_trt.serve.admission import Admissions, Form, Limits, TooLarge
-from latentsync_trt.serve.checks import check_forms
+from latentsync_trt.batch.local import LocalWorker
+from latentsync_trt.batch.tasks import WorkerSettings
+from latentsync_trt.serve import service
 from tests.clips import write_face, write_sound
-from tests.serving import PretendedWorker, serving
+from tests.serving import PretendedWorker, ended, serving
+from tests.small import small_bundle
 
 pytestmark = pytest.mark.integration
 
@@ -112,6 +111,12 @@ ATTACKS: dict[str, tuple[Callable[[Path], Files], int, str, int]] = {
         300,
     ),
     "NUL in a path": (options(mix="a\0b"), 422, "mix", 300),
+    "an option of 700 lists within lists": (
+        lambda _: {"options": ("", b'{"speaker": ' + b"[" * 700 + b"]" * 700 + b"}")},
+        422,
+        "nested",
+        300,
+    ),
     "options nested 100,000 times": (lambda _: {"options": ("", b"[" * 60_000)}, 422, "options", 300),
 }
 
@@ -175,25 +180,67 @@ def test_only_four_are_checked_at_once(client: httpx.Client, clip: Files) -> Non
 
 
 @pytest.mark.parametrize(
-    ("changed", "error", "words"),
-    [
-        ({"_CHILD_BYTES": 1}, TooLarge, "need too much memory"),
-        ({"_CHILD_S": 0.0}, TooLarge, "takes more than 0 s"),
-        ({"Child": lambda _: Child(cast(Any, len))}, MediaError, "ended with exit code 1"),  # which takes one argument
-    ],
+    ("most_bytes", "most_s", "words"), [(1.0, 60.0, "GB of memory, the most here"), (1e9, 0.0, "takes more than 0 s")]
 )
-def test_children_that_must_be_ended_are_replaced(
-    clip: Files, tmp_path: Path, changed: dict[str, Any], error: type[Exception], words: str
+def test_a_check_that_reaches_a_limit_ends(
+    clip: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most_bytes: float, most_s: float, words: str
 ) -> None:
-    files = {name: tmp_path / sent for name, (sent, _) in clip.items()}
-    for name, path in files.items():
-        path.write_bytes(clip[name][1])
+    monkeypatch.setattr(service, "_CHECKS", (4, most_bytes, most_s))
     before = psutil.Process().children()
-    with closing(Admissions(check_forms)) as admissions:
-        for _ in range(6):
-            with pytest.MonkeyPatch.context() as patch, pytest.raises(error, match=words):
-                for name, value in changed.items():
-                    patch.setattr(admission, name, value)
-                admissions.admit("a", Form(dict(files), {}), tmp_path, Limits())
-        assert admissions.admit("a", Form(files, {}), tmp_path, Limits()).video == str(files["video"])
-    assert psutil.Process().children() == before
+    with serving(tmp_path, PretendedWorker()) as (client, _):
+        for _ in range(6):  # of four places
+            answer = client.post("/v1/jobs", files=clip)
+            assert (answer.status_code, words in answer.text) == (413, True), answer.text
+        assert psutil.Process().children() == before
+
+
+def kill_new_children(count: int, known: set[int]) -> None:
+    """Kills children of this process that are not `known` one after the other, as soon as they appear."""
+    while count:
+        for child in [each for each in psutil.Process().children() if each.pid not in known]:
+            child.kill()
+            known.add(child.pid)
+            count -= 1
+        time.sleep(0.005)
+
+
+@pytest.mark.parametrize(("deaths", "status"), [(1, 201), (2, 503)])
+def test_a_check_whose_process_is_killed(clip: Files, tmp_path: Path, deaths: int, status: int) -> None:
+    known = {child.pid for child in psutil.Process().children()}
+    with serving(tmp_path, PretendedWorker()) as (client, _), ThreadPoolExecutor() as pool:
+        sent = pool.submit(client.post, "/v1/jobs", files=clip)
+        kill_new_children(deaths, known)
+        answer = sent.result()
+        assert answer.status_code == status, answer.text
+        if status == 503:
+            assert "two processes for it died" in answer.json()["error"]
+            assert int(answer.headers["Retry-After"]) > 0
+        assert client.post("/v1/jobs", files=clip).status_code == 201
+
+
+def large_video(path: Path, frames: int) -> bytes:
+    """A video of few bytes, whose frames are 13 MB each."""
+    black = av.VideoFrame(4096, 2176, "yuv420p")
+    for plane in black.planes:
+        plane.update(bytes(plane.buffer_size))
+    with av.open(path, "w") as output:
+        coded = output.add_stream("libx264", rate=25, options={"preset": "ultrafast"})
+        coded.width, coded.height = black.width, black.height
+        for number in range(frames):
+            black.pts = number
+            output.mux(coded.encode(black))
+        output.mux(coded.encode(None))
+    return path.read_bytes()
+
+
+def test_a_job_that_takes_too_much_memory_fails_and_the_next_one_runs(clip: Files, tmp_path: Path) -> None:
+    worker: Any = LocalWorker("cpu", WorkerSettings(str(small_bundle()), "cpu", threads=1, most_bytes=0.6e9))
+    large = {
+        "video": ("large.mp4", large_video(tmp_path / "large.mp4", 50)),
+        "audio": ("speech.wav", write_sound(tmp_path / "speech.wav", 2.0).read_bytes()),
+    }
+    with serving(tmp_path / "service", worker) as (client, _):
+        sent = [client.post("/v1/jobs", files=files, data={"options": '{"steps": 1}'}) for files in (large, clip)]
+        failed, done = (ended(client, each.raise_for_status().json()["id"]) for each in sent)
+    assert (failed["state"], failed["attempts"], done["state"], done["attempts"]) == ("failed", 1, "done", 1)
+    assert "needs more than 0.6 GB of memory, the most for a worker here; give one" in failed["error"]

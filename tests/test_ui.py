@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -12,6 +14,7 @@ from typing import Any
 
 import cv2
 import httpx
+import psutil
 import pytest
 from click.testing import CliRunner
 
@@ -21,7 +24,7 @@ from latentsync_trt.cli import main
 from latentsync_trt.media.demo_clip import SPEECH, demo_clip
 from latentsync_trt.serve.admission import Limits
 from latentsync_trt.serve.service import Service
-from tests.clips import numbered, write_face, write_sound, write_video
+from tests.clips import gif, numbered, write_face, write_sound, write_video
 from tests.people import first_person, together
 from tests.serving import RESULT, PretendedWorker, answering, until
 
@@ -36,11 +39,13 @@ FILES = "result", "source", "report", "shown", "download"
 
 
 @contextmanager
-def shown(folder: Path, worker: PretendedWorker, key: str | None = None) -> Iterator[tuple[str, Service]]:
+def shown(
+    folder: Path, worker: PretendedWorker, key: str | None = None, limits: Limits = LIMITS
+) -> Iterator[tuple[str, Service]]:
     """The address of a page, and its service."""
     from latentsync_trt.web.app import page_app
 
-    service = Service(folder, [worker], LIMITS)
+    service = Service(folder, [worker], limits)
     with pytest.MonkeyPatch.context() as changed:  # after the block, another page of this process finds its uploads
         changed.setenv("GRADIO_TEMP_DIR", "")
         with page_app(service, folder, key, own_hosts=True) as app, answering(app) as address:
@@ -154,11 +159,11 @@ def test_someone_who_leaves_while_the_page_loads_is_no_failure(tmp_path: Path, m
 
 @pytest.mark.integration
 def test_the_people_of_a_video(page: tuple[str, Service], clip: tuple[Path, Path]) -> None:
+    from latentsync_trt.serve.checks import find_people
     from latentsync_trt.web import jobs
-    from latentsync_trt.web.jobs import find_people
 
     service, sent, noted = page[1], {"video": str(clip[0]), "audio": str(clip[1])}, list[int]()
-    found = find_people(str(clip[0]), LIMITS, lambda progress: noted.append(progress.done))
+    found = find_people(clip[0], LIMITS, lambda progress: noted.append(progress.done))
     assert noted[-1] == 25
     assert [(picture.shape, round(seen_s, 1)) for picture, seen_s in found.portraits] == [((256, 256, 3), 1.0)]
     for people in (found, None):
@@ -321,6 +326,52 @@ def test_errors_name_the_file_of_the_user(opened: Opened, clip: tuple[Path, Path
     opened.upload("speech", tmp_path / "my voice.wav")
     opened.fire("anyway", "click")
     assert ">my voice.wav: is not a readable media file" in opened.of("message")["value"]
+
+
+@pytest.mark.integration
+def test_a_search_that_takes_long_stalls_no_other_and_ends_when_its_browser_leaves(
+    tmp_path: Path, clip: tuple[Path, Path]
+) -> None:
+    (tmp_path / "large.gif").write_bytes(gif(1500, 20_000))
+    with (
+        ThreadPoolExecutor(1) as pool,
+        shown(tmp_path / "page", PretendedWorker(), limits=Limits()) as (address, _),
+        httpx.Client(base_url=address, trust_env=False, timeout=600) as client,
+    ):
+        before = {child.pid for child in psutil.Process().children()}
+        with client.stream("GET", "/gradio_api/heartbeat/slow"):
+            slow, other = Opened(client, "slow"), Opened(client, "other")
+            searching = pool.submit(slow.upload, "video", tmp_path / "large.gif")
+            (child,) = until(lambda: [each for each in psutil.Process().children() if each.pid not in before])
+            other.upload("video", clip[0])
+            assert len(other.of("faces")["value"]) == 1
+            assert child.is_running() and not searching.done()
+        until(lambda: not child.is_running())
+        assert not slow.of("faces")["visible"]
+
+
+@pytest.mark.integration
+def test_a_search_that_needs_too_much_memory_leaves_the_choice_to_the_job(
+    tmp_path: Path, clip: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("latentsync_trt.web.inputs.machine_bytes", lambda: 1e6)
+    with (
+        shown(tmp_path, PretendedWorker()) as (address, service),
+        httpx.Client(base_url=address, trust_env=False, timeout=600) as client,
+    ):
+        opened = Opened(client, "too much")
+        opened.upload("video", clip[0])
+        opened.upload("speech", clip[1])
+        assert "GB of memory, the most here" in opened.of("message")["value"]
+        assert "a job takes the largest face" in opened.of("message")["value"]
+        opened.fire("anyway", "click")
+        assert service._ledger.row(service.jobs(1)[0].id).task.options.faces is None
+
+
+def test_a_search_loads_nothing_that_serves() -> None:
+    looks = "import sys, latentsync_trt.serve.checks, latentsync_trt.face.detector, latentsync_trt.sync.faces; "
+    served = "{'fastapi', 'gradio', 'starlette', 'uvicorn', 'prometheus_client'}"
+    subprocess.run([sys.executable, "-c", f"{looks} assert not {served} & set(sys.modules)"], check=True)
 
 
 @pytest.mark.integration

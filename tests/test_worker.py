@@ -325,7 +325,10 @@ class Worker:
 
     def run(self, task, on_progress, canceled):
         on_progress(Progress("lip-sync", 1, 2))
+        held = []
         while not Path(task.output).exists():
+            if task.id == "large" and not held and Path(task.output).with_name("grow").exists():
+                held.append(b"x" * 800_000_000)
             if canceled.wait(0.01):
                 raise Canceled("canceled")
         return Done(0.0, {"frames": 1})
@@ -334,7 +337,7 @@ def work(orders, emit):
     local.Worker = Worker
     local.work(orders, emit)
 """
-"""A child whose clips end when their output exists."""
+"""A child whose clips end when their output exists; the one named large takes 0.8 GB when "grow" exists."""
 
 
 @pytest.fixture
@@ -344,6 +347,7 @@ def lanes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Work
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(local, "work", importlib.import_module("holding").work)
     monkeypatch.setattr(workers, "_devices", lambda *_: [(0, "gpu 0")])
+    monkeypatch.setattr(workers, "machine_bytes", lambda: 0.75e9)
     made = make_workers(replace(SETTINGS, provider="cuda"))
     yield made
     made[0].close()
@@ -399,6 +403,30 @@ def test_a_process_that_dies_loses_both_clips_and_both_run_again(lanes: list[Wor
     assert sorted(each.task_id for each in events if isinstance(each, Failed) and each.again) == ["one", "two"]
     assert sorted(each.task_id for each in events if isinstance(each, Finished)) == ["one", "two"]
     assert len(set(seen[:2])) == len(set(seen[2:])) == 1 and seen[0] != seen[2]
+
+
+def test_of_two_clips_in_a_process_the_one_that_takes_too_much_memory_fails(
+    lanes: list[WorkerHandle], tmp_path: Path
+) -> None:
+    events, both = list[Event](), threading.Barrier(2, lambda: (tmp_path / "grow").touch())
+
+    def on_event(event: Event) -> None:
+        events.append(event)
+        if isinstance(event, Moved) and not (tmp_path / "grow").exists():
+            both.wait(PATIENCE_S)
+        elif isinstance(event, Failed) and event.again:
+            (tmp_path / "small").touch()
+
+    dispatcher = Dispatcher(lanes, on_event)
+    for name in ("large", "small"):
+        dispatcher.submit(Task(name, "v", "a", str(tmp_path / name)))
+    dispatcher.wait()
+    dispatcher.close()
+    lost = {(each.task_id, each.again) for each in events if isinstance(each, Failed)}
+    assert lost == {("large", True), ("small", True), ("large", False)}
+    assert [each.task_id for each in events if isinstance(each, Finished)] == ["small"]
+    (failed,) = (each.message for each in events if isinstance(each, Failed) and not each.again)
+    assert "needs more than 0.6 GB of memory, the most for a worker here" in failed
 
 
 def test_workers_of_a_gpu_share_a_process(monkeypatch: pytest.MonkeyPatch) -> None:

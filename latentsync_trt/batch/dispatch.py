@@ -185,8 +185,9 @@ class Dispatcher:
         return handle.run(task, moved)
 
     def _lost(self, handle: WorkerHandle, task: Task, attempt: int, error: WorkerLost) -> None:
-        """Queues the task of a lost worker again, before all others, if it has attempts left."""
-        failed = Failed(task.id, handle.name, str(error), error.usage, again=attempt < self._attempts)
+        """Queues the task of a lost worker again, before all others, if it may run again."""
+        again = attempt < self._attempts and not error.cause
+        failed = Failed(task.id, handle.name, str(error), error.usage, again)
         if task.id in self._to_cancel:
             self._end(CanceledEvent(task.id))
         elif not failed.again:

@@ -20,7 +20,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from latentsync_trt.batch.tasks import Done, Task, WorkerLost, WorkerSettings
-from latentsync_trt.batch.worker import Worker
+from latentsync_trt.batch.worker import Gate, Worker
 from latentsync_trt.child import Child, Emit, Event, end_process
 from latentsync_trt.errors import LatentSyncError
 from latentsync_trt.stopping import exit_code
@@ -46,7 +46,7 @@ class _Call:
 
 @dataclass(slots=True, eq=False)
 class _Process:
-    """A child and its calls by number. `is_open`: its settings work. `problem`: why it was ended."""
+    """A child and its calls by number. `is_open`: its settings work. `problem`: why it was ended; `cause`: of that."""
 
     child: Child
     calls: dict[int, _Call] = field(default_factory=dict)
@@ -54,6 +54,7 @@ class _Process:
     is_open: bool = False
     has_ended: bool = False
     problem: str = ""
+    cause: _Call | None = None
 
 
 class LocalWorker:
@@ -66,6 +67,7 @@ class LocalWorker:
     def __init__(self, name: str, settings: WorkerSettings, on_notice: Callable[[str], None] = lambda _: None) -> None:
         self.name = name
         self._settings, self._on_notice = settings, on_notice
+        self._gate, self._alone = Gate(), False
         self._lock, self._starting = threading.Lock(), threading.Lock()
         self._process: _Process | None = None
         self._numbers = count()
@@ -106,8 +108,9 @@ class LocalWorker:
 
     def run(self, task: Task, on_progress: Callable[[Progress], None]) -> Done:
         """See `WorkerHandle.run`. An error of `on_progress` cancels the task, and is raised when that has ended."""
-        process = self._started()  # again, if it has ended since its last clip
-        done: Done = self._answer(process, _Call(task.id), task, on_progress)["done"]
+        with self._gate.entered(alone=self._alone):
+            process = self._started()  # again, if it has ended since its last clip
+            done: Done = self._answer(process, _Call(task.id), task, on_progress)["done"]
         return done
 
     def cancel(self, task_id: str) -> None:
@@ -158,7 +161,9 @@ class LocalWorker:
         if self._closed:
             raise WorkerLost(f"{self.name}: was closed")
         if process.problem:
-            raise WorkerLost(f"{self.name}: {process.problem}, and was ended")
+            lost = WorkerLost(f"{self.name}: {process.problem}")
+            lost.cause = process.cause is call
+            raise lost
         raise WorkerLost(f"{self.name}: its process ended with {ended}: {ended.last_error_line or 'no message'}")
 
     def _checked(self, process: _Process, event: Event, failure: BaseException | None) -> Event:
@@ -184,12 +189,20 @@ class LocalWorker:
                 call.events.put(None)
 
     def _watch(self, process: _Process) -> None:
-        """Ends a child that hangs, where nothing else helps."""
+        """Ends a child that hangs, where nothing else helps, or that takes too much memory."""
         with self._lock:
-            canceled_s = min((call.canceled_s for call in process.calls.values()), default=inf)
+            calls = list(process.calls.values())
+        canceled_s = min((call.canceled_s for call in calls), default=inf)
         silent_s, canceled = _silent_s(process), canceled_s < inf
         if silent_s > (_SILENT_S if canceled else _HUNG_S) or time.monotonic() - canceled_s > _OBEYS_S:
             process.problem = "did not obey a cancel" if canceled else f"did not answer for {silent_s:.0f} s"
+            process.problem += ", and was ended"
+            process.child.end()
+        elif process.is_open and calls and process.child.memory_bytes > self._settings.most_bytes:
+            most = f"more than {self._settings.most_bytes / 1e9:.2g} GB of memory, the most for a worker here"
+            process.problem = f"the clip needs {most}; give one with smaller pictures, or fewer --workers"
+            self._alone = len(calls) > 1  # until it is known which of them needs so much
+            process.cause = None if self._alone else calls[0]
             process.child.end()
 
 

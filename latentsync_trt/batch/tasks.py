@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
+from math import inf
 from typing import Any, Literal, Protocol, Self
 
 from latentsync_trt.config import RuntimeOptions, SyncOptions
@@ -16,7 +17,9 @@ class TaskError(LatentSyncError):
 
 
 class WorkerLost(LatentSyncError):
-    """The worker died while it started or ran a task; the task may run again."""
+    """The worker died while it started or ran a task, which may run again unless it is the `cause`."""
+
+    cause = False
 
 
 class Canceled(LatentSyncError):
@@ -94,7 +97,8 @@ class Done:
 class WorkerSettings:
     """What a worker opens: a bundle (path, name, "demo" or the URL of a folder) on one device.
 
-    `scratch`: folder for fetched files, by default the system's temporary folder. `threads`: of the CPU.
+    `scratch`: folder for fetched files, by default the system's temporary folder. `threads`: of the CPU. `most_bytes`:
+    of memory that a worker of this machine may take for clips.
     """
 
     bundle: str
@@ -102,6 +106,7 @@ class WorkerSettings:
     runtime: RuntimeOptions = field(default_factory=RuntimeOptions)
     scratch: str | None = None
     threads: int | None = None
+    most_bytes: float = inf
 
 
 class WorkerHandle(Protocol):

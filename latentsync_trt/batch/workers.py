@@ -9,6 +9,7 @@ from math import ceil
 from latentsync_trt.batch.local import Lane, LocalWorker
 from latentsync_trt.batch.ray_workers import Cluster, Needs, Notice, RayWorker
 from latentsync_trt.batch.tasks import WorkerHandle, WorkerSettings
+from latentsync_trt.child import machine_bytes
 from latentsync_trt.errors import ProviderUnavailable
 from latentsync_trt.remote_files import is_url
 from latentsync_trt.runtime.providers.table import CPU, CUDA
@@ -16,6 +17,9 @@ from latentsync_trt.runtime.providers.table import CPU, CUDA
 _SMALL_PX = 256
 """A GPU paints such faces faster than the stages of one process, which share Python's lock, can read, paste and encode
 frames: 20 clips of 3 s took 18.7 instead of 22.4 s in two processes at 256 px on an H200 (benchmarks/)."""
+
+_MEMORY_SHARE = 0.8
+"""Of the machine's, for all workers; the rest is for what serves, and for checks of files."""
 
 
 def make_workers(
@@ -55,6 +59,7 @@ def make_workers(
     by_twos = count is None and most > len(devices) and devices[0][1] != CPU.name and not settings.runtime.low_memory
     apart = by_twos and _pays_apart(settings, [device for device, _ in devices])
     count = min(count or (2 if apart else 1) * len(devices), most)
+    settings = replace(settings, most_bytes=_MEMORY_SHARE * machine_bytes() / count)
     threads = settings.threads or (max((os.cpu_count() or 1) // count, 1) if count > 1 else None)
     made = list[LocalWorker]()
     for index in range(count):

@@ -1,13 +1,10 @@
 """What browsers can play, and small H.264 copies of what they cannot: HEVC, ProRes, AVI, photos, GIFs."""
 
-import threading
-from collections.abc import Iterator
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
 from latentsync_trt.config import SyncOptions
-from latentsync_trt.errors import LatentSyncError
 from latentsync_trt.media.codecs import choose_encoder
 from latentsync_trt.media.decoding import is_photo
 from latentsync_trt.media.files import codec_name, open_input
@@ -15,7 +12,6 @@ from latentsync_trt.media.pictures import PictureMaker, picture_info
 from latentsync_trt.media.reader import delays_of, probe, read_frames
 from latentsync_trt.media.soundtrack import SoundPiece
 from latentsync_trt.media.writer import VideoWriter
-from latentsync_trt.types import Frame
 
 _MOST_HEIGHT_PX = 720
 _ENCODING = SyncOptions(codec="h264", encoder="x264:ultrafast", crf=23)
@@ -40,18 +36,14 @@ def plays(video: Path) -> bool:
         )
 
 
-def write_preview(video: Path, target: Path, closed: threading.Event) -> None:
-    """Writes a small copy with the same times; raises `LatentSyncError`, also when `closed` is set."""
+def write_preview(video: Path, target: Path) -> None:
+    """Writes a small copy with the same times; raises `LatentSyncError`."""
     info = probe(video)
     maker, frames = PictureMaker(info, choose_encoder(SyncOptions(), info)), read_frames(video)
 
-    def small() -> Iterator[Frame]:
-        for frame in frames:
-            if closed.is_set():
-                raise LatentSyncError(f"{video}: its preview was broken off")
-            yield replace(frame, picture=maker.small_rgb(frame, most_px=_MOST_HEIGHT_PX), planes=None)
-
-    pictures = small()
+    pictures = (
+        replace(frame, picture=maker.small_rgb(frame, most_px=_MOST_HEIGHT_PX), planes=None) for frame in frames
+    )
     first = next(pictures)
     height_px, width_px, _ = first.picture.shape
     made = picture_info(width_px, height_px, rgb=False)

@@ -1,25 +1,17 @@
-"""Turns the form of a job into a task: limits, files by URL, and all checks before it queues. Knows nothing of HTTP.
-
-Files are opened in child processes, as small ones may crash what reads them, or need much memory or time.
-"""
+"""What the service accepts: forms of jobs, limits, and files by URL. Knows nothing of HTTP."""
 
 import asyncio
 import ipaddress
 import re
 import socket
 import time
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from queue import Empty, LifoQueue
 from typing import Any
 from urllib.parse import urlsplit
 
-import psutil
-
-from latentsync_trt.batch.tasks import Task
-from latentsync_trt.child import Child, Work
-from latentsync_trt.errors import InputError, LatentSyncError, MediaError
+from latentsync_trt.child import TooLarge
+from latentsync_trt.errors import InputError, LatentSyncError
 from latentsync_trt.option_fields import check_limits, option
 from latentsync_trt.remote_files import fetch, name_of, shown
 
@@ -35,8 +27,6 @@ FILE_FIELDS = ("video", "audio", "mix", "turns", "faces", "c2pa")
 TEXT_FIELDS = ("options", "video_url", "audio_url", "label", "webhook")
 SPEAKER = re.compile(r"speaker_(0|[1-9][0-9]{0,2})")
 """A file field with the recording of a face, by its number."""
-_CHILDREN, _CHILD_BYTES, _CHILD_S = 4, 1.5e9, 120.0
-"""Jobs whose files are checked at the same time; the memory and time that each may need for it."""
 
 STALL_S, LEAST_BYTES_PER_S = 60.0, 10_000
 """A transfer ends when nothing arrives for so long, or less than this on the whole after that."""
@@ -127,10 +117,6 @@ class DiskFull(LatentSyncError):
     """The service can store nothing."""
 
 
-class TooLarge(InputError):
-    """An upload is larger than allowed."""
-
-
 @dataclass(frozen=True, slots=True)
 class Form:
     """What a client sent: files by field, texts by field, and the client's names of files, by field."""
@@ -150,72 +136,17 @@ def stored_name(name: str, sent: str) -> str:
     return f"{name}{suffix[1] if suffix else ''}"
 
 
-class Admissions:
-    """Turns forms into tasks in a few child processes, which wait for the next form. Thread-safe.
-
-    `check`: what the children call, `serve.checks.check_forms`.
-    """
-
-    def __init__(self, check: Work) -> None:
-        self._check, self._idle = check, LifoQueue[Child | None]()
-        for _ in range(_CHILDREN):
-            self._idle.put(None)
-
-    def admit(self, job_id: str, form: Form, folder: Path, limits: Limits) -> Task:
-        """Returns the task of a form whose files are in `folder`; fetches those named by URL, and opens all of them.
-
-        Raises:
-            MediaError: a file cannot be read. InputError: options or files cannot be used, or are longer than allowed.
-            TooLarge: a file is, or checking it takes too much memory or time.
-        """
-        for name in ("video", "audio"):
-            if url := form.texts.get(f"{name}_url", "").strip():
-                if name in form.files:
-                    raise InputError(f"{name}_url: the file {name} was sent, too; send one of them")
-                form.files[name] = fetch_url(name, url, folder / INPUTS, limits)
-                form.names[name] = name_of(url)
-        if "video" not in form.files:
-            or_url = ", or its address in video_url" if limits.allow_urls else ""
-            raise InputError(f"video: is missing; send the file in the field video{or_url}")
-        child = self._idle.get()
-        try:
-            child = child or Child(self._check)
-            answer = _answer(child, (job_id, form, folder, limits))
-        except BaseException:
-            if child is not None:
-                child.end()
-            child = None
-            raise
-        finally:
-            self._idle.put(child)
-        if isinstance(answer, Task):
-            return answer
-        raise answer
-
-    def close(self) -> None:
-        """Ends the children that check nothing; the others end with this process."""
-        with suppress(Empty):
-            while True:
-                if child := self._idle.get_nowait():
-                    child.end()
-
-
-def _answer(child: Child, order: tuple[str, Form, Path, Limits]) -> Task | LatentSyncError:
-    """Returns what a child finds; raises `TooLarge` or `MediaError` if it must be ended or has died."""
-    process, end_s = psutil.Process(child.pid), time.monotonic() + _CHILD_S
-
-    def watch() -> None:
-        with suppress(psutil.Error):
-            if process.memory_info().rss > _CHILD_BYTES:
-                raise TooLarge("files: need too much memory to be checked; send smaller or shorter ones")
-        if time.monotonic() > end_s:
-            raise TooLarge(f"files: checking them takes more than {_CHILD_S:g} s; send smaller or shorter ones")
-
-    child.send(order)
-    for event in child.events(watch):
-        found: Task | LatentSyncError = event["found"]
-        return found
-    raise MediaError(f"files: the process that checks them ended with {child.wait()}; convert them, or send others")
+def fetch_missing(form: Form, folder: Path, limits: Limits) -> None:
+    """Fetches files that a form names by URL into `folder`; raises as `fetch_url`, and `InputError` without a video."""
+    for name in ("video", "audio"):
+        if url := form.texts.get(f"{name}_url", "").strip():
+            if name in form.files:
+                raise InputError(f"{name}_url: the file {name} was sent, too; send one of them")
+            form.files[name] = fetch_url(name, url, folder, limits)
+            form.names[name] = name_of(url)
+    if "video" not in form.files:
+        or_url = ", or its address in video_url" if limits.allow_urls else ""
+        raise InputError(f"video: is missing; send the file in the field video{or_url}")
 
 
 def fetch_url(name: str, url: str, folder: Path, limits: Limits) -> Path:

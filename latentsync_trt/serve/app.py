@@ -29,7 +29,8 @@ from starlette.requests import ClientDisconnect, HTTPConnection
 
 from latentsync_trt import __version__
 from latentsync_trt.batch.ledger import State
-from latentsync_trt.errors import Busy, InputError, LatentSyncError, MediaError
+from latentsync_trt.child import ChildDied, TooLarge
+from latentsync_trt.errors import Busy, InputError, LatentSyncError, MediaError, OutputError
 from latentsync_trt.paths import printable
 from latentsync_trt.serve.admission import (
     FILE_FIELDS,
@@ -43,7 +44,6 @@ from latentsync_trt.serve.admission import (
     Form,
     Limits,
     NotNow,
-    TooLarge,
     TryLater,
     UnknownJob,
     is_file_field,
@@ -63,7 +63,9 @@ _STATUS: tuple[tuple[type[Exception], int], ...] = (
     (TryLater, 429),
     (Busy, 429),
     (DiskFull, 507),
+    (OutputError, 507),
     (TooLarge, 413),
+    (ChildDied, 503),
     (MediaError, 415),
     (InputError, 422),
     (ClientDisconnect, 400),
@@ -143,11 +145,16 @@ def guard(key: str | None, own_hosts: bool) -> Callable[..., None]:
     def check(request: Request, sent: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]) -> None:
         if key is None:
             check_origin(request, own_hosts)
-        elif sent is None or not secrets.compare_digest(sent.credentials.encode("latin-1"), key.encode()):
+        elif not has_key(request, key):
             message = f"key: is {'wrong' if sent else 'missing'}; send it as Authorization: Bearer KEY"
             raise HTTPException(401, message, {"WWW-Authenticate": "Bearer"})
 
     return check
+
+
+def has_key(request: HTTPConnection, key: str) -> bool:
+    scheme, _, sent = request.headers.get("authorization", "").partition(" ")
+    return scheme.lower() == "bearer" and secrets.compare_digest(sent.strip().encode("latin-1"), key.encode())
 
 
 def check_origin(request: HTTPConnection, own_hosts: bool) -> None:
@@ -288,7 +295,7 @@ async def on_error(_: Request, error: Exception) -> JSONResponse:
         _log.error("request failed", exc_info=error)
         if not isinstance(error, LatentSyncError):
             message = "service: internal error; its log says more"
-    if status == 429:
+    if status in (429, 503):
         headers["Retry-After"] = str(RETRY_S)
     return JSONResponse({"error": message}, status, headers)
 

@@ -71,7 +71,7 @@ class _Track(MediaStreamTrack):
 class Call:
     """Open until `close`, which closes the session, too.
 
-    `listeners`: called in the event loop with each moment that ends an utterance.
+    `listeners`: called in the event loop with each moment that ends an utterance. `sockets`: closed with the call.
 
     Args:
         stun: address of a STUN server, as `stun:host:port`; without one none is asked, and only addresses of this
@@ -80,7 +80,7 @@ class Call:
     """
 
     def __init__(self, session: LiveSession, *, stun: str | None = None, on_close: Callable[[], object]) -> None:
-        self.session, self.listeners = session, list[Callable[[Moment], object]]()
+        self.session, self.listeners, self.sockets = session, list[Callable[[Moment], object]](), set[Any]()
         self._on_close, self._tasks = on_close, set[asyncio.Task[None]]()
         self._closing: asyncio.Task[None] | None = None
         self._runs = False
@@ -102,6 +102,10 @@ class Call:
                 codecs = RTCRtpSender.getCapabilities("video").codecs
                 transceiver.setCodecPreferences(sorted(codecs, key=lambda codec: codec.mimeType != _H264))
         await self._peer.setRemoteDescription(RTCSessionDescription(sdp, "offer"))
+        video, _, *others = self._peer.getTransceivers()
+        video.direction = "sendonly"  # what a viewer films would be decoded and kept, and so would other tracks
+        for transceiver in others:
+            transceiver.direction = "inactive"
         await self._peer.setLocalDescription(await self._peer.createAnswer())
         return str(self._peer.localDescription.sdp).replace("\r\ns=-", f"\r\ns={MARK}", 1)
 
@@ -114,6 +118,9 @@ class Call:
     async def _close(self) -> None:
         for task in self._tasks:
             task.cancel()
+        for socket in list(self.sockets):
+            with suppress(RuntimeError):  # it is being closed
+                await socket.close()
         try:
             await self._peer.close()
             await asyncio.to_thread(self.session.close)

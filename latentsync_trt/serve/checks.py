@@ -1,18 +1,19 @@
-"""Checks the files and options of a form, in a child process: see `admission`."""
+"""Looks at files, in child processes: small ones may crash what reads them, or need much memory or time."""
 
 from collections import defaultdict
-from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
 from typing import Any
 
 from latentsync_trt.batch.tasks import Task
-from latentsync_trt.child import Emit
+from latentsync_trt.child import TooLarge
 from latentsync_trt.config import SyncOptions
-from latentsync_trt.errors import InputError, LatentSyncError
+from latentsync_trt.errors import InputError
+from latentsync_trt.face.track_file import Tracks
 from latentsync_trt.option_fields import file_fields, from_texts
-from latentsync_trt.serve.admission import OUTPUT, PAGE, PREVIEW, SPEAKER, Form, Limits, TooLarge
+from latentsync_trt.serve.admission import OUTPUT, PAGE, PREVIEW, SPEAKER, Form, Limits
+from latentsync_trt.types import ProgressCallback, UInt8Array
 from latentsync_trt.validation import from_json
 from latentsync_trt.values import Speaker
 
@@ -21,17 +22,13 @@ _MOST_BYTES = {"turns": 8_000_000, "faces": 64_000_000, "c2pa": 1_000_000}
 """Files that are no media, each with its largest size: 100,000 turns, two hours of a face."""
 
 
-def check_forms(orders: Iterator[tuple[str, Form, Path, Limits]], emit: Emit) -> None:
-    """In the child: answers each form with its task, or with the error."""
-    for order in orders:
-        try:
-            found: Task | LatentSyncError = _checked(*order)
-        except LatentSyncError as error:
-            found = error
-        emit(found=found)
+def check_form(job_id: str, form: Form, folder: Path, limits: Limits) -> Task:
+    """The task of a form whose files are in `folder`.
 
-
-def _checked(job_id: str, form: Form, folder: Path, limits: Limits) -> Task:
+    Raises:
+        MediaError: a file cannot be read. InputError: options or files cannot be used, or are longer than allowed.
+        TooLarge: a file is.
+    """
     from latentsync_trt.media.codecs import default_suffix
     from latentsync_trt.sync.inputs import check_inputs
 
@@ -101,3 +98,27 @@ def check_media(name: str, path: Path, limits: Limits) -> None:
     if max(last_s - first_s, *played_s.values(), 0.0) > limits.max_clip_s:
         cure = "send a shorter one, or raise --max-clip-s of the service"
         raise InputError(f"{name}: lasts longer than {limits.max_clip_s:g} s, the most here; {cure}")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class People:
+    """The people in a video: `portraits`, uint8 `(256, 256, 3)` RGB, each with the seconds seen, by number."""
+
+    tracks: Tracks
+    portraits: list[tuple[UInt8Array, float]]
+
+
+def find_people(video: Path, limits: Limits, on_progress: ProgressCallback) -> People:
+    """Tracks all faces of a video.
+
+    Raises:
+        MediaError: the video cannot be read. InputError: it is too long. NoFaceError: it shows none.
+    """
+    from latentsync_trt.face.detector import MediaPipeDetector
+    from latentsync_trt.measure.page import summaries
+    from latentsync_trt.sync.faces import analyze
+
+    check_media("video", video, limits)
+    with MediaPipeDetector() as detector:
+        tracks, portraits = analyze(video, detector, on_progress)
+    return People(tracks, [(portraits[one.number], one.seen_s) for one in summaries(tracks)])

@@ -5,6 +5,7 @@ import json
 import secrets
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +21,23 @@ from latentsync_trt.errors import Busy, InputError, LatentSyncError
 from latentsync_trt.live.moment import Moment
 from latentsync_trt.live.session import LiveSession
 from latentsync_trt.serve.admission import LiveLimits
-from latentsync_trt.serve.app import HANDLED, check_origin, guard, on_error
+from latentsync_trt.serve.app import HANDLED, check_origin, guard, has_key, on_error
 from latentsync_trt.serve.call import MARK, Call
+from latentsync_trt.validation import from_json
 
 _PAGE = Path(__file__).parent
 _FILES = {"/": "live.html", "/live.js": "live.js"}
 _POLICY = "default-src 'self'; media-src 'self' blob:; style-src 'self' 'unsafe-inline'; frame-ancestors 'self'"
 _MOST_OFFER_BYTES = 64 * 1024
 _DEFAULT_RATE_HZ = 16_000
+_MOST_SOCKETS = 4
+"""Of a session: its page's, that of an engine, and those that one of them has lost."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    sdp: str = ""
+    type: str = ""
 
 
 class LiveService:
@@ -111,11 +121,8 @@ def live_app(service: LiveService, key: str | None, *, own_hosts: bool = False) 
             body += part
             if len(body) > _MOST_OFFER_BYTES:
                 raise HTTPException(413, f"offer: has more than {_MOST_OFFER_BYTES // 1024} kB")
-        try:
-            sdp = json.loads(body)["sdp"]
-        except (ValueError, KeyError, TypeError) as error:
-            raise InputError('offer: is not JSON as {"sdp": "v=0…"}') from error
-        name, answer = await service.call(str(sdp))
+        offer = from_json(_Sent, body, 'offer: is not JSON as {"sdp": "v=0…"}', InputError)
+        name, answer = await service.call(offer.sdp)
         return {"id": name, "type": "answer", "sdp": answer, "mark": MARK}
 
     @app.delete("/v1/live/{name}", status_code=204, dependencies=allowed)
@@ -126,9 +133,12 @@ def live_app(service: LiveService, key: str | None, *, own_hosts: bool = False) 
     @app.websocket("/v1/live/{name}/speech")
     async def speech(socket: WebSocket, name: str, rate: int = _DEFAULT_RATE_HZ) -> None:
         """16-bit samples as bytes; `end`, `stop` or `clear_buffer` as JSON. Only its viewer knows the id."""
-        if key is None:
-            check_origin(socket, own_hosts)
-        await _converse(socket, _found(service, name), rate)
+        if key is None or not has_key(socket, key):  # browsers cannot send one here
+            check_origin(socket, own_hosts and key is None)
+        call = _found(service, name)
+        if len(call.sockets) >= _MOST_SOCKETS:
+            raise Busy(f"live session {name[:40]}: has {_MOST_SOCKETS} WebSockets open, the most; close one")
+        await _converse(socket, call, rate)
 
     @app.get("/healthz")
     def health() -> dict[str, str]:
@@ -170,7 +180,7 @@ def _found(service: LiveService, name: str) -> Call:
 
 async def _converse(socket: WebSocket, call: Call, rate_hz: int) -> None:
     """Answers what is said with the seconds that wait, and says when utterances have been heard."""
-    await socket.accept()
+    call.sockets.add(socket)
     loop, session, told = asyncio.get_running_loop(), call.session, set[asyncio.Task[None]]()
 
     def finished(moment: Moment) -> None:
@@ -180,6 +190,7 @@ async def _converse(socket: WebSocket, call: Call, rate_hz: int) -> None:
 
     call.listeners.append(finished)
     try:
+        await socket.accept()
         while True:
             message = await socket.receive()
             if message["type"] == "websocket.disconnect":
@@ -190,6 +201,7 @@ async def _converse(socket: WebSocket, call: Call, rate_hz: int) -> None:
                 await _send(socket, type="error", error=str(error), busy=isinstance(error, Busy))
     finally:
         call.listeners.remove(finished)
+        call.sockets.remove(socket)
 
 
 async def _send(socket: WebSocket, **values: Any) -> None:
@@ -204,10 +216,7 @@ def _done(session: LiveSession, message: Any, rate_hz: int) -> dict[str, Any]:
         if len(samples) % 2:
             raise InputError("say: an odd number of bytes; send 16-bit samples, little-endian, mono")
         return {"type": "buffered", "seconds": round(session.say(np.frombuffer(samples, "<i2"), rate_hz), 3)}
-    try:
-        kind = json.loads(text)["type"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise InputError('message: is not JSON as {"type": "end"}') from error
+    kind = from_json(_Sent, text, 'message: is not JSON as {"type": "end"}', InputError).type
     if kind == "end":
         session.end()
         return {"type": "ended"}

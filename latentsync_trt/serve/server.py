@@ -3,6 +3,7 @@
 import socket
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
@@ -10,7 +11,13 @@ from starlette.applications import Starlette
 from latentsync_trt.errors import InputError, LatentSyncError
 
 _POLL_S = 0.5
-_LEAVE_S = 1
+
+MOST_MESSAGE_BYTES = 2 * 48_000 * 60
+"""Of a WebSocket: a minute of samples at the highest rate."""
+
+SETTINGS: Any = {"log_config": None, "access_log": False, "server_header": False, "timeout_graceful_shutdown": 1}
+# Compressed, a few bytes would be many of the largest messages.
+SETTINGS |= {"ws_max_size": MOST_MESSAGE_BYTES, "ws_max_queue": 1, "ws_per_message_deflate": False}
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -29,10 +36,7 @@ def run(app: Starlette, listener: socket.socket, check: Callable[[], None] = lam
     Raises:
         LatentSyncError: the server ended.
     """
-    config = uvicorn.Config(
-        app, log_config=None, access_log=False, server_header=False, timeout_graceful_shutdown=_LEAVE_S
-    )
-    server = uvicorn.Server(config)
+    server = uvicorn.Server(uvicorn.Config(app, **SETTINGS))
     # In another thread than the main one it leaves signals alone, which are ours.
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="http", daemon=True)
     try:

@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
+from tempfile import gettempdir
 from typing import Any, TypeVar
 
 from latentsync_trt import stopping
@@ -28,20 +29,21 @@ from latentsync_trt.batch.tasks import (
     WorkerHandle,
     WorkerState,
 )
+from latentsync_trt.child import Pool
 from latentsync_trt.errors import InputError, LatentSyncError, OutputError
 from latentsync_trt.files import whole_file
 from latentsync_trt.serve.admission import (
     INPUTS,
     RETRY_S,
-    Admissions,
     DiskFull,
     Form,
     Limits,
     NotNow,
     TryLater,
     UnknownJob,
+    fetch_missing,
 )
-from latentsync_trt.serve.checks import check_forms
+from latentsync_trt.serve.checks import check_form
 from latentsync_trt.serve.events import WEBHOOK_VARIABLE, Webhooks, check_webhook, log_step, message_of
 from latentsync_trt.serve.status import JobStatus, status_of
 from latentsync_trt.types import Progress
@@ -50,6 +52,9 @@ _ID = re.compile(r"[0-9a-f]{32}")
 _SWEEP_S = 60.0
 _ATTEMPTS = 3
 _IDLE = Progress("", 0, None)
+_CHECKS = 4, 1.5e9, 120.0
+"""Jobs whose files are checked at the same time; bytes and seconds that each may need for it."""
+
 _MOST_ARRIVING = 64
 """Uploads at the same time; they take no place in the queue before they are complete."""
 _RECOVER_S = 5.0
@@ -84,11 +89,11 @@ class Service:
         self._jobs.mkdir(0o700, parents=True, exist_ok=True)
         self._reserve = folder.absolute() / "reserve"
         self._ledger = self._written(lambda: Ledger.open(folder / "ledger.sqlite"))
-        self.limits, self._admissions = limits, Admissions(check_forms)
+        self.limits, self._checks = limits, Pool("files: their check", *_CHECKS)
         self._webhooks = Webhooks(secret, private=limits.allow_private_urls) if secret else None
         self.totals = Counter[str]()
         """Since the start: frames, ends by state, failures by kind."""
-        self._lock, self._stopped = threading.Lock(), threading.Event()
+        self._lock, self._recovering, self._stopped = threading.Lock(), threading.Lock(), threading.Event()
         self._late = deque[Event]()
         """What the ledger could not store, as the disk is full."""
         self._running: dict[str, tuple[Progress, float]] = {}
@@ -111,8 +116,6 @@ class Service:
         self._dispatcher = Dispatcher(handles, self._on_event, attempts=_ATTEMPTS)
         for row in self._ledger.rows("waiting"):
             self._dispatcher.submit(row.task, attempts_before=row.attempts)
-        with suppress(OSError):  # until there is space, no job is accepted
-            self.recover()
         threading.Thread(target=self._sweep_often, name="sweep", daemon=True).start()
 
     def close(self) -> None:
@@ -124,7 +127,7 @@ class Service:
         with suppress(OutputError):  # then they count as killed
             self._ledger.reclaim(killed=False)
         self._dispatcher.close()
-        self._admissions.close()
+        self._checks.close()
         if self._webhooks is not None:
             self._webhooks.close()
         self._ledger.close()
@@ -134,7 +137,7 @@ class Service:
         states = self.workers()
         if self._stopped.is_set():
             return "the service stops"
-        if self._late:
+        if not self.recover():
             return _FULL
         if any(each.state in ("ready", "running") for each in states):
             return ""
@@ -152,11 +155,11 @@ class Service:
         Raises:
             TryLater: as many jobs wait or arrive as may, or the service stops. DiskFull: nothing can be stored.
         """
+        if not self.recover():
+            raise DiskFull(_FULL)
         with self._lock:
             if self._stopped.is_set():
                 raise TryLater("service: stops; try again later")
-            if not self._reserve.exists():
-                raise DiskFull(_FULL)
             self._check_queue()
             if self._receiving >= _MOST_ARRIVING:
                 raise TryLater(f"uploads: {_MOST_ARRIVING} arrive already; try again in {RETRY_S} seconds")
@@ -176,14 +179,16 @@ class Service:
         """Checks the files of a received job, and queues it.
 
         Raises:
-            TryLater: the queue is full. Others as `Admissions.admit`.
+            TryLater: the queue is full. Others as `fetch_missing`, `Pool.call` and `check_form`.
         """
         try:
             if url := form.texts.get("webhook", ""):
                 check_webhook(url)
                 if self._webhooks is None:
                     raise InputError(f"webhook: none is called here; start the service with ${WEBHOOK_VARIABLE}")
-            task = self._admissions.admit(job_id, form, self._jobs / job_id, self.limits)
+            folder = self._jobs / job_id
+            fetch_missing(form, folder / INPUTS, self.limits)
+            task = self._checks.call(check_form, job_id, form, folder, self.limits)
         except LatentSyncError as error:
             error.args = (self._hide(str(error)),)
             raise
@@ -219,7 +224,7 @@ class Service:
     def delete(self, job_id: str) -> None:
         """Forgets a job, cancels it if it waits or runs, and deletes its files; raises `UnknownJob`."""
         self._row(job_id)
-        self._ledger.remove([job_id])
+        self._written(lambda: self._ledger.remove([job_id]))  # which frees space
         log_step(job_id, "deleted")
         if not self._dispatcher.cancel(job_id):  # else its last event deletes them
             shutil.rmtree(self._jobs / job_id, ignore_errors=True)
@@ -253,21 +258,25 @@ class Service:
         oldest_s = (time.time() if now_s is None else now_s) - self.limits.keep_hours * 3600
         for row in self._ledger.rows():
             if row.state not in OPEN and (row.ended_s or 0.0) < oldest_s:
-                self._ledger.remove([row.task.id])
+                self._written(partial(self._ledger.remove, [row.task.id]))
                 shutil.rmtree(self._jobs / row.task.id, ignore_errors=True)
 
-    def recover(self) -> None:
+    def recover(self) -> bool:
         """Stores what could not be stored while the disk was full, and makes a reserve for the next time.
 
-        Raises:
-            OSError: the disk is still full.
+        Returns whether there is space now, for jobs and where uploads arrive.
         """
-        while self._late:
-            self._ledger.record(self._late[0])
-            self._follow(self._late.popleft())
-        if not self._reserve.exists():
-            with whole_file(self._reserve) as part:
-                part.write_bytes(bytes(_RESERVE_BYTES))
+        try:
+            with self._recovering:
+                while self._late:
+                    self._ledger.record(self._late[0])
+                    self._follow(self._late.popleft())
+                if not self._reserve.exists():
+                    with whole_file(self._reserve) as part:
+                        part.write_bytes(bytes(_RESERVE_BYTES))
+            return min(shutil.disk_usage(each).free for each in (self._jobs, gettempdir())) >= _RESERVE_BYTES
+        except (OSError, sqlite3.Error):
+            return False
 
     def _sweep_often(self) -> None:
         while not self._stopped.is_set():

@@ -10,16 +10,19 @@ from typing import Any
 
 import gradio as gr
 
+from latentsync_trt.child import ChildDied, Pool, TooLarge, Watch, machine_bytes
 from latentsync_trt.errors import LatentSyncError
 from latentsync_trt.media.demo_clip import SPEECH, demo_clip
 from latentsync_trt.serve.admission import Limits
-from latentsync_trt.types import Progress, ProgressCallback
-from latentsync_trt.web import jobs, parts
-from latentsync_trt.web.jobs import People
+from latentsync_trt.serve.checks import People, find_people
+from latentsync_trt.types import Progress
+from latentsync_trt.web import parts
 from latentsync_trt.web.previews import Previews, original
 
 _MOST_VIDEOS, _MOST_BROWSERS = 16, 1000
 """Whose people, and whose uploads, are remembered."""
+_SEARCHES, _SEARCH_S = 2, 120.0
+"""Searches at once, and the time that each may take, beside as long as the longest video plays."""
 _LARGEST = "largest"
 
 SOON: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private", "queue": False}
@@ -60,6 +63,7 @@ class Inputs:
         """`uploads`: the folder from which Gradio serves files. `cookie`: the name of the one that marks a browser."""
         self._uploads, self._cookie, self._previews, self._limits = uploads, cookie, previews, limits
         self._making_demo = threading.Lock()
+        self._search = Pool("search for faces", _SEARCHES, machine_bytes() / 4, _SEARCH_S + limits.max_clip_s)
         self._visits: dict[str, _Visit] = {}
         self._people: dict[str, People | str] = {}
         """By video: who was found in it, or why no one was."""
@@ -88,7 +92,7 @@ class Inputs:
         queued: dict[str, Any] = {"trigger_mode": "multiple", "api_visibility": "private"}
         self.demo.click(self.show_demo, None, [self.video, self.speech], **SOON)
         changed = self.video.change(self._forget, self.video, fresh, trigger_mode="multiple", **SOON)
-        changed.then(self._find, self.video, people, concurrency_limit=1, show_progress_on=self.note, **queued)
+        changed.then(self._find, self.video, people, concurrency_limit=_SEARCHES, show_progress_on=self.note, **queued)
         changed.then(self._show, self.video, self.video, concurrency_limit=None, show_progress="hidden", **queued)
         self.faces.select(self._choose, [self.each, self.voices], [options["face"], self.chosen, self.speech], **SOON)
         heard = [self.video, self.speech, self.each, self.chosen, self.voices]
@@ -99,7 +103,8 @@ class Inputs:
         return changed
 
     def close(self) -> None:
-        self._visits.clear()
+        self._visits.clear()  # which ends their searches
+        self._search.close()
 
     def people_of(self, video: str | None) -> People | str | None:
         """Returns who was found in a video that the page shows, or why no one was; None if that is not known."""
@@ -146,7 +151,8 @@ class Inputs:
 
     async def _playable(self, video: str) -> str:
         made = await asyncio.to_thread(self._previews.of, Path(video))
-        return str(await asyncio.to_thread(made.result))
+        shown: Path = await asyncio.shield(asyncio.wrap_future(made))  # others may wait for it
+        return str(shown)
 
     def _forget(self, video: str | None, request: gr.Request) -> Updates:
         """Ends the search for the people of an earlier video, and forgets who was found."""
@@ -186,10 +192,11 @@ class Inputs:
         if visit.video != source or not visit.wanted:
             return hidden if not visit.video else gr.skip()
 
-        def note(found: Progress) -> None:
+        def note(found: Progress | None) -> None:
             if not visit.wanted or visit.video != source or request.session_hash not in self._visits:
                 raise _Stopped
-            progress((found.done, found.total), desc="Finding faces", unit="frames")
+            if found is not None:
+                progress((found.done, found.total), desc="Finding faces", unit="frames")
 
         try:
             note(Progress("finding faces", 0, None))
@@ -210,10 +217,12 @@ class Inputs:
             self.note: gr.HTML(parts.found(len(portraits), voices or None), visible=True),
         }
 
-    def _found(self, video: str, note: ProgressCallback) -> People | str:
+    def _found(self, video: str, note: Watch) -> People | str:
         if video not in self._people:
             try:
-                found: People | str = jobs.find_people(video, self._limits, note)
+                found: People | str = self._search.call(find_people, Path(video), self._limits, watch=note)
+            except (TooLarge, ChildDied) as error:  # a job may have what it needs
+                return f"{error}; a job takes the largest face"
             except LatentSyncError as error:
                 found = str(error).replace(video, Path(video).name)
             if len(self._people) >= _MOST_VIDEOS:

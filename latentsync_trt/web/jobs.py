@@ -1,49 +1,22 @@
-"""Submits what the page received to the service: the people of a video, jobs and their files. Needs no Gradio."""
+"""Submits what the page received to the service: jobs and their files. Needs no Gradio."""
 
 import json
 import os
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from secrets import compare_digest
 from typing import Any
 
 from latentsync_trt.errors import InputError
-from latentsync_trt.face.detector import MediaPipeDetector
-from latentsync_trt.face.track_file import Tracks, save_tracks
-from latentsync_trt.measure.page import summaries
-from latentsync_trt.serve.admission import SPEAKER, Form, Limits, UnknownJob
-from latentsync_trt.serve.checks import check_media
+from latentsync_trt.face.track_file import save_tracks
+from latentsync_trt.serve.admission import SPEAKER, Form, UnknownJob
+from latentsync_trt.serve.checks import People
 from latentsync_trt.serve.service import Service
 from latentsync_trt.serve.status import JobStatus
-from latentsync_trt.sync.faces import analyze
-from latentsync_trt.types import ProgressCallback, UInt8Array
 
 _SOURCE, _BROWSER = "source", "browser"
 """In a job's folder: the video that was sent, to compare, and the mark of the browser that sent it."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class People:
-    """The people in a video: `portraits`, uint8 `(256, 256, 3)` RGB, each with the seconds seen, by number."""
-
-    tracks: Tracks
-    portraits: list[tuple[UInt8Array, float]]
-
-
-def find_people(video: str, limits: Limits, on_progress: ProgressCallback) -> People:
-    """Tracks all faces of a video.
-
-    Raises:
-        MediaError: the video cannot be read. InputError: it is too large or too long. NoFaceError: it shows none.
-    """
-    path = Path(video)
-    limits.check_size(path.stat().st_size)
-    check_media("video", path, limits)
-    with MediaPipeDetector() as detector:
-        tracks, portraits = analyze(path, detector, on_progress)
-    return People(tracks, [(portraits[one.number], one.seen_s) for one in summaries(tracks)])
 
 
 def submit(

@@ -1,10 +1,11 @@
-"""Previews of videos that browsers cannot play, made while the page is used."""
+"""Previews of videos that browsers cannot play, made in child processes while the page is used."""
 
 import logging
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
+from latentsync_trt.child import Pool
 from latentsync_trt.errors import LatentSyncError
 from latentsync_trt.media.preview import plays, write_preview
 from latentsync_trt.serve.admission import Limits
@@ -14,15 +15,18 @@ _log = logging.getLogger(__name__)
 
 _SUFFIX = ".preview.mp4"
 _MOST_KNOWN = 200
+_AT_ONCE, _MOST_BYTES, _LEAST_S = 2, 1.5e9, 120.0
+"""Copies; the memory and time that each may need, beside as long as the longest video plays."""
 
 
 class Previews:
-    """Makes copies beside the files, one at a time, in a thread. Thread-safe."""
+    """Makes copies beside the files. Thread-safe."""
 
     def __init__(self, limits: Limits) -> None:
         """`limits`: videos beyond them are not copied."""
-        self._limits, self._pool = limits, ThreadPoolExecutor(1, "preview")
-        self._lock, self._closed = threading.Lock(), threading.Event()
+        self._limits, self._threads = limits, ThreadPoolExecutor(_AT_ONCE, "preview")
+        self._pool = Pool("preview", _AT_ONCE, _MOST_BYTES, _LEAST_S + limits.max_clip_s)
+        self._lock = threading.Lock()
         self._known: dict[Path, Future[Path]] = {}
 
     def of(self, video: Path) -> "Future[Path]":
@@ -35,13 +39,13 @@ class Previews:
             return self._known[video]
 
     def close(self) -> None:
-        self._closed.set()
-        self._pool.shutdown(cancel_futures=True)
+        self._pool.close()
+        self._threads.shutdown(cancel_futures=True)
 
     def _begun(self, video: Path) -> "Future[Path]":
         try:
             if not plays(video):
-                return self._pool.submit(self._make, video)
+                return self._threads.submit(self._make, video)
         except LatentSyncError:  # whoever works with the video says what is wrong
             pass
         except Exception:  # noqa: BLE001 -- as below
@@ -53,12 +57,10 @@ class Previews:
     def _make(self, video: Path) -> Path:
         copy = video.with_name(f"{video.name}{_SUFFIX}")
         try:
-            check_media("video", video, self._limits)
-            write_preview(video, copy, self._closed)
-        except LatentSyncError:
-            return video
-        except Exception:  # noqa: BLE001 -- whatever is wrong with a file must not break the page
-            _log.exception("%s: has no preview", video.name)
+            self._pool.call(check_media, "video", video, self._limits)
+            self._pool.call(write_preview, video, copy)
+        except LatentSyncError as error:
+            _log.warning("%s: has no preview (%s)", video.name, error)
             return video
         return copy
 
