@@ -12,13 +12,15 @@ from typing import cast
 
 import pytest
 
-from latentsync_trt import LipSync, SyncOptions
+from latentsync_trt import LipSync, RuntimeOptions, SyncOptions
+from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.cli.sync import meanwhile
 from latentsync_trt.config import Extend, Length
 from latentsync_trt.errors import InputError, LatentSyncError
 from latentsync_trt.sync.timeline import notices_of_length
 from latentsync_trt.types import Progress, VideoInfo
 from tests.clips import decoded, write_clip, write_face, write_sound
+from tests.compiling import COMPILING, compiling_provider
 from tests.device import Device
 from tests.small import small_bundle
 
@@ -116,16 +118,21 @@ def test_an_output_is_not_replaced_unasked(clip: tuple[Path, Path], tmp_path: Pa
     assert len(decoded(output)) > 1
 
 
-def test_sound_that_breaks_off_late_is_found_before_painting(clip: tuple[Path, Path], tmp_path: Path) -> None:
-    """Building engines may take minutes."""
+def test_sound_that_breaks_off_late_is_found_before_engines_are_built(
+    clip: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That may take minutes."""
     path = write_sound(tmp_path / "nan.wav", 3.0, codec="pcm_f32le")
     data = bytearray(path.read_bytes())
     data[-8:-4] = b"\x00\x00\xc0\x7f"
     path.write_bytes(bytes(data))
-    stages: list[str] = []
-    with LipSync.from_bundle(small_bundle(), "cpu") as lip_sync, pytest.raises(InputError, match="NaN"):
-        lip_sync.sync(clip[0], path, tmp_path / "out.mp4", QUICK, on_progress=lambda step: stages.append(step.stage))
-    assert stages == ["reading audio"]
+    builder, options = compiling_provider(monkeypatch), RuntimeOptions(engine_cache=tmp_path / "cache")
+    with LipSync(Bundle.load(small_bundle()), COMPILING, options) as lip_sync:
+        with pytest.raises(InputError, match="NaN"):
+            lip_sync.sync(clip[0], path, tmp_path / "out.mp4", QUICK)
+        assert not builder.built
+        lip_sync.sync(*clip, tmp_path / "out.mp4", QUICK)
+        assert builder.built
 
 
 # Notices that decide whether a run is worth its time come before it, once, and are in its report.

@@ -116,9 +116,11 @@ def test_one_that_cannot_be_opened_is_tried_again(slot: ModelSlot, opening: Open
     slot.close()  # as nobody uses it any more
 
 
-def test_an_error_beside_opening_is_told_when_it_is_open(slot: ModelSlot) -> None:
-    with pytest.raises(InputError, match="damaged"), slot.opening("a"):
+@pytest.mark.parametrize("ahead", [True, False])
+def test_an_error_beside_opening_leaves_no_user(slot: ModelSlot, opening: Opening, ahead: bool) -> None:
+    with pytest.raises(InputError, match="damaged"), slot.opening("a", ahead=ahead):
         raise InputError("damaged")
+    assert opening.graphs() == ["a"] * ahead
     slot.close()
 
 

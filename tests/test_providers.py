@@ -156,10 +156,10 @@ def test_auto_takes_tensorrt_only_where_a_test_of_all_that_matters_has_passed_it
     given: dict[str, Any] = {"bundle_sha256": "ab"}
     untested = select_provider(**given)
     assert untested.name == "cuda"
-    assert untested.notices() == [
-        "skipped tensorrt: it runs here, but was not tested with this bundle, version and driver on this GPU; "
-        "`latentsync-trt setup`, or `selftest --provider tensorrt`, tests it"
-    ]
+    (notice,) = untested.notices()
+    assert notice.startswith("skipped tensorrt: it runs here, but was not tested with this bundle")
+    assert "latentsync-trt setup" in notice
+    assert "latentsync-trt selftest --provider tensorrt" in notice
     remember(PASSED, passed_key(select_provider("tensorrt"), "ab"))
     assert (select_provider(**given).name, select_provider(**given).notices()) == ("tensorrt", [])
     given |= OTHERS[other](machine)

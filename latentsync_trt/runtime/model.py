@@ -211,9 +211,21 @@ def open_model(
 
 def check_options(bundle: Bundle, selection: Selection, options: RuntimeOptions) -> None:
     """Raises `InputError` if bundle or provider do not support `options`."""
-    cache = EngineCache(cache_folder(options.engine_cache))
-    factory = SessionFactory(bundle, selection, options, cache, lambda _: None)
-    factory.check(windows=options.windows_per_batch or 1)
+    _quiet_factory(bundle, selection, options).check(windows=options.windows_per_batch or 1)
+
+
+def must_build(bundle: Bundle, selection: Selection, options: RuntimeOptions, graphs: Sequence[str]) -> bool:
+    """Whether `open_model` would build engines; raises `BundleError` if the bundle lacks one of `graphs`."""
+    factory = _quiet_factory(bundle, selection, options)
+    for graph in graphs:
+        bundle.graph_path(graph)
+    if options.build == "background" or not factory.compiled:
+        return False
+    return not all(factory.cache.has(factory.key(graph)) for graph in graphs)
+
+
+def _quiet_factory(bundle: Bundle, selection: Selection, options: RuntimeOptions) -> SessionFactory:
+    return SessionFactory(bundle, selection, options, EngineCache(cache_folder(options.engine_cache)), lambda _: None)
 
 
 def _following(selection: Selection) -> Selection | None:

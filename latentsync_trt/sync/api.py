@@ -232,11 +232,15 @@ class LipSync:
         self, inputs: "Inputs", on_progress: ProgressCallback | None = None, helpers: "Helpers | None" = None
     ) -> SyncReport:
         """As `sync`, with the files and options that `check_inputs` has checked, perhaps before this was opened."""
+        from latentsync_trt.runtime.model import must_build
         from latentsync_trt.sync.inpaint import graphs_for, resolution_of
 
         resolution_px = resolution_of(self._bundle.manifest, inputs.options, self._options)
-        # Before the imports below, and while sound and faces are read.
-        with self._entered("sync"), self._slot.opening(graphs_for(inputs.options)) as opening:
+        graphs = graphs_for(inputs.options)
+        # Before the imports below, and while sound and faces are read; but what is wrong with these waits for no build.
+        is_open = self._slot.model is not None and self._slot.model.graphs.issuperset(graphs)
+        ahead = is_open or not must_build(self._bundle, self._selection, self._options, graphs)
+        with self._entered("sync"), self._slot.opening(graphs, ahead=ahead) as opening:
             from latentsync_trt.runtime.model import Notices
             from latentsync_trt.sync.clip import sync_clip
             from latentsync_trt.sync.run_context import Helpers, OpeningModel, RunContext

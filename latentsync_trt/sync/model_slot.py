@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import CancelledError, ThreadPoolExecutor, wait
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 
 from latentsync_trt.errors import Busy, InputError
@@ -63,17 +63,29 @@ class ModelSlot:
             self._changed.notify_all()
 
     @contextmanager
-    def opening(self, graphs: Sequence[str]) -> Iterator[Callable[[], Model]]:
-        """`acquire` in a thread, for which the function that the block gets waits; `release` at its end."""
+    def opening(self, graphs: Sequence[str], *, ahead: bool = True) -> Iterator[Callable[[], Model]]:
+        """`acquire` in a thread, for which the function that the block gets waits; `release` at its end.
+
+        `ahead`: it begins at once, not only when it is waited for.
+        """
         with ThreadPoolExecutor(1, thread_name_prefix="open model") as thread:
-            acquired = thread.submit(self.acquire, graphs)
+            lock, begun = threading.Lock(), list[Future[Model]]()
+
+            def acquired() -> Future[Model]:
+                with lock:
+                    if not begun:
+                        begun.append(thread.submit(self.acquire, graphs))
+                    return begun[0]
+
+            if ahead:
+                acquired()
             try:
-                yield lambda: results([acquired])[0]
+                yield lambda: results([acquired()])[0]
             finally:
                 with suppress(CancelledError):  # where `results` was interrupted
-                    while not wait([acquired], POLL_S).done:
+                    while begun and not wait(begun, POLL_S).done:
                         pass
-                    if acquired.exception() is None:
+                    if begun and begun[0].exception() is None:
                         self.release()
 
     def close(self) -> None:

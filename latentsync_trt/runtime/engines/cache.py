@@ -105,6 +105,10 @@ class EngineCache:
         self._verified: dict[str, datetime | None] = {}
         self._built: set[str] = set()
 
+    def has(self, key: EngineKey) -> bool:
+        """Whether there is an engine for `key`, by its record and file sizes."""
+        return not read_entry(self.folder / key.digest, hashes=False).problem
+
     def find(self, key: EngineKey) -> Entry | None:
         """The undamaged engine for `key`, or None. Takes no lock and works on a read-only cache.
 
