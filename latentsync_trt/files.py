@@ -103,13 +103,14 @@ def work_folder(output: Path) -> Iterator[Path]:
     folder = work_folder_of(output)
     remove_leftovers(folder.parent)
     folder.mkdir(_MODE, exist_ok=True)
-    # Freed by the system where a process is killed. Some network disks have no locks.
+    # Freed by the system where a process is killed.
     lock = FileLock(folder / _LOCK_NAME, timeout=0, thread_local=False, fallback_to_soft=False)
     try:
-        with suppress(OSError, NotImplementedError):
-            lock.acquire()
+        lock.acquire()
     except Timeout:
         raise OSError(errno.EBUSY, "another run is writing it; wait for it, or choose another name") from None
+    except (OSError, NotImplementedError):
+        pass  # a disk without locks
     try:
         yield folder
     except BaseException as error:

@@ -148,7 +148,6 @@ def test_a_file_of_the_current_folder_says_what_it_sets(tmp_path: Path, monkeypa
         *(("serve", option) for option in ("host = '0.0.0.0'", "no-key = true", "allow-urls = true", "ray = 'auto'")),
         ("ui", "no_key = true"),
         ("live", "host = '0.0.0.0'"),
-        ("build", "engine-store = 's3://bucket'"),
     ],
 )
 def test_no_file_of_the_current_folder_opens_a_door(

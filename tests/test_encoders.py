@@ -147,7 +147,7 @@ def test_an_unknown_preset_is_found_before_the_work(encoder: str) -> None:
 def test_a_size_that_nvenc_refuses_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(codecs, "problem_of", lambda one: "Invalid argument" if one.width_px > 4096 else None)
     wide = replace(SDR, width_px=5000)
-    with pytest.raises(InputError, match=r"does not open for pictures of 5000×240: .* use encoder x264"):
+    with pytest.raises(InputError, match=r"does not open for pictures of 5000×240: .* use --encoder x264"):
         check_encoder(SyncOptions(encoder="nvenc"), wide, Path("out.mp4"))
     assert choose_encoder(SyncOptions(encoder="auto"), wide).ffmpeg == "libx264"
 

@@ -275,7 +275,7 @@ def test_files_of_options_are_uploads(client: httpx.Client, clip: dict[str, byte
     worker.go.set()
     files = {"mix": ("m.wav", clip["audio"]), "speaker_1": ("s.WAV", clip["audio"])}
     wrong = send(client, clip, **files)
-    assert wrong.status_code == 422 and "audio and speaker exclude" in wrong.json()["error"]
+    assert wrong.status_code == 422 and "--audio and --speaker exclude" in wrong.json()["error"]
     video = {"video": ("in.mp4", clip["video"])}
     sent = client.post("/v1/jobs", files={**video, **files}, data={"options": "{}"})
     assert ended(client, sent.json()["id"])["state"] == "done"

@@ -476,7 +476,7 @@ def test_every_option_has_a_control() -> None:
 
     controls = asyncio.run(made())
     names = {spec.name for spec in fields(SyncOptions)}
-    assert names - controls.keys() == {"preset", "faces", "resume", "speaker", "turns"}
+    assert names - controls.keys() == {"preset", "faces", "overwrite", "resume", "speaker", "turns"}
     assert controls["offset"].label == "Offset (ms)"
     untouched = {name: control.value for name, control in controls.items()}
     assert options.changed(untouched) == ({}, {})

@@ -24,7 +24,7 @@ CONFIG = "latentsync-trt.toml"
 _UNGROUPED = "Main options"
 
 _SILENT = {"--quiet", "-q", "--json"}
-_DOORS = frozenset({"allow_private_urls", "allow_urls", "engine_store", "host", "no_key", "ray"})
+_DOORS = frozenset({"allow_private_urls", "allow_urls", "host", "no_key", "ray"})
 """Options that let others in, or take programs and work from and to other machines."""
 
 
