@@ -1,19 +1,35 @@
 """How a bundle is opened: on which provider, and what runs before it is used."""
 
 import gc
+import threading
+import time
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import get_args
 
+import numpy as np
 import pytest
 
 from latentsync_trt import SyncOptions
 from latentsync_trt.bundle.manifest import step_graph
-from latentsync_trt.errors import BundleError, EngineBuildError, LatentSyncError, OutOfMemory, OutputError
+from latentsync_trt.errors import (
+    BundleError,
+    EngineBuildError,
+    InferenceError,
+    LatentSyncError,
+    OutOfMemory,
+    OutputError,
+)
 from latentsync_trt.runtime.engines.session import Session
 from latentsync_trt.runtime.providers.select import Selection
+from latentsync_trt.runtime.stages import Stage, results
 from latentsync_trt.sync.inpaint import graphs_for
+from tests.cache_worker import PATIENCE_S, until
 from tests.compiling import COMPILING, CopyBuilder, compiling_provider
-from tests.device import CPU, DemoModels, Device, denoised
+from tests.device import COEFFICIENTS, CPU, DemoModels, Device, denoised
 
 pytestmark = pytest.mark.integration
 
@@ -92,3 +108,59 @@ def test_what_is_closed_is_freed(make: DemoModels, device: Device) -> None:
 def test_a_graph_that_the_bundle_lacks_is_named(make: DemoModels) -> None:
     with pytest.raises(BundleError, match="denoise_step_upside_down"):
         make(CPU, ["denoise_step", "denoise_step_upside_down"])
+
+
+# The threads of its stages.
+
+
+def test_a_stage_always_runs_in_its_own_thread(make: DemoModels) -> None:
+    """ONNX Runtime keeps handles and recorded CUDA graphs for each thread."""
+    model = make(graphs=TWO)
+    first, second = ([model.run(stage, threading.get_ident) for stage in get_args(Stage)] for _ in range(2))
+    assert first == second
+    assert len(set(first)) == 3
+
+
+def test_stages_run_side_by_side_where_memory_allows_else_in_turn(make: DemoModels, builder: CopyBuilder) -> None:
+    on_cpu, on_gpu = make(graphs=TWO), make(COMPILING, TWO)
+    both, running, most = threading.Barrier(2), list[Stage](), list[int]()
+
+    def alone(stage: Stage) -> None:
+        running.append(stage)
+        most.append(len(running))
+        time.sleep(0.001)
+        running.remove(stage)
+
+    with ThreadPoolExecutor(3) as threads:
+        meet = [threads.submit(on_gpu.run, stage, partial(both.wait, PATIENCE_S)) for stage in ("encode", "decode")]
+        assert sorted(each.result() for each in meet) == [0, 1]
+        stages = [*get_args(Stage)] * 5
+        deque(threads.map(lambda stage: on_cpu.run(stage, partial(alone, stage)), stages), maxlen=0)
+    assert most == [1] * 15
+
+
+def test_an_error_of_a_stage_reaches_its_caller_and_the_stage_goes_on(make: DemoModels) -> None:
+    model = make()
+    with pytest.raises(InferenceError, match="needs a full step"):
+        model.run("denoise", lambda: model.denoiser.step(1, COEFFICIENTS, cached=True))
+    assert np.isfinite(denoised(model)).all()
+
+
+def test_the_first_error_cancels_what_has_not_begun_and_waits_for_what_has() -> None:
+    all_there, begun, futures = threading.Event(), threading.Event(), list[Future[None]]()
+
+    def go_on() -> None:
+        all_there.wait(PATIENCE_S)
+        begun.set()
+        until(futures[1].cancelled)
+
+    def fail() -> None:
+        begun.wait(PATIENCE_S)
+        raise REFUSED
+
+    with ThreadPoolExecutor(1) as busy, ThreadPoolExecutor(1) as other:
+        futures += [busy.submit(go_on), busy.submit(fail), other.submit(fail)]
+        all_there.set()
+        with pytest.raises(EngineBuildError, match=str(REFUSED)):
+            results(futures)
+        assert [future.done() and not future.cancelled() for future in futures] == [True, False, True]

@@ -65,9 +65,9 @@ def test_a_clip_looks_as_from_a_bundle_of_that_resolution(lip_sync: LipSync, nar
 def test_fixed_engines_refuse_another_resolution(several: Path, clip: tuple[Path, Path], tmp_path: Path) -> None:
     out, options = tmp_path / "out.mkv", SyncOptions(resolution=LEAST_PX)
     with LipSync.from_bundle(several, "cpu", RuntimeOptions(dynamic=False)) as fixed:
-        with pytest.raises(InputError, match="dynamic=False fixes engines at 192 px"):
+        with pytest.raises(InputError, match="--static fixes engines at 192 px"):
             fixed.sync(*clip, out, options)
-        with pytest.raises(InputError, match="dynamic=False fixes engines at 192 px"):
+        with pytest.raises(InputError, match="--static fixes engines at 192 px"):
             fixed.warm_up(options)
         fixed.warm_up(SyncOptions(steps=1, resolution=MOST_PX))
 
