@@ -43,7 +43,7 @@ _MACHINE = hashlib.sha256(platform.node().encode()).hexdigest()[:8]
 _TEMPORARY = re.compile(rf"{re.escape(PREFIX)}{_MACHINE}-(\d+)-[0-9a-f]{{8}}")
 
 _made: set[Path] = set()
-"""Temporary folders of this process."""
+"""Temporary and work folders of this process."""
 
 
 @contextmanager
@@ -79,9 +79,10 @@ def remove_leftovers(parent: Path) -> None:
 
 
 def remove_all() -> None:
-    """Removes the temporary folders of this process, which ends without leaving their blocks. Thread-safe."""
+    """Removes the folders of this process, which ends without leaving their blocks. Thread-safe."""
     for folder in list(_made):
-        shutil.rmtree(folder, ignore_errors=True)
+        if not (folder / KEPT_NAME).exists():
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def work_folder_of(output: Path) -> Path:
@@ -111,6 +112,7 @@ def work_folder(output: Path) -> Iterator[Path]:
         raise OSError(errno.EBUSY, "another run is writing it; wait for it, or choose another name") from None
     except (OSError, NotImplementedError):
         pass  # a disk without locks
+    _made.add(folder)
     try:
         yield folder
     except BaseException as error:
@@ -121,6 +123,7 @@ def work_folder(output: Path) -> Iterator[Path]:
         lock.release(force=True)
         if not (folder / KEPT_NAME).exists():
             shutil.rmtree(folder, ignore_errors=True)
+        _made.discard(folder)
 
 
 def kept_work(parent: Path) -> list[Path]:

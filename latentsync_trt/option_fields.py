@@ -162,7 +162,7 @@ def from_texts(cls: type[T], values: Mapping[str, Any], others: Iterable[str] = 
         if name in found:
             raise InputError(f"{given}: is given twice")
         if any(isinstance(each, list | dict) for each in (value if isinstance(value, list) else [value])):
-            raise InputError(f"{given}: is nested; give a value, or a list of values")
+            raise InputError(f"{flag_name(name)}: is nested; give a value, or a list of values")
         if value is not None and not (isinstance(value, str) and not value.strip()):
             found[name] = _from_text(cls, specs[name], value)
     return cls(**found)

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
+from typing import Any
 
 from latentsync_trt.errors import LatentSyncError
 
@@ -15,6 +16,9 @@ INTERRUPTED_CODE = 130
 
 _CODES = {"SIGINT": INTERRUPTED_CODE, "SIGBREAK": INTERRUPTED_CODE, "SIGTERM": 143, "SIGHUP": 129}
 """Exit code by signal. Windows has SIGBREAK for Ctrl-Break and for a console that is closed."""
+
+bars = list[Any]()
+"""Of rich, which may be shown: interrupted while it draws one, it would leave it there, and the cursor hidden."""
 
 _code = 0
 
@@ -54,9 +58,11 @@ def _interrupt(number: int, _: FrameType | None) -> None:
             children.kill_all()
         os._exit(_code)
     _code = _CODES[signal.Signals(number).name]
+    for bar in bars:
+        with suppress(Exception):  # whatever state the interrupted thread has left it in
+            bar.stop()
     with suppress(OSError):
-        erase = "\r\x1b[2K" if os.isatty(2) else ""  # the line of a progress bar, which goes on below
-        os.write(2, f"{erase}stopping…\n".encode())
+        os.write(2, "stopping…\n".encode())
     if children is not None:
         children.ask_all_to_end()
     raise KeyboardInterrupt

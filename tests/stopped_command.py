@@ -44,8 +44,8 @@ def command(folder: Path, how: str, as_json: bool) -> None:
         (temporary / "graphs" / "half.onnx").write_bytes(bytes(1000))
         child.send(folder)
         next(child.events())
-        click.echo("ready")
         try:
+            click.echo("ready")
             time.sleep(FOREVER_S)
         finally:
             if how == "native":

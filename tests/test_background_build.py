@@ -52,7 +52,7 @@ def test_this_run_starts_at_once_and_the_next_one_has_engines(
     options = RuntimeOptions(build="background", engine_cache=cold)
     for provider in ("cpu", "tensorrt"):
         with LipSync.from_bundle(small_bundle(), "tensorrt", options) as lip_sync:
-            report = lip_sync.sync(*clip, tmp_path / "out.mkv", QUICK)
+            report = lip_sync.sync(*clip, tmp_path / f"{provider}.mkv", QUICK)
             painted.touch()
             assert lip_sync.building is (provider == "cpu")
             assert [lip_sync.wait_for_build() for _ in range(2)] == ["", ""]

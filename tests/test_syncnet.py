@@ -311,7 +311,7 @@ def test_a_report_measures_what_the_file_shows(checkpoints: Path, tmp_path: Path
     """The network is found where `export` writes it."""
     video, audio = write_clip(tmp_path, 60)
     command = ("sync", "--video", video, "--audio", audio, "--bundle", small_bundle(), "--provider", "cpu", "--json")
-    command += ("--steps", "1", "--cache-interval", "1", "--codec", "ffv1", "-o", tmp_path / "out.mkv")
+    command += ("--steps", "1", "--cache-interval", "1", "--codec", "ffv1", "-o", tmp_path / "out.mkv", "--overwrite")
     result = ran(*command, "--report", tmp_path / "page.html")
     assert result.exit_code == 0, result.output
     (found,) = json.loads(result.stdout)["quality"]["syncnet"]

@@ -80,7 +80,7 @@ def test_clips_beside_one_another_are_those_one_after_another(own: LipSync, tmp_
         own.sync(*jobs[number][0], tmp_path / output, jobs[number][1])
         return np.stack(decoded(tmp_path / output))
 
-    alone = [run(number, "alone.mkv") for number in range(3)]
+    alone = [run(number, f"alone {number}.mkv") for number in range(3)]
     with ThreadPoolExecutor() as threads:
         together = [threads.submit(run, number, f"{number}.mkv") for number in range(3)]
         for found, expected in zip(together, alone, strict=True):

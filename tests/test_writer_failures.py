@@ -85,9 +85,9 @@ def test_an_output_that_cannot_be_written_is_refused_before_the_work(
     # Root, who runs many CIs, may write everywhere.
     monkeypatch.setattr(os, "access", lambda path, _: Path(path).stem not in ("locked", "protected"))
     with pytest.raises((InputError, OutputError), match=message) as caught:
-        check_output_path(tmp_path / name)
+        check_output_path(tmp_path / name, overwrite=True)
     assert caught.value.usage
-    check_output_path(tmp_path / "ok.MP4")
+    check_output_path(tmp_path / "ok.MP4", overwrite=False)
 
 
 @pytest.mark.parametrize("parts", [1, 2])
@@ -117,7 +117,7 @@ def test_an_output_that_is_also_an_input_is_refused(tmp_path: Path) -> None:
     (tmp_path / "sub").mkdir()
     for name in ("CLIP.MP4", "link.mp4", "sub/../clip.mp4"):
         with pytest.raises(InputError, match="is also an input"):
-            check_output_path(tmp_path / name, clip)
+            check_output_path(tmp_path / name, clip, overwrite=True)
 
 
 def written_bytes() -> int:

@@ -206,6 +206,7 @@ class Board:
         self._workers: dict[str, TaskID] = {}
 
     def __enter__(self) -> Self:
+        stopping.bars.append(self._bars)
         self._bars.start()
         return self
 

@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from latentsync_trt import stopping
 from latentsync_trt.cli import echo
 from latentsync_trt.paths import printable
 from latentsync_trt.types import Progress, ProgressCallback, SyncReport
@@ -107,6 +108,7 @@ def progress_bar(*, hidden: bool) -> Iterator[ProgressCallback]:
     columns = bars.TextColumn("{task.description:<21}"), bars.BarColumn(bar_width=None), bars.MofNCompleteColumn()
     times = bars.TimeElapsedColumn(), TimeLeft()
     with bars.Progress(*columns, *times, console=STDERR, expand=True, transient=True, disable=hidden) as bar:
+        stopping.bars.append(bar)
         task = bar.add_task("starting", total=None)
 
         def move(progress: Progress) -> None:

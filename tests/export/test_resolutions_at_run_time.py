@@ -44,7 +44,7 @@ def run(clip: tuple[Path, Path], tmp_path: Path) -> Synced:
     """Syncs the clip; its frames."""
 
     def synced(lip_sync: LipSync, resolution: int | None = None) -> UInt8Array:
-        lip_sync.sync(*clip, tmp_path / "out.mkv", replace(LOSSLESS, resolution=resolution))
+        lip_sync.sync(*clip, tmp_path / "out.mkv", replace(LOSSLESS, resolution=resolution, overwrite=True))
         return np.stack(decoded(tmp_path / "out.mkv")).astype(np.int16)
 
     return synced
