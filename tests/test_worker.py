@@ -537,6 +537,7 @@ STARTING = """
 import sys
 
 def work(orders, emit):
+    next(iter(orders))
     print("no event")
     emit(notice="building engines")
     sys.exit("no such driver")
