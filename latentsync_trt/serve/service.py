@@ -89,7 +89,7 @@ class Service:
         self._jobs.mkdir(0o700, parents=True, exist_ok=True)
         self._reserve = folder.absolute() / "reserve"
         self._ledger = self._written(lambda: Ledger.open(folder / "ledger.sqlite"))
-        self.limits, self._checks = limits, Pool("files: their check", *_CHECKS)
+        self.limits, self._checks = limits, Pool("check of the files", *_CHECKS)
         self._webhooks = Webhooks(secret, private=limits.allow_private_urls) if secret else None
         self.totals = Counter[str]()
         """Since the start: frames, ends by state, failures by kind."""
