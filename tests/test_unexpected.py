@@ -85,7 +85,7 @@ ESCAPED = r"a\u202e\u2066\u200f"
 @pytest.mark.parametrize(
     ("line", "code"),
     [
-        ("sync NAME.mp4 a.wav", 2),
+        ("sync NAME.mp4 a.wav --bundle none", 2),
         ("demo --audio NAME.wav --out demo --bundle none", 2),
         ("faces NAME.mp4", 2),
         ("cache ls --engine-cache NAME", 0),
