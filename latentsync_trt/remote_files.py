@@ -71,13 +71,6 @@ def exists(url: str) -> bool:
         return bool(system.exists(remote, **strict))
 
 
-def size_of(url: str) -> int:
-    """Returns the bytes of the file at a URL, as the store says; errors as `fetch`."""
-    with _translated(url, MediaError):
-        system, remote = _open(url)
-        return int(system.info(remote)["size"])
-
-
 def check_target(target: str) -> None:
     """Raises `InputError` if `target` is a URL that cannot be written, or `MissingDependency`."""
     if local_of(target) is None:

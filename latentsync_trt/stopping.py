@@ -33,8 +33,12 @@ def interruption(message: str = INTERRUPTED) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt as error:
-        notes = (note for note in getattr(error, "__notes__", ()) if note not in message)
-        raise Interrupted("; ".join([message, *notes])) from None
+        raise Interrupted(with_notes(message, error)) from None
+
+
+def with_notes(message: str, error: BaseException) -> str:
+    """`message` and the notes of `error`, which say what to do, as one line."""
+    return "; ".join([message, *(note for note in getattr(error, "__notes__", ()) if note not in message)])
 
 
 def install() -> None:

@@ -1,4 +1,4 @@
-"""The model of a `LipSync`: opened once, again with more graphs when nobody uses it, closed when nobody does."""
+"""The model of a `LipSync`: opened once, again with more graphs when no call uses it, closed when none does."""
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -113,7 +113,7 @@ def test_one_that_cannot_be_opened_is_tried_again(slot: ModelSlot, opening: Open
     opening.error = None
     with slot.opening("b") as opened:
         assert opened() is opened() is slot.model
-    slot.close()  # as nobody uses it any more
+    slot.close()  # as no call uses it any more
 
 
 @pytest.mark.parametrize("ahead", [True, False])

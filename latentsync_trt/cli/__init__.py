@@ -169,8 +169,7 @@ def _explained(error: Exception, arguments: Sequence[str]) -> tuple[str, int]:
     from latentsync_trt.unexpected import one_line
 
     message, usage = one_line(error, arguments)
-    notes = (note for note in getattr(error, "__notes__", ()) if note not in message)
-    return "; ".join([message, *notes]), 2 if usage else 1
+    return stopping.with_notes(message, error), 2 if usage else 1
 
 
 @click.group(

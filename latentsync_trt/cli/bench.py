@@ -32,6 +32,8 @@ from latentsync_trt.unexpected import without_paths
 
 if TYPE_CHECKING:
     from latentsync_trt.bench.rows import Row
+    from latentsync_trt.measure.clips import Clip
+    from latentsync_trt.measure.syncnet import SyncMeter, SyncNet
     from latentsync_trt.types import SyncReport
 
 _NOT_FOR_BENCH = ("build", "preset", "verify")
@@ -100,7 +102,7 @@ def bench(
     network, plain_runtime = open_syncnet(runtime.syncnet), replace(runtime, syncnet=None)
     settings = settings_for(Bundle.load(folder), plain_runtime, sync, providers, presets, say)
     settings = [replace(setting, runs=runs, warm_up=warm_up) for setting in settings]
-    for results in run_bench(settings, network, video, audio, ["latentsync-trt", *sys.argv[1:]]):
+    for results in run_bench(settings, network, video, audio, _command()):
         if out is not None:
             results.write(out)
     if not quiet:
@@ -120,6 +122,10 @@ def _cells(row: "Row") -> tuple[str, ...]:
         f"{device_bytes / 1e9:.2f} GB" if device_bytes else "",
         str(row.syncnet or ""),
     )
+
+
+def _command() -> list[str]:
+    return ["latentsync-trt", *sys.argv[1:]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,8 +170,7 @@ def compare(
     from latentsync_trt.measure.clips import choose_clip
     from latentsync_trt.measure.compare import HEADS, lines_of, measure, write_report
     from latentsync_trt.measure.page import page_path
-    from latentsync_trt.measure.syncnet import SyncMeter, open_syncnet
-    from latentsync_trt.media.reader import delays_of
+    from latentsync_trt.measure.syncnet import open_syncnet
     from latentsync_trt.media.writer import check_output_path
     from latentsync_trt.runtime.providers.select import select_provider
     from latentsync_trt.sync.api import LipSync
@@ -183,10 +188,7 @@ def compare(
     make_folder(out.parent)
     with temporary_folder(out.parent) as folder, progress_bar(hidden=quiet or as_json) as on_progress:
         chosen = choose_clip(clip, audio or clip, folder)
-        meters: list[SyncMeter] = []
-        if network is not None:
-            delay_s = delays_of(chosen.video, chosen.audio).sound_s
-            meters = [SyncMeter(network, chosen.audio, delay_s) for _ in "AB"]
+        meters = [] if network is None else _meters(network, chosen)
         videos = (Path(a), Path(b)) if are_videos else (folder / "a.mkv", folder / "b.mkv")
         reports, lossless = list["SyncReport"](), replace(sync, codec="ffv1")
         for bundle, video in zip(folders, videos, strict=False):
@@ -195,9 +197,7 @@ def compare(
         side_px = max(_LEAST_SIDE_PX, *(side.resolution_px or 0 for side in sides))
         measured = {"extend": sync.extend, "on_progress": on_progress, "meters": meters}
         found = measure(videos, chosen, out, side_px, **measured)
-    facts = environment(
-        ["latentsync-trt", *sys.argv[1:]], [select_provider(report.provider, device) for report in reports]
-    )
+    facts = environment(_command(), [select_provider(report.provider, device) for report in reports])
     settings = "finished videos" if are_videos else _settings(sync)
     lines, notes = [*_lines(*sides), *lines_of(found)], [*_notes(sides, reports)]
     known = [(name.replace("_", " "), value) for name, value in facts.items()]
@@ -212,6 +212,15 @@ def compare(
         for note in notes:
             echo(f"note: {note}", err=True)
         echo(f"{out.parent / found.video}: side by side\n{out}: all of it, with plots")
+
+
+def _meters(network: "SyncNet", clip: "Clip") -> "list[SyncMeter]":
+    """For each of the two, one that hears the speech."""
+    from latentsync_trt.measure.syncnet import SyncMeter
+    from latentsync_trt.media.reader import delays_of
+
+    delay_s = delays_of(clip.video, clip.audio).sound_s
+    return [SyncMeter(network, clip.audio, delay_s) for _ in "AB"]
 
 
 def _sides(folders: Sequence[Path], sync: SyncOptions, runtime: RuntimeOptions) -> list[Side]:

@@ -129,10 +129,8 @@ def check_downloads(downloads: Sequence[Repository], more_bytes: int = 0) -> Non
 
 def _check_answer(first: Repository, downloads: Sequence[Repository]) -> None:
     from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url
-    from huggingface_hub.errors import HfHubHTTPError
 
-    constants.HF_HUB_DISABLE_TELEMETRY = True
-    http_error: type[Exception] = HfHubHTTPError.__bases__[0]  # as in `fetch`
+    http_error = _set_up_hub()
     try:  # without the retries of a download
         address = hf_hub_url(first.name, next(iter(first.files)), revision=first.revision)
         get_hf_file_metadata(address, timeout=_ANSWER_S)
@@ -146,6 +144,15 @@ def _check_answer(first: Repository, downloads: Sequence[Repository]) -> None:
             ) from error
 
 
+def _set_up_hub() -> type[Exception]:
+    """Sends less with each request to the hub; returns the error of requests, of httpx or what the version has."""
+    from huggingface_hub import constants
+    from huggingface_hub.errors import HfHubHTTPError
+
+    constants.HF_HUB_DISABLE_TELEMETRY = True  # else each request names the versions of other packages
+    return HfHubHTTPError.__bases__[0]
+
+
 def fetch(repository: Repository, notice: Callable[[str], None]) -> None:
     """Downloads what is not there, going on where an earlier call ended; `notice` gets a line for each file.
 
@@ -154,11 +161,8 @@ def fetch(repository: Repository, notice: Callable[[str], None]) -> None:
         OutputError: the disk is full.
     """
     from huggingface_hub import constants, hf_hub_download
-    from huggingface_hub.errors import HfHubHTTPError
 
-    # Else each request names the versions of other packages.
-    constants.HF_HUB_DISABLE_TELEMETRY = True
-    http_error: type[Exception] = HfHubHTTPError.__bases__[0]  # of httpx or its successor, as the version has it
+    http_error = _set_up_hub()
     for name in _missing(repository):
         path = repository.folder / name
         notice(str(path))

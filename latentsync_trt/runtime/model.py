@@ -191,22 +191,21 @@ def open_model(
         try:
             factory = SessionFactory(bundle, selection, options, cache, notices.add)
             if options.build == "background" and build is None and (missing := factory.missing(tuple(graphs))):
-                build = _built_meanwhile(factory, missing, notices)
-                if build is not None:
-                    selection = next_provider(selection)
+                meanwhile = _built_meanwhile(factory, missing, notices)
+                if meanwhile is not None:
+                    build, selection = meanwhile
                     continue
             return _open(factory, tuple(graphs), notices, build)
-        except (EngineBuildError, OutputError) as error:  # the latter: the engine cache cannot be written
-            following = _following(selection)
+        except BaseException as error:
+            # `OutputError`: the engine cache cannot be written.
+            following = _following(selection) if isinstance(error, EngineBuildError | OutputError) else None
             if following is None:
-                _stop(build)
+                if build is not None:
+                    build.stop()
                 raise
             other = following.name
             notices.add(f"{selection.name} is not used for this bundle, continuing with {other}: {error}")
             selection = following
-        except BaseException:
-            _stop(build)
-            raise
 
 
 def check_options(bundle: Bundle, selection: Selection, options: RuntimeOptions) -> None:
@@ -235,29 +234,25 @@ def _following(selection: Selection) -> Selection | None:
     return None
 
 
-def _built_meanwhile(factory: SessionFactory, missing: tuple[str, ...], notices: Notices) -> BackgroundBuild | None:
-    """A process that builds engines, while this run uses the next provider; None, with a notice, if there is none."""
+def _built_meanwhile(
+    factory: SessionFactory, missing: tuple[str, ...], notices: Notices
+) -> tuple[BackgroundBuild, Selection] | None:
+    """A process that builds engines, and the next provider, which this run uses; None, with a notice, if there is
+    none."""
     name = factory.selection.name
     try:
-        other = next_provider(factory.selection).name
+        following = next_provider(factory.selection)
         build = BackgroundBuild(factory, missing)
     except (ProviderUnavailable, InputError, OSError) as error:
         notices.add(f"engines cannot be built in the background, so the run waits for them: {error}")
         return None
-    notices.add(f"{len(missing)} engines for {name} are built for the next run; this one uses {other}")
-    return build
-
-
-def _stop(build: BackgroundBuild | None) -> None:
-    if build is not None:
-        build.stop()
+    notices.add(f"{len(missing)} engines for {name} are built for the next run; this one uses {following.name}")
+    return build, following
 
 
 def _open(factory: SessionFactory, graphs: tuple[str, ...], notices: Notices, build: BackgroundBuild | None) -> Model:
     for graph in factory.missing(graphs):  # one by one, as builds time kernels, and before anything is open
         factory.build(graph)
-    for graph in graphs:
-        factory.bundle.graph_path(graph)
     plan = _memory_plan(factory, graphs, notices)
     selection, threads = factory.selection, StageThreads(in_turn=plan.mode != "pipelined")
     with ThreadPoolExecutor(_OPENERS, thread_name_prefix="open") as openers:

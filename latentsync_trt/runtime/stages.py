@@ -12,7 +12,7 @@ T = TypeVar("T")
 Stage = Literal["encode", "denoise", "decode"]
 
 # Waits are cut into pieces, as Windows cannot deliver Ctrl-C inside an untimed one.
-_POLL_S = 0.1
+POLL_S = 0.1
 
 
 class StageThreads:
@@ -55,7 +55,7 @@ def results(futures: Iterable[Future[T]]) -> list[T]:
     futures = list(futures)
     error = None
     try:
-        while wait(futures, _POLL_S, FIRST_EXCEPTION).not_done and _first_error(futures) is None:
+        while wait(futures, POLL_S, FIRST_EXCEPTION).not_done and _first_error(futures) is None:
             pass
     finally:
         deque(map(Future.cancel, futures), maxlen=0)

@@ -125,7 +125,7 @@ class LipSync:
 
         Waits for calls that run in other threads. Closing again does nothing.
         """
-        from latentsync_trt.sync.threads import POLL_S
+        from latentsync_trt.runtime.stages import POLL_S
 
         with self._entered("close"):
             with self._changed:
@@ -238,7 +238,7 @@ class LipSync:
         resolution_px = resolution_of(self._bundle.manifest, inputs.options, self._options)
         graphs = graphs_for(inputs.options)
         # Before the imports below, and while sound and faces are read; but what is wrong with these waits for no build.
-        is_open = self._slot.model is not None and self._slot.model.graphs.issuperset(graphs)
+        is_open = self._slot.model_with(graphs) is not None
         ahead = is_open or not must_build(self._bundle, self._selection, self._options, graphs)
         with self._entered("sync"), self._slot.opening(graphs, ahead=ahead) as opening:
             from latentsync_trt.runtime.model import Notices

@@ -7,8 +7,7 @@ from contextlib import contextmanager, suppress
 
 from latentsync_trt.errors import Busy, InputError
 from latentsync_trt.runtime.model import Model
-from latentsync_trt.runtime.stages import results
-from latentsync_trt.sync.threads import POLL_S
+from latentsync_trt.runtime.stages import POLL_S, results
 
 
 class ModelSlot:
@@ -29,16 +28,21 @@ class ModelSlot:
         """The one that is open, if any."""
         return self._model
 
+    def model_with(self, graphs: Sequence[str]) -> Model | None:
+        """The one that is open, if it has these graphs."""
+        model = self._model
+        return model if model is not None and model.graphs.issuperset(graphs) else None
+
     def acquire(self, graphs: Sequence[str], *, lasting: bool = False) -> Model:
         """A model with these graphs, open until `release`; waits while others use one without them.
 
-        `lasting`: for a live session, for which nobody should wait.
+        `lasting`: for a live session, for which no call should wait.
 
         Raises:
             Busy: live sessions use one without these graphs. InputError: the slot is closed. Others as `open_model`.
         """
         with self._changed:
-            while self._model is None or not self._model.graphs.issuperset(graphs):
+            while (model := self.model_with(graphs)) is None:
                 self._check_open()
                 if self._users == 0:
                     self._open_with(graphs)
@@ -53,7 +57,7 @@ class ModelSlot:
             self._check_open()
             self._users += 1
             self._lasting += lasting
-            return self._model
+            return model
 
     def release(self, *, lasting: bool = False) -> None:
         """Who called `acquire` does not use the model any more."""
@@ -89,7 +93,7 @@ class ModelSlot:
                         self.release()
 
     def close(self) -> None:
-        """Waits until nobody uses the model, and closes it. Closing again does nothing."""
+        """Waits until no call uses the model, and closes it. Closing again does nothing."""
         with self._changed:
             self._closed = True
             while self._users:

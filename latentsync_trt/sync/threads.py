@@ -15,6 +15,7 @@ from typing import Any, TypeVar, overload
 
 import cv2
 
+from latentsync_trt.runtime.stages import POLL_S
 from latentsync_trt.types import Frame, StageTime, VideoInfo
 
 I = TypeVar("I")  # noqa: E741 -- an item
@@ -28,8 +29,8 @@ _IN_FLIGHT_BYTES = 2_000_000_000
 
 _EIGHT_BITS = ("yuv420p", "yuvj420p", "yuv422p", "yuv440p", "yuv444p", "gbrp", "nv12")
 
-# Waits are cut into pieces so that a stop (or Ctrl-C, which Windows cannot deliver inside an untimed wait) is noticed.
-POLL_S = 0.1
+_END = object()
+_Place = SimpleQueue[tuple[Any, BaseException | None]]
 
 # After a call into a library, a stage waits for Python's lock, by default up to 5 ms: longer than most calls take.
 _SWITCH_INTERVAL_S = 0.0001
@@ -66,55 +67,73 @@ def prefetch(
     being made or wait. Closing this generator waits for those that are being made and closes `source`; before that, and
     before it raises an error, it calls `on_stop`.
     """
-    end, room, taking = object(), SimpleQueue[None](), threading.Lock()
-    places, is_open = SimpleQueue[SimpleQueue[tuple[Any, BaseException | None]]](), True
-
-    def made(place: SimpleQueue[tuple[Any, BaseException | None]]) -> Any:
-        with taking:
-            places.put(place)
-            item = next(source, end) if is_open else end
-        return item if item is end else change(item)
-
-    def make() -> None:
-        while room.get() is None and is_open:
-            place = SimpleQueue[tuple[Any, BaseException | None]]()
-            try:
-                place.put((made(place), None))
-            except BaseException as error:  # noqa: BLE001 -- raised by the consumer
-                place.put((end, error))
+    makers = _Makers(source, change, threads, depth, name)
 
     def consume() -> Generator[Any, None, None]:
-        nonlocal is_open
         ended = False
         try:
-            for thread in made_by:
-                thread.start()
+            makers.start()
             yield None
             while True:
-                item, error = _next_in(_next_in(places))
+                item, error = _next_in(_next_in(makers.places))
                 if error is not None:
                     raise error
-                if item is end:
+                if item is _END:
                     ended = True
                     return
-                room.put(None)
+                makers.room.put(None)
                 yield item
         finally:
-            is_open = False
+            makers.is_open = False
             if not ended:
                 on_stop()
-            for _ in made_by:
-                room.put(None)
-            for thread in filter(threading.Thread.is_alive, made_by):  # a signal may come before all have started
-                thread.join()
+            makers.join()
             source.close()
 
-    made_by = [threading.Thread(target=make, name=name) for _ in range(threads)]
-    for _ in range(depth + 1):
-        room.put(None)
     items = consume()
     next(items)  # closing a generator that has not begun would not end its threads
     return items
+
+
+class _Makers:
+    """The threads of `prefetch`. An item is made for each that `room` holds.
+
+    `places`: of the items, in order; each gets an item, or `_END` after the last one, and what was raised.
+    """
+
+    def __init__(
+        self, source: Iterator[Any], change: Callable[[Any], Any], threads: int, depth: int, name: str
+    ) -> None:
+        self.room, self.places, self.is_open = SimpleQueue[None](), SimpleQueue[_Place](), True
+        self._source, self._change, self._taking = source, change, threading.Lock()
+        self._threads = [threading.Thread(target=self._make, name=name) for _ in range(threads)]
+        for _ in range(depth + 1):
+            self.room.put(None)
+
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    def join(self) -> None:
+        """Waits for items that are being made; the threads end where `is_open` is False."""
+        for _ in self._threads:
+            self.room.put(None)
+        for thread in filter(threading.Thread.is_alive, self._threads):  # a signal may come before all have started
+            thread.join()
+
+    def _make(self) -> None:
+        while self.room.get() is None and self.is_open:
+            place: _Place = SimpleQueue()
+            try:
+                place.put((self._made(place), None))
+            except BaseException as error:  # noqa: BLE001 -- raised by the consumer
+                place.put((_END, error))
+
+    def _made(self, place: "_Place") -> Any:
+        with self._taking:
+            self.places.put(place)
+            item = next(self._source, _END) if self.is_open else _END
+        return item if item is _END else self._change(item)
 
 
 def _next_in(queue: SimpleQueue[T]) -> T:
