@@ -58,6 +58,12 @@ def test_x264_works_on_whole_pictures_at_once(tmp_path: Path) -> None:
     assert (int(settings[1]), settings[2]) == (min(16, os.cpu_count() or 1), b"0")
 
 
+@pytest.mark.parametrize(("width_px", "height_px", "limited"), [(3840, 2160, False), (8192, 4352, True)])
+def test_x264_holds_few_pictures_beyond_4k(width_px: int, height_px: int, limited: bool) -> None:
+    encoder = choose_encoder(SyncOptions(), replace(SDR, width_px=width_px, height_px=height_px))
+    assert ("bframes=0:sliced-threads=1" in dict(encoder.options).get("x264-params", "")) is limited
+
+
 @pytest.mark.parametrize(
     ("pixel_format", "options", "codec", "stored", "lost"),
     [

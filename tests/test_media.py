@@ -1,15 +1,18 @@
 """Media in and out: exact times, unchanged bytes, synchronous sound, rotated and odd pictures, unusual file names."""
 
 import gc
+import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import av
 import numpy as np
 import pytest
 
-from latentsync_trt.errors import MediaError
+from latentsync_trt.errors import MediaError, OutputError
 from latentsync_trt.media.reader import probe, read_frames
+from latentsync_trt.media.spool import PlanesOnDisk
 from latentsync_trt.types import UInt8Array
 from tests.clips import (
     click_times,
@@ -48,6 +51,24 @@ def test_decoded_frames_are_freed_without_garbage_collection(tmp_path: Path) -> 
         assert frames_alive() <= 1  # the first one, whose side data were read
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("pixel_format", ["yuv420p", "yuv422p10le"])
+def test_pictures_on_disk_are_the_same(tmp_path: Path, pixel_format: str) -> None:
+    clip = write_video(tmp_path / "clip.mkv", numbered(3, 98, 66), codec="ffv1", pixel_format=pixel_format)
+    folder = tmp_path / "out"
+    folder.mkdir()
+    kept = [*read_frames(clip, store=partial(PlanesOnDisk, folder=folder))]
+    for one, other in zip(kept, read_frames(clip), strict=True):
+        assert one.planes is not None
+        assert other.planes is not None
+        for name in ("y", "u", "v", "color", "bits"):
+            assert np.array_equal(getattr(one.planes, name), getattr(other.planes, name))
+        assert np.array_equal(one.rgb, other.rgb)
+    assert not [*folder.iterdir()] or os.name == "nt"
+    folder.rmdir()
+    with pytest.raises(OutputError, match=r"out: cannot keep the large pictures.*No such"):
+        next(read_frames(clip, store=partial(PlanesOnDisk, folder=folder)))
 
 
 @pytest.mark.parametrize(

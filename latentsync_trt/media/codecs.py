@@ -35,8 +35,12 @@ _STORE_PIXEL_ASPECT = ("h264", "hevc")
 # By default x264 starts 1.5 threads per core, each with a frame: more memory, but no faster.
 _ENCODER_THREADS = min(16, os.cpu_count() or 1)
 
-_X264_LOOKAHEAD, _LOOKAHEAD_BYTES = 40, 1_000_000_000
-"""Pictures that x264 holds to plan ahead, and what they may take: beyond 4K, 40 of them took 4 GB."""
+_X264_PICTURES, _X264_BYTES = 40, 1_000_000_000
+_X264_SMALL = {"rc-lookahead": "4", "bframes": "0", "sliced-threads": "1"}
+"""About how many pictures x264 holds, what they may take, and its settings where they would take more.
+
+At 8192×4352 it needs 1.1 instead of 3.1 GB with these.
+"""
 
 EncoderName = Literal["x264", "x265", "svtav1", "nvenc", "prores", "ffv1"]
 
@@ -219,8 +223,8 @@ def _encoder(codec: Codec, name: EncoderName, options: SyncOptions, info: VideoI
     if name == "x265":  # reports its settings on standard error
         parameters["log-level"] = "error"
     picture_bytes = info.width_px * info.height_px * sum(each.bits for each in form.components) // 8
-    if name == "x264" and _X264_LOOKAHEAD * picture_bytes > _LOOKAHEAD_BYTES:
-        settings["rc-lookahead"] = "4"
+    if name == "x264" and _X264_PICTURES * picture_bytes > _X264_BYTES:
+        parameters |= _X264_SMALL
     if parameters:
         settings[f"{name}-params"] = ":".join(f"{key}={value}" for key, value in parameters.items())
     # FFV1 codes any size; the others only whole samples of chroma.

@@ -181,7 +181,7 @@ def frame_of(planes: YuvPlanes, width_px: int, height_px: int, patches: Iterable
     y, u, v = (view[: plane.shape[0], : plane.shape[1]] for view, plane in zip(copies, own, strict=True))
     for copy, plane in zip((y, u, v), own, strict=True):
         copy[:] = plane
-    mix(replace(planes, y=y, u=u, v=v), patches)
+    mix(YuvPlanes(y, u, v, planes.color, planes.bits), patches)
     for view, plane in zip(copies, own, strict=True):
         rows, columns = plane.shape
         if columns < view.shape[1]:

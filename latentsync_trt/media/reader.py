@@ -1,7 +1,7 @@
 """Video input: upright frames; pictures that would silently come out wrong are refused."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -22,7 +22,7 @@ from latentsync_trt.media.hdr import metadata_of
 from latentsync_trt.media.pictures import LazyRgb
 from latentsync_trt.media.playback import Playback, VideoPasses, played, video_stream
 from latentsync_trt.media.timing import clock_of, frames_per_s, period_s, stamp_of, stated_end_s, time_base_of
-from latentsync_trt.types import Frame, VideoInfo
+from latentsync_trt.types import Frame, VideoInfo, YuvPlanes
 
 _AS_IT_IS = Playback()
 
@@ -72,8 +72,10 @@ def probe(path: Path) -> VideoInfo:
         )
 
 
-def read_frames(path: Path, playback: Playback = _AS_IT_IS) -> Iterator[Frame]:
-    """Frames of the first video stream, upright, as `playback` says.
+def read_frames(
+    path: Path, playback: Playback = _AS_IT_IS, store: Callable[[YuvPlanes], YuvPlanes] = lambda planes: planes
+) -> Iterator[Frame]:
+    """Frames of the first video stream, upright, as `playback` says; `store` may put planes elsewhere, see `spool`.
 
     Yields:
         Frames with index k = 0, 1, …. `planes` are the decoder's own bytes where
@@ -91,7 +93,8 @@ def read_frames(path: Path, playback: Playback = _AS_IT_IS) -> Iterator[Frame]:
             with reading(path, "its pictures cannot be converted"):
                 _check_opaque(path, frame)
                 planes = converter.planes(frame)
-                converted = LazyRgb(planes), planes
+            planes = store(planes)
+            converted = LazyRgb(planes), planes
         yield Frame(index, shown.time_s, shown.duration_s, picture.time_s, *converted)
     if converted is None and playback.duration_s != 0:
         raise MediaError(f"{path}: its video stream has no picture")

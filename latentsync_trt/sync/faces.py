@@ -39,6 +39,7 @@ from latentsync_trt.types import (
     UInt8Array,
     UInt16Array,
     VideoInfo,
+    YuvPlanes,
 )
 from latentsync_trt.values import FaceChoice
 
@@ -288,7 +289,7 @@ def _overview(frame: Frame, pixel_aspect: Fraction) -> UInt8Array:
     if planes is not None:
         step = max(1, max(planes.y.shape) // _OVERVIEW_PX)
         y, u, v = (plane[::step, ::step] for plane in (planes.y, planes.u, planes.v))
-        picture = LazyRgb(replace(planes, y=y, u=u, v=v))
+        picture = LazyRgb(YuvPlanes(y, u, v, planes.color, planes.bits))
     return np.asarray(square(picture, pixel_aspect))
 
 

@@ -1,14 +1,19 @@
 """What goes into painting: the speech, and the frames of the clip with their faces cut out."""
 
 from collections.abc import Generator
+from contextlib import closing
+from dataclasses import replace
+from functools import partial
 from math import ceil
 
 from latentsync_trt.audio.mel import filters_of
 from latentsync_trt.config import MODEL_FPS
 from latentsync_trt.face.choice import speakers_of
 from latentsync_trt.face.tracker import HALF_S
+from latentsync_trt.media.pictures import LazyRgb
 from latentsync_trt.media.playback import Playback
 from latentsync_trt.media.reader import read_frames
+from latentsync_trt.media.spool import PlanesOnDisk
 from latentsync_trt.sync.compose import FADE_S
 from latentsync_trt.sync.faces import FaceFinder, FrameJob, analyze
 from latentsync_trt.sync.quality import Quality
@@ -42,12 +47,13 @@ def open_speech(run: RunContext, quality: Quality) -> OpenSpeech:
 
 
 def clip_stages(run: RunContext, playback: Playback, streams: int) -> ClipStages:
-    """As many frames may be on their way as fit in memory, and at least as many as stages hold back."""
+    """As many frames may be on their way as fit in memory, and at least as many as stages hold back: then on disk."""
     rate = playback.fps or run.inputs.info.frames_per_s or MODEL_FPS
     window_frames = streams * run.window_frames
     left_frames = most_in_flight(run.inputs.info) - ceil((FADE_S + HALF_S) * rate)
-    held_frames = max(window_frames + _UNDER_WAY, left_frames)
-    return ClipStages(held_frames, held_frames - window_frames, FADE_S, HALF_S)
+    least_frames = window_frames + _UNDER_WAY
+    held_frames = max(least_frames, left_frames)
+    return ClipStages(held_frames, held_frames - window_frames, FADE_S, HALF_S, on_disk=left_frames < least_frames)
 
 
 def aligned_frames(
@@ -55,10 +61,24 @@ def aligned_frames(
 ) -> Generator[FrameJob, None, None]:
     """Every frame of the output with the aligned faces of those who speak, from now on while the model opens."""
     finder = _finder(run, span)
-    frames = stages.entering(read_frames(run.inputs.video, playback))
+    read = (
+        partial(read_frames, store=partial(PlanesOnDisk, folder=run.inputs.output.parent))
+        if stages.on_disk
+        else read_frames
+    )
+    frames = stages.entering(read(run.inputs.video, playback))
     decoded = stages.prefetch_frames(run.clock.measured("decode", frames), finder.prepared, name="decode")
     found = stages.prefetch_frames(finder.find(decoded), name="face")
-    return finder.cut_out(found, run.inputs.speech.speaks)
+    aligned = finder.cut_out(found, run.inputs.speech.speaks)
+    return _without_rgb(aligned) if stages.on_disk else aligned
+
+
+def _without_rgb(jobs: Generator[FrameJob, None, None]) -> Generator[FrameJob, None, None]:
+    """The same jobs; what finding faces has converted of their pictures is dropped."""
+    with closing(jobs):
+        for job in jobs:
+            planes = job.frame.planes
+            yield job if planes is None else replace(job, frame=replace(job.frame, picture=LazyRgb(planes)))
 
 
 def _finder(run: RunContext, span: Span) -> FaceFinder:

@@ -151,16 +151,20 @@ class ClipStages:
     A frame may enter where all those on their way could be held back: `held_frames` to complete windows, those of
     `first_s` seconds to fade, and those of `last_s` seconds to bridge gaps.
 
-    `spare_frames`: of `held_frames`, those that may wait for several windows.
+    `spare_frames`: of `held_frames`, those that may wait for several windows. `on_disk`: the pictures of frames are
+    kept there, and fewer items wait between stages.
     """
 
-    def __init__(self, held_frames: int, spare_frames: int, first_s: Fraction, last_s: Fraction) -> None:
-        self.spare_frames, self.canceled, self._ended = spare_frames, False, False
+    def __init__(
+        self, held_frames: int, spare_frames: int, first_s: Fraction, last_s: Fraction, *, on_disk: bool = False
+    ) -> None:
+        self.spare_frames, self.on_disk, self.canceled, self._ended = spare_frames, on_disk, False, False
         self._held_frames, self._first_s, self._last_s = held_frames, first_s, last_s
         self._times_s: deque[Fraction] = deque()
         self._changed = threading.Condition()
-        self.prefetch_frames = partial(prefetch, on_stop=self._end)
-        self.prefetch = partial(prefetch, on_stop=self._cancel)
+        depth = 0 if on_disk else QUEUE_DEPTH
+        self.prefetch_frames = partial(prefetch, depth=depth, on_stop=self._end)
+        self.prefetch = partial(prefetch, depth=depth, on_stop=self._cancel)
 
     def entering(self, frames: Iterator[Frame]) -> Generator[Frame, None, None]:
         """The same frames; each waits for room before it is read."""
