@@ -1,28 +1,29 @@
 """A face that speaks while the speech is still being made: a WAV file in pieces, as a text-to-speech engine gives it.
 
-python live.py                                                  the built-in clip and its small model, on any machine
+python live.py                                                  the built-in clip and its small model
 python live.py idle.mp4 speech.wav --bundle 1.5-256-fp16        your own, with an exported model
 
-The result is saved, so moments wait until they are painted (`wait=True`). Live, they are taken every 40 ms instead, and
-go to a call: see `latentsync-trt live`, integrations/livekit and docs/live.md.
+Frames are taken every 40 ms, and painting must keep up: that needs a GPU. Here they are saved; how they go to a call is
+shown by `latentsync-trt live`, integrations/livekit and docs/live.md.
 """
 
 import argparse
 import sys
+import time
 from fractions import Fraction
 
 import av
 import numpy as np
 
-from latentsync_trt import LatentSyncError, LipSync, LiveOptions, LiveSession, Moment, demo_clip
+from latentsync_trt import LatentSyncError, LipSync, LiveFrame, LiveOptions, LiveSession, demo_clip
 from latentsync_trt.media.audio import read_audio_blocks
 
 RATE_HZ = 24_000
-PIECE = RATE_HZ // 5  # 200 ms, every second moment: 2.5 times as fast as it is spoken
+PIECE = RATE_HZ // 5  # 200 ms, every second frame: 2.5 times as fast as it is spoken
 
 
 class Recorder:
-    """Writes moments to a file."""
+    """Writes frames to a file."""
 
     def __init__(self, path: str, session: LiveSession) -> None:
         height, width = session.loop.planes[0].y.shape
@@ -30,11 +31,11 @@ class Recorder:
         self._video = self._container.add_stream("libx264", rate=25, width=width, height=height, pix_fmt="yuv420p")
         self._audio = self._container.add_stream("aac", rate=48_000, layout="mono")
 
-    def add(self, moment: Moment) -> None:
-        picture = av.VideoFrame.from_ndarray(moment.frame, "rgb24")
-        sound = av.AudioFrame.from_ndarray(moment.sound[None], "flt", "mono")
-        sound.sample_rate, sound.pts, sound.time_base = 48_000, moment.index * 1920, Fraction(1, 48_000)
-        picture.pts, picture.time_base = moment.index, Fraction(1, 25)
+    def add(self, frame: LiveFrame) -> None:
+        picture = av.VideoFrame.from_ndarray(frame.rgb, "rgb24")
+        sound = av.AudioFrame.from_ndarray(frame.sound[None], "flt", "mono")
+        sound.sample_rate, sound.pts, sound.time_base = 48_000, frame.index * 1920, Fraction(1, 48_000)
+        picture.pts, picture.time_base = frame.index, Fraction(1, 25)
         self._container.mux([*self._video.encode(picture), *self._audio.encode(sound)])
 
     def close(self) -> None:
@@ -52,12 +53,13 @@ def main() -> None:
     video, audio = (args.video, args.audio) if args.video and args.audio else demo_clip()
     speech = np.concatenate(list(read_audio_blocks(audio, RATE_HZ)))
 
-    with LipSync.from_bundle(args.bundle) as lip_sync, lip_sync.stream(video, LiveOptions(wait=True)) as live:
+    with LipSync.from_bundle(args.bundle) as lip_sync, lip_sync.stream(video, LiveOptions()) as live:
         recorder = Recorder(args.output, live)
-        said = 0
-        for moment in live:
-            recorder.add(moment)
-            if said < len(speech) and moment.index % 2:
+        said, begun_s = 0, time.perf_counter()
+        for frame in live:
+            recorder.add(frame)
+            time.sleep(max(0.0, begun_s + float(frame.time_s) - time.perf_counter()))
+            if said < len(speech) and frame.index % 2:
                 live.say(speech[said : said + PIECE], RATE_HZ)
                 said += PIECE
                 if said >= len(speech):

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
         OutputError,
         ProviderUnavailable,
     )
-    from latentsync_trt.live.moment import Moment
+    from latentsync_trt.live.frame import LiveFrame
     from latentsync_trt.live.options import LiveOptions
     from latentsync_trt.live.session import LiveSession
     from latentsync_trt.media.demo_clip import demo_clip
@@ -47,11 +47,11 @@ __all__ = [
     "InputError",
     "LatentSyncError",
     "LipSync",
+    "LiveFrame",
     "LiveOptions",
     "LiveSession",
     "MediaError",
     "MissingDependency",
-    "Moment",
     "NoFaceError",
     "OutOfMemory",
     "OutputError",
@@ -72,7 +72,7 @@ _MODULES = {
     **dict.fromkeys(("SyncReport", "Progress", "Face", "FaceDetector", "Enhancer", "AudioFeatures"), "types"),
     "LiveSession": "live.session",
     "LiveOptions": "live.options",
-    "Moment": "live.moment",
+    "LiveFrame": "live.frame",
     "demo_clip": "media.demo_clip",
 }
 """Where each public name is, in the order of the documentation; what is not here is an error."""

@@ -4,12 +4,12 @@
 
 `--speech`: "microphone" says the built-in sentence over and over without an end, in pieces of 40 ms in real time; "tts"
 says it at four times real time in pieces of 200 ms, ends the utterance, and begins the next one when the face is idle.
-A receiver in this process takes a moment every 40 ms and encodes its picture with x264 (veryfast, zerolatency).
+A receiver in this process takes a frame every 40 ms and encodes its picture with x264 (veryfast, zerolatency).
 
-`delay_ms`: from the beginning of a moment's speech until its picture has been encoded; with "tts" that of the first
-moment of each utterance, from its first `say`. `tick_late_ms`: how much later than due a moment was there and encoded.
+`delay_ms`: from the beginning of a frame's speech until its picture has been encoded; with "tts" that of the first
+frame of each utterance, from its first `say`. `tick_late_ms`: how much later than due a frame was there and encoded.
 `drift_ms`: median delay in the last tenth less that in the first. `barge_in`: milliseconds from `stop` until the sound
-has ended, and until a picture of the idle clip is shown. `streams`: sessions admitted at once, and their late moments
+has ended, and until a picture of the idle clip is shown. `streams`: sessions admitted at once, and their late frames
 while all speak. `networks_s_per_spoken_s`: seconds in which networks run, with kept latents, and what it adds to encode
 every window instead.
 """
@@ -69,7 +69,7 @@ class Seen:
 
 
 class Receiver(threading.Thread):
-    """Takes a moment every 40 ms and encodes its picture, until `finish`."""
+    """Takes a frame every 40 ms and encodes its picture, until `finish`."""
 
     def __init__(self, session: LiveSession) -> None:
         super().__init__(name="receiver", daemon=True)
@@ -89,16 +89,16 @@ class Receiver(threading.Thread):
         while not self._over.is_set():
             due_s = begun_s + len(self.seen) * _TICK_S
             time.sleep(max(0.0, due_s - time.perf_counter()))
-            moment = next(self.session)
+            live = next(self.session)
             given_s = time.perf_counter()
-            frame = frame_of(moment.planes, *self._size)
+            frame = frame_of(live.planes, *self._size)
             frame = frame if frame.format.name == "yuv420p" else frame.reformat(format="yuv420p")
             frame.pts, frame.time_base = len(self.seen), Fraction(1, 25)
             self._encoder.encode(frame)
             out_s = time.perf_counter()
-            delay_s = None if moment.delay_s is None else moment.delay_s + out_s - given_s
-            is_idle = id(moment.planes) in self._idle
-            self.seen.append(Seen(due_s, out_s, delay_s, moment.utterance, is_idle, moment.late))
+            delay_s = None if live.delay_s is None else live.delay_s + out_s - given_s
+            is_idle = id(live.planes) in self._idle
+            self.seen.append(Seen(due_s, out_s, delay_s, live.utterance, is_idle, live.late))
 
     def finish(self) -> None:
         """Ends it."""
@@ -187,7 +187,7 @@ def barge_in(session: LiveSession, speech: Float32Array, times: int) -> dict[str
         session.stop()
         wait_until(lambda count=count: any(one.is_idle for one in receiver.seen[count:]))
         after = [one for one in receiver.seen[count:] if one.out_s > stopped_s]
-        # The first moment given after `stop` has the last 20 ms of sound.
+        # The first frame given after `stop` has the last 20 ms of sound.
         silent = next(one for one in after if not one.utterance or one.due_s > stopped_s)
         sound_s.append(silent.out_s + 0.02 - stopped_s)
         idle_s.append(next(one for one in after if one.is_idle).out_s - stopped_s)

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from latentsync_trt.live.frame import LiveFrame
 from latentsync_trt.live.idle import IdleLoop
-from latentsync_trt.live.moment import Moment
 from latentsync_trt.live.options import LiveOptions
-from latentsync_trt.live.painter import Planned
+from latentsync_trt.live.planner import PlannedFrame
 from latentsync_trt.live.session import LiveSession
 from latentsync_trt.types import ColorTags, Float32Array, Patch, UInt16Array, VideoInfo, YuvPlanes
 
@@ -37,10 +37,10 @@ class ToyPainter:
     """Stands in for `SessionPainter`: notes its windows."""
 
     def __init__(self, error: Exception | None = None) -> None:
-        self.windows: list[tuple[Sequence[Planned], int]] = []
+        self.windows: list[tuple[Sequence[PlannedFrame], int]] = []
         self.error = error
 
-    def latents(self, planned: Sequence[Planned], ahead: Float32Array, check: Callable[[], None]) -> Float32Array:
+    def latents(self, planned: Sequence[PlannedFrame], ahead: Float32Array, check: Callable[[], None]) -> Float32Array:
         check()
         if self.error is not None:
             raise self.error
@@ -106,36 +106,36 @@ def toy_session(
 ) -> LiveSession:
     """A session that paints at once, or in `painting`, under a clock that stands still."""
     made: Any = painter or ToyPainter()
-    chosen = LiveOptions(**{"wait": painting is None} | options)
+    chosen = LiveOptions(**options)
     return LiveSession(
         made, toy_loop(), chosen, executors=(painting or Inline(), Inline()), now=lambda: 0.0, paint_s=paint_s
     )
 
 
-def take(session: LiveSession, count: int) -> list[Moment]:
-    """The next moments."""
+def take(session: LiveSession, count: int) -> list[LiveFrame]:
+    """The next frames."""
     return [next(session) for _ in range(count)]
 
 
-def until_idle(session: LiveSession, most: int = 5000) -> list[Moment]:
-    """Moments until nothing waits."""
-    found: list[Moment] = []
+def until_idle(session: LiveSession, most: int = 5000) -> list[LiveFrame]:
+    """Frames until nothing waits."""
+    found: list[LiveFrame] = []
     while not session.idle:
         assert len(found) < most
         found.append(next(session))
     return found
 
 
-def kinds(moments: Sequence[Moment]) -> str:
-    """A letter a moment: painted with speech (s) or without (q), idle (.), late (L)."""
+def kinds(frames: Sequence[LiveFrame]) -> str:
+    """A letter a frame: painted with speech (s) or without (q), idle (.), late (L)."""
     return "".join(
-        "L" if each.late else "." if each.planes.y[0, 0] == IDLE else "s" if each.speaking else "q" for each in moments
+        "L" if each.late else "." if each.planes.y[0, 0] == IDLE else "s" if each.speaking else "q" for each in frames
     )
 
 
-def shares(moments: Sequence[Moment]) -> list[int]:
+def shares(frames: Sequence[LiveFrame]) -> list[int]:
     """How much of the painted face shows, in quarters."""
-    return [int(each.planes.y[1, 0]) if each.planes.y[0, 0] == PAINTED else 0 for each in moments]
+    return [int(each.planes.y[1, 0]) if each.planes.y[0, 0] == PAINTED else 0 for each in frames]
 
 
 def voice(seconds: float, rate_hz: int = 16_000, seed: int = 0) -> Float32Array:

@@ -4,6 +4,7 @@ import runpy
 import shlex
 import sys
 from collections.abc import Callable
+from math import inf
 from pathlib import Path
 
 import nbformat
@@ -15,6 +16,7 @@ from nbclient import NotebookClient
 from latentsync_trt.bundle import find
 from latentsync_trt.cli.batch import batch
 from latentsync_trt.config import PRESETS, Sampling
+from latentsync_trt.live import sessions
 from latentsync_trt.media import demo_clip
 from latentsync_trt.media.audio import read_audio_blocks
 from tests.clips import decoded, write_clip
@@ -61,11 +63,14 @@ def test_one_clip(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.integration
-def test_live(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+def test_live(run: Run, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(SystemExit, match="painting is slower than real time"):
+        monkeypatch.setattr(sessions, "MOST_LOAD", 0.0)
+        run("live")
+    monkeypatch.setattr(sessions, "MOST_LOAD", inf)
     run("live")
-    assert f"spoken={FRAMES}, late=0" in capsys.readouterr().out
-    shown = decoded(Path("live.mp4"))
-    assert FRAMES < len(shown) < 3 * FRAMES
+    assert f"spoken={FRAMES}, " in capsys.readouterr().out
+    assert len(decoded(Path("live.mp4"))) > FRAMES
 
 
 @pytest.mark.integration

@@ -1,8 +1,10 @@
-"""Live sessions on real networks: the small bundle on the CPU, moments at the test's pace."""
+"""Live sessions on real networks: the small bundle on the CPU, frames at the test's pace."""
 
 import gc
 import threading
 import weakref
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,18 +12,19 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from latentsync_trt import LipSync, LiveOptions, LiveSession, Moment
+from latentsync_trt import LipSync, LiveFrame, LiveOptions, LiveSession
 from latentsync_trt.cli import main
 from latentsync_trt.errors import Busy, InputError, NoFaceError
 from latentsync_trt.live import sessions
-from latentsync_trt.live.sessions import Cost
+from latentsync_trt.live.idle import IdleLoop
+from latentsync_trt.live.sessions import Cost, measured
 from latentsync_trt.media.reader import read_frames
 from tests.clips import numbered, write_clip, write_video
 from tests.live import Inline, take, until_idle, voice
 from tests.small import small_bundle
 
 IDLE_FRAMES = 10
-OPTIONS = LiveOptions(steps=2, cache_interval=1, wait=True)
+OPTIONS = LiveOptions(steps=2, cache_interval=1)
 
 
 @pytest.fixture(scope="module")
@@ -29,13 +32,26 @@ def idle_clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_clip(tmp_path_factory.mktemp("idle"), IDLE_FRAMES)[0]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _admitted() -> Iterator[None]:
+    """Networks on the CPU are admitted."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sessions, "measured", lambda *_: Cost(0.0, 0.0))
+        yield
+
+
+def stream(lip_sync: LipSync, video: Path | IdleLoop) -> LiveSession:
+    """A session that paints at once, under a clock that stands still."""
+    return lip_sync.stream(video, OPTIONS, executors=(Inline(), Inline()), now=lambda: 0.0)
+
+
 @pytest.fixture(scope="module")
 def opened(lip_sync: LipSync, idle_clip: Path) -> LiveSession:
     """A session that stays open, so that others share its loop."""
-    return lip_sync.stream(idle_clip, OPTIONS)
+    return stream(lip_sync, idle_clip)
 
 
-def spoken(session: LiveSession, seed: int) -> list[Moment]:
+def spoken(session: LiveSession, seed: int) -> list[LiveFrame]:
     session.say(voice(0.4, seed=seed), 16_000)
     session.end()
     return until_idle(session)
@@ -45,39 +61,39 @@ def test_idle_frames_are_the_sources_and_take_no_network(
     lip_sync: LipSync, idle_clip: Path, opened: LiveSession
 ) -> None:
     source = list(read_frames(idle_clip))
-    with lip_sync.stream(opened.loop, OPTIONS) as session:
-        moments = take(session, 2 * IDLE_FRAMES)
+    with stream(lip_sync, opened.loop) as session:
+        frames = take(session, 2 * IDLE_FRAMES)
         assert session.counts.windows == session.counts.painted == 0
-    for moment, frame in zip(moments, [*source, *source[-2:0:-1]], strict=False):
+    for live, frame in zip(frames, [*source, *source[-2:0:-1]], strict=False):
         assert frame.planes is not None
         for name in "yuv":
-            assert np.array_equal(getattr(moment.planes, name), getattr(frame.planes, name))
-        assert np.array_equal(moment.frame, frame.rgb)
+            assert np.array_equal(getattr(live.planes, name), getattr(frame.planes, name))
+        assert np.array_equal(live.rgb, frame.rgb)
 
 
 def test_speech_changes_the_mouth_alone(opened: LiveSession) -> None:
-    begun = opened._position + 1
-    moments = spoken(opened, seed=1)
-    changed = np.zeros(moments[0].planes.y.shape, np.bool_)
-    for place, moment in enumerate(moments):
+    begun = opened._planner.position + 2
+    _, *frames = spoken(opened, seed=1)
+    changed = np.zeros(frames[0].planes.y.shape, np.bool_)
+    for place, frame in enumerate(frames):
         own = opened.loop.planes[opened.loop.index(begun + place)]
-        different = moment.planes.y != own.y
+        different = frame.planes.y != own.y
         assert different.any()
         changed |= different
     assert changed.mean() < 0.2
-    assert next(opened).planes is opened.loop.planes[opened.loop.index(begun + len(moments))]
+    assert next(opened).planes is opened.loop.planes[opened.loop.index(begun + len(frames))]
 
 
 def test_sessions_do_not_mix(lip_sync: LipSync, opened: LiveSession) -> None:
-    def alone(seed: int) -> list[Moment]:
-        with lip_sync.stream(opened.loop, OPTIONS) as session:
+    def alone(seed: int) -> list[LiveFrame]:
+        with stream(lip_sync, opened.loop) as session:
             return spoken(session, seed)
 
-    with lip_sync.stream(opened.loop, OPTIONS) as one, lip_sync.stream(opened.loop, OPTIONS) as other:
+    with stream(lip_sync, opened.loop) as one, stream(lip_sync, opened.loop) as other:
         for seed, session in enumerate((one, other)):
             session.say(voice(0.4, seed=seed), 16_000)
             session.end()
-        together: list[tuple[Moment, Moment]] = []
+        together: list[tuple[LiveFrame, LiveFrame]] = []
         threads = [
             threading.Thread(target=lambda: together.extend(zip(until_idle(one), until_idle(other), strict=True)))
         ]
@@ -86,9 +102,9 @@ def test_sessions_do_not_mix(lip_sync: LipSync, opened: LiveSession) -> None:
         for thread in threads:
             thread.join()
     for seed in range(2):
-        for moment, mixed in zip(alone(seed), together, strict=True):
-            assert np.array_equal(moment.planes.y, mixed[seed].planes.y)
-            assert np.array_equal(moment.sound, mixed[seed].sound)
+        for frame, mixed in zip(alone(seed), together, strict=True):
+            assert np.array_equal(frame.planes.y, mixed[seed].planes.y)
+            assert np.array_equal(frame.sound, mixed[seed].sound)
     assert any(not np.array_equal(a.planes.y, b.planes.y) for a, b in together)
 
 
@@ -98,13 +114,13 @@ def test_a_clip_is_synced_while_a_session_is_open(lip_sync: LipSync, opened: Liv
     opened.end()
     take(opened, 3)
     lip_sync.sync(video, audio, tmp_path / "out.mp4", OPTIONS.sync_options())
-    assert any(moment.speaking for moment in until_idle(opened))
+    assert any(frame.speaking for frame in until_idle(opened))
 
 
 def test_a_hundred_sessions_leave_nothing(lip_sync: LipSync, opened: LiveSession) -> None:
     threads, kept = threading.active_count(), list[weakref.ref[LiveSession]]()
     for _ in range(100):
-        with lip_sync.stream(opened.loop, OPTIONS, executors=(Inline(), Inline())) as session:
+        with stream(lip_sync, opened.loop) as session:
             session.say(voice(0.1), 16_000)
             next(session)
             kept.append(weakref.ref(session))
@@ -134,7 +150,7 @@ def test_as_many_are_admitted_as_can_be_painted(
 def test_it_is_measured_before_it_is_admitted(lip_sync: LipSync, opened: LiveSession) -> None:
     live = lip_sync._live
     assert live is not None
-    cost = sessions.measured(opened._painter, OPTIONS)
+    cost = measured(opened._painter, OPTIONS.hop)
     assert 0 < cost.first_s <= cost.busy_s + 1
 
 
@@ -142,9 +158,9 @@ def test_idle_clips_that_cannot_be_used(lip_sync: LipSync, idle_clip: Path, tmp_
     with pytest.raises(NoFaceError, match=r"no usable face after 0\.00 s"):
         lip_sync.stream(write_video(tmp_path / "faceless.mp4", numbered(5)), OPTIONS)
     with pytest.raises(InputError, match="--memory-gb"):
-        lip_sync.stream(idle_clip, LiveOptions(memory_gb=0.001, wait=True, face="left"))
+        lip_sync.stream(idle_clip, replace(OPTIONS, memory_gb=0.001, face="left"))
     with pytest.raises(InputError, match="windows of bundle demo have 16 frames"):
-        lip_sync.stream(idle_clip, LiveOptions(hop=17, wait=True))
+        lip_sync.stream(idle_clip, LiveOptions(hop=17))
     with pytest.raises(InputError, match=r"absent\.mp4"):
         lip_sync.stream(tmp_path / "absent.mp4", OPTIONS)
 

@@ -21,7 +21,7 @@ from tests.live import Inline, PictureLoop, PicturePainter, voice
 def opened(**options: Any) -> LiveSession:
     loop: Any = PictureLoop(picture_info(64, 48, rgb=False))
     painter: Any = PicturePainter(loop)
-    return LiveSession(painter, loop, LiveOptions(wait=True, **options), executors=(Inline(), Inline()))
+    return LiveSession(painter, loop, LiveOptions(**options), executors=(Inline(), Inline()))
 
 
 def piece(seconds: float, rate_hz: int = 24_000, channels: int = 1) -> rtc.AudioFrame:

@@ -276,17 +276,17 @@ def test_a_microphone_says_what_is_speech_and_ends_utterances_in_pauses(gain: fl
     speech, pause = np.concatenate(list(read_audio_blocks(SPEECH, 48_000))), np.zeros(2 * 48_000, np.float32)
     sound = np.float32(gain) * np.concatenate([pause, speech, pause, speech[:96_000], pause])
     with toy_session() as opened, closing(Microphone(opened, 48_000)) as microphone:
-        moments = []
+        frames = []
         for start in range(0, len(sound), 960):
             microphone.hear(sound[start : start + 960])
-            moments += take(opened, 1) if start % 1920 else []
-        moments += until_idle(opened)
-    given = kinds(moments)
+            frames += take(opened, 1) if start % 1920 else []
+        frames += until_idle(opened)
+    given = kinds(frames)
     first, last = given.index("s"), given.rindex("s")
-    assert 40 < first < 70  # the first pause lasts 50 moments
+    assert 40 < first < 70  # the first pause lasts 50 frames
     assert last < len(given) - 20  # 0.6 s of the last pause were waited for
     assert given.count("s") < 25 * (len(sound) / 48_000 - 3)
-    assert [moment.utterance for moment in moments if moment.ends] == [1, 2]
+    assert [frame.utterance for frame in frames if frame.ends] == [1, 2]
 
 
 def test_the_manifest_starts_a_command_of_this_package_and_scales_by_a_metric_it_has(

@@ -1,4 +1,4 @@
-"""Live sessions: what is given at each moment, without networks and under a clock that stands still."""
+"""Live sessions: what is given at each frame, without networks and under a clock that stands still."""
 
 import threading
 from itertools import pairwise
@@ -7,9 +7,9 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from latentsync_trt import LiveOptions, LiveSession, Moment
+from latentsync_trt import LiveFrame, LiveOptions, LiveSession
 from latentsync_trt.errors import Busy, InferenceError, InputError
-from latentsync_trt.live.speech import Speech
+from latentsync_trt.live.speech_queue import SpeechQueue
 from latentsync_trt.media.audio import RateConverter
 from latentsync_trt.types import Float32Array
 from tests.live import (
@@ -28,7 +28,7 @@ from tests.live import (
 )
 
 SAMPLES = 640
-"""Samples of a moment at 16 kHz."""
+"""Samples of a frame at 16 kHz."""
 
 RATES = [8_000, 16_000, 24_000, 44_100, 48_000]
 
@@ -36,12 +36,12 @@ RATES = [8_000, 16_000, 24_000, 44_100, 48_000]
 def test_idle_pictures_are_the_clips_own_back_and_forth_without_painting() -> None:
     painter = ToyPainter()
     with toy_session(painter) as session:
-        moments = take(session, 3 * LOOP)
+        frames = take(session, 3 * LOOP)
         own = [session.loop.planes[index] for index in (0, 1, 2, 3, 4, 5, 6, 5, 4, 3, 2, 1, 0, 1)]
-    assert all(moment.planes is planes for moment, planes in zip(moments, own, strict=False))
+    assert all(frame.planes is planes for frame, planes in zip(frames, own, strict=False))
     assert not painter.windows
-    assert not any(moment.sound.any() or moment.speaking for moment in moments)
-    assert [moment.time_s * 25 for moment in moments] == list(range(3 * LOOP))
+    assert not any(frame.sound.any() or frame.speaking for frame in frames)
+    assert [frame.time_s * 25 for frame in frames] == list(range(3 * LOOP))
 
 
 @pytest.mark.parametrize("rate_hz", RATES)
@@ -57,12 +57,12 @@ def test_all_speech_is_heard_once_in_order_whatever_its_pieces(rate_hz: int, pie
         heard += until_idle(session)
     converter = RateConverter(rate_hz, 48_000)
     whole = np.concatenate([converter.convert(speech), converter.finish()])
-    sound = np.concatenate([moment.sound for moment in heard if moment.speaking])
+    sound = np.concatenate([frame.sound for frame in heard if frame.speaking])
     assert np.array_equal(sound[: len(whole)], whole)
     assert not sound[len(whole) :].any()
     assert len(sound) - len(whole) < 1920
     assert session.counts.late == 0
-    assert [moment.ends for moment in heard if moment.speaking] == [False] * (len(sound) // 1920 - 1) + [True]
+    assert [frame.ends for frame in heard if frame.speaking] == [False] * (len(sound) // 1920 - 1) + [True]
 
 
 def test_pieces_make_no_difference_to_what_is_painted() -> None:
@@ -85,7 +85,7 @@ def test_windows_wait_for_look_ahead_and_the_end_needs_none() -> None:
         session.say(voice(0.439), 16_000)
         assert kinds(take(session, 3)) == "..."
         session.say(voice(0.001), 16_000)
-        assert kinds(take(session, 8)) == "ssssssss"
+        assert kinds(take(session, 9)) == "." + "s" * 8
         assert [len(planned) for planned, _ in painter.windows] == [8]
         session.end()
         assert kinds(until_idle(session)) == "sss" + "qqqqq"
@@ -96,9 +96,9 @@ def test_the_mouth_fades_in_and_out_and_closes_in_painted_silence() -> None:
     with toy_session() as session:
         session.say(voice(10 * 0.04), 16_000)
         session.end()
-        moments = [*until_idle(session), *take(session, 2)]
-    assert kinds(moments) == "s" * 10 + "q" * 5 + ".."
-    assert shares(moments) == [1, 2, 3, *[4] * 9, 3, 2, 1, 0, 0]
+        frames = [*until_idle(session), *take(session, 2)]
+    assert kinds(frames) == "." + "s" * 10 + "q" * 5 + ".."
+    assert shares(frames) == [0, 1, 2, 3, *[4] * 9, 3, 2, 1, 0, 0]
 
 
 def test_the_idle_clip_goes_on_behind_the_mouth() -> None:
@@ -108,7 +108,7 @@ def test_the_idle_clip_goes_on_behind_the_mouth() -> None:
         session.end()
         painted = until_idle(session)
         after = next(session)
-    positions = [int(moment.planes.y[0, 1]) for moment in painted]
+    positions = [int(frame.planes.y[0, 1]) for frame in painted]
     assert positions == list(range(3, 3 + len(painted)))
     assert after.planes is session.loop.planes[session.loop.index(3 + len(painted))]
     assert len(before) == 3
@@ -116,27 +116,27 @@ def test_the_idle_clip_goes_on_behind_the_mouth() -> None:
 
 def test_starved_of_speech_it_paints_what_there_is_then_silence_then_idles() -> None:
     with toy_session() as session:
-        session.say(voice(12 * 0.04 + 0.02), 16_000)  # and half a moment, which waits
-        moments = take(session, 20)
-        assert kinds(moments) == "s" * 12 + "q" * 5 + "..."
+        session.say(voice(12 * 0.04 + 0.02), 16_000)  # and half a frame, which waits
+        frames = take(session, 21)
+        assert kinds(frames) == "." + "s" * 12 + "q" * 5 + "..."
         assert session.counts.starved == 5
         session.say(voice(0.5), 16_000)
         session.end()
         later = until_idle(session)
-    assert kinds(later) == "s" * 13 + "q" * 5
-    assert [moment.utterance for moment in later[:13]] == [1] * 13
+    assert kinds(later) == "." + "s" * 13 + "q" * 5
+    assert [frame.utterance for frame in later[1:14]] == [1] * 13
 
 
 def test_speech_that_comes_back_during_the_painted_silence_goes_on() -> None:
     with toy_session(hop=4) as session:
         session.say(voice(4 * 0.04 + 0.13), 16_000)
-        first = take(session, 8)  # 7 of speech; the window of silence has four of the five moments
-        assert kinds(first) == "s" * 7 + "q"
+        first = take(session, 9)  # 7 of speech; the window of silence has four of the five frames
+        assert kinds(first) == "." + "s" * 7 + "q"
         session.say(voice(0.6), 16_000)
         session.end()
         later = until_idle(session)
     assert kinds(later) == "qqq" + "s" * 16 + "q" * 5
-    assert shares([*first, *later])[5:16] == [4, 4, 4, 4, 3, 2, 3, 4, 4, 4, 4]
+    assert shares([*first, *later])[6:17] == [4, 4, 4, 4, 3, 2, 3, 4, 4, 4, 4]
 
 
 def test_slow_painting_repeats_the_picture_and_loses_nothing() -> None:
@@ -144,50 +144,20 @@ def test_slow_painting_repeats_the_picture_and_loses_nothing() -> None:
     with toy_session(painting=painting, hop=8) as session:
         session.say(speech, 16_000)
         session.end()
-        moments = []
-        for tick in range(140):  # a window of 8 takes 12 moments
+        frames = []
+        for tick in range(140):  # a window of 8 takes 12 frames
             if tick % 12 == 11:
                 painting.release()
-            moments += take(session, 1)
+            frames += take(session, 1)
         assert session.idle
-    assert session.counts.late == kinds(moments).count("L") > 10
-    assert kinds(moments).count("s") == 50
-    for before, moment in pairwise(moments):
-        if moment.late:
-            assert moment.planes is before.planes
-            assert not moment.sound.any()
-    sound = np.concatenate([moment.sound for moment in moments if moment.speaking])[::3]
+    assert session.counts.late == kinds(frames).count("L") > 10
+    assert kinds(frames).count("s") == 50
+    for before, frame in pairwise(frames):
+        if frame.late:
+            assert frame.planes is before.planes
+            assert not frame.sound.any()
+    sound = np.concatenate([frame.sound for frame in frames if frame.speaking])[::3]
     assert np.corrcoef(sound, speech)[0, 1] > 0.5  # in order, apart from what 48 kHz leave of 8 kHz
-
-
-def test_the_delay_of_slow_painting_shrinks_in_a_pause() -> None:
-    painting = Held()
-    pause, word = np.zeros(SAMPLES * 20, np.float32), voice(0.64)
-    with toy_session(painting=painting, hop=8) as session:
-        session.say(np.concatenate([word, pause, word]), 16_000)
-        session.end()
-        take(session, 6)  # nothing is painted yet: all but the first are late
-        late = session.counts.late
-        assert late >= 4
-        moments = []
-        while not session.idle:
-            painting.release()
-            moments += take(session, 1)
-    assert session.counts.skipped == late
-    assert kinds(moments).count("s") == 16 + 20 + 16 - late
-
-
-def test_a_short_pause_is_not_shortened() -> None:
-    painting = Held()
-    with toy_session(painting=painting, hop=8) as session:
-        session.say(np.concatenate([voice(0.64), np.zeros(SAMPLES * 3, np.float32), voice(0.64)]), 16_000)
-        session.end()
-        take(session, 6)
-        while not session.idle:
-            painting.release()
-            take(session, 1)
-    assert session.counts.late > 0
-    assert session.counts.skipped == 0
 
 
 def test_painting_begins_as_much_earlier_as_it_takes() -> None:
@@ -195,28 +165,28 @@ def test_painting_begins_as_much_earlier_as_it_takes() -> None:
     with toy_session(painting=painting, paint_s=0.1, hop=8) as session:
         session.say(voice(1.0), 16_000)
         session.end()
-        moments = take(session, 3)
+        frames = take(session, 3)
         painting.release()
-        moments += take(session, 3)
-    assert kinds(moments) == "....ss"  # 100 ms are three moments, and one to spare
+        frames += take(session, 3)
+    assert kinds(frames) == "....ss"  # 100 ms are three frames, and one to spare
     assert session.counts.late == 0
 
 
-def test_stop_fades_sound_in_20_ms_and_the_mouth_in_three_moments() -> None:
+def test_stop_fades_sound_in_20_ms_and_the_mouth_in_three_frames() -> None:
     with toy_session() as session:
         session.say(np.full(16_000, 0.5, np.float32), 16_000)
         session.end()
-        before = take(session, 10)
+        before = take(session, 11)
         assert session.stop() == pytest.approx(0.4)
         after = take(session, 6)
         assert session.idle
     assert shares([*before[-1:], *after]) == [4, 3, 2, 1, 0, 0, 0]
-    assert not any(moment.speaking or moment.ends for moment in after)
+    assert not any(frame.speaking or frame.ends for frame in after)
     fade = after[0].sound
     assert fade[0] == pytest.approx(0.5, abs=1e-3)
     assert np.all(np.diff(fade[:960]) < 0)
     assert not fade[960:].any()
-    assert not any(moment.sound.any() for moment in after[1:])
+    assert not any(frame.sound.any() for frame in after[1:])
 
 
 def test_stop_in_every_state() -> None:
@@ -243,8 +213,8 @@ def test_stop_in_every_state() -> None:
         session.say(voice(0.16), 16_000)
         session.end()
         painting.release()
-        moments = take(session, 8)
-        assert "ssss" in kinds(moments)
+        frames = take(session, 8)
+        assert "ssss" in kinds(frames)
         assert session.stop() == 0  # the utterance has ended
         assert kinds(take(session, 2))[-1] == "."
         painting.release()
@@ -258,42 +228,47 @@ def test_fifty_utterances_in_order() -> None:
             session.say(voice(0.1 + 0.03 * (number % 7), seed=number), 16_000)
             session.end()
             if number % 3:
-                ends += [moment.utterance for moment in take(session, number % 11) if moment.ends]
-        ends += [moment.utterance for moment in until_idle(session) if moment.ends]
+                ends += [frame.utterance for frame in take(session, number % 11) if frame.ends]
+        ends += [frame.utterance for frame in until_idle(session) if frame.ends]
     assert ends == list(range(1, 51))
 
 
 def test_an_utterance_that_ends_after_all_of_it_was_given_is_said_to_have_ended() -> None:
     with toy_session(sound_rate_hz=16_000) as session:
         session.say(voice(0.4), 16_000)
-        given = take(session, 31)
-        assert kinds(given) == "." * 10 + "s" * 10 + "q" * 5 + "......"  # a word without an end is said, too
-        assert not any(moment.ends for moment in given)
+        given = take(session, 32)
+        assert kinds(given) == "." * 11 + "s" * 10 + "q" * 5 + "......"  # a word without an end is said, too
+        assert not any(frame.ends for frame in given)
         session.end()
-        (moment,) = take(session, 1)
-        assert (moment.ends, moment.utterance, moment.speaking) == (True, 1, False)
+        (frame,) = take(session, 1)
+        assert (frame.ends, frame.utterance, frame.speaking) == (True, 1, False)
         session.say(voice(0.7), 16_000)
-        moments = take(session, 5)
+        frames = take(session, 5)
         session.end()
-        moments += until_idle(session)
-        assert [moment.utterance for moment in moments if moment.ends] == [2]
+        frames += until_idle(session)
+        assert [frame.utterance for frame in frames if frame.ends] == [2]
         session.end()
-        assert not any(moment.ends for moment in take(session, 3))
+        assert not any(frame.ends for frame in take(session, 3))
 
 
 def test_utterances_that_wait_follow_without_a_pause() -> None:
-    with toy_session() as session:
-        for _ in range(2):
-            session.say(voice(0.2), 16_000)
+    painting = Held()
+    with toy_session(painting=painting) as session:
+        for _ in range(3):
+            session.say(voice(0.4), 16_000)
             session.end()
-        assert kinds(until_idle(session)) == "s" * 10 + "q" * 5
+        frames = []
+        while not session.idle:
+            painting.release()
+            frames += take(session, 1)
+    assert kinds(frames).replace("L", "") == "." + "s" * 30 + "q" * 5
 
 
 def test_more_speech_than_the_buffer_holds_is_refused_whole() -> None:
     with toy_session(buffer_s=1.0) as session:
         assert session.say(voice(0.9), 16_000) == pytest.approx(0.9, abs=0.05)
         with pytest.raises(Busy, match="--buffer-s"):
-            session.say(voice(0.2), 16_000)
+            session.say(voice(0.9), 16_000)
         session.end()
         assert kinds(until_idle(session)).count("s") == 23
 
@@ -317,7 +292,7 @@ def test_16_bit_samples_keep_their_values() -> None:
     with toy_session(sound_rate_hz="16000") as session:
         session.say(np.arange(-640, 640, dtype=np.int16), 16_000)
         session.end()
-        sound = np.concatenate([moment.sound for moment in until_idle(session) if moment.speaking])
+        sound = np.concatenate([frame.sound for frame in until_idle(session) if frame.speaking])
     assert np.array_equal(sound * 32768, np.arange(-640, 640))
 
 
@@ -332,7 +307,7 @@ def test_an_error_of_painting_is_raised_and_ends_the_session() -> None:
 
 
 def test_closing_ends_the_iteration_of_another_thread() -> None:
-    session, given = toy_session(wait=False), threading.Event()
+    session, given = toy_session(), threading.Event()
 
     def consume() -> None:
         for _ in session:
@@ -347,7 +322,7 @@ def test_closing_ends_the_iteration_of_another_thread() -> None:
 
 
 def test_what_the_network_gets_stays_beside_the_sound_over_utterances_and_rates() -> None:
-    speech = Speech(48_000, 60.0, lambda: 0.0)
+    speech = SpeechQueue(48_000, 60.0, lambda: 0.0)
     for number in range(40):
         for rate_hz in (44_100, 8_000, 22_050):
             speech.say(voice(0.1 + 0.001 * number, rate_hz), rate_hz)
@@ -355,16 +330,16 @@ def test_what_the_network_gets_stays_beside_the_sound_over_utterances_and_rates(
     count, is_all = speech.ready(160)
     assert is_all
     assert (speech._sound.size, speech._heard.size) == (count * 1920, count * SAMPLES)
-    numbers = [moment.utterance for moment in (speech.take() for _ in range(count)) if moment.ends]
+    numbers = [frame.utterance for frame in (speech.take() for _ in range(count)) if frame.ends]
     assert numbers == list(range(1, 41))
 
 
-def test_delays_are_from_the_end_of_a_moments_speech() -> None:
+def test_delays_are_from_the_end_of_a_frames_speech() -> None:
     clock = [0.0]
-    speech = Speech(48_000, 60.0, lambda: clock[0])
+    speech = SpeechQueue(48_000, 60.0, lambda: clock[0])
     for time_s in (1.0, 2.0, 3.0):
         clock[0] = time_s
-        speech.say(np.zeros(2880, np.float32), 48_000)  # a moment and a half
+        speech.say(np.zeros(2880, np.float32), 48_000)  # a frame and a half
     speech.end()
     assert [speech.take().said_s for _ in range(5)] == [1.0, 2.0, 2.0, 3.0, 3.0]
 
@@ -381,9 +356,9 @@ def test_a_picture_is_idle_or_painted_and_never_both() -> None:
     with toy_session() as session:
         session.say(voice(0.3), 16_000)
         session.end()
-        moments = [*until_idle(session), *take(session, 3)]
+        frames = [*until_idle(session), *take(session, 3)]
     assert all(
-        (moment.planes.y[0, 0] == IDLE) == (not share) for moment, share in zip(moments, shares(moments), strict=True)
+        (frame.planes.y[0, 0] == IDLE) == (not share) for frame, share in zip(frames, shares(frames), strict=True)
     )
 
 
@@ -403,7 +378,7 @@ def test_by_microphone_nothing_is_late_and_the_delay_is_hop_look_ahead_and_paint
         now=lambda: clock_ms / 1000,
         paint_s=paint_ms / 1000,
     )
-    moments, speech, piece = list[Moment](), voice(8.0), 16 * piece_ms
+    frames, speech, piece = list[LiveFrame](), voice(8.0), 16 * piece_ms
     with session:
         for clock_ms in range(0, 10_000, 5):
             if painting.waits and not done_ms:
@@ -416,12 +391,12 @@ def test_by_microphone_nothing_is_late_and_the_delay_is_hop_look_ahead_and_paint
             if clock_ms == 8000:
                 session.end()
             if clock_ms % 40 == 15:
-                moments += take(session, 1)
+                frames += take(session, 1)
     assert session.counts.late == session.counts.starved == 0
     assert session.counts.spoken == 200
     sizes = [len(planned) for planned, _ in painter.windows]
     assert set(sizes[:-2]) == {hop}
     assert min(ahead for _, ahead in painter.windows[:-2]) >= 16 * (160 - 40)
-    delays_ms = [1000 * moment.delay_s for moment in moments if moment.delay_s is not None]
+    delays_ms = [1000 * frame.delay_s for frame in frames if frame.delay_s is not None]
     assert max(delays_ms) <= hop * 40 + 160 + 1.1 * paint_ms + 80
     assert max(delays_ms) - min(delays_ms[: 200 - hop]) <= piece_ms + 40

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 
 import numpy as np
 
-from latentsync_trt import LiveSession, Moment
+from latentsync_trt import LiveFrame, LiveSession
 from latentsync_trt.errors import Busy
 from livekit import rtc
 from livekit.agents.voice.avatar import AudioSegmentEnd, AvatarOptions, VideoGenerator
@@ -51,20 +51,20 @@ class LatentSyncAvatar(VideoGenerator):
         self._session.stop()
 
     async def __aiter__(self) -> AsyncIterator[rtc.VideoFrame | rtc.AudioFrame | AudioSegmentEnd]:
-        """A picture for each moment, its sound while somebody speaks, and the end of each utterance."""
-        while (moment := await asyncio.to_thread(next, self._session, None)) is not None:
-            yield picture_of(moment)
-            if moment.speaking:
-                sound = np.clip(np.rint(moment.sound * 32768), -32768, 32767).astype(np.int16)
+        """A picture for each frame, its sound while somebody speaks, and the end of each utterance."""
+        while (frame := await asyncio.to_thread(next, self._session, None)) is not None:
+            yield picture_of(frame)
+            if frame.speaking:
+                sound = np.clip(np.rint(frame.sound * 32768), -32768, 32767).astype(np.int16)
                 yield rtc.AudioFrame(sound.tobytes(), int(self._session.options.sound_rate_hz), 1, len(sound))
-            if moment.ends:
+            if frame.ends:
                 yield AudioSegmentEnd()
 
 
-def picture_of(moment: Moment) -> rtc.VideoFrame:
+def picture_of(frame: LiveFrame) -> rtc.VideoFrame:
     """The picture, in the clip's own planes where LiveKit knows their format."""
-    planes, (height, width) = moment.planes, moment.planes.y.shape
+    planes, (height, width) = frame.planes, frame.planes.y.shape
     if planes.bits == 8 and planes.u.shape == ((height + 1) // 2, (width + 1) // 2):
         data = b"".join(plane.tobytes() for plane in (planes.y, planes.u, planes.v))
         return rtc.VideoFrame(width, height, rtc.VideoBufferType.I420, data)
-    return rtc.VideoFrame(width, height, rtc.VideoBufferType.RGB24, moment.frame.tobytes())
+    return rtc.VideoFrame(width, height, rtc.VideoBufferType.RGB24, frame.rgb.tobytes())

@@ -23,7 +23,7 @@ _add = partial(click.option, panel=LIVE, show_default=True)
 @_add("--port", type=click.IntRange(0, 65535), default=8001, help="0 takes a free one.")
 @_add("--no-key", is_flag=True, show_default=False, help="Let other machines in without a key.")
 @_add("--stun", metavar="URL", help="STUN server, as stun:host:3478.  [default: none is asked]")
-@options_from(LiveOptions, leave_out=("wait", "sound_rate_hz"))
+@options_from(LiveOptions, leave_out=("sound_rate_hz",))
 @options_from(LiveLimits)
 @bundle_option
 @provider_option

@@ -59,10 +59,8 @@ def load_idle(
         MediaError: it cannot be read. NoFaceError: a frame shows no usable face, or the shot changes.
         InputError: it takes more memory than `options` allow.
     """
-    info, most_bytes = probe(video), options.memory_gb * 1e9
+    info = probe(video)
     planes, targets, size_bytes = list[YuvPlanes](), list[Target](), 0
-    if info.duration_s is not None:
-        _check_size(video, float(info.duration_s * MODEL_FPS) * info.width_px * info.height_px * 1.5, most_bytes)
     finder = FaceFinder(
         detector, side_px, StageClock(), choice=parse_face(options.face), pixel_aspect=info.sample_aspect_ratio
     )
@@ -75,7 +73,9 @@ def load_idle(
             if not planes or shown is not planes[-1]:
                 size_bytes += sum(plane.nbytes for plane in (shown.y, shown.u, shown.v))
             size_bytes += 2 * side_px**2 * 3
-            _check_size(video, size_bytes, most_bytes)
+            if size_bytes > options.memory_gb * 1e9:
+                cure = "give a shorter or smaller clip, or raise --memory-gb"
+                raise InputError(f"{video}: takes more than {options.memory_gb:g} GB; {cure}")
             planes.append(shown)
             targets.append(_target(video, job, targets, stats))
     return IdleLoop(info, tuple(planes), tuple(targets), _encoded(targets, encode), size_bytes)
@@ -93,13 +93,6 @@ def _target(video: Path, job: FrameJob, before: list[Target], stats: FaceStats) 
             "one face: cut it there, or choose the face with --face"
         )
     return job.targets[0]
-
-
-def _check_size(video: Path, size_bytes: float, most_bytes: float) -> None:
-    if size_bytes > most_bytes:
-        raise InputError(
-            f"{video}: takes more than {most_bytes / 1e9:g} GB; give a shorter or smaller clip, or raise --memory-gb"
-        )
 
 
 def _encoded(targets: list[Target], encode: Callable[[UInt8Array], Float32Array]) -> Float32Array:

@@ -47,11 +47,6 @@ class LiveOptions:
         2.0, "Memory for the pictures of the idle clip; a larger clip is refused.", minimum=0.001, maximum=256.0
     )
     sound_rate_hz: Literal["16000", "24000", "48000"] = _live_option("48000", "Samples per second of the sound.")
-    wait: bool = _live_option(
-        False,
-        "Each moment waits until it is painted, as for a file: faster or slower than real time, and never late.",
-        advanced=True,
-    )
     preset: PresetName = _as_for_sync("preset", default="fast")
     steps: int | None = _as_for_sync("steps")
     solver: Solver | None = _as_for_sync("solver")

@@ -1,36 +1,25 @@
 """Paints the mouths of a session: windows whose last frames are new, on latents that are kept."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from latentsync_trt.live.moment import MOMENT_S
-from latentsync_trt.live.speech import SpokenMoment
+from latentsync_trt.live.frame import FRAME_S
+from latentsync_trt.live.planner import PlannedFrame
 from latentsync_trt.media.color import apply_patch
 from latentsync_trt.media.pictures import LazyRgb
 from latentsync_trt.types import Float32Array, Patch, UInt16Array, YuvPlanes
 
 if TYPE_CHECKING:
-    from latentsync_trt.audio.growing import Hearing
+    from latentsync_trt.audio.streaming import StreamingAudioEncoder
     from latentsync_trt.face.paste import Paster
     from latentsync_trt.live.idle import IdleLoop
     from latentsync_trt.sync.inpaint import Inpainter
 
 _DECODED_AT_ONCE = 4
 """Frames that are decoded and shown while the rest of their window is decoded."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Planned:
-    """A frame to paint. `position`: its place in the session's time, in the idle loop; `share`: how much of the
-    painted face shows, in ]0, 1]; `begins`: nothing was painted right before it."""
-
-    position: int
-    spoken: SpokenMoment
-    share: float
-    begins: bool
 
 
 class Canceled(Exception):
@@ -40,14 +29,15 @@ class Canceled(Exception):
 class SessionPainter:
     """Paints for one session: `latents` and `decoded` in one thread, `patch` and `picture` in another."""
 
-    def __init__(self, inpainter: "Inpainter", loop: "IdleLoop", hearing: "Hearing", paster: "Paster") -> None:
-        self._inpainter, self._loop = inpainter, loop
-        self._hearing, self._paster = hearing, paster
+    def __init__(
+        self, inpainter: "Inpainter", loop: "IdleLoop", encoder: "StreamingAudioEncoder", paster: "Paster"
+    ) -> None:
+        self._inpainter, self._loop, self._encoder, self._paster = inpainter, loop, encoder, paster
 
-    def latents(self, planned: Sequence[Planned], ahead: Float32Array, check: Callable[[], None]) -> Float32Array:
+    def latents(self, planned: Sequence[PlannedFrame], ahead: Float32Array, check: Callable[[], None]) -> Float32Array:
         """The latents of the new frames, float32 `(n, 4, h, w)`; `check` is called after each step, and may raise."""
         first, end = planned[0].position, planned[-1].position + 1
-        audio = self._hearing.windows(first, np.concatenate([each.spoken.heard for each in planned]), ahead)
+        audio = self._encoder.windows(first, np.concatenate([each.spoken.heard for each in planned]), ahead)
         check()
         shown = [self._loop.index(position) for position in range(end - len(audio), end)]
         known = np.ascontiguousarray(self._loop.known[shown].transpose(1, 0, 2, 3))
@@ -67,7 +57,7 @@ class SessionPainter:
         if target.face is None:
             raise ValueError("a target that was not cut out")
         inspected = self._paster.inspect_face(picture, target.face, painted, target.tracked)
-        means = self._paster.remember(0, position * MOMENT_S, inspected)
+        means = self._paster.remember(0, position * FRAME_S, inspected)
         return self._paster.paste(picture, target.face, painted, inspected, means).patch
 
     def picture(self, position: int, patch: Patch, share: float) -> YuvPlanes:

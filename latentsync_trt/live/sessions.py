@@ -9,18 +9,19 @@ from time import perf_counter
 
 import numpy as np
 
-from latentsync_trt.audio.growing import Hearing
 from latentsync_trt.audio.mel import filters_of
+from latentsync_trt.audio.streaming import StreamingAudioEncoder
 from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.errors import Busy, InputError
 from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.face.paste import Paster
+from latentsync_trt.live.frame import FRAME_S
 from latentsync_trt.live.idle import IdleLoop, load_idle
-from latentsync_trt.live.moment import MOMENT_S
 from latentsync_trt.live.options import LiveOptions
-from latentsync_trt.live.painter import Planned, SessionPainter
+from latentsync_trt.live.painter import SessionPainter
+from latentsync_trt.live.planner import PlannedFrame
 from latentsync_trt.live.session import LiveSession
-from latentsync_trt.live.speech import silent_moment
+from latentsync_trt.live.speech_queue import silent_frame
 from latentsync_trt.media.files import check_file
 from latentsync_trt.sync.inpaint import graphs_for, make_inpainter
 from latentsync_trt.sync.model_slot import ModelSlot
@@ -37,6 +38,10 @@ class Cost:
 
     first_s: float
     busy_s: float
+
+    def load(self, hop: int) -> float:
+        """Share of the time in which the networks paint for a session that speaks, `hop` frames at a time."""
+        return self.busy_s / float(hop * FRAME_S)
 
 
 class LiveSessions:
@@ -60,9 +65,6 @@ class LiveSessions:
         if options.hop > manifest.frames:
             raise InputError(f"--hop {options.hop}: windows of bundle {manifest.name} have {manifest.frames} frames")
         key = chosen.sampling, chosen.guidance, options.hop
-        known = None if options.wait else self._costs.get(key)
-        if known is not None:
-            self._admit(known, options)
         if isinstance(video, Path):
             check_file(video)
         model = self._slot.acquire(graphs_for(chosen), lasting=True)
@@ -73,18 +75,17 @@ class LiveSessions:
                 loop = load_idle(
                     loop, options, detector, len(inpainter.mask), lambda faces: inpainter.encode([faces])[0]
                 )
-            hearing = Hearing(model.audio_encoder, filters_of(self._bundle), manifest.frames)
-            painter = SessionPainter(inpainter, loop, hearing, Paster(detector, inpainter.mask, paste=options.paste))
-            cost = Cost(0.0, 0.0)
-            if not options.wait:
-                cost = self._costs[key] = known or measured(painter, options)
-                self._admit(cost, options)
+            encoder = StreamingAudioEncoder(model.audio_encoder, filters_of(self._bundle), manifest.frames)
+            painter = SessionPainter(inpainter, loop, encoder, Paster(detector, inpainter.mask, paste=options.paste))
+            cost = self._costs.get(key) or measured(painter, options.hop)
+            self._costs[key] = cost
+            self._admit(cost, options.hop)
             make = partial(LiveSession, painter, loop, options, executors=executors, now=now, paint_s=cost.first_s)
             session: LiveSession = make(on_close=lambda: self._closed(session))
         except BaseException:
             self._slot.release(lasting=True)
             raise
-        self._loads[session] = load_of(cost, options)
+        self._loads[session] = cost.load(options.hop)
         return session
 
     def _closed(self, session: LiveSession) -> None:
@@ -95,12 +96,12 @@ class LiveSessions:
         for session in list(self._loads):
             session.close()
 
-    def _admit(self, cost: Cost, options: LiveOptions) -> None:
+    def _admit(self, cost: Cost, hop: int) -> None:
         """Raises `Busy` if a session of this `cost` does not fit beside those that are open."""
-        load, others = load_of(cost, options), sum(list(self._loads.values()))
+        load, others = cost.load(hop), sum(list(self._loads.values()))
         if others + load <= MOST_LOAD:
             return
-        takes = f"a window of {options.hop} frames takes {cost.busy_s:.2f} s of {float(options.hop * MOMENT_S):.2f} s"
+        takes = f"a window of {hop} frames takes {cost.busy_s:.2f} s of {float(hop * FRAME_S):.2f} s"
         if not others:
             raise Busy(
                 f"live: painting is slower than real time here ({takes}); use a bundle of lower resolution, fewer "
@@ -112,17 +113,12 @@ class LiveSessions:
         )
 
 
-def load_of(cost: Cost, options: LiveOptions) -> float:
-    """Share of the time in which the networks paint for a session that speaks."""
-    return cost.busy_s / float(options.hop * MOMENT_S)
-
-
-def measured(painter: SessionPainter, options: LiveOptions) -> Cost:
+def measured(painter: SessionPainter, hop: int) -> Cost:
     """The least of several windows, after a first one."""
 
     def once() -> Cost:
-        silence = silent_moment(np.zeros(0, np.float32))
-        planned = [Planned(place, silence, 1.0, place == 0) for place in range(options.hop)]
+        silence = silent_frame(np.zeros(0, np.float32))
+        planned = [PlannedFrame(place, silence, 1.0, place == 0) for place in range(hop)]
         begun_s = perf_counter()
         faces = painter.decoded(painter.latents(planned, silence.sound, lambda: None))
         first = next(faces)

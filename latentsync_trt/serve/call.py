@@ -1,4 +1,4 @@
-"""A call: one viewer's WebRTC connection around a session, which it drives at 25 moments a second."""
+"""A call: one viewer's WebRTC connection around a session, which it drives at 25 frames a second."""
 
 import asyncio
 import logging
@@ -22,7 +22,7 @@ from aiortc.mediastreams import MediaStreamError
 
 from latentsync_trt.config import SyncOptions
 from latentsync_trt.errors import LatentSyncError
-from latentsync_trt.live.moment import MOMENT_S, Moment
+from latentsync_trt.live.frame import FRAME_S, LiveFrame
 from latentsync_trt.live.session import LiveSession
 from latentsync_trt.media.audio import sound_frame
 from latentsync_trt.media.codecs import choose_encoder
@@ -36,14 +36,14 @@ MARK = "AI-generated video: the mouth follows speech (latentsync-trt)"
 _log = logging.getLogger(__name__)
 
 _H264 = "video/H264"
-_PACKETS_PER_MOMENT = 2
+_PACKETS_PER_FRAME = 2
 """Of sound, 20 ms each."""
 
 _WAITING = 10
-"""Moments that may wait for a viewer; older ones are dropped, picture and sound."""
+"""Frames that may wait for a viewer; older ones are dropped, picture and sound."""
 
 _BEHIND_S = 0.5
-"""After a longer hold-up, moments go on from now, instead of all at once."""
+"""After a longer hold-up, frames go on from now, instead of all at once."""
 
 # aiortc's own are for talking heads of 640×480.
 h264.DEFAULT_BITRATE, h264.MIN_BITRATE, h264.MAX_BITRATE = 3_000_000, 1_000_000, 12_000_000
@@ -71,7 +71,7 @@ class _Track(MediaStreamTrack):
 class Call:
     """Open until `close`, which closes the session, too.
 
-    `listeners`: called in the event loop with each moment that ends an utterance. `sockets`: closed with the call.
+    `listeners`: called in the event loop with each frame that ends an utterance. `sockets`: closed with the call.
 
     Args:
         stun: address of a STUN server, as `stun:host:port`; without one none is asked, and only addresses of this
@@ -80,14 +80,14 @@ class Call:
     """
 
     def __init__(self, session: LiveSession, *, stun: str | None = None, on_close: Callable[[], object]) -> None:
-        self.session, self.listeners, self.sockets = session, list[Callable[[Moment], object]](), set[Any]()
+        self.session, self.listeners, self.sockets = session, list[Callable[[LiveFrame], object]](), set[Any]()
         self._on_close, self._tasks = on_close, set[asyncio.Task[None]]()
         self._closing: asyncio.Task[None] | None = None
         self._runs = False
         servers = [] if stun is None else [RTCIceServer(urls=stun)]
         self._peer = RTCPeerConnection(RTCConfiguration(iceServers=servers))
-        self._video, self._audio = _Track("video", _WAITING), _Track("audio", _WAITING * _PACKETS_PER_MOMENT)
-        self._threads = ThreadPoolExecutor(1, "live moments")
+        self._video, self._audio = _Track("video", _WAITING), _Track("audio", _WAITING * _PACKETS_PER_FRAME)
+        self._threads = ThreadPoolExecutor(1, "live frames")
         encoder = replace(choose_encoder(SyncOptions(codec="h264"), session.loop.info), pixel_format="yuv420p")
         self._maker = PictureMaker(session.loop.info, encoder)
         self._peer.on("track", self._on_track)
@@ -155,12 +155,12 @@ class Call:
                 await asyncio.to_thread(microphone.hear, samples.astype(np.float32))
 
     async def _run(self) -> None:
-        """Gives a moment every 40 ms: its picture and its sound at the same tick."""
+        """Gives a frame every 40 ms: its picture and its sound at the same tick."""
         loop, tick = asyncio.get_running_loop(), 0
         begun_s = loop.time()
         try:
             while True:
-                behind_s = loop.time() - begun_s - tick * float(MOMENT_S)
+                behind_s = loop.time() - begun_s - tick * float(FRAME_S)
                 begun_s += behind_s if behind_s > _BEHIND_S else 0.0
                 await asyncio.sleep(max(0.0, -behind_s))
                 given = await loop.run_in_executor(self._threads, self._next)
@@ -173,22 +173,22 @@ class Call:
         finally:
             await self.close()
 
-    def _next(self) -> tuple[Moment, Any] | None:
-        """The next moment and its picture to encode."""
-        moment = next(self.session, None)
-        if moment is None:
+    def _next(self) -> tuple[LiveFrame, Any] | None:
+        """The next frame and its picture to encode."""
+        live = next(self.session, None)
+        if live is None:
             return None
-        frame = Frame(moment.index, moment.time_s, MOMENT_S, moment.time_s, LazyRgb(moment.planes), moment.planes)
+        frame = Frame(live.index, live.time_s, FRAME_S, live.time_s, LazyRgb(live.planes), live.planes)
         picture = self._maker.frame(frame)
-        picture.pts, picture.time_base = moment.index, MOMENT_S
-        return moment, picture
+        picture.pts, picture.time_base = live.index, FRAME_S
+        return live, picture
 
-    def _give(self, moment: Moment, picture: Any) -> None:
+    def _give(self, frame: LiveFrame, picture: Any) -> None:
         self._video.put(picture)
-        size, rate_hz = len(moment.sound) // _PACKETS_PER_MOMENT, int(self.session.options.sound_rate_hz)
-        for part in range(_PACKETS_PER_MOMENT):
-            at = moment.index * len(moment.sound) + part * size
-            self._audio.put(sound_frame(moment.sound[part * size :][:size], rate_hz, at))
-        if moment.ends:
+        size, rate_hz = len(frame.sound) // _PACKETS_PER_FRAME, int(self.session.options.sound_rate_hz)
+        for part in range(_PACKETS_PER_FRAME):
+            at = frame.index * len(frame.sound) + part * size
+            self._audio.put(sound_frame(frame.sound[part * size :][:size], rate_hz, at))
+        if frame.ends:
             for listener in self.listeners:
-                listener(moment)
+                listener(frame)

@@ -18,7 +18,7 @@ from starlette.websockets import WebSocketDisconnect
 
 from latentsync_trt import __version__
 from latentsync_trt.errors import Busy, InputError, LatentSyncError
-from latentsync_trt.live.moment import Moment
+from latentsync_trt.live.frame import LiveFrame
 from latentsync_trt.live.session import LiveSession
 from latentsync_trt.serve.admission import LiveLimits
 from latentsync_trt.serve.app import HANDLED, check_origin, guard, has_key, on_error
@@ -76,7 +76,7 @@ class LiveService:
         except Exception as error:
             await call.close()
             raise InputError(f"sdp: is no offer of a WebRTC connection ({type(error).__name__})") from error
-        self._later(self.limits.connect_s, call, lambda: call.session.counts.moments == 0)
+        self._later(self.limits.connect_s, call, lambda: call.session.counts.frames == 0)
         self._later(self.limits.max_session_s, call, lambda: True)
         return name, answer
 
@@ -159,7 +159,7 @@ def _figures(service: LiveService) -> bytes:
     for name, text, value in (
         ("sessions", "Occupied slots: sessions that are open.", len(sessions)),
         ("slots", "Sessions that may be open.", service.limits.max_sessions),
-        ("late_moments", "Moments of open sessions that were not painted in time.", late),
+        ("late_frames", "Frames of open sessions that were not painted in time.", late),
     ):
         Gauge(f"latentsync_live_{name}", text, registry=registry).set(value)
     return generate_latest(registry)
@@ -183,8 +183,8 @@ async def _converse(socket: WebSocket, call: Call, rate_hz: int) -> None:
     call.sockets.add(socket)
     loop, session, told = asyncio.get_running_loop(), call.session, set[asyncio.Task[None]]()
 
-    def finished(moment: Moment) -> None:
-        task = loop.create_task(_send(socket, type="finished", utterance=moment.utterance))
+    def finished(frame: LiveFrame) -> None:
+        task = loop.create_task(_send(socket, type="finished", utterance=frame.utterance))
         told.add(task)  # the loop itself keeps no tasks
         task.add_done_callback(told.discard)
 

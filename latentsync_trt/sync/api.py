@@ -275,7 +275,7 @@ class LipSync:
             executors, now: as for `LiveSession`, for tests and other clocks.
 
         Raises:
-            Busy: no further session fits, or painting is slower than real time (unless `options.wait`).
+            Busy: no further session fits, or painting is slower than real time.
             InputError: the clip or an option cannot be used. NoFaceError: a frame of the clip shows no face.
             Others as `sync`.
         """

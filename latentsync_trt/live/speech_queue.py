@@ -1,4 +1,4 @@
-"""Speech on its way in: pieces of any length and rate become moments, each with its sound and what the network gets."""
+"""Speech on its way in: pieces of any length and rate become frames, each with its sound and what the network gets."""
 
 from collections import deque
 from collections.abc import Callable
@@ -8,7 +8,7 @@ from math import ceil
 import numpy as np
 from numpy.typing import NDArray
 
-from latentsync_trt.audio.growing import HEARD
+from latentsync_trt.audio.streaming import HEARD
 from latentsync_trt.config import MODEL_FPS
 from latentsync_trt.errors import Busy, InputError
 from latentsync_trt.media.audio import SPEECH_RATE_HZ, RateConverter, SampleQueue
@@ -18,8 +18,8 @@ LEAST_RATE_HZ, MOST_RATE_HZ = 8_000, 48_000
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class SpokenMoment:
-    """One moment of speech. `sound (n,)` at the session's rate, `heard (640,)` at 16 kHz: float32.
+class SpokenFrame:
+    """40 ms of speech. `sound (n,)` at the session's rate, `heard (640,)` at 16 kHz: float32.
 
     `utterance`: its number, from 1; 0 = silence. `samples`: those of `sound` that are speech. `said_s`: when the last
     of it was said. `ends`: it is the last of its utterance.
@@ -32,17 +32,13 @@ class SpokenMoment:
     said_s: float = 0.0
     ends: bool = False
 
-    @property
-    def power(self) -> float:
-        return float(np.square(self.heard, dtype=np.float64).mean())
+
+def silent_frame(sound: Float32Array) -> SpokenFrame:
+    """A frame without speech; `sound` is silent."""
+    return SpokenFrame(0, sound, np.zeros(HEARD, np.float32))
 
 
-def silent_moment(sound: Float32Array) -> SpokenMoment:
-    """A moment without speech; `sound` is silent."""
-    return SpokenMoment(0, sound, np.zeros(HEARD, np.float32))
-
-
-class Speech:
+class SpeechQueue:
     """What was said and is not planned yet: utterances, each from one `say` to `end`, the last of which may be open.
 
     `number`: of the newest utterance.
@@ -52,7 +48,7 @@ class Speech:
     """
 
     def __init__(self, sound_rate_hz: int, most_s: float, now: Callable[[], float]) -> None:
-        self._rate_hz, self._per_moment = sound_rate_hz, sound_rate_hz // MODEL_FPS
+        self._rate_hz, self._per_frame = sound_rate_hz, sound_rate_hz // MODEL_FPS
         self._most_s, self._now = most_s, now
         self.number, self._open = 0, False
         self._given_hz, self._converters = 0, tuple[RateConverter, ...]()
@@ -90,7 +86,7 @@ class Speech:
         """Ends the utterance that is open; returns whether there is one of which nothing waits any more."""
         if not self._open:
             return False
-        self._ends.append((self.number, self._flush(self._per_moment)))
+        self._ends.append((self.number, self._flush(self._per_frame)))
         self._open = False
         before = self._ends[-2][1] if len(self._ends) > 1 else self._taken
         if self._added <= max(before, self._taken):
@@ -117,25 +113,25 @@ class Speech:
         return spoken
 
     def ready(self, look_ahead_ms: int) -> tuple[int, bool]:
-        """How many moments can be taken, with so much speech after their beginning, and whether these are all."""
-        whole = min(self._heard.size // HEARD, self._sound.size // self._per_moment)
+        """How many frames can be taken, with so much speech after their beginning, and whether these are all."""
+        whole = min(self._heard.size // HEARD, self._sound.size // self._per_frame)
         if not self._open:
             return whole, True
-        ended = ceil(max(self._ends[-1][1] - self._taken, 0) / self._per_moment) if self._ends else 0
+        ended = ceil(max(self._ends[-1][1] - self._taken, 0) / self._per_frame) if self._ends else 0
         return max(ended, min(whole, (self._heard.size - look_ahead_ms * SPEECH_RATE_HZ // 1000) // HEARD + 1)), False
 
-    def take(self) -> SpokenMoment:
-        """The next moment, of those that are `ready`; the last one of an utterance is filled with silence."""
+    def take(self) -> SpokenFrame:
+        """The next frame, of those that are `ready`; the last one of an utterance is filled with silence."""
         number, end = self._ends[0] if self._ends else (self.number, self._added)
-        samples = min(self._per_moment, end - self._taken)
+        samples = min(self._per_frame, end - self._taken)
         while len(self._said) > 1 and self._said[0][0] < self._taken + samples:
             self._said.popleft()
-        self._taken += self._per_moment
+        self._taken += self._per_frame
         ends = bool(self._ends) and end <= self._taken
         if ends:
             self._ends.popleft()
-        sound, heard = self._sound.take(self._per_moment), self._heard.take(HEARD)
-        return SpokenMoment(number, sound, heard, samples, self._said[0][1], ends)
+        sound, heard = self._sound.take(self._per_frame), self._heard.take(HEARD)
+        return SpokenFrame(number, sound, heard, samples, self._said[0][1], ends)
 
     def ahead(self, most: int) -> Float32Array:
         """Up to `most` samples at 16 kHz that follow, float32 `(n,)`; silence where nothing is to come."""

@@ -1,4 +1,4 @@
-"""What a session gives: 25 moments a second, each a picture and exactly its sound."""
+"""What a session gives: 25 frames a second, each a picture and exactly its sound."""
 
 from dataclasses import dataclass
 from fractions import Fraction
@@ -9,17 +9,17 @@ from latentsync_trt.config import MODEL_FPS
 from latentsync_trt.media.pictures import LazyRgb
 from latentsync_trt.types import Float32Array, UInt8Array, YuvPlanes
 
-MOMENT_S = Fraction(1, MODEL_FPS)
+FRAME_S = Fraction(1, MODEL_FPS)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Moment:
+class LiveFrame:
     """40 ms of the session.
 
     `planes`: the picture, in the idle clip's own format. `sound (n,)` float32 in [−1, 1], mono, at the session's rate:
     what is heard while the picture is shown. `speaking`: the sound is speech. `utterance`: its number, from 1, or 0
     where nothing is said; `ends`: it is the last of the utterance. `late`: the last picture again, as the next one
-    was not painted in time. `delay_s`: from `say` with the end of its speech until this moment was given, by the
+    was not painted in time. `delay_s`: from `say` with the end of its speech until this frame was given, by the
     session's clock; None without speech.
     """
 
@@ -35,28 +35,27 @@ class Moment:
     @property
     def time_s(self) -> Fraction:
         """When it begins, in seconds of the session."""
-        return self.index * MOMENT_S
+        return self.index * FRAME_S
 
     @property
-    def frame(self) -> UInt8Array:
+    def rgb(self) -> UInt8Array:
         """The picture, uint8 `(H, W, 3)` RGB."""
         return np.asarray(LazyRgb(self.planes))
 
 
 @dataclass(slots=True)
 class Counts:
-    """What a session has done so far, in moments.
+    """What a session has done so far, in frames.
 
     `painted`: with a new mouth. `spoken`: with speech. `late`: the last picture again and silence, as painting was not
-    done. `starved`: silence painted since speech did not arrive in time. `skipped`: of pauses, to catch up.
-    `windows`: runs of the networks, which took `painting_s` seconds.
+    done. `starved`: silence painted since speech did not arrive in time. `windows`: runs of the networks, which took
+    `painting_s` seconds.
     """
 
-    moments: int = 0
+    frames: int = 0
     painted: int = 0
     spoken: int = 0
     late: int = 0
     starved: int = 0
-    skipped: int = 0
     windows: int = 0
     painting_s: float = 0.0

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from latentsync_trt.audio.encoder import encode_audio
-from latentsync_trt.audio.growing import HEARD, Hearing
 from latentsync_trt.audio.mel import filters_of
 from latentsync_trt.audio.segments import public_segments
+from latentsync_trt.audio.streaming import HEARD, StreamingAudioEncoder
 from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.types import Float32Array
 from tests.live import voice
@@ -26,13 +26,13 @@ def filters() -> Float32Array:
     return filters_of(Bundle.load(small_bundle()))
 
 
-def live_windows(hearing: Hearing, speech: Float32Array, at: int = 0, hop: int = HOP) -> Float32Array:
+def live_windows(encoder: StreamingAudioEncoder, speech: Float32Array, at: int = 0, hop: int = HOP) -> Float32Array:
     """The windows of new frames, hop by hop, with 160 ms of look-ahead."""
     found = []
     for start in range(0, len(speech) // HEARD, hop):
         heard = speech[start * HEARD : (start + hop) * HEARD]
-        ahead = speech[(start + hop) * HEARD :][: AHEAD - HEARD]  # the last frame begins one moment before its end
-        found.append(hearing.windows(at + start, heard, ahead)[-len(heard) // HEARD :])
+        ahead = speech[(start + hop) * HEARD :][: AHEAD - HEARD]  # the last frame begins one frame before its end
+        found.append(encoder.windows(at + start, heard, ahead)[-len(heard) // HEARD :])
     return np.concatenate(found)
 
 
@@ -42,7 +42,7 @@ def whole_windows(speech: Float32Array, filters: Float32Array) -> Float32Array:
 
 def test_frames_hear_what_they_hear_in_the_whole_recording(filters: Float32Array) -> None:
     speech = voice(4.0)
-    found = live_windows(Hearing(encode_locally, filters, FRAMES), speech)
+    found = live_windows(StreamingAudioEncoder(encode_locally, filters, FRAMES), speech)
     whole = whole_windows(speech, filters)
     # But where the recording ends: its end is reflected there, and nothing is known of it here.
     assert np.allclose(found[:-3], whole[:-3], atol=1e-5)
@@ -50,29 +50,29 @@ def test_frames_hear_what_they_hear_in_the_whole_recording(filters: Float32Array
 
 
 def test_older_frames_of_a_window_are_heard_again_and_those_before_are_silent(filters: Float32Array) -> None:
-    speech, hearing = voice(2.0), Hearing(encode_locally, filters, FRAMES)
-    first = hearing.windows(10, speech[: HOP * HEARD], speech[HOP * HEARD :][:AHEAD])
-    silence = hearing.windows(500, np.zeros(HEARD, np.float32), np.zeros(0, np.float32))[0]
+    speech, encoder = voice(2.0), StreamingAudioEncoder(encode_locally, filters, FRAMES)
+    first = encoder.windows(10, speech[: HOP * HEARD], speech[HOP * HEARD :][:AHEAD])
+    silence = encoder.windows(500, np.zeros(HEARD, np.float32), np.zeros(0, np.float32))[0]
     assert np.array_equal(first[0], silence)
-    hearing = Hearing(encode_locally, filters, FRAMES)
-    hearing.windows(10, speech[: HOP * HEARD], np.zeros(0, np.float32))
-    second = hearing.windows(10 + HOP, speech[HOP * HEARD : 2 * HOP * HEARD], speech[2 * HOP * HEARD :][:AHEAD])
+    encoder = StreamingAudioEncoder(encode_locally, filters, FRAMES)
+    encoder.windows(10, speech[: HOP * HEARD], np.zeros(0, np.float32))
+    second = encoder.windows(10 + HOP, speech[HOP * HEARD : 2 * HOP * HEARD], speech[2 * HOP * HEARD :][:AHEAD])
     assert np.allclose(second, whole_windows(speech, filters)[: 2 * HOP], atol=1e-5)
 
 
 def test_short_silence_continues_a_segment_and_a_long_one_ends_it(filters: Float32Array) -> None:
-    hearing, word = Hearing(encode_locally, filters, FRAMES), voice(0.32)
-    hearing.windows(0, word, word[:0])
-    begun = hearing.segments
-    gap = hearing.windows(8 + 5, word, word[:0])
-    assert hearing.segments == begun
+    encoder, word = StreamingAudioEncoder(encode_locally, filters, FRAMES), voice(0.32)
+    encoder.windows(0, word, word[:0])
+    begun = encoder.segments
+    gap = encoder.windows(8 + 5, word, word[:0])
+    assert encoder.segments == begun
     joined = np.concatenate([word, np.zeros(5 * HEARD, np.float32), word])
     sounding = slice(-HOP + 3, -3)  # silence is clipped at a peak that is not known here
     assert np.allclose(gap[sounding], whole_windows(joined, filters)[sounding], atol=1e-5)
-    hearing.windows(100, word, word[:0])
-    assert hearing.segments == begun + 1
-    hearing.windows(50, word, word[:0])  # a stop may have taken frames back
-    assert hearing.segments == begun + 2
+    encoder.windows(100, word, word[:0])
+    assert encoder.segments == begun + 1
+    encoder.windows(50, word, word[:0])  # a stop may have taken frames back
+    assert encoder.segments == begun + 2
 
 
 @pytest.mark.parametrize("pause", [False, True])
@@ -80,10 +80,10 @@ def test_segments_of_long_speech_meet_without_a_shift(filters: Float32Array, *, 
     speech = 3 * voice(48.0)  # so loud that nothing is clipped, whatever the peak
     if pause:
         speech[17 * 16_000 : 18 * 16_000] *= 0.009
-    hearing = Hearing(encode_locally, filters, FRAMES)
-    begun = hearing.segments
-    found = live_windows(hearing, speech)
-    assert hearing.segments - begun == 1 + 2  # the first; in the pause or the quietest place, and once more
+    encoder = StreamingAudioEncoder(encode_locally, filters, FRAMES)
+    begun = encoder.segments
+    found = live_windows(encoder, speech)
+    assert encoder.segments - begun == 1 + 2  # the first; in the pause or the quietest place, and once more
     blocks = encode_audio(lambda: [speech], encode_locally, filters, public_segments).windows
     apart = np.abs(found - blocks).max(axis=(1, 2))
     # A segment's start reflects its sound; where public segments meet, too.

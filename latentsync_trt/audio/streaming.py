@@ -33,26 +33,26 @@ the built-in encoder are 9 % farther from those of the whole recording (hop 16 a
 _FIRST_PEAK = 1.0
 """Decades: the maximum of loud speech is 1 to 2 higher; one that is too low until then does little harm."""
 
-_PER_MOMENT = FEATURES_PER_S // MODEL_FPS
+_PER_FRAME = FEATURES_PER_S // MODEL_FPS
 _LONG = 15 * MODEL_FPS
 _MOST = SEGMENT_FRAMES * HOP // HEARD - AHEAD // HEARD - 1
 _GAP = 1 * MODEL_FPS
 """After a longer silence a new segment begins."""
 
 _PAUSE = 5
-"""Moments of silence in which a long segment may end."""
+"""Frames of silence in which a long segment may end."""
 
 _KEPT = 10 * MODEL_FPS
 """Least of a segment that is cut because it is full: features change least far from its start."""
 
 QUIET_DB = -40.0
-"""A moment so much softer than the loudest one is a pause."""
+"""A frame so much softer than the loudest one is a pause."""
 
 _HALF = FFT // 2
 _NOTHING = 1e-10
 
 
-class Hearing:
+class StreamingAudioEncoder:
     """Audio windows of the frames of a session.
 
     Args:
@@ -92,7 +92,7 @@ class Hearing:
         features = self._features(ahead)
         end = at + len(heard) // HEARD
         past, frames = dict(self._past), range(end - self._frames, end)
-        centers = np.array([_PER_MOMENT * max(frame - self._first, 0) for frame in frames], np.int64)
+        centers = np.array([_PER_FRAME * max(frame - self._first, 0) for frame in frames], np.int64)
         attended = features[attended_positions(centers, len(features))].reshape(len(frames), *self._silence.shape)
         for place, frame in enumerate(frames):
             if frame < self._first:
@@ -126,10 +126,10 @@ class Hearing:
             self._cut(start + int(means[start:].argmin()))
 
     def quiet(self, powers: Float64Array) -> bool:
-        """Whether these moments `(n,)` are a pause."""
+        """Whether these frames `(n,)` are a pause."""
         return bool((powers < self._loudest * 10 ** (QUIET_DB / 10)).all())
 
-    def _cut(self, moments: int) -> None:
-        first, samples = self._first + moments, self._samples[moments * HEARD :]
+    def _cut(self, frames: int) -> None:
+        first, samples = self._first + frames, self._samples[frames * HEARD :]
         self._begin(first)
         self._samples = samples

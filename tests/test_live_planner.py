@@ -1,0 +1,95 @@
+"""What a live session paints and shows next: decisions of `LivePlanner`, without painting."""
+
+import numpy as np
+import pytest
+
+from latentsync_trt.live.planner import LivePlanner, Shown
+from latentsync_trt.live.speech_queue import SpeechQueue
+from tests.live import voice
+
+HOP, LOOK_AHEAD_MS = 8, 160
+
+
+def planner_after(*said_frames: float, ended: bool) -> LivePlanner:
+    """A planner, after speech of so many frames was said in each piece."""
+    queue = SpeechQueue(16_000, 60.0, lambda: 0.0)
+    planner = LivePlanner(queue, HOP, LOOK_AHEAD_MS, np.zeros(640, np.float32))
+    for count in said_frames:
+        queue.say(voice(count * 0.04), 16_000)
+        planner.said()
+    if ended:
+        planner.end()
+    return planner
+
+
+@pytest.mark.parametrize(
+    ("said_frames", "ended", "pressed", "paint_frames", "positions", "spoken"),
+    [
+        pytest.param((), False, True, 0, [], 0, id="nothing was said"),
+        pytest.param((10.9,), False, False, 0, [], 0, id="too little look-ahead"),
+        pytest.param((11,), False, False, 0, [1, 8], 8, id="a hop and its look-ahead"),
+        pytest.param((4, 4, 4), False, False, 0, [1, 8], 8, id="in pieces"),
+        pytest.param((11,), False, False, 5, [6, 13], 8, id="painting takes five frames"),
+        pytest.param((3,), False, False, 0, [], 0, id="too little for a window"),
+        pytest.param((3,), False, True, 0, [1, 3], 3, id="too little for a window, and nothing more comes in time"),
+        pytest.param((3,), True, False, 0, [1, 8], 3, id="a short utterance, and the mouth closes"),
+        pytest.param((8,), True, False, 0, [1, 8], 8, id="an utterance of a hop needs no look-ahead"),
+        pytest.param((30,), True, False, 0, [1, 8], 8, id="the first hop of a long one"),
+    ],
+)
+def test_a_window_begins_when_its_speech_is_there(
+    said_frames: tuple[float, ...],
+    ended: bool,
+    pressed: bool,
+    paint_frames: int,
+    positions: list[int],
+    spoken: int,
+) -> None:
+    """`positions`: of the first and the last frame of the window; `spoken`: how many have speech."""
+    planned = planner_after(*said_frames, ended=ended).window(paint_frames, pressed=pressed)
+    assert [each.position for each in planned[:1] + planned[-1:]] == positions
+    assert sum(each.spoken.samples > 0 for each in planned) == spoken
+
+
+def test_it_plans_no_further_ahead_than_painting_needs() -> None:
+    planner = planner_after(100, ended=True)
+    counts = [len(planner.window(2, pressed=False)) for _ in range(5)]
+    assert counts == [8, 8, 0, 0, 0]  # 16 wait, more than a hop, two that pass in painting, and one to spare
+
+
+@pytest.mark.parametrize(
+    ("painted", "shown"),
+    [
+        pytest.param([8, 7], [Shown(mouth=True), Shown(mouth=True)], id="in time"),
+        pytest.param(
+            [0, 0, 1], [Shown(late=True), Shown(late=True), Shown(mouth=True)], id="late, and nothing is lost"
+        ),
+    ],
+)
+def test_a_frame_that_is_due_is_shown_or_the_last_one_again(painted: list[int], shown: list[Shown]) -> None:
+    planner = planner_after(30, ended=True)
+    assert planner.window(0, pressed=False)
+    assert planner.show(0) == Shown()  # of the idle clip, before the first one
+    assert [planner.show(count) for count in painted] == shown
+    assert planner.position == sum(each.mouth for each in shown)
+
+
+@pytest.mark.parametrize(("shown", "painted", "fading"), [(1, 8, 0), (4, 5, 3), (4, 2, 2), (8, 1, 1)])
+def test_stop_keeps_the_painted_frames_in_which_a_shown_mouth_fades(shown: int, painted: int, fading: int) -> None:
+    planner = planner_after(30, ended=True)
+    planner.window(0, pressed=False)
+    for place in range(shown):
+        planner.show(9 - place)
+    assert planner.stop(painted) == planner.waiting == fading
+    for place in range(fading):
+        assert planner.show(fading - place).mouth
+    assert planner.idle
+    assert planner.show(0) == Shown()
+
+
+def test_an_utterance_that_ends_after_it_was_planned_has_ended_after_its_last_frame() -> None:
+    planner = planner_after(3, ended=False)
+    assert [planner.is_pressed(0) for _ in range(11)] == [False] * 10 + [True]
+    assert len(planner.window(0, pressed=True)) == 3
+    planner.end()
+    assert [planner.show(3).ended for _ in range(6)] == [0, 0, 0, 0, 1, 0]
