@@ -8,10 +8,10 @@ from math import ceil
 
 from latentsync_trt.batch.local import Lane, LocalWorker
 from latentsync_trt.batch.ray_workers import Cluster, Needs, Notice, RayWorker
+from latentsync_trt.batch.remote_files import is_url
 from latentsync_trt.batch.tasks import WorkerHandle, WorkerSettings
 from latentsync_trt.child import machine_bytes
 from latentsync_trt.errors import ProviderUnavailable
-from latentsync_trt.remote_files import is_url
 from latentsync_trt.runtime.providers.table import CPU, CUDA
 
 _SMALL_PX = 256

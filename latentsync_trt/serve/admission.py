@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from latentsync_trt.batch.remote_files import fetch, name_of, shown
 from latentsync_trt.errors import InputError, LatentSyncError
 from latentsync_trt.option_fields import check_limits, option
-from latentsync_trt.remote_files import fetch, name_of, shown
 
 LIMITS = "Limits"
 """Heading of these options in the help text."""
