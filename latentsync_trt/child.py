@@ -33,7 +33,6 @@ Work = Callable[[Iterator[Any], Emit], None]
 _NTSTATUS = 0x8000_0000
 # Windows delivers Ctrl-C only between waits.
 _POLL_S = 0.1
-_CONTAINER_MEMORY = Path("/sys/fs/cgroup/memory.max")
 
 # In which a child removes its temporary folders.
 _PATIENCE_S = 2.0
@@ -54,13 +53,6 @@ class Ended:
             return f"exit code {self.code if self.code < _NTSTATUS else f'0x{self.code:08X}'}"
         names = {each.value: f" ({each.name})" for each in signal.Signals}
         return f"signal {-self.code}{names.get(-self.code, '')}"
-
-
-def machine_bytes() -> float:
-    """The memory of this machine, or of the container (cgroup 2) in which this process runs."""
-    with suppress(OSError, ValueError):
-        return min(float(_CONTAINER_MEMORY.read_text()), psutil.virtual_memory().total)  # "max": without a limit
-    return float(psutil.virtual_memory().total)
 
 
 class Child:

@@ -10,7 +10,7 @@ from typing import Any
 
 import gradio as gr
 
-from latentsync_trt.child import machine_bytes
+from latentsync_trt.batch.workers import machine_bytes
 from latentsync_trt.errors import LatentSyncError
 from latentsync_trt.media.demo_clip import SPEECH, demo_clip
 from latentsync_trt.serve.admission import Limits, TooLarge
