@@ -21,6 +21,7 @@ from weakref import WeakSet
 
 import psutil
 
+from latentsync_trt.files import remove_all
 from latentsync_trt.stopping import exit_code
 
 Event = dict[str, Any]
@@ -75,7 +76,7 @@ class Child:
         self._connection, theirs = connection.Pipe()
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", __name__, str(theirs.fileno())],
+                [sys.executable, "-P", "-c", f"from {__name__} import main; main()", str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
                 stdout=self._printed,
                 stderr=self._printed,
@@ -183,12 +184,12 @@ def kill_all() -> None:
                 process.kill()
 
 
-def _work() -> None:
+def main() -> None:
     """In the child. When the parent asks for it or has ended, removes temporary folders and ends at once."""
     # Python's own handler would wait until native code returns, which can take minutes.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     parent, lock = _inherited(int(sys.argv[-1])), threading.Lock()
-    work: Work = parent.recv()
+    function: Work = parent.recv()
     orders: Queue[Any] = Queue()
     threading.Thread(target=_read_orders, args=(parent, orders), daemon=True).start()
 
@@ -196,17 +197,15 @@ def _work() -> None:
         with lock:
             try:
                 parent.send(fields)
-            except OSError:  # the parent has ended, which is no error of `work`
+            except OSError:  # the parent has ended, which is no error of `function`
                 end_process(1)
 
-    work(_received(orders), emit)
+    function(_received(orders), emit)
 
 
 def end_process(code: int) -> NoReturn:
     """Removes the temporary folders of this process and ends it at once; from any thread."""
-    files = sys.modules.get("latentsync_trt.files")
-    if files is not None:
-        files.remove_all()
+    remove_all()
     os._exit(code)
 
 
@@ -235,9 +234,3 @@ def _received(orders: "Queue[Any]") -> Iterator[Any]:
     while True:
         with suppress(Empty):
             yield orders.get(timeout=_POLL_S)
-
-
-if __name__ == "__main__":
-    from latentsync_trt import child  # the module that others import, not a second one
-
-    child._work()
