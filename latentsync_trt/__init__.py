@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 from latentsync_trt.version import __version__
 
 if TYPE_CHECKING:
+    from latentsync_trt.audio.encoder import AudioFeatures as AudioFeatures
     from latentsync_trt.config import RuntimeOptions as RuntimeOptions
     from latentsync_trt.config import SyncOptions as SyncOptions
     from latentsync_trt.errors import BundleError as BundleError
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from latentsync_trt.live.session import LiveSession as LiveSession
     from latentsync_trt.media.demo_clip import demo_clip as demo_clip
     from latentsync_trt.sync.api import LipSync as LipSync
-    from latentsync_trt.types import AudioFeatures as AudioFeatures
     from latentsync_trt.types import Enhancer as Enhancer
     from latentsync_trt.types import Face as Face
     from latentsync_trt.types import FaceDetector as FaceDetector
@@ -40,7 +40,8 @@ _MODULES = {
     "LipSync": "sync.api",
     **dict.fromkeys(("SyncOptions", "RuntimeOptions"), "config"),
     "Speaker": "values",
-    **dict.fromkeys(("SyncReport", "Progress", "Face", "FaceDetector", "Enhancer", "AudioFeatures"), "types"),
+    **dict.fromkeys(("SyncReport", "Progress", "Face", "FaceDetector", "Enhancer"), "types"),
+    "AudioFeatures": "audio.encoder",
     "LiveSession": "live.session",
     "LiveOptions": "live.options",
     "Moment": "live.moment",

@@ -383,7 +383,3 @@ class RuntimeOptions:
                 "`latentsync-trt batch` for many clips on many GPUs"
             )
         return self.device
-
-
-NOT_FOR_BUILDS = ("build", "cuda_graph", "low_memory", "syncnet", "verify")
-"""Fields of `RuntimeOptions` that do not change engines."""

@@ -224,19 +224,6 @@ class Denoiser(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class AudioFeatures:
-    """Encoded speech.
-
-    `features (T, L, D)` float32: hidden states of the audio encoder, 50 per second. `windows (n, S, D)` float32: what
-    video frame i attends to, n = ceil(duration × 25), S = 10·L tokens. `duration_s`: length of the recording.
-    """
-
-    features: Float32Array
-    windows: Float32Array
-    duration_s: Fraction
-
-
 @dataclass(frozen=True, slots=True)
 class StageTime:
     """Seconds one stage was busy, and the frames it handled."""
