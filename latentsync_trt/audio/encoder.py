@@ -38,19 +38,6 @@ OpenPieces = Callable[[], Iterable[Float32Array]]
 EncodeMel = Callable[[Float32Array], Float32Array]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class AudioFeatures:
-    """Encoded speech.
-
-    `features (T, L, D)` float32: hidden states of the audio encoder, 50 per second. `windows (n, S, D)` float32: what
-    video frame i attends to, n = ceil(duration × 25), S = 10·L tokens. `duration_s`: length of the recording.
-    """
-
-    features: Float32Array
-    windows: Float32Array
-    duration_s: Fraction
-
-
 class SpeechStream:
     """The audio windows of video frames; each segment is encoded when the first frame needs it.
 
@@ -135,6 +122,19 @@ def silent_window(encode_mel: EncodeMel, peak: float) -> Float32Array:
     features = encode_mel(scaled(power, peak))[0]
     middle = len(features) // 2
     return features[middle : middle + POSITIONS].reshape(-1, features.shape[-1]).copy()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AudioFeatures:
+    """Encoded speech.
+
+    `features (T, L, D)` float32: hidden states of the audio encoder, 50 per second. `windows (n, S, D)` float32: what
+    video frame i attends to, n = ceil(duration × 25), S = 10·L tokens. `duration_s`: length of the recording.
+    """
+
+    features: Float32Array
+    windows: Float32Array
+    duration_s: Fraction
 
 
 def encode_audio(
