@@ -9,26 +9,24 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import connection
 from pathlib import Path
-from queue import Empty, LifoQueue, Queue
+from queue import Empty, Queue
 from tempfile import TemporaryFile
 from typing import Any, NoReturn, Self
 from weakref import WeakSet
 
 import psutil
 
-from latentsync_trt.errors import InputError, LatentSyncError
+from latentsync_trt.files import remove_all
 from latentsync_trt.stopping import exit_code
 
 Event = dict[str, Any]
 Emit = Callable[..., None]
 """Takes the fields of an event as keyword arguments."""
-Watch = Callable[[Any], None]
 Work = Callable[[Iterator[Any], Emit], None]
 """Of a child: gets its orders as they arrive, without end, and emits events. A function at the top of a module."""
 
@@ -36,8 +34,6 @@ Work = Callable[[Iterator[Any], Emit], None]
 _NTSTATUS = 0x8000_0000
 # Windows delivers Ctrl-C only between waits.
 _POLL_S = 0.1
-_LEAVE_S = 0.5
-_CONTAINER_MEMORY = Path("/sys/fs/cgroup/memory.max")
 
 # In which a child removes its temporary folders.
 _PATIENCE_S = 2.0
@@ -53,29 +49,11 @@ class Ended:
     last_error_line: str
 
     def __str__(self) -> str:
-        """For example "signal 11 (SIGSEGV)" or "exit code 1"."""
-        if self.code & _NTSTATUS and self.code > 0:
-            return f"code 0x{self.code:08X}"
+        """For example "signal 11 (SIGSEGV)", "exit code 1", or on Windows "exit code 0xC0000005"."""
         if self.code >= 0:
-            return f"exit code {self.code}"
-        with suppress(ValueError):
-            return f"signal {-self.code} ({signal.Signals(-self.code).name})"
-        return f"signal {-self.code}"
-
-
-class TooLarge(InputError):
-    """A file is larger, or takes more memory or time, than allowed."""
-
-
-class ChildDied(LatentSyncError):
-    """The processes that carried out a call ended before it had."""
-
-
-def machine_bytes() -> float:
-    """The memory of this machine, or of the container (cgroup 2) in which this process runs."""
-    with suppress(OSError, ValueError):
-        return min(float(_CONTAINER_MEMORY.read_text()), psutil.virtual_memory().total)  # "max": without a limit
-    return float(psutil.virtual_memory().total)
+            return f"exit code {self.code if self.code < _NTSTATUS else f'0x{self.code:08X}'}"
+        names = {each.value: f" ({each.name})" for each in signal.Signals}
+        return f"signal {-self.code}{names.get(-self.code, '')}"
 
 
 class Child:
@@ -98,7 +76,7 @@ class Child:
         self._connection, theirs = connection.Pipe()
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", __name__, str(theirs.fileno())],
+                [sys.executable, "-P", "-c", f"from {__name__} import main; main()", str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
                 stdout=self._printed,
                 stderr=self._printed,
@@ -174,86 +152,6 @@ class Child:
         return self.wait()
 
 
-class Pool:
-    """Calls functions in a few children, one call at a time in each. Thread-safe.
-
-    Args:
-        what: names the calls in messages. count: of children. most_bytes, most_s: that a call may take.
-    """
-
-    def __init__(self, what: str, count: int, most_bytes: float, most_s: float) -> None:
-        self._what, self._most_bytes, self._most_s = what, most_bytes, most_s
-        self._idle, self._closed = LifoQueue[Child | None](), False
-        for _ in range(count):
-            self._idle.put(None)
-
-    def call(self, function: Callable[..., Any], *arguments: Any, watch: Watch | None = None) -> Any:
-        """Returns what `function`, at the top of a module, returns; raises its `LatentSyncError`.
-
-        `watch`: called with what the function passes to its last argument, which it has then, and with None ten times
-        a second; an error of it ends the call.
-
-        Raises:
-            TooLarge: the call takes too much memory or time. ChildDied: a child died, and so did the next one.
-        """
-        child = self._idle.get()
-        try:
-            for _ in range(2):  # the system may have ended the first one, as memory was short
-                child = child or Child(_carry_out)
-                child.send((function, arguments, watch is not None))
-                if isinstance(answer := self._answer(child, watch or (lambda _: None)), dict):
-                    break
-                child = None
-        except BaseException:
-            if child is not None:
-                child.end(_LEAVE_S)
-            child = None
-            raise
-        finally:
-            self._idle.put(child)
-        if isinstance(answer, Ended):
-            raise ChildDied(f"{self._what}: two processes for it died, at last with {answer}; try again later")
-        if answer["error"] is not None:
-            raise answer["error"]
-        return answer["result"]
-
-    def close(self) -> None:
-        """Ends calls, with an error, and children."""
-        self._closed = True
-        while not self._idle.empty():
-            if child := self._idle.get():
-                child.end()
-
-    def _answer(self, child: Child, watch: Watch) -> Event | Ended:
-        """The last event of a call, or how the child ended."""
-        end_s, cure = time.monotonic() + self._most_s, "the most here; send smaller or shorter files"
-
-        def check() -> None:
-            watch(None)
-            if self._closed:
-                raise LatentSyncError(f"{self._what}: broken off, as the program stops")
-            if child.memory_bytes > self._most_bytes:
-                raise TooLarge(f"{self._what}: needs more than {self._most_bytes / 1e9:.2g} GB of memory, {cure}")
-            if time.monotonic() > end_s:
-                raise TooLarge(f"{self._what}: takes more than {self._most_s:g} s, {cure}")
-
-        for event in child.events(check):
-            if "progress" not in event:
-                return event
-            watch(event["progress"])
-        return child.wait()
-
-
-def _carry_out(orders: Iterator[tuple[Callable[..., Any], tuple[Any, ...], bool]], emit: Emit) -> None:
-    """In a child of a `Pool`."""
-    for function, arguments, reports in orders:
-        last = [lambda progress: emit(progress=progress)] if reports else []
-        try:
-            emit(result=function(*arguments, *last), error=None)
-        except LatentSyncError as error:
-            emit(error=error)
-
-
 def run_child(
     work: Work, order: Any, on_event: Callable[[Event], None], environment: Mapping[str, str] | None = None
 ) -> Ended:
@@ -286,12 +184,12 @@ def kill_all() -> None:
                 process.kill()
 
 
-def _work() -> None:
+def main() -> None:
     """In the child. When the parent asks for it or has ended, removes temporary folders and ends at once."""
     # Python's own handler would wait until native code returns, which can take minutes.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     parent, lock = _inherited(int(sys.argv[-1])), threading.Lock()
-    work: Work = parent.recv()
+    function: Work = parent.recv()
     orders: Queue[Any] = Queue()
     threading.Thread(target=_read_orders, args=(parent, orders), daemon=True).start()
 
@@ -299,17 +197,15 @@ def _work() -> None:
         with lock:
             try:
                 parent.send(fields)
-            except OSError:  # the parent has ended, which is no error of `work`
+            except OSError:  # the parent has ended, which is no error of `function`
                 end_process(1)
 
-    work(_received(orders), emit)
+    function(_received(orders), emit)
 
 
 def end_process(code: int) -> NoReturn:
     """Removes the temporary folders of this process and ends it at once; from any thread."""
-    files = sys.modules.get("latentsync_trt.files")
-    if files is not None:
-        files.remove_all()
+    remove_all()
     os._exit(code)
 
 
@@ -338,9 +234,3 @@ def _received(orders: "Queue[Any]") -> Iterator[Any]:
     while True:
         with suppress(Empty):
             yield orders.get(timeout=_POLL_S)
-
-
-if __name__ == "__main__":
-    from latentsync_trt import child  # the module that others import, not a second one
-
-    child._work()

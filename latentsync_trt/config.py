@@ -23,7 +23,6 @@ from latentsync_trt.values import (
     MOST_DEVICE,
     RESOLUTION_STEP_PX,
     Speaker,
-    as_mapping,
     checked_face,
     parse_cache_interval,
     parse_device,
@@ -47,8 +46,6 @@ Silence = Literal["closed", "model"]
 AudioSegments = Literal["joined", "public"]
 Paste = Literal["face", "mask"]
 Codec = Literal["h264", "hevc", "av1", "prores", "ffv1"]
-Build = Literal["now", "background"]
-GraphVariantChoice = Literal["auto", "portable"]
 Solver = Literal["ddim", "dpmpp"]
 ENCODERS = ("x264", "x265", "svtav1", "nvenc", "prores", "auto")
 PresetName = Literal["quality", "balanced", "fast", "draft"]
@@ -346,12 +343,12 @@ class RuntimeOptions:
         "graphs made for it and memory allows]",
         off="--no-cuda-graph",
     )
-    graph_variant: GraphVariantChoice = _engine_option(
+    graph_variant: Literal["auto", "portable"] = _engine_option(
         "auto",
         "Variant of the graphs: auto = the one for CUDA with provider cuda if the bundle has it; portable = "
         "bit-for-bit repeatable, and slower on CUDA.",
     )
-    build: Build = _engine_option(
+    build: Literal["now", "background"] = _engine_option(
         "now",
         "Missing engines: build them first, or for the next run while the next provider runs this one.",
     )
@@ -373,7 +370,9 @@ class RuntimeOptions:
 
     @property
     def provider_options(self) -> Mapping[str, str]:
-        return as_mapping(self.provider_option)
+        """The keys and values of `provider_option`; of the same key, the last counts."""
+        pairs = (each.partition("=") for each in self.provider_option)
+        return {key.strip(): value.strip() for key, _, value in pairs}
 
     @property
     def one_device(self) -> int:
@@ -384,7 +383,3 @@ class RuntimeOptions:
                 "`latentsync-trt batch` for many clips on many GPUs"
             )
         return self.device
-
-
-NOT_FOR_BUILDS = ("build", "cuda_graph", "low_memory", "syncnet", "verify")
-"""Fields of `RuntimeOptions` that do not change engines."""

@@ -12,7 +12,7 @@ from math import ceil, floor, log
 
 import numpy as np
 
-from latentsync_trt.config import SyncOptions
+from latentsync_trt.config import Solver, SyncOptions
 from latentsync_trt.errors import InputError
 from latentsync_trt.types import Denoiser, Float32Array, Float64Array, WindowBatch
 
@@ -24,9 +24,6 @@ _STEPS_OFFSET = 1
 
 # With fewer steps than this, the last DPM-Solver++ step is first-order, which is more stable near the clean image.
 _STEPS_FOR_HIGH_ORDER_END = 15
-
-MAX_STEPS = TRAINING_STEPS - _STEPS_OFFSET
-"""With the offset, one more step would exceed the last trained noise level."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,27 +50,16 @@ def alphas_cumprod() -> Float64Array:
     return signal
 
 
-def solver_schedule(solver: str, steps: int) -> tuple[Step, ...]:
-    """The updates of `solver`, "ddim" or "dpmpp".
-
-    Raises:
-        InputError: there is no such solver, or `steps` is outside 1 to 999.
-    """
-    if solver not in _SOLVERS:
-        raise InputError(f"solver {solver}: not one of {', '.join(_SOLVERS)}")
+def solver_schedule(solver: Solver, steps: int) -> tuple[Step, ...]:
+    """The updates of `solver`."""
     return _SOLVERS[solver](steps)
 
 
 def timesteps(steps: int, *, trailing: bool = False) -> tuple[int, ...]:
-    """The training steps that `steps` sampling steps visit, noisiest first.
+    """The training steps that `steps` sampling steps, 1 to 999, visit, noisiest first.
 
     The spacing is "leading" with an offset of 1, or "trailing": from the last training step on.
-
-    Raises:
-        InputError: `steps` is outside 1 to 999.
     """
-    if not 1 <= steps <= MAX_STEPS:
-        raise InputError(f"{steps} denoising steps: the noise schedule allows 1 to {MAX_STEPS}")
     if trailing:
         spacing = TRAINING_STEPS / steps
         return tuple(round(TRAINING_STEPS - i * spacing) - 1 for i in range(steps))
@@ -85,7 +71,7 @@ def ddim_schedule(steps: int) -> tuple[Step, ...]:
 
     With ā the signal share now and ā' at the next visited level: x₀ = (x − √(1 − ā)·eps) / √ā and
     next = √ā'·x₀ + √(1 − ā')·eps. The last step goes to training step 0, not to a clean image. DDIM
-    has no history, so its three coefficients are 0. Raises as `timesteps`.
+    has no history, so its three coefficients are 0.
     """
     signal, updates = alphas_cumprod(), []
     for timestep in timesteps(steps):
@@ -107,7 +93,7 @@ def dpmpp_schedule(steps: int) -> tuple[Step, ...]:
     The spacing is "trailing" (Lin et al. 2023, "Common Diffusion Noise Schedules and Sample Steps are Flawed"): it
     starts at the noisiest trained level, to match the pure noise that the loop starts from. With few steps, "leading"
     spacing starts at a level where the latents should contain a part of the picture, which shifts its mean. As with
-    DDIM, the last step goes to training step 0, not to a clean image. Raises as `timesteps`.
+    DDIM, the last step goes to training step 0, not to a clean image.
     """
     visited = timesteps(steps, trailing=True)
     signal = alphas_cumprod()

@@ -28,8 +28,6 @@ PREFIX = ".latentsync-"
 KEPT_NAME = "parts.json"
 GO_ON = "what is done is kept: the same command with --resume goes on there"
 
-_LOCK_NAME = ".in-use"
-
 _TRIES, _PAUSE_S = 20, 0.1
 """Windows refuses to rename a folder while a virus scanner reads a file in it."""
 
@@ -105,7 +103,7 @@ def work_folder(output: Path) -> Iterator[Path]:
     remove_leftovers(folder.parent)
     folder.mkdir(_MODE, exist_ok=True)
     # Freed by the system where a process is killed.
-    lock = FileLock(folder / _LOCK_NAME, timeout=0, thread_local=False, fallback_to_soft=False)
+    lock = FileLock(folder / ".in-use", timeout=0, thread_local=False, fallback_to_soft=False)
     try:
         lock.acquire()
     except Timeout:

@@ -90,9 +90,7 @@ def _limited(hint: Any, minimum: float | None, maximum: float | None, multiple: 
     if get_origin(hint) is Literal:
         return hint
     kinds = tuple(kind for kind in (get_args(hint) or (hint,)) if kind is not Path)
-    limited = (
-        Annotated[kinds[0], Meta(ge=minimum, le=maximum, multiple_of=multiple)] if minimum is not None else kinds[0]
-    )
+    limited: Any = Annotated[kinds[0], Meta(ge=minimum, le=maximum, multiple_of=multiple)]
     return limited | None if type(None) in kinds else limited
 
 

@@ -4,7 +4,7 @@ Arrays: images are uint8 `(H, W, 3)` in RGB, row 0 at the top; geometry is in pi
 order and the center of the top-left pixel at (0, 0); times are exact seconds as `Fraction`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, Protocol
@@ -166,14 +166,6 @@ class FaceDetector(Protocol):
         ...
 
 
-class Mesher(Protocol):
-    """Finds the points of a face whose place is known."""
-
-    def mesh(self, picture: Picture, around: Face) -> Float32Array | None:
-        """FaceMesh's points (x, y) of the face near `around`, float32 `(468, 2)` in pixels of `picture`, or None."""
-        ...
-
-
 class Enhancer(Protocol):
     """Improves painted faces before they are pasted."""
 
@@ -230,38 +222,6 @@ class Denoiser(Protocol):
     def latents(self) -> Float32Array:
         """The current latents, float32 `(B, 4, F, h, w)`."""
         ...
-
-
-class ImageCodec(Protocol):
-    def encode_faces(self, faces: UInt8Array, mask: Float32Array) -> tuple[Float32Array, Float32Array]:
-        """Scaled latents of faces times `mask`, and of the whole faces: both float32 `(N, 4, h, w)`.
-
-        Args:
-            faces: uint8 `(N, H, W, 3)` RGB, any N; scaled to −1 to 1 for the network.
-            mask: float32 `(H, W)`, 1 = kept, 0 = turned gray.
-        """
-        ...
-
-    def decode_faces(self, latents: Float32Array) -> Sequence[UInt16Array]:
-        """Faces of scaled latents `(N, 4, h, w)`: N pictures, uint16 `(H, W, 3)` RGB.
-
-        The network's −1 to 1 become 0 to 65535 (257 × the 8-bit level), clipped. Rounding to the
-        depth of the video comes last, in the planes.
-        """
-        ...
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class AudioFeatures:
-    """Encoded speech.
-
-    `features (T, L, D)` float32: hidden states of the audio encoder, 50 per second. `windows (n, S, D)` float32: what
-    video frame i attends to, n = ceil(duration × 25), S = 10·L tokens. `duration_s`: length of the recording.
-    """
-
-    features: Float32Array
-    windows: Float32Array
-    duration_s: Fraction
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,6 @@ A parser takes text, or what Python code gives, and raises ValueError; the optio
 
 import math
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from numbers import Rational, Real
@@ -122,9 +121,3 @@ def parse_provider_options(value: Any) -> tuple[str, ...]:
     if not all(value.partition("=")[::2]):
         raise ValueError(value)
     return (value,)
-
-
-def as_mapping(provider_options: tuple[str, ...]) -> Mapping[str, str]:
-    """The keys and values of "key=value" texts; of the same key, the last counts."""
-    pairs = (each.partition("=") for each in provider_options)
-    return {key.strip(): value.strip() for key, _, value in pairs}

@@ -13,7 +13,7 @@ from typing import Any
 import fsspec
 import pytest
 
-from latentsync_trt import remote_files
+from latentsync_trt.batch import remote_files
 from latentsync_trt.batch.worker import fetch_bundle
 from latentsync_trt.bundle.find import demo_folder
 from latentsync_trt.errors import BundleError, InputError, MediaError, MissingDependency, OutputError
@@ -126,7 +126,7 @@ LARGE_BYTES = 110 * 2**20
 
 UPLOAD = """
 import sys, time
-from latentsync_trt import remote_files
+from latentsync_trt.batch import remote_files
 from pathlib import Path
 
 calls = []

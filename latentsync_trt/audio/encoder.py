@@ -3,6 +3,7 @@ of them each video frame attends to. Pure."""
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from fractions import Fraction
 from math import ceil, floor
 
@@ -20,7 +21,7 @@ from latentsync_trt.audio.mel import (
 from latentsync_trt.audio.segments import FEATURES_PER_S, SEGMENT_FEATURES, Plan, Segment, public_segments
 from latentsync_trt.config import MODEL_FPS
 from latentsync_trt.errors import InputError
-from latentsync_trt.types import AudioFeatures, Float32Array
+from latentsync_trt.types import Float32Array
 
 _PER_FRAME = FEATURES_PER_S // MODEL_FPS
 _BEFORE, _AFTER = 4, 6
@@ -121,6 +122,19 @@ def silent_window(encode_mel: EncodeMel, peak: float) -> Float32Array:
     features = encode_mel(scaled(power, peak))[0]
     middle = len(features) // 2
     return features[middle : middle + POSITIONS].reshape(-1, features.shape[-1]).copy()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AudioFeatures:
+    """Encoded speech.
+
+    `features (T, L, D)` float32: hidden states of the audio encoder, 50 per second. `windows (n, S, D)` float32: what
+    video frame i attends to, n = ceil(duration × 25), S = 10·L tokens. `duration_s`: length of the recording.
+    """
+
+    features: Float32Array
+    windows: Float32Array
+    duration_s: Fraction
 
 
 def encode_audio(

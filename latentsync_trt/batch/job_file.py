@@ -14,14 +14,14 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from latentsync_trt import remote_files
+from latentsync_trt.batch import remote_files
+from latentsync_trt.batch.remote_files import is_url, shown
 from latentsync_trt.batch.tasks import Task
 from latentsync_trt.config import SyncOptions
 from latentsync_trt.diffusion import plan_for
 from latentsync_trt.errors import InputError, LatentSyncError
 from latentsync_trt.option_fields import field_name, from_texts, to_texts
 from latentsync_trt.paths import exists, local_path, read_text, why_missing
-from latentsync_trt.remote_files import is_url, shown
 from latentsync_trt.validation import from_json, from_values
 
 _Row = tuple[str, Mapping[str, Any] | str]

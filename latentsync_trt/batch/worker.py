@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from filelock import FileLock
 
-from latentsync_trt import remote_files
+from latentsync_trt.batch import remote_files
 from latentsync_trt.batch.tasks import Canceled, Done, Task, TaskError, WorkerLost, WorkerSettings
 from latentsync_trt.bundle.manifest import MANIFEST_NAME, Bundle, manifest_sha256, read_manifest
 from latentsync_trt.config import RuntimeOptions

@@ -3,23 +3,34 @@
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from math import ceil
+from pathlib import Path
+
+import psutil
 
 from latentsync_trt.batch.local import Lane, LocalWorker
 from latentsync_trt.batch.ray_workers import Cluster, Needs, Notice, RayWorker
+from latentsync_trt.batch.remote_files import is_url
 from latentsync_trt.batch.tasks import WorkerHandle, WorkerSettings
-from latentsync_trt.child import machine_bytes
 from latentsync_trt.errors import ProviderUnavailable
-from latentsync_trt.remote_files import is_url
 from latentsync_trt.runtime.providers.table import CPU, CUDA
 
 _SMALL_PX = 256
 """A GPU paints such faces faster than the stages of one process, which share Python's lock, can read, paste and encode
 frames: 20 clips of 3 s took 18.7 instead of 22.4 s in two processes at 256 px on an H200 (benchmarks/)."""
 
+_CONTAINER_MEMORY = Path("/sys/fs/cgroup/memory.max")
 _MEMORY_SHARE = 0.8
 """Of the machine's, for all workers; the rest is for what serves, and for checks of files."""
+
+
+def machine_bytes() -> float:
+    """The memory of this machine, or of the container (cgroup 2) in which this process runs."""
+    with suppress(OSError, ValueError):
+        return min(float(_CONTAINER_MEMORY.read_text()), psutil.virtual_memory().total)  # "max": without a limit
+    return float(psutil.virtual_memory().total)
 
 
 def make_workers(

@@ -13,6 +13,7 @@ from rich.progress import BarColumn, TaskID, TaskProgressColumn, TextColumn
 from rich.progress import Progress as Bars
 
 from latentsync_trt import stopping
+from latentsync_trt.batch.remote_files import is_url, shown
 from latentsync_trt.batch.tasks import (
     Event,
     Failed,
@@ -39,7 +40,6 @@ from latentsync_trt.config import RuntimeOptions, SyncOptions
 from latentsync_trt.errors import InputError
 from latentsync_trt.option_fields import FILES, HARDWARE
 from latentsync_trt.paths import check_folder_to_write, exists
-from latentsync_trt.remote_files import is_url, shown
 from latentsync_trt.types import Progress
 
 if TYPE_CHECKING:

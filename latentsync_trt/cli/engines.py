@@ -10,7 +10,7 @@ from rich.filesize import decimal
 
 from latentsync_trt.cli import echo, options
 from latentsync_trt.cli.show import notices_to, print_json, print_table, progress_bar
-from latentsync_trt.config import NOT_FOR_BUILDS, RuntimeOptions
+from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.files import remove_leftovers
 from latentsync_trt.runtime.engines.cache import EngineCache, cache_folder
 from latentsync_trt.runtime.engines.entries import Entry, folder_bytes, select
@@ -18,6 +18,9 @@ from latentsync_trt.types import Progress
 
 if TYPE_CHECKING:
     from latentsync_trt.runtime.engines.session_factory import OpenedEngine
+
+_NOT_FOR_BUILDS = ("build", "cuda_graph", "low_memory", "syncnet", "verify")
+"""Fields of `RuntimeOptions` that do not change engines."""
 
 _COLUMNS = ("graph", "bundle", "built for", "GPU", "sizes", "size", "build", "last used", "state")
 
@@ -32,7 +35,7 @@ cache_option = options.path_option(
 @click.command("build")
 @options.bundle_option
 @options.provider_option
-@options.options_from(RuntimeOptions, leave_out=NOT_FOR_BUILDS)
+@options.options_from(RuntimeOptions, leave_out=_NOT_FOR_BUILDS)
 @options.quiet_option
 def build(bundle: str | None, quiet: bool, **fields: Any) -> None:
     """Only provider tensorrt needs engines."""

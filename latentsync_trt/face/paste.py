@@ -15,6 +15,7 @@ import numpy as np
 
 from latentsync_trt.config import Paste
 from latentsync_trt.face import align
+from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.face.geometry import POINTS
 from latentsync_trt.face.resize import resize_antialiased
 from latentsync_trt.face.scene import CROP_PX, OVAL, correction, covering, filled, generated_of, scene_of, shrunk
@@ -23,7 +24,6 @@ from latentsync_trt.types import (
     Face,
     Float32Array,
     Float64Array,
-    Mesher,
     Patch,
     Picture,
     UInt16Array,
@@ -117,7 +117,7 @@ class Paster:
         paste: "face" pastes within the outline of the source's and the painted face, "mask" all that was painted.
     """
 
-    def __init__(self, mesher: Mesher, mask: Float32Array, *, paste: Paste = "face") -> None:
+    def __init__(self, mesher: MediaPipeDetector, mask: Float32Array, *, paste: Paste = "face") -> None:
         self._mesher, self._mask, self._whole = mesher, mask, paste == "mask"
         self._generated = generated_of(mask)
         self._small = shrunk(self._generated)

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from latentsync_trt.audio.mel import filters_of
 from latentsync_trt.config import MODEL_FPS, SyncOptions
-from latentsync_trt.diffusion import cache_plan, denoise, solver_schedule
+from latentsync_trt.diffusion import cache_plan, ddim_schedule, denoise
 from latentsync_trt.media.playback import Playback
 from latentsync_trt.media.reader import delays_of, probe, read_frames
 from latentsync_trt.media.soundtrack import SoundPiece
@@ -29,7 +29,6 @@ CACHE_INTERVAL = 3
 UNGUIDED = 1.0
 """A guidance scale at which the unconditional half is left out."""
 
-_SOLVER = "ddim"
 _MOST_HELD_OUT = 4
 # One window in this many is denoised without guidance; guided graphs show both halves to their layers anyway.
 _UNGUIDED_EVERY = 4
@@ -61,7 +60,7 @@ class Loop:
         """The final latents `(1, 4, F, h, w)`; after each step `on_step` gets the steps done and their total."""
         plan = cache_plan(self.steps, self.interval)
         inputs = window.noise, window.conditioning, window.audio
-        return denoise(denoiser, *inputs, self.guidance, solver_schedule(_SOLVER, self.steps), plan, on_step)
+        return denoise(denoiser, *inputs, self.guidance, ddim_schedule(self.steps), plan, on_step)
 
 
 def record(

@@ -22,7 +22,7 @@ _FACES_IN, _FACES_OUT = _GRAPHS / "faces_in.onnx", _GRAPHS / "faces_out.onnx"
 
 
 class VaeCodec:
-    """An `ImageCodec` on the sessions of two graphs. One thread may encode while another decodes."""
+    """Encodes and decodes faces on the sessions of two graphs. One thread may encode while another decodes."""
 
     def __init__(self, factory: SessionFactory, open_session: Callable[[str], Session]) -> None:
         self._ranges, self._open, selection = factory.ranges, open_session, factory.selection
@@ -31,7 +31,11 @@ class VaeCodec:
         self._buffers = DeviceBuffers(device, selection.device_id)
 
     def encode_faces(self, faces: UInt8Array, mask: Float32Array) -> tuple[Float32Array, Float32Array]:
-        """As `ImageCodec.encode_faces`.
+        """Scaled latents of faces times `mask`, and of the whole faces: both float32 `(N, 4, h, w)`.
+
+        Args:
+            faces: uint8 `(N, H, W, 3)` RGB, any N; scaled to −1 to 1 for the network.
+            mask: float32 `(H, W)`, 1 = kept, 0 = turned gray.
 
         Raises:
             InferenceError: the provider failed. OutOfMemory: there is too little memory.
@@ -41,6 +45,11 @@ class VaeCodec:
         return np.concatenate(masked), np.concatenate(whole)
 
     def decode_faces(self, latents: Float32Array) -> list[UInt16Array]:
+        """Faces of scaled latents `(N, 4, h, w)`: N pictures, uint16 `(H, W, 3)` RGB.
+
+        The network's −1 to 1 become 0 to 65535 (257 × the 8-bit level), clipped. Rounding to the depth of the video
+        comes last, in the planes. Raises as `encode_faces`.
+        """
         batches = self._in_batches(VAE_DECODER, latents, self._decode)
         return [picture for pictures, used in batches for picture in pictures[:used]]
 

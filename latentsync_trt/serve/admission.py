@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from latentsync_trt.child import TooLarge
+from latentsync_trt.batch.remote_files import fetch, name_of, shown
 from latentsync_trt.errors import InputError, LatentSyncError
 from latentsync_trt.option_fields import check_limits, option
-from latentsync_trt.remote_files import fetch, name_of, shown
 
 LIMITS = "Limits"
 """Heading of these options in the help text."""
@@ -99,6 +98,10 @@ class LiveLimits:
 
     def __post_init__(self) -> None:
         check_limits(self)
+
+
+class TooLarge(InputError):
+    """A file is larger, or takes more memory or time, than allowed."""
 
 
 class UnknownJob(LatentSyncError, LookupError):

@@ -29,7 +29,6 @@ from starlette.requests import ClientDisconnect, HTTPConnection
 
 from latentsync_trt import __version__
 from latentsync_trt.batch.ledger import State
-from latentsync_trt.child import ChildDied, TooLarge
 from latentsync_trt.errors import Busy, InputError, LatentSyncError, MediaError, OutputError
 from latentsync_trt.paths import printable
 from latentsync_trt.serve.admission import (
@@ -44,11 +43,13 @@ from latentsync_trt.serve.admission import (
     Form,
     Limits,
     NotNow,
+    TooLarge,
     TryLater,
     UnknownJob,
     is_file_field,
     stored_name,
 )
+from latentsync_trt.serve.checks import ChildDied
 from latentsync_trt.serve.linger import LingeringClose
 from latentsync_trt.serve.service import Service
 from latentsync_trt.serve.status import JobStatus

@@ -1,18 +1,21 @@
 """Looks at files, in child processes: small ones may crash what reads them, or need much memory or time."""
 
+import time
 from collections import defaultdict
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
+from queue import LifoQueue
 from typing import Any
 
 from latentsync_trt.batch.tasks import Task
-from latentsync_trt.child import TooLarge
+from latentsync_trt.child import Child, Emit, Ended, Event
 from latentsync_trt.config import SyncOptions
-from latentsync_trt.errors import InputError
+from latentsync_trt.errors import InputError, LatentSyncError
 from latentsync_trt.face.track_file import Tracks
 from latentsync_trt.option_fields import file_fields, from_texts
-from latentsync_trt.serve.admission import OUTPUT, PAGE, PREVIEW, SPEAKER, Form, Limits
+from latentsync_trt.serve.admission import OUTPUT, PAGE, PREVIEW, SPEAKER, Form, Limits, TooLarge
 from latentsync_trt.types import ProgressCallback, UInt8Array
 from latentsync_trt.validation import from_json
 from latentsync_trt.values import Speaker
@@ -20,6 +23,96 @@ from latentsync_trt.values import Speaker
 MOST_LABEL = 200
 _MOST_BYTES = {"turns": 8_000_000, "faces": 64_000_000, "c2pa": 1_000_000}
 """Files that are no media, each with its largest size: 100,000 turns, two hours of a face."""
+
+_LEAVE_S = 0.5
+"""In which a child may end by itself."""
+
+Watch = Callable[[Any], None]
+
+
+class ChildDied(LatentSyncError):
+    """The processes that carried out a call ended before it had."""
+
+
+class Pool:
+    """Calls functions in a few children, one call at a time in each. Thread-safe.
+
+    Args:
+        what: names the calls in messages. count: of children. most_bytes, most_s: that a call may take.
+    """
+
+    def __init__(self, what: str, count: int, most_bytes: float, most_s: float) -> None:
+        self._what, self._most_bytes, self._most_s = what, most_bytes, most_s
+        self._idle, self._closed = LifoQueue[Child | None](), False
+        for _ in range(count):
+            self._idle.put(None)
+
+    def call(self, function: Callable[..., Any], *arguments: Any, watch: Watch | None = None) -> Any:
+        """Returns what `function`, at the top of a module, returns; raises its `LatentSyncError`.
+
+        `watch`: called with what the function passes to its last argument, which it has then, and with None ten times
+        a second; an error of it ends the call.
+
+        Raises:
+            TooLarge: the call takes too much memory or time. ChildDied: a child died, and so did the next one.
+        """
+        child = self._idle.get()
+        try:
+            for _ in range(2):  # the system may have ended the first one, as memory was short
+                child = child or Child(_carry_out)
+                child.send((function, arguments, watch is not None))
+                answer = self._answer(child, watch or (lambda _: None))
+                if not isinstance(answer, Ended):
+                    break
+                child = None
+        except BaseException:
+            if child is not None:
+                child.end(_LEAVE_S)
+            child = None
+            raise
+        finally:
+            self._idle.put(child)
+        if isinstance(answer, Ended):
+            raise ChildDied(f"{self._what}: two processes for it died, at last with {answer}; try again later")
+        if answer["error"] is not None:
+            raise answer["error"]
+        return answer["result"]
+
+    def close(self) -> None:
+        """Ends calls, with an error, and children."""
+        self._closed = True
+        while not self._idle.empty():
+            if child := self._idle.get():
+                child.end()
+
+    def _answer(self, child: Child, watch: Watch) -> Event | Ended:
+        """The last event of a call, or how the child ended."""
+        end_s, cure = time.monotonic() + self._most_s, "the most here; send smaller or shorter files"
+
+        def check() -> None:
+            watch(None)
+            if self._closed:
+                raise LatentSyncError(f"{self._what}: broken off, as the program stops")
+            if child.memory_bytes > self._most_bytes:
+                raise TooLarge(f"{self._what}: needs more than {self._most_bytes / 1e9:.2g} GB of memory, {cure}")
+            if time.monotonic() > end_s:
+                raise TooLarge(f"{self._what}: takes more than {self._most_s:g} s, {cure}")
+
+        for event in child.events(check):
+            if "progress" not in event:
+                return event
+            watch(event["progress"])
+        return child.wait()
+
+
+def _carry_out(orders: Iterator[tuple[Callable[..., Any], tuple[Any, ...], bool]], emit: Emit) -> None:
+    """In a child of a `Pool`."""
+    for function, arguments, reports in orders:
+        last = [lambda progress: emit(progress=progress)] if reports else []
+        try:
+            emit(result=function(*arguments, *last), error=None)
+        except LatentSyncError as error:
+            emit(error=error)
 
 
 def check_form(job_id: str, form: Form, folder: Path, limits: Limits) -> Task:

@@ -14,9 +14,9 @@ from hashlib import sha256
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
+from latentsync_trt.batch.remote_files import shown
 from latentsync_trt.errors import InputError, LatentSyncError
 from latentsync_trt.paths import PrintableLines
-from latentsync_trt.remote_files import shown
 from latentsync_trt.serve.admission import public_socket
 
 WEBHOOK_VARIABLE = "LATENTSYNC_TRT_WEBHOOK_SECRET"

@@ -29,7 +29,6 @@ from latentsync_trt.batch.tasks import (
     WorkerHandle,
     WorkerState,
 )
-from latentsync_trt.child import Pool
 from latentsync_trt.errors import InputError, LatentSyncError, OutputError
 from latentsync_trt.files import whole_file
 from latentsync_trt.serve.admission import (
@@ -43,7 +42,7 @@ from latentsync_trt.serve.admission import (
     UnknownJob,
     fetch_missing,
 )
-from latentsync_trt.serve.checks import check_form
+from latentsync_trt.serve.checks import Pool, check_form
 from latentsync_trt.serve.events import WEBHOOK_VARIABLE, Webhooks, check_webhook, log_step, message_of
 from latentsync_trt.serve.status import JobStatus, status_of
 from latentsync_trt.types import Progress

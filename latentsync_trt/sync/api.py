@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Self
 
 from latentsync_trt.config import AudioSegments, RuntimeOptions, SyncOptions
 from latentsync_trt.errors import InputError
-from latentsync_trt.types import AudioFeatures, Enhancer, FaceDetector, Float32Array, ProgressCallback, SyncReport
+from latentsync_trt.types import Enhancer, FaceDetector, Float32Array, ProgressCallback, SyncReport
 
 if TYPE_CHECKING:
+    from latentsync_trt.audio.encoder import AudioFeatures
     from latentsync_trt.bundle.manifest import Bundle
     from latentsync_trt.face.detector import MediaPipeDetector
     from latentsync_trt.live.idle import IdleLoop
@@ -166,7 +167,7 @@ class LipSync:
         model = self._slot.model
         return model is not None and model.build is not None
 
-    def encode_audio(self, path: str | Path, segments: AudioSegments = "joined") -> AudioFeatures:
+    def encode_audio(self, path: str | Path, segments: AudioSegments = "joined") -> "AudioFeatures":
         """The encoded speech of a whole recording, also of its silence, as with `--silence model`.
 
         Args:

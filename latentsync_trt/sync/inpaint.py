@@ -29,10 +29,11 @@ from latentsync_trt.diffusion import (
 from latentsync_trt.errors import InputError
 from latentsync_trt.face.mask import latent_mask, mouth_mask
 from latentsync_trt.runtime.stages import Stage
-from latentsync_trt.types import Denoiser, Float32Array, ImageCodec, UInt8Array, UInt16Array
+from latentsync_trt.types import Denoiser, Float32Array, UInt8Array, UInt16Array
 
 if TYPE_CHECKING:
     from latentsync_trt.runtime.model import Model
+    from latentsync_trt.runtime.vae import VaeCodec
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,7 +45,7 @@ class Inpainter:
     `run(stage, action)` returns the result of what uses `codec` or `denoiser`, run in the thread of that stage.
     """
 
-    codec: ImageCodec
+    codec: "VaeCodec"
     denoiser: Denoiser
     mask: Float32Array
     latent_mask: Float32Array
@@ -56,7 +57,7 @@ class Inpainter:
     run: Callable[[Stage, Callable[[], Any]], Any] = lambda _, action: action()
 
     def paint(self, windows: Sequence[tuple[UInt8Array, Float32Array]]) -> list[Sequence[UInt16Array]]:
-        """Generated faces of each window: F pictures as `ImageCodec.decode_faces` returns them.
+        """Generated faces of each window: F pictures as `VaeCodec.decode_faces` returns them.
 
         Each network processes all windows before the next one starts, so that one at a time can be on the device.
 
@@ -89,12 +90,12 @@ class Inpainter:
         return latents
 
     def decode(self, latents: Sequence[Float32Array]) -> list[Sequence[UInt16Array]]:
-        """The faces of each window, as `ImageCodec.decode_faces` returns them."""
+        """The faces of each window, as `VaeCodec.decode_faces` returns them."""
         pictures = [np.ascontiguousarray(window.transpose(1, 0, 2, 3)) for window in latents]
         return self.run("decode", lambda: [self.codec.decode_faces(each) for each in pictures])
 
     def decode_faces(self, latents: Float32Array) -> Sequence[UInt16Array]:
-        """As `ImageCodec.decode_faces`."""
+        """As `VaeCodec.decode_faces`."""
         return self.run("decode", partial(self.codec.decode_faces, latents))
 
 

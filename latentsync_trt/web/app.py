@@ -21,10 +21,10 @@ from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoin
 from starlette.requests import Request
 from starlette.responses import FileResponse, PlainTextResponse, Response
 
+from latentsync_trt.batch.remote_files import is_url
+from latentsync_trt.batch.remote_files import name_of as name_of_url
 from latentsync_trt.bundle.find import demo_folder, describe, exported_bundles, find_bundle
 from latentsync_trt.bundle.manifest import DEMO_NAME
-from latentsync_trt.remote_files import is_url
-from latentsync_trt.remote_files import name_of as name_of_url
 from latentsync_trt.serve.admission import NotNow
 from latentsync_trt.serve.app import check_origin, create_app
 from latentsync_trt.serve.linger import LingeringClose

@@ -10,11 +10,11 @@ from typing import Any
 
 import gradio as gr
 
-from latentsync_trt.child import ChildDied, Pool, TooLarge, Watch, machine_bytes
+from latentsync_trt.batch.workers import machine_bytes
 from latentsync_trt.errors import LatentSyncError
 from latentsync_trt.media.demo_clip import SPEECH, demo_clip
-from latentsync_trt.serve.admission import Limits
-from latentsync_trt.serve.checks import People, find_people
+from latentsync_trt.serve.admission import Limits, TooLarge
+from latentsync_trt.serve.checks import ChildDied, People, Pool, Watch, find_people
 from latentsync_trt.types import Progress
 from latentsync_trt.web import parts
 from latentsync_trt.web.previews import Previews, original

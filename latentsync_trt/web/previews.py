@@ -5,11 +5,10 @@ import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
-from latentsync_trt.child import Pool
 from latentsync_trt.errors import LatentSyncError
 from latentsync_trt.media.preview import plays, write_preview
 from latentsync_trt.serve.admission import Limits
-from latentsync_trt.serve.checks import check_media
+from latentsync_trt.serve.checks import Pool, check_media
 
 _log = logging.getLogger(__name__)
 

@@ -114,8 +114,8 @@ def _linked(text: str, links: dict[str, str]) -> str:
 
 def api() -> str:
     """Signature and docstring of everything in `latentsync_trt.__all__`, with its methods; errors last."""
-    parts, first = [], list(latentsync_trt._MODULES)
-    for name in (*first, *(each for each in latentsync_trt.__all__ if not each.startswith("_") and each not in first)):
+    parts = []
+    for name in latentsync_trt._MODULES:
         found = getattr(latentsync_trt, name)
         if inspect.isfunction(found):
             parts.append(_entry("##", name, _signature(found), found))
