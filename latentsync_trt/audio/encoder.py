@@ -4,6 +4,7 @@ of them each video frame attends to. Pure."""
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from fractions import Fraction
+from functools import cached_property
 from math import ceil, floor
 
 import numpy as np
@@ -41,7 +42,7 @@ class SpeechStream:
     """The audio windows of video frames; each segment is encoded when the first frame needs it.
 
     Memory does not grow with the length of the recording, which is read twice instead of kept, and
-    is open until `close`.
+    is open until `close`. `encoded`: its features in pieces `(n, L, D)`; take either these or `windows`.
 
     Args:
         open_pieces: opens the recording: float32 `(samples,)` pieces, mono, 16 kHz, full scale ±1. Called twice.
@@ -72,14 +73,13 @@ class SpeechStream:
         self.feature_count = mel_frames // _MEL_FRAMES_PER_FEATURE
         self._encode_mel = encode_mel
         blocks = (scaled(block, peak) for block in log_power_blocks(open_pieces(), filters))
-        self._encoded = _encoded(blocks, plan(self.feature_count), encode_mel)
+        self.encoded = _encoded(blocks, plan(self.feature_count), encode_mel)
         self._features, self._first = np.zeros((0, 0, 0), np.float32), 0
         self._peak = peak
-        self._silent: Float32Array | None = None
 
     def close(self) -> None:
         """Closes the recording."""
-        self._encoded.close()
+        self.encoded.close()
 
     def windows(self, times_s: Sequence[Fraction]) -> Float32Array:
         """Audio windows of video frames at these times in the recording, float32 `(n, 10·L, D)`.
@@ -90,29 +90,22 @@ class SpeechStream:
         silent = np.array([not 0 <= time_s < self.duration_s for time_s in times_s], np.bool_)
         positions = attended_positions(centers(times_s), self.feature_count)
         while self._first + len(self._features) <= positions.max():
-            self._add(next(self._encoded))
+            newest = next(self.encoded)
+            kept = self._features[-SEGMENT_FEATURES:] if len(self._features) else newest[:0]
+            self._first += len(self._features) - len(kept)
+            self._features = np.concatenate([kept, newest])
         if positions.min() < self._first:
             raise ValueError("these features were dropped: times go back by more than 30 s")
         features = self._features[positions - self._first]
         windows: Float32Array = features.reshape(len(positions), -1, features.shape[-1])
         if silent.any():
-            windows[silent] = self._silence()
+            windows[silent] = self._silence
         return windows
 
-    def all_features(self) -> Float32Array:
-        """The features of the whole recording, float32 `(T, L, D)`; call either this or `windows`."""
-        return np.concatenate(list(self._encoded), dtype=np.float32)
-
+    @cached_property
     def _silence(self) -> Float32Array:
         """The audio window of a frame in silence, as quiet as this recording's quietest moment could be."""
-        if self._silent is None:
-            self._silent = silent_window(self._encode_mel, self._peak)
-        return self._silent
-
-    def _add(self, newest: Float32Array) -> None:
-        kept = self._features[-SEGMENT_FEATURES:] if len(self._features) else newest[:0]
-        self._first += len(self._features) - len(kept)
-        self._features = np.concatenate([kept, newest])
+        return silent_window(self._encode_mel, self._peak)
 
 
 def silent_window(encode_mel: EncodeMel, peak: float) -> Float32Array:
@@ -128,13 +121,8 @@ def encode_audio(
 ) -> AudioFeatures:
     """Features and windows of a whole recording; arguments and errors as `SpeechStream`."""
     with closing(SpeechStream(open_pieces, encode_mel, filters, plan)) as stream:
-        features = stream.all_features()
+        features = np.concatenate(list(stream.encoded), dtype=np.float32)
     return AudioFeatures(features, audio_windows(features, stream.duration_s), stream.duration_s)
-
-
-def frame_count(duration_s: Fraction) -> int:
-    """Number of video frames, at the model's rate, that cover `duration_s` seconds."""
-    return ceil(duration_s * MODEL_FPS)
 
 
 def centers(times_s: Sequence[Fraction]) -> NDArray[np.int64]:
@@ -153,7 +141,7 @@ def audio_windows(features: Float32Array, duration_s: Fraction) -> Float32Array:
     Args:
         features: float32 `(T, L, D)`, 50 per second. duration_s: length of the recording.
     """
-    frames = np.arange(frame_count(duration_s))
+    frames = np.arange(ceil(duration_s * MODEL_FPS))
     attended = features[attended_positions(_PER_FRAME * frames, len(features))]
     return np.ascontiguousarray(attended.reshape(len(frames), POSITIONS * features.shape[1], features.shape[2]))
 

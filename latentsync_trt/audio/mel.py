@@ -5,7 +5,6 @@ Whisper clips a recording 8 decades below its maximum. It is therefore read twic
 """
 
 from collections.abc import Iterable, Iterator
-from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -37,6 +36,9 @@ _DYNAMIC_RANGE = 8.0
 # 30 s of frames: their spectra take 5 MB.
 _BLOCK_FRAMES = 30 * MEL_FRAMES_PER_S
 _BLOCK_SAMPLES = _BLOCK_FRAMES * HOP
+
+_HANN = np.hanning(FFT + 1)[:-1].astype(np.float32)
+"""The periodic window."""
 
 
 def computed_filters() -> Float32Array:
@@ -120,13 +122,7 @@ def _stretches(pieces: Iterable[Float32Array]) -> Iterator[tuple[Float32Array, i
 def log_power(samples: Float32Array, filters: Float32Array) -> Float32Array:
     """log10 of the mel power of all analysis windows in `samples`: float32 `((n − 1)·160 + 400,)` → `(80, n)`."""
     windows = np.lib.stride_tricks.sliding_window_view(samples, FFT)[::HOP]
-    spectrum = np.fft.rfft(windows * _hann(), axis=1)
+    spectrum = np.fft.rfft(windows * _HANN, axis=1)
     power = (spectrum.real**2 + spectrum.imag**2).astype(np.float32)
     mel = filters @ power.T
     return np.log10(np.maximum(mel, np.float32(_POWER_FLOOR)))
-
-
-@lru_cache(maxsize=1)
-def _hann() -> Float32Array:
-    """Periodic Hann window."""
-    return np.hanning(FFT + 1)[:-1].astype(np.float32)
