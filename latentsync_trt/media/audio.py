@@ -68,11 +68,7 @@ def first_sample_s(path: Path, stream: AudioStream) -> Fraction | None:
 
 
 def read_audio_blocks(
-    path: Path,
-    rate_hz: int = SPEECH_RATE_HZ,
-    *,
-    delay_s: Fraction = Fraction(0),
-    mixer: Mixer | None = None,
+    path: Path, rate_hz: int = SPEECH_RATE_HZ, *, delay_s: Fraction = Fraction(0), mixer: Mixer | None = None
 ) -> Generator[Float32Array, None, None]:
     """Mono blocks `(n,)` float32 of the first audio stream of a file, resampled to `rate_hz`.
 
@@ -222,22 +218,22 @@ class RateConverter:
     """
 
     def __init__(self, rate_hz: int, to_hz: int) -> None:
-        self._rate_hz, self._resampler = rate_hz, None if rate_hz == to_hz else AudioResampler("flt", "mono", to_hz)
+        self._rate_hz, self._resampler = rate_hz, AudioResampler("flt", "mono", to_hz)
 
     def convert(self, samples: Float32Array) -> Float32Array:
         """What can be computed now."""
-        if self._resampler is None or not samples.size:
+        if not samples.size:
             return samples
         frame = AudioFrame.from_ndarray(samples[None].astype(np.float32), "flt", "mono")
         frame.sample_rate = self._rate_hz
-        return self._joined(self._resampler.resample(frame))
+        return self._resampled(frame)
 
     def finish(self) -> Float32Array:
-        return self._joined([] if self._resampler is None else self._resampler.resample(None))
+        return self._resampled(None)
 
-    def _joined(self, frames: Iterable[AudioFrame]) -> Float32Array:
-        parts = [frame.to_ndarray().reshape(-1).astype(np.float32) for frame in frames]
-        return np.concatenate([np.zeros(0, np.float32), *parts])
+    def _resampled(self, frame: AudioFrame | None) -> Float32Array:
+        parts = [part.to_ndarray().reshape(-1) for part in filter(None, self._resampler.resample(frame))]
+        return np.concatenate([np.zeros(0, np.float32), *parts], dtype=np.float32)
 
 
 class SampleQueue:

@@ -3,7 +3,7 @@
 import struct
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from av import VideoFormat, VideoFrame
@@ -192,18 +192,6 @@ def frame_of(planes: YuvPlanes, width_px: int, height_px: int, patches: Iterable
 
 def views(frame: VideoFrame) -> list[SampleArray]:
     """Each plane of a planar `frame` as an array `(H, W)` on FFmpeg's memory, uint8 or uint16."""
-    bits = frame.format.components[0].bits
-    return [_rows(plane, plane.width, bits) for plane in frame.planes]
-
-
-def packed_view(frame: VideoFrame) -> SampleArray:
-    """The plane of an rgb24 or rgb48 frame as an array `(H, W, 3)` on FFmpeg's memory."""
-    rows = _rows(frame.planes[0], 3 * frame.width, frame.format.components[0].bits)
-    return rows.reshape(frame.height, frame.width, 3, copy=False)
-
-
-def _rows(plane: Any, columns: int, bits: int) -> SampleArray:
-    stored: SampleArray = np.frombuffer(plane, np.uint8)[: plane.height * plane.line_size]
-    if bits > 8:
-        stored = stored.view(np.uint16)
-    return stored.reshape(plane.height, -1)[:, :columns]
+    depth, planes = np.dtype(np.uint16 if frame.format.components[0].bits > 8 else np.uint8), cast(Any, frame.planes)
+    stored = (np.frombuffer(plane, depth, plane.height * plane.line_size // depth.itemsize) for plane in planes)
+    return [samples.reshape(plane.height, -1)[:, : plane.width] for plane, samples in zip(planes, stored, strict=True)]

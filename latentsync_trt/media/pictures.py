@@ -12,7 +12,7 @@ from av.video.reformatter import Interpolation, VideoReformatter
 
 from latentsync_trt.media.codecs import VideoEncoder
 from latentsync_trt.media.color import BT709, RGB_IDENTITY, coding_of, levels_of, pixels_per_sample, planes_of
-from latentsync_trt.media.conversion import COLOR_RANGES, converted, frame_of, packed_view
+from latentsync_trt.media.conversion import COLOR_RANGES, converted, frame_of
 from latentsync_trt.media.hdr import hdr_of
 from latentsync_trt.types import BoolArray, ColorTags, Frame, Patch, SampleArray, UInt8Array, VideoInfo, YuvPlanes
 
@@ -145,5 +145,5 @@ class PictureMaker:
         name = "rgb48le" if hdr else "rgb24"
         # Not the reformatter of `frame`, which keeps the tables of its last conversion.
         shrunk = converted(VideoReformatter(), picture, name, coding, None, Interpolation.BILINEAR, (width, height))
-        small = packed_view(shrunk)
-        return hdr.sdr(small) if hdr else small.astype(np.uint8)
+        small: Any = shrunk.to_ndarray()
+        return hdr.sdr(small) if hdr else np.asarray(small, np.uint8)

@@ -39,7 +39,6 @@ _NOT_PUBLIC = [
 ]
 """Metadata services of clouds, and what Python takes for global though it leads into networks of one's own."""
 
-_SUFFIX = re.compile(r".*(\.[a-z0-9]{1,5})", re.DOTALL)
 _WEB = ("http", "https")
 _STORES = ("s3", "gs")
 
@@ -109,14 +108,6 @@ class NotNow(LatentSyncError):
     """The job's state does not allow it."""
 
 
-class TryLater(LatentSyncError):
-    """The queue is full, or the service stops; the request may come again after `RETRY_S` seconds."""
-
-
-class DiskFull(LatentSyncError):
-    """The service can store nothing."""
-
-
 @dataclass(frozen=True, slots=True)
 class Form:
     """What a client sent: files by field, texts by field, and the client's names of files, by field."""
@@ -124,16 +115,6 @@ class Form:
     files: dict[str, Path]
     texts: dict[str, str]
     names: dict[str, str] = field(default_factory=dict)
-
-
-def is_file_field(name: str) -> bool:
-    return name in FILE_FIELDS or SPEAKER.fullmatch(name) is not None
-
-
-def stored_name(name: str, sent: str) -> str:
-    """Returns the service's own name for the file of a field, with the suffix of the name `sent` by the client."""
-    suffix = _SUFFIX.fullmatch(sent.lower())
-    return f"{name}{suffix[1] if suffix else ''}"
 
 
 def fetch_missing(form: Form, folder: Path, limits: Limits) -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
@@ -47,6 +47,13 @@ _BEHIND_S = 0.5
 
 # aiortc's own are for talking heads of 640×480.
 h264.DEFAULT_BITRATE, h264.MIN_BITRATE, h264.MAX_BITRATE = 3_000_000, 1_000_000, 12_000_000
+
+
+def start(work: Coroutine[Any, Any, None], tasks: set[asyncio.Task[None]]) -> None:
+    """Runs a coroutine, which is kept among `tasks` until it ends: the event loop itself keeps none."""
+    task = asyncio.get_running_loop().create_task(work)
+    tasks.add(task)
+    task.add_done_callback(tasks.discard)
 
 
 class _Track(MediaStreamTrack):
@@ -128,21 +135,16 @@ class Call:
             self._threads.shutdown(wait=False)
             self._on_close()
 
-    def _start(self, work: Any) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
     async def _on_state(self) -> None:
         if self._peer.connectionState == "connected" and not self._runs:
             self._runs = True
-            self._start(self._run())
+            start(self._run(), self._tasks)
         elif self._peer.connectionState in ("failed", "closed"):
             await self.close()
 
     def _on_track(self, track: MediaStreamTrack) -> None:
         if track.kind == "audio":
-            self._start(self._listen(track))
+            start(self._listen(track), self._tasks)
 
     async def _listen(self, track: MediaStreamTrack) -> None:
         """Says what the viewer says."""

@@ -30,19 +30,9 @@ from latentsync_trt.batch.tasks import (
     WorkerState,
 )
 from latentsync_trt.child import Pool
-from latentsync_trt.errors import InputError, LatentSyncError, OutputError
+from latentsync_trt.errors import Busy, InputError, LatentSyncError, OutputError
 from latentsync_trt.files import whole_file
-from latentsync_trt.serve.admission import (
-    INPUTS,
-    RETRY_S,
-    DiskFull,
-    Form,
-    Limits,
-    NotNow,
-    TryLater,
-    UnknownJob,
-    fetch_missing,
-)
+from latentsync_trt.serve.admission import INPUTS, RETRY_S, Form, Limits, NotNow, UnknownJob, fetch_missing
 from latentsync_trt.serve.checks import check_form
 from latentsync_trt.serve.events import WEBHOOK_VARIABLE, Webhooks, check_webhook, log_step, message_of
 from latentsync_trt.serve.status import JobStatus, status_of
@@ -153,16 +143,16 @@ class Service:
         """Gives the id and folder of a new job, while its files arrive; deleted if the block submits nothing.
 
         Raises:
-            TryLater: as many jobs wait or arrive as may, or the service stops. DiskFull: nothing can be stored.
+            Busy: as many jobs wait or arrive as may, or the service stops. OutputError: nothing can be stored.
         """
         if not self.recover():
-            raise DiskFull(_FULL)
+            raise OutputError(_FULL)
         with self._lock:
             if self._stopped.is_set():
-                raise TryLater("service: stops; try again later")
+                raise Busy("service: stops; try again later")
             self._check_queue()
             if self._receiving >= _MOST_ARRIVING:
-                raise TryLater(f"uploads: {_MOST_ARRIVING} arrive already; try again in {RETRY_S} seconds")
+                raise Busy(f"uploads: {_MOST_ARRIVING} arrive already; try again in {RETRY_S} seconds")
             self._receiving += 1
         job_id = uuid.uuid4().hex
         folder = self._jobs / job_id
@@ -179,7 +169,7 @@ class Service:
         """Checks the files of a received job, and queues it.
 
         Raises:
-            TryLater: the queue is full. Others as `fetch_missing`, `Pool.call` and `check_form`.
+            Busy: the queue is full. Others as `fetch_missing`, `Pool.call` and `check_form`.
         """
         try:
             if url := form.texts.get("webhook", ""):
@@ -203,7 +193,7 @@ class Service:
 
     def _check_queue(self) -> None:
         if self._ledger.counts().get("waiting", 0) >= self.limits.max_queue:
-            raise TryLater(f"queue: {self.limits.max_queue} jobs wait already; try again in {RETRY_S} seconds")
+            raise Busy(f"queue: {self.limits.max_queue} jobs wait already; try again in {RETRY_S} seconds")
 
     def job(self, job_id: str) -> JobStatus:
         """Returns a job's state; raises `UnknownJob`."""
