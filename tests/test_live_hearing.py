@@ -3,10 +3,9 @@
 import numpy as np
 import pytest
 
-from latentsync_trt.audio.encoder import encode_audio
+from latentsync_trt.audio.encoder import encode_audio, public_segments
 from latentsync_trt.audio.growing import HEARD, Hearing
 from latentsync_trt.audio.mel import filters_of
-from latentsync_trt.audio.segments import public_segments
 from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.types import Float32Array
 from tests.live import voice

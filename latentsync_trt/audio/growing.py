@@ -9,9 +9,8 @@ from collections import deque
 
 import numpy as np
 
-from latentsync_trt.audio.encoder import SEGMENT_FRAMES, EncodeMel, attended_positions, silent_window
+from latentsync_trt.audio.encoder import FEATURES_PER_S, SEGMENT_FRAMES, EncodeMel, attended_positions, silent_window
 from latentsync_trt.audio.mel import FFT, HOP, MEL_BANDS, MEL_FRAMES_PER_S, SAMPLE_RATE_HZ, log_power, scaled
-from latentsync_trt.audio.segments import FEATURES_PER_S
 from latentsync_trt.config import MODEL_FPS
 from latentsync_trt.types import Float32Array
 

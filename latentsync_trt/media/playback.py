@@ -142,8 +142,6 @@ class VideoPasses:
             yield container, stream
 
 
-
-
 def video_stream(path: Path, container: InputContainer) -> VideoStream:
     """The main video stream, never a cover; `MediaError` if there is none or it is too large."""
     streams = [each for each in container.streams.video if not each.disposition & Disposition.attached_pic]

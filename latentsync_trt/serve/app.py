@@ -47,9 +47,9 @@ from latentsync_trt.serve.admission import (
     NotNow,
     UnknownJob,
 )
-from latentsync_trt.serve.linger import LingeringClose
+from latentsync_trt.serve.events import JobStatus
+from latentsync_trt.serve.server import LingeringClose
 from latentsync_trt.serve.service import Service
-from latentsync_trt.serve.status import JobStatus
 
 _ENDED = "done", "failed", "canceled"
 _FAILURES = "input", "worker", "run"

@@ -1,4 +1,4 @@
-"""What operators and clients are told of jobs: log lines, and calls of an address (webhooks)."""
+"""What operators and clients are told of jobs: their status, log lines, and calls of an address (webhooks)."""
 
 import asyncio
 import hmac
@@ -9,15 +9,18 @@ import time
 from base64 import b64decode, b64encode
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from hashlib import sha256
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
+from latentsync_trt.batch.ledger import OPEN, Row, State
 from latentsync_trt.errors import InputError, LatentSyncError
 from latentsync_trt.paths import PrintableLines
 from latentsync_trt.remote_files import shown
 from latentsync_trt.serve.admission import public_socket
+from latentsync_trt.types import Progress
 
 WEBHOOK_VARIABLE = "LATENTSYNC_TRT_WEBHOOK_SECRET"
 _PREFIX = "whsec_"
@@ -30,6 +33,60 @@ _ANSWER_S = 15.0
 _GONE = 410
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class JobStatus:
+    """The body of answers about a job.
+
+    `label`, `files`: the client's names for the job, and for its files by field. `position`: in the queue, 1 = next.
+    `done` of `total` frames (None = unknown) have passed `stage`.
+    `frames_per_s`: while it runs, or of the whole run. Times are seconds since 1970. `report`: that of the run.
+    """
+
+    id: str
+    state: State
+    label: str
+    files: dict[str, str]
+    created_s: float
+    started_s: float | None
+    ended_s: float | None
+    attempts: int
+    position: int | None
+    worker: str | None
+    stage: str | None
+    done: int
+    total: int | None
+    frames_per_s: float | None
+    seconds_left: float | None
+    error: str | None
+    report: dict[str, Any] | None
+
+
+def status_of(
+    row: Row, position: int | None, progress: Progress, age_s: float, hide: Callable[[Any], Any]
+) -> JobStatus:
+    """The status of a row of the ledger; `progress`: what it did last, `age_s` ago. `hide`: removes folders."""
+    found, left_s = row.report or {}, progress.seconds_left
+    return JobStatus(
+        id=row.task.id,
+        state=row.state,
+        label=row.task.label,
+        files=dict(row.task.names),
+        created_s=row.created_s,
+        started_s=row.started_s,
+        ended_s=None if row.state in OPEN else row.ended_s,
+        attempts=row.attempts,
+        position=position,
+        worker=row.worker,
+        stage=progress.stage or None,
+        done=found.get("frames", progress.done),
+        total=found.get("frames", progress.total),
+        frames_per_s=found.get("frames_per_s", progress.frames_per_s or None),
+        seconds_left=None if left_s is None else max(left_s - age_s, 0.0),
+        error=hide(row.error),
+        report=hide(row.report),
+    )
 
 
 def log_step(job_id: str, step: str, **facts: object) -> None:

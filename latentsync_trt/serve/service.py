@@ -34,8 +34,15 @@ from latentsync_trt.errors import Busy, InputError, LatentSyncError, OutputError
 from latentsync_trt.files import whole_file
 from latentsync_trt.serve.admission import INPUTS, RETRY_S, Form, Limits, NotNow, UnknownJob, fetch_missing
 from latentsync_trt.serve.checks import check_form
-from latentsync_trt.serve.events import WEBHOOK_VARIABLE, Webhooks, check_webhook, log_step, message_of
-from latentsync_trt.serve.status import JobStatus, status_of
+from latentsync_trt.serve.events import (
+    WEBHOOK_VARIABLE,
+    JobStatus,
+    Webhooks,
+    check_webhook,
+    log_step,
+    message_of,
+    status_of,
+)
 from latentsync_trt.types import Progress
 
 _ID = re.compile(r"[0-9a-f]{32}")

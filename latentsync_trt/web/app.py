@@ -27,7 +27,7 @@ from latentsync_trt.remote_files import is_url
 from latentsync_trt.remote_files import name_of as name_of_url
 from latentsync_trt.serve.admission import NotNow
 from latentsync_trt.serve.app import check_origin, create_app
-from latentsync_trt.serve.linger import LingeringClose
+from latentsync_trt.serve.server import LingeringClose
 from latentsync_trt.serve.service import Service
 from latentsync_trt.web import jobs
 from latentsync_trt.web.previews import Previews
