@@ -23,7 +23,7 @@ from latentsync_trt.media.parts import Finished, PartWriter, Work, part_of
 from latentsync_trt.media.pictures import PictureMaker, picture_info
 from latentsync_trt.media.soundtrack import LOSSLESS_WITH, SoundPiece, choose_sound
 from latentsync_trt.media.timing import nearest
-from latentsync_trt.paths import check_free, exists, nearest_existing
+from latentsync_trt.paths import check_file_to_write, check_free, exists
 from latentsync_trt.types import Frame, Patch, UInt8Array, VideoInfo
 
 SUFFIXES = (".mp4", ".mov", ".mkv")
@@ -44,29 +44,19 @@ def check_output_path(output: Path, *inputs: Path, overwrite: bool) -> None:
     if suffix not in SUFFIXES:
         raise InputError(f"{output}: cannot write {suffix or 'a file without extension'}; use {', '.join(SUFFIXES)}")
     try:
-        problem = _problem_of_place(output)
+        check_file_to_write(output)
+        protected = output.exists() and not (output.is_file() and os.access(output, os.W_OK))
+    except InputError as error:
+        raise OutputError(str(error), usage=True) from error
     except OSError as error:  # the system refuses the name, for example as too long
-        problem = f"{output}: cannot be written: {error.strerror}"
-    if problem:
-        raise OutputError(problem, usage=True)
+        raise OutputError(f"{output}: cannot be written: {error.strerror}", usage=True) from error
+    if protected:
+        cure = "choose another name, or change its permissions"
+        raise OutputError(f"{output}: is write-protected, a device or a pipe; {cure}", usage=True)
     for source in inputs:
         if exists(output) and exists(source) and output.samefile(source):
             raise InputError(f"{output}: is also an input; choose another name for the output")
     check_free(output, overwrite=overwrite)
-
-
-def _problem_of_place(output: Path) -> str | None:
-    """Why no file can be written to `output`, and what to do; raises `OSError`."""
-    folder = nearest_existing(output.parent)
-    if not folder.is_dir():
-        return f"{output}: {folder} is a file; choose another folder"
-    if not os.access(folder, os.W_OK | os.X_OK):
-        return f"{folder}: not writable; choose another folder or change its permissions"
-    if output.exists() and not output.is_file():
-        return f"{output}: is a folder, a device or a pipe; name a file"
-    if output.exists() and not os.access(output, os.W_OK):
-        return f"{output}: is write-protected; choose another name, or change its permissions"
-    return None
 
 
 class VideoWriter:

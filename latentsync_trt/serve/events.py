@@ -9,11 +9,10 @@ import time
 from base64 import b64decode, b64encode
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from hashlib import sha256
 from typing import Any, Literal
-from urllib.parse import urlsplit
 
 from latentsync_trt.batch.ledger import OPEN, Row, State
 from latentsync_trt.errors import InputError, LatentSyncError
@@ -124,12 +123,6 @@ def read_secret(text: str) -> bytes:
     raise InputError(f"${WEBHOOK_VARIABLE}: is not {_PREFIX} and 24 to 64 bytes in base64; {cure}")
 
 
-def check_webhook(url: str) -> None:
-    """Raises `InputError` unless `url` is an address that can be called."""
-    if urlsplit(url).scheme.lower() not in ("http", "https") or not urlsplit(url).hostname:
-        raise InputError(f"webhook: {shown(url)[:200]}: is no address that begins with https or http")
-
-
 def headers_of(secret: bytes, message_id: str, body: bytes, at_s: int) -> dict[str, str]:
     """What proves sender and time of a message: https://www.standardwebhooks.com."""
     digest = hmac.digest(secret, f"{message_id}.{at_s}.".encode() + body, sha256)
@@ -161,9 +154,10 @@ class Webhooks:
             await asyncio.wait(others)
         self._loop.stop()
 
-    def send(self, job_id: str, url: str, body: bytes, on_end: Callable[[], None]) -> None:
-        """Delivers `body`; `on_end` is called when that has worked, or is given up. The job's id is the message's."""
-        asyncio.run_coroutine_threadsafe(self._deliver(job_id, url, body, on_end), self._loop)
+    def send(self, job: JobStatus, url: str, on_end: Callable[[], None]) -> None:
+        """Tells the end of a job, whose id is the message's; `on_end`: called when that has worked, or is given up."""
+        content = {"type": f"job.{job.state}", "timestamp": datetime.now(UTC).isoformat(), "data": asdict(job)}
+        asyncio.run_coroutine_threadsafe(self._deliver(job.id, url, json.dumps(content).encode(), on_end), self._loop)
 
     async def _deliver(self, job_id: str, url: str, body: bytes, on_end: Callable[[], None]) -> None:
         for attempt, delay_s in enumerate(DELAYS_S, 1):
@@ -190,8 +184,3 @@ class Webhooks:
                 return "" if worked else f"answered {answer.status}", worked or answer.status == _GONE
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError, LatentSyncError) as error:
             return shown(str(error)) or type(error).__name__, isinstance(error, LatentSyncError)
-
-
-def message_of(state: str, job: dict[str, Any]) -> bytes:
-    """The body that tells the end of a job."""
-    return json.dumps({"type": f"job.{state}", "timestamp": datetime.now(UTC).isoformat(), "data": job}).encode()

@@ -10,11 +10,12 @@ import uuid
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from tempfile import gettempdir
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 from latentsync_trt import stopping
 from latentsync_trt.batch.dispatch import Dispatcher
@@ -32,17 +33,10 @@ from latentsync_trt.batch.tasks import (
 from latentsync_trt.child import Pool
 from latentsync_trt.errors import Busy, InputError, LatentSyncError, OutputError
 from latentsync_trt.files import whole_file
+from latentsync_trt.remote_files import shown
 from latentsync_trt.serve.admission import INPUTS, RETRY_S, Form, Limits, NotNow, UnknownJob, fetch_missing
 from latentsync_trt.serve.checks import check_form
-from latentsync_trt.serve.events import (
-    WEBHOOK_VARIABLE,
-    JobStatus,
-    Webhooks,
-    check_webhook,
-    log_step,
-    message_of,
-    status_of,
-)
+from latentsync_trt.serve.events import WEBHOOK_VARIABLE, JobStatus, Webhooks, log_step, status_of
 from latentsync_trt.types import Progress
 
 _ID = re.compile(r"[0-9a-f]{32}")
@@ -95,7 +89,7 @@ class Service:
         """What the ledger could not store, as the disk is full."""
         self._running: dict[str, tuple[Progress, float]] = {}
         """What each running job did last, and when, on `time.monotonic`'s scale."""
-        self._receiving = 0
+        self._arriving = threading.Semaphore(_MOST_ARRIVING)
         self._handles = handles
         self._workers = {handle.name: WorkerState(handle.name, "starting") for handle in handles}
         self._written(self._ledger.reclaim)
@@ -158,9 +152,8 @@ class Service:
             if self._stopped.is_set():
                 raise Busy("service: stops; try again later")
             self._check_queue()
-            if self._receiving >= _MOST_ARRIVING:
-                raise Busy(f"uploads: {_MOST_ARRIVING} arrive already; try again in {RETRY_S} seconds")
-            self._receiving += 1
+        if not self._arriving.acquire(blocking=False):
+            raise Busy(f"uploads: {_MOST_ARRIVING} arrive already; try again in {RETRY_S} seconds")
         job_id = uuid.uuid4().hex
         folder = self._jobs / job_id
         try:
@@ -169,8 +162,7 @@ class Service:
         finally:
             if not self._stopped.is_set() and self._ledger.row(job_id) is None:
                 shutil.rmtree(folder, ignore_errors=True)
-            with self._lock:
-                self._receiving -= 1
+            self._arriving.release()
 
     def submit(self, job_id: str, form: Form) -> JobStatus:
         """Checks the files of a received job, and queues it.
@@ -180,7 +172,8 @@ class Service:
         """
         try:
             if url := form.texts.get("webhook", ""):
-                check_webhook(url)
+                if urlsplit(url).scheme.lower() not in ("http", "https") or not urlsplit(url).hostname:
+                    raise InputError(f"webhook: {shown(url)[:200]}: is no address that begins with https or http")
                 if self._webhooks is None:
                     raise InputError(f"webhook: none is called here; start the service with ${WEBHOOK_VARIABLE}")
             folder = self._jobs / job_id
@@ -349,9 +342,8 @@ class Service:
         pending, row = self._jobs / job_id / _PENDING, self._ledger.row(job_id)
         if row is None or self._webhooks is None or not pending.exists():
             return
-        job = asdict(replace(self._status(row, {}), report=None))
-        done = partial(pending.unlink, missing_ok=True)
-        self._webhooks.send(job_id, row.task.webhook, message_of(row.state, job), done)
+        job = replace(self._status(row, {}), report=None)
+        self._webhooks.send(job, row.task.webhook, partial(pending.unlink, missing_ok=True))
 
     def _clear(self, job_id: str) -> None:
         """Deletes what a job that has ended needs no more: inputs and work folder; all of one that is forgotten."""
