@@ -145,7 +145,8 @@ class SpeechStream:
         silence. Times may go back by at most 30 s. Raises `InferenceError` if the graph fails.
         """
         silent = np.array([not 0 <= time_s < self.duration_s for time_s in times_s], np.bool_)
-        positions = attended_positions(centers(times_s), self.feature_count)
+        centers = np.array([floor(time_s * FEATURES_PER_S + Fraction(1, 2)) for time_s in times_s], np.int64)
+        positions = attended_positions(centers, self.feature_count)
         while self._first + len(self._features) <= positions.max():
             newest = next(self.encoded)
             kept = self._features[-SEGMENT_FEATURES:] if len(self._features) else newest[:0]
@@ -180,11 +181,6 @@ def encode_audio(
     with closing(SpeechStream(open_pieces, encode_mel, filters, plan)) as stream:
         features = np.concatenate(list(stream.encoded), dtype=np.float32)
     return AudioFeatures(features, audio_windows(features, stream.duration_s), stream.duration_s)
-
-
-def centers(times_s: Sequence[Fraction]) -> NDArray[np.int64]:
-    """The features nearest to `times_s`, the later of two equally near."""
-    return np.array([floor(time_s * FEATURES_PER_S + Fraction(1, 2)) for time_s in times_s], np.int64)
 
 
 def attended_positions(centers: NDArray[np.int64], total: int) -> NDArray[np.int64]:

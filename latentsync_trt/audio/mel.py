@@ -5,7 +5,6 @@ Whisper clips a recording 8 decades below its maximum. It is therefore read twic
 """
 
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 
 import numpy as np
 
@@ -46,11 +45,6 @@ def computed_filters() -> Float32Array:
     from librosa.filters import mel
 
     return np.asarray(mel(sr=SAMPLE_RATE_HZ, n_fft=FFT, n_mels=MEL_BANDS), np.float32)
-
-
-def write_filters(folder: Path, filters: Float32Array) -> None:
-    """Writes them into the folder of a bundle that is being made."""
-    np.save(folder / MEL_FILTERS, filters)
 
 
 def filters_of(bundle: Bundle) -> Float32Array:

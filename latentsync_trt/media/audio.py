@@ -102,8 +102,8 @@ def sound_blocks(path: Path, frames: Iterable[Timed[AudioFrame]], mixer: Mixer) 
         MediaError: a format cannot be converted. InputError: a sample is not a finite
         number; the message gives the time.
     """
-    rate_hz, samples, position = mixer.rate_hz, Samples(_placed(path, frames, mixer)), 0
-    while len(block := samples.take(rate_hz)):
+    rate_hz, position = mixer.rate_hz, 0
+    for block in regrouped(_placed(path, frames, mixer), rate_hz):
         finite = np.isfinite(block).all(axis=1)
         if not finite.all():
             time_s = (position + int(finite.argmin())) / rate_hz
@@ -262,19 +262,15 @@ class SampleQueue:
         return np.pad(held, (0, count - held.size))
 
 
-class Samples:
-    """Blocks `(n, channels)` of a sound, given in parts of other lengths."""
-
-    def __init__(self, blocks: Iterator[Float32Array]) -> None:
-        self._blocks = blocks
-        self._held: list[Float32Array] = []
-
-    def take(self, count: int) -> Float32Array:
-        """The next `count` samples; fewer at the end."""
-        held, length = self._held, sum(map(len, self._held))
-        while length < count and (block := next(self._blocks, None)) is not None:
-            held.append(block)
-            length += len(block)
-        joined = np.concatenate(held) if held else np.zeros((0, 1), np.float32)
-        self._held = [joined[count:]] if len(joined) > count else []
-        return joined[:count]
+def regrouped(blocks: Iterable[Float32Array], count: int) -> Iterator[Float32Array]:
+    """A sound in blocks `(count, channels)`, the last one shorter, from such of any lengths."""
+    held, length = list[Float32Array](), 0
+    for block in blocks:
+        held.append(block)
+        length += len(block)
+        if length >= count:
+            *whole, rest = np.split(np.concatenate(held), range(count, length + 1, count))
+            yield from whole
+            held, length = [rest], len(rest)
+    if length:
+        yield np.concatenate(held)

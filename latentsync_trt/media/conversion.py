@@ -62,7 +62,7 @@ def _coded_format(form: VideoFormat, *, transposed: bool) -> str:
     """
     bits = min(max(8, *(component.bits for component in form.components)), 16)
     depth = "" if bits == 8 else f"{bits}le"
-    if _has_rgb_channels(form):
+    if form.is_rgb or form.has_palette:
         return f"gbrp{depth}"
     size = (form.chroma_width(16), form.chroma_height(16)) if len(form.components) > 2 else (8, 8)
     sampling = {(4, 16): "422", (8, 16): "422", (16, 8): "440", (16, 16): "444"}.get(size, "420")
@@ -148,18 +148,13 @@ def _planes_tags(frame: VideoFrame) -> ColorTags:
     """The tags of a frame's planes; RGB has matrix 0 and full range, "yuvj" full range."""
     full_range = frame.format.name.startswith("yuvj") or _FULL_RANGE.get(int(frame.color_range))
     color = ColorTags(int(frame.color_primaries), int(frame.color_trc), int(frame.colorspace), full_range)
-    if _has_rgb_channels(frame.format):
+    if frame.format.is_rgb or frame.format.has_palette:
         return replace(color, matrix=RGB_IDENTITY, full_range=True)
     if color.matrix != RGB_IDENTITY:
         return color
     if len(frame.format.components) > 2:
         raise unsupported_matrix(color.matrix)
     return replace(color, matrix=UNSPECIFIED)  # PNG in gray or black and white has the tag of RGB
-
-
-def _has_rgb_channels(form: VideoFormat) -> bool:
-    """Whether pixels are R'G'B' or numbers of a palette's colors."""
-    return bool(form.is_rgb or form.has_palette)
 
 
 def format_of(planes: YuvPlanes) -> str:

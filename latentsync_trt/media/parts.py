@@ -22,13 +22,14 @@ from math import floor
 from pathlib import Path
 from typing import Any, Self
 
+import av
 import msgspec
 from av import FFmpegError, Packet, VideoFrame, VideoStream
 from av.container import OutputContainer
 
 from latentsync_trt.errors import InputError, OutputError
 from latentsync_trt.files import KEPT_NAME, work_folder_of
-from latentsync_trt.media.files import open_input, open_output
+from latentsync_trt.media.files import open_input
 from latentsync_trt.validation import from_json
 
 PART_S = Fraction(30)
@@ -168,7 +169,7 @@ class PartWriter:
     def __init__(self, folder: Path, add_stream: Callable[[OutputContainer], VideoStream], start: int) -> None:
         self._path = folder / f"{secrets.token_hex(4)}{_SUFFIX}"
         self._start, self._shown, self._stamps = start, list[int](), list[int]()
-        self._container = open_output(self._path)
+        self._container = av.open(f"file:{self._path}", "w")
         try:
             self._stream = add_stream(self._container)
         except BaseException:

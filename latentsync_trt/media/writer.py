@@ -104,7 +104,9 @@ class VideoWriter:
         self._contents = Contents(encoder, info, chosen, source, mark)
         self._maker = PictureMaker(info, encoder)
         self.small_rgb = self._maker.small_rgb
-        self._finished = Finished({}, _stamps_per_s(info))
+        per_s = MODEL_FPS if info.time_base is None else info.time_base.denominator
+        # Finer where pictures held at the model's rate would be rounded visibly.
+        self._finished = Finished({}, per_s if per_s >= _FINE_PER_S else lcm(per_s, MODEL_FPS))
         self.notices = (
             *encoder.notices,
             *aspect_notice(encoder, info, suffix),
@@ -193,12 +195,6 @@ class VideoWriter:
             finally:
                 if not whole.exists():  # nothing is left to go on with
                     (self._folder / KEPT_NAME).unlink(missing_ok=True)
-
-
-def _stamps_per_s(info: VideoInfo) -> int:
-    """The source's, finer where pictures held at the model's rate would be rounded visibly."""
-    per_s = MODEL_FPS if info.time_base is None else info.time_base.denominator
-    return per_s if per_s >= _FINE_PER_S else lcm(per_s, MODEL_FPS)
 
 
 def write_pictures(

@@ -39,9 +39,6 @@ _NOT_PUBLIC = [
 ]
 """Metadata services of clouds, and what Python takes for global though it leads into networks of one's own."""
 
-_WEB = ("http", "https")
-_STORES = ("s3", "gs")
-
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -140,7 +137,7 @@ def fetch_url(name: str, url: str, folder: Path, limits: Limits) -> Path:
         raise InputError(f"{name}_url: addresses are not allowed here; send the file in the field {name}")
     scheme = urlsplit(url).scheme.lower()
     # fsspec would read "::" as one file system within another.
-    if scheme not in (*_WEB, *_STORES) or not urlsplit(url).netloc or "::" in url:
+    if scheme not in ("http", "https", "s3", "gs") or not urlsplit(url).netloc or "::" in url:
         raise InputError(f"{name}_url: {shown(url)[:200]}: is no address that begins with http, https, s3 or gs")
     arriving = folder / "arriving"
     arriving.mkdir(exist_ok=True)

@@ -14,12 +14,11 @@ from datetime import UTC, datetime
 from hashlib import sha256
 from typing import Any, Literal
 
-from latentsync_trt.batch.ledger import OPEN, Row, State
+from latentsync_trt.batch.ledger import State
 from latentsync_trt.errors import InputError, LatentSyncError
 from latentsync_trt.paths import PrintableLines
 from latentsync_trt.remote_files import shown
 from latentsync_trt.serve.admission import public_socket
-from latentsync_trt.types import Progress
 
 WEBHOOK_VARIABLE = "LATENTSYNC_TRT_WEBHOOK_SECRET"
 _PREFIX = "whsec_"
@@ -60,32 +59,6 @@ class JobStatus:
     seconds_left: float | None
     error: str | None
     report: dict[str, Any] | None
-
-
-def status_of(
-    row: Row, position: int | None, progress: Progress, age_s: float, hide: Callable[[Any], Any]
-) -> JobStatus:
-    """The status of a row of the ledger; `progress`: what it did last, `age_s` ago. `hide`: removes folders."""
-    found, left_s = row.report or {}, progress.seconds_left
-    return JobStatus(
-        id=row.task.id,
-        state=row.state,
-        label=row.task.label,
-        files=dict(row.task.names),
-        created_s=row.created_s,
-        started_s=row.started_s,
-        ended_s=None if row.state in OPEN else row.ended_s,
-        attempts=row.attempts,
-        position=position,
-        worker=row.worker,
-        stage=progress.stage or None,
-        done=found.get("frames", progress.done),
-        total=found.get("frames", progress.total),
-        frames_per_s=found.get("frames_per_s", progress.frames_per_s or None),
-        seconds_left=None if left_s is None else max(left_s - age_s, 0.0),
-        error=hide(row.error),
-        report=hide(row.report),
-    )
 
 
 def log_step(job_id: str, step: str, **facts: object) -> None:

@@ -20,23 +20,14 @@ from urllib.parse import urlsplit
 from latentsync_trt import stopping
 from latentsync_trt.batch.dispatch import Dispatcher
 from latentsync_trt.batch.ledger import OPEN, Ledger, Row, State
-from latentsync_trt.batch.tasks import (
-    CanceledEvent,
-    Event,
-    Failed,
-    Finished,
-    Moved,
-    Started,
-    WorkerHandle,
-    WorkerState,
-)
+from latentsync_trt.batch.tasks import CanceledEvent, Event, Failed, Finished, Moved, Started, WorkerHandle, WorkerState
 from latentsync_trt.child import Pool
 from latentsync_trt.errors import Busy, InputError, LatentSyncError, OutputError
 from latentsync_trt.files import whole_file
 from latentsync_trt.remote_files import shown
 from latentsync_trt.serve.admission import INPUTS, RETRY_S, Form, Limits, NotNow, UnknownJob, fetch_missing
 from latentsync_trt.serve.checks import check_form
-from latentsync_trt.serve.events import WEBHOOK_VARIABLE, JobStatus, Webhooks, log_step, status_of
+from latentsync_trt.serve.events import WEBHOOK_VARIABLE, JobStatus, Webhooks, log_step
 from latentsync_trt.types import Progress
 
 _ID = re.compile(r"[0-9a-f]{32}")
@@ -298,7 +289,26 @@ class Service:
 
     def _status(self, row: Row, positions: Mapping[str, int]) -> JobStatus:
         progress, told_s = self._running.get(row.task.id, (_IDLE, 0.0))
-        return status_of(row, positions.get(row.task.id), progress, time.monotonic() - told_s, self._hide)
+        report, left_s = row.report or {}, progress.seconds_left
+        return JobStatus(
+            id=row.task.id,
+            state=row.state,
+            label=row.task.label,
+            files=dict(row.task.names),
+            created_s=row.created_s,
+            started_s=row.started_s,
+            ended_s=None if row.state in OPEN else row.ended_s,
+            attempts=row.attempts,
+            position=positions.get(row.task.id),
+            worker=row.worker,
+            stage=progress.stage or None,
+            done=report.get("frames", progress.done),
+            total=report.get("frames", progress.total),
+            frames_per_s=report.get("frames_per_s", progress.frames_per_s or None),
+            seconds_left=None if left_s is None else max(left_s + told_s - time.monotonic(), 0.0),
+            error=self._hide(row.error),
+            report=self._hide(row.report),
+        )
 
     def _hide(self, value: Any) -> Any:
         """Returns text, lists and objects without the folders of jobs."""
