@@ -98,16 +98,9 @@ class Speech:
 
 
 def find_speech(open_blocks: Callable[[], Iterable[Float32Array]]) -> Speech:
-    """When somebody speaks in a recording.
+    """When somebody speaks in a recording, for 1 MB of memory an hour; raises `InferenceError`.
 
-    Memory: 1 MB an hour.
-
-    Args:
-        open_blocks: opens the recording: float32 `(samples,)` of any lengths, finite: mono, 16 kHz, full scale ±1.
-            Called twice.
-
-    Raises:
-        InferenceError: the network fails.
+    `open_blocks`: opens it, twice: float32 `(samples,)` of any lengths, finite: mono, 16 kHz, full scale ±1.
     """
     none = np.zeros(0, np.float32)
     levels = np.concatenate([none, *(steps.std(axis=1, dtype=np.float64) for steps in steps_of(open_blocks()))])

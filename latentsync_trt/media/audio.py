@@ -170,11 +170,7 @@ def _check_rate(path: Path, rate_hz: int) -> None:
 
 
 def decoded_audio(path: Path, stream: AudioStream, delay_s: Fraction = Fraction(0)) -> Iterator[Timed[AudioFrame]]:
-    """Decoded frames at their times, the first at `delay_s`; the last one ends where the track does.
-
-    Raises:
-        MediaError: decoding fails (with the time), or there are no samples.
-    """
+    """Decoded frames, at least one, at their times, the first at `delay_s`; the last one ends where the track does."""
     clock = clock_of(path, stream, next_s=delay_s, jitter_s=JITTER_S)
     for frame, following in with_next(_frames(path, stream)):
         duration_s = Fraction(frame.samples, frame.sample_rate)

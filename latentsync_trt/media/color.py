@@ -54,12 +54,9 @@ class Coding:
 
 
 def coding_of(color: ColorTags, width_px: int, height_px: int, bits: int = 8) -> Coding:
-    """The coding of `color` in so many bits. Without a range tag: limited.
+    """The coding of `color` in so many bits; raises `InputError` for other matrices (YCgCo, ICtCp, …).
 
-    Without a matrix tag: BT.2020 for HDR, BT.709 for other HD, else BT.601.
-
-    Raises:
-        InputError: the matrix is not supported (YCgCo, ICtCp, …).
+    Without a range tag: limited. Without a matrix tag: BT.2020 for HDR, BT.709 for other HD, else BT.601.
     """
     matrix = color.matrix
     if matrix == UNSPECIFIED and color.transfer in HDR_TRANSFERS:
@@ -115,10 +112,7 @@ def mix(planes: YuvPlanes, patches: Iterable[Patch]) -> None:
     """Mixes patches into `planes`, one over the other, in their depth, matrix and range.
 
     Each sample is mixed by the patch's weight; a chroma sample by the mean over its pixels. Samples without weight keep
-    their value. In HDR, the patch passes the inverse of the curve that made `Frame.picture`.
-
-    Raises:
-        InputError: the matrix is unknown.
+    their value. In HDR, the patch passes the inverse of the curve that made `Frame.picture`. Raises as `coding_of`.
     """
     import cv2  # not where inputs are checked, which need other parts of this module
 

@@ -37,11 +37,7 @@ SideDataType._missing_ = classmethod(lambda cls, _: cls.SEI_UNREGISTERED)  # typ
 
 
 def orientation_of(frame: VideoFrame) -> tuple[bool, int, int]:
-    """How to make a frame upright: whether to transpose it, then steps, 1 or −1, of rows and columns.
-
-    Raises:
-        InputError: its display matrix rotates by another angle than a multiple of 90°.
-    """
+    """How to make a frame upright: whether to transpose it, then steps, 1 or −1, of rows and columns."""
     side_data: Any = frame.side_data
     matrix = side_data.get(SideDataType.DISPLAYMATRIX)
     if matrix is None:

@@ -46,11 +46,7 @@ def spoken_mouth() -> SpokenMouth:
 
 
 def demo_clip(folder: str | Path = ".") -> tuple[Path, Path]:
-    """Writes the built-in clip to `folder` as demo.mp4, 480×480 px, 5 s; returns it and its speech.
-
-    Raises:
-        OutputError: the clip cannot be written.
-    """
+    """Writes the built-in clip, demo.mp4, 480×480 px, 5 s; returns it and its speech. Raises `OutputError`."""
     video = Path(folder) / "demo.mp4"
     write_pictures(video, camera_frames(audio_duration_s(SPEECH)))
     return video, SPEECH

@@ -156,14 +156,9 @@ class Work:
 
 
 class PartWriter:
-    """Encodes one part into a file of `folder`.
+    """Encodes one part into a file of `folder`; it and its methods raise `OutputError`, `FFmpegError` and `OSError`.
 
-    Args:
-        add_stream: adds the encoder, for pictures of its time base, to an open container.
-        start: stamp of the first picture.
-
-    Raises:
-        OutputError, FFmpegError, OSError: also the methods.
+    `add_stream`: adds the encoder, for pictures of its time base, to an open container. `start`: of the first picture.
     """
 
     def __init__(self, folder: Path, add_stream: Callable[[OutputContainer], VideoStream], start: int) -> None:

@@ -30,10 +30,7 @@ class LazyRgb:
     """A `types.Picture` of `planes`, chroma repeated, HDR as `hdr` renders it. Thread-safe.
 
     It is converted tile by tile on first access, as faces fill a small part of most pictures; with the tiles around, as
-    the next stage reads a little more.
-
-    Raises:
-        InputError: the matrix of the planes is unknown.
+    the next stage reads a little more. Raises as `coding_of`.
     """
 
     def __init__(self, planes: YuvPlanes) -> None:

@@ -134,11 +134,7 @@ class VideoWriter:
         return self
 
     def write(self, frame: Frame, patches: Iterable[Patch] = ()) -> None:
-        """Encodes the next frame with the changed pixels of `patches`.
-
-        Raises:
-            OutputError: disk full, for example.
-        """
+        """Encodes the next frame with the changed pixels of `patches`."""
         if frame.index < self.frames_done:
             return
         number = part_of(frame.time_s)

@@ -82,16 +82,13 @@ class LiveService:
         return name, answer
 
     def _later(self, after_s: float, call: Call, closes: Callable[[], bool]) -> None:
-        async def wait() -> None:
-            await asyncio.sleep(after_s)
+        def end() -> None:
             if closes():
-                await call.close()
+                start(call.close(), self._tasks)
 
-        start(wait(), self._tasks)
+        asyncio.get_running_loop().call_later(after_s, end)
 
     async def leave(self) -> None:
-        for task in self._tasks:
-            task.cancel()
         for call in list(self.calls.values()):
             await call.close()
 
