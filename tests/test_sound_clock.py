@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 
 from latentsync_trt.config import MODEL_FPS
 from latentsync_trt.errors import MediaError
-from latentsync_trt.media.audio import SPEECH_RATE_HZ, audio_duration_s, read_audio_blocks, sound_blocks
-from latentsync_trt.media.layouts import Mixer
+from latentsync_trt.media.audio import SPEECH_RATE_HZ, Mixer, audio_duration_s, read_audio_blocks, sound_blocks
 from latentsync_trt.media.playback import Playback
 from latentsync_trt.media.reader import delays_of, probe, read_frames
 from latentsync_trt.media.timing import JITTER_S, Clock, Timed, nearest

@@ -21,6 +21,7 @@ from av.container import InputContainer, OutputContainer
 from latentsync_trt.config import Codec
 from latentsync_trt.errors import MediaError
 from latentsync_trt.media.audio import (
+    Mixer,
     cut_off_notices,
     decoded_audio,
     first_sample_s,
@@ -29,9 +30,10 @@ from latentsync_trt.media.audio import (
     regrouped,
     silence,
     sound_blocks,
+    standard,
+    usual,
 )
 from latentsync_trt.media.files import codec_name, guarded, reason_of
-from latentsync_trt.media.layouts import Mixer, standard, usual
 from latentsync_trt.media.timing import clock_of, nearest
 from latentsync_trt.types import Float32Array
 

@@ -77,16 +77,15 @@ class LiveService:
         except Exception as error:
             await call.close()
             raise InputError(f"sdp: is no offer of a WebRTC connection ({type(error).__name__})") from error
-        self._later(self.limits.connect_s, call, lambda: call.session.counts.moments == 0)
-        self._later(self.limits.max_session_s, call, lambda: True)
-        return name, answer
 
-    def _later(self, after_s: float, call: Call, closes: Callable[[], bool]) -> None:
-        def end() -> None:
-            if closes():
+        def end(only_unseen: bool) -> None:
+            if not (only_unseen and call.session.counts.moments):
                 start(call.close(), self._tasks)
 
-        asyncio.get_running_loop().call_later(after_s, end)
+        loop = asyncio.get_running_loop()
+        loop.call_later(self.limits.connect_s, end, True)
+        loop.call_later(self.limits.max_session_s, end, False)
+        return name, answer
 
     async def leave(self) -> None:
         for call in list(self.calls.values()):
