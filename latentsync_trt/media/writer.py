@@ -142,7 +142,6 @@ class VideoWriter:
         with writing(self.output):
             if self._part is not None and number != self._number:
                 self._close_part(stamp)
-                self._record()
             picture = self._maker.frame(frame, patches)
             self._part = self._part or PartWriter(self._folder, self._add_video, stamp)
             self._part.write(picture, stamp)
@@ -166,22 +165,19 @@ class VideoWriter:
     def _stamp(self, time_s: Fraction) -> int:
         return max(nearest(time_s, self._finished.per_s), self._last + 1)
 
-    def _close_part(self, end: int) -> None:
+    def _close_part(self, end: int, *, last: bool = False) -> None:
         if self._part is not None:
             part = self._part.close(end)
             self._part, self._finished = None, replace(self._finished, parts=(*self._finished.parts, part))
-
-    def _record(self) -> None:
-        if self._work is not None:
+        # A short clip has nothing to go on with.
+        if self._work is not None and len(self._finished.parts) > (1 if last else 0):
             self._finished.write(self._folder)
 
     def _finish(self) -> None:
         with writing(self.output):
-            self._close_part(self._stamp(self.end_s))
+            self._close_part(self._stamp(self.end_s), last=True)
             if not self._finished.parts:
                 raise OutputError(f"{self.output}: no frame was written")
-            if len(self._finished.parts) > 1:  # a short clip has nothing to go on with
-                self._record()
             whole = self._folder / f"whole{self.output.suffix}"  # short, as Windows limits paths to 259 characters
             self.notices += assemble(whole, self._folder, self._finished, self._contents)
             if self._sign is not None:
