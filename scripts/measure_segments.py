@@ -26,9 +26,8 @@ import onnxruntime
 import torch
 
 from latentsync_trt import RuntimeOptions, SyncOptions
-from latentsync_trt.audio.encoder import SEGMENT_FRAMES, attended_positions
+from latentsync_trt.audio.encoder import FEATURES_PER_S, SEGMENT_FEATURES, SEGMENT_FRAMES, attended_positions
 from latentsync_trt.audio.mel import filters_of, log_power_blocks, scaled
-from latentsync_trt.audio.segments import FEATURES_PER_S, SEGMENT_FEATURES
 from latentsync_trt.bundle.find import demo_folder
 from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.config import MODEL_FPS

@@ -14,14 +14,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from latentsync_trt import LipSync, SyncOptions
-from latentsync_trt.audio.encoder import SEGMENT_FRAMES, SpeechStream, audio_windows, encode_audio
-from latentsync_trt.audio.mel import SAMPLE_RATE_HZ
-from latentsync_trt.audio.segments import (
+from latentsync_trt.audio.encoder import (
     FEATURES_PER_S,
     SEGMENT_FEATURES,
+    SEGMENT_FRAMES,
+    SpeechStream,
+    audio_windows,
+    encode_audio,
     joined_segments,
     public_segments,
 )
+from latentsync_trt.audio.mel import SAMPLE_RATE_HZ
 from latentsync_trt.config import AudioSegments, Silence
 from latentsync_trt.media.audio import read_audio_blocks
 from latentsync_trt.media.demo_clip import SPEECH

@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 
-from latentsync_trt.audio.encoder import encode_audio
+from latentsync_trt.audio.encoder import encode_audio, public_segments
 from latentsync_trt.audio.mel import filters_of
-from latentsync_trt.audio.segments import public_segments
 from latentsync_trt.audio.streaming import HEARD, StreamingAudioEncoder
 from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.types import Float32Array

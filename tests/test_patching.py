@@ -10,7 +10,7 @@ from av.video.reformatter import Interpolation, VideoReformatter
 from hypothesis import given
 
 from latentsync_trt.media.color import apply_patch, coding_of, pixels_per_sample
-from latentsync_trt.media.conversion import converted, frame_of, packed_view
+from latentsync_trt.media.conversion import converted, frame_of
 from latentsync_trt.media.hdr import hdr_of
 from latentsync_trt.media.pictures import TILE_PX, LazyRgb
 from latentsync_trt.media.reader import probe, read_frames
@@ -164,7 +164,7 @@ def converted_by_ffmpeg(given: YuvPlanes) -> UInt8Array:
     coding, hdr = coding_of(given.color, width, height), hdr_of(given.color.transfer)
     even = frame_of(given, width + width % 2, height + height % 2)
     frame = converted(VideoReformatter(), even, "rgb48le" if hdr else "rgb24", coding, None, REPEATING)
-    rgb = packed_view(frame)[:height, :width].copy()
+    rgb = frame.to_ndarray()[:height, :width]
     return hdr.sdr(rgb) if hdr else rgb
 
 

@@ -4,6 +4,7 @@ import struct
 import tracemalloc
 from collections.abc import Callable
 from fractions import Fraction
+from math import ceil
 from pathlib import Path
 
 import av
@@ -12,11 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from latentsync_trt.audio.encoder import frame_count
 from latentsync_trt.config import MODEL_FPS
 from latentsync_trt.errors import MediaError
-from latentsync_trt.media.audio import SPEECH_RATE_HZ, audio_duration_s, read_audio_blocks, sound_blocks
-from latentsync_trt.media.layouts import Mixer
+from latentsync_trt.media.audio import SPEECH_RATE_HZ, Mixer, audio_duration_s, read_audio_blocks, sound_blocks
 from latentsync_trt.media.playback import Playback
 from latentsync_trt.media.reader import delays_of, probe, read_frames
 from latentsync_trt.media.timing import JITTER_S, Clock, Timed, nearest
@@ -47,7 +46,7 @@ def written(
     folder: Path, sound: Path, suffix: str, delay_s: Fraction = Fraction(0), frames: int | None = None
 ) -> tuple[Path, str]:
     """An output with this sound, by default as long as it, and the sound's codec there."""
-    frames = frames or frame_count(audio_duration_s(sound) + delay_s)
+    frames = frames or ceil((audio_duration_s(sound) + delay_s) * MODEL_FPS)
     output, clip = folder / f"out{suffix}", write_video(folder / "clip.mp4", numbered(2))
     with open_writer(output, None, audio=sound, audio_delay_s=delay_s) as writer:
         for frame in read_frames(clip, Playback(Fraction(MODEL_FPS), Fraction(frames, MODEL_FPS), "hold")):
@@ -139,7 +138,7 @@ def test_a_clock_that_is_reset_is_refused(tmp_path: Path) -> None:
 )
 def test_padding_of_the_encoder_is_no_sound(tmp_path: Path, name: str, codec: str, rate_hz: int, frames: int) -> None:
     sound = write_parts(tmp_path / name, [(0, spoken(2, rate_hz))], codec=codec, rate_hz=rate_hz)
-    assert frame_count(audio_duration_s(sound)) == frames
+    assert ceil(audio_duration_s(sound) * MODEL_FPS) == frames
     assert len(read_audio(sound)) == audio_duration_s(sound) * SPEECH_RATE_HZ
 
 

@@ -70,7 +70,7 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path, name: str, when: str) -> Non
     [
         ("x.webm", "cannot write .webm"),
         ("folder.mp4", "is a folder"),
-        ("protected.mp4/out.mp4", "protected.mp4 is a file"),
+        ("protected.mp4/out.mp4", "protected.mp4: is a file"),
         ("locked/out.mp4", "not writable"),
         ("protected.mp4", "is write-protected"),
         (f"{'a' * 300}.mp4", "cannot be written"),

@@ -1,10 +1,16 @@
-"""Audio features from samples, computed by the audio encoder's graph in segments of 30 s, and which
-of them each video frame attends to. Pure."""
+"""Audio features from samples, computed by the audio encoder's graph in segments of 30 s, and which of them each video
+frame attends to. Pure.
+
+Next to a cut between segments the encoder misses half of the sound around it. They therefore overlap, and features
+change from one to the next in a pause, if there is one. Positions count features, 50 per second.
+"""
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cached_property
+from itertools import pairwise
 from math import ceil, floor
 
 import numpy as np
@@ -18,10 +24,17 @@ from latentsync_trt.audio.mel import (
     log_power_blocks,
     scaled,
 )
-from latentsync_trt.audio.segments import FEATURES_PER_S, SEGMENT_FEATURES, Plan, Segment, public_segments
 from latentsync_trt.config import MODEL_FPS
 from latentsync_trt.errors import InputError
 from latentsync_trt.types import Float32Array
+
+FEATURES_PER_S = 50
+SEGMENT_FEATURES = 30 * FEATURES_PER_S
+
+_MARGIN = 1 * FEATURES_PER_S
+"""Of sound that the encoder sees on both sides of all that is used, except at the recording's ends."""
+
+_OVERLAP = 10 * FEATURES_PER_S
 
 _PER_FRAME = FEATURES_PER_S // MODEL_FPS
 _BEFORE, _AFTER = 4, 6
@@ -38,11 +51,55 @@ OpenPieces = Callable[[], Iterable[Float32Array]]
 EncodeMel = Callable[[Float32Array], Float32Array]
 
 
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """The encoder sees `encoded` of the recording, up to `SEGMENT_FEATURES`; `used` are the features taken of it."""
+
+    encoded: range
+    used: range
+
+
+Plan = Callable[[int], Sequence[Segment]]
+"""Segments for a recording of so many features; what they use is the whole recording, in order."""
+
+
+def public_segments(total: int) -> list[Segment]:
+    """As the public release cuts `total` features: every 30 s, without overlap."""
+    cuts = [range(start, start + SEGMENT_FEATURES) for start in range(0, total, SEGMENT_FEATURES)]
+    return [Segment(cut, range(cut.start, min(cut.stop, total))) for cut in cuts]
+
+
+def joined_segments(total: int, speech_s: Iterable[tuple[float, float]]) -> list[Segment]:
+    """Segments of 30 s that overlap by at least 10 s, joined in the longest pause of each overlap, else in its middle.
+
+    A `total` of up to 30 s makes one segment.
+
+    Args:
+        speech_s: starts and ends of speech in seconds, ascending.
+    """
+    length = SEGMENT_FEATURES
+    if total <= length:
+        return public_segments(total)
+    steps = ceil((total - length) / (length - _OVERLAP))
+    starts = [step * (total - length) // steps for step in range(steps + 1)]
+    silent = [0, *(round(edge_s * FEATURES_PER_S) for span in speech_s for edge_s in span), total]
+    pauses, joints = list(zip(silent[::2], silent[1::2], strict=True)), [0]
+    for before, after in pairwise(starts):
+        first, last = max(after + _MARGIN, joints[-1]), before + length - _MARGIN
+        within = [(max(start, first), min(end, last)) for start, end in pauses]
+        start, end = max(within, key=lambda pause: pause[1] - pause[0])
+        joints.append((start + end) // 2 if start < end else (first + last) // 2)
+    return [
+        Segment(range(start, start + length), range(*used))
+        for start, used in zip(starts, pairwise([*joints, total]), strict=True)
+    ]
+
+
 class SpeechStream:
     """The audio windows of video frames; each segment is encoded when the first frame needs it.
 
     Memory does not grow with the length of the recording, which is read twice instead of kept, and
-    is open until `close`.
+    is open until `close`. `encoded`: its features in pieces `(n, L, D)`; take either these or `windows`.
 
     Args:
         open_pieces: opens the recording: float32 `(samples,)` pieces, mono, 16 kHz, full scale ±1. Called twice.
@@ -73,14 +130,13 @@ class SpeechStream:
         self.feature_count = mel_frames // _MEL_FRAMES_PER_FEATURE
         self._encode_mel = encode_mel
         blocks = (scaled(block, peak) for block in log_power_blocks(open_pieces(), filters))
-        self._encoded = _encoded(blocks, plan(self.feature_count), encode_mel)
+        self.encoded = _encoded(blocks, plan(self.feature_count), encode_mel)
         self._features, self._first = np.zeros((0, 0, 0), np.float32), 0
         self._peak = peak
-        self._silent: Float32Array | None = None
 
     def close(self) -> None:
         """Closes the recording."""
-        self._encoded.close()
+        self.encoded.close()
 
     def windows(self, times_s: Sequence[Fraction]) -> Float32Array:
         """Audio windows of video frames at these times in the recording, float32 `(n, 10·L, D)`.
@@ -89,31 +145,25 @@ class SpeechStream:
         silence. Times may go back by at most 30 s. Raises `InferenceError` if the graph fails.
         """
         silent = np.array([not 0 <= time_s < self.duration_s for time_s in times_s], np.bool_)
-        positions = attended_positions(centers(times_s), self.feature_count)
+        centers = np.array([floor(time_s * FEATURES_PER_S + Fraction(1, 2)) for time_s in times_s], np.int64)
+        positions = attended_positions(centers, self.feature_count)
         while self._first + len(self._features) <= positions.max():
-            self._add(next(self._encoded))
+            newest = next(self.encoded)
+            kept = self._features[-SEGMENT_FEATURES:] if len(self._features) else newest[:0]
+            self._first += len(self._features) - len(kept)
+            self._features = np.concatenate([kept, newest])
         if positions.min() < self._first:
             raise ValueError("these features were dropped: times go back by more than 30 s")
         features = self._features[positions - self._first]
         windows: Float32Array = features.reshape(len(positions), -1, features.shape[-1])
         if silent.any():
-            windows[silent] = self._silence()
+            windows[silent] = self._silence
         return windows
 
-    def all_features(self) -> Float32Array:
-        """The features of the whole recording, float32 `(T, L, D)`; call either this or `windows`."""
-        return np.concatenate(list(self._encoded), dtype=np.float32)
-
+    @cached_property
     def _silence(self) -> Float32Array:
         """The audio window of a frame in silence, as quiet as this recording's quietest moment could be."""
-        if self._silent is None:
-            self._silent = silent_window(self._encode_mel, self._peak)
-        return self._silent
-
-    def _add(self, newest: Float32Array) -> None:
-        kept = self._features[-SEGMENT_FEATURES:] if len(self._features) else newest[:0]
-        self._first += len(self._features) - len(kept)
-        self._features = np.concatenate([kept, newest])
+        return silent_window(self._encode_mel, self._peak)
 
 
 def silent_window(encode_mel: EncodeMel, peak: float) -> Float32Array:
@@ -142,18 +192,8 @@ def encode_audio(
 ) -> AudioFeatures:
     """Features and windows of a whole recording; arguments and errors as `SpeechStream`."""
     with closing(SpeechStream(open_pieces, encode_mel, filters, plan)) as stream:
-        features = stream.all_features()
+        features = np.concatenate(list(stream.encoded), dtype=np.float32)
     return AudioFeatures(features, audio_windows(features, stream.duration_s), stream.duration_s)
-
-
-def frame_count(duration_s: Fraction) -> int:
-    """Number of video frames, at the model's rate, that cover `duration_s` seconds."""
-    return ceil(duration_s * MODEL_FPS)
-
-
-def centers(times_s: Sequence[Fraction]) -> NDArray[np.int64]:
-    """The features nearest to `times_s`, the later of two equally near."""
-    return np.array([floor(time_s * FEATURES_PER_S + Fraction(1, 2)) for time_s in times_s], np.int64)
 
 
 def attended_positions(centers: NDArray[np.int64], total: int) -> NDArray[np.int64]:
@@ -167,7 +207,7 @@ def audio_windows(features: Float32Array, duration_s: Fraction) -> Float32Array:
     Args:
         features: float32 `(T, L, D)`, 50 per second. duration_s: length of the recording.
     """
-    frames = np.arange(frame_count(duration_s))
+    frames = np.arange(ceil(duration_s * MODEL_FPS))
     attended = features[attended_positions(_PER_FRAME * frames, len(features))]
     return np.ascontiguousarray(attended.reshape(len(frames), POSITIONS * features.shape[1], features.shape[2]))
 

@@ -5,8 +5,6 @@ Whisper clips a recording 8 decades below its maximum. It is therefore read twic
 """
 
 from collections.abc import Iterable, Iterator
-from functools import lru_cache
-from pathlib import Path
 
 import numpy as np
 
@@ -38,17 +36,15 @@ _DYNAMIC_RANGE = 8.0
 _BLOCK_FRAMES = 30 * MEL_FRAMES_PER_S
 _BLOCK_SAMPLES = _BLOCK_FRAMES * HOP
 
+_HANN = np.hanning(FFT + 1)[:-1].astype(np.float32)
+"""The periodic window."""
+
 
 def computed_filters() -> Float32Array:
     """Slaney's mel bands, float32 `(80, 201)`; needs librosa, of the extra `export`."""
     from librosa.filters import mel
 
     return np.asarray(mel(sr=SAMPLE_RATE_HZ, n_fft=FFT, n_mels=MEL_BANDS), np.float32)
-
-
-def write_filters(folder: Path, filters: Float32Array) -> None:
-    """Writes them into the folder of a bundle that is being made."""
-    np.save(folder / MEL_FILTERS, filters)
 
 
 def filters_of(bundle: Bundle) -> Float32Array:
@@ -79,54 +75,31 @@ def log_power_blocks(pieces: Iterable[Float32Array], filters: Float32Array) -> I
         pieces: float32 `(samples,)` of any lengths, finite: mono, 16 kHz, full scale ±1.
         filters: the mel bands, float32 `(80, 201)`, from `filters_of`.
     """
-    made = 0
-    for stretch, count in _stretches(pieces):
-        frames = (len(stretch) - FFT) // HOP + 1 if count is None else count // HOP - made
-        for start in range(0, frames, _BLOCK_FRAMES):
-            end = min(start + _BLOCK_FRAMES, frames)
-            yield log_power(stretch[start * HOP : (end - 1) * HOP + FFT], filters)
-        made += frames
-
-
-def _stretches(pieces: Iterable[Float32Array]) -> Iterator[tuple[Float32Array, int | None]]:
-    """Overlapping parts of the recording, reflected at its ends; each begins with the next frame's window.
-
-    The last part comes with the number of samples of the recording, the others with None.
-    """
-    held: list[Float32Array] = []
-    length, count = 0, 0
+    held, count, made = np.zeros(0, np.float32), 0, 0  # from the next frame's window on; samples; frames
     for piece in pieces:
-        held.append(piece)
-        length, count = length + len(piece), count + len(piece)
-        if length < _BLOCK_SAMPLES + FFT:
-            continue
-        joined = np.concatenate(held)
-        if length == count:
-            joined = np.pad(joined, (_HALF, 0), "reflect")
-        # Half a window is kept: if the recording ends here, the reflection needs it.
-        frames = (len(joined) - _HALF - FFT) // HOP + 1
-        yield joined[: (frames - 1) * HOP + FFT], None
-        rest = joined[frames * HOP :]
-        held, length = [rest], len(rest)
-    if not count:
-        return
-    rest = np.concatenate(held)
-    before = _HALF if length == count else 0
-    if count < FFT:
-        rest, count = np.pad(rest, (0, FFT - count)), FFT
-    yield np.pad(rest, (before, _HALF), "reflect"), count
+        held, count = np.concatenate([held, piece]), count + len(piece)
+        if len(held) >= _BLOCK_SAMPLES + FFT:
+            held = held if made else np.pad(held, (_HALF, 0), "reflect")
+            # Half a window is kept: if the recording ends here, the reflection needs it.
+            frames = (len(held) - _HALF - FFT) // HOP + 1
+            yield from _powers(held, frames, filters)
+            held, made = held[frames * HOP :], made + frames
+    if count:
+        held = np.pad(held, (0, max(FFT - count, 0)))
+        held = np.pad(held, (0 if made else _HALF, _HALF), "reflect")
+        yield from _powers(held, max(count, FFT) // HOP - made, filters)
+
+
+def _powers(samples: Float32Array, frames: int, filters: Float32Array) -> Iterator[Float32Array]:
+    for start in range(0, frames, _BLOCK_FRAMES):
+        end = min(start + _BLOCK_FRAMES, frames)
+        yield log_power(samples[start * HOP : (end - 1) * HOP + FFT], filters)
 
 
 def log_power(samples: Float32Array, filters: Float32Array) -> Float32Array:
     """log10 of the mel power of all analysis windows in `samples`: float32 `((n − 1)·160 + 400,)` → `(80, n)`."""
     windows = np.lib.stride_tricks.sliding_window_view(samples, FFT)[::HOP]
-    spectrum = np.fft.rfft(windows * _hann(), axis=1)
+    spectrum = np.fft.rfft(windows * _HANN, axis=1)
     power = (spectrum.real**2 + spectrum.imag**2).astype(np.float32)
     mel = filters @ power.T
     return np.log10(np.maximum(mel, np.float32(_POWER_FLOOR)))
-
-
-@lru_cache(maxsize=1)
-def _hann() -> Float32Array:
-    """Periodic Hann window."""
-    return np.hanning(FFT + 1)[:-1].astype(np.float32)

@@ -9,16 +9,10 @@ from collections import deque
 
 import numpy as np
 
-from latentsync_trt.audio.encoder import (
-    SEGMENT_FRAMES,
-    EncodeMel,
-    attended_positions,
-    silent_window,
-)
+from latentsync_trt.audio.encoder import FEATURES_PER_S, SEGMENT_FRAMES, EncodeMel, attended_positions, silent_window
 from latentsync_trt.audio.mel import FFT, HOP, MEL_BANDS, MEL_FRAMES_PER_S, SAMPLE_RATE_HZ, log_power, scaled
-from latentsync_trt.audio.segments import FEATURES_PER_S
 from latentsync_trt.config import MODEL_FPS
-from latentsync_trt.types import Float32Array, Float64Array
+from latentsync_trt.types import Float32Array
 
 HEARD = SAMPLE_RATE_HZ // MODEL_FPS
 """Samples of a video frame."""
@@ -66,10 +60,10 @@ class StreamingAudioEncoder:
         self._peak, self._loudest = _FIRST_PEAK, _NOTHING
         self._past: deque[tuple[int, Float32Array]] = deque(maxlen=frames)
         self.segments = 0
-        self._begin(0)
+        self._begin(0, np.zeros(0, np.float32))
 
-    def _begin(self, at: int) -> None:
-        self._first, self._samples, self._mel = at, np.zeros(0, np.float32), np.zeros((MEL_BANDS, 0), np.float32)
+    def _begin(self, at: int, samples: Float32Array) -> None:
+        self._first, self._samples, self._mel = at, samples, np.zeros((MEL_BANDS, 0), np.float32)
         self.segments += 1
 
     @property
@@ -85,7 +79,7 @@ class StreamingAudioEncoder:
         """
         gap = at - (self._first + self._held)
         if gap < 0 or gap > _GAP or not self._held or (gap and self._held > _LONG):
-            self._begin(at)
+            self._begin(at, self._samples[:0])
             gap = 0
         self._samples = np.concatenate([self._samples, np.zeros(gap * HEARD, np.float32), heard])
         self._make_room(at)
@@ -117,19 +111,12 @@ class StreamingAudioEncoder:
         """Begins a new segment in the pause before frame `at`, or in the quietest one if this one is full."""
         powers = np.square(self._samples.reshape(-1, HEARD), dtype=np.float64).mean(axis=1)
         self._loudest = max(self._loudest, float(powers.max()))
-        before = at - self._first
-        if before > _LONG and self.quiet(powers[before - _PAUSE : before]):
-            self._cut(before - _PAUSE)
+        before, cut = at - self._first, 0
+        if before > _LONG and (powers[before - _PAUSE : before] < self._loudest * 10 ** (QUIET_DB / 10)).all():
+            cut = before - _PAUSE
         elif self._held > _MOST:
             means = np.convolve(powers[: self._held - _KEPT], np.ones(_PAUSE), "valid")
             start = self._held - 2 * _KEPT
-            self._cut(start + int(means[start:].argmin()))
-
-    def quiet(self, powers: Float64Array) -> bool:
-        """Whether these frames `(n,)` are a pause."""
-        return bool((powers < self._loudest * 10 ** (QUIET_DB / 10)).all())
-
-    def _cut(self, frames: int) -> None:
-        first, samples = self._first + frames, self._samples[frames * HEARD :]
-        self._begin(first)
-        self._samples = samples
+            cut = start + int(means[start:].argmin())
+        if cut:
+            self._begin(self._first + cut, self._samples[cut * HEARD :])

@@ -7,10 +7,11 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from latentsync_trt.audio.mel import computed_filters, write_filters
+from latentsync_trt.audio.mel import MEL_FILTERS, computed_filters
 from latentsync_trt.bundle import manifest as bundle
 from latentsync_trt.bundle.weights import WeightsFile
 from latentsync_trt.errors import ExportMismatch
@@ -76,7 +77,7 @@ def export_bundle(options: ExportOptions, progress: Progress | None = None) -> P
     plans = plan_graphs(networks, options)
     with published_folder(options.folder) as staged:
         graphs, verification = _write_graphs(staged, plans, _verifier(networks, exact, options), report)
-        write_filters(staged, computed_filters())
+        np.save(staged / MEL_FILTERS, computed_filters())
         manifest = bundle.Manifest(
             name=options.folder.name,
             model=options.model,

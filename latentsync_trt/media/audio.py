@@ -1,21 +1,20 @@
-"""Audio input: the first audio stream of a file, each sample at the time of its stamp."""
+"""Audio input: the first audio stream of a file, each sample at the time of its stamp, mixed to a layout."""
 
 import re
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
 from fractions import Fraction
-from functools import reduce
+from functools import cache, reduce
 from os import SEEK_END
 from pathlib import Path
 from typing import cast
 
 import numpy as np
-from av import AudioFrame, AudioResampler, AudioStream
+from av import AudioFrame, AudioLayout, AudioResampler, AudioStream, FFmpegError
 from av.container import InputContainer
 
 from latentsync_trt.errors import InputError, MediaError
 from latentsync_trt.media.files import codec_name, guarded, open_input, reading
-from latentsync_trt.media.layouts import Mixer
 from latentsync_trt.media.timing import JITTER_S, Timed, clock_of, nearest, stamp_of, with_next
 from latentsync_trt.types import Float32Array
 
@@ -33,6 +32,88 @@ _LEAST_MISSING_S = 0.1
 
 # States lengths of tracks to the sample; others estimate them, or FFmpeg cuts the padding.
 _EXACT_CONTAINER = "mp4"
+
+_STANDARD = {1: "mono", 2: "stereo", 3: "3.0", 4: "4.0", 5: "5.0", 6: "5.1", 7: "6.1", 8: "7.1"}
+"""By number of channels. For all but 6.1, AAC has a channel configuration, which every player knows."""
+
+_LARGER = {"2.1": "5.1", "3.0(back)": "4.0", "3.1": "5.1", "quad": "5.0", "quad(side)": "5.0", "4.1": "5.1"}
+_LARGER |= {"6.0": "7.1", "6.1": "7.1", "7.0": "7.1"}
+"""Standard layouts with a place for each channel of others, whose places are not in that of as many channels."""
+
+# Without it swresample does not normalize a mix into float: stereo would be 3 dB too loud.
+_MIX_OPTIONS = {"rematrix_maxval": "1.0"}
+
+_CANCELED, _KEPT = 10 ** (-12 / 10), 0.01
+"""Of the power that channels with nothing in common have together; and how much of a power counts after a second, as
+chords and echoes may cancel each other out for moments."""
+
+
+def usual(layout: AudioLayout) -> str:
+    """The name of `layout`; the standard one where places are not given, or odd, as "front left" for a microphone."""
+    count, name = layout.nb_channels, layout.name
+    return _STANDARD.get(count, name) if count < 3 or " channels" in name else name
+
+
+def standard(layout: str) -> str:
+    """The standard layout that holds all channels of `layout`; itself if it has more than eight."""
+    return _LARGER.get(layout) or _STANDARD.get(AudioLayout(layout).nb_channels, layout)
+
+
+@cache
+def mixing(source: str, target: str) -> Float32Array:
+    """The share of each channel of `source` in each of `target`, float32 `(m, n)`, mostly as swresample has it.
+
+    Stereo becomes mono as its mean, surround sound mostly from the center, without the low-frequency channel. Where it
+    does not know the places, channels keep their order, or become mono as their mean.
+    """
+    given, wanted = (AudioLayout(layout).nb_channels for layout in (source, target))
+    if (given, wanted) == (1, 2):  # swresample would make it 3 dB softer than players that play mono on two speakers
+        return np.ones((1, 2), np.float32)
+    try:
+        resampler = AudioResampler("flt", target, 48_000, options=_MIX_OPTIONS)
+        impulses = AudioFrame.from_ndarray(np.eye(given, dtype=np.float32).reshape(1, -1), "flt", source)
+        impulses.sample_rate = 48_000
+        mixed = [part.to_ndarray().astype(np.float32) for part in resampler.resample(impulses)]
+        shares = np.concatenate(mixed, axis=1).reshape(given, wanted)
+    except FFmpegError:
+        shares = np.full((given, wanted), 1 / given, np.float32)
+    return np.eye(given, dtype=np.float32) if given == wanted and shares.max() < 1 else shares
+
+
+class Mixer:
+    """Turns blocks of a sound at `rate_hz` into those of the layout `target`.
+
+    Where a mono mix would be silent, as that of left and right with opposite phase, the louder channel takes its place.
+    `canceled_s`: for how long it did.
+    """
+
+    def __init__(self, target: str, rate_hz: int) -> None:
+        self._target, self._source, self._power = target, "", 0.0
+        self._shares = self._used = np.zeros(0, np.float32)
+        self._powers = np.zeros(0)
+        self.channels, self.rate_hz, self.canceled_s = AudioLayout(target).nb_channels, rate_hz, 0.0
+
+    @np.errstate(invalid="ignore")  # what is not finite is refused later, with its time
+    def mix(self, block: Float32Array, source: str) -> Float32Array:
+        """`block (n, m)` of the layout `source` as `(n, channels)`."""
+        if source == self._target:
+            return block
+        if self.channels > 1 or block.shape[1] == 1:
+            return block @ mixing(source, self._target)
+        if source != self._source:
+            self._source, self._shares = source, mixing(source, self._target)[:, 0]
+            self._used, self._powers, self._power = self._shares, np.zeros(len(self._shares)), 0.0
+        begins, length_s = not self._powers.any(), len(block) / self.rate_hz
+        before, self._used = self._used, self._shares
+        self._powers = _KEPT**length_s * self._powers + np.square(block, dtype=np.float64).sum(axis=0)
+        self._power = _KEPT**length_s * self._power + float(np.square(block @ self._shares, dtype=np.float64).sum())
+        if self._power < _CANCELED * (np.square(self._shares) @ self._powers):
+            louder = (self._shares * (1 + before) * self._powers).argmax()
+            self._used = np.eye(len(self._shares), dtype=np.float32)[louder]
+            self.canceled_s += length_s
+        before = self._used if begins else before
+        fading = np.linspace(0, 1, len(block), dtype=np.float32)[:, None]
+        return (block * (before + fading * (self._used - before))).sum(axis=1, keepdims=True)
 
 
 def audio_duration_s(path: Path) -> Fraction:
@@ -68,11 +149,7 @@ def first_sample_s(path: Path, stream: AudioStream) -> Fraction | None:
 
 
 def read_audio_blocks(
-    path: Path,
-    rate_hz: int = SPEECH_RATE_HZ,
-    *,
-    delay_s: Fraction = Fraction(0),
-    mixer: Mixer | None = None,
+    path: Path, rate_hz: int = SPEECH_RATE_HZ, *, delay_s: Fraction = Fraction(0), mixer: Mixer | None = None
 ) -> Generator[Float32Array, None, None]:
     """Mono blocks `(n,)` float32 of the first audio stream of a file, resampled to `rate_hz`.
 
@@ -106,8 +183,8 @@ def sound_blocks(path: Path, frames: Iterable[Timed[AudioFrame]], mixer: Mixer) 
         MediaError: a format cannot be converted. InputError: a sample is not a finite
         number; the message gives the time.
     """
-    rate_hz, samples, position = mixer.rate_hz, Samples(_placed(path, frames, mixer)), 0
-    while len(block := samples.take(rate_hz)):
+    rate_hz, position = mixer.rate_hz, 0
+    for block in regrouped(_placed(path, frames, mixer), rate_hz):
         finite = np.isfinite(block).all(axis=1)
         if not finite.all():
             time_s = (position + int(finite.argmin())) / rate_hz
@@ -174,11 +251,7 @@ def _check_rate(path: Path, rate_hz: int) -> None:
 
 
 def decoded_audio(path: Path, stream: AudioStream, delay_s: Fraction = Fraction(0)) -> Iterator[Timed[AudioFrame]]:
-    """Decoded frames at their times, the first at `delay_s`; the last one ends where the track does.
-
-    Raises:
-        MediaError: decoding fails (with the time), or there are no samples.
-    """
+    """Decoded frames, at least one, at their times, the first at `delay_s`; the last one ends where the track does."""
     clock = clock_of(path, stream, next_s=delay_s, jitter_s=JITTER_S)
     for frame, following in with_next(_frames(path, stream)):
         duration_s = Fraction(frame.samples, frame.sample_rate)
@@ -222,22 +295,22 @@ class RateConverter:
     """
 
     def __init__(self, rate_hz: int, to_hz: int) -> None:
-        self._rate_hz, self._resampler = rate_hz, None if rate_hz == to_hz else AudioResampler("flt", "mono", to_hz)
+        self._rate_hz, self._resampler = rate_hz, AudioResampler("flt", "mono", to_hz)
 
     def convert(self, samples: Float32Array) -> Float32Array:
         """What can be computed now."""
-        if self._resampler is None or not samples.size:
+        if not samples.size:
             return samples
         frame = AudioFrame.from_ndarray(samples[None].astype(np.float32), "flt", "mono")
         frame.sample_rate = self._rate_hz
-        return self._joined(self._resampler.resample(frame))
+        return self._resampled(frame)
 
     def finish(self) -> Float32Array:
-        return self._joined([] if self._resampler is None else self._resampler.resample(None))
+        return self._resampled(None)
 
-    def _joined(self, frames: Iterable[AudioFrame]) -> Float32Array:
-        parts = [frame.to_ndarray().reshape(-1).astype(np.float32) for frame in frames]
-        return np.concatenate([np.zeros(0, np.float32), *parts])
+    def _resampled(self, frame: AudioFrame | None) -> Float32Array:
+        parts = [part.to_ndarray().reshape(-1) for part in filter(None, self._resampler.resample(frame))]
+        return np.concatenate([np.zeros(0, np.float32), *parts], dtype=np.float32)
 
 
 class SampleQueue:
@@ -266,19 +339,15 @@ class SampleQueue:
         return np.pad(held, (0, count - held.size))
 
 
-class Samples:
-    """Blocks `(n, channels)` of a sound, given in parts of other lengths."""
-
-    def __init__(self, blocks: Iterator[Float32Array]) -> None:
-        self._blocks = blocks
-        self._held: list[Float32Array] = []
-
-    def take(self, count: int) -> Float32Array:
-        """The next `count` samples; fewer at the end."""
-        held, length = self._held, sum(map(len, self._held))
-        while length < count and (block := next(self._blocks, None)) is not None:
-            held.append(block)
-            length += len(block)
-        joined = np.concatenate(held) if held else np.zeros((0, 1), np.float32)
-        self._held = [joined[count:]] if len(joined) > count else []
-        return joined[:count]
+def regrouped(blocks: Iterable[Float32Array], count: int) -> Iterator[Float32Array]:
+    """A sound in blocks `(count, channels)`, the last one shorter, from such of any lengths."""
+    held, length = list[Float32Array](), 0
+    for block in blocks:
+        held.append(block)
+        length += len(block)
+        if length >= count:
+            *whole, rest = np.split(np.concatenate(held), range(count, length + 1, count))
+            yield from whole
+            held, length = [rest], len(rest)
+    if length:
+        yield np.concatenate(held)

@@ -25,6 +25,12 @@ _PRIVATE_KEY = re.compile(rb"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?-----END [A-Z 
 _CURVES = {"secp256r1": "es256", "secp384r1": "es384", "secp521r1": "es512"}
 
 _AGENT = {"name": "latentsync-trt", "version": __version__}
+_EDIT = {
+    "action": "c2pa.edited",
+    "digitalSourceType": SOURCE_TYPE,
+    "softwareAgent": _AGENT,
+    "description": "lips changed to follow speech",
+}
 # A thumbnail of a video is made of nothing.
 _SETTINGS = {"builder": {"thumbnail": {"enabled": False}}, "verify": {"verify_after_sign": True}}
 _SOURCE = "source"
@@ -85,32 +91,23 @@ def sign(path: Path, source: Path, credentials: Credentials, title: str = "") ->
     return notices
 
 
-def _manifest(title: str, source: Path | None) -> dict[str, Any]:
-    begins: dict[str, Any] = {"action": "c2pa.created", "digitalSourceType": SOURCE_TYPE}
-    if source is not None:
-        begins = {"action": "c2pa.opened", "parameters": {"ingredientIds": [_SOURCE]}}
-    edit = {
-        "action": "c2pa.edited",
-        "digitalSourceType": SOURCE_TYPE,
-        "softwareAgent": _AGENT,
-        "description": "lips changed to follow speech",
-    }
-    assertion = {"label": "c2pa.actions.v2", "data": {"actions": [begins, edit]}}
-    return {"claim_generator_info": [_AGENT], "title": title, "assertions": [assertion]}
-
-
 def _write_signed(
     credentials: Credentials, mime: str, unsigned: BinaryIO, target: BinaryIO, title: str, source: Path | None
 ) -> tuple[str, ...]:
     """Writes what `unsigned` reads, with its credentials, to `target`, and verifies that; returns notices."""
     import c2pa
 
+    begins: dict[str, Any] = {"action": "c2pa.created", "digitalSourceType": SOURCE_TYPE}
+    if source is not None:
+        begins = {"action": "c2pa.opened", "parameters": {"ingredientIds": [_SOURCE]}}
+    assertion = {"label": "c2pa.actions.v2", "data": {"actions": [begins, _EDIT]}}
+    manifest = {"claim_generator_info": [_AGENT], "title": title, "assertions": [assertion]}
     info = c2pa.C2paSignerInfo(credentials.algorithm, credentials.chain, credentials.key, None)
     try:
         with (
             c2pa.Signer.from_info(info) as signer,
             c2pa.Context.from_dict(_SETTINGS) as context,
-            c2pa.Builder.from_json(json.dumps(_manifest(title, source)), context) as builder,
+            c2pa.Builder.from_json(json.dumps(manifest), context) as builder,
         ):
             notices = () if source is None else _add_source(builder, source)
             builder.sign(signer, mime, unsigned, target)

@@ -10,6 +10,7 @@ from typing import Literal, cast
 
 import av
 from av import FFmpegError, VideoCodecContext, VideoFormat, VideoFrame, VideoStream
+from av.codec import find_best_pix_fmt_of_list
 from av.container import OutputContainer
 
 from latentsync_trt.config import Codec, SyncOptions
@@ -45,9 +46,8 @@ At 8192×4352 it needs 1.1 instead of 3.1 GB with these.
 EncoderName = Literal["x264", "x265", "svtav1", "nvenc", "prores", "ffv1"]
 
 _NVENC_LEAST_QP = 1
-
-
 _NVENC_HEVC = ("yuv420p", "p010le", "yuv444p", "yuv444p16le")
+_NO_INTEGERS = ("f16le", "f32le")
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,21 +260,13 @@ def _nearest_format(library: Library, source: str) -> str:
 
     RGB stays RGB in FFV1 and becomes 4:2:0 elsewhere, as players expect.
     """
-    wanted = VideoFormat(source)
-    as_rgb = wanted.is_rgb and library.ffmpeg == "ffv1"
+    as_rgb = VideoFormat(source).is_rgb and library.ffmpeg == "ffv1"
     names = library.formats or [form.name for form in av.Codec(library.ffmpeg, "w").video_formats or ()]
-    across, down = (8, 8) if wanted.is_rgb and not as_rgb else _chroma_of(wanted)
-
-    def distance(form: VideoFormat) -> tuple[int, ...]:
-        bits = _bits_of(form) - _bits_of(wanted)
-        gains = _chroma_of(form)[0] - across, _chroma_of(form)[1] - down
-        lost, added = (sum(max(sign * gain, 0) for gain in gains) for sign in (-1, 1))
-        return form.is_rgb != as_rgb, max(-bits, 0), lost, added, max(bits, 0)
-
     # With color, without alpha, as integers, and without a word on the range.
-    no_integers = ("f16le", "f32le")
-    plain = [name for name in names if not name.startswith(("yuvj", "nv", "yaf")) and not name.endswith(no_integers)]
-    return min((form for form in map(VideoFormat, plain) if len(form.components) == 3), key=distance).name
+    plain = [name for name in names if not name.startswith(("yuvj", "nv", "yaf")) and not name.endswith(_NO_INTEGERS)]
+    forms = [form for form in map(VideoFormat, plain) if len(form.components) == 3 and form.is_rgb == as_rgb]
+    best, _ = find_best_pix_fmt_of_list(forms, source if as_rgb else source.replace("gbrp", "yuv420p"))
+    return cast(VideoFormat, best).name
 
 
 def _bits_of(form: VideoFormat) -> int:

@@ -41,35 +41,22 @@ _SWSCALE_MATRIX = {_SMPTE170M: _BT470BG}
 
 @dataclass(frozen=True, slots=True)
 class Coding:
-    """R'G'B' ↔ Y'CbCr, or R'G'B' itself as planes in the order G, B, R (`identity`).
+    """R'G'B' ↔ Y'CbCr; for the matrix `RGB_IDENTITY` R'G'B' itself, as planes in the order G, B, R.
 
-    `kr`, `kb`: weights of red and blue in luma. `luma_offset`: code of black; `luma_scale`: codes from black to white;
-    `chroma_scale`: codes from the smallest to the largest Cb and Cr; `chroma_center`: their code of gray.
+    `kr`, `kb`: weights of red and blue in luma.
     """
 
     kr: float
     kb: float
     full_range: bool
     bits: int
-    luma_offset: float
-    luma_scale: float
-    chroma_scale: float
-    chroma_center: float
     swscale_matrix: int
-
-    @property
-    def identity(self) -> bool:
-        """Whether the planes hold G, B and R."""
-        return self.swscale_matrix == RGB_IDENTITY
 
 
 def coding_of(color: ColorTags, width_px: int, height_px: int, bits: int = 8) -> Coding:
-    """The coding of `color` in so many bits. Without a range tag: limited.
+    """The coding of `color` in so many bits; raises `InputError` for other matrices (YCgCo, ICtCp, …).
 
-    Without a matrix tag: BT.2020 for HDR, BT.709 for other HD, else BT.601.
-
-    Raises:
-        InputError: the matrix is not supported (YCgCo, ICtCp, …).
+    Without a range tag: limited. Without a matrix tag: BT.2020 for HDR, BT.709 for other HD, else BT.601.
     """
     matrix = color.matrix
     if matrix == UNSPECIFIED and color.transfer in HDR_TRANSFERS:
@@ -78,16 +65,7 @@ def coding_of(color: ColorTags, width_px: int, height_px: int, bits: int = 8) ->
         matrix = BT709 if min(width_px, height_px) >= HD_SIDE_PX else _SMPTE170M
     if matrix not in _LUMA_WEIGHTS:
         raise unsupported_matrix(matrix)
-    kr, kb = _LUMA_WEIGHTS[matrix]
-    step = 2.0 ** (bits - 8)
-    offset, luma, chroma = (16 * step, 219 * step, 224 * step)
-    if color.full_range:
-        offset, luma, chroma = 0.0, 2.0**bits - 1, 2.0**bits - 1
-    return Coding(
-        *(kr, kb, bool(color.full_range), bits, offset, luma, chroma),
-        chroma_center=128 * step,
-        swscale_matrix=_SWSCALE_MATRIX.get(matrix, matrix),
-    )
+    return Coding(*_LUMA_WEIGHTS[matrix], bool(color.full_range), bits, _SWSCALE_MATRIX.get(matrix, matrix))
 
 
 def unsupported_matrix(matrix: int) -> InputError:
@@ -100,16 +78,18 @@ def unsupported_matrix(matrix: int) -> InputError:
 @cache
 def codes_of(coding: Coding, white: float) -> Float64Array:
     """`(3, 4)`, for `cv2.transform`: R, G, B in [0, `white`] → codes of the planes, in their order, not rounded."""
-    kr, kb = coding.kr, coding.kb
+    kr, kb, step = coding.kr, coding.kb, 2.0 ** (coding.bits - 8)
     kg = 1.0 - kr - kb
-    if coding.identity:
-        linear, offsets = np.eye(3)[[1, 2, 0]] * coding.luma_scale, np.full(3, coding.luma_offset)
+    black, luma_scale, chroma_scale = 16 * step, 219 * step, 224 * step
+    if coding.full_range:
+        black, luma_scale, chroma_scale = 0.0, 2.0**coding.bits - 1, 2.0**coding.bits - 1
+    if coding.swscale_matrix == RGB_IDENTITY:
+        linear, offsets = np.eye(3)[[1, 2, 0]] * luma_scale, [black] * 3
     else:
-        luma = np.array([kr, kg, kb]) * coding.luma_scale
-        blue = np.array([-kr, -kg, 1.0 - kb]) * (coding.chroma_scale / (2.0 * (1.0 - kb)))
-        red = np.array([1.0 - kr, -kg, -kb]) * (coding.chroma_scale / (2.0 * (1.0 - kr)))
-        linear = np.stack([luma, blue, red])
-        offsets = np.array([coding.luma_offset, coding.chroma_center, coding.chroma_center])
+        luma = np.array([kr, kg, kb]) * luma_scale
+        blue = np.array([-kr, -kg, 1.0 - kb]) * (chroma_scale / (2.0 * (1.0 - kb)))
+        red = np.array([1.0 - kr, -kg, -kb]) * (chroma_scale / (2.0 * (1.0 - kr)))
+        linear, offsets = np.stack([luma, blue, red]), [black, 128 * step, 128 * step]
     return np.column_stack([linear / white, offsets])
 
 
@@ -132,10 +112,7 @@ def mix(planes: YuvPlanes, patches: Iterable[Patch]) -> None:
     """Mixes patches into `planes`, one over the other, in their depth, matrix and range.
 
     Each sample is mixed by the patch's weight; a chroma sample by the mean over its pixels. Samples without weight keep
-    their value. In HDR, the patch passes the inverse of the curve that made `Frame.picture`.
-
-    Raises:
-        InputError: the matrix is unknown.
+    their value. In HDR, the patch passes the inverse of the curve that made `Frame.picture`. Raises as `coding_of`.
     """
     import cv2  # not where inputs are checked, which need other parts of this module
 

@@ -3,7 +3,7 @@
 import struct
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from av import VideoFormat, VideoFrame
@@ -37,11 +37,7 @@ SideDataType._missing_ = classmethod(lambda cls, _: cls.SEI_UNREGISTERED)  # typ
 
 
 def orientation_of(frame: VideoFrame) -> tuple[bool, int, int]:
-    """How to make a frame upright: whether to transpose it, then steps, 1 or −1, of rows and columns.
-
-    Raises:
-        InputError: its display matrix rotates by another angle than a multiple of 90°.
-    """
+    """How to make a frame upright: whether to transpose it, then steps, 1 or −1, of rows and columns."""
     side_data: Any = frame.side_data
     matrix = side_data.get(SideDataType.DISPLAYMATRIX)
     if matrix is None:
@@ -62,7 +58,7 @@ def _coded_format(form: VideoFormat, *, transposed: bool) -> str:
     """
     bits = min(max(8, *(component.bits for component in form.components)), 16)
     depth = "" if bits == 8 else f"{bits}le"
-    if _has_rgb_channels(form):
+    if form.is_rgb or form.has_palette:
         return f"gbrp{depth}"
     size = (form.chroma_width(16), form.chroma_height(16)) if len(form.components) > 2 else (8, 8)
     sampling = {(4, 16): "422", (8, 16): "422", (16, 8): "440", (16, 16): "444"}.get(size, "420")
@@ -148,18 +144,13 @@ def _planes_tags(frame: VideoFrame) -> ColorTags:
     """The tags of a frame's planes; RGB has matrix 0 and full range, "yuvj" full range."""
     full_range = frame.format.name.startswith("yuvj") or _FULL_RANGE.get(int(frame.color_range))
     color = ColorTags(int(frame.color_primaries), int(frame.color_trc), int(frame.colorspace), full_range)
-    if _has_rgb_channels(frame.format):
+    if frame.format.is_rgb or frame.format.has_palette:
         return replace(color, matrix=RGB_IDENTITY, full_range=True)
     if color.matrix != RGB_IDENTITY:
         return color
     if len(frame.format.components) > 2:
         raise unsupported_matrix(color.matrix)
     return replace(color, matrix=UNSPECIFIED)  # PNG in gray or black and white has the tag of RGB
-
-
-def _has_rgb_channels(form: VideoFormat) -> bool:
-    """Whether pixels are R'G'B' or numbers of a palette's colors."""
-    return bool(form.is_rgb or form.has_palette)
 
 
 def format_of(planes: YuvPlanes) -> str:
@@ -192,18 +183,6 @@ def frame_of(planes: YuvPlanes, width_px: int, height_px: int, patches: Iterable
 
 def views(frame: VideoFrame) -> list[SampleArray]:
     """Each plane of a planar `frame` as an array `(H, W)` on FFmpeg's memory, uint8 or uint16."""
-    bits = frame.format.components[0].bits
-    return [_rows(plane, plane.width, bits) for plane in frame.planes]
-
-
-def packed_view(frame: VideoFrame) -> SampleArray:
-    """The plane of an rgb24 or rgb48 frame as an array `(H, W, 3)` on FFmpeg's memory."""
-    rows = _rows(frame.planes[0], 3 * frame.width, frame.format.components[0].bits)
-    return rows.reshape(frame.height, frame.width, 3, copy=False)
-
-
-def _rows(plane: Any, columns: int, bits: int) -> SampleArray:
-    stored: SampleArray = np.frombuffer(plane, np.uint8)[: plane.height * plane.line_size]
-    if bits > 8:
-        stored = stored.view(np.uint16)
-    return stored.reshape(plane.height, -1)[:, :columns]
+    depth, planes = np.dtype(np.uint16 if frame.format.components[0].bits > 8 else np.uint8), cast(Any, frame.planes)
+    stored = (np.frombuffer(plane, depth, plane.height * plane.line_size // depth.itemsize) for plane in planes)
+    return [samples.reshape(plane.height, -1)[:, : plane.width] for plane, samples in zip(planes, stored, strict=True)]

@@ -40,8 +40,14 @@ def is_tile(stream: Stream) -> bool:
 
 def decoded(path: Path, container: InputContainer, stream: VideoStream) -> Iterator[VideoFrame]:
     """The pictures of the main stream; where that is no more than a part of a photo, the whole."""
-    crop, size = _crop(stream), None
-    for frame in _pictures(path, container, stream):
+    crop, size, frames = _crop(stream), None, container.decode(stream)
+    if not stream.disposition & Disposition.default and any(map(is_tile, container.streams)):
+        try:
+            frames = iter([_composed(path, container)])
+        except (struct.error, LookupError, ValueError) as error:
+            cure = "export the photo as JPEG or PNG"
+            raise MediaError(f"{path}: consists of parts that cannot be put together; {cure}") from error
+    for frame in frames:
         size = size or (frame.width, frame.height)
         if size != (frame.width, frame.height):
             sizes = f"{size[0]}×{size[1]} to {frame.width}×{frame.height}"
@@ -49,17 +55,6 @@ def decoded(path: Path, container: InputContainer, stream: VideoStream) -> Itera
         if is_photo(stream):
             frame.duration = 0  # FFmpeg's is a second
         yield _filtered([frame], ("crop", crop)) if crop else frame
-
-
-def _pictures(path: Path, container: InputContainer, stream: VideoStream) -> Iterator[VideoFrame]:
-    if stream.disposition & Disposition.default or not any(map(is_tile, container.streams)):
-        return container.decode(stream)
-    try:
-        with path.open("rb") as file:
-            return iter([_composed(path, container, *_layout(memoryview(file.read(_MOST_BYTES))))])
-    except (struct.error, LookupError, ValueError) as error:
-        cure = "export the photo as JPEG or PNG"
-        raise MediaError(f"{path}: consists of parts that cannot be put together; {cure}") from error
 
 
 def _crop(stream: VideoStream) -> str:
@@ -115,7 +110,9 @@ def _layout(file: memoryview) -> tuple[tuple[int, ...], list[_Box]]:
     return struct.unpack(f">{len(tiles) // 2}H", tiles), [kinds[number - 1] for number in numbers if number]
 
 
-def _composed(path: Path, container: InputContainer, tiles: tuple[int, ...], properties: list[_Box]) -> VideoFrame:
+def _composed(path: Path, container: InputContainer) -> VideoFrame:
+    with path.open("rb") as file:
+        tiles, properties = _layout(memoryview(file.read(_MOST_BYTES)))
     width, height = struct.unpack_from(">II", dict(properties)[b"ispe"], 4)
     check_size(path, width, height)
     parts = dict[int, VideoFrame]()

@@ -46,11 +46,7 @@ def spoken_mouth() -> SpokenMouth:
 
 
 def demo_clip(folder: str | Path = ".") -> tuple[Path, Path]:
-    """Writes the built-in clip to `folder` as demo.mp4, 480×480 px, 5 s; returns it and its speech.
-
-    Raises:
-        OutputError: the clip cannot be written.
-    """
+    """Writes the built-in clip, demo.mp4, 480×480 px, 5 s; returns it and its speech. Raises `OutputError`."""
     video = Path(folder) / "demo.mp4"
     write_pictures(video, camera_frames(audio_duration_s(SPEECH)))
     return video, SPEECH
@@ -70,20 +66,14 @@ def camera_frames(duration_s: Fraction) -> Iterator[UInt8Array]:
 def camera_frames_at(times_s: Iterable[Fraction]) -> Iterator[UInt8Array]:
     """The clip's frames at these times, as those of `camera_frames`."""
     rgb = portrait()
-    for time_s in times_s:
-        matrix = _camera(float(time_s))
+    x, y = SIDE_PX / 2 - _FACE_PX[0], SIDE_PX * 0.45 - _FACE_PX[1]
+    for time_s in map(float, times_s):
+        zoom_phase, pan_phase, turn_phase = (2 * pi * time_s / period_s for period_s in _PERIODS_S)
+        zoom = _ZOOM * (1 + _ZOOM_SWAY * sin(zoom_phase))
+        matrix = np.asarray(cv2.getRotationMatrix2D(_FACE_PX, _TURN_SWAY_DEG * sin(turn_phase), zoom), np.float64)
+        matrix[0, 2] += x + _PAN_SWAY_PX * sin(pan_phase)
+        matrix[1, 2] += y + _PAN_SWAY_PX * sin(pan_phase / 2)
         frame = cv2.warpAffine(
             rgb, matrix, (SIDE_PX, SIDE_PX), flags=cv2.INTER_CUBIC, borderMode=cv2.BORDER_REFLECT_101
         )
         yield np.asarray(frame, np.uint8)
-
-
-def _camera(time_s: float) -> "np.ndarray[tuple[int, ...], np.dtype[np.float64]]":
-    """The matrix `(2, 3)` from portrait to frame pixels at a time."""
-    zoom_phase, pan_phase, turn_phase = (2 * pi * time_s / period_s for period_s in _PERIODS_S)
-    zoom = _ZOOM * (1 + _ZOOM_SWAY * sin(zoom_phase))
-    matrix = np.asarray(cv2.getRotationMatrix2D(_FACE_PX, _TURN_SWAY_DEG * sin(turn_phase), zoom), np.float64)
-    x, y = SIDE_PX / 2 - _FACE_PX[0], SIDE_PX * 0.45 - _FACE_PX[1]
-    matrix[0, 2] += x + _PAN_SWAY_PX * sin(pan_phase)
-    matrix[1, 2] += y + _PAN_SWAY_PX * sin(pan_phase / 2)
-    return matrix

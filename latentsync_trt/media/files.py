@@ -9,7 +9,7 @@ from typing import Any, TypeVar, cast
 
 import av
 from av import CodecContext, FFmpegError
-from av.container import InputContainer, OutputContainer
+from av.container import InputContainer
 from av.stream import Stream
 
 from latentsync_trt.errors import InputError, MediaError, OutputError
@@ -95,13 +95,13 @@ def open_input(path: Path) -> Iterator[InputContainer]:
             cure = "make one file of it: ffmpeg -i LIST -c copy clip.mkv"
             raise MediaError(f"{path}: is damaged, or a playlist, which names other files; {cure}") from error
     with container:
-        _check_not_cut_off(path, container)
+        # FFmpeg ends a truncated file without an error.
+        for entries in (stream.index_entries for stream in container.streams if len(stream.index_entries)):
+            last = entries[len(entries) - 1]
+            if 0 < container.size < last.pos + last.size:
+                what = f"its index expects at least {last.pos + last.size} bytes, the file has {container.size}"
+                raise MediaError(f"{path}: is cut off: {what}; copy or download it again")
         yield container
-
-
-def open_output(path: Path, options: dict[str, str] | None = None) -> OutputContainer:
-    """Opens a new media file; the caller closes it. Raises FFmpeg's errors."""
-    return av.open(f"file:{path}", "w", options=options)
 
 
 def check_file(path: Path) -> None:
@@ -128,16 +128,3 @@ def check_size(path: Path, width_px: int, height_px: int) -> None:
         size = f"{width_px}×{height_px} pixels" if width_px else "no size that can be read"  # also if it is too large
         most = f"at most {MOST_PIXELS / 1e6:.0f} million pixels are accepted"
         raise MediaError(f"{path}: its pictures have {size}; {most}; scale it down")
-
-
-def _check_not_cut_off(path: Path, container: InputContainer) -> None:
-    """Compares index and size of the file: FFmpeg ends a truncated one without an error."""
-    for stream in container.streams:
-        if not len(stream.index_entries):
-            continue
-        last = stream.index_entries[len(stream.index_entries) - 1]
-        if 0 < container.size < last.pos + last.size:
-            raise MediaError(
-                f"{path}: is cut off: its index expects at least {last.pos + last.size} bytes, "
-                f"the file has {container.size}; copy or download it again"
-            )

@@ -50,7 +50,7 @@ class HdrCurve:
         to_light, from_light = (_pq_light, _pq_signal) if transfer == PQ else (_hlg_light, _hlg_signal)
         sdr = _knee((to_light(levels) / _WHITE) ** (1 / _GAMMA))
         self._sdr: UInt8Array = np.rint(255 * np.clip(sdr, 0, 1)).astype(np.uint8)
-        light = np.minimum(_WHITE * _inverse_knee(levels) ** _GAMMA, _PEAK)
+        light = np.minimum(_WHITE * _knee(levels, inverse=True) ** _GAMMA, _PEAK)
         self._signal: Float32Array = from_light(light).astype(np.float32)
 
     def sdr(self, rgb: SampleArray) -> UInt8Array:
@@ -95,14 +95,9 @@ _REACH = (_PEAK / _WHITE) ** (1 / _GAMMA) - _KNEE
 _BEND = (1 - _KNEE) * _REACH / (_REACH - (1 - _KNEE))
 
 
-def _knee(signal: Float64Array) -> Float64Array:
-    above = np.maximum(signal - _KNEE, 0)
-    return np.minimum(signal, _KNEE) + _BEND * above / (above + _BEND)
-
-
-def _inverse_knee(level: Float64Array) -> Float64Array:
+def _knee(level: Float64Array, *, inverse: bool = False) -> Float64Array:
     above = np.maximum(level - _KNEE, 0)
-    return np.minimum(level, _KNEE) + _BEND * above / (_BEND - above)
+    return np.minimum(level, _KNEE) + _BEND * above / (_BEND - above if inverse else _BEND + above)
 
 
 _DOLBY_VISION = Type.DOVI_RPU_BUFFER, Type.DOVI_METADATA

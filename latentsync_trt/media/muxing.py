@@ -16,18 +16,18 @@ import struct
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
-from fractions import Fraction
 from heapq import merge
 from itertools import takewhile
 from operator import itemgetter
 from pathlib import Path
 from uuid import UUID
 
+import av
 from av import VideoStream
 from av.container import OutputContainer
 
 from latentsync_trt.media.codecs import VideoEncoder
-from latentsync_trt.media.files import open_input, open_output
+from latentsync_trt.media.files import open_input
 from latentsync_trt.media.other_streams import Source, copy_tags, open_others, optional
 from latentsync_trt.media.parts import Finished, abandon, joined
 from latentsync_trt.media.reader import are_one
@@ -91,8 +91,12 @@ def assemble(path: Path, folder: Path, finished: Finished, contents: Contents) -
     Raises:
         MediaError: sound or source cannot be read. FFmpegError, OSError: `path` cannot be written.
     """
-    suffix = path.suffix.lower()
-    container = open_output(path, _options(suffix, finished.time_base))
+    suffix, options = path.suffix.lower(), {"max_interleave_delta": _MOST_HELD_US}
+    if suffix != ".mkv":
+        options["movflags"] = "+faststart"
+        if finished.per_s >= _LEAST_TIMESCALE:
+            options["video_track_timescale"] = str(finished.per_s)
+    container = av.open(f"file:{path}", "w", options=options)
     try:
         with ExitStack() as opened:
             video = _add_video(container, suffix, folder, finished, contents)
@@ -122,15 +126,6 @@ def assemble(path: Path, folder: Path, finished: Finished, contents: Contents) -
     except BaseException:
         abandon(container, path)
         raise
-
-
-def _options(suffix: str, time_base: Fraction) -> dict[str, str]:
-    options = {"max_interleave_delta": _MOST_HELD_US}
-    if suffix != ".mkv":
-        options["movflags"] = "+faststart"
-        if (timescale := time_base.denominator) >= _LEAST_TIMESCALE:
-            options["video_track_timescale"] = str(timescale)
-    return options
 
 
 def _add_video(

@@ -22,13 +22,14 @@ from math import floor
 from pathlib import Path
 from typing import Any, Self
 
+import av
 import msgspec
 from av import FFmpegError, Packet, VideoFrame, VideoStream
 from av.container import OutputContainer
 
 from latentsync_trt.errors import InputError, OutputError
 from latentsync_trt.files import KEPT_NAME, work_folder_of
-from latentsync_trt.media.files import open_input, open_output
+from latentsync_trt.media.files import open_input
 from latentsync_trt.validation import from_json
 
 PART_S = Fraction(30)
@@ -155,20 +156,15 @@ class Work:
 
 
 class PartWriter:
-    """Encodes one part into a file of `folder`.
+    """Encodes one part into a file of `folder`; it and its methods raise `OutputError`, `FFmpegError` and `OSError`.
 
-    Args:
-        add_stream: adds the encoder, for pictures of its time base, to an open container.
-        start: stamp of the first picture.
-
-    Raises:
-        OutputError, FFmpegError, OSError: also the methods.
+    `add_stream`: adds the encoder, for pictures of its time base, to an open container. `start`: of the first picture.
     """
 
     def __init__(self, folder: Path, add_stream: Callable[[OutputContainer], VideoStream], start: int) -> None:
         self._path = folder / f"{secrets.token_hex(4)}{_SUFFIX}"
         self._start, self._shown, self._stamps = start, list[int](), list[int]()
-        self._container = open_output(self._path)
+        self._container = av.open(f"file:{self._path}", "w")
         try:
             self._stream = add_stream(self._container)
         except BaseException:

@@ -1,9 +1,8 @@
 """Pictures: RGB of a decoded one on demand, and frames with their patches for the encoder."""
 
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from fractions import Fraction
-from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -12,9 +11,9 @@ from av.video.reformatter import Interpolation, VideoReformatter
 
 from latentsync_trt.media.codecs import VideoEncoder
 from latentsync_trt.media.color import BT709, RGB_IDENTITY, coding_of, levels_of, pixels_per_sample, planes_of
-from latentsync_trt.media.conversion import COLOR_RANGES, converted, frame_of, packed_view
+from latentsync_trt.media.conversion import COLOR_RANGES, converted, frame_of
 from latentsync_trt.media.hdr import hdr_of
-from latentsync_trt.types import BoolArray, ColorTags, Frame, Patch, SampleArray, UInt8Array, VideoInfo, YuvPlanes
+from latentsync_trt.types import ColorTags, Frame, Patch, SampleArray, UInt8Array, VideoInfo, YuvPlanes
 
 _SMALL_PX = 480
 
@@ -31,10 +30,7 @@ class LazyRgb:
     """A `types.Picture` of `planes`, chroma repeated, HDR as `hdr` renders it. Thread-safe.
 
     It is converted tile by tile on first access, as faces fill a small part of most pictures; with the tiles around, as
-    the next stage reads a little more.
-
-    Raises:
-        InputError: the matrix of the planes is unknown.
+    the next stage reads a little more. Raises as `coding_of`.
     """
 
     def __init__(self, planes: YuvPlanes) -> None:
@@ -54,11 +50,11 @@ class LazyRgb:
         columns = slice(left // TILE_PX, -(-right // TILE_PX))
         with self._lock:
             if self._missing[rows, columns].any():
-                rows, columns = (slice(max(0, span.start - 1), span.stop + 1) for span in (rows, columns))
-                missing = self._missing[rows, columns]
-                for top, bottom, left, right in _rectangles(missing):
-                    self._convert(rows.start + top, rows.start + bottom, columns.start + left, columns.start + right)
-                missing[:] = False
+                top, bottom = max(0, rows.start - 1), min(rows.stop + 1, len(self._missing))
+                columns = slice(max(0, columns.start - 1), columns.stop + 1)
+                for row in range(top, bottom, _MOST_ROWS):
+                    self._convert(row, min(row + _MOST_ROWS, bottom), columns.start, columns.stop)
+                self._missing[top:bottom, columns] = False
         part = self._rgb[place]
         part.flags.writeable = False
         return part
@@ -89,19 +85,6 @@ class LazyRgb:
             return
         made = np.asarray(cv2.transform(whole.astype(np.uint16), self._matrix), np.uint16)
         tiles[:] = self._hdr.sdr(made) if self._hdr else cv2.convertScaleAbs(made, alpha=_WHITE / self._white)
-
-
-def _rectangles(missing: BoolArray) -> Iterator[tuple[int, int, int, int]]:
-    """Rectangles (top, bottom, left, right) that together are the true values of `missing`."""
-    if missing.all() and len(missing) <= _MOST_ROWS:  # mostly
-        yield 0, missing.shape[0], 0, missing.shape[1]
-        return
-    for (flags, _), rows in groupby(enumerate(missing.tolist()), lambda row: (row[1], row[0] // _MOST_ROWS)):
-        top, *rest = (row for row, _ in rows)
-        for flag, run in groupby(range(len(flags)), flags.__getitem__):
-            if flag:
-                left, *others = run
-                yield top, top + 1 + len(rest), left, left + 1 + len(others)
 
 
 def picture_info(width_px: int, height_px: int, *, rgb: bool) -> VideoInfo:
@@ -145,5 +128,5 @@ class PictureMaker:
         name = "rgb48le" if hdr else "rgb24"
         # Not the reformatter of `frame`, which keeps the tables of its last conversion.
         shrunk = converted(VideoReformatter(), picture, name, coding, None, Interpolation.BILINEAR, (width, height))
-        small = packed_view(shrunk)
-        return hdr.sdr(small) if hdr else small.astype(np.uint8)
+        small: Any = shrunk.to_ndarray()
+        return hdr.sdr(small) if hdr else np.asarray(small, np.uint8)

@@ -126,8 +126,9 @@ class VideoPasses:
     def _pictures(
         self, container: InputContainer, stream: VideoStream, clock: Clock
     ) -> Generator[Timed[VideoFrame], None, None]:
-        timed = on_grid(on_clock(_decoded(self._path, container, stream), clock, self.period_s), stream)
-        for picture, following in with_next(timed):
+        frames = guarded(self._path, stream, decoded(self._path, container, stream))
+        stamped = ((stamp_of(each), max(each.duration, 0) * (each.time_base or Fraction(0)), each) for each in frames)
+        for picture, following in with_next(on_grid(on_clock(stamped, clock, self.period_s), stream)):
             yield replace(picture, duration_s=following.time_s - picture.time_s) if following else picture
 
     @contextmanager
@@ -139,15 +140,6 @@ class VideoPasses:
                 other.discard = Discard.all
             self.period_s = period_s(stream)
             yield container, stream
-
-
-def _decoded(
-    path: Path, container: InputContainer, stream: VideoStream
-) -> Iterator[tuple[Fraction | None, Fraction | None, VideoFrame]]:
-    """Time stamps, durations and decoded frames in presentation order."""
-    for frame in guarded(path, stream, decoded(path, container, stream)):
-        stated_s = frame.duration * cast(Fraction, frame.time_base) if frame.duration > 0 else None
-        yield stamp_of(frame), stated_s, frame
 
 
 def video_stream(path: Path, container: InputContainer) -> VideoStream:

@@ -11,7 +11,6 @@ import numpy as np
 from av import VideoFrame, VideoStream
 from av.container import InputContainer
 from av.sidedata.sidedata import Type
-from av.video.reformatter import VideoReformatter
 
 from latentsync_trt.errors import InputError, MediaError
 from latentsync_trt.media.audio import first_sample_s, open_audio
@@ -116,7 +115,7 @@ def _check_opaque(path: Path, frame: VideoFrame) -> None:
     """Raises `MediaError` for a transparent pixel; alpha that is opaque, or all zero, is fine."""
     if not (frame.format.has_palette or any(component.is_alpha for component in frame.format.components)):
         return
-    alpha = views(VideoReformatter().reformat(frame, format="gbrap", threads=1))[3]
+    alpha = views(frame.reformat(format="gbrap", threads=1))[3]
     # All zero: some programs leave the fourth byte of a pixel empty.
     if int(np.min(alpha)) < _OPAQUE and np.any(alpha):
         raise MediaError(f"{path}: {_TRANSPARENT} ({frame.format.name})")

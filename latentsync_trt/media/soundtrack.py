@@ -8,7 +8,7 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from io import BytesIO
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from math import log10
 from pathlib import Path
 from typing import Any, Self, cast
@@ -21,17 +21,19 @@ from av.container import InputContainer, OutputContainer
 from latentsync_trt.config import Codec
 from latentsync_trt.errors import MediaError
 from latentsync_trt.media.audio import (
-    Samples,
+    Mixer,
     cut_off_notices,
     decoded_audio,
     first_sample_s,
     format_of,
     open_audio,
+    regrouped,
     silence,
     sound_blocks,
+    standard,
+    usual,
 )
 from latentsync_trt.media.files import codec_name, guarded, reason_of
-from latentsync_trt.media.layouts import Mixer, standard, usual
 from latentsync_trt.media.timing import clock_of, nearest
 from latentsync_trt.types import Float32Array
 
@@ -296,8 +298,8 @@ def _encoded(blocks: Iterator[Float32Array], stream: AudioStream, end_s: Fractio
 
 def _mixed_pieces(pieces: Iterable[SoundPiece], rate_hz: int, layout: str) -> Generator[Float32Array, None, None]:
     channels = AudioLayout(layout).nb_channels
-    recordings = [(_recording(piece.path, rate_hz, layout), piece) for piece in pieces]
-    return mixed([placed(blocks, piece, channels, rate_hz) for blocks, piece in recordings], channels, rate_hz)
+    tracks = [placed(_recording(piece.path, rate_hz, layout), piece, channels, rate_hz) for piece in pieces]
+    return mixed(tracks, channels, rate_hz)
 
 
 def _recording(path: Path, rate_hz: int, layout: str) -> Generator[Float32Array, None, None]:
@@ -344,8 +346,9 @@ def mixed(
 ) -> Generator[Float32Array, None, None]:
     """The sum of `tracks` from sample 0 to the end of the last, in blocks `(n, channels)`."""
     with ExitStack() as opened:
-        players = [Samples(opened.enter_context(closing(track))) for track in tracks]
-        while any(map(len, parts := [player.take(nearest(_BLOCK_S, rate_hz)) for player in players])):
+        count, none = nearest(_BLOCK_S, rate_hz), np.zeros((0, channels), np.float32)
+        players = [regrouped(opened.enter_context(closing(track)), count) for track in tracks]
+        for parts in zip_longest(*players, fillvalue=none):
             total = np.zeros((max(map(len, parts)), channels), np.float32)
             for part in parts:
                 total[: len(part)] += part

@@ -93,11 +93,7 @@ class Clock:
     _latest_s: Fraction | None = field(default=None, init=False)
 
     def advance(self, stamp_s: Fraction | None, duration_s: Fraction) -> Fraction:
-        """The time of the next picture or samples; without a stamp, it follows directly.
-
-        Raises:
-            MediaError: the clock jumps.
-        """
+        """The time of the next picture or samples, directly after the last without a stamp; refuses jumps."""
         time_s = self.next_s if stamp_s is None else self._time_of(stamp_s)
         self.next_s = time_s + duration_s
         self._latest_s = time_s if self._latest_s is None else max(self._latest_s, time_s)

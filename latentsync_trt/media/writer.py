@@ -23,7 +23,7 @@ from latentsync_trt.media.parts import Finished, PartWriter, Work, part_of
 from latentsync_trt.media.pictures import PictureMaker, picture_info
 from latentsync_trt.media.soundtrack import LOSSLESS_WITH, SoundPiece, choose_sound
 from latentsync_trt.media.timing import nearest
-from latentsync_trt.paths import check_free, exists, nearest_existing
+from latentsync_trt.paths import check_file_to_write, check_free, exists
 from latentsync_trt.types import Frame, Patch, UInt8Array, VideoInfo
 
 SUFFIXES = (".mp4", ".mov", ".mkv")
@@ -44,29 +44,19 @@ def check_output_path(output: Path, *inputs: Path, overwrite: bool) -> None:
     if suffix not in SUFFIXES:
         raise InputError(f"{output}: cannot write {suffix or 'a file without extension'}; use {', '.join(SUFFIXES)}")
     try:
-        problem = _problem_of_place(output)
+        check_file_to_write(output)
+        protected = output.exists() and not (output.is_file() and os.access(output, os.W_OK))
+    except InputError as error:
+        raise OutputError(str(error), usage=True) from error
     except OSError as error:  # the system refuses the name, for example as too long
-        problem = f"{output}: cannot be written: {error.strerror}"
-    if problem:
-        raise OutputError(problem, usage=True)
+        raise OutputError(f"{output}: cannot be written: {error.strerror}", usage=True) from error
+    if protected:
+        cure = "choose another name, or change its permissions"
+        raise OutputError(f"{output}: is write-protected, a device or a pipe; {cure}", usage=True)
     for source in inputs:
         if exists(output) and exists(source) and output.samefile(source):
             raise InputError(f"{output}: is also an input; choose another name for the output")
     check_free(output, overwrite=overwrite)
-
-
-def _problem_of_place(output: Path) -> str | None:
-    """Why no file can be written to `output`, and what to do; raises `OSError`."""
-    folder = nearest_existing(output.parent)
-    if not folder.is_dir():
-        return f"{output}: {folder} is a file; choose another folder"
-    if not os.access(folder, os.W_OK | os.X_OK):
-        return f"{folder}: not writable; choose another folder or change its permissions"
-    if output.exists() and not output.is_file():
-        return f"{output}: is a folder, a device or a pipe; name a file"
-    if output.exists() and not os.access(output, os.W_OK):
-        return f"{output}: is write-protected; choose another name, or change its permissions"
-    return None
 
 
 class VideoWriter:
@@ -114,7 +104,9 @@ class VideoWriter:
         self._contents = Contents(encoder, info, chosen, source, mark)
         self._maker = PictureMaker(info, encoder)
         self.small_rgb = self._maker.small_rgb
-        self._finished = Finished({}, _stamps_per_s(info))
+        per_s = MODEL_FPS if info.time_base is None else info.time_base.denominator
+        # Finer where pictures held at the model's rate would be rounded visibly.
+        self._finished = Finished({}, per_s if per_s >= _FINE_PER_S else lcm(per_s, MODEL_FPS))
         self.notices = (
             *encoder.notices,
             *aspect_notice(encoder, info, suffix),
@@ -142,11 +134,7 @@ class VideoWriter:
         return self
 
     def write(self, frame: Frame, patches: Iterable[Patch] = ()) -> None:
-        """Encodes the next frame with the changed pixels of `patches`.
-
-        Raises:
-            OutputError: disk full, for example.
-        """
+        """Encodes the next frame with the changed pixels of `patches`."""
         if frame.index < self.frames_done:
             return
         number = part_of(frame.time_s)
@@ -154,7 +142,6 @@ class VideoWriter:
         with writing(self.output):
             if self._part is not None and number != self._number:
                 self._close_part(stamp)
-                self._record()
             picture = self._maker.frame(frame, patches)
             self._part = self._part or PartWriter(self._folder, self._add_video, stamp)
             self._part.write(picture, stamp)
@@ -178,22 +165,19 @@ class VideoWriter:
     def _stamp(self, time_s: Fraction) -> int:
         return max(nearest(time_s, self._finished.per_s), self._last + 1)
 
-    def _close_part(self, end: int) -> None:
+    def _close_part(self, end: int, *, last: bool = False) -> None:
         if self._part is not None:
             part = self._part.close(end)
             self._part, self._finished = None, replace(self._finished, parts=(*self._finished.parts, part))
-
-    def _record(self) -> None:
-        if self._work is not None:
+        # A short clip has nothing to go on with.
+        if self._work is not None and len(self._finished.parts) > (1 if last else 0):
             self._finished.write(self._folder)
 
     def _finish(self) -> None:
         with writing(self.output):
-            self._close_part(self._stamp(self.end_s))
+            self._close_part(self._stamp(self.end_s), last=True)
             if not self._finished.parts:
                 raise OutputError(f"{self.output}: no frame was written")
-            if len(self._finished.parts) > 1:  # a short clip has nothing to go on with
-                self._record()
             whole = self._folder / f"whole{self.output.suffix}"  # short, as Windows limits paths to 259 characters
             self.notices += assemble(whole, self._folder, self._finished, self._contents)
             if self._sign is not None:
@@ -203,12 +187,6 @@ class VideoWriter:
             finally:
                 if not whole.exists():  # nothing is left to go on with
                     (self._folder / KEPT_NAME).unlink(missing_ok=True)
-
-
-def _stamps_per_s(info: VideoInfo) -> int:
-    """The source's, finer where pictures held at the model's rate would be rounded visibly."""
-    per_s = MODEL_FPS if info.time_base is None else info.time_base.denominator
-    return per_s if per_s >= _FINE_PER_S else lcm(per_s, MODEL_FPS)
 
 
 def write_pictures(

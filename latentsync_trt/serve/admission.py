@@ -38,10 +38,6 @@ _NOT_PUBLIC = [
 ]
 """Metadata services of clouds, and what Python takes for global though it leads into networks of one's own."""
 
-_SUFFIX = re.compile(r".*(\.[a-z0-9]{1,5})", re.DOTALL)
-_WEB = ("http", "https")
-_STORES = ("s3", "gs")
-
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -112,14 +108,6 @@ class NotNow(LatentSyncError):
     """The job's state does not allow it."""
 
 
-class TryLater(LatentSyncError):
-    """The queue is full, or the service stops; the request may come again after `RETRY_S` seconds."""
-
-
-class DiskFull(LatentSyncError):
-    """The service can store nothing."""
-
-
 @dataclass(frozen=True, slots=True)
 class Form:
     """What a client sent: files by field, texts by field, and the client's names of files, by field."""
@@ -127,16 +115,6 @@ class Form:
     files: dict[str, Path]
     texts: dict[str, str]
     names: dict[str, str] = field(default_factory=dict)
-
-
-def is_file_field(name: str) -> bool:
-    return name in FILE_FIELDS or SPEAKER.fullmatch(name) is not None
-
-
-def stored_name(name: str, sent: str) -> str:
-    """Returns the service's own name for the file of a field, with the suffix of the name `sent` by the client."""
-    suffix = _SUFFIX.fullmatch(sent.lower())
-    return f"{name}{suffix[1] if suffix else ''}"
 
 
 def fetch_missing(form: Form, folder: Path, limits: Limits) -> None:
@@ -162,7 +140,7 @@ def fetch_url(name: str, url: str, folder: Path, limits: Limits) -> Path:
         raise InputError(f"{name}_url: addresses are not allowed here; send the file in the field {name}")
     scheme = urlsplit(url).scheme.lower()
     # fsspec would read "::" as one file system within another.
-    if scheme not in (*_WEB, *_STORES) or not urlsplit(url).netloc or "::" in url:
+    if scheme not in ("http", "https", "s3", "gs") or not urlsplit(url).netloc or "::" in url:
         raise InputError(f"{name}_url: {shown(url)[:200]}: is no address that begins with http, https, s3 or gs")
     arriving = folder / "arriving"
     arriving.mkdir(exist_ok=True)

@@ -4,6 +4,7 @@ import asyncio
 import errno
 import ipaddress
 import logging
+import re
 import secrets
 import shutil
 import time
@@ -37,22 +38,19 @@ from latentsync_trt.serve.admission import (
     PAGE,
     PREVIEW,
     RETRY_S,
+    SPEAKER,
     STALL_S,
     TEXT_FIELDS,
-    DiskFull,
     Form,
     Limits,
     NotNow,
     TooLarge,
-    TryLater,
     UnknownJob,
-    is_file_field,
-    stored_name,
 )
 from latentsync_trt.serve.checks import ChildDied
-from latentsync_trt.serve.linger import LingeringClose
+from latentsync_trt.serve.events import JobStatus
+from latentsync_trt.serve.server import LingeringClose
 from latentsync_trt.serve.service import Service
-from latentsync_trt.serve.status import JobStatus
 
 _ENDED = "done", "failed", "canceled"
 _FAILURES = "input", "worker", "run"
@@ -61,9 +59,7 @@ _TYPES = {".mp4": "video/mp4", ".mov": "video/quicktime", ".mkv": "video/x-matro
 _STATUS: tuple[tuple[type[Exception], int], ...] = (
     (UnknownJob, 404),
     (NotNow, 409),
-    (TryLater, 429),
     (Busy, 429),
-    (DiskFull, 507),
     (OutputError, 507),
     (TooLarge, 413),
     (ChildDied, 503),
@@ -86,6 +82,7 @@ JSON object with any option of `latentsync-trt sync`, as `{"preset": "fast", "re
 # Jobs that are checked, and jobs that are fetched by URL, at once: other requests must not wait for these.
 _MOST_ADMISSIONS = 16
 _MOST_TEXT_BYTES, _MOST_NAME, _MOST_ROWS = 64 * 1024, 255, 2**63 - 1
+_SUFFIX = re.compile(r"\.[a-z0-9]{1,5}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,10 +314,8 @@ async def _receive(request: Request, folder: Path, limits: Limits) -> Form:
         limits.check_size(received_bytes)
         return message
 
-    form, kinds = (
-        Form({}, {}),
-        f"texts {', '.join(TEXT_FIELDS)}; files {', '.join(FILE_FIELDS)}, speaker_0, speaker_1, …",
-    )
+    form = Form({}, {})
+    kinds = f"texts {', '.join(TEXT_FIELDS)}; files {', '.join(FILE_FIELDS)}, speaker_0, speaker_1, …"
     try:
         async with Request(request.scope, receive).form(max_part_size=_MOST_TEXT_BYTES) as sent:
             for name, value in sent.multi_items():
@@ -328,10 +323,11 @@ async def _receive(request: Request, folder: Path, limits: Limits) -> Form:
                     raise InputError(f"{name}: is given twice; send it once")
                 if isinstance(value, str) and name in TEXT_FIELDS:
                     form.texts[name] = value
-                elif isinstance(value, str) or not is_file_field(name):
+                elif isinstance(value, str) or not (name in FILE_FIELDS or SPEAKER.fullmatch(name)):
                     raise InputError(f"{name[:40]}: is no field, or of the other kind; {kinds}")
                 elif value.filename:  # else a browser's field in which no file was chosen
-                    form.files[name] = folder / stored_name(name, value.filename)
+                    suffix = PureWindowsPath(value.filename.lower()).suffix
+                    form.files[name] = folder / f"{name}{suffix if _SUFFIX.fullmatch(suffix) else ''}"
                     form.names[name] = printable(PureWindowsPath(value.filename).name)[:_MOST_NAME]
                     await run_in_threadpool(_save, value.file, form.files[name])
     except TimeoutError as error:

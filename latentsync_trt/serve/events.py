@@ -1,4 +1,4 @@
-"""What operators and clients are told of jobs: log lines, and calls of an address (webhooks)."""
+"""What operators and clients are told of jobs: their status, log lines, and calls of an address (webhooks)."""
 
 import asyncio
 import hmac
@@ -9,11 +9,12 @@ import time
 from base64 import b64decode, b64encode
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from hashlib import sha256
 from typing import Any, Literal
-from urllib.parse import urlsplit
 
+from latentsync_trt.batch.ledger import State
 from latentsync_trt.batch.remote_files import shown
 from latentsync_trt.errors import InputError, LatentSyncError
 from latentsync_trt.paths import PrintableLines
@@ -30,6 +31,34 @@ _ANSWER_S = 15.0
 _GONE = 410
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class JobStatus:
+    """The body of answers about a job.
+
+    `label`, `files`: the client's names for the job, and for its files by field. `position`: in the queue, 1 = next.
+    `done` of `total` frames (None = unknown) have passed `stage`.
+    `frames_per_s`: while it runs, or of the whole run. Times are seconds since 1970. `report`: that of the run.
+    """
+
+    id: str
+    state: State
+    label: str
+    files: dict[str, str]
+    created_s: float
+    started_s: float | None
+    ended_s: float | None
+    attempts: int
+    position: int | None
+    worker: str | None
+    stage: str | None
+    done: int
+    total: int | None
+    frames_per_s: float | None
+    seconds_left: float | None
+    error: str | None
+    report: dict[str, Any] | None
 
 
 def log_step(job_id: str, step: str, **facts: object) -> None:
@@ -67,12 +96,6 @@ def read_secret(text: str) -> bytes:
     raise InputError(f"${WEBHOOK_VARIABLE}: is not {_PREFIX} and 24 to 64 bytes in base64; {cure}")
 
 
-def check_webhook(url: str) -> None:
-    """Raises `InputError` unless `url` is an address that can be called."""
-    if urlsplit(url).scheme.lower() not in ("http", "https") or not urlsplit(url).hostname:
-        raise InputError(f"webhook: {shown(url)[:200]}: is no address that begins with https or http")
-
-
 def headers_of(secret: bytes, message_id: str, body: bytes, at_s: int) -> dict[str, str]:
     """What proves sender and time of a message: https://www.standardwebhooks.com."""
     digest = hmac.digest(secret, f"{message_id}.{at_s}.".encode() + body, sha256)
@@ -104,9 +127,10 @@ class Webhooks:
             await asyncio.wait(others)
         self._loop.stop()
 
-    def send(self, job_id: str, url: str, body: bytes, on_end: Callable[[], None]) -> None:
-        """Delivers `body`; `on_end` is called when that has worked, or is given up. The job's id is the message's."""
-        asyncio.run_coroutine_threadsafe(self._deliver(job_id, url, body, on_end), self._loop)
+    def send(self, job: JobStatus, url: str, on_end: Callable[[], None]) -> None:
+        """Tells the end of a job, whose id is the message's; `on_end`: called when that has worked, or is given up."""
+        content = {"type": f"job.{job.state}", "timestamp": datetime.now(UTC).isoformat(), "data": asdict(job)}
+        asyncio.run_coroutine_threadsafe(self._deliver(job.id, url, json.dumps(content).encode(), on_end), self._loop)
 
     async def _deliver(self, job_id: str, url: str, body: bytes, on_end: Callable[[], None]) -> None:
         for attempt, delay_s in enumerate(DELAYS_S, 1):
@@ -133,8 +157,3 @@ class Webhooks:
                 return "" if worked else f"answered {answer.status}", worked or answer.status == _GONE
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError, LatentSyncError) as error:
             return shown(str(error)) or type(error).__name__, isinstance(error, LatentSyncError)
-
-
-def message_of(state: str, job: dict[str, Any]) -> bytes:
-    """The body that tells the end of a job."""
-    return json.dumps({"type": f"job.{state}", "timestamp": datetime.now(UTC).isoformat(), "data": job}).encode()

@@ -6,6 +6,7 @@ import secrets
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from latentsync_trt.live.frame import LiveFrame
 from latentsync_trt.live.session import LiveSession
 from latentsync_trt.serve.admission import LiveLimits
 from latentsync_trt.serve.app import HANDLED, check_origin, guard, has_key, on_error
-from latentsync_trt.serve.call import MARK, Call
+from latentsync_trt.serve.call import MARK, Call, start
 from latentsync_trt.validation import from_json
 
 _PAGE = Path(__file__).parent
@@ -76,23 +77,17 @@ class LiveService:
         except Exception as error:
             await call.close()
             raise InputError(f"sdp: is no offer of a WebRTC connection ({type(error).__name__})") from error
-        self._later(self.limits.connect_s, call, lambda: call.session.counts.frames == 0)
-        self._later(self.limits.max_session_s, call, lambda: True)
+
+        def end(only_unseen: bool) -> None:
+            if not (only_unseen and call.session.counts.frames):
+                start(call.close(), self._tasks)
+
+        loop = asyncio.get_running_loop()
+        loop.call_later(self.limits.connect_s, end, True)
+        loop.call_later(self.limits.max_session_s, end, False)
         return name, answer
 
-    def _later(self, after_s: float, call: Call, closes: Callable[[], bool]) -> None:
-        async def wait() -> None:
-            await asyncio.sleep(after_s)
-            if closes():
-                await call.close()
-
-        task = asyncio.get_running_loop().create_task(wait())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
     async def leave(self) -> None:
-        for task in self._tasks:
-            task.cancel()
         for call in list(self.calls.values()):
             await call.close()
 
@@ -111,7 +106,7 @@ def live_app(service: LiveService, key: str | None, *, own_hosts: bool = False) 
     )
     allowed = [Depends(guard(key, own_hosts))]
     for path, name in _FILES.items():
-        app.add_api_route(path, _file(name), response_class=FileResponse)
+        app.add_route(path, partial(_file, name), include_in_schema=False)
 
     @app.post("/v1/live", status_code=201, dependencies=allowed)
     async def open_call(request: Request) -> dict[str, str]:
@@ -148,28 +143,21 @@ def live_app(service: LiveService, key: str | None, *, own_hosts: bool = False) 
     @app.get("/metrics", dependencies=allowed)
     def metrics() -> Response:
         """Figures for Prometheus."""
-        return Response(_figures(service), media_type=CONTENT_TYPE_LATEST)
+        registry, calls = CollectorRegistry(), list(service.calls.values())
+        late = sum(call.session.counts.late for call in calls)
+        for name, text, value in (
+            ("sessions", "Occupied slots: sessions that are open.", len(calls)),
+            ("slots", "Sessions that may be open.", service.limits.max_sessions),
+            ("late_frames", "Frames of open sessions that were not painted in time.", late),
+        ):
+            Gauge(f"latentsync_live_{name}", text, registry=registry).set(value)
+        return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
     return app
 
 
-def _figures(service: LiveService) -> bytes:
-    registry, sessions = CollectorRegistry(), [call.session for call in list(service.calls.values())]
-    late = sum(session.counts.late for session in sessions)
-    for name, text, value in (
-        ("sessions", "Occupied slots: sessions that are open.", len(sessions)),
-        ("slots", "Sessions that may be open.", service.limits.max_sessions),
-        ("late_frames", "Frames of open sessions that were not painted in time.", late),
-    ):
-        Gauge(f"latentsync_live_{name}", text, registry=registry).set(value)
-    return generate_latest(registry)
-
-
-def _file(name: str) -> Callable[[], FileResponse]:
-    def send() -> FileResponse:
-        return FileResponse(_PAGE / name, headers={"Content-Security-Policy": _POLICY})
-
-    return send
+def _file(name: str, _: Request) -> FileResponse:
+    return FileResponse(_PAGE / name, headers={"Content-Security-Policy": _POLICY})
 
 
 def _found(service: LiveService, name: str) -> Call:
@@ -181,12 +169,10 @@ def _found(service: LiveService, name: str) -> Call:
 async def _converse(socket: WebSocket, call: Call, rate_hz: int) -> None:
     """Answers what is said with the seconds that wait, and says when utterances have been heard."""
     call.sockets.add(socket)
-    loop, session, told = asyncio.get_running_loop(), call.session, set[asyncio.Task[None]]()
+    told = set[asyncio.Task[None]]()
 
     def finished(frame: LiveFrame) -> None:
-        task = loop.create_task(_send(socket, type="finished", utterance=frame.utterance))
-        told.add(task)  # the loop itself keeps no tasks
-        task.add_done_callback(told.discard)
+        start(_send(socket, type="finished", utterance=frame.utterance), told)
 
     call.listeners.append(finished)
     try:
@@ -196,7 +182,7 @@ async def _converse(socket: WebSocket, call: Call, rate_hz: int) -> None:
             if message["type"] == "websocket.disconnect":
                 return
             try:
-                await _send(socket, **await asyncio.to_thread(_done, session, message, rate_hz))
+                await _send(socket, **await asyncio.to_thread(_done, call.session, message, rate_hz))
             except LatentSyncError as error:
                 await _send(socket, type="error", error=str(error), busy=isinstance(error, Busy))
     finally:

@@ -1,12 +1,16 @@
-"""Runs the service in this process, with uvicorn, until the command is stopped."""
+"""Runs the service in this process, with uvicorn, until the command is stopped; and how its answers arrive."""
 
+import asyncio
 import socket
 import threading
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from latentsync_trt.errors import InputError, LatentSyncError
 
@@ -18,6 +22,9 @@ MOST_MESSAGE_BYTES = 2 * 48_000 * 60
 SETTINGS: Any = {"log_config": None, "access_log": False, "server_header": False, "timeout_graceful_shutdown": 1}
 # Compressed, a few bytes would be many of the largest messages.
 SETTINGS |= {"ws_max_size": MOST_MESSAGE_BYTES, "ws_max_queue": 1, "ws_per_message_deflate": False}
+
+SILENT_S, MOST_S = 2.0, 30.0
+"""The rest of a request is read until nothing arrives for so long, and no longer than this."""
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -47,3 +54,47 @@ def run(app: Starlette, listener: socket.socket, check: Callable[[], None] = lam
         raise LatentSyncError("service: its HTTP server ended, its log says why; start the service again")
     finally:
         server.should_exit = True
+
+
+class LingeringClose:
+    """Middleware, the outermost, for answers that are given before a request was read to its end, as refusals are.
+
+    The rest of the request is read and discarded before the close.
+
+    A connection that is closed with unread bytes is reset, and what of the answer has not left by then is lost.
+    Clients that notice the answer leave at once; the others would have to send all of it.
+    """
+
+    def __init__(self, app: ASGIApp, most_bytes: float) -> None:
+        """`most_bytes`: of a request that is read so; the connections of larger ones are reset."""
+        self._app, self._most_bytes = app, most_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = dict(scope.get("headers", ()))
+        if scope["type"] != "http" or headers.get(b"content-length", headers.get(b"transfer-encoding")) in (None, b"0"):
+            await self._app(scope, receive, send)
+            return
+        open_, received_bytes, last = True, 0, False
+
+        async def counted() -> Message:
+            nonlocal open_, received_bytes
+            message = await receive()
+            open_ = message.get("more_body", False)
+            received_bytes += len(message.get("body", b""))
+            return message
+
+        async def held(message: Message) -> None:
+            nonlocal last
+            if open_ and message["type"] == "http.response.start":
+                message = {**message, "headers": [*message["headers"], (b"connection", b"close")]}
+            elif open_ and not message.get("more_body", False):
+                message, last = {**message, "more_body": True}, True
+            await send(message)
+
+        await self._app(scope, counted, held)
+        if last:
+            end_s = time.monotonic() + MOST_S
+            with suppress(TimeoutError):
+                while open_ and received_bytes < self._most_bytes and time.monotonic() < end_s:
+                    await asyncio.wait_for(counted(), SILENT_S)
+            await send({"type": "http.response.body"})

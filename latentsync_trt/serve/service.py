@@ -10,41 +10,23 @@ import uuid
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from tempfile import gettempdir
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 from latentsync_trt import stopping
 from latentsync_trt.batch.dispatch import Dispatcher
 from latentsync_trt.batch.ledger import OPEN, Ledger, Row, State
-from latentsync_trt.batch.tasks import (
-    CanceledEvent,
-    Event,
-    Failed,
-    Finished,
-    Moved,
-    Started,
-    WorkerHandle,
-    WorkerState,
-)
-from latentsync_trt.errors import InputError, LatentSyncError, OutputError
+from latentsync_trt.batch.remote_files import shown
+from latentsync_trt.batch.tasks import CanceledEvent, Event, Failed, Finished, Moved, Started, WorkerHandle, WorkerState
+from latentsync_trt.errors import Busy, InputError, LatentSyncError, OutputError
 from latentsync_trt.files import whole_file
-from latentsync_trt.serve.admission import (
-    INPUTS,
-    RETRY_S,
-    DiskFull,
-    Form,
-    Limits,
-    NotNow,
-    TryLater,
-    UnknownJob,
-    fetch_missing,
-)
+from latentsync_trt.serve.admission import INPUTS, RETRY_S, Form, Limits, NotNow, UnknownJob, fetch_missing
 from latentsync_trt.serve.checks import Pool, check_form
-from latentsync_trt.serve.events import WEBHOOK_VARIABLE, Webhooks, check_webhook, log_step, message_of
-from latentsync_trt.serve.status import JobStatus, status_of
+from latentsync_trt.serve.events import WEBHOOK_VARIABLE, JobStatus, Webhooks, log_step
 from latentsync_trt.types import Progress
 
 _ID = re.compile(r"[0-9a-f]{32}")
@@ -97,7 +79,7 @@ class Service:
         """What the ledger could not store, as the disk is full."""
         self._running: dict[str, tuple[Progress, float]] = {}
         """What each running job did last, and when, on `time.monotonic`'s scale."""
-        self._receiving = 0
+        self._arriving = threading.Semaphore(_MOST_ARRIVING)
         self._handles = handles
         self._workers = {handle.name: WorkerState(handle.name, "starting") for handle in handles}
         self._written(self._ledger.reclaim)
@@ -152,17 +134,16 @@ class Service:
         """Gives the id and folder of a new job, while its files arrive; deleted if the block submits nothing.
 
         Raises:
-            TryLater: as many jobs wait or arrive as may, or the service stops. DiskFull: nothing can be stored.
+            Busy: as many jobs wait or arrive as may, or the service stops. OutputError: nothing can be stored.
         """
         if not self.recover():
-            raise DiskFull(_FULL)
+            raise OutputError(_FULL)
         with self._lock:
             if self._stopped.is_set():
-                raise TryLater("service: stops; try again later")
+                raise Busy("service: stops; try again later")
             self._check_queue()
-            if self._receiving >= _MOST_ARRIVING:
-                raise TryLater(f"uploads: {_MOST_ARRIVING} arrive already; try again in {RETRY_S} seconds")
-            self._receiving += 1
+        if not self._arriving.acquire(blocking=False):
+            raise Busy(f"uploads: {_MOST_ARRIVING} arrive already; try again in {RETRY_S} seconds")
         job_id = uuid.uuid4().hex
         folder = self._jobs / job_id
         try:
@@ -171,18 +152,18 @@ class Service:
         finally:
             if not self._stopped.is_set() and self._ledger.row(job_id) is None:
                 shutil.rmtree(folder, ignore_errors=True)
-            with self._lock:
-                self._receiving -= 1
+            self._arriving.release()
 
     def submit(self, job_id: str, form: Form) -> JobStatus:
         """Checks the files of a received job, and queues it.
 
         Raises:
-            TryLater: the queue is full. Others as `fetch_missing`, `Pool.call` and `check_form`.
+            Busy: the queue is full. Others as `fetch_missing`, `Pool.call` and `check_form`.
         """
         try:
             if url := form.texts.get("webhook", ""):
-                check_webhook(url)
+                if urlsplit(url).scheme.lower() not in ("http", "https") or not urlsplit(url).hostname:
+                    raise InputError(f"webhook: {shown(url)[:200]}: is no address that begins with https or http")
                 if self._webhooks is None:
                     raise InputError(f"webhook: none is called here; start the service with ${WEBHOOK_VARIABLE}")
             folder = self._jobs / job_id
@@ -202,7 +183,7 @@ class Service:
 
     def _check_queue(self) -> None:
         if self._ledger.counts().get("waiting", 0) >= self.limits.max_queue:
-            raise TryLater(f"queue: {self.limits.max_queue} jobs wait already; try again in {RETRY_S} seconds")
+            raise Busy(f"queue: {self.limits.max_queue} jobs wait already; try again in {RETRY_S} seconds")
 
     def job(self, job_id: str) -> JobStatus:
         """Returns a job's state; raises `UnknownJob`."""
@@ -307,7 +288,26 @@ class Service:
 
     def _status(self, row: Row, positions: Mapping[str, int]) -> JobStatus:
         progress, told_s = self._running.get(row.task.id, (_IDLE, 0.0))
-        return status_of(row, positions.get(row.task.id), progress, time.monotonic() - told_s, self._hide)
+        report, left_s = row.report or {}, progress.seconds_left
+        return JobStatus(
+            id=row.task.id,
+            state=row.state,
+            label=row.task.label,
+            files=dict(row.task.names),
+            created_s=row.created_s,
+            started_s=row.started_s,
+            ended_s=None if row.state in OPEN else row.ended_s,
+            attempts=row.attempts,
+            position=positions.get(row.task.id),
+            worker=row.worker,
+            stage=progress.stage or None,
+            done=report.get("frames", progress.done),
+            total=report.get("frames", progress.total),
+            frames_per_s=report.get("frames_per_s", progress.frames_per_s or None),
+            seconds_left=None if left_s is None else max(left_s + told_s - time.monotonic(), 0.0),
+            error=self._hide(row.error),
+            report=self._hide(row.report),
+        )
 
     def _hide(self, value: Any) -> Any:
         """Returns text, lists and objects without the folders of jobs."""
@@ -351,9 +351,8 @@ class Service:
         pending, row = self._jobs / job_id / _PENDING, self._ledger.row(job_id)
         if row is None or self._webhooks is None or not pending.exists():
             return
-        job = asdict(replace(self._status(row, {}), report=None))
-        done = partial(pending.unlink, missing_ok=True)
-        self._webhooks.send(job_id, row.task.webhook, message_of(row.state, job), done)
+        job = replace(self._status(row, {}), report=None)
+        self._webhooks.send(job, row.task.webhook, partial(pending.unlink, missing_ok=True))
 
     def _clear(self, job_id: str) -> None:
         """Deletes what a job that has ended needs no more: inputs and work folder; all of one that is forgotten."""

@@ -12,12 +12,10 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from latentsync_trt.audio.encoder import SpeechStream
-from latentsync_trt.audio.segments import SEGMENT_FEATURES, Plan, joined_segments, public_segments
+from latentsync_trt.audio.encoder import SEGMENT_FEATURES, Plan, SpeechStream, joined_segments, public_segments
 from latentsync_trt.config import SyncOptions
 from latentsync_trt.errors import InputError
-from latentsync_trt.media.audio import SPEECH_RATE_HZ, read_audio_blocks
-from latentsync_trt.media.layouts import Mixer
+from latentsync_trt.media.audio import SPEECH_RATE_HZ, Mixer, read_audio_blocks
 from latentsync_trt.media.soundtrack import SoundPiece
 from latentsync_trt.paths import local_path
 from latentsync_trt.sync.rttm import SpeakerTurns, read_turns

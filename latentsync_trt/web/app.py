@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
-from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoint
+from starlette.middleware.base import BaseHTTPMiddleware, DispatchFunction, RequestResponseEndpoint
 from starlette.requests import Request
 from starlette.responses import FileResponse, PlainTextResponse, Response
 
@@ -27,7 +27,7 @@ from latentsync_trt.bundle.find import demo_folder, describe, exported_bundles, 
 from latentsync_trt.bundle.manifest import DEMO_NAME
 from latentsync_trt.serve.admission import NotNow
 from latentsync_trt.serve.app import check_origin, create_app
-from latentsync_trt.serve.linger import LingeringClose
+from latentsync_trt.serve.server import LingeringClose
 from latentsync_trt.serve.service import Service
 from latentsync_trt.web import jobs
 from latentsync_trt.web.previews import Previews
@@ -89,7 +89,8 @@ def page_app(
         app.add_route("/v1/jobs/{job_id}/source", partial(shown, jobs.source))
         app.add_route("/v1/jobs/{job_id}/shown", partial(shown, Service.result))
         app.add_route("/v1/jobs/{job_id}/download", download)
-        app.add_middleware(BaseHTTPMiddleware, dispatch=_Guard(service, uploads, own_hosts=own_hosts and key is None))
+        dispatch = _guard(service, uploads, own_hosts=own_hosts and key is None)
+        app.add_middleware(BaseHTTPMiddleware, dispatch=dispatch)
         app.add_middleware(LingeringClose, most_bytes=service.limits.most_upload_bytes)
         return page, _mounted(app, page, key, service.limits.most_upload_bytes)
 
@@ -98,29 +99,40 @@ def page_app(
     try:
         yield app
     finally:
-        page.close()
+        page.inputs.close()
         previews.close()
         shutil.rmtree(uploads, ignore_errors=True)
 
 
-class _Guard:
+def _guard(service: Service, uploads: Path, *, own_hosts: bool) -> DispatchFunction:
     """Refuses other sites and other browsers, many passwords, and uploads for which there is no room; marks browsers.
 
     `own_hosts`: as for `check_origin`. `uploads`: the folder in which they lie.
     """
+    most_bytes = _MOST_UPLOADS * service.limits.most_upload_bytes
+    logins: deque[tuple[str, float]] = deque(maxlen=_MOST_LOGINS * _MOST_SENDERS)  # whence and when wrong ones came
 
-    def __init__(self, service: Service, uploads: Path, *, own_hosts: bool) -> None:
-        self._service, self._uploads, self._own_hosts = service, uploads, own_hosts
-        self._most_bytes = _MOST_UPLOADS * service.limits.most_upload_bytes
-        self._logins: deque[tuple[str, float]] = deque(maxlen=_MOST_LOGINS * _MOST_SENDERS)
-        """From where and when wrong passwords came."""
+    def check(request: Request, sender: str) -> None:
+        check_origin(request, own_hosts)  # also with a key: browsers send the cookie of a login
+        if _ADDRESS.match(request.url.path):
+            raise HTTPException(403, "file: is an address; only uploaded files are served")
+        job = _JOB.match(request.url.path)
+        since_s = time.monotonic() - _MINUTE_S
+        recent = sum(one == sender and at_s > since_s for one, at_s in tuple(logins))
+        if request.url.path == "/login" and recent >= _MOST_LOGINS:
+            raise HTTPException(429, f"login: {_MOST_LOGINS} wrong passwords in a minute; try again later")
+        if request.url.path.endswith("/upload") and _size_bytes(uploads) > most_bytes:
+            raise HTTPException(507, "upload: too many files wait for a job; try again later")
+        if job and not jobs.is_of(service, job[1], request.cookies.get(_COOKIE, "")):
+            raise HTTPException(404, f"job {job[1][:40]}: does not exist, was deleted, or belongs to another browser")
 
-    async def __call__(self, request: Request, call_next: RequestResponseEndpoint) -> Response:
+    async def dispatch(request: Request, call_next: RequestResponseEndpoint) -> Response:
+        sender = request.client.host if request.client else ""
         try:
-            await run_in_threadpool(self._check, request)
+            await run_in_threadpool(check, request, sender)
             response = await call_next(request)
             if request.url.path == "/login" and response.status_code >= HTTPStatus.BAD_REQUEST:
-                self._logins.append((_sender(request), time.monotonic()))
+                logins.append((sender, time.monotonic()))
         except HTTPException as error:
             response = PlainTextResponse(error.detail, error.status_code)
         except RuntimeError:  # Starlette's, where there is no answer, as for a tab that is closed while it loads
@@ -132,19 +144,7 @@ class _Guard:
             response.set_cookie(_COOKIE, secrets.token_hex(16), max_age=_YEAR_S, httponly=True, samesite="lax")
         return response
 
-    def _check(self, request: Request) -> None:
-        check_origin(request, self._own_hosts)  # also with a key: browsers send the cookie of a login
-        if _ADDRESS.match(request.url.path):
-            raise HTTPException(403, "file: is an address; only uploaded files are served")
-        job = _JOB.match(request.url.path)
-        since_s = time.monotonic() - _MINUTE_S
-        recent = [sender for sender, at_s in tuple(self._logins) if at_s > since_s and sender == _sender(request)]
-        if request.url.path == "/login" and len(recent) >= _MOST_LOGINS:
-            raise HTTPException(429, f"login: {_MOST_LOGINS} wrong passwords in a minute; try again later")
-        if request.url.path.endswith("/upload") and _size_bytes(self._uploads) > self._most_bytes:
-            raise HTTPException(507, "upload: too many files wait for a job; try again later")
-        if job and not jobs.is_of(self._service, job[1], request.cookies.get(_COOKIE, "")):
-            raise HTTPException(404, f"job {job[1][:40]}: does not exist, was deleted, or belongs to another browser")
+    return dispatch
 
 
 def _bundles(bundle: str, *, one: bool) -> dict[str, str]:
@@ -154,10 +154,6 @@ def _bundles(bundle: str, *, one: bool) -> dict[str, str]:
     opened = find_bundle(bundle)[0]
     others = [] if one else [folder for folder in (*exported_bundles(), demo_folder()) if not folder.samefile(opened)]
     return {describe(folder): str(folder.absolute()) for folder in (opened, *others)}
-
-
-def _sender(request: Request) -> str:
-    return request.client.host if request.client else ""
 
 
 def _size_bytes(folder: Path) -> int:

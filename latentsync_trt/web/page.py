@@ -33,12 +33,7 @@ class Page:
     def __init__(
         self, service: Service, uploads: Path, cookie: str, previews: Previews, bundles: Mapping[str, str]
     ) -> None:
-        """Makes the components.
-
-        Args:
-            uploads: the folder from which Gradio serves files. cookie: the name of the one that marks a browser.
-            bundles: folders by name, first the one that the workers have open.
-        """
+        """`uploads`, `cookie`: as for `Inputs`. `bundles`: folders by name, first the one that workers have open."""
         self._service, self._cookie, self._previews, self._bundles = service, cookie, previews, bundles
         self._canceling: set[str] = set()
         kept_s = max(round(service.limits.keep_hours * 3600), _SWEEP_S)
@@ -66,9 +61,6 @@ class Page:
         for block in self.blocks.blocks.values():
             if isinstance(block, gr.Video | gr.Audio | gr.File):
                 _refuse_addresses(block)
-
-    def close(self) -> None:
-        self.inputs.close()
 
     def _lay_out_head(self, names: list[str]) -> None:
         with gr.Row(elem_id="header"):
