@@ -60,6 +60,10 @@ def temporary_folder(parent: Path | None = None) -> Iterator[Path]:
     _made.add(folder)
     try:
         yield folder
+    except BaseException as error:
+        if GO_ON in (notes := getattr(error, "__notes__", [])):
+            notes.remove(GO_ON)  # of a work folder in it
+        raise
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         _made.discard(folder)

@@ -138,7 +138,7 @@ def check_file_to_write(path: Path, what: str = "") -> None:
 def check_free(path: Path, *, overwrite: bool) -> None:
     """Raises `InputError` if there is something at `path`, unless that is to be replaced."""
     if not overwrite and exists(path):
-        raise InputError(f"{path}: exists already; name another file, or replace it with --overwrite")
+        raise InputError(f"{path}: exists already; choose another name, or replace it with --overwrite")
 
 
 def make_folder(folder: Path) -> None:

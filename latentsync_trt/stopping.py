@@ -1,6 +1,7 @@
 """Ends a command on Ctrl-C, SIGTERM and SIGHUP. The first signal raises KeyboardInterrupt in the main thread, so that
 `finally` blocks run; the second one ends the process at once. Only commands install this, before any other import."""
 
+import _thread
 import os
 import signal
 import sys
@@ -19,6 +20,8 @@ _CODES = {"SIGINT": INTERRUPTED_CODE, "SIGBREAK": INTERRUPTED_CODE, "SIGTERM": 1
 
 bars = list[Any]()
 """Of rich, which may be shown: interrupted while it draws one, it would leave it there, and the cursor hidden."""
+
+_BARS_S = 1.0
 
 _code = 0
 
@@ -62,11 +65,20 @@ def _interrupt(number: int, _: FrameType | None) -> None:
             children.kill_all()
         os._exit(_code)
     _code = _CODES[signal.Signals(number).name]
-    for bar in bars:
-        with suppress(Exception):  # whatever state the interrupted thread has left it in
-            bar.stop()
-    with suppress(OSError):
-        os.write(2, "stopping…\n".encode())
+    # The interrupted thread may hold a lock that drawing waits for, and frees it only when this returns.
+    ended = _thread.allocate_lock()
+    ended.acquire()
+    _thread.start_new_thread(_end_bars, (ended,))
+    if ended.acquire(timeout=_BARS_S):
+        with suppress(OSError):
+            os.write(2, "stopping…\n".encode())
     if children is not None:
         children.ask_all_to_end()
     raise KeyboardInterrupt
+
+
+def _end_bars(ended: _thread.LockType) -> None:
+    for bar in bars:
+        with suppress(Exception):  # whatever state the interrupted thread has left it in
+            bar.stop()
+    ended.release()

@@ -139,7 +139,7 @@ def test_all_rows_that_cannot_work_are_found_at_once(folder: Path) -> None:
         12: "damaged.mp4: is a file; name a folder",
         13: "has a cell below no name of a column; put text with ',' in quotes",
         14: "choose another name",
-        15: "there.mp4: exists already; name another file, or replace it with --overwrite",
+        15: "there.mp4: exists already; choose another name, or replace it with --overwrite",
         16: "far.mp4: exists already",
     }
     found = problems_in(folder, text)

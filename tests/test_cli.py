@@ -138,8 +138,9 @@ def test_a_file_of_the_current_folder_says_what_it_sets(tmp_path: Path, monkeypa
     note = f"note: {CONFIG} in the current folder holds defaults of "
     assert run(*sync)[2].splitlines()[0] == f"{note}preset, crf"
     assert run("cache", "prune", "--engine-cache", "x")[2] == f"{note}prune\n"
-    for others in ((*sync, "-q"), (*sync, "--json"), (*sync, "--config", CONFIG), ("faces", "v.mp4")):
-        assert note not in run(*others)[2]
+    for more in (["-q"], ["-qo", "x.mp4"], ["--json"], ["--config", CONFIG]):
+        assert note not in run(*sync, *more)[2]
+    assert note not in run("faces", "v.mp4")[2]
 
 
 @pytest.mark.parametrize(
@@ -147,7 +148,13 @@ def test_a_file_of_the_current_folder_says_what_it_sets(tmp_path: Path, monkeypa
     [
         *(("serve", option) for option in ("host = '0.0.0.0'", "no-key = true", "allow-urls = true", "ray = 'auto'")),
         ("ui", "no_key = true"),
+        ("ui", "folder = 'jobs'"),
         ("live", "host = '0.0.0.0'"),
+        ("sync", "provider-option = 'trt_extra_plugin_lib_paths=./plugin.so'"),
+        ("sync", "engine-cache = 'engines'"),
+        ("sync", "overwrite = true"),
+        ("batch", "out = 's3://bucket/results'"),
+        ("setup", "yes = true"),
     ],
 )
 def test_no_file_of_the_current_folder_opens_a_door(
@@ -155,7 +162,7 @@ def test_no_file_of_the_current_folder_opens_a_door(
 ) -> None:
     """One of the user's own folder does, and one that is named."""
     home, work = tmp_path / "home", tmp_path / "work"
-    text = f"[{name}]\nbundle = 'none'\n{option}\n"
+    text = f"[{name}]\n{option}\n" + ("" if name == "setup" else "bundle = 'none'\n")
     for folder in (home, work):
         folder.mkdir()
         (folder / CONFIG).write_text(text)

@@ -96,7 +96,7 @@ def test_names_of_files_are_text_and_folders_are_left_out(tmp_path: Path) -> Non
 @pytest.mark.parametrize("name", ["out.mp4", "", "https://example.org/r.html"])
 def test_what_is_no_page(name: str) -> None:
     with pytest.raises(InputError, match="report"):
-        page_path(name, "--report")
+        page_path(name, "--report", overwrite=False)
 
 
 @pytest.mark.integration

@@ -17,6 +17,7 @@ from typing import Any
 import psutil
 import pytest
 
+from latentsync_trt.cli.model import _INTERRUPTED
 from latentsync_trt.files import GO_ON, KEPT_NAME, PREFIX
 from tests.clips import write_face, write_sound
 from tests.small import small_bundle
@@ -254,6 +255,43 @@ SessionFactory.open = lambda factory, graph: Event().wait()
 """
 """With a provider whose compiler does not end."""
 
+EXPORTING = f"""
+from threading import Event
+from latentsync_trt.cli import model
+from latentsync_trt.export import exporter
+
+model.find_downloads = lambda model: []
+exporter.export_bundle = lambda options, progress: (progress("denoise_step", 0.1), Event().wait())
+{COMMAND}
+"""
+"""With checkpoints that are there, and an export that does not end."""
+
+DRAWING = """
+import signal
+from threading import Event, Lock
+from latentsync_trt import stopping
+from latentsync_trt.cli.show import TimeLeft, progress_bar
+
+def render(column, task):
+    if not held.acquire(blocking=False):
+        waits.set()
+        held.acquire()
+    held.release()
+    return ""
+
+held, waits = Lock(), Event()
+TimeLeft.render = render
+stopping.install()
+try:
+    with progress_bar(hidden=False):
+        with held:
+            waits.wait()
+            signal.raise_signal(signal.SIGINT)
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+"""A thread draws a bar and waits for a lock that the interrupted one holds."""
+
 PAINTING = "painting first frames"
 SENTENCE = MESSAGE.strip()
 
@@ -265,7 +303,11 @@ STOPPED = [
     ("batch jobs.csv --bundle SMALL --workers 2 --steps 999", PAINTING, "error: interrupted; the same command goes on"),
     ("calibrate --bundle SMALL --video clip.mp4 --audio long.wav --out int8 --steps 999", "observe", SENTENCE),
     ("build --bundle SMALL", "building engines", SENTENCE),
+    ("export", "denoise_step", SENTENCE),
+    ("setup --model 1.5 --provider cpu --yes", "denoise_step", f"error: {_INTERRUPTED}"),
 ]
+
+SCRIPTS = {"build": BUILDING, "export": EXPORTING, "setup": EXPORTING}
 
 
 @pytest.fixture(scope="module")
@@ -281,8 +323,7 @@ def clips(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(("line", "shown", "last"), STOPPED, ids=[line.split()[0] for line, *_ in STOPPED])
 def test_ctrl_c_leaves_a_sentence_and_no_bar(clips: Path, line: str, shown: str, last: str) -> None:
     words = [str(small_bundle()) if word == "SMALL" else word for word in line.split()]
-    script = BUILDING if words[0] == "build" else COMMAND
-    with Terminal(["-c", script, *words], clips, CUDA_VISIBLE_DEVICES="") as terminal:
+    with Terminal(["-c", SCRIPTS.get(words[0], COMMAND), *words], clips, CUDA_VISIBLE_DEVICES="") as terminal:
         terminal.until_shown(shown, BAR)
         terminal.press(CTRL_C)
         code, screen, cursor = terminal.ended()
@@ -290,13 +331,33 @@ def test_ctrl_c_leaves_a_sentence_and_no_bar(clips: Path, line: str, shown: str,
     assert not [row for row in screen if BAR in row]
 
 
-def test_ctrl_c_says_where_a_run_goes_on(clips: Path) -> None:
-    words = "sync", "clip.mp4", "long.wav", "--bundle", small_bundle(), "--steps", 1, "-o", "kept.mp4"
+@pytest.mark.parametrize(
+    ("line", "goes_on"),
+    [
+        ("sync clip.mp4 long.wav -o kept.mp4 --bundle SMALL --steps 1", True),
+        ("demo --video clip.mp4 --audio long.wav --bundle SMALL --preset draft", False),
+        ("compare SMALL SMALL --clip clip.mp4 --audio long.wav --steps 1 --cache-interval 1", False),
+    ],
+    ids=["sync", "demo", "compare"],
+)
+def test_ctrl_c_says_where_a_run_goes_on(clips: Path, line: str, goes_on: bool) -> None:
+    """Others than `sync` begin anew, and leave nothing."""
+    words = [str(small_bundle()) if word == "SMALL" else word for word in line.split()]
+    before = set(clips.rglob(KEPT_NAME))
     with Terminal(["-c", SHORT_PARTS, *words], clips) as terminal:
-        while not list(clips.glob(f"{PREFIX}*/{KEPT_NAME}")):
+        while not set(clips.rglob(KEPT_NAME)) - before:
             assert terminal.process.poll() is None, terminal.screen()
             time.sleep(0.02)
         terminal.press(CTRL_C)
         code, screen, cursor = terminal.ended()
-    assert (code, screen[-1], cursor) == (130, f"{SENTENCE}; {GO_ON}", True)
+    last = f"{SENTENCE}; {GO_ON}" if goes_on else SENTENCE
+    assert (code, screen[-1], cursor) == (130, last, True)
+    assert not [row for row in screen if BAR in row]
+    assert bool(set(clips.rglob(KEPT_NAME)) - before) is goes_on
+
+
+def test_ctrl_c_where_a_bar_cannot_be_drawn(tmp_path: Path) -> None:
+    with Terminal(["-c", DRAWING], tmp_path) as terminal:
+        code, screen, cursor = terminal.ended()
+    assert (code, screen[-1], cursor) == (0, "interrupted", True)
     assert not [row for row in screen if BAR in row]

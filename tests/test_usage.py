@@ -34,7 +34,7 @@ WRONG_USAGE = [
     (f"{SYNC} --output out.mp4 --codec ffv1", "out.mp4: cannot hold ffv1; use a name that ends in .mkv"),
     (f"{SYNC} --output in.mp4", "is also an input"),
     (f"{SYNC} --output {LONG}.mp4", f"{LONG}.mp4: cannot be written: "),
-    (f"{SYNC} --output there.mp4", "there.mp4: exists already; name another file, or replace it with --overwrite"),
+    (f"{SYNC} --output there.mp4", "there.mp4: exists already; choose another name, or replace it with --overwrite"),
     (f"{SYNC} --output there.mp4 --resume", "there.mp4: exists already"),
     ("sync in.mp4 in.wav --bundle SMALL --codec prores", "in-synced.mov: exists already"),
     (f"{SYNC} --guidance-interval 0.8-0.2", "not two ascending"),
@@ -43,17 +43,31 @@ WRONG_USAGE = [
     ("build --bundle http://host/bundle", "bundle http://host/bundle: is a URL"),
     ("build --bundle SMALL --engine-cache in.wav/x", "in.wav: is a file; name a folder"),
     ("bench --bundle SMALL --out folder.json", "folder.json: is a folder; name a file in it"),
+    ("bench --bundle SMALL --out values.toml", "values.toml: exists already; choose another name, or replace it with"),
+    (f"{SYNC} --report there.html", "there.html: exists already"),
+    ("calibrate --bundle SMALL --video in.mp4 --out damaged", "damaged: exists already"),
+    (
+        "calibrate --bundle SMALL --video in.mp4 --keep conv_inn",
+        "conv_inn: fits no layer of demo; did you mean conv_in?",
+    ),
+    (
+        "calibrate --bundle SMALL --video in.mp4 --keep samplers,lips",
+        "--keep lips: fits no layer of demo; its layers have",
+    ),
     ("calibrate --bundle SMALL --clips folder.json", "no video in it"),
     ("calibrate --bundle SMALL --video in.mp4 --out in.wav", "--out in.wav: is a file; name a folder"),
     ("calibrate --bundle SMALL --audio in.wav", "--audio: needs --video"),
     ("compare in.mp4 SMALL", "give two bundles or two videos"),
     ("compare SMALL SMALL --out report.pdf", "end it with .html"),
-    ("compare in.mp4 in.mp4 --out there.html", "there.mp4: exists already"),
+    ("compare in.mp4 in.mp4 --out there.html", "there.html: exists already"),
     ("compare in.mp4 in.mp4 --out in.html --overwrite", "in.mp4: is also an input"),
     ("faces in.mp4 --output folder", "folder.json: exists already"),
     ("batch there.jsonl", "there.mp4: exists already"),
     ("selftest --engine-cache in.wav", "--engine-cache in.wav: is a file"),
     ("export", "latentsync-trt download 1.6"),
+    ("export --out damaged", "damaged: exists already"),
+    ("export --out damaged --overwrite", "latentsync-trt download 1.6"),
+    ("export --syncnet in.wav --out syncnet", "syncnet.onnx: exists already"),
     ("download 2.0", "not one of"),
     ("cache prune", "missing option '--max-gb'"),
     ("snyc in.mp4 in.wav", "no such command 'snyc'; did you mean sync?"),
@@ -91,7 +105,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     (folder / "jobs.csv").write_text("vidoe,audio\nin.mp4,in.wav\n")
     (folder / "jobs.jsonl").write_text('{"vidoe": "in.mp4", "audio": "in.wav"}\n')
     (folder / "there.jsonl").write_text('{"video": "in.mp4", "audio": "in.wav", "output": "there.mp4"}\n')
-    for name in ("there.mp4", "in-synced.mov"):
+    (folder / "syncnet").mkdir()
+    for name in ("there.mp4", "there.html", "in-synced.mov", "syncnet/syncnet.onnx"):
         (folder / name).touch()
     (folder / "tables.toml").write_text("[snyc]\n")
     (folder / "values.toml").write_text("preset = 'fast'\n")

@@ -40,7 +40,7 @@ from latentsync_trt.batch.worker import Worker
 from latentsync_trt.batch.workers import make_workers
 from latentsync_trt.bundle.find import demo_folder
 from latentsync_trt.bundle.manifest import Bundle, write_manifest
-from latentsync_trt.errors import BundleError, InferenceError, InputError, ProviderUnavailable
+from latentsync_trt.errors import BundleError, InferenceError, InputError, OutOfMemory, ProviderUnavailable
 from latentsync_trt.media import parts
 from latentsync_trt.runtime.providers import gpu, select
 from latentsync_trt.runtime.providers.gpu import Gpu
@@ -146,6 +146,20 @@ def test_a_canceled_clip_leaves_nothing(
     assert names(tmp_path) == []
 
 
+def test_a_clip_goes_on_where_memory_ran_out(
+    worker: Worker, clip: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> None:
+        raise OutOfMemory("denoise_step on cuda: too little memory")
+
+    monkeypatch.setattr(parts, "PART_S", Fraction(8, 25))
+    with pytest.raises(TaskError, match="too little memory"):
+        worker.run(task(clip, tmp_path / "a.mp4"), at("lip-sync", 12, fail), GO_ON)
+    done = worker.run(task(clip, tmp_path / "a.mp4"), lambda _: None, GO_ON)
+    assert "goes on after" in " ".join(done.report["notices"])
+    assert names(tmp_path) == ["a.mp4"]
+
+
 @pytest.mark.slow
 def test_a_clip_goes_on_where_its_worker_was_killed(
     worker: Worker, clip: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -206,6 +220,22 @@ def test_a_canceled_delivery_leaves_nothing(worker: Worker, s3: Any, clip: tuple
         worker.run(task(clip, f"s3://{BUCKET}/canceled/a.mp4"), at("finishing", 0, canceled.set), canceled)
     assert not s3.exists(f"{BUCKET}/canceled")
     assert names(scratch) == []
+
+
+def test_what_cannot_be_uploaded_is_kept(
+    worker: Worker, clip: tuple[Path, Path], scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError("connection reset")
+
+    fsspec = pytest.importorskip("fsspec")
+    monkeypatch.setattr(type(fsspec.filesystem("memory")), "put_file", fail)
+    with pytest.raises(TaskError, match=r"^memory://out/a\.mp4: cannot be .*; what is finished is kept") as error:
+        worker.run(task(clip, "memory://out/a.mp4"), lambda _: None, GO_ON)
+    (kept,) = scratch.iterdir()
+    assert str(error.value).endswith(f"{kept}: a.mp4")
+    assert len(decoded(kept / "a.mp4")) == FRAMES
+    shutil.rmtree(kept)
 
 
 def test_a_bundle_by_url(s3: Any, engine_cache: Path) -> None:

@@ -243,8 +243,8 @@ def _checked(row: BatchRow) -> BatchRow | Problem:
         for file, written in files:
             if written:
                 remote_files.check_target(file)
-                if file == task.output and not task.options.overwrite and remote_files.exists(file):
-                    return Problem(row.where, f"{shown(file)}: exists already; name another file, or set overwrite")
+                if not task.options.overwrite and remote_files.exists(file):
+                    return Problem(row.where, f"{shown(file)}: exists already; choose another name, or set overwrite")
             elif not is_url(file):
                 check_file(Path(file))
             elif not remote_files.exists(file):

@@ -1,6 +1,7 @@
 """A worker: holds one open `LipSync`, and syncs tasks: fetch, sync, deliver."""
 
 import shutil
+import tempfile
 import threading
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
@@ -16,7 +17,7 @@ from latentsync_trt.batch import remote_files
 from latentsync_trt.batch.tasks import Canceled, Done, Task, TaskError, WorkerLost, WorkerSettings
 from latentsync_trt.bundle.manifest import MANIFEST_NAME, Bundle, manifest_sha256, read_manifest
 from latentsync_trt.config import RuntimeOptions
-from latentsync_trt.errors import BundleError, InferenceError, InputError, MediaError, NoFaceError
+from latentsync_trt.errors import BundleError, InferenceError, InputError, MediaError, NoFaceError, OutputError
 from latentsync_trt.files import KEPT_NAME, published_folder, temporary_folder, work_folder, work_folder_of
 from latentsync_trt.option_fields import command_line
 from latentsync_trt.paths import check_folder_to_write
@@ -92,7 +93,8 @@ class Worker:
             raise WorkerLost(str(error)) from error
 
     def run(self, task: Task, on_progress: Callable[[Progress], None], canceled: threading.Event) -> Done:
-        """Syncs a clip. `canceled` stops it at the next progress; nothing is left behind then, nor after an error.
+        """Syncs a clip. `canceled` stops it at the next progress; nothing is left behind then, nor after an error, but
+        what is finished where memory ran out or an upload failed.
 
         Raises:
             TaskError: the clip failed; the worker can go on. Canceled: `canceled` was set.
@@ -125,7 +127,8 @@ class Worker:
         except InferenceError as error:
             raise WorkerLost(files.named(str(error))) from error
         except Exception as error:  # whatever is wrong with a clip must not end the worker
-            _forget(task.output)
+            if not isinstance(error, MemoryError):
+                _forget(task.output)
             if isinstance(error, Canceled):
                 raise
             command = ["sync", task.video, task.audio or "", task.output, *command_line(task.options)]
@@ -228,11 +231,16 @@ class _Files:
         return str(path)
 
     def deliver(self) -> None:
-        """Uploads what was written, the clip last."""
-        for (url, written), path in self._paths.items():
-            if written:
+        """Uploads what was written, the clip last. What cannot be uploaded is kept, which the `OutputError` says."""
+        finished = {url: path for (url, written), path in self._paths.items() if written}
+        try:
+            for url, path in finished.items():
                 self._delivering()
                 remote_files.deliver(path, url, self._delivering)
+        except OutputError as error:
+            kept = Path(tempfile.mkdtemp(prefix="latentsync-kept-", dir=self.folder.parent))
+            names = [path.replace(kept / path.name).name for path in finished.values()]
+            raise OutputError(f"{error}; what is finished is kept in {kept}: {', '.join(names)}") from error
 
     def named(self, text: str) -> str:
         """Returns a message with URLs instead of the local paths of their files."""

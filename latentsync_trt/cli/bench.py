@@ -26,7 +26,7 @@ from latentsync_trt.cli.options import (
 from latentsync_trt.cli.show import notices_to, print_table, progress_bar
 from latentsync_trt.config import PRESETS, RuntimeOptions, SyncOptions
 from latentsync_trt.option_fields import QUALITY
-from latentsync_trt.paths import check_file_to_write, exists, make_folder
+from latentsync_trt.paths import check_file_to_write, check_free, exists, make_folder
 from latentsync_trt.runtime.providers.table import PROVIDER_CHOICES
 from latentsync_trt.unexpected import without_paths
 
@@ -74,6 +74,7 @@ _LEAST_SIDE_PX = 256
 @options_from(SyncOptions, groups=(QUALITY,), leave_out=_NOT_FOR_BENCH)
 @options_from(RuntimeOptions, leave_out=_NOT_FOR_BENCH)
 @path_option("--out", help="File (.json) for the rows.")
+@overwrite_option
 @quiet_option
 def bench(
     bundle: str | None,
@@ -84,6 +85,7 @@ def bench(
     video: Path | None,
     audio: Path | None,
     out: Path | None,
+    overwrite: bool,
     quiet: bool,
     **fields: Any,
 ) -> None:
@@ -97,6 +99,7 @@ def bench(
         check_file(path)
     if out is not None:
         check_file_to_write(out, "--out")
+        check_free(out, overwrite=overwrite)
         make_folder(out.parent)
     say(describe_choice(folder, why))
     network, plain_runtime = open_syncnet(runtime.syncnet), replace(runtime, syncnet=None)
@@ -175,7 +178,7 @@ def compare(
     from latentsync_trt.runtime.providers.select import select_provider
     from latentsync_trt.sync.api import LipSync
 
-    page_path(out, "--out")
+    page_path(out, "--out", overwrite=overwrite)
     given = [Path(name) for name in (a, b, clip, audio) if name is not None]
     check_output_path(out.with_suffix(".mp4"), *given, overwrite=overwrite)
     are_videos, others = (exists(name) and Path(name).is_file() for name in (a, b))

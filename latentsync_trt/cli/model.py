@@ -12,13 +12,22 @@ import rich_click as click
 from latentsync_trt.bundle import find, manifest
 from latentsync_trt.bundle.manifest import FULL_STEP, PRECISIONS, read_manifest, tool_versions
 from latentsync_trt.cli import echo
-from latentsync_trt.cli.options import build, bundle_option, options_from, path_option, provider_option, quiet_option
+from latentsync_trt.cli.options import (
+    build,
+    bundle_option,
+    options_from,
+    overwrite_option,
+    path_option,
+    provider_option,
+    quiet_option,
+)
 from latentsync_trt.cli.show import notices_to, progress_bar, say
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import InputError, ProviderUnavailable
 from latentsync_trt.export.export_options import EXTRA, TOOLS, ExportOptions
 from latentsync_trt.export.published import LATENTSYNC, VAE, Model, check_downloads, fetch, find_downloads, gigabytes
 from latentsync_trt.option_fields import FILES, HARDWARE
+from latentsync_trt.paths import check_free, exists
 from latentsync_trt.quantize import calibration_options
 from latentsync_trt.quantize.calibration_options import CalibrateOptions, Clip, clips_in
 from latentsync_trt.remembered import known
@@ -63,18 +72,22 @@ def download(model: str) -> None:
     help="Write no bundle but syncnet.onnx, from the published syncnet_v2.model. With it in checkpoints/, reports, "
     "`compare` and `bench` have LSE-C and LSE-D.",
 )
+@overwrite_option
 @quiet_option
-def export(quiet: bool, syncnet: Path | None, **fields: Any) -> None:
+def export(quiet: bool, overwrite: bool, syncnet: Path | None, **fields: Any) -> None:
     # What is missing is reported before torch is imported, which takes seconds.
     tool_versions(TOOLS, extra=EXTRA)
     options = build(ExportOptions, fields)
     if syncnet is not None:
+        folder = Path(options.out or find.checkpoints_folder())
+        check_free(folder / find.SYNCNET_FILE, overwrite=overwrite)
         from latentsync_trt.export.syncnet import export_syncnet
 
-        said = export_syncnet(syncnet, Path(options.out or find.checkpoints_folder()))
+        said = export_syncnet(syncnet, folder)
         if not quiet:
             echo(said)
         return
+    _check_new(options.folder, overwrite=overwrite)
     from latentsync_trt.export.exporter import export_bundle
 
     with progress_bar(hidden=quiet) as move:
@@ -88,6 +101,11 @@ def export(quiet: bool, syncnet: Path | None, **fields: Any) -> None:
     echo(f"{folder}: {len(made.graphs)} graphs, {made.precision}, {size}, {verdict}")
     for note in filter(None, (*made.notes, note_on_default(folder))):
         say(f"note: {note}")
+
+
+def _check_new(bundle: Path, *, overwrite: bool) -> None:
+    """Raises `InputError` if there is a bundle, unless that is to be replaced; `check_target` refuses other files."""
+    check_free(bundle, overwrite=overwrite or not exists(bundle / manifest.MANIFEST_NAME))
 
 
 _input_option = partial(path_option, panel=FILES)
@@ -110,6 +128,7 @@ _input_option = partial(path_option, panel=FILES)
     panel=HARDWARE,
     help="Execution provider that denoises the clips; naming one disables fallback.",
 )
+@overwrite_option
 @quiet_option
 def calibrate(
     bundle: str | None,
@@ -118,6 +137,7 @@ def calibrate(
     clips: Path | None,
     provider: str,
     out: Path | None,
+    overwrite: bool,
     quiet: bool,
     **fields: Any,
 ) -> None:
@@ -138,6 +158,7 @@ def calibrate(
     folder, why = find.find_bundle(bundle)
     notice(find.describe_choice(folder, why))
     parent, target = open_parent(folder), out or default_out(folder.name, options.precision)
+    _check_new(target, overwrite=overwrite)
     try:  # not TensorRT, which would take minutes to build observed graphs that are used once
         selection = select_provider(CUDA.name if provider == "auto" else provider)
     except ProviderUnavailable as error:

@@ -23,9 +23,15 @@ F = TypeVar("F", bound=Callable[..., Any])
 CONFIG = "latentsync-trt.toml"
 _UNGROUPED = "Main options"
 
-_SILENT = {"--quiet", "-q", "--json"}
-_DOORS = frozenset({"allow_private_urls", "allow_urls", "host", "no_key", "ray"})
-"""Options that let others in, or take programs and work from and to other machines."""
+_DOORS = frozenset(
+    {
+        *("allow_private_urls", "allow_urls", "host", "no_key", "ray", "stun"),
+        *("engine_cache", "provider_option"),
+        *("folder", "overwrite", "yes"),
+    }
+)
+"""Options that let others in or name other machines; load code; take over jobs, replace files, or agree to a download.
+Of others, values with addresses."""
 
 
 class LocalPath(click.Path):
@@ -90,7 +96,7 @@ provider_option = click.option(
 )
 """`--provider`, the same in every command."""
 
-overwrite_option = click.option("--overwrite", is_flag=True, help="Replace files of an earlier call.")
+overwrite_option = click.option("--overwrite", is_flag=True, help="Replace what an earlier call has written.")
 quiet_option = click.option("--quiet", "-q", is_flag=True, help="Print errors only.")
 json_option = click.option(
     "--json", "as_json", is_flag=True, help="Print one JSON object, or the error, to stdout, and nothing else."
@@ -183,10 +189,12 @@ def _take_defaults(ctx: click.Context, _: click.Parameter, given: Path | None) -
     table = tables.get(name, {})
     ctx.default_map = _defaults(ctx.command, table, f"{path}: [{name}]")
     if given is None and path == places[0]:
-        for door in (each for each in table if field_name(each) in _DOORS):
+        for door in (each for each, value in table.items() if field_name(each) in _DOORS or "://" in str(value)):
             cure = f"give it on the command line, in {places[-1]}, or in a file that --config names"
             raise InputError(f"{path}: [{name}] {door}: is not taken from the current folder; {cure}")
-        if table and not _SILENT & set(ctx.obj or ()):
+        line = list(ctx.obj or ())
+        flags = ctx.command.make_parser(ctx).parse_args(line[1:])[0]  # -q may be part of -qo
+        if table and "quiet" not in flags and "--json" not in line:
             echo(f"note: {path} in the current folder holds defaults of {', '.join(table)}", err=True)
 
 

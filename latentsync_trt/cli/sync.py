@@ -5,7 +5,7 @@ import shlex
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from fractions import Fraction
 from pathlib import Path
 from threading import Thread
@@ -179,9 +179,10 @@ def demo(out: Path, audio: Path | None, video: Path | None, bundle: str, preset:
     mouth over time) to the folder, and prints how well the lips follow.
     """
     from latentsync_trt.cli.show import Notices, progress_bar, show_report
+    from latentsync_trt.files import whole_file
     from latentsync_trt.measure.clips import choose_clip
     from latentsync_trt.media.demo_clip import SENTENCE
-    from latentsync_trt.media.files import check_file
+    from latentsync_trt.media.files import check_file, writing
     from latentsync_trt.paths import make_folder
     from latentsync_trt.sync.api import LipSync
 
@@ -196,12 +197,16 @@ def demo(out: Path, audio: Path | None, video: Path | None, bundle: str, preset:
         echo("speech: " + (f"“{SENTENCE}”" if audio is None else str(audio)))
     notices = Notices()
     with progress_bar(hidden=quiet) as on_progress:
-        with LipSync.from_bundle(bundle, CPU.name, on_notice=None if quiet else notices) as lip_sync:
-            options = SyncOptions(preset=preset, overwrite=True)
-            report = lip_sync.sync(clip.video, clip.audio, out / RESULT, options, on_progress=on_progress)
+        with (
+            LipSync.from_bundle(bundle, CPU.name, on_notice=None if quiet else notices) as lip_sync,
+            writing(out / RESULT),
+            whole_file(out / RESULT, keep=True) as part,
+        ):
+            options = SyncOptions(preset=preset)
+            report = lip_sync.sync(clip.video, clip.audio, part, options, on_progress=on_progress)
         found = look_at(out, clip, bundle, on_progress)
     if not quiet:
-        show_report(report, notices)
+        show_report(replace(report, output=str(out / RESULT)), notices)
         echo(f"lips: {found}")
         echo(f"look at {out / RESULT}, {out / PICTURE} and {out / PLOT}")
 

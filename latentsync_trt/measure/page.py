@@ -16,7 +16,7 @@ from latentsync_trt.face.track_file import Tracks
 from latentsync_trt.files import whole_file
 from latentsync_trt.measure.lips import CLOSED_GAP, QUIET_DB, Curves, runs_of_true
 from latentsync_trt.media.files import reason_of
-from latentsync_trt.paths import check_file_to_write, local_path, make_folder
+from latentsync_trt.paths import check_file_to_write, check_free, local_path, make_folder
 from latentsync_trt.types import BoolArray, UInt8Array
 
 if TYPE_CHECKING:
@@ -66,12 +66,13 @@ class Section:
     notes: Sequence[str] = ()
 
 
-def page_path(name: object, option: str) -> Path:
-    """The path that `option` names; raises `InputError` if no page can be written there."""
+def page_path(name: object, option: str, *, overwrite: bool) -> Path:
+    """The path that `option` names; raises `InputError` if no page can be written there, or one is to be kept."""
     path = local_path(str(name), option)
     if path.suffix.lower() not in _SUFFIXES:
         raise InputError(f"{option} {path}: is not the name of a page; end it with .html")
     check_file_to_write(path, option)
+    check_free(path, overwrite=overwrite)
     return path
 
 

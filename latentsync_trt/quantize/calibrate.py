@@ -16,10 +16,10 @@ import numpy as np
 from latentsync_trt.bundle import manifest as bundles
 from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.config import MODEL_FPS, RuntimeOptions
-from latentsync_trt.errors import InputError, NoFaceError
+from latentsync_trt.errors import InputError, NoFaceError, did_you_mean
 from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.files import published_folder
-from latentsync_trt.quantize.calibration_options import EXTRA, TOOLS, CalibrateOptions, Clip
+from latentsync_trt.quantize.calibration_options import EXTRA, RESIDUAL_LAYERS, TOOLS, CalibrateOptions, Clip
 from latentsync_trt.quantize.observing import ObservedGraph, ObservingDenoiser, Ranges
 from latentsync_trt.quantize.steps import (
     layer_names,
@@ -59,10 +59,11 @@ class Calibration:
 
         Raises:
             NoFaceError: no clip shows a face. MediaError, InputError: a clip cannot be read.
-            InputError: all layers are kept, or `out` contains something else. OutputError: `out` cannot be written.
+            InputError: as `kept_layers`, or `out` contains something else. OutputError: `out` cannot be written.
             InferenceError, OutOfMemory: a graph failed.
         """
         check_out(self.bundle, out)
+        kept_layers(self.bundle, self.options)
         options, gpu = self.options, self.selection.gpu
         if options.precision == "fp8" and gpu is not None and gpu.capability < FP8_FROM:
             needed = ".".join(map(str, FP8_FROM))
@@ -155,6 +156,20 @@ def check_out(parent: Bundle, out: Path) -> None:
     bundles.check_target(out)
 
 
+def kept_layers(parent: Bundle, options: CalibrateOptions) -> tuple[str, ...]:
+    """The layers that keep their precision, sorted; raises `InputError` if these are all, or a name fits none."""
+    names, bundle = layer_names(parent), parent.manifest.name
+    for name in options.keep:
+        if name not in RESIDUAL_LAYERS and not any(replace(options, keep=(name,)).keeps(layer) for layer in names):
+            parts = sorted({part for layer in names for part in layer.split(".") if not part.isdigit()})
+            cure = did_you_mean(name, parts) or f"; its layers have the parts {', '.join(parts)}"
+            raise InputError(f"--keep {name}: fits no layer of {bundle}{cure}")
+    kept = tuple(sorted(layer for layer in names if options.keeps(layer)))
+    if len(kept) == len(names):
+        raise InputError(f"--keep: keeps all {len(kept)} layers of {bundle}; keep fewer")
+    return kept
+
+
 def quantize_bundle(
     parent: Bundle,
     ranges: Ranges,
@@ -172,13 +187,10 @@ def quantize_bundle(
         measure: gives the PSNR in dB of faces by the new step graphs in a folder.
 
     Raises:
-        InputError: all layers are kept, or `out` contains something else. OutputError: `out` cannot be written.
+        InputError: as `kept_layers`, or `out` contains something else. OutputError: `out` cannot be written.
     """
     check_out(parent, out)
-    manifest, names = parent.manifest, layer_names(parent)
-    kept = tuple(sorted(name for name in names if options.keeps(name)))
-    if len(kept) == len(names):
-        raise InputError(f"--keep: keeps all {len(kept)} layers of {manifest.name}; keep fewer")
+    manifest, kept = parent.manifest, kept_layers(parent, options)
     costs, tools = multiply_adds(parent, bundles.FULL_STEP), bundles.tool_versions(TOOLS, extra=EXTRA)
     with published_folder(out) as staged:
         steps = write_steps(parent, ranges, options, kept, staged)

@@ -89,8 +89,8 @@ def check_inputs(video: object, audio: object, output: object, options: SyncOpti
     for path in heard:
         check_file(path)
     # What an interrupted run was to replace, it has not replaced yet.
-    goes_on = options.resume and (work_folder_of(target) / KEPT_NAME).exists()
-    check_output_path(target, source, *heard, overwrite=options.overwrite or goes_on)
+    replaces = options.overwrite or (options.resume and (work_folder_of(target) / KEPT_NAME).exists())
+    check_output_path(target, source, *heard, overwrite=replaces)
     info = probe(source)
     encoder = check_encoder(options, info, target)
     for path in heard:
@@ -102,7 +102,7 @@ def check_inputs(video: object, audio: object, output: object, options: SyncOpti
             if time_s is not None and not time_s < most_s:
                 lasts = f"{source} lasts {float(lasts_s):.2f} s; give a time in it"
                 raise InputError(f"--{name} {float(time_s):g}: {lasts}")
-    others = _others(source, info, target, options)
+    others = _others(source, info, target, options, replaces=replaces)
     if info.duration_s is not None:
         info = replace(info, duration_s=lasts_s)
     mix = None if mixed is None else SoundPiece(mixed, at_s(mixed))
@@ -110,7 +110,7 @@ def check_inputs(video: object, audio: object, output: object, options: SyncOpti
 
 
 def _others(
-    video: Path, info: VideoInfo, output: Path, options: SyncOptions
+    video: Path, info: VideoInfo, output: Path, options: SyncOptions, *, replaces: bool
 ) -> "tuple[Tracks | None, Credentials | None, Path | None]":
     """What the options that few runs have name: their modules load OpenCV and more."""
     tracks = credentials = page = None
@@ -132,7 +132,7 @@ def _others(
     if options.report is not None:
         from latentsync_trt.measure.page import page_path
 
-        page = page_path(options.report, "--report")
+        page = page_path(options.report, "--report", overwrite=replaces)
     return tracks, credentials, page
 
 
