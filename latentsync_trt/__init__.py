@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from latentsync_trt.live.session import LiveSession
     from latentsync_trt.media.demo_clip import demo_clip
     from latentsync_trt.sync.api import LipSync
+    from latentsync_trt.sync.inputs import Helpers
     from latentsync_trt.types import AudioFeatures, Enhancer, Face, FaceDetector, Progress, SyncReport
     from latentsync_trt.values import Speaker
 
@@ -43,6 +44,7 @@ __all__ = [
     "Face",
     "FaceDetector",
     "GraphRefused",
+    "Helpers",
     "InferenceError",
     "InputError",
     "LatentSyncError",
@@ -69,6 +71,7 @@ _MODULES = {
     "LipSync": "sync.api",
     **dict.fromkeys(("SyncOptions", "RuntimeOptions"), "config"),
     "Speaker": "values",
+    "Helpers": "sync.inputs",
     **dict.fromkeys(("SyncReport", "Progress", "Face", "FaceDetector", "Enhancer", "AudioFeatures"), "types"),
     "LiveSession": "live.session",
     "LiveOptions": "live.options",

@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from latentsync_trt import Enhancer, LipSync, SyncOptions
+from latentsync_trt import Enhancer, Helpers, LipSync, SyncOptions
 from latentsync_trt.errors import InputError
+from latentsync_trt.face.enhancer import enhanced, load_enhancer
 from latentsync_trt.face.tracker import FrameFaces
-from latentsync_trt.sync.compose import FADE_S, enhanced, faded, load_enhancer
+from latentsync_trt.sync.compose import FADE_S, faded
 from latentsync_trt.sync.faces import FrameJob, Target
 from latentsync_trt.types import Face, Float32Array, UInt8Array
 from tests.clips import decoded, frame_at, write_clip
@@ -154,9 +155,9 @@ def test_sync_pastes_what_the_enhancer_returns(tmp_path):
     green: Enhancer = Green()
     options = SyncOptions(steps=1, guidance=1)
     with LipSync.from_bundle(small_bundle(), "cpu") as lip_sync:
-        lip_sync.sync(*clip, tmp_path / "out.mp4", options, enhancer=green)
+        lip_sync.sync(*clip, tmp_path / "out.mp4", options, helpers=Helpers(enhancer=green))
         with pytest.raises(InputError, match="enhancer Returning"):
-            lip_sync.sync(*clip, tmp_path / "none.mp4", options, enhancer=Returning(None))
+            lip_sync.sync(*clip, tmp_path / "none.mp4", options, helpers=Helpers(enhancer=Returning(None)))
     for before, after in zip(decoded(clip[0]), decoded(tmp_path / "out.mp4"), strict=True):
         red, shade, blue = np.moveaxis(after.astype(int), -1, 0)
         mouth = (shade > 200) & (red < 60) & (blue < 60)

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from latentsync_trt import SyncOptions
+from latentsync_trt.audio.turns import MARGIN_S, read_turns
 from latentsync_trt.errors import InputError
 from latentsync_trt.media.soundtrack import SoundPiece
-from latentsync_trt.sync.rttm import MARGIN_S, read_turns
 from latentsync_trt.sync.speech import SpeechTracks, speech_tracks_of
 from latentsync_trt.sync.timeline import Span, notices_of_cuts, span_of
 from latentsync_trt.values import Speaker

@@ -41,7 +41,7 @@ _NOT_FOR_BENCH = ("build", "preset", "verify")
 
 _HEADS = "what", "median", "rate", "longest parts", "graphs", "memory", "on the GPU", "lips"
 
-_FORMAT = 4
+_FORMAT = 5
 
 _LEAST_SIDE_PX = 256
 """Faces are compared at this resolution, or at the networks' where that is higher."""

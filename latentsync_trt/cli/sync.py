@@ -117,12 +117,13 @@ def sync(
             print_json({**asdict(report), "total_s": process_age_s()})
         elif not quiet:
             show_report(report, notices, process_age_s(), verbose=verbose)
-        if lip_sync.building:
-            say("engines for the next run are still being built; Ctrl-C stops that, the output is complete")
-        with interruption("interrupted while engines were built for the next run; the output is complete"):
-            problem = lip_sync.wait_for_build()
-        if problem:
-            say(f"building engines failed: {problem}")
+        if lip_sync.build is not None:
+            if lip_sync.build.is_running:
+                say("engines for the next run are still being built; Ctrl-C stops that, the output is complete")
+            with interruption("interrupted while engines were built for the next run; the output is complete"):
+                problem = lip_sync.build.wait()
+            if problem:
+                say(f"building engines failed: {problem}")
 
 
 def _clip_of(files: tuple[Path, ...], video: Path | None, audio: Path | None) -> tuple[Path, Path | None]:
@@ -256,8 +257,9 @@ def faces(video: Path, output: Path | None, overwrite: bool, as_json: bool) -> N
     """
     from latentsync_trt.cli.show import print_json, print_table, progress_bar
     from latentsync_trt.face.detector import MediaPipeDetector
+    from latentsync_trt.face.people import summaries
     from latentsync_trt.face.track_file import save_tracks
-    from latentsync_trt.measure.page import summaries, time_text, write_contact_sheet
+    from latentsync_trt.measure.page import write_contact_sheet
     from latentsync_trt.media.files import check_file
     from latentsync_trt.paths import check_folder_to_write, check_free, make_folder
     from latentsync_trt.sync.faces import analyze
@@ -278,7 +280,7 @@ def faces(video: Path, output: Path | None, overwrite: bool, as_json: bool) -> N
         return
     rows = []
     for person in people:
-        first, last = time_text(person.times_s[0][0]), time_text(person.times_s[-1][1])
+        first, last = _time_text(person.times_s[0][0]), _time_text(person.times_s[-1][1])
         seen = f"{person.seen_s:.1f} s", str(len(person.times_s))
         looks = f"{person.height_px} px", f"{person.frontal:.0%}"
         rows.append((str(person.number), *seen, first, last, *looks))
@@ -288,3 +290,10 @@ def faces(video: Path, output: Path | None, overwrite: bool, as_json: bool) -> N
     words = ["latentsync-trt", "sync", str(video), "speech.wav", "--faces", str(saved), "--face", face]
     line = subprocess.list2cmdline(words) if os.name == "nt" else shlex.join(words)
     echo(f"{saved}: tracks; next: {line}")
+
+
+def _time_text(time_s: float) -> str:
+    """ "1:02.5" for 62.5 seconds."""
+    minutes, seconds = divmod(round(time_s, 1), 60)
+    hours, minutes = divmod(int(minutes), 60)
+    return f"{hours}:{minutes:02}:{seconds:04.1f}" if hours else f"{minutes}:{seconds:04.1f}"

@@ -11,7 +11,7 @@ import numpy as np
 
 from latentsync_trt.config import MODEL_FPS
 from latentsync_trt.errors import InputError, OutputError
-from latentsync_trt.face.geometry import turn
+from latentsync_trt.face.people import PORTRAIT_PX, summaries
 from latentsync_trt.face.track_file import Tracks
 from latentsync_trt.files import whole_file
 from latentsync_trt.measure.lips import CLOSED_GAP, QUIET_DB, Curves, runs_of_true
@@ -39,12 +39,9 @@ _LEAST_TOP = 0.15
 _LINES = ("#d9591c", "#1b9e85")
 _TARGET, _SHUT, _GRAY = "#3f7fd6", "#cf4a63", "#8792a1"
 
-SHOWN_PX = 256
+SHOWN_PX = PORTRAIT_PX
 """Side of the faces in figures."""
 _BORDER_PX, _LABELS_PX, _FOOT_PX = 8, 180, 64
-
-_FRONTAL_TURN = 0.25
-"""About 25°."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -191,34 +188,6 @@ def face_grid(rows: Sequence[str], columns: Mapping[str, Sequence[UInt8Array]]) 
     return figure
 
 
-@dataclass(frozen=True, slots=True)
-class PersonSummary:
-    """One person of a clip, by `number`. `times_s`: begin and end of each time the person is seen.
-
-    `seen_s`: sum of these. `height_px`: of the face, the median. `frontal`: share of the time in
-    which the face looks into the camera, or less than about 25° aside.
-    """
-
-    number: int
-    times_s: tuple[tuple[float, float], ...]
-    seen_s: float
-    height_px: int
-    frontal: float
-
-
-def summaries(tracks: Tracks) -> list[PersonSummary]:
-    """What is known of each person, by number."""
-    found = []
-    for number in tracks.people:
-        spans = [span.rows for span in tracks.spans if span.person == number]
-        times_s = tuple((float(rows[0, 0]), float(rows[-1, 0])) for rows in spans)
-        rows = np.concatenate(spans)
-        frontal = float((turn(rows[:, 5:].reshape(-1, 3, 2)) < _FRONTAL_TURN).mean())
-        height_px = round(float(np.median(rows[:, 4] - rows[:, 2])))
-        found.append(PersonSummary(number, times_s, sum(end - start for start, end in times_s), height_px, frontal))
-    return found
-
-
 def write_contact_sheet(path: Path, tracks: Tracks, portraits: Mapping[int, UInt8Array]) -> None:
     """Writes a PNG of the people: `portraits`, as `face_grid` has them, with number and seconds below.
 
@@ -227,10 +196,3 @@ def write_contact_sheet(path: Path, tracks: Tracks, portraits: Mapping[int, UInt
     """
     shown = {f"{one.number}: {one.seen_s:.1f} s": [portraits[one.number]] for one in summaries(tracks)}
     write_png(path, face_grid(("face",), shown))
-
-
-def time_text(time_s: float) -> str:
-    """ "1:02.5" for 62.5 seconds."""
-    minutes, seconds = divmod(round(time_s, 1), 60)
-    hours, minutes = divmod(int(minutes), 60)
-    return f"{hours}:{minutes:02}:{seconds:04.1f}" if hours else f"{minutes}:{seconds:04.1f}"

@@ -9,15 +9,19 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import partial
 from time import perf_counter
 
 import numpy as np
 
 from latentsync_trt.sync.faces import FrameJob, PaintedAt
 from latentsync_trt.sync.inpaint import Inpainter
-from latentsync_trt.sync.threads import StageClock
-from latentsync_trt.sync.windows import FaceView, Gathered, Window
+from latentsync_trt.sync.threads import ClipStages, StageClock
+from latentsync_trt.sync.windows import FaceView, Gathered, Window, in_batches
 from latentsync_trt.types import Float32Array, UInt8Array, UInt16Array
+
+# With one network at a time on the device, each processes this many windows before the next is loaded.
+_LOW_MEMORY_WINDOWS = 4
 
 AudioWindows = Callable[[int, Sequence[Fraction]], Float32Array]
 """Audio features `(n, S, D)` float32 of a speaker, by number, at these times."""
@@ -91,6 +95,23 @@ class Painter:
                     faces[view.index, view.track_id] = pictures[position] if whole else pictures[position].copy()
         end = 1 + max(window.items[window.used[-1]].index for window in item.windows)
         return Decoded(item.job, faces, len(item.windows), PaintedAt(perf_counter(), end))
+
+
+def painted(
+    gathered: Generator[Gathered, None, None], painter: Painter, stages: ClipStages, frames: int, *, in_turn: bool
+) -> Generator[FrameJob, None, None]:
+    """Every job in order with its painted faces: encode, denoise and decode, each in a thread of its own.
+
+    Args:
+        frames: F, the length of a window. in_turn: one network at a time is on the device.
+    """
+    at_once = max(painter.inpainter.windows_per_batch, _LOW_MEMORY_WINDOWS if in_turn else 1)
+    at_once = max(1, min(at_once, stages.spare_frames // frames))  # frames wait until so many windows are complete
+    stage = partial(stages.prefetch, depth=at_once * frames)
+    encoded = stage(in_batches(gathered, at_once, frames), painter.encode, name="encode faces")
+    denoised = stage(encoded, painter.denoise, name="denoise")
+    decoded = stage(denoised, painter.decode, name="decode faces")
+    return stages.prefetch(in_order(decoded, painter.frames_done), name="paint")
 
 
 def in_order(decoded: Generator[Decoded, None, None], frames_done: int) -> Generator[FrameJob, None, None]:

@@ -12,16 +12,20 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from latentsync_trt.audio.encoder import SpeechStream
+from latentsync_trt.audio.encoder import SpeechStream, encode_audio
+from latentsync_trt.audio.mel import filters_of
 from latentsync_trt.audio.segments import SEGMENT_FEATURES, Plan, joined_segments, public_segments
-from latentsync_trt.config import SyncOptions
+from latentsync_trt.audio.turns import SpeakerTurns, read_turns
+from latentsync_trt.bundle.manifest import Bundle
+from latentsync_trt.config import AudioSegments, SyncOptions
 from latentsync_trt.errors import InputError
 from latentsync_trt.media.audio import SPEECH_RATE_HZ, read_audio_blocks
+from latentsync_trt.media.files import check_file, open_input
 from latentsync_trt.media.layouts import Mixer
+from latentsync_trt.media.reader import are_one, delays_of
 from latentsync_trt.media.soundtrack import SoundPiece
 from latentsync_trt.paths import local_path
-from latentsync_trt.sync.rttm import SpeakerTurns, read_turns
-from latentsync_trt.types import Float32Array
+from latentsync_trt.types import AudioFeatures, Float32Array
 
 if TYPE_CHECKING:
     from latentsync_trt.audio.vad import Speech
@@ -46,12 +50,21 @@ class SpeechTracks:
     notice: str | None = None
 
     @property
+    def starts_s(self) -> Fraction:
+        """When the first recording begins in the output."""
+        return min(piece.at_s for piece in self.recordings)
+
+    @property
     def speaker_of(self) -> Mapping[int, int]:
         return {face: speaker for speaker, face in enumerate(self.faces or ())}
 
     def speaks(self, speaker: int, time_s: Fraction) -> bool:
         """Whether `speaker` is painted at this time of the output."""
         return self.turns is None or time_s in self.turns[speaker]
+
+    def is_of(self, video: Path) -> bool:
+        """Whether a recording is the video's own sound."""
+        return any(are_one(piece.path, video) for piece in self.recordings)
 
 
 def speech_tracks_of(audio: Path | None, at_s: Callable[[Path], Fraction], options: SyncOptions) -> SpeechTracks:
@@ -84,6 +97,7 @@ def speech_tracks_of(audio: Path | None, at_s: Callable[[Path], Fraction], optio
     if options.turns is None:
         return SpeechTracks((recording,))
     path = local_path(options.turns, "--turns")
+    check_file(path)
     turns = read_turns(path, recording.at_s)
     if speakers:
         if unknown := [speaker.voice for speaker in speakers if speaker.voice not in turns]:
@@ -97,6 +111,54 @@ def speech_tracks_of(audio: Path | None, at_s: Callable[[Path], Fraction], optio
     assumed = ", ".join(f"face {face} = {name}" for face, name in enumerate(turns))
     notice = f"{path}: in the order in which they first speak, {assumed}; to change that, give --speaker N=NAME"
     return SpeechTracks((recording,) * len(turns), tuple(range(len(turns))), tuple(turns.values()), notice)
+
+
+@dataclass(frozen=True, slots=True)
+class Sound:
+    """All that is heard. `own`: the video's own sound, where it is needed; `mix`: what is heard instead of the speech.
+
+    `picture_delay_s`: of the video's picture, if its own sound is needed.
+    """
+
+    speech: SpeechTracks
+    own: SoundPiece | None
+    mix: SoundPiece | None
+    picture_delay_s: Fraction
+
+    @property
+    def files(self) -> list[Path]:
+        """Those of the speech, and of `mix`."""
+        pieces = (*self.speech.recordings, *([self.mix] if self.mix else []))
+        return list(dict.fromkeys(piece.path for piece in pieces))
+
+    def check(self) -> None:
+        """Decodes the first samples of all files; raises `MediaError` where that cannot be done."""
+        for path in self.files:
+            with closing(read_audio_blocks(path)) as blocks:
+                next(blocks, None)
+
+
+def sound_of(video: Path, audio: Path | None, mix: Path | None, options: SyncOptions) -> Sound:
+    """What is heard with a video, by arguments and options; all files exist. Raises as `speech_tracks_of`."""
+    own, delay_s, picture_delay_s = None, Fraction(0), Fraction(0)
+    named = [*filter(None, (audio, mix)), *(Path(speaker.voice) for speaker in options.speaker)]
+    if options.start is not None or options.end is not None or any(are_one(video, path) for path in named):
+        with open_input(video) as container:
+            has_sound = bool(container.streams.audio)
+        if has_sound:
+            delays = delays_of(video, video)
+            own, delay_s, picture_delay_s = SoundPiece(video, delays.sound_s), delays.sound_s, delays.picture_s
+
+    def at_s(path: Path) -> Fraction:
+        """When the first sample of a file is heard."""
+        start_s = delay_s if are_one(path, video) else options.start or Fraction(0)
+        return start_s + Fraction(str(options.offset)) / 1000
+
+    speech = speech_tracks_of(audio, at_s, options)
+    found = Sound(speech, own, None if mix is None else SoundPiece(mix, at_s(mix)), picture_delay_s)
+    for path in found.files:
+        check_file(path)
+    return found
 
 
 class OpenSpeech:
@@ -163,3 +225,11 @@ def plan_of(options: SyncOptions, find_speech: Callable[[], "Speech"]) -> Plan:
     if options.audio_segments == "public":
         return public_segments
     return lambda total: joined_segments(total, find_speech().spans_s if total > SEGMENT_FEATURES else ())
+
+
+def encode_recording(
+    path: Path, segments: AudioSegments, encode_mel: Callable[[Float32Array], Float32Array], bundle: Bundle
+) -> AudioFeatures:
+    """The encoded speech of a whole recording; `encode_mel`: as for `SpeechStream`."""
+    plan = plan_of(SyncOptions(audio_segments=segments), partial(speech_in, path))
+    return encode_audio(partial(read_audio_blocks, path), encode_mel, filters_of(bundle), plan)

@@ -15,6 +15,7 @@ from typing import Any, TypeVar, overload
 
 import cv2
 
+from latentsync_trt.errors import LatentSyncError
 from latentsync_trt.runtime.stages import POLL_S
 from latentsync_trt.types import Frame, StageTime, VideoInfo
 
@@ -142,6 +143,10 @@ def _next_in(queue: SimpleQueue[T]) -> T:
             return queue.get(timeout=POLL_S)
 
 
+class Canceled(LatentSyncError):
+    """The clip is not wanted any more."""
+
+
 class ClipStages:
     """The stages of one clip: `prefetch_frames` runs those before painting, `prefetch` painting and those after it.
 
@@ -155,7 +160,7 @@ class ClipStages:
     """
 
     def __init__(self, held_frames: int, spare_frames: int, first_s: Fraction, last_s: Fraction) -> None:
-        self.spare_frames, self.canceled, self._ended = spare_frames, False, False
+        self.spare_frames, self._canceled, self._ended = spare_frames, False, False
         self._held_frames, self._first_s, self._last_s = held_frames, first_s, last_s
         self._times_s: deque[Fraction] = deque()
         self._changed = threading.Condition()
@@ -180,11 +185,16 @@ class ClipStages:
             self._times_s.popleft()
             self._changed.notify_all()
 
+    def check(self) -> None:
+        """Raises `Canceled` if painting is canceled."""
+        if self._canceled:
+            raise Canceled("canceled")
+
     def _end(self) -> None:
         self._ended = True
 
     def _cancel(self) -> None:
-        self._ended = self.canceled = True
+        self._ended = self._canceled = True
 
     def _has_room(self) -> bool:
         times_s = self._times_s

@@ -7,8 +7,8 @@ from fractions import Fraction
 from itertools import cycle, islice
 from typing import Generic, TypeVar
 
-from latentsync_trt.sync.faces import FrameJob, Target
-from latentsync_trt.types import Frame, UInt8Array
+from latentsync_trt.sync.faces import FrameJob
+from latentsync_trt.types import UInt8Array
 
 T = TypeVar("T")
 
@@ -34,15 +34,6 @@ class FaceView:
     track_id: int
     speaker: int
     image: UInt8Array
-
-
-def views_of(frame: Frame, targets: Sequence[Target]) -> dict[Hashable, FaceView]:
-    """The faces of one frame that were cut out, by track."""
-    return {
-        each.track_id: FaceView(frame.index, frame.time_s, each.track_id, each.speaker, each.face.image)
-        for each in targets
-        if each.face is not None
-    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +105,7 @@ class Gathered:
 
 
 def gather(
-    jobs: Generator[FrameJob, None, None], frames: int, streams: int, frames_done: int
+    jobs: Generator[FrameJob, None, None], frames: int, streams: int = 1, frames_done: int = 0
 ) -> Generator[Gathered, None, None]:
     """Every job in order, with the windows that it completes.
 
@@ -124,13 +115,20 @@ def gather(
     """
     planner: WindowPlanner[FaceView] = WindowPlanner(frames, streams=streams)
 
-    def wanted(windows: Sequence[Window[FaceView]]) -> list[Window[FaceView]]:
-        return [window for window in windows if window.items[window.used[-1]].index >= frames_done]
+    def gathered(job: FrameJob | None, views: Mapping[Hashable, FaceView]) -> Gathered:
+        windows = planner.push(views)
+        return Gathered(job, [each for each in windows if each.items[each.used[-1]].index >= frames_done])
 
     with closing(jobs):
         for job in jobs:
-            yield Gathered(job, wanted(planner.push(views_of(job.frame, job.targets))))
-    yield Gathered(None, wanted(planner.push({})))
+            frame = job.frame
+            views: dict[Hashable, FaceView] = {
+                each.track_id: FaceView(frame.index, frame.time_s, each.track_id, each.speaker, each.face.image)
+                for each in job.targets
+                if each.face is not None
+            }
+            yield gathered(job, views)
+    yield gathered(None, {})
 
 
 def in_batches(gathered: Generator[Gathered, None, None], at_once: int, frames: int) -> Generator[Gathered, None, None]:

@@ -1,0 +1,82 @@
+"""The people of a clip whose faces were all found: their numbers, portraits, and what is known of each."""
+
+from dataclasses import dataclass
+
+import cv2
+import numpy as np
+
+from latentsync_trt.face.geometry import turn
+from latentsync_trt.face.track_file import FaceSpan, Tracks
+from latentsync_trt.types import Face, Float64Array, Picture, UInt8Array
+
+PORTRAIT_PX = 256
+"""Side of a portrait."""
+_PORTRAIT_SCALE = 1.7
+
+_LEAST_SEEN_S = 0.2
+"""Someone who is seen for less in the whole clip is a passer-by at its edge, or no person."""
+
+_FRONTAL_TURN = 0.25
+"""About 25°."""
+
+
+@dataclass(frozen=True, slots=True)
+class PersonSummary:
+    """One person of a clip, by `number`. `times_s`: begin and end of each time the person is seen.
+
+    `seen_s`: sum of these. `height_px`: of the face, the median. `frontal`: share of the time in
+    which the face looks into the camera, or less than about 25° aside.
+    """
+
+    number: int
+    times_s: tuple[tuple[float, float], ...]
+    seen_s: float
+    height_px: int
+    frontal: float
+
+
+def summaries(tracks: Tracks) -> list[PersonSummary]:
+    """What is known of each person, by number."""
+    found = []
+    for number in tracks.people:
+        spans = [span.rows for span in tracks.spans if span.person == number]
+        times_s = tuple((float(rows[0, 0]), float(rows[-1, 0])) for rows in spans)
+        rows = np.concatenate(spans)
+        frontal = float((turn(rows[:, 5:].reshape(-1, 3, 2)) < _FRONTAL_TURN).mean())
+        height_px = round(float(np.median(rows[:, 4] - rows[:, 2])))
+        found.append(PersonSummary(number, times_s, sum(end - start for start, end in times_s), height_px, frontal))
+    return found
+
+
+def numbered(found: list[tuple[int, Float64Array]]) -> tuple[tuple[FaceSpan, ...], dict[int, int]]:
+    """Spans by time, and the new number of each person, by the one given while tracking, but of those hardly seen.
+
+    Args:
+        found: for each track its person and the rows of a `FaceSpan`.
+    """
+    found = sorted(found, key=lambda one: float(one[1][0, 0]))
+    seen_s = dict.fromkeys((person for person, _ in found), 0.0)
+    for person, rows in found:
+        seen_s[person] += float(rows[-1, 0] - rows[0, 0])
+    lasting = [person for person, time_s in seen_s.items() if time_s >= min(_LEAST_SEEN_S, max(seen_s.values()))]
+    numbers = {person: number for number, person in enumerate(lasting)}
+    return tuple(FaceSpan(numbers[person], rows) for person, rows in found if person in numbers), numbers
+
+
+def portrait_score(face: Face) -> float:
+    """How good a portrait is: higher for a large, frontal face."""
+    return float(face.box[3] - face.box[1]) / (1 + 4 * float(turn(face.points)))
+
+
+def portrait_of(picture: Picture, face: Face) -> UInt8Array:
+    """The face and what is around it, uint8 `(256, 256, 3)` RGB, white beyond the picture."""
+    side = float((face.box[2:] - face.box[:2]).max()) * _PORTRAIT_SCALE
+    left, top = ((face.box[:2] + face.box[2:]) / 2 - side / 2).tolist()
+    (y0, y1), (x0, x1) = ((max(0, int(start)), int(start + side)) for start in (top, left))
+    part = np.asarray(picture[y0:y1, x0:x1])
+    scale = PORTRAIT_PX / side
+    size = max(1, round(part.shape[1] * scale)), max(1, round(part.shape[0] * scale))
+    small = cv2.resize(part, size, interpolation=cv2.INTER_AREA if scale < 1 else cv2.INTER_CUBIC)
+    canvas = np.full((PORTRAIT_PX, PORTRAIT_PX, 3), 255, np.uint8)
+    canvas[: small.shape[0], : small.shape[1]] = small[:PORTRAIT_PX, :PORTRAIT_PX]
+    return canvas
