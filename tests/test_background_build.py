@@ -1,6 +1,7 @@
 """Engines built by a process of its own for the next run, while this one goes on with another provider. Here both run
 on the CPU, and the engines of the one that compiles are copies of the graphs."""
 
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -9,13 +10,13 @@ from click.testing import CliRunner, Result
 from latentsync_trt import LipSync, SyncOptions
 from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.cli import main
+from latentsync_trt.cli import sync as cli_sync
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import ProviderUnavailable
 from latentsync_trt.runtime import background_build, model
 from latentsync_trt.runtime.engines.cache import EngineCache
 from latentsync_trt.runtime.engines.session_factory import SessionFactory
 from latentsync_trt.runtime.providers.select import Selection
-from latentsync_trt.sync.model_slot import NextRunBuild
 from tests.build_worker import HANG, WAIT, work
 from tests.cache_worker import until
 from tests.clips import write_clip
@@ -55,10 +56,10 @@ def test_this_run_starts_at_once_and_the_next_one_has_engines(
             report = lip_sync.sync(*clip, tmp_path / f"{provider}.mkv", QUICK)
             if provider == "cpu":
                 assert lip_sync.build is not None
-                assert lip_sync.build.is_running
+                assert not lip_sync.build.done()
                 painted.touch()
-                assert [lip_sync.build.wait() for _ in range(2)] == ["", ""]
-                assert not lip_sync.build.is_running
+                assert lip_sync.build.result() == ""
+                assert lip_sync.build.done()
             else:
                 assert lip_sync.build is None
         assert report.provider == provider
@@ -124,14 +125,14 @@ def sync_command(cold: Path, clip: tuple[Path, Path], output: Path) -> Result:
 def test_the_command_waits_so_that_the_next_run_is_fast(
     cold: Path, clip: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    waiting, wait = tmp_path / "waiting", NextRunBuild.wait
+    waiting, interruption = tmp_path / "waiting", cli_sync.interruption
 
-    def watched(self: NextRunBuild) -> str:
+    def watched(text: str) -> AbstractContextManager[None]:
         waiting.touch()
-        return wait(self)
+        return interruption(text)
 
     monkeypatch.setenv(WAIT, str(waiting))
-    monkeypatch.setattr(NextRunBuild, "wait", watched)
+    monkeypatch.setattr(cli_sync, "interruption", watched)
     result = sync_command(cold, clip, tmp_path / "out.mp4")
     assert result.exit_code == 0
     assert "engines for the next run are still being built; Ctrl-C stops that, the output is complete" in result.stderr
@@ -141,11 +142,11 @@ def test_the_command_waits_so_that_the_next_run_is_fast(
 def test_ctrl_c_while_waiting_loses_nothing(
     cold: Path, clip: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupt(self: NextRunBuild) -> str:
+    def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setenv(HANG, "1")
-    monkeypatch.setattr(NextRunBuild, "wait", interrupt)
+    monkeypatch.setattr(cli_sync, "wait", interrupt)
     result = sync_command(cold, clip, tmp_path / "out.mp4")
     assert result.exit_code == 130
     message = "error: interrupted while engines were built for the next run; the output is complete\n"

@@ -4,6 +4,7 @@ import os
 import shlex
 import subprocess
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from fractions import Fraction
@@ -32,8 +33,6 @@ from latentsync_trt.runtime.providers.table import CPU
 from latentsync_trt.stopping import interruption
 
 if TYPE_CHECKING:
-    from concurrent.futures import Future
-
     from latentsync_trt.measure.clips import Clip
     from latentsync_trt.sync.api import LipSync
     from latentsync_trt.types import ProgressCallback
@@ -85,7 +84,7 @@ def sync(
     trial = Thread(target=_try_provider, args=(fields["provider"], runtime), name="open")
     trial.start()  # while modules are imported
     from latentsync_trt.cli.show import Notices, notices_to, print_json, process_age_s, progress_bar, show_report
-    from latentsync_trt.runtime.stages import results
+    from latentsync_trt.runtime.stages import POLL_S, results
 
     silent, notices = quiet or as_json, Notices()
     say = notices_to(silent=silent)
@@ -117,12 +116,13 @@ def sync(
             print_json({**asdict(report), "total_s": process_age_s()})
         elif not quiet:
             show_report(report, notices, process_age_s(), verbose=verbose)
-        if lip_sync.build is not None:
-            if lip_sync.build.is_running:
+        if (building := lip_sync.build) is not None:
+            if not building.done():
                 say("engines for the next run are still being built; Ctrl-C stops that, the output is complete")
             with interruption("interrupted while engines were built for the next run; the output is complete"):
-                problem = lip_sync.build.wait()
-            if problem:
+                while wait([building], POLL_S).not_done:
+                    pass
+            if problem := building.result():
                 say(f"building engines failed: {problem}")
 
 
@@ -149,7 +149,7 @@ def _try_provider(request: str, options: RuntimeOptions) -> None:
 
 
 @contextmanager
-def meanwhile(action: Callable[[], "LipSync"]) -> Iterator["Future[LipSync]"]:
+def meanwhile(action: Callable[[], "LipSync"]) -> "Iterator[Future[LipSync]]":
     """Runs `action` in a thread. An error of the block does not wait for it; what it returns later is closed then."""
     from concurrent.futures import ThreadPoolExecutor
 

@@ -1,17 +1,23 @@
 """The people of a clip whose faces were all found: their numbers, portraits, and what is known of each."""
 
+from array import array
+from collections.abc import Callable
 from dataclasses import dataclass
+from fractions import Fraction
 
 import cv2
 import numpy as np
 
 from latentsync_trt.face.geometry import turn
-from latentsync_trt.face.track_file import FaceSpan, Tracks
-from latentsync_trt.types import Face, Float64Array, Picture, UInt8Array
+from latentsync_trt.face.track_file import COLUMNS, ClipMark, FaceSpan, Tracks
+from latentsync_trt.face.tracker import FrameFaces
+from latentsync_trt.types import Face, Picture, UInt8Array
 
 PORTRAIT_PX = 256
 """Side of a portrait."""
 _PORTRAIT_SCALE = 1.7
+_BETTER = 1.1
+"""A portrait is replaced by one that is better by this factor; else every frame of a zoom would be cut out."""
 
 _LEAST_SEEN_S = 0.2
 """Someone who is seen for less in the whole clip is a passer-by at its edge, or no person."""
@@ -48,28 +54,45 @@ def summaries(tracks: Tracks) -> list[PersonSummary]:
     return found
 
 
-def numbered(found: list[tuple[int, Float64Array]]) -> tuple[tuple[FaceSpan, ...], dict[int, int]]:
-    """Spans by time, and the new number of each person, by the one given while tracking, but of those hardly seen.
+class FoundPeople:
+    """Collects the faces of a clip, by track, and the best picture of each person: a large, frontal one.
 
-    Args:
-        found: for each track its person and the rows of a `FaceSpan`.
+    Needs 88 bytes for each face in each frame.
     """
-    found = sorted(found, key=lambda one: float(one[1][0, 0]))
-    seen_s = dict.fromkeys((person for person, _ in found), 0.0)
-    for person, rows in found:
-        seen_s[person] += float(rows[-1, 0] - rows[0, 0])
-    lasting = [person for person, time_s in seen_s.items() if time_s >= min(_LEAST_SEEN_S, max(seen_s.values()))]
-    numbers = {person: number for number, person in enumerate(lasting)}
-    return tuple(FaceSpan(numbers[person], rows) for person, rows in found if person in numbers), numbers
+
+    def __init__(self) -> None:
+        self.tracks: dict[int, tuple[int, array[float]]] = {}
+        self._portraits: dict[int, tuple[float, UInt8Array]] = {}
+        self._shots_s: dict[int, float] = {}
+
+    def add(self, source_s: Fraction, seen: FrameFaces, picture: Callable[[], Picture]) -> None:
+        """The faces of the next picture of the source, which `picture` makes with square pixels."""
+        time_s = round(float(source_s), 6)
+        self._shots_s.setdefault(seen.shot, time_s)
+        for one in seen.faces:
+            face, person = one.face, one.person
+            row = time_s, *face.box.tolist(), *face.points.ravel().tolist()
+            self.tracks.setdefault(one.track_id, (person, array("d")))[1].extend(row)
+            score = float(face.box[3] - face.box[1]) / (1 + 4 * float(turn(face.points)))
+            if person not in self._portraits or score > _BETTER * self._portraits[person][0]:
+                self._portraits[person] = score, _portrait(picture(), face)
+
+    def result(self, clip: ClipMark) -> tuple[Tracks, dict[int, UInt8Array]]:
+        """All tracks, and a picture of each person by number, uint8 `(256, 256, 3)` RGB, but of those hardly seen."""
+        found = [(person, np.array(rows).reshape(-1, COLUMNS)) for person, rows in self.tracks.values()]
+        found.sort(key=lambda one: float(one[1][0, 0]))
+        seen_s = dict.fromkeys((person for person, _ in found), 0.0)
+        for person, rows in found:
+            seen_s[person] += float(rows[-1, 0] - rows[0, 0])
+        lasting = [person for person, time_s in seen_s.items() if time_s >= min(_LEAST_SEEN_S, max(seen_s.values()))]
+        numbers = {person: number for number, person in enumerate(lasting)}
+        spans = tuple(FaceSpan(numbers[person], rows) for person, rows in found if person in numbers)
+        portraits = {number: self._portraits[person][1] for person, number in numbers.items()}
+        return Tracks(clip, tuple(self._shots_s.values()), spans), portraits
 
 
-def portrait_score(face: Face) -> float:
-    """How good a portrait is: higher for a large, frontal face."""
-    return float(face.box[3] - face.box[1]) / (1 + 4 * float(turn(face.points)))
-
-
-def portrait_of(picture: Picture, face: Face) -> UInt8Array:
-    """The face and what is around it, uint8 `(256, 256, 3)` RGB, white beyond the picture."""
+def _portrait(picture: Picture, face: Face) -> UInt8Array:
+    """The face and what is around it, white beyond the picture."""
     side = float((face.box[2:] - face.box[:2]).max()) * _PORTRAIT_SCALE
     left, top = ((face.box[:2] + face.box[2:]) / 2 - side / 2).tolist()
     (y0, y1), (x0, x1) = ((max(0, int(start)), int(start + side)) for start in (top, left))

@@ -18,7 +18,7 @@ from latentsync_trt.runtime.model import Model
 from latentsync_trt.sync.faces import FaceFinder
 from latentsync_trt.sync.inpaint import Inpainter, make_inpainter
 from latentsync_trt.sync.paint import faces_of
-from latentsync_trt.sync.speech import OpenSpeech, SpeechTracks
+from latentsync_trt.sync.speech import OpenSpeech, Sound
 from latentsync_trt.sync.timeline import expected_frames
 from latentsync_trt.sync.windows import FaceView, Window, gather
 from latentsync_trt.types import Denoiser, FaceDetector, Float32Array, Frame
@@ -77,7 +77,7 @@ def record(
     """
     manifest = model.bundle.manifest
     delays, info = delays_of(clip.video, clip.audio), probe(clip.video)
-    tracks = SpeechTracks((SoundPiece(clip.audio, delays.sound_s),))
+    tracks = Sound((SoundPiece(clip.audio, delays.sound_s),))
     speech = OpenSpeech(tracks, model.audio_encoder, filters_of(model.bundle), SyncOptions())
     playback = Playback(Fraction(MODEL_FPS), speech.end_s, delay_s=delays.picture_s)
     expected = expected_frames(playback, info) or 1

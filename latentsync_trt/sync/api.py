@@ -5,7 +5,7 @@ Imports of what runs it are inside the methods, so that `import latentsync_trt` 
 
 import time
 from collections.abc import Callable
-from concurrent.futures import Executor
+from concurrent.futures import Executor, Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from latentsync_trt.live.sessions import IdleClip, LiveSessions
     from latentsync_trt.runtime.providers.select import Selection
     from latentsync_trt.sync.inputs import Helpers, Inputs
-    from latentsync_trt.sync.model_slot import NextRunBuild
 
 
 class LipSync:
@@ -122,10 +121,10 @@ class LipSync:
         return self._selection.name if model is None else model.selection.name
 
     @property
-    def build(self) -> "NextRunBuild | None":
-        """What builds engines for the next run, in another process, until `close`; None if nothing does.
+    def build(self) -> Future[str] | None:
+        """Another process that builds engines for the next run, until `close`: done with its error, empty if none.
 
-        `is_running`: whether it has not ended. `wait()` waits for its end, and returns the error, empty if none.
+        None if no engines are built.
         """
         return self._slot.build
 

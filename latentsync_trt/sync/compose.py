@@ -30,11 +30,8 @@ _THREADS = 2
 """Of a stage whose frames do not depend on each other. Alone, it would wait for Python's lock half of its time."""
 
 Item = tuple[FrameJob, tuple[T, ...]]
+"""A job, with what is known of each painted face."""
 Items = Generator[Item[T], None, None]
-"""Jobs in order, with what is known of each painted face."""
-
-Prefetch = Callable[..., Generator[Any, None, None]]
-"""Called as `prefetch`; may run everything in the caller's thread."""
 
 
 class Shown(NamedTuple):
@@ -63,7 +60,9 @@ class Composer:
     clock: StageClock
     frames_done: int = 0
 
-    def stages(self, jobs: Generator[FrameJob, None, None], prefetch: Prefetch = prefetch) -> Items[Patch]:
+    def stages(
+        self, jobs: Generator[FrameJob, None, None], prefetch: Callable[..., Generator[Any, None, None]] = prefetch
+    ) -> Items[Patch]:
         """Jobs in order, with the new pixels of each face; three stages, each in threads of its own."""
         threads = _THREADS if self.enhancer is None else 1
         analyze = self._each("analyze paste", self._analyzed)

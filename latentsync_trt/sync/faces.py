@@ -3,10 +3,9 @@
 A face is searched near its last position, so finding is sequential; cropping runs in another thread.
 """
 
-from array import array
 from collections.abc import Callable, Generator, Mapping
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
 from itertools import groupby
@@ -14,14 +13,14 @@ from pathlib import Path
 
 import numpy as np
 
-from latentsync_trt.errors import NoFaceError
 from latentsync_trt.face.align import composed, crop, inverse, moved_face, square, stretch
 from latentsync_trt.face.choice import LARGEST, Chooser, Runs, check_people, speakers_of
-from latentsync_trt.face.geometry import LEAST_HEIGHT_PX, LEAST_WIDTH_PX, place_of, region_around
+from latentsync_trt.face.geometry import place_of, region_around
 from latentsync_trt.face.identity import luma_of
-from latentsync_trt.face.people import PORTRAIT_PX, numbered, portrait_of, portrait_score
-from latentsync_trt.face.track_file import COLUMNS, Tracks, mark_of
-from latentsync_trt.face.tracker import ON_ITS_SIDE, FaceTracker, FrameFaces, LookAhead
+from latentsync_trt.face.people import PORTRAIT_PX, FoundPeople
+from latentsync_trt.face.seen import FaceStats
+from latentsync_trt.face.track_file import Tracks, mark_of
+from latentsync_trt.face.tracker import FaceTracker, FrameFaces, LookAhead
 from latentsync_trt.media.pictures import LazyRgb
 from latentsync_trt.media.reader import probe, read_frames
 from latentsync_trt.sync.threads import StageClock, prefetch
@@ -31,7 +30,6 @@ from latentsync_trt.types import (
     FaceDetector,
     Float64Array,
     Frame,
-    Interval,
     Progress,
     ProgressCallback,
     UInt8Array,
@@ -39,17 +37,10 @@ from latentsync_trt.types import (
 )
 from latentsync_trt.values import FaceChoice
 
-_WRONG_TAG = (
-    "its rotation tag is wrong; set it to 0, 90, 180 or 270: ffmpeg -display_rotation ANGLE -i in.mp4 -c copy out.mp4"
-)
-
 _OVERVIEW_PX = 768
 """Longer side, or more, of the picture in which large faces are searched: the network averages it."""
 
 _LUMA_PX = 256
-
-_BETTER = 1.1
-"""A portrait is replaced by one that is better by this factor; else every frame of a zoom would be cut out."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -98,52 +89,6 @@ class FrameJob:
     def shot(self) -> int | None:
         """Number of the shot that it is part of; None where no face was searched."""
         return None if self.seen is None else self.seen.shot
-
-
-@dataclass(slots=True, eq=False)
-class FaceStats:
-    """What was seen of faces in all frames that were added, in their order.
-
-    `untouched`: the times at which faces were wanted, but none was chosen.
-    """
-
-    frames: int = 0
-    frames_with_face: int = 0
-    searched: int = 0
-    turned: int = 0
-    most_faces: int = 0
-    untouched: list[Interval] = field(default_factory=list)
-
-    def add(self, frame: Frame, seen: FrameFaces | None, *, has_face: bool) -> None:
-        """Adds the next frame."""
-        self.frames += 1
-        self.frames_with_face += has_face
-        if seen is None:
-            return
-        self.searched += 1
-        self.most_faces = max(self.most_faces, len(seen.faces))
-        self.turned += not seen.faces and seen.why_none == ON_ITS_SIDE
-        if has_face:
-            return
-        reason = "other faces" if seen.faces else seen.why_none
-        start_s, end_s = float(frame.time_s), float(frame.time_s + frame.duration_s)
-        if self.untouched and (self.untouched[-1].reason, self.untouched[-1].end_s) == (reason, start_s):
-            start_s = self.untouched.pop().start_s
-        self.untouched.append(Interval(start_s, end_s, reason))
-
-    def no_face(self, video: Path) -> NoFaceError:
-        """The error for a `video`, none of whose frames shows a usable face that was chosen."""
-        if not self.searched:
-            part = "is in the part that is synced; give another --start or --end"
-            return NoFaceError(f"{video}: none of its {self.frames} frames {part}", usage=True)
-        if self.most_faces:
-            return NoFaceError(f"{video}: shows faces, but never the chosen one; latentsync-trt faces shows them all")
-        searched = f"any of the {self.searched} frames searched"
-        if self.turned:
-            none = f"no upright face in {searched}, but {self.turned} with one"
-            return NoFaceError(f"{video}: {none} on its side or upside down; probably {_WRONG_TAG}")
-        least = f"be at least {LEAST_WIDTH_PX} px wide and {LEAST_HEIGHT_PX} px high"
-        return NoFaceError(f"{video}: no face in {searched}; a face must look at the camera, and {least}")
 
 
 class FaceFinder:
@@ -297,27 +242,14 @@ def analyze(
     expected = 0 if rate is None or info.duration_s is None else round(rate * info.duration_s)
     pictures = groupby(read_frames(video), lambda frame: frame.source_s)
     frames = prefetch((next(repeated) for _, repeated in pictures), finder.prepared, name="decode")
-    tracks: dict[int, tuple[int, array[float]]] = {}
-    portraits: dict[int, tuple[float, UInt8Array]] = {}
-    shots_s: dict[int, float] = {}
-    stats = FaceStats()
+    people, stats = FoundPeople(), FaceStats()
     with closing(finder.see(frames)) as seen_frames:
         for frame, seen in seen_frames:
             stats.add(frame, seen, has_face=False)
-            time_s = round(float(frame.source_s), 6)
             if seen is not None:
-                shots_s.setdefault(seen.shot, time_s)
-            for one in () if seen is None else seen.faces:
-                face, person = one.face, one.person
-                row = time_s, *face.box.tolist(), *face.points.ravel().tolist()
-                tracks.setdefault(one.track_id, (person, array("d")))[1].extend(row)
-                score = portrait_score(face)
-                if person not in portraits or score > _BETTER * portraits[person][0]:
-                    portraits[person] = score, portrait_of(square(frame.picture, aspect), face)
+                people.add(frame.source_s, seen, partial(square, frame.picture, aspect))
             count = stats.frames
             on_progress(Progress("finding faces", count, max(expected, count) if expected else None))
-    if not tracks:
+    if not people.tracks:
         raise stats.no_face(video)
-    spans, numbers = numbered([(person, np.array(rows).reshape(-1, COLUMNS)) for person, rows in tracks.values()])
-    found = Tracks(mark_of(video, info, stats.frames), tuple(shots_s.values()), spans)
-    return found, {number: portraits[person][1] for person, number in numbers.items()}
+    return people.result(mark_of(video, info, stats.frames))

@@ -33,7 +33,7 @@ def fingerprint(inputs: Inputs, bundle: Path, provider: str) -> dict[str, str]:
         MediaError: an input has disappeared.
     """
     options, encoder, helpers = inputs.options, inputs.encoder, inputs.helpers
-    recordings = [piece.path for piece in inputs.sound.speech.recordings]
+    recordings = [piece.path for piece in inputs.sound.recordings]
     separate = options.turns is None and bool(options.speaker)  # files, then
     names = [f"--speaker {speaker.face}" for speaker in options.speaker] if separate else ["--audio"]
     files = {"--video": inputs.video, **dict(zip(names, recordings, strict=False))}

@@ -2,12 +2,11 @@
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from latentsync_trt.errors import Busy, InputError
-from latentsync_trt.runtime.background_build import BackgroundBuild
 from latentsync_trt.runtime.model import Model
 from latentsync_trt.runtime.stages import POLL_S, results
 
@@ -53,32 +52,10 @@ class Calls:
                 self._changed.notify_all()
 
 
-class NextRunBuild:
-    """A process that builds engines for the next run, and a thread that waits for its end."""
-
-    def __init__(self, build: BackgroundBuild) -> None:
-        self._build, self._error = build, ""
-        self._thread = threading.Thread(target=self._await, name="build", daemon=True)
-        self._thread.start()
-
-    def _await(self) -> None:
-        self._error = self._build.wait()
-
-    @property
-    def is_running(self) -> bool:
-        return self._thread.is_alive()
-
-    def wait(self) -> str:
-        """Waits for the end; returns the error, empty if none."""
-        while self.is_running:
-            self._thread.join(POLL_S)
-        return self._error
-
-
 class ModelSlot:
     """Opens a model at its first use, and again, with more graphs, when a call needs them and no other uses it.
 
-    `model`: the one that is open, if any. `build`: what builds engines for the next run, if it does.
+    `model`: the one that is open, if any. `build`: ends with a build of engines for the next run, see `LipSync.build`.
 
     Args:
         open_model: opens one with these graphs.
@@ -87,7 +64,7 @@ class ModelSlot:
     def __init__(self, open_model: Callable[[Sequence[str]], Model]) -> None:
         self._open_model, self._changed = open_model, threading.Condition()
         self.model: Model | None = None
-        self.build: NextRunBuild | None = None
+        self.build: Future[str] | None = None
         self._detector: MediaPipeDetector | None = None
         self._users = self._lasting = 0
         self._closed = False
@@ -189,4 +166,6 @@ class ModelSlot:
             before.close()
         wanted = [*(before.graphs if before else ()), *graphs]
         self.model = self._open_model(tuple(dict.fromkeys(wanted)))
-        self.build = None if self.model.build is None else NextRunBuild(self.model.build)
+        if (build := self.model.build) is not None:
+            ended = self.build = Future[str]()
+            threading.Thread(target=lambda: ended.set_result(build.wait()), name="build", daemon=True).start()

@@ -6,11 +6,12 @@ from fractions import Fraction
 from functools import partial
 from time import perf_counter
 
+from latentsync_trt.face.seen import FaceStats
 from latentsync_trt.media.c2pa import sign
 from latentsync_trt.media.parts import Work
 from latentsync_trt.media.playback import Playback
 from latentsync_trt.media.writer import VideoWriter
-from latentsync_trt.sync.faces import FaceStats, FrameJob, PaintedAt
+from latentsync_trt.sync.faces import FrameJob, PaintedAt
 from latentsync_trt.sync.fingerprint import fingerprint
 from latentsync_trt.sync.run_context import RunContext
 from latentsync_trt.sync.threads import ClipStages

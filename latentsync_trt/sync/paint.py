@@ -26,8 +26,8 @@ _LOW_MEMORY_WINDOWS = 4
 AudioWindows = Callable[[int, Sequence[Fraction]], Float32Array]
 """Audio features `(n, S, D)` float32 of a speaker, by number, at these times."""
 
-Tensors = Sequence[Float32Array]
-"""One for each window."""
+Encoded = tuple[Gathered, Sequence[Float32Array]]
+"""With a tensor for each window."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,16 +56,16 @@ class Painter:
     frames_done: int = 0
     check: Callable[[], None] = lambda: None
 
-    def encode(self, item: Gathered) -> tuple[Gathered, Tensors]:
+    def encode(self, item: Gathered) -> Encoded:
         """What the denoiser knows of each window, from its faces."""
         if not item.windows:
             return item, ()
         with self.clock.measure("gather", frames=0):
             faces = [faces_of(window) for window in item.windows]
-        with self.clock.measure("encode faces", frames=_used(item.windows)):
+        with self.clock.measure("encode faces", item.used):
             return item, self.inpainter.encode(faces)
 
-    def denoise(self, encoded: tuple[Gathered, Tensors]) -> tuple[Gathered, Tensors]:
+    def denoise(self, encoded: Encoded) -> Encoded:
         """The latents of each window."""
         item, conditioning = encoded
         if not item.windows:
@@ -75,15 +75,15 @@ class Painter:
                 self.audio_windows(window.items[0].speaker, [view.time_s for view in window.items])
                 for window in item.windows
             ]
-        with self.clock.measure("denoise", frames=_used(item.windows)):
+        with self.clock.measure("denoise", item.used):
             return item, self.inpainter.denoise(conditioning, audio, lambda *_: self.check())
 
-    def decode(self, denoised: tuple[Gathered, Tensors]) -> Decoded:
+    def decode(self, denoised: Encoded) -> Decoded:
         """The new faces of frames that have not been written yet."""
         item, latents = denoised
         if not item.windows:
             return Decoded(item.job, {})
-        with self.clock.measure("decode faces", frames=_used(item.windows)):
+        with self.clock.measure("decode faces", item.used):
             painted = self.inpainter.decode(latents)
         faces: dict[tuple[int, int], UInt16Array] = {}
         for window, pictures in zip(item.windows, painted, strict=True):
@@ -140,7 +140,3 @@ def in_order(decoded: Generator[Decoded, None, None], frames_done: int) -> Gener
 def faces_of(window: Window[FaceView]) -> UInt8Array:
     """The aligned faces of a window, uint8 `(F, H, H, 3)`."""
     return np.stack([view.image for view in window.items])
-
-
-def _used(windows: Sequence[Window[FaceView]]) -> int:
-    return sum(len(window.used) for window in windows)

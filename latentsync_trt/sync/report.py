@@ -2,11 +2,11 @@
 
 from time import perf_counter
 
+from latentsync_trt.face.seen import FaceStats
 from latentsync_trt.measure.mismatch import ModelMismatchCheck
 from latentsync_trt.measure.quality import Quality
 from latentsync_trt.measure.report import write_report
 from latentsync_trt.measure.syncnet import SyncMeter, open_syncnet
-from latentsync_trt.sync.faces import FaceStats
 from latentsync_trt.sync.output import Pace
 from latentsync_trt.sync.run_context import RunContext
 from latentsync_trt.types import SyncReport
@@ -17,7 +17,7 @@ def quality_of(run: RunContext) -> Quality:
     given, inputs, shows = run.options.syncnet, run.inputs, run.inputs.page is not None
     manifest, strict = run.bundle.manifest, inputs.options.strict
     mismatch = ModelMismatchCheck(manifest, run.resolution_px, run.notices.add, strict=strict)
-    recordings = inputs.sound.speech.recordings
+    recordings = inputs.sound.recordings
     network = open_syncnet(given) if given or shows else None
     meters = [] if network is None else [SyncMeter(network, piece.path, piece.at_s) for piece in recordings]
     return Quality([piece.at_s for piece in recordings], pictures=shows, mismatch=mismatch, syncnet=meters)

@@ -29,7 +29,7 @@ def open_speech(run: RunContext, quality: Quality) -> OpenSpeech:
 
     Their audio encoder is that of the model, once it is open.
     """
-    inputs, speech = run.inputs, run.inputs.sound.speech
+    inputs, speech = run.inputs, run.inputs.sound
     run.announce(notices_of_model(run.bundle.manifest, run.resolution_px))
     run.announce((*notices_of_rate(inputs.info, inputs.options), *run.selection.notices()))
     run.announce(() if speech.notice is None else (speech.notice,))
@@ -59,7 +59,7 @@ def aligned_frames(
     frames = stages.entering(read_frames(run.inputs.video, playback))
     decoded = stages.prefetch_frames(run.clock.measured("decode", frames), finder.prepared, name="decode")
     found = stages.prefetch_frames(finder.find(decoded), name="face")
-    return finder.cut_out(found, run.inputs.sound.speech.speaks)
+    return finder.cut_out(found, run.inputs.sound.speaks)
 
 
 def watched(
@@ -67,7 +67,7 @@ def watched(
 ) -> Generator[FrameJob, None, None]:
     """The same jobs; says which of several faces is taken, and if the first one does not suit the model."""
     most_faces = 1
-    is_largest = run.inputs.options.face == "largest" and run.inputs.sound.speech.faces is None
+    is_largest = run.inputs.options.face == "largest" and run.inputs.sound.faces is None
     with closing(jobs):
         for job in jobs:
             count = 0 if job.seen is None else len(job.seen.faces)
@@ -84,8 +84,9 @@ def watched(
 
 def _finder(run: RunContext, span: Span) -> FaceFinder:
     inputs, detector = run.inputs, run.inputs.helpers.detector or run.detector
-    speech, tracks = inputs.sound.speech, inputs.tracks
-    choice = parse_face(inputs.options.face) if speech.faces is None else speech.speaker_of
+    tracks, faces = inputs.tracks, inputs.sound.faces
+    by_number = {face: speaker for speaker, face in enumerate(faces or ())}
+    choice = parse_face(inputs.options.face) if faces is None else by_number
     if tracks is None and speakers_of(choice) is not None:
         tracks, _ = analyze(inputs.video, detector, run.on_progress)
     return FaceFinder(

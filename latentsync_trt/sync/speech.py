@@ -4,9 +4,9 @@ Times are exact seconds. Times of a recording become times of the output by `Sou
 own file stays where it is there; other recordings begin with the part that is synced. `--offset` moves both.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cache, partial
 from pathlib import Path
@@ -22,7 +22,7 @@ from latentsync_trt.errors import InputError
 from latentsync_trt.media.audio import SPEECH_RATE_HZ, read_audio_blocks
 from latentsync_trt.media.files import check_file, open_input
 from latentsync_trt.media.layouts import Mixer
-from latentsync_trt.media.reader import are_one, delays_of
+from latentsync_trt.media.reader import Delays, are_one, delays_of
 from latentsync_trt.media.soundtrack import SoundPiece
 from latentsync_trt.paths import local_path
 from latentsync_trt.types import AudioFeatures, Float32Array
@@ -37,26 +37,32 @@ Listen = Callable[[int, Iterable[Float32Array]], Iterable[Float32Array]]
 
 
 @dataclass(frozen=True, slots=True)
-class SpeechTracks:
-    """The speakers of a clip.
+class Sound:
+    """All that is heard with a clip, and who speaks it.
 
     `recordings`: of each speaker, perhaps the same. `faces`: the number of each speaker's face, None = the one of
-    `--face`. `turns`: when each is painted, in times of the output; None = always. `notice`: what was assumed.
+    `--face`. `turns`: when each is painted, in times of the output; None = always. `notice`: what was assumed. `mix`:
+    what is heard instead of the speech. `own`: the video's own sound, and `picture_delay_s` that of its picture, where
+    they are needed.
     """
 
     recordings: tuple[SoundPiece, ...]
     faces: tuple[int, ...] | None = None
     turns: tuple[SpeakerTurns, ...] | None = None
     notice: str | None = None
+    mix: SoundPiece | None = None
+    own: SoundPiece | None = None
+    picture_delay_s: Fraction = Fraction(0)
+
+    @property
+    def files(self) -> list[Path]:
+        """Those of the speech, and of `mix`."""
+        return list(dict.fromkeys(piece.path for piece in (*self.recordings, *([self.mix] if self.mix else []))))
 
     @property
     def starts_s(self) -> Fraction:
         """When the first recording begins in the output."""
         return min(piece.at_s for piece in self.recordings)
-
-    @property
-    def speaker_of(self) -> Mapping[int, int]:
-        return {face: speaker for speaker, face in enumerate(self.faces or ())}
 
     def speaks(self, speaker: int, time_s: Fraction) -> bool:
         """Whether `speaker` is painted at this time of the output."""
@@ -66,12 +72,18 @@ class SpeechTracks:
         """Whether a recording is the video's own sound."""
         return any(are_one(piece.path, video) for piece in self.recordings)
 
+    def check(self) -> None:
+        """Decodes the first samples of all files; raises `MediaError` where that cannot be done."""
+        for path in self.files:
+            with closing(read_audio_blocks(path)) as blocks:
+                next(blocks, None)
 
-def speech_tracks_of(audio: Path | None, at_s: Callable[[Path], Fraction], options: SyncOptions) -> SpeechTracks:
+
+def speakers_of(audio: Path | None, piece: Callable[[Path], SoundPiece], options: SyncOptions) -> Sound:
     """The speakers that arguments and options name.
 
     Args:
-        audio: the recording of `--audio`. at_s: when the first sample of a recording is heard.
+        audio: the recording of `--audio`. piece: a recording, and when it is heard.
 
     Raises:
         InputError: options that contradict each other or the file of turns, or are missing.
@@ -92,10 +104,10 @@ def speech_tracks_of(audio: Path | None, at_s: Callable[[Path], Fraction], optio
         raise InputError(f"--speaker {twice[0]}=…: face {twice[0]} has several voices; give each face one")
     if audio is None:
         paths = [local_path(speaker.voice, f"--speaker {speaker.face}=") for speaker in speakers]
-        return SpeechTracks(tuple(SoundPiece(path, at_s(path)) for path in paths), tuple(numbers))
-    recording = SoundPiece(audio, at_s(audio))
+        return Sound(tuple(piece(path) for path in paths), tuple(numbers))
+    recording = piece(audio)
     if options.turns is None:
-        return SpeechTracks((recording,))
+        return Sound((recording,))
     path = local_path(options.turns, "--turns")
     check_file(path)
     turns = read_turns(path, recording.at_s)
@@ -103,62 +115,36 @@ def speech_tracks_of(audio: Path | None, at_s: Callable[[Path], Fraction], optio
         if unknown := [speaker.voice for speaker in speakers if speaker.voice not in turns]:
             raise InputError(f"--speaker …={unknown[0]}: {path} has no such speaker; it has {', '.join(turns)}")
         named = tuple(turns[speaker.voice] for speaker in speakers)
-        return SpeechTracks((recording,) * len(named), tuple(numbers), named)
+        return Sound((recording,) * len(named), tuple(numbers), named)
     if len(turns) == 1:
-        return SpeechTracks((recording,), None, tuple(turns.values()))
+        return Sound((recording,), None, tuple(turns.values()))
     if options.face != "largest":
         raise InputError(f"--face {options.face}: {path} has several speakers; say whose face is which with --speaker")
     assumed = ", ".join(f"face {face} = {name}" for face, name in enumerate(turns))
     notice = f"{path}: in the order in which they first speak, {assumed}; to change that, give --speaker N=NAME"
-    return SpeechTracks((recording,) * len(turns), tuple(range(len(turns))), tuple(turns.values()), notice)
-
-
-@dataclass(frozen=True, slots=True)
-class Sound:
-    """All that is heard. `own`: the video's own sound, where it is needed; `mix`: what is heard instead of the speech.
-
-    `picture_delay_s`: of the video's picture, if its own sound is needed.
-    """
-
-    speech: SpeechTracks
-    own: SoundPiece | None
-    mix: SoundPiece | None
-    picture_delay_s: Fraction
-
-    @property
-    def files(self) -> list[Path]:
-        """Those of the speech, and of `mix`."""
-        pieces = (*self.speech.recordings, *([self.mix] if self.mix else []))
-        return list(dict.fromkeys(piece.path for piece in pieces))
-
-    def check(self) -> None:
-        """Decodes the first samples of all files; raises `MediaError` where that cannot be done."""
-        for path in self.files:
-            with closing(read_audio_blocks(path)) as blocks:
-                next(blocks, None)
+    return Sound((recording,) * len(turns), tuple(range(len(turns))), tuple(turns.values()), notice)
 
 
 def sound_of(video: Path, audio: Path | None, mix: Path | None, options: SyncOptions) -> Sound:
-    """What is heard with a video, by arguments and options; all files exist. Raises as `speech_tracks_of`."""
-    own, delay_s, picture_delay_s = None, Fraction(0), Fraction(0)
+    """What is heard with a video, by arguments and options; all files exist. Raises as `speakers_of`."""
+    own, delays = None, Delays()
     named = [*filter(None, (audio, mix)), *(Path(speaker.voice) for speaker in options.speaker)]
     if options.start is not None or options.end is not None or any(are_one(video, path) for path in named):
         with open_input(video) as container:
             has_sound = bool(container.streams.audio)
         if has_sound:
             delays = delays_of(video, video)
-            own, delay_s, picture_delay_s = SoundPiece(video, delays.sound_s), delays.sound_s, delays.picture_s
+            own = SoundPiece(video, delays.sound_s)
 
-    def at_s(path: Path) -> Fraction:
-        """When the first sample of a file is heard."""
-        start_s = delay_s if are_one(path, video) else options.start or Fraction(0)
-        return start_s + Fraction(str(options.offset)) / 1000
+    def piece(path: Path) -> SoundPiece:
+        start_s = delays.sound_s if are_one(path, video) else options.start or Fraction(0)
+        return SoundPiece(path, start_s + Fraction(str(options.offset)) / 1000)
 
-    speech = speech_tracks_of(audio, at_s, options)
-    found = Sound(speech, own, None if mix is None else SoundPiece(mix, at_s(mix)), picture_delay_s)
-    for path in found.files:
+    sound = replace(speakers_of(audio, piece, options), own=own, picture_delay_s=delays.picture_s)
+    sound = sound if mix is None else replace(sound, mix=piece(mix))
+    for path in sound.files:
         check_file(path)
-    return found
+    return sound
 
 
 class OpenSpeech:
@@ -176,7 +162,7 @@ class OpenSpeech:
 
     def __init__(
         self,
-        tracks: SpeechTracks,
+        sound: Sound,
         encode_mel: Callable[[Float32Array], Float32Array],
         filters: Float32Array,
         options: SyncOptions,
@@ -186,14 +172,14 @@ class OpenSpeech:
             mixers.append(Mixer("mono", SPEECH_RATE_HZ))
             found: Iterable[Float32Array] = read_audio_blocks(recording.path, mixer=mixers[-1])
             found = found if speech is None else speech.gated(found)
-            for speaker, own in enumerate(tracks.recordings):
+            for speaker, own in enumerate(sound.recordings):
                 found = listen(speaker, found) if own == recording else found
             return found
 
-        self._tracks, self.notices = tracks, list[str]()
+        self._recordings, self.notices = sound.recordings, list[str]()
         self._streams: dict[SoundPiece, SpeechStream] = {}
         with ExitStack() as opened:
-            for recording in dict.fromkeys(tracks.recordings):
+            for recording in dict.fromkeys(sound.recordings):
                 find = cache(partial(speech_in, recording.path))
                 speech = find() if options.silence == "closed" else None
                 if speech is not None and speech.notice is not None:
@@ -209,7 +195,7 @@ class OpenSpeech:
 
     def windows(self, speaker: int, times_s: Sequence[Fraction]) -> Float32Array:
         """What frames at these times of the output attend to in the speech of `speaker`, float32 `(n, S, D)`."""
-        recording = self._tracks.recordings[speaker]
+        recording = self._recordings[speaker]
         return self._streams[recording].windows([time_s - recording.at_s for time_s in times_s])
 
 

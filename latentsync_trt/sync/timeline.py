@@ -15,7 +15,7 @@ from latentsync_trt.media.audio import audio_duration_s
 from latentsync_trt.media.playback import HELD_S, LONGEST_PERIOD_S, Playback
 from latentsync_trt.media.soundtrack import SoundPiece, spliced
 from latentsync_trt.sync.inputs import Inputs
-from latentsync_trt.sync.speech import OpenSpeech, Sound, SpeechTracks
+from latentsync_trt.sync.speech import OpenSpeech, Sound
 from latentsync_trt.types import VideoInfo
 
 _EXTENDED = {"pingpong": "goes back and forth", "loop": "starts again", "hold": "holds its last frame"}
@@ -38,7 +38,7 @@ class Span:
         return self.start_s <= time_s and (self.end_s is None or time_s < self.end_s)
 
 
-def span_of(options: SyncOptions, speech: SpeechTracks, video: Path, speech_end_s: Fraction) -> Span:
+def span_of(options: SyncOptions, speech: Sound, video: Path, speech_end_s: Fraction) -> Span:
     """What `options` say; speech from another file that begins inside the clip also ends there.
 
     Raises:
@@ -55,7 +55,7 @@ def span_of(options: SyncOptions, speech: SpeechTracks, video: Path, speech_end_
     return span
 
 
-def notices_of_cuts(span: Span, speech: SpeechTracks, video: Path, speech_end_s: Fraction) -> list[str]:
+def notices_of_cuts(span: Span, speech: Sound, video: Path, speech_end_s: Fraction) -> list[str]:
     """Where `span` cuts speech of another file than the video."""
     if speech.is_of(video):  # which is heard before and after the part
         return []
@@ -71,7 +71,7 @@ def notices_of_cuts(span: Span, speech: SpeechTracks, video: Path, speech_end_s:
 
 def soundtrack_of(sound: Sound, span: Span) -> tuple[SoundPiece, ...]:
     """What is heard: the recordings, or `mix` instead, within `span`, around it the video's `own` sound."""
-    speech = tuple(dict.fromkeys(sound.speech.recordings)) if sound.mix is None else (sound.mix,)
+    speech = tuple(dict.fromkeys(sound.recordings)) if sound.mix is None else (sound.mix,)
     if speech == (sound.own,) or span == Span():
         return speech
     return spliced(sound.own, speech, span.start_s, span.end_s)
@@ -85,7 +85,7 @@ def timeline_of(inputs: Inputs, speech: OpenSpeech) -> tuple[Span, Playback, lis
     """
     options, sound, video_s = inputs.options, inputs.sound, inputs.info.duration_s
     length, mix = options.output_length, sound.mix
-    span = span_of(options, sound.speech, inputs.video, speech.end_s)
+    span = span_of(options, sound, inputs.video, speech.end_s)
     end_s = speech.end_s if mix is None else mix.at_s + audio_duration_s(mix.path)
     end_s = end_s if span.end_s is None else min(end_s, span.end_s)
     if length == "longest" and video_s is None:
@@ -97,7 +97,7 @@ def timeline_of(inputs: Inputs, speech: OpenSpeech) -> tuple[Span, Playback, lis
         options.extend if length in ("audio", "longest") else None,
         sound.picture_delay_s,
     )
-    cuts = notices_of_cuts(span, sound.speech, inputs.video, speech.end_s)
+    cuts = notices_of_cuts(span, sound, inputs.video, speech.end_s)
     return span, playback, [*speech.notices, *cuts, *notices_of_length(inputs.info, end_s, options)]
 
 

@@ -103,6 +103,11 @@ class Gathered:
     job: FrameJob | None
     windows: Sequence[Window[FaceView]] = ()
 
+    @property
+    def used(self) -> int:
+        """Faces that are new."""
+        return sum(len(window.used) for window in self.windows)
+
 
 def gather(
     jobs: Generator[FrameJob, None, None], frames: int, streams: int = 1, frames_done: int = 0
