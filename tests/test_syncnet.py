@@ -5,6 +5,7 @@ import math
 import re
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
@@ -26,7 +27,7 @@ from latentsync_trt.measure.syncnet import (
     SyncMeter,
     SyncNet,
     cepstra_of,
-    sections,
+    shown,
     view_of,
 )
 from latentsync_trt.types import AlignedFace, Face, Float32Array, Patch, UInt8Array
@@ -231,7 +232,7 @@ def test_windows_lie_between_gaps() -> None:
     for index in range(49):
         short.add(Fraction(index, 25), numbered(index), SEEN)
     assert short.result() is None
-    assert list(sections({"lips": short})) == []
+    assert shown({"lips": short}) is None
 
 
 def test_the_worst_seconds_are_shown_with_their_faces() -> None:
@@ -239,13 +240,13 @@ def test_the_worst_seconds_are_shown_with_their_faces() -> None:
     meter = meter_of(150)
     for index in range(150):
         meter.add(Fraction(index, 25), numbered(index + 150 if 50 <= index < 75 else index), SEEN)
-    (section,) = sections({"lips": meter})
+    parts: Any = shown({"lips": meter})
     found = meter.result()
     assert found is not None
     assert min(found.worst, key=lambda each: each[1])[0] == 2.0
-    assert len(section.pictures) == 3
-    assert "2.00 s: confidence" in "".join(caption for _, caption in section.pictures)
-    assert "frames that the lips are late" in str(section.drawing)
+    assert len(parts["pictures"]) == 3
+    assert "2.00 s: confidence" in "".join(caption for _, caption in parts["pictures"])
+    assert "frames that the lips are late" in str(parts["drawing"])
 
 
 def test_views_show_the_face_from_its_top_to_below_the_chin() -> None:
@@ -266,11 +267,11 @@ def test_views_show_the_face_from_its_top_to_below_the_chin() -> None:
 
 def test_a_run_shows_the_face_as_it_is_pasted() -> None:
     """The patch, half of which shows, covers a part of the view and is nowhere else."""
-    shown = list[UInt8Array]()
+    viewed = list[UInt8Array]()
 
     class Seeing(Numbered):
         def embed(self, views: UInt8Array, cepstra: Float32Array) -> tuple[Float32Array, Float32Array]:
-            shown.extend(views)
+            viewed.extend(views)
             return super().embed(np.zeros_like(views), cepstra)
 
     quality = Quality([Fraction(0)], syncnet=[meter_of(200, Seeing())])
@@ -286,7 +287,7 @@ def test_a_run_shows_the_face_as_it_is_pasted() -> None:
     pasted = own.copy()
     pasted[80:120, 30:80] = np.rint((own[80:120, 30:80].astype(float) + new) / 2)
     expected = view_of(pasted, face)
-    assert np.array_equal(expected, shown[0])
+    assert np.array_equal(expected, viewed[0])
     assert not np.array_equal(expected, view_of(own, face))
 
 

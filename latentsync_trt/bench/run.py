@@ -23,9 +23,10 @@ from latentsync_trt.errors import NoFaceError
 from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.face.tracker import FaceTracker
 from latentsync_trt.files import temporary_folder
-from latentsync_trt.measure.clips import Clip, choose_clip, measure_clip
+from latentsync_trt.measure.clips import measure_clip
 from latentsync_trt.measure.syncnet import SyncMeter, SyncNet
 from latentsync_trt.media.audio import read_audio_blocks
+from latentsync_trt.media.demo_clip import Clip, choose_clip
 from latentsync_trt.media.playback import Playback
 from latentsync_trt.media.reader import delays_of, probe, read_frames
 from latentsync_trt.runtime.model import Model

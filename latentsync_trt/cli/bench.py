@@ -32,8 +32,8 @@ from latentsync_trt.unexpected import without_paths
 
 if TYPE_CHECKING:
     from latentsync_trt.bench.rows import Row
-    from latentsync_trt.measure.clips import Clip
     from latentsync_trt.measure.syncnet import SyncMeter, SyncNet
+    from latentsync_trt.media.demo_clip import Clip
     from latentsync_trt.types import SyncReport
 
 _NOT_FOR_BENCH = ("build", "preset", "verify")
@@ -167,10 +167,10 @@ def compare(
     **fields: Any,
 ) -> None:
     from latentsync_trt.files import temporary_folder
-    from latentsync_trt.measure.clips import choose_clip
     from latentsync_trt.measure.compare import HEADS, lines_of, measure, write_report
     from latentsync_trt.measure.page import page_path
     from latentsync_trt.measure.syncnet import open_syncnet
+    from latentsync_trt.media.demo_clip import choose_clip
     from latentsync_trt.media.writer import check_output_path
     from latentsync_trt.runtime.providers.select import select_provider
     from latentsync_trt.sync.api import LipSync

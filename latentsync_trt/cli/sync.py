@@ -33,7 +33,7 @@ from latentsync_trt.runtime.providers.table import CPU
 from latentsync_trt.stopping import interruption
 
 if TYPE_CHECKING:
-    from latentsync_trt.measure.clips import Clip
+    from latentsync_trt.media.demo_clip import Clip
     from latentsync_trt.sync.api import LipSync
     from latentsync_trt.types import ProgressCallback
 
@@ -180,8 +180,7 @@ def demo(out: Path, audio: Path | None, video: Path | None, bundle: str, preset:
     mouth over time) to the folder, and prints how well the lips follow.
     """
     from latentsync_trt.cli.show import Notices, progress_bar, show_report
-    from latentsync_trt.measure.clips import choose_clip
-    from latentsync_trt.media.demo_clip import SENTENCE
+    from latentsync_trt.media.demo_clip import SENTENCE, choose_clip
     from latentsync_trt.media.files import check_file
     from latentsync_trt.paths import make_folder
     from latentsync_trt.sync.api import LipSync

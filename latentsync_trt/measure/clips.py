@@ -3,7 +3,6 @@
 import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 
@@ -11,18 +10,17 @@ import cv2
 import numpy as np
 
 from latentsync_trt.config import MODEL_FPS
-from latentsync_trt.errors import InputError, MediaError
+from latentsync_trt.errors import InputError
 from latentsync_trt.face.align import crop, crop_size_px, square
 from latentsync_trt.face.choice import MainFace
 from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.face.mask import mouth_mask
 from latentsync_trt.measure.lips import Curves, Loudness, gap_of, joined
 from latentsync_trt.measure.syncnet import SyncMeter
-from latentsync_trt.media.audio import audio_duration_s, read_audio_blocks
-from latentsync_trt.media.demo_clip import SIDE_PX, SPEECH, SpokenMouth, camera_frames, spoken_mouth
+from latentsync_trt.media.audio import read_audio_blocks
+from latentsync_trt.media.demo_clip import SpokenMouth
 from latentsync_trt.media.playback import Playback
 from latentsync_trt.media.reader import probe, read_frames
-from latentsync_trt.media.writer import write_pictures
 from latentsync_trt.types import AlignedFace, Float32Array, Frame, Progress, ProgressCallback, UInt8Array
 
 Faces = tuple[UInt8Array, ...]
@@ -30,41 +28,6 @@ Faces = tuple[UInt8Array, ...]
 
 _FOLLOWED_PX = 256
 """Resolution for which a face is aligned where only its lips are measured."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Clip:
-    """A video and its speech. `name`: as rows show it; `mouth`: the mouth that belongs to the speech, if known."""
-
-    video: Path
-    audio: Path
-    name: str
-    mouth: SpokenMouth | None = None
-
-
-def choose_clip(video: Path | None, audio: Path | None, folder: Path, name: str = "portrait.mp4") -> Clip:
-    """The given files; missing ones are replaced by the built-in recording or a video of the built-in portrait.
-
-    Args:
-        folder: receives that video under this `name`.
-
-    Raises:
-        MediaError: the recording or the video cannot be read.
-    """
-    speech = audio or SPEECH
-    mouth = None if audio else spoken_mouth()
-    try:
-        duration_s = audio_duration_s(speech)
-    except MediaError as error:
-        message = f"{error}; name the speech with --audio" if audio == video else str(error)
-        raise MediaError(message, usage=error.usage) from error
-    if video is not None:
-        info = probe(video)
-        return Clip(video, speech, f"{video.name} {info.width_px}×{info.height_px}", mouth)
-    target = folder / name
-    if not target.exists():
-        write_pictures(target, camera_frames(duration_s))
-    return Clip(target, speech, f"built-in {SIDE_PX}×{SIDE_PX}", mouth)
 
 
 def square_rgb(video: Path, frames: Iterable[Frame]) -> Iterator[UInt8Array]:

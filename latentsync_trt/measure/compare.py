@@ -6,20 +6,19 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
 from pathlib import Path
-from urllib.parse import quote
 
 import cv2
 import numpy as np
 
 from latentsync_trt.config import MODEL_FPS, Extend
 from latentsync_trt.errors import InputError
-from latentsync_trt.measure.clips import Clip, Faces, choose_moments, face_views, measure_clip, square_rgb
+from latentsync_trt.measure.clips import Faces, choose_moments, face_views, measure_clip, square_rgb
 from latentsync_trt.measure.lips import Curves, SyncScore, agreement, joined, measured, score
-from latentsync_trt.measure.page import SHOWN_PX, Section, face_grid, svg, sync_figure, write_page, write_png
+from latentsync_trt.measure.page import SHOWN_PX, face_grid, svg, sync_figure, write_page, write_png
 from latentsync_trt.measure.pictures import Likeness, LikenessMeter, generated_part, mouth_part
-from latentsync_trt.measure.syncnet import SyncMeter
-from latentsync_trt.measure.syncnet import sections as syncnet_sections
+from latentsync_trt.measure.syncnet import SyncMeter, shown
 from latentsync_trt.measures import TOO_SHORT, LipMeasure, SyncNetMeasure
+from latentsync_trt.media.demo_clip import Clip
 from latentsync_trt.media.playback import Playback
 from latentsync_trt.media.reader import delays_of, read_frames
 from latentsync_trt.media.writer import write_pictures
@@ -31,12 +30,6 @@ GAIN = 8
 HEADS = ("", "A", "B", "B against A")
 
 Line = tuple[str, str, str, str]
-
-_METHOD = (
-    "Both sides dub the same clip from the same noise, and everything is measured in the finished frames before "
-    "compression. PSNR and SSIM compare B's faces with A's: the part that is generated, and the mouth. FaceMesh finds "
-    "the lips."
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,16 +203,18 @@ def write_report(
         lines: those of `lines_of` and more. settings: what both were made with. facts: names and values. meters: those
             of `measure`.
     """
-    moments = [path.with_name(clip.picture).read_bytes()]
-    caption = f"Moments of the clip. The difference is enlarged {GAIN} times."
-    about = f"{settings}; {clip.name}: {clip.frames} frames, a face in {clip.frames_with_face}"
-    beside = f"{clip.video}, beside this report, has the same over time, with sound: source, A, B, difference."
-    lips = "The gap between the lips over time, below the loudness of the speech."
-    sections = [
-        Section(rows=lines, heads=HEADS, pictures=[(moments, caption)], video=quote(clip.video), text=[beside, about]),
-        Section(drawing=svg(sync_figure({"A": clip.a, "B": clip.b})), text=[lips]),
-        *syncnet_sections(dict(zip("AB", meters, strict=False))),
-        Section("How this was measured", facts, text=[_METHOD]),
-        *([Section("Notes", notes=notes)] if notes else []),
-    ]
-    write_page(path, title, sections)
+    write_page(
+        path,
+        "compare.html.j2",
+        title=title,
+        heads=HEADS,
+        lines=lines,
+        picture=path.with_name(clip.picture).read_bytes(),
+        gain=GAIN,
+        clip=clip,
+        settings=settings,
+        lips=svg(sync_figure({"A": clip.a, "B": clip.b})),
+        syncnet=shown(dict(zip("AB", meters, strict=False))),
+        facts=facts,
+        notes=notes,
+    )

@@ -3,7 +3,6 @@
 import io
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -44,25 +43,6 @@ SHOWN_PX = PORTRAIT_PX
 _BORDER_PX, _LABELS_PX, _FOOT_PX = 8, 180, 64
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Section:
-    """A part of a page, shown in the order of its fields.
-
-    `rows`: of a table below its `heads`; without heads, pairs of name and value. `pictures`: PNG or JPEG files that are
-    shown side by side, with their caption. `drawing`: see `svg`. `video`: the URL of a file beside the page. `notes`: a
-    list.
-    """
-
-    title: str = ""
-    rows: Sequence[Sequence[str]] = ()
-    heads: Sequence[str] = ()
-    pictures: Sequence[tuple[Sequence[bytes], str]] = ()
-    video: str = ""
-    drawing: "Markup | None" = None
-    text: Sequence[str] = ()
-    notes: Sequence[str] = ()
-
-
 def page_path(name: object, option: str) -> Path:
     """The path that `option` names; raises `InputError` if no page can be written there."""
     path = local_path(str(name), option)
@@ -72,15 +52,15 @@ def page_path(name: object, option: str) -> Path:
     return path
 
 
-def write_page(path: Path, title: str, sections: Sequence[Section]) -> None:
-    """Writes a page; raises `OutputError` if that cannot be done."""
+def write_page(path: Path, template: str, **values: object) -> None:
+    """Writes the page that a template in `assets/reports` makes of `values`; raises `OutputError` if it cannot."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     loader, strict = FileSystemLoader(_TEMPLATES), StrictUndefined
     environment = Environment(loader=loader, autoescape=True, undefined=strict, trim_blocks=True, lstrip_blocks=True)
     environment.filters["data_url"] = _data_url
     make_folder(path.parent)
-    write_file(path, environment.get_template("report.html.j2").render(title=title, sections=sections))
+    write_file(path, environment.get_template(template).render(values))
 
 
 def _data_url(picture: bytes) -> str:

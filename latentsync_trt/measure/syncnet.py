@@ -5,7 +5,7 @@ All You Need for Speech to Lip Generation In the Wild". Windows, cepstra and sco
 https://github.com/joonson/syncnet_python, and of LatentSync's `eval/`.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from fractions import Fraction
 from math import ceil
 from pathlib import Path
@@ -18,7 +18,7 @@ from latentsync_trt.bundle.find import SYNCNET_FILE, checkpoints_folder
 from latentsync_trt.config import MODEL_FPS
 from latentsync_trt.errors import BundleError, InputError
 from latentsync_trt.face.align import cut, rescaled
-from latentsync_trt.measure.page import Section, svg
+from latentsync_trt.measure.page import svg
 from latentsync_trt.measures import SyncNetMeasure
 from latentsync_trt.media.audio import SPEECH_RATE_HZ, read_audio_blocks
 from latentsync_trt.paths import exists, why_missing
@@ -45,12 +45,6 @@ VIEW_SIZE_PX = 224, 224
 # In units of the pose's 75×100, in which the mesh of a face spans y = 2 to 85 in three real clips. The public code
 # takes a square of 1.4 times the height of the face, from its top down and around its middle, gray outside the frame.
 _UNIT_PX, _LEFT, _TOP, _OUTSIDE = 2, -18.5, 3.5, 110
-
-_METHOD = (
-    "SyncNet embeds five pictures of the face, and the fifth of a second of speech with them. LSE-D is the smallest "
-    "mean distance of both over offsets of up to 15 frames, lower is better; LSE-C, the confidence, is how far it is "
-    "below their median, higher is better. Shown are the seconds with the lowest confidence."
-)
 
 # python_speech_features' defaults.
 _WINDOW, _HOP, _FFT, _FILTERS, _CEPSTRA, _LIFTER, _PREEMPHASIS = 400, 160, 512, 26, 13, 22, 0.97
@@ -216,13 +210,13 @@ def _strip(views: UInt8Array) -> bytes:
     return bytes(cv2.imencode(".jpg", row)[1])
 
 
-def sections(meters: Mapping[str, SyncMeter]) -> Iterator[Section]:
-    """A part of a page: worst seconds and curves of each result by name; none if none was measured."""
+def shown(meters: Mapping[str, SyncMeter]) -> dict[str, object] | None:
+    """What a page shows of each result by name: worst seconds and curves; None if nothing was measured."""
     from matplotlib.figure import Figure
 
     results = {name: found for name, meter in meters.items() if (found := meter.result()) is not None}
     if not results:
-        return
+        return None
     figure = Figure(figsize=(12, 3), layout="constrained")
     axes = figure.add_subplot(xlabel="frames that the lips are late", ylabel="mean distance")
     for name, found in results.items():
@@ -234,4 +228,4 @@ def sections(meters: Mapping[str, SyncMeter]) -> Iterator[Section]:
         for name, found in results.items()
         for time_s, confidence in found.worst
     ]
-    yield Section("SyncNet", pictures=pictures, drawing=svg(figure), text=[_METHOD])
+    return {"pictures": pictures, "drawing": svg(figure)}
