@@ -90,13 +90,13 @@ def of(audio: str | None, **fields: Any) -> Sound:
 def test_a_recording_for_each_person() -> None:
     tracks = of(None, speaker=("3=a.wav", Speaker(1, "b.wav")))
     assert tracks.recordings == (SoundPiece(Path("a.wav"), Fraction(2)), SoundPiece(Path("b.wav"), Fraction(2)))
-    assert tracks.speaker_of == {3: 0, 1: 1}
+    assert tracks.faces == (3, 1)
     assert tracks.speaks(0, Fraction(0))
 
 
 def test_turns_are_times_of_the_recording(tmp_path: Path) -> None:
     tracks = of("talk.wav", turns=written(tmp_path, ANN_AND_BEN))
-    assert tracks.speaker_of == {0: 0, 1: 1}
+    assert tracks.faces == (0, 1)
     assert tracks.recordings == (SoundPiece(Path("talk.wav"), Fraction(2)),) * 2
     assert [tracks.speaks(1, Fraction(time)) for time in (5, 6, 7, 8)] == [False, True, True, False]
     assert tracks.notice is not None
@@ -108,7 +108,7 @@ def test_faces_of_speakers_can_be_named(tmp_path: Path) -> None:
     assert (tracks.faces, tracks.notice) == ((5,), None)
     assert tracks.speaks(0, Fraction(7))
     tracks = of("talk.wav", turns=written(tmp_path, ANN_AND_BEN), speaker=("5=ben", "2=ben"))
-    assert tracks.speaker_of == {5: 0, 2: 1}
+    assert tracks.faces == (5, 2)
     assert tracks.speaks(0, Fraction(7)) and tracks.speaks(1, Fraction(7))
 
 

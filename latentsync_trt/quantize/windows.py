@@ -19,7 +19,6 @@ from latentsync_trt.sync.faces import FaceFinder
 from latentsync_trt.sync.inpaint import Inpainter, make_inpainter
 from latentsync_trt.sync.paint import faces_of
 from latentsync_trt.sync.speech import OpenSpeech, Sound
-from latentsync_trt.sync.timeline import expected_frames
 from latentsync_trt.sync.windows import FaceView, Window, gather
 from latentsync_trt.types import Denoiser, FaceDetector, Float32Array, Frame
 
@@ -80,7 +79,7 @@ def record(
     tracks = Sound((SoundPiece(clip.audio, delays.sound_s),))
     speech = OpenSpeech(tracks, model.audio_encoder, filters_of(model.bundle), SyncOptions())
     playback = Playback(Fraction(MODEL_FPS), speech.end_s, delay_s=delays.picture_s)
-    expected = expected_frames(playback, info) or 1
+    expected = playback.expected_frames(info) or 1
     expected_windows = max(1, expected // manifest.frames)
     wanted = min(wanted, expected_windows)
 

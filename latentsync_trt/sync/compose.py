@@ -1,6 +1,5 @@
 """The stages after painting: painted faces are analyzed, become patches of their frames, and are measured."""
 
-from collections import deque
 from collections.abc import Callable, Generator
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -10,6 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from latentsync_trt.face.enhancer import enhanced
+from latentsync_trt.face.fade import People, faded
 from latentsync_trt.face.paste import InspectedFace, Means, Pasted, Paster
 from latentsync_trt.measure.quality import Quality
 from latentsync_trt.media.parts import part_of
@@ -19,12 +19,6 @@ from latentsync_trt.types import AlignedFace, Enhancer, Frame, Patch, UInt16Arra
 
 T = TypeVar("T")
 R = TypeVar("R")
-
-FADE_S = Fraction(4, 25)
-"""Time between a frame that shows none of a painted face and one that shows all of it."""
-
-Shares = dict[int, Fraction]
-"""How much of each person's painted face shows, in ]0, 1]."""
 
 _THREADS = 2
 """Of a stage whose frames do not depend on each other. Alone, it would wait for Python's lock half of its time."""
@@ -82,7 +76,7 @@ class Composer:
         return changed
 
     def _shown(self, jobs: Generator[FrameJob, None, None]) -> Items[Shown]:
-        with closing(faded(jobs)) as shown:
+        with closing(faded(jobs, _people)) as shown:
             for job, shares in shown:
                 is_new = job.frame.index >= self.frames_done
                 faces = (
@@ -121,36 +115,6 @@ class Composer:
         return patch if share == 1 else replace(patch, weight=patch.weight * np.float32(share))
 
 
-def faded(jobs: Generator[FrameJob, None, None]) -> Generator[tuple[FrameJob, Shares], None, None]:
-    """Every job in order with the shares of its faces; holds back those of the last `FADE_S`.
-
-    At cuts, and at both ends of the clip, nothing fades.
-    """
-    held: deque[tuple[FrameJob, Shares]] = deque()
-    begins_s: dict[int, Fraction | None] = {}
-    last: FrameJob | None = None
-    with closing(jobs):
-        for job in jobs:
-            now_s, people = job.frame.time_s, {target.person for target in job.targets}
-            is_cut = last is None or (None not in (last.shot, job.shot) and last.shot != job.shot)
-            if not is_cut:
-                _fade_out(held, begins_s.keys() - people, now_s)
-            before_s = None if is_cut or last is None else last.frame.time_s
-            begins_s = {person: begins_s.get(person, before_s) for person in people}
-            held.append((job, {person: _share(begin_s, now_s) for person, begin_s in begins_s.items()}))
-            while held and held[0][0].frame.time_s <= now_s - FADE_S:
-                yield held.popleft()
-            last = job
-    yield from held
-
-
-def _fade_out(held: deque[tuple[FrameJob, Shares]], people: set[int], end_s: Fraction) -> None:
-    for person in people:
-        for job, shares in reversed(held):
-            if person not in shares:
-                break
-            shares[person] = min(shares[person], _share(job.frame.time_s, end_s))
-
-
-def _share(start_s: Fraction | None, end_s: Fraction) -> Fraction:
-    return Fraction(1) if start_s is None else min(Fraction(1), (end_s - start_s) / FADE_S)
+def _people(job: FrameJob) -> People:
+    shot = None if job.seen is None else job.seen.shot
+    return People(job.frame.time_s, {target.person for target in job.targets}, shot)

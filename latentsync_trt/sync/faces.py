@@ -85,11 +85,6 @@ class FrameJob:
     windows: int = 0
     painted_at: PaintedAt | None = None
 
-    @property
-    def shot(self) -> int | None:
-        """Number of the shot that it is part of; None where no face was searched."""
-        return None if self.seen is None else self.seen.shot
-
 
 class FaceFinder:
     """Finds and crops the faces of every frame of a clip; holds back half a second of frames, to bridge gaps.
@@ -120,9 +115,7 @@ class FaceFinder:
         self._faces, self._wanted = faces, wanted
         self._chooser, self._runs, self._resolution_px = Chooser(choice), Runs(resolution_px), resolution_px
         self._clock, self._pixel_aspect = clock or StageClock(), pixel_aspect
-        self._source_s = self._longest_step_s = Fraction(0)
         self._places: list[tuple[slice, slice]] = []
-        self._jumps = 0
 
     def prepared(self, frame: Frame) -> Frame:
         """The same frame, with RGB where faces were seen last: for another thread, as `find` waits for nothing else."""
@@ -133,13 +126,15 @@ class FaceFinder:
 
     def find(self, frames: Generator[Frame, None, None]) -> Generator[FrameJob, None, None]:
         """A job for every frame, in order."""
+        source_s = longest_step_s = Fraction(0)
+        jumps = 0
         for frame, seen in self.see(frames):
             # Played backwards, a source takes the steps that it took forwards; a longer one starts from its beginning.
-            step_s = frame.source_s - self._source_s
-            self._jumps += -step_s > self._longest_step_s
-            self._longest_step_s, self._source_s = max(self._longest_step_s, step_s), frame.source_s
+            step_s = frame.source_s - source_s
+            jumps += -step_s > longest_step_s
+            longest_step_s, source_s = max(longest_step_s, step_s), frame.source_s
             with self._clock.measure("face"):
-                job = FrameJob(frame) if seen is None else self._job(frame, seen)
+                job = FrameJob(frame) if seen is None else self._job(frame, seen, jumps)
             yield job
 
     def see(self, frames: Generator[Frame, None, None]) -> Generator[tuple[Frame, FrameFaces | None], None, None]:
@@ -171,16 +166,16 @@ class FaceFinder:
                 yield from ready
         yield from ahead.finish()
 
-    def _job(self, frame: Frame, seen: FrameFaces) -> FrameJob:
+    def _job(self, frame: Frame, seen: FrameFaces, jumps: int) -> FrameJob:
         chosen = self._chooser.choose(seen, frame.time_s)
-        placed = self._runs.advance({(one.track_id, self._jumps): one.face for one, _ in chosen})
+        placed = self._runs.advance({(one.track_id, jumps): one.face for one, _ in chosen})
         if not chosen:
             # A search may have converted the whole picture; a frame that waits to be encoded needs its planes only.
             frame = frame if frame.planes is None else replace(frame, picture=LazyRgb(frame.planes))
             return FrameJob(frame, seen=seen)
         targets = []
         for one, speaker in chosen:
-            face, (run, matrix) = one.face, placed[one.track_id, self._jumps]
+            face, (run, matrix) = one.face, placed[one.track_id, jumps]
             if self._pixel_aspect != 1:
                 to_square = stretch(frame.picture, self._pixel_aspect)
                 face, matrix = moved_face(face, inverse(to_square)), composed(to_square, matrix)
@@ -188,20 +183,16 @@ class FaceFinder:
         return FrameJob(frame, tuple(targets), seen, has_face=True)
 
     def cut_out(
-        self,
-        jobs: Generator[FrameJob, None, None],
-        speaks: Callable[[int, Fraction], bool] = lambda *_: True,
+        self, jobs: Generator[FrameJob, None, None], speaks: Callable[[int, Fraction], bool] = lambda *_: True
     ) -> Generator[FrameJob, None, None]:
         """Every job in order, with the aligned faces of those who speak: whether a speaker does, by number and time."""
         with closing(jobs):
             for job in jobs:
-                targets = [each for each in job.targets if speaks(each.speaker, job.frame.time_s)]
-                if targets:
-                    with self._clock.measure("align"):
-                        targets = [
-                            replace(each, face=crop(job.frame.picture, each.matrix, self._resolution_px))
-                            for each in targets
-                        ]
+                frame = job.frame
+                targets = [each for each in job.targets if speaks(each.speaker, frame.time_s)]
+                with self._clock.measure("align", frames=int(bool(targets))):
+                    faces = [crop(frame.picture, each.matrix, self._resolution_px) for each in targets]
+                targets = [replace(each, face=face) for each, face in zip(targets, faces, strict=True)]
                 yield replace(job, targets=tuple(targets))
 
 
@@ -228,10 +219,7 @@ def _overview(frame: Frame, pixel_aspect: Fraction) -> UInt8Array:
 def analyze(
     video: Path, detector: FaceDetector, on_progress: ProgressCallback = lambda _: None
 ) -> tuple[Tracks, dict[int, UInt8Array]]:
-    """The tracks of all faces of a clip, and a picture of each person, see `portrait_of`.
-
-    The best picture is large and frontal. Needs 88 bytes for each face in each frame, else no more memory for a long
-    clip than for a short one.
+    """The tracks of all faces of a clip, and a picture of each person, as `FoundPeople`.
 
     Raises:
         MediaError: the clip cannot be read. NoFaceError: it shows no usable face.

@@ -15,7 +15,7 @@ from latentsync_trt.sync.faces import FrameJob, PaintedAt
 from latentsync_trt.sync.fingerprint import fingerprint
 from latentsync_trt.sync.run_context import RunContext
 from latentsync_trt.sync.threads import ClipStages
-from latentsync_trt.sync.timeline import Span, expected_frames, soundtrack_of
+from latentsync_trt.sync.timeline import Span, soundtrack_of
 from latentsync_trt.types import Patch, Progress
 
 
@@ -87,7 +87,7 @@ def write_frames(
     opened_s: float,
 ) -> tuple[FaceStats, Pace]:
     """Encodes every frame that an earlier run has not written; raises `NoFaceError` if none shows a face."""
-    expected, faces = expected_frames(playback, run.inputs.info), FaceStats()
+    expected, faces = playback.expected_frames(run.inputs.info), FaceStats()
     pace = Pace(opened_s, writer.frames_done)
     run.on_progress(Progress("painting first frames", writer.frames_done, expected))
     for job, patches in composed:

@@ -7,11 +7,11 @@ from math import ceil
 from latentsync_trt.audio.mel import filters_of
 from latentsync_trt.config import MODEL_FPS
 from latentsync_trt.face.choice import speakers_of
+from latentsync_trt.face.fade import FADE_S
 from latentsync_trt.face.tracker import HALF_S, FaceTracker
 from latentsync_trt.measure.quality import Quality
 from latentsync_trt.media.playback import Playback
 from latentsync_trt.media.reader import read_frames
-from latentsync_trt.sync.compose import FADE_S
 from latentsync_trt.sync.faces import FaceFinder, FrameJob, analyze
 from latentsync_trt.sync.run_context import RunContext
 from latentsync_trt.sync.speech import OpenSpeech

@@ -5,7 +5,6 @@ Times are exact seconds.
 
 from dataclasses import dataclass
 from fractions import Fraction
-from math import ceil
 from pathlib import Path
 
 from latentsync_trt.bundle.manifest import DEMO_NAME, Manifest
@@ -99,16 +98,6 @@ def timeline_of(inputs: Inputs, speech: OpenSpeech) -> tuple[Span, Playback, lis
     )
     cuts = notices_of_cuts(span, sound, inputs.video, speech.end_s)
     return span, playback, [*speech.notices, *cuts, *notices_of_length(inputs.info, end_s, options)]
-
-
-def expected_frames(playback: Playback, info: VideoInfo) -> int | None:
-    """About how many frames that gives; None where the file does not state enough."""
-    fps = playback.fps or info.frames_per_s
-    if fps is not None and fps * LONGEST_PERIOD_S < 1:
-        fps = Fraction(MODEL_FPS)
-    ends_s = (playback.duration_s, info.duration_s if playback.extend is None else None)
-    known_s = [end_s for end_s in ends_s if end_s is not None]
-    return ceil(min(known_s) * fps) if known_s and fps else None
 
 
 def notices_of_model(manifest: Manifest, resolution_px: int) -> list[str]:

@@ -1,5 +1,6 @@
 """Gathers aligned faces into windows of F frames for the networks."""
 
+from collections import deque
 from collections.abc import Generator, Hashable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -76,24 +77,23 @@ class WindowPlanner(Generic[T]):
 
 class _Stream(Generic[T]):
     def __init__(self, frames: int) -> None:
-        self._frames = frames
-        self._held: list[T] = []  # the last complete window, if there is one, and what follows it
-        self._used = 0
+        self._frames, self._last, self._pending = frames, deque[T](maxlen=frames), 0
 
     def push(self, item: T) -> list[Window[T]]:
-        self._held.append(item)
-        if len(self._held) - self._used < self._frames:
+        self._last.append(item)
+        self._pending += 1
+        if self._pending < self._frames:
             return []
-        self._held, self._used = self._held[-self._frames :], self._frames
-        return [Window(tuple(self._held), range(self._frames))]
+        self._pending = 0
+        return [Window(tuple(self._last), range(self._frames))]
 
     def finish(self) -> list[Window[T]]:
-        held, pending = self._held, len(self._held) - self._used
+        last, frames, pending = tuple(self._last), self._frames, self._pending
         if not pending:
             return []
-        if self._used:
-            return [Window(tuple(held[-self._frames :]), range(self._frames - pending, self._frames))]
-        return [Window(tuple(islice(cycle((*held, *held[-2:0:-1])), self._frames)), range(pending))]
+        if len(last) == frames:
+            return [Window(last, range(frames - pending, frames))]
+        return [Window(tuple(islice(cycle((*last, *last[-2:0:-1])), frames)), range(pending))]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
