@@ -93,10 +93,7 @@ class LipSync:
         self.close()
 
     def close(self) -> None:
-        """Frees all networks, also those of live sessions, and stops a background build.
-
-        Waits for calls that run in other threads. Closing again does nothing.
-        """
+        """Waits for calls in other threads, frees all networks and ends a background build; does nothing again."""
         from latentsync_trt.sync.model_slot import CLOSE
 
         with self._calls.entered(CLOSE):
@@ -130,9 +127,6 @@ class LipSync:
 
     def encode_audio(self, path: str | Path, segments: AudioSegments = "joined") -> AudioFeatures:
         """The encoded speech of a whole recording, also of its silence, as with `--silence model`.
-
-        Args:
-            segments: as `--audio-segments`.
 
         Raises:
             MediaError: the file has no readable audio. InputError: `path` is none, or samples are

@@ -21,16 +21,10 @@ _DIGITS = 12
 
 
 def fingerprint(inputs: Inputs, bundle: Path, provider: str) -> dict[str, str]:
-    """By name, all that the pictures of a run depend on, as text that people can compare.
+    """By name, all that the pictures of a run depend on, as text that people can compare; `bundle`: its folder.
 
     Files count by their name, size and time, so that a folder may be moved; of `inputs.helpers`, arrays by their
-    content, and objects by their type.
-
-    Args:
-        bundle: its folder.
-
-    Raises:
-        MediaError: an input has disappeared.
+    content, and objects by their type. Raises `MediaError` if an input has disappeared.
     """
     options, encoder, helpers = inputs.options, inputs.encoder, inputs.helpers
     recordings = [piece.path for piece in inputs.sound.recordings]

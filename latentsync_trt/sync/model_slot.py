@@ -25,10 +25,8 @@ class Calls:
 
     @contextmanager
     def entered(self, operation: str) -> Iterator[None]:
-        """The block of a call; that of `CLOSE` waits until no other runs.
-
-        Raises `InputError` in a callback of another call, and after `CLOSE`, but for that.
-        """
+        """The block of a call; that of `CLOSE` waits until no other runs. Raises `InputError` in a callback of another,
+        and after `CLOSE`."""
         thread = threading.get_ident()
         with self._changed:
             if thread in self._running:
@@ -79,8 +77,7 @@ class ModelSlot:
 
     def has(self, graphs: Sequence[str]) -> bool:
         """Whether a model with these graphs is open."""
-        model = self.model
-        return model is not None and model.graphs.issuperset(graphs)
+        return (model := self.model) is not None and model.graphs.issuperset(graphs)
 
     def acquire(self, graphs: Sequence[str], *, lasting: bool = False) -> Model:
         """A model with these graphs, open until `release`; waits while others use one without them.
@@ -128,7 +125,7 @@ class ModelSlot:
     def opening(self, graphs: Sequence[str], *, ahead: bool = True) -> Iterator[Callable[[], Model]]:
         """`acquire` in a thread, for which the function that the block gets waits; `release` at its end.
 
-        `ahead`: it begins at once, not only when it is waited for.
+        `ahead`: begins at once, not only when it is waited for.
         """
         with ThreadPoolExecutor(1, thread_name_prefix="open model") as thread:
             lock, begun = threading.Lock(), [thread.submit(self.acquire, graphs)] if ahead else []

@@ -80,14 +80,11 @@ class Sound:
 
 
 def speakers_of(audio: Path | None, piece: Callable[[Path], SoundPiece], options: SyncOptions) -> Sound:
-    """The speakers that arguments and options name.
-
-    Args:
-        audio: the recording of `--audio`. piece: a recording, and when it is heard.
+    """The speakers that arguments and options name; `piece` says when a recording is heard.
 
     Raises:
         InputError: options that contradict each other or the file of turns, or are missing.
-            MediaError: the file of turns cannot be read.
+        MediaError: the file of turns cannot be read.
     """
     speakers = options.speaker
     if audio is None and options.turns is not None:
@@ -148,16 +145,12 @@ def sound_of(video: Path, audio: Path | None, mix: Path | None, options: SyncOpt
 
 
 class OpenSpeech:
-    """The encoded speech of all speakers; open until `close`.
+    """The encoded speech of all speakers; open until `close`. Raises as `SpeechStream` and `read_audio_blocks`.
 
     `notices`: recordings without speech. `end_s`: when the last recording ends in the output.
 
     Args:
-        encode_mel, filters: as for `SpeechStream`.
         listen: gets each speaker's number and the blocks of the recording, and passes them on.
-
-    Raises:
-        As `SpeechStream` and `read_audio_blocks`.
     """
 
     def __init__(

@@ -11,7 +11,7 @@ from functools import partial
 from itertools import islice
 from queue import Empty, SimpleQueue
 from time import perf_counter
-from typing import Any, TypeVar, overload
+from typing import Any, TypeVar
 
 import cv2
 
@@ -19,7 +19,6 @@ from latentsync_trt.errors import LatentSyncError
 from latentsync_trt.runtime.stages import POLL_S
 from latentsync_trt.types import Frame, StageTime, VideoInfo
 
-I = TypeVar("I")  # noqa: E741 -- an item
 T = TypeVar("T")
 
 QUEUE_DEPTH = 4
@@ -47,12 +46,6 @@ def tune_process() -> None:
     cv2.setNumThreads(1)
 
 
-@overload
-def prefetch(source: Generator[T, None, None], *, depth: int = ..., name: str) -> Generator[T, None, None]: ...
-@overload
-def prefetch(
-    source: Generator[I, None, None], change: Callable[[I], T], *, threads: int = ..., depth: int = ..., name: str
-) -> Generator[T, None, None]: ...
 def prefetch(
     source: Generator[Any, None, None],
     change: Callable[[Any], Any] = lambda item: item,

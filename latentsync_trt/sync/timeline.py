@@ -122,11 +122,8 @@ def notices_of_rate(info: VideoInfo, options: SyncOptions) -> list[str]:
 
 
 def notices_of_length(info: VideoInfo, audio_s: Fraction, options: SyncOptions) -> list[str]:
-    """That the picture is extended, or that picture or sound are cut by more than recordings of one device differ.
-
-    Args:
-        info: of the video, with the delay of the picture. audio_s: when the sound ends.
-    """
+    """That the picture is extended, or that picture or sound are cut by more than recordings of one device differ;
+    `audio_s`: when the sound ends."""
     video_s, length, rate = info.duration_s, options.output_length, info.frames_per_s
     still = video_s is not None and rate is not None and video_s * rate <= 1
     if video_s is None or still or abs(video_s - audio_s) < HELD_S or length == "shortest":
