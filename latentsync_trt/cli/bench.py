@@ -201,7 +201,8 @@ def compare(
     settings = "finished videos" if are_videos else _settings(sync)
     lines, notes = [*_lines(*sides), *lines_of(found)], [*_notes(sides, reports)]
     known = [(name.replace("_", " "), value) for name, value in facts.items()]
-    write_report(out, f"{sides[1].title} against {sides[0].title}", found, lines, settings, known, notes, meters)
+    texts = {"lines": lines, "settings": settings, "facts": known, "notes": notes}
+    write_report(out, found, meters, title=f"{sides[1].title} against {sides[0].title}", **texts)
     if as_json:
         content = {"kind": "latentsync-trt compare", "format": _FORMAT, "environment": facts}
         content |= {"a": asdict(sides[0]), "b": asdict(sides[1]), "settings": settings}

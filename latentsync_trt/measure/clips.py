@@ -45,14 +45,11 @@ def measure_clip(
     on_progress: ProgressCallback | None = None,
     meter: SyncMeter | None = None,
 ) -> Curves:
-    """The lips of `video` and the speech in `audio`; holds one frame at a time.
+    """The lips of `video` and the speech in `audio`; holds one frame at a time. Raises `MediaError`.
 
     Args:
         mouth: the one that belongs to the audio, if known. delay_s: when the audio starts in the video. on_progress:
             called after every frame. meter: of the same recording; sees the faces, too.
-
-    Raises:
-        MediaError: a file cannot be read.
     """
     loudness = Loudness()
     deque(loudness.passing(read_audio_blocks(audio, delay_s=delay_s)), maxlen=0)
@@ -96,10 +93,7 @@ def face_views(
     """The face of each frame in every clip, cut out where the first clip's face is; None where that has none.
 
     Args:
-        clips: the source, then results of it; frames uint8 `(H, W, 3)` RGB.
-
-    Raises:
-        InputError: the pictures differ in size.
+        clips: the source, then results of it; frames uint8 `(H, W, 3)` RGB. Raises `InputError` if they differ in size.
     """
     follower = MainFace(detector or MediaPipeDetector(), side_px)
     for frames in zip(*clips, strict=False):

@@ -131,10 +131,7 @@ class FaceMeter:
     """Sums up the faces of source, A and B, frame by frame, and shows them side by side.
 
     `areas`: how near B's "generated" part and "mouth" are to A's. `shown`: the faces at the `moments` (index → label)
-    by label.
-
-    Args:
-        side_px: sides of the faces.
+    by label. `side_px`: of the faces.
     """
 
     def __init__(self, side_px: int, moments: Mapping[int, str]) -> None:
@@ -187,34 +184,10 @@ def _beside(name: str, a: float | None, b: float | None, form: str) -> Iterator[
         yield name, format(a, form), format(b, form), change
 
 
-def write_report(
-    path: Path,
-    title: str,
-    clip: ClipResults,
-    lines: Sequence[Line],
-    settings: str,
-    facts: Sequence[tuple[str, str]],
-    notes: Sequence[str],
-    meters: Sequence[SyncMeter] = (),
-) -> None:
-    """Writes the page beside the pictures; raises `OutputError` if that cannot be done.
-
-    Args:
-        lines: those of `lines_of` and more. settings: what both were made with. facts: names and values. meters: those
-            of `measure`.
-    """
+def write_report(path: Path, clip: ClipResults, meters: Sequence[SyncMeter], **texts: object) -> None:
+    """Writes the page beside the pictures; `meters`: those of `measure`; `texts`: what else its template shows."""
+    picture, lips = path.with_name(clip.picture).read_bytes(), svg(sync_figure({"A": clip.a, "B": clip.b}))
+    found = shown(dict(zip("AB", meters, strict=False)))
     write_page(
-        path,
-        "compare.html.j2",
-        title=title,
-        heads=HEADS,
-        lines=lines,
-        picture=path.with_name(clip.picture).read_bytes(),
-        gain=GAIN,
-        clip=clip,
-        settings=settings,
-        lips=svg(sync_figure({"A": clip.a, "B": clip.b})),
-        syncnet=shown(dict(zip("AB", meters, strict=False))),
-        facts=facts,
-        notes=notes,
+        path, "compare.html.j2", heads=HEADS, gain=GAIN, clip=clip, picture=picture, lips=lips, syncnet=found, **texts
     )

@@ -99,11 +99,7 @@ def write_png(path: Path, figure: "Figure") -> None:
 
 
 def sync_figure(results: Mapping[str, Curves], title: str = "") -> "Figure":
-    """The loudness of the speech, and below it the gap between the lips in each result.
-
-    Args:
-        results: one or two by name, of the same speech, with at least one frame each.
-    """
+    """The loudness of the speech, and below it the gap between the lips in one or two results of it, by name."""
     from matplotlib.figure import Figure
 
     first = next(iter(results.values()))
@@ -144,11 +140,7 @@ def _band(axes: "Axes", where: BoolArray, color: str, label: str) -> None:
 
 
 def face_grid(rows: Sequence[str], columns: Mapping[str, Sequence[UInt8Array]]) -> "Figure":
-    """Labeled faces pixel by pixel.
-
-    Args:
-        rows: labels. columns: label → faces from top to bottom, `(256, 256, 3)` RGB each.
-    """
+    """Labeled faces pixel by pixel; `columns`: label → faces from top to bottom, `(256, 256, 3)` RGB each."""
     from matplotlib.figure import Figure
 
     step_px = SHOWN_PX + _BORDER_PX
@@ -169,10 +161,6 @@ def face_grid(rows: Sequence[str], columns: Mapping[str, Sequence[UInt8Array]]) 
 
 
 def write_contact_sheet(path: Path, tracks: Tracks, portraits: Mapping[int, UInt8Array]) -> None:
-    """Writes a PNG of the people: `portraits`, as `face_grid` has them, with number and seconds below.
-
-    Raises:
-        OutputError: it cannot be written.
-    """
+    """Writes a PNG of the people: `portraits`, as `face_grid` has them, with number and seconds below."""
     shown = {f"{one.number}: {one.seen_s:.1f} s": [portraits[one.number]] for one in summaries(tracks)}
     write_png(path, face_grid(("face",), shown))

@@ -84,8 +84,7 @@ class LikenessMeter:
     """Compares two clips frame by frame."""
 
     def __init__(self) -> None:
-        self._squares: list[float] = []
-        self._similarities: list[float] = []
+        self._squares, self._similarities = list[float](), list[float]()
 
     def add(self, a: UInt8Array, b: UInt8Array) -> None:
         """Adds the next frame of both, `(H, W, 3)`, H and W at least 11."""

@@ -41,8 +41,7 @@ class Quality:
     Args:
         starts_s: when the recording of each speaker begins in the output.
         pictures: whether to keep small pictures of the moments that matter, for a page.
-        mismatch: looks at the first painted faces.
-        syncnet: new meters of each speaker, if SyncNet is to measure, too.
+        mismatch: looks at the first painted faces. syncnet: new meters of each speaker, if SyncNet is to measure.
     """
 
     def __init__(
@@ -70,8 +69,7 @@ class Quality:
         """A face that was pasted into `frame`; frames in order, each face of a frame once.
 
         Args:
-            tracked: its place in the frame. face: as it was cut out. painted: the new one, uint16 `(H, H, 3)` RGB, 257
-                × the 8-bit level.
+            tracked: its place. face: as it was cut out. painted: the new one, uint16 `(H, H, 3)`, 257 × the level.
         """
         gap = nan if pasted.painted_mesh is None else gap_of(pasted.painted_mesh)
         at = round((frame.time_s - self.starts_s[speaker]) * MODEL_FPS)
