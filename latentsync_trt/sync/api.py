@@ -119,10 +119,7 @@ class LipSync:
 
     @property
     def build(self) -> Future[str] | None:
-        """Another process that builds engines for the next run, until `close`: done with its error, empty if none.
-
-        None if no engines are built.
-        """
+        """A build of engines for the next run, until `close`: done with its error, empty if none. None without one."""
         return self._slot.build
 
     def encode_audio(self, path: str | Path, segments: AudioSegments = "joined") -> AudioFeatures:

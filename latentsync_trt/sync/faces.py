@@ -90,14 +90,10 @@ class FaceFinder:
     """Finds and crops the faces of every frame of a clip; holds back half a second of frames, to bridge gaps.
 
     Args:
-        faces: what searches for them; or where they are.
-        resolution_px: side of an aligned face.
-        choice: whose face; or the speaker of each person, by their numbers in `faces`.
+        faces: what searches for them; or where they are. resolution_px: side of an aligned face.
+        choice: whose face; or the speaker of each person, by their numbers in `faces`: else raises `InputError`.
         wanted: whether faces are painted at this time of the output; at others, none is searched.
         pixel_aspect: width / height of a pixel; faces are detected and aligned in square pixels.
-
-    Raises:
-        InputError: `choice` names a person who is not in `faces`.
     """
 
     def __init__(
@@ -219,11 +215,8 @@ def _overview(frame: Frame, pixel_aspect: Fraction) -> UInt8Array:
 def analyze(
     video: Path, detector: FaceDetector, on_progress: ProgressCallback = lambda _: None
 ) -> tuple[Tracks, dict[int, UInt8Array]]:
-    """The tracks of all faces of a clip, and a picture of each person, as `FoundPeople`.
-
-    Raises:
-        MediaError: the clip cannot be read. NoFaceError: it shows no usable face.
-    """
+    """The tracks of all faces of a clip, and a picture of each person, as `FoundPeople`; raises `MediaError` if it
+    cannot be read, `NoFaceError` if it shows no usable face."""
     info = probe(video)
     aspect, rate = info.sample_aspect_ratio, info.frames_per_s
     finder = FaceFinder(FaceTracker(detector, small=True), PORTRAIT_PX, pixel_aspect=aspect)

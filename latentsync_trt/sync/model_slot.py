@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from latentsync_trt.errors import Busy, InputError
+from latentsync_trt.runtime.background_build import BackgroundBuild
 from latentsync_trt.runtime.model import Model
 from latentsync_trt.runtime.stages import POLL_S, results
 
@@ -163,6 +164,19 @@ class ModelSlot:
             before.close()
         wanted = [*(before.graphs if before else ()), *graphs]
         self.model = self._open_model(tuple(dict.fromkeys(wanted)))
-        if (build := self.model.build) is not None:
-            ended = self.build = Future[str]()
-            threading.Thread(target=lambda: ended.set_result(build.wait()), name="build", daemon=True).start()
+        if self.model.build is not None:
+            self.build = _ended(self.model.build)
+
+
+def _ended(build: BackgroundBuild) -> Future[str]:
+    """Done when the build has ended, with its error."""
+    ended = Future[str]()
+
+    def wait_for_it() -> None:
+        try:
+            ended.set_result(build.wait())
+        except BaseException as error:  # noqa: BLE001 -- raised by who asks
+            ended.set_exception(error)
+
+    threading.Thread(target=wait_for_it, name="build", daemon=True).start()
+    return ended

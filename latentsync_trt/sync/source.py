@@ -6,7 +6,7 @@ from math import ceil
 
 from latentsync_trt.audio.mel import filters_of
 from latentsync_trt.config import MODEL_FPS
-from latentsync_trt.face.choice import speakers_of
+from latentsync_trt.face.choice import LARGEST, speakers_of
 from latentsync_trt.face.fade import FADE_S
 from latentsync_trt.face.tracker import HALF_S, FaceTracker
 from latentsync_trt.measure.quality import Quality
@@ -67,7 +67,7 @@ def watched(
 ) -> Generator[FrameJob, None, None]:
     """The same jobs; says which of several faces is taken, and if the first one does not suit the model."""
     most_faces = 1
-    is_largest = run.inputs.options.face == "largest" and run.inputs.sound.faces is None
+    is_largest = run.inputs.sound.faces is None and parse_face(run.inputs.options.face) == LARGEST
     with closing(jobs):
         for job in jobs:
             count = 0 if job.seen is None else len(job.seen.faces)

@@ -8,7 +8,6 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager, suppress
 from fractions import Fraction
 from functools import partial
-from itertools import islice
 from queue import Empty, SimpleQueue
 from time import perf_counter
 from typing import Any, TypeVar
@@ -208,10 +207,8 @@ class StageClock:
     """Busy seconds of each stage, which overlap, by the clock `now`."""
 
     def __init__(self, now: Callable[[], float] = perf_counter) -> None:
-        self._now = now
-        self._busy_s: dict[str, float] = {}
-        self._frames: dict[str, int] = {}
-        self._lock = threading.Lock()
+        self._now, self._lock = now, threading.Lock()
+        self._busy_s, self._frames = dict[str, float](), dict[str, int]()
 
     @contextmanager
     def measure(self, stage: str, frames: int = 1) -> Iterator[None]:
@@ -229,11 +226,11 @@ class StageClock:
         with closing(source):
             while True:
                 with self.measure(stage, frames=0):
-                    found = list(islice(source, 1))
-                if not found:
+                    item = next(source, None)
+                if item is None:
                     return
                 self._frames[stage] += 1
-                yield found[0]
+                yield item
 
     def times(self) -> tuple[StageTime, ...]:
         """The sums so far, in the order in which stages first ran."""
