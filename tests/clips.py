@@ -11,7 +11,7 @@ import av
 import numpy as np
 
 from latentsync_trt import LipSync, SyncOptions
-from latentsync_trt.face.seen import FaceStats
+from latentsync_trt.face.people import FaceStats
 from latentsync_trt.media.audio import SPEECH_RATE_HZ, read_audio_blocks
 from latentsync_trt.media.codecs import choose_encoder
 from latentsync_trt.media.demo_clip import camera_frames

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from latentsync_trt import Enhancer, Helpers, LipSync, SyncOptions
 from latentsync_trt.errors import InputError
+from latentsync_trt.face.choice import FADE_S, People, faded
 from latentsync_trt.face.enhancer import enhanced, load_enhancer
-from latentsync_trt.face.fade import FADE_S, People, faded
 from latentsync_trt.types import Float32Array
 from tests.clips import decoded, write_clip
 from tests.small import small_bundle

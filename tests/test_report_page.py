@@ -11,8 +11,7 @@ import pytest
 from latentsync_trt import LipSync, SyncOptions
 from latentsync_trt.errors import InputError, OutputError
 from latentsync_trt.measure.page import page_path
-from latentsync_trt.measure.quality import Quality
-from latentsync_trt.measure.report import write_report
+from latentsync_trt.measure.quality import Quality, write_report
 from latentsync_trt.types import Interval, Progress
 from latentsync_trt.values import parse_speakers
 from tests.clips import decoded, write_clip

@@ -13,7 +13,7 @@ import pytest
 import torch
 from click.testing import CliRunner, Result
 
-from latentsync_trt.audio.cepstra import cepstra_of
+from latentsync_trt.audio.mel import cepstra_of
 from latentsync_trt.bundle.find import CHECKPOINTS_VARIABLE, SYNCNET_FILE
 from latentsync_trt.cli import main
 from latentsync_trt.errors import BundleError, CheckpointError

@@ -11,7 +11,7 @@ import numpy as np
 
 from latentsync_trt.config import MODEL_FPS
 from latentsync_trt.errors import InputError, NoFaceError
-from latentsync_trt.face.seen import FaceStats
+from latentsync_trt.face.people import FaceStats
 from latentsync_trt.face.tracker import FaceTracker
 from latentsync_trt.live.options import LiveOptions
 from latentsync_trt.media.playback import Playback

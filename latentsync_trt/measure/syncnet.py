@@ -14,7 +14,7 @@ import cv2
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from latentsync_trt.audio.cepstra import cepstra_of
+from latentsync_trt.audio.mel import cepstra_of
 from latentsync_trt.bundle.find import SYNCNET_FILE, checkpoints_folder
 from latentsync_trt.config import MODEL_FPS
 from latentsync_trt.errors import BundleError, InputError

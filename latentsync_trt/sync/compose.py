@@ -8,8 +8,8 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from latentsync_trt.face.choice import People, faded
 from latentsync_trt.face.enhancer import enhanced
-from latentsync_trt.face.fade import People, faded
 from latentsync_trt.face.paste import InspectedFace, Means, Pasted, Paster
 from latentsync_trt.measure.quality import Quality
 from latentsync_trt.media.parts import part_of

@@ -17,8 +17,7 @@ from latentsync_trt.face.align import composed, crop, inverse, moved_face, squar
 from latentsync_trt.face.choice import LARGEST, Chooser, Runs, check_people, speakers_of
 from latentsync_trt.face.geometry import place_of, region_around
 from latentsync_trt.face.identity import luma_of
-from latentsync_trt.face.people import PORTRAIT_PX, FoundPeople
-from latentsync_trt.face.seen import FaceStats
+from latentsync_trt.face.people import PORTRAIT_PX, FaceStats, FoundPeople
 from latentsync_trt.face.track_file import Tracks, mark_of
 from latentsync_trt.face.tracker import FaceTracker, FrameFaces, LookAhead
 from latentsync_trt.media.pictures import LazyRgb

@@ -6,7 +6,7 @@ from fractions import Fraction
 from functools import partial
 from time import perf_counter
 
-from latentsync_trt.face.seen import FaceStats
+from latentsync_trt.face.people import FaceStats
 from latentsync_trt.media.c2pa import sign
 from latentsync_trt.media.parts import Work
 from latentsync_trt.media.playback import Playback

@@ -6,8 +6,7 @@ from math import ceil
 
 from latentsync_trt.audio.mel import filters_of
 from latentsync_trt.config import MODEL_FPS
-from latentsync_trt.face.choice import LARGEST, speakers_of
-from latentsync_trt.face.fade import FADE_S
+from latentsync_trt.face.choice import FADE_S, LARGEST, speakers_of
 from latentsync_trt.face.tracker import HALF_S, FaceTracker
 from latentsync_trt.measure.quality import Quality
 from latentsync_trt.media.playback import Playback
