@@ -9,7 +9,7 @@ import argparse
 import cv2
 import numpy as np
 
-from latentsync_trt import Face, LipSync, SyncOptions, demo_clip
+from latentsync_trt import Face, Helpers, LipSync, SyncOptions, demo_clip
 
 
 class MarkedFace:
@@ -46,4 +46,8 @@ if __name__ == "__main__":
     video, audio = (args.video, args.audio or args.video) if args.video else demo_clip()
     detector = MarkedFace([point.split(",") for point in args.marked])
     with LipSync.from_bundle(args.bundle) as lip_sync:
-        print(lip_sync.sync(video, audio, args.output, SyncOptions(preset="fast"), detector=detector).quality)
+        print(
+            lip_sync.sync(
+                video, audio, args.output, SyncOptions(preset="fast"), helpers=Helpers(detector=detector)
+            ).quality
+        )

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from latentsync_trt.live.session import LiveSession as LiveSession
     from latentsync_trt.media.demo_clip import demo_clip as demo_clip
     from latentsync_trt.sync.api import LipSync as LipSync
+    from latentsync_trt.sync.inputs import Helpers as Helpers
     from latentsync_trt.types import Enhancer as Enhancer
     from latentsync_trt.types import Face as Face
     from latentsync_trt.types import FaceDetector as FaceDetector
@@ -40,6 +41,7 @@ _MODULES = {
     "LipSync": "sync.api",
     **dict.fromkeys(("SyncOptions", "RuntimeOptions"), "config"),
     "Speaker": "values",
+    "Helpers": "sync.inputs",
     **dict.fromkeys(("SyncReport", "Progress", "Face", "FaceDetector", "Enhancer"), "types"),
     "AudioFeatures": "audio.encoder",
     "LiveSession": "live.session",

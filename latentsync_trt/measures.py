@@ -71,17 +71,12 @@ class SyncNetMeasure:
 class Measures:
     """What was measured in the painted faces while a clip ran; None where nothing was to measure.
 
-    `seam`: the step at the edge of what was pasted, relative to the source's own changes there; 0 = none, below 1 these
-    hide it. `flicker`: change from frame to frame that is no movement, beside the mouth, relative to the source's own.
-    Both are means, without a page over three frames in a row of each 15.
     `from_s`: where a resumed run went on; what an earlier one painted is not measured. `color`, `sharpness`: of the
     first painted faces, see `measure.pictures.fit_of`; `alarm`: why they do not look like the source's face; empty if
     they do. `syncnet`: of each speaker.
     """
 
     lips: tuple[LipMeasure, ...]
-    seam: float | None
-    flicker: float | None
     from_s: float = 0.0
     color: float | None = None
     sharpness: float | None = None
@@ -98,8 +93,6 @@ class Measures:
             rows.append((name, lips.with_figures))
         rows += [("SyncNet", str(found or TOO_SHORT)) for found in self.syncnet]
         picture = [
-            *([] if self.seam is None else [f"seam {self.seam:.1f}×"]),
-            *([] if self.flicker is None else [f"flicker {self.flicker:.1f}× of the source's own"]),
             *([] if self.color is None else [f"color {self.color:.1f} off (Lab)"]),
             *([] if self.sharpness is None else [f"sharpness {self.sharpness:.0%} of the source's"]),
         ]

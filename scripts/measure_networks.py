@@ -26,8 +26,8 @@ from latentsync_trt.cli.options import build, bundle_option, options_from
 from latentsync_trt.cli.show import say
 from latentsync_trt.config import PRESETS, PresetName, RuntimeOptions, SyncOptions
 from latentsync_trt.files import temporary_folder
-from latentsync_trt.measure.clips import Clip, choose_clip
 from latentsync_trt.measure.pictures import generated_part, likeness
+from latentsync_trt.media.demo_clip import Clip, choose_clip
 from latentsync_trt.option_fields import QUALITY
 from latentsync_trt.runtime.engines.cache import EngineCache, cache_folder
 from latentsync_trt.runtime.engines.output_comparison import BoundRun

@@ -25,12 +25,13 @@ from latentsync_trt.config import SyncOptions
 from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.face.mask import mouth_mask
 from latentsync_trt.face.paste import Paster
+from latentsync_trt.face.tracker import FaceTracker
+from latentsync_trt.measure.quality import Quality
 from latentsync_trt.media.codecs import choose_encoder, default_suffix
 from latentsync_trt.media.reader import probe, read_frames
 from latentsync_trt.media.writer import VideoWriter
 from latentsync_trt.sync.compose import Composer
 from latentsync_trt.sync.faces import FaceFinder, FrameJob
-from latentsync_trt.sync.quality import Quality
 from latentsync_trt.sync.threads import StageClock, prefetch, tune_process
 
 Background = Callable[..., Generator[Any, None, None]]
@@ -62,7 +63,7 @@ def run(video: Path, resolution_px: int, most: int, clock: StageClock, backgroun
     info, options, count = probe(video), SyncOptions(), 0
     encoder = choose_encoder(options, info)
     with MediaPipeDetector() as detector, TemporaryDirectory() as folder:
-        finder = FaceFinder(detector, resolution_px, clock, pixel_aspect=info.sample_aspect_ratio)
+        finder = FaceFinder(FaceTracker(detector), resolution_px, pixel_aspect=info.sample_aspect_ratio, clock=clock)
         decoded = clock.measured("decode", (frame for frame in islice(read_frames(video), most)))
         found = background(finder.find(background(decoded, finder.prepared, name="decode")), name="face")
         painted = background(as_painted(finder.cut_out(found)), name="align")

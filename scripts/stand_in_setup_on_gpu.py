@@ -26,7 +26,7 @@ sys.path.insert(0, str(ROOT))
 from latentsync_trt.bench.rows import environment as machine  # noqa: E402
 from latentsync_trt.export.export_options import ExportOptions  # noqa: E402
 from latentsync_trt.export.exporter import export_bundle  # noqa: E402
-from latentsync_trt.measure.clips import choose_clip  # noqa: E402
+from latentsync_trt.media.demo_clip import choose_clip  # noqa: E402
 from latentsync_trt.remembered import FOLDER  # noqa: E402
 from latentsync_trt.runtime.providers.select import select_provider  # noqa: E402
 from tests.narrow import FRAMES, UNET, write_sources  # noqa: E402

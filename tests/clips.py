@@ -11,6 +11,7 @@ import av
 import numpy as np
 
 from latentsync_trt import LipSync, SyncOptions
+from latentsync_trt.face.people import FaceStats
 from latentsync_trt.media.audio import SPEECH_RATE_HZ, read_audio_blocks
 from latentsync_trt.media.codecs import choose_encoder
 from latentsync_trt.media.demo_clip import camera_frames
@@ -18,7 +19,7 @@ from latentsync_trt.media.pictures import picture_info
 from latentsync_trt.media.reader import probe, read_frames
 from latentsync_trt.media.soundtrack import SoundPiece
 from latentsync_trt.media.writer import VideoWriter
-from latentsync_trt.sync.faces import FaceStats, FrameJob
+from latentsync_trt.sync.faces import FrameJob
 from latentsync_trt.types import (
     ColorTags,
     Float32Array,

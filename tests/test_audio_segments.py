@@ -29,7 +29,7 @@ from latentsync_trt.config import AudioSegments, Silence
 from latentsync_trt.media.audio import read_audio_blocks
 from latentsync_trt.media.demo_clip import SPEECH
 from latentsync_trt.media.soundtrack import SoundPiece
-from latentsync_trt.sync.speech import OpenSpeech, SpeechTracks, plan_of, speech_in
+from latentsync_trt.sync.speech import OpenSpeech, Sound, plan_of, speech_in
 from latentsync_trt.types import Float32Array
 from tests.sounds import log_mel, mel_filters, write_samples
 
@@ -113,7 +113,7 @@ def test_runs_cut_as_asked_with_or_without_silence(tmp_path: Path, segments: Aud
     features = encode_audio(pieces, smoothed, mel_filters(), plan).features
     expected = audio_windows(features, Fraction(70))
     times_s = [Fraction(number, 25) for number in range(len(expected))]
-    with closing(OpenSpeech(SpeechTracks((SoundPiece(path),)), smoothed, mel_filters(), options)) as opened:
+    with closing(OpenSpeech(Sound((SoundPiece(path),)), smoothed, mel_filters(), options)) as opened:
         found = np.concatenate([opened.windows(0, times_s[at : at + 16]) for at in range(0, len(times_s), 16)])
     assert np.array_equal(found, expected)
 

@@ -1,6 +1,7 @@
 """Engines built by a process of its own for the next run, while this one goes on with another provider. Here both run
 on the CPU, and the engines of the one that compiles are copies of the graphs."""
 
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -9,10 +10,10 @@ from click.testing import CliRunner, Result
 from latentsync_trt import LipSync, SyncOptions
 from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.cli import main
+from latentsync_trt.cli import sync as cli_sync
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import ProviderUnavailable
 from latentsync_trt.runtime import background_build, model
-from latentsync_trt.runtime.background_build import BackgroundBuild
 from latentsync_trt.runtime.engines.cache import EngineCache
 from latentsync_trt.runtime.engines.session_factory import SessionFactory
 from latentsync_trt.runtime.providers.select import Selection
@@ -53,9 +54,14 @@ def test_this_run_starts_at_once_and_the_next_one_has_engines(
     for provider in ("cpu", "tensorrt"):
         with LipSync.from_bundle(small_bundle(), "tensorrt", options) as lip_sync:
             report = lip_sync.sync(*clip, tmp_path / f"{provider}.mkv", QUICK)
-            painted.touch()
-            assert lip_sync.building is (provider == "cpu")
-            assert [lip_sync.wait_for_build() for _ in range(2)] == ["", ""]
+            if provider == "cpu":
+                assert lip_sync.build is not None
+                assert not lip_sync.build.done()
+                painted.touch()
+                assert lip_sync.build.result() == ""
+                assert lip_sync.build.done()
+            else:
+                assert lip_sync.build is None
         assert report.provider == provider
         assert {(engine.provider, engine.built) for engine in report.engines} == {(provider, False)}
         assert [text for text in report.notices if NOTICE in text] == [f"4 {NOTICE}"] * (provider == "cpu")
@@ -119,14 +125,14 @@ def sync_command(cold: Path, clip: tuple[Path, Path], output: Path) -> Result:
 def test_the_command_waits_so_that_the_next_run_is_fast(
     cold: Path, clip: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    waiting, wait = tmp_path / "waiting", BackgroundBuild.wait
+    waiting, interruption = tmp_path / "waiting", cli_sync.interruption
 
-    def watched(self: BackgroundBuild) -> str:
+    def watched(text: str) -> AbstractContextManager[None]:
         waiting.touch()
-        return wait(self)
+        return interruption(text)
 
     monkeypatch.setenv(WAIT, str(waiting))
-    monkeypatch.setattr(BackgroundBuild, "wait", watched)
+    monkeypatch.setattr(cli_sync, "interruption", watched)
     result = sync_command(cold, clip, tmp_path / "out.mp4")
     assert result.exit_code == 0
     assert "engines for the next run are still being built; Ctrl-C stops that, the output is complete" in result.stderr
@@ -136,11 +142,11 @@ def test_the_command_waits_so_that_the_next_run_is_fast(
 def test_ctrl_c_while_waiting_loses_nothing(
     cold: Path, clip: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupt(self: BackgroundBuild) -> str:
+    def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setenv(HANG, "1")
-    monkeypatch.setattr(BackgroundBuild, "wait", interrupt)
+    monkeypatch.setattr(cli_sync, "wait", interrupt)
     result = sync_command(cold, clip, tmp_path / "out.mp4")
     assert result.exit_code == 130
     message = "error: interrupted while engines were built for the next run; the output is complete\n"

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Generator, Sequence
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -9,29 +10,31 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from latentsync_trt import Enhancer, LipSync, SyncOptions
+from latentsync_trt import Enhancer, Helpers, LipSync, SyncOptions
 from latentsync_trt.errors import InputError
-from latentsync_trt.face.tracker import FrameFaces
-from latentsync_trt.sync.compose import FADE_S, enhanced, faded, load_enhancer
-from latentsync_trt.sync.faces import FrameJob, Target
-from latentsync_trt.types import Face, Float32Array, UInt8Array
-from tests.clips import decoded, frame_at, write_clip
+from latentsync_trt.face.choice import FADE_S, People, faded
+from latentsync_trt.face.enhancer import enhanced, load_enhancer
+from latentsync_trt.types import Float32Array
+from tests.clips import decoded, write_clip
 from tests.small import small_bundle
 
-PICTURE: UInt8Array = np.zeros((2, 2, 3), np.uint8)
-SOMEONE = Face(np.zeros(4, np.float32), np.zeros((3, 2), np.float32))
+Shown = tuple[int, set[int], int | None]
 
 
-def jobs(shown: Sequence[tuple[set[int], int | None]]) -> Generator[FrameJob, None, None]:
-    """Frames at 25/s with these people and shots."""
+def frames(shown: Sequence[tuple[set[int], int | None]]) -> Generator[Shown, None, None]:
+    """Number, people and shot of each frame."""
     for index, (people, shot) in enumerate(shown):
-        targets = (Target(person, person, 0, SOMEONE, np.eye(2, 3)) for person in sorted(people))
-        yield FrameJob(frame_at(index, PICTURE), tuple(targets), None if shot is None else FrameFaces(shot, ()))
+        yield index, people, shot
+
+
+def people_in(frame: Shown) -> People:
+    """At 25 frames/s."""
+    return People(Fraction(frame[0], 25), *frame[1:])
 
 
 def quarters(shown: Sequence[tuple[set[int], int | None]], person: int = 0) -> list[int]:
     """How much of a person shows in each frame, of 4."""
-    return [int(4 * shares.get(person, 0)) for _, shares in faded(jobs(shown))]
+    return [int(4 * shares.get(person, 0)) for _, shares in faded(frames(shown), people_in)]
 
 
 NOBODY, ONE, BOTH = (set[int](), 0), ({0}, 0), ({0, 1}, 0)
@@ -60,14 +63,14 @@ def test_each_face_fades_for_itself() -> None:
 def test_every_frame_leaves_in_order_and_in_time(shown: list[tuple[set[int], int | None]]) -> None:
     taken, left = 0, 0
 
-    def counted() -> Generator[FrameJob, None, None]:
+    def counted() -> Generator[Shown, None, None]:
         nonlocal taken
-        for job in jobs(shown):
+        for frame in frames(shown):
             taken += 1
-            yield job
+            yield frame
 
-    for job, shares in faded(counted()):
-        assert job.frame.index == left
+    for (index, *_), shares in faded(counted(), people_in):
+        assert index == left
         assert shares.keys() == shown[left][0]
         assert all(0 < share <= 1 for share in shares.values())
         left += 1
@@ -154,9 +157,9 @@ def test_sync_pastes_what_the_enhancer_returns(tmp_path):
     green: Enhancer = Green()
     options = SyncOptions(steps=1, guidance=1)
     with LipSync.from_bundle(small_bundle(), "cpu") as lip_sync:
-        lip_sync.sync(*clip, tmp_path / "out.mp4", options, enhancer=green)
+        lip_sync.sync(*clip, tmp_path / "out.mp4", options, helpers=Helpers(enhancer=green))
         with pytest.raises(InputError, match="enhancer Returning"):
-            lip_sync.sync(*clip, tmp_path / "none.mp4", options, enhancer=Returning(None))
+            lip_sync.sync(*clip, tmp_path / "none.mp4", options, helpers=Helpers(enhancer=Returning(None)))
     for before, after in zip(decoded(clip[0]), decoded(tmp_path / "out.mp4"), strict=True):
         red, shade, blue = np.moveaxis(after.astype(int), -1, 0)
         mouth = (shade > 200) & (red < 60) & (blue < 60)

@@ -8,9 +8,8 @@ import pytest
 
 from latentsync_trt.face.choice import Chooser
 from latentsync_trt.face.detector import MediaPipeDetector
-from latentsync_trt.face.tracker import FrameFaces, TrackedDetection
+from latentsync_trt.face.tracker import FaceTracker, FrameFaces, TrackedDetection
 from latentsync_trt.sync.faces import FaceFinder
-from latentsync_trt.sync.threads import StageClock
 from latentsync_trt.types import Face, Interval, UInt8Array
 from latentsync_trt.values import FaceChoice, parse_face
 from tests.clips import frame_at, untouched_in
@@ -20,7 +19,7 @@ NEAR_PX = 40
 
 
 def seen_in(detector: MediaPipeDetector, frames: Iterable[UInt8Array]) -> list[FrameFaces]:
-    finder = FaceFinder(detector, 64, StageClock())
+    finder = FaceFinder(FaceTracker(detector), 64)
     found = [seen for _, seen in finder.see(frame_at(*numbered) for numbered in enumerate(frames))]
     assert all(seen is not None for seen in found)
     return [seen for seen in found if seen is not None]
@@ -115,7 +114,7 @@ def test_the_face_at_a_place_stays_chosen_in_other_shots() -> None:
 @pytest.mark.integration
 def test_times_of_the_others_are_reported(detector: MediaPipeDetector) -> None:
     frames = together([250.0] * 36, [790.0] * 5 + [None] * 20 + [790.0] * 11)
-    finder = FaceFinder(detector, 64, StageClock(), choice=FaceChoice("right"))
+    finder = FaceFinder(FaceTracker(detector), 64, choice=FaceChoice("right"))
     jobs = list(finder.find(frame_at(*numbered) for numbered in enumerate(frames)))
     assert [len(job.targets) for job in jobs] == [1] * 5 + [0] * 20 + [1] * 11
     assert len({target.person for job in jobs for target in job.targets}) == 1

@@ -11,10 +11,10 @@ from latentsync_trt.errors import InputError
 from latentsync_trt.face.choice import MainFace, TrackedFace
 from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.face.geometry import usable
+from latentsync_trt.face.tracker import FaceTracker
 from latentsync_trt.media.color import planes_of
 from latentsync_trt.media.pictures import LazyRgb
 from latentsync_trt.sync.faces import FaceFinder, FrameJob
-from latentsync_trt.sync.threads import StageClock
 from latentsync_trt.types import ColorTags, Face, Frame, Interval, UInt8Array
 from tests.clips import frame_at, untouched_in
 from tests.people import first_person, together
@@ -162,7 +162,7 @@ def numbered(count: int) -> Iterator[Frame]:
 
 def jobs_of(faces: list[list[Face]], frames: Iterable[Frame] | None = None) -> list[FrameJob]:
     frames = numbered(len(faces)) if frames is None else frames
-    return list(FaceFinder(Scripted(faces), 64, StageClock()).find(frame for frame in frames))
+    return list(FaceFinder(FaceTracker(Scripted(faces)), 64).find(frame for frame in frames))
 
 
 @pytest.mark.parametrize("gap", [1, 5, HALF_SECOND])
@@ -231,7 +231,7 @@ def test_few_frames_per_second_are_one_run_and_a_start_anew_is_another() -> None
 
 def test_a_face_that_a_later_search_finds_is_followed_back() -> None:
     faces = [[face_at(100)] + [face_at(600)] * (index >= 15) for index in range(30)]
-    finder = FaceFinder(Scripted(faces), 64, StageClock())
+    finder = FaceFinder(FaceTracker(Scripted(faces)), 64)
     seen = [seen for _, seen in finder.see(frame for frame in numbered(30))]
     assert [len(one.faces) for one in seen if one is not None] == [1] * 15 + [2] * 15
 
@@ -246,7 +246,7 @@ def test_nothing_is_painted_on_what_covers_a_face(covered: str) -> None:
     else:
         frames = together([420.0] * 16, [None] * 6 + [420.0] * 4 + [None] * 6)
     with MediaPipeDetector() as detector:
-        finder = FaceFinder(detector, 64, StageClock())
+        finder = FaceFinder(FaceTracker(detector), 64)
         seen = [seen for _, seen in finder.see(frame_at(*each) for each in enumerate(frames))]
     people = [{face.person for face in one.faces} for one in seen if one is not None]
     assert people[:6] == people[10:] == [{0}] * 6
@@ -259,7 +259,7 @@ def test_another_thread_can_convert_what_following_reads(monkeypatch: pytest.Mon
     convert, frames = LazyRgb._convert, [frame_at(index, LazyRgb(planes), planes) for index in range(6)]
     monkeypatch.setattr(LazyRgb, "_convert", lambda self, *place: converted.append(self) or convert(self, *place))
     with MediaPipeDetector() as detector:
-        finder = FaceFinder(detector, 64, StageClock(), wanted=lambda time_s: time_s != frames[-1].time_s)
+        finder = FaceFinder(FaceTracker(detector), 64, wanted=lambda time_s: time_s != frames[-1].time_s)
         list(finder.see(frame for frame in frames[:4]))
         converted.clear()
         assert [finder.prepared(frame) for frame in frames[4:]] == frames[4:]

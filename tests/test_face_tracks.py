@@ -17,11 +17,11 @@ from latentsync_trt.cli import main
 from latentsync_trt.cli.sync import sync as sync_command
 from latentsync_trt.errors import InputError, NoFaceError
 from latentsync_trt.face.detector import MediaPipeDetector
-from latentsync_trt.face.track_file import ClipMark, FaceSpan, Tracks, read_tracks, save_tracks
+from latentsync_trt.face.track_file import ClipMark, FaceSpan, Tracks, mark_of, read_tracks, save_tracks
+from latentsync_trt.face.tracker import FaceTracker
 from latentsync_trt.media.playback import Playback
 from latentsync_trt.media.reader import probe, read_frames
-from latentsync_trt.sync.faces import FaceFinder, FrameJob, analyze, mark_of
-from latentsync_trt.sync.threads import StageClock
+from latentsync_trt.sync.faces import FaceFinder, FrameJob, analyze
 from latentsync_trt.types import Frame
 from tests.clips import numbered, write_video
 from tests.people import first_person, together
@@ -45,7 +45,7 @@ def jobs_of(detector: MediaPipeDetector, clip: Path, playback: Playback, tracks:
     def frames() -> Generator[Frame, None, None]:
         yield from read_frames(clip, playback)
 
-    return list(FaceFinder(detector, 256, StageClock(), tracks=tracks).find(frames()))
+    return list(FaceFinder(tracks or FaceTracker(detector), 256).find(frames()))
 
 
 @pytest.mark.integration

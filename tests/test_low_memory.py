@@ -14,7 +14,7 @@ from latentsync_trt.errors import OutOfMemory
 from latentsync_trt.runtime import model as model_module
 from latentsync_trt.runtime.model import Model
 from latentsync_trt.runtime.stages import Stage
-from latentsync_trt.sync import clip
+from latentsync_trt.sync import paint
 from latentsync_trt.sync.inpaint import make_inpainter
 from tests.clips import LOSSLESS, decoded
 from tests.compiling import COMPILING, compiling_provider
@@ -31,8 +31,8 @@ def test_low_memory_keeps_one_network_and_paints_the_same(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert clip._LOW_MEMORY_WINDOWS > 2
-    monkeypatch.setattr(clip, "_LOW_MEMORY_WINDOWS", 2)  # as few as show the groups
+    assert paint._LOW_MEMORY_WINDOWS > 2
+    monkeypatch.setattr(paint, "_LOW_MEMORY_WINDOWS", 2)  # as few as show the groups
     with LipSync.from_bundle(small_bundle(), "cpu", RuntimeOptions(low_memory=True)) as lip_sync:
         report = lip_sync.sync(*three_windows, tmp_path / "out.mkv", LOSSLESS)
     assert device.most_networks == 1

@@ -1,4 +1,4 @@
-"""PSNR, SSIM and flicker against numbers that can be computed by hand, and against scikit-image."""
+"""PSNR and SSIM against numbers that can be computed by hand, and against scikit-image."""
 
 import math
 
@@ -8,16 +8,13 @@ import pytest
 from latentsync_trt.errors import InputError
 from latentsync_trt.measure.compare import FaceMeter, compare_lips
 from latentsync_trt.measure.lips import Curves
-from latentsync_trt.measure.pictures import FlickerMeter, likeness, mouth_part, ssim
+from latentsync_trt.measure.pictures import likeness, mouth_part, ssim
 from latentsync_trt.media.demo_clip import SpokenMouth
 from latentsync_trt.types import UInt8Array
 
 SEED, SIDE_PX = 3, 128
 SAME_AS_SKIMAGE = 1e-6
 """Both compute in double precision, with the same windows; what differs is the order of sums."""
-
-NOISE_READ = 0.02
-"""How far, as a share, 30 pictures of 40×40 pixels may be off the standard deviation of their noise."""
 
 
 def _picture(seed: int, height: int = 40, width: int = 56) -> UInt8Array:
@@ -56,23 +53,6 @@ def test_a_clip_is_compared_frame_by_frame() -> None:
     assert found.frames == 3
     assert found.psnr_db == pytest.approx(10 * np.log10(255**2 / squares))
     assert found.ssim == pytest.approx((2 + ssim(clip[2], other[2])) / 3)
-
-
-def test_noise_is_flicker_and_steady_movement_is_not() -> None:
-    random = np.random.default_rng(SEED)
-    noisy, moving = FlickerMeter(), FlickerMeter()
-    for index in range(30):
-        noisy.add(random.normal(100, 3.0, (40, 40, 3)).astype(np.float32))
-        moving.add(np.full((40, 40, 3), 5 * index, np.float32))
-    assert noisy.noise() == pytest.approx(3.0, rel=NOISE_READ)
-    assert moving.noise() == 0.0
-
-
-def test_flicker_is_not_measured_across_frames_without_a_face() -> None:
-    meter = FlickerMeter()
-    for level in (0, 0, None, 200, 200, None, 90, 90, 90):
-        meter.add(None if level is None else np.full((8, 8, 3), level, np.float32))
-    assert meter.noise() == 0.0
 
 
 # A and B of a comparison

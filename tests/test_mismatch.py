@@ -1,8 +1,6 @@
 """A bundle that does not fit the face is told before the work, or from the first painted faces."""
 
-from collections.abc import Generator
 from dataclasses import replace
-from fractions import Fraction
 from pathlib import Path
 
 import cv2
@@ -14,12 +12,11 @@ from latentsync_trt.bundle.manifest import Manifest, read_manifest
 from latentsync_trt.errors import InputError
 from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.measure.lips import FOLLOWS, Loudness, following
+from latentsync_trt.measure.mismatch import ModelMismatchCheck
 from latentsync_trt.measure.pictures import fit_of
 from latentsync_trt.media.audio import read_audio_blocks
 from latentsync_trt.media.demo_clip import SPEECH, portrait, spoken_mouth
-from latentsync_trt.sync.faces import FrameJob, Target
-from latentsync_trt.sync.mismatch import ModelMismatchCheck
-from latentsync_trt.types import Frame, UInt8Array
+from latentsync_trt.types import UInt8Array
 from scripts.verdicts import mismatched, talk_of
 from tests.clips import write_clip
 from tests.people import first_person, second_person
@@ -85,16 +82,11 @@ def test_the_built_in_model_knows_one_face(frames: list[UInt8Array], known: bool
     for rgb in frames:
         said: list[str] = []
         (face,) = detector.detect(rgb)
-        time_s = Fraction(0)
-        job = FrameJob(Frame(0, time_s, Fraction(1, 25), time_s, rgb, None), (Target(0, 0, 0, face, np.eye(2, 3)),))
-
-        def jobs(job: FrameJob = job) -> Generator[FrameJob, None, None]:
-            yield from (job, job)
-
-        assert len(list(check(said, read_manifest(small_bundle())).watch(jobs(), detector))) == 2
-        assert len(said) == (not known)
-        assert not list(check(said, published()).watch(jobs(), detector))[2:]
-        assert len(said) == (not known)
+        for manifest in (read_manifest(small_bundle()), published()):
+            found = check(said, manifest)
+            for _ in range(2):
+                found.meet(rgb, face, detector)
+            assert len(said) == (not known)
 
 
 @pytest.mark.integration

@@ -18,7 +18,7 @@ class OpenedModel:
     """Stands in for `Model`."""
 
     def __init__(self, graphs: Sequence[str]) -> None:
-        self.graphs, self.is_open = frozenset(graphs), True
+        self.graphs, self.is_open, self.build = frozenset(graphs), True, None
 
     def close(self) -> None:
         self.is_open = False

@@ -38,7 +38,7 @@ def test_what_callers_need_is_exported() -> None:
     of_errors = {name for name, each in vars(errors).items() if isinstance(each, type) and issubclass(each, Exception)}
     others = {
         *("LipSync", "SyncOptions", "RuntimeOptions", "SyncReport", "Progress", "Speaker", "demo_clip"),
-        *("AudioFeatures", "Enhancer", "Face", "FaceDetector", "LiveSession", "LiveOptions", "LiveFrame"),
+        *("AudioFeatures", "Enhancer", "Face", "FaceDetector", "Helpers", "LiveSession", "LiveOptions", "LiveFrame"),
     }
     assert set(latentsync_trt.__all__) == of_errors | others | {"__version__"}
     assert all(getattr(latentsync_trt, name).__name__ == name for name in of_errors | others)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from latentsync_trt.diffusion import PlannedStep, solver_schedule
+from latentsync_trt.config import SyncOptions
 from latentsync_trt.sync.faces import FrameJob, Target
 from latentsync_trt.sync.inpaint import Inpainter
 from latentsync_trt.sync.paint import Painter, in_order
@@ -59,12 +59,9 @@ def inpainter(denoiser: AddsAudio, windows_per_batch: int) -> Inpainter:
     return Inpainter(
         codec=Codec(),
         denoiser=denoiser,
-        mask=np.ones((SIDE_PX, SIDE_PX), np.float32),
-        latent_mask=np.ones((LATENT_PX, LATENT_PX), np.float32),
+        options=SyncOptions(steps=1, solver="ddim"),
+        side_px=SIDE_PX,
         noise=np.zeros((1, 4, 1, LATENT_PX, LATENT_PX), np.float32),
-        guidance=1.5,
-        schedule=solver_schedule("ddim", 1),
-        plan=(PlannedStep(full=True, guided=True),),
         windows_per_batch=windows_per_batch,
     )
 

@@ -1,4 +1,4 @@
-"""Measures while a clip runs, on faces whose lips, noise and edges are known."""
+"""Measures while a clip runs, on faces whose lips are known."""
 
 from collections.abc import Callable
 from fractions import Fraction
@@ -9,10 +9,9 @@ import pytest
 from PIL import Image
 
 from latentsync_trt.face.paste import Pasted
+from latentsync_trt.measure.quality import Quality
 from latentsync_trt.measures import LipMeasure, Measures
 from latentsync_trt.media.audio import SPEECH_RATE_HZ
-from latentsync_trt.sync.faces import Target
-from latentsync_trt.sync.quality import Quality
 from latentsync_trt.types import AlignedFace, Face, Float32Array, Frame, Patch, UInt8Array
 
 SIZE_PX = (105, 140)
@@ -45,18 +44,14 @@ def add(
     new: UInt8Array,
     gap: float | None = 0.1,
     fps: int = 25,
-    seam: float | None = 0.5,
-    track_id: int = 0,
-) -> Frame:
+) -> None:
     """A frame whose picture `own` becomes `new`."""
     time_s = Fraction(index, fps)
     frame = Frame(index, time_s, Fraction(1, fps), time_s, own, None)
     face = Face(np.array([20, 20, 85, 120], np.float32), np.zeros((3, 2), np.float32))
-    matrix = np.eye(2, 3)
-    target = Target(track_id, 0, 0, face, matrix, AlignedFace(own, matrix, SIZE_PX))
-    patch = Patch(0, 0, new.astype(np.uint16) * 257, np.ones(new.shape[:2], np.float32))
-    quality.add(frame, target, Pasted(patch, None, None if gap is None else mesh(gap)), seam)
-    return frame
+    painted = new.astype(np.uint16) * 257
+    pasted = Pasted(Patch(0, 0, painted, np.ones(new.shape[:2], np.float32)), None, None if gap is None else mesh(gap))
+    quality.add(frame, 0, face, AlignedFace(own, np.eye(2, 3), SIZE_PX), painted, pasted)
 
 
 # Lips
@@ -133,60 +128,6 @@ def test_too_little_speech_to_compare_with(said: bool, painted: int, shut: float
     assert lips == LipMeasure(0, painted, "cannot tell", shut_in_silence=shut)
 
 
-# Flicker and seam
-
-
-def flicker(new: Callable[[int, UInt8Array], UInt8Array]) -> float:
-    """Of a clip of noisy pictures that become `new`."""
-    quality = Quality([Fraction(0)], pictures=True)
-    for index in range(12):
-        own = picture(3.0, seed=index)
-        add(quality, index, own=own, new=new(index, own))
-    found = quality.result().flicker
-    assert found is not None
-    return found
-
-
-def test_flicker_is_relative_to_the_sources() -> None:
-    assert flicker(lambda _, own: own) == pytest.approx(1)
-    assert flicker(lambda index, own: picture(9.0, seed=100 + index)) == pytest.approx(3, abs=0.3)
-    assert flicker(lambda index, own: picture()) < 0.5
-
-    def speaking(index: int, own: UInt8Array) -> UInt8Array:
-        new = own.copy()
-        new[MOUTH] = 40 * (index % 3)
-        return new
-
-    assert flicker(speaking) == pytest.approx(1)
-
-
-@pytest.mark.parametrize("between", ["another track", "a frame without a face", "a new part"])
-def test_pictures_that_do_not_follow_each_other_are_not_compared(between: str) -> None:
-    quality = Quality([Fraction(0)], pictures=True)
-    for index in range(12):
-        if between == "a new part" and index == 6:
-            quality.restart(Fraction(6, 25))
-        if between == "a frame without a face" and index == 6:
-            continue
-        dark = np.uint8(0 if index < 6 else 80)
-        own = picture(3.0, seed=index)
-        track_id = int(between == "another track" and index >= 6)
-        add(quality, index, own=own - dark, new=own - np.uint8(dark // 2), track_id=track_id)
-    assert quality.result().flicker == pytest.approx(1.0)
-
-
-def test_without_pictures_three_frames_of_15_are_measured() -> None:
-    quality = Quality([Fraction(0)])
-    for index in range(45):
-        is_measured = index % 15 < 3
-        own = picture(3.0, seed=index)
-        new = own if is_measured else picture(90.0, seed=index)
-        frame = add(quality, index, own=own, new=new, seam=0.2 if is_measured else None)
-        assert quality.looks_at(frame) is is_measured
-    found = quality.result()
-    assert (found.seam, found.flicker) == (pytest.approx(0.2), pytest.approx(1))
-
-
 # Pictures
 
 
@@ -194,15 +135,12 @@ def test_the_moments_that_matter_are_kept() -> None:
     quality = Quality([Fraction(0)], pictures=True)
     gaps = [0.1, 0.3, 0.1, 0.01, 0.1, 0.1, 0.1, 0.1]
     for index, gap in enumerate(gaps):
-        bright = np.uint8(60 if index == 5 else 0)
-        add(quality, index, own=picture(), new=picture() + bright, gap=gap, seam=0.9 if index == 2 else 0.1)
+        add(quality, index, own=picture(), new=picture(), gap=gap)
     found = quality.moments()
     assert [(moment.time_s, moment.shows) for moment in found] == [
         (0.0, "first"),
         (0.04, "widest open"),
-        (0.08, "most visible seam"),
         (0.12, "shut"),
-        (0.24, "most flicker"),
         (0.28, "last"),
     ]
     before, after = (np.asarray(Image.open(BytesIO(data))) for data in (found[0].before, found[0].after))
@@ -215,10 +153,10 @@ def test_a_moment_shows_the_face_and_what_is_around_it_before_and_after() -> Non
     own = np.zeros((400, 300, 3), np.uint8)
     time_s = Fraction(0)
     face = Face(np.array([100, 150, 200, 250], np.float32), np.zeros((3, 2), np.float32))
-    target = Target(0, 0, 0, face, np.eye(2, 3), AlignedFace(own, np.eye(2, 3), SIZE_PX))
     patch = Patch(120, 180, np.full((80, 60, 3), 65535, np.uint16), np.ones((80, 60), np.float32))
     pasted = Pasted(patch, None, mesh(0.1))
-    quality.add(Frame(0, time_s, Fraction(1, 25), time_s, own, None), target, pasted, 0.0)
+    frame, aligned = Frame(0, time_s, Fraction(1, 25), time_s, own, None), AlignedFace(own, np.eye(2, 3), SIZE_PX)
+    quality.add(frame, 0, face, aligned, patch.rgb, pasted)
     (moment,) = quality.moments()
     after = np.asarray(Image.open(BytesIO(moment.after)).convert("L"))
     rows, columns = np.nonzero(after > 128)

@@ -11,8 +11,7 @@ import pytest
 from latentsync_trt import LipSync, SyncOptions
 from latentsync_trt.errors import InputError, OutputError
 from latentsync_trt.measure.page import page_path
-from latentsync_trt.sync.quality import Quality
-from latentsync_trt.sync.report import write_report
+from latentsync_trt.measure.quality import Quality, write_report
 from latentsync_trt.types import Interval, Progress
 from latentsync_trt.values import parse_speakers
 from tests.clips import decoded, write_clip
@@ -64,7 +63,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Page:
 
 
 def test_the_page_shows_measures_pictures_and_what_was_left(page: Page) -> None:
-    assert page.tags.count("img") > 2 * 3
+    assert page.tags.count("img") >= 2 * 3
     assert page.tags.count("svg") == 1
     assert "clip.mov, lip-synced: 500 frames (20.00 s), a face in 480" in page.text
     assert re.search(

@@ -13,6 +13,7 @@ from dataclasses import replace
 from fractions import Fraction
 from itertools import cycle, islice
 from pathlib import Path
+from typing import Any
 
 import av
 import cv2
@@ -20,13 +21,14 @@ import numpy as np
 import psutil
 import pytest
 
-from latentsync_trt import LipSync, SyncOptions
+from latentsync_trt import Helpers, LipSync, SyncOptions
 from latentsync_trt.errors import InputError
 from latentsync_trt.files import kept_work, work_folder_of
 from latentsync_trt.media import parts
 from latentsync_trt.media.demo_clip import camera_frames
 from latentsync_trt.media.parts import Finished
-from latentsync_trt.sync.inputs import check_inputs, fingerprint
+from latentsync_trt.sync.fingerprint import fingerprint
+from latentsync_trt.sync.inputs import check_inputs
 from latentsync_trt.types import Progress
 from tests.clips import write_clip, write_sound, write_video
 from tests.small import small_bundle
@@ -140,10 +142,10 @@ def test_a_run_goes_on_after_its_folder_has_moved(tmp_path: Path, monkeypatch: p
     write_clip(tmp_path / "a", 3)
     write_sound(tmp_path / "a" / "mix.wav", 1)
 
-    def made_of(folder: Path, **brought: object) -> dict[str, str]:
-        options = SyncOptions(mix=folder / "mix.wav")
-        inputs = check_inputs(folder / "face.mp4", folder / "speech.wav", folder / "out.mp4", options)
-        return fingerprint(inputs, small_bundle(), "cpu", brought)
+    def made_of(folder: Path, **brought: Any) -> dict[str, str]:
+        options, helpers = SyncOptions(mix=folder / "mix.wav"), Helpers(**brought)
+        inputs = check_inputs(folder / "face.mp4", folder / "speech.wav", folder / "out.mp4", options, helpers)
+        return fingerprint(inputs, small_bundle(), "cpu")
 
     before = made_of(tmp_path / "a", noise=np.zeros(4), detector=OPTIONS)
     (tmp_path / "a").rename(tmp_path / "b")

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from latentsync_trt import SyncOptions
+from latentsync_trt.audio.turns import MARGIN_S, read_turns
 from latentsync_trt.errors import InputError
 from latentsync_trt.media.soundtrack import SoundPiece
-from latentsync_trt.sync.rttm import MARGIN_S, read_turns
-from latentsync_trt.sync.speech import SpeechTracks, speech_tracks_of
+from latentsync_trt.sync.speech import Sound, speakers_of
 from latentsync_trt.sync.timeline import Span, notices_of_cuts, span_of
 from latentsync_trt.values import Speaker
 
@@ -80,21 +80,23 @@ def test_a_face_is_painted_in_its_turns_and_their_margins(
         assert (time_s in found) == inside
 
 
-def of(audio: str | None, **fields: Any) -> SpeechTracks:
+def of(audio: str | None, **fields: Any) -> Sound:
     """The speakers of recordings that begin at 2 s."""
-    return speech_tracks_of(None if audio is None else Path(audio), lambda _: Fraction(2), SyncOptions(**fields))
+    return speakers_of(
+        None if audio is None else Path(audio), lambda path: SoundPiece(path, Fraction(2)), SyncOptions(**fields)
+    )
 
 
 def test_a_recording_for_each_person() -> None:
     tracks = of(None, speaker=("3=a.wav", Speaker(1, "b.wav")))
     assert tracks.recordings == (SoundPiece(Path("a.wav"), Fraction(2)), SoundPiece(Path("b.wav"), Fraction(2)))
-    assert tracks.speaker_of == {3: 0, 1: 1}
+    assert tracks.faces == (3, 1)
     assert tracks.speaks(0, Fraction(0))
 
 
 def test_turns_are_times_of_the_recording(tmp_path: Path) -> None:
     tracks = of("talk.wav", turns=written(tmp_path, ANN_AND_BEN))
-    assert tracks.speaker_of == {0: 0, 1: 1}
+    assert tracks.faces == (0, 1)
     assert tracks.recordings == (SoundPiece(Path("talk.wav"), Fraction(2)),) * 2
     assert [tracks.speaks(1, Fraction(time)) for time in (5, 6, 7, 8)] == [False, True, True, False]
     assert tracks.notice is not None
@@ -106,7 +108,7 @@ def test_faces_of_speakers_can_be_named(tmp_path: Path) -> None:
     assert (tracks.faces, tracks.notice) == ((5,), None)
     assert tracks.speaks(0, Fraction(7))
     tracks = of("talk.wav", turns=written(tmp_path, ANN_AND_BEN), speaker=("5=ben", "2=ben"))
-    assert tracks.speaker_of == {5: 0, 2: 1}
+    assert tracks.faces == (5, 2)
     assert tracks.speaks(0, Fraction(7)) and tracks.speaks(1, Fraction(7))
 
 
@@ -138,7 +140,7 @@ def test_speakers_that_contradict_each_other(
 
 
 def test_speech_that_begins_inside_the_clip_also_ends_there() -> None:
-    tracks = SpeechTracks((SoundPiece(Path("a.wav"), Fraction(3)),))
+    tracks = Sound((SoundPiece(Path("a.wav"), Fraction(3)),))
     video = Path("clip.mp4")
     assert span_of(SyncOptions(start=3), tracks, video, Fraction(5)) == Span(Fraction(3), Fraction(5))
     assert span_of(SyncOptions(start=3, end="0:09"), tracks, video, Fraction(5)) == Span(Fraction(3), Fraction(9))
@@ -148,7 +150,7 @@ def test_speech_that_begins_inside_the_clip_also_ends_there() -> None:
 def test_options_that_cut_speech_say_where(tmp_path: Path) -> None:
     video, end_s = tmp_path / "clip.mp4", Fraction(12)
     video.touch()
-    late, early = (SpeechTracks((SoundPiece(Path("a.wav"), Fraction(at)),)) for at in ("3", "2.5"))
+    late, early = (Sound((SoundPiece(Path("a.wav"), Fraction(at)),)) for at in ("3", "2.5"))
     assert notices_of_cuts(Span(Fraction(3), Fraction(12)), late, video, end_s) == []
     assert notices_of_cuts(Span(Fraction(3), Fraction("7.5")), late, video, end_s) == [
         "the speech is cut after 4.5 of its 9 s, at 7.5 s (--end)"
@@ -156,5 +158,5 @@ def test_options_that_cut_speech_say_where(tmp_path: Path) -> None:
     assert notices_of_cuts(Span(Fraction(3)), early, video, end_s) == [
         "the first 0.5 s of the speech are cut, before 3 s (--start)"
     ]
-    own = SpeechTracks((SoundPiece(video),))
+    own = Sound((SoundPiece(video),))
     assert notices_of_cuts(Span(Fraction(3), Fraction(7)), own, video, end_s) == []  # heard around the part, too

@@ -7,12 +7,12 @@ import cv2
 import numpy as np
 import pytest
 
-from latentsync_trt import LipSync, SyncOptions
+from latentsync_trt import Helpers, LipSync, SyncOptions
 from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.face.mask import mouth_mask
 from latentsync_trt.face.paste import composite
+from latentsync_trt.face.tracker import FaceTracker
 from latentsync_trt.sync.faces import FaceFinder
-from latentsync_trt.sync.threads import StageClock
 from latentsync_trt.types import AlignedFace, Patch, Picture, UInt8Array
 from tests.clips import frame_at, write_sound, write_video
 from tests.people import first_person
@@ -38,7 +38,7 @@ def squeezed(frame: UInt8Array, aspect: Fraction) -> UInt8Array:
 
 
 def found(frame: UInt8Array, aspect: Fraction, detector: MediaPipeDetector) -> AlignedFace:
-    finder = FaceFinder(detector, RESOLUTION, StageClock(), pixel_aspect=aspect)
+    finder = FaceFinder(FaceTracker(detector), RESOLUTION, pixel_aspect=aspect)
     (job,) = finder.cut_out(finder.find(frame for frame in [frame_at(0, frame)]))
     assert job.targets[0].face is not None
     return job.targets[0].face
@@ -81,6 +81,6 @@ def test_a_run_reads_the_aspect_of_the_video(tmp_path: Path) -> None:
 
     sound = write_sound(tmp_path / "speech.wav", 0.12)
     with LipSync.from_bundle(small_bundle(), "cpu") as lip_sync, Watching() as detector:
-        report = lip_sync.sync(anamorphic, sound, tmp_path / "out.mp4", SyncOptions(steps=1), detector=detector)
+        report = lip_sync.sync(anamorphic, sound, tmp_path / "out.mp4", SyncOptions(steps=1), helpers=Helpers(detector))
     assert report.frames_with_face == 3
     assert seen == [(480, 480, 3)]

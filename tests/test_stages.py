@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from latentsync_trt import LipSync, SyncOptions
+from latentsync_trt import Helpers, LipSync, SyncOptions
 from latentsync_trt.config import Length
 from latentsync_trt.runtime.denoiser import GraphDenoiser
 from latentsync_trt.types import Face, Progress, UInt8Array
@@ -115,7 +115,7 @@ def test_frames_are_prepared_while_networks_run(
     """Those of the second window while the first is denoised: networks that wait for frames waste a GPU."""
     steps = HeldSteps(monkeypatch)
     detector, options = Watching(steps.go.set), SyncOptions(steps=2, guidance=1.0)
-    assert lip_sync.sync(*two_seconds, tmp_path / "out.mp4", options, detector=detector).windows == 4
+    assert lip_sync.sync(*two_seconds, tmp_path / "out.mp4", options, helpers=Helpers(detector)).windows == 4
 
 
 def test_an_error_before_painting_is_told_though_networks_run(
@@ -129,7 +129,8 @@ def test_an_error_before_painting_is_told_though_networks_run(
         raise RuntimeError("the detector failed")
 
     with pytest.raises(RuntimeError, match="the detector failed"):
-        lip_sync.sync(*two_seconds, tmp_path / "out.mp4", SyncOptions(steps=20, guidance=1.0), detector=Watching(fail))
+        options, helpers = SyncOptions(steps=20, guidance=1.0), Helpers(Watching(fail))
+        lip_sync.sync(*two_seconds, tmp_path / "out.mp4", options, helpers=helpers)
     assert list(tmp_path.iterdir()) == []
 
 

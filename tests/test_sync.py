@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from latentsync_trt import LipSync, RuntimeOptions, SyncOptions
+from latentsync_trt import Helpers, LipSync, RuntimeOptions, SyncOptions
 from latentsync_trt.cli import main
 from latentsync_trt.config import Fps
 from latentsync_trt.errors import InputError
@@ -168,10 +168,10 @@ def test_a_detector_and_noise_can_be_given(lip_sync: LipSync, face_clip: Path, w
 
     noise = np.zeros((1, 4, 1, 16, 16), np.float32)
     options = SyncOptions(steps=1)
-    report = lip_sync.sync(face_clip, word, tmp_path / "a.mp4", options, detector=Fixed(), noise=noise)
+    report = lip_sync.sync(face_clip, word, tmp_path / "a.mp4", options, helpers=Helpers(Fixed(), noise=noise))
     assert report.frames_with_face == 5
     with pytest.raises(InputError, match="noise"):
-        lip_sync.sync(face_clip, word, tmp_path / "b.mp4", options, noise=noise[..., :8])
+        lip_sync.sync(face_clip, word, tmp_path / "b.mp4", options, helpers=Helpers(noise=noise[..., :8]))
     assert left_behind(tmp_path) == ["a.mp4"]
 
 
@@ -248,7 +248,7 @@ def test_memory_does_not_grow_with_length(
             sound,
             tmp_path / "out.mp4",
             SyncOptions(steps=1, guidance=1.0),
-            detector=Scripted(places),
+            helpers=Helpers(Scripted(places)),
             on_progress=lambda _: counts.append((watched(LazyRgb), watched(np.ndarray))),
         )
     assert (report.frames, report.frames_with_face) == (len(places), len(places) - places.count(None))

@@ -9,7 +9,7 @@ import cv2
 import numpy as np
 import pytest
 
-from latentsync_trt import LipSync, SyncOptions
+from latentsync_trt import Helpers, LipSync, SyncOptions
 from latentsync_trt.errors import InputError, LatentSyncError
 from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.face.track_file import save_tracks
@@ -139,7 +139,7 @@ def test_saved_tracks_are_used_instead_of_a_search(lip_sync: LipSync, folder: Pa
     with MediaPipeDetector() as detector:
         saved = save_tracks(analyze(folder / "two.mkv", detector)[0], tmp_path / "tracks.json")
     options = replace(QUICK, face="index:1", faces=saved)
-    lip_sync.sync(folder / "two.mkv", folder / "voice.wav", tmp_path / "b.mkv", options, detector=Blind())
+    lip_sync.sync(folder / "two.mkv", folder / "voice.wav", tmp_path / "b.mkv", options, helpers=Helpers(Blind()))
     assert np.array_equal(np.stack(decoded(tmp_path / "a.mkv")), np.stack(decoded(tmp_path / "b.mkv")))
     with pytest.raises(InputError, match=r"tracks\.json: has the tracks of two\.mkv") as caught:
         run(lip_sync, folder, tmp_path / "c.mkv", faces=saved)

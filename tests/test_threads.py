@@ -181,7 +181,7 @@ def test_what_fails_before_painting_is_raised_after_the_frames_before_it() -> No
 
     def paint(frame: Frame) -> Frame:
         assert failed.wait(timeout=30)
-        assert not stages.canceled
+        stages.check()
         return frame
 
     painted = stages.prefetch(stages.prefetch_frames(found(), name="paint found"), paint, name="paint")

@@ -32,7 +32,7 @@ from latentsync_trt.audio.vad import (
 from latentsync_trt.config import MODEL_FPS, Silence, SyncOptions
 from latentsync_trt.media.demo_clip import SPEECH, spoken_mouth
 from latentsync_trt.media.soundtrack import SoundPiece
-from latentsync_trt.sync.speech import OpenSpeech, SpeechTracks
+from latentsync_trt.sync.speech import OpenSpeech, Sound
 from latentsync_trt.types import Float32Array
 from tests.clips import read_audio
 from tests.sounds import mel_filters, write_samples
@@ -214,7 +214,7 @@ def test_where_nobody_speaks_the_model_gets_silence(tmp_path: Path, silence: Sil
     """The same windows as beyond the recording's end, though music goes on; where somebody speaks, both are heard."""
     speech = np.pad(sentence(), 2 * SAMPLE_RATE_HZ)
     path = write_samples(tmp_path / "music.wav", 0.5 * (speech + hum(len(speech), 0.02)), SAMPLE_RATE_HZ)
-    tracks, options = SpeechTracks((SoundPiece(path),)), SyncOptions(silence=silence)
+    tracks, options = Sound((SoundPiece(path),)), SyncOptions(silence=silence)
     with closing(OpenSpeech(tracks, Louder(), mel_filters(), options)) as opened:
         times_s = [Fraction(0.5), Fraction(3), Fraction(len(speech) / SAMPLE_RATE_HZ - 1), Fraction(1000)]
         before, spoken, after, beyond = opened.windows(0, times_s)
@@ -227,7 +227,7 @@ def test_channels_that_cancel_each_other_out_are_named(tmp_path: Path) -> None:
     speech = np.stack([sentence(), -sentence()], axis=1)
     mono = SoundPiece(write_samples(tmp_path / "mono.wav", speech[:, 0], SAMPLE_RATE_HZ))
     stereo = SoundPiece(write_samples(tmp_path / "stereo.wav", speech, SAMPLE_RATE_HZ))
-    with closing(OpenSpeech(SpeechTracks((mono, stereo)), Louder(), mel_filters(), SyncOptions())) as opened:
+    with closing(OpenSpeech(Sound((mono, stereo)), Louder(), mel_filters(), SyncOptions())) as opened:
         (notice,) = opened.notices
         times_s = [Fraction(index, MODEL_FPS) for index in range(100)]
         assert np.array_equal(opened.windows(0, times_s), opened.windows(1, times_s))
@@ -236,6 +236,6 @@ def test_channels_that_cancel_each_other_out_are_named(tmp_path: Path) -> None:
 
 def test_a_recording_without_speech_is_named(tmp_path: Path) -> None:
     path = write_samples(tmp_path / "music.wav", hum(SAMPLE_RATE_HZ, 0.1), SAMPLE_RATE_HZ)
-    with closing(OpenSpeech(SpeechTracks((SoundPiece(path),)), Louder(), mel_filters(), SyncOptions())) as opened:
+    with closing(OpenSpeech(Sound((SoundPiece(path),)), Louder(), mel_filters(), SyncOptions())) as opened:
         (notice,) = opened.notices
     assert "music.wav: no speech found" in notice and "--silence model" in notice

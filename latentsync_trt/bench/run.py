@@ -21,10 +21,12 @@ from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.config import MODEL_FPS, RuntimeOptions, SyncOptions
 from latentsync_trt.errors import NoFaceError
 from latentsync_trt.face.detector import MediaPipeDetector
+from latentsync_trt.face.tracker import FaceTracker
 from latentsync_trt.files import temporary_folder
-from latentsync_trt.measure.clips import Clip, choose_clip, measure_clip
+from latentsync_trt.measure.clips import measure_clip
 from latentsync_trt.measure.syncnet import SyncMeter, SyncNet
 from latentsync_trt.media.audio import read_audio_blocks
+from latentsync_trt.media.demo_clip import Clip, choose_clip
 from latentsync_trt.media.playback import Playback
 from latentsync_trt.media.reader import delays_of, probe, read_frames
 from latentsync_trt.runtime.model import Model
@@ -33,7 +35,6 @@ from latentsync_trt.runtime.providers.select import Selection, select_provider
 from latentsync_trt.sync.api import LipSync
 from latentsync_trt.sync.faces import FaceFinder, FrameJob
 from latentsync_trt.sync.inpaint import resolution_of
-from latentsync_trt.sync.threads import StageClock
 from latentsync_trt.types import Float32Array, Frame, UInt8Array
 from latentsync_trt.unexpected import without_paths
 
@@ -199,5 +200,5 @@ def first_window(clip: Clip, frames: int, model: Model, resolution_px: int) -> t
 def aligned_faces(video: Path, frames: Iterable[Frame], resolution_px: int) -> Generator[FrameJob, None, None]:
     """Frames of a video with their faces, as `sync` cuts them out, at the network's resolution."""
     with MediaPipeDetector() as detector:
-        finder = FaceFinder(detector, resolution_px, StageClock(), pixel_aspect=probe(video).sample_aspect_ratio)
+        finder = FaceFinder(FaceTracker(detector), resolution_px, pixel_aspect=probe(video).sample_aspect_ratio)
         yield from finder.cut_out(finder.find(frame for frame in frames))

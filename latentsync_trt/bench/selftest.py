@@ -23,8 +23,8 @@ from latentsync_trt.child import Emit, Event, run_child
 from latentsync_trt.config import RuntimeOptions, SyncOptions
 from latentsync_trt.errors import LatentSyncError
 from latentsync_trt.files import temporary_folder
-from latentsync_trt.measure.clips import choose_clip
 from latentsync_trt.measure.pictures import decibels, generated_part
+from latentsync_trt.media.demo_clip import choose_clip
 from latentsync_trt.option_fields import command_line
 from latentsync_trt.runtime.engines.cache import EngineCache, cache_folder
 from latentsync_trt.runtime.engines.output_comparison import difference, outputs_of, provider_limit, values_problem

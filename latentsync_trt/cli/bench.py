@@ -32,8 +32,8 @@ from latentsync_trt.unexpected import without_paths
 
 if TYPE_CHECKING:
     from latentsync_trt.bench.rows import Row
-    from latentsync_trt.measure.clips import Clip
     from latentsync_trt.measure.syncnet import SyncMeter, SyncNet
+    from latentsync_trt.media.demo_clip import Clip
     from latentsync_trt.types import SyncReport
 
 _NOT_FOR_BENCH = ("build", "preset", "verify")
@@ -41,7 +41,7 @@ _NOT_FOR_BENCH = ("build", "preset", "verify")
 
 _HEADS = "what", "median", "rate", "longest parts", "graphs", "memory", "on the GPU", "lips"
 
-_FORMAT = 4
+_FORMAT = 5
 
 _LEAST_SIDE_PX = 256
 """Faces are compared at this resolution, or at the networks' where that is higher."""
@@ -170,10 +170,10 @@ def compare(
     **fields: Any,
 ) -> None:
     from latentsync_trt.files import temporary_folder
-    from latentsync_trt.measure.clips import choose_clip
     from latentsync_trt.measure.compare import HEADS, lines_of, measure, write_report
     from latentsync_trt.measure.page import page_path
     from latentsync_trt.measure.syncnet import open_syncnet
+    from latentsync_trt.media.demo_clip import choose_clip
     from latentsync_trt.media.writer import check_output_path
     from latentsync_trt.runtime.providers.select import select_provider
     from latentsync_trt.sync.api import LipSync
@@ -204,7 +204,8 @@ def compare(
     settings = "finished videos" if are_videos else _settings(sync)
     lines, notes = [*_lines(*sides), *lines_of(found)], [*_notes(sides, reports)]
     known = [(name.replace("_", " "), value) for name, value in facts.items()]
-    write_report(out, f"{sides[1].title} against {sides[0].title}", found, lines, settings, known, notes, meters)
+    texts = {"lines": lines, "settings": settings, "facts": known, "notes": notes}
+    write_report(out, found, meters, title=f"{sides[1].title} against {sides[0].title}", **texts)
     if as_json:
         content = {"kind": "latentsync-trt compare", "format": _FORMAT, "environment": facts}
         content |= {"a": asdict(sides[0]), "b": asdict(sides[1]), "settings": settings}

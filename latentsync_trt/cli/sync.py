@@ -4,6 +4,7 @@ import os
 import shlex
 import subprocess
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from fractions import Fraction
@@ -32,9 +33,7 @@ from latentsync_trt.runtime.providers.table import CPU
 from latentsync_trt.stopping import interruption
 
 if TYPE_CHECKING:
-    from concurrent.futures import Future
-
-    from latentsync_trt.measure.clips import Clip
+    from latentsync_trt.media.demo_clip import Clip
     from latentsync_trt.sync.api import LipSync
     from latentsync_trt.types import ProgressCallback
 
@@ -85,7 +84,7 @@ def sync(
     trial = Thread(target=_try_provider, args=(fields["provider"], runtime), name="open")
     trial.start()  # while modules are imported
     from latentsync_trt.cli.show import Notices, notices_to, print_json, process_age_s, progress_bar, show_report
-    from latentsync_trt.runtime.stages import results
+    from latentsync_trt.runtime.stages import POLL_S, results
 
     silent, notices = quiet or as_json, Notices()
     say = notices_to(silent=silent)
@@ -117,12 +116,14 @@ def sync(
             print_json({**asdict(report), "total_s": process_age_s()})
         elif not quiet:
             show_report(report, notices, process_age_s(), verbose=verbose)
-        if lip_sync.building:
-            say("engines for the next run are still being built; Ctrl-C stops that, the output is complete")
-        with interruption("interrupted while engines were built for the next run; the output is complete"):
-            problem = lip_sync.wait_for_build()
-        if problem:
-            say(f"building engines failed: {problem}")
+        if (building := lip_sync.build) is not None:
+            if not building.done():
+                say("engines for the next run are still being built; Ctrl-C stops that, the output is complete")
+            with interruption("interrupted while engines were built for the next run; the output is complete"):
+                while wait([building], POLL_S).not_done:
+                    pass
+            if problem := building.result():
+                say(f"building engines failed: {problem}")
 
 
 def _clip_of(files: tuple[Path, ...], video: Path | None, audio: Path | None) -> tuple[Path, Path | None]:
@@ -148,7 +149,7 @@ def _try_provider(request: str, options: RuntimeOptions) -> None:
 
 
 @contextmanager
-def meanwhile(action: Callable[[], "LipSync"]) -> Iterator["Future[LipSync]"]:
+def meanwhile(action: Callable[[], "LipSync"]) -> "Iterator[Future[LipSync]]":
     """Runs `action` in a thread. An error of the block does not wait for it; what it returns later is closed then."""
     from concurrent.futures import ThreadPoolExecutor
 
@@ -180,8 +181,7 @@ def demo(out: Path, audio: Path | None, video: Path | None, bundle: str, preset:
     """
     from latentsync_trt.cli.show import Notices, progress_bar, show_report
     from latentsync_trt.files import whole_file
-    from latentsync_trt.measure.clips import choose_clip
-    from latentsync_trt.media.demo_clip import SENTENCE
+    from latentsync_trt.media.demo_clip import SENTENCE, choose_clip
     from latentsync_trt.media.files import check_file, writing
     from latentsync_trt.paths import make_folder
     from latentsync_trt.sync.api import LipSync
@@ -261,8 +261,9 @@ def faces(video: Path, output: Path | None, overwrite: bool, as_json: bool) -> N
     """
     from latentsync_trt.cli.show import print_json, print_table, progress_bar
     from latentsync_trt.face.detector import MediaPipeDetector
+    from latentsync_trt.face.people import summaries
     from latentsync_trt.face.track_file import save_tracks
-    from latentsync_trt.measure.page import summaries, time_text, write_contact_sheet
+    from latentsync_trt.measure.page import write_contact_sheet
     from latentsync_trt.media.files import check_file
     from latentsync_trt.paths import check_folder_to_write, check_free, make_folder
     from latentsync_trt.sync.faces import analyze
@@ -283,7 +284,7 @@ def faces(video: Path, output: Path | None, overwrite: bool, as_json: bool) -> N
         return
     rows = []
     for person in people:
-        first, last = time_text(person.times_s[0][0]), time_text(person.times_s[-1][1])
+        first, last = _time_text(person.times_s[0][0]), _time_text(person.times_s[-1][1])
         seen = f"{person.seen_s:.1f} s", str(len(person.times_s))
         looks = f"{person.height_px} px", f"{person.frontal:.0%}"
         rows.append((str(person.number), *seen, first, last, *looks))
@@ -293,3 +294,10 @@ def faces(video: Path, output: Path | None, overwrite: bool, as_json: bool) -> N
     words = ["latentsync-trt", "sync", str(video), "speech.wav", "--faces", str(saved), "--face", face]
     line = subprocess.list2cmdline(words) if os.name == "nt" else shlex.join(words)
     echo(f"{saved}: tracks; next: {line}")
+
+
+def _time_text(time_s: float) -> str:
+    """ "1:02.5" for 62.5 seconds."""
+    minutes, seconds = divmod(round(time_s, 1), 60)
+    hours, minutes = divmod(int(minutes), 60)
+    return f"{hours}:{minutes:02}:{seconds:04.1f}" if hours else f"{minutes}:{seconds:04.1f}"

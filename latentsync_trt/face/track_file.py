@@ -21,7 +21,7 @@ from latentsync_trt.errors import InputError
 from latentsync_trt.face.tracker import FrameFaces, TrackedDetection
 from latentsync_trt.files import whole_file
 from latentsync_trt.paths import read_text
-from latentsync_trt.types import Face, Float64Array
+from latentsync_trt.types import Face, Float64Array, VideoInfo
 from latentsync_trt.validation import from_json
 
 COLUMNS = 11
@@ -48,6 +48,13 @@ class ClipMark:
 
     def __str__(self) -> str:
         return f"{self.name} ({self.size_bytes} bytes, {self.width_px}×{self.height_px} px, {self.duration_s:.2f} s)"
+
+
+def mark_of(video: Path, info: VideoInfo, frames: int = 0) -> ClipMark:
+    """By what the tracks of a clip are recognized; `frames` are not compared."""
+    size_bytes = video.stat().st_size if video.is_file() else 0
+    duration_s = 0.0 if info.duration_s is None else round(float(info.duration_s), 3)
+    return ClipMark(video.name, size_bytes, info.width_px, info.height_px, frames, duration_s)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -11,11 +11,13 @@ import numpy as np
 
 from latentsync_trt.config import MODEL_FPS
 from latentsync_trt.errors import InputError, NoFaceError
+from latentsync_trt.face.people import FaceStats
+from latentsync_trt.face.tracker import FaceTracker
 from latentsync_trt.live.options import LiveOptions
 from latentsync_trt.media.playback import Playback
 from latentsync_trt.media.reader import probe, read_frames
-from latentsync_trt.sync.faces import FaceFinder, FaceStats, FrameJob, Target
-from latentsync_trt.sync.threads import StageClock, prefetch
+from latentsync_trt.sync.faces import FaceFinder, FrameJob, Target
+from latentsync_trt.sync.threads import prefetch
 from latentsync_trt.types import AlignedFace, FaceDetector, Float32Array, Frame, UInt8Array, VideoInfo, YuvPlanes
 from latentsync_trt.values import parse_face
 
@@ -62,7 +64,7 @@ def load_idle(
     info = probe(video)
     planes, targets, size_bytes = list[YuvPlanes](), list[Target](), 0
     finder = FaceFinder(
-        detector, side_px, StageClock(), choice=parse_face(options.face), pixel_aspect=info.sample_aspect_ratio
+        FaceTracker(detector), side_px, choice=parse_face(options.face), pixel_aspect=info.sample_aspect_ratio
     )
     read = cast(Generator[Frame, None, None], read_frames(video, Playback(Fraction(MODEL_FPS))))
     stats = FaceStats()

@@ -13,7 +13,6 @@ from latentsync_trt.audio.mel import filters_of
 from latentsync_trt.audio.streaming import StreamingAudioEncoder
 from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.errors import Busy, InputError
-from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.face.paste import Paster
 from latentsync_trt.live.frame import FRAME_S
 from latentsync_trt.live.idle import IdleLoop, load_idle
@@ -24,7 +23,10 @@ from latentsync_trt.live.session import LiveSession
 from latentsync_trt.live.speech_queue import silent_frame
 from latentsync_trt.media.files import check_file
 from latentsync_trt.sync.inpaint import graphs_for, make_inpainter
+from latentsync_trt.sync.inputs import path_argument
 from latentsync_trt.sync.model_slot import ModelSlot
+
+IdleClip = str | Path | IdleLoop
 
 MOST_LOAD = 0.9
 """Share of the time in which the networks may paint; the rest evens out."""
@@ -54,23 +56,24 @@ class LiveSessions:
 
     def open(
         self,
-        video: Path | IdleLoop,
+        video: IdleClip,
         options: LiveOptions,
-        detector: MediaPipeDetector,
         *,
         executors: tuple[Executor, Executor] | None,
         now: Callable[[], float],
     ) -> LiveSession:
+        clip = video if isinstance(video, IdleLoop) else path_argument(video, "video")
         manifest, chosen = self._bundle.manifest, options.sync_options()
         if options.hop > manifest.frames:
             raise InputError(f"--hop {options.hop}: windows of bundle {manifest.name} have {manifest.frames} frames")
         key = chosen.sampling, chosen.guidance, options.hop
-        if isinstance(video, Path):
-            check_file(video)
+        if isinstance(clip, Path):
+            check_file(clip)
+        detector = self._slot.detector()
         model = self._slot.acquire(graphs_for(chosen), lasting=True)
         try:
             inpainter = make_inpainter(model, chosen)
-            loop = video
+            loop = clip
             if isinstance(loop, Path):
                 loop = load_idle(
                     loop, options, detector, len(inpainter.mask), lambda faces: inpainter.encode([faces])[0]

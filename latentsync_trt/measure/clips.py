@@ -3,7 +3,6 @@
 import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 
@@ -11,18 +10,17 @@ import cv2
 import numpy as np
 
 from latentsync_trt.config import MODEL_FPS
-from latentsync_trt.errors import InputError, MediaError
+from latentsync_trt.errors import InputError
 from latentsync_trt.face.align import crop, crop_size_px, square
 from latentsync_trt.face.choice import MainFace
 from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.face.mask import mouth_mask
 from latentsync_trt.measure.lips import Curves, Loudness, gap_of, joined
 from latentsync_trt.measure.syncnet import SyncMeter
-from latentsync_trt.media.audio import audio_duration_s, read_audio_blocks
-from latentsync_trt.media.demo_clip import SIDE_PX, SPEECH, SpokenMouth, camera_frames, spoken_mouth
+from latentsync_trt.media.audio import read_audio_blocks
+from latentsync_trt.media.demo_clip import SpokenMouth
 from latentsync_trt.media.playback import Playback
 from latentsync_trt.media.reader import probe, read_frames
-from latentsync_trt.media.writer import write_pictures
 from latentsync_trt.types import AlignedFace, Float32Array, Frame, Progress, ProgressCallback, UInt8Array
 
 Faces = tuple[UInt8Array, ...]
@@ -30,41 +28,6 @@ Faces = tuple[UInt8Array, ...]
 
 _FOLLOWED_PX = 256
 """Resolution for which a face is aligned where only its lips are measured."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Clip:
-    """A video and its speech. `name`: as rows show it; `mouth`: the mouth that belongs to the speech, if known."""
-
-    video: Path
-    audio: Path
-    name: str
-    mouth: SpokenMouth | None = None
-
-
-def choose_clip(video: Path | None, audio: Path | None, folder: Path, name: str = "portrait.mp4") -> Clip:
-    """The given files; missing ones are replaced by the built-in recording or a video of the built-in portrait.
-
-    Args:
-        folder: receives that video under this `name`.
-
-    Raises:
-        MediaError: the recording or the video cannot be read.
-    """
-    speech = audio or SPEECH
-    mouth = None if audio else spoken_mouth()
-    try:
-        duration_s = audio_duration_s(speech)
-    except MediaError as error:
-        message = f"{error}; name the speech with --audio" if audio == video else str(error)
-        raise MediaError(message, usage=error.usage) from error
-    if video is not None:
-        info = probe(video)
-        return Clip(video, speech, f"{video.name} {info.width_px}×{info.height_px}", mouth)
-    target = folder / name
-    if not target.exists():
-        write_pictures(target, camera_frames(duration_s))
-    return Clip(target, speech, f"built-in {SIDE_PX}×{SIDE_PX}", mouth)
 
 
 def square_rgb(video: Path, frames: Iterable[Frame]) -> Iterator[UInt8Array]:
@@ -82,14 +45,11 @@ def measure_clip(
     on_progress: ProgressCallback | None = None,
     meter: SyncMeter | None = None,
 ) -> Curves:
-    """The lips of `video` and the speech in `audio`; holds one frame at a time.
+    """The lips of `video` and the speech in `audio`; holds one frame at a time. Raises `MediaError`.
 
     Args:
         mouth: the one that belongs to the audio, if known. delay_s: when the audio starts in the video. on_progress:
             called after every frame. meter: of the same recording; sees the faces, too.
-
-    Raises:
-        MediaError: a file cannot be read.
     """
     loudness = Loudness()
     deque(loudness.passing(read_audio_blocks(audio, delay_s=delay_s)), maxlen=0)
@@ -133,10 +93,7 @@ def face_views(
     """The face of each frame in every clip, cut out where the first clip's face is; None where that has none.
 
     Args:
-        clips: the source, then results of it; frames uint8 `(H, W, 3)` RGB.
-
-    Raises:
-        InputError: the pictures differ in size.
+        clips: the source, then results of it; frames uint8 `(H, W, 3)` RGB. Raises `InputError` if they differ in size.
     """
     follower = MainFace(detector or MediaPipeDetector(), side_px)
     for frames in zip(*clips, strict=False):

@@ -1,4 +1,4 @@
-"""Compares two finished results of one clip, A and B: pictures, lips and flicker, as numbers, table and page."""
+"""Compares two finished results of one clip, A and B: pictures and lips, as numbers, table and page."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -6,20 +6,19 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
 from pathlib import Path
-from urllib.parse import quote
 
 import cv2
 import numpy as np
 
 from latentsync_trt.config import MODEL_FPS, Extend
 from latentsync_trt.errors import InputError
-from latentsync_trt.measure.clips import Clip, Faces, choose_moments, face_views, measure_clip, square_rgb
+from latentsync_trt.measure.clips import Faces, choose_moments, face_views, measure_clip, square_rgb
 from latentsync_trt.measure.lips import Curves, SyncScore, agreement, joined, measured, score
-from latentsync_trt.measure.page import SHOWN_PX, Section, face_grid, svg, sync_figure, write_page, write_png
-from latentsync_trt.measure.pictures import FlickerMeter, Likeness, LikenessMeter, generated_part, mouth_part
-from latentsync_trt.measure.syncnet import SyncMeter
-from latentsync_trt.measure.syncnet import sections as syncnet_sections
+from latentsync_trt.measure.page import SHOWN_PX, face_grid, svg, sync_figure, write_page, write_png
+from latentsync_trt.measure.pictures import Likeness, LikenessMeter, generated_part, mouth_part
+from latentsync_trt.measure.syncnet import SyncMeter, shown
 from latentsync_trt.measures import TOO_SHORT, LipMeasure, SyncNetMeasure
+from latentsync_trt.media.demo_clip import Clip
 from latentsync_trt.media.playback import Playback
 from latentsync_trt.media.reader import delays_of, read_frames
 from latentsync_trt.media.writer import write_pictures
@@ -31,13 +30,6 @@ GAIN = 8
 HEADS = ("", "A", "B", "B against A")
 
 Line = tuple[str, str, str, str]
-
-_METHOD = (
-    "Both sides dub the same clip from the same noise, and everything is measured in the finished frames before "
-    "compression. PSNR and SSIM compare B's faces with A's: the part that is generated, and the mouth. FaceMesh finds "
-    "the lips. Flicker is the second difference over time on the mouth, as the standard deviation of the noise, in "
-    "levels of 255, that would cause it; movement adds a little, so compare the columns."
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +54,8 @@ class Lips:
 class ClipResults:
     """What was measured on the clip.
 
-    `areas`: of the "generated" part of the faces and of the "mouth". `flicker`: see
-    `FlickerMeter.noise`, in levels of 255, on the mouth: of "source", "a", "b", and "difference", B
-    minus A. `picture`, `video`: names of the files that show both side by side. `syncnet`: of A and B, if it measured.
+    `areas`: of the "generated" part of the faces and of the "mouth". `picture`, `video`: names of the files that show
+    both side by side. `syncnet`: of A and B, if it measured.
     """
 
     name: str
@@ -74,7 +65,6 @@ class ClipResults:
     lips: Lips
     a: Curves
     b: Curves
-    flicker: Mapping[str, float | None]
     picture: str
     video: str
     syncnet: tuple[SyncNetMeasure | None, ...] = ()
@@ -114,11 +104,10 @@ def measure(
     picture, video = report.with_suffix(".png"), report.with_suffix(".mp4")
     write_pictures(video, map(meter.add, views), audio=clip.audio, audio_delay_s=delays.sound_s)
     areas = {area: likeness.result() for area, likeness in meter.areas.items()}
-    flicker = {name: one.noise() for name, one in meter.flicker.items()}
     write_png(picture, face_grid(("source", "A", "B", f"difference × {GAIN}"), meter.shown))
     count = areas["mouth"].frames
     found = tuple(meter.result() for meter in meters)
-    return ClipResults(clip.video.name, len(a), count, areas, lips, a, b, flicker, picture.name, video.name, found)
+    return ClipResults(clip.video.name, len(a), count, areas, lips, a, b, picture.name, video.name, found)
 
 
 def compare_lips(a: Curves, b: Curves, name: str) -> Lips:
@@ -141,17 +130,13 @@ def compare_lips(a: Curves, b: Curves, name: str) -> Lips:
 class FaceMeter:
     """Sums up the faces of source, A and B, frame by frame, and shows them side by side.
 
-    `areas`: how near B's "generated" part and "mouth" are to A's. `flicker`: of each, and of the "difference". `shown`:
-    the faces at the `moments` (index → label) by label.
-
-    Args:
-        side_px: sides of the faces.
+    `areas`: how near B's "generated" part and "mouth" are to A's. `shown`: the faces at the `moments` (index → label)
+    by label. `side_px`: of the faces.
     """
 
     def __init__(self, side_px: int, moments: Mapping[int, str]) -> None:
         self._parts = {"generated": generated_part(side_px), "mouth": mouth_part(side_px)}
         self.areas = {area: LikenessMeter() for area in self._parts}
-        self.flicker = {name: FlickerMeter() for name in ("source", "a", "b", "difference")}
         self._moments, self._index = moments, -1
         self.shown: dict[str, Sequence[UInt8Array]] = {}
 
@@ -159,14 +144,9 @@ class FaceMeter:
         """Adds the next frame, None where the source shows no face; returns source, A, B and difference in a row."""
         self._index += 1
         if faces is None:
-            for meter in self.flicker.values():
-                meter.add(None)
             return np.full((SHOWN_PX, 4 * SHOWN_PX, 3), 127, np.uint8)
         for area, part in self._parts.items():
             self.areas[area].add(faces[1][part], faces[2][part])
-        mouths = [face[self._parts["mouth"]].astype(np.float32) for face in faces]
-        for meter, picture in zip(self.flicker.values(), (*mouths, mouths[2] - mouths[1]), strict=True):
-            meter.add(picture)
         size = (SHOWN_PX, SHOWN_PX)
         source, a, b = (np.asarray(cv2.resize(face, size, interpolation=cv2.INTER_AREA), np.uint8) for face in faces)
         row = source, a, b, np.minimum(np.abs(a.astype(np.int16) - b) * GAIN, 255).astype(np.uint8)
@@ -176,7 +156,7 @@ class FaceMeter:
 
 
 def lines_of(clip: ClipResults) -> Iterator[Line]:
-    """Pictures, lips and flicker as lines of a table below `HEADS`."""
+    """Pictures and lips as lines of a table below `HEADS`."""
     yield "generated part", "", "", str(clip.areas["generated"])
     yield "mouth", "", "", str(clip.areas["mouth"])
     lips, a, b = clip.lips, clip.lips.a, clip.lips.b
@@ -195,8 +175,6 @@ def lines_of(clip: ClipResults) -> Iterator[Line]:
     if clip.syncnet:
         first, second = (str(found or TOO_SHORT) for found in clip.syncnet)
         yield "SyncNet", first, second, ""
-    flicker = ["–" if value is None else f"{value:.3g}" for value in clip.flicker.values()]
-    yield f"flicker, levels (source {flicker[0]})", flicker[1], flicker[2], f"{flicker[3]} in the difference"
 
 
 def _beside(name: str, a: float | None, b: float | None, form: str) -> Iterator[Line]:
@@ -206,32 +184,10 @@ def _beside(name: str, a: float | None, b: float | None, form: str) -> Iterator[
         yield name, format(a, form), format(b, form), change
 
 
-def write_report(
-    path: Path,
-    title: str,
-    clip: ClipResults,
-    lines: Sequence[Line],
-    settings: str,
-    facts: Sequence[tuple[str, str]],
-    notes: Sequence[str],
-    meters: Sequence[SyncMeter] = (),
-) -> None:
-    """Writes the page beside the pictures; raises `OutputError` if that cannot be done.
-
-    Args:
-        lines: those of `lines_of` and more. settings: what both were made with. facts: names and values. meters: those
-            of `measure`.
-    """
-    moments = [path.with_name(clip.picture).read_bytes()]
-    caption = f"Moments of the clip. The difference is enlarged {GAIN} times."
-    about = f"{settings}; {clip.name}: {clip.frames} frames, a face in {clip.frames_with_face}"
-    beside = f"{clip.video}, beside this report, has the same over time, with sound: source, A, B, difference."
-    lips = "The gap between the lips over time, below the loudness of the speech."
-    sections = [
-        Section(rows=lines, heads=HEADS, pictures=[(moments, caption)], video=quote(clip.video), text=[beside, about]),
-        Section(drawing=svg(sync_figure({"A": clip.a, "B": clip.b})), text=[lips]),
-        *syncnet_sections(dict(zip("AB", meters, strict=False))),
-        Section("How this was measured", facts, text=[_METHOD]),
-        *([Section("Notes", notes=notes)] if notes else []),
-    ]
-    write_page(path, title, sections)
+def write_report(path: Path, clip: ClipResults, meters: Sequence[SyncMeter], **texts: object) -> None:
+    """Writes the page beside the pictures; `meters`: those of `measure`; `texts`: what else its template shows."""
+    picture, lips = path.with_name(clip.picture).read_bytes(), svg(sync_figure({"A": clip.a, "B": clip.b}))
+    found = shown(dict(zip("AB", meters, strict=False)))
+    write_page(
+        path, "compare.html.j2", heads=HEADS, gain=GAIN, clip=clip, picture=picture, lips=lips, syncnet=found, **texts
+    )

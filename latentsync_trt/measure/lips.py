@@ -90,8 +90,8 @@ class Curves:
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """How well a curve follows another: the `correlation` at lag 0, in [−1, 1], 0 if a curve is flat; `lag_frames`:
-    the delay of the first curve at which they agree best."""
+    """The `correlation` of two curves at lag 0, in [−1, 1], 0 if one is flat; `lag_frames`: the delay of the first one
+    at which they agree best."""
 
     correlation: float
     lag_frames: int
@@ -111,12 +111,10 @@ class SyncScore:
     silence: float
 
     def __str__(self) -> str:
-        parts = [
-            f"opening follows the spoken mouth at r = {self.opening:.2f}; {self.lag_frames} frames late",
-            *([] if math.isnan(self.closures) else [f"m, b, p shown shut: {self.closures:.0%}"]),
-            *([] if math.isnan(self.silence) else [f"shut in silence: {self.silence:.0%}"]),
-        ]
-        return "; ".join(parts)
+        shares = {"m, b, p shown shut": self.closures, "shut in silence": self.silence}
+        parts = [f"{name}: {share:.0%}" for name, share in shares.items() if not math.isnan(share)]
+        opening = f"opening follows the spoken mouth at r = {self.opening:.2f}; {self.lag_frames} frames late"
+        return "; ".join([opening, *parts])
 
 
 def joined(gaps: Float32Array, levels_db: Float32Array, mouth: SpokenMouth | None = None) -> Curves:

@@ -3,7 +3,6 @@
 import io
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,7 +10,7 @@ import numpy as np
 
 from latentsync_trt.config import MODEL_FPS
 from latentsync_trt.errors import InputError, OutputError
-from latentsync_trt.face.geometry import turn
+from latentsync_trt.face.people import PORTRAIT_PX, summaries
 from latentsync_trt.face.track_file import Tracks
 from latentsync_trt.files import whole_file
 from latentsync_trt.measure.lips import CLOSED_GAP, QUIET_DB, Curves, runs_of_true
@@ -39,31 +38,9 @@ _LEAST_TOP = 0.15
 _LINES = ("#d9591c", "#1b9e85")
 _TARGET, _SHUT, _GRAY = "#3f7fd6", "#cf4a63", "#8792a1"
 
-SHOWN_PX = 256
+SHOWN_PX = PORTRAIT_PX
 """Side of the faces in figures."""
 _BORDER_PX, _LABELS_PX, _FOOT_PX = 8, 180, 64
-
-_FRONTAL_TURN = 0.25
-"""About 25°."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Section:
-    """A part of a page, shown in the order of its fields.
-
-    `rows`: of a table below its `heads`; without heads, pairs of name and value. `pictures`: PNG or JPEG files that are
-    shown side by side, with their caption. `drawing`: see `svg`. `video`: the URL of a file beside the page. `notes`: a
-    list.
-    """
-
-    title: str = ""
-    rows: Sequence[Sequence[str]] = ()
-    heads: Sequence[str] = ()
-    pictures: Sequence[tuple[Sequence[bytes], str]] = ()
-    video: str = ""
-    drawing: "Markup | None" = None
-    text: Sequence[str] = ()
-    notes: Sequence[str] = ()
 
 
 def page_path(name: object, option: str, *, overwrite: bool) -> Path:
@@ -76,15 +53,15 @@ def page_path(name: object, option: str, *, overwrite: bool) -> Path:
     return path
 
 
-def write_page(path: Path, title: str, sections: Sequence[Section]) -> None:
-    """Writes a page; raises `OutputError` if that cannot be done."""
+def write_page(path: Path, template: str, **values: object) -> None:
+    """Writes the page that a template in `assets/reports` makes of `values`; raises `OutputError` if it cannot."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     loader, strict = FileSystemLoader(_TEMPLATES), StrictUndefined
     environment = Environment(loader=loader, autoescape=True, undefined=strict, trim_blocks=True, lstrip_blocks=True)
     environment.filters["data_url"] = _data_url
     make_folder(path.parent)
-    write_file(path, environment.get_template("report.html.j2").render(title=title, sections=sections))
+    write_file(path, environment.get_template(template).render(values))
 
 
 def _data_url(picture: bytes) -> str:
@@ -123,11 +100,7 @@ def write_png(path: Path, figure: "Figure") -> None:
 
 
 def sync_figure(results: Mapping[str, Curves], title: str = "") -> "Figure":
-    """The loudness of the speech, and below it the gap between the lips in each result.
-
-    Args:
-        results: one or two by name, of the same speech, with at least one frame each.
-    """
+    """The loudness of the speech, and below it the gap between the lips in one or two results of it, by name."""
     from matplotlib.figure import Figure
 
     first = next(iter(results.values()))
@@ -168,11 +141,7 @@ def _band(axes: "Axes", where: BoolArray, color: str, label: str) -> None:
 
 
 def face_grid(rows: Sequence[str], columns: Mapping[str, Sequence[UInt8Array]]) -> "Figure":
-    """Labeled faces pixel by pixel.
-
-    Args:
-        rows: labels. columns: label → faces from top to bottom, `(256, 256, 3)` RGB each.
-    """
+    """Labeled faces pixel by pixel; `columns`: label → faces from top to bottom, `(256, 256, 3)` RGB each."""
     from matplotlib.figure import Figure
 
     step_px = SHOWN_PX + _BORDER_PX
@@ -192,46 +161,7 @@ def face_grid(rows: Sequence[str], columns: Mapping[str, Sequence[UInt8Array]]) 
     return figure
 
 
-@dataclass(frozen=True, slots=True)
-class PersonSummary:
-    """One person of a clip, by `number`. `times_s`: begin and end of each time the person is seen.
-
-    `seen_s`: sum of these. `height_px`: of the face, the median. `frontal`: share of the time in
-    which the face looks into the camera, or less than about 25° aside.
-    """
-
-    number: int
-    times_s: tuple[tuple[float, float], ...]
-    seen_s: float
-    height_px: int
-    frontal: float
-
-
-def summaries(tracks: Tracks) -> list[PersonSummary]:
-    """What is known of each person, by number."""
-    found = []
-    for number in tracks.people:
-        spans = [span.rows for span in tracks.spans if span.person == number]
-        times_s = tuple((float(rows[0, 0]), float(rows[-1, 0])) for rows in spans)
-        rows = np.concatenate(spans)
-        frontal = float((turn(rows[:, 5:].reshape(-1, 3, 2)) < _FRONTAL_TURN).mean())
-        height_px = round(float(np.median(rows[:, 4] - rows[:, 2])))
-        found.append(PersonSummary(number, times_s, sum(end - start for start, end in times_s), height_px, frontal))
-    return found
-
-
 def write_contact_sheet(path: Path, tracks: Tracks, portraits: Mapping[int, UInt8Array]) -> None:
-    """Writes a PNG of the people: `portraits`, as `face_grid` has them, with number and seconds below.
-
-    Raises:
-        OutputError: it cannot be written.
-    """
+    """Writes a PNG of the people: `portraits`, as `face_grid` has them, with number and seconds below."""
     shown = {f"{one.number}: {one.seen_s:.1f} s": [portraits[one.number]] for one in summaries(tracks)}
     write_png(path, face_grid(("face",), shown))
-
-
-def time_text(time_s: float) -> str:
-    """ "1:02.5" for 62.5 seconds."""
-    minutes, seconds = divmod(round(time_s, 1), 60)
-    hours, minutes = divmod(int(minutes), 60)
-    return f"{hours}:{minutes:02}:{seconds:04.1f}" if hours else f"{minutes}:{seconds:04.1f}"

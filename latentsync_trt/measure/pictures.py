@@ -1,9 +1,8 @@
-"""Measures of pictures: PSNR and SSIM against others, flicker over time, the seam of a patch. Pure."""
+"""Measures of pictures against others: PSNR and SSIM, and how a painted mouth fits its face. Pure."""
 
-from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
-from math import log10, sqrt
+from math import log10
 from statistics import fmean
 
 import cv2
@@ -11,7 +10,7 @@ import numpy as np
 
 from latentsync_trt.errors import InputError
 from latentsync_trt.face.mask import mouth_mask
-from latentsync_trt.types import Float32Array, Float64Array, Patch, Picture, UInt8Array
+from latentsync_trt.types import Float64Array, UInt8Array
 
 Part = tuple[slice, slice]
 """Rows and columns."""
@@ -29,24 +28,9 @@ _LUMA = np.array([0.299, 0.587, 0.114])
 _WINDOW_PX, _SIGMA_PX = 11, 1.5
 _C1, _C2 = (0.01 * _PEAK) ** 2, (0.03 * _PEAK) ** 2
 
-_NOISE_GAIN = 6.0
-"""The second difference of white noise has 1 + 4 + 1 times its variance; steady movement has none."""
-
-_LEAST_PIXELS = 50
-
 _BLUR = 64
 _LEAST_DETAIL = 0.1
 """Of L*, in [0, 100]: flat pictures have no sharpness to lose."""
-
-_SEAM_SIDE_PX = 96
-"""Side of a square with the area of the patch, after it was resized for the measure."""
-
-_REACH_PX = 2
-"""How far from the edge levels are compared: 2 % of the side of what is pasted."""
-_AROUND_PX = 2 * _REACH_PX + 1
-
-_LEAST_GRADIENT = 1.0
-"""One 8-bit level: smaller steps are not seen, in plain surfaces neither."""
 
 
 def mouth_part(side_px: int) -> Part:
@@ -100,8 +84,7 @@ class LikenessMeter:
     """Compares two clips frame by frame."""
 
     def __init__(self) -> None:
-        self._squares: list[float] = []
-        self._similarities: list[float] = []
+        self._squares, self._similarities = list[float](), list[float]()
 
     def add(self, a: UInt8Array, b: UInt8Array) -> None:
         """Adds the next frame of both, `(H, W, 3)`, H and W at least 11."""
@@ -147,72 +130,3 @@ def _window_means(values: Float64Array) -> Float64Array:
     reach = _WINDOW_PX // 2
     blurred = cv2.GaussianBlur(values, (_WINDOW_PX, _WINDOW_PX), _SIGMA_PX)
     return np.asarray(blurred[reach:-reach, reach:-reach], np.float64)
-
-
-class FlickerMeter:
-    """Change from picture to picture that is no movement: second differences over time; keeps three pictures."""
-
-    def __init__(self) -> None:
-        self._last: deque[Float32Array] = deque(maxlen=3)
-        self._total, self._count = 0.0, 0
-
-    def add(self, picture: Float32Array | None) -> float | None:
-        """The next picture, of one shape with the last, NaN in pixels to leave out; None begins a new sequence.
-
-        Returns the mean squared second difference of the newest three; None before there are three,
-        or if they have hardly a pixel in common.
-        """
-        if picture is None:
-            self._last.clear()
-            return None
-        self._last.append(picture)
-        if len(self._last) < 3:
-            return None
-        first, middle, last = self._last
-        change = first - 2 * middle + last
-        known = change[~np.isnan(change)]
-        if known.size < _LEAST_PIXELS:
-            return None
-        square = float(np.mean(np.square(known, dtype=np.float64)))
-        self._total, self._count = self._total + square, self._count + 1
-        return square
-
-    def noise(self) -> float | None:
-        """The standard deviation of the white noise that would change as much, in the pictures'
-        unit; None where there were never three pictures in a row."""
-        return sqrt(self._total / self._count / _NOISE_GAIN) if self._count else None
-
-
-def seam_score(frame: Picture, patch: Patch) -> float:
-    """The step in brightness and color that `patch` adds at its edge, relative to the source's own there.
-
-    0 = none; around 1 = as large as the source's own changes over the same distance, which hide it.
-    0 for a patch without an edge in the frame.
-
-    Args:
-        frame: uint8 `(H, W, 3)` RGB, the frame to which `patch` belongs.
-    """
-    height, width = patch.weight.shape
-    area = np.count_nonzero(patch.weight >= 0.5)
-    if area == 0:
-        return 0.0
-    scale = min(1.0, _SEAM_SIDE_PX / area**0.5)
-    size = max(1, round(width * scale)), max(1, round(height * scale))
-    covered = frame[patch.y_px : patch.y_px + height, patch.x_px : patch.x_px + width]
-    small = [cv2.resize(image, size, interpolation=cv2.INTER_AREA) for image in (covered, patch.rgb, patch.weight)]
-    source, added = (image.astype(np.float32) for image in small[:2])
-    inside = (small[2] >= 0.5).astype(np.float32)
-    y, x = np.nonzero(inside - cv2.erode(inside, np.ones((_AROUND_PX, _AROUND_PX), np.uint8)))  # the rim
-    if not y.size:
-        return 0.0
-    added /= 257
-    added -= source
-    added *= inside[..., None]
-    change, share, around = (cv2.blur(image, (_AROUND_PX, _AROUND_PX)) for image in (added, inside, source))
-    step = change[y, x] / np.maximum(share[y, x], 1e-6)[:, None]
-    # The source's own change over the reach to both sides, in the direction in which it is larger.
-    bottom, right = around.shape[0] - 1, around.shape[1] - 1
-    down = around[np.minimum(y + _REACH_PX, bottom), x] - around[np.maximum(y - _REACH_PX, 0), x]
-    across = around[y, np.minimum(x + _REACH_PX, right)] - around[y, np.maximum(x - _REACH_PX, 0)]
-    gradient = np.maximum(np.abs(down), np.abs(across))
-    return float(np.abs(step).mean() / (gradient.mean() + _LEAST_GRADIENT))

@@ -5,7 +5,7 @@ All You Need for Speech to Lip Generation In the Wild". Windows, cepstra and sco
 https://github.com/joonson/syncnet_python, and of LatentSync's `eval/`.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from fractions import Fraction
 from math import ceil
 from pathlib import Path
@@ -14,16 +14,17 @@ import cv2
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
+from latentsync_trt.audio.mel import cepstra_of
 from latentsync_trt.bundle.find import SYNCNET_FILE, checkpoints_folder
 from latentsync_trt.config import MODEL_FPS
 from latentsync_trt.errors import BundleError, InputError
 from latentsync_trt.face.align import cut, rescaled
-from latentsync_trt.measure.page import Section, svg
+from latentsync_trt.measure.page import svg
 from latentsync_trt.measures import SyncNetMeasure
-from latentsync_trt.media.audio import SPEECH_RATE_HZ, read_audio_blocks
+from latentsync_trt.media.audio import read_audio_blocks
 from latentsync_trt.paths import exists, why_missing
 from latentsync_trt.runtime.engines.session import Session
-from latentsync_trt.types import AlignedFace, Float32Array, Float64Array, Picture, UInt8Array
+from latentsync_trt.types import AlignedFace, Float32Array, Picture, UInt8Array
 
 INPUTS, OUTPUTS = ("faces", "cepstra"), ("faces_embedding", "cepstra_embedding")
 EMBEDDING = 1024
@@ -45,47 +46,6 @@ VIEW_SIZE_PX = 224, 224
 # In units of the pose's 75×100, in which the mesh of a face spans y = 2 to 85 in three real clips. The public code
 # takes a square of 1.4 times the height of the face, from its top down and around its middle, gray outside the frame.
 _UNIT_PX, _LEFT, _TOP, _OUTSIDE = 2, -18.5, 3.5, 110
-
-_METHOD = (
-    "SyncNet embeds five pictures of the face, and the fifth of a second of speech with them. LSE-D is the smallest "
-    "mean distance of both over offsets of up to 15 frames, lower is better; LSE-C, the confidence, is how far it is "
-    "below their median, higher is better. Shown are the seconds with the lowest confidence."
-)
-
-# python_speech_features' defaults.
-_WINDOW, _HOP, _FFT, _FILTERS, _CEPSTRA, _LIFTER, _PREEMPHASIS = 400, 160, 512, 26, 13, 22, 0.97
-_LEAST_POWER = float(np.finfo(np.float64).eps)
-
-
-def cepstra_of(blocks: Iterable[Float32Array]) -> Float32Array:
-    """Mel-frequency cepstra of 16-bit samples, float32 `(n, 13)`, 100 per second; the first is the log energy.
-
-    Args:
-        blocks: consecutive float32 `(samples,)`, mono at 16 kHz, full scale ±1.
-    """
-    filters, transform = _transforms()
-    found, held = [np.zeros((0, _CEPSTRA), np.float32)], np.zeros(1)
-    for block in blocks:
-        held = np.append(held, np.clip(np.rint(block * 32768.0), -32768, 32767))
-        if len(held) > _WINDOW:
-            windows = sliding_window_view(held[1:] - _PREEMPHASIS * held[:-1], _WINDOW)[::_HOP]
-            power = np.abs(np.fft.rfft(windows, _FFT)) ** 2 / _FFT
-            rows = np.log(np.maximum(power @ filters, _LEAST_POWER)) @ transform
-            rows[:, 0] = np.log(np.maximum(power.sum(axis=1), _LEAST_POWER))
-            found.append(rows.astype(np.float32))
-            held = held[len(windows) * _HOP :]
-    return np.concatenate(found)
-
-
-def _transforms() -> tuple[Float64Array, Float64Array]:
-    """Triangular mel filters `(257, 26)`, and the orthonormal DCT-II with its lifter `(26, 13)`."""
-    mels = np.linspace(0, 2595 * np.log10(1 + SPEECH_RATE_HZ / 2 / 700), _FILTERS + 2)
-    edges = np.floor((_FFT + 1) * 700 * (10 ** (mels / 2595) - 1) / SPEECH_RATE_HZ)
-    bins, order = np.arange(_FFT // 2 + 1), np.arange(_CEPSTRA)
-    filters = [np.interp(bins, edges[at : at + 3], (0, 1, 0)) for at in range(_FILTERS)]
-    cosines = np.cos(np.pi / _FILTERS * (np.arange(_FILTERS)[:, None] + 0.5) * order)
-    scale = np.where(order == 0, 1, np.sqrt(2)) / np.sqrt(_FILTERS)
-    return np.stack(filters, axis=1), cosines * scale * (1 + _LIFTER / 2 * np.sin(np.pi * order / _LIFTER))
 
 
 class SyncNet:
@@ -216,13 +176,13 @@ def _strip(views: UInt8Array) -> bytes:
     return bytes(cv2.imencode(".jpg", row)[1])
 
 
-def sections(meters: Mapping[str, SyncMeter]) -> Iterator[Section]:
-    """A part of a page: worst seconds and curves of each result by name; none if none was measured."""
+def shown(meters: Mapping[str, SyncMeter]) -> dict[str, object] | None:
+    """What a page shows of each result by name: worst seconds and curves; None if nothing was measured."""
     from matplotlib.figure import Figure
 
     results = {name: found for name, meter in meters.items() if (found := meter.result()) is not None}
     if not results:
-        return
+        return None
     figure = Figure(figsize=(12, 3), layout="constrained")
     axes = figure.add_subplot(xlabel="frames that the lips are late", ylabel="mean distance")
     for name, found in results.items():
@@ -234,4 +194,4 @@ def sections(meters: Mapping[str, SyncMeter]) -> Iterator[Section]:
         for name, found in results.items()
         for time_s, confidence in found.worst
     ]
-    yield Section("SyncNet", pictures=pictures, drawing=svg(figure), text=[_METHOD])
+    return {"pictures": pictures, "drawing": svg(figure)}

@@ -10,7 +10,9 @@ import cv2
 import numpy as np
 
 from latentsync_trt.config import MODEL_FPS
+from latentsync_trt.errors import MediaError
 from latentsync_trt.media.audio import audio_duration_s
+from latentsync_trt.media.reader import probe
 from latentsync_trt.media.writer import write_pictures
 from latentsync_trt.types import BoolArray, Float32Array, UInt8Array
 
@@ -50,6 +52,41 @@ def demo_clip(folder: str | Path = ".") -> tuple[Path, Path]:
     video = Path(folder) / "demo.mp4"
     write_pictures(video, camera_frames(audio_duration_s(SPEECH)))
     return video, SPEECH
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Clip:
+    """A video and its speech. `name`: as rows show it; `mouth`: the mouth that belongs to the speech, if known."""
+
+    video: Path
+    audio: Path
+    name: str
+    mouth: SpokenMouth | None = None
+
+
+def choose_clip(video: Path | None, audio: Path | None, folder: Path, name: str = "portrait.mp4") -> Clip:
+    """The given files; missing ones are replaced by the built-in recording or a video of the built-in portrait.
+
+    Args:
+        folder: receives that video under this `name`.
+
+    Raises:
+        MediaError: the recording or the video cannot be read.
+    """
+    speech = audio or SPEECH
+    mouth = None if audio else spoken_mouth()
+    try:
+        duration_s = audio_duration_s(speech)
+    except MediaError as error:
+        message = f"{error}; name the speech with --audio" if audio == video else str(error)
+        raise MediaError(message, usage=error.usage) from error
+    if video is not None:
+        info = probe(video)
+        return Clip(video, speech, f"{video.name} {info.width_px}×{info.height_px}", mouth)
+    target = folder / name
+    if not target.exists():
+        write_pictures(target, camera_frames(duration_s))
+    return Clip(target, speech, f"built-in {SIDE_PX}×{SIDE_PX}", mouth)
 
 
 def portrait() -> UInt8Array:

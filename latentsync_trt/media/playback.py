@@ -11,6 +11,7 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import islice, takewhile
+from math import ceil
 from pathlib import Path
 from typing import TypeVar, cast
 
@@ -33,6 +34,7 @@ from latentsync_trt.media.timing import (
     stamp_of,
     with_next,
 )
+from latentsync_trt.types import VideoInfo
 
 T = TypeVar("T")
 
@@ -64,6 +66,15 @@ class Playback:
     duration_s: Fraction | None = None
     extend: Extend | None = None
     delay_s: Fraction = Fraction(0)
+
+    def expected_frames(self, info: VideoInfo) -> int | None:
+        """About how many frames a video gives; None where the file does not state enough."""
+        fps = self.fps or info.frames_per_s
+        if fps is not None and fps * LONGEST_PERIOD_S < 1:
+            fps = Fraction(MODEL_FPS)
+        ends_s = (self.duration_s, info.duration_s if self.extend is None else None)
+        known_s = [end_s for end_s in ends_s if end_s is not None]
+        return ceil(min(known_s) * fps) if known_s and fps else None
 
 
 class VideoPasses:

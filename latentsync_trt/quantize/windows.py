@@ -1,6 +1,6 @@
 """Recorded windows: the denoiser's inputs for windows of a clip, and how they are denoised to calibrate."""
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from fractions import Fraction
@@ -9,18 +9,17 @@ from typing import TypeVar
 from latentsync_trt.audio.mel import filters_of
 from latentsync_trt.config import MODEL_FPS, SyncOptions
 from latentsync_trt.diffusion import cache_plan, ddim_schedule, denoise
+from latentsync_trt.face.tracker import FaceTracker
 from latentsync_trt.media.playback import Playback
 from latentsync_trt.media.reader import delays_of, probe, read_frames
 from latentsync_trt.media.soundtrack import SoundPiece
 from latentsync_trt.quantize.calibration_options import CalibrateOptions, Clip
 from latentsync_trt.runtime.model import Model
-from latentsync_trt.sync.faces import FaceFinder, FrameJob
+from latentsync_trt.sync.faces import FaceFinder
 from latentsync_trt.sync.inpaint import Inpainter, make_inpainter
 from latentsync_trt.sync.paint import faces_of
-from latentsync_trt.sync.speech import OpenSpeech, SpeechTracks
-from latentsync_trt.sync.threads import StageClock
-from latentsync_trt.sync.timeline import expected_frames
-from latentsync_trt.sync.windows import FaceView, Window, WindowPlanner, views_of
+from latentsync_trt.sync.speech import OpenSpeech, Sound
+from latentsync_trt.sync.windows import FaceView, Window, gather
 from latentsync_trt.types import Denoiser, FaceDetector, Float32Array, Frame
 
 CACHE_INTERVAL = 3
@@ -76,10 +75,10 @@ def record(
     """
     manifest = model.bundle.manifest
     delays, info = delays_of(clip.video, clip.audio), probe(clip.video)
-    tracks = SpeechTracks((SoundPiece(clip.audio, delays.sound_s),))
+    tracks = Sound((SoundPiece(clip.audio, delays.sound_s),))
     speech = OpenSpeech(tracks, model.audio_encoder, filters_of(model.bundle), SyncOptions())
     playback = Playback(Fraction(MODEL_FPS), speech.end_s, delay_s=delays.picture_s)
-    expected = expected_frames(playback, info) or 1
+    expected = playback.expected_frames(info) or 1
     expected_windows = max(1, expected // manifest.frames)
     wanted = min(wanted, expected_windows)
 
@@ -88,12 +87,13 @@ def record(
             on_frame(count, max(count, expected))
             yield frame
 
-    finder = FaceFinder(detector, manifest.resolution_px, StageClock(), pixel_aspect=info.sample_aspect_ratio)
+    finder = FaceFinder(FaceTracker(detector), manifest.resolution_px, pixel_aspect=info.sample_aspect_ratio)
     inpainter = make_inpainter(model, SyncOptions())
-    with closing(speech), closing(finder.cut_out(finder.find(read()))) as jobs:
+    with closing(speech), closing(gather(finder.cut_out(finder.find(read())), manifest.frames)) as gathered:
+        windows = (window for item in gathered for window in item.windows)
         return tuple(
             _inputs(window, inpainter, speech)
-            for number, window in enumerate(_windows(jobs, manifest.frames))
+            for number, window in enumerate(windows)
             if number < expected_windows
             and (number + 1) * wanted // expected_windows > number * wanted // expected_windows
         )
@@ -124,13 +124,6 @@ def split(windows: Sequence[T], samples: int) -> tuple[tuple[T, ...], tuple[T, .
 
 def recorded_for(samples: int) -> int:
     return samples + max(1, min(_MOST_HELD_OUT, samples // 4))
-
-
-def _windows(jobs: Iterable[FrameJob], frames: int) -> Iterator[Window[FaceView]]:
-    planner: WindowPlanner[FaceView] = WindowPlanner(frames)
-    for job in jobs:
-        yield from planner.push(views_of(job.frame, job.targets))
-    yield from planner.push({})
 
 
 def _inputs(window: Window[FaceView], inpainter: Inpainter, speech: OpenSpeech) -> RecordedWindow:

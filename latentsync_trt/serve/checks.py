@@ -208,7 +208,7 @@ def find_people(video: Path, limits: Limits, on_progress: ProgressCallback) -> P
         MediaError: the video cannot be read. InputError: it is too long. NoFaceError: it shows none.
     """
     from latentsync_trt.face.detector import MediaPipeDetector
-    from latentsync_trt.measure.page import summaries
+    from latentsync_trt.face.people import summaries
     from latentsync_trt.sync.faces import analyze
 
     check_media("video", video, limits)

@@ -3,30 +3,23 @@
 Imports of what runs it are inside the methods, so that `import latentsync_trt` loads no onnxruntime.
 """
 
-import threading
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import Executor
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from latentsync_trt.config import AudioSegments, RuntimeOptions, SyncOptions
-from latentsync_trt.errors import InputError
-from latentsync_trt.types import Enhancer, FaceDetector, Float32Array, ProgressCallback, SyncReport
+from latentsync_trt.types import Float32Array, ProgressCallback, SyncReport
 
 if TYPE_CHECKING:
     from latentsync_trt.audio.encoder import AudioFeatures
     from latentsync_trt.bundle.manifest import Bundle
-    from latentsync_trt.face.detector import MediaPipeDetector
-    from latentsync_trt.live.idle import IdleLoop
     from latentsync_trt.live.options import LiveOptions
     from latentsync_trt.live.session import LiveSession
-    from latentsync_trt.live.sessions import LiveSessions
+    from latentsync_trt.live.sessions import IdleClip, LiveSessions
     from latentsync_trt.runtime.providers.select import Selection
-    from latentsync_trt.sync.inputs import Inputs
-    from latentsync_trt.sync.run_context import Helpers
+    from latentsync_trt.sync.inputs import Helpers, Inputs
 
 
 class LipSync:
@@ -49,15 +42,14 @@ class LipSync:
         """`selection`: the provider to try first. Raises `InputError` if bundle or provider do not support `options`;
         others as `from_bundle`."""
         from latentsync_trt.runtime.model import check_options, open_model
-        from latentsync_trt.sync.model_slot import ModelSlot
+        from latentsync_trt.sync.model_slot import Calls, ModelSlot
 
         self._bundle, self._selection, self._options = bundle, selection, options or RuntimeOptions()
         check_options(bundle, selection, self._options)
         self._on_notice = on_notice
         self._slot = ModelSlot(lambda graphs: open_model(bundle, selection, self._options, graphs, on_notice=on_notice))
-        self._own_detector: MediaPipeDetector | None = None
         self._live: LiveSessions | None = None
-        self._changed, self._calls, self._closed = threading.Condition(), dict[int, str](), False
+        self._calls = Calls()
 
     @classmethod
     def from_bundle(
@@ -95,26 +87,6 @@ class LipSync:
         selection = select_provider(provider, options.one_device, manifest_sha256(folder))
         return cls(bundle, selection, options, on_notice=on_notice)
 
-    @contextmanager
-    def _entered(self, operation: str) -> Iterator[None]:
-        """Raises `InputError` in a callback of another operation, and after `close`."""
-        thread = threading.get_ident()
-        with self._changed:
-            if thread in self._calls:
-                raise InputError(
-                    f"LipSync.{operation}: called from a callback of another call, which it would wait for; call it "
-                    "when that has returned, or raise in the callback to stop it"
-                )
-            if self._closed and operation != "close":
-                raise InputError(f"LipSync.{operation}: it is closed; open the bundle again")
-            self._calls[thread] = operation
-        try:
-            yield
-        finally:
-            with self._changed:
-                del self._calls[thread]
-                self._changed.notify_all()
-
     def __enter__(self) -> Self:
         return self
 
@@ -122,22 +94,13 @@ class LipSync:
         self.close()
 
     def close(self) -> None:
-        """Frees all networks, also those of live sessions, and stops a background build.
+        """Waits for calls in other threads, frees all networks and ends a background build; does nothing again."""
+        from latentsync_trt.sync.model_slot import CLOSE
 
-        Waits for calls that run in other threads. Closing again does nothing.
-        """
-        from latentsync_trt.runtime.stages import POLL_S
-
-        with self._entered("close"):
-            with self._changed:
-                self._closed = True
-                while {*self._calls.values()} != {"close"}:
-                    self._changed.wait(POLL_S)
+        with self._calls.entered(CLOSE):
             if self._live is not None:
                 self._live.close()
             self._slot.close()
-            if self._own_detector is not None:
-                self._own_detector.close()
 
     def warm_up(self, options: SyncOptions | None = None) -> None:
         """Builds and opens what `options` need, and on a GPU runs each network once. Raises as `sync`."""
@@ -145,9 +108,8 @@ class LipSync:
 
         options = options or SyncOptions()
         resolution_of(self._bundle.manifest, options, self._options)
-        with self._entered("warm_up"):
-            self._slot.acquire(graphs_for(options))
-            self._slot.release()
+        with self._calls.entered("warm_up"), self._slot.acquired(graphs_for(options)):
+            pass
 
     @property
     def provider(self) -> str:
@@ -156,46 +118,30 @@ class LipSync:
         model = self._slot.model
         return self._selection.name if model is None else model.selection.name
 
-    def wait_for_build(self) -> str:
-        """Waits for engines that are built for the next run, which `close` stops; returns the error, empty if none."""
-        model = self._slot.model
-        return "" if model is None or model.build is None else model.build.wait()
-
     @property
-    def building(self) -> bool:
-        """Whether engines are being built for the next run."""
-        model = self._slot.model
-        return model is not None and model.build is not None
+    def build(self) -> Future[str] | None:
+        """A build of engines for the next run, until `close`: done with its error, empty if none. None without one."""
+        return self._slot.build
 
     def encode_audio(self, path: str | Path, segments: AudioSegments = "joined") -> "AudioFeatures":
         """The encoded speech of a whole recording, also of its silence, as with `--silence model`.
-
-        Args:
-            segments: as `--audio-segments`.
 
         Raises:
             MediaError: the file has no readable audio. InputError: `path` is none, or samples are
             not finite numbers. Others as `sync`.
         """
-        from latentsync_trt.audio.encoder import encode_audio
-        from latentsync_trt.audio.mel import filters_of
         from latentsync_trt.bundle.manifest import AUDIO_ENCODER
-        from latentsync_trt.media.audio import read_audio_blocks
         from latentsync_trt.sync.inputs import path_argument
-        from latentsync_trt.sync.speech import plan_of, speech_in
+        from latentsync_trt.sync.speech import encode_recording
 
-        recording, options = path_argument(path, "audio"), SyncOptions(audio_segments=segments)
+        recording = path_argument(path, "audio")
 
         def encode_mel(mel: Float32Array) -> Float32Array:  # not opened before the recording has been read
-            model = self._slot.acquire((AUDIO_ENCODER,))
-            try:
+            with self._slot.acquired((AUDIO_ENCODER,)) as model:
                 return model.audio_encoder(mel)
-            finally:
-                self._slot.release()
 
-        with self._entered("encode_audio"):
-            plan = plan_of(options, partial(speech_in, recording))
-            return encode_audio(partial(read_audio_blocks, recording), encode_mel, filters_of(self._bundle), plan)
+        with self._calls.entered("encode_audio"):
+            return encode_recording(recording, segments, encode_mel, self._bundle)
 
     def sync(
         self,
@@ -204,17 +150,14 @@ class LipSync:
         output: str | Path,
         options: SyncOptions | None = None,
         *,
-        detector: FaceDetector | None = None,
-        enhancer: Enhancer | None = None,
-        noise: Float32Array | None = None,
+        helpers: "Helpers | None" = None,
         on_progress: ProgressCallback | None = None,
     ) -> SyncReport:
         """Writes `video` to `output` with the lips following `audio`.
 
         Args:
             audio: None where `options.speaker` names the recordings.
-            detector: finds faces; the built-in one if None. enhancer: improves painted faces; that of
-                `options.enhancer` if None. noise: `(1, 4, 1, h, w)` float32, instead of the seed's.
+            helpers: what takes the place of the built-in detector, enhancer or noise.
             on_progress: called when a stage begins, and after every written frame.
 
         Raises:
@@ -224,14 +167,10 @@ class LipSync:
             After any error, no output is left behind.
         """
         from latentsync_trt.sync.inputs import check_inputs
-        from latentsync_trt.sync.run_context import Helpers
 
-        inputs = check_inputs(video, audio, output, options or SyncOptions())
-        return self.run(inputs, on_progress, Helpers(detector, enhancer, noise))
+        return self.run(check_inputs(video, audio, output, options or SyncOptions(), helpers), on_progress)
 
-    def run(
-        self, inputs: "Inputs", on_progress: ProgressCallback | None = None, helpers: "Helpers | None" = None
-    ) -> SyncReport:
+    def run(self, inputs: "Inputs", on_progress: ProgressCallback | None = None) -> SyncReport:
         """As `sync`, with the files and options that `check_inputs` has checked, perhaps before this was opened."""
         from latentsync_trt.runtime.model import must_build
         from latentsync_trt.sync.inpaint import graphs_for, resolution_of
@@ -239,29 +178,28 @@ class LipSync:
         resolution_px = resolution_of(self._bundle.manifest, inputs.options, self._options)
         graphs = graphs_for(inputs.options)
         # Before the imports below, and while sound and faces are read; but what is wrong with these waits for no build.
-        is_open = self._slot.model_with(graphs) is not None
-        ahead = is_open or not must_build(self._bundle, self._selection, self._options, graphs)
-        with self._entered("sync"), self._slot.opening(graphs, ahead=ahead) as opening:
+        ahead = self._slot.has(graphs) or not must_build(self._bundle, self._selection, self._options, graphs)
+        with self._calls.entered("sync"), self._slot.opening(graphs, ahead=ahead) as opened:
             from latentsync_trt.runtime.model import Notices
             from latentsync_trt.sync.clip import sync_clip
-            from latentsync_trt.sync.run_context import Helpers, OpeningModel, RunContext
-            from latentsync_trt.sync.threads import StageClock
+            from latentsync_trt.sync.run_context import RunContext
 
             run = RunContext(
-                OpeningModel(self._bundle, self._selection, self._options, opening),
+                self._bundle,
+                self._selection,
+                self._options,
+                opened,
                 inputs,
-                helpers or Helpers(),
-                self._detecting(),
+                self._slot.detector(),
                 Notices(self._on_notice),
                 on_progress or (lambda _: None),
                 resolution_px,
-                StageClock(),
             )
             return sync_clip(run)
 
     def stream(
         self,
-        video: "str | Path | IdleLoop",
+        video: "IdleClip",
         options: "LiveOptions | None" = None,
         *,
         executors: tuple[Executor, Executor] | None = None,
@@ -282,16 +220,7 @@ class LipSync:
         """
         from latentsync_trt.live.options import LiveOptions
         from latentsync_trt.live.sessions import LiveSessions
-        from latentsync_trt.sync.inputs import path_argument
 
-        clip = path_argument(video, "video") if isinstance(video, str | Path) else video
-        with self._entered("stream"):
+        with self._calls.entered("stream"):
             self._live = self._live or LiveSessions(self._bundle, self._slot)
-            return self._live.open(clip, options or LiveOptions(), self._detecting(), executors=executors, now=now)
-
-    def _detecting(self) -> "MediaPipeDetector":
-        from latentsync_trt.face.detector import MediaPipeDetector
-
-        with self._changed:
-            self._own_detector = self._own_detector or MediaPipeDetector()
-            return self._own_detector
+            return self._live.open(video, options or LiveOptions(), executors=executors, now=now)

@@ -4,113 +4,94 @@ Each stage is a generator over the previous one, in a thread of its own, joined 
 the size of a picture and of a window, not on the length of the clip. Those before painting begin while the model opens.
 """
 
-from collections.abc import Generator
 from contextlib import ExitStack, closing
 from dataclasses import replace
-from functools import partial
 from time import perf_counter
 
-from latentsync_trt.errors import LatentSyncError
-from latentsync_trt.face.mask import mouth_mask
+from latentsync_trt.face.enhancer import load_enhancer
 from latentsync_trt.face.paste import Paster
+from latentsync_trt.face.people import FaceStats
+from latentsync_trt.measure.mismatch import ModelMismatchCheck
+from latentsync_trt.measure.quality import Quality, write_report
 from latentsync_trt.measure.syncnet import SyncMeter, open_syncnet
-from latentsync_trt.runtime.model import Model
-from latentsync_trt.sync.compose import Composer, load_enhancer
-from latentsync_trt.sync.faces import FrameJob
+from latentsync_trt.sync.compose import Composer
 from latentsync_trt.sync.inpaint import check_noise, make_inpainter
-from latentsync_trt.sync.mismatch import ModelMismatchCheck
-from latentsync_trt.sync.output import PaintStats, open_writer, write_frames
-from latentsync_trt.sync.paint import Painter, in_order
-from latentsync_trt.sync.quality import Quality
-from latentsync_trt.sync.report import Finished, report_of, write_report
+from latentsync_trt.sync.output import Pace, open_writer, write_frames
+from latentsync_trt.sync.paint import Painter, painted
 from latentsync_trt.sync.run_context import RunContext
-from latentsync_trt.sync.source import aligned_frames, clip_stages, open_speech
-from latentsync_trt.sync.speech import OpenSpeech
-from latentsync_trt.sync.threads import ClipStages
+from latentsync_trt.sync.source import aligned_frames, clip_stages, open_speech, watched
 from latentsync_trt.sync.timeline import timeline_of
-from latentsync_trt.sync.windows import Gathered, gather, in_batches, streams_at
-from latentsync_trt.types import Progress, SyncReport
-
-# With one network at a time on the device, each processes this many windows before the next is loaded.
-_LOW_MEMORY_WINDOWS = 4
-
-
-class Canceled(LatentSyncError):
-    """The clip is not wanted any more."""
+from latentsync_trt.sync.windows import gather, streams_at
+from latentsync_trt.types import SyncReport
 
 
 def sync_clip(run: RunContext) -> SyncReport:
     """Runs all stages of a clip; encoding runs in this thread. Errors as those of `LipSync.sync`."""
-    start_s, inputs, manifest = perf_counter(), run.inputs, run.opening.bundle.manifest
-    check_noise(run.resolution_px, run.helpers.noise)
-    if run.helpers.enhancer is None and inputs.options.enhancer is not None:
-        run = replace(run, helpers=replace(run.helpers, enhancer=load_enhancer(inputs.options.enhancer)))
-    mismatch = ModelMismatchCheck(manifest, run.resolution_px, run.notices.add, strict=inputs.options.strict)
-    quality = _quality(run, mismatch)
+    options, helpers = run.inputs.options, run.inputs.helpers
+    check_noise(run.resolution_px, helpers.noise)
+    if helpers.enhancer is None and options.enhancer is not None:
+        helpers = replace(helpers, enhancer=load_enhancer(options.enhancer))
+        run = replace(run, inputs=replace(run.inputs, helpers=helpers))
+    quality = quality_of(run)
     with ExitStack() as stack:
         speech = stack.enter_context(closing(open_speech(run, quality)))
-        span, playback, texts = timeline_of(inputs, speech)
+        span, playback, texts = timeline_of(run.inputs, speech)
         writer = open_writer(run, span, playback)
         run.announce((*texts, *writer.notices))
-        streams = streams_at(playback.fps or inputs.info.frames_per_s)
+        streams = streams_at(playback.fps or run.inputs.info.frames_per_s)
         stages = clip_stages(run, playback, streams)
-        aligned = mismatch.watch(aligned_frames(run, span, playback, stages), run.own_detector)
-        windows = gather(aligned, manifest.frames, streams, writer.frames_done)
-        gathered = stack.enter_context(closing(stages.prefetch_frames(windows, depth=manifest.frames, name="gather")))
-        model = _opened(run)
-        paint = PaintStats(perf_counter(), writer.frames_done)
-        jobs = _painted(run, model, speech, gathered, stages, writer.frames_done)
-        paster = Paster(run.own_detector, mouth_mask(run.resolution_px), paste=inputs.options.paste)
-        composer = Composer(paster, run.helpers.enhancer, quality, run.clock, writer.frames_done)
+        aligned = watched(run, quality, aligned_frames(run, span, playback, stages))
+        windows = gather(aligned, run.window_frames, streams, writer.frames_done)
+        gathered = stack.enter_context(closing(stages.prefetch_frames(windows, depth=run.window_frames, name="gather")))
+        model = run.opened()
+        opened_s, in_turn = perf_counter(), model.memory_plan.mode == "one network at a time"
+        inpainter = make_inpainter(model, options, helpers.noise)
+        painter = Painter(inpainter, speech.windows, run.clock, writer.frames_done, stages.check)
+        jobs = painted(gathered, painter, stages, run.window_frames, in_turn=in_turn)
+        paster = Paster(run.detector, inpainter.mask, paste=options.paste)
+        composer = Composer(paster, helpers.enhancer, quality, run.clock, writer.frames_done)
         stack.enter_context(writer)
         composed = stack.enter_context(closing(composer.stages(jobs, stages.prefetch)))
-        faces = write_frames(run, writer, composed, paint, playback, stages)
+        faces, pace = write_frames(run, writer, composed, playback, stages, opened_s)
     run.announce(writer.notices)
-    report = report_of(Finished(run, model, float(writer.end_s), start_s, faces, paint, quality))
-    if inputs.page is not None:
-        write_report(inputs.page, inputs.video, report, quality, inputs.options)
-    return report
+    return report_of(run, float(writer.end_s), faces, pace, quality)
 
 
-def _quality(run: RunContext, mismatch: ModelMismatchCheck) -> Quality:
+def quality_of(run: RunContext) -> Quality:
     """What measures the painted faces: also SyncNet for each speaker, if it is to."""
-    given, inputs = run.opening.options.syncnet, run.inputs
-    recordings, shows = inputs.speech.recordings, inputs.page is not None
+    given, inputs, shows = run.options.syncnet, run.inputs, run.inputs.page is not None
+    manifest, strict = run.bundle.manifest, inputs.options.strict
+    mismatch = ModelMismatchCheck(manifest, run.resolution_px, run.notices.add, strict=strict)
+    recordings = inputs.sound.recordings
     network = open_syncnet(given) if given or shows else None
     meters = [] if network is None else [SyncMeter(network, piece.path, piece.at_s) for piece in recordings]
     return Quality([piece.at_s for piece in recordings], pictures=shows, mismatch=mismatch, syncnet=meters)
 
 
-def _opened(run: RunContext) -> Model:
-    run.on_progress(Progress("opening networks", 0, None))
-    with run.clock.measure("open", frames=0):
-        model = run.opening.wait()
-    run.announce(model.selection.notices())  # of a provider that it fell back to
-    return model
-
-
-def _painted(
-    run: RunContext,
-    model: Model,
-    speech: OpenSpeech,
-    gathered: Generator[Gathered, None, None],
-    stages: ClipStages,
-    frames_done: int,
-) -> Generator[FrameJob, None, None]:
-    """Every job in order with its painted faces: encode, denoise and decode, each in a thread of its own."""
-
-    def check() -> None:
-        if stages.canceled:
-            raise Canceled("canceled")
-
-    frames, plan = run.window_frames, model.memory_plan
-    at_once = max(plan.windows_per_batch, _LOW_MEMORY_WINDOWS if plan.mode == "one network at a time" else 1)
-    at_once = max(1, min(at_once, stages.spare_frames // frames))  # frames wait until so many windows are complete
-    painter = Painter(
-        make_inpainter(model, run.inputs.options, run.helpers.noise), speech.windows, run.clock, frames_done, check
+def report_of(run: RunContext, duration_s: float, faces: FaceStats, pace: Pace, quality: Quality) -> SyncReport:
+    """The report of a run that ends now, whose page is written, if it has one; `duration_s`: of the output."""
+    wall_s, model, count = perf_counter() - run.start_s, run.model(), faces.frames
+    first_s, painted = pace.under_way(count)
+    pace_s = pace.written_s - first_s
+    report = SyncReport(
+        output=str(run.inputs.output),
+        bundle=model.bundle.manifest.name,
+        provider=model.selection.name,
+        frames=count,
+        frames_with_face=faces.frames_with_face,
+        windows=pace.windows,
+        duration_s=duration_s,
+        wall_s=wall_s,
+        opened_s=pace.opened_s - run.start_s,
+        startup_s=first_s - run.start_s,
+        finish_s=run.start_s + wall_s - pace.written_s,
+        frames_per_s=(count - painted) / pace_s if pace_s else 0.0,
+        stages=run.clock.times(),
+        engines=model.times(),
+        notices=tuple(dict.fromkeys((*model.notices, *run.notices.texts))),
+        untouched=tuple(faces.untouched),
+        quality=quality.result(float(pace.from_s)),
     )
-    stage = partial(stages.prefetch, depth=at_once * frames)
-    encoded = stage(in_batches(gathered, at_once, frames), painter.encode, name="encode faces")
-    denoised = stage(encoded, painter.denoise, name="denoise")
-    decoded = stage(denoised, painter.decode, name="decode faces")
-    return stages.prefetch(in_order(decoded, frames_done), name="paint")
+    if run.inputs.page is not None:
+        write_report(run.inputs.page, run.inputs.video, report, quality, run.inputs.options)
+    return report

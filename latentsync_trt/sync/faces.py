@@ -3,26 +3,23 @@
 A face is searched near its last position, so finding is sequential; cropping runs in another thread.
 """
 
-from array import array
 from collections.abc import Callable, Generator, Mapping
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
 from itertools import groupby
 from pathlib import Path
 
-import cv2
 import numpy as np
 
-from latentsync_trt.errors import NoFaceError
 from latentsync_trt.face.align import composed, crop, inverse, moved_face, square, stretch
 from latentsync_trt.face.choice import LARGEST, Chooser, Runs, check_people, speakers_of
-from latentsync_trt.face.geometry import LEAST_HEIGHT_PX, LEAST_WIDTH_PX, place_of, region_around, turn
+from latentsync_trt.face.geometry import place_of, region_around
 from latentsync_trt.face.identity import luma_of
-from latentsync_trt.face.track_file import COLUMNS, ClipMark, FaceSpan, Tracks
-from latentsync_trt.face.tracker import ON_ITS_SIDE, FaceTracker, FrameFaces, LookAhead
-from latentsync_trt.measure.page import SHOWN_PX
+from latentsync_trt.face.people import PORTRAIT_PX, FaceStats, FoundPeople
+from latentsync_trt.face.track_file import Tracks, mark_of
+from latentsync_trt.face.tracker import FaceTracker, FrameFaces, LookAhead
 from latentsync_trt.media.pictures import LazyRgb
 from latentsync_trt.media.reader import probe, read_frames
 from latentsync_trt.sync.threads import StageClock, prefetch
@@ -32,32 +29,18 @@ from latentsync_trt.types import (
     FaceDetector,
     Float64Array,
     Frame,
-    Interval,
-    Picture,
     Progress,
     ProgressCallback,
     UInt8Array,
     UInt16Array,
-    VideoInfo,
     YuvPlanes,
 )
 from latentsync_trt.values import FaceChoice
-
-_WRONG_TAG = (
-    "its rotation tag is wrong; set it to 0, 90, 180 or 270: ffmpeg -display_rotation ANGLE -i in.mp4 -c copy out.mp4"
-)
 
 _OVERVIEW_PX = 768
 """Longer side, or more, of the picture in which large faces are searched: the network averages it."""
 
 _LUMA_PX = 256
-
-_LEAST_SEEN_S = 0.2
-"""Someone who is seen for less in the whole clip is a passer-by at its edge, or no person."""
-
-_PORTRAIT_SCALE = 1.7
-_BETTER = 1.1
-"""A portrait is replaced by one that is better by this factor; else every frame of a zoom would be cut out."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -102,98 +85,33 @@ class FrameJob:
     windows: int = 0
     painted_at: PaintedAt | None = None
 
-    @property
-    def shot(self) -> int | None:
-        """Number of the shot that it is part of; None where no face was searched."""
-        return None if self.seen is None else self.seen.shot
-
-
-@dataclass(slots=True, eq=False)
-class FaceStats:
-    """What was seen of faces in all frames that were added, in their order.
-
-    `untouched`: the times at which faces were wanted, but none was chosen.
-    """
-
-    frames: int = 0
-    frames_with_face: int = 0
-    searched: int = 0
-    turned: int = 0
-    most_faces: int = 0
-    untouched: list[Interval] = field(default_factory=list)
-
-    def add(self, frame: Frame, seen: FrameFaces | None, *, has_face: bool) -> None:
-        """Adds the next frame."""
-        self.frames += 1
-        self.frames_with_face += has_face
-        if seen is None:
-            return
-        self.searched += 1
-        self.most_faces = max(self.most_faces, len(seen.faces))
-        self.turned += not seen.faces and seen.why_none == ON_ITS_SIDE
-        if not has_face:
-            self._note_untouched(frame, "other faces" if seen.faces else seen.why_none)
-
-    def _note_untouched(self, frame: Frame, reason: str) -> None:
-        start_s, end_s = float(frame.time_s), float(frame.time_s + frame.duration_s)
-        if self.untouched and (self.untouched[-1].reason, self.untouched[-1].end_s) == (reason, start_s):
-            start_s = self.untouched.pop().start_s
-        self.untouched.append(Interval(start_s, end_s, reason))
-
-    def no_face(self, video: Path) -> NoFaceError:
-        """The error for a `video`, none of whose frames shows a usable face that was chosen."""
-        if not self.searched:
-            part = "is in the part that is synced; give another --start or --end"
-            return NoFaceError(f"{video}: none of its {self.frames} frames {part}", usage=True)
-        if self.most_faces:
-            return NoFaceError(f"{video}: shows faces, but never the chosen one; latentsync-trt faces shows them all")
-        searched = f"any of the {self.searched} frames searched"
-        if self.turned:
-            none = f"no upright face in {searched}, but {self.turned} with one"
-            return NoFaceError(f"{video}: {none} on its side or upside down; probably {_WRONG_TAG}")
-        least = f"be at least {LEAST_WIDTH_PX} px wide and {LEAST_HEIGHT_PX} px high"
-        return NoFaceError(f"{video}: no face in {searched}; a face must look at the camera, and {least}")
-
 
 class FaceFinder:
     """Finds and crops the faces of every frame of a clip; holds back half a second of frames, to bridge gaps.
 
     Args:
-        resolution_px: side of an aligned face.
-        choice: whose face; or the speaker of each person, by their numbers in `tracks`.
-        tracks: where the faces are, instead of searching.
+        faces: what searches for them; or where they are. resolution_px: side of an aligned face.
+        choice: whose face; or the speaker of each person, by their numbers in `faces`: else raises `InputError`.
         wanted: whether faces are painted at this time of the output; at others, none is searched.
         pixel_aspect: width / height of a pixel; faces are detected and aligned in square pixels.
-        small: whether every search looks for small faces, too; see `FaceTracker`.
-        on_notice: called at the first frame that shows several faces, if no one has chosen one.
-
-    Raises:
-        InputError: `choice` names a person who is not in `tracks`.
     """
 
     def __init__(
         self,
-        detector: FaceDetector,
+        faces: FaceTracker | Tracks,
         resolution_px: int,
-        clock: StageClock,
         *,
         choice: FaceChoice | Mapping[int, int] = LARGEST,
-        tracks: Tracks | None = None,
         wanted: Callable[[Fraction], bool] = lambda _: True,
         pixel_aspect: Fraction = Fraction(1),
-        small: bool = False,
-        on_notice: Callable[[str], None] = lambda _: None,
+        clock: StageClock | None = None,
     ) -> None:
-        if tracks is not None:
-            check_people(speakers_of(choice) or (), tracks.people, tracks.clip.name)
-        self._tracker, self._tracks = FaceTracker(detector, small=small), tracks
-        self._choice, self._chooser = choice, Chooser(choice)
-        self._runs, self._resolution_px = Runs(resolution_px), resolution_px
-        self._clock, self._pixel_aspect = clock, pixel_aspect
-        self._wanted, self._on_notice = wanted, on_notice
-        self._source_s = self._longest_step_s = Fraction(0)
+        if isinstance(faces, Tracks):
+            check_people(speakers_of(choice) or (), faces.people, faces.clip.name)
+        self._faces, self._wanted = faces, wanted
+        self._chooser, self._runs, self._resolution_px = Chooser(choice), Runs(resolution_px), resolution_px
+        self._clock, self._pixel_aspect = clock or StageClock(), pixel_aspect
         self._places: list[tuple[slice, slice]] = []
-        self._jumps = self._most_faces = 0
 
     def prepared(self, frame: Frame) -> Frame:
         """The same frame, with RGB where faces were seen last: for another thread, as `find` waits for nothing else."""
@@ -204,54 +122,56 @@ class FaceFinder:
 
     def find(self, frames: Generator[Frame, None, None]) -> Generator[FrameJob, None, None]:
         """A job for every frame, in order."""
+        source_s = longest_step_s = Fraction(0)
+        jumps = 0
         for frame, seen in self.see(frames):
             # Played backwards, a source takes the steps that it took forwards; a longer one starts from its beginning.
-            step_s = frame.source_s - self._source_s
-            self._jumps += -step_s > self._longest_step_s
-            self._longest_step_s, self._source_s = max(self._longest_step_s, step_s), frame.source_s
+            step_s = frame.source_s - source_s
+            jumps += -step_s > longest_step_s
+            longest_step_s, source_s = max(longest_step_s, step_s), frame.source_s
             with self._clock.measure("face"):
-                job = FrameJob(frame) if seen is None else self._job(frame, seen)
+                job = FrameJob(frame) if seen is None else self._job(frame, seen, jumps)
             yield job
 
     def see(self, frames: Generator[Frame, None, None]) -> Generator[tuple[Frame, FrameFaces | None], None, None]:
         """Every frame in order with all faces in it; None where they are not wanted."""
-        ahead: LookAhead[Frame] = LookAhead(self._tracker)
+        if isinstance(self._faces, Tracks):
+            with closing(frames):
+                for frame in frames:
+                    yield frame, self._faces.at(frame.source_s) if self._wanted(frame.time_s) else None
+        else:
+            yield from self._searched(frames, self._faces)
+
+    def _searched(
+        self, frames: Generator[Frame, None, None], tracker: FaceTracker
+    ) -> Generator[tuple[Frame, FrameFaces | None], None, None]:
+        ahead: LookAhead[Frame] = LookAhead(tracker)
         with closing(frames):
             for frame in frames:
-                is_wanted = self._wanted(frame.time_s)
-                with self._clock.measure("face"):
-                    if not is_wanted:
-                        self._tracker.restart()
-                        ready: list[tuple[Frame, FrameFaces | None]] = [*ahead.finish(), (frame, None)]
-                    elif self._tracks is not None:
-                        ready = [(frame, self._tracks.at(frame.source_s))]
-                    else:
+                with self._clock.measure("face", frames=0):
+                    if self._wanted(frame.time_s):
                         shown = square(frame.picture, self._pixel_aspect)
                         overview = partial(_overview, frame, self._pixel_aspect)
-                        seen = self._tracker.update(shown, _luma(frame), overview, frame.time_s)
+                        seen = tracker.update(shown, _luma(frame), overview, frame.time_s)
                         if shown is frame.picture:
                             self._places = [place_of(region_around(one.face)) for one in seen.faces]
-                        ready = [*ahead.push(frame, frame.time_s, shown, seen)]
+                        ready: list[tuple[Frame, FrameFaces | None]] = [*ahead.push(frame, frame.time_s, shown, seen)]
+                    else:
+                        tracker.restart()
+                        ready = [*ahead.finish(), (frame, None)]
                 yield from ready
         yield from ahead.finish()
 
-    def _job(self, frame: Frame, seen: FrameFaces) -> FrameJob:
-        count = len(seen.faces)
-        if self._most_faces < 2 <= count and self._choice == LARGEST:
-            self._on_notice(
-                f"{count} faces after {float(frame.time_s):.2f} s: the largest is lip-synced; --face takes another, "
-                "latentsync-trt faces shows all"
-            )
-        self._most_faces = max(self._most_faces, count)
+    def _job(self, frame: Frame, seen: FrameFaces, jumps: int) -> FrameJob:
         chosen = self._chooser.choose(seen, frame.time_s)
-        placed = self._runs.advance({(one.track_id, self._jumps): one.face for one, _ in chosen})
+        placed = self._runs.advance({(one.track_id, jumps): one.face for one, _ in chosen})
         if not chosen:
             # A search may have converted the whole picture; a frame that waits to be encoded needs its planes only.
             frame = frame if frame.planes is None else replace(frame, picture=LazyRgb(frame.planes))
             return FrameJob(frame, seen=seen)
         targets = []
         for one, speaker in chosen:
-            face, (run, matrix) = one.face, placed[one.track_id, self._jumps]
+            face, (run, matrix) = one.face, placed[one.track_id, jumps]
             if self._pixel_aspect != 1:
                 to_square = stretch(frame.picture, self._pixel_aspect)
                 face, matrix = moved_face(face, inverse(to_square)), composed(to_square, matrix)
@@ -259,17 +179,16 @@ class FaceFinder:
         return FrameJob(frame, tuple(targets), seen, has_face=True)
 
     def cut_out(
-        self,
-        jobs: Generator[FrameJob, None, None],
-        speaks: Callable[[int, Fraction], bool] = lambda *_: True,
+        self, jobs: Generator[FrameJob, None, None], speaks: Callable[[int, Fraction], bool] = lambda *_: True
     ) -> Generator[FrameJob, None, None]:
         """Every job in order, with the aligned faces of those who speak: whether a speaker does, by number and time."""
         with closing(jobs):
             for job in jobs:
-                if targets := [each for each in job.targets if speaks(each.speaker, job.frame.time_s)]:
-                    with self._clock.measure("align"):
-                        aligned = [crop(job.frame.picture, target.matrix, self._resolution_px) for target in targets]
-                    targets = [replace(target, face=face) for target, face in zip(targets, aligned, strict=True)]
+                frame = job.frame
+                targets = [each for each in job.targets if speaks(each.speaker, frame.time_s)]
+                with self._clock.measure("align", frames=int(bool(targets))):
+                    faces = [crop(frame.picture, each.matrix, self._resolution_px) for each in targets]
+                targets = [replace(each, face=face) for each, face in zip(targets, faces, strict=True)]
                 yield replace(job, targets=tuple(targets))
 
 
@@ -293,75 +212,25 @@ def _overview(frame: Frame, pixel_aspect: Fraction) -> UInt8Array:
     return np.asarray(square(picture, pixel_aspect))
 
 
-def mark_of(video: Path, info: VideoInfo, frames: int = 0) -> ClipMark:
-    """By what the tracks of a clip are recognized; `frames` are not compared."""
-    size_bytes = video.stat().st_size if video.is_file() else 0
-    duration_s = 0.0 if info.duration_s is None else round(float(info.duration_s), 3)
-    return ClipMark(video.name, size_bytes, info.width_px, info.height_px, frames, duration_s)
-
-
 def analyze(
     video: Path, detector: FaceDetector, on_progress: ProgressCallback = lambda _: None
 ) -> tuple[Tracks, dict[int, UInt8Array]]:
-    """The tracks of all faces of a clip, and a picture of each person, uint8 `(160, 160, 3)` RGB.
-
-    The best picture is large and frontal. Needs 88 bytes for each face in each frame, else no more memory for a long
-    clip than for a short one.
-
-    Raises:
-        MediaError: the clip cannot be read. NoFaceError: it shows no usable face.
-    """
+    """The tracks of all faces of a clip, and a picture of each person, as `FoundPeople`; raises `MediaError` if it
+    cannot be read, `NoFaceError` if it shows no usable face."""
     info = probe(video)
     aspect, rate = info.sample_aspect_ratio, info.frames_per_s
-    finder = FaceFinder(detector, SHOWN_PX, StageClock(), pixel_aspect=aspect, small=True)
+    finder = FaceFinder(FaceTracker(detector, small=True), PORTRAIT_PX, pixel_aspect=aspect)
     expected = 0 if rate is None or info.duration_s is None else round(rate * info.duration_s)
     pictures = groupby(read_frames(video), lambda frame: frame.source_s)
     frames = prefetch((next(repeated) for _, repeated in pictures), finder.prepared, name="decode")
-    tracks: dict[int, tuple[int, array[float]]] = {}
-    portraits: dict[int, tuple[float, UInt8Array]] = {}
-    shots_s: dict[int, float] = {}
-    stats = FaceStats()
+    people, stats = FoundPeople(), FaceStats()
     with closing(finder.see(frames)) as seen_frames:
         for frame, seen in seen_frames:
             stats.add(frame, seen, has_face=False)
-            time_s = round(float(frame.source_s), 6)
             if seen is not None:
-                shots_s.setdefault(seen.shot, time_s)
-            for one in () if seen is None else seen.faces:
-                face, person = one.face, one.person
-                row = time_s, *face.box.tolist(), *face.points.ravel().tolist()
-                tracks.setdefault(one.track_id, (person, array("d")))[1].extend(row)
-                score = float(face.box[3] - face.box[1]) / (1 + 4 * float(turn(face.points)))
-                if person not in portraits or score > _BETTER * portraits[person][0]:
-                    portraits[person] = score, _portrait(square(frame.picture, aspect), face)
+                people.add(frame.source_s, seen, partial(square, frame.picture, aspect))
             count = stats.frames
             on_progress(Progress("finding faces", count, max(expected, count) if expected else None))
-    if not tracks:
+    if not people.tracks:
         raise stats.no_face(video)
-    spans, numbers = _numbered([(person, np.array(rows).reshape(-1, COLUMNS)) for person, rows in tracks.values()])
-    found = Tracks(mark_of(video, info, stats.frames), tuple(shots_s.values()), spans)
-    return found, {number: portraits[person][1] for person, number in numbers.items()}
-
-
-def _numbered(found: list[tuple[int, Float64Array]]) -> tuple[tuple[FaceSpan, ...], dict[int, int]]:
-    """All tracks, and the new number of each person, by the one given while tracking, but of those hardly seen."""
-    found.sort(key=lambda one: float(one[1][0, 0]))
-    seen_s = dict.fromkeys((person for person, _ in found), 0.0)
-    for person, rows in found:
-        seen_s[person] += float(rows[-1, 0] - rows[0, 0])
-    lasting = [person for person, time_s in seen_s.items() if time_s >= min(_LEAST_SEEN_S, max(seen_s.values()))]
-    numbers = {person: number for number, person in enumerate(lasting)}
-    return tuple(FaceSpan(numbers[person], rows) for person, rows in found if person in numbers), numbers
-
-
-def _portrait(picture: Picture, face: Face) -> UInt8Array:
-    side = float((face.box[2:] - face.box[:2]).max()) * _PORTRAIT_SCALE
-    left, top = ((face.box[:2] + face.box[2:]) / 2 - side / 2).tolist()
-    (y0, y1), (x0, x1) = ((max(0, int(start)), int(start + side)) for start in (top, left))
-    part = np.asarray(picture[y0:y1, x0:x1])
-    scale = SHOWN_PX / side
-    size = max(1, round(part.shape[1] * scale)), max(1, round(part.shape[0] * scale))
-    small = cv2.resize(part, size, interpolation=cv2.INTER_AREA if scale < 1 else cv2.INTER_CUBIC)
-    canvas = np.full((SHOWN_PX, SHOWN_PX, 3), 255, np.uint8)
-    canvas[: small.shape[0], : small.shape[1]] = small[:SHOWN_PX, :SHOWN_PX]
-    return canvas
+    return people.result(mark_of(video, info, stats.frames))

@@ -18,8 +18,6 @@ from latentsync_trt.bundle.manifest import (
 from latentsync_trt.config import RuntimeOptions, SyncOptions
 from latentsync_trt.diffusion import (
     LATENT_CHANNELS,
-    PlannedStep,
-    Step,
     conditioning,
     denoise,
     initial_noise,
@@ -40,26 +38,26 @@ if TYPE_CHECKING:
 class Inpainter:
     """Paints the mouths of aligned faces to match their speech; `make_inpainter` assembles one.
 
-    `mask (H, W)` float32, 1 = kept; `latent_mask (h, w)` float32; `noise (1, 4, 1, h, w)` float32, the same for every
-    window of a run; `schedule` and `plan` have an entry for every step; `windows_per_batch` are denoised together.
-    `run(stage, action)` returns the result of what uses `codec` or `denoiser`, run in the thread of that stage.
+    `side_px`: of a face. `noise (1, 4, 1, h, w)` float32, the same for every window of a run; `windows_per_batch` are
+    denoised together. `run(stage, action)` returns the result of what uses `codec` or `denoiser`, run in the thread of
+    that stage.
     """
 
     codec: "VaeCodec"
     denoiser: Denoiser
-    mask: Float32Array
-    latent_mask: Float32Array
+    options: SyncOptions
+    side_px: int
     noise: Float32Array
-    guidance: float
-    schedule: tuple[Step, ...]
-    plan: tuple[PlannedStep, ...]
     windows_per_batch: int = 1
     run: Callable[[Stage, Callable[[], Any]], Any] = lambda _, action: action()
 
-    def paint(self, windows: Sequence[tuple[UInt8Array, Float32Array]]) -> list[Sequence[UInt16Array]]:
-        """Generated faces of each window: F pictures as `VaeCodec.decode_faces` returns them.
+    @property
+    def mask(self) -> Float32Array:
+        """Of a face, float32 `(H, W)`, 1 = kept."""
+        return mouth_mask(self.side_px)
 
-        Each network processes all windows before the next one starts, so that one at a time can be on the device.
+    def paint(self, windows: Sequence[tuple[UInt8Array, Float32Array]]) -> list[Sequence[UInt16Array]]:
+        """Generated faces of each window, as `decode` returns them, each network after another.
 
         Args:
             windows: aligned faces, uint8 `(F, H, W, 3)` RGB, and the audio features of each frame, float32 `(F, S, D)`.
@@ -69,8 +67,9 @@ class Inpainter:
 
     def encode(self, windows: Sequence[UInt8Array]) -> list[Float32Array]:
         """What the denoiser knows of each window, float32 `(9, F, h, w)`, from its faces."""
-        encoded = self.run("encode", lambda: [self.codec.encode_faces(faces, self.mask) for faces in windows])
-        return [conditioning(self.latent_mask, masked[None], whole[None])[0] for masked, whole in encoded]
+        mask, small = self.mask, latent_mask(self.side_px)
+        encoded = self.run("encode", lambda: [self.codec.encode_faces(faces, mask) for faces in windows])
+        return [conditioning(small, masked[None], whole[None])[0] for masked, whole in encoded]
 
     def denoise(
         self,
@@ -79,7 +78,9 @@ class Inpainter:
         on_step: Callable[[int, int], None] | None = None,
     ) -> list[Float32Array]:
         """The latents of each window, float32 `(4, F, h, w)`; `on_step` as for `diffusion.denoise`."""
-        size, fixed = self.windows_per_batch, (self.guidance, self.schedule, self.plan)
+        size, options = self.windows_per_batch, self.options
+        schedule = solver_schedule(options.sampling.solver, options.sampling.steps)
+        fixed = options.guidance, schedule, plan_for(options)
 
         def denoise_all() -> Iterator[Float32Array]:
             for start in range(0, len(known), size):
@@ -103,18 +104,9 @@ def make_inpainter(model: "Model", options: SyncOptions, noise: Float32Array | N
     """The inpainter of an open model; `noise`, float32 `(1, 4, 1, h, w)`, replaces that of the seed."""
     side_px = resolution_of(model.bundle.manifest, options)
     latent_px = side_px // PIXELS_PER_LATENT
-    return Inpainter(
-        codec=model.vae,
-        denoiser=model.denoiser,
-        mask=mouth_mask(side_px),
-        latent_mask=latent_mask(side_px),
-        noise=initial_noise(options.seed, latent_px, latent_px) if noise is None else noise,
-        guidance=options.guidance,
-        schedule=solver_schedule(options.sampling.solver, options.sampling.steps),
-        plan=plan_for(options),
-        windows_per_batch=model.memory_plan.windows_per_batch,
-        run=model.run,
-    )
+    noise = initial_noise(options.seed, latent_px, latent_px) if noise is None else noise
+    windows = model.memory_plan.windows_per_batch
+    return Inpainter(model.vae, model.denoiser, options, side_px, noise, windows, model.run)
 
 
 def resolution_of(manifest: Manifest, options: SyncOptions, runtime: RuntimeOptions | None = None) -> int:

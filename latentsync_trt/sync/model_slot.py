@@ -1,17 +1,60 @@
-"""The model that is open, and who uses it."""
+"""What the calls of one `LipSync` share: the model that is open, the built-in detector, and who uses them."""
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager, suppress
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from latentsync_trt.errors import Busy, InputError
+from latentsync_trt.runtime.background_build import BackgroundBuild
 from latentsync_trt.runtime.model import Model
 from latentsync_trt.runtime.stages import POLL_S, results
+
+if TYPE_CHECKING:
+    from latentsync_trt.face.detector import MediaPipeDetector
+
+CLOSE = "close"
+
+
+class Calls:
+    """The calls of one `LipSync` that run."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._running, self._closed = dict[int, str](), False
+
+    @contextmanager
+    def entered(self, operation: str) -> Iterator[None]:
+        """The block of a call; that of `CLOSE` waits until no other runs. Raises `InputError` in a callback of another,
+        and after `CLOSE`."""
+        thread = threading.get_ident()
+        with self._changed:
+            if thread in self._running:
+                raise InputError(
+                    f"LipSync.{operation}: called from a callback of another call, which it would wait for; call it "
+                    "when that has returned, or raise in the callback to stop it"
+                )
+            if self._closed and operation != CLOSE:
+                raise InputError(f"LipSync.{operation}: it is closed; open the bundle again")
+            self._running[thread] = operation
+        try:
+            if operation == CLOSE:
+                with self._changed:
+                    self._closed = True
+                    while {*self._running.values()} != {CLOSE}:
+                        self._changed.wait(POLL_S)
+            yield
+        finally:
+            with self._changed:
+                del self._running[thread]
+                self._changed.notify_all()
 
 
 class ModelSlot:
     """Opens a model at its first use, and again, with more graphs, when a call needs them and no other uses it.
+
+    `model`: the one that is open, if any. `build`: ends with a build of engines for the next run, see `LipSync.build`.
 
     Args:
         open_model: opens one with these graphs.
@@ -19,19 +62,23 @@ class ModelSlot:
 
     def __init__(self, open_model: Callable[[Sequence[str]], Model]) -> None:
         self._open_model, self._changed = open_model, threading.Condition()
-        self._model: Model | None = None
+        self.model: Model | None = None
+        self.build: Future[str] | None = None
+        self._detector: MediaPipeDetector | None = None
         self._users = self._lasting = 0
         self._closed = False
 
-    @property
-    def model(self) -> Model | None:
-        """The one that is open, if any."""
-        return self._model
+    def detector(self) -> "MediaPipeDetector":
+        """The built-in detector, open until `close`."""
+        from latentsync_trt.face.detector import MediaPipeDetector
 
-    def model_with(self, graphs: Sequence[str]) -> Model | None:
-        """The one that is open, if it has these graphs."""
-        model = self._model
-        return model if model is not None and model.graphs.issuperset(graphs) else None
+        with self._changed:
+            self._detector = self._detector or MediaPipeDetector()
+            return self._detector
+
+    def has(self, graphs: Sequence[str]) -> bool:
+        """Whether a model with these graphs is open."""
+        return (model := self.model) is not None and model.graphs.issuperset(graphs)
 
     def acquire(self, graphs: Sequence[str], *, lasting: bool = False) -> Model:
         """A model with these graphs, open until `release`; waits while others use one without them.
@@ -42,22 +89,22 @@ class ModelSlot:
             Busy: live sessions use one without these graphs. InputError: the slot is closed. Others as `open_model`.
         """
         with self._changed:
-            while (model := self.model_with(graphs)) is None:
-                self._check_open()
+            while not (self._closed or self.has(graphs)):
                 if self._users == 0:
                     self._open_with(graphs)
                 elif self._users == self._lasting:
-                    names = ", ".join(sorted(set(graphs) - (self._model.graphs if self._model else set())))
+                    names = ", ".join(sorted(set(graphs) - (self.model.graphs if self.model else set())))
                     raise Busy(
                         f"live sessions use the open networks, and {names} would have to be opened, too; close them, "
                         "or call `warm_up` with these options before the first session"
                     )
                 else:
                     self._changed.wait(POLL_S)
-            self._check_open()
+            if self._closed or self.model is None:
+                raise InputError("LipSync: it is closed; open the bundle again")
             self._users += 1
             self._lasting += lasting
-            return model
+            return self.model
 
     def release(self, *, lasting: bool = False) -> None:
         """Who called `acquire` does not use the model any more."""
@@ -67,48 +114,69 @@ class ModelSlot:
             self._changed.notify_all()
 
     @contextmanager
+    def acquired(self, graphs: Sequence[str]) -> Iterator[Model]:
+        """The model, from `acquire` to `release`."""
+        model = self.acquire(graphs)
+        try:
+            yield model
+        finally:
+            self.release()
+
+    @contextmanager
     def opening(self, graphs: Sequence[str], *, ahead: bool = True) -> Iterator[Callable[[], Model]]:
         """`acquire` in a thread, for which the function that the block gets waits; `release` at its end.
 
-        `ahead`: it begins at once, not only when it is waited for.
+        `ahead`: begins at once, not only when it is waited for.
         """
         with ThreadPoolExecutor(1, thread_name_prefix="open model") as thread:
-            lock, begun = threading.Lock(), list[Future[Model]]()
+            lock, begun = threading.Lock(), [thread.submit(self.acquire, graphs)] if ahead else []
 
-            def acquired() -> Future[Model]:
+            def opened() -> Model:
                 with lock:
                     if not begun:
                         begun.append(thread.submit(self.acquire, graphs))
-                    return begun[0]
+                return results(begun)[0]
 
-            if ahead:
-                acquired()
             try:
-                yield lambda: results([acquired()])[0]
+                yield opened
             finally:
-                with suppress(CancelledError):  # where `results` was interrupted
-                    while begun and not wait(begun, POLL_S).done:
-                        pass
-                    if begun and begun[0].exception() is None:
-                        self.release()
+                while wait(begun, POLL_S).not_done:
+                    pass
+                if any(not each.cancelled() and each.exception() is None for each in begun):
+                    self.release()
 
     def close(self) -> None:
-        """Waits until no call uses the model, and closes it. Closing again does nothing."""
+        """Waits until no call uses model and detector, and closes both. Closing again does nothing."""
         with self._changed:
             self._closed = True
             while self._users:
                 self._changed.wait(POLL_S)
-            model, self._model = self._model, None
+            model, detector = self.model, self._detector
+            self.model = self.build = self._detector = None
         if model is not None:
             model.close()
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise InputError("LipSync: it is closed; open the bundle again")
+        if detector is not None:
+            detector.close()
 
     def _open_with(self, graphs: Sequence[str]) -> None:
-        before, self._model = self._model, None
-        wanted = [*(before.graphs if before else ()), *graphs]
+        before, self.model, self.build = self.model, None, None
         if before is not None:
             before.close()
-        self._model = self._open_model(tuple(dict.fromkeys(wanted)))
+        wanted = [*(before.graphs if before else ()), *graphs]
+        self.model = self._open_model(tuple(dict.fromkeys(wanted)))
+        if self.model.build is not None:
+            self.build = _ended(self.model.build)
+
+
+def _ended(build: BackgroundBuild) -> Future[str]:
+    """Done when the build has ended, with its error."""
+    ended = Future[str]()
+
+    def wait_for_it() -> None:
+        try:
+            ended.set_result(build.wait())
+        except BaseException as error:  # noqa: BLE001 -- raised by who asks
+            ended.set_exception(error)
+
+    threading.Thread(target=wait_for_it, name="build", daemon=True).start()
+    return ended

@@ -8,15 +8,14 @@ from math import ceil
 
 from latentsync_trt.audio.mel import filters_of
 from latentsync_trt.config import MODEL_FPS
-from latentsync_trt.face.choice import speakers_of
-from latentsync_trt.face.tracker import HALF_S
+from latentsync_trt.face.choice import FADE_S, LARGEST, speakers_of
+from latentsync_trt.face.tracker import HALF_S, FaceTracker
+from latentsync_trt.measure.quality import Quality
 from latentsync_trt.media.pictures import LazyRgb
 from latentsync_trt.media.playback import Playback
 from latentsync_trt.media.reader import read_frames
 from latentsync_trt.media.spool import PlanesOnDisk
-from latentsync_trt.sync.compose import FADE_S
 from latentsync_trt.sync.faces import FaceFinder, FrameJob, analyze
-from latentsync_trt.sync.quality import Quality
 from latentsync_trt.sync.run_context import RunContext
 from latentsync_trt.sync.speech import OpenSpeech
 from latentsync_trt.sync.threads import ClipStages, most_in_flight
@@ -33,17 +32,17 @@ def open_speech(run: RunContext, quality: Quality) -> OpenSpeech:
 
     Their audio encoder is that of the model, once it is open.
     """
-    inputs, opening = run.inputs, run.opening
-    run.announce(notices_of_model(opening.bundle.manifest, run.resolution_px))
-    run.announce((*notices_of_rate(inputs.info, inputs.options), *opening.selection.notices()))
-    run.announce(() if inputs.speech.notice is None else (inputs.speech.notice,))
+    inputs, speech = run.inputs, run.inputs.sound
+    run.announce(notices_of_model(run.bundle.manifest, run.resolution_px))
+    run.announce((*notices_of_rate(inputs.info, inputs.options), *run.selection.notices()))
+    run.announce(() if speech.notice is None else (speech.notice,))
     run.on_progress(Progress("reading audio", 0, None))
 
     def encode_mel(mel: Float32Array) -> Float32Array:
-        return opening.wait().audio_encoder(mel)
+        return run.model().audio_encoder(mel)
 
     with run.clock.measure("encode audio", frames=0):
-        return OpenSpeech(inputs.speech, encode_mel, filters_of(opening.bundle), inputs.options, quality.listen)
+        return OpenSpeech(speech, encode_mel, filters_of(run.bundle), inputs.options, quality.listen)
 
 
 def clip_stages(run: RunContext, playback: Playback, streams: int) -> ClipStages:
@@ -69,7 +68,7 @@ def aligned_frames(
     frames = stages.entering(read(run.inputs.video, playback))
     decoded = stages.prefetch_frames(run.clock.measured("decode", frames), finder.prepared, name="decode")
     found = stages.prefetch_frames(finder.find(decoded), name="face")
-    aligned = finder.cut_out(found, run.inputs.speech.speaks)
+    aligned = finder.cut_out(found, run.inputs.sound.speaks)
     return _without_rgb(aligned) if stages.on_disk else aligned
 
 
@@ -81,19 +80,38 @@ def _without_rgb(jobs: Generator[FrameJob, None, None]) -> Generator[FrameJob, N
             yield job if planes is None else replace(job, frame=replace(job.frame, picture=LazyRgb(planes)))
 
 
+def watched(
+    run: RunContext, quality: Quality, jobs: Generator[FrameJob, None, None]
+) -> Generator[FrameJob, None, None]:
+    """The same jobs; says which of several faces is taken, and if the first one does not suit the model."""
+    most_faces = 1
+    is_largest = run.inputs.sound.faces is None and parse_face(run.inputs.options.face) == LARGEST
+    with closing(jobs):
+        for job in jobs:
+            count = 0 if job.seen is None else len(job.seen.faces)
+            if is_largest and count >= 2 > most_faces:
+                run.notices.add(
+                    f"{count} faces after {float(job.frame.time_s):.2f} s: the largest is lip-synced; --face takes "
+                    "another, latentsync-trt faces shows all"
+                )
+            most_faces = max(most_faces, count)
+            if quality.mismatch is not None and job.targets:
+                quality.mismatch.meet(job.frame.picture, job.targets[0].tracked, run.detector)
+            yield job
+
+
 def _finder(run: RunContext, span: Span) -> FaceFinder:
-    inputs, detector = run.inputs, run.helpers.detector or run.own_detector
-    speech, tracks = inputs.speech, inputs.tracks
-    choice = parse_face(inputs.options.face) if speech.faces is None else speech.speaker_of
+    inputs, detector = run.inputs, run.inputs.helpers.detector or run.detector
+    tracks, faces = inputs.tracks, inputs.sound.faces
+    by_number = {face: speaker for speaker, face in enumerate(faces or ())}
+    choice = parse_face(inputs.options.face) if faces is None else by_number
     if tracks is None and speakers_of(choice) is not None:
         tracks, _ = analyze(inputs.video, detector, run.on_progress)
     return FaceFinder(
-        detector,
+        tracks or FaceTracker(detector),
         run.resolution_px,
-        run.clock,
         choice=choice,
-        tracks=tracks,
         wanted=span.__contains__,
         pixel_aspect=inputs.info.sample_aspect_ratio,
-        on_notice=run.notices.add,
+        clock=run.clock,
     )

@@ -4,21 +4,33 @@ Times are exact seconds. Times of a recording become times of the output by `Sou
 own file stays where it is there; other recordings begin with the part that is synced. `--offset` moves both.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from latentsync_trt.audio.encoder import SEGMENT_FEATURES, Plan, SpeechStream, joined_segments, public_segments
-from latentsync_trt.config import SyncOptions
+from latentsync_trt.audio.encoder import (
+    SEGMENT_FEATURES,
+    AudioFeatures,
+    Plan,
+    SpeechStream,
+    encode_audio,
+    joined_segments,
+    public_segments,
+)
+from latentsync_trt.audio.mel import filters_of
+from latentsync_trt.audio.turns import SpeakerTurns, read_turns
+from latentsync_trt.bundle.manifest import Bundle
+from latentsync_trt.config import AudioSegments, SyncOptions
 from latentsync_trt.errors import InputError
 from latentsync_trt.media.audio import SPEECH_RATE_HZ, Mixer, read_audio_blocks
+from latentsync_trt.media.files import check_file, open_input
+from latentsync_trt.media.reader import Delays, are_one, delays_of
 from latentsync_trt.media.soundtrack import SoundPiece
 from latentsync_trt.paths import local_path
-from latentsync_trt.sync.rttm import SpeakerTurns, read_turns
 from latentsync_trt.types import Float32Array
 
 if TYPE_CHECKING:
@@ -31,36 +43,54 @@ Listen = Callable[[int, Iterable[Float32Array]], Iterable[Float32Array]]
 
 
 @dataclass(frozen=True, slots=True)
-class SpeechTracks:
-    """The speakers of a clip.
+class Sound:
+    """All that is heard with a clip, and who speaks it.
 
     `recordings`: of each speaker, perhaps the same. `faces`: the number of each speaker's face, None = the one of
-    `--face`. `turns`: when each is painted, in times of the output; None = always. `notice`: what was assumed.
+    `--face`. `turns`: when each is painted, in times of the output; None = always. `notice`: what was assumed. `mix`:
+    what is heard instead of the speech. `own`: the video's own sound, and `picture_delay_s` that of its picture, where
+    they are needed.
     """
 
     recordings: tuple[SoundPiece, ...]
     faces: tuple[int, ...] | None = None
     turns: tuple[SpeakerTurns, ...] | None = None
     notice: str | None = None
+    mix: SoundPiece | None = None
+    own: SoundPiece | None = None
+    picture_delay_s: Fraction = Fraction(0)
 
     @property
-    def speaker_of(self) -> Mapping[int, int]:
-        return {face: speaker for speaker, face in enumerate(self.faces or ())}
+    def files(self) -> list[Path]:
+        """Those of the speech, and of `mix`."""
+        return list(dict.fromkeys(piece.path for piece in (*self.recordings, *([self.mix] if self.mix else []))))
+
+    @property
+    def starts_s(self) -> Fraction:
+        """When the first recording begins in the output."""
+        return min(piece.at_s for piece in self.recordings)
 
     def speaks(self, speaker: int, time_s: Fraction) -> bool:
         """Whether `speaker` is painted at this time of the output."""
         return self.turns is None or time_s in self.turns[speaker]
 
+    def is_of(self, video: Path) -> bool:
+        """Whether a recording is the video's own sound."""
+        return any(are_one(piece.path, video) for piece in self.recordings)
 
-def speech_tracks_of(audio: Path | None, at_s: Callable[[Path], Fraction], options: SyncOptions) -> SpeechTracks:
-    """The speakers that arguments and options name.
+    def check(self) -> None:
+        """Decodes the first samples of all files; raises `MediaError` where that cannot be done."""
+        for path in self.files:
+            with closing(read_audio_blocks(path)) as blocks:
+                next(blocks, None)
 
-    Args:
-        audio: the recording of `--audio`. at_s: when the first sample of a recording is heard.
+
+def speakers_of(audio: Path | None, piece: Callable[[Path], SoundPiece], options: SyncOptions) -> Sound:
+    """The speakers that arguments and options name; `piece` says when a recording is heard.
 
     Raises:
         InputError: options that contradict each other or the file of turns, or are missing.
-            MediaError: the file of turns cannot be read.
+        MediaError: the file of turns cannot be read.
     """
     speakers = options.speaker
     if audio is None and options.turns is not None:
@@ -77,42 +107,61 @@ def speech_tracks_of(audio: Path | None, at_s: Callable[[Path], Fraction], optio
         raise InputError(f"--speaker {twice[0]}=…: face {twice[0]} has several voices; give each face one")
     if audio is None:
         paths = [local_path(speaker.voice, f"--speaker {speaker.face}=") for speaker in speakers]
-        return SpeechTracks(tuple(SoundPiece(path, at_s(path)) for path in paths), tuple(numbers))
-    recording = SoundPiece(audio, at_s(audio))
+        return Sound(tuple(piece(path) for path in paths), tuple(numbers))
+    recording = piece(audio)
     if options.turns is None:
-        return SpeechTracks((recording,))
+        return Sound((recording,))
     path = local_path(options.turns, "--turns")
+    check_file(path)
     turns = read_turns(path, recording.at_s)
     if speakers:
         if unknown := [speaker.voice for speaker in speakers if speaker.voice not in turns]:
             raise InputError(f"--speaker …={unknown[0]}: {path} has no such speaker; it has {', '.join(turns)}")
         named = tuple(turns[speaker.voice] for speaker in speakers)
-        return SpeechTracks((recording,) * len(named), tuple(numbers), named)
+        return Sound((recording,) * len(named), tuple(numbers), named)
     if len(turns) == 1:
-        return SpeechTracks((recording,), None, tuple(turns.values()))
+        return Sound((recording,), None, tuple(turns.values()))
     if options.face != "largest":
         raise InputError(f"--face {options.face}: {path} has several speakers; say whose face is which with --speaker")
     assumed = ", ".join(f"face {face} = {name}" for face, name in enumerate(turns))
     notice = f"{path}: in the order in which they first speak, {assumed}; to change that, give --speaker N=NAME"
-    return SpeechTracks((recording,) * len(turns), tuple(range(len(turns))), tuple(turns.values()), notice)
+    return Sound((recording,) * len(turns), tuple(range(len(turns))), tuple(turns.values()), notice)
+
+
+def sound_of(video: Path, audio: Path | None, mix: Path | None, options: SyncOptions) -> Sound:
+    """What is heard with a video, by arguments and options; all files exist. Raises as `speakers_of`."""
+    own, delays = None, Delays()
+    named = [*filter(None, (audio, mix)), *(Path(speaker.voice) for speaker in options.speaker)]
+    if options.start is not None or options.end is not None or any(are_one(video, path) for path in named):
+        with open_input(video) as container:
+            has_sound = bool(container.streams.audio)
+        if has_sound:
+            delays = delays_of(video, video)
+            own = SoundPiece(video, delays.sound_s)
+
+    def piece(path: Path) -> SoundPiece:
+        start_s = delays.sound_s if are_one(path, video) else options.start or Fraction(0)
+        return SoundPiece(path, start_s + Fraction(str(options.offset)) / 1000)
+
+    sound = replace(speakers_of(audio, piece, options), own=own, picture_delay_s=delays.picture_s)
+    sound = sound if mix is None else replace(sound, mix=piece(mix))
+    for path in sound.files:
+        check_file(path)
+    return sound
 
 
 class OpenSpeech:
-    """The encoded speech of all speakers; open until `close`.
+    """The encoded speech of all speakers; open until `close`. Raises as `SpeechStream` and `read_audio_blocks`.
 
     `notices`: recordings without speech. `end_s`: when the last recording ends in the output.
 
     Args:
-        encode_mel, filters: as for `SpeechStream`.
         listen: gets each speaker's number and the blocks of the recording, and passes them on.
-
-    Raises:
-        As `SpeechStream` and `read_audio_blocks`.
     """
 
     def __init__(
         self,
-        tracks: SpeechTracks,
+        sound: Sound,
         encode_mel: Callable[[Float32Array], Float32Array],
         filters: Float32Array,
         options: SyncOptions,
@@ -122,14 +171,14 @@ class OpenSpeech:
             mixers.append(Mixer("mono", SPEECH_RATE_HZ))
             found: Iterable[Float32Array] = read_audio_blocks(recording.path, mixer=mixers[-1])
             found = found if speech is None else speech.gated(found)
-            for speaker, own in enumerate(tracks.recordings):
+            for speaker, own in enumerate(sound.recordings):
                 found = listen(speaker, found) if own == recording else found
             return found
 
-        self._tracks, self.notices = tracks, list[str]()
+        self._recordings, self.notices = sound.recordings, list[str]()
         self._streams: dict[SoundPiece, SpeechStream] = {}
         with ExitStack() as opened:
-            for recording in dict.fromkeys(tracks.recordings):
+            for recording in dict.fromkeys(sound.recordings):
                 find = cache(partial(speech_in, recording.path))
                 speech = find() if options.silence == "closed" else None
                 if speech is not None and speech.notice is not None:
@@ -145,7 +194,7 @@ class OpenSpeech:
 
     def windows(self, speaker: int, times_s: Sequence[Fraction]) -> Float32Array:
         """What frames at these times of the output attend to in the speech of `speaker`, float32 `(n, S, D)`."""
-        recording = self._tracks.recordings[speaker]
+        recording = self._recordings[speaker]
         return self._streams[recording].windows([time_s - recording.at_s for time_s in times_s])
 
 
@@ -161,3 +210,11 @@ def plan_of(options: SyncOptions, find_speech: Callable[[], "Speech"]) -> Plan:
     if options.audio_segments == "public":
         return public_segments
     return lambda total: joined_segments(total, find_speech().spans_s if total > SEGMENT_FEATURES else ())
+
+
+def encode_recording(
+    path: Path, segments: AudioSegments, encode_mel: Callable[[Float32Array], Float32Array], bundle: Bundle
+) -> AudioFeatures:
+    """The encoded speech of a whole recording; `encode_mel`: as for `SpeechStream`."""
+    plan = plan_of(SyncOptions(audio_segments=segments), partial(speech_in, path))
+    return encode_audio(partial(read_audio_blocks, path), encode_mel, filters_of(bundle), plan)

@@ -8,17 +8,16 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager, suppress
 from fractions import Fraction
 from functools import partial
-from itertools import islice
 from queue import Empty, SimpleQueue
 from time import perf_counter
-from typing import Any, TypeVar, overload
+from typing import Any, TypeVar
 
 import cv2
 
+from latentsync_trt.errors import LatentSyncError
 from latentsync_trt.runtime.stages import POLL_S
 from latentsync_trt.types import Frame, StageTime, VideoInfo
 
-I = TypeVar("I")  # noqa: E741 -- an item
 T = TypeVar("T")
 
 QUEUE_DEPTH = 4
@@ -46,12 +45,6 @@ def tune_process() -> None:
     cv2.setNumThreads(1)
 
 
-@overload
-def prefetch(source: Generator[T, None, None], *, depth: int = ..., name: str) -> Generator[T, None, None]: ...
-@overload
-def prefetch(
-    source: Generator[I, None, None], change: Callable[[I], T], *, threads: int = ..., depth: int = ..., name: str
-) -> Generator[T, None, None]: ...
 def prefetch(
     source: Generator[Any, None, None],
     change: Callable[[Any], Any] = lambda item: item,
@@ -142,6 +135,10 @@ def _next_in(queue: SimpleQueue[T]) -> T:
             return queue.get(timeout=POLL_S)
 
 
+class Canceled(LatentSyncError):
+    """The clip is not wanted any more."""
+
+
 class ClipStages:
     """The stages of one clip: `prefetch_frames` runs those before painting, `prefetch` painting and those after it.
 
@@ -158,7 +155,7 @@ class ClipStages:
     def __init__(
         self, held_frames: int, spare_frames: int, first_s: Fraction, last_s: Fraction, *, on_disk: bool = False
     ) -> None:
-        self.spare_frames, self.on_disk, self.canceled, self._ended = spare_frames, on_disk, False, False
+        self.spare_frames, self.on_disk, self._canceled, self._ended = spare_frames, on_disk, False, False
         self._held_frames, self._first_s, self._last_s = held_frames, first_s, last_s
         self._times_s: deque[Fraction] = deque()
         self._changed = threading.Condition()
@@ -184,11 +181,16 @@ class ClipStages:
             self._times_s.popleft()
             self._changed.notify_all()
 
+    def check(self) -> None:
+        """Raises `Canceled` if painting is canceled."""
+        if self._canceled:
+            raise Canceled("canceled")
+
     def _end(self) -> None:
         self._ended = True
 
     def _cancel(self) -> None:
-        self._ended = self.canceled = True
+        self._ended = self._canceled = True
 
     def _has_room(self) -> bool:
         times_s = self._times_s
@@ -209,10 +211,8 @@ class StageClock:
     """Busy seconds of each stage, which overlap, by the clock `now`."""
 
     def __init__(self, now: Callable[[], float] = perf_counter) -> None:
-        self._now = now
-        self._busy_s: dict[str, float] = {}
-        self._frames: dict[str, int] = {}
-        self._lock = threading.Lock()
+        self._now, self._lock = now, threading.Lock()
+        self._busy_s, self._frames = dict[str, float](), dict[str, int]()
 
     @contextmanager
     def measure(self, stage: str, frames: int = 1) -> Iterator[None]:
@@ -230,11 +230,11 @@ class StageClock:
         with closing(source):
             while True:
                 with self.measure(stage, frames=0):
-                    found = list(islice(source, 1))
-                if not found:
+                    item = next(source, None)
+                if item is None:
                     return
                 self._frames[stage] += 1
-                yield found[0]
+                yield item
 
     def times(self) -> tuple[StageTime, ...]:
         """The sums so far, in the order in which stages first ran."""

@@ -5,7 +5,6 @@ Times are exact seconds.
 
 from dataclasses import dataclass
 from fractions import Fraction
-from math import ceil
 from pathlib import Path
 
 from latentsync_trt.bundle.manifest import DEMO_NAME, Manifest
@@ -13,10 +12,9 @@ from latentsync_trt.config import MODEL_FPS, MODEL_RESOLUTION_PX, SyncOptions
 from latentsync_trt.errors import InputError
 from latentsync_trt.media.audio import audio_duration_s
 from latentsync_trt.media.playback import HELD_S, LONGEST_PERIOD_S, Playback
-from latentsync_trt.media.reader import are_one
 from latentsync_trt.media.soundtrack import SoundPiece, spliced
 from latentsync_trt.sync.inputs import Inputs
-from latentsync_trt.sync.speech import OpenSpeech, SpeechTracks
+from latentsync_trt.sync.speech import OpenSpeech, Sound
 from latentsync_trt.types import VideoInfo
 
 _EXTENDED = {"pingpong": "goes back and forth", "loop": "starts again", "hold": "holds its last frame"}
@@ -39,48 +37,43 @@ class Span:
         return self.start_s <= time_s and (self.end_s is None or time_s < self.end_s)
 
 
-def span_of(options: SyncOptions, speech: SpeechTracks, video: Path, speech_end_s: Fraction) -> Span:
+def span_of(options: SyncOptions, speech: Sound, video: Path, speech_end_s: Fraction) -> Span:
     """What `options` say; speech from another file that begins inside the clip also ends there.
 
     Raises:
         InputError: no speech is in it.
     """
     end_s = options.end
-    if end_s is None and options.start is not None and not any(are_one(each.path, video) for each in speech.recordings):
+    if end_s is None and options.start is not None and not speech.is_of(video):
         end_s = speech_end_s
     span = Span(options.start or Fraction(0), end_s)
-    starts_s = min(piece.at_s for piece in speech.recordings)
-    from_s, to_s = max(span.start_s, starts_s), speech_end_s if end_s is None else min(end_s, speech_end_s)
+    from_s, to_s = max(span.start_s, speech.starts_s), speech_end_s if end_s is None else min(end_s, speech_end_s)
     if to_s <= from_s:
-        spoken = f"the speech goes from {float(starts_s):.2f} to {float(speech_end_s):.2f} s of the output"
+        spoken = f"the speech goes from {float(speech.starts_s):.2f} to {float(speech_end_s):.2f} s of the output"
         raise InputError(f"no speech in the part that is synced: {spoken}; change --start, --end or --offset")
     return span
 
 
-def notices_of_cuts(span: Span, speech: SpeechTracks, video: Path, speech_end_s: Fraction) -> list[str]:
+def notices_of_cuts(span: Span, speech: Sound, video: Path, speech_end_s: Fraction) -> list[str]:
     """Where `span` cuts speech of another file than the video."""
-    starts_s = min(piece.at_s for piece in speech.recordings)
-    if any(are_one(each.path, video) for each in speech.recordings):  # which is heard before and after the part
+    if speech.is_of(video):  # which is heard before and after the part
         return []
-    before_s, lasts_s = span.start_s - starts_s, speech_end_s - starts_s
-    kept_s = min((span.end_s or speech_end_s) - starts_s, lasts_s)
+    starts_s, ends_s = speech.starts_s, min(span.end_s or speech_end_s, speech_end_s)
     found = []
-    if before_s > _HEARD_S:
+    if (before_s := span.start_s - starts_s) > _HEARD_S:
         found.append(f"the first {_short(before_s)} s of the speech are cut, before {_short(span.start_s)} s (--start)")
-    if lasts_s - kept_s > _HEARD_S:
-        of = f"{_short(kept_s)} of its {_short(lasts_s)} s"
-        found.append(f"the speech is cut after {of}, at {_short(starts_s + kept_s)} s (--end)")
+    if speech_end_s - ends_s > _HEARD_S:
+        of = f"{_short(ends_s - starts_s)} of its {_short(speech_end_s - starts_s)} s"
+        found.append(f"the speech is cut after {of}, at {_short(ends_s)} s (--end)")
     return found
 
 
-def soundtrack_of(
-    tracks: SpeechTracks, mix: SoundPiece | None, own: SoundPiece | None, span: Span
-) -> tuple[SoundPiece, ...]:
+def soundtrack_of(sound: Sound, span: Span) -> tuple[SoundPiece, ...]:
     """What is heard: the recordings, or `mix` instead, within `span`, around it the video's `own` sound."""
-    speech = tuple(dict.fromkeys(tracks.recordings)) if mix is None else (mix,)
-    if speech == (own,) or span == Span():
+    speech = tuple(dict.fromkeys(sound.recordings)) if sound.mix is None else (sound.mix,)
+    if speech == (sound.own,) or span == Span():
         return speech
-    return spliced(own, speech, span.start_s, span.end_s)
+    return spliced(sound.own, speech, span.start_s, span.end_s)
 
 
 def timeline_of(inputs: Inputs, speech: OpenSpeech) -> tuple[Span, Playback, list[str]]:
@@ -89,36 +82,22 @@ def timeline_of(inputs: Inputs, speech: OpenSpeech) -> tuple[Span, Playback, lis
     Raises:
         InputError: options do not fit the lengths of the files.
     """
-    options, mix, video_s = inputs.options, inputs.mix, inputs.info.duration_s
-    span = span_of(options, inputs.speech, inputs.video, speech.end_s)
+    options, sound, video_s = inputs.options, inputs.sound, inputs.info.duration_s
+    length, mix = options.output_length, sound.mix
+    span = span_of(options, sound, inputs.video, speech.end_s)
     end_s = speech.end_s if mix is None else mix.at_s + audio_duration_s(mix.path)
     end_s = end_s if span.end_s is None else min(end_s, span.end_s)
-    cuts = notices_of_cuts(span, inputs.speech, inputs.video, speech.end_s)
-    notices = [*speech.notices, *cuts, *notices_of_length(inputs.info, end_s, options)]
-    length = options.output_length
     if length == "longest" and video_s is None:
         cure = "use --length audio or video, or write the file anew: ffmpeg -i VIDEO -c copy NEW.mp4"
         raise InputError(f"--length longest: the video's file does not state how long it is; {cure}", usage=False)
-    return (
-        span,
-        Playback(
-            None if options.fps == "source" else Fraction(options.fps),
-            None if length == "video" else max(video_s or end_s, end_s) if length == "longest" else end_s,
-            options.extend if length in ("audio", "longest") else None,
-            inputs.picture_delay_s,
-        ),
-        notices,
+    playback = Playback(
+        None if options.fps == "source" else Fraction(options.fps),
+        None if length == "video" else max(video_s or end_s, end_s) if length == "longest" else end_s,
+        options.extend if length in ("audio", "longest") else None,
+        sound.picture_delay_s,
     )
-
-
-def expected_frames(playback: Playback, info: VideoInfo) -> int | None:
-    """About how many frames that gives; None where the file does not state enough."""
-    fps = playback.fps or info.frames_per_s
-    if fps is not None and fps * LONGEST_PERIOD_S < 1:
-        fps = Fraction(MODEL_FPS)
-    ends_s = (playback.duration_s, info.duration_s if playback.extend is None else None)
-    known_s = [end_s for end_s in ends_s if end_s is not None]
-    return ceil(min(known_s) * fps) if known_s and fps else None
+    cuts = notices_of_cuts(span, sound, inputs.video, speech.end_s)
+    return span, playback, [*speech.notices, *cuts, *notices_of_length(inputs.info, end_s, options)]
 
 
 def notices_of_model(manifest: Manifest, resolution_px: int) -> list[str]:
@@ -143,11 +122,8 @@ def notices_of_rate(info: VideoInfo, options: SyncOptions) -> list[str]:
 
 
 def notices_of_length(info: VideoInfo, audio_s: Fraction, options: SyncOptions) -> list[str]:
-    """That the picture is extended, or that picture or sound are cut by more than recordings of one device differ.
-
-    Args:
-        info: of the video, with the delay of the picture. audio_s: when the sound ends.
-    """
+    """That the picture is extended, or that picture or sound are cut by more than recordings of one device differ;
+    `audio_s`: when the sound ends."""
     video_s, length, rate = info.duration_s, options.output_length, info.frames_per_s
     still = video_s is not None and rate is not None and video_s * rate <= 1
     if video_s is None or still or abs(video_s - audio_s) < HELD_S or length == "shortest":

@@ -1,5 +1,6 @@
 """Gathers aligned faces into windows of F frames for the networks."""
 
+from collections import deque
 from collections.abc import Generator, Hashable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -7,8 +8,8 @@ from fractions import Fraction
 from itertools import cycle, islice
 from typing import Generic, TypeVar
 
-from latentsync_trt.sync.faces import FrameJob, Target
-from latentsync_trt.types import Frame, UInt8Array
+from latentsync_trt.sync.faces import FrameJob
+from latentsync_trt.types import UInt8Array
 
 T = TypeVar("T")
 
@@ -34,15 +35,6 @@ class FaceView:
     track_id: int
     speaker: int
     image: UInt8Array
-
-
-def views_of(frame: Frame, targets: Sequence[Target]) -> dict[Hashable, FaceView]:
-    """The faces of one frame that were cut out, by track."""
-    return {
-        each.track_id: FaceView(frame.index, frame.time_s, each.track_id, each.speaker, each.face.image)
-        for each in targets
-        if each.face is not None
-    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,24 +77,23 @@ class WindowPlanner(Generic[T]):
 
 class _Stream(Generic[T]):
     def __init__(self, frames: int) -> None:
-        self._frames = frames
-        self._held: list[T] = []  # the last complete window, if there is one, and what follows it
-        self._used = 0
+        self._frames, self._last, self._pending = frames, deque[T](maxlen=frames), 0
 
     def push(self, item: T) -> list[Window[T]]:
-        self._held.append(item)
-        if len(self._held) - self._used < self._frames:
+        self._last.append(item)
+        self._pending += 1
+        if self._pending < self._frames:
             return []
-        self._held, self._used = self._held[-self._frames :], self._frames
-        return [Window(tuple(self._held), range(self._frames))]
+        self._pending = 0
+        return [Window(tuple(self._last), range(self._frames))]
 
     def finish(self) -> list[Window[T]]:
-        held, pending = self._held, len(self._held) - self._used
+        last, frames, pending = tuple(self._last), self._frames, self._pending
         if not pending:
             return []
-        if self._used:
-            return [Window(tuple(held[-self._frames :]), range(self._frames - pending, self._frames))]
-        return [Window(tuple(islice(cycle((*held, *held[-2:0:-1])), self._frames)), range(pending))]
+        if len(last) == frames:
+            return [Window(last, range(frames - pending, frames))]
+        return [Window(tuple(islice(cycle((*last, *last[-2:0:-1])), frames)), range(pending))]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -112,9 +103,14 @@ class Gathered:
     job: FrameJob | None
     windows: Sequence[Window[FaceView]] = ()
 
+    @property
+    def used(self) -> int:
+        """Faces that are new."""
+        return sum(len(window.used) for window in self.windows)
+
 
 def gather(
-    jobs: Generator[FrameJob, None, None], frames: int, streams: int, frames_done: int
+    jobs: Generator[FrameJob, None, None], frames: int, streams: int = 1, frames_done: int = 0
 ) -> Generator[Gathered, None, None]:
     """Every job in order, with the windows that it completes.
 
@@ -124,13 +120,20 @@ def gather(
     """
     planner: WindowPlanner[FaceView] = WindowPlanner(frames, streams=streams)
 
-    def wanted(windows: Sequence[Window[FaceView]]) -> list[Window[FaceView]]:
-        return [window for window in windows if window.items[window.used[-1]].index >= frames_done]
+    def gathered(job: FrameJob | None, views: Mapping[Hashable, FaceView]) -> Gathered:
+        windows = planner.push(views)
+        return Gathered(job, [each for each in windows if each.items[each.used[-1]].index >= frames_done])
 
     with closing(jobs):
         for job in jobs:
-            yield Gathered(job, wanted(planner.push(views_of(job.frame, job.targets))))
-    yield Gathered(None, wanted(planner.push({})))
+            frame = job.frame
+            views: dict[Hashable, FaceView] = {
+                each.track_id: FaceView(frame.index, frame.time_s, each.track_id, each.speaker, each.face.image)
+                for each in job.targets
+                if each.face is not None
+            }
+            yield gathered(job, views)
+    yield gathered(None, {})
 
 
 def in_batches(gathered: Generator[Gathered, None, None], at_once: int, frames: int) -> Generator[Gathered, None, None]:

@@ -8,7 +8,6 @@ from operator import itemgetter
 from pathlib import Path
 
 from latentsync_trt.errors import InputError
-from latentsync_trt.media.files import check_file
 from latentsync_trt.paths import read_text
 
 MARGIN_S = Fraction(1, 5)
@@ -38,10 +37,8 @@ def read_turns(path: Path, at_s: Fraction = Fraction(0)) -> dict[str, SpeakerTur
         at_s: when the recording begins in the output.
 
     Raises:
-        MediaError: there is no such file. InputError: it is no text, a line is damaged, no line is a turn, or
-        several recordings are described.
+        InputError: it is no text, a line is damaged, no line is a turn, or several recordings are described.
     """
-    check_file(path)
     lines = read_text(path).splitlines()
     turns, recordings = dict[str, list[tuple[Fraction, Fraction]]](), dict[str, None]()
     for number, line in enumerate(lines, start=1):

@@ -1,7 +1,6 @@
 """Tells early that a bundle does not fit the face or the resolution: before painting, and from the first faces."""
 
-from collections.abc import Callable, Generator
-from contextlib import closing
+from collections.abc import Callable
 from statistics import fmean
 
 import numpy as np
@@ -12,8 +11,7 @@ from latentsync_trt.errors import InputError
 from latentsync_trt.face.identity import SAME_PLACE_AND_PERSON, look_of
 from latentsync_trt.measure.pictures import fit_of
 from latentsync_trt.media.demo_clip import portrait
-from latentsync_trt.sync.faces import FrameJob
-from latentsync_trt.types import FaceDetector, UInt8Array, UInt16Array
+from latentsync_trt.types import Face, FaceDetector, Picture, UInt8Array, UInt16Array
 
 _FACES = 8
 """Faces after which the mean decides."""
@@ -35,24 +33,21 @@ class ModelMismatchCheck:
     def __init__(self, manifest: Manifest, resolution_px: int, notice: Callable[[str], None], *, strict: bool) -> None:
         self._manifest, self._resolution_px = manifest, resolution_px
         self._notice, self._strict = notice, strict
+        self._is_met = manifest.model != DEMO_NAME
         self._first: list[tuple[float, float]] = []
         self.color: float | None = None
         self.sharpness: float | None = None
         self.text = ""
 
-    def watch(self, jobs: Generator[FrameJob, None, None], detector: FaceDetector) -> Generator[FrameJob, None, None]:
-        """The same jobs; says at the first face that the built-in model does not know it."""
-        waiting = self._manifest.model == DEMO_NAME
-        with closing(jobs):
-            for job in jobs:
-                if waiting and job.targets:
-                    waiting = False
-                    picture = portrait()
-                    known = look_of(picture, detector.detect(picture)[0])
-                    seen = look_of(job.frame.picture, job.targets[0].tracked)
-                    if known is None or seen is None or 1 - float(known @ seen) > SAME_PLACE_AND_PERSON:
-                        self._say(f"another face than the demo's: expect a smear for a mouth; {_ONE_FACE}")
-                yield job
+    def meet(self, picture: Picture, face: Face, detector: FaceDetector) -> None:
+        """A face before it is painted: says of the first one if the built-in model does not know it."""
+        if self._is_met:
+            return
+        self._is_met = True
+        demo = portrait()
+        known, seen = look_of(demo, detector.detect(demo)[0]), look_of(picture, face)
+        if known is None or seen is None or 1 - float(known @ seen) > SAME_PLACE_AND_PERSON:
+            self._say(f"another face than the demo's: expect a smear for a mouth; {_ONE_FACE}")
 
     def look(self, source: UInt8Array, painted: UInt16Array) -> None:
         """The next painted face, aligned, uint16 `(H, H, 3)` RGB, 257 × level, beside its source."""

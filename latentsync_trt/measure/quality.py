@@ -1,0 +1,206 @@
+"""Measures of painted faces while a clip runs: lips against speech, pictures of moments; the page that shows them."""
+
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from math import isnan, nan
+from pathlib import Path
+
+import cv2
+import numpy as np
+
+from latentsync_trt.config import MODEL_FPS, SyncOptions
+from latentsync_trt.errors import OutputError
+from latentsync_trt.face.paste import Pasted
+from latentsync_trt.measure.lips import Curves, Loudness, gap_of, measured
+from latentsync_trt.measure.mismatch import ModelMismatchCheck
+from latentsync_trt.measure.page import svg, sync_figure, write_page
+from latentsync_trt.measure.syncnet import SyncMeter, shown
+from latentsync_trt.measures import Measures
+from latentsync_trt.option_fields import command_line
+from latentsync_trt.types import (
+    AlignedFace,
+    Face,
+    Float32Array,
+    Float64Array,
+    Frame,
+    Patch,
+    SyncReport,
+    UInt8Array,
+    UInt16Array,
+)
+from latentsync_trt.unexpected import without_paths
+from latentsync_trt.version import __version__
+
+_HEIGHT_PX = 240
+_AROUND = 0.15
+"""How much of the face's size is shown around it on each side: seams lie at its edge."""
+_JPEG_QUALITY = 92
+
+_SILENT_DB = -100.0
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """A face at `time_s` of the output: `before` and `after` as JPEG files; `shows`: why it was chosen."""
+
+    time_s: float
+    shows: str
+    before: bytes
+    after: bytes
+
+
+class Quality:
+    """Adds up what painted faces look like; memory grows by 12 bytes a face.
+
+    Args:
+        starts_s: when the recording of each speaker begins in the output.
+        pictures: whether to keep small pictures of the moments that matter, for a page.
+        mismatch: looks at the first painted faces. syncnet: new meters of each speaker, if SyncNet is to measure.
+    """
+
+    def __init__(
+        self,
+        starts_s: Sequence[Fraction],
+        *,
+        pictures: bool = False,
+        mismatch: ModelMismatchCheck | None = None,
+        syncnet: Sequence[SyncMeter] = (),
+    ) -> None:
+        self.starts_s, self.mismatch, self.syncnet = tuple(starts_s), mismatch, syncnet
+        self._loudness = [Loudness() for _ in starts_s]
+        self._lips = [(array("q"), array("f")) for _ in starts_s]
+        self._pictures = pictures
+        self._best: dict[str, tuple[float, Moment]] = {}
+        self._last: tuple[Frame, Face, Patch] | None = None
+
+    def listen(self, speaker: int, blocks: Iterable[Float32Array]) -> Iterator[Float32Array]:
+        """The same blocks of the speaker's recording, mono at 16 kHz, measured on their way to `SpeechStream`."""
+        return self._loudness[speaker].passing(blocks)
+
+    def add(
+        self, frame: Frame, speaker: int, tracked: Face, face: AlignedFace, painted: UInt16Array, pasted: Pasted
+    ) -> None:
+        """A face that was pasted into `frame`; frames in order, each face of a frame once.
+
+        Args:
+            tracked: its place. face: as it was cut out. painted: the new one, uint16 `(H, H, 3)`, 257 × the level.
+        """
+        gap = nan if pasted.painted_mesh is None else gap_of(pasted.painted_mesh)
+        at = round((frame.time_s - self.starts_s[speaker]) * MODEL_FPS)
+        if at >= 0 and not isnan(gap):
+            ats, gaps = self._lips[speaker]
+            ats.append(at)
+            gaps.append(gap)
+        if self.syncnet:
+            self.syncnet[speaker].add(frame.time_s, _painted(frame, pasted.patch), face)
+        if self.mismatch is not None:
+            self.mismatch.look(face.image, painted)
+        if self._pictures:
+            self._last = frame, tracked, pasted.patch
+            for shows, value in {"first": 0.0, "widest open": gap, "shut": -gap}.items():
+                if not isnan(value) and (shows not in self._best or value > self._best[shows][0]):
+                    self._best[shows] = value, _moment(*self._last, shows)
+
+    def result(self, from_s: float = 0.0) -> Measures:
+        """The measures of all faces so far; `from_s`: when the first frame begins that could be measured."""
+        lips = [measured(curves, speaker) for speaker, curves in enumerate(self.curves()) if curves is not None]
+        mismatch = self.mismatch
+        fit = (None, None, "") if mismatch is None else (mismatch.color, mismatch.sharpness, mismatch.text)
+        return Measures(tuple(lips), from_s, *fit, tuple(meter.result() for meter in self.syncnet))
+
+    def curves(self) -> list[Curves | None]:
+        """Lips and loudness of each speaker at the model's rate, the mean of the frames around each time.
+
+        Silence after the recording; None where no lips were measured.
+        """
+        speakers = zip(self._loudness, self._lips, strict=True)
+        return [_curves(loudness.levels_db(), *lips) if lips[0] else None for loudness, lips in speakers]
+
+    def moments(self) -> list[Moment]:
+        """The extreme moments, first and last face, by time; what is shown twice is named once."""
+        found = [moment for _, moment in self._best.values()]
+        found += [] if self._last is None else [_moment(*self._last, "last")]
+        named: dict[tuple[float, bytes], Moment] = {}
+        for moment in found:
+            key = moment.time_s, moment.before
+            named[key] = replace(moment, shows=f"{named[key].shows}, {moment.shows}") if key in named else moment
+        return sorted(named.values(), key=lambda moment: moment.time_s)
+
+
+def _curves(levels_db: Float32Array, ats: "array[int]", opened: "array[float]") -> Curves:
+    at, gaps = np.array(ats), np.array(opened, np.float64)
+    count = max(len(levels_db), int(at.max()) + 1)
+    frames = np.bincount(at, minlength=count)
+    means: Float64Array = np.full(count, np.nan)
+    np.divide(np.bincount(at, gaps, count), frames, out=means, where=frames > 0)
+    beyond = np.pad(levels_db, ((0, count - len(levels_db)), (0, 0)), constant_values=_SILENT_DB)
+    return Curves(means.astype(np.float32), beyond)
+
+
+def _moment(frame: Frame, tracked: Face, patch: Patch, shows: str) -> Moment:
+    box = tracked.box.astype(np.float64)
+    margin = _AROUND * max(box[2] - box[0], box[3] - box[1])
+    height, width = frame.picture.shape[:2]
+    left, top = np.clip(box[:2] - margin, 0, (width - 1, height - 1)).astype(int).tolist()
+    right, bottom = np.clip(box[2:] + margin, (left + 1, top + 1), (width, height)).astype(int).tolist()
+    before, after = (picture[top:bottom, left:right] for picture in (frame.picture, _painted(frame, patch)))
+    return Moment(float(frame.time_s), shows, _jpeg(before), _jpeg(after))
+
+
+def _painted(frame: Frame, patch: Patch) -> UInt8Array:
+    """The whole picture with the patch."""
+    after = np.array(frame.picture)
+    high, wide = patch.weight.shape
+    place = after[patch.y_px :, patch.x_px :][:high, :wide]
+    place[...] = np.rint(place + patch.weight[..., None] * (patch.rgb / np.float32(257) - place))
+    return after
+
+
+def _jpeg(rgb: UInt8Array) -> bytes:
+    width = max(1, round(rgb.shape[1] * _HEIGHT_PX / rgb.shape[0]))
+    small = cv2.resize(rgb, (width, _HEIGHT_PX), interpolation=cv2.INTER_AREA)
+    encoded = cv2.imencode(".jpg", cv2.cvtColor(small, cv2.COLOR_RGB2BGR), [cv2.IMWRITE_JPEG_QUALITY, _JPEG_QUALITY])
+    return bytes(encoded[1])
+
+
+_NOT_SHOWN = ("c2pa", "faces", "mix", "report", "speaker", "turns", "overwrite")
+"""Options; most name files, and a page may be passed on."""
+
+
+def write_report(path: Path, source: Path, report: SyncReport, quality: Quality, options: SyncOptions) -> None:
+    """Writes the page of a finished run, which contains its pictures; raises `OutputError` if it cannot be written."""
+    curves = quality.curves()
+    names = [f"speaker {number}" if len(curves) > 1 else "face" for number in range(len(curves))]
+    lips = []
+    for name, start_s, found in zip(names, quality.starts_s, curves, strict=True):
+        if found is not None:
+            title = f"{name.capitalize()}: lips and speech" if len(curves) > 1 else "Lips and speech"
+            began = f"The speech begins at {float(start_s):.2f} s of the video." if start_s else ""
+            lips.append((title, svg(sync_figure({"lips": found}, began))))
+    facts = {
+        "bundle": report.bundle,
+        "provider": report.provider,
+        "options": " ".join(command_line(options, leave_out=_NOT_SHOWN)) or "all at their defaults",
+        "time": f"{report.startup_s:.1f} s start-up + {report.painting_s:.1f} s at {report.frames_per_s:.1f} frames/s",
+        "busy": ", ".join(f"{stage.stage} {stage.busy_s:.1f} s" for stage in report.stages),
+        "version": f"latentsync-trt {__version__}",
+    }
+    try:
+        write_page(
+            path,
+            "sync.html.j2",
+            title=Path(report.output).name,
+            source=source.name,
+            report=report,
+            quality=report.quality,
+            moments=[([each.before, each.after], f"{each.time_s:.2f} s: {each.shows}") for each in quality.moments()],
+            lips=lips,
+            syncnet=shown(dict(zip(names, quality.syncnet, strict=False))),
+            untouched=[(f"{part.start_s:.2f}", f"{part.end_s:.2f}", part.reason) for part in report.untouched],
+            facts=facts.items(),
+            notices=[without_paths(text) for text in report.notices],
+        )
+    except OutputError as error:
+        raise OutputError(f"{error}; the video is complete: {report.output}") from error
