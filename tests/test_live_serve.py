@@ -18,7 +18,7 @@ import yaml
 aiortc = pytest.importorskip("aiortc", reason="needs the extra live")
 websockets = pytest.importorskip("websockets", reason="needs the extra live")
 
-from latentsync_trt.cli.live import live  # noqa: E402
+from latentsync_trt.cli.serve import live  # noqa: E402
 from latentsync_trt.errors import InferenceError  # noqa: E402
 from latentsync_trt.live.options import LiveOptions  # noqa: E402
 from latentsync_trt.live.session import LiveSession  # noqa: E402
@@ -26,9 +26,8 @@ from latentsync_trt.media.audio import read_audio_blocks  # noqa: E402
 from latentsync_trt.media.demo_clip import SPEECH  # noqa: E402
 from latentsync_trt.media.pictures import picture_info  # noqa: E402
 from latentsync_trt.serve.admission import LiveLimits  # noqa: E402
-from latentsync_trt.serve.call import MARK, Call  # noqa: E402
+from latentsync_trt.serve.call import MARK, Call, Microphone  # noqa: E402
 from latentsync_trt.serve.live import _MOST_SOCKETS, LiveService, live_app  # noqa: E402
-from latentsync_trt.serve.microphone import Microphone  # noqa: E402
 from latentsync_trt.serve.server import MOST_MESSAGE_BYTES  # noqa: E402
 from tests.conftest import REPOSITORY  # noqa: E402
 from tests.live import Inline, PictureLoop, PicturePainter, kinds, take, toy_session, until_idle, voice  # noqa: E402

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -20,15 +21,15 @@ from aiortc import (
 from aiortc.codecs import h264
 from aiortc.mediastreams import MediaStreamError
 
+from latentsync_trt.audio.vad import ENTER, LEAVE, STEP, STEP_S, VoiceActivity
 from latentsync_trt.config import SyncOptions
-from latentsync_trt.errors import LatentSyncError
+from latentsync_trt.errors import Busy, LatentSyncError
 from latentsync_trt.live.moment import MOMENT_S, Moment
 from latentsync_trt.live.session import LiveSession
-from latentsync_trt.media.audio import sound_frame
+from latentsync_trt.media.audio import SPEECH_RATE_HZ, RateConverter, sound_frame
 from latentsync_trt.media.codecs import choose_encoder
 from latentsync_trt.media.pictures import LazyRgb, PictureMaker
-from latentsync_trt.serve.microphone import Microphone
-from latentsync_trt.types import Frame
+from latentsync_trt.types import Float32Array, Frame
 
 MARK = "AI-generated video: the mouth follows speech (latentsync-trt)"
 """In the description of each session."""
@@ -44,6 +45,12 @@ _WAITING = 10
 
 _BEHIND_S = 0.5
 """After a longer hold-up, moments go on from now, instead of all at once."""
+
+_BEFORE_S = 0.2
+"""Said of what was heard before speech was certain."""
+
+_PAUSE_S = 0.6
+"""After so long without speech, the utterance is complete."""
 
 # aiortc's own are for talking heads of 640×480.
 h264.DEFAULT_BITRATE, h264.MIN_BITRATE, h264.MAX_BITRATE = 3_000_000, 1_000_000, 12_000_000
@@ -66,6 +73,42 @@ class _Track(MediaStreamTrack):
         if self.readyState != "live":
             raise MediaStreamError
         return await self._queue.get()
+
+
+class Microphone:
+    """Passes on to a session what somebody says, and not what is between; open until `close`. Not thread-safe."""
+
+    def __init__(self, session: LiveSession, rate_hz: int) -> None:
+        self._session, self._rate_hz = session, rate_hz
+        self._network, self._converter = VoiceActivity(), RateConverter(rate_hz, SPEECH_RATE_HZ)
+        self._held, self._before = np.zeros(0, np.float32), deque[Float32Array]()
+        self.speaks, self._pause_s = False, 0.0
+
+    def hear(self, samples: Float32Array) -> None:
+        """The next piece, mono `(n,)` float32. What finds no room in the session is lost."""
+        self._before.append(samples)
+        self._held = np.concatenate([self._held, self._converter.convert(samples)])
+        count = len(self._held) // STEP
+        if count:
+            steps, self._held = np.split(self._held, [count * STEP])
+            for chance in self._network.chances(steps.reshape(count, STEP)).tolist():
+                self._pause_s = 0.0 if chance >= LEAVE else self._pause_s + STEP_S
+                self.speaks = self.speaks or chance >= ENTER
+        if not self.speaks:
+            while sum(map(len, self._before)) - len(self._before[0]) >= _BEFORE_S * self._rate_hz:
+                self._before.popleft()
+            return
+        try:
+            while self._before:
+                self._session.say(self._before.popleft(), self._rate_hz)
+        except Busy:
+            self._before.clear()
+        if self._pause_s > _PAUSE_S:
+            self.speaks = False
+            self._session.end()
+
+    def close(self) -> None:
+        self._network.close()
 
 
 class Call:

@@ -98,7 +98,7 @@ def page_app(
     try:
         yield app
     finally:
-        page.close()
+        page.inputs.close()
         previews.close()
         shutil.rmtree(uploads, ignore_errors=True)
 

@@ -67,9 +67,6 @@ class Page:
             if isinstance(block, gr.Video | gr.Audio | gr.File):
                 _refuse_addresses(block)
 
-    def close(self) -> None:
-        self.inputs.close()
-
     def _lay_out_head(self, names: list[str]) -> None:
         with gr.Row(elem_id="header"):
             gr.HTML(parts.HEADER)
