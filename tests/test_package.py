@@ -111,7 +111,7 @@ def installed_with(extra: str) -> set[str]:
         ("", ("sync.api", "cli.sync", "cli.batch", "cli.bench", "cli.checks", "cli.engines", "cli.model")),
         ("calibrate", ("quantize.calibrate",)),
         ("serve", ("serve.app",)),
-        ("live", ("serve.live", "cli.live")),
+        ("live", ("serve.live", "cli.serve")),
         ("live", ("serve.live", "serve.call")),
         ("ui", ("web.app", "web.page")),
     ],

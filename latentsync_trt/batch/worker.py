@@ -160,20 +160,15 @@ class Worker:
         while True:
             alone = bundle != self._bundle
             with self._gate.entered(alone=alone, watch=check):
-                if alone or bundle == self._bundle:  # else it was changed meanwhile
-                    self._change(bundle, report)
+                if alone and bundle != self._bundle:
+                    report(Progress("opening networks", 0, None))
+                    self._lip_sync.close()
+                    self._bundle = ""  # where it cannot be opened, none is
+                    self._lip_sync = self._open(bundle)
+                    self._bundle = bundle
+                if bundle == self._bundle:  # else it was changed meanwhile
                     yield
                     return
-
-    def _change(self, bundle: str, report: Callable[[Progress], None]) -> None:
-        """Opens a bundle in place of another that is open."""
-        if bundle == self._bundle:
-            return
-        report(Progress("opening networks", 0, None))
-        self._lip_sync.close()
-        self._bundle = ""  # where it cannot be opened, none is
-        self._lip_sync = self._open(bundle)
-        self._bundle = bundle
 
     def _sync(self, task: Task, report: Callable[[Progress], None]) -> SyncReport:
         """Syncs local files; resumes where a worker was killed, if it kept finished parts of the same clip."""

@@ -56,7 +56,7 @@ _MODULES = {
     "checks": ("doctor", "selftest"),
     "engines": ("build", "cache"),
     "model": ("calibrate", "download", "export", "setup", "use"),
-    "serve": ("serve", "ui"),
+    "serve": ("live", "serve", "ui"),
     "sync": ("demo", "faces", "sync"),
 }
 """Commands by module, where each is a function of its name; `batch` has a module of its own."""

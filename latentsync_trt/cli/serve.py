@@ -1,4 +1,4 @@
-"""`latentsync-trt serve` and `ui`: lip-sync as an HTTP service, and on a page in the browser."""
+"""`latentsync-trt serve`, `ui` and `live`: an HTTP service, and pages in the browser."""
 
 import logging
 import os
@@ -23,8 +23,9 @@ from latentsync_trt.cli.options import (
 from latentsync_trt.cli.show import say
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import InputError, MissingDependency
+from latentsync_trt.live.options import LIVE, LiveOptions
 from latentsync_trt.paths import user_folder
-from latentsync_trt.serve.admission import Limits
+from latentsync_trt.serve.admission import Limits, LiveLimits
 from latentsync_trt.stopping import interruption
 
 _KEY = "LATENTSYNC_TRT_API_KEY"
@@ -32,13 +33,19 @@ _SHORTEST_KEY = 16
 _STOPPED = "stopped; jobs that have not ended go on when it is started again"
 
 
-def _service_options(panel: str, port: int, *, leave_out: tuple[str, ...] = ()) -> Callable[[F], F]:
-    """Options of both commands; `panel`: heading of the first ones. `leave_out`: limits."""
+def _address_options(panel: str, port: int) -> Callable[[F], F]:
     add = partial(click.option, panel=panel, show_default=True)
     return combined(
         add("--host", default="127.0.0.1", help="Address to listen at."),
         add("--port", type=click.IntRange(0, 65535), default=port, help="0 takes a free one."),
         add("--no-key", is_flag=True, show_default=False, help=f"Let other machines in without a key (${_KEY})."),
+    )
+
+
+def _service_options(panel: str, port: int, *, leave_out: tuple[str, ...] = ()) -> Callable[[F], F]:
+    """Options of `serve` and `ui`; `panel`: heading of the first ones. `leave_out`: limits."""
+    return combined(
+        _address_options(panel, port),
         path_option(
             "--folder",
             folder=True,
@@ -107,7 +114,7 @@ def _start(
     except ImportError as error:
         raise MissingDependency(f'{name}: needs its extra; pip install "latentsync-trt[{name}]" ({error})') from error
     own = is_loopback(host)
-    key = api_key(host, no_key, loopback=own)
+    key = _api_key(host, no_key, loopback=own)
     secret = read_secret(os.environ[WEBHOOK_VARIABLE]) if os.environ.get(WEBHOOK_VARIABLE) else None
     if log is not None:
         log_to_stderr(log)
@@ -130,15 +137,53 @@ def _start(
         else:
             app, ready = nullcontext(create_app(service, key, own_hosts=own)), "/docs: listening"
         with app as running:
-            tell(f"{url_of(host, port)}{ready}; jobs are kept in {place}")
+            tell(f"{_url_of(host, port)}{ready}; jobs are kept in {place}")
             server.run(running, listener, service.check)
 
 
-def url_of(host: str, port: int) -> str:
+@click.command("live")
+@path_option("--video", required=True, panel=LIVE, help="Idle clip: one face in one shot, up to a minute.")
+@_address_options(LIVE, 8001)
+@click.option("--stun", metavar="URL", panel=LIVE, help="STUN server, as stun:host:3478.  [default: none is asked]")
+@options_from(LiveOptions, leave_out=("sound_rate_hz",))
+@options_from(LiveLimits)
+@bundle_option
+@provider_option
+@options_from(RuntimeOptions)
+def live(host: str, port: int, *, no_key: bool, stun: str | None, **fields: Any) -> None:
+    """Speech comes by microphone, or through a WebSocket; pictures and sound go out by WebRTC. Clients send the key of
+    $LATENTSYNC_TRT_API_KEY, if it is set.
+    """
+    try:
+        from latentsync_trt.serve import server
+        from latentsync_trt.serve.app import is_loopback
+        from latentsync_trt.serve.live import LiveService, live_app
+    except ImportError as error:
+        raise MissingDependency(f'live: needs its extra; pip install "latentsync-trt[live]" ({error})') from error
+    from latentsync_trt.sync.api import LipSync
+
+    own = is_loopback(host)
+    key = _api_key(host, no_key, loopback=own)
+    options, runtime = build(LiveOptions, fields), build(RuntimeOptions, fields)
+    with (
+        interruption("stopped"),
+        server.listen(host, port) as listener,
+        LipSync.from_bundle(fields["bundle"], fields["provider"], runtime, on_notice=say) as lip_sync,
+    ):
+        # Opened once before the first viewer: the clip is read, the networks are open, and a window is measured.
+        first = lip_sync.stream(fields["video"], options)
+        loop = first.loop
+        first.close()
+        service = LiveService(lambda: lip_sync.stream(loop, options), build(LiveLimits, fields), stun)
+        say(f"{_url_of(host, listener.getsockname()[1])}: ready")
+        server.run(live_app(service, key, own_hosts=own), listener)
+
+
+def _url_of(host: str, port: int) -> str:
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
-def api_key(host: str, no_key: bool, *, loopback: bool) -> str | None:
+def _api_key(host: str, no_key: bool, *, loopback: bool) -> str | None:
     """The key that clients must send, if any; raises `InputError` if others than this machine could come in without."""
     key = os.environ.get(_KEY) or None
     if key is not None and len(key) < _SHORTEST_KEY:

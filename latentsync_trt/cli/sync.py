@@ -106,7 +106,7 @@ def sync(
         from latentsync_trt.media.codecs import default_suffix
         from latentsync_trt.sync.inputs import check_inputs
 
-        target = output or default_output(video, default_suffix(options))
+        target = output or video.parent / f"{video.stem}-synced{default_suffix(options)}"
         inputs = check_inputs(video, audio, target, options)
     (lip_sync,) = results([opening])
     with lip_sync:
@@ -161,11 +161,6 @@ def meanwhile(action: Callable[[], "LipSync"]) -> "Iterator[Future[LipSync]]":
     except BaseException:
         result.add_done_callback(lambda done: None if done.exception() else done.result().close())
         raise
-
-
-def default_output(video: Path, suffix: str) -> Path:
-    """`clip.mov` → `clip-synced.mp4` beside it, for the suffix ".mp4"."""
-    return video.parent / f"{video.stem}-synced{suffix}"
 
 
 @click.command("demo")
