@@ -40,6 +40,11 @@ _BLOCK_FRAMES = 30 * MEL_FRAMES_PER_S
 _BLOCK_SAMPLES = _BLOCK_FRAMES * HOP
 
 
+# python_speech_features' defaults.
+_WINDOW, _HOP, _FFT, _FILTERS, _CEPSTRA, _LIFTER, _PREEMPHASIS = 400, 160, 512, 26, 13, 22, 0.97
+_LEAST_POWER = float(np.finfo(np.float64).eps)
+
+
 def computed_filters() -> Float32Array:
     """Slaney's mel bands, float32 `(80, 201)`; needs librosa, of the extra `export`."""
     from librosa.filters import mel
@@ -131,11 +136,6 @@ def log_power(samples: Float32Array, filters: Float32Array) -> Float32Array:
 def _hann() -> Float32Array:
     """Periodic Hann window."""
     return np.hanning(FFT + 1)[:-1].astype(np.float32)
-
-
-# python_speech_features' defaults.
-_WINDOW, _HOP, _FFT, _FILTERS, _CEPSTRA, _LIFTER, _PREEMPHASIS = 400, 160, 512, 26, 13, 22, 0.97
-_LEAST_POWER = float(np.finfo(np.float64).eps)
 
 
 def cepstra_of(blocks: Iterable[Float32Array]) -> Float32Array:
