@@ -41,6 +41,11 @@ _HANN = np.hanning(FFT + 1)[:-1].astype(np.float32)
 """The periodic window."""
 
 
+# python_speech_features' defaults.
+_WINDOW, _HOP, _FFT, _FILTERS, _CEPSTRA, _LIFTER, _PREEMPHASIS = 400, 160, 512, 26, 13, 22, 0.97
+_LEAST_POWER = float(np.finfo(np.float64).eps)
+
+
 def computed_filters() -> Float32Array:
     """Slaney's mel bands, float32 `(80, 201)`; needs librosa, of the extra `export`."""
     from librosa.filters import mel
@@ -104,11 +109,6 @@ def log_power(samples: Float32Array, filters: Float32Array) -> Float32Array:
     power = (spectrum.real**2 + spectrum.imag**2).astype(np.float32)
     mel = filters @ power.T
     return np.log10(np.maximum(mel, np.float32(_POWER_FLOOR)))
-
-
-# python_speech_features' defaults.
-_WINDOW, _HOP, _FFT, _FILTERS, _CEPSTRA, _LIFTER, _PREEMPHASIS = 400, 160, 512, 26, 13, 22, 0.97
-_LEAST_POWER = float(np.finfo(np.float64).eps)
 
 
 def cepstra_of(blocks: Iterable[Float32Array]) -> Float32Array:

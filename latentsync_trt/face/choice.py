@@ -17,6 +17,15 @@ from latentsync_trt.face.tracker import FaceTracker, FrameFaces, TrackedDetectio
 from latentsync_trt.types import Face, FaceDetector, Float64Array, Picture
 from latentsync_trt.values import FaceChoice
 
+T = TypeVar("T")
+
+FADE_S = Fraction(4, 25)
+"""Time between a frame that shows none of a painted face and one that shows all of it."""
+
+Shares = dict[int, Fraction]
+"""How much of each person's painted face shows, in ]0, 1]."""
+
+
 LARGEST = FaceChoice("largest")
 _PATIENCE_S = 1
 
@@ -126,15 +135,6 @@ class MainFace:
         for one, _ in chosen:
             return TrackedFace(one.face, *placed[one.track_id])
         return None
-
-
-T = TypeVar("T")
-
-FADE_S = Fraction(4, 25)
-"""Time between a frame that shows none of a painted face and one that shows all of it."""
-
-Shares = dict[int, Fraction]
-"""How much of each person's painted face shows, in ]0, 1]."""
 
 
 @dataclass(frozen=True, slots=True)

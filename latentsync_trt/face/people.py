@@ -28,6 +28,11 @@ _FRONTAL_TURN = 0.25
 """About 25°."""
 
 
+_WRONG_TAG = (
+    "its rotation tag is wrong; set it to 0, 90, 180 or 270: ffmpeg -display_rotation ANGLE -i in.mp4 -c copy out.mp4"
+)
+
+
 @dataclass(frozen=True, slots=True)
 class PersonSummary:
     """One person of a clip, by `number`. `times_s`: begin and end of each time the person is seen.
@@ -105,11 +110,6 @@ def _portrait(picture: Picture, face: Face) -> UInt8Array:
     canvas = np.full((PORTRAIT_PX, PORTRAIT_PX, 3), 255, np.uint8)
     canvas[: small.shape[0], : small.shape[1]] = small[:PORTRAIT_PX, :PORTRAIT_PX]
     return canvas
-
-
-_WRONG_TAG = (
-    "its rotation tag is wrong; set it to 0, 90, 180 or 270: ffmpeg -display_rotation ANGLE -i in.mp4 -c copy out.mp4"
-)
 
 
 @dataclass(slots=True, eq=False)

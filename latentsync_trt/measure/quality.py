@@ -41,6 +41,10 @@ _JPEG_QUALITY = 92
 _SILENT_DB = -100.0
 
 
+_NOT_SHOWN = ("c2pa", "faces", "mix", "report", "speaker", "turns", "overwrite")
+"""Options; most name files, and a page may be passed on."""
+
+
 @dataclass(frozen=True, slots=True)
 class Moment:
     """A face at `time_s` of the output: `before` and `after` as JPEG files; `shows`: why it was chosen."""
@@ -163,10 +167,6 @@ def _jpeg(rgb: UInt8Array) -> bytes:
     small = cv2.resize(rgb, (width, _HEIGHT_PX), interpolation=cv2.INTER_AREA)
     encoded = cv2.imencode(".jpg", cv2.cvtColor(small, cv2.COLOR_RGB2BGR), [cv2.IMWRITE_JPEG_QUALITY, _JPEG_QUALITY])
     return bytes(encoded[1])
-
-
-_NOT_SHOWN = ("c2pa", "faces", "mix", "report", "speaker", "turns", "overwrite")
-"""Options; most name files, and a page may be passed on."""
 
 
 def write_report(path: Path, source: Path, report: SyncReport, quality: Quality, options: SyncOptions) -> None:

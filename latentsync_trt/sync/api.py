@@ -178,7 +178,8 @@ class LipSync:
         resolution_px = resolution_of(self._bundle.manifest, inputs.options, self._options)
         graphs = graphs_for(inputs.options)
         # Before the imports below, and while sound and faces are read; but what is wrong with these waits for no build.
-        ahead = self._slot.has(graphs) or not must_build(self._bundle, self._selection, self._options, graphs)
+        is_open = self._slot.model_with(graphs) is not None
+        ahead = is_open or not must_build(self._bundle, self._selection, self._options, graphs)
         with self._calls.entered("sync"), self._slot.opening(graphs, ahead=ahead) as opened:
             from latentsync_trt.runtime.model import Notices
             from latentsync_trt.sync.clip import sync_clip

@@ -66,7 +66,6 @@ class ModelSlot:
         self.build: Future[str] | None = None
         self._detector: MediaPipeDetector | None = None
         self._users = self._lasting = 0
-        self._closed = False
 
     def detector(self) -> "MediaPipeDetector":
         """The built-in detector, open until `close`."""
@@ -76,9 +75,10 @@ class ModelSlot:
             self._detector = self._detector or MediaPipeDetector()
             return self._detector
 
-    def has(self, graphs: Sequence[str]) -> bool:
-        """Whether a model with these graphs is open."""
-        return (model := self.model) is not None and model.graphs.issuperset(graphs)
+    def model_with(self, graphs: Sequence[str]) -> Model | None:
+        """The one that is open, if it has these graphs."""
+        model = self.model
+        return model if model is not None and model.graphs.issuperset(graphs) else None
 
     def acquire(self, graphs: Sequence[str], *, lasting: bool = False) -> Model:
         """A model with these graphs, open until `release`; waits while others use one without them.
@@ -86,10 +86,10 @@ class ModelSlot:
         `lasting`: for a live session, for which no call should wait.
 
         Raises:
-            Busy: live sessions use one without these graphs. InputError: the slot is closed. Others as `open_model`.
+            Busy: live sessions use one without these graphs. Others as `open_model`.
         """
         with self._changed:
-            while not (self._closed or self.has(graphs)):
+            while (model := self.model_with(graphs)) is None:
                 if self._users == 0:
                     self._open_with(graphs)
                 elif self._users == self._lasting:
@@ -100,11 +100,9 @@ class ModelSlot:
                     )
                 else:
                     self._changed.wait(POLL_S)
-            if self._closed or self.model is None:
-                raise InputError("LipSync: it is closed; open the bundle again")
             self._users += 1
             self._lasting += lasting
-            return self.model
+            return model
 
     def release(self, *, lasting: bool = False) -> None:
         """Who called `acquire` does not use the model any more."""
@@ -146,13 +144,9 @@ class ModelSlot:
                     self.release()
 
     def close(self) -> None:
-        """Waits until no call uses model and detector, and closes both. Closing again does nothing."""
-        with self._changed:
-            self._closed = True
-            while self._users:
-                self._changed.wait(POLL_S)
-            model, detector = self.model, self._detector
-            self.model = self.build = self._detector = None
+        """Closes model and detector, which no call may use any more, see `Calls`. Closing again does nothing."""
+        model, detector = self.model, self._detector
+        self.model = self.build = self._detector = None
         if model is not None:
             model.close()
         if detector is not None:
