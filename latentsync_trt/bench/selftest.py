@@ -33,7 +33,7 @@ from latentsync_trt.runtime.engines.session_factory import SessionFactory
 from latentsync_trt.runtime.model import open_model
 from latentsync_trt.runtime.providers.diagnose import diagnose_provider
 from latentsync_trt.runtime.providers.gpu import gpus
-from latentsync_trt.runtime.providers.select import select_provider
+from latentsync_trt.runtime.providers.select import TestResult, select_provider
 from latentsync_trt.runtime.providers.table import CPU, CUDA, PROVIDERS
 from latentsync_trt.sync.inpaint import graphs_for, make_inpainter
 from latentsync_trt.unexpected import redacted
@@ -214,8 +214,14 @@ class Report:
         return not any(self.stages.values())
 
     @property
+    def result(self) -> TestResult:
+        return "slower" if self.passed and self.is_slower else "passed" if self.passed else "failed"
+
+    @property
     def is_slower(self) -> bool:
-        """Whether denoising steps take longer than on the reference provider."""
+        """Whether denoising steps take longer than on the reference provider, if that is another one."""
+        if self.reference == self.provider:  # with the portable variant of the graphs
+            return False
         steps = [row for row in self.graphs if row.graph in STEP_GRAPHS and row.mean_ms and row.reference_ms]
         return sum(row.mean_ms or 0.0 for row in steps) > sum(row.reference_ms or 0.0 for row in steps)
 

@@ -7,7 +7,7 @@ from typing import Literal
 
 from latentsync_trt.bundle.manifest import EIGHT_BIT_PRECISIONS, Manifest
 from latentsync_trt.errors import InputError, ProviderUnavailable
-from latentsync_trt.remembered import Key, known
+from latentsync_trt.remembered import Key, recall, remember
 from latentsync_trt.runtime.providers import gpu as driver
 from latentsync_trt.runtime.providers import table
 from latentsync_trt.runtime.providers.diagnose import diagnose_provider
@@ -23,8 +23,8 @@ from latentsync_trt.values import ALL_DEVICES
 
 PCI_DEVICES = Path("/sys/bus/pci/devices")
 
-PASSED = "passed"
-"""Kind of the remembered fact that a provider passed `setup` or `selftest`."""
+TestResult = Literal["passed", "failed", "slower"]
+"""Of a self-test: "slower" passed, but its steps took longer than with the reference."""
 
 FP8_FROM = (8, 9)
 """Compute capability of the first GPUs with FP8: RTX 40xx, L4, H100."""
@@ -68,7 +68,8 @@ class Selection:
 def select_provider(request: str = "auto", device: int = 0, bundle_sha256: str | None = None) -> Selection:
     """Chooses a provider on GPU `device`; naming a provider disables fallback.
 
-    "auto" takes the fastest that loads; one that builds engines only where `setup` or `selftest` passed it.
+    "auto" takes the fastest that loads and that the newest `setup` or `selftest` did not find wrong or slower; one that
+    builds engines only where that passed it.
 
     Args:
         bundle_sha256: of the manifest of the bundle to run; without, "auto" looks at what loads alone.
@@ -98,14 +99,18 @@ def device_numbers(device: int | str | tuple[int, ...]) -> tuple[int, ...]:
     return device if isinstance(device, tuple) else (int(device),)
 
 
-def passed_key(selection: Selection, bundle_sha256: str) -> Key | None:
-    """On what it depends whether a provider computes a bundle right on a GPU; None on the CPU.
+def tested(selection: Selection, bundle_sha256: str) -> str | None:
+    """The newest `TestResult` of a bundle, by the SHA-256 of its manifest; None without one, and on the CPU."""
+    return None if selection.gpu is None else recall(_test_key(selection, selection.gpu, bundle_sha256))
 
-    `bundle_sha256`: of its manifest.
-    """
-    gpu = selection.gpu
-    if gpu is None:
-        return None
+
+def remember_test(selection: Selection, bundle_sha256: str, result: TestResult) -> None:
+    """Keeps what `tested` returns from now on; nothing on the CPU."""
+    if selection.gpu is not None:
+        remember(_test_key(selection, selection.gpu, bundle_sha256), result)
+
+
+def _test_key(selection: Selection, gpu: Gpu, bundle_sha256: str) -> Key:
     versions = [onnxruntime_version(), driver.driver_version()]
     versions += [tensorrt_version()] if selection.provider is TENSORRT else [cuda_version(), cudnn_version()]
     return {
@@ -116,8 +121,8 @@ def passed_key(selection: Selection, bundle_sha256: str) -> Key | None:
     }
 
 
-def next_provider(selection: Selection) -> Selection:
-    """The fastest provider after the selected one that loads, which needs no build.
+def next_provider(selection: Selection, bundle_sha256: str | None = None) -> Selection:
+    """The fastest provider after the selected one that `select_provider` would take, and that needs no build.
 
     Raises:
         ProviderUnavailable: there is none.
@@ -126,7 +131,17 @@ def next_provider(selection: Selection) -> Selection:
     left = known[known.index(selection.provider) + 1 :]
     if not left:
         raise ProviderUnavailable(table.NOTHING_AFTER.format(name=selection.name))
-    return _best(left, selection.device_id)
+    return _best(left, selection.device_id, bundle_sha256)
+
+
+def why_not_taken(selection: Selection, bundle_sha256: str) -> str:
+    """Why "auto" does not take a provider that loads, by its newest self-test, and what tests it; empty if it does."""
+    reasons: dict[str | None, str] = {"failed": table.FAILED_TEST, "slower": table.SLOWER}
+    if selection.provider.builds:
+        reasons[None] = table.NOT_TESTED
+    reason = reasons.get(tested(selection, bundle_sha256), "")
+    command = f"`latentsync-trt selftest --provider {selection.name} --bundle NAME` tests it"
+    return f"{reason}; {command}" if reason else ""
 
 
 def why_unavailable(name: str, device: int = 0) -> str | None:
@@ -143,10 +158,9 @@ def _best(providers: tuple[Provider, ...], device: int, bundle_sha256: str | Non
         reason = why_unavailable(provider.name, device)
         if reason is None:
             selection = Selection(provider.name, tuple(skipped_providers), _gpu_of(provider, device))
-            if bundle_sha256 is None or not provider.builds or known(PASSED, passed_key(selection, bundle_sha256)):
+            reason = why_not_taken(selection, bundle_sha256) if bundle_sha256 else ""
+            if not reason:
                 return selection
-            command = f"latentsync-trt selftest --provider {provider.name} --bundle NAME"
-            reason = f"{table.NOT_TESTED}; `latentsync-trt setup`, or `{command}`, tests it"
         skipped_providers.append((provider.name, reason))
     raise ProviderUnavailable("; ".join(f"{name}: {reason}" for name, reason in skipped_providers))
 

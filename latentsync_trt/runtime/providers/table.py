@@ -55,6 +55,8 @@ LIBRARY_FAILS = "libraries do not load ({problem})"
 TENSORRT_TOO_OLD = "TensorRT {found} is too old: its ONNX parser supports the graphs' operators from {least} on"
 NO_BUILDER = "TensorRT {found} is installed without its Python package, which builds engines"
 NOT_TESTED = "it runs here, but was not tested with this bundle, version and driver on this GPU"
+FAILED_TEST = "its newest self-test with this bundle, version and driver on this GPU failed"
+SLOWER = "denoising steps took longer with it than with the reference provider in its newest self-test on this GPU"
 SESSION_FAILS = "its libraries load, but a trial session fails ({problem})"
 
 TENSORRT_DOWNLOAD = (
