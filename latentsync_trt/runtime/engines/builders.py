@@ -11,9 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from latentsync_trt.bundle.external import external_files
 from latentsync_trt.bundle.manifest import EIGHT_BIT_PRECISIONS, DimensionRange, GraphEntry, Precision
 from latentsync_trt.errors import EngineBuildError, GraphRefused, InputError, OutOfMemory
-from latentsync_trt.runtime.compiler import CONTEXT_MODEL, CompileOrder, run_compiler
+from latentsync_trt.runtime.compiler import CONTEXT_MODEL, ENGINE, CompileOrder, run_compiler
 from latentsync_trt.runtime.engines.profiles import input_shapes
 from latentsync_trt.runtime.engines.session import CPU, Session, SessionSettings
 from latentsync_trt.runtime.providers.gpu import Gpu, visible_only
@@ -129,6 +130,7 @@ class TensorRTBuilder:
             (CUDA.ort_name, cuda_options(self.gpu.index)),
             *CPU,
         )
+        _check_context_model(folder / CONTEXT_MODEL)
         return Session(folder / CONTEXT_MODEL, SessionSettings(name=graph.stem, providers=providers))
 
     @property
@@ -138,3 +140,13 @@ class TensorRTBuilder:
         if not asked.isdecimal():
             raise InputError(f"--provider-option {_LEVEL}={asked}: not a whole number")
         return int(asked)
+
+
+def _check_context_model(path: Path) -> None:
+    """Raises `EngineBuildError` unless the model loads the engine beside it alone, as engines run as code."""
+    try:
+        names = {*external_files(memoryview(path.read_bytes()))}
+    except (OSError, LookupError, ValueError, RecursionError) as error:
+        raise EngineBuildError(f"{path}: is no graph ({error})") from error
+    if names != {ENGINE.encode()}:
+        raise EngineBuildError(f"{path}: loads another engine than {ENGINE} beside it")
