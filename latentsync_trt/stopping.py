@@ -4,12 +4,9 @@
 import os
 import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from types import FrameType
 from typing import Any
-
-from latentsync_trt.errors import LatentSyncError
 
 INTERRUPTED = "interrupted; unfinished files were removed"
 INTERRUPTED_CODE = 130
@@ -18,27 +15,9 @@ _CODES = {"SIGINT": INTERRUPTED_CODE, "SIGBREAK": INTERRUPTED_CODE, "SIGTERM": 1
 """Exit code by signal. Windows has SIGBREAK for Ctrl-Break and for a console that is closed."""
 
 bars = list[Any]()
-"""Of rich, which may be shown: interrupted while it draws one, it would leave it there, and the cursor hidden."""
+"""Of rich, which are shown: interrupted while it draws one, it would leave it there, and the cursor hidden."""
 
 _code = 0
-
-
-class Interrupted(LatentSyncError):
-    """A signal stopped the command."""
-
-
-@contextmanager
-def interruption(message: str = INTERRUPTED) -> Iterator[None]:
-    """Raises `Interrupted` with `message`, and the notes of the error, for a KeyboardInterrupt in the block."""
-    try:
-        yield
-    except KeyboardInterrupt as error:
-        raise Interrupted(with_notes(message, error)) from None
-
-
-def with_notes(message: str, error: BaseException) -> str:
-    """`message` and the notes of `error`, which say what to do, as one line."""
-    return "; ".join([message, *(note for note in getattr(error, "__notes__", ()) if note not in message)])
 
 
 def install() -> None:
@@ -62,7 +41,7 @@ def _interrupt(number: int, _: FrameType | None) -> None:
             children.kill_all()
         os._exit(_code)
     _code = _CODES[signal.Signals(number).name]
-    for bar in bars:
+    for bar in [*bars]:
         with suppress(Exception):  # whatever state the interrupted thread has left it in
             bar.stop()
     with suppress(OSError):

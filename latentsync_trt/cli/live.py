@@ -5,6 +5,7 @@ from typing import Any
 
 import rich_click as click
 
+from latentsync_trt.cli import interruption
 from latentsync_trt.cli.options import build, bundle_option, options_from, path_option, provider_option
 from latentsync_trt.cli.serve import api_key, url_of
 from latentsync_trt.cli.show import say
@@ -12,7 +13,6 @@ from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import MissingDependency
 from latentsync_trt.live.options import LIVE, LiveOptions
 from latentsync_trt.serve.admission import LiveLimits
-from latentsync_trt.stopping import interruption
 
 _add = partial(click.option, panel=LIVE, show_default=True)
 

@@ -11,7 +11,7 @@ import rich_click as click
 
 from latentsync_trt.bundle import find, manifest
 from latentsync_trt.bundle.manifest import FULL_STEP, PRECISIONS, read_manifest, tool_versions
-from latentsync_trt.cli import echo
+from latentsync_trt.cli import echo, interruption
 from latentsync_trt.cli.options import build, bundle_option, options_from, path_option, provider_option, quiet_option
 from latentsync_trt.cli.show import notices_to, progress_bar, say
 from latentsync_trt.config import RuntimeOptions
@@ -22,7 +22,6 @@ from latentsync_trt.option_fields import FILES, HARDWARE
 from latentsync_trt.quantize import calibration_options
 from latentsync_trt.quantize.calibration_options import CalibrateOptions, Clip, clips_in
 from latentsync_trt.runtime.providers.table import CPU, CUDA
-from latentsync_trt.stopping import interruption
 from latentsync_trt.types import Progress
 
 if TYPE_CHECKING:

@@ -241,7 +241,7 @@ class LipSync:
         is_open = self._slot.model_with(graphs) is not None
         ahead = is_open or not must_build(self._bundle, self._selection, self._options, graphs)
         with self._entered("sync"), self._slot.opening(graphs, ahead=ahead) as opening:
-            from latentsync_trt.runtime.model import Notices
+            from latentsync_trt.notices import Notices
             from latentsync_trt.sync.clip import sync_clip
             from latentsync_trt.sync.run_context import Helpers, OpeningModel, RunContext
             from latentsync_trt.sync.threads import StageClock

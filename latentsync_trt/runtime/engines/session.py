@@ -384,7 +384,7 @@ def _translated(
     said = last_line(error) + "".join(f"; TensorRT: {reason}" for reason in dict.fromkeys(reasons))
     if isinstance(error, MemoryError) or is_out_of_memory(text):
         return OutOfMemory(
-            f"{where}: out of memory ({said}); use --low-memory (with --resume, `sync` goes on from what was written), a "
-            "bundle of lower resolution or in fp16, or close other programs on this GPU"
+            f"{where}: out of memory ({said}); use --low-memory (with --resume, `sync` goes on from what was written), "
+            "a bundle of lower resolution or in fp16, or close other programs on this GPU"
         )
     return otherwise(f"{where}: {said}")
