@@ -11,7 +11,7 @@ import pytest
 from latentsync_trt import LipSync
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import OutOfMemory
-from latentsync_trt.runtime import model as model_module
+from latentsync_trt.runtime import memory_estimate
 from latentsync_trt.runtime.model import Model
 from latentsync_trt.runtime.stages import Stage
 from latentsync_trt.sync import clip
@@ -90,7 +90,7 @@ def test_free_memory_decides_before_anything_is_open(
     make: DemoModels, device: Device, monkeypatch: pytest.MonkeyPatch, free_bytes: int, mode: str
 ) -> None:
     compiling_provider(monkeypatch)
-    monkeypatch.setattr(model_module, "free_memory_bytes", lambda index: free_bytes)
+    monkeypatch.setattr(memory_estimate, "free_memory_bytes", lambda index: free_bytes)
     model = make(COMPILING)
     assert model.memory_plan.mode == mode
     notices = [notice for notice in model.notices if "memory of the device is short" in notice]

@@ -21,7 +21,6 @@ from latentsync_trt.runtime.providers.select import (
     next_provider,
     remember_test,
     select_provider,
-    why_unavailable,
 )
 from latentsync_trt.runtime.providers.table import PROVIDERS
 
@@ -139,7 +138,7 @@ def test_auto_takes_the_best(machine: Machine) -> None:
     assert selection.gpu == gpu.gpus()[0]
     assert (selection.device, selection.device_id) == ("cuda", 0)
     machine.driver = FakeDriver([ADA], version=14_020)  # for a newer CUDA
-    assert why_unavailable("cuda") is None
+    assert diagnosis.diagnose_provider(PROVIDERS["cuda"]) is None
 
 
 OTHERS: dict[str, Callable[[Machine], dict[str, Any]]] = {
@@ -266,7 +265,7 @@ def test_what_keeps_a_provider_from_running(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, name: Any, expected: str
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
-    assert expected in str(why_unavailable(name))
+    assert expected in str(diagnosis.diagnose_provider(PROVIDERS[name]))
     with pytest.raises(ProviderUnavailable, match=f"{name}: .*{re.escape(expected)}"):
         select_provider(name)
 

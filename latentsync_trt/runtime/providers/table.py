@@ -16,11 +16,8 @@ if TYPE_CHECKING:  # which costs each `--help` a tenth of a second
 class Provider:
     """One execution provider of ONNX Runtime.
 
-    Args:
-        name: as in `--provider`. ort_name: as in ONNX Runtime. install: the command that installs it.
-        builds: whether it needs engines, which take minutes to build; others open a bundle's graphs directly.
-        buffers: where it keeps its inputs and outputs, as in `OrtValue`.
-        graph_variant: of the graphs that it runs fastest.
+    `builds`: it needs engines, which take minutes to build; others open a bundle's graphs directly. `buffers`: where it
+    has inputs and outputs, as in `OrtValue`. `graph_variant`: of the graphs that it runs fastest.
     """
 
     name: str
