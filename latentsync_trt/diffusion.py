@@ -185,8 +185,7 @@ def denoise(
         raise InputError(f"noise {noise.shape}, conditioning {conditioning.shape} and audio {audio.shape} do not fit")
     repeated = np.broadcast_to(noise, (batch, LATENT_CHANNELS, frames, height, width))
     latents = np.ascontiguousarray(repeated, np.float32)
-    unguided_too = not all(planned.guided for planned in plan)
-    denoiser.begin(WindowBatch(latents, conditioning, audio, guidance, unguided_too))
+    denoiser.begin(WindowBatch(latents, conditioning, audio, guidance))
     for done, (step, planned) in enumerate(zip(schedule, plan, strict=True), start=1):
         denoiser.step(step.timestep, step.coefficients, cached=not planned.full, guided=planned.guided)
         if on_step is not None:

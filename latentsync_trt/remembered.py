@@ -1,8 +1,8 @@
-"""Facts that took time to find and hold until something named in their key changes, kept between runs.
+"""Results of tests that take minutes and hold until something named in their key changes, kept between runs.
 
-    <cache>/.facts/<kind>.json      digests of the keys of one kind, the newest last
+    <cache>/.facts/tested.json      the newest result by digest of its key, the newest last
 
-Only success is remembered. A file that cannot be read or written means that nothing is, so the caller checks again.
+A file that cannot be read or written means that nothing is remembered, so the caller tests again.
 """
 
 import json
@@ -25,37 +25,37 @@ FOLDER = ".facts"
 _MOST_KEYS = 200
 
 Key = Mapping[str, Any]
-"""Everything on which a fact depends, as JSON can hold it."""
+"""Everything on which a result depends, as JSON can hold it."""
 
 
-def known(kind: str, key: Key | None) -> bool:
-    """Whether the fact was remembered for exactly this `key` by this version of the package; never for None."""
-    return key is not None and _digest(key) in _digests(kind)
+def recall(key: Key) -> str | None:
+    """The newest result for exactly this `key` and this version of the package, None without one."""
+    result = _results().get(_digest(key))
+    return result if isinstance(result, str) else None
 
 
-def remember(kind: str, key: Key | None) -> None:
-    """Keeps the fact for `key`, and drops the oldest. Of two processes at once, one may be lost."""
-    if key is None:
-        return
-    kept = [digest for digest in _digests(kind) if digest != _digest(key)]
+def remember(key: Key, result: str) -> None:
+    """Keeps a result in place of an earlier one, and drops the oldest. Of two processes at once, one may be lost."""
+    kept = _results()
+    kept.pop(_digest(key), None)
+    kept[_digest(key)] = result  # the last
     with suppress(OSError, InputError):
-        _folder().mkdir(parents=True, exist_ok=True)
-        with whole_file(_folder() / f"{kind}.json") as part:
-            part.write_text(json.dumps([*kept, _digest(key)][-_MOST_KEYS:]), encoding="utf-8")
+        _file().parent.mkdir(parents=True, exist_ok=True)
+        with whole_file(_file()) as part:
+            part.write_text(json.dumps(dict([*kept.items()][-_MOST_KEYS:])), encoding="utf-8")
 
 
 def _digest(key: Key) -> str:
     return sha256(json.dumps([__version__, key], sort_keys=True).encode()).hexdigest()
 
 
-def _folder() -> Path:
+def _file() -> Path:
     named = os.environ.get(CACHE_VARIABLE)
-    place = below_home(named, "") if named else user_folder("cache")
-    return place / FOLDER
+    return (below_home(named, "") if named else user_folder("cache")) / FOLDER / "tested.json"
 
 
-def _digests(kind: str) -> list[str]:
+def _results() -> dict[str, Any]:
     with suppress(OSError, ValueError, RecursionError, InputError):
-        content = json.loads((_folder() / f"{kind}.json").read_text(encoding="utf-8"))
-        return content if isinstance(content, list) else []
-    return []
+        content = json.loads(_file().read_text(encoding="utf-8"))
+        return content if isinstance(content, dict) else {}
+    return {}

@@ -5,12 +5,9 @@ import _thread
 import os
 import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from types import FrameType
 from typing import Any
-
-from latentsync_trt.errors import LatentSyncError
 
 INTERRUPTED = "interrupted; unfinished files were removed"
 INTERRUPTED_CODE = 130
@@ -19,29 +16,11 @@ _CODES = {"SIGINT": INTERRUPTED_CODE, "SIGBREAK": INTERRUPTED_CODE, "SIGTERM": 1
 """Exit code by signal. Windows has SIGBREAK for Ctrl-Break and for a console that is closed."""
 
 bars = list[Any]()
-"""Of rich, which may be shown: interrupted while it draws one, it would leave it there, and the cursor hidden."""
+"""Of rich, which are shown: interrupted while it draws one, it would leave it there, and the cursor hidden."""
 
 _BARS_S = 1.0
 
 _code = 0
-
-
-class Interrupted(LatentSyncError):
-    """A signal stopped the command."""
-
-
-@contextmanager
-def interruption(message: str = INTERRUPTED) -> Iterator[None]:
-    """Raises `Interrupted` with `message`, and the notes of the error, for a KeyboardInterrupt in the block."""
-    try:
-        yield
-    except KeyboardInterrupt as error:
-        raise Interrupted(with_notes(message, error)) from None
-
-
-def with_notes(message: str, error: BaseException) -> str:
-    """`message` and the notes of `error`, which say what to do, as one line."""
-    return "; ".join([message, *(note for note in getattr(error, "__notes__", ()) if note not in message)])
 
 
 def install() -> None:

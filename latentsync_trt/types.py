@@ -196,14 +196,13 @@ class WindowBatch:
     """Windows to denoise together.
 
     `latents (B, 4, F, h, w)`, `conditioning (B, 9, F, h, w)`, `audio (B, F, S, D)`, float32. `guidance`: scale; at 1 or
-    below all steps run without guidance. `unguided_too`: some steps run without guidance at any scale.
+    below all steps run without guidance.
     """
 
     latents: Float32Array
     conditioning: Float32Array
     audio: Float32Array
     guidance: float
-    unguided_too: bool = False
 
 
 class Denoiser(Protocol):

@@ -15,7 +15,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx
 import torch
 from diffusers import AutoencoderKL
@@ -31,7 +30,6 @@ from latentsync_trt.export.unet import DenoiseStep, UNet, UNetConfig
 from latentsync_trt.runtime.compiler import last_line
 from latentsync_trt.runtime.engines.output_comparison import SEED, random_inputs
 from latentsync_trt.runtime.engines.profiles import dimension_ranges
-from latentsync_trt.runtime.engines.session import TensorInfo
 
 _DEVIATION = 0.02
 """Of random weights: activations stay within the range of half precision."""
@@ -93,8 +91,7 @@ def _measure(
 
 def _inputs(setting: Setting, entry: GraphEntry, device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
     """The inputs that scenario "graph" gives to the same graph; `hidden` in the modules' precision."""
-    tensors = [TensorInfo(tensor.name, tensor.shape, np.dtype(tensor.dtype)) for tensor in entry.inputs]
-    arrays = random_inputs(tensors, dimension_ranges(setting.bundle.manifest, setting.runtime))
+    arrays = random_inputs(entry.inputs, dimension_ranges(setting.bundle.manifest, setting.runtime))
     inputs = {name: torch.from_numpy(array).to(device) for name, array in arrays.items()}
     return {name: tensor.to(dtype) if name == HIDDEN else tensor for name, tensor in inputs.items()}
 

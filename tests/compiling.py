@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from latentsync_trt.runtime.engines import session_factory
 from latentsync_trt.runtime.engines.session import CPU, Session, SessionSettings
 from latentsync_trt.runtime.engines.session_factory import SessionFactory
 from latentsync_trt.runtime.providers import gpu, select
@@ -22,18 +23,15 @@ COMPILING = Selection("tensorrt", gpu=RTX)
 class CopyBuilder:
     """A `TensorRTBuilder`; `built` are the graphs it built, in order."""
 
-    version = "1"
+    version, level = "1", 3
     built: list[str] = field(default_factory=list)
-
-    def options(self) -> dict[str, str]:
-        return {}
 
     def build(self, graph: Path, folder: Path) -> None:
         self.built.append(graph.stem)
         shutil.copy(graph, folder / "engine.onnx")
         time.sleep(0.01)  # so that its time shows
 
-    def open(self, graph: Path, folder: Path) -> Session:
+    def open(self, graph: Path, folder: Path, **_: bool) -> Session:
         return Session(
             folder / "engine.onnx", SessionSettings(name=graph.stem, providers=CPU, weights_folder=graph.parent)
         )
@@ -42,9 +40,9 @@ class CopyBuilder:
 def compiling_provider(patch: pytest.MonkeyPatch) -> CopyBuilder:
     """A machine where "tensorrt" is such a provider, "cuda" does not load and "cpu" does, until `patch` is undone."""
     builder, obstacle = CopyBuilder(), Obstacle("its libraries do not load", "install them")
-    patch.setattr(SessionFactory, "_builder", lambda self, graph, **_: builder)
+    patch.setattr(SessionFactory, "_builder", lambda self, graph: builder)
     patch.setattr(SessionFactory, "_node_share", lambda self, session: 1.0)
-    patch.setattr(SessionFactory, "_wants_cuda_graph", lambda self: False)
+    patch.setattr(session_factory, "_wants_cuda_graph", lambda factory: False)
     patch.setattr(Selection, "device", "cpu")
     patch.setattr(gpu, "gpus", lambda: (RTX,))
     patch.setattr(select, "diagnose_provider", lambda provider, device: obstacle if provider is CUDA else None)

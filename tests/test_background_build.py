@@ -101,7 +101,7 @@ def test_closing_stops_the_build_and_its_leftover_is_not_used(
 def test_with_nothing_to_run_on_the_run_waits_and_says_so(
     cold: Path, make: DemoModels, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def none(selection: Selection) -> Selection:
+    def none(*_: object) -> Selection:
         raise ProviderUnavailable("cuda: no NVIDIA driver")
 
     monkeypatch.setattr(model, "next_provider", none)

@@ -44,7 +44,8 @@ PROBLEMS: tuple[Event, ...] = (
 
 
 def test_lines_for_a_log(make: Callable[..., Board], capsys: pytest.CaptureFixture[str]) -> None:
-    with make() as board:
+    board = make()
+    with board.shown():
         for event in (*HALF, HALF[-1], *END, *PROBLEMS):
             board(event)
     board.show_summary()
@@ -80,7 +81,8 @@ def test_a_terminal_shows_the_whole_and_as_many_workers_as_it_has_room_for(
 ) -> None:
     terminal = Console(file=io.StringIO(), force_terminal=True, width=100, height=6)
     monkeypatch.setattr(batch_module, "STDERR", terminal)
-    with make() as board:
+    board = make()
+    with board.shown():
         for number in range(12):
             board(WorkerState(f"gpu {number}", "starting"))
         for event in HALF:

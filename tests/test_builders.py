@@ -6,12 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
 from latentsync_trt.bundle.manifest import Bundle, TensorEntry
 from latentsync_trt.config import RuntimeOptions
-from latentsync_trt.runtime.compiler import Answer, CompileOrder
+from latentsync_trt.errors import EngineBuildError
+from latentsync_trt.runtime import compiler
+from latentsync_trt.runtime.compiler import CONTEXT_MODEL, ENGINE, Answer, CompileOrder
 from latentsync_trt.runtime.engines import builders, session_factory
 from latentsync_trt.runtime.engines.cache import EngineCache
 from latentsync_trt.runtime.engines.session import SessionSettings
@@ -29,8 +32,12 @@ LOADED = "10.14.1.48"
 
 @dataclass
 class Provider:
-    """Stands for TensorRT's compiler and for ONNX Runtime with a GPU: what both were asked for."""
+    """Stands for TensorRT's compiler and for ONNX Runtime with a GPU: what both were asked for.
 
+    `engine`: as the context model names it.
+    """
+
+    engine: str = ENGINE
     orders: list[CompileOrder] = field(default_factory=list)
     asked: list[tuple[Path, SessionSettings]] = field(default_factory=list)
 
@@ -38,8 +45,9 @@ class Provider:
         """Acts like `run_compiler`."""
         self.orders.append(order)
         assert order.folder
-        for name in ("model.engine", "context.onnx"):
-            Path(order.folder, name).write_bytes(b"built")
+        Path(order.folder, ENGINE).write_bytes(b"built")
+        with patch.object(compiler, "ENGINE", self.engine):
+            compiler._write_context_model(order, Path(order.folder, CONTEXT_MODEL))
         return Answer(True, "", version=LOADED)
 
     def session(self, path: Path, settings: SessionSettings) -> Any:
@@ -110,6 +118,19 @@ def test_the_profile_and_the_context_model_have_the_sizes_of_the_engine(
     latents = ("windows", 4, FRAMES, 2, 2) if dynamic else usual
     assert ("next_latents", "float32", latents) in order.outputs
     assert provider.asked[0][1].dimensions == {}  # a context model has no dimension left to set
+
+
+@pytest.mark.parametrize("name", ["../model.engine", "/tmp/model.engine", "C:\\model.engine", "other.engine", ""])
+def test_an_engine_outside_of_its_folder_is_not_loaded_and_built_again(
+    tmp_path: Path, provider: Provider, name: str
+) -> None:
+    provider.engine = name
+    with pytest.raises(EngineBuildError, match=r"context\.onnx: loads another engine than model\.engine beside it"):
+        engines(tmp_path).open("denoise_step")
+    assert provider.asked == []
+    provider.engine = ENGINE
+    assert engines(tmp_path).open("denoise_step").built
+    assert len(provider.asked) == 1
 
 
 def test_eight_bits_are_built_at_a_higher_level_unless_one_is_named(tmp_path: Path, provider: Provider) -> None:

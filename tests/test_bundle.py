@@ -161,9 +161,10 @@ TENSOR = field(13, KEY + VALUE)
         field(20, field(1, field(5, TENSOR))),
         field(25, field(7, field(5, field(5, TENSOR)))),
         field(25, field(11, field(5, TENSOR))),
+        field(7, field(1, field(4, b"EPContext") + field(5, field(1, b"ep_cache_context") + field(4, b"../other")))),
     ],
 )
-def test_weights_that_the_manifest_does_not_name_are_refused(tmp_path: Path, added: bytes) -> None:
+def test_weights_and_engines_that_the_manifest_does_not_name_are_refused(tmp_path: Path, added: bytes) -> None:
     folder = tmp_path / "bundle"
     shutil.copytree(small_bundle(), folder)
     Bundle.load(folder)

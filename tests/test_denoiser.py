@@ -48,7 +48,7 @@ Plan = tuple[tuple[bool, bool], ...]
 def run(denoiser: GraphDenoiser, seed: int = 1, plan: Plan = (G, g, g, G)) -> None:
     """The steps of `plan`, each compared with what it should come to."""
     latents, conditioning, audio = toy_inputs(1, seed=seed)
-    denoiser.begin(WindowBatch(latents, conditioning, audio, 1.5, unguided_too=U in plan))
+    denoiser.begin(WindowBatch(latents, conditioning, audio, 1.5))
     wanted, hidden = latents, np.zeros_like(latents)
     for guided, cached in plan:
         denoiser.step(7, NO_COEFFICIENTS, cached=cached, guided=guided)
@@ -143,20 +143,13 @@ def test_a_run_of_both_kinds_is_its_graphs_one_by_one() -> None:
 
 @pytest.mark.parametrize("plan", [(G, U, g), (U, u, G, u)])
 def test_a_cached_step_needs_a_full_one_of_its_kind(denoiser: GraphDenoiser, plan: Plan) -> None:
-    denoiser.begin(WindowBatch(*toy_inputs(1), 1.5, unguided_too=True))
+    denoiser.begin(WindowBatch(*toy_inputs(1), 1.5))
     for guided, cached in plan[:-1]:
         denoiser.step(7, NO_COEFFICIENTS, cached=cached, guided=guided)
     guided, cached = plan[-1]
     kind = "guided" if guided else "unguided"
     with pytest.raises(InferenceError, match=f"needs a full step before it, here a full {kind} step"):
         denoiser.step(7, NO_COEFFICIENTS, cached=cached, guided=guided)
-
-
-def test_unguided_steps_must_be_announced(denoiser: GraphDenoiser) -> None:
-    denoiser.begin(WindowBatch(*toy_inputs(1), 1.5))
-    denoiser.step(7, NO_COEFFICIENTS, cached=False)
-    with pytest.raises(InferenceError, match="begun for guided steps only"):
-        denoiser.step(7, NO_COEFFICIENTS, cached=False, guided=False)
 
 
 def test_batches_may_differ_in_size_within_the_range(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from latentsync_trt.cli import checks, main
 from latentsync_trt.cli.checks import SECTIONS
 from latentsync_trt.runtime.providers import table
 from latentsync_trt.runtime.providers.select import select_provider
+from tests.bundles import make_bundle
 
 
 def doctor(*arguments: str) -> tuple[int, str]:
@@ -52,3 +53,22 @@ def test_an_onnxruntime_that_does_not_load_is_a_finding_not_a_crash(monkeypatch:
     assert out.startswith("✗ a package does not load: ")
     assert table.REINSTALL_ORT in out
     assert "demo: model" in out
+
+
+def test_graphs_and_sizes_of_a_bundle_are_checked_and_its_weights_are_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LATENTSYNC_TRT_CHECKPOINTS", str(tmp_path))
+    folder = make_bundle(tmp_path / "made", "fp32").folder
+    weights, graph = folder / "net.weights", next(folder.glob("*.onnx"))
+    others = bytes(weights.stat().st_size)
+    for path, content, problem in (
+        (weights, others, None),
+        (weights, b"short", "net.weights has 5 bytes"),
+        (weights, others, None),
+        (graph, bytes(graph.stat().st_size), f"{graph.name} was changed"),
+    ):
+        path.write_bytes(content)
+        code, out = doctor()
+        assert code == (0 if problem is None else 1)
+        assert problem is None or problem in out

@@ -66,7 +66,7 @@ def test_inputs_reach_the_denoiser_whole(inputs):
     assert np.array_equal(batch.latents[1, :, 2], inputs["noise"][0, :, 0])
     assert batch.conditioning is inputs["conditioning"]
     assert batch.audio is inputs["audio"]
-    assert (batch.guidance, batch.unguided_too) == (1.5, False)
+    assert batch.guidance == 1.5
 
 
 def test_plan_decides_which_steps_are_cached_and_guided(inputs):
@@ -75,7 +75,6 @@ def test_plan_decides_which_steps_are_cached_and_guided(inputs):
     denoise(denoiser, **inputs, guidance=1.5, schedule=schedule, plan=plan)
     assert denoiser.guided == [False, True, True, True, False]
     assert [cached for _, cached in denoiser.calls] == [False, False, True, False, False]
-    assert denoiser.started.unguided_too
 
 
 def test_noise_is_the_seeds_own():

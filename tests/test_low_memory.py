@@ -11,7 +11,7 @@ import pytest
 from latentsync_trt import LipSync
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import OutOfMemory
-from latentsync_trt.runtime import model as model_module
+from latentsync_trt.runtime import memory_estimate
 from latentsync_trt.runtime.model import Model
 from latentsync_trt.runtime.stages import Stage
 from latentsync_trt.sync import paint
@@ -90,7 +90,7 @@ def test_free_memory_decides_before_anything_is_open(
     make: DemoModels, device: Device, monkeypatch: pytest.MonkeyPatch, free_bytes: int, mode: str
 ) -> None:
     compiling_provider(monkeypatch)
-    monkeypatch.setattr(model_module, "free_memory_bytes", lambda index: free_bytes)
+    monkeypatch.setattr(memory_estimate, "free_memory_bytes", lambda index: free_bytes)
     model = make(COMPILING)
     assert model.memory_plan.mode == mode
     notices = [notice for notice in model.notices if "memory of the device is short" in notice]
@@ -113,6 +113,6 @@ def test_too_little_memory_is_an_error_that_names_the_cure(
     for what in ("InferenceSession", "InferenceSession.run_with_iobinding"):
         with LipSync.from_bundle(small_bundle(), "cpu") as lip_sync, monkeypatch.context() as patch:
             patch.setattr(f"onnxruntime.{what}", refuse)
-            with pytest.raises(OutOfMemory, match=r"out of memory .*; use --low-memory, a bundle of lower resolution"):
+            with pytest.raises(OutOfMemory, match=r"use --low-memory \(with --resume, `sync` goes on from what was"):
                 lip_sync.sync(*three_windows, tmp_path / "out.mkv", LOSSLESS)
     assert list(tmp_path.iterdir()) == []

@@ -48,10 +48,10 @@ def refuse(patch: pytest.MonkeyPatch, method: str, error: LatentSyncError) -> No
     """Makes the provider that compiles fail with the full step."""
     usual = getattr(CopyBuilder, method)
 
-    def refusing(self: CopyBuilder, graph: Path, folder: Path) -> Session | None:
+    def refusing(self: CopyBuilder, graph: Path, folder: Path, **how: bool) -> Session | None:
         if graph.stem == "denoise_step":
             raise error
-        found: Session | None = usual(self, graph, folder)
+        found: Session | None = usual(self, graph, folder, **how)
         return found
 
     patch.setattr(CopyBuilder, method, refusing)

@@ -12,17 +12,15 @@ from typing import Any
 import pytest
 
 from latentsync_trt.errors import InputError, ProviderUnavailable
-from latentsync_trt.remembered import remember
 from latentsync_trt.runtime.providers import diagnose as diagnosis
 from latentsync_trt.runtime.providers import gpu, libraries, select, table
 from latentsync_trt.runtime.providers.gpu import Gpu
 from latentsync_trt.runtime.providers.select import (
-    PASSED,
     Selection,
+    TestResult,
     next_provider,
-    passed_key,
+    remember_test,
     select_provider,
-    why_unavailable,
 )
 from latentsync_trt.runtime.providers.table import PROVIDERS
 
@@ -140,7 +138,7 @@ def test_auto_takes_the_best(machine: Machine) -> None:
     assert selection.gpu == gpu.gpus()[0]
     assert (selection.device, selection.device_id) == ("cuda", 0)
     machine.driver = FakeDriver([ADA], version=14_020)  # for a newer CUDA
-    assert why_unavailable("cuda") is None
+    assert diagnosis.diagnose_provider(PROVIDERS["cuda"]) is None
 
 
 OTHERS: dict[str, Callable[[Machine], dict[str, Any]]] = {
@@ -158,13 +156,29 @@ def test_auto_takes_tensorrt_only_where_a_test_of_all_that_matters_has_passed_it
     assert untested.name == "cuda"
     (notice,) = untested.notices()
     assert notice.startswith("skipped tensorrt: it runs here, but was not tested with this bundle")
-    assert "latentsync-trt setup" in notice
     assert "latentsync-trt selftest --provider tensorrt" in notice
-    remember(PASSED, passed_key(select_provider("tensorrt"), "ab"))
+    remember_test(select_provider("tensorrt"), "ab", "passed")
     assert (select_provider(**given).name, select_provider(**given).notices()) == ("tensorrt", [])
     given |= OTHERS[other](machine)
     assert select_provider(**given).name == "cuda"
     assert select_provider("tensorrt").name == "tensorrt"  # which needs no test where it is named
+
+
+@pytest.mark.parametrize(("result", "words"), [("failed", "self-test .* failed"), ("slower", "took longer")])
+def test_auto_does_not_take_what_the_newest_test_found_wrong_or_slower(
+    machine: Machine, result: TestResult, words: str
+) -> None:
+    for name in ("tensorrt", "cuda"):
+        named = select_provider(name)
+        remember_test(named, "ab", "passed")
+        assert select_provider(bundle_sha256="ab").name == name
+        remember_test(named, "ab", result)
+    selection = select_provider(bundle_sha256="ab")
+    assert selection.name == "cpu"
+    assert [name for name, reason in selection.skipped_providers if re.search(words, reason)] == ["tensorrt", "cuda"]
+    assert next_provider(select_provider("tensorrt"), "ab").name == "cpu"
+    assert select_provider("cuda").name == "cuda"  # named
+    assert select_provider(bundle_sha256="cd").name == "cuda"  # another bundle
 
 
 def test_auto_gives_the_reason_for_each_provider_passed_over(machine: Machine) -> None:
@@ -251,7 +265,7 @@ def test_what_keeps_a_provider_from_running(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, name: Any, expected: str
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
-    assert expected in str(why_unavailable(name))
+    assert expected in str(diagnosis.diagnose_provider(PROVIDERS[name]))
     with pytest.raises(ProviderUnavailable, match=f"{name}: .*{re.escape(expected)}"):
         select_provider(name)
 

@@ -1,40 +1,44 @@
-"""Facts that are kept between runs: what they depend on, and that only success is kept."""
+"""Results that are kept between runs: what they depend on, and that the newest one holds."""
 
 from pathlib import Path
 
 import pytest
 
 from latentsync_trt import remembered
-from latentsync_trt.remembered import FOLDER, known, remember
+from latentsync_trt.remembered import FOLDER, recall, remember
 
 KEY = {"gpu": 0, "driver": "580"}
 
 
-def test_a_fact_is_known_for_its_key_and_this_version(monkeypatch: pytest.MonkeyPatch) -> None:
-    remember("kind", {"driver": "580", "gpu": 0})
-    assert known("kind", KEY)
-    assert not known("another kind", KEY)
-    assert not known("kind", {**KEY, "gpu": 1})
+def test_a_result_holds_for_its_key_and_this_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    remember({"driver": "580", "gpu": 0}, "passed")
+    assert recall(KEY) == "passed"
+    assert recall({**KEY, "gpu": 1}) is None
     monkeypatch.setattr(remembered, "__version__", "another")
-    assert not known("kind", KEY)
-    remember("kind", None)
-    assert not known("kind", None)
+    assert recall(KEY) is None
 
 
-def test_the_newest_facts_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_newest_result_replaces_an_earlier_one() -> None:
+    for result in ("passed", "failed", "passed", "slower"):
+        remember(KEY, result)
+        assert recall(KEY) == result
+
+
+def test_the_newest_results_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remembered, "_MOST_KEYS", 2)
     for number in (0, 1, 0, 2):
-        remember("kind", {"number": number})
-    assert [known("kind", {"number": number}) for number in range(3)] == [True, False, True]
+        remember({"number": number}, "passed")
+    assert [recall({"number": number}) for number in range(3)] == ["passed", None, "passed"]
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b'{"a": 1}', b"\xff", b"[" * 100_000])
+@pytest.mark.parametrize("content", [b"", b"{", b'["a"]', b"\xff", b"[" * 100_000])
 def test_a_damaged_file_holds_nothing_and_is_replaced(content: bytes, engine_cache: Path) -> None:
-    remember("kind", KEY)
-    (engine_cache / FOLDER / "kind.json").write_bytes(content)
-    assert not known("kind", KEY)
-    remember("kind", KEY)
-    assert known("kind", KEY)
+    remember(KEY, "passed")
+    (file,) = (engine_cache / FOLDER).iterdir()
+    file.write_bytes(content)
+    assert recall(KEY) is None
+    remember(KEY, "passed")
+    assert recall(KEY) == "passed"
 
 
 @pytest.mark.parametrize("place", ["a file", "~no-such-user/cache"])
@@ -44,5 +48,5 @@ def test_a_cache_that_cannot_be_written_is_no_error(
     (tmp_path / "a file").touch()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv(remembered.CACHE_VARIABLE, place)
-    remember("kind", KEY)
-    assert not known("kind", KEY)
+    remember(KEY, "passed")
+    assert recall(KEY) is None

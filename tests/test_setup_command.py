@@ -207,7 +207,8 @@ def test_a_gpu_gets_half_precision_and_is_tested_once(
         ("auto", {}, ["tensorrt"], 0, "tensorrt"),
         ("auto", {"tensorrt": "fails"}, ["tensorrt", "cuda"], 0, "cuda"),
         ("auto", {"tensorrt": "is slower"}, ["tensorrt", "cuda"], 0, "cuda"),
-        ("auto", dict.fromkeys(("tensorrt", "cuda", "cpu"), "fails"), ["tensorrt", "cuda", "cpu"], 1, "cuda"),
+        ("auto", dict.fromkeys(("tensorrt", "cuda"), "fails"), ["tensorrt", "cuda", "cpu"], 0, "cpu"),
+        ("auto", dict.fromkeys(("tensorrt", "cuda", "cpu"), "fails"), ["tensorrt", "cuda", "cpu"], 1, "cpu"),
         ("tensorrt", {"tensorrt": "fails"}, ["tensorrt"], 1, "cuda"),
         ("tensorrt", {"tensorrt": "is slower"}, ["tensorrt"], 0, "cuda"),
         ("cuda", {}, ["cuda"], 0, "cuda"),
@@ -228,6 +229,45 @@ def test_setup_goes_on_until_a_provider_passes_unless_one_is_named(
     assert run("--provider", named)[0] == code
     assert self_test.providers == tested
     assert select_provider("auto", bundle_sha256=manifest_sha256(folder)).name == taken
+
+
+@pytest.mark.parametrize("outcome", ["fails", "is slower"])
+def test_what_failed_or_was_slower_is_not_tested_again(
+    checkpoints: Path, self_test: SelfTest, gpus: list[Gpu], outcome: str
+) -> None:
+    folder = make_bundle(checkpoints / NAME, "fp16").folder
+    self_test.outcomes = {"tensorrt": outcome, "cuda": "fails", "cpu": "fails"}
+    assert run()[0] == 1
+    self_test.outcomes["cuda"] = "passes"
+    assert run("--provider", "cuda")[0] == 0
+    self_test.calls.clear()
+    assert run() == (0, f"{folder}: is set up, and runs where no --bundle is given\n", "")
+    assert self_test.calls == []
+    gpus[:] = [replace(RTX, name="RTX 5090")]
+    assert run()[0] == 0
+    assert self_test.providers == ["tensorrt", "cuda"]
+
+
+def test_what_is_named_is_tested_again_and_the_newest_result_holds(
+    checkpoints: Path, self_test: SelfTest, gpus: list[Gpu]
+) -> None:
+    sha256 = manifest_sha256(make_bundle(checkpoints / NAME, "fp16").folder)
+    for outcome, taken in (("passes", "tensorrt"), ("fails", "cuda"), ("passes", "tensorrt"), ("is slower", "cuda")):
+        self_test.outcomes = {"tensorrt": outcome}
+        CliRunner().invoke(main, ["selftest", "--provider", "tensorrt", "--bundle", NAME])
+        assert select_provider("auto", bundle_sha256=sha256).name == taken
+    assert self_test.providers == ["tensorrt"] * 4
+
+
+def test_where_no_gpu_provider_passes_a_cpu_without_the_memory_is_an_error(
+    checkpoints: Path, self_test: SelfTest, gpus: list[Gpu], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_bundle(checkpoints / NAME, "fp16")
+    self_test.outcomes = dict.fromkeys(("tensorrt", "cuda"), "fails")
+    monkeypatch.setattr(model, "psutil", SimpleNamespace(virtual_memory=lambda: SimpleNamespace(total=1000)))
+    code, out, err = run()
+    assert (code, "ready" in out) == (2, False)
+    assert "a step on the CPU takes" in err
 
 
 @pytest.mark.parametrize("provider", ["cpu", "tensorrt"])

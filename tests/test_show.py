@@ -7,7 +7,7 @@ from typing import cast
 import pytest
 from rich.progress import Task
 
-from latentsync_trt.cli.show import Notices, TimeLeft, progress_lines, show_report
+from latentsync_trt.cli.show import TimeLeft, new_notices, progress_lines, show_report
 from latentsync_trt.measures import LipMeasure, Measures
 from latentsync_trt.types import Progress, StageTime, SyncReport
 
@@ -33,7 +33,7 @@ LIPS = LipMeasure(0, 480, "follows", agreement=0.612, distinct=3.84, late_ms=Non
 
 
 def printed(capsys: pytest.CaptureFixture[str], measures: Measures, *, verbose: bool = False) -> list[str]:
-    show_report(replace(REPORT, quality=measures), Notices(), 35.5, verbose=verbose)
+    show_report(replace(REPORT, quality=measures), new_notices(), 35.5, verbose=verbose)
     return capsys.readouterr().out.splitlines()
 
 
@@ -107,8 +107,8 @@ def test_time_left_counts_down_between_frames(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_each_notice_is_printed_once(capsys: pytest.CaptureFixture[str]) -> None:
-    notices = Notices()
-    notices("building engines")
+    notices = new_notices()
+    notices.add("building engines")
     show_report(replace(REPORT, notices=("building engines", "the picture starts again")), notices)
     assert capsys.readouterr().err == "note: building engines\nnote: the picture starts again\n"
 

@@ -94,7 +94,7 @@ def test_levels_beyond_the_range_are_clipped() -> None:
 
 
 def test_buffers_are_kept_while_their_shape_stays() -> None:
-    buffers, array = DeviceBuffers("cpu", 0), np.arange(6, dtype=np.float32).reshape(2, 3)
+    buffers, array = DeviceBuffers(Selection("cpu")), np.arange(6, dtype=np.float32).reshape(2, 3)
     first = buffers.upload("x", array)
     assert buffers.upload("x", -array) is first
     assert np.array_equal(first.numpy(), -array)

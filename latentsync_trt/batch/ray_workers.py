@@ -17,6 +17,7 @@ from latentsync_trt.batch.tasks import Canceled, Done, Task, TaskError, WorkerLo
 from latentsync_trt.batch.worker import Worker
 from latentsync_trt.child import end_process
 from latentsync_trt.errors import InputError, LatentSyncError, MissingDependency
+from latentsync_trt.notices import Notices
 from latentsync_trt.sync.threads import tune_process
 from latentsync_trt.types import Progress
 from latentsync_trt.version import __version__
@@ -110,13 +111,13 @@ class RayWorker:
     def _poll(self, on_progress: Callable[[Progress], None] = lambda _: None) -> None:
         notices, progress = self._result(self._actor.news.remote(), lambda: None)
         for notice in notices:
-            self._cluster.say_once(f"node {self._node}: {notice}")
+            self._cluster.notices.add(f"node {self._node}: {notice}")
         if progress is not None:
             on_progress(progress)
 
     def _say_what_is_missing(self) -> None:
         cure = "if no node gets them, stop and give less with --workers"
-        self._cluster.say_once(f"workers wait for {self._needs} each on the Ray cluster; {cure}")
+        self._cluster.notices.add(f"workers wait for {self._needs} each on the Ray cluster; {cure}")
 
 
 class Actor:
@@ -179,8 +180,7 @@ class Cluster:
             cure = 'pip install "latentsync-trt[cluster]"'
             raise MissingDependency(f"--ray {address}: needs the extra cluster; {cure} ({error})") from error
         self.ray: Any = ray
-        self._name, self._on_notice, self._said = address, on_notice, set[str]()
-        self._lock = threading.Lock()
+        self._name, self.notices = address, Notices(on_notice)
         if not ray.is_initialized():
             self._connect(address)
 
@@ -219,14 +219,6 @@ class Cluster:
             return self.ray.remote(
                 num_cpus=needs.cpus, num_gpus=needs.gpus, max_restarts=0, max_task_retries=0, max_concurrency=_THREADS
             )(Actor).remote()
-
-    def say_once(self, text: str) -> None:
-        """Gives a notice, unless there was the same one."""
-        with self._lock:
-            if text in self._said:
-                return
-            self._said.add(text)
-        self._on_notice(text)
 
     @contextmanager
     def translated(self, what: str) -> Iterator[None]:

@@ -8,18 +8,21 @@ _INSIDE = {
     "function": {7: "node", 11: "attribute"},
     "graph": {1: "node", 5: "tensor", 15: "sparse"},
     "node": {5: "attribute"},
-    "attribute": {5: "tensor", 6: "graph", 10: "tensor", 11: "graph", 22: "sparse", 23: "sparse"},
+    "attribute": {1: "key", 4: "value", 5: "tensor", 6: "graph", 10: "tensor", 11: "graph", 22: "sparse", 23: "sparse"},
     "sparse": {1: "tensor", 2: "tensor"},
     "tensor": {13: "external data"},
     "external data": {1: "key", 2: "value"},
 }
-"""By numbers, those fields of ONNX's messages that lead to external data."""
+"""By numbers, those fields of ONNX's messages that lead to names of files."""
+
+_NAMING = {"external data": b"location", "attribute": b"ep_cache_context"}
+"""Keys whose values are names of files: of tensors, and of the engine that ONNX Runtime's node `EPContext` loads."""
 
 _VARINT, _SIZED, _FIXED_BYTES = 0, 2, {1: 8, 5: 4}  # types of fields; ONNX has no groups, which are 3 and 4
 
 
 def external_files(message: memoryview, kind: str = "model") -> Iterator[bytes]:
-    """All values of external data with the key "location"; raises `LookupError` or `ValueError` if this is no graph."""
+    """The names of all files that a graph reads; raises `LookupError` or `ValueError` if this is no graph."""
     at, texts = 0, dict[str, list[bytes]](key=[], value=[])
     while at < len(message):
         tag, at = _varint(message, at)
@@ -34,7 +37,7 @@ def external_files(message: memoryview, kind: str = "model") -> Iterator[bytes]:
         elif inside:
             yield from external_files(message[at:end], inside)
         at = end
-    if b"location" in texts["key"]:
+    if _NAMING.get(kind) in texts["key"]:
         yield from texts["value"]
 
 

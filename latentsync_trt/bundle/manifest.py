@@ -201,10 +201,10 @@ class Bundle:
             raise BundleError(f"{self.folder}: has no graph {name}; export the model again")
         return self.folder / self.manifest.graphs[name].file_of(variant)
 
-    def graph_hash(self, name: str, variant: GraphVariant = "portable") -> str:
+    def graph_hash(self, name: str) -> str:
         """SHA-256 over a graph and the weights it reads, from the manifest."""
         entry = self.manifest.graphs[name]
-        graph, weights = (self.manifest.files[file].sha256 for file in (entry.file_of(variant), entry.weights))
+        graph, weights = (self.manifest.files[file].sha256 for file in (entry.file, entry.weights))
         return hashlib.sha256(f"{graph} {weights}".encode()).hexdigest()
 
     def check_files(self, *, hashes: bool = True) -> None:

@@ -9,7 +9,8 @@ import io
 import json
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import rich_click as click
@@ -17,7 +18,7 @@ from click.exceptions import NoArgsIsHelpError
 
 from latentsync_trt import __version__, stopping
 from latentsync_trt.cli.options import add_config, add_help_all
-from latentsync_trt.errors import did_you_mean
+from latentsync_trt.errors import LatentSyncError, did_you_mean
 from latentsync_trt.paths import PrintableLines, printable
 
 PANELS = {
@@ -92,6 +93,24 @@ def echo(text: str = "", **how: Any) -> None:
     click.secho(printable(text), **how)
 
 
+class Interrupted(LatentSyncError):
+    """A signal stopped the command."""
+
+
+@contextmanager
+def interruption(message: str = stopping.INTERRUPTED) -> Iterator[None]:
+    """Raises `Interrupted` with `message`, and the notes of the error, for a KeyboardInterrupt in the block."""
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        raise Interrupted(_with_notes(message, error)) from None
+
+
+def _with_notes(message: str, error: BaseException) -> str:
+    """`message` and the notes of `error`, which say what to do, as one line."""
+    return "; ".join([message, *(note for note in getattr(error, "__notes__", ()) if note not in message)])
+
+
 class CommandLine(click.RichGroup):
     """Imports commands lazily, and prints errors as one line."""
 
@@ -151,13 +170,13 @@ class CommandLine(click.RichGroup):
 
     def invoke(self, ctx: click.Context) -> Any:
         """Runs a command; an interruption is an error."""
-        with stopping.interruption():
+        with interruption():
             return super().invoke(ctx)
 
 
 def _explained(error: Exception, arguments: Sequence[str]) -> tuple[str, int]:
     """What to print, and the exit code."""
-    if isinstance(error, stopping.Interrupted):
+    if isinstance(error, Interrupted):
         return str(error), stopping.exit_code() or stopping.INTERRUPTED_CODE
     if stopping.exit_code():  # a failure while a command leaves its blocks is caused by that
         return stopping.INTERRUPTED, stopping.exit_code()
@@ -169,7 +188,7 @@ def _explained(error: Exception, arguments: Sequence[str]) -> tuple[str, int]:
     from latentsync_trt.unexpected import one_line
 
     message, usage = one_line(error, arguments)
-    return stopping.with_notes(message, error), 2 if usage else 1
+    return _with_notes(message, error), 2 if usage else 1
 
 
 @click.group(

@@ -3,16 +3,15 @@
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import asdict, replace
 from pathlib import Path, PureWindowsPath
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import rich_click as click
 from rich.progress import BarColumn, TaskID, TaskProgressColumn, TextColumn
 from rich.progress import Progress as Bars
 
-from latentsync_trt import stopping
 from latentsync_trt.batch.remote_files import is_url, shown
 from latentsync_trt.batch.tasks import (
     Event,
@@ -24,7 +23,7 @@ from latentsync_trt.batch.tasks import (
     WorkerSettings,
     WorkerState,
 )
-from latentsync_trt.cli import echo
+from latentsync_trt.cli import echo, interruption
 from latentsync_trt.cli.options import (
     LocalPath,
     WorkerOptions,
@@ -35,7 +34,7 @@ from latentsync_trt.cli.options import (
     provider_option,
     quiet_option,
 )
-from latentsync_trt.cli.show import STDERR, TimeLeft, print_json, progress_bar, say, show_progress
+from latentsync_trt.cli.show import STDERR, TimeLeft, on_screen, print_json, progress_bar, say, show_progress
 from latentsync_trt.config import RuntimeOptions, SyncOptions
 from latentsync_trt.errors import InputError
 from latentsync_trt.option_fields import FILES, HARDWARE
@@ -168,7 +167,7 @@ def _run(tasks: "Sequence[Task]", handles: "Sequence[WorkerHandle]", ledger: "Le
         ledger.record(event)
         board(event)
 
-    with board, stopping.interruption("interrupted; the same command goes on"):
+    with board.shown(), interruption("interrupted; the same command goes on"):
         try:
             with closing(Dispatcher(handles, on_event)) as dispatcher:
                 for task in tasks:
@@ -179,7 +178,7 @@ def _run(tasks: "Sequence[Task]", handles: "Sequence[WorkerHandle]", ledger: "Le
 
 
 class Board:
-    """What is shown of a batch while it runs and at its end, from its events. A context manager; thread-safe.
+    """What is shown of a batch while it runs and at its end, from its events. Thread-safe.
 
     Args:
         rows: to run, by task. before: clips that were done earlier. skipped: number of rows that cannot work.
@@ -205,13 +204,9 @@ class Board:
         self._all = self._bars.add_task(str(self), total=len(rows))
         self._workers: dict[str, TaskID] = {}
 
-    def __enter__(self) -> Self:
-        stopping.bars.append(self._bars)
-        self._bars.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bars.stop()
+    def shown(self) -> AbstractContextManager[None]:
+        """Shows the bars, in its block."""
+        return on_screen(self._bars)
 
     def __call__(self, event: Event) -> None:
         """Takes an event into account, and shows it."""

@@ -19,7 +19,6 @@ from latentsync_trt.cli import echo
 from latentsync_trt.cli.options import build, json_option, options_from, path_option, provider_option
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import BundleError, OutputError
-from latentsync_trt.remembered import remember
 from latentsync_trt.runtime.providers.table import CPU, PROVIDERS, REINSTALL_ORT, TENSORRT, TENSORRT_DOWNLOAD
 from latentsync_trt.version import __version__, distribution_version
 
@@ -141,7 +140,7 @@ def _bundles() -> Iterator[Finding]:
     yield Finding("info", f"checkpoints: {folder} ({free} free)")
     for bundle in (*find.exported_bundles(), find.demo_folder()):
         try:
-            manifest = Bundle.load(bundle).manifest
+            manifest = Bundle.load(bundle, verify=False).manifest
         except BundleError as error:
             yield Finding("problem", str(error), "export it again")
             continue
@@ -200,20 +199,20 @@ def selftest(bundle: str, provider: str, as_json: bool, **fields: Any) -> None:
 def test_provider(
     bundle: Bundle, provider: str, options: RuntimeOptions, graphs: tuple[str, ...], *, as_json: bool = False
 ) -> "Report":
-    """Runs a self-test and prints its report; what passes is what `--provider auto` takes from then on."""
+    """Runs a self-test and prints its report, whose result `--provider auto` follows from then on."""
     from latentsync_trt.bench.selftest import self_test
     from latentsync_trt.bundle.manifest import manifest_sha256
     from latentsync_trt.cli.show import notices_to
-    from latentsync_trt.runtime.providers.select import PASSED, passed_key, select_provider
+    from latentsync_trt.runtime.providers.select import remember_test, select_provider
 
     report = self_test(bundle, provider, options, notices_to(silent=as_json), graphs)
     if as_json:
         click.echo(report.to_json())
     else:
         _show_report(report)
-    if report.passed and not report.is_slower:
+    if report.provider:
         selection = select_provider(report.provider, options.one_device)
-        remember(PASSED, passed_key(selection, manifest_sha256(bundle.folder)))
+        remember_test(selection, manifest_sha256(bundle.folder), report.result)
     return report
 
 

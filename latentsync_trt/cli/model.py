@@ -11,7 +11,7 @@ import rich_click as click
 
 from latentsync_trt.bundle import find, manifest
 from latentsync_trt.bundle.manifest import FULL_STEP, PRECISIONS, read_manifest, tool_versions
-from latentsync_trt.cli import echo
+from latentsync_trt.cli import echo, interruption
 from latentsync_trt.cli.options import (
     build,
     bundle_option,
@@ -30,9 +30,7 @@ from latentsync_trt.option_fields import FILES, HARDWARE
 from latentsync_trt.paths import check_free, exists
 from latentsync_trt.quantize import calibration_options
 from latentsync_trt.quantize.calibration_options import CalibrateOptions, Clip, clips_in
-from latentsync_trt.remembered import known
 from latentsync_trt.runtime.providers.table import CPU, CUDA
-from latentsync_trt.stopping import interruption
 from latentsync_trt.types import Progress
 
 if TYPE_CHECKING:
@@ -232,13 +230,20 @@ def setup(
     before, it builds and tests for that.
     """
     tool_versions((*TOOLS, _HUB), extra=EXTRA)
-    from latentsync_trt.runtime.providers.select import PASSED, passed_key, select_provider
+    from latentsync_trt.runtime.providers.select import next_provider, select_provider, tested, why_not_taken
 
     selection = select_provider(provider)  # by what loads alone: this tests it
     on_cpu = selection.gpu is None
     options = ExportOptions(model=model, precision=precision or ("fp32" if on_cpu else "fp16"), cuda_form=not on_cpu)
     folder, is_exported = options.folder, options.folder in find.exported_bundles()
-    is_tested = is_exported and (on_cpu or known(PASSED, passed_key(selection, manifest.manifest_sha256(folder))))
+    sha256 = manifest.manifest_sha256(folder) if is_exported else ""  # of none that was tested
+    result, notices = tested(selection, sha256), selection.notices()
+    if result in ("failed", "slower") and not selection.is_named:
+        notices.append(f"{selection.name} is not tested again: {why_not_taken(selection, sha256)}")
+        selection = next_provider(selection, sha256)
+        notices += selection.notices()
+        result = tested(selection, sha256)
+    is_tested = is_exported and (on_cpu or result == "passed" or (result == "slower" and selection.is_named))
     if is_tested and find.remembered_choice() == folder.name:
         echo(f"{folder}: is set up, and runs where no --bundle is given")
         return
@@ -247,7 +252,7 @@ def setup(
     downloads = [] if is_exported else find_downloads(model)
     check_downloads(downloads, 0 if is_exported else _BUNDLE_BYTES[options.precision])
     say(f"provider: {selection.name}" + (f" on {selection.gpu}" if selection.gpu else ""))
-    for text in (*selection.notices(), *(f"download: {each.summary}" for each in downloads)):
+    for text in (*notices, *(f"download: {each.summary}" for each in downloads)):
         say(text)
     for line in _plan(None if is_exported else options, selection):
         say(line)
@@ -260,30 +265,34 @@ def setup(
             fetch(each, say)
         if not is_exported:
             context.invoke(export, model=model, precision=options.precision, cuda_form=options.cuda_form)
-        _test(folder, selection)
+        _test(folder, selection, options)
         find.remember(folder.name)
     echo(f"{folder}: ready; next: latentsync-trt sync in.mp4 speech.wav")
 
 
-def _test(folder: Path, selection: "Selection") -> None:
+def _test(folder: Path, selection: "Selection", exported: ExportOptions) -> None:
     """Builds what a default run opens, and compares it with another provider; under "auto" goes on to the next
-    provider where one fails. Exits with code 1 where none passes.
+    provider where one fails, which "auto" then does not take. Exits with code 1 where none passes.
 
     On the CPU, the built-in model stands for the new one, which would take an hour.
+
+    Raises:
+        InputError: none but the CPU is left, which has too little memory for the model.
     """
     from latentsync_trt.cli.checks import test_provider
     from latentsync_trt.runtime.engines.cache import cache_folder
     from latentsync_trt.runtime.providers.select import next_provider
 
-    options, tested = RuntimeOptions(engine_cache=cache_folder()), manifest.Bundle.load(folder, verify=True)
+    options, made = RuntimeOptions(engine_cache=cache_folder()), manifest.Bundle.load(folder, verify=True)
     while selection.gpu is not None:
-        report = test_provider(tested, selection.name, options, manifest.REQUIRED_GRAPHS)
+        report = test_provider(made, selection.name, options, manifest.REQUIRED_GRAPHS)
         if report.passed and (selection.is_named or not report.is_slower):
             return
         if selection.is_named:
             raise SystemExit(1)
-        selection = next_provider(selection)
+        selection = next_provider(selection, manifest.manifest_sha256(folder))
         say(f"going on with {selection.name}")
+    _check_memory(exported)
     bundle = manifest.Bundle.load(find.demo_folder())
     if not test_provider(bundle, CPU.name, RuntimeOptions(), tuple(bundle.manifest.graphs)).passed:
         raise SystemExit(1)

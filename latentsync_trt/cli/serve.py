@@ -10,6 +10,7 @@ from typing import Any, Literal
 import rich_click as click
 
 from latentsync_trt.batch.tasks import WorkerSettings
+from latentsync_trt.cli import interruption
 from latentsync_trt.cli.options import (
     F,
     WorkerOptions,
@@ -26,7 +27,6 @@ from latentsync_trt.errors import InputError, MissingDependency
 from latentsync_trt.live.options import LIVE, LiveOptions
 from latentsync_trt.paths import user_folder
 from latentsync_trt.serve.admission import Limits, LiveLimits
-from latentsync_trt.stopping import interruption
 
 _KEY = "LATENTSYNC_TRT_API_KEY"
 _SHORTEST_KEY = 16

@@ -19,6 +19,7 @@ from rich.text import Text
 
 from latentsync_trt import stopping
 from latentsync_trt.cli import echo
+from latentsync_trt.notices import Notices
 from latentsync_trt.paths import printable
 from latentsync_trt.types import Progress, ProgressCallback, SyncReport
 
@@ -38,16 +39,9 @@ def notices_to(*, silent: bool) -> Callable[[str], None]:
     return (lambda _: None) if silent else say
 
 
-class Notices:
+def new_notices() -> Notices:
     """Prints each notice once, although the report repeats those shown during the run."""
-
-    def __init__(self) -> None:
-        self._shown = set[str]()
-
-    def __call__(self, text: str) -> None:
-        if text not in self._shown:
-            self._shown.add(text)
-            say(f"note: {text}")
+    return Notices(lambda text: say(f"note: {text}"))
 
 
 class TimeLeft(bars.TimeRemainingColumn):
@@ -97,6 +91,17 @@ def progress_lines(say: Callable[[str], None], clock: Callable[[], float] = time
 
 
 @contextmanager
+def on_screen(bar: bars.Progress) -> Iterator[None]:
+    """Shows a bar; at the end of the block, or at a signal, it is gone."""
+    stopping.bars.append(bar)
+    try:
+        with bar:
+            yield
+    finally:
+        stopping.bars.remove(bar)
+
+
+@contextmanager
 def progress_bar(*, hidden: bool) -> Iterator[ProgressCallback]:
     """A bar on stderr with stage, steps, time spent and time left; yields the callback that moves it.
 
@@ -107,8 +112,8 @@ def progress_bar(*, hidden: bool) -> Iterator[ProgressCallback]:
         return
     columns = bars.TextColumn("{task.description:<21}"), bars.BarColumn(bar_width=None), bars.MofNCompleteColumn()
     times = bars.TimeElapsedColumn(), TimeLeft()
-    with bars.Progress(*columns, *times, console=STDERR, expand=True, transient=True, disable=hidden) as bar:
-        stopping.bars.append(bar)
+    bar = bars.Progress(*columns, *times, console=STDERR, expand=True, transient=True, disable=hidden)
+    with on_screen(bar):
         task = bar.add_task("starting", total=None)
 
         def move(progress: Progress) -> None:
@@ -154,7 +159,7 @@ def show_report(report: SyncReport, notices: Notices, total_s: float | None = No
     Start-up ends with the first windows that are painted. `verbose`: the figures, too.
     """
     for text in report.notices:
-        notices(text)
+        notices.add(text)
     total_s = report.wall_s if total_s is None else total_s
     echo(
         f"{report.output}: {report.frames} frames ({report.duration_s:.2f} s), face in {report.frames_with_face}, "

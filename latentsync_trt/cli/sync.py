@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import rich_click as click
 
-from latentsync_trt.cli import echo
+from latentsync_trt.cli import echo, interruption
 from latentsync_trt.cli.options import (
     LocalPath,
     build,
@@ -30,7 +30,6 @@ from latentsync_trt.config import MODEL_FPS, PRESETS, PresetName, RuntimeOptions
 from latentsync_trt.errors import LatentSyncError
 from latentsync_trt.option_fields import FILES
 from latentsync_trt.runtime.providers.table import CPU
-from latentsync_trt.stopping import interruption
 
 if TYPE_CHECKING:
     from latentsync_trt.media.demo_clip import Clip
@@ -83,10 +82,10 @@ def sync(
     options, runtime = build(SyncOptions, fields), build(RuntimeOptions, fields)
     trial = Thread(target=_try_provider, args=(fields["provider"], runtime), name="open")
     trial.start()  # while modules are imported
-    from latentsync_trt.cli.show import Notices, notices_to, print_json, process_age_s, progress_bar, show_report
+    from latentsync_trt.cli.show import new_notices, notices_to, print_json, process_age_s, progress_bar, show_report
     from latentsync_trt.runtime.stages import POLL_S, results
 
-    silent, notices = quiet or as_json, Notices()
+    silent, notices = quiet or as_json, new_notices()
     say = notices_to(silent=silent)
 
     def opened() -> "LipSync":
@@ -100,7 +99,7 @@ def sync(
         folder, why = find_bundle(bundle)
         if bundle is None:
             say(describe_choice(folder, why))
-        return LipSync.from_bundle(folder, fields["provider"], runtime, on_notice=None if silent else notices)
+        return LipSync.from_bundle(folder, fields["provider"], runtime, on_notice=None if silent else notices.add)
 
     with meanwhile(opened) as opening:
         from latentsync_trt.media.codecs import default_suffix
@@ -174,7 +173,7 @@ def demo(out: Path, audio: Path | None, video: Path | None, bundle: str, preset:
     """Writes source.mp4, out.mp4, side_by_side.png (source, masked, result) and sync.png (speech and
     mouth over time) to the folder, and prints how well the lips follow.
     """
-    from latentsync_trt.cli.show import Notices, progress_bar, show_report
+    from latentsync_trt.cli.show import new_notices, progress_bar, show_report
     from latentsync_trt.files import whole_file
     from latentsync_trt.media.demo_clip import SENTENCE, choose_clip
     from latentsync_trt.media.files import check_file, writing
@@ -190,10 +189,10 @@ def demo(out: Path, audio: Path | None, video: Path | None, bundle: str, preset:
     if not quiet:
         echo(f"{clip.video}: {clip.name}")
         echo("speech: " + (f"“{SENTENCE}”" if audio is None else str(audio)))
-    notices = Notices()
+    notices = new_notices()
     with progress_bar(hidden=quiet) as on_progress:
         with (
-            LipSync.from_bundle(bundle, CPU.name, on_notice=None if quiet else notices) as lip_sync,
+            LipSync.from_bundle(bundle, CPU.name, on_notice=None if quiet else notices.add) as lip_sync,
             writing(out / RESULT),
             whole_file(out / RESULT, keep=True) as part,
         ):

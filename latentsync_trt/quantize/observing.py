@@ -110,7 +110,7 @@ class ObservingDenoiser(GraphDenoiser):
     """
 
     def __init__(self, graphs: Mapping[str, ObservedGraph], selection: Selection) -> None:
-        super().__init__(self._session, selection.device, selection.device_id)
+        super().__init__(self._session, selection)
         self._graphs = graphs
         self.ranges: dict[str, ActivationRange] = {}
         self._providers = CPU if selection.gpu is None else ((CUDA.ort_name, cuda_options(selection.device_id)), *CPU)

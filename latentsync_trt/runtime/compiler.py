@@ -40,12 +40,9 @@ _OUT_OF_MEMORY = (
     "memoryerror",
 )
 
-# SIGKILL, which POSIX systems send when memory runs out.
-_KILLED = -9
-
+_KILLED = -9  # SIGKILL, which POSIX systems send when memory runs out
 # The parser's conditions for an operation that it knows but does not support, and for an unknown one.
-_UNSUPPORTED = "false"
-_UNKNOWN = "Plugin not found"
+_UNSUPPORTED, _UNKNOWN = "false", "Plugin not found"
 # Without a GPU, each failure is followed by one of these, which do not concern the graph.
 _NO_GPU = ("checkMacros.cpp::catchCudaError", "CUDA driver version is insufficient")
 
@@ -55,8 +52,7 @@ class CompileOrder:
     """What to compile, and what to write.
 
     Args:
-        compiler: name of its Python module. version: required prefix of its version.
-        path: the `.onnx` file, absolute, with external weights in the same folder.
+        compiler: its Python module. version: required prefix of its version. path: of the graph, absolute.
         profile: minimum, optimum and maximum shape of each input with a variable dimension.
         target: GPU generation to compile for, e.g. "SM89"; None = the GPU of this machine.
         optimization_level: 0 to 5; None = the compiler's default.
@@ -81,8 +77,7 @@ class Answer:
     """The result of compiling.
 
     `reason`: the operation and the message of the parser or builder; empty if accepted. `out_of_memory`: of the GPU.
-    `engine_bytes`: with weights; 0 if not accepted. `device_memory_bytes`: GPU memory of a run, without weights; None
-    if no engine was written, or unknown.
+    `engine_bytes`: with weights. `device_memory_bytes`: GPU memory of a run, without weights; None if unknown.
     """
 
     accepted: bool
@@ -94,9 +89,7 @@ class Answer:
 
 
 def run_compiler(order: CompileOrder, environment: Mapping[str, str] | None = None) -> Answer:
-    """Compiles a graph; after a crash of the compiler, the graph counts as not accepted.
-
-    `environment`: variables of the child process in addition to those of this one.
+    """Compiles a graph; after a crash of the compiler, the graph counts as not accepted. `environment`: as for `Child`.
 
     Raises:
         OutOfMemory: host memory ran out, or the system killed the process, most likely for that reason.

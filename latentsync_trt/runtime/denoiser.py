@@ -1,14 +1,14 @@
 """Denoising steps on device buffers, with one upload and one download per batch of windows."""
 
 from collections.abc import Callable, Mapping
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from latentsync_trt.bundle.manifest import HIDDEN, LATENT_HEIGHT, LATENT_WIDTH, step_graph
 from latentsync_trt.errors import InferenceError
-from latentsync_trt.runtime.engines.session import COPY_GRAPH, DeviceBuffers, Session, SessionSettings, plain_cuda
+from latentsync_trt.runtime.engines.session import DeviceBuffers, Session, copying_session
+from latentsync_trt.runtime.providers.select import Selection
 from latentsync_trt.types import Float32Array, WindowBatch
 
 _STATE = ("latents", "history")
@@ -22,54 +22,44 @@ class GraphDenoiser:
     share all buffers except `hidden`, which guided graphs hold for both halves, conditional and unconditional.
 
     Args:
-        open_session: returns the session of a graph by name; called only for graphs that are needed.
-        device: "cpu" or "cuda", where the sessions' provider keeps its buffers.
-        cuda_graph: the sessions replay CUDA graphs.
-        check_sizes: called with the sizes of a batch by name, as in `windows=2`; raises `InputError` for unsupported
-            ones.
+        open_session: returns the session of a graph. selection: its provider. cuda_graph: it replays CUDA graphs.
+        check_sizes: called with the sizes of a batch by name, as in `windows=2`; raises `InputError` for others.
     """
 
     def __init__(
         self,
         open_session: Callable[[str], Session],
-        device: str = "cpu",
-        device_id: int = 0,
+        selection: Selection,
         *,
         cuda_graph: bool = False,
         check_sizes: Callable[..., None] = lambda **_: None,
     ) -> None:
-        self._open, self._cuda_graph, self._device_id = open_session, cuda_graph, device_id
+        self._open, self._selection, self._cuda_graph = open_session, selection, cuda_graph
         self._check_sizes = check_sizes
-        self._buffers = DeviceBuffers(device, device_id)
+        self._buffers = DeviceBuffers(selection)
         self._sizes: dict[str, int] = {}
         self._values: dict[str, Any] = {}
         self._states: list[dict[str, Any]] = []
         self._current = 0
         self._guidance = False
-        self._kinds = {True, False}
         self._reusable: bool | None = None
 
     def begin(self, batch: WindowBatch) -> None:
         """Uploads a batch of windows; at a guidance of 1 or below, only unguided graphs run.
 
-        Raises:
-            InputError: the sessions do not support its sizes. OutOfMemory: there is too little memory.
+        Raises `InputError` if the sessions do not support its sizes; others as `Session.run`.
         """
-        windows, _, frames, height, width = batch.latents.shape
-        self._check_sizes(windows=windows, frames=frames, latent_height=height, latent_width=width)
+        self._check_sizes(**_sizes(batch))
         self._guidance = batch.guidance > 1.0
-        self._kinds = {self._guidance, False} if batch.unguided_too else {self._guidance}
         session = self._open(step_graph(guided=self._guidance, cached=False))
         session.explained(lambda: self._upload(batch))
         self._reusable = None
         self._current = 0
 
     def _upload(self, batch: WindowBatch) -> None:
-        windows, _, frames, height, width = batch.latents.shape
-        sizes = {"windows": windows, "frames": frames, LATENT_HEIGHT: height, LATENT_WIDTH: width}
-        if sizes != self._sizes:
+        if _sizes(batch) != self._sizes:
             self.release()
-        self._sizes, upload = sizes, self._buffers.upload
+        self._sizes, upload = _sizes(batch), self._buffers.upload
         self._values = {
             "conditioning": upload("conditioning", batch.conditioning),
             "audio": upload("audio", batch.audio),
@@ -84,28 +74,15 @@ class GraphDenoiser:
         ]
 
     def step(
-        self,
-        timestep: int,
-        coefficients: Float32Array,
-        *,
-        cached: bool,
-        guided: bool = True,
-        recorded: bool = True,
+        self, timestep: int, coefficients: Float32Array, *, cached: bool, guided: bool = True, recorded: bool = True
     ) -> None:
-        """One denoising step in place. `cached` reuses the inner features of the last full step.
-
-        Args:
-            guided: False skips the unconditional half of this step, as a scale of 1 or below does.
-            recorded: replays the CUDA graph of this step, or records it; as for `Session.run_bound`.
+        """One denoising step in place. `cached` reuses the inner features of the last full step; without `guided`, it
+        skips the unconditional half, as a scale of 1 or below does. `recorded`: as for `Session.run_bound`.
 
         Raises:
-            InferenceError: the provider failed, no full step of its kind came before a cached one,
-                or the batch was not begun with `unguided_too`.
-            OutOfMemory: there is too little memory.
+            InferenceError: no full step of its kind came before a cached one. Others as `Session.run`.
         """
         guided = guided and self._guidance
-        if guided not in self._kinds:
-            raise InferenceError("an unguided step, but the batch of windows was begun for guided steps only")
         if cached and self._reusable is not guided:
             kind = "guided" if guided else "unguided"
             raise InferenceError(f"a cached step needs a full step before it, here a full {kind} step")
@@ -127,16 +104,15 @@ class GraphDenoiser:
             self._reusable = guided
         if not self._cuda_graph:
             self._current = 1 - self._current
-        self.observe(
-            graph, timestep, {tensor.name: value for tensor, value in zip(session.outputs, outputs, strict=True)}
-        )
+        names = [tensor.name for tensor in session.outputs]
+        self.observe(graph, timestep, dict(zip(names, outputs, strict=True)))
 
     def latents(self) -> Float32Array:
         # A copy: on the CPU the array is a view of a buffer of this object.
         return np.array(self._states[self._current]["latents"].numpy(), np.float32)
 
     def observe(self, graph: str, timestep: int, outputs: Mapping[str, Any]) -> None:
-        """Called after each step with all outputs, for subclasses whose graphs have more."""
+        """Called after each step with all outputs, for graphs that have more."""
 
     def release(self) -> None:
         """Frees all buffers; call `begin` next."""
@@ -149,14 +125,16 @@ class GraphDenoiser:
         for tensor in (*session.inputs, *session.outputs):
             if tensor.name == HIDDEN:
                 shape = tuple(size if isinstance(size, int) else self._sizes[size] for size in tensor.shape)
-                known[HIDDEN] = self._buffers.empty(f"{HIDDEN} {guided}", shape, tensor.dtype.type)
+                known[HIDDEN] = self._buffers.empty(f"{HIDDEN} {guided}", shape, tensor.dtype)
         return session.bound(known)
-
-    @cached_property
-    def _copier(self) -> Session:
-        return Session(COPY_GRAPH, SessionSettings(providers=plain_cuda(self._device_id)))
 
     def _copy_back(self) -> None:
         """Copies the new state on the GPU, for which ONNX Runtime's Python interface has no call."""
         target, source = self._states
-        self._copier.run_bound(self._copier.bound(source | {f"{name}_copy": target[name] for name in _STATE}))
+        copier = copying_session(self._selection)
+        copier.run_bound(copier.bound(source | {f"{name}_copy": target[name] for name in _STATE}))
+
+
+def _sizes(batch: WindowBatch) -> dict[str, int]:
+    windows, _, frames, height, width = batch.latents.shape
+    return {"windows": windows, "frames": frames, LATENT_HEIGHT: height, LATENT_WIDTH: width}

@@ -1,7 +1,8 @@
 """First runs of networks on random numbers: a GPU provider loads and chooses its kernels then, for seconds."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 
@@ -16,16 +17,12 @@ from latentsync_trt.types import WindowBatch
 STAGES: dict[str, Stage] = {VAE_ENCODER: "encode", AUDIO_ENCODER: "encode", VAE_DECODER: "decode"}
 """In whose thread a graph runs; all others are steps."""
 
-_KINDS = [(guided, cached) for guided in (True, False) for cached in (False, True)]
 _TIMESTEP = 500
 
 
 @dataclass(frozen=True, slots=True)
 class FirstRuns:
-    """Runs graphs as a clip will run them, with the same buffers; each method in the thread of its stage.
-
-    `session`: waits until a graph is open.
-    """
+    """Runs graphs as a clip will, with the same buffers, in their threads. `session`: waits until a graph is open."""
 
     session: Callable[[str], Session]
     ranges: Ranges
@@ -45,25 +42,15 @@ class FirstRuns:
 
     def steps(self, graphs: Sequence[str], *, recorded: bool) -> None:
         """Runs those of `graphs` that are steps; `recorded`: as CUDA graphs, where the sessions record them."""
-        kinds = {step_graph(guided=guided, cached=cached): (guided, cached) for guided, cached in _KINDS}
-        kinds = {graph: kind for graph, kind in kinds.items() if graph in graphs}
-        for number, (graph, (guided, cached)) in enumerate(kinds.items()):
-            self.session(graph)
-            if number == 0:
-                self.denoiser.begin(self._windows(kinds.values()))
+        kinds = list(product((True, False), (False, True)))
+        kinds = [(guided, cached) for guided, cached in kinds if step_graph(guided=guided, cached=cached) in graphs]
+        if kinds:
+            with_guidance, _ = kinds[0]
+            given = self._random(step_graph(guided=with_guidance, cached=False))
+            windows = given["latents"], given["conditioning"], given["audio"]
+            self.denoiser.begin(WindowBatch(*windows, guidance=2.0 if with_guidance else 1.0))
+        for guided, cached in kinds:
             self.denoiser.step(_TIMESTEP, np.zeros(5, np.float32), cached=cached, guided=guided, recorded=recorded)
-
-    def _windows(self, kinds: Collection[tuple[bool, bool]]) -> WindowBatch:
-        """A batch of windows for steps (guided, cached)."""
-        guided = any(kind for kind, _ in kinds)
-        inputs = self._random(step_graph(guided=guided, cached=False))
-        return WindowBatch(
-            inputs["latents"],
-            inputs["conditioning"],
-            inputs["audio"],
-            guidance=2.0 if guided else 1.0,
-            unguided_too=guided and not all(kind for kind, _ in kinds),
-        )
 
     def _random(self, graph: str) -> dict[str, Array]:
         return random_inputs(self.session(graph).inputs, self.ranges)

@@ -1,11 +1,15 @@
-"""Estimates of GPU memory, and the plan that follows from what is free: decided once for a model. Pure."""
+"""Estimates of GPU memory, and the plan that follows from what is free: decided once for a model."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 from latentsync_trt.bundle.manifest import FULL_STEP, VAE_DECODER, GraphVariant, Manifest
+from latentsync_trt.runtime.engines.cache import Notice
 from latentsync_trt.runtime.engines.profiles import usual_shape
+from latentsync_trt.runtime.engines.session_factory import SessionFactory
+from latentsync_trt.runtime.providers.gpu import free_memory_bytes
 from latentsync_trt.runtime.providers.table import CUDA, Provider
 
 _HALVES = 2
@@ -60,6 +64,32 @@ class MemoryPlan:
     windows_per_batch: int = 1
 
 
+def plan_of(factory: SessionFactory, graphs: Sequence[str], on_notice: Notice) -> MemoryPlan:
+    """The plan for a model; on the CPU, stages run in turn, as each uses all cores."""
+    options, manifest, selection = factory.options, factory.bundle.manifest, factory.selection
+    windows = options.windows_per_batch
+    if options.low_memory or selection.gpu is None:
+        return MemoryPlan("one network at a time" if options.low_memory else "in turn", windows_per_batch=windows or 1)
+    span, free_bytes = factory.ranges.get("windows"), free_memory_bytes(selection.gpu.index)
+    needed = partial(
+        needed_bytes,
+        manifest,
+        provider=selection.provider,
+        variant=factory.variant(FULL_STEP),
+        engine_bytes=factory.memory_bytes(graphs) if factory.compiled else None,
+    )
+    if_room = factory.cuda_graph and options.cuda_graph is None and selection.provider is CUDA
+    cuda_graph = None if if_room else factory.cuda_graph
+    most = 1 if span is None else span.maximum
+    plan = plan_memory(needed, window_bytes(manifest), free_bytes, cuda_graph=cuda_graph, most_windows=most)
+    if plan.mode == "one network at a time" and free_bytes is not None:
+        on_notice(
+            f"memory of the device is short (this bundle takes about {needed() / 1e9:.1f} GB, {free_bytes / 1e9:.1f} "
+            "GB is free): one network at a time is kept on it, which is slower"
+        )
+    return plan if windows is None else replace(plan, windows_per_batch=windows)
+
+
 def plan_memory(
     needed: Callable[..., int],
     window_bytes: int,
@@ -70,11 +100,8 @@ def plan_memory(
 ) -> MemoryPlan:
     """The plan for a GPU with so much free memory; None = unknown, which is taken as enough for all networks.
 
-    Args:
-        needed: `needed_bytes` of a bundle and provider, with `pipelined` and `recorded` left open.
-        window_bytes: of one more window in a step.
-        cuda_graph: True records whatever the estimate says, None where there is room.
-        most_windows: that a batch may have.
+    `needed`: `needed_bytes`, with `pipelined` and `recorded` left open. `cuda_graph`: None records where there is room.
+    `most_windows`: that a batch may have.
     """
     if free_bytes is None:
         return MemoryPlan("pipelined", cuda_graph is True)
@@ -107,10 +134,8 @@ def needed_bytes(
 ) -> int:
     """Free memory that a GPU needs for a run with all networks open and one window at a time.
 
-    Args:
-        engine_bytes: what the run's engines take, by their provider; each holds its own memory, whoever runs.
-        provider: on the GPU. variant: of the graphs on the CUDA provider. recorded: as CUDA graphs there.
-        pipelined: a window is encoded and one decoded while another is denoised.
+    `variant`, `recorded`: of the graphs on the CUDA provider. `pipelined`: a window is encoded and one decoded while
+    another is denoised. `engine_bytes`: what the run's engines take; each holds its own memory, whoever runs.
     """
     if engine_bytes is not None:
         return int(_MARGIN * (engine_bytes + _FIXED_BYTES))

@@ -1,12 +1,11 @@
 """A bundle that is open on one provider: all networks that a run needs, ready to run."""
 
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from latentsync_trt.bundle.manifest import (
     AUDIO_ENCODER,
@@ -16,19 +15,19 @@ from latentsync_trt.bundle.manifest import (
     VAE_DECODER,
     VAE_ENCODER,
     Bundle,
+    manifest_sha256,
 )
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import EngineBuildError, InputError, OutputError, ProviderUnavailable
+from latentsync_trt.notices import Notices
 from latentsync_trt.runtime.background_build import BackgroundBuild
 from latentsync_trt.runtime.denoiser import GraphDenoiser
 from latentsync_trt.runtime.engines.cache import EngineCache, Notice, cache_folder
 from latentsync_trt.runtime.engines.session import Session, give_back_gpu_memory
 from latentsync_trt.runtime.engines.session_factory import OpenedEngine, SessionFactory
 from latentsync_trt.runtime.first_runs import STAGES, FirstRuns
-from latentsync_trt.runtime.memory_estimate import MemoryPlan, needed_bytes, plan_memory, window_bytes
-from latentsync_trt.runtime.providers.gpu import free_memory_bytes
+from latentsync_trt.runtime.memory_estimate import MemoryPlan, plan_of
 from latentsync_trt.runtime.providers.select import Selection, next_provider
-from latentsync_trt.runtime.providers.table import CUDA
 from latentsync_trt.runtime.stages import Stage, StageThreads, results
 from latentsync_trt.runtime.vae import VaeCodec
 from latentsync_trt.types import EngineTime, Float32Array
@@ -42,35 +41,6 @@ _OPENERS = 3
 _OPENED_FIRST = (FULL_STEP, UNGUIDED_GRAPHS[0], VAE_DECODER, VAE_ENCODER)
 
 
-class Notices:
-    """Sentences for the user, each once, in `texts`, and passed to `on_notice`. Thread-safe."""
-
-    def __init__(self, on_notice: Notice | None = None) -> None:
-        self.on_notice, self._lock = on_notice, threading.Lock()
-        self.texts: list[str] = []
-
-    def add(self, text: str) -> None:
-        """Adds a notice, unless there is the same one."""
-        with self._lock:
-            if text in self.texts:
-                return
-            self.texts.append(text)
-        if self.on_notice is not None:
-            self.on_notice(text)
-
-
-class Sessions(Protocol):
-    """The sessions of a model."""
-
-    def session(self, graph: str) -> Session:
-        """The session of a graph, valid until that of another network is asked for."""
-        ...
-
-    def opened(self) -> dict[str, OpenedEngine]:
-        """What was opened so far, by graph."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class AllOpen:
     """Sessions that are open, or being opened, all at once."""
@@ -78,11 +48,11 @@ class AllOpen:
     engines: dict[str, Future[OpenedEngine]]
 
     def session(self, graph: str) -> Session:
-        """As `Sessions.session`; waits until it is open. Raises as `SessionFactory.open`."""
+        """Waits until it is open. Raises as `SessionFactory.open`."""
         return self.engines[graph].result().session
 
     def opened(self) -> dict[str, OpenedEngine]:
-        """As `Sessions.opened`; without those that could not be opened."""
+        """What could be opened so far, by graph."""
         done = {graph: engine for graph, engine in self.engines.items() if engine.done() and not engine.cancelled()}
         return {graph: engine.result() for graph, engine in done.items() if engine.exception() is None}
 
@@ -91,12 +61,10 @@ class OneNetworkAtATime:
     """Opens the sessions of one network, and closes those of the one before."""
 
     def __init__(self, factory: SessionFactory) -> None:
-        self._factory = factory
-        self._open: dict[str, OpenedEngine] = {}
-        self._all: dict[str, OpenedEngine] = {}
+        self._factory, self._open, self._all = factory, dict[str, OpenedEngine](), dict[str, OpenedEngine]()
 
     def session(self, graph: str) -> Session:
-        """As `Sessions.session`; by one thread at a time. Raises as `SessionFactory.open`."""
+        """By one thread at a time; valid until one of another network is asked for. Raises as `SessionFactory.open`."""
         graphs = self._factory.bundle.manifest.graphs
         if any(graphs[name].weights != graphs[graph].weights for name in self._open):
             for engine in self._open.values():
@@ -105,11 +73,14 @@ class OneNetworkAtATime:
             give_back_gpu_memory(self._factory.selection)
         if graph not in self._open:
             engine = self._factory.open(graph)
-            self._open[graph] = self._all[graph] = engine.after(self._all.get(graph))
+            if before := self._all.get(graph):  # go on with its times
+                engine.session.clock = before.session.clock
+                engine = replace(engine, built=engine.built or before.built, open_s=engine.open_s + before.open_s)
+            self._open[graph] = self._all[graph] = engine
         return self._open[graph].session
 
     def opened(self) -> dict[str, OpenedEngine]:
-        """As `Sessions.opened`, those that were closed, too."""
+        """What was opened so far, by graph, also what is closed again."""
         return dict(self._all)
 
 
@@ -117,31 +88,28 @@ class OneNetworkAtATime:
 class Model:
     """The networks of `bundle` on the provider of `selection`; nothing of it changes until `close`.
 
-    `graphs`: those that can run. `audio_encoder`: log mel spectrogram `(1, 80, 3000)` → features `(1, 1500, L, D)`.
-    `vae`, `denoiser`: to be used within `run` alone. `notices`: about builds, and what makes a run slow. `build`: what
-    builds engines for the next run.
+    `graphs`: those that can run. `vae`, `denoiser`: to be used within `run` alone. `notices`: about builds, and what
+    makes a run slow. `build`: what builds engines for the next run.
     """
 
     bundle: Bundle
-    options: RuntimeOptions
     selection: Selection
     memory_plan: MemoryPlan
     graphs: frozenset[str]
-    audio_encoder: Callable[[Float32Array], Float32Array]
     vae: VaeCodec
     denoiser: GraphDenoiser
     notices: tuple[str, ...]
     build: BackgroundBuild | None
-    _sessions: Sessions
+    _sessions: AllOpen | OneNetworkAtATime
     _threads: StageThreads
 
-    def run(self, stage: Stage, action: Callable[[], T]) -> T:
-        """The result of `action`, which uses `vae` or `denoiser`, run in the thread of `stage`: after what others have
-        asked for there before.
+    def audio_encoder(self, mel: Float32Array) -> Float32Array:
+        """Log mel spectrogram `(1, 80, 3000)` → features `(1, 1500, L, D)`; to be used outside of `run`."""
+        return self._threads.run("encode", lambda: self._sessions.session(AUDIO_ENCODER).run({"mel": mel})[0])
 
-        Raises:
-            InferenceError: the provider failed. OutOfMemory: there is too little memory.
-        """
+    def run(self, stage: Stage, action: Callable[[], T]) -> T:
+        """The result of `action`, which uses `vae` or `denoiser`, run in the thread of `stage` in its turn; raises as
+        `Session.run`."""
 
         def run() -> T:
             try:
@@ -162,7 +130,7 @@ class Model:
             self.build.stop()
         self._threads.close()
         self.denoiser.release()
-        _close(self._sessions)
+        _close(self._sessions.opened().values())
         give_back_gpu_memory(self.selection)
 
 
@@ -176,9 +144,7 @@ def open_model(
     """Builds the engines that are missing, opens `graphs` and runs each once.
 
     Where the selected provider was not named, and cannot compile or open a graph, the next one is taken, with a notice.
-
-    Args:
-        on_notice: called from any thread with each notice as it occurs.
+    `on_notice` may be called from any thread.
 
     Raises:
         BundleError: the bundle lacks one of `graphs`. InputError: bundle or provider do not support `options`.
@@ -197,14 +163,16 @@ def open_model(
                     continue
             return _open(factory, tuple(graphs), notices, build)
         except BaseException as error:
+            following = None
             # `OutputError`: the engine cache cannot be written.
-            following = _following(selection) if isinstance(error, EngineBuildError | OutputError) else None
+            if isinstance(error, EngineBuildError | OutputError) and not selection.is_named:
+                with suppress(ProviderUnavailable):
+                    following = _next(bundle, selection)
             if following is None:
                 if build is not None:
                     build.stop()
                 raise
-            other = following.name
-            notices.add(f"{selection.name} is not used for this bundle, continuing with {other}: {error}")
+            notices.add(f"{selection.name} is not used for this bundle, continuing with {following.name}: {error}")
             selection = following
 
 
@@ -227,21 +195,17 @@ def _quiet_factory(bundle: Bundle, selection: Selection, options: RuntimeOptions
     return SessionFactory(bundle, selection, options, EngineCache(cache_folder(options.engine_cache)), lambda _: None)
 
 
-def _following(selection: Selection) -> Selection | None:
-    """The provider after the selected one; None if that was named, or there is none."""
-    with suppress(ProviderUnavailable):
-        return None if selection.is_named else next_provider(selection)
-    return None
+def _next(bundle: Bundle, selection: Selection) -> Selection:
+    return next_provider(selection, manifest_sha256(bundle.folder))
 
 
 def _built_meanwhile(
     factory: SessionFactory, missing: tuple[str, ...], notices: Notices
 ) -> tuple[BackgroundBuild, Selection] | None:
-    """A process that builds engines, and the next provider, which this run uses; None, with a notice, if there is
-    none."""
+    """What builds engines, and the provider for this run; None, with a notice, if there is no other."""
     name = factory.selection.name
     try:
-        following = next_provider(factory.selection)
+        following = _next(factory.bundle, factory.selection)
         build = BackgroundBuild(factory, missing)
     except (ProviderUnavailable, InputError, OSError) as error:
         notices.add(f"engines cannot be built in the background, so the run waits for them: {error}")
@@ -253,10 +217,10 @@ def _built_meanwhile(
 def _open(factory: SessionFactory, graphs: tuple[str, ...], notices: Notices, build: BackgroundBuild | None) -> Model:
     for graph in factory.missing(graphs):  # one by one, as builds time kernels, and before anything is open
         factory.build(graph)
-    plan = _memory_plan(factory, graphs, notices)
+    plan = plan_of(factory, graphs, notices.add)
     selection, threads = factory.selection, StageThreads(in_turn=plan.mode != "pipelined")
     with ThreadPoolExecutor(_OPENERS, thread_name_prefix="open") as openers:
-        sessions: Sessions = OneNetworkAtATime(factory)
+        sessions: AllOpen | OneNetworkAtATime = OneNetworkAtATime(factory)
         if plan.mode != "one network at a time":
             give_back_gpu_memory(selection)  # whose first call allocates some itself
             order = sorted(graphs, key=lambda graph: (*_OPENED_FIRST, graph).index(graph))
@@ -265,13 +229,7 @@ def _open(factory: SessionFactory, graphs: tuple[str, ...], notices: Notices, bu
                 {graph: openers.submit(factory.open, graph, cuda_graph=recorded[graph]) for graph in order}
             )
         vae = VaeCodec(factory, sessions.session)
-        denoiser = GraphDenoiser(
-            sessions.session,
-            selection.device,
-            selection.device_id,
-            cuda_graph=plan.cuda_graph,
-            check_sizes=factory.check,
-        )
+        denoiser = GraphDenoiser(sessions.session, selection, cuda_graph=plan.cuda_graph, check_sizes=factory.check)
         try:
             first = FirstRuns(sessions.session, factory.ranges, vae, denoiser)
             if isinstance(sessions, AllOpen):
@@ -282,60 +240,15 @@ def _open(factory: SessionFactory, graphs: tuple[str, ...], notices: Notices, bu
                     threads.run("denoise", partial(first.steps, graphs, recorded=True))
         except BaseException:
             threads.close()
-            _close(sessions)
+            _close(sessions.opened().values())
             raise
-
-    def encode_mel(mel: Float32Array) -> Float32Array:
-        return threads.run("encode", lambda: sessions.session(AUDIO_ENCODER).run({"mel": mel})[0])
-
-    texts = tuple(notices.texts)
-    return Model(
-        factory.bundle,
-        factory.options,
-        selection,
-        plan,
-        frozenset(graphs),
-        encode_mel,
-        vae,
-        denoiser,
-        texts,
-        build,
-        sessions,
-        threads,
-    )
+    texts, known = tuple(notices.texts), frozenset(graphs)
+    return Model(factory.bundle, selection, plan, known, vae, denoiser, texts, build, sessions, threads)
 
 
-def _close(sessions: Sessions) -> None:
-    for engine in sessions.opened().values():
+def _close(engines: Iterable[OpenedEngine]) -> None:
+    for engine in engines:
         engine.session.close()
-
-
-def _memory_plan(factory: SessionFactory, graphs: tuple[str, ...], notices: Notices) -> MemoryPlan:
-    """Decides by free memory; on the CPU, stages run in turn, as each uses all cores."""
-    options, manifest, gpu = factory.options, factory.bundle.manifest, factory.selection.gpu
-    windows = options.windows_per_batch
-    if options.low_memory:
-        return MemoryPlan("one network at a time", windows_per_batch=windows or 1)
-    if gpu is None:
-        return MemoryPlan("in turn", windows_per_batch=windows or 1)
-    span, free_bytes = factory.ranges.get("windows"), free_memory_bytes(gpu.index)
-    needed = partial(
-        needed_bytes,
-        manifest,
-        provider=factory.selection.provider,
-        variant=factory.variant(FULL_STEP),
-        engine_bytes=factory.memory_bytes(graphs) if factory.compiled else None,
-    )
-    if_room = factory.cuda_graph and options.cuda_graph is None and factory.selection.provider is CUDA
-    cuda_graph = None if if_room else factory.cuda_graph
-    most = 1 if span is None else span.maximum
-    plan = plan_memory(needed, window_bytes(manifest), free_bytes, cuda_graph=cuda_graph, most_windows=most)
-    if plan.mode == "one network at a time" and free_bytes is not None:
-        notices.add(
-            f"memory of the device is short (this bundle takes about {needed() / 1e9:.1f} GB, {free_bytes / 1e9:.1f} "
-            "GB is free): one network at a time is kept on it, which is slower"
-        )
-    return plan if windows is None else replace(plan, windows_per_batch=windows)
 
 
 def _first_runs(
@@ -345,6 +258,6 @@ def _first_runs(
     if selection.gpu is None:
         return []
     runs = [threads.start(stage, partial(first.network, graph)) for graph, stage in STAGES.items() if graph in graphs]
-    if selection.provider is CUDA or not plan.cuda_graph:  # TensorRT records in any run
+    if not selection.provider.builds or not plan.cuda_graph:  # TensorRT records in any run
         runs.append(threads.start("denoise", partial(first.steps, graphs, recorded=not plan.cuda_graph)))
     return runs

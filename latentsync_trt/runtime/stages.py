@@ -16,12 +16,8 @@ POLL_S = 0.1
 
 
 class StageThreads:
-    """A thread for each stage, which runs what it is given in that order, whichever clip it belongs to.
-
-    ONNX Runtime's CUDA provider keeps handles of cuBLAS and cuDNN, and recorded CUDA graphs, for each thread.
-
-    Args:
-        in_turn: only one stage runs at a time.
+    """A thread for each stage, which runs what it is given in that order, whichever clip it belongs to; with `in_turn`,
+    only one at a time. ONNX Runtime's CUDA provider keeps cuBLAS, cuDNN and recorded CUDA graphs for each thread.
     """
 
     def __init__(self, *, in_turn: bool) -> None:
@@ -48,10 +44,8 @@ class StageThreads:
 
 
 def results(futures: Iterable[Future[T]]) -> list[T]:
-    """The results of all; once one fails, those that have not begun are canceled, and the first error is raised.
-
-    Returns only when none of them runs any more.
-    """
+    """The results of all, when none runs any more; once one fails, those that have not begun are canceled, and the
+    first error is raised."""
     futures = list(futures)
     error = None
     try:

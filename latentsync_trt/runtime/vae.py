@@ -9,7 +9,7 @@ import numpy as np
 
 from latentsync_trt.bundle.manifest import PIXELS_PER_LATENT, VAE_DECODER, VAE_ENCODER
 from latentsync_trt.runtime.engines.profiles import usual_shape
-from latentsync_trt.runtime.engines.session import CPU, DeviceBuffers, Session, SessionSettings, plain_cuda
+from latentsync_trt.runtime.engines.session import DeviceBuffers, Session, small_session
 from latentsync_trt.runtime.engines.session_factory import SessionFactory
 from latentsync_trt.types import Float32Array, UInt8Array, UInt16Array
 
@@ -25,10 +25,8 @@ class VaeCodec:
     """Encodes and decodes faces on the sessions of two graphs. One thread may encode while another decodes."""
 
     def __init__(self, factory: SessionFactory, open_session: Callable[[str], Session]) -> None:
-        self._ranges, self._open, selection = factory.ranges, open_session, factory.selection
-        device = selection.device
-        self._settings = SessionSettings(providers=CPU if device == "cpu" else plain_cuda(selection.device_id))
-        self._buffers = DeviceBuffers(device, selection.device_id)
+        self._ranges, self._open, self._selection = factory.ranges, open_session, factory.selection
+        self._buffers = DeviceBuffers(factory.selection)
 
     def encode_faces(self, faces: UInt8Array, mask: Float32Array) -> tuple[Float32Array, Float32Array]:
         """Scaled latents of faces times `mask`, and of the whole faces: both float32 `(N, 4, h, w)`.
@@ -64,17 +62,13 @@ class VaeCodec:
                 batch = np.concatenate([batch, np.repeat(batch[-1:], size - used, axis=0)])
             yield session.explained(partial(run, session, batch)), used
 
-    def release(self) -> None:
-        """Frees all buffers; the next call makes them again."""
-        self._buffers.clear()
-
     @cached_property
     def _faces_in(self) -> Session:
-        return Session(_FACES_IN, self._settings)
+        return small_session(_FACES_IN, self._selection)
 
     @cached_property
     def _faces_out(self) -> Session:
-        return Session(_FACES_OUT, self._settings)
+        return small_session(_FACES_OUT, self._selection)
 
     def _encode(self, session: Session, faces: UInt8Array, *, mask: Float32Array) -> tuple[Float32Array, Float32Array]:
         buffers, shape = self._buffers, (len(faces), 3, *faces.shape[1:3])

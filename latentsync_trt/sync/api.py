@@ -181,7 +181,7 @@ class LipSync:
         is_open = self._slot.model_with(graphs) is not None
         ahead = is_open or not must_build(self._bundle, self._selection, self._options, graphs)
         with self._calls.entered("sync"), self._slot.opening(graphs, ahead=ahead) as opened:
-            from latentsync_trt.runtime.model import Notices
+            from latentsync_trt.notices import Notices
             from latentsync_trt.sync.clip import sync_clip
             from latentsync_trt.sync.run_context import RunContext
 

@@ -7,7 +7,8 @@ from time import perf_counter
 from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.face.detector import MediaPipeDetector
-from latentsync_trt.runtime.model import Model, Notices
+from latentsync_trt.notices import Notices
+from latentsync_trt.runtime.model import Model
 from latentsync_trt.runtime.providers.select import Selection
 from latentsync_trt.sync.inputs import Inputs
 from latentsync_trt.sync.threads import StageClock

@@ -13,6 +13,7 @@ from latentsync_trt.export.export_options import ExportOptions
 from latentsync_trt.export.exporter import plan_graphs
 from latentsync_trt.runtime.denoiser import GraphDenoiser
 from latentsync_trt.runtime.engines.session import Session
+from latentsync_trt.runtime.providers.select import Selection
 from latentsync_trt.types import WindowBatch
 from tests.export.test_export_solver import diffusers_solver
 from tests.exports import ExportCache
@@ -71,7 +72,7 @@ def _loop(reference: Path, graphs: Graphs, interval: int) -> np.ndarray:
     recorded = np.load(reference / "small" / "loop_20steps.npz")
     steps = int(recorded["steps"])
     return denoise(
-        GraphDenoiser(lambda name: graphs[name]),
+        GraphDenoiser(lambda name: graphs[name], Selection("cpu")),
         recorded["noise"],
         recorded["conditioning"],
         recorded["audio"][None],
@@ -102,7 +103,7 @@ def test_dpmpp_loop_agrees_with_the_diffusers_scheduler(reference: Path, single:
     with np.load(reference / "small" / "loop_20steps.npz") as recorded:
         noise, conditioning, audio = recorded["noise"], recorded["conditioning"], recorded["audio"][None]
         guidance = float(recorded["guidance"])
-    denoiser = GraphDenoiser(lambda name: single[name])
+    denoiser = GraphDenoiser(lambda name: single[name], Selection("cpu"))
     found = denoise(denoiser, noise, conditioning, audio, guidance, dpmpp_schedule(steps), cache_plan(steps, 1))
     solver = diffusers_solver(steps)
     frames = conditioning.shape[2]

@@ -30,8 +30,8 @@ class HostSession:
             known[tensor.name].update_inplace(array)
 
 
-def host_session(path: Any, settings: Any) -> HostSession:
-    """Replaces `Session` in the image codec."""
+def host_session(path: Any, _: Any) -> HostSession:
+    """Replaces `small_session` in the image codec."""
     from latentsync_trt.runtime.engines.session import CPU, Session, SessionSettings
 
     return HostSession(Session(path, SessionSettings(providers=CPU)))

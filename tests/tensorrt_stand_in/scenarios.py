@@ -76,7 +76,6 @@ class Run:
             random.standard_normal((self.windows, 9, frames, side, side), np.float32),
             random.standard_normal((self.windows, frames, tokens, manifest.audio_width), np.float32),
             self.guidance,
-            unguided_too=self.unguided_too,
         )
         pictures = random.integers(0, 255, (frames, 8 * side, 8 * side, 3), np.uint8)
         mel = random.standard_normal((1, 80, 3000), np.float32)

@@ -11,9 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from latentsync_trt.bundle.external import external_files
 from latentsync_trt.bundle.manifest import EIGHT_BIT_PRECISIONS, DimensionRange, GraphEntry, Precision
 from latentsync_trt.errors import EngineBuildError, GraphRefused, InputError, OutOfMemory
-from latentsync_trt.runtime.compiler import CONTEXT_MODEL, CompileOrder, run_compiler
+from latentsync_trt.runtime.compiler import CONTEXT_MODEL, ENGINE, CompileOrder, run_compiler
 from latentsync_trt.runtime.engines.profiles import input_shapes
 from latentsync_trt.runtime.engines.session import CPU, Session, SessionSettings
 from latentsync_trt.runtime.providers.gpu import Gpu, visible_only
@@ -40,10 +41,8 @@ def cuda_options(
 ) -> dict[str, str]:
     """CUDAExecutionProvider.
 
-    Args:
-        device: GPU index. cuda_graph: capture and replay; needs fixed shapes and every node on the GPU.
-        fused_bias: cuDNN adds the bias within the convolution where it can.
-        cudnn_attention: MultiHeadAttention uses cuDNN's kernel, else the memory-efficient one.
+    `cuda_graph`: capture and replay; needs fixed shapes and every node on the GPU. `fused_bias`: cuDNN adds the bias
+    within the convolution where it can. `cudnn_attention`: of MultiHeadAttention, instead of the memory-efficient one.
     """
     return {
         "device_id": str(device),
@@ -59,11 +58,8 @@ def cuda_options(
 
 
 def tensorrt_options(device: int = 0, *, cuda_graph: bool = False) -> dict[str, str]:
-    """TensorrtExecutionProvider, to load and run an engine. It accepts only "True" and "False" as booleans.
-
-    Without `trt_context_memory_sharing_enable`: with it, a loaded engine runs without device memory
-    (https://github.com/LeelaChessZero/lc0/pull/2428).
-    """
+    """TensorrtExecutionProvider, to load and run an engine. Without `trt_context_memory_sharing_enable`: with it, a
+    loaded engine runs without device memory (https://github.com/LeelaChessZero/lc0/pull/2428)."""
     return {"device_id": str(device), "trt_cuda_graph_enable": str(cuda_graph)}
 
 
@@ -71,10 +67,8 @@ def tensorrt_options(device: int = 0, *, cuda_graph: bool = False) -> dict[str, 
 class TensorRTBuilder:
     """How the engine of one graph, which contains all of it, is built and opened.
 
-    Args:
-        entry: describes the graph. ranges: sizes that the engine supports. given: of `--provider-option`.
-        version: of the TensorRT that ONNX Runtime loads. precision: of the bundle.
-        cuda_graph: record and replay, which does not change the engine.
+    `ranges`: sizes that the engine supports. `given`: of `--provider-option`. `version`: of the TensorRT that ONNX
+    Runtime loads. `precision`: of the bundle.
     """
 
     entry: GraphEntry
@@ -83,10 +77,6 @@ class TensorRTBuilder:
     gpu: Gpu
     version: str
     precision: Precision
-    cuda_graph: bool
-
-    def options(self) -> dict[str, str]:
-        return {"optimization_level": str(self._level)}
 
     def build(self, graph: Path, folder: Path) -> int | None:
         fixed: dict[int | str, int] = {name: span.optimum for name, span in self.ranges.items() if span.fixed}
@@ -98,7 +88,7 @@ class TensorRTBuilder:
             "tensorrt",
             str(graph.resolve()),
             input_shapes(self.entry, self.ranges),
-            optimization_level=self._level,
+            optimization_level=self.level,
             version=self.version,
             folder=str(folder),
             compute_capability=self.gpu.compute_capability,
@@ -122,19 +112,31 @@ class TensorRTBuilder:
             raise GraphRefused(f"{graph}: TensorRT built no engine: {answer.reason}; {cure}")
         return answer.device_memory_bytes
 
-    def open(self, graph: Path, folder: Path) -> Session:
-        options = tensorrt_options(self.gpu.index, cuda_graph=self.cuda_graph)
+    def open(self, graph: Path, folder: Path, *, cuda_graph: bool) -> Session:
+        """`cuda_graph`: record and replay, which does not change the engine."""
+        options = tensorrt_options(self.gpu.index, cuda_graph=cuda_graph)
         providers = (
             (TENSORRT.ort_name, {**options, **own_options(TENSORRT, self.given)}),
             (CUDA.ort_name, cuda_options(self.gpu.index)),
             *CPU,
         )
+        _check_context_model(folder / CONTEXT_MODEL)
         return Session(folder / CONTEXT_MODEL, SessionSettings(name=graph.stem, providers=providers))
 
     @property
-    def _level(self) -> int:
+    def level(self) -> int:
         """The level asked for, else TensorRT's default, and in 8 bits that of NVIDIA's own demos."""
         asked = self.given.get(_LEVEL, "4" if self.precision in EIGHT_BIT_PRECISIONS else "3")
         if not asked.isdecimal():
             raise InputError(f"--provider-option {_LEVEL}={asked}: not a whole number")
         return int(asked)
+
+
+def _check_context_model(path: Path) -> None:
+    """Raises `EngineBuildError` unless the model loads the engine beside it alone, as engines run as code."""
+    try:
+        names = {*external_files(memoryview(path.read_bytes()))}
+    except (OSError, LookupError, ValueError, RecursionError) as error:
+        raise EngineBuildError(f"{path}: is no graph ({error})") from error
+    if names != {ENGINE.encode()}:
+        raise EngineBuildError(f"{path}: loads another engine than {ENGINE} beside it")

@@ -96,24 +96,21 @@ def _log_once(text: str) -> None:
 class EngineCache:
     """Finds, builds and keeps engines below `folder`, which need not exist yet. Process- and thread-safe.
 
-    `on_notice` receives a sentence about waiting, damaged engines and the like.
+    `on_notice` gets sentences about waiting, damaged engines and the like. `built`: digests that this object has built.
     """
 
     def __init__(self, folder: Path, on_notice: Notice = _log.warning) -> None:
         self.folder = folder.absolute()
         self._notice = on_notice
         self._verified: dict[str, datetime | None] = {}
-        self._built: set[str] = set()
+        self.built: set[str] = set()
 
     def has(self, key: EngineKey) -> bool:
         """Whether there is an engine for `key`, by its record and file sizes."""
         return not read_entry(self.folder / key.digest, hashes=False).problem
 
     def find(self, key: EngineKey) -> Entry | None:
-        """The undamaged engine for `key`, or None. Takes no lock and works on a read-only cache.
-
-        Hashes are checked once in the life of this object.
-        """
+        """The undamaged engine for `key`, or None; this object checks its hashes once."""
         entry = self._checked(key)
         if entry.problem:
             return None
@@ -122,9 +119,7 @@ class EngineCache:
         return entry
 
     def obtain(self, key: EngineKey, build: Build) -> Entry:
-        """Finds the engine for `key`, or builds it.
-
-        While another process builds it, this one waits.
+        """Finds the engine for `key`, or builds it; while another process builds it, this one waits.
 
         Raises:
             EngineBuildError: `build` wrote nothing.
@@ -147,10 +142,7 @@ class EngineCache:
         """`obtain`, then `load` on the engine's folder.
 
         Where that raises `EngineBuildError`, the engine is removed and built again, unless this object built it: it was
-        deleted meanwhile, or the key does not cover everything that a provider checks.
-
-        Raises:
-            As `obtain`, and whatever `load` raises.
+        deleted meanwhile, or the key does not cover everything that a provider checks. Raises as `obtain` and `load`.
         """
         entry = self.obtain(key, build)
         try:
@@ -158,21 +150,14 @@ class EngineCache:
         except EngineBuildError as error:
             now = self.find(key)
             same = now is not None and now.built_at == entry.built_at
-            if same and (key.digest in self._built or self.remove(entry)):
+            if same and (key.digest in self.built or self.remove(entry)):
                 raise
             self._notice(f"engine cache: {key.label} in {self.folder} does not open ({error}); building it again")
         entry = self.obtain(key, build)
         return entry, load(entry.folder)
 
-    def has_built(self, entry: Entry) -> bool:
-        return entry.folder.name in self._built
-
     def entries(self, *, hashes: bool = False) -> tuple[Entry, ...]:
-        """All engines, last used first, checked by records and file sizes, and with `hashes` by content.
-
-        Raises:
-            OutputError: the cache cannot be listed.
-        """
+        """All engines, last used first, checked by records and sizes, with `hashes` by content."""
         with self._explained():
             paths = sorted(self.folder.iterdir()) if self.folder.exists() else []
         entries = (read_entry(path, hashes=hashes) for path in paths if _ENTRY_NAME.fullmatch(path.name))
@@ -214,36 +199,12 @@ class EngineCache:
         if problem and target.exists():
             self._notice(f"engine cache: {key.label} in {target}: {problem}; building it again")
         with temporary_folder(self.folder) as aside:
-            self._build(key, build, aside / "built")
+            _build(key, build, aside / "built")
             publish(aside / "built", target, aside / "replaced")
-        self._built.add(key.digest)
+        self.built.add(key.digest)
         entry = read_entry(target, hashes=False)
         self._verified[key.digest] = entry.built_at  # its hashes need no check
         return replace(entry, built=True)
-
-    def _build(self, key: EngineKey, build: Build, folder: Path) -> None:
-        """Makes `folder` and builds into it; raises `OSError` on a full disk, which providers may not notice."""
-        folder.mkdir()
-        start_s = time.monotonic()
-        self._check_disk()
-        try:
-            memory_bytes = build(folder)
-        except Exception:
-            self._check_disk()
-            raise
-        self._check_disk()
-        build_s = round(time.monotonic() - start_s, 3)
-        files = files_of(folder)
-        if not files:
-            raise EngineBuildError(f"{key.label}: the build wrote no file")
-        record = Record(key, files, build_s, datetime.now(UTC), memory_bytes)
-        text = json.dumps(asdict(record), indent=2, default=datetime.isoformat)
-        (folder / RECORD_NAME).write_text(text, encoding="utf-8")
-        protect(folder)
-
-    def _check_disk(self) -> None:
-        if shutil.disk_usage(self.folder).free < _LEAST_FREE_BYTES:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def _lock(self, digest: str) -> FileLock:
         return FileLock(self.folder / _LOCKS / f"{digest}.lock")
@@ -261,3 +222,27 @@ class EngineCache:
                 raise OutputError(f"{self.folder}: the disk is full; {cure}{_ELSEWHERE}") from error
             reason = f"{error.strerror or error}" + (f": {error.filename}" if error.filename else "")
             raise OutputError(f"{self.folder}: the engine cache cannot be used ({reason}); {_ELSEWHERE}") from error
+
+
+def _build(key: EngineKey, build: Build, folder: Path) -> None:
+    """Makes `folder` and builds into it; raises `OSError` on a full disk, which providers may not notice."""
+    folder.mkdir()
+    start_s = time.monotonic()
+    _check_disk(folder)
+    try:
+        memory_bytes = build(folder)
+    finally:
+        _check_disk(folder)
+    build_s = round(time.monotonic() - start_s, 3)
+    files = files_of(folder)
+    if not files:
+        raise EngineBuildError(f"{key.label}: the build wrote no file")
+    record = Record(key, files, build_s, datetime.now(UTC), memory_bytes)
+    text = json.dumps(asdict(record), indent=2, default=datetime.isoformat)
+    (folder / RECORD_NAME).write_text(text, encoding="utf-8")
+    protect(folder)
+
+
+def _check_disk(folder: Path) -> None:
+    if shutil.disk_usage(folder).free < _LEAST_FREE_BYTES:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -38,12 +38,9 @@ class EngineKey:
     """Everything that decides whether an engine can be reused.
 
     Args:
-        bundle: name of the bundle, for display only: equal graphs of two bundles share an engine.
-        graph_sha256: hash over the graph and its weights (`Bundle.graph_hash`).
-        options: provider options that change the engine; no paths.
-        profile: minimum, optimum and maximum of each variable dimension; empty for fixed shapes.
-        versions: of the libraries that built it, by package name.
-        gpu: name of the device. compute_capability: e.g. "8.9".
+        bundle: for display only: equal graphs of two bundles share an engine. graph_sha256: with weights.
+        options: those that change the engine. profile: minimum, optimum and maximum of each variable dimension.
+        versions: of the libraries that built it. gpu: its name. compute_capability: e.g. "8.9".
     """
 
     bundle: str
@@ -87,7 +84,7 @@ class Entry:
 
     `key`, `build_s` and `built_at` (UTC) are None if `engine.json` cannot be read. `problem`: why the engine cannot be
     used, empty if it can. `last_used_at`: UTC. `built`: whether the call that returned this built it.
-    `device_memory_bytes`: GPU memory of a run, without weights; None if the provider does not say.
+    `device_memory_bytes`: GPU memory of a run, without weights, if known.
     """
 
     folder: Path
@@ -118,9 +115,10 @@ def read_entry(folder: Path, *, hashes: bool) -> Entry:
         problem = distrust(folder)
         used_s = (folder / RECORD_NAME).stat().st_mtime
         if not problem:
-            record = read_record(folder)
+            record = from_json(Record, (folder / RECORD_NAME).read_bytes(), RECORD_NAME)
             known = {name: getattr(record, name) for name in (*known, "device_memory_bytes")}
-            problem = _problem(folder, record.files, hashes=hashes)
+            problems = (file_problem(folder / name, file, hashes=hashes) for name, file in record.files.items())
+            problem = next(filter(None, problems), "")
             if record.key.digest != folder.name:
                 problem = f"{RECORD_NAME} belongs to another engine"
     except ValueError as error:
@@ -143,8 +141,7 @@ def is_foreign(path: Path) -> bool:
 def distrust(folder: Path) -> str:
     """Why someone else may have written what is in `folder`; empty if only this user and root can have.
 
-    Windows: finds links alone. Owners and permissions are not checked there: folders of a user's profile are closed to
-    others. Raises `OSError`.
+    On Windows only links are found, as folders of a user's profile are closed to others. Raises `OSError`.
     """
     for path in (folder, *folder.rglob("*")):
         state = path.lstat()
@@ -163,22 +160,12 @@ def protect(folder: Path) -> None:
         path.chmod(path.stat().st_mode & ~(stat.S_IWGRP | stat.S_IWOTH))
 
 
-def read_record(folder: Path) -> Record:
-    return from_json(Record, (folder / RECORD_NAME).read_bytes(), RECORD_NAME)
-
-
-def _problem(folder: Path, files: Mapping[str, FileEntry], *, hashes: bool) -> str:
-    found = (file_problem(folder / name, file, hashes=hashes) for name, file in files.items())
-    return next(filter(None, found), "")
-
-
 def folder_bytes(folder: Path) -> int:
     """Total size of the files below a folder; files may disappear meanwhile."""
     size_bytes = 0
-    for parent, _, names in os.walk(folder):
-        for name in names:
-            with suppress(OSError):
-                size_bytes += Path(parent, name).lstat().st_size
+    for path in folder.rglob("*"):
+        with suppress(OSError):
+            size_bytes += 0 if path.is_dir() else path.lstat().st_size
     return size_bytes
 
 

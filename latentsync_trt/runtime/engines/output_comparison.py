@@ -4,9 +4,9 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-from latentsync_trt.bundle.manifest import DimensionRange, Manifest
+from latentsync_trt.bundle.manifest import DimensionRange, Manifest, TensorEntry
 from latentsync_trt.runtime.engines.profiles import usual_shape
-from latentsync_trt.runtime.engines.session import Array, DeviceBuffers, Session, TensorInfo
+from latentsync_trt.runtime.engines.session import Array, DeviceBuffers, Session
 from latentsync_trt.runtime.providers.select import Selection
 
 Ranges = Mapping[str, DimensionRange]
@@ -27,30 +27,23 @@ _VERIFICATION_FACTOR = 4.0
 
 
 class BoundRun:
-    """Runs `session` repeatedly on the same `random_inputs`, which stay on the device, as do the outputs.
-
-    `selection`: the session's provider.
-    """
+    """Runs `session`, of the provider `selection`, on the same `random_inputs`; all stay on its device."""
 
     def __init__(self, session: Session, ranges: Ranges, selection: Selection) -> None:
         self._session = session
         # Kept alive here: the binding only has their addresses.
-        self._buffers = DeviceBuffers(selection.device, selection.device_id)
+        self._buffers = DeviceBuffers(selection)
         inputs = random_inputs(session.inputs, ranges)
         known = {name: self._buffers.upload(name, array) for name, array in inputs.items()}
         for output in session.outputs:
             sizes = tuple(size for size in output.shape if isinstance(size, int))
             if len(sizes) == len(output.shape):
                 # A recorded CUDA graph writes to the addresses it was recorded with.
-                known[output.name] = self._buffers.empty(output.name, sizes, output.dtype.type)
+                known[output.name] = self._buffers.empty(output.name, sizes, output.dtype)
         self._binding = session.bound(known, selection.device, selection.device_id)
 
     def __call__(self) -> None:
-        """One run; returns when the outputs are complete.
-
-        Raises:
-            InferenceError: the provider failed. OutOfMemory: there is too little memory.
-        """
+        """One run; returns when the outputs are complete. Raises as `Session.run`."""
         self._binding.synchronize_inputs()
         self._session.run_bound(self._binding)
         self._binding.synchronize_outputs()
@@ -59,7 +52,7 @@ class BoundRun:
         return tuple(self._binding.copy_outputs_to_cpu())
 
 
-def random_inputs(tensors: Iterable[TensorInfo], ranges: Ranges) -> dict[str, Array]:
+def random_inputs(tensors: Iterable[TensorEntry], ranges: Ranges) -> dict[str, Array]:
     """Seeded random inputs of a graph, never zeros; variable dimensions at their usual size in `ranges`."""
     rng = np.random.default_rng(SEED)
     inputs: dict[str, Array] = {}
@@ -71,17 +64,8 @@ def random_inputs(tensors: Iterable[TensorInfo], ranges: Ranges) -> dict[str, Ar
     return inputs
 
 
-def outputs_of(session: Session, ranges: Ranges, selection: Selection, *, runs: int = 1) -> tuple[Array, ...]:
-    """The outputs for `random_inputs`, after several runs, which the session times. Raises as `BoundRun`."""
-    run = BoundRun(session, ranges, selection)
-    for _ in range(runs):
-        run()
-    return run.outputs()
-
-
 def difference(ours: Iterable[Array], theirs: Iterable[Array]) -> float:
-    """The largest of all outputs' differences, each divided by the largest of `theirs`; infinite if
-    any value is not finite."""
+    """The largest difference of an output, divided by the largest of `theirs`; infinite if a value is not finite."""
     largest = 0.0
     for pair in zip(ours, theirs, strict=True):
         one, other = (array.astype(np.float32) for array in pair)
@@ -94,21 +78,7 @@ def difference(ours: Iterable[Array], theirs: Iterable[Array]) -> float:
 
 
 def provider_limit(manifest: Manifest, graph: str) -> float:
-    """The largest `difference` between two providers with which a graph counts as computed correctly.
-
-    Relative to the output's largest value: 0.01, in 8 bits 0.05, and more only where the graph
-    itself was that far from PyTorch when it was verified.
-    """
+    """The largest `difference` between two providers with which a graph counts as computed correctly: more than usual
+    where it was far from PyTorch itself when it was verified."""
     least = _LIMIT if manifest.quantization is None else _EIGHT_BIT_LIMIT
     return max(least, _VERIFICATION_FACTOR * manifest.verification.get(graph, 0.0))
-
-
-def values_problem(manifest: Manifest, graph: str, apart: float, reference: str) -> str:
-    """What is wrong with a graph's values, with the cure; empty if nothing."""
-    limit = provider_limit(manifest, graph)
-    if apart <= limit:
-        return ""
-    return (
-        f"{graph}: its values differ from those of {reference} by {apart:.1e} of the largest, at most {limit:.1e} is "
-        "allowed; report it with `latentsync-trt selftest --json`"
-    )

@@ -1,9 +1,7 @@
 """The shapes that engines are built for. Pure.
 
-A bundle exported with `--dynamic` names its variable dimensions (windows, images, segments, and
-with `--min-resolution` heights and widths) and their ranges. A *dynamic* engine covers these
-ranges; a *static* one fixes each dimension at its optimum. A bundle exported with `--static` has no
-variable dimensions, so only static engines can be built from it.
+A bundle exported with `--dynamic` names its variable dimensions (windows, images, segments, and with `--min-resolution`
+heights and widths) and their ranges. A *dynamic* engine covers them; a *static* one has each dimension at its optimum.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,18 +11,13 @@ from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import InputError
 
 Shape = tuple[int, ...]
-
-
 InputShapes = tuple[Shape, ...]
 """Minimum, optimum and maximum shape of one input, as in TensorRT's optimization profiles."""
 
 
 def dimension_ranges(manifest: Manifest, options: RuntimeOptions) -> dict[str, DimensionRange]:
-    """Range of each variable dimension; a single value for static engines, and those of a bundle with fixed shapes.
-
-    Raises:
-        InputError: `options` require dynamic engines of a static bundle.
-    """
+    """Range of each variable dimension, a single value for static engines; raises `InputError` if `options` require
+    dynamic engines of a static bundle."""
     if manifest.shapes == "static":
         if options.dynamic:
             cure = "export it with `--dynamic`, or leave --dynamic out"
@@ -38,8 +31,8 @@ def dimension_ranges(manifest: Manifest, options: RuntimeOptions) -> dict[str, D
 def engine_ranges(ranges: Mapping[str, DimensionRange], windows_per_batch: int | None) -> dict[str, DimensionRange]:
     """`ranges` reduced to what a run asks of an engine, which holds memory for the largest shape of its profile.
 
-    A run encodes one segment of speech at a time, pads windows and pictures to the usual number,
-    and denoises `windows_per_batch` windows together (None: one).
+    A run encodes one segment of speech at a time, pads windows and pictures to the usual number, and denoises
+    `windows_per_batch` windows together (None: one).
     """
     most, reduced = {"windows": windows_per_batch or 1, "segments": 1}, dict(ranges)
     for name, span in ranges.items():
@@ -57,23 +50,14 @@ def spans_of(entry: GraphEntry, ranges: Mapping[str, DimensionRange]) -> dict[st
     return {name: ranges[name] for name in sorted(ranges) if name in names}
 
 
-def fixed_sizes(entry: GraphEntry, ranges: Mapping[str, DimensionRange]) -> dict[str, int]:
-    """Sizes of a graph's variable dimensions that have a single one in `ranges`."""
-    return {name: span.optimum for name, span in spans_of(entry, ranges).items() if span.fixed}
-
-
 def input_shapes(entry: GraphEntry, ranges: Mapping[str, DimensionRange]) -> dict[str, InputShapes]:
     """Shapes of the inputs that have a variable dimension; empty for a graph of fixed shapes."""
     return {
-        tensor.name: tuple(_shape(tensor.shape, ranges, end) for end in ("minimum", "optimum", "maximum"))
+        tensor.name: tuple(usual_shape(tensor.shape, ranges, end) for end in ("minimum", "optimum", "maximum"))
         for tensor in entry.inputs
         if any(isinstance(size, str) for size in tensor.shape)
     }
 
 
-def usual_shape(shape: Sequence[int | str], ranges: Mapping[str, DimensionRange]) -> Shape:
-    return _shape(shape, ranges, "optimum")
-
-
-def _shape(shape: Sequence[int | str], ranges: Mapping[str, DimensionRange], end: str) -> Shape:
+def usual_shape(shape: Sequence[int | str], ranges: Mapping[str, DimensionRange], end: str = "optimum") -> Shape:
     return tuple(size if isinstance(size, int) else int(getattr(ranges[size], end)) for size in shape)

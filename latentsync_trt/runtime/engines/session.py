@@ -1,7 +1,4 @@
-"""One ONNX graph on one execution provider; all other modules run graphs through `Session`.
-
-Sessions on one device share a pool of its memory.
-"""
+"""One ONNX graph on one provider; sessions on one device share a pool of its memory."""
 
 import functools
 import logging
@@ -19,8 +16,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 import onnxruntime as ort
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
+from latentsync_trt.bundle.manifest import TensorEntry
 from latentsync_trt.errors import EngineBuildError, InferenceError, LatentSyncError, OutOfMemory
 from latentsync_trt.runtime.compiler import is_out_of_memory, last_line
 from latentsync_trt.runtime.providers import table
@@ -37,9 +35,7 @@ Providers = tuple[tuple[str, Mapping[str, str]], ...]
 CPU: Providers = ((table.CPU.ort_name, {}),)
 
 _STDERR = 2
-
-_ERRORS, _SILENT = 3, 4
-"""ONNX Runtime's severities."""
+_ERRORS, _SILENT = 3, 4  # ONNX Runtime's severities
 
 # "2026-01-31 10:00:00.123 [E:onnxruntime:Default, file.h:88 log] [2026-01-31 09:00:00   ERROR] the reason", in colors.
 _LOG_LINE = re.compile(
@@ -56,18 +52,8 @@ _SHAPE_OPS = frozenset({"Concat", "Div", "Mul", "Reshape", "Squeeze"})
 
 # A second allocator would replace the first, which open sessions keep.
 _registering = threading.Lock()
-
 # Grow by the requested size; doubling would hold gigabytes of unused memory.
 _ARENA = {"arena_extend_strategy": 1}
-
-
-@dataclass(frozen=True, slots=True)
-class TensorInfo:
-    """Name, shape and element type of a graph's input or output; a str in `shape` names a dynamic dimension."""
-
-    name: str
-    shape: tuple[int | str, ...]
-    dtype: np.dtype[Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +61,8 @@ class SessionSettings:
     """How a graph is opened.
 
     Args:
-        providers: ONNX Runtime provider names with their option dictionaries, best first.
-        dimensions: values that fix variable dimensions.
-        weights_folder: folder of the external weights, if not that of the graph.
-        name: the graph's name in messages; empty = its file name.
+        providers: ONNX Runtime's names, best first, with their options. dimensions: values of variable dimensions.
+        weights_folder: of external weights, if not that of the graph. name: in messages; empty = its file name.
         intra_op_threads: CPU threads for one operator; None = one per physical core.
         as_it_is: leave out ONNX Runtime's optimizations, which take half of the time in which a graph is opened.
         by_priority: run reductions of large tensors as early as possible, so that not all are held until the end.
@@ -95,7 +79,7 @@ class SessionSettings:
 
 @dataclass(slots=True)
 class RunClock:
-    """Durations of the runs of a graph: the first, a warm-up, and the sum of all later ones."""
+    """Durations of the runs of a graph: the first and the sum of all later ones."""
 
     runs: int = 0
     first_run_s: float = 0.0
@@ -103,7 +87,7 @@ class RunClock:
 
     @property
     def mean_ms(self) -> float:
-        """Of all runs but the first, if there are others."""
+        """Without the first run, if there are others."""
         return 1000 * (self.later_runs_s / (self.runs - 1) if self.runs > 1 else self.first_run_s)
 
     def timed(self, run: Callable[[], T]) -> T:
@@ -122,7 +106,7 @@ class Session:
     """A loaded graph; thread-safe. `clock` times its runs.
 
     Args:
-        path: the `.onnx` file; external weights are in its folder, or in that of `settings`.
+        path: the `.onnx` file. settings: how it is opened.
 
     Raises:
         EngineBuildError: the graph cannot be loaded or compiled. OutOfMemory: there is too little memory.
@@ -141,8 +125,8 @@ class Session:
             return ort.InferenceSession(model, _ort_options(settings), providers=providers, enable_fallback=0)
 
         self.ort = self._explained(opened, settings.name or f"{path}", EngineBuildError)
-        self.inputs = tuple(_tensor_info(node) for node in self.ort.get_inputs())
-        self.outputs = tuple(_tensor_info(node) for node in self.ort.get_outputs())
+        self.inputs = tuple(map(_described, self.ort.get_inputs()))
+        self.outputs = tuple(map(_described, self.ort.get_outputs()))
         self.clock = RunClock()
 
     @property
@@ -154,17 +138,12 @@ class Session:
         """Runs the graph on host arrays; returns all outputs in the graph's order.
 
         Raises:
-            InferenceError: an input has the wrong name, shape or type, or the provider failed.
-            OutOfMemory: there is too little memory.
+            InferenceError: an input is wrong, or the provider failed. OutOfMemory: there is too little memory.
         """
-        feed = dict(inputs)
-        return tuple(self.explained(lambda: self.clock.timed(lambda: self.ort.run(None, feed))))
+        return tuple(self.explained(lambda: self.clock.timed(lambda: self.ort.run(None, dict(inputs)))))
 
     def run_bound(self, binding: Any, *, recorded: bool = True) -> None:
-        """Runs the graph on bound device buffers; errors as `run`.
-
-        `recorded`: where the provider records CUDA graphs, it does, and replays them.
-        """
+        """As `run`, on bound device buffers; unless `recorded`, without recording or replaying a CUDA graph."""
         options = ort.RunOptions()
         if not recorded:
             options.add_run_config_entry("gpu_graph_id", "-1")
@@ -207,10 +186,8 @@ class Session:
         self.__dict__.pop("ort", None)
 
     def nodes_by_provider(self) -> dict[str, int]:
-        """Number of nodes assigned to each provider.
-
-        In graphs with variable shapes, nodes on the CPU that compute shapes are not counted, as they always run there.
-        """
+        """Number of nodes on each provider; in graphs with variable shapes without those that compute shapes, as they
+        always run on the CPU."""
         counts: dict[str, int] = {}
         shapes_vary = any(not isinstance(size, int) for tensor in self.inputs for size in tensor.shape)
         for part in self.ort.get_provider_graph_assignment_info():
@@ -221,62 +198,57 @@ class Session:
 
 
 class DeviceBuffers:
-    """Named buffers on a device ("cpu" or "cuda"), reused unless their shape changes."""
+    """Named buffers where the selected provider has its inputs and outputs; reused unless their shape changes."""
 
-    def __init__(self, device: str, device_id: int) -> None:
-        self._device, self._device_id = device, device_id
+    def __init__(self, selection: Selection) -> None:
+        self._device = selection.device, selection.device_id
         self._values: dict[str, Any] = {}
 
     def upload(self, name: str, array: NDArray[Any]) -> Any:
         array = np.asarray(array, order="C")  # not `ascontiguousarray`, which turns a scalar into a vector
-        value = self.empty(name, array.shape, array.dtype.type)
+        value = self.empty(name, array.shape, array.dtype)
         value.update_inplace(array)
         return value
 
-    def empty(self, name: str, shape: tuple[int, ...], dtype: type[np.generic]) -> Any:
+    def empty(self, name: str, shape: tuple[int, ...], dtype: DTypeLike) -> Any:
         """The `OrtValue` of that name, with undefined content."""
-        value = self._values.get(name)
-        if value is None or tuple(value.shape()) != shape:
-            value = ort.OrtValue.ortvalue_from_shape_and_type(shape, dtype, self._device, self._device_id)
-            self._values[name] = value
-        return value
+        if name not in self._values or tuple(self._values[name].shape()) != shape:
+            made = ort.OrtValue.ortvalue_from_shape_and_type(shape, np.dtype(dtype).type, *self._device)
+            self._values[name] = made
+        return self._values[name]
 
     def clear(self) -> None:
         self._values.clear()
 
 
-def plain_cuda(device_id: int) -> Providers:
-    """ONNX Runtime's CUDA provider on a GPU, for small graphs."""
-    return (CUDA.ort_name, {"device_id": str(device_id)}), *CPU
+def small_session(path: Path, selection: Selection) -> Session:
+    """A small graph on buffers of the selected provider: on the CPU, or with ONNX Runtime's CUDA provider."""
+    cuda = (CUDA.ort_name, {"device_id": str(selection.device_id)})
+    return Session(path, SessionSettings(providers=CPU if selection.device == "cpu" else (cuda, *CPU)))
+
+
+@functools.cache
+def copying_session(selection: Selection) -> Session:
+    return small_session(COPY_GRAPH, selection)
 
 
 def give_back_gpu_memory(selection: Selection) -> None:
-    """Returns unused memory of the CUDA provider's pool to the GPU, as closed networks leave it fragmented.
-
-    ONNX Runtime does that only at the end of a run, so this runs a tiny graph; if even that fails, nothing is returned.
-    """
+    """Returns unused memory of the CUDA provider's pool to the GPU, as closed networks leave it fragmented: by a run of
+    a tiny graph, since ONNX Runtime does that only at the end of one."""
     if selection.provider is not CUDA:
         return
     run = ort.RunOptions()
     run.add_run_config_entry("memory.enable_memory_arena_shrinkage", f"gpu:{selection.device_id}")
     nothing = np.zeros((1, 4, 1, 1, 1), np.float32)
     try:
-        _smallest_session(selection.device_id).ort.run(None, {"latents": nothing, "history": nothing}, run)
+        copying_session(selection).ort.run(None, {"latents": nothing, "history": nothing}, run)
     except Exception as error:  # noqa: BLE001 -- ONNX Runtime's errors have no public base; the next run raises its own
         _log.debug("no memory was returned to GPU %d: %s", selection.device_id, error)
 
 
-@functools.cache
-def _smallest_session(device: int) -> Session:
-    return Session(COPY_GRAPH, SessionSettings(providers=plain_cuda(device)))
-
-
 def _share_memory(providers: Sequence[tuple[str, Mapping[str, str]]]) -> bool:
-    """Creates the shared pool for these providers; returns whether a session on them should use it.
-
-    Without it, each session keeps its own peak. Not used for TensorRT, which allocates its own
-    memory, nor with CUDA graphs, which need fixed addresses.
-    """
+    """Creates the shared pool, without which each session keeps its own peak; returns whether a session should use it:
+    not with TensorRT, which has memory of its own, nor with CUDA graphs, which need fixed addresses."""
     name, own = providers[0]
     with _registering:
         if name == CUDA.ort_name and own.get("enable_cuda_graph") != "1":
@@ -335,18 +307,15 @@ def _ort_options(settings: SessionSettings) -> Any:
     return options
 
 
-def _tensor_info(node: Any) -> TensorInfo:
+def _described(node: Any) -> TensorEntry:
     kind = node.type.removeprefix("tensor(").removesuffix(")")
-    return TensorInfo(node.name, tuple(node.shape), np.dtype("float32" if kind == "float" else kind))
+    return TensorEntry(node.name, "float32" if kind == "float" else kind, tuple(node.shape))
 
 
 @contextmanager
 def native_errors() -> Iterator[list[str]]:
     """Collects the error lines of ONNX Runtime's default log on stderr, the only place where TensorRT says why it
-    fails; the list is filled when the block ends, and other output appears then.
-
-    Use it only to repeat an action that failed, by one thread at a time.
-    """
+    fails; the list is filled when the block ends, and other output appears then. To repeat an action that failed."""
     lines: list[str] = []
     with _reading_log, TemporaryFile() as log:
         try:
@@ -379,12 +348,12 @@ def _flush_stderr() -> None:
 def _translated(
     error: Exception, where: str, otherwise: type[LatentSyncError], reasons: Sequence[str] = ()
 ) -> LatentSyncError:
-    """The error as one of this package's; `reasons`: error lines from the provider's log."""
+    """The error as one of ours; `reasons`: error lines from the provider's log."""
     text = "\n".join([str(error), *reasons])
     said = last_line(error) + "".join(f"; TensorRT: {reason}" for reason in dict.fromkeys(reasons))
     if isinstance(error, MemoryError) or is_out_of_memory(text):
         return OutOfMemory(
-            f"{where}: out of memory ({said}); use --low-memory, a bundle of lower resolution or in fp16, or close "
-            "other programs on this GPU"
+            f"{where}: out of memory ({said}); use --low-memory (with --resume, `sync` goes on from what was written), "
+            "a bundle of lower resolution or in fp16, or close other programs on this GPU"
         )
     return otherwise(f"{where}: {said}")

@@ -3,24 +3,19 @@
 import time
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Self, cast
+from typing import cast
 
 from latentsync_trt.bundle.manifest import STEP_GRAPHS, Bundle, GraphVariant
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import EngineBuildError, InputError
-from latentsync_trt.runtime.engines.builders import (
-    CUDNN_ATTENTION_FROM,
-    TensorRTBuilder,
-    cuda_options,
-    own_options,
-)
+from latentsync_trt.runtime.engines.builders import CUDNN_ATTENTION_FROM, TensorRTBuilder, cuda_options, own_options
 from latentsync_trt.runtime.engines.cache import EngineCache, Notice
 from latentsync_trt.runtime.engines.entries import EngineKey, Entry
-from latentsync_trt.runtime.engines.profiles import dimension_ranges, engine_ranges, fixed_sizes, spans_of
-from latentsync_trt.runtime.engines.session import CPU, Providers, Session, SessionSettings
+from latentsync_trt.runtime.engines.profiles import dimension_ranges, engine_ranges, spans_of
+from latentsync_trt.runtime.engines.session import CPU, Session, SessionSettings
 from latentsync_trt.runtime.providers.gpu import Gpu
 from latentsync_trt.runtime.providers.libraries import onnxruntime_version, tensorrt_version
 from latentsync_trt.runtime.providers.select import Selection, eight_bit_notice
@@ -40,9 +35,8 @@ _HASHERS = 4
 class OpenedEngine:
     """A session and its costs.
 
-    `node_share`: on the chosen provider. `built`: whether this run built the engine. `build_s`: of
-    that or an earlier build. `size_bytes`: of the engine in the cache. Without an engine, `build_s`
-    and `size_bytes` are 0.
+    `node_share`: on the chosen provider. `built`: whether this run built the engine; `build_s`: in that or an earlier
+    one. `size_bytes`: of the engine in the cache.
     """
 
     session: Session
@@ -51,13 +45,6 @@ class OpenedEngine:
     built: bool = False
     build_s: float = 0.0
     size_bytes: int = 0
-
-    def after(self, before: Self | None) -> Self:
-        """This session, which goes on with the times of one that was closed, if there was one."""
-        if before is None:
-            return self
-        self.session.clock = before.session.clock
-        return replace(self, built=self.built or before.built, open_s=self.open_s + before.open_s)
 
     def times(self, graph: str, provider: str) -> EngineTime:
         clock = self.session.clock
@@ -77,8 +64,7 @@ class OpenedEngine:
 class SessionFactory:
     """Opens the graphs of a bundle, and finds and builds their engines where the provider needs them.
 
-    `on_notice` receives a sentence about builds, waits and damaged engines. Raises `InputError` if
-    bundle or provider do not support `options`.
+    `on_notice` gets sentences about builds. Raises `InputError` if bundle or provider do not support `options`.
     """
 
     def __init__(
@@ -89,12 +75,11 @@ class SessionFactory:
         """Whether the provider needs engines, and thus the cache."""
         ranges = dimension_ranges(bundle.manifest, options)
         self.ranges = engine_ranges(ranges, options.windows_per_batch) if self.compiled else ranges
-        self._notice = on_notice
-        self.cuda_graph = self._wants_cuda_graph()
+        self._notice, self._gpu = on_notice, cast(Gpu, selection.gpu)  # only used where there is one
+        self.cuda_graph = _wants_cuda_graph(self)
         """Whether steps are to be recorded as CUDA graphs, where there is room for them."""
-        precision_notice = eight_bit_notice(bundle.manifest, selection)
-        if precision_notice:
-            on_notice(precision_notice)
+        if notice := eight_bit_notice(bundle.manifest, selection):
+            on_notice(notice)
 
     def variant(self, graph: str) -> GraphVariant:
         """The variant of a graph to open: that for the provider, if the bundle has it."""
@@ -111,18 +96,17 @@ class SessionFactory:
                 raise InputError(f"{size} {name}: the engines take {allowed}; build or export for a wider range")
 
     def key(self, graph: str) -> EngineKey:
-        """All on which it depends what a graph computes on a GPU; the cache key of its engine."""
-        manifest, variant = self.bundle.manifest, self.variant(graph)
-        builder = self._builder(graph) if self.compiled else None
+        """The cache key of a graph's engine."""
+        manifest, builder = self.bundle.manifest, self._builder(graph)
         return EngineKey(
             bundle=manifest.name,
             graph=graph,
-            graph_sha256=self.bundle.graph_hash(graph, variant),
+            graph_sha256=self.bundle.graph_hash(graph),
             provider=self.selection.name,
-            options=builder.options() if builder else self._cuda_options(variant),
+            options={"optimization_level": str(builder.level)},
             precision=manifest.precision,
             profile={name: astuple(span) for name, span in spans_of(manifest.graphs[graph], self.ranges).items()},
-            versions={"onnxruntime": onnxruntime_version(), **({"tensorrt": builder.version} if builder else {})},
+            versions={"onnxruntime": onnxruntime_version(), "tensorrt": builder.version},
             gpu=self._gpu.name,
             compute_capability=self._gpu.compute_capability,
         )
@@ -138,29 +122,21 @@ class SessionFactory:
         return tuple(graph for graph, entry in zip(graphs, entries, strict=True) if entry is None)
 
     def memory_bytes(self, graphs: Iterable[str]) -> int | None:
-        """GPU memory that the engines of `graphs` take together, weights and runs; None if one is
-        not in the cache, or its provider does not say."""
-        entries = [self.cache.find(self.key(graph)) for graph in graphs]
-        sizes = [
-            each.size_bytes + each.device_memory_bytes
-            for each in entries
-            if each is not None and each.device_memory_bytes is not None
-        ]
-        return sum(sizes) if len(sizes) == len(entries) else None
+        """GPU memory that the engines of `graphs` take together, weights and runs; None if that is not known of all."""
+        total_bytes = 0
+        for graph in graphs:
+            entry = self.cache.find(self.key(graph))
+            if entry is None or entry.device_memory_bytes is None:
+                return None
+            total_bytes += entry.size_bytes + entry.device_memory_bytes
+        return total_bytes
 
     def build(self, graph: str) -> Entry:
-        """Builds the engine of a graph unless the cache has it.
-
-        Raises:
-            EngineBuildError, OutOfMemory: the provider cannot compile the graph. OutputError: the
-            cache cannot be written.
-        """
+        """Builds the engine of a graph unless the cache has it. Raises as `open`."""
         return self.cache.obtain(self.key(graph), partial(self._build, graph))
 
     def open(self, graph: str, *, cuda_graph: bool = False) -> OpenedEngine:
-        """A session of a graph; builds its engine first if the provider needs one that the cache lacks.
-
-        `cuda_graph`: it may record a CUDA graph.
+        """A session of a graph, which with `cuda_graph` may record one; builds its engine first where that is missing.
 
         Raises:
             EngineBuildError: the provider cannot compile the graph, or runs too few of its nodes.
@@ -168,22 +144,32 @@ class SessionFactory:
         """
         start_s = time.perf_counter()
         if not self.compiled:
-            session = self._open_variant(graph, self.variant(graph), cuda_graph=cuda_graph)
+            session = self._open_directly(graph, cuda_graph=cuda_graph)
             return OpenedEngine(session, self._node_share(session), time.perf_counter() - start_s)
-        load = partial(self._builder(graph, cuda_graph=cuda_graph).open, self.bundle.graph_path(graph))
+        load = partial(self._builder(graph).open, self.bundle.graph_path(graph), cuda_graph=cuda_graph)
         engine, session = self.cache.load(self.key(graph), partial(self._build, graph), load)
-        build_s = engine.build_s or 0.0
+        build_s, built = engine.build_s or 0.0, engine.folder.name in self.cache.built
         open_s = time.perf_counter() - start_s - (build_s if engine.built else 0.0)
-        built = self.cache.has_built(engine)
         return OpenedEngine(session, self._node_share(session), open_s, built, build_s, engine.size_bytes)
 
-    def _open_variant(self, graph: str, variant: GraphVariant, *, cuda_graph: bool) -> Session:
+    def _open_directly(self, graph: str, *, cuda_graph: bool) -> Session:
+        variant = self.variant(graph)
         path = self.bundle.graph_path(graph, variant)
+        spans = spans_of(self.bundle.manifest.graphs[graph], self.ranges)
+        made_for_cuda, providers = variant == CUDA.graph_variant, CPU
+        if self.selection.gpu is not None:
+            options = cuda_options(
+                self._gpu.index,
+                cuda_graph=cuda_graph,
+                fused_bias=made_for_cuda,
+                cudnn_attention=made_for_cuda and self._gpu.capability >= CUDNN_ATTENTION_FROM,
+            )
+            providers = (CUDA.ort_name, {**options, **own_options(CUDA, self.options.provider_options)}), *CPU
         settings = SessionSettings(
             name=path.stem,
-            providers=self._providers(variant, cuda_graph=cuda_graph),
-            dimensions=fixed_sizes(self.bundle.manifest.graphs[graph], self.ranges),
-            as_it_is=variant == CUDA.graph_variant,  # it has the operators that an optimization would choose
+            providers=providers,
+            dimensions={name: span.optimum for name, span in spans.items() if span.fixed},
+            as_it_is=made_for_cuda,  # it has the operators that an optimization would choose
         )
         return Session(path, settings)
 
@@ -209,26 +195,7 @@ class SessionFactory:
             )
         return share
 
-    @property
-    def _gpu(self) -> Gpu:
-        return cast(Gpu, self.selection.gpu)  # only called for GPU providers, for which `select_provider` sets it
-
-    def _providers(self, variant: GraphVariant, *, cuda_graph: bool) -> Providers:
-        if self.selection.gpu is None:
-            return CPU
-        return (CUDA.ort_name, self._cuda_options(variant, cuda_graph=cuda_graph)), *CPU
-
-    def _cuda_options(self, variant: GraphVariant, *, cuda_graph: bool = False) -> dict[str, str]:
-        made_for_cuda = variant == CUDA.graph_variant
-        options = cuda_options(
-            self._gpu.index,
-            cuda_graph=cuda_graph,
-            fused_bias=made_for_cuda,
-            cudnn_attention=made_for_cuda and self._gpu.capability >= CUDNN_ATTENTION_FROM,
-        )
-        return {**options, **own_options(CUDA, self.options.provider_options)}
-
-    def _builder(self, graph: str, *, cuda_graph: bool = False) -> TensorRTBuilder:
+    def _builder(self, graph: str) -> TensorRTBuilder:
         return TensorRTBuilder(
             entry=self.bundle.manifest.graphs[graph],
             ranges=self.ranges,
@@ -236,19 +203,19 @@ class SessionFactory:
             gpu=self._gpu,
             version=tensorrt_version(),
             precision=self.bundle.manifest.precision,
-            cuda_graph=cuda_graph,
         )
 
-    def _wants_cuda_graph(self) -> bool:
-        """By default at low resolutions, with fixed shapes, and with CUDA where the graphs have a variant for it."""
-        asked, provider, manifest = self.options.cuda_graph, self.selection.provider, self.bundle.manifest
-        if asked and self.selection.gpu is None:
-            raise InputError(f"--cuda-graph: not with provider {provider.name}, only on a GPU")
-        fixed = all(span.fixed for span in self.ranges.values())
-        if asked and not fixed:
-            raise InputError("--cuda-graph goes with fixed shapes: use --static")
-        if asked is None:
-            steps = manifest.graphs.keys() & set(STEP_GRAPHS)
-            suits = provider.builds or {*map(self.variant, steps)} == {CUDA.graph_variant}
-            return fixed and suits and manifest.resolution_px <= _RECORDED_UP_TO_PX
-        return asked
+
+def _wants_cuda_graph(factory: SessionFactory) -> bool:
+    """By default at low resolutions, with fixed shapes, and with CUDA where the graphs have a variant for it."""
+    asked, selection, manifest = factory.options.cuda_graph, factory.selection, factory.bundle.manifest
+    if asked and selection.gpu is None:
+        raise InputError(f"--cuda-graph: not with provider {selection.name}, only on a GPU")
+    fixed = all(span.fixed for span in factory.ranges.values())
+    if asked and not fixed:
+        raise InputError("--cuda-graph goes with fixed shapes: use --static")
+    if asked is None:
+        steps = manifest.graphs.keys() & set(STEP_GRAPHS)
+        suits = factory.compiled or {*map(factory.variant, steps)} == {CUDA.graph_variant}
+        return fixed and suits and manifest.resolution_px <= _RECORDED_UP_TO_PX
+    return asked

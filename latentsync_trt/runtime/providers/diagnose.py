@@ -34,20 +34,16 @@ ort.set_default_logger_severity(4)
 
 def diagnose_provider(provider: Provider, device: int = 0) -> Obstacle | None:
     """Tries a provider on GPU `device`; None if it runs, else the first obstacle in the order above."""
-    obstacle = build_obstacle(provider)
+    if provider.ort_name not in ort.get_available_providers():
+        cure = table.gpu_build_line()
+        return _obstacle(table.CPU_BUILD, cure, version=ort.__version__, provider=provider.ort_name)
+    obstacle = None
     if provider is not CPU:
-        obstacle = obstacle or gpu_obstacle(device) or library_obstacle(provider)
+        obstacle = _driver_obstacle() or _gpu_obstacle(device) or _library_obstacle(provider)
     return obstacle or _session_obstacle(provider, device)
 
 
-def build_obstacle(provider: Provider) -> Obstacle | None:
-    if provider.ort_name in ort.get_available_providers():
-        return None
-    cure = table.gpu_build_line()
-    return _obstacle(table.CPU_BUILD, cure, version=ort.__version__, provider=provider.ort_name)
-
-
-def driver_obstacle() -> Obstacle | None:
+def _driver_obstacle() -> Obstacle | None:
     problem, supported = driver.driver_problem(), driver.driver_cuda()
     if supported is None:
         return _obstacle(table.NO_DRIVER, table.driver_line(), problem=problem) if problem else None
@@ -61,10 +57,7 @@ def driver_obstacle() -> Obstacle | None:
     return None
 
 
-def gpu_obstacle(device: int) -> Obstacle | None:
-    obstacle = driver_obstacle()
-    if obstacle is not None:
-        return obstacle
+def _gpu_obstacle(device: int) -> Obstacle | None:
     found = driver.gpus()
     if not 0 <= device < len(found):
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -76,7 +69,7 @@ def gpu_obstacle(device: int) -> Obstacle | None:
     return None
 
 
-def library_obstacle(provider: Provider) -> Obstacle | None:
+def _library_obstacle(provider: Provider) -> Obstacle | None:
     """Loads all libraries of a provider as onnxruntime will, to name those that fail."""
     libraries.preload()
     own = [str(libraries.provider_library(part)) for part in ("shared", provider.name)]

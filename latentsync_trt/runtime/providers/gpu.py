@@ -1,7 +1,7 @@
 """The GPUs of this machine, as CUDA numbers them, and what their driver can do.
 
-Uses only the driver, no CUDA library. NVML is used where the CUDA driver would create a context; it
-numbers GPUs differently, so they are matched by PCI address.
+Uses only the driver, no CUDA library, and NVML where the CUDA driver would create a context; it numbers GPUs
+differently, so they are matched by PCI address.
 """
 
 import ctypes
@@ -17,16 +17,9 @@ DRIVER_LIBRARY = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
-# `CUdevice_attribute` of cuda.h.
-_CAPABILITY_MAJOR = 75
-_CAPABILITY_MINOR = 76
-
-_NAME_LENGTH = 256
-_PCI_ADDRESS_LENGTH = 32
-
-# `CUresult` of cuda.h.
-_SUCCESS = 0
-_NO_DEVICE = 100
+# `CUdevice_attribute` and `CUresult` of cuda.h.
+_CAPABILITY_MAJOR, _CAPABILITY_MINOR = 75, 76
+_SUCCESS, _NO_DEVICE = 0, 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,10 +113,10 @@ def _open_driver() -> Any:
 
 def _gpu(driver: Any, index: int) -> Gpu:
     device, memory, number = ctypes.c_int(), ctypes.c_size_t(), ctypes.c_int()
-    name, address = ctypes.create_string_buffer(_NAME_LENGTH), ctypes.create_string_buffer(_PCI_ADDRESS_LENGTH)
+    name, address = ctypes.create_string_buffer(256), ctypes.create_string_buffer(32)
     driver.cuDeviceGet(ctypes.byref(device), index)
-    driver.cuDeviceGetName(name, _NAME_LENGTH, device)
-    driver.cuDeviceGetPCIBusId(address, _PCI_ADDRESS_LENGTH, device)
+    driver.cuDeviceGetName(name, len(name), device)
+    driver.cuDeviceGetPCIBusId(address, len(address), device)
     driver.cuDeviceTotalMem_v2(ctypes.byref(memory), device)
     capability = []
     for attribute in (_CAPABILITY_MAJOR, _CAPABILITY_MINOR):

@@ -1,12 +1,11 @@
 """The shared libraries that GPU providers need: names, locations, versions, and loading those that pip installed.
 
-pip installs CUDA, cuDNN and TensorRT in folders that the system's loader does not search. They are
-loaded here by path, as the loader finds a library by name if the process has loaded it before.
+pip installs CUDA, cuDNN and TensorRT in folders that the system's loader does not search. They are loaded here by path,
+as the loader finds a library by name if the process has loaded it before.
 """
 
 import contextlib
 import ctypes
-import ctypes.util
 import functools
 import importlib.util
 import io

@@ -1,13 +1,13 @@
 """Which execution provider runs the graphs, and why a better one does not."""
 
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from latentsync_trt.bundle.manifest import EIGHT_BIT_PRECISIONS, Manifest
 from latentsync_trt.errors import InputError, ProviderUnavailable
-from latentsync_trt.remembered import Key, known
+from latentsync_trt.remembered import Key, recall, remember
 from latentsync_trt.runtime.providers import gpu as driver
 from latentsync_trt.runtime.providers import table
 from latentsync_trt.runtime.providers.diagnose import diagnose_provider
@@ -23,8 +23,8 @@ from latentsync_trt.values import ALL_DEVICES
 
 PCI_DEVICES = Path("/sys/bus/pci/devices")
 
-PASSED = "passed"
-"""Kind of the remembered fact that a provider passed `setup` or `selftest`."""
+TestResult = Literal["passed", "failed", "slower"]
+"""Of a self-test: "slower" passed, but its steps took longer than with the reference."""
 
 FP8_FROM = (8, 9)
 """Compute capability of the first GPUs with FP8: RTX 40xx, L4, H100."""
@@ -32,10 +32,7 @@ FP8_FROM = (8, 9)
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The selected provider, the skipped faster ones as (name, reason), and the GPU (None on the CPU).
-
-    `is_named`: the user named it, so that no other may take its place.
-    """
+    """`skipped_providers`: faster ones, and why; `gpu`: None on the CPU; `is_named`: no other may take its place."""
 
     name: str
     skipped_providers: tuple[tuple[str, str], ...] = ()
@@ -68,27 +65,18 @@ class Selection:
 def select_provider(request: str = "auto", device: int = 0, bundle_sha256: str | None = None) -> Selection:
     """Chooses a provider on GPU `device`; naming a provider disables fallback.
 
-    "auto" takes the fastest that loads; one that builds engines only where `setup` or `selftest` passed it.
-
-    Args:
-        bundle_sha256: of the manifest of the bundle to run; without, "auto" looks at what loads alone.
+    "auto" takes the fastest that loads and that the newest `setup` or `selftest` did not find wrong or slower; one that
+    builds engines only where that passed it. Without `bundle_sha256`, of a manifest, it looks at what loads alone.
 
     Raises:
-        ProviderUnavailable: the named provider is unknown or does not load; the message has the reason and the cure.
-        InputError: there is no such GPU.
+        ProviderUnavailable: the named provider is unknown or does not load. InputError: there is no such GPU.
     """
     if request == "auto":
         return _best(tuple(PROVIDERS.values()), device, bundle_sha256)
-    provider = PROVIDERS.get(request)
-    if provider is None:
+    if request not in PROVIDERS:
         choices = ", ".join(("auto", *PROVIDERS))
         raise ProviderUnavailable(table.NOT_A_PROVIDER.format(request=request, choices=choices), usage=True)
-    if provider is not CPU:
-        _check_device(device)
-    reason = why_unavailable(provider.name, device)
-    if reason is not None:
-        raise ProviderUnavailable(f"{request}: {reason}")
-    return Selection(provider.name, (), _gpu_of(provider, device), is_named=True)
+    return replace(_best((PROVIDERS[request],), device, None), is_named=True)
 
 
 def device_numbers(device: int | str | tuple[int, ...]) -> tuple[int, ...]:
@@ -98,14 +86,18 @@ def device_numbers(device: int | str | tuple[int, ...]) -> tuple[int, ...]:
     return device if isinstance(device, tuple) else (int(device),)
 
 
-def passed_key(selection: Selection, bundle_sha256: str) -> Key | None:
-    """On what it depends whether a provider computes a bundle right on a GPU; None on the CPU.
+def tested(selection: Selection, bundle_sha256: str) -> str | None:
+    """The newest `TestResult` of a bundle, by the SHA-256 of its manifest; None without one, and on the CPU."""
+    return None if selection.gpu is None else recall(_test_key(selection, selection.gpu, bundle_sha256))
 
-    `bundle_sha256`: of its manifest.
-    """
-    gpu = selection.gpu
-    if gpu is None:
-        return None
+
+def remember_test(selection: Selection, bundle_sha256: str, result: TestResult) -> None:
+    """Keeps what `tested` returns from now on; nothing on the CPU."""
+    if selection.gpu is not None:
+        remember(_test_key(selection, selection.gpu, bundle_sha256), result)
+
+
+def _test_key(selection: Selection, gpu: Gpu, bundle_sha256: str) -> Key:
     versions = [onnxruntime_version(), driver.driver_version()]
     versions += [tensorrt_version()] if selection.provider is TENSORRT else [cuda_version(), cudnn_version()]
     return {
@@ -116,60 +108,47 @@ def passed_key(selection: Selection, bundle_sha256: str) -> Key | None:
     }
 
 
-def next_provider(selection: Selection) -> Selection:
-    """The fastest provider after the selected one that loads, which needs no build.
-
-    Raises:
-        ProviderUnavailable: there is none.
-    """
+def next_provider(selection: Selection, bundle_sha256: str | None = None) -> Selection:
+    """The next fastest provider that `select_provider` would take; raises `ProviderUnavailable` if there is none."""
     known = tuple(PROVIDERS.values())
     left = known[known.index(selection.provider) + 1 :]
     if not left:
         raise ProviderUnavailable(table.NOTHING_AFTER.format(name=selection.name))
-    return _best(left, selection.device_id)
+    return _best(left, selection.device_id, bundle_sha256)
 
 
-def why_unavailable(name: str, device: int = 0) -> str | None:
-    """As `diagnose_provider`; None if the provider runs, else the reason and the cure."""
-    obstacle = diagnose_provider(PROVIDERS[name], device)
-    return None if obstacle is None else str(obstacle)
+def why_not_taken(selection: Selection, bundle_sha256: str) -> str:
+    """Why "auto" does not take a provider that loads, by its newest self-test, and what tests it; empty if it does."""
+    reasons: dict[str | None, str] = {"failed": table.FAILED_TEST, "slower": table.SLOWER}
+    if selection.provider.builds:
+        reasons[None] = table.NOT_TESTED
+    result = tested(selection, bundle_sha256)
+    setup = "" if result else "`latentsync-trt setup`, or "
+    cure = f"{setup}`latentsync-trt selftest --provider {selection.name} --bundle NAME` tests it"
+    return f"{reasons[result]}; {cure}" if result in reasons else ""
 
 
-def _best(providers: tuple[Provider, ...], device: int, bundle_sha256: str | None = None) -> Selection:
-    if device != 0 or driver.gpus():
-        _check_device(device)
+def _best(providers: tuple[Provider, ...], device: int, bundle_sha256: str | None) -> Selection:
+    found = driver.gpus()
+    # Without any, the driver's obstacle is reported instead, with more detail.
+    if providers != (CPU,) and (device or found) and not 0 <= device < len(found):
+        existing = f"available: {', '.join(map(str, found))}" if found else "this machine has none"
+        raise InputError(table.NO_SUCH_GPU.format(device=device, existing=existing))
     skipped_providers: list[tuple[str, str]] = []
     for provider in providers:
-        reason = why_unavailable(provider.name, device)
-        if reason is None:
-            selection = Selection(provider.name, tuple(skipped_providers), _gpu_of(provider, device))
-            if bundle_sha256 is None or not provider.builds or known(PASSED, passed_key(selection, bundle_sha256)):
+        reason = str(diagnose_provider(provider, device) or "")
+        if not reason:
+            gpu = None if provider is CPU else found[device]
+            selection = Selection(provider.name, tuple(skipped_providers), gpu)
+            reason = why_not_taken(selection, bundle_sha256) if bundle_sha256 else ""
+            if not reason:
                 return selection
-            command = f"latentsync-trt selftest --provider {provider.name} --bundle NAME"
-            reason = f"{table.NOT_TESTED}; `latentsync-trt setup`, or `{command}`, tests it"
         skipped_providers.append((provider.name, reason))
     raise ProviderUnavailable("; ".join(f"{name}: {reason}" for name, reason in skipped_providers))
 
 
-def _check_device(device: int) -> None:
-    found = driver.gpus()
-    if device == 0 and not found:
-        return  # the driver's obstacle is reported instead, with more detail
-    if not 0 <= device < len(found):
-        existing = f"available: {', '.join(map(str, found))}" if found else "this machine has none"
-        raise InputError(table.NO_SUCH_GPU.format(device=device, existing=existing))
-
-
-def _gpu_of(provider: Provider, device: int) -> Gpu | None:
-    return None if provider is CPU else driver.gpus()[device]
-
-
 def eight_bit_notice(manifest: Manifest, selection: Selection) -> str:
-    """A notice for an 8-bit bundle on a provider that has no 8-bit kernels; else empty.
-
-    Raises:
-        InputError: the GPU does not support the bundle's precision.
-    """
+    """A notice for an 8-bit bundle on a provider without 8-bit kernels; raises `InputError` on a GPU without FP8."""
     if manifest.precision not in EIGHT_BIT_PRECISIONS:
         return ""
     if selection.provider is not TENSORRT:
@@ -178,10 +157,9 @@ def eight_bit_notice(manifest: Manifest, selection: Selection) -> str:
             f"of 8 bits, speed is not; use {TENSORRT.name} for that"
         )
     if manifest.precision == "fp8" and selection.gpu is not None and selection.gpu.capability < FP8_FROM:
-        least = ".".join(map(str, FP8_FROM))
         raise InputError(
             f"bundle {manifest.name} is in fp8, which {selection.gpu} does not support: it needs compute capability "
-            f"{least}; use an int8 or {manifest.arithmetic} bundle"
+            f"{'.'.join(map(str, FP8_FROM))}; use an int8 or {manifest.arithmetic} bundle"
         )
     return ""
 

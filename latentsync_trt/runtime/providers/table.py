@@ -16,11 +16,8 @@ if TYPE_CHECKING:  # which costs each `--help` a tenth of a second
 class Provider:
     """One execution provider of ONNX Runtime.
 
-    Args:
-        name: as in `--provider`. ort_name: as in ONNX Runtime. install: the command that installs it.
-        builds: whether it needs engines, which take minutes to build; others open a bundle's graphs directly.
-        buffers: where it keeps its inputs and outputs, as in `OrtValue`.
-        graph_variant: of the graphs that it runs fastest.
+    `builds`: it needs engines, which take minutes to build; others open a bundle's graphs directly. `buffers`: where it
+    has inputs and outputs, as in `OrtValue`. `graph_variant`: of the graphs that it runs fastest.
     """
 
     name: str
@@ -55,6 +52,8 @@ LIBRARY_FAILS = "libraries do not load ({problem})"
 TENSORRT_TOO_OLD = "TensorRT {found} is too old: its ONNX parser supports the graphs' operators from {least} on"
 NO_BUILDER = "TensorRT {found} is installed without its Python package, which builds engines"
 NOT_TESTED = "it runs here, but was not tested with this bundle, version and driver on this GPU"
+FAILED_TEST = "its newest self-test with this bundle, version and driver on this GPU failed"
+SLOWER = "denoising steps took longer with it than with the reference provider in its newest self-test on this GPU"
 SESSION_FAILS = "its libraries load, but a trial session fails ({problem})"
 
 TENSORRT_DOWNLOAD = (

@@ -11,7 +11,7 @@ _CODEC = "latentsync_trt.runtime.vae"
 
 
 class _Finder(MetaPathFinder):
-    """Finds the codec in the usual way, and replaces its `Session` once it is loaded."""
+    """Finds the codec in the usual way, and replaces its `small_session` once it is loaded."""
 
     def find_spec(self, name: str, path: Any, target: Any = None) -> ModuleSpec | None:
         """As `MetaPathFinder.find_spec`."""
@@ -26,7 +26,7 @@ class _Finder(MetaPathFinder):
             from tests.tensorrt_stand_in.run import host_session
 
             usual(module)
-            module.Session = host_session  # type: ignore[attr-defined]
+            module.small_session = host_session  # type: ignore[attr-defined]
 
         spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
