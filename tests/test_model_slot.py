@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from threading import Event
 from typing import Any
 
 import pytest
@@ -122,3 +123,25 @@ def test_an_error_beside_opening_leaves_no_user(slot: ModelSlot, opening: Openin
         raise InputError("damaged")
     assert opening.graphs() == ["a"] * ahead
     assert slot.acquire("b").graphs.issuperset("b")
+
+
+def test_the_detector_is_there_while_a_model_is_being_opened(background: Callable[..., Future[Any]]) -> None:
+    """So that sound and faces are read meanwhile."""
+    begun, ready = Event(), Event()
+
+    def open_model(graphs: Sequence[str]) -> Any:
+        begun.set()
+        assert ready.wait(TIMEOUT_S)
+        return OpenedModel(graphs)
+
+    slot = ModelSlot(open_model)
+    opened = background(slot.acquire, ("a",))
+    assert begun.wait(TIMEOUT_S)
+    try:
+        background(slot.detector).result(TIMEOUT_S)
+        assert not opened.done()
+    finally:
+        ready.set()
+    opened.result(TIMEOUT_S)
+    slot.release()
+    slot.close()

@@ -65,13 +65,14 @@ class ModelSlot:
         self.model: Model | None = None
         self.build: Future[str] | None = None
         self._detector: MediaPipeDetector | None = None
+        self._making_detector = threading.Lock()  # a call may need one while another opens the model
         self._users = self._lasting = 0
 
     def detector(self) -> "MediaPipeDetector":
         """The built-in detector, open until `close`."""
         from latentsync_trt.face.detector import MediaPipeDetector
 
-        with self._changed:
+        with self._making_detector:
             self._detector = self._detector or MediaPipeDetector()
             return self._detector
 
