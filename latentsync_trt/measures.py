@@ -87,16 +87,11 @@ class Measures:
     def rows(self) -> list[tuple[str, str]]:
         """All but the alarm in words, as name and value."""
         several = len(self.lips) > 1
-        rows = list[tuple[str, str]]()
-        for lips in self.lips:
-            name = f"lips of speaker {lips.speaker}" if several else "lips"
-            rows.append((name, lips.with_figures))
+        rows = [(f"lips of speaker {each.speaker}" if several else "lips", each.with_figures) for each in self.lips]
         rows += [("SyncNet", str(found or TOO_SHORT)) for found in self.syncnet]
-        picture = [
-            *([] if self.color is None else [f"color {self.color:.1f} off (Lab)"]),
-            *([] if self.sharpness is None else [f"sharpness {self.sharpness:.0%} of the source's"]),
-        ]
-        rows += [("picture", ", ".join(picture))] if picture else []
+        if self.color is not None and self.sharpness is not None:
+            figures = f"color {self.color:.1f} off (Lab), sharpness {self.sharpness:.0%} of the source's"
+            rows.append(("picture", figures))
         return [*rows, ("measured", f"from {self.from_s:.2f} s on, as resumed")] if rows and self.from_s else rows
 
     def __str__(self) -> str:

@@ -12,7 +12,6 @@ class Notices:
         self.texts: list[str] = []
 
     def add(self, text: str) -> None:
-        """Tells a sentence, unless it was told before."""
         with self._lock:
             if text in self.texts:
                 return

@@ -18,8 +18,6 @@ _CODES = {"SIGINT": INTERRUPTED_CODE, "SIGBREAK": INTERRUPTED_CODE, "SIGTERM": 1
 bars = list[Any]()
 """Of rich, which are shown: interrupted while it draws one, it would leave it there, and the cursor hidden."""
 
-_BARS_S = 1.0
-
 _code = 0
 
 
@@ -44,11 +42,10 @@ def _interrupt(number: int, _: FrameType | None) -> None:
             children.kill_all()
         os._exit(_code)
     _code = _CODES[signal.Signals(number).name]
-    # The interrupted thread may hold a lock that drawing waits for, and frees it only when this returns.
     ended = _thread.allocate_lock()
     ended.acquire()
     _thread.start_new_thread(_end_bars, (ended,))
-    if ended.acquire(timeout=_BARS_S):
+    if ended.acquire(timeout=1):  # the interrupted thread may hold a lock that drawing waits for until this returns
         with suppress(OSError):
             os.write(2, "stopping…\n".encode())
     if children is not None:

@@ -7,7 +7,7 @@ import numpy as np
 
 from latentsync_trt.bundle.manifest import HIDDEN, LATENT_HEIGHT, LATENT_WIDTH, step_graph
 from latentsync_trt.errors import InferenceError
-from latentsync_trt.runtime.engines.session import DeviceBuffers, Session, copying_session
+from latentsync_trt.runtime.engines.session import COPY_GRAPH, DeviceBuffers, Session, small_session
 from latentsync_trt.runtime.providers.select import Selection
 from latentsync_trt.types import Float32Array, WindowBatch
 
@@ -131,7 +131,7 @@ class GraphDenoiser:
     def _copy_back(self) -> None:
         """Copies the new state on the GPU, for which ONNX Runtime's Python interface has no call."""
         target, source = self._states
-        copier = copying_session(self._selection)
+        copier = small_session(COPY_GRAPH, self._selection)
         copier.run_bound(copier.bound(source | {f"{name}_copy": target[name] for name in _STATE}))
 
 

@@ -1,7 +1,7 @@
 """The VAE. Pictures are transferred as integers, and scaled on the device."""
 
 from collections.abc import Callable, Iterator
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -29,15 +29,8 @@ class VaeCodec:
         self._buffers = DeviceBuffers(factory.selection)
 
     def encode_faces(self, faces: UInt8Array, mask: Float32Array) -> tuple[Float32Array, Float32Array]:
-        """Scaled latents of faces times `mask`, and of the whole faces: both float32 `(N, 4, h, w)`.
-
-        Args:
-            faces: uint8 `(N, H, W, 3)` RGB, any N; scaled to −1 to 1 for the network.
-            mask: float32 `(H, W)`, 1 = kept, 0 = turned gray.
-
-        Raises:
-            InferenceError: the provider failed. OutOfMemory: there is too little memory.
-        """
+        """Scaled latents of `faces` (uint8 `(N, H, W, 3)` RGB, any N) times `mask` (float32 `(H, W)`, 1 = kept, 0 =
+        turned gray), and of whole faces: both float32 `(N, 4, h, w)`. Raises as `Session.run`."""
         pairs = self._in_batches(VAE_ENCODER, faces, partial(self._encode, mask=mask))
         masked, whole = zip(*((masked[:used], whole[:used]) for (masked, whole), used in pairs), strict=True)
         return np.concatenate(masked), np.concatenate(whole)
@@ -62,19 +55,12 @@ class VaeCodec:
                 batch = np.concatenate([batch, np.repeat(batch[-1:], size - used, axis=0)])
             yield session.explained(partial(run, session, batch)), used
 
-    @cached_property
-    def _faces_in(self) -> Session:
-        return small_session(_FACES_IN, self._selection)
-
-    @cached_property
-    def _faces_out(self) -> Session:
-        return small_session(_FACES_OUT, self._selection)
-
     def _encode(self, session: Session, faces: UInt8Array, *, mask: Float32Array) -> tuple[Float32Array, Float32Array]:
         buffers, shape = self._buffers, (len(faces), 3, *faces.shape[1:3])
         given = {"faces": buffers.upload("faces", faces), "mask": buffers.upload("mask", mask)}
         made = {name: buffers.empty(name, shape, np.float32) for name in ("image", "masked")}
-        self._faces_in.run_bound(self._faces_in.bound(given | made))
+        faces_in = small_session(_FACES_IN, self._selection)
+        faces_in.run_bound(faces_in.bound(given | made))
         return _latents(session, made["masked"]), _latents(session, made["image"])
 
     def _decode(self, session: Session, latents: Float32Array) -> UInt16Array:
@@ -83,7 +69,8 @@ class VaeCodec:
         image = buffers.empty("decoded", (count, 3, *size_px), np.float32)
         painted = buffers.empty("painted", (count, *size_px, 3), np.uint16)
         session.run_bound(session.bound({"latent": buffers.upload("latent", latents), "image": image}))
-        self._faces_out.run_bound(self._faces_out.bound({"image": image, "painted": painted}))
+        faces_out = small_session(_FACES_OUT, self._selection)
+        faces_out.run_bound(faces_out.bound({"image": image, "painted": painted}))
         found: UInt16Array = painted.numpy()
         # On the CPU it is a view of the buffer, which the next batch overwrites.
         return found.copy() if painted.device_name() == "cpu" else found

@@ -7,6 +7,7 @@ CUDA. There the CPU provider computes them; `python/sitecustomize.py` arranges t
 import os
 import sys
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ class HostSession:
             known[tensor.name].update_inplace(array)
 
 
+@cache
 def host_session(path: Any, _: Any) -> HostSession:
     """Replaces `small_session` in the image codec."""
     from latentsync_trt.runtime.engines.session import CPU, Session, SessionSettings

@@ -221,15 +221,12 @@ class DeviceBuffers:
         self._values.clear()
 
 
+@functools.cache
 def small_session(path: Path, selection: Selection) -> Session:
-    """A small graph on buffers of the selected provider: on the CPU, or with ONNX Runtime's CUDA provider."""
+    """A small graph on buffers of the selected provider: on the CPU, or with ONNX Runtime's CUDA provider; one for the
+    whole process."""
     cuda = (CUDA.ort_name, {"device_id": str(selection.device_id)})
     return Session(path, SessionSettings(providers=CPU if selection.device == "cpu" else (cuda, *CPU)))
-
-
-@functools.cache
-def copying_session(selection: Selection) -> Session:
-    return small_session(COPY_GRAPH, selection)
 
 
 def give_back_gpu_memory(selection: Selection) -> None:
@@ -241,7 +238,7 @@ def give_back_gpu_memory(selection: Selection) -> None:
     run.add_run_config_entry("memory.enable_memory_arena_shrinkage", f"gpu:{selection.device_id}")
     nothing = np.zeros((1, 4, 1, 1, 1), np.float32)
     try:
-        copying_session(selection).ort.run(None, {"latents": nothing, "history": nothing}, run)
+        small_session(COPY_GRAPH, selection).ort.run(None, {"latents": nothing, "history": nothing}, run)
     except Exception as error:  # noqa: BLE001 -- ONNX Runtime's errors have no public base; the next run raises its own
         _log.debug("no memory was returned to GPU %d: %s", selection.device_id, error)
 
