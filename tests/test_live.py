@@ -46,9 +46,10 @@ def stream(lip_sync: LipSync, video: Path | IdleLoop) -> LiveSession:
 
 
 @pytest.fixture(scope="module")
-def opened(lip_sync: LipSync, idle_clip: Path) -> LiveSession:
+def opened(lip_sync: LipSync, idle_clip: Path) -> Iterator[LiveSession]:
     """A session that stays open, so that others share its loop."""
-    return stream(lip_sync, idle_clip)
+    with stream(lip_sync, idle_clip) as session:
+        yield session
 
 
 def spoken(session: LiveSession, seed: int) -> list[LiveFrame]:

@@ -14,7 +14,7 @@ pytest.importorskip("aiortc", reason="needs the extra live")
 from playwright.sync_api import Page, sync_playwright
 
 from latentsync_trt.live.options import LiveOptions
-from latentsync_trt.live.painter import Planned
+from latentsync_trt.live.planner import PlannedFrame
 from latentsync_trt.live.session import LiveSession
 from latentsync_trt.media.audio import read_audio_blocks
 from latentsync_trt.media.demo_clip import SPEECH
@@ -38,7 +38,7 @@ FASTEST, SLOWEST = 27, 23
 """Frames a second: 25, as far as a second has so many."""
 
 _WATCH = """async () => {
-  // Times at which the picture turns bright and the sound loud; both are painted and said at the same moment.
+  // Times at which the picture turns bright and the sound loud; both are painted and said at the same time.
   const video = document.getElementById("video"), canvas = new OffscreenCanvas(8, 8);
   const draw = canvas.getContext("2d", {willReadFrequently: true}), context = new AudioContext();
   await context.resume();
@@ -71,13 +71,13 @@ _FRAMES = """async () => {
 
 
 class LoudPainter(PicturePainter):
-    """Paints bright where the sound is loud, from the moment whose beginning is nearest to that."""
+    """Paints bright where the sound is loud, from the frame whose beginning is nearest to that."""
 
     def __init__(self, loop: PictureLoop) -> None:
         super().__init__(loop)
         self._loud, self._last_half = set[int](), np.zeros(0, np.float32)
 
-    def latents(self, planned: Sequence[Planned], ahead: Float32Array, check: Callable[[], None]) -> Float32Array:
+    def latents(self, planned: Sequence[PlannedFrame], ahead: Float32Array, check: Callable[[], None]) -> Float32Array:
         for one in planned:
             first, second = np.split(one.spoken.sound, 2)
             if max(np.abs(self._last_half).max(initial=0), np.abs(first).max()) > LOUD:
