@@ -27,11 +27,11 @@ from latentsync_trt.types import SyncReport
 
 def sync_clip(run: RunContext) -> SyncReport:
     """Runs all stages of a clip; encoding runs in this thread. Errors as those of `LipSync.sync`."""
-    options, helpers = run.inputs.options, run.inputs.helpers
+    options, helpers, frames = run.inputs.options, run.inputs.helpers, run.bundle.manifest.frames
     check_noise(run.resolution_px, helpers.noise)
     if helpers.enhancer is None and options.enhancer is not None:
         helpers = replace(helpers, enhancer=load_enhancer(options.enhancer))
-        run = replace(run, inputs=replace(run.inputs, helpers=helpers))
+        run.inputs = replace(run.inputs, helpers=helpers)
     quality = quality_of(run)
     with ExitStack() as stack:
         speech = stack.enter_context(closing(open_speech(run, quality)))
@@ -41,13 +41,13 @@ def sync_clip(run: RunContext) -> SyncReport:
         streams = streams_at(playback.fps or run.inputs.info.frames_per_s)
         stages = clip_stages(run, playback, streams)
         aligned = watched(run, quality, aligned_frames(run, span, playback, stages))
-        windows = gather(aligned, run.window_frames, streams, writer.frames_done)
-        gathered = stack.enter_context(closing(stages.prefetch_frames(windows, depth=run.window_frames, name="gather")))
+        windows = gather(aligned, frames, streams, writer.frames_done)
+        gathered = stack.enter_context(closing(stages.prefetch_frames(windows, depth=frames, name="gather")))
         model = run.opened()
         opened_s, in_turn = perf_counter(), model.memory_plan.mode == "one network at a time"
         inpainter = make_inpainter(model, options, helpers.noise)
         painter = Painter(inpainter, speech.windows, run.clock, writer.frames_done, stages.check)
-        jobs = painted(gathered, painter, stages, run.window_frames, in_turn=in_turn)
+        jobs = painted(gathered, painter, stages, frames, in_turn=in_turn)
         paster = Paster(run.detector, inpainter.mask, paste=options.paste)
         composer = Composer(paster, helpers.enhancer, quality, run.clock, writer.frames_done)
         stack.enter_context(writer)

@@ -48,7 +48,7 @@ def open_speech(run: RunContext, quality: Quality) -> OpenSpeech:
 def clip_stages(run: RunContext, playback: Playback, streams: int) -> ClipStages:
     """As many frames may be on their way as fit in memory, and at least as many as stages hold back: then on disk."""
     rate = playback.fps or run.inputs.info.frames_per_s or MODEL_FPS
-    window_frames = streams * run.window_frames
+    window_frames = streams * run.bundle.manifest.frames
     left_frames = most_in_flight(run.inputs.info) - ceil((FADE_S + HALF_S) * rate)
     least_frames = window_frames + _UNDER_WAY
     held_frames = max(least_frames, left_frames)
