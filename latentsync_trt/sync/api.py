@@ -101,7 +101,8 @@ class LipSync:
 
     def warm_up(self, options: SyncOptions | None = None) -> None:
         """Builds and opens what `options` need, and on a GPU runs each network once. Raises as `sync`."""
-        from latentsync_trt.sync.inpaint import graphs_for, resolution_of
+        from latentsync_trt.bundle.manifest import resolution_of
+        from latentsync_trt.sync.inpaint import graphs_for
 
         options = options or SyncOptions()
         resolution_of(self._bundle.manifest, options, self._options)
@@ -169,7 +170,8 @@ class LipSync:
 
     def run(self, inputs: "Inputs", on_progress: ProgressCallback | None = None) -> SyncReport:
         """As `sync`, with the files and options that `check_inputs` has checked, perhaps before this was opened."""
-        from latentsync_trt.sync.inpaint import graphs_for, resolution_of
+        from latentsync_trt.bundle.manifest import resolution_of
+        from latentsync_trt.sync.inpaint import graphs_for
 
         resolution_px = resolution_of(self._bundle.manifest, inputs.options, self._options)
         with self._calls.entered("sync"), self._slot.opening(graphs_for(inputs.options)) as opened:

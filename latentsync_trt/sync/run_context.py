@@ -8,7 +8,7 @@ from latentsync_trt.runtime.model import Model
 from latentsync_trt.sync.inputs import Inputs
 from latentsync_trt.sync.model_slot import ModelSlot
 from latentsync_trt.sync.threads import StageClock
-from latentsync_trt.types import Progress, ProgressCallback
+from latentsync_trt.types import ProgressCallback
 
 
 class RunContext:
@@ -34,11 +34,3 @@ class RunContext:
         """Tells the user each of these notices."""
         for text in texts:
             self.notices.add(text)
-
-    def opened(self) -> Model:
-        """As `model`, told to the user and measured as a stage."""
-        self.on_progress(Progress("opening networks", 0, None))
-        with self.clock.measure("open", frames=0):
-            model = self.model()
-        self.announce(model.selection.notices())  # of a provider that it fell back to
-        return model
