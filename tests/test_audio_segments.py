@@ -22,6 +22,7 @@ from latentsync_trt.audio.encoder import (
     audio_windows,
     encode_audio,
     joined_segments,
+    plan_of,
     public_segments,
 )
 from latentsync_trt.audio.mel import SAMPLE_RATE_HZ
@@ -29,7 +30,7 @@ from latentsync_trt.config import AudioSegments, Silence
 from latentsync_trt.media.audio import read_audio_blocks
 from latentsync_trt.media.demo_clip import SPEECH
 from latentsync_trt.media.soundtrack import SoundPiece
-from latentsync_trt.sync.speech import OpenSpeech, Sound, plan_of, speech_in
+from latentsync_trt.sync.speech import OpenSpeech, Sound, speech_in
 from latentsync_trt.types import Float32Array
 from tests.sounds import log_mel, mel_filters, write_samples
 
@@ -88,7 +89,7 @@ def test_joined_features_are_those_of_a_recording_that_is_not_cut() -> None:
     whole = smoothed(log_mel(samples)[None])[0]
 
     def wrong(plan_name: AudioSegments) -> list[int]:
-        plan = plan_of(SyncOptions(audio_segments=plan_name), lambda: speech_in(SPEECH))
+        plan = plan_of(plan_name, lambda: speech_in(SPEECH).spans_s)
         found = encode_audio(lambda: [samples], smoothed, mel_filters(), plan).features
         assert found.shape == whole.shape
         return np.flatnonzero(np.abs(found - whole)[:, 0, 0] > 1e-4).tolist()
@@ -127,7 +128,7 @@ def test_memory_does_not_grow_with_the_recording() -> None:
     def peak_bytes(minutes: int) -> int:
         block = np.random.default_rng(1).normal(0, 0.1, 60 * SAMPLE_RATE_HZ).astype(np.float32)
         tracemalloc.start()
-        plan = plan_of(SyncOptions(), lambda: speech_in(SPEECH))
+        plan = plan_of("joined", lambda: speech_in(SPEECH).spans_s)
         with closing(SpeechStream(lambda: (block for _ in range(minutes)), wide, mel_filters(), plan)) as stream:
             for second in range(60 * minutes):
                 stream.windows([Fraction(second)])

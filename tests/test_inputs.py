@@ -17,7 +17,7 @@ from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.cli.sync import meanwhile
 from latentsync_trt.config import Extend, Length
 from latentsync_trt.errors import InputError, LatentSyncError
-from latentsync_trt.sync.timeline import notices_of_length
+from latentsync_trt.media.playback import notices_of_length
 from latentsync_trt.types import Progress, VideoInfo
 from tests.clips import decoded, write_clip, write_face, write_sound
 from tests.compiling import COMPILING, compiling_provider

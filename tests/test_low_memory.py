@@ -79,9 +79,10 @@ def test_each_network_processes_all_windows_of_a_group_at_once(make: DemoModels)
         stages.append(stage)
         return model.run(stage, action)
 
-    window = np.zeros((16, side, side, 3), np.uint8), np.zeros((16, 50, 32), np.float32)
-    painted = replace(make_inpainter(model, LOSSLESS), run=run).paint([window] * 2)
-    assert [len(faces) for faces in painted] == [16, 16]
+    faces, audio = np.zeros((16, side, side, 3), np.uint8), np.zeros((16, 50, 32), np.float32)
+    inpainter = replace(make_inpainter(model, LOSSLESS), run=run)
+    painted = inpainter.decode(inpainter.denoise(inpainter.encode([faces] * 2), [audio] * 2))
+    assert [len(window) for window in painted] == [16, 16]
     assert stages == ["encode", "denoise", "decode"]
 
 

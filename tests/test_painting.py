@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from latentsync_trt.config import SyncOptions
 from latentsync_trt.sync.faces import FrameJob, Target
 from latentsync_trt.sync.inpaint import Inpainter
-from latentsync_trt.sync.paint import Painter, in_order
+from latentsync_trt.sync.paint import Pace, Painter, in_order
 from latentsync_trt.sync.threads import StageClock
 from latentsync_trt.sync.windows import Window, WindowPlanner, gather, in_batches, streams_at
 from latentsync_trt.types import AlignedFace, Face, Float32Array, UInt8Array, UInt16Array, WindowBatch
@@ -97,9 +97,10 @@ def painted(
     *,
     streams: int = 1,
     frames_done: int = 0,
+    pace: Pace | None = None,
 ) -> Generator[FrameJob, None, None]:
     """The stages of painting, one after another in one thread."""
-    stages = Painter(inpainter(denoiser, at_once), audio_windows, StageClock(), frames_done)
+    stages = Painter(inpainter(denoiser, at_once), audio_windows, StageClock(), pace or Pace(0.0, frames_done))
     batches = in_batches(gather(found, FRAMES, streams, frames_done), at_once, FRAMES)
     return in_order((stages.decode(stages.denoise(stages.encode(batch))) for batch in batches), frames_done)
 
@@ -121,10 +122,10 @@ def assert_own_mouths(found: list[FrameJob], tracks: Sequence[set[int]], frames_
 )
 def test_every_frame_gets_its_own_mouth(at_once: int, frames_done: int, batches: list[int]) -> None:
     tracks: list[set[int]] = [{0}] * 9 + [set()] * 2 + [{1}] * 3  # two windows, one shifted back, and one mirrored
-    denoiser = AddsAudio()
-    found = list(painted(jobs(tracks), denoiser, at_once, frames_done=frames_done))
+    denoiser, pace = AddsAudio(), Pace(0.0, frames_done)
+    found = list(painted(jobs(tracks), denoiser, at_once, frames_done=frames_done, pace=pace))
     assert denoiser.batches == batches
-    assert sum(job.windows for job in found) == sum(batches)
+    assert pace.windows == sum(batches)
     assert_own_mouths(found, tracks, frames_done)
 
 

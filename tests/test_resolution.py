@@ -5,10 +5,8 @@ from dataclasses import replace
 import pytest
 
 from latentsync_trt import RuntimeOptions, SyncOptions
-from latentsync_trt.bundle.manifest import DimensionRange, Manifest, read_manifest
+from latentsync_trt.bundle.manifest import DimensionRange, Manifest, read_manifest, resolution_of
 from latentsync_trt.errors import InputError
-from latentsync_trt.sync.inpaint import resolution_of
-from latentsync_trt.sync.timeline import notices_of_model
 from tests.small import small_bundle
 
 FIXED = replace(read_manifest(small_bundle()), model="1.6", resolution_px=512)
@@ -56,6 +54,6 @@ def test_fixed_engines_have_the_bundle_s_own() -> None:
 def test_a_resolution_that_the_model_was_not_trained_at_is_told(
     model: str, resolution_px: int, trained_px: int
 ) -> None:
-    found = notices_of_model(replace(SEVERAL, model=model), resolution_px)
+    found = replace(SEVERAL, model=model).notices_at(resolution_px)
     assert len(found) == bool(trained_px)
     assert all(f"{trained_px} px" in text and f"{resolution_px} px" in text for text in found)

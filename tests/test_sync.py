@@ -20,8 +20,8 @@ from latentsync_trt.cli import main
 from latentsync_trt.config import Fps
 from latentsync_trt.errors import InputError
 from latentsync_trt.face.align import crop
+from latentsync_trt.media import spool
 from latentsync_trt.media.pictures import LazyRgb
-from latentsync_trt.sync import threads
 from latentsync_trt.types import AlignedFace, Face, Progress, SyncReport, UInt8Array, YuvPlanes
 from tests.clips import LOSSLESS, STAGES, decoded, numbered, synced, write_face, write_sound, write_video
 from tests.small import small_bundle
@@ -238,7 +238,7 @@ def test_memory_does_not_grow_with_length(
 ) -> None:
     """`room`: for so many frames there is memory."""
     if room is not None:
-        monkeypatch.setattr(threads, "_IN_FLIGHT_BYTES", 3 * SIZE[0] * SIZE[1] * room)
+        monkeypatch.setattr(spool, "_IN_FLIGHT_BYTES", 3 * SIZE[0] * SIZE[1] * room)
     clip = write_video(tmp_path / "clip.mp4", [*numbered(1, *SIZE)] * 8)  # without cuts, which would end tracks
     sound = write_sound(tmp_path / "speech.wav", len(places) / 25)
     counts: list[tuple[int, int]] = []
@@ -265,7 +265,7 @@ def test_a_clip_whose_frames_barely_fit_in_memory_is_the_same(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(threads, "_IN_FLIGHT_BYTES", 0)
+    monkeypatch.setattr(spool, "_IN_FLIGHT_BYTES", 0)
     assert np.array_equal(synced(three_windows, tmp_path / "out.mkv", LOSSLESS), three_windows_synced)
 
 

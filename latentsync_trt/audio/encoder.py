@@ -24,7 +24,7 @@ from latentsync_trt.audio.mel import (
     log_power_blocks,
     scaled,
 )
-from latentsync_trt.config import MODEL_FPS
+from latentsync_trt.config import MODEL_FPS, AudioSegments
 from latentsync_trt.errors import InputError
 from latentsync_trt.types import Float32Array
 
@@ -93,6 +93,13 @@ def joined_segments(total: int, speech_s: Iterable[tuple[float, float]]) -> list
         Segment(range(start, start + length), range(*used))
         for start, used in zip(starts, pairwise([*joints, total]), strict=True)
     ]
+
+
+def plan_of(segments: AudioSegments, speech_s: Callable[[], Iterable[tuple[float, float]]]) -> Plan:
+    """How recordings are cut; `speech_s`, as for `joined_segments`, is called only if there is something to cut."""
+    if segments == "public":
+        return public_segments
+    return lambda total: joined_segments(total, speech_s() if total > SEGMENT_FEATURES else ())
 
 
 class SpeechStream:

@@ -17,7 +17,7 @@ import psutil
 from latentsync_trt.audio.encoder import SpeechStream
 from latentsync_trt.audio.mel import filters_of
 from latentsync_trt.bench.rows import Memory, Results, Row, Spread, bundle_facts, environment
-from latentsync_trt.bundle.manifest import Bundle
+from latentsync_trt.bundle.manifest import Bundle, resolution_of
 from latentsync_trt.config import MODEL_FPS, RuntimeOptions, SyncOptions
 from latentsync_trt.errors import NoFaceError
 from latentsync_trt.face.detector import MediaPipeDetector
@@ -34,7 +34,6 @@ from latentsync_trt.runtime.providers.gpu import free_memory_bytes
 from latentsync_trt.runtime.providers.select import Selection, select_provider
 from latentsync_trt.sync.api import LipSync
 from latentsync_trt.sync.faces import FaceFinder, FrameJob
-from latentsync_trt.sync.inpaint import resolution_of
 from latentsync_trt.types import Float32Array, Frame, UInt8Array
 from latentsync_trt.unexpected import without_paths
 

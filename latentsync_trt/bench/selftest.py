@@ -36,6 +36,7 @@ from latentsync_trt.runtime.providers.gpu import gpus
 from latentsync_trt.runtime.providers.select import TestResult, select_provider
 from latentsync_trt.runtime.providers.table import CPU, CUDA, PROVIDERS
 from latentsync_trt.sync.inpaint import graphs_for, make_inpainter
+from latentsync_trt.types import UInt16Array
 from latentsync_trt.unexpected import redacted
 
 LEAST_DB: Mapping[str, float] = {"fp32": 60.0, "fp16": 45.0, "int8": 35.0, "fp8": 35.0}
@@ -175,7 +176,10 @@ class Part:
             faces, audio = first_window(clip, count, model, manifest.resolution_px)
             inpainter = make_inpainter(model, options)
             cuts = [slice(start, start + manifest.frames) for start in range(0, count, manifest.frames)]
-            painted = [face for cut in cuts for face in inpainter.paint([(faces[cut], audio[cut])])[0]]
+            painted: list[UInt16Array] = []
+            for cut in cuts:
+                latents = inpainter.denoise(inpainter.encode([faces[cut]]), [audio[cut]])
+                painted += inpainter.decode(latents)[0]
             self.painted_on = sorted({model.selection.name, *(time.provider for time in model.times())})
             self.notices += model.notices
         rows, columns = generated_part(manifest.resolution_px)

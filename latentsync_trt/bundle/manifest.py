@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, Self, get_args
 from msgspec import Meta
 
 from latentsync_trt.bundle.external import external_files
+from latentsync_trt.config import MODEL_RESOLUTION_PX, RuntimeOptions, SyncOptions
 from latentsync_trt.errors import BundleError, InputError, MissingDependency
 from latentsync_trt.paths import check_folder_to_write
 from latentsync_trt.validation import from_values
@@ -175,6 +176,36 @@ class Manifest:
         span = self.ranges.get(HEIGHT)
         least_px = self.resolution_px if span is None else span.minimum
         return range(least_px, self.resolution_px + 1, RESOLUTION_STEP_PX)
+
+    def notices_at(self, resolution_px: int) -> list[str]:
+        """That the model is the small built-in one, or was trained at another resolution."""
+        if self.model == DEMO_NAME:
+            return [f"the built-in model is {note}" for note in self.notes]
+        trained_px = MODEL_RESOLUTION_PX.get(self.model, resolution_px)
+        if trained_px == resolution_px:
+            return []
+        return [f"model {self.model} was trained at {trained_px} px; at {resolution_px} px the mouth may look worse"]
+
+
+def resolution_of(manifest: Manifest, options: SyncOptions, runtime: RuntimeOptions | None = None) -> int:
+    """Height and width of the aligned faces of a run, in pixels.
+
+    Raises:
+        InputError: the bundle does not support that of `options`, or `runtime` fixes its engines at another one.
+    """
+    wanted_px, own_px, others_px = options.resolution, manifest.resolution_px, manifest.resolutions_px
+    if wanted_px in (None, own_px):
+        return own_px
+    if wanted_px not in others_px:
+        shown = f"{others_px[0]} to {own_px} px in steps of {others_px.step}" if len(others_px) > 1 else f"{own_px} px"
+        least_px, most_px = min(wanted_px, others_px[0]), max(wanted_px, own_px)
+        raise InputError(
+            f"--resolution {wanted_px}: bundle {manifest.name} is made for {shown}; make one for both with "
+            f"`latentsync-trt export --dynamic --resolution {most_px} --min-resolution {least_px}`"
+        )
+    if runtime is not None and runtime.dynamic is False:
+        raise InputError(f"--resolution {wanted_px}: --static fixes engines at {own_px} px; leave it out")
+    return wanted_px
 
 
 @dataclass(frozen=True, slots=True)

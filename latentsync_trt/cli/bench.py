@@ -229,7 +229,7 @@ def _meters(network: "SyncNet", clip: "Clip") -> "list[SyncMeter]":
 
 def _sides(folders: Sequence[Path], sync: SyncOptions, runtime: RuntimeOptions) -> list[Side]:
     """What is known of two bundles."""
-    from latentsync_trt.sync.inpaint import resolution_of
+    from latentsync_trt.bundle.manifest import resolution_of
 
     manifests = [Bundle.load(folder).manifest for folder in folders]
     names = [manifest.name for manifest in manifests]

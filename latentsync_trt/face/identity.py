@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latentsync_trt.face.geometry import SIDE_PX, cut, overlap, region_around
-from latentsync_trt.types import Complex128Array, Face, Float32Array, Picture, UInt8Array
+from latentsync_trt.types import Complex128Array, Face, Float32Array, Frame, Picture, UInt8Array
 
 _LEAST_SHAPE_CHANGE, _LEAST_FACE_CHANGE = 0.04, 0.4
 """Both needed. Measured: cuts begin at 0.057 and 0.45. Within a shot fast heads reach 0.13 and 0.28, and moving light
@@ -119,6 +119,17 @@ def surroundings(luma: UInt8Array, face: Face, picture_shape: tuple[int, ...], s
     size = sqrt(np.vdot(shape, shape).real / len(shape))
     shape /= max(size, _TINY)
     return Surroundings(scene, _averaged(around), shape)
+
+
+def luma_in(frame: Frame) -> UInt8Array:
+    """Luma `(h, w)` uint8 of a frame; on a grid as that of `luma_of` unless its planes have 8 bits."""
+    if frame.planes is None:
+        return luma_of(frame.picture)
+    luma = frame.planes.y
+    if frame.planes.bits == 8:
+        return np.asarray(luma, np.uint8)
+    step = max(1, min(luma.shape) // _LUMA_SIDE_PX)
+    return (luma[::step, ::step] >> (frame.planes.bits - 8)).astype(np.uint8)
 
 
 def luma_of(picture: Picture) -> UInt8Array:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from concurrent.futures import Executor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -11,7 +12,6 @@ import numpy as np
 
 from latentsync_trt.audio.mel import filters_of
 from latentsync_trt.audio.streaming import StreamingAudioEncoder
-from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.errors import Busy, InputError
 from latentsync_trt.face.paste import Paster
 from latentsync_trt.live.frame import FRAME_S
@@ -49,8 +49,8 @@ class Cost:
 class LiveSessions:
     """Opens sessions and knows those that are open."""
 
-    def __init__(self, bundle: Bundle, slot: ModelSlot) -> None:
-        self._bundle, self._slot = bundle, slot
+    def __init__(self, slot: ModelSlot) -> None:
+        self._slot = slot
         self._loads: dict[LiveSession, float] = {}
         self._costs: dict[object, Cost] = {}
 
@@ -63,37 +63,35 @@ class LiveSessions:
         now: Callable[[], float],
     ) -> LiveSession:
         clip = video if isinstance(video, IdleLoop) else path_argument(video, "video")
-        manifest, chosen = self._bundle.manifest, options.sync_options()
+        manifest, chosen = self._slot.bundle.manifest, options.sync_options()
         if options.hop > manifest.frames:
             raise InputError(f"--hop {options.hop}: windows of bundle {manifest.name} have {manifest.frames} frames")
         key = chosen.sampling, chosen.guidance, options.hop
         if isinstance(clip, Path):
             check_file(clip)
         detector = self._slot.detector()
-        model = self._slot.acquire(graphs_for(chosen), lasting=True)
-        try:
+        with ExitStack() as opening:
+            model = opening.enter_context(self._slot.acquired(graphs_for(chosen), lasting=True))
             inpainter = make_inpainter(model, chosen)
             loop = clip
             if isinstance(loop, Path):
                 loop = load_idle(
                     loop, options, detector, len(inpainter.mask), lambda faces: inpainter.encode([faces])[0]
                 )
-            encoder = StreamingAudioEncoder(model.audio_encoder, filters_of(self._bundle), manifest.frames)
+            encoder = StreamingAudioEncoder(model.audio_encoder, filters_of(model.bundle), manifest.frames)
             painter = SessionPainter(inpainter, loop, encoder, Paster(detector, inpainter.mask, paste=options.paste))
             cost = self._costs.get(key) or measured(painter, options.hop)
             self._costs[key] = cost
             self._admit(cost, options.hop)
             make = partial(LiveSession, painter, loop, options, executors=executors, now=now, paint_s=cost.first_s)
-            session: LiveSession = make(on_close=lambda: self._closed(session))
-        except BaseException:
-            self._slot.release(lasting=True)
-            raise
+            session: LiveSession = make(on_close=lambda: self._closed(session, held))
+            held: ExitStack = opening.pop_all()
         self._loads[session] = cost.load(options.hop)
         return session
 
-    def _closed(self, session: LiveSession) -> None:
+    def _closed(self, session: LiveSession, held: ExitStack) -> None:
         self._loads.pop(session, None)
-        self._slot.release(lasting=True)
+        held.close()
 
     def close(self) -> None:
         for session in list(self._loads):

@@ -19,7 +19,7 @@ from av import FFmpegError, VideoFrame, VideoStream
 from av.container import InputContainer
 from av.stream import Discard, Disposition
 
-from latentsync_trt.config import MODEL_FPS, Extend
+from latentsync_trt.config import MODEL_FPS, Extend, SyncOptions
 from latentsync_trt.errors import MediaError
 from latentsync_trt.media.decoding import decoded, is_photo
 from latentsync_trt.media.files import MOST_PIXELS, check_size, codec_name, guarded, open_input
@@ -43,6 +43,11 @@ HELD_S = Fraction(1, 2)
 
 LONGEST_PERIOD_S = Fraction(1, 10)
 """A picture that lasts longer, as in a slide show, is repeated: lips must move."""
+
+_SLOW_FPS = 16
+"""Below this, lips are seen to move in steps."""
+
+_EXTENDED = {"pingpong": "goes back and forth", "loop": "starts again", "hold": "holds its last frame"}
 
 # Held to play them backwards. FFmpeg frees them together: two chunks are in memory at times.
 _CHUNK_BYTES = 128 * 2**20
@@ -256,3 +261,35 @@ def at_constant_rate(pictures: Iterable[Timed[T]], fps: Fraction | int) -> Itera
         while index < end:
             yield picture.item
             index += 1
+
+
+def notices_of_rate(info: VideoInfo, options: SyncOptions) -> list[str]:
+    """That the output has another number of frames per second than the video, or too few for lips."""
+    rate = info.frames_per_s
+    if rate is None or rate == MODEL_FPS:
+        return []
+    if options.fps != "source":
+        return [f"the video has {short(rate)} frames/s, the output {options.fps} (--fps)"]
+    slow = f"the video has {short(rate)} frames/s, so lips move in steps; --fps {MODEL_FPS} repeats its pictures"
+    return [slow] if rate < _SLOW_FPS and rate * LONGEST_PERIOD_S >= 1 else []
+
+
+def notices_of_length(info: VideoInfo, audio_s: Fraction, options: SyncOptions) -> list[str]:
+    """That the picture is extended, or that picture or sound are cut by more than recordings of one device differ;
+    `audio_s`: when the sound ends."""
+    video_s, length, rate = info.duration_s, options.output_length, info.frames_per_s
+    still = video_s is not None and rate is not None and video_s * rate <= 1
+    if video_s is None or still or abs(video_s - audio_s) < HELD_S or length == "shortest":
+        return []
+    if video_s < audio_s:
+        how = "the sound is cut" if length == "video" else f"the picture {_EXTENDED[options.extend]}"
+    elif options.start is not None or options.end is not None:
+        return []
+    else:
+        how = "the picture is cut" if length == "audio" else "the rest is silent"
+    return [f"the video lasts {short(video_s)} s, the audio {short(audio_s)} s: {how} (--length, --extend)"]
+
+
+def short(value: Fraction) -> str:
+    """`value` for people, with at most two decimals."""
+    return f"{float(value):.2f}".rstrip("0").rstrip(".")

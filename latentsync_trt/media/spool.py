@@ -1,4 +1,4 @@
-"""Large pictures are kept on disk while the stages of a clip hold them back."""
+"""How many pictures of a clip may be in memory; larger ones are kept on disk while its stages hold them back."""
 
 import weakref
 from pathlib import Path
@@ -8,7 +8,18 @@ from typing import BinaryIO
 import numpy as np
 
 from latentsync_trt.errors import OutputError
-from latentsync_trt.types import SampleArray, YuvPlanes
+from latentsync_trt.types import SampleArray, VideoInfo, YuvPlanes
+
+_IN_FLIGHT_BYTES = 2_000_000_000
+"""Of all frames of a clip that are in memory, three samples for each pixel: the bound of what waits between stages."""
+
+_EIGHT_BITS = ("yuv420p", "yuvj420p", "yuv422p", "yuv440p", "yuv444p", "gbrp", "nv12")
+
+
+def most_in_flight(info: VideoInfo) -> int:
+    """How many frames of a clip may be in memory at a time."""
+    sample_bytes = 1 if info.pixel_format in _EIGHT_BITS else 2
+    return _IN_FLIGHT_BYTES // (3 * sample_bytes * info.width_px * info.height_px)
 
 
 class PlanesOnDisk(YuvPlanes):

@@ -41,13 +41,10 @@ class LipSync:
     ) -> None:
         """`selection`: the provider to try first. Raises `InputError` if bundle or provider do not support `options`;
         others as `from_bundle`."""
-        from latentsync_trt.runtime.model import check_options, open_model
         from latentsync_trt.sync.model_slot import Calls, ModelSlot
 
-        self._bundle, self._selection, self._options = bundle, selection, options or RuntimeOptions()
-        check_options(bundle, selection, self._options)
-        self._on_notice = on_notice
-        self._slot = ModelSlot(lambda graphs: open_model(bundle, selection, self._options, graphs, on_notice=on_notice))
+        self._bundle, self._options = bundle, options or RuntimeOptions()
+        self._slot = ModelSlot(bundle, selection, self._options, on_notice)
         self._live: LiveSessions | None = None
         self._calls = Calls()
 
@@ -104,7 +101,8 @@ class LipSync:
 
     def warm_up(self, options: SyncOptions | None = None) -> None:
         """Builds and opens what `options` need, and on a GPU runs each network once. Raises as `sync`."""
-        from latentsync_trt.sync.inpaint import graphs_for, resolution_of
+        from latentsync_trt.bundle.manifest import resolution_of
+        from latentsync_trt.sync.inpaint import graphs_for
 
         options = options or SyncOptions()
         resolution_of(self._bundle.manifest, options, self._options)
@@ -116,7 +114,7 @@ class LipSync:
         """The name of the execution provider that runs the networks, e.g. "cuda"; may change in
         `warm_up` and `sync`, where the first choice turns out not to run the bundle."""
         model = self._slot.model
-        return self._selection.name if model is None else model.selection.name
+        return (self._slot if model is None else model).selection.name
 
     @property
     def build(self) -> Future[str] | None:
@@ -172,31 +170,15 @@ class LipSync:
 
     def run(self, inputs: "Inputs", on_progress: ProgressCallback | None = None) -> SyncReport:
         """As `sync`, with the files and options that `check_inputs` has checked, perhaps before this was opened."""
-        from latentsync_trt.runtime.model import must_build
-        from latentsync_trt.sync.inpaint import graphs_for, resolution_of
+        from latentsync_trt.bundle.manifest import resolution_of
+        from latentsync_trt.sync.inpaint import graphs_for
 
         resolution_px = resolution_of(self._bundle.manifest, inputs.options, self._options)
-        graphs = graphs_for(inputs.options)
-        # Before the imports below, and while sound and faces are read; but what is wrong with these waits for no build.
-        is_open = self._slot.model_with(graphs) is not None
-        ahead = is_open or not must_build(self._bundle, self._selection, self._options, graphs)
-        with self._calls.entered("sync"), self._slot.opening(graphs, ahead=ahead) as opened:
-            from latentsync_trt.notices import Notices
-            from latentsync_trt.sync.clip import sync_clip
+        with self._calls.entered("sync"), self._slot.opening(graphs_for(inputs.options)) as opened:
+            from latentsync_trt.sync.clip import sync_clip  # while the model opens
             from latentsync_trt.sync.run_context import RunContext
 
-            run = RunContext(
-                self._bundle,
-                self._selection,
-                self._options,
-                opened,
-                inputs,
-                self._slot.detector(),
-                Notices(self._on_notice),
-                on_progress or (lambda _: None),
-                resolution_px,
-            )
-            return sync_clip(run)
+            return sync_clip(RunContext(self._slot, opened, inputs, resolution_px, on_progress))
 
     def stream(
         self,
@@ -223,5 +205,5 @@ class LipSync:
         from latentsync_trt.live.sessions import LiveSessions
 
         with self._calls.entered("stream"):
-            self._live = self._live or LiveSessions(self._bundle, self._slot)
+            self._live = self._live or LiveSessions(self._slot)
             return self._live.open(video, options or LiveOptions(), executors=executors, now=now)

@@ -16,22 +16,22 @@ from latentsync_trt.measure.quality import Quality, write_report
 from latentsync_trt.measure.syncnet import SyncMeter, open_syncnet
 from latentsync_trt.sync.compose import Composer
 from latentsync_trt.sync.inpaint import check_noise, make_inpainter
-from latentsync_trt.sync.output import Pace, open_writer, write_frames
-from latentsync_trt.sync.paint import Painter, painted
+from latentsync_trt.sync.output import open_writer, write_frames
+from latentsync_trt.sync.paint import Pace, Painter, painted
 from latentsync_trt.sync.run_context import RunContext
-from latentsync_trt.sync.source import aligned_frames, clip_stages, open_speech, watched
+from latentsync_trt.sync.source import aligned_frames, clip_stages, open_speech
 from latentsync_trt.sync.timeline import timeline_of
 from latentsync_trt.sync.windows import gather, streams_at
-from latentsync_trt.types import SyncReport
+from latentsync_trt.types import Progress, SyncReport
 
 
 def sync_clip(run: RunContext) -> SyncReport:
     """Runs all stages of a clip; encoding runs in this thread. Errors as those of `LipSync.sync`."""
-    options, helpers = run.inputs.options, run.inputs.helpers
+    options, helpers, frames = run.inputs.options, run.inputs.helpers, run.bundle.manifest.frames
     check_noise(run.resolution_px, helpers.noise)
     if helpers.enhancer is None and options.enhancer is not None:
         helpers = replace(helpers, enhancer=load_enhancer(options.enhancer))
-        run = replace(run, inputs=replace(run.inputs, helpers=helpers))
+        run.inputs = replace(run.inputs, helpers=helpers)
     quality = quality_of(run)
     with ExitStack() as stack:
         speech = stack.enter_context(closing(open_speech(run, quality)))
@@ -40,19 +40,22 @@ def sync_clip(run: RunContext) -> SyncReport:
         run.announce((*texts, *writer.notices))
         streams = streams_at(playback.fps or run.inputs.info.frames_per_s)
         stages = clip_stages(run, playback, streams)
-        aligned = watched(run, quality, aligned_frames(run, span, playback, stages))
-        windows = gather(aligned, run.window_frames, streams, writer.frames_done)
-        gathered = stack.enter_context(closing(stages.prefetch_frames(windows, depth=run.window_frames, name="gather")))
-        model = run.opened()
-        opened_s, in_turn = perf_counter(), model.memory_plan.mode == "one network at a time"
+        aligned = aligned_frames(run, quality, span, playback, stages)
+        windows = gather(aligned, frames, streams, writer.frames_done)
+        gathered = stack.enter_context(closing(stages.prefetch_frames(windows, depth=frames, name="gather")))
+        run.on_progress(Progress("opening networks", 0, None))
+        with run.clock.measure("open", frames=0):
+            model = run.model()
+        run.announce(model.selection.notices())  # of a provider that it fell back to
+        pace, in_turn = Pace(perf_counter(), writer.frames_done), model.memory_plan.mode == "one network at a time"
         inpainter = make_inpainter(model, options, helpers.noise)
-        painter = Painter(inpainter, speech.windows, run.clock, writer.frames_done, stages.check)
-        jobs = painted(gathered, painter, stages, run.window_frames, in_turn=in_turn)
+        painter = Painter(inpainter, speech.windows, run.clock, pace, stages.check)
+        jobs = painted(gathered, painter, stages, frames, in_turn=in_turn)
         paster = Paster(run.detector, inpainter.mask, paste=options.paste)
         composer = Composer(paster, helpers.enhancer, quality, run.clock, writer.frames_done)
         stack.enter_context(writer)
         composed = stack.enter_context(closing(composer.stages(jobs, stages.prefetch)))
-        faces, pace = write_frames(run, writer, composed, playback, stages, opened_s)
+        faces = write_frames(run, writer, composed, playback, stages, pace)
     run.announce(writer.notices)
     return report_of(run, float(writer.end_s), faces, pace, quality)
 

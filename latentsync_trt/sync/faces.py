@@ -16,7 +16,7 @@ import numpy as np
 from latentsync_trt.face.align import composed, crop, inverse, moved_face, square, stretch
 from latentsync_trt.face.choice import LARGEST, Chooser, Runs, check_people, speakers_of
 from latentsync_trt.face.geometry import place_of, region_around
-from latentsync_trt.face.identity import luma_of
+from latentsync_trt.face.identity import luma_in
 from latentsync_trt.face.people import PORTRAIT_PX, FaceStats, FoundPeople
 from latentsync_trt.face.track_file import Tracks, mark_of
 from latentsync_trt.face.tracker import FaceTracker, FrameFaces, LookAhead
@@ -40,8 +40,6 @@ from latentsync_trt.values import FaceChoice
 _OVERVIEW_PX = 768
 """Longer side, or more, of the picture in which large faces are searched: the network averages it."""
 
-_LUMA_PX = 256
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Target:
@@ -62,28 +60,17 @@ class Target:
     painted: UInt16Array | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class PaintedAt:
-    """When windows were painted, on `time.perf_counter`'s scale, and the index after their last frame."""
-
-    time_s: float
-    end: int
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class FrameJob:
     """A frame on its way through the stages; it leaves unchanged where it has no targets.
 
     `seen`: all faces in it; None where none was searched. `has_face`: one was chosen, whether it speaks or not.
-    `windows`: how many were painted since the job before; `painted_at`: the newest ones.
     """
 
     frame: Frame
     targets: tuple[Target, ...] = ()
     seen: FrameFaces | None = None
     has_face: bool = False
-    windows: int = 0
-    painted_at: PaintedAt | None = None
 
 
 class FaceFinder:
@@ -152,7 +139,7 @@ class FaceFinder:
                     if self._wanted(frame.time_s):
                         shown = square(frame.picture, self._pixel_aspect)
                         overview = partial(_overview, frame, self._pixel_aspect)
-                        seen = tracker.update(shown, _luma(frame), overview, frame.time_s)
+                        seen = tracker.update(shown, luma_in(frame), overview, frame.time_s)
                         if shown is frame.picture:
                             self._places = [place_of(region_around(one.face)) for one in seen.faces]
                         ready: list[tuple[Frame, FrameFaces | None]] = [*ahead.push(frame, frame.time_s, shown, seen)]
@@ -190,16 +177,6 @@ class FaceFinder:
                     faces = [crop(frame.picture, each.matrix, self._resolution_px) for each in targets]
                 targets = [replace(each, face=face) for each, face in zip(targets, faces, strict=True)]
                 yield replace(job, targets=tuple(targets))
-
-
-def _luma(frame: Frame) -> UInt8Array:
-    if frame.planes is None:
-        return luma_of(frame.picture)
-    luma = frame.planes.y
-    if frame.planes.bits == 8:
-        return np.asarray(luma, np.uint8)
-    step = max(1, min(luma.shape) // _LUMA_PX)
-    return (luma[::step, ::step] >> (frame.planes.bits - 8)).astype(np.uint8)
 
 
 def _overview(frame: Frame, pixel_aspect: Fraction) -> UInt8Array:

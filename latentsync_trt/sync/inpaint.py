@@ -12,10 +12,10 @@ from latentsync_trt.bundle.manifest import (
     PIXELS_PER_LATENT,
     VAE_DECODER,
     VAE_ENCODER,
-    Manifest,
+    resolution_of,
     step_graph,
 )
-from latentsync_trt.config import RuntimeOptions, SyncOptions
+from latentsync_trt.config import SyncOptions
 from latentsync_trt.diffusion import (
     LATENT_CHANNELS,
     conditioning,
@@ -56,17 +56,8 @@ class Inpainter:
         """Of a face, float32 `(H, W)`, 1 = kept."""
         return mouth_mask(self.side_px)
 
-    def paint(self, windows: Sequence[tuple[UInt8Array, Float32Array]]) -> list[Sequence[UInt16Array]]:
-        """Generated faces of each window, as `decode` returns them, each network after another.
-
-        Args:
-            windows: aligned faces, uint8 `(F, H, W, 3)` RGB, and the audio features of each frame, float32 `(F, S, D)`.
-        """
-        known = self.encode([faces for faces, _ in windows])
-        return self.decode(self.denoise(known, [audio for _, audio in windows]))
-
     def encode(self, windows: Sequence[UInt8Array]) -> list[Float32Array]:
-        """What the denoiser knows of each window, float32 `(9, F, h, w)`, from its faces."""
+        """What the denoiser knows of each window, float32 `(9, F, h, w)`, from its faces, uint8 `(F, H, W, 3)` RGB."""
         mask, small = self.mask, latent_mask(self.side_px)
         encoded = self.run("encode", lambda: [self.codec.encode_faces(faces, mask) for faces in windows])
         return [conditioning(small, masked[None], whole[None])[0] for masked, whole in encoded]
@@ -77,7 +68,8 @@ class Inpainter:
         audio: Sequence[Float32Array],
         on_step: Callable[[int, int], None] | None = None,
     ) -> list[Float32Array]:
-        """The latents of each window, float32 `(4, F, h, w)`; `on_step` as for `diffusion.denoise`."""
+        """The latents of each window, float32 `(4, F, h, w)`, from the audio features of each frame, float32
+        `(F, S, D)`; `on_step` as for `diffusion.denoise`."""
         size, options = self.windows_per_batch, self.options
         schedule = solver_schedule(options.sampling.solver, options.sampling.steps)
         fixed = options.guidance, schedule, plan_for(options)
@@ -107,27 +99,6 @@ def make_inpainter(model: "Model", options: SyncOptions, noise: Float32Array | N
     noise = initial_noise(options.seed, latent_px, latent_px) if noise is None else noise
     windows = model.memory_plan.windows_per_batch
     return Inpainter(model.vae, model.denoiser, options, side_px, noise, windows, model.run)
-
-
-def resolution_of(manifest: Manifest, options: SyncOptions, runtime: RuntimeOptions | None = None) -> int:
-    """Height and width of the aligned faces of a run, in pixels.
-
-    Raises:
-        InputError: the bundle does not support that of `options`, or `runtime` fixes its engines at another one.
-    """
-    wanted_px, own_px, others_px = options.resolution, manifest.resolution_px, manifest.resolutions_px
-    if wanted_px in (None, own_px):
-        return own_px
-    if wanted_px not in others_px:
-        shown = f"{others_px[0]} to {own_px} px in steps of {others_px.step}" if len(others_px) > 1 else f"{own_px} px"
-        least_px, most_px = min(wanted_px, others_px[0]), max(wanted_px, own_px)
-        raise InputError(
-            f"--resolution {wanted_px}: bundle {manifest.name} is made for {shown}; make one for both with "
-            f"`latentsync-trt export --dynamic --resolution {most_px} --min-resolution {least_px}`"
-        )
-    if runtime is not None and runtime.dynamic is False:
-        raise InputError(f"--resolution {wanted_px}: --static fixes engines at {own_px} px; leave it out")
-    return wanted_px
 
 
 def check_noise(resolution_px: int, noise: Float32Array | None) -> None:

@@ -3,12 +3,15 @@
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
+from latentsync_trt.bundle.manifest import Bundle
+from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import Busy, InputError
 from latentsync_trt.runtime.background_build import BackgroundBuild
-from latentsync_trt.runtime.model import Model
+from latentsync_trt.runtime.model import Model, check_options, must_build, open_model
+from latentsync_trt.runtime.providers.select import Selection
 from latentsync_trt.runtime.stages import POLL_S, results
 
 if TYPE_CHECKING:
@@ -54,16 +57,22 @@ class Calls:
 class ModelSlot:
     """Opens a model at its first use, and again, with more graphs, when a call needs them and no other uses it.
 
-    `model`: the one that is open, if any. `build`: ends with a build of engines for the next run, see `LipSync.build`.
-
-    Args:
-        open_model: opens one with these graphs.
+    `selection`: the provider that is tried first. `on_notice`: as for `LipSync`. `model`: the one that is open, if any.
+    `build`: ends with a build of engines for the next run, see `LipSync.build`. Raises as `check_options`.
     """
 
-    def __init__(self, open_model: Callable[[Sequence[str]], Model]) -> None:
-        self._open_model, self._changed = open_model, threading.Condition()
+    def __init__(
+        self,
+        bundle: Bundle,
+        selection: Selection,
+        options: RuntimeOptions,
+        on_notice: Callable[[str], None] | None = None,
+    ) -> None:
+        check_options(bundle, selection, options)
+        self.bundle, self.selection, self.options, self.on_notice = bundle, selection, options, on_notice
         self.model: Model | None = None
         self.build: Future[str] | None = None
+        self._changed = threading.Condition()
         self._detector: MediaPipeDetector | None = None
         self._making_detector = threading.Lock()  # a call may need one while another opens the model
         self._users = self._lasting = 0
@@ -76,13 +85,9 @@ class ModelSlot:
             self._detector = self._detector or MediaPipeDetector()
             return self._detector
 
-    def model_with(self, graphs: Sequence[str]) -> Model | None:
-        """The one that is open, if it has these graphs."""
-        model = self.model
-        return model if model is not None and model.graphs.issuperset(graphs) else None
-
-    def acquire(self, graphs: Sequence[str], *, lasting: bool = False) -> Model:
-        """A model with these graphs, open until `release`; waits while others use one without them.
+    @contextmanager
+    def acquired(self, graphs: Sequence[str], *, lasting: bool = False) -> Iterator[Model]:
+        """A model with these graphs, open until the end of the block; waits while others use one without them.
 
         `lasting`: for a live session, for which no call should wait.
 
@@ -90,7 +95,7 @@ class ModelSlot:
             Busy: live sessions use one without these graphs. Others as `open_model`.
         """
         with self._changed:
-            while (model := self.model_with(graphs)) is None:
+            while (model := self._model_with(graphs)) is None:
                 if self._users == 0:
                     self._open_with(graphs)
                 elif self._users == self._lasting:
@@ -103,46 +108,41 @@ class ModelSlot:
                     self._changed.wait(POLL_S)
             self._users += 1
             self._lasting += lasting
-            return model
-
-    def release(self, *, lasting: bool = False) -> None:
-        """Who called `acquire` does not use the model any more."""
-        with self._changed:
-            self._users -= 1
-            self._lasting -= lasting
-            self._changed.notify_all()
-
-    @contextmanager
-    def acquired(self, graphs: Sequence[str]) -> Iterator[Model]:
-        """The model, from `acquire` to `release`."""
-        model = self.acquire(graphs)
         try:
             yield model
         finally:
-            self.release()
+            with self._changed:
+                self._users -= 1
+                self._lasting -= lasting
+                self._changed.notify_all()
 
     @contextmanager
-    def opening(self, graphs: Sequence[str], *, ahead: bool = True) -> Iterator[Callable[[], Model]]:
-        """`acquire` in a thread, for which the function that the block gets waits; `release` at its end.
+    def opening(self, graphs: Sequence[str]) -> Iterator[Callable[[], Model]]:
+        """As `acquired`, but opens it in a thread, for which the function that the block gets waits.
 
-        `ahead`: begins at once, not only when it is waited for.
+        It begins at once where no engine has to be built: what is wrong with the inputs should wait for no build.
         """
-        with ThreadPoolExecutor(1, thread_name_prefix="open model") as thread:
-            lock, begun = threading.Lock(), [thread.submit(self.acquire, graphs)] if ahead else []
+        is_open = self._model_with(graphs) is not None
+        ahead = is_open or not must_build(self.bundle, self.selection, self.options, graphs)
+        with ExitStack() as held, ThreadPoolExecutor(1, thread_name_prefix="open model") as thread:
+            lock, begun = threading.Lock(), list[Future[Model]]()
 
-            def opened() -> Model:
+            def begin() -> None:
                 with lock:
                     if not begun:
-                        begun.append(thread.submit(self.acquire, graphs))
+                        begun.append(thread.submit(held.enter_context, self.acquired(graphs)))
+
+            def opened() -> Model:
+                begin()
                 return results(begun)[0]
 
+            if ahead:
+                begin()
             try:
                 yield opened
             finally:
                 while wait(begun, POLL_S).not_done:
                     pass
-                if any(not each.cancelled() and each.exception() is None for each in begun):
-                    self.release()
 
     def close(self) -> None:
         """Closes model and detector, which no call may use any more, see `Calls`. Closing again does nothing."""
@@ -153,12 +153,16 @@ class ModelSlot:
         if detector is not None:
             detector.close()
 
+    def _model_with(self, graphs: Sequence[str]) -> Model | None:
+        model = self.model
+        return model if model is not None and model.graphs.issuperset(graphs) else None
+
     def _open_with(self, graphs: Sequence[str]) -> None:
         before, self.model, self.build = self.model, None, None
         if before is not None:
             before.close()
         wanted = [*(before.graphs if before else ()), *graphs]
-        self.model = self._open_model(tuple(dict.fromkeys(wanted)))
+        self.model = open_model(self.bundle, self.selection, self.options, tuple(dict.fromkeys(wanted)), self.on_notice)
         if self.model.build is not None:
             self.build = _ended(self.model.build)
 

@@ -1,61 +1,22 @@
 """The last stage: frames with their patches become the file."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fractions import Fraction
 from functools import partial
-from time import perf_counter
 
 from latentsync_trt.face.people import FaceStats
 from latentsync_trt.media.c2pa import sign
 from latentsync_trt.media.parts import Work
 from latentsync_trt.media.playback import Playback
 from latentsync_trt.media.writer import VideoWriter
-from latentsync_trt.sync.faces import FrameJob, PaintedAt
+from latentsync_trt.sync.faces import FrameJob
 from latentsync_trt.sync.fingerprint import fingerprint
+from latentsync_trt.sync.paint import Pace
 from latentsync_trt.sync.run_context import RunContext
 from latentsync_trt.sync.threads import ClipStages
 from latentsync_trt.sync.timeline import Span, soundtrack_of
 from latentsync_trt.types import Patch, Progress
-
-
-@dataclass(slots=True)
-class Pace:
-    """When frames were painted and written, from the jobs that reach the file.
-
-    Times are on `time.perf_counter`'s scale. `frames_done`: those that an earlier run wrote; `from_s`: when the first
-    one after them begins in the output. `first`, `last`: the first and the newest windows.
-    """
-
-    opened_s: float
-    frames_done: int
-    from_s: Fraction = Fraction(0)
-    windows: int = 0
-    first: PaintedAt | None = None
-    last: PaintedAt | None = None
-    written_s: float = 0.0
-
-    def add(self, job: FrameJob) -> None:
-        """Adds a job that was written now."""
-        if job.frame.index == self.frames_done:
-            self.from_s = job.frame.time_s
-        self.windows, self.written_s = self.windows + job.windows, perf_counter()
-        self.first, self.last = self.first or job.painted_at, job.painted_at or self.last
-
-    def frames_per_s(self, count: int) -> float:
-        """The pace of painting since all networks were open, where `count` frames were written."""
-        # Frames to paint are written a window at a time; others may be written before one is painted.
-        last = self.last
-        if last is None or count > last.end:
-            last = PaintedAt(self.written_s, count)
-        return (last.end - self.frames_done) / (last.time_s - self.opened_s)
-
-    def under_way(self, count: int) -> tuple[float, int]:
-        """When the first windows were painted, and the index after their frames; `count`: of all frames."""
-        first = self.first or PaintedAt(self.opened_s, count)
-        if count - first.end < first.end - self.frames_done:  # a window takes as long for one frame as for all
-            return self.opened_s, self.frames_done
-        return first.time_s, first.end
 
 
 def open_writer(run: RunContext, span: Span, playback: Playback) -> VideoWriter:
@@ -84,11 +45,10 @@ def write_frames(
     composed: Iterable[tuple[FrameJob, tuple[Patch, ...]]],
     playback: Playback,
     stages: ClipStages,
-    opened_s: float,
-) -> tuple[FaceStats, Pace]:
+    pace: Pace,
+) -> FaceStats:
     """Encodes every frame that an earlier run has not written; raises `NoFaceError` if none shows a face."""
     expected, faces = playback.expected_frames(run.inputs.info), FaceStats()
-    pace = Pace(opened_s, writer.frames_done)
     run.on_progress(Progress("painting first frames", writer.frames_done, expected))
     for job, patches in composed:
         frame = job.frame
@@ -98,7 +58,7 @@ def write_frames(
             continue
         with run.clock.measure("encode"):
             writer.write(frame, patches)
-        pace.add(job)
+        pace.written(frame)
         if frame.index == pace.frames_done:
             run.announce(writer.notices)
         of = None if expected is None else max(faces.frames, expected)
@@ -107,4 +67,4 @@ def write_frames(
     if not faces.frames_with_face:
         raise faces.no_face(run.inputs.video)
     run.on_progress(Progress("finishing", faces.frames, faces.frames))
-    return faces, pace
+    return faces

@@ -14,46 +14,79 @@ from time import perf_counter
 
 import numpy as np
 
-from latentsync_trt.sync.faces import FrameJob, PaintedAt
+from latentsync_trt.sync.faces import FrameJob
 from latentsync_trt.sync.inpaint import Inpainter
 from latentsync_trt.sync.threads import ClipStages, StageClock
 from latentsync_trt.sync.windows import FaceView, Gathered, Window, in_batches
-from latentsync_trt.types import Float32Array, UInt8Array, UInt16Array
+from latentsync_trt.types import Float32Array, Frame, UInt8Array, UInt16Array
 
 # With one network at a time on the device, each processes this many windows before the next is loaded.
 _LOW_MEMORY_WINDOWS = 4
-
-AudioWindows = Callable[[int, Sequence[Fraction]], Float32Array]
-"""Audio features `(n, S, D)` float32 of a speaker, by number, at these times."""
 
 Encoded = tuple[Gathered, Sequence[Float32Array]]
 """With a tensor for each window."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Decoded:
-    """`faces`: new ones, uint16 `(H, H, 3)`, by the frame's index and the track. `windows`: how many were painted now,
-    at the time `at`; None if none."""
+Decoded = tuple[FrameJob | None, dict[tuple[int, int], UInt16Array]]
+"""With new faces, uint16 `(H, H, 3)`, by the frame's index and the track."""
 
-    job: FrameJob | None
-    faces: dict[tuple[int, int], UInt16Array]
+
+@dataclass(slots=True)
+class Pace:
+    """When windows were painted, and frames written.
+
+    Times are on `time.perf_counter`'s scale. `frames_done`: those that an earlier run wrote; `from_s`: when the first
+    one after them begins in the output. `first`, `last`: when the first and the newest windows were painted, and the
+    index after their last frame.
+    """
+
+    opened_s: float
+    frames_done: int
+    from_s: Fraction = Fraction(0)
     windows: int = 0
-    at: PaintedAt | None = None
+    first: tuple[float, int] | None = None
+    last: tuple[float, int] | None = None
+    written_s: float = 0.0
+
+    def painted(self, windows: int, end: int) -> None:
+        """Adds windows that were painted now; `end`: the index after their last frame."""
+        self.last = perf_counter(), end
+        self.windows, self.first = self.windows + windows, self.first or self.last
+
+    def written(self, frame: Frame) -> None:
+        """Adds a frame that was written now."""
+        if frame.index == self.frames_done:
+            self.from_s = frame.time_s
+        self.written_s = perf_counter()
+
+    def frames_per_s(self, count: int) -> float:
+        """The pace of painting since all networks were open, where `count` frames were written."""
+        # Frames to paint are written a window at a time; others may be written before one is painted.
+        time_s, end = self.last or (self.written_s, count)
+        if count > end:
+            time_s, end = self.written_s, count
+        return (end - self.frames_done) / (time_s - self.opened_s)
+
+    def under_way(self, count: int) -> tuple[float, int]:
+        """When the first windows were painted, and the index after their frames; `count`: of all frames."""
+        time_s, end = self.first or (self.opened_s, count)
+        if count - end < end - self.frames_done:  # a window takes as long for one frame as for all
+            return self.opened_s, self.frames_done
+        return time_s, end
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Painter:
     """The stages of painting; each method in one thread.
 
-    Args:
-        audio_windows: runs a network. frames_done: frames before this one have been written already, and are left out.
-        check: called after each step; raises to stop.
+    `audio_windows` runs a network for the audio features `(n, S, D)` float32 of a speaker, by number, at some times.
+    Frames before `pace.frames_done` are left out. `check` is called after each step; raises to stop.
     """
 
     inpainter: Inpainter
-    audio_windows: AudioWindows
+    audio_windows: Callable[[int, Sequence[Fraction]], Float32Array]
     clock: StageClock
-    frames_done: int = 0
+    pace: Pace
     check: Callable[[], None] = lambda: None
 
     def encode(self, item: Gathered) -> Encoded:
@@ -82,7 +115,7 @@ class Painter:
         """The new faces of frames that have not been written yet."""
         item, latents = denoised
         if not item.windows:
-            return Decoded(item.job, {})
+            return item.job, {}
         with self.clock.measure("decode faces", item.used):
             painted = self.inpainter.decode(latents)
         faces: dict[tuple[int, int], UInt16Array] = {}
@@ -90,11 +123,12 @@ class Painter:
             whole = len(window.used) == len(window.items)
             for position in window.used:
                 view = window.items[position]
-                if view.index >= self.frames_done:
+                if view.index >= self.pace.frames_done:
                     # Copied from a window with unused results, which are part of the same array.
                     faces[view.index, view.track_id] = pictures[position] if whole else pictures[position].copy()
         end = 1 + max(window.items[window.used[-1]].index for window in item.windows)
-        return Decoded(item.job, faces, len(item.windows), PaintedAt(perf_counter(), end))
+        self.pace.painted(len(item.windows), end)
+        return item.job, faces
 
 
 def painted(
@@ -102,8 +136,7 @@ def painted(
 ) -> Generator[FrameJob, None, None]:
     """Every job in order with its painted faces: encode, denoise and decode, each in a thread of its own.
 
-    Args:
-        frames: F, the length of a window. in_turn: one network at a time is on the device.
+    `frames`: F, the length of a window. `in_turn`: one network at a time is on the device.
     """
     at_once = max(painter.inpainter.windows_per_batch, _LOW_MEMORY_WINDOWS if in_turn else 1)
     at_once = max(1, min(at_once, stages.spare_frames // frames))  # frames wait until so many windows are complete
@@ -111,20 +144,18 @@ def painted(
     encoded = stage(in_batches(gathered, at_once, frames), painter.encode, name="encode faces")
     denoised = stage(encoded, painter.denoise, name="denoise")
     decoded = stage(denoised, painter.decode, name="decode faces")
-    return stages.prefetch(in_order(decoded, painter.frames_done), name="paint")
+    return stages.prefetch(in_order(decoded, painter.pace.frames_done), name="paint")
 
 
 def in_order(decoded: Generator[Decoded, None, None], frames_done: int) -> Generator[FrameJob, None, None]:
     """Every job in order, with its painted faces, as soon as they are there."""
     queue: deque[FrameJob] = deque()
     painted: dict[tuple[int, int], UInt16Array] = {}
-    windows, at = 0, None
     with closing(decoded):
-        for item in decoded:
-            if item.job is not None:
-                queue.append(item.job)
-            painted.update(item.faces)
-            windows, at = windows + item.windows, item.at or at
+        for next_job, faces in decoded:
+            if next_job is not None:
+                queue.append(next_job)
+            painted.update(faces)
             while queue:
                 job, index = queue[0], queue[0].frame.index
                 keys = [(index, target.track_id) for target in job.targets]
@@ -133,8 +164,7 @@ def in_order(decoded: Generator[Decoded, None, None], frames_done: int) -> Gener
                 new = [painted.pop(key, None) for key in keys]
                 targets = (replace(each, painted=face) for each, face in zip(job.targets, new, strict=True))
                 queue.popleft()
-                yield replace(job, targets=tuple(targets), windows=windows, painted_at=at)
-                windows = 0
+                yield replace(job, targets=tuple(targets))
 
 
 def faces_of(window: Window[FaceView]) -> UInt8Array:

@@ -12,16 +12,15 @@ from latentsync_trt.face.choice import FADE_S, LARGEST, speakers_of
 from latentsync_trt.face.tracker import HALF_S, FaceTracker
 from latentsync_trt.measure.quality import Quality
 from latentsync_trt.media.pictures import LazyRgb
-from latentsync_trt.media.playback import Playback
+from latentsync_trt.media.playback import Playback, notices_of_rate
 from latentsync_trt.media.reader import read_frames
-from latentsync_trt.media.spool import PlanesOnDisk
+from latentsync_trt.media.spool import PlanesOnDisk, most_in_flight
 from latentsync_trt.sync.faces import FaceFinder, FrameJob, analyze
 from latentsync_trt.sync.run_context import RunContext
 from latentsync_trt.sync.speech import OpenSpeech
-from latentsync_trt.sync.threads import ClipStages, most_in_flight
-from latentsync_trt.sync.timeline import Span, notices_of_model, notices_of_rate
+from latentsync_trt.sync.threads import ClipStages
+from latentsync_trt.sync.timeline import Span
 from latentsync_trt.types import Float32Array, Progress
-from latentsync_trt.values import parse_face
 
 # In the queues between stages that hold no frames back, and in the hands of these.
 _UNDER_WAY = 4
@@ -33,7 +32,7 @@ def open_speech(run: RunContext, quality: Quality) -> OpenSpeech:
     Their audio encoder is that of the model, once it is open.
     """
     inputs, speech = run.inputs, run.inputs.sound
-    run.announce(notices_of_model(run.bundle.manifest, run.resolution_px))
+    run.announce(run.bundle.manifest.notices_at(run.resolution_px))
     run.announce((*notices_of_rate(inputs.info, inputs.options), *run.selection.notices()))
     run.announce(() if speech.notice is None else (speech.notice,))
     run.on_progress(Progress("reading audio", 0, None))
@@ -48,7 +47,7 @@ def open_speech(run: RunContext, quality: Quality) -> OpenSpeech:
 def clip_stages(run: RunContext, playback: Playback, streams: int) -> ClipStages:
     """As many frames may be on their way as fit in memory, and at least as many as stages hold back: then on disk."""
     rate = playback.fps or run.inputs.info.frames_per_s or MODEL_FPS
-    window_frames = streams * run.window_frames
+    window_frames = streams * run.bundle.manifest.frames
     left_frames = most_in_flight(run.inputs.info) - ceil((FADE_S + HALF_S) * rate)
     least_frames = window_frames + _UNDER_WAY
     held_frames = max(least_frames, left_frames)
@@ -56,7 +55,7 @@ def clip_stages(run: RunContext, playback: Playback, streams: int) -> ClipStages
 
 
 def aligned_frames(
-    run: RunContext, span: Span, playback: Playback, stages: ClipStages
+    run: RunContext, quality: Quality, span: Span, playback: Playback, stages: ClipStages
 ) -> Generator[FrameJob, None, None]:
     """Every frame of the output with the aligned faces of those who speak, from now on while the model opens."""
     finder = _finder(run, span)
@@ -68,24 +67,18 @@ def aligned_frames(
     frames = stages.entering(read(run.inputs.video, playback))
     decoded = stages.prefetch_frames(run.clock.measured("decode", frames), finder.prepared, name="decode")
     found = stages.prefetch_frames(finder.find(decoded), name="face")
-    aligned = finder.cut_out(found, run.inputs.sound.speaks)
-    return _without_rgb(aligned) if stages.on_disk else aligned
+    return _watched(run, quality, finder.cut_out(found, run.inputs.sound.speaks), on_disk=stages.on_disk)
 
 
-def _without_rgb(jobs: Generator[FrameJob, None, None]) -> Generator[FrameJob, None, None]:
-    """The same jobs; what finding faces has converted of their pictures is dropped."""
-    with closing(jobs):
-        for job in jobs:
-            planes = job.frame.planes
-            yield job if planes is None else replace(job, frame=replace(job.frame, picture=LazyRgb(planes)))
-
-
-def watched(
-    run: RunContext, quality: Quality, jobs: Generator[FrameJob, None, None]
+def _watched(
+    run: RunContext, quality: Quality, jobs: Generator[FrameJob, None, None], *, on_disk: bool
 ) -> Generator[FrameJob, None, None]:
-    """The same jobs; says which of several faces is taken, and if the first one does not suit the model."""
+    """The same jobs; says which of several faces is taken, and if the first one does not suit the model.
+
+    `on_disk`: what finding faces has converted of their pictures is dropped.
+    """
     most_faces = 1
-    is_largest = run.inputs.sound.faces is None and parse_face(run.inputs.options.face) == LARGEST
+    is_largest = run.inputs.sound.choice(run.inputs.options.face) == LARGEST
     with closing(jobs):
         for job in jobs:
             count = 0 if job.seen is None else len(job.seen.faces)
@@ -97,14 +90,14 @@ def watched(
             most_faces = max(most_faces, count)
             if quality.mismatch is not None and job.targets:
                 quality.mismatch.meet(job.frame.picture, job.targets[0].tracked, run.detector)
-            yield job
+            planes = job.frame.planes if on_disk else None
+            yield job if planes is None else replace(job, frame=replace(job.frame, picture=LazyRgb(planes)))
 
 
 def _finder(run: RunContext, span: Span) -> FaceFinder:
-    inputs, detector = run.inputs, run.inputs.helpers.detector or run.detector
-    tracks, faces = inputs.tracks, inputs.sound.faces
-    by_number = {face: speaker for speaker, face in enumerate(faces or ())}
-    choice = parse_face(inputs.options.face) if faces is None else by_number
+    inputs, tracks = run.inputs, run.inputs.tracks
+    choice = inputs.sound.choice(inputs.options.face)
+    detector = inputs.helpers.detector or run.detector
     if tracks is None and speakers_of(choice) is not None:
         tracks, _ = analyze(inputs.video, detector, run.on_progress)
     return FaceFinder(

@@ -12,15 +12,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from latentsync_trt.audio.encoder import (
-    SEGMENT_FEATURES,
-    AudioFeatures,
-    Plan,
-    SpeechStream,
-    encode_audio,
-    joined_segments,
-    public_segments,
-)
+from latentsync_trt.audio.encoder import AudioFeatures, SpeechStream, encode_audio, plan_of
 from latentsync_trt.audio.mel import filters_of
 from latentsync_trt.audio.turns import SpeakerTurns, read_turns
 from latentsync_trt.bundle.manifest import Bundle
@@ -32,14 +24,13 @@ from latentsync_trt.media.reader import Delays, are_one, delays_of
 from latentsync_trt.media.soundtrack import SoundPiece
 from latentsync_trt.paths import local_path
 from latentsync_trt.types import Float32Array
+from latentsync_trt.values import FaceChoice, parse_face
 
 if TYPE_CHECKING:
     from latentsync_trt.audio.vad import Speech
 
 _CANCELED_S = 0.1
 """Less needs no notice."""
-
-Listen = Callable[[int, Iterable[Float32Array]], Iterable[Float32Array]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +60,11 @@ class Sound:
     def starts_s(self) -> Fraction:
         """When the first recording begins in the output."""
         return min(piece.at_s for piece in self.recordings)
+
+    def choice(self, face: str) -> FaceChoice | dict[int, int]:
+        """Whose face: that of `--face`, or the speaker of each person by number."""
+        faces = self.faces
+        return parse_face(face) if faces is None else {number: speaker for speaker, number in enumerate(faces)}
 
     def speaks(self, speaker: int, time_s: Fraction) -> bool:
         """Whether `speaker` is painted at this time of the output."""
@@ -165,30 +161,34 @@ class OpenSpeech:
         encode_mel: Callable[[Float32Array], Float32Array],
         filters: Float32Array,
         options: SyncOptions,
-        listen: Listen = lambda _, blocks: blocks,
+        listen: Callable[[int, Iterable[Float32Array]], Iterable[Float32Array]] = lambda _, blocks: blocks,
     ) -> None:
-        def blocks(recording: SoundPiece, speech: "Speech | None", mixers: list[Mixer]) -> Iterable[Float32Array]:
-            mixers.append(Mixer("mono", SPEECH_RATE_HZ))
-            found: Iterable[Float32Array] = read_audio_blocks(recording.path, mixer=mixers[-1])
-            found = found if speech is None else speech.gated(found)
-            for speaker, own in enumerate(sound.recordings):
-                found = listen(speaker, found) if own == recording else found
-            return found
+        def stream_of(recording: SoundPiece) -> SpeechStream:
+            find, mixers = cache(partial(speech_in, recording.path)), list[Mixer]()
+            speech = find() if options.silence == "closed" else None
+            if speech is not None and speech.notice is not None:
+                self.notices.append(f"{recording.path}: {speech.notice}")
+
+            def blocks() -> Iterable[Float32Array]:
+                mixers.append(Mixer("mono", SPEECH_RATE_HZ))
+                found: Iterable[Float32Array] = read_audio_blocks(recording.path, mixer=mixers[-1])
+                found = found if speech is None else speech.gated(found)
+                for speaker, own in enumerate(sound.recordings):
+                    found = listen(speaker, found) if own == recording else found
+                return found
+
+            plan = plan_of(options.audio_segments, lambda: find().spans_s)
+            stream = SpeechStream(blocks, encode_mel, filters, plan)
+            if (canceled_s := max(mixer.canceled_s for mixer in mixers)) > _CANCELED_S:
+                what = f"its channels cancel each other out in {canceled_s:.1f} s: there"
+                self.notices.append(f"{recording.path}: {what} the lips follow the louder one")
+            return stream
 
         self._recordings, self.notices = sound.recordings, list[str]()
         self._streams: dict[SoundPiece, SpeechStream] = {}
         with ExitStack() as opened:
             for recording in dict.fromkeys(sound.recordings):
-                find = cache(partial(speech_in, recording.path))
-                speech = find() if options.silence == "closed" else None
-                if speech is not None and speech.notice is not None:
-                    self.notices.append(f"{recording.path}: {speech.notice}")
-                mixers, plan = list[Mixer](), plan_of(options, find)
-                stream = SpeechStream(partial(blocks, recording, speech, mixers), encode_mel, filters, plan)
-                if (canceled_s := max(mixer.canceled_s for mixer in mixers)) > _CANCELED_S:
-                    what = f"its channels cancel each other out in {canceled_s:.1f} s: there"
-                    self.notices.append(f"{recording.path}: {what} the lips follow the louder one")
-                self._streams[recording] = opened.enter_context(closing(stream))
+                self._streams[recording] = opened.enter_context(closing(stream_of(recording)))
             self.close = opened.pop_all().close
         self.end_s = max(recording.at_s + stream.duration_s for recording, stream in self._streams.items())
 
@@ -205,16 +205,9 @@ def speech_in(path: Path) -> "Speech":
     return find_speech(partial(read_audio_blocks, path))
 
 
-def plan_of(options: SyncOptions, find_speech: Callable[[], "Speech"]) -> Plan:
-    """How recordings are cut; `find_speech` is called only if there is something to cut."""
-    if options.audio_segments == "public":
-        return public_segments
-    return lambda total: joined_segments(total, find_speech().spans_s if total > SEGMENT_FEATURES else ())
-
-
 def encode_recording(
     path: Path, segments: AudioSegments, encode_mel: Callable[[Float32Array], Float32Array], bundle: Bundle
 ) -> AudioFeatures:
     """The encoded speech of a whole recording; `encode_mel`: as for `SpeechStream`."""
-    plan = plan_of(SyncOptions(audio_segments=segments), partial(speech_in, path))
+    plan = plan_of(segments, lambda: speech_in(path).spans_s)
     return encode_audio(partial(read_audio_blocks, path), encode_mel, filters_of(bundle), plan)

@@ -16,17 +16,12 @@ import cv2
 
 from latentsync_trt.errors import LatentSyncError
 from latentsync_trt.runtime.stages import POLL_S
-from latentsync_trt.types import Frame, StageTime, VideoInfo
+from latentsync_trt.types import Frame, StageTime
 
 T = TypeVar("T")
 
 QUEUE_DEPTH = 4
 """Pictures that wait between two stages: enough to even out their pace, few enough for 4K in little memory."""
-
-_IN_FLIGHT_BYTES = 2_000_000_000
-"""Of all frames of a clip that are in memory, three samples for each pixel: the bound of what waits between stages."""
-
-_EIGHT_BITS = ("yuv420p", "yuvj420p", "yuv422p", "yuv440p", "yuv444p", "gbrp", "nv12")
 
 _END = object()
 _Place = SimpleQueue[tuple[Any, BaseException | None]]
@@ -201,28 +196,22 @@ class ClipStages:
         return len(times_s) < first + last + self._held_frames
 
 
-def most_in_flight(info: VideoInfo) -> int:
-    """How many frames of a clip may be in memory at a time."""
-    sample_bytes = 1 if info.pixel_format in _EIGHT_BITS else 2
-    return _IN_FLIGHT_BYTES // (3 * sample_bytes * info.width_px * info.height_px)
-
-
 class StageClock:
-    """Busy seconds of each stage, which overlap, by the clock `now`."""
+    """Busy seconds of each stage, which overlap."""
 
-    def __init__(self, now: Callable[[], float] = perf_counter) -> None:
-        self._now, self._lock = now, threading.Lock()
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
         self._busy_s, self._frames = dict[str, float](), dict[str, int]()
 
     @contextmanager
     def measure(self, stage: str, frames: int = 1) -> Iterator[None]:
         """Adds the time inside the block, and `frames` frames, to `stage`."""
-        start_s = self._now()
+        start_s = perf_counter()
         try:
             yield
         finally:
             with self._lock:
-                self._busy_s[stage] = self._busy_s.get(stage, 0.0) + self._now() - start_s
+                self._busy_s[stage] = self._busy_s.get(stage, 0.0) + perf_counter() - start_s
                 self._frames[stage] = self._frames.get(stage, 0) + frames
 
     def measured(self, stage: str, source: Generator[T, None, None]) -> Generator[T, None, None]:

@@ -1,29 +1,19 @@
-"""What of the output is synced, how long it is, how the video is played for it, and what is heard.
-
-Times are exact seconds.
-"""
+"""What of the output is synced, how the video is played for it, and what is heard. Times are exact seconds."""
 
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 
-from latentsync_trt.bundle.manifest import DEMO_NAME, Manifest
-from latentsync_trt.config import MODEL_FPS, MODEL_RESOLUTION_PX, SyncOptions
+from latentsync_trt.config import SyncOptions
 from latentsync_trt.errors import InputError
 from latentsync_trt.media.audio import audio_duration_s
-from latentsync_trt.media.playback import HELD_S, LONGEST_PERIOD_S, Playback
+from latentsync_trt.media.playback import Playback, notices_of_length, short
 from latentsync_trt.media.soundtrack import SoundPiece, spliced
 from latentsync_trt.sync.inputs import Inputs
 from latentsync_trt.sync.speech import OpenSpeech, Sound
-from latentsync_trt.types import VideoInfo
-
-_EXTENDED = {"pingpong": "goes back and forth", "loop": "starts again", "hold": "holds its last frame"}
 
 _HEARD_S = Fraction(1, 10)
 """Of speech: shorter cuts need no notice."""
-
-_SLOW_FPS = 16
-"""Below this, lips are seen to move in steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +51,10 @@ def notices_of_cuts(span: Span, speech: Sound, video: Path, speech_end_s: Fracti
     starts_s, ends_s = speech.starts_s, min(span.end_s or speech_end_s, speech_end_s)
     found = []
     if (before_s := span.start_s - starts_s) > _HEARD_S:
-        found.append(f"the first {_short(before_s)} s of the speech are cut, before {_short(span.start_s)} s (--start)")
+        found.append(f"the first {short(before_s)} s of the speech are cut, before {short(span.start_s)} s (--start)")
     if speech_end_s - ends_s > _HEARD_S:
-        of = f"{_short(ends_s - starts_s)} of its {_short(speech_end_s - starts_s)} s"
-        found.append(f"the speech is cut after {of}, at {_short(ends_s)} s (--end)")
+        of = f"{short(ends_s - starts_s)} of its {short(speech_end_s - starts_s)} s"
+        found.append(f"the speech is cut after {of}, at {short(ends_s)} s (--end)")
     return found
 
 
@@ -98,44 +88,3 @@ def timeline_of(inputs: Inputs, speech: OpenSpeech) -> tuple[Span, Playback, lis
     )
     cuts = notices_of_cuts(span, sound, inputs.video, speech.end_s)
     return span, playback, [*speech.notices, *cuts, *notices_of_length(inputs.info, end_s, options)]
-
-
-def notices_of_model(manifest: Manifest, resolution_px: int) -> list[str]:
-    """That the model is the small built-in one, or was trained at another resolution."""
-    if manifest.model == DEMO_NAME:
-        return [f"the built-in model is {note}" for note in manifest.notes]
-    trained_px = MODEL_RESOLUTION_PX.get(manifest.model, resolution_px)
-    if trained_px == resolution_px:
-        return []
-    return [f"model {manifest.model} was trained at {trained_px} px; at {resolution_px} px the mouth may look worse"]
-
-
-def notices_of_rate(info: VideoInfo, options: SyncOptions) -> list[str]:
-    """That the output has another number of frames per second than the video, or too few for lips."""
-    rate = info.frames_per_s
-    if rate is None or rate == MODEL_FPS:
-        return []
-    if options.fps != "source":
-        return [f"the video has {_short(rate)} frames/s, the output {options.fps} (--fps)"]
-    slow = f"the video has {_short(rate)} frames/s, so lips move in steps; --fps {MODEL_FPS} repeats its pictures"
-    return [slow] if rate < _SLOW_FPS and rate * LONGEST_PERIOD_S >= 1 else []
-
-
-def notices_of_length(info: VideoInfo, audio_s: Fraction, options: SyncOptions) -> list[str]:
-    """That the picture is extended, or that picture or sound are cut by more than recordings of one device differ;
-    `audio_s`: when the sound ends."""
-    video_s, length, rate = info.duration_s, options.output_length, info.frames_per_s
-    still = video_s is not None and rate is not None and video_s * rate <= 1
-    if video_s is None or still or abs(video_s - audio_s) < HELD_S or length == "shortest":
-        return []
-    if video_s < audio_s:
-        how = "the sound is cut" if length == "video" else f"the picture {_EXTENDED[options.extend]}"
-    elif options.start is not None or options.end is not None:
-        return []
-    else:
-        how = "the picture is cut" if length == "audio" else "the rest is silent"
-    return [f"the video lasts {_short(video_s)} s, the audio {_short(audio_s)} s: {how} (--length, --extend)"]
-
-
-def _short(value: Fraction) -> str:
-    return f"{float(value):.2f}".rstrip("0").rstrip(".")
