@@ -2,6 +2,7 @@
 
 import os
 import re
+import signal
 import struct
 import subprocess
 import sys
@@ -37,7 +38,7 @@ class Terminal:
             **dict.fromkeys(("stdin", "stdout", "stderr"), theirs),
             start_new_session=True,
             cwd=folder,
-            env={**os.environ, "TERM": "xterm", **variables},
+            env={**os.environ, "TERM": "xterm", "PYTHONFAULTHANDLER": "1", **variables},
         )
         os.close(theirs)
         self._written = b""
@@ -73,7 +74,12 @@ class Terminal:
 
     def ended(self) -> tuple[int, list[str], bool]:
         """The exit code, and `screen` when no process of the terminal is left."""
-        code = self.process.wait(_PATIENCE_S)
+        try:
+            code = self.process.wait(_PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            self.process.send_signal(signal.SIGABRT)  # shows what its threads do
+            self._reader.join(_PATIENCE_S)
+            raise AssertionError(f"it does not end: {self.screen()}") from None
         self._reader.join(_PATIENCE_S)
         return code, *self.screen()
 
