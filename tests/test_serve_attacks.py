@@ -141,6 +141,7 @@ class PeakMemory:
 
     def __enter__(self) -> "PeakMemory":
         self.peak_mb, self.most_children, self._ended = 0.0, 0, threading.Event()
+        self._before = set(psutil.Process().children(recursive=True))  # of other tests
         self._thread = threading.Thread(target=self._watch)
         self._thread.start()
         return self
@@ -151,7 +152,7 @@ class PeakMemory:
 
     def _watch(self) -> None:
         while not self._ended.wait(0.02):
-            children = psutil.Process().children(recursive=True)
+            children = set(psutil.Process().children(recursive=True)) - self._before
             self.most_children = max(self.most_children, len(children))
             for child in children:
                 try:
