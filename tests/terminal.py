@@ -20,7 +20,7 @@ os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
 
 _PARTS = re.compile(r"([^\x1b\r\n]+)|(\r|\n)|\x1b\[\??(\d*)[\d;]*([A-Za-z])")
 _ROWS, _COLUMNS = 50, 400
-_PATIENCE_S = 300.0
+_PATIENCE_S = 600.0
 """Only ends hangs."""
 
 
