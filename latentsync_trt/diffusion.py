@@ -50,6 +50,7 @@ def alphas_cumprod() -> Float64Array:
     return signal
 
 
+@lru_cache(maxsize=8)
 def solver_schedule(solver: Solver, steps: int) -> tuple[Step, ...]:
     """The updates of `solver`."""
     return _SOLVERS[solver](steps)

@@ -71,9 +71,8 @@ class SyncNetMeasure:
 class Measures:
     """What was measured in the painted faces while a clip ran; None where nothing was to measure.
 
-    `from_s`: where a resumed run went on; what an earlier one painted is not measured. `color`, `sharpness`: of the
-    first painted faces, see `measure.pictures.fit_of`; `alarm`: why they do not look like the source's face; empty if
-    they do. `syncnet`: of each speaker.
+    `from_s`: where a resumed run went on, and measures. `color`, `sharpness`: of the first painted faces, see
+    `measure.pictures.fit_of`; `alarm`: why they do not look like the source's, or empty. `syncnet`: of each speaker.
     """
 
     lips: tuple[LipMeasure, ...]

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Iterable
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
@@ -85,6 +86,11 @@ class LazyRgb:
             return
         made = np.asarray(cv2.transform(whole.astype(np.uint16), self._matrix), np.uint16)
         tiles[:] = self._hdr.sdr(made) if self._hdr else cv2.convertScaleAbs(made, alpha=_WHITE / self._white)
+
+
+def without_rgb(frame: Frame) -> Frame:
+    """The same frame, without what was converted of its planes: one that waits to be encoded needs these only."""
+    return frame if frame.planes is None else replace(frame, picture=LazyRgb(frame.planes))
 
 
 def picture_info(width_px: int, height_px: int, *, rgb: bool) -> VideoInfo:

@@ -72,7 +72,7 @@ def probe(path: Path) -> VideoInfo:
 
 
 def read_frames(
-    path: Path, playback: Playback = _AS_IT_IS, store: Callable[[YuvPlanes], YuvPlanes] = lambda planes: planes
+    path: Path, playback: Playback = _AS_IT_IS, store: Callable[[YuvPlanes], YuvPlanes] | None = None
 ) -> Iterator[Frame]:
     """Frames of the first video stream, upright, as `playback` says; `store` may put planes elsewhere, see `spool`.
 
@@ -92,7 +92,7 @@ def read_frames(
             with reading(path, "its pictures cannot be converted"):
                 _check_opaque(path, frame)
                 planes = converter.planes(frame)
-            planes = store(planes)
+            planes = planes if store is None else store(planes)
             converted = LazyRgb(planes), planes
         yield Frame(index, shown.time_s, shown.duration_s, picture.time_s, *converted)
     if converted is None and playback.duration_s != 0:

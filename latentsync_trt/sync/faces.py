@@ -20,7 +20,7 @@ from latentsync_trt.face.identity import luma_in
 from latentsync_trt.face.people import PORTRAIT_PX, FaceStats, FoundPeople
 from latentsync_trt.face.track_file import Tracks, mark_of
 from latentsync_trt.face.tracker import FaceTracker, FrameFaces, LookAhead
-from latentsync_trt.media.pictures import LazyRgb
+from latentsync_trt.media.pictures import LazyRgb, without_rgb
 from latentsync_trt.media.reader import probe, read_frames
 from latentsync_trt.sync.threads import StageClock, prefetch
 from latentsync_trt.types import (
@@ -153,9 +153,7 @@ class FaceFinder:
         chosen = self._chooser.choose(seen, frame.time_s)
         placed = self._runs.advance({(one.track_id, jumps): one.face for one, _ in chosen})
         if not chosen:
-            # A search may have converted the whole picture; a frame that waits to be encoded needs its planes only.
-            frame = frame if frame.planes is None else replace(frame, picture=LazyRgb(frame.planes))
-            return FrameJob(frame, seen=seen)
+            return FrameJob(without_rgb(frame), seen=seen)  # a search may have converted the whole picture
         targets = []
         for one, speaker in chosen:
             face, (run, matrix) = one.face, placed[one.track_id, jumps]

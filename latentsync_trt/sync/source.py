@@ -11,7 +11,7 @@ from latentsync_trt.config import MODEL_FPS
 from latentsync_trt.face.choice import FADE_S, LARGEST, speakers_of
 from latentsync_trt.face.tracker import HALF_S, FaceTracker
 from latentsync_trt.measure.quality import Quality
-from latentsync_trt.media.pictures import LazyRgb
+from latentsync_trt.media.pictures import without_rgb
 from latentsync_trt.media.playback import Playback, notices_of_rate
 from latentsync_trt.media.reader import read_frames
 from latentsync_trt.media.spool import PlanesOnDisk, most_in_flight
@@ -59,12 +59,8 @@ def aligned_frames(
 ) -> Generator[FrameJob, None, None]:
     """Every frame of the output with the aligned faces of those who speak, from now on while the model opens."""
     finder = _finder(run, span)
-    read = (
-        partial(read_frames, store=partial(PlanesOnDisk, folder=run.inputs.output.parent))
-        if stages.on_disk
-        else read_frames
-    )
-    frames = stages.entering(read(run.inputs.video, playback))
+    store = partial(PlanesOnDisk, folder=run.inputs.output.parent) if stages.on_disk else None
+    frames = stages.entering(read_frames(run.inputs.video, playback, store))
     decoded = stages.prefetch_frames(run.clock.measured("decode", frames), finder.prepared, name="decode")
     found = stages.prefetch_frames(finder.find(decoded), name="face")
     return _watched(run, quality, finder.cut_out(found, run.inputs.sound.speaks), on_disk=stages.on_disk)
@@ -90,8 +86,7 @@ def _watched(
             most_faces = max(most_faces, count)
             if quality.mismatch is not None and job.targets:
                 quality.mismatch.meet(job.frame.picture, job.targets[0].tracked, run.detector)
-            planes = job.frame.planes if on_disk else None
-            yield job if planes is None else replace(job, frame=replace(job.frame, picture=LazyRgb(planes)))
+            yield replace(job, frame=without_rgb(job.frame)) if on_disk else job
 
 
 def _finder(run: RunContext, span: Span) -> FaceFinder:
