@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from latentsync_trt import SyncOptions
-from latentsync_trt.batch.ledger import Ledger
+from latentsync_trt.batch.job_store import JobStore
 from latentsync_trt.batch.tasks import CanceledEvent, Done, Failed, Finished, Started, Task
 from latentsync_trt.errors import InputError, OutputError
 from latentsync_trt.option_fields import choices_of, file_fields, from_texts
@@ -114,71 +114,71 @@ def tasks_in(folder: Path, count: int, **options: str) -> list[Task]:
 
 def test_events_change_states_which_survive_a_restart(tmp_path: Path) -> None:
     path, tasks = tmp_path / "ledger.sqlite", tasks_in(tmp_path, 5)
-    with Ledger.open(path) as ledger:
-        ledger.add(tasks)
+    with JobStore.open(path) as store:
+        store.add(tasks)
         for task in tasks[:4]:
-            ledger.record(Started(task.id, "cpu", 1))
-        ledger.record(Finished("0", "cpu", DONE))
-        ledger.record(Failed("1", "cpu", "no face", usage=False, again=False))
-        ledger.record(Failed("2", "cpu", "lost", usage=False, again=True))
-        ledger.record(Started("2", "cpu", 2))
-        ledger.record(CanceledEvent("3"))
-    with Ledger.open(path) as ledger:
-        assert [row.state for row in ledger.rows()] == ["done", "failed", "running", "canceled", "waiting"]
-        assert [row.attempts for row in ledger.rows()] == [1, 1, 2, 1, 0]
-        assert [row.task.id for row in ledger.newest(2, 1)] == ["3", "2"]
-        assert ledger.counts() == {"done": 1, "failed": 1, "running": 1, "canceled": 1, "waiting": 1}
-        done, failed = ledger.row("0"), ledger.row("1")
+            store.record(Started(task.id, "cpu", 1))
+        store.record(Finished("0", "cpu", DONE))
+        store.record(Failed("1", "cpu", "no face", usage=False, again=False))
+        store.record(Failed("2", "cpu", "lost", usage=False, again=True))
+        store.record(Started("2", "cpu", 2))
+        store.record(CanceledEvent("3"))
+    with JobStore.open(path) as store:
+        assert [row.state for row in store.rows()] == ["done", "failed", "running", "canceled", "waiting"]
+        assert [row.attempts for row in store.rows()] == [1, 1, 2, 1, 0]
+        assert [row.task.id for row in store.newest(2, 1)] == ["3", "2"]
+        assert store.counts() == {"done": 1, "failed": 1, "running": 1, "canceled": 1, "waiting": 1}
+        done, failed = store.row("0"), store.row("1")
         assert done is not None
         assert (done.task, done.report) == (tasks[0], DONE.report)
         assert failed is not None
         assert failed.error == "no face"
-        ledger.add(tasks[1:2])
-        assert [(row.task.id, row.attempts, row.error) for row in ledger.rows("waiting")] == [
+        store.add(tasks[1:2])
+        assert [(row.task.id, row.attempts, row.error) for row in store.rows("waiting")] == [
             ("1", 1, None),
             ("4", 0, None),
         ]
-        ledger.remove(["0"])
-        assert ledger.row("0") is None
-        ledger.record(Started("4", "cpu", 1))
-        ledger.reclaim()
-        ledger.record(Started("1", "cpu", 2))
-        ledger.reclaim(killed=False)
-        assert [(row.task.id, row.attempts) for row in ledger.rows("waiting")] == [("1", 1), ("2", 2), ("4", 1)]
+        store.remove(["0"])
+        assert store.row("0") is None
+        store.record(Started("4", "cpu", 1))
+        store.reclaim()
+        store.record(Started("1", "cpu", 2))
+        store.reclaim(killed=False)
+        assert [(row.task.id, row.attempts) for row in store.rows("waiting")] == [("1", 1), ("2", 2), ("4", 1)]
 
 
 def test_a_second_driver_is_refused_until_the_first_one_ends_but_readers_are_not(tmp_path: Path) -> None:
     path = tmp_path / "ledger.sqlite"
-    code = f"from latentsync_trt.batch.ledger import *; it = Ledger.open(Path({str(path)!r})); print(1, flush=True)"
+    code = f"from latentsync_trt.batch.job_store import *; s = JobStore.open(Path({str(path)!r})); print(1, flush=True)"
     with subprocess.Popen(
         [sys.executable, "-c", f"{code}; input()"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as other:
         assert other.stdout is not None
         assert other.stdout.readline()
         with pytest.raises(InputError, match="another process runs these jobs"):
-            Ledger.open(path)
+            JobStore.open(path)
         with closing(sqlite3.connect(path)) as reader:
             assert reader.execute("select count(*) from tasks").fetchone() == (0,)
         other.kill()
         other.wait()
-    with Ledger.open(path) as ledger, closing(sqlite3.connect(path)) as reader:
-        ledger.add(tasks_in(tmp_path, 2))
+    with JobStore.open(path) as store, closing(sqlite3.connect(path)) as reader:
+        store.add(tasks_in(tmp_path, 2))
         unread = reader.execute("select id from tasks")
         assert unread.fetchone() == ("0",)
-        ledger.remove(["0", "1"])  # does not wait for the reader
-        assert ledger.rows() == []
+        store.remove(["0", "1"])  # does not wait for the reader
+        assert store.rows() == []
 
 
 def test_what_is_no_ledger_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "ledger.sqlite"
     path.write_text("not a database, but long enough to be taken for one by its size" * 20)
     with pytest.raises(InputError, match="is not a ledger"):
-        Ledger.open(path)
+        JobStore.open(path)
     (tmp_path / "folder").mkdir()
     with pytest.raises(OutputError, match="cannot be written"):
-        Ledger.open(tmp_path / "folder")
+        JobStore.open(tmp_path / "folder")
     path.unlink()
-    Ledger.open(path).close()  # no lock was left
+    JobStore.open(path).close()  # no lock was left
 
 
 def test_foreign_ledgers_are_refused(tmp_path: Path) -> None:
@@ -186,11 +186,11 @@ def test_foreign_ledgers_are_refused(tmp_path: Path) -> None:
     with closing(sqlite3.connect(path)) as foreign:
         foreign.execute("create table tasks (id text)")
     with pytest.raises(InputError, match="is not a ledger"):
-        Ledger.open(path)
+        JobStore.open(path)
     path.unlink()
     for number, text in enumerate(("[]", "{}", '{"options": {"face": 1}}', "[" * 100_000)):
-        with Ledger.open(path) as ledger, closing(sqlite3.connect(path)) as foreign:
+        with JobStore.open(path) as store, closing(sqlite3.connect(path)) as foreign:
             foreign.execute("insert into tasks (id, task, created_s) values (?, ?, 0)", (str(number), text))
             foreign.commit()
             with pytest.raises(InputError, match="is not a ledger"):
-                ledger.row(str(number))
+                store.row(str(number))

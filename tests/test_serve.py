@@ -18,7 +18,7 @@ import pytest
 from openapi_spec_validator import validate
 from prometheus_client.parser import text_string_to_metric_families
 
-from latentsync_trt.batch.ledger import Ledger
+from latentsync_trt.batch.job_store import JobStore
 from latentsync_trt.batch.tasks import Started, TaskError
 from latentsync_trt.errors import OutputError
 from latentsync_trt.serve import app, service
@@ -359,11 +359,11 @@ def full(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
     def no_space(*_: object) -> Iterator[None]:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    def ledger_full(self: Ledger) -> Iterator[None]:
+    def ledger_full(self: JobStore) -> Iterator[None]:
         raise OutputError("ledger: disk full")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Ledger, "_writing", ledger_full)
+        patch.setattr(JobStore, "_writing", ledger_full)
         patch.setattr(service, "whole_file", no_space)
         yield patch
 
@@ -477,9 +477,9 @@ def test_jobs_go_on_after_restarts(folder: Path, worker: PretendedWorker, clip: 
         until(lambda: client.get(f"/v1/jobs/{jobs[0]}").json()["done"])
     left = folder / "jobs" / (32 * "a")  # as an upload that was interrupted leaves it
     left.mkdir()
-    with Ledger.open(folder / "ledger.sqlite") as ledger:  # as services that were killed leave it
+    with JobStore.open(folder / "ledger.sqlite") as store:  # as services that were killed leave it
         for job in (*[jobs[1]] * 3, *[jobs[2]] * 2):
-            ledger.record(Started(job, worker.name, 1))
+            store.record(Started(job, worker.name, 1))
     again = PretendedWorker()
     again.go.set()
     with serving(folder, again) as (client, _):

@@ -168,7 +168,7 @@ def test_the_people_of_a_video(page: tuple[str, Service], clip: tuple[Path, Path
     assert [(picture.shape, round(seen_s, 1)) for picture, seen_s in found.portraits] == [((256, 256, 3), 1.0)]
     for people in (found, None):
         job = jobs.submit(service, sent, {}, people=people)
-        assert (service._ledger.row(job.id).task.options.faces is not None) is (people is not None)
+        assert (service._store.row(job.id).task.options.faces is not None) is (people is not None)
 
 
 def test_with_a_key_people_log_in(tmp_path: Path) -> None:
@@ -365,7 +365,7 @@ def test_a_search_that_needs_too_much_memory_leaves_the_choice_to_the_job(
         assert "GB of memory, the most here" in opened.of("message")["value"]
         assert "a job takes the largest face" in opened.of("message")["value"]
         opened.fire("anyway", "click")
-        assert service._ledger.row(service.jobs(1)[0].id).task.options.faces is None
+        assert service._store.row(service.jobs(1)[0].id).task.options.faces is None
 
 
 def test_a_search_loads_nothing_that_serves() -> None:
@@ -398,7 +398,7 @@ def test_voices_for_several_faces_survive_a_reload(
     assert (opened.of("each")["value"], "0: ann.wav · 1: ben.wav" in note()) == (True, True)
     opened.fire("anyway", "click")
     assert "alert" in opened.of("message")["value"]
-    task = page[1]._ledger.row(page[1].jobs(1)[0].id).task
+    task = page[1]._store.row(page[1].jobs(1)[0].id).task
     assert [(each.face, Path(each.voice).name) for each in task.options.speaker] == [(0, "ann.wav"), (1, "ben.wav")]
     assert (Path(task.video).name, task.audio, task.options.faces is not None) == ("two.mp4", None, True)
 
@@ -417,7 +417,7 @@ def test_a_preview_takes_the_place_of_what_browsers_cannot_play(
     opened.of("option-start")["value"] = ""
     opened.upload("speech", write_sound(tmp_path / "voice.wav", 0.4))
     opened.fire("anyway", "click")
-    assert Path(page[1]._ledger.row(page[1].jobs(1)[0].id).task.video).name == "my photo.png"
+    assert Path(page[1]._store.row(page[1].jobs(1)[0].id).task.video).name == "my photo.png"
 
 
 def test_cancel_answers_at_once(tmp_path: Path, clip: tuple[Path, Path]) -> None:

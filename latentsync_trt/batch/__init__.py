@@ -1,1 +1,1 @@
-"""Many clips: job files, workers on this machine or a Ray cluster, and a ledger of what is done."""
+"""Many clips: job files, workers on this machine or a Ray cluster, and a store of what is done."""

@@ -43,7 +43,7 @@ from latentsync_trt.types import Progress
 
 if TYPE_CHECKING:
     from latentsync_trt.batch.job_file import BatchRow, Problem
-    from latentsync_trt.batch.ledger import Ledger
+    from latentsync_trt.batch.job_store import JobStore
 
 _LEDGER = ".ledger.sqlite"
 _MOVED_EVERY_S = 2.0
@@ -82,7 +82,7 @@ def batch(
     cannot work, and none was started.
     """
     from latentsync_trt.batch.job_file import read_rows
-    from latentsync_trt.batch.ledger import Ledger
+    from latentsync_trt.batch.job_store import JobStore
     from latentsync_trt.batch.workers import make_workers
     from latentsync_trt.bundle.find import describe_choice, find_bundle
 
@@ -95,8 +95,8 @@ def batch(
     rows, problems = read_rows(jobs, build(SyncOptions, fields), out)
     path = jobs / f"batch{_LEDGER}" if jobs.is_dir() else jobs.with_name(jobs.name + _LEDGER)
     with ExitStack() as stack:
-        ledger = stack.enter_context(Ledger.open(path)) if path.exists() else None
-        left = rows if ledger is None else _left(ledger, rows)
+        store = stack.enter_context(JobStore.open(path)) if path.exists() else None
+        left = rows if store is None else _left(store, rows)
         done = len(rows) - len(left)
         if out is not None and not is_url(out):
             check_folder_to_write(Path(out), "--out")
@@ -111,8 +111,8 @@ def batch(
             scratch, on = fields["scratch"] and str(fields["scratch"].absolute()), build(WorkerOptions, fields)
             settings = WorkerSettings(bundle, fields["provider"], build(RuntimeOptions, fields), scratch)
             handles = make_workers(settings, on.workers, most=len(ready), ray=on.ray, on_notice=notice)
-            ledger = ledger or stack.enter_context(Ledger.open(path))
-            _run([row.task for row in ready], handles, ledger, board)
+            store = store or stack.enter_context(JobStore.open(path))
+            _run([row.task for row in ready], handles, store, board)
         elif done:
             notice(f"{path}: all of its rows are done; to run them again, delete it and add --overwrite")
     board.show_summary()
@@ -120,12 +120,12 @@ def batch(
         raise SystemExit(1)
 
 
-def _left(ledger: "Ledger", rows: "Sequence[BatchRow]") -> "list[BatchRow]":
+def _left(store: "JobStore", rows: "Sequence[BatchRow]") -> "list[BatchRow]":
     """The rows that are not done, or whose output was deleted since; a killed worker may have left one begun."""
-    ledger.reclaim()
-    known, ids = {row.task.id: row for row in ledger.rows()}, {row.task.id for row in rows}
+    store.reclaim()
+    known, ids = {row.task.id: row for row in store.rows()}, {row.task.id for row in rows}
     # Else rows that were edited or removed would count as unfinished for good.
-    ledger.remove(id_ for id_, row in known.items() if id_ not in ids and row.state != "done")
+    store.remove(id_ for id_, row in known.items() if id_ not in ids and row.state != "done")
     begun = {id_ for id_, row in known.items() if row.state == "waiting" and row.attempts}
     done = {id_ for id_, row in known.items() if row.state == "done"}
     left = [row for row in rows if row.task.id not in done or not (is_url(row.task.output) or exists(row.task.output))]
@@ -157,14 +157,14 @@ def _check(
     return sorted((row for row in good if row.where not in bad), key=lambda row: -row.cost), len(bad)
 
 
-def _run(tasks: "Sequence[Task]", handles: "Sequence[WorkerHandle]", ledger: "Ledger", board: "Board") -> None:
+def _run(tasks: "Sequence[Task]", handles: "Sequence[WorkerHandle]", store: "JobStore", board: "Board") -> None:
     """Runs all tasks; raises if no worker can work."""
     from latentsync_trt.batch.dispatch import Dispatcher
 
-    ledger.add(tasks)
+    store.add(tasks)
 
     def on_event(event: Event) -> None:
-        ledger.record(event)
+        store.record(event)
         board(event)
 
     with board.shown(), interruption("interrupted; the same command goes on"):
@@ -174,7 +174,7 @@ def _run(tasks: "Sequence[Task]", handles: "Sequence[WorkerHandle]", ledger: "Le
                     dispatcher.submit(task)
                 dispatcher.wait()
         finally:
-            ledger.reclaim()
+            store.reclaim()
 
 
 class Board:

@@ -29,7 +29,7 @@ from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.requests import ClientDisconnect, HTTPConnection
 
 from latentsync_trt import __version__
-from latentsync_trt.batch.ledger import State
+from latentsync_trt.batch.job_store import State
 from latentsync_trt.errors import Busy, InputError, LatentSyncError, MediaError, OutputError
 from latentsync_trt.paths import printable
 from latentsync_trt.serve.admission import (

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from hashlib import sha256
 from typing import Any, Literal
 
-from latentsync_trt.batch.ledger import State
+from latentsync_trt.batch.job_store import State
 from latentsync_trt.batch.remote_files import shown
 from latentsync_trt.errors import InputError, LatentSyncError
 from latentsync_trt.paths import PrintableLines

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 from latentsync_trt import stopping
 from latentsync_trt.batch.dispatch import Dispatcher
-from latentsync_trt.batch.ledger import OPEN, Ledger, Row, State
+from latentsync_trt.batch.job_store import OPEN, JobStore, Row, State
 from latentsync_trt.batch.remote_files import shown
 from latentsync_trt.batch.tasks import CanceledEvent, Event, Failed, Finished, Moved, Started, WorkerHandle, WorkerState
 from latentsync_trt.errors import Busy, InputError, LatentSyncError, OutputError
@@ -69,7 +69,7 @@ class Service:
         self._jobs = folder.absolute() / "jobs"
         self._jobs.mkdir(0o700, parents=True, exist_ok=True)
         self._reserve = folder.absolute() / "reserve"
-        self._ledger = self._written(lambda: Ledger.open(folder / "ledger.sqlite"))
+        self._store = self._written(lambda: JobStore.open(folder / "ledger.sqlite"))
         self.limits, self._checks = limits, Pool("check of the files", *_CHECKS)
         self._webhooks = Webhooks(secret, private=limits.allow_private_urls) if secret else None
         self.totals = Counter[str]()
@@ -82,20 +82,20 @@ class Service:
         self._arriving = threading.Semaphore(_MOST_ARRIVING)
         self._handles = handles
         self._workers = {handle.name: WorkerState(handle.name, "starting") for handle in handles}
-        self._written(self._ledger.reclaim)
-        for row in self._ledger.rows("waiting"):
+        self._written(self._store.reclaim)
+        for row in self._store.rows("waiting"):
             if row.attempts >= _ATTEMPTS:  # else a job that takes all memory would end the service at each start
                 cure = "the service's log says more; send a shorter clip, or give the service more memory"
                 message = f"job {row.task.id}: service or worker died {row.attempts} times while it ran; {cure}"
                 failed = Failed(row.task.id, row.worker or "", message, usage=False, again=False)
-                self._written(partial(self._ledger.record, failed))
+                self._written(partial(self._store.record, failed))
         for path in filter(lambda path: _ID.fullmatch(path.name), self._jobs.iterdir()):
-            known = self._ledger.row(path.name)
+            known = self._store.row(path.name)
             if known is None or known.state not in OPEN:  # left by a service that was killed
                 self._clear(path.name)
                 self._call_webhook(path.name)
         self._dispatcher = Dispatcher(handles, self._on_event, attempts=_ATTEMPTS)
-        for row in self._ledger.rows("waiting"):
+        for row in self._store.rows("waiting"):
             self._dispatcher.submit(row.task, attempts_before=row.attempts)
         threading.Thread(target=self._sweep_often, name="sweep", daemon=True).start()
 
@@ -106,12 +106,12 @@ class Service:
                 return
             self._stopped.set()
         with suppress(OutputError):  # then they count as killed
-            self._ledger.reclaim(killed=False)
+            self._store.reclaim(killed=False)
         self._dispatcher.close()
         self._checks.close()
         if self._webhooks is not None:
             self._webhooks.close()
-        self._ledger.close()
+        self._store.close()
 
     def problem(self) -> str:
         """Returns why no job can run; empty if one can."""
@@ -150,7 +150,7 @@ class Service:
             (folder / INPUTS).mkdir(0o700, parents=True)
             yield job_id, folder / INPUTS
         finally:
-            if not self._stopped.is_set() and self._ledger.row(job_id) is None:
+            if not self._stopped.is_set() and self._store.row(job_id) is None:
                 shutil.rmtree(folder, ignore_errors=True)
             self._arriving.release()
 
@@ -176,13 +176,13 @@ class Service:
             self._check_queue()
             if task.webhook:
                 (self._jobs / job_id / _PENDING).touch()
-            self._ledger.add([task])
+            self._store.add([task])
         log_step(job_id, "waiting", label=task.label, **task.names)
         self._dispatcher.submit(task)
         return self.job(job_id)
 
     def _check_queue(self) -> None:
-        if self._ledger.counts().get("waiting", 0) >= self.limits.max_queue:
+        if self._store.counts().get("waiting", 0) >= self.limits.max_queue:
             raise Busy(f"queue: {self.limits.max_queue} jobs wait already; try again in {RETRY_S} seconds")
 
     def job(self, job_id: str) -> JobStatus:
@@ -192,7 +192,7 @@ class Service:
     def jobs(self, limit: int, offset: int = 0) -> list[JobStatus]:
         """Returns the newest jobs first, without reports."""
         positions = self._positions()
-        return [replace(self._status(row, positions), report=None) for row in self._ledger.newest(limit, offset)]
+        return [replace(self._status(row, positions), report=None) for row in self._store.newest(limit, offset)]
 
     def cancel(self, job_id: str) -> JobStatus:
         """Cancels a job; a running one stops soon. Raises `UnknownJob`, or `NotNow` if it has ended otherwise."""
@@ -204,7 +204,7 @@ class Service:
     def delete(self, job_id: str) -> None:
         """Forgets a job, cancels it if it waits or runs, and deletes its files; raises `UnknownJob`."""
         self._row(job_id)
-        self._written(lambda: self._ledger.remove([job_id]))  # which frees space
+        self._written(lambda: self._store.remove([job_id]))  # which frees space
         log_step(job_id, "deleted")
         if not self._dispatcher.cancel(job_id):  # else its last event deletes them
             shutil.rmtree(self._jobs / job_id, ignore_errors=True)
@@ -222,7 +222,7 @@ class Service:
         return Path(row.task.output)
 
     def counts(self) -> dict[State, int]:
-        return self._ledger.counts()
+        return self._store.counts()
 
     def workers(self) -> list[WorkerState]:
         with self._lock:
@@ -236,9 +236,9 @@ class Service:
     def sweep(self, now_s: float | None = None) -> None:
         """Deletes jobs that ended more than `Limits.keep_hours` ago."""
         oldest_s = (time.time() if now_s is None else now_s) - self.limits.keep_hours * 3600
-        for row in self._ledger.rows():
+        for row in self._store.rows():
             if row.state not in OPEN and (row.ended_s or 0.0) < oldest_s:
-                self._written(partial(self._ledger.remove, [row.task.id]))
+                self._written(partial(self._store.remove, [row.task.id]))
                 shutil.rmtree(self._jobs / row.task.id, ignore_errors=True)
 
     def recover(self) -> bool:
@@ -249,7 +249,7 @@ class Service:
         try:
             with self._recovering:
                 while self._late:
-                    self._ledger.record(self._late[0])
+                    self._store.record(self._late[0])
                     self._follow(self._late.popleft())
                 if not self._reserve.exists():
                     with whole_file(self._reserve) as part:
@@ -278,13 +278,13 @@ class Service:
             return write()
 
     def _row(self, job_id: str) -> Row:
-        row = self._ledger.row(job_id) if _ID.fullmatch(job_id) else None
+        row = self._store.row(job_id) if _ID.fullmatch(job_id) else None
         if row is None:
             raise UnknownJob(f"job {job_id[:40]}: does not exist, or was deleted; list the jobs")
         return row
 
     def _positions(self) -> dict[str, int]:
-        return {row.task.id: number for number, row in enumerate(self._ledger.rows("waiting"), 1)}
+        return {row.task.id: number for number, row in enumerate(self._store.rows("waiting"), 1)}
 
     def _status(self, row: Row, positions: Mapping[str, int]) -> JobStatus:
         progress, told_s = self._running.get(row.task.id, (_IDLE, 0.0))
@@ -329,7 +329,7 @@ class Service:
                 _log.warning("%s: lost: %s", event.worker, event.detail)
             return
         try:
-            self._written(lambda: self._ledger.record(event))
+            self._written(lambda: self._store.record(event))
         except OutputError as error:
             if isinstance(event, Started):
                 raise  # it fails the job
@@ -348,7 +348,7 @@ class Service:
 
     def _call_webhook(self, job_id: str) -> None:
         """Tells the end of a job to the address that it names, unless that was done."""
-        pending, row = self._jobs / job_id / _PENDING, self._ledger.row(job_id)
+        pending, row = self._jobs / job_id / _PENDING, self._store.row(job_id)
         if row is None or self._webhooks is None or not pending.exists():
             return
         job = replace(self._status(row, {}), report=None)
@@ -356,7 +356,7 @@ class Service:
 
     def _clear(self, job_id: str) -> None:
         """Deletes what a job that has ended needs no more: inputs and work folder; all of one that is forgotten."""
-        folder, known = self._jobs / job_id, self._ledger.row(job_id) is not None
+        folder, known = self._jobs / job_id, self._store.row(job_id) is not None
         for path in [each for each in folder.glob("*") if each.is_dir()] if known else [folder]:
             shutil.rmtree(path, ignore_errors=True)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import gradio as gr
 
-from latentsync_trt.batch.ledger import OPEN
+from latentsync_trt.batch.job_store import OPEN
 from latentsync_trt.bundle.find import demo_folder
 from latentsync_trt.errors import InputError, LatentSyncError
 from latentsync_trt.serve.admission import PAGE, PREVIEW, NotNow, UnknownJob

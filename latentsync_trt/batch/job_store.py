@@ -50,8 +50,8 @@ class Row:
 _COLUMNS = ", ".join(spec.name for spec in fields(Row))
 
 
-class Ledger:
-    """An open ledger. Thread-safe. Other processes can read the file meanwhile, but not open it as a `Ledger`."""
+class JobStore:
+    """An open ledger. Thread-safe. Other processes can read the file meanwhile, but not open it as a `JobStore`."""
 
     def __init__(self, connection: sqlite3.Connection, path: Path, opened: ExitStack) -> None:
         """`opened`: closes the connection and frees the lock of the file."""
