@@ -97,6 +97,7 @@ def test_from_upload_to_result(
     picture.write_bytes(b"picture")
     preview = client.get(f"{path}/preview").raise_for_status()
     assert (preview.content, preview.headers["content-type"]) == (b"picture", "image/jpeg")
+    assert client.head(f"{path}/preview").headers["content-length"] == "7"
     picture.unlink()
     worker.go.set()
     done = ended(client, job["id"])
@@ -108,6 +109,12 @@ def test_from_upload_to_result(
     part = client.get(f"{path}/result", headers={"Range": "bytes=5-9"})
     assert (part.status_code, part.content) == (206, RESULT[5:10])
     assert client.get(f"{path}/report").text == "<p>page</p>"
+    for which in ("", "/result", "/report"):
+        got, head = client.get(f"{path}{which}"), client.head(f"{path}{which}")
+        assert (head.status_code, head.content, head.headers) == (200, b"", got.headers)
+    part = client.head(f"{path}/result", headers={"Range": "bytes=5-9"})
+    assert (part.status_code, part.content) == (206, b"")
+    assert part.headers["Content-Range"] == f"bytes 5-9/{len(RESULT)}"
     assert worker.tasks[0].options.preset == "fast"
     assert job_files(folder) == [job["id"], f"{job['id']}/output.mp4", f"{job['id']}/report.html"]
     assert client.delete(path).status_code == 204
@@ -255,7 +262,8 @@ def test_names_of_clients_are_never_used(
     [
         ({"mix": "/etc/passwd"}, "mix"),
         ({"--MIX": "/etc/passwd"}, "mix"),
-        ({"speaker": ["0=/etc/passwd"]}, "speaker"),
+        ({"speaker": ["0=/etc/passwd"]}, "recordings in speaker_0"),
+        ({"speaker": "anna"}, "recordings in speaker_0"),
         ({"report": "/tmp/x.html"}, "report"),
         ({"guidance": 50}, "guidance"),
         ({"start": 9}, "start"),
@@ -275,8 +283,10 @@ def test_files_of_options_are_uploads(client: httpx.Client, clip: dict[str, byte
     worker.go.set()
     files = {"mix": ("m.wav", clip["audio"]), "speaker_1": ("s.WAV", clip["audio"])}
     wrong = send(client, clip, **files)
-    assert wrong.status_code == 422 and "--audio and --speaker exclude" in wrong.json()["error"]
+    assert wrong.status_code == 422 and wrong.json()["error"].startswith("speaker_1: audio was sent, too;")
     video = {"video": ("in.mp4", clip["video"])}
+    silent = client.post("/v1/jobs", files=video)
+    assert silent.status_code == 422 and silent.json()["error"].startswith("audio: is missing; send the speech in")
     sent = client.post("/v1/jobs", files={**video, **files}, data={"options": "{}"})
     assert ended(client, sent.json()["id"])["state"] == "done"
     options = worker.tasks[0].options
@@ -306,7 +316,10 @@ def test_media_that_cannot_be_used(client: httpx.Client, clip: dict[str, bytes],
             b'--x\r\nContent-Disposition: form-data; name="options"\r\n\r\n' + 70000 * b"{" + b"\r\n--x--",
             "maximum size",
         ),
-        (b'--x\r\nContent-Disposition: form-data; name="video_url"\r\n\r\nhttp://a/b\r\n--x--', "are not allowed"),
+        (
+            b'--x\r\nContent-Disposition: form-data; name="video_url"\r\n\r\nhttp://a/b\r\n--x--',
+            "video_url: is no field",
+        ),
     ],
 )
 def test_forms_that_cannot_be_used(client: httpx.Client, folder: Path, body: bytes, problem: str) -> None:
@@ -449,7 +462,8 @@ def test_metrics_health_and_description(folder: Path, worker: PretendedWorker, c
             for sample in family.samples
         }
         validate(client.get("/openapi.json").json())
-        page = client.get("/docs").text
+        assert client.get("/").headers["location"] == "docs"
+        page = client.get("/", follow_redirects=True).text
         assert not re.findall(r"""["']https?://""", page)
         for part in re.findall(r'(?:src|href)="([^"]+)"', page):
             assert client.get(part).status_code == 200

@@ -10,23 +10,20 @@ import uuid
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from tempfile import gettempdir
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
 from latentsync_trt import stopping
 from latentsync_trt.batch.dispatch import Dispatcher
 from latentsync_trt.batch.job_store import OPEN, JobStore, Row, State
-from latentsync_trt.batch.remote_files import shown
 from latentsync_trt.batch.tasks import CanceledEvent, Event, Failed, Finished, Moved, Started, WorkerHandle, WorkerState
-from latentsync_trt.errors import Busy, InputError, LatentSyncError, OutputError
+from latentsync_trt.errors import Busy, LatentSyncError, OutputError
 from latentsync_trt.files import whole_file
-from latentsync_trt.serve.admission import INPUTS, RETRY_S, Form, Limits, NotNow, UnknownJob, fetch_missing
+from latentsync_trt.serve.admission import INPUTS, RETRY_S, Form, Limits, NotNow, UnknownJob
 from latentsync_trt.serve.checks import Pool, check_form
-from latentsync_trt.serve.events import WEBHOOK_VARIABLE, JobStatus, Webhooks, log_step
 from latentsync_trt.types import Progress
 
 _ID = re.compile(r"[0-9a-f]{32}")
@@ -42,9 +39,6 @@ _RECOVER_S = 5.0
 _RESERVE_BYTES = 4_000_000
 """Of a file that is deleted when the disk is full, so that the ledger can still be written."""
 
-_PENDING = "webhook"
-"""File in the folder of a job whose webhook was not yet called with success."""
-
 _FULL = "service: its disk is full; free some space on it, or try again later"
 
 T = TypeVar("T")
@@ -52,16 +46,39 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class JobStatus:
+    """The body of answers about a job.
+
+    `label`, `files`: the client's names for the job, and for its files by field. `position`: in the queue, 1 = next.
+    `done` of `total` frames (None = unknown) have passed `stage`.
+    `frames_per_s`: while it runs, or of the whole run. Times are seconds since 1970. `report`: that of the run.
+    """
+
+    id: str
+    state: State
+    label: str
+    files: dict[str, str]
+    created_s: float
+    started_s: float | None
+    ended_s: float | None
+    attempts: int
+    position: int | None
+    worker: str | None
+    stage: str | None
+    done: int
+    total: int | None
+    frames_per_s: float | None
+    seconds_left: float | None
+    error: str | None
+    report: dict[str, Any] | None
+
+
 class Service:
     """Runs jobs on workers; thread-safe. Each job has a folder of its own below `folder`, named by its id."""
 
-    def __init__(
-        self, folder: Path, handles: Sequence[WorkerHandle], limits: Limits, secret: bytes | None = None
-    ) -> None:
+    def __init__(self, folder: Path, handles: Sequence[WorkerHandle], limits: Limits) -> None:
         """Starts the workers, and continues jobs of an earlier service that had not ended. On a full disk, too.
-
-        Args:
-            secret: signs calls of addresses; without it, jobs may not name one.
 
         Raises:
             InputError: another service uses the folder. OutputError, OSError: it cannot be written.
@@ -71,7 +88,6 @@ class Service:
         self._reserve = folder.absolute() / "reserve"
         self._store = self._written(lambda: JobStore.open(folder / "ledger.sqlite"))
         self.limits, self._checks = limits, Pool("check of the files", *_CHECKS)
-        self._webhooks = Webhooks(secret, private=limits.allow_private_urls) if secret else None
         self.totals = Counter[str]()
         """Since the start: frames, ends by state, failures by kind."""
         self._lock, self._recovering, self._stopped = threading.Lock(), threading.Lock(), threading.Event()
@@ -93,7 +109,6 @@ class Service:
             known = self._store.row(path.name)
             if known is None or known.state not in OPEN:  # left by a service that was killed
                 self._clear(path.name)
-                self._call_webhook(path.name)
         self._dispatcher = Dispatcher(handles, self._on_event, attempts=_ATTEMPTS)
         for row in self._store.rows("waiting"):
             self._dispatcher.submit(row.task, attempts_before=row.attempts)
@@ -109,8 +124,6 @@ class Service:
             self._store.reclaim(killed=False)
         self._dispatcher.close()
         self._checks.close()
-        if self._webhooks is not None:
-            self._webhooks.close()
         self._store.close()
 
     def problem(self) -> str:
@@ -158,26 +171,17 @@ class Service:
         """Checks the files of a received job, and queues it.
 
         Raises:
-            Busy: the queue is full. Others as `fetch_missing`, `Pool.call` and `check_form`.
+            Busy: the queue is full. Others as `Pool.call` and `check_form`.
         """
         try:
-            if url := form.texts.get("webhook", ""):
-                if urlsplit(url).scheme.lower() not in ("http", "https") or not urlsplit(url).hostname:
-                    raise InputError(f"webhook: {shown(url)[:200]}: is no address that begins with https or http")
-                if self._webhooks is None:
-                    raise InputError(f"webhook: none is called here; start the service with ${WEBHOOK_VARIABLE}")
-            folder = self._jobs / job_id
-            fetch_missing(form, folder / INPUTS, self.limits)
-            task = self._checks.call(check_form, job_id, form, folder, self.limits)
+            task = self._checks.call(check_form, job_id, form, self._jobs / job_id, self.limits)
         except LatentSyncError as error:
             error.args = (self._hide(str(error)),)
             raise
         with self._lock:
             self._check_queue()
-            if task.webhook:
-                (self._jobs / job_id / _PENDING).touch()
             self._store.add([task])
-        log_step(job_id, "waiting", label=task.label, **task.names)
+        _log_step(job_id, "waiting", label=task.label, **task.names)
         self._dispatcher.submit(task)
         return self.job(job_id)
 
@@ -205,7 +209,7 @@ class Service:
         """Forgets a job, cancels it if it waits or runs, and deletes its files; raises `UnknownJob`."""
         self._row(job_id)
         self._written(lambda: self._store.remove([job_id]))  # which frees space
-        log_step(job_id, "deleted")
+        _log_step(job_id, "deleted")
         if not self._dispatcher.cancel(job_id):  # else its last event deletes them
             shutil.rmtree(self._jobs / job_id, ignore_errors=True)
 
@@ -344,15 +348,6 @@ class Service:
             self._count(event)
         if isinstance(event, Finished | CanceledEvent) or (isinstance(event, Failed) and not event.again):
             self._clear(event.task_id)
-            self._call_webhook(event.task_id)
-
-    def _call_webhook(self, job_id: str) -> None:
-        """Tells the end of a job to the address that it names, unless that was done."""
-        pending, row = self._jobs / job_id / _PENDING, self._store.row(job_id)
-        if row is None or self._webhooks is None or not pending.exists():
-            return
-        job = replace(self._status(row, {}), report=None)
-        self._webhooks.send(job, row.task.webhook, partial(pending.unlink, missing_ok=True))
 
     def _clear(self, job_id: str) -> None:
         """Deletes what a job that has ended needs no more: inputs and work folder; all of one that is forgotten."""
@@ -365,21 +360,26 @@ class Service:
             self._running.pop(event.task_id, None)
         match event:
             case Started(task_id, worker, attempt):
-                log_step(task_id, "running", worker=worker, attempt=attempt)
+                _log_step(task_id, "running", worker=worker, attempt=attempt)
                 self._running[task_id] = _IDLE, 0.0
             case Moved(task_id, _, progress):
                 (before, _), self._running[task_id] = self._running[task_id], (progress, time.monotonic())
                 if progress.stage != before.stage:
-                    log_step(task_id, progress.stage, frames=progress.total)
+                    _log_step(task_id, progress.stage, frames=progress.total)
                 if progress.writes:
                     self.totals["frames"] += progress.done - (before.done if before.writes else 0)
             case Finished(task_id, _, done):
-                log_step(task_id, "done", seconds=round(done.seconds, 1), frames=done.report["frames"])
+                _log_step(task_id, "done", seconds=round(done.seconds, 1), frames=done.report["frames"])
                 self.totals["done"] += 1
             case Failed(task_id, _, message, usage, again):
-                log_step(task_id, "lost, runs again" if again else "failed", reason=self._hide(message))
+                _log_step(task_id, "lost, runs again" if again else "failed", reason=self._hide(message))
                 self.totals["worker" if again else "input" if usage else "run"] += 1
                 self.totals["failed"] += not again
             case CanceledEvent(task_id):
-                log_step(task_id, "canceled")
+                _log_step(task_id, "canceled")
                 self.totals["canceled"] += 1
+
+
+def _log_step(job_id: str, step: str, **facts: object) -> None:
+    known = {name: " ".join(str(value).split()) for name, value in facts.items() if value is not None}
+    _log.info("job %s: %s%s", job_id, step, "".join(f", {name} {value}" for name, value in known.items() if value))
