@@ -136,9 +136,7 @@ def check_form(job_id: str, form: Form, folder: Path, limits: Limits) -> Task:
     options = _options(form, folder)
     audio, speakers = form.files.get("audio"), [name for name in form.files if SPEAKER.fullmatch(name)]
     if audio is None and not speakers:
-        raise InputError(
-            "audio: is missing; send the speech in the field audio, or that of each person in speaker_0, …"
-        )
+        raise InputError("audio: is missing; send the speech in the field audio, or each person's in speaker_0, …")
     if audio is not None and speakers:
         cure = "send all speech in such fields, or in audio with the file turns, which says who speaks when"
         raise InputError(f"{speakers[0]}: audio was sent, too; {cure}")
