@@ -7,8 +7,9 @@ import re
 import select
 import shutil
 import socket
+import sqlite3
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from http.client import HTTPResponse
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from latentsync_trt.batch.job_store import JobStore
 from latentsync_trt.batch.tasks import Started, TaskError
-from latentsync_trt.errors import OutputError
+from latentsync_trt.errors import InputError, OutputError
 from latentsync_trt.serve import app, service
 from tests.clips import write_face, write_sound
 from tests.serving import FRAMES, RESULT, PretendedWorker, ended, serving, until
@@ -396,7 +397,7 @@ def test_a_full_disk_is_survived(
         assert client.get(f"/v1/jobs/{job}").json()["state"] == "running"
         disk.undo()
         assert send(client, clip).status_code == 201
-        assert client.get(f"/v1/jobs/{job}").json()["state"] == "done"
+        assert ended(client, job)["state"] == "done"
         assert client.get("/healthz").status_code == 200
 
 
@@ -502,6 +503,18 @@ def test_jobs_go_on_after_restarts(folder: Path, worker: PretendedWorker, clip: 
     assert [task.id for task in again.tasks] == [jobs[0], jobs[2]] and not left.exists()
     assert given_up["state"] == "failed" and "died 3 times while it ran" in given_up["error"]
     assert f"{jobs[1]}/inputs" not in job_files(folder)
+
+
+def test_a_store_of_another_version_is_refused_before_any_job_runs(
+    folder: Path, worker: PretendedWorker, clip: dict[str, bytes]
+) -> None:
+    worker.go.set()
+    with serving(folder, worker) as (client, _):
+        ended(client, send(client, clip).json()["id"])
+    with closing(sqlite3.connect(folder / "ledger.sqlite")) as store, store:
+        store.execute("update tasks set task = json_set(task, '$.webhook', 'https://example.com')")
+    with pytest.raises(InputError, match=r"'webhook'.*; delete it to begin anew"), serving(folder, PretendedWorker()):
+        pass
 
 
 def test_finished_jobs_are_deleted_in_time(folder: Path, worker: PretendedWorker, clip: dict[str, bytes]) -> None:

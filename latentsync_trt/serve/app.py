@@ -56,23 +56,14 @@ _ENDED = "done", "failed", "canceled"
 _FAILURES = "input", "worker", "run"
 _WORKER_STATES = "starting", "ready", "running", "hangs", "lost", "closed"
 _TYPES = {".mp4": "video/mp4", ".mov": "video/quicktime", ".mkv": "video/x-matroska"}
-_STATUS: tuple[tuple[type[Exception], int], ...] = (
-    (UnknownJob, 404),
-    (NotNow, 409),
-    (Busy, 429),
-    (OutputError, 507),
-    (TooLarge, 413),
-    (ChildDied, 503),
-    (MediaError, 415),
-    (InputError, 422),
-    (ClientDisconnect, 400),
-)
+_STATUS: dict[type[Exception], int] = {UnknownJob: 404, NotNow: 409, Busy: 429, OutputError: 507, ChildDied: 503}
+_STATUS |= {TooLarge: 413, MediaError: 415, InputError: 422, ClientDisconnect: 400}
 HANDLED: tuple[type[Exception], ...] = (
     *(LatentSyncError, ClientDisconnect, OSError, Exception),
     *(StarletteHTTPException, RequestValidationError),
 )
-_FIELDS: dict[str, Any] = {name: {"type": "string"} for name in TEXT_FIELDS}
-_FIELDS |= {name: {"type": "string", "format": "binary"} for name in (*FILE_FIELDS, "speaker_0")}
+_FILE = {"type": "string", "format": "binary"}
+_FIELDS = {name: {"type": "string"} for name in TEXT_FIELDS} | dict.fromkeys((*FILE_FIELDS, "speaker_0"), _FILE)
 _FORM = {"content": {"multipart/form-data": {"schema": {"type": "object", "properties": _FIELDS}}}, "required": True}
 
 _MOST_CHECKED = 16
@@ -216,16 +207,10 @@ def _jobs(service: Service) -> APIRouter:
     return router
 
 
-def _content(*types: str) -> dict[int | str, dict[str, Any]]:
-    """The description of an answer with a file of one of these media types."""
-    schema = {"type": "string", "format": "binary"}
-    return {200: {"content": {each: {"schema": schema} for each in types}}}
-
-
 def _files(service: Service) -> APIRouter:
     router = APIRouter(prefix="/v1/jobs/{job_id}", tags=["jobs"], default_response_class=Response)
 
-    @router.get("/result", responses=_content(*_TYPES.values()))
+    @router.get("/result", responses={200: {"content": {each: {"schema": _FILE} for each in _TYPES.values()}}})
     @router.head("/result", include_in_schema=False)
     def result(job_id: str) -> FileResponse:
         """The video, or parts of it by Range requests."""
@@ -233,7 +218,7 @@ def _files(service: Service) -> APIRouter:
         name = f"latentsync-{job_id[:8]}{path.suffix}"
         return FileResponse(path, media_type=_TYPES.get(path.suffix), filename=name)
 
-    @router.get("/preview", responses=_content("image/jpeg"))
+    @router.get("/preview", responses={200: {"content": {"image/jpeg": {"schema": _FILE}}}})
     @router.head("/preview", include_in_schema=False)
     def preview(job_id: str) -> Response:
         """A small JPEG of the newest frame, about one a second while the job runs."""
@@ -243,7 +228,7 @@ def _files(service: Service) -> APIRouter:
         # Read at once: the file may be replaced by one of another size.
         return Response(path.read_bytes(), media_type="image/jpeg", headers={"Cache-Control": "no-store"})
 
-    @router.get("/report", responses=_content("text/html"))
+    @router.get("/report", responses={200: {"content": {"text/html": {"schema": _FILE}}}})
     @router.head("/report", include_in_schema=False)
     def report(job_id: str) -> FileResponse:
         """The page with measures and pictures of the result, if `report` was true in the options."""
@@ -287,7 +272,7 @@ def _monitoring(service: Service, allowed: list[Any]) -> APIRouter:
 
 async def on_error(_: Request, error: Exception) -> JSONResponse:
     """The answer to an error of `HANDLED`."""
-    status = next((status for kind, status in _STATUS if isinstance(error, kind)), 500)
+    status = next((status for kind, status in _STATUS.items() if isinstance(error, kind)), 500)
     message, headers = str(error), dict[str, str]()
     if isinstance(error, StarletteHTTPException):
         status, message, headers = error.status_code, error.detail, dict(error.headers or {})

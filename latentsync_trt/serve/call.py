@@ -9,15 +9,8 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
+import aiortc
 import numpy as np
-from aiortc import (
-    MediaStreamTrack,
-    RTCConfiguration,
-    RTCIceServer,
-    RTCPeerConnection,
-    RTCRtpSender,
-    RTCSessionDescription,
-)
 from aiortc.codecs import h264
 from aiortc.mediastreams import MediaStreamError
 
@@ -63,7 +56,7 @@ def start(work: Coroutine[Any, Any, None], tasks: set[asyncio.Task[None]]) -> No
     task.add_done_callback(tasks.discard)
 
 
-class _Track(MediaStreamTrack):
+class _Track(aiortc.MediaStreamTrack):
     """Frames in the order of `put`."""
 
     def __init__(self, kind: str, most: int) -> None:
@@ -98,8 +91,8 @@ class Call:
         self._on_close, self._tasks = on_close, set[asyncio.Task[None]]()
         self._closing: asyncio.Task[None] | None = None
         self._runs = False
-        servers = [] if stun is None else [RTCIceServer(urls=stun)]
-        self._peer = RTCPeerConnection(RTCConfiguration(iceServers=servers))
+        servers = [] if stun is None else [aiortc.RTCIceServer(urls=stun)]
+        self._peer = aiortc.RTCPeerConnection(aiortc.RTCConfiguration(iceServers=servers))
         self._video, self._audio = _Track("video", _WAITING), _Track("audio", _WAITING * _PACKETS_PER_FRAME)
         self._threads = ThreadPoolExecutor(1, "live frames")
         encoder = replace(choose_encoder(SyncOptions(codec="h264"), session.loop.info), pixel_format="yuv420p")
@@ -113,9 +106,9 @@ class Call:
             self._peer.addTrack(track)
         for transceiver in self._peer.getTransceivers():
             if transceiver.kind == "video":
-                codecs = RTCRtpSender.getCapabilities("video").codecs
+                codecs = aiortc.RTCRtpSender.getCapabilities("video").codecs
                 transceiver.setCodecPreferences(sorted(codecs, key=lambda codec: codec.mimeType != _H264))
-        await self._peer.setRemoteDescription(RTCSessionDescription(sdp, "offer"))
+        await self._peer.setRemoteDescription(aiortc.RTCSessionDescription(sdp, "offer"))
         video, _, *others = self._peer.getTransceivers()
         video.direction = "sendonly"  # what a viewer films would be decoded and kept, and so would other tracks
         for transceiver in others:
@@ -149,11 +142,11 @@ class Call:
         elif self._peer.connectionState in ("failed", "closed"):
             await self.close()
 
-    def _on_track(self, track: MediaStreamTrack) -> None:
+    def _on_track(self, track: aiortc.MediaStreamTrack) -> None:
         if track.kind == "audio":
             start(self._listen(track), self._tasks)
 
-    async def _listen(self, track: MediaStreamTrack) -> None:
+    async def _listen(self, track: aiortc.MediaStreamTrack) -> None:
         """Says what the viewer says."""
         microphone = None
         with suppress(MediaStreamError):

@@ -7,7 +7,7 @@ import sqlite3
 import threading
 import time
 import uuid
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -35,7 +35,8 @@ _CHECKS = 4, 1.5e9, 120.0
 
 _MOST_ARRIVING = 64
 """Uploads at the same time; they take no place in the queue before they are complete."""
-_RECOVER_S = 5.0
+_AGAIN_S = 2.0
+"""After which a thread tries again to store what has happened."""
 _RESERVE_BYTES = 4_000_000
 """Of a file that is deleted when the disk is full, so that the ledger can still be written."""
 
@@ -90,9 +91,7 @@ class Service:
         self.limits, self._checks = limits, Pool("check of the files", *_CHECKS)
         self.totals = Counter[str]()
         """Since the start: frames, ends by state, failures by kind."""
-        self._lock, self._recovering, self._stopped = threading.Lock(), threading.Lock(), threading.Event()
-        self._late = deque[Event]()
-        """What the ledger could not store, as the disk is full."""
+        self._lock, self._stopped = threading.Lock(), threading.Event()
         self._running: dict[str, tuple[Progress, float]] = {}
         """What each running job did last, and when, on `time.monotonic`'s scale."""
         self._arriving = threading.Semaphore(_MOST_ARRIVING)
@@ -105,12 +104,12 @@ class Service:
                 message = f"job {row.task.id}: service or worker died {row.attempts} times while it ran; {cure}"
                 failed = Failed(row.task.id, row.worker or "", message, usage=False, again=False)
                 self._written(partial(self._store.record, failed))
-        for path in filter(lambda path: _ID.fullmatch(path.name), self._jobs.iterdir()):
-            known = self._store.row(path.name)
-            if known is None or known.state not in OPEN:  # left by a service that was killed
-                self._clear(path.name)
+        waiting = self._store.rows("waiting")
+        folders = {path.name for path in self._jobs.iterdir() if _ID.fullmatch(path.name)}
+        for left in folders - {row.task.id for row in waiting}:  # by a service that was killed
+            self._clear(left)
         self._dispatcher = Dispatcher(handles, self._on_event, attempts=_ATTEMPTS)
-        for row in self._store.rows("waiting"):
+        for row in waiting:
             self._dispatcher.submit(row.task, attempts_before=row.attempts)
         threading.Thread(target=self._sweep_often, name="sweep", daemon=True).start()
 
@@ -128,14 +127,13 @@ class Service:
 
     def problem(self) -> str:
         """Returns why no job can run; empty if one can."""
-        states = self.workers()
         if self._stopped.is_set():
             return "the service stops"
         if not self.recover():
             return _FULL
-        if any(each.state in ("ready", "running") for each in states):
-            return ""
-        return "; ".join(f"{each.worker}: {each.state} {each.detail}".rstrip() for each in states)
+        states = self.workers()
+        works = any(each.state in ("ready", "running") for each in states)
+        return "" if works else "; ".join(f"{each.worker}: {each.state} {each.detail}".rstrip() for each in states)
 
     def check(self) -> None:
         """Raises `LatentSyncError` if the service must be started again, as no worker is left."""
@@ -151,10 +149,7 @@ class Service:
         """
         if not self.recover():
             raise OutputError(_FULL)
-        with self._lock:
-            if self._stopped.is_set():
-                raise Busy("service: stops; try again later")
-            self._check_queue()
+        self._check_queue()
         if not self._arriving.acquire(blocking=False):
             raise Busy(f"uploads: {_MOST_ARRIVING} arrive already; try again in {RETRY_S} seconds")
         job_id = uuid.uuid4().hex
@@ -186,6 +181,8 @@ class Service:
         return self.job(job_id)
 
     def _check_queue(self) -> None:
+        if self._stopped.is_set():
+            raise Busy("service: stops; try again later")
         if self._store.counts().get("waiting", 0) >= self.limits.max_queue:
             raise Busy(f"queue: {self.limits.max_queue} jobs wait already; try again in {RETRY_S} seconds")
 
@@ -246,20 +243,13 @@ class Service:
                 shutil.rmtree(self._jobs / row.task.id, ignore_errors=True)
 
     def recover(self) -> bool:
-        """Stores what could not be stored while the disk was full, and makes a reserve for the next time.
-
-        Returns whether there is space now, for jobs and where uploads arrive.
-        """
+        """Makes the reserve, if it was used; returns whether there is space for jobs and where uploads arrive."""
         try:
-            with self._recovering:
-                while self._late:
-                    self._store.record(self._late[0])
-                    self._follow(self._late.popleft())
-                if not self._reserve.exists():
-                    with whole_file(self._reserve) as part:
-                        part.write_bytes(bytes(_RESERVE_BYTES))
+            if not self._reserve.exists():
+                with whole_file(self._reserve) as part:
+                    part.write_bytes(bytes(_RESERVE_BYTES))
             return min(shutil.disk_usage(each).free for each in (self._jobs, gettempdir())) >= _RESERVE_BYTES
-        except (OSError, sqlite3.Error):
+        except OSError:
             return False
 
     def _sweep_often(self) -> None:
@@ -269,7 +259,7 @@ class Service:
                 self.sweep()
             except (OSError, sqlite3.Error) as error:  # the next one may work
                 _log.warning("%s", error)
-            self._stopped.wait(_SWEEP_S if self._reserve.exists() else _RECOVER_S)
+            self._stopped.wait(_SWEEP_S)
 
     def _written(self, write: Callable[[], T]) -> T:
         """Returns `write()`, which changes the ledger; on a full disk it gets the space of the reserve."""
@@ -278,7 +268,7 @@ class Service:
         except OutputError:
             if not self._reserve.exists():
                 raise
-            self._reserve.unlink()
+            self._reserve.unlink(missing_ok=True)
             return write()
 
     def _row(self, job_id: str) -> Row:
@@ -322,7 +312,7 @@ class Service:
         return [self._hide(each) for each in value] if isinstance(value, list | tuple) else value
 
     def _on_event(self, event: Event) -> None:
-        """Stores and counts what happens; called by the threads of workers."""
+        """Stores and counts what happens; called by the threads of workers, which wait while the disk is full."""
         stops = self._stopped.is_set() or (isinstance(event, Failed) and stopping.exit_code())
         if stops and not isinstance(event, Finished):
             return  # what a stop breaks off goes on later
@@ -332,27 +322,27 @@ class Service:
             if event.state == "lost":
                 _log.warning("%s: lost: %s", event.worker, event.detail)
             return
-        try:
-            self._written(lambda: self._store.record(event))
-        except OutputError as error:
-            if isinstance(event, Started):
-                raise  # it fails the job
-            _log.warning("%s", error)
-            self._late.append(event)
-            return
-        self._follow(event)
-
-    def _follow(self, event: Event) -> None:
-        """Counts an event that is stored, and deletes what it makes superfluous."""
+        while not self._recorded(event):
+            if self._stopped.wait(_AGAIN_S):
+                return
         with self._lock:
             self._count(event)
         if isinstance(event, Finished | CanceledEvent) or (isinstance(event, Failed) and not event.again):
             self._clear(event.task_id)
 
+    def _recorded(self, event: Event) -> bool:
+        try:
+            self._written(partial(self._store.record, event))
+        except OutputError as error:
+            _log.warning("%s", error)
+            return False
+        return True
+
     def _clear(self, job_id: str) -> None:
         """Deletes what a job that has ended needs no more: inputs and work folder; all of one that is forgotten."""
-        folder, known = self._jobs / job_id, self._store.row(job_id) is not None
-        for path in [each for each in folder.glob("*") if each.is_dir()] if known else [folder]:
+        folder = self._jobs / job_id
+        superfluous = [each for each in folder.glob("*") if each.is_dir()] if self._store.row(job_id) else [folder]
+        for path in superfluous:
             shutil.rmtree(path, ignore_errors=True)
 
     def _count(self, event: Event) -> None:
