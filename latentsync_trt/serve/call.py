@@ -13,6 +13,7 @@ import aiortc
 import numpy as np
 from aiortc.codecs import h264
 from aiortc.mediastreams import MediaStreamError
+from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from latentsync_trt.audio.vad import ENTER, LEAVE, STEP, STEP_S, VoiceActivity
 from latentsync_trt.config import SyncOptions
@@ -56,6 +57,12 @@ def start(work: Coroutine[Any, Any, None], tasks: set[asyncio.Task[None]]) -> No
     task.add_done_callback(tasks.discard)
 
 
+async def tell(socket: WebSocket, **values: Any) -> None:
+    """Sends an object to a socket, whose viewer may have left."""
+    with suppress(WebSocketDisconnect, RuntimeError):
+        await socket.send_json(values)
+
+
 class _Track(aiortc.MediaStreamTrack):
     """Frames in the order of `put`."""
 
@@ -78,7 +85,7 @@ class _Track(aiortc.MediaStreamTrack):
 class Call:
     """Open until `close`, which closes the session, too.
 
-    `listeners`: called in the event loop with each frame that ends an utterance. `sockets`: closed with the call.
+    `sockets`: told when an utterance has been heard, and closed with the call.
 
     Args:
         stun: address of a STUN server, as `stun:host:port`; without one none is asked, and only addresses of this
@@ -87,7 +94,7 @@ class Call:
     """
 
     def __init__(self, session: LiveSession, *, stun: str | None = None, on_close: Callable[[], object]) -> None:
-        self.session, self.listeners, self.sockets = session, list[Callable[[LiveFrame], object]](), set[Any]()
+        self.session, self.sockets = session, set[WebSocket]()
         self._on_close, self._tasks = on_close, set[asyncio.Task[None]]()
         self._closing: asyncio.Task[None] | None = None
         self._runs = False
@@ -191,9 +198,8 @@ class Call:
         for part in range(_PACKETS_PER_FRAME):
             at = frame.index * len(frame.sound) + part * size
             self._audio.put(sound_frame(frame.sound[part * size :][:size], rate_hz, at))
-        if frame.ends:
-            for listener in self.listeners:
-                listener(frame)
+        for socket in self.sockets if frame.ends else ():
+            start(tell(socket, type="finished", utterance=frame.utterance), self._tasks)
 
 
 class Microphone:
