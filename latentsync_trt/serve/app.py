@@ -52,16 +52,10 @@ from latentsync_trt.serve.service import JobStatus, Service
 STALL_S, LEAST_BYTES_PER_S = 60.0, 10_000
 """An upload ends when nothing arrives for so long, or less than this on the whole after that."""
 
-_ENDED = "done", "failed", "canceled"
-_FAILURES = "input", "worker", "run"
-_WORKER_STATES = "starting", "ready", "running", "hangs", "lost", "closed"
 _TYPES = {".mp4": "video/mp4", ".mov": "video/quicktime", ".mkv": "video/x-matroska"}
 _STATUS: dict[type[Exception], int] = {UnknownJob: 404, NotNow: 409, Busy: 429, OutputError: 507, ChildDied: 503}
 _STATUS |= {TooLarge: 413, MediaError: 415, InputError: 422, ClientDisconnect: 400}
-HANDLED: tuple[type[Exception], ...] = (
-    *(LatentSyncError, ClientDisconnect, OSError, Exception),
-    *(StarletteHTTPException, RequestValidationError),
-)
+HANDLED = LatentSyncError, ClientDisconnect, OSError, Exception, StarletteHTTPException, RequestValidationError
 _FILE = {"type": "string", "format": "binary"}
 _FIELDS = {name: {"type": "string"} for name in TEXT_FIELDS} | dict.fromkeys((*FILE_FIELDS, "speaker_0"), _FILE)
 _FORM = {"content": {"multipart/form-data": {"schema": {"type": "object", "properties": _FIELDS}}}, "required": True}
@@ -253,17 +247,17 @@ def _monitoring(service: Service, allowed: list[Any]) -> APIRouter:
     @router.get("/metrics", dependencies=allowed)
     def metrics() -> Response:
         """What the service has done since it started, and what it does now, for Prometheus."""
-        registry, totals = CollectorRegistry(), service.totals
-        workers = Counter(each.state for each in service.workers())
+        registry, totals, jobs = CollectorRegistry(), service.totals, Counter[str](service.counts())
+        workers = Counter[str](each.state for each in service.workers())
         Total("latentsync_frames", "Frames written.", registry=registry).inc(totals["frames"])
         for kind, name, label, text, values, figures in (
-            (Total, "jobs_ended", "state", "Jobs by state at their end.", _ENDED, totals),
-            (Total, "failures", "kind", "Lost workers and failed jobs.", _FAILURES, totals),
-            (Gauge, "jobs", "state", "Jobs that are kept.", get_args(State), service.counts()),
-            (Gauge, "workers", "state", "Workers.", _WORKER_STATES, workers),
+            (Total, "jobs_ended", "state", "Jobs by state at their end.", "done failed canceled", totals),
+            (Total, "failures", "kind", "Lost workers and failed jobs.", "input worker run", totals),
+            (Gauge, "jobs", "state", "Jobs that are kept.", " ".join(get_args(State)), jobs),
+            (Gauge, "workers", "state", "Workers.", "starting ready running hangs lost closed", workers),
         ):
             family = kind(f"latentsync_{name}", text, [label], registry=registry)
-            for value in values:
+            for value in values.split():
                 family.labels(value).inc(figures.get(value, 0))
         return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
