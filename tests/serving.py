@@ -63,10 +63,10 @@ class PretendedWorker:
 
 @contextmanager
 def serving(
-    folder: Path, worker: PretendedWorker, key: str | None = None, *, secret: bytes | None = None, **limits: Any
+    folder: Path, worker: PretendedWorker, key: str | None = None, **limits: Any
 ) -> Iterator[tuple[httpx.Client, Service]]:
     """A client, without a key, and the service."""
-    service = Service(folder, [worker], Limits(**limits), secret)
+    service = Service(folder, [worker], Limits(**limits))
     try:
         with (
             answering(create_app(service, key, own_hosts=True)) as address,

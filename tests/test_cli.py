@@ -146,7 +146,7 @@ def test_a_file_of_the_current_folder_says_what_it_sets(tmp_path: Path, monkeypa
 @pytest.mark.parametrize(
     ("name", "option"),
     [
-        *(("serve", option) for option in ("host = '0.0.0.0'", "no-key = true", "allow-urls = true", "ray = 'auto'")),
+        *(("serve", option) for option in ("host = '0.0.0.0'", "no-key = true", "ray = 'auto'")),
         ("ui", "no_key = true"),
         ("ui", "folder = 'jobs'"),
         ("live", "host = '0.0.0.0'"),

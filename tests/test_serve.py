@@ -7,8 +7,9 @@ import re
 import select
 import shutil
 import socket
+import sqlite3
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from http.client import HTTPResponse
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from latentsync_trt.batch.job_store import JobStore
 from latentsync_trt.batch.tasks import Started, TaskError
-from latentsync_trt.errors import OutputError
+from latentsync_trt.errors import InputError, OutputError
 from latentsync_trt.serve import app, service
 from tests.clips import write_face, write_sound
 from tests.serving import FRAMES, RESULT, PretendedWorker, ended, serving, until
@@ -97,6 +98,7 @@ def test_from_upload_to_result(
     picture.write_bytes(b"picture")
     preview = client.get(f"{path}/preview").raise_for_status()
     assert (preview.content, preview.headers["content-type"]) == (b"picture", "image/jpeg")
+    assert client.head(f"{path}/preview").headers["content-length"] == "7"
     picture.unlink()
     worker.go.set()
     done = ended(client, job["id"])
@@ -108,6 +110,12 @@ def test_from_upload_to_result(
     part = client.get(f"{path}/result", headers={"Range": "bytes=5-9"})
     assert (part.status_code, part.content) == (206, RESULT[5:10])
     assert client.get(f"{path}/report").text == "<p>page</p>"
+    for which in ("", "/result", "/report"):
+        got, head = client.get(f"{path}{which}"), client.head(f"{path}{which}")
+        assert (head.status_code, head.content, head.headers) == (200, b"", got.headers)
+    part = client.head(f"{path}/result", headers={"Range": "bytes=5-9"})
+    assert (part.status_code, part.content) == (206, b"")
+    assert part.headers["Content-Range"] == f"bytes 5-9/{len(RESULT)}"
     assert worker.tasks[0].options.preset == "fast"
     assert job_files(folder) == [job["id"], f"{job['id']}/output.mp4", f"{job['id']}/report.html"]
     assert client.delete(path).status_code == 204
@@ -255,7 +263,8 @@ def test_names_of_clients_are_never_used(
     [
         ({"mix": "/etc/passwd"}, "mix"),
         ({"--MIX": "/etc/passwd"}, "mix"),
-        ({"speaker": ["0=/etc/passwd"]}, "speaker"),
+        ({"speaker": ["0=/etc/passwd"]}, "recordings in speaker_0"),
+        ({"speaker": "anna"}, "recordings in speaker_0"),
         ({"report": "/tmp/x.html"}, "report"),
         ({"guidance": 50}, "guidance"),
         ({"start": 9}, "start"),
@@ -275,8 +284,10 @@ def test_files_of_options_are_uploads(client: httpx.Client, clip: dict[str, byte
     worker.go.set()
     files = {"mix": ("m.wav", clip["audio"]), "speaker_1": ("s.WAV", clip["audio"])}
     wrong = send(client, clip, **files)
-    assert wrong.status_code == 422 and "--audio and --speaker exclude" in wrong.json()["error"]
+    assert wrong.status_code == 422 and wrong.json()["error"].startswith("speaker_1: audio was sent, too;")
     video = {"video": ("in.mp4", clip["video"])}
+    silent = client.post("/v1/jobs", files=video)
+    assert silent.status_code == 422 and silent.json()["error"].startswith("audio: is missing; send the speech in")
     sent = client.post("/v1/jobs", files={**video, **files}, data={"options": "{}"})
     assert ended(client, sent.json()["id"])["state"] == "done"
     options = worker.tasks[0].options
@@ -306,7 +317,10 @@ def test_media_that_cannot_be_used(client: httpx.Client, clip: dict[str, bytes],
             b'--x\r\nContent-Disposition: form-data; name="options"\r\n\r\n' + 70000 * b"{" + b"\r\n--x--",
             "maximum size",
         ),
-        (b'--x\r\nContent-Disposition: form-data; name="video_url"\r\n\r\nhttp://a/b\r\n--x--', "are not allowed"),
+        (
+            b'--x\r\nContent-Disposition: form-data; name="video_url"\r\n\r\nhttp://a/b\r\n--x--',
+            "video_url: is no field",
+        ),
     ],
 )
 def test_forms_that_cannot_be_used(client: httpx.Client, folder: Path, body: bytes, problem: str) -> None:
@@ -383,7 +397,7 @@ def test_a_full_disk_is_survived(
         assert client.get(f"/v1/jobs/{job}").json()["state"] == "running"
         disk.undo()
         assert send(client, clip).status_code == 201
-        assert client.get(f"/v1/jobs/{job}").json()["state"] == "done"
+        assert ended(client, job)["state"] == "done"
         assert client.get("/healthz").status_code == 200
 
 
@@ -449,7 +463,8 @@ def test_metrics_health_and_description(folder: Path, worker: PretendedWorker, c
             for sample in family.samples
         }
         validate(client.get("/openapi.json").json())
-        page = client.get("/docs").text
+        assert client.get("/").headers["location"] == "docs"
+        page = client.get("/", follow_redirects=True).text
         assert not re.findall(r"""["']https?://""", page)
         for part in re.findall(r'(?:src|href)="([^"]+)"', page):
             assert client.get(part).status_code == 200
@@ -488,6 +503,18 @@ def test_jobs_go_on_after_restarts(folder: Path, worker: PretendedWorker, clip: 
     assert [task.id for task in again.tasks] == [jobs[0], jobs[2]] and not left.exists()
     assert given_up["state"] == "failed" and "died 3 times while it ran" in given_up["error"]
     assert f"{jobs[1]}/inputs" not in job_files(folder)
+
+
+def test_a_store_of_another_version_is_refused_before_any_job_runs(
+    folder: Path, worker: PretendedWorker, clip: dict[str, bytes]
+) -> None:
+    worker.go.set()
+    with serving(folder, worker) as (client, _):
+        ended(client, send(client, clip).json()["id"])
+    with closing(sqlite3.connect(folder / "ledger.sqlite")) as store, store:
+        store.execute("update tasks set task = json_set(task, '$.webhook', 'https://example.com')")
+    with pytest.raises(InputError, match=r"'webhook'.*; delete it to begin anew"), serving(folder, PretendedWorker()):
+        pass
 
 
 def test_finished_jobs_are_deleted_in_time(folder: Path, worker: PretendedWorker, clip: dict[str, bytes]) -> None:

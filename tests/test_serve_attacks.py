@@ -113,7 +113,10 @@ ATTACKS: dict[str, tuple[Callable[[Path], Files], int, str, int]] = {
     ),
     "NUL in a path": (options(mix="a\0b"), 422, "mix", 300),
     "an option of 700 lists within lists": (
-        lambda _: {"options": ("", b'{"speaker": ' + b"[" * 700 + b"]" * 700 + b"}")},
+        lambda _: {
+            "turns": ("a.rttm", TURNS),
+            "options": ("", b'{"speaker": ' + b"[" * 700 + b"]" * 700 + b"}"),
+        },
         422,
         "nested",
         300,

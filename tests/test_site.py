@@ -26,7 +26,6 @@ CITED = {
     "filesystem-spec.readthedocs.io",
     "github.com",
     "onnxruntime.ai",
-    "www.standardwebhooks.com",
 }
 """Hosts of sources that a reader may click on; nothing is loaded from there."""
 

@@ -80,10 +80,8 @@ def check_target(target: str) -> None:
             _open(target)
 
 
-def fetch(url: str, folder: Path, check: Check = lambda: None, *, get_client: Any = None) -> Path:
+def fetch(url: str, folder: Path, check: Check = lambda: None) -> Path:
     """Downloads a URL into `folder`, which must exist, under its own name; returns that path.
-
-    `get_client`: makes the session for http and https, as fsspec's argument of that name.
 
     Raises:
         MediaError: it cannot be read, or not all of it arrived. InputError: nothing knows such URLs.
@@ -91,7 +89,7 @@ def fetch(url: str, folder: Path, check: Check = lambda: None, *, get_client: An
     """
     target = folder / name_of(url)
     with _translated(url, MediaError, folder):
-        system, remote = _open(url, get_client)
+        system, remote = _open(url)
         try:
             system.get_file(remote, str(target), callback=_callback(check))
         except BaseException:
@@ -127,7 +125,7 @@ def _protocol(url: str) -> str:
     return url.partition("://")[0].lower()
 
 
-def _open(url: str, get_client: Any = None) -> tuple[Any, str]:
+def _open(url: str) -> tuple[Any, str]:
     """Returns the file system of a URL, with an empty cache, and the file's name there."""
     import fsspec
 
@@ -136,7 +134,7 @@ def _open(url: str, get_client: Any = None) -> tuple[Any, str]:
         import aiohttp
 
         times = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S, sock_read=_READ_S)
-        options = {"client_kwargs": {"timeout": times}, **({"get_client": get_client} if get_client else {})}
+        options = {"client_kwargs": {"timeout": times}}
     system, remote = fsspec.core.url_to_fs(url, **options)
     system.invalidate_cache()
     return system, remote

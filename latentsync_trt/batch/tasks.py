@@ -32,7 +32,7 @@ class Task:
 
     `preview`: local path of a JPEG that the worker replaces about once a second while it writes frames. `most_s`: of
     output, after which the task fails. `bundle`: on the worker's machine, instead of the one that its settings name.
-    `label`, `names`: the client's name of the task, and of its files by field. `webhook`: address to call at its end.
+    `label`, `names`: the client's name of the task, and of its files by field.
     """
 
     id: str
@@ -45,7 +45,6 @@ class Task:
     bundle: str | None = None
     label: str = ""
     names: Mapping[str, str] = field(default_factory=dict)
-    webhook: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Returns plain JSON values; without what is empty, and of the options what differs from their defaults."""

@@ -25,7 +25,7 @@ _UNGROUPED = "Main options"
 
 _DOORS = frozenset(
     {
-        *("allow_private_urls", "allow_urls", "host", "no_key", "ray", "stun"),
+        *("host", "no_key", "ray", "stun"),
         *("engine_cache", "provider_option"),
         *("folder", "overwrite", "yes"),
     }

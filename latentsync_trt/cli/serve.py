@@ -1,11 +1,10 @@
 """`latentsync-trt serve`, `ui` and `live`: an HTTP service, and pages in the browser."""
 
-import logging
 import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager, closing, nullcontext
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import rich_click as click
 
@@ -42,8 +41,8 @@ def _address_options(panel: str, port: int) -> Callable[[F], F]:
     )
 
 
-def _service_options(panel: str, port: int, *, leave_out: tuple[str, ...] = ()) -> Callable[[F], F]:
-    """Options of `serve` and `ui`; `panel`: heading of the first ones. `leave_out`: limits."""
+def _service_options(panel: str, port: int) -> Callable[[F], F]:
+    """Options of `serve` and `ui`; `panel`: heading of the first ones."""
     return combined(
         _address_options(panel, port),
         path_option(
@@ -52,7 +51,7 @@ def _service_options(panel: str, port: int, *, leave_out: tuple[str, ...] = ()) 
             panel=panel,
             help="Folder of jobs; with --ray, one that all machines share.  [default: in the user's data folder]",
         ),
-        options_from(Limits, leave_out=leave_out),
+        options_from(Limits),
         bundle_option,
         provider_option,
         options_from(WorkerOptions),
@@ -62,38 +61,19 @@ def _service_options(panel: str, port: int, *, leave_out: tuple[str, ...] = ()) 
 
 @click.command("serve")
 @_service_options("Service", 8000)
-@click.option(
-    "--log",
-    type=click.Choice(("text", "json")),
-    default="text",
-    show_default=True,
-    panel="Service",
-    help="Form of the log on stderr, a line for each step of a job.",
-)
 def serve(**fields: Any) -> None:
-    """/docs of the service describes its requests. Clients send the key of $LATENTSYNC_TRT_API_KEY, if
-    it is set. $LATENTSYNC_TRT_WEBHOOK_SECRET signs calls of the addresses that jobs name.
-    """
+    """/docs of the service describes its requests. Clients send the key of $LATENTSYNC_TRT_API_KEY, if it is set."""
     _start("serve", **fields)
 
 
 @click.command("ui")
-@_service_options("Page", 7860, leave_out=("allow_urls", "allow_private_urls"))
+@_service_options("Page", 7860)
 def ui(**fields: Any) -> None:
     """If $LATENTSYNC_TRT_API_KEY is set, people log in as "user" with the key as password."""
     _start("ui", **fields)
 
 
-def _start(
-    name: str,
-    *,
-    host: str,
-    port: int,
-    no_key: bool,
-    ray: str | None,
-    log: Literal["text", "json"] | None = None,
-    **fields: Any,
-) -> None:
+def _start(name: str, *, host: str, port: int, no_key: bool, ray: str | None, **fields: Any) -> None:
     """Runs the command `name` until it is stopped.
 
     Raises:
@@ -106,7 +86,6 @@ def _start(
     try:
         from latentsync_trt.serve import server
         from latentsync_trt.serve.app import create_app, is_loopback
-        from latentsync_trt.serve.events import WEBHOOK_VARIABLE, log_to_stderr, read_secret
         from latentsync_trt.serve.service import Service
 
         if name == "ui":
@@ -115,19 +94,17 @@ def _start(
         raise MissingDependency(f'{name}: needs its extra; pip install "latentsync-trt[{name}]" ({error})') from error
     own = is_loopback(host)
     key = _api_key(host, no_key, loopback=own)
-    secret = read_secret(os.environ[WEBHOOK_VARIABLE]) if os.environ.get(WEBHOOK_VARIABLE) else None
-    if log is not None:
-        log_to_stderr(log)
-    tell: Callable[[str], None] = logging.getLogger("latentsync_trt").info if log == "json" else say
+    if name == "serve":
+        server.log_to_stderr()
     limits, on = build(Limits, fields), build(WorkerOptions, fields)
     place = fields["folder"] or user_folder("data") / name
     bundle = fields["bundle"] or str(find_bundle(None)[0])
     settings = WorkerSettings(bundle, fields["provider"], build(RuntimeOptions, fields))
-    handles = make_workers(settings, on.workers, ray=ray, on_notice=tell)
+    handles = make_workers(settings, on.workers, ray=ray, on_notice=say)
     with (
         interruption(_STOPPED),
         server.listen(host, port) as listener,
-        closing(Service(place, handles, limits, secret)) as service,
+        closing(Service(place, handles, limits)) as service,
     ):
         port = listener.getsockname()[1]
         app: AbstractContextManager[Any]
@@ -137,7 +114,7 @@ def _start(
         else:
             app, ready = nullcontext(create_app(service, key, own_hosts=own)), "/docs: listening"
         with app as running:
-            tell(f"{_url_of(host, port)}{ready}; jobs are kept in {place}")
+            say(f"{_url_of(host, port)}{ready}; jobs are kept in {place}")
             server.run(running, listener, service.check)
 
 

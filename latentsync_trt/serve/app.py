@@ -13,14 +13,14 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path, PureWindowsPath
-from typing import Annotated, Any, BinaryIO, get_args
+from typing import Annotated, Any, get_args
 from urllib.parse import urlsplit
 
 from anyio import CapacityLimiter, to_thread
 from fastapi import APIRouter, Depends, FastAPI, HTTPException, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import FileResponse, JSONResponse
+from fastapi.responses import FileResponse, JSONResponse, RedirectResponse
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from fastapi_offline import FastAPIOffline
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Gauge, disable_created_metrics, generate_latest
@@ -34,12 +34,10 @@ from latentsync_trt.errors import Busy, InputError, LatentSyncError, MediaError,
 from latentsync_trt.paths import printable
 from latentsync_trt.serve.admission import (
     FILE_FIELDS,
-    LEAST_BYTES_PER_S,
     PAGE,
     PREVIEW,
     RETRY_S,
     SPEAKER,
-    STALL_S,
     TEXT_FIELDS,
     Form,
     Limits,
@@ -48,39 +46,22 @@ from latentsync_trt.serve.admission import (
     UnknownJob,
 )
 from latentsync_trt.serve.checks import ChildDied
-from latentsync_trt.serve.events import JobStatus
 from latentsync_trt.serve.server import LingeringClose
-from latentsync_trt.serve.service import Service
+from latentsync_trt.serve.service import JobStatus, Service
 
-_ENDED = "done", "failed", "canceled"
-_FAILURES = "input", "worker", "run"
-_WORKER_STATES = "starting", "ready", "running", "hangs", "lost", "closed"
+STALL_S, LEAST_BYTES_PER_S = 60.0, 10_000
+"""An upload ends when nothing arrives for so long, or less than this on the whole after that."""
+
 _TYPES = {".mp4": "video/mp4", ".mov": "video/quicktime", ".mkv": "video/x-matroska"}
-_STATUS: tuple[tuple[type[Exception], int], ...] = (
-    (UnknownJob, 404),
-    (NotNow, 409),
-    (Busy, 429),
-    (OutputError, 507),
-    (TooLarge, 413),
-    (ChildDied, 503),
-    (MediaError, 415),
-    (InputError, 422),
-    (ClientDisconnect, 400),
-)
-HANDLED: tuple[type[Exception], ...] = (
-    *(LatentSyncError, ClientDisconnect, OSError, Exception),
-    *(StarletteHTTPException, RequestValidationError),
-)
-_FIELDS: dict[str, Any] = {name: {"type": "string"} for name in TEXT_FIELDS}
-_FIELDS |= {name: {"type": "string", "format": "binary"} for name in (*FILE_FIELDS, "speaker_0")}
-_CONTENT = {"multipart/form-data": {"schema": {"type": "object", "properties": _FIELDS}}}
-_FORM_HELP = """Send `video` and `audio` as files, or `speaker_0`, `speaker_1`, … in place of `audio`. `options` is a
-JSON object with any option of `latentsync-trt sync`, as `{"preset": "fast", "report": true}`; options that name files
-(`mix`, `turns`, `faces`, `c2pa`) are sent as files in fields of these names. `label` is a name of your own for the job;
-`webhook` an address that is called when it has ended."""
+_STATUS: dict[type[Exception], int] = {UnknownJob: 404, NotNow: 409, Busy: 429, OutputError: 507, ChildDied: 503}
+_STATUS |= {TooLarge: 413, MediaError: 415, InputError: 422, ClientDisconnect: 400}
+HANDLED = LatentSyncError, ClientDisconnect, OSError, Exception, StarletteHTTPException, RequestValidationError
+_FILE = {"type": "string", "format": "binary"}
+_FIELDS = {name: {"type": "string"} for name in TEXT_FIELDS} | dict.fromkeys((*FILE_FIELDS, "speaker_0"), _FILE)
+_FORM = {"content": {"multipart/form-data": {"schema": {"type": "object", "properties": _FIELDS}}}, "required": True}
 
-# Jobs that are checked, and jobs that are fetched by URL, at once: other requests must not wait for these.
-_MOST_ADMISSIONS = 16
+_MOST_CHECKED = 16
+"""Jobs whose files are checked, or wait for that, at once: other requests must not wait for these."""
 _MOST_TEXT_BYTES, _MOST_NAME, _MOST_ROWS = 64 * 1024, 255, 2**63 - 1
 _SUFFIX = re.compile(r"\.[a-z0-9]{1,5}")
 
@@ -129,9 +110,10 @@ def create_app(service: Service, key: str | None, *, own_hosts: bool = False, fi
     # The page of the description is served from here: scripts of other hosts could use the key that people enter there.
     app = FastAPI(openapi_url=None, **described) if files_only else FastAPIOffline(redoc_url=None, **described)
     allowed = [Depends(guard(key, own_hosts))]
-    app.include_router(_files(service), prefix="/v1", dependencies=allowed)
+    app.include_router(_files(service), dependencies=allowed)
     if not files_only:
-        app.include_router(_jobs(service), prefix="/v1", dependencies=allowed)
+        app.add_route("/", lambda _: RedirectResponse("docs"), include_in_schema=False)
+        app.include_router(_jobs(service), dependencies=allowed)
         app.include_router(_monitoring(service, allowed))
         app.add_middleware(LingeringClose, most_bytes=service.limits.most_upload_bytes)
     return app
@@ -175,37 +157,43 @@ def check_origin(request: HTTPConnection, own_hosts: bool) -> None:
 
 
 def _jobs(service: Service) -> APIRouter:
-    router, sent, fetched = APIRouter(tags=["jobs"]), *(CapacityLimiter(_MOST_ADMISSIONS) for _ in range(2))
-    form = {"requestBody": {"required": True, "content": _CONTENT}}
+    router, limiter = APIRouter(prefix="/v1/jobs", tags=["jobs"]), CapacityLimiter(_MOST_CHECKED)
 
-    @router.post("/jobs", status_code=201, openapi_extra=form, description=_FORM_HELP)
+    @router.post("", status_code=201, openapi_extra={"requestBody": _FORM})
     async def submit(request: Request, response: Response) -> JobStatus:
+        """Send `video` and `audio` as files, or `speaker_0`, `speaker_1`, … in place of `audio`.
+
+        `options` is a JSON object with any option of `latentsync-trt sync`, as `{"preset": "fast", "report": true}`;
+        options that name files (`mix`, `turns`, `faces`, `c2pa`) are sent as files in fields of these names.
+        `label` is a name of your own for the job.
+        """
         service.limits.check_size(int(request.headers.get("content-length", "0")))
         with service.receiving() as (job_id, folder):
             form = await _receive(request, folder, service.limits)
-            limiter = fetched if {"video_url", "audio_url"} & form.texts.keys() else sent
             job = await to_thread.run_sync(service.submit, job_id, form, limiter=limiter)
         response.headers["Location"] = str(request.url_for("state", job_id=job.id))
         return job
 
-    @router.get("/jobs")
+    @router.get("")
+    @router.head("", include_in_schema=False)
     def newest(
         limit: Annotated[int, Query(ge=1, le=1000)] = 100, offset: Annotated[int, Query(ge=0, le=_MOST_ROWS)] = 0
     ) -> list[JobStatus]:
         """The newest jobs first, without their reports."""
         return service.jobs(limit, offset)
 
-    @router.get("/jobs/{job_id}")
+    @router.get("/{job_id}")
+    @router.head("/{job_id}", include_in_schema=False)
     def state(job_id: str) -> JobStatus:
         """State and progress of a job; at its end, its report or its error."""
         return service.job(job_id)
 
-    @router.post("/jobs/{job_id}/cancel", status_code=202)
+    @router.post("/{job_id}/cancel", status_code=202)
     def cancel(job_id: str) -> JobStatus:
         """Cancels a job that waits or runs; no error if it is canceled already."""
         return service.cancel(job_id)
 
-    @router.delete("/jobs/{job_id}", status_code=204)
+    @router.delete("/{job_id}", status_code=204)
     def delete(job_id: str) -> None:
         """Cancels a job that has not ended, and deletes its files."""
         service.delete(job_id)
@@ -213,23 +201,19 @@ def _jobs(service: Service) -> APIRouter:
     return router
 
 
-def _content(*types: str) -> dict[int | str, dict[str, Any]]:
-    """The description of an answer with a file of one of these media types."""
-    schema = {"type": "string", "format": "binary"}
-    return {200: {"content": {each: {"schema": schema} for each in types}}}
-
-
 def _files(service: Service) -> APIRouter:
-    router = APIRouter(tags=["jobs"])
+    router = APIRouter(prefix="/v1/jobs/{job_id}", tags=["jobs"], default_response_class=Response)
 
-    @router.get("/jobs/{job_id}/result", response_class=FileResponse, responses=_content(*_TYPES.values()))
+    @router.get("/result", responses={200: {"content": {each: {"schema": _FILE} for each in _TYPES.values()}}})
+    @router.head("/result", include_in_schema=False)
     def result(job_id: str) -> FileResponse:
         """The video, or parts of it by Range requests."""
         path = service.result(job_id)
         name = f"latentsync-{job_id[:8]}{path.suffix}"
         return FileResponse(path, media_type=_TYPES.get(path.suffix), filename=name)
 
-    @router.get("/jobs/{job_id}/preview", response_class=Response, responses=_content("image/jpeg"))
+    @router.get("/preview", responses={200: {"content": {"image/jpeg": {"schema": _FILE}}}})
+    @router.head("/preview", include_in_schema=False)
     def preview(job_id: str) -> Response:
         """A small JPEG of the newest frame, about one a second while the job runs."""
         path = service.folder(job_id) / PREVIEW
@@ -238,7 +222,8 @@ def _files(service: Service) -> APIRouter:
         # Read at once: the file may be replaced by one of another size.
         return Response(path.read_bytes(), media_type="image/jpeg", headers={"Cache-Control": "no-store"})
 
-    @router.get("/jobs/{job_id}/report", response_class=FileResponse, responses=_content("text/html"))
+    @router.get("/report", responses={200: {"content": {"text/html": {"schema": _FILE}}}})
+    @router.head("/report", include_in_schema=False)
     def report(job_id: str) -> FileResponse:
         """The page with measures and pictures of the result, if `report` was true in the options."""
         path = service.result(job_id).with_name(PAGE)
@@ -253,6 +238,7 @@ def _monitoring(service: Service, allowed: list[Any]) -> APIRouter:
     router = APIRouter(tags=["service"])
 
     @router.get("/healthz")
+    @router.head("/healthz", include_in_schema=False)
     def health() -> JSONResponse:
         """200 when a worker is ready or at work, else 503 with the reason; needs no key."""
         problem = service.problem()
@@ -261,17 +247,17 @@ def _monitoring(service: Service, allowed: list[Any]) -> APIRouter:
     @router.get("/metrics", dependencies=allowed)
     def metrics() -> Response:
         """What the service has done since it started, and what it does now, for Prometheus."""
-        registry, totals = CollectorRegistry(), service.totals
-        workers = Counter(each.state for each in service.workers())
+        registry, totals, jobs = CollectorRegistry(), service.totals, Counter[str](service.counts())
+        workers = Counter[str](each.state for each in service.workers())
         Total("latentsync_frames", "Frames written.", registry=registry).inc(totals["frames"])
         for kind, name, label, text, values, figures in (
-            (Total, "jobs_ended", "state", "Jobs by state at their end.", _ENDED, totals),
-            (Total, "failures", "kind", "Lost workers and failed jobs.", _FAILURES, totals),
-            (Gauge, "jobs", "state", "Jobs that are kept.", get_args(State), service.counts()),
-            (Gauge, "workers", "state", "Workers.", _WORKER_STATES, workers),
+            (Total, "jobs_ended", "state", "Jobs by state at their end.", "done failed canceled", totals),
+            (Total, "failures", "kind", "Lost workers and failed jobs.", "input worker run", totals),
+            (Gauge, "jobs", "state", "Jobs that are kept.", " ".join(get_args(State)), jobs),
+            (Gauge, "workers", "state", "Workers.", "starting ready running hangs lost closed", workers),
         ):
             family = kind(f"latentsync_{name}", text, [label], registry=registry)
-            for value in values:
+            for value in values.split():
                 family.labels(value).inc(figures.get(value, 0))
         return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
@@ -280,7 +266,7 @@ def _monitoring(service: Service, allowed: list[Any]) -> APIRouter:
 
 async def on_error(_: Request, error: Exception) -> JSONResponse:
     """The answer to an error of `HANDLED`."""
-    status = next((status for kind, status in _STATUS if isinstance(error, kind)), 500)
+    status = next((status for kind, status in _STATUS.items() if isinstance(error, kind)), 500)
     message, headers = str(error), dict[str, str]()
     if isinstance(error, StarletteHTTPException):
         status, message, headers = error.status_code, error.detail, dict(error.headers or {})
@@ -315,21 +301,10 @@ async def _receive(request: Request, folder: Path, limits: Limits) -> Form:
         return message
 
     form = Form({}, {})
-    kinds = f"texts {', '.join(TEXT_FIELDS)}; files {', '.join(FILE_FIELDS)}, speaker_0, speaker_1, …"
     try:
         async with Request(request.scope, receive).form(max_part_size=_MOST_TEXT_BYTES) as sent:
             for name, value in sent.multi_items():
-                if name in form.files or name in form.texts:
-                    raise InputError(f"{name}: is given twice; send it once")
-                if isinstance(value, str) and name in TEXT_FIELDS:
-                    form.texts[name] = value
-                elif isinstance(value, str) or not (name in FILE_FIELDS or SPEAKER.fullmatch(name)):
-                    raise InputError(f"{name[:40]}: is no field, or of the other kind; {kinds}")
-                elif value.filename:  # else a browser's field in which no file was chosen
-                    suffix = PureWindowsPath(value.filename.lower()).suffix
-                    form.files[name] = folder / f"{name}{suffix if _SUFFIX.fullmatch(suffix) else ''}"
-                    form.names[name] = printable(PureWindowsPath(value.filename).name)[:_MOST_NAME]
-                    await run_in_threadpool(_save, value.file, form.files[name])
+                await run_in_threadpool(_take, form, name, value, folder)
     except TimeoutError as error:
         slow = f"nothing arrived for {STALL_S:g} seconds, or less than {LEAST_BYTES_PER_S // 1000} kB/s on the whole"
         raise InputError(f"request: {slow}; send it again over a faster connection") from error
@@ -338,6 +313,18 @@ async def _receive(request: Request, folder: Path, limits: Limits) -> Form:
     return form
 
 
-def _save(file: BinaryIO, target: Path) -> None:
-    with target.open("xb") as copy:
-        shutil.copyfileobj(file, copy)
+def _take(form: Form, name: str, value: Any, folder: Path) -> None:
+    """Adds a field to a form, and a file to `folder`; raises `InputError` for a field that there is not."""
+    if name in form.files or name in form.texts:
+        raise InputError(f"{name}: is given twice; send it once")
+    if isinstance(value, str) and name in TEXT_FIELDS:
+        form.texts[name] = value
+    elif isinstance(value, str) or not (name in FILE_FIELDS or SPEAKER.fullmatch(name)):
+        kinds = f"texts {', '.join(TEXT_FIELDS)}; files {', '.join(FILE_FIELDS)}, speaker_0, speaker_1, …"
+        raise InputError(f"{name[:40]}: is no field, or of the other kind; {kinds}")
+    elif value.filename:  # else a browser's field in which no file was chosen
+        suffix = PureWindowsPath(value.filename.lower()).suffix
+        form.files[name] = folder / f"{name}{suffix if _SUFFIX.fullmatch(suffix) else ''}"
+        form.names[name] = printable(PureWindowsPath(value.filename).name)[:_MOST_NAME]
+        with form.files[name].open("xb") as copy:
+            shutil.copyfileobj(value.file, copy)

@@ -9,17 +9,11 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
+import aiortc
 import numpy as np
-from aiortc import (
-    MediaStreamTrack,
-    RTCConfiguration,
-    RTCIceServer,
-    RTCPeerConnection,
-    RTCRtpSender,
-    RTCSessionDescription,
-)
 from aiortc.codecs import h264
 from aiortc.mediastreams import MediaStreamError
+from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from latentsync_trt.audio.vad import ENTER, LEAVE, STEP, STEP_S, VoiceActivity
 from latentsync_trt.config import SyncOptions
@@ -63,7 +57,13 @@ def start(work: Coroutine[Any, Any, None], tasks: set[asyncio.Task[None]]) -> No
     task.add_done_callback(tasks.discard)
 
 
-class _Track(MediaStreamTrack):
+async def tell(socket: WebSocket, **values: Any) -> None:
+    """Sends an object to a socket, whose viewer may have left."""
+    with suppress(WebSocketDisconnect, RuntimeError):
+        await socket.send_json(values)
+
+
+class _Track(aiortc.MediaStreamTrack):
     """Frames in the order of `put`."""
 
     def __init__(self, kind: str, most: int) -> None:
@@ -85,7 +85,7 @@ class _Track(MediaStreamTrack):
 class Call:
     """Open until `close`, which closes the session, too.
 
-    `listeners`: called in the event loop with each frame that ends an utterance. `sockets`: closed with the call.
+    `sockets`: told when an utterance has been heard, and closed with the call.
 
     Args:
         stun: address of a STUN server, as `stun:host:port`; without one none is asked, and only addresses of this
@@ -94,12 +94,12 @@ class Call:
     """
 
     def __init__(self, session: LiveSession, *, stun: str | None = None, on_close: Callable[[], object]) -> None:
-        self.session, self.listeners, self.sockets = session, list[Callable[[LiveFrame], object]](), set[Any]()
+        self.session, self.sockets = session, set[WebSocket]()
         self._on_close, self._tasks = on_close, set[asyncio.Task[None]]()
         self._closing: asyncio.Task[None] | None = None
         self._runs = False
-        servers = [] if stun is None else [RTCIceServer(urls=stun)]
-        self._peer = RTCPeerConnection(RTCConfiguration(iceServers=servers))
+        servers = [] if stun is None else [aiortc.RTCIceServer(urls=stun)]
+        self._peer = aiortc.RTCPeerConnection(aiortc.RTCConfiguration(iceServers=servers))
         self._video, self._audio = _Track("video", _WAITING), _Track("audio", _WAITING * _PACKETS_PER_FRAME)
         self._threads = ThreadPoolExecutor(1, "live frames")
         encoder = replace(choose_encoder(SyncOptions(codec="h264"), session.loop.info), pixel_format="yuv420p")
@@ -113,9 +113,9 @@ class Call:
             self._peer.addTrack(track)
         for transceiver in self._peer.getTransceivers():
             if transceiver.kind == "video":
-                codecs = RTCRtpSender.getCapabilities("video").codecs
+                codecs = aiortc.RTCRtpSender.getCapabilities("video").codecs
                 transceiver.setCodecPreferences(sorted(codecs, key=lambda codec: codec.mimeType != _H264))
-        await self._peer.setRemoteDescription(RTCSessionDescription(sdp, "offer"))
+        await self._peer.setRemoteDescription(aiortc.RTCSessionDescription(sdp, "offer"))
         video, _, *others = self._peer.getTransceivers()
         video.direction = "sendonly"  # what a viewer films would be decoded and kept, and so would other tracks
         for transceiver in others:
@@ -149,11 +149,11 @@ class Call:
         elif self._peer.connectionState in ("failed", "closed"):
             await self.close()
 
-    def _on_track(self, track: MediaStreamTrack) -> None:
+    def _on_track(self, track: aiortc.MediaStreamTrack) -> None:
         if track.kind == "audio":
             start(self._listen(track), self._tasks)
 
-    async def _listen(self, track: MediaStreamTrack) -> None:
+    async def _listen(self, track: aiortc.MediaStreamTrack) -> None:
         """Says what the viewer says."""
         microphone = None
         with suppress(MediaStreamError):
@@ -198,9 +198,8 @@ class Call:
         for part in range(_PACKETS_PER_FRAME):
             at = frame.index * len(frame.sound) + part * size
             self._audio.put(sound_frame(frame.sound[part * size :][:size], rate_hz, at))
-        if frame.ends:
-            for listener in self.listeners:
-                listener(frame)
+        for socket in self.sockets if frame.ends else ():
+            start(tell(socket, type="finished", utterance=frame.utterance), self._tasks)
 
 
 class Microphone:

@@ -14,7 +14,7 @@ from latentsync_trt.child import Child, Emit, Ended, Event
 from latentsync_trt.config import SyncOptions
 from latentsync_trt.errors import InputError, LatentSyncError
 from latentsync_trt.face.track_file import Tracks
-from latentsync_trt.option_fields import file_fields, from_texts
+from latentsync_trt.option_fields import field_name, file_fields, from_texts
 from latentsync_trt.serve.admission import OUTPUT, PAGE, PREVIEW, SPEAKER, Form, Limits, TooLarge
 from latentsync_trt.types import ProgressCallback, UInt8Array
 from latentsync_trt.validation import from_json
@@ -125,6 +125,8 @@ def check_form(job_id: str, form: Form, folder: Path, limits: Limits) -> Task:
     from latentsync_trt.media.codecs import default_suffix
     from latentsync_trt.sync.inputs import check_inputs
 
+    if "video" not in form.files:
+        raise InputError("video: is missing; send the file in the field video")
     for name, most_bytes in _MOST_BYTES.items():
         if name in form.files and form.files[name].stat().st_size > most_bytes:
             raise TooLarge(f"{name}: has more than {most_bytes / 1e6:g} MB, which is the most here; send a smaller one")
@@ -132,15 +134,20 @@ def check_form(job_id: str, form: Form, folder: Path, limits: Limits) -> Task:
     if len(label) > MOST_LABEL:
         raise InputError(f"label: has more than {MOST_LABEL} characters; send a shorter one")
     options = _options(form, folder)
+    audio, speakers = form.files.get("audio"), [name for name in form.files if SPEAKER.fullmatch(name)]
+    if audio is None and not speakers:
+        raise InputError("audio: is missing; send the speech in the field audio, or each person's in speaker_0, …")
+    if audio is not None and speakers:
+        cure = "send all speech in such fields, or in audio with the file turns, which says who speaks when"
+        raise InputError(f"{speakers[0]}: audio was sent, too; {cure}")
     for name in form.files.keys() - _MOST_BYTES:
         check_media(name, form.files[name], limits)
-    audio = form.files.get("audio")
     target = folder / f"{OUTPUT}{default_suffix(options)}"
     check_inputs(form.files["video"], audio, target, options)
     speech, preview = None if audio is None else str(audio), str(folder / PREVIEW)
     most_s, bundle = limits.max_clip_s, form.texts.get("bundle")
     task = Task(job_id, str(form.files["video"]), speech, str(target), options, preview, most_s, bundle)
-    return replace(task, label=label, names=form.names, webhook=form.texts.get("webhook", ""))
+    return replace(task, label=label, names=form.names)
 
 
 def _options(form: Form, folder: Path) -> SyncOptions:
@@ -149,21 +156,17 @@ def _options(form: Form, folder: Path) -> SyncOptions:
     page = values.pop("report", False)
     if not isinstance(page, bool):
         raise InputError("report: is true for a page with measures and pictures, or false")
-    options = from_texts(SyncOptions, values)
-    names = file_fields(SyncOptions)
-    files: dict[str, Any] = {name: str(form.files[name]) for name in names if name in form.files}
-    named = [name for name in names if getattr(options, name) is not None]
-    if options.speaker and "turns" not in files:
-        named.append("speaker")
-    if named:
-        cure = "send the file in a field of that name, recordings in speaker_0, speaker_1, …"
-        raise InputError(f"{named[0]}: cannot be named in options; {cure}")
+    files: dict[str, Any] = {name: str(form.files[name]) for name in file_fields(SyncOptions) if name in form.files}
+    for name in [field_name(given) for given, value in values.items() if value not in (None, "", [])]:
+        if name in file_fields(SyncOptions) or (name == "speaker" and "turns" not in files):
+            cure = "send the file in a field of that name, recordings in speaker_0, speaker_1, …"
+            raise InputError(f"{name}: cannot be named in options; {cure}")
     speakers = {int(found[1]): path for name, path in form.files.items() if (found := SPEAKER.fullmatch(name))}
     if speakers:
         files["speaker"] = tuple(Speaker(face, str(path)) for face, path in sorted(speakers.items()))
     if page:
         files["report"] = str(folder / PAGE)
-    return replace(options, **files, resume=False)
+    return replace(from_texts(SyncOptions, values), **files, resume=False)
 
 
 def check_media(name: str, path: Path, limits: Limits) -> None:

@@ -1,10 +1,9 @@
 """Live sessions over HTTP: a page, WebRTC out, and speech in by microphone or a WebSocket of 16-bit samples."""
 
 import asyncio
-import json
 import secrets
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,15 +14,13 @@ from fastapi import Depends, FastAPI, HTTPException, Request, Response, WebSocke
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import FileResponse
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Gauge, generate_latest
-from starlette.websockets import WebSocketDisconnect
 
 from latentsync_trt import __version__
 from latentsync_trt.errors import Busy, InputError, LatentSyncError
-from latentsync_trt.live.frame import LiveFrame
 from latentsync_trt.live.session import LiveSession
 from latentsync_trt.serve.admission import LiveLimits
 from latentsync_trt.serve.app import HANDLED, check_origin, guard, has_key, on_error
-from latentsync_trt.serve.call import MARK, Call, start
+from latentsync_trt.serve.call import MARK, Call, start, tell
 from latentsync_trt.validation import from_json
 
 _PAGE = Path(__file__).parent
@@ -171,14 +168,8 @@ def _found(service: LiveService, name: str) -> Call:
 
 
 async def _converse(socket: WebSocket, call: Call, rate_hz: int) -> None:
-    """Answers what is said with the seconds that wait, and says when utterances have been heard."""
+    """Answers each message: what is said, with the seconds that wait."""
     call.sockets.add(socket)
-    told = set[asyncio.Task[None]]()
-
-    def finished(frame: LiveFrame) -> None:
-        start(_send(socket, type="finished", utterance=frame.utterance), told)
-
-    call.listeners.append(finished)
     try:
         await socket.accept()
         while True:
@@ -186,17 +177,11 @@ async def _converse(socket: WebSocket, call: Call, rate_hz: int) -> None:
             if message["type"] == "websocket.disconnect":
                 return
             try:
-                await _send(socket, **await asyncio.to_thread(_done, call.session, message, rate_hz))
+                await tell(socket, **await asyncio.to_thread(_done, call.session, message, rate_hz))
             except LatentSyncError as error:
-                await _send(socket, type="error", error=str(error), busy=isinstance(error, Busy))
+                await tell(socket, type="error", error=str(error), busy=isinstance(error, Busy))
     finally:
-        call.listeners.remove(finished)
         call.sockets.remove(socket)
-
-
-async def _send(socket: WebSocket, **values: Any) -> None:
-    with suppress(WebSocketDisconnect, RuntimeError):  # it has left
-        await socket.send_text(json.dumps(values))
 
 
 def _done(session: LiveSession, message: Any, rate_hz: int) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Runs the service in this process, with uvicorn, until the command is stopped; and how its answers arrive."""
 
 import asyncio
+import logging
 import socket
 import threading
 import time
@@ -13,6 +14,7 @@ from starlette.applications import Starlette
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from latentsync_trt.errors import InputError, LatentSyncError
+from latentsync_trt.paths import PrintableLines
 
 _POLL_S = 0.5
 
@@ -25,6 +27,14 @@ SETTINGS |= {"ws_max_size": MOST_MESSAGE_BYTES, "ws_max_queue": 1, "ws_per_messa
 
 SILENT_S, MOST_S = 2.0, 30.0
 """The rest of a request is read until nothing arrives for so long, and no longer than this."""
+
+
+def log_to_stderr() -> None:
+    """Makes this process log steps of jobs, and warnings of all libraries."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(PrintableLines("%(asctime)s %(message)s"))
+    logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
+    logging.getLogger("latentsync_trt").setLevel(logging.INFO)
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -7,26 +7,23 @@ import sqlite3
 import threading
 import time
 import uuid
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from tempfile import gettempdir
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
 from latentsync_trt import stopping
 from latentsync_trt.batch.dispatch import Dispatcher
 from latentsync_trt.batch.job_store import OPEN, JobStore, Row, State
-from latentsync_trt.batch.remote_files import shown
 from latentsync_trt.batch.tasks import CanceledEvent, Event, Failed, Finished, Moved, Started, WorkerHandle, WorkerState
-from latentsync_trt.errors import Busy, InputError, LatentSyncError, OutputError
+from latentsync_trt.errors import Busy, LatentSyncError, OutputError
 from latentsync_trt.files import whole_file
-from latentsync_trt.serve.admission import INPUTS, RETRY_S, Form, Limits, NotNow, UnknownJob, fetch_missing
+from latentsync_trt.serve.admission import INPUTS, RETRY_S, Form, Limits, NotNow, UnknownJob
 from latentsync_trt.serve.checks import Pool, check_form
-from latentsync_trt.serve.events import WEBHOOK_VARIABLE, JobStatus, Webhooks, log_step
 from latentsync_trt.types import Progress
 
 _ID = re.compile(r"[0-9a-f]{32}")
@@ -38,12 +35,10 @@ _CHECKS = 4, 1.5e9, 120.0
 
 _MOST_ARRIVING = 64
 """Uploads at the same time; they take no place in the queue before they are complete."""
-_RECOVER_S = 5.0
+_AGAIN_S = 2.0
+"""After which a thread tries again to store what has happened."""
 _RESERVE_BYTES = 4_000_000
 """Of a file that is deleted when the disk is full, so that the ledger can still be written."""
-
-_PENDING = "webhook"
-"""File in the folder of a job whose webhook was not yet called with success."""
 
 _FULL = "service: its disk is full; free some space on it, or try again later"
 
@@ -52,16 +47,39 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class JobStatus:
+    """The body of answers about a job.
+
+    `label`, `files`: the client's names for the job, and for its files by field. `position`: in the queue, 1 = next.
+    `done` of `total` frames (None = unknown) have passed `stage`.
+    `frames_per_s`: while it runs, or of the whole run. Times are seconds since 1970. `report`: that of the run.
+    """
+
+    id: str
+    state: State
+    label: str
+    files: dict[str, str]
+    created_s: float
+    started_s: float | None
+    ended_s: float | None
+    attempts: int
+    position: int | None
+    worker: str | None
+    stage: str | None
+    done: int
+    total: int | None
+    frames_per_s: float | None
+    seconds_left: float | None
+    error: str | None
+    report: dict[str, Any] | None
+
+
 class Service:
     """Runs jobs on workers; thread-safe. Each job has a folder of its own below `folder`, named by its id."""
 
-    def __init__(
-        self, folder: Path, handles: Sequence[WorkerHandle], limits: Limits, secret: bytes | None = None
-    ) -> None:
+    def __init__(self, folder: Path, handles: Sequence[WorkerHandle], limits: Limits) -> None:
         """Starts the workers, and continues jobs of an earlier service that had not ended. On a full disk, too.
-
-        Args:
-            secret: signs calls of addresses; without it, jobs may not name one.
 
         Raises:
             InputError: another service uses the folder. OutputError, OSError: it cannot be written.
@@ -71,12 +89,9 @@ class Service:
         self._reserve = folder.absolute() / "reserve"
         self._store = self._written(lambda: JobStore.open(folder / "ledger.sqlite"))
         self.limits, self._checks = limits, Pool("check of the files", *_CHECKS)
-        self._webhooks = Webhooks(secret, private=limits.allow_private_urls) if secret else None
         self.totals = Counter[str]()
         """Since the start: frames, ends by state, failures by kind."""
-        self._lock, self._recovering, self._stopped = threading.Lock(), threading.Lock(), threading.Event()
-        self._late = deque[Event]()
-        """What the ledger could not store, as the disk is full."""
+        self._lock, self._stopped = threading.Lock(), threading.Event()
         self._running: dict[str, tuple[Progress, float]] = {}
         """What each running job did last, and when, on `time.monotonic`'s scale."""
         self._arriving = threading.Semaphore(_MOST_ARRIVING)
@@ -89,13 +104,12 @@ class Service:
                 message = f"job {row.task.id}: service or worker died {row.attempts} times while it ran; {cure}"
                 failed = Failed(row.task.id, row.worker or "", message, usage=False, again=False)
                 self._written(partial(self._store.record, failed))
-        for path in filter(lambda path: _ID.fullmatch(path.name), self._jobs.iterdir()):
-            known = self._store.row(path.name)
-            if known is None or known.state not in OPEN:  # left by a service that was killed
-                self._clear(path.name)
-                self._call_webhook(path.name)
+        waiting = self._store.rows("waiting")
+        folders = {path.name for path in self._jobs.iterdir() if _ID.fullmatch(path.name)}
+        for left in folders - {row.task.id for row in waiting}:  # by a service that was killed
+            self._clear(left)
         self._dispatcher = Dispatcher(handles, self._on_event, attempts=_ATTEMPTS)
-        for row in self._store.rows("waiting"):
+        for row in waiting:
             self._dispatcher.submit(row.task, attempts_before=row.attempts)
         threading.Thread(target=self._sweep_often, name="sweep", daemon=True).start()
 
@@ -109,20 +123,17 @@ class Service:
             self._store.reclaim(killed=False)
         self._dispatcher.close()
         self._checks.close()
-        if self._webhooks is not None:
-            self._webhooks.close()
         self._store.close()
 
     def problem(self) -> str:
         """Returns why no job can run; empty if one can."""
-        states = self.workers()
         if self._stopped.is_set():
             return "the service stops"
         if not self.recover():
             return _FULL
-        if any(each.state in ("ready", "running") for each in states):
-            return ""
-        return "; ".join(f"{each.worker}: {each.state} {each.detail}".rstrip() for each in states)
+        states = self.workers()
+        works = any(each.state in ("ready", "running") for each in states)
+        return "" if works else "; ".join(f"{each.worker}: {each.state} {each.detail}".rstrip() for each in states)
 
     def check(self) -> None:
         """Raises `LatentSyncError` if the service must be started again, as no worker is left."""
@@ -138,10 +149,7 @@ class Service:
         """
         if not self.recover():
             raise OutputError(_FULL)
-        with self._lock:
-            if self._stopped.is_set():
-                raise Busy("service: stops; try again later")
-            self._check_queue()
+        self._check_queue()
         if not self._arriving.acquire(blocking=False):
             raise Busy(f"uploads: {_MOST_ARRIVING} arrive already; try again in {RETRY_S} seconds")
         job_id = uuid.uuid4().hex
@@ -158,30 +166,23 @@ class Service:
         """Checks the files of a received job, and queues it.
 
         Raises:
-            Busy: the queue is full. Others as `fetch_missing`, `Pool.call` and `check_form`.
+            Busy: the queue is full. Others as `Pool.call` and `check_form`.
         """
         try:
-            if url := form.texts.get("webhook", ""):
-                if urlsplit(url).scheme.lower() not in ("http", "https") or not urlsplit(url).hostname:
-                    raise InputError(f"webhook: {shown(url)[:200]}: is no address that begins with https or http")
-                if self._webhooks is None:
-                    raise InputError(f"webhook: none is called here; start the service with ${WEBHOOK_VARIABLE}")
-            folder = self._jobs / job_id
-            fetch_missing(form, folder / INPUTS, self.limits)
-            task = self._checks.call(check_form, job_id, form, folder, self.limits)
+            task = self._checks.call(check_form, job_id, form, self._jobs / job_id, self.limits)
         except LatentSyncError as error:
             error.args = (self._hide(str(error)),)
             raise
         with self._lock:
             self._check_queue()
-            if task.webhook:
-                (self._jobs / job_id / _PENDING).touch()
             self._store.add([task])
-        log_step(job_id, "waiting", label=task.label, **task.names)
+        _log_step(job_id, "waiting", label=task.label, **task.names)
         self._dispatcher.submit(task)
         return self.job(job_id)
 
     def _check_queue(self) -> None:
+        if self._stopped.is_set():
+            raise Busy("service: stops; try again later")
         if self._store.counts().get("waiting", 0) >= self.limits.max_queue:
             raise Busy(f"queue: {self.limits.max_queue} jobs wait already; try again in {RETRY_S} seconds")
 
@@ -205,7 +206,7 @@ class Service:
         """Forgets a job, cancels it if it waits or runs, and deletes its files; raises `UnknownJob`."""
         self._row(job_id)
         self._written(lambda: self._store.remove([job_id]))  # which frees space
-        log_step(job_id, "deleted")
+        _log_step(job_id, "deleted")
         if not self._dispatcher.cancel(job_id):  # else its last event deletes them
             shutil.rmtree(self._jobs / job_id, ignore_errors=True)
 
@@ -242,20 +243,13 @@ class Service:
                 shutil.rmtree(self._jobs / row.task.id, ignore_errors=True)
 
     def recover(self) -> bool:
-        """Stores what could not be stored while the disk was full, and makes a reserve for the next time.
-
-        Returns whether there is space now, for jobs and where uploads arrive.
-        """
+        """Makes the reserve, if it was used; returns whether there is space for jobs and where uploads arrive."""
         try:
-            with self._recovering:
-                while self._late:
-                    self._store.record(self._late[0])
-                    self._follow(self._late.popleft())
-                if not self._reserve.exists():
-                    with whole_file(self._reserve) as part:
-                        part.write_bytes(bytes(_RESERVE_BYTES))
+            if not self._reserve.exists():
+                with whole_file(self._reserve) as part:
+                    part.write_bytes(bytes(_RESERVE_BYTES))
             return min(shutil.disk_usage(each).free for each in (self._jobs, gettempdir())) >= _RESERVE_BYTES
-        except (OSError, sqlite3.Error):
+        except OSError:
             return False
 
     def _sweep_often(self) -> None:
@@ -265,7 +259,7 @@ class Service:
                 self.sweep()
             except (OSError, sqlite3.Error) as error:  # the next one may work
                 _log.warning("%s", error)
-            self._stopped.wait(_SWEEP_S if self._reserve.exists() else _RECOVER_S)
+            self._stopped.wait(_SWEEP_S)
 
     def _written(self, write: Callable[[], T]) -> T:
         """Returns `write()`, which changes the ledger; on a full disk it gets the space of the reserve."""
@@ -274,7 +268,7 @@ class Service:
         except OutputError:
             if not self._reserve.exists():
                 raise
-            self._reserve.unlink()
+            self._reserve.unlink(missing_ok=True)
             return write()
 
     def _row(self, job_id: str) -> Row:
@@ -318,7 +312,7 @@ class Service:
         return [self._hide(each) for each in value] if isinstance(value, list | tuple) else value
 
     def _on_event(self, event: Event) -> None:
-        """Stores and counts what happens; called by the threads of workers."""
+        """Stores and counts what happens; called by the threads of workers, which wait while the disk is full."""
         stops = self._stopped.is_set() or (isinstance(event, Failed) and stopping.exit_code())
         if stops and not isinstance(event, Finished):
             return  # what a stop breaks off goes on later
@@ -328,36 +322,27 @@ class Service:
             if event.state == "lost":
                 _log.warning("%s: lost: %s", event.worker, event.detail)
             return
-        try:
-            self._written(lambda: self._store.record(event))
-        except OutputError as error:
-            if isinstance(event, Started):
-                raise  # it fails the job
-            _log.warning("%s", error)
-            self._late.append(event)
-            return
-        self._follow(event)
-
-    def _follow(self, event: Event) -> None:
-        """Counts an event that is stored, and deletes what it makes superfluous."""
+        while not self._recorded(event):
+            if self._stopped.wait(_AGAIN_S):
+                return
         with self._lock:
             self._count(event)
         if isinstance(event, Finished | CanceledEvent) or (isinstance(event, Failed) and not event.again):
             self._clear(event.task_id)
-            self._call_webhook(event.task_id)
 
-    def _call_webhook(self, job_id: str) -> None:
-        """Tells the end of a job to the address that it names, unless that was done."""
-        pending, row = self._jobs / job_id / _PENDING, self._store.row(job_id)
-        if row is None or self._webhooks is None or not pending.exists():
-            return
-        job = replace(self._status(row, {}), report=None)
-        self._webhooks.send(job, row.task.webhook, partial(pending.unlink, missing_ok=True))
+    def _recorded(self, event: Event) -> bool:
+        try:
+            self._written(partial(self._store.record, event))
+        except OutputError as error:
+            _log.warning("%s", error)
+            return False
+        return True
 
     def _clear(self, job_id: str) -> None:
         """Deletes what a job that has ended needs no more: inputs and work folder; all of one that is forgotten."""
-        folder, known = self._jobs / job_id, self._store.row(job_id) is not None
-        for path in [each for each in folder.glob("*") if each.is_dir()] if known else [folder]:
+        folder = self._jobs / job_id
+        superfluous = [each for each in folder.glob("*") if each.is_dir()] if self._store.row(job_id) else [folder]
+        for path in superfluous:
             shutil.rmtree(path, ignore_errors=True)
 
     def _count(self, event: Event) -> None:
@@ -365,21 +350,26 @@ class Service:
             self._running.pop(event.task_id, None)
         match event:
             case Started(task_id, worker, attempt):
-                log_step(task_id, "running", worker=worker, attempt=attempt)
+                _log_step(task_id, "running", worker=worker, attempt=attempt)
                 self._running[task_id] = _IDLE, 0.0
             case Moved(task_id, _, progress):
                 (before, _), self._running[task_id] = self._running[task_id], (progress, time.monotonic())
                 if progress.stage != before.stage:
-                    log_step(task_id, progress.stage, frames=progress.total)
+                    _log_step(task_id, progress.stage, frames=progress.total)
                 if progress.writes:
                     self.totals["frames"] += progress.done - (before.done if before.writes else 0)
             case Finished(task_id, _, done):
-                log_step(task_id, "done", seconds=round(done.seconds, 1), frames=done.report["frames"])
+                _log_step(task_id, "done", seconds=round(done.seconds, 1), frames=done.report["frames"])
                 self.totals["done"] += 1
             case Failed(task_id, _, message, usage, again):
-                log_step(task_id, "lost, runs again" if again else "failed", reason=self._hide(message))
+                _log_step(task_id, "lost, runs again" if again else "failed", reason=self._hide(message))
                 self.totals["worker" if again else "input" if usage else "run"] += 1
                 self.totals["failed"] += not again
             case CanceledEvent(task_id):
-                log_step(task_id, "canceled")
+                _log_step(task_id, "canceled")
                 self.totals["canceled"] += 1
+
+
+def _log_step(job_id: str, step: str, **facts: object) -> None:
+    known = {name: " ".join(str(value).split()) for name, value in facts.items() if value is not None}
+    _log.info("job %s: %s%s", job_id, step, "".join(f", {name} {value}" for name, value in known.items() if value))

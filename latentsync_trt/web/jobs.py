@@ -12,8 +12,7 @@ from latentsync_trt.errors import InputError
 from latentsync_trt.face.track_file import save_tracks
 from latentsync_trt.serve.admission import SPEAKER, Form, UnknownJob
 from latentsync_trt.serve.checks import People
-from latentsync_trt.serve.events import JobStatus
-from latentsync_trt.serve.service import Service
+from latentsync_trt.serve.service import JobStatus, Service
 
 _SOURCE, _BROWSER = "source", "browser"
 """In a job's folder: the video that was sent, to compare, and the mark of the browser that sent it."""

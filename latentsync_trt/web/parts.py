@@ -17,7 +17,7 @@ from markupsafe import Markup
 
 from latentsync_trt.config import SyncOptions
 from latentsync_trt.option_fields import choices_of, file_fields
-from latentsync_trt.serve.events import JobStatus
+from latentsync_trt.serve.service import JobStatus
 
 PRESET = "preset"
 _SHOWN = (
