@@ -91,12 +91,9 @@ class Speaker:
         name = f"{voice.language}+{voice.variant}"
         if self._library.espeak_SetVoiceByName(name.encode()) != 0:
             raise ValueError(f"espeak-ng has no voice {name}")
-        for parameter, value in (
-            (_RATE, voice.words_per_minute),
-            (_PITCH, voice.pitch),
-            (_PITCH_RANGE, voice.pitch_range),
-        ):
-            self._library.espeak_SetParameter(parameter, value, 0)
+        self._library.espeak_SetParameter(_RATE, voice.words_per_minute, 0)
+        self._library.espeak_SetParameter(_PITCH, voice.pitch, 0)
+        self._library.espeak_SetParameter(_PITCH_RANGE, voice.pitch_range, 0)
         self._pieces.clear()
         self._events.clear()
         encoded = text.encode()
@@ -105,14 +102,12 @@ class Speaker:
         if not self._pieces:
             raise ValueError(f"espeak-ng produced no audio for “{text}”")
         samples = np.concatenate(self._pieces)
-        return Utterance(samples, self.rate_hz, self._phonemes(len(samples)))
-
-    def _phonemes(self, samples: int) -> tuple[Phoneme, ...]:
-        starts = [start for start, _ in self._events] + [samples]
-        return tuple(
+        ends = [start for start, _ in self._events[1:]] + [len(samples)]
+        phonemes = (
             Phoneme(symbol, start / self.rate_hz, max(start, end) / self.rate_hz)
-            for (start, symbol), end in zip(self._events, starts[1:], strict=True)
+            for (start, symbol), end in zip(self._events, ends, strict=True)
         )
+        return Utterance(samples, self.rate_hz, tuple(phonemes))
 
     def _collect(
         self, samples: "ctypes._Pointer[ctypes.c_short]", count: int, events: "ctypes._Pointer[_Event]"

@@ -10,6 +10,7 @@ from itertools import pairwise
 from math import ceil
 
 import numpy as np
+from scipy.ndimage import gaussian_filter1d
 
 from latentsync_trt.config import MODEL_FPS
 from latentsync_trt.types import BoolArray, Float32Array, Float64Array
@@ -119,7 +120,8 @@ def mouth_track(phonemes: Sequence[Phoneme], duration_s: float) -> MouthTrack:
     time = np.arange(ceil(duration_s * FINE_HZ) + 1) / FINE_HZ
     targets = [(SHAPES[part.symbol], part) for part in spoken]
     targets += [(_SILENCE, pause) for pause in pauses]
-    blend = _smoothed(_blended(targets, time))
+    # Lips have inertia.
+    blend = gaussian_filter1d(_blended(targets, time), _SMOOTH_S * FINE_HZ, axis=0, mode="nearest", truncate=3)
     lips = list(_closures(phonemes))
     gate = _gate(time, lips) * _gate(time, _quiet(pauses))
     blend[:, 0] *= gate
@@ -181,14 +183,6 @@ def _blended(targets: Sequence[tuple[Shape, Phoneme]], time: Float64Array) -> Fl
         total[first:last] += pull * (shape.opening, shape.width, shape.rounding)
         weights[first:last] += pull
     return total / weights
-
-
-def _smoothed(values: Float64Array) -> Float64Array:
-    """Smooths along time with a Gaussian, since lips have inertia."""
-    reach = ceil(3 * _SMOOTH_S * FINE_HZ)
-    kernel = np.exp(-0.5 * (np.arange(-reach, reach + 1) / (_SMOOTH_S * FINE_HZ)) ** 2)
-    padded = np.pad(values, ((reach, reach), (0, 0)), "edge")
-    return np.stack([np.convolve(column, kernel / kernel.sum(), "valid") for column in padded.T], axis=1)
 
 
 def _gate(time: Float64Array, closed: Iterable[tuple[float, float]]) -> Float64Array:
