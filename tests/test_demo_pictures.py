@@ -35,7 +35,8 @@ def filmed(mouth: SpokenMouth) -> tuple[list[UInt8Array], list[UInt8Array]]:
     rest = np.zeros_like(mouth.opening)
     track = np.stack([mouth.opening, rest, rest], axis=1)
     renderer, scene = PortraitRenderer(), Scene(np.random.default_rng(3))
-    return list(renderer.frames(scene, None, FRAMES)), list(renderer.frames(scene, track, FRAMES))
+    still, spoken = zip(*(renderer.variants(scene, (None, track[i]), i) for i in range(FRAMES)), strict=True)
+    return list(still), list(spoken)
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,6 @@ The same seed on the same kind of machine gives the same model. `FOLDER/bundle` 
 """
 
 import argparse
-import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -94,28 +93,22 @@ def train(recorded: Speech, settings: Settings, context: TrainingContext, proces
 
 
 def make_bundle(checkpoints: Path, out: Path, resolution_px: int) -> Path:
-    """Exports the networks in the folder `checkpoints` in float16, and adds their limits to the manifest.
-
-    Raises:
-        CheckpointError, ExportMismatch, OutputError: as `export_bundle`.
-        OSError: `out` exists.
-    """
-    with tempfile.TemporaryDirectory(dir=checkpoints.parent) as folder:
-        options = ExportOptions(
-            unet=checkpoints / "unet.pt",
-            vae=checkpoints / "vae",
-            whisper=checkpoints / "whisper.pt",
-            out=Path(folder) / NAME,
-            resolution=resolution_px,
-            frames=WINDOW_FRAMES,
-            precision="fp16",
-            cuda_form=False,  # its kernels do not support groups of three channels
-        )
-        bundle = export_bundle(options, lambda stage, done: print(f"{100 * done:3.0f} % {stage}", flush=True))
-        manifest = read_manifest(bundle)
-        (bundle / MANIFEST_NAME).unlink()
-        write_manifest(bundle, replace(manifest, name=NAME, model=NAME, notes=(*manifest.notes, LIMITS)))
-        return bundle.rename(out)
+    """Exports the networks in the folder `checkpoints` in float16, and adds their limits to the manifest."""
+    options = ExportOptions(
+        unet=checkpoints / "unet.pt",
+        vae=checkpoints / "vae",
+        whisper=checkpoints / "whisper.pt",
+        out=out,
+        resolution=resolution_px,
+        frames=WINDOW_FRAMES,
+        precision="fp16",
+        cuda_form=False,  # its kernels do not support groups of three channels
+    )
+    bundle = export_bundle(options, lambda stage, done: print(f"{100 * done:3.0f} % {stage}", flush=True))
+    manifest = read_manifest(bundle)
+    (bundle / MANIFEST_NAME).unlink()
+    write_manifest(bundle, replace(manifest, name=NAME, model=NAME, notes=(*manifest.notes, LIMITS)))
+    return bundle
 
 
 if __name__ == "__main__":

@@ -14,26 +14,20 @@ from typing import Any
 
 import cv2
 import numpy as np
-import psutil
 
 from latentsync_trt.face.align import crop
 from latentsync_trt.face.choice import MainFace
 from latentsync_trt.face.detector import MediaPipeDetector
-from latentsync_trt.types import BoolArray, Float32Array, Float64Array, UInt8Array
+from latentsync_trt.types import BoolArray, Float32Array, UInt8Array
 from scripts.train_demo.scene import PortraitRenderer, Scene
 from scripts.train_demo.speech import Int64Array, Speech
 
 _MOUTHS = "mouths.npy"
-_STILL_SHARE = 0.5
-"""Share of scenes whose source keeps the photographed mouth; in the others it speaks."""
-
+_STILL_SHARE = 0.5  # share of scenes whose source keeps the photographed mouth; in the others it speaks
 _LOWEST, _HIGHEST = np.array([0.0, -1.0, 0.0]), np.array([1.0, 1.0, 1.0])
 
-Levels = tuple[int, int, int]
-"""Poses of the atlas along opening, width and rounding."""
-
-Segment = tuple[int, int]
-"""A recording, and the frame in it at which the segment begins."""
+Levels = tuple[int, int, int]  # poses of the atlas along opening, width and rounding
+Segment = tuple[int, int]  # a recording, and the frame in it at which the segment begins
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +66,7 @@ def render_clips(speech: Speech, plan: ClipPlan, seed: int, processes: int, fold
         np.lib.format.open_memmap(folder / f"{name}.npy", "w+", np.uint8, shape).flush()
     long_enough = [index for index in range(len(speech)) if speech.frames(index) >= plan.frames]
     drawn = [_draw_clip(speech, plan, long_enough, seed, number) for number in range(plan.scenes)]
-    with multiprocessing.get_context("spawn").Pool(processes, _lower_priority) as pool:
+    with multiprocessing.get_context("spawn").Pool(processes) as pool:
         _draw_atlas(folder / _MOUTHS, plan.mouths, pool)
         tracked = list(pool.imap(partial(_render, folder, plan.mouths), enumerate(drawn), chunksize=1))
     spoken, source = (np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("spoken", "source"))
@@ -100,11 +94,6 @@ def _draw_clip(speech: Speech, plan: ClipPlan, recordings: list[int], seed: int,
     still = generator.random() < _STILL_SHARE
     source = None if still else mouths(segment(int(generator.choice(recordings))))
     return Scene(generator), takes, [source, *map(mouths, takes)]
-
-
-def _lower_priority() -> None:
-    """The audio encoder trains at the same time: its many small calls each wait for a free core."""
-    psutil.Process().nice(psutil.BELOW_NORMAL_PRIORITY_CLASS if psutil.WINDOWS else 10)
 
 
 def _render(folder: Path, levels: Levels, numbered: tuple[int, _Drawn]) -> bool:
@@ -153,15 +142,11 @@ def _atlas_renderer(mouths: Path, levels: Levels) -> tuple[PortraitRenderer, Med
         """Trilinear; poses beyond the grid are clipped to it."""
         position = ((pose.astype(np.float64) - _LOWEST) / (_HIGHEST - _LOWEST)).clip(0, 1) * last
         low = np.minimum(position.astype(np.int64), np.maximum(last - 1, 0))
-        return np.rint(_blended(images, low, position - low)).astype(np.uint8)
+        share, total = position - low, np.zeros(images.shape[3:], np.float32)
+        for corner in product((0, 1), repeat=3):
+            weight = float(np.prod(np.where(corner, share, 1 - share)))
+            if weight:
+                cv2.scaleAdd(images[tuple(low + corner)].astype(np.float32), weight, total, total)
+        return np.rint(total).astype(np.uint8)
 
     return PortraitRenderer(interpolated), MediaPipeDetector()
-
-
-def _blended(images: UInt8Array, low: Int64Array, share: Float64Array) -> Float32Array:
-    total = np.zeros(images.shape[3:], np.float32)
-    for corner in product((0, 1), repeat=3):
-        weight = float(np.prod(np.where(corner, share, 1 - share)))
-        if weight:
-            cv2.scaleAdd(np.asarray(images[tuple(low + corner)]).astype(np.float32), weight, total, total)
-    return total

@@ -11,9 +11,7 @@ from scripts.train_demo.clips import Clips
 from scripts.train_demo.loop import normal, to_device
 from scripts.train_demo.speech import LOWEST, MEL_PER_FRAME, RANGE_DECADES, STEPS_PER_DECADE, Int64Array, Speech
 
-SEGMENT_FRAMES = 750
-"""The audio encoder's input: 30 s."""
-
+SEGMENT_FRAMES = 750  # the audio encoder's input: 30 s
 POSITIONS_PER_FRAME = 2
 _NO_FRAME = -1
 

@@ -19,18 +19,8 @@ _WARM_UP_STEPS = 200
 _CLIP_NORM = 1.0
 _WEIGHT_DECAY = 0.01
 _EMA_DECAY = 0.999
-_FINAL_RATE_SHARE = 0.02
-"""Learning rate at the end of a stage, as a share of the rate after warm-up."""
-
-_RANDOM_STREAMS = {
-    "audio": 530,
-    "vae": 316,
-    "latent_spread": 639,
-    "mouth": 431,
-    "features": 416,
-    "unet": 444,
-    "tune": 444,
-}
+_FINAL_RATE_SHARE = 0.02  # learning rate at the end of a stage, as a share of the rate after warm-up
+_RANDOM_STREAMS = {"audio": 530, "vae": 316, "spread": 639, "mouth": 431, "features": 416, "unet": 444, "tune": 444}
 """Part of every seed: other numbers train another model."""
 
 Losses = dict[str, Tensor]

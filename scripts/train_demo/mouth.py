@@ -12,12 +12,8 @@ from latentsync_trt.types import Float32Array, Float64Array, UInt8Array
 
 ENLARGE = 2
 _GRID_PX = 6
-_SMOOTHING = 5e-4
-"""Keeps a spline solvable where two points nearly coincide, at an error far below a pixel."""
-
-AREA = (160, 96, 288, 204)
-"""Left, top, right, bottom in the photograph, in pixels; nothing outside is changed."""
-
+_SMOOTHING = 5e-4  # keeps a spline solvable where two points nearly coincide, at an error far below a pixel
+AREA = (160, 96, 288, 204)  # left, top, right, bottom in the photograph, in pixels; nothing outside is changed
 _UPPER_INNER = (78, 191, 80, 81, 82, 13, 312, 311, 310, 415, 308)
 _LOWER_INNER = (78, 95, 88, 178, 87, 14, 317, 402, 318, 324, 308)
 _UPPER_OUTER = (61, 185, 40, 39, 37, 0, 267, 269, 270, 409, 291)
@@ -29,40 +25,22 @@ _CHEEK = (212, 432, 57, 287, 216, 436)
 
 # In units of half the photographed mouth's width.
 _HALF_WIDTH, _SPREAD, _PURSE = 0.9, 0.1, 0.3
-_GAP = 0.66
-"""The gap between the lips of a fully open mouth."""
-
-_UPPER_SHARE = 0.16
-"""Share of the gap by which the upper lip rises; the jaw makes the rest."""
-
-_JAW_SHARE = 0.62
-"""Movement of the chin, as a share of the lower lip's."""
-
-_LINE = 0.38
-"""Where shut lips meet, from 0 = photographed upper lip to 1 = lower lip."""
-
+_GAP = 0.66  # the gap between the lips of a fully open mouth
+_UPPER_SHARE = 0.16  # share of the gap by which the upper lip rises; the jaw makes the rest
+_JAW_SHARE = 0.62  # movement of the chin, as a share of the lower lip's
+_LINE = 0.38  # where shut lips meet, from 0 = photographed upper lip to 1 = lower lip
 _CORNER_DROP = 0.05
 _SHADOW, _SHADOW_UNTIL = 0.75, 0.15
 _DARK_LEVEL, _CORNERS_FROM = 150, 0.62
 _POUT = 0.12
 _CORNER_SHIFT = 0.03
-_FLATTEN = 0.75
-"""How much pursed lips flatten the photographed smile."""
-
-_FOLLOW = 0.72
-"""How far the outer edge of a lip follows its inner edge; lips get thinner as they open."""
-
-_CLOSED_JAW = -0.09
-"""Offset of the chin from its photographed position when the lips are shut."""
+_FLATTEN = 0.75  # how much pursed lips flatten the photographed smile
+_FOLLOW = 0.72  # how far the outer edge of a lip follows its inner edge; lips get thinner as they open
+_CLOSED_JAW = -0.09  # offset of the chin from its photographed position when the lips are shut
 
 
 class Mouth:
-    """The photograph's mouth.
-
-    Args:
-        photograph: uint8 `(H, W, 3)` RGB.
-        mesh: FaceMesh's points in it, `(468, 3)`, in pixels.
-    """
+    """The mouth of `photograph`, uint8 `(H, W, 3)` RGB, with FaceMesh's points in it, `(468, 3)`, in pixels."""
 
     def __init__(self, photograph: UInt8Array, mesh: Float32Array) -> None:
         left, top, right, bottom = AREA
@@ -81,10 +59,16 @@ class Mouth:
         for inner, outer, sign in ((78, 61, -1.0), (308, 291, 1.0)):
             self._sources[inner] = self._points[outer] + sign * _CORNER_SHIFT * self._half * along
             self._sources[outer] = self._points[outer] + sign * 3 * _CORNER_SHIFT * self._half * along
-        self._edge = self._rectangle()
+        # Points along the border, which stay.
+        right, low = self.size_px[0] - 1.0, self.size_px[1] - 1.0
+        x, y = np.linspace(0, right, 7), np.linspace(0, low, 6)[1:-1]
+        sides = np.meshgrid(x, (0.0, low)), np.meshgrid((0.0, right), y)
+        self._edge = np.concatenate([np.stack(side, -1).reshape(-1, 2) for side in sides])
         self._teeth = self._photographed_teeth()
         self._skin = self._without_corners()
-        self._fade = _fade(self.size_px)
+        # 1 inside the area, 0 at its border.
+        columns, rows = (np.minimum(np.arange(side), np.arange(side)[::-1]) for side in self.size_px)
+        self._fade = _smoothstep(np.minimum(columns, rows[:, None]) / 8.0 - 1)
 
     def draw(self, pose: Float32Array) -> UInt8Array:
         """The area with the mouth in `pose (3,)`, uint8 `(height, width, 3)` RGB; its border is unchanged.
@@ -233,16 +217,6 @@ class Mouth:
         opacity *= _smoothstep((rows - ceiling + 0.5 * self._half) / 2.0)
         return colors, opacity.astype(np.float32)
 
-    def _rectangle(self) -> Float64Array:
-        """Fixed points along the border."""
-        width, height = self.size_px
-        x, y = np.linspace(0, width - 1, 7), np.linspace(0, height - 1, 6)
-        sides = [
-            np.stack(np.meshgrid(x, (0.0, height - 1.0)), -1),
-            np.stack(np.meshgrid((0.0, width - 1.0), y[1:-1]), -1),
-        ]
-        return np.concatenate([side.reshape(-1, 2) for side in sides])
-
 
 def _mix(below: Float32Array, above: Float32Array, opacity: Float32Array) -> Float32Array:
     return np.asarray(below + opacity[..., None] * (above - below), np.float32)
@@ -263,14 +237,6 @@ def _polygon(points: Float64Array, size_px: tuple[int, int], grow_px: float = 0.
     if grow_px:
         cv2.polylines(canvas, [corners], True, 255, round(2 * grow_px), cv2.LINE_AA, bits)
     return canvas.astype(np.float32) / np.float32(255)
-
-
-def _fade(size_px: tuple[int, int]) -> Float32Array:
-    """1 inside the area, 0 at its border."""
-    width, height = size_px
-    x = np.minimum(np.arange(width), np.arange(width)[::-1])
-    y = np.minimum(np.arange(height), np.arange(height)[::-1])[:, None]
-    return _smoothstep(np.minimum(x, y) / 8.0 - 1)
 
 
 def _warped(picture: UInt8Array, targets: Float64Array, sources: Float64Array) -> Float32Array:

@@ -12,7 +12,6 @@ from pathlib import Path
 import torch
 from diffusers import AutoencoderKL
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from latentsync_trt.export.layers import GroupNorm, Linear
 from latentsync_trt.export.networks import WHISPER_PREFIX, WhisperEncoder
@@ -21,9 +20,7 @@ from scripts.published import checkpoint_tensors, whisper_file
 
 RESOLUTION_PX = 128
 WINDOW_FRAMES = 16
-TRACK_VALUES = 3
-"""Opening, width, rounding."""
-
+TRACK_VALUES = 3  # opening, width, rounding
 _SINUSOID_PERIOD = 10000
 _AUDIO_PERIOD = 200
 """Of the audio encoder's positional embedding. Cross-attention gets 10 unordered positions per frame: with a short
@@ -85,26 +82,19 @@ class AudioMouthPredictor(nn.Module):
         return predicted
 
 
-class ImageMouthPredictor(nn.Module):
-    """Predicts the mouth from the lower part of an aligned face: `image (N, 3, H, W)` → opening, width, rounding."""
+def image_mouth_predictor(width: int = 24) -> nn.Sequential:
+    """Predicts the mouth from the `lower_part` of aligned faces: opening, width, rounding."""
+    widths = (3, width, width, 2 * width, 2 * width, 4 * width)
+    convs = [nn.Conv2d(a, b, 3, stride=2, padding=1) for a, b in pairwise(widths)]
+    layers = [layer for conv in convs for layer in (conv, nn.GroupNorm(4, conv.out_channels), nn.SiLU())]
+    pooled = nn.AdaptiveAvgPool2d((_POOLED_ROWS, _POOLED_COLUMNS))
+    first = nn.Linear(_POOLED_ROWS * _POOLED_COLUMNS * 4 * width, 4 * width)
+    return nn.Sequential(*layers, pooled, nn.Flatten(), first, nn.SiLU(), nn.Linear(4 * width, TRACK_VALUES))
 
-    def __init__(self, width: int = 24) -> None:
-        super().__init__()
-        widths = (3, width, width, 2 * width, 2 * width, 4 * width)
-        self.convs = nn.ModuleList(nn.Conv2d(a, b, 3, stride=2, padding=1) for a, b in pairwise(widths))
-        self.norms = nn.ModuleList(nn.GroupNorm(4, b) for b in widths[1:])
-        self.out = nn.Sequential(
-            nn.Linear(_POOLED_ROWS * _POOLED_COLUMNS * 4 * width, 4 * width),
-            nn.SiLU(),
-            nn.Linear(4 * width, TRACK_VALUES),
-        )
 
-    def forward(self, image: Tensor) -> Tensor:
-        x = image[:, :, image.shape[2] * 3 // 8 :]
-        for conv, norm in zip(self.convs, self.norms, strict=True):
-            x = F.silu(norm(conv(x)))
-        predicted: Tensor = self.out(F.adaptive_avg_pool2d(x, (_POOLED_ROWS, _POOLED_COLUMNS)).flatten(1))
-        return predicted
+def lower_part(image: Tensor) -> Tensor:
+    """`(N, 3, H, W)` from three eighths of the height on."""
+    return image[:, :, image.shape[2] * 3 // 8 :]
 
 
 def mouth_errors(predicted: Tensor, target: Tensor, weights: Tensor) -> Tensor:

@@ -1,7 +1,6 @@
 """Renders clips of the portrait with varying camera, head movement, light, color and grain."""
 
-from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Sequence
 from math import pi
 
 import cv2
@@ -14,16 +13,12 @@ from latentsync_trt.media.demo_clip import portrait
 from latentsync_trt.types import Float32Array, Float64Array, UInt8Array
 from scripts.train_demo.mouth import AREA, ENLARGE, Mouth
 
-SIDE_PX = 320
-"""Frames are squares of this size; the face fills most of one."""
-
+SIDE_PX = 320  # frames are squares of this size; the face fills most of one
 _FACE_PX = (224.0, 125.0)
 _ZOOM = (1.35, 2.1)
 _LEANS_PX, _TURNS_DEG, _ZOOMS, _HEAD_DEG = 9.0, 4.0, 0.05, 9.0
 _PERIODS_S = (2.5, 9.0)
-_HEAD_EDGE_PX = 18
-"""Width of the transition from the head's depth to 0 around the mesh."""
-
+_HEAD_EDGE_PX = 18  # width of the transition from the head's depth to 0 around the mesh
 _GAMMA, _GAIN, _TINT, _SATURATION = (0.8, 1.25), (0.8, 1.15), 0.06, (0.7, 1.2)
 _SHADE, _GRAIN, _BLUR_PX = 0.3, (0.0, 4.0), (0.0, 0.7)
 
@@ -64,22 +59,13 @@ class PortraitRenderer:
     """Renders frames of the portrait; not thread-safe."""
 
     def __init__(self, draw: Callable[[Float32Array], UInt8Array] | None = None) -> None:
-        """`draw` makes the mouth's part of the enlarged portrait, uint8 `(h, w, 3)` RGB, for a pose `(3,)`.
-
-        Raises:
-            InputError: the portrait is missing.
-            ValueError: no face was found in it.
-        """
-        photograph, mesh = _portrait_with_mesh()
+        """`draw` makes the mouth's part of the enlarged portrait, uint8 `(h, w, 3)` RGB, for a pose `(3,)`."""
+        photograph, detector = portrait(), MediaPipeDetector()
+        mesh, _ = detector.mesh_in(photograph, region_around(detector.detect(photograph)[0]))
         size = (photograph.shape[1] * ENLARGE, photograph.shape[0] * ENLARGE)
         self._large = np.asarray(cv2.resize(photograph, size, interpolation=cv2.INTER_CUBIC), np.uint8)
         self._depth = _depth(photograph.shape[:2], mesh)
         self.draw = Mouth(photograph, mesh).draw if draw is None else draw
-
-    def frames(self, scene: Scene, track: Float32Array | None, frames: int) -> Iterator[UInt8Array]:
-        """Frames uint8 `(320, 320, 3)` RGB with mouths `(n, 3)`; without, with the photographed mouth."""
-        for index in range(frames):
-            yield self.variants(scene, (None if track is None else track[index],), index)[0]
 
     def variants(self, scene: Scene, poses: Sequence[Float32Array | None], index: int) -> tuple[UInt8Array, ...]:
         """Frame `index` of a scene once for each pose `(3,)` of the mouth; None keeps the photographed mouth.
@@ -120,18 +106,6 @@ class PortraitRenderer:
 def _at(sway: Float64Array, time_s: float) -> float:
     amplitude, period_s, phase = sway
     return float(sum(amplitude * np.sin(2 * pi * time_s / period_s + phase)))
-
-
-@lru_cache(maxsize=1)
-def _portrait_with_mesh() -> tuple[UInt8Array, Float32Array]:
-    """The photograph, uint8 `(512, 512, 3)` RGB, and FaceMesh's points in it, `(468, 3)` pixels."""
-    photograph = portrait()
-    detector = MediaPipeDetector()
-    faces = detector.detect(photograph)
-    found = detector.mesh_in(photograph, region_around(faces[0])) if faces else None
-    if found is None:
-        raise ValueError("the demo portrait: no face found; make the demo assets again")
-    return photograph, found[0]
 
 
 def _depth(shape: tuple[int, ...], mesh: Float32Array) -> Float32Array:

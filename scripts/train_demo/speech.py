@@ -1,10 +1,16 @@
-"""The speech to train on: synthetic recordings with pauses, echo, equalization and noise, each made from its seed."""
+"""The speech to train on: synthetic recordings with pauses, echo, equalization and noise, each made from its seed.
 
+espeak-ng (GPL 3) speaks; nothing of it is shipped. The library comes from the package espeakng-loader, whose version
+determines the audio.
+"""
+
+import ctypes
 import multiprocessing
 from dataclasses import dataclass
-from multiprocessing.pool import Pool
 from pathlib import Path
+from typing import Any
 
+import espeakng_loader
 import numpy as np
 from numpy.typing import NDArray
 from scipy.signal import fftconvolve
@@ -12,19 +18,14 @@ from scipy.signal import fftconvolve
 from latentsync_trt.audio.mel import SAMPLE_RATE_HZ, computed_filters, log_power_blocks
 from latentsync_trt.config import MODEL_FPS
 from latentsync_trt.types import BoolArray, Float32Array, UInt8Array
-from scripts.train_demo.espeak import Speaker, Voice
 from scripts.train_demo.visemes import MouthTrack, Phoneme, mouth_track
 
 Int64Array = NDArray[np.int64]
 
 SAMPLES_PER_FRAME = SAMPLE_RATE_HZ // MODEL_FPS
-MEL_PER_FRAME = 4
-"""100 spectrogram columns and 25 frames a second."""
-
+MEL_PER_FRAME = 4  # 100 spectrogram columns and 25 frames a second
 LOWEST, STEPS_PER_DECADE = -10.0, 10
-RANGE_DECADES = 8.0
-"""Whisper clips a recording this far below its loudest value."""
-
+RANGE_DECADES = 8.0  # whisper clips a recording this far below its loudest value
 VARIANTS = (
     *("f1", "f2", "f4", "f5", "m1", "m2", "m3", "m4", "m5", "m7", "m8", "klatt", "klatt2", "klatt3"),
     *("Andy", "Annie", "Alicia", "Gene", "Lee", "Mario", "Michael", "linda", "john", "max", "quincy", "steph"),
@@ -32,9 +33,7 @@ VARIANTS = (
 
 _LENGTH_S, _PAUSE_S = (5.0, 24.0), (0.12, 1.4)
 _WORDS_PER_MINUTE, _PITCH, _PITCH_RANGE = (110, 230), (15, 85), (25, 80)
-_SILENT_SHARE = 0.04
-"""Share of recordings without speech: only background noise, and the mouth stays shut."""
-
+_SILENT_SHARE = 0.04  # share of recordings without speech: only background noise, and the mouth stays shut
 _PEAK = 0.5
 _GAIN_DB, _NOISE_DB = (-18.0, 4.0), (-55.0, -18.0)
 _NOISY_SHARE, _ECHO_SHARE, _EQUALIZED_SHARE = 0.6, 0.4, 0.6
@@ -42,13 +41,108 @@ _ECHO_S = (0.05, 0.35)
 _EQUALIZER_DB, _EQUALIZER_POINTS = 10.0, 7
 _RANDOM_WORDS_SHARE, _RANDOM_WORDS = 0.6, (3, 11)
 
-SENTENCES = dict[str, list[str]]()
-"""By espeak-ng's codes of languages; written for this project."""
+SENTENCES = dict[str, list[str]]()  # by espeak-ng's codes of languages; written for this project
 for _line in Path(__file__).with_name("sentences.txt").read_text("utf-8").splitlines():
     if _line.startswith("["):
         SENTENCES[_line[1:-1]] = []
     else:
         SENTENCES[next(reversed(SENTENCES))].append(_line)
+
+
+_SYNCHRONOUS = 2
+_PHONEME_EVENTS, _IPA, _DONT_EXIT = 0x1, 0x2, 0x8000
+_PHONEME_EVENT = 7
+_UTF8 = 1
+_SET_RATE, _SET_PITCH, _SET_PITCH_RANGE = 1, 3, 4
+_FULL_SCALE = np.float32(32768)
+
+
+@dataclass(frozen=True, slots=True)
+class Voice:
+    """espeak-ng's language and voice variant, words per minute, pitch and its range (0 to 100)."""
+
+    language: str
+    variant: str
+    words_per_minute: int = 165
+    pitch: int = 50
+    pitch_range: int = 50
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Utterance:
+    """`samples (n,)` float32, full scale ±1, at `rate_hz`; phonemes in order, without gaps."""
+
+    samples: Float32Array
+    rate_hz: int
+    phonemes: tuple[Phoneme, ...]
+
+
+class _Id(ctypes.Union):
+    _fields_ = (("number", ctypes.c_int), ("name", ctypes.c_char_p), ("string", ctypes.c_char * 8))
+
+
+class _Event(ctypes.Structure):
+    _numbers = ("type", "unique_identifier", "text_position", "length", "audio_position", "sample")
+    _fields_ = (*((name, ctypes.c_int) for name in _numbers), ("user_data", ctypes.c_void_p), ("id", _Id))
+
+
+_Callback = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_short), ctypes.c_int, ctypes.POINTER(_Event))
+
+
+class Speaker:
+    """espeak-ng. Its state is global to the process and carries over from sentence to sentence.
+
+    Samples are reproducible only for the same calls in the same order in a new process.
+    """
+
+    def __init__(self, seed: int = 0) -> None:
+        """Raises `RuntimeError` if the library does not start."""
+        self._library = ctypes.CDLL(espeakng_loader.get_library_path())
+        flags = _PHONEME_EVENTS | _IPA | _DONT_EXIT
+        data = str(espeakng_loader.get_data_path()).encode()
+        self.rate_hz = int(self._library.espeak_Initialize(_SYNCHRONOUS, 0, data, flags))
+        if self.rate_hz <= 0:
+            raise RuntimeError(f"espeak-ng failed to start with the data in {data.decode()}; reinstall espeakng-loader")
+        self._library.espeak_ng_SetRandSeed(ctypes.c_long(seed))
+        self._pieces: list[Float32Array] = []
+        self._events: list[tuple[int, str]] = []
+        # The library keeps the pointer, so the callback must live as long as this object.
+        self._callback = _Callback(self._collect)
+        self._library.espeak_SetSynthCallback(self._callback)
+
+    def say(self, text: str, voice: Voice) -> Utterance:
+        """Speaks `text`; raises `ValueError` if espeak-ng does not know the voice or makes no sound of the text."""
+        name = f"{voice.language}+{voice.variant}"
+        if self._library.espeak_SetVoiceByName(name.encode()) != 0:
+            raise ValueError(f"espeak-ng has no voice {name}")
+        self._library.espeak_SetParameter(_SET_RATE, voice.words_per_minute, 0)
+        self._library.espeak_SetParameter(_SET_PITCH, voice.pitch, 0)
+        self._library.espeak_SetParameter(_SET_PITCH_RANGE, voice.pitch_range, 0)
+        self._pieces.clear()
+        self._events.clear()
+        encoded = text.encode()
+        self._library.espeak_Synth(encoded, len(encoded) + 1, 0, 0, 0, _UTF8, None, None)
+        self._library.espeak_Synchronize()
+        if not self._pieces:
+            raise ValueError(f"espeak-ng produced no audio for “{text}”")
+        samples = np.concatenate(self._pieces)
+        ends = [start for start, _ in self._events[1:]] + [len(samples)]
+        phonemes = (
+            Phoneme(symbol, start / self.rate_hz, max(start, end) / self.rate_hz)
+            for (start, symbol), end in zip(self._events, ends, strict=True)
+        )
+        return Utterance(samples, self.rate_hz, tuple(phonemes))
+
+    def _collect(self, samples: Any, count: int, events: Any) -> int:
+        if samples and count:
+            self._pieces.append(np.ctypeslib.as_array(samples, (count,)).astype(np.float32) / _FULL_SCALE)
+        index = 0
+        while events[index].type:
+            event = events[index]
+            if event.type == _PHONEME_EVENT:
+                self._events.append((event.sample, event.id.string.decode()))
+            index += 1
+        return 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -79,7 +173,7 @@ def synthesize(seeds: range, processes: int) -> Speech:
 
     Every recording has a process of its own, since espeak-ng's output depends on what it spoke before.
     """
-    with _fresh_processes(processes) as pool:
+    with multiprocessing.get_context("spawn").Pool(processes, maxtasksperchild=1) as pool:
         powers, peaks, tracks = zip(*pool.imap(_spectrogram, seeds), strict=True)
     return Speech(
         np.concatenate(powers, axis=1),
@@ -90,15 +184,6 @@ def synthesize(seeds: range, processes: int) -> Speech:
         np.concatenate([track.silent for track in tracks]),
         np.cumsum([0, *map(len, tracks)]),
     )
-
-
-def _fresh_processes(count: int) -> Pool:
-    """A pool that runs every task in a new process."""
-    if "forkserver" not in multiprocessing.get_all_start_methods():
-        return multiprocessing.get_context("spawn").Pool(count, maxtasksperchild=1)
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__])
-    return context.Pool(count, maxtasksperchild=1)
 
 
 def _spectrogram(seed: int) -> tuple[UInt8Array, float, MouthTrack]:

@@ -12,9 +12,7 @@ from scripts.train_demo.loop import Losses, StagePlan, TrainingContext, run_stag
 from scripts.train_demo.networks import TRACK_VALUES, AudioMouthPredictor, Sizes, initialize, mouth_errors
 from scripts.train_demo.speech import Int64Array
 
-_FRAMES_PER_SEGMENT = 128
-"""Consecutive frames of each segment whose mouths are predicted in a step."""
-
+_FRAMES_PER_SEGMENT = 128  # consecutive frames of each segment whose mouths are predicted in a step
 _WEIGHTS = (3.0, 1.0, 1.0)
 _SHUT_WEIGHT, _SILENT_WEIGHT = 0.1, 0.05
 

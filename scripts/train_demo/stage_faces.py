@@ -3,12 +3,12 @@
 import numpy as np
 import torch
 from diffusers import AutoencoderKL
-from torch import Tensor
+from torch import Tensor, nn
 
 from latentsync_trt.face.mask import mouth_mask
 from scripts.train_demo.datasets import FaceDataset, SpeechDataset, as_images
 from scripts.train_demo.loop import Losses, StagePlan, TrainingContext, normal, run_stage, to_device
-from scripts.train_demo.networks import ImageMouthPredictor, Sizes, latents_of, make_vae
+from scripts.train_demo.networks import Sizes, image_mouth_predictor, latents_of, lower_part, make_vae
 
 _MASKED_SHARE, _SOURCE_SHARE = 0.2, 0.3
 _EDGE_WEIGHT, _DIVERGENCE_WEIGHT = 1.0, 1e-4
@@ -47,7 +47,7 @@ def train_vae(
         return {"loss": loss, "level": level, "edges": edges, "divergence": divergence}
 
     run_stage("vae", vae, losses, plan, context)
-    generator, count = context.generator("latent_spread", 0), 512
+    generator, count = context.generator("spread", 0), 512
     take = torch.from_numpy(generator.integers(0, len(faces), count))
     frame = torch.from_numpy(generator.integers(0, faces.frames, count))
     with torch.no_grad():
@@ -74,10 +74,10 @@ def _drawn(faces: FaceDataset, generator: np.random.Generator, batch: int, mask:
 
 def train_mouth_predictor(
     vae: AutoencoderKL, faces: FaceDataset, speech: SpeechDataset, plan: StagePlan, context: TrainingContext
-) -> ImageMouthPredictor:
+) -> nn.Sequential:
     """Finds the mouth in an image; the U-Net's second stage learns from it."""
     torch.manual_seed(context.seed)
-    predictor = ImageMouthPredictor().to(context.device)
+    predictor = image_mouth_predictor().to(context.device)
     weights = torch.tensor(_VALUE_WEIGHTS, device=context.device)
 
     def losses(step: int) -> Losses:
@@ -90,7 +90,7 @@ def train_mouth_predictor(
         images += _IMAGE_NOISE * normal(generator, tuple(images.shape), images.device)
         index = speech.speech.starts[faces.recording[take]] + faces.first[take] + frame
         track = speech.track[to_device(index, context.device)]
-        return {"loss": ((predictor(images).float() - track) ** 2 * weights).mean()}
+        return {"loss": ((predictor(lower_part(images)).float() - track) ** 2 * weights).mean()}
 
     run_stage("mouth", predictor, losses, plan, context)
     return predictor

@@ -6,13 +6,12 @@ the target itself as the reference, the network would copy it.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from diffusers import AutoencoderKL
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from latentsync_trt.diffusion import TRAINING_STEPS, alphas_cumprod
@@ -20,27 +19,17 @@ from latentsync_trt.export.networks import WhisperEncoder
 from latentsync_trt.face.mask import latent_mask, mouth_mask
 from scripts.train_demo.datasets import AudioFeatures, FaceDataset, SpeechDataset, as_images
 from scripts.train_demo.loop import Losses, StagePlan, TrainingContext, normal, run_stage, to_device
-from scripts.train_demo.networks import (
-    TRACK_VALUES,
-    WINDOW_FRAMES,
-    ImageMouthPredictor,
-    TrainedUNet,
-    latents_of,
-    mouth_errors,
-)
+from scripts.train_demo.networks import TRACK_VALUES, WINDOW_FRAMES, TrainedUNet, latents_of, lower_part, mouth_errors
+from scripts.train_demo.speech import Int64Array
 from scripts.train_demo.stage_faces import mouth_region
 
-_UNCONDITIONAL_SHARE = 0.1
-"""Share of windows without audio features, for classifier-free guidance."""
-
+_UNCONDITIONAL_SHARE = 0.1  # share of windows without audio features, for classifier-free guidance
 _OTHER_FRAMES_SHARE = 0.3
 _FRAME_NOISE = 0.7
 """Amplitude of the noise that differs between frames. With the same noise in all frames, as where the sampler starts,
 differences between frames would reveal the mouths, and the network would not need the audio."""
 
-_FIRST_STEP_SHARE = 0.15
-"""Share of windows at the sampler's first step: the same noise in all frames, and no signal."""
-
+_FIRST_STEP_SHARE = 0.15  # share of windows at the sampler's first step: the same noise in all frames, and no signal
 _KEPT_WEIGHT, _MOUTH_WEIGHT = 0.1, 2.0
 _LEAST_SIGNAL, _MOST_SIGNAL = 0.2, 5.0
 """Min-SNR weighting (Hang et al.), which limits the weight of steps with little noise. The lower limit keeps those with
@@ -48,41 +37,34 @@ much noise, which decide the mouth, from vanishing."""
 
 _MOUTH_HEAD_WEIGHT = 0.3
 
-_REFRESH_FEATURES_STEPS = 1000
-"""Interval at which audio features are computed again, with other augmentation."""
-
+_REFRESH_FEATURES_STEPS = 1000  # interval at which audio features are computed again, with other augmentation
 _TUNE_STEPS = 800
 _PIXEL_WEIGHT, _LIPS_WEIGHT, _MOTION_WEIGHT = 2.0, 1.0, 1.0
 _VALUE_WEIGHTS = (4.0, 1.0, 1.0)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Batch:
-    """A batch of windows.
+Helpers = tuple[WhisperEncoder, AutoencoderKL, nn.Sequential]
+"""Frozen: audio encoder, image codec and mouth predictor."""
 
-    `take (B,)`, `frames (B, F)`; `target`, `masked`, `reference` `(B·F, 4, h, w)`; `audio (B·F, S, D)`; `mouths`
-    `(B·F, 3)`: those that belong to the speech; `heard (B·F,)`: 1 where the audio features are not zero.
-    """
 
-    take: NDArray[np.int64]
-    frames: NDArray[np.int64]
-    target: Tensor
+class Batch(NamedTuple):
+    """A batch of windows."""
+
+    take: Int64Array  # (B,)
+    frames: Int64Array  # (B, F)
+    target: Tensor  # (B·F, 4, h, w), as the next two
     masked: Tensor
     reference: Tensor
-    audio: Tensor
-    mouths: Tensor
-    heard: Tensor
+    audio: Tensor  # (B·F, S, D)
+    mouths: Tensor  # those that belong to the speech, (B·F, 3)
+    heard: Tensor  # 1 where the audio features are not zero, (B·F,)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Prediction:
-    """Weighted squared errors `(B·F, 4, h, w)`, the signal's share `(B·F, 1, 1, 1)`, the clean latents that the
-    predicted noise implies, and the mouths `(B·F, 3)` predicted by the U-Net's mouth head."""
-
-    error: Tensor
-    signal: Tensor
-    clean: Tensor
-    mouths: Tensor
+class _Prediction(NamedTuple):
+    error: Tensor  # weighted and squared, (B·F, 4, h, w)
+    signal: Tensor  # its share, (B·F, 1, 1, 1)
+    clean: Tensor  # latents that the predicted noise implies
+    mouths: Tensor  # by the mouth head, (B·F, 3)
 
 
 class LatentDataset:
@@ -127,28 +109,21 @@ class LatentDataset:
 def train_unet(
     unet: TrainedUNet,
     latents: LatentDataset,
-    helpers: tuple[WhisperEncoder, AutoencoderKL, ImageMouthPredictor],
+    helpers: Helpers,
     plans: tuple[StagePlan, StagePlan],
     context: TrainingContext,
 ) -> None:
     """Both stages: noise prediction, then also decoded images and lips, for which `helpers` are frozen."""
-    whisper, vae, mouth_predictor = helpers
 
     @lru_cache(maxsize=1)
     def features(number: int) -> AudioFeatures:
-        return AudioFeatures(latents.speech_data, whisper, context.generator("features", number))
+        return AudioFeatures(latents.speech_data, helpers[0], context.generator("features", number))
 
-    def losses(step: int) -> Losses:
-        return stage.losses(step, plans[0].batch, features(step // _REFRESH_FEATURES_STEPS))
-
-    def tuning_losses(step: int) -> Losses:
-        heard = features(step // _REFRESH_FEATURES_STEPS)
-        return stage.tuning_losses(step, plans[1].batch, heard, vae, mouth_predictor)
-
-    for name, plan, function in (("unet", plans[0], losses), ("tune", plans[1], tuning_losses)):
+    for name, plan in zip(("unet", "tune"), plans, strict=True):
         unet.requires_grad_(True)
-        stage = _UNetStage(unet, latents, context).to(context.device)
-        run_stage(name, stage, function, plan, context)
+        stage = _UNetStage(unet, latents, features, helpers, context).to(context.device)
+        losses = stage.losses if name == "unet" else stage.tuning_losses
+        run_stage(name, stage, partial(losses, batch=plan.batch), plan, context)
 
 
 class _WindowUNet(nn.Module):
@@ -170,12 +145,19 @@ class _UNetStage(nn.Module):
     only the audio determines it, so the network learns to use the audio early.
     """
 
-    def __init__(self, unet: TrainedUNet, latents: LatentDataset, context: TrainingContext) -> None:
+    def __init__(
+        self,
+        unet: TrainedUNet,
+        latents: LatentDataset,
+        features: Callable[[int], AudioFeatures],
+        helpers: Helpers,
+        context: TrainingContext,
+    ) -> None:
         super().__init__()
         self.unet = unet
         self.mouth_head = nn.Linear(unet.config.widths[0], TRACK_VALUES)
         self._windows: Callable[..., tuple[Tensor, Tensor]] | None = None
-        self._latents, self._context = latents, context
+        self._latents, self._features, self._helpers, self._context = latents, features, helpers, context
         device, side = context.device, latents.faces.spoken.shape[2]
         self._signal = torch.from_numpy(alphas_cumprod().copy()).float().to(device)
         self._latent_mask = torch.from_numpy(latent_mask(side)).to(device)
@@ -185,10 +167,10 @@ class _UNetStage(nn.Module):
         self._weight = torch.where(self._latent_mask > 0, torch.full_like(coarse, _KEPT_WEIGHT), coarse)
         self._value_weights = torch.tensor(_VALUE_WEIGHTS, device=device)
 
-    def losses(self, step: int, batch: int, features: AudioFeatures) -> Losses:
+    def losses(self, step: int, batch: int) -> Losses:
         """Errors of the predicted noise."""
         generator = self._context.generator("unet", step)
-        drawn = self._latents.draw(generator, batch, features)
+        drawn = self._latents.draw(generator, batch, self._features(step // _REFRESH_FEATURES_STEPS))
         timestep = generator.integers(0, TRAINING_STEPS, batch)
         predicted = self._predict(drawn, timestep, generator)
         error, signal = predicted.error, predicted.signal
@@ -199,15 +181,13 @@ class _UNetStage(nn.Module):
         mouth = (mouth * drawn.heard * (1 - signal).flatten()).mean()
         return {"loss": denoising + _MOUTH_HEAD_WEIGHT * mouth, "noise": error.mean(), "mouth_head": mouth}
 
-    def tuning_losses(
-        self, step: int, batch: int, features: AudioFeatures, vae: AutoencoderKL, mouth_predictor: ImageMouthPredictor
-    ) -> Losses:
+    def tuning_losses(self, step: int, batch: int) -> Losses:
         """Errors of the predicted noise, and of the decoded images, their changes over time and their lips."""
         generator = self._context.generator("tune", step)
-        drawn = self._latents.draw(generator, batch, features)
+        drawn = self._latents.draw(generator, batch, self._features(step // _REFRESH_FEATURES_STEPS))
         predicted = self._predict(drawn, generator.integers(0, _TUNE_STEPS, batch), generator)
         error, confidence = predicted.error, predicted.signal.flatten().clamp_min(0.02)
-        images = vae.decode(predicted.clean / self._latents.scale).sample.float()
+        images = self._helpers[1].decode(predicted.clean / self._latents.scale).sample.float()
         take, frames = to_device(drawn.take, images.device)[:, None], to_device(drawn.frames, images.device)
         target = as_images(self._latents.faces.spoken[take, frames])
         weight = (1 - self._kept) * (1 + _MOUTH_WEIGHT * self._region)
@@ -215,12 +195,12 @@ class _UNetStage(nn.Module):
         pixels = (difference.abs().mean((1, 2, 3)) * confidence).mean()
         changes = difference.reshape(batch, WINDOW_FRAMES, *difference.shape[1:]).diff(dim=1).abs().mean((2, 3, 4))
         motion = (changes.mean(1) * confidence.reshape(batch, WINDOW_FRAMES)[:, 0]).mean()
-        mouths = mouth_errors(mouth_predictor(images).float(), drawn.mouths, self._value_weights)
+        mouths = mouth_errors(self._helpers[2](lower_part(images)).float(), drawn.mouths, self._value_weights)
         lips = (mouths * confidence * drawn.heard).mean()
         loss = error.mean() + _PIXEL_WEIGHT * pixels + _LIPS_WEIGHT * lips + _MOTION_WEIGHT * motion
         return {"loss": loss, "noise": error.mean(), "pixels": pixels, "lips": lips, "motion": motion}
 
-    def _predict(self, batch: Batch, timestep: NDArray[np.int64], generator: np.random.Generator) -> _Prediction:
+    def _predict(self, batch: Batch, timestep: Int64Array, generator: np.random.Generator) -> _Prediction:
         first = generator.random(len(batch.take)) < _FIRST_STEP_SHARE
         level = to_device(np.where(first, TRAINING_STEPS - 1, timestep), batch.target.device)
         signal = self._signal[level].repeat_interleave(WINDOW_FRAMES)[:, None, None, None]
