@@ -1,7 +1,8 @@
 """Makes the small model that the package ships. Needs the extra `train`.
 
-    python -m scripts.train_demo --work FOLDER     # training takes 23 minutes on an H100 with 16 cores
+    python -m scripts.train_demo --work FOLDER --processes 16
 
+On an H100 with 16 cores training took 23 minutes with torch.compile, which is not used any more.
 The same seed on the same kind of machine gives the same model. `FOLDER/bundle` is what latentsync_trt/assets has.
 """
 

@@ -1,4 +1,4 @@
-"""The script that times networks by themselves, as graphs and as PyTorch modules."""
+"""The scripts that time the networks, as graphs and as PyTorch modules, and the stages on the CPU."""
 
 import json
 from pathlib import Path
@@ -8,14 +8,17 @@ from click.testing import CliRunner
 
 from latentsync_trt.bundle.manifest import read_manifest
 from latentsync_trt.config import PRESETS, Sampling
-from tests.clips import write_clip
+from latentsync_trt.sync.threads import StageClock
+from scripts.measure_stages import in_this_thread, run
+from tests.clips import write_clip, write_face
 from tests.small import small_bundle
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow]
+pytestmark = pytest.mark.integration
 
 MANIFEST = read_manifest(small_bundle())
 
 
+@pytest.mark.slow
 def test_rows_of_graphs_windows_and_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(PRESETS, "quality", Sampling(1, "ddim", 1))
     monkeypatch.setitem(PRESETS, "fast", Sampling(2, "dpmpp", 2))
@@ -36,3 +39,10 @@ def test_rows_of_graphs_windows_and_modules(tmp_path: Path, monkeypatch: pytest.
     assert set(loop["parts_s"]) == {*networks, "rest"}
     assert sum(loop["parts_s"].values()) == pytest.approx(loop["time"]["median_ms"] / 1000, rel=1e-4)
     assert any("beside preset quality" in note for note in loop["notes"])
+
+
+def test_times_of_stages(tmp_path: Path) -> None:
+    clock = StageClock()
+    assert run(write_face(tmp_path / "face.mp4", 3), 128, 3, clock, in_this_thread) == 3
+    stages = ["decode", "face", "align", "analyze paste", "compose", "measure", "encode by libx264"]
+    assert [time.stage for time in clock.times()] == stages
