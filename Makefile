@@ -9,7 +9,7 @@ FULL := build/check-full
 # The first one is that of the plots.
 CAPABILITIES := 8.9 7.5 8.0 8.6 12.0
 CHECK = $(BIN)/python scripts/check_graphs.py
-FULL_BUNDLES := fp16-512 fp16-256 fp16-512-dynamic fp16-256-512-dynamic int8-512 fp8-512
+FULL_BUNDLES := fp16-512 fp16-256-512-dynamic int8-512 fp8-512
 STEPS := denoise_step denoise_step_cached denoise_step_unguided denoise_step_unguided_cached
 # Of bundles in eight bits the steps are what differs. FP8 is for two generations; the small one is tried on both.
 CHECK_int8-512 := $(STEPS:%=--graph %)
@@ -95,13 +95,10 @@ check-full-%: $(FULL)/%/manifest.json
 check-demo: | $(STAMPS)/dev
 	$(CHECK) demo $(CAPABILITIES:%=--compute-capability %) > benchmarks/check-demo.json
 
-.PRECIOUS: $(FULL)/%/manifest.json $(FULL)/fp16-%/manifest.json $(FULL)/fp16-%-dynamic/manifest.json
+.PRECIOUS: $(FULL)/%/manifest.json $(FULL)/fp16-%/manifest.json
 .PRECIOUS: $(FULL)/int8-%/manifest.json $(FULL)/fp8-%/manifest.json
 $(FULL)/fp16-%/manifest.json: | $(FULL)/checkpoints/random_checkpoints.json
 	$(FULL_EXPORT) --resolution $* --out $(FULL)/fp16-$*
-
-$(FULL)/fp16-%-dynamic/manifest.json: | $(FULL)/checkpoints/random_checkpoints.json
-	$(FULL_EXPORT) --resolution $* --dynamic --out $(FULL)/fp16-$*-dynamic
 
 $(FULL)/fp16-256-512-dynamic/manifest.json: | $(FULL)/checkpoints/random_checkpoints.json
 	$(FULL_EXPORT) --resolution 512 --min-resolution 256 --dynamic --out $(@D)

@@ -19,7 +19,7 @@ sys.path.insert(0, str(ROOT))
 
 from latentsync_trt.config import MODEL_FPS  # noqa: E402
 from latentsync_trt.media.demo_clip import ASSETS, SENTENCE  # noqa: E402
-from scripts.train_demo.espeak import Speaker, Utterance, Voice  # noqa: E402
+from scripts.train_demo.speech import Speaker, Utterance, Voice  # noqa: E402
 from scripts.train_demo.visemes import MouthTrack, Phoneme, mouth_track  # noqa: E402
 
 VOICE = Voice("en-us", "f3", 165)

@@ -2,18 +2,22 @@
 
     python scripts/measure_networks.py --bundle NAME --scenario graph --scenario loop --preset fast --out FILE.json
 
-graph  each graph of a bundle, on random inputs in device memory
-loop   one window of faces, or a batch, through the VAE and all denoising steps, for each preset
+graph    each graph of a bundle, on random inputs in device memory
+loop     one window of faces through the VAE and all denoising steps, for each preset
+pytorch  the same networks as PyTorch modules with random weights, eager and compiled, on the inputs of "graph": float16
+         on a GPU, float32 on the CPU, whatever the bundle's precision; only if named
 """
 
+import logging
+import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import rich_click as click
@@ -21,7 +25,7 @@ import rich_click as click
 from latentsync_trt.bench.rows import Results, Row, bundle_facts, environment
 from latentsync_trt.bench.run import Setting, first_window, settings_for
 from latentsync_trt.bundle.find import find_bundle
-from latentsync_trt.bundle.manifest import SIZE_STEPS, STEP_GRAPHS, Bundle, DimensionRange
+from latentsync_trt.bundle.manifest import HIDDEN, SIZE_STEPS, STEP_GRAPHS, Bundle, DimensionRange
 from latentsync_trt.cli.options import build, bundle_option, options_from
 from latentsync_trt.cli.show import say
 from latentsync_trt.config import PRESETS, PresetName, RuntimeOptions, SyncOptions
@@ -29,87 +33,87 @@ from latentsync_trt.files import temporary_folder
 from latentsync_trt.measure.pictures import generated_part, likeness
 from latentsync_trt.media.demo_clip import Clip, choose_clip
 from latentsync_trt.option_fields import QUALITY
+from latentsync_trt.runtime.compiler import last_line
 from latentsync_trt.runtime.engines.cache import EngineCache, cache_folder
-from latentsync_trt.runtime.engines.output_comparison import BoundRun
+from latentsync_trt.runtime.engines.output_comparison import SEED, BoundRun, random_inputs
 from latentsync_trt.runtime.engines.profiles import dimension_ranges
 from latentsync_trt.runtime.engines.session import give_back_gpu_memory
 from latentsync_trt.runtime.engines.session_factory import SessionFactory
 from latentsync_trt.runtime.model import open_model
 from latentsync_trt.runtime.providers.table import PROVIDER_CHOICES
-from latentsync_trt.sync.inpaint import graphs_for, make_inpainter
-from latentsync_trt.types import UInt8Array, UInt16Array
+from latentsync_trt.sync.inpaint import Inpainter, graphs_for, make_inpainter
+from latentsync_trt.types import Float32Array, UInt8Array, UInt16Array
 from latentsync_trt.values import RESOLUTION_STEP_PX
+
+if TYPE_CHECKING:
+    import torch
 
 REFERENCE: PresetName = "quality"
 """The preset whose pictures the others are compared with."""
 
-REPETITIONS = {"graph": (20, 3), "loop": (5, 1)}
+REPETITIONS = {"graph": (20, 3), "loop": (5, 1), "pytorch": (20, 3)}
 """Timed runs and warm-up runs."""
 
+_DEVIATION = 0.02
+"""Of random weights: activations stay within the range of half precision."""
 
-@click.command()
+_VAE_LAYER = re.compile(r"encoder\.down_blocks\.(\d+)\.resnets\.(\d+)\.conv1\.weight")
+
+
+@click.command(help=(__doc__ or "").partition("\n")[0])
 @bundle_option
 @click.option("--provider", multiple=True, type=click.Choice(PROVIDER_CHOICES), default=("auto",))
 @click.option("--preset", multiple=True, type=click.Choice(list(PRESETS)), default=tuple(PRESETS))
-@click.option("--scenario", multiple=True, type=click.Choice(list(REPETITIONS)), default=tuple(REPETITIONS))
-@click.option("--runs", type=int, help="Timed runs.  [default: 20 of a graph, 5 of a loop]")
-@click.option("--warm-up", type=int, help="Runs before those.  [default: 3 of a graph, 1 of a loop]")
+@click.option("--scenario", multiple=True, type=click.Choice(list(REPETITIONS)), default=("graph", "loop"))
+@click.option("--runs", type=int, help="Timed runs.  [default: 5 of a loop, else 20]")
+@click.option("--warm-up", type=int, help="Runs before those.  [default: 1 of a loop, else 3]")
+@click.option("--eager", is_flag=True, help="Leave out torch.compile, which takes minutes.")
 @click.option("--video", type=Path)
 @click.option("--audio", type=Path)
 @click.option("--out", type=Path, required=True)
 @options_from(SyncOptions, groups=(QUALITY,), leave_out=("preset",))
 @options_from(RuntimeOptions, leave_out=("build", "verify"))
-def main(bundle: str | None, out: Path, **given: Any) -> None:
-    presets = given.pop("preset")
+def main(bundle: str | None, out: Path, scenario: Sequence[str], **given: Any) -> None:
+    """Writes all rows so far after each one."""
+    presets, runs, warm_up = given.pop("preset"), given["runs"], given["warm_up"]
     loaded, runtime, sync = Bundle.load(find_bundle(bundle)[0]), build(RuntimeOptions, given), build(SyncOptions, given)
     settings = settings_for(loaded, runtime, sync, given["provider"], presets, say)
-    measure(loaded, settings, given["scenario"], given["runs"], given["warm_up"], given["video"], given["audio"], out)
-
-
-def measure(
-    bundle: Bundle,
-    settings: Sequence[Setting],
-    scenarios: Sequence[str],
-    runs: int | None,
-    warm_up: int | None,
-    video: Path | None,
-    audio: Path | None,
-    out: Path,
-) -> Results:
-    """Writes all rows so far after each one."""
-    facts = replace(bundle_facts(bundle.manifest), resolution_px=settings[0].resolution_px)
+    facts = replace(bundle_facts(loaded.manifest), resolution_px=settings[0].resolution_px)
     results = Results(environment(sys.argv, [setting.selection for setting in settings]), facts, ())
     with temporary_folder() as folder:
-        clip = choose_clip(video, audio, folder)
+        clip = choose_clip(given["video"], given["audio"], folder)
+        measures = {
+            "graph": _graphs,
+            "loop": partial(_loops, clip=clip),
+            "pytorch": partial(_pytorch, compiled=not given["eager"]),
+        }
         for setting in settings:
-            for scenario in scenarios:
-                usual = REPETITIONS[scenario]
+            for name in scenario:
+                usual = REPETITIONS[name]
                 repeats = usual[0] if runs is None else runs, usual[1] if warm_up is None else warm_up
-                made = replace(setting, runs=repeats[0], warm_up=repeats[1])
-                for row in _graphs(made) if scenario == "graph" else _loops(made, clip):
+                for row in measures[name](replace(setting, runs=repeats[0], warm_up=repeats[1])):
                     results = replace(results, rows=(*results.rows, row))
                     results.write(out)
                     print(f"{row.scenario} {row.case} {row.preset or ''}: {row.time.median_ms:.2f} ms", flush=True)
-    return results
 
 
-def at_resolution(ranges: Mapping[str, DimensionRange], resolution_px: int) -> dict[str, DimensionRange]:
-    """`ranges` in which variable heights and widths have their optimum at a resolution."""
-    sizes = {name: resolution_px // RESOLUTION_STEP_PX * step for name, step in SIZE_STEPS.items()}
+def _ranges(setting: Setting) -> dict[str, DimensionRange]:
+    """Variable dimensions, whose heights and widths have their optimum at the setting's resolution."""
+    sizes = {name: setting.resolution_px // RESOLUTION_STEP_PX * step for name, step in SIZE_STEPS.items()}
+    ranges = dimension_ranges(setting.bundle.manifest, setting.runtime)
     return {name: replace(span, optimum=sizes.get(name, span.optimum)) for name, span in ranges.items()}
 
 
 def _graphs(setting: Setting) -> Iterator[Row]:
-    manifest, selection, notices = setting.bundle.manifest, setting.selection, list[str]()
-    ranges = at_resolution(dimension_ranges(manifest, setting.runtime), setting.resolution_px)
+    selection, notices = setting.selection, list[str]()
     cache = EngineCache(cache_folder(setting.runtime.engine_cache), notices.append)
     factory = SessionFactory(setting.bundle, selection, setting.runtime, cache, notices.append)
-    for graph in manifest.graphs:
+    for graph in setting.bundle.manifest.graphs:
         setting.say(f"{selection.name}: {graph}")
         with setting.memory() as memory:
             opened = factory.open(graph, cuda_graph=factory.cuda_graph and graph in STEP_GRAPHS)
             with closing(opened.session) as session:
-                times_ms, _ = setting.timed(BoundRun(session, ranges, selection))
+                times_ms, _ = setting.timed(BoundRun(session, _ranges(setting), selection))
         # The memory of one graph must not be counted for the next.
         give_back_gpu_memory(selection)
         start_up_s = {"build": opened.build_s, "open": opened.open_s}
@@ -131,33 +135,115 @@ def _loops(setting: Setting, clip: Clip) -> Iterator[Row]:
             return {time.graph: (time.first_ms + (time.runs - 1) * time.mean_ms) / 1000 for time in times if time.runs}
 
         window = first_window(clip, manifest.frames, model, setting.resolution_px)
-        windows, expected = [window] * (setting.runtime.windows_per_batch or 1), None
+        expected = None
         if reference not in presets.values():
             setting.say(f"{name}: the window to compare with")
-            expected = _generated(make_inpainter(model, reference).paint([window])[0])
+            expected = _generated(_paint(make_inpainter(model, reference), *window))
         for preset in sorted(presets, key=lambda preset: presets[preset] != reference):
             setting.say(f"{name}: a window of {clip.name} with preset {preset}")
-            inpainter = replace(make_inpainter(model, presets[preset]), windows_per_batch=len(windows))
+            paint = partial(_paint, make_inpainter(model, presets[preset]), *window)
             with setting.memory() as memory:
-                paint: Callable[[], Any] = partial(inpainter.paint, windows)
                 times_ms, painted = setting.timed(paint, lambda: before_s.update(seconds()))
             spent_s = {graph: total_s - before_s.get(graph, 0.0) for graph, total_s in seconds().items()}
             parts_s = {graph: total_s / len(times_ms) for graph, total_s in spent_s.items() if total_s > 0}
             parts_s["rest"] = fmean(times_ms) / 1000 - sum(parts_s.values())
-            found, notes = _generated(painted[0]), [*model.notices]
+            found, notes = _generated(painted), [*model.notices]
             if expected is None:
                 expected = found
             else:
                 notes.append(f"beside preset {REFERENCE}: {likeness(found, expected)}")
-            case = "one window" if len(windows) == 1 else f"{len(windows)} windows"
-            measured = {"frames": len(windows) * manifest.frames, "memory": memory, "parts_s": parts_s}
-            yield setting.row("loop", case, times_ms, notes, preset=preset, **measured)
+            measured = {"frames": manifest.frames, "memory": memory, "parts_s": parts_s}
+            yield setting.row("loop", "one window", times_ms, notes, preset=preset, **measured)
+
+
+def _paint(inpainter: Inpainter, faces: UInt8Array, audio: Float32Array) -> Sequence[UInt16Array]:
+    return inpainter.decode(inpainter.denoise(inpainter.encode([faces]), [audio]))[0]
 
 
 def _generated(painted: Sequence[UInt16Array]) -> UInt8Array:
     """The generated part of faces, uint16 `(H, W, 3)`, as 8-bit pictures."""
     rows, columns = generated_part(len(painted[0]))
     return np.rint(np.stack([face[rows, columns] for face in painted]) / 257).astype(np.uint8)
+
+
+def _pytorch(setting: Setting, *, compiled: bool) -> Iterator[Row]:
+    """Rows for each network, eager and compiled."""
+    import torch
+
+    device = torch.device(setting.selection.device, setting.selection.device_id)
+    dtype = torch.float16 if device.type == "cuda" else torch.float32
+    notes = (f"torch {torch.__version__}, {'fp16' if device.type == 'cuda' else 'fp32'}, random weights",)
+    for graph, module in _modules(setting.bundle, device, dtype).items():
+        arrays = random_inputs(setting.bundle.manifest.graphs[graph].inputs, _ranges(setting))
+        given = {name: torch.from_numpy(array).to(device) for name, array in arrays.items()}
+        inputs = [tensor.to(dtype) if name == HIDDEN else tensor for name, tensor in given.items()]
+        for kind in ("eager", "compiled") if compiled else ("eager",):
+            called = module if kind == "eager" else torch.compile(module)
+
+            def run(called: Any = called, inputs: Sequence[Any] = inputs) -> None:
+                called(*inputs)
+                if device.type == "cuda":
+                    torch.cuda.synchronize(device)
+
+            try:
+                with torch.inference_mode(), setting.memory() as memory:
+                    run()  # compiles
+                    times_ms, _ = setting.timed(run)
+            except RuntimeError as error:
+                if kind == "eager":
+                    raise
+                # There is no compiler on this machine, or one that does not take the network.
+                setting.say(f"torch.compile failed on {graph}: {last_line(error)}")
+            else:
+                yield setting.row("pytorch", f"{graph} {kind}", times_ms, notes, provider=device.type, memory=memory)
+        torch.compiler.reset()
+
+
+def _modules(bundle: Bundle, device: "torch.device", dtype: "torch.dtype") -> Mapping[str, "torch.nn.Module"]:
+    """Modules by the names of their graphs: the guided steps, and the image codec."""
+    import torch
+
+    from latentsync_trt.export.networks import ImageAttention, VaeDecoder, VaeEncoder
+    from latentsync_trt.export.unet import DenoiseStep, UNet, UNetConfig
+
+    # diffusers warns of what `ImageAttention` has no use for, whenever a compiler looks at it.
+    logging.getLogger("diffusers").setLevel(logging.ERROR)
+    config = {name: tuple(value) if isinstance(value, list) else value for name, value in bundle.manifest.unet.items()}
+    with device:  # made there: 1.3 billion parameters take long to copy
+        unet, vae = UNet(UNetConfig(**config)), _vae(bundle)
+    vae.set_attn_processor(ImageAttention())
+    generator = torch.Generator(device).manual_seed(SEED)
+    for network in (unet, vae):
+        # Not diffusers' own `to`, which warns of layers to keep in float32 where there are none.
+        torch.nn.Module.to(network, dtype=dtype).eval().requires_grad_(False)
+        for tensor in (*network.parameters(), *network.buffers()):
+            tensor.normal_(0, _DEVIATION, generator=generator)
+    return {
+        "denoise_step": DenoiseStep(unet, guided=True),
+        "denoise_step_cached": DenoiseStep(unet, guided=True, cached=True),
+        "vae_encoder": VaeEncoder(vae),
+        "vae_decoder": VaeDecoder(vae),
+    }
+
+
+def _vae(bundle: Bundle) -> Any:
+    """The AutoencoderKL whose shapes the encoder's weights have."""
+    import onnx
+    from diffusers import AutoencoderKL
+
+    graph = onnx.load(bundle.graph_path("vae_encoder"), load_external_data=False).graph
+    named = ((_VAE_LAYER.fullmatch(weight.name), weight) for weight in graph.initializer)
+    layers = {(int(name[1]), int(name[2])): int(weight.dims[0]) for name, weight in named if name}
+    groups = {each.i for node in graph.node for each in node.attribute if each.name == "num_groups"}
+    widths = tuple(width for (_, layer), width in sorted(layers.items()) if layer == 0)
+    return AutoencoderKL(
+        down_block_types=("DownEncoderBlock2D",) * len(widths),
+        up_block_types=("UpDecoderBlock2D",) * len(widths),
+        block_out_channels=widths,
+        layers_per_block=len(layers) // len(widths),
+        norm_num_groups=groups.pop(),
+        latent_channels=4,
+    )
 
 
 if __name__ == "__main__":

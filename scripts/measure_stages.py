@@ -2,7 +2,7 @@
 
 python scripts/measure_stages.py VIDEO [--resolution 256] [--frames 250] [--at-once]
 
-Prints the processor time that each stage takes for a frame in its own thread; encoders have others besides. With
+Prints the time that each stage takes for a frame, one after another in one thread of an idle machine. With
 `--at-once`, all stages run side by side, as in `sync`, and the frames per second are printed. The clip's own faces are
 taken as painted ones.
 """
@@ -45,7 +45,7 @@ def main() -> None:
     parser.add_argument("--at-once", action="store_true", help="Run all stages side by side.")
     arguments = parser.parse_args()
     tune_process()
-    clock = StageClock(time.perf_counter if arguments.at_once else time.thread_time)
+    clock = StageClock()
     background: Background = prefetch if arguments.at_once else in_this_thread
     start_s = time.perf_counter()
     count = run(arguments.video, arguments.resolution, arguments.frames, clock, background)
@@ -70,10 +70,10 @@ def run(video: Path, resolution_px: int, most: int, clock: StageClock, backgroun
         composer = Composer(Paster(detector, mouth_mask(resolution_px)), None, Quality([Fraction(0)]), clock)
         output = Path(folder) / f"output{default_suffix(options)}"
         with VideoWriter(output, info, encoder) as writer, closing(composer.stages(painted, background)) as composed:
-            for frame, patches in composed:
+            for job, patches in composed:
                 count += 1
                 with clock.measure(f"encode by {encoder.ffmpeg}"):
-                    writer.write(frame, patches)
+                    writer.write(job.frame, patches)
     return count
 
 

@@ -3,7 +3,6 @@
 import json
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +10,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from latentsync_trt.bench import run
-from latentsync_trt.bench.run import settings_for
-from latentsync_trt.bundle.manifest import Bundle, read_manifest
+from latentsync_trt.bundle.manifest import read_manifest
 from latentsync_trt.cli import main
-from latentsync_trt.config import PRESETS, RuntimeOptions, Sampling, SyncOptions
+from latentsync_trt.config import PRESETS, Sampling
 from latentsync_trt.errors import OutOfMemory
 from tests.clips import write_clip
 from tests.small import small_bundle
@@ -100,28 +98,3 @@ def test_wrong_usage_exits_with_2(arguments: list[str], reason: str) -> None:
     result = bench(*arguments)
     assert result.exit_code == 2
     assert reason in " ".join(result.output.split())  # which the terminal's width wraps
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("short_presets")
-def test_networks_by_themselves(clip: list[str], tmp_path: Path) -> None:
-    measure = pytest.importorskip("scripts.measure_networks").main
-    arguments = ["--bundle", str(small_bundle()), *clip, "--preset", "fast", "--out", str(tmp_path / "rows.json")]
-    result = CliRunner().invoke(measure, arguments)
-    assert result.exit_code == 0, result.output
-    *graphs, loop = json.loads((tmp_path / "rows.json").read_text())["rows"]
-    assert [row["case"] for row in graphs] == list(MANIFEST.graphs)
-    assert (loop["case"], loop["preset"], loop["frames"]) == ("one window", "fast", MANIFEST.frames)
-    parts_s = {"vae_encoder", "denoise_step", "denoise_step_cached", "vae_decoder", "rest"}
-    assert set(loop["parts_s"]) == parts_s
-    assert sum(loop["parts_s"].values()) == pytest.approx(loop["time"]["median_ms"] / 1000, rel=1e-4)
-    assert any("beside preset quality" in note for note in loop["notes"])
-
-
-@pytest.mark.slow
-def test_the_pytorch_baseline_has_rows_of_all_networks() -> None:
-    baseline = pytest.importorskip("scripts.pytorch_baseline")
-    (setting,) = settings_for(Bundle.load(small_bundle()), RuntimeOptions(), SyncOptions(), ("cpu",), ())
-    full, cached, *vae = baseline.measure_torch(replace(setting, runs=1, warm_up=0), compiled=False)
-    assert (full.scenario, full.case, cached.case) == ("pytorch", "denoise_step eager", "denoise_step_cached eager")
-    assert [row.case for row in vae] == ["vae_encoder eager", "vae_decoder eager"]

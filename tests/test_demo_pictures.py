@@ -11,8 +11,7 @@ from latentsync_trt.measure.lips import Curves, score
 from latentsync_trt.measure.page import SHOWN_PX
 from latentsync_trt.media.demo_clip import SPEECH, SpokenMouth, spoken_mouth
 from latentsync_trt.types import Progress, UInt8Array
-from scripts.train_demo.scene import PortraitRenderer, draw_scene
-from scripts.train_demo.visemes import MouthTrack
+from scripts.train_demo.scene import PortraitRenderer, Scene
 from tests.clips import write_face, write_video
 
 pytestmark = pytest.mark.integration
@@ -34,9 +33,10 @@ def mouth() -> SpokenMouth:
 def filmed(mouth: SpokenMouth) -> tuple[list[UInt8Array], list[UInt8Array]]:
     """A still face, and the same saying the sentence's beginning."""
     rest = np.zeros_like(mouth.opening)
-    track = MouthTrack(mouth.opening, rest, rest, mouth.shut, mouth.silent)
-    renderer, scene = PortraitRenderer(), draw_scene(np.random.default_rng(3))
-    return list(renderer.frames(scene, None, FRAMES)), list(renderer.frames(scene, track, FRAMES))
+    track = np.stack([mouth.opening, rest, rest], axis=1)
+    renderer, scene = PortraitRenderer(), Scene(np.random.default_rng(3))
+    still, spoken = zip(*(renderer.variants(scene, (None, track[i]), i) for i in range(FRAMES)), strict=True)
+    return list(still), list(spoken)
 
 
 @pytest.fixture(scope="module")

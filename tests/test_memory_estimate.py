@@ -15,7 +15,7 @@ from tests.small import small_bundle
 
 GB = 10**9
 MEASURED_BYTES = 0.61 * GB
-"""Of each further window: published U-Net, 256 px, float16, CUDA provider; benchmarks/ has the rows."""
+"""Of each further window: published U-Net, 256 px, float16, CUDA provider."""
 
 WEIGHT_BYTES = {
     "unet.weights": 2 * 1_270_000_000,
@@ -28,7 +28,6 @@ PEAKS = [
     ("bench-cuda-h100-512.json", 512, "cuda"),
     ("bench-cuda-h100-256.json", 256, "cuda"),
     ("sync-cuda-h200-512-fp16-first.json", 512, "portable"),
-    ("sync-cuda-h200-256-fp16-first.json", 256, "portable"),
 ]
 """Measurements of whole clips, the side of their pictures, and the variant of their graphs."""
 

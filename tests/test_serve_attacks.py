@@ -2,13 +2,14 @@
 
 import gzip
 import json
+import socket
 import struct
 import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from latentsync_trt.batch.local import LocalWorker
 from latentsync_trt.batch.tasks import WorkerSettings
 from latentsync_trt.serve import service
 from tests.clips import write_face, write_sound
-from tests.serving import PretendedWorker, ended, serving
+from tests.serving import PretendedWorker, ended, serving, until
 from tests.small import small_bundle
 
 pytestmark = pytest.mark.integration
@@ -247,3 +248,18 @@ def test_a_job_that_takes_too_much_memory_fails_and_the_next_one_runs(clip: File
         failed, done = (ended(client, each.raise_for_status().json()["id"]) for each in sent)
     assert (failed["state"], failed["attempts"], done["state"], done["attempts"]) == ("failed", 1, "done", 1)
     assert "needs more than 0.6 GB of memory, the most for a worker here; give one" in failed["error"]
+
+
+def test_the_65th_upload_at_once_is_refused(clip: Files, tmp_path: Path) -> None:
+    head = b"POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Type: multipart/form-data; boundary=x\r\n"
+    with serving(tmp_path, PretendedWorker()) as (client, _):
+        with ExitStack() as opened:
+            for _ in range(64):
+                stalled = socket.create_connection((client.base_url.host, client.base_url.port))
+                opened.enter_context(stalled).sendall(head + b"Content-Length: 99\r\n\r\n")
+            until(lambda: len(list((tmp_path / "jobs").glob("*/inputs"))) == 64)
+            refused = client.post("/v1/jobs", files=clip)
+            assert (refused.status_code, "uploads: 64 arrive already" in refused.text) == (429, True)
+            assert int(refused.headers["Retry-After"]) > 0
+            assert client.get("/healthz").is_success
+        until(lambda: client.post("/v1/jobs", files=clip).status_code == 201)

@@ -26,8 +26,8 @@ ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "benchmarks"
 CLIP, PRESET_CLIPS, START = "sync-cuda-h200-start", "sync-cuda-h100-presets", "sync-cuda-h100-start"
 """Rows of whole clips: today's speed, that by preset, and memory."""
-H200, TWO_GPUS = "sync-cuda-h200-fast", "batch-cuda-h200-x2-512"
-"""Rows of another card's networks, and of many clips on two cards."""
+TWO_GPUS = "batch-cuda-h200-x2-512"
+"""Rows of many clips on two cards."""
 _RECORDED = {512: False, 256: True}
 """Whether steps are recorded as CUDA graphs by default."""
 _START_CASES = {512: "later run, --no-cuda-graph", 256: "256 px, later run"}
@@ -97,8 +97,10 @@ class Rows:
             name = {"h100": PRESET_CLIPS, "h200": CLIP}[card]
             pace = self.get(name, "rows", {"resolution_px": size_px, "preset": preset}, "frames_per_s")
             return None if pace is None else FPS / pace
+        if card != "h100":
+            return None
         row = {"case": "one window", "preset": preset}
-        window_ms = self.get(f"bench-cuda-{card}-{size_px}", "rows", row, "time", "median_ms")
+        window_ms = self.get(f"bench-cuda-h100-{size_px}", "rows", row, "time", "median_ms")
         return None if window_ms is None else window_ms / WINDOW_MS
 
     def peak_gb(self, size_px: int) -> float:
@@ -190,8 +192,7 @@ def clip_table() -> str:
 
 def networks_table() -> str:
     """Times of the networks on two cards, here and in PyTorch."""
-    rows, eager = Rows(), "bench-pytorch-h100-512-eager"
-    lines = []
+    rows, lines = Rows(), []
     for graph, label in {
         "denoise_step": "guided full step",
         "denoise_step_cached": "guided cached step",
@@ -200,17 +201,17 @@ def networks_table() -> str:
         "vae_encoder": "VAE encoder",
         "vae_decoder": "VAE decoder",
     }.items():
-        found = (
-            rows.get(H200, "rows", {"resolution_px": 512}, f"{graph}_ms"),
-            rows.get(H200, "pytorch_eager", f"{graph}_ms"),
+        sizes = {"resolution_px": 512}, {"resolution_px": 256}
+        found = [rows.get(CLIP, part, size, f"{graph}_ms") for size in sizes for part in ("rows", "pytorch_eager")]
+        compiled = {"case": f"{graph} compiled"}
+        found += [
             rows.median_ms("bench-cuda-h100-512", graph),
-            rows.get(eager, "rows", {"case": f"{graph} eager"}, "time", "median_ms"),
-            rows.get("bench-pytorch-h100-512-compiled", "rows", {"case": f"{graph} compiled"}, "time", "median_ms"),
+            rows.get("bench-pytorch-h100-512-compiled", "rows", compiled, "time", "median_ms"),
             rows.median_ms("bench-cuda-h100-256", graph),
-        )
+        ]
         lines.append((label, *("" if each is None else f"{each:.1f}" for each in found)))
-    cards = ("H200, 512 px", "PyTorch eager", "H100, 512 px", "PyTorch eager", "torch.compile", "H100, 256 px")
-    return _table(("", *cards), *lines)
+    cards = ("H200, 512 px", "PyTorch eager", "H200, 256 px", "PyTorch eager")
+    return _table(("", *cards, "H100, 512 px", "torch.compile", "H100, 256 px"), *lines)
 
 
 def seconds_table() -> str:

@@ -4,7 +4,7 @@ import io
 import re
 
 import matplotlib as mpl
-from facts import Rows, card, facts
+from facts import CLIP, Rows, card, facts
 from matplotlib.figure import Figure
 
 from latentsync_trt.config import PRESETS
@@ -30,19 +30,17 @@ def speed(rows: Rows) -> dict[str, list[Bar]]:
 
 
 def pytorch(rows: Rows) -> dict[str, list[Bar]]:
-    """The same networks in PyTorch and here, on one kind of card."""
-    panels = {}
-    for case, title in {
+    """The same networks in PyTorch and here, on one card."""
+    panels, size = {}, {"resolution_px": 512}
+    for graph, title in {
         "denoise_step": "full denoising step, ms",
-        "denoise_step_cached": "cached denoising step, ms",
+        "vae_encoder": "VAE encoder, 4 pictures, ms",
         "vae_decoder": "VAE decoder, 4 pictures, ms",
     }.items():
         panels[title] = [
-            ("here", TEAL, rows.median_ms("bench-cuda-h100-512", case)),
-            ("PyTorch", GRAY, rows.median_ms("bench-pytorch-h100-512-eager", f"{case} eager")),
+            ("here", TEAL, rows.clip(f"{graph}_ms", 512)),
+            ("PyTorch", GRAY, rows.number(CLIP, "pytorch_eager", size, f"{graph}_ms")),
         ]
-    compiled = rows.median_ms("bench-pytorch-h100-512-compiled", "denoise_step compiled")
-    panels["full denoising step, ms"].insert(1, ("torch.compile", ORANGE, compiled))
     return panels
 
 

@@ -8,56 +8,37 @@ the network from memorizing which mouth belongs to which image without using the
 import multiprocessing
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
-import psutil
-from numpy.typing import NDArray
 
 from latentsync_trt.face.align import crop
 from latentsync_trt.face.choice import MainFace
 from latentsync_trt.face.detector import MediaPipeDetector
-from latentsync_trt.types import UInt8Array
-from scripts.train_demo.atlas import Atlas, Levels, draw_atlas
-from scripts.train_demo.mouth import MouthPose
-from scripts.train_demo.scene import PortraitRenderer, Scene, draw_scene, pose_at
-from scripts.train_demo.speech import Speech
+from latentsync_trt.types import BoolArray, Float32Array, UInt8Array
+from scripts.train_demo.scene import PortraitRenderer, Scene
+from scripts.train_demo.speech import Int64Array, Speech
 
-_INDEX, _MOUTHS = "clips.npz", "mouths.npy"
-_STILL_SHARE = 0.5
-"""Share of scenes whose source keeps the photographed mouth; in the others it speaks."""
+_MOUTHS = "mouths.npy"
+_STILL_SHARE = 0.5  # share of scenes whose source keeps the photographed mouth; in the others it speaks
+_LOWEST, _HIGHEST = np.array([0.0, -1.0, 0.0]), np.array([1.0, 1.0, 1.0])
 
-
-@dataclass(frozen=True, slots=True)
-class SpeechSegment:
-    """A recording, and the frame in it at which the segment begins."""
-
-    recording: int
-    first: int
+Levels = tuple[int, int, int]  # poses of the atlas along opening, width and rounding
+Segment = tuple[int, int]  # a recording, and the frame in it at which the segment begins
 
 
 @dataclass(frozen=True, slots=True)
 class ClipPlan:
-    """`frames` of a scene: the speech of each take and of the source; None keeps the photographed mouth."""
+    """Scenes of `frames` frames and `takes` takes each at `resolution_px`; `mouths`: the size of the atlas."""
 
+    scenes: int
+    takes: int
     frames: int
-    scene: Scene
-    takes: tuple[SpeechSegment, ...]
-    source: SpeechSegment | None
-
-
-@dataclass(frozen=True, slots=True)
-class RenderPlan:
-    """How clips are rendered: side of an aligned face, size of the atlas of mouths, number of processes."""
-
     resolution_px: int
     mouths: Levels
-    processes: int
-
-
-_Poses = list[MouthPose | None]
-_Work = tuple[int, ClipPlan, _Poses, list[_Poses]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -69,104 +50,80 @@ class Clips:
 
     spoken: UInt8Array
     source: UInt8Array
-    recording: NDArray[np.int64]
-    first: NDArray[np.int64]
-    tracked: NDArray[np.bool_]
+    recording: Int64Array
+    first: Int64Array
+    tracked: BoolArray
 
 
-def plan_clips(speech: Speech, frames: int, count: int, takes: int, seed: int) -> list[ClipPlan]:
-    """Plans `count` scenes of `takes` takes each, cycling through all recordings that are long enough.
-
-    Raises:
-        ValueError: no recording has `frames` frames.
-    """
-    long_enough = [index for index in range(len(speech)) if speech.frames(index) >= frames]
-    if not long_enough:
-        raise ValueError(f"no recording has {frames} frames; shorten the clips")
-    plans = []
-    for number in range(count):
-        generator = np.random.Generator(np.random.PCG64([seed, number]))
-        segments = [
-            _segment(speech, long_enough[(number * takes + take) % len(long_enough)], frames, generator)
-            for take in range(takes)
-        ]
-        still = generator.random() < _STILL_SHARE
-        source = None if still else _segment(speech, int(generator.choice(long_enough)), frames, generator)
-        plans.append(ClipPlan(frames, draw_scene(generator), tuple(segments), source))
-    return plans
-
-
-def render_clips(speech: Speech, plans: list[ClipPlan], how: RenderPlan, folder: Path) -> Clips:
-    """Renders and aligns all clips into `folder`; the result is memory-mapped.
+def render_clips(speech: Speech, plan: ClipPlan, seed: int, processes: int, folder: Path) -> Clips:
+    """Renders and aligns all clips into `folder`, cycling through the recordings that are long enough; memory-mapped.
 
     The result does not depend on the number of processes.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    count, takes, frames = len(plans), len(plans[0].takes), plans[0].frames
-    picture = (how.resolution_px, how.resolution_px, 3)
-    for name, shape in (("spoken", (count, takes, frames, *picture)), ("source", (count, frames, *picture))):
+    folder.mkdir(parents=True)
+    picture = (plan.frames, plan.resolution_px, plan.resolution_px, 3)
+    for name, shape in (("spoken", (plan.scenes, plan.takes, *picture)), ("source", (plan.scenes, *picture))):
         np.lib.format.open_memmap(folder / f"{name}.npy", "w+", np.uint8, shape).flush()
-    work = [
-        (number, plan, _poses(speech, plan.source, frames), [_poses(speech, take, frames) for take in plan.takes])
-        for number, plan in enumerate(plans)
-    ]
-    with multiprocessing.get_context("spawn").Pool(how.processes, _lower_priority) as pool:
-        draw_atlas(folder / _MOUTHS, how.mouths, _draw, pool)
-        tracked = list(pool.imap(partial(_render_clip, folder, how), work, chunksize=1))
-    starts = np.array([[(take.recording, take.first) for take in plan.takes] for plan in plans])
-    # Written last: a folder that has it is complete.
-    np.savez(folder / _INDEX, recording=starts[..., 0], first=starts[..., 1], tracked=np.array(tracked))
-    return _mapped(folder)
-
-
-def load_clips(folder: Path) -> Clips | None:
-    """What `render_clips` wrote to `folder`; None if it is missing or incomplete."""
-    return _mapped(folder) if (folder / _INDEX).exists() else None
-
-
-def _mapped(folder: Path) -> Clips:
+    long_enough = [index for index in range(len(speech)) if speech.frames(index) >= plan.frames]
+    drawn = [_draw_clip(speech, plan, long_enough, seed, number) for number in range(plan.scenes)]
+    with multiprocessing.get_context("spawn").Pool(processes) as pool:
+        _draw_atlas(folder / _MOUTHS, plan.mouths, pool)
+        tracked = list(pool.imap(partial(_render, folder, plan.mouths), enumerate(drawn), chunksize=1))
     spoken, source = (np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("spoken", "source"))
-    with np.load(folder / _INDEX) as index:
-        return Clips(spoken, source, index["recording"], index["first"], index["tracked"])
+    starts = np.array([takes for _, takes, _ in drawn])
+    return Clips(spoken, source, starts[..., 0], starts[..., 1], np.array(tracked))
 
 
-def _segment(speech: Speech, recording: int, frames: int, generator: np.random.Generator) -> SpeechSegment:
-    return SpeechSegment(recording, int(generator.integers(speech.frames(recording) - frames + 1)))
+_Drawn = tuple[Scene, list[Segment], list[Float32Array | None]]
+"""A scene, the segments of its takes, and the mouths `(n, 3)` of the source, None = the photographed one, and of all
+takes."""
 
 
-def _poses(speech: Speech, segment: SpeechSegment | None, frames: int) -> _Poses:
-    if segment is None:
-        return [None] * frames
-    track = speech.mouth(segment.recording)
-    return [pose_at(track, segment.first + index) for index in range(frames)]
+def _draw_clip(speech: Speech, plan: ClipPlan, recordings: list[int], seed: int, number: int) -> _Drawn:
+    generator = np.random.Generator(np.random.PCG64([seed, number]))
+
+    def segment(recording: int) -> Segment:
+        return recording, int(generator.integers(speech.frames(recording) - plan.frames + 1))
+
+    def mouths(segment: Segment) -> Float32Array:
+        start = speech.starts[segment[0]] + segment[1]
+        return speech.track[start : start + plan.frames]
+
+    first = number * plan.takes
+    takes = [segment(recordings[(first + take) % len(recordings)]) for take in range(plan.takes)]
+    still = generator.random() < _STILL_SHARE
+    source = None if still else mouths(segment(int(generator.choice(recordings))))
+    return Scene(generator), takes, [source, *map(mouths, takes)]
 
 
-def _lower_priority() -> None:
-    """The audio encoder trains at the same time: its many small calls each wait for a free core."""
-    psutil.Process().nice(psutil.BELOW_NORMAL_PRIORITY_CLASS if psutil.WINDOWS else 10)
-
-
-def _render_clip(folder: Path, how: RenderPlan, work: _Work) -> bool:
+def _render(folder: Path, levels: Levels, numbered: tuple[int, _Drawn]) -> bool:
     """Writes one clip; False if the face was lost, which leaves the clip incomplete."""
-    number, plan, source_poses, take_poses = work
-    renderer, detector = _atlas_renderer(folder / _MOUTHS, how.mouths)
-    spoken = np.load(folder / "spoken.npy", mmap_mode="r+")[number]
-    source = np.load(folder / "source.npy", mmap_mode="r+")[number]
-    tracker, track_id = MainFace(detector, how.resolution_px), None
-    for index in range(plan.frames):
-        poses = (source_poses[index], *(take[index] for take in take_poses))
-        source_frame, *targets = renderer.variants(plan.scene, poses, index)
+    number, (scene, _, mouths) = numbered
+    renderer, detector = _atlas_renderer(folder / _MOUTHS, levels)
+    spoken, source = (np.load(folder / f"{name}.npy", mmap_mode="r+")[number] for name in ("spoken", "source"))
+    side_px = source.shape[1]
+    tracker, track_id = MainFace(detector, side_px), None
+    for index in range(len(source)):
+        poses = [None if track is None else track[index] for track in mouths]
+        source_frame, *targets = renderer.variants(scene, poses, index)
         tracked = tracker.update(source_frame)
         if tracked is None or track_id not in (None, tracked.track_id):
             return False
         track_id, matrix = tracked.track_id, tracked.matrix
-        source[index] = crop(source_frame, matrix, how.resolution_px).image
+        source[index] = crop(source_frame, matrix, side_px).image
         for take, target in zip(spoken, targets, strict=True):
-            take[index] = crop(target, matrix, how.resolution_px).image
+            take[index] = crop(target, matrix, side_px).image
     return True
 
 
-def _draw(pose: MouthPose) -> UInt8Array:
+def _draw_atlas(path: Path, levels: Levels, pool: Any) -> None:
+    """Draws mouths ahead of time on a grid of poses, because drawing one is slow: uint8 `(*levels, h, w, 3)`."""
+    steps = [np.linspace(low, high, count) for low, high, count in zip(_LOWEST, _HIGHEST, levels, strict=True)]
+    images = np.stack(list(pool.imap(_draw, product(*steps), chunksize=8)))
+    np.save(path, images.reshape(*levels, *images.shape[1:]))
+
+
+def _draw(pose: Any) -> UInt8Array:
     return _renderer().draw(pose)
 
 
@@ -179,4 +136,17 @@ def _renderer() -> PortraitRenderer:
 
 @lru_cache(maxsize=1)
 def _atlas_renderer(mouths: Path, levels: Levels) -> tuple[PortraitRenderer, MediaPipeDetector]:
-    return PortraitRenderer(Atlas(mouths, levels)), MediaPipeDetector()
+    images, last = np.load(mouths, mmap_mode="r"), np.array(levels) - 1
+
+    def interpolated(pose: Float32Array) -> UInt8Array:
+        """Trilinear; poses beyond the grid are clipped to it."""
+        position = ((pose.astype(np.float64) - _LOWEST) / (_HIGHEST - _LOWEST)).clip(0, 1) * last
+        low = np.minimum(position.astype(np.int64), np.maximum(last - 1, 0))
+        share, total = position - low, np.zeros(images.shape[3:], np.float32)
+        for corner in product((0, 1), repeat=3):
+            weight = float(np.prod(np.where(corner, share, 1 - share)))
+            if weight:
+                cv2.scaleAdd(images[tuple(low + corner)].astype(np.float32), weight, total, total)
+        return np.rint(total).astype(np.uint8)
+
+    return PortraitRenderer(interpolated), MediaPipeDetector()

@@ -2,18 +2,16 @@
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from latentsync_trt.audio.encoder import attended_positions
 from latentsync_trt.export.networks import WhisperEncoder
+from latentsync_trt.types import Float64Array
 from scripts.train_demo.clips import Clips
 from scripts.train_demo.loop import normal, to_device
-from scripts.train_demo.speech import LOWEST, MEL_PER_FRAME, RANGE_DECADES, STEPS_PER_DECADE, Speech
+from scripts.train_demo.speech import LOWEST, MEL_PER_FRAME, RANGE_DECADES, STEPS_PER_DECADE, Int64Array, Speech
 
-SEGMENT_FRAMES = 750
-"""The audio encoder's input: 30 s."""
-
+SEGMENT_FRAMES = 750  # the audio encoder's input: 30 s
 POSITIONS_PER_FRAME = 2
 _NO_FRAME = -1
 
@@ -33,14 +31,14 @@ class SpeechDataset:
         self.shut = torch.from_numpy(speech.shut).to(device)
         self.silent = torch.from_numpy(speech.silent).to(device)
 
-    def random_segments(self, generator: np.random.Generator, segments: int) -> NDArray[np.int64]:
+    def random_segments(self, generator: np.random.Generator, segments: int) -> Int64Array:
         """Speech frame indices of random segments, `(segments, 750)`; −1 is padding.
 
         One segment in four ends early, as the last segment of a recording does.
         """
         rows = []
         for _ in range(segments):
-            row: list[NDArray[np.int64]] = []
+            row: list[Int64Array] = []
             while sum(map(len, row)) < SEGMENT_FRAMES:
                 index = int(generator.integers(len(self.speech)))
                 row.append(np.arange(self.speech.starts[index], self.speech.starts[index + 1]))
@@ -52,7 +50,7 @@ class SpeechDataset:
             rows.append(segment)
         return np.stack(rows)
 
-    def concatenated(self, order: NDArray[np.int64]) -> tuple[NDArray[np.int64], dict[int, int]]:
+    def concatenated(self, order: Int64Array) -> tuple[Int64Array, dict[int, int]]:
         """The recordings in `order`, concatenated and cut into segments `(s, 750)`, and the first frame of each."""
         frames = np.concatenate([np.arange(self.speech.starts[i], self.speech.starts[i + 1]) for i in order])
         firsts = np.cumsum([0, *(self.speech.frames(int(i)) for i in order)])
@@ -60,14 +58,13 @@ class SpeechDataset:
         padded = np.pad(frames, (0, count * SEGMENT_FRAMES - len(frames)), constant_values=_NO_FRAME)
         return padded.reshape(count, SEGMENT_FRAMES), {int(i): int(f) for i, f in zip(order, firsts, strict=False)}
 
-    def mels(self, frames: NDArray[np.int64], generator: np.random.Generator | None) -> Tensor:
-        """The audio encoder's input `(B, 80, 3000)` for frames `(B, 750)`; augmented if a generator is given."""
+    def mels(self, frames: Int64Array, generator: np.random.Generator) -> Tensor:
+        """The audio encoder's input `(B, 80, 3000)` for frames `(B, 750)`, augmented."""
         index = to_device(frames, self.device)
         valid = (index >= 0).repeat_interleave(MEL_PER_FRAME, 1)
         columns = index.clamp_min(0)[..., None] * MEL_PER_FRAME + torch.arange(MEL_PER_FRAME, device=self.device)
         power = self._power[:, columns.flatten(1)].transpose(0, 1).float() / STEPS_PER_DECADE + LOWEST
-        if generator is not None:
-            power = _augmented(power, generator)
+        power = _augmented(power, generator)
         peak = power.masked_fill(~valid[:, None], LOWEST).amax((1, 2), keepdim=True)
         mel = (torch.maximum(power, peak - RANGE_DECADES) + 4) / 4
         return mel * valid[:, None]
@@ -78,7 +75,7 @@ def _augmented(power: Tensor, generator: np.random.Generator) -> Tensor:
     count, bands, columns = power.shape
     position = np.linspace(0, _EQUALIZER_POINTS - 1, bands)
 
-    def curves(spread: float) -> NDArray[np.float64]:
+    def curves(spread: float) -> Float64Array:
         knots = generator.normal(0, spread, (count, _EQUALIZER_POINTS))
         return np.stack([np.interp(position, np.arange(_EQUALIZER_POINTS), row) for row in knots])
 
@@ -97,14 +94,9 @@ def _augmented(power: Tensor, generator: np.random.Generator) -> Tensor:
 class AudioFeatures:
     """The audio encoder's features of all recordings."""
 
-    def __init__(
-        self, speech_data: SpeechDataset, whisper: WhisperEncoder, generator: np.random.Generator | None
-    ) -> None:
-        """With a generator, recordings are shuffled and augmented before encoding."""
-        order = (
-            np.arange(len(speech_data.speech)) if generator is None else generator.permutation(len(speech_data.speech))
-        )
-        segments, self._first = speech_data.concatenated(order)
+    def __init__(self, speech_data: SpeechDataset, whisper: WhisperEncoder, generator: np.random.Generator) -> None:
+        """Recordings are shuffled and augmented before encoding."""
+        segments, self._first = speech_data.concatenated(generator.permutation(len(speech_data.speech)))
         parts = []
         with torch.no_grad():
             for start in range(0, len(segments), 8):
@@ -113,7 +105,7 @@ class AudioFeatures:
         self._features = torch.cat(parts).flatten(0, 1)
         self._total = int((segments >= 0).sum()) * POSITIONS_PER_FRAME
 
-    def tokens(self, recordings: NDArray[np.int64], frames: NDArray[np.int64]) -> Tensor:
+    def tokens(self, recordings: Int64Array, frames: Int64Array) -> Tensor:
         """Audio features for `frames (B, F)` of `recordings (B,)`: `(B·F, 10·L, D)` float32."""
         firsts = np.array([self._first[int(recording)] for recording in recordings])
         positions = attended_positions(POSITIONS_PER_FRAME * (firsts[:, None] + frames).ravel(), self._total)

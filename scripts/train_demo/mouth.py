@@ -4,18 +4,16 @@ Coordinates are pixels of the rectangle `AREA` of the photograph, enlarged by `E
 origin in the center of the mouth, the first axis from its left to its right corner, and half its width as their unit.
 """
 
-from dataclasses import dataclass
-
 import cv2
 import numpy as np
+from scipy.interpolate import RBFInterpolator
 
 from latentsync_trt.types import Float32Array, Float64Array, UInt8Array
-from scripts.train_demo.warp import ThinPlateWarp
 
 ENLARGE = 2
-AREA = (160, 96, 288, 204)
-"""Left, top, right, bottom in the photograph, in pixels; nothing outside is changed."""
-
+_GRID_PX = 6
+_SMOOTHING = 5e-4  # keeps a spline solvable where two points nearly coincide, at an error far below a pixel
+AREA = (160, 96, 288, 204)  # left, top, right, bottom in the photograph, in pixels; nothing outside is changed
 _UPPER_INNER = (78, 191, 80, 81, 82, 13, 312, 311, 310, 415, 308)
 _LOWER_INNER = (78, 95, 88, 178, 87, 14, 317, 402, 318, 324, 308)
 _UPPER_OUTER = (61, 185, 40, 39, 37, 0, 267, 269, 270, 409, 291)
@@ -27,49 +25,22 @@ _CHEEK = (212, 432, 57, 287, 216, 436)
 
 # In units of half the photographed mouth's width.
 _HALF_WIDTH, _SPREAD, _PURSE = 0.9, 0.1, 0.3
-_GAP = 0.66
-"""The gap between the lips of a fully open mouth."""
-
-_UPPER_SHARE = 0.16
-"""Share of the gap by which the upper lip rises; the jaw makes the rest."""
-
-_JAW_SHARE = 0.62
-"""Movement of the chin, as a share of the lower lip's."""
-
-_LINE = 0.38
-"""Where shut lips meet, from 0 = photographed upper lip to 1 = lower lip."""
-
+_GAP = 0.66  # the gap between the lips of a fully open mouth
+_UPPER_SHARE = 0.16  # share of the gap by which the upper lip rises; the jaw makes the rest
+_JAW_SHARE = 0.62  # movement of the chin, as a share of the lower lip's
+_LINE = 0.38  # where shut lips meet, from 0 = photographed upper lip to 1 = lower lip
 _CORNER_DROP = 0.05
 _SHADOW, _SHADOW_UNTIL = 0.75, 0.15
 _DARK_LEVEL, _CORNERS_FROM = 150, 0.62
 _POUT = 0.12
 _CORNER_SHIFT = 0.03
-_FLATTEN = 0.75
-"""How much pursed lips flatten the photographed smile."""
-
-_FOLLOW = 0.72
-"""How far the outer edge of a lip follows its inner edge; lips get thinner as they open."""
-
-_CLOSED_JAW = -0.09
-"""Offset of the chin from its photographed position when the lips are shut."""
-
-
-@dataclass(frozen=True, slots=True)
-class MouthPose:
-    """`opening` and `rounding` in [0, 1], `width` in [−1, 1]; see `visemes`."""
-
-    opening: float
-    width: float
-    rounding: float
+_FLATTEN = 0.75  # how much pursed lips flatten the photographed smile
+_FOLLOW = 0.72  # how far the outer edge of a lip follows its inner edge; lips get thinner as they open
+_CLOSED_JAW = -0.09  # offset of the chin from its photographed position when the lips are shut
 
 
 class Mouth:
-    """The photograph's mouth.
-
-    Args:
-        photograph: uint8 `(H, W, 3)` RGB.
-        mesh: FaceMesh's points in it, `(468, 3)`, in pixels.
-    """
+    """The mouth of `photograph`, uint8 `(H, W, 3)` RGB, with FaceMesh's points in it, `(468, 3)`, in pixels."""
 
     def __init__(self, photograph: UInt8Array, mesh: Float32Array) -> None:
         left, top, right, bottom = AREA
@@ -88,31 +59,41 @@ class Mouth:
         for inner, outer, sign in ((78, 61, -1.0), (308, 291, 1.0)):
             self._sources[inner] = self._points[outer] + sign * _CORNER_SHIFT * self._half * along
             self._sources[outer] = self._points[outer] + sign * 3 * _CORNER_SHIFT * self._half * along
-        self._edge = self._rectangle()
+        # Points along the border, which stay.
+        right, low = self.size_px[0] - 1.0, self.size_px[1] - 1.0
+        x, y = np.linspace(0, right, 7), np.linspace(0, low, 6)[1:-1]
+        sides = np.meshgrid(x, (0.0, low)), np.meshgrid((0.0, right), y)
+        self._edge = np.concatenate([np.stack(side, -1).reshape(-1, 2) for side in sides])
         self._teeth = self._photographed_teeth()
         self._skin = self._without_corners()
-        self._fade = _fade(self.size_px)
+        # 1 inside the area, 0 at its border.
+        columns, rows = (np.minimum(np.arange(side), np.arange(side)[::-1]) for side in self.size_px)
+        self._fade = _smoothstep(np.minimum(columns, rows[:, None]) / 8.0 - 1)
 
-    def draw(self, pose: MouthPose) -> UInt8Array:
-        """The area with the mouth in `pose`, uint8 `(height, width, 3)` RGB; its border is unchanged."""
-        upper_inner, lower_inner, upper_outer, lower_outer, rest, kept = self._targets(pose)
+    def draw(self, pose: Float32Array) -> UInt8Array:
+        """The area with the mouth in `pose (3,)`, uint8 `(height, width, 3)` RGB; its border is unchanged.
+
+        `pose`: opening and rounding in [0, 1], width in [−1, 1] between them; see `visemes`.
+        """
+        opening, width, rounding = map(float, pose)
+        upper_inner, lower_inner, upper_outer, lower_outer, rest, kept = self._targets(opening, width, rounding)
         upper = self._warped(_UPPER_INNER, upper_inner, _UPPER_OUTER, upper_outer, rest, kept)
         lower = self._warped(_LOWER_INNER, lower_inner, _LOWER_OUTER, lower_outer, rest, kept)
         upper_line, lower_line = self._pixels(upper_inner), self._pixels(lower_inner)
-        inside = self._inside(upper_line, lower_line, pose)
+        inside = self._inside(upper_line, lower_line, opening)
         hole = _polygon(np.concatenate([upper_line, lower_line[::-1]]), self.size_px, grow_px=1.5)
         result = _mix(lower, inside, hole)
         result = _mix(result, lower, self._side_mask(lower_line, 1.0))
         result = _mix(result, upper, self._side_mask(upper_line, -1.0))
-        result *= self._contact_shadow(upper_line, lower_line, pose)[..., None]
+        result *= self._contact_shadow(upper_line, lower_line, opening)[..., None]
         result = _mix(self.picture.astype(np.float32), result, self._fade)
         return np.rint(result.clip(0, 255)).astype(np.uint8)
 
-    def _targets(self, pose: MouthPose) -> tuple[Float64Array, ...]:
+    def _targets(self, opening: float, width: float, rounding: float) -> tuple[Float64Array, ...]:
         """Inner and outer edges of the lips and other moved points, local; and the indices of those other points."""
         local = self._local
-        width = _HALF_WIDTH + (_SPREAD * pose.width if pose.width > 0 else _PURSE * pose.width)
-        gap = _GAP * pose.opening
+        width = _HALF_WIDTH + (_SPREAD if width > 0 else _PURSE) * width
+        gap = _GAP * opening
         lines = []
         for inner, outer, sign, share in (
             (_UPPER_INNER, _UPPER_OUTER, -1.0, _UPPER_SHARE),
@@ -120,12 +101,12 @@ class Mouth:
         ):
             across = np.linspace(-1, 1, len(inner))
             across = np.sign(across) * np.abs(across) ** 0.85
-            closed = self._lip_line(across, pose.rounding)
-            bow = np.sqrt((1 - across**2).clip(0)) ** (1.0 + 0.25 * (1 - pose.rounding))
+            closed = self._lip_line(across, rounding)
+            bow = np.sqrt((1 - across**2).clip(0)) ** (1.0 + 0.25 * (1 - rounding))
             edge = np.stack([across * width, closed + sign * share * gap * bow], axis=1)
             moved = edge - local[list(inner)]
             outer_edge = local[list(outer)] + (1, _FOLLOW) * moved
-            outer_edge[:, 1] += sign * _POUT * pose.rounding * bow
+            outer_edge[:, 1] += sign * _POUT * rounding * bow
             lines.append((edge, outer_edge))
         (upper_inner, upper_outer), (lower_inner, lower_outer) = lines
         drop = _CLOSED_JAW + _JAW_SHARE * (1 - _UPPER_SHARE) * gap
@@ -158,7 +139,7 @@ class Mouth:
         still = self._points[list(_FIXED)]
         targets = np.concatenate([self._pixels(np.concatenate([inner_at, outer_at, rest_at])), still, self._edge])
         moved = self._sources[[*inner, *outer, *rest.tolist()]]
-        return ThinPlateWarp(targets, np.concatenate([moved, still, self._edge]), self.size_px)(self._skin)
+        return _warped(self._skin, targets, np.concatenate([moved, still, self._edge]))
 
     def _without_corners(self) -> UInt8Array:
         """The image with the dark corners of the mouth inpainted, so that warped lips have lip color there."""
@@ -180,7 +161,7 @@ class Mouth:
         outline = np.array([(-10.0, far), left, *line, right, (width + 10.0, far)])
         return _polygon(outline, self.size_px)
 
-    def _inside(self, upper: Float64Array, lower: Float64Array, pose: MouthPose) -> Float32Array:
+    def _inside(self, upper: Float64Array, lower: Float64Array, opening: float) -> Float32Array:
         """Cavity, tongue and teeth, float32 `(height, width, 3)`, to be covered by the lips."""
         width, height = self.size_px
         rows = np.arange(height, dtype=np.float32)[:, None]
@@ -191,7 +172,7 @@ class Mouth:
         away = np.abs(columns - float(self._center[0])) / self._half
         side = np.float32(1) - np.float32(0.55) * (away**2).clip(0, 1)
         cavity = np.array([62.0, 24.0, 22.0], np.float32) * (0.75 + 0.25 * depth[..., None])
-        tongue_top = lower[len(lower) // 2, 1] - self._half * (0.2 + 0.1 * (1 - pose.opening))
+        tongue_top = lower[len(lower) // 2, 1] - self._half * (0.2 + 0.1 * (1 - opening))
         tongue = _smoothstep((rows - tongue_top - 6 * away**2) / 3.0) * (away < 0.62)
         result = _mix(np.broadcast_to(cavity, (height, width, 3)), np.array([150.0, 78.0, 76.0], np.float32), tongue)
         result = self._with_lower_teeth(result, lower)
@@ -200,12 +181,12 @@ class Mouth:
         shade = 0.62 + 0.38 * _smoothstep((rows - ceiling - 1.0) / 3.0)
         return np.asarray(result * (shade * side)[..., None], np.float32)
 
-    def _contact_shadow(self, upper: Float64Array, lower: Float64Array, pose: MouthPose) -> Float32Array:
+    def _contact_shadow(self, upper: Float64Array, lower: Float64Array, opening: float) -> Float32Array:
         """The dark line between touching lips, as a factor; 1 for open lips."""
         canvas = np.zeros(self.size_px[::-1], np.uint8)
         line = np.rint((upper + lower) / 2 * 16).astype(np.int32)
         cv2.polylines(canvas, [line], False, 255, 1, cv2.LINE_AA, 4)
-        strength = _SHADOW * max(0.0, 1 - pose.opening / _SHADOW_UNTIL)
+        strength = _SHADOW * max(0.0, 1 - opening / _SHADOW_UNTIL)
         blurred = cv2.GaussianBlur(canvas.astype(np.float32) / 255, (0, 0), 0.9)
         return np.asarray(1 - np.float32(strength) * blurred, np.float32)
 
@@ -236,16 +217,6 @@ class Mouth:
         opacity *= _smoothstep((rows - ceiling + 0.5 * self._half) / 2.0)
         return colors, opacity.astype(np.float32)
 
-    def _rectangle(self) -> Float64Array:
-        """Fixed points along the border."""
-        width, height = self.size_px
-        x, y = np.linspace(0, width - 1, 7), np.linspace(0, height - 1, 6)
-        sides = [
-            np.stack(np.meshgrid(x, (0.0, height - 1.0)), -1),
-            np.stack(np.meshgrid((0.0, width - 1.0), y[1:-1]), -1),
-        ]
-        return np.concatenate([side.reshape(-1, 2) for side in sides])
-
 
 def _mix(below: Float32Array, above: Float32Array, opacity: Float32Array) -> Float32Array:
     return np.asarray(below + opacity[..., None] * (above - below), np.float32)
@@ -268,9 +239,19 @@ def _polygon(points: Float64Array, size_px: tuple[int, int], grow_px: float = 0.
     return canvas.astype(np.float32) / np.float32(255)
 
 
-def _fade(size_px: tuple[int, int]) -> Float32Array:
-    """1 inside the area, 0 at its border."""
-    width, height = size_px
-    x = np.minimum(np.arange(width), np.arange(width)[::-1])
-    y = np.minimum(np.arange(height), np.arange(height)[::-1])[:, None]
-    return _smoothstep(np.minimum(x, y) / 8.0 - 1)
+def _warped(picture: UInt8Array, targets: Float64Array, sources: Float64Array) -> Float32Array:
+    """`picture (height, width, 3)` with what is at `sources` moved to `targets` by a thin-plate spline, float32.
+
+    `targets`, `sources` `(n, 2)`: (x, y) in pixels. The spline is evaluated on a coarse grid.
+    """
+    height, width = picture.shape[:2]
+    columns, rows = -(-width // _GRID_PX) + 1, -(-height // _GRID_PX) + 1
+    grid = np.stack(np.meshgrid(np.arange(columns), np.arange(rows)), axis=-1).reshape(-1, 2) * float(_GRID_PX)
+    smoothing = _SMOOTHING * len(targets) ** 2
+    spline = RBFInterpolator(targets, sources - targets, smoothing=smoothing, kernel="thin_plate_spline")
+    shift = spline(grid).reshape(rows, columns, 2).astype(np.float32)
+    flags = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
+    dense = cv2.warpAffine(shift, np.eye(2, 3) / _GRID_PX, (width, height), flags=flags)
+    x = dense[..., 0] + np.arange(width, dtype=np.float32)
+    y = dense[..., 1] + np.arange(height, dtype=np.float32)[:, None]
+    return cv2.remap(picture, x, y, cv2.INTER_CUBIC, borderMode=cv2.BORDER_REPLICATE).astype(np.float32)

@@ -10,20 +10,17 @@ from itertools import pairwise
 from pathlib import Path
 
 import torch
+from diffusers import AutoencoderKL
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from latentsync_trt.export.layers import GroupNorm, Linear
-from latentsync_trt.export.networks import WHISPER_PREFIX, WhisperConfig, WhisperEncoder
+from latentsync_trt.export.networks import WHISPER_PREFIX, WhisperEncoder
 from latentsync_trt.export.unet import SpatialBlock, StepInputs, TimeEmbedding, UNet, UNetConfig
 from scripts.published import checkpoint_tensors, whisper_file
-from scripts.train_demo.vae import Vae, VaeConfig, save_vae
 
 RESOLUTION_PX = 128
 WINDOW_FRAMES = 16
-TRACK_VALUES = 3
-"""Opening, width, rounding."""
-
+TRACK_VALUES = 3  # opening, width, rounding
 _SINUSOID_PERIOD = 10000
 _AUDIO_PERIOD = 200
 """Of the audio encoder's positional embedding. Cross-attention gets 10 unordered positions per frame: with a short
@@ -34,34 +31,13 @@ _POOLED_ROWS, _POOLED_COLUMNS = 3, 4
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Configurations of the three networks."""
+    """Widths of U-Net and image codec by level, finest first; width and blocks of the audio encoder."""
 
-    unet: UNetConfig
-    whisper: WhisperConfig
-    vae: VaeConfig
-
-
-def _sizes(unet: tuple[int, ...], audio_width: int, blocks: int, vae: tuple[int, int, int, int], groups: int) -> Sizes:
-    return Sizes(
-        UNetConfig(
-            widths=unet,
-            layers=1,
-            audio_width=audio_width,
-            attention=(True,) * (len(unet) - 1) + (False,),
-            motion_down=(True,) * len(unet),
-            motion_up=(True,) * len(unet),
-            positions=24,
-        ),
-        WhisperConfig(mels=80, positions=1500, width=audio_width, heads=4, blocks=blocks),
-        VaeConfig(vae, 1, groups),
-    )
-
-
-SHIPPED = _sizes((64, 64, 96, 96), 96, 3, (32, 48, 64, 96), 16)
-"""All kinds of blocks, 8.6 million parameters."""
-
-TINY = _sizes((32, 32), 32, 2, (8, 8, 16, 16), 8)
-"""For tests of the training code on a CPU."""
+    unet: tuple[int, ...] = (64, 64, 96, 96)
+    audio_width: int = 96
+    audio_blocks: int = 3
+    vae: tuple[int, ...] = (32, 48, 64, 96)
+    vae_groups: int = 16
 
 
 class _WindowTimeEmbedding(TimeEmbedding):
@@ -106,26 +82,19 @@ class AudioMouthPredictor(nn.Module):
         return predicted
 
 
-class ImageMouthPredictor(nn.Module):
-    """Predicts the mouth from the lower part of an aligned face: `image (N, 3, H, W)` → opening, width, rounding."""
+def image_mouth_predictor(width: int = 24) -> nn.Sequential:
+    """Predicts the mouth from the `lower_part` of aligned faces: opening, width, rounding."""
+    widths = (3, width, width, 2 * width, 2 * width, 4 * width)
+    convs = [nn.Conv2d(a, b, 3, stride=2, padding=1) for a, b in pairwise(widths)]
+    layers = [layer for conv in convs for layer in (conv, nn.GroupNorm(4, conv.out_channels), nn.SiLU())]
+    pooled = nn.AdaptiveAvgPool2d((_POOLED_ROWS, _POOLED_COLUMNS))
+    first = nn.Linear(_POOLED_ROWS * _POOLED_COLUMNS * 4 * width, 4 * width)
+    return nn.Sequential(*layers, pooled, nn.Flatten(), first, nn.SiLU(), nn.Linear(4 * width, TRACK_VALUES))
 
-    def __init__(self, width: int = 24) -> None:
-        super().__init__()
-        widths = (3, width, width, 2 * width, 2 * width, 4 * width)
-        self.convs = nn.ModuleList(nn.Conv2d(a, b, 3, stride=2, padding=1) for a, b in pairwise(widths))
-        self.norms = nn.ModuleList(nn.GroupNorm(4, b) for b in widths[1:])
-        self.out = nn.Sequential(
-            nn.Linear(_POOLED_ROWS * _POOLED_COLUMNS * 4 * width, 4 * width),
-            nn.SiLU(),
-            nn.Linear(4 * width, TRACK_VALUES),
-        )
 
-    def forward(self, image: Tensor) -> Tensor:
-        x = image[:, :, image.shape[2] * 3 // 8 :]
-        for conv, norm in zip(self.convs, self.norms, strict=True):
-            x = F.silu(norm(conv(x)))
-        predicted: Tensor = self.out(F.adaptive_avg_pool2d(x, (_POOLED_ROWS, _POOLED_COLUMNS)).flatten(1))
-        return predicted
+def lower_part(image: Tensor) -> Tensor:
+    """`(N, 3, H, W)` from three eighths of the height on."""
+    return image[:, :, image.shape[2] * 3 // 8 :]
 
 
 def mouth_errors(predicted: Tensor, target: Tensor, weights: Tensor) -> Tensor:
@@ -163,60 +132,61 @@ def initialize(network: nn.Module, seed: int) -> None:
 
 
 def make_unet(sizes: Sizes, seed: int) -> TrainedUNet:
-    """A U-Net to train; its initial output is zero."""
-    network = TrainedUNet(sizes.unet)
+    """A U-Net with all kinds of blocks; its initial output is zero."""
+    levels = len(sizes.unet)
+    config = UNetConfig(
+        widths=sizes.unet,
+        layers=1,
+        audio_width=sizes.audio_width,
+        attention=(True,) * (levels - 1) + (False,),
+        motion_down=(True,) * levels,
+        motion_up=(True,) * levels,
+        positions=24,
+    )
+    network = TrainedUNet(config)
     initialize(network, seed)
     nn.init.zeros_(network.conv_out.weight)
     return network
 
 
-def make_whisper(sizes: Sizes, seed: int) -> WhisperEncoder:
-    """An audio encoder to train, with fixed sinusoidal positional embedding."""
-    network = WhisperEncoder(sizes.whisper)
-    initialize(network, seed)
-    network.positional_embedding.requires_grad_(False)
-    return network
-
-
-def make_vae(sizes: Sizes, seed: int) -> Vae:
-    """An autoencoder to train."""
+def make_vae(sizes: Sizes, seed: int) -> AutoencoderKL:
+    """An image codec with one layer a level."""
+    levels = len(sizes.vae)
+    vae = AutoencoderKL(
+        down_block_types=("DownEncoderBlock2D",) * levels,
+        up_block_types=("UpDecoderBlock2D",) * levels,
+        block_out_channels=sizes.vae,
+        norm_num_groups=sizes.vae_groups,
+        sample_size=RESOLUTION_PX,
+    )
+    # In an order of our own, so that a seed gives the same weights with any version of diffusers.
     torch.manual_seed(seed)
-    return Vae(sizes.vae)
+    encoder, decoder = vae.encoder, vae.decoder
+    middles = [(half.mid_block.resnets, half.mid_block.attentions) for half in (encoder, decoder)]
+    parts = [encoder.conv_in, encoder.down_blocks, *middles[0], encoder.conv_out]
+    parts += [decoder.conv_in, *middles[1], decoder.up_blocks, decoder.conv_out, vae.quant_conv, vae.post_quant_conv]
+    for module in (each for part in parts for each in part.modules()):
+        if isinstance(module, nn.Conv2d | nn.Linear):
+            module.reset_parameters()
+    return vae
 
 
-@dataclass(frozen=True, slots=True)
-class CheckpointFiles:
-    """Where `save_checkpoints` writes; `latentsync-trt export` takes them as --unet, --vae and --whisper."""
-
-    folder: Path
-
-    @property
-    def unet(self) -> Path:
-        """In LatentSync's format."""
-        return self.folder / "latentsync_unet.pt"
-
-    @property
-    def vae(self) -> Path:
-        """A folder in diffusers' layout."""
-        return self.folder / "vae"
-
-    @property
-    def whisper(self) -> Path:
-        """In OpenAI's format, encoder only."""
-        return self.folder / "whisper.pt"
+def latents_of(vae: AutoencoderKL, images: Tensor) -> Tensor:
+    """The posterior's mode, not scaled: `(N, 3, H, W)` → `(N, 4, H/8, W/8)`."""
+    latents: Tensor = vae.encode(images).latent_dist.mean
+    return latents
 
 
 def save_checkpoints(
-    folder: Path, unet: UNet, whisper: WhisperEncoder, vae: Vae, scaling_factor: float, step: int
-) -> CheckpointFiles:
-    """Writes the three networks in the formats of the published ones, in float16."""
-    files = CheckpointFiles(folder)
+    folder: Path, unet: UNet, whisper: WhisperEncoder, vae: AutoencoderKL, scaling_factor: float
+) -> None:
+    """Writes the three networks in the formats of the published ones, in float16: `unet.pt`, `whisper.pt`, `vae/`."""
     folder.mkdir(parents=True, exist_ok=True)
-    torch.save({"global_step": step, "state_dict": _halved(checkpoint_tensors(unet))}, files.unet)
+    torch.save({"global_step": 0, "state_dict": _halved(checkpoint_tensors(unet))}, folder / "unet.pt")
     state = _halved(checkpoint_tensors(whisper, WHISPER_PREFIX))
-    torch.save(whisper_file(whisper.config, state), files.whisper)
-    save_vae(vae, files.vae, scaling_factor, torch.float16)
-    return files
+    torch.save(whisper_file(whisper.config, state), folder / "whisper.pt")
+    vae.register_to_config(scaling_factor=scaling_factor)
+    nn.Module.to(vae, dtype=torch.float16).save_pretrained(folder / "vae")
 
 
 def _halved(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -1,24 +1,148 @@
-"""The speech to train on, as one small file: spectrograms in steps of 1 dB, and mouth tracks.
+"""The speech to train on: synthetic recordings with pauses, echo, equalization and noise, each made from its seed.
 
-`synthesis` makes the file, so that the training machine needs neither espeak-ng nor an audio decoder.
+espeak-ng (GPL 3) speaks; nothing of it is shipped. The library comes from the package espeakng-loader, whose version
+determines the audio.
 """
 
+import ctypes
+import multiprocessing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import espeakng_loader
 import numpy as np
 from numpy.typing import NDArray
+from scipy.signal import fftconvolve
 
-from latentsync_trt.types import Float32Array, UInt8Array
-from scripts.train_demo.visemes import MouthTrack
+from latentsync_trt.audio.mel import SAMPLE_RATE_HZ, computed_filters, log_power_blocks
+from latentsync_trt.config import MODEL_FPS
+from latentsync_trt.types import BoolArray, Float32Array, UInt8Array
+from scripts.train_demo.visemes import MouthTrack, Phoneme, mouth_track
 
-MEL_PER_FRAME = 4
-"""100 spectrogram columns and 25 frames a second."""
+Int64Array = NDArray[np.int64]
 
-LOWEST = -10.0
-STEPS_PER_DECADE = 10
-RANGE_DECADES = 8.0
-"""Whisper clips a recording this far below its loudest value."""
+SAMPLES_PER_FRAME = SAMPLE_RATE_HZ // MODEL_FPS
+MEL_PER_FRAME = 4  # 100 spectrogram columns and 25 frames a second
+LOWEST, STEPS_PER_DECADE = -10.0, 10
+RANGE_DECADES = 8.0  # whisper clips a recording this far below its loudest value
+VARIANTS = (
+    *("f1", "f2", "f4", "f5", "m1", "m2", "m3", "m4", "m5", "m7", "m8", "klatt", "klatt2", "klatt3"),
+    *("Andy", "Annie", "Alicia", "Gene", "Lee", "Mario", "Michael", "linda", "john", "max", "quincy", "steph"),
+)
+
+_LENGTH_S, _PAUSE_S = (5.0, 24.0), (0.12, 1.4)
+_WORDS_PER_MINUTE, _PITCH, _PITCH_RANGE = (110, 230), (15, 85), (25, 80)
+_SILENT_SHARE = 0.04  # share of recordings without speech: only background noise, and the mouth stays shut
+_PEAK = 0.5
+_GAIN_DB, _NOISE_DB = (-18.0, 4.0), (-55.0, -18.0)
+_NOISY_SHARE, _ECHO_SHARE, _EQUALIZED_SHARE = 0.6, 0.4, 0.6
+_ECHO_S = (0.05, 0.35)
+_EQUALIZER_DB, _EQUALIZER_POINTS = 10.0, 7
+_RANDOM_WORDS_SHARE, _RANDOM_WORDS = 0.6, (3, 11)
+
+SENTENCES = dict[str, list[str]]()  # by espeak-ng's codes of languages; written for this project
+for _line in Path(__file__).with_name("sentences.txt").read_text("utf-8").splitlines():
+    if _line.startswith("["):
+        SENTENCES[_line[1:-1]] = []
+    else:
+        SENTENCES[next(reversed(SENTENCES))].append(_line)
+
+
+_SYNCHRONOUS = 2
+_PHONEME_EVENTS, _IPA, _DONT_EXIT = 0x1, 0x2, 0x8000
+_PHONEME_EVENT = 7
+_UTF8 = 1
+_SET_RATE, _SET_PITCH, _SET_PITCH_RANGE = 1, 3, 4
+_FULL_SCALE = np.float32(32768)
+
+
+@dataclass(frozen=True, slots=True)
+class Voice:
+    """espeak-ng's language and voice variant, words per minute, pitch and its range (0 to 100)."""
+
+    language: str
+    variant: str
+    words_per_minute: int = 165
+    pitch: int = 50
+    pitch_range: int = 50
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Utterance:
+    """`samples (n,)` float32, full scale ±1, at `rate_hz`; phonemes in order, without gaps."""
+
+    samples: Float32Array
+    rate_hz: int
+    phonemes: tuple[Phoneme, ...]
+
+
+class _Id(ctypes.Union):
+    _fields_ = (("number", ctypes.c_int), ("name", ctypes.c_char_p), ("string", ctypes.c_char * 8))
+
+
+class _Event(ctypes.Structure):
+    _numbers = ("type", "unique_identifier", "text_position", "length", "audio_position", "sample")
+    _fields_ = (*((name, ctypes.c_int) for name in _numbers), ("user_data", ctypes.c_void_p), ("id", _Id))
+
+
+_Callback = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_short), ctypes.c_int, ctypes.POINTER(_Event))
+
+
+class Speaker:
+    """espeak-ng. Its state is global to the process and carries over from sentence to sentence.
+
+    Samples are reproducible only for the same calls in the same order in a new process.
+    """
+
+    def __init__(self, seed: int = 0) -> None:
+        """Raises `RuntimeError` if the library does not start."""
+        self._library = ctypes.CDLL(espeakng_loader.get_library_path())
+        flags = _PHONEME_EVENTS | _IPA | _DONT_EXIT
+        data = str(espeakng_loader.get_data_path()).encode()
+        self.rate_hz = int(self._library.espeak_Initialize(_SYNCHRONOUS, 0, data, flags))
+        if self.rate_hz <= 0:
+            raise RuntimeError(f"espeak-ng failed to start with the data in {data.decode()}; reinstall espeakng-loader")
+        self._library.espeak_ng_SetRandSeed(ctypes.c_long(seed))
+        self._pieces: list[Float32Array] = []
+        self._events: list[tuple[int, str]] = []
+        # The library keeps the pointer, so the callback must live as long as this object.
+        self._callback = _Callback(self._collect)
+        self._library.espeak_SetSynthCallback(self._callback)
+
+    def say(self, text: str, voice: Voice) -> Utterance:
+        """Speaks `text`; raises `ValueError` if espeak-ng does not know the voice or makes no sound of the text."""
+        name = f"{voice.language}+{voice.variant}"
+        if self._library.espeak_SetVoiceByName(name.encode()) != 0:
+            raise ValueError(f"espeak-ng has no voice {name}")
+        self._library.espeak_SetParameter(_SET_RATE, voice.words_per_minute, 0)
+        self._library.espeak_SetParameter(_SET_PITCH, voice.pitch, 0)
+        self._library.espeak_SetParameter(_SET_PITCH_RANGE, voice.pitch_range, 0)
+        self._pieces.clear()
+        self._events.clear()
+        encoded = text.encode()
+        self._library.espeak_Synth(encoded, len(encoded) + 1, 0, 0, 0, _UTF8, None, None)
+        self._library.espeak_Synchronize()
+        if not self._pieces:
+            raise ValueError(f"espeak-ng produced no audio for “{text}”")
+        samples = np.concatenate(self._pieces)
+        ends = [start for start, _ in self._events[1:]] + [len(samples)]
+        phonemes = (
+            Phoneme(symbol, start / self.rate_hz, max(start, end) / self.rate_hz)
+            for (start, symbol), end in zip(self._events, ends, strict=True)
+        )
+        return Utterance(samples, self.rate_hz, tuple(phonemes))
+
+    def _collect(self, samples: Any, count: int, events: Any) -> int:
+        if samples and count:
+            self._pieces.append(np.ctypeslib.as_array(samples, (count,)).astype(np.float32) / _FULL_SCALE)
+        index = 0
+        while events[index].type:
+            event = events[index]
+            if event.type == _PHONEME_EVENT:
+                self._events.append((event.sample, event.id.string.decode()))
+            index += 1
+        return 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,9 +156,9 @@ class Speech:
     power: UInt8Array
     peaks: Float32Array
     track: Float32Array
-    shut: NDArray[np.bool_]
-    silent: NDArray[np.bool_]
-    starts: NDArray[np.int64]
+    shut: BoolArray
+    silent: BoolArray
+    starts: Int64Array
 
     def __len__(self) -> int:
         return len(self.peaks)
@@ -43,31 +167,121 @@ class Speech:
         """Number of frames of recording `index`."""
         return int(self.starts[index + 1] - self.starts[index])
 
-    def mouth(self, index: int) -> MouthTrack:
-        """The mouth of recording `index`."""
-        frames = slice(self.starts[index], self.starts[index + 1])
-        columns = self.track[frames].T
-        return MouthTrack(columns[0], columns[1], columns[2], self.shut[frames], self.silent[frames])
 
-    def mel(self, index: int) -> Float32Array:
-        """The audio encoder's input for recording `index`, float32 `(80, 4·frames)`."""
-        columns = self.power[:, self.starts[index] * MEL_PER_FRAME : self.starts[index + 1] * MEL_PER_FRAME]
-        log_power = columns.astype(np.float32) / STEPS_PER_DECADE + LOWEST
-        return (np.maximum(log_power, self.peaks[index] - RANGE_DECADES) + 4) / np.float32(4)
+def synthesize(seeds: range, processes: int) -> Speech:
+    """Synthesizes one recording per seed in `processes` processes; the result depends on the seeds alone.
 
-    def save(self, path: Path) -> None:
-        """Writes the speech as differences along time, which compress well."""
-        steps = np.diff(self.power, axis=1, prepend=np.zeros((len(self.power), 1), np.uint8))
-        flags = np.packbits(np.stack([self.shut, self.silent]), axis=1)
-        np.savez_compressed(
-            path, steps=steps, peaks=self.peaks, track=self.track.astype(np.float16), flags=flags, starts=self.starts
-        )
+    Every recording has a process of its own, since espeak-ng's output depends on what it spoke before.
+    """
+    with multiprocessing.get_context("spawn").Pool(processes, maxtasksperchild=1) as pool:
+        powers, peaks, tracks = zip(*pool.imap(_spectrogram, seeds), strict=True)
+    return Speech(
+        np.concatenate(powers, axis=1),
+        np.array(peaks, np.float32),
+        # Halves, as the shipped weights were trained on.
+        np.concatenate([track.values() for track in tracks]).astype(np.float16).astype(np.float32),
+        np.concatenate([track.shut for track in tracks]),
+        np.concatenate([track.silent for track in tracks]),
+        np.cumsum([0, *map(len, tracks)]),
+    )
 
 
-def load_speech(path: Path) -> Speech:
-    """Reads what `Speech.save` wrote."""
-    with np.load(path) as stored:
-        count = int(stored["starts"][-1])
-        shut, silent = np.unpackbits(stored["flags"], axis=1, count=count).astype(np.bool_)
-        power = np.cumsum(stored["steps"], axis=1, dtype=np.uint8)
-        return Speech(power, stored["peaks"], stored["track"].astype(np.float32), shut, silent, stored["starts"])
+def _spectrogram(seed: int) -> tuple[UInt8Array, float, MouthTrack]:
+    """A recording's mel power as in `Speech`, its largest log10, and the mouth."""
+    samples, track = record(Speaker(seed), seed)
+    log_power = np.concatenate(list(log_power_blocks([samples], computed_filters())), axis=1)
+    steps = np.rint((log_power - LOWEST) * STEPS_PER_DECADE)
+    return np.clip(steps, 0, 255).astype(np.uint8), float(log_power.max()), track
+
+
+def record(speaker: Speaker, seed: int) -> tuple[Float32Array, MouthTrack]:
+    """Samples `(n,)` at 16 kHz, a whole number of frames, and the mouth that belongs to them."""
+    generator = np.random.Generator(np.random.PCG64([seed, 0]))
+    voice = Voice(
+        str(generator.choice(list(SENTENCES))),
+        str(generator.choice(VARIANTS)),
+        int(generator.integers(*_WORDS_PER_MINUTE)),
+        int(generator.integers(*_PITCH)),
+        int(generator.integers(*_PITCH_RANGE)),
+    )
+    length_s = generator.uniform(*_LENGTH_S)
+    if generator.random() < _SILENT_SHARE:
+        dry, phonemes = np.zeros(int(length_s * SAMPLE_RATE_HZ), np.float32), list[Phoneme]()
+    else:
+        dry, phonemes = _sentences(speaker, generator, voice, length_s)
+    frames = -(-len(dry) // SAMPLES_PER_FRAME)
+    dry = np.pad(dry, (0, frames * SAMPLES_PER_FRAME - len(dry)))
+    return _degraded(generator, dry), mouth_track(phonemes, frames / MODEL_FPS)
+
+
+def _sentences(
+    speaker: Speaker, generator: np.random.Generator, voice: Voice, length_s: float
+) -> tuple[Float32Array, list[Phoneme]]:
+    """Sentences with pauses around them, at least `length_s` long, with peaks at `_PEAK`."""
+    pieces, phonemes, time_s = list[Float32Array](), list[Phoneme](), 0.0
+    while time_s < length_s:
+        pause = np.zeros(round(generator.uniform(*_PAUSE_S) * SAMPLE_RATE_HZ), np.float32)
+        spoken = speaker.say(_text(generator, voice.language), voice)
+        samples = _resampled(spoken.samples, spoken.rate_hz)
+        samples *= np.float32(_PEAK) / max(float(np.abs(samples).max()), 1e-6)
+        start_s = time_s + len(pause) / SAMPLE_RATE_HZ
+        phonemes += [Phoneme(p.symbol, p.start_s + start_s, p.end_s + start_s) for p in spoken.phonemes]
+        pieces += [pause, samples.astype(np.float32)]
+        time_s += (len(pause) + len(samples)) / SAMPLE_RATE_HZ
+    pieces.append(np.zeros(round(generator.uniform(*_PAUSE_S) * SAMPLE_RATE_HZ), np.float32))
+    return np.concatenate(pieces), phonemes
+
+
+def _text(generator: np.random.Generator, language: str) -> str:
+    """A sentence, or random words from all of a language, for more combinations of sounds."""
+    sentences = SENTENCES[language]
+    if generator.random() >= _RANDOM_WORDS_SHARE:
+        return sentences[generator.integers(len(sentences))]
+    words = (word.strip(".,:;!?¿") for sentence in sentences for word in sentence.split())
+    known = [word for word in dict.fromkeys(words) if word]
+    count = int(generator.integers(*_RANDOM_WORDS))
+    return " ".join(known[index] for index in generator.integers(len(known), size=count)) + "."
+
+
+def _resampled(samples: Float32Array, rate_hz: int) -> Float32Array:
+    """Resamples to 16 kHz by truncating the spectrum; padding keeps the end from wrapping around to the start."""
+    margin = rate_hz // 10
+    length = -(-(len(samples) + margin) // rate_hz) * rate_hz
+    size = length * SAMPLE_RATE_HZ // rate_hz
+    spectrum = np.fft.rfft(np.pad(samples, (0, length - len(samples))))[: size // 2 + 1]
+    whole = np.fft.irfft(spectrum, size) * (size / length)
+    return whole[: len(samples) * SAMPLE_RATE_HZ // rate_hz].astype(np.float32)
+
+
+def _degraded(generator: np.random.Generator, dry: Float32Array) -> Float32Array:
+    """Adds echo, equalization, gain and noise at random, without delay."""
+    sound = dry
+    if generator.random() < _ECHO_SHARE:
+        sound = _with_echo(generator, sound)
+    if generator.random() < _EQUALIZED_SHARE:
+        sound = _equalized(generator, sound, _EQUALIZER_DB)
+    sound = sound * np.float32(10 ** (generator.uniform(*_GAIN_DB) / 20))
+    noisy = generator.random() < _NOISY_SHARE
+    level_db = generator.uniform(*_NOISE_DB) if noisy else _NOISE_DB[0] - 25
+    noise = _equalized(generator, generator.standard_normal(len(sound)).astype(np.float32), 2 * _EQUALIZER_DB)
+    loudness = float(np.abs(sound).max()) or _PEAK
+    scale = loudness * 10 ** (level_db / 20) / max(float(noise.std()), 1e-9)
+    return np.clip(sound + np.float32(scale) * noise, -1, 1).astype(np.float32)
+
+
+def _with_echo(generator: np.random.Generator, sound: Float32Array) -> Float32Array:
+    decay_s = generator.uniform(*_ECHO_S)
+    time = np.arange(int(2 * decay_s * SAMPLE_RATE_HZ)) / SAMPLE_RATE_HZ
+    echo = generator.standard_normal(len(time)) * np.exp(-3 * time / decay_s)
+    echo *= generator.uniform(0.1, 0.6) / np.sqrt((echo**2).sum())
+    echo[0] = 1.0
+    return fftconvolve(sound, echo)[: len(sound)].astype(np.float32)
+
+
+def _equalized(generator: np.random.Generator, sound: Float32Array, spread_db: float) -> Float32Array:
+    """Applies a smooth random zero-phase filter."""
+    size = 1 << (len(sound) - 1).bit_length()
+    position = np.linspace(0, 1, size // 2 + 1) ** 0.5 * (_EQUALIZER_POINTS - 1)
+    gain_db = np.interp(position, np.arange(_EQUALIZER_POINTS), generator.normal(0, spread_db / 2, _EQUALIZER_POINTS))
+    filtered = np.fft.irfft(np.fft.rfft(sound, size) * 10 ** (gain_db / 20), size)
+    return filtered[: len(sound)].astype(np.float32)

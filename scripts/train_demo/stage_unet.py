@@ -6,32 +6,30 @@ the target itself as the reference, the network would copy it.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import lru_cache, partial
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from diffusers import AutoencoderKL
 from torch import Tensor, nn
 
 from latentsync_trt.diffusion import TRAINING_STEPS, alphas_cumprod
+from latentsync_trt.export.networks import WhisperEncoder
 from latentsync_trt.face.mask import latent_mask, mouth_mask
 from scripts.train_demo.datasets import AudioFeatures, FaceDataset, SpeechDataset, as_images
-from scripts.train_demo.loop import Losses, TrainingContext, normal, to_device
-from scripts.train_demo.networks import TRACK_VALUES, WINDOW_FRAMES, ImageMouthPredictor, TrainedUNet, mouth_errors
+from scripts.train_demo.loop import Losses, StagePlan, TrainingContext, normal, run_stage, to_device
+from scripts.train_demo.networks import TRACK_VALUES, WINDOW_FRAMES, TrainedUNet, latents_of, lower_part, mouth_errors
+from scripts.train_demo.speech import Int64Array
 from scripts.train_demo.stage_faces import mouth_region
-from scripts.train_demo.vae import Vae
 
-_UNCONDITIONAL_SHARE = 0.1
-"""Share of windows without audio features, for classifier-free guidance."""
-
+_UNCONDITIONAL_SHARE = 0.1  # share of windows without audio features, for classifier-free guidance
 _OTHER_FRAMES_SHARE = 0.3
 _FRAME_NOISE = 0.7
 """Amplitude of the noise that differs between frames. With the same noise in all frames, as where the sampler starts,
 differences between frames would reveal the mouths, and the network would not need the audio."""
 
-_FIRST_STEP_SHARE = 0.15
-"""Share of windows at the sampler's first step: the same noise in all frames, and no signal."""
-
+_FIRST_STEP_SHARE = 0.15  # share of windows at the sampler's first step: the same noise in all frames, and no signal
 _KEPT_WEIGHT, _MOUTH_WEIGHT = 0.1, 2.0
 _LEAST_SIGNAL, _MOST_SIGNAL = 0.2, 5.0
 """Min-SNR weighting (Hang et al.), which limits the weight of steps with little noise. The lower limit keeps those with
@@ -39,50 +37,47 @@ much noise, which decide the mouth, from vanishing."""
 
 _MOUTH_HEAD_WEIGHT = 0.3
 
+_REFRESH_FEATURES_STEPS = 1000  # interval at which audio features are computed again, with other augmentation
 _TUNE_STEPS = 800
 _PIXEL_WEIGHT, _LIPS_WEIGHT, _MOTION_WEIGHT = 2.0, 1.0, 1.0
 _VALUE_WEIGHTS = (4.0, 1.0, 1.0)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Batch:
-    """A batch of windows.
+Helpers = tuple[WhisperEncoder, AutoencoderKL, nn.Sequential]
+"""Frozen: audio encoder, image codec and mouth predictor."""
 
-    `take (B,)`, `frames (B, F)`; `target`, `masked`, `reference` `(B·F, 4, h, w)`; `audio (B·F, S, D)`; `mouths`
-    `(B·F, 3)`: those that belong to the speech.
-    """
 
-    take: NDArray[np.int64]
-    frames: NDArray[np.int64]
-    target: Tensor
+class Batch(NamedTuple):
+    """A batch of windows."""
+
+    take: Int64Array  # (B,)
+    frames: Int64Array  # (B, F)
+    target: Tensor  # (B·F, 4, h, w), as the next two
     masked: Tensor
     reference: Tensor
-    audio: Tensor
-    mouths: Tensor
+    audio: Tensor  # (B·F, S, D)
+    mouths: Tensor  # those that belong to the speech, (B·F, 3)
+    heard: Tensor  # 1 where the audio features are not zero, (B·F,)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Prediction:
-    """Weighted squared errors `(B·F, 4, h, w)`, the signal's share `(B·F, 1, 1, 1)`, the clean latents that the
-    predicted noise implies, and the mouths `(B·F, 3)` predicted by the U-Net's mouth head."""
-
-    error: Tensor
-    signal: Tensor
-    clean: Tensor
-    mouths: Tensor
+class _Prediction(NamedTuple):
+    error: Tensor  # weighted and squared, (B·F, 4, h, w)
+    signal: Tensor  # its share, (B·F, 1, 1, 1)
+    clean: Tensor  # latents that the predicted noise implies
+    mouths: Tensor  # by the mouth head, (B·F, 3)
 
 
 class LatentDataset:
     """Scaled latents: `spoken (t, n, 4, h, w)` of all takes, `source` and `masked` `(c, n, 4, h, w)` of all scenes."""
 
     def __init__(
-        self, vae: Vae, faces: FaceDataset, speech_data: SpeechDataset, scale: float, context: TrainingContext
+        self, vae: AutoencoderKL, faces: FaceDataset, speech_data: SpeechDataset, scale: float, context: TrainingContext
     ) -> None:
         self.faces, self.speech_data, self.scale = faces, speech_data, scale
         mask = torch.from_numpy(mouth_mask(faces.spoken.shape[2]).copy()).to(faces.device)
 
         def latents(images: Tensor) -> Tensor:
-            return vae.encode(images).float() * scale
+            return latents_of(vae, images).float() * scale
 
         with torch.no_grad(), context.autocast():
             self.spoken = torch.stack([latents(as_images(take)) for take in faces.spoken])
@@ -90,41 +85,45 @@ class LatentDataset:
             self.masked = torch.stack([latents(as_images(source) * mask) for source in faces.source])
 
     def draw(self, generator: np.random.Generator, batch: int, features: AudioFeatures) -> Batch:
-        """A random batch of windows."""
-        last = self.faces.frames - WINDOW_FRAMES
+        """A random batch of windows; of some the reference is other frames of the take, or audio features are zero."""
         take = generator.integers(0, len(self.faces), batch)
-        start, other = generator.integers(0, last + 1, (2, batch))
-        frames = start[:, None] + np.arange(WINDOW_FRAMES)
+        start, other = generator.integers(0, self.faces.frames - WINDOW_FRAMES + 1, (2, batch))
         unconditional = generator.random((batch, 1, 1, 1)) < _UNCONDITIONAL_SHARE
-        return self.windows(take, frames, features, other, generator.random(batch) < _OTHER_FRAMES_SHARE, unconditional)
-
-    def windows(
-        self,
-        take: NDArray[np.int64],
-        frames: NDArray[np.int64],
-        features: AudioFeatures,
-        other: NDArray[np.int64],
-        from_other: NDArray[np.bool_],
-        unconditional: NDArray[np.bool_],
-    ) -> Batch:
-        """The windows `frames (B, F)` of `take (B,)`.
-
-        Where `from_other (B,)`, the reference is the take's own frames from `other (B,)`, else the source's at the same
-        time. `unconditional (B, 1, 1, 1)`: windows whose audio features are zero.
-        """
-        device = self.spoken.device
+        from_other = generator.random(batch) < _OTHER_FRAMES_SHARE
+        frames, device = start[:, None] + np.arange(WINDOW_FRAMES), self.spoken.device
         takes, times = to_device(take, device)[:, None], to_device(frames, device)
         scenes = to_device(self.faces.scene[take], device)[:, None]
-        other_times = to_device(other[:, None] + np.arange(frames.shape[1]), device)
+        other_times = to_device(other[:, None] + np.arange(WINDOW_FRAMES), device)
         pick = to_device(from_other, device)[:, None, None, None, None]
         reference = torch.where(pick, self.spoken[takes, other_times], self.source[scenes, times])
         audio = features.tokens(self.faces.recording[take], self.faces.first[take][:, None] + frames)
-        conditional = to_device(~unconditional, device)
-        audio = (audio.reshape(*frames.shape, *audio.shape[1:]) * conditional).flatten(0, 1)
+        audio = audio.reshape(*frames.shape, *audio.shape[1:]) * to_device(~unconditional, device)
         latents = (self.spoken[takes, times], self.masked[scenes, times], reference)
         first = self.speech_data.speech.starts[self.faces.recording[take]] + self.faces.first[take]
         mouths = self.speech_data.track[to_device(first[:, None] + frames, device).flatten()]
-        return Batch(take, frames, *(part.flatten(0, 1).float() for part in latents), audio, mouths)
+        audio = audio.flatten(0, 1)
+        heard = (audio.abs().amax((1, 2)) > 0).float()
+        return Batch(take, frames, *(part.flatten(0, 1).float() for part in latents), audio, mouths, heard)
+
+
+def train_unet(
+    unet: TrainedUNet,
+    latents: LatentDataset,
+    helpers: Helpers,
+    plans: tuple[StagePlan, StagePlan],
+    context: TrainingContext,
+) -> None:
+    """Both stages: noise prediction, then also decoded images and lips, for which `helpers` are frozen."""
+
+    @lru_cache(maxsize=1)
+    def features(number: int) -> AudioFeatures:
+        return AudioFeatures(latents.speech_data, helpers[0], context.generator("features", number))
+
+    for name, plan in zip(("unet", "tune"), plans, strict=True):
+        unet.requires_grad_(True)
+        stage = _UNetStage(unet, latents, features, helpers, context).to(context.device)
+        losses = stage.losses if name == "unet" else stage.tuning_losses
+        run_stage(name, stage, partial(losses, batch=plan.batch), plan, context)
 
 
 class _WindowUNet(nn.Module):
@@ -139,33 +138,26 @@ class _WindowUNet(nn.Module):
         return noise, hidden
 
 
-def accelerated(
-    unet: TrainedUNet, inputs: tuple[Tensor, Tensor, Tensor], context: TrainingContext
-) -> Callable[..., tuple[Tensor, Tensor]]:
-    """The U-Net for inputs of these shapes: compiled, as a CUDA graph, or as it is."""
-    windows: nn.Module = _WindowUNet(unet)
-    if context.compiled:
-        windows.compile(dynamic=False)
-    elif context.device.type == "cuda":
-        # Launching thousands of small kernels takes longer than running them.
-        windows = torch.cuda.make_graphed_callables(windows, tuple(part.clone() for part in inputs))
-    # A bound method: as a submodule of the stage it would register the U-Net's weights twice.
-    return windows.__call__
-
-
-class UNetStage(nn.Module):
+class _UNetStage(nn.Module):
     """Noise prediction on latents; `tuning_losses` adds losses on decoded images and their lips.
 
     A linear head also predicts the mouth from the state before the U-Net's last layer. Where noise hides the mouth,
     only the audio determines it, so the network learns to use the audio early.
     """
 
-    def __init__(self, unet: TrainedUNet, latents: LatentDataset, context: TrainingContext) -> None:
+    def __init__(
+        self,
+        unet: TrainedUNet,
+        latents: LatentDataset,
+        features: Callable[[int], AudioFeatures],
+        helpers: Helpers,
+        context: TrainingContext,
+    ) -> None:
         super().__init__()
         self.unet = unet
         self.mouth_head = nn.Linear(unet.config.widths[0], TRACK_VALUES)
-        self._accelerated: Callable[..., tuple[Tensor, Tensor]] | None = None
-        self._latents, self._context = latents, context
+        self._windows: Callable[..., tuple[Tensor, Tensor]] | None = None
+        self._latents, self._features, self._helpers, self._context = latents, features, helpers, context
         device, side = context.device, latents.faces.spoken.shape[2]
         self._signal = torch.from_numpy(alphas_cumprod().copy()).float().to(device)
         self._latent_mask = torch.from_numpy(latent_mask(side)).to(device)
@@ -175,10 +167,10 @@ class UNetStage(nn.Module):
         self._weight = torch.where(self._latent_mask > 0, torch.full_like(coarse, _KEPT_WEIGHT), coarse)
         self._value_weights = torch.tensor(_VALUE_WEIGHTS, device=device)
 
-    def losses(self, step: int, batch: int, features: AudioFeatures, latents: LatentDataset | None = None) -> Losses:
-        """Errors of the predicted noise; with `latents`, for those instead of the training latents."""
+    def losses(self, step: int, batch: int) -> Losses:
+        """Errors of the predicted noise."""
         generator = self._context.generator("unet", step)
-        drawn = (latents or self._latents).draw(generator, batch, features)
+        drawn = self._latents.draw(generator, batch, self._features(step // _REFRESH_FEATURES_STEPS))
         timestep = generator.integers(0, TRAINING_STEPS, batch)
         predicted = self._predict(drawn, timestep, generator)
         error, signal = predicted.error, predicted.signal
@@ -186,18 +178,16 @@ class UNetStage(nn.Module):
         weight = ratio.clamp(_LEAST_SIGNAL, _MOST_SIGNAL) / ratio
         denoising = (error.mean((1, 2, 3), keepdim=True) * weight).mean()
         mouth = mouth_errors(predicted.mouths, drawn.mouths, self._value_weights)
-        mouth = (mouth * _is_conditional(drawn) * (1 - signal).flatten()).mean()
+        mouth = (mouth * drawn.heard * (1 - signal).flatten()).mean()
         return {"loss": denoising + _MOUTH_HEAD_WEIGHT * mouth, "noise": error.mean(), "mouth_head": mouth}
 
-    def tuning_losses(
-        self, step: int, batch: int, features: AudioFeatures, vae: Vae, mouth_predictor: ImageMouthPredictor
-    ) -> Losses:
+    def tuning_losses(self, step: int, batch: int) -> Losses:
         """Errors of the predicted noise, and of the decoded images, their changes over time and their lips."""
         generator = self._context.generator("tune", step)
-        drawn = self._latents.draw(generator, batch, features)
+        drawn = self._latents.draw(generator, batch, self._features(step // _REFRESH_FEATURES_STEPS))
         predicted = self._predict(drawn, generator.integers(0, _TUNE_STEPS, batch), generator)
         error, confidence = predicted.error, predicted.signal.flatten().clamp_min(0.02)
-        images = vae.decode(predicted.clean / self._latents.scale).float()
+        images = self._helpers[1].decode(predicted.clean / self._latents.scale).sample.float()
         take, frames = to_device(drawn.take, images.device)[:, None], to_device(drawn.frames, images.device)
         target = as_images(self._latents.faces.spoken[take, frames])
         weight = (1 - self._kept) * (1 + _MOUTH_WEIGHT * self._region)
@@ -205,37 +195,35 @@ class UNetStage(nn.Module):
         pixels = (difference.abs().mean((1, 2, 3)) * confidence).mean()
         changes = difference.reshape(batch, WINDOW_FRAMES, *difference.shape[1:]).diff(dim=1).abs().mean((2, 3, 4))
         motion = (changes.mean(1) * confidence.reshape(batch, WINDOW_FRAMES)[:, 0]).mean()
-        mouths = mouth_errors(mouth_predictor(images).float(), drawn.mouths, self._value_weights)
-        lips = (mouths * confidence * _is_conditional(drawn)).mean()
+        mouths = mouth_errors(self._helpers[2](lower_part(images)).float(), drawn.mouths, self._value_weights)
+        lips = (mouths * confidence * drawn.heard).mean()
         loss = error.mean() + _PIXEL_WEIGHT * pixels + _LIPS_WEIGHT * lips + _MOTION_WEIGHT * motion
         return {"loss": loss, "noise": error.mean(), "pixels": pixels, "lips": lips, "motion": motion}
 
-    def _predict(self, batch: Batch, timestep: NDArray[np.int64], generator: np.random.Generator) -> _Prediction:
+    def _predict(self, batch: Batch, timestep: Int64Array, generator: np.random.Generator) -> _Prediction:
         first = generator.random(len(batch.take)) < _FIRST_STEP_SHARE
         level = to_device(np.where(first, TRAINING_STEPS - 1, timestep), batch.target.device)
         signal = self._signal[level].repeat_interleave(WINDOW_FRAMES)[:, None, None, None]
-        shared, per_frame = self._noises(batch, generator)
+        # Shared by all frames of a window, as in the sampler, and of each frame.
+        windows, size, device = len(batch.take), batch.target.shape[1:], batch.target.device
+        shared = normal(generator, (windows, 1, *size), device).expand(-1, WINDOW_FRAMES, -1, -1, -1).flatten(0, 1)
+        per_frame = normal(generator, tuple(batch.target.shape), device)
         at_first = to_device(first, batch.target.device).repeat_interleave(WINDOW_FRAMES)[:, None, None, None]
         mixed = (1 - _FRAME_NOISE**2) ** 0.5 * shared + _FRAME_NOISE * per_frame
         noisy = torch.where(at_first, shared, signal.sqrt() * batch.target + (1 - signal).sqrt() * mixed)
         noise = (noisy - signal.sqrt() * batch.target) / (1 - signal).sqrt()
         mask = self._latent_mask.expand(len(noisy), 1, -1, -1)
         sample = torch.cat([noisy, mask, batch.masked, batch.reference], 1)
-        if self._accelerated is None:
-            self._accelerated = accelerated(self.unet, (sample, level, batch.audio), self._context)
-        predicted, hidden = self._accelerated(sample, level, batch.audio)
+        if self._windows is None:
+            windows = _WindowUNet(self.unet)
+            if sample.device.type == "cuda":
+                # Launching thousands of small kernels takes longer than running them.
+                example = tuple(part.clone() for part in (sample, level, batch.audio))
+                windows = torch.cuda.make_graphed_callables(windows, example)
+            # A bound method: as a submodule of the stage it would register the U-Net's weights twice.
+            self._windows = windows.__call__
+        predicted, hidden = self._windows(sample, level, batch.audio)
         predicted = predicted.float()
         clean = (noisy - (1 - signal).sqrt() * predicted) / signal.sqrt()
         mouths = self.mouth_head(hidden.mean((2, 3))).float()
         return _Prediction((predicted - noise) ** 2 * self._weight, signal, clean, mouths)
-
-    def _noises(self, batch: Batch, generator: np.random.Generator) -> tuple[Tensor, Tensor]:
-        """Noise shared by all frames of a window, as in the sampler, and noise per frame; `(B·F, 4, h, w)` each."""
-        windows, size, device = len(batch.take), batch.target.shape[1:], batch.target.device
-        shared = normal(generator, (windows, 1, *size), device).expand(-1, WINDOW_FRAMES, -1, -1, -1)
-        return shared.flatten(0, 1), normal(generator, tuple(batch.target.shape), device)
-
-
-def _is_conditional(batch: Batch) -> Tensor:
-    """1 for frames with audio features, 0 for unconditional ones, `(B·F,)`."""
-    return (batch.audio.abs().amax((1, 2)) > 0).float()

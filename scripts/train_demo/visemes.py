@@ -10,30 +10,20 @@ from itertools import pairwise
 from math import ceil
 
 import numpy as np
+from scipy.ndimage import gaussian_filter1d
 
 from latentsync_trt.config import MODEL_FPS
 from latentsync_trt.types import BoolArray, Float32Array, Float64Array
 
-FINE_HZ = 200
-"""Rate at which phonemes are blended, before sampling at the frame rate."""
-
+FINE_HZ = 200  # rate at which phonemes are blended, before sampling at the frame rate
 _REACH_S = 0.045
 _SMOOTH_S = 0.02
 _SHORTEST_PAUSE_S = 0.06
-_PAUSE_MARGIN_S = 0.09
-"""The mouth closes after the last sound, and opens before the first, within this time."""
-
-_RAMP_S = 0.055
-"""Lips open and close over this time."""
-
-_SHORTEST_CLOSURE_S = 0.05
-"""Longer than a frame, so that at least one frame shows every closure."""
-
+_PAUSE_MARGIN_S = 0.09  # the mouth closes after the last sound, and opens before the first, within this time
+_RAMP_S = 0.055  # lips open and close over this time
+_SHORTEST_CLOSURE_S = 0.05  # longer than a frame, so that at least one frame shows every closure
 _RELEASE_S = 0.012
-_VOICELESS_HOLD_S = 0.05
-"""espeak-ng times p at its burst; the lips are together in the silence before."""
-
-_NASAL_OR_VOICED, _VOICELESS = "mb", "p"
+_VOICELESS_HOLD_S = 0.05  # espeak-ng times p at its burst; the lips are together in the silence before
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,43 +35,36 @@ class Phoneme:
     end_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """The mouth of a sound, `opening` and `rounding` in [0, 1], `width` in [−1, 1], and its weight."""
+Shape = tuple[float, float, float, float]
+"""The mouth of a sound: opening in [0, 1], width in [−1, 1], rounding in [0, 1]; and its weight."""
 
-    opening: float
-    width: float
-    rounding: float
-    dominance: float
-
-
-_SILENCE = Shape(0.0, 0.0, 0.0, 1.5)
+_SILENCE = (0.0, 0.0, 0.0, 1.5)
 _GROUPS: tuple[tuple[str, Shape], ...] = (
-    ("aɑ", Shape(0.95, 0.0, 0.0, 1.0)),
-    ("æ", Shape(0.9, 0.25, 0.0, 1.0)),
-    ("ɐʌ", Shape(0.7, 0.0, 0.0, 0.9)),
-    ("ɛ", Shape(0.6, 0.3, 0.0, 0.9)),
-    ("e", Shape(0.45, 0.45, 0.0, 0.9)),
-    ("i", Shape(0.25, 0.8, 0.0, 1.0)),
-    ("ɪᵻɨɯ", Shape(0.3, 0.45, 0.0, 0.8)),
-    ("əɚ", Shape(0.35, 0.0, 0.1, 0.5)),
-    ("ɜɝɤ", Shape(0.4, -0.15, 0.3, 0.8)),
-    ("ɔɒ", Shape(0.65, -0.45, 0.6, 1.0)),
-    ("oø", Shape(0.42, -0.7, 0.85, 1.0)),
-    ("œ", Shape(0.5, -0.5, 0.6, 1.0)),
-    ("uyʉɵ", Shape(0.2, -0.95, 1.0, 1.1)),
-    ("ʊʏ", Shape(0.26, -0.6, 0.7, 0.9)),
-    ("w", Shape(0.12, -1.0, 1.0, 1.1)),
-    ("fvʋβɱ", Shape(0.07, 0.1, 0.0, 1.4)),
-    ("sz", Shape(0.13, 0.2, 0.0, 1.0)),
-    ("ʃʒɕʑʂʐ", Shape(0.14, -0.4, 0.6, 1.0)),
-    ("θð", Shape(0.2, 0.1, 0.0, 0.7)),
-    ("tdnɾɲɟɽʈɖɳ", Shape(0.2, 0.1, 0.0, 0.6)),
-    ("lɫʎɬɭ", Shape(0.3, 0.05, 0.0, 0.5)),
-    ("rɹʁʀɻ", Shape(0.25, -0.3, 0.4, 0.6)),
-    ("kɡgŋxɣçhʔcqχħɦʝɰ", Shape(0.28, 0.0, 0.0, 0.25)),
-    ("j", Shape(0.25, 0.6, 0.0, 0.7)),
-    ("mbp", Shape(0.0, 0.0, 0.1, 1.2)),
+    ("aɑ", (0.95, 0.0, 0.0, 1.0)),
+    ("æ", (0.9, 0.25, 0.0, 1.0)),
+    ("ɐʌ", (0.7, 0.0, 0.0, 0.9)),
+    ("ɛ", (0.6, 0.3, 0.0, 0.9)),
+    ("e", (0.45, 0.45, 0.0, 0.9)),
+    ("i", (0.25, 0.8, 0.0, 1.0)),
+    ("ɪᵻɨɯ", (0.3, 0.45, 0.0, 0.8)),
+    ("əɚ", (0.35, 0.0, 0.1, 0.5)),
+    ("ɜɝɤ", (0.4, -0.15, 0.3, 0.8)),
+    ("ɔɒ", (0.65, -0.45, 0.6, 1.0)),
+    ("oø", (0.42, -0.7, 0.85, 1.0)),
+    ("œ", (0.5, -0.5, 0.6, 1.0)),
+    ("uyʉɵ", (0.2, -0.95, 1.0, 1.1)),
+    ("ʊʏ", (0.26, -0.6, 0.7, 0.9)),
+    ("w", (0.12, -1.0, 1.0, 1.1)),
+    ("fvʋβɱ", (0.07, 0.1, 0.0, 1.4)),
+    ("sz", (0.13, 0.2, 0.0, 1.0)),
+    ("ʃʒɕʑʂʐ", (0.14, -0.4, 0.6, 1.0)),
+    ("θð", (0.2, 0.1, 0.0, 0.7)),
+    ("tdnɾɲɟɽʈɖɳ", (0.2, 0.1, 0.0, 0.6)),
+    ("lɫʎɬɭ", (0.3, 0.05, 0.0, 0.5)),
+    ("rɹʁʀɻ", (0.25, -0.3, 0.4, 0.6)),
+    ("kɡgŋxɣçhʔcqχħɦʝɰ", (0.28, 0.0, 0.0, 0.25)),
+    ("j", (0.25, 0.6, 0.0, 0.7)),
+    ("mbp", (0.0, 0.0, 0.1, 1.2)),
 )
 SHAPES = {symbol: shape for symbols, shape in _GROUPS for symbol in symbols}
 
@@ -119,7 +102,8 @@ def mouth_track(phonemes: Sequence[Phoneme], duration_s: float) -> MouthTrack:
     time = np.arange(ceil(duration_s * FINE_HZ) + 1) / FINE_HZ
     targets = [(SHAPES[part.symbol], part) for part in spoken]
     targets += [(_SILENCE, pause) for pause in pauses]
-    blend = _smoothed(_blended(targets, time))
+    # Lips have inertia.
+    blend = gaussian_filter1d(_blended(targets, time), _SMOOTH_S * FINE_HZ, axis=0, mode="nearest", truncate=3)
     lips = list(_closures(phonemes))
     gate = _gate(time, lips) * _gate(time, _quiet(pauses))
     blend[:, 0] *= gate
@@ -159,9 +143,9 @@ def _quiet(pauses: Iterable[Phoneme]) -> list[tuple[float, float]]:
 def _closures(phonemes: Iterable[Phoneme]) -> Iterator[tuple[float, float]]:
     """Start and end, in seconds, of each time that the lips are together."""
     for phoneme in phonemes:
-        if any(symbol in phoneme.symbol for symbol in _NASAL_OR_VOICED):
+        if "m" in phoneme.symbol or "b" in phoneme.symbol:
             start, end = phoneme.start_s, phoneme.end_s - _RELEASE_S
-        elif _VOICELESS in phoneme.symbol:
+        elif "p" in phoneme.symbol:
             start, end = phoneme.start_s - _VOICELESS_HOLD_S, phoneme.start_s + _RELEASE_S
         else:
             continue
@@ -177,18 +161,10 @@ def _blended(targets: Sequence[tuple[Shape, Phoneme]], time: Float64Array) -> Fl
         center, hold = (part.start_s + part.end_s) / 2, (part.end_s - part.start_s) / 3
         first, last = np.searchsorted(time, (part.start_s - 0.4, part.end_s + 0.4))
         distance = np.maximum(np.abs(time[first:last] - center) - hold, 0.0)
-        pull = shape.dominance * np.exp(-distance / _REACH_S)[:, None]
-        total[first:last] += pull * (shape.opening, shape.width, shape.rounding)
+        pull = shape[3] * np.exp(-distance / _REACH_S)[:, None]
+        total[first:last] += pull * shape[:3]
         weights[first:last] += pull
     return total / weights
-
-
-def _smoothed(values: Float64Array) -> Float64Array:
-    """Smooths along time with a Gaussian, since lips have inertia."""
-    reach = ceil(3 * _SMOOTH_S * FINE_HZ)
-    kernel = np.exp(-0.5 * (np.arange(-reach, reach + 1) / (_SMOOTH_S * FINE_HZ)) ** 2)
-    padded = np.pad(values, ((reach, reach), (0, 0)), "edge")
-    return np.stack([np.convolve(column, kernel / kernel.sum(), "valid") for column in padded.T], axis=1)
 
 
 def _gate(time: Float64Array, closed: Iterable[tuple[float, float]]) -> Float64Array:
@@ -203,7 +179,5 @@ def _gate(time: Float64Array, closed: Iterable[tuple[float, float]]) -> Float64A
 
 
 def _within(time: Float64Array, intervals: Iterable[tuple[float, float]]) -> BoolArray:
-    inside = np.zeros(len(time), np.bool_)
-    for start, end in intervals:
-        inside |= (time >= start) & (time <= end)
-    return inside
+    inside = [(time >= start) & (time <= end) for start, end in intervals]
+    return np.any([np.zeros(len(time), np.bool_), *inside], axis=0)
