@@ -25,18 +25,12 @@ RESOLUTION_PX = 128
 FRAMES = 16
 UNTRAINED = "untrained: random weights, so the mouth shows noise, not speech"
 
-UNET = replace(
-    narrow.UNET,
-    widths=(32, 32, 32, 32),
-    attention=(True, True, True, False),
-    motion_down=(True,) * 4,
-    motion_up=(True,) * 4,
-)
+UNET = replace(narrow.UNET, widths=(32, 32), motion_down=(True, False), motion_up=(False, True))
 
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
-        sources = narrow.write_sources(Path(folder) / "sources", UNET)
+        sources = narrow.write_sources(Path(folder) / "sources", UNET, vae_widths=(8, 8, 8, 8))
         options = narrow.narrow_options(sources, Path(folder) / "demo", resolution=RESOLUTION_PX, frames=FRAMES)
         bundle = export_bundle(options, lambda stage, done: print(f"{100 * done:3.0f} % {stage}"))
         manifest = read_manifest(bundle)

@@ -166,6 +166,8 @@ def _tidy(model: ir.Model, name: str) -> ir.Model:
     model.producer_name = "latentsync_trt"
     for node in model.graph:
         node.metadata_props.clear()
+        for value in node.outputs:
+            value.metadata_props.clear()
     # Folded constants get short names in order; the tracer's own depend on its version.
     for index, name in enumerate([name for name in model.graph.initializers if "." not in name]):
         model.graph.initializers[name].name = f"const_{index}"
