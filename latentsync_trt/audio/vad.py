@@ -2,8 +2,7 @@
 
 The network gets every recording equally loud, and soft parts louder: it misses speech 30 dB below the usual level, and
 takes noise, hum and music for none at any. Silencing the samples shuts the mouth as well as replacing the features
-does, measured on speech over noise and music (benchmarks/silence-demo.json), and the audio encoder needs to know
-nothing of it.
+does, measured on speech over noise and music, and the audio encoder needs to know nothing of it.
 """
 
 from collections import deque

@@ -17,7 +17,7 @@ _HALVES = 2
 
 _FEATURES_AT_ONCE = 32
 """Feature maps of the U-Net's first level that a full step holds at its peak. Measured: 29, as one more window of 16
-frames at 256 px took 0.61 GB with the published U-Net in float16 on the CUDA provider (benchmarks/)."""
+frames at 256 px took 0.61 GB with the published U-Net in float16 on the CUDA provider."""
 
 _USABLE_SHARE = 0.7
 """Of the memory that is free once all networks are open: the image codec needs some, and so may other programs."""

@@ -32,7 +32,7 @@ _SWITCH_INTERVAL_S = 0.0001
 
 def tune_process() -> None:
     """Sets what suits a process that does nothing but run stages. An H200 painted 55 instead of 42 frames/s at 256 px
-    with an interval of 0.5 ms, and later 92 to 97 instead of 87 to 90 with one of 0.1 ms (benchmarks/).
+    with an interval of 0.5 ms, and later 92 to 97 instead of 87 to 90 with one of 0.1 ms.
 
     OpenCV's own threads only compete with the stages.
     """
