@@ -36,8 +36,8 @@ from latentsync_trt.runtime.engines.session import give_back_gpu_memory
 from latentsync_trt.runtime.engines.session_factory import SessionFactory
 from latentsync_trt.runtime.model import open_model
 from latentsync_trt.runtime.providers.table import PROVIDER_CHOICES
-from latentsync_trt.sync.inpaint import graphs_for, make_inpainter
-from latentsync_trt.types import UInt8Array, UInt16Array
+from latentsync_trt.sync.inpaint import Inpainter, graphs_for, make_inpainter
+from latentsync_trt.types import Float32Array, UInt8Array, UInt16Array
 from latentsync_trt.values import RESOLUTION_STEP_PX
 
 REFERENCE: PresetName = "quality"
@@ -60,33 +60,25 @@ REPETITIONS = {"graph": (20, 3), "loop": (5, 1)}
 @options_from(SyncOptions, groups=(QUALITY,), leave_out=("preset",))
 @options_from(RuntimeOptions, leave_out=("build", "verify"))
 def main(bundle: str | None, out: Path, **given: Any) -> None:
-    presets = given.pop("preset")
     loaded, runtime, sync = Bundle.load(find_bundle(bundle)[0]), build(RuntimeOptions, given), build(SyncOptions, given)
-    settings = settings_for(loaded, runtime, sync, given["provider"], presets, say)
-    measure(loaded, settings, given["scenario"], given["runs"], given["warm_up"], given["video"], given["audio"], out)
+    settings = settings_for(loaded, runtime, sync, given["provider"], say)
+    given["presets"] = {name: replace(sync, preset=name) for name in given["preset"]}
+    measure(settings, given, out)
 
 
-def measure(
-    bundle: Bundle,
-    settings: Sequence[Setting],
-    scenarios: Sequence[str],
-    runs: int | None,
-    warm_up: int | None,
-    video: Path | None,
-    audio: Path | None,
-    out: Path,
-) -> Results:
-    """Writes all rows so far after each one."""
-    facts = replace(bundle_facts(bundle.manifest), resolution_px=settings[0].resolution_px)
+def measure(settings: Sequence[Setting], given: Mapping[str, Any], out: Path) -> Results:
+    """Writes all rows so far after each one; `given`: options, and `presets` by name."""
+    facts = bundle_facts(settings[0].bundle.manifest, settings[0].resolution_px)
+    runs, warm_up = given["runs"], given["warm_up"]
     results = Results(environment(sys.argv, [setting.selection for setting in settings]), facts, ())
     with temporary_folder() as folder:
-        clip = choose_clip(video, audio, folder)
+        clip = choose_clip(given["video"], given["audio"], folder)
         for setting in settings:
-            for scenario in scenarios:
+            for scenario in given["scenario"]:
                 usual = REPETITIONS[scenario]
                 repeats = usual[0] if runs is None else runs, usual[1] if warm_up is None else warm_up
                 made = replace(setting, runs=repeats[0], warm_up=repeats[1])
-                for row in _graphs(made) if scenario == "graph" else _loops(made, clip):
+                for row in _graphs(made) if scenario == "graph" else _loops(made, clip, given["presets"]):
                     results = replace(results, rows=(*results.rows, row))
                     results.write(out)
                     print(f"{row.scenario} {row.case} {row.preset or ''}: {row.time.median_ms:.2f} ms", flush=True)
@@ -117,9 +109,9 @@ def _graphs(setting: Setting) -> Iterator[Row]:
         notices.clear()
 
 
-def _loops(setting: Setting, clip: Clip) -> Iterator[Row]:
+def _loops(setting: Setting, clip: Clip, presets: Mapping[str, SyncOptions]) -> Iterator[Row]:
     """A row for each preset; the reference preset, if it is among them, comes first."""
-    manifest, presets, name = setting.bundle.manifest, setting.presets, setting.selection.name
+    manifest, name = setting.bundle.manifest, setting.selection.name
     reference = SyncOptions(preset=REFERENCE, resolution=next(iter(presets.values())).resolution)
     graphs = dict.fromkeys(graph for options in (reference, *presets.values()) for graph in graphs_for(options))
     selection = replace(setting.selection, is_named=True)  # no other is measured
@@ -134,13 +126,16 @@ def _loops(setting: Setting, clip: Clip) -> Iterator[Row]:
         windows, expected = [window] * (setting.runtime.windows_per_batch or 1), None
         if reference not in presets.values():
             setting.say(f"{name}: the window to compare with")
-            expected = _generated(make_inpainter(model, reference).paint([window])[0])
+            expected = _generated(_painted(make_inpainter(model, reference), windows[:1])[0])
         for preset in sorted(presets, key=lambda preset: presets[preset] != reference):
             setting.say(f"{name}: a window of {clip.name} with preset {preset}")
             inpainter = replace(make_inpainter(model, presets[preset]), windows_per_batch=len(windows))
             with setting.memory() as memory:
-                paint: Callable[[], Any] = partial(inpainter.paint, windows)
-                times_ms, painted = setting.timed(paint, lambda: before_s.update(seconds()))
+                paint: Callable[[], Any] = partial(_painted, inpainter, windows)
+                for _ in range(setting.warm_up):
+                    paint()
+                before_s.update(seconds())
+                times_ms, painted = replace(setting, warm_up=0).timed(paint)
             spent_s = {graph: total_s - before_s.get(graph, 0.0) for graph, total_s in seconds().items()}
             parts_s = {graph: total_s / len(times_ms) for graph, total_s in spent_s.items() if total_s > 0}
             parts_s["rest"] = fmean(times_ms) / 1000 - sum(parts_s.values())
@@ -152,6 +147,11 @@ def _loops(setting: Setting, clip: Clip) -> Iterator[Row]:
             case = "one window" if len(windows) == 1 else f"{len(windows)} windows"
             measured = {"frames": len(windows) * manifest.frames, "memory": memory, "parts_s": parts_s}
             yield setting.row("loop", case, times_ms, notes, preset=preset, **measured)
+
+
+def _painted(inpainter: Inpainter, windows: Sequence[tuple[UInt8Array, Float32Array]]) -> list[Sequence[UInt16Array]]:
+    faces, audio = zip(*windows, strict=True)
+    return inpainter.decode(inpainter.denoise(inpainter.encode(faces), audio))
 
 
 def _generated(painted: Sequence[UInt16Array]) -> UInt8Array:

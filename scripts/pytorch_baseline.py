@@ -46,7 +46,7 @@ def main() -> None:
     parser.add_argument("--eager", action="store_true", help="Leave out torch.compile, which takes minutes.")
     arguments = parser.parse_args()
     bundle = Bundle.load(arguments.bundle)
-    (setting,) = settings_for(bundle, RuntimeOptions(), SyncOptions(), (arguments.provider,), (), print)
+    (setting,) = settings_for(bundle, RuntimeOptions(), SyncOptions(), (arguments.provider,), print)
     setting = replace(setting, runs=arguments.runs, warm_up=3)
     facts = {**environment(sys.argv, [setting.selection]), "torch": torch.__version__}
     rows: list[Row] = []

@@ -49,7 +49,7 @@ def test_rows_have_times_of_stages_and_graphs_and_no_folders(
     clip: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "rows.json"
-    arguments = [*clip, "--preset", "fast", "--preset", "quality", "--out", str(file)]
+    arguments = [*clip, "--preset", "fast", "--preset", "quality", "--output", str(file)]
     monkeypatch.setattr(sys, "argv", ["latentsync-trt", "bench", *arguments])
     result = bench(*arguments)
     assert result.exit_code == 0, result.output
@@ -75,13 +75,13 @@ def test_rows_have_times_of_stages_and_graphs_and_no_folders(
 def test_rows_before_a_failure_are_kept(clip: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     measured = run._measured
 
-    def fail_at_the_second(setting: Any, preset: str, *others: Any) -> Any:
-        if preset == "quality":
+    def fail_at_the_second(setting: Any, options: SyncOptions, *others: Any) -> Any:
+        if options.preset == "quality":
             raise OutOfMemory("vae_encoder: out of memory")
-        return measured(setting, preset, *others)
+        return measured(setting, options, *others)
 
     monkeypatch.setattr(run, "_measured", fail_at_the_second)
-    result = bench(*clip, "--preset", "fast", "--preset", "quality", "--out", str(tmp_path / "rows.json"), "-q")
+    result = bench(*clip, "--preset", "fast", "--preset", "quality", "--output", str(tmp_path / "rows.json"), "-q")
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr == "error: vae_encoder: out of memory\n"
     assert len(json.loads((tmp_path / "rows.json").read_text())["rows"]) == 1
@@ -121,7 +121,7 @@ def test_networks_by_themselves(clip: list[str], tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_pytorch_baseline_has_rows_of_all_networks() -> None:
     baseline = pytest.importorskip("scripts.pytorch_baseline")
-    (setting,) = settings_for(Bundle.load(small_bundle()), RuntimeOptions(), SyncOptions(), ("cpu",), ())
+    (setting,) = settings_for(Bundle.load(small_bundle()), RuntimeOptions(), SyncOptions(), ("cpu",), print)
     full, cached, *vae = baseline.measure_torch(replace(setting, runs=1, warm_up=0), compiled=False)
     assert (full.scenario, full.case, cached.case) == ("pytorch", "denoise_step eager", "denoise_step_cached eager")
     assert [row.case for row in vae] == ["vae_encoder eager", "vae_decoder eager"]
