@@ -121,7 +121,7 @@ def environment(command: Iterable[str], selections: Sequence[Selection]) -> dict
     gpu = next((selection.gpu for selection in selections if selection.gpu), None)
     named = {
         "command": without_paths(shlex.join(command)),
-        "providers": ", ".join(selection.name for selection in selections),
+        "providers": ", ".join(dict.fromkeys(selection.name for selection in selections)),
         "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "latentsync_trt": __version__,
         "python": platform.python_version(),
