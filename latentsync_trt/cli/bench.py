@@ -3,7 +3,6 @@
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
-from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +26,7 @@ from latentsync_trt.cli.show import notices_to, print_table, progress_bar
 from latentsync_trt.config import PRESETS, RuntimeOptions, SyncOptions
 from latentsync_trt.errors import MediaError
 from latentsync_trt.files import temporary_folder
-from latentsync_trt.option_fields import QUALITY
+from latentsync_trt.option_fields import QUALITY, command_line
 from latentsync_trt.paths import check_file_to_write, check_free, exists, make_folder
 from latentsync_trt.runtime.providers.table import PROVIDER_CHOICES
 from latentsync_trt.unexpected import without_paths
@@ -169,11 +168,10 @@ def compare(
     if are_videos and video is None:
         raise click.UsageError("name the video that A and B were made from with --video, and its speech with --audio")
     sync, runtime = build(SyncOptions, fields), build(RuntimeOptions, fields)
-    network, bundles = open_syncnet(runtime.syncnet), []
-    if not are_videos:
-        bundles = [Bundle.load(find_bundle(name)[0]) for name in (a, b)]
-    sides = [bundle_facts(each.manifest, resolution_of(each.manifest, sync, runtime)) for each in bundles]
-    names = _names(bundles) or [Path(a).name, Path(b).name]
+    network = open_syncnet(runtime.syncnet)
+    bundles = [] if are_videos else [Bundle.load(find_bundle(name)[0]) for name in (a, b)]
+    sides = _sides(bundles, sync, runtime)
+    names = [f"{side.name} ({side.precision})" for side in sides] or [Path(a).name, Path(b).name]
     make_folder(output.parent)
     with temporary_folder(output.parent) as folder, progress_bar(hidden=quiet or as_json) as on_progress:
         clip, reports = choose_clip(video, audio or video, folder), list["SyncReport"]()
@@ -186,13 +184,13 @@ def compare(
         found, figures = compare_results(results, clip, output, least_px, network, on_progress)
     device = runtime.one_device
     facts = environment(_command(), [select_provider(report.provider, device) for report in reports])
-    settings = "finished videos" if are_videos else _settings(sync)
+    settings = "finished videos" if are_videos else " ".join(command_line(sync)) or "all options at their defaults"
     lines, notes = [*_lines(*sides), *found.lines()], [*_notes(sides, reports)]
     named = [(name.replace("_", " "), text) for name, text in facts.items()]
     texts = {"title": f"{names[1]} against {names[0]}", "heads": HEADS, "lines": lines, "settings": settings}
     write_page(output, "compare.html.j2", clip=found, **figures, **texts, facts=named, notes=notes)
     if as_json:
-        about = [{"name": name, **(asdict(side) if side else {})} for name, side in zip_longest(names, sides)]
+        about = [asdict(side) for side in sides] or [{"name": name} for name in names]
         content = {"environment": facts, "a": about[0], "b": about[1], "settings": settings}
         click.echo(to_json("compare", 6, {**content, "clip": asdict(found), "notes": notes}))
     elif not quiet:
@@ -223,17 +221,12 @@ def _are_videos(a: str, b: str) -> bool:
     return True
 
 
-def _names(bundles: Sequence[Bundle]) -> list[str]:
-    """Of bundles, with their precision; of bundles with one name, those of their folders."""
-    names = [bundle.manifest.name for bundle in bundles]
-    if len({*names}) == 1:
-        names = [bundle.folder.resolve().name for bundle in bundles]
-    return [f"{name} ({bundle.manifest.precision})" for name, bundle in zip(names, bundles, strict=True)]
-
-
-def _settings(sync: SyncOptions) -> str:
-    chosen = {**asdict(sync.sampling), "guidance": sync.guidance, "guidance_interval": sync.guidance_interval}
-    return ", ".join(f"{name} {value}" for name, value in {**chosen, "seed": sync.seed}.items() if value is not None)
+def _sides(bundles: Sequence[Bundle], sync: SyncOptions, runtime: RuntimeOptions) -> list[BundleFacts]:
+    """What is known of the bundles, as they run; where both have one name, that of their folder."""
+    sides = [bundle_facts(each.manifest, resolution_of(each.manifest, sync, runtime)) for each in bundles]
+    if len({side.name for side in sides}) == 1:
+        return [replace(side, name=each.folder.resolve().name) for side, each in zip(sides, bundles, strict=True)]
+    return sides
 
 
 def _lines(*sides: BundleFacts) -> Iterator[tuple[str, str, str, str]]:

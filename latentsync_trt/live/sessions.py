@@ -4,7 +4,6 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from time import perf_counter
 
@@ -73,25 +72,19 @@ class LiveSessions:
         with ExitStack() as opening:
             model = opening.enter_context(self._slot.acquired(graphs_for(chosen), lasting=True))
             inpainter = make_inpainter(model, chosen)
-            loop = clip
-            if isinstance(loop, Path):
-                loop = load_idle(
-                    loop, options, detector, len(inpainter.mask), lambda faces: inpainter.encode([faces])[0]
-                )
+            loop = load_idle(clip, options, detector, inpainter) if isinstance(clip, Path) else clip
             encoder = StreamingAudioEncoder(model.audio_encoder, filters_of(model.bundle), manifest.frames)
             painter = SessionPainter(inpainter, loop, encoder, Paster(detector, inpainter.mask, paste=options.paste))
             cost = self._costs.get(key) or measured(painter, options.hop)
             self._costs[key] = cost
             self._admit(cost, options.hop)
-            make = partial(LiveSession, painter, loop, options, executors=executors, now=now, paint_s=cost.first_s)
-            session: LiveSession = make(on_close=lambda: self._closed(session, held))
-            held: ExitStack = opening.pop_all()
+            held = opening.pop_all()
+        session = LiveSession(
+            painter, loop, options, executors=executors, now=now, paint_s=cost.first_s, on_close=held.close
+        )
+        held.callback(self._loads.pop, session, None)
         self._loads[session] = cost.load(options.hop)
         return session
-
-    def _closed(self, session: LiveSession, held: ExitStack) -> None:
-        self._loads.pop(session, None)
-        held.close()
 
     def close(self) -> None:
         for session in list(self._loads):
@@ -99,19 +92,16 @@ class LiveSessions:
 
     def _admit(self, cost: Cost, hop: int) -> None:
         """Raises `Busy` if a session of this `cost` does not fit beside those that are open."""
-        load, others = cost.load(hop), sum(list(self._loads.values()))
-        if others + load <= MOST_LOAD:
+        others = sum(list(self._loads.values()))
+        if others + cost.load(hop) <= MOST_LOAD:
             return
         takes = f"a window of {hop} frames takes {cost.busy_s:.2f} s of {float(hop * FRAME_S):.2f} s"
-        if not others:
-            raise Busy(
-                f"live: painting is slower than real time here ({takes}); use a bundle of lower resolution, fewer "
-                "--steps, a higher --hop, or a faster GPU"
-            )
-        raise Busy(
-            f"live: no room for another session: {takes}, and those open may take {others:.0%} of the time already "
-            f"(of {MOST_LOAD:.0%}); close one, or open it on another GPU"
-        )
+        why = f"painting is slower than real time here ({takes}); use a bundle of lower resolution, fewer --steps, a "
+        why += "higher --hop, or a faster GPU"
+        if others:
+            why = f"no room for another session: {takes}, and those open may take {others:.0%} of the time already "
+            why += f"(of {MOST_LOAD:.0%}); close one, or open it on another GPU"
+        raise Busy(f"live: {why}")
 
 
 def measured(painter: SessionPainter, hop: int) -> Cost:

@@ -131,22 +131,38 @@ def compare_results(
     played = Playback(Fraction(MODEL_FPS), Fraction(count, MODEL_FPS))
     source = read_frames(clip.video, replace(played, extend="loop", delay_s=delays.picture_s))
     results = (square_rgb(video, read_frames(video, played)) for video in videos)
-    meter = FaceMeter(side_px, choose_moments(a))
-    picture, video = report.with_suffix(".png"), report.with_suffix(".mp4")
+    parts = {"generated": generated_part(side_px), "mouth": mouth_part(side_px)}
+    areas, moments = {area: LikenessMeter() for area in parts}, choose_moments(a)
+    columns = dict[str, Sequence[UInt8Array]]()
 
     def side_by_side() -> Iterator[UInt8Array]:
-        views = face_views([square_rgb(clip.video, source), *results], side_px)
-        for done, faces in enumerate(views, 1):
-            yield meter.add(faces)
-            on_progress(Progress("comparing", done, count))
+        for index, faces in enumerate(face_views([square_rgb(clip.video, source), *results], side_px)):
+            on_progress(Progress("comparing", index, count))
+            if faces is None:
+                yield np.full((SHOWN_PX, 4 * SHOWN_PX, 3), 127, np.uint8)
+                continue
+            for area, part in parts.items():
+                areas[area].add(faces[1][part], faces[2][part])
+            row = _with_difference(faces)
+            if index in moments:
+                columns[moments[index]] = row
+            yield np.hstack(row)
 
+    picture, video = report.with_suffix(".png"), report.with_suffix(".mp4")
     write_pictures(video, side_by_side(), audio=clip.audio, audio_delay_s=delays.sound_s)
-    write_png(picture, face_grid(("source", "A", "B", f"difference × {_GAIN}"), meter.shown))
-    areas = {area: likeness.result() for area, likeness in meter.areas.items()}
+    write_png(picture, face_grid(("source", "A", "B", f"difference × {_GAIN}"), columns))
+    likeness = {area: meter.result() for area, meter in areas.items()}
     syncnet, names = tuple(each.result() for each in meters.values()), (picture.name, video.name)
-    found = ClipResults(clip.video.name, count, areas["mouth"].frames, areas, lips, a, b, *names, syncnet)
+    found = ClipResults(clip.video.name, count, likeness["mouth"].frames, likeness, lips, a, b, *names, syncnet)
     figures = {"picture": picture.read_bytes(), "gain": _GAIN, "syncnet": shown(meters)}
     return found, {**figures, "lips": svg(sync_figure({"A": a, "B": b}))}
+
+
+def _with_difference(faces: Faces) -> Sequence[UInt8Array]:
+    """Source, A and B as they are shown, and the difference of A and B."""
+    size = (SHOWN_PX, SHOWN_PX)
+    source, a, b = (np.asarray(cv2.resize(face, size, interpolation=cv2.INTER_AREA), np.uint8) for face in faces)
+    return source, a, b, np.minimum(np.abs(a.astype(np.int16) - b) * _GAIN, 255).astype(np.uint8)
 
 
 def compare_lips(a: Curves, b: Curves, name: str) -> Lips:
@@ -164,31 +180,3 @@ def compare_lips(a: Curves, b: Curves, name: str) -> Lips:
     moved_a, moved_b = (float(np.nanstd(each.gaps)) for each in (a, b))
     apart = float(np.nanmean(np.abs(a.gaps - b.gaps)))
     return Lips(measured(a), measured(b), spoken, moved_a, moved_b, alike, apart)
-
-
-class FaceMeter:
-    """Sums up the faces of source, A and B, frame by frame, and shows them side by side.
-
-    `areas`: how near B's "generated" part and "mouth" are to A's. `shown`: the faces at the `moments` (index → label)
-    by label. `side_px`: of the faces.
-    """
-
-    def __init__(self, side_px: int, moments: Mapping[int, str]) -> None:
-        self._parts = {"generated": generated_part(side_px), "mouth": mouth_part(side_px)}
-        self.areas = {area: LikenessMeter() for area in self._parts}
-        self._moments, self._index = moments, -1
-        self.shown: dict[str, Sequence[UInt8Array]] = {}
-
-    def add(self, faces: Faces | None) -> UInt8Array:
-        """Adds the next frame, None where the source shows no face; returns source, A, B and difference in a row."""
-        self._index += 1
-        if faces is None:
-            return np.full((SHOWN_PX, 4 * SHOWN_PX, 3), 127, np.uint8)
-        for area, part in self._parts.items():
-            self.areas[area].add(faces[1][part], faces[2][part])
-        size = (SHOWN_PX, SHOWN_PX)
-        source, a, b = (np.asarray(cv2.resize(face, size, interpolation=cv2.INTER_AREA), np.uint8) for face in faces)
-        row = source, a, b, np.minimum(np.abs(a.astype(np.int16) - b) * _GAIN, 255).astype(np.uint8)
-        if self._index in self._moments:
-            self.shown[self._moments[self._index]] = row
-        return np.hstack(row)
