@@ -1,5 +1,6 @@
 """The live sessions of one `LipSync`: opens as many as can be painted in real time."""
 
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor
 from contextlib import ExitStack
@@ -40,10 +41,6 @@ class Cost:
     first_s: float
     busy_s: float
 
-    def load(self, hop: int) -> float:
-        """Share of the time in which the networks paint for a session that speaks, `hop` frames at a time."""
-        return self.busy_s / float(hop * FRAME_S)
-
 
 class LiveSessions:
     """Opens sessions and knows those that are open."""
@@ -77,24 +74,25 @@ class LiveSessions:
             painter = SessionPainter(inpainter, loop, encoder, Paster(detector, inpainter.mask, paste=options.paste))
             cost = self._costs.get(key) or measured(painter, options.hop)
             self._costs[key] = cost
-            self._admit(cost, options.hop)
+            load = self._admit(cost, options.hop)
             held = opening.pop_all()
         session = LiveSession(
             painter, loop, options, executors=executors, now=now, paint_s=cost.first_s, on_close=held.close
         )
         held.callback(self._loads.pop, session, None)
-        self._loads[session] = cost.load(options.hop)
+        self._loads[session] = load
         return session
 
     def close(self) -> None:
         for session in list(self._loads):
             session.close()
 
-    def _admit(self, cost: Cost, hop: int) -> None:
-        """Raises `Busy` if a session of this `cost` does not fit beside those that are open."""
-        others = sum(list(self._loads.values()))
-        if others + cost.load(hop) <= MOST_LOAD:
-            return
+    def _admit(self, cost: Cost, hop: int) -> float:
+        """Share of the time in which the networks paint for a session that speaks, `hop` frames at a time; raises
+        `Busy` if it does not fit beside those that are open."""
+        load, others = cost.busy_s / float(hop * FRAME_S), sum(list(self._loads.values()))
+        if others + load <= MOST_LOAD:
+            return load
         takes = f"a window of {hop} frames takes {cost.busy_s:.2f} s of {float(hop * FRAME_S):.2f} s"
         why = f"painting is slower than real time here ({takes}); use a bundle of lower resolution, fewer --steps, a "
         why += "higher --hop, or a faster GPU"
@@ -116,8 +114,7 @@ def measured(painter: SessionPainter, hop: int) -> Cost:
         decoded_s = perf_counter()
         painter.picture(0, painter.patch(0, first, begins=True), 1.0)
         composed_s = perf_counter()
-        for _ in faces:
-            pass
+        deque(faces, maxlen=0)
         return Cost(composed_s - begun_s, perf_counter() - composed_s + decoded_s - begun_s)
 
     costs = [once() for _ in range(1 + _MEASURED)][1:]

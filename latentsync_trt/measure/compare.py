@@ -15,7 +15,7 @@ from latentsync_trt.errors import InputError
 from latentsync_trt.measure.clips import Faces, choose_moments, face_views, measure_clip, square_rgb
 from latentsync_trt.measure.lips import Curves, SyncScore, agreement, joined, measured, score
 from latentsync_trt.measure.page import SHOWN_PX, face_grid, svg, sync_figure, write_png
-from latentsync_trt.measure.pictures import Likeness, LikenessMeter, generated_part, mouth_part
+from latentsync_trt.measure.pictures import Likeness, compared, generated_part, mouth_part, overall
 from latentsync_trt.measure.syncnet import SyncMeter, SyncNet, shown
 from latentsync_trt.measures import TOO_SHORT, LipMeasure, SyncNetMeasure
 from latentsync_trt.media.demo_clip import Clip
@@ -132,7 +132,7 @@ def compare_results(
     source = read_frames(clip.video, replace(played, extend="loop", delay_s=delays.picture_s))
     results = (square_rgb(video, read_frames(video, played)) for video in videos)
     parts = {"generated": generated_part(side_px), "mouth": mouth_part(side_px)}
-    areas, moments = {area: LikenessMeter() for area in parts}, choose_moments(a)
+    areas, moments = {area: list[tuple[float, float]]() for area in parts}, choose_moments(a)
     columns = dict[str, Sequence[UInt8Array]]()
 
     def side_by_side() -> Iterator[UInt8Array]:
@@ -142,7 +142,7 @@ def compare_results(
                 yield np.full((SHOWN_PX, 4 * SHOWN_PX, 3), 127, np.uint8)
                 continue
             for area, part in parts.items():
-                areas[area].add(faces[1][part], faces[2][part])
+                areas[area].append(compared(faces[1][part], faces[2][part]))
             row = _with_difference(faces)
             if index in moments:
                 columns[moments[index]] = row
@@ -151,7 +151,7 @@ def compare_results(
     picture, video = report.with_suffix(".png"), report.with_suffix(".mp4")
     write_pictures(video, side_by_side(), audio=clip.audio, audio_delay_s=delays.sound_s)
     write_png(picture, face_grid(("source", "A", "B", f"difference × {_GAIN}"), columns))
-    likeness = {area: meter.result() for area, meter in areas.items()}
+    likeness = {area: overall(frames) for area, frames in areas.items()}
     syncnet, names = tuple(each.result() for each in meters.values()), (picture.name, video.name)
     found = ClipResults(clip.video.name, count, likeness["mouth"].frames, likeness, lips, a, b, *names, syncnet)
     figures = {"picture": picture.read_bytes(), "gain": _GAIN, "syncnet": shown(meters)}
