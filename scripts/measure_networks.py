@@ -75,16 +75,17 @@ _VAE_LAYER = re.compile(r"encoder\.down_blocks\.(\d+)\.resnets\.(\d+)\.conv1\.we
 @options_from(RuntimeOptions, leave_out=("build", "verify"))
 def main(bundle: str | None, out: Path, scenario: Sequence[str], **given: Any) -> None:
     """Writes all rows so far after each one."""
-    presets, runs, warm_up = given.pop("preset"), given["runs"], given["warm_up"]
+    runs, warm_up = given["runs"], given["warm_up"]
     loaded, runtime, sync = Bundle.load(find_bundle(bundle)[0]), build(RuntimeOptions, given), build(SyncOptions, given)
-    settings = settings_for(loaded, runtime, sync, given["provider"], presets, say)
-    facts = replace(bundle_facts(loaded.manifest), resolution_px=settings[0].resolution_px)
+    presets = {name: replace(sync, preset=name) for name in given["preset"]}
+    settings = settings_for(loaded, runtime, sync, given["provider"], say)
+    facts = bundle_facts(loaded.manifest, settings[0].resolution_px)
     results = Results(environment(sys.argv, [setting.selection for setting in settings]), facts, ())
     with temporary_folder() as folder:
         clip = choose_clip(given["video"], given["audio"], folder)
         measures = {
             "graph": _graphs,
-            "loop": partial(_loops, clip=clip),
+            "loop": partial(_loops, presets=presets, clip=clip),
             "pytorch": partial(_pytorch, compiled=not given["eager"]),
         }
         for setting in settings:
@@ -121,14 +122,13 @@ def _graphs(setting: Setting) -> Iterator[Row]:
         notices.clear()
 
 
-def _loops(setting: Setting, clip: Clip) -> Iterator[Row]:
+def _loops(setting: Setting, presets: Mapping[str, SyncOptions], clip: Clip) -> Iterator[Row]:
     """A row for each preset; the reference preset, if it is among them, comes first."""
-    manifest, presets, name = setting.bundle.manifest, setting.presets, setting.selection.name
+    manifest, name = setting.bundle.manifest, setting.selection.name
     reference = SyncOptions(preset=REFERENCE, resolution=next(iter(presets.values())).resolution)
     graphs = dict.fromkeys(graph for options in (reference, *presets.values()) for graph in graphs_for(options))
     selection = replace(setting.selection, is_named=True)  # no other is measured
     with closing(open_model(setting.bundle, selection, setting.runtime, tuple(graphs), setting.say)) as model:
-        before_s = dict[str, float]()
 
         def seconds() -> dict[str, float]:
             times = model.times()
@@ -143,7 +143,10 @@ def _loops(setting: Setting, clip: Clip) -> Iterator[Row]:
             setting.say(f"{name}: a window of {clip.name} with preset {preset}")
             paint = partial(_paint, make_inpainter(model, presets[preset]), *window)
             with setting.memory() as memory:
-                times_ms, painted = setting.timed(paint, lambda: before_s.update(seconds()))
+                for _ in range(setting.warm_up):
+                    paint()
+                before_s = seconds()
+                times_ms, painted = replace(setting, warm_up=0).timed(paint)
             spent_s = {graph: total_s - before_s.get(graph, 0.0) for graph, total_s in seconds().items()}
             parts_s = {graph: total_s / len(times_ms) for graph, total_s in spent_s.items() if total_s > 0}
             parts_s["rest"] = fmean(times_ms) / 1000 - sum(parts_s.values())

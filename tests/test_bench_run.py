@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 from latentsync_trt.bench import run
 from latentsync_trt.bundle.manifest import read_manifest
 from latentsync_trt.cli import main
-from latentsync_trt.config import PRESETS, Sampling
+from latentsync_trt.config import PRESETS, Sampling, SyncOptions
 from latentsync_trt.errors import OutOfMemory
 from tests.clips import write_clip
 from tests.small import small_bundle
@@ -47,7 +47,7 @@ def test_rows_have_times_of_stages_and_graphs_and_no_folders(
     clip: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "rows.json"
-    arguments = [*clip, "--preset", "fast", "--preset", "quality", "--out", str(file)]
+    arguments = [*clip, "--preset", "fast", "--preset", "quality", "--output", str(file)]
     monkeypatch.setattr(sys, "argv", ["latentsync-trt", "bench", *arguments])
     result = bench(*arguments)
     assert result.exit_code == 0, result.output
@@ -73,13 +73,13 @@ def test_rows_have_times_of_stages_and_graphs_and_no_folders(
 def test_rows_before_a_failure_are_kept(clip: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     measured = run._measured
 
-    def fail_at_the_second(setting: Any, preset: str, *others: Any) -> Any:
-        if preset == "quality":
+    def fail_at_the_second(setting: Any, options: SyncOptions, *others: Any) -> Any:
+        if options.preset == "quality":
             raise OutOfMemory("vae_encoder: out of memory")
-        return measured(setting, preset, *others)
+        return measured(setting, options, *others)
 
     monkeypatch.setattr(run, "_measured", fail_at_the_second)
-    result = bench(*clip, "--preset", "fast", "--preset", "quality", "--out", str(tmp_path / "rows.json"), "-q")
+    result = bench(*clip, "--preset", "fast", "--preset", "quality", "--output", str(tmp_path / "rows.json"), "-q")
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr == "error: vae_encoder: out of memory\n"
     assert len(json.loads((tmp_path / "rows.json").read_text())["rows"]) == 1

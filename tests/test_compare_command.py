@@ -40,7 +40,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     clip = write_clip(folder, FRAMES)
     noisy = perturbed_copy(small_bundle(), folder / "noisy", NOISE)
     out = folder / "out" / "report.html"
-    result = compare(small_bundle(), noisy, "--clip", clip[0], "--audio", clip[1], "--out", out, *RUN, "--json")
+    result = compare(small_bundle(), noisy, "--video", clip[0], "--audio", clip[1], "--output", out, *RUN, "--json")
     assert result.exit_code == 0, result.output
     assert result.stderr == ""
     (folder / "report.json").write_text(result.stdout)
@@ -54,11 +54,11 @@ def found(folder: Path) -> dict[str, Any]:
 
 
 def test_json_has_bundles_settings_faces_and_lips(found: dict[str, Any]) -> None:
-    assert (found["kind"], found["format"]) == ("latentsync-trt compare", 5)
+    assert (found["kind"], found["format"]) == ("latentsync-trt compare", 6)
     assert (found["a"]["name"], found["b"]["name"]) == ("demo", "perturbed")
     assert found["a"]["size_bytes"] == sum(entry.bytes for entry in Bundle.load(small_bundle()).manifest.files.values())
     assert any("untrained" in note for note in found["notes"])
-    assert found["settings"] == "steps 2, solver ddim, cache_interval 1, guidance 1.5, seed 1247"
+    assert found["settings"] == "--steps 2 --cache-interval 1"
     clip = found["clip"]
     assert (clip["name"], clip["frames"], clip["frames_with_face"]) == ("face.mp4", FRAMES, FRAMES)
     assert list(clip["areas"]) == ["generated", "mouth"]
@@ -119,7 +119,7 @@ def test_two_finished_videos_are_compared(tmp_path: Path) -> None:
         )
         for name, levels in (("first", -40), ("second", -38))
     )
-    result = compare(a, b, "--clip", source, "--audio", speech, "--out", tmp_path / "videos.html", "--json")
+    result = compare(a, b, "--video", source, "--audio", speech, "--output", tmp_path / "videos.html", "--json")
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
     assert (found["a"]["name"], found["b"]["name"]) == ("first.mkv", "second.mkv")
@@ -128,7 +128,7 @@ def test_two_finished_videos_are_compared(tmp_path: Path) -> None:
     assert clip["areas"]["mouth"]["psnr_db"] == pytest.approx(20 * math.log10(255 / 2), abs=0.5)
     assert any("encoders" in note for note in found["notes"])
     small = write_video(tmp_path / "small.mp4", (frame[:400, :400] for frame in decoded(a)))
-    result = compare(source, small, "--clip", source, "--audio", speech, "--out", tmp_path / "x.html")
+    result = compare(source, small, "--video", source, "--audio", speech, "--output", tmp_path / "x.html")
     assert result.exit_code == 1
     assert "pictures of 480×480, 480×480, 400×400 px, source first; give videos of one size" in result.stderr
     assert not list(tmp_path.glob("x.*"))
@@ -142,10 +142,27 @@ def test_an_unusable_clip_fails_with_one_line_and_leaves_no_files(tmp_path: Path
         (blank, speech, "blank.mp4: no face in any of the 4 frames searched"),
         (face, face, "name the speech with --audio"),
     ):
-        result = compare(small_bundle(), small_bundle(), "--clip", clip, "--audio", audio, "--out", out, *RUN, "-q")
+        result = compare(small_bundle(), small_bundle(), "--video", clip, "--audio", audio, "--output", out, *RUN, "-q")
         assert result.exit_code == 1, result.output
         assert reason in result.stderr
         assert len(result.stderr.strip().splitlines()) == 1
         assert list(out.parent.iterdir()) == []
-    missing = compare(small_bundle(), "nowhere", "--clip", face, "--audio", speech, "--out", out)
+    missing = compare(small_bundle(), "nowhere", "--video", face, "--audio", speech, "--output", out)
     assert "nowhere: no bundle there" in missing.stderr
+    missing = compare(tmp_path / "gone.mp4", face, "--video", face, "--output", out)
+    assert (missing.exit_code, f"{tmp_path / 'gone.mp4'}: no such file" in missing.stderr) == (2, True)
+    unknown = compare(face, blank, "--output", out)
+    assert (unknown.exit_code, "--video" in unknown.stderr) == (2, True)
+
+
+def test_names_of_earlier_versions_are_understood_and_not_shown(tmp_path: Path) -> None:
+    face, speech = write_clip(tmp_path, 4)
+    out = tmp_path / "old.html"
+    result = compare(face, face, "--clip", face, "--audio", speech, "--out", out)
+    assert result.exit_code == 0, result.output
+    assert f"{out}: all of it" in result.stdout
+    for side in "AB":  # which of both is being measured
+        assert f"] {side}: measuring" in result.stderr
+    shown = compare("--help").stdout
+    assert "--output" in shown
+    assert not re.search(r"--(out|clip)\b", shown)

@@ -130,9 +130,13 @@ def page(tmp_path: Path) -> Iterator[Page]:
 def test_what_is_said_to_the_page_comes_back_as_a_speaking_face(page: Page, address: str) -> None:
     page.goto(address)
     assert page.locator("figcaption").inner_text() == "AI-generated"
+    state = page.locator("#state")
+    assert (page.title() != "", state.inner_text()) == (True, "Not connected")
     page.locator("#microphone").check()
     page.get_by_role("button", name="Connect").click()
-    page.wait_for_function("() => document.getElementById('status').textContent === 'Connection: connected.'")
+    page.wait_for_function("() => document.getElementById('state').dataset.state === 'connected'")
+    assert state.inner_text() == "Connected"
+    assert page.get_by_role("button", name="Connect").is_disabled()
     page.wait_for_function("() => document.getElementById('video').videoWidth > 0")
     page.evaluate(_WATCH)
     page.wait_for_function("() => window.seen.picture.length >= 1")
@@ -144,3 +148,14 @@ def test_what_is_said_to_the_page_comes_back_as_a_speaking_face(page: Page, addr
     assert after["codec"] == "video/H264"
     assert SLOWEST <= rate <= FASTEST, f"{rate:.1f} frames/s"
     assert abs(median(apart_ms)) <= 40, f"sound after picture: {[round(each) for each in apart_ms]} ms"
+
+
+def test_the_page_says_why_it_is_not_connected_on_a_phone_too(page: Page, address: str) -> None:
+    page.set_viewport_size({"width": 390, "height": 844})
+    page.goto(address)
+    page.route("**/v1/live", lambda route: route.fulfill(status=429, json={"error": "live: no room for another"}))
+    page.get_by_role("button", name="Connect").click()
+    page.wait_for_function("() => document.getElementById('state').dataset.state === 'failed'")
+    assert page.locator("#status").inner_text() == "live: no room for another"
+    assert page.get_by_role("button", name="Connect").is_enabled()
+    assert page.evaluate("document.documentElement.scrollWidth") == 390

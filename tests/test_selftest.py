@@ -178,7 +178,7 @@ def judged(
         for graph in part.tested:
             np.savez(folder / f"{graph}.npz", np.float16(2), np.array([1.0, -4.0]) * (output if tested else 1))
             part.graphs[graph] = GraphRow(graph, **row)
-        part.environment, part.painted_on, part.doing = {"gpu": "NVIDIA Test"}, [part.provider], ""
+        part.environment, part.doing = {"gpu": "NVIDIA Test"}, ""
         part.notices = ["skipped tensorrt: not installed"] if part.requested == "auto" else []
         if folder.name == start:
             change(part)
@@ -213,7 +213,6 @@ def test_a_second_start_that_builds_again(monkeypatch: pytest.MonkeyPatch) -> No
             lambda part: setattr(part.graphs["denoise_step"], "nodes", {TENSORRT: 19, CUDA: 1}),
             f"denoise_step: tensorrt was not assigned all of its nodes (1 on {CUDA}, 19 on {TENSORRT})",
         ),
-        (lambda part: part.painted_on.insert(0, "cuda"), "painted on cuda, tensorrt instead of tensorrt alone"),
         (lambda part: setattr(part.graphs["vae_encoder"], "error", "NaN"), "vae_encoder: NaN"),
     ],
 )

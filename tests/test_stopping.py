@@ -336,7 +336,7 @@ def test_ctrl_c_leaves_a_sentence_and_no_bar(clips: Path, line: str, shown: str,
     [
         ("sync clip.mp4 long.wav -o kept.mp4 --bundle SMALL --steps 1", True),
         ("demo --video clip.mp4 --audio long.wav --bundle SMALL --preset draft", False),
-        ("compare SMALL SMALL --clip clip.mp4 --audio long.wav --steps 1 --cache-interval 1", False),
+        ("compare SMALL SMALL --video clip.mp4 --audio long.wav --steps 1 --cache-interval 1", False),
     ],
     ids=["sync", "demo", "compare"],
 )

@@ -339,7 +339,7 @@ def test_a_report_measures_what_the_file_shows(checkpoints: Path, tmp_path: Path
 def test_compare_shows_both(checkpoints: Path, tmp_path: Path) -> None:
     """Of a video against itself with the same speech, nothing differs."""
     video, audio = write_clip(tmp_path, 60)
-    result = ran("compare", video, video, "--clip", video, "--audio", audio, "--out", tmp_path / "page.html")
+    result = ran("compare", video, video, "--video", video, "--audio", audio, "--output", tmp_path / "page.html")
     assert result.exit_code == 0, result.output
     text = " ".join(result.stdout.split())
     found = re.search(r"SyncNet (LSE-C .*?(?:early|late|on time)) (LSE-C .*?(?:early|late|on time)) ", text)

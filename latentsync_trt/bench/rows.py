@@ -38,7 +38,7 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class BundleFacts:
-    """The measured bundle; `sha256` is over all graphs and weights."""
+    """A bundle; `sha256` is over all graphs and weights, `size_bytes` of all its files."""
 
     name: str
     resolution_px: int
@@ -46,6 +46,10 @@ class BundleFacts:
     precision: str
     shapes: str
     sha256: str
+    size_bytes: int
+
+    def __str__(self) -> str:
+        return f"{self.name}, {self.precision}, {self.resolution_px} px"
 
 
 @dataclass(slots=True)
@@ -92,19 +96,24 @@ class Results:
 
     def write(self, path: Path) -> None:
         """Writes the file; raises `OutputError` if it cannot be written."""
-        content = plain({"kind": "latentsync-trt bench", "format": 2, **asdict(self)})
-        write_file(path, json.dumps(content, indent=1, allow_nan=False, ensure_ascii=False) + "\n")
+        write_file(path, to_json("bench", 3, asdict(self)) + "\n")
 
 
-def plain(value: Any) -> Any:
+def to_json(command: str, version: int, content: Mapping[str, Any]) -> str:
+    """What a `command` found, as JSON of this `version` of its format."""
+    named = {"kind": f"latentsync-trt {command}", "format": version, **content}
+    return json.dumps(_plain(named), indent=1, allow_nan=False, ensure_ascii=False)
+
+
+def _plain(value: Any) -> Any:
     """Converts nested mappings, sequences and arrays for JSON: six significant digits; null for NaN and infinity."""
     if isinstance(value, float):
         return float(f"{value:.6g}") if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {key: plain(inner) for key, inner in value.items()}
+        return {key: _plain(inner) for key, inner in value.items()}
     if isinstance(value, np.ndarray):
-        return plain(value.tolist())
-    return [plain(inner) for inner in value] if isinstance(value, list | tuple) else value
+        return _plain(value.tolist())
+    return [_plain(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
 def environment(command: Iterable[str], selections: Sequence[Selection]) -> dict[str, str]:
@@ -112,12 +121,12 @@ def environment(command: Iterable[str], selections: Sequence[Selection]) -> dict
     gpu = next((selection.gpu for selection in selections if selection.gpu), None)
     named = {
         "command": without_paths(shlex.join(command)),
-        "providers": ", ".join(selection.name for selection in selections),
+        "providers": ", ".join(dict.fromkeys(selection.name for selection in selections)),
         "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "latentsync_trt": __version__,
         "python": platform.python_version(),
         "onnxruntime": libraries.onnxruntime_version(),
-        **({**library_versions(), **gpu_facts(gpu)} if gpu else {}),
+        **(library_versions(gpu) if gpu else {}),
         "cpu": _cpu_name(),
         "cpu_cores": str(usable_cores()),
         "memory_gb": f"{psutil.virtual_memory().total / 1e9:.0f}",
@@ -126,19 +135,18 @@ def environment(command: Iterable[str], selections: Sequence[Selection]) -> dict
     return {name: value for name, value in named.items() if value}
 
 
-def library_versions() -> dict[str, str]:
-    known = {
+def library_versions(gpu: Gpu | None = None) -> dict[str, str]:
+    """Versions of what computes on a GPU, as far as they are known, and what is known of this `gpu`."""
+    found = {
         "tensorrt": libraries.tensorrt_version(),
         "cuda": libraries.cuda_version(),
         "cudnn": libraries.cudnn_version(),
         "driver": driver_version(),
     }
-    return {name: version for name, version in known.items() if version and version != libraries.UNKNOWN}
-
-
-def gpu_facts(gpu: Gpu) -> dict[str, str]:
-    memory_gb = f"{gpu.memory_bytes / 1e9:.0f}"
-    return {"gpu": gpu.name, "compute_capability": gpu.compute_capability, "gpu_memory_gb": memory_gb}
+    if gpu is not None:
+        found |= {"gpu": gpu.name, "compute_capability": gpu.compute_capability}
+        found["gpu_memory_gb"] = f"{gpu.memory_bytes / 1e9:.0f}"
+    return {name: text for name, text in found.items() if text and text != libraries.UNKNOWN}
 
 
 def _cpu_name() -> str:
@@ -152,8 +160,16 @@ def usable_cores() -> int:
     return len(process.cpu_affinity()) if hasattr(process, "cpu_affinity") else os.cpu_count() or 1
 
 
-def bundle_facts(manifest: Manifest) -> BundleFacts:
+def bundle_facts(manifest: Manifest, resolution_px: int | None = None) -> BundleFacts:
+    """Of a bundle that runs at `resolution_px`, or at its own."""
     networks = sorted(name for name in manifest.files if name.endswith((".onnx", ".weights")))
     digest = hashlib.sha256(" ".join(manifest.files[name].sha256 for name in networks).encode())
-    name, shapes = without_paths(manifest.name), manifest.shapes
-    return BundleFacts(name, manifest.resolution_px, manifest.frames, manifest.precision, shapes, digest.hexdigest())
+    return BundleFacts(
+        without_paths(manifest.name),
+        resolution_px or manifest.resolution_px,
+        manifest.frames,
+        manifest.precision,
+        manifest.shapes,
+        digest.hexdigest(),
+        sum(entry.bytes for entry in manifest.files.values()),
+    )

@@ -5,18 +5,17 @@ painted 2. second start: the same from that cache, which must build nothing 3. r
 on another provider, to compare outputs and pictures with
 """
 
-import json
 import platform
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
-from itertools import chain
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
-from latentsync_trt.bench.rows import BundleFacts, bundle_facts, environment, gpu_facts, library_versions
+from latentsync_trt.bench.rows import BundleFacts, bundle_facts, environment, library_versions, to_json
 from latentsync_trt.bench.run import first_window
 from latentsync_trt.bundle.manifest import DEMO_NAME, STEP_GRAPHS, Bundle, Manifest
 from latentsync_trt.child import Emit, Event, run_child
@@ -53,8 +52,8 @@ GPU_RUNS, CPU_RUNS = 20, 3
 """Runs per graph: on a GPU enough for clocks to rise and a CUDA graph to be replayed, which a CPU does not need."""
 
 _FIRST, _SECOND, _REFERENCE = "first start", "second start", "reference"
-# Largest level of a 16-bit picture.
 _PEAK = 65535.0
+"""The largest level of a 16-bit picture."""
 
 
 @dataclass(slots=True)
@@ -88,7 +87,7 @@ class Part:
 
     It opens and runs the graphs `tested` one by one, then paints `windows` of the built-in clip. `folder`: receives
     outputs and pictures; the clip is written beside it, unless it exists. `provider`: the active one, empty if none
-    loaded. `graphs`: those reached. `painted_on`: providers. `failures`: those of no single graph, including a crash.
+    loaded. `graphs`: those reached. `failures`: those of no single graph, including a crash.
     `log`: messages about engines. `doing`: the current step, empty at the end.
     """
 
@@ -102,7 +101,6 @@ class Part:
     environment: dict[str, str] = field(default_factory=dict)
     provider: str = ""
     graphs: dict[str, GraphRow] = field(default_factory=dict)
-    painted_on: list[str] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
     notices: list[str] = field(default_factory=list)
     log: list[str] = field(default_factory=list)
@@ -120,49 +118,45 @@ class Part:
             emit(part=self)
 
         begin("reading the versions of libraries")
-        options = self.options
-        gpu = next((each for each in gpus() if each.index == options.one_device), None)
-        self.environment = {**library_versions(), **(gpu_facts(gpu) if gpu else {})}
+        device = self.options.one_device
+        self.environment = library_versions(next((gpu for gpu in gpus() if gpu.index == device), None))
         begin(f"loading provider {self.requested}")
         try:
-            selection = select_provider(self.requested, options.one_device)
+            selection = select_provider(self.requested, device)
             self.provider, self.notices = selection.name, selection.notices()
             self.folder.mkdir()
-            cache = EngineCache(cache_folder(options.engine_cache), note)
-            engines = SessionFactory(Bundle.load(self.bundle, verify=False), selection, options, cache, note)
+            cache = EngineCache(cache_folder(self.options.engine_cache), note)
+            engines = SessionFactory(Bundle.load(self.bundle, verify=False), selection, self.options, cache, note)
             for graph in self.tested:
-                self.graphs[graph] = self._try_graph(engines, graph, begin)
+                self.graphs[graph] = row = GraphRow(graph)
+                try:
+                    self._try_graph(engines, row, begin)
+                except LatentSyncError as error:
+                    row.error = str(error)
                 give_back_gpu_memory(selection)
             self._paint(engines, begin, note)
         except LatentSyncError as error:
             self.failures.append(str(error))
         begin("")
 
-    def _try_graph(self, engines: SessionFactory, graph: str, begin: Callable[[str], None]) -> GraphRow:
+    def _try_graph(self, engines: SessionFactory, row: GraphRow, begin: Callable[[str], None]) -> None:
         """Builds the engine of a graph unless it is in the cache, opens and runs it."""
-        selection, row = engines.selection, GraphRow(graph)
-        begin(f"building and opening {graph}")
-        try:
-            opened = engines.open(graph)
-            row.nodes, row.open_s = opened.session.nodes_by_provider(), opened.open_s
-            if engines.compiled:
-                row.built, row.build_s, row.engine_bytes = opened.built, opened.build_s, opened.size_bytes
-            begin(f"running {graph}")
-            with closing(opened.session) as session:
-                run = BoundRun(session, engines.ranges, selection)
-                for _ in range(GPU_RUNS if selection.gpu else CPU_RUNS):
-                    run()
-                np.savez(self.folder / f"{graph}.npz", *run.outputs())
-                times = opened.times(graph, selection.name)
-            row.first_ms, row.mean_ms = times.first_ms, times.mean_ms
-        except LatentSyncError as error:
-            row.error = str(error)
-        return row
+        begin(f"building and opening {row.graph}")
+        opened = engines.open(row.graph)
+        row.nodes, row.open_s = opened.session.nodes_by_provider(), opened.open_s
+        if engines.compiled:
+            row.built, row.build_s, row.engine_bytes = opened.built, opened.build_s, opened.size_bytes
+        begin(f"running {row.graph}")
+        with closing(opened.session) as session:
+            run = BoundRun(session, engines.ranges, engines.selection)
+            for _ in range(GPU_RUNS if engines.selection.gpu else CPU_RUNS):
+                run()
+            np.savez(self.folder / f"{row.graph}.npz", *run.outputs())
+            row.first_ms, row.mean_ms = 1000 * session.clock.first_run_s, session.clock.mean_ms
 
     def _paint(self, engines: SessionFactory, begin: Callable[[str], None], note: Callable[[str], None]) -> None:
         """Paints windows into `PICTURES`: the generated part of the faces, uint16 `(n, h, w, 3)`."""
-        manifest = engines.bundle.manifest
-        options = SyncOptions(preset="balanced", steps=self.steps)
+        manifest, options = engines.bundle.manifest, SyncOptions(preset="balanced", steps=self.steps)
         graphs = graphs_for(options)
         # A retry could take minutes and would fail again.
         missing = ", ".join(graph for graph in graphs if graph in self.graphs and self.graphs[graph].error)
@@ -175,15 +169,26 @@ class Part:
             clip, count = choose_clip(None, None, self.folder.parent), self.windows * manifest.frames
             faces, audio = first_window(clip, count, model, manifest.resolution_px)
             inpainter = make_inpainter(model, options)
-            cuts = [slice(start, start + manifest.frames) for start in range(0, count, manifest.frames)]
-            painted: list[UInt16Array] = []
-            for cut in cuts:
-                latents = inpainter.denoise(inpainter.encode([faces[cut]]), [audio[cut]])
-                painted += inpainter.decode(latents)[0]
-            self.painted_on = sorted({model.selection.name, *(time.provider for time in model.times())})
+            painted = list[UInt16Array]()
+            for start in range(0, count, manifest.frames):
+                cut = slice(start, start + manifest.frames)
+                painted += inpainter.decode(inpainter.denoise(inpainter.encode([faces[cut]]), [audio[cut]]))[0]
             self.notices += model.notices
         rows, columns = generated_part(manifest.resolution_px)
         np.save(self.folder / PICTURES, np.stack([face[rows, columns] for face in painted]))
+
+    def problems(self, provider: str, *, again: bool) -> Iterator[str]:
+        """What failed on `provider`; `again`: at the second start, which must not build engines."""
+        yield from self.failures
+        for name, row in self.graphs.items():
+            if row.error:
+                yield row.error if name in row.error else f"{name}: {row.error}"
+            elif PROVIDERS[provider].builds and [*row.nodes] != [PROVIDERS[provider].ort_name]:
+                counts = ", ".join(f"{count} on {other}" for other, count in sorted(row.nodes.items()))
+                yield f"{name}: {provider} was not assigned all of its nodes ({counts})"
+            if again and row.built:
+                why = "".join(f"; {text}" for text in self.log if name in text)
+                yield f"{name}: its engine was not found in the cache, and was built again{why}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,8 +236,7 @@ class Report:
         return sum(row.mean_ms or 0.0 for row in steps) > sum(row.reference_ms or 0.0 for row in steps)
 
     def to_json(self) -> str:
-        content = {"kind": "latentsync-trt selftest", "format": 7, "passed": self.passed, **asdict(self)}
-        return json.dumps(content, indent=1, ensure_ascii=False)
+        return to_json("selftest", 8, {"passed": self.passed, **asdict(self)})
 
 
 def self_test(
@@ -246,51 +250,49 @@ def self_test(
     Raises:
         InputError: `options` name several GPUs.
     """
-    device = options.one_device
-    given = [bundle.folder, *([Path(options.engine_cache)] if options.engine_cache else [])]
+    device, given = options.one_device, [bundle.folder, *([Path(options.engine_cache)] if options.engine_cache else [])]
+    hide, parts = partial(redacted, folders=given), dict[str, Part]()
     with temporary_folder() as folder:
 
-        def run(part: str, provider: str, options: RuntimeOptions, graphs: Iterable[str]) -> Part:
-            asked = Part(provider, bundle.folder, options, folder / part, tuple(graphs), WINDOWS, STEPS)
-            return run_part(asked, lambda text: say(f"{part}: {redacted(text, given)}"))
+        def run(name: str, provider: str, options: RuntimeOptions, graphs: Iterable[str]) -> Part:
+            asked = Part(provider, bundle.folder, options, folder / name, tuple(graphs), WINDOWS, STEPS)
+            parts[name] = run_part(asked, lambda text: say(f"{name}: {hide(text)}"))
+            return parts[name]
 
         tested = replace(options, engine_cache=options.engine_cache or f"{folder / 'engines'}")
         first = run(_FIRST, provider, tested, tested_graphs)
-        parts, reference = {_FIRST: first}, reference_of(bundle.manifest, first.provider)
+        reference = reference_of(bundle.manifest, first.provider)
         usable = [graph for graph, row in first.graphs.items() if not row.error]
         if usable:
-            parts[_SECOND] = run(_SECOND, first.provider, tested, usable)
+            run(_SECOND, first.provider, tested, usable)
         if usable and reference:
             # CUDA's own variant of the graphs is what auto would run instead of TensorRT, so that times compare.
             portable = reference == CUDA.name == first.provider
             variant: Literal["portable", "auto"] = "portable" if portable else "auto"
             other = RuntimeOptions(device=device, engine_cache=f"{folder / 'other engines'}", graph_variant=variant)
-            parts[_REFERENCE] = run(_REFERENCE, reference, other, usable)
+            run(_REFERENCE, reference, other, usable)
         graphs = tuple(_graphs(bundle.manifest, tested_graphs, parts, folder)) if first.provider else ()
         pictures = _pictures(folder, LEAST_DB[bundle.manifest.precision])
-    stages = {
-        name: _failures(part, reference if name == _REFERENCE else first.provider, again=name == _SECOND)
-        for name, part in parts.items()
-    }
-    if _REFERENCE in parts:
-        stages[_REFERENCE] = chain(stages[_REFERENCE], _differences(graphs, pictures, reference))
-    said = {name: tuple(dict.fromkeys(redacted(text, given) for text in texts)) for name, texts in stages.items()}
-    if _SECOND in said:  # the second start repeats nothing of the first
-        said[_SECOND] = tuple(text for text in said[_SECOND] if text not in said[_FIRST])
+    stages = dict[str, tuple[str, ...]]()
+    for name, part in parts.items():
+        problems = [*part.problems(reference if name == _REFERENCE else first.provider, again=name == _SECOND)]
+        if name == _REFERENCE:
+            problems += _differences(graphs, pictures, reference)
+        said = stages[_FIRST] if name == _SECOND else ()  # which it does not repeat
+        stages[name] = tuple(text for text in dict.fromkeys(map(hide, problems)) if text not in said)
     for row in graphs:
-        row.error = redacted(row.error, given)
-        row.difference = None if row.difference == np.inf else row.difference  # JSON has none, and failures report it
-    notices = [text for name, part in parts.items() if name != _REFERENCE for text in part.notices]
+        row.error = hide(row.error)
+    notices = [hide(text) for name, part in parts.items() if name != _REFERENCE for text in part.notices]
     return Report(
         requested=provider,
         provider=first.provider,
         bundle=bundle_facts(bundle.manifest),
         options=tuple(command_line(options, leave_out=("engine_cache",))),
         reference=reference,
-        stages=said,
+        stages=stages,
         graphs=graphs,
         pictures=pictures,
-        notices=tuple(dict.fromkeys(redacted(text, given) for text in notices)),
+        notices=tuple(dict.fromkeys(notices)),
         environment={**environment((), ()), "os": platform.platform(), **first.environment},
     )
 
@@ -343,22 +345,6 @@ def _pictures(folder: Path, least_db: float) -> Pictures | None:
         return None
     a, b = (np.load(path).astype(np.float64) for path in painted)
     return Pictures(decibels(_PEAK**2, float(np.mean((a - b) ** 2))), least_db)
-
-
-def _failures(part: Part, provider: str, *, again: bool) -> Iterator[str]:
-    """What failed at a start; `again`: the second start, which must not build engines."""
-    yield from part.failures
-    for name, row in part.graphs.items():
-        if row.error:
-            yield row.error if name in row.error else f"{name}: {row.error}"
-        elif PROVIDERS[provider].builds and row.nodes.get(PROVIDERS[provider].ort_name, 0) != sum(row.nodes.values()):
-            counts = ", ".join(f"{count} on {other}" for other, count in sorted(row.nodes.items()))
-            yield f"{name}: {provider} was not assigned all of its nodes ({counts})"
-        if again and row.built:
-            why = "".join(f"; {text}" for text in part.log if name in text)
-            yield f"{name}: its engine was not found in the cache, and was built again{why}"
-    if part.painted_on not in ([], [provider]):
-        yield f"painted on {', '.join(part.painted_on)} instead of {provider} alone"
 
 
 def _differences(graphs: Iterable[GraphRow], pictures: Pictures | None, reference: str) -> Iterator[str]:

@@ -17,7 +17,7 @@ import rich_click as click
 from click.exceptions import NoArgsIsHelpError
 
 from latentsync_trt import __version__, stopping
-from latentsync_trt.cli.options import add_config, add_help_all
+from latentsync_trt.cli.options import add_config, add_help_all, current_name
 from latentsync_trt.errors import LatentSyncError, did_you_mean
 from latentsync_trt.paths import PrintableLines, printable
 
@@ -79,8 +79,11 @@ EXAMPLES = {
     "use": ("use", "use 1.6-512-fp16"),
     "build": ("build", "build --provider tensorrt --device 1"),
     "calibrate": ("calibrate --video me.mp4 --audio me.wav", "calibrate --clips folder --precision fp8"),
-    "bench": ("bench", "bench --bundle 1.6-512-fp16 --out bench.json"),
-    "compare": ("compare 1.6-512-fp16 1.6-512-int8", "compare a.mp4 b.mp4 --audio speech.wav --out report.html"),
+    "bench": ("bench", "bench --bundle 1.6-512-fp16 --output bench.json"),
+    "compare": (
+        "compare 1.6-512-fp16 1.6-512-int8",
+        "compare a.mp4 b.mp4 --video in.mp4 --audio speech.wav --output report.html",
+    ),
     "doctor": ("doctor", "doctor --json"),
     "selftest": ("selftest --provider tensorrt", "selftest --bundle 1.6-512-fp16 --json"),
     "cache": ("cache ls", "cache prune --max-gb 20"),
@@ -197,6 +200,7 @@ def _explained(error: Exception, arguments: Sequence[str]) -> tuple[str, int]:
     context_settings={
         "help_option_names": ["-h", "--help"],
         "max_content_width": 110,
+        "token_normalize_func": current_name,
         # No boxes: terminals and files get the same text.
         "rich_help_config": {
             "theme": "default-slim",

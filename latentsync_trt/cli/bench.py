@@ -1,17 +1,16 @@
 """`latentsync-trt bench` and `compare`: speed, memory and quality of a bundle; two bundles or videos side by side."""
 
-import json
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import rich_click as click
 
-from latentsync_trt.bench.rows import bundle_facts, environment, plain
+from latentsync_trt.bench.rows import BundleFacts, Results, Row, bundle_facts, environment, to_json
 from latentsync_trt.bundle.find import describe_choice, find_bundle
-from latentsync_trt.bundle.manifest import Bundle
+from latentsync_trt.bundle.manifest import Bundle, resolution_of
 from latentsync_trt.cli import echo
 from latentsync_trt.cli.options import (
     build,
@@ -25,23 +24,20 @@ from latentsync_trt.cli.options import (
 )
 from latentsync_trt.cli.show import notices_to, print_table, progress_bar
 from latentsync_trt.config import PRESETS, RuntimeOptions, SyncOptions
-from latentsync_trt.option_fields import QUALITY
+from latentsync_trt.errors import MediaError
+from latentsync_trt.files import temporary_folder
+from latentsync_trt.option_fields import QUALITY, command_line
 from latentsync_trt.paths import check_file_to_write, check_free, exists, make_folder
 from latentsync_trt.runtime.providers.table import PROVIDER_CHOICES
 from latentsync_trt.unexpected import without_paths
 
 if TYPE_CHECKING:
-    from latentsync_trt.bench.rows import Row
-    from latentsync_trt.measure.syncnet import SyncMeter, SyncNet
-    from latentsync_trt.media.demo_clip import Clip
     from latentsync_trt.types import SyncReport
 
 _NOT_FOR_BENCH = ("build", "preset", "verify")
 """Options that bench does not offer: it waits for engines, lists presets, verifies nothing."""
 
 _HEADS = "what", "median", "rate", "longest parts", "graphs", "memory", "on the GPU", "lips"
-
-_FORMAT = 5
 
 _LEAST_SIDE_PX = 256
 """Faces are compared at this resolution, or at the networks' where that is higher."""
@@ -73,7 +69,7 @@ _LEAST_SIDE_PX = 256
 @path_option("--audio", help="Speech for it.  [default: the built-in sentence]")
 @options_from(SyncOptions, groups=(QUALITY,), leave_out=_NOT_FOR_BENCH)
 @options_from(RuntimeOptions, leave_out=_NOT_FOR_BENCH)
-@path_option("--out", help="File (.json) for the rows.")
+@path_option("--output", help="File (.json) for the rows.")
 @overwrite_option
 @quiet_option
 def bench(
@@ -84,35 +80,40 @@ def bench(
     warm_up: int,
     video: Path | None,
     audio: Path | None,
-    out: Path | None,
+    output: Path | None,
     overwrite: bool,
     quiet: bool,
     **fields: Any,
 ) -> None:
     from latentsync_trt.bench.run import run_bench, settings_for
     from latentsync_trt.measure.syncnet import open_syncnet
+    from latentsync_trt.media.demo_clip import choose_clip
     from latentsync_trt.media.files import check_file
 
     runtime, sync, say = build(RuntimeOptions, fields), build(SyncOptions, fields), notices_to(silent=quiet)
-    folder, why = find_bundle(bundle)
+    (folder, why), chosen = find_bundle(bundle), {name: replace(sync, preset=name) for name in presets}
     for path in filter(None, (video, audio)):
         check_file(path)
-    if out is not None:
-        check_file_to_write(out, "--out")
-        check_free(out, overwrite=overwrite)
-        make_folder(out.parent)
+    if output is not None:
+        check_file_to_write(output, "--output")
+        check_free(output, overwrite=overwrite)
+        make_folder(output.parent)
     say(describe_choice(folder, why))
-    network, plain_runtime = open_syncnet(runtime.syncnet), replace(runtime, syncnet=None)
-    settings = settings_for(Bundle.load(folder), plain_runtime, sync, providers, presets, say)
+    network, loaded = open_syncnet(runtime.syncnet), Bundle.load(folder)
+    settings = settings_for(loaded, replace(runtime, syncnet=None), sync, providers, say)
     settings = [replace(setting, runs=runs, warm_up=warm_up) for setting in settings]
-    for results in run_bench(settings, network, video, audio, _command()):
-        if out is not None:
-            results.write(out)
+    facts = bundle_facts(loaded.manifest, settings[0].resolution_px)
+    results = Results(environment(_command(), [setting.selection for setting in settings]), facts, ())
+    with temporary_folder() as folder:
+        for row in run_bench(settings, chosen, choose_clip(video, audio, folder), folder, network):
+            results = replace(results, rows=(*results.rows, row))
+            if output is not None:
+                results.write(output)
     if not quiet:
         print_table(_HEADS, map(_cells, results.rows))
 
 
-def _cells(row: "Row") -> tuple[str, ...]:
+def _cells(row: Row) -> tuple[str, ...]:
     longest, memory = sorted(row.parts_s.items(), key=lambda part: -part[1])[:3], row.memory
     device_bytes = memory and memory.device_bytes
     return (
@@ -127,30 +128,12 @@ def _cells(row: "Row") -> tuple[str, ...]:
     )
 
 
-def _command() -> list[str]:
-    return ["latentsync-trt", *sys.argv[1:]]
-
-
-@dataclass(frozen=True, slots=True)
-class Side:
-    """One of the two that are compared; of a finished video only the name is known. `size_bytes`: of all its files."""
-
-    name: str
-    precision: str | None = None
-    resolution_px: int | None = None
-    size_bytes: int | None = None
-
-    @property
-    def title(self) -> str:
-        return self.name if self.precision is None else f"{self.name} ({self.precision})"
-
-
 @click.command("compare")
 @click.argument("a")
 @click.argument("b")
-@path_option("--clip", help="A face to dub.  [default: the built-in portrait]")
-@path_option("--audio", help="The speech.  [default: the clip's own sound; the built-in sentence without a clip]")
-@path_option("--out", default="compare.html", show_default=True, help="The report; picture and video go beside it.")
+@path_option("--video", help="Clip to sync, or that A and B were made from.  [default: the built-in portrait]")
+@path_option("--audio", help="Speech for it.  [default: the sound of --video; the built-in sentence without one]")
+@path_option("--output", default="compare.html", show_default=True, help="The report; picture and video go beside it.")
 @provider_option
 @options_from(SyncOptions, groups=(QUALITY,))
 @options_from(RuntimeOptions, leave_out=("build", "verify"))
@@ -160,102 +143,103 @@ class Side:
 def compare(
     a: str,
     b: str,
-    clip: Path | None,
+    video: Path | None,
     audio: Path | None,
-    out: Path,
+    output: Path,
     provider: str,
     overwrite: bool,
     quiet: bool,
     as_json: bool,
     **fields: Any,
 ) -> None:
-    from latentsync_trt.files import temporary_folder
-    from latentsync_trt.measure.compare import HEADS, lines_of, measure, write_report
-    from latentsync_trt.measure.page import page_path
+    """A and B are two bundles, as for `--bundle`, or two finished videos of the clip `--video`."""
+    from latentsync_trt.measure.compare import HEADS, compare_results, labeled
+    from latentsync_trt.measure.page import page_path, write_page
     from latentsync_trt.measure.syncnet import open_syncnet
     from latentsync_trt.media.demo_clip import choose_clip
     from latentsync_trt.media.writer import check_output_path
     from latentsync_trt.runtime.providers.select import select_provider
     from latentsync_trt.sync.api import LipSync
 
-    page_path(out, "--out", overwrite=overwrite)
-    given = [Path(name) for name in (a, b, clip, audio) if name is not None]
-    check_output_path(out.with_suffix(".mp4"), *given, overwrite=overwrite)
-    are_videos, others = (exists(name) and Path(name).is_file() for name in (a, b))
-    if are_videos != others:
-        raise click.UsageError(f"give two bundles or two videos: {a} and {b} are not")
+    page_path(output, "--output", overwrite=overwrite)
+    given = [Path(name) for name in (a, b, video, audio) if name is not None]
+    check_output_path(output.with_suffix(".mp4"), *given, overwrite=overwrite)
+    are_videos = _are_videos(a, b)
+    if are_videos and video is None:
+        raise click.UsageError("name the video that A and B were made from with --video, and its speech with --audio")
     sync, runtime = build(SyncOptions, fields), build(RuntimeOptions, fields)
-    device, network = runtime.one_device, open_syncnet(runtime.syncnet)
-    folders = [] if are_videos else [find_bundle(name)[0] for name in (a, b)]
-    sides = [Side(Path(name).name) for name in (a, b)] if are_videos else _sides(folders, sync, runtime)
-    make_folder(out.parent)
-    with temporary_folder(out.parent) as folder, progress_bar(hidden=quiet or as_json) as on_progress:
-        chosen = choose_clip(clip, audio or clip, folder)
-        meters = [] if network is None else _meters(network, chosen)
-        videos = (Path(a), Path(b)) if are_videos else (folder / "a.mkv", folder / "b.mkv")
-        reports, lossless = list["SyncReport"](), replace(sync, codec="ffv1")
-        for bundle, video in zip(folders, videos, strict=False):
-            with LipSync.from_bundle(bundle, provider, replace(runtime, syncnet=None)) as lip_sync:
-                reports.append(lip_sync.sync(chosen.video, chosen.audio, video, lossless, on_progress=on_progress))
-        side_px = max(_LEAST_SIDE_PX, *(side.resolution_px or 0 for side in sides))
-        measured = {"extend": sync.extend, "on_progress": on_progress, "meters": meters}
-        found = measure(videos, chosen, out, side_px, **measured)
+    network = open_syncnet(runtime.syncnet)
+    bundles = [] if are_videos else [Bundle.load(find_bundle(name)[0]) for name in (a, b)]
+    sides = _sides(bundles, sync, runtime)
+    names = [f"{side.name} ({side.precision})" for side in sides] or [Path(a).name, Path(b).name]
+    make_folder(output.parent)
+    with temporary_folder(output.parent) as folder, progress_bar(hidden=quiet or as_json) as on_progress:
+        clip, reports = choose_clip(video, audio or video, folder), list["SyncReport"]()
+        results = (Path(a), Path(b)) if are_videos else (folder / "a.mkv", folder / "b.mkv")
+        for side, bundle, result in zip("AB", bundles, results, strict=False):
+            with LipSync.from_bundle(bundle.folder, provider, replace(runtime, syncnet=None)) as lip_sync:
+                options, told = replace(sync, codec="ffv1"), labeled(on_progress, side)
+                reports.append(lip_sync.sync(clip.video, clip.audio, result, options, on_progress=told))
+        least_px = max([_LEAST_SIDE_PX, *(side.resolution_px for side in sides)])
+        found, figures = compare_results(results, clip, output, least_px, network, on_progress)
+    device = runtime.one_device
     facts = environment(_command(), [select_provider(report.provider, device) for report in reports])
-    settings = "finished videos" if are_videos else _settings(sync)
-    lines, notes = [*_lines(*sides), *lines_of(found)], [*_notes(sides, reports)]
-    known = [(name.replace("_", " "), value) for name, value in facts.items()]
-    texts = {"lines": lines, "settings": settings, "facts": known, "notes": notes}
-    write_report(out, found, meters, title=f"{sides[1].title} against {sides[0].title}", **texts)
+    settings = "finished videos" if are_videos else " ".join(command_line(sync)) or "all options at their defaults"
+    lines, notes = [*_lines(*sides), *found.lines()], [*_notes(sides, reports)]
+    named = [(name.replace("_", " "), text) for name, text in facts.items()]
+    texts = {"title": f"{names[1]} against {names[0]}", "heads": HEADS, "lines": lines, "settings": settings}
+    write_page(output, "compare.html.j2", clip=found, **figures, **texts, facts=named, notes=notes)
     if as_json:
-        content = {"kind": "latentsync-trt compare", "format": _FORMAT, "environment": facts}
-        content |= {"a": asdict(sides[0]), "b": asdict(sides[1]), "settings": settings}
-        click.echo(json.dumps(plain({**content, "clip": asdict(found), "notes": notes}), allow_nan=False))
+        about = [asdict(side) for side in sides] or [{"name": name} for name in names]
+        content = {"environment": facts, "a": about[0], "b": about[1], "settings": settings}
+        click.echo(to_json("compare", 6, {**content, "clip": asdict(found), "notes": notes}))
     elif not quiet:
-        echo(f"A: {sides[0].title}\nB: {sides[1].title}\n{settings}\n{found.name}, {found.frames} frames")
+        echo(f"A: {names[0]}\nB: {names[1]}\n{settings}\n{found.name}, {found.frames} frames")
         print_table(HEADS, lines)
         for note in notes:
             echo(f"note: {note}", err=True)
-        echo(f"{out.parent / found.video}: side by side\n{out}: all of it, with plots")
+        echo(f"{output.parent / found.video}: side by side\n{output}: all of it, with plots")
 
 
-def _meters(network: "SyncNet", clip: "Clip") -> "list[SyncMeter]":
-    """For each of the two, one that hears the speech."""
-    from latentsync_trt.measure.syncnet import SyncMeter
-    from latentsync_trt.media.reader import delays_of
-
-    delay_s = delays_of(clip.video, clip.audio).sound_s
-    return [SyncMeter(network, clip.audio, delay_s) for _ in "AB"]
+def _command() -> list[str]:
+    return ["latentsync-trt", *sys.argv[1:]]
 
 
-def _sides(folders: Sequence[Path], sync: SyncOptions, runtime: RuntimeOptions) -> list[Side]:
-    """What is known of two bundles."""
-    from latentsync_trt.bundle.manifest import resolution_of
+def _are_videos(a: str, b: str) -> bool:
+    """Whether these are two finished videos; False for names of bundles. Raises `UsageError` for one of each."""
+    from latentsync_trt.media.codecs import CONTAINERS
+    from latentsync_trt.media.files import check_file
 
-    manifests = [Bundle.load(folder).manifest for folder in folders]
-    names = [manifest.name for manifest in manifests]
-    if names[0] == names[1]:
-        names = [folder.resolve().name for folder in folders]
-    sides = []
-    for name, manifest in zip(names, manifests, strict=True):
-        facts, size_bytes = bundle_facts(manifest), sum(entry.bytes for entry in manifest.files.values())
-        sides.append(Side(name, facts.precision, resolution_of(manifest, sync, runtime), size_bytes))
+    suffixes = {suffix for several in CONTAINERS.values() for suffix in several}
+    if not any(Path(name).suffix.lower() in suffixes or (exists(name) and Path(name).is_file()) for name in (a, b)):
+        return False
+    try:
+        for name in (a, b):
+            check_file(Path(name))
+    except MediaError as error:
+        raise click.UsageError(f"{error}; give two bundles or two videos") from error
+    return True
+
+
+def _sides(bundles: Sequence[Bundle], sync: SyncOptions, runtime: RuntimeOptions) -> list[BundleFacts]:
+    """What is known of the bundles, as they run; where both have one name, that of their folder."""
+    sides = [bundle_facts(each.manifest, resolution_of(each.manifest, sync, runtime)) for each in bundles]
+    if len({side.name for side in sides}) == 1:
+        return [replace(side, name=each.folder.resolve().name) for side, each in zip(sides, bundles, strict=True)]
     return sides
 
 
-def _settings(sync: SyncOptions) -> str:
-    chosen = {**asdict(sync.sampling), "guidance": sync.guidance, "guidance_interval": sync.guidance_interval}
-    return ", ".join(f"{name} {value}" for name, value in {**chosen, "seed": sync.seed}.items() if value is not None)
-
-
-def _lines(a: Side, b: Side) -> Iterator[tuple[str, str, str, str]]:
-    if a.size_bytes is not None and b.size_bytes is not None:
-        yield "precision", f"{a.precision}", f"{b.precision}", ""
+def _lines(*sides: BundleFacts) -> Iterator[tuple[str, str, str, str]]:
+    """The bundles as lines of the table, if these are bundles."""
+    if sides:
+        a, b = sides
+        yield "precision", a.precision, b.precision, ""
         yield "resolution", f"{a.resolution_px} px", f"{b.resolution_px} px", ""
         ratio = f"{b.size_bytes / a.size_bytes:.2f}×"
         yield "size", f"{a.size_bytes / 1e6:.1f} MB", f"{b.size_bytes / 1e6:.1f} MB", ratio
 
 
-def _notes(sides: Sequence[Side], reports: Sequence["SyncReport"]) -> Iterator[str]:
+def _notes(sides: Sequence[BundleFacts], reports: Sequence["SyncReport"]) -> Iterator[str]:
     """What else the two differ by, which the pictures show, too, and the notices of both runs."""
     if not reports:
         yield "finished videos: what their encoders lost is part of the difference"

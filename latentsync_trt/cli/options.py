@@ -34,6 +34,14 @@ _DOORS = frozenset(
 Of others, values with addresses."""
 
 
+_OLD_NAMES = {"clip": "video", "out": "output"}
+
+
+def current_name(name: str) -> str:
+    """The name of an option, without dashes; those of earlier versions are understood in its place."""
+    return _OLD_NAMES.get(name, name)
+
+
 class LocalPath(click.Path):
     """A path on this machine; URLs and empty names are refused before `pathlib` hides what was typed."""
 
@@ -204,7 +212,7 @@ def _defaults(command: click.Command, table: dict[str, Any], where: str) -> dict
     below: dict[str, click.Command] = getattr(command, "commands", {})
     found: dict[str, Any] = {}
     for given, value in table.items():
-        name = field_name(given)
+        name = current_name(field_name(given))
         if given in below and isinstance(value, dict):
             found[given] = _defaults(below[given], value, f"{where} [{given}]")
         elif name not in options or isinstance(value, dict):

@@ -1,11 +1,11 @@
 """The idle clip, played back and forth: what is computed once for all its frames, and kept."""
 
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import closing
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
@@ -18,8 +18,11 @@ from latentsync_trt.media.playback import Playback
 from latentsync_trt.media.reader import probe, read_frames
 from latentsync_trt.sync.faces import FaceFinder, FrameJob, Target
 from latentsync_trt.sync.threads import prefetch
-from latentsync_trt.types import AlignedFace, FaceDetector, Float32Array, Frame, UInt8Array, VideoInfo, YuvPlanes
+from latentsync_trt.types import AlignedFace, FaceDetector, Float32Array, Frame, VideoInfo, YuvPlanes
 from latentsync_trt.values import parse_face
+
+if TYPE_CHECKING:
+    from latentsync_trt.sync.inpaint import Inpainter
 
 _ENCODED_AT_ONCE = 16
 
@@ -45,23 +48,14 @@ class IdleLoop:
         return turned if turned < count else 2 * (count - 1) - turned
 
 
-def load_idle(
-    video: Path,
-    options: LiveOptions,
-    detector: FaceDetector,
-    side_px: int,
-    encode: Callable[[UInt8Array], Float32Array],
-) -> IdleLoop:
+def load_idle(video: Path, options: LiveOptions, detector: FaceDetector, inpainter: "Inpainter") -> IdleLoop:
     """Reads a clip, finds its face and encodes it.
-
-    Args:
-        side_px: of an aligned face. encode: as `Inpainter.encode` for a window.
 
     Raises:
         MediaError: it cannot be read. NoFaceError: a frame shows no usable face, or the shot changes.
         InputError: it takes more memory than `options` allow.
     """
-    info = probe(video)
+    info, side_px = probe(video), inpainter.side_px
     planes, targets, size_bytes = list[YuvPlanes](), list[Target](), 0
     finder = FaceFinder(
         FaceTracker(detector), side_px, choice=parse_face(options.face), pixel_aspect=info.sample_aspect_ratio
@@ -80,28 +74,19 @@ def load_idle(
                 raise InputError(f"{video}: takes more than {options.memory_gb:g} GB; {cure}")
             planes.append(shown)
             targets.append(_target(video, job, targets, stats))
-    return IdleLoop(info, tuple(planes), tuple(targets), _encoded(targets, encode), size_bytes)
+    faces: list[AlignedFace] = [target.face for target in targets if target.face is not None]
+    starts = range(0, len(faces), _ENCODED_AT_ONCE)
+    windows = [np.stack([face.image for face in faces[start : start + _ENCODED_AT_ONCE]]) for start in starts]
+    known = [inpainter.encode([window])[0].transpose(1, 0, 2, 3) for window in windows]
+    return IdleLoop(info, tuple(planes), tuple(targets), np.ascontiguousarray(np.concatenate(known)), size_bytes)
 
 
 def _target(video: Path, job: FrameJob, before: list[Target], stats: FaceStats) -> Target:
+    after = f"after {float(job.frame.time_s):.2f} s; an idle clip"
     if not job.targets:
-        raise NoFaceError(
-            f"{video}: shows no usable face after {float(job.frame.time_s):.2f} s; an idle clip must show one in all "
-            f"of its frames: cut it there ({stats.no_face(video)})"
-        )
+        cure = f"must show one in all of its frames: cut it there ({stats.no_face(video)})"
+        raise NoFaceError(f"{video}: shows no usable face {after} {cure}")
     if before and job.targets[0].track_id != before[-1].track_id:
-        raise NoFaceError(
-            f"{video}: another shot or face begins after {float(job.frame.time_s):.2f} s; an idle clip is one shot of "
-            "one face: cut it there, or choose the face with --face"
-        )
+        cure = "is one shot of one face: cut it there, or choose the face with --face"
+        raise NoFaceError(f"{video}: another shot or face begins {after} {cure}")
     return job.targets[0]
-
-
-def _encoded(targets: list[Target], encode: Callable[[UInt8Array], Float32Array]) -> Float32Array:
-    """What the denoiser knows of each frame, float32 `(n, 9, h, w)`."""
-    faces: list[AlignedFace] = [target.face for target in targets if target.face is not None]
-    parts = []
-    for start in range(0, len(faces), _ENCODED_AT_ONCE):
-        window = np.stack([face.image for face in faces[start : start + _ENCODED_AT_ONCE]])
-        parts.append(encode(window).transpose(1, 0, 2, 3))
-    return np.ascontiguousarray(np.concatenate(parts))

@@ -1,10 +1,10 @@
 """The live sessions of one `LipSync`: opens as many as can be painted in real time."""
 
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from time import perf_counter
 
@@ -41,10 +41,6 @@ class Cost:
     first_s: float
     busy_s: float
 
-    def load(self, hop: int) -> float:
-        """Share of the time in which the networks paint for a session that speaks, `hop` frames at a time."""
-        return self.busy_s / float(hop * FRAME_S)
-
 
 class LiveSessions:
     """Opens sessions and knows those that are open."""
@@ -73,45 +69,37 @@ class LiveSessions:
         with ExitStack() as opening:
             model = opening.enter_context(self._slot.acquired(graphs_for(chosen), lasting=True))
             inpainter = make_inpainter(model, chosen)
-            loop = clip
-            if isinstance(loop, Path):
-                loop = load_idle(
-                    loop, options, detector, len(inpainter.mask), lambda faces: inpainter.encode([faces])[0]
-                )
+            loop = load_idle(clip, options, detector, inpainter) if isinstance(clip, Path) else clip
             encoder = StreamingAudioEncoder(model.audio_encoder, filters_of(model.bundle), manifest.frames)
             painter = SessionPainter(inpainter, loop, encoder, Paster(detector, inpainter.mask, paste=options.paste))
             cost = self._costs.get(key) or measured(painter, options.hop)
             self._costs[key] = cost
-            self._admit(cost, options.hop)
-            make = partial(LiveSession, painter, loop, options, executors=executors, now=now, paint_s=cost.first_s)
-            session: LiveSession = make(on_close=lambda: self._closed(session, held))
-            held: ExitStack = opening.pop_all()
-        self._loads[session] = cost.load(options.hop)
+            load = self._admit(cost, options.hop)
+            held = opening.pop_all()
+        session = LiveSession(
+            painter, loop, options, executors=executors, now=now, paint_s=cost.first_s, on_close=held.close
+        )
+        held.callback(self._loads.pop, session, None)
+        self._loads[session] = load
         return session
-
-    def _closed(self, session: LiveSession, held: ExitStack) -> None:
-        self._loads.pop(session, None)
-        held.close()
 
     def close(self) -> None:
         for session in list(self._loads):
             session.close()
 
-    def _admit(self, cost: Cost, hop: int) -> None:
-        """Raises `Busy` if a session of this `cost` does not fit beside those that are open."""
-        load, others = cost.load(hop), sum(list(self._loads.values()))
+    def _admit(self, cost: Cost, hop: int) -> float:
+        """Share of the time in which the networks paint for a session that speaks, `hop` frames at a time; raises
+        `Busy` if it does not fit beside those that are open."""
+        load, others = cost.busy_s / float(hop * FRAME_S), sum(list(self._loads.values()))
         if others + load <= MOST_LOAD:
-            return
+            return load
         takes = f"a window of {hop} frames takes {cost.busy_s:.2f} s of {float(hop * FRAME_S):.2f} s"
-        if not others:
-            raise Busy(
-                f"live: painting is slower than real time here ({takes}); use a bundle of lower resolution, fewer "
-                "--steps, a higher --hop, or a faster GPU"
-            )
-        raise Busy(
-            f"live: no room for another session: {takes}, and those open may take {others:.0%} of the time already "
-            f"(of {MOST_LOAD:.0%}); close one, or open it on another GPU"
-        )
+        why = f"painting is slower than real time here ({takes}); use a bundle of lower resolution, fewer --steps, a "
+        why += "higher --hop, or a faster GPU"
+        if others:
+            why = f"no room for another session: {takes}, and those open may take {others:.0%} of the time already "
+            why += f"(of {MOST_LOAD:.0%}); close one, or open it on another GPU"
+        raise Busy(f"live: {why}")
 
 
 def measured(painter: SessionPainter, hop: int) -> Cost:
@@ -126,8 +114,7 @@ def measured(painter: SessionPainter, hop: int) -> Cost:
         decoded_s = perf_counter()
         painter.picture(0, painter.patch(0, first, begins=True), 1.0)
         composed_s = perf_counter()
-        for _ in faces:
-            pass
+        deque(faces, maxlen=0)
         return Cost(composed_s - begun_s, perf_counter() - composed_s + decoded_s - begun_s)
 
     costs = [once() for _ in range(1 + _MEASURED)][1:]

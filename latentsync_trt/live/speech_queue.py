@@ -50,8 +50,7 @@ class SpeechQueue:
     def __init__(self, sound_rate_hz: int, most_s: float, now: Callable[[], float]) -> None:
         self._rate_hz, self._per_frame = sound_rate_hz, sound_rate_hz // MODEL_FPS
         self._most_s, self._now = most_s, now
-        self.number, self._open = 0, False
-        self._given_hz, self._converters = 0, tuple[RateConverter, ...]()
+        self.number = 0
         self._added = self._taken = 0  # samples of the session's rate
         self.clear()
 
@@ -60,7 +59,7 @@ class SpeechQueue:
         self._sound, self._heard = SampleQueue(), SampleQueue()
         self._said = deque[tuple[int, float]]()  # how much had been added, and when
         self._ends = deque[tuple[int, int]]()  # number of an utterance, and how much had been added at its end
-        self._given_hz, self._converters, self._open = 0, (), False
+        self._given_hz, self._converters, self._open = 0, tuple[RateConverter, ...](), False
         self._taken = self._added
 
     @property
@@ -94,10 +93,9 @@ class SpeechQueue:
             return True
         return False
 
-    def _extend(self, sound: Float32Array, *heard: Float32Array) -> None:
+    def _extend(self, sound: Float32Array, heard: Float32Array) -> None:
         self._sound.add(sound)
-        for piece in heard:
-            self._heard.add(piece)
+        self._heard.add(heard)
         self._added += sound.size
         self._said.append((self._added, self._now()))
 
@@ -106,7 +104,7 @@ class SpeechQueue:
         if self._converters:
             self._extend(*(converter.finish() for converter in self._converters))
         self._given_hz, self._converters, spoken = 0, (), self._added
-        self._extend(np.zeros(-self._sound.size % multiple, np.float32))
+        self._extend(np.zeros(-self._sound.size % multiple, np.float32), np.zeros(0, np.float32))
         # The same time waits of both, which converters round differently.
         exact, self._heard = self._heard.take(round(self._sound.size * SPEECH_RATE_HZ / self._rate_hz)), SampleQueue()
         self._heard.add(exact)

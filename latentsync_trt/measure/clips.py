@@ -55,15 +55,14 @@ def measure_clip(
     deque(loudness.passing(read_audio_blocks(audio, delay_s=delay_s)), maxlen=0)
     levels_db = loudness.levels_db()
 
-    def passing(frames: Iterable[UInt8Array]) -> Iterator[UInt8Array]:
-        for done, frame in enumerate(frames, 1):
-            yield frame
+    def told(frames: Iterable[UInt8Array]) -> Iterator[UInt8Array]:
+        for index, frame in enumerate(frames):
             if on_progress is not None:
-                on_progress(Progress("measuring", done, len(levels_db)))
+                on_progress(Progress("measuring", index, len(levels_db)))
+            yield frame
 
     frames = square_rgb(video, read_frames(video, Playback(Fraction(MODEL_FPS))))
-    gaps = mouth_gaps(passing(frames), meter=meter)
-    return joined(gaps, levels_db, mouth)
+    return joined(mouth_gaps(told(frames), meter=meter), levels_db, mouth)
 
 
 def mouth_gaps(

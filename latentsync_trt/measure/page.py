@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import cv2
 import numpy as np
 
 from latentsync_trt.config import MODEL_FPS
@@ -27,6 +28,7 @@ _SUFFIXES = (".html", ".htm")
 _TEMPLATES = Path(__file__).parents[1] / "assets" / "reports"
 _NO_METADATA = dict.fromkeys(("Creator", "Date", "Format", "Type"))
 
+_JPEG_QUALITY = 92
 _DPI = 100
 _MOST_POINTS = 120 * MODEL_FPS
 """Lines with more are drawn as pixels."""
@@ -78,6 +80,13 @@ def write_file(path: Path, content: str | bytes) -> None:
             staged.write_bytes(content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content)
     except OSError as error:
         raise OutputError(f"{path}: cannot be written ({reason_of(error)})") from error
+
+
+def jpeg(rgb: UInt8Array, height_px: int) -> bytes:
+    """A picture as a JPEG file of this height."""
+    size = max(1, round(rgb.shape[1] * height_px / rgb.shape[0])), height_px
+    bgr = cv2.cvtColor(cv2.resize(rgb, size, interpolation=cv2.INTER_AREA), cv2.COLOR_RGB2BGR)
+    return bytes(cv2.imencode(".jpg", bgr, [cv2.IMWRITE_JPEG_QUALITY, _JPEG_QUALITY])[1])
 
 
 def svg(figure: "Figure") -> "Markup":

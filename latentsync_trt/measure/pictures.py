@@ -1,6 +1,6 @@
 """Measures of pictures against others: PSNR and SSIM, and how a painted mouth fits its face. Pure."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import log10
 from statistics import fmean
@@ -80,30 +80,22 @@ class Likeness:
         return f"{psnr}, SSIM {self.ssim:.4f}"
 
 
-class LikenessMeter:
-    """Compares two clips frame by frame."""
+def compared(a: UInt8Array, b: UInt8Array) -> tuple[float, float]:
+    """The mean square difference and the `ssim` of two pictures `(H, W, 3)`, H and W at least 11."""
+    return cv2.norm(a, b, cv2.NORM_L2SQR) / a.size, ssim(a, b)
 
-    def __init__(self) -> None:
-        self._squares, self._similarities = list[float](), list[float]()
 
-    def add(self, a: UInt8Array, b: UInt8Array) -> None:
-        """Adds the next frame of both, `(H, W, 3)`, H and W at least 11."""
-        self._similarities.append(ssim(a, b))
-        self._squares.append(cv2.norm(a, b, cv2.NORM_L2SQR) / a.size)
-
-    def result(self) -> Likeness:
-        """The likeness over all frames; raises `InputError` if there are none."""
-        if not self._squares:
-            raise InputError("no frames: nothing to compare")
-        return Likeness(decibels(_PEAK**2, fmean(self._squares)), fmean(self._similarities), len(self._squares))
+def overall(frames: Sequence[tuple[float, float]]) -> Likeness:
+    """The likeness of two clips, of which each frame was `compared`; raises `InputError` without any."""
+    if not frames:
+        raise InputError("no frames: nothing to compare")
+    squares, similarities = zip(*frames, strict=True)
+    return Likeness(decibels(_PEAK**2, fmean(squares)), fmean(similarities), len(frames))
 
 
 def likeness(frames: Iterable[UInt8Array], reference: Iterable[UInt8Array]) -> Likeness:
     """Compares two clips of one length frame by frame."""
-    meter = LikenessMeter()
-    for ours, theirs in zip(frames, reference, strict=True):
-        meter.add(ours, theirs)
-    return meter.result()
+    return overall([compared(*pair) for pair in zip(frames, reference, strict=True)])
 
 
 def ssim(a: UInt8Array, b: UInt8Array) -> float:

@@ -7,7 +7,6 @@ from fractions import Fraction
 from math import isnan, nan
 from pathlib import Path
 
-import cv2
 import numpy as np
 
 from latentsync_trt.config import MODEL_FPS, SyncOptions
@@ -15,7 +14,7 @@ from latentsync_trt.errors import OutputError
 from latentsync_trt.face.paste import Pasted
 from latentsync_trt.measure.lips import Curves, Loudness, gap_of, measured
 from latentsync_trt.measure.mismatch import ModelMismatchCheck
-from latentsync_trt.measure.page import svg, sync_figure, write_page
+from latentsync_trt.measure.page import jpeg, svg, sync_figure, write_page
 from latentsync_trt.measure.syncnet import SyncMeter, shown
 from latentsync_trt.measures import Measures
 from latentsync_trt.option_fields import command_line
@@ -36,7 +35,6 @@ from latentsync_trt.version import __version__
 _HEIGHT_PX = 240
 _AROUND = 0.15
 """How much of the face's size is shown around it on each side: seams lie at its edge."""
-_JPEG_QUALITY = 92
 
 _SILENT_DB = -100.0
 
@@ -150,7 +148,7 @@ def _moment(frame: Frame, tracked: Face, patch: Patch, shows: str) -> Moment:
     left, top = np.clip(box[:2] - margin, 0, (width - 1, height - 1)).astype(int).tolist()
     right, bottom = np.clip(box[2:] + margin, (left + 1, top + 1), (width, height)).astype(int).tolist()
     before, after = (picture[top:bottom, left:right] for picture in (frame.picture, _painted(frame, patch)))
-    return Moment(float(frame.time_s), shows, _jpeg(before), _jpeg(after))
+    return Moment(float(frame.time_s), shows, jpeg(before, _HEIGHT_PX), jpeg(after, _HEIGHT_PX))
 
 
 def _painted(frame: Frame, patch: Patch) -> UInt8Array:
@@ -160,13 +158,6 @@ def _painted(frame: Frame, patch: Patch) -> UInt8Array:
     place = after[patch.y_px :, patch.x_px :][:high, :wide]
     place[...] = np.rint(place + patch.weight[..., None] * (patch.rgb / np.float32(257) - place))
     return after
-
-
-def _jpeg(rgb: UInt8Array) -> bytes:
-    width = max(1, round(rgb.shape[1] * _HEIGHT_PX / rgb.shape[0]))
-    small = cv2.resize(rgb, (width, _HEIGHT_PX), interpolation=cv2.INTER_AREA)
-    encoded = cv2.imencode(".jpg", cv2.cvtColor(small, cv2.COLOR_RGB2BGR), [cv2.IMWRITE_JPEG_QUALITY, _JPEG_QUALITY])
-    return bytes(encoded[1])
 
 
 def write_report(path: Path, source: Path, report: SyncReport, quality: Quality, options: SyncOptions) -> None:

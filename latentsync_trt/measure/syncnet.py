@@ -10,7 +10,6 @@ from fractions import Fraction
 from math import ceil
 from pathlib import Path
 
-import cv2
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
@@ -19,7 +18,7 @@ from latentsync_trt.bundle.find import SYNCNET_FILE, checkpoints_folder
 from latentsync_trt.config import MODEL_FPS
 from latentsync_trt.errors import BundleError, InputError
 from latentsync_trt.face.align import cut, rescaled
-from latentsync_trt.measure.page import svg
+from latentsync_trt.measure.page import jpeg, svg
 from latentsync_trt.measures import SyncNetMeasure
 from latentsync_trt.media.audio import read_audio_blocks
 from latentsync_trt.paths import exists, why_missing
@@ -142,7 +141,8 @@ class SyncMeter:
             for at in range(count):
                 self._frames.append(first + at)
                 if (second := (first + at) // MODEL_FPS) not in self._strips:
-                    self._strips[second] = _strip(views[at : at + _FRAMES])
+                    strip = np.hstack([*views[at : at + _FRAMES]])
+                    self._strips[second] = jpeg(strip, VIEW_SIZE_PX[1] // 2)
         self._views = self._views[1 - _FRAMES :]
 
     def result(self) -> SyncNetMeasure | None:
@@ -169,11 +169,6 @@ def view_of(frame: Picture, face: AlignedFace) -> UInt8Array:
     matrix = rescaled(face, (75 * _UNIT_PX, 100 * _UNIT_PX))
     matrix[:, 2] -= _UNIT_PX * _LEFT, _UNIT_PX * _TOP
     return cut(frame, matrix, VIEW_SIZE_PX, _OUTSIDE)
-
-
-def _strip(views: UInt8Array) -> bytes:
-    row = cv2.cvtColor(np.hstack(list(views[:, ::2, ::2])), cv2.COLOR_RGB2BGR)
-    return bytes(cv2.imencode(".jpg", row)[1])
 
 
 def shown(meters: Mapping[str, SyncMeter]) -> dict[str, object] | None:

@@ -11,6 +11,7 @@ from latentsync_trt import LipSync, RuntimeOptions, SyncOptions
 from latentsync_trt.bench.run import run_bench, settings_for
 from latentsync_trt.bundle.manifest import REQUIRED_GRAPHS, Bundle
 from latentsync_trt.errors import InputError
+from latentsync_trt.media.demo_clip import choose_clip
 from latentsync_trt.runtime.providers.select import Selection
 from latentsync_trt.types import UInt8Array
 from tests import narrow
@@ -72,11 +73,12 @@ def test_fixed_engines_refuse_another_resolution(several: Path, clip: tuple[Path
         fixed.warm_up(SyncOptions(steps=1, resolution=MOST_PX))
 
 
-def test_a_bench_measures_at_its_resolution(several: Path, clip: tuple[Path, Path]) -> None:
+def test_a_bench_measures_at_its_resolution(several: Path, clip: tuple[Path, Path], tmp_path: Path) -> None:
     sync = SyncOptions(steps=1, resolution=LEAST_PX)
-    (setting,) = settings_for(Bundle.load(several), RuntimeOptions(), sync, ("cpu",), ("quality",))
-    (results,) = run_bench([replace(setting, runs=1, warm_up=0)], None, *clip, ())
-    assert results.bundle.resolution_px == LEAST_PX
+    (setting,) = settings_for(Bundle.load(several), RuntimeOptions(), sync, ("cpu",), print)
+    measured = [replace(setting, runs=1, warm_up=0)]
+    (row,) = run_bench(measured, {"quality": sync}, choose_clip(*clip, tmp_path), tmp_path, None)
+    assert (setting.resolution_px, row.frames > 0) == (LEAST_PX, True)
 
 
 @pytest.mark.slow
