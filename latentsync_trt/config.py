@@ -195,6 +195,16 @@ class SyncOptions:
         "If the video ends before the output: play it back and forth, start it again, or hold its last frame.",
         group=TIME,
     )
+    preview_s: float | None = option(
+        None,
+        "Paint and write only the first seconds with speech, to <video>-preview.mp4; 3 where it stands last, without a "
+        "number.",
+        group=FILES,
+        minimum=0.1,
+        maximum=3600.0,
+        given_alone=3.0,
+        metavar="SECONDS",
+    )
     start: Fraction | None = _time_option(
         "Sync from this time on, in seconds or as 1:02.5; what is before stays as it is. Speech from another file "
         "begins here."
@@ -271,6 +281,8 @@ class SyncOptions:
             )
         if self.guidance_interval is not None and self.guidance <= 1.0:
             raise InputError(f"--guidance-interval: --guidance {self.guidance:g} uses no guidance at any step")
+        if self.preview_s is not None and self.resume:
+            raise InputError("--preview and --resume exclude each other: a preview begins anew")
         if self.speaker and self.face != "largest":
             raise InputError(f"--face {self.face} and --speaker exclude each other: --speaker says whose face")
         if self.start is not None and self.end is not None and not self.start < self.end:

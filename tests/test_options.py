@@ -93,7 +93,7 @@ def parsed(cls: type[Any], words: list[str]) -> Any:
 def test_options_come_back_from_the_command_line() -> None:
     every = parsed(SyncOptions, EVERY.split())
     at_default = [spec.name for spec in fields(every) if getattr(every, spec.name) == spec.default]
-    assert at_default == ["face"]  # which exclude others
+    assert at_default == ["face", "preview_s"]  # which exclude others
     for options in (every, SyncOptions(cache_interval=4, face="at:10,20.5")):
         assert parsed(SyncOptions, command_line(options)) == options
 

@@ -53,6 +53,16 @@ class LocalPath(click.Path):
         return super().convert(value, param, ctx)
 
 
+class _MaybeNumber(click.types.FloatParamType):
+    """Of an option that may be given without its number: then it takes the next word for that."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        try:
+            return float(super().convert(value, param, ctx))
+        except click.BadParameter:
+            self.fail(f"{value} is not a number; give one, or write the option after all files", param, ctx)
+
+
 def path_option(*names: str, folder: bool = False, **how: Any) -> Callable[[F], F]:
     """An option that takes a `LocalPath`; `how`: as for `click.option`."""
     return click.option(*names, type=LocalPath(folder=folder), **how)
@@ -233,7 +243,11 @@ def _click_option(spec: dataclasses.Field[Any], hint: Any) -> Callable[[F], F]:
     elif "parse" in metadata:  # the dataclass makes the value
         common["default"] = metadata.get("show", str)(spec.default) if spec.default not in (None, ()) else spec.default
     elif kinds & {float, int}:
-        kind, metavar = (click.FLOAT, "NUMBER") if float in kinds else (click.INT, "INTEGER")
+        kind, name = (click.FLOAT, "NUMBER") if float in kinds else (click.INT, "INTEGER")
+        metavar = metavar or name
     elif Path in kinds:
         kind = LocalPath(folder=metadata.get("folder", False))
+    if "given_alone" in metadata:
+        kind = _MaybeNumber()
+        common |= {"is_flag": False, "flag_value": metadata["given_alone"]}
     return click.option(flag, spec.name, type=kind, metavar=metavar, multiple=spec.default == (), **common)

@@ -105,7 +105,8 @@ def sync(
         from latentsync_trt.media.codecs import default_suffix
         from latentsync_trt.sync.inputs import check_inputs
 
-        target = output or video.parent / f"{video.stem}-synced{default_suffix(options)}"
+        what = "synced" if options.preview_s is None else "preview"
+        target = output or video.parent / f"{video.stem}-{what}{default_suffix(options)}"
         inputs = check_inputs(video, audio, target, options)
     (lip_sync,) = results([opening])
     with lip_sync:

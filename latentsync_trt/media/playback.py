@@ -64,7 +64,7 @@ class Playback:
     `fps`: frames per second; None = the source's own frames at its own times, long ones repeated. `duration_s`: frames
     begin before this; None = at the end of the video. `extend`: what follows the end of the video, without end:
     "pingpong" plays it backwards and forwards, "loop" from the start, "hold" repeats the last picture; None stops.
-    `delay_s`: time of the first picture, which is also shown before.
+    `delay_s`: time of the first picture, which is also shown before. Pictures before 0 are left out.
     """
 
     fps: Fraction | None = None
@@ -215,6 +215,8 @@ def _repeated(shown: Iterator[Timed[T]], source: VideoPasses) -> Iterator[Timed[
     """Repeats the first picture from time 0 to its own time, and every picture that lasts long."""
     at_s = Fraction(0)
     for picture in shown:
+        if picture.time_s < 0 and picture.end_s <= 0:
+            continue
         period_s = _hold_period_s(source)
         if at_s < picture.time_s or picture.duration_s > LONGEST_PERIOD_S:
             while picture.end_s - at_s >= 2 * period_s:

@@ -18,6 +18,7 @@ from latentsync_trt.sync.compose import Composer
 from latentsync_trt.sync.inpaint import check_noise, make_inpainter
 from latentsync_trt.sync.output import open_writer, write_frames
 from latentsync_trt.sync.paint import Pace, Painter, painted
+from latentsync_trt.sync.preview import preview_of
 from latentsync_trt.sync.run_context import RunContext
 from latentsync_trt.sync.source import aligned_frames, clip_stages, open_speech
 from latentsync_trt.sync.timeline import timeline_of
@@ -32,6 +33,9 @@ def sync_clip(run: RunContext) -> SyncReport:
     if helpers.enhancer is None and options.enhancer is not None:
         helpers = replace(helpers, enhancer=load_enhancer(options.enhancer))
         run.inputs = replace(run.inputs, helpers=helpers)
+    if options.preview_s is not None:
+        run.inputs, notice = preview_of(run.inputs)
+        run.announce((notice,))
     quality = quality_of(run)
     with ExitStack() as stack:
         speech = stack.enter_context(closing(open_speech(run, quality)))
