@@ -129,7 +129,7 @@ def test_the_command_names_its_file_and_takes_3_s_by_default(folder: Path, tmp_p
 def test_it_is_an_option_of_python_and_of_services() -> None:
     assert to_texts(SyncOptions(preview_s=2)) == {"preview_s": 2.0}
     assert from_texts(SyncOptions, {"preview_s": "2.5"}) == from_texts(SyncOptions, {"preview": 2.5})
-    with pytest.raises(InputError, match="--preview 0: not a number from 0.1 to 3600") as caught:
+    with pytest.raises(InputError, match=r"--preview 0: not a number from 0\.1 to 3600") as caught:
         SyncOptions(preview_s=0)
     assert caught.value.option == "preview_s"
     with pytest.raises(InputError, match="--preview and --resume exclude each other"):

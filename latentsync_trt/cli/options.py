@@ -53,13 +53,15 @@ class LocalPath(click.Path):
         return super().convert(value, param, ctx)
 
 
-class _MaybeNumber(click.types.FloatParamType):
+class _MaybeNumber(click.ParamType[float]):
     """Of an option that may be given without its number: then it takes the next word for that."""
+
+    name = "number"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         try:
-            return float(super().convert(value, param, ctx))
-        except click.BadParameter:
+            return float(value)
+        except ValueError:
             self.fail(f"{value} is not a number; give one, or write the option after all files", param, ctx)
 
 
