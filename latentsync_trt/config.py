@@ -26,7 +26,6 @@ from latentsync_trt.values import (
     checked_face,
     parse_cache_interval,
     parse_device,
-    parse_guidance_interval,
     parse_provider_options,
     parse_speakers,
     parse_time,
@@ -41,7 +40,7 @@ MODEL_RESOLUTION_PX: dict[str, int] = {"1.6": 512, "1.5": 256}
 
 Fps = Literal["source", "25"]
 Length = Literal["audio", "video", "longest", "shortest"]
-Extend = Literal["pingpong", "loop", "hold"]
+Extend = Literal["pingpong", "loop"]
 Silence = Literal["closed", "model"]
 AudioSegments = Literal["joined", "public"]
 Paste = Literal["face", "mask"]
@@ -119,15 +118,6 @@ class SyncOptions:
         minimum=0.0,
         maximum=20.0,
     )
-    guidance_interval: tuple[float, float] | None = _sampling_option(
-        None,
-        "Part of the schedule that uses guidance, from 0 (pure noise) to 1 (picture), as in 0.2-0.8; other steps cost "
-        "half.  [default: all]",
-        parse=parse_guidance_interval,
-        expected="two ascending fractions of the schedule, as in 0.2-0.8",
-        show="{0[0]!r}-{0[1]!r}".format,
-        metavar="START-END",
-    )
     seed: int = _sampling_option(1247, "Seed of the initial noise.", minimum=0, maximum=2**63 - 1)
     cache_interval: int | tuple[int, ...] | None = _sampling_option(
         None,
@@ -192,7 +182,7 @@ class SyncOptions:
     )
     extend: Extend = option(
         "pingpong",
-        "If the video ends before the output: play it back and forth, start it again, or hold its last frame.",
+        "If the video ends before the output: play it back and forth, or start it again.",
         group=TIME,
     )
     preview_s: float | None = option(
@@ -279,8 +269,6 @@ class SyncOptions:
             raise InputError(
                 f"--cache-interval {show_numbers(interval)}: does not ascend from 0 to at most {steps - 1}"
             )
-        if self.guidance_interval is not None and self.guidance <= 1.0:
-            raise InputError(f"--guidance-interval: --guidance {self.guidance:g} uses no guidance at any step")
         if self.preview_s is not None and self.resume:
             raise InputError("--preview and --resume exclude each other: a preview begins anew")
         if self.speaker and self.face != "largest":
@@ -324,13 +312,6 @@ class RuntimeOptions:
         None,
         "Engines for all shapes the bundle allows, or for one shape (fastest).  [default: as exported]",
         off="--static",
-    )
-    windows_per_batch: int | None = _engine_option(
-        None,
-        "Windows of 16 frames denoised together; more than 1 needs a bundle exported with --dynamic, and more memory.  "
-        "[default: 1 with engines, which are built for as many; with CUDA as many as bundle and free memory allow]",
-        minimum=1,
-        maximum=64,
     )
     device: int | str | tuple[int, ...] = _engine_option(
         0,

@@ -210,11 +210,10 @@ class Denoiser(Protocol):
 
     def begin(self, batch: WindowBatch) -> None: ...
 
-    def step(self, timestep: int, coefficients: Float32Array, *, cached: bool, guided: bool = True) -> None:
+    def step(self, timestep: int, coefficients: Float32Array, *, cached: bool) -> None:
         """One update with the coefficients `(5,)` of `diffusion.Step`.
 
-        `cached` reuses features of the last full step, which must have had the same `guided`.
-        `guided` has no effect where the scale is 1 or below.
+        `cached` reuses features of the last full step.
         """
         ...
 

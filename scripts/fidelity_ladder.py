@@ -61,7 +61,6 @@ PLANS: dict[str, dict[str, object]] = {
     "3 DPM++": {"solver": "dpmpp", "steps": 3, "cache_interval": 1},
     "2 DPM++": {"solver": "dpmpp", "steps": 2, "cache_interval": 1},
     "4 DDIM": {"steps": 4, "cache_interval": 1},
-    "20 DDIM, guided from 0.2 to 0.8": {"preset": "quality", "guidance_interval": (0.2, 0.8)},
 }
 """Tried in the lower precision; the reference is the first in float32."""
 

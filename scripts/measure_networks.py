@@ -131,13 +131,13 @@ def _loops(setting: Setting, clip: Clip) -> Iterator[Row]:
             return {time.graph: (time.first_ms + (time.runs - 1) * time.mean_ms) / 1000 for time in times if time.runs}
 
         window = first_window(clip, manifest.frames, model, setting.resolution_px)
-        windows, expected = [window] * (setting.runtime.windows_per_batch or 1), None
+        windows, expected = [window], None
         if reference not in presets.values():
             setting.say(f"{name}: the window to compare with")
             expected = _generated(make_inpainter(model, reference).paint([window])[0])
         for preset in sorted(presets, key=lambda preset: presets[preset] != reference):
             setting.say(f"{name}: a window of {clip.name} with preset {preset}")
-            inpainter = replace(make_inpainter(model, presets[preset]), windows_per_batch=len(windows))
+            inpainter = make_inpainter(model, presets[preset])
             with setting.memory() as memory:
                 paint: Callable[[], Any] = partial(inpainter.paint, windows)
                 times_ms, painted = setting.timed(paint, lambda: before_s.update(seconds()))

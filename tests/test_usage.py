@@ -37,7 +37,7 @@ WRONG_USAGE = [
     (f"{SYNC} --output there.mp4", "there.mp4: exists already; choose another name, or replace it with --overwrite"),
     (f"{SYNC} --output there.mp4 --resume", "there.mp4: exists already"),
     ("sync in.mp4 in.wav --bundle SMALL --codec prores", "in-synced.mov: exists already"),
-    (f"{SYNC} --guidance-interval 0.8-0.2", "not two ascending"),
+    (f"{SYNC} --steps 0", "not a whole number from 1"),
     (f"{SYNC} --dynamic --provider cpu", "has fixed shapes"),
     ("sync --video in.mp4 --audio in.wav --bundle none", "none: no bundle there nor in"),
     ("build --bundle http://host/bundle", "bundle http://host/bundle: is a URL"),

@@ -243,7 +243,7 @@ def _sides(folders: Sequence[Path], sync: SyncOptions, runtime: RuntimeOptions) 
 
 
 def _settings(sync: SyncOptions) -> str:
-    chosen = {**asdict(sync.sampling), "guidance": sync.guidance, "guidance_interval": sync.guidance_interval}
+    chosen = {**asdict(sync.sampling), "guidance": sync.guidance}
     return ", ".join(f"{name} {value}" for name, value in {**chosen, "seed": sync.seed}.items() if value is not None)
 
 

@@ -47,7 +47,7 @@ LONGEST_PERIOD_S = Fraction(1, 10)
 _SLOW_FPS = 16
 """Below this, lips are seen to move in steps."""
 
-_EXTENDED = {"pingpong": "goes back and forth", "loop": "starts again", "hold": "holds its last frame"}
+_EXTENDED = {"pingpong": "goes back and forth", "loop": "starts again"}
 
 # Held to play them backwards. FFmpeg frees them together: two chunks are in memory at times.
 _CHUNK_BYTES = 128 * 2**20
@@ -63,7 +63,7 @@ class Playback:
 
     `fps`: frames per second; None = the source's own frames at its own times, long ones repeated. `duration_s`: frames
     begin before this; None = at the end of the video. `extend`: what follows the end of the video, without end:
-    "pingpong" plays it backwards and forwards, "loop" from the start, "hold" repeats the last picture; None stops.
+    "pingpong" plays it backwards and forwards, "loop" from the start; None stops.
     `delay_s`: time of the first picture, which is also shown before. Pictures before 0 are left out.
     """
 
@@ -202,7 +202,7 @@ def _extended(source: VideoPasses, playback: Playback) -> Iterator[Timed[Timed[V
         if last is None or playback.extend is None:
             return
         left_s = None if playback.duration_s is None else playback.duration_s - at_s
-        if playback.extend == "hold" or count == 1 or (left_s is not None and left_s < HELD_S):
+        if count == 1 or (left_s is not None and left_s < HELD_S):
             break
         backward = playback.extend == "pingpong" and not backward
     while True:

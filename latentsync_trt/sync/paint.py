@@ -138,7 +138,7 @@ def painted(
 
     `frames`: F, the length of a window. `in_turn`: one network at a time is on the device.
     """
-    at_once = max(painter.inpainter.windows_per_batch, _LOW_MEMORY_WINDOWS if in_turn else 1)
+    at_once = _LOW_MEMORY_WINDOWS if in_turn else 1
     at_once = max(1, min(at_once, stages.spare_frames // frames))  # frames wait until so many windows are complete
     stage = partial(stages.prefetch, depth=at_once * frames)
     encoded = stage(in_batches(gathered, at_once, frames), painter.encode, name="encode faces")
