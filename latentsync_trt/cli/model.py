@@ -1,4 +1,4 @@
-"""`latentsync-trt download`, `export`, `calibrate`, `use` and `setup`: from weights to a bundle that runs."""
+"""`latentsync-trt download`, `export`, `calibrate` and `setup`: from weights to a bundle that runs."""
 
 import sys
 from collections.abc import Iterator
@@ -189,23 +189,6 @@ def _summary(folder: Path, parent: manifest.Manifest) -> str:
     return ", ".join([f"{folder}: {made.precision} in {share:.0%} of the U-Net's arithmetic", sizes, *measured])
 
 
-@click.command("use")
-@click.argument("name", required=False)
-def use(name: str | None) -> None:
-    """The choice is kept in the folder of bundles, checkpoints/, and holds for all commands started
-    beside it.
-    """
-    if name is not None:
-        folder = find.remember(name)
-        echo(f"{folder}: runs where no --bundle is given ({find.facts(read_manifest(folder))})")
-        return
-    default, why = find.default_bundle()
-    for folder in find.exported_bundles():
-        echo(f"{'*' if folder.name == default else ' '} {find.describe(folder)}")
-    runs = f"{find.checkpoints_folder()}: {default} runs where no --bundle is given; it is {why}"
-    echo(why if default is None else runs)
-
-
 def note_on_default(made: Path) -> str:
     """After the bundle `made` was written: which one commands run without `--bundle`; empty if it is that one."""
     if made.resolve().parent != find.checkpoints_folder().resolve():
@@ -214,7 +197,9 @@ def note_on_default(made: Path) -> str:
     if default == made.name:
         return ""
     runs = f"without --bundle, {default or 'none'} runs"
-    return f"{runs}; `--bundle {made.name}` runs this one, `latentsync-trt use {made.name}` makes it the default"
+    return (
+        f"{runs}; `--bundle {made.name}` runs this one, `latentsync-trt setup --use {made.name}` makes it the default"
+    )
 
 
 @click.command("setup")
@@ -222,13 +207,23 @@ def note_on_default(made: Path) -> str:
 @click.option("--precision", type=click.Choice(("fp16", "fp32")), help="[default: fp16 on a GPU, fp32 on the CPU]")
 @provider_option
 @click.option("--yes", "-y", is_flag=True, help="Do not ask before gigabytes are downloaded and written.")
+@click.option("--use", metavar="NAME", help="Only choose this exported bundle for commands without --bundle.")
 @click.pass_context
 def setup(
-    context: click.Context, model: Model, precision: Literal["fp16", "fp32"] | None, provider: str, yes: bool
+    context: click.Context,
+    model: Model,
+    precision: Literal["fp16", "fp32"] | None,
+    provider: str,
+    yes: bool,
+    use: str | None,
 ) -> None:
     """Needs no other step before `sync`. Interrupted, the same command goes on; with another GPU or provider than
     before, it builds and tests for that.
     """
+    if use is not None:
+        folder = find.remember(use)
+        echo(f"{folder}: runs where no --bundle is given ({find.facts(read_manifest(folder))})")
+        return
     tool_versions((*TOOLS, _HUB), extra=EXTRA)
     from latentsync_trt.runtime.providers.select import next_provider, select_provider, tested, why_not_taken
 

@@ -94,7 +94,7 @@ bundle_option = click.option(
     "--bundle",
     panel=QUALITY,
     help="Exported model: a path, a name below checkpoints/, or demo.  "
-    "[default: the one chosen with `latentsync-trt use`, else the only exported one]",
+    "[default: the one chosen with `setup --use`, else the only exported one]",
 )
 """`--bundle`, the same in every command."""
 
