@@ -223,7 +223,7 @@ class SyncOptions:
         "How speech of more than 30 s is cut for the audio encoder: joined = into pieces that overlap and meet in "
         "pauses; public = every 30 s, as the public release does.",
         group=SOUND,
-        advanced=True,
+        rare=True,
     )
     codec: Codec | None = option(
         None,
@@ -329,17 +329,20 @@ class RuntimeOptions:
         parse=parse_provider_options,
         expected="KEY=VALUE",
         metavar="KEY=VALUE",
+        rare=True,
     )
     cuda_graph: bool | None = _engine_option(
         None,
         "Record and replay a CUDA graph; fixed shapes only.  [default: on up to 256 px, with CUDA where the bundle has "
         "graphs made for it and memory allows]",
         off="--no-cuda-graph",
+        rare=True,
     )
     graph_variant: Literal["auto", "portable"] = _engine_option(
         "auto",
         "Variant of the graphs: auto = the one for CUDA with provider cuda if the bundle has it; portable = "
         "bit-for-bit repeatable, and slower on CUDA.",
+        rare=True,
     )
     build: Literal["now", "background"] = _engine_option(
         "now",
@@ -350,11 +353,13 @@ class RuntimeOptions:
         None,
         "Folder of built engines.  [default: $LATENTSYNC_TRT_CACHE_DIR, else ./engine_cache, else the user's cache]",
         folder=True,
+        rare=True,
     )
     syncnet: str | Path | None = _engine_option(
         None,
         "SyncNet's graph, from `export --syncnet`, which measures LSE-C and LSE-D.  [default: checkpoints/syncnet.onnx "
         "if it is there and a report is made]",
+        rare=True,
     )
     verify: bool = _engine_option(False, "Compare all files of the bundle with their SHA-256, not only its graphs.")
 

@@ -26,17 +26,17 @@ _LIMITS = ("minimum", "maximum", "multiple")
 _FLAGS = {field: name for name, field in SHORTER.items()}
 
 
-def option(default: Any, help_text: str, *, group: str | None = None, advanced: bool = False, **limits: Any) -> Any:
+def option(default: Any, help_text: str, *, group: str | None = None, **how: Any) -> Any:
     """A dataclass field that is also a command-line option.
 
     Args:
-        group: heading in the help text. advanced: shown by `--help-all` only.
-        limits: `minimum`, `maximum`, `multiple`; `off` is the flag that sets False; `parse` makes the value from text,
-            shown as `metavar`, or from what Python code gives, and raises ValueError unless that is `expected`; `show`
-            makes text of it again; `given_alone` is the value of the flag without one; `folder` marks the path of a
-            folder to write, `written` that of a file.
+        group: heading in the help text.
+        how: `advanced` is shown by `--help-all` only, `rare` by no help text; `minimum`, `maximum`, `multiple`; `off`
+            is the flag that sets False; `parse` makes the value from text, shown as `metavar`, or from what Python code
+            gives, and raises ValueError unless that is `expected`; `show` makes text of it again; `given_alone` is the
+            value of the flag without one; `folder` marks the path of a folder to write, `written` that of a file.
     """
-    return field(default=default, metadata={"help": help_text, "group": group, "advanced": advanced, **limits})
+    return field(default=default, metadata={"help": help_text, "group": group, "advanced": False, "rare": False, **how})
 
 
 def choices_of(hint: Any) -> tuple[str, ...]:

@@ -18,6 +18,11 @@ from latentsync_trt.paths import check_folder_to_write, exists, local_path, read
 from latentsync_trt.runtime.providers.table import PROVIDER_CHOICES
 from latentsync_trt.values import show_numbers
 
+
+class RareOption(click.RichOption):
+    """One that no help text shows: measurement and diagnosis need it."""
+
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 CONFIG = "latentsync-trt.toml"
@@ -144,21 +149,22 @@ def build(cls: type[Any], values: dict[str, Any]) -> Any:
 
 def add_help_all(command: click.Command) -> None:
     """Adds `--help-all` to a command with advanced options, which `--help` omits."""
-    advanced = [param for param in command.params if isinstance(param, click.Option) and param.hidden]
+    hidden = [param for param in command.params if isinstance(param, click.Option) and param.hidden]
+    advanced = [param for param in hidden if not isinstance(param, RareOption)]
 
     def show(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
         if wanted:
             for param in advanced:
                 param.hidden = False
-            click.echo(ctx.get_help())
+            text = ctx.get_help()
+            for param in advanced:
+                param.hidden = True
+            click.echo(text)
             ctx.exit()
 
     if advanced:
-        text = "Show all options, also the advanced ones, and exit."
-        flag = click.RichOption(
-            ["--help-all"], is_flag=True, is_eager=True, expose_value=False, callback=show, help=text
-        )
-        command.params.append(flag)
+        how: dict[str, Any] = {"is_flag": True, "is_eager": True, "expose_value": False, "callback": show}
+        command.params.append(click.RichOption(["--help-all"], help="Show the advanced options, too, and exit.", **how))
 
 
 def add_config(command: click.Command) -> None:
@@ -169,6 +175,7 @@ def add_config(command: click.Command) -> None:
         is_eager=True,
         expose_value=False,
         callback=_take_defaults,
+        hidden=any(isinstance(param, click.Option) and param.hidden for param in command.params),
         help=f"TOML file of defaults by command.  [default: {CONFIG} here, else in the user's config folder]",
     )
     command.params.append(config)
@@ -234,7 +241,8 @@ def _click_option(spec: dataclasses.Field[Any], hint: Any) -> Callable[[F], F]:
         "default": spec.default,
         "show_default": spec.default not in (None, ()),
         "panel": metadata["group"] or _UNGROUPED,
-        "hidden": metadata["advanced"],
+        "hidden": metadata["advanced"] or metadata["rare"],
+        "cls": RareOption if metadata["rare"] else click.RichOption,
     }
     if bool in kinds:
         return click.option(f"{flag}/{metadata['off']}" if "off" in metadata else flag, is_flag=True, **common)

@@ -126,6 +126,17 @@ def sync(
                 say(f"building engines failed: {problem}")
 
 
+_FIRST = {
+    *("video", "audio", "output", "preview_s", "overwrite", "report"),
+    *("bundle", "preset", "face", "start", "end", "provider"),
+}
+"""Options that `--help` shows; the others are for `--help-all`."""
+
+for _each in sync.params:
+    if isinstance(_each, click.Option):
+        _each.hidden = _each.name not in _FIRST
+
+
 def _clip_of(files: tuple[Path, ...], video: Path | None, audio: Path | None) -> tuple[Path, Path | None]:
     """Video and audio by their options, or else by the arguments `files`, in their order."""
     for path in files:
