@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from latentsync_trt.config import SyncOptions
+from latentsync_trt.sync import paint
 from latentsync_trt.sync.faces import FrameJob, Target
 from latentsync_trt.sync.inpaint import Inpainter
 from latentsync_trt.sync.paint import Pace, Painter, in_order
@@ -124,6 +125,23 @@ def test_every_frame_gets_its_own_mouth(at_once: int, frames_done: int, windows:
     assert denoiser.batches == [1] * windows
     assert pace.windows == windows
     assert_own_mouths(found, tracks, frames_done)
+
+
+def test_time_left_counts_what_is_left_to_paint(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 100 frames, 40 to 80 are painted, in windows of 16 that take 8 s each from the 10th second on."""
+    now_s = 20.0
+    monkeypatch.setattr(paint, "perf_counter", lambda: now_s)
+    pace = Pace(10.0, 0, range(40, 80), 16, begun_s=12.0)
+    assert (pace.frames_per_s(30), pace.seconds_left(30, 100)) == (0, None)
+    pace.painted(1, 56)
+    assert (pace.frames_per_s(41), pace.seconds_left(41, 100)) == (2, 2 * 8 + 1)  # whole windows, and 20 quick frames
+    now_s = 26.0
+    assert pace.seconds_left(56, 100) == 11
+    now_s = 28.0
+    pace.painted(1, 72)
+    pace.painted(1, 80)
+    now_s = 30.0
+    assert pace.seconds_left(72, 80) == 0
 
 
 runs = st.tuples(st.sets(st.integers(0, 2)), st.integers(1, 3 * FRAMES) | st.sampled_from([1, 40 * FRAMES]))

@@ -1,6 +1,7 @@
 """What commands print besides their results: progress where there is no terminal, and the summary of a run."""
 
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
@@ -33,7 +34,7 @@ LIPS = LipMeasure(0, 480, "follows", agreement=0.612, distinct=3.84, late_ms=Non
 
 
 def printed(capsys: pytest.CaptureFixture[str], measures: Measures, *, verbose: bool = False) -> list[str]:
-    show_report(replace(REPORT, quality=measures), new_notices(), 35.5, verbose=verbose)
+    show_report(replace(REPORT, quality=measures), new_notices(), Path("page.html"), verbose=verbose)
     return capsys.readouterr().out.splitlines()
 
 
@@ -41,12 +42,13 @@ def test_the_summary_ends_with_a_verdict(capsys: pytest.CaptureFixture[str]) -> 
     measures = Measures((LIPS,), color=0.3, sharpness=0.87)
     lines = [
         "out.mp4: 500 frames (20.00 s), face in 480, with 1.6-512-fp16 on cuda",
-        "time: 35.5 s = 10.5 s start-up + 24.0 s at 20.0 frames/s + 1.0 s end",
-        "busy: paint 24.0 s",
+        "time: 32.0 s = 7.0 s start-up + 24.0 s at 20.0 frames/s + 1.0 s end",
     ]
-    assert printed(capsys, measures) == [*lines, "lips follow the speech"]
+    assert printed(capsys, measures) == [*lines, "page.html: report", "lips follow the speech"]
     assert printed(capsys, measures, verbose=True) == [
         *lines,
+        "busy: paint 24.0 s",
+        "page.html: report",
         "lips: lips follow the speech; agreement 0.61, 3.8 deviations above chance, shut in 97% of the silence",
         "picture: color 0.3 off (Lab), sharpness 87% of the source's",
         "lips follow the speech",
@@ -104,6 +106,11 @@ def test_time_left_counts_down_between_frames(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("time.monotonic", lambda: 130.0)
     task = SimpleNamespace(fields={"progress": Progress("lip-sync", 16, 176, frames_per_s=2.0), "told_s": 100.0})
     assert str(TimeLeft().render(cast(Task, task))) == "2.0 frames/s, 0:00:50 left"
+    task.fields["told_s"] = 0.0  # the last window takes longer than told
+    assert str(TimeLeft().render(cast(Task, task))) == "2.0 frames/s, finishing"
+    for stage, total in (("finishing", 176), ("lip-sync", None)):
+        task.fields["progress"] = Progress(stage, 176, total)
+        assert not str(TimeLeft().render(cast(Task, task)))
 
 
 def test_each_notice_is_printed_once(capsys: pytest.CaptureFixture[str]) -> None:

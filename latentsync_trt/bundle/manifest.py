@@ -180,7 +180,9 @@ class Manifest:
     def notices_at(self, resolution_px: int) -> list[str]:
         """That the model is the small built-in one, or was trained at another resolution."""
         if self.model == DEMO_NAME:
-            return [f"the built-in model is {note}" for note in self.notes]
+            return [
+                "the built-in model is small and knows the demo's face only; latentsync-trt setup makes one for any"
+            ]
         trained_px = MODEL_RESOLUTION_PX.get(self.model, resolution_px)
         if trained_px == resolution_px:
             return []

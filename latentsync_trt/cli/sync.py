@@ -115,7 +115,7 @@ def sync(
         if as_json:
             print_json({**asdict(report), "total_s": process_age_s()})
         elif not quiet:
-            show_report(report, notices, process_age_s(), verbose=verbose)
+            show_report(report, notices, inputs.page, verbose=verbose)
         if (building := lip_sync.build) is not None:
             if not building.done():
                 say("engines for the next run are still being built; Ctrl-C stops that, the output is complete")

@@ -1,7 +1,9 @@
 """What of the output is synced, how the video is played for it, and what is heard. Times are exact seconds."""
 
+import sys
 from dataclasses import dataclass
 from fractions import Fraction
+from math import ceil
 from pathlib import Path
 
 from latentsync_trt.config import SyncOptions
@@ -25,6 +27,11 @@ class Span:
 
     def __contains__(self, time_s: Fraction) -> bool:
         return self.start_s <= time_s and (self.end_s is None or time_s < self.end_s)
+
+    def frames(self, frames_per_s: Fraction) -> range:
+        """About which frames it has."""
+        end = sys.maxsize if self.end_s is None else ceil(self.end_s * frames_per_s)
+        return range(ceil(self.start_s * frames_per_s), end)
 
 
 def span_of(options: SyncOptions, speech: Sound, video: Path, speech_end_s: Fraction) -> Span:
