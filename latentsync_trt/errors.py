@@ -26,6 +26,9 @@ from typing import Any
 
 _OPTION = re.compile(r"--([a-z][a-z0-9-]*)")
 
+_ALIKE = 0.75
+"""Share of equal characters; at 0.6, difflib's own, out.mp4 would be meant by in.mp4."""
+
 SHORTER = {"preview": "preview_s"}
 """Options whose fields have other names: with their units."""
 
@@ -34,7 +37,7 @@ def did_you_mean(given: str, known: Iterable[str], show: Callable[[str], object]
     """The end of a message about the unknown name `given`: what `show` makes of the most similar `known` one."""
     from difflib import get_close_matches
 
-    similar = get_close_matches(given, known, n=1)
+    similar = get_close_matches(given, known, n=1, cutoff=_ALIKE)
     return f"; did you mean {show(similar[0])}?" if similar else ""
 
 

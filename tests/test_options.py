@@ -219,7 +219,7 @@ def test_values_outside_their_limits_are_refused(fields: dict[str, Any], words: 
 def test_what_a_bundle_or_provider_lacks(tmp_path: Path, provider: str, options: dict[str, Any], words: str) -> None:
     dynamic = provider == "toy"
     bundle = write_toy(tmp_path / "toy") if dynamic else Bundle.load(small_bundle(), verify=False)
-    selection = Selection("tensorrt" if dynamic else provider, gpu=None if provider == "cpu" else ADA)  # type: ignore[arg-type]
+    selection = Selection("cuda" if dynamic else provider, gpu=None if provider == "cpu" else ADA)  # type: ignore[arg-type]
     with pytest.raises(InputError, match=words):
         SessionFactory(bundle, selection, RuntimeOptions(**options), EngineCache(tmp_path / "cache"), lambda text: None)
 
@@ -234,7 +234,7 @@ def test_engines_cover_what_a_run_uses_of_a_dynamic_bundle() -> None:
         DimensionRange(32, 64, 64),
     )
     bundle = dict(zip(names, spans, strict=True))
-    used = engine_ranges(bundle, None)
+    used = engine_ranges(bundle)
     assert {name: astuple(span) for name, span in used.items()} == {
         "windows": (1, 1, 1),
         "frames": (16, 16, 16),
@@ -242,9 +242,7 @@ def test_engines_cover_what_a_run_uses_of_a_dynamic_bundle() -> None:
         "segments": (1, 1, 1),
         "latent_height": (32, 64, 64),
     }
-    assert engine_ranges(bundle, 3)["windows"] == DimensionRange(1, 1, 3)
-    assert engine_ranges(bundle, 9)["windows"] == DimensionRange(1, 1, 4)
-    assert engine_ranges({}, 2) == {}
+    assert engine_ranges({}) == {}
 
 
 ANY = (

@@ -38,6 +38,12 @@ WRONG_USAGE = [
     (f"{SYNC} --output there.mp4 --resume", "there.mp4: exists already"),
     ("sync in.mp4 in.wav --bundle SMALL --codec prores", "in-synced.mov: exists already"),
     (f"{SYNC} --steps 0", "not a whole number from 1"),
+    ("sync in.wav in.mp4 --bundle SMALL", "in.wav: has no picture, but the audio in.mp4 has one; did you swap them?"),
+    ("sync https://host/in.mp4 in.wav", "download it first, or use `latentsync-trt batch`, which reads addresses"),
+    (f"{SYNC} --encoder nvenc", "NVENC needs an NVIDIA GPU that encodes h264, and its driver; use --encoder x264"),
+    (f"{SYNC} --resolution 192", "--resolution 192: the built-in bundle is made for"),
+    ("export --unet none.pt", "none.pt: no such file or folder"),
+    ("export --syncnet none.pt", "none.pt: no such file"),
     (f"{SYNC} --dynamic --provider cpu", "has fixed shapes"),
     ("sync --video in.mp4 --audio in.wav --bundle none", "none: no bundle there nor in"),
     ("build --bundle http://host/bundle", "bundle http://host/bundle: is a URL"),
@@ -55,7 +61,7 @@ WRONG_USAGE = [
         "--keep lips: fits no layer of demo; its layers have",
     ),
     ("calibrate --bundle SMALL --clips folder.json", "no video in it"),
-    ("calibrate --bundle SMALL --video in.mp4 --out in.wav", "--out in.wav: is a file; name a folder"),
+    ("calibrate --bundle SMALL --video in.mp4 --out in.wav", "--output in.wav: is a file; name a folder"),
     ("calibrate --bundle SMALL --audio in.wav", "--audio: needs --video"),
     ("compare in.mp4 SMALL", "give two bundles or two videos"),
     ("compare SMALL SMALL --out report.pdf", "end it with .html"),
@@ -128,6 +134,11 @@ def call(line: str, *more: str) -> tuple[int, str, str]:
     words = [{"SMALL": str(small_bundle()), "EMPTY": ""}.get(word, word) for word in line.split()]
     result = CliRunner().invoke(main, [*words, *more], catch_exceptions=False)
     return result.exit_code, result.stdout, result.stderr
+
+
+@pytest.mark.usefixtures("place")
+def test_a_name_unlike_all_others_brings_no_suggestion() -> None:
+    assert call("sync out.mp4 in.wav --bundle SMALL") == (2, "", "error: out.mp4: no such file\n")
 
 
 @pytest.mark.usefixtures("place")

@@ -198,6 +198,9 @@ def resolution_of(manifest: Manifest, options: SyncOptions, runtime: RuntimeOpti
     wanted_px, own_px, others_px = options.resolution, manifest.resolution_px, manifest.resolutions_px
     if wanted_px in (None, own_px):
         return own_px
+    if wanted_px not in others_px and manifest.model == DEMO_NAME:
+        cure = "leave it out, or name another bundle with --bundle"
+        raise InputError(f"--resolution {wanted_px}: the built-in bundle is made for {own_px} px only; {cure}")
     if wanted_px not in others_px:
         shown = f"{others_px[0]} to {own_px} px in steps of {others_px.step}" if len(others_px) > 1 else f"{own_px} px"
         least_px, most_px = min(wanted_px, others_px[0]), max(wanted_px, own_px)
@@ -353,7 +356,7 @@ def _sha256(content: Mapping[str, Any]) -> str:
 
 def check_target(target: Path) -> None:
     """Raises `InputError` if `target` is a file, cannot be written, or is a folder with anything but a bundle."""
-    check_folder_to_write(target, "--out")
+    check_folder_to_write(target, "--output")
     if target.is_dir() and any(target.iterdir()) and not (target / MANIFEST_NAME).is_file():
         raise InputError(f"{target}: contains files but no bundle; choose another folder for --out")
 

@@ -66,7 +66,7 @@ COMMANDS = {name: line for lines in PANELS.values() for name, line in lines.item
 
 EXAMPLES = {
     "live": ("live --video idle.mp4", "live --video idle.mp4 --bundle 1.5-256-fp16 --hop 4"),
-    "demo": ("demo", "demo --audio speech.wav --out mine"),
+    "demo": ("demo", "demo --audio speech.wav --output mine"),
     "setup": ("setup --model 1.5 --yes", "setup --use 1.6-512-fp16"),
     "sync": ("sync in.mp4 speech.wav", "sync in.mp4 speech.wav --preset fast --output done/out.mp4"),
     "ui": ("ui", "ui --bundle demo --port 7861"),

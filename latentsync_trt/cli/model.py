@@ -13,6 +13,7 @@ from latentsync_trt.bundle import find, manifest
 from latentsync_trt.bundle.manifest import FULL_STEP, PRECISIONS, read_manifest, tool_versions
 from latentsync_trt.cli import echo, interruption
 from latentsync_trt.cli.options import (
+    OutputOption,
     build,
     bundle_option,
     options_from,
@@ -23,11 +24,11 @@ from latentsync_trt.cli.options import (
 )
 from latentsync_trt.cli.show import notices_to, progress_bar, say
 from latentsync_trt.config import RuntimeOptions
-from latentsync_trt.errors import InputError, ProviderUnavailable
-from latentsync_trt.export.export_options import EXTRA, TOOLS, ExportOptions
+from latentsync_trt.errors import CheckpointError, InputError, ProviderUnavailable
+from latentsync_trt.export.export_options import EXTRA, TOOLS, ExportOptions, find_sources
 from latentsync_trt.export.published import LATENTSYNC, VAE, Model, check_downloads, fetch, find_downloads, gigabytes
 from latentsync_trt.option_fields import FILES, HARDWARE
-from latentsync_trt.paths import check_free, exists
+from latentsync_trt.paths import check_free, exists, why_missing
 from latentsync_trt.quantize import calibration_options
 from latentsync_trt.quantize.calibration_options import CalibrateOptions, Clip, clips_in
 from latentsync_trt.runtime.providers.table import CPU, CUDA
@@ -77,8 +78,10 @@ def export(quiet: bool, overwrite: bool, syncnet: Path | None, **fields: Any) ->
     tool_versions(TOOLS, extra=EXTRA)
     options = build(ExportOptions, fields)
     if syncnet is not None:
-        folder = Path(options.out or find.checkpoints_folder())
+        folder = Path(options.output or find.checkpoints_folder())
         check_free(folder / find.SYNCNET_FILE, overwrite=overwrite)
+        if not exists(syncnet):
+            raise CheckpointError(why_missing(syncnet), usage=True)
         from latentsync_trt.export.syncnet import export_syncnet
 
         said = export_syncnet(syncnet, folder)
@@ -86,6 +89,8 @@ def export(quiet: bool, overwrite: bool, syncnet: Path | None, **fields: Any) ->
             echo(said)
         return
     _check_new(options.folder, overwrite=overwrite)
+    manifest.check_target(options.folder)
+    find_sources(options)
     from latentsync_trt.export.exporter import export_bundle
 
     with progress_bar(hidden=quiet) as move:
@@ -116,7 +121,9 @@ _input_option = partial(path_option, panel=FILES)
 @_input_option(
     "--clips", help="A folder of such videos, each with an audio file of the same name beside it, else its own sound."
 )
-@_input_option("--out", folder=True, help="Folder of the new bundle.  [default: below checkpoints/]")
+@_input_option(
+    "--output", cls=OutputOption, folder=True, help="Folder of the new bundle.  [default: below checkpoints/]"
+)
 @options_from(CalibrateOptions)
 @click.option(
     "--provider",
@@ -134,7 +141,7 @@ def calibrate(
     audio: Path | None,
     clips: Path | None,
     provider: str,
-    out: Path | None,
+    output: Path | None,
     overwrite: bool,
     quiet: bool,
     **fields: Any,
@@ -155,7 +162,7 @@ def calibrate(
     given += [] if clips is None else clips_in(clips)
     folder, why = find.find_bundle(bundle)
     notice(find.describe_choice(folder, why))
-    parent, target = open_parent(folder), out or default_out(folder.name, options.precision)
+    parent, target = open_parent(folder), output or default_out(folder.name, options.precision)
     _check_new(target, overwrite=overwrite)
     try:  # not TensorRT, which would take minutes to build observed graphs that are used once
         selection = select_provider(CUDA.name if provider == "auto" else provider)

@@ -39,6 +39,15 @@ _DOORS = frozenset(
 Of others, values with addresses."""
 
 
+class OutputOption(click.RichOption):
+    """`--output`; its earlier name `--out` is taken, too."""
+
+    def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
+        self.opts.append("--out")
+        super().add_to_parser(parser, ctx)
+        self.opts.remove("--out")
+
+
 class LocalPath(click.Path):
     """A path on this machine; URLs and empty names are refused before `pathlib` hides what was typed."""
 
@@ -224,6 +233,7 @@ def _defaults(command: click.Command, table: dict[str, Any], where: str) -> dict
     found: dict[str, Any] = {}
     for given, value in table.items():
         name = field_name(given)
+        name = "output" if name == "out" and name not in options else name
         if given in below and isinstance(value, dict):
             found[given] = _defaults(below[given], value, f"{where} [{given}]")
         elif name not in options or isinstance(value, dict):
@@ -242,7 +252,7 @@ def _click_option(spec: dataclasses.Field[Any], hint: Any) -> Callable[[F], F]:
         "show_default": spec.default not in (None, ()),
         "panel": metadata["group"] or _UNGROUPED,
         "hidden": metadata["advanced"] or metadata["rare"],
-        "cls": RareOption if metadata["rare"] else click.RichOption,
+        "cls": RareOption if metadata["rare"] else OutputOption if spec.name == "output" else click.RichOption,
     }
     if bool in kinds:
         return click.option(f"{flag}/{metadata['off']}" if "off" in metadata else flag, is_flag=True, **common)

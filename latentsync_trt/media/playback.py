@@ -289,7 +289,8 @@ def notices_of_length(info: VideoInfo, audio_s: Fraction, options: SyncOptions) 
         return []
     else:
         how = "the picture is cut" if length == "audio" else "the rest is silent"
-    return [f"the video lasts {short(video_s)} s, the audio {short(audio_s)} s: {how} (--length, --extend)"]
+    sound = "audio" if options.mix is None else "sound of --mix"
+    return [f"the video lasts {short(video_s)} s, the {sound} {short(audio_s)} s: {how} (--length, --extend)"]
 
 
 def short(value: Fraction) -> str:
