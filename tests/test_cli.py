@@ -57,6 +57,15 @@ def test_help_is_short_help_all_has_nearly_all_and_every_option_works() -> None:
     assert "--help-all" not in run("doctor", "--help")[1]
 
 
+def test_earlier_names_of_options_are_taken_and_not_shown(tmp_path: Path) -> None:
+    assert "--samples" not in run("calibrate", "--help")[1]
+    assert "--out " not in run("export", "--help")[1]
+    (tmp_path / "a.toml").write_text("[calibrate]\nsamples = 0\n")
+    for words in (("--samples", "0"), ("--windows", "0"), ("--config", str(tmp_path / "a.toml"))):
+        code, _, err = run("calibrate", *words)
+        assert (code, err) == (2, "error: --windows 0: not a whole number from 1 to 1024\n")
+
+
 def test_help_imports_nothing_heavy() -> None:
     heavy = (
         "torch",

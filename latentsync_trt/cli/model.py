@@ -13,7 +13,7 @@ from latentsync_trt.bundle import find, manifest
 from latentsync_trt.bundle.manifest import FULL_STEP, PRECISIONS, read_manifest, tool_versions
 from latentsync_trt.cli import echo, interruption
 from latentsync_trt.cli.options import (
-    OutputOption,
+    RenamedOption,
     build,
     bundle_option,
     options_from,
@@ -122,7 +122,7 @@ _input_option = partial(path_option, panel=FILES)
     "--clips", help="A folder of such videos, each with an audio file of the same name beside it, else its own sound."
 )
 @_input_option(
-    "--output", cls=OutputOption, folder=True, help="Folder of the new bundle.  [default: below checkpoints/]"
+    "--output", cls=RenamedOption, folder=True, help="Folder of the new bundle.  [default: below checkpoints/]"
 )
 @options_from(CalibrateOptions)
 @click.option(
@@ -172,7 +172,7 @@ def calibrate(
         notice(f"calibrating on the CPU, which takes hours at full size ({error})")
         selection = select_provider(CPU.name)
     with progress_bar(hidden=quiet) as on_progress:
-        how = selection, on_progress, lambda text: notice(f"warning: {text}")
+        how = selection, on_progress, lambda text: notice(f"note: {text}")
         Calibration(parent, given, options, *how).run(target)
     if not quiet:
         echo(_summary(target, parent.manifest))
