@@ -17,7 +17,7 @@ import rich_click as click
 from click.exceptions import NoArgsIsHelpError
 
 from latentsync_trt import __version__, stopping
-from latentsync_trt.cli.options import add_config, add_help_all
+from latentsync_trt.cli.options import add_config, add_help_all, current_name
 from latentsync_trt.errors import LatentSyncError, did_you_mean
 from latentsync_trt.paths import PrintableLines, printable
 
@@ -195,6 +195,7 @@ def _explained(error: Exception, arguments: Sequence[str]) -> tuple[str, int]:
     context_settings={
         "help_option_names": ["-h", "--help"],
         "max_content_width": 110,
+        "token_normalize_func": current_name,
         # No boxes: terminals and files get the same text.
         "rich_help_config": {
             "theme": "default-slim",

@@ -13,7 +13,6 @@ from latentsync_trt.bundle import find, manifest
 from latentsync_trt.bundle.manifest import FULL_STEP, PRECISIONS, read_manifest, tool_versions
 from latentsync_trt.cli import echo, interruption
 from latentsync_trt.cli.options import (
-    RenamedOption,
     build,
     bundle_option,
     options_from,
@@ -121,9 +120,7 @@ _input_option = partial(path_option, panel=FILES)
 @_input_option(
     "--clips", help="A folder of such videos, each with an audio file of the same name beside it, else its own sound."
 )
-@_input_option(
-    "--output", cls=RenamedOption, folder=True, help="Folder of the new bundle.  [default: below checkpoints/]"
-)
+@_input_option("--output", folder=True, help="Folder of the new bundle.  [default: below checkpoints/]")
 @options_from(CalibrateOptions)
 @click.option(
     "--provider",

@@ -39,17 +39,12 @@ _DOORS = frozenset(
 Of others, values with addresses."""
 
 
-_EARLIER_NAMES = {"output": "out", "windows": "samples"}
+_OLD_NAMES = {"clip": "video", "out": "output", "samples": "windows"}
 
 
-class RenamedOption(click.RichOption):
-    """One that is also taken by its earlier name, which no help text shows."""
-
-    def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
-        earlier = flag_name(_EARLIER_NAMES[str(self.name)])
-        self.opts.append(earlier)
-        super().add_to_parser(parser, ctx)
-        self.opts.remove(earlier)
+def current_name(name: str) -> str:
+    """The name of an option, without dashes; those of earlier versions are understood in its place."""
+    return _OLD_NAMES.get(name, name)
 
 
 class LocalPath(click.Path):
@@ -237,7 +232,7 @@ def _defaults(command: click.Command, table: dict[str, Any], where: str) -> dict
     found: dict[str, Any] = {}
     for given, value in table.items():
         name = field_name(given)
-        name = next((new for new, old in _EARLIER_NAMES.items() if name == old and new in options), name)
+        name = name if name in options else current_name(name)
         if given in below and isinstance(value, dict):
             found[given] = _defaults(below[given], value, f"{where} [{given}]")
         elif name not in options or isinstance(value, dict):
@@ -256,7 +251,7 @@ def _click_option(spec: dataclasses.Field[Any], hint: Any) -> Callable[[F], F]:
         "show_default": spec.default not in (None, ()),
         "panel": metadata["group"] or _UNGROUPED,
         "hidden": metadata["advanced"] or metadata["rare"],
-        "cls": RareOption if metadata["rare"] else RenamedOption if spec.name in _EARLIER_NAMES else click.RichOption,
+        "cls": RareOption if metadata["rare"] else click.RichOption,
     }
     if bool in kinds:
         return click.option(f"{flag}/{metadata['off']}" if "off" in metadata else flag, is_flag=True, **common)

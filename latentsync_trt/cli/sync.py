@@ -17,7 +17,6 @@ import rich_click as click
 from latentsync_trt.cli import echo, interruption
 from latentsync_trt.cli.options import (
     LocalPath,
-    RenamedOption,
     build,
     bundle_option,
     json_option,
@@ -176,7 +175,7 @@ def meanwhile(action: Callable[[], "LipSync"]) -> "Iterator[Future[LipSync]]":
 
 
 @click.command("demo")
-@path_option("--output", cls=RenamedOption, help="Folder to write to.", folder=True, default="demo", show_default=True)
+@path_option("--output", help="Folder to write to.", folder=True, default="demo", show_default=True)
 @path_option("--audio", help="Speech of your own.  [default: a built-in sentence]")
 @path_option("--video", help="A face of your own.  [default: a built-in portrait]")
 @click.option("--bundle", default="demo", show_default=True, help="The model to run: a path, a name, or demo.")
