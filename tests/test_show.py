@@ -58,6 +58,10 @@ def test_the_summary_ends_with_a_verdict(capsys: pytest.CaptureFixture[str]) -> 
 @pytest.mark.parametrize(
     ("measures", "verdict"),
     [
+        (
+            Measures((LIPS,), alarm="a smear (color 12 off): other weights"),
+            "alarm: a smear (color 12 off): other weights",
+        ),
         (Measures((replace(LIPS, late_ms=240),)), "lips follow the speech, 240 ms late"),
         (Measures((replace(LIPS, late_ms=-200),)), "lips follow the speech, 200 ms early"),
         (Measures((LIPS,), alarm="a smear"), "alarm: a smear"),
@@ -116,8 +120,12 @@ def test_time_left_counts_down_between_frames(monkeypatch: pytest.MonkeyPatch) -
 def test_each_notice_is_printed_once(capsys: pytest.CaptureFixture[str]) -> None:
     notices = new_notices()
     notices.add("building engines")
-    show_report(replace(REPORT, notices=("building engines", "the picture starts again")), notices)
-    assert capsys.readouterr().err == "note: building engines\nnote: the picture starts again\n"
+    alarm = "a smear (color 12 off): other weights"
+    told = replace(REPORT, notices=("building engines", alarm), quality=Measures((LIPS,), alarm=alarm))
+    show_report(told, notices)
+    printed = capsys.readouterr()
+    assert printed.err == f"note: building engines\nnote: {alarm}\n"
+    assert printed.out.splitlines()[-1] == "alarm: a smear"
 
 
 def test_a_line_after_half_a_minute_of_a_slow_or_endless_stage() -> None:

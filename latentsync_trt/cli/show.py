@@ -179,4 +179,7 @@ def show_report(report: SyncReport, notices: Notices, page: Path | None = None, 
     if report.quality is not None:
         for name, value in report.quality.rows if verbose else ():
             echo(f"{name}: {value}")
-        echo(str(report.quality) or "no face was painted")
+        verdict, alarm = str(report.quality), report.quality.alarm
+        if alarm and alarm in report.notices:  # which has told the figures and the reason
+            verdict = f"alarm: {alarm.partition(' (')[0]}"
+        echo(verdict or "no face was painted")

@@ -68,9 +68,8 @@ class Pace:
     def frames_per_s(self, count: int) -> float:
         """The pace of painting since all networks were open, where `count` frames were written; 0 before it begins."""
         # Frames to paint are written a window at a time; others may be written before one is painted.
-        time_s, end = self.last or (self.written_s, count)
-        if count > end:
-            time_s, end = self.written_s, count
+        count = min(count, self.part.stop)
+        time_s, end = self.last if self.last is not None and self.last[1] >= count else (self.written_s, count)
         since_s = self.begun_s if 0 < self.begun_s < time_s else self.opened_s
         return max(end - max(self.part.start, self.frames_done), 0) / (time_s - since_s)
 
@@ -86,7 +85,7 @@ class Pace:
         stop = min(self.part.stop, expected)
         windows = ceil(max(stop - end, 0) / self.window_frames)
         frames = windows * self.window_frames + (expected - max(stop, count)) / 10
-        return max(frames / pace - (perf_counter() - time_s), 0.0)
+        return max(frames / pace - (perf_counter() - time_s if windows else 0.0), 0.0)
 
     def under_way(self, count: int) -> tuple[float, int]:
         """When the first windows were painted, and the index after their frames; `count`: of all frames."""
