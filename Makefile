@@ -49,7 +49,7 @@ $(STAMPS)/dev: pyproject.toml
 	@mkdir -p $(STAMPS) && touch $@ $(STAMPS)/run
 
 demo: $(STAMPS)/run
-	$(BIN)/latentsync-trt demo --out demo
+	$(BIN)/latentsync-trt demo --output demo
 
 lint: $(STAMPS)/dev
 	$(BIN)/ruff check .
@@ -98,10 +98,10 @@ check-demo: | $(STAMPS)/dev
 .PRECIOUS: $(FULL)/%/manifest.json $(FULL)/fp16-%/manifest.json
 .PRECIOUS: $(FULL)/int8-%/manifest.json $(FULL)/fp8-%/manifest.json
 $(FULL)/fp16-%/manifest.json: | $(FULL)/checkpoints/random_checkpoints.json
-	$(FULL_EXPORT) --resolution $* --out $(FULL)/fp16-$*
+	$(FULL_EXPORT) --resolution $* --output $(FULL)/fp16-$*
 
 $(FULL)/fp16-256-512-dynamic/manifest.json: | $(FULL)/checkpoints/random_checkpoints.json
-	$(FULL_EXPORT) --resolution 512 --min-resolution 256 --dynamic --out $(@D)
+	$(FULL_EXPORT) --resolution 512 --min-resolution 256 --dynamic --output $(@D)
 
 $(FULL)/int8-%/manifest.json: $(FULL)/fp16-%/manifest.json
 	$(BIN)/python scripts/quantize_without_clips.py --bundle $(FULL)/fp16-$* --precision int8 --out $(FULL)/int8-$*

@@ -26,7 +26,6 @@ from latentsync_trt.values import (
     checked_face,
     parse_cache_interval,
     parse_device,
-    parse_guidance_interval,
     parse_provider_options,
     parse_speakers,
     parse_time,
@@ -41,7 +40,7 @@ MODEL_RESOLUTION_PX: dict[str, int] = {"1.6": 512, "1.5": 256}
 
 Fps = Literal["source", "25"]
 Length = Literal["audio", "video", "longest", "shortest"]
-Extend = Literal["pingpong", "loop", "hold"]
+Extend = Literal["pingpong", "loop"]
 Silence = Literal["closed", "model"]
 AudioSegments = Literal["joined", "public"]
 Paste = Literal["face", "mask"]
@@ -119,15 +118,6 @@ class SyncOptions:
         minimum=0.0,
         maximum=20.0,
     )
-    guidance_interval: tuple[float, float] | None = _sampling_option(
-        None,
-        "Part of the schedule that uses guidance, from 0 (pure noise) to 1 (picture), as in 0.2-0.8; other steps cost "
-        "half.  [default: all]",
-        parse=parse_guidance_interval,
-        expected="two ascending fractions of the schedule, as in 0.2-0.8",
-        show="{0[0]!r}-{0[1]!r}".format,
-        metavar="START-END",
-    )
     seed: int = _sampling_option(1247, "Seed of the initial noise.", minimum=0, maximum=2**63 - 1)
     cache_interval: int | tuple[int, ...] | None = _sampling_option(
         None,
@@ -192,8 +182,18 @@ class SyncOptions:
     )
     extend: Extend = option(
         "pingpong",
-        "If the video ends before the output: play it back and forth, start it again, or hold its last frame.",
+        "If the video ends before the output: play it back and forth, or start it again.",
         group=TIME,
+    )
+    preview_s: float | None = option(
+        None,
+        "Paint and write only the first seconds with speech, to <video>-preview.mp4; 3 where it stands last, without a "
+        "number.",
+        group=FILES,
+        minimum=0.1,
+        maximum=3600.0,
+        given_alone=3.0,
+        metavar="SECONDS",
     )
     start: Fraction | None = _time_option(
         "Sync from this time on, in seconds or as 1:02.5; what is before stays as it is. Speech from another file "
@@ -223,7 +223,7 @@ class SyncOptions:
         "How speech of more than 30 s is cut for the audio encoder: joined = into pieces that overlap and meet in "
         "pauses; public = every 30 s, as the public release does.",
         group=SOUND,
-        advanced=True,
+        rare=True,
     )
     codec: Codec | None = option(
         None,
@@ -269,8 +269,8 @@ class SyncOptions:
             raise InputError(
                 f"--cache-interval {show_numbers(interval)}: does not ascend from 0 to at most {steps - 1}"
             )
-        if self.guidance_interval is not None and self.guidance <= 1.0:
-            raise InputError(f"--guidance-interval: --guidance {self.guidance:g} uses no guidance at any step")
+        if self.preview_s is not None and self.resume:
+            raise InputError("--preview and --resume exclude each other: a preview begins anew")
         if self.speaker and self.face != "largest":
             raise InputError(f"--face {self.face} and --speaker exclude each other: --speaker says whose face")
         if self.start is not None and self.end is not None and not self.start < self.end:
@@ -313,13 +313,6 @@ class RuntimeOptions:
         "Engines for all shapes the bundle allows, or for one shape (fastest).  [default: as exported]",
         off="--static",
     )
-    windows_per_batch: int | None = _engine_option(
-        None,
-        "Windows of 16 frames denoised together; more than 1 needs a bundle exported with --dynamic, and more memory.  "
-        "[default: 1 with engines, which are built for as many; with CUDA as many as bundle and free memory allow]",
-        minimum=1,
-        maximum=64,
-    )
     device: int | str | tuple[int, ...] = _engine_option(
         0,
         "GPU, by its number in CUDA; for many clips also several, as in 0,1, or all.",
@@ -336,17 +329,20 @@ class RuntimeOptions:
         parse=parse_provider_options,
         expected="KEY=VALUE",
         metavar="KEY=VALUE",
+        rare=True,
     )
     cuda_graph: bool | None = _engine_option(
         None,
         "Record and replay a CUDA graph; fixed shapes only.  [default: on up to 256 px, with CUDA where the bundle has "
         "graphs made for it and memory allows]",
         off="--no-cuda-graph",
+        rare=True,
     )
     graph_variant: Literal["auto", "portable"] = _engine_option(
         "auto",
         "Variant of the graphs: auto = the one for CUDA with provider cuda if the bundle has it; portable = "
         "bit-for-bit repeatable, and slower on CUDA.",
+        rare=True,
     )
     build: Literal["now", "background"] = _engine_option(
         "now",
@@ -357,11 +353,13 @@ class RuntimeOptions:
         None,
         "Folder of built engines.  [default: $LATENTSYNC_TRT_CACHE_DIR, else ./engine_cache, else the user's cache]",
         folder=True,
+        rare=True,
     )
     syncnet: str | Path | None = _engine_option(
         None,
         "SyncNet's graph, from `export --syncnet`, which measures LSE-C and LSE-D.  [default: checkpoints/syncnet.onnx "
         "if it is there and a report is made]",
+        rare=True,
     )
     verify: bool = _engine_option(False, "Compare all files of the bundle with their SHA-256, not only its graphs.")
 

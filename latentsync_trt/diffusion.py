@@ -1,14 +1,13 @@
 """The denoising loop: noise levels that the sampler visits, the linear update of each step, plan and inputs. Pure.
 
-The plan says which steps run the whole network, which reuse its inner features, and which are guided.
+The plan says which steps run the whole network, and which reuse its inner features.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from functools import lru_cache
 from itertools import pairwise
-from math import ceil, floor, log
+from math import log
 
 import numpy as np
 
@@ -119,44 +118,18 @@ def dpmpp_schedule(steps: int) -> tuple[Step, ...]:
 _SOLVERS = {"ddim": ddim_schedule, "dpmpp": dpmpp_schedule}
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedStep:
-    """How one step runs. `full`: the whole network, otherwise its last layer only; `guided`: with guidance."""
-
-    full: bool
-    guided: bool = True
+def plan_for(options: SyncOptions) -> tuple[bool, ...]:
+    """As `cache_plan`."""
+    return cache_plan(options.sampling.steps, options.sampling.cache_interval)
 
 
-def plan_for(options: SyncOptions) -> tuple[PlannedStep, ...]:
-    sampling, interval = options.sampling, options.guidance_interval or (0.0, 1.0)
-    return cache_plan(sampling.steps, sampling.cache_interval, guidance_interval=interval)
+def cache_plan(steps: int, interval: int | tuple[int, ...]) -> tuple[bool, ...]:
+    """Which of `steps` steps run the whole network; the others its last layer only.
 
-
-def cache_plan(
-    steps: int, interval: int | tuple[int, ...], *, guidance_interval: tuple[float, float] = (0.0, 1.0)
-) -> tuple[PlannedStep, ...]:
-    """How each of `steps` steps runs.
-
-    Guided and unguided steps cannot use each other's inner features, so the whole network runs
-    where guidance starts or ends.
-
-    Args:
-        interval: every `interval`-th step is full, counted from the first one and anew where
-            guidance starts or ends; or the numbers of the full steps, from 0.
-        guidance_interval: start and end, as fractions of the schedule; step i of n covers i/n to (i
-            + 1)/n, and is guided if that overlaps the interval.
+    `interval`: every `interval`-th step does, from the first one on; or the numbers of those that do, from 0.
     """
-    # Decimal, not binary fractions: 0.7 of 10 steps is exactly 7.
-    start, end = (Fraction(str(float(part))) * steps for part in guidance_interval)
-    guided = range(floor(start), ceil(end))
-    plan: list[PlannedStep] = []
-    switched_at = 0
-    for step in range(steps):
-        if plan and plan[-1].guided != (step in guided):
-            switched_at = step
-        due = step in interval if isinstance(interval, tuple) else (step - switched_at) % interval == 0
-        plan.append(PlannedStep(due or step == switched_at, step in guided))
-    return tuple(plan)
+    full = interval if isinstance(interval, tuple) else range(0, steps, interval)
+    return tuple(step in full for step in range(steps))
 
 
 def denoise(
@@ -166,7 +139,7 @@ def denoise(
     audio: Float32Array,
     guidance: float,
     schedule: Sequence[Step],
-    plan: Sequence[PlannedStep],
+    plan: Sequence[bool],
     on_step: Callable[[int, int], None] | None = None,
 ) -> Float32Array:
     """Turns noise into latents, float32 `(B, 4, F, h, w)`.
@@ -175,7 +148,7 @@ def denoise(
         noise: float32 `(1, 4, 1, h, w)`, repeated over windows and frames.
         conditioning: float32 `(B, 9, F, h, w)`. audio: float32 `(B, F, S, D)`.
         guidance: classifier-free guidance scale.
-        schedule: the steps. plan: how each of them runs.
+        schedule: the steps. plan: which of them run the whole network.
         on_step: called after each step with the number of steps done and their total.
 
     Raises:
@@ -187,8 +160,8 @@ def denoise(
     repeated = np.broadcast_to(noise, (batch, LATENT_CHANNELS, frames, height, width))
     latents = np.ascontiguousarray(repeated, np.float32)
     denoiser.begin(WindowBatch(latents, conditioning, audio, guidance))
-    for done, (step, planned) in enumerate(zip(schedule, plan, strict=True), start=1):
-        denoiser.step(step.timestep, step.coefficients, cached=not planned.full, guided=planned.guided)
+    for done, (step, full) in enumerate(zip(schedule, plan, strict=True), start=1):
+        denoiser.step(step.timestep, step.coefficients, cached=not full)
         if on_step is not None:
             on_step(done, len(schedule))
     return denoiser.latents()

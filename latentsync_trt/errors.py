@@ -26,12 +26,18 @@ from typing import Any
 
 _OPTION = re.compile(r"--([a-z][a-z0-9-]*)")
 
+_ALIKE = 0.75
+"""Share of equal characters; at 0.6, difflib's own, out.mp4 would be meant by in.mp4."""
+
+SHORTER = {"preview": "preview_s"}
+"""Options whose fields have other names: with their units."""
+
 
 def did_you_mean(given: str, known: Iterable[str], show: Callable[[str], object] = str) -> str:
     """The end of a message about the unknown name `given`: what `show` makes of the most similar `known` one."""
     from difflib import get_close_matches
 
-    similar = get_close_matches(given, known, n=1)
+    similar = get_close_matches(given, known, n=1, cutoff=_ALIKE)
     return f"; did you mean {show(similar[0])}?" if similar else ""
 
 
@@ -56,7 +62,10 @@ class LatentSyncError(Exception):
     def option(self) -> str | None:
         """The option of which the message speaks, as a field: "low_memory"; None if it begins with none."""
         found = _OPTION.match(str(self))
-        return None if found is None else found[1].replace("-", "_")
+        if found is None:
+            return None
+        name = found[1].replace("-", "_")
+        return SHORTER.get(name, name)
 
 
 class InputError(LatentSyncError, ValueError):

@@ -9,7 +9,7 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
-from latentsync_trt.errors import InputError, did_you_mean
+from latentsync_trt.errors import SHORTER, InputError, did_you_mean
 from latentsync_trt.validation import from_values
 
 T = TypeVar("T")
@@ -23,18 +23,20 @@ FILES, FACES, TIME, SOUND, QUALITY, OUTPUT_FILE, HARDWARE = (
 """Groups of options in the help texts."""
 
 _LIMITS = ("minimum", "maximum", "multiple")
+_FLAGS = {field: name for name, field in SHORTER.items()}
 
 
-def option(default: Any, help_text: str, *, group: str | None = None, advanced: bool = False, **limits: Any) -> Any:
+def option(default: Any, help_text: str, *, group: str | None = None, **how: Any) -> Any:
     """A dataclass field that is also a command-line option.
 
     Args:
-        group: heading in the help text. advanced: shown by `--help-all` only.
-        limits: `minimum`, `maximum`, `multiple`; `off` is the flag that sets False; `parse` makes the value from text,
-            shown as `metavar`, or from what Python code gives, and raises ValueError unless that is `expected`; `show`
-            makes text of it again; `folder` marks the path of a folder to write, `written` that of a file.
+        group: heading in the help text.
+        how: `advanced` is shown by `--help-all` only, `rare` by no help text; `minimum`, `maximum`, `multiple`; `off`
+            is the flag that sets False; `parse` makes the value from text, shown as `metavar`, or from what Python code
+            gives, and raises ValueError unless that is `expected`; `show` makes text of it again; `given_alone` is the
+            value of the flag without one; `folder` marks the path of a folder to write, `written` that of a file.
     """
-    return field(default=default, metadata={"help": help_text, "group": group, "advanced": advanced, **limits})
+    return field(default=default, metadata={"help": help_text, "group": group, "advanced": False, "rare": False, **how})
 
 
 def choices_of(hint: Any) -> tuple[str, ...]:
@@ -96,12 +98,13 @@ def _limited(hint: Any, minimum: float | None, maximum: float | None, multiple: 
 
 def flag_name(field_name: str) -> str:
     """The command-line name of an option: "low_memory" → "--low-memory"."""
-    return "--" + field_name.replace("_", "-")
+    return "--" + _FLAGS.get(field_name, field_name).replace("_", "-")
 
 
 def field_name(given: str) -> str:
     """The field of an option, which may be written as its flag: "--low-memory" → "low_memory"."""
-    return given.strip().lstrip("-").replace("-", "_").casefold()
+    name = given.strip().lstrip("-").replace("-", "_").casefold()
+    return SHORTER.get(name, name)
 
 
 def command_line(options: Any, *, leave_out: tuple[str, ...] = ()) -> list[str]:

@@ -35,7 +35,7 @@ def local_path(name: str | os.PathLike[str], what: str = "") -> Path:
     url = _URL.match(text)
     if url is not None and not exists(text):
         shown = text if "://" in text else text.replace(":/", "://", 1)
-        cure = "download it first and give the path of the file"
+        cure = "download it first, or use `latentsync-trt batch`, which reads addresses"
         raise InputError(f"{prefix}{shown}: is a URL, which is not supported; {cure}")
     if text == "-" and not exists(text):
         raise InputError(f"{prefix}-: standard input and output are not supported; give the path of a file")

@@ -210,11 +210,10 @@ class Denoiser(Protocol):
 
     def begin(self, batch: WindowBatch) -> None: ...
 
-    def step(self, timestep: int, coefficients: Float32Array, *, cached: bool, guided: bool = True) -> None:
+    def step(self, timestep: int, coefficients: Float32Array, *, cached: bool) -> None:
         """One update with the coefficients `(5,)` of `diffusion.Step`.
 
-        `cached` reuses features of the last full step, which must have had the same `guided`.
-        `guided` has no effect where the scale is 1 or below.
+        `cached` reuses features of the last full step.
         """
         ...
 
@@ -258,7 +257,8 @@ class Progress:
 
     `picture` makes a small picture of the newest finished frame: uint8 `(h, w, 3)` RGB, h ≤ 480,
     square pixels. Only in stage "lip-sync"; to be called within the callback. `written_s`: seconds of the output.
-    `frames_per_s`: pace since all networks were open; 0 in other stages.
+    `frames_per_s`: pace of painting; 0 before, and in other stages. `left_s`: seconds until the last frame, where more
+    is known than the pace.
     """
 
     stage: str
@@ -267,10 +267,13 @@ class Progress:
     picture: Callable[[], UInt8Array] | None = field(default=None, compare=False, repr=False)
     written_s: float = field(default=0.0, compare=False)
     frames_per_s: float = field(default=0.0, compare=False)
+    left_s: float | None = field(default=None, compare=False)
 
     @property
     def seconds_left(self) -> float | None:
-        """Until the last frame, at this pace; None where pace or number of frames is unknown."""
+        """Until the last frame; None where pace or number of frames is unknown."""
+        if self.left_s is not None:
+            return self.left_s
         return (self.total - self.done) / self.frames_per_s if self.total and self.frames_per_s else None
 
     @property

@@ -107,14 +107,6 @@ def parse_cache_interval(value: Any) -> int | tuple[int, ...]:
     return numbers if several else numbers[0]
 
 
-def parse_guidance_interval(value: Any) -> tuple[float, float]:
-    """ "0.2-0.8" → (0.2, 0.8): two ascending numbers within 0 to 1."""
-    start, end = (float(part) for part in (value.split("-") if isinstance(value, str) else value))
-    if not 0.0 <= start < end <= 1.0:
-        raise ValueError(value)
-    return start, end
-
-
 def parse_provider_options(value: Any) -> tuple[str, ...]:
     if isinstance(value, list | tuple):
         return tuple(option for each in value for option in parse_provider_options(each))

@@ -12,13 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from latentsync_trt.config import SyncOptions
-from latentsync_trt.diffusion import PlannedStep, plan_for
+from latentsync_trt.diffusion import plan_for
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 ROWS = (BENCHMARKS / "bench-cuda-h100-512.json", BENCHMARKS / "bench-cuda-h100-256.json")
-
-UNGUIDED_SHARE = 0.5
-"""Of a guided step's time: the same network on half the batch."""
 
 PLANS = {
     "`--preset quality`": SyncOptions(preset="quality"),
@@ -26,7 +23,6 @@ PLANS = {
     "`--cache-interval 4`": SyncOptions(cache_interval=4),
     "`--cache-interval 5`": SyncOptions(cache_interval=5),
     "`--cache-interval 0,1,2,5,9,14`": SyncOptions(cache_interval=(0, 1, 2, 5, 9, 14)),
-    "`--guidance-interval 0.2-0.8`": SyncOptions(guidance_interval=(0.2, 0.8)),
     "`--solver dpmpp --steps 10 --cache-interval 1`": SyncOptions(solver="dpmpp", steps=10, cache_interval=1),
     "`--solver dpmpp --steps 10 --cache-interval 2`": SyncOptions(solver="dpmpp", steps=10, cache_interval=2),
     "`--solver dpmpp --steps 10 --cache-interval 3`": SyncOptions(solver="dpmpp", steps=10, cache_interval=3),
@@ -50,9 +46,9 @@ class StepTimes:
         return self.cached_ms / self.full_ms
 
 
-def full_step_equivalents(plan: Sequence[PlannedStep], cached_share: float) -> float:
+def full_step_equivalents(plan: Sequence[bool], cached_share: float) -> float:
     """The cost of a plan, in guided full steps; `cached_share`: time of a cached step over that of a full one."""
-    return sum((1.0 if step.full else cached_share) * (1.0 if step.guided else UNGUIDED_SHARE) for step in plan)
+    return sum(1.0 if full else cached_share for full in plan)
 
 
 def main() -> None:
@@ -71,13 +67,12 @@ def step_times(path: Path) -> StepTimes:
 def table(measured: list[StepTimes]) -> str:
     heads = [f"{times.resolution_px} px | loop" for times in measured]
     lines = [
-        f"| plan | full | cached | of them unguided | {' | '.join(heads)} |",
-        "|---|" + "---:|" * (3 + 2 * len(heads)),
+        f"| plan | full | cached | {' | '.join(heads)} |",
+        "|---|" + "---:|" * (2 + 2 * len(heads)),
     ]
     for name, options in PLANS.items():
         plan = plan_for(options)
-        full, unguided = sum(step.full for step in plan), sum(not step.guided for step in plan)
-        cells = [f"{full}", f"{len(plan) - full}", f"{unguided}"]
+        cells = [f"{sum(plan)}", f"{len(plan) - sum(plan)}"]
         for times in measured:
             cost = full_step_equivalents(plan, times.cached_share)
             cells += [f"{cost:.2f}", f"{cost * times.full_ms:.0f} ms"]

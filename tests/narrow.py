@@ -85,4 +85,4 @@ def write_sources(folder: Path, unet: UNetConfig = UNET, vae_widths: tuple[int, 
 def narrow_options(sources: Sources, out: Path, **fields: object) -> ExportOptions:
     """Export options for the narrow networks; `fields` as in `ExportOptions`."""
     defaults = {"resolution": RESOLUTION_PX, "frames": FRAMES}
-    return ExportOptions(unet=sources.unet, vae=sources.vae, whisper=sources.whisper, out=out, **(defaults | fields))
+    return ExportOptions(unet=sources.unet, vae=sources.vae, whisper=sources.whisper, output=out, **(defaults | fields))

@@ -22,7 +22,6 @@ from latentsync_trt.option_fields import choices_of, file_fields, from_texts
 
 NAMES = st.text("abc /ü.-", min_size=1, max_size=8).filter(str.strip)
 SPECIAL: dict[str, st.SearchStrategy[Any]] = {
-    "guidance_interval": st.sampled_from([(0.0, 1.0), (1e-9, 0.3), (0.1, 1 / 3)]),
     "cache_interval": st.sampled_from([3, (0,), (0, 3, 7)]),
     "face": st.sampled_from(["left", "index:3", "at:1.5,20"]),
     "speaker": st.lists(st.builds(lambda face, file: f"{face}={file}", st.integers(0, 9), NAMES), max_size=3),

@@ -104,19 +104,18 @@ def test_the_profile_and_the_context_model_have_the_sizes_of_the_engine(
     tmp_path: Path, provider: Provider, dynamic: bool
 ) -> None:
     toy = write_toy(tmp_path / "toy")
-    engines(tmp_path, bundle=toy, dynamic=dynamic, windows_per_batch=3 if dynamic else 1).open("denoise_step")
+    engines(tmp_path, bundle=toy, dynamic=dynamic).open("denoise_step")
     (order,) = provider.orders
     usual = (1, 4, FRAMES, 2, 2)
     # Nothing of what the bundle allows but a run does not use: an engine holds memory for its largest shape.
-    assert order.profile["latents"] == (usual, usual, (3, 4, FRAMES, 2, 2) if dynamic else usual)
+    assert order.profile["latents"] == (usual, usual, usual)
     assert set(order.profile) == {"latents", "conditioning", "audio", "history"}
     assert order.optimization_level == 3
-    entry, sizes = toy.manifest.graphs["denoise_step"], {"frames": FRAMES} | ({} if dynamic else {"windows": 1})
+    entry, sizes = toy.manifest.graphs["denoise_step"], {"frames": FRAMES, "windows": 1}
     assert order.inputs == described(entry.inputs, **sizes)
     assert order.outputs == described(entry.outputs, **sizes)
     assert ("timestep", "int64", ()) in order.inputs
-    latents = ("windows", 4, FRAMES, 2, 2) if dynamic else usual
-    assert ("next_latents", "float32", latents) in order.outputs
+    assert ("next_latents", "float32", usual) in order.outputs
     assert provider.asked[0][1].dimensions == {}  # a context model has no dimension left to set
 
 
@@ -160,7 +159,6 @@ def test_the_key_holds_what_changes_an_engine_and_nothing_else(
         return {engines(tmp_path, bundle=bundle, **change).key("denoise_step").digest for change in changes}
 
     changes: list[dict[str, Any]] = [
-        {"windows_per_batch": 3},
         {"provider_option": ("trt_builder_optimization_level=2",)},
     ]
     assert len(digests(toy, changes) | {plain.digest}) == len(changes) + 1

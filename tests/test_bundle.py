@@ -261,7 +261,7 @@ def test_other_files_are_not_replaced(tmp_path: Path) -> None:
         check_target(tmp_path)
     with pytest.raises(InputError, match="is a file"):
         check_target(tmp_path / "holiday.jpg")
-    with pytest.raises(InputError, match=r"--out .*: cannot be used"):
+    with pytest.raises(InputError, match=r"--output .*: cannot be used"):
         check_target(tmp_path / ("x" * 5000))
 
 

@@ -1,5 +1,6 @@
 """The command line: its help texts, its errors and exit codes, the demo."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -22,7 +23,7 @@ def run(*arguments: str) -> tuple[int, str, str]:
 
 
 def test_help_is_plain_text_in_groups() -> None:
-    out = run("sync", "--help")[1]
+    out = run("sync", "--help-all")[1]
     headings = [line.strip() for line in out.splitlines() if line.rstrip().endswith(":") and not line.startswith(" ")]
     groups = (
         "Input and output",
@@ -39,15 +40,30 @@ def test_help_is_plain_text_in_groups() -> None:
     assert out.isascii()
 
 
-def test_advanced_options_are_shown_by_help_all_only() -> None:
-    short, full = run("sync", "--help")[1], run("sync", "--help-all")[1]
-    options = {name for param in sync_command.params for name in param.opts if isinstance(param, click.Option)}
-    assert {name for name in options if f"{name} " in full or f"{name}/" in full} == options
-    assert "--crf" in short
-    for name in ("--steps", "--provider-option", "--device"):
-        assert name in full
-        assert f"{name} <" not in short
+def listed(*words: str) -> list[str]:
+    """The options that a help text lists."""
+    return re.findall(r"^ {2}(?:-\w {2}| {4})?(--[\w-]+)", run("sync", *words)[1], re.MULTILINE)
+
+
+def test_help_is_short_help_all_has_nearly_all_and_every_option_works() -> None:
+    short, full = listed("--help"), listed("--help-all")
+    assert (len(short), len(full)) == (14, 46)
+    assert {"--video", "--audio", "--output", "--preview", "--help-all"} < set(short) < set(full)
+    given = [param for param in sync_command.params if isinstance(param, click.Option)]
+    rare = {param.opts[0] for param in given} - set(full)
+    diagnosis = {"--audio-segments", "--cuda-graph", "--engine-cache", "--graph-variant", "--provider-option"}
+    assert rare == {*diagnosis, "--syncnet"}
+    assert set(full) - {param.opts[0] for param in given} == {"--help"}
     assert "--help-all" not in run("doctor", "--help")[1]
+
+
+def test_earlier_names_of_options_are_taken_and_not_shown(tmp_path: Path) -> None:
+    assert "--samples" not in run("calibrate", "--help")[1]
+    assert "--out " not in run("export", "--help")[1]
+    (tmp_path / "a.toml").write_text("[calibrate]\nsamples = 0\n")
+    for words in (("--samples", "0"), ("--windows", "0"), ("--config", str(tmp_path / "a.toml"))):
+        code, _, err = run("calibrate", *words)
+        assert (code, err) == (2, "error: --windows 0: not a whole number from 1 to 1024\n")
 
 
 def test_help_imports_nothing_heavy() -> None:

@@ -40,27 +40,23 @@ def denoiser(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[GraphDe
         yield model.denoiser
 
 
-# Full and cached steps, guided or not.
-G, g, U, u = (True, False), (True, True), (False, False), (False, True)
-Plan = tuple[tuple[bool, bool], ...]
-
-
-def run(denoiser: GraphDenoiser, seed: int = 1, plan: Plan = (G, g, g, G)) -> None:
+def run(denoiser: GraphDenoiser, seed: int = 1, plan: str = "full cached cached full", guidance: float = 1.5) -> None:
     """The steps of `plan`, each compared with what it should come to."""
     latents, conditioning, audio = toy_inputs(1, seed=seed)
-    denoiser.begin(WindowBatch(latents, conditioning, audio, 1.5))
+    denoiser.begin(WindowBatch(latents, conditioning, audio, guidance))
     wanted, hidden = latents, np.zeros_like(latents)
-    for guided, cached in plan:
-        denoiser.step(7, NO_COEFFICIENTS, cached=cached, guided=guided)
-        hidden = hidden if cached else (2 if guided else 1) * wanted
+    for kind in plan.split():
+        cached = kind == "cached"
+        denoiser.step(7, NO_COEFFICIENTS, cached=cached)
+        hidden = hidden if cached else (2 if guidance > 1 else 1) * wanted
         wanted = wanted + hidden
         assert np.abs(denoiser.latents() - wanted).max() <= SUM_OF_FEW * np.abs(wanted).max()
 
 
-@pytest.mark.parametrize("plan", [(G, g, g, G), (U, u, G, g, g, U, u), (U, G, U, U, u), (G, G, g, U)])
-def test_steps_of_all_kinds_alternate(denoiser: GraphDenoiser, plan: Plan) -> None:
-    run(denoiser, plan=plan)
-    run(denoiser, seed=2, plan=plan)  # on the buffers of the first batch
+@pytest.mark.parametrize("plan", ["full cached cached full", "full full cached full cached"])
+def test_batches_with_and_without_guidance_alternate(denoiser: GraphDenoiser, plan: str) -> None:
+    for guidance in (1.5, 1.0, 1.5, 1.0):  # the last ones on the buffers of the first
+        run(denoiser, plan=plan, guidance=guidance)
 
 
 def test_arrays_given_and_returned_share_no_memory_with_buffers(denoiser: GraphDenoiser) -> None:
@@ -75,9 +71,9 @@ def test_arrays_given_and_returned_share_no_memory_with_buffers(denoiser: GraphD
     assert all(np.array_equal(a, b) for a, b in zip(arrays, copies, strict=True))
 
 
-@pytest.mark.parametrize("plan", [(G, g, g), (G, g, g, G)])  # ends on either pair of states
+@pytest.mark.parametrize("plan", ["full cached cached", "full cached cached full"])  # ends on either pair of states
 def test_a_batch_of_the_same_size_makes_no_buffer(
-    denoiser: GraphDenoiser, plan: Plan, monkeypatch: pytest.MonkeyPatch
+    denoiser: GraphDenoiser, plan: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run(denoiser, plan=plan)
 
@@ -111,45 +107,34 @@ def test_after_release_a_batch_begins_anew(denoiser: GraphDenoiser) -> None:
     run(denoiser)
 
 
-def test_a_run_of_both_kinds_is_its_graphs_one_by_one() -> None:
-    """On the built-in networks, whose guided `hidden` has two halves and whose unguided one has one."""
+@pytest.mark.parametrize(("guidance", "halves"), [(2.5, 2), (1.0, 1)])
+def test_a_run_is_its_graphs_one_by_one(guidance: float, halves: int) -> None:
+    """On the built-in networks, whose `hidden` has two halves with guidance."""
     bundle = Bundle.load(small_bundle())
     random = np.random.default_rng(5)
     noise, conditioning = (random.standard_normal((1, n, f, 16, 16), np.float32) for n, f in ((4, 1), (9, 16)))
     audio = random.standard_normal((1, 16, 50, 32), np.float32)
-    schedule, plan = dpmpp_schedule(6), cache_plan(6, 2, guidance_interval=(0.3, 0.6))
-    assert [(step.guided, not step.full) for step in plan] == [U, G, g, G, U, u]
-    latents, hidden = np.ascontiguousarray(np.broadcast_to(noise, (1, 4, 16, 16, 16))), {}
+    schedule, plan = dpmpp_schedule(6), cache_plan(6, 2)
+    latents, hidden = np.ascontiguousarray(np.broadcast_to(noise, (1, 4, 16, 16, 16))), np.zeros(0)
     history = np.zeros_like(latents)
-    for step, planned in zip(schedule, plan, strict=True):
-        session = Session(bundle.graph_path(step_graph(guided=planned.guided, cached=not planned.full)))
+    for step, full in zip(schedule, plan, strict=True):
+        session = Session(bundle.graph_path(step_graph(guided=guidance > 1, cached=not full)))
         values = {
             "latents": latents,
             "conditioning": conditioning,
             "audio": audio,
             "timestep": np.array(step.timestep, np.int64),
-            "guidance": np.array(2.5, np.float32),
+            "guidance": np.array(guidance, np.float32),
             "history": history,
             "coefficients": step.coefficients,
         }
-        latents, history, *new = session.run(values | ({} if planned.full else {"hidden": hidden[planned.guided]}))
-        if planned.full:
-            hidden[planned.guided] = new[0]
-    assert {kind: array.shape[0] for kind, array in hidden.items()} == {False: 1, True: 2}
+        latents, history, *new = session.run(values | ({} if full else {"hidden": hidden}))
+        if full:
+            hidden = new[0]
+    assert hidden.shape[0] == halves
     with closing(opened(bundle)) as model:
-        found = denoise(model.denoiser, noise, conditioning, audio, 2.5, schedule, plan)
+        found = denoise(model.denoiser, noise, conditioning, audio, guidance, schedule, plan)
     assert np.array_equal(found, latents)
-
-
-@pytest.mark.parametrize("plan", [(G, U, g), (U, u, G, u)])
-def test_a_cached_step_needs_a_full_one_of_its_kind(denoiser: GraphDenoiser, plan: Plan) -> None:
-    denoiser.begin(WindowBatch(*toy_inputs(1), 1.5))
-    for guided, cached in plan[:-1]:
-        denoiser.step(7, NO_COEFFICIENTS, cached=cached, guided=guided)
-    guided, cached = plan[-1]
-    kind = "guided" if guided else "unguided"
-    with pytest.raises(InferenceError, match=f"needs a full step before it, here a full {kind} step"):
-        denoiser.step(7, NO_COEFFICIENTS, cached=cached, guided=guided)
 
 
 def test_batches_may_differ_in_size_within_the_range(tmp_path: Path) -> None:

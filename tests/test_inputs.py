@@ -37,7 +37,7 @@ WRONG = {
     "no video": (("--video", "gone.mp4"), "gone.mp4: no such file"),
     "no folder for the output": (("--output", f"{__file__}/out.mp4"), "is a file; name a folder"),
     "a bundle": (("--bundle", "no-such-bundle"), "no-such-bundle: no bundle"),
-    "an encoder": (("--encoder", "nvenc"), "the encoder h264_nvenc"),
+    "an encoder": (("--encoder", "nvenc"), "h264_nvenc does not open"),
 }
 
 

@@ -1,9 +1,11 @@
-"""The denoising loop, over denoisers whose answer is known; which steps are full, cached and guided."""
+"""The denoising loop, over denoisers whose answer is known; which steps are full and cached."""
+
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
 
-from latentsync_trt.diffusion import PlannedStep, cache_plan, conditioning, ddim_schedule, denoise, initial_noise
+from latentsync_trt.diffusion import cache_plan, conditioning, ddim_schedule, denoise, initial_noise
 from latentsync_trt.types import WindowBatch
 
 FLOAT32_LOOP = 1e-5
@@ -17,16 +19,14 @@ class LinearDenoiser:
 
     def __init__(self) -> None:
         self.calls: list[tuple[int, bool]] = []
-        self.guided: list[bool] = []
         self.started: WindowBatch
 
     def begin(self, batch):
         self.started = batch
         self._x, self._eps = batch.latents, np.zeros_like(batch.latents)
 
-    def step(self, timestep, coefficients, *, cached, guided):
+    def step(self, timestep, coefficients, *, cached):
         self.calls.append((timestep, cached))
-        self.guided.append(guided)
         if not cached:
             self._eps = np.float32(SLOPE) * self._x
         self._x = coefficients[0] * self._x + coefficients[1] * self._eps
@@ -69,12 +69,9 @@ def test_inputs_reach_the_denoiser_whole(inputs):
     assert batch.guidance == 1.5
 
 
-def test_plan_decides_which_steps_are_cached_and_guided(inputs):
-    schedule, denoiser = ddim_schedule(5), LinearDenoiser()
-    plan = cache_plan(5, 2, guidance_interval=(0.2, 0.8))
-    denoise(denoiser, **inputs, guidance=1.5, schedule=schedule, plan=plan)
-    assert denoiser.guided == [False, True, True, True, False]
-    assert [cached for _, cached in denoiser.calls] == [False, False, True, False, False]
+def test_plan_decides_which_steps_are_cached(inputs):
+    _, denoiser, _ = run(inputs, steps=5, interval=2)
+    assert [cached for _, cached in denoiser.calls] == [False, True, False, True, False]
 
 
 def test_noise_is_the_seeds_own():
@@ -98,29 +95,10 @@ def test_conditioning_is_mask_masked_reference():
     assert np.array_equal(found[1, 5:, 2], reference[1, 2])
 
 
-def full(plan: tuple[PlannedStep, ...]) -> list[int]:
-    return [number for number, step in enumerate(plan) if step.full]
-
-
-def guided(plan: tuple[PlannedStep, ...]) -> list[int]:
-    return [number for number, step in enumerate(plan) if step.guided]
-
-
 @pytest.mark.parametrize(
-    ("steps", "interval", "wanted"),
-    [
-        (20, (0.0, 1.0), range(20)),
-        (10, (0.7, 1.0), range(7, 10)),  # 0.7 × 10 is more than 7 in binary fractions
-        (10, (0.1, 0.3), range(1, 3)),  # and 0.1 × 3 more than 0.3
-        (8, (0.2, 0.8), range(1, 7)),
-        (4, (0.3, 0.301), range(1, 2)),
-    ],
+    ("interval", "full"), [(1, range(7)), (3, (0, 3, 6)), (9, (0,)), ((0, 1, 4), (0, 1, 4))], ids=str
 )
-def test_steps_that_overlap_the_interval_are_guided(steps: int, interval: tuple[float, float], wanted: range) -> None:
-    assert guided(cache_plan(steps, 3, guidance_interval=interval)) == list(wanted)
-
-
-def test_the_whole_network_runs_where_guidance_starts_or_ends() -> None:
-    plan = cache_plan(20, 3, guidance_interval=(0.2, 0.8))
-    assert full(plan) == [0, 3, 4, 7, 10, 13, 16, 19]
-    assert full(cache_plan(20, (0, 9), guidance_interval=(0.2, 0.8))) == [0, 4, 9, 16]
+def test_steps_of_the_interval_or_of_the_list_run_the_whole_network(
+    interval: int | tuple[int, ...], full: Sequence[int]
+) -> None:
+    assert [step for step, is_full in enumerate(cache_plan(7, interval)) if is_full] == [*full]

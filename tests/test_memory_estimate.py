@@ -83,19 +83,19 @@ def test_engines_need_as_much_as_the_cuda_variant_until_they_say_what_they_take(
         (None, MemoryPlan("pipelined")),
         (7, MemoryPlan("one network at a time")),
         (9, MemoryPlan("in turn")),
-        (13, MemoryPlan("in turn", cuda_graph=True, windows_per_batch=2)),
+        (13, MemoryPlan("in turn", cuda_graph=True)),
         (15, MemoryPlan("pipelined")),
-        (18, MemoryPlan("pipelined", cuda_graph=True, windows_per_batch=2)),
-        (80, MemoryPlan("pipelined", cuda_graph=True, windows_per_batch=4)),
+        (18, MemoryPlan("pipelined", cuda_graph=True)),
+        (80, MemoryPlan("pipelined", cuda_graph=True)),
     ],
 )
 @pytest.mark.parametrize("cuda_graph", [None, True, False])
 def test_a_model_is_opened_as_memory_allows(
     published: Manifest, free_gb: int | None, plan: MemoryPlan, cuda_graph: bool | None
 ) -> None:
-    """At 512 px, with graphs made for CUDA that take up to 4 windows; CUDA graphs where there is room, or as asked."""
+    """At 512 px, with graphs made for CUDA; CUDA graphs where there is room, or as asked."""
     manifest = replace(published, resolution_px=512)
     needed = partial(needed_bytes, manifest, provider=CUDA, variant="cuda")
     free_bytes = None if free_gb is None else free_gb * GB
-    found = plan_memory(needed, window_bytes(manifest), free_bytes, cuda_graph=cuda_graph, most_windows=4)
+    found = plan_memory(needed, free_bytes, cuda_graph=cuda_graph)
     assert found == (plan if cuda_graph is None else replace(plan, cuda_graph=cuda_graph))

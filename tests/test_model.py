@@ -88,7 +88,7 @@ def test_too_little_memory_does_not_change_the_provider(
 def test_on_a_gpu_each_graph_runs_once_before_it_is_used(
     make: DemoModels, builder: CopyBuilder, selection: Selection, runs: int
 ) -> None:
-    model = make(selection, graphs_for(SyncOptions(steps=8, guidance_interval=(0.5, 1.0))))
+    model = make(selection, [*graphs_for(SyncOptions()), *graphs_for(SyncOptions(guidance=1))])
     steps = {step_graph(guided=guided, cached=cached) for guided in (True, False) for cached in (True, False)}
     # The VAE encodes masked faces and whole ones.
     expected = dict.fromkeys({"audio_encoder", "vae_decoder", *steps}, runs) | {"vae_encoder": 2 * runs}

@@ -67,9 +67,9 @@ def test_speakers_are_objects_or_text() -> None:
 
 
 EVERY = """
---preset fast --steps 9 --solver ddim --guidance 1.75 --guidance-interval 0.2-0.85 --seed 7 --cache-interval 0,1,5
+--preset fast --steps 9 --solver ddim --guidance 1.75 --seed 7 --cache-interval 0,1,5
 --turns t.rttm --faces f.json --paste mask --enhancer sharp --fps 25
---length longest --extend hold --start 2.5 --end 1:00:00 --offset -40 --mix m.wav --silence model --codec prores
+--length longest --extend loop --start 2.5 --end 1:00:00 --offset -40 --mix m.wav --silence model --codec prores
 --audio-segments public
 --encoder prores:hq --crf 20 --no-mark --c2pa c.pem --overwrite --resume --strict
 --report page.html --resolution 320 --speaker 0=a.wav --speaker 2=b.wav
@@ -93,7 +93,7 @@ def parsed(cls: type[Any], words: list[str]) -> Any:
 def test_options_come_back_from_the_command_line() -> None:
     every = parsed(SyncOptions, EVERY.split())
     at_default = [spec.name for spec in fields(every) if getattr(every, spec.name) == spec.default]
-    assert at_default == ["face"]  # which exclude others
+    assert at_default == ["face", "preview_s"]  # which exclude others
     for options in (every, SyncOptions(cache_interval=4, face="at:10,20.5")):
         assert parsed(SyncOptions, command_line(options)) == options
 
@@ -146,9 +146,6 @@ WRONG = [
     *(({"cache_interval": value}, "--cache-interval .*: not a number") for value in (0, (0, 3, 3), (0, 2.5))),
     ({"cache_interval": (1, 3)}, "--cache-interval 1,3: does not ascend from 0"),
     ({"cache_interval": (0, 4), "preset": "fast"}, "at most 3"),
-    ({"guidance_interval": (0.5, 0.5)}, "--guidance-interval 0.5,0.5: not two ascending fractions"),
-    ({"guidance_interval": (float("nan"), 1.0)}, "--guidance-interval nan,1.0: not two"),
-    ({"guidance_interval": (0.2, 0.8), "guidance": 1.0}, "--guidance 1 uses no guidance at any step"),
     ({"start": 3, "end": 3}, "--end 3: is not after --start 3"),
     ({"end": float("nan")}, "--end nan: not a time"),
     ({"start": "1:77"}, "--start 1:77: not a time"),
@@ -171,7 +168,6 @@ ADA = Gpu(1, "NVIDIA GeForce RTX 4090", "8.9", 24 * 1024**3, "0000:01:00.0")
 VALUES: list[tuple[str, Any]] = [
     ("dynamic", True),
     ("dynamic", False),
-    ("windows_per_batch", 2),
     ("device", 1),
     ("provider_option", ("trt_builder_optimization_level=4", "gpu_mem_limit=1")),
     ("cuda_graph", True),
@@ -196,7 +192,6 @@ def test_runtime_options_come_back_from_the_command_line() -> None:
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"windows_per_batch": 0}, "--windows-per-batch 0: not a whole number from 1 to 64"),
         ({"device": -1}, "--device -1: not different numbers of GPUs from 0 to 63"),
         ({"device": "0,1,0"}, "--device 0,1,0: not different numbers"),
         ({"device": "every"}, "--device every: not"),
@@ -218,13 +213,13 @@ def test_values_outside_their_limits_are_refused(fields: dict[str, Any], words: 
     [
         ("cpu", {"dynamic": True}, "bundle demo has fixed shapes; export it with `--dynamic`, or leave --dynamic out"),
         ("cpu", {"cuda_graph": True}, "--cuda-graph: not with provider cpu, only on a GPU"),
-        ("toy", {"cuda_graph": True, "windows_per_batch": 2}, "--cuda-graph goes with fixed shapes: use --static"),
+        ("toy", {"cuda_graph": True, "dynamic": True}, "--cuda-graph goes with fixed shapes: use --static"),
     ],
 )
 def test_what_a_bundle_or_provider_lacks(tmp_path: Path, provider: str, options: dict[str, Any], words: str) -> None:
     dynamic = provider == "toy"
     bundle = write_toy(tmp_path / "toy") if dynamic else Bundle.load(small_bundle(), verify=False)
-    selection = Selection("tensorrt" if dynamic else provider, gpu=None if provider == "cpu" else ADA)  # type: ignore[arg-type]
+    selection = Selection("cuda" if dynamic else provider, gpu=None if provider == "cpu" else ADA)  # type: ignore[arg-type]
     with pytest.raises(InputError, match=words):
         SessionFactory(bundle, selection, RuntimeOptions(**options), EngineCache(tmp_path / "cache"), lambda text: None)
 
@@ -239,7 +234,7 @@ def test_engines_cover_what_a_run_uses_of_a_dynamic_bundle() -> None:
         DimensionRange(32, 64, 64),
     )
     bundle = dict(zip(names, spans, strict=True))
-    used = engine_ranges(bundle, None)
+    used = engine_ranges(bundle)
     assert {name: astuple(span) for name, span in used.items()} == {
         "windows": (1, 1, 1),
         "frames": (16, 16, 16),
@@ -247,9 +242,7 @@ def test_engines_cover_what_a_run_uses_of_a_dynamic_bundle() -> None:
         "segments": (1, 1, 1),
         "latent_height": (32, 64, 64),
     }
-    assert engine_ranges(bundle, 3)["windows"] == DimensionRange(1, 1, 3)
-    assert engine_ranges(bundle, 9)["windows"] == DimensionRange(1, 1, 4)
-    assert engine_ranges({}, 2) == {}
+    assert engine_ranges({}) == {}
 
 
 ANY = (

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from latentsync_trt.config import SyncOptions
+from latentsync_trt.sync import paint
 from latentsync_trt.sync.faces import FrameJob, Target
 from latentsync_trt.sync.inpaint import Inpainter
 from latentsync_trt.sync.paint import Pace, Painter, in_order
@@ -55,14 +56,13 @@ class AddsAudio:
         return self._result
 
 
-def inpainter(denoiser: AddsAudio, windows_per_batch: int) -> Inpainter:
+def inpainter(denoiser: AddsAudio) -> Inpainter:
     return Inpainter(
         codec=Codec(),
         denoiser=denoiser,
         options=SyncOptions(steps=1, solver="ddim"),
         side_px=SIDE_PX,
         noise=np.zeros((1, 4, 1, LATENT_PX, LATENT_PX), np.float32),
-        windows_per_batch=windows_per_batch,
     )
 
 
@@ -100,7 +100,7 @@ def painted(
     pace: Pace | None = None,
 ) -> Generator[FrameJob, None, None]:
     """The stages of painting, one after another in one thread."""
-    stages = Painter(inpainter(denoiser, at_once), audio_windows, StageClock(), pace or Pace(0.0, frames_done))
+    stages = Painter(inpainter(denoiser), audio_windows, StageClock(), pace or Pace(0.0, frames_done))
     batches = in_batches(gather(found, FRAMES, streams, frames_done), at_once, FRAMES)
     return in_order((stages.decode(stages.denoise(stages.encode(batch))) for batch in batches), frames_done)
 
@@ -117,16 +117,31 @@ def assert_own_mouths(found: list[FrameJob], tracks: Sequence[set[int]], frames_
             np.testing.assert_allclose(target.painted, own_mouth(job.frame.index, target.track_id), atol=1)
 
 
-@pytest.mark.parametrize(
-    ("at_once", "frames_done", "batches"), [(1, 0, [1, 1, 1, 1]), (2, 0, [2, 2]), (3, 0, [3, 1]), (1, 5, [1, 1, 1])]
-)
-def test_every_frame_gets_its_own_mouth(at_once: int, frames_done: int, batches: list[int]) -> None:
+@pytest.mark.parametrize(("at_once", "frames_done", "windows"), [(1, 0, 4), (2, 0, 4), (3, 0, 4), (1, 5, 3)])
+def test_every_frame_gets_its_own_mouth(at_once: int, frames_done: int, windows: int) -> None:
     tracks: list[set[int]] = [{0}] * 9 + [set()] * 2 + [{1}] * 3  # two windows, one shifted back, and one mirrored
     denoiser, pace = AddsAudio(), Pace(0.0, frames_done)
     found = list(painted(jobs(tracks), denoiser, at_once, frames_done=frames_done, pace=pace))
-    assert denoiser.batches == batches
-    assert pace.windows == sum(batches)
+    assert denoiser.batches == [1] * windows
+    assert pace.windows == windows
     assert_own_mouths(found, tracks, frames_done)
+
+
+def test_time_left_counts_what_is_left_to_paint(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 100 frames, 40 to 80 are painted, in windows of 16 that take 8 s each from the 10th second on."""
+    now_s = 20.0
+    monkeypatch.setattr(paint, "perf_counter", lambda: now_s)
+    pace = Pace(10.0, 0, range(40, 80), 16, begun_s=12.0)
+    assert (pace.frames_per_s(30), pace.seconds_left(30, 100)) == (0, None)
+    pace.painted(1, 56)
+    assert (pace.frames_per_s(41), pace.seconds_left(41, 100)) == (2, 2 * 8 + 1)  # whole windows, and 20 quick frames
+    now_s = 26.0
+    assert pace.seconds_left(56, 100) == 11
+    now_s = 28.0
+    pace.painted(1, 72)
+    pace.painted(1, 80)
+    now_s = 30.0
+    assert (pace.frames_per_s(90), pace.seconds_left(90, 100)) == (2.5, 0.4)  # what is only written makes none faster
 
 
 runs = st.tuples(st.sets(st.integers(0, 2)), st.integers(1, 3 * FRAMES) | st.sampled_from([1, 40 * FRAMES]))
@@ -158,7 +173,6 @@ def test_any_pattern_of_tracks_leaves_in_order_and_in_time(
         found.append(job)
     assert_own_mouths(found, tracks, frames_done)
     assert most_held <= (at_once + streams) * FRAMES
-    assert max(denoiser.batches, default=0) <= at_once
 
 
 # Windows use every frame of every track exactly once, in order.

@@ -34,7 +34,7 @@ def numbers(frames: list[Frame]) -> list[int]:
     return [number_of(frame.rgb) for frame in frames]
 
 
-@pytest.mark.parametrize("extend", ["pingpong", "loop", "hold"])
+@pytest.mark.parametrize("extend", ["pingpong", "loop"])
 @pytest.mark.parametrize("name", ["still.jpg", "still.webp", "100%d.png"])
 def test_a_still_picture_is_held_at_the_models_rate(tmp_path: Path, name: str, extend: Extend) -> None:
     pictures(6)[5].save(tmp_path / name)

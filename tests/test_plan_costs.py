@@ -14,8 +14,6 @@ def test_the_table_is_up_to_date() -> None:
     assert all(f"`--preset {name}`" in found for name in PRESETS)
 
 
-def test_cost_counts_full_cached_and_unguided_steps() -> None:
+def test_cost_counts_full_and_cached_steps() -> None:
     assert full_step_equivalents(cache_plan(20, 1), 0.12) == 20
     assert full_step_equivalents(cache_plan(20, 3), 0.12) == pytest.approx(7 + 13 * 0.12)
-    half = cache_plan(20, 3, guidance_interval=(0.2, 0.8))
-    assert full_step_equivalents(half, 0.12) == pytest.approx(4 + 8 * 0.12 + (4 + 4 * 0.12) / 2)

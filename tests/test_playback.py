@@ -55,7 +55,7 @@ def shown_once(film: Film, extend: Extend, duration_s: Fraction, delay_s: Fracti
         shown.append((at_s, number))
         at_s += film.durations_s[number]
         ends = (turns or count == 1) if extend == "pingpong" else turns
-        if ends and (extend == "hold" or count == 1 or duration_s - at_s < HELD_S):
+        if ends and (count == 1 or duration_s - at_s < HELD_S):
             while at_s < duration_s:
                 shown.append((at_s, number))
                 at_s += film.period_s
@@ -65,7 +65,7 @@ def shown_once(film: Film, extend: Extend, duration_s: Fraction, delay_s: Fracti
 
 @given(
     durations,
-    st.sampled_from(["pingpong", "loop", "hold"]),
+    st.sampled_from(["pingpong", "loop"]),
     st.fractions(0, 9, max_denominator=50),
     st.fractions(0, 2, max_denominator=100),
 )

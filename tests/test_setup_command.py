@@ -122,7 +122,7 @@ def test_interrupted_anywhere_the_same_command_goes_on(
     assert code == 0, err
     assert (len(server.requests), len(exported)) == (asked, 2)
     assert (exported[1].precision, exported[1].cuda_form) == ("fp32", False)
-    assert default_bundle()[1] == "chosen with `use`"
+    assert default_bundle()[1] == "chosen with `setup --use`"
     bundle = checkpoints / f"1.6-{RESOLUTION_PX}-fp32"
     assert out.splitlines()[-1] == f"{bundle}: ready; next: latentsync-trt sync in.mp4 speech.wav"
     assert self_test.calls == [("cpu", demo_folder().name, tuple(read_manifest(demo_folder()).graphs))] * 2

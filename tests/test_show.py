@@ -1,6 +1,7 @@
 """What commands print besides their results: progress where there is no terminal, and the summary of a run."""
 
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
@@ -33,7 +34,7 @@ LIPS = LipMeasure(0, 480, "follows", agreement=0.612, distinct=3.84, late_ms=Non
 
 
 def printed(capsys: pytest.CaptureFixture[str], measures: Measures, *, verbose: bool = False) -> list[str]:
-    show_report(replace(REPORT, quality=measures), new_notices(), 35.5, verbose=verbose)
+    show_report(replace(REPORT, quality=measures), new_notices(), Path("page.html"), verbose=verbose)
     return capsys.readouterr().out.splitlines()
 
 
@@ -41,12 +42,13 @@ def test_the_summary_ends_with_a_verdict(capsys: pytest.CaptureFixture[str]) -> 
     measures = Measures((LIPS,), color=0.3, sharpness=0.87)
     lines = [
         "out.mp4: 500 frames (20.00 s), face in 480, with 1.6-512-fp16 on cuda",
-        "time: 35.5 s = 10.5 s start-up + 24.0 s at 20.0 frames/s + 1.0 s end",
-        "busy: paint 24.0 s",
+        "time: 32.0 s = 7.0 s start-up + 24.0 s at 20.0 frames/s + 1.0 s end",
     ]
-    assert printed(capsys, measures) == [*lines, "lips follow the speech"]
+    assert printed(capsys, measures) == [*lines, "page.html: report", "lips follow the speech"]
     assert printed(capsys, measures, verbose=True) == [
         *lines,
+        "busy: paint 24.0 s",
+        "page.html: report",
         "lips: lips follow the speech; agreement 0.61, 3.8 deviations above chance, shut in 97% of the silence",
         "picture: color 0.3 off (Lab), sharpness 87% of the source's",
         "lips follow the speech",
@@ -56,6 +58,10 @@ def test_the_summary_ends_with_a_verdict(capsys: pytest.CaptureFixture[str]) -> 
 @pytest.mark.parametrize(
     ("measures", "verdict"),
     [
+        (
+            Measures((LIPS,), alarm="a smear (color 12 off): other weights"),
+            "alarm: a smear (color 12 off): other weights",
+        ),
         (Measures((replace(LIPS, late_ms=240),)), "lips follow the speech, 240 ms late"),
         (Measures((replace(LIPS, late_ms=-200),)), "lips follow the speech, 200 ms early"),
         (Measures((LIPS,), alarm="a smear"), "alarm: a smear"),
@@ -104,13 +110,22 @@ def test_time_left_counts_down_between_frames(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("time.monotonic", lambda: 130.0)
     task = SimpleNamespace(fields={"progress": Progress("lip-sync", 16, 176, frames_per_s=2.0), "told_s": 100.0})
     assert str(TimeLeft().render(cast(Task, task))) == "2.0 frames/s, 0:00:50 left"
+    task.fields["told_s"] = 0.0  # the last window takes longer than told
+    assert str(TimeLeft().render(cast(Task, task))) == "2.0 frames/s, finishing"
+    for stage, total in (("finishing", 176), ("lip-sync", None)):
+        task.fields["progress"] = Progress(stage, 176, total)
+        assert not str(TimeLeft().render(cast(Task, task)))
 
 
 def test_each_notice_is_printed_once(capsys: pytest.CaptureFixture[str]) -> None:
     notices = new_notices()
     notices.add("building engines")
-    show_report(replace(REPORT, notices=("building engines", "the picture starts again")), notices)
-    assert capsys.readouterr().err == "note: building engines\nnote: the picture starts again\n"
+    alarm = "a smear (color 12 off): other weights"
+    told = replace(REPORT, notices=("building engines", alarm), quality=Measures((LIPS,), alarm=alarm))
+    show_report(told, notices)
+    printed = capsys.readouterr()
+    assert printed.err == f"note: building engines\nnote: {alarm}\n"
+    assert printed.out.splitlines()[-1] == "alarm: a smear"
 
 
 def test_a_line_after_half_a_minute_of_a_slow_or_endless_stage() -> None:

@@ -13,6 +13,7 @@ import rich_click as click
 from latentsync_trt.cli import COMMANDS, main
 from latentsync_trt.config import RuntimeOptions, SyncOptions
 from latentsync_trt.export.export_options import ExportOptions
+from latentsync_trt.option_fields import flag_name
 from latentsync_trt.serve.admission import Limits
 from scripts.site.facts import facts, pages, updated
 from tests.conftest import REPOSITORY
@@ -52,7 +53,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_every_option_has_an_anchor_with_its_help(site: Path, options: type) -> None:
     page = (site / "options.html").read_text(encoding="utf-8")
     for spec in fields(options):
-        pattern = rf'<h4 id="(?:\w+-)?{spec.name.replace("_", "-")}".*?(?=<h[234] )'
+        pattern = rf'<h4 id="(?:\w+-)?{flag_name(spec.name)[2:]}".*?(?=<h[234] )'
         entries = [unescape(re.sub(r"<[^>]+>", "", found)) for found in re.findall(pattern, page, re.DOTALL)]
         help_text = re.sub(r"\[default: .*\]$", "", spec.metadata["help"]).replace("`", "")
         assert any(" ".join(help_text.split()) in " ".join(entry.split()) for entry in entries), spec.name

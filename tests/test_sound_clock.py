@@ -49,7 +49,7 @@ def written(
     frames = frames or ceil((audio_duration_s(sound) + delay_s) * MODEL_FPS)
     output, clip = folder / f"out{suffix}", write_video(folder / "clip.mp4", numbered(2))
     with open_writer(output, None, audio=sound, audio_delay_s=delay_s) as writer:
-        for frame in read_frames(clip, Playback(Fraction(MODEL_FPS), Fraction(frames, MODEL_FPS), "hold")):
+        for frame in read_frames(clip, Playback(Fraction(MODEL_FPS), Fraction(frames, MODEL_FPS), "loop")):
             writer.write(frame)
     with av.open(str(output)) as container:
         return output, container.streams.audio[0].codec_context.codec.canonical_name
@@ -116,7 +116,7 @@ def test_joined_recordings_are_heard_as_they_are_played(tmp_path: Path, start_s:
     assert np.allclose(read, [AAC_BLOCK / 44100 + 0.5, start_s + 0.5], atol=IN_TIME_S)
     clip, output = write_video(tmp_path / "clip.mp4", numbered(2)), tmp_path / "out.mp4"
     with open_writer(output, None, audio=sound) as writer:
-        for frame in read_frames(clip, Playback(Fraction(MODEL_FPS), audio_duration_s(sound), "hold")):
+        for frame in read_frames(clip, Playback(Fraction(MODEL_FPS), audio_duration_s(sound), "loop")):
             writer.write(frame)
     assert np.allclose(clicks_played(output), read, atol=IN_TIME_S)
     assert why_encoded in "".join(writer.notices)

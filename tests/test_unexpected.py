@@ -90,7 +90,6 @@ ESCAPED = r"a\u202e\u2066\u200f"
         ("faces NAME.mp4", 2),
         ("cache ls --engine-cache NAME", 0),
         ("build --bundle checkpoints/NAME --provider cpu", 0),
-        ("use", 0),
         ("doctor", 0),
     ],
 )

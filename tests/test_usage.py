@@ -37,7 +37,13 @@ WRONG_USAGE = [
     (f"{SYNC} --output there.mp4", "there.mp4: exists already; choose another name, or replace it with --overwrite"),
     (f"{SYNC} --output there.mp4 --resume", "there.mp4: exists already"),
     ("sync in.mp4 in.wav --bundle SMALL --codec prores", "in-synced.mov: exists already"),
-    (f"{SYNC} --guidance-interval 0.8-0.2", "not two ascending"),
+    (f"{SYNC} --steps 0", "not a whole number from 1"),
+    ("sync in.wav in.mp4 --bundle SMALL", "in.wav: has no picture, but the audio in.mp4 has one; did you swap them?"),
+    ("sync https://host/in.mp4 in.wav", "download it first, or use `latentsync-trt batch`, which reads addresses"),
+    (f"{SYNC} --encoder nvenc", "NVENC needs an NVIDIA GPU that encodes h264, and its driver; use --encoder x264"),
+    (f"{SYNC} --resolution 192", "--resolution 192: the built-in bundle is made for"),
+    ("export --unet none.pt", "none.pt: no such file or folder"),
+    ("export --syncnet none.pt", "none.pt: no such file"),
     (f"{SYNC} --dynamic --provider cpu", "has fixed shapes"),
     ("sync --video in.mp4 --audio in.wav --bundle none", "none: no bundle there nor in"),
     ("build --bundle http://host/bundle", "bundle http://host/bundle: is a URL"),
@@ -55,7 +61,7 @@ WRONG_USAGE = [
         "--keep lips: fits no layer of demo; its layers have",
     ),
     ("calibrate --bundle SMALL --clips folder.json", "no video in it"),
-    ("calibrate --bundle SMALL --video in.mp4 --out in.wav", "--out in.wav: is a file; name a folder"),
+    ("calibrate --bundle SMALL --video in.mp4 --out in.wav", "--output in.wav: is a file; name a folder"),
     ("calibrate --bundle SMALL --audio in.wav", "--audio: needs --video"),
     ("compare in.mp4 SMALL", "give two bundles or two videos"),
     ("compare SMALL SMALL --out report.pdf", "end it with .html"),
@@ -131,6 +137,11 @@ def call(line: str, *more: str) -> tuple[int, str, str]:
 
 
 @pytest.mark.usefixtures("place")
+def test_a_name_unlike_all_others_brings_no_suggestion() -> None:
+    assert call("sync out.mp4 in.wav --bundle SMALL") == (2, "", "error: out.mp4: no such file\n")
+
+
+@pytest.mark.usefixtures("place")
 @pytest.mark.parametrize(
     ("line", "words", "code"), [(*case, 2) for case in WRONG_USAGE] + [(*case, 1) for case in FAILED]
 )
@@ -188,7 +199,7 @@ def test_quiet_and_json_print_nothing_else(line: str) -> None:
 @pytest.mark.parametrize("value", [LONG, "in.wav", "none/none"])
 def test_folders_named_by_variables_may_be_wrong(variable: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(variable, value)
-    for line in ("doctor", "use", "cache ls", "build"):
+    for line in ("doctor", "setup --use none", "cache ls", "build"):
         code, out, err = call(line)
         assert code in (0, 1, 2)
         assert out or err.startswith("error: ")
@@ -200,6 +211,6 @@ def test_a_pipe_that_cannot_encode_our_signs_gets_codes_for_them(tmp_path: Path)
     script = "import sys; from latentsync_trt.cli import main; main(sys.argv[1:])"
     make_bundle(tmp_path / "引擎")
     environment = {**os.environ, "PYTHONUTF8": "0", "PYTHONIOENCODING": "cp1252", CHECKPOINTS_VARIABLE: str(tmp_path)}
-    done = subprocess.run([sys.executable, "-c", script, "use"], env=environment, capture_output=True, timeout=600)
+    done = subprocess.run([sys.executable, "-c", script, "doctor"], env=environment, capture_output=True, timeout=600)
     assert (done.returncode, done.stderr) == (0, b"")
-    assert done.stdout.startswith(rb"* \u5f15\u64ce (model 1.6")
+    assert rb"\u5f15\u64ce: model 1.6" in done.stdout

@@ -27,6 +27,10 @@ class SpeakerTurns:
         position = bisect(self.spans_s, time_s, key=itemgetter(0)) - 1
         return position >= 0 and time_s < self.spans_s[position][1]
 
+    def later(self, by_s: Fraction) -> "SpeakerTurns":
+        """The same, `by_s` later."""
+        return SpeakerTurns(tuple((start_s + by_s, end_s + by_s) for start_s, end_s in self.spans_s))
+
 
 def read_turns(path: Path, at_s: Fraction = Fraction(0)) -> dict[str, SpeakerTurns]:
     """The turns of every speaker, by name, in the order of their first turns, longer by `MARGIN_S` at both ends.

@@ -67,7 +67,7 @@ class BatchRow:
     @property
     def cost(self) -> float:
         """Expected work: seconds of video times full denoising steps; infinite where the length is unknown."""
-        return inf if self.length_s is None else self.length_s * sum(step.full for step in plan_for(self.task.options))
+        return inf if self.length_s is None else self.length_s * sum(plan_for(self.task.options))
 
 
 def read_rows(source: Path, defaults: SyncOptions, out: str | None = None) -> tuple[list[BatchRow], list[Problem]]:

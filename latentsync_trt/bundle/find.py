@@ -87,12 +87,12 @@ def find_bundle(name: str | None) -> tuple[Path, str]:
 def _default() -> tuple[Path, str]:
     chosen, exported, root = remembered_choice(), exported_bundles(), checkpoints_folder()
     if chosen is not None and root / chosen in exported:
-        return root / chosen, "chosen with `use`"
+        return root / chosen, "chosen with `setup --use`"
     if chosen is None and len(exported) == 1:
         return exported[0], "the only exported one"
     gone = f"{root / CHOICE_NAME}: names {chosen!r}, but there is no such bundle; " if chosen is not None else ""
     found = f"{len(exported)} exported bundles: {', '.join(map(describe, exported))}; say which with `--bundle NAME`"
-    cure = f"{found}, or choose one for all commands with `latentsync-trt use NAME`"
+    cure = f"{found}, or choose one for all commands with `latentsync-trt setup --use NAME`"
     if not exported:
         cure = "no exported bundle; get one with `latentsync-trt setup`, or try the small one with `--bundle demo`"
     raise BundleError(f"{gone}{root}: {cure}", usage=True)
@@ -113,7 +113,9 @@ def remembered_choice() -> str | None:
     try:
         return path.read_text(encoding="utf-8").strip() if exists(path) else None
     except (OSError, ValueError) as error:
-        raise BundleError(f"{path}: cannot be read ({error}); choose again with `latentsync-trt use NAME`") from error
+        raise BundleError(
+            f"{path}: cannot be read ({error}); choose again with `latentsync-trt setup --use NAME`"
+        ) from error
 
 
 def remember(name: str) -> Path:

@@ -180,7 +180,9 @@ class Manifest:
     def notices_at(self, resolution_px: int) -> list[str]:
         """That the model is the small built-in one, or was trained at another resolution."""
         if self.model == DEMO_NAME:
-            return [f"the built-in model is {note}" for note in self.notes]
+            return [
+                "the built-in model is small and knows the demo's face only; latentsync-trt setup makes one for any"
+            ]
         trained_px = MODEL_RESOLUTION_PX.get(self.model, resolution_px)
         if trained_px == resolution_px:
             return []
@@ -196,6 +198,9 @@ def resolution_of(manifest: Manifest, options: SyncOptions, runtime: RuntimeOpti
     wanted_px, own_px, others_px = options.resolution, manifest.resolution_px, manifest.resolutions_px
     if wanted_px in (None, own_px):
         return own_px
+    if wanted_px not in others_px and manifest.model == DEMO_NAME:
+        cure = "leave it out, or name another bundle with --bundle"
+        raise InputError(f"--resolution {wanted_px}: the built-in bundle is made for {own_px} px only; {cure}")
     if wanted_px not in others_px:
         shown = f"{others_px[0]} to {own_px} px in steps of {others_px.step}" if len(others_px) > 1 else f"{own_px} px"
         least_px, most_px = min(wanted_px, others_px[0]), max(wanted_px, own_px)
@@ -351,7 +356,7 @@ def _sha256(content: Mapping[str, Any]) -> str:
 
 def check_target(target: Path) -> None:
     """Raises `InputError` if `target` is a file, cannot be written, or is a folder with anything but a bundle."""
-    check_folder_to_write(target, "--out")
+    check_folder_to_write(target, "--output")
     if target.is_dir() and any(target.iterdir()) and not (target / MANIFEST_NAME).is_file():
         raise InputError(f"{target}: contains files but no bundle; choose another folder for --out")
 

@@ -34,7 +34,6 @@ PANELS = {
         "faces": "Find and number all people of VIDEO: a contact sheet, and their tracks for `sync --faces`.",
         "download": "Download the published weights of LatentSync 1.6 or 1.5, with Whisper and the VAE that they need.",
         "export": "Export LatentSync's checkpoints to a bundle that `sync` runs without PyTorch.",
-        "use": "Choose the exported bundle that commands run without `--bundle`; without NAME, show the choice.",
     },
     "Speed and quality": {
         "build": "Build a bundle's engines into the engine cache.",
@@ -56,7 +55,7 @@ _MODULES = {
     "bench": ("bench", "compare"),
     "checks": ("doctor", "selftest"),
     "engines": ("build", "cache"),
-    "model": ("calibrate", "download", "export", "setup", "use"),
+    "model": ("calibrate", "download", "export", "setup"),
     "serve": ("live", "serve", "ui"),
     "sync": ("demo", "faces", "sync"),
 }
@@ -67,8 +66,8 @@ COMMANDS = {name: line for lines in PANELS.values() for name, line in lines.item
 
 EXAMPLES = {
     "live": ("live --video idle.mp4", "live --video idle.mp4 --bundle 1.5-256-fp16 --hop 4"),
-    "demo": ("demo", "demo --audio speech.wav --out mine"),
-    "setup": ("setup", "setup --model 1.5 --yes"),
+    "demo": ("demo", "demo --audio speech.wav --output mine"),
+    "setup": ("setup --model 1.5 --yes", "setup --use 1.6-512-fp16"),
     "sync": ("sync in.mp4 speech.wav", "sync in.mp4 speech.wav --preset fast --output done/out.mp4"),
     "ui": ("ui", "ui --bundle demo --port 7861"),
     "batch": ("batch jobs.csv --device all", "batch jobs.csv --skip-bad --workers 2"),
@@ -76,7 +75,6 @@ EXAMPLES = {
     "faces": ("faces clip.mp4", "faces clip.mp4 --output people/clip"),
     "download": ("download", "download 1.5"),
     "export": ("export", "export --model 1.5 --precision fp32"),
-    "use": ("use", "use 1.6-512-fp16"),
     "build": ("build", "build --provider tensorrt --device 1"),
     "calibrate": ("calibrate --video me.mp4 --audio me.wav", "calibrate --clips folder --precision fp8"),
     "bench": ("bench", "bench --bundle 1.6-512-fp16 --output bench.json"),

@@ -29,8 +29,8 @@ Level = Literal["ok", "missing", "problem", "info"]
 
 _MARKS = {"ok": ("✓", "green"), "missing": ("–", "yellow"), "problem": ("✗", "red"), "info": (" ", "white")}
 
-_FIXED = ("build", "engine_cache", "syncnet", "verify", "windows_per_batch")
-"""Fixed in a self-test: it verifies all, builds engines first, in a temporary folder, and paints windows singly."""
+_FIXED = ("build", "engine_cache", "syncnet", "verify")
+"""Fixed in a self-test: it verifies all, builds engines first, in a temporary folder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ def _verdict() -> Finding:
     sha256 = None if bundle is None else manifest_sha256(find.find_bundle(bundle)[0])
     provider = select_provider(bundle_sha256=sha256).name
     if bundle is None:
-        cure = "latentsync-trt use NAME" if find.exported_bundles() else "latentsync-trt setup"
+        cure = "latentsync-trt setup --use NAME" if find.exported_bundles() else "latentsync-trt setup"
         return Finding("missing", f"provider {provider} works, but `sync` finds no model: {why}", cure)
     return Finding("ok", f"`sync` runs bundle {bundle} ({why}) with provider {provider}")
 

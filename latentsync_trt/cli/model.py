@@ -1,4 +1,4 @@
-"""`latentsync-trt download`, `export`, `calibrate`, `use` and `setup`: from weights to a bundle that runs."""
+"""`latentsync-trt download`, `export`, `calibrate` and `setup`: from weights to a bundle that runs."""
 
 import sys
 from collections.abc import Iterator
@@ -23,11 +23,11 @@ from latentsync_trt.cli.options import (
 )
 from latentsync_trt.cli.show import notices_to, progress_bar, say
 from latentsync_trt.config import RuntimeOptions
-from latentsync_trt.errors import InputError, ProviderUnavailable
-from latentsync_trt.export.export_options import EXTRA, TOOLS, ExportOptions
+from latentsync_trt.errors import CheckpointError, InputError, ProviderUnavailable
+from latentsync_trt.export.export_options import EXTRA, TOOLS, ExportOptions, find_sources
 from latentsync_trt.export.published import LATENTSYNC, VAE, Model, check_downloads, fetch, find_downloads, gigabytes
 from latentsync_trt.option_fields import FILES, HARDWARE
-from latentsync_trt.paths import check_free, exists
+from latentsync_trt.paths import check_free, exists, why_missing
 from latentsync_trt.quantize import calibration_options
 from latentsync_trt.quantize.calibration_options import CalibrateOptions, Clip, clips_in
 from latentsync_trt.runtime.providers.table import CPU, CUDA
@@ -77,8 +77,10 @@ def export(quiet: bool, overwrite: bool, syncnet: Path | None, **fields: Any) ->
     tool_versions(TOOLS, extra=EXTRA)
     options = build(ExportOptions, fields)
     if syncnet is not None:
-        folder = Path(options.out or find.checkpoints_folder())
+        folder = Path(options.output or find.checkpoints_folder())
         check_free(folder / find.SYNCNET_FILE, overwrite=overwrite)
+        if not exists(syncnet):
+            raise CheckpointError(why_missing(syncnet), usage=True)
         from latentsync_trt.export.syncnet import export_syncnet
 
         said = export_syncnet(syncnet, folder)
@@ -86,6 +88,8 @@ def export(quiet: bool, overwrite: bool, syncnet: Path | None, **fields: Any) ->
             echo(said)
         return
     _check_new(options.folder, overwrite=overwrite)
+    manifest.check_target(options.folder)
+    find_sources(options)
     from latentsync_trt.export.exporter import export_bundle
 
     with progress_bar(hidden=quiet) as move:
@@ -116,7 +120,7 @@ _input_option = partial(path_option, panel=FILES)
 @_input_option(
     "--clips", help="A folder of such videos, each with an audio file of the same name beside it, else its own sound."
 )
-@_input_option("--out", folder=True, help="Folder of the new bundle.  [default: below checkpoints/]")
+@_input_option("--output", folder=True, help="Folder of the new bundle.  [default: below checkpoints/]")
 @options_from(CalibrateOptions)
 @click.option(
     "--provider",
@@ -134,7 +138,7 @@ def calibrate(
     audio: Path | None,
     clips: Path | None,
     provider: str,
-    out: Path | None,
+    output: Path | None,
     overwrite: bool,
     quiet: bool,
     **fields: Any,
@@ -155,7 +159,7 @@ def calibrate(
     given += [] if clips is None else clips_in(clips)
     folder, why = find.find_bundle(bundle)
     notice(find.describe_choice(folder, why))
-    parent, target = open_parent(folder), out or default_out(folder.name, options.precision)
+    parent, target = open_parent(folder), output or default_out(folder.name, options.precision)
     _check_new(target, overwrite=overwrite)
     try:  # not TensorRT, which would take minutes to build observed graphs that are used once
         selection = select_provider(CUDA.name if provider == "auto" else provider)
@@ -165,7 +169,7 @@ def calibrate(
         notice(f"calibrating on the CPU, which takes hours at full size ({error})")
         selection = select_provider(CPU.name)
     with progress_bar(hidden=quiet) as on_progress:
-        how = selection, on_progress, lambda text: notice(f"warning: {text}")
+        how = selection, on_progress, lambda text: notice(f"note: {text}")
         Calibration(parent, given, options, *how).run(target)
     if not quiet:
         echo(_summary(target, parent.manifest))
@@ -189,23 +193,6 @@ def _summary(folder: Path, parent: manifest.Manifest) -> str:
     return ", ".join([f"{folder}: {made.precision} in {share:.0%} of the U-Net's arithmetic", sizes, *measured])
 
 
-@click.command("use")
-@click.argument("name", required=False)
-def use(name: str | None) -> None:
-    """The choice is kept in the folder of bundles, checkpoints/, and holds for all commands started
-    beside it.
-    """
-    if name is not None:
-        folder = find.remember(name)
-        echo(f"{folder}: runs where no --bundle is given ({find.facts(read_manifest(folder))})")
-        return
-    default, why = find.default_bundle()
-    for folder in find.exported_bundles():
-        echo(f"{'*' if folder.name == default else ' '} {find.describe(folder)}")
-    runs = f"{find.checkpoints_folder()}: {default} runs where no --bundle is given; it is {why}"
-    echo(why if default is None else runs)
-
-
 def note_on_default(made: Path) -> str:
     """After the bundle `made` was written: which one commands run without `--bundle`; empty if it is that one."""
     if made.resolve().parent != find.checkpoints_folder().resolve():
@@ -214,7 +201,9 @@ def note_on_default(made: Path) -> str:
     if default == made.name:
         return ""
     runs = f"without --bundle, {default or 'none'} runs"
-    return f"{runs}; `--bundle {made.name}` runs this one, `latentsync-trt use {made.name}` makes it the default"
+    return (
+        f"{runs}; `--bundle {made.name}` runs this one, `latentsync-trt setup --use {made.name}` makes it the default"
+    )
 
 
 @click.command("setup")
@@ -222,13 +211,23 @@ def note_on_default(made: Path) -> str:
 @click.option("--precision", type=click.Choice(("fp16", "fp32")), help="[default: fp16 on a GPU, fp32 on the CPU]")
 @provider_option
 @click.option("--yes", "-y", is_flag=True, help="Do not ask before gigabytes are downloaded and written.")
+@click.option("--use", metavar="NAME", help="Only choose this exported bundle for commands without --bundle.")
 @click.pass_context
 def setup(
-    context: click.Context, model: Model, precision: Literal["fp16", "fp32"] | None, provider: str, yes: bool
+    context: click.Context,
+    model: Model,
+    precision: Literal["fp16", "fp32"] | None,
+    provider: str,
+    yes: bool,
+    use: str | None,
 ) -> None:
     """Needs no other step before `sync`. Interrupted, the same command goes on; with another GPU or provider than
     before, it builds and tests for that.
     """
+    if use is not None:
+        folder = find.remember(use)
+        echo(f"{folder}: runs where no --bundle is given ({find.facts(read_manifest(folder))})")
+        return
     tool_versions((*TOOLS, _HUB), extra=EXTRA)
     from latentsync_trt.runtime.providers.select import next_provider, select_provider, tested, why_not_taken
 

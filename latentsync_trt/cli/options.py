@@ -18,6 +18,11 @@ from latentsync_trt.paths import check_folder_to_write, exists, local_path, read
 from latentsync_trt.runtime.providers.table import PROVIDER_CHOICES
 from latentsync_trt.values import show_numbers
 
+
+class RareOption(click.RichOption):
+    """One that no help text shows: measurement and diagnosis need it."""
+
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 CONFIG = "latentsync-trt.toml"
@@ -34,7 +39,7 @@ _DOORS = frozenset(
 Of others, values with addresses."""
 
 
-_OLD_NAMES = {"clip": "video", "out": "output"}
+_OLD_NAMES = {"clip": "video", "out": "output", "samples": "windows"}
 
 
 def current_name(name: str) -> str:
@@ -59,6 +64,18 @@ class LocalPath(click.Path):
         if self._folder:
             check_folder_to_write(path, what)
         return super().convert(value, param, ctx)
+
+
+class _MaybeNumber(click.ParamType[float]):
+    """Of an option that may be given without its number: then it takes the next word for that."""
+
+    name = "number"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        try:
+            return float(value)
+        except ValueError:
+            self.fail(f"{value} is not a number; give one, or write the option after all files", param, ctx)
 
 
 def path_option(*names: str, folder: bool = False, **how: Any) -> Callable[[F], F]:
@@ -90,7 +107,7 @@ bundle_option = click.option(
     "--bundle",
     panel=QUALITY,
     help="Exported model: a path, a name below checkpoints/, or demo.  "
-    "[default: the one chosen with `latentsync-trt use`, else the only exported one]",
+    "[default: the one chosen with `setup --use`, else the only exported one]",
 )
 """`--bundle`, the same in every command."""
 
@@ -140,21 +157,22 @@ def build(cls: type[Any], values: dict[str, Any]) -> Any:
 
 def add_help_all(command: click.Command) -> None:
     """Adds `--help-all` to a command with advanced options, which `--help` omits."""
-    advanced = [param for param in command.params if isinstance(param, click.Option) and param.hidden]
+    hidden = [param for param in command.params if isinstance(param, click.Option) and param.hidden]
+    advanced = [param for param in hidden if not isinstance(param, RareOption)]
 
     def show(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
         if wanted:
             for param in advanced:
                 param.hidden = False
-            click.echo(ctx.get_help())
+            text = ctx.get_help()
+            for param in advanced:
+                param.hidden = True
+            click.echo(text)
             ctx.exit()
 
     if advanced:
-        text = "Show all options, also the advanced ones, and exit."
-        flag = click.RichOption(
-            ["--help-all"], is_flag=True, is_eager=True, expose_value=False, callback=show, help=text
-        )
-        command.params.append(flag)
+        how: dict[str, Any] = {"is_flag": True, "is_eager": True, "expose_value": False, "callback": show}
+        command.params.append(click.RichOption(["--help-all"], help="Show the advanced options, too, and exit.", **how))
 
 
 def add_config(command: click.Command) -> None:
@@ -165,6 +183,7 @@ def add_config(command: click.Command) -> None:
         is_eager=True,
         expose_value=False,
         callback=_take_defaults,
+        hidden=any(isinstance(param, click.Option) and param.hidden for param in command.params),
         help=f"TOML file of defaults by command.  [default: {CONFIG} here, else in the user's config folder]",
     )
     command.params.append(config)
@@ -212,7 +231,8 @@ def _defaults(command: click.Command, table: dict[str, Any], where: str) -> dict
     below: dict[str, click.Command] = getattr(command, "commands", {})
     found: dict[str, Any] = {}
     for given, value in table.items():
-        name = current_name(field_name(given))
+        name = field_name(given)
+        name = name if name in options else current_name(name)
         if given in below and isinstance(value, dict):
             found[given] = _defaults(below[given], value, f"{where} [{given}]")
         elif name not in options or isinstance(value, dict):
@@ -230,7 +250,8 @@ def _click_option(spec: dataclasses.Field[Any], hint: Any) -> Callable[[F], F]:
         "default": spec.default,
         "show_default": spec.default not in (None, ()),
         "panel": metadata["group"] or _UNGROUPED,
-        "hidden": metadata["advanced"],
+        "hidden": metadata["advanced"] or metadata["rare"],
+        "cls": RareOption if metadata["rare"] else click.RichOption,
     }
     if bool in kinds:
         return click.option(f"{flag}/{metadata['off']}" if "off" in metadata else flag, is_flag=True, **common)
@@ -241,7 +262,11 @@ def _click_option(spec: dataclasses.Field[Any], hint: Any) -> Callable[[F], F]:
     elif "parse" in metadata:  # the dataclass makes the value
         common["default"] = metadata.get("show", str)(spec.default) if spec.default not in (None, ()) else spec.default
     elif kinds & {float, int}:
-        kind, metavar = (click.FLOAT, "NUMBER") if float in kinds else (click.INT, "INTEGER")
+        kind, name = (click.FLOAT, "NUMBER") if float in kinds else (click.INT, "INTEGER")
+        metavar = metavar or name
     elif Path in kinds:
         kind = LocalPath(folder=metadata.get("folder", False))
+    if "given_alone" in metadata:
+        kind = _MaybeNumber()
+        common |= {"is_flag": False, "flag_value": metadata["given_alone"]}
     return click.option(flag, spec.name, type=kind, metavar=metavar, multiple=spec.default == (), **common)

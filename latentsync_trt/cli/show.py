@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, is_dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -50,8 +51,10 @@ class TimeLeft(bars.TimeRemainingColumn):
     def render(self, task: bars.Task) -> Text:
         """The text for a `task` that has a field `progress`, and its time in `told_s`."""
         progress = task.fields.get("progress")
-        if progress is None or progress.seconds_left is None:
+        if progress is None or not progress.writes:
             return super().render(task)
+        if progress.seconds_left is None:
+            return Text("")
         return Text(_pace(progress, time.monotonic() - task.fields["told_s"]), style="progress.remaining")
 
 
@@ -62,9 +65,10 @@ def show_progress(bar: bars.Progress, task: bars.TaskID, text: str, at: Progress
 
 
 def _pace(progress: Progress, age_s: float = 0.0) -> str:
-    """For example "12.3 frames/s, 0:01:05 left", `age_s` seconds later."""
-    left_s = max((progress.seconds_left or 0.0) - age_s, 0.0)
-    return f"{progress.frames_per_s:.1f} frames/s, {timedelta(seconds=round(left_s))} left"
+    """For example "12.3 frames/s, 0:01:05 left", `age_s` seconds later; never that nothing is left."""
+    left_s = round((progress.seconds_left or 0.0) - age_s)
+    left = f"{timedelta(seconds=left_s)} left" if left_s > 0 else "finishing"
+    return f"{progress.frames_per_s:.1f} frames/s, {left}"
 
 
 def progress_lines(say: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> ProgressCallback:
@@ -152,25 +156,30 @@ def process_age_s() -> float:
     return time.time() - created_s
 
 
-def show_report(report: SyncReport, notices: Notices, total_s: float | None = None, *, verbose: bool = False) -> None:
+def show_report(report: SyncReport, notices: Notices, page: Path | None = None, *, verbose: bool = False) -> None:
     """Prints the remaining notices to stderr; to stdout what was written, how long it took, and whether lips follow.
 
-    `total_s`: since the command began; without it, times are those of `LipSync.sync` alone.
-    Start-up ends with the first windows that are painted. `verbose`: the figures, too.
+    Times are those of the report: start-up ends with the first windows that are painted. `page`: a report that was
+    written. `verbose`: the figures, too.
     """
     for text in report.notices:
         notices.add(text)
-    total_s = report.wall_s if total_s is None else total_s
     echo(
         f"{report.output}: {report.frames} frames ({report.duration_s:.2f} s), face in {report.frames_with_face}, "
         f"with {report.bundle} on {report.provider}"
     )
     echo(
-        f"time: {total_s:.1f} s = {total_s - report.painting_s - report.finish_s:.1f} s start-up + "
-        f"{report.painting_s:.1f} s at {report.frames_per_s:.1f} frames/s + {report.finish_s:.1f} s end"
+        f"time: {report.wall_s:.1f} s = {report.startup_s:.1f} s start-up + {report.painting_s:.1f} s at "
+        f"{report.frames_per_s:.1f} frames/s + {report.finish_s:.1f} s end"
     )
-    echo("busy: " + ", ".join(f"{stage.stage} {stage.busy_s:.1f} s" for stage in report.stages))
+    if verbose:
+        echo("busy: " + ", ".join(f"{stage.stage} {stage.busy_s:.1f} s" for stage in report.stages))
+    if page is not None:
+        echo(f"{page}: report")
     if report.quality is not None:
         for name, value in report.quality.rows if verbose else ():
             echo(f"{name}: {value}")
-        echo(str(report.quality) or "no face was painted")
+        verdict, alarm = str(report.quality), report.quality.alarm
+        if alarm and alarm in report.notices:  # which has told the figures and the reason
+            verdict = f"alarm: {alarm.partition(' (')[0]}"
+        echo(verdict or "no face was painted")

@@ -105,7 +105,8 @@ def sync(
         from latentsync_trt.media.codecs import default_suffix
         from latentsync_trt.sync.inputs import check_inputs
 
-        target = output or video.parent / f"{video.stem}-synced{default_suffix(options)}"
+        what = "synced" if options.preview_s is None else "preview"
+        target = output or video.parent / f"{video.stem}-{what}{default_suffix(options)}"
         inputs = check_inputs(video, audio, target, options)
     (lip_sync,) = results([opening])
     with lip_sync:
@@ -114,7 +115,7 @@ def sync(
         if as_json:
             print_json({**asdict(report), "total_s": process_age_s()})
         elif not quiet:
-            show_report(report, notices, process_age_s(), verbose=verbose)
+            show_report(report, notices, inputs.page, verbose=verbose)
         if (building := lip_sync.build) is not None:
             if not building.done():
                 say("engines for the next run are still being built; Ctrl-C stops that, the output is complete")
@@ -123,6 +124,17 @@ def sync(
                     pass
             if problem := building.result():
                 say(f"building engines failed: {problem}")
+
+
+_FIRST = {
+    *("video", "audio", "output", "preview_s", "overwrite", "report"),
+    *("bundle", "preset", "face", "start", "end", "provider"),
+}
+"""Options that `--help` shows; the others are for `--help-all`."""
+
+for _each in sync.params:
+    if isinstance(_each, click.Option):
+        _each.hidden = _each.name not in _FIRST
 
 
 def _clip_of(files: tuple[Path, ...], video: Path | None, audio: Path | None) -> tuple[Path, Path | None]:
@@ -163,13 +175,13 @@ def meanwhile(action: Callable[[], "LipSync"]) -> "Iterator[Future[LipSync]]":
 
 
 @click.command("demo")
-@path_option("--out", help="Folder to write to.", folder=True, default="demo", show_default=True)
+@path_option("--output", help="Folder to write to.", folder=True, default="demo", show_default=True)
 @path_option("--audio", help="Speech of your own.  [default: a built-in sentence]")
 @path_option("--video", help="A face of your own.  [default: a built-in portrait]")
 @click.option("--bundle", default="demo", show_default=True, help="The model to run: a path, a name, or demo.")
 @click.option("--preset", default="balanced", show_default=True, type=click.Choice(list(PRESETS)), help="As for sync.")
 @quiet_option
-def demo(out: Path, audio: Path | None, video: Path | None, bundle: str, preset: PresetName, quiet: bool) -> None:
+def demo(output: Path, audio: Path | None, video: Path | None, bundle: str, preset: PresetName, quiet: bool) -> None:
     """Writes source.mp4, out.mp4, side_by_side.png (source, masked, result) and sync.png (speech and
     mouth over time) to the folder, and prints how well the lips follow.
     """
@@ -182,10 +194,10 @@ def demo(out: Path, audio: Path | None, video: Path | None, bundle: str, preset:
 
     for given in filter(None, (audio, video)):
         check_file(given)
-    make_folder(out)
+    make_folder(output)
     if video is None:
-        (out / SOURCE).unlink(missing_ok=True)  # of an earlier run, perhaps for other speech
-    clip = choose_clip(video, audio, out, SOURCE)
+        (output / SOURCE).unlink(missing_ok=True)  # of an earlier run, perhaps for other speech
+    clip = choose_clip(video, audio, output, SOURCE)
     if not quiet:
         echo(f"{clip.video}: {clip.name}")
         echo("speech: " + (f"“{SENTENCE}”" if audio is None else str(audio)))
@@ -193,16 +205,16 @@ def demo(out: Path, audio: Path | None, video: Path | None, bundle: str, preset:
     with progress_bar(hidden=quiet) as on_progress:
         with (
             LipSync.from_bundle(bundle, CPU.name, on_notice=None if quiet else notices.add) as lip_sync,
-            writing(out / RESULT),
-            whole_file(out / RESULT, keep=True) as part,
+            writing(output / RESULT),
+            whole_file(output / RESULT, keep=True) as part,
         ):
             options = SyncOptions(preset=preset)
             report = lip_sync.sync(clip.video, clip.audio, part, options, on_progress=on_progress)
-        found = look_at(out, clip, bundle, on_progress)
+        found = look_at(output, clip, bundle, on_progress)
     if not quiet:
-        show_report(replace(report, output=str(out / RESULT)), notices)
+        show_report(replace(report, output=str(output / RESULT)), notices)
         echo(f"lips: {found}")
-        echo(f"look at {out / RESULT}, {out / PICTURE} and {out / PLOT}")
+        echo(f"look at {output / RESULT}, {output / PICTURE} and {output / PLOT}")
 
 
 def look_at(out: Path, clip: "Clip", bundle: str, on_progress: "ProgressCallback | None" = None) -> str:

@@ -38,8 +38,9 @@ class ExportOptions:
     whisper: str | Path | None = _file_option(
         None, "Whisper .pt file.  [default: checkpoints/latentsync-<model>/whisper/tiny.pt]"
     )
-    out: str | Path | None = _file_option(
-        None, "Folder to write.  [default: checkpoints/<model>-<resolution>-<precision>[-dynamic]]"
+    output: str | Path | None = _file_option(
+        None,
+        "Folder to write.  [default: checkpoints/<model>-[<min-resolution>-]<resolution>-<precision>[-dynamic]]",
     )
     resolution: int | None = _model_option(
         None,
@@ -104,8 +105,8 @@ class ExportOptions:
 
     @property
     def folder(self) -> Path:
-        if self.out is not None:
-            return Path(self.out)
+        if self.output is not None:
+            return Path(self.output)
         shapes = "-dynamic" if self.dynamic else ""
         sizes = "-".join(map(str, dict.fromkeys((self.min_resolution_px, self.resolution_px))))
         return checkpoints_folder() / f"{self.model}-{sizes}-{self.precision}{shapes}"

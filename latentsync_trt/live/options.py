@@ -60,7 +60,7 @@ class LiveOptions:
         check_limits(self)
         if self.face.startswith("index"):
             raise InputError(f"--face {self.face}: numbers are for sync; name it by its place, as at:640,360")
-        full = sum(step.full for step in plan_for(self.sync_options()))
+        full = sum(plan_for(self.sync_options()))
         if full < _LEAST_FULL_STEPS:
             raise InputError(
                 f"live: {full} of its steps run the whole network, and lips follow with {_LEAST_FULL_STEPS} or more; "

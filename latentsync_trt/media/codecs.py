@@ -108,6 +108,10 @@ class VideoEncoder:
     notices: tuple[str, ...] = ()
 
 
+_USUAL_PX = 512
+"""Width and height of pictures that every encoder takes."""
+
+
 def choose_encoder(options: SyncOptions, info: VideoInfo) -> VideoEncoder:
     """The encoder for a source; "auto" is NVENC if it opens for such pictures, else the CPU's.
 
@@ -140,6 +144,10 @@ def check_encoder(options: SyncOptions, info: VideoInfo, output: Path) -> VideoE
     if output.suffix.lower() not in fitting:
         raise InputError(f"{output}: cannot hold {encoder.codec}; use a name that ends in {' or '.join(fitting)}")
     problem = problem_of(encoder)
+    usual = replace(encoder, width_px=_USUAL_PX, height_px=_USUAL_PX)
+    if problem is not None and encoder.ffmpeg.endswith("_nvenc") and problem_of(usual) is not None:
+        cure = f"NVENC needs an NVIDIA GPU that encodes {encoder.codec}, and its driver; use --encoder"
+        raise InputError(f"--encoder nvenc: {encoder.ffmpeg} does not open ({problem}); {cure} {ON_CPU[encoder.codec]}")
     if problem is not None:
         other = f"--encoder {ON_CPU[encoder.codec]}" if encoder.ffmpeg.endswith("_nvenc") else "another --codec"
         raise InputError(

@@ -47,7 +47,7 @@ LONGEST_PERIOD_S = Fraction(1, 10)
 _SLOW_FPS = 16
 """Below this, lips are seen to move in steps."""
 
-_EXTENDED = {"pingpong": "goes back and forth", "loop": "starts again", "hold": "holds its last frame"}
+_EXTENDED = {"pingpong": "goes back and forth", "loop": "starts again"}
 
 # Held to play them backwards. FFmpeg frees them together: two chunks are in memory at times.
 _CHUNK_BYTES = 128 * 2**20
@@ -63,8 +63,8 @@ class Playback:
 
     `fps`: frames per second; None = the source's own frames at its own times, long ones repeated. `duration_s`: frames
     begin before this; None = at the end of the video. `extend`: what follows the end of the video, without end:
-    "pingpong" plays it backwards and forwards, "loop" from the start, "hold" repeats the last picture; None stops.
-    `delay_s`: time of the first picture, which is also shown before.
+    "pingpong" plays it backwards and forwards, "loop" from the start; None stops.
+    `delay_s`: time of the first picture, which is also shown before. Pictures before 0 are left out.
     """
 
     fps: Fraction | None = None
@@ -202,7 +202,7 @@ def _extended(source: VideoPasses, playback: Playback) -> Iterator[Timed[Timed[V
         if last is None or playback.extend is None:
             return
         left_s = None if playback.duration_s is None else playback.duration_s - at_s
-        if playback.extend == "hold" or count == 1 or (left_s is not None and left_s < HELD_S):
+        if count == 1 or (left_s is not None and left_s < HELD_S):
             break
         backward = playback.extend == "pingpong" and not backward
     while True:
@@ -215,6 +215,8 @@ def _repeated(shown: Iterator[Timed[T]], source: VideoPasses) -> Iterator[Timed[
     """Repeats the first picture from time 0 to its own time, and every picture that lasts long."""
     at_s = Fraction(0)
     for picture in shown:
+        if picture.time_s < 0 and picture.end_s <= 0:
+            continue
         period_s = _hold_period_s(source)
         if at_s < picture.time_s or picture.duration_s > LONGEST_PERIOD_S:
             while picture.end_s - at_s >= 2 * period_s:
@@ -287,7 +289,8 @@ def notices_of_length(info: VideoInfo, audio_s: Fraction, options: SyncOptions) 
         return []
     else:
         how = "the picture is cut" if length == "audio" else "the rest is silent"
-    return [f"the video lasts {short(video_s)} s, the audio {short(audio_s)} s: {how} (--length, --extend)"]
+    sound = "audio" if options.mix is None else "sound of --mix"
+    return [f"the video lasts {short(video_s)} s, the {sound} {short(audio_s)} s: {how} (--length, --extend)"]
 
 
 def short(value: Fraction) -> str:

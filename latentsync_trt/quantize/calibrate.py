@@ -70,13 +70,13 @@ class Calibration:
             self.on_warning(
                 f"{gpu} has no FP8, which needs compute capability {needed}: TensorRT will not run the result here"
             )
-        samples, held_out = split(self._record(), options.samples)
+        samples, held_out = split(self._record(), options.windows)
         if options.measure and not held_out:
             self.on_warning("no window is left to measure on, so the result is measured on one it was calibrated on")
         measured_on = (held_out or samples[:1]) if options.measure else ()
         ranges = self._observe(samples)
         self.on_progress(Progress("write", 0, None))
-        settings = {name: getattr(options, name) for name in ("samples", "steps", "guidance")}
+        settings = {name: getattr(options, name) for name in ("steps", "guidance")}
         clips = tuple(dict.fromkeys(path.name for clip in self.clips for path in (clip.video, clip.audio)))
         settings |= {"cache_interval": CACHE_INTERVAL, "windows": len(samples), "windows_measured": len(measured_on)}
         measure = (lambda folder: self._psnr_db(folder, measured_on)) if measured_on else None
@@ -86,8 +86,8 @@ class Calibration:
         return open_model(self.bundle, self.selection, RuntimeOptions(), graphs)
 
     def _record(self) -> tuple[RecordedWindow, ...]:
-        samples, windows = self.options.samples, list[RecordedWindow]()
-        wanted = -(-recorded_for(samples) // len(self.clips))
+        asked, windows = self.options.windows, list[RecordedWindow]()
+        wanted = -(-recorded_for(asked) // len(self.clips))
         with closing(self._model(bundles.AUDIO_ENCODER, bundles.VAE_ENCODER)) as model, MediaPipeDetector() as detector:
             for clip in self.clips:
                 windows += record(clip, wanted, model, detector, self._report(f"record {clip.video.name}"))
@@ -96,10 +96,10 @@ class Calibration:
                 f"{', '.join(str(clip.video) for clip in self.clips)}: no face in any frame; a face must look at the "
                 "camera and be at least 50 px wide and 80 px high"
             )
-        if len(windows) < samples:
-            wanted_s = samples * self.bundle.manifest.frames / MODEL_FPS
+        if len(windows) < asked:
+            wanted_s = asked * self.bundle.manifest.frames / MODEL_FPS
             self.on_warning(
-                f"{len(windows)} windows of the {samples} that --samples asks for, so ranges may be too narrow; give "
+                f"{len(windows)} windows of the {asked} that --windows asks for, so ranges may be too narrow; give "
                 f"clips that show a face for {wanted_s:.0f} s in all"
             )
         return tuple(windows)

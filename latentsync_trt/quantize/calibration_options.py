@@ -41,7 +41,7 @@ class CalibrateOptions:
     """How a bundle is calibrated and quantized; raises `InputError` on a value outside its limits."""
 
     precision: EightBit = _option("int8", "Precision of most layers of the U-Net.")
-    samples: int = _option(
+    windows: int = _option(
         32, "Windows to calibrate on, spread evenly over the clips; more take longer.", minimum=1, maximum=1024
     )
     keep: tuple[str, ...] = _option(

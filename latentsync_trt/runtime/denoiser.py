@@ -41,8 +41,7 @@ class GraphDenoiser:
         self._values: dict[str, Any] = {}
         self._states: list[dict[str, Any]] = []
         self._current = 0
-        self._guidance = False
-        self._reusable: bool | None = None
+        self._guided = self._reusable = False
 
     def begin(self, batch: WindowBatch) -> None:
         """Uploads a batch of windows; at a guidance of 1 or below, only unguided graphs run.
@@ -50,10 +49,10 @@ class GraphDenoiser:
         Raises `InputError` if the sessions do not support its sizes; others as `Session.run`.
         """
         self._check_sizes(**_sizes(batch))
-        self._guidance = batch.guidance > 1.0
-        session = self._open(step_graph(guided=self._guidance, cached=False))
+        self._guided = batch.guidance > 1.0
+        session = self._open(step_graph(guided=self._guided, cached=False))
         session.explained(lambda: self._upload(batch))
-        self._reusable = None
+        self._reusable = False
         self._current = 0
 
     def _upload(self, batch: WindowBatch) -> None:
@@ -73,35 +72,30 @@ class GraphDenoiser:
             {name: self._buffers.empty(f"next {name}", batch.latents.shape, np.float32) for name in _STATE},
         ]
 
-    def step(
-        self, timestep: int, coefficients: Float32Array, *, cached: bool, guided: bool = True, recorded: bool = True
-    ) -> None:
-        """One denoising step in place. `cached` reuses the inner features of the last full step; without `guided`, it
-        skips the unconditional half, as a scale of 1 or below does. `recorded`: as for `Session.run_bound`.
+    def step(self, timestep: int, coefficients: Float32Array, *, cached: bool, recorded: bool = True) -> None:
+        """One denoising step in place. `cached` reuses the inner features of the last full step. `recorded`: as for
+        `Session.run_bound`.
 
         Raises:
-            InferenceError: no full step of its kind came before a cached one. Others as `Session.run`.
+            InferenceError: no full step came before a cached one. Others as `Session.run`.
         """
-        guided = guided and self._guidance
-        if cached and self._reusable is not guided:
-            kind = "guided" if guided else "unguided"
-            raise InferenceError(f"a cached step needs a full step before it, here a full {kind} step")
-        graph = step_graph(guided=guided, cached=cached)
+        if cached and not self._reusable:
+            raise InferenceError("a cached step needs a full step before it")
+        graph = step_graph(guided=self._guided, cached=cached)
         session = self._open(graph)
 
         def run() -> list[Any]:
             # Copying needs a CUDA stream, and creating the first one allocates memory.
             self._values["timestep"].update_inplace(np.array(timestep, np.int64))
             self._values["coefficients"].update_inplace(coefficients)
-            binding = self._bind(session, guided=guided)
+            binding = self._bind(session)
             session.run_bound(binding, recorded=recorded)
             if self._cuda_graph:
                 self._copy_back()
             return list(binding.get_outputs())
 
         outputs = session.explained(run)
-        if not cached:
-            self._reusable = guided
+        self._reusable = True
         if not self._cuda_graph:
             self._current = 1 - self._current
         names = [tensor.name for tensor in session.outputs]
@@ -117,15 +111,15 @@ class GraphDenoiser:
     def release(self) -> None:
         """Frees all buffers; call `begin` next."""
         self._buffers.clear()
-        self._values, self._states, self._reusable = {}, [], None
+        self._values, self._states, self._reusable = {}, [], False
 
-    def _bind(self, session: Session, *, guided: bool) -> Any:
+    def _bind(self, session: Session) -> Any:
         source, target = self._states[self._current], self._states[1 - self._current]
         known = self._values | source | {f"next_{name}": value for name, value in target.items()}
         for tensor in (*session.inputs, *session.outputs):
             if tensor.name == HIDDEN:
                 shape = tuple(size if isinstance(size, int) else self._sizes[size] for size in tensor.shape)
-                known[HIDDEN] = self._buffers.empty(f"{HIDDEN} {guided}", shape, tensor.dtype)
+                known[HIDDEN] = self._buffers.empty(f"{HIDDEN} {self._guided}", shape, tensor.dtype)
         return session.bound(known)
 
     def _copy_back(self) -> None:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import product
 
 import numpy as np
 
@@ -42,15 +41,14 @@ class FirstRuns:
 
     def steps(self, graphs: Sequence[str], *, recorded: bool) -> None:
         """Runs those of `graphs` that are steps; `recorded`: as CUDA graphs, where the sessions record them."""
-        kinds = list(product((True, False), (False, True)))
-        kinds = [(guided, cached) for guided, cached in kinds if step_graph(guided=guided, cached=cached) in graphs]
-        if kinds:
-            with_guidance, _ = kinds[0]
-            given = self._random(step_graph(guided=with_guidance, cached=False))
-            windows = given["latents"], given["conditioning"], given["audio"]
-            self.denoiser.begin(WindowBatch(*windows, guidance=2.0 if with_guidance else 1.0))
-        for guided, cached in kinds:
-            self.denoiser.step(_TIMESTEP, np.zeros(5, np.float32), cached=cached, guided=guided, recorded=recorded)
+        for guided in (True, False):
+            kinds = [cached for cached in (False, True) if step_graph(guided=guided, cached=cached) in graphs]
+            if kinds:
+                given = self._random(step_graph(guided=guided, cached=False))
+                windows = given["latents"], given["conditioning"], given["audio"]
+                self.denoiser.begin(WindowBatch(*windows, guidance=2.0 if guided else 1.0))
+            for cached in kinds:
+                self.denoiser.step(_TIMESTEP, np.zeros(5, np.float32), cached=cached, recorded=recorded)
 
     def _random(self, graph: str) -> dict[str, Array]:
         return random_inputs(self.session(graph).inputs, self.ranges)

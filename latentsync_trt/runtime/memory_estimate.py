@@ -1,7 +1,7 @@
 """Estimates of GPU memory, and the plan that follows from what is free: decided once for a model."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
@@ -18,9 +18,6 @@ _HALVES = 2
 _FEATURES_AT_ONCE = 32
 """Feature maps of the U-Net's first level that a full step holds at its peak. Measured: 29, as one more window of 16
 frames at 256 px took 0.61 GB with the published U-Net in float16 on the CUDA provider."""
-
-_USABLE_SHARE = 0.7
-"""Of the memory that is free once all networks are open: the image codec needs some, and so may other programs."""
 
 _FIXED_BYTES = 1_550_000_000
 """Besides weights and features, on the CUDA provider: libraries, pictures, cuDNN's workspace. With one window, it gives
@@ -56,21 +53,19 @@ networks on the device, or with one."""
 class MemoryPlan:
     """How a model uses the memory of its device.
 
-    `cuda_graph`: steps are recorded and replayed. `windows_per_batch`: how many are denoised together.
+    `cuda_graph`: steps are recorded and replayed.
     """
 
     mode: Mode
     cuda_graph: bool = False
-    windows_per_batch: int = 1
 
 
 def plan_of(factory: SessionFactory, graphs: Sequence[str], on_notice: Notice) -> MemoryPlan:
     """The plan for a model; on the CPU, stages run in turn, as each uses all cores."""
     options, manifest, selection = factory.options, factory.bundle.manifest, factory.selection
-    windows = options.windows_per_batch
     if options.low_memory or selection.gpu is None:
-        return MemoryPlan("one network at a time" if options.low_memory else "in turn", windows_per_batch=windows or 1)
-    span, free_bytes = factory.ranges.get("windows"), free_memory_bytes(selection.gpu.index)
+        return MemoryPlan("one network at a time" if options.low_memory else "in turn")
+    free_bytes = free_memory_bytes(selection.gpu.index)
     needed = partial(
         needed_bytes,
         manifest,
@@ -80,28 +75,19 @@ def plan_of(factory: SessionFactory, graphs: Sequence[str], on_notice: Notice) -
     )
     if_room = factory.cuda_graph and options.cuda_graph is None and selection.provider is CUDA
     cuda_graph = None if if_room else factory.cuda_graph
-    most = 1 if span is None else span.maximum
-    plan = plan_memory(needed, window_bytes(manifest), free_bytes, cuda_graph=cuda_graph, most_windows=most)
+    plan = plan_memory(needed, free_bytes, cuda_graph=cuda_graph)
     if plan.mode == "one network at a time" and free_bytes is not None:
         on_notice(
             f"memory of the device is short (this bundle takes about {needed() / 1e9:.1f} GB, {free_bytes / 1e9:.1f} "
             "GB is free): one network at a time is kept on it, which is slower"
         )
-    return plan if windows is None else replace(plan, windows_per_batch=windows)
+    return plan
 
 
-def plan_memory(
-    needed: Callable[..., int],
-    window_bytes: int,
-    free_bytes: int | None,
-    *,
-    cuda_graph: bool | None,
-    most_windows: int,
-) -> MemoryPlan:
+def plan_memory(needed: Callable[..., int], free_bytes: int | None, *, cuda_graph: bool | None) -> MemoryPlan:
     """The plan for a GPU with so much free memory; None = unknown, which is taken as enough for all networks.
 
     `needed`: `needed_bytes`, with `pipelined` and `recorded` left open. `cuda_graph`: None records where there is room.
-    `most_windows`: that a batch may have.
     """
     if free_bytes is None:
         return MemoryPlan("pipelined", cuda_graph is True)
@@ -109,12 +95,7 @@ def plan_memory(
         return MemoryPlan("one network at a time", cuda_graph is True)
     pipelined = needed(pipelined=True) <= free_bytes
     room = needed(pipelined=pipelined, recorded=True) <= free_bytes
-    more = int(_USABLE_SHARE * (free_bytes - needed(pipelined=pipelined))) // window_bytes
-    return MemoryPlan(
-        "pipelined" if pipelined else "in turn",
-        room if cuda_graph is None else cuda_graph,
-        max(1, min(most_windows, 1 + more)),
-    )
+    return MemoryPlan("pipelined" if pipelined else "in turn", room if cuda_graph is None else cuda_graph)
 
 
 def window_bytes(manifest: Manifest) -> int:

@@ -178,7 +178,7 @@ def open_model(
 
 def check_options(bundle: Bundle, selection: Selection, options: RuntimeOptions) -> None:
     """Raises `InputError` if bundle or provider do not support `options`."""
-    _quiet_factory(bundle, selection, options).check(windows=options.windows_per_batch or 1)
+    _quiet_factory(bundle, selection, options)
 
 
 def must_build(bundle: Bundle, selection: Selection, options: RuntimeOptions, graphs: Sequence[str]) -> bool:

@@ -6,8 +6,10 @@ the size of a picture and of a window, not on the length of the clip. Those befo
 
 from contextlib import ExitStack, closing
 from dataclasses import replace
+from fractions import Fraction
 from time import perf_counter
 
+from latentsync_trt.config import MODEL_FPS
 from latentsync_trt.face.enhancer import load_enhancer
 from latentsync_trt.face.paste import Paster
 from latentsync_trt.face.people import FaceStats
@@ -18,6 +20,7 @@ from latentsync_trt.sync.compose import Composer
 from latentsync_trt.sync.inpaint import check_noise, make_inpainter
 from latentsync_trt.sync.output import open_writer, write_frames
 from latentsync_trt.sync.paint import Pace, Painter, painted
+from latentsync_trt.sync.preview import preview_of
 from latentsync_trt.sync.run_context import RunContext
 from latentsync_trt.sync.source import aligned_frames, clip_stages, open_speech
 from latentsync_trt.sync.timeline import timeline_of
@@ -32,6 +35,9 @@ def sync_clip(run: RunContext) -> SyncReport:
     if helpers.enhancer is None and options.enhancer is not None:
         helpers = replace(helpers, enhancer=load_enhancer(options.enhancer))
         run.inputs = replace(run.inputs, helpers=helpers)
+    if options.preview_s is not None:
+        run.inputs, notice = preview_of(run.inputs)
+        run.announce((notice,))
     quality = quality_of(run)
     with ExitStack() as stack:
         speech = stack.enter_context(closing(open_speech(run, quality)))
@@ -47,7 +53,9 @@ def sync_clip(run: RunContext) -> SyncReport:
         with run.clock.measure("open", frames=0):
             model = run.model()
         run.announce(model.selection.notices())  # of a provider that it fell back to
-        pace, in_turn = Pace(perf_counter(), writer.frames_done), model.memory_plan.mode == "one network at a time"
+        part = span.frames(playback.fps or run.inputs.info.frames_per_s or Fraction(MODEL_FPS))
+        pace = Pace(perf_counter(), writer.frames_done, part, frames)
+        in_turn = model.memory_plan.mode == "one network at a time"
         inpainter = make_inpainter(model, options, helpers.noise)
         painter = Painter(inpainter, speech.windows, run.clock, pace, stages.check)
         jobs = painted(gathered, painter, stages, frames, in_turn=in_turn)

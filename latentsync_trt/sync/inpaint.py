@@ -38,9 +38,8 @@ if TYPE_CHECKING:
 class Inpainter:
     """Paints the mouths of aligned faces to match their speech; `make_inpainter` assembles one.
 
-    `side_px`: of a face. `noise (1, 4, 1, h, w)` float32, the same for every window of a run; `windows_per_batch` are
-    denoised together. `run(stage, action)` returns the result of what uses `codec` or `denoiser`, run in the thread of
-    that stage.
+    `side_px`: of a face. `noise (1, 4, 1, h, w)` float32, the same for every window of a run. `run(stage, action)`
+    returns the result of what uses `codec` or `denoiser`, run in the thread of that stage.
     """
 
     codec: "VaeCodec"
@@ -48,7 +47,6 @@ class Inpainter:
     options: SyncOptions
     side_px: int
     noise: Float32Array
-    windows_per_batch: int = 1
     run: Callable[[Stage, Callable[[], Any]], Any] = lambda _, action: action()
 
     @property
@@ -70,14 +68,13 @@ class Inpainter:
     ) -> list[Float32Array]:
         """The latents of each window, float32 `(4, F, h, w)`, from the audio features of each frame, float32
         `(F, S, D)`; `on_step` as for `diffusion.denoise`."""
-        size, options = self.windows_per_batch, self.options
+        options = self.options
         schedule = solver_schedule(options.sampling.solver, options.sampling.steps)
         fixed = options.guidance, schedule, plan_for(options)
 
         def denoise_all() -> Iterator[Float32Array]:
-            for start in range(0, len(known), size):
-                together, heard = (np.stack(each[start : start + size]) for each in (known, audio))
-                yield from denoise(self.denoiser, self.noise, together, heard, *fixed, on_step)
+            for window, heard in zip(known, audio, strict=True):
+                yield denoise(self.denoiser, self.noise, window[None], heard[None], *fixed, on_step)[0]
 
         latents: list[Float32Array] = self.run("denoise", lambda: list(denoise_all()))
         return latents
@@ -97,8 +94,7 @@ def make_inpainter(model: "Model", options: SyncOptions, noise: Float32Array | N
     side_px = resolution_of(model.bundle.manifest, options)
     latent_px = side_px // PIXELS_PER_LATENT
     noise = initial_noise(options.seed, latent_px, latent_px) if noise is None else noise
-    windows = model.memory_plan.windows_per_batch
-    return Inpainter(model.vae, model.denoiser, options, side_px, noise, windows, model.run)
+    return Inpainter(model.vae, model.denoiser, options, side_px, noise, model.run)
 
 
 def check_noise(resolution_px: int, noise: Float32Array | None) -> None:
@@ -109,6 +105,5 @@ def check_noise(resolution_px: int, noise: Float32Array | None) -> None:
 
 
 def graphs_for(options: SyncOptions) -> tuple[str, ...]:
-    guided = options.guidance > 1.0
-    steps = {step_graph(guided=guided and step.guided, cached=not step.full) for step in plan_for(options)}
+    steps = {step_graph(guided=options.guidance > 1.0, cached=not full) for full in plan_for(options)}
     return (AUDIO_ENCODER, VAE_ENCODER, *sorted(steps), VAE_DECODER)

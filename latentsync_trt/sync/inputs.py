@@ -1,16 +1,17 @@
 """Checks everything that a run needs from its caller, before anything heavy is loaded."""
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from latentsync_trt.config import SyncOptions
-from latentsync_trt.errors import InputError
+from latentsync_trt.errors import InputError, MediaError
 from latentsync_trt.files import KEPT_NAME, work_folder_of
 from latentsync_trt.media.codecs import VideoEncoder, check_encoder
-from latentsync_trt.media.files import check_file
-from latentsync_trt.media.playback import HELD_S
+from latentsync_trt.media.files import check_file, open_input
+from latentsync_trt.media.playback import HELD_S, video_stream
 from latentsync_trt.media.reader import probe
 from latentsync_trt.media.writer import check_output_path
 from latentsync_trt.paths import local_path
@@ -72,6 +73,8 @@ def check_inputs(
     mixed = None if options.mix is None else path_argument(options.mix, "--mix")
     for path in filter(None, (source, recording, mixed)):
         check_file(path)
+    if recording is not None and not _shows(source) and _shows(recording):
+        raise InputError(f"{source}: has no picture, but the audio {recording} has one; did you swap them?")
     sound = sound_of(source, recording, mixed, options)
     # What an interrupted run was to replace, it has not replaced yet.
     replaces = options.overwrite or (options.resume and (work_folder_of(target) / KEPT_NAME).exists())
@@ -114,6 +117,13 @@ def _others(
 
         page = page_path(options.report, "--report", overwrite=replaces)
     return tracks, credentials, page
+
+
+def _shows(path: Path) -> bool:
+    """Whether a file has a picture that is no cover, as far as it can be read; what else is wrong is told later."""
+    with suppress(MediaError), open_input(path) as container:
+        return bool(video_stream(path, container))
+    return False
 
 
 def path_argument(value: object, name: str) -> Path:

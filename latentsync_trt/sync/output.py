@@ -63,7 +63,8 @@ def write_frames(
             run.announce(writer.notices)
         of = None if expected is None else max(faces.frames, expected)
         picture, written_s = partial(writer.small_rgb, frame, patches), float(frame.time_s + frame.duration_s)
-        run.on_progress(Progress("lip-sync", faces.frames, of, picture, written_s, pace.frames_per_s(faces.frames)))
+        speed = pace.frames_per_s(faces.frames), None if of is None else pace.seconds_left(faces.frames, of)
+        run.on_progress(Progress("lip-sync", faces.frames, of, picture, written_s, *speed))
     if not faces.frames_with_face:
         raise faces.no_face(run.inputs.video)
     run.on_progress(Progress("finishing", faces.frames, faces.frames))

@@ -4,12 +4,14 @@ The networks have their own threads, so that a GPU never waits for a picture to 
 run side by side, a window is encoded and another one decoded while the one between them is denoised.
 """
 
+import sys
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
+from math import ceil
 from time import perf_counter
 
 import numpy as np
@@ -36,16 +38,20 @@ class Pace:
     """When windows were painted, and frames written.
 
     Times are on `time.perf_counter`'s scale. `frames_done`: those that an earlier run wrote; `from_s`: when the first
-    one after them begins in the output. `first`, `last`: when the first and the newest windows were painted, and the
-    index after their last frame.
+    one after them begins in the output. `part`: the frames that may be painted; `window_frames`: that are painted at
+    once. `begun_s`: when painting began. `first`, `last`: when the first and the newest windows were
+    painted, and the index after their last frame.
     """
 
     opened_s: float
     frames_done: int
+    part: range = range(sys.maxsize)
+    window_frames: int = 1
     from_s: Fraction = Fraction(0)
     windows: int = 0
     first: tuple[float, int] | None = None
     last: tuple[float, int] | None = None
+    begun_s: float = 0.0
     written_s: float = 0.0
 
     def painted(self, windows: int, end: int) -> None:
@@ -60,12 +66,26 @@ class Pace:
         self.written_s = perf_counter()
 
     def frames_per_s(self, count: int) -> float:
-        """The pace of painting since all networks were open, where `count` frames were written."""
+        """The pace of painting since all networks were open, where `count` frames were written; 0 before it begins."""
         # Frames to paint are written a window at a time; others may be written before one is painted.
-        time_s, end = self.last or (self.written_s, count)
-        if count > end:
-            time_s, end = self.written_s, count
-        return (end - self.frames_done) / (time_s - self.opened_s)
+        count = min(count, self.part.stop)
+        time_s, end = self.last if self.last is not None and self.last[1] >= count else (self.written_s, count)
+        since_s = self.begun_s if 0 < self.begun_s < time_s else self.opened_s
+        return max(end - max(self.part.start, self.frames_done), 0) / (time_s - since_s)
+
+    def seconds_left(self, count: int, expected: int) -> float | None:
+        """Until the last of `expected` frames, where `count` were written; None before a window is painted.
+
+        A window takes as long for one frame as for all, and a frame that is not painted a tenth.
+        """
+        pace = self.frames_per_s(count)
+        if not pace:
+            return None
+        time_s, end = self.last if self.last is not None and self.last[1] >= count else (self.written_s, count)
+        stop = min(self.part.stop, expected)
+        windows = ceil(max(stop - end, 0) / self.window_frames)
+        frames = windows * self.window_frames + (expected - max(stop, count)) / 10
+        return max(frames / pace - (perf_counter() - time_s if windows else 0.0), 0.0)
 
     def under_way(self, count: int) -> tuple[float, int]:
         """When the first windows were painted, and the index after their frames; `count`: of all frames."""
@@ -93,6 +113,7 @@ class Painter:
         """What the denoiser knows of each window, from its faces."""
         if not item.windows:
             return item, ()
+        self.pace.begun_s = self.pace.begun_s or perf_counter()
         with self.clock.measure("gather", frames=0):
             faces = [faces_of(window) for window in item.windows]
         with self.clock.measure("encode faces", item.used):
@@ -138,7 +159,7 @@ def painted(
 
     `frames`: F, the length of a window. `in_turn`: one network at a time is on the device.
     """
-    at_once = max(painter.inpainter.windows_per_batch, _LOW_MEMORY_WINDOWS if in_turn else 1)
+    at_once = _LOW_MEMORY_WINDOWS if in_turn else 1
     at_once = max(1, min(at_once, stages.spare_frames // frames))  # frames wait until so many windows are complete
     stage = partial(stages.prefetch, depth=at_once * frames)
     encoded = stage(in_batches(gathered, at_once, frames), painter.encode, name="encode faces")

@@ -70,6 +70,21 @@ class Sound:
         """Whether `speaker` is painted at this time of the output."""
         return self.turns is None or time_s in self.turns[speaker]
 
+    def later(self, by_s: Fraction) -> "Sound":
+        """The same, `by_s` later in the output."""
+
+        def moved(piece: SoundPiece | None) -> SoundPiece | None:
+            return None if piece is None else replace(piece, at_s=piece.at_s + by_s)
+
+        return replace(
+            self,
+            recordings=tuple(replace(piece, at_s=piece.at_s + by_s) for piece in self.recordings),
+            turns=None if self.turns is None else tuple(turns.later(by_s) for turns in self.turns),
+            mix=moved(self.mix),
+            own=moved(self.own),
+            picture_delay_s=self.picture_delay_s + by_s,
+        )
+
     def is_of(self, video: Path) -> bool:
         """Whether a recording is the video's own sound."""
         return any(are_one(piece.path, video) for piece in self.recordings)

@@ -1,7 +1,9 @@
 """What of the output is synced, how the video is played for it, and what is heard. Times are exact seconds."""
 
+import sys
 from dataclasses import dataclass
 from fractions import Fraction
+from math import ceil
 from pathlib import Path
 
 from latentsync_trt.config import SyncOptions
@@ -25,6 +27,11 @@ class Span:
 
     def __contains__(self, time_s: Fraction) -> bool:
         return self.start_s <= time_s and (self.end_s is None or time_s < self.end_s)
+
+    def frames(self, frames_per_s: Fraction) -> range:
+        """About which frames it has."""
+        end = sys.maxsize if self.end_s is None else ceil(self.end_s * frames_per_s)
+        return range(ceil(self.start_s * frames_per_s), end)
 
 
 def span_of(options: SyncOptions, speech: Sound, video: Path, speech_end_s: Fraction) -> Span:
@@ -80,11 +87,17 @@ def timeline_of(inputs: Inputs, speech: OpenSpeech) -> tuple[Span, Playback, lis
     if length == "longest" and video_s is None:
         cure = "use --length audio or video, or write the file anew: ffmpeg -i VIDEO -c copy NEW.mp4"
         raise InputError(f"--length longest: the video's file does not state how long it is; {cure}", usage=False)
+    ends_s = None if length == "video" else max(video_s or end_s, end_s) if length == "longest" else end_s
+    if options.preview_s is not None:
+        preview_s = Fraction(str(options.preview_s))
+        ends_s = preview_s if ends_s is None else min(ends_s, preview_s)
     playback = Playback(
         None if options.fps == "source" else Fraction(options.fps),
-        None if length == "video" else max(video_s or end_s, end_s) if length == "longest" else end_s,
+        ends_s,
         options.extend if length in ("audio", "longest") else None,
         sound.picture_delay_s,
     )
+    if options.preview_s is not None:  # which is told
+        return span, playback, speech.notices
     cuts = notices_of_cuts(span, sound, inputs.video, speech.end_s)
     return span, playback, [*speech.notices, *cuts, *notices_of_length(inputs.info, end_s, options)]

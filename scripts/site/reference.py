@@ -11,6 +11,7 @@ import rich_click as click
 
 import latentsync_trt
 from latentsync_trt.cli import COMMANDS, EXAMPLES, main
+from latentsync_trt.cli.options import RareOption
 
 ANY_ABOVE = 10**9
 """Upper limits beyond it tell a reader nothing."""
@@ -77,8 +78,10 @@ def _option(param: click.RichOption, links: dict[str, str]) -> str:
     if param.show_default and param.default not in (None, ()):
         shown = {True: "on", False: "off"}.get(param.default) if param.is_flag else param.default
         default = ",".join(shown) if isinstance(shown, tuple) else str(shown)
+    rare = isinstance(param, RareOption)
     facts = [_values(param), f"default {_linked(default, {})}" if default else "", "repeatable" * param.multiple]
-    facts.append("required" * param.required + "shown by `--help-all`" * param.hidden)
+    facts.append("required" * param.required + "rarely needed, so in no help text" * rare)
+    facts.append("shown by `--help-all`" * (param.hidden and not rare))
     flags = ", ".join(f"`{flag}`" for flag in (*param.opts, *param.secondary_opts))
     heading = f"#### {flags} {{ #{links[_flag(param)]} data-toc-label='{_flag(param)}' }}\n"
     line = " · ".join(filter(None, facts))

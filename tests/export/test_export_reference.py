@@ -50,7 +50,7 @@ def _export(reference: Path, out: Path, precision: str) -> None:
     small = reference / "small"
     sources = {"unet": small / "unet.pt", "vae": small / "vae", "whisper": small / "whisper.pt"}
     options = ExportOptions(
-        **sources, out=out, resolution=RESOLUTION_PX, precision=precision, verify=False, cuda_form=False
+        **sources, output=out, resolution=RESOLUTION_PX, precision=precision, verify=False, cuda_form=False
     )
     with pytest.MonkeyPatch.context() as patch:
         chosen = lambda *arguments: [plan for plan in plan_graphs(*arguments) if plan.name in STEPS]  # noqa: E731

@@ -168,5 +168,7 @@ def test_recorded_networks_of_few_channels_are_exported_at_64_px(
     small = reference / "small"
     sources = {"unet": small / "unet.pt", "vae": small / "vae", "whisper": small / "whisper.pt"}
     export_bundle(
-        ExportOptions(model="1.5", precision=precision, resolution=64, cuda_form=False, out=tmp_path / "b", **sources)
+        ExportOptions(
+            model="1.5", precision=precision, resolution=64, cuda_form=False, output=tmp_path / "b", **sources
+        )
     )

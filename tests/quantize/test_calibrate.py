@@ -45,7 +45,7 @@ def checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def arguments(clip: Clip, *more: str, bundle: Path | None = None) -> list[str]:
     words = ["calibrate", "--bundle", str(bundle or small_bundle()), "--provider", "cpu"]
     words += ["--video", str(clip.video), "--audio", str(clip.audio)]
-    return [*words, "--steps", str(STEPS), "--samples", str(SAMPLES), *more]
+    return [*words, "--steps", str(STEPS), "--windows", str(SAMPLES), *more]
 
 
 def run(words: list[str]) -> tuple[int, str, str]:
@@ -95,7 +95,7 @@ def test_few_windows_give_warnings(tmp_path: Path) -> None:
     words = ["calibrate", "--bundle", str(small_bundle()), "--provider", "cpu", "--clips", str(clips)]
     code, _, err = run([*words, "--steps", "1", "--samples", "3", "--out", str(tmp_path / "int8")])
     assert code == 0
-    assert "warning: 1 windows of the 3 that --samples asks for" in err
+    assert "note: 1 windows of the 3 that --windows asks for" in err
     assert "no window is left to measure on" in err
     quantized = Bundle.load(tmp_path / "int8").manifest.quantization
     assert quantized is not None and quantized.settings["windows_measured"] == 1

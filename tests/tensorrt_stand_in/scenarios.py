@@ -37,8 +37,6 @@ def pictures(bundle: str, settings: list[dict[str, Any]], provider: str = "tenso
     for setting in settings:
         repeat, resolutions = setting.pop("repeat", 1), setting.pop("resolutions", [None])
         run = Run(**{each.name: setting.pop(each.name) for each in fields(Run) if each.name in setting})
-        if run.windows > 1:  # engines are built for as many as a run denoises together
-            setting["windows_per_batch"] = run.windows
         with closing(open_model(loaded, select_provider(provider), RuntimeOptions(**setting), run.graphs())) as model:
             there = [[run.painted(model, px) for px in resolutions] for _ in range(repeat)]
         kept = RuntimeOptions(**{name: value for name, value in setting.items() if name == "dynamic"})
@@ -55,15 +53,12 @@ class Run:
     """What is painted: latents after some steps, and with `faces` the outputs of the other graphs."""
 
     guidance: float = 1.5
-    unguided_too: bool = False
-    windows: int = 1
     frames: int | None = None
     cached: bool = True
     faces: bool = True
 
     def graphs(self) -> list[str]:
-        kinds = {self.guidance > 1.0, self.guidance > 1.0 and not self.unguided_too}
-        steps = {step_graph(guided=kind, cached=reuse) for kind in kinds for reuse in {False, self.cached}}
+        steps = {step_graph(guided=self.guidance > 1.0, cached=reuse) for reuse in {False, self.cached}}
         return [*(("audio_encoder", "vae_encoder", "vae_decoder") if self.faces else ()), *sorted(steps)]
 
     def painted(self, model: Model, resolution: int | None = None) -> list[Float32Array]:
@@ -72,9 +67,9 @@ class Run:
         side, frames = (resolution or manifest.resolution_px) // 8, self.frames or manifest.frames
         tokens = 10 * manifest.audio_layers
         batch = WindowBatch(
-            random.standard_normal((self.windows, 4, frames, side, side), np.float32),
-            random.standard_normal((self.windows, 9, frames, side, side), np.float32),
-            random.standard_normal((self.windows, frames, tokens, manifest.audio_width), np.float32),
+            random.standard_normal((1, 4, frames, side, side), np.float32),
+            random.standard_normal((1, 9, frames, side, side), np.float32),
+            random.standard_normal((1, frames, tokens, manifest.audio_width), np.float32),
             self.guidance,
         )
         pictures = random.integers(0, 255, (frames, 8 * side, 8 * side, 3), np.uint8)
@@ -91,9 +86,8 @@ class Run:
         for part in (batch, replace(batch, latents=-batch.latents)):  # the second finds the buffers of the first
             model.denoiser.begin(part)
             for number in range(4):
-                guided = not (self.unguided_too and number >= 2)
                 reuse = self.cached and number % 2 == 1
-                model.denoiser.step(900 - 100 * number, COEFFICIENTS, cached=reuse, guided=guided)
+                model.denoiser.step(900 - 100 * number, COEFFICIENTS, cached=reuse)
         return model.denoiser.latents()
 
 

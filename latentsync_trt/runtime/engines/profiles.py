@@ -28,13 +28,13 @@ def dimension_ranges(manifest: Manifest, options: RuntimeOptions) -> dict[str, D
     return dict(manifest.ranges)
 
 
-def engine_ranges(ranges: Mapping[str, DimensionRange], windows_per_batch: int | None) -> dict[str, DimensionRange]:
+def engine_ranges(ranges: Mapping[str, DimensionRange]) -> dict[str, DimensionRange]:
     """`ranges` reduced to what a run asks of an engine, which holds memory for the largest shape of its profile.
 
-    A run encodes one segment of speech at a time, pads windows and pictures to the usual number, and denoises
-    `windows_per_batch` windows together (None: one).
+    A run encodes one segment of speech and denoises one window at a time, and pads windows and pictures to the usual
+    number.
     """
-    most, reduced = {"windows": windows_per_batch or 1, "segments": 1}, dict(ranges)
+    most, reduced = {"windows": 1, "segments": 1}, dict(ranges)
     for name, span in ranges.items():
         if name in most:
             maximum = max(span.minimum, min(most[name], span.maximum))

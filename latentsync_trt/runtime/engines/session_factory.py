@@ -74,7 +74,7 @@ class SessionFactory:
         self.compiled = selection.provider.builds
         """Whether the provider needs engines, and thus the cache."""
         ranges = dimension_ranges(bundle.manifest, options)
-        self.ranges = engine_ranges(ranges, options.windows_per_batch) if self.compiled else ranges
+        self.ranges = engine_ranges(ranges) if self.compiled else ranges
         self._notice, self._gpu = on_notice, cast(Gpu, selection.gpu)  # only used where there is one
         self.cuda_graph = _wants_cuda_graph(self)
         """Whether steps are to be recorded as CUDA graphs, where there is room for them."""

@@ -1,4 +1,4 @@
-"""Which bundle runs without `--bundle`, and `latentsync-trt use`."""
+"""Which bundle runs without `--bundle`, and `latentsync-trt setup --use`."""
 
 import json
 import shutil
@@ -49,7 +49,7 @@ def test_without_a_single_bundle_the_cures_are_named(checkpoints: Path, tmp_path
         make_bundle(checkpoints / name)
     code, out, err = run(*words)
     assert (code, out) == (2, "")
-    for part in ("one (model 1.6, 64 px, fp32), two (", "`--bundle NAME`", "`latentsync-trt use"):
+    for part in ("one (model 1.6, 64 px, fp32), two (", "`--bundle NAME`", "`latentsync-trt setup --use"):
         assert part in err
 
 
@@ -63,62 +63,47 @@ def test_the_only_bundle_runs_and_is_named(checkpoints: Path) -> None:
 
 
 def test_the_choice_is_remembered(two: Path) -> None:
-    code, out, err = run("use", "1.6-512-fp16")
+    code, out, err = run("setup", "--use", "1.6-512-fp16")
     assert (code, err) == (0, "")
     assert out == f"{two / '1.6-512-fp16'}: runs where no --bundle is given (model 1.6, 64 px, fp16)\n"
-    assert find_bundle(None) == (two / "1.6-512-fp16", "chosen with `use`")
-    assert "bundle 1.6-512-fp16 (chosen with `use`)" in run("build", "--provider", "cpu")[2]
+    assert find_bundle(None) == (two / "1.6-512-fp16", "chosen with `setup --use`")
+    assert "bundle 1.6-512-fp16 (chosen with `setup --use`)" in run("build", "--provider", "cpu")[2]
     assert find_bundle("1.6-512-int8")[0] == two / "1.6-512-int8"
     make_bundle(two / "newer")
     assert find_bundle(None)[0] == two / "1.6-512-fp16"
-    assert run("use", str(two / "1.6-512-int8"))[0] == 0  # a path, as the shell completes it
+    assert run("setup", "--use", str(two / "1.6-512-int8"))[0] == 0  # a path, as the shell completes it
     assert find_bundle(None)[0] == two / "1.6-512-int8"
     assert sorted(path.name for path in two.iterdir()) == ["1.6-512-fp16", "1.6-512-int8", CHOICE_NAME, "newer"]
 
 
-def test_use_without_a_name_shows_choice_and_candidates(two: Path) -> None:
-    code, out, _ = run("use")
-    assert code == 0
-    assert out.splitlines()[:2] == [
-        "  1.6-512-fp16 (model 1.6, 64 px, fp16)",
-        "  1.6-512-int8 (model 1.6, 64 px, int8)",
-    ]
-    assert "`latentsync-trt use NAME`" in out
-    run("use", "1.6-512-int8")
-    assert run("use")[1].splitlines()[1] == "* 1.6-512-int8 (model 1.6, 64 px, int8)"
-    assert f"{two}: 1.6-512-int8 runs where no --bundle is given; it is chosen with `use`" in run("use")[1]
-
-
 def test_a_choice_that_is_gone_is_an_error(two: Path) -> None:
-    run("use", "1.6-512-int8")
+    run("setup", "--use", "1.6-512-int8")
     (two / "1.6-512-int8").rename(two / "renamed")
     with pytest.raises(BundleError, match=r"names '1.6-512-int8', but there is no such bundle; .*renamed") as caught:
         find_bundle(None)
     assert caught.value.usage
     shutil.rmtree(two / "renamed")
-    with pytest.raises(BundleError, match="`latentsync-trt use NAME`"):
+    with pytest.raises(BundleError, match="`latentsync-trt setup --use NAME`"):
         find_bundle(None)  # although only one is left
-    assert run("use")[0] == 0
-    assert run("use", "1.6-512-fp16")[0] == 0
+    assert run("setup", "--use", "1.6-512-fp16")[0] == 0
     assert find_bundle(None)[0] == two / "1.6-512-fp16"
 
 
 @pytest.mark.parametrize("content", [b"", b"../elsewhere", b"\xff\xfe", b"a\x00b"])
 def test_a_damaged_choice_is_an_error(two: Path, content: bytes) -> None:
     (two / CHOICE_NAME).write_bytes(content)
-    with pytest.raises(BundleError, match="use NAME"):
+    with pytest.raises(BundleError, match="setup --use NAME"):
         find_bundle(None)
 
 
 def test_only_a_sound_bundle_of_the_folder_can_be_chosen(two: Path, tmp_path: Path) -> None:
     same_name = make_bundle(tmp_path / "1.6-512-fp16").folder
     for name in ("missing", "demo", "", "http://host/x", "x" * 5000, str(same_name)):
-        code, out, err = run("use", name)
+        code, out, err = run("setup", "--use", name)
         assert (code, out) == (2, "")
         assert err.startswith("error: ")
     (two / "1.6-512-int8" / MANIFEST_NAME).write_text("{}")
-    assert run("use", "1.6-512-int8")[0] == 1
-    assert "1.6-512-int8 (damaged)" in run("use")[1]
+    assert run("setup", "--use", "1.6-512-int8")[0] == 1
     assert not (two / CHOICE_NAME).exists()
 
 
@@ -127,13 +112,13 @@ def test_new_bundles_come_with_a_note_on_what_runs(checkpoints: Path) -> None:
     assert note_on_default(first) == ""
     second = make_bundle(checkpoints / "second").folder
     assert note_on_default(second).startswith("without --bundle, none runs; ")
-    run("use", "first")
+    run("setup", "--use", "first")
     assert note_on_default(second).startswith("without --bundle, first runs; ")
     assert note_on_default(first) == ""
 
 
 def test_doctor_names_what_runs(two: Path) -> None:
     verdict = json.loads(run("doctor", "--json")[1])["verdict"]
-    assert verdict["cure"] == "latentsync-trt use NAME"
-    run("use", "1.6-512-int8")
+    assert verdict["cure"] == "latentsync-trt setup --use NAME"
+    run("setup", "--use", "1.6-512-int8")
     assert "1.6-512-int8" in json.loads(run("doctor", "--json")[1])["verdict"]["text"]

@@ -1,0 +1,57 @@
+"""A preview: the part of the output from the first speech on, as if the output began there."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from fractions import Fraction
+
+from latentsync_trt.config import MODEL_FPS, SyncOptions
+from latentsync_trt.media.playback import short
+from latentsync_trt.sync.inputs import Inputs
+from latentsync_trt.sync.speech import Sound, speech_in
+
+
+def preview_of(inputs: Inputs) -> tuple[Inputs, str]:
+    """The inputs with all times moved so that the first speech is at 0, and what to tell about it.
+
+    It is moved by whole pictures, which stay the same. Raises as `speech_in`.
+    """
+    options, info, sound = inputs.options, inputs.info, inputs.sound
+    ends_s = [options.end] + ([info.duration_s] if options.output_length in ("video", "shortest") else [])
+    until_s = min((time_s for time_s in ends_s if time_s is not None), default=None)
+    least_s = options.start or Fraction(0)
+    speech_s = [time_s for time_s in _speech_from(sound, least_s) if until_s is None or time_s < until_s]
+    begin_s = _picture_at(min(speech_s, default=least_s), inputs)
+    moved = replace(
+        inputs,
+        options=_earlier(options, begin_s),
+        sound=sound.later(-begin_s),
+        info=replace(info, duration_s=None if info.duration_s is None else info.duration_s - begin_s),
+    )
+    where = "from the first speech on, at" if speech_s else "without speech, from"
+    return moved, f"a preview of at most {options.preview_s:g} s {where} {short(begin_s)} s (--preview)"
+
+
+def _speech_from(sound: Sound, least_s: Fraction) -> Iterator[Fraction]:
+    """When somebody who is painted then begins to speak, or goes on at `least_s`, in times of the output."""
+    spans_s = {piece: speech_in(piece.path).spans_s for piece in set(sound.recordings)}
+    for number, piece in enumerate(sound.recordings):
+        turns_s = [(least_s, None)] if sound.turns is None else sound.turns[number].spans_s
+        for start_s, end_s in spans_s[piece]:
+            for turn_start_s, turn_end_s in turns_s:
+                from_s = max(piece.at_s + Fraction(start_s), turn_start_s, least_s)
+                if from_s < piece.at_s + Fraction(end_s) and (turn_end_s is None or from_s < turn_end_s):
+                    yield from_s
+
+
+def _picture_at(time_s: Fraction, inputs: Inputs) -> Fraction:
+    """When the picture begins that is on screen in the output at this time."""
+    options, rate = inputs.options, inputs.info.frames_per_s or Fraction(MODEL_FPS)
+    from_s = inputs.sound.picture_delay_s if options.fps == "source" else Fraction(0)
+    rate = rate if options.fps == "source" else Fraction(options.fps)
+    return max(from_s + (time_s - from_s) * rate // 1 / rate, Fraction(0))
+
+
+def _earlier(options: SyncOptions, by_s: Fraction) -> SyncOptions:
+    start_s, end_s = options.start, options.end
+    start_s = None if start_s is None else max(start_s - by_s, Fraction(0))
+    return replace(options, start=start_s, end=None if end_s is None else end_s - by_s)

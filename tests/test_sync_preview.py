@@ -1,0 +1,136 @@
+"""`--preview`: the first seconds with speech, written as a clip of their own."""
+
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import av
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from latentsync_trt import LipSync, SyncOptions
+from latentsync_trt.cli import main
+from latentsync_trt.errors import InputError
+from latentsync_trt.media.demo_clip import SPEECH
+from latentsync_trt.media.writer import write_pictures
+from latentsync_trt.option_fields import from_texts, to_texts
+from latentsync_trt.types import SyncReport
+from tests.clips import decoded, decoded_audio, read_audio, write_sound
+from tests.people import first_person
+from tests.small import small_bundle
+from tests.sounds import write_samples
+from tests.test_sync_choices import MOUTH, QUICK, half
+
+RATE_HZ = 16000
+BEFORE_S = 0.64
+"""Silence before the sentence: as long as a window."""
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """clip.mkv: 40 frames; late.wav: 1.6 s, with speech from about 0.7 s on; none.wav: noise."""
+    made = tmp_path_factory.mktemp("preview")
+    sentence = read_audio(SPEECH, RATE_HZ)
+    late = np.concatenate([np.zeros(round(BEFORE_S * RATE_HZ), np.float32), sentence])
+    write_samples(made / "late.wav", late[: round(1.6 * RATE_HZ)], RATE_HZ)
+    write_sound(made / "none.wav", 1.6)
+    write_pictures(made / "clip.mkv", half(first_person(40)), lossless=True, audio=made / "late.wav")
+    return made
+
+
+def run(lip_sync: LipSync, folder: Path, output: Path, audio: str = "late.wav", **fields: Any) -> SyncReport:
+    return lip_sync.sync(folder / "clip.mkv", folder / audio, output, replace(QUICK, silence="closed", **fields))
+
+
+def begin_of(report: SyncReport) -> float:
+    """Where a preview begins, by its notice."""
+    (notice,) = (text for text in report.notices if "--preview" in text)
+    return float(notice.removesuffix(" s (--preview)").rpartition(" ")[2])
+
+
+def times_of(path: Path) -> list[Fraction]:
+    with av.open(str(path)) as container:
+        return [frame.pts * frame.time_base for frame in container.decode(video=0)]
+
+
+@pytest.mark.parametrize("audio", ["late.wav", "clip.mkv"])
+def test_pictures_and_sound_from_the_first_speech_on_are_those_of_the_whole_run(
+    lip_sync: LipSync, folder: Path, tmp_path: Path, audio: str
+) -> None:
+    report = run(lip_sync, folder, tmp_path / "part.mkv", audio, preview_s=0.4)
+    begin_s = begin_of(report)
+    first = round(begin_s * 25)
+    assert BEFORE_S < begin_s < BEFORE_S + 0.5
+    assert first == pytest.approx(begin_s * 25)
+    assert (report.frames, report.frames_with_face, report.duration_s) == (10, 10, 0.4)
+    assert times_of(tmp_path / "part.mkv") == [Fraction(index, 25) for index in range(10)]
+    own = np.stack(decoded(folder / "clip.mkv")[first : first + 10])
+    new = np.stack(decoded(tmp_path / "part.mkv"))
+    assert (own[(slice(None), *MOUTH)] != new[(slice(None), *MOUTH)]).any(axis=(1, 2, 3)).all()
+    assert np.array_equal(own[:, :60], new[:, :60])  # hair and background
+    heard, rate_hz = decoded_audio(tmp_path / "part.mkv")
+    spoken = read_audio(folder / "late.wav")[round(begin_s * RATE_HZ) :][: len(heard)]
+    assert (len(heard), rate_hz) == (pytest.approx(0.4 * RATE_HZ, abs=RATE_HZ // 25), RATE_HZ)
+    assert np.abs(heard[200:-200] - spoken[200:-200]).max() < 1e-3
+
+
+def test_a_part_that_is_synced_is_previewed_from_its_own_beginning(
+    lip_sync: LipSync, folder: Path, tmp_path: Path
+) -> None:
+    """Where that begins within speech; what follows its end stays as it is."""
+    report = run(lip_sync, folder, tmp_path / "out.mkv", "clip.mkv", preview_s=0.3, start=1.2, end=1.4)
+    assert begin_of(report) == 1.2
+    assert (report.frames, report.frames_with_face) == (8, 5)
+    own, new = (np.stack(frames) for frames in (decoded(folder / "clip.mkv")[30:38], decoded(tmp_path / "out.mkv")))
+    assert [bool((a != b).any()) for a, b in zip(own, new, strict=True)] == [True] * 5 + [False] * 3
+
+
+def test_less_is_written_where_less_is_left(lip_sync: LipSync, folder: Path, tmp_path: Path) -> None:
+    report = run(lip_sync, folder, tmp_path / "out.mkv", preview_s=3)
+    assert report.frames == 40 - round(begin_of(report) * 25)
+
+
+def test_frames_of_another_rate_begin_with_one_of_the_whole_run(
+    lip_sync: LipSync, folder: Path, tmp_path: Path
+) -> None:
+    video, fps = tmp_path / "slow.mkv", Fraction(30000, 1001)
+    write_pictures(video, half(first_person(40)), lossless=True, fps=fps)
+    options = replace(QUICK, preview_s=0.3)
+    lip_sync.sync(video, folder / "late.wav", tmp_path / "a.mkv", options)
+    sources = [frame[:60].tobytes() for frame in decoded(video)]
+    first = sources.index(decoded(tmp_path / "a.mkv")[0][:60].tobytes())
+    written = [frame[:60].tobytes() for frame in decoded(tmp_path / "a.mkv")]
+    assert written == sources[first : first + 9]
+    assert np.allclose([float(time_s) for time_s in times_of(tmp_path / "a.mkv")], np.arange(9) / float(fps), atol=1e-3)
+    lip_sync.sync(video, folder / "late.wav", tmp_path / "b.mkv", replace(options, fps="25"))
+    assert times_of(tmp_path / "b.mkv") == [Fraction(index, 25) for index in range(8)]
+
+
+def test_without_speech_it_begins_at_the_beginning_and_says_so(lip_sync: LipSync, folder: Path, tmp_path: Path) -> None:
+    report = run(lip_sync, folder, tmp_path / "out.mkv", "none.wav", preview_s=0.2)
+    assert report.frames == 5
+    assert "a preview of at most 0.2 s without speech, from 0 s (--preview)" in report.notices
+    assert any("no speech found" in notice for notice in report.notices)
+
+
+def test_the_command_names_its_file_and_takes_3_s_by_default(folder: Path, tmp_path: Path) -> None:
+    video = tmp_path / "clip.mkv"
+    video.write_bytes((folder / "clip.mkv").read_bytes())
+    words = ["sync", str(video), str(folder / "late.wav"), "--bundle", small_bundle(), "--provider", "cpu"]
+    result = CliRunner().invoke(main, [*words, "--steps", "1", "--guidance", "1", "--preview"])
+    assert (result.exit_code, (tmp_path / "clip-preview.mp4").is_file()) == (0, True), result.output
+    assert "a preview of at most 3 s" in result.stderr
+
+
+def test_it_is_an_option_of_python_and_of_services() -> None:
+    assert to_texts(SyncOptions(preview_s=2)) == {"preview_s": 2.0}
+    assert from_texts(SyncOptions, {"preview_s": "2.5"}) == from_texts(SyncOptions, {"preview": 2.5})
+    with pytest.raises(InputError, match=r"--preview 0: not a number from 0\.1 to 3600") as caught:
+        SyncOptions(preview_s=0)
+    assert caught.value.option == "preview_s"
+    with pytest.raises(InputError, match="--preview and --resume exclude each other"):
+        SyncOptions(preview_s=3, resume=True)
