@@ -179,11 +179,12 @@ def test_a_canceled_clip_leaves_nothing_and_its_worker_continues(place: Place, t
     worker.start()
     video, audio = (place.folder / "long" / name for name in ("face.mp4", "speech.wav"))
     task = Task("one", str(video), str(audio), str(tmp_path / "out.mp4"), FAST)
+    canceled = threading.Event()
     with pytest.raises(Canceled):
-        worker.run(task, lambda _: worker.cancel("one"))
+        worker.run(task, lambda _: canceled.set(), canceled)
     assert not list(tmp_path.iterdir())
     with pytest.raises(TaskError, match=rf"node {socket.gethostname()}: .*no.mp4: no such file"):
-        worker.run(replace(task, video=str(tmp_path / "no.mp4")), lambda _: None)
+        worker.run(replace(task, video=str(tmp_path / "no.mp4")), lambda _: None, threading.Event())
     worker.close()
 
 

@@ -1,9 +1,8 @@
 """A worker of this machine: a child process, which may crash or be killed and be started again.
 
-Orders are (number, settings) at first, then (number, task) and (number, None), which cancels that task. Events have the
-number of the order that they answer: `progress`, and at last `error`, None if it succeeded, with the `provider` or what
-is `done`; after `WorkerLost` the process ends. Without a number: at any time, `notice`; once a second while it works,
-`alive`.
+Orders are ("", settings) at first, then (id, task) and (id, None), which cancels that task. Events have the `key` of
+the order that they answer: `progress`, a notice while it opens, and at last `error`, None if it succeeded, with the
+`result`; after `WorkerLost` the process ends. One of no order shows that it lives, once a second while it works.
 """
 
 import signal
@@ -11,16 +10,15 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import count
 from math import inf
-from queue import SimpleQueue
 from typing import Any
 
 from latentsync_trt.batch.tasks import Done, Task, WorkerLost, WorkerSettings
-from latentsync_trt.batch.worker import Gate, Worker
+from latentsync_trt.batch.worker import Worker
 from latentsync_trt.child import Child, Emit, Event, end_process
 from latentsync_trt.errors import LatentSyncError
 from latentsync_trt.stopping import exit_code
@@ -37,42 +35,52 @@ _SILENT_S, _HUNG_S, _OBEYS_S = 30.0, 900.0, 300.0
 
 @dataclass(slots=True, eq=False)
 class _Call:
-    """An order that is carried out. `events`: which answer it; None when the child has ended."""
+    """An order that is carried out. `failure`: what `on_progress` raised, after which it is canceled."""
 
-    task_id: str
-    events: SimpleQueue[Event | None] = field(default_factory=SimpleQueue)
+    on_progress: Callable[[Any], None]
+    canceled: threading.Event
+    answer: Future[Any] = field(default_factory=Future)
     canceled_s: float = inf
+    failure: BaseException | None = None
 
 
 @dataclass(slots=True, eq=False)
 class _Process:
-    """A child and its calls by number. `is_open`: its settings work. `problem`: why it was ended; `cause`: of that."""
+    """A child, and its calls by key. `works`: it takes orders. `problem`: why it was ended; `cause`: which call did."""
 
     child: Child
-    calls: dict[int, _Call] = field(default_factory=dict)
+    calls: dict[str, _Call] = field(default_factory=dict)
     heard_s: float = 0.0
-    is_open: bool = False
-    has_ended: bool = False
+    works: bool = True
     problem: str = ""
     cause: _Call | None = None
 
+    @property
+    def silent_s(self) -> float:
+        """For how long the child has sent nothing although it works."""
+        return time.monotonic() - self.heard_s if self.calls else 0.0
+
 
 class LocalWorker:
-    """A `WorkerHandle` that several threads may call, for a clip each. The child ends with this process, however that
-    ends; with the child, all its clips are lost.
+    """A `WorkerHandle`. The child ends with this process, however that ends; with the child, all its clips are lost.
 
     `on_notice`: called within `start` with a sentence about what takes long there; those of a clip are in its report.
+    `at_once`: one after two clips together took too much memory, until it is known which of them did.
     """
 
-    def __init__(self, name: str, settings: WorkerSettings, on_notice: Callable[[str], None] = lambda _: None) -> None:
-        self.name = name
-        self._settings, self._on_notice = settings, on_notice
-        self._gate, self._alone = Gate(), False
+    def __init__(
+        self,
+        name: str,
+        settings: WorkerSettings,
+        on_notice: Callable[[str], None] = lambda _: None,
+        *,
+        at_once: int = 1,
+    ) -> None:
+        self.name, self.at_once, self.provider = name, at_once, ""
+        self._settings, self._on_notice, self._most_at_once = settings, on_notice, at_once
         self._lock, self._starting = threading.Lock(), threading.Lock()
         self._process: _Process | None = None
-        self._numbers = count()
         self._closed = False
-        self.provider = ""
 
     @property
     def pid(self) -> int | None:
@@ -80,17 +88,16 @@ class LocalWorker:
 
     @property
     def hangs(self) -> bool:
-        return self._process is not None and _silent_s(self._process) > _SILENT_S
+        return self._process is not None and self._process.silent_s > _SILENT_S
 
     def start(self) -> None:
-        """See `WorkerHandle.start`; does nothing while the child works."""
+        """See `WorkerHandle.start`."""
         self._started()
 
     def _started(self) -> _Process:
         with self._starting:
-            process = self._process
-            if process is not None and process.is_open and not process.has_ended:
-                return process
+            if self._process is not None and self._process.works:
+                return self._process
             self._end()
             threads = self._settings.threads
             with self._lock:
@@ -102,25 +109,15 @@ class LocalWorker:
                     raise WorkerLost(f"{self.name}: its process cannot be started ({error})") from error
                 self._process = process = _Process(child)
             threading.Thread(target=self._read, args=(process,), name=f"events of {self.name}", daemon=True).start()
-            self.provider = self._answer(process, _Call(""), self._settings, lambda _: None)["provider"]
-            process.is_open = True
+            call = _Call(lambda text: self._on_notice(f"{self.name}: {text}"), threading.Event())
+            self.provider = self._ask(process, "", self._settings, call)
             return process
 
-    def run(self, task: Task, on_progress: Callable[[Progress], None]) -> Done:
-        """See `WorkerHandle.run`. An error of `on_progress` cancels the task, and is raised when that has ended."""
-        with self._gate.entered(alone=self._alone):
-            process = self._started()  # again, if it has ended since its last clip
-            done: Done = self._answer(process, _Call(task.id), task, on_progress)["done"]
+    def run(self, task: Task, on_progress: Callable[[Progress], None], canceled: threading.Event) -> Done:
+        """See `WorkerHandle.run`; `on_progress` is called in a thread of the worker."""
+        process = self._started()  # again, if it was lost since its last clip
+        done: Done = self._ask(process, task.id, task, _Call(on_progress, canceled))
         return done
-
-    def cancel(self, task_id: str) -> None:
-        """See `WorkerHandle.cancel`."""
-        process = self._process
-        with self._lock:
-            for number, call in process.calls.items() if process is not None else ():
-                if process is not None and call.task_id == task_id:
-                    call.canceled_s = min(call.canceled_s, time.monotonic())
-                    process.child.send((number, None))
 
     def close(self) -> None:
         with self._lock:
@@ -131,101 +128,79 @@ class LocalWorker:
         if self._process is not None:
             self._process.child.end(_PATIENCE_S)
 
-    def _answer(self, process: _Process, call: _Call, order: Any, on_progress: Callable[[Progress], None]) -> Event:
-        """Sends an order; returns the last event that answers it, or raises its error."""
+    def _ask(self, process: _Process, key: str, order: Any, call: _Call) -> Any:
+        """Sends an order; returns its result, or raises its error."""
         with self._lock:
-            number = next(self._numbers)
             if not process.calls:
                 process.heard_s = time.monotonic()
-            process.calls[number] = call
-            if process.has_ended:
-                call.events.put(None)
-            process.child.send((number, order))
-        failure: BaseException | None = None
-        try:
-            while (event := call.events.get()) is not None:
-                if "notice" in event:
-                    self._on_notice(f"{self.name}: {event['notice']}")
-                elif "progress" not in event:
-                    return self._checked(process, event, failure)
-                elif failure is None:
-                    try:
-                        on_progress(event["progress"])
-                    except BaseException as error:  # noqa: BLE001 -- raised when the child has stopped
-                        failure = error
-                        self.cancel(call.task_id)
-        finally:
-            with self._lock:
-                del process.calls[number]
-        ended = process.child.wait()
-        if self._closed:
-            raise WorkerLost(f"{self.name}: was closed")
-        if process.problem:
-            lost = WorkerLost(f"{self.name}: {process.problem}")
-            lost.cause = process.cause is call
-            raise lost
-        raise WorkerLost(f"{self.name}: its process ended with {ended}: {ended.last_error_line or 'no message'}")
-
-    def _checked(self, process: _Process, event: Event, failure: BaseException | None) -> Event:
-        error = event["error"]
-        if isinstance(error, WorkerLost):
-            process.is_open = False  # it ends
-            error = WorkerLost(f"{self.name}: {error}")
-        if failure is not None or error is not None:
-            raise failure or error
-        return event
+            if works := process.works:
+                process.calls[key] = call
+        if not works:
+            raise self._lost(process, call)
+        process.child.send((key, order))
+        return call.answer.result()
 
     def _read(self, process: _Process) -> None:
-        """In a thread: gives events to the calls that they answer, until the child ends."""
+        """In a thread: takes events, until the child ends."""
         for event in process.child.events(partial(self._watch, process)):
             process.heard_s = time.monotonic()
-            with self._lock:
-                for number, call in process.calls.items():
-                    if number == event.get("number") or ("notice" in event and not process.is_open):
-                        call.events.put(event)
+            call = process.calls.get(key := event["key"])
+            if call is None:
+                continue
+            if "progress" not in event:
+                self._answer(process, key, event)
+            elif call.failure is None:
+                try:
+                    call.on_progress(event["progress"])
+                except BaseException as error:  # noqa: BLE001 -- raised when the child has stopped
+                    call.failure = error
+                    call.canceled.set()
         with self._lock:
-            process.has_ended = True
-            for call in process.calls.values():
-                call.events.put(None)
+            process.works = False
+            calls, process.calls = [*process.calls.values()], {}
+        for call in calls:
+            call.answer.set_exception(self._lost(process, call))
+
+    def _answer(self, process: _Process, key: str, event: Event) -> None:
+        error = event["error"]
+        with self._lock:
+            call = process.calls.pop(key)
+            if isinstance(error, WorkerLost) or (error is not None and not key):
+                process.works = False  # it ends
+        if isinstance(error, WorkerLost):
+            error = WorkerLost(f"{self.name}: {error}")
+        if call.failure is not None or error is not None:
+            call.answer.set_exception(call.failure or error)
+        else:
+            call.answer.set_result(event["result"])
+
+    def _lost(self, process: _Process, call: _Call) -> WorkerLost:
+        ended = process.child.wait()
+        reason = f"its process ended with {ended}: {ended.last_error_line or 'no message'}"
+        lost = WorkerLost(f"{self.name}: {'was closed' if self._closed else process.problem or reason}")
+        lost.cause = process.cause is call
+        return lost
 
     def _watch(self, process: _Process) -> None:
         """Ends a child that hangs, where nothing else helps, or that takes too much memory."""
         with self._lock:
-            calls = list(process.calls.values())
-        canceled_s = min((call.canceled_s for call in calls), default=inf)
-        silent_s, canceled = _silent_s(process), canceled_s < inf
+            calls = [*process.calls.items()]
+        for key, call in calls:
+            if call.canceled.is_set() and call.canceled_s == inf:
+                call.canceled_s = time.monotonic()
+                process.child.send((key, None))
+        canceled_s = min((call.canceled_s for _, call in calls), default=inf)
+        silent_s, canceled = process.silent_s, canceled_s < inf
         if silent_s > (_SILENT_S if canceled else _HUNG_S) or time.monotonic() - canceled_s > _OBEYS_S:
             process.problem = "did not obey a cancel" if canceled else f"did not answer for {silent_s:.0f} s"
             process.problem += ", and was ended"
             process.child.end()
-        elif process.is_open and calls and process.child.memory_bytes > self._settings.most_bytes:
+        elif calls and calls[0][0] and process.child.memory_bytes > self._settings.most_bytes:
             most = f"more than {self._settings.most_bytes / 1e9:.2g} GB of memory, the most for a worker here"
             process.problem = f"the clip needs {most}; give one with smaller pictures, or fewer --workers"
-            self._alone = len(calls) > 1  # until it is known which of them needs so much
-            process.cause = None if self._alone else calls[0]
+            process.cause = calls[0][1] if len(calls) == 1 else None
+            self.at_once = self._most_at_once if len(calls) == 1 else 1
             process.child.end()
-
-
-def _silent_s(process: _Process) -> float:
-    """For how long a child has sent nothing although it works."""
-    return time.monotonic() - process.heard_s if process.calls else 0.0
-
-
-class Lane:
-    """A `WorkerHandle` for one of the clips that a `LocalWorker` syncs at a time."""
-
-    def __init__(self, name: str, worker: LocalWorker) -> None:
-        self.name, self._worker = name, worker
-        self.start, self.run, self.cancel, self.close = worker.start, worker.run, worker.cancel, worker.close
-
-    @property
-    def provider(self) -> str:
-        """See `WorkerHandle.provider`."""
-        return self._worker.provider
-
-    @property
-    def hangs(self) -> bool:
-        return self._worker.hangs
 
 
 def work(orders: Iterator[Any], emit: Emit) -> None:
@@ -238,35 +213,35 @@ def work(orders: Iterator[Any], emit: Emit) -> None:
     for name in ("SIGTERM", "SIGHUP", "SIGBREAK"):
         with suppress(AttributeError):
             signal.signal(getattr(signal, name), lambda number, _: end_process(128 + number))
-    workers, running = list[Worker](), dict[int, threading.Event]()
+    workers, running = list[Worker](), dict[str, threading.Event]()
     threading.Thread(target=_show_life, args=(running, emit), name="alive", daemon=True).start()
-    for number, order in orders:
+    for key, order in orders:
         if order is not None:
-            running[number] = threading.Event()
-            arguments = number, order, workers, running, emit
-            threading.Thread(target=_carry_out, args=arguments, name=f"order {number}", daemon=True).start()
-        elif number in running:  # else it has just ended
-            running[number].set()
+            running[key] = threading.Event()
+            arguments = key, order, workers, running, emit
+            threading.Thread(target=_carry_out, args=arguments, name=f"order {key}", daemon=True).start()
+        elif key in running:  # else it has just ended
+            running[key].set()
 
 
 def _carry_out(
-    number: int, order: WorkerSettings | Task, workers: list[Worker], running: dict[int, threading.Event], emit: Emit
+    key: str, order: WorkerSettings | Task, workers: list[Worker], running: dict[str, threading.Event], emit: Emit
 ) -> None:
     """Opens a worker or runs a task on it; ends the process when it cannot run another."""
     answer: Event = {"error": None}
     try:
         try:
             if isinstance(order, WorkerSettings):
-                workers.append(Worker(order, lambda text: emit(notice=text)))
-                answer["provider"] = workers[0].provider
+                workers.append(Worker(order, lambda text: emit(key=key, progress=text)))
+                answer["result"] = workers[0].provider
             else:
-                answer["done"] = workers[0].run(order, partial(_report, emit, number), running[number])
+                answer["result"] = workers[0].run(order, partial(_report, emit, key), running[key])
         except LatentSyncError as failure:
             answer["error"] = failure
         except Exception as failure:  # noqa: BLE001 -- the parent reports it
             answer["error"] = LatentSyncError(one_line(failure, ["batch"])[0])
-        del running[number]
-        emit(number=number, **answer)
+        del running[key]
+        emit(key=key, **answer)
     except BaseException:  # noqa: BLE001 -- the parent would wait forever
         traceback.print_exc()
         end_process(1)
@@ -274,12 +249,12 @@ def _carry_out(
         end_process(1)
 
 
-def _show_life(running: dict[int, threading.Event], emit: Emit) -> None:
+def _show_life(running: dict[str, threading.Event], emit: Emit) -> None:
     while True:
         if running:
-            emit(alive=True)
+            emit(key=None)
         time.sleep(_ALIVE_S)
 
 
-def _report(emit: Emit, number: int, progress: Progress) -> None:
-    emit(number=number, progress=replace(progress, picture=None))
+def _report(emit: Emit, key: str, progress: Progress) -> None:
+    emit(key=key, progress=replace(progress, picture=None))

@@ -46,7 +46,7 @@ class Needs:
 class RayWorker:
     """A `WorkerHandle` whose actor may be lost with its node and be started again elsewhere."""
 
-    hangs, provider = False, ""  # Ray ends actors of nodes that do not answer
+    at_once, hangs, provider = 1, False, ""  # Ray ends actors of nodes that do not answer
 
     def __init__(self, name: str, cluster: "Cluster", settings: WorkerSettings, needs: Needs) -> None:
         self.name, self.pid = name, 0
@@ -66,24 +66,26 @@ class RayWorker:
         if error is not None:
             raise type(error)(f"node {self._node}: {error}", usage=error.usage)
 
-    def run(self, task: Task, on_progress: Callable[[Progress], None]) -> Done:
+    def run(self, task: Task, on_progress: Callable[[Progress], None], canceled: threading.Event) -> Done:
         """See `WorkerHandle.run`. An error of `on_progress` cancels the task."""
+
+        def wait() -> None:
+            if canceled.is_set():
+                self._actor.cancel.remote(task.id)
+            self._poll(on_progress)
+
         try:
-            done, error = self._result(self._actor.run.remote(task), lambda: self._poll(on_progress))
+            done, error = self._result(self._actor.run.remote(task), wait)
         except WorkerLost:
             self._end()  # if only the connection was lost, it still locks the output, and the task runs again at once
             raise
         except BaseException:
-            self.cancel(task.id)
+            with suppress(LatentSyncError), self._cluster.translated(self.name):
+                self._actor.cancel.remote(task.id)
             raise
         if done is None:
             raise type(error)(f"node {self._node}: {error}", usage=error.usage)
         return cast(Done, done)
-
-    def cancel(self, task_id: str) -> None:
-        if self._actor is not None:
-            with suppress(LatentSyncError), self._cluster.translated(self.name):
-                self._actor.cancel.remote(task_id)
 
     def close(self) -> None:
         self._closed = True

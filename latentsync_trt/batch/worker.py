@@ -3,7 +3,7 @@
 import shutil
 import tempfile
 import threading
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from functools import partial
@@ -35,40 +35,6 @@ _POLL_S = 0.1
 _DIGITS = 12
 
 
-class Gate:
-    """Lets in any number of threads that share, or one alone."""
-
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._sharing, self._alone = 0, False
-
-    @contextmanager
-    def entered(self, *, alone: bool, watch: Callable[[], object] = lambda: None) -> Iterator[None]:
-        """A block beside others that share, or beside no other: then, those that want to enter wait from now on.
-
-        `watch`: called while it waits, which an error of it ends.
-        """
-        with self._changed:
-            self._wait_until(lambda: not self._alone, watch)
-            self._alone = alone
-            self._sharing += not alone
-        try:
-            with self._changed:
-                self._wait_until(lambda: not (alone and self._sharing), watch)
-            yield
-        finally:
-            with self._changed:
-                if alone:
-                    self._alone = False
-                else:
-                    self._sharing -= 1
-                self._changed.notify_all()
-
-    def _wait_until(self, condition: Callable[[], bool], watch: Callable[[], object]) -> None:
-        while not self._changed.wait_for(condition, _POLL_S):
-            watch()
-
-
 class Worker:
     """Runs tasks in this process on an open bundle; `run` may be called from several threads, for a task each."""
 
@@ -82,7 +48,7 @@ class Worker:
         """
         self._settings, self._notice = settings, on_notice
         self._scratch = None if settings.scratch is None else Path(settings.scratch)
-        self._gate = Gate()
+        self._entering, self._changed, self._running = threading.Lock(), threading.Condition(), 0
         if self._scratch is not None:
             check_folder_to_write(self._scratch, "--scratch")
             self._scratch.mkdir(parents=True, exist_ok=True)
@@ -156,19 +122,30 @@ class Worker:
     def _opened(
         self, bundle: str, report: Callable[[Progress], None], check: Callable[[], None]
     ) -> Generator[None, None, None]:
-        """A block in which a bundle is open. Where another was open before, no task runs beside this one."""
-        while True:
-            alone = bundle != self._bundle
-            with self._gate.entered(alone=alone, watch=check):
-                if alone and bundle != self._bundle:
-                    report(Progress("opening networks", 0, None))
-                    self._lip_sync.close()
-                    self._bundle = ""  # where it cannot be opened, none is
-                    self._lip_sync = self._open(bundle)
-                    self._bundle = bundle
-                if bundle == self._bundle:  # else it was changed meanwhile
-                    yield
-                    return
+        """A block in which a bundle is open; first waits for tasks with another one, while those that follow wait."""
+        while not self._entering.acquire(timeout=_POLL_S):
+            check()
+        try:
+            with self._changed:
+                while bundle != self._bundle and self._running:
+                    self._changed.wait(_POLL_S)
+                    check()
+            if bundle != self._bundle:
+                report(Progress("opening networks", 0, None))
+                self._lip_sync.close()
+                self._bundle = ""  # where it cannot be opened, none is
+                self._lip_sync = self._open(bundle)
+                self._bundle = bundle
+            with self._changed:
+                self._running += 1
+        finally:
+            self._entering.release()
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._running -= 1
+                self._changed.notify()
 
     def _sync(self, task: Task, report: Callable[[Progress], None]) -> SyncReport:
         """Syncs local files; resumes where a worker was killed, if it kept finished parts of the same clip."""
