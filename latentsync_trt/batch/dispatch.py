@@ -23,6 +23,7 @@ from latentsync_trt.batch.tasks import (
     slot_names,
 )
 from latentsync_trt.errors import LatentSyncError
+from latentsync_trt.stopping import exit_code
 
 # Windows delivers Ctrl-C only between waits.
 _POLL_S = 0.2
@@ -90,10 +91,16 @@ class Dispatcher:
         return True
 
     def wait(self) -> None:
-        """Returns when every submitted task has ended; raises the last worker's error if no worker is left."""
+        """Returns when every submitted task has ended.
+
+        Raises:
+            KeyboardInterrupt: a signal asked the command to stop. LatentSyncError: the last worker's, if none is left.
+        """
         with self._changed:
-            while self._pending and self._slots and not self._closing.is_set():
+            while self._pending and self._slots and not self._stops():
                 self._changed.wait(_POLL_S)
+            if exit_code():  # Python drops the error of a signal that arrives within a destructor
+                raise KeyboardInterrupt
             if self._pending and not self._slots and self._error is not None:
                 raise self._error
 
@@ -126,31 +133,38 @@ class Dispatcher:
                 self._changed.notify_all()
 
     def _start(self, handle: WorkerHandle, slot: str) -> bool:
-        """Starts a worker; False if it cannot work, or the dispatcher closes."""
-        left, reason = self._attempts, ""
-        while left and not self._closing.is_set():
+        """Starts a worker; False if it cannot work, or all stops."""
+        reason = ""
+        for _ in range(self._attempts):
+            if self._stops():
+                break
             self._emit(WorkerState(slot, "starting"))
             try:
                 handle.start()
             except LatentSyncError as error:
-                if self._closing.is_set():
+                if self._stops():
                     break
                 self._error, reason = error, str(error)
                 self._emit(WorkerState(slot, "lost", reason))
-                left = left - 1 if isinstance(error, WorkerLost) else 0
+                if not isinstance(error, WorkerLost):
+                    break
             else:
                 self._emit(WorkerState(slot, "ready"))
                 return True
-        self._emit(WorkerState(slot, "closed", "" if left else reason))
+        self._emit(WorkerState(slot, "closed", "" if self._stops() else reason))
         return False
+
+    def _stops(self) -> bool:
+        """Whether it closes, or a signal has asked the command to stop: what that ends is no failure."""
+        return self._closing.is_set() or bool(exit_code())
 
     def _next(self, handle: WorkerHandle) -> _Job | None:
         """Waits for a task; None when the dispatcher closes."""
         with self._changed:
             self._idle.append(handle)
-            self._changed.wait_for(lambda: self._closing.is_set() or (self._waiting and self._next_idle() is handle))
+            self._changed.wait_for(lambda: self._stops() or (self._waiting and self._next_idle() is handle))
             self._idle.remove(handle)
-            if self._closing.is_set():
+            if self._stops():
                 return None
             job = self._waiting.popleft()
             job.worker = handle
@@ -172,12 +186,12 @@ class Dispatcher:
             if not job.canceled.is_set():
                 done = handle.run(task, lambda progress: self._emit(Moved(task.id, slot, progress)), job.canceled)
         except WorkerLost as error:
-            if not self._closing.is_set():
+            if not self._stops():
                 self._emit(WorkerState(slot, "lost", str(error)))
                 self._lost(slot, job, error)
             return False
         except Canceled:
-            if not self._closing.is_set():
+            if not self._stops():
                 self._end(CanceledEvent(task.id))
         except LatentSyncError as error:
             self._end(Failed(task.id, slot, str(error), error.usage, again=False))
