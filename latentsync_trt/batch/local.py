@@ -91,7 +91,6 @@ class LocalWorker:
         return self._process is not None and self._process.silent_s > _SILENT_S
 
     def start(self) -> None:
-        """See `WorkerHandle.start`."""
         self._started()
 
     def _started(self) -> _Process:
@@ -115,8 +114,7 @@ class LocalWorker:
 
     def run(self, task: Task, on_progress: Callable[[Progress], None], canceled: threading.Event) -> Done:
         """See `WorkerHandle.run`; `on_progress` is called in a thread of the worker."""
-        process = self._started()  # again, if it was lost since its last clip
-        done: Done = self._ask(process, task.id, task, _Call(on_progress, canceled))
+        done: Done = self._ask(self._started(), task.id, task, _Call(on_progress, canceled))
         return done
 
     def close(self) -> None:
@@ -213,48 +211,44 @@ def work(orders: Iterator[Any], emit: Emit) -> None:
     for name in ("SIGTERM", "SIGHUP", "SIGBREAK"):
         with suppress(AttributeError):
             signal.signal(getattr(signal, name), lambda number, _: end_process(128 + number))
-    workers, running = list[Worker](), dict[str, threading.Event]()
-    threading.Thread(target=_show_life, args=(running, emit), name="alive", daemon=True).start()
+    workers, canceled = list[Worker](), dict[str, threading.Event]()
+
+    def report(key: str, progress: Progress) -> None:
+        emit(key=key, progress=replace(progress, picture=None))
+
+    def carry_out(key: str, order: WorkerSettings | Task) -> None:
+        """Opens a worker or runs a task on it; ends the process when it cannot run another."""
+        error: LatentSyncError | None = None
+        result: Any = None
+        try:
+            try:
+                if isinstance(order, WorkerSettings):
+                    workers.append(Worker(order, lambda text: emit(key=key, progress=text)))
+                    result = workers[0].provider
+                else:
+                    result = workers[0].run(order, partial(report, key), canceled[key])
+            except LatentSyncError as failure:
+                error = failure
+            except Exception as failure:  # noqa: BLE001 -- the parent reports it
+                error = LatentSyncError(one_line(failure, ["batch"])[0])
+            del canceled[key]
+            emit(key=key, error=error, result=result)
+        except BaseException:  # noqa: BLE001 -- the parent would wait forever
+            traceback.print_exc()
+            end_process(1)
+        if not workers or isinstance(error, WorkerLost):
+            end_process(1)
+
+    def show_life() -> None:
+        while True:
+            if canceled:
+                emit(key=None)
+            time.sleep(_ALIVE_S)
+
+    threading.Thread(target=show_life, name="alive", daemon=True).start()
     for key, order in orders:
         if order is not None:
-            running[key] = threading.Event()
-            arguments = key, order, workers, running, emit
-            threading.Thread(target=_carry_out, args=arguments, name=f"order {key}", daemon=True).start()
-        elif key in running:  # else it has just ended
-            running[key].set()
-
-
-def _carry_out(
-    key: str, order: WorkerSettings | Task, workers: list[Worker], running: dict[str, threading.Event], emit: Emit
-) -> None:
-    """Opens a worker or runs a task on it; ends the process when it cannot run another."""
-    answer: Event = {"error": None}
-    try:
-        try:
-            if isinstance(order, WorkerSettings):
-                workers.append(Worker(order, lambda text: emit(key=key, progress=text)))
-                answer["result"] = workers[0].provider
-            else:
-                answer["result"] = workers[0].run(order, partial(_report, emit, key), running[key])
-        except LatentSyncError as failure:
-            answer["error"] = failure
-        except Exception as failure:  # noqa: BLE001 -- the parent reports it
-            answer["error"] = LatentSyncError(one_line(failure, ["batch"])[0])
-        del running[key]
-        emit(key=key, **answer)
-    except BaseException:  # noqa: BLE001 -- the parent would wait forever
-        traceback.print_exc()
-        end_process(1)
-    if not workers or isinstance(answer["error"], WorkerLost):
-        end_process(1)
-
-
-def _show_life(running: dict[str, threading.Event], emit: Emit) -> None:
-    while True:
-        if running:
-            emit(key=None)
-        time.sleep(_ALIVE_S)
-
-
-def _report(emit: Emit, key: str, progress: Progress) -> None:
-    emit(key=key, progress=replace(progress, picture=None))
+            canceled[key] = threading.Event()
+            threading.Thread(target=carry_out, args=(key, order), name=f"order {key}", daemon=True).start()
+        elif key in canceled:  # else it has just ended
+            canceled[key].set()

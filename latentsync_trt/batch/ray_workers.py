@@ -7,7 +7,7 @@ end with this process. Ray's own messages are replaced by errors and notices of 
 import os
 import socket
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -57,8 +57,19 @@ class RayWorker:
     def start(self) -> None:
         """See `WorkerHandle.start`. Waits without limit for a node that has what the worker needs, with a notice."""
         self._end()
-        self._actor = actor = self._cluster.create(self._needs)
-        self._node, self.pid, version = self._result(actor.place.remote(), self._say_what_is_missing)
+        with self._cluster.translated(self.name):
+            make = self._cluster.ray.remote(
+                num_cpus=self._needs.cpus,
+                num_gpus=self._needs.gpus,
+                max_restarts=0,
+                max_task_retries=0,
+                max_concurrency=_THREADS,
+            )
+            self._actor = actor = make(Actor).remote()
+        cure = "if no node gets them, stop and give less with --workers"
+        missing = f"workers wait for {self._needs} each on the Ray cluster; {cure}"
+        place = self._result(actor.place.remote(), lambda: self._cluster.notices.add(missing))
+        self._node, self.pid, version = place
         if version != __version__:
             versions = f"has latentsync-trt {version}, and this machine {__version__}"
             raise InputError(f"node {self._node}: {versions}; install the same version on both")
@@ -116,10 +127,6 @@ class RayWorker:
             self._cluster.notices.add(f"node {self._node}: {notice}")
         if progress is not None:
             on_progress(progress)
-
-    def _say_what_is_missing(self) -> None:
-        cure = "if no node gets them, stop and give less with --workers"
-        self._cluster.notices.add(f"workers wait for {self._needs} each on the Ray cluster; {cure}")
 
 
 class Actor:
@@ -209,18 +216,6 @@ class Cluster:
             reason = _first_line(failures[0]) if failures else f"no answer within {_CONNECT_S:g} s"
             cure = "start one with `ray start --head`, or give its host:port, or ray://host:10001 from another machine"
             raise InputError(f"--ray {self._name}: no Ray cluster ({reason}); {cure}") from next(iter(failures), None)
-
-    def nodes(self) -> list[Mapping[str, float]]:
-        """Returns the resources of each living node, by Ray's names."""
-        with self.translated(f"--ray {self._name}"):
-            return [node["Resources"] for node in self.ray.nodes() if node["Alive"]]
-
-    def create(self, needs: Needs) -> Any:
-        """Returns a new actor, which waits until a node has what it needs."""
-        with self.translated(f"--ray {self._name}"):
-            return self.ray.remote(
-                num_cpus=needs.cpus, num_gpus=needs.gpus, max_restarts=0, max_task_retries=0, max_concurrency=_THREADS
-            )(Actor).remote()
 
     @contextmanager
     def translated(self, what: str) -> Iterator[None]:

@@ -42,8 +42,7 @@ def local_of(text: str) -> Path | None:
     """Returns the path that a path or a `file://` URL names; None for other URLs."""
     if not is_url(text):
         return Path(text)
-    parts = urlsplit(text)
-    if parts.scheme != "file":
+    if (parts := urlsplit(text)).scheme != "file":
         return None
     host = f"//{parts.netloc}" if parts.netloc not in ("", "localhost") else ""  # of a share on Windows
     return Path(url2pathname(host + parts.path))
@@ -106,7 +105,6 @@ def deliver(path: Path, url: str, check: Check = lambda: None) -> None:
     Raises:
         OutputError: it cannot be written. InputError, MissingDependency: as `fetch`.
     """
-
     with _translated(url, OutputError):
         system, remote = _open(url)
         if _protocol(url) in _WHOLE:
@@ -131,12 +129,12 @@ def _open(url: str, get_client: Any = None) -> tuple[Any, str]:
     """Returns the file system of a URL, with an empty cache, and the file's name there."""
     import fsspec
 
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = {"get_client": get_client} if get_client else {}
     if _protocol(url) in _READ_ONLY:
         import aiohttp
 
         times = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S, sock_read=_READ_S)
-        options = {"client_kwargs": {"timeout": times}, **({"get_client": get_client} if get_client else {})}
+        options["client_kwargs"] = {"timeout": times}
     system, remote = fsspec.core.url_to_fs(url, **options)
     system.invalidate_cache()
     return system, remote

@@ -111,14 +111,16 @@ class WorkerSettings:
 
 
 class WorkerHandle(Protocol):
-    """The driver's side of a worker; any thread may call it."""
+    """The driver's side of a worker; any thread may call it.
+
+    `name`: as in "gpu 0", "cpu", "ray 3"; of several on a device, "gpu 0.1" and "gpu 0.2". `at_once`: how many tasks it
+    takes at a time now, never more than at first. `provider`: the execution provider on which it opened its bundle, as
+    in "cuda"; empty before, and where not known.
+    """
 
     name: str
-    """As in "gpu 0", "cpu", "ray 3"; of several on a device, "gpu 0.1" and "gpu 0.2"."""
     at_once: int
-    """How many tasks it takes at a time now; never more than at first."""
     provider: str
-    """The execution provider on which it opened its bundle, as in "cuda"; empty before, and where not known."""
 
     @property
     def hangs(self) -> bool:

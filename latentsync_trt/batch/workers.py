@@ -56,7 +56,8 @@ def make_workers(
         settings = replace(settings, bundle=str(find_bundle(settings.bundle)[0].absolute()))
     if ray is not None:
         cluster = Cluster(ray, on_notice)
-        count, needs = plan(cluster.nodes(), settings, count, most or sys.maxsize)
+        nodes = [node["Resources"] for node in cluster.ray.nodes() if node["Alive"]]
+        count, needs = plan(nodes, settings, count, most or sys.maxsize)
         provider = settings.provider if needs.gpus else CPU.name
         if provider != settings.provider:
             on_notice(f"Ray cluster {ray}: has no GPU now, so workers use the CPU; naming a --provider waits for GPUs")
@@ -86,21 +87,19 @@ def _devices(settings: WorkerSettings, on_notice: Notice) -> list[tuple[int, str
     numbers = device_numbers(settings.runtime.device)
     if len(numbers) == 1 or settings.provider == CPU.name:  # the worker itself finds out whether it works
         return [(numbers[0], f"gpu {numbers[0]}" if settings.provider != CPU.name and gpus() else CPU.name)]
-    found, errors = list[tuple[int, str]](), list[ProviderUnavailable]()
+    found, error = list[tuple[int, str]](), None
     for number in numbers:
         try:
             selection = select_provider(settings.provider, number)
-        except ProviderUnavailable as error:
-            errors.append(error)
-            on_notice(f"GPU {number} is left out: {error}")
-            continue
-        if selection.gpu is not None:
+            reason = "; ".join(dict.fromkeys(reason for _, reason in selection.skipped_providers))
+        except ProviderUnavailable as failure:
+            selection, reason, error = None, str(failure), error or failure
+        if selection is not None and selection.gpu is not None:
             found.append((number, f"gpu {number}"))
         else:
-            reasons = dict.fromkeys(reason for _, reason in selection.skipped_providers)
-            on_notice(f"GPU {number} is left out: {'; '.join(reasons)}")
-    if len(errors) == len(numbers):
-        raise errors[0]
+            on_notice(f"GPU {number} is left out: {reason}")
+    if error is not None and not found:
+        raise error
     return found or [(0, CPU.name)]
 
 
