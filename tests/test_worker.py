@@ -458,9 +458,7 @@ def test_of_two_clips_in_a_process_the_one_that_takes_too_much_memory_fails(pair
 
 
 def test_a_gpu_has_a_process_of_two_clips(monkeypatch: pytest.MonkeyPatch) -> None:
-    def names_of(
-        *devices: str, count: int | None = None, low_memory: bool = False, most: int | None = None
-    ) -> list[str]:
+    def names_of(*devices: str, count: int | None = None, low_memory: bool = False, most: int = 9) -> list[str]:
         monkeypatch.setattr(workers, "_devices", lambda *_: list(enumerate(devices)))
         settings = replace(SETTINGS, provider="auto", runtime=RuntimeOptions(low_memory=low_memory))
         return [slot for each in make_workers(settings, count, most=most) for slot in slot_names(each)]

@@ -33,7 +33,7 @@ def make_workers(
     settings: WorkerSettings,
     count: int | None = None,
     *,
-    most: int | None = None,
+    most: int = sys.maxsize,
     ray: str | None = None,
     on_notice: Notice = lambda _: None,
 ) -> list[WorkerHandle]:
@@ -57,7 +57,7 @@ def make_workers(
     if ray is not None:
         cluster = Cluster(ray, on_notice)
         nodes = [node["Resources"] for node in cluster.ray.nodes() if node["Alive"]]
-        count, needs = plan(nodes, settings, count, most or sys.maxsize)
+        count, needs = plan(nodes, settings, count, most)
         provider = settings.provider if needs.gpus else CPU.name
         if provider != settings.provider:
             on_notice(f"Ray cluster {ray}: has no GPU now, so workers use the CPU; naming a --provider waits for GPUs")
@@ -65,7 +65,7 @@ def make_workers(
         return [RayWorker(f"ray {number}", cluster, settings, needs) for number in range(count)]
     devices = _devices(settings, on_notice)
     pairs = count is None and devices[0][1] != CPU.name and not settings.runtime.low_memory
-    count = min(count or len(devices), most or sys.maxsize)
+    count = min(count or len(devices), most)
     settings = replace(settings, most_bytes=_MEMORY_SHARE * machine_bytes() / count)
     threads = settings.threads or (max((os.cpu_count() or 1) // count, 1) if count > 1 else None)
     made = list[WorkerHandle]()
@@ -74,7 +74,7 @@ def make_workers(
         if count > len(devices):  # several share a device
             name += f".{index // len(devices) + 1}"
         own = replace(settings, runtime=replace(settings.runtime, device=device), threads=threads)
-        at_once = 2 if pairs and (most or sys.maxsize) >= count + index + 1 else 1
+        at_once = 2 if pairs and most >= count + index + 1 else 1
         made.append(LocalWorker(name, own, on_notice, at_once=at_once))
     return made
 
