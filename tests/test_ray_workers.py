@@ -149,7 +149,7 @@ class Running:
         (failed,) = [event for event in self.events if isinstance(event, Failed)]
         assert failed.again
         assert "\n" not in failed.message
-        assert failed.message.startswith(f"{self._worker} on {socket.gethostname()}: The actor ")
+        assert failed.message.startswith(f"{self._worker}: node {socket.gethostname()}: The actor ")
         assert sorted(event.task_id for event in self.events if isinstance(event, Finished)) == sorted(tasks)
         assert {name: place.frames_of(name) for name in tasks} == tasks
 

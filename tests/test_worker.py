@@ -563,4 +563,4 @@ def test_a_worker_that_dies_while_it_starts(tmp_path: Path, monkeypatch: pytest.
     with pytest.raises(WorkerLost, match=r"^gpu 1: its process ended with exit code 1: no such driver$"):
         worker.start()
     worker.close()
-    assert notices == ["gpu 1: building engines"]
+    assert notices == ["building engines"]

@@ -2,7 +2,7 @@
 
 Orders are ("", settings) at first, then (id, task) and (id, None), which cancels that task. Events have the `key` of
 the order that they answer: `progress`, a notice while it opens, and at last `error`, None if it succeeded, with the
-`result`; after `WorkerLost` the process ends. One of no order shows that it lives, once a second while it works.
+`result`; after `WorkerLost` it takes no more. One of no order shows that it lives, once a second while it works.
 """
 
 import signal
@@ -19,7 +19,7 @@ from typing import Any
 
 from latentsync_trt.batch.tasks import Done, Task, WorkerLost, WorkerSettings
 from latentsync_trt.batch.worker import Worker
-from latentsync_trt.child import Child, Emit, Event, end_process
+from latentsync_trt.child import Child, Emit, Ended, Event, end_process
 from latentsync_trt.errors import LatentSyncError
 from latentsync_trt.stopping import exit_code
 from latentsync_trt.types import Progress
@@ -48,7 +48,7 @@ class _Call:
 class _Process:
     """A child, and its calls by key. `works`: it takes orders. `problem`: why it was ended; `cause`: which call did."""
 
-    child: Child
+    child: Any  # a `Child`, or what acts as one elsewhere
     calls: dict[str, _Call] = field(default_factory=dict)
     heard_s: float = 0.0
     works: bool = True
@@ -98,19 +98,21 @@ class LocalWorker:
             if self._process is not None and self._process.works:
                 return self._process
             self._end()
-            threads = self._settings.threads
             with self._lock:
                 if self._closed or exit_code():
                     raise WorkerLost(f"{self.name}: is closed")
-                try:
-                    child = Child(work, {} if threads is None else {"OMP_NUM_THREADS": str(threads)})
-                except OSError as error:
-                    raise WorkerLost(f"{self.name}: its process cannot be started ({error})") from error
-                self._process = process = _Process(child)
+                self._process = process = _Process(self._new_child())
             threading.Thread(target=self._read, args=(process,), name=f"events of {self.name}", daemon=True).start()
-            call = _Call(lambda text: self._on_notice(f"{self.name}: {text}"), threading.Event())
+            call = _Call(self._on_notice, threading.Event())
             self.provider = self._ask(process, "", self._settings, call)
             return process
+
+    def _new_child(self) -> Any:
+        threads = self._settings.threads
+        try:
+            return Child(work, {} if threads is None else {"OMP_NUM_THREADS": str(threads)})
+        except OSError as error:
+            raise WorkerLost(f"{self.name}: its process cannot be started ({error})") from error
 
     def run(self, task: Task, on_progress: Callable[[Progress], None], canceled: threading.Event) -> Done:
         """See `WorkerHandle.run`; `on_progress` is called in a thread of the worker."""
@@ -164,7 +166,7 @@ class LocalWorker:
         with self._lock:
             call = process.calls.pop(key)
             if isinstance(error, WorkerLost) or (error is not None and not key):
-                process.works = False  # it ends
+                process.works = False
         if isinstance(error, WorkerLost):
             error = WorkerLost(f"{self.name}: {error}")
         if call.failure is not None or error is not None:
@@ -173,9 +175,8 @@ class LocalWorker:
             call.answer.set_result(event["result"])
 
     def _lost(self, process: _Process, call: _Call) -> WorkerLost:
-        ended = process.child.wait()
-        reason = f"its process ended with {ended}: {ended.last_error_line or 'no message'}"
-        lost = WorkerLost(f"{self.name}: {'was closed' if self._closed else process.problem or reason}")
+        reason = "was closed" if self._closed else process.problem or _reason(process.child.wait())
+        lost = WorkerLost(f"{self.name}: {reason}")
         lost.cause = process.cause is call
         return lost
 
@@ -201,8 +202,14 @@ class LocalWorker:
             process.child.end()
 
 
+def _reason(ended: Ended | str) -> str:
+    if isinstance(ended, str):
+        return ended
+    return f"its process ended with {ended}: {ended.last_error_line or 'no message'}"
+
+
 def work(orders: Iterator[Any], emit: Emit) -> None:
-    """In the child: takes orders in the main thread, which so handles signals at once; others carry them out."""
+    """In the child: takes orders in the main thread, which so handles signals at once."""
     from latentsync_trt.sync.threads import tune_process
 
     tune_process()
@@ -211,13 +218,17 @@ def work(orders: Iterator[Any], emit: Emit) -> None:
     for name in ("SIGTERM", "SIGHUP", "SIGBREAK"):
         with suppress(AttributeError):
             signal.signal(getattr(signal, name), lambda number, _: end_process(128 + number))
+    carry_out(orders, emit)
+
+
+def carry_out(orders: Iterator[Any], emit: Emit) -> None:
+    """Carries out each order in a thread of its own."""
     workers, canceled = list[Worker](), dict[str, threading.Event]()
 
     def report(key: str, progress: Progress) -> None:
         emit(key=key, progress=replace(progress, picture=None))
 
-    def carry_out(key: str, order: WorkerSettings | Task) -> None:
-        """Opens a worker or runs a task on it; ends the process when it cannot run another."""
+    def answer(key: str, order: WorkerSettings | Task) -> None:
         error: LatentSyncError | None = None
         result: Any = None
         try:
@@ -236,8 +247,6 @@ def work(orders: Iterator[Any], emit: Emit) -> None:
         except BaseException:  # noqa: BLE001 -- the parent would wait forever
             traceback.print_exc()
             end_process(1)
-        if not workers or isinstance(error, WorkerLost):
-            end_process(1)
 
     def show_life() -> None:
         while True:
@@ -249,6 +258,6 @@ def work(orders: Iterator[Any], emit: Emit) -> None:
     for key, order in orders:
         if order is not None:
             canceled[key] = threading.Event()
-            threading.Thread(target=carry_out, args=(key, order), name=f"order {key}", daemon=True).start()
+            threading.Thread(target=answer, args=(key, order), name=f"order {key}", daemon=True).start()
         elif key in canceled:  # else it has just ended
             canceled[key].set()

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from math import ceil
 from pathlib import Path
 
@@ -75,8 +76,12 @@ def make_workers(
             name += f".{index // len(devices) + 1}"
         own = replace(settings, runtime=replace(settings.runtime, device=device), threads=threads)
         at_once = 2 if pairs and most >= count + index + 1 else 1
-        made.append(LocalWorker(name, own, on_notice, at_once=at_once))
+        made.append(LocalWorker(name, own, partial(_say, on_notice, name), at_once=at_once))
     return made
+
+
+def _say(on_notice: Notice, name: str, text: str) -> None:
+    on_notice(f"{name}: {text}")
 
 
 def _devices(settings: WorkerSettings, on_notice: Notice) -> list[tuple[int, str]]:
