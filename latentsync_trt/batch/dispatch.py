@@ -159,10 +159,16 @@ class Dispatcher:
         return self._closing.is_set() or bool(exit_code())
 
     def _next(self, handle: WorkerHandle) -> _Job | None:
-        """Waits for a task; None when the dispatcher closes."""
+        """Waits for a task, which goes to the idle worker that runs the fewest; None when all stops."""
+
+        def is_next() -> bool:
+            busy = Counter(job.worker for job in self._jobs.values())
+            free = [each for each in self._idle if busy[each] < each.at_once]
+            return bool(self._waiting and free) and min(free, key=lambda each: busy[each]) is handle
+
         with self._changed:
             self._idle.append(handle)
-            self._changed.wait_for(lambda: self._stops() or (self._waiting and self._next_idle() is handle))
+            self._changed.wait_for(lambda: self._stops() or is_next())
             self._idle.remove(handle)
             if self._stops():
                 return None
@@ -170,12 +176,6 @@ class Dispatcher:
             job.worker = handle
             self._changed.notify_all()
             return job
-
-    def _next_idle(self) -> WorkerHandle | None:
-        """The worker that can take a task, of several the one that runs the fewest."""
-        busy = Counter(job.worker for job in self._jobs.values())
-        free = [handle for handle in self._idle if busy[handle] < handle.at_once]
-        return min(free, key=lambda handle: busy[handle], default=None)
 
     def _try(self, handle: WorkerHandle, slot: str, job: _Job) -> bool:
         """Runs a task; returns whether the worker is still there."""

@@ -43,13 +43,23 @@ class _Call:
     canceled_s: float = inf
     failure: BaseException | None = None
 
+    def note(self, progress: Any) -> None:
+        if self.failure is None:
+            try:
+                self.on_progress(progress)
+            except BaseException as error:  # noqa: BLE001 -- raised when the child has stopped
+                self.failure = error
+                self.canceled.set()
+
 
 @dataclass(slots=True, eq=False)
 class _Process:
     """A child, and its calls by key. `works`: it takes orders. `problem`: why it was ended; `cause`: which call did."""
 
+    name: str
     child: Any  # a `Child`, or what acts as one elsewhere
     calls: dict[str, _Call] = field(default_factory=dict)
+    lock: threading.Lock = field(default_factory=threading.Lock)
     heard_s: float = 0.0
     works: bool = True
     problem: str = ""
@@ -59,6 +69,50 @@ class _Process:
     def silent_s(self) -> float:
         """For how long the child has sent nothing although it works."""
         return time.monotonic() - self.heard_s if self.calls else 0.0
+
+    def ask(self, key: str, order: Any, call: _Call) -> Any:
+        """Sends an order; returns its result, or raises its error."""
+        with self.lock:
+            if not self.calls:
+                self.heard_s = time.monotonic()
+            if works := self.works:
+                self.calls[key] = call
+        if not works:
+            raise self.lost(call)
+        self.child.send((key, order))
+        return call.answer.result()
+
+    def take(self, event: Event) -> None:
+        self.heard_s = time.monotonic()
+        call, error = self.calls.get(key := event["key"]), event.get("error")
+        if call is None:
+            return
+        if "progress" in event:
+            call.note(event["progress"])
+            return
+        with self.lock:
+            del self.calls[key]
+            if isinstance(error, WorkerLost) or (error is not None and not key):
+                self.works = False
+        if isinstance(error, WorkerLost):
+            error = WorkerLost(f"{self.name}: {error}")
+        if call.failure is not None or error is not None:
+            call.answer.set_exception(call.failure or error)
+        else:
+            call.answer.set_result(event["result"])
+
+    def end_calls(self) -> None:
+        """The child has ended."""
+        with self.lock:
+            self.works = False
+            calls, self.calls = [*self.calls.values()], {}
+        for call in calls:
+            call.answer.set_exception(self.lost(call))
+
+    def lost(self, call: _Call) -> WorkerLost:
+        lost = WorkerLost(f"{self.name}: {self.problem or _reason(self.child.wait())}")
+        lost.cause = self.cause is call
+        return lost
 
 
 class LocalWorker:
@@ -101,10 +155,10 @@ class LocalWorker:
             with self._lock:
                 if self._closed or exit_code():
                     raise WorkerLost(f"{self.name}: is closed")
-                self._process = process = _Process(self._new_child())
+                self._process = process = _Process(self.name, self._new_child())
             threading.Thread(target=self._read, args=(process,), name=f"events of {self.name}", daemon=True).start()
             call = _Call(self._on_notice, threading.Event())
-            self.provider = self._ask(process, "", self._settings, call)
+            self.provider = process.ask("", self._settings, call)
             return process
 
     def _new_child(self) -> Any:
@@ -116,73 +170,29 @@ class LocalWorker:
 
     def run(self, task: Task, on_progress: Callable[[Progress], None], canceled: threading.Event) -> Done:
         """See `WorkerHandle.run`; `on_progress` is called in a thread of the worker."""
-        done: Done = self._ask(self._started(), task.id, task, _Call(on_progress, canceled))
+        done: Done = self._started().ask(task.id, task, _Call(on_progress, canceled))
         return done
 
     def close(self) -> None:
         with self._lock:
             self._closed = True
+            if self._process is not None:
+                self._process.problem = "was closed"
         self._end()
 
     def _end(self) -> None:
         if self._process is not None:
             self._process.child.end(_PATIENCE_S)
 
-    def _ask(self, process: _Process, key: str, order: Any, call: _Call) -> Any:
-        """Sends an order; returns its result, or raises its error."""
-        with self._lock:
-            if not process.calls:
-                process.heard_s = time.monotonic()
-            if works := process.works:
-                process.calls[key] = call
-        if not works:
-            raise self._lost(process, call)
-        process.child.send((key, order))
-        return call.answer.result()
-
     def _read(self, process: _Process) -> None:
         """In a thread: takes events, until the child ends."""
         for event in process.child.events(partial(self._watch, process)):
-            process.heard_s = time.monotonic()
-            call = process.calls.get(key := event["key"])
-            if call is None:
-                continue
-            if "progress" not in event:
-                self._answer(process, key, event)
-            elif call.failure is None:
-                try:
-                    call.on_progress(event["progress"])
-                except BaseException as error:  # noqa: BLE001 -- raised when the child has stopped
-                    call.failure = error
-                    call.canceled.set()
-        with self._lock:
-            process.works = False
-            calls, process.calls = [*process.calls.values()], {}
-        for call in calls:
-            call.answer.set_exception(self._lost(process, call))
-
-    def _answer(self, process: _Process, key: str, event: Event) -> None:
-        error = event["error"]
-        with self._lock:
-            call = process.calls.pop(key)
-            if isinstance(error, WorkerLost) or (error is not None and not key):
-                process.works = False
-        if isinstance(error, WorkerLost):
-            error = WorkerLost(f"{self.name}: {error}")
-        if call.failure is not None or error is not None:
-            call.answer.set_exception(call.failure or error)
-        else:
-            call.answer.set_result(event["result"])
-
-    def _lost(self, process: _Process, call: _Call) -> WorkerLost:
-        reason = "was closed" if self._closed else process.problem or _reason(process.child.wait())
-        lost = WorkerLost(f"{self.name}: {reason}")
-        lost.cause = process.cause is call
-        return lost
+            process.take(event)
+        process.end_calls()
 
     def _watch(self, process: _Process) -> None:
         """Ends a child that hangs, where nothing else helps, or that takes too much memory."""
-        with self._lock:
+        with process.lock:
             calls = [*process.calls.items()]
         for key, call in calls:
             if call.canceled.is_set() and call.canceled_s == inf:
