@@ -188,6 +188,7 @@ class LocalWorker:
         """In a thread: takes events, until the child ends."""
         for event in process.child.events(partial(self._watch, process)):
             process.take(event)
+        process.child.end(_PATIENCE_S)  # one elsewhere, of which only the connection was lost, still locks its outputs
         process.end_calls()
 
     def _watch(self, process: _Process) -> None:

@@ -24,7 +24,7 @@ class WorkerLost(LatentSyncError):
 
 
 class Canceled(LatentSyncError):
-    """`WorkerHandle.cancel` stopped the task."""
+    """The task was stopped, as it was asked to."""
 
 
 @dataclass(frozen=True, slots=True)
