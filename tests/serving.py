@@ -27,15 +27,16 @@ class PretendedWorker:
     """Writes `RESULT`; holds each task at half its frames until `go` is set."""
 
     def __init__(self) -> None:
-        self.name, self.hangs, self.provider, self.go = "pretended", False, "cpu", threading.Event()
+        self.name, self.hangs, self.provider, self.at_once = "pretended", False, "cpu", 1
+        self.go = threading.Event()
         self.tasks: list[Task] = []
         self.run_error: TaskError | None = None
-        self._canceled, self._closed = "", False
+        self._closed = False
 
     def start(self) -> None:
         """Nothing is to be opened."""
 
-    def run(self, task: Task, on_progress: Callable[[Progress], None]) -> Done:
+    def run(self, task: Task, on_progress: Callable[[Progress], None], canceled: threading.Event) -> Done:
         self.tasks.append(task)
         for stage, done in (("finding faces", FRAMES), ("reading audio", 0)):
             on_progress(Progress(stage, done, FRAMES))
@@ -44,7 +45,7 @@ class PretendedWorker:
             while done == FRAMES // 2 and not self.go.wait(0.01):
                 if self._closed:
                     raise WorkerLost("closed")
-                if self._canceled == task.id:
+                if canceled.is_set():
                     raise Canceled("canceled")
         if self.run_error is not None:
             raise self.run_error
@@ -53,9 +54,6 @@ class PretendedWorker:
             Path(task.options.report).write_text("<p>page</p>")
         times = {"wall_s": 3.0, "opened_s": 1.0, "frames_per_s": 10.0}
         return Done(3.0, {"output": task.output, "frames": FRAMES, "windows": 2, **times})
-
-    def cancel(self, task_id: str) -> None:
-        self._canceled = task_id
 
     def close(self) -> None:
         self._closed = True

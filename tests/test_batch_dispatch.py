@@ -34,47 +34,40 @@ pytestmark = pytest.mark.integration
 DONE = Done(0.0, {"frames": 1})
 
 
+Work = Callable[["Fake", Task, Callable[[Progress], None], threading.Event], None]
+
+
 class Fake:
     """A worker that runs `work` for each task, and fails to start with each of `starts` that is an error."""
 
     def __init__(
         self,
         name: str,
-        work: Callable[["Fake", Task, Callable[[Progress], None]], None] = lambda *_: None,
+        work: Work = lambda *_: None,
         starts: Sequence[Exception | None] = (),
+        at_once: int = 1,
     ) -> None:
         self.name, self.work, self.starts = name, work, deque(starts)
         self.ran: list[str] = []
-        self.stop = threading.Event()
-        self.closed = self.hangs = False
-        self.running: str | None = None
+        self.closing = threading.Event()
+        self.hangs, self.at_once, self.provider = False, at_once, "cpu"
 
     def start(self) -> None:
         problem = self.starts.popleft() if self.starts else None
         if problem is not None:
             raise problem
 
-    def run(self, task: Task, on_progress: Callable[[Progress], None]) -> Done:
+    def run(self, task: Task, on_progress: Callable[[Progress], None], canceled: threading.Event) -> Done:
         self.ran.append(task.id)
-        self.stop.clear()
-        self.running = task.id
-        try:
-            self.work(self, task, on_progress)
-        finally:
-            self.running = None
+        self.work(self, task, on_progress, canceled)
         return DONE
 
-    def cancel(self, task_id: str) -> None:
-        if self.running == task_id:
-            self.stop.set()
-
     def close(self) -> None:
-        self.closed = True
-        self.stop.set()
+        self.closing.set()
 
 
-def until_stopped(worker: Fake, task: Task, _: Callable[[Progress], None]) -> None:
-    assert worker.stop.wait(PATIENCE_S)
+def until_stopped(worker: Fake, task: Task, _: Callable[[Progress], None], canceled: threading.Event) -> None:
+    until(lambda: canceled.is_set() or worker.closing.is_set())
     raise Canceled(task.id)
 
 
@@ -104,7 +97,7 @@ def of(kind: type[Event], events: Sequence[Event]) -> list[Event]:
 
 
 def test_tasks_run_in_order_and_a_failed_one_stops_no_other() -> None:
-    def work(_: Fake, item: Task, on_progress: Callable[[Progress], None]) -> None:
+    def work(_: Fake, item: Task, on_progress: Callable[[Progress], None], __: object) -> None:
         on_progress(Progress("lip-sync", 1, 2))
         if item.id == "1":
             raise TaskError("damaged", usage=True)
@@ -118,14 +111,14 @@ def test_tasks_run_in_order_and_a_failed_one_stops_no_other() -> None:
     assert [event.task_id for event in of(Finished, events)] == ["0", "2"]  # type: ignore[union-attr]
     assert of(Failed, events) == [Failed("1", "cpu", "damaged", usage=True, again=False)]
     assert len(of(Moved, events)) == 3
-    assert worker.closed
+    assert worker.closing.is_set()
     states = [event.state for event in events if isinstance(event, WorkerState)]
     assert states == ["starting", "ready", *["running", "ready"] * 3, "closed"]
 
 
 @pytest.mark.parametrize(("before", "runs"), [(0, 3), (2, 1)])
 def test_the_task_of_a_lost_worker_is_the_next_to_run_until_its_attempts_are_used(before: int, runs: int) -> None:
-    def work(_: Fake, item: Task, __: object) -> None:
+    def work(_: Fake, item: Task, *__: object) -> None:
         if item.id == "0":
             raise WorkerLost("killed")
 
@@ -139,16 +132,37 @@ def test_the_task_of_a_lost_worker_is_the_next_to_run_until_its_attempts_are_use
     assert [event.attempt for event in events if isinstance(event, Started)] == [*range(before + 1, 4), 1]
 
 
-def test_tasks_go_to_the_device_that_runs_the_fewest() -> None:
-    workers = [Fake(f"gpu {device}.{lane}", until_stopped) for device in range(2) for lane in (1, 2)]
+def test_a_worker_takes_as_many_tasks_at_a_time_as_it_says_and_the_one_with_the_fewest_is_the_next() -> None:
+    workers = [Fake(f"gpu {number}", until_stopped, at_once=2) for number in range(2)]
     with dispatching(*workers) as (dispatcher, events):
-        until(lambda: len(dispatcher._idle) == len(workers))
+        until(lambda: len([each for each in events if isinstance(each, WorkerState) and each.state == "ready"]) == 4)
+        for count in range(1, 6):
+            dispatcher.submit(task(count))
+            until(lambda count=count: len(of(Started, events)) == min(count, 4))
+        assert [len(worker.ran) for worker in workers] == [2, 2]
+        slots = [event.worker for event in of(Started, events)]  # type: ignore[union-attr]
+        assert {slot.partition(".")[0] for slot in slots[:2]} == {"gpu 0", "gpu 1"}
+        assert sorted(slots) == ["gpu 0.1", "gpu 0.2", "gpu 1.1", "gpu 1.2"]
+
+
+def test_a_worker_may_take_fewer_tasks_at_a_time_than_at_first() -> None:
+    def work(worker: Fake, *_: object) -> None:
+        running.append(worker.at_once)
+        if len(running) == 2:
+            worker.at_once = 1
+        if worker.at_once == 2 or len(running) == 2:
+            both.wait(PATIENCE_S)
+            raise WorkerLost("too much memory")
+        running.append(0)
+
+    running, both = list[int](), threading.Barrier(2)
+    worker = Fake("gpu 0", work, at_once=2)
+    with dispatching(worker) as (dispatcher, _):
         for number in range(4):
             dispatcher.submit(task(number))
-        until(lambda: len(of(Started, events)) == 4)
-        devices = [event.worker.partition(".")[0] for event in of(Started, events)]  # type: ignore[union-attr]
-        assert sorted(devices[:2]) == ["gpu 0", "gpu 1"]
-        assert Counter(devices) == {"gpu 0": 2, "gpu 1": 2}
+        dispatcher.wait()
+    assert running == [2, 2, *[1, 0] * 4]
+    assert sorted(worker.ran[2:4]) == ["0", "1"]
 
 
 def test_a_worker_that_does_not_start_leaves_the_tasks_to_others() -> None:
@@ -182,7 +196,7 @@ def test_canceling_a_waiting_and_a_running_task() -> None:
     with dispatching(worker) as (dispatcher, events):
         for number in range(2):
             dispatcher.submit(task(number))
-        until(lambda: worker.running == "0")
+        until(lambda: worker.ran)
         assert dispatcher.cancel("1")
         assert dispatcher.cancel("0")
         dispatcher.wait()
@@ -228,7 +242,7 @@ def test_errors_of_who_listens(kind: type[Event]) -> None:
 def test_each_task_ends_once_and_none_runs_twice_at_once(seed: int, count: int, workers: int) -> None:
     chance, running, lock = random.Random(seed), Counter[str](), threading.Lock()
 
-    def work(_: Fake, item: Task, on_progress: Callable[[Progress], None]) -> None:
+    def work(_: Fake, item: Task, on_progress: Callable[[Progress], None], __: object) -> None:
         with lock:
             running[item.id] += 1
             assert running[item.id] == 1

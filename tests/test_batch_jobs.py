@@ -1,4 +1,4 @@
-"""BatchRow files and folders: rows become tasks, and all that cannot work are found before the first one starts."""
+"""Job files: rows become tasks, and all that cannot work are found before the first one starts."""
 
 import json
 import shutil
@@ -30,15 +30,15 @@ def folder(clips: Path, tmp_path: Path) -> Path:
 
 def jobs_in(folder: Path, text: str, name: str = "jobs.csv", **defaults: object) -> list[BatchRow]:
     (folder / name).write_text(text, encoding="utf-8")
-    jobs, problems = read_rows(folder / name, SyncOptions(**defaults))  # type: ignore[arg-type]
-    assert not problems
+    jobs = read_rows(folder / name, SyncOptions(**defaults))  # type: ignore[arg-type]
+    assert not any(job.problem for job in jobs)
     return jobs
 
 
 def problems_in(folder: Path, text: str, name: str = "jobs.csv") -> list[str]:
     (folder / name).write_text(text, encoding="utf-8")
-    jobs, problems = read_rows(folder / name, SyncOptions())
-    return [str(problem) for problem in [*problems, *check_rows(jobs, lambda _: None)[1]]]
+    jobs = check_rows(read_rows(folder / name, SyncOptions()), lambda _: None)
+    return [f"{job.where}: {job.problem}" for job in jobs if job.problem]
 
 
 ROWS = "video,audio,output,crf\na.mp4,a.wav,x.mp4,20\n\nb.mp4, b.wav ,sub/../y.mp4,\n"
@@ -81,11 +81,11 @@ def test_rows_of_json_lines_take_lists_and_numbers(folder: Path) -> None:
     assert (second.task.video, second.task.output) == ("s3://clips/a.mp4", "s3://out/y.mp4")
 
 
-def test_pairs_of_a_folder(folder: Path) -> None:
-    shutil.copy(folder / "a.mp4", folder / "without-speech.mp4")
-    jobs, _ = read_rows(folder, SyncOptions())
-    assert [Path(job.task.output) for job in jobs] == [folder / "a-synced.mp4", folder / "b-synced.mp4"]
-    jobs, _ = read_rows(folder, SyncOptions(codec="prores"), "s3://out/")
+def test_outputs_that_rows_do_not_name(folder: Path) -> None:
+    text = "video,audio\na.mp4,a.wav\nb.mp4,b.wav\n"
+    outputs = [Path(job.task.output) for job in jobs_in(folder, text)]
+    assert outputs == [folder / "a-synced.mp4", folder / "b-synced.mp4"]
+    jobs = read_rows(folder / "jobs.csv", SyncOptions(codec="prores"), "s3://out/")
     assert [job.task.output for job in jobs] == ["s3://out/a-synced.mov", "s3://out/b-synced.mov"]
 
 
@@ -167,6 +167,7 @@ def test_json_lines_that_cannot_work(folder: Path) -> None:
     [
         ("jobs.csv", b"video,audio,output\n", "has no rows"),
         ("jobs.csv", b"audio,output\na,b\n", "has no column video"),
+        ("jobs.csv", b"a.mp4,a.wav,out.mp4\n", "has no header but 'a.mp4, a.wav, out.mp4'; its first line must name"),
         ("jobs.csv", b"video,audoi,crff\n", "column audoi: no such option"),
         ("jobs.csv", b"video,crf,--crf\n", "or one twice"),
         ("jobs.csv", b'video,audio\n"a.mp4,a.wav\n', "line 2 is not CSV"),
@@ -180,13 +181,11 @@ def test_files_that_are_no_job_files(tmp_path: Path, name: str, content: bytes, 
         read_rows(tmp_path / name, SyncOptions())
 
 
-def test_a_missing_file_and_a_folder_without_pairs(folder: Path, tmp_path: Path) -> None:
+def test_a_missing_file_and_a_folder(folder: Path) -> None:
     with pytest.raises(InputError, match=r"did you mean .*jobs\.csv"):
         (folder / "jobs.csv").touch()
         read_rows(folder / "job.csv", SyncOptions())
-    (folder / "a.wav").unlink()
-    (folder / "b.wav").unlink()
-    with pytest.raises(InputError, match="no video has a recording of the same name"):
+    with pytest.raises(InputError, match=r"is no job file; give a \.csv or \.jsonl file"):
         read_rows(folder, SyncOptions())
 
 

@@ -149,7 +149,7 @@ class Running:
         (failed,) = [event for event in self.events if isinstance(event, Failed)]
         assert failed.again
         assert "\n" not in failed.message
-        assert failed.message.startswith(f"{self._worker} on {socket.gethostname()}: The actor ")
+        assert failed.message.startswith(f"{self._worker}: node {socket.gethostname()}: The actor ")
         assert sorted(event.task_id for event in self.events if isinstance(event, Finished)) == sorted(tasks)
         assert {name: place.frames_of(name) for name in tasks} == tasks
 
@@ -179,11 +179,12 @@ def test_a_canceled_clip_leaves_nothing_and_its_worker_continues(place: Place, t
     worker.start()
     video, audio = (place.folder / "long" / name for name in ("face.mp4", "speech.wav"))
     task = Task("one", str(video), str(audio), str(tmp_path / "out.mp4"), FAST)
+    canceled = threading.Event()
     with pytest.raises(Canceled):
-        worker.run(task, lambda _: worker.cancel("one"))
+        worker.run(task, lambda _: canceled.set(), canceled)
     assert not list(tmp_path.iterdir())
     with pytest.raises(TaskError, match=rf"node {socket.gethostname()}: .*no.mp4: no such file"):
-        worker.run(replace(task, video=str(tmp_path / "no.mp4")), lambda _: None)
+        worker.run(replace(task, video=str(tmp_path / "no.mp4")), lambda _: None, threading.Event())
     worker.close()
 
 

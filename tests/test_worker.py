@@ -22,9 +22,10 @@ import pytest
 from latentsync_trt import LipSync, RuntimeOptions, SyncOptions
 from latentsync_trt.batch import local, workers
 from latentsync_trt.batch.dispatch import Dispatcher
-from latentsync_trt.batch.local import Lane, LocalWorker
+from latentsync_trt.batch.local import LocalWorker
 from latentsync_trt.batch.tasks import (
     Canceled,
+    CanceledEvent,
     Event,
     Failed,
     Finished,
@@ -32,14 +33,12 @@ from latentsync_trt.batch.tasks import (
     Started,
     Task,
     TaskError,
-    WorkerHandle,
     WorkerLost,
     WorkerSettings,
+    slot_names,
 )
 from latentsync_trt.batch.worker import Worker
 from latentsync_trt.batch.workers import make_workers
-from latentsync_trt.bundle.find import demo_folder
-from latentsync_trt.bundle.manifest import Bundle, write_manifest
 from latentsync_trt.errors import BundleError, InferenceError, InputError, OutOfMemory, ProviderUnavailable
 from latentsync_trt.media import parts
 from latentsync_trt.runtime.providers import gpu, select
@@ -267,11 +266,11 @@ def test_canceled_and_failed_clips_leave_the_worker_usable(own: Task, slow: Task
     worker.start()
     pid = worker.pid
     assert psutil.Process(pid).environ()["OMP_NUM_THREADS"] == "1"
-    worker.cancel(own.id)  # has no effect before it runs
+    canceled = threading.Event()
     with pytest.raises(Canceled):
-        worker.run(slow, at("lip-sync", 1, lambda: worker.cancel(slow.id)))
+        worker.run(slow, at("lip-sync", 1, canceled.set), canceled)
     with pytest.raises(TaskError, match="no such file") as failed:
-        worker.run(Task("two", str(tmp_path / "none.mp4"), own.audio, own.output), lambda _: None)
+        worker.run(Task("two", str(tmp_path / "none.mp4"), own.audio, own.output), lambda _: None, GO_ON)
     assert failed.value.usage
     assert names(tmp_path) == []
 
@@ -279,8 +278,8 @@ def test_canceled_and_failed_clips_leave_the_worker_usable(own: Task, slow: Task
         raise InputError("of the caller")
 
     with pytest.raises(InputError, match="of the caller"):
-        worker.run(slow, at("lip-sync", 1, fail))
-    assert worker.run(own, lambda _: None).report["frames"] == FRAMES
+        worker.run(slow, at("lip-sync", 1, fail), threading.Event())
+    assert worker.run(own, lambda _: None, GO_ON).report["frames"] == FRAMES
     assert (worker.pid, names(tmp_path)) == (pid, ["a.mkv"])
     worker.close()
 
@@ -295,13 +294,13 @@ def test_a_terminated_or_closed_worker_removes_its_files(slow: Task, tmp_path: P
 
     if os.name != "nt":
         with pytest.raises(WorkerLost, match="exit code 143"):
-            worker.run(slow, at("lip-sync", 1, stop))
+            worker.run(slow, at("lip-sync", 1, stop), GO_ON)
         assert names(tmp_path) == []
         worker.start()
     pid = worker.pid
     closing = threading.Thread(target=worker.close)
     with pytest.raises(WorkerLost, match=r"^cpu: was closed$"):
-        worker.run(slow, at("lip-sync", 1, closing.start))
+        worker.run(slow, at("lip-sync", 1, closing.start), GO_ON)
     closing.join()
     assert not psutil.pid_exists(pid or 0)
     assert names(tmp_path) == []
@@ -314,11 +313,11 @@ def test_a_worker_that_hangs_is_noticed_and_a_cancel_ends_it(slow: Task, monkeyp
     worker = LocalWorker("cpu", SETTINGS)
     worker.start()
     monkeypatch.setattr(local, "_SILENT_S", 0.3)
-    stopped = worker.pid or 0
+    stopped, canceled = worker.pid or 0, threading.Event()
 
     def cancel_when_noticed() -> None:
         until(lambda: worker.hangs)
-        worker.cancel(slow.id)
+        canceled.set()
 
     canceling = threading.Thread(target=cancel_when_noticed)
 
@@ -327,7 +326,7 @@ def test_a_worker_that_hangs_is_noticed_and_a_cancel_ends_it(slow: Task, monkeyp
         canceling.start()
 
     with pytest.raises(WorkerLost, match="did not obey a cancel"):
-        worker.run(slow, at("lip-sync", 1, stop))
+        worker.run(slow, at("lip-sync", 1, stop), canceled)
     canceling.join()
     assert not worker.hangs and not psutil.pid_exists(stopped)
     monkeypatch.setattr(local, "_SILENT_S", 60.0)
@@ -371,58 +370,59 @@ def work(orders, emit):
 
 
 @pytest.fixture
-def lanes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[WorkerHandle]]:
+def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalWorker]:
+    """A worker of two clips at a time."""
     (tmp_path / "holding.py").write_text(HOLDING)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(local, "work", importlib.import_module("holding").work)
     monkeypatch.setattr(workers, "_devices", lambda *_: [(0, "gpu 0")])
     monkeypatch.setattr(workers, "machine_bytes", lambda: 0.75e9)
-    made = make_workers(replace(SETTINGS, provider="cuda"))
+    (made,) = make_workers(replace(SETTINGS, provider="cuda"))
+    assert isinstance(made, LocalWorker)
     yield made
-    made[0].close()
+    made.close()
 
 
-def pids(lanes: list[WorkerHandle]) -> list[int]:
-    return [each._worker.pid for each in lanes]  # type: ignore[attr-defined]
-
-
-def test_a_process_syncs_two_clips_and_one_is_canceled(lanes: list[WorkerHandle], tmp_path: Path) -> None:
-    both = threading.Barrier(3)
-    tasks = [Task(name, "v", "a", str(tmp_path / name)) for name in ("one", "two")]
-    with ThreadPoolExecutor() as threads:
-        for start in [threads.submit(each.start) for each in lanes]:
-            start.result(PATIENCE_S)
-        runs = [
-            threads.submit(lane.run, each, lambda _: both.wait(PATIENCE_S))
-            for lane, each in zip(lanes, tasks, strict=True)
-        ]
-        both.wait(PATIENCE_S)
-        for lane in lanes:
-            lane.cancel("one")
-        with pytest.raises(Canceled):
-            runs[0].result(PATIENCE_S)
-        assert not runs[1].done()
-        (tmp_path / "two").touch()
-        assert runs[1].result(PATIENCE_S).report == {"frames": 1}
-    assert [each.provider for each in lanes] == ["cuda"] * 2
-    assert len(set(pids(lanes))) == 1
-
-
-def test_a_process_that_dies_loses_both_clips_and_both_run_again(lanes: list[WorkerHandle], tmp_path: Path) -> None:
-    events, seen, both = list[Event](), list[int](), threading.Barrier(2)
+def test_a_process_syncs_two_clips_and_one_is_canceled(pair: LocalWorker, tmp_path: Path) -> None:
+    begun, canceled, events = threading.Barrier(3), threading.Event(), list[Event]()
 
     def on_event(event: Event) -> None:
         events.append(event)
         if isinstance(event, Moved):
-            seen.append(pids(lanes)[0])
-            if both.wait(PATIENCE_S) == 0 and len(seen) == 2:
-                psutil.Process(seen[0]).kill()
+            threading.Thread(target=begun.wait, args=(PATIENCE_S,)).start()
+        elif isinstance(event, CanceledEvent):
+            canceled.set()
+
+    dispatcher = Dispatcher([pair], on_event)
+    for name in ("one", "two"):
+        dispatcher.submit(Task(name, "v", "a", str(tmp_path / name)))
+    begun.wait(PATIENCE_S)
+    assert dispatcher.cancel("one")
+    assert canceled.wait(PATIENCE_S)
+    assert not [each for each in events if isinstance(each, Finished)]
+    (tmp_path / "two").touch()
+    dispatcher.wait()
+    dispatcher.close()
+    assert sorted(each.worker for each in events if isinstance(each, Started)) == ["gpu 0.1", "gpu 0.2"]
+    assert [each.task_id for each in events if isinstance(each, Finished)] == ["two"]
+    assert (pair.provider, pair.at_once) == ("cuda", 2)
+
+
+def test_a_process_that_dies_loses_both_clips_and_both_run_again(pair: LocalWorker, tmp_path: Path) -> None:
+    events, seen = list[Event](), list[int]()
+
+    def on_event(event: Event) -> None:
+        events.append(event)
+        if isinstance(event, Moved):
+            seen.append(pair.pid or 0)
+            if len(seen) == 2:
+                psutil.Process(pair.pid).kill()
             elif len(seen) == 4:
                 for name in ("one", "two"):
                     (tmp_path / name).touch()
 
-    dispatcher = Dispatcher(lanes, on_event)
+    dispatcher = Dispatcher([pair], on_event)
     for name in ("one", "two"):
         dispatcher.submit(Task(name, "v", "a", str(tmp_path / name)))
     dispatcher.wait()
@@ -435,19 +435,17 @@ def test_a_process_that_dies_loses_both_clips_and_both_run_again(lanes: list[Wor
     assert len(set(seen[:2])) == len(set(seen[2:])) == 1 and seen[0] != seen[2]
 
 
-def test_of_two_clips_in_a_process_the_one_that_takes_too_much_memory_fails(
-    lanes: list[WorkerHandle], tmp_path: Path
-) -> None:
-    events, both = list[Event](), threading.Barrier(2, lambda: (tmp_path / "grow").touch())
+def test_of_two_clips_in_a_process_the_one_that_takes_too_much_memory_fails(pair: LocalWorker, tmp_path: Path) -> None:
+    events = list[Event]()
 
     def on_event(event: Event) -> None:
         events.append(event)
-        if isinstance(event, Moved) and not (tmp_path / "grow").exists():
-            both.wait(PATIENCE_S)
+        if isinstance(event, Moved) and len({each.task_id for each in events if isinstance(each, Moved)}) == 2:
+            (tmp_path / "grow").touch()
         elif isinstance(event, Failed) and event.again:
             (tmp_path / "small").touch()
 
-    dispatcher = Dispatcher(lanes, on_event)
+    dispatcher = Dispatcher([pair], on_event)
     for name in ("large", "small"):
         dispatcher.submit(Task(name, "v", "a", str(tmp_path / name)))
     dispatcher.wait()
@@ -459,16 +457,14 @@ def test_of_two_clips_in_a_process_the_one_that_takes_too_much_memory_fails(
     assert "needs more than 0.6 GB of memory, the most for a worker here" in failed
 
 
-def test_workers_of_a_gpu_share_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    def names_of(
-        *devices: str, count: int | None = None, low_memory: bool = False, most: int | None = None
-    ) -> list[str]:
+def test_a_gpu_has_a_process_of_two_clips(monkeypatch: pytest.MonkeyPatch) -> None:
+    def names_of(*devices: str, count: int | None = None, low_memory: bool = False, most: int = 9) -> list[str]:
         monkeypatch.setattr(workers, "_devices", lambda *_: list(enumerate(devices)))
         settings = replace(SETTINGS, provider="auto", runtime=RuntimeOptions(low_memory=low_memory))
-        return [each.name for each in make_workers(settings, count, most=most)]
+        return [slot for each in make_workers(settings, count, most=most) for slot in slot_names(each)]
 
-    assert names_of("gpu 0", "gpu 1") == ["gpu 0.1", "gpu 1.1", "gpu 0.2", "gpu 1.2"]
-    assert names_of("gpu 0", "gpu 1", most=3) == ["gpu 0.1", "gpu 1.1", "gpu 0.2"]
+    assert names_of("gpu 0", "gpu 1") == ["gpu 0.1", "gpu 0.2", "gpu 1.1", "gpu 1.2"]
+    assert names_of("gpu 0", "gpu 1", most=3) == ["gpu 0.1", "gpu 0.2", "gpu 1"]
     assert names_of("gpu 0", "gpu 1", most=2) == names_of("gpu 0", "gpu 1", count=2) == ["gpu 0", "gpu 1"]
     assert names_of("gpu 0", low_memory=True) == ["gpu 0"]
     assert names_of("gpu 0", count=2) == ["gpu 0.1", "gpu 0.2"]
@@ -502,23 +498,6 @@ def test_a_gpu_without_the_provider_is_left_out_with_a_notice(
         assert [each.name for each in make_workers(settings, on_notice=notices.append)] == names
     assert [text.partition(" is left out: ")[0] for text in notices] == [f"GPU {number}" for number in broken]
     assert all("it is broken; mend it" in text for text in notices)
-
-
-@pytest.mark.parametrize(
-    ("resolution_px", "memory_gb", "processes"), [(256, 24, 2), (512, 80, 1), (256, 12, 1), (256, 0, 1)]
-)
-def test_small_faces_get_two_processes_where_there_is_room(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, resolution_px: int, memory_gb: int, processes: int
-) -> None:
-    manifest = Bundle.load(demo_folder()).manifest
-    published = replace(manifest, resolution_px=resolution_px, unet=manifest.unet | {"widths": [320, 640, 1280, 1280]})
-    write_manifest(tmp_path, published)
-    found = (Gpu(0, "GPU", "9.0", memory_gb * 10**9),) if memory_gb else ()
-    monkeypatch.setattr(gpu, "gpus", lambda: found)
-    monkeypatch.setattr(workers, "_devices", lambda *_: [(0, "gpu 0")])
-    made = make_workers(replace(SETTINGS, bundle=str(tmp_path), provider="cuda"))
-    assert [each.name for each in made] == ["gpu 0.1", "gpu 0.2", "gpu 0.3", "gpu 0.4"][: 2 * processes]
-    assert len({id(each._worker) for each in made if isinstance(each, Lane)}) == processes
 
 
 def test_a_bundle_is_changed_while_no_clip_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -569,7 +548,7 @@ import sys
 def work(orders, emit):
     next(iter(orders))
     print("no event")
-    emit(notice="building engines")
+    emit(key="", progress="building engines")
     sys.exit("no such driver")
 """
 
@@ -584,4 +563,4 @@ def test_a_worker_that_dies_while_it_starts(tmp_path: Path, monkeypatch: pytest.
     with pytest.raises(WorkerLost, match=r"^gpu 1: its process ended with exit code 1: no such driver$"):
         worker.start()
     worker.close()
-    assert notices == ["gpu 1: building engines"]
+    assert notices == ["building engines"]

@@ -1,4 +1,4 @@
-"""Gives waiting tasks to workers: one thread per worker, and a task of a worker that is lost runs again."""
+"""Gives waiting tasks to workers, in a thread for each that one takes at a time; those of a lost worker run again."""
 
 import threading
 import time
@@ -6,11 +6,11 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass, field
 
 from latentsync_trt.batch.tasks import (
     Canceled,
     CanceledEvent,
-    Done,
     Event,
     Failed,
     Finished,
@@ -20,20 +20,32 @@ from latentsync_trt.batch.tasks import (
     WorkerHandle,
     WorkerLost,
     WorkerState,
+    slot_names,
 )
 from latentsync_trt.errors import LatentSyncError
-from latentsync_trt.types import Progress
+from latentsync_trt.stopping import exit_code
 
 # Windows delivers Ctrl-C only between waits.
 _POLL_S = 0.2
 _LEAVE_S = 5.0
 
 
+@dataclass(slots=True, eq=False)
+class _Job:
+    """A task; `worker`: that has it, None while it waits."""
+
+    task: Task
+    attempt: int
+    worker: WorkerHandle | None = None
+    canceled: threading.Event = field(default_factory=threading.Event)
+
+
 class Dispatcher:
     """Runs tasks on workers, in the order in which they were submitted; all methods are thread-safe.
 
-    Workers start at once. A lost worker starts again, and its task is the next to run, until it has had `attempts`. A
-    worker is given up when it is lost `attempts` times in a row while it starts, or when its settings cannot work.
+    Workers start at once. A lost worker starts again, and its tasks are the next to run, until they have had
+    `attempts`. A worker is given up when it is lost `attempts` times in a row while it starts, or when its settings
+    cannot work.
     """
 
     def __init__(
@@ -42,48 +54,54 @@ class Dispatcher:
         """`on_event`: called from several threads, for one task or worker in order; an error for `Started` fails it."""
         self._handles, self._emit, self._attempts = tuple(handles), on_event, attempts
         self._changed = threading.Condition()
-        self._waiting: deque[tuple[Task, int]] = deque()
-        """Tasks with the number of their next attempt."""
+        self._waiting = deque[_Job]()
+        self._jobs = dict[str, _Job]()
+        """By task: those that wait or run."""
         self._idle: list[WorkerHandle] = []
-        self._running: dict[str, WorkerHandle] = {}
-        self._to_cancel: set[str] = set()
-        self._pending, self._workers = 0, len(self._handles)
+        self._pending = 0
         self._closing = threading.Event()
         self._error: BaseException | None = None
         self._threads = [
-            threading.Thread(target=self._serve, args=(handle,), name=handle.name, daemon=True)
+            threading.Thread(target=self._serve, args=(handle, slot), name=slot, daemon=True)
             for handle in self._handles
+            for slot in slot_names(handle)
         ]
+        self._slots = len(self._threads)
         for thread in self._threads:
             thread.start()
 
     def submit(self, task: Task, *, attempts_before: int = 0) -> None:
+        job = _Job(task, attempts_before + 1)
         with self._changed:
-            self._waiting.append((task, attempts_before + 1))
+            self._waiting.append(job)
+            self._jobs[task.id] = job
             self._pending += 1
             self._changed.notify_all()
 
     def cancel(self, task_id: str) -> bool:
         """Removes a waiting task, or asks the worker of a running one to stop; False if it is neither."""
         with self._changed:
-            waiting = next((each for each in self._waiting if each[0].id == task_id), None)
-            handle = self._running.get(task_id)
-            if waiting is not None:
-                self._waiting.remove(waiting)
-            elif handle is not None:
-                self._to_cancel.add(task_id)
-        if waiting is not None:
-            self._end(CanceledEvent(task_id))
-        elif handle is not None:
-            handle.cancel(task_id)
-        return waiting is not None or handle is not None
+            job = self._jobs.get(task_id)
+            if job is None or job.worker is not None:
+                if job is not None:
+                    job.canceled.set()
+                return job is not None
+            self._waiting.remove(job)
+        self._end(CanceledEvent(task_id))
+        return True
 
     def wait(self) -> None:
-        """Returns when every submitted task has ended; raises the last worker's error if no worker is left."""
+        """Returns when every submitted task has ended.
+
+        Raises:
+            KeyboardInterrupt: a signal asked the command to stop. LatentSyncError: the last worker's, if none is left.
+        """
         with self._changed:
-            while self._pending and self._workers and not self._closing.is_set():
+            while self._pending and self._slots and not self._stops():
                 self._changed.wait(_POLL_S)
-            if self._pending and not self._workers and self._error is not None:
+            if exit_code():  # Python drops the error of a signal that arrives within a destructor
+                raise KeyboardInterrupt
+            if self._pending and not self._slots and self._error is not None:
                 raise self._error
 
     def close(self) -> None:
@@ -98,117 +116,109 @@ class Dispatcher:
         for thread in self._threads:
             thread.join(max(end_s - time.monotonic(), 0))
 
-    def _serve(self, handle: WorkerHandle) -> None:
+    def _serve(self, handle: WorkerHandle, slot: str) -> None:
         """Starts a worker and gives it tasks until it cannot work or the dispatcher closes; runs in a thread."""
         try:
-            while self._start(handle):
-                lost = False
-                while not lost and (attempt := self._next(handle)) is not None:
-                    lost = self._try(handle, *attempt)
+            while self._start(handle, slot):
+                while (job := self._next(handle)) is not None and self._try(handle, slot, job):
+                    self._emit(WorkerState(slot, "ready"))
         except BaseException as error:  # noqa: BLE001 -- of `on_event` or a bug: `wait` raises it
             with self._changed:
-                self._error, self._workers = error, 0
+                self._error, self._slots = error, 0
             with suppress(Exception):  # it may be `on_event` that fails
-                self._emit(WorkerState(handle.name, "closed", f"{type(error).__name__}: {error}"))
+                self._emit(WorkerState(slot, "closed", f"{type(error).__name__}: {error}"))
         finally:
             with self._changed:
-                self._workers = max(self._workers - 1, 0)
+                self._slots = max(self._slots - 1, 0)
                 self._changed.notify_all()
 
-    def _start(self, handle: WorkerHandle) -> bool:
-        """Starts a worker; False if it cannot work, or the dispatcher closes."""
-        left, reason = self._attempts, ""
-        while left and not self._closing.is_set():
-            self._emit(WorkerState(handle.name, "starting"))
+    def _start(self, handle: WorkerHandle, slot: str) -> bool:
+        """Starts a worker; False if it cannot work, or all stops."""
+        reason = ""
+        for _ in range(self._attempts):
+            if self._stops():
+                break
+            self._emit(WorkerState(slot, "starting"))
             try:
                 handle.start()
             except LatentSyncError as error:
-                if self._closing.is_set():
+                if self._stops():
                     break
                 self._error, reason = error, str(error)
-                self._emit(WorkerState(handle.name, "lost", reason))
-                left = left - 1 if isinstance(error, WorkerLost) else 0
+                self._emit(WorkerState(slot, "lost", reason))
+                if not isinstance(error, WorkerLost):
+                    break
             else:
-                self._emit(WorkerState(handle.name, "ready"))
+                self._emit(WorkerState(slot, "ready"))
                 return True
-        self._emit(WorkerState(handle.name, "closed", "" if left else reason))
+        self._emit(WorkerState(slot, "closed", "" if self._stops() else reason))
         return False
 
-    def _next(self, handle: WorkerHandle) -> tuple[Task, int] | None:
-        """Waits for a task; None when the dispatcher closes."""
+    def _stops(self) -> bool:
+        """Whether it closes, or a signal has asked the command to stop: what that ends is no failure."""
+        return self._closing.is_set() or bool(exit_code())
+
+    def _next(self, handle: WorkerHandle) -> _Job | None:
+        """Waits for a task, which goes to the idle worker that runs the fewest; None when all stops."""
+
+        def is_next() -> bool:
+            busy = Counter(job.worker for job in self._jobs.values())
+            free = [each for each in self._idle if busy[each] < each.at_once]
+            return bool(self._waiting and free) and min(free, key=lambda each: busy[each]) is handle
+
         with self._changed:
             self._idle.append(handle)
-            self._changed.wait_for(lambda: self._closing.is_set() or (self._waiting and self._next_idle() is handle))
+            self._changed.wait_for(lambda: self._stops() or is_next())
             self._idle.remove(handle)
-            if self._closing.is_set():
+            if self._stops():
                 return None
-            attempt = self._waiting.popleft()
-            self._running[attempt[0].id] = handle
+            job = self._waiting.popleft()
+            job.worker = handle
             self._changed.notify_all()
-            return attempt
+            return job
 
-    def _next_idle(self) -> WorkerHandle:
-        """The idle worker on the device that runs the fewest tasks."""
-        busy = Counter(_device(each) for each in self._running.values())
-        return min(self._idle, key=lambda each: busy[_device(each)])
-
-    def _try(self, handle: WorkerHandle, task: Task, attempt: int) -> bool:
-        """Runs a task; returns whether the worker was lost."""
+    def _try(self, handle: WorkerHandle, slot: str, job: _Job) -> bool:
+        """Runs a task; returns whether the worker is still there."""
+        task, done = job.task, None
         try:
-            self._emit(Started(task.id, handle.name, attempt))
-            done = self._run(handle, task)
+            self._emit(Started(task.id, slot, job.attempt))
+            self._emit(WorkerState(slot, "running", task.id))
+            if not job.canceled.is_set():
+                done = handle.run(task, lambda progress: self._emit(Moved(task.id, slot, progress)), job.canceled)
         except WorkerLost as error:
-            if not self._closing.is_set():
-                self._emit(WorkerState(handle.name, "lost", str(error)))
-                self._lost(handle, task, attempt, error)
-            return True
+            if not self._stops():
+                self._emit(WorkerState(slot, "lost", str(error)))
+                self._lost(slot, job, error)
+            return False
         except Canceled:
-            if not self._closing.is_set():
+            if not self._stops():
                 self._end(CanceledEvent(task.id))
         except LatentSyncError as error:
-            self._end(Failed(task.id, handle.name, str(error), error.usage, again=False))
+            self._end(Failed(task.id, slot, str(error), error.usage, again=False))
         else:
-            self._end(Finished(task.id, handle.name, done))
-        self._emit(WorkerState(handle.name, "ready"))
-        return False
+            self._end(CanceledEvent(task.id) if done is None else Finished(task.id, slot, done))
+        return True
 
-    def _run(self, handle: WorkerHandle, task: Task) -> Done:
-        if task.id in self._to_cancel:
-            raise Canceled(f"{task.id}: canceled")
-        self._emit(WorkerState(handle.name, "running", task.id))
-
-        def moved(progress: Progress) -> None:
-            self._emit(Moved(task.id, handle.name, progress))
-            if task.id in self._to_cancel:  # it was canceled before the worker had it
-                handle.cancel(task.id)
-
-        return handle.run(task, moved)
-
-    def _lost(self, handle: WorkerHandle, task: Task, attempt: int, error: WorkerLost) -> None:
+    def _lost(self, slot: str, job: _Job, error: WorkerLost) -> None:
         """Queues the task of a lost worker again, before all others, if it may run again."""
-        again = attempt < self._attempts and not error.cause
-        failed = Failed(task.id, handle.name, str(error), error.usage, again)
-        if task.id in self._to_cancel:
-            self._end(CanceledEvent(task.id))
-        elif not failed.again:
+        again = job.attempt < self._attempts and not error.cause
+        failed = Failed(job.task.id, slot, str(error), error.usage, again)
+        if job.canceled.is_set():
+            self._end(CanceledEvent(job.task.id))
+        elif not again:
             self._end(failed)
         else:
             self._emit(failed)
             with self._changed:
-                self._running.pop(task.id)
-                self._waiting.appendleft((task, attempt + 1))
+                job.attempt, job.worker = job.attempt + 1, None
+                self._waiting.appendleft(job)
                 self._changed.notify_all()
 
     def _end(self, event: CanceledEvent | Failed | Finished) -> None:
         """Emits a task's last event, after which it cannot be canceled."""
         with self._changed:
-            self._running.pop(event.task_id, None)
-            self._to_cancel.discard(event.task_id)
+            self._jobs.pop(event.task_id, None)
         self._emit(event)
         with self._changed:
             self._pending -= 1
             self._changed.notify_all()
-
-
-def _device(handle: WorkerHandle) -> str:
-    return handle.name.partition(".")[0]

@@ -1,4 +1,4 @@
-"""Reads a job file or a folder of clips into tasks, and finds all rows that cannot work before the first one starts."""
+"""Reads a job file into rows, and finds all that cannot work before the first one starts."""
 
 import csv
 import io
@@ -27,6 +27,7 @@ from latentsync_trt.validation import from_json, from_values
 _Row = tuple[str, Mapping[str, Any] | str]
 """Where a row is, and its cells by field, or why it cannot be read."""
 
+_HEADER = "its first line must name each column once, as in video,audio,output"
 _DELIMITERS = (",", ";", "\t")
 _HINT = re.compile(r'"?sep=(.)"?\r?\n', re.IGNORECASE)
 """A line above the header that tells Excel the delimiter; it counts no row."""
@@ -46,23 +47,16 @@ _FILE_FIELDS = {spec.name for spec in fields(_Files)}
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
-    """Why a row cannot work; `where`: "row 3", or the job file."""
-
-    where: str
-    text: str
-
-    def __str__(self) -> str:
-        return f"{self.where}: {self.text}"
-
-
-@dataclass(frozen=True, slots=True)
 class BatchRow:
-    """A row of a job file. `length_s`: of its video, where that is known."""
+    """A row of a job file: where it is ("row 3"), its task, or why it cannot work.
+
+    `length_s`: of its video, where that is known.
+    """
 
     where: str
     task: Task
     length_s: float | None = None
+    problem: str = ""
 
     @property
     def cost(self) -> float:
@@ -70,67 +64,50 @@ class BatchRow:
         return inf if self.length_s is None else self.length_s * sum(plan_for(self.task.options))
 
 
-def read_rows(source: Path, defaults: SyncOptions, out: str | None = None) -> tuple[list[BatchRow], list[Problem]]:
-    """Reads a .csv or .jsonl file, or a folder with videos and recordings of the same names.
+def read_rows(source: Path, defaults: SyncOptions, folder: str | None = None) -> list[BatchRow]:
+    """Reads a .csv or .jsonl file.
 
     Args:
         defaults: options of rows that don't set them. Their files are relative to the current folder, those of a job
-            file to its own. out: folder or URL of outputs that a row doesn't name; by default the video's.
+            file to its own. folder: or URL of one, for outputs that a row doesn't name; by default the video's.
 
     Raises:
         InputError: the file cannot be read, or it has no rows.
     """
     rows: list[BatchRow] = []
-    problems: list[Problem] = []
-    base = source if source.is_dir() else source.parent
-    absolute = Task("", "", None, "", defaults).with_files(lambda file, _: _joined(Path.cwd(), file) if file else file)
-    given = to_texts(absolute.options)
+    nothing = Task("", "", None, "", defaults)
+    given = to_texts(nothing.with_files(lambda file, _: _joined(Path.cwd(), file) if file else file).options)
     for where, cells in _cells_of(source):
         try:
-            rows.append(BatchRow(where, _task(cells, base, given, out)))
+            rows.append(BatchRow(where, _task(cells, source.parent, given, folder)))
         except InputError as error:
-            problems.append(Problem(where, str(error)))
-    if not rows and not problems:
+            rows.append(BatchRow(where, nothing, problem=str(error)))
+    if not rows:
         raise InputError(f"{source}: has no rows; add a row for each clip")
-    return rows, problems + _conflicts(rows)
+    conflicts = _conflicts(rows)
+    return [replace(row, problem=row.problem or conflicts.get(row.where, "")) for row in rows]
 
 
-def check_rows(rows: Sequence[BatchRow], on_checked: Callable[[int], None]) -> tuple[list[BatchRow], list[Problem]]:
-    """Opens the files of all rows; returns those that can work, with their lengths, and why the others cannot.
+def check_rows(rows: Sequence[BatchRow], on_checked: Callable[[int], None]) -> list[BatchRow]:
+    """Opens the files of all rows without a problem; returns the rows with lengths, or with what was found.
 
     `on_checked` is called with the number of checked rows after each.
     """
-    good: list[BatchRow] = []
-    problems: list[Problem] = []
+    checked: list[BatchRow] = []
     with ThreadPoolExecutor(_THREADS) as pool:
-        for count, found in enumerate(pool.map(_checked, rows), 1):
-            if isinstance(found, BatchRow):
-                good.append(found)
-            else:
-                problems.append(found)
-            on_checked(count)
-    return good, problems
+        for row in pool.map(_checked, rows):
+            checked.append(row)
+            on_checked(len(checked))
+    return checked
 
 
 def _cells_of(source: Path) -> Iterator[_Row]:
-    if source.is_dir():
-        return _folder_rows(source)
     readers = {".csv": _csv_rows, ".jsonl": _json_rows, ".ndjson": _json_rows}
-    if source.suffix.lower() not in readers:
-        raise InputError(f"{source}: is no job file; give a .csv or .jsonl file, or a folder of clips")
+    if source.is_dir() or source.suffix.lower() not in readers:
+        raise InputError(f"{source}: is no job file; give a .csv or .jsonl file with a row for each clip")
     if not exists(source):
         raise InputError(why_missing(source))
     return readers[source.suffix.lower()](source, read_text(source, "save it as “CSV UTF-8”"))
-
-
-def _folder_rows(folder: Path) -> Iterator[_Row]:
-    from latentsync_trt.quantize.calibration_options import clips_in
-
-    pairs = [clip for clip in clips_in(folder) if clip.audio != clip.video]
-    if not pairs:
-        raise InputError(f"{folder}: no video has a recording of the same name, as a.mp4 and a.wav; name them so")
-    for clip in pairs:
-        yield clip.video.name, {"video": clip.video.name, "audio": clip.audio.name}
 
 
 def _csv_rows(source: Path, text: str) -> Iterator[_Row]:
@@ -155,15 +132,16 @@ def _csv_rows(source: Path, text: str) -> Iterator[_Row]:
 def _column_names(source: Path, cells: Sequence[str]) -> list[str]:
     """Empty for columns that Excel adds on the right."""
     names = [field_name(cell) for cell in cells]
-    named = [*filter(None, names)]
+    if "video" not in names and any(Path(cell.strip()).suffix for cell in cells):
+        raise InputError(f"{source}: has no header but {', '.join(cells)!r}; {_HEADER}")
     try:
         options = {cell: None for cell in cells if field_name(cell) not in {*_FILE_FIELDS, ""}}
         from_texts(SyncOptions, options, _FILE_FIELDS)
     except InputError as error:
         raise InputError(f"{source}: column {error}") from error
+    named = [*filter(None, names)]
     if "video" not in named or len(set(named)) < len(named):
-        cure = "its first row names each column once, as in video,audio,output"
-        raise InputError(f"{source}: has no column video, or one twice; {cure}")
+        raise InputError(f"{source}: has no column video, or one twice; {_HEADER}")
     return names
 
 
@@ -179,7 +157,7 @@ def _json_rows(_: Path, text: str) -> Iterator[_Row]:
             yield where, str(error)
 
 
-def _task(row: Mapping[str, Any] | str, base: Path, defaults: Mapping[str, Any], out: str | None) -> Task:
+def _task(row: Mapping[str, Any] | str, base: Path, defaults: Mapping[str, Any], folder: str | None) -> Task:
     """Returns the task of a row, with absolute paths; raises `InputError`."""
     if isinstance(row, str):
         raise InputError(row)
@@ -187,7 +165,7 @@ def _task(row: Mapping[str, Any] | str, base: Path, defaults: Mapping[str, Any],
     own = {name: value for name, value in given.items() if name not in _FILE_FIELDS}
     options = from_texts(SyncOptions, {**defaults, **own}, _FILE_FIELDS)
     files = from_values(_Files, given, "files", InputError)
-    output = files.output or _default_output(files.video, options, out)
+    output = files.output or _default_output(files.video, options, folder)
     named = Task("", files.video, files.audio, output, options)
     task = named.with_files(lambda file, _: _joined(base, file))
     # The same command with --overwrite goes on with what it had begun without.
@@ -195,14 +173,14 @@ def _task(row: Mapping[str, Any] | str, base: Path, defaults: Mapping[str, Any],
     return replace(task, id=sha256(text.encode()).hexdigest()[:16])
 
 
-def _default_output(video: str, options: SyncOptions, out: str | None) -> str:
+def _default_output(video: str, options: SyncOptions, folder: str | None) -> str:
     from latentsync_trt.media.codecs import default_suffix
 
     name = f"{Path(remote_files.name_of(video) if is_url(video) else video).stem}-synced{default_suffix(options)}"
-    if out is not None:
-        return f"{out.rstrip('/')}/{name}" if is_url(out) else str(Path(out).absolute() / name)
+    if folder is not None:
+        return f"{folder.rstrip('/')}/{name}" if is_url(folder) else str(Path(folder).absolute() / name)
     if is_url(video):
-        raise InputError(f"{video}: no output; name one in the row, or a folder for all with --out")
+        raise InputError(f"{video}: no output; name one in the row, or a folder for all with --output")
     return str(Path(video).with_name(name))
 
 
@@ -210,18 +188,18 @@ def _joined(base: Path, file: str) -> str:
     return file if is_url(file) else str((base / local_path(file)).absolute())
 
 
-def _conflicts(rows: Sequence[BatchRow]) -> list[Problem]:
+def _conflicts(rows: Sequence[BatchRow]) -> dict[str, str]:
     """Finds rows that would write the same file, or one that another row reads."""
-    problems: list[Problem] = []
-    files = [(row, file, written, _identity(file)) for row in rows for file, written in row.task.files()]
+    problems: dict[str, str] = {}
+    files = [(row, *file, _identity(file[0])) for row in rows if not row.problem for file in row.task.files()]
     readers = {key: row for row, _, written, key in reversed(files) if not written}
     writers: dict[str, BatchRow] = {}
     for row, file, _, key in (each for each in files if each[2]):
         writer, reader = writers.setdefault(key, row), readers.get(key, row)
         if writer is not row:
-            problems.append(Problem(row.where, f"{shown(file)}: {writer.where} writes it, too; choose another name"))
+            problems[row.where] = f"{shown(file)}: {writer.where} writes it, too; choose another name"
         elif reader is not row:  # `check_inputs` compares with the row's own
-            problems.append(Problem(row.where, f"{shown(file)}: is an input of {reader.where}; choose another name"))
+            problems[row.where] = f"{shown(file)}: is an input of {reader.where}; choose another name"
     return problems
 
 
@@ -229,13 +207,15 @@ def _identity(file: str) -> str:
     return file if is_url(file) else os.path.normcase(os.path.realpath(file))
 
 
-def _checked(row: BatchRow) -> BatchRow | Problem:
+def _checked(row: BatchRow) -> BatchRow:
     """Returns the row with its length, or why it cannot work."""
     from latentsync_trt.media.files import check_file
     from latentsync_trt.sync.inputs import check_inputs
 
     task, files = row.task, row.task.files()
     try:
+        if row.problem:
+            return row
         if not any(is_url(file) for file, _ in files):
             inputs = check_inputs(task.video, task.audio, task.output, task.options)
             length_s = inputs.info.duration_s
@@ -244,11 +224,11 @@ def _checked(row: BatchRow) -> BatchRow | Problem:
             if written:
                 remote_files.check_target(file)
                 if not task.options.overwrite and remote_files.exists(file):
-                    return Problem(row.where, f"{shown(file)}: exists already; choose another name, or set overwrite")
+                    raise InputError(f"{shown(file)}: exists already; choose another name, or set overwrite")
             elif not is_url(file):
                 check_file(Path(file))
             elif not remote_files.exists(file):
-                return Problem(row.where, f"{shown(file)}: no such file; correct the address")
+                raise InputError(f"{shown(file)}: no such file; correct the address")
     except LatentSyncError as error:
-        return Problem(row.where, str(error))
+        return replace(row, problem=str(error))
     return row

@@ -1,4 +1,4 @@
-"""Workers on a Ray cluster: each is an actor that holds one `Worker`.
+"""Workers on a Ray cluster: what a `LocalWorker` does in a child, each does in an actor.
 
 Actors are created when a worker starts, with what they need, so that an autoscaling cluster adds nodes for them. They
 end with this process. Ray's own messages are replaced by errors and notices of this package.
@@ -7,19 +7,19 @@ end with this process. Ray's own messages are replaced by errors and notices of 
 import os
 import socket
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
-from typing import Any, cast
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import Any
 from urllib.parse import urlsplit
 
-from latentsync_trt.batch.tasks import Canceled, Done, Task, TaskError, WorkerLost, WorkerSettings
-from latentsync_trt.batch.worker import Worker
-from latentsync_trt.child import end_process
+from latentsync_trt.batch.local import LocalWorker, carry_out
+from latentsync_trt.batch.tasks import WorkerLost, WorkerSettings
+from latentsync_trt.child import Event, end_process
 from latentsync_trt.errors import InputError, LatentSyncError, MissingDependency
 from latentsync_trt.notices import Notices
 from latentsync_trt.sync.threads import tune_process
-from latentsync_trt.types import Progress
 from latentsync_trt.version import __version__
 
 Notice = Callable[[str], None]
@@ -29,7 +29,6 @@ _THREADS = 4
 _POLL_S = 0.5
 _CONNECT_S = 30.0
 _REACH_S = 5.0
-_PATIENCE_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,131 +42,101 @@ class Needs:
         return f"a GPU and {self.cpus} CPU cores" if self.gpus else f"{self.cpus} CPU cores"
 
 
-class RayWorker:
+class RayWorker(LocalWorker):
     """A `WorkerHandle` whose actor may be lost with its node and be started again elsewhere."""
 
-    hangs, provider = False, ""  # Ray ends actors of nodes that do not answer
-
     def __init__(self, name: str, cluster: "Cluster", settings: WorkerSettings, needs: Needs) -> None:
-        self.name, self.pid = name, 0
-        self._cluster, self._settings, self._needs = cluster, settings, needs
-        self._actor: Any = None
-        self._node, self._closed = "", False
+        super().__init__(name, settings, cluster.notices.add)
+        self._cluster, self._needs = cluster, needs
 
-    def start(self) -> None:
-        """See `WorkerHandle.start`. Waits without limit for a node that has what the worker needs, with a notice."""
-        self._end()
-        self._actor = actor = self._cluster.create(self._needs)
-        self._node, self.pid, version = self._result(actor.place.remote(), self._say_what_is_missing)
-        if version != __version__:
-            versions = f"has latentsync-trt {version}, and this machine {__version__}"
-            raise InputError(f"node {self._node}: {versions}; install the same version on both")
-        error = self._result(actor.open.remote(self._settings), self._poll)
-        if error is not None:
-            raise type(error)(f"node {self._node}: {error}", usage=error.usage)
+    def _new_child(self) -> "RemoteChild":
+        return RemoteChild(self._cluster, self._needs)
 
-    def run(self, task: Task, on_progress: Callable[[Progress], None]) -> Done:
-        """See `WorkerHandle.run`. An error of `on_progress` cancels the task."""
+
+class RemoteChild:
+    """Acts as `Child`, with an actor."""
+
+    memory_bytes = 0  # Ray has limits of its own
+
+    def __init__(self, cluster: "Cluster", needs: Needs) -> None:
+        self.pid, self._reason = 0, ""
+        self._cluster, self._needs, self._actor = cluster, needs, cluster.create(needs)
+
+    def send(self, order: Any) -> None:
+        with suppress(LatentSyncError), self._cluster.translated("send"):
+            self._actor.send.remote(order)
+
+    def events(self, watch: Callable[[], None]) -> Iterator[Event]:
+        """As of `Child`. Waits without limit for a node that has what the worker needs, with a notice."""
+        ray, node = self._cluster.ray, "cluster"
         try:
-            done, error = self._result(self._actor.run.remote(task), lambda: self._poll(on_progress))
-        except WorkerLost:
-            self._end()  # if only the connection was lost, it still locks the output, and the task runs again at once
-            raise
-        except BaseException:
-            self.cancel(task.id)
-            raise
-        if done is None:
-            raise type(error)(f"node {self._node}: {error}", usage=error.usage)
-        return cast(Done, done)
+            with self._cluster.translated("no node"):
+                place = self._actor.place.remote()
+                while not ray.wait([place], timeout=_POLL_S)[0]:
+                    cure = "if no node gets them, stop and give less with --workers"
+                    self._cluster.notices.add(f"workers wait for {self._needs} each on the Ray cluster; {cure}")
+                    yield {"key": None}
+                node, self.pid, version = ray.get(place)
+            if version != __version__:
+                versions = f"has latentsync-trt {version}, and this machine {__version__}"
+                raise InputError(f"node {node}: {versions}; install the same version on both")
+            with self._cluster.translated(f"node {node}"):
+                while True:
+                    news = self._actor.news.remote()
+                    while not ray.wait([news], timeout=_POLL_S)[0]:
+                        watch()
+                    yield from ray.get(news)
+                    watch()
+        except LatentSyncError as error:
+            self._reason = str(error)
+            yield {"key": "", "error": error}  # if it did not open
 
-    def cancel(self, task_id: str) -> None:
-        if self._actor is not None:
-            with suppress(LatentSyncError), self._cluster.translated(self.name):
-                self._actor.cancel.remote(task_id)
+    def wait(self) -> str:
+        """Why it ended."""
+        return self._reason
 
-    def close(self) -> None:
-        self._closed = True
-        self._end()
-
-    def _end(self) -> None:
+    def end(self, patience_s: float = 0.0) -> None:
         """Ends the actor, which may remove its unfinished files first."""
-        actor, node, self._actor, self._node = self._actor, self._node, None, ""
-        if actor is None:
-            return
         with suppress(Exception):  # it has ended, or the cluster has
-            if node:
-                self._cluster.ray.wait([actor.leave.remote()], timeout=_PATIENCE_S)
-            self._cluster.ray.kill(actor)
-
-    def _result(self, answer: Any, on_wait: Callable[[], None]) -> Any:
-        """Waits for an answer of the actor, and calls `on_wait` meanwhile; raises `WorkerLost` if there is none."""
-        with self._cluster.translated(f"{self.name}{self._node and f' on {self._node}'}"):
-            while not self._cluster.ray.wait([answer], timeout=_POLL_S)[0]:
-                if self._closed:
-                    raise WorkerLost(f"{self.name}: was closed")
-                on_wait()
-            return self._cluster.ray.get(answer)
-
-    def _poll(self, on_progress: Callable[[Progress], None] = lambda _: None) -> None:
-        notices, progress = self._result(self._actor.news.remote(), lambda: None)
-        for notice in notices:
-            self._cluster.notices.add(f"node {self._node}: {notice}")
-        if progress is not None:
-            on_progress(progress)
-
-    def _say_what_is_missing(self) -> None:
-        cure = "if no node gets them, stop and give less with --workers"
-        self._cluster.notices.add(f"workers wait for {self._needs} each on the Ray cluster; {cure}")
+            if patience_s and self.pid:
+                self._cluster.ray.wait([self._actor.leave.remote()], timeout=patience_s)
+            self._cluster.ray.kill(self._actor)
 
 
 class Actor:
-    """Holds a worker on a node of a Ray cluster. Other threads call `news` and `cancel` while one calls `run`."""
+    """Carries out orders on a node of a Ray cluster."""
 
     def __init__(self) -> None:
         tune_process()
-        self._running = threading.Lock()
-        self._task_id, self._canceled = "", threading.Event()
-        self._notices: list[str] = []
-        self._progress: Progress | None = None
+        self._orders, self._events = SimpleQueue[Any](), SimpleQueue[Event]()
+        arguments = iter(self._orders.get, None), self._emit
+        threading.Thread(target=carry_out, args=arguments, name="orders", daemon=True).start()
 
     def place(self) -> tuple[str, int, str]:
         """Returns the name of the node, the number of the process and the version of the package there."""
         return socket.gethostname(), os.getpid(), __version__
 
-    def open(self, settings: WorkerSettings) -> LatentSyncError | None:
-        """Opens the worker; returns why that failed."""
-        try:
-            self._worker = Worker(settings, self._notices.append)
-        except LatentSyncError as error:
-            return error
-        return None
+    def send(self, order: Any) -> None:
+        self._orders.put(order)
 
-    def run(self, task: Task) -> tuple[Done | None, LatentSyncError | None]:
-        """Syncs a clip, after an earlier one that was canceled; returns the result, or why it failed."""
-        with self._running:
-            self._task_id, self._canceled = task.id, threading.Event()
-            try:
-                return self._worker.run(task, self._note, self._canceled), None
-            except (TaskError, Canceled, WorkerLost) as error:
-                return None, error
-
-    def news(self) -> tuple[list[str], Progress | None]:
-        """Returns notices, and the last progress since the last call."""
-        notices, self._notices[:] = self._notices[:], []
-        progress, self._progress = self._progress, None
-        return notices, progress
-
-    def cancel(self, task_id: str) -> None:
-        """Stops the task if it runs here."""
-        if self._task_id == task_id:
-            self._canceled.set()
+    def news(self) -> list[Event]:
+        """Returns the events since the last call, one at least."""
+        events = [self._events.get()]
+        while not self._events.empty():
+            events.append(self._events.get())
+        return events
 
     def leave(self) -> None:
         """Removes unfinished files and ends the process."""
         end_process(0)
 
-    def _note(self, progress: Progress) -> None:
-        self._progress = replace(progress, picture=None)
+    def _emit(self, **event: Any) -> None:
+        where = f"node {socket.gethostname()}"
+        if isinstance(error := event.get("error"), LatentSyncError):
+            event["error"] = type(error)(f"{where}: {error}", usage=error.usage)
+        elif isinstance(event.get("progress"), str):
+            event["progress"] = f"{where}: {event['progress']}"
+        self._events.put(event)
 
 
 class Cluster:
@@ -207,11 +176,6 @@ class Cluster:
             reason = _first_line(failures[0]) if failures else f"no answer within {_CONNECT_S:g} s"
             cure = "start one with `ray start --head`, or give its host:port, or ray://host:10001 from another machine"
             raise InputError(f"--ray {self._name}: no Ray cluster ({reason}); {cure}") from next(iter(failures), None)
-
-    def nodes(self) -> list[Mapping[str, float]]:
-        """Returns the resources of each living node, by Ray's names."""
-        with self.translated(f"--ray {self._name}"):
-            return [node["Resources"] for node in self.ray.nodes() if node["Alive"]]
 
     def create(self, needs: Needs) -> Any:
         """Returns a new actor, which waits until a node has what it needs."""

@@ -42,8 +42,7 @@ def local_of(text: str) -> Path | None:
     """Returns the path that a path or a `file://` URL names; None for other URLs."""
     if not is_url(text):
         return Path(text)
-    parts = urlsplit(text)
-    if parts.scheme != "file":
+    if (parts := urlsplit(text)).scheme != "file":
         return None
     host = f"//{parts.netloc}" if parts.netloc not in ("", "localhost") else ""  # of a share on Windows
     return Path(url2pathname(host + parts.path))
@@ -104,7 +103,6 @@ def deliver(path: Path, url: str, check: Check = lambda: None) -> None:
     Raises:
         OutputError: it cannot be written. InputError, MissingDependency: as `fetch`.
     """
-
     with _translated(url, OutputError):
         system, remote = _open(url)
         if _protocol(url) in _WHOLE:
@@ -134,7 +132,7 @@ def _open(url: str) -> tuple[Any, str]:
         import aiohttp
 
         times = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S, sock_read=_READ_S)
-        options = {"client_kwargs": {"timeout": times}}
+        options["client_kwargs"] = {"timeout": times}
     system, remote = fsspec.core.url_to_fs(url, **options)
     system.invalidate_cache()
     return system, remote

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from math import inf
+from threading import Event as Flag
 from typing import Any, Literal, Protocol, Self
 
 from latentsync_trt.config import RuntimeOptions, SyncOptions
@@ -23,7 +24,7 @@ class WorkerLost(LatentSyncError):
 
 
 class Canceled(LatentSyncError):
-    """`WorkerHandle.cancel` stopped the task."""
+    """The task was stopped, as it was asked to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,15 +110,16 @@ class WorkerSettings:
 
 
 class WorkerHandle(Protocol):
-    """The driver's side of a worker. One thread calls `start` and `run`; the others may come from any."""
+    """The driver's side of a worker; any thread may call it.
+
+    `name`: as in "gpu 0", "cpu", "ray 3"; of several on a device, "gpu 0.1" and "gpu 0.2". `at_once`: how many tasks it
+    takes at a time now, never more than at first. `provider`: the execution provider on which it opened its bundle, as
+    in "cuda"; empty before, and where not known.
+    """
 
     name: str
-    """As in "gpu 0", "cpu", "ray 3"; of several on a device, "gpu 0.1" and "gpu 0.2"."""
-
-    @property
-    def provider(self) -> str:
-        """The execution provider on which it opened its bundle, as in "cuda"; empty before, and where not known."""
-        ...
+    at_once: int
+    provider: str
 
     @property
     def hangs(self) -> bool:
@@ -125,24 +127,25 @@ class WorkerHandle(Protocol):
         ...
 
     def start(self) -> None:
-        """Returns when the bundle is open, also after the worker was lost.
+        """Returns when the bundle is open, also after the worker was lost; at once if it is.
 
         Raises:
             WorkerLost: the worker died. LatentSyncError: the settings cannot work.
         """
         ...
 
-    def run(self, task: Task, on_progress: Callable[[Progress], None]) -> Done:
-        """Syncs a clip; raises `TaskError`, `WorkerLost` or `Canceled`."""
-        ...
-
-    def cancel(self, task_id: str) -> None:
-        """Stops the task if it runs here."""
+    def run(self, task: Task, on_progress: Callable[[Progress], None], canceled: Flag) -> Done:
+        """Syncs a clip until `canceled` is set; raises `TaskError`, `WorkerLost`, `Canceled`, or as `on_progress`."""
         ...
 
     def close(self) -> None:
         """Ends the worker, also within a task, which then raises; may be called again."""
         ...
+
+
+def slot_names(handle: WorkerHandle) -> list[str]:
+    """The names under which events tell of a worker, one for each task that it takes at a time."""
+    return [f"{handle.name}.{number + 1}" for number in range(handle.at_once)] if handle.at_once > 1 else [handle.name]
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 import shutil
 import tempfile
 import threading
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from functools import partial
@@ -16,7 +16,6 @@ from filelock import FileLock
 from latentsync_trt.batch import remote_files
 from latentsync_trt.batch.tasks import Canceled, Done, Task, TaskError, WorkerLost, WorkerSettings
 from latentsync_trt.bundle.manifest import MANIFEST_NAME, Bundle, manifest_sha256, read_manifest
-from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import BundleError, InferenceError, InputError, MediaError, NoFaceError, OutputError
 from latentsync_trt.files import KEPT_NAME, published_folder, temporary_folder, work_folder, work_folder_of
 from latentsync_trt.option_fields import command_line
@@ -35,40 +34,6 @@ _POLL_S = 0.1
 _DIGITS = 12
 
 
-class Gate:
-    """Lets in any number of threads that share, or one alone."""
-
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._sharing, self._alone = 0, False
-
-    @contextmanager
-    def entered(self, *, alone: bool, watch: Callable[[], object] = lambda: None) -> Iterator[None]:
-        """A block beside others that share, or beside no other: then, those that want to enter wait from now on.
-
-        `watch`: called while it waits, which an error of it ends.
-        """
-        with self._changed:
-            self._wait_until(lambda: not self._alone, watch)
-            self._alone = alone
-            self._sharing += not alone
-        try:
-            with self._changed:
-                self._wait_until(lambda: not (alone and self._sharing), watch)
-            yield
-        finally:
-            with self._changed:
-                if alone:
-                    self._alone = False
-                else:
-                    self._sharing -= 1
-                self._changed.notify_all()
-
-    def _wait_until(self, condition: Callable[[], bool], watch: Callable[[], object]) -> None:
-        while not self._changed.wait_for(condition, _POLL_S):
-            watch()
-
-
 class Worker:
     """Runs tasks in this process on an open bundle; `run` may be called from several threads, for a task each."""
 
@@ -82,7 +47,7 @@ class Worker:
         """
         self._settings, self._notice = settings, on_notice
         self._scratch = None if settings.scratch is None else Path(settings.scratch)
-        self._gate = Gate()
+        self._entering, self._ended, self._running = threading.Lock(), threading.Condition(), 0
         if self._scratch is not None:
             check_folder_to_write(self._scratch, "--scratch")
             self._scratch.mkdir(parents=True, exist_ok=True)
@@ -102,12 +67,9 @@ class Worker:
         """
         started_s = perf_counter()
 
-        def check() -> None:
+        def report(progress: Progress) -> None:
             if canceled.is_set():
                 raise Canceled(f"{task.id}: canceled")
-
-        def report(progress: Progress) -> None:
-            check()
             if task.most_s is not None and progress.written_s > task.most_s + _TOLERANCE_S:
                 raise InputError(
                     f"{task.video}: lasts longer than {task.most_s:g} s, the most here; send a shorter one"
@@ -118,10 +80,8 @@ class Worker:
         files, preview = _Files(report), _Preview(task.preview)
         try:
             remote_files.check_target(task.output)
-            with (
-                temporary_folder(self._scratch) as files.folder,
-                self._opened(task.bundle or self._settings.bundle, report, check),
-            ):
+            bundle = task.bundle or self._settings.bundle
+            with temporary_folder(self._scratch) as files.folder, self._opened(bundle, report):
                 made = self._sync(task.with_files(files.local), report)
                 files.deliver()
         except InferenceError as error:
@@ -147,28 +107,35 @@ class Worker:
         self._lip_sync.close()
 
     def _open(self, bundle: str) -> "LipSync":
+        from latentsync_trt.runtime.engines.cache import cache_folder
         from latentsync_trt.sync.api import LipSync
 
-        local, given = _local_bundle(bundle, self._settings.runtime), self._settings
-        return LipSync.from_bundle(local, given.provider, given.runtime, on_notice=self._notice)
+        place, given = bundle, self._settings
+        if remote_files.is_url(bundle):
+            cache = cache_folder(given.runtime.engine_cache).absolute()
+            place = str(remote_files.local_of(bundle) or fetch_bundle(bundle, cache / "bundles"))
+        return LipSync.from_bundle(place, given.provider, given.runtime, on_notice=self._notice)
 
     @contextmanager
-    def _opened(
-        self, bundle: str, report: Callable[[Progress], None], check: Callable[[], None]
-    ) -> Generator[None, None, None]:
-        """A block in which a bundle is open. Where another was open before, no task runs beside this one."""
-        while True:
-            alone = bundle != self._bundle
-            with self._gate.entered(alone=alone, watch=check):
-                if alone and bundle != self._bundle:
-                    report(Progress("opening networks", 0, None))
-                    self._lip_sync.close()
-                    self._bundle = ""  # where it cannot be opened, none is
-                    self._lip_sync = self._open(bundle)
-                    self._bundle = bundle
-                if bundle == self._bundle:  # else it was changed meanwhile
-                    yield
-                    return
+    def _opened(self, bundle: str, report: Callable[[Progress], None]) -> Generator[None, None, None]:
+        """A block in which a bundle is open; first waits for tasks with another one, while those that follow wait."""
+        with self._entering, self._ended:
+            while bundle != self._bundle and self._running:
+                report(Progress("waiting for clips with another bundle", 0, None))
+                self._ended.wait(_POLL_S)
+            if bundle != self._bundle:
+                report(Progress("opening networks", 0, None))
+                self._lip_sync.close()
+                self._bundle = ""  # where it cannot be opened, none is
+                self._lip_sync = self._open(bundle)
+                self._bundle = bundle
+            self._running += 1
+        try:
+            yield
+        finally:
+            with self._ended:
+                self._running -= 1
+                self._ended.notify()
 
     def _sync(self, task: Task, report: Callable[[Progress], None]) -> SyncReport:
         """Syncs local files; resumes where a worker was killed, if it kept finished parts of the same clip."""
@@ -250,15 +217,6 @@ def _forget(output: str) -> None:
     if path is not None and (kept := work_folder_of(path) / KEPT_NAME).exists():  # else they were in the scratch folder
         with suppress(OSError), work_folder(path):
             kept.unlink()
-
-
-def _local_bundle(bundle: str, runtime: RuntimeOptions) -> str | Path:
-    from latentsync_trt.runtime.engines.cache import cache_folder
-
-    if not remote_files.is_url(bundle):
-        return bundle
-    cache = cache_folder(runtime.engine_cache).absolute()
-    return remote_files.local_of(bundle) or fetch_bundle(bundle, cache / "bundles")
 
 
 def fetch_bundle(url: str, cache: Path) -> Path:

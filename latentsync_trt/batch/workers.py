@@ -5,21 +5,18 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from math import ceil
 from pathlib import Path
 
 import psutil
 
-from latentsync_trt.batch.local import Lane, LocalWorker
+from latentsync_trt.batch.local import LocalWorker
 from latentsync_trt.batch.ray_workers import Cluster, Needs, Notice, RayWorker
 from latentsync_trt.batch.remote_files import is_url
 from latentsync_trt.batch.tasks import WorkerHandle, WorkerSettings
 from latentsync_trt.errors import ProviderUnavailable
-from latentsync_trt.runtime.providers.table import CPU, CUDA
-
-_SMALL_PX = 256
-"""A GPU paints such faces faster than the stages of one process, which share Python's lock, can read, paste and encode
-frames: 20 clips of 3 s took 18.7 instead of 22.4 s in two processes at 256 px on an H200 (benchmarks/)."""
+from latentsync_trt.runtime.providers.table import CPU
 
 _CONTAINER_MEMORY = Path("/sys/fs/cgroup/memory.max")
 _MEMORY_SHARE = 0.8
@@ -37,7 +34,7 @@ def make_workers(
     settings: WorkerSettings,
     count: int | None = None,
     *,
-    most: int | None = None,
+    most: int = sys.maxsize,
     ray: str | None = None,
     on_notice: Notice = lambda _: None,
 ) -> list[WorkerHandle]:
@@ -45,9 +42,9 @@ def make_workers(
 
     Args:
         settings: their bundle is found here, so that a wrong name fails at once; with `ray`, they name no device.
-        count: each in its own process. By default, two in each process, of which each GPU that the settings name has
-            one or two; one where its memory is short, or for the CPU; on a cluster one for each GPU that it has now,
-            else for each node. most: no more than these.
+        count: of processes, of one clip at a time each. By default one of two clips for each GPU that the settings
+            name, or of one clip where memory is short or for the CPU; on a cluster one for each GPU that it has now,
+            else for each node. most: of clips at a time.
         ray: "auto" for the cluster that this machine is part of, `host:port`, or `ray://host:port`. Each worker has a
             GPU, if the settings name a provider of one, or else the cluster has any.
 
@@ -60,45 +57,31 @@ def make_workers(
         settings = replace(settings, bundle=str(find_bundle(settings.bundle)[0].absolute()))
     if ray is not None:
         cluster = Cluster(ray, on_notice)
-        count, needs = plan(cluster.nodes(), settings, count, most or sys.maxsize)
+        nodes = [node["Resources"] for node in cluster.ray.nodes() if node["Alive"]]
+        count, needs = plan(nodes, settings, count, most)
         provider = settings.provider if needs.gpus else CPU.name
         if provider != settings.provider:
             on_notice(f"Ray cluster {ray}: has no GPU now, so workers use the CPU; naming a --provider waits for GPUs")
         settings = replace(settings, provider=provider, runtime=replace(settings.runtime, device=0))
         return [RayWorker(f"ray {number}", cluster, settings, needs) for number in range(count)]
-    devices, most = _devices(settings, on_notice), most or sys.maxsize
-    by_twos = count is None and most > len(devices) and devices[0][1] != CPU.name and not settings.runtime.low_memory
-    apart = by_twos and _pays_apart(settings, [device for device, _ in devices])
-    count = min(count or (2 if apart else 1) * len(devices), most)
+    devices = _devices(settings, on_notice)
+    pairs = count is None and devices[0][1] != CPU.name and not settings.runtime.low_memory
+    count = min(count or len(devices), most)
     settings = replace(settings, most_bytes=_MEMORY_SHARE * machine_bytes() / count)
     threads = settings.threads or (max((os.cpu_count() or 1) // count, 1) if count > 1 else None)
-    made = list[LocalWorker]()
+    made = list[WorkerHandle]()
     for index in range(count):
         device, name = devices[index % len(devices)]
         if count > len(devices):  # several share a device
             name += f".{index // len(devices) + 1}"
-        runtime = replace(settings.runtime, device=device)
-        made.append(LocalWorker(name, replace(settings, runtime=runtime, threads=threads), on_notice))
-    if by_twos:
-        gpus = [name for _, name in devices]
-        lanes = min(2 * count, most)
-        return [Lane(f"{gpus[i % len(gpus)]}.{i // len(gpus) + 1}", made[i % count]) for i in range(lanes)]
-    return [*made]
+        own = replace(settings, runtime=replace(settings.runtime, device=device), threads=threads)
+        at_once = 2 if pairs and most >= count + index + 1 else 1
+        made.append(LocalWorker(name, own, partial(_say, on_notice, name), at_once=at_once))
+    return made
 
 
-def _pays_apart(settings: WorkerSettings, devices: Sequence[int]) -> bool:
-    """Whether each of the GPUs is faster with two processes, and has memory for both."""
-    from latentsync_trt.bundle.find import find_bundle
-    from latentsync_trt.bundle.manifest import read_manifest
-    from latentsync_trt.runtime.memory_estimate import needed_bytes
-    from latentsync_trt.runtime.providers.gpu import gpus
-
-    if is_url(settings.bundle):
-        return False
-    manifest, memory_bytes = read_manifest(find_bundle(settings.bundle)[0]), [gpu.memory_bytes for gpu in gpus()]
-    process_bytes = needed_bytes(manifest, provider=CUDA, variant=CUDA.graph_variant, pipelined=True, recorded=True)
-    room = all(device < len(memory_bytes) and memory_bytes[device] >= 3 * process_bytes for device in devices)
-    return room and manifest.resolution_px <= _SMALL_PX
+def _say(on_notice: Notice, name: str, text: str) -> None:
+    on_notice(f"{name}: {text}")
 
 
 def _devices(settings: WorkerSettings, on_notice: Notice) -> list[tuple[int, str]]:
@@ -109,21 +92,19 @@ def _devices(settings: WorkerSettings, on_notice: Notice) -> list[tuple[int, str
     numbers = device_numbers(settings.runtime.device)
     if len(numbers) == 1 or settings.provider == CPU.name:  # the worker itself finds out whether it works
         return [(numbers[0], f"gpu {numbers[0]}" if settings.provider != CPU.name and gpus() else CPU.name)]
-    found, errors = list[tuple[int, str]](), list[ProviderUnavailable]()
+    found, error = list[tuple[int, str]](), None
     for number in numbers:
         try:
             selection = select_provider(settings.provider, number)
-        except ProviderUnavailable as error:
-            errors.append(error)
-            on_notice(f"GPU {number} is left out: {error}")
-            continue
-        if selection.gpu is not None:
+            reason = "; ".join(dict.fromkeys(reason for _, reason in selection.skipped_providers))
+        except ProviderUnavailable as failure:
+            selection, reason, error = None, str(failure), error or failure
+        if selection is not None and selection.gpu is not None:
             found.append((number, f"gpu {number}"))
         else:
-            reasons = dict.fromkeys(reason for _, reason in selection.skipped_providers)
-            on_notice(f"GPU {number} is left out: {'; '.join(reasons)}")
-    if len(errors) == len(numbers):
-        raise errors[0]
+            on_notice(f"GPU {number} is left out: {reason}")
+    if error is not None and not found:
+        raise error
     return found or [(0, CPU.name)]
 
 

@@ -42,7 +42,7 @@ from latentsync_trt.paths import check_folder_to_write, exists
 from latentsync_trt.types import Progress
 
 if TYPE_CHECKING:
-    from latentsync_trt.batch.job_file import BatchRow, Problem
+    from latentsync_trt.batch.job_file import BatchRow
     from latentsync_trt.batch.job_store import JobStore
 
 _LEDGER = ".ledger.sqlite"
@@ -52,11 +52,12 @@ _MOVED_EVERY_S = 2.0
 @click.command("batch")
 @click.argument("jobs", type=LocalPath())
 @click.option(
-    "--out",
+    "--output",
     panel=FILES,
     metavar="FOLDER",
     help="Folder, or URL of one, for outputs that a row does not name.  [default: that of the video]",
 )
+@click.option("--out", hidden=True, panel=FILES, metavar="FOLDER", help="As --output.")
 @click.option("--skip-bad", is_flag=True, panel=FILES, help="Run the rows that can work although others cannot.")
 @bundle_option
 @options_from(SyncOptions, leave_out=("resume",))
@@ -67,19 +68,12 @@ _MOVED_EVERY_S = 2.0
 @quiet_option
 @click.option("--json", "as_json", is_flag=True, help="Print each event to stdout as a line of JSON; a summary last.")
 def batch(
-    jobs: Path,
-    bundle: str | None,
-    quiet: bool,
-    as_json: bool,
-    out: str | None,
-    skip_bad: bool,
-    **fields: Any,
+    jobs: Path, *, bundle: str | None, quiet: bool, as_json: bool, output: str | None, skip_bad: bool, **fields: Any
 ) -> None:
     """JOBS is a .csv file whose first row names its columns (video, audio, output, and any option of
-    `sync`), a .jsonl file with such objects, or a folder of videos with recordings of the same
-    name. Options given here apply to all rows that don't say otherwise. What is done is kept in a
-    ledger beside JOBS: the same command runs what is not. Exit code 1: some clips failed, or were skipped; 2: rows
-    cannot work, and none was started.
+    `sync`), or a .jsonl file with such objects. Options given here apply to all rows that don't say otherwise. What is
+    done is kept in a ledger beside JOBS: the same command runs what is not. Exit code 1: some clips failed, or were
+    skipped; 2: rows cannot work, and none was started.
     """
     from latentsync_trt.batch.job_file import read_rows
     from latentsync_trt.batch.job_store import JobStore
@@ -92,22 +86,24 @@ def batch(
         elif not quiet:
             say(f"note: {text}")
 
-    rows, problems = read_rows(jobs, build(SyncOptions, fields), out)
-    path = jobs / f"batch{_LEDGER}" if jobs.is_dir() else jobs.with_name(jobs.name + _LEDGER)
+    folder = output or fields["out"]
+    rows = read_rows(jobs, build(SyncOptions, fields), folder)
+    path = jobs.with_name(jobs.name + _LEDGER)
     with ExitStack() as stack:
         store = stack.enter_context(JobStore.open(path)) if path.exists() else None
         left = rows if store is None else _left(store, rows)
         done = len(rows) - len(left)
-        if out is not None and not is_url(out):
-            check_folder_to_write(Path(out), "--out")
-            Path(out).mkdir(parents=True, exist_ok=True)
-        ready, bad = _check(left, problems, skip=skip_bad, quiet=quiet, as_json=as_json)
+        if folder is not None and not is_url(folder):
+            check_folder_to_write(Path(folder), "--output")
+            Path(folder).mkdir(parents=True, exist_ok=True)
+        ready = _check(left, skip=skip_bad, quiet=quiet, as_json=as_json)
+        bad = len(left) - len(ready)
         board = Board({row.task.id: row for row in ready}, done, skipped=bad, as_json=as_json, quiet=quiet)
         if ready:
             if bundle is None:
-                folder, why = find_bundle(bundle)
-                bundle = str(folder)
-                notice(describe_choice(folder, why))
+                found, why = find_bundle(bundle)
+                bundle = str(found)
+                notice(describe_choice(found, why))
             scratch, on = fields["scratch"] and str(fields["scratch"].absolute()), build(WorkerOptions, fields)
             settings = WorkerSettings(bundle, fields["provider"], build(RuntimeOptions, fields), scratch)
             handles = make_workers(settings, on.workers, most=len(ready), ray=on.ray, on_notice=notice)
@@ -126,35 +122,37 @@ def _left(store: "JobStore", rows: "Sequence[BatchRow]") -> "list[BatchRow]":
     known, ids = {row.task.id: row for row in store.rows()}, {row.task.id for row in rows}
     # Else rows that were edited or removed would count as unfinished for good.
     store.remove(id_ for id_, row in known.items() if id_ not in ids and row.state != "done")
-    begun = {id_ for id_, row in known.items() if row.state == "waiting" and row.attempts}
-    done = {id_ for id_, row in known.items() if row.state == "done"}
-    left = [row for row in rows if row.task.id not in done or not (is_url(row.task.output) or exists(row.task.output))]
-    return [replace(row, task=row.task.replacing()) if row.task.id in begun else row for row in left]
+    left: list[BatchRow] = []
+    for row in rows:
+        before, target = known.get(row.task.id), row.task.output
+        if before is None or row.problem:
+            left.append(row)
+        elif before.state != "done" or not (is_url(target) or exists(target)):
+            begun = before.state == "waiting" and before.attempts
+            left.append(replace(row, task=row.task.replacing()) if begun else row)
+    return left
 
 
-def _check(
-    rows: "Sequence[BatchRow]", problems: "Sequence[Problem]", *, skip: bool, quiet: bool, as_json: bool
-) -> "tuple[list[BatchRow], int]":
-    """The rows in the order in which they run: longest first, so that workers end together; how many cannot work.
+def _check(rows: "Sequence[BatchRow]", *, skip: bool, quiet: bool, as_json: bool) -> "list[BatchRow]":
+    """The rows in the order in which they run: longest first, so that workers end together; says what is wrong.
 
     Raises:
-        InputError: some cannot work, unless `skip`. In any case, says why for each.
+        InputError: some cannot work, unless `skip`.
     """
     from latentsync_trt.batch.job_file import check_rows
 
     with progress_bar(hidden=quiet or as_json) as show:
-        good, more = check_rows(rows, lambda count: show(Progress("checking rows", count, len(rows))))
-    problems = sorted([*problems, *more], key=lambda problem: (len(problem.where), problem.where))
-    for problem in problems:
+        checked = check_rows(rows, lambda count: show(Progress("checking rows", count, len(rows))))
+    bad = [row for row in checked if row.problem]
+    for row in bad:
         if as_json:
-            tell("problem", message=str(problem))
+            tell("problem", message=f"{row.where}: {row.problem}")
         else:
-            say(str(problem))
-    bad = {problem.where for problem in problems}
+            say(f"{row.where}: {row.problem}")
     if bad and not skip:
-        count, cure = len(bad.union(row.where for row in rows)), "correct or remove them, or add --skip-bad"
-        raise InputError(f"{len(bad)} of {count} rows cannot work, and none was started; {cure}")
-    return sorted((row for row in good if row.where not in bad), key=lambda row: -row.cost), len(bad)
+        cure = "correct or remove them, or add --skip-bad"
+        raise InputError(f"{len(bad)} of {len(rows)} rows cannot work, and none was started; {cure}")
+    return sorted((row for row in checked if not row.problem), key=lambda row: -row.cost)
 
 
 def _run(tasks: "Sequence[Task]", handles: "Sequence[WorkerHandle]", store: "JobStore", board: "Board") -> None:

@@ -19,7 +19,17 @@ from typing import Any, TypeVar
 from latentsync_trt import stopping
 from latentsync_trt.batch.dispatch import Dispatcher
 from latentsync_trt.batch.job_store import OPEN, JobStore, Row, State
-from latentsync_trt.batch.tasks import CanceledEvent, Event, Failed, Finished, Moved, Started, WorkerHandle, WorkerState
+from latentsync_trt.batch.tasks import (
+    CanceledEvent,
+    Event,
+    Failed,
+    Finished,
+    Moved,
+    Started,
+    WorkerHandle,
+    WorkerState,
+    slot_names,
+)
 from latentsync_trt.errors import Busy, LatentSyncError, OutputError
 from latentsync_trt.files import whole_file
 from latentsync_trt.serve.admission import INPUTS, RETRY_S, Form, Limits, NotNow, UnknownJob
@@ -96,7 +106,8 @@ class Service:
         """What each running job did last, and when, on `time.monotonic`'s scale."""
         self._arriving = threading.Semaphore(_MOST_ARRIVING)
         self._handles = handles
-        self._workers = {handle.name: WorkerState(handle.name, "starting") for handle in handles}
+        self._slots = {slot: handle for handle in handles for slot in slot_names(handle)}
+        self._workers = {slot: WorkerState(slot, "starting") for slot in self._slots}
         self._written(self._store.reclaim)
         for row in self._store.rows("waiting"):
             if row.attempts >= _ATTEMPTS:  # else a job that takes all memory would end the service at each start
@@ -227,7 +238,7 @@ class Service:
 
     def workers(self) -> list[WorkerState]:
         with self._lock:
-            states = [(self._workers[handle.name], handle.hangs) for handle in self._handles]
+            states = [(self._workers[slot], handle.hangs) for slot, handle in self._slots.items()]
         return [replace(state, state="hangs") if hangs else state for state, hangs in states]
 
     def providers(self) -> list[str]:
