@@ -26,7 +26,8 @@ from latentsync_trt.errors import Busy, InputError, LatentSyncError, OutputError
 from latentsync_trt.files import whole_file
 from latentsync_trt.serve.admission import INPUTS, RETRY_S, Form, Limits, NotNow, UnknownJob, fetch_missing
 from latentsync_trt.serve.checks import Pool, check_form
-from latentsync_trt.serve.events import WEBHOOK_VARIABLE, JobStatus, Webhooks, log_step
+from latentsync_trt.serve.events import WEBHOOK_VARIABLE, Webhooks, log_step
+from latentsync_trt.serve.events import JobStatus as JobStatus
 from latentsync_trt.types import Progress
 
 _ID = re.compile(r"[0-9a-f]{32}")

@@ -58,10 +58,13 @@
   on("seeking", follow);
   on("seeked", follow);
   on("loadedmetadata", (video) => {
-    part(".unplayable").hidden = true;
+    part(".state").hidden = true;
     if (video.videoWidth) part(".players").style.setProperty("--ratio", video.videoWidth / video.videoHeight);
     wipe();
     follow();
   });
-  on("error", (video) => video.matches("video") && (part(".unplayable").hidden = false));
+  on("error", (video) => {
+    part(".state").hidden = false;
+    part(".state").textContent = `This browser cannot play the video ${video.id}; download the result.`;
+  });
 })();
