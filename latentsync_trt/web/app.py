@@ -9,6 +9,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 
@@ -54,7 +55,7 @@ def page_app(
         folder: of the service; uploads lie in it, and are deleted at the end.
         key: with which people log in, if any. own_hosts: without one, requests must name this machine as their host.
     """
-    uploads = folder.absolute() / "uploads"
+    uploads = folder.resolve() / "uploads"
     shutil.rmtree(uploads, ignore_errors=True)  # of a page that was killed
     uploads.mkdir(0o700, parents=True)
     os.environ |= {"GRADIO_TEMP_DIR": str(uploads), "GRADIO_ANALYTICS_ENABLED": "False"}
@@ -67,8 +68,8 @@ def page_app(
     async def made() -> tuple[Page, Starlette]:
         page = Page(service, uploads, _bundles(bundle, one=one))
         app = create_app(service, None, own_hosts=own_hosts, files_only=True)
-        app.add_route("/v1/jobs/{job_id}/before", lambda request: _before(service, request))
-        app.add_route("/v1/jobs/{job_id}/download", lambda request: _download(service, request))
+        for name in "before", "download":
+            app.add_route(f"/v1/jobs/{{job_id}}/{name}", partial(_file, service, name))
         dispatch = _guard(service, uploads, own_hosts=own_hosts and key is None)
         app.add_middleware(BaseHTTPMiddleware, dispatch=dispatch)
         app.add_middleware(LingeringClose, most_bytes=service.limits.most_upload_bytes)
@@ -99,15 +100,11 @@ def page_app(
         shutil.rmtree(uploads, ignore_errors=True)
 
 
-def _before(service: Service, request: Request) -> FileResponse:
-    """The video that was sent. Its type is that of the upload: no page that runs scripts here."""
-    path = jobs.before(service, request.path_params["job_id"])
-    return FileResponse(path, headers={"Content-Security-Policy": "sandbox"})
-
-
-def _download(service: Service, request: Request) -> FileResponse:
-    path, name = jobs.download(service, request.path_params["job_id"])
-    return FileResponse(path, filename=name)
+def _file(service: Service, name: str, request: Request) -> FileResponse:
+    """A file that the service does not have, or not under this name. Its type may be that of an upload: no scripts."""
+    job_id = request.path_params["job_id"]
+    path, shown = (jobs.before(service, job_id), None) if name == "before" else jobs.download(service, job_id)
+    return FileResponse(path, filename=shown, headers={"Content-Security-Policy": "sandbox"})
 
 
 def _guard(service: Service, uploads: Path, *, own_hosts: bool) -> DispatchFunction:

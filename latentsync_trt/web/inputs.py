@@ -15,8 +15,8 @@ from latentsync_trt.media.demo_clip import SPEECH, demo_clip
 from latentsync_trt.serve.admission import Limits, TooLarge
 from latentsync_trt.serve.checks import ChildDied, People, Pool
 from latentsync_trt.types import Progress
-from latentsync_trt.web import parts
 from latentsync_trt.web.jobs import Upload, look_at
+from latentsync_trt.web.parts import html
 
 _SEARCHES, _SEARCH_S = 2, 120.0
 """Searches at once, and the time that each may take, beside as long as the longest video plays."""
@@ -41,7 +41,7 @@ class Inputs:
         self._search = Pool("search for faces", _SEARCHES, machine_bytes() / 4, _SEARCH_S + limits.max_clip_s)
         label = "Video, photo or GIF"
         self.video = gr.Video(label=label, sources=["upload", "webcam"], elem_id="video", interactive=True)
-        gr.HTML(parts.TIMELINE, elem_id="timeline")
+        gr.HTML(html.timeline(), elem_id="timeline")
         self.speech = gr.Audio(
             label="Speech", sources=["upload", "microphone"], type="filepath", buttons=[], elem_id="speech"
         )
@@ -91,11 +91,13 @@ class Inputs:
             if video is not None and Path(video) in (upload.video, upload.playable):
                 return gr.skip()
             upload.state = "replaced"
+        if video is not None and not Path(video).is_relative_to(self._uploads):
+            raise gr.Error("video: is none that was uploaded", print_exception=False)
         return {
             self.upload: None if video is None else Upload(Path(video)),
             self.note: gr.HTML(visible=False),
             self.faces: gr.Gallery([], visible=False, selected_index=None),
-            self._message: parts.message(),
+            self._message: html.message(),
             self._options["face"]: "largest",
             self._options["start"]: "",
             self._options["end"]: "",
@@ -104,6 +106,7 @@ class Inputs:
     async def _find(self, upload: Upload | None) -> AsyncIterator[Updates]:
         """Finds the people of a new video, and shows a copy of what browsers cannot play."""
         if upload is None or upload.state != "new":
+            yield gr.skip()
             return
         upload.state = "searching"
 
@@ -118,10 +121,12 @@ class Inputs:
         copy = upload.video.with_name(f"{upload.video.name}.preview.mp4")
         call = asyncio.to_thread(self._search.call, look_at, upload.video, copy, self._limits, watch=watch)
         search = asyncio.create_task(call)
-        search.add_done_callback(asyncio.Task.exception)  # else one that no one waits for is logged
+        search.add_done_callback(
+            lambda task: task.cancelled() or task.exception()
+        )  # else asyncio logs that no one asks
         try:
             while upload.state == "searching" and not (await asyncio.wait([search], timeout=_POLL_S))[0]:
-                yield {self.note: gr.HTML(parts.searching(upload.progress), visible=True), **self._copy(upload)}
+                yield {self.note: gr.HTML(html.searching(upload.progress), visible=True), **self._copy(upload)}
             if upload.state == "searching":
                 upload.people, upload.built_in = await search
                 yield {**self._copy(upload), **self._found(upload.people)}
@@ -138,7 +143,7 @@ class Inputs:
     def _found(self, people: People) -> Updates:
         times = [f" · {seen_s:.1f} s" if seen_s else "" for _, seen_s in people.portraits]
         portraits = [(people.portraits[number][0], f"{number}{time}") for number, time in enumerate(times)]
-        note = gr.HTML(parts.found(len(portraits)), visible=True)
+        note = gr.HTML(html.found(len(portraits)), visible=True)
         return {self.faces: gr.Gallery(portraits, visible=True), self.note: note}
 
     def _failed(self, upload: Upload, error: LatentSyncError) -> Updates:
@@ -150,4 +155,4 @@ class Inputs:
             others = {self.video: None, self.upload: None}
         else:
             upload.problem = text
-        return {self.note: gr.HTML(visible=False), self._message: parts.message(text), **others}
+        return {self.note: gr.HTML(visible=False), self._message: html.message(text), **others}

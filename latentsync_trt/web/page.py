@@ -15,6 +15,7 @@ from latentsync_trt.serve.service import JobStatus, Service
 from latentsync_trt.web import jobs, parts
 from latentsync_trt.web.inputs import QUICK, Inputs, Updates
 from latentsync_trt.web.jobs import COOKIE, Upload
+from latentsync_trt.web.parts import html
 
 _POLL_S = 1.0
 _SWEEP_S = 60
@@ -65,25 +66,24 @@ class Page:
 
     def _lay_out_head(self, names: list[str]) -> None:
         with gr.Row(elem_id="header"):
-            gr.HTML(parts.HEADER)
+            gr.HTML(html.header())
             self.bundle = gr.Dropdown(
                 names, value=names[0], label="Model", elem_id="bundle", filterable=False, interactive=len(names) > 1
             )
             self.model = gr.HTML(elem_id="model")
-        note = parts.demo_note(other_face=False)
-        self.demo_note = gr.HTML(note, elem_id="demo-note", visible=self._is_demo(names[0]))
+        is_demo = self._bundles[names[0]] == str(demo_folder())
+        self.demo_note = gr.HTML(html.demo_note(other_face=False), elem_id="demo-note", visible=is_demo)
 
     def _lay_out_buttons(self) -> None:
         with gr.Row(elem_id="buttons"):
             self.start = gr.Button("Lip-sync", variant="primary", size="lg", elem_id="start")
             self.trial = gr.Button(f"Preview {_PREVIEW_S} s", size="lg", min_width=120, elem_id="trial")
             self.cancel = gr.Button("Cancel", size="lg", min_width=120, visible=False, elem_id="cancel")
-        self.message = gr.HTML(parts.message(), elem_id="message")
+        self.message = gr.HTML(html.message(), elem_id="message")
         self.anyway = gr.Button("Paint it anyway", size="sm", visible=False, elem_id="anyway")
 
     def _lay_out_jobs(self) -> None:
-        self.progress = gr.HTML(parts.EMPTY, elem_id="progress")
-        self.result = gr.HTML(elem_id="result", visible=False)
+        self.progress = gr.HTML(html.empty(), elem_id="progress")
         self.history = gr.Radio([], label="Your jobs", visible=False, elem_id="history")
         with gr.Row(visible=False, elem_id="job-buttons") as self.job_buttons:
             self.again = gr.Button("Use these settings again", size="sm", elem_id="again")
@@ -94,7 +94,7 @@ class Page:
         found = inputs.connect(self.options, self.message)
         for event in (found.then, self.bundle.change, face.change):
             event(self._warn, [inputs.upload, face, self.bundle], [self.demo_note, self.anyway], **QUICK)
-        status = [self.progress, self.result, self.cancel, self.history, self.job_buttons, self.timer, self.model]
+        status = [self.progress, self.cancel, self.history, self.job_buttons, self.timer, self.model]
         changing, look = [*status, self.entries], [self.entries, self.history]
         given = [inputs.upload, inputs.speech, self.bundle, self.entries, *self.options.values()]
         for button in (self.start, self.trial, self.anyway):
@@ -108,20 +108,20 @@ class Page:
         self.again.click(self._fill, [self.history, inputs.upload], filled, **QUICK).then(js=_SHOW_START)
         self.blocks.load(self._look, self.entries, status, **QUICK)
 
-    def _is_demo(self, bundle: str) -> bool:
-        return self._bundles[bundle] == str(demo_folder())
-
     def _smears(self, upload: Upload | None, face: str, bundle: str) -> bool:
         """Whether the built-in model would paint another face than its own, as far as the faces are known."""
-        if upload is None or not upload.built_in or not self._is_demo(bundle):
+        if upload is None or not upload.built_in or self._bundles[bundle] != str(demo_folder()):
             return False
         numbers = (number for number in range(len(upload.built_in)) if face == f"index:{number}")
         return not any(upload.built_in[number] for number in [*numbers] or range(len(upload.built_in)))
 
     def _warn(self, upload: Upload | None, face: str, bundle: str) -> Updates:
         """Says what the built-in model is for, where it is chosen."""
-        text = parts.demo_note(other_face=self._smears(upload, face, bundle))
-        return {self.demo_note: gr.HTML(text, visible=self._is_demo(bundle)), self.anyway: gr.Button(visible=False)}
+        text = html.demo_note(other_face=self._smears(upload, face, bundle))
+        return {
+            self.demo_note: gr.HTML(text, visible=self._bundles[bundle] == str(demo_folder())),
+            self.anyway: gr.Button(visible=False),
+        }
 
     def _start(
         self, request: gr.Request, button: str, upload: Upload | None, speech: str | None, bundle: str,
@@ -130,14 +130,14 @@ class Page:
         """Queues a job; at the button "start", asks before the built-in model paints another face than its own."""
         given = dict(zip(self.options, values, strict=True))
         options, files = parts.changed(given)
-        quiet = {self.message: parts.message(), self.anyway: gr.Button(visible=False)}
+        quiet = {self.message: html.message(), self.anyway: gr.Button(visible=False)}
         try:
             if upload is None or speech is None:
                 raise InputError(f"{'speech' if upload else 'video'}: is missing; choose or record one")
             if upload.problem:  # the job would fail for the same reason
                 raise InputError(upload.problem)
             if button == "start" and self._smears(upload, given["face"], bundle):
-                return quiet | {self.message: parts.message(_ASK), self.anyway: gr.Button(visible=True)}
+                return quiet | {self.message: html.message(_ASK), self.anyway: gr.Button(visible=True)}
             if button == "trial":
                 options["preview_s"] = _PREVIEW_S
             folder = None if bundle == next(iter(self._bundles)) else self._bundles[bundle]
@@ -146,7 +146,7 @@ class Page:
             sent = {"video": upload.video, "audio": Path(speech)} | {name: Path(path) for name, path in files.items()}
             job = jobs.submit(self._service, sent, settings, upload, request.cookies.get(COOKIE, ""))
         except LatentSyncError as error:
-            return quiet | {self.message: parts.message(str(error))}
+            return quiet | {self.message: html.message(str(error))}
         if upload.state == "searching":
             upload.state = "stopped"
         entries = [job.id, *entries][:_MOST_JOBS]
@@ -172,25 +172,20 @@ class Page:
     def _fill(self, request: gr.Request, shown: str | None, upload: Upload | None) -> Updates:
         """Puts files and settings of a job into the form."""
         if (job := self._own(request, shown)) is None:
-            return {self.message: parts.message("job: was deleted; choose another one")}
+            return {self.message: html.message("job: was deleted; choose another one")}
         try:
             video, speech = jobs.sent_again(self._service, job, self._uploads)
         except (OSError, UnknownJob):
-            return {self.message: parts.message("job: its files are not kept any longer; upload them again")}
+            return {self.message: html.message("job: its files are not kept any longer; upload them again")}
         settings, others = jobs.settings_of(self._service, job.id), sorted(job.files.keys() - {"video", "audio"})
         missing = f"{', '.join(others)}: choose these files again, under More options" if others else ""
         values, bundle = settings.get("values", {}), settings.get("name")
-        return {
-            **(
-                {}
-                if upload and upload.video == video
-                else {self.inputs.upload: Upload(video), self.inputs.video: str(video)}
-            ),
-            self.inputs.speech: str(speech),
-            **({self.bundle: bundle} if bundle in self._bundles else {}),
-            self.message: parts.message(missing),
-            **{control: values[name] for name, control in self.options.items() if name in values},
-        }
+        updates = {control: values[name] for name, control in self.options.items() if name in values}
+        if upload is None or upload.video != video:
+            updates |= {self.inputs.upload: Upload(video), self.inputs.video: str(video)}
+        if bundle in self._bundles:
+            updates[self.bundle] = bundle
+        return updates | {self.inputs.speech: str(speech), self.message: html.message(missing)}
 
     def _look(self, request: gr.Request, entries: Entries, shown: str | None = None) -> Updates:
         """Updates the list of the browser's jobs, and shows one of them, by default the newest."""
@@ -198,36 +193,31 @@ class Page:
         self._canceling -= {one.id for one in known.values() if one.state not in OPEN}
         job = known.get(shown if shown in known else next(iter(known), ""))
         problem = self._service.problem()
-        progress, result = (parts.EMPTY, "") if job is None else self._shown(job, problem)
         labels = [(parts.job_label(one, jobs.settings_of(self._service, one.id)), one.id) for one in known.values()]
         # What a user chooses while this is on its way stays chosen.
         choice = {} if shown in known else {"value": job and job.id}
         is_open = job is not None and job.state in OPEN
         changes = bool(problem) or any(one.state in OPEN for one in known.values())
         return {
-            self.progress: str(progress),
-            self.result: gr.HTML(result, visible=bool(result)),
+            self.progress: str(html.empty()) if job is None else self._card(job, problem),
             self.cancel: gr.Button(visible=is_open, interactive=job is None or job.id not in self._canceling),
             self.history: gr.Radio(labels, visible=bool(labels), **choice),
             self.job_buttons: gr.Row(visible=job is not None),
             self.timer: gr.Timer(active=changes),
-            self.model: parts.model(self._service.providers(), problem),
+            self.model: html.note(problem or parts.runs_on(self._service.providers())),
         }
 
-    def _shown(self, job: JobStatus, problem: str) -> tuple[str, str]:
-        """Progress and result of a job."""
+    def _card(self, job: JobStatus, problem: str) -> str:
+        """State and result of a job."""
         try:
             folder = self._service.folder(job.id)
-            preview, canceling = (folder / PREVIEW).is_file(), job.id in self._canceling
-            progress = parts.progress(job, problem, has_preview=preview, canceling=canceling)
-            if job.state != "done":
-                return progress, ""
-            path, name = jobs.download(self._service, job.id)
+            card = html.card(job, problem, parts.verdict(job), (folder / PREVIEW).is_file(), job.id in self._canceling)
+            if job.state == "done":
+                path, name = jobs.download(self._service, job.id)
+                card += html.result(f"v1/jobs/{job.id}", name, path.is_file(), (folder / PAGE).is_file())
         except LatentSyncError as error:  # it was deleted just now
-            return parts.message(str(error)), ""
-        if not path.is_file():
-            return progress, parts.message(f"{name}: is missing; delete this job")
-        return progress, parts.result(job.id, name, has_page=(folder / PAGE).is_file())
+            card = html.message(str(error))
+        return str(card)
 
 
 def _refuse_addresses(block: Any) -> None:
