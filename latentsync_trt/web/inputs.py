@@ -53,18 +53,19 @@ class Inputs:
         )  # fmt: skip
         self.upload = gr.State(None)
 
-    def connect(self, options: dict[str, Any], message: Any) -> Any:
-        """Adds the events; returns the end of a search. `message`: where errors are shown."""
+    def connect(self, options: dict[str, Any], message: Any) -> tuple[Any, Any]:
+        """Adds the events; returns the choice of a face, and a search for faces. `message`: where errors are shown."""
         self._options, self._message = options, message
         people = [self.video, self.upload, self.note, self.faces, message]
         fresh = [*people, options["face"], options["start"], options["end"]]
         self.demo.click(self.show_demo, None, [self.video, self.speech], **QUICK)
-        self.faces.select(self._choose, None, options["face"], **QUICK)
+        chosen = self.faces.select(self._choose, None, options["face"], **QUICK)
         taken = self.video.change(self._take, [self.video, self.upload], fresh, trigger_mode="multiple", **QUICK)
-        return taken.then(
+        found = taken.then(
             self._find, self.upload, people, concurrency_limit=_SEARCHES, trigger_mode="multiple",
             show_progress="hidden", api_visibility="private",
         )  # fmt: skip
+        return chosen, found
 
     def close(self) -> None:
         """Ends all searches."""

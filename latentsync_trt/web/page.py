@@ -20,7 +20,7 @@ from latentsync_trt.web.parts import html
 _POLL_S = 1.0
 _SWEEP_S = 60
 _PREVIEW_S = 3
-_ASK = "model: the built-in one does not know this face, and the mouth will be a smear; setup gets one for any face"
+_ASK = "model: the built-in one does not know this face, and the mouth will be a smear; latentsync-trt setup gets one"
 _MOST_JOBS = 20
 """In a browser's list."""
 _STORED = "latentsync-trt"
@@ -91,8 +91,8 @@ class Page:
 
     def _connect(self) -> None:
         inputs, face = self.inputs, self.options["face"]
-        found = inputs.connect(self.options, self.message)
-        for event in (found.then, self.bundle.change, face.change):
+        chosen, found = inputs.connect(self.options, self.message)
+        for event in (chosen.then, found.then, self.bundle.change, face.change):
             event(self._warn, [inputs.upload, face, self.bundle], [self.demo_note, self.anyway], **QUICK)
         status = [self.progress, self.cancel, self.history, self.job_buttons, self.timer, self.model]
         changing, look = [*status, self.entries], [self.entries, self.history]

@@ -40,7 +40,7 @@ _WORDS = {
     "extend": ("Video too short", "Play it back and forth (pingpong), or start it again (loop)."),
     "crf": ("Picture quality", "0 is best and makes the largest file, 51 is worst.  [default: 16 to 24, by codec]"),
     "mark": (
-        "Say in the file that AI changed it",
+        "Say that AI changed it",
         "In the file's metadata, for programs and websites; players do not show it.",
     ),
     "fps": ("Frame rate", "That of the video, or 25 frames per second, for which the model was made."),
@@ -69,7 +69,7 @@ def _duration(seconds: float) -> str:
     return str(timedelta(seconds=round(seconds)))
 
 
-_pages = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True, trim_blocks=True)
+_pages = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True)
 _pages.filters["duration"] = _duration
 html: Any = _pages.get_template("page.html.j2").module
 """Each macro of the file as a function that returns HTML."""
