@@ -355,6 +355,16 @@ def test_a_list_of_jobs(tmp_path: Path, clip: tuple[Path, Path]) -> None:
         assert [number for _, number in opened.of("history")["choices"]] == [ids[2]]
 
 
+@pytest.mark.skipif("preview_s" not in {spec.name for spec in fields(SyncOptions)}, reason="needs the option preview_s")
+def test_a_preview_is_three_seconds(page: tuple[str, Service], opened: Opened, clip: tuple[Path, Path]) -> None:
+    opened.upload("video", clip[0])
+    opened.upload("speech", clip[1])
+    opened.fire("trial", "click")
+    job = page[1].jobs(1)[0]
+    assert page[1]._store.row(job.id).task.options.preview_s == 3
+    assert " · balanced · preview · " in opened.of("history")["choices"][0][0]
+
+
 @pytest.mark.parametrize(
     ("verdicts", "alarm", "said"),
     [

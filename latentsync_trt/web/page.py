@@ -25,7 +25,8 @@ _MOST_JOBS = 20
 """In a browser's list."""
 _STORED = "latentsync-trt"
 """Key of the list in a browser's storage."""
-_SHOW_JOB = "() => document.querySelector('#cancel') && document.querySelector('#outputs').scrollIntoView()"
+_SHOW_JOB = """() => document.querySelector("#cancel")
+  && document.querySelector(innerWidth > 760 ? "#main" : "#outputs").scrollIntoView()"""
 _SHOW_START = "() => document.querySelector('#start').focus()"
 """What is scrolled to after a click."""
 
