@@ -190,7 +190,7 @@ def visitor(browser: Browser, server: Server) -> Iterator[Visitor]:
 def press(target: Locator) -> None:
     """Reaches a control by Tab, as people without a mouse do, and presses Enter."""
     page = target.page
-    target.wait_for()
+    target.wait_for(state="attached")
     for _ in range(MOST_STOPS):
         if target.evaluate("part => part.contains(document.activeElement)"):
             break
