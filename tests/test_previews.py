@@ -2,21 +2,22 @@
 
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import av
 import numpy as np
 import pytest
 from PIL import Image
 
+from latentsync_trt.errors import LatentSyncError
 from latentsync_trt.media.demo_clip import camera_frames, portrait
 from latentsync_trt.media.preview import plays, write_preview
 from latentsync_trt.media.reader import probe
 from latentsync_trt.serve.admission import Limits
 from latentsync_trt.serve.checks import check_media
-from latentsync_trt.web.previews import Previews, original
-from tests.clips import decoded, gif, write_face
+from latentsync_trt.web.jobs import look_at
+from tests.clips import decoded
 from tests.heif import write_heif
-from tests.serving import until
 
 FRAMES = 10
 KINDS = {
@@ -72,24 +73,6 @@ def test_a_photo(name: str, tmp_path: Path) -> None:
     assert probe(tmp_path / "copy.mp4").height_px in (121, 122)
 
 
-def test_previews(tmp_path: Path) -> None:
-    clip, text = write_face(tmp_path / "face.mp4", 5), tmp_path / "text.mp4"
-    text.write_text("no video")
-    other, long = (write_kind(tmp_path / f"{name}.avi", *KINDS["old.avi"]) for name in ("other", "long"))
-    previews, strict = Previews(Limits()), Previews(Limits(max_clip_s=0.1))
-    for path in (clip, text):  # at once: they wait for no other
-        assert previews.of(path).done()
-        assert previews.of(path).result() == path
-    made = previews.of(other).result()
-    assert (plays(made), original(made), original(clip)) == (True, other, clip)
-    assert previews.of(other).result() == made
-    made.unlink()
-    assert previews.of(other).result().exists()
-    assert strict.of(long).result() == long
-    previews.close()
-    strict.close()
-
-
 @pytest.mark.parametrize(("tag", "copied"), [(b"mp4a", True), (b"avc1", False)])
 def test_a_stream_in_an_unknown_codec_breaks_no_page(tmp_path: Path, tag: bytes, copied: bool) -> None:
     """Of two sound tracks the second, as spatial sound of phones; or the picture."""
@@ -110,17 +93,12 @@ def test_a_stream_in_an_unknown_codec_breaks_no_page(tmp_path: Path, tag: bytes,
     clip.write_bytes(content[:at] + content[at:].replace(tag, b"zzzz").replace(b"esds", b"free"))
     assert not plays(clip)
     check_media("video", clip, Limits())
-    previews = Previews(Limits())
-    shown = previews.of(clip).result()
-    assert (shown != clip, plays(shown)) == (copied, copied)
-    previews.close()
-
-
-def test_the_end_of_the_page_ends_a_preview(tmp_path: Path) -> None:
-    clip, previews = tmp_path / "large.gif", Previews(Limits())
-    clip.write_bytes(gif(3000, 2000))
-    made = previews.of(clip)
-    until(lambda: len(list(tmp_path.iterdir())) > 1)
-    previews.close()
-    assert made.result() == clip
-    assert [path.name for path in tmp_path.iterdir()] == ["large.gif"]
+    told, copy = list[Any](), tmp_path / "copy.mp4"
+    if copied:
+        look_at(clip, copy, Limits(), told.append)
+        assert copy in told
+        assert plays(copy)
+    else:
+        with pytest.raises(LatentSyncError):
+            look_at(clip, copy, Limits(), told.append)
+        assert not copy.exists()

@@ -2,14 +2,16 @@
 
 import asyncio
 import json
+import sqlite3
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import asdict, fields, replace
 from pathlib import Path
-from shutil import copyfile, copytree
+from shutil import copyfile, copytree, rmtree
 from typing import Any
 
 import cv2
@@ -21,11 +23,14 @@ from click.testing import CliRunner
 from latentsync_trt import SyncOptions
 from latentsync_trt.bundle.find import demo_folder
 from latentsync_trt.cli import main
+from latentsync_trt.measures import LipMeasure, Measures
 from latentsync_trt.media.demo_clip import SPEECH, demo_clip
 from latentsync_trt.serve.admission import Limits
 from latentsync_trt.serve.service import Service
+from latentsync_trt.types import UInt8Array
+from latentsync_trt.web import jobs
 from tests.clips import gif, numbered, write_face, write_sound, write_video
-from tests.people import first_person, together
+from tests.people import first_person, second_person
 from tests.serving import RESULT, PretendedWorker, answering, until
 
 pytest.importorskip("gradio")
@@ -35,7 +40,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*no_silent_downcasting", "ignor
 
 KEY = "a-key-for-this-test"
 LIMITS = Limits(max_upload_mb=3.0, max_clip_s=2.0)
-FILES = "result", "source", "report", "shown", "download"
+FILES = "result", "before", "report", "download"
 
 
 @contextmanager
@@ -67,6 +72,14 @@ def clip(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return write_face(folder / "face.mp4", 25), write_sound(folder / "speech.wav", 1.0)
 
 
+def submitted(service: Service, clip: tuple[Path, Path], browser: str = "one", **options: Any) -> str:
+    """The id of a job of a browser, which is done."""
+    files, settings = {"video": clip[0], "audio": clip[1]}, {"options": options, "bundle": None}
+    job = jobs.submit(service, files, settings, jobs.Upload(clip[0]), browser)
+    until(lambda: service.job(job.id).state == "done")
+    return job.id
+
+
 @pytest.fixture
 def plain(page: tuple[str, Service]) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=page[0], trust_env=False, timeout=600) as client:
@@ -77,6 +90,9 @@ def test_files_that_are_refused(page: tuple[str, Service], opened: "Opened", tmp
     (tmp_path / "video.mp4").write_text("no video")
     opened.upload("video", tmp_path / "video.mp4")
     assert ">video.mp4: is not a readable media file" in opened.of("message")["value"]
+    assert opened.of("video")["value"] is None
+    opened.fire("video", "change")
+    assert ">video.mp4: is not a readable media file" in opened.of("message")["value"]
     opened.upload("video", write_face(tmp_path / "long.mp4", 55))
     assert "lasts longer than 2 s, the most here; send a shorter one" in opened.of("message")["value"]
     too_large = {"files": bytes(4_000_000)}
@@ -85,14 +101,11 @@ def test_files_that_are_refused(page: tuple[str, Service], opened: "Opened", tmp
 
 
 def test_no_other_files_and_addresses(page: tuple[str, Service], plain: httpx.Client, clip: tuple[Path, Path]) -> None:
-    from latentsync_trt.web import jobs
-
-    job = jobs.submit(page[1], {"video": str(clip[0]), "audio": str(clip[1])}, {}).id
-    until(lambda: page[1].job(job).state == "done")
+    job = submitted(page[1], clip)
     secret = page[1].result(job)
     for path in ("/etc/passwd", secret, f"{secret.parent}/../{job}/{secret.name}", "http://127.0.0.1:1/x", "."):
         assert plain.get(f"/gradio_api/file={path}").status_code == 403, path
-    for path in (f"{job}/result", f"{job}/source", f"{'0' * 32}/result", "../x", ""):
+    for path in (f"{job}/result", f"{job}/before", f"{'0' * 32}/result", "../x", ""):
         assert plain.get(f"/v1/jobs/{path}").status_code == 404, path
     assert plain.get("/docs").status_code == 404
     assert plain.get("/gradio_api/info").json() == {"named_endpoints": {}, "unnamed_endpoints": {}}
@@ -120,21 +133,18 @@ def test_paths_in_place_of_uploads(opened: "Opened", path: str, stream: bool) ->
 def test_other_browsers_get_nothing(
     page: tuple[str, Service], plain: httpx.Client, clip: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    from latentsync_trt.web import jobs
-
-    service, sent = page[1], {"video": str(copyfile(clip[0], tmp_path / "a.html")), "audio": str(clip[1])}
+    service, page_file = page[1], copyfile(clip[0], tmp_path / "a.html")
     assert "default-src 'self'" in plain.get("/").headers["content-security-policy"]
-    job = jobs.submit(service, sent, {"report": True}, browser=dict(plain.cookies).popitem()[1])
-    until(lambda: service.job(job.id).state == "done")
-    named = plain.get(f"/v1/jobs/{job.id}/download").headers["content-disposition"]
+    job = submitted(service, (page_file, clip[1]), dict(plain.cookies).popitem()[1], report=True)
+    named = plain.get(f"/v1/jobs/{job}/download").headers["content-disposition"]
     assert named == 'attachment; filename="a-synced.mp4"'
-    own = {name: plain.get(f"/v1/jobs/{job.id}/{name}") for name in FILES}
-    assert (own["result"].content, own["source"].content) == (RESULT, clip[0].read_bytes())
-    for name in ("source", "report"):
+    own = {name: plain.get(f"/v1/jobs/{job}/{name}") for name in FILES}
+    assert (own["result"].content, own["before"].content) == (RESULT, clip[0].read_bytes())
+    for name in ("before", "report"):
         assert own[name].headers["content-security-policy"] == "sandbox"
     with httpx.Client(base_url=page[0], trust_env=False) as other:
         other.get("/")
-        assert {other.get(f"/v1/jobs/{job.id}/{name}").status_code for name in FILES} == {404}
+        assert {other.get(f"/v1/jobs/{job}/{name}").status_code for name in FILES} == {404}
 
 
 def test_someone_who_leaves_while_the_page_loads_is_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,17 +168,14 @@ def test_someone_who_leaves_while_the_page_loads_is_no_failure(tmp_path: Path, m
 
 
 @pytest.mark.integration
-def test_the_people_of_a_video(page: tuple[str, Service], clip: tuple[Path, Path]) -> None:
-    from latentsync_trt.serve.checks import find_people
-    from latentsync_trt.web import jobs
-
-    service, sent, noted = page[1], {"video": str(clip[0]), "audio": str(clip[1])}, list[int]()
-    found = find_people(clip[0], LIMITS, lambda progress: noted.append(progress.done))
-    assert noted[-1] == 25
-    assert [(picture.shape, round(seen_s, 1)) for picture, seen_s in found.portraits] == [((256, 256, 3), 1.0)]
-    for people in (found, None):
-        job = jobs.submit(service, sent, {}, people=people)
-        assert (service._store.row(job.id).task.options.faces is not None) is (people is not None)
+@pytest.mark.parametrize(("frames", "known"), [(first_person(10), True), (second_person(10), False)])
+def test_the_people_of_a_video(tmp_path: Path, frames: list[UInt8Array], known: bool) -> None:
+    told = list[Any]()
+    clip = write_video(tmp_path / "face.mp4", frames)
+    people, built_in = jobs.look_at(clip, tmp_path / "copy.mp4", LIMITS, told.append)
+    assert told[-1].done == 10
+    assert [(picture.shape, round(seen_s, 1)) for picture, seen_s in people.portraits] == [((256, 256, 3), 0.4)]
+    assert built_in == (known,)
 
 
 def test_with_a_key_people_log_in(tmp_path: Path) -> None:
@@ -192,7 +199,7 @@ class Opened:
 
     def __init__(self, client: httpx.Client, session: str) -> None:
         client.get("/")
-        self._client, self._session = client, session
+        self._client, self._session, self.leaves = client, session, threading.Event()
         config = client.get("/config").json()
         self._events, parts = config["dependencies"], config["components"]
         self._names = {part["props"]["elem_id"]: part["id"] for part in parts if part["props"].get("elem_id")}
@@ -227,13 +234,19 @@ class Opened:
                 raise RuntimeError(answer.text)
             return list(answer.json()["data"])
         self._client.post("/gradio_api/queue/join", json=order).raise_for_status()
-        text = self._client.get(f"/gradio_api/queue/data?session_hash={self._session}").text
-        ended = [json.loads(line[6:]) for line in text.splitlines() if '"process_completed"' in line]
-        if not ended[0]["success"]:
-            raise RuntimeError(text)
-        return list(ended[0]["output"]["data"])
+        with self._client.stream("GET", f"/gradio_api/queue/data?session_hash={self._session}") as answer:
+            for line in answer.iter_lines():
+                if self.leaves.is_set():
+                    raise ConnectionAbortedError
+                if '"process_completed"' in line:
+                    ended = json.loads(line[6:])
+        if not ended["success"]:
+            raise RuntimeError(ended)
+        return list(ended["output"]["data"])
 
     def _run(self, event: dict[str, Any], data: Any = None) -> None:
+        if not event["backend_fn"]:
+            return
         values = [self.shown[part].get("value") for part in event["inputs"]]
         order = {"fn_index": event["id"], "data": values, "session_hash": self._session, "event_data": data}
         for part, found in zip(event["outputs"], self._answer(order, queued=event["queue"]), strict=True):
@@ -247,12 +260,6 @@ class Opened:
 @pytest.fixture
 def opened(plain: httpx.Client, request: pytest.FixtureRequest) -> Opened:
     return Opened(plain, request.node.name)
-
-
-def test_clicks_are_not_queued(plain: httpx.Client) -> None:
-    """Gradio's page can lose the answer to one that it queues while the last queued event ends."""
-    events = plain.get("/config").json()["dependencies"]
-    assert {kind for event in events if event["queue"] for _, kind in event["targets"]} == {"then", "unload"}
 
 
 def test_the_built_in_clip_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -281,21 +288,103 @@ def test_the_built_in_clip(plain: httpx.Client, opened: Opened) -> None:
 
 @pytest.mark.integration
 def test_the_built_in_model_asks_before_it_smears(page: tuple[str, Service], opened: Opened, tmp_path: Path) -> None:
-    service, clip = page[1], write_video(tmp_path / "my face.mp4", first_person(10))
+    service = page[1]
     assert opened.of("bundle")["value"].startswith("demo (model demo, ")
     assert "CPU" in opened.of("model")["value"]
+    opened.upload("video", write_video(tmp_path / "part of the built-in clip.mp4", first_person(10)))
+    assert "will be a smear" not in opened.of("demo-note")["value"]
     before = len(service.jobs(100))
-    opened.upload("video", clip)
+    opened.upload("video", write_video(tmp_path / "my face.mp4", second_person(10)))
     opened.upload("speech", write_sound(tmp_path / "my voice.wav", 0.4))
     assert "will be a smear" in opened.of("demo-note")["value"]
     opened.fire("start", "click")
-    assert (opened.of("ask")["visible"], len(service.jobs(100))) == (True, before)
+    assert (opened.of("anyway")["visible"], len(service.jobs(100))) == (True, before)
     opened.fire("anyway", "click")
-    assert (opened.of("ask")["visible"], len(service.jobs(100))) == (False, before + 1)
+    assert (opened.of("anyway")["visible"], len(service.jobs(100))) == (False, before + 1)
     job = service.jobs(1)[0]
     until(lambda: service.job(job.id).state == "done")
     opened.fire("history", "input")
-    assert "my face-synced.mp4" in opened.of("result")["value"]
+    assert "my face-synced.mp4" in opened.of("progress")["value"]
+
+
+def test_a_list_of_jobs(tmp_path: Path, clip: tuple[Path, Path]) -> None:
+    """Jobs differ; broken ones break nothing; settings come back; other browsers delete nothing."""
+    worker = PretendedWorker()
+    worker.go.set()
+    with (
+        shown(tmp_path, worker) as (address, service),
+        httpx.Client(base_url=address, trust_env=False, timeout=600) as client,
+        httpx.Client(base_url=address, trust_env=False, timeout=600) as another,
+    ):
+        opened = Opened(client, "first")
+        opened.upload("video", clip[0])
+        opened.upload("speech", clip[1])
+        ids, presets = list[str](), ("fast", "draft", "quality")
+        for preset in presets:
+            opened.of("preset")["value"], opened.of("option-guidance")["value"] = preset, 1.0
+            opened.fire("anyway", "click")
+            ids.insert(0, service.jobs(1)[0].id)
+            until(lambda: service.job(ids[0]).state == "done")
+        opened.fire("history", "input")
+        assert [number for _, number in opened.of("history")["choices"]] == ids
+        listed = [text.split(" · ") for text, _ in opened.of("history")["choices"]]
+        assert [(name, preset, state) for name, preset, _, state in listed] == [
+            ("face.mp4", preset, "done") for preset in reversed(presets)
+        ]
+        with sqlite3.connect(tmp_path / "ledger.sqlite") as ledger:
+            ledger.execute("update tasks set report = 'broken' where id = ?", (ids[0],))
+        rmtree(service.folder(ids[2]))
+        opened.of("history")["value"] = ids[2]
+        opened.fire("history", "input")
+        assert [number for _, number in opened.of("history")["choices"]] == ids[1:]
+        assert "face-synced.mp4: is missing" in opened.of("progress")["value"]
+        opened.of("history")["value"] = ids[1]
+        opened.fire("again", "click")
+        opened.fire("video", "change")
+        assert (opened.of("preset")["value"], opened.of("option-guidance")["value"]) == ("draft", 1.0)
+        assert [Path(opened.of(each)["value"]["path"]).name for each in ("video", "speech")] == [
+            path.name for path in clip
+        ]
+        assert len(opened.of("faces")["value"]) == 1
+        stranger = Opened(another, "stranger")
+        stranger.shown |= {number: dict(properties) for number, properties in opened.shown.items()}
+        with pytest.raises(RuntimeError, match="not in the list of choices"):
+            stranger.fire("delete", "click")
+        assert service.job(ids[1]).state == "done"
+        opened.fire("delete", "click")
+        assert [number for _, number in opened.of("history")["choices"]] == [ids[2]]
+
+
+def test_a_preview_is_three_seconds(page: tuple[str, Service], opened: Opened, clip: tuple[Path, Path]) -> None:
+    opened.upload("video", clip[0])
+    opened.upload("speech", clip[1])
+    opened.fire("trial", "click")
+    job = page[1].jobs(1)[0]
+    assert page[1]._store.row(job.id).task.options.preview_s == 3
+    assert " · balanced · preview · " in opened.of("history")["choices"][0][0]
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "alarm", "said"),
+    [
+        (["follows"], "", "Lips follow the speech, 80 ms late"),
+        (["follows", "weak"], "", "speaker 1: weak: lips hardly follow the speech; try guidance 2"),
+        (["follows"], "another face", "Alarm: another face"),
+        ([], "", ""),
+    ],
+)
+def test_the_verdict_is_shown(
+    page: tuple[str, Service], clip: tuple[Path, Path], verdicts: list[str], alarm: str, said: str
+) -> None:
+    from latentsync_trt.web import parts
+
+    lips = tuple(LipMeasure(number, 50, verdict, late_ms=80) for number, verdict in enumerate(verdicts))
+    measures = json.loads(json.dumps(asdict(Measures(lips, alarm=alarm))))
+    job = page[1].job(submitted(page[1], clip))
+    found = parts.verdict(replace(job, report={"quality": measures}))
+    card = parts.html.card(job, "", found, has_preview=False, canceling=False)
+    assert said in card
+    assert ("verdict" in card) == bool(said)
 
 
 def test_a_search_that_fails_queues_no_job(page: tuple[str, Service], opened: Opened, tmp_path: Path) -> None:
@@ -339,15 +428,16 @@ def test_a_search_that_takes_long_stalls_no_other_and_ends_when_its_browser_leav
         httpx.Client(base_url=address, trust_env=False, timeout=600) as client,
     ):
         before = {child.pid for child in psutil.Process().children()}
-        with client.stream("GET", "/gradio_api/heartbeat/slow"):
-            slow, other = Opened(client, "slow"), Opened(client, "other")
-            searching = pool.submit(slow.upload, "video", tmp_path / "large.gif")
-            (child,) = until(lambda: [each for each in psutil.Process().children() if each.pid not in before])
-            other.upload("video", clip[0])
-            assert len(other.of("faces")["value"]) == 1
-            assert child.is_running() and not searching.done()
+        slow, other = Opened(client, "slow"), Opened(client, "other")
+        searching = pool.submit(slow.upload, "video", tmp_path / "large.gif")
+        (child,) = until(lambda: [each for each in psutil.Process().children() if each.pid not in before])
+        other.upload("video", clip[0])
+        assert len(other.of("faces")["value"]) == 1
+        assert child.is_running() and not searching.done()
+        slow.leaves.set()
+        with pytest.raises(ConnectionAbortedError):
+            searching.result()
         until(lambda: not child.is_running())
-        assert not slow.of("faces")["visible"]
 
 
 @pytest.mark.integration
@@ -372,35 +462,6 @@ def test_a_search_loads_nothing_that_serves() -> None:
     looks = "import sys, latentsync_trt.serve.checks, latentsync_trt.face.detector, latentsync_trt.sync.faces; "
     served = "{'fastapi', 'gradio', 'starlette', 'uvicorn', 'prometheus_client'}"
     subprocess.run([sys.executable, "-c", f"{looks} assert not {served} & set(sys.modules)"], check=True)
-
-
-@pytest.mark.integration
-def test_voices_for_several_faces_survive_a_reload(
-    page: tuple[str, Service], plain: httpx.Client, opened: Opened, tmp_path: Path
-) -> None:
-    def note() -> str:
-        return str(opened.of("people-note")["value"])
-
-    clip = write_video(tmp_path / "two.mp4", together([280] * 10, [820] * 10))
-    opened.upload("video", clip)
-    assert (opened.of("each")["visible"], len(opened.of("faces")["value"])) == (True, 2)
-    opened.of("each")["value"] = True
-    opened.fire("each", "change")
-    for number, name in enumerate(("ann", "ben")):
-        opened.fire("faces", "select", {"index": number, "value": None})
-        opened.fire("speech", "change")
-        assert opened.of("speech")["label"] == f"Speech of face {number}"
-        opened.upload("speech", write_sound(tmp_path / f"{name}.wav", 0.4))
-    assert "0: ann.wav · 1: ben.wav" in note()
-    opened = Opened(plain, "reloaded")
-    opened.fire("video", "change")
-    opened.fire("speech", "change")
-    assert (opened.of("each")["value"], "0: ann.wav · 1: ben.wav" in note()) == (True, True)
-    opened.fire("anyway", "click")
-    assert "alert" in opened.of("message")["value"]
-    task = page[1]._store.row(page[1].jobs(1)[0].id).task
-    assert [(each.face, Path(each.voice).name) for each in task.options.speaker] == [(0, "ann.wav"), (1, "ben.wav")]
-    assert (Path(task.video).name, task.audio, task.options.faces is not None) == ("two.mp4", None, True)
 
 
 def test_a_preview_takes_the_place_of_what_browsers_cannot_play(
@@ -476,7 +537,8 @@ def test_every_option_has_a_control() -> None:
 
     controls = asyncio.run(made())
     names = {spec.name for spec in fields(SyncOptions)}
-    assert names - controls.keys() == {"preset", "faces", "overwrite", "resume", "speaker", "turns"}
+    unset = {"preset", "faces", "overwrite", "resume", "speaker", "turns", "preview_s"}
+    assert names - controls.keys() == unset
     assert controls["offset"].label == "Offset (ms)"
     untouched = {name: control.value for name, control in controls.items()}
     assert options.changed(untouched) == ({}, {})

@@ -7,12 +7,11 @@ import secrets
 import shutil
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from http import HTTPStatus
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -25,20 +24,14 @@ from latentsync_trt.batch.remote_files import is_url
 from latentsync_trt.batch.remote_files import name_of as name_of_url
 from latentsync_trt.bundle.find import demo_folder, describe, exported_bundles, find_bundle
 from latentsync_trt.bundle.manifest import DEMO_NAME
-from latentsync_trt.serve.admission import NotNow
 from latentsync_trt.serve.app import check_origin, create_app
 from latentsync_trt.serve.server import LingeringClose
 from latentsync_trt.serve.service import Service
 from latentsync_trt.web import jobs
-from latentsync_trt.web.previews import Previews
-
-if TYPE_CHECKING:
-    from latentsync_trt.web.page import Page
 
 USER = "user"
 """The name with which people log in."""
-_COOKIE, _YEAR_S = "latentsync_trt_browser", 365 * 24 * 3600
-"""Marks a browser, so that no other one gets the files of its jobs, not even by their addresses."""
+_YEAR_S = 365 * 24 * 3600
 _JOB, _ADDRESS = re.compile(r"/v1/jobs/([^/]+)"), re.compile(r"/gradio_api/file=\w+:/")
 _HERE = Path(__file__).parent
 _MOST_LOGINS, _MINUTE_S, _MOST_SENDERS = 10, 60, 100
@@ -62,37 +55,41 @@ def page_app(
         folder: of the service; uploads lie in it, and are deleted at the end.
         key: with which people log in, if any. own_hosts: without one, requests must name this machine as their host.
     """
-    uploads = folder.absolute() / "uploads"
+    uploads = folder.resolve() / "uploads"
     shutil.rmtree(uploads, ignore_errors=True)  # of a page that was killed
     uploads.mkdir(0o700, parents=True)
     os.environ |= {"GRADIO_TEMP_DIR": str(uploads), "GRADIO_ANALYTICS_ENABLED": "False"}
 
+    import gradio as gr
+
     from latentsync_trt.web.page import Page
-
-    previews = Previews(service.limits)
-
-    def shown(find: Callable[[Service, str], Path], request: Request) -> FileResponse:
-        """What browsers can play of a file of a job."""
-        made = previews.of(find(service, request.path_params["job_id"]))
-        if not made.done():
-            raise NotNow("preview: is being made; try again later")
-        # The name, and so the type, of a source is that of the upload: no page that runs scripts here.
-        return FileResponse(made.result(), headers={"Content-Security-Policy": "sandbox"})
-
-    def download(request: Request) -> FileResponse:
-        path, name = jobs.download(service, request.path_params["job_id"])
-        return FileResponse(path, filename=name)
+    from latentsync_trt.web.parts import theme
 
     async def made() -> tuple[Page, Starlette]:
-        page = Page(service, uploads, _COOKIE, previews, _bundles(bundle, one=one))
+        page = Page(service, uploads, _bundles(bundle, one=one))
         app = create_app(service, None, own_hosts=own_hosts, files_only=True)
-        app.add_route("/v1/jobs/{job_id}/source", partial(shown, jobs.source))
-        app.add_route("/v1/jobs/{job_id}/shown", partial(shown, Service.result))
-        app.add_route("/v1/jobs/{job_id}/download", download)
+        for name in "before", "download":
+            app.add_route(f"/v1/jobs/{{job_id}}/{name}", partial(_file, service, name))
         dispatch = _guard(service, uploads, own_hosts=own_hosts and key is None)
         app.add_middleware(BaseHTTPMiddleware, dispatch=dispatch)
         app.add_middleware(LingeringClose, most_bytes=service.limits.most_upload_bytes)
-        return page, _mounted(app, page, key, service.limits.most_upload_bytes)
+        mounted = gr.mount_gradio_app(
+            app,
+            page.blocks,
+            path="/",
+            auth=None if key is None else (USER, key),
+            footer_links=[],
+            run_history=False,
+            show_error=False,
+            max_file_size=round(service.limits.most_upload_bytes),
+            ssr_mode=False,
+            mcp_server=False,
+            enable_monitoring=False,
+            theme=theme(),
+            css_paths=_HERE / "page.css",
+            head="".join(f"<script>{path.read_text('utf-8')}</script>" for path in sorted(_HERE.glob("*.js"))),
+        )
+        return page, mounted
 
     # Outside a running event loop, Gradio makes some that it never closes.
     page, app = asyncio.run(made())
@@ -100,8 +97,14 @@ def page_app(
         yield app
     finally:
         page.inputs.close()
-        previews.close()
         shutil.rmtree(uploads, ignore_errors=True)
+
+
+def _file(service: Service, name: str, request: Request) -> FileResponse:
+    """A file that the service does not have, or not under this name. Its type may be that of an upload: no scripts."""
+    job_id = request.path_params["job_id"]
+    path, shown = (jobs.before(service, job_id), None) if name == "before" else jobs.download(service, job_id)
+    return FileResponse(path, filename=shown, headers={"Content-Security-Policy": "sandbox"})
 
 
 def _guard(service: Service, uploads: Path, *, own_hosts: bool) -> DispatchFunction:
@@ -109,21 +112,19 @@ def _guard(service: Service, uploads: Path, *, own_hosts: bool) -> DispatchFunct
 
     `own_hosts`: as for `check_origin`. `uploads`: the folder in which they lie.
     """
-    most_bytes = _MOST_UPLOADS * service.limits.most_upload_bytes
     logins: deque[tuple[str, float]] = deque(maxlen=_MOST_LOGINS * _MOST_SENDERS)  # whence and when wrong ones came
 
     def check(request: Request, sender: str) -> None:
         check_origin(request, own_hosts)  # also with a key: browsers send the cookie of a login
-        if _ADDRESS.match(request.url.path):
+        path, job = request.url.path, _JOB.match(request.url.path)
+        if _ADDRESS.match(path):
             raise HTTPException(403, "file: is an address; only uploaded files are served")
-        job = _JOB.match(request.url.path)
         since_s = time.monotonic() - _MINUTE_S
-        recent = sum(one == sender and at_s > since_s for one, at_s in tuple(logins))
-        if request.url.path == "/login" and recent >= _MOST_LOGINS:
+        if path == "/login" and sum(one == sender and at_s > since_s for one, at_s in tuple(logins)) >= _MOST_LOGINS:
             raise HTTPException(429, f"login: {_MOST_LOGINS} wrong passwords in a minute; try again later")
-        if request.url.path.endswith("/upload") and _size_bytes(uploads) > most_bytes:
+        if path.endswith("/upload") and _size_bytes(uploads) > _MOST_UPLOADS * service.limits.most_upload_bytes:
             raise HTTPException(507, "upload: too many files wait for a job; try again later")
-        if job and not jobs.is_of(service, job[1], request.cookies.get(_COOKIE, "")):
+        if job and jobs.own(service, job[1], request.cookies.get(jobs.COOKIE)) is None:
             raise HTTPException(404, f"job {job[1][:40]}: does not exist, was deleted, or belongs to another browser")
 
     async def dispatch(request: Request, call_next: RequestResponseEndpoint) -> Response:
@@ -140,8 +141,8 @@ def _guard(service: Service, uploads: Path, *, own_hosts: bool) -> DispatchFunct
                 raise
             response = Response()
         response.headers.setdefault("content-security-policy", _POLICY)
-        if request.url.path == "/" and _COOKIE not in request.cookies:
-            response.set_cookie(_COOKIE, secrets.token_hex(16), max_age=_YEAR_S, httponly=True, samesite="lax")
+        if request.url.path == "/" and jobs.COOKIE not in request.cookies:
+            response.set_cookie(jobs.COOKIE, secrets.token_hex(16), max_age=_YEAR_S, httponly=True, samesite="lax")
         return response
 
     return dispatch
@@ -159,29 +160,3 @@ def _bundles(bundle: str, *, one: bool) -> dict[str, str]:
 def _size_bytes(folder: Path) -> int:
     paths = (Path(at) / name for at, _, names in os.walk(folder) for name in names)
     return sum(path.stat().st_size for path in paths if path.exists())
-
-
-def _mounted(app: Starlette, page: "Page", key: str | None, most_upload_bytes: float) -> Starlette:
-    """The application with the page at its root."""
-    import gradio as gr
-
-    from latentsync_trt.web.parts import theme
-
-    mounted: Starlette = gr.mount_gradio_app(
-        app,
-        page.blocks,
-        path="/",
-        auth=None if key is None else (USER, key),
-        footer_links=[],
-        run_history=False,
-        show_error=False,
-        max_file_size=round(most_upload_bytes),
-        ssr_mode=False,
-        mcp_server=False,
-        pwa=False,
-        enable_monitoring=False,
-        theme=theme(),
-        css_paths=_HERE / "page.css",
-        head="".join(f"<script>{(_HERE / name).read_text('utf-8')}</script>" for name in ("compare.js", "inputs.js")),
-    )
-    return mounted

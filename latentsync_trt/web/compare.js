@@ -4,7 +4,6 @@
   const part = (name) => document.querySelector(`#compare ${name}`);
   const clock = (time_s) => `${Math.floor(time_s / 60)}:${String(Math.floor(time_s % 60)).padStart(2, "0")}`;
 
-  let next = 0;
   function follow() {
     const [before, after, seek] = [part("#before"), part("#after"), part(".seek")];
     if (!after || !after.duration) return;
@@ -15,14 +14,6 @@
     seek.value = after.currentTime;
     part("output").value = `${clock(after.currentTime)} / ${clock(after.duration)}`;
     part(".play").classList.toggle("playing", !after.paused);
-    cancelAnimationFrame(next);
-    if (!after.paused) next = requestAnimationFrame(follow);
-  }
-
-  function toggle() {
-    const after = part("#after");
-    if (after.paused) after.play();
-    else after.pause();
   }
 
   function wipe() {
@@ -31,7 +22,8 @@
 
   document.addEventListener("click", ({ target }) => {
     if (!target.closest?.("#compare")) return;
-    if (target.closest(".play") || target.closest("video")) toggle();
+    const after = part("#after");
+    if (target.closest(".play, video")) after.paused ? after.play() : after.pause();
     const view = target.closest(".view");
     if (view) {
       const side = part(".players").dataset.view === "wipe";
@@ -55,13 +47,15 @@
     if (video.id === "after") part("#before").pause();
     follow();
   });
-  on("seeking", follow);
-  on("seeked", follow);
+  for (const name of ["seeking", "seeked", "timeupdate"]) on(name, follow);
   on("loadedmetadata", (video) => {
-    part(".unplayable").hidden = true;
+    part(".state").hidden = true;
     if (video.videoWidth) part(".players").style.setProperty("--ratio", video.videoWidth / video.videoHeight);
     wipe();
     follow();
   });
-  on("error", (video) => video.matches("video") && (part(".unplayable").hidden = false));
+  on("error", (video) => {
+    part(".state").hidden = false;
+    part(".state").textContent = `This browser cannot play the video ${video.id}; download the result.`;
+  });
 })();

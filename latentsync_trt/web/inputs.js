@@ -37,7 +37,6 @@
     if (!event.target.matches?.("#video video")) return;
     if (!good) event.stopPropagation();
     document.querySelector("#video").classList.toggle("unplayable", !good);
-    part(".wait").hidden = good;
     part(".cut").hidden = !good || !(player().duration > LEAST_S && player().duration < Infinity);
     if (good) show();
   }

@@ -11,17 +11,24 @@ from latentsync_trt.batch.job_store import OPEN
 from latentsync_trt.bundle.find import demo_folder
 from latentsync_trt.errors import InputError, LatentSyncError
 from latentsync_trt.serve.admission import PAGE, PREVIEW, NotNow, UnknownJob
-from latentsync_trt.serve.service import Service
+from latentsync_trt.serve.service import JobStatus, Service
 from latentsync_trt.web import jobs, parts
-from latentsync_trt.web.inputs import SOON, Inputs, Updates, Voices
-from latentsync_trt.web.previews import Previews, original
+from latentsync_trt.web.inputs import QUICK, Inputs, Updates
+from latentsync_trt.web.jobs import COOKIE, Upload
+from latentsync_trt.web.parts import html
 
 _POLL_S = 1.0
 _SWEEP_S = 60
+_PREVIEW_S = 3
+_ASK = "model: the built-in one does not know this face, and the mouth will be a smear; latentsync-trt setup gets one"
 _MOST_JOBS = 20
-"""In a browser's history."""
+"""In a browser's list."""
 _STORED = "latentsync-trt"
-"""Key of the history in a browser's storage."""
+"""Key of the list in a browser's storage."""
+_SHOW_JOB = """() => document.querySelector("#cancel")
+  && document.querySelector(innerWidth > 760 ? "#main" : "#outputs").scrollIntoView()"""
+_SHOW_START = "() => document.querySelector('#start').focus()"
+"""What is scrolled to after a click."""
 
 Entries = list[str]
 """Ids of a browser's jobs, the newest first."""
@@ -30,24 +37,20 @@ Entries = list[str]
 class Page:
     """The page of a service. `blocks`: its components and events."""
 
-    def __init__(
-        self, service: Service, uploads: Path, cookie: str, previews: Previews, bundles: Mapping[str, str]
-    ) -> None:
-        """`uploads`, `cookie`: as for `Inputs`. `bundles`: folders by name, first the one that workers have open."""
-        self._service, self._cookie, self._previews, self._bundles = service, cookie, previews, bundles
+    def __init__(self, service: Service, uploads: Path, bundles: Mapping[str, str]) -> None:
+        """`uploads`: as for `Inputs`. `bundles`: folders by name, first the one that workers have open."""
+        self._service, self._uploads, self._bundles = service, uploads, bundles
         self._canceling: set[str] = set()
         kept_s = max(round(service.limits.keep_hours * 3600), _SWEEP_S)
         with gr.Blocks(title="latentsync-trt", analytics_enabled=False, delete_cache=(_SWEEP_S, kept_s)) as self.blocks:
             self._lay_out_head(list(bundles))
             with gr.Row(elem_id="main"):
                 with gr.Column(scale=5, min_width=320, elem_id="inputs"):
-                    self.inputs = Inputs(uploads, cookie, previews, service.limits)
+                    self.inputs = Inputs(uploads, service.limits)
                     preset = parts.preset_control()
                     self._lay_out_buttons()
                 with gr.Column(scale=7, min_width=320, elem_id="outputs"):
-                    self.progress = gr.HTML(parts.EMPTY, elem_id="progress")
-                    self.result = gr.HTML(elem_id="result", visible=False)
-                    self.history = gr.Radio([], label="Your jobs", visible=False, elem_id="history")
+                    self._lay_out_jobs()
             gr.Markdown("## Options", elem_id="options")
             with gr.Row(elem_classes="grid"):
                 self.options = {parts.PRESET: preset, **parts.shown_controls()}
@@ -64,123 +67,158 @@ class Page:
 
     def _lay_out_head(self, names: list[str]) -> None:
         with gr.Row(elem_id="header"):
-            gr.HTML(parts.HEADER)
+            gr.HTML(html.header())
             self.bundle = gr.Dropdown(
                 names, value=names[0], label="Model", elem_id="bundle", filterable=False, interactive=len(names) > 1
             )
             self.model = gr.HTML(elem_id="model")
-        note = parts.demo_note(other_face=False)
-        self.demo_note = gr.HTML(note, elem_id="demo-note", visible=self._is_demo(names[0]))
+        is_demo = self._bundles[names[0]] == str(demo_folder())
+        self.demo_note = gr.HTML(html.demo_note(other_face=False), elem_id="demo-note", visible=is_demo)
 
     def _lay_out_buttons(self) -> None:
         with gr.Row(elem_id="buttons"):
             self.start = gr.Button("Lip-sync", variant="primary", size="lg", elem_id="start")
-            self.cancel = gr.Button("Cancel", size="lg", visible=False, elem_id="cancel")
-        with gr.Column(visible=False, elem_id="ask") as self.ask:
-            gr.HTML(parts.ASK)
-            with gr.Row():
-                self.instead = gr.Button("Use the built-in clip", elem_id="instead")
-                self.anyway = gr.Button("Paint it anyway", elem_id="anyway")
-        self.message = gr.HTML(parts.message(), elem_id="message")
+            self.trial = gr.Button(f"Preview {_PREVIEW_S} s", size="lg", min_width=120, elem_id="trial")
+            self.cancel = gr.Button("Cancel", size="lg", min_width=120, visible=False, elem_id="cancel")
+        self.message = gr.HTML(html.message(), elem_id="message")
+        self.anyway = gr.Button("Paint it anyway", size="sm", visible=False, elem_id="anyway")
+
+    def _lay_out_jobs(self) -> None:
+        self.progress = gr.HTML(html.empty(), elem_id="progress")
+        self.history = gr.Radio([], label="Your jobs", visible=False, elem_id="history")
+        with gr.Row(visible=False, elem_id="job-buttons") as self.job_buttons:
+            self.again = gr.Button("Use these settings again", size="sm", elem_id="again")
+            self.delete = gr.Button("Delete", size="sm", min_width=90, elem_id="delete")
 
     def _connect(self) -> None:
-        inputs = self.inputs
-        changed = inputs.connect(self.blocks, self.options, self.message)
-        for event in (changed.then, self.bundle.change):
-            event(self._warn, [inputs.video, self.bundle], [self.demo_note, self.ask], **SOON)
-        self.instead.click(inputs.show_demo, None, [inputs.video, inputs.speech], **SOON)
-        status = [self.progress, self.result, self.cancel, self.history, self.timer, self.model]
-        look = [self.entries, self.history]
-        given = [inputs.video, inputs.speech, inputs.each, inputs.voices, self.bundle, self.entries]
-        for button in (self.start, self.anyway):
-            sure, shown = gr.State(button is self.anyway), [*status, self.entries, self.message, self.ask]
-            button.click(self._start, [sure, *given, *self.options.values()], shown, **SOON)
+        inputs, face = self.inputs, self.options["face"]
+        chosen, found = inputs.connect(self.options, self.message)
+        for event in (chosen.then, found.then, self.bundle.change, face.change):
+            event(self._warn, [inputs.upload, face, self.bundle], [self.demo_note, self.anyway], **QUICK)
+        status = [self.progress, self.cancel, self.history, self.job_buttons, self.timer, self.model]
+        changing, look = [*status, self.entries], [self.entries, self.history]
+        given = [inputs.upload, inputs.speech, self.bundle, self.entries, *self.options.values()]
+        for button in (self.start, self.trial, self.anyway):
+            name, shown = gr.State(button.elem_id), [*changing, self.message, self.anyway]
+            button.click(self._start, [name, *given], shown, **QUICK).then(js=_SHOW_JOB)
         for event in (self.timer.tick, self.history.input):
-            event(self._look, look, status, **SOON)
-        self.cancel.click(self._cancel, look, status, **SOON)
-        self.blocks.load(self._look, self.entries, status, **SOON)
+            event(self._look, look, status, **QUICK)
+        self.cancel.click(self._cancel, look, status, **QUICK)
+        self.delete.click(self._delete, look, changing, **QUICK)
+        filled = [inputs.video, inputs.speech, inputs.upload, self.bundle, self.message, *self.options.values()]
+        self.again.click(self._fill, [self.history, inputs.upload], filled, **QUICK).then(js=_SHOW_START)
+        self.blocks.load(self._look, self.entries, status, **QUICK)
 
-    def _is_demo(self, bundle: str) -> bool:
-        return self._bundles[bundle] == str(demo_folder())
+    def _smears(self, upload: Upload | None, face: str, bundle: str) -> bool:
+        """Whether the built-in model would paint another face than its own, as far as the faces are known."""
+        if upload is None or not upload.built_in or self._bundles[bundle] != str(demo_folder()):
+            return False
+        numbers = (number for number in range(len(upload.built_in)) if face == f"index:{number}")
+        return not any(upload.built_in[number] for number in [*numbers] or range(len(upload.built_in)))
 
-    def _smears(self, video: str | None, bundle: str) -> bool:
-        """Whether the built-in model would paint another face than its own."""
-        return video is not None and self._is_demo(bundle) and not self.inputs.is_demo(video)
-
-    def _warn(self, video: str | None, bundle: str) -> Updates:
+    def _warn(self, upload: Upload | None, face: str, bundle: str) -> Updates:
         """Says what the built-in model is for, where it is chosen."""
-        text = parts.demo_note(other_face=self._smears(video, bundle))
-        return {self.demo_note: gr.HTML(text, visible=self._is_demo(bundle)), self.ask: gr.Column(visible=False)}
-
-    def _start(
-        self, request: gr.Request, sure: bool, video: str | None, speech: str | None, each: bool, voices: Voices,
-        bundle: str, entries: Entries, *values: Any,
-    ) -> Updates:  # fmt: skip
-        """Queues a job; asks unless `sure`, before the built-in model paints another face than its own."""
-        source, hidden = None if video is None else original(Path(video)), {self.ask: gr.Column(visible=False)}
-        people = self.inputs.people_of(video)
-        try:
-            if isinstance(people, str):  # the job would fail for the same reason
-                raise InputError(people)
-            chosen, files = parts.changed(dict(zip(self.options, values, strict=True)))
-            recordings: dict[str, str | None] = {"audio": speech}
-            if each:
-                chosen.pop("face", None)
-                recordings = {f"speaker_{number}": path for number, path in voices.items()}
-            sent = {"video": None if source is None else str(source), **recordings, **files}
-            jobs.check_sent(sent)
-            if not sure and self._smears(video, bundle):
-                return {self.ask: gr.Column(visible=True), self.message: parts.message()}
-            folder = None if bundle == next(iter(self._bundles)) else self._bundles[bundle]
-            browser = request.cookies.get(self._cookie, "")
-            job = jobs.submit(self._service, sent, chosen, people, browser, folder)
-        except LatentSyncError as error:
-            return {self.message: parts.message(str(error)), **hidden}
-        self.inputs.stop(request)
-        entries = [job.id, *entries][:_MOST_JOBS]
-        return {self.entries: entries, self.message: parts.message(), **hidden, **self._look(entries)}
-
-    def _cancel(self, entries: Entries, shown: str) -> Updates:
-        with suppress(UnknownJob, NotNow):  # it has just ended
-            self._service.cancel(shown)
-            self._canceling.add(shown)
-        return self._look(entries, shown)
-
-    def _look(self, entries: Entries, shown: str | None = None) -> Updates:
-        """Updates the list of the browser's jobs, and shows one of them, by default the newest."""
-        service, known = self._service, {}
-        for job_id in entries:
-            with suppress(UnknownJob):  # it was deleted
-                known[job_id] = service.job(job_id)
-        self._canceling -= {one.id for one in known.values() if one.state not in OPEN}
-        job = known.get(shown if shown in known else next(iter(known), ""))
-        progress, result, problem, complete = str(parts.EMPTY), "", service.problem(), True
-        canceling = job is not None and job.id in self._canceling
-        if job is not None:
-            has_preview = (service.folder(job.id) / PREVIEW).is_file()
-            why = problem if job.state == "waiting" else ""
-            progress = parts.progress(job, why, has_preview=has_preview, canceling=canceling)
-            if job.state == "done":
-                result, complete = self._result(job.id)
-        labels = [(f"{one.files['video']} · {one.state}", one.id) for one in known.values()]
-        # What a user chooses while this is on its way stays chosen.
-        choice = {} if shown in known else {"value": job and job.id}
-        changes = bool(problem) or not complete or any(one.state in OPEN for one in known.values())
+        text = html.demo_note(other_face=self._smears(upload, face, bundle))
         return {
-            self.progress: progress,
-            self.result: gr.HTML(result, visible=bool(result)),
-            self.cancel: gr.Button(visible=job is not None and job.state in OPEN, interactive=not canceling),
-            self.history: gr.Radio(labels, visible=bool(labels), **choice),
-            self.timer: gr.Timer(active=changes),
-            self.model: parts.model(service.providers(), problem),
+            self.demo_note: gr.HTML(text, visible=self._bundles[bundle] == str(demo_folder())),
+            self.anyway: gr.Button(visible=False),
         }
 
-    def _result(self, job_id: str) -> tuple[str, bool]:
-        """The result of a job, and whether its players can be shown."""
-        path, name = jobs.download(self._service, job_id)
-        playable = all(self._previews.of(each).done() for each in (jobs.source(self._service, job_id), path))
-        has_page = (self._service.folder(job_id) / PAGE).is_file()
-        return parts.result(job_id, name, has_page=has_page, has_players=playable), playable
+    def _start(
+        self, request: gr.Request, button: str, upload: Upload | None, speech: str | None, bundle: str,
+        entries: Entries, *values: Any,
+    ) -> Updates:  # fmt: skip
+        """Queues a job; at the button "start", asks before the built-in model paints another face than its own."""
+        given = dict(zip(self.options, values, strict=True))
+        options, files = parts.changed(given)
+        quiet = {self.message: html.message(), self.anyway: gr.Button(visible=False)}
+        try:
+            if upload is None or speech is None:
+                raise InputError(f"{'speech' if upload else 'video'}: is missing; choose or record one")
+            if upload.problem:  # the job would fail for the same reason
+                raise InputError(upload.problem)
+            if button == "start" and self._smears(upload, given["face"], bundle):
+                return quiet | {self.message: html.message(_ASK), self.anyway: gr.Button(visible=True)}
+            if button == "trial":
+                options["preview_s"] = _PREVIEW_S
+            folder = None if bundle == next(iter(self._bundles)) else self._bundles[bundle]
+            values_of = {name: value for name, value in given.items() if name not in files}
+            settings = {"options": options, "bundle": folder, "name": bundle, "values": values_of}
+            sent = {"video": upload.video, "audio": Path(speech)} | {name: Path(path) for name, path in files.items()}
+            job = jobs.submit(self._service, sent, settings, upload, request.cookies.get(COOKIE, ""))
+        except LatentSyncError as error:
+            return quiet | {self.message: html.message(str(error))}
+        if upload.state == "searching":
+            upload.state = "stopped"
+        entries = [job.id, *entries][:_MOST_JOBS]
+        return quiet | {self.entries: entries} | self._look(request, entries)
+
+    def _own(self, request: gr.Request, job_id: str | None) -> JobStatus | None:
+        return jobs.own(self._service, job_id or "", request.cookies.get(COOKIE))
+
+    def _cancel(self, request: gr.Request, entries: Entries, shown: str | None) -> Updates:
+        if job := self._own(request, shown):
+            with suppress(UnknownJob, NotNow):  # it has just ended
+                self._service.cancel(job.id)
+                self._canceling.add(job.id)
+        return self._look(request, entries, shown)
+
+    def _delete(self, request: gr.Request, entries: Entries, shown: str | None) -> Updates:
+        if job := self._own(request, shown):
+            with suppress(UnknownJob):
+                self._service.delete(job.id)
+        entries = [each for each in entries if each != shown]
+        return {self.entries: entries} | self._look(request, entries)
+
+    def _fill(self, request: gr.Request, shown: str | None, upload: Upload | None) -> Updates:
+        """Puts files and settings of a job into the form."""
+        if (job := self._own(request, shown)) is None:
+            return {self.message: html.message("job: was deleted; choose another one")}
+        try:
+            video, speech = jobs.sent_again(self._service, job, self._uploads)
+        except (OSError, UnknownJob):
+            return {self.message: html.message("job: its files are not kept any longer; upload them again")}
+        settings, others = jobs.settings_of(self._service, job.id), sorted(job.files.keys() - {"video", "audio"})
+        missing = f"{', '.join(others)}: choose these files again, under More options" if others else ""
+        values, bundle = settings.get("values", {}), settings.get("name")
+        updates = {control: values[name] for name, control in self.options.items() if name in values}
+        if upload is None or upload.video != video:
+            updates |= {self.inputs.upload: Upload(video), self.inputs.video: str(video)}
+        if bundle in self._bundles:
+            updates[self.bundle] = bundle
+        return updates | {self.inputs.speech: str(speech), self.message: html.message(missing)}
+
+    def _look(self, request: gr.Request, entries: Entries, shown: str | None = None) -> Updates:
+        """Updates the list of the browser's jobs, and shows one of them, by default the newest."""
+        known = {each: job for each in entries if (job := self._own(request, each)) is not None}
+        self._canceling -= {one.id for one in known.values() if one.state not in OPEN}
+        job = known.get(shown if shown in known else next(iter(known), ""))
+        problem = self._service.problem()
+        labels = [(parts.job_label(one, jobs.settings_of(self._service, one.id)), one.id) for one in known.values()]
+        # What a user chooses while this is on its way stays chosen.
+        choice = {} if shown in known else {"value": job and job.id}
+        is_open = job is not None and job.state in OPEN
+        changes = bool(problem) or any(one.state in OPEN for one in known.values())
+        return {
+            self.progress: str(html.empty()) if job is None else self._card(job, problem),
+            self.cancel: gr.Button(visible=is_open, interactive=job is None or job.id not in self._canceling),
+            self.history: gr.Radio(labels, visible=bool(labels), **choice),
+            self.job_buttons: gr.Row(visible=job is not None),
+            self.timer: gr.Timer(active=changes),
+            self.model: html.note(problem or parts.runs_on(self._service.providers())),
+        }
+
+    def _card(self, job: JobStatus, problem: str) -> str:
+        """State and result of a job."""
+        try:
+            folder = self._service.folder(job.id)
+            card = html.card(job, problem, parts.verdict(job), (folder / PREVIEW).is_file(), job.id in self._canceling)
+            if job.state == "done":
+                path, name = jobs.download(self._service, job.id)
+                card += html.result(f"v1/jobs/{job.id}", name, path.is_file(), (folder / PAGE).is_file())
+        except LatentSyncError as error:  # it was deleted just now
+            card = html.message(str(error))
+        return str(card)
 
 
 def _refuse_addresses(block: Any) -> None:
