@@ -260,7 +260,7 @@ from threading import Event
 from latentsync_trt.cli import model
 from latentsync_trt.export import exporter
 
-model.find_downloads = lambda model: []
+model.find_downloads = model.find_sources = lambda _: []
 exporter.export_bundle = lambda options, progress: (progress("denoise_step", 0.1), Event().wait())
 {COMMAND}
 """

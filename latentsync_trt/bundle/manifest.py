@@ -358,7 +358,7 @@ def check_target(target: Path) -> None:
     """Raises `InputError` if `target` is a file, cannot be written, or is a folder with anything but a bundle."""
     check_folder_to_write(target, "--output")
     if target.is_dir() and any(target.iterdir()) and not (target / MANIFEST_NAME).is_file():
-        raise InputError(f"{target}: contains files but no bundle; choose another folder for --out")
+        raise InputError(f"{target}: contains files but no bundle; choose another folder for --output")
 
 
 def tool_versions(packages: Iterable[str], *, extra: str) -> dict[str, str]:

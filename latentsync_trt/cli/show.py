@@ -181,5 +181,5 @@ def show_report(report: SyncReport, notices: Notices, page: Path | None = None, 
             echo(f"{name}: {value}")
         verdict, alarm = str(report.quality), report.quality.alarm
         if alarm and alarm in report.notices:  # which has told the figures and the reason
-            verdict = f"alarm: {alarm.partition(' (')[0]}"
+            verdict = verdict.replace(alarm, alarm.partition(" (")[0])
         echo(verdict or "no face was painted")

@@ -56,10 +56,10 @@ def measure_clip(
     levels_db = loudness.levels_db()
 
     def told(frames: Iterable[UInt8Array]) -> Iterator[UInt8Array]:
-        for index, frame in enumerate(frames):
-            if on_progress is not None:
-                on_progress(Progress("measuring", index, len(levels_db)))
+        for done, frame in enumerate(frames, 1):
             yield frame
+            if on_progress is not None:
+                on_progress(Progress("measuring", done, len(levels_db)))
 
     frames = square_rgb(video, read_frames(video, Playback(Fraction(MODEL_FPS))))
     return joined(mouth_gaps(told(frames), meter=meter), levels_db, mouth)

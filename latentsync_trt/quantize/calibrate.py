@@ -152,7 +152,7 @@ def open_parent(folder: Path) -> Bundle:
 def check_out(parent: Bundle, out: Path) -> None:
     """Raises `InputError` if `out` must not be overwritten with a bundle made from `parent`."""
     if out.resolve() == parent.folder.resolve():
-        raise InputError(f"{out}: is the bundle to calibrate; choose another folder for --out")
+        raise InputError(f"{out}: is the bundle to calibrate; choose another folder for --output")
     bundles.check_target(out)
 
 
