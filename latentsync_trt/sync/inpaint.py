@@ -1,6 +1,6 @@
 """Paints the mouths of windows of aligned faces: encode, denoise, decode."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -39,7 +39,7 @@ class Inpainter:
     """Paints the mouths of aligned faces to match their speech; `make_inpainter` assembles one.
 
     `side_px`: of a face. `noise (1, 4, 1, h, w)` float32, the same for every window of a run. `run(stage, action)`
-    returns the result of what uses `codec` or `denoiser`, run in the thread of that stage.
+    returns the result of an action in the thread of that stage: all methods are to be called within it.
     """
 
     codec: "VaeCodec"
@@ -54,39 +54,31 @@ class Inpainter:
         """Of a face, float32 `(H, W)`, 1 = kept."""
         return mouth_mask(self.side_px)
 
-    def encode(self, windows: Sequence[UInt8Array]) -> list[Float32Array]:
-        """What the denoiser knows of each window, float32 `(9, F, h, w)`, from its faces, uint8 `(F, H, W, 3)` RGB."""
-        mask, small = self.mask, latent_mask(self.side_px)
-        encoded = self.run("encode", lambda: [self.codec.encode_faces(faces, mask) for faces in windows])
-        return [conditioning(small, masked[None], whole[None])[0] for masked, whole in encoded]
+    def encode(self, faces: UInt8Array) -> Float32Array:
+        """What the denoiser knows of a window, float32 `(9, F, h, w)`, from its faces, uint8 `(F, H, W, 3)` RGB."""
+        return conditioning(latent_mask(self.side_px), *self.codec.encode_faces(faces, self.mask))
 
     def denoise(
-        self,
-        known: Sequence[Float32Array],
-        audio: Sequence[Float32Array],
-        on_step: Callable[[int, int], None] | None = None,
-    ) -> list[Float32Array]:
-        """The latents of each window, float32 `(4, F, h, w)`, from the audio features of each frame, float32
+        self, known: Float32Array, audio: Float32Array, on_step: Callable[[int, int], None] | None = None
+    ) -> Float32Array:
+        """The latents of a window, float32 `(4, F, h, w)`, from the audio features of each frame, float32
         `(F, S, D)`; `on_step` as for `diffusion.denoise`."""
         options = self.options
         schedule = solver_schedule(options.sampling.solver, options.sampling.steps)
-        fixed = options.guidance, schedule, plan_for(options)
+        window = self.noise, known, audio
+        return denoise(self.denoiser, *window, options.guidance, schedule, plan_for(options), on_step)
 
-        def denoise_all() -> Iterator[Float32Array]:
-            for window, heard in zip(known, audio, strict=True):
-                yield denoise(self.denoiser, self.noise, window[None], heard[None], *fixed, on_step)[0]
+    def decode(self, latents: Float32Array) -> list[UInt16Array]:
+        """The faces of a window, as `VaeCodec.decode_faces` returns them."""
+        return self.codec.decode_faces(np.ascontiguousarray(latents.transpose(1, 0, 2, 3)))
 
-        latents: list[Float32Array] = self.run("denoise", lambda: list(denoise_all()))
-        return latents
 
-    def decode(self, latents: Sequence[Float32Array]) -> list[Sequence[UInt16Array]]:
-        """The faces of each window, as `VaeCodec.decode_faces` returns them."""
-        pictures = [np.ascontiguousarray(window.transpose(1, 0, 2, 3)) for window in latents]
-        return self.run("decode", lambda: [self.codec.decode_faces(each) for each in pictures])
-
-    def decode_faces(self, latents: Float32Array) -> Sequence[UInt16Array]:
-        """As `VaeCodec.decode_faces`."""
-        return self.run("decode", partial(self.codec.decode_faces, latents))
+def paint_window(inpainter: Inpainter, faces: UInt8Array, audio: Float32Array) -> list[UInt16Array]:
+    """The new faces of one window by itself, from arguments as those of `Inpainter.encode` and `Inpainter.denoise`."""
+    known = inpainter.run("encode", partial(inpainter.encode, faces))
+    latents = inpainter.run("denoise", partial(inpainter.denoise, known, audio))
+    painted: list[UInt16Array] = inpainter.run("decode", partial(inpainter.decode, latents))
+    return painted
 
 
 def make_inpainter(model: "Model", options: SyncOptions, noise: Float32Array | None = None) -> Inpainter:

@@ -88,7 +88,7 @@ class SessionFactory:
         return variant if has_it and self.options.graph_variant == "auto" else "portable"
 
     def check(self, **sizes: int) -> None:
-        """Raises `InputError`, naming the range, if the engines do not support one of `sizes`, as in `windows=2`."""
+        """Raises `InputError`, naming the range, if the engines do not support one of `sizes`, as in `frames=16`."""
         for name, size in sizes.items():
             span = self.ranges.get(name)
             if span is not None and not span.minimum <= size <= span.maximum:
