@@ -17,14 +17,12 @@ from latentsync_trt.bundle.manifest import (
 )
 from latentsync_trt.config import SyncOptions
 from latentsync_trt.diffusion import (
-    LATENT_CHANNELS,
     conditioning,
     denoise,
     initial_noise,
     plan_for,
     solver_schedule,
 )
-from latentsync_trt.errors import InputError
 from latentsync_trt.face.mask import latent_mask, mouth_mask
 from latentsync_trt.runtime.stages import Stage
 from latentsync_trt.types import Denoiser, Float32Array, UInt8Array, UInt16Array
@@ -87,13 +85,6 @@ def make_inpainter(model: "Model", options: SyncOptions, noise: Float32Array | N
     latent_px = side_px // PIXELS_PER_LATENT
     noise = initial_noise(options.seed, latent_px, latent_px) if noise is None else noise
     return Inpainter(model.vae, model.denoiser, options, side_px, noise, model.run)
-
-
-def check_noise(resolution_px: int, noise: Float32Array | None) -> None:
-    """Raises `InputError` unless `noise` is None or has the shape that a run of this resolution needs."""
-    shape = (1, LATENT_CHANNELS, 1, *[resolution_px // PIXELS_PER_LATENT] * 2)
-    if noise is not None and noise.shape != shape:
-        raise InputError(f"noise: its shape is {noise.shape}, and a run at {resolution_px} px needs {shape}")
 
 
 def graphs_for(options: SyncOptions) -> tuple[str, ...]:

@@ -1,7 +1,6 @@
 """Paints windows of faces: encode, denoise and decode, each a stage of its own.
 
-The networks have their own threads, so that a GPU never waits for a picture to be converted or encoded. Where they can
-run side by side, a window is encoded and another one decoded while the one between them is denoised.
+The networks have their own threads, so that a GPU never waits for a picture to be converted or encoded.
 """
 
 import sys
@@ -32,9 +31,6 @@ _LOW_MEMORY_WINDOWS = 4
 Encoded = tuple[Group, list[Float32Array], list[Float32Array]]
 """With what the denoiser knows of each window, and its audio features."""
 
-Denoised = tuple[Group, list[Float32Array]]
-"""With the latents of each window."""
-
 Painted = dict[tuple[int, int], UInt16Array]
 """New faces, uint16 `(H, H, 3)`, by the frame's index and the track."""
 
@@ -44,9 +40,8 @@ class Pace:
     """When windows were painted, and frames written.
 
     Times are on `time.perf_counter`'s scale. `frames_done`: those that an earlier run wrote; `from_s`: when the first
-    one after them begins in the output. `part`: the frames that may be painted; `window_frames`: that are painted at
-    once. `begun_s`: when painting began. `first`, `last`: when the first and the newest windows were
-    painted, and the index after their last frame.
+    one after them begins in the output. `part`: the frames that may be painted; `window_frames`: at once. `begun_s`:
+    when painting began. `first`, `last`: when the first and newest windows were painted, and the index after them.
     """
 
     opened_s: float
@@ -73,7 +68,6 @@ class Pace:
 
     def frames_per_s(self, count: int) -> float:
         """The pace of painting since all networks were open, where `count` frames were written; 0 before it begins."""
-        # Frames to paint are written a window at a time; others may be written before one is painted.
         count = min(count, self.part.stop)
         time_s, end = self.last if self.last is not None and self.last[1] >= count else (self.written_s, count)
         since_s = self.begun_s if 0 < self.begun_s < time_s else self.opened_s
@@ -120,15 +114,15 @@ class Painter:
         with self.clock.measure("encode audio", frames=0):
             audio = [self.audio_windows(each.items[0].speaker, [view.time_s for view in each.items]) for each in group]
         with self.clock.measure("gather", frames=0):
-            faces = [faces_of(window) for window in group]
+            faces = list(map(faces_of, group))
         return group, self._of_each("encode", "encode faces", group, self.inpainter.encode, faces), audio
 
-    def denoise(self, encoded: Encoded) -> Denoised:
+    def denoise(self, encoded: Encoded) -> tuple[Group, list[Float32Array]]:
         group, known, audio = encoded
         denoise = partial(self.inpainter.denoise, on_step=lambda *_: self.check())
         return group, self._of_each("denoise", "denoise", group, denoise, known, audio)
 
-    def decode(self, denoised: Denoised) -> Painted:
+    def decode(self, denoised: tuple[Group, list[Float32Array]]) -> Painted:
         """The new faces of frames that have not been written yet."""
         group, latents = denoised
         faces: Painted = {}
@@ -167,18 +161,16 @@ def painted(
     """
     most = _LOW_MEMORY_WINDOWS if in_turn else 1
     most = max(1, min(most, stages.spare_frames // frames))  # frames wait until so many windows are complete
-    items: Generator[Any, None, None] = in_groups(gathered, most, frames)
-    for change, name in (
-        (painter.encode, "encode faces"),
-        (painter.denoise, "denoise"),
-        (painter.decode, "decode faces"),
-    ):
-        items = stages.prefetch(items, partial(_unless_job, change), depth=most * frames, name=name)
-    return stages.prefetch(in_order(items, painter.pace.frames_done), name="paint")
 
+    def stage(source: Generator[Any, None, None], change: Callable[[Any], Any], name: str) -> Any:
+        def changed(item: Any) -> Any:
+            return item if isinstance(item, FrameJob) else change(item)
 
-def _unless_job(change: Callable[[Any], Any], item: Any) -> Any:
-    return item if isinstance(item, FrameJob) else change(item)
+        return stages.prefetch(source, changed, depth=most * frames, name=name)
+
+    encoded = stage(in_groups(gathered, most, frames), painter.encode, "encode faces")
+    decoded = stage(stage(encoded, painter.denoise, "denoise"), painter.decode, "decode faces")
+    return stages.prefetch(in_order(decoded, painter.pace.frames_done), name="paint")
 
 
 def in_order(items: Generator[FrameJob | Painted, None, None], frames_done: int) -> Generator[FrameJob, None, None]:

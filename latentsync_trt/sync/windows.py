@@ -53,7 +53,7 @@ Group = list[Window[FaceView]]
 
 
 class WindowPlanner(Generic[T]):
-    """Returns a window of `frames` as soon as it is complete; keeps fewer than 2F items of a stream.
+    """Returns a window of `frames` as soon as it is complete.
 
     A track is a run of frames without a gap. Frame n of a track belongs to its stream n modulo `streams`; windows are
     cut from one stream. Leftover frames get a window that is shifted back over frames already used, or, in a stream
