@@ -182,7 +182,7 @@ def _overview(frame: Frame, pixel_aspect: Fraction) -> UInt8Array:
 def analyze(
     video: Path, detector: FaceDetector, on_progress: ProgressCallback = lambda _: None
 ) -> tuple[Tracks, dict[int, UInt8Array]]:
-    """The tracks of all faces of a clip, and a picture of each person; raises `NoFaceError` if there is no usable one."""
+    """The tracks of all faces of a clip, and a picture of each person; raises `NoFaceError` if there is none."""
     info = probe(video)
     aspect, rate = info.sample_aspect_ratio, info.frames_per_s
     finder = FaceFinder(FaceTracker(detector, small=True), PORTRAIT_PX, pixel_aspect=aspect)

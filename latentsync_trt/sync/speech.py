@@ -104,7 +104,7 @@ def speakers_of(audio: Path | None, piece: Callable[[Path], SoundPiece], options
             if options.turns is not None
             else "or one for each person with --speaker N=FILE"
         )
-        raise InputError(f"no speech: give a recording with --audio, {of}")
+        raise InputError(f"no speech: give a recording with --audio, {cure}")
     if audio is not None and speakers and options.turns is None:
         cure = "give all recordings with --speaker N=FILE, or say with --turns who speaks when in --audio"
         raise InputError(f"--audio and --speaker exclude each other: {cure}")
