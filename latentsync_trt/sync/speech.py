@@ -99,11 +99,7 @@ def speakers_of(audio: Path | None, piece: Callable[[Path], SoundPiece], options
     they contradict each other or the file of turns, or are missing; `MediaError` if that file cannot be read."""
     speakers = options.speaker
     if audio is None and (options.turns is not None or not speakers):
-        of = (
-            "whose speakers --turns names"
-            if options.turns is not None
-            else "or one for each person with --speaker N=FILE"
-        )
+        cure = "whose speakers --turns names" if options.turns else "or one for each person with --speaker N=FILE"
         raise InputError(f"no speech: give a recording with --audio, {cure}")
     if audio is not None and speakers and options.turns is None:
         cure = "give all recordings with --speaker N=FILE, or say with --turns who speaks when in --audio"
