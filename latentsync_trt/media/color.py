@@ -70,9 +70,8 @@ def coding_of(color: ColorTags, width_px: int, height_px: int, bits: int = 8) ->
 
 def unsupported_matrix(matrix: int) -> InputError:
     """The error of a matrix that needs more than weights of R, G and B."""
-    return InputError(
-        f"color matrix {matrix} of ITU-T H.273 is not supported; convert the video to BT.709, or HDR to BT.2020"
-    )
+    cure = "convert the video to BT.709, or HDR to BT.2020"
+    return InputError(f"color matrix {matrix} of ITU-T H.273 is not supported; {cure}")
 
 
 @cache

@@ -117,18 +117,14 @@ _PARAMETERS = {
 
 
 def metadata_of(frame: VideoFrame) -> HdrMetadata | None:
-    """The HDR metadata of a decoded frame; None if it has none.
-
-    Raises:
-        InputError: it is Dolby Vision in its own color space (profile 5).
-    """
+    """The HDR metadata of a decoded frame, if any; `InputError` for Dolby Vision in its own color space (profile 5)."""
     entries: Any = frame.side_data
     found = {entry.type: bytes(entry) for entry in entries if entry.type in (*_DYNAMIC, *_STATIC)}
     if int(frame.color_trc) == _UNSPECIFIED and any(kind in found for kind in _DOLBY_VISION):
-        raise InputError(
-            "it is Dolby Vision without a picture for other displays (profile 5), which only its own decoders can "
-            "show; export it as HDR10, HLG or SDR"
+        what = (
+            "it is Dolby Vision without a picture for other displays (profile 5), which only its own decoders can show"
         )
+        raise InputError(f"{what}; export it as HDR10, HLG or SDR")
     if not found:
         return None
     display, light = found.get(Type.MASTERING_DISPLAY_METADATA), found.get(Type.CONTENT_LIGHT_LEVEL)

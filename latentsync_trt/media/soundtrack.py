@@ -131,17 +131,10 @@ def spliced(
 def choose_sound(pieces: tuple[SoundPiece, ...], suffix: str, *, lossless: bool = False) -> ChosenSound:
     """How the sum of `pieces`, at least one, becomes the sound of an output with this suffix: copied where possible.
 
-    Decodes the whole sound, 4 s per hour of AAC: packets alone show no change of format,
-    and in Matroska their durations are rounded. What must be encoded is also resampled and
-    mixed, 9 s per hour: in the layout with the most channels and at the highest rate among the pieces. Those that
-    together exceed full scale are all softer by as much.
-
-    Args:
-        lossless: what must be encoded becomes FLAC in .mkv and PCM in .mov instead of AAC.
-
-    Raises:
-        MediaError: a source cannot be read, has no audio stream, or breaks off.
-        InputError: it has samples that are not numbers.
+    Decodes the whole sound, 4 s per hour of AAC: packets alone show no change of format, and in Matroska their
+    durations are rounded. What must be encoded is also resampled and mixed, 9 s per hour: in the layout with the most
+    channels and at the highest rate among the pieces; `lossless`, as FLAC in .mkv and PCM in .mov instead of AAC.
+    Raises `MediaError` where a source cannot be read or has no sound, `InputError` for samples that are not numbers.
     """
     piece = pieces[0]
     if len(pieces) > 1:
@@ -180,9 +173,14 @@ def open_soundtrack(sound: ChosenSound, output: OutputContainer, end_s: Fraction
             copy = output.add_stream_from_template(stream)
             yield copied_sound(piece.path, stream, copy, piece.at_s)
         return
+    # PyAV's types know only some encoders by name.
+    added = cast(AudioStream, output.add_stream(sound.codec, rate=sound.rate_hz, layout=sound.layout))
+    if sound.codec == "flac":
+        added.codec_context.format = "s32"  # 24 bits; else 16
+    if sound.codec == "aac":
+        added.bit_rate = AAC_BITS_PER_S * -(-AudioLayout(sound.layout).nb_channels // 2)
     with closing(_mixed_pieces(sound.pieces, sound.rate_hz, sound.layout)) as blocks:
-        scaled = (block * np.float32(sound.gain) for block in blocks)
-        yield _encoded(scaled, _add_sound(output, sound.codec, sound.rate_hz, sound.layout), end_s)
+        yield _encoded((block * np.float32(sound.gain) for block in blocks), added, end_s)
 
 
 def _format(pieces: Iterable[SoundPiece], codec: str) -> tuple[int, str]:
@@ -236,11 +234,8 @@ def _why_not_copied(source: Path, suffix: str) -> str | None:
 def copied_sound(
     path: Path, stream: AudioStream, copy: AudioStream, delay_s: Fraction, *, origin_s: Fraction | None = None
 ) -> TimedPackets:
-    """A stream's packets for its `copy` in an output, at the times of the samples inside.
-
-    Args:
-        delay_s: time of the first sample of the file's first audio stream. origin_s: the stamp at time 0, if known.
-    """
+    """A stream's packets for its `copy` in an output, at the times of the samples inside; `delay_s`: time of the first
+    sample of the file's first audio stream; `origin_s`: the stamp at time 0, if known."""
     if origin_s is None:
         # Before the first sample come an encoder's delay, and silence that is no recording.
         with open_audio(path) as opened_again:
@@ -266,17 +261,6 @@ def copied_sound(
         packet.duration = nearest(duration_s, rate_hz)
         packet.stream, packet.time_base = copy, Fraction(1, rate_hz)
         yield time_s, packet
-
-
-def _add_sound(output: OutputContainer, codec: str, rate_hz: int, layout: str) -> AudioStream:
-    """Adds an encoder, by FFmpeg's name, to an open output."""
-    # PyAV's types know only some encoders by name.
-    stream = cast(AudioStream, output.add_stream(codec, rate=rate_hz, layout=layout))
-    if codec == "flac":
-        stream.codec_context.format = "s32"  # 24 bits; else 16
-    if codec == "aac":
-        stream.bit_rate = AAC_BITS_PER_S * -(-AudioLayout(layout).nb_channels // 2)
-    return stream
 
 
 def _encoded(blocks: Iterator[Float32Array], stream: AudioStream, end_s: Fraction) -> TimedPackets:
