@@ -3,12 +3,13 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
-from math import pi, sin
+from math import ceil, pi, sin
 from pathlib import Path
 
 import cv2
 import numpy as np
 
+from latentsync_trt.config import MODEL_FPS
 from latentsync_trt.errors import MediaError
 from latentsync_trt.media.audio import audio_duration_s
 from latentsync_trt.media.reader import probe
