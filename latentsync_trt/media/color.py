@@ -121,7 +121,7 @@ def mix(planes: YuvPlanes, patches: Iterable[Patch]) -> None:
         if not patch.weight.size:
             continue
         matrix = codes_of(coding_of(planes.color, width_px, height_px, planes.bits), 1 if hdr else _WHITE)
-        rgb = hdr.signal(patch.rgb) if hdr else patch.rgb.astype(np.float32)
+        rgb = hdr.signal[patch.rgb] if hdr else patch.rgb.astype(np.float32)
         codes = [np.empty_like(patch.weight) for _ in matrix]
         for code, row in zip(codes, matrix, strict=True):  # quicker than at once
             cv2.transform(rgb, row[None], dst=code)

@@ -64,14 +64,12 @@ class VideoWriter:
     such a run has finished; `write` ignores those of a lower index. `end_s`: when the last frame ends.
 
     Args:
-        output: .mp4, .mov or .mkv.
-        info: the source. Stamps are written in its `time_base`, by default at the model's rate.
-        encoder: made by `codecs.choose_encoder` for `info`.
+        output: .mp4, .mov or .mkv. info: the source, for which `encoder` is made. Stamps are written in its
+            `time_base`, by default at the model's rate.
         sound: what is heard: the sum of pieces; none for silence.
-        others: file whose other audio tracks, subtitles, chapters and tags are kept, usually the
-            source. Its first picture is shown at `others_delay_s`.
-        mark: say in the file that AI changed the picture. sign: called with the complete file
-            before it appears; returns notices.
+        others: file whose other audio tracks, subtitles, chapters and tags are kept, usually the source. Its first
+            picture is shown at `others_delay_s`.
+        mark: say in the file that AI changed the picture. sign: called with the complete file; returns notices.
 
     Raises:
         InputError: what is to be gone on with was made from other files or with other options.

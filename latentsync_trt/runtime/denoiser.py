@@ -21,9 +21,8 @@ class GraphDenoiser:
     recorded with, so with CUDA graphs the new state is copied back on the device instead. Guided and unguided graphs
     share all buffers except `hidden`, which guided graphs hold for both halves, conditional and unconditional.
 
-    Args:
-        open_session: returns the session of a graph. selection: its provider. cuda_graph: it replays CUDA graphs.
-        check_sizes: called with the sizes of a window by name, as in `frames=16`; raises `InputError` for others.
+    `open_session` returns the session of a graph, which with `cuda_graph` replays CUDA graphs. `check_sizes`: called
+    with the sizes of a window by name, as in `frames=16`; raises `InputError` for those that engines do not take.
     """
 
     def __init__(
@@ -71,12 +70,8 @@ class GraphDenoiser:
         session.explained(upload_all)
 
     def step(self, timestep: int, coefficients: Float32Array, *, cached: bool, recorded: bool = True) -> None:
-        """One denoising step in place. `cached` reuses the inner features of the last full step. `recorded`: as for
-        `Session.run_bound`.
-
-        Raises:
-            InferenceError: no full step came before a cached one. Others as `Session.run`.
-        """
+        """One denoising step in place, as `types.Denoiser.step`; `recorded`: as for `Session.run_bound`. Raises
+        `InferenceError` where no full step came before a cached one; others as `Session.run`."""
         if cached and not self._reusable:
             raise InferenceError("a cached step needs a full step before it")
         graph = step_graph(guided=self._guided, cached=cached)
