@@ -126,9 +126,8 @@ class Painter:
         """The new faces of frames that have not been written yet."""
         group, latents = denoised
         faces: Painted = {}
-        for window, pictures in zip(
-            group, self._of_each("decode", "decode faces", group, self.inpainter.decode, latents), strict=True
-        ):
+        painted = self._of_each("decode", "decode faces", group, self.inpainter.decode, latents)
+        for window, pictures in zip(group, painted, strict=True):
             whole = len(window.used) == len(window.items)
             for position in window.used:
                 view = window.items[position]

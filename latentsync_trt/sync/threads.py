@@ -54,17 +54,14 @@ def prefetch(
     """
     room, places, taking, is_open = SimpleQueue[None](), SimpleQueue[_Place](), threading.Lock(), True
 
-    def made(place: _Place) -> Any:
-        with taking:
-            places.put(place)  # in the order of `source`
-            item = next(source, _END) if is_open else _END
-        return item if item is _END else change(item)
-
     def make() -> None:
         while room.get() is None and is_open:
             place: _Place = SimpleQueue()
             try:
-                place.put((made(place), None))
+                with taking:
+                    places.put(place)  # in the order of `source`
+                    item = next(source, _END) if is_open else _END
+                place.put((item if item is _END else change(item), None))
             except BaseException as error:  # noqa: BLE001 -- raised by the consumer
                 place.put((_END, error))
 
