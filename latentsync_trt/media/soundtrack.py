@@ -147,7 +147,7 @@ def choose_sound(pieces: tuple[SoundPiece, ...], suffix: str, *, lossless: bool 
     if problem is None:
         return ChosenSound(pieces, notices=tuple(cut_off))
     codec = _LOSSLESS_CODECS.get(suffix, "aac") if lossless else "aac"
-    form = _format(pieces, codec)
+    form, is_lossless = _format(pieces, codec)
     if refusal := _refusal(ChosenSound(pieces, codec, *form), suffix):
         cure = 'convert it: ffmpeg -i FILE -af "pan=stereo|c0=c0|c1=c1" -ar 48000 NEW.wav'
         raise MediaError(f"{piece.path}: its sound ({form[1]}) cannot be encoded as {codec}: {refusal}; {cure}")
@@ -159,7 +159,7 @@ def choose_sound(pieces: tuple[SoundPiece, ...], suffix: str, *, lossless: bool 
     softer = f"; it is {-20 * log10(gain):.1f} dB softer, as its pieces together exceed full scale" if gain < 1 else ""
     name = {"aac": "AAC", "flac": "FLAC"}.get(codec, "PCM")
     # What was never compressed is encoded once, as in any such file.
-    told = softer or not all(_is_lossless(piece.path) for piece in pieces)
+    told = softer or not is_lossless
     notices = (f"the sound is encoded as {name}: {problem}{softer}",) if told else ()
     return ChosenSound(pieces, codec, *form, gain, (*cut_off, *notices))
 
@@ -183,17 +183,19 @@ def open_soundtrack(sound: ChosenSound, output: OutputContainer, end_s: Fraction
         yield _encoded((block * np.float32(sound.gain) for block in blocks), added, end_s)
 
 
-def _format(pieces: Iterable[SoundPiece], codec: str) -> tuple[int, str]:
-    rates_hz, layouts = [], dict[int, str]()
+def _format(pieces: Iterable[SoundPiece], codec: str) -> tuple[tuple[int, str], bool]:
+    """Rate and layout of the sum; whether no piece has lost anything by its codec."""
+    rates_hz, layouts, is_lossless = [], dict[int, str](), True
     for path in dict.fromkeys(piece.path for piece in pieces):
         with open_audio(path) as stream:
             source: AudioCodecContext = stream.codec_context
             rates_hz.append(source.sample_rate)
             layouts.setdefault(source.channels, usual(source.layout))
+            is_lossless &= source.codec.lossless and not source.codec.lossy
     rate_hz, layout = max(rates_hz), layouts[max(layouts)]
-    if codec != "aac":
-        return rate_hz, layout
-    return rate_hz if rate_hz in _AAC_RATES_HZ else _FALLBACK_RATE_HZ, standard(layout)
+    if codec == "aac":
+        rate_hz, layout = rate_hz if rate_hz in _AAC_RATES_HZ else _FALLBACK_RATE_HZ, standard(layout)
+    return (rate_hz, layout), is_lossless
 
 
 def _refusal(sound: ChosenSound, suffix: str) -> str | None:
@@ -205,12 +207,6 @@ def _refusal(sound: ChosenSound, suffix: str) -> str | None:
     except (FFmpegError, ValueError) as error:
         return reason_of(error)
     return None
-
-
-def _is_lossless(source: Path) -> bool:
-    with open_audio(source) as stream:
-        codec = stream.codec_context.codec
-        return codec.lossless and not codec.lossy
 
 
 def _why_not_copied(source: Path, suffix: str) -> str | None:
