@@ -13,7 +13,7 @@ import numpy as np
 
 from latentsync_trt.config import Solver, SyncOptions
 from latentsync_trt.errors import InputError
-from latentsync_trt.types import Denoiser, Float32Array, Float64Array, WindowBatch
+from latentsync_trt.types import Denoiser, Float32Array, Float64Array
 
 LATENT_CHANNELS = 4
 
@@ -142,11 +142,11 @@ def denoise(
     plan: Sequence[bool],
     on_step: Callable[[int, int], None] | None = None,
 ) -> Float32Array:
-    """Turns noise into latents, float32 `(B, 4, F, h, w)`.
+    """Turns noise into the latents of a window, float32 `(4, F, h, w)`.
 
     Args:
-        noise: float32 `(1, 4, 1, h, w)`, repeated over windows and frames.
-        conditioning: float32 `(B, 9, F, h, w)`. audio: float32 `(B, F, S, D)`.
+        noise: float32 `(1, 4, 1, h, w)`, repeated over frames.
+        conditioning: float32 `(9, F, h, w)`. audio: float32 `(F, S, D)`.
         guidance: classifier-free guidance scale.
         schedule: the steps. plan: which of them run the whole network.
         on_step: called after each step with the number of steps done and their total.
@@ -154,12 +154,11 @@ def denoise(
     Raises:
         InputError: shapes disagree.
     """
-    batch, _, frames, height, width = conditioning.shape
-    if noise.shape != (1, LATENT_CHANNELS, 1, height, width) or audio.shape[:2] != (batch, frames):
+    _, frames, height, width = conditioning.shape
+    if noise.shape != (1, LATENT_CHANNELS, 1, height, width) or len(audio) != frames:
         raise InputError(f"noise {noise.shape}, conditioning {conditioning.shape} and audio {audio.shape} do not fit")
-    repeated = np.broadcast_to(noise, (batch, LATENT_CHANNELS, frames, height, width))
-    latents = np.ascontiguousarray(repeated, np.float32)
-    denoiser.begin(WindowBatch(latents, conditioning, audio, guidance))
+    latents = np.ascontiguousarray(np.repeat(noise[0], frames, axis=1), np.float32)
+    denoiser.begin(latents, conditioning, audio, guidance)
     for done, (step, full) in enumerate(zip(schedule, plan, strict=True), start=1):
         denoiser.step(step.timestep, step.coefficients, cached=not full)
         if on_step is not None:
@@ -177,14 +176,13 @@ def initial_noise(seed: int, height: int, width: int) -> Float32Array:
 
 
 def conditioning(latent_mask: Float32Array, masked: Float32Array, reference: Float32Array) -> Float32Array:
-    """The network's input for each frame besides noise and audio: float32 `(B, 9, F, h, w)`.
+    """The network's input for each frame besides noise and audio: float32 `(9, F, h, w)`.
 
     Args:
         latent_mask: float32 `(h, w)`, 1 = kept.
-        masked: float32 `(B, F, 4, h, w)`, scaled latents of the masked images.
-        reference: float32 `(B, F, 4, h, w)`, scaled latents of the whole images.
+        masked: float32 `(F, 4, h, w)`, scaled latents of the masked images.
+        reference: float32 `(F, 4, h, w)`, scaled latents of the whole images.
     """
-    batch, frames, _, height, width = masked.shape
-    mask = np.broadcast_to(latent_mask, (batch, frames, 1, height, width))
-    stacked = np.concatenate([mask, masked, reference], axis=2, dtype=np.float32)
-    return np.ascontiguousarray(stacked.transpose(0, 2, 1, 3, 4))
+    mask = np.broadcast_to(latent_mask, (len(masked), 1, *latent_mask.shape))
+    stacked = np.concatenate([mask, masked, reference], axis=1, dtype=np.float32)
+    return np.ascontiguousarray(stacked.transpose(1, 0, 2, 3))

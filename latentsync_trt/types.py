@@ -191,24 +191,13 @@ class AlignedFace:
     crop_size_px: tuple[int, int]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class WindowBatch:
-    """Windows to denoise together.
-
-    `latents (B, 4, F, h, w)`, `conditioning (B, 9, F, h, w)`, `audio (B, F, S, D)`, float32. `guidance`: scale; at 1 or
-    below all steps run without guidance.
-    """
-
-    latents: Float32Array
-    conditioning: Float32Array
-    audio: Float32Array
-    guidance: float
-
-
 class Denoiser(Protocol):
-    """Holds the latents of one batch of windows and updates them step by step."""
+    """Holds the latents of one window and updates them step by step."""
 
-    def begin(self, batch: WindowBatch) -> None: ...
+    def begin(self, latents: Float32Array, conditioning: Float32Array, audio: Float32Array, guidance: float) -> None:
+        """Of a window: float32 `(4, F, h, w)`, `(9, F, h, w)` and `(F, S, D)`; at a guidance of 1 or below, all steps
+        run without guidance."""
+        ...
 
     def step(self, timestep: int, coefficients: Float32Array, *, cached: bool) -> None:
         """One update with the coefficients `(5,)` of `diffusion.Step`.
@@ -218,7 +207,7 @@ class Denoiser(Protocol):
         ...
 
     def latents(self) -> Float32Array:
-        """The current latents, float32 `(B, 4, F, h, w)`."""
+        """The current latents, float32 `(4, F, h, w)`."""
         ...
 
 

@@ -41,8 +41,8 @@ from latentsync_trt.runtime.engines.session import give_back_gpu_memory
 from latentsync_trt.runtime.engines.session_factory import SessionFactory
 from latentsync_trt.runtime.model import open_model
 from latentsync_trt.runtime.providers.table import PROVIDER_CHOICES
-from latentsync_trt.sync.inpaint import Inpainter, graphs_for, make_inpainter
-from latentsync_trt.types import Float32Array, UInt8Array, UInt16Array
+from latentsync_trt.sync.inpaint import graphs_for, make_inpainter, paint_window
+from latentsync_trt.types import UInt8Array, UInt16Array
 from latentsync_trt.values import RESOLUTION_STEP_PX
 
 if TYPE_CHECKING:
@@ -138,10 +138,10 @@ def _loops(setting: Setting, presets: Mapping[str, SyncOptions], clip: Clip) -> 
         expected = None
         if reference not in presets.values():
             setting.say(f"{name}: the window to compare with")
-            expected = _generated(_paint(make_inpainter(model, reference), *window))
+            expected = _generated(paint_window(make_inpainter(model, reference), *window))
         for preset in sorted(presets, key=lambda preset: presets[preset] != reference):
             setting.say(f"{name}: a window of {clip.name} with preset {preset}")
-            paint = partial(_paint, make_inpainter(model, presets[preset]), *window)
+            paint = partial(paint_window, make_inpainter(model, presets[preset]), *window)
             with setting.memory() as memory:
                 for _ in range(setting.warm_up):
                     paint()
@@ -157,10 +157,6 @@ def _loops(setting: Setting, presets: Mapping[str, SyncOptions], clip: Clip) -> 
                 notes.append(f"beside preset {REFERENCE}: {likeness(found, expected)}")
             measured = {"frames": manifest.frames, "memory": memory, "parts_s": parts_s}
             yield setting.row("loop", "one window", times_ms, notes, preset=preset, **measured)
-
-
-def _paint(inpainter: Inpainter, faces: UInt8Array, audio: Float32Array) -> Sequence[UInt16Array]:
-    return inpainter.decode(inpainter.denoise(inpainter.encode([faces]), [audio]))[0]
 
 
 def _generated(painted: Sequence[UInt16Array]) -> UInt8Array:

@@ -32,7 +32,7 @@ from latentsync_trt.media.reader import probe, read_frames
 from latentsync_trt.media.writer import VideoWriter
 from latentsync_trt.sync.compose import Composer
 from latentsync_trt.sync.faces import FaceFinder, FrameJob
-from latentsync_trt.sync.threads import StageClock, prefetch, tune_process
+from latentsync_trt.sync.threads import ClipStages, StageClock, prefetch, tune_process
 
 Background = Callable[..., Generator[Any, None, None]]
 
@@ -64,7 +64,8 @@ def run(video: Path, resolution_px: int, most: int, clock: StageClock, backgroun
     encoder = choose_encoder(options, info)
     with MediaPipeDetector() as detector, TemporaryDirectory() as folder:
         finder = FaceFinder(FaceTracker(detector), resolution_px, pixel_aspect=info.sample_aspect_ratio, clock=clock)
-        decoded = clock.measured("decode", (frame for frame in islice(read_frames(video), most)))
+        stages = ClipStages(most, 0, Fraction(0), Fraction(0))
+        decoded = stages.entering(islice(read_frames(video), most), clock)
         found = background(finder.find(background(decoded, finder.prepared, name="decode")), name="face")
         painted = background(as_painted(finder.cut_out(found)), name="align")
         composer = Composer(Paster(detector, mouth_mask(resolution_px)), None, Quality([Fraction(0)]), clock)

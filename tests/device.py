@@ -14,7 +14,6 @@ from latentsync_trt.runtime.engines.session_factory import OpenedEngine, Session
 from latentsync_trt.runtime.model import Model, open_model
 from latentsync_trt.runtime.providers.select import Selection
 from latentsync_trt.sync.inpaint import graphs_for
-from latentsync_trt.types import WindowBatch
 from tests.small import small_bundle
 
 GRAPHS = graphs_for(SyncOptions())
@@ -23,7 +22,7 @@ CPU = Selection("cpu")
 COEFFICIENTS = np.array([0.9, 0.1, 0, 0, 0], np.float32)
 """Of a made-up step."""
 
-_LATENTS = (1, 4, 16, 16, 16)
+_LATENTS = (4, 16, 16, 16)
 
 
 class Device:
@@ -92,11 +91,11 @@ class DemoModels:
 def denoised(model: Model) -> np.ndarray:
     """A full step and a cached one on made-up inputs."""
     random = np.random.default_rng(3)
-    shapes = _LATENTS, (1, 9, *_LATENTS[2:]), (1, 16, 50, 32)
-    batch = WindowBatch(*(random.standard_normal(shape, np.float32) for shape in shapes), 1.5)
+    shapes = _LATENTS, (9, *_LATENTS[1:]), (16, 50, 32)
+    window = [random.standard_normal(shape, np.float32) for shape in shapes]
 
     def denoise() -> np.ndarray:
-        model.denoiser.begin(batch)
+        model.denoiser.begin(*window, 1.5)
         for cached in (False, True):
             model.denoiser.step(500, COEFFICIENTS, cached=cached)
         return model.denoiser.latents()

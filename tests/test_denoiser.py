@@ -16,7 +16,6 @@ from latentsync_trt.runtime.denoiser import GraphDenoiser
 from latentsync_trt.runtime.engines.session import Session
 from latentsync_trt.runtime.model import Model, open_model
 from latentsync_trt.runtime.providers.select import Selection
-from latentsync_trt.types import WindowBatch
 from tests.device import out_of_memory
 from tests.small import small_bundle
 from tests.toy import FRAMES, toy_inputs, write_toy
@@ -42,8 +41,8 @@ def denoiser(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[GraphDe
 
 def run(denoiser: GraphDenoiser, seed: int = 1, plan: str = "full cached cached full", guidance: float = 1.5) -> None:
     """The steps of `plan`, each compared with what it should come to."""
-    latents, conditioning, audio = toy_inputs(1, seed=seed)
-    denoiser.begin(WindowBatch(latents, conditioning, audio, guidance))
+    latents, conditioning, audio = toy_inputs(seed=seed)
+    denoiser.begin(latents, conditioning, audio, guidance)
     wanted, hidden = latents, np.zeros_like(latents)
     for kind in plan.split():
         cached = kind == "cached"
@@ -60,9 +59,9 @@ def test_batches_with_and_without_guidance_alternate(denoiser: GraphDenoiser, pl
 
 
 def test_arrays_given_and_returned_share_no_memory_with_buffers(denoiser: GraphDenoiser) -> None:
-    arrays = toy_inputs(1)
+    arrays = toy_inputs()
     copies = [array.copy() for array in arrays]
-    denoiser.begin(WindowBatch(*arrays, 1.5))
+    denoiser.begin(*arrays, 1.5)
     before = denoiser.latents()
     kept = before.copy()
     for _ in range(3):
@@ -112,8 +111,9 @@ def test_a_run_is_its_graphs_one_by_one(guidance: float, halves: int) -> None:
     """On the built-in networks, whose `hidden` has two halves with guidance."""
     bundle = Bundle.load(small_bundle())
     random = np.random.default_rng(5)
-    noise, conditioning = (random.standard_normal((1, n, f, 16, 16), np.float32) for n, f in ((4, 1), (9, 16)))
-    audio = random.standard_normal((1, 16, 50, 32), np.float32)
+    noise = random.standard_normal((1, 4, 1, 16, 16), np.float32)
+    conditioning = random.standard_normal((9, 16, 16, 16), np.float32)
+    audio = random.standard_normal((16, 50, 32), np.float32)
     schedule, plan = dpmpp_schedule(6), cache_plan(6, 2)
     latents, hidden = np.ascontiguousarray(np.broadcast_to(noise, (1, 4, 16, 16, 16))), np.zeros(0)
     history = np.zeros_like(latents)
@@ -121,8 +121,8 @@ def test_a_run_is_its_graphs_one_by_one(guidance: float, halves: int) -> None:
         session = Session(bundle.graph_path(step_graph(guided=guidance > 1, cached=not full)))
         values = {
             "latents": latents,
-            "conditioning": conditioning,
-            "audio": audio,
+            "conditioning": conditioning[None],
+            "audio": audio[None],
             "timestep": np.array(step.timestep, np.int64),
             "guidance": np.array(guidance, np.float32),
             "history": history,
@@ -134,19 +134,17 @@ def test_a_run_is_its_graphs_one_by_one(guidance: float, halves: int) -> None:
     assert hidden.shape[0] == halves
     with closing(opened(bundle)) as model:
         found = denoise(model.denoiser, noise, conditioning, audio, guidance, schedule, plan)
-    assert np.array_equal(found, latents)
+    assert np.array_equal(found, latents[0])
 
 
-def test_batches_may_differ_in_size_within_the_range(tmp_path: Path) -> None:
+def test_windows_may_differ_in_size_within_the_range(tmp_path: Path) -> None:
     with closing(opened(write_toy(tmp_path / "toy"))) as model:
         denoiser = model.denoiser
-        for windows, frames in ((1, FRAMES), (3, FRAMES), (2, 8), (1, 2)):
-            latents, *others = toy_inputs(windows, frames)
-            denoiser.begin(WindowBatch(latents, *others, 1.5))
+        for frames in (FRAMES, 8, 2):
+            latents, *others = toy_inputs(frames)
+            denoiser.begin(latents, *others, 1.5)
             for cached in (False, True):
                 denoiser.step(7, NO_COEFFICIENTS, cached=cached)
             assert np.abs(denoiser.latents() - 5 * latents).max() <= SUM_OF_FEW * 5 * np.abs(latents).max()
-        with pytest.raises(InputError, match="5 windows: the engines take 1 to 4; build or export for a wider range"):
-            denoiser.begin(WindowBatch(*toy_inputs(5), 1.5))
-        with pytest.raises(InputError, match="9 frames: the engines take 2 to 8"):
-            denoiser.begin(WindowBatch(*toy_inputs(1, 9), 1.5))
+        with pytest.raises(InputError, match="9 frames: the engines take 2 to 8; build or export for a wider range"):
+            denoiser.begin(*toy_inputs(9), 1.5)

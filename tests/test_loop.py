@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 
 from latentsync_trt.diffusion import cache_plan, conditioning, ddim_schedule, denoise, initial_noise
-from latentsync_trt.types import WindowBatch
 
 FLOAT32_LOOP = 1e-5
 """Twenty steps of float32 rounding."""
-WINDOWS, FRAMES, HEIGHT, WIDTH = 2, 3, 4, 5
+FRAMES, HEIGHT, WIDTH = 3, 4, 5
 SLOPE = 0.3
 
 
@@ -19,11 +18,10 @@ class LinearDenoiser:
 
     def __init__(self) -> None:
         self.calls: list[tuple[int, bool]] = []
-        self.started: WindowBatch
 
-    def begin(self, batch):
-        self.started = batch
-        self._x, self._eps = batch.latents, np.zeros_like(batch.latents)
+    def begin(self, *window):
+        self.started = window
+        self._x, self._eps = window[0], np.zeros_like(window[0])
 
     def step(self, timestep, coefficients, *, cached):
         self.calls.append((timestep, cached))
@@ -39,8 +37,8 @@ class LinearDenoiser:
 def inputs() -> dict[str, np.ndarray]:
     return {
         "noise": initial_noise(1, HEIGHT, WIDTH),
-        "conditioning": np.zeros((WINDOWS, 9, FRAMES, HEIGHT, WIDTH), np.float32),
-        "audio": np.zeros((WINDOWS, FRAMES, 50, 8), np.float32),
+        "conditioning": np.zeros((9, FRAMES, HEIGHT, WIDTH), np.float32),
+        "audio": np.zeros((FRAMES, 50, 8), np.float32),
     }
 
 
@@ -54,19 +52,17 @@ def run(inputs, steps=20, interval=1, **others):
 def test_loop_equals_the_closed_form(inputs):
     result, _, schedule = run(inputs)
     factor = np.prod([s.coefficients[0] + SLOPE * s.coefficients[1] for s in schedule], dtype=np.float64)
-    wanted = np.broadcast_to(factor * inputs["noise"], (WINDOWS, 4, FRAMES, HEIGHT, WIDTH))
+    wanted = np.broadcast_to(factor * inputs["noise"][0], (4, FRAMES, HEIGHT, WIDTH))
     assert result.shape == wanted.shape
     assert np.abs(result - wanted).max() <= FLOAT32_LOOP * np.abs(wanted).max()
 
 
 def test_inputs_reach_the_denoiser_whole(inputs):
     _, denoiser, _ = run(inputs)
-    batch = denoiser.started
-    assert batch.latents.flags.c_contiguous and batch.latents.dtype == np.float32
-    assert np.array_equal(batch.latents[1, :, 2], inputs["noise"][0, :, 0])
-    assert batch.conditioning is inputs["conditioning"]
-    assert batch.audio is inputs["audio"]
-    assert batch.guidance == 1.5
+    latents, *others = denoiser.started
+    assert latents.flags.c_contiguous and latents.dtype == np.float32
+    assert np.array_equal(latents[:, 2], inputs["noise"][0, :, 0])
+    assert others == [inputs["conditioning"], inputs["audio"], 1.5]
 
 
 def test_plan_decides_which_steps_are_cached(inputs):
@@ -86,13 +82,13 @@ def test_noise_is_the_seeds_own():
 
 def test_conditioning_is_mask_masked_reference():
     mask = np.arange(HEIGHT * WIDTH, dtype=np.float32).reshape(HEIGHT, WIDTH)
-    masked, reference = np.random.default_rng(2).standard_normal((2, WINDOWS, FRAMES, 4, HEIGHT, WIDTH), np.float32)
+    masked, reference = np.random.default_rng(2).standard_normal((2, FRAMES, 4, HEIGHT, WIDTH), np.float32)
     found = conditioning(mask, masked, reference)
-    assert found.shape == (WINDOWS, 9, FRAMES, HEIGHT, WIDTH)
+    assert found.shape == (9, FRAMES, HEIGHT, WIDTH)
     assert found.dtype == np.float32
-    assert (found[:, 0] == mask).all()
-    assert np.array_equal(found[1, 1:5, 2], masked[1, 2])
-    assert np.array_equal(found[1, 5:, 2], reference[1, 2])
+    assert (found[0] == mask).all()
+    assert np.array_equal(found[1:5, 2], masked[2])
+    assert np.array_equal(found[5:, 2], reference[2])
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,9 @@ from latentsync_trt.runtime.model import Model
 from latentsync_trt.runtime.stages import Stage
 from latentsync_trt.sync import paint
 from latentsync_trt.sync.inpaint import make_inpainter
+from latentsync_trt.sync.paint import Pace, Painter
+from latentsync_trt.sync.threads import StageClock
+from latentsync_trt.sync.windows import FaceView, Window
 from tests.clips import LOSSLESS, decoded
 from tests.compiling import COMPILING, compiling_provider
 from tests.device import GRAPHS, DemoModels, Device, denoised, out_of_memory
@@ -79,10 +83,12 @@ def test_each_network_processes_all_windows_of_a_group_at_once(make: DemoModels)
         stages.append(stage)
         return model.run(stage, action)
 
-    faces, audio = np.zeros((16, side, side, 3), np.uint8), np.zeros((16, 50, 32), np.float32)
+    faces, audio = np.zeros((32, side, side, 3), np.uint8), np.zeros((16, 50, 32), np.float32)
+    views = [FaceView(index, Fraction(index, 25), 0, 0, face) for index, face in enumerate(faces)]
     inpainter = replace(make_inpainter(model, LOSSLESS), run=run)
-    painted = inpainter.decode(inpainter.denoise(inpainter.encode([faces] * 2), [audio] * 2))
-    assert [len(window) for window in painted] == [16, 16]
+    painter = Painter(inpainter, lambda *_: audio, StageClock(), Pace(0.0, 0))
+    windows = [Window(tuple(views[first : first + 16]), range(16)) for first in (0, 16)]
+    assert len(painter.decode(painter.denoise(painter.encode(windows)))) == 32
     assert stages == ["encode", "denoise", "decode"]
 
 

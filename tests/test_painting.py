@@ -16,8 +16,8 @@ from latentsync_trt.sync.faces import FrameJob, Target
 from latentsync_trt.sync.inpaint import Inpainter
 from latentsync_trt.sync.paint import Pace, Painter, in_order
 from latentsync_trt.sync.threads import StageClock
-from latentsync_trt.sync.windows import Window, WindowPlanner, gather, in_batches, streams_at
-from latentsync_trt.types import AlignedFace, Face, Float32Array, UInt8Array, UInt16Array, WindowBatch
+from latentsync_trt.sync.windows import Window, WindowPlanner, gather, in_groups, streams_at
+from latentsync_trt.types import AlignedFace, Face, Float32Array, UInt8Array, UInt16Array
 from tests.clips import frame_at
 
 FRAMES, SIDE_PX, LATENT_PX = 4, 16, 2
@@ -40,14 +40,13 @@ class Codec:
 
 
 class AddsAudio:
-    """A denoiser whose result is the reference picture plus the audio of each frame; `batches` counts windows."""
+    """A denoiser whose result is the reference picture plus the audio of each frame; counts its windows."""
 
-    def __init__(self) -> None:
-        self.batches: list[int] = []
+    windows = 0
 
-    def begin(self, batch: WindowBatch) -> None:
-        self.batches.append(len(batch.latents))
-        self._result = batch.conditioning[:, 5:] + batch.audio[..., 0, 0][:, None, :, None, None]
+    def begin(self, latents: Float32Array, conditioning: Float32Array, audio: Float32Array, guidance: float) -> None:
+        self.windows += 1
+        self._result = conditioning[5:] + audio[:, 0, 0][None, :, None, None]
 
     def step(self, timestep: int, coefficients: Float32Array, *, cached: bool, guided: bool = True) -> None:
         pass
@@ -101,8 +100,11 @@ def painted(
 ) -> Generator[FrameJob, None, None]:
     """The stages of painting, one after another in one thread."""
     stages = Painter(inpainter(denoiser), audio_windows, StageClock(), pace or Pace(0.0, frames_done))
-    batches = in_batches(gather(found, FRAMES, streams, frames_done), at_once, FRAMES)
-    return in_order((stages.decode(stages.denoise(stages.encode(batch))) for batch in batches), frames_done)
+    items = in_groups(gather(found, FRAMES, streams, frames_done), at_once, FRAMES)
+    done = (
+        item if isinstance(item, FrameJob) else stages.decode(stages.denoise(stages.encode(item))) for item in items
+    )
+    return in_order(done, frames_done)
 
 
 def assert_own_mouths(found: list[FrameJob], tracks: Sequence[set[int]], frames_done: int = 0) -> None:
@@ -122,7 +124,7 @@ def test_every_frame_gets_its_own_mouth(at_once: int, frames_done: int, windows:
     tracks: list[set[int]] = [{0}] * 9 + [set()] * 2 + [{1}] * 3  # two windows, one shifted back, and one mirrored
     denoiser, pace = AddsAudio(), Pace(0.0, frames_done)
     found = list(painted(jobs(tracks), denoiser, at_once, frames_done=frames_done, pace=pace))
-    assert denoiser.batches == [1] * windows
+    assert denoiser.windows == windows
     assert pace.windows == windows
     assert_own_mouths(found, tracks, frames_done)
 

@@ -165,7 +165,7 @@ def converted_by_ffmpeg(given: YuvPlanes) -> UInt8Array:
     even = frame_of(given, width + width % 2, height + height % 2)
     frame = converted(VideoReformatter(), even, "rgb48le" if hdr else "rgb24", coding, None, REPEATING)
     rgb = frame.to_ndarray()[:height, :width]
-    return hdr.sdr(rgb) if hdr else rgb
+    return hdr.sdr[rgb] if hdr else rgb
 
 
 @pytest.mark.parametrize("size", TILED_SIZES)

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from latentsync_trt.sync.threads import ClipStages, prefetch
+from latentsync_trt.sync.threads import ClipStages, StageClock, prefetch
 from latentsync_trt.types import Frame
 from tests.clips import frame_at
 
@@ -155,7 +155,7 @@ def test_frames_enter_while_those_before_them_could_be_held_back(rate: int, most
             yield replace(frame_at(index, FLAT), time_s=Fraction(index, rate))
 
     stages = ClipStages(5, 0, FADE_S, BRIDGE_S)
-    entering = stages.prefetch_frames(stages.entering(frames()), depth=100, name="paint entering")
+    entering = stages.prefetch_frames(stages.entering(frames(), StageClock()), depth=100, name="paint entering")
     assert [next(entering).index for _ in range(most)] == list(range(most))
     time.sleep(0.2)
     assert len(read) == most
@@ -174,7 +174,7 @@ def test_what_fails_before_painting_is_raised_after_the_frames_before_it() -> No
 
     def found() -> Generator[Frame, None, None]:
         try:
-            with closing(stages.prefetch_frames(stages.entering(read()), name="paint read")) as frames:
+            with closing(stages.prefetch_frames(stages.entering(read(), StageClock()), name="paint read")) as frames:
                 yield from frames
         finally:
             failed.set()

@@ -84,10 +84,10 @@ def _write_unguided(folder: Path) -> dict[str, GraphEntry]:
     }
 
 
-def toy_inputs(windows: int, frames: int = FRAMES, seed: int = 1) -> list[np.ndarray]:
-    """Latents, conditioning and audio."""
+def toy_inputs(frames: int = FRAMES, seed: int = 1) -> list[np.ndarray]:
+    """Latents, conditioning and audio of a window."""
     random = np.random.default_rng(seed)
-    shapes = [(windows, 4, frames, WIDTH, WIDTH), (windows, 9, frames, WIDTH, WIDTH), (windows, frames, TOKENS, DEPTH)]
+    shapes = [(4, frames, WIDTH, WIDTH), (9, frames, WIDTH, WIDTH), (frames, TOKENS, DEPTH)]
     return [random.standard_normal(shape, np.float32) for shape in shapes]
 
 

@@ -34,7 +34,7 @@ from latentsync_trt.runtime.providers.diagnose import diagnose_provider
 from latentsync_trt.runtime.providers.gpu import gpus
 from latentsync_trt.runtime.providers.select import TestResult, select_provider
 from latentsync_trt.runtime.providers.table import CPU, CUDA, PROVIDERS
-from latentsync_trt.sync.inpaint import graphs_for, make_inpainter
+from latentsync_trt.sync.inpaint import graphs_for, make_inpainter, paint_window
 from latentsync_trt.types import UInt16Array
 from latentsync_trt.unexpected import redacted
 
@@ -172,7 +172,7 @@ class Part:
             painted = list[UInt16Array]()
             for start in range(0, count, manifest.frames):
                 cut = slice(start, start + manifest.frames)
-                painted += inpainter.decode(inpainter.denoise(inpainter.encode([faces[cut]]), [audio[cut]]))[0]
+                painted += paint_window(inpainter, faces[cut], audio[cut])
             self.notices += model.notices
         rows, columns = generated_part(manifest.resolution_px)
         np.save(self.folder / PICTURES, np.stack([face[rows, columns] for face in painted]))

@@ -77,7 +77,8 @@ def load_idle(video: Path, options: LiveOptions, detector: FaceDetector, inpaint
     faces: list[AlignedFace] = [target.face for target in targets if target.face is not None]
     starts = range(0, len(faces), _ENCODED_AT_ONCE)
     windows = [np.stack([face.image for face in faces[start : start + _ENCODED_AT_ONCE]]) for start in starts]
-    known = [inpainter.encode([window])[0].transpose(1, 0, 2, 3) for window in windows]
+    encoded = inpainter.run("encode", lambda: list(map(inpainter.encode, windows)))
+    known = [window.transpose(1, 0, 2, 3) for window in encoded]
     return IdleLoop(info, tuple(planes), tuple(targets), np.ascontiguousarray(np.concatenate(known)), size_bytes)
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -41,12 +42,14 @@ class SessionPainter:
         check()
         shown = [self._loop.index(position) for position in range(end - len(audio), end)]
         known = np.ascontiguousarray(self._loop.known[shown].transpose(1, 0, 2, 3))
-        painted = self._inpainter.denoise([known], [audio], lambda *_: check())[0]
+        denoise = partial(self._inpainter.denoise, known, audio, lambda *_: check())
+        painted: Float32Array = self._inpainter.run("denoise", denoise)
         return np.ascontiguousarray(painted[:, -len(planned) :].transpose(1, 0, 2, 3))
 
     def decoded(self, latents: Float32Array) -> Iterator[UInt16Array]:
+        decode = self._inpainter.codec.decode_faces
         for start in range(0, len(latents), _DECODED_AT_ONCE):
-            yield from self._inpainter.decode_faces(latents[start : start + _DECODED_AT_ONCE])
+            yield from self._inpainter.run("decode", partial(decode, latents[start : start + _DECODED_AT_ONCE]))
 
     def patch(self, position: int, painted: UInt16Array, *, begins: bool) -> Patch:
         """The painted face as a patch of its frame; `begins`: it does not depend on those before."""

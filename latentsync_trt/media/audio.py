@@ -117,11 +117,7 @@ class Mixer:
 
 
 def audio_duration_s(path: Path) -> Fraction:
-    """Duration of the first audio stream of `path`, as `read_audio_blocks` gives it without a delay.
-
-    Raises:
-        MediaError: the file cannot be read, has no audio stream, or the stream has no samples.
-    """
+    """Duration of the first audio stream of `path`, as `read_audio_blocks` gives it; raises `MediaError` as that."""
     with open_audio(path) as stream:
         end_s = max(timed.end_s for timed in decoded_audio(path, stream))
         return Fraction(nearest(end_s, SPEECH_RATE_HZ), SPEECH_RATE_HZ)
@@ -153,10 +149,8 @@ def read_audio_blocks(
 ) -> Generator[Float32Array, None, None]:
     """Mono blocks `(n,)` float32 of the first audio stream of a file, resampled to `rate_hz`.
 
-    Sample n is the one at time n / `rate_hz`: gaps in the time stamps are silent, see
-    `decoded_audio`. Integer samples map full scale to [−1, 1): 16-bit ones are divided by 32768.
-    Float samples keep their values, and resampling may overshoot slightly. Channels are mixed as `mixing` says, or as
-    `mixer` does. A mono source at this rate is not filtered.
+    Sample n is the one at time n / `rate_hz`: gaps in the time stamps are silent. Integer samples map full scale to
+    [−1, 1): 16-bit ones are divided by 32768. Float samples keep their values; resampling may overshoot slightly.
 
     Args:
         delay_s: time of the first sample, with silence before. mixer: to mono at this rate, by default a new one.
@@ -175,13 +169,12 @@ def read_audio_blocks(
 
 
 def sound_blocks(path: Path, frames: Iterable[Timed[AudioFrame]], mixer: Mixer) -> Iterator[Float32Array]:
-    """All samples from time 0 to the last, `(n, channels)` float32, each at its frame's time.
+    """All samples from time 0 to the last, `(n, channels)` float32, each at its frame's time, in blocks of a second.
 
-    Gaps become silence; samples of a time that was given already are dropped. Blocks of a second cost little each.
+    Gaps become silence; samples of a time that was given already are dropped.
 
     Raises:
-        MediaError: a format cannot be converted. InputError: a sample is not a finite
-        number; the message gives the time.
+        MediaError: a format cannot be converted. InputError: a sample is not finite; the message gives the time.
     """
     rate_hz, position = mixer.rate_hz, 0
     for block in regrouped(_placed(path, frames, mixer), rate_hz):

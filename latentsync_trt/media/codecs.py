@@ -38,10 +38,8 @@ _ENCODER_THREADS = min(16, os.cpu_count() or 1)
 
 _X264_PICTURES, _X264_BYTES = 40, 1_000_000_000
 _X264_SMALL = {"rc-lookahead": "4", "bframes": "0", "sliced-threads": "1"}
-"""About how many pictures x264 holds, what they may take, and its settings where they would take more.
-
-At 8192×4352 it needs 1.1 instead of 3.1 GB with these.
-"""
+"""About how many pictures x264 holds, what they may take, and its settings where they would take more: at 8192×4352 it
+needs 1.1 instead of 3.1 GB."""
 
 EncoderName = Literal["x264", "x265", "svtav1", "nvenc", "prores", "ffv1"]
 
@@ -52,11 +50,10 @@ _NO_INTEGERS = ("f16le", "f32le")
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """An encoder.
+    """An encoder, by FFmpeg's name.
 
-    `ffmpeg`: FFmpeg's name. `quality`: of its setting for quality the name, default and worst
-    value. `speed`, `preset`: name and default of its setting for speed, or empty. `formats`: pixel
-    formats to choose from; empty = all that it states.
+    `quality`: of its setting for quality the name, default and worst value. `speed`, `preset`: name and default of its
+    setting for speed, or empty. `formats`: pixel formats to choose from; empty = all that it states.
     """
 
     ffmpeg: str
@@ -93,9 +90,8 @@ def library_versions() -> dict[str, str]:
 class VideoEncoder:
     """How the picture is encoded.
 
-    `codec`: as in `SyncOptions`. `ffmpeg`, `pixel_format`, `options`: FFmpeg's names.
-    `width_px`, `height_px`: of the encoded picture, whose sides are even where the format
-    needs it. `color`: its tags. `notices`: what it cannot preserve of the source.
+    `ffmpeg`, `pixel_format`, `options`: FFmpeg's names. `width_px`, `height_px`: of the encoded picture, with even
+    sides where the format needs it. `color`: its tags. `notices`: what it cannot preserve of the source.
     """
 
     codec: Codec
@@ -113,11 +109,8 @@ _USUAL_PX = 512
 
 
 def choose_encoder(options: SyncOptions, info: VideoInfo) -> VideoEncoder:
-    """The encoder for a source; "auto" is NVENC if it opens for such pictures, else the CPU's.
-
-    Raises:
-        InputError: options contradict each other, a value is not one of the encoder's, or FFmpeg lacks the encoder.
-    """
+    """The encoder for a source; "auto" is NVENC if it opens for such pictures, else the CPU's. Raises `InputError` if
+    options contradict each other, a value is not one of the encoder's, or FFmpeg lacks the encoder."""
     codec, named = _codec_of(options, info), options.encoder_name
     if named == "auto" and (codec, "nvenc") in LIBRARIES:
         if options.encoder_preset is not None:
@@ -134,11 +127,8 @@ def choose_encoder(options: SyncOptions, info: VideoInfo) -> VideoEncoder:
 
 
 def check_encoder(options: SyncOptions, info: VideoInfo, output: Path) -> VideoEncoder:
-    """As `choose_encoder`, after one picture was encoded on trial.
-
-    Raises:
-        InputError: as there, or the encoder refuses such pictures, or the container `output` cannot hold the codec.
-    """
+    """As `choose_encoder`, after one picture was encoded on trial; also raises `InputError` if that fails, or if the
+    container `output` cannot hold the codec."""
     encoder = choose_encoder(options, info)
     fitting = CONTAINERS[encoder.codec]
     if output.suffix.lower() not in fitting:
@@ -184,7 +174,7 @@ def add_video(
 
 @cache  # as NVENC takes long
 def problem_of(encoder: VideoEncoder) -> str | None:
-    """Encodes one picture; returns the reason if that fails, else None."""
+    """Why encoding one picture fails; None if it does not."""
     try:
         context = cast(VideoCodecContext, av.CodecContext.create(encoder.ffmpeg, "w"))
         _set_up(context, encoder)
@@ -213,7 +203,7 @@ def _codec_of(options: SyncOptions, info: VideoInfo) -> Codec:
     if options.codec is not None:
         return options.codec
     of_encoder = {name: codec for codec, name in ON_CPU.items()}.get(cast(EncoderName, options.encoder_name))
-    deep = _bits_of(VideoFormat(info.pixel_format)) > 8 or info.color.transfer in HDR_TRANSFERS
+    deep = VideoFormat(info.pixel_format).components[0].bits > 8 or info.color.transfer in HDR_TRANSFERS
     return of_encoder or ("hevc" if deep else "h264")
 
 
@@ -277,11 +267,6 @@ def _nearest_format(library: Library, source: str) -> str:
     return cast(VideoFormat, best).name
 
 
-def _bits_of(form: VideoFormat) -> int:
-    """Bits per channel."""
-    return form.components[0].bits
-
-
 def _chroma_of(form: VideoFormat) -> tuple[int, int]:
     """Chroma samples in 16 pixels along x and y."""
     return form.chroma_width(16), form.chroma_height(16)
@@ -300,12 +285,11 @@ def _losses(encoder: VideoEncoder, info: VideoInfo) -> Iterator[str]:
         sizes = f"{info.width_px}×{info.height_px} to {encoder.width_px}×{encoder.height_px}"
         yield (f"{encoder.pixel_format} needs even sides: the picture grows from {sizes} by repeating its edge")
     source, form = VideoFormat(info.pixel_format), VideoFormat(encoder.pixel_format)
-    if _bits_of(form) < _bits_of(source):
-        bits = f"{_bits_of(source)} bits per channel ({info.pixel_format})"
-        yield (f"the picture has {bits}; {encoder.codec} stores {_bits_of(form)}")
-    if not source.is_rgb and any(
-        own < wanted for own, wanted in zip(_chroma_of(form), _chroma_of(source), strict=True)
-    ):
+    source_bits, bits = source.components[0].bits, form.components[0].bits
+    if bits < source_bits:
+        yield f"the picture has {source_bits} bits per channel ({info.pixel_format}); {encoder.codec} stores {bits}"
+    pairs = zip(_chroma_of(form), _chroma_of(source), strict=True)
+    if not source.is_rgb and any(own < wanted for own, wanted in pairs):
         yield (f"the picture is {info.pixel_format}; {encoder.codec} stores fewer chroma samples, {form.name}")
     if info.hdr and info.hdr.dynamic:
         yield (f"{' and '.join(info.hdr.dynamic)}: not written, only the picture for other displays")

@@ -70,9 +70,8 @@ def coding_of(color: ColorTags, width_px: int, height_px: int, bits: int = 8) ->
 
 def unsupported_matrix(matrix: int) -> InputError:
     """The error of a matrix that needs more than weights of R, G and B."""
-    return InputError(
-        f"color matrix {matrix} of ITU-T H.273 is not supported; convert the video to BT.709, or HDR to BT.2020"
-    )
+    cure = "convert the video to BT.709, or HDR to BT.2020"
+    return InputError(f"color matrix {matrix} of ITU-T H.273 is not supported; {cure}")
 
 
 @cache
@@ -122,7 +121,7 @@ def mix(planes: YuvPlanes, patches: Iterable[Patch]) -> None:
         if not patch.weight.size:
             continue
         matrix = codes_of(coding_of(planes.color, width_px, height_px, planes.bits), 1 if hdr else _WHITE)
-        rgb = hdr.signal(patch.rgb) if hdr else patch.rgb.astype(np.float32)
+        rgb = hdr.signal[patch.rgb] if hdr else patch.rgb.astype(np.float32)
         codes = [np.empty_like(patch.weight) for _ in matrix]
         for code, row in zip(codes, matrix, strict=True):  # quicker than at once
             cv2.transform(rgb, row[None], dst=code)

@@ -53,8 +53,7 @@ def orientation_of(frame: VideoFrame) -> tuple[bool, int, int]:
 def _coded_format(form: VideoFormat, *, transposed: bool) -> str:
     """The planar format that frames have before they are made upright: their own, if there is one.
 
-    Alpha is left out. Gray and 4:1:0 become 4:2:0, 4:1:1 4:2:2, palettes RGB, floating
-    point 16 bits, fewer bits than 8 become 8.
+    Without alpha. Gray and 4:1:0 become 4:2:0, 4:1:1 4:2:2, palettes RGB, floating point 16 bits, fewer than 8 bits 8.
     """
     bits = min(max(8, *(component.bits for component in form.components)), 16)
     depth = "" if bits == 8 else f"{bits}le"
@@ -78,13 +77,8 @@ class FrameConverter:
         self._first: tuple[tuple[bool, int, int], ColorTags, str, int] | None = None
 
     def planes(self, frame: VideoFrame) -> YuvPlanes:
-        """The frame as planes: the decoder's own samples for planar formats, else one conversion.
-
-        Frames are converted to the first one's sampling, depth, matrix and range.
-
-        Raises:
-            InputError: matrix or pixel format are not supported, or `orientation_of` fails.
-        """
+        """The frame as planes: the decoder's own samples for planar formats, else one conversion, always with the first
+        one's sampling, depth, matrix and range. Raises `InputError` if that is not supported."""
         color = _planes_tags(frame)
         # Read once: PyAV's frames and their side data form reference cycles, so each
         # frame would stay in memory until garbage collection.

@@ -1,6 +1,6 @@
 """The built-in clip: a public-domain portrait, filmed by a moving camera, and synthetic speech."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from math import ceil, pi, sin
@@ -65,14 +65,8 @@ class Clip:
 
 
 def choose_clip(video: Path | None, audio: Path | None, folder: Path, name: str = "portrait.mp4") -> Clip:
-    """The given files; missing ones are replaced by the built-in recording or a video of the built-in portrait.
-
-    Args:
-        folder: receives that video under this `name`.
-
-    Raises:
-        MediaError: the recording or the video cannot be read.
-    """
+    """The given files; missing ones are replaced by the built-in recording or a video of the built-in portrait, which
+    `folder` receives under this `name`. Raises `MediaError` if they cannot be read."""
     speech = audio or SPEECH
     mouth = None if audio else spoken_mouth()
     try:
@@ -97,14 +91,9 @@ def portrait() -> UInt8Array:
 
 def camera_frames(duration_s: Fraction) -> Iterator[UInt8Array]:
     """Frames of the clip that cover `duration_s`, uint8 `(480, 480, 3)` RGB at the model's rate."""
-    return camera_frames_at(Fraction(index, MODEL_FPS) for index in range(ceil(duration_s * MODEL_FPS)))
-
-
-def camera_frames_at(times_s: Iterable[Fraction]) -> Iterator[UInt8Array]:
-    """The clip's frames at these times, as those of `camera_frames`."""
     rgb = portrait()
     x, y = SIDE_PX / 2 - _FACE_PX[0], SIDE_PX * 0.45 - _FACE_PX[1]
-    for time_s in map(float, times_s):
+    for time_s in (index / MODEL_FPS for index in range(ceil(duration_s * MODEL_FPS))):
         zoom_phase, pan_phase, turn_phase = (2 * pi * time_s / period_s for period_s in _PERIODS_S)
         zoom = _ZOOM * (1 + _ZOOM_SWAY * sin(zoom_phase))
         matrix = np.asarray(cv2.getRotationMatrix2D(_FACE_PX, _TURN_SWAY_DEG * sin(turn_phase), zoom), np.float64)

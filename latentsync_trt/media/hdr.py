@@ -14,14 +14,14 @@ Primaries are not converted, as clipping to BT.709 has no inverse: the networks 
 import struct
 from fractions import Fraction
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from av import VideoFrame
 from av.sidedata.sidedata import Type
 
 from latentsync_trt.errors import InputError
-from latentsync_trt.types import Float32Array, Float64Array, HdrMetadata, SampleArray, UInt8Array, UInt16Array
+from latentsync_trt.types import Float32Array, Float64Array, HdrMetadata, UInt8Array
 
 PQ, HLG = 16, 18
 """Transfer characteristics in ITU-T H.273."""
@@ -42,30 +42,24 @@ _B, _C = 1 - 4 * _A, 0.5 - _A * np.log(4 * _A)
 _SYSTEM_GAMMA = 1.2
 
 
-class HdrCurve:
-    """The curve of one transfer, as tables for 16-bit signals."""
+class HdrCurve(NamedTuple):
+    """Tables of a transfer for 16-bit values: `sdr (65536,)` uint8, the SDR level of each HDR signal; `signal (65536,)`
+    float32 in [0, 1], the HDR signal of each SDR level."""
 
-    def __init__(self, transfer: int) -> None:
-        levels = np.arange(65536) / 65535
-        to_light, from_light = (_pq_light, _pq_signal) if transfer == PQ else (_hlg_light, _hlg_signal)
-        sdr = _knee((to_light(levels) / _WHITE) ** (1 / _GAMMA))
-        self._sdr: UInt8Array = np.rint(255 * np.clip(sdr, 0, 1)).astype(np.uint8)
-        light = np.minimum(_WHITE * _knee(levels, inverse=True) ** _GAMMA, _PEAK)
-        self._signal: Float32Array = from_light(light).astype(np.float32)
-
-    def sdr(self, rgb: SampleArray) -> UInt8Array:
-        """8-bit SDR levels of an HDR signal, both of any shape; 65535 is a signal of 1."""
-        return self._sdr[rgb]
-
-    def signal(self, rgb: UInt16Array) -> Float32Array:
-        """The HDR signal in [0, 1] of SDR levels; 65535 is white."""
-        return self._signal[rgb]
+    sdr: UInt8Array
+    signal: Float32Array
 
 
 @cache
 def hdr_of(transfer: int) -> HdrCurve | None:
     """The curve of an HDR transfer; None for SDR."""
-    return HdrCurve(transfer) if transfer in HDR_TRANSFERS else None
+    if transfer not in HDR_TRANSFERS:
+        return None
+    levels = np.arange(65536) / 65535
+    to_light, from_light = (_pq_light, _pq_signal) if transfer == PQ else (_hlg_light, _hlg_signal)
+    sdr = _knee((to_light(levels) / _WHITE) ** (1 / _GAMMA))
+    light = np.minimum(_WHITE * _knee(levels, inverse=True) ** _GAMMA, _PEAK)
+    return HdrCurve(np.rint(255 * np.clip(sdr, 0, 1)).astype(np.uint8), from_light(light).astype(np.float32))
 
 
 def _pq_light(signal: Float64Array) -> Float64Array:
@@ -117,18 +111,14 @@ _PARAMETERS = {
 
 
 def metadata_of(frame: VideoFrame) -> HdrMetadata | None:
-    """The HDR metadata of a decoded frame; None if it has none.
-
-    Raises:
-        InputError: it is Dolby Vision in its own color space (profile 5).
-    """
+    """The HDR metadata of a decoded frame, if any; `InputError` for Dolby Vision in its own color space (profile 5)."""
     entries: Any = frame.side_data
     found = {entry.type: bytes(entry) for entry in entries if entry.type in (*_DYNAMIC, *_STATIC)}
     if int(frame.color_trc) == _UNSPECIFIED and any(kind in found for kind in _DOLBY_VISION):
-        raise InputError(
-            "it is Dolby Vision without a picture for other displays (profile 5), which only its own decoders can "
-            "show; export it as HDR10, HLG or SDR"
+        what = (
+            "it is Dolby Vision without a picture for other displays (profile 5), which only its own decoders can show"
         )
+        raise InputError(f"{what}; export it as HDR10, HLG or SDR")
     if not found:
         return None
     display, light = found.get(Type.MASTERING_DISPLAY_METADATA), found.get(Type.CONTENT_LIGHT_LEVEL)

@@ -86,11 +86,8 @@ class Contents:
 
 
 def assemble(path: Path, folder: Path, finished: Finished, contents: Contents) -> tuple[str, ...]:
-    """Writes the parts in `folder` to `path`; returns what could not be kept of the source.
-
-    Raises:
-        MediaError: sound or source cannot be read. FFmpegError, OSError: `path` cannot be written.
-    """
+    """Writes the parts in `folder` to `path`; returns what could not be kept of the source. Raises `MediaError`, and
+    `FFmpegError` and `OSError` if `path` cannot be written."""
     suffix, options = path.suffix.lower(), {"max_interleave_delta": _MOST_HELD_US}
     if suffix != ".mkv":
         options["movflags"] = "+faststart"
@@ -148,11 +145,7 @@ def _add_video(
 
 
 def marked(metadata: Mapping[str, str], suffix: str) -> dict[str, str]:
-    """The metadata of a container with the mark, instead of an earlier one.
-
-    Args:
-        suffix: of the container: .mp4, .mov or .mkv.
-    """
+    """The metadata of a container, .mp4, .mov or .mkv, with the mark, instead of an earlier one."""
     names = {name.lower() for keys in _KEYS.values() for name in keys}
     kept = {name: value for name, value in metadata.items() if name.lower() not in names}
     name = next((name for name in kept if name.lower() == "comment"), "comment")

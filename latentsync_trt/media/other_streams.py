@@ -109,11 +109,7 @@ def _add_subtitles(path: Path, stream: SubtitleStream, output: OutputContainer, 
 def _copied_subtitles(
     path: Path, stream: SubtitleStream, copy: SubtitleStream, suffix: str, origin_s: Fraction, end_s: Fraction
 ) -> TimedPackets:
-    """The packets of a stream of an open file for its `copy` from `_add_subtitles`.
-
-    Args:
-        origin_s: stamp at time 0 of the output; end_s: when the output ends.
-    """
+    """The packets of a stream for its `copy`; `origin_s`: stamp at time 0 of the output; `end_s`: when that ends."""
     packets = cast(InputContainer, stream.container).demux(stream)
     source, last = stream.codec_context, -1
     target = None if codec_name(stream) in _HELD_FORMS[suffix] else copy.codec_context

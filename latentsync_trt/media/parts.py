@@ -104,10 +104,7 @@ class Finished:
         return replace(content, parts=whole) if whole else None
 
     def write(self, folder: Path) -> None:
-        """Replaces what `folder` holds by this, safe on disk; removes files of other parts.
-
-        Called after each part.
-        """
+        """Replaces what `folder` holds by this, safe on disk; removes files of other parts."""
         with (folder / self.parts[-1].file).open("rb+") as file:
             os.fsync(file.fileno())
         new = folder / f"{KEPT_NAME}.new"
@@ -130,11 +127,8 @@ class Work:
     resume: bool = False
 
     def begin(self, output: Path, per_s: int) -> tuple[Finished, tuple[str, ...]]:
-        """What is finished of `output`, and what to tell about that.
-
-        Raises:
-            InputError: it is to be gone on with, but made of something else.
-        """
+        """What is finished of `output`, and what to tell about that; `InputError` if it is to be gone on with, but made
+        of something else."""
         nothing, kept = Finished(self.made_of, per_s), Finished.read(work_folder_of(output))
         if kept is None:
             told = (f"{output}: nothing is kept of an interrupted run; it begins at the start",) if self.resume else ()

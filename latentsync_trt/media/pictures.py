@@ -85,7 +85,7 @@ class LazyRgb:
             cv2.transform(whole, self._matrix, dst=tiles)
             return
         made = np.asarray(cv2.transform(whole.astype(np.uint16), self._matrix), np.uint16)
-        tiles[:] = self._hdr.sdr(made) if self._hdr else cv2.convertScaleAbs(made, alpha=_WHITE / self._white)
+        tiles[:] = self._hdr.sdr[made] if self._hdr else cv2.convertScaleAbs(made, alpha=_WHITE / self._white)
 
 
 def without_rgb(frame: Frame) -> Frame:
@@ -102,10 +102,8 @@ def picture_info(width_px: int, height_px: int, *, rgb: bool) -> VideoInfo:
 class PictureMaker:
     """Makes frames with their patches pictures of the encoder's format, with its color tags.
 
-    Samples without a patch are those of the source, unless the encoder has another format. Not thread-safe.
-
-    Args:
-        info: the source; its color is that of frames without planes.
+    Samples without a patch are those of the source, unless the encoder has another format. Not thread-safe. `info`: of
+    the source, with the color of frames without planes.
     """
 
     def __init__(self, info: VideoInfo, encoder: VideoEncoder) -> None:
@@ -135,4 +133,4 @@ class PictureMaker:
         # Not the reformatter of `frame`, which keeps the tables of its last conversion.
         shrunk = converted(VideoReformatter(), picture, name, coding, None, Interpolation.BILINEAR, (width, height))
         small: Any = shrunk.to_ndarray()
-        return hdr.sdr(small) if hdr else np.asarray(small, np.uint8)
+        return np.asarray(hdr.sdr[small] if hdr else small, np.uint8)

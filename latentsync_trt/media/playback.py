@@ -176,11 +176,7 @@ def video_stream(path: Path, container: InputContainer) -> VideoStream:
 
 
 def played(source: VideoPasses, playback: Playback) -> Iterator[Timed[Timed[VideoFrame]]]:
-    """The output's pictures with their times in the source: `Timed(output's, …, Timed(source's, …))`.
-
-    With times of the source, a picture that is shown before its time, held after the end of
-    the video, or lasts longer than `LONGEST_PERIOD_S` is repeated with the source's period.
-    """
+    """The output's pictures with their times in the source: `Timed(output's, …, Timed(source's, …))`."""
     shown, fps, duration_s = _extended(source, playback), playback.fps, playback.duration_s
     if fps is None:
         repeated = _repeated(shown, source)
@@ -227,11 +223,8 @@ def _repeated(shown: Iterator[Timed[T]], source: VideoPasses) -> Iterator[Timed[
 
 
 def _cut(shown: Iterator[Timed[T]], duration_s: Fraction, source: VideoPasses) -> Iterator[Timed[T]]:
-    """The pictures that begin before `duration_s`; the last one ends there, or after one period.
-
-    One that is shown already is not repeated for less than a period: sound that is a few
-    samples longer than the picture must not add a frame.
-    """
+    """The pictures that begin before `duration_s`; the last one ends there, or after one period. One that is shown is
+    not repeated for less than a period: sound that is a few samples longer than the picture must not add a frame."""
     for picture, following in with_next(shown):
         left_s = Fraction(0) if following is None else duration_s - following.time_s
         hold_s = _hold_period_s(source)
@@ -252,11 +245,8 @@ def _hold_period_s(source: VideoPasses) -> Fraction:
 
 
 def at_constant_rate(pictures: Iterable[Timed[T]], fps: Fraction | int) -> Iterator[T]:
-    """Repeats or drops pictures to get `fps` per second from time 0, at least one if there is any.
-
-    Holds two pictures at a time. Repeated pictures are the same object. The first picture
-    is shown before its time, too.
-    """
+    """Repeats or drops pictures to get `fps` per second from time 0, at least one if there is any; repeated ones are
+    the same object. The first picture is shown before its time, too."""
     index = 0
     for picture, following in with_next(pictures):
         end = max(1, nearest(picture.end_s, fps)) if following is None else nearest(following.time_s, fps)

@@ -1,6 +1,7 @@
 """What browsers can play, and small H.264 copies of what they cannot: HEVC, ProRes, AVI, photos, GIFs."""
 
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 
@@ -39,11 +40,8 @@ def plays(video: Path) -> bool:
 def write_preview(video: Path, target: Path) -> None:
     """Writes a small copy with the same times; raises `LatentSyncError`."""
     info = probe(video)
-    maker, frames = PictureMaker(info, choose_encoder(SyncOptions(), info)), read_frames(video)
-
-    pictures = (
-        replace(frame, picture=maker.small_rgb(frame, most_px=_MOST_HEIGHT_PX), planes=None) for frame in frames
-    )
+    small_rgb = partial(PictureMaker(info, choose_encoder(SyncOptions(), info)).small_rgb, most_px=_MOST_HEIGHT_PX)
+    pictures = (replace(frame, picture=small_rgb(frame), planes=None) for frame in read_frames(video))
     first = next(pictures)
     height_px, width_px, _ = first.picture.shape
     made = picture_info(width_px, height_px, rgb=False)

@@ -37,11 +37,7 @@ _TRANSPARENT = "is transparent, which the output cannot hold; put it on a backgr
 
 
 def probe(path: Path) -> VideoInfo:
-    """Properties of the first video stream of `path`; decodes one frame.
-
-    Raises:
-        MediaError: the file cannot be read or has no video stream with a picture that can be decoded.
-    """
+    """Properties of the first video stream of `path`, of which one frame is decoded; raises `MediaError`."""
     with open_input(path) as container:
         stream = video_stream(path, container)
         with reading(path, "its video stream cannot be decoded"):
@@ -76,13 +72,9 @@ def read_frames(
 ) -> Iterator[Frame]:
     """Frames of the first video stream, upright, as `playback` says; `store` may put planes elsewhere, see `spool`.
 
-    Yields:
-        Frames with index k = 0, 1, …. `planes` are the decoder's own bytes where
-        `conversion` supports their format; `picture` is computed from them on access.
-        Both are read-only, as repeated frames share them: each is converted once.
-
-    Raises:
-        MediaError: the file cannot be read, has no picture, or breaks off; the message gives the time.
+    `planes` are the decoder's own bytes where `conversion` supports their format; `picture` is computed from them on
+    access. Both are read-only, as repeated frames share them. Raises `MediaError`: the file cannot be read, has no
+    picture, or breaks off; the message gives the time.
     """
     converter, frame, converted = FrameConverter(), None, None
     for index, shown in enumerate(played(VideoPasses(path), playback)):
@@ -130,11 +122,7 @@ class Delays:
 
 
 def delays_of(video: Path, audio: Path) -> Delays:
-    """How much later than the other one picture or sound start; 0 for separate files.
-
-    Raises:
-        MediaError: as `probe` and `read_audio_blocks`.
-    """
+    """How much later than the other one picture or sound start; 0 for separate files. Raises `MediaError`."""
     if not are_one(video, audio):
         return Delays()
     picture_s = probe(video).start_s

@@ -131,17 +131,10 @@ def spliced(
 def choose_sound(pieces: tuple[SoundPiece, ...], suffix: str, *, lossless: bool = False) -> ChosenSound:
     """How the sum of `pieces`, at least one, becomes the sound of an output with this suffix: copied where possible.
 
-    Decodes the whole sound, 4 s per hour of AAC: packets alone show no change of format,
-    and in Matroska their durations are rounded. What must be encoded is also resampled and
-    mixed, 9 s per hour: in the layout with the most channels and at the highest rate among the pieces. Those that
-    together exceed full scale are all softer by as much.
-
-    Args:
-        lossless: what must be encoded becomes FLAC in .mkv and PCM in .mov instead of AAC.
-
-    Raises:
-        MediaError: a source cannot be read, has no audio stream, or breaks off.
-        InputError: it has samples that are not numbers.
+    Decodes the whole sound, 4 s per hour of AAC: packets alone show no change of format, and in Matroska their
+    durations are rounded. What must be encoded is also resampled and mixed, 9 s per hour: in the layout with the most
+    channels and at the highest rate among the pieces; `lossless`, as FLAC in .mkv and PCM in .mov instead of AAC.
+    Raises `MediaError` where a source cannot be read or has no sound, `InputError` for samples that are not numbers.
     """
     piece = pieces[0]
     if len(pieces) > 1:
@@ -154,7 +147,7 @@ def choose_sound(pieces: tuple[SoundPiece, ...], suffix: str, *, lossless: bool 
     if problem is None:
         return ChosenSound(pieces, notices=tuple(cut_off))
     codec = _LOSSLESS_CODECS.get(suffix, "aac") if lossless else "aac"
-    form = _format(pieces, codec)
+    form, is_lossless = _format(pieces, codec)
     if refusal := _refusal(ChosenSound(pieces, codec, *form), suffix):
         cure = 'convert it: ffmpeg -i FILE -af "pan=stereo|c0=c0|c1=c1" -ar 48000 NEW.wav'
         raise MediaError(f"{piece.path}: its sound ({form[1]}) cannot be encoded as {codec}: {refusal}; {cure}")
@@ -166,7 +159,7 @@ def choose_sound(pieces: tuple[SoundPiece, ...], suffix: str, *, lossless: bool 
     softer = f"; it is {-20 * log10(gain):.1f} dB softer, as its pieces together exceed full scale" if gain < 1 else ""
     name = {"aac": "AAC", "flac": "FLAC"}.get(codec, "PCM")
     # What was never compressed is encoded once, as in any such file.
-    told = softer or not all(_is_lossless(piece.path) for piece in pieces)
+    told = softer or not is_lossless
     notices = (f"the sound is encoded as {name}: {problem}{softer}",) if told else ()
     return ChosenSound(pieces, codec, *form, gain, (*cut_off, *notices))
 
@@ -180,22 +173,29 @@ def open_soundtrack(sound: ChosenSound, output: OutputContainer, end_s: Fraction
             copy = output.add_stream_from_template(stream)
             yield copied_sound(piece.path, stream, copy, piece.at_s)
         return
+    # PyAV's types know only some encoders by name.
+    added = cast(AudioStream, output.add_stream(sound.codec, rate=sound.rate_hz, layout=sound.layout))
+    if sound.codec == "flac":
+        added.codec_context.format = "s32"  # 24 bits; else 16
+    if sound.codec == "aac":
+        added.bit_rate = AAC_BITS_PER_S * -(-AudioLayout(sound.layout).nb_channels // 2)
     with closing(_mixed_pieces(sound.pieces, sound.rate_hz, sound.layout)) as blocks:
-        scaled = (block * np.float32(sound.gain) for block in blocks)
-        yield _encoded(scaled, _add_sound(output, sound.codec, sound.rate_hz, sound.layout), end_s)
+        yield _encoded((block * np.float32(sound.gain) for block in blocks), added, end_s)
 
 
-def _format(pieces: Iterable[SoundPiece], codec: str) -> tuple[int, str]:
-    rates_hz, layouts = [], dict[int, str]()
+def _format(pieces: Iterable[SoundPiece], codec: str) -> tuple[tuple[int, str], bool]:
+    """Rate and layout of the sum; whether no piece has lost anything by its codec."""
+    rates_hz, layouts, is_lossless = [], dict[int, str](), True
     for path in dict.fromkeys(piece.path for piece in pieces):
         with open_audio(path) as stream:
             source: AudioCodecContext = stream.codec_context
             rates_hz.append(source.sample_rate)
             layouts.setdefault(source.channels, usual(source.layout))
+            is_lossless &= source.codec.lossless and not source.codec.lossy
     rate_hz, layout = max(rates_hz), layouts[max(layouts)]
-    if codec != "aac":
-        return rate_hz, layout
-    return rate_hz if rate_hz in _AAC_RATES_HZ else _FALLBACK_RATE_HZ, standard(layout)
+    if codec == "aac":
+        rate_hz, layout = rate_hz if rate_hz in _AAC_RATES_HZ else _FALLBACK_RATE_HZ, standard(layout)
+    return (rate_hz, layout), is_lossless
 
 
 def _refusal(sound: ChosenSound, suffix: str) -> str | None:
@@ -207,12 +207,6 @@ def _refusal(sound: ChosenSound, suffix: str) -> str | None:
     except (FFmpegError, ValueError) as error:
         return reason_of(error)
     return None
-
-
-def _is_lossless(source: Path) -> bool:
-    with open_audio(source) as stream:
-        codec = stream.codec_context.codec
-        return codec.lossless and not codec.lossy
 
 
 def _why_not_copied(source: Path, suffix: str) -> str | None:
@@ -236,11 +230,8 @@ def _why_not_copied(source: Path, suffix: str) -> str | None:
 def copied_sound(
     path: Path, stream: AudioStream, copy: AudioStream, delay_s: Fraction, *, origin_s: Fraction | None = None
 ) -> TimedPackets:
-    """A stream's packets for its `copy` in an output, at the times of the samples inside.
-
-    Args:
-        delay_s: time of the first sample of the file's first audio stream. origin_s: the stamp at time 0, if known.
-    """
+    """A stream's packets for its `copy` in an output, at the times of the samples inside; `delay_s`: time of the first
+    sample of the file's first audio stream; `origin_s`: the stamp at time 0, if known."""
     if origin_s is None:
         # Before the first sample come an encoder's delay, and silence that is no recording.
         with open_audio(path) as opened_again:
@@ -266,17 +257,6 @@ def copied_sound(
         packet.duration = nearest(duration_s, rate_hz)
         packet.stream, packet.time_base = copy, Fraction(1, rate_hz)
         yield time_s, packet
-
-
-def _add_sound(output: OutputContainer, codec: str, rate_hz: int, layout: str) -> AudioStream:
-    """Adds an encoder, by FFmpeg's name, to an open output."""
-    # PyAV's types know only some encoders by name.
-    stream = cast(AudioStream, output.add_stream(codec, rate=rate_hz, layout=layout))
-    if codec == "flac":
-        stream.codec_context.format = "s32"  # 24 bits; else 16
-    if codec == "aac":
-        stream.bit_rate = AAC_BITS_PER_S * -(-AudioLayout(layout).nb_channels // 2)
-    return stream
 
 
 def _encoded(blocks: Iterator[Float32Array], stream: AudioStream, end_s: Fraction) -> TimedPackets:

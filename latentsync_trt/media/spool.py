@@ -25,10 +25,7 @@ def most_in_flight(info: VideoInfo) -> int:
 class PlanesOnDisk(YuvPlanes):
     """Read-only planes in a file without a name in `folder`, which ends with them.
 
-    Each access maps a plane anew, so that only what is being read takes memory.
-
-    Raises:
-        OutputError: the file cannot be written.
+    Each access maps a plane anew, so that only what is being read takes memory. Raises `OutputError`.
     """
 
     _file: BinaryIO

@@ -130,9 +130,8 @@ def clock_of(path: Path, stream: Stream, **settings: Any) -> Clock:
 
 def stated_end_s(container: InputContainer) -> Fraction | None:
     """The last stamp plus its duration over all streams, as the file states it."""
-    if not container.duration:
-        return None
-    return Fraction((container.start_time or 0) + container.duration, av.time_base)
+    end = (container.start_time or 0) + (container.duration or 0)
+    return Fraction(end, av.time_base) if container.duration else None
 
 
 def frames_per_s(stream: VideoStream) -> Fraction | None:
@@ -166,12 +165,8 @@ def time_base_of(stream: VideoStream) -> Fraction | None:
 def on_clock(
     pictures: Iterable[tuple[Fraction | None, Fraction | None, T]], clock: Clock, period_s: Fraction
 ) -> Iterator[Timed[T]]:
-    """Assigns strictly increasing times to pictures; drops those not later than the one before.
-
-    Args:
-        pictures: each with its stamp and its duration; either may be missing.
-        period_s: the duration where it is missing.
-    """
+    """Assigns strictly increasing times to pictures with stamps and durations, which may be missing; drops those not
+    later than the one before. `period_s`: the duration where it is missing."""
     last_s: Fraction | None = None
     for stamp_s, stated_s, item in pictures:
         duration_s = clock.plausible(stamp_s, stated_s or period_s)

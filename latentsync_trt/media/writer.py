@@ -33,13 +33,8 @@ _FINE_PER_S = 600
 
 
 def check_output_path(output: Path, *inputs: Path, overwrite: bool) -> None:
-    """Checks that `output` can be written, before any work is done.
-
-    Raises:
-        InputError: the container is not one of `SUFFIXES`, the file is one of the `inputs`, or it exists and is not to
-            be replaced.
-        OutputError: its folder cannot be made or written, or it is a folder, a device or write-protected itself.
-    """
+    """Checks that `output` can be written, before any work is done: `InputError` if it is none of `SUFFIXES`, one of
+    the `inputs`, or not to be replaced; `OutputError` if the system does not let it be written."""
     suffix = output.suffix.lower()
     if suffix not in SUFFIXES:
         raise InputError(f"{output}: cannot write {suffix or 'a file without extension'}; use {', '.join(SUFFIXES)}")
@@ -69,14 +64,12 @@ class VideoWriter:
     such a run has finished; `write` ignores those of a lower index. `end_s`: when the last frame ends.
 
     Args:
-        output: .mp4, .mov or .mkv.
-        info: the source. Stamps are written in its `time_base`, by default at the model's rate.
-        encoder: made by `codecs.choose_encoder` for `info`.
+        output: .mp4, .mov or .mkv. info: the source, for which `encoder` is made. Stamps are written in its
+            `time_base`, by default at the model's rate.
         sound: what is heard: the sum of pieces; none for silence.
-        others: file whose other audio tracks, subtitles, chapters and tags are kept, usually the
-            source. Its first picture is shown at `others_delay_s`.
-        mark: say in the file that AI changed the picture. sign: called with the complete file
-            before it appears; returns notices.
+        others: file whose other audio tracks, subtitles, chapters and tags are kept, usually the source. Its first
+            picture is shown at `others_delay_s`.
+        mark: say in the file that AI changed the picture. sign: called with the complete file; returns notices.
 
     Raises:
         InputError: what is to be gone on with was made from other files or with other options.
@@ -198,15 +191,8 @@ def write_pictures(
     audio: Path | None = None,
     audio_delay_s: Fraction = Fraction(0),
 ) -> None:
-    """Writes pictures of one size, uint8 `(H, W, 3)` RGB, near lossless or lossless.
-
-    Args:
-        audio: file whose first audio stream is the sound, cut at the last picture; None for silence.
-        audio_delay_s: when it starts.
-
-    Raises:
-        OutputError: the file cannot be written, or there are no pictures. MediaError: the sound cannot be read.
-    """
+    """Writes pictures of one size, uint8 `(H, W, 3)` RGB, near lossless or lossless; the sound, the first audio stream
+    of `audio` from `audio_delay_s` on, is cut at the last picture. Raises as `VideoWriter`."""
     stream = iter(pictures)
     first = next(stream, None)
     if first is None:

@@ -126,7 +126,7 @@ class Calibration:
 
             def faces(denoiser: Denoiser, window: RecordedWindow) -> Float32Array:
                 latents = model.run("denoise", lambda: loop.run(denoiser, window))
-                pictures = np.ascontiguousarray(latents[0].transpose(1, 0, 2, 3))
+                pictures = np.ascontiguousarray(latents.transpose(1, 0, 2, 3))
                 decoded = model.run("decode", lambda: model.vae.decode_faces(pictures))
                 return np.asarray(np.stack(decoded) / 65535, np.float32)
 

@@ -17,7 +17,7 @@ from latentsync_trt.runtime.engines.builders import cuda_options
 from latentsync_trt.runtime.engines.session import CPU, Session, SessionSettings
 from latentsync_trt.runtime.providers.select import Selection
 from latentsync_trt.runtime.providers.table import CUDA
-from latentsync_trt.types import Float32Array, Float64Array, WindowBatch
+from latentsync_trt.types import Float32Array, Float64Array
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,13 +117,13 @@ class ObservingDenoiser(GraphDenoiser):
         self._sessions: dict[str, Session] = {}
         self._guided = False
 
-    def begin(self, batch: WindowBatch) -> None:
-        """Starts a batch of windows, with all steps guided or none."""
-        guided = batch.guidance > 1.0
+    def begin(self, latents: Float32Array, conditioning: Float32Array, audio: Float32Array, guidance: float) -> None:
+        """Starts a window, with all steps guided or none."""
+        guided = guidance > 1.0
         if guided != self._guided:
             self.close()
         self._guided = guided
-        super().begin(batch)
+        super().begin(latents, conditioning, audio, guidance)
 
     def observe(self, graph: str, timestep: int, outputs: Mapping[str, Any]) -> None:
         """Adds the statistics of a step to `ranges`; raises `InferenceError` if one is not finite."""

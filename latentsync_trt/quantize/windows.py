@@ -38,7 +38,7 @@ T = TypeVar("T")
 @dataclass(frozen=True, slots=True, eq=False)
 class RecordedWindow:
     """The denoiser's inputs for one window, all float32: `noise (1, 4, 1, h, w)`, the same for
-    every frame; `conditioning (1, 9, F, h, w)`; `audio (1, F, S, D)`."""
+    every frame; `conditioning (9, F, h, w)`; `audio (F, S, D)`."""
 
     noise: Float32Array
     conditioning: Float32Array
@@ -56,7 +56,7 @@ class Loop:
     def run(
         self, denoiser: Denoiser, window: RecordedWindow, on_step: Callable[[int, int], None] | None = None
     ) -> Float32Array:
-        """The final latents `(1, 4, F, h, w)`; after each step `on_step` gets the steps done and their total."""
+        """The final latents `(4, F, h, w)`; after each step `on_step` gets the steps done and their total."""
         plan = cache_plan(self.steps, self.interval)
         inputs = window.noise, window.conditioning, window.audio
         return denoise(denoiser, *inputs, self.guidance, ddim_schedule(self.steps), plan, on_step)
@@ -90,7 +90,7 @@ def record(
     finder = FaceFinder(FaceTracker(detector), manifest.resolution_px, pixel_aspect=info.sample_aspect_ratio)
     inpainter = make_inpainter(model, SyncOptions())
     with closing(speech), closing(gather(finder.cut_out(finder.find(read())), manifest.frames)) as gathered:
-        windows = (window for item in gathered for window in item.windows)
+        windows = (item for item in gathered if isinstance(item, Window))
         return tuple(
             _inputs(window, inpainter, speech)
             for number, window in enumerate(windows)
@@ -127,6 +127,6 @@ def recorded_for(samples: int) -> int:
 
 
 def _inputs(window: Window[FaceView], inpainter: Inpainter, speech: OpenSpeech) -> RecordedWindow:
-    (known,) = inpainter.encode([faces_of(window)])
+    known = inpainter.run("encode", lambda: inpainter.encode(faces_of(window)))
     audio = speech.windows(0, [view.time_s for view in window.items])
-    return RecordedWindow(inpainter.noise, known[None], audio[None])
+    return RecordedWindow(inpainter.noise, known, audio)

@@ -91,9 +91,7 @@ class Answer:
 def run_compiler(order: CompileOrder, environment: Mapping[str, str] | None = None) -> Answer:
     """Compiles a graph; after a crash of the compiler, the graph counts as not accepted. `environment`: as for `Child`.
 
-    Raises:
-        OutOfMemory: host memory ran out, or the system killed the process, most likely for that reason.
-        EngineBuildError: the process could not be started.
+    Raises `OutOfMemory` also where the system killed the process, `EngineBuildError` if it could not be started.
     """
     answers: list[Event] = []
     try:
@@ -104,10 +102,8 @@ def run_compiler(order: CompileOrder, environment: Mapping[str, str] | None = No
         answer: Answer = answers[-1]["answer"]
         return answer
     if ended.code == _KILLED or is_out_of_memory(ended.last_error_line):
-        raise OutOfMemory(
-            f"{order.path}: the compiler was killed, most likely for memory; close other programs; the published U-Net "
-            "at 512 px takes about 9 GB"
-        )
+        cure = "close other programs; the published U-Net at 512 px takes about 9 GB"
+        raise OutOfMemory(f"{order.path}: the compiler was killed, most likely for memory; {cure}")
     return Answer(False, f"the compiler crashed ({ended}): {ended.last_error_line or 'no message'}")
 
 

@@ -1,4 +1,4 @@
-"""Denoising steps on device buffers, with one upload and one download per batch of windows."""
+"""Denoising steps on device buffers, with one upload and one download per window."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -9,7 +9,7 @@ from latentsync_trt.bundle.manifest import HIDDEN, LATENT_HEIGHT, LATENT_WIDTH, 
 from latentsync_trt.errors import InferenceError
 from latentsync_trt.runtime.engines.session import COPY_GRAPH, DeviceBuffers, Session, small_session
 from latentsync_trt.runtime.providers.select import Selection
-from latentsync_trt.types import Float32Array, WindowBatch
+from latentsync_trt.types import Float32Array
 
 _STATE = ("latents", "history")
 
@@ -21,9 +21,8 @@ class GraphDenoiser:
     recorded with, so with CUDA graphs the new state is copied back on the device instead. Guided and unguided graphs
     share all buffers except `hidden`, which guided graphs hold for both halves, conditional and unconditional.
 
-    Args:
-        open_session: returns the session of a graph. selection: its provider. cuda_graph: it replays CUDA graphs.
-        check_sizes: called with the sizes of a batch by name, as in `windows=2`; raises `InputError` for others.
+    `open_session` returns the session of a graph, which with `cuda_graph` replays CUDA graphs. `check_sizes`: called
+    with the sizes of a window by name, as in `frames=16`; raises `InputError` for those that engines do not take.
     """
 
     def __init__(
@@ -43,42 +42,36 @@ class GraphDenoiser:
         self._current = 0
         self._guided = self._reusable = False
 
-    def begin(self, batch: WindowBatch) -> None:
-        """Uploads a batch of windows; at a guidance of 1 or below, only unguided graphs run.
+    def begin(self, latents: Float32Array, conditioning: Float32Array, audio: Float32Array, guidance: float) -> None:
+        """Uploads a window, as `types.Denoiser.begin`.
 
         Raises `InputError` if the sessions do not support its sizes; others as `Session.run`.
         """
-        self._check_sizes(**_sizes(batch))
-        self._guided = batch.guidance > 1.0
-        session = self._open(step_graph(guided=self._guided, cached=False))
-        session.explained(lambda: self._upload(batch))
-        self._reusable = False
-        self._current = 0
+        _, frames, height, width = latents.shape
+        sizes = {"frames": frames, LATENT_HEIGHT: height, LATENT_WIDTH: width}
+        self._check_sizes(**sizes)
+        self._sizes, self._guided, self._reusable, self._current = {"windows": 1} | sizes, guidance > 1.0, False, 0
+        session, upload = self._open(step_graph(guided=self._guided, cached=False)), self._buffers.upload
 
-    def _upload(self, batch: WindowBatch) -> None:
-        if _sizes(batch) != self._sizes:
-            self.release()
-        self._sizes, upload = _sizes(batch), self._buffers.upload
-        self._values = {
-            "conditioning": upload("conditioning", batch.conditioning),
-            "audio": upload("audio", batch.audio),
-            "timestep": upload("timestep", np.array(0, np.int64)),
-            "guidance": upload("guidance", np.array(batch.guidance, np.float32)),
-            "coefficients": upload("coefficients", np.zeros(5, np.float32)),
-        }
-        first = {"latents": batch.latents, "history": np.zeros_like(batch.latents)}
-        self._states = [
-            {name: upload(name, first[name]) for name in _STATE},
-            {name: self._buffers.empty(f"next {name}", batch.latents.shape, np.float32) for name in _STATE},
-        ]
+        def upload_all() -> None:
+            self._values = {
+                "conditioning": upload("conditioning", conditioning[None]),
+                "audio": upload("audio", audio[None]),
+                "timestep": upload("timestep", np.array(0, np.int64)),
+                "guidance": upload("guidance", np.array(guidance, np.float32)),
+                "coefficients": upload("coefficients", np.zeros(5, np.float32)),
+            }
+            first = {"latents": latents[None], "history": np.zeros_like(latents[None])}
+            self._states = [
+                {name: upload(name, first[name]) for name in _STATE},
+                {name: self._buffers.empty(f"next {name}", (1, *latents.shape), np.float32) for name in _STATE},
+            ]
+
+        session.explained(upload_all)
 
     def step(self, timestep: int, coefficients: Float32Array, *, cached: bool, recorded: bool = True) -> None:
-        """One denoising step in place. `cached` reuses the inner features of the last full step. `recorded`: as for
-        `Session.run_bound`.
-
-        Raises:
-            InferenceError: no full step came before a cached one. Others as `Session.run`.
-        """
+        """One denoising step in place, as `types.Denoiser.step`; `recorded`: as for `Session.run_bound`. Raises
+        `InferenceError` where no full step came before a cached one; others as `Session.run`."""
         if cached and not self._reusable:
             raise InferenceError("a cached step needs a full step before it")
         graph = step_graph(guided=self._guided, cached=cached)
@@ -103,7 +96,7 @@ class GraphDenoiser:
 
     def latents(self) -> Float32Array:
         # A copy: on the CPU the array is a view of a buffer of this object.
-        return np.array(self._states[self._current]["latents"].numpy(), np.float32)
+        return np.array(self._states[self._current]["latents"].numpy()[0], np.float32)
 
     def observe(self, graph: str, timestep: int, outputs: Mapping[str, Any]) -> None:
         """Called after each step with all outputs, for graphs that have more."""
@@ -127,8 +120,3 @@ class GraphDenoiser:
         target, source = self._states
         copier = small_session(COPY_GRAPH, self._selection)
         copier.run_bound(copier.bound(source | {f"{name}_copy": target[name] for name in _STATE}))
-
-
-def _sizes(batch: WindowBatch) -> dict[str, int]:
-    windows, _, frames, height, width = batch.latents.shape
-    return {"windows": windows, "frames": frames, LATENT_HEIGHT: height, LATENT_WIDTH: width}

@@ -11,7 +11,6 @@ from latentsync_trt.runtime.engines.output_comparison import Ranges, random_inpu
 from latentsync_trt.runtime.engines.session import Array, Session
 from latentsync_trt.runtime.stages import Stage
 from latentsync_trt.runtime.vae import VaeCodec
-from latentsync_trt.types import WindowBatch
 
 STAGES: dict[str, Stage] = {VAE_ENCODER: "encode", AUDIO_ENCODER: "encode", VAE_DECODER: "decode"}
 """In whose thread a graph runs; all others are steps."""
@@ -45,8 +44,8 @@ class FirstRuns:
             kinds = [cached for cached in (False, True) if step_graph(guided=guided, cached=cached) in graphs]
             if kinds:
                 given = self._random(step_graph(guided=guided, cached=False))
-                windows = given["latents"], given["conditioning"], given["audio"]
-                self.denoiser.begin(WindowBatch(*windows, guidance=2.0 if guided else 1.0))
+                latents, conditioning, audio = (given[name][0] for name in ("latents", "conditioning", "audio"))
+                self.denoiser.begin(latents, conditioning, audio, 2.0 if guided else 1.0)
             for cached in kinds:
                 self.denoiser.step(_TIMESTEP, np.zeros(5, np.float32), cached=cached, recorded=recorded)
 

@@ -167,7 +167,7 @@ def open_model(
             # `OutputError`: the engine cache cannot be written.
             if isinstance(error, EngineBuildError | OutputError) and not selection.is_named:
                 with suppress(ProviderUnavailable):
-                    following = _next(bundle, selection)
+                    following = next_provider(selection, manifest_sha256(bundle.folder))
             if following is None:
                 if build is not None:
                     build.stop()
@@ -195,17 +195,13 @@ def _quiet_factory(bundle: Bundle, selection: Selection, options: RuntimeOptions
     return SessionFactory(bundle, selection, options, EngineCache(cache_folder(options.engine_cache)), lambda _: None)
 
 
-def _next(bundle: Bundle, selection: Selection) -> Selection:
-    return next_provider(selection, manifest_sha256(bundle.folder))
-
-
 def _built_meanwhile(
     factory: SessionFactory, missing: tuple[str, ...], notices: Notices
 ) -> tuple[BackgroundBuild, Selection] | None:
     """What builds engines, and the provider for this run; None, with a notice, if there is no other."""
     name = factory.selection.name
     try:
-        following = _next(factory.bundle, factory.selection)
+        following = next_provider(factory.selection, manifest_sha256(factory.bundle.folder))
         build = BackgroundBuild(factory, missing)
     except (ProviderUnavailable, InputError, OSError) as error:
         notices.add(f"engines cannot be built in the background, so the run waits for them: {error}")

@@ -6,6 +6,7 @@ Imports of what runs it are inside the methods, so that `import latentsync_trt` 
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
@@ -26,9 +27,8 @@ class LipSync:
     """Syncs any number of clips with one bundle and provider; the networks stay open until `close`.
 
     Thread-safe. Calls of `sync` run beside one another and share the device, first come, first served; one that needs
-    networks which are not open waits until no other runs. `close` waits for all calls. Called from `on_progress`, all
-    raise `InputError`, as they could wait forever; after `close` they do, too. To stop a running `sync`, raise in
-    `on_progress`. Live sessions that `stream` has opened run beside all of them.
+    networks which are not open waits until no other runs. `close` waits for all calls. From `on_progress`, and after
+    `close`, all raise `InputError`. To stop a running `sync`, raise in `on_progress`.
     """
 
     def __init__(
@@ -65,13 +65,11 @@ class LipSync:
             provider: "auto" takes the fastest that can run the bundle, TensorRT where `setup` or `selftest` passed it;
                 naming "tensorrt", "cuda" or "cpu" disables fallback.
             options: how engines are built, cached and run.
-            on_notice: called from any thread with each of the report's notices as it occurs: what
-                decides whether a clip is worth its run before the run, builds when they begin.
+            on_notice: called from any thread with each of the report's notices as it occurs.
 
         Raises:
             BundleError: missing, damaged, edited, incomplete or too new, or several and none chosen.
-            ProviderUnavailable: a named provider does not load. InputError: `path` is none, or
-                `options` do not fit bundle or provider.
+            ProviderUnavailable: a named provider does not load. InputError: `options` do not fit bundle or provider.
         """
         from latentsync_trt.bundle.find import find_bundle
         from latentsync_trt.bundle.manifest import Bundle, manifest_sha256
@@ -111,8 +109,7 @@ class LipSync:
 
     @property
     def provider(self) -> str:
-        """The name of the execution provider that runs the networks, e.g. "cuda"; may change in
-        `warm_up` and `sync`, where the first choice turns out not to run the bundle."""
+        """The execution provider that runs the networks, e.g. "cuda"; may change where it cannot run the bundle."""
         model = self._slot.model
         return (self._slot if model is None else model).selection.name
 
@@ -122,15 +119,13 @@ class LipSync:
         return self._slot.build
 
     def encode_audio(self, path: str | Path, segments: AudioSegments = "joined") -> "AudioFeatures":
-        """The encoded speech of a whole recording, also of its silence, as with `--silence model`.
-
-        Raises:
-            MediaError: the file has no readable audio. InputError: `path` is none, or samples are
-            not finite numbers. Others as `sync`.
-        """
+        """The encoded speech of a whole recording, also of its silence, as with `--silence model`; raises as `sync`."""
+        from latentsync_trt.audio.encoder import encode_audio, plan_of
+        from latentsync_trt.audio.mel import filters_of
         from latentsync_trt.bundle.manifest import AUDIO_ENCODER
+        from latentsync_trt.media.audio import read_audio_blocks
         from latentsync_trt.sync.inputs import path_argument
-        from latentsync_trt.sync.speech import encode_recording
+        from latentsync_trt.sync.speech import speech_in
 
         recording = path_argument(path, "audio")
 
@@ -139,7 +134,8 @@ class LipSync:
                 return model.audio_encoder(mel)
 
         with self._calls.entered("encode_audio"):
-            return encode_recording(recording, segments, encode_mel, self._bundle)
+            plan = plan_of(segments, lambda: speech_in(recording).spans_s)
+            return encode_audio(partial(read_audio_blocks, recording), encode_mel, filters_of(self._bundle), plan)
 
     def sync(
         self,
@@ -190,11 +186,9 @@ class LipSync:
     ) -> "LiveSession":
         """Opens a live session, to be closed: speech goes in while it is being made, pictures and sound come out.
 
-        Several run at a time, as many as fit by the time that a window takes; the first measures it.
-
         Args:
             video: the idle clip, up to a minute of one face in one shot; or the `loop` of an open session.
-            executors, now: as for `LiveSession`, for tests and other clocks.
+            executors, now: as for `LiveSession`.
 
         Raises:
             Busy: no further session fits, or painting is slower than real time.

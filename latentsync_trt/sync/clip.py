@@ -1,7 +1,7 @@
 """One clip: decode → find faces → align → gather → encode → denoise → decode → analyze paste → compose → write.
 
-Each stage is a generator over the previous one, in a thread of its own, joined by a bounded queue, so memory depends on
-the size of a picture and of a window, not on the length of the clip. Those before painting begin while the model opens.
+Each stage is a generator over the previous one, in a thread of its own, joined by a bounded queue. Those before
+painting begin while the model opens.
 """
 
 from contextlib import ExitStack, closing
@@ -17,7 +17,7 @@ from latentsync_trt.measure.mismatch import ModelMismatchCheck
 from latentsync_trt.measure.quality import Quality, write_report
 from latentsync_trt.measure.syncnet import SyncMeter, open_syncnet
 from latentsync_trt.sync.compose import Composer
-from latentsync_trt.sync.inpaint import check_noise, make_inpainter
+from latentsync_trt.sync.inpaint import make_inpainter
 from latentsync_trt.sync.output import open_writer, write_frames
 from latentsync_trt.sync.paint import Pace, Painter, painted
 from latentsync_trt.sync.preview import preview_of
@@ -31,7 +31,6 @@ from latentsync_trt.types import Progress, SyncReport
 def sync_clip(run: RunContext) -> SyncReport:
     """Runs all stages of a clip; encoding runs in this thread. Errors as those of `LipSync.sync`."""
     options, helpers, frames = run.inputs.options, run.inputs.helpers, run.bundle.manifest.frames
-    check_noise(run.resolution_px, helpers.noise)
     if helpers.enhancer is None and options.enhancer is not None:
         helpers = replace(helpers, enhancer=load_enhancer(options.enhancer))
         run.inputs = replace(run.inputs, helpers=helpers)

@@ -98,10 +98,9 @@ class Composer:
                 if part_of(time_s) != part and job.frame.index >= self.frames_done:
                     part = part_of(time_s)
                     self.paster.restart()
+                remember = self.paster.remember
                 with self.clock.measure("compose", frames=0):
-                    means = [
-                        self.paster.remember(shown.target.track_id, time_s, inspected) for shown, _, inspected in faces
-                    ]
+                    means = [remember(shown.target.track_id, time_s, inspected) for shown, _, inspected in faces]
                 yield job, tuple(zip(faces, means, strict=True))
 
     def _pasted(self, frame: Frame, known: tuple[Analyzed, Means]) -> tuple[Shown, Pasted]:
@@ -116,5 +115,5 @@ class Composer:
 
 
 def _people(job: FrameJob) -> People:
-    shot = None if job.seen is None else job.seen.shot
-    return People(job.frame.time_s, {target.person for target in job.targets}, shot)
+    persons = {target.person for target in job.targets}
+    return People(job.frame.time_s, persons, None if job.seen is None else job.seen.shot)

@@ -1,7 +1,4 @@
-"""Two stages: find the faces in every frame, then crop them; and the look through a whole clip for its faces.
-
-A face is searched near its last position, so finding is sequential; cropping runs in another thread.
-"""
+"""Two stages: find the faces in every frame, then crop them; and the look through a whole clip for its faces."""
 
 from collections.abc import Callable, Generator, Mapping
 from contextlib import closing
@@ -102,7 +99,7 @@ class FaceFinder:
 
     def prepared(self, frame: Frame) -> Frame:
         """The same frame, with RGB where faces were seen last: for another thread, as `find` waits for nothing else."""
-        with self._clock.measure("decode", frames=0):
+        with self._clock.measure("decode"):
             for place in self._places if self._wanted(frame.time_s) else ():
                 frame.picture[place]
         return frame
@@ -122,18 +119,13 @@ class FaceFinder:
 
     def see(self, frames: Generator[Frame, None, None]) -> Generator[tuple[Frame, FrameFaces | None], None, None]:
         """Every frame in order with all faces in it; None where they are not wanted."""
-        if isinstance(self._faces, Tracks):
-            with closing(frames):
+        with closing(frames):
+            if isinstance(self._faces, Tracks):
                 for frame in frames:
                     yield frame, self._faces.at(frame.source_s) if self._wanted(frame.time_s) else None
-        else:
-            yield from self._searched(frames, self._faces)
-
-    def _searched(
-        self, frames: Generator[Frame, None, None], tracker: FaceTracker
-    ) -> Generator[tuple[Frame, FrameFaces | None], None, None]:
-        ahead: LookAhead[Frame] = LookAhead(tracker)
-        with closing(frames):
+                return
+            tracker = self._faces
+            ahead: LookAhead[Frame] = LookAhead(tracker)
             for frame in frames:
                 with self._clock.measure("face", frames=0):
                     if self._wanted(frame.time_s):
@@ -147,7 +139,7 @@ class FaceFinder:
                         tracker.restart()
                         ready = [*ahead.finish(), (frame, None)]
                 yield from ready
-        yield from ahead.finish()
+            yield from ahead.finish()
 
     def _job(self, frame: Frame, seen: FrameFaces, jumps: int) -> FrameJob:
         chosen = self._chooser.choose(seen, frame.time_s)
@@ -190,8 +182,7 @@ def _overview(frame: Frame, pixel_aspect: Fraction) -> UInt8Array:
 def analyze(
     video: Path, detector: FaceDetector, on_progress: ProgressCallback = lambda _: None
 ) -> tuple[Tracks, dict[int, UInt8Array]]:
-    """The tracks of all faces of a clip, and a picture of each person, as `FoundPeople`; raises `MediaError` if it
-    cannot be read, `NoFaceError` if it shows no usable face."""
+    """The tracks of all faces of a clip, and a picture of each person; raises `NoFaceError` if there is none."""
     info = probe(video)
     aspect, rate = info.sample_aspect_ratio, info.frames_per_s
     finder = FaceFinder(FaceTracker(detector, small=True), PORTRAIT_PX, pixel_aspect=aspect)

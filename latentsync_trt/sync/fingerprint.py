@@ -55,7 +55,6 @@ def _identity(value: object) -> str:
 
 
 def _stamp(path: Path) -> str:
-    """Name, size and time of a file."""
     with reading(path):
         status = path.stat()
     changed = datetime.fromtimestamp(status.st_mtime_ns / 1e9, UTC).isoformat()

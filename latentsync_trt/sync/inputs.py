@@ -40,8 +40,7 @@ class Helpers:
 class Inputs:
     """The files and options of a run, all of which can be used, and the properties of the video.
 
-    `info.duration_s` includes the delay of the picture. `tracks`: those of `--faces`. `page`: where to write the
-    report.
+    `info.duration_s` includes the delay of the picture. `tracks`: of `--faces`. `page`: where to write the report.
     """
 
     options: SyncOptions
@@ -61,12 +60,11 @@ def check_inputs(
 ) -> Inputs:
     """Opens all inputs, decodes the first picture and the first sounds, and checks that `output` can be written.
 
-    Args:
-        video, output: paths, str or `os.PathLike`. audio: likewise, or None where `options` name the recordings.
+    `audio`: None where `options` name the recordings.
 
     Raises:
-        InputError: an argument is not a path, or `options` do not fit each other, the video or the
-        output. MediaError: an input cannot be read. OutputError: the output cannot be written.
+        InputError: an argument is not a path, or `options` do not fit each other, the video or the output.
+        MediaError: an input cannot be read. OutputError: the output cannot be written.
     """
     source, target = path_argument(video, "video"), path_argument(output, "output")
     recording = None if audio is None else path_argument(audio, "audio")

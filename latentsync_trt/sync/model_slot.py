@@ -34,10 +34,8 @@ class Calls:
         thread = threading.get_ident()
         with self._changed:
             if thread in self._running:
-                raise InputError(
-                    f"LipSync.{operation}: called from a callback of another call, which it would wait for; call it "
-                    "when that has returned, or raise in the callback to stop it"
-                )
+                cure = "call it when that has returned, or raise in the callback to stop it"
+                raise InputError(f"LipSync.{operation}: called from a callback of another call; {cure}")
             if self._closed and operation != CLOSE:
                 raise InputError(f"LipSync.{operation}: it is closed; open the bundle again")
             self._running[thread] = operation
@@ -57,8 +55,8 @@ class Calls:
 class ModelSlot:
     """Opens a model at its first use, and again, with more graphs, when a call needs them and no other uses it.
 
-    `selection`: the provider that is tried first. `on_notice`: as for `LipSync`. `model`: the one that is open, if any.
-    `build`: ends with a build of engines for the next run, see `LipSync.build`. Raises as `check_options`.
+    `selection`, `on_notice`, `build`: as for `LipSync`. `model`: the one that is open, if any. Raises as
+    `check_options`.
     """
 
     def __init__(
@@ -100,10 +98,8 @@ class ModelSlot:
                     self._open_with(graphs)
                 elif self._users == self._lasting:
                     names = ", ".join(sorted(set(graphs) - (self.model.graphs if self.model else set())))
-                    raise Busy(
-                        f"live sessions use the open networks, and {names} would have to be opened, too; close them, "
-                        "or call `warm_up` with these options before the first session"
-                    )
+                    what = f"live sessions use the open networks, and {names} would have to be opened, too"
+                    raise Busy(f"{what}; close them, or call `warm_up` with these options before the first session")
                 else:
                     self._changed.wait(POLL_S)
             self._users += 1
@@ -123,23 +119,18 @@ class ModelSlot:
         It begins at once where no engine has to be built: what is wrong with the inputs should wait for no build.
         """
         is_open = self._model_with(graphs) is not None
-        ahead = is_open or not must_build(self.bundle, self.selection, self.options, graphs)
         with ExitStack() as held, ThreadPoolExecutor(1, thread_name_prefix="open model") as thread:
-            lock, begun = threading.Lock(), list[Future[Model]]()
+            begun = list[Future[Model]]()
 
-            def begin() -> None:
-                with lock:
-                    if not begun:
-                        begun.append(thread.submit(held.enter_context, self.acquired(graphs)))
+            def begin() -> list[Future[Model]]:
+                if not begun:
+                    begun.append(thread.submit(held.enter_context, self.acquired(graphs)))
+                return begun
 
-            def opened() -> Model:
-                begin()
-                return results(begun)[0]
-
-            if ahead:
+            if is_open or not must_build(self.bundle, self.selection, self.options, graphs):
                 begin()
             try:
-                yield opened
+                yield lambda: results(begin())[0]
             finally:
                 while wait(begun, POLL_S).not_done:
                     pass

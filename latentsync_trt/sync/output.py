@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable
 from dataclasses import replace
-from fractions import Fraction
 from functools import partial
 
 from latentsync_trt.face.people import FaceStats
@@ -24,7 +23,7 @@ def open_writer(run: RunContext, span: Span, playback: Playback) -> VideoWriter:
     inputs, sound = run.inputs, run.inputs.sound
     credentials, name, info, fps = inputs.credentials, inputs.output.name, inputs.info, playback.fps
     if fps is not None:
-        info = replace(info, frames_per_s=Fraction(fps), time_base=1 / Fraction(fps))
+        info = replace(info, frames_per_s=fps, time_base=1 / fps)
     made = fingerprint(inputs, run.bundle.folder, run.selection.name)
     return VideoWriter(
         inputs.output,

@@ -1,7 +1,6 @@
 """Paints windows of faces: encode, denoise and decode, each a stage of its own.
 
-The networks have their own threads, so that a GPU never waits for a picture to be converted or encoded. Where they can
-run side by side, a window is encoded and another one decoded while the one between them is denoised.
+The networks have their own threads, so that a GPU never waits for a picture to be converted or encoded.
 """
 
 import sys
@@ -13,24 +12,27 @@ from fractions import Fraction
 from functools import partial
 from math import ceil
 from time import perf_counter
+from typing import Any, TypeVar
 
 import numpy as np
 
+from latentsync_trt.runtime.stages import Stage
 from latentsync_trt.sync.faces import FrameJob
 from latentsync_trt.sync.inpaint import Inpainter
 from latentsync_trt.sync.threads import ClipStages, StageClock
-from latentsync_trt.sync.windows import FaceView, Gathered, Window, in_batches
+from latentsync_trt.sync.windows import FaceView, Group, Window, in_groups
 from latentsync_trt.types import Float32Array, Frame, UInt8Array, UInt16Array
+
+R = TypeVar("R")
 
 # With one network at a time on the device, each processes this many windows before the next is loaded.
 _LOW_MEMORY_WINDOWS = 4
 
-Encoded = tuple[Gathered, Sequence[Float32Array]]
-"""With a tensor for each window."""
+Encoded = tuple[Group, list[Float32Array], list[Float32Array]]
+"""With what the denoiser knows of each window, and its audio features."""
 
-
-Decoded = tuple[FrameJob | None, dict[tuple[int, int], UInt16Array]]
-"""With new faces, uint16 `(H, H, 3)`, by the frame's index and the track."""
+Painted = dict[tuple[int, int], UInt16Array]
+"""New faces, uint16 `(H, H, 3)`, by the frame's index and the track."""
 
 
 @dataclass(slots=True)
@@ -38,9 +40,8 @@ class Pace:
     """When windows were painted, and frames written.
 
     Times are on `time.perf_counter`'s scale. `frames_done`: those that an earlier run wrote; `from_s`: when the first
-    one after them begins in the output. `part`: the frames that may be painted; `window_frames`: that are painted at
-    once. `begun_s`: when painting began. `first`, `last`: when the first and the newest windows were
-    painted, and the index after their last frame.
+    one after them begins in the output. `part`: the frames that may be painted; `window_frames`: at once. `begun_s`:
+    when painting began. `first`, `last`: when the first and newest windows were painted, and the index after them.
     """
 
     opened_s: float
@@ -67,7 +68,6 @@ class Pace:
 
     def frames_per_s(self, count: int) -> float:
         """The pace of painting since all networks were open, where `count` frames were written; 0 before it begins."""
-        # Frames to paint are written a window at a time; others may be written before one is painted.
         count = min(count, self.part.stop)
         time_s, end = self.last if self.last is not None and self.last[1] >= count else (self.written_s, count)
         since_s = self.begun_s if 0 < self.begun_s < time_s else self.opened_s
@@ -109,74 +109,79 @@ class Painter:
     pace: Pace
     check: Callable[[], None] = lambda: None
 
-    def encode(self, item: Gathered) -> Encoded:
-        """What the denoiser knows of each window, from its faces."""
-        if not item.windows:
-            return item, ()
+    def encode(self, group: Group) -> Encoded:
         self.pace.begun_s = self.pace.begun_s or perf_counter()
-        with self.clock.measure("gather", frames=0):
-            faces = [faces_of(window) for window in item.windows]
-        with self.clock.measure("encode faces", item.used):
-            return item, self.inpainter.encode(faces)
-
-    def denoise(self, encoded: Encoded) -> Encoded:
-        """The latents of each window."""
-        item, conditioning = encoded
-        if not item.windows:
-            return item, ()
         with self.clock.measure("encode audio", frames=0):
-            audio = [
-                self.audio_windows(window.items[0].speaker, [view.time_s for view in window.items])
-                for window in item.windows
-            ]
-        with self.clock.measure("denoise", item.used):
-            return item, self.inpainter.denoise(conditioning, audio, lambda *_: self.check())
+            audio = [self.audio_windows(each.items[0].speaker, [view.time_s for view in each.items]) for each in group]
+        with self.clock.measure("gather", frames=0):
+            faces = list(map(faces_of, group))
+        return group, self._of_each("encode", "encode faces", group, self.inpainter.encode, faces), audio
 
-    def decode(self, denoised: Encoded) -> Decoded:
+    def denoise(self, encoded: Encoded) -> tuple[Group, list[Float32Array]]:
+        group, known, audio = encoded
+        denoise = partial(self.inpainter.denoise, on_step=lambda *_: self.check())
+        return group, self._of_each("denoise", "denoise", group, denoise, known, audio)
+
+    def decode(self, denoised: tuple[Group, list[Float32Array]]) -> Painted:
         """The new faces of frames that have not been written yet."""
-        item, latents = denoised
-        if not item.windows:
-            return item.job, {}
-        with self.clock.measure("decode faces", item.used):
-            painted = self.inpainter.decode(latents)
-        faces: dict[tuple[int, int], UInt16Array] = {}
-        for window, pictures in zip(item.windows, painted, strict=True):
+        group, latents = denoised
+        faces: Painted = {}
+        painted = self._of_each("decode", "decode faces", group, self.inpainter.decode, latents)
+        for window, pictures in zip(group, painted, strict=True):
             whole = len(window.used) == len(window.items)
             for position in window.used:
                 view = window.items[position]
                 if view.index >= self.pace.frames_done:
                     # Copied from a window with unused results, which are part of the same array.
                     faces[view.index, view.track_id] = pictures[position] if whole else pictures[position].copy()
-        end = 1 + max(window.items[window.used[-1]].index for window in item.windows)
-        self.pace.painted(len(item.windows), end)
-        return item.job, faces
+        self.pace.painted(len(group), 1 + max(window.items[window.used[-1]].index for window in group))
+        return faces
+
+    def _of_each(
+        self, stage: Stage, name: str, group: Group, change: Callable[..., R], *given: Sequence[Any]
+    ) -> list[R]:
+        """`change` of what is `given` of each window, all in one turn of the network."""
+        with self.clock.measure(name, sum(len(window.used) for window in group)):
+            results: list[R] = self.inpainter.run(stage, lambda: list(map(change, *given)))
+            return results
 
 
 def painted(
-    gathered: Generator[Gathered, None, None], painter: Painter, stages: ClipStages, frames: int, *, in_turn: bool
+    gathered: Generator[FrameJob | Window[FaceView], None, None],
+    painter: Painter,
+    stages: ClipStages,
+    frames: int,
+    *,
+    in_turn: bool,
 ) -> Generator[FrameJob, None, None]:
     """Every job in order with its painted faces: encode, denoise and decode, each in a thread of its own.
 
     `frames`: F, the length of a window. `in_turn`: one network at a time is on the device.
     """
-    at_once = _LOW_MEMORY_WINDOWS if in_turn else 1
-    at_once = max(1, min(at_once, stages.spare_frames // frames))  # frames wait until so many windows are complete
-    stage = partial(stages.prefetch, depth=at_once * frames)
-    encoded = stage(in_batches(gathered, at_once, frames), painter.encode, name="encode faces")
-    denoised = stage(encoded, painter.denoise, name="denoise")
-    decoded = stage(denoised, painter.decode, name="decode faces")
+    most = _LOW_MEMORY_WINDOWS if in_turn else 1
+    most = max(1, min(most, stages.spare_frames // frames))  # frames wait until so many windows are complete
+
+    def stage(source: Generator[Any, None, None], change: Callable[[Any], Any], name: str) -> Any:
+        def changed(item: Any) -> Any:
+            return item if isinstance(item, FrameJob) else change(item)
+
+        return stages.prefetch(source, changed, depth=most * frames, name=name)
+
+    encoded = stage(in_groups(gathered, most, frames), painter.encode, "encode faces")
+    decoded = stage(stage(encoded, painter.denoise, "denoise"), painter.decode, "decode faces")
     return stages.prefetch(in_order(decoded, painter.pace.frames_done), name="paint")
 
 
-def in_order(decoded: Generator[Decoded, None, None], frames_done: int) -> Generator[FrameJob, None, None]:
+def in_order(items: Generator[FrameJob | Painted, None, None], frames_done: int) -> Generator[FrameJob, None, None]:
     """Every job in order, with its painted faces, as soon as they are there."""
     queue: deque[FrameJob] = deque()
-    painted: dict[tuple[int, int], UInt16Array] = {}
-    with closing(decoded):
-        for next_job, faces in decoded:
-            if next_job is not None:
-                queue.append(next_job)
-            painted.update(faces)
+    painted: Painted = {}
+    with closing(items):
+        for item in items:
+            if isinstance(item, FrameJob):
+                queue.append(item)
+            else:
+                painted.update(item)
             while queue:
                 job, index = queue[0], queue[0].frame.index
                 keys = [(index, target.track_id) for target in job.targets]

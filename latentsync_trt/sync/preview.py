@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from fractions import Fraction
 
-from latentsync_trt.config import MODEL_FPS, SyncOptions
+from latentsync_trt.config import MODEL_FPS
 from latentsync_trt.media.playback import short
 from latentsync_trt.sync.inputs import Inputs
 from latentsync_trt.sync.speech import Sound, speech_in
@@ -21,9 +21,10 @@ def preview_of(inputs: Inputs) -> tuple[Inputs, str]:
     least_s = options.start or Fraction(0)
     speech_s = [time_s for time_s in _speech_from(sound, least_s) if until_s is None or time_s < until_s]
     begin_s = _picture_at(min(speech_s, default=least_s), inputs)
+    start_s = None if options.start is None else max(options.start - begin_s, Fraction(0))
     moved = replace(
         inputs,
-        options=_earlier(options, begin_s),
+        options=replace(options, start=start_s, end=None if options.end is None else options.end - begin_s),
         sound=sound.later(-begin_s),
         info=replace(info, duration_s=None if info.duration_s is None else info.duration_s - begin_s),
     )
@@ -45,13 +46,7 @@ def _speech_from(sound: Sound, least_s: Fraction) -> Iterator[Fraction]:
 
 def _picture_at(time_s: Fraction, inputs: Inputs) -> Fraction:
     """When the picture begins that is on screen in the output at this time."""
-    options, rate = inputs.options, inputs.info.frames_per_s or Fraction(MODEL_FPS)
-    from_s = inputs.sound.picture_delay_s if options.fps == "source" else Fraction(0)
-    rate = rate if options.fps == "source" else Fraction(options.fps)
+    fps = inputs.options.fps
+    from_s = inputs.sound.picture_delay_s if fps == "source" else Fraction(0)
+    rate = Fraction((inputs.info.frames_per_s or MODEL_FPS) if fps == "source" else fps)
     return max(from_s + (time_s - from_s) * rate // 1 / rate, Fraction(0))
-
-
-def _earlier(options: SyncOptions, by_s: Fraction) -> SyncOptions:
-    start_s, end_s = options.start, options.end
-    start_s = None if start_s is None else max(start_s - by_s, Fraction(0))
-    return replace(options, start=start_s, end=None if end_s is None else end_s - by_s)

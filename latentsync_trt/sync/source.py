@@ -20,28 +20,22 @@ from latentsync_trt.sync.run_context import RunContext
 from latentsync_trt.sync.speech import OpenSpeech
 from latentsync_trt.sync.threads import ClipStages
 from latentsync_trt.sync.timeline import Span
-from latentsync_trt.types import Float32Array, Progress
+from latentsync_trt.types import Progress
 
 # In the queues between stages that hold no frames back, and in the hands of these.
 _UNDER_WAY = 4
 
 
 def open_speech(run: RunContext, quality: Quality) -> OpenSpeech:
-    """The recordings, which are read before anything else, since an engine may take minutes to build.
-
-    Their audio encoder is that of the model, once it is open.
-    """
+    """The recordings, which are read before anything else, since an engine may take minutes to build."""
     inputs, speech = run.inputs, run.inputs.sound
-    run.announce(run.bundle.manifest.notices_at(run.resolution_px))
-    run.announce((*notices_of_rate(inputs.info, inputs.options), *run.selection.notices()))
-    run.announce(() if speech.notice is None else (speech.notice,))
+    run.announce((*run.bundle.manifest.notices_at(run.resolution_px), *notices_of_rate(inputs.info, inputs.options)))
+    run.announce((*run.selection.notices(), *filter(None, (speech.notice,))))
     run.on_progress(Progress("reading audio", 0, None))
-
-    def encode_mel(mel: Float32Array) -> Float32Array:
-        return run.model().audio_encoder(mel)
-
     with run.clock.measure("encode audio", frames=0):
-        return OpenSpeech(speech, encode_mel, filters_of(run.bundle), inputs.options, quality.listen)
+        return OpenSpeech(
+            speech, lambda mel: run.model().audio_encoder(mel), filters_of(run.bundle), inputs.options, quality.listen
+        )
 
 
 def clip_stages(run: RunContext, playback: Playback, streams: int) -> ClipStages:
@@ -58,12 +52,24 @@ def aligned_frames(
     run: RunContext, quality: Quality, span: Span, playback: Playback, stages: ClipStages
 ) -> Generator[FrameJob, None, None]:
     """Every frame of the output with the aligned faces of those who speak, from now on while the model opens."""
-    finder = _finder(run, span)
-    store = partial(PlanesOnDisk, folder=run.inputs.output.parent) if stages.on_disk else None
-    frames = stages.entering(read_frames(run.inputs.video, playback, store))
-    decoded = stages.prefetch_frames(run.clock.measured("decode", frames), finder.prepared, name="decode")
+    inputs, tracks = run.inputs, run.inputs.tracks
+    choice = inputs.sound.choice(inputs.options.face)
+    detector = inputs.helpers.detector or run.detector
+    if tracks is None and speakers_of(choice) is not None:
+        tracks, _ = analyze(inputs.video, detector, run.on_progress)
+    finder = FaceFinder(
+        tracks or FaceTracker(detector),
+        run.resolution_px,
+        choice=choice,
+        wanted=span.__contains__,
+        pixel_aspect=inputs.info.sample_aspect_ratio,
+        clock=run.clock,
+    )
+    store = partial(PlanesOnDisk, folder=inputs.output.parent) if stages.on_disk else None
+    frames = stages.entering(read_frames(inputs.video, playback, store), run.clock)
+    decoded = stages.prefetch_frames(frames, finder.prepared, name="decode")
     found = stages.prefetch_frames(finder.find(decoded), name="face")
-    return _watched(run, quality, finder.cut_out(found, run.inputs.sound.speaks), on_disk=stages.on_disk)
+    return _watched(run, quality, finder.cut_out(found, inputs.sound.speaks), on_disk=stages.on_disk)
 
 
 def _watched(
@@ -87,19 +93,3 @@ def _watched(
             if quality.mismatch is not None and job.targets:
                 quality.mismatch.meet(job.frame.picture, job.targets[0].tracked, run.detector)
             yield replace(job, frame=without_rgb(job.frame)) if on_disk else job
-
-
-def _finder(run: RunContext, span: Span) -> FaceFinder:
-    inputs, tracks = run.inputs, run.inputs.tracks
-    choice = inputs.sound.choice(inputs.options.face)
-    detector = inputs.helpers.detector or run.detector
-    if tracks is None and speakers_of(choice) is not None:
-        tracks, _ = analyze(inputs.video, detector, run.on_progress)
-    return FaceFinder(
-        tracks or FaceTracker(detector),
-        run.resolution_px,
-        choice=choice,
-        wanted=span.__contains__,
-        pixel_aspect=inputs.info.sample_aspect_ratio,
-        clock=run.clock,
-    )

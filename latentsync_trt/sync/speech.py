@@ -12,11 +12,9 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from latentsync_trt.audio.encoder import AudioFeatures, SpeechStream, encode_audio, plan_of
-from latentsync_trt.audio.mel import filters_of
+from latentsync_trt.audio.encoder import SpeechStream, plan_of
 from latentsync_trt.audio.turns import SpeakerTurns, read_turns
-from latentsync_trt.bundle.manifest import Bundle
-from latentsync_trt.config import AudioSegments, SyncOptions
+from latentsync_trt.config import SyncOptions
 from latentsync_trt.errors import InputError
 from latentsync_trt.media.audio import SPEECH_RATE_HZ, Mixer, read_audio_blocks
 from latentsync_trt.media.files import check_file, open_input
@@ -39,8 +37,7 @@ class Sound:
 
     `recordings`: of each speaker, perhaps the same. `faces`: the number of each speaker's face, None = the one of
     `--face`. `turns`: when each is painted, in times of the output; None = always. `notice`: what was assumed. `mix`:
-    what is heard instead of the speech. `own`: the video's own sound, and `picture_delay_s` that of its picture, where
-    they are needed.
+    what is heard instead. `own`, `picture_delay_s`: the video's own sound, and the delay of its picture, if needed.
     """
 
     recordings: tuple[SoundPiece, ...]
@@ -73,16 +70,17 @@ class Sound:
     def later(self, by_s: Fraction) -> "Sound":
         """The same, `by_s` later in the output."""
 
-        def moved(piece: SoundPiece | None) -> SoundPiece | None:
-            return None if piece is None else replace(piece, at_s=piece.at_s + by_s)
+        def moved(piece: SoundPiece) -> SoundPiece:
+            return replace(piece, at_s=piece.at_s + by_s)
 
-        return replace(
-            self,
-            recordings=tuple(replace(piece, at_s=piece.at_s + by_s) for piece in self.recordings),
-            turns=None if self.turns is None else tuple(turns.later(by_s) for turns in self.turns),
-            mix=moved(self.mix),
-            own=moved(self.own),
-            picture_delay_s=self.picture_delay_s + by_s,
+        return Sound(
+            tuple(map(moved, self.recordings)),
+            self.faces,
+            None if self.turns is None else tuple(turns.later(by_s) for turns in self.turns),
+            self.notice,
+            self.mix and moved(self.mix),
+            self.own and moved(self.own),
+            self.picture_delay_s + by_s,
         )
 
     def is_of(self, video: Path) -> bool:
@@ -97,22 +95,15 @@ class Sound:
 
 
 def speakers_of(audio: Path | None, piece: Callable[[Path], SoundPiece], options: SyncOptions) -> Sound:
-    """The speakers that arguments and options name; `piece` says when a recording is heard.
-
-    Raises:
-        InputError: options that contradict each other or the file of turns, or are missing.
-        MediaError: the file of turns cannot be read.
-    """
+    """The speakers that arguments and options name; `piece` says when a recording is heard. Raises `InputError` where
+    they contradict each other or the file of turns, or are missing; `MediaError` if that file cannot be read."""
     speakers = options.speaker
-    if audio is None and options.turns is not None:
-        raise InputError("--turns: needs --audio, the recording whose speakers it names")
-    if audio is None and not speakers:
-        raise InputError("no speech: give a recording with --audio, or one for each person with --speaker N=FILE")
+    if audio is None and (options.turns is not None or not speakers):
+        cure = "whose speakers --turns names" if options.turns else "or one for each person with --speaker N=FILE"
+        raise InputError(f"no speech: give a recording with --audio, {cure}")
     if audio is not None and speakers and options.turns is None:
-        raise InputError(
-            "--audio and --speaker exclude each other: give all recordings with --speaker N=FILE, or say with --turns "
-            "who speaks when in --audio"
-        )
+        cure = "give all recordings with --speaker N=FILE, or say with --turns who speaks when in --audio"
+        raise InputError(f"--audio and --speaker exclude each other: {cure}")
     numbers = [speaker.face for speaker in speakers]
     if twice := [number for number in numbers if numbers.count(number) > 1]:
         raise InputError(f"--speaker {twice[0]}=…: face {twice[0]} has several voices; give each face one")
@@ -218,11 +209,3 @@ def speech_in(path: Path) -> "Speech":
     from latentsync_trt.audio.vad import find_speech  # loads onnxruntime
 
     return find_speech(partial(read_audio_blocks, path))
-
-
-def encode_recording(
-    path: Path, segments: AudioSegments, encode_mel: Callable[[Float32Array], Float32Array], bundle: Bundle
-) -> AudioFeatures:
-    """The encoded speech of a whole recording; `encode_mel`: as for `SpeechStream`."""
-    plan = plan_of(segments, lambda: speech_in(path).spans_s)
-    return encode_audio(partial(read_audio_blocks, path), encode_mel, filters_of(bundle), plan)

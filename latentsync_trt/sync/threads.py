@@ -5,7 +5,7 @@ import threading
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from fractions import Fraction
 from functools import partial
 from queue import Empty, SimpleQueue
@@ -31,10 +31,8 @@ _SWITCH_INTERVAL_S = 0.0001
 
 
 def tune_process() -> None:
-    """Sets what suits a process that does nothing but run stages. An H200 painted 55 instead of 42 frames/s at 256 px
-    with an interval of 0.5 ms, and later 92 to 97 instead of 87 to 90 with one of 0.1 ms.
-
-    OpenCV's own threads only compete with the stages.
+    """Sets what suits a process that only runs stages, with which OpenCV's own threads compete. An H200 painted 55
+    instead of 42 frames/s at 256 px with an interval of 0.5 ms, and 92 to 97 instead of 87 to 90 with one of 0.1 ms.
     """
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     cv2.setNumThreads(1)
@@ -51,77 +49,53 @@ def prefetch(
 ) -> Generator[Any, None, None]:
     """Runs `source` in threads, one at a time, and `change`, side by side, of each item, from now on.
 
-    Yields what `change` returned in the order of `source`, and raises what either raised. At most `depth + 1` items are
-    being made or wait. Closing this generator waits for those that are being made and closes `source`; before that, and
-    before it raises an error, it calls `on_stop`.
+    Yields results in the order of `source`, and raises what either raised. At most `depth + 1` items are being made or
+    wait. Closing this generator calls `on_stop`, as an error does, waits for those being made, and closes `source`.
     """
-    makers = _Makers(source, change, threads, depth, name)
+    room, places, taking, is_open = SimpleQueue[None](), SimpleQueue[_Place](), threading.Lock(), True
+
+    def make() -> None:
+        while room.get() is None and is_open:
+            place: _Place = SimpleQueue()
+            try:
+                with taking:
+                    places.put(place)  # in the order of `source`
+                    item = next(source, _END) if is_open else _END
+                place.put((item if item is _END else change(item), None))
+            except BaseException as error:  # noqa: BLE001 -- raised by the consumer
+                place.put((_END, error))
 
     def consume() -> Generator[Any, None, None]:
-        ended = False
+        nonlocal is_open
+        makers, ended = [threading.Thread(target=make, name=name) for _ in range(threads)], False
+        for _ in range(depth + 1):
+            room.put(None)
         try:
-            makers.start()
+            for maker in makers:
+                maker.start()
             yield None
             while True:
-                item, error = _next_in(_next_in(makers.places))
+                item, error = _next_in(_next_in(places))
                 if error is not None:
                     raise error
                 if item is _END:
                     ended = True
                     return
-                makers.room.put(None)
+                room.put(None)
                 yield item
         finally:
-            makers.is_open = False
+            is_open = False
             if not ended:
                 on_stop()
-            makers.join()
+            for _ in makers:
+                room.put(None)
+            for maker in filter(threading.Thread.is_alive, makers):  # a signal may come before all have started
+                maker.join()
             source.close()
 
     items = consume()
     next(items)  # closing a generator that has not begun would not end its threads
     return items
-
-
-class _Makers:
-    """The threads of `prefetch`. An item is made for each that `room` holds.
-
-    `places`: of the items, in order; each gets an item, or `_END` after the last one, and what was raised.
-    """
-
-    def __init__(
-        self, source: Iterator[Any], change: Callable[[Any], Any], threads: int, depth: int, name: str
-    ) -> None:
-        self.room, self.places, self.is_open = SimpleQueue[None](), SimpleQueue[_Place](), True
-        self._source, self._change, self._taking = source, change, threading.Lock()
-        self._threads = [threading.Thread(target=self._make, name=name) for _ in range(threads)]
-        for _ in range(depth + 1):
-            self.room.put(None)
-
-    def start(self) -> None:
-        for thread in self._threads:
-            thread.start()
-
-    def join(self) -> None:
-        """Waits for items that are being made; the threads end where `is_open` is False."""
-        for _ in self._threads:
-            self.room.put(None)
-        for thread in filter(threading.Thread.is_alive, self._threads):  # a signal may come before all have started
-            thread.join()
-
-    def _make(self) -> None:
-        while self.room.get() is None and self.is_open:
-            place: _Place = SimpleQueue()
-            try:
-                place.put((self._made(place), None))
-            except BaseException as error:  # noqa: BLE001 -- raised by the consumer
-                place.put((_END, error))
-
-    def _made(self, place: "_Place") -> Any:
-        with self._taking:
-            self.places.put(place)
-            item = next(self._source, _END) if self.is_open else _END
-        return item if item is _END else self._change(item)
 
 
 def _next_in(queue: SimpleQueue[T]) -> T:
@@ -140,11 +114,9 @@ class ClipStages:
     Where one fails or is closed, no more frames enter; in painting or after it, painting is canceled, too. What fails
     before painting is raised after the frames before it, which are painted.
 
-    A frame may enter where all those on their way could be held back: `held_frames` to complete windows, those of
-    `first_s` seconds to fade, and those of `last_s` seconds to bridge gaps.
-
-    `spare_frames`: of `held_frames`, those that may wait for several windows. `on_disk`: the pictures of frames are
-    kept there, and fewer items wait between stages.
+    A frame may enter where all those on their way could be held back: `held_frames` to complete windows (of them
+    `spare_frames` for several), those of `first_s` seconds to fade, and those of `last_s` seconds to bridge gaps.
+    `on_disk`: the pictures of frames are kept there, and fewer items wait between stages.
     """
 
     def __init__(
@@ -158,13 +130,14 @@ class ClipStages:
         self.prefetch_frames = partial(prefetch, depth=depth, on_stop=self._end)
         self.prefetch = partial(prefetch, depth=depth, on_stop=self._cancel)
 
-    def entering(self, frames: Iterator[Frame]) -> Generator[Frame, None, None]:
-        """The same frames; each waits for room before it is read."""
+    def entering(self, frames: Iterator[Frame], clock: "StageClock") -> Generator[Frame, None, None]:
+        """The same frames; each waits for room before it is read, which `clock` measures."""
         while True:
             with self._changed:
                 while not (self._has_room() or self._ended):
                     self._changed.wait(POLL_S)
-            frame = None if self._ended else next(frames, None)
+            with clock.measure("decode", frames=0):
+                frame = None if self._ended else next(frames, None)
             if frame is None:
                 return
             self._times_s.append(frame.time_s)
@@ -213,17 +186,6 @@ class StageClock:
             with self._lock:
                 self._busy_s[stage] = self._busy_s.get(stage, 0.0) + perf_counter() - start_s
                 self._frames[stage] = self._frames.get(stage, 0) + frames
-
-    def measured(self, stage: str, source: Generator[T, None, None]) -> Generator[T, None, None]:
-        """The items of `source`; adds the time it takes to make each one, and a frame for each, to `stage`."""
-        with closing(source):
-            while True:
-                with self.measure(stage, frames=0):
-                    item = next(source, None)
-                if item is None:
-                    return
-                self._frames[stage] += 1
-                yield item
 
     def times(self) -> tuple[StageTime, ...]:
         """The sums so far, in the order in which stages first ran."""

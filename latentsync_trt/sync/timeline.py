@@ -35,11 +35,8 @@ class Span:
 
 
 def span_of(options: SyncOptions, speech: Sound, video: Path, speech_end_s: Fraction) -> Span:
-    """What `options` say; speech from another file that begins inside the clip also ends there.
-
-    Raises:
-        InputError: no speech is in it.
-    """
+    """What `options` say; speech from another file that begins inside the clip also ends there. Raises `InputError` if
+    no speech is in it."""
     end_s = options.end
     if end_s is None and options.start is not None and not speech.is_of(video):
         end_s = speech_end_s
@@ -74,11 +71,8 @@ def soundtrack_of(sound: Sound, span: Span) -> tuple[SoundPiece, ...]:
 
 
 def timeline_of(inputs: Inputs, speech: OpenSpeech) -> tuple[Span, Playback, list[str]]:
-    """What is synced, how the video is played, and notices about that.
-
-    Raises:
-        InputError: options do not fit the lengths of the files.
-    """
+    """What is synced, how the video is played, and notices about that; raises `InputError` if options do not fit the
+    lengths of the files."""
     options, sound, video_s = inputs.options, inputs.sound, inputs.info.duration_s
     length, mix = options.output_length, sound.mix
     span = span_of(options, sound, inputs.video, speech.end_s)
@@ -90,14 +84,15 @@ def timeline_of(inputs: Inputs, speech: OpenSpeech) -> tuple[Span, Playback, lis
     ends_s = None if length == "video" else max(video_s or end_s, end_s) if length == "longest" else end_s
     if options.preview_s is not None:
         preview_s = Fraction(str(options.preview_s))
-        ends_s = preview_s if ends_s is None else min(ends_s, preview_s)
+        ends_s = min(preview_s, ends_s or preview_s)
     playback = Playback(
         None if options.fps == "source" else Fraction(options.fps),
         ends_s,
         options.extend if length in ("audio", "longest") else None,
         sound.picture_delay_s,
     )
-    if options.preview_s is not None:  # which is told
-        return span, playback, speech.notices
-    cuts = notices_of_cuts(span, sound, inputs.video, speech.end_s)
-    return span, playback, [*speech.notices, *cuts, *notices_of_length(inputs.info, end_s, options)]
+    notices = [*speech.notices]
+    if options.preview_s is None:  # which is told
+        notices += notices_of_cuts(span, sound, inputs.video, speech.end_s)
+        notices += notices_of_length(inputs.info, end_s, options)
+    return span, playback, notices

@@ -1,7 +1,7 @@
 """Gathers aligned faces into windows of F frames for the networks."""
 
 from collections import deque
-from collections.abc import Generator, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Hashable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from fractions import Fraction
@@ -48,8 +48,12 @@ class Window(Generic[T]):
     used: range
 
 
+Group = list[Window[FaceView]]
+"""Windows that a network processes before the next network does."""
+
+
 class WindowPlanner(Generic[T]):
-    """Returns a window of `frames` as soon as it is complete; keeps fewer than 2F items of a stream.
+    """Returns a window of `frames` as soon as it is complete.
 
     A track is a run of frames without a gap. Frame n of a track belongs to its stream n modulo `streams`; windows are
     cut from one stream. Leftover frames get a window that is shifted back over frames already used, or, in a stream
@@ -96,23 +100,10 @@ class _Stream(Generic[T]):
         return [Window(tuple(islice(cycle((*last, *last[-2:0:-1])), frames)), range(pending))]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Gathered:
-    """The next job (None after the last one), and the windows to paint now."""
-
-    job: FrameJob | None
-    windows: Sequence[Window[FaceView]] = ()
-
-    @property
-    def used(self) -> int:
-        """Faces that are new."""
-        return sum(len(window.used) for window in self.windows)
-
-
 def gather(
     jobs: Generator[FrameJob, None, None], frames: int, streams: int = 1, frames_done: int = 0
-) -> Generator[Gathered, None, None]:
-    """Every job in order, with the windows that it completes.
+) -> Generator[FrameJob | Window[FaceView], None, None]:
+    """Every job in order, each followed by the windows that it completes.
 
     Args:
         frames: F, the length of a window. streams: see `WindowPlanner`.
@@ -120,34 +111,42 @@ def gather(
     """
     planner: WindowPlanner[FaceView] = WindowPlanner(frames, streams=streams)
 
-    def gathered(job: FrameJob | None, views: Mapping[Hashable, FaceView]) -> Gathered:
-        windows = planner.push(views)
-        return Gathered(job, [each for each in windows if each.items[each.used[-1]].index >= frames_done])
+    def completed(views: Mapping[Hashable, FaceView]) -> Iterator[Window[FaceView]]:
+        return (each for each in planner.push(views) if each.items[each.used[-1]].index >= frames_done)
 
     with closing(jobs):
         for job in jobs:
-            frame = job.frame
-            views: dict[Hashable, FaceView] = {
-                each.track_id: FaceView(frame.index, frame.time_s, each.track_id, each.speaker, each.face.image)
-                for each in job.targets
-                if each.face is not None
-            }
-            yield gathered(job, views)
-    yield gathered(None, {})
+            yield job
+            index, time_s = job.frame.index, job.frame.time_s
+            yield from completed(
+                {
+                    each.track_id: FaceView(index, time_s, each.track_id, each.speaker, each.face.image)
+                    for each in job.targets
+                    if each.face is not None
+                }
+            )
+    yield from completed({})
 
 
-def in_batches(gathered: Generator[Gathered, None, None], at_once: int, frames: int) -> Generator[Gathered, None, None]:
-    """The same jobs, with windows as soon as `at_once` of them are complete, whoever's faces they show.
+def in_groups(
+    gathered: Generator[FrameJob | Window[FaceView], None, None], most: int, frames: int
+) -> Generator[FrameJob | Group, None, None]:
+    """The same jobs, and up to `most` windows together, whoever's faces they show.
 
-    Fewer once frames have waited for the duration of `at_once` windows: without faces no window completes, and frames
+    Fewer once frames have waited for the duration of `most` windows: without faces no window completes, and frames
     would pile up.
     """
-    ready: list[Window[FaceView]] = []
+    group: Group = []
     waited = 0
     with closing(gathered):
         for item in gathered:
-            waited = waited + 1 if ready else 0
-            ready += item.windows
-            is_due = len(ready) >= at_once or waited >= at_once * frames or item.job is None
-            yield Gathered(item.job, ready if is_due else ())
-            ready = [] if is_due else ready
+            if isinstance(item, FrameJob):
+                waited += bool(group)
+                yield item
+            else:
+                group.append(item)
+            if len(group) >= most or waited >= most * frames:
+                yield group
+                group, waited = [], 0
+    if group:
+        yield group

@@ -14,7 +14,6 @@ from latentsync_trt.export.exporter import plan_graphs
 from latentsync_trt.runtime.denoiser import GraphDenoiser
 from latentsync_trt.runtime.engines.session import Session
 from latentsync_trt.runtime.providers.select import Selection
-from latentsync_trt.types import WindowBatch
 from tests.export.test_export_solver import diffusers_solver
 from tests.exports import ExportCache
 
@@ -71,15 +70,16 @@ def half(reference: Path, exports: ExportCache) -> Graphs:
 def _loop(reference: Path, graphs: Graphs, interval: int) -> np.ndarray:
     recorded = np.load(reference / "small" / "loop_20steps.npz")
     steps = int(recorded["steps"])
-    return denoise(
+    latents = denoise(
         GraphDenoiser(lambda name: graphs[name], Selection("cpu")),
         recorded["noise"],
-        recorded["conditioning"],
-        recorded["audio"][None],
+        recorded["conditioning"][0],
+        recorded["audio"],
         float(recorded["guidance"]),
         ddim_schedule(steps),
         cache_plan(steps, interval),
     )
+    return latents[None]
 
 
 @pytest.mark.parametrize(("interval", "recording"), [(1, "final"), (3, "final_cache_interval3")])
@@ -101,15 +101,15 @@ def test_dpmpp_loop_agrees_with_the_diffusers_scheduler(reference: Path, single:
     """The scheduler of diffusers on the host, with noise that the same graph predicts."""
     steps = 8
     with np.load(reference / "small" / "loop_20steps.npz") as recorded:
-        noise, conditioning, audio = recorded["noise"], recorded["conditioning"], recorded["audio"][None]
+        noise, conditioning, audio = recorded["noise"], recorded["conditioning"][0], recorded["audio"]
         guidance = float(recorded["guidance"])
     denoiser = GraphDenoiser(lambda name: single[name], Selection("cpu"))
     found = denoise(denoiser, noise, conditioning, audio, guidance, dpmpp_schedule(steps), cache_plan(steps, 1))
     solver = diffusers_solver(steps)
-    frames = conditioning.shape[2]
+    frames = conditioning.shape[1]
     latents = torch.from_numpy(noise).repeat(1, 1, frames, 1, 1)
     for timestep in solver.timesteps:
-        denoiser.begin(WindowBatch(latents.numpy(), conditioning, audio, guidance))
+        denoiser.begin(latents[0].numpy(), conditioning, audio, guidance)
         denoiser.step(int(timestep), NOISE_ALONE, cached=False)
-        latents = solver.step(torch.from_numpy(denoiser.latents()), timestep, latents).prev_sample
-    assert relative(found, latents.numpy()) <= SOLVER_TOLERANCE
+        latents = solver.step(torch.from_numpy(denoiser.latents()[None]), timestep, latents).prev_sample
+    assert relative(found, latents[0].numpy()) <= SOLVER_TOLERANCE

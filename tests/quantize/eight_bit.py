@@ -28,8 +28,8 @@ def small_window(bundle: Bundle) -> RecordedWindow:
     side, frames = manifest.latent_px, manifest.frames
     return RecordedWindow(
         random.standard_normal((1, 4, 1, side, side), np.float32),
-        random.standard_normal((1, 9, frames, side, side), np.float32),
-        random.standard_normal((1, frames, 10 * manifest.audio_layers, manifest.audio_width), np.float32),
+        random.standard_normal((9, frames, side, side), np.float32),
+        random.standard_normal((frames, 10 * manifest.audio_layers, manifest.audio_width), np.float32),
     )
 
 

@@ -24,7 +24,7 @@ from latentsync_trt.quantize.steps import (
 )
 from latentsync_trt.runtime.model import open_model
 from latentsync_trt.runtime.providers.select import Selection
-from latentsync_trt.types import Float32Array, WindowBatch
+from latentsync_trt.types import Float32Array
 from tests.quantize.eight_bit import observe_small, small_loop, small_window
 from tests.quantize.toys import CONVOLUTION, LINEAR, OTHER, write_layers
 from tests.small import small_bundle
@@ -38,25 +38,24 @@ SCORES_BYTES = HEADS * TOKENS * TOKENS * 4
 """Of one entry of the batch."""
 
 
-def toy_batch(scale: float = 1.0) -> WindowBatch:
-    latents, known, audio = (np.float32(scale) * values for values in toy_inputs(1))
-    return WindowBatch(latents, known, audio, 1.5)
+def toy_window(scale: float = 1.0) -> list[Float32Array]:
+    return [np.float32(scale) * values for values in toy_inputs()]
 
 
-def observe_toy(folder: Path, batch: WindowBatch, dtype: type[np.floating] = np.float32) -> Ranges:
+def observe_toy(folder: Path, window: list[Float32Array], dtype: type[np.floating] = np.float32) -> Ranges:
     """What one step of the toy returns."""
     graph = write_observed(write_layers(folder / "toy", dtype), "denoise_step", folder)
     denoiser = ObservingDenoiser({"denoise_step": graph}, CPU)
-    denoiser.begin(batch)
+    denoiser.begin(*window, 1.5)
     denoiser.step(7, NO_COEFFICIENTS, cached=False)
     return denoiser.ranges
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
 def test_maxima_and_samples_are_those_of_the_inputs(tmp_path: Path, dtype: type[np.floating]) -> None:
-    batch = toy_batch()
-    found = observe_toy(tmp_path, batch, dtype)
-    latents, audio = np.abs(batch.latents.astype(dtype)), np.abs(batch.audio.astype(dtype))
+    window = toy_window()
+    found = observe_toy(tmp_path, window, dtype)
+    latents, audio = np.abs(window[0].astype(dtype)), np.abs(window[2].astype(dtype))
     assert (found[CONVOLUTION].largest, found[LINEAR].largest) == (latents.max(), audio.max())
     # Tensors as small as these are sampled whole.
     whole = ActivationRange.of_step(float(latents.max()), latents.ravel().astype(np.float32))
@@ -76,7 +75,7 @@ def test_an_observed_loop_computes_what_the_plain_one_does() -> None:
 
 def test_an_overflow_is_reported_with_its_layer_and_timestep(tmp_path: Path) -> None:
     with pytest.raises(InferenceError, match=rf"{CONVOLUTION} is not finite at timestep 7.*fp32"):
-        observe_toy(tmp_path, toy_batch(scale=1e6), np.float16)
+        observe_toy(tmp_path, toy_window(scale=1e6), np.float16)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from latentsync_trt.runtime.engines.cache import EngineCache, cache_folder
 from latentsync_trt.runtime.engines.session_factory import SessionFactory
 from latentsync_trt.runtime.model import Model, open_model
 from latentsync_trt.runtime.providers.select import Selection, select_provider
-from latentsync_trt.types import Float32Array, WindowBatch
+from latentsync_trt.types import Float32Array
 
 COEFFICIENTS = np.array([0.9, -0.1, 0.05, 1.1, -0.4], np.float32)
 
@@ -66,15 +66,14 @@ class Run:
         manifest, random = model.bundle.manifest, np.random.default_rng(5)
         side, frames = (resolution or manifest.resolution_px) // 8, self.frames or manifest.frames
         tokens = 10 * manifest.audio_layers
-        batch = WindowBatch(
-            random.standard_normal((1, 4, frames, side, side), np.float32),
-            random.standard_normal((1, 9, frames, side, side), np.float32),
-            random.standard_normal((1, frames, tokens, manifest.audio_width), np.float32),
-            self.guidance,
-        )
+        window = [
+            random.standard_normal((4, frames, side, side), np.float32),
+            random.standard_normal((9, frames, side, side), np.float32),
+            random.standard_normal((frames, tokens, manifest.audio_width), np.float32),
+        ]
         pictures = random.integers(0, 255, (frames, 8 * side, 8 * side, 3), np.uint8)
         mel = random.standard_normal((1, 80, 3000), np.float32)
-        latents = model.run("denoise", partial(self._denoised, model, batch))
+        latents = model.run("denoise", partial(self._denoised, model, *window))
         if not self.faces:
             return [latents]
         mask = np.ones((8 * side, 8 * side), np.float32)
@@ -82,9 +81,9 @@ class Run:
         decoded = model.run("decode", lambda: model.vae.decode_faces(whole))
         return [latents, masked, whole, np.stack(decoded).astype(np.float32), model.audio_encoder(mel)]
 
-    def _denoised(self, model: Model, batch: WindowBatch) -> Float32Array:
-        for part in (batch, replace(batch, latents=-batch.latents)):  # the second finds the buffers of the first
-            model.denoiser.begin(part)
+    def _denoised(self, model: Model, latents: Float32Array, *others: Float32Array) -> Float32Array:
+        for part in (latents, -latents):  # the second finds the buffers of the first
+            model.denoiser.begin(part, *others, self.guidance)
             for number in range(4):
                 reuse = self.cached and number % 2 == 1
                 model.denoiser.step(900 - 100 * number, COEFFICIENTS, cached=reuse)

@@ -97,16 +97,12 @@ class TensorRTBuilder:
         )
         answer = run_compiler(order, visible_only(self.gpu))
         if answer.version and not answer.version.startswith(self.version):
-            raise EngineBuildError(
-                f"{graph}: Python's tensorrt is {answer.version}, but ONNX Runtime loads TensorRT {self.version}, "
-                "which takes engines of its own version only; install one TensorRT, or put its folder first on the "
-                "loader's path"
-            )
+            what = f"Python's tensorrt is {answer.version}, but ONNX Runtime loads TensorRT {self.version}"
+            cure = "install one TensorRT, or put its folder first on the loader's path"
+            raise EngineBuildError(f"{graph}: {what}, which takes engines of its own version only; {cure}")
         if answer.out_of_memory:
-            raise OutOfMemory(
-                f"{graph.stem}: out of memory while TensorRT builds its engine ({answer.reason}); close other programs "
-                "on this GPU, or use --static"
-            )
+            what = f"out of memory while TensorRT builds its engine ({answer.reason})"
+            raise OutOfMemory(f"{graph.stem}: {what}; close other programs on this GPU, or use --static")
         if not answer.accepted:
             cure = "run with --provider cuda, and please report it"
             raise GraphRefused(f"{graph}: TensorRT built no engine: {answer.reason}; {cure}")

@@ -31,8 +31,7 @@ def dimension_ranges(manifest: Manifest, options: RuntimeOptions) -> dict[str, D
 def engine_ranges(ranges: Mapping[str, DimensionRange]) -> dict[str, DimensionRange]:
     """`ranges` reduced to what a run asks of an engine, which holds memory for the largest shape of its profile.
 
-    A run encodes one segment of speech and denoises one window at a time, and pads windows and pictures to the usual
-    number.
+    A run encodes one segment of speech and denoises one window at a time, and pads pictures to the usual number.
     """
     most, reduced = {"windows": 1, "segments": 1}, dict(ranges)
     for name, span in ranges.items():

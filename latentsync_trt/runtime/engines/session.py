@@ -105,11 +105,7 @@ class RunClock:
 class Session:
     """A loaded graph; thread-safe. `clock` times its runs.
 
-    Args:
-        path: the `.onnx` file. settings: how it is opened.
-
-    Raises:
-        EngineBuildError: the graph cannot be loaded or compiled. OutOfMemory: there is too little memory.
+    Raises `EngineBuildError` if the graph of the `.onnx` file `path` cannot be loaded or compiled, and `OutOfMemory`.
     """
 
     def __init__(self, path: Path, settings: SessionSettings = SessionSettings()) -> None:

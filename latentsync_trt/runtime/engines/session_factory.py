@@ -88,7 +88,7 @@ class SessionFactory:
         return variant if has_it and self.options.graph_variant == "auto" else "portable"
 
     def check(self, **sizes: int) -> None:
-        """Raises `InputError`, naming the range, if the engines do not support one of `sizes`, as in `windows=2`."""
+        """Raises `InputError`, naming the range, if the engines do not support one of `sizes`, as in `frames=16`."""
         for name, size in sizes.items():
             span = self.ranges.get(name)
             if span is not None and not span.minimum <= size <= span.maximum:
@@ -138,9 +138,8 @@ class SessionFactory:
     def open(self, graph: str, *, cuda_graph: bool = False) -> OpenedEngine:
         """A session of a graph, which with `cuda_graph` may record one; builds its engine first where that is missing.
 
-        Raises:
-            EngineBuildError: the provider cannot compile the graph, or runs too few of its nodes.
-            OutOfMemory: there is too little memory. OutputError: the cache cannot be written.
+        Raises `EngineBuildError` if the provider cannot compile it or runs too few of its nodes, `OutOfMemory`, and
+        `OutputError` if the cache cannot be written.
         """
         start_s = time.perf_counter()
         if not self.compiled:
@@ -189,10 +188,9 @@ class SessionFactory:
         if wanted not in session.ort.get_providers() or share < LEAST_NODE_SHARE:
             session.close()
             where = ", ".join(f"{count} on {provider}" for provider, count in sorted(counts.items()))
-            raise EngineBuildError(
-                f"{session.name}: {name} runs {share:.0%} of its nodes, and at least {LEAST_NODE_SHARE:.0%} are "
-                f"expected ({where}); export the model again with this version, or choose another --provider"
-            )
+            what = f"{name} runs {share:.0%} of its nodes, and at least {LEAST_NODE_SHARE:.0%} are expected ({where})"
+            cure = "export the model again with this version, or choose another --provider"
+            raise EngineBuildError(f"{session.name}: {what}; {cure}")
         return share
 
     def _builder(self, graph: str) -> TensorRTBuilder:
