@@ -20,6 +20,7 @@ from latentsync_trt.sync.output import open_writer, write_frames
 from latentsync_trt.sync.paint import Pace, Painter, painted
 from latentsync_trt.sync.run_context import RunContext
 from latentsync_trt.sync.source import aligned_frames, clip_stages, open_speech
+from latentsync_trt.sync.speaking import who_speaks
 from latentsync_trt.sync.timeline import timeline_of
 from latentsync_trt.sync.windows import gather, streams_at
 from latentsync_trt.types import Progress, SyncReport
@@ -32,6 +33,8 @@ def sync_clip(run: RunContext) -> SyncReport:
     if helpers.enhancer is None and options.enhancer is not None:
         helpers = replace(helpers, enhancer=load_enhancer(options.enhancer))
         run.inputs = replace(run.inputs, helpers=helpers)
+    if options.face == "speaking":
+        run.inputs = who_speaks(run)
     quality = quality_of(run)
     with ExitStack() as stack:
         speech = stack.enter_context(closing(open_speech(run, quality)))
