@@ -141,7 +141,7 @@ class SyncOptions:
     face: str = option(
         "largest",
         "Whose mouth: largest, left, right, speaking = at each time the face that speaks in the video, index:N as "
-        "numbered by `latentsync-trt faces`, or at:X,Y in pixels. With speaking and index:N the whole video is searched "
+        "numbered by `latentsync-trt faces`, or at:X,Y in pixels. For speaking and index:N the whole video is searched "
         "first, unless there is --faces.",
         group=FACES,
         parse=checked_face,

@@ -11,7 +11,7 @@ import numpy as np
 
 from latentsync_trt.errors import NoFaceError
 from latentsync_trt.face.geometry import LEAST_HEIGHT_PX, LEAST_WIDTH_PX, turn
-from latentsync_trt.face.speaking import mouth_of
+from latentsync_trt.face.speaking import MOUTH_VALUES, mouth_of
 from latentsync_trt.face.track_file import COLUMNS, ClipMark, FaceSpan, Tracks
 from latentsync_trt.face.tracker import ON_ITS_SIDE, FrameFaces
 from latentsync_trt.types import Face, Frame, Interval, Picture, UInt8Array
@@ -68,7 +68,7 @@ def summaries(tracks: Tracks) -> list[PersonSummary]:
 class FoundPeople:
     """Collects the faces of a clip, by track, and the best picture of each person: a large, frontal one.
 
-    Needs 104 bytes for each face in each frame.
+    Needs 120 bytes for each face in each frame.
     """
 
     def __init__(self) -> None:
@@ -90,7 +90,7 @@ class FoundPeople:
 
     def result(self, clip: ClipMark) -> tuple[Tracks, dict[int, UInt8Array]]:
         """All tracks, and a picture of each person by number, uint8 `(256, 256, 3)` RGB, but of those hardly seen."""
-        found = [(person, np.array(rows).reshape(-1, COLUMNS + 2)) for person, rows in self.tracks.values()]
+        found = [(person, np.array(rows).reshape(-1, COLUMNS + MOUTH_VALUES)) for person, rows in self.tracks.values()]
         found.sort(key=lambda one: float(one[1][0, 0]))
         seen_s = dict.fromkeys((person for person, _ in found), 0.0)
         for person, rows in found:

@@ -1,7 +1,7 @@
 """Who of the people in a picture speaks, from the shapes of their mouths and from the voices that are heard. Pure.
 
-In speech, a mouth changes both its height and its width several times a second, and opens with the sound; in chewing,
-smiling, turning and nodding it changes one of them, or slowly. That is the evidence of each moment. What is found is
+In speech, corners of the mouth, lips and chin all move several times a second, and open with the sound; in chewing,
+smiling, turning and nodding one of them does, or slowly. That is the evidence of each moment. What is found is
 the likeliest course of each shot, in which every change of the speaker costs something.
 """
 
@@ -22,23 +22,28 @@ LEAST_S = 0.4
 
 _SAME_TIME_S = 0.01
 
-# Points of FaceMesh: middle of the upper and of the lower lip, corners of the mouth, outer corners of the eyes.
-_UPPER, _LOWER, _LEFT, _RIGHT, _LEFT_EYE, _RIGHT_EYE = 0, 17, 61, 291, 33, 263
+# Points of FaceMesh: what moves, and what it is measured by: the eyes' corners, the forehead, and what is below that.
+_LEFT_CORNER, _RIGHT_CORNER, _UPPER_LIP, _CHIN = 61, 291, 0, 152
+_LEFT_EYE, _RIGHT_EYE, _FOREHEAD, _BELOW = [33, 133], [263, 362], [10, 151, 9], [6, 197, 33, 263]
+_POINTS, MOUTH_VALUES = 468, 4
+"""Of FaceMesh, and of `mouth_of`."""
 
 # Limits below were chosen on the first halves of three clips of people, and measured on the second halves: see
 # benchmarks/speaking-cpu.json. Frames are those of MODEL_FPS.
-_HEIGHT_FRAMES, _WIDTH_FRAMES = 5, 25
-"""Slower changes of a mouth do not count."""
-_AROUND_FRAMES = (9, 25)
+_CORNER_FRAMES, _LIP_FRAMES = 25, 11
+"""Slower changes do not count: of the corners of a mouth, and of lip and chin."""
+_AROUND_FRAMES = (5, 25)
 """The times around a moment whose changes count: the shorter tells when, the longer bridges what is hardly moved."""
-_SPOKEN = 0.0125
-"""Change in distances between the eyes, the geometric mean of height and width, from which a mouth rather speaks."""
-_MOST_FOR, _MOST_AGAINST = 0.9, 0.6
-_CHANGE = 9.0
-"""What a change of the speaker costs, in the unit of evidence, a factor of e in `_SPOKEN` for one frame."""
+_SPOKEN = 0.022
+"""The geometric mean of the changes, in units of `mouth_of`, from which a mouth rather speaks."""
+_MOST_FOR, _MOST_AGAINST = 0.9, 0.7
+_CHANGE = 8.0
+"""What a change of the speaker costs, where one frame with `e * _SPOKEN` is evidence of 1."""
 
 _SOUND_FRAMES, _ALIKE_FRAMES = 11, 25
 """Slower changes of opening and sound do not count; the time around a moment in which they are compared."""
+_WIDTH = 2.0
+"""How much of a mouth's width the opening is less than the place of the chin."""
 _ALIKE, _BY_CHANCE = 0.4, 0.15
 """What their correlation is worth, and what it is without speech."""
 _FAINT_DB = -40.0
@@ -65,20 +70,26 @@ class Voice:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Mouth:
-    """The mouth of a person in one shot: `shapes (n, 2)`, see `mouth_of`, at `times_s (n,)`."""
+    """The mouth of a person in one shot: `shapes (n, 4)`, see `mouth_of`, at `times_s (n,)`."""
 
     person: int
     times_s: Float64Array
     shapes: Float64Array
 
 
-def mouth_of(landmarks: Float32Array | None) -> tuple[float, float]:
-    """Height and width of the mouth, lips included, in distances between the eyes; NaN without FaceMesh's points."""
-    if landmarks is None or len(landmarks) <= _RIGHT:
-        return np.nan, np.nan
-    points = landmarks[[_UPPER, _LOWER, _LEFT, _RIGHT, _LEFT_EYE, _RIGHT_EYE]].astype(np.float64)
-    height, width, eyes = np.hypot(*(points[::2] - points[1::2]).T).tolist()
-    return height / eyes, width / eyes
+def mouth_of(landmarks: Float32Array | None) -> tuple[float, ...]:
+    """How far both corners of the mouth are to the right, upper lip and chin below; NaN without FaceMesh's points.
+
+    Along the eyes and from the forehead down, in units of these, so that it hardly changes where a head turns or nods.
+    """
+    if landmarks is None or len(landmarks) < _POINTS:
+        return (np.nan,) * MOUTH_VALUES
+    left, right, forehead, below = (
+        landmarks[points].mean(axis=0, dtype=np.float64) for points in (_LEFT_EYE, _RIGHT_EYE, _FOREHEAD, _BELOW)
+    )
+    moving = landmarks[[_LEFT_CORNER, _RIGHT_CORNER, _UPPER_LIP, _CHIN]] - (left + right) / 2
+    across, down = np.linalg.solve(np.column_stack([right - left, below - forehead]), moving.T)
+    return *across[:2].tolist(), *down[2:].tolist()
 
 
 def speakers(mouths: Sequence[Mouth], shots_s: Sequence[float], voice: Voice | None) -> tuple[Speaks, ...]:
@@ -122,14 +133,15 @@ def _evidence(mouth: Mouth, times_s: Float64Array, voice: Voice | None) -> Float
     known = ~np.isnan(mouth.shapes).any(axis=1)
     if not known.any() or not times_s.size:
         return np.full(len(times_s), -_MOST_AGAINST)
-    height, width = (np.interp(times_s, mouth.times_s[known], values) for values in mouth.shapes[known].T)
-    changes = _fast(height, _HEIGHT_FRAMES), _fast(width, _WIDTH_FRAMES)
+    left, right, lip, chin = (np.interp(times_s, mouth.times_s[known], values) for values in mouth.shapes[known].T)
+    corners = np.hypot(_fast(left, _CORNER_FRAMES), _fast(right, _CORNER_FRAMES))
+    changes = corners, _fast(lip, _LIP_FRAMES), _fast(chin, _LIP_FRAMES)
     powers = [_power(curve, frames) for curve in changes for frames in _AROUND_FRAMES]
     found = np.log(np.maximum(powers, _TINY)).mean(axis=0) / 2 - np.log(_SPOKEN)
     if voice is not None:
         levels_db = np.interp(times_s + 1 / MODEL_FPS, np.arange(len(voice.levels_db)) / MODEL_FPS, voice.levels_db)
         sound = _fast(_mean(np.maximum(levels_db, _FAINT_DB), 3), _SOUND_FRAMES)
-        opening = _fast(height - width, _SOUND_FRAMES)
+        opening = _fast(chin - _WIDTH * (right - left), _SOUND_FRAMES)
         size = np.sqrt(np.maximum(_power(sound, _ALIKE_FRAMES) * _power(opening, _ALIKE_FRAMES), _TINY))
         found += _ALIKE * (_mean(sound * opening, _ALIKE_FRAMES) / size - _BY_CHANCE)
     return np.clip(found, -_MOST_AGAINST, _MOST_FOR)

@@ -61,7 +61,7 @@ def mark_of(video: Path, info: VideoInfo, frames: int = 0) -> ClipMark:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FaceSpan:
-    """An unbroken run of a person's face: `rows (n, 11)` float64 as described above, by time. `mouth (n, 2)`: as
+    """An unbroken run of a person's face: `rows (n, 11)` float64 as described above, by time. `mouth (n, 4)`: as
     `mouth_of` has it, where it was seen, which is not saved."""
 
     person: int
