@@ -32,11 +32,12 @@ _POINTS, MOUTH_VALUES = 468, 4
 # benchmarks/speaking-cpu.json. Frames are those of MODEL_FPS.
 _CORNER_FRAMES, _LIP_FRAMES = 25, 11
 """Slower changes do not count: of the corners of a mouth, and of lip and chin."""
-_AROUND_FRAMES = (5, 25)
-"""The times around a moment whose changes count: the shorter tells when, the longer bridges what is hardly moved."""
-_SPOKEN = 0.022
-"""The geometric mean of the changes, in units of `mouth_of`, from which a mouth rather speaks."""
-_MOST_FOR, _MOST_AGAINST = 0.9, 0.7
+_NEAR_FRAMES, _AROUND_FRAMES = 3, 25
+"""The times around a moment that count: of the speed of a mouth, which tells when, and of the size of its changes,
+which bridges sounds that hardly move it."""
+_SPOKEN = 0.015
+"""The geometric mean of speeds a frame and changes, in units of `mouth_of`, from which a mouth rather speaks."""
+_MOST_FOR, _MOST_AGAINST = 0.6, 0.7
 _CHANGE = 8.0
 """What a change of the speaker costs, where one frame with `e * _SPOKEN` is evidence of 1."""
 
@@ -131,12 +132,13 @@ def within(times_s: Float64Array, spans_s: Sequence[tuple[float, float]]) -> Boo
 def _evidence(mouth: Mouth, times_s: Float64Array, voice: Voice | None) -> Float64Array:
     """For each of `times_s (n,)`: above 0 where it is likelier that the mouth speaks than that it does not."""
     known = ~np.isnan(mouth.shapes).any(axis=1)
-    if not known.any() or not times_s.size:
+    if not known.any() or times_s.size < 2:
         return np.full(len(times_s), -_MOST_AGAINST)
     left, right, lip, chin = (np.interp(times_s, mouth.times_s[known], values) for values in mouth.shapes[known].T)
-    corners = np.hypot(_fast(left, _CORNER_FRAMES), _fast(right, _CORNER_FRAMES))
-    changes = corners, _fast(lip, _LIP_FRAMES), _fast(chin, _LIP_FRAMES)
-    powers = [_power(curve, frames) for curve in changes for frames in _AROUND_FRAMES]
+    powers = []
+    for curves, frames in (((left, right), _CORNER_FRAMES), ((lip,), _LIP_FRAMES), ((chin,), _LIP_FRAMES)):
+        powers.append(np.sum([_power(np.gradient(curve), _NEAR_FRAMES) for curve in curves], axis=0))
+        powers.append(np.sum([_power(_fast(curve, frames), _AROUND_FRAMES) for curve in curves], axis=0))
     found = np.log(np.maximum(powers, _TINY)).mean(axis=0) / 2 - np.log(_SPOKEN)
     if voice is not None:
         levels_db = np.interp(times_s + 1 / MODEL_FPS, np.arange(len(voice.levels_db)) / MODEL_FPS, voice.levels_db)
