@@ -276,7 +276,7 @@ def faces(video: Path, output: Path | None, overwrite: bool, as_json: bool) -> N
     save_tracks(tracks, saved)
     people = summaries(tracks)
     if as_json:
-        print_json({"people": people, "sheet": sheet, "tracks": saved}, indent=2)
+        print_json({"people": people, "sheet": sheet, "tracks": saved, "notice": notice}, indent=2)
         return
     rows = []
     for person in people:

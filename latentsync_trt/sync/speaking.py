@@ -72,7 +72,6 @@ def who_speaks(run: RunContext) -> Inputs:
         tracks, _ = analyze(inputs.video, inputs.helpers.detector or run.detector, run.on_progress)
         tracks, notice = with_speakers(inputs.video, tracks)
         run.announce(() if notice is None else (notice,))
-    inputs = replace(inputs, tracks=tracks)
     if len(tracks.people) == 1:  # painted always, as by `--face largest`
         return inputs
     (recording,) = inputs.sound.recordings
@@ -96,7 +95,7 @@ def who_speaks(run: RunContext) -> Inputs:
             )
         )
     sound = replace(inputs.sound, recordings=(recording,) * len(turns), faces=tuple(turns), turns=tuple(turns.values()))
-    return replace(inputs, sound=sound)
+    return replace(inputs, tracks=tracks, sound=sound)
 
 
 def _source_s(inputs: Inputs, times_s: Float64Array) -> Float64Array:
@@ -127,23 +126,22 @@ def dubbed(
     Args:
         speech_s: when there is speech in the output. source_s: times of the output → of the source.
     """
-    end_s = max((end_s for _, end_s in speech_s), default=0.0) + 2 * float(MARGIN_S)
-    times_s = np.arange(round(end_s * MODEL_FPS)) / MODEL_FPS
+    margin = round(MARGIN_S * MODEL_FPS)
+    count = round(max((end_s for _, end_s in speech_s), default=0.0) * MODEL_FPS) + margin
+    times_s = np.arange(count) / MODEL_FPS
     shown_s, spoken = source_s(times_s), within(times_s, speech_s)
     shots = np.searchsorted(np.asarray(shots_s), shown_s + 1 / MODEL_FPS / 2)
     owners = np.where(spoken, _owners(speaks, shots_s, shown_s, shots), _NOBODY)
     for start, end in runs_of_true(spoken):
         _begin_in_pauses(owners[start:end], shots[start:end])
     turns = dict[int, SpeakerTurns]()
-    for person in sorted({one.person for one in speaks if one.person is not None}):
-        mine = owners == person
-        near = mine.copy()
-        for shift in range(1, round(MARGIN_S * MODEL_FPS) + 1):
-            for side in (-shift, shift):
-                near |= np.roll(mine, side) & (np.roll(shots, side) == shots) & ~spoken
-        if mine.any():
-            spans = runs_of_true(near)
-            turns[person] = SpeakerTurns(tuple((Fraction(a, MODEL_FPS), Fraction(b, MODEL_FPS)) for a, b in spans))
+    for person in sorted({one.person for one in speaks if one.person is not None}.intersection(owners.tolist())):
+        near = owners == person
+        for start, end in runs_of_true(near):
+            for edge, around in ((start, slice(max(0, start - margin), start)), (end - 1, slice(end, end + margin))):
+                near[around] |= ~spoken[around] & (shots[around] == shots[edge])
+        spans = runs_of_true(near)
+        turns[person] = SpeakerTurns(tuple((Fraction(a, MODEL_FPS), Fraction(b, MODEL_FPS)) for a, b in spans))
     return turns, [(a / MODEL_FPS, b / MODEL_FPS) for a, b in runs_of_true(spoken & (owners == _NOBODY))]
 
 
