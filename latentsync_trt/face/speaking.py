@@ -115,8 +115,9 @@ def _in_shot(mouths: Sequence[Mouth], frames: IntArray, voice: Voice | None) -> 
         evidence[seen, people.index(mouth.person)] = _evidence(mouth, times_s[seen], voice)
     heard = np.ones(len(frames), np.bool_) if voice is None else within(times_s, voice.spans_s)
     speaker = _likeliest(evidence * heard[:, None])
+    first = int(frames[0])
     return [
-        Speaks(person, (frames[0] + start) / MODEL_FPS, (frames[0] + end) / MODEL_FPS)
+        Speaks(person, (first + start) / MODEL_FPS, (first + end) / MODEL_FPS)
         for number, person in enumerate(people)
         if person is not None or voice is not None
         for start, end in _lasting(heard & (speaker == number))

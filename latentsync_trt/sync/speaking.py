@@ -128,9 +128,9 @@ def dubbed(
     """
     margin = round(MARGIN_S * MODEL_FPS)
     count = round(max((end_s for _, end_s in speech_s), default=0.0) * MODEL_FPS) + margin
-    times_s = np.arange(count) / MODEL_FPS
+    times_s = (np.arange(count) + 0.5) / MODEL_FPS  # the middles of frames
     shown_s, spoken = source_s(times_s), within(times_s, speech_s)
-    shots = np.searchsorted(np.asarray(shots_s), shown_s + 1 / MODEL_FPS / 2)
+    shots = np.searchsorted(np.asarray(shots_s), shown_s)
     owners = np.where(spoken, _owners(speaks, shots_s, shown_s, shots), _NOBODY)
     for start, end in runs_of_true(spoken):
         _begin_in_pauses(owners[start:end], shots[start:end])
