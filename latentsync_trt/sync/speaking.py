@@ -28,7 +28,6 @@ from latentsync_trt.types import Float64Array
 _FARTHEST_S = 0.6
 """A dub is spoken so much earlier or later than the source, at most."""
 
-
 _NOBODY = -1
 
 
@@ -102,14 +101,10 @@ def _source_s(inputs: Inputs, times_s: Float64Array) -> Float64Array:
     """Times of the source that are shown at these of the output, also where it is extended."""
     end_s, extend = inputs.info.duration_s, inputs.options.extend
     shown_s = np.maximum(times_s - float(inputs.sound.picture_delay_s), 0)
-    if end_s is None or inputs.options.output_length not in ("audio", "longest"):
+    if end_s is None or extend == "hold" or inputs.options.output_length not in ("audio", "longest"):
         return shown_s
     lasts_s = float(end_s - inputs.sound.picture_delay_s)
-    if extend == "hold":
-        return np.minimum(shown_s, lasts_s)
-    if extend == "loop":
-        return shown_s % lasts_s
-    return lasts_s - np.abs(lasts_s - shown_s % (2 * lasts_s))
+    return shown_s % lasts_s if extend == "loop" else lasts_s - np.abs(lasts_s - shown_s % (2 * lasts_s))
 
 
 def dubbed(
