@@ -55,7 +55,11 @@ def main() -> None:
             row = {"scene": dialogue.name, "frames": found[2]}
             rows.append(row | {"right": round(found[0] / found[2], 3), "wrong": round(found[1] / found[2], 3)})
             print(rows[-1])
-    whole = {"frames": int(total[2]), "right": round(total[0] / total[2], 4), "wrong": round(total[1] / total[2], 4)}
+    whole = {
+        "frames": int(total[2]),
+        "right": round(float(total[0] / total[2]), 4),
+        "wrong": round(float(total[1] / total[2]), 4),
+    }
     print(whole)
     if args.json is not None:
         what = "python -m scripts.measure_speaking FOLDER; 12 dialogues, none of which was used to choose a limit"
