@@ -130,11 +130,12 @@ class SyncOptions:
     )
     face: str = option(
         "largest",
-        "Whose mouth: largest, left, right, index:N as numbered by `latentsync-trt faces`, or at:X,Y in pixels. A "
-        "number takes a search of the whole video first, or --faces.",
+        "Whose mouth: largest, left, right, speaking = at each time the face that speaks in the video, index:N as "
+        "numbered by `latentsync-trt faces`, or at:X,Y in pixels. For speaking and index:N the whole video is searched "
+        "first, unless there is --faces.",
         group=FACES,
         parse=checked_face,
-        expected="largest, left, right, index:N or at:X,Y",
+        expected="largest, left, right, speaking, index:N or at:X,Y",
         metavar="FACE",
     )
     speaker: tuple[Speaker, ...] = option(
@@ -273,6 +274,8 @@ class SyncOptions:
             raise InputError("--preview and --resume exclude each other: a preview begins anew")
         if self.speaker and self.face != "largest":
             raise InputError(f"--face {self.face} and --speaker exclude each other: --speaker says whose face")
+        if self.turns and self.face == "speaking":
+            raise InputError("--face speaking and --turns exclude each other: both say who is painted when")
         if self.start is not None and self.end is not None and not self.start < self.end:
             raise InputError(f"--end {float(self.end):g}: is not after --start {float(self.start):g}")
 

@@ -33,7 +33,8 @@ class Speaker:
 
 @dataclass(frozen=True, slots=True)
 class FaceChoice:
-    """Which face is synced. `kind`: "largest", "left", "right", "index" (uses `number`), "at" (uses `x_px`, `y_px`)."""
+    """Which face is synced. `kind`: "largest", "left", "right", "speaking", "index" (uses `number`), "at" (uses `x_px`,
+    `y_px`)."""
 
     kind: str
     number: int = 0
@@ -44,7 +45,7 @@ class FaceChoice:
 def parse_face(text: str) -> FaceChoice:
     """ "left" or "index:2" or "at:640,360" as a choice."""
     kind, _, rest = str(text).partition(":")
-    if kind in ("largest", "left", "right") and not rest:
+    if kind in ("largest", "left", "right", "speaking") and not rest:
         return FaceChoice(kind)
     if kind == "index" and rest.isdecimal():
         return FaceChoice(kind, number=int(rest))

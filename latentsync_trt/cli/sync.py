@@ -262,10 +262,10 @@ def look_at(out: Path, clip: "Clip", bundle: str, on_progress: "ProgressCallback
 @json_option
 def faces(video: Path, output: Path | None, overwrite: bool, as_json: bool) -> None:
     """The numbers are those of --face index:N and --speaker N=FILE. The tracks are JSON that can be
-    edited: delete or renumber people and spans. Of a crowd, the twelve largest faces at a time are
-    followed.
+    edited: delete or renumber people and spans, and change who speaks when, for --face speaking. Of a crowd, the twelve
+    largest faces at a time are followed.
     """
-    from latentsync_trt.cli.show import print_json, print_table, progress_bar
+    from latentsync_trt.cli.show import print_json, print_table, progress_bar, say
     from latentsync_trt.face.detector import MediaPipeDetector
     from latentsync_trt.face.people import summaries
     from latentsync_trt.face.track_file import save_tracks
@@ -273,6 +273,7 @@ def faces(video: Path, output: Path | None, overwrite: bool, as_json: bool) -> N
     from latentsync_trt.media.files import check_file
     from latentsync_trt.paths import check_folder_to_write, check_free, make_folder
     from latentsync_trt.sync.faces import analyze
+    from latentsync_trt.sync.speaking import with_speakers
 
     check_file(video)
     base = output or video.with_name(f"{video.stem}-faces")
@@ -282,19 +283,23 @@ def faces(video: Path, output: Path | None, overwrite: bool, as_json: bool) -> N
     make_folder(base.parent)
     with MediaPipeDetector() as detector, progress_bar(hidden=as_json) as show:
         tracks, portraits = analyze(video, detector, show)
+        tracks, notice = with_speakers(video, tracks)
     write_contact_sheet(sheet, tracks, portraits)
     save_tracks(tracks, saved)
     people = summaries(tracks)
     if as_json:
-        print_json({"people": people, "sheet": sheet, "tracks": saved}, indent=2)
+        print_json({"people": people, "sheet": sheet, "tracks": saved, "notice": notice}, indent=2)
         return
     rows = []
     for person in people:
         first, last = _time_text(person.times_s[0][0]), _time_text(person.times_s[-1][1])
         seen = f"{person.seen_s:.1f} s", str(len(person.times_s))
         looks = f"{person.height_px} px", f"{person.frontal:.0%}"
-        rows.append((str(person.number), *seen, first, last, *looks))
-    print_table(("face", "seen", "times", "first", "last", "height", "frontal"), rows, left=0)
+        speaks = ", ".join(f"{_time_text(start_s)}-{_time_text(end_s)}" for start_s, end_s in person.speaks)
+        rows.append((str(person.number), *seen, first, last, *looks, speaks or "-"))
+    print_table(("face", "seen", "times", "first", "last", "height", "frontal", "speaks"), rows, left=0)
+    if notice is not None:
+        say(f"note: {notice}")
     echo(f"{sheet}: contact sheet")
     face = f"index:{people[0].number}"
     words = ["latentsync-trt", "sync", str(video), "speech.wav", "--faces", str(saved), "--face", face]

@@ -11,6 +11,7 @@ import numpy as np
 
 from latentsync_trt.errors import NoFaceError
 from latentsync_trt.face.geometry import LEAST_HEIGHT_PX, LEAST_WIDTH_PX, turn
+from latentsync_trt.face.speaking import MOUTH_VALUES, mouth_of
 from latentsync_trt.face.track_file import COLUMNS, ClipMark, FaceSpan, Tracks
 from latentsync_trt.face.tracker import ON_ITS_SIDE, FrameFaces
 from latentsync_trt.types import Face, Frame, Interval, Picture, UInt8Array
@@ -38,7 +39,8 @@ class PersonSummary:
     """One person of a clip, by `number`. `times_s`: begin and end of each time the person is seen.
 
     `seen_s`: sum of these. `height_px`: of the face, the median. `frontal`: share of the time in
-    which the face looks into the camera, or less than about 25° aside.
+    which the face looks into the camera, or less than about 25° aside. `speaks`: begin and end of each time the person
+    speaks.
     """
 
     number: int
@@ -46,6 +48,7 @@ class PersonSummary:
     seen_s: float
     height_px: int
     frontal: float
+    speaks: tuple[tuple[float, float], ...] = ()
 
 
 def summaries(tracks: Tracks) -> list[PersonSummary]:
@@ -57,14 +60,15 @@ def summaries(tracks: Tracks) -> list[PersonSummary]:
         rows = np.concatenate(spans)
         frontal = float((turn(rows[:, 5:].reshape(-1, 3, 2)) < _FRONTAL_TURN).mean())
         height_px = round(float(np.median(rows[:, 4] - rows[:, 2])))
-        found.append(PersonSummary(number, times_s, sum(end - start for start, end in times_s), height_px, frontal))
+        seen_s, speaks = sum(end - start for start, end in times_s), tracks.times_of(number)
+        found.append(PersonSummary(number, times_s, seen_s, height_px, frontal, speaks))
     return found
 
 
 class FoundPeople:
     """Collects the faces of a clip, by track, and the best picture of each person: a large, frontal one.
 
-    Needs 88 bytes for each face in each frame.
+    Needs 120 bytes for each face in each frame.
     """
 
     def __init__(self) -> None:
@@ -78,7 +82,7 @@ class FoundPeople:
         self._shots_s.setdefault(seen.shot, time_s)
         for one in seen.faces:
             face, person = one.face, one.person
-            row = time_s, *face.box.tolist(), *face.points.ravel().tolist()
+            row = time_s, *face.box.tolist(), *face.points.ravel().tolist(), *mouth_of(face.landmarks)
             self.tracks.setdefault(one.track_id, (person, array("d")))[1].extend(row)
             score = float(face.box[3] - face.box[1]) / (1 + 4 * float(turn(face.points)))
             if person not in self._portraits or score > _BETTER * self._portraits[person][0]:
@@ -86,14 +90,18 @@ class FoundPeople:
 
     def result(self, clip: ClipMark) -> tuple[Tracks, dict[int, UInt8Array]]:
         """All tracks, and a picture of each person by number, uint8 `(256, 256, 3)` RGB, but of those hardly seen."""
-        found = [(person, np.array(rows).reshape(-1, COLUMNS)) for person, rows in self.tracks.values()]
+        found = [(person, np.array(rows).reshape(-1, COLUMNS + MOUTH_VALUES)) for person, rows in self.tracks.values()]
         found.sort(key=lambda one: float(one[1][0, 0]))
         seen_s = dict.fromkeys((person for person, _ in found), 0.0)
         for person, rows in found:
             seen_s[person] += float(rows[-1, 0] - rows[0, 0])
         lasting = [person for person, time_s in seen_s.items() if time_s >= min(_LEAST_SEEN_S, max(seen_s.values()))]
         numbers = {person: number for number, person in enumerate(lasting)}
-        spans = tuple(FaceSpan(numbers[person], rows) for person, rows in found if person in numbers)
+        spans = tuple(
+            FaceSpan(numbers[person], rows[:, :COLUMNS], rows[:, COLUMNS:])
+            for person, rows in found
+            if person in numbers
+        )
         portraits = {number: self._portraits[person][1] for person, number in numbers.items()}
         return Tracks(clip, tuple(self._shots_s.values()), spans), portraits
 

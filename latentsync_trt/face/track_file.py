@@ -3,7 +3,8 @@
 A span is an unbroken run of one face in one shot. Its frames are rows of numbers: the time in the source in seconds,
 the box (left, top, right, bottom), and the three points from which the face is aligned (left brow, right brow, nose), x
 and y each, in pixels of the upright picture with square pixels. Persons and spans can be deleted and renumbered, rows
-deleted; a span's rows outside `from_s` to `to_s` are ignored.
+deleted; a span's rows outside `from_s` to `to_s` are ignored. `speaks`: starts and ends of a person's speech in seconds
+of the source; `unseen_speaks`: of voices whose face is not in the picture. They can be changed, too.
 """
 
 import json
@@ -18,6 +19,7 @@ import numpy as np
 from msgspec import Meta
 
 from latentsync_trt.errors import InputError
+from latentsync_trt.face.speaking import Speaks
 from latentsync_trt.face.tracker import FrameFaces, TrackedDetection
 from latentsync_trt.files import whole_file
 from latentsync_trt.paths import read_text
@@ -59,23 +61,31 @@ def mark_of(video: Path, info: VideoInfo, frames: int = 0) -> ClipMark:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FaceSpan:
-    """An unbroken run of a person's face: `rows (n, 11)` float64 as described above, by time."""
+    """An unbroken run of a person's face: `rows (n, 11)` float64 as described above, by time. `mouth (n, 4)`: as
+    `mouth_of` has it, where it was seen, which is not saved."""
 
     person: int
     rows: Float64Array
+    mouth: Float64Array | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tracks:
-    """Who is seen where and when in a clip. `shots_s`: when its shots begin. `spans`: by their first time."""
+    """Who is seen where and when in a clip. `shots_s`: when its shots begin. `spans`: by their first time. `speaks`:
+    who speaks when, by time; None = not known."""
 
     clip: ClipMark
     shots_s: tuple[float, ...]
     spans: tuple[FaceSpan, ...]
+    speaks: tuple[Speaks, ...] | None = None
 
     @property
     def people(self) -> tuple[int, ...]:
         return tuple(sorted({span.person for span in self.spans}))
+
+    def times_of(self, person: int | None) -> tuple[tuple[float, float], ...]:
+        """Start and end of each time at which a person speaks, None = somebody who is not seen."""
+        return tuple((one.start_s, one.end_s) for one in self.speaks or () if one.person == person)
 
     def at(self, source_s: Fraction) -> FrameFaces:
         """The faces in the picture at a time of the source; `TrackedDetection.track_id` is the number of the span."""
@@ -107,6 +117,7 @@ class _Span:
 class _Person:
     person: Annotated[int, Meta(ge=0)]
     spans: list[_Span]
+    speaks: list[tuple[_Number, _Number]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,17 +126,21 @@ class _File:
     clip: ClipMark
     shots_s: tuple[_Number, ...]
     people: list[_Person]
+    unseen_speaks: list[tuple[_Number, _Number]] | None = None
 
 
 def save_tracks(tracks: Tracks, path: Path) -> Path:
     """Writes `path`, with a line for each frame, and returns it; raises OSError if it cannot be written."""
-    head = json.dumps({"format": _FORMAT, "clip": asdict(tracks.clip), "shots_s": list(tracks.shots_s)})
+    head = {"format": _FORMAT, "clip": asdict(tracks.clip), "shots_s": tracks.shots_s}
+    if tracks.speaks is not None:
+        head["unseen_speaks"] = tracks.times_of(None)
     people = []
     for person in tracks.people:
         spans = ",\n".join(_span_text(span.rows) for span in tracks.spans if span.person == person)
-        people.append(f'{{"person": {person}, "spans": [\n{spans}\n]}}')
+        speaks = "" if tracks.speaks is None else f', "speaks": {json.dumps(tracks.times_of(person))}'
+        people.append(f'{{"person": {person}{speaks}, "spans": [\n{spans}\n]}}')
     with whole_file(path, keep=True) as part:
-        part.write_text(f'{head[:-1]},\n"people": [\n{",".join(people)}\n]}}\n', "utf-8", newline="\n")
+        part.write_text(f'{json.dumps(head)[:-1]},\n"people": [\n{",".join(people)}\n]}}\n', "utf-8", newline="\n")
     return path
 
 
@@ -144,7 +159,7 @@ def read_tracks(path: Path) -> Tracks:
     """
     file = from_json(_File, read_text(path, "write it with latentsync-trt faces"), path, InputError)
     try:
-        return Tracks(file.clip, file.shots_s, _spans(file))
+        return Tracks(file.clip, file.shots_s, _spans(file), _speaks(file))
     except ValueError as error:
         raise InputError(f"{path}: {error}") from error
 
@@ -168,6 +183,17 @@ def _spans(file: _File) -> tuple[FaceSpan, ...]:
             raise ValueError(f"person {span.person} is at two places after {start_s:.2f} s")
         ends_s[span.person] = float(span.rows[-1, 0])
     return tuple(found)
+
+
+def _speaks(file: _File) -> tuple[Speaks, ...] | None:
+    """Who speaks when, None if the file does not say it; raises `ValueError` that says where times are wrong."""
+    saved = [(each.person, each.speaks) for each in file.people] + [(None, file.unseen_speaks)]
+    if all(times_s is None for _, times_s in saved):
+        return None
+    found = [Speaks(person, *time_s) for person, times_s in saved for time_s in times_s or ()]
+    if wrong := [one for one in found if one.start_s >= one.end_s]:
+        raise ValueError(f"speaks: {wrong[0].start_s:g} to {wrong[0].end_s:g} s does not end after it starts")
+    return tuple(sorted(found, key=lambda one: one.start_s))
 
 
 def _rows(span: _Span, where: str) -> Float64Array:

@@ -13,6 +13,7 @@ import numpy as np
 
 from latentsync_trt.config import MODEL_FPS
 from latentsync_trt.errors import InputError
+from latentsync_trt.face.speaking import runs_of_true
 from latentsync_trt.measures import LipMeasure, Verdict
 from latentsync_trt.media.audio import SPEECH_RATE_HZ
 from latentsync_trt.media.demo_clip import SpokenMouth
@@ -238,12 +239,6 @@ class _Match:
         draws = np.random.default_rng(0).multinomial(count, np.full(count, 1 / count), _RESAMPLINGS)
         least, most = np.quantile(shifts[(draws @ sums).argmax(axis=1)], (0.025, 0.975)).tolist()
         return least, most
-
-
-def runs_of_true(values: BoolArray) -> list[tuple[int, int]]:
-    """First and past-the-last index of each run of True in `values (n,)`."""
-    edges = np.flatnonzero(np.diff(values.astype(np.int8), prepend=0, append=0)).tolist()
-    return list(zip(edges[::2], edges[1::2], strict=True))
 
 
 def closed_rate(gaps: Float32Array, silent: BoolArray) -> float:

@@ -23,6 +23,7 @@ from latentsync_trt.sync.paint import Pace, Painter, painted
 from latentsync_trt.sync.preview import preview_of
 from latentsync_trt.sync.run_context import RunContext
 from latentsync_trt.sync.source import aligned_frames, clip_stages, open_speech
+from latentsync_trt.sync.speaking import who_speaks
 from latentsync_trt.sync.timeline import timeline_of
 from latentsync_trt.sync.windows import gather, streams_at
 from latentsync_trt.types import Progress, SyncReport
@@ -34,6 +35,8 @@ def sync_clip(run: RunContext) -> SyncReport:
     if helpers.enhancer is None and options.enhancer is not None:
         helpers = replace(helpers, enhancer=load_enhancer(options.enhancer))
         run.inputs = replace(run.inputs, helpers=helpers)
+    if options.face == "speaking":
+        run.inputs = who_speaks(run)
     if options.preview_s is not None:
         run.inputs, notice = preview_of(run.inputs)
         run.announce((notice,))
