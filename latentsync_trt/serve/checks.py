@@ -205,7 +205,7 @@ class People:
 
 
 def find_people(video: Path, limits: Limits, on_progress: ProgressCallback) -> People:
-    """Tracks all faces of a video.
+    """Tracks all faces of a video, and finds who speaks when.
 
     Raises:
         MediaError: the video cannot be read. InputError: it is too long. NoFaceError: it shows none.
@@ -213,8 +213,10 @@ def find_people(video: Path, limits: Limits, on_progress: ProgressCallback) -> P
     from latentsync_trt.face.detector import MediaPipeDetector
     from latentsync_trt.face.people import summaries
     from latentsync_trt.sync.faces import analyze
+    from latentsync_trt.sync.speaking import with_speakers
 
     check_media("video", video, limits)
     with MediaPipeDetector() as detector:
         tracks, portraits = analyze(video, detector, on_progress)
+    tracks, _ = with_speakers(video, tracks)
     return People(tracks, [(portraits[one.number], one.seen_s) for one in summaries(tracks)])

@@ -51,15 +51,17 @@ class Inputs:
             label="People", show_label=False, columns=8, height="auto", object_fit="cover", allow_preview=False,
             buttons=[], interactive=False, visible=False, elem_id="faces",
         )  # fmt: skip
+        self.speaking = gr.Button("Whoever speaks", size="sm", visible=False, elem_id="speaking")
         self.upload = gr.State(None)
 
     def connect(self, options: dict[str, Any], message: Any) -> tuple[Any, Any]:
         """Adds the events; returns the choice of a face, and a search for faces. `message`: where errors are shown."""
         self._options, self._message = options, message
-        people = [self.video, self.upload, self.note, self.faces, message]
+        people = [self.video, self.upload, self.note, self.faces, self.speaking, message]
         fresh = [*people, options["face"], options["start"], options["end"]]
         self.demo.click(self.show_demo, None, [self.video, self.speech], **QUICK)
         chosen = self.faces.select(self._choose, None, options["face"], **QUICK)
+        self.speaking.click(self._choose_speaking, None, [options["face"], self.faces, self.note], **QUICK)
         taken = self.video.change(self._take, [self.video, self.upload], fresh, trigger_mode="multiple", **QUICK)
         found = taken.then(
             self._find, self.upload, people, concurrency_limit=_SEARCHES, trigger_mode="multiple",
@@ -84,6 +86,14 @@ class Inputs:
     def _choose(self, picked: gr.SelectData) -> str:
         return f"index:{picked.index}"
 
+    def _choose_speaking(self) -> Updates:
+        note = html.note("At each time, the face that speaks in the video is painted.")
+        return {
+            self._options["face"]: "speaking",
+            self.faces: gr.Gallery(selected_index=None),
+            self.note: gr.HTML(note),
+        }
+
     def _take(self, video: str | None, upload: Upload | None) -> Updates:
         """Forgets the earlier video, and ends the search for its people."""
         if upload is None and video is None:
@@ -98,6 +108,7 @@ class Inputs:
             self.upload: None if video is None else Upload(Path(video)),
             self.note: gr.HTML(visible=False),
             self.faces: gr.Gallery([], visible=False, selected_index=None),
+            self.speaking: gr.Button(visible=False),
             self._message: html.message(),
             self._options["face"]: "largest",
             self._options["start"]: "",
@@ -145,7 +156,8 @@ class Inputs:
         times = [f" · {seen_s:.1f} s" if seen_s else "" for _, seen_s in people.portraits]
         portraits = [(people.portraits[number][0], f"{number}{time}") for number, time in enumerate(times)]
         note = gr.HTML(html.found(len(portraits)), visible=True)
-        return {self.faces: gr.Gallery(portraits, visible=True), self.note: note}
+        several = gr.Button(visible=len(portraits) > 1)
+        return {self.faces: gr.Gallery(portraits, visible=True), self.speaking: several, self.note: note}
 
     def _failed(self, upload: Upload, error: LatentSyncError) -> Updates:
         """Says why no one was found; takes away what is no video."""
