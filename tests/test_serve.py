@@ -284,10 +284,12 @@ def test_files_of_options_are_uploads(client: httpx.Client, clip: dict[str, byte
     worker.go.set()
     files = {"mix": ("m.wav", clip["audio"]), "speaker_1": ("s.WAV", clip["audio"])}
     wrong = send(client, clip, **files)
-    assert wrong.status_code == 422 and wrong.json()["error"].startswith("speaker_1: audio was sent, too;")
+    assert wrong.status_code == 422 and wrong.json()["error"].startswith("audio: was sent, and speaker_1, too; send")
     video = {"video": ("in.mp4", clip["video"])}
     silent = client.post("/v1/jobs", files=video)
-    assert silent.status_code == 422 and silent.json()["error"].startswith("audio: is missing; send the speech in")
+    assert silent.status_code == 422 and silent.json()["error"].startswith(
+        "audio: is missing; send either all speech in"
+    )
     sent = client.post("/v1/jobs", files={**video, **files}, data={"options": "{}"})
     assert ended(client, sent.json()["id"])["state"] == "done"
     options = worker.tasks[0].options
@@ -424,19 +426,22 @@ def test_a_disk_that_others_fill_and_free(
     assert (client.get("/healthz").status_code, send(client, clip).status_code) == (200, 201)
 
 
-def test_the_reserve_is_what_the_ledger_gets(folder: Path, worker: PretendedWorker) -> None:
-    with serving(folder, worker) as (_, running):
-        reserve, tried = folder / "reserve", []
+def test_the_reserve_is_what_the_ledger_gets(
+    client: httpx.Client, clip: dict[str, bytes], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, reserve, remove, tried = send(client, clip).json()["id"], folder / "reserve", JobStore.remove, list[bool]()
 
-        def write() -> int:
-            tried.append(reserve.exists())
-            if tried[-1]:
-                raise OutputError("ledger: disk full")
-            return 5
+    def tight(store: JobStore, ids: list[str]) -> None:
+        tried.append(reserve.exists())
+        if tried[-1]:
+            raise OutputError("ledger: disk full")
+        remove(store, ids)
 
-        assert (running._written(write), tried) == (5, [True, False])
-        running.recover()
-        assert reserve.stat().st_size > 1e6
+    monkeypatch.setattr(JobStore, "remove", tight)
+    assert (client.delete(f"/v1/jobs/{job}").status_code, tried) == (204, [True, False])
+    assert client.get(f"/v1/jobs/{job}").status_code == 404
+    until(lambda: client.get("/healthz").status_code == 200)
+    assert reserve.stat().st_size > 1e6
 
 
 def test_a_worker_that_hangs_is_told(client: httpx.Client, worker: PretendedWorker) -> None:

@@ -9,8 +9,7 @@ import secrets
 import shutil
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path, PureWindowsPath
 from typing import Annotated, Any, get_args
@@ -88,22 +87,16 @@ def is_loopback(host: str) -> bool:
 
 
 def create_app(service: Service, key: str | None, *, own_hosts: bool = False, files_only: bool = False) -> FastAPI:
-    """Returns the application of a service, which it closes when it ends.
+    """Returns the application of a service.
 
     `key`: what clients must send, if any. `own_hosts`: without one, requests must name this machine as their host.
     `files_only`: without requests other than for the files of a job whose id is known; add `LingeringClose` yourself.
     """
 
-    @asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        yield
-        await run_in_threadpool(service.close)
-
     described: dict[str, Any] = {
         "title": "latentsync-trt",
         "summary": "Lip-syncs videos to speech recordings.",
         "version": __version__,
-        "lifespan": lifespan,
         "exception_handlers": dict.fromkeys(HANDLED, on_error),
         "responses": {status: {"model": Problem, "description": "What is wrong"} for status in ("4XX", "5XX", 422)},
     }

@@ -4,7 +4,6 @@ import asyncio
 import logging
 import socket
 import threading
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -84,7 +83,7 @@ class LingeringClose:
         if scope["type"] != "http" or headers.get(b"content-length", headers.get(b"transfer-encoding")) in (None, b"0"):
             await self._app(scope, receive, send)
             return
-        open_, received_bytes, last = True, 0, False
+        open_, received_bytes = True, 0
 
         async def counted() -> Message:
             nonlocal open_, received_bytes
@@ -93,18 +92,16 @@ class LingeringClose:
             received_bytes += len(message.get("body", b""))
             return message
 
-        async def held(message: Message) -> None:
-            nonlocal last
+        async def send_then_read(message: Message) -> None:
             if open_ and message["type"] == "http.response.start":
                 message = {**message, "headers": [*message["headers"], (b"connection", b"close")]}
             elif open_ and not message.get("more_body", False):
-                message, last = {**message, "more_body": True}, True
+                await send({**message, "more_body": True})
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(MOST_S):
+                        while open_ and received_bytes < self._most_bytes:
+                            await asyncio.wait_for(counted(), SILENT_S)
+                message = {"type": "http.response.body"}
             await send(message)
 
-        await self._app(scope, counted, held)
-        if last:
-            end_s = time.monotonic() + MOST_S
-            with suppress(TimeoutError):
-                while open_ and received_bytes < self._most_bytes and time.monotonic() < end_s:
-                    await asyncio.wait_for(counted(), SILENT_S)
-            await send({"type": "http.response.body"})
+        await self._app(scope, counted, send_then_read)

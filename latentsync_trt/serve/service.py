@@ -1,5 +1,6 @@
 """Jobs of the service: their folders, states, limits and metrics. Knows nothing of HTTP."""
 
+import json
 import logging
 import re
 import shutil
@@ -8,13 +9,12 @@ import threading
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from tempfile import gettempdir
-from typing import Any, TypeVar
+from typing import Any
 
 from latentsync_trt import stopping
 from latentsync_trt.batch.dispatch import Dispatcher
@@ -51,8 +51,6 @@ _RESERVE_BYTES = 4_000_000
 """Of a file that is deleted when the disk is full, so that the ledger can still be written."""
 
 _FULL = "service: its disk is full; free some space on it, or try again later"
-
-T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
@@ -97,7 +95,8 @@ class Service:
         self._jobs = folder.absolute() / "jobs"
         self._jobs.mkdir(0o700, parents=True, exist_ok=True)
         self._reserve = folder.absolute() / "reserve"
-        self._store = self._written(lambda: JobStore.open(folder / "ledger.sqlite"))
+        self._reserve.unlink(missing_ok=True)  # what follows may need its space
+        self._store = JobStore.open(folder / "ledger.sqlite")
         self.limits, self._checks = limits, Pool("check of the files", *_CHECKS)
         self.totals = Counter[str]()
         """Since the start: frames, ends by state, failures by kind."""
@@ -108,13 +107,12 @@ class Service:
         self._handles = handles
         self._slots = {slot: handle for handle in handles for slot in slot_names(handle)}
         self._workers = {slot: WorkerState(slot, "starting") for slot in self._slots}
-        self._written(self._store.reclaim)
+        self._store.reclaim()
         for row in self._store.rows("waiting"):
             if row.attempts >= _ATTEMPTS:  # else a job that takes all memory would end the service at each start
                 cure = "the service's log says more; send a shorter clip, or give the service more memory"
                 message = f"job {row.task.id}: service or worker died {row.attempts} times while it ran; {cure}"
-                failed = Failed(row.task.id, row.worker or "", message, usage=False, again=False)
-                self._written(partial(self._store.record, failed))
+                self._store.record(Failed(row.task.id, row.worker or "", message, usage=False, again=False))
         waiting = self._store.rows("waiting")
         folders = {path.name for path in self._jobs.iterdir() if _ID.fullmatch(path.name)}
         for left in folders - {row.task.id for row in waiting}:  # by a service that was killed
@@ -140,7 +138,7 @@ class Service:
         """Returns why no job can run; empty if one can."""
         if self._stopped.is_set():
             return "the service stops"
-        if not self.recover():
+        if not self._has_space():
             return _FULL
         states = self.workers()
         works = any(each.state in ("ready", "running") for each in states)
@@ -158,7 +156,7 @@ class Service:
         Raises:
             Busy: as many jobs wait or arrive as may, or the service stops. OutputError: nothing can be stored.
         """
-        if not self.recover():
+        if not self._has_space():
             raise OutputError(_FULL)
         self._check_queue()
         if not self._arriving.acquire(blocking=False):
@@ -199,12 +197,11 @@ class Service:
 
     def job(self, job_id: str) -> JobStatus:
         """Returns a job's state; raises `UnknownJob`."""
-        return self._status(self._row(job_id), self._positions())
+        return self._statuses([self._row(job_id)])[0]
 
     def jobs(self, limit: int, offset: int = 0) -> list[JobStatus]:
         """Returns the newest jobs first, without reports."""
-        positions = self._positions()
-        return [replace(self._status(row, positions), report=None) for row in self._store.newest(limit, offset)]
+        return [replace(each, report=None) for each in self._statuses(self._store.newest(limit, offset))]
 
     def cancel(self, job_id: str) -> JobStatus:
         """Cancels a job; a running one stops soon. Raises `UnknownJob`, or `NotNow` if it has ended otherwise."""
@@ -216,7 +213,7 @@ class Service:
     def delete(self, job_id: str) -> None:
         """Forgets a job, cancels it if it waits or runs, and deletes its files; raises `UnknownJob`."""
         self._row(job_id)
-        self._written(lambda: self._store.remove([job_id]))  # which frees space
+        self._write(self._store.remove, [job_id])
         _log_step(job_id, "deleted")
         if not self._dispatcher.cancel(job_id):  # else its last event deletes them
             shutil.rmtree(self._jobs / job_id, ignore_errors=True)
@@ -250,11 +247,20 @@ class Service:
         oldest_s = (time.time() if now_s is None else now_s) - self.limits.keep_hours * 3600
         for row in self._store.rows():
             if row.state not in OPEN and (row.ended_s or 0.0) < oldest_s:
-                self._written(partial(self._store.remove, [row.task.id]))
-                shutil.rmtree(self._jobs / row.task.id, ignore_errors=True)
+                with suppress(UnknownJob):  # deleted meanwhile
+                    self.delete(row.task.id)
 
-    def recover(self) -> bool:
-        """Makes the reserve, if it was used; returns whether there is space for jobs and where uploads arrive."""
+    def _sweep_often(self) -> None:
+        while not self._stopped.is_set():
+            try:
+                self._has_space()
+                self.sweep()
+            except (OSError, sqlite3.Error) as error:  # the next one may work
+                _log.warning("%s", error)
+            self._stopped.wait(_SWEEP_S)
+
+    def _has_space(self) -> bool:
+        """Returns whether there is space for jobs and where uploads arrive; makes the reserve, if it was used."""
         try:
             if not self._reserve.exists():
                 with whole_file(self._reserve) as part:
@@ -263,24 +269,13 @@ class Service:
         except OSError:
             return False
 
-    def _sweep_often(self) -> None:
-        while not self._stopped.is_set():
-            try:
-                self.recover()
-                self.sweep()
-            except (OSError, sqlite3.Error) as error:  # the next one may work
-                _log.warning("%s", error)
-            self._stopped.wait(_SWEEP_S)
-
-    def _written(self, write: Callable[[], T]) -> T:
-        """Returns `write()`, which changes the ledger; on a full disk it gets the space of the reserve."""
+    def _write(self, change: Callable[[Any], None], value: Any) -> None:
+        """Changes the ledger; on a full disk it gets the space of the reserve."""
         try:
-            return write()
+            change(value)
         except OutputError:
-            if not self._reserve.exists():
-                raise
             self._reserve.unlink(missing_ok=True)
-            return write()
+            change(value)
 
     def _row(self, job_id: str) -> Row:
         row = self._store.row(job_id) if _ID.fullmatch(job_id) else None
@@ -288,10 +283,11 @@ class Service:
             raise UnknownJob(f"job {job_id[:40]}: does not exist, or was deleted; list the jobs")
         return row
 
-    def _positions(self) -> dict[str, int]:
-        return {row.task.id: number for number, row in enumerate(self._store.rows("waiting"), 1)}
+    def _statuses(self, rows: Sequence[Row]) -> list[JobStatus]:
+        positions = {row.task.id: number for number, row in enumerate(self._store.rows("waiting"), 1)}
+        return [self._status(row, positions.get(row.task.id)) for row in rows]
 
-    def _status(self, row: Row, positions: Mapping[str, int]) -> JobStatus:
+    def _status(self, row: Row, position: int | None) -> JobStatus:
         progress, told_s = self._running.get(row.task.id, (_IDLE, 0.0))
         report, left_s = row.report or {}, progress.seconds_left
         return JobStatus(
@@ -303,7 +299,7 @@ class Service:
             started_s=row.started_s,
             ended_s=None if row.state in OPEN else row.ended_s,
             attempts=row.attempts,
-            position=positions.get(row.task.id),
+            position=position,
             worker=row.worker,
             stage=progress.stage or None,
             done=report.get("frames", progress.done),
@@ -315,12 +311,10 @@ class Service:
         )
 
     def _hide(self, value: Any) -> Any:
-        """Returns text, lists and objects without the folders of jobs."""
-        if isinstance(value, str):
-            return re.sub(re.escape(str(self._jobs)) + rf"[\\/]{_ID.pattern}[\\/](?:{INPUTS}[\\/])?", "", value)
-        if isinstance(value, Mapping):
-            return {name: self._hide(each) for name, each in value.items()}
-        return [self._hide(each) for each in value] if isinstance(value, list | tuple) else value
+        """Returns text, or a report, without the folders of jobs."""
+        jobs = re.escape(json.dumps(str(self._jobs))[1:-1])  # on Windows, JSON doubles its backslashes
+        named = rf"{jobs}[\\/]+{_ID.pattern}[\\/]+(?:{INPUTS}[\\/]+)?"
+        return json.loads(re.sub(named, "", json.dumps(value)))
 
     def _on_event(self, event: Event) -> None:
         """Stores and counts what happens; called by the threads of workers, which wait while the disk is full."""
@@ -333,21 +327,18 @@ class Service:
             if event.state == "lost":
                 _log.warning("%s: lost: %s", event.worker, event.detail)
             return
-        while not self._recorded(event):
-            if self._stopped.wait(_AGAIN_S):
-                return
+        while True:
+            try:
+                self._write(self._store.record, event)
+                break
+            except OutputError as error:
+                _log.warning("%s", error)
+                if self._stopped.wait(_AGAIN_S):
+                    return
         with self._lock:
             self._count(event)
         if isinstance(event, Finished | CanceledEvent) or (isinstance(event, Failed) and not event.again):
             self._clear(event.task_id)
-
-    def _recorded(self, event: Event) -> bool:
-        try:
-            self._written(partial(self._store.record, event))
-        except OutputError as error:
-            _log.warning("%s", error)
-            return False
-        return True
 
     def _clear(self, job_id: str) -> None:
         """Deletes what a job that has ended needs no more: inputs and work folder; all of one that is forgotten."""
