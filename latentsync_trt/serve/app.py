@@ -31,19 +31,7 @@ from latentsync_trt import __version__
 from latentsync_trt.batch.job_store import State
 from latentsync_trt.errors import Busy, InputError, LatentSyncError, MediaError, OutputError
 from latentsync_trt.paths import printable
-from latentsync_trt.serve.admission import (
-    FILE_FIELDS,
-    PAGE,
-    PREVIEW,
-    RETRY_S,
-    SPEAKER,
-    TEXT_FIELDS,
-    Form,
-    Limits,
-    NotNow,
-    TooLarge,
-    UnknownJob,
-)
+from latentsync_trt.serve.admission import PAGE, PREVIEW, RETRY_S, SPEAKER, Form, Limits, NotNow, TooLarge, UnknownJob
 from latentsync_trt.serve.checks import ChildDied
 from latentsync_trt.serve.server import LingeringClose
 from latentsync_trt.serve.service import JobStatus, Service
@@ -56,7 +44,8 @@ _STATUS: dict[type[Exception], int] = {UnknownJob: 404, NotNow: 409, Busy: 429, 
 _STATUS |= {TooLarge: 413, MediaError: 415, InputError: 422, ClientDisconnect: 400}
 HANDLED = LatentSyncError, ClientDisconnect, OSError, Exception, StarletteHTTPException, RequestValidationError
 _FILE = {"type": "string", "format": "binary"}
-_FIELDS = {name: {"type": "string"} for name in TEXT_FIELDS} | dict.fromkeys((*FILE_FIELDS, "speaker_0"), _FILE)
+_TEXT_FIELDS, _FILE_FIELDS = ("options", "label"), ("video", "audio", "mix", "turns", "faces", "c2pa")
+_FIELDS = {name: {"type": "string"} for name in _TEXT_FIELDS} | dict.fromkeys((*_FILE_FIELDS, "speaker_0"), _FILE)
 _FORM = {"content": {"multipart/form-data": {"schema": {"type": "object", "properties": _FIELDS}}}, "required": True}
 
 _MOST_CHECKED = 16
@@ -310,10 +299,10 @@ def _take(form: Form, name: str, value: Any, folder: Path) -> None:
     """Adds a field to a form, and a file to `folder`; raises `InputError` for a field that there is not."""
     if name in form.files or name in form.texts:
         raise InputError(f"{name}: is given twice; send it once")
-    if isinstance(value, str) and name in TEXT_FIELDS:
+    if isinstance(value, str) and name in _TEXT_FIELDS:
         form.texts[name] = value
-    elif isinstance(value, str) or not (name in FILE_FIELDS or SPEAKER.fullmatch(name)):
-        kinds = f"texts {', '.join(TEXT_FIELDS)}; files {', '.join(FILE_FIELDS)}, speaker_0, speaker_1, …"
+    elif isinstance(value, str) or not (name in _FILE_FIELDS or SPEAKER.fullmatch(name)):
+        kinds = f"texts {', '.join(_TEXT_FIELDS)}; files {', '.join(_FILE_FIELDS)}, speaker_0, speaker_1, …"
         raise InputError(f"{name[:40]}: is no field, or of the other kind; {kinds}")
     elif value.filename:  # else a browser's field in which no file was chosen
         suffix = PureWindowsPath(value.filename.lower()).suffix

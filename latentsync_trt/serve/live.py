@@ -24,7 +24,6 @@ from latentsync_trt.serve.call import MARK, Call, start, tell
 from latentsync_trt.validation import from_json
 
 _PAGE = Path(__file__).parent
-_FILES = {"/": "live.html", "/live.js": "live.js"}
 _POLICY = "default-src 'self'; media-src 'self' blob:; style-src 'self' 'unsafe-inline'; frame-ancestors 'self'"
 _MOST_OFFER_BYTES = 64 * 1024
 _DEFAULT_RATE_HZ = 16_000
@@ -74,15 +73,15 @@ class LiveService:
         except Exception as error:
             await call.close()
             raise InputError(f"sdp: is no offer of a WebRTC connection ({type(error).__name__})") from error
-
-        def end(only_unseen: bool) -> None:
-            if not (only_unseen and call.session.counts.frames):
-                start(call.close(), self._tasks)
-
-        loop = asyncio.get_running_loop()
-        loop.call_later(self.limits.connect_s, end, True)
-        loop.call_later(self.limits.max_session_s, end, False)
+        start(self._end_in_time(call), self._tasks)
         return name, answer
+
+    async def _end_in_time(self, call: Call) -> None:
+        connect_s = min(self.limits.connect_s, self.limits.max_session_s)
+        await asyncio.sleep(connect_s)
+        if call.session.counts.frames:
+            await asyncio.sleep(self.limits.max_session_s - connect_s)
+        await call.close()
 
     async def leave(self) -> None:
         for call in list(self.calls.values()):
@@ -102,7 +101,7 @@ def live_app(service: LiveService, key: str | None, *, own_hosts: bool = False) 
         title="latentsync-trt live", version=__version__, lifespan=lifespan, exception_handlers=handlers, docs_url=None
     )
     allowed = [Depends(guard(key, own_hosts))]
-    for path, name in _FILES.items():
+    for path, name in ("/", "live.html"), ("/live.js", "live.js"):
         app.add_route(path, partial(_file, name), include_in_schema=False)
 
     @app.post("/v1/live", status_code=201, dependencies=allowed)
@@ -140,21 +139,17 @@ def live_app(service: LiveService, key: str | None, *, own_hosts: bool = False) 
     @app.get("/metrics", dependencies=allowed)
     def metrics() -> Response:
         """Figures for Prometheus."""
-        return Response(_figures(service), media_type=CONTENT_TYPE_LATEST)
+        registry, calls = CollectorRegistry(), list(service.calls.values())
+        late = sum(call.session.counts.late for call in calls)
+        for name, text, value in (
+            ("sessions", "Occupied slots: sessions that are open.", len(calls)),
+            ("slots", "Sessions that may be open.", service.limits.max_sessions),
+            ("late_frames", "Frames of open sessions that were not painted in time.", late),
+        ):
+            Gauge(f"latentsync_live_{name}", text, registry=registry).set(value)
+        return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
     return app
-
-
-def _figures(service: LiveService) -> bytes:
-    registry, calls = CollectorRegistry(), list(service.calls.values())
-    late = sum(call.session.counts.late for call in calls)
-    for name, text, value in (
-        ("sessions", "Occupied slots: sessions that are open.", len(calls)),
-        ("slots", "Sessions that may be open.", service.limits.max_sessions),
-        ("late_frames", "Frames of open sessions that were not painted in time.", late),
-    ):
-        Gauge(f"latentsync_live_{name}", text, registry=registry).set(value)
-    return generate_latest(registry)
 
 
 def _file(name: str, _: Request) -> FileResponse:
@@ -195,6 +190,6 @@ def _done(session: LiveSession, message: Any, rate_hz: int) -> dict[str, Any]:
     if kind == "end":
         session.end()
         return {"type": "ended"}
-    if kind in ("stop", "clear_buffer", "interrupt"):
+    if kind in ("stop", "clear_buffer"):
         return {"type": "stopped", "heard_s": round(session.stop(), 3)}
     raise InputError(f"message: {str(kind)[:40]} is none of end, stop and clear_buffer")

@@ -101,8 +101,7 @@ class Service:
         self.totals = Counter[str]()
         """Since the start: frames, ends by state, failures by kind."""
         self._lock, self._stopped = threading.Lock(), threading.Event()
-        self._running: dict[str, tuple[Progress, float]] = {}
-        """What each running job did last, and when, on `time.monotonic`'s scale."""
+        self._running = dict[str, Progress]()
         self._arriving = threading.Semaphore(_MOST_ARRIVING)
         self._handles = handles
         self._slots = {slot: handle for handle in handles for slot in slot_names(handle)}
@@ -288,8 +287,7 @@ class Service:
         return [self._status(row, positions.get(row.task.id)) for row in rows]
 
     def _status(self, row: Row, position: int | None) -> JobStatus:
-        progress, told_s = self._running.get(row.task.id, (_IDLE, 0.0))
-        report, left_s = row.report or {}, progress.seconds_left
+        progress, report = self._running.get(row.task.id, _IDLE), row.report or {}
         return JobStatus(
             id=row.task.id,
             state=row.state,
@@ -305,7 +303,7 @@ class Service:
             done=report.get("frames", progress.done),
             total=report.get("frames", progress.total),
             frames_per_s=report.get("frames_per_s", progress.frames_per_s or None),
-            seconds_left=None if left_s is None else max(left_s + told_s - time.monotonic(), 0.0),
+            seconds_left=progress.seconds_left,
             error=self._hide(row.error),
             report=self._hide(row.report),
         )
@@ -353,9 +351,9 @@ class Service:
         match event:
             case Started(task_id, worker, attempt):
                 _log_step(task_id, "running", worker=worker, attempt=attempt)
-                self._running[task_id] = _IDLE, 0.0
+                self._running[task_id] = _IDLE
             case Moved(task_id, _, progress):
-                (before, _), self._running[task_id] = self._running[task_id], (progress, time.monotonic())
+                before, self._running[task_id] = self._running[task_id], progress
                 if progress.stage != before.stage:
                     _log_step(task_id, progress.stage, frames=progress.total)
                 if progress.writes:
