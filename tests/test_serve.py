@@ -8,7 +8,7 @@ import select
 import shutil
 import socket
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, suppress
 from http.client import HTTPResponse
 from pathlib import Path
@@ -429,19 +429,24 @@ def test_a_disk_that_others_fill_and_free(
 def test_the_reserve_is_what_the_ledger_gets(
     client: httpx.Client, clip: dict[str, bytes], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job, reserve, remove, tried = send(client, clip).json()["id"], folder / "reserve", JobStore.remove, list[bool]()
+    job, reserve = send(client, clip).json()["id"], folder / "reserve"
 
-    def tight(store: JobStore, ids: list[str]) -> None:
-        tried.append(reserve.exists())
-        if tried[-1]:
-            raise OutputError("ledger: disk full")
-        remove(store, ids)
+    def tight(change: Callable[[JobStore, Any], None]) -> Callable[[JobStore, Any], None]:
+        def changed(store: JobStore, value: Any) -> None:
+            if reserve.exists():
+                raise OutputError("ledger: disk full")
+            change(store, value)
 
-    monkeypatch.setattr(JobStore, "remove", tight)
-    assert (client.delete(f"/v1/jobs/{job}").status_code, tried) == (204, [True, False])
-    assert client.get(f"/v1/jobs/{job}").status_code == 404
+        return changed
+
+    for name in ("record", "remove"):
+        monkeypatch.setattr(JobStore, name, tight(getattr(JobStore, name)))
+    assert client.post(f"/v1/jobs/{job}/cancel").status_code == 202
+    assert ended(client, job)["state"] == "canceled"
     until(lambda: client.get("/healthz").status_code == 200)
     assert reserve.stat().st_size > 1e6
+    assert client.delete(f"/v1/jobs/{job}").status_code == 204
+    assert client.get(f"/v1/jobs/{job}").status_code == 404
 
 
 def test_a_worker_that_hangs_is_told(client: httpx.Client, worker: PretendedWorker) -> None:

@@ -135,8 +135,6 @@ class LiveSession(AbstractContextManager["LiveSession"], Iterator[LiveFrame]):
                 return
             self._closed = True
             self._generation += 1
-            self._speech.clear()
-            self._ready.clear()
         self._painting_in.shutdown()
         self._composing_in.shutdown()
         self._on_close()

@@ -123,9 +123,6 @@ def check_origin(request: HTTPConnection, own_hosts: bool) -> None:
     """Refuses requests of other sites: without a key, any web page that the user opens could send some.
 
     Behind a proxy, this site is what the proxy says in X-Forwarded-Host, which no web page can set.
-
-    Raises:
-        HTTPException: another site sends this one, or a name of another site leads here.
     """
     host, origin = request.headers.get("host", ""), request.headers.get("origin")
     try:
@@ -267,11 +264,7 @@ async def on_error(_: Request, error: Exception) -> JSONResponse:
 
 
 async def _receive(request: Request, folder: Path, limits: Limits) -> Form:
-    """Reads a multipart form, whose files go to `folder` when all have arrived.
-
-    Raises:
-        TooLarge: as soon as more bytes than allowed have arrived. InputError: it is no such form, or has other fields.
-    """
+    """Reads a multipart form, whose files go to `folder` when all have arrived; raises `InputError`."""
     received_bytes, began_s = 0, time.monotonic()
 
     async def receive() -> Any:
@@ -296,7 +289,7 @@ async def _receive(request: Request, folder: Path, limits: Limits) -> Form:
 
 
 def _take(form: Form, name: str, value: Any, folder: Path) -> None:
-    """Adds a field to a form, and a file to `folder`; raises `InputError` for a field that there is not."""
+    """Adds a field to a form, and a file to `folder`."""
     if name in form.files or name in form.texts:
         raise InputError(f"{name}: is given twice; send it once")
     if isinstance(value, str) and name in _TEXT_FIELDS:

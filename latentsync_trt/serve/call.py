@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import time
-from collections import deque
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import replace
@@ -20,7 +19,7 @@ from latentsync_trt.config import SyncOptions
 from latentsync_trt.errors import Busy, LatentSyncError
 from latentsync_trt.live.frame import FRAME_S, LiveFrame
 from latentsync_trt.live.session import LiveSession
-from latentsync_trt.media.audio import SPEECH_RATE_HZ, RateConverter, sound_frame
+from latentsync_trt.media.audio import SPEECH_RATE_HZ, RateConverter, SampleQueue, sound_frame
 from latentsync_trt.media.codecs import choose_encoder
 from latentsync_trt.media.pictures import LazyRgb, PictureMaker
 from latentsync_trt.types import Float32Array, Frame
@@ -79,14 +78,10 @@ class Call:
     """Open until `close`, which closes the session, too.
 
     `sockets`: told when an utterance has been heard, and closed with the call.
-
-    Args:
-        stun: address of a STUN server, as `stun:host:port`; without one none is asked, and only addresses of this
-            machine are offered.
-        on_close: called once.
     """
 
     def __init__(self, session: LiveSession, *, stun: str | None = None, on_close: Callable[[], object]) -> None:
+        """`stun`: a STUN server, as `stun:host:port`; without one, only addresses of this machine are offered."""
         self.session, self.sockets = session, set[WebSocket]()
         self._on_close, self._tasks = on_close, set[asyncio.Task[None]]()
         self._closing, self._runs, self._closed = asyncio.Lock(), False, False
@@ -185,28 +180,23 @@ class Microphone:
     def __init__(self, session: LiveSession, rate_hz: int) -> None:
         self._session, self._rate_hz = session, rate_hz
         self._network, self._converter = VoiceActivity(), RateConverter(rate_hz, SPEECH_RATE_HZ)
-        self._held, self._before = np.zeros(0, np.float32), deque[Float32Array]()
+        self._held, self._before = SampleQueue(), SampleQueue()
         self.speaks, self._pause_s = False, 0.0
 
     def hear(self, samples: Float32Array) -> None:
         """The next piece, mono `(n,)` float32. What finds no room in the session is lost."""
-        self._before.append(samples)
-        self._held = np.concatenate([self._held, self._converter.convert(samples)])
-        count = len(self._held) // STEP
-        if count:
-            steps, self._held = np.split(self._held, [count * STEP])
-            for chance in self._network.chances(steps.reshape(count, STEP)).tolist():
+        self._before.add(samples)
+        self._held.add(self._converter.convert(samples))
+        if count := self._held.size // STEP:
+            steps = self._held.take(count * STEP).reshape(count, STEP)
+            for chance in self._network.chances(steps).tolist():
                 self._pause_s = 0.0 if chance >= LEAVE else self._pause_s + STEP_S
                 self.speaks = self.speaks or chance >= ENTER
         if not self.speaks:
-            while sum(map(len, self._before)) - len(self._before[0]) >= _BEFORE_S * self._rate_hz:
-                self._before.popleft()
+            self._before.take(max(0, self._before.size - round(_BEFORE_S * self._rate_hz)))
             return
-        try:
-            while self._before:
-                self._session.say(self._before.popleft(), self._rate_hz)
-        except Busy:
-            self._before.clear()
+        with suppress(Busy):
+            self._session.say(self._before.take(self._before.size), self._rate_hz)
         if self._pause_s > _PAUSE_S:
             self.speaks = False
             self._session.end()

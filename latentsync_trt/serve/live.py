@@ -15,7 +15,6 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import FileResponse
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Gauge, generate_latest
 
-from latentsync_trt import __version__
 from latentsync_trt.errors import Busy, InputError, LatentSyncError
 from latentsync_trt.live.session import LiveSession
 from latentsync_trt.serve.admission import LiveLimits
@@ -26,7 +25,6 @@ from latentsync_trt.validation import from_json
 _PAGE = Path(__file__).parent
 _POLICY = "default-src 'self'; media-src 'self' blob:; style-src 'self' 'unsafe-inline'; frame-ancestors 'self'"
 _MOST_OFFER_BYTES = 64 * 1024
-_DEFAULT_RATE_HZ = 16_000
 _MOST_SOCKETS = 4
 """Of a session: its page's, that of an engine, and those that one of them has lost."""
 
@@ -38,11 +36,7 @@ class _Sent:
 
 
 class LiveService:
-    """The calls that are open.
-
-    Args:
-        open_session: opens a session; called in a thread.
-    """
+    """The calls that are open. `open_session` is called in a thread."""
 
     def __init__(self, open_session: Callable[[], LiveSession], limits: LiveLimits, stun: str | None = None) -> None:
         self.limits, self.calls = limits, dict[str, Call]()
@@ -97,9 +91,7 @@ def live_app(service: LiveService, key: str | None, *, own_hosts: bool = False) 
         await service.leave()
 
     handlers: Any = dict.fromkeys(HANDLED, on_error)
-    app = FastAPI(
-        title="latentsync-trt live", version=__version__, lifespan=lifespan, exception_handlers=handlers, docs_url=None
-    )
+    app = FastAPI(title="latentsync-trt live", lifespan=lifespan, exception_handlers=handlers, docs_url=None)
     allowed = [Depends(guard(key, own_hosts))]
     for path, name in ("/", "live.html"), ("/live.js", "live.js"):
         app.add_route(path, partial(_file, name), include_in_schema=False)
@@ -122,7 +114,7 @@ def live_app(service: LiveService, key: str | None, *, own_hosts: bool = False) 
         await _found(service, name).close()
 
     @app.websocket("/v1/live/{name}/speech")
-    async def speech(socket: WebSocket, name: str, rate: int = _DEFAULT_RATE_HZ) -> None:
+    async def speech(socket: WebSocket, name: str, rate: int = 16_000) -> None:
         """16-bit samples as bytes; `end`, `stop` or `clear_buffer` as JSON. Only its viewer knows the id."""
         if key is None or not has_key(socket, key):  # browsers cannot send one here
             check_origin(socket, own_hosts and key is None)

@@ -15,8 +15,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from latentsync_trt.errors import InputError, LatentSyncError
 from latentsync_trt.paths import PrintableLines
 
-_POLL_S = 0.5
-
 MOST_MESSAGE_BYTES = 2 * 48_000 * 60
 """Of a WebSocket: a minute of samples at the highest rate."""
 
@@ -58,7 +56,7 @@ def run(app: Starlette, listener: socket.socket, check: Callable[[], None] = lam
     try:
         thread.start()
         while thread.is_alive():  # on Windows, an endless wait cannot be interrupted
-            thread.join(_POLL_S)
+            thread.join(0.5)
             check()
         raise LatentSyncError("service: its HTTP server ended, its log says why; start the service again")
     finally:
@@ -66,12 +64,9 @@ def run(app: Starlette, listener: socket.socket, check: Callable[[], None] = lam
 
 
 class LingeringClose:
-    """Middleware, the outermost, for answers that are given before a request was read to its end, as refusals are.
-
-    The rest of the request is read and discarded before the close.
+    """Middleware, the outermost, that reads and discards the rest of a request which is answered before its end.
 
     A connection that is closed with unread bytes is reset, and what of the answer has not left by then is lost.
-    Clients that notice the answer leave at once; the others would have to send all of it.
     """
 
     def __init__(self, app: ASGIApp, most_bytes: float) -> None:

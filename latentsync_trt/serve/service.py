@@ -9,7 +9,7 @@ import threading
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -60,8 +60,7 @@ class JobStatus:
     """The body of answers about a job.
 
     `label`, `files`: the client's names for the job, and for its files by field. `position`: in the queue, 1 = next.
-    `done` of `total` frames (None = unknown) have passed `stage`.
-    `frames_per_s`: while it runs, or of the whole run. Times are seconds since 1970. `report`: that of the run.
+    `done` of `total` frames (None = unknown) have passed `stage`. Times are seconds since 1970.
     """
 
     id: str
@@ -123,10 +122,9 @@ class Service:
 
     def close(self) -> None:
         """Stops the workers; the next service continues jobs that have not ended. May be called again."""
-        with self._lock:
-            if self._stopped.is_set():
-                return
-            self._stopped.set()
+        if self._stopped.is_set():
+            return
+        self._stopped.set()
         with suppress(OutputError):  # then they count as killed
             self._store.reclaim(killed=False)
         self._dispatcher.close()
@@ -212,10 +210,11 @@ class Service:
     def delete(self, job_id: str) -> None:
         """Forgets a job, cancels it if it waits or runs, and deletes its files; raises `UnknownJob`."""
         self._row(job_id)
-        self._write(self._store.remove, [job_id])
+        self._reserve.unlink(missing_ok=True)  # on a full disk, the ledger needs its space
+        self._store.remove([job_id])
         _log_step(job_id, "deleted")
         if not self._dispatcher.cancel(job_id):  # else its last event deletes them
-            shutil.rmtree(self._jobs / job_id, ignore_errors=True)
+            self._clear(job_id)
 
     def folder(self, job_id: str) -> Path:
         """Returns the folder of a job; raises `UnknownJob`."""
@@ -268,14 +267,6 @@ class Service:
         except OSError:
             return False
 
-    def _write(self, change: Callable[[Any], None], value: Any) -> None:
-        """Changes the ledger; on a full disk it gets the space of the reserve."""
-        try:
-            change(value)
-        except OutputError:
-            self._reserve.unlink(missing_ok=True)
-            change(value)
-
     def _row(self, job_id: str) -> Row:
         row = self._store.row(job_id) if _ID.fullmatch(job_id) else None
         if row is None:
@@ -287,7 +278,7 @@ class Service:
         return [self._status(row, positions.get(row.task.id)) for row in rows]
 
     def _status(self, row: Row, position: int | None) -> JobStatus:
-        progress, report = self._running.get(row.task.id, _IDLE), row.report or {}
+        progress, report = self._running.get(row.task.id) or _IDLE, row.report or {}
         return JobStatus(
             id=row.task.id,
             state=row.state,
@@ -327,9 +318,12 @@ class Service:
             return
         while True:
             try:
-                self._write(self._store.record, event)
+                self._store.record(event)
                 break
             except OutputError as error:
+                if self._reserve.exists():
+                    self._reserve.unlink(missing_ok=True)
+                    continue
                 _log.warning("%s", error)
                 if self._stopped.wait(_AGAIN_S):
                     return
@@ -371,5 +365,5 @@ class Service:
 
 
 def _log_step(job_id: str, step: str, **facts: object) -> None:
-    known = {name: " ".join(str(value).split()) for name, value in facts.items() if value is not None}
-    _log.info("job %s: %s%s", job_id, step, "".join(f", {name} {value}" for name, value in known.items() if value))
+    told = [f"{name} {' '.join(str(value).split())}" for name, value in facts.items() if value not in (None, "")]
+    _log.info("job %s: %s", job_id, ", ".join([step, *told]))
