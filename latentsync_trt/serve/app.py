@@ -34,7 +34,7 @@ from latentsync_trt.paths import printable
 from latentsync_trt.serve.admission import PAGE, PREVIEW, RETRY_S, SPEAKER, Form, Limits, NotNow, TooLarge, UnknownJob
 from latentsync_trt.serve.checks import ChildDied
 from latentsync_trt.serve.server import LingeringClose
-from latentsync_trt.serve.service import JobStatus, Service
+from latentsync_trt.serve.service import FULL, JobStatus, Service
 
 STALL_S, LEAST_BYTES_PER_S = 60.0, 10_000
 """An upload ends when nothing arrives for so long, or less than this on the whole after that."""
@@ -253,7 +253,7 @@ async def on_error(_: Request, error: Exception) -> JSONResponse:
         first = error.errors()[0]
         status, message = 422, f"{first['loc'][-1]}: {first['msg']}; see /docs"
     elif isinstance(error, OSError) and error.errno == errno.ENOSPC:
-        status, message = 507, "service: its disk is full; try again later"
+        status, message = 507, FULL
     elif status == 500:
         _log.error("request failed", exc_info=error)
         if not isinstance(error, LatentSyncError):

@@ -24,9 +24,6 @@ MOST_LABEL = 200
 _MOST_BYTES = {"turns": 8_000_000, "faces": 64_000_000, "c2pa": 1_000_000}
 """Files that are no media, each with its largest size: 100,000 turns, two hours of a face."""
 
-_LEAVE_S = 0.5
-"""In which a child may end by itself."""
-
 Watch = Callable[[Any], None]
 
 
@@ -85,7 +82,7 @@ class Pool:
             raise ChildDied(f"{self._what}: two processes for it died, at last with {child.wait()}; try again later")
         finally:
             if child is not None and not answered:
-                child.end(_LEAVE_S)
+                child.end(patience_s=0.5)
             self._idle.put(child if answered else None)
 
     def _check(self, child: Child, end_s: float, watch: Watch) -> None:
@@ -108,12 +105,7 @@ def _carry_out(orders: Iterator[tuple[Callable[..., Any], tuple[Any, ...], bool]
 
 
 def check_form(job_id: str, form: Form, folder: Path, limits: Limits) -> Task:
-    """The task of a form whose files are in `folder`.
-
-    Raises:
-        MediaError: a file cannot be read. InputError: options or files cannot be used, or are longer than allowed.
-        TooLarge: a file is.
-    """
+    """The task of a form whose files are in `folder`; raises `InputError`, also as `MediaError` and `TooLarge`."""
     from latentsync_trt.media.codecs import default_suffix
     from latentsync_trt.sync.inputs import check_inputs
 
@@ -159,10 +151,9 @@ def _options(form: Form, folder: Path) -> SyncOptions:
 
 
 def check_media(name: str, path: Path, limits: Limits) -> None:
-    """Refuses clips that are too long by the stamps or the sum of their packets, whatever their header says.
+    """Raises `InputError` for a file that cannot be read (`MediaError`), or is too long by its packets.
 
-    Raises:
-        MediaError: the file of the field `name` cannot be read. InputError: it is too long.
+    Their stamps and the sum of their durations count, whatever the header says. `name`: field of the file.
     """
     from latentsync_trt.media.files import open_input, reading
 

@@ -44,11 +44,7 @@ class LiveService:
         self._tasks = set[asyncio.Task[None]]()
 
     async def call(self, sdp: str) -> tuple[str, str]:
-        """Opens a call; returns its id and the answer to an offer.
-
-        Raises:
-            Busy: there are as many as may be. InputError: the offer cannot be read. Others as `LipSync.stream`.
-        """
+        """Opens a call; returns its id and the answer to an offer. Raises `InputError`, or as `LipSync.stream`."""
         if len(self.calls) + self._opening >= self.limits.max_sessions:
             raise Busy(f"live: {self.limits.max_sessions} viewers are connected (--max-sessions); try again later")
         self._opening += 1
@@ -77,10 +73,6 @@ class LiveService:
             await asyncio.sleep(self.limits.max_session_s - connect_s)
         await call.close()
 
-    async def leave(self) -> None:
-        for call in list(self.calls.values()):
-            await call.close()
-
 
 def live_app(service: LiveService, key: str | None, *, own_hosts: bool = False) -> FastAPI:
     """The application of a service; `key` and `own_hosts` as for `create_app`."""
@@ -88,7 +80,8 @@ def live_app(service: LiveService, key: str | None, *, own_hosts: bool = False) 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
-        await service.leave()
+        for call in list(service.calls.values()):
+            await call.close()
 
     handlers: Any = dict.fromkeys(HANDLED, on_error)
     app = FastAPI(title="latentsync-trt live", lifespan=lifespan, exception_handlers=handlers, docs_url=None)

@@ -45,11 +45,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def run(app: Starlette, listener: socket.socket, check: Callable[[], None] = lambda: None) -> None:
-    """Answers requests with `app` until a signal raises KeyboardInterrupt here, or `check` raises.
-
-    Raises:
-        LatentSyncError: the server ended.
-    """
+    """Answers requests with `app` until a signal raises KeyboardInterrupt here, `check` raises, or the server ends."""
     server = uvicorn.Server(uvicorn.Config(app, **SETTINGS))
     # In another thread than the main one it leaves signals alone, which are ours.
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="http", daemon=True)

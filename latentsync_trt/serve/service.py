@@ -50,8 +50,7 @@ _AGAIN_S = 2.0
 _RESERVE_BYTES = 4_000_000
 """Of a file that is deleted when the disk is full, so that the ledger can still be written."""
 
-_FULL = "service: its disk is full; free some space on it, or try again later"
-
+FULL = "service: its disk is full; free some space on it, or try again later"
 _log = logging.getLogger(__name__)
 
 
@@ -88,8 +87,7 @@ class Service:
     def __init__(self, folder: Path, handles: Sequence[WorkerHandle], limits: Limits) -> None:
         """Starts the workers, and continues jobs of an earlier service that had not ended. On a full disk, too.
 
-        Raises:
-            InputError: another service uses the folder. OutputError, OSError: it cannot be written.
+        Raises `InputError` if another service uses the folder, and OSError if it cannot be written.
         """
         self._jobs = folder.absolute() / "jobs"
         self._jobs.mkdir(0o700, parents=True, exist_ok=True)
@@ -136,7 +134,7 @@ class Service:
         if self._stopped.is_set():
             return "the service stops"
         if not self._has_space():
-            return _FULL
+            return FULL
         states = self.workers()
         works = any(each.state in ("ready", "running") for each in states)
         return "" if works else "; ".join(f"{each.worker}: {each.state} {each.detail}".rstrip() for each in states)
@@ -154,7 +152,7 @@ class Service:
             Busy: as many jobs wait or arrive as may, or the service stops. OutputError: nothing can be stored.
         """
         if not self._has_space():
-            raise OutputError(_FULL)
+            raise OutputError(FULL)
         self._check_queue()
         if not self._arriving.acquire(blocking=False):
             raise Busy(f"uploads: {_MOST_ARRIVING} arrive already; try again in {RETRY_S} seconds")
@@ -169,11 +167,7 @@ class Service:
             self._arriving.release()
 
     def submit(self, job_id: str, form: Form) -> JobStatus:
-        """Checks the files of a received job, and queues it.
-
-        Raises:
-            Busy: the queue is full. Others as `Pool.call` and `check_form`.
-        """
+        """Checks the files of a received job, and queues it; raises `Busy`, or as `Pool.call` and `check_form`."""
         try:
             task = self._checks.call(check_form, job_id, form, self._jobs / job_id, self.limits)
         except LatentSyncError as error:
