@@ -28,9 +28,7 @@ def planes_of(kind: int, position: int, share: float = 1.0) -> YuvPlanes:
 def toy_loop(count: int = LOOP) -> IdleLoop:
     """An idle clip of `count` frames."""
     info = VideoInfo(2, 2, Fraction(count, 25), "yuv420p", False, Fraction(1))
-    return IdleLoop(
-        info, tuple(planes_of(IDLE, index) for index in range(count)), (), np.zeros((count, 0), np.float32), 0
-    )
+    return IdleLoop(info, tuple(planes_of(IDLE, index) for index in range(count)), (), np.zeros((count, 0), np.float32))
 
 
 class ToyPainter:

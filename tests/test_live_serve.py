@@ -5,7 +5,7 @@ import json
 import re
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, closing
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -274,8 +274,8 @@ def test_a_microphone_says_what_is_speech_and_ends_utterances_in_pauses(gain: fl
     """Also a quiet one."""
     speech, pause = np.concatenate(list(read_audio_blocks(SPEECH, 48_000))), np.zeros(2 * 48_000, np.float32)
     sound = np.float32(gain) * np.concatenate([pause, speech, pause, speech[:96_000], pause])
-    with toy_session() as opened, closing(Microphone(opened, 48_000)) as microphone:
-        frames = []
+    with toy_session() as opened:
+        microphone, frames = Microphone(opened, 48_000), []
         for start in range(0, len(sound), 960):
             microphone.hear(sound[start : start + 960])
             frames += take(opened, 1) if start % 1920 else []

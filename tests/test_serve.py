@@ -8,7 +8,7 @@ import select
 import shutil
 import socket
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, suppress
 from http.client import HTTPResponse
 from pathlib import Path
@@ -284,10 +284,12 @@ def test_files_of_options_are_uploads(client: httpx.Client, clip: dict[str, byte
     worker.go.set()
     files = {"mix": ("m.wav", clip["audio"]), "speaker_1": ("s.WAV", clip["audio"])}
     wrong = send(client, clip, **files)
-    assert wrong.status_code == 422 and wrong.json()["error"].startswith("speaker_1: audio was sent, too;")
+    assert wrong.status_code == 422 and wrong.json()["error"].startswith("audio: was sent, and speaker_1, too; send")
     video = {"video": ("in.mp4", clip["video"])}
     silent = client.post("/v1/jobs", files=video)
-    assert silent.status_code == 422 and silent.json()["error"].startswith("audio: is missing; send the speech in")
+    assert silent.status_code == 422 and silent.json()["error"].startswith(
+        "audio: is missing; send either all speech in"
+    )
     sent = client.post("/v1/jobs", files={**video, **files}, data={"options": "{}"})
     assert ended(client, sent.json()["id"])["state"] == "done"
     options = worker.tasks[0].options
@@ -424,19 +426,27 @@ def test_a_disk_that_others_fill_and_free(
     assert (client.get("/healthz").status_code, send(client, clip).status_code) == (200, 201)
 
 
-def test_the_reserve_is_what_the_ledger_gets(folder: Path, worker: PretendedWorker) -> None:
-    with serving(folder, worker) as (_, running):
-        reserve, tried = folder / "reserve", []
+def test_the_reserve_is_what_the_ledger_gets(
+    client: httpx.Client, clip: dict[str, bytes], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, reserve = send(client, clip).json()["id"], folder / "reserve"
 
-        def write() -> int:
-            tried.append(reserve.exists())
-            if tried[-1]:
+    def tight(change: Callable[[JobStore, Any], None]) -> Callable[[JobStore, Any], None]:
+        def changed(store: JobStore, value: Any) -> None:
+            if reserve.exists():
                 raise OutputError("ledger: disk full")
-            return 5
+            change(store, value)
 
-        assert (running._written(write), tried) == (5, [True, False])
-        running.recover()
-        assert reserve.stat().st_size > 1e6
+        return changed
+
+    for name in ("record", "remove"):
+        monkeypatch.setattr(JobStore, name, tight(getattr(JobStore, name)))
+    assert client.post(f"/v1/jobs/{job}/cancel").status_code == 202
+    assert ended(client, job)["state"] == "canceled"
+    until(lambda: client.get("/healthz").status_code == 200)
+    assert reserve.stat().st_size > 1e6
+    assert client.delete(f"/v1/jobs/{job}").status_code == 204
+    assert client.get(f"/v1/jobs/{job}").status_code == 404
 
 
 def test_a_worker_that_hangs_is_told(client: httpx.Client, worker: PretendedWorker) -> None:

@@ -32,14 +32,13 @@ class IdleLoop:
     """An idle clip at 25 frames/s.
 
     `planes`: of each frame, repeated ones shared. `targets`: the face of each, cut out. `known (n, 9, h, w)` float32:
-    what the denoiser knows of each frame, see `diffusion.conditioning`. `size_bytes`: of all that is kept, about.
+    what the denoiser knows of each frame, see `diffusion.conditioning`.
     """
 
     info: VideoInfo
     planes: tuple[YuvPlanes, ...]
     targets: tuple[Target, ...]
     known: Float32Array
-    size_bytes: int
 
     def index(self, position: int) -> int:
         """The frame that is shown at a position, from the first to the last and back again, without end."""
@@ -79,15 +78,13 @@ def load_idle(video: Path, options: LiveOptions, detector: FaceDetector, inpaint
     windows = [np.stack([face.image for face in faces[start : start + _ENCODED_AT_ONCE]]) for start in starts]
     encoded = inpainter.run("encode", lambda: list(map(inpainter.encode, windows)))
     known = [window.transpose(1, 0, 2, 3) for window in encoded]
-    return IdleLoop(info, tuple(planes), tuple(targets), np.ascontiguousarray(np.concatenate(known)), size_bytes)
+    return IdleLoop(info, tuple(planes), tuple(targets), np.ascontiguousarray(np.concatenate(known)))
 
 
 def _target(video: Path, job: FrameJob, before: list[Target], stats: FaceStats) -> Target:
-    after = f"after {float(job.frame.time_s):.2f} s; an idle clip"
+    after = f"after {float(job.frame.time_s):.2f} s; an idle clip is one shot of one face: cut it there"
     if not job.targets:
-        cure = f"must show one in all of its frames: cut it there ({stats.no_face(video)})"
-        raise NoFaceError(f"{video}: shows no usable face {after} {cure}")
+        raise NoFaceError(f"{video}: shows no usable face {after} ({stats.no_face(video)})")
     if before and job.targets[0].track_id != before[-1].track_id:
-        cure = "is one shot of one face: cut it there, or choose the face with --face"
-        raise NoFaceError(f"{video}: another shot or face begins {after} {cure}")
+        raise NoFaceError(f"{video}: another shot or face begins {after}, or choose the face with --face")
     return job.targets[0]

@@ -88,11 +88,7 @@ class LivePlanner:
         return len(self._expected)
 
     def is_pressed(self, paint_frames: int) -> bool:
-        """Whether a window must begin with the speech there is; called once before each frame.
-
-        Args:
-            paint_frames: how many frames pass while the first ones of a window are painted.
-        """
+        """Whether a window, which takes `paint_frames`, must begin with the speech there is; once a frame."""
         self._patience -= 1
         return self._patience < 0 if self._next is None else self._next - self.position - 1 <= paint_frames
 

@@ -72,10 +72,8 @@ class LiveSession(AbstractContextManager["LiveSession"], Iterator[LiveFrame]):
     ) -> None:
         self.counts, self.options, self.loop = Counts(), options, loop
         self._painter, self._now, self._on_close = painter, now, on_close
-        self._painting_in, self._composing_in = executors or (
-            ThreadPoolExecutor(1, "live paint"),
-            ThreadPoolExecutor(1, "live compose"),
-        )
+        own = ThreadPoolExecutor(1, "live paint"), ThreadPoolExecutor(1, "live compose")
+        self._painting_in, self._composing_in = executors or own
         self._changed = threading.RLock()
         self._rate_hz = int(options.sound_rate_hz)
         self._silence = np.zeros(self._rate_hz // MODEL_FPS, np.float32)
@@ -137,8 +135,6 @@ class LiveSession(AbstractContextManager["LiveSession"], Iterator[LiveFrame]):
                 return
             self._closed = True
             self._generation += 1
-            self._speech.clear()
-            self._ready.clear()
         self._painting_in.shutdown()
         self._composing_in.shutdown()
         self._on_close()
@@ -161,14 +157,13 @@ class LiveSession(AbstractContextManager["LiveSession"], Iterator[LiveFrame]):
             self._go_on()
             if self._planner.is_pressed(self._paint_frames):
                 self._go_on(pressed=True)
-            error = self._error
-            if error is None:
+            if self._error is None:
                 frame = self._shown()
                 self._last = frame.planes
                 self._go_on()
                 return frame
         self.close()
-        raise error
+        raise self._error
 
     def _shown(self) -> LiveFrame:
         index, shown = self.counts.frames, self._planner.show(len(self._ready))
@@ -187,8 +182,8 @@ class LiveSession(AbstractContextManager["LiveSession"], Iterator[LiveFrame]):
         if not spoken.samples:
             return LiveFrame(index, ready.planes, spoken.sound, shown.ended, ends=bool(shown.ended))
         self.counts.spoken += 1
-        number, samples = self._given
-        samples = spoken.samples + (samples if number == spoken.utterance else 0)
+        number, before = self._given
+        samples = spoken.samples + (before if number == spoken.utterance else 0)
         self._given = (0, 0) if spoken.ends else (spoken.utterance, samples)
         delay_s = self._now() - spoken.said_s
         return LiveFrame(index, ready.planes, spoken.sound, spoken.utterance, True, spoken.ends, delay_s=delay_s)

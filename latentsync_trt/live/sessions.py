@@ -1,12 +1,11 @@
 """The live sessions of one `LipSync`: opens as many as can be painted in real time."""
 
 from collections import deque
-from collections.abc import Callable
-from concurrent.futures import Executor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 
@@ -50,14 +49,8 @@ class LiveSessions:
         self._loads: dict[LiveSession, float] = {}
         self._costs: dict[object, Cost] = {}
 
-    def open(
-        self,
-        video: IdleClip,
-        options: LiveOptions,
-        *,
-        executors: tuple[Executor, Executor] | None,
-        now: Callable[[], float],
-    ) -> LiveSession:
+    def open(self, video: IdleClip, options: LiveOptions, **others: Any) -> LiveSession:
+        """`others`: arguments of `LiveSession`."""
         clip = video if isinstance(video, IdleLoop) else path_argument(video, "video")
         manifest, chosen = self._slot.bundle.manifest, options.sync_options()
         if options.hop > manifest.frames:
@@ -76,9 +69,7 @@ class LiveSessions:
             self._costs[key] = cost
             load = self._admit(cost, options.hop)
             held = opening.pop_all()
-        session = LiveSession(
-            painter, loop, options, executors=executors, now=now, paint_s=cost.first_s, on_close=held.close
-        )
+        session = LiveSession(painter, loop, options, paint_s=cost.first_s, on_close=held.close, **others)
         held.callback(self._loads.pop, session, None)
         self._loads[session] = load
         return session

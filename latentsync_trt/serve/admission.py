@@ -15,8 +15,6 @@ RETRY_S = 30
 OUTPUT, PAGE, INPUTS, PREVIEW = "output", "report.html", "inputs", "preview.jpg"
 """In a job's folder: stem of the video, page of `report`, folder of the uploads, the newest frame."""
 
-FILE_FIELDS = ("video", "audio", "mix", "turns", "faces", "c2pa")
-TEXT_FIELDS = ("options", "label")
 SPEAKER = re.compile(r"speaker_(0|[1-9][0-9]{0,2})")
 """A file field with the recording of a face, by its number."""
 

@@ -9,8 +9,7 @@ import secrets
 import shutil
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path, PureWindowsPath
 from typing import Annotated, Any, get_args
@@ -32,22 +31,10 @@ from latentsync_trt import __version__
 from latentsync_trt.batch.job_store import State
 from latentsync_trt.errors import Busy, InputError, LatentSyncError, MediaError, OutputError
 from latentsync_trt.paths import printable
-from latentsync_trt.serve.admission import (
-    FILE_FIELDS,
-    PAGE,
-    PREVIEW,
-    RETRY_S,
-    SPEAKER,
-    TEXT_FIELDS,
-    Form,
-    Limits,
-    NotNow,
-    TooLarge,
-    UnknownJob,
-)
+from latentsync_trt.serve.admission import PAGE, PREVIEW, RETRY_S, SPEAKER, Form, Limits, NotNow, TooLarge, UnknownJob
 from latentsync_trt.serve.checks import ChildDied
 from latentsync_trt.serve.server import LingeringClose
-from latentsync_trt.serve.service import JobStatus, Service
+from latentsync_trt.serve.service import FULL, JobStatus, Service
 
 STALL_S, LEAST_BYTES_PER_S = 60.0, 10_000
 """An upload ends when nothing arrives for so long, or less than this on the whole after that."""
@@ -57,7 +44,8 @@ _STATUS: dict[type[Exception], int] = {UnknownJob: 404, NotNow: 409, Busy: 429, 
 _STATUS |= {TooLarge: 413, MediaError: 415, InputError: 422, ClientDisconnect: 400}
 HANDLED = LatentSyncError, ClientDisconnect, OSError, Exception, StarletteHTTPException, RequestValidationError
 _FILE = {"type": "string", "format": "binary"}
-_FIELDS = {name: {"type": "string"} for name in TEXT_FIELDS} | dict.fromkeys((*FILE_FIELDS, "speaker_0"), _FILE)
+_TEXT_FIELDS, _FILE_FIELDS = ("options", "label"), ("video", "audio", "mix", "turns", "faces", "c2pa")
+_FIELDS = {name: {"type": "string"} for name in _TEXT_FIELDS} | dict.fromkeys((*_FILE_FIELDS, "speaker_0"), _FILE)
 _FORM = {"content": {"multipart/form-data": {"schema": {"type": "object", "properties": _FIELDS}}}, "required": True}
 
 _MOST_CHECKED = 16
@@ -88,22 +76,16 @@ def is_loopback(host: str) -> bool:
 
 
 def create_app(service: Service, key: str | None, *, own_hosts: bool = False, files_only: bool = False) -> FastAPI:
-    """Returns the application of a service, which it closes when it ends.
+    """Returns the application of a service.
 
     `key`: what clients must send, if any. `own_hosts`: without one, requests must name this machine as their host.
     `files_only`: without requests other than for the files of a job whose id is known; add `LingeringClose` yourself.
     """
 
-    @asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        yield
-        await run_in_threadpool(service.close)
-
     described: dict[str, Any] = {
         "title": "latentsync-trt",
         "summary": "Lip-syncs videos to speech recordings.",
         "version": __version__,
-        "lifespan": lifespan,
         "exception_handlers": dict.fromkeys(HANDLED, on_error),
         "responses": {status: {"model": Problem, "description": "What is wrong"} for status in ("4XX", "5XX", 422)},
     }
@@ -141,9 +123,6 @@ def check_origin(request: HTTPConnection, own_hosts: bool) -> None:
     """Refuses requests of other sites: without a key, any web page that the user opens could send some.
 
     Behind a proxy, this site is what the proxy says in X-Forwarded-Host, which no web page can set.
-
-    Raises:
-        HTTPException: another site sends this one, or a name of another site leads here.
     """
     host, origin = request.headers.get("host", ""), request.headers.get("origin")
     try:
@@ -274,7 +253,7 @@ async def on_error(_: Request, error: Exception) -> JSONResponse:
         first = error.errors()[0]
         status, message = 422, f"{first['loc'][-1]}: {first['msg']}; see /docs"
     elif isinstance(error, OSError) and error.errno == errno.ENOSPC:
-        status, message = 507, "service: its disk is full; try again later"
+        status, message = 507, FULL
     elif status == 500:
         _log.error("request failed", exc_info=error)
         if not isinstance(error, LatentSyncError):
@@ -285,11 +264,7 @@ async def on_error(_: Request, error: Exception) -> JSONResponse:
 
 
 async def _receive(request: Request, folder: Path, limits: Limits) -> Form:
-    """Reads a multipart form, whose files go to `folder` when all have arrived.
-
-    Raises:
-        TooLarge: as soon as more bytes than allowed have arrived. InputError: it is no such form, or has other fields.
-    """
+    """Reads a multipart form, whose files go to `folder` when all have arrived; raises `InputError`."""
     received_bytes, began_s = 0, time.monotonic()
 
     async def receive() -> Any:
@@ -314,13 +289,13 @@ async def _receive(request: Request, folder: Path, limits: Limits) -> Form:
 
 
 def _take(form: Form, name: str, value: Any, folder: Path) -> None:
-    """Adds a field to a form, and a file to `folder`; raises `InputError` for a field that there is not."""
+    """Adds a field to a form, and a file to `folder`."""
     if name in form.files or name in form.texts:
         raise InputError(f"{name}: is given twice; send it once")
-    if isinstance(value, str) and name in TEXT_FIELDS:
+    if isinstance(value, str) and name in _TEXT_FIELDS:
         form.texts[name] = value
-    elif isinstance(value, str) or not (name in FILE_FIELDS or SPEAKER.fullmatch(name)):
-        kinds = f"texts {', '.join(TEXT_FIELDS)}; files {', '.join(FILE_FIELDS)}, speaker_0, speaker_1, …"
+    elif isinstance(value, str) or not (name in _FILE_FIELDS or SPEAKER.fullmatch(name)):
+        kinds = f"texts {', '.join(_TEXT_FIELDS)}; files {', '.join(_FILE_FIELDS)}, speaker_0, speaker_1, …"
         raise InputError(f"{name[:40]}: is no field, or of the other kind; {kinds}")
     elif value.filename:  # else a browser's field in which no file was chosen
         suffix = PureWindowsPath(value.filename.lower()).suffix

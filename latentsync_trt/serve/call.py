@@ -2,9 +2,8 @@
 
 import asyncio
 import logging
-from collections import deque
+import time
 from collections.abc import Callable, Coroutine
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -20,7 +19,7 @@ from latentsync_trt.config import SyncOptions
 from latentsync_trt.errors import Busy, LatentSyncError
 from latentsync_trt.live.frame import FRAME_S, LiveFrame
 from latentsync_trt.live.session import LiveSession
-from latentsync_trt.media.audio import SPEECH_RATE_HZ, RateConverter, sound_frame
+from latentsync_trt.media.audio import SPEECH_RATE_HZ, RateConverter, SampleQueue, sound_frame
 from latentsync_trt.media.codecs import choose_encoder
 from latentsync_trt.media.pictures import LazyRgb, PictureMaker
 from latentsync_trt.types import Float32Array, Frame
@@ -30,19 +29,14 @@ MARK = "AI-generated video: the mouth follows speech (latentsync-trt)"
 
 _log = logging.getLogger(__name__)
 
-_H264 = "video/H264"
 _PACKETS_PER_FRAME = 2
 """Of sound, 20 ms each."""
-
 _WAITING = 10
 """Frames that may wait for a viewer; older ones are dropped, picture and sound."""
-
 _BEHIND_S = 0.5
-"""After a longer hold-up, frames go on from now, instead of all at once."""
-
+"""What is given at once after a longer hold-up; frames go on from there."""
 _BEFORE_S = 0.2
 """Said of what was heard before speech was certain."""
-
 _PAUSE_S = 0.6
 """After so long without speech, the utterance is complete."""
 
@@ -77,8 +71,6 @@ class _Track(aiortc.MediaStreamTrack):
         self._queue.put_nowait(frame)
 
     async def recv(self) -> Any:
-        if self.readyState != "live":
-            raise MediaStreamError
         return await self._queue.get()
 
 
@@ -86,61 +78,52 @@ class Call:
     """Open until `close`, which closes the session, too.
 
     `sockets`: told when an utterance has been heard, and closed with the call.
-
-    Args:
-        stun: address of a STUN server, as `stun:host:port`; without one none is asked, and only addresses of this
-            machine are offered.
-        on_close: called once.
     """
 
     def __init__(self, session: LiveSession, *, stun: str | None = None, on_close: Callable[[], object]) -> None:
+        """`stun`: a STUN server, as `stun:host:port`; without one, only addresses of this machine are offered."""
         self.session, self.sockets = session, set[WebSocket]()
         self._on_close, self._tasks = on_close, set[asyncio.Task[None]]()
-        self._closing: asyncio.Task[None] | None = None
-        self._runs = False
+        self._closing, self._runs, self._closed = asyncio.Lock(), False, False
         servers = [] if stun is None else [aiortc.RTCIceServer(urls=stun)]
         self._peer = aiortc.RTCPeerConnection(aiortc.RTCConfiguration(iceServers=servers))
         self._video, self._audio = _Track("video", _WAITING), _Track("audio", _WAITING * _PACKETS_PER_FRAME)
-        self._threads = ThreadPoolExecutor(1, "live frames")
         encoder = replace(choose_encoder(SyncOptions(codec="h264"), session.loop.info), pixel_format="yuv420p")
         self._maker = PictureMaker(session.loop.info, encoder)
-        self._peer.on("track", self._on_track)
         self._peer.on("connectionstatechange", self._on_state)
 
     async def answer(self, sdp: str) -> str:
         """The answer to a viewer's offer; raises ValueError if that is none."""
         for track in (self._video, self._audio):
             self._peer.addTrack(track)
-        for transceiver in self._peer.getTransceivers():
-            if transceiver.kind == "video":
-                codecs = aiortc.RTCRtpSender.getCapabilities("video").codecs
-                transceiver.setCodecPreferences(sorted(codecs, key=lambda codec: codec.mimeType != _H264))
+        codecs = aiortc.RTCRtpSender.getCapabilities("video").codecs
+        video, audio = self._peer.getTransceivers()
+        video.setCodecPreferences(sorted(codecs, key=lambda codec: codec.mimeType != "video/H264"))
         await self._peer.setRemoteDescription(aiortc.RTCSessionDescription(sdp, "offer"))
-        video, _, *others = self._peer.getTransceivers()
         video.direction = "sendonly"  # what a viewer films would be decoded and kept, and so would other tracks
-        for transceiver in others:
-            transceiver.direction = "inactive"
+        for other in self._peer.getTransceivers()[2:]:
+            other.direction = "inactive"
+        if audio.receiver.track is not None:
+            start(self._listen(audio.receiver.track), self._tasks)
         await self._peer.setLocalDescription(await self._peer.createAnswer())
         return str(self._peer.localDescription.sdp).replace("\r\ns=-", f"\r\ns={MARK}", 1)
 
     async def close(self) -> None:
         """Ends the call; returns when it has ended, also if another task ends it already."""
-        # A task of its own: what closes the call may be one of those that end with it.
-        self._closing = self._closing or asyncio.get_running_loop().create_task(self._close())
-        await asyncio.shield(self._closing)
-
-    async def _close(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        for socket in list(self.sockets):
-            with suppress(RuntimeError):  # it is being closed
-                await socket.close()
-        try:
-            await self._peer.close()
-            await asyncio.to_thread(self.session.close)
-        finally:
-            self._threads.shutdown(wait=False)
-            self._on_close()
+        async with self._closing:
+            if self._closed:
+                return
+            self._closed = True
+            for task in self._tasks - {asyncio.current_task()}:
+                task.cancel()
+            for socket in list(self.sockets):
+                with suppress(RuntimeError):  # it is being closed
+                    await socket.close()
+            try:
+                await self._peer.close()
+                await asyncio.to_thread(self.session.close)
+            finally:
+                self._on_close()
 
     async def _on_state(self) -> None:
         if self._peer.connectionState == "connected" and not self._runs:
@@ -148,10 +131,6 @@ class Call:
             start(self._run(), self._tasks)
         elif self._peer.connectionState in ("failed", "closed"):
             await self.close()
-
-    def _on_track(self, track: aiortc.MediaStreamTrack) -> None:
-        if track.kind == "audio":
-            start(self._listen(track), self._tasks)
 
     async def _listen(self, track: aiortc.MediaStreamTrack) -> None:
         """Says what the viewer says."""
@@ -164,19 +143,13 @@ class Call:
                 await asyncio.to_thread(microphone.hear, samples.astype(np.float32))
 
     async def _run(self) -> None:
-        """Gives a frame every 40 ms: its picture and its sound at the same tick."""
-        loop, tick = asyncio.get_running_loop(), 0
-        begun_s = loop.time()
+        """Gives a frame every 40 ms: its picture and its sound at the same time."""
+        due_s = time.monotonic()
         try:
-            while True:
-                behind_s = loop.time() - begun_s - tick * float(FRAME_S)
-                begun_s += behind_s if behind_s > _BEHIND_S else 0.0
-                await asyncio.sleep(max(0.0, -behind_s))
-                given = await loop.run_in_executor(self._threads, self._next)
-                if given is None:
-                    break
+            while (given := await asyncio.to_thread(self._next)) is not None:
                 self._give(*given)
-                tick += 1
+                due_s = max(due_s + float(FRAME_S), time.monotonic() - _BEHIND_S)
+                await asyncio.sleep(due_s - time.monotonic())
         except LatentSyncError:
             _log.exception("a live session failed")
         finally:
@@ -184,13 +157,12 @@ class Call:
 
     def _next(self) -> tuple[LiveFrame, Any] | None:
         """The next frame and its picture to encode."""
-        live = next(self.session, None)
-        if live is None:
-            return None
-        frame = Frame(live.index, live.time_s, FRAME_S, live.time_s, LazyRgb(live.planes), live.planes)
-        picture = self._maker.frame(frame)
-        picture.pts, picture.time_base = live.index, FRAME_S
-        return live, picture
+        for live in self.session:
+            frame = Frame(live.index, live.time_s, FRAME_S, live.time_s, LazyRgb(live.planes), live.planes)
+            picture = self._maker.frame(frame)
+            picture.pts, picture.time_base = live.index, FRAME_S
+            return live, picture
+        return None
 
     def _give(self, frame: LiveFrame, picture: Any) -> None:
         self._video.put(picture)
@@ -203,36 +175,28 @@ class Call:
 
 
 class Microphone:
-    """Says to a session what is speech, in utterances; open until `close`. Not thread-safe."""
+    """Says to a session what is speech, in utterances. Not thread-safe."""
 
     def __init__(self, session: LiveSession, rate_hz: int) -> None:
         self._session, self._rate_hz = session, rate_hz
         self._network, self._converter = VoiceActivity(), RateConverter(rate_hz, SPEECH_RATE_HZ)
-        self._held, self._before = np.zeros(0, np.float32), deque[Float32Array]()
+        self._held, self._before = SampleQueue(), SampleQueue()
         self.speaks, self._pause_s = False, 0.0
 
     def hear(self, samples: Float32Array) -> None:
         """The next piece, mono `(n,)` float32. What finds no room in the session is lost."""
-        self._before.append(samples)
-        self._held = np.concatenate([self._held, self._converter.convert(samples)])
-        count = len(self._held) // STEP
-        if count:
-            steps, self._held = np.split(self._held, [count * STEP])
-            for chance in self._network.chances(steps.reshape(count, STEP)).tolist():
+        self._before.add(samples)
+        self._held.add(self._converter.convert(samples))
+        if count := self._held.size // STEP:
+            steps = self._held.take(count * STEP).reshape(count, STEP)
+            for chance in self._network.chances(steps).tolist():
                 self._pause_s = 0.0 if chance >= LEAVE else self._pause_s + STEP_S
                 self.speaks = self.speaks or chance >= ENTER
         if not self.speaks:
-            while sum(map(len, self._before)) - len(self._before[0]) >= _BEFORE_S * self._rate_hz:
-                self._before.popleft()
+            self._before.take(max(0, self._before.size - round(_BEFORE_S * self._rate_hz)))
             return
-        try:
-            while self._before:
-                self._session.say(self._before.popleft(), self._rate_hz)
-        except Busy:
-            self._before.clear()
+        with suppress(Busy):
+            self._session.say(self._before.take(self._before.size), self._rate_hz)
         if self._pause_s > _PAUSE_S:
             self.speaks = False
             self._session.end()
-
-    def close(self) -> None:
-        self._network.close()

@@ -10,7 +10,7 @@ from queue import LifoQueue
 from typing import Any
 
 from latentsync_trt.batch.tasks import Task
-from latentsync_trt.child import Child, Emit, Ended, Event
+from latentsync_trt.child import Child, Emit, Event
 from latentsync_trt.config import SyncOptions
 from latentsync_trt.errors import InputError, LatentSyncError
 from latentsync_trt.face.track_file import Tracks
@@ -23,9 +23,6 @@ from latentsync_trt.values import Speaker
 MOST_LABEL = 200
 _MOST_BYTES = {"turns": 8_000_000, "faces": 64_000_000, "c2pa": 1_000_000}
 """Files that are no media, each with its largest size: 100,000 turns, two hours of a face."""
-
-_LEAVE_S = 0.5
-"""In which a child may end by itself."""
 
 Watch = Callable[[Any], None]
 
@@ -56,24 +53,11 @@ class Pool:
         Raises:
             TooLarge: the call takes too much memory or time. ChildDied: a child died, and so did the next one.
         """
-        child = self._idle.get()
+        order = function, arguments, watch is not None
         try:
-            for _ in range(2):  # the system may have ended the first one, as memory was short
-                child = child or Child(_carry_out)
-                child.send((function, arguments, watch is not None))
-                answer = self._answer(child, watch or (lambda _: None))
-                if not isinstance(answer, Ended):
-                    break
-                child = None
-        except BaseException:
-            if child is not None:
-                child.end(_LEAVE_S)
-            child = None
-            raise
-        finally:
-            self._idle.put(child)
-        if isinstance(answer, Ended):
-            raise ChildDied(f"{self._what}: two processes for it died, at last with {answer}; try again later")
+            answer = self._answer(order, watch or (lambda _: None))
+        except ChildDied:  # the system may have ended it, as memory was short
+            answer = self._answer(order, watch or (lambda _: None))
         if answer["error"] is not None:
             raise answer["error"]
         return answer["result"]
@@ -85,24 +69,29 @@ class Pool:
             if child := self._idle.get():
                 child.end()
 
-    def _answer(self, child: Child, watch: Watch) -> Event | Ended:
-        """The last event of a call, or how the child ended."""
-        end_s, cure = time.monotonic() + self._most_s, "the most here; send smaller or shorter files"
+    def _answer(self, order: Any, watch: Watch) -> Event:
+        """The last event of a call."""
+        child, answered, end_s = self._idle.get(), False, time.monotonic() + self._most_s
+        try:
+            child = child or Child(_carry_out)
+            child.send(order)
+            for event in child.events(lambda: self._check(child, end_s, watch)):
+                if answered := "progress" not in event:
+                    return event
+                watch(event["progress"])
+            raise ChildDied(f"{self._what}: two processes for it died, at last with {child.wait()}; try again later")
+        finally:
+            if child is not None and not answered:
+                child.end(patience_s=0.5)
+            self._idle.put(child if answered else None)
 
-        def check() -> None:
-            watch(None)
-            if self._closed:
-                raise LatentSyncError(f"{self._what}: broken off, as the program stops")
-            if child.memory_bytes > self._most_bytes:
-                raise TooLarge(f"{self._what}: needs more than {self._most_bytes / 1e9:.2g} GB of memory, {cure}")
-            if time.monotonic() > end_s:
-                raise TooLarge(f"{self._what}: takes more than {self._most_s:g} s, {cure}")
-
-        for event in child.events(check):
-            if "progress" not in event:
-                return event
-            watch(event["progress"])
-        return child.wait()
+    def _check(self, child: Child, end_s: float, watch: Watch) -> None:
+        watch(None)
+        if self._closed:
+            raise LatentSyncError(f"{self._what}: broken off, as the program stops")
+        if child.memory_bytes > self._most_bytes or time.monotonic() > end_s:
+            most = f"{self._most_s:g} s or {self._most_bytes / 1e9:.2g} GB of memory, the most here"
+            raise TooLarge(f"{self._what}: takes more than {most}; send smaller or shorter files")
 
 
 def _carry_out(orders: Iterator[tuple[Callable[..., Any], tuple[Any, ...], bool]], emit: Emit) -> None:
@@ -116,12 +105,7 @@ def _carry_out(orders: Iterator[tuple[Callable[..., Any], tuple[Any, ...], bool]
 
 
 def check_form(job_id: str, form: Form, folder: Path, limits: Limits) -> Task:
-    """The task of a form whose files are in `folder`.
-
-    Raises:
-        MediaError: a file cannot be read. InputError: options or files cannot be used, or are longer than allowed.
-        TooLarge: a file is.
-    """
+    """The task of a form whose files are in `folder`; raises `InputError`, also as `MediaError` and `TooLarge`."""
     from latentsync_trt.media.codecs import default_suffix
     from latentsync_trt.sync.inputs import check_inputs
 
@@ -135,19 +119,16 @@ def check_form(job_id: str, form: Form, folder: Path, limits: Limits) -> Task:
         raise InputError(f"label: has more than {MOST_LABEL} characters; send a shorter one")
     options = _options(form, folder)
     audio, speakers = form.files.get("audio"), [name for name in form.files if SPEAKER.fullmatch(name)]
-    if audio is None and not speakers:
-        raise InputError("audio: is missing; send the speech in the field audio, or each person's in speaker_0, …")
-    if audio is not None and speakers:
-        cure = "send all speech in such fields, or in audio with the file turns, which says who speaks when"
-        raise InputError(f"{speakers[0]}: audio was sent, too; {cure}")
+    if (audio is None) is (not speakers):
+        cure = "send either all speech in the field audio, or each person's in speaker_0, speaker_1, …"
+        raise InputError(f"audio: {'is missing' if audio is None else f'was sent, and {speakers[0]}, too'}; {cure}")
     for name in form.files.keys() - _MOST_BYTES:
         check_media(name, form.files[name], limits)
     target = folder / f"{OUTPUT}{default_suffix(options)}"
     check_inputs(form.files["video"], audio, target, options)
     speech, preview = None if audio is None else str(audio), str(folder / PREVIEW)
-    most_s, bundle = limits.max_clip_s, form.texts.get("bundle")
-    task = Task(job_id, str(form.files["video"]), speech, str(target), options, preview, most_s, bundle)
-    return replace(task, label=label, names=form.names)
+    task = Task(job_id, str(form.files["video"]), speech, str(target), options, preview, limits.max_clip_s)
+    return replace(task, bundle=form.texts.get("bundle"), label=label, names=form.names)
 
 
 def _options(form: Form, folder: Path) -> SyncOptions:
@@ -170,10 +151,9 @@ def _options(form: Form, folder: Path) -> SyncOptions:
 
 
 def check_media(name: str, path: Path, limits: Limits) -> None:
-    """Refuses clips that are too long by the stamps or the sum of their packets, whatever their header says.
+    """Raises `InputError` for a file that cannot be read (`MediaError`), or is too long by its packets.
 
-    Raises:
-        MediaError: the file of the field `name` cannot be read. InputError: it is too long.
+    Their stamps and the sum of their durations count, whatever the header says. `name`: field of the file.
     """
     from latentsync_trt.media.files import open_input, reading
 

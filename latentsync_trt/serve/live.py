@@ -15,7 +15,6 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import FileResponse
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Gauge, generate_latest
 
-from latentsync_trt import __version__
 from latentsync_trt.errors import Busy, InputError, LatentSyncError
 from latentsync_trt.live.session import LiveSession
 from latentsync_trt.serve.admission import LiveLimits
@@ -24,10 +23,8 @@ from latentsync_trt.serve.call import MARK, Call, start, tell
 from latentsync_trt.validation import from_json
 
 _PAGE = Path(__file__).parent
-_FILES = {"/": "live.html", "/live.js": "live.js"}
 _POLICY = "default-src 'self'; media-src 'self' blob:; style-src 'self' 'unsafe-inline'; frame-ancestors 'self'"
 _MOST_OFFER_BYTES = 64 * 1024
-_DEFAULT_RATE_HZ = 16_000
 _MOST_SOCKETS = 4
 """Of a session: its page's, that of an engine, and those that one of them has lost."""
 
@@ -39,11 +36,7 @@ class _Sent:
 
 
 class LiveService:
-    """The calls that are open.
-
-    Args:
-        open_session: opens a session; called in a thread.
-    """
+    """The calls that are open. `open_session` is called in a thread."""
 
     def __init__(self, open_session: Callable[[], LiveSession], limits: LiveLimits, stun: str | None = None) -> None:
         self.limits, self.calls = limits, dict[str, Call]()
@@ -51,11 +44,7 @@ class LiveService:
         self._tasks = set[asyncio.Task[None]]()
 
     async def call(self, sdp: str) -> tuple[str, str]:
-        """Opens a call; returns its id and the answer to an offer.
-
-        Raises:
-            Busy: there are as many as may be. InputError: the offer cannot be read. Others as `LipSync.stream`.
-        """
+        """Opens a call; returns its id and the answer to an offer. Raises `InputError`, or as `LipSync.stream`."""
         if len(self.calls) + self._opening >= self.limits.max_sessions:
             raise Busy(f"live: {self.limits.max_sessions} viewers are connected (--max-sessions); try again later")
         self._opening += 1
@@ -74,19 +63,15 @@ class LiveService:
         except Exception as error:
             await call.close()
             raise InputError(f"sdp: is no offer of a WebRTC connection ({type(error).__name__})") from error
-
-        def end(only_unseen: bool) -> None:
-            if not (only_unseen and call.session.counts.frames):
-                start(call.close(), self._tasks)
-
-        loop = asyncio.get_running_loop()
-        loop.call_later(self.limits.connect_s, end, True)
-        loop.call_later(self.limits.max_session_s, end, False)
+        start(self._end_in_time(call), self._tasks)
         return name, answer
 
-    async def leave(self) -> None:
-        for call in list(self.calls.values()):
-            await call.close()
+    async def _end_in_time(self, call: Call) -> None:
+        connect_s = min(self.limits.connect_s, self.limits.max_session_s)
+        await asyncio.sleep(connect_s)
+        if call.session.counts.frames:
+            await asyncio.sleep(self.limits.max_session_s - connect_s)
+        await call.close()
 
 
 def live_app(service: LiveService, key: str | None, *, own_hosts: bool = False) -> FastAPI:
@@ -95,14 +80,13 @@ def live_app(service: LiveService, key: str | None, *, own_hosts: bool = False) 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
-        await service.leave()
+        for call in list(service.calls.values()):
+            await call.close()
 
     handlers: Any = dict.fromkeys(HANDLED, on_error)
-    app = FastAPI(
-        title="latentsync-trt live", version=__version__, lifespan=lifespan, exception_handlers=handlers, docs_url=None
-    )
+    app = FastAPI(title="latentsync-trt live", lifespan=lifespan, exception_handlers=handlers, docs_url=None)
     allowed = [Depends(guard(key, own_hosts))]
-    for path, name in _FILES.items():
+    for path, name in ("/", "live.html"), ("/live.js", "live.js"):
         app.add_route(path, partial(_file, name), include_in_schema=False)
 
     @app.post("/v1/live", status_code=201, dependencies=allowed)
@@ -123,7 +107,7 @@ def live_app(service: LiveService, key: str | None, *, own_hosts: bool = False) 
         await _found(service, name).close()
 
     @app.websocket("/v1/live/{name}/speech")
-    async def speech(socket: WebSocket, name: str, rate: int = _DEFAULT_RATE_HZ) -> None:
+    async def speech(socket: WebSocket, name: str, rate: int = 16_000) -> None:
         """16-bit samples as bytes; `end`, `stop` or `clear_buffer` as JSON. Only its viewer knows the id."""
         if key is None or not has_key(socket, key):  # browsers cannot send one here
             check_origin(socket, own_hosts and key is None)
@@ -140,21 +124,17 @@ def live_app(service: LiveService, key: str | None, *, own_hosts: bool = False) 
     @app.get("/metrics", dependencies=allowed)
     def metrics() -> Response:
         """Figures for Prometheus."""
-        return Response(_figures(service), media_type=CONTENT_TYPE_LATEST)
+        registry, calls = CollectorRegistry(), list(service.calls.values())
+        late = sum(call.session.counts.late for call in calls)
+        for name, text, value in (
+            ("sessions", "Occupied slots: sessions that are open.", len(calls)),
+            ("slots", "Sessions that may be open.", service.limits.max_sessions),
+            ("late_frames", "Frames of open sessions that were not painted in time.", late),
+        ):
+            Gauge(f"latentsync_live_{name}", text, registry=registry).set(value)
+        return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
     return app
-
-
-def _figures(service: LiveService) -> bytes:
-    registry, calls = CollectorRegistry(), list(service.calls.values())
-    late = sum(call.session.counts.late for call in calls)
-    for name, text, value in (
-        ("sessions", "Occupied slots: sessions that are open.", len(calls)),
-        ("slots", "Sessions that may be open.", service.limits.max_sessions),
-        ("late_frames", "Frames of open sessions that were not painted in time.", late),
-    ):
-        Gauge(f"latentsync_live_{name}", text, registry=registry).set(value)
-    return generate_latest(registry)
 
 
 def _file(name: str, _: Request) -> FileResponse:
@@ -195,6 +175,6 @@ def _done(session: LiveSession, message: Any, rate_hz: int) -> dict[str, Any]:
     if kind == "end":
         session.end()
         return {"type": "ended"}
-    if kind in ("stop", "clear_buffer", "interrupt"):
+    if kind in ("stop", "clear_buffer"):
         return {"type": "stopped", "heard_s": round(session.stop(), 3)}
     raise InputError(f"message: {str(kind)[:40]} is none of end, stop and clear_buffer")

@@ -4,7 +4,6 @@ import asyncio
 import logging
 import socket
 import threading
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -15,8 +14,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from latentsync_trt.errors import InputError, LatentSyncError
 from latentsync_trt.paths import PrintableLines
-
-_POLL_S = 0.5
 
 MOST_MESSAGE_BYTES = 2 * 48_000 * 60
 """Of a WebSocket: a minute of samples at the highest rate."""
@@ -48,18 +45,14 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def run(app: Starlette, listener: socket.socket, check: Callable[[], None] = lambda: None) -> None:
-    """Answers requests with `app` until a signal raises KeyboardInterrupt here, or `check` raises.
-
-    Raises:
-        LatentSyncError: the server ended.
-    """
+    """Answers requests with `app` until a signal raises KeyboardInterrupt here, `check` raises, or the server ends."""
     server = uvicorn.Server(uvicorn.Config(app, **SETTINGS))
     # In another thread than the main one it leaves signals alone, which are ours.
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="http", daemon=True)
     try:
         thread.start()
         while thread.is_alive():  # on Windows, an endless wait cannot be interrupted
-            thread.join(_POLL_S)
+            thread.join(0.5)
             check()
         raise LatentSyncError("service: its HTTP server ended, its log says why; start the service again")
     finally:
@@ -67,12 +60,9 @@ def run(app: Starlette, listener: socket.socket, check: Callable[[], None] = lam
 
 
 class LingeringClose:
-    """Middleware, the outermost, for answers that are given before a request was read to its end, as refusals are.
-
-    The rest of the request is read and discarded before the close.
+    """Middleware, the outermost, that reads and discards the rest of a request which is answered before its end.
 
     A connection that is closed with unread bytes is reset, and what of the answer has not left by then is lost.
-    Clients that notice the answer leave at once; the others would have to send all of it.
     """
 
     def __init__(self, app: ASGIApp, most_bytes: float) -> None:
@@ -84,7 +74,7 @@ class LingeringClose:
         if scope["type"] != "http" or headers.get(b"content-length", headers.get(b"transfer-encoding")) in (None, b"0"):
             await self._app(scope, receive, send)
             return
-        open_, received_bytes, last = True, 0, False
+        open_, received_bytes = True, 0
 
         async def counted() -> Message:
             nonlocal open_, received_bytes
@@ -93,18 +83,16 @@ class LingeringClose:
             received_bytes += len(message.get("body", b""))
             return message
 
-        async def held(message: Message) -> None:
-            nonlocal last
+        async def send_then_read(message: Message) -> None:
             if open_ and message["type"] == "http.response.start":
                 message = {**message, "headers": [*message["headers"], (b"connection", b"close")]}
             elif open_ and not message.get("more_body", False):
-                message, last = {**message, "more_body": True}, True
+                await send({**message, "more_body": True})
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(MOST_S):
+                        while open_ and received_bytes < self._most_bytes:
+                            await asyncio.wait_for(counted(), SILENT_S)
+                message = {"type": "http.response.body"}
             await send(message)
 
-        await self._app(scope, counted, held)
-        if last:
-            end_s = time.monotonic() + MOST_S
-            with suppress(TimeoutError):
-                while open_ and received_bytes < self._most_bytes and time.monotonic() < end_s:
-                    await asyncio.wait_for(counted(), SILENT_S)
-            await send({"type": "http.response.body"})
+        await self._app(scope, counted, send_then_read)

@@ -1,5 +1,6 @@
 """Jobs of the service: their folders, states, limits and metrics. Knows nothing of HTTP."""
 
+import json
 import logging
 import re
 import shutil
@@ -8,13 +9,12 @@ import threading
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from tempfile import gettempdir
-from typing import Any, TypeVar
+from typing import Any
 
 from latentsync_trt import stopping
 from latentsync_trt.batch.dispatch import Dispatcher
@@ -50,10 +50,7 @@ _AGAIN_S = 2.0
 _RESERVE_BYTES = 4_000_000
 """Of a file that is deleted when the disk is full, so that the ledger can still be written."""
 
-_FULL = "service: its disk is full; free some space on it, or try again later"
-
-T = TypeVar("T")
-
+FULL = "service: its disk is full; free some space on it, or try again later"
 _log = logging.getLogger(__name__)
 
 
@@ -62,8 +59,7 @@ class JobStatus:
     """The body of answers about a job.
 
     `label`, `files`: the client's names for the job, and for its files by field. `position`: in the queue, 1 = next.
-    `done` of `total` frames (None = unknown) have passed `stage`.
-    `frames_per_s`: while it runs, or of the whole run. Times are seconds since 1970. `report`: that of the run.
+    `done` of `total` frames (None = unknown) have passed `stage`. Times are seconds since 1970.
     """
 
     id: str
@@ -91,30 +87,28 @@ class Service:
     def __init__(self, folder: Path, handles: Sequence[WorkerHandle], limits: Limits) -> None:
         """Starts the workers, and continues jobs of an earlier service that had not ended. On a full disk, too.
 
-        Raises:
-            InputError: another service uses the folder. OutputError, OSError: it cannot be written.
+        Raises `InputError` if another service uses the folder, and OSError if it cannot be written.
         """
         self._jobs = folder.absolute() / "jobs"
         self._jobs.mkdir(0o700, parents=True, exist_ok=True)
         self._reserve = folder.absolute() / "reserve"
-        self._store = self._written(lambda: JobStore.open(folder / "ledger.sqlite"))
+        self._reserve.unlink(missing_ok=True)  # what follows may need its space
+        self._store = JobStore.open(folder / "ledger.sqlite")
         self.limits, self._checks = limits, Pool("check of the files", *_CHECKS)
         self.totals = Counter[str]()
         """Since the start: frames, ends by state, failures by kind."""
         self._lock, self._stopped = threading.Lock(), threading.Event()
-        self._running: dict[str, tuple[Progress, float]] = {}
-        """What each running job did last, and when, on `time.monotonic`'s scale."""
+        self._running = dict[str, Progress]()
         self._arriving = threading.Semaphore(_MOST_ARRIVING)
         self._handles = handles
         self._slots = {slot: handle for handle in handles for slot in slot_names(handle)}
         self._workers = {slot: WorkerState(slot, "starting") for slot in self._slots}
-        self._written(self._store.reclaim)
+        self._store.reclaim()
         for row in self._store.rows("waiting"):
             if row.attempts >= _ATTEMPTS:  # else a job that takes all memory would end the service at each start
                 cure = "the service's log says more; send a shorter clip, or give the service more memory"
                 message = f"job {row.task.id}: service or worker died {row.attempts} times while it ran; {cure}"
-                failed = Failed(row.task.id, row.worker or "", message, usage=False, again=False)
-                self._written(partial(self._store.record, failed))
+                self._store.record(Failed(row.task.id, row.worker or "", message, usage=False, again=False))
         waiting = self._store.rows("waiting")
         folders = {path.name for path in self._jobs.iterdir() if _ID.fullmatch(path.name)}
         for left in folders - {row.task.id for row in waiting}:  # by a service that was killed
@@ -126,10 +120,9 @@ class Service:
 
     def close(self) -> None:
         """Stops the workers; the next service continues jobs that have not ended. May be called again."""
-        with self._lock:
-            if self._stopped.is_set():
-                return
-            self._stopped.set()
+        if self._stopped.is_set():
+            return
+        self._stopped.set()
         with suppress(OutputError):  # then they count as killed
             self._store.reclaim(killed=False)
         self._dispatcher.close()
@@ -140,8 +133,8 @@ class Service:
         """Returns why no job can run; empty if one can."""
         if self._stopped.is_set():
             return "the service stops"
-        if not self.recover():
-            return _FULL
+        if not self._has_space():
+            return FULL
         states = self.workers()
         works = any(each.state in ("ready", "running") for each in states)
         return "" if works else "; ".join(f"{each.worker}: {each.state} {each.detail}".rstrip() for each in states)
@@ -158,8 +151,8 @@ class Service:
         Raises:
             Busy: as many jobs wait or arrive as may, or the service stops. OutputError: nothing can be stored.
         """
-        if not self.recover():
-            raise OutputError(_FULL)
+        if not self._has_space():
+            raise OutputError(FULL)
         self._check_queue()
         if not self._arriving.acquire(blocking=False):
             raise Busy(f"uploads: {_MOST_ARRIVING} arrive already; try again in {RETRY_S} seconds")
@@ -174,11 +167,7 @@ class Service:
             self._arriving.release()
 
     def submit(self, job_id: str, form: Form) -> JobStatus:
-        """Checks the files of a received job, and queues it.
-
-        Raises:
-            Busy: the queue is full. Others as `Pool.call` and `check_form`.
-        """
+        """Checks the files of a received job, and queues it; raises `Busy`, or as `Pool.call` and `check_form`."""
         try:
             task = self._checks.call(check_form, job_id, form, self._jobs / job_id, self.limits)
         except LatentSyncError as error:
@@ -199,12 +188,11 @@ class Service:
 
     def job(self, job_id: str) -> JobStatus:
         """Returns a job's state; raises `UnknownJob`."""
-        return self._status(self._row(job_id), self._positions())
+        return self._statuses([self._row(job_id)])[0]
 
     def jobs(self, limit: int, offset: int = 0) -> list[JobStatus]:
         """Returns the newest jobs first, without reports."""
-        positions = self._positions()
-        return [replace(self._status(row, positions), report=None) for row in self._store.newest(limit, offset)]
+        return [replace(each, report=None) for each in self._statuses(self._store.newest(limit, offset))]
 
     def cancel(self, job_id: str) -> JobStatus:
         """Cancels a job; a running one stops soon. Raises `UnknownJob`, or `NotNow` if it has ended otherwise."""
@@ -216,10 +204,11 @@ class Service:
     def delete(self, job_id: str) -> None:
         """Forgets a job, cancels it if it waits or runs, and deletes its files; raises `UnknownJob`."""
         self._row(job_id)
-        self._written(lambda: self._store.remove([job_id]))  # which frees space
+        self._reserve.unlink(missing_ok=True)  # on a full disk, the ledger needs its space
+        self._store.remove([job_id])
         _log_step(job_id, "deleted")
         if not self._dispatcher.cancel(job_id):  # else its last event deletes them
-            shutil.rmtree(self._jobs / job_id, ignore_errors=True)
+            self._clear(job_id)
 
     def folder(self, job_id: str) -> Path:
         """Returns the folder of a job; raises `UnknownJob`."""
@@ -250,11 +239,20 @@ class Service:
         oldest_s = (time.time() if now_s is None else now_s) - self.limits.keep_hours * 3600
         for row in self._store.rows():
             if row.state not in OPEN and (row.ended_s or 0.0) < oldest_s:
-                self._written(partial(self._store.remove, [row.task.id]))
-                shutil.rmtree(self._jobs / row.task.id, ignore_errors=True)
+                with suppress(UnknownJob):  # deleted meanwhile
+                    self.delete(row.task.id)
 
-    def recover(self) -> bool:
-        """Makes the reserve, if it was used; returns whether there is space for jobs and where uploads arrive."""
+    def _sweep_often(self) -> None:
+        while not self._stopped.is_set():
+            try:
+                self._has_space()
+                self.sweep()
+            except (OSError, sqlite3.Error) as error:  # the next one may work
+                _log.warning("%s", error)
+            self._stopped.wait(_SWEEP_S)
+
+    def _has_space(self) -> bool:
+        """Returns whether there is space for jobs and where uploads arrive; makes the reserve, if it was used."""
         try:
             if not self._reserve.exists():
                 with whole_file(self._reserve) as part:
@@ -263,37 +261,18 @@ class Service:
         except OSError:
             return False
 
-    def _sweep_often(self) -> None:
-        while not self._stopped.is_set():
-            try:
-                self.recover()
-                self.sweep()
-            except (OSError, sqlite3.Error) as error:  # the next one may work
-                _log.warning("%s", error)
-            self._stopped.wait(_SWEEP_S)
-
-    def _written(self, write: Callable[[], T]) -> T:
-        """Returns `write()`, which changes the ledger; on a full disk it gets the space of the reserve."""
-        try:
-            return write()
-        except OutputError:
-            if not self._reserve.exists():
-                raise
-            self._reserve.unlink(missing_ok=True)
-            return write()
-
     def _row(self, job_id: str) -> Row:
         row = self._store.row(job_id) if _ID.fullmatch(job_id) else None
         if row is None:
             raise UnknownJob(f"job {job_id[:40]}: does not exist, or was deleted; list the jobs")
         return row
 
-    def _positions(self) -> dict[str, int]:
-        return {row.task.id: number for number, row in enumerate(self._store.rows("waiting"), 1)}
+    def _statuses(self, rows: Sequence[Row]) -> list[JobStatus]:
+        positions = {row.task.id: number for number, row in enumerate(self._store.rows("waiting"), 1)}
+        return [self._status(row, positions.get(row.task.id)) for row in rows]
 
-    def _status(self, row: Row, positions: Mapping[str, int]) -> JobStatus:
-        progress, told_s = self._running.get(row.task.id, (_IDLE, 0.0))
-        report, left_s = row.report or {}, progress.seconds_left
+    def _status(self, row: Row, position: int | None) -> JobStatus:
+        progress, report = self._running.get(row.task.id) or _IDLE, row.report or {}
         return JobStatus(
             id=row.task.id,
             state=row.state,
@@ -303,24 +282,22 @@ class Service:
             started_s=row.started_s,
             ended_s=None if row.state in OPEN else row.ended_s,
             attempts=row.attempts,
-            position=positions.get(row.task.id),
+            position=position,
             worker=row.worker,
             stage=progress.stage or None,
             done=report.get("frames", progress.done),
             total=report.get("frames", progress.total),
             frames_per_s=report.get("frames_per_s", progress.frames_per_s or None),
-            seconds_left=None if left_s is None else max(left_s + told_s - time.monotonic(), 0.0),
+            seconds_left=progress.seconds_left,
             error=self._hide(row.error),
             report=self._hide(row.report),
         )
 
     def _hide(self, value: Any) -> Any:
-        """Returns text, lists and objects without the folders of jobs."""
-        if isinstance(value, str):
-            return re.sub(re.escape(str(self._jobs)) + rf"[\\/]{_ID.pattern}[\\/](?:{INPUTS}[\\/])?", "", value)
-        if isinstance(value, Mapping):
-            return {name: self._hide(each) for name, each in value.items()}
-        return [self._hide(each) for each in value] if isinstance(value, list | tuple) else value
+        """Returns text, or a report, without the folders of jobs."""
+        jobs = re.escape(json.dumps(str(self._jobs))[1:-1])  # on Windows, JSON doubles its backslashes
+        named = rf"{jobs}[\\/]+{_ID.pattern}[\\/]+(?:{INPUTS}[\\/]+)?"
+        return json.loads(re.sub(named, "", json.dumps(value)))
 
     def _on_event(self, event: Event) -> None:
         """Stores and counts what happens; called by the threads of workers, which wait while the disk is full."""
@@ -333,21 +310,21 @@ class Service:
             if event.state == "lost":
                 _log.warning("%s: lost: %s", event.worker, event.detail)
             return
-        while not self._recorded(event):
-            if self._stopped.wait(_AGAIN_S):
-                return
+        while True:
+            try:
+                self._store.record(event)
+                break
+            except OutputError as error:
+                if self._reserve.exists():
+                    self._reserve.unlink(missing_ok=True)
+                    continue
+                _log.warning("%s", error)
+                if self._stopped.wait(_AGAIN_S):
+                    return
         with self._lock:
             self._count(event)
         if isinstance(event, Finished | CanceledEvent) or (isinstance(event, Failed) and not event.again):
             self._clear(event.task_id)
-
-    def _recorded(self, event: Event) -> bool:
-        try:
-            self._written(partial(self._store.record, event))
-        except OutputError as error:
-            _log.warning("%s", error)
-            return False
-        return True
 
     def _clear(self, job_id: str) -> None:
         """Deletes what a job that has ended needs no more: inputs and work folder; all of one that is forgotten."""
@@ -362,9 +339,9 @@ class Service:
         match event:
             case Started(task_id, worker, attempt):
                 _log_step(task_id, "running", worker=worker, attempt=attempt)
-                self._running[task_id] = _IDLE, 0.0
+                self._running[task_id] = _IDLE
             case Moved(task_id, _, progress):
-                (before, _), self._running[task_id] = self._running[task_id], (progress, time.monotonic())
+                before, self._running[task_id] = self._running[task_id], progress
                 if progress.stage != before.stage:
                     _log_step(task_id, progress.stage, frames=progress.total)
                 if progress.writes:
@@ -382,5 +359,5 @@ class Service:
 
 
 def _log_step(job_id: str, step: str, **facts: object) -> None:
-    known = {name: " ".join(str(value).split()) for name, value in facts.items() if value is not None}
-    _log.info("job %s: %s%s", job_id, step, "".join(f", {name} {value}" for name, value in known.items() if value))
+    told = [f"{name} {' '.join(str(value).split())}" for name, value in facts.items() if value not in (None, "")]
+    _log.info("job %s: %s", job_id, ", ".join([step, *told]))
