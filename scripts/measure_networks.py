@@ -63,7 +63,7 @@ _VAE_LAYER = re.compile(r"encoder\.down_blocks\.(\d+)\.resnets\.(\d+)\.conv1\.we
 @click.command(help=(__doc__ or "").partition("\n")[0])
 @bundle_option
 @click.option("--provider", multiple=True, type=click.Choice(PROVIDER_CHOICES), default=("auto",))
-@click.option("--preset", multiple=True, type=click.Choice(list(PRESETS)), default=tuple(PRESETS))
+@click.option("--preset", "presets", multiple=True, type=click.Choice(list(PRESETS)), default=tuple(PRESETS))
 @click.option("--scenario", multiple=True, type=click.Choice(list(REPETITIONS)), default=("graph", "loop"))
 @click.option("--runs", type=int, help="Timed runs.  [default: 5 of a loop, else 20]")
 @click.option("--warm-up", type=int, help="Runs before those.  [default: 1 of a loop, else 3]")
@@ -77,7 +77,7 @@ def main(bundle: str | None, out: Path, scenario: Sequence[str], **given: Any) -
     """Writes all rows so far after each one."""
     runs, warm_up = given["runs"], given["warm_up"]
     loaded, runtime, sync = Bundle.load(find_bundle(bundle)[0]), build(RuntimeOptions, given), build(SyncOptions, given)
-    presets = {name: replace(sync, preset=name) for name in given["preset"]}
+    presets = {name: replace(sync, preset=name) for name in given["presets"]}
     settings = settings_for(loaded, runtime, sync, given["provider"], say)
     facts = bundle_facts(loaded.manifest, settings[0].resolution_px)
     results = Results(environment(sys.argv, [setting.selection for setting in settings]), facts, ())
