@@ -20,8 +20,6 @@ _MOST_COLOR, _LEAST_SHARPNESS = 9.0, 0.4
 """Frames of one person are up to 7.7 apart, and at least 0.63 as sharp; smears are 11.6 to 13.3 off. See
 benchmarks/verdicts.json."""
 
-_ONE_FACE = "the built-in model knows one face, the demo's"
-
 
 class ModelMismatchCheck:
     """`color`, `sharpness`: of the first faces, see `fit_of`; None before. `text`: what is wrong; empty if nothing is.
@@ -66,7 +64,7 @@ class ModelMismatchCheck:
         model, side_px = self._manifest.model, self._resolution_px
         trained_px = MODEL_RESOLUTION_PX.get(model, side_px)
         if model == DEMO_NAME:
-            return _ONE_FACE
+            return "the built-in model knows one face, the demo's"
         if trained_px != side_px:
             return f"model {model} was trained at {trained_px} px, this run paints at {side_px} px (--resolution)"
         return (

@@ -20,7 +20,6 @@ from latentsync_trt.paths import check_file_to_write, check_free, local_path, ma
 from latentsync_trt.types import BoolArray, UInt8Array
 
 if TYPE_CHECKING:
-    from markupsafe import Markup
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -61,14 +60,9 @@ def write_page(path: Path, template: str, **values: object) -> None:
 
     loader, strict = FileSystemLoader(_TEMPLATES), StrictUndefined
     environment = Environment(loader=loader, autoescape=True, undefined=strict, trim_blocks=True, lstrip_blocks=True)
-    environment.filters["data_url"] = _data_url
+    environment.filters["base64"] = lambda file: b64encode(file).decode("ascii")
     make_folder(path.parent)
     write_file(path, environment.get_template(template).render(values))
-
-
-def _data_url(picture: bytes) -> str:
-    kind = "png" if picture.startswith(b"\x89PNG") else "jpeg"
-    return f"data:image/{kind};base64,{b64encode(picture).decode('ascii')}"
 
 
 def write_file(path: Path, content: str | bytes) -> None:
@@ -89,7 +83,7 @@ def jpeg(rgb: UInt8Array, height_px: int) -> bytes:
     return bytes(cv2.imencode(".jpg", bgr, [cv2.IMWRITE_JPEG_QUALITY, _JPEG_QUALITY])[1])
 
 
-def svg(figure: "Figure") -> "Markup":
+def svg(figure: "Figure") -> str:
     """A matplotlib figure as an inline `<svg>` element; black parts take the color of the page's text."""
     import matplotlib
     from markupsafe import Markup
@@ -101,11 +95,12 @@ def svg(figure: "Figure") -> "Markup":
     return Markup(drawing[drawing.index("<svg") :])  # noqa: S704 -- made by matplotlib, which escapes text
 
 
-def write_png(path: Path, figure: "Figure") -> None:
-    """Writes the figure as a PNG file; raises `OutputError` if that cannot be done."""
+def write_png(path: Path, figure: "Figure") -> bytes:
+    """Writes the figure as a PNG file, which it returns; raises `OutputError` if that cannot be done."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png")
     write_file(path, buffer.getvalue())
+    return buffer.getvalue()
 
 
 def sync_figure(results: Mapping[str, Curves], title: str = "") -> "Figure":
@@ -114,6 +109,7 @@ def sync_figure(results: Mapping[str, Curves], title: str = "") -> "Figure":
 
     first = next(iter(results.values()))
     count, as_pixels = len(first), len(first) > _MOST_POINTS
+    top = max([_LEAST_TOP, *(float(np.nan_to_num(each.gaps).max(initial=0.0)) for each in results.values())])
     time_s = (np.arange(count) + 0.5) / MODEL_FPS
     figure = Figure(figsize=(12, 6.2), dpi=_DPI, layout="constrained")
     speech, lips = figure.subplots(2, 1, sharex=True, height_ratios=(1, 3))
@@ -122,18 +118,13 @@ def sync_figure(results: Mapping[str, Curves], title: str = "") -> "Figure":
     _band(lips, first.silent, _GRAY, "nothing is said")
     if first.mouth is not None:
         _band(lips, first.mouth.shut, _SHUT, "m, b, p: lips must touch")
-        # The known opening on the scale of the gaps: 0 at lips at rest, the unit fitted by least squares.
-        opening, known = first.mouth.opening.astype(np.float64), ~np.isnan(first.gaps)
-        shown = opening[known]
-        unit = float(shown @ (first.gaps[known] - _LIPS_AT_REST) / max(float(shown @ shown), 1e-9))
-        target = _LIPS_AT_REST + max(unit, _LEAST_TOP / 2) * opening
+        target = _LIPS_AT_REST + (top - _LIPS_AT_REST) * first.mouth.opening
         lips.plot(time_s, target, color=_TARGET, linewidth=1.5, label="what the words require (scaled)")
         lips.fill_between(time_s, _LIPS_AT_REST, target, color=_TARGET, alpha=0.12, linewidth=0)
     for color, (name, curves) in zip(_LINES, results.items(), strict=False):
         lips.plot(time_s, curves.gaps, ".-", color=color, markersize=4, label=name, rasterized=as_pixels)
     lips.axhline(CLOSED_GAP, color=_GRAY, linestyle="--", linewidth=1, label="below: lips touch")
-    top = max(float(np.nan_to_num(curves.gaps).max(initial=0.0)) for curves in results.values())
-    lips.set(xlim=(0, count / MODEL_FPS), ylim=(0, max(1.05 * top, _LEAST_TOP)), xlabel="time, s")
+    lips.set(xlim=(0, count / MODEL_FPS), ylim=(0, 1.05 * top), xlabel="time, s")
     lips.set_ylabel("gap between the lips\n(distance between the eyes = 1)")
     for axes in (speech, lips):
         axes.spines[["top", "right"]].set_visible(False)
@@ -154,19 +145,19 @@ def face_grid(rows: Sequence[str], columns: Mapping[str, Sequence[UInt8Array]]) 
     from matplotlib.figure import Figure
 
     step_px = SHOWN_PX + _BORDER_PX
-    width_px, height_px = _LABELS_PX + len(columns) * step_px, len(rows) * step_px + _BORDER_PX + _FOOT_PX
-    figure = Figure(figsize=(width_px / _DPI, height_px / _DPI), dpi=_DPI, facecolor="white")
-
-    def write(x_px: float, y_px: float, text: str, side: str) -> None:
-        figure.text(x_px / width_px, y_px / height_px, text, ha=side, va="center", size=13)
-
-    for row, label in enumerate(rows):
-        write(_LABELS_PX - 12, height_px - row * step_px - step_px / 2, label, "right")
-    for column, (label, faces) in enumerate(columns.items()):
-        left_px = _LABELS_PX + column * step_px
-        write(left_px + SHOWN_PX / 2, _FOOT_PX / 2, label, "center")
-        for row, face in enumerate(faces):
-            figure.figimage(face, left_px, height_px - (row + 1) * step_px)
+    places = np.arange(max(len(rows), len(columns))) * step_px + SHOWN_PX / 2
+    wide_px, high_px = max(len(columns), 1) * step_px, len(rows) * step_px
+    size_px = _LABELS_PX + wide_px, _FOOT_PX + high_px
+    figure = Figure(figsize=(size_px[0] / _DPI, size_px[1] / _DPI), dpi=_DPI, facecolor="white")
+    axes = figure.add_axes((_LABELS_PX / size_px[0], _FOOT_PX / size_px[1], wide_px / size_px[0], high_px / size_px[1]))
+    if columns:
+        border = (0, _BORDER_PX), (0, _BORDER_PX), (0, 0)
+        bordered = [[np.pad(face, border, constant_values=255) for face in faces] for faces in columns.values()]
+        axes.imshow(np.hstack([*map(np.vstack, bordered)]), extent=(0, wide_px, high_px, 0))
+    axes.set_xticks(places[: len(columns)], [*columns], size=13)
+    axes.set_yticks(places[: len(rows)], rows, size=13)
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
     return figure
 
 
