@@ -57,7 +57,7 @@ def test_json_has_bundles_settings_faces_and_lips(found: dict[str, Any]) -> None
     assert (found["kind"], found["format"]) == ("latentsync-trt compare", 7)
     assert (found["a"]["name"], found["b"]["name"]) == ("demo", "perturbed")
     assert found["a"]["size_bytes"] == sum(entry.bytes for entry in Bundle.load(small_bundle()).manifest.files.values())
-    assert any("untrained" in note for note in found["notes"])
+    assert any("the built-in model is small" in note for note in found["notes"])
     assert found["settings"] == "--steps 2 --cache-interval 1"
     clip = found["clip"]
     assert (clip["name"], clip["frames"]) == ("face.mp4", FRAMES)

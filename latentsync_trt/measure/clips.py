@@ -23,9 +23,6 @@ from latentsync_trt.media.playback import Playback
 from latentsync_trt.media.reader import probe, read_frames
 from latentsync_trt.types import AlignedFace, Frame, Progress, ProgressCallback, UInt8Array
 
-Faces = tuple[UInt8Array, ...]
-"""The same face in the source and in each result, uint8 `(side, side, 3)` RGB."""
-
 _FOLLOWED_PX = 256
 """Resolution for which a face is aligned where only its lips are measured."""
 
@@ -67,8 +64,9 @@ def measure_clip(
     return joined(np.array(gaps, np.float32), levels_db, mouth)
 
 
-def face_views(clips: Sequence[Iterable[UInt8Array]], side_px: int) -> Iterator[Faces | None]:
-    """The face of each frame in every clip, cut out where the first clip's face is; None where that has none.
+def face_views(clips: Sequence[Iterable[UInt8Array]], side_px: int) -> Iterator[tuple[UInt8Array, ...] | None]:
+    """The face of each frame in every clip, uint8 `(side, side, 3)` RGB, cut out where the first clip's face is; None
+    where that has none.
 
     Args:
         clips: the source, then results of it; frames uint8 `(H, W, 3)` RGB. Raises `InputError` if they differ in size.

@@ -10,7 +10,7 @@ import cv2
 import numpy as np
 
 from latentsync_trt.config import MODEL_FPS
-from latentsync_trt.measure.clips import Faces, choose_moments, face_views, measure_clip, square_rgb
+from latentsync_trt.measure.clips import choose_moments, face_views, measure_clip, square_rgb
 from latentsync_trt.measure.lips import joined, measured
 from latentsync_trt.measure.page import SHOWN_PX, face_grid, svg, sync_figure, write_png
 from latentsync_trt.measure.pictures import Likeness, compared, generated_part, mouth_part, overall
@@ -92,23 +92,25 @@ def compare_results(
     pairs = zip("AB", videos, strict=True)
     curves = [measure(video, on_progress=labeled(on_progress, side), meter=meters.get(side)) for side, video in pairs]
     count = min(map(len, curves))
-    a, b = (joined(each.gaps[:count], each.levels_db) for each in curves)
+    both = {side: joined(each.gaps[:count], each.levels_db) for side, each in zip("AB", curves, strict=True)}
     played = Playback(Fraction(MODEL_FPS), Fraction(count, MODEL_FPS))
-    source = read_frames(clip.video, replace(played, extend="loop", delay_s=delays.picture_s))
+    original = read_frames(clip.video, replace(played, extend="loop", delay_s=delays.picture_s))
     results = (square_rgb(video, read_frames(video, played)) for video in videos)
     parts = {"generated": generated_part(side_px), "mouth": mouth_part(side_px)}
-    areas, moments = {area: list[tuple[float, float]]() for area in parts}, choose_moments(a)
+    areas, moments = {area: list[tuple[float, float]]() for area in parts}, choose_moments(both["A"])
     columns = dict[str, Sequence[UInt8Array]]()
 
     def side_by_side() -> Iterator[UInt8Array]:
-        for index, faces in enumerate(face_views([square_rgb(clip.video, source), *results], side_px)):
+        for index, faces in enumerate(face_views([square_rgb(clip.video, original), *results], side_px)):
             on_progress(Progress("comparing", index, count))
             if faces is None:
                 yield np.full((SHOWN_PX, 4 * SHOWN_PX, 3), 127, np.uint8)
                 continue
             for area, part in parts.items():
                 areas[area].append(compared(faces[1][part], faces[2][part]))
-            row = _with_difference(faces)
+            small = [cv2.resize(face, (SHOWN_PX, SHOWN_PX), interpolation=cv2.INTER_AREA) for face in faces]
+            source, a, b = np.asarray(small, np.uint8)
+            row = source, a, b, np.minimum(np.abs(a.astype(np.int16) - b) * _GAIN, 255).astype(np.uint8)
             if index in moments:
                 columns[moments[index]] = row
             yield np.hstack(row)
@@ -119,13 +121,6 @@ def compare_results(
     shown = write_png(picture, face_grid(("source", "A", "B", f"difference × {_GAIN}"), columns))
     syncnet = {side: meter.result() for side, meter in meters.items()}
     figures = {"picture": shown, "video": video.name, "gain": _GAIN, "syncnet": curves_of(syncnet)}
-    lips = measured(a), measured(b)
+    lips = measured(both["A"]), measured(both["B"])
     found = ClipResults(clip.video.name, count, likeness, lips, tuple(syncnet.values()))
-    return found, {**figures, "lips": svg(sync_figure({"A": a, "B": b}))}
-
-
-def _with_difference(faces: Faces) -> Sequence[UInt8Array]:
-    """Source, A and B as they are shown, and the difference of A and B."""
-    size = (SHOWN_PX, SHOWN_PX)
-    source, a, b = (np.asarray(cv2.resize(face, size, interpolation=cv2.INTER_AREA), np.uint8) for face in faces)
-    return source, a, b, np.minimum(np.abs(a.astype(np.int16) - b) * _GAIN, 255).astype(np.uint8)
+    return found, {**figures, "lips": svg(sync_figure(both))}

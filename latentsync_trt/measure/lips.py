@@ -71,16 +71,11 @@ class Curves:
         return len(self.gaps)
 
     @property
-    def level_db(self) -> Float32Array:
-        """The loudness of each frame, in dB below the loudest."""
-        return self.levels_db[:, 0]
-
-    @property
     def silent(self) -> BoolArray:
         """Frames without speech: known, else measured; the mouth may move in the three before and after it."""
         if self.mouth:
             return self.mouth.silent
-        loud = np.pad(self.level_db > QUIET_DB, _NEAR_SPEECH_FRAMES)
+        loud = np.pad(self.levels_db[:, 0] > QUIET_DB, _NEAR_SPEECH_FRAMES)
         near = np.lib.stride_tricks.sliding_window_view(loud, 2 * _NEAR_SPEECH_FRAMES + 1)
         return np.asarray(~near.any(axis=1), np.bool_)
 
@@ -119,7 +114,7 @@ def score(gaps: Float32Array, mouth: SpokenMouth) -> SyncScore:
 def measured(curves: Curves, speaker: int = 0) -> LipMeasure:
     """The verdict on a clip, from the voice alone, and its figures."""
     known = ~np.isnan(curves.gaps)
-    frames, spoken = int(known.sum()), int((known & (curves.level_db > QUIET_DB)).sum())
+    frames, spoken = int(known.sum()), int((known & (curves.levels_db[:, 0] > QUIET_DB)).sum())
     shut = closed_rate(curves.gaps, curves.silent)
     silence = None if math.isnan(shut) else shut
     if spoken < _LEAST_SPOKEN:

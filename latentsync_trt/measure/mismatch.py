@@ -54,9 +54,7 @@ class ModelMismatchCheck:
         self._first.append(fit_of(source, np.rint(painted / np.float32(257)).astype(np.uint8)))
         if len(self._first) == _FACES:
             self.color, self.sharpness = (fmean(values) for values in zip(*self._first, strict=True))
-            if self.text:  # expected already
-                return
-            if self.color > _MOST_COLOR or self.sharpness < _LEAST_SHARPNESS:
+            if not self.text and (self.color > _MOST_COLOR or self.sharpness < _LEAST_SHARPNESS):
                 figures = f"color {self.color:.0f} off (Lab), sharpness {self.sharpness:.0%} of the source's"
                 self._say(f"the painted mouth does not look like the face ({figures}): {self._cause()}")
 

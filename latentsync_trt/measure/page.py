@@ -113,7 +113,8 @@ def sync_figure(results: Mapping[str, Curves], title: str = "") -> "Figure":
     time_s = (np.arange(count) + 0.5) / MODEL_FPS
     figure = Figure(figsize=(12, 6.2), dpi=_DPI, layout="constrained")
     speech, lips = figure.subplots(2, 1, sharex=True, height_ratios=(1, 3))
-    speech.fill_between(time_s, _FLOOR_DB, first.level_db, color=_GRAY, alpha=0.6, linewidth=0, rasterized=as_pixels)
+    loud_db = first.levels_db[:, 0]
+    speech.fill_between(time_s, _FLOOR_DB, loud_db, color=_GRAY, alpha=0.6, linewidth=0, rasterized=as_pixels)
     speech.set(ylim=(_FLOOR_DB, 0), ylabel="loudness of\nthe speech, dB")
     _band(lips, first.silent, _GRAY, "nothing is said")
     if first.mouth is not None:
@@ -145,19 +146,19 @@ def face_grid(rows: Sequence[str], columns: Mapping[str, Sequence[UInt8Array]]) 
     from matplotlib.figure import Figure
 
     step_px = SHOWN_PX + _BORDER_PX
-    places = np.arange(max(len(rows), len(columns))) * step_px + SHOWN_PX / 2
-    wide_px, high_px = max(len(columns), 1) * step_px, len(rows) * step_px
-    size_px = _LABELS_PX + wide_px, _FOOT_PX + high_px
-    figure = Figure(figsize=(size_px[0] / _DPI, size_px[1] / _DPI), dpi=_DPI, facecolor="white")
-    axes = figure.add_axes((_LABELS_PX / size_px[0], _FOOT_PX / size_px[1], wide_px / size_px[0], high_px / size_px[1]))
-    if columns:
-        border = (0, _BORDER_PX), (0, _BORDER_PX), (0, 0)
-        bordered = [[np.pad(face, border, constant_values=255) for face in faces] for faces in columns.values()]
-        axes.imshow(np.hstack([*map(np.vstack, bordered)]), extent=(0, wide_px, high_px, 0))
-    axes.set_xticks(places[: len(columns)], [*columns], size=13)
-    axes.set_yticks(places[: len(rows)], rows, size=13)
-    axes.tick_params(length=0)
-    axes.spines[:].set_visible(False)
+    width_px, height_px = _LABELS_PX + len(columns) * step_px, len(rows) * step_px + _BORDER_PX + _FOOT_PX
+    figure = Figure(figsize=(width_px / _DPI, height_px / _DPI), dpi=_DPI, facecolor="white")
+
+    def write(x_px: float, y_px: float, text: str, side: str) -> None:
+        figure.text(x_px / width_px, y_px / height_px, text, ha=side, va="center", size=13)
+
+    for row, label in enumerate(rows):
+        write(_LABELS_PX - 12, height_px - row * step_px - step_px / 2, label, "right")
+    for column, (label, faces) in enumerate(columns.items()):
+        left_px = _LABELS_PX + column * step_px
+        write(left_px + SHOWN_PX / 2, _FOOT_PX / 2, label, "center")
+        for row, face in enumerate(faces):
+            figure.figimage(face, left_px, height_px - (row + 1) * step_px)
     return figure
 
 

@@ -35,8 +35,7 @@ class Quality:
     """Adds up what painted faces look like; memory grows by 12 bytes a face.
 
     Args:
-        starts_s: when the recording of each speaker begins in the output.
-        pictures: whether to keep small pictures of the moments that matter, for a page.
+        starts_s: when the recording of each speaker begins in the output. pictures: whether to keep those of `moments`.
         mismatch: looks at the first painted faces. syncnet: new meters of each speaker, if SyncNet is to measure.
     """
 
@@ -61,11 +60,8 @@ class Quality:
     def add(
         self, frame: Frame, speaker: int, tracked: Face, face: AlignedFace, painted: UInt16Array, pasted: Pasted
     ) -> None:
-        """A face that was pasted into `frame`; frames in order, each face of a frame once.
-
-        Args:
-            tracked: its place. face: as it was cut out. painted: the new one, uint16 `(H, H, 3)`, 257 × the level.
-        """
+        """A face at `tracked` that was cut out as `face`, painted, uint16 `(H, H, 3)`, 257 × the level, and pasted into
+        `frame`; frames in order, each face of a frame once."""
         gap = nan if pasted.painted_mesh is None else gap_of(pasted.painted_mesh)
         at = round((frame.time_s - self.starts_s[speaker]) * MODEL_FPS)
         if at >= 0 and not isnan(gap):

@@ -57,11 +57,8 @@ class SyncNet:
             raise BundleError(f"{path}: is not SyncNet; make it with `latentsync-trt export --syncnet FILE`")
 
     def embed(self, views: UInt8Array, cepstra: Float32Array) -> tuple[Float32Array, Float32Array]:
-        """Embeddings `(n, 1024)` and `(m, 1024)` of the windows of both.
-
-        Args:
-            views: uint8 `(n + 4, 224, 224, 3)` RGB, 25 per second. cepstra: float32 `(4m + 16, 13)`.
-        """
+        """Embeddings `(n, 1024)` and `(m, 1024)` of the windows of `views`, uint8 `(n + 4, 224, 224, 3)` RGB, 25 per
+        second, and `cepstra`, float32 `(4m + 16, 13)`."""
         channels = np.moveaxis(views[..., ::-1], -1, 0)  # BGR, as OpenCV reads pictures
         faces = np.moveaxis(sliding_window_view(channels, _FRAMES, axis=1), (1, -1), (0, 2)).astype(np.float32)
         steps = sliding_window_view(cepstra, _STEPS, axis=0)[::_STEPS_PER_FRAME, None]
@@ -71,11 +68,8 @@ class SyncNet:
 
 
 def open_syncnet(given: str | Path | None) -> SyncNet | None:
-    """The network in the file `given`, else in the folder of bundles; None without one there.
-
-    Raises:
-        InputError: the given file does not exist. BundleError, EngineBuildError: a file is not SyncNet.
-    """
+    """The network in the file `given`, else in the folder of bundles; None without one there. Raises `InputError` if
+    the given file does not exist, `BundleError` and `EngineBuildError` if a file is not SyncNet."""
     path = Path(given or checkpoints_folder() / SYNCNET_FILE)
     if given is not None and not exists(path):
         raise InputError(f"--syncnet {why_missing(path)}")
