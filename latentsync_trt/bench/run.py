@@ -93,11 +93,8 @@ class Setting:
 def settings_for(
     bundle: Bundle, runtime: RuntimeOptions, sync: SyncOptions, providers: Sequence[str], say: Callable[[str], None]
 ) -> list[Setting]:
-    """One setting per provider, in the order given, without duplicates.
-
-    Raises:
-        InputError: an option cannot be used. ProviderUnavailable: a named provider does not load.
-    """
+    """One setting per provider, in the order given, without duplicates. Raises `InputError` if an option cannot be
+    used, `ProviderUnavailable` if a named provider does not load."""
     settings, resolution_px = dict[str, Setting](), resolution_of(bundle.manifest, sync, runtime)
     for name in providers:
         selection = select_provider(name, runtime.one_device)
@@ -112,10 +109,7 @@ def run_bench(
     settings: Iterable[Setting], presets: Iterable[SyncOptions], clip: Clip, folder: Path, network: SyncNet | None
 ) -> Generator[Row, None, None]:
     """Syncs `clip` with each of the `presets` in each setting, into `folder`; `network` measures LSE-C and LSE-D.
-
-    Raises:
-        InputError: a clip cannot be used. Else as `LipSync.sync`.
-    """
+    Raises as `LipSync.sync`."""
     for setting, options in product(settings, presets):
         setting.say(f"{setting.selection.name}: {clip.name} with preset {options.preset}")
         target = folder / f"{setting.selection.name}-{options.preset}.mp4"

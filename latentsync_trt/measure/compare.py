@@ -77,14 +77,11 @@ def compare_results(
     network: SyncNet | None,
     on_progress: ProgressCallback,
 ) -> tuple[ClipResults, dict[str, object]]:
-    """Measures A and B, writes the picture and the video that show them, and makes what else the page shows.
-
-    Args:
-        report: picture and video are named after it. side_px: of the faces to compare. network: measures them, too.
+    """Measures A and B at `side_px`, writes the picture and the video that show them, named after the `report`, and
+    makes what else the page shows.
 
     Raises:
-        InputError: no frame shows a face, or pictures differ in size. OutputError: a file cannot be written.
-        MediaError: one cannot be read.
+        InputError: no frame shows a face, or pictures differ in size. OutputError, MediaError: of a file.
     """
     delays = delays_of(clip.video, clip.audio)
     meters = {} if network is None else {side: SyncMeter(network, clip.audio, delays.sound_s) for side in "AB"}

@@ -135,11 +135,7 @@ def gap_of(mesh: Float32Array) -> float:
 
 def agreement(measured: Float32Array, target: Float32Array) -> tuple[float, int]:
     """The correlation of two curves `(n,)` at lag 0, in [−1, 1], 0 if one is flat; the delay of the first one, in
-    frames, at which they agree best. Frames with a NaN in either are left out.
-
-    Raises:
-        InputError: fewer than three frames can be compared.
-    """
+    frames, at which they agree best. Raises `InputError` if fewer than three frames are not NaN in both."""
     reach, found = min(_MOST_LAG_FRAMES, max(len(measured) - 1, 0)), dict[int, float]()
     padded = np.pad(measured.astype(np.float64), reach, constant_values=math.nan)
     for lag in range(-reach, reach + 1):
@@ -154,15 +150,12 @@ def agreement(measured: Float32Array, target: Float32Array) -> tuple[float, int]
 
 
 def following(gaps: Float32Array, voice_db: Float32Array) -> tuple[float, float, int]:
-    """How much of the lips' movement the sound explains; the same sound at wrong times tells what chance gives.
-
-    Args:
-        gaps: `(n,)`, NaN without a face; at least 3 s with one. voice_db: `(n, 2)`, both `_BANDS_HZ`, see `Loudness`.
+    """How much of the movement of `gaps (n,)`, NaN without a face, at least 3 s with one, `voice_db (n, 2)` explains.
 
     Returns:
         The correlation in [0, 1] of the gaps with what fits them best of both bands, near the right time; by how many
-        standard deviations it exceeds that at wrong times: lips follow from `FOLLOWS` on; the delay of the lips in
-        frames, 0 unless it is certain that it exceeds `ON_TIME_FRAMES`.
+        standard deviations it exceeds that at wrong times, which is chance: lips follow from `FOLLOWS` on; the delay
+        of the lips in frames, 0 unless it is certain that it exceeds `ON_TIME_FRAMES`.
     """
     match = _Match(gaps, np.maximum(voice_db, np.float32(QUIET_DB)))
     first = _FARTHEST_FRAMES + 2 * ON_TIME_FRAMES
