@@ -51,8 +51,7 @@ class SyncNetMeasure:
     """How near SyncNet finds lips and speech, as papers report it.
 
     `lse_d`: the smallest of `distances`, means over all `windows` of five frames at 25 per second for lips that are 15,
-    14, … −15 frames late; at `offset_frames`. `lse_c`: how far it is below their median. `worst`: when the three
-    seconds begin in which that difference is smallest, and how large it is.
+    14, … −15 frames late; at `offset_frames`. `lse_c`: how far it is below their median.
     """
 
     lse_c: float
@@ -60,7 +59,6 @@ class SyncNetMeasure:
     offset_frames: int
     windows: int
     distances: tuple[float, ...]
-    worst: tuple[tuple[float, float], ...]
 
     def __str__(self) -> str:
         late = f"{abs(self.offset_frames)} frames {'late' if self.offset_frames > 0 else 'early'}"

@@ -14,7 +14,9 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
+from fractions import Fraction
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -22,16 +24,24 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import rich_click as click
 
-from latentsync_trt.bench.rows import Results, Row, bundle_facts, environment
-from latentsync_trt.bench.run import Setting, first_window, settings_for
+from latentsync_trt.audio.encoder import SpeechStream
+from latentsync_trt.audio.mel import filters_of
+from latentsync_trt.bench.rows import Row, bundle_facts, environment, write_rows
+from latentsync_trt.bench.run import Setting, settings_for
 from latentsync_trt.bundle.find import find_bundle
 from latentsync_trt.bundle.manifest import HIDDEN, SIZE_STEPS, STEP_GRAPHS, Bundle, DimensionRange
 from latentsync_trt.cli.options import build, bundle_option, options_from
 from latentsync_trt.cli.show import say
-from latentsync_trt.config import PRESETS, PresetName, RuntimeOptions, SyncOptions
+from latentsync_trt.config import MODEL_FPS, PRESETS, PresetName, RuntimeOptions, SyncOptions
+from latentsync_trt.errors import NoFaceError
+from latentsync_trt.face.detector import MediaPipeDetector
+from latentsync_trt.face.tracker import FaceTracker
 from latentsync_trt.files import temporary_folder
-from latentsync_trt.measure.pictures import generated_part, likeness
+from latentsync_trt.measure.pictures import compared, generated_part, overall
+from latentsync_trt.media.audio import read_audio_blocks
 from latentsync_trt.media.demo_clip import Clip, choose_clip
+from latentsync_trt.media.playback import Playback
+from latentsync_trt.media.reader import delays_of, probe, read_frames
 from latentsync_trt.option_fields import QUALITY
 from latentsync_trt.runtime.compiler import last_line
 from latentsync_trt.runtime.engines.cache import EngineCache, cache_folder
@@ -39,10 +49,11 @@ from latentsync_trt.runtime.engines.output_comparison import SEED, BoundRun, ran
 from latentsync_trt.runtime.engines.profiles import dimension_ranges
 from latentsync_trt.runtime.engines.session import give_back_gpu_memory
 from latentsync_trt.runtime.engines.session_factory import SessionFactory
-from latentsync_trt.runtime.model import open_model
+from latentsync_trt.runtime.model import Model, open_model
 from latentsync_trt.runtime.providers.table import PROVIDER_CHOICES
+from latentsync_trt.sync.faces import FaceFinder
 from latentsync_trt.sync.inpaint import graphs_for, make_inpainter, paint_window
-from latentsync_trt.types import UInt8Array, UInt16Array
+from latentsync_trt.types import Float32Array, UInt8Array, UInt16Array
 from latentsync_trt.values import RESOLUTION_STEP_PX
 
 if TYPE_CHECKING:
@@ -63,7 +74,7 @@ _VAE_LAYER = re.compile(r"encoder\.down_blocks\.(\d+)\.resnets\.(\d+)\.conv1\.we
 @click.command(help=(__doc__ or "").partition("\n")[0])
 @bundle_option
 @click.option("--provider", multiple=True, type=click.Choice(PROVIDER_CHOICES), default=("auto",))
-@click.option("--preset", multiple=True, type=click.Choice(list(PRESETS)), default=tuple(PRESETS))
+@click.option("--preset", "presets", multiple=True, type=click.Choice(list(PRESETS)), default=tuple(PRESETS))
 @click.option("--scenario", multiple=True, type=click.Choice(list(REPETITIONS)), default=("graph", "loop"))
 @click.option("--runs", type=int, help="Timed runs.  [default: 5 of a loop, else 20]")
 @click.option("--warm-up", type=int, help="Runs before those.  [default: 1 of a loop, else 3]")
@@ -77,10 +88,10 @@ def main(bundle: str | None, out: Path, scenario: Sequence[str], **given: Any) -
     """Writes all rows so far after each one."""
     runs, warm_up = given["runs"], given["warm_up"]
     loaded, runtime, sync = Bundle.load(find_bundle(bundle)[0]), build(RuntimeOptions, given), build(SyncOptions, given)
-    presets = {name: replace(sync, preset=name) for name in given["preset"]}
+    presets = {name: replace(sync, preset=name) for name in given["presets"]}
     settings = settings_for(loaded, runtime, sync, given["provider"], say)
-    facts = bundle_facts(loaded.manifest, settings[0].resolution_px)
-    results = Results(environment(sys.argv, [setting.selection for setting in settings]), facts, ())
+    facts = environment(sys.argv, [setting.selection for setting in settings])
+    about, rows = bundle_facts(loaded.manifest, settings[0].resolution_px), list[Row]()
     with temporary_folder() as folder:
         clip = choose_clip(given["video"], given["audio"], folder)
         measures = {
@@ -93,9 +104,9 @@ def main(bundle: str | None, out: Path, scenario: Sequence[str], **given: Any) -
                 usual = REPETITIONS[name]
                 repeats = usual[0] if runs is None else runs, usual[1] if warm_up is None else warm_up
                 for row in measures[name](replace(setting, runs=repeats[0], warm_up=repeats[1])):
-                    results = replace(results, rows=(*results.rows, row))
-                    results.write(out)
-                    print(f"{row.scenario} {row.case} {row.preset or ''}: {row.time.median_ms:.2f} ms", flush=True)
+                    rows.append(row)
+                    write_rows(out, facts, about, rows)
+                    print(f"{row.scenario} {row.case} {row.preset or ''}: {row.time['median_ms']:.2f} ms", flush=True)
 
 
 def _ranges(setting: Setting) -> dict[str, DimensionRange]:
@@ -154,9 +165,29 @@ def _loops(setting: Setting, presets: Mapping[str, SyncOptions], clip: Clip) -> 
             if expected is None:
                 expected = found
             else:
-                notes.append(f"beside preset {REFERENCE}: {likeness(found, expected)}")
+                notes.append(f"beside preset {REFERENCE}: {overall([*map(compared, found, expected)])}")
             measured = {"frames": manifest.frames, "memory": memory, "parts_s": parts_s}
             yield setting.row("loop", "one window", times_ms, notes, preset=preset, **measured)
+
+
+def first_window(clip: Clip, frames: int, model: Model, resolution_px: int) -> tuple[UInt8Array, Float32Array]:
+    """The first `frames` faces of a clip, uint8 `(F, H, W, 3)`, and their speech, float32 `(F, S, D)`.
+
+    Raises:
+        NoFaceError: the clip shows fewer faces than that.
+    """
+    delays, aspect = delays_of(clip.video, clip.audio), probe(clip.video).sample_aspect_ratio
+    read = read_frames(clip.video, Playback(Fraction(MODEL_FPS), delay_s=delays.picture_s))
+    with MediaPipeDetector() as detector:
+        finder = FaceFinder(FaceTracker(detector), resolution_px, pixel_aspect=aspect)
+        with closing(finder.cut_out(finder.find(frame for frame in read))) as jobs:
+            found = (target.face for job in jobs for target in job.targets)
+            faces = list(islice((face.image for face in found if face is not None), frames))
+    if len(faces) < frames:
+        raise NoFaceError(f"{clip.video}: {len(faces)} frames with a face, a window takes {frames}; give a longer clip")
+    pieces, filters = partial(read_audio_blocks, clip.audio, delay_s=delays.sound_s), filters_of(model.bundle)
+    with closing(SpeechStream(pieces, model.audio_encoder, filters)) as speech:
+        return np.stack(faces), speech.windows([Fraction(index, MODEL_FPS) for index in range(frames)])
 
 
 def _generated(painted: Sequence[UInt16Array]) -> UInt8Array:

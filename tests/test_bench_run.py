@@ -4,12 +4,11 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
-from latentsync_trt.bench import run
+from latentsync_trt import LipSync
 from latentsync_trt.bundle.manifest import read_manifest
 from latentsync_trt.cli import main
 from latentsync_trt.config import PRESETS, Sampling, SyncOptions
@@ -71,14 +70,14 @@ def test_rows_have_times_of_stages_and_graphs_and_no_folders(
 
 @pytest.mark.usefixtures("short_presets")
 def test_rows_before_a_failure_are_kept(clip: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    measured = run._measured
+    warm_up = LipSync.warm_up
 
-    def fail_at_the_second(setting: Any, options: SyncOptions, *others: Any) -> Any:
+    def fail_at_the_second(lip_sync: LipSync, options: SyncOptions) -> None:
         if options.preset == "quality":
             raise OutOfMemory("vae_encoder: out of memory")
-        return measured(setting, options, *others)
+        warm_up(lip_sync, options)
 
-    monkeypatch.setattr(run, "_measured", fail_at_the_second)
+    monkeypatch.setattr(LipSync, "warm_up", fail_at_the_second)
     result = bench(*clip, "--preset", "fast", "--preset", "quality", "--output", str(tmp_path / "rows.json"), "-q")
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr == "error: vae_encoder: out of memory\n"

@@ -1,15 +1,12 @@
 """PSNR and SSIM against numbers that can be computed by hand, and against scikit-image."""
 
 import math
+from collections.abc import Iterable
 
 import numpy as np
 import pytest
 
-from latentsync_trt.errors import InputError
-from latentsync_trt.measure.compare import compare_lips
-from latentsync_trt.measure.lips import Curves
-from latentsync_trt.measure.pictures import generated_part, likeness, mouth_part, ssim
-from latentsync_trt.media.demo_clip import SpokenMouth
+from latentsync_trt.measure.pictures import Likeness, compared, generated_part, mouth_part, overall, ssim
 from latentsync_trt.types import UInt8Array
 
 SEED, SIDE_PX = 3, 128
@@ -23,6 +20,10 @@ def _picture(seed: int, height: int = 40, width: int = 56) -> UInt8Array:
     coarse = rng.integers(0, 256, (height // 8, width // 8, 3)).astype(np.float64)
     fine = coarse.repeat(8, axis=0).repeat(8, axis=1) + rng.normal(0, 12, (height, width, 3))
     return fine.clip(0, 255).astype(np.uint8)
+
+
+def likeness(frames: Iterable[UInt8Array], reference: Iterable[UInt8Array]) -> Likeness:
+    return overall([compared(*pair) for pair in zip(frames, reference, strict=True)])
 
 
 def test_pictures_whose_difference_is_known() -> None:
@@ -69,22 +70,3 @@ def test_a_difference_counts_in_the_part_that_holds_it() -> None:
     assert found["generated"].psnr_db is not None
     assert found["mouth"].psnr_db < found["generated"].psnr_db
     assert found["mouth"].ssim < found["generated"].ssim < 1
-
-
-def test_lips_are_compared_with_the_speech_and_with_each_other() -> None:
-    gaps = np.abs(np.sin(np.arange(40) / 3)).astype(np.float32) / 4
-    mouth = SpokenMouth(gaps * 4, gaps < 0.02, np.zeros(40, np.bool_))
-    levels_db = np.zeros((40, 3), np.float32)
-    late = np.roll(gaps, 2)
-    late[5] = np.nan
-    found = compare_lips(Curves(gaps, levels_db, mouth), Curves(late, levels_db, mouth), "clip")
-    assert found.spoken is not None
-    assert [each.lag_frames for each in found.spoken] == [0, 2]
-    assert found.alike < found.spoken[0].opening
-    assert found.a.verdict == "cannot tell"
-    assert found.apart > 0
-    assert found.moved_a == pytest.approx(float(gaps.std()))
-    same = compare_lips(Curves(gaps, levels_db, mouth), Curves(gaps, levels_db, mouth), "clip")
-    assert (same.alike, same.apart) == (1.0, 0.0)
-    with pytest.raises(InputError, match=r"clip: 40 frames, of which too few show a face.*longer clip"):
-        compare_lips(Curves(gaps, levels_db), Curves(np.full_like(gaps, np.nan), levels_db), "clip")

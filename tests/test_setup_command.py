@@ -85,7 +85,7 @@ class SelfTest:
         rows = (GraphRow(FULL_STEP, mean_ms=2.0 if outcome == "is slower" else 1.0, reference_ms=1.0),)
         stages = {"first start": ("it died",) if outcome == "fails" else ()}
         facts = bundle_facts(bundle.manifest)
-        return Report(provider, provider, facts, (), "cuda", stages, rows, None, notices=(), environment={})
+        return Report(provider, provider, facts, (), "cuda", stages, rows, "", notices=(), environment={})
 
     @property
     def providers(self) -> list[str]:

@@ -5,7 +5,6 @@ import math
 import re
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
 from unittest.mock import patch
 
 import numpy as np
@@ -27,7 +26,7 @@ from latentsync_trt.measure.syncnet import (
     VIEW_SIZE_PX,
     SyncMeter,
     SyncNet,
-    shown,
+    curves_of,
     view_of,
 )
 from latentsync_trt.types import AlignedFace, Face, Float32Array, Patch, UInt8Array
@@ -181,8 +180,6 @@ def test_the_offset_of_lips_is_found(fps: int, late: int) -> None:
     assert found.windows == pytest.approx(175 - 4, abs=1)
     assert found.lse_d == min(found.distances) < 0.8 * np.median(found.distances)
     assert found.lse_c == pytest.approx(np.median(found.distances) - found.lse_d)
-    assert {at_s for at_s, _ in found.worst} < {2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0}
-    assert min(value for _, value in found.worst) > 0.7 * found.lse_c
     said = {0: "on time", 3: "3 frames late", -7: "7 frames early"}[late]
     assert str(found) == f"LSE-C {found.lse_c:.2f}, LSE-D {found.lse_d:.2f}, {said}"
 
@@ -232,21 +229,8 @@ def test_windows_lie_between_gaps() -> None:
     for index in range(49):
         short.add(Fraction(index, 25), numbered(index), SEEN)
     assert short.result() is None
-    assert shown({"lips": short}) is None
-
-
-def test_the_worst_seconds_are_shown_with_their_faces() -> None:
-    """In the third second the lips are those of something else."""
-    meter = meter_of(150)
-    for index in range(150):
-        meter.add(Fraction(index, 25), numbered(index + 150 if 50 <= index < 75 else index), SEEN)
-    parts: Any = shown({"lips": meter})
-    found = meter.result()
-    assert found is not None
-    assert min(found.worst, key=lambda each: each[1])[0] == 2.0
-    assert len(parts["pictures"]) == 3
-    assert "2.00 s: confidence" in "".join(caption for _, caption in parts["pictures"])
-    assert "frames that the lips are late" in str(parts["drawing"])
+    assert not curves_of({"lips": short.result()})
+    assert "frames that the lips are late" in curves_of({"lips": found})
 
 
 def test_views_show_the_face_from_its_top_to_below_the_chin() -> None:
@@ -325,7 +309,7 @@ def test_a_report_measures_what_the_file_shows(checkpoints: Path, tmp_path: Path
     np.testing.assert_allclose(found["distances"], again.distances, rtol=ALIKE)
     page = (tmp_path / "page.html").read_text("utf-8")
     assert f"LSE-C {found['lse_c']:.2f}, LSE-D {found['lse_d']:.2f}, " in page
-    assert len(re.findall(r"face, \d\.00 s: confidence -?\d", page)) == 2 * 3
+    assert "frames that the lips are late" in page
     checkpoints.write_bytes(b"damaged")
     refused = ran(*command, "--report", tmp_path / "page.html")
     assert refused.exit_code == 1
@@ -347,9 +331,8 @@ def test_compare_shows_both(checkpoints: Path, tmp_path: Path) -> None:
     assert found[1] == found[2]
     lines = [" ".join(line.split()) for line in result.stdout.splitlines()]
     assert lines[:2] == ["A: face.mp4", "B: face.mp4"]
-    assert {"mouth equal, SSIM 1.0000", "lips of B follow A's, r 1.000, 0.0000 apart"} <= set(lines)
-    page = (tmp_path / "page.html").read_text("utf-8")
-    assert page.count("A, 0.00 s: confidence") == page.count("B, 0.00 s: confidence") > 0
+    assert {"generated part equal, SSIM 1.0000", "mouth equal, SSIM 1.0000"} <= set(lines)
+    assert "frames that the lips are late" in (tmp_path / "page.html").read_text("utf-8")
 
 
 @pytest.mark.integration

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import math
 import os
 import platform
 import re
@@ -13,7 +12,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import psutil
 
 from latentsync_trt.bundle.manifest import Manifest
@@ -27,58 +25,22 @@ from latentsync_trt.version import __version__
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
-    """Milliseconds of `runs` runs: the median, and the 5th and 95th percentile (interpolated where runs are few)."""
-
-    median_ms: float
-    p5_ms: float
-    p95_ms: float
-    runs: int
-
-
-@dataclass(frozen=True, slots=True)
-class BundleFacts:
-    """A bundle; `sha256` is over all graphs and weights, `size_bytes` of all its files."""
-
-    name: str
-    resolution_px: int
-    frames: int
-    precision: str
-    shapes: str
-    sha256: str
-    size_bytes: int
-
-    def __str__(self) -> str:
-        return f"{self.name}, {self.precision}, {self.resolution_px} px"
-
-
-@dataclass(slots=True)
-class Memory:
-    """Peak memory during a row: resident on the host, and in use on the device beyond the use
-    before the bench began (None if unknown)."""
-
-    host_bytes: int = 0
-    device_bytes: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Row:
     """One measurement.
 
-    `case`: which graph or clip. `provider`, `preset`: None if irrelevant. `frames`: video frames of
-    one run, 0 if none. `parts_s`: seconds of a run by part; the parts of an end-to-end run overlap.
-    `engines_ms`: mean time of a run of each graph. `start_up_s`: seconds of building and opening
-    before the first run. `syncnet`: of the finished clip.
+    `case`: which graph or clip. `time`: of a run, see `Setting.row`. `frames`: video frames of one run, 0 if none.
+    `memory`: see `Setting.memory`. `parts_s`: seconds of a run by part; the parts of an end-to-end run overlap.
+    `engines_ms`: mean time of a run of each graph. `start_up_s`: seconds of building and opening before the first run.
+    `syncnet`: of the finished clip.
     """
 
     scenario: str
     case: str
     provider: str | None
     preset: str | None
-    time: Spread
-    warm_up: int
+    time: Mapping[str, float]
     frames: int = 0
-    memory: Memory | None = None
+    memory: Mapping[str, int | None] = field(default_factory=dict)
     syncnet: SyncNetMeasure | None = None
     parts_s: Mapping[str, float] = field(default_factory=dict)
     engines_ms: Mapping[str, float] = field(default_factory=dict)
@@ -86,34 +48,16 @@ class Row:
     notes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Results:
-    """A run of the bench: command, versions and machine as text (`environment`), and its rows."""
-
-    environment: Mapping[str, str]
-    bundle: BundleFacts
-    rows: tuple[Row, ...]
-
-    def write(self, path: Path) -> None:
-        """Writes the file; raises `OutputError` if it cannot be written."""
-        write_file(path, to_json("bench", 3, asdict(self)) + "\n")
+def write_rows(path: Path, facts: Mapping[str, str], bundle: Mapping[str, Any], rows: Iterable[Row]) -> None:
+    """Writes the rows, below the `environment` and the bundle; raises `OutputError` if that cannot be done."""
+    content = {"environment": facts, "bundle": bundle, "rows": [asdict(row) for row in rows]}
+    write_file(path, to_json("bench", 4, content) + "\n")
 
 
 def to_json(command: str, version: int, content: Mapping[str, Any]) -> str:
-    """What a `command` found, as JSON of this `version` of its format."""
+    """What a `command` found, as JSON of this `version` of its format; null for NaN and infinity."""
     named = {"kind": f"latentsync-trt {command}", "format": version, **content}
-    return json.dumps(_plain(named), indent=1, allow_nan=False, ensure_ascii=False)
-
-
-def _plain(value: Any) -> Any:
-    """Converts nested mappings, sequences and arrays for JSON: six significant digits; null for NaN and infinity."""
-    if isinstance(value, float):
-        return float(f"{value:.6g}") if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {key: _plain(inner) for key, inner in value.items()}
-    if isinstance(value, np.ndarray):
-        return _plain(value.tolist())
-    return [_plain(inner) for inner in value] if isinstance(value, list | tuple) else value
+    return json.dumps(json.loads(json.dumps(named), parse_constant=lambda _: None), indent=1, ensure_ascii=False)
 
 
 def environment(command: Iterable[str], selections: Sequence[Selection]) -> dict[str, str]:
@@ -160,16 +104,16 @@ def usable_cores() -> int:
     return len(process.cpu_affinity()) if hasattr(process, "cpu_affinity") else os.cpu_count() or 1
 
 
-def bundle_facts(manifest: Manifest, resolution_px: int | None = None) -> BundleFacts:
-    """Of a bundle that runs at `resolution_px`, or at its own."""
+def bundle_facts(manifest: Manifest, resolution_px: int | None = None) -> dict[str, Any]:
+    """Of a bundle that runs at `resolution_px`, or at its own; `sha256` is over all graphs and weights."""
     networks = sorted(name for name in manifest.files if name.endswith((".onnx", ".weights")))
     digest = hashlib.sha256(" ".join(manifest.files[name].sha256 for name in networks).encode())
-    return BundleFacts(
-        without_paths(manifest.name),
-        resolution_px or manifest.resolution_px,
-        manifest.frames,
-        manifest.precision,
-        manifest.shapes,
-        digest.hexdigest(),
-        sum(entry.bytes for entry in manifest.files.values()),
-    )
+    return {
+        "name": without_paths(manifest.name),
+        "resolution_px": resolution_px or manifest.resolution_px,
+        "frames": manifest.frames,
+        "precision": manifest.precision,
+        "shapes": manifest.shapes,
+        "sha256": digest.hexdigest(),
+        "size_bytes": sum(entry.bytes for entry in manifest.files.values()),
+    }

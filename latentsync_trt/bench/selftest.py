@@ -1,8 +1,8 @@
 """Checks whether a provider works completely on this machine. Each part runs in a child process, which may crash.
 
-1. first start: every graph is built into an empty engine cache, opened and run, and windows are
-painted 2. second start: the same from that cache, which must build nothing 3. reference: the same
-on another provider, to compare outputs and pictures with
+1. first start: every graph is built into an empty engine cache, opened and run, and windows are painted
+2. second start: the same from that cache, which must build nothing
+3. reference: the same on another provider, to compare outputs and pictures with
 """
 
 import platform
@@ -11,19 +11,22 @@ from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
+import cv2
 import numpy as np
 
-from latentsync_trt.bench.rows import BundleFacts, bundle_facts, environment, library_versions, to_json
-from latentsync_trt.bench.run import first_window
+from latentsync_trt.audio.encoder import encode_audio
+from latentsync_trt.audio.mel import filters_of
+from latentsync_trt.bench.rows import bundle_facts, environment, library_versions, to_json
 from latentsync_trt.bundle.manifest import DEMO_NAME, STEP_GRAPHS, Bundle, Manifest
 from latentsync_trt.child import Emit, Event, run_child
 from latentsync_trt.config import RuntimeOptions, SyncOptions
 from latentsync_trt.errors import LatentSyncError
 from latentsync_trt.files import temporary_folder
 from latentsync_trt.measure.pictures import decibels, generated_part
-from latentsync_trt.media.demo_clip import choose_clip
+from latentsync_trt.media.audio import read_audio_blocks
+from latentsync_trt.media.demo_clip import SPEECH, portrait
 from latentsync_trt.option_fields import command_line
 from latentsync_trt.runtime.engines.cache import EngineCache, cache_folder
 from latentsync_trt.runtime.engines.output_comparison import BoundRun, difference, provider_limit
@@ -48,23 +51,22 @@ WINDOWS = 2
 """Two, because the second reuses buffers that the first has filled."""
 
 PICTURES = "pictures.npy"
+_FACE = np.s_[60:220, 150:310]
+"""Rows and columns of the built-in portrait, as an aligned face is cut out."""
+
 GPU_RUNS, CPU_RUNS = 20, 3
 """Runs per graph: on a GPU enough for clocks to rise and a CUDA graph to be replayed, which a CPU does not need."""
 
 _FIRST, _SECOND, _REFERENCE = "first start", "second start", "reference"
-_PEAK = 65535.0
-"""The largest level of a 16-bit picture."""
 
 
 @dataclass(slots=True)
 class GraphRow:
     """One graph at one start; None if unknown.
 
-    `nodes`: number of nodes assigned to each provider in the graph that ONNX Runtime runs; a
-    compiled part is one node. `built`: whether its engine was built at this start; `build_s`:
-    duration of the build, now or earlier; `engine_bytes`: size in the cache. `first_ms`: the first
-    run on device inputs; `mean_ms`: the mean of the others. `difference`: the largest to the
-    reference's outputs, divided by their largest value; right up to `limit`. `reference_ms`: as `mean_ms`, there.
+    `nodes`: number assigned to each provider; a compiled part is one. `built`: at this start; `build_s`: now or
+    earlier; `engine_bytes`: in the cache. `first_ms`: the first run; `mean_ms`: the others. `difference`: see the
+    function. `reference_ms`: `mean_ms` there.
     """
 
     graph: str
@@ -77,7 +79,6 @@ class GraphRow:
     first_ms: float | None = None
     mean_ms: float | None = None
     difference: float | None = None
-    limit: float | None = None
     reference_ms: float | None = None
 
 
@@ -85,9 +86,8 @@ class GraphRow:
 class Part:
     """What one child process is asked for, and what it has found so far.
 
-    It opens and runs the graphs `tested` one by one, then paints `windows` of the built-in clip. `folder`: receives
-    outputs and pictures; the clip is written beside it, unless it exists. `provider`: the active one, empty if none
-    loaded. `graphs`: those reached. `failures`: those of no single graph, including a crash.
+    It opens and runs the graphs `tested`, then paints `windows`, and leaves outputs and pictures in `folder`.
+    `provider`: the active one, empty if none loaded. `graphs`: those reached. `failures`: those of no single graph.
     `log`: messages about engines. `doing`: the current step, empty at the end.
     """
 
@@ -98,7 +98,6 @@ class Part:
     tested: tuple[str, ...]
     windows: int
     steps: int
-    environment: dict[str, str] = field(default_factory=dict)
     provider: str = ""
     graphs: dict[str, GraphRow] = field(default_factory=dict)
     failures: list[str] = field(default_factory=list)
@@ -106,78 +105,7 @@ class Part:
     log: list[str] = field(default_factory=list)
     doing: str = "starting"
 
-    def carry_out(self, emit: Emit) -> None:
-        """In the child: does what is asked; sends itself at each step, so that a crash loses no earlier results."""
-
-        def begin(doing: str) -> None:
-            self.doing = doing
-            emit(part=self)
-
-        def note(text: str) -> None:
-            self.log.append(text)
-            emit(part=self)
-
-        begin("reading the versions of libraries")
-        device = self.options.one_device
-        self.environment = library_versions(next((gpu for gpu in gpus() if gpu.index == device), None))
-        begin(f"loading provider {self.requested}")
-        try:
-            selection = select_provider(self.requested, device)
-            self.provider, self.notices = selection.name, selection.notices()
-            self.folder.mkdir()
-            cache = EngineCache(cache_folder(self.options.engine_cache), note)
-            engines = SessionFactory(Bundle.load(self.bundle, verify=False), selection, self.options, cache, note)
-            for graph in self.tested:
-                self.graphs[graph] = row = GraphRow(graph)
-                try:
-                    self._try_graph(engines, row, begin)
-                except LatentSyncError as error:
-                    row.error = str(error)
-                give_back_gpu_memory(selection)
-            self._paint(engines, begin, note)
-        except LatentSyncError as error:
-            self.failures.append(str(error))
-        begin("")
-
-    def _try_graph(self, engines: SessionFactory, row: GraphRow, begin: Callable[[str], None]) -> None:
-        """Builds the engine of a graph unless it is in the cache, opens and runs it."""
-        begin(f"building and opening {row.graph}")
-        opened = engines.open(row.graph)
-        row.nodes, row.open_s = opened.session.nodes_by_provider(), opened.open_s
-        if engines.compiled:
-            row.built, row.build_s, row.engine_bytes = opened.built, opened.build_s, opened.size_bytes
-        begin(f"running {row.graph}")
-        with closing(opened.session) as session:
-            run = BoundRun(session, engines.ranges, engines.selection)
-            for _ in range(GPU_RUNS if engines.selection.gpu else CPU_RUNS):
-                run()
-            np.savez(self.folder / f"{row.graph}.npz", *run.outputs())
-            row.first_ms, row.mean_ms = 1000 * session.clock.first_run_s, session.clock.mean_ms
-
-    def _paint(self, engines: SessionFactory, begin: Callable[[str], None], note: Callable[[str], None]) -> None:
-        """Paints windows into `PICTURES`: the generated part of the faces, uint16 `(n, h, w, 3)`."""
-        manifest, options = engines.bundle.manifest, SyncOptions(preset="balanced", steps=self.steps)
-        graphs = graphs_for(options)
-        # A retry could take minutes and would fail again.
-        missing = ", ".join(graph for graph in graphs if graph in self.graphs and self.graphs[graph].error)
-        if missing:
-            self.failures.append(f"not painted, as {missing} cannot be used")
-            return
-        begin("painting")
-        named = replace(engines.selection, is_named=True)
-        with closing(open_model(engines.bundle, named, engines.options, graphs, note)) as model:
-            clip, count = choose_clip(None, None, self.folder.parent), self.windows * manifest.frames
-            faces, audio = first_window(clip, count, model, manifest.resolution_px)
-            inpainter = make_inpainter(model, options)
-            painted = list[UInt16Array]()
-            for start in range(0, count, manifest.frames):
-                cut = slice(start, start + manifest.frames)
-                painted += paint_window(inpainter, faces[cut], audio[cut])
-            self.notices += model.notices
-        rows, columns = generated_part(manifest.resolution_px)
-        np.save(self.folder / PICTURES, np.stack([face[rows, columns] for face in painted]))
-
-    def problems(self, provider: str, *, again: bool) -> Iterator[str]:
+    def problems(self, provider: str, *, again: bool = False) -> Iterator[str]:
         """What failed on `provider`; `again`: at the second start, which must not build engines."""
         yield from self.failures
         for name, row in self.graphs.items():
@@ -192,30 +120,21 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Pictures:
-    """Windows of the second start against the reference's: PSNR over the generated part of the faces, None if equal."""
-
-    psnr_db: float | None
-    least_db: float
-
-
-@dataclass(frozen=True, slots=True)
 class Report:
     """The result, with all that a bug report needs.
 
-    `requested`, `provider`: the provider asked for, and the one that ran (empty if none).
-    `options`: flags given. `stages`: the failures of each stage; none means passed. `graphs`: those
-    reached at the second start.
+    `requested`, `provider`: the provider asked for, and the one that ran (empty if none). `options`: flags given.
+    `stages`: the failures of each. `graphs`: at the last start that reached them. `pictures`: how near the reference's.
     """
 
     requested: str
     provider: str
-    bundle: BundleFacts
+    bundle: Mapping[str, Any]
     options: tuple[str, ...]
     reference: str
     stages: Mapping[str, tuple[str, ...]]
     graphs: tuple[GraphRow, ...]
-    pictures: Pictures | None
+    pictures: str
     notices: tuple[str, ...]
     environment: Mapping[str, str]
 
@@ -236,20 +155,13 @@ class Report:
         return sum(row.mean_ms or 0.0 for row in steps) > sum(row.reference_ms or 0.0 for row in steps)
 
     def to_json(self) -> str:
-        return to_json("selftest", 8, {"passed": self.passed, **asdict(self)})
+        return to_json("selftest", 9, {"passed": self.passed, **asdict(self)})
 
 
 def self_test(
     bundle: Bundle, provider: str, options: RuntimeOptions, say: Callable[[str], None], tested_graphs: Sequence[str]
 ) -> Report:
-    """Runs all parts; the report contains every failure of the provider.
-
-    Args:
-        say: called with a line about progress. tested_graphs: names of graphs.
-
-    Raises:
-        InputError: `options` name several GPUs.
-    """
+    """Runs all parts; `say` is called with lines about progress. Raises `InputError` if `options` name several GPUs."""
     device, given = options.one_device, [bundle.folder, *([Path(options.engine_cache)] if options.engine_cache else [])]
     hide, parts = partial(redacted, folders=given), dict[str, Part]()
     with temporary_folder() as folder:
@@ -269,31 +181,32 @@ def self_test(
             # CUDA's own variant of the graphs is what auto would run instead of TensorRT, so that times compare.
             portable = reference == CUDA.name == first.provider
             variant: Literal["portable", "auto"] = "portable" if portable else "auto"
-            other = RuntimeOptions(device=device, engine_cache=f"{folder / 'other engines'}", graph_variant=variant)
-            run(_REFERENCE, reference, other, usable)
-        graphs = tuple(_graphs(bundle.manifest, tested_graphs, parts, folder)) if first.provider else ()
-        pictures = _pictures(folder, LEAST_DB[bundle.manifest.precision])
-    stages = dict[str, tuple[str, ...]]()
-    for name, part in parts.items():
-        problems = [*part.problems(reference if name == _REFERENCE else first.provider, again=name == _SECOND)]
-        if name == _REFERENCE:
-            problems += _differences(graphs, pictures, reference)
-        said = stages[_FIRST] if name == _SECOND else ()  # which it does not repeat
-        stages[name] = tuple(text for text in dict.fromkeys(map(hide, problems)) if text not in said)
-    for row in graphs:
+            own = RuntimeOptions(device=device, engine_cache=f"{folder / 'other engines'}", graph_variant=variant)
+            run(_REFERENCE, reference, own, usable)
+        rows = {graph: GraphRow(graph, error="not reached") for graph in tested_graphs}
+        for part in parts.values():
+            rows |= part.graphs if part.folder.name != _REFERENCE else {}
+        problems = {name: [*part.problems(first.provider, again=name == _SECOND)] for name, part in parts.items()}
+        pictures = ""
+        if other := parts.get(_REFERENCE):
+            problems[_REFERENCE] = [*other.problems(reference), *_compare_graphs(bundle.manifest, rows, other)]
+            pictures, is_alike = _compare_pictures(other, LEAST_DB[bundle.manifest.precision])
+            problems[_REFERENCE] += [] if is_alike else [f"pictures: {pictures}"]
+    for row in rows.values():
         row.error = hide(row.error)
     notices = [hide(text) for name, part in parts.items() if name != _REFERENCE for text in part.notices]
+    gpu = next((gpu for gpu in gpus() if gpu.index == device), None)
     return Report(
         requested=provider,
         provider=first.provider,
         bundle=bundle_facts(bundle.manifest),
         options=tuple(command_line(options, leave_out=("engine_cache",))),
         reference=reference,
-        stages=stages,
-        graphs=graphs,
+        stages={name: tuple(dict.fromkeys(map(hide, texts))) for name, texts in problems.items()},
+        graphs=tuple(rows.values()) if first.provider else (),
         pictures=pictures,
         notices=tuple(dict.fromkeys(notices)),
-        environment={**environment((), ()), "os": platform.platform(), **first.environment},
+        environment={**environment((), ()), "os": platform.platform(), **library_versions(gpu)},
     )
 
 
@@ -306,7 +219,75 @@ def reference_of(manifest: Manifest, provider: str) -> str:
 
 
 def carry_out(orders: Iterator[Part], emit: Emit) -> None:
-    next(orders).carry_out(emit)
+    """In the child: does what is asked; sends the part at each step, so that a crash loses no earlier results."""
+    part = next(orders)
+
+    def begin(doing: str) -> None:
+        part.doing = doing
+        emit(part=part)
+
+    def note(text: str) -> None:
+        part.log.append(text)
+        emit(part=part)
+
+    begin(f"loading provider {part.requested}")
+    try:
+        selection = select_provider(part.requested, part.options.one_device)
+        part.provider, part.notices = selection.name, selection.notices()
+        part.folder.mkdir()
+        cache = EngineCache(cache_folder(part.options.engine_cache), note)
+        engines = SessionFactory(Bundle.load(part.bundle, verify=False), selection, part.options, cache, note)
+        for graph in part.tested:
+            part.graphs[graph] = row = GraphRow(graph)
+            try:
+                _try_graph(part, engines, row, begin)
+            except LatentSyncError as error:
+                row.error = str(error)
+            give_back_gpu_memory(selection)
+        _paint(part, engines, begin, note)
+    except LatentSyncError as error:
+        part.failures.append(str(error))
+    begin("")
+
+
+def _try_graph(part: Part, engines: SessionFactory, row: GraphRow, begin: Callable[[str], None]) -> None:
+    """Builds the engine of a graph unless it is in the cache, opens and runs it."""
+    begin(f"building and opening {row.graph}")
+    opened = engines.open(row.graph)
+    row.nodes, row.open_s = opened.session.nodes_by_provider(), opened.open_s
+    if engines.compiled:
+        row.built, row.build_s, row.engine_bytes = opened.built, opened.build_s, opened.size_bytes
+    begin(f"running {row.graph}")
+    with closing(opened.session) as session:
+        run = BoundRun(session, engines.ranges, engines.selection)
+        for _ in range(GPU_RUNS if engines.selection.gpu else CPU_RUNS):
+            run()
+        np.savez(part.folder / f"{row.graph}.npz", *run.outputs())
+        row.first_ms, row.mean_ms = 1000 * session.clock.first_run_s, session.clock.mean_ms
+
+
+def _paint(part: Part, engines: SessionFactory, begin: Callable[[str], None], note: Callable[[str], None]) -> None:
+    """Paints windows into `PICTURES`: the generated part of the faces, uint16 `(n, h, w, 3)`."""
+    manifest, options = engines.bundle.manifest, SyncOptions(preset="balanced", steps=part.steps)
+    graphs = graphs_for(options)
+    # A retry could take minutes and would fail again.
+    missing = ", ".join(graph for graph in graphs if graph in part.graphs and part.graphs[graph].error)
+    if missing:
+        part.failures.append(f"not painted, as {missing} cannot be used")
+        return
+    begin("painting")
+    side_px, frames = manifest.resolution_px, manifest.frames
+    face = np.asarray(cv2.resize(portrait()[_FACE], (side_px, side_px)), np.uint8)
+    faces, painted = np.stack([face] * frames), list[UInt16Array]()
+    selection = replace(engines.selection, is_named=True)
+    with closing(open_model(engines.bundle, selection, engines.options, graphs, note)) as model:
+        audio = encode_audio(partial(read_audio_blocks, SPEECH), model.audio_encoder, filters_of(model.bundle)).windows
+        inpainter = make_inpainter(model, options)
+        for window in range(part.windows):
+            spoken = audio[window * frames :][:frames]
+            painted += paint_window(inpainter, faces, spoken)
+        part.notices += model.notices
+    np.save(part.folder / PICTURES, np.stack(painted)[:, *generated_part(side_px)])
 
 
 def run_part(part: Part, say: Callable[[str], None]) -> Part:
@@ -325,37 +306,31 @@ def run_part(part: Part, say: Callable[[str], None]) -> Part:
     return part
 
 
-def _graphs(manifest: Manifest, graphs: Sequence[str], parts: Mapping[str, Part], folder: Path) -> Iterator[GraphRow]:
-    rows = {name: row for part in (_FIRST, _SECOND) if part in parts for name, row in parts[part].graphs.items()}
-    for name in graphs:
-        row = rows.get(name, GraphRow(name, error="not reached"))
-        if _REFERENCE in parts and name in parts[_REFERENCE].graphs:
-            row.reference_ms = parts[_REFERENCE].graphs[name].mean_ms
-        ours, theirs = (folder / part / f"{name}.npz" for part in (_SECOND, _REFERENCE))
-        if not row.error and ours.exists() and theirs.exists():
-            with np.load(ours) as found, np.load(theirs) as expected:
-                row.difference = difference(*([arrays[key] for key in expected.files] for arrays in (found, expected)))
-                row.limit = provider_limit(manifest, name)
-        yield row
-
-
-def _pictures(folder: Path, least_db: float) -> Pictures | None:
-    painted = [folder / name / PICTURES for name in (_SECOND, _REFERENCE)]
-    if not all(path.exists() for path in painted):
-        return None
-    a, b = (np.load(path).astype(np.float64) for path in painted)
-    return Pictures(decibels(_PEAK**2, float(np.mean((a - b) ** 2))), least_db)
-
-
-def _differences(graphs: Iterable[GraphRow], pictures: Pictures | None, reference: str) -> Iterator[str]:
-    for row in graphs:
+def _compare_graphs(manifest: Manifest, rows: Mapping[str, GraphRow], other: Part) -> Iterator[str]:
+    """Adds to the rows how far they are from the reference `other`; says what is too far."""
+    for name, theirs in other.graphs.items():
+        row, file = rows[name], f"{name}.npz"
+        row.reference_ms, ours = theirs.mean_ms, other.folder.with_name(_SECOND) / file
+        if row.error or not ours.exists() or not (other.folder / file).exists():
+            continue
+        with np.load(ours) as found, np.load(other.folder / file) as expected:
+            row.difference = difference(*([arrays[key] for key in expected.files] for arrays in (found, expected)))
+        limit = provider_limit(manifest, name)
         if row.difference == np.inf:
-            yield f"{row.graph}: its outputs, or those of {reference}, are not finite numbers"
-        elif row.difference is not None and row.limit is not None and row.difference > row.limit:
+            yield f"{name}: its outputs, or those of {other.provider}, are not finite numbers"
+        elif row.difference > limit:
             yield (
-                f"{row.graph}: its values differ from those of {reference} by {row.difference:.1e} of the largest, at "
-                f"most {row.limit:.1e} is allowed; report it with `latentsync-trt selftest --json`"
+                f"{name}: its values differ from those of {other.provider} by {row.difference:.1e} of the largest, at "
+                f"most {limit:.1e} is allowed; report it with `latentsync-trt selftest --json`"
             )
-    if pictures is not None and pictures.psnr_db is not None and pictures.psnr_db < pictures.least_db:
-        distance = f"{pictures.psnr_db:.1f} dB to those of {reference}, at least {pictures.least_db:.0f} are expected"
-        yield f"pictures: {distance}"
+
+
+def _compare_pictures(other: Part, least_db: float) -> tuple[str, bool]:
+    """The PSNR of the second start's pictures to the reference's, in words, and whether it is high enough."""
+    files = [folder / PICTURES for folder in (other.folder.with_name(_SECOND), other.folder)]
+    if not all(file.exists() for file in files):
+        return "", True
+    a, b = (np.load(file) / np.float64(257) for file in files)
+    psnr_db = decibels(float(np.mean((a - b) ** 2)))
+    shown = "equal" if psnr_db is None else f"{psnr_db:.1f} dB"
+    return f"{shown} beside {other.provider} (at least {least_db:.0f} dB)", psnr_db is None or psnr_db >= least_db

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import rich_click as click
 
-from latentsync_trt.bench.rows import BundleFacts, Results, Row, bundle_facts, environment, to_json
+from latentsync_trt.bench.rows import Row, bundle_facts, environment, to_json, write_rows
 from latentsync_trt.bundle.find import describe_choice, find_bundle
 from latentsync_trt.bundle.manifest import Bundle, resolution_of
 from latentsync_trt.cli import echo
@@ -91,7 +91,7 @@ def bench(
     from latentsync_trt.media.files import check_file
 
     runtime, sync, say = build(RuntimeOptions, fields), build(SyncOptions, fields), notices_to(silent=quiet)
-    (folder, why), chosen = find_bundle(bundle), {name: replace(sync, preset=name) for name in presets}
+    (folder, why), chosen = find_bundle(bundle), [replace(sync, preset=name) for name in presets]
     for path in filter(None, (video, audio)):
         check_file(path)
     if output is not None:
@@ -102,28 +102,26 @@ def bench(
     network, loaded = open_syncnet(runtime.syncnet), Bundle.load(folder)
     settings = settings_for(loaded, replace(runtime, syncnet=None), sync, providers, say)
     settings = [replace(setting, runs=runs, warm_up=warm_up) for setting in settings]
-    facts = bundle_facts(loaded.manifest, settings[0].resolution_px)
-    results = Results(environment(_command(), [setting.selection for setting in settings]), facts, ())
+    facts = environment(_command(), [setting.selection for setting in settings])
+    about, rows = bundle_facts(loaded.manifest, settings[0].resolution_px), list[Row]()
     with temporary_folder() as folder:
         for row in run_bench(settings, chosen, choose_clip(video, audio, folder), folder, network):
-            results = replace(results, rows=(*results.rows, row))
+            rows.append(row)
             if output is not None:
-                results.write(output)
+                write_rows(output, facts, about, rows)
     if not quiet:
-        print_table(_HEADS, map(_cells, results.rows))
+        print_table(_HEADS, map(_cells, rows))
 
 
 def _cells(row: Row) -> tuple[str, ...]:
-    longest, memory = sorted(row.parts_s.items(), key=lambda part: -part[1])[:3], row.memory
-    device_bytes = memory and memory.device_bytes
+    longest, median_ms = sorted(row.parts_s.items(), key=lambda part: -part[1])[:3], row.time["median_ms"]
     return (
         " · ".join(filter(None, (row.case, row.preset, row.provider))),
-        f"{row.time.median_ms / 1000:.2f} s",
-        f"{1000 * row.frames / row.time.median_ms:.1f} frames/s",
+        f"{median_ms / 1000:.2f} s",
+        f"{1000 * row.frames / median_ms:.1f} frames/s",
         ", ".join(f"{name} {time_s:.2f} s" for name, time_s in longest),
         ", ".join(f"{name} {mean_ms:.1f} ms" for name, mean_ms in row.engines_ms.items()),
-        f"{memory.host_bytes / 1e9:.2f} GB" if memory else "",
-        f"{device_bytes / 1e9:.2f} GB" if device_bytes else "",
+        *(f"{used / 1e9:.2f} GB" if used else "" for used in map(row.memory.get, ("host_bytes", "device_bytes"))),
         str(row.syncnet or ""),
     )
 
@@ -171,7 +169,7 @@ def compare(
     network = open_syncnet(runtime.syncnet)
     bundles = [] if are_videos else [Bundle.load(find_bundle(name)[0]) for name in (a, b)]
     sides = _sides(bundles, sync, runtime)
-    names = [f"{side.name} ({side.precision})" for side in sides] or [Path(a).name, Path(b).name]
+    names = [f"{side['name']} ({side['precision']})" for side in sides] or [Path(a).name, Path(b).name]
     make_folder(output.parent)
     with temporary_folder(output.parent) as folder, progress_bar(hidden=quiet or as_json) as on_progress:
         clip, reports = choose_clip(video, audio or video, folder), list["SyncReport"]()
@@ -180,7 +178,7 @@ def compare(
             with LipSync.from_bundle(bundle.folder, provider, replace(runtime, syncnet=None)) as lip_sync:
                 options, told = replace(sync, codec="ffv1"), labeled(on_progress, side)
                 reports.append(lip_sync.sync(clip.video, clip.audio, result, options, on_progress=told))
-        least_px = max([_LEAST_SIDE_PX, *(side.resolution_px for side in sides)])
+        least_px = max([_LEAST_SIDE_PX, *(side["resolution_px"] for side in sides)])
         found, figures = compare_results(results, clip, output, least_px, network, on_progress)
     device = runtime.one_device
     facts = environment(_command(), [select_provider(report.provider, device) for report in reports])
@@ -190,15 +188,15 @@ def compare(
     texts = {"title": f"{names[1]} against {names[0]}", "heads": HEADS, "lines": lines, "settings": settings}
     write_page(output, "compare.html.j2", clip=found, **figures, **texts, facts=named, notes=notes)
     if as_json:
-        about = [asdict(side) for side in sides] or [{"name": name} for name in names]
+        about = sides or [{"name": name} for name in names]
         content = {"environment": facts, "a": about[0], "b": about[1], "settings": settings}
-        click.echo(to_json("compare", 6, {**content, "clip": asdict(found), "notes": notes}))
+        click.echo(to_json("compare", 7, {**content, "clip": asdict(found), "notes": notes}))
     elif not quiet:
         echo(f"A: {names[0]}\nB: {names[1]}\n{settings}\n{found.name}, {found.frames} frames")
         print_table(HEADS, lines)
         for note in notes:
             echo(f"note: {note}", err=True)
-        echo(f"{output.parent / found.video}: side by side\n{output}: all of it, with plots")
+        echo(f"{output.with_suffix('.mp4')}: side by side\n{output}: all of it, with plots")
 
 
 def _command() -> list[str]:
@@ -221,30 +219,30 @@ def _are_videos(a: str, b: str) -> bool:
     return True
 
 
-def _sides(bundles: Sequence[Bundle], sync: SyncOptions, runtime: RuntimeOptions) -> list[BundleFacts]:
+def _sides(bundles: Sequence[Bundle], sync: SyncOptions, runtime: RuntimeOptions) -> list[dict[str, Any]]:
     """What is known of the bundles, as they run; where both have one name, that of their folder."""
     sides = [bundle_facts(each.manifest, resolution_of(each.manifest, sync, runtime)) for each in bundles]
-    if len({side.name for side in sides}) == 1:
-        return [replace(side, name=each.folder.resolve().name) for side, each in zip(sides, bundles, strict=True)]
+    if len({side["name"] for side in sides}) == 1:
+        return [{**side, "name": each.folder.resolve().name} for side, each in zip(sides, bundles, strict=True)]
     return sides
 
 
-def _lines(*sides: BundleFacts) -> Iterator[tuple[str, str, str, str]]:
+def _lines(*sides: dict[str, Any]) -> Iterator[tuple[str, str, str, str]]:
     """The bundles as lines of the table, if these are bundles."""
     if sides:
         a, b = sides
-        yield "precision", a.precision, b.precision, ""
-        yield "resolution", f"{a.resolution_px} px", f"{b.resolution_px} px", ""
-        ratio = f"{b.size_bytes / a.size_bytes:.2f}×"
-        yield "size", f"{a.size_bytes / 1e6:.1f} MB", f"{b.size_bytes / 1e6:.1f} MB", ratio
+        yield "precision", a["precision"], b["precision"], ""
+        yield "resolution", f"{a['resolution_px']} px", f"{b['resolution_px']} px", ""
+        ratio = f"{b['size_bytes'] / a['size_bytes']:.2f}×"
+        yield "size", f"{a['size_bytes'] / 1e6:.1f} MB", f"{b['size_bytes'] / 1e6:.1f} MB", ratio
 
 
-def _notes(sides: Sequence[BundleFacts], reports: Sequence["SyncReport"]) -> Iterator[str]:
+def _notes(sides: Sequence[dict[str, Any]], reports: Sequence["SyncReport"]) -> Iterator[str]:
     """What else the two differ by, which the pictures show, too, and the notices of both runs."""
     if not reports:
         yield "finished videos: what their encoders lost is part of the difference"
         return
-    a_px, b_px = (side.resolution_px for side in sides)
+    a_px, b_px = (side["resolution_px"] for side in sides)
     on_a, on_b = (report.provider for report in reports)
     if on_a != on_b:
         yield f"A ran on {on_a}, B on {on_b}: part of the difference is the providers'"

@@ -224,14 +224,13 @@ def _show_report(report: "Report") -> None:
         print_table(heads, (_cells(row, report.provider) for row in report.graphs))
     for notice in report.notices:
         echo(f"note: {notice}")
-    if (found := report.pictures) is not None:
-        psnr = "equal" if found.psnr_db is None else f"{found.psnr_db:.1f} dB"
-        echo(f"pictures: {psnr} beside {report.reference} (at least {found.least_db:.0f} dB)")
+    if report.pictures:
+        echo(f"pictures: {report.pictures}")
     for stage, failures in report.stages.items():
         echo("\n  - ".join((f"{stage}: {'FAIL' if failures else 'PASS'}", *failures)))
     if report.is_slower:
         echo(f"note: steps take longer than with {report.reference}, so --provider auto does not take it")
-    bundle = f"bundle {report.bundle.name}, {report.bundle.precision}, {report.bundle.resolution_px} px"
+    bundle = "bundle {name}, {precision}, {resolution_px} px".format_map(report.bundle)
     verdict, color = ("PASS", "green") if report.passed else ("FAIL", "red")
     echo(f"{verdict}: {report.provider or report.requested}, {bundle}", fg=color)
 

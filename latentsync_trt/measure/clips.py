@@ -21,10 +21,7 @@ from latentsync_trt.media.audio import read_audio_blocks
 from latentsync_trt.media.demo_clip import SpokenMouth
 from latentsync_trt.media.playback import Playback
 from latentsync_trt.media.reader import probe, read_frames
-from latentsync_trt.types import AlignedFace, Float32Array, Frame, Progress, ProgressCallback, UInt8Array
-
-Faces = tuple[UInt8Array, ...]
-"""The same face in the source and in each result, uint8 `(side, side, 3)` RGB."""
+from latentsync_trt.types import AlignedFace, Frame, Progress, ProgressCallback, UInt8Array
 
 _FOLLOWED_PX = 256
 """Resolution for which a face is aligned where only its lips are measured."""
@@ -53,53 +50,33 @@ def measure_clip(
     """
     loudness = Loudness()
     deque(loudness.passing(read_audio_blocks(audio, delay_s=delay_s)), maxlen=0)
-    levels_db = loudness.levels_db()
-
-    def told(frames: Iterable[UInt8Array]) -> Iterator[UInt8Array]:
-        for done, frame in enumerate(frames, 1):
-            yield frame
-            if on_progress is not None:
-                on_progress(Progress("measuring", done, len(levels_db)))
-
-    frames = square_rgb(video, read_frames(video, Playback(Fraction(MODEL_FPS))))
-    return joined(mouth_gaps(told(frames), meter=meter), levels_db, mouth)
-
-
-def mouth_gaps(
-    frames: Iterable[UInt8Array], detector: MediaPipeDetector | None = None, meter: SyncMeter | None = None
-) -> Float32Array:
-    """The gap between the lips of the tracked face, see `gap_of`: float32 `(n,)`, NaN without a face.
-
-    Args:
-        frames: uint8 `(H, W, 3)` RGB each, consecutive.
-        detector: finds the face and its mesh; a new one if None. meter: sees the same faces.
-    """
-    detector = detector or MediaPipeDetector()
-    tracker, gaps = MainFace(detector, _FOLLOWED_PX), list[float]()
-    for frame in frames:
-        tracked = tracker.update(frame)
+    levels_db, gaps, detector = loudness.levels_db(), list[float](), MediaPipeDetector()
+    main_face = MainFace(detector, _FOLLOWED_PX)
+    for index, frame in enumerate(square_rgb(video, read_frames(video, Playback(Fraction(MODEL_FPS))))):
+        tracked = main_face.update(frame)
         mesh = None if tracked is None else detector.mesh(frame, tracked.face)
         if meter is not None and tracked is not None:
             face = AlignedFace(frame, tracked.matrix, crop_size_px(_FOLLOWED_PX))
-            meter.add(Fraction(len(gaps), MODEL_FPS), frame, face)
+            meter.add(Fraction(index, MODEL_FPS), frame, face)
         gaps.append(math.nan if mesh is None else gap_of(mesh))
-    return np.array(gaps, np.float32)
+        if on_progress is not None:
+            on_progress(Progress("measuring", index + 1, len(levels_db)))
+    return joined(np.array(gaps, np.float32), levels_db, mouth)
 
 
-def face_views(
-    clips: Sequence[Iterable[UInt8Array]], side_px: int, detector: MediaPipeDetector | None = None
-) -> Iterator[Faces | None]:
-    """The face of each frame in every clip, cut out where the first clip's face is; None where that has none.
+def face_views(clips: Sequence[Iterable[UInt8Array]], side_px: int) -> Iterator[tuple[UInt8Array, ...] | None]:
+    """The face of each frame in every clip, uint8 `(side, side, 3)` RGB, cut out where the first clip's face is; None
+    where that has none.
 
     Args:
         clips: the source, then results of it; frames uint8 `(H, W, 3)` RGB. Raises `InputError` if they differ in size.
     """
-    follower = MainFace(detector or MediaPipeDetector(), side_px)
+    main_face = MainFace(MediaPipeDetector(), side_px)
     for frames in zip(*clips, strict=False):
         if len({frame.shape for frame in frames}) > 1:
             sizes = ", ".join(f"{frame.shape[1]}×{frame.shape[0]}" for frame in frames)
             raise InputError(f"pictures of {sizes} px, source first; give videos of one size", usage=False)
-        followed = follower.update(frames[0])
+        followed = main_face.update(frames[0])
         yield None if followed is None else tuple(crop(frame, followed.matrix, side_px).image for frame in frames)
 
 
@@ -110,17 +87,12 @@ def masked(face: UInt8Array, resolution_px: int) -> UInt8Array:
     return np.asarray(cv2.resize(gray, face.shape[1::-1], interpolation=cv2.INTER_CUBIC), np.uint8)
 
 
-def choose_moments(curves: Curves, count: int = 6) -> dict[int, str]:
-    """Chooses one frame with a face in each of `count` equal parts of the clip, alternating a wide and a shut mouth.
-
-    A known mouth decides by what it should do (m, b, p rather than silence), else the measured gap does.
-
-    Returns:
-        Frame index → label.
-    """
+def choose_moments(curves: Curves) -> dict[int, str]:
+    """Labels by frame: one with a face in each sixth of the clip, alternating a wide and a shut mouth; by what a known
+    mouth should do (m, b, p rather than silence), else by the measured gap."""
     opening = curves.mouth.opening - curves.mouth.shut if curves.mouth else curves.gaps
     moments = {}
-    for number, part in enumerate(np.array_split(np.arange(len(curves)), count)):
+    for number, part in enumerate(np.array_split(np.arange(len(curves)), 6)):
         seen = part[~np.isnan(curves.gaps[part])]
         if seen.size:
             shows, choose = ("shut", np.argmin) if number % 2 else ("wide", np.argmax)

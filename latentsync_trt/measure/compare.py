@@ -1,6 +1,5 @@
 """Compares two finished results of one clip, A and B: pictures and lips, as numbers, table and page."""
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -11,12 +10,11 @@ import cv2
 import numpy as np
 
 from latentsync_trt.config import MODEL_FPS
-from latentsync_trt.errors import InputError
-from latentsync_trt.measure.clips import Faces, choose_moments, face_views, measure_clip, square_rgb
-from latentsync_trt.measure.lips import Curves, SyncScore, agreement, joined, measured, score
+from latentsync_trt.measure.clips import choose_moments, face_views, measure_clip, square_rgb
+from latentsync_trt.measure.lips import joined, measured
 from latentsync_trt.measure.page import SHOWN_PX, face_grid, svg, sync_figure, write_png
 from latentsync_trt.measure.pictures import Likeness, compared, generated_part, mouth_part, overall
-from latentsync_trt.measure.syncnet import SyncMeter, SyncNet, shown
+from latentsync_trt.measure.syncnet import SyncMeter, SyncNet, curves_of
 from latentsync_trt.measures import TOO_SHORT, LipMeasure, SyncNetMeasure
 from latentsync_trt.media.demo_clip import Clip
 from latentsync_trt.media.playback import Playback
@@ -33,59 +31,27 @@ Line = tuple[str, str, str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Lips:
-    """How the lips of both follow the speech, and B's follow A's.
-
-    `spoken`: both beside the mouth that belongs to the speech, where it is known. Of the gap between the lips, in
-    distances between the outer corners of the eyes: `moved_a`, `moved_b`, its standard deviation; `alike`, the
-    correlation of both; `apart`, their mean difference.
-    """
-
-    a: LipMeasure
-    b: LipMeasure
-    spoken: tuple[SyncScore, SyncScore] | None
-    moved_a: float
-    moved_b: float
-    alike: float
-    apart: float
-
-
-@dataclass(frozen=True, slots=True)
 class ClipResults:
     """What was measured on the clip.
 
-    `areas`: of the "generated" part of the faces and of the "mouth". `picture`, `video`: names of the files that show
-    both side by side. `syncnet`: of A and B, if it measured.
+    `areas`: of the "generated" part of the faces and of the "mouth". `lips`, `syncnet`: of A and B, if that measured.
     """
 
     name: str
     frames: int
-    frames_with_face: int
     areas: Mapping[str, Likeness]
-    lips: Lips
-    a: Curves
-    b: Curves
-    picture: str
-    video: str
+    lips: tuple[LipMeasure, LipMeasure]
     syncnet: tuple[SyncNetMeasure | None, ...] = ()
 
     def lines(self) -> Iterator[Line]:
         """Pictures and lips as lines of a table below `HEADS`."""
+        a, b = self.lips
         yield "generated part", "", "", str(self.areas["generated"])
         yield "mouth", "", "", str(self.areas["mouth"])
-        lips, a, b = self.lips, self.lips.a, self.lips.b
         yield "lips", f"{a}", f"{b}", ""
         yield from _beside("agreement with the voice, r", a.agreement, b.agreement, ".2f")
         yield from _beside("deviations above chance", a.distinct, b.distinct, ".1f")
-        if lips.spoken is not None:
-            ours, theirs = lips.spoken
-            yield from _beside("opening follows the spoken mouth, r", ours.opening, theirs.opening, ".3f")
-            yield from _beside("frames late", ours.lag_frames, theirs.lag_frames, ".0f")
-            yield from _beside("m, b, p shown shut", ours.closures, theirs.closures, ".0%")
         yield from _beside("shut in silence", a.shut_in_silence, b.shut_in_silence, ".0%")
-        ratio = f"{lips.moved_b / lips.moved_a:.2f}×" if lips.moved_a else "–"
-        yield "lips move by", f"{lips.moved_a:.4f}", f"{lips.moved_b:.4f}", ratio
-        yield "lips of B follow A's, r", "", "", f"{lips.alike:.3f}, {lips.apart:.4f} apart"
         if self.syncnet:
             first, second = (str(found or TOO_SHORT) for found in self.syncnet)
             yield "SyncNet", first, second, ""
@@ -93,7 +59,7 @@ class ClipResults:
 
 def _beside(name: str, a: float | None, b: float | None, form: str) -> Iterator[Line]:
     """A line of two numbers in one format, and by how much B's is higher; none where one is unknown."""
-    if not (a is None or b is None or math.isnan(a) or math.isnan(b)):
+    if a is not None and b is not None:
         change = f"{100 * (b - a):+.0f} points" if form.endswith("%") else format(b - a, f"+{form}")
         yield name, format(a, form), format(b, form), change
 
@@ -111,72 +77,47 @@ def compare_results(
     network: SyncNet | None,
     on_progress: ProgressCallback,
 ) -> tuple[ClipResults, dict[str, object]]:
-    """Measures A and B, writes the picture and the video that show them, and makes what else the page shows.
-
-    Args:
-        report: picture and video are named after it. side_px: of the faces to compare. network: measures them, too.
+    """Measures A and B at `side_px`, writes the picture and the video that show them, named after the `report`, and
+    makes what else the page shows.
 
     Raises:
-        InputError: too few frames show a face, or pictures differ in size. OutputError: a file
-        cannot be written. MediaError: one cannot be read.
+        InputError: no frame shows a face, or pictures differ in size. OutputError, MediaError: of a file.
     """
     delays = delays_of(clip.video, clip.audio)
     meters = {} if network is None else {side: SyncMeter(network, clip.audio, delays.sound_s) for side in "AB"}
-    measure = partial(measure_clip, audio=clip.audio, mouth=clip.mouth, delay_s=delays.sound_s)
+    measure = partial(measure_clip, audio=clip.audio, delay_s=delays.sound_s)
     pairs = zip("AB", videos, strict=True)
     curves = [measure(video, on_progress=labeled(on_progress, side), meter=meters.get(side)) for side, video in pairs]
     count = min(map(len, curves))
-    a, b = (joined(each.gaps[:count], each.levels_db, each.mouth) for each in curves)
-    lips = compare_lips(a, b, clip.video.name)
+    both = {side: joined(each.gaps[:count], each.levels_db) for side, each in zip("AB", curves, strict=True)}
     played = Playback(Fraction(MODEL_FPS), Fraction(count, MODEL_FPS))
-    source = read_frames(clip.video, replace(played, extend="loop", delay_s=delays.picture_s))
+    original = read_frames(clip.video, replace(played, extend="loop", delay_s=delays.picture_s))
     results = (square_rgb(video, read_frames(video, played)) for video in videos)
     parts = {"generated": generated_part(side_px), "mouth": mouth_part(side_px)}
-    areas, moments = {area: list[tuple[float, float]]() for area in parts}, choose_moments(a)
+    areas, moments = {area: list[tuple[float, float]]() for area in parts}, choose_moments(both["A"])
     columns = dict[str, Sequence[UInt8Array]]()
 
     def side_by_side() -> Iterator[UInt8Array]:
-        for index, faces in enumerate(face_views([square_rgb(clip.video, source), *results], side_px)):
+        for index, faces in enumerate(face_views([square_rgb(clip.video, original), *results], side_px)):
             on_progress(Progress("comparing", index, count))
             if faces is None:
                 yield np.full((SHOWN_PX, 4 * SHOWN_PX, 3), 127, np.uint8)
                 continue
             for area, part in parts.items():
                 areas[area].append(compared(faces[1][part], faces[2][part]))
-            row = _with_difference(faces)
+            small = [cv2.resize(face, (SHOWN_PX, SHOWN_PX), interpolation=cv2.INTER_AREA) for face in faces]
+            source, a, b = np.asarray(small, np.uint8)
+            row = source, a, b, np.minimum(np.abs(a.astype(np.int16) - b) * _GAIN, 255).astype(np.uint8)
             if index in moments:
                 columns[moments[index]] = row
             yield np.hstack(row)
 
     picture, video = report.with_suffix(".png"), report.with_suffix(".mp4")
     write_pictures(video, side_by_side(), audio=clip.audio, audio_delay_s=delays.sound_s)
-    write_png(picture, face_grid(("source", "A", "B", f"difference × {_GAIN}"), columns))
     likeness = {area: overall(frames) for area, frames in areas.items()}
-    syncnet, names = tuple(each.result() for each in meters.values()), (picture.name, video.name)
-    found = ClipResults(clip.video.name, count, likeness["mouth"].frames, likeness, lips, a, b, *names, syncnet)
-    figures = {"picture": picture.read_bytes(), "gain": _GAIN, "syncnet": shown(meters)}
-    return found, {**figures, "lips": svg(sync_figure({"A": a, "B": b}))}
-
-
-def _with_difference(faces: Faces) -> Sequence[UInt8Array]:
-    """Source, A and B as they are shown, and the difference of A and B."""
-    size = (SHOWN_PX, SHOWN_PX)
-    source, a, b = (np.asarray(cv2.resize(face, size, interpolation=cv2.INTER_AREA), np.uint8) for face in faces)
-    return source, a, b, np.minimum(np.abs(a.astype(np.int16) - b) * _GAIN, 255).astype(np.uint8)
-
-
-def compare_lips(a: Curves, b: Curves, name: str) -> Lips:
-    """The numbers of both curves, which have one length.
-
-    Raises:
-        InputError: too few frames of one, or of both at the same time, show a face.
-    """
-    try:
-        spoken = (score(a.gaps, a.mouth), score(b.gaps, b.mouth)) if a.mouth and b.mouth else None
-        alike = agreement(b.gaps, a.gaps).correlation
-    except InputError as error:
-        raise InputError(f"{name}: {error}; give a longer clip, or one that shows the face", usage=False) from error
-    alike = 1.0 if np.array_equal(a.gaps, b.gaps, equal_nan=True) else alike
-    moved_a, moved_b = (float(np.nanstd(each.gaps)) for each in (a, b))
-    apart = float(np.nanmean(np.abs(a.gaps - b.gaps)))
-    return Lips(measured(a), measured(b), spoken, moved_a, moved_b, alike, apart)
+    shown = write_png(picture, face_grid(("source", "A", "B", f"difference × {_GAIN}"), columns))
+    syncnet = {side: meter.result() for side, meter in meters.items()}
+    figures = {"picture": shown, "video": video.name, "gain": _GAIN, "syncnet": curves_of(syncnet)}
+    lips = measured(both["A"]), measured(both["B"])
+    found = ClipResults(clip.video.name, count, likeness, lips, tuple(syncnet.values()))
+    return found, {**figures, "lips": svg(sync_figure(both))}

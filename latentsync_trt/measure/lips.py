@@ -1,8 +1,5 @@
-"""How well lips follow speech, from pictures and sound alone, without a network trained on speech. Pure.
-
-FaceMesh gives the gap between the lips, frame by frame. It is compared with the voice, and with the mouth that belongs
-to the speech where that is known. All curves have one value per frame at the model's rate.
-"""
+"""How well lips follow speech: the gap between them, from FaceMesh, against the voice, and against the mouth that the
+speech requires, where that is known. Pure. All curves have one value per frame at the model's rate."""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -75,36 +72,19 @@ class Curves:
         return len(self.gaps)
 
     @property
-    def level_db(self) -> Float32Array:
-        """The loudness of each frame, in dB below the loudest."""
-        return self.levels_db[:, 0]
-
-    @property
     def silent(self) -> BoolArray:
         """Frames without speech: known, else measured; the mouth may move in the three before and after it."""
         if self.mouth:
             return self.mouth.silent
-        loud = np.pad(self.level_db > QUIET_DB, _NEAR_SPEECH_FRAMES)
+        loud = np.pad(self.levels_db[:, 0] > QUIET_DB, _NEAR_SPEECH_FRAMES)
         near = np.lib.stride_tricks.sliding_window_view(loud, 2 * _NEAR_SPEECH_FRAMES + 1)
         return np.asarray(~near.any(axis=1), np.bool_)
 
 
 @dataclass(frozen=True, slots=True)
-class Agreement:
-    """The `correlation` of two curves at lag 0, in [−1, 1], 0 if one is flat; `lag_frames`: the delay of the first one
-    at which they agree best."""
-
-    correlation: float
-    lag_frames: int
-
-
-@dataclass(frozen=True, slots=True)
 class SyncScore:
-    """How well the lips of a clip follow the known mouth of its speech.
-
-    `opening`: correlation at lag 0; `lag_frames`: delay of the lips at which both agree best. `closures`: share of m,
-    b, p shown shut; `silence`: share of silent frames shown shut; NaN without any.
-    """
+    """How lips follow the known mouth of their speech: `opening`, `lag_frames`, see `agreement`; shares of m, b, p
+    (`closures`) and of silent frames (`silence`) that are shown shut, NaN without any."""
 
     opening: float
     lag_frames: int
@@ -127,24 +107,24 @@ def joined(gaps: Float32Array, levels_db: Float32Array, mouth: SpokenMouth | Non
 
 def score(gaps: Float32Array, mouth: SpokenMouth) -> SyncScore:
     """The numbers of a clip beside its known mouth; raises `InputError` if fewer than three frames show a face."""
-    found, spans = agreement(gaps, mouth.opening), runs_of_true(mouth.shut)
+    spans = runs_of_true(mouth.shut)
     closures = fmean(bool((gaps[start:end] < CLOSED_GAP).any()) for start, end in spans) if spans else math.nan
-    return SyncScore(found.correlation, found.lag_frames, closures, closed_rate(gaps, mouth.silent))
+    return SyncScore(*agreement(gaps, mouth.opening), closures, closed_rate(gaps, mouth.silent))
 
 
 def measured(curves: Curves, speaker: int = 0) -> LipMeasure:
     """The verdict on a clip, from the voice alone, and its figures."""
     known = ~np.isnan(curves.gaps)
-    frames, spoken = int(known.sum()), int((known & (curves.level_db > QUIET_DB)).sum())
+    frames, spoken = int(known.sum()), int((known & (curves.levels_db[:, 0] > QUIET_DB)).sum())
     shut = closed_rate(curves.gaps, curves.silent)
     silence = None if math.isnan(shut) else shut
     if spoken < _LEAST_SPOKEN:
         return LipMeasure(speaker, frames, "cannot tell", shut_in_silence=silence)
-    found = following(curves.gaps, curves.levels_db[:, 1:])
-    follows = found.distinct >= FOLLOWS
+    alike, distinct, late_frames = following(curves.gaps, curves.levels_db[:, 1:])
+    follows = distinct >= FOLLOWS
     verdict: Verdict = "follows" if follows else "weak" if spoken >= _ENOUGH_FRAMES else "cannot tell"
-    late_ms = found.late_frames * 1000 // MODEL_FPS if follows and found.late_frames else None
-    return LipMeasure(speaker, frames, verdict, found.agreement, found.distinct, late_ms, silence)
+    late_ms = late_frames * 1000 // MODEL_FPS if follows and late_frames else None
+    return LipMeasure(speaker, frames, verdict, alike, distinct, late_ms, silence)
 
 
 def gap_of(mesh: Float32Array) -> float:
@@ -154,55 +134,44 @@ def gap_of(mesh: Float32Array) -> float:
     return fmean(gaps) / math.dist(left, right)
 
 
-def agreement(measured: Float32Array, target: Float32Array, most_lag_frames: int = _MOST_LAG_FRAMES) -> Agreement:
-    """How well `measured` follows `target`, both `(n,)`; frames with a NaN in either are left out.
-
-    Raises:
-        InputError: fewer than three frames can be compared.
-    """
-    reach = min(most_lag_frames, max(len(measured) - 1, 0))
+def agreement(measured: Float32Array, target: Float32Array) -> tuple[float, int]:
+    """The correlation of two curves `(n,)` at lag 0, in [−1, 1], 0 if one is flat; the delay of the first one, in
+    frames, at which they agree best. Raises `InputError` if fewer than three frames are not NaN in both."""
+    reach, found = min(_MOST_LAG_FRAMES, max(len(measured) - 1, 0)), dict[int, float]()
     padded = np.pad(measured.astype(np.float64), reach, constant_values=math.nan)
-    found = {lag: _correlation(padded[reach + lag :][: len(target)], target) for lag in range(-reach, reach + 1)}
-    if math.isnan(found[0]):
+    for lag in range(-reach, reach + 1):
+        shifted = padded[reach + lag :][: len(target)]
+        known = ~(np.isnan(shifted) | np.isnan(target))
+        if known.sum() >= _LEAST_FRAMES:
+            x, y = shifted[known], target[known].astype(np.float64)
+            found[lag] = float(np.corrcoef(x, y)[0, 1]) if np.ptp(x) and np.ptp(y) else 0.0
+    if 0 not in found:
         raise InputError(f"{len(measured)} frames, of which too few show a face: nothing to compare", usage=False)
-    best = max((lag for lag in found if not math.isnan(found[lag])), key=lambda lag: (found[lag], -abs(lag)))
-    return Agreement(found[0], best)
+    return found[0], max(found, key=lambda lag: (found[lag], -abs(lag)))
 
 
-@dataclass(frozen=True, slots=True)
-class Following:
-    """How much of the lips' movement the sound explains.
+def following(gaps: Float32Array, voice_db: Float32Array) -> tuple[float, float, int]:
+    """How much of the movement of `gaps (n,)`, NaN without a face, at least 3 s with one, `voice_db (n, 2)` explains.
 
-    `agreement`: correlation in [0, 1] of the gaps with what fits them best of both bands of the voice, near the right
-    time. `distinct`: by how many standard deviations it exceeds that at wrong times of the same clip; lips follow from
-    `FOLLOWS` on. `late_frames`: delay of the lips; 0 unless it is certain that it exceeds `ON_TIME_FRAMES`.
-    """
-
-    agreement: float
-    distinct: float
-    late_frames: int
-
-
-def following(gaps: Float32Array, voice_db: Float32Array) -> Following:
-    """How the lips follow the voice; the same sound at `_WRONG_TIMES` wrong times tells what chance gives in this clip.
-
-    Args:
-        gaps: `(n,)`, NaN without a face; at least 3 s with one. voice_db: `(n, 2)`, both `_BANDS_HZ`, see `Loudness`.
+    Returns:
+        The correlation in [0, 1] of the gaps with what fits them best of both bands, near the right time; by how many
+        standard deviations it exceeds that at wrong times, which is chance: lips follow from `FOLLOWS` on; the delay
+        of the lips in frames, 0 unless it is certain that it exceeds `ON_TIME_FRAMES`.
     """
     match = _Match(gaps, np.maximum(voice_db, np.float32(QUIET_DB)))
     first = _FARTHEST_FRAMES + 2 * ON_TIME_FRAMES
     wrong = np.unique(np.linspace(first, len(gaps) - first, _WRONG_TIMES).astype(int)).tolist()
     chance = np.array([match.best(middle, ON_TIME_FRAMES)[0] for middle in wrong])
 
-    def near(shift: int) -> Following:
+    def near(shift: int) -> tuple[float, float, int]:
         found, _ = match.best(shift, ON_TIME_FRAMES)
-        return Following(found, (found - float(chance.mean())) / (float(chance.std()) or 1.0), shift)
+        return found, (found - float(chance.mean())) / (float(chance.std()) or 1.0), shift
 
     _, late = match.best(0, _FARTHEST_FRAMES)
     least, most = match.delays(late)
     if (~np.isnan(gaps)).sum() >= _ENOUGH_FRAMES and (least > ON_TIME_FRAMES or most < -ON_TIME_FRAMES):
         found = near(late)
-        if found.distinct >= _FOLLOWS_LATE:
+        if found[1] >= _FOLLOWS_LATE:
             return found
     return near(0)
 
@@ -290,12 +259,3 @@ def _steady(curve: Float32Array) -> Float64Array:
         for values in (np.where(known, curve, 0), known)
     )
     return np.asarray(curve - total / np.maximum(count, 1), np.float64)
-
-
-def _correlation(a: Float64Array, b: Float32Array) -> float:
-    """Correlation; NaN if fewer than three frames are known, 0 if a curve is flat."""
-    known = ~(np.isnan(a) | np.isnan(b))
-    if known.sum() < _LEAST_FRAMES:
-        return math.nan
-    x, y = a[known], b[known].astype(np.float64)
-    return float(np.corrcoef(x, y)[0, 1]) if np.ptp(x) and np.ptp(y) else 0.0

@@ -20,8 +20,6 @@ _MOST_COLOR, _LEAST_SHARPNESS = 9.0, 0.4
 """Frames of one person are up to 7.7 apart, and at least 0.63 as sharp; smears are 11.6 to 13.3 off. See
 benchmarks/verdicts.json."""
 
-_ONE_FACE = "the built-in model knows one face, the demo's"
-
 
 class ModelMismatchCheck:
     """`color`, `sharpness`: of the first faces, see `fit_of`; None before. `text`: what is wrong; empty if nothing is.
@@ -56,9 +54,7 @@ class ModelMismatchCheck:
         self._first.append(fit_of(source, np.rint(painted / np.float32(257)).astype(np.uint8)))
         if len(self._first) == _FACES:
             self.color, self.sharpness = (fmean(values) for values in zip(*self._first, strict=True))
-            if self.text:  # expected already
-                return
-            if self.color > _MOST_COLOR or self.sharpness < _LEAST_SHARPNESS:
+            if not self.text and (self.color > _MOST_COLOR or self.sharpness < _LEAST_SHARPNESS):
                 figures = f"color {self.color:.0f} off (Lab), sharpness {self.sharpness:.0%} of the source's"
                 self._say(f"the painted mouth does not look like the face ({figures}): {self._cause()}")
 
@@ -66,7 +62,7 @@ class ModelMismatchCheck:
         model, side_px = self._manifest.model, self._resolution_px
         trained_px = MODEL_RESOLUTION_PX.get(model, side_px)
         if model == DEMO_NAME:
-            return _ONE_FACE
+            return "the built-in model knows one face, the demo's"
         if trained_px != side_px:
             return f"model {model} was trained at {trained_px} px, this run paints at {side_px} px (--resolution)"
         return (

@@ -21,7 +21,6 @@ from latentsync_trt.paths import check_file_to_write, check_free, local_path, ma
 from latentsync_trt.types import BoolArray, UInt8Array
 
 if TYPE_CHECKING:
-    from markupsafe import Markup
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -62,14 +61,9 @@ def write_page(path: Path, template: str, **values: object) -> None:
 
     loader, strict = FileSystemLoader(_TEMPLATES), StrictUndefined
     environment = Environment(loader=loader, autoescape=True, undefined=strict, trim_blocks=True, lstrip_blocks=True)
-    environment.filters["data_url"] = _data_url
+    environment.filters["base64"] = lambda file: b64encode(file).decode("ascii")
     make_folder(path.parent)
     write_file(path, environment.get_template(template).render(values))
-
-
-def _data_url(picture: bytes) -> str:
-    kind = "png" if picture.startswith(b"\x89PNG") else "jpeg"
-    return f"data:image/{kind};base64,{b64encode(picture).decode('ascii')}"
 
 
 def write_file(path: Path, content: str | bytes) -> None:
@@ -90,7 +84,7 @@ def jpeg(rgb: UInt8Array, height_px: int) -> bytes:
     return bytes(cv2.imencode(".jpg", bgr, [cv2.IMWRITE_JPEG_QUALITY, _JPEG_QUALITY])[1])
 
 
-def svg(figure: "Figure") -> "Markup":
+def svg(figure: "Figure") -> str:
     """A matplotlib figure as an inline `<svg>` element; black parts take the color of the page's text."""
     import matplotlib
     from markupsafe import Markup
@@ -102,11 +96,12 @@ def svg(figure: "Figure") -> "Markup":
     return Markup(drawing[drawing.index("<svg") :])  # noqa: S704 -- made by matplotlib, which escapes text
 
 
-def write_png(path: Path, figure: "Figure") -> None:
-    """Writes the figure as a PNG file; raises `OutputError` if that cannot be done."""
+def write_png(path: Path, figure: "Figure") -> bytes:
+    """Writes the figure as a PNG file, which it returns; raises `OutputError` if that cannot be done."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png")
     write_file(path, buffer.getvalue())
+    return buffer.getvalue()
 
 
 def sync_figure(results: Mapping[str, Curves], title: str = "") -> "Figure":
@@ -115,26 +110,23 @@ def sync_figure(results: Mapping[str, Curves], title: str = "") -> "Figure":
 
     first = next(iter(results.values()))
     count, as_pixels = len(first), len(first) > _MOST_POINTS
+    top = max([_LEAST_TOP, *(float(np.nan_to_num(each.gaps).max(initial=0.0)) for each in results.values())])
     time_s = (np.arange(count) + 0.5) / MODEL_FPS
     figure = Figure(figsize=(12, 6.2), dpi=_DPI, layout="constrained")
     speech, lips = figure.subplots(2, 1, sharex=True, height_ratios=(1, 3))
-    speech.fill_between(time_s, _FLOOR_DB, first.level_db, color=_GRAY, alpha=0.6, linewidth=0, rasterized=as_pixels)
+    loud_db = first.levels_db[:, 0]
+    speech.fill_between(time_s, _FLOOR_DB, loud_db, color=_GRAY, alpha=0.6, linewidth=0, rasterized=as_pixels)
     speech.set(ylim=(_FLOOR_DB, 0), ylabel="loudness of\nthe speech, dB")
     _band(lips, first.silent, _GRAY, "nothing is said")
     if first.mouth is not None:
         _band(lips, first.mouth.shut, _SHUT, "m, b, p: lips must touch")
-        # The known opening on the scale of the gaps: 0 at lips at rest, the unit fitted by least squares.
-        opening, known = first.mouth.opening.astype(np.float64), ~np.isnan(first.gaps)
-        shown = opening[known]
-        unit = float(shown @ (first.gaps[known] - _LIPS_AT_REST) / max(float(shown @ shown), 1e-9))
-        target = _LIPS_AT_REST + max(unit, _LEAST_TOP / 2) * opening
+        target = _LIPS_AT_REST + (top - _LIPS_AT_REST) * first.mouth.opening
         lips.plot(time_s, target, color=_TARGET, linewidth=1.5, label="what the words require (scaled)")
         lips.fill_between(time_s, _LIPS_AT_REST, target, color=_TARGET, alpha=0.12, linewidth=0)
     for color, (name, curves) in zip(_LINES, results.items(), strict=False):
         lips.plot(time_s, curves.gaps, ".-", color=color, markersize=4, label=name, rasterized=as_pixels)
     lips.axhline(CLOSED_GAP, color=_GRAY, linestyle="--", linewidth=1, label="below: lips touch")
-    top = max(float(np.nan_to_num(curves.gaps).max(initial=0.0)) for curves in results.values())
-    lips.set(xlim=(0, count / MODEL_FPS), ylim=(0, max(1.05 * top, _LEAST_TOP)), xlabel="time, s")
+    lips.set(xlim=(0, count / MODEL_FPS), ylim=(0, 1.05 * top), xlabel="time, s")
     lips.set_ylabel("gap between the lips\n(distance between the eyes = 1)")
     for axes in (speech, lips):
         axes.spines[["top", "right"]].set_visible(False)

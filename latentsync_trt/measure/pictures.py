@@ -1,6 +1,6 @@
 """Measures of pictures against others: PSNR and SSIM, and how a painted mouth fits its face. Pure."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import log10
 from statistics import fmean
@@ -17,7 +17,7 @@ Part = tuple[slice, slice]
 
 # In 1/256 of an aligned face. On four clips of real faces the lips' outline, wide open or shut,
 # stays within x = 70 to 189 and y = 135 to 193.
-_MOUTH_ROWS, _MOUTH_COLUMNS = (124, 204), (64, 196)
+_MOUTH = (124, 204, 64, 196)
 _UNIT = 256
 
 _PEAK = 255.0
@@ -35,10 +35,8 @@ _LEAST_DETAIL = 0.1
 
 def mouth_part(side_px: int) -> Part:
     """Where an aligned face has its lips, with some room."""
-    rows, columns = (
-        slice(start * side_px // _UNIT, end * side_px // _UNIT) for start, end in (_MOUTH_ROWS, _MOUTH_COLUMNS)
-    )
-    return rows, columns
+    top, bottom, left, right = (edge * side_px // _UNIT for edge in _MOUTH)
+    return slice(top, bottom), slice(left, right)
 
 
 def generated_part(side_px: int) -> Part:
@@ -88,14 +86,9 @@ def compared(a: UInt8Array, b: UInt8Array) -> tuple[float, float]:
 def overall(frames: Sequence[tuple[float, float]]) -> Likeness:
     """The likeness of two clips, of which each frame was `compared`; raises `InputError` without any."""
     if not frames:
-        raise InputError("no frames: nothing to compare")
+        raise InputError("no frame shows a face: nothing to compare; give another clip", usage=False)
     squares, similarities = zip(*frames, strict=True)
-    return Likeness(decibels(_PEAK**2, fmean(squares)), fmean(similarities), len(frames))
-
-
-def likeness(frames: Iterable[UInt8Array], reference: Iterable[UInt8Array]) -> Likeness:
-    """Compares two clips of one length frame by frame."""
-    return overall([compared(*pair) for pair in zip(frames, reference, strict=True)])
+    return Likeness(decibels(fmean(squares)), fmean(similarities), len(frames))
 
 
 def ssim(a: UInt8Array, b: UInt8Array) -> float:
@@ -112,9 +105,9 @@ def ssim(a: UInt8Array, b: UInt8Array) -> float:
     return float((alike / most).mean())
 
 
-def decibels(signal: float, noise: float) -> float | None:
-    """The ratio of two powers; None without noise."""
-    return 10 * log10(signal / noise) if noise else None
+def decibels(square: float) -> float | None:
+    """The PSNR of a mean square difference of levels in [0, 255]; None without one."""
+    return 10 * log10(_PEAK**2 / square) if square else None
 
 
 def _window_means(values: Float64Array) -> Float64Array:

@@ -2,7 +2,6 @@
 
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import isnan, nan
 from pathlib import Path
@@ -15,20 +14,10 @@ from latentsync_trt.face.paste import Pasted
 from latentsync_trt.measure.lips import Curves, Loudness, gap_of, measured
 from latentsync_trt.measure.mismatch import ModelMismatchCheck
 from latentsync_trt.measure.page import jpeg, svg, sync_figure, write_page
-from latentsync_trt.measure.syncnet import SyncMeter, shown
+from latentsync_trt.measure.syncnet import SyncMeter, curves_of
 from latentsync_trt.measures import Measures
 from latentsync_trt.option_fields import command_line
-from latentsync_trt.types import (
-    AlignedFace,
-    Face,
-    Float32Array,
-    Float64Array,
-    Frame,
-    Patch,
-    SyncReport,
-    UInt8Array,
-    UInt16Array,
-)
+from latentsync_trt.types import AlignedFace, Face, Float32Array, Frame, Patch, SyncReport, UInt8Array, UInt16Array
 from latentsync_trt.unexpected import without_paths
 from latentsync_trt.version import __version__
 
@@ -38,27 +27,15 @@ _AROUND = 0.15
 
 _SILENT_DB = -100.0
 
-
 _NOT_SHOWN = ("c2pa", "faces", "mix", "report", "speaker", "turns", "overwrite")
 """Options; most name files, and a page may be passed on."""
-
-
-@dataclass(frozen=True, slots=True)
-class Moment:
-    """A face at `time_s` of the output: `before` and `after` as JPEG files; `shows`: why it was chosen."""
-
-    time_s: float
-    shows: str
-    before: bytes
-    after: bytes
 
 
 class Quality:
     """Adds up what painted faces look like; memory grows by 12 bytes a face.
 
     Args:
-        starts_s: when the recording of each speaker begins in the output.
-        pictures: whether to keep small pictures of the moments that matter, for a page.
+        starts_s: when the recording of each speaker begins in the output. pictures: whether to keep those of `moments`.
         mismatch: looks at the first painted faces. syncnet: new meters of each speaker, if SyncNet is to measure.
     """
 
@@ -74,8 +51,7 @@ class Quality:
         self._loudness = [Loudness() for _ in starts_s]
         self._lips = [(array("q"), array("f")) for _ in starts_s]
         self._pictures = pictures
-        self._best: dict[str, tuple[float, Moment]] = {}
-        self._last: tuple[Frame, Face, Patch] | None = None
+        self._best: dict[str, tuple[float, float, list[bytes]]] = {}
 
     def listen(self, speaker: int, blocks: Iterable[Float32Array]) -> Iterator[Float32Array]:
         """The same blocks of the speaker's recording, mono at 16 kHz, measured on their way to `SpeechStream`."""
@@ -84,11 +60,8 @@ class Quality:
     def add(
         self, frame: Frame, speaker: int, tracked: Face, face: AlignedFace, painted: UInt16Array, pasted: Pasted
     ) -> None:
-        """A face that was pasted into `frame`; frames in order, each face of a frame once.
-
-        Args:
-            tracked: its place. face: as it was cut out. painted: the new one, uint16 `(H, H, 3)`, 257 × the level.
-        """
+        """A face at `tracked` that was cut out as `face`, painted, uint16 `(H, H, 3)`, 257 × the level, and pasted into
+        `frame`; frames in order, each face of a frame once."""
         gap = nan if pasted.painted_mesh is None else gap_of(pasted.painted_mesh)
         at = round((frame.time_s - self.starts_s[speaker]) * MODEL_FPS)
         if at >= 0 and not isnan(gap):
@@ -100,10 +73,9 @@ class Quality:
         if self.mismatch is not None:
             self.mismatch.look(face.image, painted)
         if self._pictures:
-            self._last = frame, tracked, pasted.patch
             for shows, value in {"first": 0.0, "widest open": gap, "shut": -gap}.items():
                 if not isnan(value) and (shows not in self._best or value > self._best[shows][0]):
-                    self._best[shows] = value, _moment(*self._last, shows)
+                    self._best[shows] = value, float(frame.time_s), _pictures(frame, tracked, pasted.patch)
 
     def result(self, from_s: float = 0.0) -> Measures:
         """The measures of all faces so far; `from_s`: when the first frame begins that could be measured."""
@@ -113,42 +85,33 @@ class Quality:
         return Measures(tuple(lips), from_s, *fit, tuple(meter.result() for meter in self.syncnet))
 
     def curves(self) -> list[Curves | None]:
-        """Lips and loudness of each speaker at the model's rate, the mean of the frames around each time.
-
-        Silence after the recording; None where no lips were measured.
-        """
+        """Of each speaker at the model's rate, the mean of the frames around each time, and silence after the
+        recording; None where no lips were measured."""
         speakers = zip(self._loudness, self._lips, strict=True)
         return [_curves(loudness.levels_db(), *lips) if lips[0] else None for loudness, lips in speakers]
 
-    def moments(self) -> list[Moment]:
-        """The extreme moments, first and last face, by time; what is shown twice is named once."""
-        found = [moment for _, moment in self._best.values()]
-        found += [] if self._last is None else [_moment(*self._last, "last")]
-        named: dict[tuple[float, bytes], Moment] = {}
-        for moment in found:
-            key = moment.time_s, moment.before
-            named[key] = replace(moment, shows=f"{named[key].shows}, {moment.shows}") if key in named else moment
-        return sorted(named.values(), key=lambda moment: moment.time_s)
+    def moments(self) -> list[tuple[float, str, list[bytes]]]:
+        """The first face, the widest and the most shut mouth, by time: what it is, before and after as JPEG files."""
+        return sorted((time_s, shows, files) for shows, (_, time_s, files) in self._best.items())
 
 
 def _curves(levels_db: Float32Array, ats: "array[int]", opened: "array[float]") -> Curves:
     at, gaps = np.array(ats), np.array(opened, np.float64)
     count = max(len(levels_db), int(at.max()) + 1)
     frames = np.bincount(at, minlength=count)
-    means: Float64Array = np.full(count, np.nan)
+    means = np.full(count, np.nan)
     np.divide(np.bincount(at, gaps, count), frames, out=means, where=frames > 0)
     beyond = np.pad(levels_db, ((0, count - len(levels_db)), (0, 0)), constant_values=_SILENT_DB)
     return Curves(means.astype(np.float32), beyond)
 
 
-def _moment(frame: Frame, tracked: Face, patch: Patch, shows: str) -> Moment:
+def _pictures(frame: Frame, tracked: Face, patch: Patch) -> list[bytes]:
     box = tracked.box.astype(np.float64)
     margin = _AROUND * max(box[2] - box[0], box[3] - box[1])
     height, width = frame.picture.shape[:2]
     left, top = np.clip(box[:2] - margin, 0, (width - 1, height - 1)).astype(int).tolist()
     right, bottom = np.clip(box[2:] + margin, (left + 1, top + 1), (width, height)).astype(int).tolist()
-    before, after = (picture[top:bottom, left:right] for picture in (frame.picture, _painted(frame, patch)))
-    return Moment(float(frame.time_s), shows, jpeg(before, _HEIGHT_PX), jpeg(after, _HEIGHT_PX))
+    return [jpeg(picture[top:bottom, left:right], _HEIGHT_PX) for picture in (frame.picture, _painted(frame, patch))]
 
 
 def _painted(frame: Frame, patch: Patch) -> UInt8Array:
@@ -186,9 +149,9 @@ def write_report(path: Path, source: Path, report: SyncReport, quality: Quality,
             source=source.name,
             report=report,
             quality=report.quality,
-            moments=[([each.before, each.after], f"{each.time_s:.2f} s: {each.shows}") for each in quality.moments()],
+            moments=[(files, f"{time_s:.2f} s: {shows}") for time_s, shows, files in quality.moments()],
             lips=lips,
-            syncnet=shown(dict(zip(names, quality.syncnet, strict=False))),
+            syncnet=curves_of(dict(zip(names, report.quality.syncnet if report.quality else (), strict=False))),
             untouched=[(f"{part.start_s:.2f}", f"{part.end_s:.2f}", part.reason) for part in report.untouched],
             facts=facts.items(),
             notices=[without_paths(text) for text in report.notices],

@@ -18,7 +18,7 @@ from latentsync_trt.bundle.find import SYNCNET_FILE, checkpoints_folder
 from latentsync_trt.config import MODEL_FPS
 from latentsync_trt.errors import BundleError, InputError
 from latentsync_trt.face.align import cut, rescaled
-from latentsync_trt.measure.page import jpeg, svg
+from latentsync_trt.measure.page import svg
 from latentsync_trt.measures import SyncNetMeasure
 from latentsync_trt.media.audio import read_audio_blocks
 from latentsync_trt.paths import exists, why_missing
@@ -57,11 +57,8 @@ class SyncNet:
             raise BundleError(f"{path}: is not SyncNet; make it with `latentsync-trt export --syncnet FILE`")
 
     def embed(self, views: UInt8Array, cepstra: Float32Array) -> tuple[Float32Array, Float32Array]:
-        """Embeddings `(n, 1024)` and `(m, 1024)` of the windows of both.
-
-        Args:
-            views: uint8 `(n + 4, 224, 224, 3)` RGB, 25 per second. cepstra: float32 `(4m + 16, 13)`.
-        """
+        """Embeddings `(n, 1024)` and `(m, 1024)` of the windows of `views`, uint8 `(n + 4, 224, 224, 3)` RGB, 25 per
+        second, and `cepstra`, float32 `(4m + 16, 13)`."""
         channels = np.moveaxis(views[..., ::-1], -1, 0)  # BGR, as OpenCV reads pictures
         faces = np.moveaxis(sliding_window_view(channels, _FRAMES, axis=1), (1, -1), (0, 2)).astype(np.float32)
         steps = sliding_window_view(cepstra, _STEPS, axis=0)[::_STEPS_PER_FRAME, None]
@@ -71,11 +68,8 @@ class SyncNet:
 
 
 def open_syncnet(given: str | Path | None) -> SyncNet | None:
-    """The network in the file `given`, else in the folder of bundles; None without one there.
-
-    Raises:
-        InputError: the given file does not exist. BundleError, EngineBuildError: a file is not SyncNet.
-    """
+    """The network in the file `given`, else in the folder of bundles; None without one there. Raises `InputError` if
+    the given file does not exist, `BundleError` and `EngineBuildError` if a file is not SyncNet."""
     path = Path(given or checkpoints_folder() / SYNCNET_FILE)
     if given is not None and not exists(path):
         raise InputError(f"--syncnet {why_missing(path)}")
@@ -83,22 +77,15 @@ def open_syncnet(given: str | Path | None) -> SyncNet | None:
 
 
 class SyncMeter:
-    """Measures one face against one recording, frame by frame; memory grows by some 15 KB a second.
-
-    Args:
-        start_s: when the recording begins in the video.
-
-    Raises:
-        MediaError: the recording cannot be read.
-    """
+    """Measures one face against a recording that begins at `start_s` of the video, frame by frame; memory grows by some
+    15 KB a second. Raises `MediaError` if the recording cannot be read."""
 
     def __init__(self, network: SyncNet, recording: Path, start_s: Fraction) -> None:
         self._network, self._start_s = network, start_s
         self._cepstra = cepstra_of(read_audio_blocks(recording))
         self._views, self._next = list[UInt8Array](), 0
         self._held: tuple[Fraction, UInt8Array] | None = None
-        self._frames, self._distances = list[int](), list[Float32Array]()
-        self._strips: dict[int, bytes] = {}
+        self._distances: list[Float32Array] = []
 
     def add(self, time_s: Fraction, frame: Picture, face: AlignedFace) -> None:
         """The next `face` as it is in `frame`, uint8 `(H, W, 3)` RGB; at any rate: a 25th takes the nearest in time."""
@@ -132,36 +119,22 @@ class SyncMeter:
         count = min(len(self._views) - _FRAMES + 1, end - first)
         if count > 0:
             low, high = max(first - REACH, 0), min(first + count + REACH, end)
-            views = np.stack(self._views[: count + _FRAMES - 1])
             steps = self._cepstra[low * _STEPS_PER_FRAME : (high - 1) * _STEPS_PER_FRAME + _STEPS]
-            lips, speech = self._network.embed(views, steps)
+            lips, speech = self._network.embed(np.stack(self._views[: count + _FRAMES - 1]), steps)
             speech = np.pad(speech, ((low - first + REACH, first + count + REACH - high), (0, 0)))
             around = sliding_window_view(speech, 2 * REACH + 1, axis=0)
             self._distances.append(np.linalg.norm(lips[:, :, None] - around + np.float32(_EPSILON), axis=1))
-            for at in range(count):
-                self._frames.append(first + at)
-                if (second := (first + at) // MODEL_FPS) not in self._strips:
-                    strip = np.hstack([*views[at : at + _FRAMES]])
-                    self._strips[second] = jpeg(strip, VIEW_SIZE_PX[1] // 2)
         self._views = self._views[1 - _FRAMES :]
 
     def result(self) -> SyncNetMeasure | None:
         """The measure of all faces so far; None with less than two seconds of them."""
         self._end()
-        if len(self._frames) < _LEAST_WINDOWS:
+        table = np.concatenate([np.zeros((0, 2 * REACH + 1), np.float32), *self._distances])
+        if len(table) < _LEAST_WINDOWS:
             return None
-        table, seconds = np.concatenate(self._distances), np.array(self._frames) // MODEL_FPS
         means = table.mean(axis=0)
-        best, median = int(means.argmin()), float(np.median(means))
-        found = [(median - float(table[seconds == second, best].mean()), int(second)) for second in np.unique(seconds)]
-        worst = [(float(self._start_s) + second, confidence) for confidence, second in sorted(found)[:3]]
-        lse_d = float(means[best])
-        scores = median - lse_d, lse_d, REACH - best
-        return SyncNetMeasure(*scores, len(table), tuple(means.tolist()), tuple(sorted(worst)))
-
-    def strip(self, time_s: float) -> bytes:
-        """Five faces in the second that begins at `time_s`, as a JPEG file."""
-        return self._strips[round(time_s - float(self._start_s))]
+        median, lse_d, best = float(np.median(means)), float(means.min()), int(means.argmin())
+        return SyncNetMeasure(median - lse_d, lse_d, REACH - best, len(table), tuple(means.tolist()))
 
 
 def view_of(frame: Picture, face: AlignedFace) -> UInt8Array:
@@ -171,22 +144,17 @@ def view_of(frame: Picture, face: AlignedFace) -> UInt8Array:
     return cut(frame, matrix, VIEW_SIZE_PX, _OUTSIDE)
 
 
-def shown(meters: Mapping[str, SyncMeter]) -> dict[str, object] | None:
-    """What a page shows of each result by name: worst seconds and curves; None if nothing was measured."""
+def curves_of(results: Mapping[str, SyncNetMeasure | None]) -> str:
+    """A plot of the distances by the name of their result; empty where nothing was measured."""
     from matplotlib.figure import Figure
 
-    results = {name: found for name, meter in meters.items() if (found := meter.result()) is not None}
-    if not results:
-        return None
+    if not any(results.values()):
+        return ""
     figure = Figure(figsize=(12, 3), layout="constrained")
     axes = figure.add_subplot(xlabel="frames that the lips are late", ylabel="mean distance")
     for name, found in results.items():
-        axes.plot(range(REACH, -REACH - 1, -1), found.distances, ".-", label=name)
+        if found is not None:
+            axes.plot(range(REACH, -REACH - 1, -1), found.distances, ".-", label=name)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False)
-    pictures = [
-        ([meters[name].strip(time_s)], f"{name}, {time_s:.2f} s: confidence {confidence:.2f} in this second")
-        for name, found in results.items()
-        for time_s, confidence in found.worst
-    ]
-    return {"pictures": pictures, "drawing": svg(figure)}
+    return svg(figure)

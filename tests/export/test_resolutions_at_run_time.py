@@ -77,7 +77,7 @@ def test_a_bench_measures_at_its_resolution(several: Path, clip: tuple[Path, Pat
     sync = SyncOptions(steps=1, resolution=LEAST_PX)
     (setting,) = settings_for(Bundle.load(several), RuntimeOptions(), sync, ("cpu",), print)
     measured = [replace(setting, runs=1, warm_up=0)]
-    (row,) = run_bench(measured, {"quality": sync}, choose_clip(*clip, tmp_path), tmp_path, None)
+    (row,) = run_bench(measured, [sync], choose_clip(*clip, tmp_path), tmp_path, None)
     assert (setting.resolution_px, row.frames > 0) == (LEAST_PX, True)
 
 
