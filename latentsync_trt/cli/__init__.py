@@ -9,6 +9,7 @@ import io
 import json
 import logging
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -21,48 +22,38 @@ from latentsync_trt.cli.options import add_config, add_help_all, current_name
 from latentsync_trt.errors import LatentSyncError, did_you_mean
 from latentsync_trt.paths import PrintableLines, printable
 
+BEGAN_S = time.monotonic()
+
 PANELS = {
     "Lip-sync": {
-        "demo": "Lip-sync a built-in clip on the CPU, and look at the result.",
-        "setup": "Download the published weights, export them for this machine, build engines, test, and choose the "
-        "result.",
-        "sync": "Lip-sync a video to a speech recording.",
-        "ui": "Lip-sync on a page in the browser: drop a video and speech, follow the job, compare, download.",
-        "live": "A face that speaks while the speech is still being made, on a page in the browser.",
-        "batch": "Lip-sync many clips; models are loaded once per GPU.",
-        "serve": "Lip-sync as an HTTP service: send video and speech, follow the job, fetch the result.",
-        "faces": "Find and number all people of VIDEO: a contact sheet, and their tracks for `sync --faces`.",
-        "download": "Download the published weights of LatentSync 1.6 or 1.5, with Whisper and the VAE that they need.",
-        "export": "Export LatentSync's checkpoints to a bundle that `sync` runs without PyTorch.",
+        "sync.demo": "Lip-sync a built-in clip on the CPU, and look at the result.",
+        "model.setup": "Download the published weights, export them for this machine, build engines, test and choose.",
+        "sync.sync": "Lip-sync a video to a speech recording.",
+        "serve.ui": "Lip-sync on a page in the browser: drop a video and speech, follow the job, compare, download.",
+        "serve.live": "A face that speaks while the speech is still being made, on a page in the browser.",
+        "batch.batch": "Lip-sync many clips; models are loaded once per GPU.",
+        "serve.serve": "Lip-sync as an HTTP service: send video and speech, follow the job, fetch the result.",
+        "sync.faces": "Find and number all people of VIDEO: a contact sheet, and their tracks for `sync --faces`.",
+        "model.download": "Download the published weights of LatentSync 1.6 or 1.5, with Whisper and the VAE.",
+        "model.export": "Export LatentSync's checkpoints to a bundle that `sync` runs without PyTorch.",
     },
     "Speed and quality": {
-        "build": "Build a bundle's engines into the engine cache.",
-        "calibrate": "Make an INT8 or FP8 bundle from a bundle, calibrated on clips.",
-        "bench": "Measure `sync` with a bundle, by provider and preset: time, memory, lips.",
-        "compare": "Compare bundle B with bundle A, or a finished video B with A: what each makes of the same clip.",
+        "engines.build": "Build a bundle's engines into the engine cache.",
+        "model.calibrate": "Make an INT8 or FP8 bundle from a bundle, calibrated on clips.",
+        "bench.bench": "Measure `sync` with a bundle, by provider and preset: time, memory, lips.",
+        "bench.compare": "Compare what two bundles make of a clip, or two finished videos of it.",
     },
     "Checks and maintenance": {
-        "doctor": "Say what works here and, for everything missing, the line that installs it.",
-        "selftest": "Build, run and reopen every graph of a bundle on a provider, and compare its results with the "
-        "CPU's.",
-        "cache": "Show, check and clean up the engines that were built.",
+        "checks.doctor": "Say what works here and, for everything missing, the line that installs it.",
+        "checks.selftest": "Build, run and reopen a bundle's graphs on a provider; compare results with the CPU's.",
+        "engines.cache": "Show, check and clean up the engines that were built.",
     },
 }
-"""Commands by heading of `--help`, each with the first line of its help text; the rest is its function's docstring.
-Here, so that `--help` imports none of them."""
+"""Commands by heading of `--help`, as "module.function", each with the first line of its help text; the rest is the
+function's docstring. Here, so that `--help` imports none of them."""
 
-_MODULES = {
-    "bench": ("bench", "compare"),
-    "checks": ("doctor", "selftest"),
-    "engines": ("build", "cache"),
-    "model": ("calibrate", "download", "export", "setup"),
-    "serve": ("live", "serve", "ui"),
-    "sync": ("demo", "faces", "sync"),
-}
-"""Commands by module, where each is a function of its name; `batch` has a module of its own."""
-
-COMMANDS = {name: line for lines in PANELS.values() for name, line in lines.items()}
-
+_MODULES = {name: module for lines in PANELS.values() for module, name in (place.split(".") for place in lines)}
+COMMANDS = {place.partition(".")[2]: line for lines in PANELS.values() for place, line in lines.items()}
 
 EXAMPLES = {
     "live": ("live --video idle.mp4", "live --video idle.mp4 --bundle 1.5-256-fp16 --hop 4"),
@@ -120,8 +111,7 @@ class CommandLine(click.RichGroup):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name in COMMANDS and cmd_name not in self.commands:
-            place = next((module for module, names in _MODULES.items() if cmd_name in names), cmd_name)
-            command = getattr(importlib.import_module(f"latentsync_trt.cli.{place}"), cmd_name)
+            command = getattr(importlib.import_module(f"latentsync_trt.cli.{_MODULES[cmd_name]}"), cmd_name)
             command.help = "\n\n".join(filter(None, (COMMANDS[cmd_name], inspect.cleandoc(command.help or ""))))
             command.epilog = "\n\n".join(["Examples:", *(f"latentsync-trt {each}" for each in EXAMPLES[cmd_name])])
             add_config(command)
@@ -194,7 +184,10 @@ def _explained(error: Exception, arguments: Sequence[str]) -> tuple[str, int]:
 
 @click.group(
     cls=CommandLine,
-    panels=[click.RichCommandPanel(heading, list(lines)) for heading, lines in PANELS.items()],
+    panels=[
+        click.RichCommandPanel(heading, [place.partition(".")[2] for place in lines])
+        for heading, lines in PANELS.items()
+    ],
     context_settings={
         "help_option_names": ["-h", "--help"],
         "max_content_width": 110,

@@ -26,13 +26,13 @@ from latentsync_trt.batch.tasks import (
 from latentsync_trt.cli import echo, interruption
 from latentsync_trt.cli.options import (
     LocalPath,
-    WorkerOptions,
     build,
     bundle_option,
     options_from,
     path_option,
     provider_option,
     quiet_option,
+    worker_options,
 )
 from latentsync_trt.cli.show import STDERR, TimeLeft, on_screen, print_json, progress_bar, say, show_progress
 from latentsync_trt.config import RuntimeOptions, SyncOptions
@@ -62,7 +62,7 @@ _MOVED_EVERY_S = 2.0
 @bundle_option
 @options_from(SyncOptions, leave_out=("resume",))
 @provider_option
-@options_from(WorkerOptions)
+@worker_options
 @path_option("--scratch", folder=True, panel=HARDWARE, help="Folder of each worker for files from URLs.")
 @options_from(RuntimeOptions)
 @quiet_option
@@ -104,9 +104,9 @@ def batch(
                 found, why = find_bundle(bundle)
                 bundle = str(found)
                 notice(describe_choice(found, why))
-            scratch, on = fields["scratch"] and str(fields["scratch"].absolute()), build(WorkerOptions, fields)
+            scratch, ray = fields["scratch"] and str(fields["scratch"].absolute()), fields["ray"]
             settings = WorkerSettings(bundle, fields["provider"], build(RuntimeOptions, fields), scratch)
-            handles = make_workers(settings, on.workers, most=len(ready), ray=on.ray, on_notice=notice)
+            handles = make_workers(settings, fields["workers"], most=len(ready), ray=ray, on_notice=notice)
             store = store or stack.enter_context(JobStore.open(path))
             _run([row.task for row in ready], handles, store, board)
         elif done:

@@ -1,6 +1,5 @@
 """`latentsync-trt build` and `cache`: builds engines ahead of time; lists, checks and removes them."""
 
-from collections.abc import Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -8,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import rich_click as click
 from rich.filesize import decimal
 
-from latentsync_trt.cli import echo, options
+from latentsync_trt.cli import echo
+from latentsync_trt.cli import options as flags
 from latentsync_trt.cli.show import notices_to, print_json, print_table, progress_bar
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.files import remove_leftovers
@@ -24,7 +24,7 @@ _NOT_FOR_BUILDS = ("build", "cuda_graph", "low_memory", "syncnet", "verify")
 
 _COLUMNS = ("graph", "bundle", "built for", "GPU", "sizes", "size", "build", "last used", "state")
 
-cache_option = options.path_option(
+cache_option = flags.path_option(
     "--engine-cache",
     "folder",
     callback=lambda _context, _parameter, value: cache_folder(value).absolute(),
@@ -33,10 +33,10 @@ cache_option = options.path_option(
 
 
 @click.command("build")
-@options.bundle_option
-@options.provider_option
-@options.options_from(RuntimeOptions, leave_out=_NOT_FOR_BUILDS)
-@options.quiet_option
+@flags.bundle_option
+@flags.provider_option
+@flags.options_from(RuntimeOptions, leave_out=_NOT_FOR_BUILDS)
+@flags.quiet_option
 def build(bundle: str | None, quiet: bool, **fields: Any) -> None:
     """Only provider tensorrt needs engines."""
     from latentsync_trt.bundle.find import describe_choice, find_bundle
@@ -44,7 +44,7 @@ def build(bundle: str | None, quiet: bool, **fields: Any) -> None:
     from latentsync_trt.runtime.engines.session_factory import SessionFactory
     from latentsync_trt.runtime.providers.select import select_provider
 
-    runtime = options.build(RuntimeOptions, fields)
+    runtime = flags.build(RuntimeOptions, fields)
     folder, why = find_bundle(bundle)
     loaded, say = Bundle.load(folder), notices_to(silent=quiet)
     cache = EngineCache(cache_folder(runtime.engine_cache), say)
@@ -78,7 +78,7 @@ cache = click.RichGroup(name="cache")
 @cache.command("ls")
 @cache_option
 @click.option("--verify", is_flag=True, help="Read every engine and compare it with its SHA-256.")
-@options.json_option
+@flags.json_option
 def list_engines(folder: Path, verify: bool, as_json: bool) -> None:
     """List engines: what each was built for, its size, and when it was last used; exit code 1 if --verify finds a
     damaged one."""
@@ -92,21 +92,20 @@ def list_engines(folder: Path, verify: bool, as_json: bool) -> None:
         for entry in entries:
             if entry.problem:
                 echo(f"{entry.folder.name}: {entry.problem}")
-        echo(f"{_count(entries)} in {folder}, {decimal(size_bytes)}")
+        echo(f"engines: {len(entries)} in {folder}, {decimal(size_bytes)}")
     if verify and any(entry.state == "damaged" for entry in entries):
         raise SystemExit(1)
 
 
 @cache.command("prune")
 @cache_option
-@click.option(
-    "--max-gb", type=click.FloatRange(0), required=True, help="Remove the least recently used until this is left."
-)
+@click.option("--max-gb", type=click.FloatRange(0), required=True, help="Keep this much: what was used last.")
 def prune_engines(folder: Path, max_gb: float) -> None:
     """Remove engines that are too many, damaged ones first. Builds in progress stay. Exit code 1: some could not be
     removed."""
     known, removed = EngineCache(folder), []
-    chosen = select(known.entries(), round(max_gb * 1e9))
+    entries = known.entries()
+    chosen = select(entries, round(max_gb * 1e9))
     remove_leftovers(folder)
     for entry in chosen:
         if refusal := known.remove(entry):
@@ -114,7 +113,8 @@ def prune_engines(folder: Path, max_gb: float) -> None:
         else:
             removed.append(entry)
             echo(f"{entry.label} ({decimal(entry.size_bytes)})")
-    echo(f"removed {_count(removed)} ({decimal(sum(entry.size_bytes for entry in removed))}) from {folder}")
+    size = decimal(sum(entry.size_bytes for entry in removed))
+    echo(f"removed {len(removed)} of {len(entries)} engines ({size}) from {folder}")
     if len(removed) < len(chosen):
         raise SystemExit(1)
 
@@ -127,7 +127,3 @@ def _row(entry: Entry) -> tuple[str, ...]:
     provider, gpu = f"{key.provider} {key.precision}", f"{key.gpu} ({key.compute_capability})"
     build = f"{entry.build_s:.1f} s"
     return key.graph, key.bundle, provider, gpu, ", ".join(sizes) or "fixed", size, build, used_on, entry.state
-
-
-def _count(engines: Sequence[object]) -> str:
-    return f"{len(engines)} engine{'' if len(engines) == 1 else 's'}"

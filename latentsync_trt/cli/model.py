@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -12,21 +11,13 @@ import rich_click as click
 from latentsync_trt.bundle import find, manifest
 from latentsync_trt.bundle.manifest import FULL_STEP, PRECISIONS, read_manifest, tool_versions
 from latentsync_trt.cli import echo, interruption
-from latentsync_trt.cli.options import (
-    build,
-    bundle_option,
-    options_from,
-    overwrite_option,
-    path_option,
-    provider_option,
-    quiet_option,
-)
+from latentsync_trt.cli import options as flags
 from latentsync_trt.cli.show import notices_to, progress_bar, say
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import CheckpointError, InputError, ProviderUnavailable
 from latentsync_trt.export.export_options import EXTRA, TOOLS, ExportOptions, find_sources
 from latentsync_trt.export.published import LATENTSYNC, VAE, Model, check_downloads, fetch, find_downloads, gigabytes
-from latentsync_trt.option_fields import FILES, HARDWARE
+from latentsync_trt.option_fields import FILES
 from latentsync_trt.paths import check_free, exists, why_missing
 from latentsync_trt.quantize import calibration_options
 from latentsync_trt.quantize.calibration_options import CalibrateOptions, Clip, clips_in
@@ -63,19 +54,19 @@ def download(model: str) -> None:
 
 
 @click.command("export")
-@options_from(ExportOptions)
-@path_option(
+@flags.options_from(ExportOptions)
+@flags.path_option(
     "--syncnet",
     panel=FILES,
     help="Write no bundle but syncnet.onnx, from the published syncnet_v2.model. With it in checkpoints/, reports, "
     "`compare` and `bench` have LSE-C and LSE-D.",
 )
-@overwrite_option
-@quiet_option
+@flags.overwrite_option
+@flags.quiet_option
 def export(quiet: bool, overwrite: bool, syncnet: Path | None, **fields: Any) -> None:
     # What is missing is reported before torch is imported, which takes seconds.
     tool_versions(TOOLS, extra=EXTRA)
-    options = build(ExportOptions, fields)
+    options = flags.build(ExportOptions, fields)
     if syncnet is not None:
         folder = Path(options.output or find.checkpoints_folder())
         check_free(folder / find.SYNCNET_FILE, overwrite=overwrite)
@@ -110,45 +101,26 @@ def _check_new(bundle: Path, *, overwrite: bool) -> None:
     check_free(bundle, overwrite=overwrite or not exists(bundle / manifest.MANIFEST_NAME))
 
 
-_input_option = partial(path_option, panel=FILES)
-
-
 @click.command("calibrate")
-@bundle_option
-@_input_option("--video", help="A video of a talking face.")
-@_input_option("--audio", help="Speech for --video.  [default: the video's own sound]")
-@_input_option(
-    "--clips", help="A folder of such videos, each with an audio file of the same name beside it, else its own sound."
-)
-@_input_option("--output", folder=True, help="Folder of the new bundle.  [default: below checkpoints/]")
-@options_from(CalibrateOptions)
-@click.option(
-    "--provider",
-    type=click.Choice(("auto", CUDA.name, CPU.name)),
-    default="auto",
-    show_default=True,
-    panel=HARDWARE,
-    help="Execution provider that denoises the clips; naming one disables fallback.",
-)
-@overwrite_option
-@quiet_option
-def calibrate(
-    bundle: str | None,
-    video: Path | None,
-    audio: Path | None,
-    clips: Path | None,
-    provider: str,
-    output: Path | None,
-    overwrite: bool,
-    quiet: bool,
-    **fields: Any,
-) -> None:
+@flags.bundle_option
+@flags.path_option("--video", panel=FILES, help="A video of a talking face.")
+@flags.path_option("--audio", panel=FILES, help="Speech for --video.  [default: the video's own sound]")
+@flags.path_option("--clips", panel=FILES, help="A folder of videos with sound, or a sound file of the same name.")
+@flags.path_option("--output", panel=FILES, folder=True, help="New bundle's folder.  [default: below checkpoints/]")
+@flags.options_from(CalibrateOptions)
+@flags.provider_option
+@flags.overwrite_option
+@flags.quiet_option
+def calibrate(bundle: str | None, video: Path | None, provider: str, quiet: bool, **fields: Any) -> None:
     tool_versions(calibration_options.TOOLS, extra=calibration_options.EXTRA)
     from latentsync_trt.media.files import check_file
     from latentsync_trt.quantize.calibrate import Calibration, open_parent
     from latentsync_trt.runtime.providers.select import select_provider
 
-    options, notice = build(CalibrateOptions, fields), notices_to(silent=quiet)
+    options, notice = flags.build(CalibrateOptions, fields), notices_to(silent=quiet)
+    audio, clips = fields["audio"], fields["clips"]
+    if provider not in ("auto", CUDA.name, CPU.name):  # TensorRT would build observed graphs that are used once
+        raise click.UsageError("--provider: clips are denoised with cuda or cpu")
     if audio is not None and video is None:
         raise click.UsageError("--audio: needs --video")
     if video is None and clips is None:
@@ -159,9 +131,9 @@ def calibrate(
     given += [] if clips is None else clips_in(clips)
     folder, why = find.find_bundle(bundle)
     notice(find.describe_choice(folder, why))
-    parent, target = open_parent(folder), output or default_out(folder.name, options.precision)
-    _check_new(target, overwrite=overwrite)
-    try:  # not TensorRT, which would take minutes to build observed graphs that are used once
+    parent, target = open_parent(folder), fields["output"] or default_out(folder.name, options.precision)
+    _check_new(target, overwrite=fields["overwrite"])
+    try:
         selection = select_provider(CUDA.name if provider == "auto" else provider)
     except ProviderUnavailable as error:
         if provider != "auto":
@@ -194,33 +166,21 @@ def _summary(folder: Path, parent: manifest.Manifest) -> str:
 
 
 def note_on_default(made: Path) -> str:
-    """After the bundle `made` was written: which one commands run without `--bundle`; empty if it is that one."""
-    if made.resolve().parent != find.checkpoints_folder().resolve():
-        return f"`--bundle {made}` runs it: commands without --bundle look in {find.checkpoints_folder()} only"
+    """Which bundle commands run without `--bundle`; empty if it is the new one, `made`."""
     default, _ = find.default_bundle()
     if default == made.name:
         return ""
-    runs = f"without --bundle, {default or 'none'} runs"
-    return (
-        f"{runs}; `--bundle {made.name}` runs this one, `latentsync-trt setup --use {made.name}` makes it the default"
-    )
+    return f"without --bundle, {default or 'none'} runs; `latentsync-trt setup --use NAME` chooses one of {made.parent}"
 
 
 @click.command("setup")
 @click.option("--model", type=click.Choice(tuple(LATENTSYNC)), default="1.6", show_default=True, help="LatentSync's.")
 @click.option("--precision", type=click.Choice(("fp16", "fp32")), help="[default: fp16 on a GPU, fp32 on the CPU]")
-@provider_option
+@flags.provider_option
 @click.option("--yes", "-y", is_flag=True, help="Do not ask before gigabytes are downloaded and written.")
 @click.option("--use", metavar="NAME", help="Only choose this exported bundle for commands without --bundle.")
 @click.pass_context
-def setup(
-    context: click.Context,
-    model: Model,
-    precision: Literal["fp16", "fp32"] | None,
-    provider: str,
-    yes: bool,
-    use: str | None,
-) -> None:
+def setup(context: click.RichContext, /, model: Model, provider: str, use: str | None, **fields: Any) -> None:
     """Needs no other step before `sync`. Interrupted, the same command goes on; with another GPU or provider than
     before, it builds and tests for that.
     """
@@ -233,7 +193,8 @@ def setup(
 
     selection = select_provider(provider)  # by what loads alone: this tests it
     on_cpu = selection.gpu is None
-    options = ExportOptions(model=model, precision=precision or ("fp32" if on_cpu else "fp16"), cuda_form=not on_cpu)
+    precision: Literal["fp16", "fp32"] = fields["precision"] or ("fp32" if on_cpu else "fp16")
+    options = ExportOptions(model=model, precision=precision, cuda_form=not on_cpu)
     folder, is_exported = options.folder, options.folder in find.exported_bundles()
     sha256 = manifest.manifest_sha256(folder) if is_exported else ""  # of none that was tested
     result, notices = tested(selection, sha256), selection.notices()
@@ -255,7 +216,7 @@ def setup(
         say(text)
     for line in _plan(None if is_exported else options, selection):
         say(line)
-    if not (yes or is_exported):
+    if not (fields["yes"] or is_exported):
         if not sys.stdin.isatty():
             raise InputError("setup: nobody is there to ask; add --yes to download and export as shown")
         click.confirm("Go on?", default=True, abort=True, err=True)
@@ -270,13 +231,8 @@ def setup(
 
 
 def _test(folder: Path, selection: "Selection", exported: ExportOptions) -> None:
-    """Builds what a default run opens, and compares it with another provider; under "auto" goes on to the next
-    provider where one fails, which "auto" then does not take. Exits with code 1 where none passes.
-
-    On the CPU, the built-in model stands for the new one, which would take an hour.
-
-    Raises:
-        InputError: none but the CPU is left, which has too little memory for the model.
+    """Builds what a default run opens, and tests it; under "auto" with the next provider where one fails. Exits with
+    code 1 where none passes. On the CPU, the built-in model stands for the new one, which would take an hour.
     """
     from latentsync_trt.cli.checks import test_provider
     from latentsync_trt.runtime.engines.cache import cache_folder
