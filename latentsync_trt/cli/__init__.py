@@ -27,7 +27,7 @@ BEGAN_S = time.monotonic()
 PANELS = {
     "Lip-sync": {
         "sync.demo": "Lip-sync a built-in clip on the CPU, and look at the result.",
-        "model.setup": "Download the published weights, export them for this machine, build engines, test and choose.",
+        "model.setup": "Download the published weights, export them, build engines, test, and choose the result.",
         "sync.sync": "Lip-sync a video to a speech recording.",
         "serve.ui": "Lip-sync on a page in the browser: drop a video and speech, follow the job, compare, download.",
         "serve.live": "A face that speaks while the speech is still being made, on a page in the browser.",
@@ -69,10 +69,7 @@ EXAMPLES = {
     "build": ("build", "build --provider tensorrt --device 1"),
     "calibrate": ("calibrate --video me.mp4 --audio me.wav", "calibrate --clips folder --precision fp8"),
     "bench": ("bench", "bench --bundle 1.6-512-fp16 --output bench.json"),
-    "compare": (
-        "compare 1.6-512-fp16 1.6-512-int8",
-        "compare a.mp4 b.mp4 --video in.mp4 --audio speech.wav --output report.html",
-    ),
+    "compare": ("compare 1.6-512-fp16 1.6-512-int8", "compare a.mp4 b.mp4 --video in.mp4 --audio speech.wav"),
     "doctor": ("doctor", "doctor --json"),
     "selftest": ("selftest --provider tensorrt", "selftest --bundle 1.6-512-fp16 --json"),
     "cache": ("cache ls", "cache prune --max-gb 20"),
@@ -120,18 +117,14 @@ class CommandLine(click.RichGroup):
         return self.commands.get(cmd_name)
 
     def format_help(self, ctx: click.RichContext, formatter: click.RichHelpFormatter) -> None:  # type: ignore[override]
-        """Lists the commands without importing them."""
-        imported = self.commands
+        imported = self.commands  # listed without importing others
         self.commands = {name: click.RichCommand(name=name, help=line) for name, line in COMMANDS.items()}
         try:
             super().format_help(ctx, formatter)
         finally:
             self.commands = imported
 
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """The command that is called; a misspelled one gets the most similar name."""
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         if args[0] not in COMMANDS and not args[0].startswith("-"):
             ctx.fail(f"no such command '{args[0]}'{did_you_mean(args[0], COMMANDS)}")
         return super().resolve_command(ctx, args)
@@ -160,7 +153,6 @@ class CommandLine(click.RichGroup):
         sys.exit(code)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Runs a command; an interruption is an error."""
         with interruption():
             return super().invoke(ctx)
 

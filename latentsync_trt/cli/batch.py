@@ -12,6 +12,7 @@ import rich_click as click
 from rich.progress import BarColumn, TaskID, TaskProgressColumn, TextColumn
 from rich.progress import Progress as Bars
 
+from latentsync_trt import stopping
 from latentsync_trt.batch.remote_files import is_url, shown
 from latentsync_trt.batch.tasks import (
     Event,
@@ -34,7 +35,7 @@ from latentsync_trt.cli.options import (
     quiet_option,
     worker_options,
 )
-from latentsync_trt.cli.show import STDERR, TimeLeft, on_screen, print_json, progress_bar, say, show_progress
+from latentsync_trt.cli.show import STDERR, TimeLeft, print_json, progress_bar, say, show_progress
 from latentsync_trt.config import RuntimeOptions, SyncOptions
 from latentsync_trt.errors import InputError
 from latentsync_trt.option_fields import FILES, HARDWARE
@@ -202,9 +203,10 @@ class Board:
         self._all = self._bars.add_task(str(self), total=len(rows))
         self._workers: dict[str, TaskID] = {}
 
-    def shown(self) -> AbstractContextManager[None]:
+    def shown(self) -> AbstractContextManager[object]:
         """Shows the bars, in its block."""
-        return on_screen(self._bars)
+        stopping.bars.append(self._bars)
+        return self._bars
 
     def __call__(self, event: Event) -> None:
         """Takes an event into account, and shows it."""

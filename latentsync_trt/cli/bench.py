@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import rich_click as click
 
@@ -17,23 +17,19 @@ from latentsync_trt.cli import options as flags
 from latentsync_trt.cli.show import notices_to, print_table, progress_bar
 from latentsync_trt.config import PRESETS, RuntimeOptions, SyncOptions
 from latentsync_trt.files import temporary_folder
+from latentsync_trt.measure.syncnet import open_syncnet
+from latentsync_trt.media.codecs import CONTAINERS
+from latentsync_trt.media.demo_clip import choose_clip
+from latentsync_trt.media.files import check_file
 from latentsync_trt.option_fields import QUALITY, command_line
 from latentsync_trt.paths import check_file_to_write, check_free, exists, make_folder
 from latentsync_trt.runtime.providers.table import PROVIDER_CHOICES
+from latentsync_trt.types import SyncReport
 from latentsync_trt.unexpected import without_paths
 
-if TYPE_CHECKING:
-    from latentsync_trt.types import SyncReport
-
 _NOT_FOR_BENCH = ("build", "preset", "verify")
-"""Options that bench does not offer: it waits for engines, lists presets, verifies nothing."""
 
-_HEADS = "what", "median", "rate", "longest parts", "graphs", "memory", "on the GPU", "lips"
-
-_LEAST_SIDE_PX = 256
-"""Faces are compared at this resolution, or at the networks' where that is higher."""
-
-
+_LEAST_SIDE_PX = 256  # faces are compared at this resolution, or at the networks'
 _COMMAND = ["latentsync-trt", *sys.argv[1:]]
 _several = partial(click.option, multiple=True, show_default=True, help="Repeat it for each.")
 
@@ -55,9 +51,6 @@ def bench(
     providers: tuple[str, ...], presets: tuple[str, ...], output: Path | None, quiet: bool, **fields: Any
 ) -> None:
     from latentsync_trt.bench.run import run_bench, settings_for
-    from latentsync_trt.measure.syncnet import open_syncnet
-    from latentsync_trt.media.demo_clip import choose_clip
-    from latentsync_trt.media.files import check_file
 
     runtime, sync, say = flags.build(RuntimeOptions, fields), flags.build(SyncOptions, fields), notices_to(silent=quiet)
     (folder, why), chosen = find_bundle(fields["bundle"]), {name: replace(sync, preset=name) for name in presets}
@@ -80,7 +73,8 @@ def bench(
             if output is not None:
                 results.write(output)
     if not quiet:
-        print_table(_HEADS, map(_cells, results.rows))
+        heads = "what", "median", "rate", "longest parts", "graphs", "memory", "on the GPU", "lips"
+        print_table(heads, map(_cells, results.rows))
 
 
 def _cells(row: Row) -> tuple[str, ...]:
@@ -116,8 +110,6 @@ def compare(a: str, b: str, output: Path, quiet: bool, as_json: bool, **fields: 
     """A and B are two bundles, as for `--bundle`, or two finished videos of the clip `--video`."""
     from latentsync_trt.measure.compare import HEADS, compare_results, labeled
     from latentsync_trt.measure.page import page_path, write_page
-    from latentsync_trt.measure.syncnet import open_syncnet
-    from latentsync_trt.media.demo_clip import choose_clip
     from latentsync_trt.media.writer import check_output_path
     from latentsync_trt.runtime.providers.select import select_provider
     from latentsync_trt.sync.api import LipSync
@@ -138,7 +130,7 @@ def compare(a: str, b: str, output: Path, quiet: bool, as_json: bool, **fields: 
     names = [f"{side.name} ({side.precision})" for side in sides] or [Path(a).name, Path(b).name]
     make_folder(output.parent)
     with temporary_folder(output.parent) as folder, progress_bar(hidden=quiet or as_json) as on_progress:
-        clip, reports = choose_clip(video, audio or video, folder), list["SyncReport"]()
+        clip, reports = choose_clip(video, audio or video, folder), list[SyncReport]()
         results = (Path(a), Path(b)) if are_videos else (folder / "a.mkv", folder / "b.mkv")
         for side, bundle, result in zip("AB", bundles, results, strict=False):
             with LipSync.from_bundle(bundle.folder, fields["provider"], replace(runtime, syncnet=None)) as lip_sync:
@@ -149,7 +141,7 @@ def compare(a: str, b: str, output: Path, quiet: bool, as_json: bool, **fields: 
     device = runtime.one_device
     facts = environment(_COMMAND, [select_provider(report.provider, device) for report in reports])
     settings = "finished videos" if are_videos else " ".join(command_line(sync)) or "all options at their defaults"
-    lines, notes = [*_lines(*sides), *found.lines()], [*_notes(sides, reports)]
+    lines, notes = [*(_lines(*sides) if sides else ()), *found.lines()], [*_notes(sides, reports)]
     named = [(name.replace("_", " "), text) for name, text in facts.items()]
     texts = {"title": f"{names[1]} against {names[0]}", "heads": HEADS, "lines": lines, "settings": settings}
     write_page(output, "compare.html.j2", clip=found, **figures, **texts, facts=named, notes=notes)
@@ -167,9 +159,6 @@ def compare(a: str, b: str, output: Path, quiet: bool, as_json: bool, **fields: 
 
 def _are_videos(a: str, b: str) -> bool:
     """Whether these are two finished videos; False for names of bundles."""
-    from latentsync_trt.media.codecs import CONTAINERS
-    from latentsync_trt.media.files import check_file
-
     suffixes = {suffix for several in CONTAINERS.values() for suffix in several}
     if not any(Path(name).suffix.lower() in suffixes or (exists(name) and Path(name).is_file()) for name in (a, b)):
         return False
@@ -178,18 +167,16 @@ def _are_videos(a: str, b: str) -> bool:
     return True
 
 
-def _lines(*sides: BundleFacts) -> Iterator[tuple[str, str, str, str]]:
-    """The bundles as lines of the table, if these are bundles."""
-    if sides:
-        a, b = sides
-        yield "precision", a.precision, b.precision, ""
-        yield "resolution", f"{a.resolution_px} px", f"{b.resolution_px} px", ""
-        ratio = f"{b.size_bytes / a.size_bytes:.2f}×"
-        yield "size", f"{a.size_bytes / 1e6:.1f} MB", f"{b.size_bytes / 1e6:.1f} MB", ratio
+def _lines(a: BundleFacts, b: BundleFacts) -> Iterator[tuple[str, str, str, str]]:
+    """The bundles as lines of the table."""
+    yield "precision", a.precision, b.precision, ""
+    yield "resolution", f"{a.resolution_px} px", f"{b.resolution_px} px", ""
+    sizes = f"{a.size_bytes / 1e6:.1f} MB", f"{b.size_bytes / 1e6:.1f} MB"
+    yield "size", *sizes, f"{b.size_bytes / a.size_bytes:.2f}×"
 
 
-def _notes(sides: Sequence[BundleFacts], reports: Sequence["SyncReport"]) -> Iterator[str]:
-    """What else the two differ by, which the pictures show, too, and the notices of both runs."""
+def _notes(sides: Sequence[BundleFacts], reports: Sequence[SyncReport]) -> Iterator[str]:
+    """What else the two differ by, and the notices of both runs."""
     if not reports:
         yield "finished videos: what their encoders lost is part of the difference"
         return
@@ -198,8 +185,6 @@ def _notes(sides: Sequence[BundleFacts], reports: Sequence["SyncReport"]) -> Ite
     if on_a != on_b:
         yield f"A ran on {on_a}, B on {on_b}: part of the difference is the providers'"
     if a_px != b_px:
-        yield (
-            f"A works at {a_px} px, B at {b_px} px, so they start from different noise: look at the "
-            "lips' numbers and at the video rather than at PSNR"
-        )
+        why = "so they start from different noise: look at the lips' numbers and at the video rather than at PSNR"
+        yield f"A works at {a_px} px, B at {b_px} px, {why}"
     yield from dict.fromkeys(without_paths(text) for report in reports for text in report.notices)

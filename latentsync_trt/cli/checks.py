@@ -1,7 +1,4 @@
-"""`latentsync-trt doctor` and `selftest`: what works on this machine, and whether a provider computes correctly.
-
-Packages that may fail to load are imported in functions, so that the failure becomes a finding.
-"""
+"""`latentsync-trt doctor` and `selftest`. What may fail to load is imported in functions: the failure is a finding."""
 
 import os
 import platform
@@ -14,30 +11,28 @@ import rich_click as click
 from rich.filesize import decimal
 
 from latentsync_trt.bundle import find
-from latentsync_trt.bundle.manifest import DEMO_NAME, Bundle
+from latentsync_trt.bundle.manifest import DEMO_NAME, Bundle, manifest_sha256
 from latentsync_trt.cli import echo
 from latentsync_trt.cli import options as flags
+from latentsync_trt.cli.show import notices_to, print_json, print_table
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import BundleError, OutputError
+from latentsync_trt.paths import nearest_existing
+from latentsync_trt.remembered import CACHE_VARIABLE
 from latentsync_trt.runtime.providers.table import CPU, PROVIDERS, REINSTALL_ORT, TENSORRT, TENSORRT_DOWNLOAD
 from latentsync_trt.version import __version__, distribution_version
 
 if TYPE_CHECKING:
     from latentsync_trt.bench.selftest import Report
 
-Level = Literal["ok", "missing", "problem", "info"]
-
 _MARKS = {"ok": ("✓", "green"), "missing": ("–", "yellow"), "problem": ("✗", "red"), "info": (" ", "white")}
-
-_FIXED = ("build", "engine_cache", "syncnet", "verify")
-"""Fixed in a self-test: it verifies all, builds engines first, in a temporary folder."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line of the report. `cure`: the command or action that helps; empty if nothing is wrong."""
+    """One line of the report. `cure`: the command or action that helps."""
 
-    level: Level
+    level: Literal["ok", "missing", "problem", "info"]
     text: str
     cure: str = ""
 
@@ -51,11 +46,11 @@ def doctor(as_json: bool) -> None:
             report[section] = list(examine())
         except ImportError as error:
             report[section] = [Finding("problem", f"a package does not load: {error}", REINSTALL_ORT)]
+        except OutputError as error:
+            report[section] = [Finding("problem", str(error), f"name another folder in ${CACHE_VARIABLE}")]
     problems = [finding for findings in report.values() for finding in findings if finding.level == "problem"]
     verdict = problems[0] if problems else _verdict()
     if as_json:
-        from latentsync_trt.cli.show import print_json
-
         rows = [{"section": name, **asdict(finding)} for name, findings in report.items() for finding in findings]
         print_json({"verdict": verdict, "findings": rows}, indent=2)
     else:
@@ -78,7 +73,6 @@ def _show(finding: Finding, indent: str = "") -> None:
 
 def _verdict() -> Finding:
     """What `sync` does here without options."""
-    from latentsync_trt.bundle.manifest import manifest_sha256
     from latentsync_trt.runtime.providers.select import select_provider
 
     bundle, why = find.default_bundle()
@@ -120,21 +114,14 @@ def _providers() -> Iterator[Finding]:
 
 
 def _engines() -> Iterator[Finding]:
-    from latentsync_trt.runtime.engines.cache import CACHE_VARIABLE, EngineCache, cache_folder
+    from latentsync_trt.runtime.engines.cache import EngineCache, cache_folder
 
     folder = cache_folder().absolute()
-    try:
-        items = EngineCache(folder).entries()
-    except OutputError as error:
-        yield Finding("problem", str(error), f"name another folder in ${CACHE_VARIABLE}")
-    else:
-        size = decimal(sum(item.size_bytes for item in items))
-        yield Finding("info", f"cache: {folder} ({len(items)} engines, {size})")
+    items = EngineCache(folder).entries()
+    yield Finding("info", f"cache: {folder} ({len(items)} engines, {decimal(sum(item.size_bytes for item in items))})")
 
 
 def _bundles() -> Iterator[Finding]:
-    from latentsync_trt.paths import nearest_existing
-
     folder = find.checkpoints_folder().resolve()
     free = decimal(shutil.disk_usage(nearest_existing(folder)).free)
     yield Finding("info", f"checkpoints: {folder} ({free} free)")
@@ -160,7 +147,7 @@ SECTIONS: dict[str, Callable[[], Iterator[Finding]]] = {
 @click.command("selftest")
 @click.option("--bundle", default=DEMO_NAME, show_default=True, help="A path, or a name below checkpoints/.")
 @flags.provider_option
-@flags.options_from(RuntimeOptions, leave_out=_FIXED)
+@flags.options_from(RuntimeOptions, leave_out=("build", "engine_cache", "syncnet", "verify"))
 @flags.path_option("--engine-cache", folder=True, help="Folder of engines to test, and kept; else a temporary one.")
 @flags.json_option
 def selftest(bundle: str, provider: str, as_json: bool, **fields: Any) -> None:
@@ -176,8 +163,6 @@ def test_provider(
 ) -> "Report":
     """Runs a self-test and prints its report, whose result `--provider auto` follows from then on."""
     from latentsync_trt.bench.selftest import self_test
-    from latentsync_trt.bundle.manifest import manifest_sha256
-    from latentsync_trt.cli.show import notices_to
     from latentsync_trt.runtime.providers.select import remember_test, select_provider
 
     report = self_test(bundle, provider, options, notices_to(silent=as_json), graphs)
@@ -192,8 +177,6 @@ def test_provider(
 
 
 def _show_report(report: "Report") -> None:
-    from latentsync_trt.cli.show import print_table
-
     if report.graphs:
         heads = "graph", "nodes", "build s", "engine MB", "open s", "first ms", "mean ms", "difference"
         rows = []

@@ -1,15 +1,16 @@
 """`latentsync-trt download`, `export`, `calibrate` and `setup`: from weights to a bundle that runs."""
 
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import psutil
 import rich_click as click
 
 from latentsync_trt.bundle import find, manifest
-from latentsync_trt.bundle.manifest import FULL_STEP, PRECISIONS, read_manifest, tool_versions
+from latentsync_trt.bundle.manifest import PRECISIONS, read_manifest, tool_versions
 from latentsync_trt.cli import echo, interruption
 from latentsync_trt.cli import options as flags
 from latentsync_trt.cli.show import notices_to, progress_bar, say
@@ -21,11 +22,9 @@ from latentsync_trt.option_fields import FILES
 from latentsync_trt.paths import check_free, exists, why_missing
 from latentsync_trt.quantize import calibration_options
 from latentsync_trt.quantize.calibration_options import CalibrateOptions, Clip, clips_in
+from latentsync_trt.runtime.providers import select
 from latentsync_trt.runtime.providers.table import CPU, CUDA
 from latentsync_trt.types import Progress
-
-if TYPE_CHECKING:
-    from latentsync_trt.runtime.providers.select import Selection
 
 _HUB = "huggingface-hub"
 _INTERRUPTED = "interrupted; what was finished is kept: the same command goes on there"
@@ -38,9 +37,7 @@ _MEMORY_BYTES = {"fp16": 8_500_000_000, "fp32": 9_300_000_000}
 @click.command("download")
 @click.argument("model", type=click.Choice(tuple(LATENTSYNC)), default="1.6")
 def download(model: str) -> None:
-    """Interrupted, the same command goes on; what is there already needs no network. $HF_ENDPOINT
-    names a mirror.
-    """
+    """Interrupted, the same command goes on; what is there needs no network. $HF_ENDPOINT names a mirror."""
     tool_versions((_HUB,), extra=EXTRA)
     downloads = find_downloads(model)
     if downloads:
@@ -115,7 +112,6 @@ def calibrate(bundle: str | None, video: Path | None, provider: str, quiet: bool
     tool_versions(calibration_options.TOOLS, extra=calibration_options.EXTRA)
     from latentsync_trt.media.files import check_file
     from latentsync_trt.quantize.calibrate import Calibration, open_parent
-    from latentsync_trt.runtime.providers.select import select_provider
 
     options, notice = flags.build(CalibrateOptions, fields), notices_to(silent=quiet)
     audio, clips = fields["audio"], fields["clips"]
@@ -131,15 +127,17 @@ def calibrate(bundle: str | None, video: Path | None, provider: str, quiet: bool
     given += [] if clips is None else clips_in(clips)
     folder, why = find.find_bundle(bundle)
     notice(find.describe_choice(folder, why))
-    parent, target = open_parent(folder), fields["output"] or default_out(folder.name, options.precision)
+    # "1.6-512-fp16" becomes "1.6-512-int8"; a name without a precision gets it appended.
+    name = re.sub(rf"(-({'|'.join(PRECISIONS)}))?$", f"-{options.precision}", folder.name, count=1)
+    parent, target = open_parent(folder), fields["output"] or find.checkpoints_folder() / name
     _check_new(target, overwrite=fields["overwrite"])
     try:
-        selection = select_provider(CUDA.name if provider == "auto" else provider)
+        selection = select.select_provider(CUDA.name if provider == "auto" else provider)
     except ProviderUnavailable as error:
         if provider != "auto":
             raise
         notice(f"calibrating on the CPU, which takes hours at full size ({error})")
-        selection = select_provider(CPU.name)
+        selection = select.select_provider(CPU.name)
     with progress_bar(hidden=quiet) as on_progress:
         how = selection, on_progress, lambda text: notice(f"note: {text}")
         Calibration(parent, given, options, *how).run(target)
@@ -149,28 +147,18 @@ def calibrate(bundle: str | None, video: Path | None, provider: str, quiet: bool
             say(f"note: {note}")
 
 
-def default_out(bundle: str, precision: str) -> Path:
-    """ "1.6-512-fp16" → checkpoints/1.6-512-int8; a name without a precision gets it appended."""
-    before = next((f"-{name}" for name in PRECISIONS if f"-{name}" in bundle), None)
-    name = bundle.replace(before, f"-{precision}") if before else f"{bundle}-{precision}"
-    return find.checkpoints_folder() / name
-
-
 def _summary(folder: Path, parent: manifest.Manifest) -> str:
     made = read_manifest(folder)
-    before, after = (manifest.files[manifest.graphs[FULL_STEP].weights].bytes for manifest in (parent, made))
     share, distance = (made.quantization.share, made.quantization.distance) if made.quantization else (0.0, {})
     measured = [f"PSNR of faces against {parent.precision} {value:.1f} dB" for value in distance.values()]
-    sizes = f"U-Net weights {before / 1e6:.1f} → {after / 1e6:.1f} MB"
-    return ", ".join([f"{folder}: {made.precision} in {share:.0%} of the U-Net's arithmetic", sizes, *measured])
+    return ", ".join([f"{folder}: {made.precision} in {share:.0%} of the U-Net's arithmetic", *measured])
 
 
 def note_on_default(made: Path) -> str:
     """Which bundle commands run without `--bundle`; empty if it is the new one, `made`."""
     default, _ = find.default_bundle()
-    if default == made.name:
-        return ""
-    return f"without --bundle, {default or 'none'} runs; `latentsync-trt setup --use NAME` chooses one of {made.parent}"
+    runs = f"without --bundle, {default or 'none'} runs"
+    return "" if default == made.name else f"{runs}; `latentsync-trt setup --use NAME` chooses one of {made.parent}"
 
 
 @click.command("setup")
@@ -181,28 +169,24 @@ def note_on_default(made: Path) -> str:
 @click.option("--use", metavar="NAME", help="Only choose this exported bundle for commands without --bundle.")
 @click.pass_context
 def setup(context: click.RichContext, /, model: Model, provider: str, use: str | None, **fields: Any) -> None:
-    """Needs no other step before `sync`. Interrupted, the same command goes on; with another GPU or provider than
-    before, it builds and tests for that.
-    """
+    """Needs no other step before `sync`. Interrupted, or with another GPU, the same command does the rest."""
     if use is not None:
         folder = find.remember(use)
         echo(f"{folder}: runs where no --bundle is given ({find.facts(read_manifest(folder))})")
         return
     tool_versions((*TOOLS, _HUB), extra=EXTRA)
-    from latentsync_trt.runtime.providers.select import next_provider, select_provider, tested, why_not_taken
-
-    selection = select_provider(provider)  # by what loads alone: this tests it
+    selection = select.select_provider(provider)  # by what loads alone: this tests it
     on_cpu = selection.gpu is None
     precision: Literal["fp16", "fp32"] = fields["precision"] or ("fp32" if on_cpu else "fp16")
     options = ExportOptions(model=model, precision=precision, cuda_form=not on_cpu)
     folder, is_exported = options.folder, options.folder in find.exported_bundles()
     sha256 = manifest.manifest_sha256(folder) if is_exported else ""  # of none that was tested
-    result, notices = tested(selection, sha256), selection.notices()
+    result, notices = select.tested(selection, sha256), selection.notices()
     if result in ("failed", "slower") and not selection.is_named:
-        notices.append(f"{selection.name} is not tested again: {why_not_taken(selection, sha256)}")
-        selection = next_provider(selection, sha256)
+        notices.append(f"{selection.name} is not tested again: {select.why_not_taken(selection, sha256)}")
+        selection = select.next_provider(selection, sha256)
         notices += selection.notices()
-        result = tested(selection, sha256)
+        result = select.tested(selection, sha256)
     is_tested = is_exported and (on_cpu or result == "passed" or (result == "slower" and selection.is_named))
     if is_tested and find.remembered_choice() == folder.name:
         echo(f"{folder}: is set up, and runs where no --bundle is given")
@@ -212,10 +196,9 @@ def setup(context: click.RichContext, /, model: Model, provider: str, use: str |
     downloads = [] if is_exported else find_downloads(model)
     check_downloads(downloads, 0 if is_exported else _BUNDLE_BYTES[options.precision])
     say(f"provider: {selection.name}" + (f" on {selection.gpu}" if selection.gpu else ""))
-    for text in (*notices, *(f"download: {each.summary}" for each in downloads)):
+    coming = (f"download: {each.summary}" for each in downloads)
+    for text in (*notices, *coming, *_plan(None if is_exported else options, selection)):
         say(text)
-    for line in _plan(None if is_exported else options, selection):
-        say(line)
     if not (fields["yes"] or is_exported):
         if not sys.stdin.isatty():
             raise InputError("setup: nobody is there to ask; add --yes to download and export as shown")
@@ -230,13 +213,12 @@ def setup(context: click.RichContext, /, model: Model, provider: str, use: str |
     echo(f"{folder}: ready; next: latentsync-trt sync in.mp4 speech.wav")
 
 
-def _test(folder: Path, selection: "Selection", exported: ExportOptions) -> None:
+def _test(folder: Path, selection: select.Selection, exported: ExportOptions) -> None:
     """Builds what a default run opens, and tests it; under "auto" with the next provider where one fails. Exits with
     code 1 where none passes. On the CPU, the built-in model stands for the new one, which would take an hour.
     """
     from latentsync_trt.cli.checks import test_provider
     from latentsync_trt.runtime.engines.cache import cache_folder
-    from latentsync_trt.runtime.providers.select import next_provider
 
     options, made = RuntimeOptions(engine_cache=cache_folder()), manifest.Bundle.load(folder, verify=True)
     while selection.gpu is not None:
@@ -245,7 +227,7 @@ def _test(folder: Path, selection: "Selection", exported: ExportOptions) -> None
             return
         if selection.is_named:
             raise SystemExit(1)
-        selection = next_provider(selection, manifest.manifest_sha256(folder))
+        selection = select.next_provider(selection, manifest.manifest_sha256(folder))
         say(f"going on with {selection.name}")
     _check_memory(exported)
     bundle = manifest.Bundle.load(find.demo_folder())
@@ -267,12 +249,11 @@ def _check_memory(options: ExportOptions) -> None:
         )
 
 
-def _plan(options: ExportOptions | None, selection: "Selection") -> Iterator[str]:
+def _plan(options: ExportOptions | None, selection: select.Selection) -> Iterator[str]:
     """What is left to do, for the user; `options`: of the export, if it is to do."""
     if options is not None:
-        forms = "portable and CUDA variant" if options.cuda_form else "portable variant"
         size, memory = (gigabytes(known[options.precision]) for known in (_BUNDLE_BYTES, _MEMORY_BYTES))
-        what = f"{options.precision}, {options.resolution_px} px, {forms}, about {size} to {options.folder}"
+        what = f"{options.precision}, {options.resolution_px} px, about {size} to {options.folder}"
         yield f"export: {what}; takes minutes and about {memory} of memory"
     if selection.provider.builds:
         yield "build: the engines of a default run for this GPU, which takes minutes"

@@ -1,7 +1,6 @@
 """Command-line options from option dataclasses: one per field, with the field's help and default."""
 
 import dataclasses
-import os
 import typing
 from collections.abc import Callable
 from contextlib import suppress
@@ -30,7 +29,6 @@ _DOORS = ["host", "no_key", "ray", "stun", "engine_cache", "provider_option", "f
 """Options that let others in or name other machines; load code; take over jobs, replace files, or agree to a download.
 Of others, values with addresses."""
 
-
 _OLD_NAMES = {"clip": "video", "out": "output", "samples": "windows"}
 
 
@@ -43,14 +41,10 @@ class LocalPath(click.Path):
     """A path on this machine; URLs and empty names are refused before `pathlib` hides what was typed."""
 
     def __init__(self, *, folder: bool = False) -> None:
-        """`folder`: one to be written."""
         super().__init__(path_type=Path)
         self._folder = folder
 
-    def convert(
-        self, value: str | os.PathLike[str], param: click.Parameter | None, ctx: click.Context | None
-    ) -> str | bytes | os.PathLike[str]:
-        """The path; raises `InputError` with the option's name if it cannot be one."""
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         what = param.opts[0] if param is not None else ""
         path = local_path(value, what)
         if self._folder:

@@ -36,7 +36,7 @@ def _service_options(panel: str, port: int) -> Callable[[flags.F], flags.F]:
     return flags.combined(
         _address_options(panel, port),
         flags.path_option(
-            "--folder", folder=True, panel=panel, help="Of jobs; with --ray, a shared one.  [default: the user's own]"
+            "--folder", folder=True, panel=panel, help="Folder of jobs, with --ray a shared one.  [default: the user's]"
         ),
         flags.options_from(Limits),
         flags.bundle_option,
@@ -109,9 +109,7 @@ def _start(name: str, *, host: str, port: int, no_key: bool, ray: str | None, **
 @flags.provider_option
 @flags.options_from(RuntimeOptions)
 def live(host: str, port: int, *, no_key: bool, stun: str | None, **fields: Any) -> None:
-    """Speech comes by microphone, or through a WebSocket; pictures and sound go out by WebRTC. Clients send the key of
-    $LATENTSYNC_TRT_API_KEY, if it is set.
-    """
+    """Speech comes by microphone or WebSocket; pictures and sound go by WebRTC. Clients send a key, as for `serve`."""
     try:
         from latentsync_trt.serve import server
         from latentsync_trt.serve.app import is_loopback
@@ -129,9 +127,8 @@ def live(host: str, port: int, *, no_key: bool, stun: str | None, **fields: Any)
         LipSync.from_bundle(fields["bundle"], fields["provider"], runtime, on_notice=say) as lip_sync,
     ):
         # Opened once before the first viewer: the clip is read, the networks are open, and a window is measured.
-        first = lip_sync.stream(fields["video"], options)
-        loop = first.loop
-        first.close()
+        with closing(lip_sync.stream(fields["video"], options)) as first:
+            loop = first.loop
         service = LiveService(lambda: lip_sync.stream(loop, options), flags.build(LiveLimits, fields), stun)
         say(f"{_url_of(host, listener.getsockname()[1])}: ready")
         server.run(live_app(service, key, own_hosts=own), listener)

@@ -69,10 +69,7 @@ def _pace(progress: Progress) -> str:
 
 
 def progress_lines(say: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> ProgressCallback:
-    """Progress for a log file or a pipe: a line when a stage begins, and every 30 s.
-
-    A line begins with the seconds since this call. `clock` returns seconds.
-    """
+    """Progress for a log file or a pipe: a line when a stage begins, and every 30 s, with the seconds so far."""
     began_s = said_s = clock()
     stage = ""
 
@@ -91,29 +88,16 @@ def progress_lines(say: Callable[[str], None], clock: Callable[[], float] = time
 
 
 @contextmanager
-def on_screen(bar: bars.Progress) -> Iterator[None]:
-    """Shows a bar; at the end of the block, or at a signal, it is gone."""
-    stopping.bars.append(bar)
-    try:
-        with bar:
-            yield
-    finally:
-        stopping.bars.remove(bar)
-
-
-@contextmanager
 def progress_bar(*, hidden: bool) -> Iterator[ProgressCallback]:
-    """A bar on stderr with stage, steps, time spent and time left; yields the callback that moves it.
-
-    Where stderr is not a terminal, lines of text take its place.
-    """
+    """A bar on stderr, or lines of text where that is no terminal; yields the callback that moves it."""
     if not hidden and not STDERR.is_terminal:
         yield progress_lines(say)
         return
     columns = bars.TextColumn("{task.description:<21}"), bars.BarColumn(bar_width=None), bars.MofNCompleteColumn()
     times = bars.TimeElapsedColumn(), TimeLeft()
     bar = bars.Progress(*columns, *times, console=STDERR, expand=True, transient=True, disable=hidden)
-    with on_screen(bar):
+    stopping.bars.append(bar)
+    with bar:
         task = bar.add_task("starting", total=None)
 
         def move(progress: Progress) -> None:
@@ -125,10 +109,7 @@ def progress_bar(*, hidden: bool) -> Iterator[ProgressCallback]:
 
 
 def print_table(heads: Sequence[str], rows: Iterable[Sequence[object]], *, left: int = 1) -> None:
-    """Prints a table to stdout; columns from `left` on are aligned right, floats have four digits, None is "–".
-
-    No markup: names may come from files.
-    """
+    """Prints a table to stdout; columns from `left` on are aligned right. No markup: names may come from files."""
     table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for index, head in enumerate(heads):
         table.add_column(head, overflow="fold", justify="left" if index < left else "right")
@@ -149,10 +130,8 @@ def print_json(content: Any, *, indent: int | None = None) -> None:
 
 
 def show_report(report: SyncReport, notices: Notices, page: Path | None = None, *, verbose: bool = False) -> None:
-    """Prints the remaining notices to stderr; to stdout what was written, how long it took, and whether lips follow.
-
-    Times are those of the report: start-up ends with the first windows that are painted. `page`: a report that was
-    written. `verbose`: the figures, too.
+    """Prints the remaining notices to stderr; to stdout what was written, the `page` with its report, how long it took,
+    with `verbose` the figures, and whether lips follow.
     """
     for text in report.notices:
         notices.add(text)

@@ -6,10 +6,8 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
-from datetime import timedelta
 from fractions import Fraction
 from pathlib import Path
-from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 import rich_click as click
@@ -33,17 +31,10 @@ SOURCE, RESULT, PICTURE, PLOT = "source.mp4", "out.mp4", "side_by_side.png", "sy
 @click.argument("files", nargs=-1, type=flags.LocalPath(), metavar="[VIDEO] [AUDIO]")
 @flags.path_option("--video", panel=FILES, help="Video with a face; also a picture or a GIF.")
 @flags.path_option(
-    "--audio",
-    "--voice",
-    panel=FILES,
-    help="Speech that the lips follow: an audio file, or a video with sound, such as --video itself. For several "
-    "people use --speaker.",
+    "--audio", "--voice", panel=FILES, help="File with the speech that the lips follow; for several people --speaker."
 )
 @flags.path_option(
-    "--output",
-    "-o",
-    panel=FILES,
-    help="File to write (.mp4, .mov, .mkv).  [default: <video>-synced.mp4 beside the video]",
+    "--output", "-o", panel=FILES, help="File to write (.mp4, .mov, .mkv).  [default: <video>-synced.mp4]"
 )
 @flags.bundle_option
 @flags.options_from(SyncOptions)
@@ -56,8 +47,6 @@ def sync(files: tuple[Path, ...], bundle: str | None, quiet: bool, as_json: bool
     """VIDEO and AUDIO may also be given as --video and --audio."""
     video, audio = _clip_of([*files], fields["video"], fields["audio"])
     options, runtime = flags.build(SyncOptions, fields), flags.build(RuntimeOptions, fields)
-    trial = Thread(target=_try_provider, args=(fields["provider"], runtime), name="open")
-    trial.start()  # while modules are imported
     from latentsync_trt.cli.show import new_notices, notices_to, print_json, progress_bar, show_report
     from latentsync_trt.runtime.stages import POLL_S, results
 
@@ -66,12 +55,14 @@ def sync(files: tuple[Path, ...], bundle: str | None, quiet: bool, as_json: bool
 
     def opened() -> "LipSync":
         from latentsync_trt.bundle.find import describe_choice, find_bundle
-        from latentsync_trt.runtime import model  # noqa: F401 -- else only after the trial
+        from latentsync_trt.runtime.providers.select import select_provider
+
+        with suppress(LatentSyncError):  # loads libraries while modules are imported; `from_bundle` tells errors
+            select_provider(fields["provider"], runtime.one_device)
         from latentsync_trt.sync.api import LipSync
         from latentsync_trt.sync.threads import tune_process
 
         tune_process()
-        trial.join()
         folder, why = find_bundle(bundle)
         if bundle is None:
             say(describe_choice(folder, why))
@@ -84,6 +75,7 @@ def sync(files: tuple[Path, ...], bundle: str | None, quiet: bool, as_json: bool
         what = "synced" if options.preview_s is None else "preview"
         target = fields["output"] or video.parent / f"{video.stem}-{what}{default_suffix(options)}"
         inputs = check_inputs(video, audio, target, options)
+        from latentsync_trt.sync import api  # noqa: F401 -- else only after libraries are loaded
     (lip_sync,) = results([opening])
     with lip_sync:
         with progress_bar(hidden=silent) as on_progress:
@@ -126,14 +118,6 @@ def _clip_of(files: list[Path], video: Path | None, audio: Path | None) -> tuple
     return video, audio
 
 
-def _try_provider(request: str, options: RuntimeOptions) -> None:
-    """Loads the provider's libraries; what goes wrong is told by `LipSync.from_bundle`, which tries it again."""
-    from latentsync_trt.runtime.providers.select import select_provider
-
-    with suppress(LatentSyncError):
-        select_provider(request, options.one_device)
-
-
 @contextmanager
 def meanwhile(action: Callable[[], "LipSync"]) -> "Iterator[Future[LipSync]]":
     """Runs `action` in a thread. An error of the block does not wait for it; what it returns later is closed then."""
@@ -155,9 +139,8 @@ def meanwhile(action: Callable[[], "LipSync"]) -> "Iterator[Future[LipSync]]":
 @click.option("--preset", default="balanced", show_default=True, type=click.Choice(list(PRESETS)), help="As for sync.")
 @flags.quiet_option
 def demo(output: Path, audio: Path | None, video: Path | None, bundle: str, preset: PresetName, quiet: bool) -> None:
-    """Writes source.mp4, out.mp4, side_by_side.png (source, masked, result) and sync.png (speech and
-    mouth over time) to the folder, and prints how well the lips follow.
-    """
+    """Writes source.mp4, out.mp4, side_by_side.png (source, masked, result) and sync.png (speech and mouth over time)
+    to the folder, and prints how well the lips follow."""
     from latentsync_trt.cli.show import new_notices, progress_bar, show_report
     from latentsync_trt.files import whole_file
     from latentsync_trt.media.demo_clip import SENTENCE, choose_clip
@@ -191,11 +174,7 @@ def demo(output: Path, audio: Path | None, video: Path | None, bundle: str, pres
 
 
 def look_at(out: Path, clip: "Clip", bundle: str, on_progress: "ProgressCallback | None" = None) -> str:
-    """Measures the result of `clip` in the folder `out` and draws both pictures there; returns how lips follow.
-
-    Raises:
-        InputError: too few frames show a face. OutputError: a picture cannot be written.
-    """
+    """Measures the result of `clip` in the folder `out` and draws both pictures there; returns how lips follow."""
     from latentsync_trt.bundle.find import find_bundle
     from latentsync_trt.bundle.manifest import read_manifest
     from latentsync_trt.measure.clips import choose_moments, face_views, masked, measure_clip, square_rgb
@@ -232,10 +211,8 @@ def look_at(out: Path, clip: "Clip", bundle: str, on_progress: "ProgressCallback
 @flags.overwrite_option
 @flags.json_option
 def faces(video: Path, output: Path | None, overwrite: bool, as_json: bool) -> None:
-    """The numbers are those of --face index:N and --speaker N=FILE. The tracks are JSON that can be
-    edited: delete or renumber people and spans. Of a crowd, the twelve largest faces at a time are
-    followed.
-    """
+    """The numbers are those of --face index:N and --speaker N=FILE. The JSON can be edited: delete or renumber people
+    and spans. Of a crowd, the twelve largest faces at a time are followed."""
     from latentsync_trt.cli.show import print_json, print_table, progress_bar
     from latentsync_trt.face.detector import MediaPipeDetector
     from latentsync_trt.face.people import summaries
@@ -259,12 +236,10 @@ def faces(video: Path, output: Path | None, overwrite: bool, as_json: bool) -> N
     if as_json:
         print_json({"people": people, "sheet": sheet, "tracks": saved}, indent=2)
         return
-    rows = []
-    for person in people:
-        first, last = (timedelta(seconds=round(time_s)) for time_s in (person.times_s[0][0], person.times_s[-1][1]))
-        looks = f"{person.height_px} px", f"{person.frontal:.0%}"
-        rows.append((person.number, f"{person.seen_s:.1f} s", len(person.times_s), first, last, *looks))
-    print_table(("face", "seen", "times", "first", "last", "height", "frontal"), rows, left=0)
+    heads = "face", "seen s", "first s", "last s", "height px", "frontal"
+    spans = ((each, each.times_s[0][0], each.times_s[-1][1]) for each in people)
+    rows = [(each.number, each.seen_s, *span, each.height_px, f"{each.frontal:.0%}") for each, *span in spans]
+    print_table(heads, rows, left=0)
     echo(f"{sheet}: contact sheet")
     words = ["sync", str(video), "speech.wav", "--faces", str(saved), "--face", f"index:{people[0].number}"]
     echo(f"{saved}: tracks; next: latentsync-trt {subprocess.list2cmdline(words)}")
