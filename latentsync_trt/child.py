@@ -30,8 +30,6 @@ Emit = Callable[..., None]
 Work = Callable[[Iterator[Any], Emit], None]
 """Of a child: gets its orders as they arrive, without end, and emits events. A function at the top of a module."""
 
-# Set in the NTSTATUS with which Windows ends a crash, e.g. 0xC0000005 for an access violation.
-_NTSTATUS = 0x8000_0000
 # Windows delivers Ctrl-C only between waits.
 _POLL_S = 0.1
 
@@ -49,9 +47,9 @@ class Ended:
     last_error_line: str
 
     def __str__(self) -> str:
-        """For example "signal 11 (SIGSEGV)", "exit code 1", or on Windows "exit code 0xC0000005"."""
+        """For example "signal 11 (SIGSEGV)" or "exit code 1"; on Windows, 3221225477 is an access violation."""
         if self.code >= 0:
-            return f"exit code {self.code if self.code < _NTSTATUS else f'0x{self.code:08X}'}"
+            return f"exit code {self.code}"
         names = {each.value: f" ({each.name})" for each in signal.Signals}
         return f"signal {-self.code}{names.get(-self.code, '')}"
 

@@ -7,30 +7,9 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
+from latentsync_trt import values
 from latentsync_trt.errors import InputError
-from latentsync_trt.option_fields import (
-    FACES,
-    FILES,
-    HARDWARE,
-    OUTPUT_FILE,
-    QUALITY,
-    SOUND,
-    TIME,
-    check_limits,
-    option,
-)
-from latentsync_trt.values import (
-    MOST_DEVICE,
-    RESOLUTION_STEP_PX,
-    Speaker,
-    checked_face,
-    parse_cache_interval,
-    parse_device,
-    parse_provider_options,
-    parse_speakers,
-    parse_time,
-    show_numbers,
-)
+from latentsync_trt.option_fields import FACES, FILES, HARDWARE, OUTPUT_FILE, QUALITY, SOUND, TIME, check_limits, option
 
 MODEL_FPS = 25
 """Frames per second that LatentSync was trained at; the audio windows are cut for it."""
@@ -55,7 +34,7 @@ _time_option = partial(
     option,
     None,
     group=TIME,
-    parse=parse_time,
+    parse=values.parse_time,
     expected="a time, as 62.5 or 1:02.5 or 1:00:02.5",
     show=lambda time_s: str(float(time_s)),
     metavar="TIME",
@@ -105,7 +84,7 @@ class SyncOptions:
         "--min-resolution.  [default: the bundle's]",
         minimum=64,
         maximum=2048,
-        multiple=RESOLUTION_STEP_PX,
+        multiple=values.RESOLUTION_STEP_PX,
     )
     steps: int | None = _sampling_option(None, "Denoising steps.  [default: from --preset]", minimum=1, maximum=999)
     solver: Solver | None = _sampling_option(
@@ -123,9 +102,9 @@ class SyncOptions:
         None,
         "Run the whole network every N-th step and reuse its inner features between; 1 = every step. Or the steps that "
         "run it, numbered from 0, as in 0,1,2,5,9,14.  [default: from --preset]",
-        parse=parse_cache_interval,
+        parse=values.parse_cache_interval,
         expected="a number of steps from 1, or their ascending numbers from 0 to the last, as in 0,1,5",
-        show=show_numbers,
+        show=values.show_numbers,
         metavar="N|STEP,STEP,...",
     )
     face: str = option(
@@ -134,16 +113,16 @@ class SyncOptions:
         "numbered by `latentsync-trt faces`, or at:X,Y in pixels. For speaking and index:N the whole video is searched "
         "first, unless there is --faces.",
         group=FACES,
-        parse=checked_face,
+        parse=values.checked_face,
         expected="largest, left, right, speaking, index:N or at:X,Y",
         metavar="FACE",
     )
-    speaker: tuple[Speaker, ...] = option(
+    speaker: tuple[values.Speaker, ...] = option(
         (),
         "Instead of --audio, for several people: the number of a face and its recording, as in 0=a.wav. Repeat "
         "it for each. With --audio and --turns: the name of its speaker there, as in 0=ann.",
         group=FACES,
-        parse=parse_speakers,
+        parse=values.parse_speakers,
         expected="the number of a face and a file, as in 0=a.wav",
         metavar="N=FILE",
     )
@@ -182,9 +161,7 @@ class SyncOptions:
         group=TIME,
     )
     extend: Extend = option(
-        "pingpong",
-        "If the video ends before the output: play it back and forth, or start it again.",
-        group=TIME,
+        "pingpong", "If the video ends before the output: play it back and forth, or start it again.", group=TIME
     )
     preview_s: float | None = option(
         None,
@@ -227,9 +204,7 @@ class SyncOptions:
         rare=True,
     )
     codec: Codec | None = option(
-        None,
-        "Codec of the picture.  [default: h264; hevc for more than 8 bits or HDR]",
-        group=OUTPUT_FILE,
+        None, "Codec of the picture.  [default: h264; hevc for more than 8 bits or HDR]", group=OUTPUT_FILE
     )
     encoder: str | None = option(
         None,
@@ -268,7 +243,7 @@ class SyncOptions:
         steps, interval = self.sampling.steps, self.sampling.cache_interval
         if isinstance(interval, tuple) and (0 not in interval or not set(interval) <= set(range(steps))):
             raise InputError(
-                f"--cache-interval {show_numbers(interval)}: does not ascend from 0 to at most {steps - 1}"
+                f"--cache-interval {values.show_numbers(interval)}: does not ascend from 0 to at most {steps - 1}"
             )
         if self.preview_s is not None and self.resume:
             raise InputError("--preview and --resume exclude each other: a preview begins anew")
@@ -319,9 +294,9 @@ class RuntimeOptions:
     device: int | str | tuple[int, ...] = _engine_option(
         0,
         "GPU, by its number in CUDA; for many clips also several, as in 0,1, or all.",
-        parse=parse_device,
-        expected=f"different numbers of GPUs from 0 to {MOST_DEVICE}, as in 1 or 0,1, nor all",
-        show=show_numbers,
+        parse=values.parse_device,
+        expected=f"different numbers of GPUs from 0 to {values.MOST_DEVICE}, as in 1 or 0,1, nor all",
+        show=values.show_numbers,
         metavar="N,N,...|all",
     )
     provider_option: tuple[str, ...] = _engine_option(
@@ -329,7 +304,7 @@ class RuntimeOptions:
         "Option that ONNX Runtime passes to its execution provider, under the provider's own name, as in "
         "gpu_mem_limit=8000000000 or trt_builder_optimization_level=5. "
         "Repeat it for each.",
-        parse=parse_provider_options,
+        parse=values.parse_provider_options,
         expected="KEY=VALUE",
         metavar="KEY=VALUE",
         rare=True,
@@ -348,8 +323,7 @@ class RuntimeOptions:
         rare=True,
     )
     build: Literal["now", "background"] = _engine_option(
-        "now",
-        "Missing engines: build them first, or for the next run while the next provider runs this one.",
+        "now", "Missing engines: build them first, or for the next run while the next provider runs this one."
     )
     low_memory: bool = option(False, "Keep one network at a time on the GPU.", group=HARDWARE)
     engine_cache: str | Path | None = _engine_option(
@@ -380,7 +354,7 @@ class RuntimeOptions:
         """`device` for what uses one GPU; raises `InputError` if it names several."""
         if not isinstance(self.device, int):
             raise InputError(
-                f"--device {show_numbers(self.device)}: one clip runs on one GPU; give its number, or use "
+                f"--device {values.show_numbers(self.device)}: one clip runs on one GPU; give its number, or use "
                 "`latentsync-trt batch` for many clips on many GPUs"
             )
         return self.device

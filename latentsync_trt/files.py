@@ -128,13 +128,6 @@ def work_folder(output: Path) -> Iterator[Path]:
         _made.discard(folder)
 
 
-def kept_work(parent: Path) -> list[Path]:
-    """Folders in `parent` with finished parts of runs that were interrupted; empty if it cannot be read."""
-    with suppress(OSError):
-        return sorted(path.parent for path in parent.glob(f"{PREFIX}*/{KEPT_NAME}"))
-    return []
-
-
 @contextmanager
 def whole_file(path: Path, *, keep: bool = False) -> Iterator[Path]:
     """Yields where to write a file that replaces `path` when the block ends without an error: all of it or nothing.

@@ -28,10 +28,8 @@ def local_path(name: str | os.PathLike[str], what: str = "") -> Path:
         InputError: it is empty, a URL, or "-" for standard input.
     """
     text, prefix = os.fspath(name), f"{what} ".lstrip()
-    if not text.strip():
-        raise InputError(f"{prefix}{text!r}: is empty; give the path of a file or folder")
-    if "\0" in text:
-        raise InputError(f"{prefix}{text!r}: contains a NUL character, which no path can")
+    if not text.strip() or "\0" in text:
+        raise InputError(f"{prefix}{text!r}: is empty, or has a NUL character; give the path of a file or folder")
     url = _URL.match(text)
     if url is not None and not exists(text):
         shown = text if "://" in text else text.replace(":/", "://", 1)

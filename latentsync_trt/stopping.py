@@ -16,7 +16,7 @@ _CODES = {"SIGINT": INTERRUPTED_CODE, "SIGBREAK": INTERRUPTED_CODE, "SIGTERM": 1
 """Exit code by signal. Windows has SIGBREAK for Ctrl-Break and for a console that is closed."""
 
 bars = list[Any]()
-"""Of rich, which are shown: interrupted while it draws one, it would leave it there, and the cursor hidden."""
+"""Of rich, shown or ended: interrupted while it draws one, it would leave it there, and the cursor hidden."""
 
 _code = 0
 

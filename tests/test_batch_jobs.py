@@ -155,7 +155,7 @@ def test_json_lines_that_cannot_work(folder: Path) -> None:
         '{"video": 3}': "at `$.video`",
         '{"video": "a.mp4", "audio": "a.wav", "crff": 1}': "did you mean crf",
         "null": "line 5: no object",
-        '{"video": "a\\u0000.mp4"}': "contains a NUL character",
+        '{"video": "a\\u0000.mp4"}': "has a NUL character",
         '{"video": "a.mp4", "audio": "a.wav", "output": "other\u2028line.txt"}': "cannot write .txt",
     }
     found = problems_in(folder, "\n".join(wanted), "jobs.jsonl")

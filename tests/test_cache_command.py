@@ -55,7 +55,7 @@ def test_ls_shows_what_each_engine_is_for(place: Path) -> None:
     row = next(line for line in out.splitlines() if "denoise_step" in line)
     for cell in ("demo", "tensorrt fp16", "NVIDIA GeForce RTX 4090 (8.9)", "windows 1-4, height 64", "1.0 MB", "ready"):
         assert cell in row
-    assert f"3 engines in {place}, 3.0 MB" in out
+    assert f"engines: 3 in {place}, 3.0 MB" in out
     assert out.index("denoise_step") < out.index("vae_encoder") < out.index("vae_decoder")
 
 
@@ -73,7 +73,7 @@ def test_ls_in_json_of_the_cache_that_the_variable_names(place: Path, monkeypatc
 def test_a_cache_that_does_not_exist_is_empty_and_a_file_is_an_error(tmp_path: Path, command: list[str]) -> None:
     code, out, err = run(tmp_path / "none", *command)
     assert (code, err) == (0, "")
-    assert "0 engines" in out
+    assert ("engines: 0" if command == ["ls"] else "removed 0 of 0 engines") in out
     assert not (tmp_path / "none").exists()
     (tmp_path / "file").write_text("")
     code, _, err = run(tmp_path / "file", *command)
@@ -101,7 +101,7 @@ def test_prune_removes_what_was_used_least_recently(place: Path) -> None:
     code, out, _ = run(place, "prune", "--max-gb", str(2.1 * SIZE_BYTES / 1e9))
     assert code == 0
     assert "vae_decoder of demo for tensorrt (1.0 MB)" in out
-    assert "removed 1 engine (1.0 MB)" in out
+    assert "removed 1 of 3 engines (1.0 MB)" in out
     assert graphs_in(place) == ["denoise_step", "vae_encoder"]
 
 
@@ -109,7 +109,7 @@ def test_pruning_to_nothing_removes_everything_that_is_the_caches(place: Path) -
     (place / "README.md").write_text("mine")
     code, out, _ = run(place, "prune", "--max-gb", "0")
     assert code == 0
-    assert "removed 3 engines (3.0 MB)" in out
+    assert "removed 3 of 3 engines (3.0 MB)" in out
     assert EngineCache(place).entries() == ()
     assert (place / "README.md").exists()
 
@@ -121,5 +121,5 @@ def test_what_cannot_be_removed_is_a_failure(place: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(Path, "rename", refuse)
     code, out, err = run(place, "prune", "--max-gb", "0")
     assert code == 1
-    assert "removed 0 engines (0 bytes)" in out
+    assert "removed 0 of 3 engines (0 bytes)" in out
     assert err.count("stays: in use, or write-protected (used by another process)") == 3

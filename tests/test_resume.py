@@ -23,7 +23,7 @@ import pytest
 
 from latentsync_trt import Helpers, LipSync, SyncOptions
 from latentsync_trt.errors import InputError
-from latentsync_trt.files import kept_work, work_folder_of
+from latentsync_trt.files import work_folder_of
 from latentsync_trt.media import parts
 from latentsync_trt.media.demo_clip import camera_frames
 from latentsync_trt.media.parts import Finished
@@ -98,7 +98,7 @@ def test_a_stopped_run_says_how_to_go_on_and_does(tmp_path: Path) -> None:
         going_on = "what is done is kept: the same command with --resume goes on there"
         assert err.endswith(f"error: interrupted; unfinished files were removed; {going_on}\n")
     assert output.read_bytes() == b"older"
-    assert kept_work(tmp_path)
+    assert work_folder_of(output).exists()
     resumed = subprocess.run(command(tmp_path, "--resume"), capture_output=True, text=True)
     assert resumed.returncode == 0, resumed.stderr
     assert f"{output}: goes on after 0:00:0" in resumed.stderr
@@ -178,7 +178,7 @@ def test_changed_files_are_noticed_before_networks_open(tmp_path: Path, monkeypa
     assert re.search(r"--video \(face\.mp4, .* → .*2001-09-09T01:46:40", str(refused.value))
     assert "→ --steps 1 --seed 5" in str(refused.value)
     assert "opening networks" not in stages
-    assert kept_work(tmp_path)
+    assert work_folder_of(output).exists()
 
 
 def write_long_clip(folder: Path, minutes: int, fps: int = LONG_FPS) -> None:
@@ -212,7 +212,7 @@ def test_twenty_minutes_in_little_memory_and_killed(tmp_path: Path) -> None:
         until_parts_are_closed(process, output, chance.randrange(1, MINUTES))
         time.sleep(chance.uniform(0, whole_s / (2 * MINUTES)))
         process.kill()
-    assert kept_work(tmp_path)
+    assert work_folder_of(output).exists()
     result = subprocess.run(command(tmp_path, "--resume", part_s=30), capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     assert f"{output}: goes on after" in result.stderr

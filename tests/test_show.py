@@ -2,13 +2,11 @@
 
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import cast
 
 import pytest
-from rich.progress import Task
+from rich import progress as bars
 
-from latentsync_trt.cli.show import TimeLeft, new_notices, progress_lines, show_report
+from latentsync_trt.cli.show import TimeLeft, new_notices, progress_lines, show_progress, show_report
 from latentsync_trt.measures import LipMeasure, Measures
 from latentsync_trt.types import Progress, StageTime, SyncReport
 
@@ -106,15 +104,19 @@ def test_pace_and_time_left_from_the_first_frame_on() -> None:
     ]
 
 
-def test_time_left_counts_down_between_frames(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("time.monotonic", lambda: 130.0)
-    task = SimpleNamespace(fields={"progress": Progress("lip-sync", 16, 176, frames_per_s=2.0), "told_s": 100.0})
-    assert str(TimeLeft().render(cast(Task, task))) == "2.0 frames/s, 0:00:50 left"
-    task.fields["told_s"] = 0.0  # the last window takes longer than told
-    assert str(TimeLeft().render(cast(Task, task))) == "2.0 frames/s, finishing"
-    for stage, total in (("finishing", 176), ("lip-sync", None)):
-        task.fields["progress"] = Progress(stage, 176, total)
-        assert not str(TimeLeft().render(cast(Task, task)))
+@pytest.mark.parametrize(
+    ("progress", "shown"),
+    [
+        (Progress("lip-sync", 16, 176, frames_per_s=2.0), "2.0 frames/s, 0:01:20 left"),
+        (Progress("lip-sync", 176, 176, frames_per_s=2.0), "2.0 frames/s, finishing"),
+        (Progress("finishing", 176, 176), ""),
+        (Progress("lip-sync", 176, None), ""),
+    ],
+)
+def test_time_left_beside_a_bar(progress: Progress, shown: str) -> None:
+    bar = bars.Progress()
+    show_progress(bar, bar.add_task(""), "", progress)
+    assert str(TimeLeft().render(bar.tasks[0])) == shown
 
 
 def test_each_notice_is_printed_once(capsys: pytest.CaptureFixture[str]) -> None:

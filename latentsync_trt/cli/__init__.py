@@ -9,6 +9,7 @@ import io
 import json
 import logging
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -21,48 +22,38 @@ from latentsync_trt.cli.options import add_config, add_help_all, current_name
 from latentsync_trt.errors import LatentSyncError, did_you_mean
 from latentsync_trt.paths import PrintableLines, printable
 
+BEGAN_S = time.monotonic()
+
 PANELS = {
     "Lip-sync": {
-        "demo": "Lip-sync a built-in clip on the CPU, and look at the result.",
-        "setup": "Download the published weights, export them for this machine, build engines, test, and choose the "
-        "result.",
-        "sync": "Lip-sync a video to a speech recording.",
-        "ui": "Lip-sync on a page in the browser: drop a video and speech, follow the job, compare, download.",
-        "live": "A face that speaks while the speech is still being made, on a page in the browser.",
-        "batch": "Lip-sync many clips; models are loaded once per GPU.",
-        "serve": "Lip-sync as an HTTP service: send video and speech, follow the job, fetch the result.",
-        "faces": "Find and number all people of VIDEO: a contact sheet, and their tracks for `sync --faces`.",
-        "download": "Download the published weights of LatentSync 1.6 or 1.5, with Whisper and the VAE that they need.",
-        "export": "Export LatentSync's checkpoints to a bundle that `sync` runs without PyTorch.",
+        "sync.demo": "Lip-sync a built-in clip on the CPU, and look at the result.",
+        "model.setup": "Download the published weights, export them, build engines, test, and choose the result.",
+        "sync.sync": "Lip-sync a video to a speech recording.",
+        "serve.ui": "Lip-sync on a page in the browser: drop a video and speech, follow the job, compare, download.",
+        "serve.live": "A face that speaks while the speech is still being made, on a page in the browser.",
+        "batch.batch": "Lip-sync many clips; models are loaded once per GPU.",
+        "serve.serve": "Lip-sync as an HTTP service: send video and speech, follow the job, fetch the result.",
+        "sync.faces": "Find and number all people of VIDEO: a contact sheet, and their tracks for `sync --faces`.",
+        "model.download": "Download the published weights of LatentSync 1.6 or 1.5, with Whisper and the VAE.",
+        "model.export": "Export LatentSync's checkpoints to a bundle that `sync` runs without PyTorch.",
     },
     "Speed and quality": {
-        "build": "Build a bundle's engines into the engine cache.",
-        "calibrate": "Make an INT8 or FP8 bundle from a bundle, calibrated on clips.",
-        "bench": "Measure `sync` with a bundle, by provider and preset: time, memory, lips.",
-        "compare": "Compare bundle B with bundle A, or a finished video B with A: what each makes of the same clip.",
+        "engines.build": "Build a bundle's engines into the engine cache.",
+        "model.calibrate": "Make an INT8 or FP8 bundle from a bundle, calibrated on clips.",
+        "bench.bench": "Measure `sync` with a bundle, by provider and preset: time, memory, lips.",
+        "bench.compare": "Compare what two bundles make of a clip, or two finished videos of it.",
     },
     "Checks and maintenance": {
-        "doctor": "Say what works here and, for everything missing, the line that installs it.",
-        "selftest": "Build, run and reopen every graph of a bundle on a provider, and compare its results with the "
-        "CPU's.",
-        "cache": "Show, check and clean up the engines that were built.",
+        "checks.doctor": "Say what works here and, for everything missing, the line that installs it.",
+        "checks.selftest": "Build, run and reopen a bundle's graphs on a provider; compare results with the CPU's.",
+        "engines.cache": "Show, check and clean up the engines that were built.",
     },
 }
-"""Commands by heading of `--help`, each with the first line of its help text; the rest is its function's docstring.
-Here, so that `--help` imports none of them."""
+"""Commands by heading of `--help`, as "module.function", each with the first line of its help text; the rest is the
+function's docstring. Here, so that `--help` imports none of them."""
 
-_MODULES = {
-    "bench": ("bench", "compare"),
-    "checks": ("doctor", "selftest"),
-    "engines": ("build", "cache"),
-    "model": ("calibrate", "download", "export", "setup"),
-    "serve": ("live", "serve", "ui"),
-    "sync": ("demo", "faces", "sync"),
-}
-"""Commands by module, where each is a function of its name; `batch` has a module of its own."""
-
-COMMANDS = {name: line for lines in PANELS.values() for name, line in lines.items()}
-
+_MODULES = {name: module for lines in PANELS.values() for module, name in (place.split(".") for place in lines)}
+COMMANDS = {place.partition(".")[2]: line for lines in PANELS.values() for place, line in lines.items()}
 
 EXAMPLES = {
     "live": ("live --video idle.mp4", "live --video idle.mp4 --bundle 1.5-256-fp16 --hop 4"),
@@ -78,10 +69,7 @@ EXAMPLES = {
     "build": ("build", "build --provider tensorrt --device 1"),
     "calibrate": ("calibrate --video me.mp4 --audio me.wav", "calibrate --clips folder --precision fp8"),
     "bench": ("bench", "bench --bundle 1.6-512-fp16 --output bench.json"),
-    "compare": (
-        "compare 1.6-512-fp16 1.6-512-int8",
-        "compare a.mp4 b.mp4 --video in.mp4 --audio speech.wav --output report.html",
-    ),
+    "compare": ("compare 1.6-512-fp16 1.6-512-int8", "compare a.mp4 b.mp4 --video in.mp4 --audio speech.wav"),
     "doctor": ("doctor", "doctor --json"),
     "selftest": ("selftest --provider tensorrt", "selftest --bundle 1.6-512-fp16 --json"),
     "cache": ("cache ls", "cache prune --max-gb 20"),
@@ -120,8 +108,7 @@ class CommandLine(click.RichGroup):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name in COMMANDS and cmd_name not in self.commands:
-            place = next((module for module, names in _MODULES.items() if cmd_name in names), cmd_name)
-            command = getattr(importlib.import_module(f"latentsync_trt.cli.{place}"), cmd_name)
+            command = getattr(importlib.import_module(f"latentsync_trt.cli.{_MODULES[cmd_name]}"), cmd_name)
             command.help = "\n\n".join(filter(None, (COMMANDS[cmd_name], inspect.cleandoc(command.help or ""))))
             command.epilog = "\n\n".join(["Examples:", *(f"latentsync-trt {each}" for each in EXAMPLES[cmd_name])])
             add_config(command)
@@ -130,18 +117,14 @@ class CommandLine(click.RichGroup):
         return self.commands.get(cmd_name)
 
     def format_help(self, ctx: click.RichContext, formatter: click.RichHelpFormatter) -> None:  # type: ignore[override]
-        """Lists the commands without importing them."""
-        imported = self.commands
+        imported = self.commands  # listed without importing others
         self.commands = {name: click.RichCommand(name=name, help=line) for name, line in COMMANDS.items()}
         try:
             super().format_help(ctx, formatter)
         finally:
             self.commands = imported
 
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """The command that is called; a misspelled one gets the most similar name."""
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         if args[0] not in COMMANDS and not args[0].startswith("-"):
             ctx.fail(f"no such command '{args[0]}'{did_you_mean(args[0], COMMANDS)}")
         return super().resolve_command(ctx, args)
@@ -170,7 +153,6 @@ class CommandLine(click.RichGroup):
         sys.exit(code)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Runs a command; an interruption is an error."""
         with interruption():
             return super().invoke(ctx)
 
@@ -194,7 +176,10 @@ def _explained(error: Exception, arguments: Sequence[str]) -> tuple[str, int]:
 
 @click.group(
     cls=CommandLine,
-    panels=[click.RichCommandPanel(heading, list(lines)) for heading, lines in PANELS.items()],
+    panels=[
+        click.RichCommandPanel(heading, [place.partition(".")[2] for place in lines])
+        for heading, lines in PANELS.items()
+    ],
     context_settings={
         "help_option_names": ["-h", "--help"],
         "max_content_width": 110,

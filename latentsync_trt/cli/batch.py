@@ -12,6 +12,7 @@ import rich_click as click
 from rich.progress import BarColumn, TaskID, TaskProgressColumn, TextColumn
 from rich.progress import Progress as Bars
 
+from latentsync_trt import stopping
 from latentsync_trt.batch.remote_files import is_url, shown
 from latentsync_trt.batch.tasks import (
     Event,
@@ -26,15 +27,15 @@ from latentsync_trt.batch.tasks import (
 from latentsync_trt.cli import echo, interruption
 from latentsync_trt.cli.options import (
     LocalPath,
-    WorkerOptions,
     build,
     bundle_option,
     options_from,
     path_option,
     provider_option,
     quiet_option,
+    worker_options,
 )
-from latentsync_trt.cli.show import STDERR, TimeLeft, on_screen, print_json, progress_bar, say, show_progress
+from latentsync_trt.cli.show import STDERR, TimeLeft, print_json, progress_bar, say, show_progress
 from latentsync_trt.config import RuntimeOptions, SyncOptions
 from latentsync_trt.errors import InputError
 from latentsync_trt.option_fields import FILES, HARDWARE
@@ -62,7 +63,7 @@ _MOVED_EVERY_S = 2.0
 @bundle_option
 @options_from(SyncOptions, leave_out=("resume",))
 @provider_option
-@options_from(WorkerOptions)
+@worker_options
 @path_option("--scratch", folder=True, panel=HARDWARE, help="Folder of each worker for files from URLs.")
 @options_from(RuntimeOptions)
 @quiet_option
@@ -104,9 +105,9 @@ def batch(
                 found, why = find_bundle(bundle)
                 bundle = str(found)
                 notice(describe_choice(found, why))
-            scratch, on = fields["scratch"] and str(fields["scratch"].absolute()), build(WorkerOptions, fields)
+            scratch, ray = fields["scratch"] and str(fields["scratch"].absolute()), fields["ray"]
             settings = WorkerSettings(bundle, fields["provider"], build(RuntimeOptions, fields), scratch)
-            handles = make_workers(settings, on.workers, most=len(ready), ray=on.ray, on_notice=notice)
+            handles = make_workers(settings, fields["workers"], most=len(ready), ray=ray, on_notice=notice)
             store = store or stack.enter_context(JobStore.open(path))
             _run([row.task for row in ready], handles, store, board)
         elif done:
@@ -202,9 +203,10 @@ class Board:
         self._all = self._bars.add_task(str(self), total=len(rows))
         self._workers: dict[str, TaskID] = {}
 
-    def shown(self) -> AbstractContextManager[None]:
+    def shown(self) -> AbstractContextManager[object]:
         """Shows the bars, in its block."""
-        return on_screen(self._bars)
+        stopping.bars.append(self._bars)
+        return self._bars
 
     def __call__(self, event: Event) -> None:
         """Takes an event into account, and shows it."""

@@ -3,8 +3,9 @@
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import rich_click as click
 
@@ -12,97 +13,59 @@ from latentsync_trt.bench.rows import Row, bundle_facts, environment, to_json, w
 from latentsync_trt.bundle.find import describe_choice, find_bundle
 from latentsync_trt.bundle.manifest import Bundle, resolution_of
 from latentsync_trt.cli import echo
-from latentsync_trt.cli.options import (
-    build,
-    bundle_option,
-    json_option,
-    options_from,
-    overwrite_option,
-    path_option,
-    provider_option,
-    quiet_option,
-)
+from latentsync_trt.cli import options as flags
 from latentsync_trt.cli.show import notices_to, print_table, progress_bar
 from latentsync_trt.config import PRESETS, RuntimeOptions, SyncOptions
-from latentsync_trt.errors import MediaError
 from latentsync_trt.files import temporary_folder
+from latentsync_trt.measure.syncnet import open_syncnet
+from latentsync_trt.media.codecs import CONTAINERS
+from latentsync_trt.media.demo_clip import choose_clip
+from latentsync_trt.media.files import check_file
 from latentsync_trt.option_fields import QUALITY, command_line
 from latentsync_trt.paths import check_file_to_write, check_free, exists, make_folder
 from latentsync_trt.runtime.providers.table import PROVIDER_CHOICES
+from latentsync_trt.types import SyncReport
 from latentsync_trt.unexpected import without_paths
 
-if TYPE_CHECKING:
-    from latentsync_trt.types import SyncReport
-
 _NOT_FOR_BENCH = ("build", "preset", "verify")
-"""Options that bench does not offer: it waits for engines, lists presets, verifies nothing."""
 
-_HEADS = "what", "median", "rate", "longest parts", "graphs", "memory", "on the GPU", "lips"
-
-_LEAST_SIDE_PX = 256
-"""Faces are compared at this resolution, or at the networks' where that is higher."""
+_LEAST_SIDE_PX = 256  # faces are compared at this resolution, or at the networks'
+_COMMAND = ["latentsync-trt", *sys.argv[1:]]
+_several = partial(click.option, multiple=True, show_default=True, help="Repeat it for each.")
 
 
 @click.command("bench")
-@bundle_option
-@click.option(
-    "--provider",
-    "providers",
-    multiple=True,
-    type=click.Choice(PROVIDER_CHOICES),
-    default=("auto",),
-    show_default=True,
-    help="Execution provider; repeat it for each.",
-)
-@click.option(
-    "--preset",
-    "presets",
-    multiple=True,
-    type=click.Choice(list(PRESETS)),
-    default=tuple(PRESETS),
-    show_default=True,
-    help="Preset of sync; repeat it for each.",
-)
+@flags.bundle_option
+@_several("--provider", "providers", type=click.Choice(PROVIDER_CHOICES), default=("auto",))
+@_several("--preset", "presets", type=click.Choice(list(PRESETS)), default=tuple(PRESETS))
 @click.option("--runs", type=click.IntRange(1), default=3, show_default=True, help="Timed runs of each.")
 @click.option("--warm-up", type=click.IntRange(0), default=1, show_default=True, help="Runs before those, not timed.")
-@path_option("--video", help="Clip to sync.  [default: the built-in portrait]")
-@path_option("--audio", help="Speech for it.  [default: the built-in sentence]")
-@options_from(SyncOptions, groups=(QUALITY,), leave_out=_NOT_FOR_BENCH)
-@options_from(RuntimeOptions, leave_out=_NOT_FOR_BENCH)
-@path_option("--output", help="File (.json) for the rows.")
-@overwrite_option
-@quiet_option
+@flags.path_option("--video", help="Clip to sync.  [default: the built-in portrait]")
+@flags.path_option("--audio", help="Speech for it.  [default: the built-in sentence]")
+@flags.options_from(SyncOptions, groups=(QUALITY,), leave_out=_NOT_FOR_BENCH)
+@flags.options_from(RuntimeOptions, leave_out=_NOT_FOR_BENCH)
+@flags.path_option("--output", help="File (.json) for the rows.")
+@flags.overwrite_option
+@flags.quiet_option
 def bench(
-    bundle: str | None,
-    providers: tuple[str, ...],
-    presets: tuple[str, ...],
-    runs: int,
-    warm_up: int,
-    video: Path | None,
-    audio: Path | None,
-    output: Path | None,
-    overwrite: bool,
-    quiet: bool,
-    **fields: Any,
+    providers: tuple[str, ...], presets: tuple[str, ...], output: Path | None, quiet: bool, **fields: Any
 ) -> None:
     from latentsync_trt.bench.run import run_bench, settings_for
-    from latentsync_trt.measure.syncnet import open_syncnet
-    from latentsync_trt.media.demo_clip import choose_clip
-    from latentsync_trt.media.files import check_file
 
-    runtime, sync, say = build(RuntimeOptions, fields), build(SyncOptions, fields), notices_to(silent=quiet)
-    (folder, why), chosen = find_bundle(bundle), [replace(sync, preset=name) for name in presets]
+    runtime, sync, say = flags.build(RuntimeOptions, fields), flags.build(SyncOptions, fields), notices_to(silent=quiet)
+    (folder, why), chosen = find_bundle(fields["bundle"]), [replace(sync, preset=name) for name in presets]
+    video, audio = fields["video"], fields["audio"]
     for path in filter(None, (video, audio)):
         check_file(path)
     if output is not None:
         check_file_to_write(output, "--output")
-        check_free(output, overwrite=overwrite)
+        check_free(output, overwrite=fields["overwrite"])
         make_folder(output.parent)
     say(describe_choice(folder, why))
     network, loaded = open_syncnet(runtime.syncnet), Bundle.load(folder)
     settings = settings_for(loaded, replace(runtime, syncnet=None), sync, providers, say)
-    settings = [replace(setting, runs=runs, warm_up=warm_up) for setting in settings]
-    facts = environment(_command(), [setting.selection for setting in settings])
+    settings = [replace(setting, runs=fields["runs"], warm_up=fields["warm_up"]) for setting in settings]
+    facts = environment(_COMMAND, [setting.selection for setting in settings])
     about, rows = bundle_facts(loaded.manifest, settings[0].resolution_px), list[Row]()
     with temporary_folder() as folder:
         for row in run_bench(settings, chosen, choose_clip(video, audio, folder), folder, network):
@@ -110,7 +73,8 @@ def bench(
             if output is not None:
                 write_rows(output, facts, about, rows)
     if not quiet:
-        print_table(_HEADS, map(_cells, rows))
+        heads = "what", "median", "rate", "longest parts", "graphs", "memory", "on the GPU", "lips"
+        print_table(heads, map(_cells, rows))
 
 
 def _cells(row: Row) -> tuple[str, ...]:
@@ -129,61 +93,51 @@ def _cells(row: Row) -> tuple[str, ...]:
 @click.command("compare")
 @click.argument("a")
 @click.argument("b")
-@path_option("--video", help="Clip to sync, or that A and B were made from.  [default: the built-in portrait]")
-@path_option("--audio", help="Speech for it.  [default: the sound of --video; the built-in sentence without one]")
-@path_option("--output", default="compare.html", show_default=True, help="The report; picture and video go beside it.")
-@provider_option
-@options_from(SyncOptions, groups=(QUALITY,))
-@options_from(RuntimeOptions, leave_out=("build", "verify"))
-@overwrite_option
-@quiet_option
-@json_option
-def compare(
-    a: str,
-    b: str,
-    video: Path | None,
-    audio: Path | None,
-    output: Path,
-    provider: str,
-    overwrite: bool,
-    quiet: bool,
-    as_json: bool,
-    **fields: Any,
-) -> None:
+@flags.path_option("--video", help="Clip to sync, or that A and B were made from.  [default: the built-in portrait]")
+@flags.path_option("--audio", help="Speech for it.  [default: the sound of --video; the built-in sentence without one]")
+@flags.path_option(
+    "--output", default="compare.html", show_default=True, help="The page; picture and video go beside it."
+)
+@flags.provider_option
+@flags.options_from(SyncOptions, groups=(QUALITY,))
+@flags.options_from(RuntimeOptions, leave_out=("build", "verify"))
+@flags.overwrite_option
+@flags.quiet_option
+@flags.json_option
+def compare(a: str, b: str, output: Path, quiet: bool, as_json: bool, **fields: Any) -> None:
     """A and B are two bundles, as for `--bundle`, or two finished videos of the clip `--video`."""
     from latentsync_trt.measure.compare import HEADS, compare_results, labeled
     from latentsync_trt.measure.page import page_path, write_page
-    from latentsync_trt.measure.syncnet import open_syncnet
-    from latentsync_trt.media.demo_clip import choose_clip
     from latentsync_trt.media.writer import check_output_path
     from latentsync_trt.runtime.providers.select import select_provider
     from latentsync_trt.sync.api import LipSync
 
+    video, audio, overwrite = fields["video"], fields["audio"], fields["overwrite"]
     page_path(output, "--output", overwrite=overwrite)
     given = [Path(name) for name in (a, b, video, audio) if name is not None]
     check_output_path(output.with_suffix(".mp4"), *given, overwrite=overwrite)
     are_videos = _are_videos(a, b)
     if are_videos and video is None:
         raise click.UsageError("name the video that A and B were made from with --video, and its speech with --audio")
-    sync, runtime = build(SyncOptions, fields), build(RuntimeOptions, fields)
+    sync, runtime = flags.build(SyncOptions, fields), flags.build(RuntimeOptions, fields)
     network = open_syncnet(runtime.syncnet)
     bundles = [] if are_videos else [Bundle.load(find_bundle(name)[0]) for name in (a, b)]
     sides = _sides(bundles, sync, runtime)
     names = [f"{side['name']} ({side['precision']})" for side in sides] or [Path(a).name, Path(b).name]
     make_folder(output.parent)
     with temporary_folder(output.parent) as folder, progress_bar(hidden=quiet or as_json) as on_progress:
-        clip, reports = choose_clip(video, audio or video, folder), list["SyncReport"]()
+        clip, reports = choose_clip(video, audio or video, folder), list[SyncReport]()
         results = (Path(a), Path(b)) if are_videos else (folder / "a.mkv", folder / "b.mkv")
         for side, bundle, result in zip("AB", bundles, results, strict=False):
-            with LipSync.from_bundle(bundle.folder, provider, replace(runtime, syncnet=None)) as lip_sync:
+            with LipSync.from_bundle(bundle.folder, fields["provider"], replace(runtime, syncnet=None)) as lip_sync:
                 options, told = replace(sync, codec="ffv1"), labeled(on_progress, side)
                 reports.append(lip_sync.sync(clip.video, clip.audio, result, options, on_progress=told))
         least_px = max([_LEAST_SIDE_PX, *(side["resolution_px"] for side in sides)])
         found, figures = compare_results(results, clip, output, least_px, network, on_progress)
     device = runtime.one_device
-    facts = environment(_command(), [select_provider(report.provider, device) for report in reports])
+    facts = environment(_COMMAND, [select_provider(report.provider, device) for report in reports])
     settings = "finished videos" if are_videos else " ".join(command_line(sync)) or "all options at their defaults"
-    lines, notes = [*_lines(*sides), *found.lines()], [*_notes(sides, reports)]
+    lines, notes = [*(_lines(*sides) if sides else ()), *found.lines()], [*_notes(sides, reports)]
     named = [(name.replace("_", " "), text) for name, text in facts.items()]
     texts = {"title": f"{names[1]} against {names[0]}", "heads": HEADS, "lines": lines, "settings": settings}
     write_page(output, "compare.html.j2", clip=found, **figures, **texts, facts=named, notes=notes)
@@ -199,23 +153,13 @@ def compare(
         echo(f"{output.with_suffix('.mp4')}: side by side\n{output}: all of it, with plots")
 
 
-def _command() -> list[str]:
-    return ["latentsync-trt", *sys.argv[1:]]
-
-
 def _are_videos(a: str, b: str) -> bool:
-    """Whether these are two finished videos; False for names of bundles. Raises `UsageError` for one of each."""
-    from latentsync_trt.media.codecs import CONTAINERS
-    from latentsync_trt.media.files import check_file
-
+    """Whether these are two finished videos; False for names of bundles."""
     suffixes = {suffix for several in CONTAINERS.values() for suffix in several}
     if not any(Path(name).suffix.lower() in suffixes or (exists(name) and Path(name).is_file()) for name in (a, b)):
         return False
-    try:
-        for name in (a, b):
-            check_file(Path(name))
-    except MediaError as error:
-        raise click.UsageError(f"{error}; give two bundles or two videos") from error
+    for name in (a, b):
+        check_file(Path(name))
     return True
 
 
@@ -247,8 +191,6 @@ def _notes(sides: Sequence[dict[str, Any]], reports: Sequence["SyncReport"]) -> 
     if on_a != on_b:
         yield f"A ran on {on_a}, B on {on_b}: part of the difference is the providers'"
     if a_px != b_px:
-        yield (
-            f"A works at {a_px} px, B at {b_px} px, so they start from different noise: look at the "
-            "lips' numbers and at the video rather than at PSNR"
-        )
+        why = "so they start from different noise: look at the lips' numbers and at the video rather than at PSNR"
+        yield f"A works at {a_px} px, B at {b_px} px, {why}"
     yield from dict.fromkeys(without_paths(text) for report in reports for text in report.notices)

@@ -1,49 +1,44 @@
-"""`latentsync-trt doctor` and `selftest`: what works on this machine, and whether a provider computes correctly.
-
-Packages that may fail to load are imported in functions, so that the failure becomes a finding.
-"""
+"""`latentsync-trt doctor` and `selftest`. What may fail to load is imported in functions: the failure is a finding."""
 
 import os
 import platform
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import rich_click as click
+from rich.filesize import decimal
 
 from latentsync_trt.bundle import find
-from latentsync_trt.bundle.manifest import DEMO_NAME, Bundle
+from latentsync_trt.bundle.manifest import DEMO_NAME, Bundle, manifest_sha256
 from latentsync_trt.cli import echo
-from latentsync_trt.cli.options import build, json_option, options_from, path_option, provider_option
+from latentsync_trt.cli import options as flags
+from latentsync_trt.cli.show import notices_to, print_json, print_table
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import BundleError, OutputError
+from latentsync_trt.paths import nearest_existing
+from latentsync_trt.remembered import CACHE_VARIABLE
 from latentsync_trt.runtime.providers.table import CPU, PROVIDERS, REINSTALL_ORT, TENSORRT, TENSORRT_DOWNLOAD
 from latentsync_trt.version import __version__, distribution_version
 
 if TYPE_CHECKING:
-    from latentsync_trt.bench.selftest import GraphRow, Report
-
-Level = Literal["ok", "missing", "problem", "info"]
+    from latentsync_trt.bench.selftest import Report
 
 _MARKS = {"ok": ("✓", "green"), "missing": ("–", "yellow"), "problem": ("✗", "red"), "info": (" ", "white")}
-
-_FIXED = ("build", "engine_cache", "syncnet", "verify")
-"""Fixed in a self-test: it verifies all, builds engines first, in a temporary folder."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line of the report. `cure`: the command or action that helps; empty if nothing is wrong."""
+    """One line of the report. `cure`: the command or action that helps."""
 
-    level: Level
+    level: Literal["ok", "missing", "problem", "info"]
     text: str
     cure: str = ""
 
 
 @click.command("doctor")
-@json_option
+@flags.json_option
 def doctor(as_json: bool) -> None:
     report: dict[str, list[Finding]] = {}
     for section, examine in SECTIONS.items():
@@ -51,11 +46,11 @@ def doctor(as_json: bool) -> None:
             report[section] = list(examine())
         except ImportError as error:
             report[section] = [Finding("problem", f"a package does not load: {error}", REINSTALL_ORT)]
+        except OutputError as error:
+            report[section] = [Finding("problem", str(error), f"name another folder in ${CACHE_VARIABLE}")]
     problems = [finding for findings in report.values() for finding in findings if finding.level == "problem"]
     verdict = problems[0] if problems else _verdict()
     if as_json:
-        from latentsync_trt.cli.show import print_json
-
         rows = [{"section": name, **asdict(finding)} for name, findings in report.items() for finding in findings]
         print_json({"verdict": verdict, "findings": rows}, indent=2)
     else:
@@ -78,7 +73,6 @@ def _show(finding: Finding, indent: str = "") -> None:
 
 def _verdict() -> Finding:
     """What `sync` does here without options."""
-    from latentsync_trt.bundle.manifest import manifest_sha256
     from latentsync_trt.runtime.providers.select import select_provider
 
     bundle, why = find.default_bundle()
@@ -100,8 +94,8 @@ def _system() -> Iterator[Finding]:
         yield Finding("info", ", ".join(f"{name} {version}" for name, version in versions.items()))
     for device in gpu.gpus():
         free_bytes = gpu.free_memory_bytes(device.index)
-        free = "" if free_bytes is None else f", {_gb(free_bytes)} free"
-        yield Finding("ok", f"{device}, {_gb(device.memory_bytes)} memory{free}")
+        free = "" if free_bytes is None else f", {decimal(free_bytes)} free"
+        yield Finding("ok", f"{device}, {decimal(device.memory_bytes)} memory{free}")
 
 
 def _providers() -> Iterator[Finding]:
@@ -120,23 +114,16 @@ def _providers() -> Iterator[Finding]:
 
 
 def _engines() -> Iterator[Finding]:
-    from latentsync_trt.runtime.engines.cache import CACHE_VARIABLE, EngineCache, cache_folder
+    from latentsync_trt.runtime.engines.cache import EngineCache, cache_folder
 
     folder = cache_folder().absolute()
-    try:
-        items = EngineCache(folder).entries()
-    except OutputError as error:
-        yield Finding("problem", str(error), f"name another folder in ${CACHE_VARIABLE}")
-    else:
-        size = _gb(sum(item.size_bytes for item in items))
-        yield Finding("info", f"cache: {folder} ({len(items)} engines, {size})")
+    items = EngineCache(folder).entries()
+    yield Finding("info", f"cache: {folder} ({len(items)} engines, {decimal(sum(item.size_bytes for item in items))})")
 
 
 def _bundles() -> Iterator[Finding]:
-    from latentsync_trt.paths import nearest_existing
-
     folder = find.checkpoints_folder().resolve()
-    free = _gb(shutil.disk_usage(nearest_existing(folder)).free)
+    free = decimal(shutil.disk_usage(nearest_existing(folder)).free)
     yield Finding("info", f"checkpoints: {folder} ({free} free)")
     for bundle in (*find.exported_bundles(), find.demo_folder()):
         try:
@@ -148,49 +135,24 @@ def _bundles() -> Iterator[Finding]:
         yield Finding("ok", f"{find.name_of(bundle)}: {find.facts(manifest)}, {manifest.shapes}, {size}")
 
 
-def _kept_work() -> Iterator[Finding]:
-    from latentsync_trt.files import kept_work
-
-    for place in dict.fromkeys(folder.absolute() for folder in (Path(), find.checkpoints_folder())):
-        for work in kept_work(place):
-            text = f"{work}: an interrupted run keeps finished parts"
-            yield Finding("missing", text, "run the same command with --resume, or delete the folder")
-
-
-def _gb(size_bytes: int) -> str:
-    return f"{size_bytes / 1e9:.1f} GB"
-
-
 SECTIONS: dict[str, Callable[[], Iterator[Finding]]] = {
     "system": _system,
     "providers": _providers,
     "engines": _engines,
     "bundles": _bundles,
-    "interrupted runs": _kept_work,
 }
 """Sections of the report: heading → examination."""
 
 
 @click.command("selftest")
-@click.option(
-    "--bundle",
-    default=DEMO_NAME,
-    show_default=True,
-    help="Exported model: a path, a name below checkpoints/, or demo, the built-in one.",
-)
-@provider_option
-@options_from(RuntimeOptions, leave_out=_FIXED)
-@path_option(
-    "--engine-cache",
-    folder=True,
-    help="Folder of engines to test and to keep.  [default: a temporary one]",
-)
-@click.option(
-    "--json", "as_json", is_flag=True, help="Print one JSON object for a bug report; without paths and names."
-)
+@click.option("--bundle", default=DEMO_NAME, show_default=True, help="A path, or a name below checkpoints/.")
+@flags.provider_option
+@flags.options_from(RuntimeOptions, leave_out=("build", "engine_cache", "syncnet", "verify"))
+@flags.path_option("--engine-cache", folder=True, help="Folder of engines to test, and kept; else a temporary one.")
+@flags.json_option
 def selftest(bundle: str, provider: str, as_json: bool, **fields: Any) -> None:
-    """Prints PASS, or FAIL with the reasons and exit code 1."""
-    options, opened = build(RuntimeOptions, fields), Bundle.load(find.find_bundle(bundle)[0])
+    """Prints PASS, or FAIL with the reasons and exit code 1. What --json prints has no paths and names."""
+    options, opened = flags.build(RuntimeOptions, fields), Bundle.load(find.find_bundle(bundle)[0])
     report = test_provider(opened, provider, options, tuple(opened.manifest.graphs), as_json=as_json)
     if not report.passed:
         raise SystemExit(1)
@@ -201,8 +163,6 @@ def test_provider(
 ) -> "Report":
     """Runs a self-test and prints its report, whose result `--provider auto` follows from then on."""
     from latentsync_trt.bench.selftest import self_test
-    from latentsync_trt.bundle.manifest import manifest_sha256
-    from latentsync_trt.cli.show import notices_to
     from latentsync_trt.runtime.providers.select import remember_test, select_provider
 
     report = self_test(bundle, provider, options, notices_to(silent=as_json), graphs)
@@ -217,11 +177,15 @@ def test_provider(
 
 
 def _show_report(report: "Report") -> None:
-    from latentsync_trt.cli.show import print_table
-
     if report.graphs:
         heads = "graph", "nodes", "build s", "engine MB", "open s", "first ms", "mean ms", "difference"
-        print_table(heads, (_cells(row, report.provider) for row in report.graphs))
+        rows = []
+        for row in report.graphs:
+            ours = row.nodes and row.nodes.get(PROVIDERS[report.provider].ort_name, 0)
+            nodes = f"{ours}/{sum(row.nodes.values())}" if row.nodes else None
+            size_mb = None if row.engine_bytes is None else row.engine_bytes / 1e6
+            rows.append((row.graph, nodes, row.build_s, size_mb, row.open_s, row.first_ms, row.mean_ms, row.difference))
+        print_table(heads, rows)
     for notice in report.notices:
         echo(f"note: {notice}")
     if report.pictures:
@@ -233,14 +197,3 @@ def _show_report(report: "Report") -> None:
     bundle = "bundle {name}, {precision}, {resolution_px} px".format_map(report.bundle)
     verdict, color = ("PASS", "green") if report.passed else ("FAIL", "red")
     echo(f"{verdict}: {report.provider or report.requested}, {bundle}", fg=color)
-
-
-def _cells(row: "GraphRow", provider: str) -> tuple[str, ...]:
-    size_mb = None if row.engine_bytes is None else row.engine_bytes / 1e6
-    numbers = (row.build_s, size_mb, row.open_s, row.first_ms, row.mean_ms, row.difference)
-    forms = (".2f", ".1f", ".2f", ".1f", ".1f", ".1e")
-    return (
-        row.graph,
-        f"{row.nodes.get(PROVIDERS[provider].ort_name, 0)}/{sum(row.nodes.values())}" if row.nodes else "–",
-        *("–" if value is None else format(value, form) for value, form in zip(numbers, forms, strict=True)),
-    )

@@ -1,14 +1,14 @@
 """`latentsync-trt build` and `cache`: builds engines ahead of time; lists, checks and removes them."""
 
-from collections.abc import Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import rich_click as click
 from rich.filesize import decimal
 
-from latentsync_trt.cli import echo, options
+from latentsync_trt.cli import echo
+from latentsync_trt.cli import options as flags
 from latentsync_trt.cli.show import notices_to, print_json, print_table, progress_bar
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.files import remove_leftovers
@@ -16,15 +16,7 @@ from latentsync_trt.runtime.engines.cache import EngineCache, cache_folder
 from latentsync_trt.runtime.engines.entries import Entry, folder_bytes, select
 from latentsync_trt.types import Progress
 
-if TYPE_CHECKING:
-    from latentsync_trt.runtime.engines.session_factory import OpenedEngine
-
-_NOT_FOR_BUILDS = ("build", "cuda_graph", "low_memory", "syncnet", "verify")
-"""Fields of `RuntimeOptions` that do not change engines."""
-
-_COLUMNS = ("graph", "bundle", "built for", "GPU", "sizes", "size", "build", "last used", "state")
-
-cache_option = options.path_option(
+cache_option = flags.path_option(
     "--engine-cache",
     "folder",
     callback=lambda _context, _parameter, value: cache_folder(value).absolute(),
@@ -33,10 +25,10 @@ cache_option = options.path_option(
 
 
 @click.command("build")
-@options.bundle_option
-@options.provider_option
-@options.options_from(RuntimeOptions, leave_out=_NOT_FOR_BUILDS)
-@options.quiet_option
+@flags.bundle_option
+@flags.provider_option
+@flags.options_from(RuntimeOptions, leave_out=("build", "cuda_graph", "low_memory", "syncnet", "verify"))
+@flags.quiet_option
 def build(bundle: str | None, quiet: bool, **fields: Any) -> None:
     """Only provider tensorrt needs engines."""
     from latentsync_trt.bundle.find import describe_choice, find_bundle
@@ -44,7 +36,7 @@ def build(bundle: str | None, quiet: bool, **fields: Any) -> None:
     from latentsync_trt.runtime.engines.session_factory import SessionFactory
     from latentsync_trt.runtime.providers.select import select_provider
 
-    runtime = options.build(RuntimeOptions, fields)
+    runtime = flags.build(RuntimeOptions, fields)
     folder, why = find_bundle(bundle)
     loaded, say = Bundle.load(folder), notices_to(silent=quiet)
     cache = EngineCache(cache_folder(runtime.engine_cache), say)
@@ -54,22 +46,20 @@ def build(bundle: str | None, quiet: bool, **fields: Any) -> None:
         say(text)
     factory = SessionFactory(loaded, selection, runtime, cache, say)
     todo = [*loaded.manifest.graphs] if factory.compiled else []
-    opened: list[OpenedEngine] = []
+    built_s: list[float] = []
     with progress_bar(hidden=quiet) as move:
         for number, graph in enumerate(todo):
             move(Progress("building engines", number, len(todo)))
             engine = factory.open(graph)
             engine.session.close()  # only an open one shows where its nodes run
-            opened.append(engine)
+            built_s += [engine.build_s] if engine.built else []
             what = f"built in {engine.build_s:.1f} s" if engine.built else "found in the cache"
             size = f"{engine.size_bytes / 1e6:.1f} MB, {engine.node_share:.0%} of nodes"
             say(f"{graph}: {what}, opened in {engine.open_s:.2f} s, {size}")
     if not todo and not quiet:
         echo(f"provider {name} needs no engines: it opens the bundle's graphs directly")
     elif not quiet:
-        built = [engine.build_s for engine in opened if engine.built]
-        size = f"{sum(engine.size_bytes for engine in opened) / 1e6:.1f} MB"
-        echo(f"{cache.folder}: {len(built)} of {len(opened)} engines built in {sum(built):.1f} s, {size}")
+        echo(f"{cache.folder}: {len(built_s)} of {len(todo)} engines built in {sum(built_s):.1f} s")
 
 
 cache = click.RichGroup(name="cache")
@@ -78,7 +68,7 @@ cache = click.RichGroup(name="cache")
 @cache.command("ls")
 @cache_option
 @click.option("--verify", is_flag=True, help="Read every engine and compare it with its SHA-256.")
-@options.json_option
+@flags.json_option
 def list_engines(folder: Path, verify: bool, as_json: bool) -> None:
     """List engines: what each was built for, its size, and when it was last used; exit code 1 if --verify finds a
     damaged one."""
@@ -88,25 +78,22 @@ def list_engines(folder: Path, verify: bool, as_json: bool) -> None:
         print_json({"folder": folder, "total_bytes": size_bytes, "engines": rows}, indent=2)
     else:
         if entries:
-            print_table(_COLUMNS, map(_row, entries))
-        for entry in entries:
-            if entry.problem:
-                echo(f"{entry.folder.name}: {entry.problem}")
-        echo(f"{_count(entries)} in {folder}, {decimal(size_bytes)}")
+            heads = "graph", "bundle", "built for", "GPU", "sizes", "size", "build", "last used", "state"
+            print_table(heads, map(_row, entries))
+        echo(f"engines: {len(entries)} in {folder}, {decimal(size_bytes)}")
     if verify and any(entry.state == "damaged" for entry in entries):
         raise SystemExit(1)
 
 
 @cache.command("prune")
 @cache_option
-@click.option(
-    "--max-gb", type=click.FloatRange(0), required=True, help="Remove the least recently used until this is left."
-)
+@click.option("--max-gb", type=click.FloatRange(0), required=True, help="Keep this much: what was used last.")
 def prune_engines(folder: Path, max_gb: float) -> None:
     """Remove engines that are too many, damaged ones first. Builds in progress stay. Exit code 1: some could not be
     removed."""
     known, removed = EngineCache(folder), []
-    chosen = select(known.entries(), round(max_gb * 1e9))
+    entries = known.entries()
+    chosen = select(entries, round(max_gb * 1e9))
     remove_leftovers(folder)
     for entry in chosen:
         if refusal := known.remove(entry):
@@ -114,7 +101,8 @@ def prune_engines(folder: Path, max_gb: float) -> None:
         else:
             removed.append(entry)
             echo(f"{entry.label} ({decimal(entry.size_bytes)})")
-    echo(f"removed {_count(removed)} ({decimal(sum(entry.size_bytes for entry in removed))}) from {folder}")
+    size = decimal(sum(entry.size_bytes for entry in removed))
+    echo(f"removed {len(removed)} of {len(entries)} engines ({size}) from {folder}")
     if len(removed) < len(chosen):
         raise SystemExit(1)
 
@@ -122,12 +110,8 @@ def prune_engines(folder: Path, max_gb: float) -> None:
 def _row(entry: Entry) -> tuple[str, ...]:
     size, used_on, key = decimal(entry.size_bytes), entry.last_used_at.astimezone().date().isoformat(), entry.key
     if key is None:
-        return entry.folder.name, "", "", "", "", size, "", used_on, entry.state
+        return entry.folder.name, "", "", "", "", size, "", used_on, entry.problem or entry.state
     sizes = [f"{name} {low}" + (f"-{high}" if high > low else "") for name, (low, _, high) in key.profile.items()]
     provider, gpu = f"{key.provider} {key.precision}", f"{key.gpu} ({key.compute_capability})"
-    build = f"{entry.build_s:.1f} s"
-    return key.graph, key.bundle, provider, gpu, ", ".join(sizes) or "fixed", size, build, used_on, entry.state
-
-
-def _count(engines: Sequence[object]) -> str:
-    return f"{len(engines)} engine{'' if len(engines) == 1 else 's'}"
+    build, state = f"{entry.build_s:.1f} s", entry.problem or entry.state
+    return key.graph, key.bundle, provider, gpu, ", ".join(sizes) or "fixed", size, build, used_on, state

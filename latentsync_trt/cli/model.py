@@ -1,40 +1,30 @@
 """`latentsync-trt download`, `export`, `calibrate` and `setup`: from weights to a bundle that runs."""
 
+import re
 import sys
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import psutil
 import rich_click as click
 
 from latentsync_trt.bundle import find, manifest
-from latentsync_trt.bundle.manifest import FULL_STEP, PRECISIONS, read_manifest, tool_versions
+from latentsync_trt.bundle.manifest import PRECISIONS, read_manifest, tool_versions
 from latentsync_trt.cli import echo, interruption
-from latentsync_trt.cli.options import (
-    build,
-    bundle_option,
-    options_from,
-    overwrite_option,
-    path_option,
-    provider_option,
-    quiet_option,
-)
+from latentsync_trt.cli import options as flags
 from latentsync_trt.cli.show import notices_to, progress_bar, say
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import CheckpointError, InputError, ProviderUnavailable
 from latentsync_trt.export.export_options import EXTRA, TOOLS, ExportOptions, find_sources
 from latentsync_trt.export.published import LATENTSYNC, VAE, Model, check_downloads, fetch, find_downloads, gigabytes
-from latentsync_trt.option_fields import FILES, HARDWARE
+from latentsync_trt.option_fields import FILES
 from latentsync_trt.paths import check_free, exists, why_missing
 from latentsync_trt.quantize import calibration_options
 from latentsync_trt.quantize.calibration_options import CalibrateOptions, Clip, clips_in
+from latentsync_trt.runtime.providers import select
 from latentsync_trt.runtime.providers.table import CPU, CUDA
 from latentsync_trt.types import Progress
-
-if TYPE_CHECKING:
-    from latentsync_trt.runtime.providers.select import Selection
 
 _HUB = "huggingface-hub"
 _INTERRUPTED = "interrupted; what was finished is kept: the same command goes on there"
@@ -47,9 +37,7 @@ _MEMORY_BYTES = {"fp16": 8_500_000_000, "fp32": 9_300_000_000}
 @click.command("download")
 @click.argument("model", type=click.Choice(tuple(LATENTSYNC)), default="1.6")
 def download(model: str) -> None:
-    """Interrupted, the same command goes on; what is there already needs no network. $HF_ENDPOINT
-    names a mirror.
-    """
+    """Interrupted, the same command goes on; what is there needs no network. $HF_ENDPOINT names a mirror."""
     tool_versions((_HUB,), extra=EXTRA)
     downloads = find_downloads(model)
     if downloads:
@@ -63,19 +51,19 @@ def download(model: str) -> None:
 
 
 @click.command("export")
-@options_from(ExportOptions)
-@path_option(
+@flags.options_from(ExportOptions)
+@flags.path_option(
     "--syncnet",
     panel=FILES,
     help="Write no bundle but syncnet.onnx, from the published syncnet_v2.model. With it in checkpoints/, reports, "
     "`compare` and `bench` have LSE-C and LSE-D.",
 )
-@overwrite_option
-@quiet_option
+@flags.overwrite_option
+@flags.quiet_option
 def export(quiet: bool, overwrite: bool, syncnet: Path | None, **fields: Any) -> None:
     # What is missing is reported before torch is imported, which takes seconds.
     tool_versions(TOOLS, extra=EXTRA)
-    options = build(ExportOptions, fields)
+    options = flags.build(ExportOptions, fields)
     if syncnet is not None:
         folder = Path(options.output or find.checkpoints_folder())
         check_free(folder / find.SYNCNET_FILE, overwrite=overwrite)
@@ -110,45 +98,25 @@ def _check_new(bundle: Path, *, overwrite: bool) -> None:
     check_free(bundle, overwrite=overwrite or not exists(bundle / manifest.MANIFEST_NAME))
 
 
-_input_option = partial(path_option, panel=FILES)
-
-
 @click.command("calibrate")
-@bundle_option
-@_input_option("--video", help="A video of a talking face.")
-@_input_option("--audio", help="Speech for --video.  [default: the video's own sound]")
-@_input_option(
-    "--clips", help="A folder of such videos, each with an audio file of the same name beside it, else its own sound."
-)
-@_input_option("--output", folder=True, help="Folder of the new bundle.  [default: below checkpoints/]")
-@options_from(CalibrateOptions)
-@click.option(
-    "--provider",
-    type=click.Choice(("auto", CUDA.name, CPU.name)),
-    default="auto",
-    show_default=True,
-    panel=HARDWARE,
-    help="Execution provider that denoises the clips; naming one disables fallback.",
-)
-@overwrite_option
-@quiet_option
-def calibrate(
-    bundle: str | None,
-    video: Path | None,
-    audio: Path | None,
-    clips: Path | None,
-    provider: str,
-    output: Path | None,
-    overwrite: bool,
-    quiet: bool,
-    **fields: Any,
-) -> None:
+@flags.bundle_option
+@flags.path_option("--video", panel=FILES, help="A video of a talking face.")
+@flags.path_option("--audio", panel=FILES, help="Speech for --video.  [default: the video's own sound]")
+@flags.path_option("--clips", panel=FILES, help="A folder of videos with sound, or a sound file of the same name.")
+@flags.path_option("--output", panel=FILES, folder=True, help="New bundle's folder.  [default: below checkpoints/]")
+@flags.options_from(CalibrateOptions)
+@flags.provider_option
+@flags.overwrite_option
+@flags.quiet_option
+def calibrate(bundle: str | None, video: Path | None, provider: str, quiet: bool, **fields: Any) -> None:
     tool_versions(calibration_options.TOOLS, extra=calibration_options.EXTRA)
     from latentsync_trt.media.files import check_file
     from latentsync_trt.quantize.calibrate import Calibration, open_parent
-    from latentsync_trt.runtime.providers.select import select_provider
 
-    options, notice = build(CalibrateOptions, fields), notices_to(silent=quiet)
+    options, notice = flags.build(CalibrateOptions, fields), notices_to(silent=quiet)
+    audio, clips = fields["audio"], fields["clips"]
+    if provider not in ("auto", CUDA.name, CPU.name):  # TensorRT would build observed graphs that are used once
+        raise click.UsageError("--provider: clips are denoised with cuda or cpu")
     if audio is not None and video is None:
         raise click.UsageError("--audio: needs --video")
     if video is None and clips is None:
@@ -159,15 +127,17 @@ def calibrate(
     given += [] if clips is None else clips_in(clips)
     folder, why = find.find_bundle(bundle)
     notice(find.describe_choice(folder, why))
-    parent, target = open_parent(folder), output or default_out(folder.name, options.precision)
-    _check_new(target, overwrite=overwrite)
-    try:  # not TensorRT, which would take minutes to build observed graphs that are used once
-        selection = select_provider(CUDA.name if provider == "auto" else provider)
+    # "1.6-512-fp16" becomes "1.6-512-int8"; a name without a precision gets it appended.
+    name = re.sub(rf"(-({'|'.join(PRECISIONS)}))?$", f"-{options.precision}", folder.name, count=1)
+    parent, target = open_parent(folder), fields["output"] or find.checkpoints_folder() / name
+    _check_new(target, overwrite=fields["overwrite"])
+    try:
+        selection = select.select_provider(CUDA.name if provider == "auto" else provider)
     except ProviderUnavailable as error:
         if provider != "auto":
             raise
         notice(f"calibrating on the CPU, which takes hours at full size ({error})")
-        selection = select_provider(CPU.name)
+        selection = select.select_provider(CPU.name)
     with progress_bar(hidden=quiet) as on_progress:
         how = selection, on_progress, lambda text: notice(f"note: {text}")
         Calibration(parent, given, options, *how).run(target)
@@ -177,71 +147,46 @@ def calibrate(
             say(f"note: {note}")
 
 
-def default_out(bundle: str, precision: str) -> Path:
-    """ "1.6-512-fp16" → checkpoints/1.6-512-int8; a name without a precision gets it appended."""
-    before = next((f"-{name}" for name in PRECISIONS if f"-{name}" in bundle), None)
-    name = bundle.replace(before, f"-{precision}") if before else f"{bundle}-{precision}"
-    return find.checkpoints_folder() / name
-
-
 def _summary(folder: Path, parent: manifest.Manifest) -> str:
     made = read_manifest(folder)
-    before, after = (manifest.files[manifest.graphs[FULL_STEP].weights].bytes for manifest in (parent, made))
     share, distance = (made.quantization.share, made.quantization.distance) if made.quantization else (0.0, {})
     measured = [f"PSNR of faces against {parent.precision} {value:.1f} dB" for value in distance.values()]
-    sizes = f"U-Net weights {before / 1e6:.1f} → {after / 1e6:.1f} MB"
-    return ", ".join([f"{folder}: {made.precision} in {share:.0%} of the U-Net's arithmetic", sizes, *measured])
+    return ", ".join([f"{folder}: {made.precision} in {share:.0%} of the U-Net's arithmetic", *measured])
 
 
 def note_on_default(made: Path) -> str:
-    """After the bundle `made` was written: which one commands run without `--bundle`; empty if it is that one."""
-    if made.resolve().parent != find.checkpoints_folder().resolve():
-        return f"`--bundle {made}` runs it: commands without --bundle look in {find.checkpoints_folder()} only"
+    """Which bundle commands run without `--bundle`; empty if it is the new one, `made`."""
     default, _ = find.default_bundle()
-    if default == made.name:
-        return ""
     runs = f"without --bundle, {default or 'none'} runs"
-    return (
-        f"{runs}; `--bundle {made.name}` runs this one, `latentsync-trt setup --use {made.name}` makes it the default"
-    )
+    return "" if default == made.name else f"{runs}; `latentsync-trt setup --use NAME` chooses one of {made.parent}"
 
 
 @click.command("setup")
 @click.option("--model", type=click.Choice(tuple(LATENTSYNC)), default="1.6", show_default=True, help="LatentSync's.")
 @click.option("--precision", type=click.Choice(("fp16", "fp32")), help="[default: fp16 on a GPU, fp32 on the CPU]")
-@provider_option
+@flags.provider_option
 @click.option("--yes", "-y", is_flag=True, help="Do not ask before gigabytes are downloaded and written.")
 @click.option("--use", metavar="NAME", help="Only choose this exported bundle for commands without --bundle.")
 @click.pass_context
-def setup(
-    context: click.Context,
-    model: Model,
-    precision: Literal["fp16", "fp32"] | None,
-    provider: str,
-    yes: bool,
-    use: str | None,
-) -> None:
-    """Needs no other step before `sync`. Interrupted, the same command goes on; with another GPU or provider than
-    before, it builds and tests for that.
-    """
+def setup(context: click.RichContext, /, model: Model, provider: str, use: str | None, **fields: Any) -> None:
+    """Needs no other step before `sync`. Interrupted, or with another GPU, the same command does the rest."""
     if use is not None:
         folder = find.remember(use)
         echo(f"{folder}: runs where no --bundle is given ({find.facts(read_manifest(folder))})")
         return
     tool_versions((*TOOLS, _HUB), extra=EXTRA)
-    from latentsync_trt.runtime.providers.select import next_provider, select_provider, tested, why_not_taken
-
-    selection = select_provider(provider)  # by what loads alone: this tests it
+    selection = select.select_provider(provider)  # by what loads alone: this tests it
     on_cpu = selection.gpu is None
-    options = ExportOptions(model=model, precision=precision or ("fp32" if on_cpu else "fp16"), cuda_form=not on_cpu)
+    precision: Literal["fp16", "fp32"] = fields["precision"] or ("fp32" if on_cpu else "fp16")
+    options = ExportOptions(model=model, precision=precision, cuda_form=not on_cpu)
     folder, is_exported = options.folder, options.folder in find.exported_bundles()
     sha256 = manifest.manifest_sha256(folder) if is_exported else ""  # of none that was tested
-    result, notices = tested(selection, sha256), selection.notices()
+    result, notices = select.tested(selection, sha256), selection.notices()
     if result in ("failed", "slower") and not selection.is_named:
-        notices.append(f"{selection.name} is not tested again: {why_not_taken(selection, sha256)}")
-        selection = next_provider(selection, sha256)
+        notices.append(f"{selection.name} is not tested again: {select.why_not_taken(selection, sha256)}")
+        selection = select.next_provider(selection, sha256)
         notices += selection.notices()
-        result = tested(selection, sha256)
+        result = select.tested(selection, sha256)
     is_tested = is_exported and (on_cpu or result == "passed" or (result == "slower" and selection.is_named))
     if is_tested and find.remembered_choice() == folder.name:
         echo(f"{folder}: is set up, and runs where no --bundle is given")
@@ -251,11 +196,10 @@ def setup(
     downloads = [] if is_exported else find_downloads(model)
     check_downloads(downloads, 0 if is_exported else _BUNDLE_BYTES[options.precision])
     say(f"provider: {selection.name}" + (f" on {selection.gpu}" if selection.gpu else ""))
-    for text in (*notices, *(f"download: {each.summary}" for each in downloads)):
+    coming = (f"download: {each.summary}" for each in downloads)
+    for text in (*notices, *coming, *_plan(None if is_exported else options, selection)):
         say(text)
-    for line in _plan(None if is_exported else options, selection):
-        say(line)
-    if not (yes or is_exported):
+    if not (fields["yes"] or is_exported):
         if not sys.stdin.isatty():
             raise InputError("setup: nobody is there to ask; add --yes to download and export as shown")
         click.confirm("Go on?", default=True, abort=True, err=True)
@@ -269,18 +213,12 @@ def setup(
     echo(f"{folder}: ready; next: latentsync-trt sync in.mp4 speech.wav")
 
 
-def _test(folder: Path, selection: "Selection", exported: ExportOptions) -> None:
-    """Builds what a default run opens, and compares it with another provider; under "auto" goes on to the next
-    provider where one fails, which "auto" then does not take. Exits with code 1 where none passes.
-
-    On the CPU, the built-in model stands for the new one, which would take an hour.
-
-    Raises:
-        InputError: none but the CPU is left, which has too little memory for the model.
+def _test(folder: Path, selection: select.Selection, exported: ExportOptions) -> None:
+    """Builds what a default run opens, and tests it; under "auto" with the next provider where one fails. Exits with
+    code 1 where none passes. On the CPU, the built-in model stands for the new one, which would take an hour.
     """
     from latentsync_trt.cli.checks import test_provider
     from latentsync_trt.runtime.engines.cache import cache_folder
-    from latentsync_trt.runtime.providers.select import next_provider
 
     options, made = RuntimeOptions(engine_cache=cache_folder()), manifest.Bundle.load(folder, verify=True)
     while selection.gpu is not None:
@@ -289,7 +227,7 @@ def _test(folder: Path, selection: "Selection", exported: ExportOptions) -> None
             return
         if selection.is_named:
             raise SystemExit(1)
-        selection = next_provider(selection, manifest.manifest_sha256(folder))
+        selection = select.next_provider(selection, manifest.manifest_sha256(folder))
         say(f"going on with {selection.name}")
     _check_memory(exported)
     bundle = manifest.Bundle.load(find.demo_folder())
@@ -311,12 +249,11 @@ def _check_memory(options: ExportOptions) -> None:
         )
 
 
-def _plan(options: ExportOptions | None, selection: "Selection") -> Iterator[str]:
+def _plan(options: ExportOptions | None, selection: select.Selection) -> Iterator[str]:
     """What is left to do, for the user; `options`: of the export, if it is to do."""
     if options is not None:
-        forms = "portable and CUDA variant" if options.cuda_form else "portable variant"
         size, memory = (gigabytes(known[options.precision]) for known in (_BUNDLE_BYTES, _MEMORY_BYTES))
-        what = f"{options.precision}, {options.resolution_px} px, {forms}, about {size} to {options.folder}"
+        what = f"{options.precision}, {options.resolution_px} px, about {size} to {options.folder}"
         yield f"export: {what}; takes minutes and about {memory} of memory"
     if selection.provider.builds:
         yield "build: the engines of a default run for this GPU, which takes minutes"

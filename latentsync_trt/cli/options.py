@@ -1,11 +1,9 @@
 """Command-line options from option dataclasses: one per field, with the field's help and default."""
 
 import dataclasses
-import os
 import typing
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,7 +11,7 @@ from typing import Any, TypeVar
 import rich_click as click
 
 from latentsync_trt.errors import InputError, did_you_mean
-from latentsync_trt.option_fields import HARDWARE, QUALITY, check_limits, choices_of, field_name, flag_name, option
+from latentsync_trt.option_fields import HARDWARE, QUALITY, choices_of, field_name, flag_name
 from latentsync_trt.paths import check_folder_to_write, exists, local_path, read_text, user_folder, why_missing
 from latentsync_trt.runtime.providers.table import PROVIDER_CHOICES
 from latentsync_trt.values import show_numbers
@@ -26,18 +24,10 @@ class RareOption(click.RichOption):
 F = TypeVar("F", bound=Callable[..., Any])
 
 CONFIG = "latentsync-trt.toml"
-_UNGROUPED = "Main options"
 
-_DOORS = frozenset(
-    {
-        *("host", "no_key", "ray", "stun"),
-        *("engine_cache", "provider_option"),
-        *("folder", "overwrite", "yes"),
-    }
-)
+_DOORS = ["host", "no_key", "ray", "stun", "engine_cache", "provider_option", "folder", "overwrite", "yes"]
 """Options that let others in or name other machines; load code; take over jobs, replace files, or agree to a download.
 Of others, values with addresses."""
-
 
 _OLD_NAMES = {"clip": "video", "out": "output", "samples": "windows"}
 
@@ -51,31 +41,15 @@ class LocalPath(click.Path):
     """A path on this machine; URLs and empty names are refused before `pathlib` hides what was typed."""
 
     def __init__(self, *, folder: bool = False) -> None:
-        """`folder`: one to be written."""
         super().__init__(path_type=Path)
         self._folder = folder
 
-    def convert(
-        self, value: str | os.PathLike[str], param: click.Parameter | None, ctx: click.Context | None
-    ) -> str | bytes | os.PathLike[str]:
-        """The path; raises `InputError` with the option's name if it cannot be one."""
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         what = param.opts[0] if param is not None else ""
         path = local_path(value, what)
         if self._folder:
             check_folder_to_write(path, what)
         return super().convert(value, param, ctx)
-
-
-class _MaybeNumber(click.ParamType[float]):
-    """Of an option that may be given without its number: then it takes the next word for that."""
-
-    name = "number"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        try:
-            return float(value)
-        except ValueError:
-            self.fail(f"{value} is not a number; give one, or write the option after all files", param, ctx)
 
 
 def path_option(*names: str, folder: bool = False, **how: Any) -> Callable[[F], F]:
@@ -91,10 +65,7 @@ def combined(*options: Callable[[F], F]) -> Callable[[F], F]:
 def options_from(
     cls: type[Any], *, leave_out: tuple[str, ...] = (), groups: tuple[str, ...] | None = None
 ) -> Callable[[F], F]:
-    """A decorator that adds a click option for every field of the dataclass `cls` with a help text.
-
-    `groups`: only those of these groups.
-    """
+    """A decorator that adds a click option for every field of the dataclass `cls` with a help text, of all `groups`."""
     hints, options = typing.get_type_hints(cls), list[Callable[[F], F]]()
     for spec in dataclasses.fields(cls):
         wanted = groups is None or spec.metadata.get("group") in groups
@@ -109,8 +80,6 @@ bundle_option = click.option(
     help="Exported model: a path, a name below checkpoints/, or demo.  "
     "[default: the one chosen with `setup --use`, else the only exported one]",
 )
-"""`--bundle`, the same in every command."""
-
 provider_option = click.option(
     "--provider",
     type=click.Choice(PROVIDER_CHOICES),
@@ -119,8 +88,6 @@ provider_option = click.option(
     panel=HARDWARE,
     help="Execution provider; auto takes the fastest available, naming one disables fallback.",
 )
-"""`--provider`, the same in every command."""
-
 overwrite_option = click.option("--overwrite", is_flag=True, help="Replace what an earlier call has written.")
 quiet_option = click.option("--quiet", "-q", is_flag=True, help="Print errors only.")
 json_option = click.option(
@@ -128,26 +95,15 @@ json_option = click.option(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerOptions:
-    """Of every command with workers. Raises `InputError` for values outside their limits."""
-
-    workers: int | None = option(
-        None,
-        "Processes of one clip at a time.  [default: one for each GPU of --device, of two clips at a time]",
-        group=HARDWARE,
-        minimum=1,
-        maximum=4096,
-    )
-    ray: str | None = option(
-        None,
-        "Run on a Ray cluster: its address, or auto for that of this machine; needs the extra cluster.",
-        group=HARDWARE,
-        metavar="ADDRESS",
-    )
-
-    def __post_init__(self) -> None:
-        check_limits(self)
+worker_options = combined(
+    click.option(
+        "--workers",
+        type=click.IntRange(1, 4096),
+        panel=HARDWARE,
+        help="Processes of one clip at a time.  [default: one for each GPU of --device, of two clips at a time]",
+    ),
+    click.option("--ray", metavar="ADDRESS", panel=HARDWARE, help="Ray cluster to run on; auto: this machine's."),
+)
 
 
 def build(cls: type[Any], values: dict[str, Any]) -> Any:
@@ -161,14 +117,14 @@ def add_help_all(command: click.Command) -> None:
     advanced = [param for param in hidden if not isinstance(param, RareOption)]
 
     def show(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
-        if wanted:
-            for param in advanced:
-                param.hidden = False
-            text = ctx.get_help()
-            for param in advanced:
-                param.hidden = True
-            click.echo(text)
-            ctx.exit()
+        if not wanted:
+            return
+        for param in advanced:
+            param.hidden = False
+        click.echo(ctx.get_help())
+        for param in advanced:
+            param.hidden = True
+        ctx.exit()
 
     if advanced:
         how: dict[str, Any] = {"is_flag": True, "is_eager": True, "expose_value": False, "callback": show}
@@ -208,10 +164,8 @@ def _take_defaults(ctx: click.Context, _: click.Parameter, given: Path | None) -
     except ValueError as error:
         raise InputError(f"{path}: cannot be read as TOML ({error})") from error
     for name, table in tables.items():
-        if not isinstance(table, dict):
-            raise InputError(f"{path}: {name}: is in no table; write the name of a command in [] above it")
-        if name not in COMMANDS:
-            raise InputError(f"{path}: [{name}]: no such command{did_you_mean(name, COMMANDS)}")
+        if name not in COMMANDS or not isinstance(table, dict):
+            raise InputError(f"{path}: {name}: is no table of a command, as [sync]{did_you_mean(name, COMMANDS)}")
     name = str(ctx.info_name)
     table = tables.get(name, {})
     ctx.default_map = _defaults(ctx.command, table, f"{path}: [{name}]")
@@ -219,9 +173,7 @@ def _take_defaults(ctx: click.Context, _: click.Parameter, given: Path | None) -
         for door in (each for each, value in table.items() if field_name(each) in _DOORS or "://" in str(value)):
             cure = f"give it on the command line, in {places[-1]}, or in a file that --config names"
             raise InputError(f"{path}: [{name}] {door}: is not taken from the current folder; {cure}")
-        line = list(ctx.obj or ())
-        flags = ctx.command.make_parser(ctx).parse_args(line[1:])[0]  # -q may be part of -qo
-        if table and "quiet" not in flags and "--json" not in line:
+        if table and not {"--json", "--quiet", "-q"} & {*(ctx.obj or ())}:
             echo(f"note: {path} in the current folder holds defaults of {', '.join(table)}", err=True)
 
 
@@ -249,7 +201,7 @@ def _click_option(spec: dataclasses.Field[Any], hint: Any) -> Callable[[F], F]:
         "help": metadata["help"],
         "default": spec.default,
         "show_default": spec.default not in (None, ()),
-        "panel": metadata["group"] or _UNGROUPED,
+        "panel": metadata["group"] or "Main options",
         "hidden": metadata["advanced"] or metadata["rare"],
         "cls": RareOption if metadata["rare"] else click.RichOption,
     }
@@ -267,6 +219,5 @@ def _click_option(spec: dataclasses.Field[Any], hint: Any) -> Callable[[F], F]:
     elif Path in kinds:
         kind = LocalPath(folder=metadata.get("folder", False))
     if "given_alone" in metadata:
-        kind = _MaybeNumber()
         common |= {"is_flag": False, "flag_value": metadata["given_alone"]}
     return click.option(flag, spec.name, type=kind, metavar=metavar, multiple=spec.default == (), **common)

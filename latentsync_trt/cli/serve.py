@@ -10,16 +10,7 @@ import rich_click as click
 
 from latentsync_trt.batch.tasks import WorkerSettings
 from latentsync_trt.cli import interruption
-from latentsync_trt.cli.options import (
-    F,
-    WorkerOptions,
-    build,
-    bundle_option,
-    combined,
-    options_from,
-    path_option,
-    provider_option,
-)
+from latentsync_trt.cli import options as flags
 from latentsync_trt.cli.show import say
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import InputError, MissingDependency
@@ -29,33 +20,29 @@ from latentsync_trt.serve.admission import Limits, LiveLimits
 
 _KEY = "LATENTSYNC_TRT_API_KEY"
 _SHORTEST_KEY = 16
-_STOPPED = "stopped; jobs that have not ended go on when it is started again"
 
 
-def _address_options(panel: str, port: int) -> Callable[[F], F]:
+def _address_options(panel: str, port: int) -> Callable[[flags.F], flags.F]:
     add = partial(click.option, panel=panel, show_default=True)
-    return combined(
+    return flags.combined(
         add("--host", default="127.0.0.1", help="Address to listen at."),
         add("--port", type=click.IntRange(0, 65535), default=port, help="0 takes a free one."),
         add("--no-key", is_flag=True, show_default=False, help=f"Let other machines in without a key (${_KEY})."),
     )
 
 
-def _service_options(panel: str, port: int) -> Callable[[F], F]:
+def _service_options(panel: str, port: int) -> Callable[[flags.F], flags.F]:
     """Options of `serve` and `ui`; `panel`: heading of the first ones."""
-    return combined(
+    return flags.combined(
         _address_options(panel, port),
-        path_option(
-            "--folder",
-            folder=True,
-            panel=panel,
-            help="Folder of jobs; with --ray, one that all machines share.  [default: in the user's data folder]",
+        flags.path_option(
+            "--folder", folder=True, panel=panel, help="Folder of jobs, with --ray a shared one.  [default: the user's]"
         ),
-        options_from(Limits),
-        bundle_option,
-        provider_option,
-        options_from(WorkerOptions),
-        options_from(RuntimeOptions),
+        flags.options_from(Limits),
+        flags.bundle_option,
+        flags.provider_option,
+        flags.worker_options,
+        flags.options_from(RuntimeOptions),
     )
 
 
@@ -74,12 +61,7 @@ def ui(**fields: Any) -> None:
 
 
 def _start(name: str, *, host: str, port: int, no_key: bool, ray: str | None, **fields: Any) -> None:
-    """Runs the command `name` until it is stopped.
-
-    Raises:
-        MissingDependency: its extra, which has its name, is not installed. InputError: an option is outside its limits.
-        LatentSyncError: there is no such bundle, or no default one; no worker can work.
-    """
+    """Runs the command `name`, whose extra has the same name, until it is stopped."""
     from latentsync_trt.batch.workers import make_workers
     from latentsync_trt.bundle.find import find_bundle
 
@@ -96,21 +78,20 @@ def _start(name: str, *, host: str, port: int, no_key: bool, ray: str | None, **
     key = _api_key(host, no_key, loopback=own)
     if name == "serve":
         server.log_to_stderr()
-    limits, on = build(Limits, fields), build(WorkerOptions, fields)
+    limits = flags.build(Limits, fields)
     place = fields["folder"] or user_folder("data") / name
     bundle = fields["bundle"] or str(find_bundle(None)[0])
-    settings = WorkerSettings(bundle, fields["provider"], build(RuntimeOptions, fields))
-    handles = make_workers(settings, on.workers, ray=ray, on_notice=say)
+    settings = WorkerSettings(bundle, fields["provider"], flags.build(RuntimeOptions, fields))
+    handles = make_workers(settings, fields["workers"], ray=ray, on_notice=say)
     with (
-        interruption(_STOPPED),
+        interruption("stopped; jobs that have not ended go on when it is started again"),
         server.listen(host, port) as listener,
         closing(Service(place, handles, limits)) as service,
     ):
         port = listener.getsockname()[1]
         app: AbstractContextManager[Any]
         if name == "ui":
-            page = page_app(service, place, key, own_hosts=own, bundle=bundle, one=ray is not None)
-            app, ready = page, ": ready"
+            app, ready = page_app(service, place, key, own_hosts=own, bundle=bundle, one=ray is not None), ": ready"
         else:
             app, ready = nullcontext(create_app(service, key, own_hosts=own)), "/docs: listening"
         with app as running:
@@ -119,18 +100,16 @@ def _start(name: str, *, host: str, port: int, no_key: bool, ray: str | None, **
 
 
 @click.command("live")
-@path_option("--video", required=True, panel=LIVE, help="Idle clip: one face in one shot, up to a minute.")
+@flags.path_option("--video", required=True, panel=LIVE, help="Idle clip: one face in one shot, up to a minute.")
 @_address_options(LIVE, 8001)
 @click.option("--stun", metavar="URL", panel=LIVE, help="STUN server, as stun:host:3478.  [default: none is asked]")
-@options_from(LiveOptions, leave_out=("sound_rate_hz",))
-@options_from(LiveLimits)
-@bundle_option
-@provider_option
-@options_from(RuntimeOptions)
+@flags.options_from(LiveOptions, leave_out=("sound_rate_hz",))
+@flags.options_from(LiveLimits)
+@flags.bundle_option
+@flags.provider_option
+@flags.options_from(RuntimeOptions)
 def live(host: str, port: int, *, no_key: bool, stun: str | None, **fields: Any) -> None:
-    """Speech comes by microphone, or through a WebSocket; pictures and sound go out by WebRTC. Clients send the key of
-    $LATENTSYNC_TRT_API_KEY, if it is set.
-    """
+    """Speech comes by microphone or WebSocket; pictures and sound go by WebRTC. Clients send a key, as for `serve`."""
     try:
         from latentsync_trt.serve import server
         from latentsync_trt.serve.app import is_loopback
@@ -141,17 +120,16 @@ def live(host: str, port: int, *, no_key: bool, stun: str | None, **fields: Any)
 
     own = is_loopback(host)
     key = _api_key(host, no_key, loopback=own)
-    options, runtime = build(LiveOptions, fields), build(RuntimeOptions, fields)
+    options, runtime = flags.build(LiveOptions, fields), flags.build(RuntimeOptions, fields)
     with (
         interruption("stopped"),
         server.listen(host, port) as listener,
         LipSync.from_bundle(fields["bundle"], fields["provider"], runtime, on_notice=say) as lip_sync,
     ):
         # Opened once before the first viewer: the clip is read, the networks are open, and a window is measured.
-        first = lip_sync.stream(fields["video"], options)
-        loop = first.loop
-        first.close()
-        service = LiveService(lambda: lip_sync.stream(loop, options), build(LiveLimits, fields), stun)
+        with closing(lip_sync.stream(fields["video"], options)) as first:
+            loop = first.loop
+        service = LiveService(lambda: lip_sync.stream(loop, options), flags.build(LiveLimits, fields), stun)
         say(f"{_url_of(host, listener.getsockname()[1])}: ready")
         server.run(live_app(service, key, own_hosts=own), listener)
 

@@ -10,7 +10,6 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import psutil
 import rich_click as click
 from rich import progress as bars
 from rich.box import SIMPLE_HEAD
@@ -46,36 +45,31 @@ def new_notices() -> Notices:
 
 
 class TimeLeft(bars.TimeRemainingColumn):
-    """Pace and time left as the run tells them, counting down between its frames; without, as the bar moves."""
+    """Pace and time left as the run tells them; without, as the bar moves."""
 
     def render(self, task: bars.Task) -> Text:
-        """The text for a `task` that has a field `progress`, and its time in `told_s`."""
-        progress = task.fields.get("progress")
-        if progress is None or not progress.writes:
-            return super().render(task)
-        if progress.seconds_left is None:
-            return Text("")
-        return Text(_pace(progress, time.monotonic() - task.fields["told_s"]), style="progress.remaining")
+        """The text for a `task` that may have a field `pace`."""
+        pace = task.fields.get("pace")
+        return super().render(task) if pace is None else Text(pace, style="progress.remaining")
 
 
 def show_progress(bar: bars.Progress, task: bars.TaskID, text: str, at: Progress) -> None:
     """Moves a bar that may have the column `TimeLeft`."""
-    now_s, text = time.monotonic(), printable(text)
-    bar.update(task, description=text, completed=at.done, total=at.total, progress=at, told_s=now_s)
+    pace = _pace(at) if at.writes else None
+    bar.update(task, description=printable(text), completed=at.done, total=at.total, pace=pace)
 
 
-def _pace(progress: Progress, age_s: float = 0.0) -> str:
-    """For example "12.3 frames/s, 0:01:05 left", `age_s` seconds later; never that nothing is left."""
-    left_s = round((progress.seconds_left or 0.0) - age_s)
+def _pace(progress: Progress) -> str:
+    """For example "12.3 frames/s, 0:01:05 left"; never that nothing is left, and nothing where that is unknown."""
+    if progress.seconds_left is None:
+        return ""
+    left_s = round(progress.seconds_left)
     left = f"{timedelta(seconds=left_s)} left" if left_s > 0 else "finishing"
     return f"{progress.frames_per_s:.1f} frames/s, {left}"
 
 
 def progress_lines(say: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> ProgressCallback:
-    """Progress for a log file or a pipe: a line when a stage begins, and every 30 s.
-
-    A line begins with the seconds since this call. `clock` returns seconds.
-    """
+    """Progress for a log file or a pipe: a line when a stage begins, and every 30 s, with the seconds so far."""
     began_s = said_s = clock()
     stage = ""
 
@@ -86,8 +80,7 @@ def progress_lines(say: Callable[[str], None], clock: Callable[[], float] = time
             if now_s - said_s < _LINE_EVERY_S:
                 return
             steps = f": {progress.done}" + ("" if progress.total is None else f" of {progress.total}")
-        if progress.seconds_left is not None:
-            steps += f" at {_pace(progress)}"
+        steps += f" at {pace}" if (pace := _pace(progress)) else ""
         stage, said_s = progress.stage, now_s
         say(f"[{now_s - began_s:.0f} s] {stage}{steps}")
 
@@ -95,29 +88,16 @@ def progress_lines(say: Callable[[str], None], clock: Callable[[], float] = time
 
 
 @contextmanager
-def on_screen(bar: bars.Progress) -> Iterator[None]:
-    """Shows a bar; at the end of the block, or at a signal, it is gone."""
-    stopping.bars.append(bar)
-    try:
-        with bar:
-            yield
-    finally:
-        stopping.bars.remove(bar)
-
-
-@contextmanager
 def progress_bar(*, hidden: bool) -> Iterator[ProgressCallback]:
-    """A bar on stderr with stage, steps, time spent and time left; yields the callback that moves it.
-
-    Where stderr is not a terminal, lines of text take its place.
-    """
+    """A bar on stderr, or lines of text where that is no terminal; yields the callback that moves it."""
     if not hidden and not STDERR.is_terminal:
         yield progress_lines(say)
         return
     columns = bars.TextColumn("{task.description:<21}"), bars.BarColumn(bar_width=None), bars.MofNCompleteColumn()
     times = bars.TimeElapsedColumn(), TimeLeft()
     bar = bars.Progress(*columns, *times, console=STDERR, expand=True, transient=True, disable=hidden)
-    with on_screen(bar):
+    stopping.bars.append(bar)
+    with bar:
         task = bar.add_task("starting", total=None)
 
         def move(progress: Progress) -> None:
@@ -128,13 +108,14 @@ def progress_bar(*, hidden: bool) -> Iterator[ProgressCallback]:
         yield move
 
 
-def print_table(heads: Sequence[str], rows: Iterable[Sequence[str]], *, left: int = 1) -> None:
+def print_table(heads: Sequence[str], rows: Iterable[Sequence[object]], *, left: int = 1) -> None:
     """Prints a table to stdout; columns from `left` on are aligned right. No markup: names may come from files."""
     table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for index, head in enumerate(heads):
         table.add_column(head, overflow="fold", justify="left" if index < left else "right")
     for row in rows:
-        table.add_row(*map(printable, row))
+        cells = ("–" if cell is None else f"{cell:.4g}" if isinstance(cell, float) else str(cell) for cell in row)
+        table.add_row(*map(printable, cells))
     width = None if sys.stdout.isatty() else _WIDTH_OF_A_FILE
     Console(markup=False, highlight=False, emoji=False, width=width).print(table)
 
@@ -148,19 +129,9 @@ def print_json(content: Any, *, indent: int | None = None) -> None:
     click.echo(json.dumps(content, indent=indent, default=plain))
 
 
-def process_age_s() -> float:
-    """Seconds since this process was started."""
-    created_s: float = psutil.Process().create_time()
-    if hasattr(time, "CLOCK_BOOTTIME"):  # Linux, where psutil adds it to the time of boot in whole seconds
-        return time.clock_gettime(time.CLOCK_BOOTTIME) - (created_s - psutil.boot_time())
-    return time.time() - created_s
-
-
 def show_report(report: SyncReport, notices: Notices, page: Path | None = None, *, verbose: bool = False) -> None:
-    """Prints the remaining notices to stderr; to stdout what was written, how long it took, and whether lips follow.
-
-    Times are those of the report: start-up ends with the first windows that are painted. `page`: a report that was
-    written. `verbose`: the figures, too.
+    """Prints the remaining notices to stderr; to stdout what was written, the `page` with its report, how long it took,
+    with `verbose` the figures, and whether lips follow.
     """
     for text in report.notices:
         notices.add(text)

@@ -1,31 +1,19 @@
 """`latentsync-trt sync`, `demo` and `faces`: a clip lip-synced, the built-in clip, and the people of a clip."""
 
-import os
-import shlex
 import subprocess
+import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from fractions import Fraction
 from pathlib import Path
-from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 import rich_click as click
 
-from latentsync_trt.cli import echo, interruption
-from latentsync_trt.cli.options import (
-    LocalPath,
-    build,
-    bundle_option,
-    json_option,
-    options_from,
-    overwrite_option,
-    path_option,
-    provider_option,
-    quiet_option,
-)
+from latentsync_trt.cli import BEGAN_S, echo, interruption
+from latentsync_trt.cli import options as flags
 from latentsync_trt.config import MODEL_FPS, PRESETS, PresetName, RuntimeOptions, SyncOptions
 from latentsync_trt.errors import LatentSyncError
 from latentsync_trt.option_fields import FILES
@@ -40,49 +28,26 @@ SOURCE, RESULT, PICTURE, PLOT = "source.mp4", "out.mp4", "side_by_side.png", "sy
 
 
 @click.command("sync")
-@click.argument("files", nargs=-1, type=LocalPath(), metavar="[VIDEO] [AUDIO]")
-@path_option(
-    "--video",
-    panel=FILES,
-    help="Video with a face; also a picture or a GIF.",
+@click.argument("files", nargs=-1, type=flags.LocalPath(), metavar="[VIDEO] [AUDIO]")
+@flags.path_option("--video", panel=FILES, help="Video with a face; also a picture or a GIF.")
+@flags.path_option(
+    "--audio", "--voice", panel=FILES, help="File with the speech that the lips follow; for several people --speaker."
 )
-@path_option(
-    "--audio",
-    "--voice",
-    panel=FILES,
-    help="Speech that the lips follow: an audio file, or a video with sound, such as --video itself. For several "
-    "people use --speaker.",
+@flags.path_option(
+    "--output", "-o", panel=FILES, help="File to write (.mp4, .mov, .mkv).  [default: <video>-synced.mp4]"
 )
-@path_option(
-    "--output",
-    "-o",
-    panel=FILES,
-    help="File to write (.mp4, .mov, .mkv).  [default: <video>-synced.mp4 beside the video]",
-)
-@bundle_option
-@options_from(SyncOptions)
-@provider_option
-@options_from(RuntimeOptions, leave_out=("verify",))
+@flags.bundle_option
+@flags.options_from(SyncOptions)
+@flags.provider_option
+@flags.options_from(RuntimeOptions, leave_out=("verify",))
 @click.option("--verbose", is_flag=True, help="Print the figures behind the verdict, too.")
-@quiet_option
-@json_option
-def sync(
-    files: tuple[Path, ...],
-    video: Path | None,
-    audio: Path | None,
-    output: Path | None,
-    bundle: str | None,
-    verbose: bool,
-    quiet: bool,
-    as_json: bool,
-    **fields: Any,
-) -> None:
+@flags.quiet_option
+@flags.json_option
+def sync(files: tuple[Path, ...], bundle: str | None, quiet: bool, as_json: bool, **fields: Any) -> None:
     """VIDEO and AUDIO may also be given as --video and --audio."""
-    video, audio = _clip_of(files, video, audio)
-    options, runtime = build(SyncOptions, fields), build(RuntimeOptions, fields)
-    trial = Thread(target=_try_provider, args=(fields["provider"], runtime), name="open")
-    trial.start()  # while modules are imported
-    from latentsync_trt.cli.show import new_notices, notices_to, print_json, process_age_s, progress_bar, show_report
+    video, audio = _clip_of([*files], fields["video"], fields["audio"])
+    options, runtime = flags.build(SyncOptions, fields), flags.build(RuntimeOptions, fields)
+    from latentsync_trt.cli.show import new_notices, notices_to, print_json, progress_bar, show_report
     from latentsync_trt.runtime.stages import POLL_S, results
 
     silent, notices = quiet or as_json, new_notices()
@@ -90,12 +55,14 @@ def sync(
 
     def opened() -> "LipSync":
         from latentsync_trt.bundle.find import describe_choice, find_bundle
-        from latentsync_trt.runtime import model  # noqa: F401 -- else only after the trial
+        from latentsync_trt.runtime.providers.select import select_provider
+
+        with suppress(LatentSyncError):  # loads libraries while modules are imported; `from_bundle` tells errors
+            select_provider(fields["provider"], runtime.one_device)
         from latentsync_trt.sync.api import LipSync
         from latentsync_trt.sync.threads import tune_process
 
         tune_process()
-        trial.join()
         folder, why = find_bundle(bundle)
         if bundle is None:
             say(describe_choice(folder, why))
@@ -106,16 +73,17 @@ def sync(
         from latentsync_trt.sync.inputs import check_inputs
 
         what = "synced" if options.preview_s is None else "preview"
-        target = output or video.parent / f"{video.stem}-{what}{default_suffix(options)}"
+        target = fields["output"] or video.parent / f"{video.stem}-{what}{default_suffix(options)}"
         inputs = check_inputs(video, audio, target, options)
+        from latentsync_trt.sync import api  # noqa: F401 -- else only after libraries are loaded
     (lip_sync,) = results([opening])
     with lip_sync:
         with progress_bar(hidden=silent) as on_progress:
             report = lip_sync.run(inputs, on_progress=on_progress)
         if as_json:
-            print_json({**asdict(report), "total_s": process_age_s()})
+            print_json({**asdict(report), "total_s": time.monotonic() - BEGAN_S})
         elif not quiet:
-            show_report(report, notices, inputs.page, verbose=verbose)
+            show_report(report, notices, inputs.page, verbose=fields["verbose"])
         if (building := lip_sync.build) is not None:
             if not building.done():
                 say("engines for the next run are still being built; Ctrl-C stops that, the output is complete")
@@ -137,33 +105,22 @@ for _each in sync.params:
         _each.hidden = _each.name not in _FIRST
 
 
-def _clip_of(files: tuple[Path, ...], video: Path | None, audio: Path | None) -> tuple[Path, Path | None]:
+def _clip_of(files: list[Path], video: Path | None, audio: Path | None) -> tuple[Path, Path | None]:
     """Video and audio by their options, or else by the arguments `files`, in their order."""
-    for path in files:
-        if video is None:
-            video = path
-        elif audio is None:
-            audio = path
-        else:
-            raise click.UsageError(f"{path}: is one file too many; give VIDEO and AUDIO")
     if video is None:
-        raise click.UsageError("no video; give one and its speech, as in `latentsync-trt sync in.mp4 speech.wav`")
+        if not files:
+            raise click.UsageError("no video; give one and its speech, as in `latentsync-trt sync in.mp4 speech.wav`")
+        video = files.pop(0)
+    if audio is None and files:
+        audio = files.pop(0)
+    if files:
+        raise click.UsageError(f"{files[0]}: is one file too many; give VIDEO and AUDIO")
     return video, audio
-
-
-def _try_provider(request: str, options: RuntimeOptions) -> None:
-    """Loads the provider's libraries; what goes wrong is told by `LipSync.from_bundle`, which tries it again."""
-    from latentsync_trt.runtime.providers.select import select_provider
-
-    with suppress(LatentSyncError):
-        select_provider(request, options.one_device)
 
 
 @contextmanager
 def meanwhile(action: Callable[[], "LipSync"]) -> "Iterator[Future[LipSync]]":
     """Runs `action` in a thread. An error of the block does not wait for it; what it returns later is closed then."""
-    from concurrent.futures import ThreadPoolExecutor
-
     thread = ThreadPoolExecutor(1, thread_name_prefix="open")
     result = thread.submit(action)
     thread.shutdown(wait=False)
@@ -175,16 +132,15 @@ def meanwhile(action: Callable[[], "LipSync"]) -> "Iterator[Future[LipSync]]":
 
 
 @click.command("demo")
-@path_option("--output", help="Folder to write to.", folder=True, default="demo", show_default=True)
-@path_option("--audio", help="Speech of your own.  [default: a built-in sentence]")
-@path_option("--video", help="A face of your own.  [default: a built-in portrait]")
+@flags.path_option("--output", help="Folder to write to.", folder=True, default="demo", show_default=True)
+@flags.path_option("--audio", help="Speech of your own.  [default: a built-in sentence]")
+@flags.path_option("--video", help="A face of your own.  [default: a built-in portrait]")
 @click.option("--bundle", default="demo", show_default=True, help="The model to run: a path, a name, or demo.")
 @click.option("--preset", default="balanced", show_default=True, type=click.Choice(list(PRESETS)), help="As for sync.")
-@quiet_option
+@flags.quiet_option
 def demo(output: Path, audio: Path | None, video: Path | None, bundle: str, preset: PresetName, quiet: bool) -> None:
-    """Writes source.mp4, out.mp4, side_by_side.png (source, masked, result) and sync.png (speech and
-    mouth over time) to the folder, and prints how well the lips follow.
-    """
+    """Writes source.mp4, out.mp4, side_by_side.png (source, masked, result) and sync.png (speech and mouth over time)
+    to the folder, and prints how well the lips follow."""
     from latentsync_trt.cli.show import new_notices, progress_bar, show_report
     from latentsync_trt.files import whole_file
     from latentsync_trt.media.demo_clip import SENTENCE, choose_clip
@@ -218,11 +174,7 @@ def demo(output: Path, audio: Path | None, video: Path | None, bundle: str, pres
 
 
 def look_at(out: Path, clip: "Clip", bundle: str, on_progress: "ProgressCallback | None" = None) -> str:
-    """Measures the result of `clip` in the folder `out` and draws both pictures there; returns how lips follow.
-
-    Raises:
-        InputError: too few frames show a face. OutputError: a picture cannot be written.
-    """
+    """Measures the result of `clip` in the folder `out` and draws both pictures there; returns how lips follow."""
     from latentsync_trt.bundle.find import find_bundle
     from latentsync_trt.bundle.manifest import read_manifest
     from latentsync_trt.measure.clips import choose_moments, face_views, masked, measure_clip, square_rgb
@@ -254,17 +206,14 @@ def look_at(out: Path, clip: "Clip", bundle: str, on_progress: "ProgressCallback
 
 
 @click.command("faces")
-@click.argument("video", type=LocalPath())
-@path_option(
-    "-o", "--output", help="Where to write OUTPUT.png and OUTPUT.json.  [default: the video's name with -faces]"
-)
-@overwrite_option
-@json_option
+@click.argument("video", type=flags.LocalPath())
+@flags.path_option("--output", "-o", help="Name of the .png and .json to write.  [default: the video's with -faces]")
+@flags.overwrite_option
+@flags.json_option
 def faces(video: Path, output: Path | None, overwrite: bool, as_json: bool) -> None:
-    """The numbers are those of --face index:N and --speaker N=FILE. The tracks are JSON that can be
-    edited: delete or renumber people and spans, and change who speaks when, for --face speaking. Of a crowd, the twelve
-    largest faces at a time are followed.
-    """
+    """The numbers are those of --face index:N and --speaker N=FILE. The JSON can be edited: delete or renumber people
+    and spans, and change who speaks when, for --face speaking. Of a crowd, the twelve largest faces at a time are
+    followed."""
     from latentsync_trt.cli.show import print_json, print_table, progress_bar, say
     from latentsync_trt.face.detector import MediaPipeDetector
     from latentsync_trt.face.people import summaries
@@ -290,25 +239,14 @@ def faces(video: Path, output: Path | None, overwrite: bool, as_json: bool) -> N
     if as_json:
         print_json({"people": people, "sheet": sheet, "tracks": saved, "notice": notice}, indent=2)
         return
-    rows = []
+    heads, rows = ("face", "seen s", "first s", "last s", "height px", "frontal", "speaks, s"), []
     for person in people:
-        first, last = _time_text(person.times_s[0][0]), _time_text(person.times_s[-1][1])
-        seen = f"{person.seen_s:.1f} s", str(len(person.times_s))
-        looks = f"{person.height_px} px", f"{person.frontal:.0%}"
-        speaks = ", ".join(f"{_time_text(start_s)}-{_time_text(end_s)}" for start_s, end_s in person.speaks)
-        rows.append((str(person.number), *seen, first, last, *looks, speaks or "-"))
-    print_table(("face", "seen", "times", "first", "last", "height", "frontal", "speaks"), rows, left=0)
+        speaks = ", ".join(f"{start_s:.1f}-{end_s:.1f}" for start_s, end_s in person.speaks)
+        span = person.times_s[0][0], person.times_s[-1][1]
+        rows.append((person.number, person.seen_s, *span, person.height_px, f"{person.frontal:.0%}", speaks or "-"))
+    print_table(heads, rows, left=0)
     if notice is not None:
         say(f"note: {notice}")
     echo(f"{sheet}: contact sheet")
-    face = f"index:{people[0].number}"
-    words = ["latentsync-trt", "sync", str(video), "speech.wav", "--faces", str(saved), "--face", face]
-    line = subprocess.list2cmdline(words) if os.name == "nt" else shlex.join(words)
-    echo(f"{saved}: tracks; next: {line}")
-
-
-def _time_text(time_s: float) -> str:
-    """ "1:02.5" for 62.5 seconds."""
-    minutes, seconds = divmod(round(time_s, 1), 60)
-    hours, minutes = divmod(int(minutes), 60)
-    return f"{hours}:{minutes:02}:{seconds:04.1f}" if hours else f"{minutes}:{seconds:04.1f}"
+    words = ["sync", str(video), "speech.wav", "--faces", str(saved), "--face", f"index:{people[0].number}"]
+    echo(f"{saved}: tracks; next: latentsync-trt {subprocess.list2cmdline(words)}")
