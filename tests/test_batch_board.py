@@ -45,7 +45,7 @@ PROBLEMS: tuple[Event, ...] = (
 
 def test_lines_for_a_log(make: Callable[..., Board], capsys: pytest.CaptureFixture[str]) -> None:
     board = make()
-    with board.shown():
+    with board.bars:
         for event in (*HALF, HALF[-1], *END, *PROBLEMS):
             board(event)
     board.show_summary()
@@ -70,6 +70,7 @@ def test_json_lines_are_the_events(make: Callable[..., Board], capsys: pytest.Ca
     kinds += "WorkerState Finished summary"  # progress of half a second ago is not told again
     assert [event["event"] for event in events] == kinds.split()
     progress = {"stage": "lip-sync", "done": 125, "total": 250, "frames_per_s": 25.0, "picture": None, "written_s": 0.0}
+    progress["left_s"] = None
     clip = {"event": "Moved", "row": "row 2", "output": "/out/a[1].mp4", "task_id": "a"}
     assert events[3] == {**clip, "worker": "gpu 0", "progress": progress}
     counts = {"event": "summary", "done": 2, "done_before": 1, "failed": 1, "skipped": 0, "frames": 500}
@@ -82,7 +83,7 @@ def test_a_terminal_shows_the_whole_and_as_many_workers_as_it_has_room_for(
     terminal = Console(file=io.StringIO(), force_terminal=True, width=100, height=6)
     monkeypatch.setattr(batch_module, "STDERR", terminal)
     board = make()
-    with board.shown():
+    with board.bars:
         for number in range(12):
             board(WorkerState(f"gpu {number}", "starting"))
         for event in HALF:

@@ -3,7 +3,7 @@
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing
+from contextlib import ExitStack, closing
 from dataclasses import asdict, replace
 from pathlib import Path, PureWindowsPath
 from typing import TYPE_CHECKING, Any
@@ -13,16 +13,7 @@ from rich.progress import BarColumn, TaskID, TaskProgressColumn, TextColumn
 from rich.progress import Progress as Bars
 
 from latentsync_trt.batch.remote_files import is_url, shown
-from latentsync_trt.batch.tasks import (
-    Event,
-    Failed,
-    Finished,
-    Moved,
-    Task,
-    WorkerHandle,
-    WorkerSettings,
-    WorkerState,
-)
+from latentsync_trt.batch.tasks import Event, Failed, Finished, Moved, Task, WorkerSettings, WorkerState
 from latentsync_trt.cli import echo, interruption
 from latentsync_trt.cli.options import (
     LocalPath,
@@ -38,12 +29,13 @@ from latentsync_trt.cli.show import STDERR, TimeLeft, on_screen, print_json, pro
 from latentsync_trt.config import RuntimeOptions, SyncOptions
 from latentsync_trt.errors import InputError
 from latentsync_trt.option_fields import FILES, HARDWARE
-from latentsync_trt.paths import check_folder_to_write, exists
+from latentsync_trt.paths import exists, make_folder
 from latentsync_trt.types import Progress
 
 if TYPE_CHECKING:
     from latentsync_trt.batch.job_file import BatchRow
     from latentsync_trt.batch.job_store import JobStore
+    from latentsync_trt.batch.local import WorkerHandle
 
 _LEDGER = ".ledger.sqlite"
 _MOVED_EVERY_S = 2.0
@@ -90,12 +82,11 @@ def batch(
     rows = read_rows(jobs, build(SyncOptions, fields), folder)
     path = jobs.with_name(jobs.name + _LEDGER)
     with ExitStack() as stack:
-        store = stack.enter_context(JobStore.open(path)) if path.exists() else None
+        store = stack.enter_context(JobStore(path)) if path.exists() else None
         left = rows if store is None else _left(store, rows)
         done = len(rows) - len(left)
         if folder is not None and not is_url(folder):
-            check_folder_to_write(Path(folder), "--output")
-            Path(folder).mkdir(parents=True, exist_ok=True)
+            make_folder(Path(folder))
         ready = _check(left, skip=skip_bad, quiet=quiet, as_json=as_json)
         bad = len(left) - len(ready)
         board = Board({row.task.id: row for row in ready}, done, skipped=bad, as_json=as_json, quiet=quiet)
@@ -106,9 +97,9 @@ def batch(
                 notice(describe_choice(found, why))
             scratch, on = fields["scratch"] and str(fields["scratch"].absolute()), build(WorkerOptions, fields)
             settings = WorkerSettings(bundle, fields["provider"], build(RuntimeOptions, fields), scratch)
-            handles = make_workers(settings, on.workers, most=len(ready), ray=on.ray, on_notice=notice)
-            store = store or stack.enter_context(JobStore.open(path))
-            _run([row.task for row in ready], handles, store, board)
+            workers = make_workers(settings, on.workers, most=len(ready), ray=on.ray, on_notice=notice)
+            store = store or stack.enter_context(JobStore(path))
+            _run([row.task for row in ready], workers, store, board)
         elif done:
             notice(f"{path}: all of its rows are done; to run them again, delete it and add --overwrite")
     board.show_summary()
@@ -141,21 +132,23 @@ def _check(rows: "Sequence[BatchRow]", *, skip: bool, quiet: bool, as_json: bool
     """
     from latentsync_trt.batch.job_file import check_rows
 
+    ready: list[BatchRow] = []
     with progress_bar(hidden=quiet or as_json) as show:
-        checked = check_rows(rows, lambda count: show(Progress("checking rows", count, len(rows))))
-    bad = [row for row in checked if row.problem]
-    for row in bad:
-        if as_json:
-            tell("problem", message=f"{row.where}: {row.problem}")
-        else:
-            say(f"{row.where}: {row.problem}")
-    if bad and not skip:
+        for count, row in enumerate(check_rows(rows), 1):
+            show(Progress("checking rows", count, len(rows)))
+            if not row.problem:
+                ready.append(row)
+            elif as_json:
+                tell("problem", message=f"{row.where}: {row.problem}")
+            else:
+                say(f"{row.where}: {row.problem}")
+    if len(ready) < len(rows) and not skip:
         cure = "correct or remove them, or add --skip-bad"
-        raise InputError(f"{len(bad)} of {len(rows)} rows cannot work, and none was started; {cure}")
-    return sorted((row for row in checked if not row.problem), key=lambda row: -row.cost)
+        raise InputError(f"{len(rows) - len(ready)} of {len(rows)} rows cannot work, and none was started; {cure}")
+    return sorted(ready, key=lambda row: -row.cost)
 
 
-def _run(tasks: "Sequence[Task]", handles: "Sequence[WorkerHandle]", store: "JobStore", board: "Board") -> None:
+def _run(tasks: "Sequence[Task]", workers: "Sequence[WorkerHandle]", store: "JobStore", board: "Board") -> None:
     """Runs all tasks; raises if no worker can work."""
     from latentsync_trt.batch.dispatch import Dispatcher
 
@@ -165,9 +158,9 @@ def _run(tasks: "Sequence[Task]", handles: "Sequence[WorkerHandle]", store: "Job
         store.record(event)
         board(event)
 
-    with board.shown(), interruption("interrupted; the same command goes on"):
+    with on_screen(board.bars), interruption("interrupted; the same command goes on"):
         try:
-            with closing(Dispatcher(handles, on_event)) as dispatcher:
+            with closing(Dispatcher(workers, on_event)) as dispatcher:
                 for task in tasks:
                     dispatcher.submit(task)
                 dispatcher.wait()
@@ -194,17 +187,13 @@ class Board:
         self.failed = list[tuple["BatchRow", str]]()
         self._rows, self._before, self._skipped = rows, before, skipped
         self._as_json, self._quiet, self._lock = as_json, quiet, threading.Lock()
-        self._done, self._frames, self._total = 0, 0, before + len(rows)
+        self._done, self._frames = 0, 0
         self._began_s, self._ready_s, self._told_s = time.monotonic(), 0.0, 0.0
-        columns = TextColumn("{task.description}", markup=False), BarColumn(24), TaskProgressColumn()
-        is_live = STDERR.is_terminal and not (as_json or quiet)
-        self._bars = Bars(*columns, TimeLeft(), console=STDERR, transient=True, disable=not is_live)
-        self._all = self._bars.add_task(str(self), total=len(rows))
+        columns = TextColumn("{task.description}", markup=False), BarColumn(24), TaskProgressColumn(), TimeLeft()
+        hidden = as_json or quiet or not STDERR.is_terminal
+        self.bars = Bars(*columns, console=STDERR, transient=True, disable=hidden)
+        self._whole = self.bars.add_task(str(self), total=len(rows))
         self._workers: dict[str, TaskID] = {}
-
-    def shown(self) -> AbstractContextManager[None]:
-        """Shows the bars, in its block."""
-        return on_screen(self._bars)
 
     def __call__(self, event: Event) -> None:
         """Takes an event into account, and shows it."""
@@ -217,9 +206,9 @@ class Board:
                         self._ready_s = self._ready_s or time.monotonic()
                     if state == "closed" and detail:
                         self._say(f"worker {worker} is given up: {detail}")
-                    self._move(worker, f"{worker}  {state}", Progress(state, 0, 1))
+                    self._move(worker, state, Progress(state, 0, 1))
                 case Moved(task_id, worker, progress):
-                    self._move(worker, f"{worker}  {progress.stage}  {_name(self._rows[task_id])}", progress)
+                    self._move(worker, f"{progress.stage}  {_name(self._rows[task_id])}", progress)
                 case Finished(task_id, worker, done):
                     self._done, self._frames = self._done + 1, self._frames + done.report["frames"]
                     frames = f"{done.report['frames']} frames in {done.seconds:.1f} s on {worker}"
@@ -229,12 +218,12 @@ class Board:
                     what = f"worker {worker} was lost, the clip runs again" if again else "failed"
                     self.failed += [] if again else [(row, message)]
                     self._say(f"{row.where}: {_name(row)}: {what}: {message}")
-            self._bars.update(self._all, completed=self._done + len(self.failed), description=str(self))
+            self.bars.update(self._whole, completed=self._done + len(self.failed), description=str(self))
 
     def _move(self, worker: str, text: str, at: Progress) -> None:
         if worker not in self._workers:
-            self._workers[worker] = self._bars.add_task(worker)
-        show_progress(self._bars, self._workers[worker], text, at)
+            self._workers[worker] = self.bars.add_task(worker)
+        show_progress(self.bars, self._workers[worker], f"{worker}  {text}", at)
 
     def _tell(self, event: Event) -> None:
         """Prints an event as JSON; progress only from time to time."""
@@ -242,8 +231,10 @@ class Board:
             if time.monotonic() - self._told_s < _MOVED_EVERY_S:
                 return
             self._told_s = time.monotonic()
-        row = None if isinstance(event, WorkerState) else self._rows[event.task_id]
-        where = {} if row is None else {"row": row.where, "output": shown(row.task.output)}
+        where = {}
+        if not isinstance(event, WorkerState):
+            row = self._rows[event.task_id]
+            where = {"row": row.where, "output": shown(row.task.output)}
         tell(type(event).__name__, **where, **asdict(event))
 
     def _say(self, text: str) -> None:
@@ -252,24 +243,23 @@ class Board:
 
     def __str__(self) -> str:
         failed = f", {len(self.failed)} failed" if self.failed else ""
-        return f"{self._before + self._done} of {self._total} clips done{failed}"
+        return f"{self._before + self._done} of {self._before + len(self._rows)} clips done{failed}"
 
     def show_summary(self) -> None:
         """Prints the rows that failed to stderr, and numbers of the whole batch to stdout."""
-        now_s, frames = time.monotonic(), self._frames
-        times = {"wall_s": now_s - self._began_s, "frames_per_s": frames / max(now_s - self._ready_s, 1e-6)}
+        now_s, frames, failed = time.monotonic(), self._frames, len(self.failed)
+        wall_s, pace = now_s - self._began_s, frames / max(now_s - self._ready_s, 1e-6)
         if self._as_json:
-            counts = {"done": self._done, "done_before": self._before, "failed": len(self.failed), "frames": frames}
-            tell("summary", **counts, skipped=self._skipped, **times)
+            counts = {"done": self._done, "done_before": self._before, "failed": failed, "skipped": self._skipped}
+            tell("summary", **counts, frames=frames, wall_s=wall_s, frames_per_s=pace)
             return
         for row, message in self.failed:
             say(f"failed: {row.where}  {_name(row)}  {message}")
+        before = f" ({self._before} earlier)" if self._before else ""
+        skipped = f", {self._skipped} skipped" if self._skipped else ""
+        ran = f"{frames} frames in {wall_s:.1f} s, {pace:.1f} frames/s after start-up" if self._ready_s else ""
         if not self._quiet:
-            before = f" ({self._before} earlier)" if self._before else ""
-            skipped = f", {self._skipped} skipped" if self._skipped else ""
-            pace = "{frames} frames in {wall_s:.1f} s, {frames_per_s:.1f} frames/s after start-up"
-            ran = pace.format(frames=frames, **times) if self._ready_s else "nothing to run"
-            echo(f"{self._before + self._done} clips done{before}, {len(self.failed)} failed{skipped}: {ran}")
+            echo(f"{self._before + self._done} clips done{before}, {failed} failed{skipped}: {ran or 'nothing to run'}")
 
 
 def tell(kind: str, **fields: Any) -> None:
