@@ -16,13 +16,17 @@ from latentsync_trt.types import Progress
 
 @pytest.fixture
 def make() -> Callable[..., Board]:
-    """A board of two clips of 10 s, and one whose length is unknown."""
-    lengths_s = {"a": 10.0, "b": 10.0, "c": None}
+    """A board of three clips."""
     rows = {
-        name: BatchRow(f"row {row}", Task(name, "v", "a", f"/out/{name}[1].mp4"), length_s)
-        for row, (name, length_s) in enumerate(lengths_s.items(), 2)
+        name: BatchRow(f"row {row}", Task(name, "v", "a", f"/out/{name}[1].mp4")) for row, name in enumerate("abc", 2)
     }
-    return lambda **how: Board(rows, before=1, **how)
+
+    def board(**how: bool) -> Board:
+        made = Board(**how)
+        made.rows, made.before = rows, 1
+        return made
+
+    return board
 
 
 HALF: tuple[Event, ...] = (

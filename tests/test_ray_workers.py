@@ -19,7 +19,6 @@ from latentsync_trt import SyncOptions
 from latentsync_trt.batch import ray_workers as module
 from latentsync_trt.batch.dispatch import Dispatcher
 from latentsync_trt.batch.local import WorkerHandle
-from latentsync_trt.batch.ray_workers import Needs
 from latentsync_trt.batch.tasks import (
     Canceled,
     Event,
@@ -84,13 +83,13 @@ CPUS_4, CPUS_8, GPUS_4 = {"CPU": 4.0}, {"CPU": 8.0}, {"CPU": 64.0, "GPU": 4.0}
 @pytest.mark.parametrize(
     ("nodes", "provider", "expected"),
     [
-        ([CPUS_4, CPUS_8, {}], "auto", (2, Needs(0, 4))),
-        ([CPUS_4, GPUS_4, GPUS_4], "auto", (8, Needs(1, 8))),
-        ([CPUS_4], "cuda", (1, Needs(1, 1))),  # an autoscaler may add a node
-        ([GPUS_4] * 9, "auto", (20, Needs(1, 8))),
+        ([CPUS_4, CPUS_8, {}], "auto", (2, 0, 4)),
+        ([CPUS_4, GPUS_4, GPUS_4], "auto", (8, 1, 8)),
+        ([CPUS_4], "cuda", (1, 1, 1)),  # an autoscaler may add a node
+        ([GPUS_4] * 9, "auto", (20, 1, 8)),
     ],
 )
-def test_what_workers_ask_for(nodes: list[dict[str, float]], provider: str, expected: tuple[int, Needs]) -> None:
+def test_what_workers_ask_for(nodes: list[dict[str, float]], provider: str, expected: tuple[int, int, int]) -> None:
     assert plan(nodes, provider, None, 20) == expected
 
 

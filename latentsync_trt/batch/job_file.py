@@ -36,18 +36,13 @@ _THREADS = min(16, 4 * (os.cpu_count() or 1))
 class BatchRow:
     """A row of a job file: where it is ("row 3"), its task, or why it cannot work.
 
-    `length_s`: of its video, where that is known.
+    `cost`: seconds of video times full denoising steps; infinite where the length is unknown.
     """
 
     where: str
     task: Task
-    length_s: float | None = None
+    cost: float = inf
     problem: str = ""
-
-    @property
-    def cost(self) -> float:
-        """Expected work: seconds of video times full denoising steps; infinite where the length is unknown."""
-        return inf if self.length_s is None else self.length_s * sum(plan_for(self.task.options))
 
 
 def read_rows(source: Path, defaults: SyncOptions, folder: str | None = None) -> list[BatchRow]:
@@ -70,8 +65,7 @@ def read_rows(source: Path, defaults: SyncOptions, folder: str | None = None) ->
             rows.append(BatchRow(where, nothing, problem=str(error)))
     if not rows:
         raise InputError(f"{source}: has no rows; add a row for each clip")
-    conflicts = _conflicts(rows)
-    return [replace(row, problem=row.problem or conflicts.get(row.where, "")) for row in rows]
+    return _without_conflicts(rows)
 
 
 def check_rows(rows: Sequence[BatchRow]) -> Iterator[BatchRow]:
@@ -141,27 +135,27 @@ def _default_output(video: str, options: SyncOptions, folder: str | None) -> str
     from latentsync_trt.media.codecs import default_suffix
 
     name = f"{Path(remote_files.name_of(video) if is_url(video) else video).stem}-synced{default_suffix(options)}"
-    if folder is not None:
-        return f"{folder.rstrip('/')}/{name}" if is_url(folder) else str(Path(folder).absolute() / name)
-    if is_url(video):
-        raise InputError(f"{video}: no output; name one in the row, or a folder for all with --output")
-    return str(Path(video).with_name(name))
+    if folder is None:
+        folder = video.rpartition("/")[0] if is_url(video) else str(Path(video).parent)
+    elif not is_url(folder):
+        folder = str(Path(folder).absolute())
+    return f"{folder.rstrip('/')}/{name}"
 
 
 def _joined(base: Path, file: str) -> str:
     return file if is_url(file) else str((base / local_path(file)).absolute())
 
 
-def _conflicts(rows: Sequence[BatchRow]) -> dict[str, str]:
-    """Finds rows that would write a file of another row."""
-    problems, firsts = dict[str, str](), dict[str, BatchRow]()
+def _without_conflicts(rows: Sequence[BatchRow]) -> list[BatchRow]:
+    """The rows; those that would write a file of another row have that as their problem."""
+    problems, firsts = {row.where: row.problem for row in rows}, dict[str, BatchRow]()
     files = [(row, *file) for row in rows if not row.problem for file in row.task.files()]
     for row, file, written in sorted(files, key=lambda each: each[2]):  # those that are read first
         key = file if is_url(file) else os.path.normcase(os.path.realpath(file))
         first = firsts.setdefault(key, row)
         if written and first is not row:  # `check_inputs` compares with the row's own
             problems[row.where] = f"{shown(file)}: is a file of {first.where}, too; choose another name"
-    return problems
+    return [replace(row, problem=problems[row.where]) for row in rows]
 
 
 def _checked(row: BatchRow) -> BatchRow:
@@ -174,9 +168,8 @@ def _checked(row: BatchRow) -> BatchRow:
         if row.problem:
             return row
         if not any(is_url(file) for file, _ in files):
-            inputs = check_inputs(task.video, task.audio, task.output, task.options)
-            length_s = inputs.info.duration_s
-            return row if length_s is None else replace(row, length_s=float(length_s))
+            length_s = check_inputs(task.video, task.audio, task.output, task.options).info.duration_s
+            return replace(row, cost=inf if length_s is None else float(length_s) * sum(plan_for(task.options)))
         for file, written in files:
             if written:
                 remote_files.check_target(file)

@@ -50,6 +50,7 @@ class WorkerHandle:
         name: as in "gpu 0", "cpu", "ray 3"; of several on a device, "gpu 0.1" and "gpu 0.2".
         at_once: how many tasks it takes at a time; one after two clips together took too much memory.
         provider: the execution provider on which it opened its bundle, as in "cuda"; empty before.
+        hangs: whether it works and has sent nothing for long.
     """
 
     def __init__(
@@ -61,36 +62,23 @@ class WorkerHandle:
         at_once: int = 1,
         new_child: Callable[[], Any] | None = None,
     ) -> None:
-        """Does not start it.
-
-        Args:
-            on_notice: called within `start` with what takes long there; notices of a clip are in its report.
-            new_child: makes what acts as a `Child` elsewhere.
-        """
+        """`on_notice`: called within `start` with what takes long there. `new_child`: makes what acts as a `Child`."""
         self.name, self.at_once, self.provider = name, at_once, ""
         self._settings, self._on_notice = settings, on_notice
-        self._new_child = new_child or partial(_start_child, name, settings)
+        environment = {} if settings.threads is None else {"OMP_NUM_THREADS": str(settings.threads)}
+        self._new_child = new_child or partial(Child, work, environment)
         self._starting, self._lock = threading.Lock(), threading.Lock()
         self._child: Any = None
-        self._reader = threading.Thread()
+        self._reader: threading.Thread | None = None
         self._calls: dict[str, _Call] = {}
-        self._works = self._closed = False
+        self.hangs = self._works = self._closed = False
         self._heard_s = 0.0
         self._problem: LatentSyncError | None = None
-        """Why the child takes no more orders, where that is known."""
+        """Why the child ends, where that is known."""
 
     @property
     def pid(self) -> int | None:
         return None if self._child is None else self._child.pid
-
-    @property
-    def hangs(self) -> bool:
-        """Whether it works and has sent nothing for long."""
-        return self._silent_s > _HUNG_S / 10
-
-    @property
-    def _silent_s(self) -> float:
-        return time.monotonic() - self._heard_s if self._calls else 0.0
 
     def start(self) -> None:
         """Returns when the bundle is open, also after the worker was lost; at once if it is.
@@ -101,8 +89,7 @@ class WorkerHandle:
         with self._starting:
             if self._works:
                 return
-            if self._child is not None:
-                self._child.end(_PATIENCE_S)
+            if self._reader is not None:
                 self._reader.join()
             with self._lock:
                 if self._closed or exit_code():
@@ -149,55 +136,52 @@ class WorkerHandle:
         return event["result"]
 
     def _read(self) -> None:
-        """In a thread: takes events, until the child ends."""
+        """In a thread: takes events, until the child ends or is lost."""
         for event in self._child.events(self._watch):
-            self._heard_s = time.monotonic()
             key, error = event["key"], event.get("error")
+            lost = isinstance(error, WorkerLost) or (error is not None and not key)
             with self._lock:
-                if isinstance(error, WorkerLost) or (error is not None and not key):
-                    self._works, self._problem = False, self._problem or error
+                self._heard_s = time.monotonic()
                 call = self._calls.get(key) if "progress" in event else self._calls.pop(key, None)
+                if lost:
+                    self._works, self._problem = False, self._problem or error
             if call is not None:
                 call.events.put(event)
+            if lost:
+                break
         ended = self._child.end(_PATIENCE_S)  # elsewhere, if only the connection was lost, it still locks its outputs
         with self._lock:
+            self._works = self.hangs = False
+            calls, self._calls = [*self._calls.values()], {}
             if self._problem is None:
                 line = ended.last_error_line or "no message"
                 self._problem = WorkerLost(f"its process ended with {ended}: {line}")
-            self._works, calls, self._calls = False, [*self._calls.values()], {}
         for call in calls:
             call.events.put({"error": self._problem})
 
     def _watch(self) -> None:
         """Passes cancels on; ends a child that hangs, or that takes too much memory."""
+        now_s, bytes_, most = time.monotonic(), self._child.memory_bytes, self._settings.most_bytes
+        problem: LatentSyncError | None = None
         with self._lock:
             calls = dict(self._calls)
+            silent_s = now_s - self._heard_s if calls else 0.0
+            self.hangs = silent_s > _HUNG_S / 10
+            if max([silent_s, *(now_s - call.canceled_s for call in calls.values())]) > _HUNG_S:
+                problem = WorkerLost(f"did not answer, or not obey a cancel, for {_HUNG_S:g} s, and was ended")
+            elif calls and "" not in calls and bytes_ > most:
+                text = f"needs more than {most / 1e9:.2g} GB of memory, the most for a worker here"
+                problem = TaskError(f"the clip {text}; give one with smaller pictures, or fewer --workers")
+                if len(calls) > 1:
+                    self.at_once, problem = 1, WorkerLost(f"{text}; its clips run again, one at a time")
+            if problem is not None:
+                self._works, self._problem = False, problem
+        if problem is not None:
+            self._child.end()
         for key, call in calls.items():
             if call.canceled.is_set() and call.canceled_s == inf:
-                call.canceled_s = time.monotonic()
+                call.canceled_s = now_s
                 self._child.send((key, None))
-        if max([self._silent_s, *(time.monotonic() - call.canceled_s for call in calls.values())]) > _HUNG_S:
-            self._end_child(WorkerLost(f"did not answer, or not obey a cancel, for {_HUNG_S:g} s, and was ended"))
-        elif calls and "" not in calls and self._child.memory_bytes > self._settings.most_bytes:
-            most = f"more than {self._settings.most_bytes / 1e9:.2g} GB of memory, the most for a worker here"
-            if len(calls) > 1:
-                self.at_once = 1
-                self._end_child(WorkerLost(f"two clips need {most}; they run again, one at a time"))
-            else:
-                cure = "give one with smaller pictures, or fewer --workers"
-                self._end_child(TaskError(f"the clip needs {most}; {cure}"))
-
-    def _end_child(self, problem: LatentSyncError) -> None:
-        with self._lock:
-            self._works, self._problem = False, self._problem or problem
-        self._child.end()
-
-
-def _start_child(name: str, settings: WorkerSettings) -> Child:
-    try:
-        return Child(work, {} if settings.threads is None else {"OMP_NUM_THREADS": str(settings.threads)})
-    except OSError as error:
-        raise WorkerLost(f"{name}: its process cannot be started ({error})") from error
 
 
 def work(orders: Iterator[Any], emit: Emit) -> None:

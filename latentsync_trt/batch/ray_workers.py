@@ -9,7 +9,6 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any
 from urllib.parse import urlsplit
@@ -21,18 +20,8 @@ from latentsync_trt.errors import InputError, LatentSyncError, MissingDependency
 from latentsync_trt.sync.threads import tune_process
 from latentsync_trt.version import __version__
 
-_THREADS = 4
 _POLL_S = 0.5
-_CONNECT_S = 30.0
-_REACH_S = 5.0
-
-
-@dataclass(frozen=True, slots=True)
-class Needs:
-    """What a worker reserves of a node."""
-
-    gpus: int
-    cpus: int
+_CONNECT_S, _REACH_S = 30.0, 5.0
 
 
 class RemoteChild:
@@ -40,14 +29,15 @@ class RemoteChild:
 
     memory_bytes = 0  # Ray has limits of its own
 
-    def __init__(self, needs: Needs, on_notice: Callable[[str], None]) -> None:
+    def __init__(self, gpus: int, cpus: int, on_notice: Callable[[str], None]) -> None:
         """Creates an actor, which waits until a node has what it needs."""
         import ray
 
-        self.pid, self._needs, self._on_notice = 0, needs, on_notice
-        options = {"num_cpus": needs.cpus, "num_gpus": needs.gpus, "max_restarts": 0, "max_task_retries": 0}
+        self.pid, self._on_notice = 0, on_notice
+        self._needs = f"{'a GPU and ' if gpus else ''}{cpus} CPU cores"
+        options = {"num_cpus": cpus, "num_gpus": gpus, "max_restarts": 0, "max_task_retries": 0}
         with _translated("cluster"):
-            self._actor = ray.remote(max_concurrency=_THREADS, **options)(Actor).remote()
+            self._actor = ray.remote(max_concurrency=4, **options)(Actor).remote()
 
     def send(self, order: Any) -> None:
         with suppress(LatentSyncError), _translated("send"):
@@ -62,9 +52,8 @@ class RemoteChild:
             with _translated(node):
                 place = self._actor.place.remote()
                 while not ray.wait([place], timeout=_POLL_S)[0]:
-                    needs = f"{'a GPU and ' if self._needs.gpus else ''}{self._needs.cpus} CPU cores"
                     cure = "if no node gets them, stop and give less with --workers"
-                    self._on_notice(f"workers wait for {needs} each on the Ray cluster; {cure}")
+                    self._on_notice(f"workers wait for {self._needs} each on the Ray cluster; {cure}")
                     yield {"key": None}
                 node, self.pid, version = ray.get(place)
             if version != __version__:
@@ -118,11 +107,8 @@ class Actor:
         end_process(0)
 
     def _emit(self, **event: Any) -> None:
-        where = f"node {socket.gethostname()}"
         if isinstance(error := event.get("error"), LatentSyncError):
-            event["error"] = type(error)(f"{where}: {error}", usage=error.usage)
-        elif isinstance(event.get("progress"), str):
-            event["progress"] = f"{where}: {event['progress']}"
+            event["error"] = type(error)(f"node {socket.gethostname()}: {error}", usage=error.usage)
         self._events.put(event)
 
 
@@ -158,7 +144,7 @@ def connect(address: str) -> Any:
         thread.start()
         thread.join(_CONNECT_S)
         if thread.is_alive() or failures:
-            reason = _first_line(failures[0]) if failures else f"no answer within {_CONNECT_S:g} s"
+            reason = str(next(iter(failures), "no answer")).strip().partition("\n")[0]
             cure = "start one with `ray start --head`, or give its host:port, or ray://host:10001 from another machine"
             raise InputError(f"--ray {address}: no Ray cluster ({reason}); {cure}") from next(iter(failures), None)
     return ray
@@ -175,11 +161,7 @@ def _translated(what: str) -> Iterator[None]:
         if "failed to import" in str(error) or "No module named" in str(error):
             cure = f"install latentsync-trt {__version__} with the extra cluster there"
             raise InputError(f"{what}: the node cannot load latentsync_trt; {cure}") from error
-        raise WorkerLost(f"{what}: {_first_line(error)}") from error
+        first_line = str(error).strip().partition("\n")[0]  # below are tables of ids
+        raise WorkerLost(f"{what}: {first_line}") from error
     except ConnectionError as error:  # of `ray://`
         raise WorkerLost(f"{what}: the cluster does not answer: {error}") from error
-
-
-def _first_line(error: BaseException) -> str:
-    """Returns Ray's message without its tables of ids and its guesses."""
-    return next(iter(str(error).strip().splitlines()), type(error).__name__).partition(" Some common causes")[0]

@@ -52,6 +52,7 @@ class Worker:
         try:
             self._bundle, self._lip_sync = settings.bundle, self._open(settings.bundle)
             self._lip_sync.warm_up()
+            self.provider = self._lip_sync.provider
         except InferenceError as error:
             raise WorkerLost(str(error)) from error
 
@@ -97,11 +98,6 @@ class Worker:
             raise TaskError(files.named(message), usage=usage) from error
         done = replace(made, output=task.output, notices=tuple(map(files.named, made.notices)))
         return Done(perf_counter() - started_s, asdict(done))
-
-    @property
-    def provider(self) -> str:
-        """The execution provider that runs the open bundle."""
-        return self._lip_sync.provider
 
     def close(self) -> None:
         """Frees the networks."""

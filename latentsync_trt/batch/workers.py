@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 
 from latentsync_trt.batch.local import WorkerHandle
-from latentsync_trt.batch.ray_workers import Needs, RemoteChild, connect
+from latentsync_trt.batch.ray_workers import RemoteChild, connect
 from latentsync_trt.batch.remote_files import is_url
 from latentsync_trt.batch.tasks import WorkerSettings
 from latentsync_trt.errors import ProviderUnavailable
@@ -60,12 +60,12 @@ def make_workers(
         settings = replace(settings, bundle=str(find_bundle(settings.bundle)[0].absolute()))
     if ray is not None:
         nodes = [node["Resources"] for node in connect(ray).nodes() if node["Alive"]]
-        count, needs = plan(nodes, settings.provider, count, most)
-        provider = settings.provider if needs.gpus else CPU.name
+        count, gpus, cpus = plan(nodes, settings.provider, count, most)
+        provider = settings.provider if gpus else CPU.name
         if provider != settings.provider:
             tell(f"Ray cluster {ray}: has no GPU now, so workers use the CPU; naming a --provider waits for GPUs")
         settings = replace(settings, provider=provider, runtime=replace(settings.runtime, device=0))
-        make = partial(RemoteChild, needs, tell)
+        make = partial(RemoteChild, gpus, cpus, tell)
         return [WorkerHandle(f"ray {number}", settings, tell, new_child=make) for number in range(count)]
     devices = _devices(settings, tell)
     pairs = count is None and devices[0][1] != CPU.name and not settings.runtime.low_memory
@@ -107,8 +107,8 @@ def _devices(settings: WorkerSettings, on_notice: Callable[[str], None]) -> list
     return found or [(0, CPU.name)]
 
 
-def plan(nodes: Sequence[Mapping[str, float]], provider: str, count: int | None, most: int) -> tuple[int, Needs]:
-    """Returns the number of workers for a cluster with these nodes, and what each reserves. Pure.
+def plan(nodes: Sequence[Mapping[str, float]], provider: str, count: int | None, most: int) -> tuple[int, int, int]:
+    """Returns the number of workers for a cluster with these nodes, and the GPUs and CPU cores that each reserves.
 
     Workers with a GPU take half of the CPU cores beside it, so that other programs have room. Nodes
     that an autoscaler adds are assumed to be like the present ones.
@@ -121,4 +121,4 @@ def plan(nodes: Sequence[Mapping[str, float]], provider: str, count: int | None,
     if not on_gpu:
         places = [ceil(count / len(usable)) for _ in usable]
     share = min((int(node.get("CPU", 0) // here) for node, here in zip(usable, places, strict=True)), default=1)
-    return count, Needs(int(on_gpu), max(share // 2 if on_gpu else share, 1))
+    return count, int(on_gpu), max(share // 2 if on_gpu else share, 1)

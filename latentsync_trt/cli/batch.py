@@ -9,7 +9,7 @@ from pathlib import Path, PureWindowsPath
 from typing import TYPE_CHECKING, Any
 
 import rich_click as click
-from rich.progress import BarColumn, TaskID, TaskProgressColumn, TextColumn
+from rich.progress import BarColumn, TaskProgressColumn, TextColumn
 from rich.progress import Progress as Bars
 
 from latentsync_trt.batch.remote_files import is_url, shown
@@ -72,38 +72,32 @@ def batch(
     from latentsync_trt.batch.workers import make_workers
     from latentsync_trt.bundle.find import describe_choice, find_bundle
 
-    def notice(text: str) -> None:
-        if as_json:
-            tell("notice", message=text)
-        elif not quiet:
-            say(f"note: {text}")
-
     folder = output or fields["out"]
     rows = read_rows(jobs, build(SyncOptions, fields), folder)
     path = jobs.with_name(jobs.name + _LEDGER)
+    board = Board(as_json=as_json, quiet=quiet)
     with ExitStack() as stack:
         store = stack.enter_context(JobStore(path)) if path.exists() else None
         left = rows if store is None else _left(store, rows)
-        done = len(rows) - len(left)
+        board.before = len(rows) - len(left)
         if folder is not None and not is_url(folder):
             make_folder(Path(folder))
-        ready = _check(left, skip=skip_bad, quiet=quiet, as_json=as_json)
-        bad = len(left) - len(ready)
-        board = Board({row.task.id: row for row in ready}, done, skipped=bad, as_json=as_json, quiet=quiet)
+        ready = _check(left, board, skip=skip_bad)
+        board.rows, board.skipped = {row.task.id: row for row in ready}, len(left) - len(ready)
         if ready:
             if bundle is None:
                 found, why = find_bundle(bundle)
                 bundle = str(found)
-                notice(describe_choice(found, why))
+                board.notice(describe_choice(found, why))
             scratch, on = fields["scratch"] and str(fields["scratch"].absolute()), build(WorkerOptions, fields)
             settings = WorkerSettings(bundle, fields["provider"], build(RuntimeOptions, fields), scratch)
-            workers = make_workers(settings, on.workers, most=len(ready), ray=on.ray, on_notice=notice)
+            workers = make_workers(settings, on.workers, most=len(ready), ray=on.ray, on_notice=board.notice)
             store = store or stack.enter_context(JobStore(path))
             _run([row.task for row in ready], workers, store, board)
-        elif done:
-            notice(f"{path}: all of its rows are done; to run them again, delete it and add --overwrite")
+        elif board.before:
+            board.notice(f"{path}: all of its rows are done; to run them again, delete it and add --overwrite")
     board.show_summary()
-    if board.failed or bad:
+    if board.failed or board.skipped:
         raise SystemExit(1)
 
 
@@ -124,7 +118,7 @@ def _left(store: "JobStore", rows: "Sequence[BatchRow]") -> "list[BatchRow]":
     return left
 
 
-def _check(rows: "Sequence[BatchRow]", *, skip: bool, quiet: bool, as_json: bool) -> "list[BatchRow]":
+def _check(rows: "Sequence[BatchRow]", board: "Board", *, skip: bool) -> "list[BatchRow]":
     """The rows in the order in which they run: longest first, so that workers end together; says what is wrong.
 
     Raises:
@@ -132,16 +126,15 @@ def _check(rows: "Sequence[BatchRow]", *, skip: bool, quiet: bool, as_json: bool
     """
     from latentsync_trt.batch.job_file import check_rows
 
-    ready: list[BatchRow] = []
-    with progress_bar(hidden=quiet or as_json) as show:
-        for count, row in enumerate(check_rows(rows), 1):
-            show(Progress("checking rows", count, len(rows)))
-            if not row.problem:
-                ready.append(row)
-            elif as_json:
-                tell("problem", message=f"{row.where}: {row.problem}")
-            else:
-                say(f"{row.where}: {row.problem}")
+    with progress_bar(hidden=board.hidden) as show:
+        checked: list[BatchRow] = []
+        for row in check_rows(rows):
+            checked.append(row)
+            show(Progress("checking rows", len(checked), len(rows)))
+    for row in checked:
+        if row.problem:
+            board.tell("problem", message=f"{row.where}: {row.problem}")
+    ready = [row for row in checked if not row.problem]
     if len(ready) < len(rows) and not skip:
         cure = "correct or remove them, or add --skip-bad"
         raise InputError(f"{len(rows) - len(ready)} of {len(rows)} rows cannot work, and none was started; {cure}")
@@ -171,29 +164,21 @@ def _run(tasks: "Sequence[Task]", workers: "Sequence[WorkerHandle]", store: "Job
 class Board:
     """What is shown of a batch while it runs and at its end, from its events. Thread-safe.
 
-    Args:
-        rows: to run, by task. before: clips that were done earlier. skipped: number of rows that cannot work.
+    `rows`: to run, by task. `before`: clips that were done earlier. `skipped`: number of rows that cannot work.
     """
 
-    def __init__(
-        self,
-        rows: "Mapping[str, BatchRow]",
-        before: int = 0,
-        *,
-        skipped: int = 0,
-        as_json: bool = False,
-        quiet: bool = False,
-    ) -> None:
-        self.failed = list[tuple["BatchRow", str]]()
-        self._rows, self._before, self._skipped = rows, before, skipped
-        self._as_json, self._quiet, self._lock = as_json, quiet, threading.Lock()
-        self._done, self._frames = 0, 0
+    def __init__(self, *, as_json: bool = False, quiet: bool = False) -> None:
+        self.rows: Mapping[str, BatchRow] = {}
+        self.before = self.skipped = 0
+        self.failed: list[tuple[BatchRow, str]] = []
+        self.hidden, self._as_json, self._lock = as_json or quiet, as_json, threading.Lock()
+        self._done = self._frames = 0
         self._began_s, self._ready_s, self._told_s = time.monotonic(), 0.0, 0.0
         columns = TextColumn("{task.description}", markup=False), BarColumn(24), TaskProgressColumn(), TimeLeft()
-        hidden = as_json or quiet or not STDERR.is_terminal
-        self.bars = Bars(*columns, console=STDERR, transient=True, disable=hidden)
-        self._whole = self.bars.add_task(str(self), total=len(rows))
-        self._workers: dict[str, TaskID] = {}
+        disable = self.hidden or not STDERR.is_terminal
+        self.bars = Bars(*columns, console=STDERR, transient=True, disable=disable)
+        self._workers = {"": self.bars.add_task("")}
+        """Bars by worker; first that of the whole."""
 
     def __call__(self, event: Event) -> None:
         """Takes an event into account, and shows it."""
@@ -206,65 +191,74 @@ class Board:
                         self._ready_s = self._ready_s or time.monotonic()
                     if state == "closed" and detail:
                         self._say(f"worker {worker} is given up: {detail}")
-                    self._move(worker, state, Progress(state, 0, 1))
+                    self._move(worker, f"{worker}  {state}", Progress(state, 0, 1))
                 case Moved(task_id, worker, progress):
-                    self._move(worker, f"{progress.stage}  {_name(self._rows[task_id])}", progress)
+                    self._move(worker, f"{worker}  {progress.stage}  {_name(self.rows[task_id])}", progress)
                 case Finished(task_id, worker, done):
                     self._done, self._frames = self._done + 1, self._frames + done.report["frames"]
                     frames = f"{done.report['frames']} frames in {done.seconds:.1f} s on {worker}"
-                    self._say(f"{_name(self._rows[task_id])}: {frames}; {self}")
+                    self._say(f"{_name(self.rows[task_id])}: {frames}; {self}")
                 case Failed(task_id, worker, message, _, again):
-                    row = self._rows[task_id]
+                    row = self.rows[task_id]
                     what = f"worker {worker} was lost, the clip runs again" if again else "failed"
                     self.failed += [] if again else [(row, message)]
                     self._say(f"{row.where}: {_name(row)}: {what}: {message}")
-            self.bars.update(self._whole, completed=self._done + len(self.failed), description=str(self))
+            self._move("", str(self), Progress("", self._done + len(self.failed), len(self.rows)))
 
     def _move(self, worker: str, text: str, at: Progress) -> None:
         if worker not in self._workers:
-            self._workers[worker] = self.bars.add_task(worker)
-        show_progress(self.bars, self._workers[worker], f"{worker}  {text}", at)
+            self._workers[worker] = self.bars.add_task("")
+        show_progress(self.bars, self._workers[worker], text, at)
 
     def _tell(self, event: Event) -> None:
         """Prints an event as JSON; progress only from time to time."""
+        where = {}
         if isinstance(event, Moved):
             if time.monotonic() - self._told_s < _MOVED_EVERY_S:
                 return
             self._told_s = time.monotonic()
-        where = {}
         if not isinstance(event, WorkerState):
-            row = self._rows[event.task_id]
+            row = self.rows[event.task_id]
             where = {"row": row.where, "output": shown(row.task.output)}
-        tell(type(event).__name__, **where, **asdict(event))
+        print_json({"event": type(event).__name__, **where, **asdict(event)})
+
+    def tell(self, kind: str, message: str) -> None:
+        """Prints a message, also where little is to be shown."""
+        if self._as_json:
+            print_json({"event": kind, "message": message})
+        else:
+            say(message)
+
+    def notice(self, text: str) -> None:
+        if self._as_json:
+            self.tell("notice", text)
+        else:
+            self._say(f"note: {text}")
 
     def _say(self, text: str) -> None:
-        if not (self._as_json or self._quiet):
+        if not self.hidden:
             say(text)
 
     def __str__(self) -> str:
         failed = f", {len(self.failed)} failed" if self.failed else ""
-        return f"{self._before + self._done} of {self._before + len(self._rows)} clips done{failed}"
+        return f"{self.before + self._done} of {self.before + len(self.rows)} clips done{failed}"
 
     def show_summary(self) -> None:
         """Prints the rows that failed to stderr, and numbers of the whole batch to stdout."""
-        now_s, frames, failed = time.monotonic(), self._frames, len(self.failed)
+        now_s, done, frames, failed = time.monotonic(), self._done, self._frames, len(self.failed)
         wall_s, pace = now_s - self._began_s, frames / max(now_s - self._ready_s, 1e-6)
         if self._as_json:
-            counts = {"done": self._done, "done_before": self._before, "failed": failed, "skipped": self._skipped}
-            tell("summary", **counts, frames=frames, wall_s=wall_s, frames_per_s=pace)
+            counts = {"done": done, "done_before": self.before, "failed": failed, "skipped": self.skipped}
+            print_json({"event": "summary", **counts, "frames": frames, "wall_s": wall_s, "frames_per_s": pace})
             return
         for row, message in self.failed:
             say(f"failed: {row.where}  {_name(row)}  {message}")
-        before = f" ({self._before} earlier)" if self._before else ""
-        skipped = f", {self._skipped} skipped" if self._skipped else ""
-        ran = f"{frames} frames in {wall_s:.1f} s, {pace:.1f} frames/s after start-up" if self._ready_s else ""
-        if not self._quiet:
-            echo(f"{self._before + self._done} clips done{before}, {failed} failed{skipped}: {ran or 'nothing to run'}")
-
-
-def tell(kind: str, **fields: Any) -> None:
-    """Prints an event of `--json` to stdout."""
-    print_json({"event": kind, **fields})
+        before = f" ({self.before} earlier)" if self.before else ""
+        skipped = f", {self.skipped} skipped" if self.skipped else ""
+        ran = f"{frames} frames in {wall_s:.1f} s, {pace:.1f} frames/s after start-up"
+        ran = ran if self._ready_s else "nothing to run"
+        if not self.hidden:
+            echo(f"{self.before + done} clips done{before}, {failed} failed{skipped}: {ran}")
 
 
 def _name(row: "BatchRow") -> str:
