@@ -60,7 +60,6 @@ class Dispatcher:
         self._changed = threading.Condition()
         self._waiting = deque[_Job]()
         self._jobs = dict[str, _Job]()
-        """By task: those that wait or run."""
         self._pending = 0
         self._closing = threading.Event()
         self._error: BaseException | None = None
@@ -120,11 +119,24 @@ class Dispatcher:
             thread.join(max(end_s - time.monotonic(), 0))
 
     def _serve(self, worker: WorkerHandle, slot: str) -> None:
-        """Starts a worker and gives it tasks until it cannot work or the dispatcher closes; runs in a thread."""
+        """In a thread: starts a worker and gives it tasks, until it cannot work or the dispatcher closes."""
+        tries, reason = 0, ""
         try:
-            while self._start(worker, slot):
+            while tries < ATTEMPTS and not self._stops():
+                self._emit(WorkerState(slot, "starting"))
+                try:
+                    worker.start()
+                except LatentSyncError as error:
+                    tries = tries + 1 if isinstance(error, WorkerLost) else ATTEMPTS
+                    if not self._stops():
+                        self._error, reason = error, str(error)
+                        self._emit(WorkerState(slot, "lost", reason))
+                    continue
+                tries = 0
+                self._emit(WorkerState(slot, "ready"))
                 while (job := self._next(worker)) is not None and self._try(worker, slot, job):
                     self._emit(WorkerState(slot, "ready"))
+            self._emit(WorkerState(slot, "closed", "" if self._stops() else reason))
         except BaseException as error:  # noqa: BLE001 -- of `on_event` or a bug: `wait` raises it
             self._error, self._slots = error, 0
             with suppress(Exception):  # it may be `on_event` that fails
@@ -133,28 +145,6 @@ class Dispatcher:
             with self._changed:
                 self._slots = max(self._slots - 1, 0)
                 self._changed.notify_all()
-
-    def _start(self, worker: WorkerHandle, slot: str) -> bool:
-        """Starts a worker; False if it cannot work, or all stops."""
-        reason = ""
-        for _ in range(ATTEMPTS):
-            if self._stops():
-                break
-            self._emit(WorkerState(slot, "starting"))
-            try:
-                worker.start()
-            except LatentSyncError as error:
-                if self._stops():
-                    break
-                self._error, reason = error, str(error)
-                self._emit(WorkerState(slot, "lost", reason))
-                if not isinstance(error, WorkerLost):
-                    break
-            else:
-                self._emit(WorkerState(slot, "ready"))
-                return True
-        self._emit(WorkerState(slot, "closed", "" if self._stops() else reason))
-        return False
 
     def _stops(self) -> bool:
         """Whether it closes, or a signal has asked the command to stop: what that ends is no failure."""
@@ -173,7 +163,7 @@ class Dispatcher:
         return None
 
     def _try(self, worker: WorkerHandle, slot: str, job: _Job) -> bool:
-        """Runs a task; returns whether the worker is still there."""
+        """Runs a task; returns whether the worker is still there, else queues the task again, before all others."""
         task = job.task
         event: CanceledEvent | Failed | Finished = CanceledEvent(task.id)
         try:
@@ -185,7 +175,15 @@ class Dispatcher:
         except WorkerLost as error:
             if not self._stops():
                 self._emit(WorkerState(slot, "lost", str(error)))
-                self._lost(slot, job, error)
+                failed = Failed(task.id, slot, str(error), error.usage, again=job.attempt < ATTEMPTS)
+                if job.canceled.is_set() or not failed.again:
+                    self._end(event if job.canceled.is_set() else failed)
+                else:
+                    self._emit(failed)
+                    with self._changed:
+                        job.attempt, job.worker = job.attempt + 1, None
+                        self._waiting.appendleft(job)
+                        self._changed.notify_all()
             return False
         except Canceled:
             if self._stops():
@@ -194,18 +192,6 @@ class Dispatcher:
             event = Failed(task.id, slot, str(error), error.usage, again=False)
         self._end(event)
         return True
-
-    def _lost(self, slot: str, job: _Job, error: WorkerLost) -> None:
-        """Queues the task of a lost worker again, before all others, if it may run again."""
-        failed = Failed(job.task.id, slot, str(error), error.usage, again=job.attempt < ATTEMPTS)
-        if job.canceled.is_set() or not failed.again:
-            self._end(CanceledEvent(job.task.id) if job.canceled.is_set() else failed)
-            return
-        self._emit(failed)
-        with self._changed:
-            job.attempt, job.worker = job.attempt + 1, None
-            self._waiting.appendleft(job)
-            self._changed.notify_all()
 
     def _end(self, event: CanceledEvent | Failed | Finished) -> None:
         """Emits a task's last event, after which it cannot be canceled."""

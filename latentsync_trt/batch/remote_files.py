@@ -1,8 +1,4 @@
-"""Files by URL, through fsspec: downloads, and uploads that appear whole.
-
-Credentials come from the environment, as the libraries of each store document. Messages show URLs
-without user, password and query, which may be secrets.
-"""
+"""Files by URL, through fsspec. Messages show URLs without user, password and query, which may be secrets."""
 
 import re
 import secrets
@@ -24,8 +20,7 @@ _QUOTED_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://[^\s'\"]+")
 
 _READ_ONLY = ("http", "https")
 # Their objects appear when the last byte has arrived, or never.
-_WHOLE = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "oci", "oss", "r2"})
-
+_WHOLE = ("s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "oci", "oss", "r2")
 _LONGEST_NAME = 60  # in UTF-8 at most 240 bytes
 
 
@@ -68,9 +63,9 @@ def exists(url: str) -> bool:
 
 def check_target(target: str) -> None:
     """Raises `InputError` or `OutputError` if `target` is a URL that cannot be written, or `MissingDependency`."""
+    if _protocol(target) in _READ_ONLY:
+        raise InputError(f"{shown(target)}: https can only be read; give a path, or a URL as s3:// or gs://")
     if local_of(target) is None:
-        if _protocol(target) in _READ_ONLY:
-            raise InputError(f"{shown(target)}: https can only be read; give a path, or a URL as s3:// or gs://")
         with _translated(target, OutputError):
             _open(target)
 

@@ -30,7 +30,6 @@ _PREVIEW_S = 1.0
 _TOLERANCE_S = 0.5
 """Of a clip's length: its sound may end after its picture."""
 _POLL_S = 0.1
-_DIGITS = 12
 
 
 class Worker:
@@ -39,16 +38,13 @@ class Worker:
     def __init__(self, settings: WorkerSettings, on_notice: Callable[[str], None] = lambda _: None) -> None:
         """Opens the bundle and runs each network once, so that the first clip is as fast as the others.
 
-        `on_notice`: called from any thread with each notice as it occurs.
-
         Raises:
             WorkerLost: the provider failed, as in `run`. LatentSyncError: the settings cannot work here.
         """
         self._settings, self._notice = settings, on_notice
-        self._scratch = None if settings.scratch is None else Path(settings.scratch)
         self._ended, self._running = threading.Condition(), 0
-        if self._scratch is not None:
-            make_folder(self._scratch)
+        self._scratch = Path(settings.scratch or tempfile.gettempdir())
+        make_folder(self._scratch)
         try:
             self._bundle, self._lip_sync = settings.bundle, self._open(settings.bundle)
             self._lip_sync.warm_up()
@@ -213,7 +209,7 @@ def fetch_bundle(url: str, cache: Path) -> Path:
     url = url.rstrip("/")
     with temporary_folder(cache) as folder, FileLock(cache / ".download.lock"):
         manifest = remote_files.fetch(f"{url}/{MANIFEST_NAME}", folder)
-        target = cache / f"{remote_files.name_of(url)}-{manifest_sha256(folder)[:_DIGITS]}"
+        target = cache / f"{remote_files.name_of(url)}-{manifest_sha256(folder)[:12]}"
         with suppress(BundleError):
             return Bundle.load(target).folder
         try:

@@ -42,13 +42,11 @@ def make_workers(
     """Returns workers that are not started yet; those of this machine share its GPUs and its cores evenly.
 
     Args:
-        settings: their bundle is found here, so that a wrong name fails at once; with `ray`, they name no device.
-        count: of processes, of one clip at a time each. By default one of two clips for each GPU that the settings
-            name, or of one clip where memory is short or for the CPU; on a cluster one for each GPU that it has now,
-            else for each node. most: of clips at a time.
-        ray: "auto" for the cluster that this machine is part of, `host:port`, or `ray://host:port`. Each worker has a
-            GPU, if the settings name a provider of one, or else the cluster has any.
-        on_notice: called once with each notice.
+        settings: their bundle is found here, so that a wrong name fails at once.
+        count: of processes, of one clip at a time each. By default one of two clips for each GPU, of one clip for the
+            CPU or with little memory; on a cluster one for each GPU that it has now, else for each node.
+        most: of clips at a time.
+        ray: "auto" for the cluster that this machine is part of, `host:port`, or `ray://host:port`.
 
     Raises:
         LatentSyncError: the bundle or a device does not exist, or the cluster cannot be reached.

@@ -5,15 +5,16 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path, PureWindowsPath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import rich_click as click
 from rich.progress import BarColumn, TaskProgressColumn, TextColumn
 from rich.progress import Progress as Bars
 
 from latentsync_trt.batch.remote_files import is_url, shown
-from latentsync_trt.batch.tasks import Event, Failed, Finished, Moved, Task, WorkerSettings, WorkerState
+from latentsync_trt.batch.tasks import Event, Failed, Finished, Moved, WorkerSettings, WorkerState
 from latentsync_trt.cli import echo, interruption
 from latentsync_trt.cli.options import (
     LocalPath,
@@ -35,7 +36,6 @@ from latentsync_trt.types import Progress
 if TYPE_CHECKING:
     from latentsync_trt.batch.job_file import BatchRow
     from latentsync_trt.batch.job_store import JobStore
-    from latentsync_trt.batch.local import WorkerHandle
 
 _LEDGER = ".ledger.sqlite"
 _MOVED_EVERY_S = 2.0
@@ -67,6 +67,7 @@ def batch(
     done is kept in a ledger beside JOBS: the same command runs what is not. Exit code 1: some clips failed, or were
     skipped; 2: rows cannot work, and none was started.
     """
+    from latentsync_trt.batch.dispatch import Dispatcher
     from latentsync_trt.batch.job_file import read_rows
     from latentsync_trt.batch.job_store import JobStore
     from latentsync_trt.batch.workers import make_workers
@@ -76,6 +77,7 @@ def batch(
     rows = read_rows(jobs, build(SyncOptions, fields), folder)
     path = jobs.with_name(jobs.name + _LEDGER)
     board = Board(as_json=as_json, quiet=quiet)
+    notice = partial(board.tell, "notice")
     with ExitStack() as stack:
         store = stack.enter_context(JobStore(path)) if path.exists() else None
         left = rows if store is None else _left(store, rows)
@@ -88,14 +90,25 @@ def batch(
             if bundle is None:
                 found, why = find_bundle(bundle)
                 bundle = str(found)
-                board.notice(describe_choice(found, why))
+                notice(describe_choice(found, why))
             scratch, on = fields["scratch"] and str(fields["scratch"].absolute()), build(WorkerOptions, fields)
             settings = WorkerSettings(bundle, fields["provider"], build(RuntimeOptions, fields), scratch)
-            workers = make_workers(settings, on.workers, most=len(ready), ray=on.ray, on_notice=board.notice)
-            store = store or stack.enter_context(JobStore(path))
-            _run([row.task for row in ready], workers, store, board)
+            workers = make_workers(settings, on.workers, most=len(ready), ray=on.ray, on_notice=notice)
+            ledger = store or stack.enter_context(JobStore(path))
+            ledger.add(row.task for row in ready)
+
+            def on_event(event: Event) -> None:
+                ledger.record(event)
+                board(event)
+
+            stack.enter_context(on_screen(board.bars))
+            stack.enter_context(interruption("interrupted; the same command goes on"))
+            dispatcher = stack.enter_context(closing(Dispatcher(workers, on_event)))
+            for row in ready:
+                dispatcher.submit(row.task)
+            dispatcher.wait()
         elif board.before:
-            board.notice(f"{path}: all of its rows are done; to run them again, delete it and add --overwrite")
+            notice(f"{path}: all of its rows are done; to run them again, delete it and add --overwrite")
     board.show_summary()
     if board.failed or board.skipped:
         raise SystemExit(1)
@@ -110,11 +123,11 @@ def _left(store: "JobStore", rows: "Sequence[BatchRow]") -> "list[BatchRow]":
     left: list[BatchRow] = []
     for row in rows:
         before, target = known.get(row.task.id), row.task.output
-        if before is None or row.problem:
+        is_done = before is not None and before.state == "done" and (is_url(target) or exists(target))
+        if before is not None and before.state == "waiting" and before.attempts:
+            left.append(replace(row, task=row.task.replacing()))
+        elif row.problem or not is_done:
             left.append(row)
-        elif before.state != "done" or not (is_url(target) or exists(target)):
-            begun = before.state == "waiting" and before.attempts
-            left.append(replace(row, task=row.task.replacing()) if begun else row)
     return left
 
 
@@ -133,32 +146,12 @@ def _check(rows: "Sequence[BatchRow]", board: "Board", *, skip: bool) -> "list[B
             show(Progress("checking rows", len(checked), len(rows)))
     for row in checked:
         if row.problem:
-            board.tell("problem", message=f"{row.where}: {row.problem}")
+            board.tell("problem", f"{row.where}: {row.problem}")
     ready = [row for row in checked if not row.problem]
     if len(ready) < len(rows) and not skip:
         cure = "correct or remove them, or add --skip-bad"
         raise InputError(f"{len(rows) - len(ready)} of {len(rows)} rows cannot work, and none was started; {cure}")
     return sorted(ready, key=lambda row: -row.cost)
-
-
-def _run(tasks: "Sequence[Task]", workers: "Sequence[WorkerHandle]", store: "JobStore", board: "Board") -> None:
-    """Runs all tasks; raises if no worker can work."""
-    from latentsync_trt.batch.dispatch import Dispatcher
-
-    store.add(tasks)
-
-    def on_event(event: Event) -> None:
-        store.record(event)
-        board(event)
-
-    with on_screen(board.bars), interruption("interrupted; the same command goes on"):
-        try:
-            with closing(Dispatcher(workers, on_event)) as dispatcher:
-                for task in tasks:
-                    dispatcher.submit(task)
-                dispatcher.wait()
-        finally:
-            store.reclaim()
 
 
 class Board:
@@ -222,18 +215,12 @@ class Board:
             where = {"row": row.where, "output": shown(row.task.output)}
         print_json({"event": type(event).__name__, **where, **asdict(event)})
 
-    def tell(self, kind: str, message: str) -> None:
-        """Prints a message, also where little is to be shown."""
+    def tell(self, kind: Literal["notice", "problem"], message: str) -> None:
+        """Prints a message; a problem also if quiet."""
         if self._as_json:
             print_json({"event": kind, "message": message})
-        else:
+        elif kind == "problem" or not self.hidden:
             say(message)
-
-    def notice(self, text: str) -> None:
-        if self._as_json:
-            self.tell("notice", text)
-        else:
-            self._say(f"note: {text}")
 
     def _say(self, text: str) -> None:
         if not self.hidden:
@@ -245,7 +232,7 @@ class Board:
 
     def show_summary(self) -> None:
         """Prints the rows that failed to stderr, and numbers of the whole batch to stdout."""
-        now_s, done, frames, failed = time.monotonic(), self._done, self._frames, len(self.failed)
+        done, frames, failed, now_s = self._done, self._frames, len(self.failed), time.monotonic()
         wall_s, pace = now_s - self._began_s, frames / max(now_s - self._ready_s, 1e-6)
         if self._as_json:
             counts = {"done": done, "done_before": self.before, "failed": failed, "skipped": self.skipped}
