@@ -16,13 +16,17 @@ from latentsync_trt.types import Progress
 
 @pytest.fixture
 def make() -> Callable[..., Board]:
-    """A board of two clips of 10 s, and one whose length is unknown."""
-    lengths_s = {"a": 10.0, "b": 10.0, "c": None}
+    """A board of three clips."""
     rows = {
-        name: BatchRow(f"row {row}", Task(name, "v", "a", f"/out/{name}[1].mp4"), length_s)
-        for row, (name, length_s) in enumerate(lengths_s.items(), 2)
+        name: BatchRow(f"row {row}", Task(name, "v", "a", f"/out/{name}[1].mp4")) for row, name in enumerate("abc", 2)
     }
-    return lambda **how: Board(rows, before=1, **how)
+
+    def board(**how: bool) -> Board:
+        made = Board(**how)
+        made.rows, made.before = rows, 1
+        return made
+
+    return board
 
 
 HALF: tuple[Event, ...] = (
@@ -45,7 +49,7 @@ PROBLEMS: tuple[Event, ...] = (
 
 def test_lines_for_a_log(make: Callable[..., Board], capsys: pytest.CaptureFixture[str]) -> None:
     board = make()
-    with board.shown():
+    with board.bars:
         for event in (*HALF, HALF[-1], *END, *PROBLEMS):
             board(event)
     board.show_summary()
@@ -83,7 +87,7 @@ def test_a_terminal_shows_the_whole_and_as_many_workers_as_it_has_room_for(
     terminal = Console(file=io.StringIO(), force_terminal=True, width=100, height=6)
     monkeypatch.setattr(batch_module, "STDERR", terminal)
     board = make()
-    with board.shown():
+    with board.bars:
         for number in range(12):
             board(WorkerState(f"gpu {number}", "starting"))
         for event in HALF:

@@ -132,7 +132,7 @@ def test_the_task_of_a_lost_worker_is_the_next_to_run_until_its_attempts_are_use
     assert [event.attempt for event in events if isinstance(event, Started)] == [*range(before + 1, 4), 1]
 
 
-def test_a_worker_takes_as_many_tasks_at_a_time_as_it_says_and_the_one_with_the_fewest_is_the_next() -> None:
+def test_a_worker_takes_as_many_tasks_at_a_time_as_it_says() -> None:
     workers = [Fake(f"gpu {number}", until_stopped, at_once=2) for number in range(2)]
     with dispatching(*workers) as (dispatcher, events):
         until(lambda: len([each for each in events if isinstance(each, WorkerState) and each.state == "ready"]) == 4)
@@ -141,7 +141,6 @@ def test_a_worker_takes_as_many_tasks_at_a_time_as_it_says_and_the_one_with_the_
             until(lambda count=count: len(of(Started, events)) == min(count, 4))
         assert [len(worker.ran) for worker in workers] == [2, 2]
         slots = [event.worker for event in of(Started, events)]  # type: ignore[union-attr]
-        assert {slot.partition(".")[0] for slot in slots[:2]} == {"gpu 0", "gpu 1"}
         assert sorted(slots) == ["gpu 0.1", "gpu 0.2", "gpu 1.1", "gpu 1.2"]
 
 

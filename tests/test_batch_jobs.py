@@ -37,7 +37,7 @@ def jobs_in(folder: Path, text: str, name: str = "jobs.csv", **defaults: object)
 
 def problems_in(folder: Path, text: str, name: str = "jobs.csv") -> list[str]:
     (folder / name).write_text(text, encoding="utf-8")
-    jobs = check_rows(read_rows(folder / name, SyncOptions()), lambda _: None)
+    jobs = check_rows(read_rows(folder / name, SyncOptions()))
     return [f"{job.where}: {job.problem}" for job in jobs if job.problem]
 
 
@@ -128,16 +128,16 @@ def test_all_rows_that_cannot_work_are_found_at_once(folder: Path) -> None:
         (folder / name).touch()
     wanted = {
         3: "missing.mp4: no such file",
-        4: "row 2 writes it, too",
+        4: "is a file of row 2, too",
         5: "crf 99: not a whole number from 0 to 63",
         6: "damaged.mp4: is not a readable media file",
-        7: "is an input of row 8",
+        7: "is a file of row 8, too",
         8: "start 8:",
         9: "no speech",
-        10: "missing required field `video`",
+        10: "and video is needed",
         11: "cannot write .txt",
         12: "damaged.mp4: is a file; name a folder",
-        13: "has a cell below no name of a column; put text with ',' in quotes",
+        13: "has a cell below no name of a column",
         14: "choose another name",
         15: "there.mp4: exists already; choose another name, or replace it with --overwrite",
         16: "far.mp4: exists already",
@@ -152,7 +152,7 @@ def test_json_lines_that_cannot_work(folder: Path) -> None:
     wanted = {
         '{"video": "a.mp4"': "line 1: no object",
         "[1]": "line 2: no object",
-        '{"video": 3}': "at `$.video`",
+        '{"video": 3}': "line 3: video, audio and output are paths or URLs",
         '{"video": "a.mp4", "audio": "a.wav", "crff": 1}': "did you mean crf",
         "null": "line 5: no object",
         '{"video": "a\\u0000.mp4"}': "has a NUL character",
@@ -166,10 +166,10 @@ def test_json_lines_that_cannot_work(folder: Path) -> None:
     ("name", "content", "message"),
     [
         ("jobs.csv", b"video,audio,output\n", "has no rows"),
-        ("jobs.csv", b"audio,output\na,b\n", "has no column video"),
-        ("jobs.csv", b"a.mp4,a.wav,out.mp4\n", "has no header but 'a.mp4, a.wav, out.mp4'; its first line must name"),
+        ("jobs.csv", b"audio,output\na,b\n", "its first line must name each column once"),
+        ("jobs.csv", b"a.mp4,a.wav,out.mp4\n", "has the columns 'a.mp4, a.wav, out.mp4'; its first line must name"),
         ("jobs.csv", b"video,audoi,crff\n", "column audoi: no such option"),
-        ("jobs.csv", b"video,crf,--crf\n", "or one twice"),
+        ("jobs.csv", b"video,crf,--crf\n", "its first line must name each column once"),
         ("jobs.csv", b'video,audio\n"a.mp4,a.wav\n', "line 2 is not CSV"),
         ("jobs.csv", "video\nä.mp4\n".encode("cp1252"), "cannot be read as text .*save it as “CSV UTF-8”"),
         ("jobs.xlsx", b"PK", "is no job file"),

@@ -113,7 +113,7 @@ def tasks_in(folder: Path, count: int, **options: str) -> list[Task]:
 
 def test_events_change_states_which_survive_a_restart(tmp_path: Path) -> None:
     path, tasks = tmp_path / "ledger.sqlite", tasks_in(tmp_path, 5)
-    with JobStore.open(path) as store:
+    with JobStore(path) as store:
         store.add(tasks)
         for task in tasks[:4]:
             store.record(Started(task.id, "cpu", 1))
@@ -122,7 +122,7 @@ def test_events_change_states_which_survive_a_restart(tmp_path: Path) -> None:
         store.record(Failed("2", "cpu", "lost", usage=False, again=True))
         store.record(Started("2", "cpu", 2))
         store.record(CanceledEvent("3"))
-    with JobStore.open(path) as store:
+    with JobStore(path) as store:
         assert [row.state for row in store.rows()] == ["done", "failed", "running", "canceled", "waiting"]
         assert [row.attempts for row in store.rows()] == [1, 1, 2, 1, 0]
         assert [row.task.id for row in store.newest(2, 1)] == ["3", "2"]
@@ -148,19 +148,19 @@ def test_events_change_states_which_survive_a_restart(tmp_path: Path) -> None:
 
 def test_a_second_driver_is_refused_until_the_first_one_ends_but_readers_are_not(tmp_path: Path) -> None:
     path = tmp_path / "ledger.sqlite"
-    code = f"from latentsync_trt.batch.job_store import *; s = JobStore.open(Path({str(path)!r})); print(1, flush=True)"
+    code = f"from latentsync_trt.batch.job_store import *; s = JobStore(Path({str(path)!r})); print(1, flush=True)"
     with subprocess.Popen(
         [sys.executable, "-c", f"{code}; input()"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as other:
         assert other.stdout is not None
         assert other.stdout.readline()
         with pytest.raises(InputError, match="another process runs these jobs"):
-            JobStore.open(path)
+            JobStore(path)
         with closing(sqlite3.connect(path)) as reader:
             assert reader.execute("select count(*) from tasks").fetchone() == (0,)
         other.kill()
         other.wait()
-    with JobStore.open(path) as store, closing(sqlite3.connect(path)) as reader:
+    with JobStore(path) as store, closing(sqlite3.connect(path)) as reader:
         store.add(tasks_in(tmp_path, 2))
         unread = reader.execute("select id from tasks")
         assert unread.fetchone() == ("0",)
@@ -171,25 +171,25 @@ def test_a_second_driver_is_refused_until_the_first_one_ends_but_readers_are_not
 def test_what_is_no_ledger_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "ledger.sqlite"
     path.write_text("not a database, but long enough to be taken for one by its size" * 20)
-    with pytest.raises(InputError, match="is not a ledger"):
-        JobStore.open(path)
+    with pytest.raises(OutputError, match="ledger cannot be used"):
+        JobStore(path)
     (tmp_path / "folder").mkdir()
-    with pytest.raises(OutputError, match="cannot be written"):
-        JobStore.open(tmp_path / "folder")
+    with pytest.raises(OutputError, match="ledger cannot be used"):
+        JobStore(tmp_path / "folder")
     path.unlink()
-    JobStore.open(path).close()  # no lock was left
+    JobStore(path).close()  # no lock was left
 
 
 def test_foreign_ledgers_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "ledger.sqlite"
     with closing(sqlite3.connect(path)) as foreign:
         foreign.execute("create table tasks (id text)")
-    with pytest.raises(InputError, match="is not a ledger"):
-        JobStore.open(path)
+    with pytest.raises(OutputError, match="ledger cannot be used"):
+        JobStore(path)
     path.unlink()
     for number, text in enumerate(("[]", "{}", '{"options": {"face": 1}}', "[" * 100_000)):
-        with JobStore.open(path) as store, closing(sqlite3.connect(path)) as foreign:
+        with JobStore(path) as store, closing(sqlite3.connect(path)) as foreign:
             foreign.execute("insert into tasks (id, task, created_s) values (?, ?, 0)", (str(number), text))
             foreign.commit()
-            with pytest.raises(InputError, match="is not a ledger"):
+            with pytest.raises(OutputError, match="ledger cannot be used"):
                 store.row(str(number))

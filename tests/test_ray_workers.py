@@ -18,7 +18,7 @@ import pytest
 from latentsync_trt import SyncOptions
 from latentsync_trt.batch import ray_workers as module
 from latentsync_trt.batch.dispatch import Dispatcher
-from latentsync_trt.batch.ray_workers import Needs, RayWorker
+from latentsync_trt.batch.local import WorkerHandle
 from latentsync_trt.batch.tasks import (
     Canceled,
     Event,
@@ -62,7 +62,7 @@ class Place:
         self.s3.get_file(f"{BUCKET}/{name}/out.mp4", str(self.folder / f"{name}.mp4"))
         return len(decoded(self.folder / f"{name}.mp4"))
 
-    def workers(self, count: int, **options: Any) -> list[RayWorker]:
+    def workers(self, count: int, **options: Any) -> list[WorkerHandle]:
         return make_workers(ON_CPU, count, ray=self.cluster.address, **options)
 
 
@@ -83,14 +83,14 @@ CPUS_4, CPUS_8, GPUS_4 = {"CPU": 4.0}, {"CPU": 8.0}, {"CPU": 64.0, "GPU": 4.0}
 @pytest.mark.parametrize(
     ("nodes", "provider", "expected"),
     [
-        ([CPUS_4, CPUS_8, {}], "auto", (2, Needs(0, 4))),
-        ([CPUS_4, GPUS_4, GPUS_4], "auto", (8, Needs(1, 8))),
-        ([CPUS_4], "cuda", (1, Needs(1, 1))),  # an autoscaler may add a node
-        ([GPUS_4] * 9, "auto", (20, Needs(1, 8))),
+        ([CPUS_4, CPUS_8, {}], "auto", (2, 0, 4)),
+        ([CPUS_4, GPUS_4, GPUS_4], "auto", (8, 1, 8)),
+        ([CPUS_4], "cuda", (1, 1, 1)),  # an autoscaler may add a node
+        ([GPUS_4] * 9, "auto", (20, 1, 8)),
     ],
 )
-def test_what_workers_ask_for(nodes: list[dict[str, float]], provider: str, expected: tuple[int, Needs]) -> None:
-    assert plan(nodes, WorkerSettings("demo", provider), None, 20) == expected
+def test_what_workers_ask_for(nodes: list[dict[str, float]], provider: str, expected: tuple[int, int, int]) -> None:
+    assert plan(nodes, provider, None, 20) == expected
 
 
 # With a cluster
@@ -118,7 +118,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
 class Running:
     """Tasks on workers, and the events about them."""
 
-    def __init__(self, workers: list[RayWorker], *tasks: Task) -> None:
+    def __init__(self, workers: list[WorkerHandle], *tasks: Task) -> None:
         self.workers, self.events = workers, list[Event]()
         self._first, self._worker, self._in_the_middle = tasks[0].id, "", threading.Event()
         self.dispatcher = Dispatcher(workers, self._on_event)

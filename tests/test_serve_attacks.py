@@ -19,7 +19,7 @@ import numpy as np
 import psutil
 import pytest
 
-from latentsync_trt.batch.local import LocalWorker
+from latentsync_trt.batch.local import WorkerHandle
 from latentsync_trt.batch.tasks import WorkerSettings
 from latentsync_trt.serve import service
 from tests.clips import write_face, write_sound
@@ -238,7 +238,7 @@ def large_video(path: Path, frames: int) -> bytes:
 
 
 def test_a_job_that_takes_too_much_memory_fails_and_the_next_one_runs(clip: Files, tmp_path: Path) -> None:
-    worker: Any = LocalWorker("cpu", WorkerSettings(str(small_bundle()), "cpu", threads=1, most_bytes=0.6e9))
+    worker: Any = WorkerHandle("cpu", WorkerSettings(str(small_bundle()), "cpu", threads=1, most_bytes=0.6e9))
     large = {
         "video": ("large.mp4", large_video(tmp_path / "large.mp4", 50)),
         "audio": ("speech.wav", write_sound(tmp_path / "speech.wav", 2.0).read_bytes()),

@@ -2,12 +2,13 @@
 
 import threading
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from latentsync_trt.batch.local import WorkerHandle
 from latentsync_trt.batch.tasks import (
     Canceled,
     CanceledEvent,
@@ -17,13 +18,14 @@ from latentsync_trt.batch.tasks import (
     Moved,
     Started,
     Task,
-    WorkerHandle,
     WorkerLost,
     WorkerState,
-    slot_names,
 )
 from latentsync_trt.errors import LatentSyncError
 from latentsync_trt.stopping import exit_code
+
+ATTEMPTS = 3
+"""Of a task whose worker is lost each time, and of a worker to start."""
 
 # Windows delivers Ctrl-C only between waits.
 _POLL_S = 0.2
@@ -32,7 +34,7 @@ _LEAVE_S = 5.0
 
 @dataclass(slots=True, eq=False)
 class _Job:
-    """A task; `worker`: that has it, None while it waits."""
+    """A task that waits or runs; `worker`: that has it, None while it waits."""
 
     task: Task
     attempt: int
@@ -40,31 +42,31 @@ class _Job:
     canceled: threading.Event = field(default_factory=threading.Event)
 
 
+def slot_names(worker: WorkerHandle) -> list[str]:
+    """The names under which events tell of a worker, one for each task that it takes at a time."""
+    return [f"{worker.name}.{number + 1}" for number in range(worker.at_once)] if worker.at_once > 1 else [worker.name]
+
+
 class Dispatcher:
     """Runs tasks on workers, in the order in which they were submitted; all methods are thread-safe.
 
-    Workers start at once. A lost worker starts again, and its tasks are the next to run, until they have had
-    `attempts`. A worker is given up when it is lost `attempts` times in a row while it starts, or when its settings
-    cannot work.
+    Workers start at once. A lost worker starts again, and its tasks are the next to run. A worker is given up when it
+    is lost so many times in a row while it starts, or when its settings cannot work.
     """
 
-    def __init__(
-        self, handles: Sequence[WorkerHandle], on_event: Callable[[Event], None], *, attempts: int = 3
-    ) -> None:
+    def __init__(self, workers: Sequence[WorkerHandle], on_event: Callable[[Event], None]) -> None:
         """`on_event`: called from several threads, for one task or worker in order; an error for `Started` fails it."""
-        self._handles, self._emit, self._attempts = tuple(handles), on_event, attempts
+        self._workers, self._emit = tuple(workers), on_event
         self._changed = threading.Condition()
         self._waiting = deque[_Job]()
         self._jobs = dict[str, _Job]()
-        """By task: those that wait or run."""
-        self._idle: list[WorkerHandle] = []
         self._pending = 0
         self._closing = threading.Event()
         self._error: BaseException | None = None
         self._threads = [
-            threading.Thread(target=self._serve, args=(handle, slot), name=slot, daemon=True)
-            for handle in self._handles
-            for slot in slot_names(handle)
+            threading.Thread(target=self._serve, args=(worker, slot), name=slot, daemon=True)
+            for worker in self._workers
+            for slot in slot_names(worker)
         ]
         self._slots = len(self._threads)
         for thread in self._threads:
@@ -82,10 +84,11 @@ class Dispatcher:
         """Removes a waiting task, or asks the worker of a running one to stop; False if it is neither."""
         with self._changed:
             job = self._jobs.get(task_id)
-            if job is None or job.worker is not None:
-                if job is not None:
-                    job.canceled.set()
-                return job is not None
+            if job is None:
+                return False
+            job.canceled.set()
+            if job.worker is not None:
+                return True
             self._waiting.remove(job)
         self._end(CanceledEvent(task_id))
         return True
@@ -109,22 +112,33 @@ class Dispatcher:
         with self._changed:
             self._closing.set()
             self._changed.notify_all()
-        if self._handles:
-            with ThreadPoolExecutor(len(self._handles)) as pool:
-                list(pool.map(lambda handle: handle.close(), self._handles))
+        with ThreadPoolExecutor(len(self._workers) or 1) as pool:
+            list(pool.map(lambda worker: worker.close(), self._workers))
         end_s = time.monotonic() + _LEAVE_S
         for thread in self._threads:
             thread.join(max(end_s - time.monotonic(), 0))
 
-    def _serve(self, handle: WorkerHandle, slot: str) -> None:
-        """Starts a worker and gives it tasks until it cannot work or the dispatcher closes; runs in a thread."""
+    def _serve(self, worker: WorkerHandle, slot: str) -> None:
+        """In a thread: starts a worker and gives it tasks, until it cannot work or the dispatcher closes."""
+        tries, reason = 0, ""
         try:
-            while self._start(handle, slot):
-                while (job := self._next(handle)) is not None and self._try(handle, slot, job):
+            while tries < ATTEMPTS and not self._stops():
+                self._emit(WorkerState(slot, "starting"))
+                try:
+                    worker.start()
+                except LatentSyncError as error:
+                    tries = tries + 1 if isinstance(error, WorkerLost) else ATTEMPTS
+                    if not self._stops():
+                        self._error, reason = error, str(error)
+                        self._emit(WorkerState(slot, "lost", reason))
+                    continue
+                tries = 0
+                self._emit(WorkerState(slot, "ready"))
+                while (job := self._next(worker)) is not None and self._try(worker, slot, job):
                     self._emit(WorkerState(slot, "ready"))
+            self._emit(WorkerState(slot, "closed", "" if self._stops() else reason))
         except BaseException as error:  # noqa: BLE001 -- of `on_event` or a bug: `wait` raises it
-            with self._changed:
-                self._error, self._slots = error, 0
+            self._error, self._slots = error, 0
             with suppress(Exception):  # it may be `on_event` that fails
                 self._emit(WorkerState(slot, "closed", f"{type(error).__name__}: {error}"))
         finally:
@@ -132,87 +146,52 @@ class Dispatcher:
                 self._slots = max(self._slots - 1, 0)
                 self._changed.notify_all()
 
-    def _start(self, handle: WorkerHandle, slot: str) -> bool:
-        """Starts a worker; False if it cannot work, or all stops."""
-        reason = ""
-        for _ in range(self._attempts):
-            if self._stops():
-                break
-            self._emit(WorkerState(slot, "starting"))
-            try:
-                handle.start()
-            except LatentSyncError as error:
-                if self._stops():
-                    break
-                self._error, reason = error, str(error)
-                self._emit(WorkerState(slot, "lost", reason))
-                if not isinstance(error, WorkerLost):
-                    break
-            else:
-                self._emit(WorkerState(slot, "ready"))
-                return True
-        self._emit(WorkerState(slot, "closed", "" if self._stops() else reason))
-        return False
-
     def _stops(self) -> bool:
         """Whether it closes, or a signal has asked the command to stop: what that ends is no failure."""
         return self._closing.is_set() or bool(exit_code())
 
-    def _next(self, handle: WorkerHandle) -> _Job | None:
-        """Waits for a task, which goes to the idle worker that runs the fewest; None when all stops."""
-
-        def is_next() -> bool:
-            busy = Counter(job.worker for job in self._jobs.values())
-            free = [each for each in self._idle if busy[each] < each.at_once]
-            return bool(self._waiting and free) and min(free, key=lambda each: busy[each]) is handle
-
+    def _next(self, worker: WorkerHandle) -> _Job | None:
+        """Waits until a task waits and the worker may take it; None when all stops."""
         with self._changed:
-            self._idle.append(handle)
-            self._changed.wait_for(lambda: self._stops() or is_next())
-            self._idle.remove(handle)
-            if self._stops():
-                return None
-            job = self._waiting.popleft()
-            job.worker = handle
-            self._changed.notify_all()
-            return job
+            while not self._stops():
+                busy = sum(job.worker is worker for job in self._jobs.values())
+                if self._waiting and busy < worker.at_once:
+                    job = self._waiting.popleft()
+                    job.worker = worker
+                    return job
+                self._changed.wait()
+        return None
 
-    def _try(self, handle: WorkerHandle, slot: str, job: _Job) -> bool:
-        """Runs a task; returns whether the worker is still there."""
-        task, done = job.task, None
+    def _try(self, worker: WorkerHandle, slot: str, job: _Job) -> bool:
+        """Runs a task; returns whether the worker is still there, else queues the task again, before all others."""
+        task = job.task
+        event: CanceledEvent | Failed | Finished = CanceledEvent(task.id)
         try:
             self._emit(Started(task.id, slot, job.attempt))
             self._emit(WorkerState(slot, "running", task.id))
             if not job.canceled.is_set():
-                done = handle.run(task, lambda progress: self._emit(Moved(task.id, slot, progress)), job.canceled)
+                done = worker.run(task, lambda progress: self._emit(Moved(task.id, slot, progress)), job.canceled)
+                event = Finished(task.id, slot, done)
         except WorkerLost as error:
             if not self._stops():
                 self._emit(WorkerState(slot, "lost", str(error)))
-                self._lost(slot, job, error)
+                failed = Failed(task.id, slot, str(error), error.usage, again=job.attempt < ATTEMPTS)
+                if job.canceled.is_set() or not failed.again:
+                    self._end(event if job.canceled.is_set() else failed)
+                else:
+                    self._emit(failed)
+                    with self._changed:
+                        job.attempt, job.worker = job.attempt + 1, None
+                        self._waiting.appendleft(job)
+                        self._changed.notify_all()
             return False
         except Canceled:
-            if not self._stops():
-                self._end(CanceledEvent(task.id))
+            if self._stops():
+                return True
         except LatentSyncError as error:
-            self._end(Failed(task.id, slot, str(error), error.usage, again=False))
-        else:
-            self._end(CanceledEvent(task.id) if done is None else Finished(task.id, slot, done))
+            event = Failed(task.id, slot, str(error), error.usage, again=False)
+        self._end(event)
         return True
-
-    def _lost(self, slot: str, job: _Job, error: WorkerLost) -> None:
-        """Queues the task of a lost worker again, before all others, if it may run again."""
-        again = job.attempt < self._attempts and not error.cause
-        failed = Failed(job.task.id, slot, str(error), error.usage, again)
-        if job.canceled.is_set():
-            self._end(CanceledEvent(job.task.id))
-        elif not again:
-            self._end(failed)
-        else:
-            self._emit(failed)
-            with self._changed:
-                job.attempt, job.worker = job.attempt + 1, None
-                self._waiting.appendleft(job)
-                self._changed.notify_all()
 
     def _end(self, event: CanceledEvent | Failed | Finished) -> None:
         """Emits a task's last event, after which it cannot be canceled."""

@@ -7,8 +7,8 @@ import json
 import sqlite3
 import threading
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, closing, contextmanager, suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -53,37 +53,24 @@ _COLUMNS = ", ".join(spec.name for spec in fields(Row))
 class JobStore:
     """An open ledger. Thread-safe. Other processes can read the file meanwhile, but not open it as a `JobStore`."""
 
-    def __init__(self, connection: sqlite3.Connection, path: Path, opened: ExitStack) -> None:
-        """`opened`: closes the connection and frees the lock of the file."""
-        self._connection, self._path, self._opened = connection, path, opened
-        self._lock = threading.RLock()
-
-    @classmethod
-    def open(cls, path: Path) -> Self:
+    def __init__(self, path: Path) -> None:
         """Opens or makes the file.
 
         Raises:
-            InputError: another process has it open, or it is no ledger. OutputError: it cannot be written.
+            InputError: another process has it open. OutputError: it cannot be written, or is no ledger.
         """
-        try:
-            with ExitStack() as opened:
-                # SQLite's own lock would exclude readers.
-                opened.enter_context(FileLock(f"{path}.lock", timeout=0, thread_local=False, fallback_to_soft=False))
-                connection = sqlite3.connect(path, timeout=_BUSY_S, check_same_thread=False)
-                opened.enter_context(closing(connection))
-                connection.row_factory = sqlite3.Row
-                connection.execute("pragma journal_mode = wal")
-                connection.execute(_TABLE)
-                with suppress(sqlite3.OperationalError):
-                    connection.execute(f"select {_COLUMNS}, seconds from tasks limit 0")  # noqa: S608 -- own words
-                    return cls(connection, path, opened.pop_all())
-                raise InputError(f"{path}: is not a ledger (its table is another); delete it to begin anew")
-        except Timeout as error:
-            raise InputError(f"{path}: another process runs these jobs; wait for it, or end it first") from error
-        except (OSError, sqlite3.OperationalError) as error:
-            raise OutputError(_unwritable(path, error)) from error
-        except sqlite3.Error as error:
-            raise InputError(f"{path}: is not a ledger ({error}); delete it to begin anew") from error
+        self._path, self._lock = path, threading.RLock()
+        # SQLite's own lock would exclude readers.
+        whole = FileLock(f"{path}.lock", timeout=0, thread_local=False, fallback_to_soft=False)
+        with self._translated(), ExitStack() as opened:
+            opened.enter_context(whole)
+            self._connection = sqlite3.connect(path, timeout=_BUSY_S, check_same_thread=False)
+            opened.enter_context(closing(self._connection))
+            self._connection.row_factory = sqlite3.Row
+            self._connection.execute("pragma journal_mode = wal")
+            self._connection.execute(_TABLE)
+            self._connection.execute(f"select {_COLUMNS}, seconds from tasks limit 0")  # noqa: S608 -- own words
+            self._opened = opened.pop_all()
 
     def __enter__(self) -> Self:
         return self
@@ -97,17 +84,12 @@ class JobStore:
 
     def add(self, tasks: Iterable[Task]) -> None:
         """Makes tasks wait: new ones, and existing ones of any state."""
-        rows = [(task.id, json.dumps(task.to_json()), time.time()) for task in tasks]
-        with self._writing() as connection:
-            connection.executemany(
-                "insert into tasks (id, task, created_s) values (?, ?, ?)"
-                " on conflict (id) do update set state = 'waiting', error = null",
-                rows,
-            )
+        statement = "insert into tasks (id, task, created_s) values (?, ?, ?)"
+        statement += " on conflict (id) do update set state = 'waiting', error = null"
+        self._write(statement, *((task.id, json.dumps(task.to_json()), time.time()) for task in tasks))
 
     def remove(self, task_ids: Iterable[str]) -> None:
-        with self._writing() as connection:
-            connection.executemany("delete from tasks where id = ?", [(task_id,) for task_id in task_ids])
+        self._write("delete from tasks where id = ?", *((task_id,) for task_id in task_ids))
 
     def rows(self, state: State | None = None) -> list[Row]:
         """Returns all rows, or those in one state, in the order in which they were added."""
@@ -121,7 +103,8 @@ class JobStore:
         return next(iter(self._rows("where id = ?", task_id)), None)
 
     def counts(self) -> dict[State, int]:
-        return dict(self._read("select state, count(*) from tasks group by state"))
+        with self._lock:
+            return dict(self._connection.execute("select state, count(*) from tasks group by state").fetchall())
 
     def record(self, event: Event) -> None:
         """Stores the state that an event tells; to be called before anything else follows from it.
@@ -129,60 +112,50 @@ class JobStore:
         Raises:
             OutputError: the ledger cannot be written.
         """
+        now_s = time.time()
+        values: dict[str, Any] = {"ended_s": now_s, "error": None}
         match event:
-            case Started(task_id, worker):
-                change = "state = 'running', worker = ?, started_s = ?, attempts = attempts + 1"
-                self._update(task_id, change, worker, time.time())
-            case Finished(task_id, _, done):
-                self._end(task_id, "done", seconds=done.seconds, report=json.dumps(done.report))
-            case Failed(task_id, _, message, _, again):
-                self._end(task_id, "waiting" if again else "failed", error=message)
-            case CanceledEvent(task_id):
-                self._end(task_id, "canceled")
+            case Started():
+                values = {"state": "running", "error": None, "started_s": now_s, "worker": event.worker}
+            case Finished():
+                values |= {"state": "done", "seconds": event.done.seconds, "report": json.dumps(event.done.report)}
+            case Failed():
+                values |= {"state": "waiting" if event.again else "failed", "error": event.message}
+            case CanceledEvent():
+                values |= {"state": "canceled"}
+            case _:
+                return
+        change = ", ".join(f"{name} = ?" for name in values)
+        statement = f"update tasks set {change}, attempts = attempts + ? where id = ?"  # noqa: S608 -- own words
+        self._write(statement, (*values.values(), isinstance(event, Started), event.task_id))
 
     def reclaim(self, *, killed: bool = True) -> None:
         """Makes running tasks wait; unless a driver was `killed`, their attempt does not count."""
-        if "running" not in self.counts():
-            return  # on a full disk, too
-        with self._writing() as connection:
+        if "running" in self.counts():  # else nothing is written, also on a full disk
             change = "update tasks set state = 'waiting', attempts = attempts - ? where state = 'running'"
-            connection.execute(change, (not killed,))
+            self._write(change, (not killed,))
 
-    def _end(self, task_id: str, state: State, **values: Any) -> None:
-        """Ends an attempt."""
-        values = {"state": state, "ended_s": time.time(), "error": None, **values}
-        self._update(task_id, ", ".join(f"{name} = ?" for name in values), *values.values())
-
-    def _update(self, task_id: str, change: str, *values: Any) -> None:
-        with self._writing() as connection:
-            connection.execute(f"update tasks set {change} where id = ?", (*values, task_id))  # noqa: S608 -- own words
-
-    @contextmanager
-    def _writing(self) -> Iterator[sqlite3.Connection]:
-        """Opens a transaction, which is on disk when the block ends."""
-        try:
-            with self._lock, self._connection:
-                yield self._connection
-        except sqlite3.Error as error:
-            raise OutputError(_unwritable(self._path, error)) from error
-
-    def _read(self, query: str, *values: Any) -> list[Any]:
-        with self._lock:
-            return self._connection.execute(query, values).fetchall()
+    def _write(self, statement: str, *rows: Sequence[Any]) -> None:
+        """Executes a statement for each row in one transaction, which is then on disk."""
+        with self._translated(), self._lock, self._connection:
+            self._connection.executemany(statement, rows)
 
     def _rows(self, which: str, *values: Any) -> list[Row]:
-        found = self._read(f"select {_COLUMNS} from tasks {which}", *values)  # noqa: S608 -- own words
-        return [
-            Row(**{**each, "task": self._task(each["task"]), "report": each["report"] and json.loads(each["report"])})
-            for each in map(dict, found)
-        ]
+        with self._translated():
+            with self._lock:
+                query = f"select {_COLUMNS} from tasks {which}"  # noqa: S608 -- own words
+                found = [dict(each) for each in self._connection.execute(query, values)]
+            for each in found:
+                each["task"] = Task.from_json(json.loads(each["task"]))
+                each["report"] = each["report"] and json.loads(each["report"])
+            return [Row(**each) for each in found]
 
-    def _task(self, text: str) -> Task:
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
         try:
-            return Task.from_json(json.loads(text))
-        except (ValueError, TypeError, LookupError, RecursionError) as error:
-            raise InputError(f"{self._path}: is not a ledger ({error}); delete it to begin anew") from error
-
-
-def _unwritable(path: Path, error: Exception) -> str:
-    return f"{path}: the ledger cannot be written: {error}; check permissions and free space of its folder"
+            yield
+        except Timeout as error:
+            raise InputError(f"{self._path}: another process runs these jobs; wait for it, or end it first") from error
+        except (OSError, sqlite3.Error, ValueError, TypeError, LookupError, RecursionError) as error:
+            cure = "check permissions and free space of its folder, or delete it to begin anew if it is no ledger"
+            raise OutputError(f"{self._path}: the ledger cannot be used ({error}); {cure}") from error

@@ -10,16 +10,16 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import inf
+from queue import SimpleQueue
 from typing import Any
 
-from latentsync_trt.batch.tasks import Done, Task, WorkerLost, WorkerSettings
+from latentsync_trt.batch.tasks import Done, Task, TaskError, WorkerLost, WorkerSettings
 from latentsync_trt.batch.worker import Worker
-from latentsync_trt.child import Child, Emit, Ended, Event, end_process
+from latentsync_trt.child import Child, Emit, Event, end_process
 from latentsync_trt.errors import LatentSyncError
 from latentsync_trt.stopping import exit_code
 from latentsync_trt.types import Progress
@@ -28,98 +28,29 @@ from latentsync_trt.unexpected import one_line
 # The child removes unfinished files meanwhile.
 _PATIENCE_S = 2.0
 _ALIVE_S = 1.0
-# A child that works and sends nothing for so long hangs. It is ended, so that its tasks run again, when one of them is
-# canceled, or much later; and so is one that goes on with a canceled task.
-_SILENT_S, _HUNG_S, _OBEYS_S = 30.0, 900.0, 300.0
+# A child that works and sends nothing for so long, or goes on with a canceled task, is ended, and its tasks run again.
+_HUNG_S = 300.0
 
 
 @dataclass(slots=True, eq=False)
 class _Call:
-    """An order that is carried out. `failure`: what `on_progress` raised, after which it is canceled."""
+    """An order that is carried out, and the events that answer it."""
 
-    on_progress: Callable[[Any], None]
     canceled: threading.Event
-    answer: Future[Any] = field(default_factory=Future)
+    events: SimpleQueue[Event] = field(default_factory=SimpleQueue)
     canceled_s: float = inf
-    failure: BaseException | None = None
-
-    def note(self, progress: Any) -> None:
-        if self.failure is None:
-            try:
-                self.on_progress(progress)
-            except BaseException as error:  # noqa: BLE001 -- raised when the child has stopped
-                self.failure = error
-                self.canceled.set()
 
 
-@dataclass(slots=True, eq=False)
-class _Process:
-    """A child, and its calls by key. `works`: it takes orders. `problem`: why it was ended; `cause`: which call did."""
+class WorkerHandle:
+    """The driver's side of a worker; any thread may call it.
 
-    name: str
-    child: Any  # a `Child`, or what acts as one elsewhere
-    calls: dict[str, _Call] = field(default_factory=dict)
-    lock: threading.Lock = field(default_factory=threading.Lock)
-    heard_s: float = 0.0
-    works: bool = True
-    problem: str = ""
-    cause: _Call | None = None
+    The child ends with this process, however that ends; with the child, all its clips are lost.
 
-    @property
-    def silent_s(self) -> float:
-        """For how long the child has sent nothing although it works."""
-        return time.monotonic() - self.heard_s if self.calls else 0.0
-
-    def ask(self, key: str, order: Any, call: _Call) -> Any:
-        """Sends an order; returns its result, or raises its error."""
-        with self.lock:
-            if not self.calls:
-                self.heard_s = time.monotonic()
-            if works := self.works:
-                self.calls[key] = call
-        if not works:
-            raise self.lost(call)
-        self.child.send((key, order))
-        return call.answer.result()
-
-    def take(self, event: Event) -> None:
-        self.heard_s = time.monotonic()
-        call, error = self.calls.get(key := event["key"]), event.get("error")
-        if call is None:
-            return
-        if "progress" in event:
-            call.note(event["progress"])
-            return
-        with self.lock:
-            del self.calls[key]
-            if isinstance(error, WorkerLost) or (error is not None and not key):
-                self.works = False
-        if isinstance(error, WorkerLost):
-            error = WorkerLost(f"{self.name}: {error}")
-        if call.failure is not None or error is not None:
-            call.answer.set_exception(call.failure or error)
-        else:
-            call.answer.set_result(event["result"])
-
-    def end_calls(self) -> None:
-        """The child has ended."""
-        with self.lock:
-            self.works = False
-            calls, self.calls = [*self.calls.values()], {}
-        for call in calls:
-            call.answer.set_exception(self.lost(call))
-
-    def lost(self, call: _Call) -> WorkerLost:
-        lost = WorkerLost(f"{self.name}: {self.problem or _reason(self.child.wait())}")
-        lost.cause = self.cause is call
-        return lost
-
-
-class LocalWorker:
-    """A `WorkerHandle`. The child ends with this process, however that ends; with the child, all its clips are lost.
-
-    `on_notice`: called within `start` with a sentence about what takes long there; those of a clip are in its report.
-    `at_once`: one after two clips together took too much memory, until it is known which of them did.
+    Attributes:
+        name: as in "gpu 0", "cpu", "ray 3"; of several on a device, "gpu 0.1" and "gpu 0.2".
+        at_once: how many tasks it takes at a time; one after two clips together took too much memory.
+        provider: the execution provider on which it opened its bundle, as in "cuda"; empty before.
+        hangs: whether it works and has sent nothing for long.
     """
 
     def __init__(
@@ -129,94 +60,128 @@ class LocalWorker:
         on_notice: Callable[[str], None] = lambda _: None,
         *,
         at_once: int = 1,
+        new_child: Callable[[], Any] | None = None,
     ) -> None:
+        """`on_notice`: called within `start` with what takes long there. `new_child`: makes what acts as a `Child`."""
         self.name, self.at_once, self.provider = name, at_once, ""
-        self._settings, self._on_notice, self._most_at_once = settings, on_notice, at_once
-        self._lock, self._starting = threading.Lock(), threading.Lock()
-        self._process: _Process | None = None
-        self._closed = False
+        self._settings, self._on_notice = settings, on_notice
+        environment = {} if settings.threads is None else {"OMP_NUM_THREADS": str(settings.threads)}
+        self._new_child = new_child or partial(Child, work, environment)
+        self._starting, self._lock = threading.Lock(), threading.Lock()
+        self._child: Any = None
+        self._reader: threading.Thread | None = None
+        self._calls: dict[str, _Call] = {}
+        self.hangs = self._works = self._closed = False
+        self._heard_s = 0.0
+        self._problem: LatentSyncError | None = None
+        """Why the child ends, where that is known."""
 
     @property
     def pid(self) -> int | None:
-        return None if self._process is None else self._process.child.pid
-
-    @property
-    def hangs(self) -> bool:
-        return self._process is not None and self._process.silent_s > _SILENT_S
+        return None if self._child is None else self._child.pid
 
     def start(self) -> None:
-        self._started()
+        """Returns when the bundle is open, also after the worker was lost; at once if it is.
 
-    def _started(self) -> _Process:
+        Raises:
+            WorkerLost: the worker died. LatentSyncError: the settings cannot work.
+        """
         with self._starting:
-            if self._process is not None and self._process.works:
-                return self._process
-            self._end()
+            if self._works:
+                return
+            if self._reader is not None:
+                self._reader.join()
             with self._lock:
                 if self._closed or exit_code():
                     raise WorkerLost(f"{self.name}: is closed")
-                self._process = process = _Process(self.name, self._new_child())
-            threading.Thread(target=self._read, args=(process,), name=f"events of {self.name}", daemon=True).start()
-            call = _Call(self._on_notice, threading.Event())
-            self.provider = process.ask("", self._settings, call)
-            return process
-
-    def _new_child(self) -> Any:
-        threads = self._settings.threads
-        try:
-            return Child(work, {} if threads is None else {"OMP_NUM_THREADS": str(threads)})
-        except OSError as error:
-            raise WorkerLost(f"{self.name}: its process cannot be started ({error})") from error
+                self._child, self._problem, self._works = self._new_child(), None, True
+                self._reader = threading.Thread(target=self._read, name=f"events of {self.name}", daemon=True)
+                self._reader.start()
+            self.provider = self._ask("", self._settings, self._on_notice, threading.Event())
 
     def run(self, task: Task, on_progress: Callable[[Progress], None], canceled: threading.Event) -> Done:
-        """See `WorkerHandle.run`; `on_progress` is called in a thread of the worker."""
-        done: Done = self._started().ask(task.id, task, _Call(on_progress, canceled))
+        """Syncs a clip until `canceled` is set; raises `TaskError`, `WorkerLost`, `Canceled`, or as `on_progress`."""
+        self.start()
+        done: Done = self._ask(task.id, task, on_progress, canceled)
         return done
 
     def close(self) -> None:
+        """Ends the worker, also within a task, which then raises; may be called again."""
         with self._lock:
-            self._closed = True
-            if self._process is not None:
-                self._process.problem = "was closed"
-        self._end()
+            self._closed, self._problem = True, WorkerLost("was closed")
+        if self._child is not None:
+            self._child.end(_PATIENCE_S)
 
-    def _end(self) -> None:
-        if self._process is not None:
-            self._process.child.end(_PATIENCE_S)
+    def _ask(self, key: str, order: Any, on_progress: Callable[[Any], None], canceled: threading.Event) -> Any:
+        """Sends an order; returns its result, or raises its error."""
+        call = _Call(canceled)
+        with self._lock:
+            if not self._works:
+                raise WorkerLost(f"{self.name}: {self._problem}")
+            if not self._calls:
+                self._heard_s = time.monotonic()
+            self._calls[key] = call
+        self._child.send((key, order))
+        try:
+            while "progress" in (event := call.events.get()):
+                on_progress(event["progress"])
+        except BaseException:
+            canceled.set()
+            while "progress" in call.events.get():
+                pass  # until the child has stopped
+            raise
+        error = event["error"]
+        if error is not None:
+            raise WorkerLost(f"{self.name}: {error}") if isinstance(error, WorkerLost) else error
+        return event["result"]
 
-    def _read(self, process: _Process) -> None:
-        """In a thread: takes events, until the child ends."""
-        for event in process.child.events(partial(self._watch, process)):
-            process.take(event)
-        process.child.end(_PATIENCE_S)  # one elsewhere, of which only the connection was lost, still locks its outputs
-        process.end_calls()
+    def _read(self) -> None:
+        """In a thread: takes events, until the child ends or is lost."""
+        for event in self._child.events(self._watch):
+            key, error = event["key"], event.get("error")
+            lost = isinstance(error, WorkerLost) or (error is not None and not key)
+            with self._lock:
+                self._heard_s = time.monotonic()
+                call = self._calls.get(key) if "progress" in event else self._calls.pop(key, None)
+                if lost:
+                    self._works, self._problem = False, self._problem or error
+            if call is not None:
+                call.events.put(event)
+            if lost:
+                break
+        ended = self._child.end(_PATIENCE_S)  # elsewhere, if only the connection was lost, it still locks its outputs
+        with self._lock:
+            self._works = self.hangs = False
+            calls, self._calls = [*self._calls.values()], {}
+            if self._problem is None:
+                line = ended.last_error_line or "no message"
+                self._problem = WorkerLost(f"its process ended with {ended}: {line}")
+        for call in calls:
+            call.events.put({"error": self._problem})
 
-    def _watch(self, process: _Process) -> None:
-        """Ends a child that hangs, where nothing else helps, or that takes too much memory."""
-        with process.lock:
-            calls = [*process.calls.items()]
-        for key, call in calls:
+    def _watch(self) -> None:
+        """Passes cancels on; ends a child that hangs, or that takes too much memory."""
+        now_s, bytes_, most = time.monotonic(), self._child.memory_bytes, self._settings.most_bytes
+        problem: LatentSyncError | None = None
+        with self._lock:
+            calls = dict(self._calls)
+            silent_s = now_s - self._heard_s if calls else 0.0
+            self.hangs = silent_s > _HUNG_S / 10
+            if max([silent_s, *(now_s - call.canceled_s for call in calls.values())]) > _HUNG_S:
+                problem = WorkerLost(f"did not answer, or not obey a cancel, for {_HUNG_S:g} s, and was ended")
+            elif calls and "" not in calls and bytes_ > most:
+                text = f"needs more than {most / 1e9:.2g} GB of memory, the most for a worker here"
+                problem = TaskError(f"the clip {text}; give one with smaller pictures, or fewer --workers")
+                if len(calls) > 1:
+                    self.at_once, problem = 1, WorkerLost(f"{text}; its clips run again, one at a time")
+            if problem is not None:
+                self._works, self._problem = False, problem
+        if problem is not None:
+            self._child.end()
+        for key, call in calls.items():
             if call.canceled.is_set() and call.canceled_s == inf:
-                call.canceled_s = time.monotonic()
-                process.child.send((key, None))
-        canceled_s = min((call.canceled_s for _, call in calls), default=inf)
-        silent_s, canceled = process.silent_s, canceled_s < inf
-        if silent_s > (_SILENT_S if canceled else _HUNG_S) or time.monotonic() - canceled_s > _OBEYS_S:
-            process.problem = "did not obey a cancel" if canceled else f"did not answer for {silent_s:.0f} s"
-            process.problem += ", and was ended"
-            process.child.end()
-        elif calls and calls[0][0] and process.child.memory_bytes > self._settings.most_bytes:
-            most = f"more than {self._settings.most_bytes / 1e9:.2g} GB of memory, the most for a worker here"
-            process.problem = f"the clip needs {most}; give one with smaller pictures, or fewer --workers"
-            process.cause = calls[0][1] if len(calls) == 1 else None
-            self.at_once = self._most_at_once if len(calls) == 1 else 1
-            process.child.end()
-
-
-def _reason(ended: Ended | str) -> str:
-    if isinstance(ended, str):
-        return ended
-    return f"its process ended with {ended}: {ended.last_error_line or 'no message'}"
+                call.canceled_s = now_s
+                self._child.send((key, None))
 
 
 def work(orders: Iterator[Any], emit: Emit) -> None:

@@ -1,4 +1,4 @@
-"""Workers on a Ray cluster: what a `LocalWorker` does in a child, each does in an actor.
+"""Workers on a Ray cluster: what others do in a child, each does in an actor.
 
 Actors are created when a worker starts, with what they need, so that an autoscaling cluster adds nodes for them. They
 end with this process. Ray's own messages are replaced by errors and notices of this package.
@@ -9,48 +9,19 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any
 from urllib.parse import urlsplit
 
-from latentsync_trt.batch.local import LocalWorker, carry_out
-from latentsync_trt.batch.tasks import WorkerLost, WorkerSettings
+from latentsync_trt.batch.local import carry_out
+from latentsync_trt.batch.tasks import WorkerLost
 from latentsync_trt.child import Event, end_process
 from latentsync_trt.errors import InputError, LatentSyncError, MissingDependency
-from latentsync_trt.notices import Notices
 from latentsync_trt.sync.threads import tune_process
 from latentsync_trt.version import __version__
 
-Notice = Callable[[str], None]
-
-_NAMESPACE = "latentsync-trt"
-_THREADS = 4
 _POLL_S = 0.5
-_CONNECT_S = 30.0
-_REACH_S = 5.0
-
-
-@dataclass(frozen=True, slots=True)
-class Needs:
-    """What a worker reserves of a node."""
-
-    gpus: int
-    cpus: int
-
-    def __str__(self) -> str:
-        return f"a GPU and {self.cpus} CPU cores" if self.gpus else f"{self.cpus} CPU cores"
-
-
-class RayWorker(LocalWorker):
-    """A `WorkerHandle` whose actor may be lost with its node and be started again elsewhere."""
-
-    def __init__(self, name: str, cluster: "Cluster", settings: WorkerSettings, needs: Needs) -> None:
-        super().__init__(name, settings, cluster.notices.add)
-        self._cluster, self._needs = cluster, needs
-
-    def _new_child(self) -> "RemoteChild":
-        return RemoteChild(self._cluster, self._needs)
+_CONNECT_S, _REACH_S = 30.0, 5.0
 
 
 class RemoteChild:
@@ -58,29 +29,37 @@ class RemoteChild:
 
     memory_bytes = 0  # Ray has limits of its own
 
-    def __init__(self, cluster: "Cluster", needs: Needs) -> None:
-        self.pid, self._reason = 0, ""
-        self._cluster, self._needs, self._actor = cluster, needs, cluster.create(needs)
+    def __init__(self, gpus: int, cpus: int, on_notice: Callable[[str], None]) -> None:
+        """Creates an actor, which waits until a node has what it needs."""
+        import ray
+
+        self.pid, self._on_notice = 0, on_notice
+        self._needs = f"{'a GPU and ' if gpus else ''}{cpus} CPU cores"
+        options = {"num_cpus": cpus, "num_gpus": gpus, "max_restarts": 0, "max_task_retries": 0}
+        with _translated("cluster"):
+            self._actor = ray.remote(max_concurrency=4, **options)(Actor).remote()
 
     def send(self, order: Any) -> None:
-        with suppress(LatentSyncError), self._cluster.translated("send"):
+        with suppress(LatentSyncError), _translated("send"):
             self._actor.send.remote(order)
 
     def events(self, watch: Callable[[], None]) -> Iterator[Event]:
-        """As of `Child`. Waits without limit for a node that has what the worker needs, with a notice."""
-        ray, node = self._cluster.ray, "cluster"
+        """As of `Child`; the last one is an error. Waits without limit for a node that has what the worker needs."""
+        import ray
+
+        node = "no node"
         try:
-            with self._cluster.translated("no node"):
+            with _translated(node):
                 place = self._actor.place.remote()
                 while not ray.wait([place], timeout=_POLL_S)[0]:
                     cure = "if no node gets them, stop and give less with --workers"
-                    self._cluster.notices.add(f"workers wait for {self._needs} each on the Ray cluster; {cure}")
+                    self._on_notice(f"workers wait for {self._needs} each on the Ray cluster; {cure}")
                     yield {"key": None}
                 node, self.pid, version = ray.get(place)
             if version != __version__:
                 versions = f"has latentsync-trt {version}, and this machine {__version__}"
                 raise InputError(f"node {node}: {versions}; install the same version on both")
-            with self._cluster.translated(f"node {node}"):
+            with _translated(f"node {node}"):
                 while True:
                     news = self._actor.news.remote()
                     while not ray.wait([news], timeout=_POLL_S)[0]:
@@ -88,19 +67,16 @@ class RemoteChild:
                     yield from ray.get(news)
                     watch()
         except LatentSyncError as error:
-            self._reason = str(error)
-            yield {"key": "", "error": error}  # if it did not open
-
-    def wait(self) -> str:
-        """Why it ended."""
-        return self._reason
+            yield {"key": "", "error": error}
 
     def end(self, patience_s: float = 0.0) -> None:
         """Ends the actor, which may remove its unfinished files first."""
+        import ray
+
         with suppress(Exception):  # it has ended, or the cluster has
             if patience_s and self.pid:
-                self._cluster.ray.wait([self._actor.leave.remote()], timeout=patience_s)
-            self._cluster.ray.kill(self._actor)
+                ray.wait([self._actor.leave.remote()], timeout=patience_s)
+            ray.kill(self._actor)
 
 
 class Actor:
@@ -131,79 +107,61 @@ class Actor:
         end_process(0)
 
     def _emit(self, **event: Any) -> None:
-        where = f"node {socket.gethostname()}"
         if isinstance(error := event.get("error"), LatentSyncError):
-            event["error"] = type(error)(f"{where}: {error}", usage=error.usage)
-        elif isinstance(event.get("progress"), str):
-            event["progress"] = f"{where}: {event['progress']}"
+            event["error"] = type(error)(f"node {socket.gethostname()}: {error}", usage=error.usage)
         self._events.put(event)
 
 
-class Cluster:
-    """This process' connection to a Ray cluster, shared by its workers."""
+def connect(address: str) -> Any:
+    """Connects this process to a Ray cluster, once; returns the module `ray`.
 
-    def __init__(self, address: str, on_notice: Notice) -> None:
+    Raises:
+        InputError: there is none. MissingDependency: the extra is not installed.
+    """
+    try:
+        import ray
+    except ImportError as error:
+        cure = 'pip install "latentsync-trt[cluster]"'
+        raise MissingDependency(f"--ray {address}: needs the extra cluster; {cure} ({error})") from error
+    failures: list[BaseException] = []
+
+    def reach() -> None:
         try:
-            import ray
-        except ImportError as error:
-            cure = 'pip install "latentsync-trt[cluster]"'
-            raise MissingDependency(f"--ray {address}: needs the extra cluster; {cure} ({error})") from error
-        self.ray: Any = ray
-        self._name, self.notices = address, Notices(on_notice)
-        if not ray.is_initialized():
-            self._connect(address)
+            if ":" in address:
+                parts = urlsplit(address if "://" in address else f"//{address}")
+                socket.create_connection((parts.hostname, parts.port), _REACH_S).close()
+            ray.init(address, namespace="latentsync-trt", log_to_driver=False, logging_level="error")
+            # Imports what Ray loads at its first use: beside imports of other threads, that fails.
+            ray.put(None)
+        except BaseException as error:  # noqa: BLE001 -- raised below
+            failures.append(error)
 
-    def _connect(self, address: str) -> None:
+    if not ray.is_initialized():
         # Ray prints the ends of actors to stdout, which may be JSON, and has no setting for that.
-        self.ray._private.worker._worker_logs_enabled = False
-        failures: list[BaseException] = []
-
-        def connect() -> None:
-            try:
-                if ":" in address:
-                    _reach(address)
-                self.ray.init(address, namespace=_NAMESPACE, log_to_driver=False, logging_level="error")
-                # Imports what Ray loads at its first use: beside imports of other threads, that fails.
-                self.ray.put(None)
-            except BaseException as error:  # noqa: BLE001 -- raised below
-                failures.append(error)
-
+        ray._private.worker._worker_logs_enabled = False
         # In the main thread, Ray would replace the handler of SIGTERM. It does not stop to try a cluster that is gone.
-        thread = threading.Thread(target=connect, daemon=True)
+        thread = threading.Thread(target=reach, daemon=True)
         thread.start()
         thread.join(_CONNECT_S)
         if thread.is_alive() or failures:
-            reason = _first_line(failures[0]) if failures else f"no answer within {_CONNECT_S:g} s"
+            reason = str(next(iter(failures), "no answer")).strip().partition("\n")[0]
             cure = "start one with `ray start --head`, or give its host:port, or ray://host:10001 from another machine"
-            raise InputError(f"--ray {self._name}: no Ray cluster ({reason}); {cure}") from next(iter(failures), None)
-
-    def create(self, needs: Needs) -> Any:
-        """Returns a new actor, which waits until a node has what it needs."""
-        with self.translated(f"--ray {self._name}"):
-            return self.ray.remote(
-                num_cpus=needs.cpus, num_gpus=needs.gpus, max_restarts=0, max_task_retries=0, max_concurrency=_THREADS
-            )(Actor).remote()
-
-    @contextmanager
-    def translated(self, what: str) -> Iterator[None]:
-        """Turns errors of Ray into `WorkerLost`, or `InputError` where another attempt is useless."""
-        try:
-            yield
-        except self.ray.exceptions.RayError as error:
-            if "failed to import" in str(error) or "No module named" in str(error):
-                cure = f"install latentsync-trt {__version__} with the extra cluster there"
-                raise InputError(f"{what}: the node cannot load latentsync_trt; {cure}") from error
-            raise WorkerLost(f"{what}: {_first_line(error)}") from error
-        except ConnectionError as error:  # of `ray://`
-            raise WorkerLost(f"{what}: the cluster does not answer: {error}") from error
+            raise InputError(f"--ray {address}: no Ray cluster ({reason}); {cure}") from next(iter(failures), None)
+    return ray
 
 
-def _reach(address: str) -> None:
-    """Raises OSError if nothing answers at "host:port" or "ray://host:port", and ValueError if that is neither."""
-    parts = urlsplit(address if "://" in address else f"//{address}")
-    socket.create_connection((parts.hostname, parts.port), _REACH_S).close()
+@contextmanager
+def _translated(what: str) -> Iterator[None]:
+    """Turns errors of Ray into `WorkerLost`, or `InputError` where another attempt is useless."""
+    import ray
 
-
-def _first_line(error: BaseException) -> str:
-    """Returns Ray's message without its tables of ids and its guesses."""
-    return next(iter(str(error).strip().splitlines()), type(error).__name__).partition(" Some common causes")[0]
+    try:
+        yield
+    except ray.exceptions.RayError as error:
+        if "failed to import" in str(error) or "No module named" in str(error):
+            cure = f"install latentsync-trt {__version__} with the extra cluster there"
+            raise InputError(f"{what}: the node cannot load latentsync_trt; {cure}") from error
+        first_line = str(error).strip().partition("\n")[0]  # below are tables of ids
+        raise WorkerLost(f"{what}: {first_line}") from error
+    except ConnectionError as error:  # of `ray://`
+        raise WorkerLost(f"{what}: the cluster does not answer: {error}") from error

@@ -1,10 +1,5 @@
-"""Files by URL, through fsspec: downloads, and uploads that appear whole.
+"""Files by URL, through fsspec. Messages show URLs without user, password and query, which may be secrets."""
 
-Credentials come from the environment, as the libraries of each store document. Messages show URLs
-without user, password and query, which may be secrets.
-"""
-
-import errno
 import re
 import secrets
 from collections.abc import Callable, Iterator
@@ -25,12 +20,8 @@ _QUOTED_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://[^\s'\"]+")
 
 _READ_ONLY = ("http", "https")
 # Their objects appear when the last byte has arrived, or never.
-_WHOLE = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "oci", "oss", "r2"})
-
+_WHOLE = ("s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "oci", "oss", "r2")
 _LONGEST_NAME = 60  # in UTF-8 at most 240 bytes
-# The default of aiohttp ends a download after five minutes.
-_CONNECT_S, _READ_S = 30, 60
-_DENIED = (401, 403)
 
 
 def is_url(text: str) -> bool:
@@ -71,10 +62,10 @@ def exists(url: str) -> bool:
 
 
 def check_target(target: str) -> None:
-    """Raises `InputError` if `target` is a URL that cannot be written, or `MissingDependency`."""
+    """Raises `InputError` or `OutputError` if `target` is a URL that cannot be written, or `MissingDependency`."""
+    if _protocol(target) in _READ_ONLY:
+        raise InputError(f"{shown(target)}: https can only be read; give a path, or a URL as s3:// or gs://")
     if local_of(target) is None:
-        if _protocol(target) in _READ_ONLY:
-            raise InputError(f"{shown(target)}: https can only be read; give a path, or a URL as s3:// or gs://")
         with _translated(target, OutputError):
             _open(target)
 
@@ -83,17 +74,12 @@ def fetch(url: str, folder: Path, check: Check = lambda: None) -> Path:
     """Downloads a URL into `folder`, which must exist, under its own name; returns that path.
 
     Raises:
-        MediaError: it cannot be read, or not all of it arrived. InputError: nothing knows such URLs.
-        MissingDependency: the extra is not installed. OutputError: the disk is full.
+        MediaError: it cannot be read, or not all of it arrived. MissingDependency: the extra is not installed.
     """
     target = folder / name_of(url)
-    with _translated(url, MediaError, folder):
+    with _translated(url, MediaError):
         system, remote = _open(url)
-        try:
-            system.get_file(remote, str(target), callback=_callback(check))
-        except BaseException:
-            target.unlink(missing_ok=True)
-            raise
+        system.get_file(remote, str(target), callback=_callback(check))
     return target
 
 
@@ -101,7 +87,7 @@ def deliver(path: Path, url: str, check: Check = lambda: None) -> None:
     """Uploads `path` to `url`, where it appears complete or not at all; what was there is replaced.
 
     Raises:
-        OutputError: it cannot be written. InputError, MissingDependency: as `fetch`.
+        OutputError: it cannot be written. MissingDependency: as `fetch`.
     """
     with _translated(url, OutputError):
         system, remote = _open(url)
@@ -129,10 +115,10 @@ def _open(url: str) -> tuple[Any, str]:
 
     options: dict[str, Any] = {}
     if _protocol(url) in _READ_ONLY:
-        import aiohttp
+        from aiohttp import ClientTimeout
 
-        times = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S, sock_read=_READ_S)
-        options["client_kwargs"] = {"timeout": times}
+        # The default ends a download after five minutes.
+        options["client_kwargs"] = {"timeout": ClientTimeout(total=None, sock_connect=30, sock_read=60)}
     system, remote = fsspec.core.url_to_fs(url, **options)
     system.invalidate_cache()
     return system, remote
@@ -149,27 +135,20 @@ def _callback(check: Check) -> Any:
 
 
 @contextmanager
-def _translated(url: str, kind: type[LatentSyncError], folder: Path | None = None) -> Iterator[None]:
+def _translated(url: str, kind: type[LatentSyncError]) -> Iterator[None]:
     """Turns any error of fsspec and of the libraries below it, which have no common base, into one line."""
-    name = shown(url)
     try:
         yield
     except LatentSyncError:
         raise
     except ImportError as error:
         cure = 'pip install "latentsync-trt[cluster]"'
-        raise MissingDependency(f"{name}: needs the extra cluster; {cure} ({error})") from error
-    except FileNotFoundError as error:
-        raise kind(f"{name}: no such file or bucket; check the URL", usage=True) from error
+        raise MissingDependency(f"{shown(url)}: needs the extra cluster; {cure} ({error})") from error
     except Exception as error:
-        if isinstance(error, OSError) and error.errno == errno.ENOSPC and folder is not None:
-            raise OutputError(f"{folder}: no space for {name}; free some, or choose another folder") from error
         reason = " ".join(f"{type(error).__name__} {shown(str(error))}".split())
         if login := urlsplit(url).netloc.rpartition("@")[0]:  # it may also occur apart from the URL
             reason = reason.replace(login, "…")
-        if isinstance(error, ValueError) and "rotocol" in reason:
-            raise InputError(f"{name}: no known kind of URL ({reason})") from error
         problem = "cannot be written" if kind is OutputError else "cannot be read"
-        denied = isinstance(error, PermissionError) or getattr(error, "status", None) in _DENIED
-        cure = "give this machine permission" if denied else "check connection and credentials"
-        raise kind(f"{name}: {problem} ({reason}); {cure}", usage=denied) from error
+        cure = "check address, credentials, connection and free space"
+        usage = isinstance(error, FileNotFoundError | PermissionError | ValueError)
+        raise kind(f"{shown(url)}: {problem} ({reason}); {cure}", usage=usage) from error

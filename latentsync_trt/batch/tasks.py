@@ -3,8 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from math import inf
-from threading import Event as Flag
-from typing import Any, Literal, Protocol, Self
+from typing import Any, Literal, Self
 
 from latentsync_trt.config import RuntimeOptions, SyncOptions
 from latentsync_trt.errors import LatentSyncError
@@ -18,9 +17,7 @@ class TaskError(LatentSyncError):
 
 
 class WorkerLost(LatentSyncError):
-    """The worker died while it started or ran a task, which may run again unless it is the `cause`."""
-
-    cause = False
+    """The worker died while it started or ran a task, which may run again."""
 
 
 class Canceled(LatentSyncError):
@@ -59,7 +56,7 @@ class Task:
 
     def with_files(self, change: Callable[[str, bool], str]) -> Self:
         """Replaces every file by what `change` returns for it and for whether it is written; outputs come last."""
-        video, audio = change(self.video, False), None if self.audio is None else change(self.audio, False)
+        video, audio = change(self.video, False), self.audio and change(self.audio, False)
         options, changed = self.options, dict[str, Any]()
         if options.turns is None:  # else speakers name labels of the RTTM file
             changed["speaker"] = tuple(Speaker(each.face, change(each.voice, False)) for each in options.speaker)
@@ -107,45 +104,6 @@ class WorkerSettings:
     scratch: str | None = None
     threads: int | None = None
     most_bytes: float = inf
-
-
-class WorkerHandle(Protocol):
-    """The driver's side of a worker; any thread may call it.
-
-    `name`: as in "gpu 0", "cpu", "ray 3"; of several on a device, "gpu 0.1" and "gpu 0.2". `at_once`: how many tasks it
-    takes at a time now, never more than at first. `provider`: the execution provider on which it opened its bundle, as
-    in "cuda"; empty before, and where not known.
-    """
-
-    name: str
-    at_once: int
-    provider: str
-
-    @property
-    def hangs(self) -> bool:
-        """Whether it works and has sent nothing for long."""
-        ...
-
-    def start(self) -> None:
-        """Returns when the bundle is open, also after the worker was lost; at once if it is.
-
-        Raises:
-            WorkerLost: the worker died. LatentSyncError: the settings cannot work.
-        """
-        ...
-
-    def run(self, task: Task, on_progress: Callable[[Progress], None], canceled: Flag) -> Done:
-        """Syncs a clip until `canceled` is set; raises `TaskError`, `WorkerLost`, `Canceled`, or as `on_progress`."""
-        ...
-
-    def close(self) -> None:
-        """Ends the worker, also within a task, which then raises; may be called again."""
-        ...
-
-
-def slot_names(handle: WorkerHandle) -> list[str]:
-    """The names under which events tell of a worker, one for each task that it takes at a time."""
-    return [f"{handle.name}.{number + 1}" for number in range(handle.at_once)] if handle.at_once > 1 else [handle.name]
 
 
 @dataclass(frozen=True, slots=True)

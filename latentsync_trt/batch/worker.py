@@ -17,10 +17,10 @@ from latentsync_trt.batch import remote_files
 from latentsync_trt.batch.tasks import Canceled, Done, Task, TaskError, WorkerLost, WorkerSettings
 from latentsync_trt.bundle.manifest import MANIFEST_NAME, Bundle, manifest_sha256, read_manifest
 from latentsync_trt.errors import BundleError, InferenceError, InputError, MediaError, NoFaceError, OutputError
-from latentsync_trt.files import KEPT_NAME, published_folder, temporary_folder, work_folder, work_folder_of
+from latentsync_trt.files import KEPT_NAME, published_folder, temporary_folder, whole_file, work_folder, work_folder_of
 from latentsync_trt.option_fields import command_line
-from latentsync_trt.paths import check_folder_to_write
-from latentsync_trt.types import Progress, SyncReport
+from latentsync_trt.paths import make_folder
+from latentsync_trt.types import Progress, SyncReport, UInt8Array
 from latentsync_trt.unexpected import one_line
 
 if TYPE_CHECKING:
@@ -29,9 +29,7 @@ if TYPE_CHECKING:
 _PREVIEW_S = 1.0
 _TOLERANCE_S = 0.5
 """Of a clip's length: its sound may end after its picture."""
-_LOCK_POLL_S = 0.2
 _POLL_S = 0.1
-_DIGITS = 12
 
 
 class Worker:
@@ -40,20 +38,17 @@ class Worker:
     def __init__(self, settings: WorkerSettings, on_notice: Callable[[str], None] = lambda _: None) -> None:
         """Opens the bundle and runs each network once, so that the first clip is as fast as the others.
 
-        `on_notice`: called from any thread with each notice as it occurs.
-
         Raises:
             WorkerLost: the provider failed, as in `run`. LatentSyncError: the settings cannot work here.
         """
         self._settings, self._notice = settings, on_notice
-        self._scratch = None if settings.scratch is None else Path(settings.scratch)
-        self._entering, self._ended, self._running = threading.Lock(), threading.Condition(), 0
-        if self._scratch is not None:
-            check_folder_to_write(self._scratch, "--scratch")
-            self._scratch.mkdir(parents=True, exist_ok=True)
+        self._ended, self._running = threading.Condition(), 0
+        self._scratch = Path(settings.scratch or tempfile.gettempdir())
+        make_folder(self._scratch)
         try:
             self._bundle, self._lip_sync = settings.bundle, self._open(settings.bundle)
             self._lip_sync.warm_up()
+            self.provider = self._lip_sync.provider
         except InferenceError as error:
             raise WorkerLost(str(error)) from error
 
@@ -65,9 +60,10 @@ class Worker:
             TaskError: the clip failed; the worker can go on. Canceled: `canceled` was set.
             WorkerLost: the provider failed, after which a GPU may be unusable in this process: start another.
         """
-        started_s = perf_counter()
+        started_s, shown_s = perf_counter(), 0.0
 
         def report(progress: Progress) -> None:
+            nonlocal shown_s
             if canceled.is_set():
                 raise Canceled(f"{task.id}: canceled")
             if task.most_s is not None and progress.written_s > task.most_s + _TOLERANCE_S:
@@ -75,9 +71,11 @@ class Worker:
                     f"{task.video}: lasts longer than {task.most_s:g} s, the most here; send a shorter one"
                 )
             on_progress(progress)
-            preview(progress)
+            if task.preview and progress.picture and monotonic() >= shown_s + _PREVIEW_S:
+                _write_jpeg(Path(task.preview), progress.picture())
+                shown_s = monotonic()
 
-        files, preview = _Files(report), _Preview(task.preview)
+        files = _Files(report)
         try:
             remote_files.check_target(task.output)
             bundle = task.bundle or self._settings.bundle
@@ -97,11 +95,6 @@ class Worker:
         done = replace(made, output=task.output, notices=tuple(map(files.named, made.notices)))
         return Done(perf_counter() - started_s, asdict(done))
 
-    @property
-    def provider(self) -> str:
-        """The execution provider that runs the open bundle."""
-        return self._lip_sync.provider
-
     def close(self) -> None:
         """Frees the networks."""
         self._lip_sync.close()
@@ -118,8 +111,8 @@ class Worker:
 
     @contextmanager
     def _opened(self, bundle: str, report: Callable[[Progress], None]) -> Generator[None, None, None]:
-        """A block in which a bundle is open; first waits for tasks with another one, while those that follow wait."""
-        with self._entering, self._ended:
+        """A block in which a bundle is open; first waits for tasks with another one."""
+        with self._ended:
             while bundle != self._bundle and self._running:
                 report(Progress("waiting for clips with another bundle", 0, None))
                 self._ended.wait(_POLL_S)
@@ -135,48 +128,36 @@ class Worker:
         finally:
             with self._ended:
                 self._running -= 1
-                self._ended.notify()
 
     def _sync(self, task: Task, report: Callable[[Progress], None]) -> SyncReport:
         """Syncs local files; resumes where a worker was killed, if it kept finished parts of the same clip."""
         # Who gave the task has checked the output; since then, a worker that was lost may have written it.
-        task = task.replacing()
-        if not task.options.resume and (work_folder_of(Path(task.output)) / KEPT_NAME).exists():
+        options = replace(task.options, overwrite=True)
+        run = partial(self._lip_sync.sync, task.video, task.audio, task.output, on_progress=report)
+        if (work_folder_of(Path(task.output)) / KEPT_NAME).exists():
             try:
-                return self._sync(replace(task, options=replace(task.options, resume=True)), report)
+                return run(options=replace(options, resume=True))
             except (MediaError, NoFaceError):
                 raise
             except InputError:  # it kept those of another clip; any other reason is found again
                 pass
-        return self._lip_sync.sync(task.video, task.audio, task.output, task.options, on_progress=report)
+        return run(options=options)
 
 
-class _Preview:
-    """Writes a JPEG of the newest frame to `path`, if it can."""
+def _write_jpeg(path: Path, picture: UInt8Array) -> None:
+    """Writes it, if it can."""
+    import cv2
 
-    def __init__(self, path: str | None) -> None:
-        self._path, self._next_s = None if path is None else Path(path), 0.0
-
-    def __call__(self, progress: Progress) -> None:
-        if self._path is None or progress.picture is None or monotonic() < self._next_s:
-            return
-        import cv2
-
-        bgr = cv2.cvtColor(progress.picture(), cv2.COLOR_RGB2BGR)
-        part = self._path.with_name(f"{self._path.name}.part")
-        with suppress(OSError):
-            part.write_bytes(cv2.imencode(".jpg", bgr)[1].tobytes())
-            part.replace(self._path)
-        self._next_s = monotonic() + _PREVIEW_S
+    bgr = cv2.cvtColor(picture, cv2.COLOR_RGB2BGR)
+    with suppress(OSError), whole_file(path) as part:
+        part.write_bytes(cv2.imencode(".jpg", bgr)[1].tobytes())
 
 
 class _Files:
     """The local files of a task: those with a URL lie in `folder`, which exists before `local` is called."""
 
     def __init__(self, report: Callable[[Progress], None]) -> None:
-        self.folder = Path()
-        self._fetching = partial(report, Progress("fetching", 0, None))
-        self._delivering = partial(report, Progress("delivering", 0, None))
+        self.folder, self._report = Path(), report
         self._paths: dict[tuple[str, bool], Path] = {}
 
     def local(self, file: str, written: bool) -> str:
@@ -185,11 +166,9 @@ class _Files:
         if path is None:
             place = self.folder / str(len(self._paths))  # of its own, as names may be equal
             place.mkdir()
-            path = place / remote_files.name_of(file)
+            path = self._paths[file, written] = place / remote_files.name_of(file)
             if not written:
-                self._fetching()
-                path = remote_files.fetch(file, place, self._fetching)
-            self._paths[file, written] = path
+                remote_files.fetch(file, place, partial(self._report, Progress("fetching", 0, None)))
         return str(path)
 
     def deliver(self) -> None:
@@ -197,8 +176,7 @@ class _Files:
         finished = {url: path for (url, written), path in self._paths.items() if written}
         try:
             for url, path in finished.items():
-                self._delivering()
-                remote_files.deliver(path, url, self._delivering)
+                remote_files.deliver(path, url, partial(self._report, Progress("delivering", 0, None)))
         except OutputError as error:
             kept = Path(tempfile.mkdtemp(prefix="latentsync-kept-", dir=self.folder.parent))
             names = [path.replace(kept / path.name).name for path in finished.values()]
@@ -227,12 +205,11 @@ def fetch_bundle(url: str, cache: Path) -> Path:
     Raises:
         BundleError: a file differs from the manifest. Others as `fetch`.
     """
-    check_folder_to_write(cache)
-    cache.mkdir(parents=True, exist_ok=True)
+    make_folder(cache)
     url = url.rstrip("/")
-    with temporary_folder(cache) as folder, FileLock(cache / ".download.lock", poll_interval=_LOCK_POLL_S):
+    with temporary_folder(cache) as folder, FileLock(cache / ".download.lock"):
         manifest = remote_files.fetch(f"{url}/{MANIFEST_NAME}", folder)
-        target = cache / f"{remote_files.name_of(url)}-{manifest_sha256(folder)[:_DIGITS]}"
+        target = cache / f"{remote_files.name_of(url)}-{manifest_sha256(folder)[:12]}"
         with suppress(BundleError):
             return Bundle.load(target).folder
         try:

@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -11,11 +11,12 @@ from pathlib import Path
 
 import psutil
 
-from latentsync_trt.batch.local import LocalWorker
-from latentsync_trt.batch.ray_workers import Cluster, Needs, Notice, RayWorker
+from latentsync_trt.batch.local import WorkerHandle
+from latentsync_trt.batch.ray_workers import RemoteChild, connect
 from latentsync_trt.batch.remote_files import is_url
-from latentsync_trt.batch.tasks import WorkerHandle, WorkerSettings
+from latentsync_trt.batch.tasks import WorkerSettings
 from latentsync_trt.errors import ProviderUnavailable
+from latentsync_trt.notices import Notices
 from latentsync_trt.runtime.providers.table import CPU
 
 _CONTAINER_MEMORY = Path("/sys/fs/cgroup/memory.max")
@@ -36,55 +37,50 @@ def make_workers(
     *,
     most: int = sys.maxsize,
     ray: str | None = None,
-    on_notice: Notice = lambda _: None,
+    on_notice: Callable[[str], None] = lambda _: None,
 ) -> list[WorkerHandle]:
     """Returns workers that are not started yet; those of this machine share its GPUs and its cores evenly.
 
     Args:
-        settings: their bundle is found here, so that a wrong name fails at once; with `ray`, they name no device.
-        count: of processes, of one clip at a time each. By default one of two clips for each GPU that the settings
-            name, or of one clip where memory is short or for the CPU; on a cluster one for each GPU that it has now,
-            else for each node. most: of clips at a time.
-        ray: "auto" for the cluster that this machine is part of, `host:port`, or `ray://host:port`. Each worker has a
-            GPU, if the settings name a provider of one, or else the cluster has any.
+        settings: their bundle is found here, so that a wrong name fails at once.
+        count: of processes, of one clip at a time each. By default one of two clips for each GPU, of one clip for the
+            CPU or with little memory; on a cluster one for each GPU that it has now, else for each node.
+        most: of clips at a time.
+        ray: "auto" for the cluster that this machine is part of, `host:port`, or `ray://host:port`.
 
     Raises:
         LatentSyncError: the bundle or a device does not exist, or the cluster cannot be reached.
     """
+    tell = Notices(on_notice).add
     if not is_url(settings.bundle) and settings.bundle != "demo":
         from latentsync_trt.bundle.find import find_bundle
 
         settings = replace(settings, bundle=str(find_bundle(settings.bundle)[0].absolute()))
     if ray is not None:
-        cluster = Cluster(ray, on_notice)
-        nodes = [node["Resources"] for node in cluster.ray.nodes() if node["Alive"]]
-        count, needs = plan(nodes, settings, count, most)
-        provider = settings.provider if needs.gpus else CPU.name
+        nodes = [node["Resources"] for node in connect(ray).nodes() if node["Alive"]]
+        count, gpus, cpus = plan(nodes, settings.provider, count, most)
+        provider = settings.provider if gpus else CPU.name
         if provider != settings.provider:
-            on_notice(f"Ray cluster {ray}: has no GPU now, so workers use the CPU; naming a --provider waits for GPUs")
+            tell(f"Ray cluster {ray}: has no GPU now, so workers use the CPU; naming a --provider waits for GPUs")
         settings = replace(settings, provider=provider, runtime=replace(settings.runtime, device=0))
-        return [RayWorker(f"ray {number}", cluster, settings, needs) for number in range(count)]
-    devices = _devices(settings, on_notice)
+        make = partial(RemoteChild, gpus, cpus, tell)
+        return [WorkerHandle(f"ray {number}", settings, tell, new_child=make) for number in range(count)]
+    devices = _devices(settings, tell)
     pairs = count is None and devices[0][1] != CPU.name and not settings.runtime.low_memory
     count = min(count or len(devices), most)
-    settings = replace(settings, most_bytes=_MEMORY_SHARE * machine_bytes() / count)
-    threads = settings.threads or (max((os.cpu_count() or 1) // count, 1) if count > 1 else None)
+    threads = max((os.cpu_count() or 1) // count, 1) if count > 1 else None
+    settings = replace(settings, most_bytes=_MEMORY_SHARE * machine_bytes() / count, threads=threads)
     made = list[WorkerHandle]()
     for index in range(count):
         device, name = devices[index % len(devices)]
         if count > len(devices):  # several share a device
             name += f".{index // len(devices) + 1}"
-        own = replace(settings, runtime=replace(settings.runtime, device=device), threads=threads)
-        at_once = 2 if pairs and most >= count + index + 1 else 1
-        made.append(LocalWorker(name, own, partial(_say, on_notice, name), at_once=at_once))
+        own = replace(settings, runtime=replace(settings.runtime, device=device))
+        made.append(WorkerHandle(name, own, tell, at_once=2 if pairs and most >= count + index + 1 else 1))
     return made
 
 
-def _say(on_notice: Notice, name: str, text: str) -> None:
-    on_notice(f"{name}: {text}")
-
-
-def _devices(settings: WorkerSettings, on_notice: Notice) -> list[tuple[int, str]]:
+def _devices(settings: WorkerSettings, on_notice: Callable[[str], None]) -> list[tuple[int, str]]:
     """Returns the GPUs to use, by number and name; a single CPU where there is none to use."""
     from latentsync_trt.runtime.providers.gpu import gpus
     from latentsync_trt.runtime.providers.select import device_numbers, select_provider
@@ -96,32 +92,31 @@ def _devices(settings: WorkerSettings, on_notice: Notice) -> list[tuple[int, str
     for number in numbers:
         try:
             selection = select_provider(settings.provider, number)
-            reason = "; ".join(dict.fromkeys(reason for _, reason in selection.skipped_providers))
         except ProviderUnavailable as failure:
-            selection, reason, error = None, str(failure), error or failure
-        if selection is not None and selection.gpu is not None:
+            error = failure
+            on_notice(f"GPU {number} is left out: {failure}")
+            continue
+        if selection.gpu is not None:
             found.append((number, f"gpu {number}"))
         else:
-            on_notice(f"GPU {number} is left out: {reason}")
+            on_notice(f"GPU {number} is left out: {'; '.join(reason for _, reason in selection.skipped_providers)}")
     if error is not None and not found:
         raise error
     return found or [(0, CPU.name)]
 
 
-def plan(
-    nodes: Sequence[Mapping[str, float]], settings: WorkerSettings, count: int | None, most: int
-) -> tuple[int, Needs]:
-    """Returns the number of workers for a cluster with these nodes, and what each reserves. Pure.
+def plan(nodes: Sequence[Mapping[str, float]], provider: str, count: int | None, most: int) -> tuple[int, int, int]:
+    """Returns the number of workers for a cluster with these nodes, and the GPUs and CPU cores that each reserves.
 
     Workers with a GPU take half of the CPU cores beside it, so that other programs have room. Nodes
     that an autoscaler adds are assumed to be like the present ones.
     """
     has_gpus = any(node.get("GPU") for node in nodes)
-    on_gpu = has_gpus if settings.provider == "auto" else settings.provider != CPU.name
+    on_gpu = has_gpus if provider == "auto" else provider != CPU.name
     usable = [node for node in nodes if node.get("GPU" if on_gpu else "CPU")]
     places = [int(node["GPU"]) if on_gpu else 1 for node in usable]
     count = min(count or max(sum(places), 1), most)
     if not on_gpu:
         places = [ceil(count / len(usable)) for _ in usable]
     share = min((int(node.get("CPU", 0) // here) for node, here in zip(usable, places, strict=True)), default=1)
-    return count, Needs(int(on_gpu), max(settings.threads or (share // 2 if on_gpu else share), 1))
+    return count, int(on_gpu), max(share // 2 if on_gpu else share, 1)

@@ -3,27 +3,19 @@
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing
+from contextlib import ExitStack, closing
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path, PureWindowsPath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import rich_click as click
-from rich.progress import BarColumn, TaskID, TaskProgressColumn, TextColumn
+from rich.progress import BarColumn, TaskProgressColumn, TextColumn
 from rich.progress import Progress as Bars
 
 from latentsync_trt import stopping
 from latentsync_trt.batch.remote_files import is_url, shown
-from latentsync_trt.batch.tasks import (
-    Event,
-    Failed,
-    Finished,
-    Moved,
-    Task,
-    WorkerHandle,
-    WorkerSettings,
-    WorkerState,
-)
+from latentsync_trt.batch.tasks import Event, Failed, Finished, Moved, WorkerSettings, WorkerState
 from latentsync_trt.cli import echo, interruption
 from latentsync_trt.cli.options import (
     LocalPath,
@@ -39,7 +31,7 @@ from latentsync_trt.cli.show import STDERR, TimeLeft, print_json, progress_bar, 
 from latentsync_trt.config import RuntimeOptions, SyncOptions
 from latentsync_trt.errors import InputError
 from latentsync_trt.option_fields import FILES, HARDWARE
-from latentsync_trt.paths import check_folder_to_write, exists
+from latentsync_trt.paths import exists, make_folder
 from latentsync_trt.types import Progress
 
 if TYPE_CHECKING:
@@ -76,30 +68,25 @@ def batch(
     done is kept in a ledger beside JOBS: the same command runs what is not. Exit code 1: some clips failed, or were
     skipped; 2: rows cannot work, and none was started.
     """
+    from latentsync_trt.batch.dispatch import Dispatcher
     from latentsync_trt.batch.job_file import read_rows
     from latentsync_trt.batch.job_store import JobStore
     from latentsync_trt.batch.workers import make_workers
     from latentsync_trt.bundle.find import describe_choice, find_bundle
 
-    def notice(text: str) -> None:
-        if as_json:
-            tell("notice", message=text)
-        elif not quiet:
-            say(f"note: {text}")
-
     folder = output or fields["out"]
     rows = read_rows(jobs, build(SyncOptions, fields), folder)
     path = jobs.with_name(jobs.name + _LEDGER)
+    board = Board(as_json=as_json, quiet=quiet)
+    notice = partial(board.tell, "notice")
     with ExitStack() as stack:
-        store = stack.enter_context(JobStore.open(path)) if path.exists() else None
+        store = stack.enter_context(JobStore(path)) if path.exists() else None
         left = rows if store is None else _left(store, rows)
-        done = len(rows) - len(left)
+        board.before = len(rows) - len(left)
         if folder is not None and not is_url(folder):
-            check_folder_to_write(Path(folder), "--output")
-            Path(folder).mkdir(parents=True, exist_ok=True)
-        ready = _check(left, skip=skip_bad, quiet=quiet, as_json=as_json)
-        bad = len(left) - len(ready)
-        board = Board({row.task.id: row for row in ready}, done, skipped=bad, as_json=as_json, quiet=quiet)
+            make_folder(Path(folder))
+        ready = _check(left, board, skip=skip_bad)
+        board.rows, board.skipped = {row.task.id: row for row in ready}, len(left) - len(ready)
         if ready:
             if bundle is None:
                 found, why = find_bundle(bundle)
@@ -107,13 +94,25 @@ def batch(
                 notice(describe_choice(found, why))
             scratch, ray = fields["scratch"] and str(fields["scratch"].absolute()), fields["ray"]
             settings = WorkerSettings(bundle, fields["provider"], build(RuntimeOptions, fields), scratch)
-            handles = make_workers(settings, fields["workers"], most=len(ready), ray=ray, on_notice=notice)
-            store = store or stack.enter_context(JobStore.open(path))
-            _run([row.task for row in ready], handles, store, board)
-        elif done:
+            workers = make_workers(settings, fields["workers"], most=len(ready), ray=ray, on_notice=notice)
+            ledger = store or stack.enter_context(JobStore(path))
+            ledger.add(row.task for row in ready)
+
+            def on_event(event: Event) -> None:
+                ledger.record(event)
+                board(event)
+
+            stopping.bars.append(board.bars)
+            stack.enter_context(board.bars)
+            stack.enter_context(interruption("interrupted; the same command goes on"))
+            dispatcher = stack.enter_context(closing(Dispatcher(workers, on_event)))
+            for row in ready:
+                dispatcher.submit(row.task)
+            dispatcher.wait()
+        elif board.before:
             notice(f"{path}: all of its rows are done; to run them again, delete it and add --overwrite")
     board.show_summary()
-    if board.failed or bad:
+    if board.failed or board.skipped:
         raise SystemExit(1)
 
 
@@ -126,15 +125,15 @@ def _left(store: "JobStore", rows: "Sequence[BatchRow]") -> "list[BatchRow]":
     left: list[BatchRow] = []
     for row in rows:
         before, target = known.get(row.task.id), row.task.output
-        if before is None or row.problem:
+        is_done = before is not None and before.state == "done" and (is_url(target) or exists(target))
+        if before is not None and before.state == "waiting" and before.attempts:
+            left.append(replace(row, task=row.task.replacing()))
+        elif row.problem or not is_done:
             left.append(row)
-        elif before.state != "done" or not (is_url(target) or exists(target)):
-            begun = before.state == "waiting" and before.attempts
-            left.append(replace(row, task=row.task.replacing()) if begun else row)
     return left
 
 
-def _check(rows: "Sequence[BatchRow]", *, skip: bool, quiet: bool, as_json: bool) -> "list[BatchRow]":
+def _check(rows: "Sequence[BatchRow]", board: "Board", *, skip: bool) -> "list[BatchRow]":
     """The rows in the order in which they run: longest first, so that workers end together; says what is wrong.
 
     Raises:
@@ -142,71 +141,39 @@ def _check(rows: "Sequence[BatchRow]", *, skip: bool, quiet: bool, as_json: bool
     """
     from latentsync_trt.batch.job_file import check_rows
 
-    with progress_bar(hidden=quiet or as_json) as show:
-        checked = check_rows(rows, lambda count: show(Progress("checking rows", count, len(rows))))
-    bad = [row for row in checked if row.problem]
-    for row in bad:
-        if as_json:
-            tell("problem", message=f"{row.where}: {row.problem}")
-        else:
-            say(f"{row.where}: {row.problem}")
-    if bad and not skip:
+    with progress_bar(hidden=board.hidden) as show:
+        checked: list[BatchRow] = []
+        for row in check_rows(rows):
+            checked.append(row)
+            show(Progress("checking rows", len(checked), len(rows)))
+    for row in checked:
+        if row.problem:
+            board.tell("problem", f"{row.where}: {row.problem}")
+    ready = [row for row in checked if not row.problem]
+    if len(ready) < len(rows) and not skip:
         cure = "correct or remove them, or add --skip-bad"
-        raise InputError(f"{len(bad)} of {len(rows)} rows cannot work, and none was started; {cure}")
-    return sorted((row for row in checked if not row.problem), key=lambda row: -row.cost)
-
-
-def _run(tasks: "Sequence[Task]", handles: "Sequence[WorkerHandle]", store: "JobStore", board: "Board") -> None:
-    """Runs all tasks; raises if no worker can work."""
-    from latentsync_trt.batch.dispatch import Dispatcher
-
-    store.add(tasks)
-
-    def on_event(event: Event) -> None:
-        store.record(event)
-        board(event)
-
-    with board.shown(), interruption("interrupted; the same command goes on"):
-        try:
-            with closing(Dispatcher(handles, on_event)) as dispatcher:
-                for task in tasks:
-                    dispatcher.submit(task)
-                dispatcher.wait()
-        finally:
-            store.reclaim()
+        raise InputError(f"{len(rows) - len(ready)} of {len(rows)} rows cannot work, and none was started; {cure}")
+    return sorted(ready, key=lambda row: -row.cost)
 
 
 class Board:
     """What is shown of a batch while it runs and at its end, from its events. Thread-safe.
 
-    Args:
-        rows: to run, by task. before: clips that were done earlier. skipped: number of rows that cannot work.
+    `rows`: to run, by task. `before`: clips that were done earlier. `skipped`: number of rows that cannot work.
     """
 
-    def __init__(
-        self,
-        rows: "Mapping[str, BatchRow]",
-        before: int = 0,
-        *,
-        skipped: int = 0,
-        as_json: bool = False,
-        quiet: bool = False,
-    ) -> None:
-        self.failed = list[tuple["BatchRow", str]]()
-        self._rows, self._before, self._skipped = rows, before, skipped
-        self._as_json, self._quiet, self._lock = as_json, quiet, threading.Lock()
-        self._done, self._frames, self._total = 0, 0, before + len(rows)
+    def __init__(self, *, as_json: bool = False, quiet: bool = False) -> None:
+        self.rows: Mapping[str, BatchRow] = {}
+        self.before = self.skipped = 0
+        self.failed: list[tuple[BatchRow, str]] = []
+        self.hidden, self._as_json, self._lock = as_json or quiet, as_json, threading.Lock()
+        self._done = self._frames = 0
         self._began_s, self._ready_s, self._told_s = time.monotonic(), 0.0, 0.0
-        columns = TextColumn("{task.description}", markup=False), BarColumn(24), TaskProgressColumn()
-        is_live = STDERR.is_terminal and not (as_json or quiet)
-        self._bars = Bars(*columns, TimeLeft(), console=STDERR, transient=True, disable=not is_live)
-        self._all = self._bars.add_task(str(self), total=len(rows))
-        self._workers: dict[str, TaskID] = {}
-
-    def shown(self) -> AbstractContextManager[object]:
-        """Shows the bars, in its block."""
-        stopping.bars.append(self._bars)
-        return self._bars
+        columns = TextColumn("{task.description}", markup=False), BarColumn(24), TaskProgressColumn(), TimeLeft()
+        disable = self.hidden or not STDERR.is_terminal
+        self.bars = Bars(*columns, console=STDERR, transient=True, disable=disable)
+        self._workers = {"": self.bars.add_task("")}
+        """Bars by worker; first that of the whole."""
 
     def __call__(self, event: Event) -> None:
         """Takes an event into account, and shows it."""
@@ -221,62 +188,66 @@ class Board:
                         self._say(f"worker {worker} is given up: {detail}")
                     self._move(worker, f"{worker}  {state}", Progress(state, 0, 1))
                 case Moved(task_id, worker, progress):
-                    self._move(worker, f"{worker}  {progress.stage}  {_name(self._rows[task_id])}", progress)
+                    self._move(worker, f"{worker}  {progress.stage}  {_name(self.rows[task_id])}", progress)
                 case Finished(task_id, worker, done):
                     self._done, self._frames = self._done + 1, self._frames + done.report["frames"]
                     frames = f"{done.report['frames']} frames in {done.seconds:.1f} s on {worker}"
-                    self._say(f"{_name(self._rows[task_id])}: {frames}; {self}")
+                    self._say(f"{_name(self.rows[task_id])}: {frames}; {self}")
                 case Failed(task_id, worker, message, _, again):
-                    row = self._rows[task_id]
+                    row = self.rows[task_id]
                     what = f"worker {worker} was lost, the clip runs again" if again else "failed"
                     self.failed += [] if again else [(row, message)]
                     self._say(f"{row.where}: {_name(row)}: {what}: {message}")
-            self._bars.update(self._all, completed=self._done + len(self.failed), description=str(self))
+            self._move("", str(self), Progress("", self._done + len(self.failed), len(self.rows)))
 
     def _move(self, worker: str, text: str, at: Progress) -> None:
         if worker not in self._workers:
-            self._workers[worker] = self._bars.add_task(worker)
-        show_progress(self._bars, self._workers[worker], text, at)
+            self._workers[worker] = self.bars.add_task("")
+        show_progress(self.bars, self._workers[worker], text, at)
 
     def _tell(self, event: Event) -> None:
         """Prints an event as JSON; progress only from time to time."""
+        where = {}
         if isinstance(event, Moved):
             if time.monotonic() - self._told_s < _MOVED_EVERY_S:
                 return
             self._told_s = time.monotonic()
-        row = None if isinstance(event, WorkerState) else self._rows[event.task_id]
-        where = {} if row is None else {"row": row.where, "output": shown(row.task.output)}
-        tell(type(event).__name__, **where, **asdict(event))
+        if not isinstance(event, WorkerState):
+            row = self.rows[event.task_id]
+            where = {"row": row.where, "output": shown(row.task.output)}
+        print_json({"event": type(event).__name__, **where, **asdict(event)})
+
+    def tell(self, kind: Literal["notice", "problem"], message: str) -> None:
+        """Prints a message; a problem also if quiet."""
+        if self._as_json:
+            print_json({"event": kind, "message": message})
+        elif kind == "problem" or not self.hidden:
+            say(message)
 
     def _say(self, text: str) -> None:
-        if not (self._as_json or self._quiet):
+        if not self.hidden:
             say(text)
 
     def __str__(self) -> str:
         failed = f", {len(self.failed)} failed" if self.failed else ""
-        return f"{self._before + self._done} of {self._total} clips done{failed}"
+        return f"{self.before + self._done} of {self.before + len(self.rows)} clips done{failed}"
 
     def show_summary(self) -> None:
         """Prints the rows that failed to stderr, and numbers of the whole batch to stdout."""
-        now_s, frames = time.monotonic(), self._frames
-        times = {"wall_s": now_s - self._began_s, "frames_per_s": frames / max(now_s - self._ready_s, 1e-6)}
+        done, frames, failed, now_s = self._done, self._frames, len(self.failed), time.monotonic()
+        wall_s, pace = now_s - self._began_s, frames / max(now_s - self._ready_s, 1e-6)
         if self._as_json:
-            counts = {"done": self._done, "done_before": self._before, "failed": len(self.failed), "frames": frames}
-            tell("summary", **counts, skipped=self._skipped, **times)
+            counts = {"done": done, "done_before": self.before, "failed": failed, "skipped": self.skipped}
+            print_json({"event": "summary", **counts, "frames": frames, "wall_s": wall_s, "frames_per_s": pace})
             return
         for row, message in self.failed:
             say(f"failed: {row.where}  {_name(row)}  {message}")
-        if not self._quiet:
-            before = f" ({self._before} earlier)" if self._before else ""
-            skipped = f", {self._skipped} skipped" if self._skipped else ""
-            pace = "{frames} frames in {wall_s:.1f} s, {frames_per_s:.1f} frames/s after start-up"
-            ran = pace.format(frames=frames, **times) if self._ready_s else "nothing to run"
-            echo(f"{self._before + self._done} clips done{before}, {len(self.failed)} failed{skipped}: {ran}")
-
-
-def tell(kind: str, **fields: Any) -> None:
-    """Prints an event of `--json` to stdout."""
-    print_json({"event": kind, **fields})
+        before = f" ({self.before} earlier)" if self.before else ""
+        skipped = f", {self.skipped} skipped" if self.skipped else ""
+        ran = f"{frames} frames in {wall_s:.1f} s, {pace:.1f} frames/s after start-up"
+        ran = ran if self._ready_s else "nothing to run"
+        if not self.hidden:
+            echo(f"{self.before + done} clips done{before}, {failed} failed{skipped}: {ran}")
 
 
 def _name(row: "BatchRow") -> str:

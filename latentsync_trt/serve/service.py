@@ -17,19 +17,10 @@ from tempfile import gettempdir
 from typing import Any
 
 from latentsync_trt import stopping
-from latentsync_trt.batch.dispatch import Dispatcher
+from latentsync_trt.batch.dispatch import ATTEMPTS, Dispatcher, slot_names
 from latentsync_trt.batch.job_store import OPEN, JobStore, Row, State
-from latentsync_trt.batch.tasks import (
-    CanceledEvent,
-    Event,
-    Failed,
-    Finished,
-    Moved,
-    Started,
-    WorkerHandle,
-    WorkerState,
-    slot_names,
-)
+from latentsync_trt.batch.local import WorkerHandle
+from latentsync_trt.batch.tasks import CanceledEvent, Event, Failed, Finished, Moved, Started, WorkerState
 from latentsync_trt.errors import Busy, LatentSyncError, OutputError
 from latentsync_trt.files import whole_file
 from latentsync_trt.serve.admission import INPUTS, RETRY_S, Form, Limits, NotNow, UnknownJob
@@ -38,7 +29,6 @@ from latentsync_trt.types import Progress
 
 _ID = re.compile(r"[0-9a-f]{32}")
 _SWEEP_S = 60.0
-_ATTEMPTS = 3
 _IDLE = Progress("", 0, None)
 _CHECKS = 4, 1.5e9, 120.0
 """Jobs whose files are checked at the same time; bytes and seconds that each may need for it."""
@@ -93,7 +83,7 @@ class Service:
         self._jobs.mkdir(0o700, parents=True, exist_ok=True)
         self._reserve = folder.absolute() / "reserve"
         self._reserve.unlink(missing_ok=True)  # what follows may need its space
-        self._store = JobStore.open(folder / "ledger.sqlite")
+        self._store = JobStore(folder / "ledger.sqlite")
         self.limits, self._checks = limits, Pool("check of the files", *_CHECKS)
         self.totals = Counter[str]()
         """Since the start: frames, ends by state, failures by kind."""
@@ -105,7 +95,7 @@ class Service:
         self._workers = {slot: WorkerState(slot, "starting") for slot in self._slots}
         self._store.reclaim()
         for row in self._store.rows("waiting"):
-            if row.attempts >= _ATTEMPTS:  # else a job that takes all memory would end the service at each start
+            if row.attempts >= ATTEMPTS:  # else a job that takes all memory would end the service at each start
                 cure = "the service's log says more; send a shorter clip, or give the service more memory"
                 message = f"job {row.task.id}: service or worker died {row.attempts} times while it ran; {cure}"
                 self._store.record(Failed(row.task.id, row.worker or "", message, usage=False, again=False))
@@ -113,7 +103,7 @@ class Service:
         folders = {path.name for path in self._jobs.iterdir() if _ID.fullmatch(path.name)}
         for left in folders - {row.task.id for row in waiting}:  # by a service that was killed
             self._clear(left)
-        self._dispatcher = Dispatcher(handles, self._on_event, attempts=_ATTEMPTS)
+        self._dispatcher = Dispatcher(handles, self._on_event)
         for row in waiting:
             self._dispatcher.submit(row.task, attempts_before=row.attempts)
         threading.Thread(target=self._sweep_often, name="sweep", daemon=True).start()
