@@ -17,7 +17,6 @@ from urllib.parse import urlsplit
 
 from anyio import CapacityLimiter, to_thread
 from fastapi import APIRouter, Depends, FastAPI, HTTPException, Query, Request, Response
-from fastapi.concurrency import run_in_threadpool
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, JSONResponse, RedirectResponse
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
@@ -48,8 +47,6 @@ _TEXT_FIELDS, _FILE_FIELDS = ("options", "label"), ("video", "audio", "mix", "tu
 _FIELDS = {name: {"type": "string"} for name in _TEXT_FIELDS} | dict.fromkeys((*_FILE_FIELDS, "speaker_0"), _FILE)
 _FORM = {"content": {"multipart/form-data": {"schema": {"type": "object", "properties": _FIELDS}}}, "required": True}
 
-_MOST_CHECKED = 16
-"""Jobs whose files are checked, or wait for that, at once: other requests must not wait for these."""
 _MOST_TEXT_BYTES, _MOST_NAME, _MOST_ROWS = 64 * 1024, 255, 2**63 - 1
 _SUFFIX = re.compile(r"\.[a-z0-9]{1,5}")
 
@@ -136,7 +133,8 @@ def check_origin(request: HTTPConnection, own_hosts: bool) -> None:
 
 
 def _jobs(service: Service) -> APIRouter:
-    router, limiter = APIRouter(prefix="/v1/jobs", tags=["jobs"]), CapacityLimiter(_MOST_CHECKED)
+    router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
+    limiter = CapacityLimiter(16)  # of jobs whose files are checked: other requests must not wait for these
 
     @router.post("", status_code=201, openapi_extra={"requestBody": _FORM})
     async def submit(request: Request, response: Response) -> JobStatus:
@@ -279,7 +277,7 @@ async def _receive(request: Request, folder: Path, limits: Limits) -> Form:
     try:
         async with Request(request.scope, receive).form(max_part_size=_MOST_TEXT_BYTES) as sent:
             for name, value in sent.multi_items():
-                await run_in_threadpool(_take, form, name, value, folder)
+                await to_thread.run_sync(_take, form, name, value, folder)
     except TimeoutError as error:
         slow = f"nothing arrived for {STALL_S:g} seconds, or less than {LEAST_BYTES_PER_S // 1000} kB/s on the whole"
         raise InputError(f"request: {slow}; send it again over a faster connection") from error
