@@ -21,7 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from latentsync_trt.batch.job_store import JobStore
 from latentsync_trt.batch.tasks import Started, TaskError
-from latentsync_trt.errors import InputError, OutputError
+from latentsync_trt.errors import OutputError
 from latentsync_trt.serve import app, service
 from tests.clips import write_face, write_sound
 from tests.serving import FRAMES, RESULT, PretendedWorker, ended, serving, until
@@ -375,11 +375,11 @@ def full(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
     def no_space(*_: object) -> Iterator[None]:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    def ledger_full(self: JobStore) -> Iterator[None]:
+    def ledger_full(*_: object) -> None:
         raise OutputError("ledger: disk full")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(JobStore, "_writing", ledger_full)
+        patch.setattr(JobStore, "_write", ledger_full)
         patch.setattr(service, "whole_file", no_space)
         yield patch
 
@@ -523,7 +523,7 @@ def test_a_store_of_another_version_is_refused_before_any_job_runs(
         ended(client, send(client, clip).json()["id"])
     with closing(sqlite3.connect(folder / "ledger.sqlite")) as store, store:
         store.execute("update tasks set task = json_set(task, '$.webhook', 'https://example.com')")
-    with pytest.raises(InputError, match=r"'webhook'.*; delete it to begin anew"), serving(folder, PretendedWorker()):
+    with pytest.raises(OutputError, match=r"'webhook'.*delete it to begin anew"), serving(folder, PretendedWorker()):
         pass
 
 
