@@ -149,7 +149,7 @@ def test_plan_space_and_consent_come_before_anything_is_done(
         "provider: cpu",
         f"download: {MODEL.name}@{MODEL.revision[:7]}: ",
         "license openrail++",
-        f"export: fp32, {RESOLUTION_PX} px, portable variant, about ",
+        f"export: fp32, {RESOLUTION_PX} px, about ",
         "nobody is there to ask; add --yes",
     ):
         assert words in err
@@ -188,7 +188,7 @@ def test_a_gpu_gets_half_precision_and_is_tested_once(
     checkpoints: Path, server: Hub, self_test: SelfTest, gpus: list[Gpu]
 ) -> None:
     err = run()[2]
-    assert f"export: fp16, {RESOLUTION_PX} px, portable and CUDA variant" in err
+    assert f"export: fp16, {RESOLUTION_PX} px, about " in err
     assert "build: the engines of a default run for this GPU" in err
     folder = make_bundle(checkpoints / NAME, "fp16").folder
     assert f"{folder}: ready; next: " in run()[1]  # nothing large is left to ask for

@@ -30,7 +30,6 @@ from latentsync_trt.unexpected import without_paths
 _NOT_FOR_BENCH = ("build", "preset", "verify")
 
 _LEAST_SIDE_PX = 256  # faces are compared at this resolution, or at the networks'
-_COMMAND = ["latentsync-trt", *sys.argv[1:]]
 _several = partial(click.option, multiple=True, show_default=True, help="Repeat it for each.")
 
 
@@ -65,7 +64,7 @@ def bench(
     network, loaded = open_syncnet(runtime.syncnet), Bundle.load(folder)
     settings = settings_for(loaded, replace(runtime, syncnet=None), sync, providers, say)
     settings = [replace(setting, runs=fields["runs"], warm_up=fields["warm_up"]) for setting in settings]
-    facts = environment(_COMMAND, [setting.selection for setting in settings])
+    facts = environment(_command(), [setting.selection for setting in settings])
     about, rows = bundle_facts(loaded.manifest, settings[0].resolution_px), list[Row]()
     with temporary_folder() as folder:
         for row in run_bench(settings, chosen, choose_clip(video, audio, folder), folder, network):
@@ -135,7 +134,7 @@ def compare(a: str, b: str, output: Path, quiet: bool, as_json: bool, **fields: 
         least_px = max([_LEAST_SIDE_PX, *(side["resolution_px"] for side in sides)])
         found, figures = compare_results(results, clip, output, least_px, network, on_progress)
     device = runtime.one_device
-    facts = environment(_COMMAND, [select_provider(report.provider, device) for report in reports])
+    facts = environment(_command(), [select_provider(report.provider, device) for report in reports])
     settings = "finished videos" if are_videos else " ".join(command_line(sync)) or "all options at their defaults"
     lines, notes = [*(_lines(*sides) if sides else ()), *found.lines()], [*_notes(sides, reports)]
     named = [(name.replace("_", " "), text) for name, text in facts.items()]
@@ -151,6 +150,10 @@ def compare(a: str, b: str, output: Path, quiet: bool, as_json: bool, **fields: 
         for note in notes:
             echo(f"note: {note}", err=True)
         echo(f"{output.with_suffix('.mp4')}: side by side\n{output}: all of it, with plots")
+
+
+def _command() -> list[str]:
+    return ["latentsync-trt", *sys.argv[1:]]
 
 
 def _are_videos(a: str, b: str) -> bool:
