@@ -102,12 +102,15 @@ def _csv_rows(source: Path, text: str) -> Iterator[tuple[str, Mapping[str, str]]
         raise InputError(f"{source}: line {lines.line_num} is not CSV: {error}") from error
     names = [field_name(cell) for cell in rows[0][1]] if rows else ["video"]
     named = [*filter(None, names)]  # Excel adds columns on the right
-    if "video" not in named or len(set(named)) < len(named):
-        raise InputError(f"{source}: has the columns {', '.join(names)!r}; {_HEADER}")
+    wrong = InputError(f"{source}: has the columns {', '.join(names)!r}; {_HEADER}")
+    if len(set(named)) < len(named) or not set(_FILES).intersection(named):
+        raise wrong
     try:
         from_texts(SyncOptions, {name: None for name in named if name not in _FILES}, _FILES)
     except InputError as error:
         raise InputError(f"{source}: column {error}") from error
+    if "video" not in named:
+        raise wrong
     for number, cells in rows[1:]:
         yield f"row {number}", dict(zip_longest(names, map(str.strip, cells), fillvalue=""))
 

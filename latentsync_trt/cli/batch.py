@@ -222,7 +222,7 @@ class Board:
         if self._as_json:
             print_json({"event": kind, "message": message})
         elif kind == "problem" or not self.hidden:
-            say(message)
+            say(f"note: {message}" if kind == "notice" else message)
 
     def _say(self, text: str) -> None:
         if not self.hidden:

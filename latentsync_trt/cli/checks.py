@@ -5,6 +5,7 @@ import platform
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import rich_click as click
@@ -17,6 +18,7 @@ from latentsync_trt.cli import options as flags
 from latentsync_trt.cli.show import notices_to, print_json, print_table
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import BundleError, OutputError
+from latentsync_trt.files import KEPT_NAME, PREFIX
 from latentsync_trt.paths import nearest_existing
 from latentsync_trt.remembered import CACHE_VARIABLE
 from latentsync_trt.runtime.providers.table import CPU, PROVIDERS, REINSTALL_ORT, TENSORRT, TENSORRT_DOWNLOAD
@@ -135,11 +137,19 @@ def _bundles() -> Iterator[Finding]:
         yield Finding("ok", f"{find.name_of(bundle)}: {find.facts(manifest)}, {manifest.shapes}, {size}")
 
 
+def _kept_work() -> Iterator[Finding]:
+    for place in dict.fromkeys(folder.absolute() for folder in (Path(), find.checkpoints_folder())):
+        for parts in sorted(place.glob(f"{PREFIX}*/{KEPT_NAME}")):
+            text = f"{parts.parent}: an interrupted run keeps finished parts"
+            yield Finding("missing", text, "run the same command with --resume, or delete the folder")
+
+
 SECTIONS: dict[str, Callable[[], Iterator[Finding]]] = {
     "system": _system,
     "providers": _providers,
     "engines": _engines,
     "bundles": _bundles,
+    "interrupted runs": _kept_work,
 }
 """Sections of the report: heading → examination."""
 

@@ -1,5 +1,7 @@
 """`latentsync-trt sync`, `demo` and `faces`: a clip lip-synced, the built-in clip, and the people of a clip."""
 
+import os
+import shlex
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -249,4 +251,5 @@ def faces(video: Path, output: Path | None, overwrite: bool, as_json: bool) -> N
         say(f"note: {notice}")
     echo(f"{sheet}: contact sheet")
     words = ["sync", str(video), "speech.wav", "--faces", str(saved), "--face", f"index:{people[0].number}"]
-    echo(f"{saved}: tracks; next: latentsync-trt {subprocess.list2cmdline(words)}")
+    line = subprocess.list2cmdline(words) if os.name == "nt" else shlex.join(words)
+    echo(f"{saved}: tracks; next: latentsync-trt {line}")
