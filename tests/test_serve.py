@@ -112,7 +112,8 @@ def test_from_upload_to_result(
     assert client.get(f"{path}/report").text == "<p>page</p>"
     for which in ("", "/result", "/report"):
         got, head = client.get(f"{path}{which}"), client.head(f"{path}{which}")
-        assert (head.status_code, head.content, head.headers) == (200, b"", got.headers)
+        told = [{name: text for name, text in each.headers.items() if name != "date"} for each in (head, got)]
+        assert (head.status_code, head.content, told[0]) == (200, b"", told[1])
     part = client.head(f"{path}/result", headers={"Range": "bytes=5-9"})
     assert (part.status_code, part.content) == (206, b"")
     assert part.headers["Content-Range"] == f"bytes 5-9/{len(RESULT)}"
