@@ -45,7 +45,7 @@ class LocalPath(click.Path):
         self._folder = folder
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        what = param.opts[0] if param is not None else ""
+        what = param.opts[0] if isinstance(param, click.Option) else ""
         path = local_path(value, what)
         if self._folder:
             check_folder_to_write(path, what)
