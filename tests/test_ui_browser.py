@@ -219,7 +219,7 @@ def test_the_whole_way(browser: Browser, server: Server, clips: Path, act: Calla
     part("preview").locator("img").wait_for()
     expect(part("progress").locator(".stage")).to_be_in_viewport()
     visitor.finish()
-    expect(part("progress").locator(".verdict")).to_contain_text("does not look like the face")
+    expect(part("progress").locator(".verdict")).to_contain_text("another face than the demo's")
     page.wait_for_function("['before', 'after'].every((id) => document.getElementById(id).videoWidth)")
     slider, shown = part("wipe"), part("wipe").input_value()
     if act is press:
