@@ -96,7 +96,7 @@ def page_app(
     try:
         yield app
     finally:
-        page.inputs.close()
+        page.inputs.search.close()
         shutil.rmtree(uploads, ignore_errors=True)
 
 

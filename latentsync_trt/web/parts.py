@@ -4,7 +4,7 @@ Choices and default of a control are those that the field declares.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import Field, fields
 from datetime import datetime, timedelta
 from itertools import groupby
@@ -64,13 +64,8 @@ _COLORS = {
 """Light and dark; Gradio's own accent and grays have too little contrast."""
 
 
-def _duration(seconds: float) -> str:
-    """Returns 83.2 as "0:01:23"."""
-    return str(timedelta(seconds=round(seconds)))
-
-
 _pages = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True)
-_pages.filters["duration"] = _duration
+_pages.filters["duration"] = lambda seconds: str(timedelta(seconds=round(seconds)))
 html: Any = _pages.get_template("page.html.j2").module
 """Each macro of the file as a function that returns HTML."""
 
@@ -162,10 +157,6 @@ def verdict(job: JobStatus) -> dict[str, str]:
     text, kinds = without_flags(str(measures)), {each.verdict for each in measures.lips}
     look = "doubt" if measures.alarm or "weak" in kinds else "open" if "cannot tell" in kinds else "follows"
     return {"look": look, "text": text[:1].upper() + text[1:]}
-
-
-def runs_on(providers: Sequence[str]) -> str:
-    return f"runs on {' and '.join(providers)}".replace("cpu", "CPU") if providers else "ready"
 
 
 def theme() -> gr.themes.Base:
