@@ -40,10 +40,17 @@ class Page:
     def __init__(self, service: Service, uploads: Path, bundles: Mapping[str, str]) -> None:
         """`uploads`: as for `Inputs`. `bundles`: folders by name, first the one that workers have open."""
         self._service, self._uploads, self._bundles = service, uploads, bundles
-        self._canceling: set[str] = set()
+        self._canceling, names = set[str](), list(bundles)
         kept_s = max(round(service.limits.keep_hours * 3600), _SWEEP_S)
         with gr.Blocks(title="latentsync-trt", analytics_enabled=False, delete_cache=(_SWEEP_S, kept_s)) as self.blocks:
-            self._lay_out_head(list(bundles))
+            with gr.Row(elem_id="header"):
+                gr.HTML(html.header())
+                self.bundle = gr.Dropdown(
+                    names, value=names[0], label="Model", elem_id="bundle", filterable=False, interactive=len(names) > 1
+                )
+                self.model = gr.HTML(elem_id="model")
+            is_demo = bundles[names[0]] == str(demo_folder())
+            self.demo_note = gr.HTML(html.demo_note(other_face=False), elem_id="demo-note", visible=is_demo)
             with gr.Row(elem_id="main"):
                 with gr.Column(scale=5, min_width=320, elem_id="inputs"):
                     self.inputs = Inputs(uploads, service.limits)
@@ -74,16 +81,6 @@ class Page:
             if isinstance(block, gr.Video | gr.Audio | gr.File):
                 _refuse_addresses(block)
 
-    def _lay_out_head(self, names: list[str]) -> None:
-        with gr.Row(elem_id="header"):
-            gr.HTML(html.header())
-            self.bundle = gr.Dropdown(
-                names, value=names[0], label="Model", elem_id="bundle", filterable=False, interactive=len(names) > 1
-            )
-            self.model = gr.HTML(elem_id="model")
-        is_demo = self._bundles[names[0]] == str(demo_folder())
-        self.demo_note = gr.HTML(html.demo_note(other_face=False), elem_id="demo-note", visible=is_demo)
-
     def _connect(self) -> None:
         inputs, face = self.inputs, self.options["face"]
         chosen, found = inputs.connect(self.options, self.message)
@@ -107,16 +104,14 @@ class Page:
         """Whether the built-in model would paint another face than its own, as far as the faces are known."""
         if upload is None or not upload.built_in or self._bundles[bundle] != str(demo_folder()):
             return False
-        numbers = (number for number in range(len(upload.built_in)) if face == f"index:{number}")
-        return not any(upload.built_in[number] for number in [*numbers] or range(len(upload.built_in)))
+        known = {f"index:{number}": knows for number, knows in enumerate(upload.built_in)}
+        return not known.get(face, any(known.values()))
 
     def _warn(self, upload: Upload | None, face: str, bundle: str) -> Updates:
         """Says what the built-in model is for, where it is chosen."""
-        text = html.demo_note(other_face=self._smears(upload, face, bundle))
-        return {
-            self.demo_note: gr.HTML(text, visible=self._bundles[bundle] == str(demo_folder())),
-            self.anyway: gr.Button(visible=False),
-        }
+        is_demo = self._bundles[bundle] == str(demo_folder())
+        note = gr.HTML(html.demo_note(other_face=self._smears(upload, face, bundle)), visible=is_demo)
+        return {self.demo_note: note, self.anyway: gr.Button(visible=False)}
 
     def _start(
         self, request: gr.Request, button: str, upload: Upload | None, speech: str | None, bundle: str,

@@ -7,7 +7,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import Field, fields
 from datetime import datetime, timedelta
-from itertools import groupby
 from pathlib import Path
 from types import NoneType
 from typing import Any, get_args, get_type_hints
@@ -87,13 +86,11 @@ def shown_controls() -> dict[str, Any]:
 def folded_controls() -> dict[str, Any]:
     """Adds controls of all other options, under the headings of the help text; returns them by name."""
     rest = [spec for spec in _specs.values() if spec.name not in (*_SHOWN, *_LEFT_OUT)]
-    order = list(dict.fromkeys(spec.metadata["group"] for spec in rest))
     found: dict[str, Any] = {}
-    rest.sort(key=lambda spec: order.index(spec.metadata["group"]))
-    for group, specs in groupby(rest, lambda spec: spec.metadata["group"]):
+    for group in dict.fromkeys(spec.metadata["group"] for spec in rest):
         gr.Markdown(f"### {group}", elem_classes="group")
         with gr.Row(elem_classes="grid"):
-            found |= {spec.name: _control(spec) for spec in specs}
+            found |= {spec.name: _control(spec) for spec in rest if spec.metadata["group"] == group}
     return found
 
 
@@ -115,11 +112,11 @@ def _control(spec: Field[Any]) -> Any:
     if choices := choices_of(hint):
         unset = [("default", "")] if NoneType in get_args(hint) else []
         return gr.Dropdown([*unset, *choices], value=_default(spec), filterable=False, **common)
-    placeholder = spec.metadata.get("metavar", "").lower()
+    common["placeholder"] = spec.metadata.get("metavar", "").lower()
     if isinstance(spec.default, int | float):
         # Limits are left to the options, whose message says what is wrong.
-        return gr.Number(spec.default, placeholder=placeholder, **common)
-    return gr.Textbox(spec.default, placeholder=placeholder, lines=1, max_lines=1, **common)
+        return gr.Number(spec.default, **common)
+    return gr.Textbox(spec.default, max_lines=1, **common)
 
 
 def _default(spec: Field[Any]) -> Any:
