@@ -73,7 +73,7 @@ def page_app(
         dispatch = _guard(service, uploads, own_hosts=own_hosts and key is None)
         app.add_middleware(BaseHTTPMiddleware, dispatch=dispatch)
         app.add_middleware(LingeringClose, most_bytes=service.limits.most_upload_bytes)
-        mounted = gr.mount_gradio_app(
+        return page, gr.mount_gradio_app(
             app,
             page.blocks,
             path="/",
@@ -89,14 +89,13 @@ def page_app(
             css_paths=_HERE / "page.css",
             head="".join(f"<script>{path.read_text('utf-8')}</script>" for path in sorted(_HERE.glob("*.js"))),
         )
-        return page, mounted
 
     # Outside a running event loop, Gradio makes some that it never closes.
     page, app = asyncio.run(made())
     try:
         yield app
     finally:
-        page.inputs.close()
+        page.inputs.search.close()
         shutil.rmtree(uploads, ignore_errors=True)
 
 

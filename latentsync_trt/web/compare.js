@@ -39,15 +39,8 @@
   // Events of media do not bubble.
   const on = (name, act) =>
     document.addEventListener(name, ({ target }) => target.closest?.("#compare") && act(target), true);
-  on("play", (video) => {
-    if (video.id === "after") part("#before").play();
-    follow();
-  });
-  on("pause", (video) => {
-    if (video.id === "after") part("#before").pause();
-    follow();
-  });
-  for (const name of ["seeking", "seeked", "timeupdate"]) on(name, follow);
+  for (const name of ["play", "pause"]) on(name, (video) => video.id === "after" && part("#before")[name]());
+  for (const name of ["play", "pause", "seeking", "seeked", "timeupdate"]) on(name, follow);
   on("loadedmetadata", (video) => {
     part(".state").hidden = true;
     if (video.videoWidth) part(".players").style.setProperty("--ratio", video.videoWidth / video.videoHeight);

@@ -68,8 +68,7 @@
 
   document.addEventListener("input", ({ target }) => {
     if (target.matches("#timeline input")) {
-      const name = target.matches(".from") ? "start" : "end";
-      choose(name, Number(target.value));
+      choose(target.matches(".from") ? "start" : "end", Number(target.value));
       player().currentTime = Number(target.value);
     }
     if (target.closest("#option-start, #option-end")) show();

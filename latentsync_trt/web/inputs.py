@@ -28,17 +28,13 @@ QUICK: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private",
 Updates = dict[Any, Any]
 
 
-class _Stopped(Exception):
-    """The search is not wanted any longer."""
-
-
 class Inputs:
     """Components and events of video, people and speech, within the page that is being made."""
 
     def __init__(self, uploads: Path, limits: Limits) -> None:
         """`uploads`: the folder from which Gradio serves files."""
         self._uploads, self._limits, self._making_demo = uploads, limits, threading.Lock()
-        self._search = Pool("search for faces", _SEARCHES, machine_bytes() / 4, _SEARCH_S + limits.max_clip_s)
+        self.search = Pool("search for faces", _SEARCHES, machine_bytes() / 4, _SEARCH_S + limits.max_clip_s)
         label = "Video, photo or GIF"
         self.video = gr.Video(label=label, sources=["upload", "webcam"], elem_id="video", interactive=True)
         gr.HTML(html.timeline(), elem_id="timeline")
@@ -69,10 +65,6 @@ class Inputs:
         )  # fmt: skip
         return chosen, found
 
-    def close(self) -> None:
-        """Ends all searches."""
-        self._search.close()
-
     def show_demo(self) -> tuple[str, str]:
         folder = self._uploads / "demo"
         video, speech = folder / "demo.mp4", folder / SPEECH.name
@@ -87,20 +79,14 @@ class Inputs:
         return f"index:{picked.index}"
 
     def _choose_speaking(self) -> Updates:
-        note = html.note("At each time, the face that speaks in the video is painted.")
-        return {
-            self._options["face"]: "speaking",
-            self.faces: gr.Gallery(selected_index=None),
-            self.note: gr.HTML(note),
-        }
+        note = gr.HTML(html.note("At each time, the face that speaks in the video is painted."))
+        return {self._options["face"]: "speaking", self.faces: gr.Gallery(selected_index=None), self.note: note}
 
     def _take(self, video: str | None, upload: Upload | None) -> Updates:
         """Forgets the earlier video, and ends the search for its people."""
-        if upload is None and video is None:
+        if (upload is None and video is None) or (upload and video and Path(video) in (upload.video, upload.playable)):
             return gr.skip()
         if upload is not None:
-            if video is not None and Path(video) in (upload.video, upload.playable):
-                return gr.skip()
             upload.state = "replaced"
         if video is not None and not Path(video).is_relative_to(self._uploads):
             raise gr.Error("video: is none that was uploaded", print_exception=False)
@@ -124,18 +110,17 @@ class Inputs:
 
         def watch(told: Path | Progress | None) -> None:
             if upload.state != "searching":
-                raise _Stopped
+                raise LatentSyncError("search: is not wanted any longer")
             if isinstance(told, Progress):
                 upload.progress = told
             elif told is not None:
                 upload.playable = told
 
         copy = upload.video.with_name(f"{upload.video.name}.preview.mp4")
-        call = asyncio.to_thread(self._search.call, look_at, upload.video, copy, self._limits, watch=watch)
+        call = asyncio.to_thread(self.search.call, look_at, upload.video, copy, self._limits, watch=watch)
         search = asyncio.create_task(call)
-        search.add_done_callback(
-            lambda task: task.cancelled() or task.exception()
-        )  # else asyncio logs that no one asks
+        # Else asyncio logs that no one asks.
+        search.add_done_callback(lambda task: task.cancelled() or task.exception())
         try:
             while upload.state == "searching" and not (await asyncio.wait([search], timeout=_POLL_S))[0]:
                 yield {self.note: gr.HTML(html.searching(upload.progress), visible=True), **self._copy(upload)}

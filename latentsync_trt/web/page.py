@@ -40,17 +40,33 @@ class Page:
     def __init__(self, service: Service, uploads: Path, bundles: Mapping[str, str]) -> None:
         """`uploads`: as for `Inputs`. `bundles`: folders by name, first the one that workers have open."""
         self._service, self._uploads, self._bundles = service, uploads, bundles
-        self._canceling: set[str] = set()
+        self._canceling, names = set[str](), list(bundles)
         kept_s = max(round(service.limits.keep_hours * 3600), _SWEEP_S)
         with gr.Blocks(title="latentsync-trt", analytics_enabled=False, delete_cache=(_SWEEP_S, kept_s)) as self.blocks:
-            self._lay_out_head(list(bundles))
+            with gr.Row(elem_id="header"):
+                gr.HTML(html.header())
+                self.bundle = gr.Dropdown(
+                    names, value=names[0], label="Model", elem_id="bundle", filterable=False, interactive=len(names) > 1
+                )
+                self.model = gr.HTML(elem_id="model")
+            is_demo = bundles[names[0]] == str(demo_folder())
+            self.demo_note = gr.HTML(html.demo_note(other_face=False), elem_id="demo-note", visible=is_demo)
             with gr.Row(elem_id="main"):
                 with gr.Column(scale=5, min_width=320, elem_id="inputs"):
                     self.inputs = Inputs(uploads, service.limits)
                     preset = parts.preset_control()
-                    self._lay_out_buttons()
+                    with gr.Row(elem_id="buttons"):
+                        self.start = gr.Button("Lip-sync", variant="primary", size="lg", elem_id="start")
+                        self.trial = gr.Button(f"Preview {_PREVIEW_S} s", size="lg", min_width=120, elem_id="trial")
+                        self.cancel = gr.Button("Cancel", size="lg", min_width=120, visible=False, elem_id="cancel")
+                    self.message = gr.HTML(html.message(), elem_id="message")
+                    self.anyway = gr.Button("Paint it anyway", size="sm", visible=False, elem_id="anyway")
                 with gr.Column(scale=7, min_width=320, elem_id="outputs"):
-                    self._lay_out_jobs()
+                    self.progress = gr.HTML(html.empty(), elem_id="progress")
+                    self.history = gr.Radio([], label="Your jobs", visible=False, elem_id="history")
+                    with gr.Row(visible=False, elem_id="job-buttons") as self.job_buttons:
+                        self.again = gr.Button("Use these settings again", size="sm", elem_id="again")
+                        self.delete = gr.Button("Delete", size="sm", min_width=90, elem_id="delete")
             gr.Markdown("## Options", elem_id="options")
             with gr.Row(elem_classes="grid"):
                 self.options = {parts.PRESET: preset, **parts.shown_controls()}
@@ -64,31 +80,6 @@ class Page:
         for block in self.blocks.blocks.values():
             if isinstance(block, gr.Video | gr.Audio | gr.File):
                 _refuse_addresses(block)
-
-    def _lay_out_head(self, names: list[str]) -> None:
-        with gr.Row(elem_id="header"):
-            gr.HTML(html.header())
-            self.bundle = gr.Dropdown(
-                names, value=names[0], label="Model", elem_id="bundle", filterable=False, interactive=len(names) > 1
-            )
-            self.model = gr.HTML(elem_id="model")
-        is_demo = self._bundles[names[0]] == str(demo_folder())
-        self.demo_note = gr.HTML(html.demo_note(other_face=False), elem_id="demo-note", visible=is_demo)
-
-    def _lay_out_buttons(self) -> None:
-        with gr.Row(elem_id="buttons"):
-            self.start = gr.Button("Lip-sync", variant="primary", size="lg", elem_id="start")
-            self.trial = gr.Button(f"Preview {_PREVIEW_S} s", size="lg", min_width=120, elem_id="trial")
-            self.cancel = gr.Button("Cancel", size="lg", min_width=120, visible=False, elem_id="cancel")
-        self.message = gr.HTML(html.message(), elem_id="message")
-        self.anyway = gr.Button("Paint it anyway", size="sm", visible=False, elem_id="anyway")
-
-    def _lay_out_jobs(self) -> None:
-        self.progress = gr.HTML(html.empty(), elem_id="progress")
-        self.history = gr.Radio([], label="Your jobs", visible=False, elem_id="history")
-        with gr.Row(visible=False, elem_id="job-buttons") as self.job_buttons:
-            self.again = gr.Button("Use these settings again", size="sm", elem_id="again")
-            self.delete = gr.Button("Delete", size="sm", min_width=90, elem_id="delete")
 
     def _connect(self) -> None:
         inputs, face = self.inputs, self.options["face"]
@@ -113,16 +104,14 @@ class Page:
         """Whether the built-in model would paint another face than its own, as far as the faces are known."""
         if upload is None or not upload.built_in or self._bundles[bundle] != str(demo_folder()):
             return False
-        numbers = (number for number in range(len(upload.built_in)) if face == f"index:{number}")
-        return not any(upload.built_in[number] for number in [*numbers] or range(len(upload.built_in)))
+        known = {f"index:{number}": knows for number, knows in enumerate(upload.built_in)}
+        return not known.get(face, any(known.values()))
 
     def _warn(self, upload: Upload | None, face: str, bundle: str) -> Updates:
         """Says what the built-in model is for, where it is chosen."""
-        text = html.demo_note(other_face=self._smears(upload, face, bundle))
-        return {
-            self.demo_note: gr.HTML(text, visible=self._bundles[bundle] == str(demo_folder())),
-            self.anyway: gr.Button(visible=False),
-        }
+        is_demo = self._bundles[bundle] == str(demo_folder())
+        note = gr.HTML(html.demo_note(other_face=self._smears(upload, face, bundle)), visible=is_demo)
+        return {self.demo_note: note, self.anyway: gr.Button(visible=False)}
 
     def _start(
         self, request: gr.Request, button: str, upload: Upload | None, speech: str | None, bundle: str,
@@ -193,7 +182,7 @@ class Page:
         known = {each: job for each in entries if (job := self._own(request, each)) is not None}
         self._canceling -= {one.id for one in known.values() if one.state not in OPEN}
         job = known.get(shown if shown in known else next(iter(known), ""))
-        problem = self._service.problem()
+        problem, providers = self._service.problem(), " and ".join(self._service.providers()).replace("cpu", "CPU")
         labels = [(parts.job_label(one, jobs.settings_of(self._service, one.id)), one.id) for one in known.values()]
         # What a user chooses while this is on its way stays chosen.
         choice = {} if shown in known else {"value": job and job.id}
@@ -205,7 +194,7 @@ class Page:
             self.history: gr.Radio(labels, visible=bool(labels), **choice),
             self.job_buttons: gr.Row(visible=job is not None),
             self.timer: gr.Timer(active=changes),
-            self.model: html.note(problem or parts.runs_on(self._service.providers())),
+            self.model: html.note(problem or (f"runs on {providers}" if providers else "ready")),
         }
 
     def _card(self, job: JobStatus, problem: str) -> str:

@@ -4,10 +4,9 @@ Choices and default of a control are those that the field declares.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import Field, fields
 from datetime import datetime, timedelta
-from itertools import groupby
 from pathlib import Path
 from types import NoneType
 from typing import Any, get_args, get_type_hints
@@ -64,13 +63,8 @@ _COLORS = {
 """Light and dark; Gradio's own accent and grays have too little contrast."""
 
 
-def _duration(seconds: float) -> str:
-    """Returns 83.2 as "0:01:23"."""
-    return str(timedelta(seconds=round(seconds)))
-
-
 _pages = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True)
-_pages.filters["duration"] = _duration
+_pages.filters["duration"] = lambda seconds: str(timedelta(seconds=round(seconds)))
 html: Any = _pages.get_template("page.html.j2").module
 """Each macro of the file as a function that returns HTML."""
 
@@ -92,13 +86,11 @@ def shown_controls() -> dict[str, Any]:
 def folded_controls() -> dict[str, Any]:
     """Adds controls of all other options, under the headings of the help text; returns them by name."""
     rest = [spec for spec in _specs.values() if spec.name not in (*_SHOWN, *_LEFT_OUT)]
-    order = list(dict.fromkeys(spec.metadata["group"] for spec in rest))
     found: dict[str, Any] = {}
-    rest.sort(key=lambda spec: order.index(spec.metadata["group"]))
-    for group, specs in groupby(rest, lambda spec: spec.metadata["group"]):
+    for group in dict.fromkeys(spec.metadata["group"] for spec in rest):
         gr.Markdown(f"### {group}", elem_classes="group")
         with gr.Row(elem_classes="grid"):
-            found |= {spec.name: _control(spec) for spec in specs}
+            found |= {spec.name: _control(spec) for spec in rest if spec.metadata["group"] == group}
     return found
 
 
@@ -120,11 +112,11 @@ def _control(spec: Field[Any]) -> Any:
     if choices := choices_of(hint):
         unset = [("default", "")] if NoneType in get_args(hint) else []
         return gr.Dropdown([*unset, *choices], value=_default(spec), filterable=False, **common)
-    placeholder = spec.metadata.get("metavar", "").lower()
+    common["placeholder"] = spec.metadata.get("metavar", "").lower()
     if isinstance(spec.default, int | float):
         # Limits are left to the options, whose message says what is wrong.
-        return gr.Number(spec.default, placeholder=placeholder, **common)
-    return gr.Textbox(spec.default, placeholder=placeholder, lines=1, max_lines=1, **common)
+        return gr.Number(spec.default, **common)
+    return gr.Textbox(spec.default, max_lines=1, **common)
 
 
 def _default(spec: Field[Any]) -> Any:
@@ -162,10 +154,6 @@ def verdict(job: JobStatus) -> dict[str, str]:
     text, kinds = without_flags(str(measures)), {each.verdict for each in measures.lips}
     look = "doubt" if measures.alarm or "weak" in kinds else "open" if "cannot tell" in kinds else "follows"
     return {"look": look, "text": text[:1].upper() + text[1:]}
-
-
-def runs_on(providers: Sequence[str]) -> str:
-    return f"runs on {' and '.join(providers)}".replace("cpu", "CPU") if providers else "ready"
 
 
 def theme() -> gr.themes.Base:
