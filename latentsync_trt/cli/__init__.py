@@ -137,7 +137,6 @@ class CommandLine(click.RichGroup):
             sys.stdout.reconfigure(errors="backslashreplace")
         if logging.lastResort is not None:
             logging.lastResort.setFormatter(PrintableLines())
-        as_json = "--json" in arguments
         try:
             found = super().main(arguments, *rest, **extra | {"standalone_mode": False, "obj": arguments})
             sys.exit(found if isinstance(found, int) else 0)
@@ -146,7 +145,7 @@ class CommandLine(click.RichGroup):
             sys.exit(error.exit_code)
         except Exception as error:  # noqa: BLE001 -- the user gets one line for any error
             message, code = _explained(error, arguments)
-        if as_json:
+        if "--json" in arguments:
             click.echo(json.dumps({"error": message}))
         else:
             echo(f"error: {message}", err=True)

@@ -133,10 +133,9 @@ def compare(a: str, b: str, output: Path, quiet: bool, as_json: bool, **fields: 
                 reports.append(lip_sync.sync(clip.video, clip.audio, result, options, on_progress=told))
         least_px = max([_LEAST_SIDE_PX, *(side["resolution_px"] for side in sides)])
         found, figures = compare_results(results, clip, output, least_px, network, on_progress)
-    device = runtime.one_device
-    facts = environment(_command(), [select_provider(report.provider, device) for report in reports])
+    facts = environment(_command(), [select_provider(report.provider, runtime.one_device) for report in reports])
     settings = "finished videos" if are_videos else " ".join(command_line(sync)) or "all options at their defaults"
-    lines, notes = [*(_lines(*sides) if sides else ()), *found.lines()], [*_notes(sides, reports)]
+    lines, notes = [*_lines(sides), *found.lines()], [*_notes(sides, reports)]
     named = [(name.replace("_", " "), text) for name, text in facts.items()]
     texts = {"title": f"{names[1]} against {names[0]}", "heads": HEADS, "lines": lines, "settings": settings}
     write_page(output, "compare.html.j2", clip=found, **figures, **texts, facts=named, notes=notes)
@@ -174,7 +173,7 @@ def _sides(bundles: Sequence[Bundle], sync: SyncOptions, runtime: RuntimeOptions
     return sides
 
 
-def _lines(*sides: dict[str, Any]) -> Iterator[tuple[str, str, str, str]]:
+def _lines(sides: Sequence[dict[str, Any]]) -> Iterator[tuple[str, str, str, str]]:
     """The bundles as lines of the table, if these are bundles."""
     if sides:
         a, b = sides
@@ -184,7 +183,7 @@ def _lines(*sides: dict[str, Any]) -> Iterator[tuple[str, str, str, str]]:
         yield "size", f"{a['size_bytes'] / 1e6:.1f} MB", f"{b['size_bytes'] / 1e6:.1f} MB", ratio
 
 
-def _notes(sides: Sequence[dict[str, Any]], reports: Sequence["SyncReport"]) -> Iterator[str]:
+def _notes(sides: Sequence[dict[str, Any]], reports: Sequence[SyncReport]) -> Iterator[str]:
     """What else the two differ by, which the pictures show, too, and the notices of both runs."""
     if not reports:
         yield "finished videos: what their encoders lost is part of the difference"

@@ -151,7 +151,6 @@ SECTIONS: dict[str, Callable[[], Iterator[Finding]]] = {
     "bundles": _bundles,
     "interrupted runs": _kept_work,
 }
-"""Sections of the report: heading → examination."""
 
 
 @click.command("selftest")

@@ -41,8 +41,7 @@ def build(bundle: str | None, quiet: bool, **fields: Any) -> None:
     loaded, say = Bundle.load(folder), notices_to(silent=quiet)
     cache = EngineCache(cache_folder(runtime.engine_cache), say)
     selection = select_provider(fields["provider"], runtime.one_device)
-    name = selection.name
-    for text in (*selection.notices(), f"{describe_choice(folder, why)}, provider {name}"):
+    for text in (*selection.notices(), f"{describe_choice(folder, why)}, provider {selection.name}"):
         say(text)
     factory = SessionFactory(loaded, selection, runtime, cache, say)
     todo = [*loaded.manifest.graphs] if factory.compiled else []
@@ -57,7 +56,7 @@ def build(bundle: str | None, quiet: bool, **fields: Any) -> None:
             size = f"{engine.size_bytes / 1e6:.1f} MB, {engine.node_share:.0%} of nodes"
             say(f"{graph}: {what}, opened in {engine.open_s:.2f} s, {size}")
     if not todo and not quiet:
-        echo(f"provider {name} needs no engines: it opens the bundle's graphs directly")
+        echo(f"provider {selection.name} needs no engines: it opens the bundle's graphs directly")
     elif not quiet:
         echo(f"{cache.folder}: {len(built_s)} of {len(todo)} engines built in {sum(built_s):.1f} s")
 

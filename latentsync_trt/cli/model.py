@@ -139,19 +139,14 @@ def calibrate(bundle: str | None, video: Path | None, provider: str, quiet: bool
         notice(f"calibrating on the CPU, which takes hours at full size ({error})")
         selection = select.select_provider(CPU.name)
     with progress_bar(hidden=quiet) as on_progress:
-        how = selection, on_progress, lambda text: notice(f"note: {text}")
-        Calibration(parent, given, options, *how).run(target)
+        Calibration(parent, given, options, selection, on_progress, lambda text: notice(f"note: {text}")).run(target)
     if not quiet:
-        echo(_summary(target, parent.manifest))
+        made = read_manifest(target)
+        share, distance = (made.quantization.share, made.quantization.distance) if made.quantization else (0.0, {})
+        measured = [f"PSNR of faces against {parent.manifest.precision} {value:.1f} dB" for value in distance.values()]
+        echo(", ".join([f"{target}: {made.precision} in {share:.0%} of the U-Net's arithmetic", *measured]))
         if note := note_on_default(target):
             say(f"note: {note}")
-
-
-def _summary(folder: Path, parent: manifest.Manifest) -> str:
-    made = read_manifest(folder)
-    share, distance = (made.quantization.share, made.quantization.distance) if made.quantization else (0.0, {})
-    measured = [f"PSNR of faces against {parent.precision} {value:.1f} dB" for value in distance.values()]
-    return ", ".join([f"{folder}: {made.precision} in {share:.0%} of the U-Net's arithmetic", *measured])
 
 
 def note_on_default(made: Path) -> str:
@@ -215,8 +210,7 @@ def setup(context: click.RichContext, /, model: Model, provider: str, use: str |
 
 def _test(folder: Path, selection: select.Selection, exported: ExportOptions) -> None:
     """Builds what a default run opens, and tests it; under "auto" with the next provider where one fails. Exits with
-    code 1 where none passes. On the CPU, the built-in model stands for the new one, which would take an hour.
-    """
+    code 1 where none passes. On the CPU, the built-in model stands for the new one, which would take an hour."""
     from latentsync_trt.cli.checks import test_provider
     from latentsync_trt.runtime.engines.cache import cache_folder
 

@@ -66,12 +66,9 @@ def options_from(
     cls: type[Any], *, leave_out: tuple[str, ...] = (), groups: tuple[str, ...] | None = None
 ) -> Callable[[F], F]:
     """A decorator that adds a click option for every field of the dataclass `cls` with a help text, of all `groups`."""
-    hints, options = typing.get_type_hints(cls), list[Callable[[F], F]]()
-    for spec in dataclasses.fields(cls):
-        wanted = groups is None or spec.metadata.get("group") in groups
-        if "help" in spec.metadata and wanted and spec.name not in leave_out:
-            options.append(_click_option(spec, hints[spec.name]))
-    return combined(*options)
+    hints, specs = typing.get_type_hints(cls), [spec for spec in dataclasses.fields(cls) if "help" in spec.metadata]
+    wanted = (spec for spec in specs if groups is None or spec.metadata["group"] in groups)
+    return combined(*(_click_option(spec, hints[spec.name]) for spec in wanted if spec.name not in leave_out))
 
 
 bundle_option = click.option(
@@ -93,8 +90,6 @@ quiet_option = click.option("--quiet", "-q", is_flag=True, help="Print errors on
 json_option = click.option(
     "--json", "as_json", is_flag=True, help="Print one JSON object, or the error, to stdout, and nothing else."
 )
-
-
 worker_options = combined(
     click.option(
         "--workers",

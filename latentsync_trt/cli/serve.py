@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager, closing, nullcontext
 from functools import partial
+from socket import socket
 from typing import Any
 
 import rich_click as click
@@ -88,14 +89,13 @@ def _start(name: str, *, host: str, port: int, no_key: bool, ray: str | None, **
         server.listen(host, port) as listener,
         closing(Service(place, handles, limits)) as service,
     ):
-        port = listener.getsockname()[1]
         app: AbstractContextManager[Any]
         if name == "ui":
             app, ready = page_app(service, place, key, own_hosts=own, bundle=bundle, one=ray is not None), ": ready"
         else:
             app, ready = nullcontext(create_app(service, key, own_hosts=own)), "/docs: listening"
         with app as running:
-            say(f"{_url_of(host, port)}{ready}; jobs are kept in {place}")
+            say(f"{_url_of(host, listener)}{ready}; jobs are kept in {place}")
             server.run(running, listener, service.check)
 
 
@@ -130,12 +130,12 @@ def live(host: str, port: int, *, no_key: bool, stun: str | None, **fields: Any)
         with closing(lip_sync.stream(fields["video"], options)) as first:
             loop = first.loop
         service = LiveService(lambda: lip_sync.stream(loop, options), flags.build(LiveLimits, fields), stun)
-        say(f"{_url_of(host, listener.getsockname()[1])}: ready")
+        say(f"{_url_of(host, listener)}: ready")
         server.run(live_app(service, key, own_hosts=own), listener)
 
 
-def _url_of(host: str, port: int) -> str:
-    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+def _url_of(host: str, listener: socket) -> str:
+    return f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
 
 
 def _api_key(host: str, no_key: bool, *, loopback: bool) -> str | None:

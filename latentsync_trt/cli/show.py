@@ -48,7 +48,6 @@ class TimeLeft(bars.TimeRemainingColumn):
     """Pace and time left as the run tells them; without, as the bar moves."""
 
     def render(self, task: bars.Task) -> Text:
-        """The text for a `task` that may have a field `pace`."""
         pace = task.fields.get("pace")
         return super().render(task) if pace is None else Text(pace, style="progress.remaining")
 
@@ -130,9 +129,7 @@ def print_json(content: Any, *, indent: int | None = None) -> None:
 
 
 def show_report(report: SyncReport, notices: Notices, page: Path | None = None, *, verbose: bool = False) -> None:
-    """Prints the remaining notices to stderr; to stdout what was written, the `page` with its report, how long it took,
-    with `verbose` the figures, and whether lips follow.
-    """
+    """Prints the remaining notices to stderr; to stdout what was written, how long it took, and whether lips follow."""
     for text in report.notices:
         notices.add(text)
     echo(

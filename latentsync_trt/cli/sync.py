@@ -19,6 +19,7 @@ from latentsync_trt.cli import options as flags
 from latentsync_trt.config import MODEL_FPS, PRESETS, PresetName, RuntimeOptions, SyncOptions
 from latentsync_trt.errors import LatentSyncError
 from latentsync_trt.option_fields import FILES
+from latentsync_trt.paths import check_folder_to_write, check_free, make_folder
 from latentsync_trt.runtime.providers.table import CPU
 
 if TYPE_CHECKING:
@@ -147,7 +148,6 @@ def demo(output: Path, audio: Path | None, video: Path | None, bundle: str, pres
     from latentsync_trt.files import whole_file
     from latentsync_trt.media.demo_clip import SENTENCE, choose_clip
     from latentsync_trt.media.files import check_file, writing
-    from latentsync_trt.paths import make_folder
     from latentsync_trt.sync.api import LipSync
 
     for given in filter(None, (audio, video)):
@@ -166,8 +166,7 @@ def demo(output: Path, audio: Path | None, video: Path | None, bundle: str, pres
             writing(output / RESULT),
             whole_file(output / RESULT, keep=True) as part,
         ):
-            options = SyncOptions(preset=preset)
-            report = lip_sync.sync(clip.video, clip.audio, part, options, on_progress=on_progress)
+            report = lip_sync.sync(clip.video, clip.audio, part, SyncOptions(preset=preset), on_progress=on_progress)
         found = look_at(output, clip, bundle, on_progress)
     if not quiet:
         show_report(replace(report, output=str(output / RESULT)), notices)
@@ -222,7 +221,6 @@ def faces(video: Path, output: Path | None, overwrite: bool, as_json: bool) -> N
     from latentsync_trt.face.track_file import save_tracks
     from latentsync_trt.measure.page import write_contact_sheet
     from latentsync_trt.media.files import check_file
-    from latentsync_trt.paths import check_folder_to_write, check_free, make_folder
     from latentsync_trt.sync.faces import analyze
     from latentsync_trt.sync.speaking import with_speakers
 
