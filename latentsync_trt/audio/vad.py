@@ -17,6 +17,7 @@ import numpy as np
 
 from latentsync_trt.audio.mel import SAMPLE_RATE_HZ
 from latentsync_trt.runtime.engines.session import Session, SessionSettings
+from latentsync_trt.spans import runs_of_true, within
 from latentsync_trt.types import BoolArray, Float32Array, Float64Array
 
 NETWORK = Path(__file__).resolve().parents[1] / "assets" / "voice" / "silero_vad.onnx"
@@ -82,8 +83,7 @@ class Speech:
     def at(self, times_s: Iterable[SupportsFloat]) -> BoolArray:
         """Whether somebody speaks at each of these times, `(n,)`."""
         times = np.array([float(time_s) for time_s in times_s])
-        edges = np.array(self.spans_s, np.float64).reshape(-1)
-        return np.asarray(np.searchsorted(edges, times, side="right") % 2 == 1, np.bool_)
+        return within(times, self.spans_s)
 
     def gated(self, blocks: Iterable[Float32Array]) -> Iterator[Float32Array]:
         """The recording's blocks `(n,)` at 16 kHz, digitally silent where no one speaks, with soft borders."""
@@ -176,9 +176,9 @@ def spans_of(chances: Float32Array) -> tuple[tuple[float, float], ...]:
     certain = np.flatnonzero((chances >= ENTER) | (chances < LEAVE))
     latest = np.searchsorted(certain, np.arange(len(chances)), side="right") - 1
     known = np.concatenate([chances[certain] >= ENTER, [False]])  # before the first certain step: no speech
-    edges = np.flatnonzero(np.diff(known[latest].astype(np.int8), prepend=0, append=0)) * STEP_S
     spans: list[tuple[float, float]] = []
-    for start_s, end_s in edges.reshape(-1, 2).tolist():
+    for start, end in runs_of_true(known[latest]):
+        start_s, end_s = start * STEP_S, end * STEP_S
         if spans and start_s - spans[-1][1] < LEAST_PAUSE_S:
             spans[-1] = spans[-1][0], end_s
         else:

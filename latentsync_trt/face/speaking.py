@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latentsync_trt.config import MODEL_FPS
+from latentsync_trt.spans import runs_of_true, within
 from latentsync_trt.types import BoolArray, Float32Array, Float64Array
 
 IntArray = NDArray[np.int64]
@@ -124,12 +125,6 @@ def _in_shot(mouths: Sequence[Mouth], frames: IntArray, voice: Voice | None) -> 
     ]
 
 
-def within(times_s: Float64Array, spans_s: Sequence[tuple[float, float]]) -> BoolArray:
-    """Whether each of `times_s` is in one of the spans, which ascend and are apart."""
-    edges = np.array(spans_s, np.float64).reshape(-1)
-    return np.asarray(np.searchsorted(edges, times_s, side="right") % 2 == 1, np.bool_)
-
-
 def _evidence(mouth: Mouth, times_s: Float64Array, voice: Voice | None) -> Float64Array:
     """For each of `times_s (n,)`: above 0 where it is likelier that the mouth speaks than that it does not."""
     known = ~np.isnan(mouth.shapes).any(axis=1)
@@ -177,12 +172,6 @@ def _likeliest(evidence: Float64Array) -> IntArray:
         states[moment] = state
         state = int(before[moment, state])
     return states
-
-
-def runs_of_true(values: BoolArray) -> list[tuple[int, int]]:
-    """First and past-the-last index of each run of True in `values (n,)`."""
-    edges = np.flatnonzero(np.diff(values.astype(np.int8), prepend=0, append=0)).tolist()
-    return list(zip(edges[::2], edges[1::2], strict=True))
 
 
 def _lasting(speaks: BoolArray) -> list[tuple[int, int]]:

@@ -10,10 +10,10 @@ import numpy as np
 
 from latentsync_trt.config import MODEL_FPS
 from latentsync_trt.errors import InputError
-from latentsync_trt.face.speaking import runs_of_true
 from latentsync_trt.measures import LipMeasure, Verdict
 from latentsync_trt.media.audio import SPEECH_RATE_HZ
 from latentsync_trt.media.demo_clip import SpokenMouth
+from latentsync_trt.spans import runs_of_true
 from latentsync_trt.types import BoolArray, Float32Array, Float64Array
 
 CLOSED_GAP = 0.042

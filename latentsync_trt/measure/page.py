@@ -12,12 +12,12 @@ import numpy as np
 from latentsync_trt.config import MODEL_FPS
 from latentsync_trt.errors import InputError, OutputError
 from latentsync_trt.face.people import PORTRAIT_PX, summaries
-from latentsync_trt.face.speaking import runs_of_true
 from latentsync_trt.face.track_file import Tracks
 from latentsync_trt.files import whole_file
 from latentsync_trt.measure.lips import CLOSED_GAP, QUIET_DB, Curves
 from latentsync_trt.media.files import reason_of
 from latentsync_trt.paths import check_file_to_write, check_free, local_path, make_folder
+from latentsync_trt.spans import runs_of_true
 from latentsync_trt.types import BoolArray, UInt8Array
 
 if TYPE_CHECKING:
