@@ -38,7 +38,7 @@ def sync_clip(run: RunContext) -> SyncReport:
     if options.face == "speaking":
         run.inputs = who_speaks(run)
     if options.preview_s is not None:
-        run.inputs, notice = preview_of(run.inputs)
+        run.inputs, notice = preview_of(run.inputs, run.speech_in)
         run.announce((notice,))
     quality = quality_of(run)
     with ExitStack() as stack:

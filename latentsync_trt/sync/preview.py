@@ -1,25 +1,30 @@
 """A preview: the part of the output from the first speech on, as if the output began there."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from fractions import Fraction
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from latentsync_trt.config import MODEL_FPS
 from latentsync_trt.media.playback import short
 from latentsync_trt.sync.inputs import Inputs
-from latentsync_trt.sync.speech import Sound, speech_in
+from latentsync_trt.sync.speech import Sound
+
+if TYPE_CHECKING:
+    from latentsync_trt.audio.vad import Speech
 
 
-def preview_of(inputs: Inputs) -> tuple[Inputs, str]:
+def preview_of(inputs: Inputs, speech_in: Callable[[Path], "Speech"]) -> tuple[Inputs, str]:
     """The inputs with all times moved so that the first speech is at 0, and what to tell about it.
 
-    It is moved by whole pictures, which stay the same. Raises as `speech_in`.
+    It is moved by whole pictures, which stay the same. `speech_in`: when somebody speaks in a recording.
     """
     options, info, sound = inputs.options, inputs.info, inputs.sound
     ends_s = [options.end] + ([info.duration_s] if options.output_length in ("video", "shortest") else [])
     until_s = min((time_s for time_s in ends_s if time_s is not None), default=None)
     least_s = options.start or Fraction(0)
-    speech_s = [time_s for time_s in _speech_from(sound, least_s) if until_s is None or time_s < until_s]
+    speech_s = [time_s for time_s in _speech_from(sound, speech_in, least_s) if until_s is None or time_s < until_s]
     begin_s = _picture_at(min(speech_s, default=least_s), inputs)
     start_s = None if options.start is None else max(options.start - begin_s, Fraction(0))
     moved = replace(
@@ -32,7 +37,7 @@ def preview_of(inputs: Inputs) -> tuple[Inputs, str]:
     return moved, f"a preview of at most {options.preview_s:g} s {where} {short(begin_s)} s (--preview)"
 
 
-def _speech_from(sound: Sound, least_s: Fraction) -> Iterator[Fraction]:
+def _speech_from(sound: Sound, speech_in: Callable[[Path], "Speech"], least_s: Fraction) -> Iterator[Fraction]:
     """When somebody who is painted then begins to speak, or goes on at `least_s`, in times of the output."""
     spans_s = {piece: speech_in(piece.path).spans_s for piece in set(sound.recordings)}
     for number, piece in enumerate(sound.recordings):

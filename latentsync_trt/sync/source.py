@@ -33,9 +33,8 @@ def open_speech(run: RunContext, quality: Quality) -> OpenSpeech:
     run.announce((*run.selection.notices(), *filter(None, (speech.notice,))))
     run.on_progress(Progress("reading audio", 0, None))
     with run.clock.measure("encode audio", frames=0):
-        return OpenSpeech(
-            speech, lambda mel: run.model().audio_encoder(mel), filters_of(run.bundle), inputs.options, quality.listen
-        )
+        encode_mel, filters = lambda mel: run.model().audio_encoder(mel), filters_of(run.bundle)
+        return OpenSpeech(speech, encode_mel, filters, inputs.options, quality.listen, run.speech_in)
 
 
 def clip_stages(run: RunContext, playback: Playback, streams: int) -> ClipStages:

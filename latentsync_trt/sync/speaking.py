@@ -13,12 +13,13 @@ from numpy.typing import NDArray
 from latentsync_trt.audio.turns import MARGIN_S, SpeakerTurns
 from latentsync_trt.config import MODEL_FPS
 from latentsync_trt.errors import MediaError, NoFaceError
-from latentsync_trt.face.speaking import Mouth, Speaks, Voice, runs_of_true, speakers, within
+from latentsync_trt.face.speaking import Mouth, Speaks, Voice, speakers
 from latentsync_trt.face.track_file import Tracks
 from latentsync_trt.measure.lips import Loudness
 from latentsync_trt.media.audio import audio_duration_s, read_audio_blocks
 from latentsync_trt.media.files import open_input
 from latentsync_trt.media.reader import delays_of
+from latentsync_trt.spans import runs_of_true, within
 from latentsync_trt.sync.faces import analyze
 from latentsync_trt.sync.inputs import Inputs
 from latentsync_trt.sync.run_context import RunContext
@@ -74,7 +75,7 @@ def who_speaks(run: RunContext) -> Inputs:
     if len(tracks.people) == 1:  # painted always, as by `--face largest`
         return inputs
     (recording,) = inputs.sound.recordings
-    spans_s: Sequence[tuple[float, float]] = speech_in(recording.path).spans_s
+    spans_s: Sequence[tuple[float, float]] = run.speech_in(recording.path).spans_s
     if inputs.options.silence == "model" or not spans_s:
         spans_s = [(0.0, float(audio_duration_s(recording.path)))]
     at_s = float(recording.at_s)

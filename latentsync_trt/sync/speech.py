@@ -73,14 +73,13 @@ class Sound:
         def moved(piece: SoundPiece) -> SoundPiece:
             return replace(piece, at_s=piece.at_s + by_s)
 
-        return Sound(
-            tuple(map(moved, self.recordings)),
-            self.faces,
-            None if self.turns is None else tuple(turns.later(by_s) for turns in self.turns),
-            self.notice,
-            self.mix and moved(self.mix),
-            self.own and moved(self.own),
-            self.picture_delay_s + by_s,
+        return replace(
+            self,
+            recordings=tuple(map(moved, self.recordings)),
+            turns=None if self.turns is None else tuple(turns.later(by_s) for turns in self.turns),
+            mix=self.mix and moved(self.mix),
+            own=self.own and moved(self.own),
+            picture_delay_s=self.picture_delay_s + by_s,
         )
 
     def is_of(self, video: Path) -> bool:
@@ -158,7 +157,8 @@ class OpenSpeech:
     `notices`: recordings without speech. `end_s`: when the last recording ends in the output.
 
     Args:
-        listen: gets each speaker's number and the blocks of the recording, and passes them on.
+        listen: gets each speaker's number and the blocks of the recording, and passes them on. find_speech: as
+            `speech_in`, which is the default.
     """
 
     def __init__(
@@ -168,9 +168,10 @@ class OpenSpeech:
         filters: Float32Array,
         options: SyncOptions,
         listen: Callable[[int, Iterable[Float32Array]], Iterable[Float32Array]] = lambda _, blocks: blocks,
+        find_speech: "Callable[[Path], Speech] | None" = None,
     ) -> None:
         def stream_of(recording: SoundPiece) -> SpeechStream:
-            find, mixers = cache(partial(speech_in, recording.path)), list[Mixer]()
+            find, mixers = cache(partial(find_speech or speech_in, recording.path)), list[Mixer]()
             speech = find() if options.silence == "closed" else None
             if speech is not None and speech.notice is not None:
                 self.notices.append(f"{recording.path}: {speech.notice}")
