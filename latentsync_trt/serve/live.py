@@ -124,17 +124,21 @@ def live_app(service: LiveService, key: str | None, *, own_hosts: bool = False) 
     @app.get("/metrics", dependencies=allowed)
     def metrics() -> Response:
         """Figures for Prometheus."""
-        registry, calls = CollectorRegistry(), list(service.calls.values())
-        late = sum(call.session.counts.late for call in calls)
-        for name, text, value in (
-            ("sessions", "Occupied slots: sessions that are open.", len(calls)),
-            ("slots", "Sessions that may be open.", service.limits.max_sessions),
-            ("late_frames", "Frames of open sessions that were not painted in time.", late),
-        ):
-            Gauge(f"latentsync_live_{name}", text, registry=registry).set(value)
-        return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+        return Response(_figures(service), media_type=CONTENT_TYPE_LATEST)
 
     return app
+
+
+def _figures(service: LiveService) -> bytes:
+    registry, calls = CollectorRegistry(), list(service.calls.values())
+    late = sum(call.session.counts.late for call in calls)
+    for name, text, value in (
+        ("sessions", "Occupied slots: sessions that are open.", len(calls)),
+        ("slots", "Sessions that may be open.", service.limits.max_sessions),
+        ("late_frames", "Frames of open sessions that were not painted in time.", late),
+    ):
+        Gauge(f"latentsync_live_{name}", text, registry=registry).set(value)
+    return generate_latest(registry)
 
 
 def _file(name: str, _: Request) -> FileResponse:

@@ -258,7 +258,8 @@ class Service:
         return row
 
     def _statuses(self, rows: Sequence[Row]) -> list[JobStatus]:
-        positions = {row.task.id: number for number, row in enumerate(self._store.rows("waiting"), 1)}
+        waiting = self._store.rows("waiting") if any(row.state == "waiting" for row in rows) else []
+        positions = {row.task.id: number for number, row in enumerate(waiting, 1)}
         return [self._status(row, positions.get(row.task.id)) for row in rows]
 
     def _status(self, row: Row, position: int | None) -> JobStatus:

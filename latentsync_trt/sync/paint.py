@@ -68,8 +68,7 @@ class Pace:
 
     def frames_per_s(self, count: int) -> float:
         """The pace of painting since all networks were open, where `count` frames were written; 0 before it begins."""
-        count = min(count, self.part.stop)
-        time_s, end = self.last if self.last is not None and self.last[1] >= count else (self.written_s, count)
+        time_s, end = self._reached(count)
         since_s = self.begun_s if 0 < self.begun_s < time_s else self.opened_s
         return max(end - max(self.part.start, self.frames_done), 0) / (time_s - since_s)
 
@@ -81,11 +80,16 @@ class Pace:
         pace = self.frames_per_s(count)
         if not pace:
             return None
-        time_s, end = self.last if self.last is not None and self.last[1] >= count else (self.written_s, count)
+        time_s, end = self._reached(count)
         stop = min(self.part.stop, expected)
         windows = ceil(max(stop - end, 0) / self.window_frames)
         frames = windows * self.window_frames + (expected - max(stop, count)) / 10
         return max(frames / pace - (perf_counter() - time_s if windows else 0.0), 0.0)
+
+    def _reached(self, count: int) -> tuple[float, int]:
+        """When the newest frame that may be painted was painted or written, and the index after it."""
+        count = min(count, self.part.stop)
+        return self.last if self.last is not None and self.last[1] >= count else (self.written_s, count)
 
     def under_way(self, count: int) -> tuple[float, int]:
         """When the first windows were painted, and the index after their frames; `count`: of all frames."""
