@@ -3,7 +3,7 @@
     python -m scripts.measure_speaking FOLDER [--json FILE]
 
 The folder holds demo1_video.mp4 … demo3_video.mp4 and demo1_audio.wav … demo3_audio.wav. `right`: of the frames with
-speech, how many are assigned to the face that speaks, or to nobody where the voice comes from outside; `wrong`: to
+speech, how many are assigned to the face that speaks, or to no one where the voice comes from outside; `wrong`: to
 another face.
 """
 

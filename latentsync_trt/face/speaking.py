@@ -19,7 +19,7 @@ from latentsync_trt.types import BoolArray, Float32Array, Float64Array
 IntArray = NDArray[np.int64]
 
 LEAST_S = 0.4
-"""Nobody speaks for less, and a shorter pause does not divide what somebody says."""
+"""No one speaks for less, and a shorter pause does not divide what somebody says."""
 
 _SAME_TIME_S = 0.01
 

@@ -65,7 +65,7 @@ def who_speaks(run: RunContext) -> Inputs:
     """The inputs of a run with `--face speaking`, whose sound says which faces are painted when.
 
     Raises:
-        NoFaceError: nobody is seen, or nobody of several people to speak.
+        NoFaceError: no one is seen, or none of several people to speak.
     """
     inputs, tracks = run.inputs, run.inputs.tracks
     if tracks is None:
@@ -114,7 +114,7 @@ def dubbed(
     speech_s: Sequence[tuple[float, float]],
     source_s: Callable[[Float64Array], Float64Array],
 ) -> tuple[dict[int, SpeakerTurns], list[tuple[float, float]]]:
-    """When each person is painted, by number, and when nobody is, although there is speech.
+    """When each person is painted, by number, and when no one is, although there is speech.
 
     Speech belongs to whom the nearest speech of the source does, in the same shot, or else to the last speaker of the
     shot. Within an unbroken span of it, who would begin or end shortly before or after a pause, does so in the pause.
