@@ -19,7 +19,7 @@ from latentsync_trt.config import MODEL_FPS
 from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.face.track_file import Tracks
 from latentsync_trt.sync.faces import analyze
-from latentsync_trt.sync.speaking import with_speakers
+from latentsync_trt.sync.speakers import with_speakers
 from tests.dialogues import HELD_OUT, SIDE_PX, Cast, Written, compose
 
 

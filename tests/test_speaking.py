@@ -5,23 +5,30 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import av
 import numpy as np
 import pytest
 from click.testing import CliRunner
 
 from latentsync_trt import LipSync, SyncOptions
+from latentsync_trt.audio.mel import cepstra_of
 from latentsync_trt.cli import main
 from latentsync_trt.errors import InputError, NoFaceError
 from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.face.speaking import Mouth, Speaks, Voice, mouth_of, speakers
 from latentsync_trt.face.track_file import Tracks, read_tracks, save_tracks
+from latentsync_trt.measure.syncnet import SyncNet
+from latentsync_trt.media.demo_clip import demo_clip
 from latentsync_trt.sync.faces import analyze
-from latentsync_trt.sync.speaking import dubbed, with_speakers
-from latentsync_trt.types import Float64Array
+from latentsync_trt.sync.speakers import with_speakers
+from latentsync_trt.sync.speaking import dubbed
+from latentsync_trt.types import Float32Array, Float64Array
 from scripts.measure_speaking import score
-from tests.clips import decoded, write_face, write_sound, write_video
+from tests.clips import decoded, read_audio, write_face, write_sound, write_video
 from tests.dialogues import HELD_OUT, Cast, Dialogue, Part, compose
 from tests.people import together
+from tests.sounds import sound_packets
+from tests.syncnet import write_means
 from tests.test_face_tracks import CLIP, span
 
 FPS = 25
@@ -156,6 +163,37 @@ def test_a_mouth_keeps_its_values_where_the_head_moves(detector: MediaPipeDetect
     assert np.isnan(mouth_of(face.points)).all()
 
 
+def with_sound(frames: np.ndarray, samples: Float32Array, path: Path) -> Path:
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("ffv1", rate=FPS)
+        stream.height, stream.width = frames.shape[1:3]
+        pictures = [av.VideoFrame.from_ndarray(frame, format="rgb24").reformat(format="yuv420p") for frame in frames]
+        packets = [packet for picture in [*pictures, None] for packet in stream.encode(picture)]
+        for packet in packets + sound_packets(container, [(0, samples)], codec="flac", rate_hz=16000, layout="mono"):
+            container.mux(packet)
+    return path
+
+
+@pytest.mark.parametrize("lit", ["left", "right"])
+def test_of_two_mouths_that_move_alike_syncnet_decides(lit: str, detector: MediaPipeDetector, tmp_path: Path) -> None:
+    """The small graph sees how light a face is and hears how loud the sound is: one face flickers with the sound."""
+    speech = read_audio(demo_clip(tmp_path)[1])[:49600]
+    loud = cepstra_of([speech])[::4, 0]
+    light = np.interp(loud, (loud.min(), loud.max()), (0.5, 1.1))[:75, None, None, None]
+    frames = np.array(together([260.0] * len(light), [780.0] * len(light)))
+    half = np.s_[:, :, :520] if lit == "left" else np.s_[:, :, 520:]
+    frames[half] = np.clip(frames[half] * light, 0, 255)
+    video = with_sound(frames, speech, tmp_path / "pair.mkv")
+    tracks, _ = analyze(video, detector)
+    talking = [replace(one, mouth=mouth(one.person, (3, TALKS)).shapes[: len(one.rows)]) for one in tracks.spans]
+    network = SyncNet(write_means(tmp_path / "syncnet.onnx"))
+    found, _ = with_speakers(video, replace(tracks, spans=tuple(talking)), network)
+    left, right = sorted(
+        tracks.people, key=lambda person: min(one.rows[0, 1] for one in talking if one.person == person)
+    )
+    assert {one.person for one in found.speaks or ()} == {left if lit == "left" else right}
+
+
 A, B = 0, 1
 
 
@@ -226,15 +264,16 @@ def test_older_tracks_do_not_say_who_speaks(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two people beside one another, without sound, whose mouths rest."""
-    return write_video(tmp_path_factory.mktemp("pair") / "pair.mkv", together([260.0] * 50, [780.0] * 50))
+    return write_video(tmp_path_factory.mktemp("pair") / "pair.mkv", together([260.0] * 36, [780.0] * 36))
 
 
 QUICK = SyncOptions(steps=1, codec="ffv1", face="speaking", silence="model")
 
 
 def changed(source: Path, result: Path) -> dict[str, list[int]]:
-    """The frames in which the left and the right half were painted."""
-    pairs = list(zip(decoded(source), decoded(result), strict=True))
+    """The frames in which the left and the right half were painted; the source may go back from its end."""
+    shown, painted = decoded(source), decoded(result)
+    pairs = list(zip(shown + shown[-2::-1], painted, strict=False))
     halves = {"left": np.s_[:, :520], "right": np.s_[:, 520:]}
     return {
         name: [at for at, (one, other) in enumerate(pairs) if (one[half] != other[half]).any()]
@@ -249,13 +288,14 @@ def test_who_speaks_in_edited_tracks_is_painted(
     left, right = sorted(
         tracks.people, key=lambda person: next(one.rows[0, 1] for one in tracks.spans if one.person == person)
     )
-    speaks = Speaks(right, 0.0, 0.64), Speaks(left, 0.64, 1.28), Speaks(None, 1.28, 2.0)
-    options = replace(QUICK, faces=save_tracks(replace(tracks, speaks=speaks), tmp_path / "tracks.json"))
-    speech = write_sound(tmp_path / "speech.wav", 2)
+    speaks = Speaks(right, 0.0, 0.64), Speaks(left, 0.64, 1.28), Speaks(None, 1.28, 1.44)
+    saved = save_tracks(replace(tracks, speaks=speaks), tmp_path / "tracks.json")
+    options = replace(QUICK, faces=saved, length="audio", extend="pingpong")
+    speech = write_sound(tmp_path / "speech.wav", 2.84)
     report = lip_sync.sync(pair, speech, tmp_path / "out.mkv", options)
     frames = changed(pair, tmp_path / "out.mkv")
-    assert frames == {"left": list(range(16, 32)), "right": list(range(16))}
-    assert any("nobody is painted in 0.7 s of the speech, from 1.3 s on" in notice for notice in report.notices)
+    assert frames == {"left": [*range(16, 32), *range(39, 55)], "right": [*range(16), *range(55, 71)]}
+    assert any("nobody is painted in 0.3 s of the speech, from 1.3 s on" in notice for notice in report.notices)
 
 
 def test_nobody_of_several_speaks(pair: Path, lip_sync: LipSync, tmp_path: Path) -> None:

@@ -220,9 +220,10 @@ def faces(video: Path, output: Path | None, overwrite: bool, as_json: bool) -> N
     from latentsync_trt.face.people import summaries
     from latentsync_trt.face.track_file import save_tracks
     from latentsync_trt.measure.page import write_contact_sheet
+    from latentsync_trt.measure.syncnet import open_syncnet
     from latentsync_trt.media.files import check_file
     from latentsync_trt.sync.faces import analyze
-    from latentsync_trt.sync.speaking import with_speakers
+    from latentsync_trt.sync.speakers import with_speakers
 
     check_file(video)
     base = output or video.with_name(f"{video.stem}-faces")
@@ -232,7 +233,7 @@ def faces(video: Path, output: Path | None, overwrite: bool, as_json: bool) -> N
     make_folder(base.parent)
     with MediaPipeDetector() as detector, progress_bar(hidden=as_json) as show:
         tracks, portraits = analyze(video, detector, show)
-        tracks, notice = with_speakers(video, tracks)
+        tracks, notice = with_speakers(video, tracks, open_syncnet(None))
     write_contact_sheet(sheet, tracks, portraits)
     save_tracks(tracks, saved)
     people = summaries(tracks)

@@ -54,11 +54,13 @@ _TINY = 1e-24
 
 @dataclass(frozen=True, slots=True)
 class Speaks:
-    """A person, by number, speaks from `start_s` to `end_s` of the source; None = somebody who is not seen."""
+    """A person, by number, speaks from `start_s` to `end_s` of the source; None = somebody who is not seen. `rival`:
+    another one whose mouth moves about as much then; it is not saved."""
 
     person: int | None
     start_s: float
     end_s: float
+    rival: int | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -116,13 +118,21 @@ def _in_shot(mouths: Sequence[Mouth], frames: IntArray, voice: Voice | None) -> 
         evidence[seen, people.index(mouth.person)] = _evidence(mouth, times_s[seen], voice)
     heard = np.ones(len(frames), np.bool_) if voice is None else within(times_s, voice.spans_s)
     speaker = _likeliest(evidence * heard[:, None])
-    first = int(frames[0])
-    return [
-        Speaks(person, (first + start) / MODEL_FPS, (first + end) / MODEL_FPS)
-        for number, person in enumerate(people)
-        if person is not None or voice is not None
-        for start, end in _lasting(heard & (speaker == number))
-    ]
+    found = []
+    for number, person in enumerate(people):
+        spans = _lasting(heard & (speaker == number)) if number or voice is not None else []
+        for start, end in spans:
+            start_s, end_s = (frames[[start, end - 1]] + (0, 1)) / MODEL_FPS
+            found.append(Speaks(person, float(start_s), float(end_s), _rival(people, evidence[start:end], number)))
+    return found
+
+
+def _rival(people: Sequence[int | None], evidence: Float64Array, number: int) -> int | None:
+    """Of the others who are seen, the one with the most `evidence (n, people)`, where it would be worth a change."""
+    totals = evidence.sum(axis=0)
+    others = [each for each in range(1, len(people)) if each != number]
+    best = max(others, key=lambda each: totals[each], default=0)
+    return people[best] if number and totals[number] - totals[best] < _CHANGE else None
 
 
 def _evidence(mouth: Mouth, times_s: Float64Array, voice: Voice | None) -> Float64Array:

@@ -127,9 +127,10 @@ class SyncMeter:
         self._views = self._views[1 - _FRAMES :]
 
     def result(self) -> SyncNetMeasure | None:
-        """The measure of all faces so far; None with less than two seconds of them."""
+        """The measure of all faces since the last result; None with less than two seconds of them."""
         self._end()
         table = np.concatenate([np.zeros((0, 2 * REACH + 1), np.float32), *self._distances])
+        self._distances = []
         if len(table) < _LEAST_WINDOWS:
             return None
         means = table.mean(axis=0)

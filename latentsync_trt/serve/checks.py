@@ -192,11 +192,12 @@ def find_people(video: Path, limits: Limits, on_progress: ProgressCallback) -> P
     """
     from latentsync_trt.face.detector import MediaPipeDetector
     from latentsync_trt.face.people import summaries
+    from latentsync_trt.measure.syncnet import open_syncnet
     from latentsync_trt.sync.faces import analyze
-    from latentsync_trt.sync.speaking import with_speakers
+    from latentsync_trt.sync.speakers import with_speakers
 
     check_media("video", video, limits)
     with MediaPipeDetector() as detector:
         tracks, portraits = analyze(video, detector, on_progress)
-    tracks, _ = with_speakers(video, tracks)
+    tracks, _ = with_speakers(video, tracks, open_syncnet(None))
     return People(tracks, [(portraits[one.number], one.seen_s) for one in summaries(tracks)])

@@ -1,64 +1,31 @@
-"""`--face speaking`: who speaks in the source, and whose the speech of the dub is."""
+"""`--face speaking`: whose the speech of the dub is."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from functools import partial
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from latentsync_trt.audio.turns import MARGIN_S, SpeakerTurns
 from latentsync_trt.config import MODEL_FPS
-from latentsync_trt.errors import MediaError, NoFaceError
-from latentsync_trt.face.speaking import Mouth, Speaks, Voice, speakers
-from latentsync_trt.face.track_file import Tracks
-from latentsync_trt.measure.lips import Loudness
-from latentsync_trt.media.audio import audio_duration_s, read_audio_blocks
-from latentsync_trt.media.files import open_input
-from latentsync_trt.media.reader import delays_of
+from latentsync_trt.errors import NoFaceError
+from latentsync_trt.face.speaking import Speaks
+from latentsync_trt.measure.syncnet import open_syncnet
+from latentsync_trt.media.audio import audio_duration_s
 from latentsync_trt.spans import runs_of_true, within
 from latentsync_trt.sync.faces import analyze
 from latentsync_trt.sync.inputs import Inputs
 from latentsync_trt.sync.run_context import RunContext
-from latentsync_trt.sync.speech import speech_in
+from latentsync_trt.sync.speakers import with_speakers
 from latentsync_trt.types import Float64Array
 
 _FARTHEST_S = 0.6
 """A dub is spoken so much earlier or later than the source, at most."""
 
 _NOBODY = -1
-
-
-def with_speakers(video: Path, tracks: Tracks) -> tuple[Tracks, str | None]:
-    """The tracks of `analyze` with who speaks when, and what to say about it."""
-    voice, notice = _voice_of(video)
-    mouths = [Mouth(span.person, span.rows[:, 0], span.mouth) for span in tracks.spans if span.mouth is not None]
-    return replace(tracks, speaks=speakers(mouths, tracks.shots_s, voice)), notice
-
-
-def _voice_of(video: Path) -> tuple[Voice | None, str | None]:
-    """The voices in a video's own sound, in times of its picture; None without any, and why."""
-    alone = "the mouths alone decide who speaks"
-    with open_input(video) as container:
-        if not container.streams.audio:
-            return None, f"{video.name}: has no sound, so {alone}"
-    try:
-        speech, loudness = speech_in(video), Loudness()
-        for _ in loudness.passing(read_audio_blocks(video)):
-            pass
-        delays = delays_of(video, video)
-    except MediaError as error:
-        return None, f"{error}; so {alone}"
-    if not speech.spans_s:
-        return None, f"{video.name}: no voice is found in its sound, so {alone}"
-    later_s = float(delays.sound_s - delays.picture_s)
-    levels_db = loudness.levels_db()[:, 2]
-    times_s = np.arange(len(levels_db) + max(0, round(later_s * MODEL_FPS))) / MODEL_FPS - later_s
-    spans_s = [(start_s + later_s, end_s + later_s) for start_s, end_s in speech.spans_s]
-    return Voice(spans_s, np.interp(times_s, np.arange(len(levels_db)) / MODEL_FPS, levels_db)), None
 
 
 def who_speaks(run: RunContext) -> Inputs:
@@ -70,7 +37,7 @@ def who_speaks(run: RunContext) -> Inputs:
     inputs, tracks = run.inputs, run.inputs.tracks
     if tracks is None:
         tracks, _ = analyze(inputs.video, inputs.helpers.detector or run.detector, run.on_progress)
-        tracks, notice = with_speakers(inputs.video, tracks)
+        tracks, notice = with_speakers(inputs.video, tracks, open_syncnet(run.options.syncnet))
         run.announce(() if notice is None else (notice,))
     if len(tracks.people) == 1:  # painted always, as by `--face largest`
         return inputs
@@ -100,12 +67,15 @@ def who_speaks(run: RunContext) -> Inputs:
 
 def _source_s(inputs: Inputs, times_s: Float64Array) -> Float64Array:
     """Times of the source that are shown at these of the output, also where it is extended."""
-    end_s, extend = inputs.info.duration_s, inputs.options.extend
+    end_s, fps = inputs.info.duration_s, inputs.info.frames_per_s or MODEL_FPS
     shown_s = np.maximum(times_s - float(inputs.sound.picture_delay_s), 0)
     if end_s is None or inputs.options.output_length not in ("audio", "longest"):
         return shown_s
-    lasts_s = float(end_s - inputs.sound.picture_delay_s)
-    return shown_s % lasts_s if extend == "loop" else lasts_s - np.abs(lasts_s - shown_s % (2 * lasts_s))
+    lasts_s, half_s = float(end_s - inputs.sound.picture_delay_s), float(1 / Fraction(2 * fps))
+    if inputs.options.extend == "loop" or lasts_s <= 2 * half_s:
+        return shown_s % lasts_s
+    turn_s = lasts_s - 2 * half_s  # of neither end, the picture is shown twice
+    return half_s + turn_s - np.abs(turn_s - (shown_s - half_s) % (2 * turn_s))
 
 
 def dubbed(
