@@ -1,8 +1,8 @@
-"""Prints the cost of denoising plans, computed from measured step times, as the table of docs/performance.md.
+"""Prints what denoising plans cost and change, from measured rows, as the table of docs/performance.md.
 
     python scripts/plan_costs.py [ROWS ...]
 
-ROWS: files of `latentsync-trt bench`, by default those in benchmarks/.
+ROWS: files of `latentsync-trt bench`, by default those in benchmarks/. Faces and lips are those of the built-in model.
 """
 
 import argparse
@@ -17,19 +17,19 @@ from latentsync_trt.diffusion import plan_for
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 ROWS = (BENCHMARKS / "bench-cuda-h100-512.json", BENCHMARKS / "bench-cuda-h100-256.json")
 
+FEW_STEPS = BENCHMARKS / "plans-demo.json"
+
 PLANS = {
-    "`--preset quality`": SyncOptions(preset="quality"),
-    "`--preset balanced` (default)": SyncOptions(),
-    "`--cache-interval 4`": SyncOptions(cache_interval=4),
-    "`--cache-interval 5`": SyncOptions(cache_interval=5),
-    "`--cache-interval 0,1,2,5,9,14`": SyncOptions(cache_interval=(0, 1, 2, 5, 9, 14)),
-    "`--solver dpmpp --steps 10 --cache-interval 1`": SyncOptions(solver="dpmpp", steps=10, cache_interval=1),
-    "`--solver dpmpp --steps 10 --cache-interval 2`": SyncOptions(solver="dpmpp", steps=10, cache_interval=2),
-    "`--solver dpmpp --steps 10 --cache-interval 3`": SyncOptions(solver="dpmpp", steps=10, cache_interval=3),
-    "`--solver dpmpp --steps 8 --cache-interval 0,3,7`": SyncOptions(solver="dpmpp", steps=8, cache_interval=(0, 3, 7)),
-    "`--preset fast`": SyncOptions(preset="fast"),
-    "`--preset draft`": SyncOptions(preset="draft"),
+    "`--preset quality`": (SyncOptions(preset="quality"), "20 DDIM, all full (`quality`)"),
+    "`--preset balanced`": (SyncOptions(), ""),
+    "`--solver dpmpp --steps 8 --cache-interval 0,3,7`": (
+        SyncOptions(solver="dpmpp", steps=8, cache_interval=(0, 3, 7)),
+        "8 DPM++, steps 0, 3, 7 full",
+    ),
+    "`--preset fast`": (SyncOptions(preset="fast"), "4 DPM++"),
+    "`--preset draft`": (SyncOptions(preset="draft"), "2 DPM++"),
 }
+"""Options, and the variant in `FEW_STEPS` that measures them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,17 +65,20 @@ def step_times(path: Path) -> StepTimes:
 
 
 def table(measured: list[StepTimes]) -> str:
-    heads = [f"{times.resolution_px} px | loop" for times in measured]
+    rungs = json.loads(FEW_STEPS.read_text(encoding="utf-8"))["rungs"]
+    changes = {rung["variant"].removeprefix("fp16: "): rung for rung in rungs}
+    heads = [f"{times.resolution_px} px" for times in measured]
     lines = [
-        f"| plan | full | cached | {' | '.join(heads)} |",
-        "|---|" + "---:|" * (2 + 2 * len(heads)),
+        f"| | full, cached | {' | '.join(heads)} | movement | PSNR |",
+        "|---|" + "---:|" * (3 + len(heads)),
     ]
-    for name, options in PLANS.items():
+    for name, (options, variant) in PLANS.items():
         plan = plan_for(options)
-        cells = [f"{sum(plan)}", f"{len(plan) - sum(plan)}"]
-        for times in measured:
-            cost = full_step_equivalents(plan, times.cached_share)
-            cells += [f"{cost:.2f}", f"{cost * times.full_ms:.0f} ms"]
+        costs = (full_step_equivalents(plan, times.cached_share) * times.full_ms for times in measured)
+        cells = [f"{sum(plan)}, {len(plan) - sum(plan)}", *(f"{cost:.0f} ms" for cost in costs)]
+        change = changes.get(variant, {})
+        cells.append(f"{change['amplitude']:.2f}" if change else "")
+        cells.append(f"{change['psnr_db']:.1f} dB" if change.get("psnr_db") else "")
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines)
 

@@ -320,6 +320,6 @@ def test_every_obstacle_has_a_cure_in_the_documentation(template: str) -> None:
     problems = page.read_text(encoding="utf-8").partition("\n## Problems\n")[2]
     rows = [line.strip("|").split(" | ") for line in problems.splitlines() if line.startswith("| ")]
     pattern = ".*".join(re.escape(text) for text, *_ in Formatter().parse(template))
-    cures = [cells[-1].strip() for cells in rows if len(cells) == 3 and re.search(pattern, cells[0])]
+    cures = [cells[1].strip() for cells in rows if len(cells) == 2 and re.search(pattern, cells[0])]
     assert cures
     assert all(cures)

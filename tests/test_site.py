@@ -96,7 +96,7 @@ def test_numbers_are_those_of_the_rows(page: Path) -> None:
     assert text == updated(text)
 
 
-@pytest.mark.parametrize("page", [*pages(), REPOSITORY / "CONTRIBUTING.md"], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", pages(), ids=lambda page: page.name)
 def test_commands_have_their_options(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     for line in re.findall(r"\blatentsync-trt ([a-z](?:[^\n`#|]|\\\n)*)", text):

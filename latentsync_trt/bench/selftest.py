@@ -42,7 +42,8 @@ from latentsync_trt.types import UInt16Array
 from latentsync_trt.unexpected import redacted
 
 LEAST_DB: Mapping[str, float] = {"fp32": 60.0, "fp16": 45.0, "int8": 35.0, "fp8": 35.0}
-"""Least PSNR to the reference's pictures by the bundle's precision; docs/selftest.md has measurements."""
+"""Least PSNR to the reference's pictures by the bundle's precision. Weights of 10 bits of mantissa gave 73 dB and of 7
+bits 56 in float32; in float16, 8 bits gave 62 and 3 bits 41."""
 
 STEPS = 6
 """Denoising steps of a window, by preset `balanced`, which computes two of them in full."""

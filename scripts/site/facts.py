@@ -10,7 +10,6 @@ import json
 import re
 from dataclasses import replace
 from functools import cache
-from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,8 @@ CLIP, PRESET_CLIPS, START = "sync-cuda-h200-start", "sync-cuda-h100-presets", "s
 """Rows of whole clips: today's speed, that by preset, and memory."""
 TWO_GPUS = "batch-cuda-h200-x2-512"
 """Rows of many clips on two cards."""
+LIVE = "live-cuda-h100"
+_BALANCED = "fp16: every 3rd full (`balanced`)"
 _RECORDED = {512: False, 256: True}
 """Whether steps are recorded as CUDA graphs by default."""
 _START_CASES = {512: "later run, --no-cuda-graph", 256: "256 px, later run"}
@@ -140,6 +141,15 @@ def facts() -> dict[str, str]:
         "download_gb": (rows.number("install-cpu", "downloaded_gb"), 1),
         "install_gb": (rows.number("install-cpu", "installed_gb"), 1),
         "demo_s": (rows.number("install-cpu", "rows", 0, "make_demo_s"), 0),
+        "size_times": (rows.clip("denoise_step_ms", 512) / rows.clip("denoise_step_ms", 256), 1),
+        "dynamic_times": (_step_ms(rows, "256-512 px, dynamic") / _step_ms(rows, "static, CUDA form"), 1),
+        "variants_apart": (_largest_difference(rows), 4),
+        "live_loop_gb": (rows.number(LIVE, "rows", 0, "loop_mb") / 1e3, 1),
+        "balanced_db": (rows.number("fidelity-demo", "rungs", {"variant": _BALANCED}, "psnr_db"), 0),
+        "int8_gpu_s": (rows.number("calibrate-cuda-h100", 1, "seconds"), 0),
+        "int8_gpu_gb": (rows.number("calibrate-cuda-h100", 1, "peak_device_bytes") / 1e9, 1),
+        "int8_cpu_min": (rows.number("calibrate-cpu-full", 2, "seconds") / 60, 0),
+        "int8_cpu_gb": (rows.number("calibrate-cpu-full", 2, "peak_host_bytes") / 1e9, 1),
     }
     for size_px in (512, 256):
         pace = rows.clip("frames_per_s", size_px)
@@ -159,6 +169,18 @@ def _least_free_gb(rows: Rows) -> float:
     """The least free memory with which a run at 512 px came to its end."""
     name = "sync-cuda-h200-512-short-of-memory"
     return rows.number(name, "rows", {"graph_form": "auto, --low-memory", "free_gb": 6.8}, "free_gb")
+
+
+def _step_ms(rows: Rows, bundle: str) -> float:
+    """A full step at 512 px, with a bundle of fixed shapes or of several resolutions."""
+    case = {"bundle": bundle, "resolution_px": 512}
+    return rows.number("resolutions-cuda-h200", "rows", case, "median_ms", "denoise_step")
+
+
+def _largest_difference(rows: Rows) -> float:
+    """Between values of the two variants of a graph, relative to the largest."""
+    graphs = rows.value("forms-cuda-h200-values", "graphs")
+    return float(max(max(graph["difference"].values()) for graph in graphs))
 
 
 @cache
@@ -188,30 +210,6 @@ def clip_table() -> str:
         ("one denoising step", *(f"{rows.clip('denoise_step_ms', size):.1f} ms" for size in sizes)),
         ("… in PyTorch, eager", *(f"{each:.0f} ms" for each in eager)),
     )
-
-
-def networks_table() -> str:
-    """Times of the networks on two cards, here and in PyTorch."""
-    rows, lines = Rows(), []
-    for graph, label in {
-        "denoise_step": "guided full step",
-        "denoise_step_cached": "guided cached step",
-        "denoise_step_unguided": "unguided full step",
-        "denoise_step_unguided_cached": "unguided cached step",
-        "vae_encoder": "VAE encoder",
-        "vae_decoder": "VAE decoder",
-    }.items():
-        sizes = {"resolution_px": 512}, {"resolution_px": 256}
-        found = [rows.get(CLIP, part, size, f"{graph}_ms") for size in sizes for part in ("rows", "pytorch_eager")]
-        compiled = {"case": f"{graph} compiled"}
-        found += [
-            rows.median_ms("bench-cuda-h100-512", graph),
-            rows.get("bench-pytorch-h100-512-compiled", "rows", compiled, "time", "median_ms"),
-            rows.median_ms("bench-cuda-h100-256", graph),
-        ]
-        lines.append((label, *("" if each is None else f"{each:.1f}" for each in found)))
-    cards = ("H200, 512 px", "PyTorch eager", "H200, 256 px", "PyTorch eager")
-    return _table(("", *cards, "H100, 512 px", "torch.compile", "H100, 256 px"), *lines)
 
 
 def seconds_table() -> str:
@@ -250,19 +248,13 @@ PRESETS_OF_COST: tuple[tuple[int, PresetName], ...] = (
 _CORE_S = {512: 2.2, 256: 1.8}
 """Core-seconds for a second of video, besides those that feed a painting GPU."""
 _FEEDING_CORES = 1.4
-_HOURS, _USE, _PRICE = 1000, 0.9, 3.0
-"""Hours of video a day; share of the day that GPUs are at work; dollars for a GPU-hour."""
-
-
-def _seconds_on_h100(preset: PresetName, size_px: int) -> float:
-    return Rows().seconds(preset, size_px, "h100") or 0.0
 
 
 def cost_table() -> str:
     """What one H100 does in an hour, and the CPU cores that it needs for that."""
     lines = []
     for size_px, preset in PRESETS_OF_COST:
-        seconds = _seconds_on_h100(preset, size_px)
+        seconds = Rows().seconds(preset, size_px, "h100") or 0.0
         cores = _CORE_S[size_px] / seconds + _FEEDING_CORES
         lines.append(
             (
@@ -275,24 +267,60 @@ def cost_table() -> str:
     return _table(("one H100", "`f`", "minutes of video per hour", "CPU cores"), *lines)
 
 
-def thousand_hours_table() -> str:
-    """GPUs, CPU cores and price of a thousand hours of video a day."""
+def live_table() -> str:
+    """Seconds from speech to its picture, by what is painted at once, and sessions beside one another."""
+    rows = Rows().value(LIVE, "rows")
     lines = []
-    for size_px, preset in PRESETS_OF_COST:
-        seconds = _seconds_on_h100(preset, size_px)
-        gpus = ceil(_HOURS * seconds / 24 / _USE)
-        cores = _HOURS * _CORE_S[size_px] / 24 / _USE + _FEEDING_CORES * gpus
-        minute = seconds * _PRICE / 60 / _USE
-        money = f"${minute:.3f}", f"${minute * 60 * _HOURS:,.0f}"
-        lines.append(
-            (
-                f"{size_px} px, `{preset}`",
-                str(gpus),
-                f"{cores:.0f}",
-                *money,
-            )
-        )
-    return _table((f"{_HOURS:,} hours a day on H100s", "GPUs", "CPU cores", "a minute", "a day"), *lines)
+    for size_px, frames, hop in ((512, 16, 16), (512, 8, 8), (256, 16, 8), (256, 16, 4)):
+        case = {"resolution_px": size_px, "frames": frames, "hop": hop, "picture_px": [1080, 1920]}
+        found = {row["speech"]: row for row in rows if case.items() <= row.items() and row["plan"]["steps"] > 2}
+        delays_ms = (found[speech]["delay_ms"] for speech in ("microphone", "tts"))
+        cells = (f"{delay['p50'] / 1000:.2f}, {delay['p99'] / 1000:.2f}" for delay in delays_ms)
+        label = f"{size_px} px, windows of {frames}, `--hop {hop}`"
+        lines.append((label, *cells, str(found["microphone"]["streams"]["admitted"])))
+    return _table(("", "microphone", "text-to-speech, pace 4", "sessions"), *lines)
+
+
+def eight_bits_table() -> str:
+    """What 8 bits change in faces and lips of the built-in model, and in engines of the published size."""
+    rows, kinds = Rows(), ("int8", "fp8")
+
+    def clip(kind: str, *keys: str | dict[str, Any]) -> float:
+        return rows.number(f"compare-demo-{kind}", "clips", 0, *keys)
+
+    def engine(kind: str) -> str:
+        bytes_ = rows.number(f"check-full-{kind}-512", "graphs", {"graph": "denoise_step"}, "engine_bytes")
+        return f"{bytes_ / 1e9:.2f} GB"
+
+    openings = (clip("int8", "lips", "a", "opening"), *(clip(kind, "lips", "b", "opening") for kind in kinds))
+    return _table(
+        ("", "float16", "INT8", "FP8"),
+        (
+            "built-in model: faces against float16, PSNR",
+            "",
+            *(f"{clip(kind, 'areas', {'area': 'face'}, 'psnr_db'):.1f} dB" for kind in kinds),
+        ),
+        ("… opening of the lips against the words, r", *(f"{opening:.2f}" for opening in openings)),
+        ("published size, 512 px: engine of a full step", *map(engine, ("fp16", *kinds))),
+    )
+
+
+def built_in_table() -> str:
+    """How the built-in model does on held-out sentences: the shipped one, and one that was trained again."""
+    found = [Rows().value(name) for name in ("demo-held-out", "demo-held-out-script")]
+
+    def means(key: str, scale: float = 1.0, unit: str = "") -> tuple[str, ...]:
+        return tuple(f"{scale * sum(row[key] for row in rows) / len(rows):.3g}{unit}" for rows in found)
+
+    return _table(
+        ("", "goal", "shipped", "trained again"),
+        ("opening, correlation", "≥ 0.85", *means("opening")),
+        ("frames late", "0 ± 1", *means("lag_frames")),
+        ("… with another sentence's mouth", "≤ 0.2", *means("wrong")),
+        ("m, b, p shown shut", "≥ 80%", *means("closures", 100, "%")),
+        ("shut in silence", "≥ 95%", *means("silence", 100, "%")),
+        ("SSIM of the mouth", "≥ 0.85", *means("ssim")),
+    )
 
 
 def _table(head: tuple[str, ...], *lines: tuple[str, ...]) -> str:
@@ -303,12 +331,13 @@ def _table(head: tuple[str, ...], *lines: tuple[str, ...]) -> str:
 
 
 _TABLES = {
+    "built_in": built_in_table,
     "clip": clip_table,
     "cost": cost_table,
+    "eight_bits": eight_bits_table,
+    "live": live_table,
     "memory": memory_table,
-    "networks": networks_table,
     "seconds": seconds_table,
-    "thousand": thousand_hours_table,
 }
 
 
@@ -320,7 +349,7 @@ def updated(text: str) -> str:
 
 def pages() -> list[Path]:
     """The files with such numbers."""
-    return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    return [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
 if __name__ == "__main__":
