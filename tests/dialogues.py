@@ -72,10 +72,10 @@ class Written:
 
 
 class Cast:
-    """The people, as pictures `(320, 320, 3)` at 25 per second, and their sound."""
+    """The people, as pictures `(320, 320, 3)` at 25 per second until `end_s`, and their sound."""
 
-    def __init__(self, assets: Path, detector: MediaPipeDetector) -> None:
-        self._assets, self._detector = assets, detector
+    def __init__(self, assets: Path, detector: MediaPipeDetector, end_s: int = 20) -> None:
+        self._assets, self._detector, self._end_s = assets, detector, Fraction(end_s)
         self.mouth = cache(self._mouth)
         self.pictures, self.sound, self.spoken = cache(self._pictures), cache(self._sound), cache(self._spoken)
 
@@ -85,11 +85,13 @@ class Cast:
     def _pictures(self, who: int) -> list[UInt8Array]:
         size = (SIDE_PX, SIDE_PX)
         if who == PORTRAIT:
-            frames = islice(camera_frames(Fraction(20)), 500)
+            frames = islice(camera_frames(self._end_s), int(self._end_s * MODEL_FPS))
             return [np.asarray(cv2.resize(frame, size, interpolation=cv2.INTER_AREA), np.uint8) for frame in frames]
         left, top, side = _PLACES[who]
         cut = slice(top, top + side), slice(left, left + side)
-        shown = (frame.picture[cut] for frame in read_frames(self._clip(who), Playback(Fraction(MODEL_FPS))))
+        shown = (
+            frame.picture[cut] for frame in read_frames(self._clip(who), Playback(Fraction(MODEL_FPS), self._end_s))
+        )
         return [np.asarray(cv2.resize(frame, size, interpolation=cv2.INTER_AREA), np.uint8) for frame in shown]
 
     def _mouth(self, who: int, frame: int) -> Float32Array:
@@ -144,8 +146,10 @@ def _pictures(
             for who, way in part.ways.items():
                 frame = round(at[who])
                 head = cast.pictures(who)[frame]
-                if way not in ("speaks", "mute", "slow"):
-                    head = moved(head, way, index, cast.mouth(who, frame))
+                if way in ("chews", "smiles"):
+                    head = mouth_moved(head, way, index, cast.mouth(who, frame))
+                elif way in ("nods", "turns"):
+                    head = moved(head, way, index)
                 heads.append(np.clip(head + grains[(index + who) % len(grains)], 0, 255).astype(np.uint8))
                 if way == "speaks":
                     heard = heard + cast.sound(who)[frame * _PER_FRAME :][:_PER_FRAME]
@@ -169,11 +173,9 @@ def _beside(heads: list[UInt8Array], width_px: int) -> UInt8Array:
     return picture
 
 
-def moved(head: UInt8Array, way: Way, index: int, mouth: Float32Array) -> UInt8Array:
-    """The head with its `mouth (2,)` at frame `index` of a part in which it listens in this way."""
+def moved(head: UInt8Array, way: Way, index: int) -> UInt8Array:
+    """The head at frame `index` of a part in which it nods or turns."""
     phase = 2 * np.pi * index / MODEL_FPS
-    if way in ("chews", "smiles"):
-        return _mouth_moved(head, 0.5 - 0.5 * np.cos(phase * (1.2 if way == "chews" else 0.3)), mouth, way)
     middle = np.array([SIDE_PX / 2, SIDE_PX / 2])
     turn = np.eye(2)
     shift = np.zeros(2)
@@ -182,17 +184,16 @@ def moved(head: UInt8Array, way: Way, index: int, mouth: Float32Array) -> UInt8A
         turn = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
         turn[1] *= 1 + 0.04 * np.sin(1.1 * phase)
         shift = np.array([3 * np.sin(0.4 * phase), 7 * np.sin(1.1 * phase)])
-    elif way == "turns":
+    else:
         turn = np.array([[1 - 0.12 * (1 - np.cos(0.5 * phase)), 0.0], [0.05 * np.sin(0.5 * phase), 1.0]])
         shift = np.array([12 * np.sin(0.5 * phase), 0.0])
-    else:
-        return head
     matrix = np.column_stack([turn, middle - turn @ middle + shift])
     return np.asarray(cv2.warpAffine(head, matrix, (SIDE_PX, SIDE_PX), borderMode=cv2.BORDER_REPLICATE), np.uint8)
 
 
-def _mouth_moved(head: UInt8Array, share: float, mouth: Float32Array, way: Way) -> UInt8Array:
-    """The jaw dropped by `share` of 12 px, or the mouth as much wider, which is at `mouth (2,)`."""
+def mouth_moved(head: UInt8Array, way: Way, index: int, mouth: Float32Array) -> UInt8Array:
+    """The jaw dropped by up to 12 px, or the mouth as much wider, which is at `mouth (2,)`, as in `moved`."""
+    share = 0.5 - 0.5 * np.cos(2 * np.pi * index / MODEL_FPS * (1.2 if way == "chews" else 0.3))
     y, x = np.mgrid[0:SIDE_PX, 0:SIDE_PX].astype(np.float32)
     across, down = x - mouth[0], y - mouth[1]
     near = np.exp(-np.square(across / 45) - np.square(down / 30))

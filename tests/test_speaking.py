@@ -341,7 +341,7 @@ def test_faces_shows_who_speaks(assets: Path, detector: MediaPipeDetector, tmp_p
         Part(2.4, {2: "speaks", 3: "nods"}, from_s={2: 5, 3: 4}),
         Part(2.4, {2: "rests", 3: "speaks"}),
     )
-    written = compose(Cast(assets, detector), Dialogue("short", parts), tmp_path / "talk.mp4")
+    written = compose(Cast(assets, detector, 10), Dialogue("short", parts), tmp_path / "talk.mp4")
     done = CliRunner().invoke(main, ["faces", str(written.path)])
     assert done.exit_code == 0
     assert "speaks" in done.stdout
