@@ -23,11 +23,9 @@ pytest.importorskip("material", reason="needs the extra docs")
 pytestmark = pytest.mark.integration
 
 CITED = {
-    "developer.nvidia.com",
     "docs.nvidia.com",
     "filesystem-spec.readthedocs.io",
     "github.com",
-    "onnxruntime.ai",
 }
 """Hosts of sources that a reader may click on; nothing is loaded from there."""
 
