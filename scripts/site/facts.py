@@ -148,7 +148,6 @@ def facts() -> dict[str, str]:
             f"sync_{size_px}_s": (rows.clip("process_s", size_px), 1),
             f"first_{size_px}_s": (rows.clip("first_window_s", size_px), 1),
             f"pace_{size_px}": (pace, 1 if size_px == 512 else 0),
-            f"times_{size_px}": (pace / FPS, 1),
             f"peak_{size_px}_gb": (rows.peak_gb(size_px), 1),
             f"turns_{size_px}_gb": (rows.window_gb(f"bench-cuda-h100-{size_px}"), 1),
             f"full_{size_px}_gb": (_needed_gb(size_px, pipelined=True, recorded=_RECORDED[size_px]), 1),
