@@ -28,11 +28,11 @@ HEAVY := export test_ui.py test_ui_browser.py test_setup_command.py test_train_d
 
 help:
 	@echo "make demo    install, and lip-sync a built-in clip to demo/out.mp4"
-	@echo "make quick   lint, types, import rules and the fast tests: about a minute"
-	@echo "make test    what CI runs: eight minutes on two cores"
+	@echo "make quick   lint, types, import rules and the fast tests"
+	@echo "make test    what CI runs"
 	@echo "make test-all     also what is slow and rarely breaks: compilers, full exports, training"
 	@echo "make check-full   compile the published architecture with TensorRT-RTX: an hour, 10 GB memory, no GPU"
-	@echo "make docs    build the documentation site: build/site"
+	@echo "make docs    build the documentation site: build/site; with SITE_URL=https://… for that address"
 	@echo "make lock    choose the image's libraries anew: requirements.lock, requirements-cuda.lock"
 	@echo "make dist    build wheel and sdist, check their files, run the demo from the wheel alone"
 	@echo "make clean   remove what these targets made"

@@ -1,14 +1,22 @@
-"""`docs/architecture.md` names files and functions that exist, and links of all pages lead to files."""
+"""`docs/architecture.md` names files and functions that exist; so do links and options of all pages."""
 
 import re
-from dataclasses import fields
+from pathlib import Path
 
-from latentsync_trt.config import RuntimeOptions, SyncOptions
-from latentsync_trt.option_fields import flag_name
+import pytest
+import rich_click as click
+
+from latentsync_trt.cli import COMMANDS, main
 from tests.conftest import REPOSITORY
 
 PACKAGE = REPOSITORY / "latentsync_trt"
 PAGE = (REPOSITORY / "docs" / "architecture.md").read_text(encoding="utf-8")
+PAGES = [*sorted((REPOSITORY / "docs").glob("*.md")), REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md"]
+OF_OTHERS = {"--build-arg", "--gpus", "--rm", "--user"}  # docker
+OF_OTHERS |= {"--extra-index-url", "--find-links", "--force-reinstall"}  # pip
+OF_OTHERS |= {"--disable-smart-memory"}  # ComfyUI
+OF_OTHERS |= {"--out", "--scenario"}  # scripts
+"""Options in the pages' text that are not of `latentsync-trt`."""
 
 
 def test_every_file_and_folder_exists() -> None:
@@ -33,12 +41,15 @@ def test_functions_are_in_the_files_they_are_named_with() -> None:
     assert not wrong
 
 
-def test_every_option_of_the_faq_exists() -> None:
-    options = (*fields(SyncOptions), *fields(RuntimeOptions))
-    known = {flag_name(option.name) for option in options} | {option.metadata.get("off") for option in options}
-    named = set(re.findall(r"--[a-z][a-z0-9-]*", (REPOSITORY / "docs" / "faq.md").read_text(encoding="utf-8")))
-    assert named <= known | {"--audio"}
-    assert len(named) > 15
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_options_in_the_text_exist(page: Path) -> None:
+    """Those in blocks of commands are checked by command in `test_site.py`."""
+    commands = [main.get_command(click.Context(main), name) for name in COMMANDS]
+    commands += [below for command in commands for below in getattr(command, "commands", {}).values()]
+    params = [param for command in commands if command for param in command.params]
+    known = {flag for param in params for flag in (*param.opts, *param.secondary_opts, "--help")}
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    assert set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", text)) <= known | OF_OTHERS
 
 
 def test_links_lead_to_files() -> None:

@@ -1,4 +1,4 @@
-"""Draws the plots of the page of benchmarks from the committed rows, as SVG in the colors of the page."""
+"""Draws the plots of the pages from the committed rows, as SVG in the colors of the page."""
 
 import io
 import re

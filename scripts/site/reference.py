@@ -1,4 +1,4 @@
-"""Makes the pages of options and of the Python API from the code, as Markdown."""
+"""Makes the pages of options and of the Python API, which only the site has, from the code, as Markdown."""
 
 import inspect
 import re
