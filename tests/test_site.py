@@ -89,6 +89,11 @@ def test_the_first_page_has_numbers_of_the_rows(site: Path) -> None:
     assert shown == [facts()[name] for name in ("pace_512", "eager_times", "least_512_gb", "gpus_times")]
 
 
+def test_every_page_has_one_title(site: Path) -> None:
+    """A wrapped line that begins with # would be another one."""
+    assert [path.name for path in site.glob("*.html") if path.read_text("utf-8").count("<h1") != 1] == []
+
+
 def test_pages_load_nothing_from_other_hosts(site: Path) -> None:
     html = "".join(path.read_text(encoding="utf-8") for path in site.rglob("*.html"))
     assert set(re.findall(r'<a [^>]*href="https?://([^/"]+)', html)) <= CITED
