@@ -1,8 +1,4 @@
-"""Small whole files of many formats, damaged ones, and what comes of reading those, in a process of its own.
-
-Files are made from their number alone, so `python -m tests.damaged FOLDER 17` repeats what number 17 did; FOLDER is
-that of a failed test.
-"""
+"""Small whole files of many formats, damaged ones, and what comes of reading those, in a process of its own."""
 
 import faulthandler
 import gc
@@ -16,6 +12,7 @@ from fractions import Fraction
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
+from shutil import rmtree
 from typing import Any
 
 import av
@@ -42,7 +39,7 @@ MEMORY_LIMIT_BYTES = 1_000_000_000
 
 @dataclass(frozen=True)
 class Format:
-    """A container with its codecs; empty where it has no picture or no sound."""
+    """Of files with this suffix; a codec is empty where there is no picture or no sound."""
 
     suffix: str
     video: str = ""
@@ -52,23 +49,24 @@ class Format:
     options: dict[str, str] = field(default_factory=dict)
 
 
-FORMATS = {
-    "mp4": Format("mp4", "libx264", "aac"),
-    "mov": Format("mov", "prores_ks", "pcm_s16le", "yuv422p10le"),
-    "mkv": Format("mkv", "ffv1", "flac"),
-    "webm": Format("webm", "libvpx-vp9", "libopus", "yuv420p", 48_000, {"cpu-used": "8", "deadline": "realtime"}),
-    "ts": Format("ts", "mpeg2video", "mp2"),
-    "avi": Format("avi", "mpeg4", "libmp3lame"),
-    "wav": Format("wav", "", "pcm_s16le"),
-    "flac": Format("flac", "", "flac"),
-    "m4a": Format("m4a", "", "aac", rate_hz=44_100),
-    "ogg": Format("ogg", "", "libopus", rate_hz=48_000),
-    "gif": Format("gif", "gif", "", "rgb8"),
-}
+FORMATS = [
+    Format("mp4", "libx264", "aac"),
+    Format("mov", "prores_ks", "pcm_s16le", "yuv422p10le"),
+    Format("mkv", "ffv1", "flac"),
+    Format("webm", "libvpx-vp9", "libopus", "yuv420p", 48_000, {"cpu-used": "8", "deadline": "realtime"}),
+    Format("ts", "mpeg2video", "mp2"),
+    Format("avi", "mpeg4", "libmp3lame"),
+    Format("wav", "", "pcm_s16le"),
+    Format("flac", "", "flac"),
+    Format("m4a", "", "aac", rate_hz=44_100),
+    Format("ogg", "", "libopus", rate_hz=48_000),
+    Format("gif", "gif", "", "rgb8"),
+]
 
 
-def write_seed(path: Path, form: Format) -> Path:
+def write_seed(folder: Path, form: Format) -> Path:
     """One second of a moving gradient and of noise."""
+    path = folder / f"seed.{form.suffix}"
     with av.open(str(path), "w", format="ipod" if form.suffix == "m4a" else None) as container:
         video: Any = container.add_stream(form.video, rate=25, options=form.options) if form.video else None
         noise = [(0.0, spoken(1, form.rate_hz))]
@@ -89,52 +87,44 @@ def write_seed(path: Path, form: Format) -> Path:
     return path
 
 
-# How files are damaged.
-
-
 def _place(size: int, chance: random.Random) -> int:
     """A byte of the file, mostly in its first or last kilobyte, where headers and indexes are."""
     end = min(size, 1024)
     return chance.choice([chance.randrange(end), size - 1 - chance.randrange(end), chance.randrange(size)])
 
 
-def _flip_bits(content: bytearray, chance: random.Random) -> bytearray:
+def _flip_bits(content: bytearray, chance: random.Random) -> None:
     for _ in range(chance.choice([1, 2, 5, 20, 100])):
         content[_place(len(content), chance)] ^= 1 << chance.randrange(8)
-    return content
 
 
 _NUMBERS = (0, 1, 2, 0x7F, 0x80, 0xFF, 0x7FFF, 0xFFFF, 0x10000, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFE, 0xFFFFFFFF)
 
 
-def _write_number(content: bytearray, chance: random.Random) -> bytearray:
+def _write_number(content: bytearray, chance: random.Random) -> None:
     for _ in range(chance.choice([1, 1, 4])):
         start, size = _place(len(content), chance), chance.choice([2, 4, 8])
         number = chance.choice(_NUMBERS) % (1 << 8 * size)
         content[start : start + size] = number.to_bytes(size, chance.choice(["big", "little"]))
-    return content
 
 
-def _cut(content: bytearray, chance: random.Random) -> bytearray:
-    return content[: chance.randrange(len(content))]
+def _cut(content: bytearray, chance: random.Random) -> None:
+    del content[chance.randrange(len(content)) :]
 
 
-def _cut_out(content: bytearray, chance: random.Random) -> bytearray:
+def _cut_out(content: bytearray, chance: random.Random) -> None:
     start = _place(len(content), chance)
     del content[start : start + chance.choice([1, 7, 100, 5000])]
-    return content
 
 
-def _swap(content: bytearray, chance: random.Random) -> bytearray:
+def _move(content: bytearray, chance: random.Random) -> None:
     size = min(chance.choice([4, 32, 188, 1024]), len(content) // 2)
     one, other = (chance.randrange(len(content) - size) for _ in range(2))
-    first, second = content[one : one + size], content[other : other + size]
-    content[one : one + size], content[other : other + size] = second, first
-    return content
+    content[one : one + size] = content[other : other + size]
 
 
 # Numbers are what memory and time depend on.
-_DAMAGES = (_flip_bits, _write_number, _cut, _cut_out, _swap, _write_number, _flip_bits)
+_DAMAGES = (_flip_bits, _write_number, _cut, _cut_out, _move, _write_number, _flip_bits)
 
 
 @dataclass(frozen=True)
@@ -147,14 +137,16 @@ class Result:
     problems: list[str]
 
 
-def read_damaged(number: int, folder: Path) -> Result:
-    """Reads file `number` in all ways, in this process."""
+def _read_damaged(number: int, folder: Path) -> Result:
+    """Makes file `number` and reads it in all ways; a hang ends the process with a traceback."""
+    faulthandler.dump_traceback_later(LIMIT_S, exit=True)
     chance, room, before_bytes = random.Random(number), folder / f"of {number}", _peak_bytes()
-    seed = folder / "seeds" / f"seed.{list(FORMATS.values())[number % len(FORMATS)].suffix}"
-    damage = chance.choice(_DAMAGES)
-    room.mkdir(exist_ok=True)
+    seed = folder / f"seed.{FORMATS[number % len(FORMATS)].suffix}"
+    damage, content = chance.choice(_DAMAGES), bytearray(seed.read_bytes())
+    damage(content, chance)
+    room.mkdir()
     path = room / f"damaged{seed.suffix}"
-    path.write_bytes(damage(bytearray(seed.read_bytes()), chance))
+    path.write_bytes(content)
     outcomes, problems = {}, []
     for name, read in WAYS.items():
         if name.startswith("write") and number % 3:
@@ -168,8 +160,10 @@ def read_damaged(number: int, folder: Path) -> Result:
     if any(Path(item.path) == path for item in psutil.Process().open_files()):
         problems.append("is still open")
     if not problems:
-        path.unlink()
-        room.rmdir()
+        rmtree(room)
+    faulthandler.cancel_dump_traceback_later()
+    gc.collect()
+    gc.freeze()  # so that the next collection looks at what is new
     return Result(number, f"{seed.suffix}: {damage.__name__}", outcomes, problems)
 
 
@@ -247,31 +241,16 @@ WAYS: dict[str, Callable[[Path], None]] = {
 }
 
 
-def _read_alone(number: int, folder: Path) -> Result:
-    """As `read_damaged`; a hang ends the process with a traceback."""
-    faulthandler.dump_traceback_later(LIMIT_S, exit=True)
-    result = read_damaged(number, folder)
-    faulthandler.cancel_dump_traceback_later()
-    gc.collect()
-    gc.freeze()  # so that the next collection looks at what is new
-    return result
-
-
 def read_all(folder: Path, count: int) -> list[Result]:
     """Reads so many files in a child process; where that ends early, in another one."""
-    (folder / "seeds").mkdir(exist_ok=True)
-    for form in FORMATS.values():
-        write_seed(folder / "seeds" / f"seed.{form.suffix}", form)
+    for form in FORMATS:
+        write_seed(folder, form)
     results: list[Result] = []
     while len(results) < count:
         with ProcessPoolExecutor(1, get_context("spawn")) as child:
             try:
                 while len(results) < count:
-                    results.append(child.submit(_read_alone, len(results), folder).result())
+                    results.append(child.submit(_read_damaged, len(results), folder).result())
             except BrokenProcessPool as error:
                 results.append(Result(len(results), "", {}, [f"the process ended: {error}"]))
     return results
-
-
-if __name__ == "__main__":
-    sys.stdout.writelines(f"{read_damaged(int(number), Path(sys.argv[1]))}\n" for number in sys.argv[2:])

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import av
 import numpy as np
@@ -33,33 +34,18 @@ def tags(path: Path) -> ColorTags:
 
 
 @pytest.mark.parametrize(
-    ("codec", "pixel_format", "size", "rotation_deg", "options"),
+    ("suffix", "size", "options"),
     [
-        ("libx264", "yuv420p", (64, 96), 90, None),
-        ("libx265", "yuv420p10le", (64, 96), 0, HEVC),
-        ("ffv1", "gray", (64, 96), 0, None),
-        ("dvvideo", "yuv411p", (480, 720), 0, None),
+        (".mov", (64, 96), {"rotation": (90, False, False)}),
+        (".mkv", (64, 96), {"codec": "libx265", "pixel_format": "yuv420p10le", "options": HEVC}),
+        (".mkv", (64, 96), {"codec": "ffv1", "pixel_format": "gray"}),
+        (".mov", (480, 720), {"codec": "dvvideo", "pixel_format": "yuv411p"}),
     ],
 )
 def test_tags_survive_every_conversion(
-    tmp_path: Path,
-    codec: str,
-    pixel_format: str,
-    size: tuple[int, int],
-    rotation_deg: int,
-    options: dict[str, str] | None,
+    tmp_path: Path, suffix: str, size: tuple[int, int], options: dict[str, Any]
 ) -> None:
-    suffix = ".mov" if rotation_deg or codec == "dvvideo" else ".mkv"
-    source = tmp_path / f"in{suffix}"
-    write_video(
-        source,
-        numbered(2, *size),
-        codec=codec,
-        pixel_format=pixel_format,
-        color=TAGGED,
-        options=options,
-        rotation=(rotation_deg, False, False) if rotation_deg else None,
-    )
+    source = write_video(tmp_path / f"in{suffix}", numbered(2, *size), color=TAGGED, **options)
     color = probe(source).color
     assert replace(color, full_range=False) == TAGGED  # DV states no range, which means limited
     assert tags(rewritten(source, tmp_path / "out.mp4").output) == TAGGED
@@ -82,22 +68,18 @@ def test_gray_is_read_in_the_range_of_its_tag(tmp_path: Path, pixel_format: str,
 def test_frames_of_other_tags_are_converted_to_the_first_ones(tmp_path: Path) -> None:
     """Joined recordings, as TV stations send them."""
     levels = np.full((64, 96, 3), (200, 100, 50), np.uint8)
-    parts = []
-    for index, (matrix, full_range) in enumerate([(9, False), (1, False), (5, True)]):
-        planes = av.VideoFrame.from_ndarray(levels, format="rgb24").reformat(
-            format="yuv420p", dst_colorspace=matrix, dst_color_range=1 + full_range
-        )
-        parts.append(tmp_path / f"{index}.ts")
-        with av.open(str(parts[-1]), "w") as container:
-            stream = container.add_stream("libx264", rate=25, options={"crf": "4"})
-            stream.width, stream.height, stream.pix_fmt = 96, 64, "yuv420p"
-            stream.codec_context.colorspace, stream.codec_context.color_range = matrix, 1 + full_range
-            for number in range(10):
-                planes.pts, planes.time_base = 10 * index + number, Fraction(1, 25)
-                container.mux(stream.encode(planes))
-            container.mux(stream.encode(None))
     joined = tmp_path / "joined.ts"
-    joined.write_bytes(b"".join(part.read_bytes() for part in parts))
+    with joined.open("wb") as target:
+        for index, (matrix, full_range) in enumerate([(9, False), (1, False), (5, True)]):
+            planes = av.VideoFrame.from_ndarray(levels, format="rgb24").reformat(
+                format="yuv420p", dst_colorspace=matrix, dst_color_range=1 + full_range
+            )
+            times, color = (
+                list(range(400 * index, 400 * index + 400, 40)),
+                ColorTags(matrix=matrix, full_range=full_range),
+            )
+            part = write_video(tmp_path / "part.ts", [planes] * 10, times=times, color=color, options={"crf": "4"})
+            target.write(part.read_bytes())
     with av.open(str(joined)) as container:
         assert {int(frame.colorspace) for frame in container.decode(video=0)} == {9, 1, 5}
     found = list(read_frames(joined))

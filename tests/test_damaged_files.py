@@ -2,7 +2,6 @@
 
 import os
 import sys
-import wave
 from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
@@ -19,6 +18,7 @@ from latentsync_trt.media.reader import probe, read_frames
 from latentsync_trt.media.timing import Clock, on_clock
 from tests.clips import numbered, read_audio, write_sound, write_video
 from tests.damaged import FORMATS, WAYS, Format, read_all, write_seed
+from tests.sounds import write_samples
 
 FILES, FILES_THOROUGH = 99, 3300
 """Multiples of the number of formats."""
@@ -26,7 +26,7 @@ FILES, FILES_THOROUGH = 99, 3300
 
 @pytest.mark.integration
 def test_damaged_files_are_read_or_refused(tmp_path: Path, thorough: bool) -> None:
-    """To repeat one that failed: `python -m tests.damaged FOLDER NUMBER`, with the folder of this test."""
+    """Those that were not are kept in the folder of this test."""
     results = read_all(tmp_path, FILES_THOROUGH if thorough else FILES)
     assert [result for result in results if result.problems] == []
     assert len({result.number for result in results}) == (FILES_THOROUGH if thorough else FILES)
@@ -34,11 +34,11 @@ def test_damaged_files_are_read_or_refused(tmp_path: Path, thorough: bool) -> No
     assert 0.2 < outcomes.count("") / len(outcomes) < 0.9  # else the damage is too heavy or too light to show anything
 
 
-@pytest.mark.parametrize("form", FORMATS.values(), ids=FORMATS)
+@pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.suffix)
 def test_the_files_are_sound_before_they_are_damaged(tmp_path: Path, form: Format) -> None:
-    path = write_seed(tmp_path / f"seed.{form.suffix}", form)
+    path = write_seed(tmp_path, form)
     for name, read in WAYS.items():
-        missing = form.video if name in ("probe", "read frames", "read RGB") else form.audio
+        missing = form.video if name in ("probe", "read frames") else form.audio
         if missing:
             read(path)
         else:
@@ -77,7 +77,7 @@ def test_a_picture_that_claims_to_last_for_a_day_ends_with_the_file(end_s: Fract
 
 
 def test_a_picture_of_impossible_size_is_refused_before_it_is_decoded(tmp_path: Path) -> None:
-    path = write_seed(tmp_path / "seed.gif", FORMATS["gif"])
+    path = write_seed(tmp_path, FORMATS[-1])
     content = bytearray(path.read_bytes())
     content[6:10] = (16_000).to_bytes(2, "little") * 2
     path.write_bytes(content)
@@ -116,11 +116,6 @@ def test_errors_count_from_the_start_of_the_clip(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("rate_hz", [999, 4_000_001])
 def test_a_sample_rate_that_cannot_be_is_refused(tmp_path: Path, rate_hz: int) -> None:
-    path = tmp_path / "sound.wav"
-    with wave.open(str(path), "wb") as sound:
-        sound.setnchannels(1)
-        sound.setsampwidth(2)
-        sound.setframerate(rate_hz)
-        sound.writeframes(np.zeros(1000, "<i2").tobytes())
+    path = write_samples(tmp_path / "sound.wav", np.zeros(1000, np.float32), rate_hz)
     with pytest.raises(MediaError, match=rf"sound\.wav: its audio has {rate_hz} samples per second"):
         next(read_audio_blocks(path))
