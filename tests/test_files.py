@@ -1,6 +1,5 @@
 """Temporary folders: told from those of living processes, removed by whoever comes next, and nothing else is."""
 
-import errno
 import os
 import subprocess
 import sys
@@ -16,6 +15,7 @@ from latentsync_trt.files import (
     GO_ON,
     KEPT_NAME,
     PREFIX,
+    publish,
     published_folder,
     remove_all,
     remove_leftovers,
@@ -63,10 +63,8 @@ def names(folder: Path) -> list[str]:
 
 def test_a_folder_goes_with_its_block(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt), temporary_folder(tmp_path) as folder:
-        (folder / "part").mkdir()
-        (folder / "part" / "file").touch()
-        assert folder.parent == tmp_path
-        assert names(folder) == ["part"]
+        (folder / "part" / "of it").mkdir(parents=True)
+        assert names(tmp_path) == [folder.name]
         raise KeyboardInterrupt
     assert names(tmp_path) == []
 
@@ -96,18 +94,12 @@ def test_what_only_looks_like_ours_stays(tmp_path: Path) -> None:
     assert names(dead) == ["graphs"]
 
 
-@pytest.mark.skipif(os.name == "nt", reason="POSIX locks")
 @pytest.mark.parametrize("locks", [True, False])
-def test_two_runs_for_one_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, locks: bool) -> None:
-    """Some network disks have no locks: there, nothing tells them apart."""
-    import fcntl
-
-    def refuse(*_: object) -> None:
-        raise OSError(errno.ENOLCK, "no locks here")
-
-    if not locks:
-        monkeypatch.setattr(fcntl, "flock", refuse)
+def test_two_runs_for_one_output(tmp_path: Path, locks: bool) -> None:
+    """Some network disks have no locks, here as a folder is in the lock's place: there, nothing tells them apart."""
     output = tmp_path / "out.mp4"
+    if not locks:
+        (work_folder_of(output) / ".in-use").mkdir(parents=True)
     refused = pytest.raises(OSError, match="another run is writing it") if locks else nullcontext()
     with work_folder(output) as folder:
         (folder / KEPT_NAME).touch()
@@ -175,8 +167,8 @@ def test_a_file_appears_whole_or_not_at_all(tmp_path: Path) -> None:
     assert (path.read_text(), names(tmp_path)) == ("first", ["rows.json"])
 
 
-def test_what_cannot_be_put_in_place_is_kept_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file where it took long to make, and a bundle whose folder is a mount point, which only root could make."""
+def test_what_cannot_be_put_in_place_is_kept_beside_it(tmp_path: Path) -> None:
+    """A file where it took long to make, and a bundle whose folder cannot be moved away, as a mount point."""
     path = tmp_path / "faces.json"
     path.mkdir()
     for keep in (False, True):
@@ -184,36 +176,26 @@ def test_what_cannot_be_put_in_place_is_kept_beside_it(tmp_path: Path, monkeypat
         with pytest.raises(OSError, match=message), whole_file(path, keep=keep) as part:
             part.write_text("finished")
     assert (tmp_path / "faces-1.json").read_text() == "finished"
-    bundle, rename = tmp_path / "1.6-512-fp16", Path.rename
+    bundle = tmp_path / "1.6-512-fp16"
     bundle.mkdir()
-
-    def refused(source: Path, to: Path) -> Path:
-        if source == bundle:
-            raise OSError(errno.EBUSY, "Device or resource busy")
-        return rename(source, to)
-
-    monkeypatch.setattr(Path, "rename", refused)
-    with pytest.raises(OutputError, match=r"busy; .* kept as .*1\.6-512-fp16-1\)"), published_folder(bundle) as staged:
+    with pytest.raises(OutputError, match=r"kept as .*1\.6-512-fp16-1\)"), published_folder(bundle) as staged:
         (staged / MANIFEST_NAME).write_text("finished")
+        (staged.parent / "replaced" / "in the way").mkdir(parents=True)
     assert (tmp_path / "1.6-512-fp16-1" / MANIFEST_NAME).read_text() == "finished"
     assert names(tmp_path) == ["1.6-512-fp16", "1.6-512-fp16-1", "faces-1.json", "faces.json"]
 
 
-def test_an_interruption_while_a_bundle_is_replaced_keeps_the_old_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    target = tmp_path / "1.6-512-fp16"
+class Interrupted(type(Path())):  # type: ignore[misc]
+    def rename(self, target: object) -> Path:
+        raise KeyboardInterrupt
+
+
+def test_an_interruption_while_a_bundle_is_replaced_keeps_the_old_one(tmp_path: Path) -> None:
+    staged, target = Interrupted(tmp_path / "staged"), tmp_path / "1.6-512-fp16"
+    staged.mkdir()
     target.mkdir()
     (target / MANIFEST_NAME).write_text("old")
-    rename = Path.rename
-
-    def interrupted(path: Path, to: Path) -> Path:
-        if path.name == "staged":
-            raise KeyboardInterrupt
-        return rename(path, to)
-
-    monkeypatch.setattr(Path, "rename", interrupted)
-    with pytest.raises(KeyboardInterrupt), published_folder(target) as staged:
-        (staged / MANIFEST_NAME).write_text("new")
+    with pytest.raises(KeyboardInterrupt):
+        publish(staged, target, tmp_path / "replaced")
     assert (target / MANIFEST_NAME).read_text() == "old"
-    assert names(tmp_path) == [target.name]
+    assert names(tmp_path) == [target.name, "staged"]
