@@ -1,16 +1,18 @@
-"""Small whole files of many formats, damaged ones, and what comes of reading those, in a process of its own."""
+"""Small whole files of many formats, and what comes of reading damaged ones.
+
+`python -m tests.damaged FOLDER COUNT` is a process of its own, as a file may end it; it prints a line for each file:
+what is wrong, and for each way to read it whether that succeeded. Files that something is wrong with stay in FOLDER.
+"""
 
 import faulthandler
 import gc
+import json
 import random
 import sys
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
 from shutil import rmtree
 from typing import Any
@@ -127,56 +129,35 @@ def _move(content: bytearray, chance: random.Random) -> None:
 _DAMAGES = (_flip_bits, _write_number, _cut, _cut_out, _move, _write_number, _flip_bits)
 
 
-@dataclass(frozen=True)
-class Result:
-    """What one file came to: the outcome of each way to read it, "" = success; and what is wrong with that."""
-
-    number: int
-    damage: str
-    outcomes: dict[str, str]
-    problems: list[str]
-
-
-def _read_damaged(number: int, folder: Path) -> Result:
-    """Makes file `number` and reads it in all ways; a hang ends the process with a traceback."""
-    faulthandler.dump_traceback_later(LIMIT_S, exit=True)
+def _read_damaged(number: int, folder: Path) -> tuple[list[str], list[bool]]:
+    """Makes file `number` and reads it in all ways: what is wrong, and which of them succeeded."""
     chance, room, before_bytes = random.Random(number), folder / f"of {number}", _peak_bytes()
     seed = folder / f"seed.{FORMATS[number % len(FORMATS)].suffix}"
-    damage, content = chance.choice(_DAMAGES), bytearray(seed.read_bytes())
-    damage(content, chance)
+    content = bytearray(seed.read_bytes())
+    chance.choice(_DAMAGES)(content, chance)
     room.mkdir()
     path = room / f"damaged{seed.suffix}"
     path.write_bytes(content)
-    outcomes, problems = {}, []
+    problems, succeeded = [], []
     for name, read in WAYS.items():
         if name.startswith("write") and number % 3:
             continue  # the slowest ways, for a part of the files
-        outcomes[name], problem = _outcome(read, path)
-        problems += [f"{name}: {problem}"] if problem else []
+        try:
+            read(path)
+            succeeded.append(True)
+        except Exception as error:  # noqa: BLE001 -- what the test looks for
+            succeeded.append(False)
+            if not isinstance(error, LatentSyncError) or str(room) not in str(error):
+                problems.append(f"{path}: {name}: {type(error).__name__}: {error}")
     if _peak_bytes() - before_bytes > MEMORY_LIMIT_BYTES:
-        problems.append(f"took {(_peak_bytes() - before_bytes) / 1e9:.1f} GB")
+        problems.append(f"{path}: took {(_peak_bytes() - before_bytes) / 1e9:.1f} GB")
     if left := sorted(item.name for item in room.iterdir() if item != path):
-        problems.append(f"left behind {left}")
+        problems.append(f"{path}: left behind {left}")
     if any(Path(item.path) == path for item in psutil.Process().open_files()):
-        problems.append("is still open")
+        problems.append(f"{path}: is still open")
     if not problems:
         rmtree(room)
-    faulthandler.cancel_dump_traceback_later()
-    gc.collect()
-    gc.freeze()  # so that the next collection looks at what is new
-    return Result(number, f"{seed.suffix}: {damage.__name__}", outcomes, problems)
-
-
-def _outcome(read: Callable[[Path], None], path: Path) -> tuple[str, str]:
-    """The error's class and message, and a problem where it is not one of this package."""
-    try:
-        read(path)
-    except LatentSyncError as error:
-        text = f"{type(error).__name__}: {error}".replace(str(path.parent), "FOLDER")
-        return text, "" if "FOLDER" in text else f"no file is named: {text}"
-    except Exception as error:  # noqa: BLE001 -- what the test looks for
-        return f"{type(error).__name__}: {error}", f"{type(error).__name__}: {error}"
-    return "", ""
+    return problems, succeeded
 
 
 def _peak_bytes() -> int:
@@ -241,16 +222,16 @@ WAYS: dict[str, Callable[[Path], None]] = {
 }
 
 
-def read_all(folder: Path, count: int) -> list[Result]:
-    """Reads so many files in a child process; where that ends early, in another one."""
+def main(folder: Path, count: int) -> None:
     for form in FORMATS:
         write_seed(folder, form)
-    results: list[Result] = []
-    while len(results) < count:
-        with ProcessPoolExecutor(1, get_context("spawn")) as child:
-            try:
-                while len(results) < count:
-                    results.append(child.submit(_read_damaged, len(results), folder).result())
-            except BrokenProcessPool as error:
-                results.append(Result(len(results), "", {}, [f"the process ended: {error}"]))
-    return results
+    for number in range(count):
+        faulthandler.dump_traceback_later(LIMIT_S, exit=True)
+        sys.stdout.write(f"{json.dumps(_read_damaged(number, folder))}\n")
+        sys.stdout.flush()
+        gc.collect()
+        gc.freeze()  # so that the next collection looks at what is new
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))

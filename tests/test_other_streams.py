@@ -153,7 +153,6 @@ def test_times_are_those_of_the_picture(tmp_path: Path) -> None:
 def test_audio_tracks_that_do_not_fit_are_named(tmp_path: Path, second: str, lost: list[str]) -> None:
     notices = keep(write_film(tmp_path / "film.mkv", second=second), tmp_path / "out.mp4")
     with av.open(str(tmp_path / "out.mp4")) as container:
-        tracks = [sum(frame.samples for frame in container.decode(stream)) for stream in container.streams.audio]
-    assert len(tracks) == 2 - len(lost)
-    assert all(tracks)
+        assert len(container.streams.audio) == 2 - len(lost)
+        assert sum(frame.samples for frame in container.decode(container.streams.audio[-1])) > 1.4 * 48000
     assert [notice for notice in notices if "audio track" in notice] == lost

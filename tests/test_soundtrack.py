@@ -85,7 +85,7 @@ def test_pieces_are_heard_in_the_richest_format(tmp_path: Path) -> None:
     mono = write_sound(tmp_path / "mono.wav", 1, rate_hz=16000)
     stereo = write_sound(tmp_path / "stereo.wav", 1, rate_hz=44100, layout="stereo")
     samples, *found = heard(tmp_path, (SoundPiece(mono), SoundPiece(stereo, Fraction(1))), 2, ".mov")
-    assert found == [44100, "stereo", "pcm_s16le"]
+    assert found == [44100, "stereo", "pcm_s24le"]
     assert abs(len(samples) - 2 * 44100) <= 1
     for part in (samples[100 : 44100 - 100], samples[44100 + 100 : -100]):
         assert np.allclose(part.std(axis=0), 0.01, rtol=0.15)
