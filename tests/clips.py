@@ -193,19 +193,15 @@ def decoded(path: Path) -> list[UInt8Array]:
 
 def decoded_audio(path: Path) -> tuple[UInt8Array, int]:
     """All samples of the first channel as float, at their time stamps, and the rate."""
-    pieces, rate, at = [], 0, 0
     with av.open(str(path)) as container:
-        for frame in container.decode(audio=0):
-            rate = frame.sample_rate
-            start = round(float(frame.pts * frame.time_base) * rate)
-            array = frame.to_ndarray()
-            mono = array.reshape(-1, len(frame.layout.channels))[:, 0] if not frame.format.is_planar else array[0]
-            scale = np.iinfo(mono.dtype).max if mono.dtype.kind == "i" else 1.0
-            if start > at:
-                pieces.append(np.zeros(start - at))
-            pieces.append((mono / scale)[max(at - start, 0) :])
-            at = start + len(mono)
-    return np.concatenate(pieces), rate
+        frames, resampler = list(container.decode(audio=0)), av.AudioResampler("fltp")
+        pieces = [(frame, resampler.resample(frame)[0].to_ndarray()[0]) for frame in frames]
+    rate = frames[0].sample_rate
+    starts = [round(float(frame.pts * frame.time_base) * rate) for frame in frames]
+    samples = np.zeros(starts[-1] + len(pieces[-1][1]))
+    for start, (_, piece) in zip(starts, pieces, strict=True):
+        samples[max(start, 0) : start + len(piece)] = piece[max(-start, 0) :]
+    return samples, rate
 
 
 def click_times(path: Path) -> list[float]:

@@ -114,19 +114,8 @@ def _cut(content: bytearray, chance: random.Random) -> None:
     del content[chance.randrange(len(content)) :]
 
 
-def _cut_out(content: bytearray, chance: random.Random) -> None:
-    start = _place(len(content), chance)
-    del content[start : start + chance.choice([1, 7, 100, 5000])]
-
-
-def _move(content: bytearray, chance: random.Random) -> None:
-    size = min(chance.choice([4, 32, 188, 1024]), len(content) // 2)
-    one, other = (chance.randrange(len(content) - size) for _ in range(2))
-    content[one : one + size] = content[other : other + size]
-
-
 # Numbers are what memory and time depend on.
-_DAMAGES = (_flip_bits, _write_number, _cut, _cut_out, _move, _write_number, _flip_bits)
+_DAMAGES = (_flip_bits, _write_number, _cut, _write_number)
 
 
 def _read_damaged(number: int, folder: Path) -> tuple[list[str], list[bool]]:

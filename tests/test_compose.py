@@ -1,35 +1,22 @@
 """After painting: faces fade in and out where they begin and end inside a shot; enhancers of other packages."""
 
 import sys
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from latentsync_trt import Enhancer, Helpers, LipSync, SyncOptions
 from latentsync_trt.errors import InputError
-from latentsync_trt.face.choice import FADE_S, People, faded
+from latentsync_trt.face.choice import People, faded
 from latentsync_trt.face.enhancer import enhanced, load_enhancer
 from latentsync_trt.types import Float32Array
 from tests.clips import decoded, write_clip
 
-Shown = tuple[int, set[int], int | None]
-
-
-def frames(shown: Sequence[tuple[set[int], int | None]]) -> Generator[Shown, None, None]:
-    """Number, people and shot of each frame."""
-    for index, (people, shot) in enumerate(shown):
-        yield index, people, shot
-
-
-def people_in(frame: Shown) -> People:
-    """At 25 frames/s."""
-    return People(Fraction(frame[0], 25), *frame[1:])
-
+Shown = tuple[set[int], int | None]
+"""People and shot of a frame."""
 
 NOBODY, ONE, BOTH, OTHER = (set[int](), 0), ({0}, 0), ({0, 1}, 0), ({1}, 0)
 OUTSIDE = set[int](), None
@@ -44,29 +31,11 @@ OUTSIDE = set[int](), None
         pytest.param([*[ONE] * 2, *[BOTH] * 6, *[OTHER] * 2], ["4444432100", "0012344444"], id="each for itself"),
     ],
 )
-def test_faces_fade(shown: Sequence[tuple[set[int], int | None]], quarters: list[str]) -> None:
-    shares = [shares for _, shares in faded(frames(shown), people_in)]
+def test_faces_fade(shown: list[Shown], quarters: list[str]) -> None:
+    frames = (People(Fraction(index, 25), *each) for index, each in enumerate(shown))
+    shares = [shares for _, shares in faded(frames, lambda frame: frame)]
     for person, expected in enumerate(quarters):
         assert "".join(str(int(4 * each.get(person, 0))) for each in shares) == expected
-
-
-@given(st.lists(st.tuples(st.sets(st.integers(0, 1)), st.none() | st.integers(0, 1)), max_size=30))
-def test_every_frame_leaves_in_order_and_in_time(shown: list[tuple[set[int], int | None]]) -> None:
-    taken, left = 0, 0
-
-    def counted() -> Generator[Shown, None, None]:
-        nonlocal taken
-        for frame in frames(shown):
-            taken += 1
-            yield frame
-
-    for (index, *_), shares in faded(counted(), people_in):
-        assert index == left
-        assert shares.keys() == shown[left][0]
-        assert all(0 < share <= 1 for share in shares.values())
-        left += 1
-        assert taken - left <= FADE_S * 25 + 1
-    assert left == len(shown)
 
 
 # Enhancers of other packages get every painted face, and what they return is pasted.

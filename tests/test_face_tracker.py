@@ -54,27 +54,28 @@ def ids(detector: Detecting) -> list[int | None]:
     return [None if face is None else face.track_id for face in found]
 
 
-@pytest.mark.parametrize("kind", [Detecting, Following])
-def test_a_gap_starts_a_new_run(kind: type[Detecting]) -> None:
-    assert ids(kind([[face_at(100)], [], [face_at(100)], [], [face_at(100)]])) == [0, None, 1, None, 2]
+ME, OTHER = face_at(100), face_at(600, width=95, height=120)
 
 
 @pytest.mark.parametrize("kind", [Detecting, Following])
-def test_another_face_elsewhere_is_a_cut(kind: type[Detecting]) -> None:
-    assert ids(kind([[face_at(100)], [face_at(600)], [face_at(605)]])) == [0, 1, 1]
+@pytest.mark.parametrize(
+    ("frames", "expected"),
+    [
+        pytest.param([[ME], [], [ME], [], [ME]], [0, None, 1, None, 2], id="a gap"),
+        pytest.param([[ME], [OTHER], [face_at(605)]], [0, 1, 1], id="a cut"),
+        pytest.param(
+            [[ME, OTHER], [OTHER], [OTHER], [ME, OTHER], [ME, OTHER]], [0, None, None, 1, 1], id="a bystander"
+        ),
+    ],
+)
+def test_runs_of_a_face(kind: type[Detecting], frames: list[list[Face]], expected: list[int | None]) -> None:
+    assert ids(kind(frames)) == expected
 
 
 def test_follows_and_searches_every_half_second() -> None:
     detector = Following([[face_at(100 + index)] for index in range(SECOND_FRAMES + 2)])
     assert ids(detector) == [0] * (SECOND_FRAMES + 2)
     assert detector.detections == 3
-
-
-@pytest.mark.parametrize("kind", [Detecting, Following])
-def test_a_bystander_does_not_take_over(kind: type[Detecting]) -> None:
-    me, other = face_at(100), face_at(600, width=95, height=120)
-    frames = [[me, other], [other], [other], [face_at(110), other], [face_at(112), other]]
-    assert ids(kind(frames)) == [0, None, None, 1, 1]
 
 
 def test_a_face_partly_outside_is_tracked_until_it_leaves(detector: MediaPipeDetector) -> None:

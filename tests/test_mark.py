@@ -9,14 +9,14 @@ from xml.etree import ElementTree
 import av
 import pytest
 
-from latentsync_trt import SyncOptions
+from latentsync_trt import LipSync, SyncOptions
 from latentsync_trt.media.codecs import choose_encoder
 from latentsync_trt.media.muxing import mark, marked
 from latentsync_trt.media.playback import Playback
 from latentsync_trt.media.reader import probe, read_frames
 from latentsync_trt.media.writer import VideoWriter
 from latentsync_trt.version import __version__
-from tests.clips import copied, decoded, numbered, synced, write_clip, write_video
+from tests.clips import copied, decoded, numbered, write_clip, write_video
 
 SOURCE_TYPE = "http://cv.iptc.org/newscodes/digitalsourcetype/compositeWithTrainedAlgorithmicMedia"
 SUFFIXES = (".mp4", ".mov", ".mkv")
@@ -101,9 +101,9 @@ def test_the_writer_marks_and_keeps_what_the_source_says(suffix: str, tmp_path: 
 
 
 @pytest.mark.integration
-def test_a_run_does_not_mark_its_output_if_told_so(tmp_path: Path) -> None:
+def test_a_run_does_not_mark_its_output_if_told_so(tmp_path: Path, lip_sync: LipSync) -> None:
     """test_c2pa has a run that does."""
     path = tmp_path / "out.mp4"
-    synced(write_clip(tmp_path, 5), path, SyncOptions(steps=1, guidance=1.0, mark=False))
+    lip_sync.sync(*write_clip(tmp_path, 5), path, SyncOptions(steps=1, guidance=1.0, mark=False))
     assert b"<x:xmpmeta" not in path.read_bytes()
     assert "comment" not in metadata_of(path)

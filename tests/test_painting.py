@@ -3,7 +3,6 @@
 from collections.abc import Generator, Sequence
 from fractions import Fraction
 from itertools import chain
-from typing import TypeVar
 
 import numpy as np
 import pytest
@@ -153,12 +152,7 @@ def test_any_pattern_of_tracks_leaves_in_order_and_in_time(
     assert most_held <= (at_once + streams) * FRAMES
 
 
-# Windows use every frame of every track exactly once, in order.
-
-
-T = TypeVar("T")
-
-WINDOW_LENGTHS = (1, 2, 3, 4, 7, 16)
+# What lies in a window.
 
 
 def planned(tracks: list[int | None], frames: int, streams: int = 1) -> list[Window[int]]:
@@ -168,10 +162,6 @@ def planned(tracks: list[int | None], frames: int, streams: int = 1) -> list[Win
     for item, track in enumerate(tracks):
         windows += planner.push({} if track is None else {track: item})
     return windows + planner.push({})
-
-
-def used(windows: list[Window[T]]) -> list[T]:
-    return [window.items[position] for window in windows for position in window.used]
 
 
 def test_the_last_window_is_shifted_back():
@@ -189,19 +179,6 @@ def test_streams_interleave():
     windows = planned([0] * 11, 3, streams=2)
     assert [window.items for window in windows] == [(0, 2, 4), (1, 3, 5), (6, 8, 10), (5, 7, 9)]
     assert [len(window.used) for window in windows] == [3, 3, 3, 2]
-
-
-RUNS = st.lists(st.tuples(st.sets(st.integers(0, 2)), st.integers(1, 40)), max_size=6)
-
-
-@given(RUNS, st.sampled_from(WINDOW_LENGTHS), st.integers(1, 4))
-def test_every_face_is_used_once(runs: list[tuple[set[int], int]], frames: int, streams: int) -> None:
-    planner: WindowPlanner[tuple[int, int]] = WindowPlanner(frames, streams=streams)
-    shown = [faces for faces, length in runs for _ in range(length)]
-    windows = [w for i, faces in enumerate(shown) for w in planner.push({f: (f, i) for f in faces})]
-    windows += planner.push({})
-    assert all(len({face for face, _ in window.items}) == 1 and len(window.items) == frames for window in windows)
-    assert sorted(used(windows)) == sorted((face, index) for index, faces in enumerate(shown) for face in faces)
 
 
 def test_streams_have_a_rate_near_that_of_training() -> None:

@@ -29,30 +29,22 @@ def read(path: Path, duration_s: Fraction | int | None = None, extend: Extend | 
     return list(read_frames(path, Playback(None, None if duration_s is None else Fraction(duration_s), extend)))
 
 
-def numbers(frames: list[Frame]) -> list[int]:
-    return [number_of(frame.rgb) for frame in frames]
-
-
 @pytest.mark.parametrize(("name", "extend"), [("still.jpg", "pingpong"), ("still.webp", "loop"), ("100%d.png", "loop")])
 def test_a_still_picture_is_held_at_the_models_rate(tmp_path: Path, name: str, extend: Extend) -> None:
     pictures(6)[5].save(tmp_path / name)
     frames = read(tmp_path / name, 2, extend)
-    assert numbers(frames) == [5] * 50
+    assert [number_of(frame.rgb) for frame in frames] == [5] * 50
     assert [frame.time_s for frame in frames] == [Fraction(index, 25) for index in range(50)]
     assert len({id(frame.planes) for frame in frames}) == 1
     info = probe(tmp_path / name)
     assert (info.frames_per_s, info.duration_s) == (25, Fraction(1, 25))
 
 
-@pytest.mark.parametrize("mode", ["LA", "I;16", "P"])
+@pytest.mark.parametrize("mode", ["LA", "L", "P"])
 def test_a_picture_without_color_or_with_a_palette_is_read(tmp_path: Path, mode: str) -> None:
-    picture = pictures(6)[5]
-    if mode == "I;16":
-        gray = Image.fromarray(257 * np.asarray(picture.convert("L"), np.uint16))
-    else:
-        gray = picture.convert(mode)
-    gray.save(tmp_path / "1.png")
-    assert numbers(read(tmp_path / "1.png")) == [5]
+    pictures(6)[5].convert(mode).save(tmp_path / "1.png")
+    (frame,) = read(tmp_path / "1.png")
+    assert number_of(frame.rgb) == 5
 
 
 @pytest.mark.parametrize("orientation", [1, 3, 5, 6])
@@ -159,5 +151,5 @@ def test_a_gif_keeps_its_delays(tmp_path: Path, extend: Extend) -> None:
     first.save(tmp_path / "clip.gif", save_all=True, append_images=others, duration=DELAYS_MS)
     order = [0, 1, 2, 3, 4, 3, 2, 1, 0, 1, 2, 3, 4] if extend == "pingpong" else [*range(5)] * 3
     frames = read(tmp_path / "clip.gif", 2, extend)[: len(order)]
-    assert numbers(frames) == order
+    assert [number_of(frame.rgb) for frame in frames] == order
     assert [frame.duration_s * 1000 for frame in frames] == [DELAYS_MS[number] for number in order]
