@@ -21,16 +21,7 @@ from latentsync_trt.media.reader import probe, read_frames
 from latentsync_trt.media.soundtrack import SoundPiece
 from latentsync_trt.media.writer import VideoWriter
 from latentsync_trt.sync.faces import FrameJob
-from latentsync_trt.types import (
-    ColorTags,
-    Float32Array,
-    Frame,
-    Interval,
-    Picture,
-    UInt8Array,
-    VideoInfo,
-    YuvPlanes,
-)
+from latentsync_trt.types import ColorTags, Float32Array, Frame, Interval, Picture, UInt8Array, VideoInfo, YuvPlanes
 from tests.small import small_bundle
 from tests.sounds import spoken, write_parts
 

@@ -11,11 +11,9 @@ import random
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from fractions import Fraction
 from functools import partial
 from pathlib import Path
 from shutil import rmtree
-from typing import Any
 
 import av
 import numpy as np
@@ -25,7 +23,7 @@ from latentsync_trt.errors import LatentSyncError
 from latentsync_trt.media.audio import SPEECH_RATE_HZ, audio_duration_s, read_audio_blocks
 from latentsync_trt.media.reader import probe, read_frames
 from latentsync_trt.media.writer import write_pictures
-from tests.sounds import sound_packets, spoken
+from tests.clips import copied, write_sound, write_video
 
 SIDE_PX = 64
 
@@ -68,25 +66,17 @@ FORMATS = [
 
 def write_seed(folder: Path, form: Format) -> Path:
     """One second of a moving gradient and of noise."""
-    path = folder / f"seed.{form.suffix}"
-    with av.open(str(path), "w", format="ipod" if form.suffix == "m4a" else None) as container:
-        video: Any = container.add_stream(form.video, rate=25, options=form.options) if form.video else None
-        noise = [(0.0, spoken(1, form.rate_hz))]
-        settings = {"codec": form.audio, "rate_hz": form.rate_hz, "layout": "mono"}
-        sound = sound_packets(container, noise, **settings) if form.audio else []
-        if video is not None:
-            video.width = video.height = SIDE_PX
-            video.pix_fmt, video.gop_size = form.pixel_format, 8
-            columns, rows = np.meshgrid(np.arange(SIDE_PX), np.arange(SIDE_PX))
-            for index in range(25):
-                rgb = np.stack([columns * 4, rows * 4, (columns + rows + 8 * index) % 256], -1).astype(np.uint8)
-                frame = av.VideoFrame.from_ndarray(rgb, format="rgb24")
-                frame.pts, frame.time_base = index, Fraction(1, 25)
-                container.mux(video.encode(frame))
-            container.mux(video.encode(None))
-        for packet in sound:
-            container.mux(packet)
-    return path
+    columns, rows = np.meshgrid(np.arange(SIDE_PX), np.arange(SIDE_PX))
+    waves = (np.stack([columns * 4, rows * 4, (columns + rows + 8 * index) % 256], -1) for index in range(25))
+    parts = []
+    if form.video:
+        path, frames = folder / f"video.{form.suffix}", (wave.astype(np.uint8) for wave in waves)
+        options = {"g": "8", **form.options}
+        parts.append(write_video(path, frames, codec=form.video, pixel_format=form.pixel_format, options=options))
+    if form.audio:
+        path = folder / f"sound.{form.suffix}"
+        parts.append(write_sound(path, 1, rate_hz=form.rate_hz, codec=form.audio))
+    return copied(folder / f"seed.{form.suffix}", *parts)
 
 
 def _place(size: int, chance: random.Random) -> int:

@@ -98,8 +98,7 @@ def test_an_unknown_matrix_is_found_before_the_work(tmp_path: Path, color: Color
 
 
 @pytest.mark.parametrize(
-    ("pixel_format", "planar"),
-    [("rgb555le", "gbrp"), ("monow", "yuv420p"), ("yuv410p", "yuv420p")],
+    ("pixel_format", "planar"), [("rgb555le", "gbrp"), ("monow", "yuv420p"), ("yuv410p", "yuv420p")]
 )
 def test_rare_pixel_formats_lose_nothing(tmp_path: Path, pixel_format: str, planar: str) -> None:
     black_and_white = np.zeros((64, 96, 3), np.uint8)
@@ -113,11 +112,7 @@ def test_rare_pixel_formats_lose_nothing(tmp_path: Path, pixel_format: str, plan
 HALF_TRANSPARENT = np.full((64, 96, 4), (200, 100, 50, 255), np.uint8)
 HALF_TRANSPARENT[:, 48:, 3] = 0
 
-WITH_ALPHA = [
-    ("clip.mov", "qtrle", "argb"),
-    ("clip.mkv", "ffv1", "yuva420p"),
-    ("clip.apng", "apng", "rgba"),
-]
+WITH_ALPHA = [("clip.mov", "qtrle", "argb"), ("clip.mkv", "ffv1", "yuva420p"), ("clip.apng", "apng", "rgba")]
 
 
 @pytest.mark.parametrize(("name", "codec", "pixel_format"), WITH_ALPHA)

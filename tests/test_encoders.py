@@ -1,6 +1,5 @@
 """The choice of the encoder: what it keeps of the source, what it refuses, and what the reopened file says."""
 
-import os
 import re
 from dataclasses import replace
 from fractions import Fraction
@@ -17,7 +16,6 @@ from latentsync_trt.errors import InputError
 from latentsync_trt.media.codecs import CONTAINERS, check_encoder, choose_encoder, default_suffix, problem_of
 from latentsync_trt.media.pictures import LazyRgb, picture_info
 from latentsync_trt.media.reader import probe, read_frames
-from latentsync_trt.media.writer import write_pictures
 from latentsync_trt.types import ColorTags, VideoInfo, YuvPlanes
 from tests.clips import frame_at, numbered, open_writer, rewritten, write_video
 from tests.pictures import HDR10
@@ -47,14 +45,6 @@ def test_options_become_those_of_the_encoder(options: dict[str, Any], ffmpeg: st
     assert encoder.ffmpeg == ffmpeg
     assert settings.items() <= dict(encoder.options).items()
     assert not encoder.notices
-
-
-def test_x264_works_on_whole_pictures_at_once(tmp_path: Path) -> None:
-    """Slices of a picture at once make larger files."""
-    write_pictures(tmp_path / "out.mp4", [np.zeros((240, 320, 3), np.uint8)] * 2)
-    settings = re.search(rb"x264 - core.* threads=(\d+) .* sliced_threads=(\d)", (tmp_path / "out.mp4").read_bytes())
-    assert settings is not None
-    assert (int(settings[1]), settings[2]) == (min(16, os.cpu_count() or 1), b"0")
 
 
 @pytest.mark.parametrize(("width_px", "height_px", "limited"), [(3840, 2160, False), (8192, 4352, True)])

@@ -145,10 +145,7 @@ def test_times_are_those_of_the_picture(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("second", "lost"),
-    [
-        ("flac", []),
-        ("pcm_s16le", ["the audio track 2 (pcm_s16le, fra) is left out: .mp4 cannot hold it, .mkv can"]),
-    ],
+    [("flac", []), ("pcm_s16le", ["the audio track 2 (pcm_s16le, fra) is left out: .mp4 cannot hold it, .mkv can"])],
 )
 def test_audio_tracks_that_do_not_fit_are_named(tmp_path: Path, second: str, lost: list[str]) -> None:
     notices = keep(write_film(tmp_path / "film.mkv", second=second), tmp_path / "out.mp4")

@@ -73,10 +73,7 @@ TURNS: dict[str, tuple[tuple[bytes, ...], Callable[[UInt8Array], UInt8Array]]] =
     "turned to the left": ((box(b"irot", b"\1"),), np.rot90),
     "turned and mirrored": ((box(b"irot", b"\3"), box(b"imir", b"\1")), lambda rgb: np.fliplr(np.rot90(rgb, 3))),
     "upside down": ((box(b"imir", b"\0"),), np.flipud),
-    "cropped": (
-        (box(b"clap", struct.pack(">8i", 100, 1, 60, 1, -3, 1, 5, 1)),),
-        lambda rgb: rgb[50:110, 62:162],
-    ),
+    "cropped": ((box(b"clap", struct.pack(">8i", 100, 1, 60, 1, -3, 1, 5, 1)),), lambda rgb: rgb[50:110, 62:162]),
 }
 
 
