@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from shutil import rmtree
+from tempfile import TemporaryDirectory
 
 import av
 import numpy as np
@@ -68,15 +69,14 @@ def write_seed(folder: Path, form: Format) -> Path:
     """One second of a moving gradient and of noise."""
     columns, rows = np.meshgrid(np.arange(SIDE_PX), np.arange(SIDE_PX))
     waves = (np.stack([columns * 4, rows * 4, (columns + rows + 8 * index) % 256], -1) for index in range(25))
-    parts = []
-    if form.video:
-        path, frames = folder / f"video.{form.suffix}", (wave.astype(np.uint8) for wave in waves)
-        options = {"g": "8", **form.options}
-        parts.append(write_video(path, frames, codec=form.video, pixel_format=form.pixel_format, options=options))
-    if form.audio:
-        path = folder / f"sound.{form.suffix}"
-        parts.append(write_sound(path, 1, rate_hz=form.rate_hz, codec=form.audio))
-    return copied(folder / f"seed.{form.suffix}", *parts)
+    with TemporaryDirectory() as parts:
+        video, sound = (Path(parts) / f"{kind}.{form.suffix}" for kind in ("video", "sound"))
+        if form.video:
+            frames, options = (wave.astype(np.uint8) for wave in waves), {"g": "8", **form.options}
+            write_video(video, frames, codec=form.video, pixel_format=form.pixel_format, options=options)
+        if form.audio:
+            write_sound(sound, 1, rate_hz=form.rate_hz, codec=form.audio)
+        return copied(folder / f"seed.{form.suffix}", *filter(Path.exists, (video, sound)))
 
 
 def _place(size: int, chance: random.Random) -> int:
@@ -104,8 +104,13 @@ def _cut(content: bytearray, chance: random.Random) -> None:
     del content[chance.randrange(len(content)) :]
 
 
+def _cut_out(content: bytearray, chance: random.Random) -> None:
+    start = _place(len(content), chance)
+    del content[start : start + chance.choice([1, 7, 100, 5000])]
+
+
 # Numbers are what memory and time depend on.
-_DAMAGES = (_flip_bits, _write_number, _cut, _write_number)
+_DAMAGES = (_flip_bits, _write_number, _cut, _cut_out, _write_number, _flip_bits)
 
 
 def _read_damaged(number: int, folder: Path) -> tuple[list[str], list[bool]]:

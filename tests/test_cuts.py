@@ -22,12 +22,12 @@ Frames = list[UInt8Array]
 
 @pytest.fixture(scope="module")
 def first() -> Frames:
-    return first_person(40)
+    return first_person(32)
 
 
 @pytest.fixture(scope="module")
 def second() -> Frames:
-    return second_person(40)
+    return second_person(32)
 
 
 def tracked(detector: object, frames: Iterable[UInt8Array]) -> list[TrackedFace]:
@@ -75,13 +75,12 @@ def test_every_cut_starts_a_new_track(
 
 
 def test_a_dissolve_ends_the_track(detector: MediaPipeDetector, first: Frames, second: Frames) -> None:
-    duration = 12
-    shares = np.clip((np.arange(40) - 12) / duration, 0, 1)
+    shares = np.clip((np.arange(32) - 12) / 12, 0, 1)
     frames = [cv2.addWeighted(a, 1 - s, b, s, 0) for a, b, s in zip(first, second, shares, strict=True)]
     faces = tracked(detector, frames)
     assert len({face.track_id for face in faces[:12]}) == 1
-    assert faces[12 + duration].track_id != faces[11].track_id
-    assert len({face.track_id for face in faces[13 + duration :]}) == 1
+    assert faces[24].track_id != faces[11].track_id
+    assert len({face.track_id for face in faces[25:]}) == 1
 
 
 HARMLESS: dict[str, Callable[[Frames], Frames]] = {

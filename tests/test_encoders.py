@@ -127,6 +127,14 @@ def test_an_unknown_preset_is_found_before_the_work(encoder: str) -> None:
         check_encoder(SyncOptions(encoder=encoder), SDR, Path("out.mkv"))
 
 
+def test_a_size_that_an_encoder_refuses_is_named_and_auto_takes_another() -> None:
+    """Pictures too wide for any NVENC, and for x264."""
+    wide = replace(SDR, width_px=20_000)
+    assert choose_encoder(SyncOptions(encoder="auto"), wide).ffmpeg == "libx264"
+    with pytest.raises(InputError, match=r"does not open for pictures of 20000×240: .* or scale the video"):
+        check_encoder(SyncOptions(codec="h264"), wide, Path("out.mp4"))
+
+
 @pytest.mark.parametrize("wrong", [{"preset": "no such"}, {"qp": "999"}])
 @pytest.mark.parametrize("codec", ["h264", "hevc", "av1"])
 def test_the_options_of_nvenc_exist(codec: Any, wrong: dict[str, str]) -> None:

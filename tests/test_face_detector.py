@@ -14,7 +14,7 @@ from latentsync_trt import LipSync, SyncOptions
 from latentsync_trt.errors import NoFaceError
 from latentsync_trt.face.choice import MainFace
 from latentsync_trt.face.detector import MediaPipeDetector
-from latentsync_trt.face.geometry import MOST_ROLL_DEG, roll_deg, usable
+from latentsync_trt.face.geometry import MOST_ROLL_DEG, SIDE_PX, Region, face_of, region_around, roll_deg, usable
 from latentsync_trt.face.tracker import FaceTracker
 from latentsync_trt.types import Face, UInt8Array
 from tests.clips import write_sound, write_video
@@ -33,6 +33,8 @@ BY_EYE_PX = 5.0
 
 TURNED_PART_OF_BROWS = 0.08
 """Most that a turned head's points are off: twice what is measured; a mesh beside the face is off by 0.3 and more."""
+MIRRORED_PART_OF_PIXEL = 0.25
+"""Of a network pixel: noise of the mean over many regions. A wrong origin is half a pixel off."""
 
 
 @pytest.fixture(scope="module")
@@ -68,6 +70,19 @@ def test_points_turn_with_the_head(detector: MediaPipeDetector, portrait: UInt8A
     brows_px = np.linalg.norm(expected[0] - expected[1])
     found = only(detector.detect(picture))
     assert np.linalg.norm(found.points - expected, axis=1).max() < TURNED_PART_OF_BROWS * brows_px
+
+
+def test_points_of_a_mirrored_picture_are_mirrored(detector: MediaPipeDetector, portrait: UInt8Array) -> None:
+    around = region_around(only(detector.detect(portrait)))
+    mirrored, last, offsets = np.ascontiguousarray(portrait[:, ::-1]), portrait.shape[1] - 1, list[float]()
+    for step in np.linspace(-0.5, 0.5, 9):
+        for side_px in around.side_px * np.array([0.9, 1.0, 1.1]):
+            region = Region(around.x_px + step, around.y_px - step, side_px, around.angle)
+            other = Region(last - region.x_px, region.y_px, side_px, -region.angle)
+            found = detector.mesh_in(portrait, region), detector.mesh_in(mirrored, other)
+            here, there = (face_of(*each).points[:, 0] for each in found if each is not None)
+            offsets += ((here - (last - there[[1, 0, 2]])) / (2 * side_px / SIDE_PX)).tolist()
+    assert abs(np.mean(offsets)) < MIRRORED_PART_OF_PIXEL
 
 
 @pytest.mark.parametrize("clip", ["demo1", "demo2", "demo3"])

@@ -75,7 +75,7 @@ def own_mouth(index: int, track: int) -> float:
 
 
 def painted(
-    found: Generator[FrameJob, None, None], at_once: int, streams: int, frames_done: int
+    found: Generator[FrameJob, None, None], pace: Pace, at_once: int = 1, streams: int = 1
 ) -> Generator[FrameJob, None, None]:
     """The stages of painting, one after another in one thread."""
     inpainter = Inpainter(
@@ -85,12 +85,12 @@ def painted(
         side_px=SIDE_PX,
         noise=np.zeros((1, 4, 1, LATENT_PX, LATENT_PX), np.float32),
     )
-    stages = Painter(inpainter, audio_windows, StageClock(), Pace(0.0, frames_done))
-    items = in_groups(gather(found, FRAMES, streams, frames_done), at_once, FRAMES)
+    stages = Painter(inpainter, audio_windows, StageClock(), pace)
+    items = in_groups(gather(found, FRAMES, streams, pace.frames_done), at_once, FRAMES)
     done = (
         item if isinstance(item, FrameJob) else stages.decode(stages.denoise(stages.encode(item))) for item in items
     )
-    return in_order(done, frames_done)
+    return in_order(done, pace.frames_done)
 
 
 def assert_own_mouths(found: list[FrameJob], tracks: Sequence[set[int]], frames_done: int = 0) -> None:
@@ -103,6 +103,13 @@ def assert_own_mouths(found: list[FrameJob], tracks: Sequence[set[int]], frames_
             assert target.painted is not None
             assert target.painted.dtype == np.uint16
             np.testing.assert_allclose(target.painted, own_mouth(job.frame.index, target.track_id), atol=1)
+
+
+@pytest.mark.parametrize(("frames_done", "windows"), [(0, 4), (5, 3), (14, 0)])
+def test_what_was_written_before_is_not_painted_again(frames_done: int, windows: int) -> None:
+    pace = Pace(0.0, frames_done)
+    list(painted(jobs([{0}] * 9 + [set()] * 2 + [{1}] * 3), pace))
+    assert pace.windows == windows
 
 
 def test_time_left_counts_what_is_left_to_paint() -> None:
@@ -145,7 +152,7 @@ def test_any_pattern_of_tracks_leaves_in_order_and_in_time(
             yield job
 
     found: list[FrameJob] = []
-    for job in painted(counted(), at_once, streams, frames_done):
+    for job in painted(counted(), Pace(0.0, frames_done), at_once, streams):
         most_held = max(most_held, taken - len(found))
         found.append(job)
     assert_own_mouths(found, tracks, frames_done)

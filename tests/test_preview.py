@@ -19,13 +19,16 @@ CLOSE_LEVELS = 3
 
 
 @pytest.mark.integration
-def test_a_worker_shows_a_frame_while_it_works(tmp_path: Path) -> None:
+def test_a_worker_shows_frames_while_it_works(tmp_path: Path) -> None:
     video, audio = write_clip(tmp_path, 6)
     preview, shown = tmp_path / "preview.jpg", list[bool]()
 
     def look(progress: Progress) -> None:
         if progress.stage == "lip-sync":
             shown.append(preview.exists())
+            if len(shown) == 3:
+                preview.unlink()
+                threading.Event().wait(1.1)  # it is written again after a second
 
     worker = Worker(WorkerSettings(str(small_bundle()), "cpu"))
     for path in (preview, tmp_path / "missing" / "preview.jpg"):  # the second cannot be written
