@@ -2,6 +2,7 @@
 
 import struct
 from collections.abc import Iterable
+from contextlib import ExitStack
 from fractions import Fraction
 from itertools import islice
 from pathlib import Path
@@ -20,16 +21,7 @@ from latentsync_trt.media.reader import probe, read_frames
 from latentsync_trt.media.soundtrack import SoundPiece
 from latentsync_trt.media.writer import VideoWriter
 from latentsync_trt.sync.faces import FrameJob
-from latentsync_trt.types import (
-    ColorTags,
-    Float32Array,
-    Frame,
-    Interval,
-    Picture,
-    UInt8Array,
-    VideoInfo,
-    YuvPlanes,
-)
+from latentsync_trt.types import ColorTags, Float32Array, Frame, Interval, Picture, UInt8Array, VideoInfo, YuvPlanes
 from tests.small import small_bundle
 from tests.sounds import spoken, write_parts
 
@@ -48,7 +40,7 @@ LOSSLESS = SyncOptions(steps=2, cache_interval=2, codec="ffv1")
 
 def write_video(
     path: Path,
-    frames: Iterable[UInt8Array],
+    frames: Iterable[UInt8Array | av.VideoFrame],
     fps: int | Fraction = 25,
     *,
     codec: str = "libx264",
@@ -58,10 +50,12 @@ def write_video(
     pixel_aspect: Fraction = Fraction(1),
     color: ColorTags | None = None,
     rotation: tuple[int, bool, bool] | None = None,
+    metadata: dict[str, str] | None = None,
 ) -> Path:
-    """Writes RGB or RGBA frames with the tags of `color`; `times` in units of 1/1000 s make the rate variable."""
+    """Writes RGB, RGBA or ready frames with the tags of `color`; `times` in 1/1000 s make the rate variable."""
     x264 = {"crf": "8", "preset": "ultrafast"} if codec == "libx264" else {}
     with av.open(str(path), "w") as container:
+        container.metadata.update(metadata or {})
         stream = container.add_stream(codec, rate=fps, options=x264 if options is None else options)
         stream.pix_fmt = pixel_format
         context = stream.codec_context
@@ -74,16 +68,32 @@ def write_video(
             context.color_range = {None: 0, False: 1, True: 2}[color.full_range]
         if times is not None:
             stream.time_base = context.time_base = Fraction(1, 1000)
-        for index, rgb in enumerate(frames):
+        for index, picture in enumerate(frames):
+            if isinstance(picture, av.VideoFrame):
+                frame = picture
+            else:
+                frame = av.VideoFrame.from_ndarray(picture, format="rgb24" if picture.shape[2] == 3 else "rgba")
+                frame = frame.reformat(format=pixel_format)
             if index == 0:
-                stream.height, stream.width = rgb.shape[:2]
-            frame = av.VideoFrame.from_ndarray(rgb, format="rgb24" if rgb.shape[2] == 3 else "rgba")
-            frame = frame.reformat(format=pixel_format)
+                stream.height, stream.width = frame.height, frame.width
             frame.pts = index if times is None else times[index]
             frame.time_base = 1 / Fraction(fps) if times is None else Fraction(1, 1000)
             container.mux(stream.encode(frame))
         container.mux(stream.encode(None))
     return path
+
+
+def copied(target: Path, *sources: Path, options: dict[str, str] | None = None) -> Path:
+    """The first stream of each source in one file, packets as they are; `options`: the container's."""
+    with ExitStack() as opened, av.open(str(target), "w", options=options or {}) as container:
+        files = [opened.enter_context(av.open(str(source))) for source in sources]
+        streams = [container.add_stream_from_template(file.streams[0], opaque=True) for file in files]  # type: ignore[type-var]
+        for file, stream in zip(files, streams, strict=True):
+            for packet in file.demux():
+                if packet.size:
+                    packet.stream = stream
+                    container.mux(packet)
+    return target
 
 
 def numbered(count: int, height: int = 64, width: int = 96) -> Iterable[UInt8Array]:
@@ -174,19 +184,15 @@ def decoded(path: Path) -> list[UInt8Array]:
 
 def decoded_audio(path: Path) -> tuple[UInt8Array, int]:
     """All samples of the first channel as float, at their time stamps, and the rate."""
-    pieces, rate, at = [], 0, 0
     with av.open(str(path)) as container:
-        for frame in container.decode(audio=0):
-            rate = frame.sample_rate
-            start = round(float(frame.pts * frame.time_base) * rate)
-            array = frame.to_ndarray()
-            mono = array.reshape(-1, len(frame.layout.channels))[:, 0] if not frame.format.is_planar else array[0]
-            scale = np.iinfo(mono.dtype).max if mono.dtype.kind == "i" else 1.0
-            if start > at:
-                pieces.append(np.zeros(start - at))
-            pieces.append((mono / scale)[max(at - start, 0) :])
-            at = start + len(mono)
-    return np.concatenate(pieces), rate
+        frames, resampler = list(container.decode(audio=0)), av.AudioResampler("fltp")
+        pieces = [(frame, resampler.resample(frame)[0].to_ndarray()[0]) for frame in frames]
+    rate = frames[0].sample_rate
+    starts = [round(float(frame.pts * frame.time_base) * rate) for frame in frames]
+    samples = np.zeros(starts[-1] + len(pieces[-1][1]))
+    for start, (_, piece) in zip(starts, pieces, strict=True):
+        samples[max(start, 0) : start + len(piece)] = piece[max(-start, 0) :]
+    return samples, rate
 
 
 def click_times(path: Path) -> list[float]:

@@ -1,22 +1,20 @@
-"""Small whole files of many formats, damaged ones, and what comes of reading those, in a process of its own.
+"""Small whole files of many formats, and what comes of reading damaged ones.
 
-Files are made from their number alone, so `python -m tests.damaged FOLDER 17` repeats what number 17 did; FOLDER is
-that of a failed test.
+`python -m tests.damaged FOLDER COUNT` is a process of its own, as a file may end it; it prints a line for each file:
+what is wrong, and for each way to read it whether that succeeded. Files that something is wrong with stay in FOLDER.
 """
 
 import faulthandler
 import gc
+import json
 import random
 import sys
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
-from fractions import Fraction
 from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from shutil import rmtree
+from tempfile import TemporaryDirectory
 
 import av
 import numpy as np
@@ -26,7 +24,7 @@ from latentsync_trt.errors import LatentSyncError
 from latentsync_trt.media.audio import SPEECH_RATE_HZ, audio_duration_s, read_audio_blocks
 from latentsync_trt.media.reader import probe, read_frames
 from latentsync_trt.media.writer import write_pictures
-from tests.sounds import sound_packets, spoken
+from tests.clips import copied, write_sound, write_video
 
 SIDE_PX = 64
 
@@ -42,7 +40,7 @@ MEMORY_LIMIT_BYTES = 1_000_000_000
 
 @dataclass(frozen=True)
 class Format:
-    """A container with its codecs; empty where it has no picture or no sound."""
+    """Of files with this suffix; a codec is empty where there is no picture or no sound."""
 
     suffix: str
     video: str = ""
@@ -52,44 +50,33 @@ class Format:
     options: dict[str, str] = field(default_factory=dict)
 
 
-FORMATS = {
-    "mp4": Format("mp4", "libx264", "aac"),
-    "mov": Format("mov", "prores_ks", "pcm_s16le", "yuv422p10le"),
-    "mkv": Format("mkv", "ffv1", "flac"),
-    "webm": Format("webm", "libvpx-vp9", "libopus", "yuv420p", 48_000, {"cpu-used": "8", "deadline": "realtime"}),
-    "ts": Format("ts", "mpeg2video", "mp2"),
-    "avi": Format("avi", "mpeg4", "libmp3lame"),
-    "wav": Format("wav", "", "pcm_s16le"),
-    "flac": Format("flac", "", "flac"),
-    "m4a": Format("m4a", "", "aac", rate_hz=44_100),
-    "ogg": Format("ogg", "", "libopus", rate_hz=48_000),
-    "gif": Format("gif", "gif", "", "rgb8"),
-}
+FORMATS = [
+    Format("mp4", "libx264", "aac"),
+    Format("mov", "prores_ks", "pcm_s16le", "yuv422p10le"),
+    Format("mkv", "ffv1", "flac"),
+    Format("webm", "libvpx-vp9", "libopus", "yuv420p", 48_000, {"cpu-used": "8", "deadline": "realtime"}),
+    Format("ts", "mpeg2video", "mp2"),
+    Format("avi", "mpeg4", "libmp3lame"),
+    Format("wav", "", "pcm_s16le"),
+    Format("flac", "", "flac"),
+    Format("m4a", "", "aac", rate_hz=44_100),
+    Format("ogg", "", "libopus", rate_hz=48_000),
+    Format("gif", "gif", "", "rgb8"),
+]
 
 
-def write_seed(path: Path, form: Format) -> Path:
+def write_seed(folder: Path, form: Format) -> Path:
     """One second of a moving gradient and of noise."""
-    with av.open(str(path), "w", format="ipod" if form.suffix == "m4a" else None) as container:
-        video: Any = container.add_stream(form.video, rate=25, options=form.options) if form.video else None
-        noise = [(0.0, spoken(1, form.rate_hz))]
-        settings = {"codec": form.audio, "rate_hz": form.rate_hz, "layout": "mono"}
-        sound = sound_packets(container, noise, **settings) if form.audio else []
-        if video is not None:
-            video.width = video.height = SIDE_PX
-            video.pix_fmt, video.gop_size = form.pixel_format, 8
-            columns, rows = np.meshgrid(np.arange(SIDE_PX), np.arange(SIDE_PX))
-            for index in range(25):
-                rgb = np.stack([columns * 4, rows * 4, (columns + rows + 8 * index) % 256], -1).astype(np.uint8)
-                frame = av.VideoFrame.from_ndarray(rgb, format="rgb24")
-                frame.pts, frame.time_base = index, Fraction(1, 25)
-                container.mux(video.encode(frame))
-            container.mux(video.encode(None))
-        for packet in sound:
-            container.mux(packet)
-    return path
-
-
-# How files are damaged.
+    columns, rows = np.meshgrid(np.arange(SIDE_PX), np.arange(SIDE_PX))
+    waves = (np.stack([columns * 4, rows * 4, (columns + rows + 8 * index) % 256], -1) for index in range(25))
+    with TemporaryDirectory() as parts:
+        video, sound = (Path(parts) / f"{kind}.{form.suffix}" for kind in ("video", "sound"))
+        if form.video:
+            frames, options = (wave.astype(np.uint8) for wave in waves), {"g": "8", **form.options}
+            write_video(video, frames, codec=form.video, pixel_format=form.pixel_format, options=options)
+        if form.audio:
+            write_sound(sound, 1, rate_hz=form.rate_hz, codec=form.audio)
+        return copied(folder / f"seed.{form.suffix}", *filter(Path.exists, (video, sound)))
 
 
 def _place(size: int, chance: random.Random) -> int:
@@ -98,91 +85,63 @@ def _place(size: int, chance: random.Random) -> int:
     return chance.choice([chance.randrange(end), size - 1 - chance.randrange(end), chance.randrange(size)])
 
 
-def _flip_bits(content: bytearray, chance: random.Random) -> bytearray:
+def _flip_bits(content: bytearray, chance: random.Random) -> None:
     for _ in range(chance.choice([1, 2, 5, 20, 100])):
         content[_place(len(content), chance)] ^= 1 << chance.randrange(8)
-    return content
 
 
 _NUMBERS = (0, 1, 2, 0x7F, 0x80, 0xFF, 0x7FFF, 0xFFFF, 0x10000, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFE, 0xFFFFFFFF)
 
 
-def _write_number(content: bytearray, chance: random.Random) -> bytearray:
+def _write_number(content: bytearray, chance: random.Random) -> None:
     for _ in range(chance.choice([1, 1, 4])):
         start, size = _place(len(content), chance), chance.choice([2, 4, 8])
         number = chance.choice(_NUMBERS) % (1 << 8 * size)
         content[start : start + size] = number.to_bytes(size, chance.choice(["big", "little"]))
-    return content
 
 
-def _cut(content: bytearray, chance: random.Random) -> bytearray:
-    return content[: chance.randrange(len(content))]
+def _cut(content: bytearray, chance: random.Random) -> None:
+    del content[chance.randrange(len(content)) :]
 
 
-def _cut_out(content: bytearray, chance: random.Random) -> bytearray:
+def _cut_out(content: bytearray, chance: random.Random) -> None:
     start = _place(len(content), chance)
     del content[start : start + chance.choice([1, 7, 100, 5000])]
-    return content
-
-
-def _swap(content: bytearray, chance: random.Random) -> bytearray:
-    size = min(chance.choice([4, 32, 188, 1024]), len(content) // 2)
-    one, other = (chance.randrange(len(content) - size) for _ in range(2))
-    first, second = content[one : one + size], content[other : other + size]
-    content[one : one + size], content[other : other + size] = second, first
-    return content
 
 
 # Numbers are what memory and time depend on.
-_DAMAGES = (_flip_bits, _write_number, _cut, _cut_out, _swap, _write_number, _flip_bits)
+_DAMAGES = (_flip_bits, _write_number, _cut, _cut_out, _write_number, _flip_bits)
 
 
-@dataclass(frozen=True)
-class Result:
-    """What one file came to: the outcome of each way to read it, "" = success; and what is wrong with that."""
-
-    number: int
-    damage: str
-    outcomes: dict[str, str]
-    problems: list[str]
-
-
-def read_damaged(number: int, folder: Path) -> Result:
-    """Reads file `number` in all ways, in this process."""
+def _read_damaged(number: int, folder: Path) -> tuple[list[str], list[bool]]:
+    """Makes file `number` and reads it in all ways: what is wrong, and which of them succeeded."""
     chance, room, before_bytes = random.Random(number), folder / f"of {number}", _peak_bytes()
-    seed = folder / "seeds" / f"seed.{list(FORMATS.values())[number % len(FORMATS)].suffix}"
-    damage = chance.choice(_DAMAGES)
-    room.mkdir(exist_ok=True)
+    seed = folder / f"seed.{FORMATS[number % len(FORMATS)].suffix}"
+    content = bytearray(seed.read_bytes())
+    chance.choice(_DAMAGES)(content, chance)
+    room.mkdir()
     path = room / f"damaged{seed.suffix}"
-    path.write_bytes(damage(bytearray(seed.read_bytes()), chance))
-    outcomes, problems = {}, []
+    path.write_bytes(content)
+    problems, succeeded = [], []
     for name, read in WAYS.items():
         if name.startswith("write") and number % 3:
             continue  # the slowest ways, for a part of the files
-        outcomes[name], problem = _outcome(read, path)
-        problems += [f"{name}: {problem}"] if problem else []
+        try:
+            read(path)
+            succeeded.append(True)
+        except Exception as error:  # noqa: BLE001 -- what the test looks for
+            succeeded.append(False)
+            if not isinstance(error, LatentSyncError) or str(room) not in str(error):
+                problems.append(f"{path}: {name}: {type(error).__name__}: {error}")
     if _peak_bytes() - before_bytes > MEMORY_LIMIT_BYTES:
-        problems.append(f"took {(_peak_bytes() - before_bytes) / 1e9:.1f} GB")
+        problems.append(f"{path}: took {(_peak_bytes() - before_bytes) / 1e9:.1f} GB")
     if left := sorted(item.name for item in room.iterdir() if item != path):
-        problems.append(f"left behind {left}")
+        problems.append(f"{path}: left behind {left}")
     if any(Path(item.path) == path for item in psutil.Process().open_files()):
-        problems.append("is still open")
+        problems.append(f"{path}: is still open")
     if not problems:
-        path.unlink()
-        room.rmdir()
-    return Result(number, f"{seed.suffix}: {damage.__name__}", outcomes, problems)
-
-
-def _outcome(read: Callable[[Path], None], path: Path) -> tuple[str, str]:
-    """The error's class and message, and a problem where it is not one of this package."""
-    try:
-        read(path)
-    except LatentSyncError as error:
-        text = f"{type(error).__name__}: {error}".replace(str(path.parent), "FOLDER")
-        return text, "" if "FOLDER" in text else f"no file is named: {text}"
-    except Exception as error:  # noqa: BLE001 -- what the test looks for
-        return f"{type(error).__name__}: {error}", f"{type(error).__name__}: {error}"
-    return "", ""
+        rmtree(room)
+    return problems, succeeded
 
 
 def _peak_bytes() -> int:
@@ -247,31 +206,16 @@ WAYS: dict[str, Callable[[Path], None]] = {
 }
 
 
-def _read_alone(number: int, folder: Path) -> Result:
-    """As `read_damaged`; a hang ends the process with a traceback."""
-    faulthandler.dump_traceback_later(LIMIT_S, exit=True)
-    result = read_damaged(number, folder)
-    faulthandler.cancel_dump_traceback_later()
-    gc.collect()
-    gc.freeze()  # so that the next collection looks at what is new
-    return result
-
-
-def read_all(folder: Path, count: int) -> list[Result]:
-    """Reads so many files in a child process; where that ends early, in another one."""
-    (folder / "seeds").mkdir(exist_ok=True)
-    for form in FORMATS.values():
-        write_seed(folder / "seeds" / f"seed.{form.suffix}", form)
-    results: list[Result] = []
-    while len(results) < count:
-        with ProcessPoolExecutor(1, get_context("spawn")) as child:
-            try:
-                while len(results) < count:
-                    results.append(child.submit(_read_alone, len(results), folder).result())
-            except BrokenProcessPool as error:
-                results.append(Result(len(results), "", {}, [f"the process ended: {error}"]))
-    return results
+def main(folder: Path, count: int) -> None:
+    for form in FORMATS:
+        write_seed(folder, form)
+    for number in range(count):
+        faulthandler.dump_traceback_later(LIMIT_S, exit=True)
+        sys.stdout.write(f"{json.dumps(_read_damaged(number, folder))}\n")
+        sys.stdout.flush()
+        gc.collect()
+        gc.freeze()  # so that the next collection looks at what is new
 
 
 if __name__ == "__main__":
-    sys.stdout.writelines(f"{read_damaged(int(number), Path(sys.argv[1]))}\n" for number in sys.argv[2:])
+    main(Path(sys.argv[1]), int(sys.argv[2]))

@@ -1,11 +1,15 @@
 """Two people who look into the camera at the same place: the built-in portrait, and one made from it."""
 
 from fractions import Fraction
+from itertools import islice
+from pathlib import Path
 
 import cv2
 import numpy as np
 
+from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.media.demo_clip import SIDE_PX, camera_frames
+from latentsync_trt.media.reader import read_frames
 from latentsync_trt.types import UInt8Array
 
 _FACE = (SIDE_PX / 2, SIDE_PX * 0.45)
@@ -45,13 +49,20 @@ _CUT_PX = 400
 
 
 def together(
-    first_x: list[float | None], second_x: list[float | None], *, light: int = 90, first_in_front: bool = False
+    first_x: list[float | None],
+    second_x: list[float | None],
+    *,
+    light: int = 90,
+    first_in_front: bool = False,
+    people: tuple[list[UInt8Array], list[UInt8Array]] | None = None,
 ) -> list[UInt8Array]:
     """Frames `(480, 1100, 3)` of both people in one room; the middles of their faces, None = not there."""
+    count = len(first_x)
+    heads = people or (first_person(count), second_person(count))
     y, x = np.mgrid[0:_CUT_PX, 0:_CUT_PX]
     inside = np.hypot((x - 200) / 87, (y - 172) / 125) < 1
     frames = []
-    for index, (one, other) in enumerate(zip(first_person(len(first_x)), second_person(len(first_x)), strict=True)):
+    for index, (one, other) in enumerate(zip(*heads, strict=True)):
         picture = np.full((ROOM_PX[1], ROOM_PX[0], 3), light, np.uint8)
         picture[::48] = picture[:, ::110] = 2 * light
         shown = [(one, first_x[index]), (other, second_x[index])]
@@ -60,6 +71,15 @@ def together(
                 _put(picture, cv2.resize(person, (_CUT_PX, _CUT_PX)), inside, round(middle) - 200)
         frames.append(picture)
     return frames
+
+
+def filmed(path: Path, count: int, detector: MediaPipeDetector) -> list[UInt8Array]:
+    """Frames of a clip as `together` takes them: `(400, 400, 3)`, with the face where the portrait's is."""
+    frames = [frame.rgb for frame in islice(read_frames(path), count)]
+    left, top, right, bottom = detector.detect(frames[0])[0].box.tolist()
+    scale = _CUT_PX / 2 / (bottom - top)
+    place = np.array([[scale, 0, 200 - (left + right) / 2 * scale], [0, scale, 172 - (top + bottom) / 2 * scale]])
+    return [np.asarray(cv2.warpAffine(frame, place, (_CUT_PX, _CUT_PX)), np.uint8) for frame in frames]
 
 
 def _put(picture: UInt8Array, person: UInt8Array, inside: np.ndarray, left: int) -> None:

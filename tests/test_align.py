@@ -1,4 +1,4 @@
-"""Alignment, crops, resizing and the mouth mask, compared with the public release's recorded numbers."""
+"""Alignment, crops, pasting, resizing and the mouth mask, compared with the public release's recorded numbers."""
 
 from pathlib import Path
 
@@ -8,21 +8,18 @@ import numpy as np
 import pytest
 
 from latentsync_trt.errors import InputError
-from latentsync_trt.face.align import (
-    OUTSIDE,
-    align,
-    crop,
-    crop_size_px,
-    inverse,
-    moved,
-)
+from latentsync_trt.face.align import OUTSIDE, align, crop, crop_size_px, inverse, moved
 from latentsync_trt.face.mask import LATENT_SCALE, latent_mask, mouth_mask
+from latentsync_trt.face.paste import paste
 from latentsync_trt.face.resize import resize_antialiased
+from tests.pictures import applied
 
 MATRIX_TOLERANCE_PX = 0.05
 """The recordings hold float32 and were made on another SVD; a twentieth of a pixel cannot be seen."""
 CROP_TOLERANCE_LEVELS = 2
 """The release truncates, we round: one level; the Lanczos filter can add another."""
+LEAST_PSNR_DB = 45.0
+"""The release truncates, we round: half a level on average, 52 dB."""
 RESIZE_TOLERANCE = 5e-4
 """PyTorch computes its weights in float32."""
 
@@ -62,6 +59,18 @@ def test_crop_matches_the_release(recorded, frames, resolution, index):
     apart = face.image.astype(int) - recorded[f"crop{resolution}_frame{index}"]
     assert face.image.shape == (resolution, resolution, 3)
     assert np.abs(apart).max() <= CROP_TOLERANCE_LEVELS
+
+
+@pytest.mark.parametrize("resolution", [256, 512])
+def test_paste_matches_the_release(recorded, frames, resolution):
+    last_frame, upright = frames[33], recorded[f"paste{resolution}_face"].astype(np.float32) * 127.5 + 127.5
+    matrix = recorded[f"matrices{resolution}"][33].astype(np.float64)
+    found = applied(last_frame, paste(last_frame, upright, matrix))
+    top, bottom, left, right = recorded[f"paste{resolution}_box"]
+    apart = found[top:bottom, left:right].astype(np.float64) - recorded[f"paste{resolution}_result"]
+    assert 10 * np.log10(255**2 / (apart**2).mean()) >= LEAST_PSNR_DB
+    found[top:bottom, left:right] = last_frame[top:bottom, left:right]
+    assert np.array_equal(found, last_frame)
 
 
 @pytest.mark.parametrize("points", [np.full((3, 2), 7.0), np.array([[1, 2], [3, np.nan], [5, 6]])])

@@ -1,9 +1,7 @@
 """Generated faces go back into their frames, and nothing else changes, also in a search at random."""
 
 from math import cos, sin
-from pathlib import Path
 
-import av
 import numpy as np
 import pytest
 from hypothesis import assume, given
@@ -15,40 +13,13 @@ from latentsync_trt.face.paste import composite, paste
 from latentsync_trt.types import AlignedFace, Float32Array, Float64Array, UInt8Array
 from tests.pictures import applied
 
-LEAST_PSNR_DB = 45.0
-"""The release truncates, we round: half a level on average, 52 dB."""
 OPAQUE = 1 - 0.5 / 255
 WHITE = np.full((256, 256, 3), 65535, np.uint16)
 POINTS = np.array([[47.6, 56.0], [162.4, 56.0], [105.0, 112.0]], np.float32)
 
 
-@pytest.fixture(scope="module")
-def recorded(reference: Path) -> dict[str, np.ndarray]:
-    with np.load(reference / "small" / "align.npz") as file:
-        return dict(file)
-
-
-@pytest.fixture(scope="module")
-def last_frame(assets: Path) -> np.ndarray:
-    with av.open(str(assets / "demo1_video.mp4")) as container:
-        *_, (_, picture) = zip(range(34), container.decode(video=0), strict=False)
-        return picture.to_ndarray(format="rgb24")
-
-
 def face_at(frame: np.ndarray, x: float, y: float, scale: float = 1.0) -> AlignedFace:
     return crop(frame, align(np.rint(scale * POINTS) + np.float32([x, y]), None, 256)[0], 256)
-
-
-@pytest.mark.parametrize("resolution", [256, 512])
-def test_paste_matches_the_release(recorded, last_frame, resolution):
-    upright = recorded[f"paste{resolution}_face"].astype(np.float32) * 127.5 + 127.5
-    matrix = recorded[f"matrices{resolution}"][33].astype(np.float64)
-    found = applied(last_frame, paste(last_frame, upright, matrix))
-    top, bottom, left, right = recorded[f"paste{resolution}_box"]
-    apart = found[top:bottom, left:right].astype(np.float64) - recorded[f"paste{resolution}_result"]
-    assert 10 * np.log10(255**2 / (apart**2).mean()) >= LEAST_PSNR_DB
-    found[top:bottom, left:right] = last_frame[top:bottom, left:right]
-    assert np.array_equal(found, last_frame)
 
 
 @pytest.mark.parametrize("resolution", [256, 512])
@@ -73,23 +44,15 @@ def test_a_small_face_is_shrunk_without_aliasing():
     assert np.abs(patch.rgb[patch.weight > 0] / 257 - 127).max() <= 10
 
 
-@pytest.mark.parametrize("offset", [(330, 60), (90, 260), (-110, -130)])
-def test_a_face_partly_outside_is_pasted_up_to_the_border(offset):
+@pytest.mark.parametrize(("side", "offset"), [("right", (330, 60)), ("bottom", (90, 260)), ("left", (-110, -130))])
+def test_a_face_partly_outside_is_pasted_up_to_the_border(side, offset):
     frame = np.zeros((400, 420, 3), np.uint8)
     patch = composite(frame, face_at(frame, *offset), WHITE, mouth_mask(256))
     height, width = patch.weight.shape
-    assert height and width
-    assert 0 <= patch.x_px <= 420 - width and 0 <= patch.y_px <= 400 - height
-    edges = {
-        "left": patch.x_px == 0,
-        "right": patch.x_px + width == 420,
-        "bottom": patch.y_px + height == 400,
-    }
-    expected = {"left": offset[0] < 0, "right": offset[0] > 300, "bottom": offset[1] > 200}
-    assert edges == expected
-    border = {"left": patch.weight[:, 0], "right": patch.weight[:, -1], "bottom": patch.weight[-1]}
-    # The picture is cut there, the face is not: no fading towards the border.
-    assert all(border[side].max() > OPAQUE for side, cut in expected.items() if cut)
+    edges = {"left": patch.x_px == 0, "right": patch.x_px + width == 420, "bottom": patch.y_px + height == 400}
+    assert [edge for edge, reached in edges.items() if reached] == [side]
+    border = {"left": patch.weight[:, 0], "right": patch.weight[:, -1], "bottom": patch.weight[-1]}[side]
+    assert border.max() > OPAQUE  # the picture is cut there, the face is not: no fading
 
 
 RESOLUTION = 64
@@ -138,60 +101,35 @@ def masks(draw: st.DrawFn) -> Float32Array:
     return mask
 
 
-def in_crop(matrix: Float64Array, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Positions in the crop of pixels of the frame: `(2, n)`."""
-    return matrix[:, :2] @ np.stack([x, y]) + matrix[:, 2:]
-
-
-@given(st.data(), frames(), masks(), seeds)
-def test_nothing_changes_outside_the_patch(
-    data: st.DataObject, frame: UInt8Array, mask: Float32Array, seed: int
+@given(st.data(), frames(), masks(), st.integers(0, 255))
+def test_only_the_face_changes_to_levels_between_the_old_and_the_new(
+    data: st.DataObject, frame: UInt8Array, mask: Float32Array, level: int
 ) -> None:
     matrix = data.draw(matrices(frame.shape))
-    painted = np.random.default_rng(seed).integers(0, 65536, (RESOLUTION, RESOLUTION, 3), np.uint16)
+    painted = np.full((RESOLUTION, RESOLUTION, 3), level * 257, np.uint16)
     before = frame.copy()
     patch = composite(frame, AlignedFace(np.zeros((0, 0, 3), np.uint8), matrix, SIZE), painted, mask)
     assert np.array_equal(frame, before)
+    own, made = frame.astype(int), applied(frame, patch).astype(int)
+    assert (made <= np.maximum(own, level) + ROUNDING).all()
+    assert (made >= np.minimum(own, level) - ROUNDING).all()
     height, width = patch.weight.shape
     assert patch.rgb.shape == (height, width, 3)
     assert (patch.rgb.dtype, patch.weight.dtype) == (np.uint16, np.float32)
     if not patch.weight.size:
         return
-    assert patch.weight.min() >= 0
-    assert patch.weight.max() <= 1
+    assert 0 <= patch.weight.min() <= patch.weight.max() <= 1
     assert 0 <= patch.x_px <= frame.shape[1] - width
     assert 0 <= patch.y_px <= frame.shape[0] - height
     edges = (patch.weight[0], patch.weight[-1], patch.weight[:, 0], patch.weight[:, -1])
     assert all(edge.any() for edge in edges), "larger than what changed"
-
-
-@given(st.data(), frames(), masks())
-def test_every_changed_pixel_lies_in_the_face_and_its_rectangle(
-    data: st.DataObject, frame: UInt8Array, mask: Float32Array
-) -> None:
-    matrix = data.draw(matrices(frame.shape))
-    black = np.zeros((RESOLUTION, RESOLUTION, 3), np.uint16)
-    face = AlignedFace(np.zeros((0, 0, 3), np.uint8), matrix, SIZE)
-    patch = composite(np.full_like(frame, 255), face, black, mask)
     rows, columns = np.nonzero(patch.weight)
     x, y = columns + patch.x_px, rows + patch.y_px
     left, top, right, bottom = frame_rectangle(matrix, SIZE, frame.shape, 0)
     assert ((x >= left) & (x < right) & (y >= top) & (y < bottom)).all()
-    places = in_crop(matrix, x, y)
+    places = matrix[:, :2] @ np.stack([x, y]) + matrix[:, 2:]
     assert (places > -NEAR_PX).all()
     assert (places < np.array(SIZE)[:, None] - 1 + NEAR_PX).all()
-
-
-@given(st.data(), frames(), masks(), st.integers(0, 255))
-def test_levels_lie_between_the_frame_and_the_face(
-    data: st.DataObject, frame: UInt8Array, mask: Float32Array, level: int
-) -> None:
-    matrix = data.draw(matrices(frame.shape))
-    painted = np.full((RESOLUTION, RESOLUTION, 3), level * 257, np.uint16)
-    patch = composite(frame, AlignedFace(np.zeros((0, 0, 3), np.uint8), matrix, SIZE), painted, mask)
-    own, made = frame.astype(int), applied(frame, patch).astype(int)
-    assert (made <= np.maximum(own, level) + ROUNDING).all()
-    assert (made >= np.minimum(own, level) - ROUNDING).all()
 
 
 @given(st.data(), frames())

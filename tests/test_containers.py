@@ -2,6 +2,7 @@
 
 import re
 import shlex
+from contextlib import chdir
 from pathlib import Path
 from typing import Any
 
@@ -43,15 +44,15 @@ def test_compose_runs_valid_commands_on_volumes_that_exist(name: str) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_commands_of_the_pages_are_valid(page: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_commands_of_the_pages_are_valid(page: str, tmp_path: Path) -> None:
     lines = [line for line in code_of(PAGES[page]) if "latentsync-trt " in line]
     assert len(lines) > 1
     for line in lines:
         words = shlex.split(line, comments=True)
         words = words[words.index("latentsync-trt") + 1 :]
         if words and not words[0].startswith("."):  # else the folder of `docker build`
-            check_command_line(words)
+            with chdir(tmp_path):
+                check_command_line(words)
 
 
 def test_the_job_file_of_the_page_is_valid(tmp_path: Path) -> None:

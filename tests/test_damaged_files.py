@@ -1,8 +1,9 @@
 """Damaged files are read to their end or refused with an error of this package: never a crash, a hang, or gigabytes."""
 
+import json
 import os
+import subprocess
 import sys
-import wave
 from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
@@ -18,7 +19,9 @@ from latentsync_trt.media.playback import at_constant_rate
 from latentsync_trt.media.reader import probe, read_frames
 from latentsync_trt.media.timing import Clock, on_clock
 from tests.clips import numbered, read_audio, write_sound, write_video
-from tests.damaged import FORMATS, WAYS, Format, read_all, write_seed
+from tests.conftest import REPOSITORY
+from tests.damaged import FORMATS, WAYS, Format, write_seed
+from tests.sounds import write_samples
 
 FILES, FILES_THOROUGH = 99, 3300
 """Multiples of the number of formats."""
@@ -26,19 +29,21 @@ FILES, FILES_THOROUGH = 99, 3300
 
 @pytest.mark.integration
 def test_damaged_files_are_read_or_refused(tmp_path: Path, thorough: bool) -> None:
-    """To repeat one that failed: `python -m tests.damaged FOLDER NUMBER`, with the folder of this test."""
-    results = read_all(tmp_path, FILES_THOROUGH if thorough else FILES)
-    assert [result for result in results if result.problems] == []
-    assert len({result.number for result in results}) == (FILES_THOROUGH if thorough else FILES)
-    outcomes = [outcome for result in results for outcome in result.outcomes.values()]
-    assert 0.2 < outcomes.count("") / len(outcomes) < 0.9  # else the damage is too heavy or too light to show anything
+    count = FILES_THOROUGH if thorough else FILES
+    command = [sys.executable, "-m", "tests.damaged", str(tmp_path), str(count)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, cwd=REPOSITORY, check=False)
+    results = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [problem for problems, _ in results for problem in problems] == []
+    assert (done.returncode, len(results)) == (0, count), f"file {len(results)} ended the process"
+    succeeded = [each for _, outcomes in results for each in outcomes]
+    assert 0.2 < sum(succeeded) / len(succeeded) < 0.9  # else the damage is too heavy or too light to show anything
 
 
-@pytest.mark.parametrize("form", FORMATS.values(), ids=FORMATS)
+@pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.suffix)
 def test_the_files_are_sound_before_they_are_damaged(tmp_path: Path, form: Format) -> None:
-    path = write_seed(tmp_path / f"seed.{form.suffix}", form)
+    path = write_seed(tmp_path, form)
     for name, read in WAYS.items():
-        missing = form.video if name in ("probe", "read frames", "read RGB") else form.audio
+        missing = form.video if name in ("probe", "read frames") else form.audio
         if missing:
             read(path)
         else:
@@ -77,7 +82,7 @@ def test_a_picture_that_claims_to_last_for_a_day_ends_with_the_file(end_s: Fract
 
 
 def test_a_picture_of_impossible_size_is_refused_before_it_is_decoded(tmp_path: Path) -> None:
-    path = write_seed(tmp_path / "seed.gif", FORMATS["gif"])
+    path = write_seed(tmp_path, FORMATS[-1])
     content = bytearray(path.read_bytes())
     content[6:10] = (16_000).to_bytes(2, "little") * 2
     path.write_bytes(content)
@@ -116,11 +121,6 @@ def test_errors_count_from_the_start_of_the_clip(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("rate_hz", [999, 4_000_001])
 def test_a_sample_rate_that_cannot_be_is_refused(tmp_path: Path, rate_hz: int) -> None:
-    path = tmp_path / "sound.wav"
-    with wave.open(str(path), "wb") as sound:
-        sound.setnchannels(1)
-        sound.setsampwidth(2)
-        sound.setframerate(rate_hz)
-        sound.writeframes(np.zeros(1000, "<i2").tobytes())
+    path = write_samples(tmp_path / "sound.wav", np.zeros(1000, np.float32), rate_hz)
     with pytest.raises(MediaError, match=rf"sound\.wav: its audio has {rate_hz} samples per second"):
         next(read_audio_blocks(path))

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from fractions import Fraction
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from latentsync_trt.sync.faces import FaceFinder
 from latentsync_trt.types import Face, Interval, UInt8Array
 from latentsync_trt.values import FaceChoice, parse_face
 from tests.clips import frame_at, untouched_in
-from tests.people import together
+from tests.people import filmed, together
 
 NEAR_PX = 40
 
@@ -32,19 +33,38 @@ def at(seen: FrameFaces, x: float | None) -> int | None:
     return near[0] if near else None
 
 
+def assert_told_apart(seen: list[FrameFaces], first: list[float], second: list[float | None]) -> None:
+    """Both people keep their numbers where they are farther apart than a face is wide."""
+    one, other = at(seen[0], first[0]), at(seen[0], second[0])
+    assert {one, other} == {0, 1}
+    for frame, x, other_x in zip(seen, first, second, strict=True):
+        if other_x is None or abs(x - other_x) > 130:
+            assert at(frame, x) in (one, None)
+            assert at(frame, other_x) in (other, None)
+    assert (at(seen[-1], first[-1]), at(seen[-1], second[-1])) == (one, other)
+    assert {face.person for frame in seen for face in frame.faces} == {0, 1}
+
+
+CROSSING = [350.0 + 9 * i for i in range(40)]
+
+
 @pytest.mark.integration
 @pytest.mark.parametrize("first_in_front", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_people_who_swap_places_keep_their_numbers(detector: MediaPipeDetector, first_in_front: bool) -> None:
-    first, second = [350.0 + 9 * i for i in range(40)], [690.0 - 9 * i for i in range(40)]
-    seen = seen_in(detector, together(first, second, first_in_front=first_in_front))
-    one, other = at(seen[0], first[0]), at(seen[0], second[0])
-    assert {one, other} == {0, 1}
-    apart = [i for i in range(40) if abs(first[i] - second[i]) > 130]
-    assert all(at(seen[i], first[i]) in (one, None) for i in apart)
-    assert all(at(seen[i], second[i]) in (other, None) for i in apart)
-    assert at(seen[-1], first[-1]) == one
-    assert at(seen[-1], second[-1]) == other
-    assert {face.person for frame in seen for face in frame.faces} == {0, 1}
+    frames = together(CROSSING, CROSSING[::-1], first_in_front=first_in_front)
+    assert_told_apart(seen_in(detector, frames), CROSSING, CROSSING[::-1])
+
+
+@pytest.mark.integration
+@pytest.mark.slow
+@pytest.mark.parametrize("pair", [(1, 2), (1, 3), (2, 3)])
+def test_filmed_people_keep_their_numbers(detector: MediaPipeDetector, assets: Path, pair: tuple[int, int]) -> None:
+    """One crosses the other's way, leaves and comes back."""
+    one, other = (filmed(assets / f"demo{number}_video.mp4", 60, detector) for number in pair)
+    first, away = [300.0 + 5 * i for i in range(60)], [None] * 20
+    second = [*(700.0 - 20 * i for i in range(20)), *away, *(300.0 - 10 * i for i in range(20))]
+    seen = seen_in(detector, together(first, second, people=(one, other)))
+    assert_told_apart(seen, first, second)
 
 
 @pytest.mark.integration
@@ -74,12 +94,8 @@ LEFT, RIGHT, LARGE = sighting(0, 50), sighting(1, 700), sighting(2, 300, 200)
 def chosen(choice: FaceChoice | Mapping[int, int], frames: list[FrameFaces]) -> list[dict[int, int]]:
     """Of two frames a second: speakers by person."""
     chooser = Chooser(choice)
-    times_s = (Fraction(number, 2) for number in range(len(frames)))
-    return [dict(map(person_and_speaker, chooser.choose(*each))) for each in zip(frames, times_s, strict=True)]
-
-
-def person_and_speaker(chosen: tuple[TrackedDetection, int]) -> tuple[int, int]:
-    return chosen[0].person, chosen[1]
+    found = [chooser.choose(frame, Fraction(number, 2)) for number, frame in enumerate(frames)]
+    return [{face.person: speaker for face, speaker in each} for each in found]
 
 
 @pytest.mark.parametrize(
@@ -102,12 +118,8 @@ def test_who_was_chosen_first_is_taken_again() -> None:
 
 def test_the_face_at_a_place_stays_chosen_in_other_shots() -> None:
     moved = sighting(0, 650)
-    frames = [
-        FrameFaces(0, (RIGHT,)),
-        FrameFaces(0, (LEFT, RIGHT)),
-        FrameFaces(1, (moved, LARGE)),
-        FrameFaces(1, (LARGE,)),
-    ]
+    shown = (0, RIGHT), (0, LEFT, RIGHT), (1, moved, LARGE), (1, LARGE)
+    frames = [FrameFaces(shot, faces) for shot, *faces in shown]
     assert chosen(parse_face("at:100,150"), frames) == [{}, {0: 0}, {0: 0}, {}]
 
 

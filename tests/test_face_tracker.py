@@ -8,14 +8,12 @@ import numpy as np
 import pytest
 
 from latentsync_trt.errors import InputError
-from latentsync_trt.face.choice import MainFace, TrackedFace
+from latentsync_trt.face.choice import MainFace
 from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.face.geometry import usable
 from latentsync_trt.face.tracker import FaceTracker
-from latentsync_trt.media.color import planes_of
-from latentsync_trt.media.pictures import LazyRgb
 from latentsync_trt.sync.faces import FaceFinder, FrameJob
-from latentsync_trt.types import ColorTags, Face, Frame, Interval, UInt8Array
+from latentsync_trt.types import Face, Frame, Interval, UInt8Array
 from tests.clips import frame_at, untouched_in
 from tests.people import first_person, together
 
@@ -29,17 +27,13 @@ def face_at(left: float, top: float = 100.0, width: float = 100.0, height: float
 
 
 class Detecting:
-    """A detector without `follow`; has prepared faces for each frame."""
+    """A detector without `follow`; has prepared faces for the frame whose number is the level of its first pixel."""
 
     def __init__(self, frames: list[list[Face]]) -> None:
         self.frames, self.detections = frames, 0
-        self._frame: UInt8Array | None = None
-        self._index = -1
 
     def now(self, frame: UInt8Array) -> list[Face]:
-        self._index += frame is not self._frame
-        self._frame = frame
-        return self.frames[self._index]
+        return self.frames[int(frame[0, 0, 0])]
 
     def detect(self, frame: UInt8Array) -> list[Face]:
         self.detections += 1
@@ -54,23 +48,28 @@ class Following(Detecting):
         return next(near, None)
 
 
-def followed(detector: Detecting) -> list[TrackedFace | None]:
-    tracker = MainFace(detector)
-    return [tracker.update(np.zeros((4, 4, 3), np.uint8)) for _ in detector.frames]
-
-
 def ids(detector: Detecting) -> list[int | None]:
-    return [None if face is None else face.track_id for face in followed(detector)]
+    tracker = MainFace(detector)
+    found = [tracker.update(np.full((8, 8, 3), index, np.uint8)) for index in range(len(detector.frames))]
+    return [None if face is None else face.track_id for face in found]
+
+
+ME, OTHER = face_at(100), face_at(600, width=95, height=120)
 
 
 @pytest.mark.parametrize("kind", [Detecting, Following])
-def test_a_gap_starts_a_new_run(kind: type[Detecting]) -> None:
-    assert ids(kind([[face_at(100)], [], [face_at(100)], [], [face_at(100)]])) == [0, None, 1, None, 2]
-
-
-@pytest.mark.parametrize("kind", [Detecting, Following])
-def test_another_face_elsewhere_is_a_cut(kind: type[Detecting]) -> None:
-    assert ids(kind([[face_at(100)], [face_at(600)], [face_at(605)]])) == [0, 1, 1]
+@pytest.mark.parametrize(
+    ("frames", "expected"),
+    [
+        pytest.param([[ME], [], [ME], [], [ME]], [0, None, 1, None, 2], id="a gap"),
+        pytest.param([[ME], [OTHER], [face_at(605)]], [0, 1, 1], id="a cut"),
+        pytest.param(
+            [[ME, OTHER], [OTHER], [OTHER], [ME, OTHER], [ME, OTHER]], [0, None, None, 1, 1], id="a bystander"
+        ),
+    ],
+)
+def test_runs_of_a_face(kind: type[Detecting], frames: list[list[Face]], expected: list[int | None]) -> None:
+    assert ids(kind(frames)) == expected
 
 
 def test_follows_and_searches_every_half_second() -> None:
@@ -79,18 +78,9 @@ def test_follows_and_searches_every_half_second() -> None:
     assert detector.detections == 3
 
 
-@pytest.mark.parametrize("kind", [Detecting, Following])
-def test_a_bystander_does_not_take_over(kind: type[Detecting]) -> None:
-    me, other = face_at(100), face_at(600, width=95, height=120)
-    frames = [[me, other], [other], [other], [face_at(110), other], [face_at(112), other]]
-    assert ids(kind(frames)) == [0, None, None, 1, 1]
-
-
-def test_a_face_partly_outside_is_tracked_until_it_leaves() -> None:
-    frame = first_person(1)[0]
-    with MediaPipeDetector() as detector:
-        tracker = MainFace(detector)
-        seen = [tracker.update(np.ascontiguousarray(frame[:, 20 * step :])) for step in range(18)]
+def test_a_face_partly_outside_is_tracked_until_it_leaves(detector: MediaPipeDetector) -> None:
+    frame, tracker = first_person(1)[0], MainFace(detector)
+    seen = [tracker.update(np.ascontiguousarray(frame[:, 20 * step :])) for step in range(18)]
     tracked = [face is not None for face in seen]
     assert tracked[:8] == [True] * 8
     assert not tracked[-1]
@@ -105,40 +95,24 @@ def test_small_and_turned_faces_are_ignored(width: float, height: float, fine: b
     assert usable(face_at(0, width=width, height=height)) is fine
 
 
-BLACK = np.zeros((400, 400, 3), np.uint8)
 BOX = np.array([100, 100, 250, 300], np.float32)
 POINTS = np.array([[130, 150], [220, 150], [175, 220]], np.float32)
 
 
-class Returning:
-    """A detector that always returns the same thing."""
-
-    def __init__(self, result: object) -> None:
-        self._result = result
-
-    def detect(self, frame: UInt8Array) -> list[Face]:
-        return self._result  # type: ignore[return-value]
-
-
-def with_value(array: np.ndarray, value: float) -> np.ndarray:
-    changed = array.copy()
-    changed.flat[1] = value
-    return changed
-
-
 WRONG: dict[str, object] = {
-    "arrays": [BOX],
-    "box shape": [Face(BOX.reshape(2, 2), POINTS)],
-    "NaN box": [Face(with_value(BOX, np.nan), POINTS)],
-    "width and height": [Face(np.array([300, 300, 90, 120], np.float32), POINTS)],
-    "landmarks": [Face(BOX, POINTS, landmarks=np.zeros((5, 3), np.float32))],
+    "arrays": BOX,
+    "box shape": Face(BOX.reshape(2, 2), POINTS),
+    "NaN box": Face(np.array([100, np.nan, 250, 300], np.float32), POINTS),
+    "width and height": Face(np.array([300, 300, 90, 120], np.float32), POINTS),
+    "landmarks": Face(BOX, POINTS, landmarks=np.zeros((5, 3), np.float32)),
 }
 
 
 @pytest.mark.parametrize("case", WRONG)
 def test_what_a_detector_returns_is_checked(case: str) -> None:
-    with pytest.raises(InputError, match=r"detector Returning: detect returned .*box float32 \(4,\) as left, top"):
-        MainFace(Returning(WRONG[case])).update(BLACK)
+    detector = Detecting([[WRONG[case]]])  # type: ignore[list-item]
+    with pytest.raises(InputError, match=r"detector Detecting: detect returned .*box float32 \(4,\) as left, top"):
+        MainFace(detector).update(np.zeros((400, 400, 3), np.uint8))
 
 
 # Short gaps in a track are bridged, long ones are left alone and reported; new faces are followed back.
@@ -148,13 +122,6 @@ HALF_SECOND = 12
 """Frames."""
 
 
-class Scripted(Following):
-    """Has prepared faces for the frame whose number is the level of its first pixel."""
-
-    def now(self, frame: UInt8Array) -> list[Face]:
-        return self.frames[int(frame[0, 0, 0])]
-
-
 def numbered(count: int) -> Iterator[Frame]:
     for index in range(count):
         yield frame_at(index, np.full((8, 8, 3), index, np.uint8))
@@ -162,7 +129,7 @@ def numbered(count: int) -> Iterator[Frame]:
 
 def jobs_of(faces: list[list[Face]], frames: Iterable[Frame] | None = None) -> list[FrameJob]:
     frames = numbered(len(faces)) if frames is None else frames
-    return list(FaceFinder(FaceTracker(Scripted(faces)), 64).find(frame for frame in frames))
+    return list(FaceFinder(FaceTracker(Following(faces)), 64).find(frame for frame in frames))
 
 
 @pytest.mark.parametrize("gap", [1, 5, HALF_SECOND])
@@ -186,13 +153,9 @@ def test_a_longer_gap_stays_and_is_reported() -> None:
 @pytest.mark.parametrize(
     ("last", "during", "reason"),
     [
-        (Face(face_at(100).box, np.array([[120, 120], [160, 120], [175, 170]], np.float32)), [], "turned away"),
-        (face_at(100), [Face(np.array([0, 0, 9, 12], np.float32), face_at(0).points)], "too small"),
-        (
-            face_at(100),
-            [Face(face_at(400).box, np.array([[450, 90], [450, 150], [400, 120]], np.float32))],
-            "on its side",
-        ),
+        (Face(face_at(100).box, np.float32([[120, 120], [160, 120], [175, 170]])), [], "turned away"),
+        (face_at(100), [Face(np.float32([0, 0, 9, 12]), face_at(0).points)], "too small"),
+        (face_at(100), [Face(face_at(400).box, np.float32([[450, 90], [450, 150], [400, 120]]))], "on its side"),
     ],
 )
 def test_the_reason_is_told(last: Face, during: list[Face], reason: str) -> None:
@@ -231,38 +194,22 @@ def test_few_frames_per_second_are_one_run_and_a_start_anew_is_another() -> None
 
 def test_a_face_that_a_later_search_finds_is_followed_back() -> None:
     faces = [[face_at(100)] + [face_at(600)] * (index >= 15) for index in range(30)]
-    finder = FaceFinder(FaceTracker(Scripted(faces)), 64)
+    finder = FaceFinder(FaceTracker(Following(faces)), 64)
     seen = [seen for _, seen in finder.see(frame for frame in numbered(30))]
     assert [len(one.faces) for one in seen if one is not None] == [1] * 15 + [2] * 15
 
 
 @pytest.mark.integration
 @pytest.mark.parametrize("covered", ["flat", "by another"])
-def test_nothing_is_painted_on_what_covers_a_face(covered: str) -> None:
+def test_nothing_is_painted_on_what_covers_a_face(detector: MediaPipeDetector, covered: str) -> None:
     if covered == "flat":
         frames = first_person(16)
         for frame in frames[6:10]:
             frame[60:360, 120:360] = 80
     else:
         frames = together([420.0] * 16, [None] * 6 + [420.0] * 4 + [None] * 6)
-    with MediaPipeDetector() as detector:
-        finder = FaceFinder(FaceTracker(detector), 64)
-        seen = [seen for _, seen in finder.see(frame_at(*each) for each in enumerate(frames))]
+    finder = FaceFinder(FaceTracker(detector), 64)
+    seen = [seen for _, seen in finder.see(frame_at(*each) for each in enumerate(frames))]
     people = [{face.person for face in one.faces} for one in seen if one is not None]
     assert people[:6] == people[10:] == [{0}] * 6
     assert not any(0 in present for present in people[6:10])
-
-
-@pytest.mark.integration
-def test_another_thread_can_convert_what_following_reads(monkeypatch: pytest.MonkeyPatch) -> None:
-    planes, converted = planes_of(first_person(1)[0], ColorTags(1, 1, 1)), list[LazyRgb]()
-    convert, frames = LazyRgb._convert, [frame_at(index, LazyRgb(planes), planes) for index in range(6)]
-    monkeypatch.setattr(LazyRgb, "_convert", lambda self, *place: converted.append(self) or convert(self, *place))
-    with MediaPipeDetector() as detector:
-        finder = FaceFinder(FaceTracker(detector), 64, wanted=lambda time_s: time_s != frames[-1].time_s)
-        list(finder.see(frame for frame in frames[:4]))
-        converted.clear()
-        assert [finder.prepared(frame) for frame in frames[4:]] == frames[4:]
-        assert converted == [frames[4].picture]
-        list(finder.see(frame for frame in frames[4:5]))
-    assert converted == [frames[4].picture]

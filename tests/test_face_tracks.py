@@ -3,7 +3,7 @@
 import json
 import os
 import shlex
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -18,11 +18,9 @@ from latentsync_trt.cli.sync import sync as sync_command
 from latentsync_trt.errors import InputError, NoFaceError
 from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.face.track_file import ClipMark, FaceSpan, Tracks, mark_of, read_tracks, save_tracks
-from latentsync_trt.face.tracker import FaceTracker
 from latentsync_trt.media.playback import Playback
 from latentsync_trt.media.reader import probe, read_frames
 from latentsync_trt.sync.faces import FaceFinder, FrameJob, analyze
-from latentsync_trt.types import Frame
 from tests.clips import numbered, write_video
 from tests.people import first_person, together
 
@@ -41,29 +39,20 @@ def saved(clip: Path, detector: MediaPipeDetector) -> Path:
     return save_tracks(analyze(clip, detector)[0], clip.with_suffix(".json"))
 
 
-def jobs_of(detector: MediaPipeDetector, clip: Path, playback: Playback, tracks: Tracks | None) -> list[FrameJob]:
-    def frames() -> Generator[Frame, None, None]:
-        yield from read_frames(clip, playback)
-
-    return list(FaceFinder(tracks or FaceTracker(detector), 256).find(frames()))
+def jobs_of(clip: Path, playback: Playback, saved: Path) -> list[FrameJob]:
+    frames = (frame for frame in read_frames(clip, playback))
+    return list(FaceFinder(read_tracks(saved), 256).find(frames))
 
 
 @pytest.mark.integration
 @pytest.mark.parametrize(
     "playback",
-    [
-        Playback(25),
-        Playback(duration_s=Fraction(5, 4), extend="pingpong"),
-        Playback(25, Fraction(2), "loop"),
-    ],
+    [Playback(25), Playback(duration_s=Fraction(5, 4), extend="pingpong"), Playback(25, Fraction(2), "loop")],
     ids=["25", "ping-pong", "loop"],
 )
-def test_tracks_follow_the_time_of_the_source(
-    detector: MediaPipeDetector, clip: Path, saved: Path, playback: Playback
-) -> None:
-    tracks = read_tracks(saved)
-    wanted = {job.frame.source_s: job.targets[0].tracked for job in jobs_of(detector, clip, Playback(), tracks)}
-    jobs = jobs_of(detector, clip, playback, tracks)
+def test_tracks_follow_the_time_of_the_source(clip: Path, saved: Path, playback: Playback) -> None:
+    wanted = {job.frame.source_s: job.targets[0].tracked for job in jobs_of(clip, Playback(), saved)}
+    jobs = jobs_of(clip, playback, saved)
     assert all(np.array_equal(job.targets[0].tracked.points, wanted[job.frame.source_s].points) for job in jobs)
     runs = [job.targets[0].track_id for job in jobs]
     assert len(set(runs)) == (4 if playback.extend == "loop" else 1), "each pass of a loop is a run of its own"
@@ -75,31 +64,22 @@ def span(person: int, start_s: float, count: int = 5) -> FaceSpan:
     return FaceSpan(person, np.column_stack([times_s, np.tile(face, (count, 1))]))
 
 
-def content(path: Path) -> dict[str, Any]:
-    return dict(json.loads(path.read_text()))
-
-
-@pytest.fixture
-def edited(tmp_path: Path) -> Callable[[Callable[[dict[str, Any]], object]], Path]:
+def edited(folder: Path, edit: Callable[[dict[str, Any]], object]) -> Path:
     """Saves two people, one of them with two spans, and applies an edit to the file."""
-    path = save_tracks(Tracks(CLIP, (0.0, 0.2), (span(0, 0), span(1, 0), span(0, 0.2))), tmp_path / "t.json")
-
-    def apply(edit: Callable[[dict[str, Any]], object]) -> Path:
-        changed = content(path)
-        edit(changed)
-        path.write_text(json.dumps(changed), encoding="utf-8-sig")  # as editors of Windows do
-        return path
-
-    return apply
+    path = save_tracks(Tracks(CLIP, (0.0, 0.2), (span(0, 0), span(1, 0), span(0, 0.2))), folder / "t.json")
+    content = json.loads(path.read_text())
+    edit(content)
+    path.write_text(json.dumps(content), encoding="utf-8-sig")  # as editors of Windows do
+    return path
 
 
-def test_people_and_spans_can_be_edited(edited: Callable[..., Path]) -> None:
+def test_people_and_spans_can_be_edited(tmp_path: Path) -> None:
     def edit(file: dict[str, Any]) -> None:
         file["people"][1]["person"] = 7
         file["people"][0]["spans"].pop(0)
         file["people"][0]["spans"][0]["from_s"] = 0.28
 
-    tracks = read_tracks(edited(edit))
+    tracks = read_tracks(edited(tmp_path, edit))
     assert tracks.people == (0, 7)
     assert [(one.person, len(one.rows)) for one in tracks.spans] == [(7, 5), (0, 3)]
     assert [one.person for one in tracks.at(Fraction(0)).faces] == [7]
@@ -107,28 +87,26 @@ def test_people_and_spans_can_be_edited(edited: Callable[..., Path]) -> None:
     assert (tracks.at(Fraction(0)).shot, tracks.at(Fraction(8, 25)).shot) == (0, 1)
 
 
-def _row(file: dict[str, Any], number: int) -> list[Any]:
-    row = file["people"][0]["spans"][0]["frames"][number]
-    assert isinstance(row, list)
-    return row
+def row(file: dict[str, Any], number: int) -> Any:
+    return file["people"][0]["spans"][0]["frames"][number]
 
 
 WRONG: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "other file": (lambda f: f.clear(), "missing required field `format`"),
     "no number": (lambda f: f["people"][1].update(person="x"), "at `$.people[1].person`"),
-    "short row": (lambda f: _row(f, 2).pop(), "at `$.people[0].spans[0].frames[2]`"),
-    "order": (lambda f: _row(f, 3).__setitem__(0, 0.04), "frames[3]: the time is not after"),
-    "points": (lambda f: _row(f, 1).__setitem__(slice(5, None), [9] * 6), "frames[1]: the points coincide"),
+    "short row": (lambda f: row(f, 2).pop(), "at `$.people[0].spans[0].frames[2]`"),
+    "order": (lambda f: row(f, 3).__setitem__(0, 0.04), "frames[3]: the time is not after"),
+    "points": (lambda f: row(f, 1).__setitem__(slice(5, None), [9] * 6), "frames[1]: the points coincide"),
     "nothing left": (lambda f: f["people"][0]["spans"][0].update(from_s=9), "spans[0]: has no frame between"),
     "two places": (lambda f: f["people"][1].update(person=0), ": person 0 is at two places after 0.00 s"),
-    "NaN": (lambda f: _row(f, 2).__setitem__(5, float("nan")), "malformed"),
+    "NaN": (lambda f: row(f, 2).__setitem__(5, float("nan")), "malformed"),
 }
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_what_is_wrong_in_a_file_is_named_with_its_place(edited: Callable[..., Path], case: str) -> None:
+def test_what_is_wrong_in_a_file_is_named_with_its_place(tmp_path: Path, case: str) -> None:
     edit, message = WRONG[case]
-    path = edited(edit)
+    path = edited(tmp_path, edit)
     with pytest.raises(InputError) as error:
         read_tracks(path)
     assert message in str(error.value)
@@ -142,9 +120,7 @@ def test_tracks_of_another_clip_are_refused(clip: Path, saved: Path, tmp_path: P
     renamed.write_bytes(clip.read_bytes())
     tracks.check_clip(mark_of(renamed, probe(renamed)), saved)
     other = write_video(tmp_path / "other.mp4", numbered(25), FPS)
-    with pytest.raises(
-        InputError, match=r"one.json: has the tracks of one.mp4 \(.*480×480.*but the video is other.mp4"
-    ):
+    with pytest.raises(InputError, match=r"one.json: has the tracks of one.mp4 \(.*480×480.* is other.mp4"):
         tracks.check_clip(mark_of(other, probe(other)), saved)
 
 

@@ -1,10 +1,12 @@
 """HDR: the curve that the networks' SDR rendition comes from, its inverse, and what stays as it was."""
 
 from fractions import Fraction
+from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import av
 import numpy as np
 import pytest
 from av.sidedata.sidedata import Type
@@ -12,15 +14,13 @@ from av.sidedata.sidedata import Type
 from latentsync_trt import LipSync, SyncOptions
 from latentsync_trt.errors import InputError
 from latentsync_trt.media.codecs import choose_encoder
-from latentsync_trt.media.color import apply_patch
+from latentsync_trt.media.conversion import frame_of
 from latentsync_trt.media.demo_clip import camera_frames
 from latentsync_trt.media.hdr import HLG, PQ, HdrCurve, hdr_of, metadata_of
-from latentsync_trt.media.pictures import LazyRgb
-from latentsync_trt.media.reader import probe, read_frames
+from latentsync_trt.media.reader import probe
 from latentsync_trt.types import ColorTags, HdrMetadata, Patch, UInt8Array, VideoInfo, YuvPlanes
-from tests.clips import frame_at, open_writer, write_sound
+from tests.clips import write_sound, write_video
 from tests.pictures import decoded_planes
-from tests.small import small_bundle
 
 
 def level_of(curve: HdrCurve, signal: float) -> int:
@@ -49,59 +49,40 @@ def test_pq_and_hlg_of_one_light_look_the_same() -> None:
     assert hdr_of(1) is None
 
 
-def hdr_planes(rgb: UInt8Array, transfer: int) -> YuvPlanes:
-    """10-bit 4:2:0 planes whose SDR rendition is `rgb`."""
+IN_PQ = ColorTags(9, PQ, 9, full_range=False)
+
+
+def in_hdr(rgb: UInt8Array) -> av.VideoFrame:
+    """A picture in 10-bit 4:2:0 whose SDR rendition is `rgb`."""
     height, width = rgb.shape[:2]
-    color = ColorTags(9, transfer, 9, full_range=False)
-    blank = YuvPlanes(
-        *(np.zeros(size, np.uint16) for size in [(height, width), *2 * [(height // 2, width // 2)]]), color, 10
-    )
-    return apply_patch(blank, Patch(0, 0, rgb * np.uint16(257), np.ones((height, width), np.float32)))
-
-
-def write_hdr_face(path: Path, frames: int, transfer: int, **options: Any) -> Path:
-    """The demo's portrait in HDR."""
-    pictures = [hdr_planes(rgb, transfer) for _, rgb in zip(range(frames), camera_frames(Fraction(1)), strict=False)]
-    height, width = pictures[0].y.shape
-    info = VideoInfo(width, height, None, "yuv420p10le", False, Fraction(1), pictures[0].color)
-    with open_writer(path, info, **options) as writer:
-        for index, planes in enumerate(pictures):
-            writer.write(frame_at(index, LazyRgb(planes), planes))
-    return path
+    planes = (np.zeros(size, np.uint16) for size in [(height, width), *2 * [(height // 2, width // 2)]])
+    patch = Patch(0, 0, rgb * np.uint16(257), np.ones((height, width), np.float32))
+    return frame_of(YuvPlanes(*planes, IN_PQ, 10), width, height, [patch])
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("transfer", [PQ, pytest.param(HLG, marks=pytest.mark.slow)])
-def test_only_the_mouth_of_an_hdr_clip_changes(tmp_path: Path, transfer: int) -> None:
-    source = write_hdr_face(tmp_path / "face.mkv", 3, transfer, codec="ffv1")
+def test_only_the_mouth_of_an_hdr_clip_changes(tmp_path: Path, lip_sync: LipSync) -> None:
+    frames = map(in_hdr, islice(camera_frames(Fraction(1)), 3))
+    source = write_video(tmp_path / "face.mkv", frames, codec="ffv1", pixel_format="yuv420p10le", color=IN_PQ)
     sound, output = write_sound(tmp_path / "speech.wav", 0.12), tmp_path / "out.mkv"
-    with LipSync.from_bundle(small_bundle(), "cpu") as lip_sync:
-        report = lip_sync.sync(source, sound, output, SyncOptions(steps=1, guidance=1.0, codec="ffv1"))
+    report = lip_sync.sync(source, sound, output, SyncOptions(steps=1, guidance=1.0, codec="ffv1"))
     assert report.frames_with_face == 3
-    assert probe(output).color == probe(source).color
-    for (name, (luma, *_)), (new_name, (new_luma, *_)), frame in zip(
-        decoded_planes(source), decoded_planes(output), read_frames(source), strict=True
+    assert probe(output).color == probe(source).color == IN_PQ
+    for (name, (luma, *_)), (new_name, (new_luma, *_)) in zip(
+        decoded_planes(source), decoded_planes(output), strict=True
     ):
         assert name == new_name == "yuv420p10le"
         changed = np.argwhere(luma != new_luma)
         assert len(changed)
         (top, left), (bottom, right) = changed.min(0), changed.max(0)
-        height, width = frame.picture.shape[:2]
-        assert (bottom - top) * (right - left) < height * width / 4
+        assert (bottom - top) * (right - left) < luma.size / 4
 
 
 def decoded_with(transfer: int, *entries: tuple[Type, bytes]) -> Any:
     """What the metadata are read of: a decoded picture with side data."""
 
-    class Entry(bytes):
-        type: Type
-
-    side_data = []
-    for kind, data in entries:
-        entry = Entry(data)
-        entry.type = kind
-        side_data.append(entry)
-    return SimpleNamespace(color_trc=transfer, side_data=side_data)
+    made = [type("Entry", (bytes,), {"type": kind})(data) for kind, data in entries]
+    return SimpleNamespace(color_trc=transfer, side_data=made)
 
 
 def test_dolby_vision_needs_a_picture_for_other_displays() -> None:

@@ -9,14 +9,14 @@ from xml.etree import ElementTree
 import av
 import pytest
 
-from latentsync_trt import SyncOptions
+from latentsync_trt import LipSync, SyncOptions
 from latentsync_trt.media.codecs import choose_encoder
 from latentsync_trt.media.muxing import mark, marked
 from latentsync_trt.media.playback import Playback
 from latentsync_trt.media.reader import probe, read_frames
 from latentsync_trt.media.writer import VideoWriter
 from latentsync_trt.version import __version__
-from tests.clips import decoded, numbered, synced, write_clip
+from tests.clips import copied, decoded, numbered, write_clip, write_video
 
 SOURCE_TYPE = "http://cv.iptc.org/newscodes/digitalsourcetype/compositeWithTrainedAlgorithmicMedia"
 SUFFIXES = (".mp4", ".mov", ".mkv")
@@ -54,18 +54,6 @@ def xmp_of(path: Path) -> dict[str, str]:
     return {"tool": description.attrib["{http://ns.adobe.com/xap/1.0/}CreatorTool"], "type": kind.text or ""}
 
 
-def write(path: Path, metadata: dict[str, str]) -> Path:
-    """A short video."""
-    with av.open(str(path), "w", options={} if path.suffix == ".mkv" else {"movflags": "+faststart"}) as container:
-        container.metadata.update(metadata)
-        stream = container.add_stream("libx264", rate=25, options={"preset": "ultrafast"})
-        stream.width, stream.height, stream.pix_fmt = 96, 64, "yuv420p"
-        for rgb in numbered(5):
-            container.mux(stream.encode(av.VideoFrame.from_ndarray(rgb, format="rgb24")))
-        container.mux(stream.encode(None))
-    return path
-
-
 def metadata_of(path: Path) -> dict[str, str]:
     with av.open(str(path)) as container:
         return {name.lower(): value for name, value in container.metadata.items()}
@@ -73,12 +61,11 @@ def metadata_of(path: Path) -> dict[str, str]:
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_a_video_that_is_synced_twice_has_one_mark(suffix: str, tmp_path: Path) -> None:
-    first = write(
-        tmp_path / f"a{suffix}", marked({"COMMENT": "take 2; lips changed by AI (latentsync-trt 0.0.1)"}, suffix)
-    )
+    earlier = marked({"COMMENT": "take 2; lips changed by AI (latentsync-trt 0.0.1)"}, suffix)
+    first = write_video(tmp_path / f"a{suffix}", numbered(5), metadata=earlier)
     with av.open(str(first), options={"export_xmp": "1"}) as container:
         again = marked(container.metadata, suffix)
-    path = write(tmp_path / f"b{suffix}", again)
+    path = write_video(tmp_path / f"b{suffix}", numbered(5), metadata=again)
     mark(path)
     assert metadata_of(path)["comment"] == f"take 2; lips changed by AI (latentsync-trt {__version__})"
     assert suffix == ".mkv" or xmp_of(path)["type"] == SOURCE_TYPE
@@ -86,7 +73,8 @@ def test_a_video_that_is_synced_twice_has_one_mark(suffix: str, tmp_path: Path) 
 
 def test_nothing_moves_in_the_file(tmp_path: Path) -> None:
     """The index before the media still points at it, and no byte changes."""
-    path = write(tmp_path / "a.mp4", marked({}, ".mp4"))
+    clip = write_video(tmp_path / "clip.mp4", numbered(5))
+    path = copied(tmp_path / "a.mp4", clip, options={"movflags": "+faststart"})
     before, frames = path.read_bytes(), decoded(path)
     mark(path)
     after = path.read_bytes()
@@ -97,7 +85,7 @@ def test_nothing_moves_in_the_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_the_writer_marks_and_keeps_what_the_source_says(suffix: str, tmp_path: Path) -> None:
-    source = write(tmp_path / f"source{suffix}", {"title": "Pier", "comment": "take 2"})
+    source = write_video(tmp_path / f"source{suffix}", numbered(5), metadata={"title": "Pier", "comment": "take 2"})
     info = probe(source)
     path = tmp_path / f"out{suffix}"
     with VideoWriter(path, info, choose_encoder(SyncOptions(), info), None, source, mark=True) as writer:
@@ -113,9 +101,9 @@ def test_the_writer_marks_and_keeps_what_the_source_says(suffix: str, tmp_path: 
 
 
 @pytest.mark.integration
-def test_a_run_does_not_mark_its_output_if_told_so(tmp_path: Path) -> None:
+def test_a_run_does_not_mark_its_output_if_told_so(tmp_path: Path, lip_sync: LipSync) -> None:
     """test_c2pa has a run that does."""
     path = tmp_path / "out.mp4"
-    synced(write_clip(tmp_path, 5), path, SyncOptions(steps=1, guidance=1.0, mark=False))
+    lip_sync.sync(*write_clip(tmp_path, 5), path, SyncOptions(steps=1, guidance=1.0, mark=False))
     assert b"<x:xmpmeta" not in path.read_bytes()
     assert "comment" not in metadata_of(path)

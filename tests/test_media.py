@@ -14,24 +14,12 @@ from latentsync_trt.errors import MediaError, OutputError
 from latentsync_trt.media.reader import probe, read_frames
 from latentsync_trt.media.spool import PlanesOnDisk
 from latentsync_trt.types import UInt8Array
-from tests.clips import (
-    click_times,
-    number_of,
-    numbered,
-    read_audio,
-    rewritten,
-    write_sound,
-    write_video,
-)
+from tests.clips import click_times, copied, number_of, numbered, read_audio, rewritten, write_sound, write_video
 from tests.pictures import decoded_planes
 from tests.sounds import spoken, write_parts, write_samples
 
 SOUND_IN_TIME_S = 0.011
 """Allowed shift of a click: AAC smears it over a quarter of its 43 ms blocks; a lost priming would cost 20 to 64 ms."""
-
-
-def numbers(path: Path) -> list[int]:
-    return [number_of(frame.rgb) for frame in read_frames(path)]
 
 
 def test_decoded_frames_are_freed_without_garbage_collection(tmp_path: Path) -> None:
@@ -47,7 +35,7 @@ def test_decoded_frames_are_freed_without_garbage_collection(tmp_path: Path) -> 
     assert frames_alive() == 0
     gc.disable()
     try:
-        assert len(numbers(clip)) == 20
+        assert [number_of(frame.rgb) for frame in read_frames(clip)] == [*range(20)]
         assert frames_alive() <= 1  # the first one, whose side data were read
     finally:
         gc.enable()
@@ -74,10 +62,9 @@ def test_pictures_on_disk_are_the_same(tmp_path: Path, pixel_format: str) -> Non
 @pytest.mark.parametrize(
     ("name", "codec", "rate_hz", "layout", "container", "kept"),
     [
-        ("a.wav", "pcm_s16le", 16000, "mono", "mp4", "aac"),
         ("a.wav", "pcm_s16le", 96000, "5.1", "mp4", "aac"),
         ("a.wav", "pcm_s16le", 44100, "stereo", "mov", "pcm_s16le"),
-        ("a.flac", "flac", 48000, "stereo", "mp4", "aac"),
+        ("a.flac", "flac", 16000, "mono", "mp4", "aac"),
         ("a.ogg", "libopus", 48000, "stereo", "mkv", "opus"),
         ("a.mp3", "libmp3lame", 44100, "stereo", "mov", "mp3"),
     ],
@@ -105,25 +92,12 @@ def test_sound_keeps_its_time_rate_and_channels(
 
 
 def test_a_truncated_video_is_an_error(tmp_path: Path) -> None:
-    clip = write_video(
-        tmp_path / "clip.mp4",
-        np.random.default_rng(4).integers(0, 256, (50, 64, 96, 3), np.uint8),
-        options={"crf": "20"},
-    )
+    noise = np.random.default_rng(4).integers(0, 256, (50, 64, 96, 3), np.uint8)
+    clip = copied(tmp_path / "fast.mp4", write_video(tmp_path / "clip.mp4", noise), options={"movflags": "+faststart"})
     data = clip.read_bytes()
-    moved = tmp_path / "fast.mp4"
-    with av.open(str(clip)) as source, av.open(str(moved), "w", options={"movflags": "+faststart"}) as target:
-        stream = target.add_stream_from_template(source.streams.video[0])
-        for packet in source.demux(video=0):
-            if packet.size:
-                packet.stream = stream
-                target.mux(packet)
-    moved.write_bytes(moved.read_bytes()[: len(data) // 2])
+    clip.write_bytes(data[: len(data) // 2])
     with pytest.raises(MediaError, match=r"fast\.mp4: is cut off"):
-        list(read_frames(moved))
-
-
-# Rarer media: rotated, mirrored, odd-sized, anamorphic and 10-bit video, surround sound, unusual file names.
+        list(read_frames(clip))
 
 
 @pytest.mark.parametrize(
@@ -160,15 +134,12 @@ def test_a_slanted_display_matrix_is_refused(tmp_path: Path) -> None:
             read(clip)
 
 
-def surround(path: Path, channels: int) -> Path:
-    """A second in plain PCM, which names no speaker positions, with a click at 0.5 s in all channels."""
-    return write_parts(path, [(0, spoken(1, 48000, [0.5]))], layout=f"{channels}c")
-
-
 @pytest.mark.parametrize(("channels", "layout"), [(3, "5.1"), (8, "7.1")])  # FFmpeg takes three for 2.1
 def test_surround_sound_is_encoded_with_all_channels(tmp_path: Path, channels: int, layout: str) -> None:
+    """Of plain PCM, which names no speaker positions, with a click at 0.5 s in all channels."""
     clip, output = write_video(tmp_path / "clip.mp4", numbered(20)), tmp_path / "out.mp4"
-    rewritten(clip, output, audio=surround(tmp_path / "a.wav", channels))
+    sound = write_parts(tmp_path / "a.wav", [(0, spoken(1, 48000, [0.5]))], layout=f"{channels}c")
+    rewritten(clip, output, audio=sound)
     with av.open(str(output)) as container:
         assert container.streams.audio[0].layout.name == layout
     # All channels carry the click; AAC smears it by less than half of one of its short blocks of 128 samples.
@@ -177,16 +148,10 @@ def test_surround_sound_is_encoded_with_all_channels(tmp_path: Path, channels: i
 
 @pytest.mark.parametrize("right_only", [False, True])
 def test_stereo_is_mixed_to_its_mean(tmp_path: Path, right_only: bool) -> None:
-    samples = np.random.default_rng(5).integers(-30000, 30000, (4000, 2), np.int16)
+    samples = np.random.default_rng(5).uniform(-0.9, 0.9, (4000, 2)).astype(np.float32)
     samples[:, 0] *= not right_only
-    with av.open(str(tmp_path / "a.wav"), "w") as container:
-        stream = container.add_stream("pcm_s16le", rate=16000, layout="stereo")
-        frame = av.AudioFrame.from_ndarray(samples.reshape(1, -1), format="s16", layout="stereo")
-        frame.sample_rate = 16000
-        container.mux(stream.encode(frame))
-        container.mux(stream.encode(None))
-    mixed = read_audio(tmp_path / "a.wav")
-    assert np.allclose(mixed, samples.mean(axis=1) / 32768, atol=np.finfo(np.float32).eps)
+    mixed = read_audio(write_samples(tmp_path / "a.wav", samples, 16_000))
+    assert np.allclose(mixed, samples.mean(axis=1), atol=2 / 32768)
 
 
 @pytest.mark.parametrize("right", [-1, -0.75, -1.3])

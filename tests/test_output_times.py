@@ -9,21 +9,13 @@ import pytest
 from PIL import Image
 
 from latentsync_trt import LipSync, SyncOptions
+from latentsync_trt.media.audio import audio_duration_s
 from latentsync_trt.media.demo_clip import camera_frames, portrait
-from latentsync_trt.types import SyncReport
-from tests.clips import write_sound, write_video
+from tests.clips import copied, write_sound, write_video
 
-NTSC = Fraction(30000, 1001)
+QUICK = SyncOptions(steps=1, guidance=1.0)
 FRAMES = 16
 VARIABLE_MS = [0, 33, 67, 100, 133, 200, 234, 267, 300, 400, 433, *range(480, 680, 40)]
-
-
-def film(path: Path, fps: Fraction | int = 25, times: list[int] | None = None) -> Path:
-    return write_video(path, islice(camera_frames(Fraction(4)), FRAMES), fps, times=times)
-
-
-def spoken(path: Path, duration_s: float) -> Path:
-    return write_sound(path, duration_s, rate_hz=48000)
 
 
 def stamps_s(path: Path) -> list[Fraction]:
@@ -36,54 +28,22 @@ def stamps_s(path: Path) -> list[Fraction]:
         return [Fraction((frame.pts or 0) * unit_s) for frame in frames] + [((last.pts or 0) + last.duration) * unit_s]
 
 
-def sound_span_s(path: Path) -> tuple[float, float]:
-    """When the sound begins and ends."""
-    with av.open(str(path)) as container:
-        frames = list(container.decode(audio=0))
-    first, last = frames[0], frames[-1]
-    end_s = float(last.pts * last.time_base) + last.samples / last.sample_rate
-    return float(first.pts * first.time_base), end_s
-
-
-def sync(lip_sync: LipSync, video: Path, speech: Path, output: Path, **options: object) -> SyncReport:
-    return lip_sync.sync(video, speech, output, SyncOptions(steps=1, guidance=1.0, **options))  # type: ignore[arg-type]
-
-
-@pytest.mark.integration
-def test_a_variable_rate_is_kept(tmp_path: Path, lip_sync: LipSync) -> None:
-    clip = film(tmp_path / "in.mkv", times=VARIABLE_MS)
-    sync(lip_sync, clip, spoken(tmp_path / "speech.wav", 0.68), tmp_path / "out.mp4")
-    found = stamps_s(tmp_path / "out.mp4")
-    assert [stamp_s * 1000 for stamp_s in found[:-1]] == VARIABLE_MS
-    assert found[-1] == Fraction(68, 100)
-
-
 @pytest.mark.integration
 def test_a_picture_speaks(tmp_path: Path, lip_sync: LipSync) -> None:
-    source, speech, output = tmp_path / "face.png", spoken(tmp_path / "speech.wav", 0.64), tmp_path / "out.mp4"
+    source, speech, output = tmp_path / "face.png", write_sound(tmp_path / "speech.wav", 0.64), tmp_path / "out.mp4"
     Image.fromarray(portrait()).save(source)
-    report = sync(lip_sync, source, speech, output)
+    report = lip_sync.sync(source, speech, output, QUICK)
     assert stamps_s(output) == [Fraction(k, 25) for k in range(17)]
     assert report.frames_with_face == FRAMES
 
 
 @pytest.mark.integration
-def test_a_films_own_sound_is_the_speech(tmp_path: Path, lip_sync: LipSync) -> None:
-    silent, speech, clip = (
-        film(tmp_path / "silent.mp4", NTSC),
-        spoken(tmp_path / "s.wav", 0.53),
-        tmp_path / "in.mov",
-    )
-    with av.open(str(silent)) as pictures, av.open(str(speech)) as sound, av.open(str(clip), "w") as container:
-        sources = pictures.streams.video[0], sound.streams.audio[0]
-        streams = [container.add_stream_from_template(source) for source in sources]
-        for source, stream in zip((pictures, sound), streams, strict=True):
-            for packet in source.demux():
-                if packet.dts is not None:
-                    packet.stream = stream
-                    container.mux(packet)
-    report = sync(lip_sync, clip, clip, tmp_path / "out.mp4")
+def test_a_films_own_sound_is_the_speech_and_its_variable_rate_is_kept(tmp_path: Path, lip_sync: LipSync) -> None:
+    silent = write_video(tmp_path / "silent.mkv", islice(camera_frames(Fraction(4)), FRAMES), times=VARIABLE_MS)
+    clip = copied(tmp_path / "in.mkv", silent, write_sound(tmp_path / "speech.wav", 0.68))
+    report = lip_sync.sync(clip, clip, tmp_path / "out.mp4", QUICK)
     found = stamps_s(tmp_path / "out.mp4")
     assert report.frames == FRAMES
-    assert found[:-1] == [k / NTSC for k in range(FRAMES)]
-    assert abs(sound_span_s(tmp_path / "out.mp4")[1] - 0.53) < 1 / 30
+    assert [stamp_s * 1000 for stamp_s in found[:-1]] == VARIABLE_MS
+    assert found[-1] == Fraction(68, 100)
+    assert abs(audio_duration_s(tmp_path / "out.mp4") - found[-1]) < Fraction(1, 30)

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
 
-import av
 import numpy as np
 import pytest
 from PIL import Image, ImageOps
@@ -15,7 +14,7 @@ from latentsync_trt.errors import MediaError
 from latentsync_trt.media.playback import Playback
 from latentsync_trt.media.reader import probe, read_frames
 from latentsync_trt.types import Frame, UInt8Array
-from tests.clips import number_of, numbered, write_video
+from tests.clips import copied, number_of, numbered, write_video
 from tests.heif import box, write_heif
 from tests.pictures import decoded_planes
 
@@ -30,31 +29,22 @@ def read(path: Path, duration_s: Fraction | int | None = None, extend: Extend | 
     return list(read_frames(path, Playback(None, None if duration_s is None else Fraction(duration_s), extend)))
 
 
-def numbers(frames: list[Frame]) -> list[int]:
-    return [number_of(frame.rgb) for frame in frames]
-
-
-@pytest.mark.parametrize("extend", ["pingpong", "loop"])
-@pytest.mark.parametrize("name", ["still.jpg", "still.webp", "100%d.png"])
+@pytest.mark.parametrize(("name", "extend"), [("still.jpg", "pingpong"), ("still.webp", "loop"), ("100%d.png", "loop")])
 def test_a_still_picture_is_held_at_the_models_rate(tmp_path: Path, name: str, extend: Extend) -> None:
     pictures(6)[5].save(tmp_path / name)
     frames = read(tmp_path / name, 2, extend)
-    assert numbers(frames) == [5] * 50
+    assert [number_of(frame.rgb) for frame in frames] == [5] * 50
     assert [frame.time_s for frame in frames] == [Fraction(index, 25) for index in range(50)]
     assert len({id(frame.planes) for frame in frames}) == 1
     info = probe(tmp_path / name)
     assert (info.frames_per_s, info.duration_s) == (25, Fraction(1, 25))
 
 
-@pytest.mark.parametrize("mode", ["LA", "I;16", "P"])
+@pytest.mark.parametrize("mode", ["LA", "L", "P"])
 def test_a_picture_without_color_or_with_a_palette_is_read(tmp_path: Path, mode: str) -> None:
-    picture = pictures(6)[5]
-    if mode == "I;16":
-        gray = Image.fromarray(257 * np.asarray(picture.convert("L"), np.uint16))
-    else:
-        gray = picture.convert(mode)
-    gray.save(tmp_path / "1.png")
-    assert numbers(read(tmp_path / "1.png")) == [5]
+    pictures(6)[5].convert(mode).save(tmp_path / "1.png")
+    (frame,) = read(tmp_path / "1.png")
+    assert number_of(frame.rgb) == 5
 
 
 @pytest.mark.parametrize("orientation", [1, 3, 5, 6])
@@ -83,10 +73,7 @@ TURNS: dict[str, tuple[tuple[bytes, ...], Callable[[UInt8Array], UInt8Array]]] =
     "turned to the left": ((box(b"irot", b"\1"),), np.rot90),
     "turned and mirrored": ((box(b"irot", b"\3"), box(b"imir", b"\1")), lambda rgb: np.fliplr(np.rot90(rgb, 3))),
     "upside down": ((box(b"imir", b"\0"),), np.flipud),
-    "cropped": (
-        (box(b"clap", struct.pack(">8i", 100, 1, 60, 1, -3, 1, 5, 1)),),
-        lambda rgb: rgb[50:110, 62:162],
-    ),
+    "cropped": ((box(b"clap", struct.pack(">8i", 100, 1, 60, 1, -3, 1, 5, 1)),), lambda rgb: rgb[50:110, 62:162]),
 }
 
 
@@ -143,13 +130,7 @@ def test_what_a_container_hides_stays_hidden(tmp_path: Path, suffix: str) -> Non
     clip = write_video(tmp_path / "clip.mp4", [gradient(64, 96)] * 3)
     whole = decoded_planes(clip)
     with_clap(clip, 80, 1, 54, 1, 8, 1, 3, 1)
-    shown = tmp_path / f"shown{suffix}"
-    with av.open(str(clip)) as source, av.open(str(shown), "w") as target:
-        copy = target.add_stream_from_template(source.streams.video[0], opaque=True)
-        for packet in source.demux(video=0):
-            if packet.size:
-                packet.stream = copy
-                target.mux(packet)
+    shown = copied(tmp_path / f"shown{suffix}", clip)
     info, frames = probe(shown), read(shown, 1, "pingpong")
     assert (info.width_px, info.height_px) == (80, 54)
     assert len(frames) == 25
@@ -167,5 +148,5 @@ def test_a_gif_keeps_its_delays(tmp_path: Path, extend: Extend) -> None:
     first.save(tmp_path / "clip.gif", save_all=True, append_images=others, duration=DELAYS_MS)
     order = [0, 1, 2, 3, 4, 3, 2, 1, 0, 1, 2, 3, 4] if extend == "pingpong" else [*range(5)] * 3
     frames = read(tmp_path / "clip.gif", 2, extend)[: len(order)]
-    assert numbers(frames) == order
+    assert [number_of(frame.rgb) for frame in frames] == order
     assert [frame.duration_s * 1000 for frame in frames] == [DELAYS_MS[number] for number in order]

@@ -12,15 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from latentsync_trt.errors import InputError, MediaError
-from latentsync_trt.media.soundtrack import (
-    FADE_S,
-    SoundPiece,
-    choose_sound,
-    mixed,
-    open_soundtrack,
-    placed,
-    spliced,
-)
+from latentsync_trt.media.soundtrack import FADE_S, SoundPiece, choose_sound, mixed, open_soundtrack, placed, spliced
 from latentsync_trt.types import Float32Array
 from tests.clips import numbered, read_audio, rewritten, write_sound, write_video
 from tests.sounds import write_samples
@@ -88,51 +80,30 @@ def test_voices_that_exceed_full_scale_together_are_softer_not_clipped(tmp_path:
     assert "softer" not in told((SoundPiece(source), SoundPiece(source, Fraction(1))), ".mkv")
 
 
-@pytest.mark.parametrize(
-    ("formats", "rate_hz", "layout"),
-    [
-        ([(16000, "mono"), (44100, "stereo")], 44100, "stereo"),
-        ([(48000, "stereo"), (44100, "5.1")], 48000, "5.1"),
-    ],
-)
-def test_pieces_are_heard_in_the_richest_format(
-    tmp_path: Path, formats: list[tuple[int, str]], rate_hz: int, layout: str
-) -> None:
-    """Each as loud as in its file: mono on both sides of stereo, or from the center."""
-    pieces = tuple(
-        SoundPiece(write_sound(tmp_path / f"{index}.wav", 1, rate_hz=rate, layout=name), Fraction(index))
-        for index, (rate, name) in enumerate(formats)
-    )
-    samples, rate, found, _ = heard(tmp_path, pieces, 2, ".mov")
-    assert (rate, found) == (rate_hz, layout)
-    assert abs(len(samples) - 2 * rate_hz) <= 1
-    for index, (_, name) in enumerate(formats):
-        levels = samples[index * rate_hz + 100 : (index + 1) * rate_hz - 100].std(axis=0)
-        loud = levels > 0.001
-        assert loud.sum() == (2 if (name, layout) == ("mono", "stereo") else {"mono": 1, "stereo": 2, "5.1": 6}[name])
-        assert np.allclose(levels[loud], 0.01, rtol=0.15)
+def test_pieces_are_heard_in_the_richest_format(tmp_path: Path) -> None:
+    """Each as loud as in its file, mono on both sides of stereo."""
+    mono = write_sound(tmp_path / "mono.wav", 1, rate_hz=16000)
+    stereo = write_sound(tmp_path / "stereo.wav", 1, rate_hz=44100, layout="stereo")
+    samples, *found = heard(tmp_path, (SoundPiece(mono), SoundPiece(stereo, Fraction(1))), 2, ".mov")
+    assert found == [44100, "stereo", "pcm_s24le"]
+    assert abs(len(samples) - 2 * 44100) <= 1
+    for part in (samples[100 : 44100 - 100], samples[44100 + 100 : -100]):
+        assert np.allclose(part.std(axis=0), 0.01, rtol=0.15)
 
 
 @pytest.mark.parametrize(
     ("layout", "aac", "pcm"),
     [
         ("FL", "mono", "mono"),  # as recorders label a single microphone
-        ("LFE", "mono", "mono"),
         ("FL+LFE", "stereo", "stereo"),  # which swresample cannot mix
         ("BL+BR", "stereo", "stereo"),
-        ("downmix", "stereo", "stereo"),
         ("2.1", "5.1", "2.1"),
-        ("3.0", "3.0", "3.0"),
         ("3.0(back)", "4.0", "3.0(back)"),
         ("FL+LFE+BC", "3.0", "3.0"),
         ("quad", "5.0", "quad"),
-        ("4.1", "5.1", "4.1"),
-        ("5.0(side)", "5.0", "5.0(side)"),
         ("5.1(side)", "5.1", "5.1(side)"),
         ("6.1", "7.1", "6.1"),
-        ("7.1", "7.1", "7.1"),
         ("7.1(wide)", "7.1", "7.1(wide)"),
-        ("5.1.2", "7.1", "5.1.2"),
         ("5.1.4", "", "5.1.4"),
         ("9 channels", "", "9 channels"),
     ],
@@ -162,27 +133,26 @@ def test_one_whole_recording_is_copied_a_part_is_encoded(tmp_path: Path) -> None
 
 times = st.integers(-400, 900).map(lambda hundredths: Fraction(hundredths, 100))
 lengths = st.integers(0, 300).map(lambda hundredths: Fraction(hundredths, 100))
+RECORDING = np.ones((4000, 1), np.float32)
 
 
-def blocks(recording: Float32Array, size: int) -> Generator[Float32Array, None, None]:
-    for start in range(0, len(recording), size):
-        yield recording[start : start + size, None]
+def blocks(size: int) -> Generator[Float32Array, None, None]:
+    yield from (RECORDING[start : start + size] for start in range(0, len(RECORDING), size))
 
 
-@given(st.lists(st.tuples(times, lengths, lengths, st.integers(1, 400)), min_size=1, max_size=6))
+@given(st.lists(st.tuples(times, lengths, lengths, st.integers(20, 400)), min_size=1, max_size=6))
 def test_any_pieces_are_summed_at_their_places(parts: list[tuple[Fraction, Fraction, Fraction, int]]) -> None:
-    rate_hz, recording = 1000, np.ones(4000, np.float32)
+    rate_hz, nothing = 1000, np.zeros((0, 1), np.float32)
     tracks, expected = [], np.zeros(20_000, np.float64)
     for at_s, from_s, length_s, size in parts:
         piece = SoundPiece(Path(), at_s, from_s, from_s + length_s)
-        tracks.append(placed(blocks(recording, size), piece, 1, rate_hz))
-        later = replace(piece, at_s=at_s + 5)
-        alone = np.concatenate([np.zeros((0, 1), np.float32), *placed(blocks(recording, size), later, 1, rate_hz)])
+        tracks.append(placed(blocks(size), piece, 1, rate_hz))
+        alone = np.concatenate([nothing, *placed(blocks(size), replace(piece, at_s=at_s + 5), 1, rate_hz)])
         expected[: len(alone)] += alone[:, 0]
         # Half of each ramp is outside: what is cut out is as much as what was asked for.
         if length_s and from_s:
             assert abs(alone.sum() - min(length_s * rate_hz, 4000 - from_s * rate_hz)) < 5
-    samples = np.concatenate([np.zeros((0, 1), np.float32), *mixed(tracks, 1, rate_hz)])[:, 0]
+    samples = np.concatenate([nothing, *mixed(tracks, 1, rate_hz)])[:, 0]
     assert np.allclose(samples, expected[5000 : 5000 + len(samples)], atol=1e-5)
     assert not expected[5000 + len(samples) :].any()
 

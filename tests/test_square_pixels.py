@@ -17,7 +17,6 @@ from latentsync_trt.types import AlignedFace, Patch, Picture, UInt8Array
 from tests.clips import frame_at, write_sound, write_video
 from tests.people import first_person
 from tests.pictures import applied, changed_pixels
-from tests.small import small_bundle
 
 ASPECTS = [Fraction(64, 45), Fraction(2), Fraction(45, 64)]
 RESOLUTION = 256
@@ -50,11 +49,10 @@ def whole(patch: Patch, frame: UInt8Array) -> tuple[UInt8Array, UInt8Array]:
 
 
 @pytest.mark.parametrize("aspect", ASPECTS, ids=str)
-def test_face_and_patch_are_those_of_square_pixels(aspect: Fraction) -> None:
+def test_face_and_patch_are_those_of_square_pixels(detector: MediaPipeDetector, aspect: Fraction) -> None:
     frame = first_person(1)[0]
     stored = squeezed(frame, aspect)
-    with MediaPipeDetector() as detector:
-        upright, other = found(frame, Fraction(1), detector), found(stored, aspect, detector)
+    upright, other = found(frame, Fraction(1), detector), found(stored, aspect, detector)
     assert cv2.PSNR(upright.image, other.image) > FACE_PSNR_DB
     painted = (255 - upright.image).astype(np.uint16) * np.uint16(257)
     wanted, wanted_changed = whole(composite(frame, upright, painted, mouth_mask(RESOLUTION)), frame)
@@ -67,7 +65,7 @@ def test_face_and_patch_are_those_of_square_pixels(aspect: Fraction) -> None:
     assert outline.sum() < OUTLINE_PART * inside.sum()
 
 
-def test_a_run_reads_the_aspect_of_the_video(tmp_path: Path) -> None:
+def test_a_run_reads_the_aspect_of_the_video(tmp_path: Path, lip_sync: LipSync) -> None:
     """Three frames of 240×480 pixels, each twice as wide as high."""
     aspect = Fraction(2)
     frames = [squeezed(frame, aspect) for frame in first_person(3)]
@@ -80,7 +78,7 @@ def test_a_run_reads_the_aspect_of_the_video(tmp_path: Path) -> None:
             return super().search(picture, *args, **options)  # type: ignore[arg-type]
 
     sound = write_sound(tmp_path / "speech.wav", 0.12)
-    with LipSync.from_bundle(small_bundle(), "cpu") as lip_sync, Watching() as detector:
+    with Watching() as detector:
         report = lip_sync.sync(anamorphic, sound, tmp_path / "out.mp4", SyncOptions(steps=1), helpers=Helpers(detector))
     assert report.frames_with_face == 3
     assert seen == [(480, 480, 3)]

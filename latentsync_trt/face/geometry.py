@@ -79,7 +79,8 @@ def decode(model: BlazeModel, boxes: Float32Array, scores: Float32Array) -> Floa
         boxes: `(anchors, 16)` raw: center, size, then six key points, in input pixels relative to the anchor's center.
         scores: `(anchors,)` logits.
     """
-    probabilities = sigmoid(scores)
+    logits = np.clip(scores.astype(np.float64), -_LOGIT_LIMIT, _LOGIT_LIMIT)
+    probabilities = (1 / (1 + np.exp(-logits))).astype(np.float32)
     found = np.flatnonzero(probabilities >= model.least_score)
     found = found[np.argsort(-probabilities[found], kind="stable")]
     points = boxes[found].reshape(len(found), 2 + _KEYPOINTS, 2) / np.float32(model.side_px)
@@ -87,11 +88,6 @@ def decode(model: BlazeModel, boxes: Float32Array, scores: Float32Array) -> Floa
     center, half = points[:, 0] + middle, points[:, 1] / 2
     left_eye, right_eye = points[:, 2] + middle, points[:, 3] + middle
     return _merged(probabilities[found], np.stack([center - half, center + half, left_eye, right_eye], axis=1))
-
-
-def sigmoid(logits: Float32Array | float) -> Float32Array:
-    limited = np.clip(np.asarray(logits, np.float64), -_LOGIT_LIMIT, _LOGIT_LIMIT)
-    return np.asarray(1 / (1 + np.exp(-limited)), np.float32)
 
 
 def _merged(scores: Float32Array, faces: Float32Array) -> Float32Array:

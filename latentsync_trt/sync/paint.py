@@ -39,7 +39,7 @@ Painted = dict[tuple[int, int], UInt16Array]
 class Pace:
     """When windows were painted, and frames written.
 
-    Times are on `time.perf_counter`'s scale. `frames_done`: those that an earlier run wrote; `from_s`: when the first
+    Times are on the scale of `now`. `frames_done`: those that an earlier run wrote; `from_s`: when the first
     one after them begins in the output. `part`: the frames that may be painted; `window_frames`: at once. `begun_s`:
     when painting began. `first`, `last`: when the first and newest windows were painted, and the index after them.
     """
@@ -54,17 +54,18 @@ class Pace:
     last: tuple[float, int] | None = None
     begun_s: float = 0.0
     written_s: float = 0.0
+    now: Callable[[], float] = perf_counter
 
     def painted(self, windows: int, end: int) -> None:
         """Adds windows that were painted now; `end`: the index after their last frame."""
-        self.last = perf_counter(), end
+        self.last = self.now(), end
         self.windows, self.first = self.windows + windows, self.first or self.last
 
     def written(self, frame: Frame) -> None:
         """Adds a frame that was written now."""
         if frame.index == self.frames_done:
             self.from_s = frame.time_s
-        self.written_s = perf_counter()
+        self.written_s = self.now()
 
     def frames_per_s(self, count: int) -> float:
         """The pace of painting since all networks were open, where `count` frames were written; 0 before it begins."""
@@ -84,7 +85,7 @@ class Pace:
         stop = min(self.part.stop, expected)
         windows = ceil(max(stop - end, 0) / self.window_frames)
         frames = windows * self.window_frames + (expected - max(stop, count)) / 10
-        return max(frames / pace - (perf_counter() - time_s if windows else 0.0), 0.0)
+        return max(frames / pace - (self.now() - time_s if windows else 0.0), 0.0)
 
     def _reached(self, count: int) -> tuple[float, int]:
         """When the newest frame that may be painted was painted or written, and the index after it."""
@@ -114,7 +115,7 @@ class Painter:
     check: Callable[[], None] = lambda: None
 
     def encode(self, group: Group) -> Encoded:
-        self.pace.begun_s = self.pace.begun_s or perf_counter()
+        self.pace.begun_s = self.pace.begun_s or self.pace.now()
         with self.clock.measure("encode audio", frames=0):
             audio = [self.audio_windows(each.items[0].speaker, [view.time_s for view in each.items]) for each in group]
         with self.clock.measure("gather", frames=0):
