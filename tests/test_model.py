@@ -7,7 +7,6 @@ from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import get_args
 
 import numpy as np
@@ -23,12 +22,11 @@ from latentsync_trt.errors import (
     OutOfMemory,
     OutputError,
 )
-from latentsync_trt.runtime.engines.session import Session
 from latentsync_trt.runtime.providers.select import Selection
 from latentsync_trt.runtime.stages import Stage, results
 from latentsync_trt.sync.inpaint import graphs_for
 from tests.cache_worker import PATIENCE_S, until
-from tests.compiling import COMPILING, CopyBuilder, compiling_provider
+from tests.compiling import COMPILING, CopyBuilder
 from tests.device import COEFFICIENTS, CPU, DemoModels, Device, denoised
 
 pytestmark = pytest.mark.integration
@@ -36,37 +34,13 @@ pytestmark = pytest.mark.integration
 TWO = ("vae_encoder", "denoise_step")
 REFUSED = EngineBuildError("denoise_step: TensorRT built no engine: no kernel for Attention")
 FULL = OutputError("/cache: the disk is full")
-SHORT = OutOfMemory("denoise_step: out of memory; use --low-memory")
-
-
-@pytest.fixture
-def builder(monkeypatch: pytest.MonkeyPatch) -> CopyBuilder:
-    return compiling_provider(monkeypatch)
-
-
-def refuse(patch: pytest.MonkeyPatch, method: str, error: LatentSyncError) -> None:
-    """Makes the provider that compiles fail with the full step."""
-    usual = getattr(CopyBuilder, method)
-
-    def refusing(self: CopyBuilder, graph: Path, folder: Path, **how: bool) -> Session | None:
-        if graph.stem == "denoise_step":
-            raise error
-        found: Session | None = usual(self, graph, folder, **how)
-        return found
-
-    patch.setattr(CopyBuilder, method, refusing)
 
 
 @pytest.mark.parametrize(("method", "error"), [("build", REFUSED), ("open", REFUSED), ("build", FULL)])
 def test_auto_goes_on_with_the_next_provider_and_a_named_one_fails(
-    make: DemoModels,
-    builder: CopyBuilder,
-    device: Device,
-    monkeypatch: pytest.MonkeyPatch,
-    method: str,
-    error: LatentSyncError,
+    make: DemoModels, builder: CopyBuilder, device: Device, method: str, error: LatentSyncError
 ) -> None:
-    refuse(monkeypatch, method, error)
+    builder.errors[method] = error
     with pytest.raises(type(error), match=str(error)):
         make(replace(COMPILING, is_named=True), TWO)
     assert device.networks() == set()  # what was open has been closed
@@ -76,10 +50,8 @@ def test_auto_goes_on_with_the_next_provider_and_a_named_one_fails(
     assert {time.provider for time in model.times()} == {"cpu"}
 
 
-def test_too_little_memory_does_not_change_the_provider(
-    make: DemoModels, builder: CopyBuilder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    refuse(monkeypatch, "open", SHORT)
+def test_too_little_memory_does_not_change_the_provider(make: DemoModels, builder: CopyBuilder) -> None:
+    builder.errors["open"] = OutOfMemory("denoise_step: out of memory; use --low-memory")
     with pytest.raises(OutOfMemory, match="use --low-memory"):
         make(COMPILING, TWO)
 
