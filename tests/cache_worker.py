@@ -45,7 +45,6 @@ def write_engine(folder: Path, content: bytes = b"engine") -> None:
 
 
 def never(folder: Path) -> None:
-    """A build that must not be."""
     raise AssertionError("built again")
 
 

@@ -116,7 +116,18 @@ def test_the_command_waits_for_the_build_and_ctrl_c_then_loses_nothing(
 
     monkeypatch.setattr(cli_sync, "interruption", waiting)
     files = ["--video", str(clip[0]), "--audio", str(clip[1]), "-o", str(tmp_path / "out.mp4")]
-    options = ["--provider", "tensorrt", "--build", "background", "--engine-cache", str(cold), "--steps", "1", "--guidance", "1"]
+    options = [
+        "--provider",
+        "tensorrt",
+        "--build",
+        "background",
+        "--engine-cache",
+        str(cold),
+        "--steps",
+        "1",
+        "--guidance",
+        "1",
+    ]
     result = CliRunner().invoke(main, ["sync", *files, *options, "--bundle", str(small_bundle())])
     assert result.exit_code == (130 if interrupted else 0)
     assert "engines for the next run are still being built; Ctrl-C stops that, the output is complete" in result.stderr

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import tomllib
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 
@@ -84,6 +85,9 @@ def test_onnx_runtime_keeps_nothing_about_the_user(tmp_path: Path) -> None:
     assert list(tmp_path.rglob("*")) == []
 
 
+owners_of = cache(metadata.packages_distributions)
+
+
 def installed_with(extra: str) -> set[str]:
     """Names of all distributions that `pip install ".[extra]"` brings."""
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -111,8 +115,7 @@ def installed_with(extra: str) -> set[str]:
         ("", ("sync.api", "cli.sync", "cli.batch", "cli.bench", "cli.checks", "cli.engines", "cli.model")),
         ("calibrate", ("quantize.calibrate",)),
         ("serve", ("serve.app",)),
-        ("live", ("serve.live", "cli.serve")),
-        ("live", ("serve.live", "serve.call")),
+        ("live", ("serve.live", "serve.call", "cli.serve")),
         ("ui", ("web.app", "web.page")),
     ],
 )
@@ -120,7 +123,7 @@ def test_what_a_module_imports_comes_with_its_extra(extra: str, modules: tuple[s
     there = installed_with(extra)
     foreign = {
         name
-        for name, owners in metadata.packages_distributions().items()
+        for name, owners in owners_of().items()
         if not there & {canonicalize_name(owner) for owner in owners} and name != "latentsync_trt"
     }
     code = (
