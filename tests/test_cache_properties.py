@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from latentsync_trt.errors import EngineBuildError, OutOfMemory, OutputError
-from latentsync_trt.files import _MACHINE, PREFIX
 from latentsync_trt.runtime.engines.cache import EngineCache
 from latentsync_trt.runtime.engines.entries import RECORD_NAME, EngineKey, Entry, select
 from latentsync_trt.validation import from_json
@@ -27,8 +26,6 @@ KEYS = (KEY, replace(KEY, profile={"windows": (1, 2, 8), "height": (64, 64, 64)}
 """Few, so that what happens to one is seen."""
 
 PROCESSES = 2
-ENDED = 2**31 - 1
-"""Number of a process that does not run."""
 
 FAILURES = (EngineBuildError, OutOfMemory, OSError, ValueError, KeyboardInterrupt)
 
@@ -129,13 +126,6 @@ class CacheMachine(RuleBasedStateMachine):
         self.check(entry, key)
         assert self.leftovers() == [] or known
 
-    @rule(number=any_process, key=any_key)
-    def find(self, number: int, key: EngineKey) -> None:
-        entry = self.caches[number].find(key)
-        assert (entry is not None) == (key.digest in self.ready)
-        if entry is not None:
-            self.check(entry, key)
-
     @rule(number=any_process, key=any_key, deletes=st.booleans())
     def load_once_it_was_built_again(self, number: int, key: EngineKey, deletes: bool) -> None:
         """The first attempt fails: another process deletes the engine, or the provider refuses it."""
@@ -185,18 +175,6 @@ class CacheMachine(RuleBasedStateMachine):
             shutil.rmtree(self.cache / target.digest, ignore_errors=True)
             shutil.copytree(self.cache / source.digest, self.cache / target.digest)
             self.ready.pop(target.digest, None)
-
-    @rule(key=any_key, complete=st.booleans())
-    def a_process_is_killed(self, key: EngineKey, complete: bool) -> None:
-        """While it builds, or while it deletes a complete engine."""
-        aside = self.cache / f"{PREFIX}{_MACHINE}-{ENDED}-{key.digest[:8]}"
-        assume(not aside.exists())
-        aside.mkdir(parents=True)
-        if complete and key.digest in self.ready:
-            (self.cache / key.digest).rename(aside / "engine")
-            del self.ready[key.digest]
-        else:
-            (aside / "engine.bin").write_bytes(b"half of it")
 
     @rule(most=st.integers(0, 4000), uses=st.lists(st.tuples(any_key, st.integers(0, 2_000_000_000)), max_size=2))
     def prune(self, most: int, uses: list[tuple[EngineKey, int]]) -> None:

@@ -5,18 +5,16 @@ from contextlib import closing
 from pathlib import Path
 
 import numpy as np
-import onnxruntime as ort
 import pytest
 
 from latentsync_trt.bundle.manifest import Bundle, step_graph
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.diffusion import cache_plan, denoise, dpmpp_schedule
-from latentsync_trt.errors import InferenceError, InputError, OutOfMemory
+from latentsync_trt.errors import InferenceError, InputError
 from latentsync_trt.runtime.denoiser import GraphDenoiser
 from latentsync_trt.runtime.engines.session import Session
 from latentsync_trt.runtime.model import Model, open_model
 from latentsync_trt.runtime.providers.select import Selection
-from tests.device import out_of_memory
 from tests.small import small_bundle
 from tests.toy import FRAMES, toy_inputs, write_toy
 
@@ -68,34 +66,6 @@ def test_arrays_given_and_returned_share_no_memory_with_buffers(denoiser: GraphD
         denoiser.step(7, NO_COEFFICIENTS, cached=False)
     assert np.array_equal(before, kept)
     assert all(np.array_equal(a, b) for a, b in zip(arrays, copies, strict=True))
-
-
-@pytest.mark.parametrize("plan", ["full cached cached", "full cached cached full"])  # ends on either pair of states
-def test_a_batch_of_the_same_size_makes_no_buffer(
-    denoiser: GraphDenoiser, plan: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run(denoiser, plan=plan)
-
-    def never(*_: object) -> None:
-        raise AssertionError("allocated again")
-
-    for method in ("ortvalue_from_numpy", "ortvalue_from_shape_and_type"):
-        monkeypatch.setattr(ort.OrtValue, method, never)
-    for seed in (2, 3):
-        run(denoiser, seed=seed, plan=plan)
-
-
-def test_a_buffer_without_memory_is_an_error_and_the_next_batch_works(
-    denoiser: GraphDenoiser, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: object) -> None:
-        raise out_of_memory()
-
-    with monkeypatch.context() as patch:
-        patch.setattr(ort.OrtValue, "ortvalue_from_shape_and_type", refuse)
-        with pytest.raises(OutOfMemory, match=r"denoise_step.* on CPU.*out of memory \(.*; use --low-memory"):
-            run(denoiser)
-    run(denoiser)
 
 
 def test_after_release_a_batch_begins_anew(denoiser: GraphDenoiser) -> None:
