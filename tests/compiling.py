@@ -9,6 +9,7 @@ import pytest
 
 from latentsync_trt.bundle.manifest import FULL_STEP
 from latentsync_trt.errors import LatentSyncError
+from latentsync_trt.runtime import memory_estimate
 from latentsync_trt.runtime.engines import session_factory
 from latentsync_trt.runtime.engines.session import CPU, Session, SessionSettings
 from latentsync_trt.runtime.engines.session_factory import SessionFactory
@@ -24,12 +25,13 @@ COMPILING = Selection("tensorrt", gpu=RTX)
 @dataclass
 class CopyBuilder:
     """A `TensorRTBuilder`. `built`: the graphs it built, in order; `errors`: what "build" or "open" of the full step
-    raises; `cpu_loads`: whether "cpu" is there, too."""
+    raises; `cpu_loads`: whether "cpu" is there, too; `free_bytes`: of the GPU, None = unknown."""
 
     version, level = "1", 3
     built: list[str] = field(default_factory=list)
     errors: dict[str, LatentSyncError] = field(default_factory=dict)
     cpu_loads: bool = True
+    free_bytes: int | None = None
 
     def build(self, graph: Path, folder: Path) -> None:
         self._fail("build", graph)
@@ -62,4 +64,5 @@ def compiling_provider(patch: pytest.MonkeyPatch) -> CopyBuilder:
     patch.setattr(Selection, "device", "cpu")
     patch.setattr(gpu, "gpus", lambda: (RTX,))
     patch.setattr(select, "diagnose_provider", diagnose)
+    patch.setattr(memory_estimate, "free_memory_bytes", lambda index: builder.free_bytes)
     return builder

@@ -41,9 +41,7 @@ def test_many_processes_build_one_engine_once(tmp_path: Path) -> None:
     signals = tmp_path / "signals"
     signals.mkdir()
     command = [sys.executable, "-m", "tests.cache_worker", str(tmp_path / "cache"), str(signals), f"{RACERS - 1}"]
-    workers = [
-        subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True) for _ in range(RACERS)
-    ]
+    workers = [subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True) for _ in range(RACERS)]
     answers = [json.loads(worker.communicate()[0]) for worker in workers]
     assert sum(answer["built"] for answer in answers) == 1
     assert len(list(signals.glob("builds-*"))) == 1

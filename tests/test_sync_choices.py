@@ -108,7 +108,10 @@ def test_faces_are_painted_in_their_turns(lip_sync: LipSync, folder: Path, tmp_p
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"speaker": ["0=own.wav", "1=own.wav", "2=own.wav"]}, "face 2: is not in two.mkv, which has only face 0, 1"),
+        (
+            {"speaker": [f"{face}={{}}/own.wav" for face in range(3)]},
+            "face 2: is not in two.mkv, which has only face 0, 1",
+        ),
         ({"start": 0.79}, r"two\.mkv: none of its 20 frames is in the part"),
         ({"start": 0, "end": 5}, r"--end 5: .*two\.mkv lasts 0\.80 s"),
         ({"offset": -500.0}, "the speech goes from -0.50 to -0.26 s of the output; change --start"),
@@ -116,14 +119,9 @@ def test_faces_are_painted_in_their_turns(lip_sync: LipSync, folder: Path, tmp_p
     ],
 )
 def test_what_does_not_fit_the_clip_is_wrong_usage(
-    lip_sync: LipSync,
-    folder: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    fields: dict[str, Any],
-    message: str,
+    lip_sync: LipSync, folder: Path, tmp_path: Path, fields: dict[str, Any], message: str
 ) -> None:
-    monkeypatch.chdir(folder)
+    fields = {name: [each.format(folder) for each in own] if name == "speaker" else own for name, own in fields.items()}
     with pytest.raises(LatentSyncError, match=message) as caught:
         two(lip_sync, folder, tmp_path / "out.mkv", None if "speaker" in fields else folder / "voice.wav", **fields)
     assert caught.value.usage

@@ -39,6 +39,7 @@ from tests.clips import read_audio
 from tests.conftest import REPOSITORY
 from tests.sounds import mel_filters, write_samples
 
+
 @cache
 def sentence() -> Float32Array:
     return read_audio(SPEECH)
