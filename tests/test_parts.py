@@ -20,7 +20,7 @@ from latentsync_trt.errors import OutputError
 from latentsync_trt.files import GO_ON, KEPT_NAME, work_folder_of
 from latentsync_trt.media import parts
 from latentsync_trt.media.codecs import choose_encoder
-from latentsync_trt.media.parts import Finished, Part, Work
+from latentsync_trt.media.parts import Finished, Work
 from latentsync_trt.media.pictures import picture_info
 from latentsync_trt.media.writer import VideoWriter
 from latentsync_trt.types import Frame
@@ -196,11 +196,3 @@ def test_two_runs_cannot_write_one_output(tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="another run is writing it"), writer_of(output, FIFTIETH, WORK):
         writer_of(output, FIFTIETH, WORK).__enter__()
     assert list(tmp_path.iterdir()) == []
-
-
-@given(some.permutations(range(8)))
-def test_the_delay_is_the_least_with_which_no_packet_comes_late(order: list[int]) -> None:
-    part = Part("", 0, tuple(10 * place for place in order), 80)
-    decoded = [10 * (index - part.delay) for index in range(8)]
-    assert all(when <= shown for when, shown in zip(decoded, part.stamps, strict=True))
-    assert part.delay == 0 or any(when + 10 > shown for when, shown in zip(decoded, part.stamps, strict=True))
