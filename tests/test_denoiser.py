@@ -37,9 +37,9 @@ def denoiser(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[GraphDe
         yield model.denoiser
 
 
-def run(denoiser: GraphDenoiser, seed: int = 1, plan: str = "full cached cached full", guidance: float = 1.5) -> None:
+def run(denoiser: GraphDenoiser, plan: str = "full cached cached full", guidance: float = 1.5) -> None:
     """The steps of `plan`, each compared with what it should come to."""
-    latents, conditioning, audio = toy_inputs(seed=seed)
+    latents, conditioning, audio = toy_inputs()
     denoiser.begin(latents, conditioning, audio, guidance)
     wanted, hidden = latents, np.zeros_like(latents)
     for kind in plan.split():
@@ -50,10 +50,10 @@ def run(denoiser: GraphDenoiser, seed: int = 1, plan: str = "full cached cached 
         assert np.abs(denoiser.latents() - wanted).max() <= SUM_OF_FEW * np.abs(wanted).max()
 
 
-@pytest.mark.parametrize("plan", ["full cached cached full", "full full cached full cached"])
-def test_batches_with_and_without_guidance_alternate(denoiser: GraphDenoiser, plan: str) -> None:
+def test_batches_with_and_without_guidance_alternate(denoiser: GraphDenoiser) -> None:
     for guidance in (1.5, 1.0, 1.5, 1.0):  # the last ones on the buffers of the first
-        run(denoiser, plan=plan, guidance=guidance)
+        for plan in ("full cached cached full", "full full cached full cached"):  # ends on either pair of states
+            run(denoiser, plan=plan, guidance=guidance)
 
 
 def test_arrays_given_and_returned_share_no_memory_with_buffers(denoiser: GraphDenoiser) -> None:
@@ -84,7 +84,7 @@ def test_a_run_is_its_graphs_one_by_one(guidance: float, halves: int) -> None:
     noise = random.standard_normal((1, 4, 1, 16, 16), np.float32)
     conditioning = random.standard_normal((9, 16, 16, 16), np.float32)
     audio = random.standard_normal((16, 50, 32), np.float32)
-    schedule, plan = dpmpp_schedule(6), cache_plan(6, 2)
+    schedule, plan = dpmpp_schedule(3), cache_plan(3, 2)
     latents, hidden = np.ascontiguousarray(np.broadcast_to(noise, (1, 4, 16, 16, 16))), np.zeros(0)
     history = np.zeros_like(latents)
     for step, full in zip(schedule, plan, strict=True):

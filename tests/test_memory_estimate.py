@@ -13,9 +13,6 @@ from tests.conftest import REPOSITORY
 from tests.small import small_bundle
 
 GB = 10**9
-MEASURED_BYTES = 0.61 * GB
-"""Of each further window: published U-Net, 256 px, float16, CUDA provider."""
-
 WEIGHT_BYTES = {
     "unet.weights": 2 * 1_270_000_000,
     "vae.weights": 2 * 83_700_000,
@@ -49,7 +46,7 @@ def measured_peak_bytes(file: str) -> float:
 
 
 def test_a_window_takes_what_was_measured(published: Manifest) -> None:
-    assert window_bytes(published) == pytest.approx(MEASURED_BYTES, rel=0.15)
+    assert window_bytes(published) == pytest.approx(0.61 * GB, rel=0.15)  # at 256 px in float16
     assert window_bytes(replace(published, resolution_px=512)) == 4 * window_bytes(published)
     assert window_bytes(replace(published, precision="fp32")) == 2 * window_bytes(published)
 
@@ -79,7 +76,6 @@ def test_engines_need_as_much_as_the_cuda_variant_until_they_say_what_they_take(
         (13, MemoryPlan("in turn", cuda_graph=True)),
         (15, MemoryPlan("pipelined")),
         (18, MemoryPlan("pipelined", cuda_graph=True)),
-        (80, MemoryPlan("pipelined", cuda_graph=True)),
     ],
 )
 @pytest.mark.parametrize("cuda_graph", [None, True, False])
