@@ -13,7 +13,6 @@ from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import EngineBuildError
 from latentsync_trt.runtime.compiler import CONTEXT_MODEL
 from latentsync_trt.runtime.engines.cache import EngineCache
-from latentsync_trt.runtime.engines.profiles import dimension_ranges, engine_ranges, input_shapes
 from latentsync_trt.runtime.engines.session_factory import SessionFactory
 from latentsync_trt.runtime.providers.gpu import Gpu
 from latentsync_trt.runtime.providers.select import Selection
@@ -32,15 +31,6 @@ def engines(bundle: Bundle, notices: list[str] | None = None, **options: Any) ->
     selection = Selection("tensorrt", gpu=replace(ADA, index=options.get("device", 0)))
     cache = EngineCache(bundle.folder.with_name("cache"), say)
     return SessionFactory(bundle, selection, RuntimeOptions(**options), cache, say)
-
-
-@pytest.mark.parametrize("dynamic", [True, False])
-def test_an_engine_has_only_the_sizes_that_a_run_uses(toy: Bundle, dynamic: bool) -> None:
-    """It holds memory for its largest shape."""
-    ranges = engine_ranges(dimension_ranges(toy.manifest, RuntimeOptions(dynamic=dynamic)))
-    shapes = input_shapes(toy.manifest.graphs["denoise_step"], ranges)
-    assert shapes["latents"] == ((1, 4, FRAMES, 2, 2),) * 3
-    assert set(shapes) == {"latents", "conditioning", "audio", "history"}
 
 
 @pytest.mark.parametrize("name", ["../model.engine", "/tmp/model.engine", "C:\\model.engine", "other.engine", ""])

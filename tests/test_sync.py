@@ -130,18 +130,13 @@ def test_lossless_keeps_every_other_pixel_and_frames_without_a_face(
 )
 def test_length(lip_sync: LipSync, tmp_path: Path, length: Length, own: int, audio_s: float, frames: int) -> None:
     clip, sound = write_face(tmp_path / "clip.mp4", own), write_sound(tmp_path / "speech.wav", audio_s)
-    options = SyncOptions(steps=1, guidance=1.0, length=length, extend="loop")
+    options = SyncOptions(steps=1, guidance=1.0, length=length)
     report = lip_sync.sync(clip, sound, tmp_path / "out.mp4", options)
     assert (report.frames, report.frames_with_face, report.windows) == (frames, frames, 1 + (frames > 16))
-    after = decoded(tmp_path / "out.mp4")
-    assert len(after) == frames
+    assert len(decoded(tmp_path / "out.mp4")) == frames
     with av.open(str(tmp_path / "out.mp4")) as container:
         stream = container.streams.audio[0]
         assert float(stream.duration * stream.time_base) <= frames / 25 + 0.07  # an AAC frame of 16 kHz lasts 64 ms
-    if frames > own > 1:
-        again = decoded(clip)[0 if frames == 21 else 7]
-        assert cv2.PSNR(again[:120], after[8][:120]) > UNTOUCHED_DB
-        assert any("the picture" in notice for notice in report.notices) == (frames == 21)
 
 
 @pytest.mark.parametrize("fps", ["source", "25"])
