@@ -44,9 +44,9 @@ class Provider:
             close=lambda: None,
         )
 
-    def options(self, number: int = -1) -> dict[str, str]:
-        """What the provider of a session was given."""
-        return dict(self.asked[number][1].providers[0][1])
+    def options(self) -> dict[str, str]:
+        """What the provider of the newest session was given."""
+        return dict(self.asked[-1][1].providers[0][1])
 
 
 @pytest.fixture
@@ -95,11 +95,15 @@ def test_cuda_takes_the_graphs_made_for_it(
     assert tuple(map(factory.variant, ("denoise_step", "denoise_step_cached"))) == opened
 
 
-def test_the_variant_for_cuda_is_opened_with_its_options(make: Make, both: Bundle, provider: Provider) -> None:
-    factory = make()
+@pytest.mark.parametrize(("gpu", "kernels"), [(ADA, None), (HOPPER, "10")])
+def test_the_variant_for_cuda_is_opened_with_its_options(
+    make: Make, both: Bundle, provider: Provider, gpu: Gpu, kernels: str | None
+) -> None:
+    """From Hopper on, cuDNN computes attention."""
+    factory = make(gpu=gpu)
     opened = factory.open("denoise_step")
     assert provider.asked[-1][0] == both.folder / "denoise_step.cuda.onnx"
-    assert provider.options()["fuse_conv_bias"] == "1"
+    assert (provider.options()["fuse_conv_bias"], provider.options().get("sdpa_kernel")) == ("1", kernels)
     assert (opened.built, opened.build_s, opened.size_bytes, opened.node_share) == (False, 0.0, 0, 1.0)
     factory.open("denoise_step_cached")
     assert provider.asked[-1][0] == both.folder / "denoise_step_cached.onnx"
@@ -135,9 +139,3 @@ def test_cuda_graphs_are_recorded_by_default_at_low_resolutions_where_all_steps_
     bundle = Bundle(both.folder, replace(both.manifest, graphs=graphs, resolution_px=resolution_px))
     assert make(name, bundle=bundle, **{"dynamic": False, **options}).cuda_graph is recorded
     assert name != "cuda" or options.get("cuda_graph") or not make(dynamic=False).cuda_graph  # one step lacks it
-
-
-@pytest.mark.parametrize(("gpu", "kernels"), [(ADA, None), (HOPPER, "10")])
-def test_cudnn_computes_attention_from_hopper_on(make: Make, provider: Provider, gpu: Gpu, kernels: str | None) -> None:
-    make(gpu=gpu).open("denoise_step")
-    assert provider.options().get("sdpa_kernel") == kernels

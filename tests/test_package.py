@@ -75,11 +75,7 @@ def test_a_run_needs_neither_librosa_nor_a_home_folder(tmp_path: Path) -> None:
 
 def test_onnx_runtime_keeps_nothing_about_the_user(tmp_path: Path) -> None:
     """Its packages have telemetry, which leaves an identifier in the user's cache."""
-    code = (
-        "from latentsync_trt.runtime.engines.session import Session\n"
-        "from latentsync_trt.runtime.engines.session import COPY_GRAPH\n"
-        "Session(COPY_GRAPH)"
-    )
+    code = "from latentsync_trt.runtime.engines.session import COPY_GRAPH, Session; Session(COPY_GRAPH)"
     quiet = {name: text for name, text in os.environ.items() if name not in ("ORT_DISABLE_TELEMETRY", "CI")}
     home = {"HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "cache"), "LOCALAPPDATA": str(tmp_path)}
     subprocess.run([sys.executable, "-c", code], check=True, env=quiet | home)

@@ -222,11 +222,9 @@ def room(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Non
         # What is gathered, waits for each network, and is painted; a window; what is held back and waits elsewhere.
         (1, None, [0] * 160, 5 * WINDOW_FRAMES + WINDOW_FRAMES + 45),
         (4, None, [0] * 17 + [None] * 400, 5 * 4 * WINDOW_FRAMES + WINDOW_FRAMES + 45),
-        # A window and what is under way, and 4 frames to fade and 13 to bridge gaps.
-        (1, 0, [0] * 112, WINDOW_FRAMES + 4 + 4 + 13),
         (4, 80, [None] * 20 + [0] * 16 + [None] * 150, 80),
     ],
-    ids=["a face throughout", "a window and one", "little room", "little room for windows"],
+    ids=["a face throughout", "a window and one", "little room for windows"],
     indirect=["room"],
 )
 @pytest.mark.usefixtures("room")

@@ -86,7 +86,9 @@ def test_two_people_speak_at_once(lip_sync: LipSync, folder: Path, tmp_path: Pat
     assert np.allclose(click_times(tmp_path / "out.mkv"), (0.05, 0.12, 0.7), atol=0.002)
 
 
-def test_faces_are_painted_in_their_turns(lip_sync: LipSync, folder: Path, tmp_path: Path) -> None:
+def test_faces_are_painted_in_their_turns(
+    lip_sync: LipSync, detector: MediaPipeDetector, folder: Path, tmp_path: Path
+) -> None:
     turns = tmp_path / "talk.rttm"
     turns.write_text("SPEAKER a 1 0.0 0.1 x x ann\nSPEAKER a 1 0.6 0.2 x x ben\n")
     told: list[Progress] = []
@@ -97,8 +99,7 @@ def test_faces_are_painted_in_their_turns(lip_sync: LipSync, folder: Path, tmp_p
     for stage in ("finding faces", "lip-sync"):
         assert [(step.done, step.total) for step in told if step.stage == stage] == [(n + 1, 20) for n in range(20)]
     assert any("face 0 = ann, face 1 = ben" in notice for notice in report.notices)
-    with MediaPipeDetector() as detector:
-        spans = analyze(folder / "two.mkv", detector)[0].spans
+    spans = analyze(folder / "two.mkv", detector)[0].spans
     ann, ben = (LEFT, RIGHT) if next(span.person for span in spans if span.rows[0, 1] < 240) == 0 else (RIGHT, LEFT)
     # Each turn has a margin of 0.2 s.
     assert painted(folder / "two.mkv", tmp_path / "out.mkv", ann) == list(range(8))
@@ -128,14 +129,15 @@ def test_what_does_not_fit_the_clip_is_wrong_usage(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_saved_tracks_are_used_instead_of_a_search(lip_sync: LipSync, folder: Path, tmp_path: Path) -> None:
+def test_saved_tracks_are_used_instead_of_a_search(
+    lip_sync: LipSync, detector: MediaPipeDetector, folder: Path, tmp_path: Path
+) -> None:
     class Blind:
         def detect(self, frame: UInt8Array) -> list[Face]:
             raise AssertionError("a face was searched")
 
     two(lip_sync, folder, tmp_path / "a.mkv", folder / "voice.wav", face="index:1")
-    with MediaPipeDetector() as detector:
-        saved = save_tracks(analyze(folder / "two.mkv", detector)[0], tmp_path / "tracks.json")
+    saved = save_tracks(analyze(folder / "two.mkv", detector)[0], tmp_path / "tracks.json")
     options = replace(QUICK, face="index:1", faces=saved)
     lip_sync.sync(folder / "two.mkv", folder / "voice.wav", tmp_path / "b.mkv", options, helpers=Helpers(Blind()))
     assert np.array_equal(np.stack(decoded(tmp_path / "a.mkv")), np.stack(decoded(tmp_path / "b.mkv")))
