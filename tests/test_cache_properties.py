@@ -111,12 +111,8 @@ class CacheMachine(RuleBasedStateMachine):
         assert entry.folder == self.cache / key.digest
         assert entry.state == "ready"
         assert replace(key, bundle="") == replace(entry.key or KEY, bundle="")
-        assert self.content(entry.folder) == self.ready[key.digest]
-
-    def content(self, folder: Path) -> bytes:
-        first, second = (folder / name for name in ("engine.bin", "context/timing.bin"))
-        assert first.read_bytes() == second.read_bytes()
-        return first.read_bytes()
+        for name in ("engine.bin", "context/timing.bin"):
+            assert (entry.folder / name).read_bytes() == self.ready[key.digest]
 
     @rule(number=any_process, key=any_key, bundle=st.sampled_from(["demo", "another"]))
     def obtain(self, number: int, key: EngineKey, bundle: str) -> None:
@@ -125,29 +121,6 @@ class CacheMachine(RuleBasedStateMachine):
         assert entry.built is not known
         self.check(entry, key)
         assert self.leftovers() == [] or known
-
-    @rule(number=any_process, key=any_key, deletes=st.booleans())
-    def load_once_it_was_built_again(self, number: int, key: EngineKey, deletes: bool) -> None:
-        """The first attempt fails: another process deletes the engine, or the provider refuses it."""
-        cache, calls = self.process() if not deletes else self.caches[number], []
-
-        def open_engine(folder: Path) -> bytes:
-            calls.append(folder)
-            if len(calls) == 1 and deletes:
-                self.ready.pop(key.digest)
-                shutil.rmtree(folder)
-            if len(calls) == 1:
-                raise EngineBuildError("deleted, or built by another driver")
-            return self.content(folder)
-
-        known = key.digest in self.ready
-        if not deletes and not known:  # an engine that was built just now gets no better by building it again
-            with pytest.raises(EngineBuildError):
-                cache.load(key, self.builder(key), open_engine)
-        else:
-            entry, content = cache.load(key, self.builder(key), open_engine)
-            assert entry.built
-            assert content == self.ready[key.digest]
 
     @rule(number=any_process, key=any_key, error=st.sampled_from(FAILURES))
     def build_fails(self, number: int, key: EngineKey, error: type[BaseException]) -> None:

@@ -82,6 +82,7 @@ def test_nobody_speaks_in_noise_music_and_silence_at_any_level(level_db: int) ->
         quiet = in_16_bits((gain * sound).astype(np.float32))
         assert find_speech(lambda quiet=quiet: [quiet]).spans_s == ()  # type: ignore[misc]
     assert not find_speech(list).spans_s
+    assert "no speech found" in str(find_speech(lambda: [hum(seconds, 0.1)]).notice)
     room = in_16_bits(np.concatenate([sentence(), noise(10 * SAMPLE_RATE_HZ, 0.1 * gain), sentence()]))
     pause_s = np.arange(1, 9, 0.1) + len(sentence()) / SAMPLE_RATE_HZ
     assert not find_speech(lambda: [room]).at(pause_s).any()
@@ -127,18 +128,16 @@ def test_sound_as_loud_as_speech_that_is_silenced_is_named() -> None:
     speech, music = sentence(), 2 * hum(3 * SAMPLE_RATE_HZ, 0.04)
     for level_db in (0, -40):
         gain = np.float32(10 ** (level_db / 20))
-        notice = find_speech(lambda gain=gain: [gain * speech, gain * music]).notice  # type: ignore[misc]
-        assert notice is not None
+        notice = str(find_speech(lambda gain=gain: [gain * speech, gain * music]).notice)  # type: ignore[misc]
         assert "3.1 s as loud as the speech, from 5.1 s on" in notice
         assert "--silence model" in notice
     assert find_speech(lambda: [speech, music / 20, speech]).notice is None
     assert find_speech(lambda: [speech]).notice is None
-    silent = find_speech(lambda: [0 * speech]).notice
-    assert silent is not None
-    assert "--silence" not in silent  # which would not help
+    silent = str(find_speech(lambda: [0 * speech]).notice)
+    assert "silent" in silent and "--silence" not in silent  # which would not help
 
 
-@given(st.lists(st.integers(0, 400_000), max_size=8))
+@given(st.lists(st.integers(0, 100_000), max_size=8))
 def test_blocks_of_any_lengths_become_the_same_steps(sizes: list[int]) -> None:
     samples = noise(sum(sizes), 0.1)
     parts = list(steps_of(np.split(samples, np.cumsum(sizes)[:-1]) if sizes else []))
@@ -235,10 +234,3 @@ def test_channels_that_cancel_each_other_out_are_named(tmp_path: Path) -> None:
         times_s = [Fraction(index, MODEL_FPS) for index in range(100)]
         assert np.array_equal(opened.windows(0, times_s), opened.windows(1, times_s))
     assert "stereo.wav: its channels cancel each other out in 4.8 s" in notice  # of 5.1, without the silence before
-
-
-def test_a_recording_without_speech_is_named(tmp_path: Path) -> None:
-    path = write_samples(tmp_path / "music.wav", hum(SAMPLE_RATE_HZ, 0.1), SAMPLE_RATE_HZ)
-    with opened_speech(path) as opened:
-        (notice,) = opened.notices
-    assert "music.wav: no speech found" in notice and "--silence model" in notice
