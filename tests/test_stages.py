@@ -22,12 +22,12 @@ pytestmark = pytest.mark.integration
 
 @pytest.fixture(scope="module")
 def clip(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    return write_clip(tmp_path_factory.mktemp("clip"), 20)
+    return write_clip(tmp_path_factory.mktemp("clip"), 5)
 
 
 @pytest.fixture(scope="module")
-def two_seconds(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    return write_clip(tmp_path_factory.mktemp("two_seconds"), 50)
+def long(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    return write_clip(tmp_path_factory.mktemp("long"), 38)
 
 
 class HeldSteps:
@@ -65,7 +65,7 @@ def left_behind(lip_sync: LipSync, tmp_path: Path) -> Iterator[None]:
 class Watching:
     """A detector that always finds a face at one place; calls `act` at one of its frames."""
 
-    def __init__(self, act: Callable[[], object], at: int = 40) -> None:
+    def __init__(self, act: Callable[[], object], at: int = 36) -> None:
         self._act, self._left = act, at
 
     def detect(self, frame: UInt8Array) -> list[Face]:
@@ -106,16 +106,16 @@ def test_an_error_in_a_callback_reaches_the_caller(
 
 
 def test_frames_are_prepared_while_networks_run(
-    lip_sync: LipSync, two_seconds: tuple[Path, Path], tmp_path: Path, steps: HeldSteps
+    lip_sync: LipSync, long: tuple[Path, Path], tmp_path: Path, steps: HeldSteps
 ) -> None:
     """Those of the second window while the first is denoised: networks that wait for frames waste a GPU."""
     detector, options = Watching(steps.go.set), SyncOptions(steps=2, guidance=1.0)
-    assert lip_sync.sync(*two_seconds, tmp_path / "out.mp4", options, helpers=Helpers(detector)).windows == 4
+    assert lip_sync.sync(*long, tmp_path / "out.mp4", options, helpers=Helpers(detector)).windows == 3
 
 
 @pytest.mark.usefixtures("left_behind")
 def test_an_error_before_painting_is_told_though_networks_run(
-    lip_sync: LipSync, two_seconds: tuple[Path, Path], tmp_path: Path, steps: HeldSteps
+    lip_sync: LipSync, long: tuple[Path, Path], tmp_path: Path, steps: HeldSteps
 ) -> None:
     def fail() -> None:
         assert steps.waits.wait(TIMEOUT_S)
@@ -124,7 +124,7 @@ def test_an_error_before_painting_is_told_though_networks_run(
 
     with pytest.raises(RuntimeError, match="the detector failed"):
         options, helpers = SyncOptions(steps=20, guidance=1.0), Helpers(Watching(fail))
-        lip_sync.sync(*two_seconds, tmp_path / "out.mp4", options, helpers=helpers)
+        lip_sync.sync(*long, tmp_path / "out.mp4", options, helpers=helpers)
 
 
 @pytest.mark.usefixtures("left_behind")
