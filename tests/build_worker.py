@@ -1,9 +1,8 @@
 """The child process that builds engines in the background, for a provider "tensorrt" that runs on the CPU.
 
-$HANG_IN_BUILD: an engine's build never ends. $WAIT_FOR: it waits for this file.
+Files beside the cache decide: with `HANG`, a build never ends; with `WAIT`, it waits for `GO`.
 """
 
-import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,19 +16,19 @@ from tests.cache_worker import until
 from tests.compiling import CopyBuilder, compiling_provider
 from tests.stopped_command import FOREVER_S
 
-HANG, WAIT = "HANG_IN_BUILD", "WAIT_FOR"
+HANG, WAIT, GO = "hang", "wait", "go"
 
-usual = CopyBuilder.build
+usual_build, usual_work = CopyBuilder.build, background_build.build
 
 
 def build(self: CopyBuilder, graph: Path, folder: Path) -> None:
-    """Builds as the environment says."""
-    if os.environ.get(HANG):
+    beside = folder.parents[2]
+    if (beside / HANG).exists():
         (folder / "engine.onnx").write_bytes(b"half")
         time.sleep(FOREVER_S)
-    if file := os.environ.get(WAIT):
-        until(Path(file).exists)
-    usual(self, graph, folder)
+    if (beside / WAIT).exists():
+        until((beside / GO).exists)
+    usual_build(self, graph, folder)
 
 
 def work(orders: Iterator[Any], emit: Emit) -> None:
@@ -37,4 +36,4 @@ def work(orders: Iterator[Any], emit: Emit) -> None:
     with pytest.MonkeyPatch.context() as patch:
         compiling_provider(patch)
         patch.setattr(CopyBuilder, "build", build)
-        background_build.build(orders, emit)
+        usual_work(orders, emit)

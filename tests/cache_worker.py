@@ -1,7 +1,7 @@
 """Asks an engine cache for one engine, as a process of its own: `python -m tests.cache_worker CACHE SIGNALS MODE`.
 
-MODE "race-N": a build ends when N other processes wait for it. MODE "hang": a build never ends. Files in SIGNALS say
-which process builds and which wait; the result is printed as JSON.
+MODE "N": a build ends when N other processes wait for it. Files in SIGNALS say which process builds and which wait; the
+result is printed as JSON.
 
 MODE "kill ACTION", where processes can be forked: "build", "build again" or "remove" an engine in CACHE/0, CACHE/1, …,
 killed before its first step that changes the disk, its second, …; prints their number as JSON, of which the last is
@@ -45,7 +45,6 @@ def write_engine(folder: Path, content: bytes = b"engine") -> None:
 
 
 def never(folder: Path) -> None:
-    """A build that must not be."""
     raise AssertionError("built again")
 
 
@@ -110,8 +109,7 @@ def main(cache: Path, signals: Path, mode: str) -> None:
     def build(folder: Path) -> None:
         (folder / "engine.bin").write_bytes(b"half of it")
         (signals / f"builds-{os.getpid()}").touch()
-        others = int(mode.removeprefix("race-")) if mode != "hang" else sys.maxsize
-        until(lambda: len(list(signals.glob("waits-*"))) >= others)
+        until(lambda: len(list(signals.glob("waits-*"))) >= int(mode))
         (folder / "engine.bin").write_bytes(b"all of it")
 
     engine = EngineCache(cache, on_notice).obtain(KEY, build)

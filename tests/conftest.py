@@ -15,6 +15,7 @@ from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.remembered import FOLDER
 from latentsync_trt.types import UInt8Array
 from tests.clips import LOSSLESS, synced, write_clip
+from tests.compiling import CopyBuilder, compiling_provider
 from tests.device import DemoModels, Device, watched_device
 from tests.exports import ExportCache
 from tests.small import small_bundle
@@ -126,6 +127,12 @@ def stand_in(tmp_path: Path) -> "StandIn":
     from tests.tensorrt_stand_in.stand_in import stand_in_at
 
     return stand_in_at(tmp_path)
+
+
+@pytest.fixture
+def builder(monkeypatch: pytest.MonkeyPatch) -> CopyBuilder:
+    """A provider that compiles, in place of TensorRT; see `compiling_provider`."""
+    return compiling_provider(monkeypatch)
 
 
 @pytest.fixture

@@ -6,14 +6,13 @@ from contextlib import closing
 from fractions import Fraction
 from itertools import pairwise
 from pathlib import Path
-from typing import get_args
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from latentsync_trt import LipSync, SyncOptions
+from latentsync_trt import SyncOptions
 from latentsync_trt.audio.encoder import (
     FEATURES_PER_S,
     SEGMENT_FEATURES,
@@ -34,7 +33,6 @@ from latentsync_trt.sync.speech import OpenSpeech, Sound, speech_in
 from latentsync_trt.types import Float32Array
 from tests.sounds import log_mel, mel_filters, write_samples
 
-NEAR = 3 * FEATURES_PER_S // 10
 _REACH = 2 * FEATURES_PER_S  # mel frames: 1 s, what a joined segment sees beyond what is used of it
 _SMOOTH = np.hanning(2 * _REACH + 1)[1:-1]
 
@@ -57,6 +55,7 @@ def test_joined_segments_use_all_features_once_with_sound_around_them(total: int
     pauses = [(round(a * 50), round(b * 50)) for a, b in zip(edges_s[1::2], edges_s[2::2], strict=False)]
     segments = joined_segments(total, list(zip(edges_s[::2], edges_s[1::2], strict=False)))
     assert [feature for segment in segments for feature in segment.used] == list(range(total))
+    assert (len(segments) == 1) == (total <= SEGMENT_FEATURES)  # up to 30 s, nothing is cut
     for segment in segments:
         assert len(segment.encoded) == SEGMENT_FEATURES or total < SEGMENT_FEATURES
         assert segment.encoded.start == 0 or segment.used.start - segment.encoded.start >= FEATURES_PER_S
@@ -66,21 +65,6 @@ def test_joined_segments_use_all_features_once_with_sound_around_them(total: int
         first, last = after.encoded.start + FEATURES_PER_S, before.encoded.stop - FEATURES_PER_S
         if before.used.start <= first and any(first <= start < end <= last for start, end in pauses):
             assert any(start <= joint <= end for start, end in pauses) or joint > edges_s[-1] * 50
-
-
-@pytest.mark.parametrize(("pause_s", "joint_s"), [((20.0, 20.8), 25.0), ((20.8, 21.6), 21.3), ((27, 28), 27.5)])
-def test_pauses_count_where_a_second_of_sound_is_around_them(pause_s: tuple[float, float], joint_s: float) -> None:
-    """Of 50 s, the second segment begins at 20 s."""
-    first, second = joined_segments(50 * FEATURES_PER_S, [(0, pause_s[0]), (pause_s[1], 50)])
-    assert (first.encoded.start, second.encoded.start) == (0, 20 * FEATURES_PER_S)
-    assert first.used.stop == second.used.start == joint_s * FEATURES_PER_S
-
-
-@pytest.mark.parametrize("total", [1, 700, SEGMENT_FEATURES])
-def test_up_to_30_s_nothing_is_cut(total: int) -> None:
-    (public,), (joined,) = public_segments(total), joined_segments(total, [(0.1, 0.2)])
-    assert joined == public
-    assert joined.used == range(total)
 
 
 def test_joined_features_are_those_of_a_recording_that_is_not_cut() -> None:
@@ -99,11 +83,9 @@ def test_joined_features_are_those_of_a_recording_that_is_not_cut() -> None:
     assert {round(feature / SEGMENT_FEATURES) for feature in wrong("public") if feature < inside} == {1, 2, 3}
 
 
-@pytest.mark.parametrize("segments", ["joined", "public"])
-@pytest.mark.parametrize("silence", ["closed", "model"])
+@pytest.mark.parametrize(("segments", "silence"), [("joined", "closed"), ("public", "model")])
 def test_runs_cut_as_asked_with_or_without_silence(tmp_path: Path, segments: AudioSegments, silence: Silence) -> None:
-    samples = speech_with_pauses(70)
-    path = write_samples(tmp_path / "long.wav", samples, SAMPLE_RATE_HZ)
+    path = write_samples(tmp_path / "long.wav", speech_with_pauses(62), SAMPLE_RATE_HZ)
     options, speech = SyncOptions(audio_segments=segments, silence=silence), speech_in(path)
 
     def pieces() -> Iterator[Float32Array]:
@@ -112,7 +94,7 @@ def test_runs_cut_as_asked_with_or_without_silence(tmp_path: Path, segments: Aud
 
     plan = public_segments if segments == "public" else lambda total: joined_segments(total, speech.spans_s)
     features = encode_audio(pieces, smoothed, mel_filters(), plan).features
-    expected = audio_windows(features, Fraction(70))
+    expected = audio_windows(features, Fraction(62))
     times_s = [Fraction(number, 25) for number in range(len(expected))]
     with closing(OpenSpeech(Sound((SoundPiece(path),)), smoothed, mel_filters(), options)) as opened:
         found = np.concatenate([opened.windows(0, times_s[at : at + 16]) for at in range(0, len(times_s), 16)])
@@ -120,7 +102,7 @@ def test_runs_cut_as_asked_with_or_without_silence(tmp_path: Path, segments: Aud
 
 
 def test_memory_does_not_grow_with_the_recording() -> None:
-    """Wide features, as of the real encoder, would fill 20 MB in 5 minutes if they were kept."""
+    """Wide features, as of the real encoder, would fill 4 MB a minute if they were kept."""
 
     def wide(mel: Float32Array) -> Float32Array:
         return np.broadcast_to(mel[:, :1, ::2].transpose(0, 2, 1)[..., None], (1, SEGMENT_FRAMES // 2, 5, 64)).copy()
@@ -136,21 +118,4 @@ def test_memory_does_not_grow_with_the_recording() -> None:
         tracemalloc.stop()
         return found
 
-    assert peak_bytes(7) < 1.05 * peak_bytes(2)
-
-
-@pytest.mark.integration
-def test_the_built_in_model_joins_closer_to_a_segment_around_the_joint(tmp_path: Path) -> None:
-    samples = speech_with_pauses(60)
-    path = write_samples(tmp_path / "minute.wav", samples, SAMPLE_RATE_HZ)
-    around = write_samples(tmp_path / "around.wav", samples[15 * SAMPLE_RATE_HZ : 45 * SAMPLE_RATE_HZ], SAMPLE_RATE_HZ)
-    with LipSync.from_bundle("demo", "cpu") as lip_sync:
-        expected = lip_sync.encode_audio(around).features[:, -1]
-        assert np.array_equal(lip_sync.encode_audio(around, segments="public").features[:, -1], expected)
-        middle = slice(SEGMENT_FEATURES // 2 - NEAR, SEGMENT_FEATURES // 2 + NEAR)
-        cut = slice(SEGMENT_FEATURES - NEAR, SEGMENT_FEATURES + NEAR)
-        joined, public = (
-            float(np.abs(lip_sync.encode_audio(path, segments=name).features[cut, -1] - expected[middle]).mean())
-            for name in get_args(AudioSegments)
-        )
-    assert joined < 0.8 * public
+    assert peak_bytes(4) < 1.05 * peak_bytes(2)

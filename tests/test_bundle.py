@@ -12,11 +12,12 @@ from typing import Any
 
 import onnx
 import pytest
+from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
 
 from latentsync_trt import __version__
-from latentsync_trt.bundle.find import CHECKPOINTS_VARIABLE, checkpoints_folder, demo_folder, find_bundle
+from latentsync_trt.bundle.find import CHECKPOINTS_VARIABLE, demo_folder, find_bundle
 from latentsync_trt.bundle.manifest import (
     FORMAT_VERSION,
     MANIFEST_NAME,
@@ -27,6 +28,7 @@ from latentsync_trt.bundle.manifest import (
     read_manifest,
     tool_versions,
 )
+from latentsync_trt.cli import main
 from latentsync_trt.errors import BundleError, InputError, MissingDependency, OutputError
 from latentsync_trt.files import published_folder
 from tests.bundles import make_bundle
@@ -70,18 +72,12 @@ def test_graphs_are_compared_with_their_hashes_always_and_weights_when_asked(
             Bundle.load(bundle.folder, verify=verify)
 
 
-@pytest.mark.parametrize(("damage", "message"), [("unlink", "is missing"), ("truncate", "instead of 256")])
-def test_a_lost_or_cut_file_is_noticed_without_hashing(bundle: Bundle, damage: str, message: str) -> None:
+def test_a_lost_or_cut_file_is_noticed_without_hashing(bundle: Bundle) -> None:
     weights = bundle.folder / "net.weights"
-    weights.unlink() if damage == "unlink" else weights.write_bytes(b"short")
-    with pytest.raises(BundleError, match=message):
-        Bundle.load(bundle.folder, verify=False)
-
-
-def test_another_format_is_refused(bundle: Bundle) -> None:
-    reseal(bundle.folder, ("format_version",), FORMAT_VERSION + 1)
-    with pytest.raises(BundleError, match=f"reads {FORMAT_VERSION}; export the model again"):
-        read_manifest(bundle.folder)
+    for change, message in ((lambda: weights.write_bytes(b"short"), "instead of 256"), (weights.unlink, "is missing")):
+        change()
+        with pytest.raises(BundleError, match=message):
+            Bundle.load(bundle.folder, verify=False)
 
 
 @given(data=st.data())
@@ -98,34 +94,27 @@ def test_edits_of_a_manifest(data: st.DataObject, tmp_path_factory: pytest.TempP
         assert str(folder) in str(error)
 
 
-@pytest.mark.parametrize(
-    ("place", "value"),
-    [
-        (("frames",), 10**9),
-        (("resolution_px",), 2**40),
-        (("precision",), "fp64"),
-        (("graphs", "vae_encoder", "inputs", 0, "shape", 1), 2.5),
-    ],
-)
-def test_a_wrong_field_is_named(bundle: Bundle, place: tuple[Any, ...], value: Any) -> None:
-    reseal(bundle.folder, place, value)
-    with pytest.raises(BundleError, match=place[0]) as caught:
-        read_manifest(bundle.folder)
-    assert not caught.value.usage
+OUTSIDE = "which is no file of this folder"
 
 
 @pytest.mark.parametrize(
-    ("place", "value"),
+    ("place", "value", "message"),
     [
-        (("files", "../bundle/net.weights"), {"sha256": "0" * 64, "bytes": 256}),
-        (("graphs", "vae_encoder", "weights"), "../net.weights"),
-        (("graphs", "vae_encoder", "forms"), {"cuda": "gone.onnx"}),
+        (("format_version",), FORMAT_VERSION + 1, f"reads {FORMAT_VERSION}; export the model again"),
+        (("frames",), 10**9, "frames"),
+        (("resolution_px",), 2**40, "resolution_px"),
+        (("precision",), "fp64", "precision"),
+        (("graphs", "vae_encoder", "inputs", 0, "shape", 1), 2.5, "graphs"),
+        (("files", "../bundle/net.weights"), {"sha256": "0" * 64, "bytes": 256}, OUTSIDE),
+        (("graphs", "vae_encoder", "weights"), "../net.weights", OUTSIDE),
+        (("graphs", "vae_encoder", "forms"), {"cuda": "gone.onnx"}, OUTSIDE),
     ],
 )
-def test_files_outside_the_folder_are_refused(bundle: Bundle, place: tuple[Any, ...], value: Any) -> None:
+def test_a_wrong_field_is_named(bundle: Bundle, place: tuple[Any, ...], value: Any, message: str) -> None:
     reseal(bundle.folder, place, value)
-    with pytest.raises(BundleError, match="which is no file of this folder"):
+    with pytest.raises(BundleError, match=message) as caught:
         Bundle.load(bundle.folder)
+    assert not caught.value.usage
 
 
 def field(number: int, content: bytes) -> bytes:
@@ -191,13 +180,10 @@ def test_what_is_no_graph_is_refused_whatever_its_name(tmp_path: Path, added: by
         Bundle.load(folder)
 
 
-def test_a_manifest_of_megabytes_is_not_read(bundle: Bundle) -> None:
+def test_what_is_no_manifest(bundle: Bundle) -> None:
     (bundle.folder / MANIFEST_NAME).write_text("[" * 2_000_000)
     with pytest.raises(BundleError, match=r"manifest\.json: has more than 1000000 bytes"):
         Bundle.load(bundle.folder)
-
-
-def test_files_that_are_not_as_written(bundle: Bundle) -> None:
     with pytest.raises(BundleError, match="not a bundle") as caught:
         Bundle.load(bundle.folder / "net.weights")
     assert caught.value.usage
@@ -220,28 +206,29 @@ def test_links_and_folders_without_write_permission_are_read(bundle: Bundle, tmp
     bundle.folder.chmod(0o700)
 
 
-def test_finding_by_path_and_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(CHECKPOINTS_VARIABLE, str(tmp_path))
+def found(checkpoints: Path | str, name: str) -> Result:
+    """A command that opens a bundle, where `checkpoints` is the folder of bundles."""
+    command = ["build", "--provider", "cpu", "--bundle", name]
+    return CliRunner(env={CHECKPOINTS_VARIABLE: str(checkpoints)}).invoke(main, command)
+
+
+def test_finding_by_path_and_name(tmp_path: Path) -> None:
     folder = make_bundle(tmp_path / "first").folder
     make_bundle(tmp_path / "second")
-    assert find_bundle("first")[0] == folder
+    assert found(tmp_path, "first").exit_code == 0
     assert find_bundle(str(folder))[0] == folder
     assert find_bundle("demo") == (demo_folder(), "built in")
     for name in ("nothing", "x" * 5000, "first/manifest.json", "..", "bündle [bold]:C"):
-        with pytest.raises(BundleError, match="found: demo, first, second") as caught:
-            find_bundle(name)
-        assert caught.value.usage
+        missing = found(tmp_path, name)
+        assert (missing.exit_code, "found: demo, first, second" in missing.stderr) == (2, True), missing.stderr
     for name, words in (("", "is empty"), ("https://host/bundle", "https://host/bundle: is a URL"), ("a\0b", "NUL")):
         with pytest.raises(InputError, match=words):
             find_bundle(name)
 
 
-def test_the_folder_of_bundles_may_be_below_the_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(CHECKPOINTS_VARIABLE, str(Path("~", "models")))
-    assert checkpoints_folder() == Path.home() / "models"
-    monkeypatch.setenv(CHECKPOINTS_VARIABLE, "~no-such-user/models")
-    with pytest.raises(InputError, match=rf"~no-such-user/models: .*{CHECKPOINTS_VARIABLE}"):
-        checkpoints_folder()
+def test_the_folder_of_bundles_may_be_below_the_home_folder() -> None:
+    assert str(Path.home() / "models") in found("~/models", "nothing").stderr
+    assert f"choose another place with {CHECKPOINTS_VARIABLE}" in found("~no-such-user/models", "nothing").stderr
 
 
 def test_a_published_folder_replaces_an_earlier_one_unless_it_fails(bundle: Bundle) -> None:

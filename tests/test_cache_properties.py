@@ -10,7 +10,6 @@ from collections.abc import Callable
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from tempfile import mkdtemp
-from typing import Any
 
 import pytest
 from hypothesis import assume, given, settings
@@ -18,9 +17,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from latentsync_trt.errors import EngineBuildError, OutOfMemory, OutputError
-from latentsync_trt.files import _MACHINE, PREFIX
 from latentsync_trt.runtime.engines.cache import EngineCache
-from latentsync_trt.runtime.engines.entries import RECORD_NAME, EngineKey, Entry, select
+from latentsync_trt.runtime.engines.entries import RECORD_NAME, EngineKey, Entry
 from latentsync_trt.validation import from_json
 from tests.cache_worker import KEY
 
@@ -28,8 +26,6 @@ KEYS = (KEY, replace(KEY, profile={"windows": (1, 2, 8), "height": (64, 64, 64)}
 """Few, so that what happens to one is seen."""
 
 PROCESSES = 2
-ENDED = 2**31 - 1
-"""Number of a process that does not run."""
 
 FAILURES = (EngineBuildError, OutOfMemory, OSError, ValueError, KeyboardInterrupt)
 
@@ -37,29 +33,25 @@ any_key = st.sampled_from(KEYS)
 any_process = st.integers(0, PROCESSES - 1)
 
 
-# Damage; each takes an entry's folder and returns whether the engine can still be used.
+# Damage to an entry's folder, after which its engine cannot be used.
 
 
-def _cut_file(entry: Path, chance: random.Random) -> bool:
-    path = entry / "engine.bin"
-    os.truncate(path, chance.randrange(path.stat().st_size))
-    return False
+def _cut_file(entry: Path, chance: random.Random) -> None:
+    os.truncate(entry / "engine.bin", chance.randrange((entry / "engine.bin").stat().st_size))
 
 
-def _change_file(entry: Path, chance: random.Random) -> bool:
+def _change_file(entry: Path, chance: random.Random) -> None:
     path = entry / "context" / "timing.bin"
     content = bytearray(path.read_bytes())
     content[chance.randrange(len(content))] ^= 1 << chance.randrange(8)
     path.write_bytes(content)
-    return False
 
 
-def _delete_file(entry: Path, chance: random.Random) -> bool:
+def _delete_file(entry: Path, chance: random.Random) -> None:
     (entry / chance.choice(["engine.bin", "context/timing.bin", RECORD_NAME])).unlink()
-    return False
 
 
-def _change_record(entry: Path, chance: random.Random) -> bool:
+def _change_record(entry: Path, chance: random.Random) -> None:
     path = entry / RECORD_NAME
     content = bytearray(path.read_bytes())
     first = content.index(b'"graph"')  # not the bundle's name, which is for display
@@ -67,29 +59,19 @@ def _change_record(entry: Path, chance: random.Random) -> bool:
     place = chance.choice([index for index in range(first, last) if chr(content[index]).isalnum()])  # not a space
     content[place] = ord("x") if content[place] != ord("x") else ord("y")
     path.write_bytes(content)
-    return False
 
 
-def _write_record(entry: Path, chance: random.Random) -> bool:
+def _write_record(entry: Path, chance: random.Random) -> None:
     texts = ["", "null", "[]", '"text"', "{}", "1e999", '{"sha256": 1}', "\0", "[" * 100_000]
     (entry / RECORD_NAME).write_text(chance.choice(texts), encoding="utf-8")
-    return False
 
 
-def _add_file(entry: Path, chance: random.Random) -> bool:
-    (entry / "note.txt").write_text("not an engine's")
-    return True
-
-
-def _empty_entry(entry: Path, chance: random.Random) -> bool:
+def _empty_entry(entry: Path, chance: random.Random) -> None:
     shutil.rmtree(entry)
     entry.mkdir()
-    return False
 
 
-DAMAGES: tuple[Callable[[Path, random.Random], bool], ...] = (
-    *(_cut_file, _change_file, _delete_file, _change_record, _write_record, _add_file, _empty_entry),
-)
+DAMAGES = (_cut_file, _change_file, _delete_file, _change_record, _write_record, _empty_entry)
 
 
 class CacheMachine(RuleBasedStateMachine):
@@ -129,12 +111,8 @@ class CacheMachine(RuleBasedStateMachine):
         assert entry.folder == self.cache / key.digest
         assert entry.state == "ready"
         assert replace(key, bundle="") == replace(entry.key or KEY, bundle="")
-        assert self.content(entry.folder) == self.ready[key.digest]
-
-    def content(self, folder: Path) -> bytes:
-        first, second = (folder / name for name in ("engine.bin", "context/timing.bin"))
-        assert first.read_bytes() == second.read_bytes()
-        return first.read_bytes()
+        for name in ("engine.bin", "context/timing.bin"):
+            assert (entry.folder / name).read_bytes() == self.ready[key.digest]
 
     @rule(number=any_process, key=any_key, bundle=st.sampled_from(["demo", "another"]))
     def obtain(self, number: int, key: EngineKey, bundle: str) -> None:
@@ -143,44 +121,6 @@ class CacheMachine(RuleBasedStateMachine):
         assert entry.built is not known
         self.check(entry, key)
         assert self.leftovers() == [] or known
-
-    @rule(number=any_process, key=any_key)
-    def find(self, number: int, key: EngineKey) -> None:
-        entry = self.caches[number].find(key)
-        assert (entry is not None) == (key.digest in self.ready)
-        if entry is not None:
-            self.check(entry, key)
-
-    @rule(number=any_process, key=any_key)
-    def build_again(self, number: int, key: EngineKey) -> None:
-        if old := self.caches[number].find(key):
-            assert self.caches[number].remove(old) == ""
-        entry = self.caches[number].obtain(key, self.builder(key))
-        assert entry.built
-        self.check(entry, key)
-
-    @rule(number=any_process, key=any_key, deletes=st.booleans())
-    def load_once_it_was_built_again(self, number: int, key: EngineKey, deletes: bool) -> None:
-        """The first attempt fails: another process deletes the engine, or the provider refuses it."""
-        cache, calls = self.process() if not deletes else self.caches[number], []
-
-        def open_engine(folder: Path) -> bytes:
-            calls.append(folder)
-            if len(calls) == 1 and deletes:
-                self.ready.pop(key.digest)
-                shutil.rmtree(folder)
-            if len(calls) == 1:
-                raise EngineBuildError("deleted, or built by another driver")
-            return self.content(folder)
-
-        known = key.digest in self.ready
-        if not deletes and not known:  # an engine that was built just now gets no better by building it again
-            with pytest.raises(EngineBuildError):
-                cache.load(key, self.builder(key), open_engine)
-        else:
-            entry, content = cache.load(key, self.builder(key), open_engine)
-            assert entry.built
-            assert content == self.ready[key.digest]
 
     @rule(number=any_process, key=any_key, error=st.sampled_from(FAILURES))
     def build_fails(self, number: int, key: EngineKey, error: type[BaseException]) -> None:
@@ -194,11 +134,10 @@ class CacheMachine(RuleBasedStateMachine):
         assert self.leftovers() == []
 
     @rule(key=any_key, damage=st.sampled_from(DAMAGES), seed=st.integers(0, 1000))
-    def damage(self, key: EngineKey, damage: Callable[[Path, random.Random], bool], seed: int) -> None:
-        if key.digest not in self.ready:
-            return
-        if not damage(self.cache / key.digest, random.Random(seed)):
-            del self.ready[key.digest]
+    def damage(self, key: EngineKey, damage: Callable[[Path, random.Random], None], seed: int) -> None:
+        assume(key.digest in self.ready)
+        damage(self.cache / key.digest, random.Random(seed))
+        del self.ready[key.digest]
         # A process checks hashes once; a change of content that keeps the size is for the next one to find.
         self.caches = [self.process() for _ in range(PROCESSES)]
 
@@ -209,42 +148,6 @@ class CacheMachine(RuleBasedStateMachine):
             shutil.rmtree(self.cache / target.digest, ignore_errors=True)
             shutil.copytree(self.cache / source.digest, self.cache / target.digest)
             self.ready.pop(target.digest, None)
-
-    @rule(key=any_key, complete=st.booleans())
-    def a_process_is_killed(self, key: EngineKey, complete: bool) -> None:
-        """While it builds, or while it deletes a complete engine."""
-        aside = self.cache / f"{PREFIX}{_MACHINE}-{ENDED}-{key.digest[:8]}"
-        assume(not aside.exists())
-        aside.mkdir(parents=True)
-        if complete and key.digest in self.ready:
-            (self.cache / key.digest).rename(aside / "engine")
-            del self.ready[key.digest]
-        else:
-            (aside / "engine.bin").write_bytes(b"half of it")
-
-    @rule(key=any_key, used_s=st.integers(0, 2_000_000_000))
-    def use(self, key: EngineKey, used_s: int) -> None:
-        if key.digest in self.ready:
-            os.utime(self.cache / key.digest / RECORD_NAME, (used_s, used_s))
-
-    @rule(most=st.integers(0, 4000))
-    def prune(self, most: int) -> None:
-        entries = EngineCache(self.cache).entries(hashes=True)
-        chosen = select(entries, most)
-        assert [refusal for entry in chosen if (refusal := EngineCache(self.cache).remove(entry))] == []
-        gone = {entry.folder for entry in chosen}
-        left = [entry for entry in entries if entry.folder not in gone]
-        left_bytes = sum(entry.size_bytes for entry in left)
-        assert left_bytes <= most
-        if chosen:  # no more than needed, damaged ones first, and the least recently used first
-            assert left_bytes + chosen[-1].size_bytes > most
-            assert all(entry.problem for entry in chosen) or not any(entry.problem for entry in left)
-            used = [entry.last_used_at for entry in chosen if not entry.problem]
-            assert used == sorted(used)
-            assert not used or all(entry.last_used_at >= used[-1] for entry in left)
-        assert {entry.folder for entry in EngineCache(self.cache).entries()} == {entry.folder for entry in left}
-        self.ready = {digest: made for digest, made in self.ready.items() if self.cache / digest not in gone}
-        assert self.leftovers() == [] or not chosen
 
     @precondition(lambda self: len(self.ready) < len(KEYS))
     @rule(number=any_process, key=any_key)
@@ -280,7 +183,7 @@ class CacheMachine(RuleBasedStateMachine):
 
 
 # An example takes a twentieth of a second.
-CacheMachine.TestCase.settings = settings(stateful_step_count=20, max_examples=min(settings().max_examples, 1000))
+CacheMachine.TestCase.settings = settings(stateful_step_count=20, max_examples=min(settings().max_examples // 2, 1000))
 test_the_cache_under_random_use = pytest.mark.integration(CacheMachine.TestCase)
 
 
@@ -310,14 +213,10 @@ def test_any_other_value_of_any_field_makes_another_digest(key: EngineKey, other
     assert (changed.digest == key.digest) == (changed == key or name == "bundle")
 
 
-@given(key=_any_engine_key, seed=st.randoms(use_true_random=False))
-def test_equal_keys_have_one_digest_which_names_a_folder_anywhere(key: EngineKey, seed: random.Random) -> None:
-    def shuffled(value: Any) -> Any:
-        return dict(seed.sample(sorted(value.items()), len(value))) if isinstance(value, dict) else value
-
-    same = EngineKey(**{spec.name: shuffled(getattr(key, spec.name)) for spec in fields(key)})
-    again = from_json(EngineKey, json.dumps(asdict(key)), "key")
+@given(key=_any_engine_key)
+def test_equal_keys_have_one_digest_which_names_a_folder_anywhere(key: EngineKey) -> None:
+    backwards = {name: dict(reversed(value.items())) for name, value in asdict(key).items() if isinstance(value, dict)}
+    same, again = replace(key, **backwards), from_json(EngineKey, json.dumps(asdict(key)), "key")
     assert key == same == again
     assert key.digest == same.digest == again.digest
     assert re.fullmatch(r"[0-9a-f]{24}", key.digest)
-    assert Path(key.digest).name == key.digest

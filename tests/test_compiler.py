@@ -2,29 +2,17 @@
 
 import os
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from latentsync_trt.errors import OutOfMemory
-from latentsync_trt.runtime.compiler import CompileOrder, run_compiler
+from latentsync_trt.runtime.compiler import Answer, CompileOrder, run_compiler
 
 pytestmark = pytest.mark.integration
 
 posix = pytest.mark.skipif(os.name == "nt", reason="POSIX signals")
-
-
-@pytest.fixture
-def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Puts a compiler where a process finds it as `tensorrt`."""
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-
-    def write(source: str) -> None:
-        (tmp_path / "tensorrt.py").write_text(source, encoding="utf-8")
-
-    return write
 
 
 @pytest.fixture
@@ -34,6 +22,14 @@ def order(tmp_path: Path) -> CompileOrder:
     graph.parent.mkdir()
     graph.write_text("the graph", encoding="utf-8")
     return CompileOrder("tensorrt", str(graph), {})
+
+
+def compiled(order: CompileOrder, source: str, **modules: str) -> Answer:
+    """The answer of a compiler that its process finds as `tensorrt`, beside other modules."""
+    folder = Path(order.path).parent
+    for name, text in {"tensorrt": source, **modules}.items():
+        (folder / f"{name}.py").write_text(text, encoding="utf-8")
+    return run_compiler(order, {"PYTHONPATH": str(folder)})
 
 
 @pytest.mark.parametrize(
@@ -48,11 +44,8 @@ def order(tmp_path: Path) -> CompileOrder:
         ),
     ],
 )
-def test_a_compiler_that_crashes_is_a_refusal(
-    order: CompileOrder, module: Callable[[str], None], source: str, expected: str
-) -> None:
-    module(source)
-    answer = run_compiler(order)
+def test_a_compiler_that_crashes_is_a_refusal(order: CompileOrder, source: str, expected: str) -> None:
+    answer = compiled(order, source)
     assert not answer.accepted
     assert not answer.out_of_memory
     assert re.fullmatch(f"the compiler crashed {expected}", answer.reason), answer.reason
@@ -66,18 +59,13 @@ def test_a_compiler_that_crashes_is_a_refusal(
         pytest.param("import os; os.kill(os.getpid(), 9)", marks=posix),
     ],
 )
-def test_a_compiler_without_memory_is_not_a_refusal(
-    order: CompileOrder, module: Callable[[str], None], source: str
-) -> None:
-    module(source)
+def test_a_compiler_without_memory_is_not_a_refusal(order: CompileOrder, source: str) -> None:
     with pytest.raises(OutOfMemory, match=r"graph\.onnx: the compiler was killed, most likely for memory; close other"):
-        run_compiler(order)
+        compiled(order, source)
 
 
-def test_without_onnx_no_time_is_spent_on_an_engine(
-    order: CompileOrder, module: Callable[[str], None], tmp_path: Path
-) -> None:
-    module("__version__ = '10.14'")
-    (tmp_path / "onnx.py").write_text("raise ImportError('no onnx here')")
-    answer = run_compiler(replace(order, folder=str(tmp_path)))
+def test_without_onnx_no_time_is_spent_on_an_engine(order: CompileOrder, tmp_path: Path) -> None:
+    answer = compiled(
+        replace(order, folder=str(tmp_path)), "__version__ = '10.14'", onnx="raise ImportError('no onnx here')"
+    )
     assert (answer.accepted, "no onnx here" in answer.reason) == (False, True)

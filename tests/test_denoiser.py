@@ -5,18 +5,16 @@ from contextlib import closing
 from pathlib import Path
 
 import numpy as np
-import onnxruntime as ort
 import pytest
 
 from latentsync_trt.bundle.manifest import Bundle, step_graph
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.diffusion import cache_plan, denoise, dpmpp_schedule
-from latentsync_trt.errors import InferenceError, InputError, OutOfMemory
+from latentsync_trt.errors import InferenceError, InputError
 from latentsync_trt.runtime.denoiser import GraphDenoiser
 from latentsync_trt.runtime.engines.session import Session
 from latentsync_trt.runtime.model import Model, open_model
 from latentsync_trt.runtime.providers.select import Selection
-from tests.device import out_of_memory
 from tests.small import small_bundle
 from tests.toy import FRAMES, toy_inputs, write_toy
 
@@ -39,9 +37,9 @@ def denoiser(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[GraphDe
         yield model.denoiser
 
 
-def run(denoiser: GraphDenoiser, seed: int = 1, plan: str = "full cached cached full", guidance: float = 1.5) -> None:
+def run(denoiser: GraphDenoiser, plan: str = "full cached cached full", guidance: float = 1.5) -> None:
     """The steps of `plan`, each compared with what it should come to."""
-    latents, conditioning, audio = toy_inputs(seed=seed)
+    latents, conditioning, audio = toy_inputs()
     denoiser.begin(latents, conditioning, audio, guidance)
     wanted, hidden = latents, np.zeros_like(latents)
     for kind in plan.split():
@@ -52,10 +50,10 @@ def run(denoiser: GraphDenoiser, seed: int = 1, plan: str = "full cached cached 
         assert np.abs(denoiser.latents() - wanted).max() <= SUM_OF_FEW * np.abs(wanted).max()
 
 
-@pytest.mark.parametrize("plan", ["full cached cached full", "full full cached full cached"])
-def test_batches_with_and_without_guidance_alternate(denoiser: GraphDenoiser, plan: str) -> None:
+def test_batches_with_and_without_guidance_alternate(denoiser: GraphDenoiser) -> None:
     for guidance in (1.5, 1.0, 1.5, 1.0):  # the last ones on the buffers of the first
-        run(denoiser, plan=plan, guidance=guidance)
+        for plan in ("full cached cached full", "full full cached full cached"):  # ends on either pair of states
+            run(denoiser, plan=plan, guidance=guidance)
 
 
 def test_arrays_given_and_returned_share_no_memory_with_buffers(denoiser: GraphDenoiser) -> None:
@@ -68,34 +66,6 @@ def test_arrays_given_and_returned_share_no_memory_with_buffers(denoiser: GraphD
         denoiser.step(7, NO_COEFFICIENTS, cached=False)
     assert np.array_equal(before, kept)
     assert all(np.array_equal(a, b) for a, b in zip(arrays, copies, strict=True))
-
-
-@pytest.mark.parametrize("plan", ["full cached cached", "full cached cached full"])  # ends on either pair of states
-def test_a_batch_of_the_same_size_makes_no_buffer(
-    denoiser: GraphDenoiser, plan: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run(denoiser, plan=plan)
-
-    def never(*_: object) -> None:
-        raise AssertionError("allocated again")
-
-    for method in ("ortvalue_from_numpy", "ortvalue_from_shape_and_type"):
-        monkeypatch.setattr(ort.OrtValue, method, never)
-    for seed in (2, 3):
-        run(denoiser, seed=seed, plan=plan)
-
-
-def test_a_buffer_without_memory_is_an_error_and_the_next_batch_works(
-    denoiser: GraphDenoiser, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: object) -> None:
-        raise out_of_memory()
-
-    with monkeypatch.context() as patch:
-        patch.setattr(ort.OrtValue, "ortvalue_from_shape_and_type", refuse)
-        with pytest.raises(OutOfMemory, match=r"denoise_step.* on CPU.*out of memory \(.*; use --low-memory"):
-            run(denoiser)
-    run(denoiser)
 
 
 def test_after_release_a_batch_begins_anew(denoiser: GraphDenoiser) -> None:
@@ -114,7 +84,7 @@ def test_a_run_is_its_graphs_one_by_one(guidance: float, halves: int) -> None:
     noise = random.standard_normal((1, 4, 1, 16, 16), np.float32)
     conditioning = random.standard_normal((9, 16, 16, 16), np.float32)
     audio = random.standard_normal((16, 50, 32), np.float32)
-    schedule, plan = dpmpp_schedule(6), cache_plan(6, 2)
+    schedule, plan = dpmpp_schedule(3), cache_plan(3, 2)
     latents, hidden = np.ascontiguousarray(np.broadcast_to(noise, (1, 4, 16, 16, 16))), np.zeros(0)
     history = np.zeros_like(latents)
     for step, full in zip(schedule, plan, strict=True):

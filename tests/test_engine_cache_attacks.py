@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from latentsync_trt.errors import OutputError
-from latentsync_trt.runtime.engines import cache as cache_module
 from latentsync_trt.runtime.engines.cache import CACHE_VARIABLE, EngineCache, cache_folder
 from latentsync_trt.runtime.engines.entries import RECORD_NAME
 from tests.cache_worker import KEY, never, write_engine
@@ -40,24 +39,17 @@ def give_away(monkeypatch: pytest.MonkeyPatch) -> GiveAway:
     return given.add
 
 
-@pytest.fixture
-def notices() -> list[str]:
-    return []
-
-
 def content_of(folder: Path) -> dict[str, bytes]:
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def set_files(record: Path, **files: Any) -> None:
+def add_file(entry: Path, name: str = "", **values: Any) -> None:
+    """Adds a file to the record of an entry, or takes all out of it."""
+    record = entry / RECORD_NAME
     content = json.loads(record.read_text(encoding="utf-8"))
-    content["files"] = files or {}
+    files = content["files"]
+    content["files"] = {**files, name: {**files["engine.bin"], **values}} if name else {}
     record.write_text(json.dumps(content), encoding="utf-8")
-
-
-def add_file(record: Path, name: str, **values: Any) -> None:
-    files = json.loads(record.read_text(encoding="utf-8"))["files"]
-    set_files(record, **{**files, name: {**files["engine.bin"], **values}})
 
 
 def link(path: Path) -> None:
@@ -73,21 +65,22 @@ OWN_ENTRIES: dict[str, tuple[Callable[[Path], object], str]] = {
     "the record is a link": (lambda entry: link(entry / RECORD_NAME), "engine.json is a link"),
     "anyone may write the entry": (lambda entry: entry.chmod(0o777), "can be written by anyone"),
     "anyone may write a file": (lambda entry: (entry / "engine.bin").chmod(0o666), "engine.bin can be written"),
-    "no files": (lambda entry: set_files(entry / RECORD_NAME), "of length >= 1"),
-    "a file above": (lambda entry: add_file(entry / RECORD_NAME, "../x"), "matching regex"),
-    "a file anywhere": (lambda entry: add_file(entry / RECORD_NAME, "/etc/passwd"), "matching regex"),
-    "the record is a file": (lambda entry: add_file(entry / RECORD_NAME, RECORD_NAME), "matching regex"),
-    "a drive": (lambda entry: add_file(entry / RECORD_NAME, "C:x"), "matching regex"),
-    "a negative size": (lambda entry: add_file(entry / RECORD_NAME, "engine.bin", bytes=-1), ">= 0"),
+    "no files": (add_file, "of length >= 1"),
+    "a file above": (lambda entry: add_file(entry, "../x"), "matching regex"),
+    "a file anywhere": (lambda entry: add_file(entry, "/etc/passwd"), "matching regex"),
+    "the record is a file": (lambda entry: add_file(entry, RECORD_NAME), "matching regex"),
+    "a drive": (lambda entry: add_file(entry, "C:x"), "matching regex"),
+    "a negative size": (lambda entry: add_file(entry, "engine.bin", bytes=-1), ">= 0"),
 }
 
 
 @posix
 @pytest.mark.parametrize("attack", OWN_ENTRIES)
-def test_an_entry_that_others_may_have_written_is_not_opened(tmp_path: Path, notices: list[str], attack: str) -> None:
+def test_an_entry_that_others_may_have_written_is_not_opened(tmp_path: Path, attack: str) -> None:
     change, words = OWN_ENTRIES[attack]
     change(EngineCache(tmp_path / "cache").obtain(KEY, write_engine).folder)
     outside = content_of(tmp_path / "outside")
+    notices: list[str] = []
     cache = EngineCache(tmp_path / "cache", notices.append)
     assert cache.find(KEY) is None
     assert [entry.state for entry in cache.entries()] == ["damaged"]
@@ -137,13 +130,17 @@ def test_what_this_user_builds_is_closed_to_others(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Path:
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The working directory, with a cache in it."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv(CACHE_VARIABLE, raising=False)
-    cache_module._log_once.cache_clear()
+    monkeypatch.delenv(CACHE_VARIABLE)
     (tmp_path / "engine_cache").mkdir()
     return tmp_path / "engine_cache"
+
+
+def test_a_cache_may_be_named(engine_cache: Path) -> None:
+    assert cache_folder("given") == Path("given")
+    assert cache_folder() == engine_cache  # by the variable
 
 
 def test_a_cache_in_the_working_directory_is_told_once(here: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -151,13 +148,14 @@ def test_a_cache_in_the_working_directory_is_told_once(here: Path, caplog: pytes
     assert caplog.messages == [f"engine cache: {here}, in the working directory"]
     here.rmdir()
     assert cache_folder().is_absolute()
+    assert "latentsync-trt" in cache_folder().parts
     assert len(caplog.messages) == 1  # the user's own needs no message
 
 
 @posix
 @pytest.mark.parametrize("attack", ["another user's", "anyone may write"])
 def test_a_cache_in_the_working_directory_that_others_write_is_not_used(
-    here: Path, caplog: pytest.LogCaptureFixture, give_away: GiveAway, attack: str, monkeypatch: pytest.MonkeyPatch
+    here: Path, caplog: pytest.LogCaptureFixture, give_away: GiveAway, attack: str
 ) -> None:
     if attack == "anyone may write":
         here.chmod(0o777)
@@ -169,13 +167,13 @@ def test_a_cache_in_the_working_directory_that_others_write_is_not_used(
 
 
 @posix
-def test_a_named_cache_is_used_with_a_warning_where_others_write(here: Path, caplog: pytest.LogCaptureFixture) -> None:
-    here.chmod(0o1777)
-    assert cache_folder(here) == here
+def test_a_named_cache_is_used_with_a_warning_where_others_write(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tmp_path.chmod(0o1777)
+    assert cache_folder(tmp_path) == tmp_path
     assert caplog.messages == []
-    here.chmod(0o777)
-    assert cache_folder(here) == here
-    assert caplog.messages == [
-        f"engine cache: {here}: anyone can exchange engines there; set its sticky bit (chmod +t), or take the right "
-        "to write from others (chmod o-w)"
-    ]
+    tmp_path.chmod(0o777)
+    assert cache_folder(tmp_path) == tmp_path
+    (warning,) = caplog.messages
+    assert "anyone can exchange engines there" in warning

@@ -18,9 +18,9 @@ from latentsync_trt.runtime.engines.session import SessionSettings
 from latentsync_trt.runtime.engines.session_factory import SessionFactory
 from latentsync_trt.runtime.providers.gpu import Gpu
 from latentsync_trt.runtime.providers.select import Selection
+from tests.test_builders import ADA
 from tests.toy import write_toy
 
-ADA = Gpu(0, "NVIDIA GeForce RTX 4090", "8.9", 24 * 1024**3, "0000:01:00.0")
 HOPPER = Gpu(0, "NVIDIA H100 80GB HBM3", "9.0", 80 * 1024**3, "0000:01:00.0")
 
 Make = Callable[..., SessionFactory]
@@ -44,9 +44,9 @@ class Provider:
             close=lambda: None,
         )
 
-    def options(self, number: int = -1) -> dict[str, str]:
-        """What the provider of a session was given."""
-        return dict(self.asked[number][1].providers[0][1])
+    def options(self) -> dict[str, str]:
+        """What the provider of the newest session was given."""
+        return dict(self.asked[-1][1].providers[0][1])
 
 
 @pytest.fixture
@@ -95,11 +95,15 @@ def test_cuda_takes_the_graphs_made_for_it(
     assert tuple(map(factory.variant, ("denoise_step", "denoise_step_cached"))) == opened
 
 
-def test_the_variant_for_cuda_is_opened_with_its_options(make: Make, both: Bundle, provider: Provider) -> None:
-    factory = make()
+@pytest.mark.parametrize(("gpu", "kernels"), [(ADA, None), (HOPPER, "10")])
+def test_the_variant_for_cuda_is_opened_with_its_options(
+    make: Make, both: Bundle, provider: Provider, gpu: Gpu, kernels: str | None
+) -> None:
+    """From Hopper on, cuDNN computes attention."""
+    factory = make(gpu=gpu)
     opened = factory.open("denoise_step")
     assert provider.asked[-1][0] == both.folder / "denoise_step.cuda.onnx"
-    assert provider.options()["fuse_conv_bias"] == "1"
+    assert (provider.options()["fuse_conv_bias"], provider.options().get("sdpa_kernel")) == ("1", kernels)
     assert (opened.built, opened.build_s, opened.size_bytes, opened.node_share) == (False, 0.0, 0, 1.0)
     factory.open("denoise_step_cached")
     assert provider.asked[-1][0] == both.folder / "denoise_step_cached.onnx"
@@ -111,14 +115,6 @@ def test_a_graph_that_runs_on_the_cpu_in_part_is_an_error(make: Make, provider: 
     provider.on_cpu = 2
     with pytest.raises(EngineBuildError, match=r"cuda runs 80% of its nodes.*2 on CPU.*export the model again"):
         make().open("denoise_step")
-
-
-@pytest.fixture
-def whole(both: Bundle) -> Bundle:
-    """A bundle whose steps all have both variants."""
-    full, cached = (both.manifest.graphs[graph] for graph in ("denoise_step", "denoise_step_cached"))
-    graphs = {"denoise_step": full, "denoise_step_cached": replace(cached, forms=full.forms)}
-    return Bundle(both.folder, replace(both.manifest, graphs=graphs))
 
 
 @pytest.mark.parametrize(
@@ -136,17 +132,10 @@ def whole(both: Bundle) -> Bundle:
     ],
 )
 def test_cuda_graphs_are_recorded_by_default_at_low_resolutions_where_all_steps_have_the_variant(
-    make: Make, whole: Bundle, name: str, resolution_px: int, options: dict[str, Any], recorded: bool
+    make: Make, both: Bundle, name: str, resolution_px: int, options: dict[str, Any], recorded: bool
 ) -> None:
-    bundle = Bundle(whole.folder, replace(whole.manifest, resolution_px=resolution_px))
+    full, cached = (both.manifest.graphs[graph] for graph in ("denoise_step", "denoise_step_cached"))
+    graphs = {"denoise_step": full, "denoise_step_cached": replace(cached, forms=full.forms)}
+    bundle = Bundle(both.folder, replace(both.manifest, graphs=graphs, resolution_px=resolution_px))
     assert make(name, bundle=bundle, **{"dynamic": False, **options}).cuda_graph is recorded
-
-
-def test_cuda_graphs_are_not_recorded_by_default_where_a_step_lacks_the_variant(make: Make) -> None:
-    assert not make(dynamic=False).cuda_graph
-
-
-@pytest.mark.parametrize(("gpu", "kernels"), [(ADA, None), (HOPPER, "10")])
-def test_cudnn_computes_attention_from_hopper_on(make: Make, provider: Provider, gpu: Gpu, kernels: str | None) -> None:
-    make(gpu=gpu).open("denoise_step")
-    assert provider.options().get("sdpa_kernel") == kernels
+    assert name != "cuda" or options.get("cuda_graph") or not make(dynamic=False).cuda_graph  # one step lacks it

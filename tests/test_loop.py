@@ -16,15 +16,11 @@ SLOPE = 0.3
 class LinearDenoiser:
     """Predicts SLOPE × latents on full steps; on cached ones again what the last full step predicted."""
 
-    def __init__(self) -> None:
-        self.calls: list[tuple[int, bool]] = []
-
     def begin(self, *window):
         self.started = window
         self._x, self._eps = window[0], np.zeros_like(window[0])
 
     def step(self, timestep, coefficients, *, cached):
-        self.calls.append((timestep, cached))
         if not cached:
             self._eps = np.float32(SLOPE) * self._x
         self._x = coefficients[0] * self._x + coefficients[1] * self._eps
@@ -33,41 +29,18 @@ class LinearDenoiser:
         return self._x
 
 
-@pytest.fixture
-def inputs() -> dict[str, np.ndarray]:
-    return {
-        "noise": initial_noise(1, HEIGHT, WIDTH),
-        "conditioning": np.zeros((9, FRAMES, HEIGHT, WIDTH), np.float32),
-        "audio": np.zeros((FRAMES, 50, 8), np.float32),
-    }
-
-
-def run(inputs, steps=20, interval=1, **others):
-    denoiser = LinearDenoiser()
-    schedule = ddim_schedule(steps)
-    result = denoise(denoiser, **inputs, guidance=1.5, schedule=schedule, plan=cache_plan(steps, interval), **others)
-    return result, denoiser, schedule
-
-
-def test_loop_equals_the_closed_form(inputs):
-    result, _, schedule = run(inputs)
+def test_loop_equals_the_closed_form_and_inputs_reach_the_denoiser_whole():
+    noise, denoiser, schedule = initial_noise(1, HEIGHT, WIDTH), LinearDenoiser(), ddim_schedule(20)
+    known, audio = np.zeros((9, FRAMES, HEIGHT, WIDTH), np.float32), np.zeros((FRAMES, 50, 8), np.float32)
+    result = denoise(denoiser, noise, known, audio, 1.5, schedule, cache_plan(20, 1))
     factor = np.prod([s.coefficients[0] + SLOPE * s.coefficients[1] for s in schedule], dtype=np.float64)
-    wanted = np.broadcast_to(factor * inputs["noise"][0], (4, FRAMES, HEIGHT, WIDTH))
+    wanted = np.broadcast_to(factor * noise[0], (4, FRAMES, HEIGHT, WIDTH))
     assert result.shape == wanted.shape
     assert np.abs(result - wanted).max() <= FLOAT32_LOOP * np.abs(wanted).max()
-
-
-def test_inputs_reach_the_denoiser_whole(inputs):
-    _, denoiser, _ = run(inputs)
     latents, *others = denoiser.started
     assert latents.flags.c_contiguous and latents.dtype == np.float32
-    assert np.array_equal(latents[:, 2], inputs["noise"][0, :, 0])
-    assert others == [inputs["conditioning"], inputs["audio"], 1.5]
-
-
-def test_plan_decides_which_steps_are_cached(inputs):
-    _, denoiser, _ = run(inputs, steps=5, interval=2)
-    assert [cached for _, cached in denoiser.calls] == [False, True, False, True, False]
+    assert np.array_equal(latents[:, 2], noise[0, :, 0])
+    assert others == [known, audio, 1.5]
 
 
 def test_noise_is_the_seeds_own():

@@ -3,20 +3,16 @@
 import json
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import pytest
 
 from latentsync_trt.bundle.manifest import Bundle, GraphVariant, Manifest
-from latentsync_trt.runtime import memory_estimate
 from latentsync_trt.runtime.memory_estimate import MemoryPlan, needed_bytes, plan_memory, window_bytes
 from latentsync_trt.runtime.providers.table import CUDA, TENSORRT
+from tests.conftest import REPOSITORY
 from tests.small import small_bundle
 
 GB = 10**9
-MEASURED_BYTES = 0.61 * GB
-"""Of each further window: published U-Net, 256 px, float16, CUDA provider."""
-
 WEIGHT_BYTES = {
     "unet.weights": 2 * 1_270_000_000,
     "vae.weights": 2 * 83_700_000,
@@ -31,11 +27,6 @@ PEAKS = [
 ]
 """Measurements of whole clips, the side of their pictures, and the variant of their graphs."""
 
-WITHIN = 0.1
-"""Of a peak: what an estimate may be off. Allocators round, and cuDNN chooses its workspace by what is free."""
-
-BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
-
 
 @pytest.fixture(scope="module")
 def published() -> Manifest:
@@ -48,14 +39,14 @@ def published() -> Manifest:
 
 def measured_peak_bytes(file: str) -> float:
     """Most device memory of any row of a measurement."""
-    content = json.loads((BENCHMARKS / file).read_text(encoding="utf-8"))
+    content = json.loads((REPOSITORY / "benchmarks" / file).read_text(encoding="utf-8"))
     if "peak_device_gb" in content:
         return float(content["peak_device_gb"]) * GB
     return max(float(row["memory"]["device_bytes"]) for row in content["rows"])
 
 
 def test_a_window_takes_what_was_measured(published: Manifest) -> None:
-    assert window_bytes(published) == pytest.approx(MEASURED_BYTES, rel=0.15)
+    assert window_bytes(published) == pytest.approx(0.61 * GB, rel=0.15)  # at 256 px in float16
     assert window_bytes(replace(published, resolution_px=512)) == 4 * window_bytes(published)
     assert window_bytes(replace(published, precision="fp32")) == 2 * window_bytes(published)
 
@@ -64,8 +55,7 @@ def test_a_window_takes_what_was_measured(published: Manifest) -> None:
 def test_a_run_needs_what_was_measured(published: Manifest, file: str, side_px: int, variant: GraphVariant) -> None:
     needed = needed_bytes(replace(published, resolution_px=side_px), provider=CUDA, variant=variant)
     peak = measured_peak_bytes(file)
-    assert needed / memory_estimate._MARGIN == pytest.approx(peak, rel=WITHIN)
-    assert needed > peak
+    assert peak < needed < 1.2 * peak
 
 
 def test_engines_need_as_much_as_the_cuda_variant_until_they_say_what_they_take(published: Manifest) -> None:
@@ -86,7 +76,6 @@ def test_engines_need_as_much_as_the_cuda_variant_until_they_say_what_they_take(
         (13, MemoryPlan("in turn", cuda_graph=True)),
         (15, MemoryPlan("pipelined")),
         (18, MemoryPlan("pipelined", cuda_graph=True)),
-        (80, MemoryPlan("pipelined", cuda_graph=True)),
     ],
 )
 @pytest.mark.parametrize("cuda_graph", [None, True, False])

@@ -1,66 +1,38 @@
 """The model of a `LipSync`: opened once, again with more graphs when no call uses it."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from pathlib import Path
 from threading import Event
 from typing import Any
 
 import pytest
 
+from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.config import RuntimeOptions
-from latentsync_trt.errors import Busy, EngineBuildError, InputError
-from latentsync_trt.sync import model_slot
+from latentsync_trt.errors import BundleError, Busy, InputError
 from latentsync_trt.sync.model_slot import ModelSlot
+from tests.compiling import COMPILING, CopyBuilder
+from tests.device import CPU
+from tests.toy import write_toy
 
 TIMEOUT_S = 600.0
 WAITS_S = 0.3
 """After this long, a call waits."""
 
-
-class OpenedModel:
-    """Stands in for `Model`."""
-
-    def __init__(self, graphs: Sequence[str]) -> None:
-        self.graphs, self.is_open, self.build = frozenset(graphs), True, None
-
-    def close(self) -> None:
-        self.is_open = False
-
-
-class Opening:
-    """Opens models, and keeps them; the next one fails with `error`, if there is one."""
-
-    def __init__(self) -> None:
-        self.models: list[Any] = []
-        self.error: Exception | None = None
-
-    def __call__(self, bundle: None, selection: None, options: RuntimeOptions, graphs: Sequence[str], _: None) -> Any:
-        assert not any(model.is_open for model in self.models)
-        if self.error is not None:
-            raise self.error
-        self.models.append(OpenedModel(graphs))
-        return self.models[-1]
-
-    def graphs(self) -> list[str]:
-        """Of each model that was opened, sorted."""
-        return ["".join(sorted(model.graphs)) for model in self.models]
+A, B, C = "denoise_step", "denoise_step_cached", "denoise_step_unguided"
 
 
 @pytest.fixture
-def opening() -> Opening:
-    return Opening()
+def toy(tmp_path: Path) -> Bundle:
+    return write_toy(tmp_path / "toy", unguided=True)
 
 
 @pytest.fixture
-def slot(opening: Opening, monkeypatch: pytest.MonkeyPatch) -> ModelSlot:
-    nothing: Any = None
-    for name, stand_in in {
-        "check_options": lambda *_: None,
-        "must_build": lambda *_: False,
-        "open_model": opening,
-    }.items():
-        monkeypatch.setattr(model_slot, name, stand_in)
-    return ModelSlot(nothing, nothing, RuntimeOptions())
+def slot(toy: Bundle) -> Iterator[ModelSlot]:
+    made = ModelSlot(toy, CPU, RuntimeOptions())
+    yield made
+    made.close()
 
 
 @pytest.fixture
@@ -70,7 +42,7 @@ def background() -> Iterator[Callable[..., Future[Any]]]:
         yield threads.submit
 
 
-def used(slot: ModelSlot, graphs: str) -> frozenset[str]:
+def used(slot: ModelSlot, *graphs: str) -> frozenset[str]:
     """The graphs of the model that a call with these gets."""
     with slot.acquired(graphs) as model:
         return model.graphs
@@ -78,82 +50,75 @@ def used(slot: ModelSlot, graphs: str) -> frozenset[str]:
 
 @pytest.mark.parametrize(
     ("calls", "opened"),
-    [(["ab", "ab", "b"], ["ab"]), (["ab", "bc"], ["ab", "abc"]), (["a", "b", "ab", "c"], ["a", "ab", "abc"])],
+    [([{A, B}, {A, B}, {B}], [{A, B}]), ([{A}, {B}, {A, B}, {C}], [{A}, {A, B}, {A, B, C}])],
 )
-def test_calls_one_after_another(slot: ModelSlot, opening: Opening, calls: list[str], opened: list[str]) -> None:
+def test_calls_one_after_another(slot: ModelSlot, calls: list[set[str]], opened: list[set[str]]) -> None:
+    models: list[Any] = []
     for graphs in calls:
-        with slot.acquired(graphs) as model:
-            assert model.graphs.issuperset(graphs)
-    assert opening.graphs() == opened
-    assert slot.model is opening.models[-1]
-    slot.close()
-    assert not any(model.is_open for model in opening.models)
+        with slot.acquired([*graphs]) as model:
+            models += [] if model in models else [model]
+    assert [model.graphs for model in models] == opened
+    assert slot.model is models[-1]
 
 
-def test_one_that_needs_more_waits_for_the_others(
-    slot: ModelSlot, opening: Opening, background: Callable[..., Future[Any]]
-) -> None:
-    with slot.acquired("a") as first:
-        with slot.acquired("a") as second:
+def test_one_that_needs_more_waits_for_the_others(slot: ModelSlot, background: Callable[..., Future[Any]]) -> None:
+    with slot.acquired([A]) as first:
+        with slot.acquired([A]) as second:
             assert second is first
-            more = background(used, slot, "ab")
+            more = background(used, slot, A, B)
             assert not wait([more], WAITS_S).done
         assert not wait([more], WAITS_S).done
-    assert more.result(TIMEOUT_S) == {"a", "b"}
-    assert opening.graphs() == ["a", "ab"]
+    assert more.result(TIMEOUT_S) == {A, B}
 
 
-def test_nobody_waits_for_live_sessions(
-    slot: ModelSlot, opening: Opening, background: Callable[..., Future[Any]]
-) -> None:
-    with slot.acquired("a", lasting=True):
-        with slot.acquired("a") as model:
+def test_nobody_waits_for_live_sessions(slot: ModelSlot, background: Callable[..., Future[Any]]) -> None:
+    with slot.acquired([A], lasting=True):
+        with slot.acquired([A]) as model:
             assert model is slot.model
-            more = background(used, slot, "abc")
+            more = background(used, slot, A, B, C)
             assert not wait([more], WAITS_S).done  # for the clip beside the session
-        with pytest.raises(Busy, match="live sessions use the open networks, and b, c would have to be opened"):
+        with pytest.raises(Busy, match=f"live sessions use the open networks, and {B}, {C} would have to be opened"):
             more.result(TIMEOUT_S)
-    assert used(slot, "abc") == {"a", "b", "c"}
+    assert used(slot, A, B, C) == {A, B, C}
 
 
-def test_one_that_cannot_be_opened_is_tried_again(slot: ModelSlot, opening: Opening) -> None:
-    used(slot, "a")
-    opening.error = EngineBuildError("b cannot be built")
+def test_one_that_cannot_be_opened_is_tried_again(slot: ModelSlot) -> None:
+    used(slot, A)
     for _ in range(2):
-        with pytest.raises(EngineBuildError), slot.opening("b") as opened:
+        with pytest.raises(BundleError), slot.opening([B, "upside_down"]) as opened:
             opened()
-    assert slot.model is None
-    opening.error = None
-    with slot.opening("b") as opened:
+    assert used(slot, A) == {A}
+    with slot.opening([B]) as opened:
         assert opened() is opened() is slot.model
-    assert used(slot, "c") == {"b", "c"}  # as no call uses it any more
+    assert used(slot, C) == {A, B, C}  # as no call uses it any more
 
 
 @pytest.mark.parametrize("builds", [True, False])
 def test_an_error_beside_opening_leaves_no_user(
-    slot: ModelSlot, opening: Opening, builds: bool, monkeypatch: pytest.MonkeyPatch
+    toy: Bundle, builder: CopyBuilder, tmp_path: Path, builds: bool
 ) -> None:
     """What must build engines for it does not open before it is waited for."""
-    monkeypatch.setattr(model_slot, "must_build", lambda *_: builds)
-    with pytest.raises(InputError, match="damaged"), slot.opening("a"):
+    slot = ModelSlot(toy, COMPILING if builds else CPU, RuntimeOptions(engine_cache=tmp_path / "cache"))
+    with pytest.raises(InputError, match="damaged"), slot.opening([A]):
         raise InputError("damaged")
-    assert opening.graphs() == ([] if builds else ["a"])
-    assert used(slot, "b") >= {"b"}
+    assert (slot.model is None) == builds
+    assert builder.built == []
+    assert used(slot, A) == {A}
+    slot.close()
 
 
 def test_the_detector_is_there_while_a_model_is_being_opened(
-    slot: ModelSlot, background: Callable[..., Future[Any]], monkeypatch: pytest.MonkeyPatch
+    toy: Bundle, builder: CopyBuilder, background: Callable[..., Future[Any]], tmp_path: Path
 ) -> None:
     """So that sound and faces are read meanwhile."""
     begun, ready = Event(), Event()
 
-    def open_model(*_: object) -> Any:
+    def told(text: str) -> None:
         begun.set()
         assert ready.wait(TIMEOUT_S)
-        return OpenedModel("a")
 
-    monkeypatch.setattr(model_slot, "open_model", open_model)
-    opened = background(used, slot, "a")
+    slot = ModelSlot(toy, COMPILING, RuntimeOptions(engine_cache=tmp_path / "cache"), told)
+    opened = background(used, slot, A)
     assert begun.wait(TIMEOUT_S)
     try:
         background(slot.detector).result(TIMEOUT_S)

@@ -25,7 +25,6 @@ WARNING = b"2026-01-31 10:00:00.1 [W:onnxruntime:Default, session_state.cc:1 f] 
 
 _BEGIN = f"""
 import json, os, subprocess, sys, threading, time
-import onnxruntime as ort
 from latentsync_trt.runtime.engines.session import native_errors
 
 COLORED, WARNING = {COLORED!r}, {WARNING!r}
@@ -52,54 +51,6 @@ def run(code: str, folder: Path) -> tuple[dict[str, Any], bytes]:
     return json.loads(ended.stdout.splitlines()[-1]), ended.stderr
 
 
-def test_what_onnxruntime_logs_is_collected_inside_and_passes_outside(tmp_path: Path) -> None:
-    code = """
-    import numpy as np
-    # y = Reshape(x, s), float32 and int64, any length: it fails where s is not the length of x.
-    MODEL = bytes.fromhex(
-        "080a3a4c0a120a01780a01731201792207526573686170651201675a100a0178120b0a0908011205"
-        "0a0312016e5a0f0a0173120a0a08080712040a02080162100a0179120b0a09080112050a0312016d"
-        "42040a001015"
-    )
-    options = ort.SessionOptions()
-    options.log_severity_level = 3
-    session = ort.InferenceSession(MODEL, options, providers=["CPUExecutionProvider"])
-    def fail(length):
-        try:
-            session.run(None, {"x": np.ones(3, np.float32), "s": np.array([length])})
-        except Exception as error:
-            return type(error).__name__
-    with native_errors() as inside:
-        error = fail(2)
-    with native_errors() as none:
-        pass
-    fail(7)
-    answer(error=error, inside=inside, none=none)
-    """
-    answer, err = run(code, tmp_path)
-    assert answer["error"] == "Fail"
-    (line,) = answer["inside"]
-    assert line.startswith("Non-zero status code returned while running Reshape node.")
-    assert "requested shape:{2}" in line
-    assert answer["none"] == []
-    assert b"requested shape:{2}" not in err
-    assert b"requested shape:{7}" in err
-
-
-def test_a_reason_loses_its_time_location_and_color(tmp_path: Path) -> None:
-    code = """
-    with native_errors() as lines:
-        write(COLORED)
-        write(b"2026-01-31 10:00:00.1 [F:onnxruntime:Default, a.cc:1 f] fatal\\n")
-        write(COLORED[:30]); time.sleep(0.2); write(COLORED[30:])  # in two pieces
-        write(WARNING)
-    answer(lines=lines)
-    """
-    answer, err = run(code, tmp_path)
-    assert answer["lines"] == [REASON, "fatal", REASON]
-    assert err == WARNING
-
-
 OTHER = (
     b"a line\n\n",
     b"progress  10%\rprogress  20%\r",
@@ -113,18 +64,20 @@ OTHER = (
 )
 
 
-def test_everything_else_is_passed_on_unchanged_and_in_order(tmp_path: Path) -> None:
+def test_a_reason_loses_its_time_location_and_color_and_all_else_is_passed_on_in_order(tmp_path: Path) -> None:
     code = """
-    OTHER = %r
     with native_errors() as lines:
-        for content in OTHER:
+        write(COLORED)
+        write(b"2026-01-31 10:00:00.1 [F:onnxruntime:Default, a.cc:1 f] fatal\\n")
+        for content in %r:
             write(content)
         print("printed", file=sys.stderr)
+        write(COLORED[:30]); sys.stderr.flush(); write(COLORED[30:])  # in two pieces
     print("and after", file=sys.stderr)
     answer(lines=lines)
     """
     answer, err = run(code % (OTHER,), tmp_path)
-    assert answer["lines"] == []
+    assert answer["lines"] == [REASON, "fatal", REASON]
     assert err == b"".join(OTHER) + b"printed\nand after\n"
 
 
@@ -134,7 +87,7 @@ def test_threads_collect_one_after_another(tmp_path: Path) -> None:
     PLACE = b"2026-01-31 10:00:00.1 [E:onnxruntime:Default, a.cc:1 f] "
     def work(number):
         together.wait()
-        for turn in range(20):
+        for turn in range(5):
             with native_errors() as lines:
                 write(PLACE + b"thread %d turn %d\\n" % (number, turn))
             seen.append(lines == [f"thread {number} turn {turn}"])
@@ -144,20 +97,20 @@ def test_threads_collect_one_after_another(tmp_path: Path) -> None:
     answer(seen=seen)
     """
     answer, err = run(code, tmp_path)
-    assert answer["seen"] == [True] * 80
+    assert answer["seen"] == [True] * 20
     assert err == b""
 
 
-@pytest.mark.parametrize("end", ["os.close(2)", "sys.stderr = None"])
-def test_a_program_without_stderr_works(tmp_path: Path, end: str) -> None:
-    code = f"""
-    {end}
+def test_a_program_without_stderr_works(tmp_path: Path) -> None:
+    code = """
+    os.close(2)
     for _ in range(2):
         with native_errors() as lines:
             try:
                 write(COLORED)
             except OSError:
                 pass
+        sys.stderr = None
     answer(lines=lines)
     """
     answer, _ = run(code, tmp_path)

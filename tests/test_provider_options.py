@@ -68,26 +68,32 @@ def said(tmp_path: Path) -> Said:
     return ask
 
 
-def test_tensorrt_takes_every_value_and_refuses_others(said: Said) -> None:
-    of_the_trial_session = {"device_id": "0", "trt_op_types_to_exclude": "Neg"}
-    right = [*every_value(tensorrt_options), of_the_trial_session]
-    wrong = {
-        "trt_cuda_graph_enable": ("1", "'trt_cuda_graph_enable' should be 'True' or 'False'"),
-        "trt_cuda_graph_enabled": ("True", "Invalid TensorRT EP option: trt_cuda_graph_enabled"),
-        "device_id": ("first", "stoi"),
-    }
-    answers = said("TensorrtExecutionProvider", [*right, *({name: value} for name, (value, _) in wrong.items())])
+@pytest.mark.parametrize(
+    ("provider", "right", "wrong"),
+    [
+        (
+            "TensorrtExecutionProvider",
+            [*every_value(tensorrt_options), {"device_id": "0", "trt_op_types_to_exclude": "Neg"}],
+            {
+                "Invalid TensorRT EP option: trt_renamed": {"trt_renamed": "True"},
+                "should be 'True' or 'False'": {"trt_cuda_graph_enable": "1"},
+            },
+        ),
+        (
+            "CUDAExecutionProvider",
+            [{"device_id": "0"}, *every_value(cuda_options)],
+            {
+                'Unknown provider option: "renamed"': {"renamed": "1"},
+                "Failed to parse provider option": {"enable_cuda_graph": "wrong"},
+                "Invalid device ID: 2": {"device_id": "2"},
+            },
+        ),
+    ],
+)
+def test_a_provider_takes_every_value_and_refuses_others(
+    said: Said, provider: str, right: list[dict[str, str]], wrong: dict[str, dict[str, str]]
+) -> None:
+    answers = said(provider, [*right, *wrong.values()])
     assert set(answers[: len(right)]) == {""}
-    for answer, (_, words) in zip(answers[len(right) :], wrong.values(), strict=True):
+    for answer, words in zip(answers[len(right) :], wrong, strict=True):
         assert words in answer
-
-
-def test_cuda_takes_every_value_and_refuses_others(said: Said) -> None:
-    right = [{"device_id": "0"}, *every_value(cuda_options)]
-    assert set(said("CUDAExecutionProvider", right)) == {""}
-    wrong = [own for name in right[-1] for own in ({f"{name}_renamed": right[-1][name]}, {name: "wrong"})]
-    *answers, absent = said("CUDAExecutionProvider", [*wrong, {"device_id": "2"}])
-    for name, renamed, misread in zip(right[-1], answers[::2], answers[1::2], strict=True):
-        assert f'Unknown provider option: "{name}_renamed"' in renamed
-        assert f'Failed to parse provider option "{name}"' in misread
-    assert "Invalid device ID: 2" in absent

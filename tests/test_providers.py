@@ -1,10 +1,9 @@
 """Choosing a provider, and the message for everything that keeps one from running."""
 
-import ctypes
 import re
 import types
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from string import Formatter
 from typing import Any
@@ -24,56 +23,14 @@ from latentsync_trt.runtime.providers.select import (
 )
 from latentsync_trt.runtime.providers.table import PROVIDERS
 
-ADA = ("NVIDIA GeForce RTX 4090", (8, 9), 24 * 1024**3, "0000:01:00.0")
-AMPERE_A100 = ("NVIDIA A100-SXM4-80GB", (8, 0), 80 * 1024**3, "0000:41:00.0")
-PASCAL = ("NVIDIA GeForce GTX 1080", (6, 1), 8 * 1024**3, "0000:02:00.0")
+ADA = Gpu(0, "NVIDIA GeForce RTX 4090", "8.9", 24 * 1024**3, "0000:01:00.0")
+AMPERE_A100 = Gpu(1, "NVIDIA A100-SXM4-80GB", "8.0", 80 * 1024**3, "0000:41:00.0")
+PASCAL = Gpu(0, "NVIDIA GeForce GTX 1080", "6.1", 8 * 1024**3, "0000:02:00.0")
 
-CUDA_13 = 13_000
-MAJOR = 75
-NO_DEVICE, DRIVER_MISMATCH = 100, 803
 NOT_FOUND = "{0}: cannot open shared object file: No such file or directory"
 
 
-@dataclass
-class FakeDriver:
-    """Answers as libcuda does: by pointers, with a status."""
-
-    devices: list[tuple[str, tuple[int, int], int, str]]
-    version: int = CUDA_13
-    status: int = 0
-
-    def cuInit(self, _flags: int) -> int:
-        return self.status
-
-    def cuGetErrorName(self, code: int, out: Any) -> int:
-        return self._set(out, b"CUDA_ERROR_SYSTEM_DRIVER_MISMATCH" if code == DRIVER_MISMATCH else None)
-
-    def cuDriverGetVersion(self, out: Any) -> int:
-        return self._set(out, self.version)
-
-    def cuDeviceGetCount(self, out: Any) -> int:
-        return self._set(out, len(self.devices)) or self.status
-
-    def cuDeviceGet(self, out: Any, index: int) -> int:
-        return self._set(out, index)
-
-    def cuDeviceGetName(self, out: Any, _length: int, device: Any) -> int:
-        out.value = self.devices[device.value][0].encode()
-        return 0
-
-    def cuDeviceGetAttribute(self, out: Any, attribute: int, device: Any) -> int:
-        return self._set(out, self.devices[device.value][1][attribute - MAJOR])
-
-    def cuDeviceTotalMem_v2(self, out: Any, device: Any) -> int:
-        return self._set(out, self.devices[device.value][2])
-
-    def cuDeviceGetPCIBusId(self, out: Any, _length: int, device: Any) -> int:
-        out.value = self.devices[device.value][3].encode()
-        return 0
-
-    def _set(self, out: Any, value: Any) -> int:
-        out._obj.value = value
-        return 0
+NAMES = tuple(provider.ort_name for provider in PROVIDERS.values())
 
 
 @dataclass
@@ -81,63 +38,54 @@ class Machine:
     """A simulated machine; by default one on which everything works, with two GPUs.
 
     `missing`: libraries that the loader does not find. `absent`: Python packages that are not installed. `used`:
-    providers that a trial session uses. `run`: what running that session does.
+    providers that a trial session uses. `run`: what running that session does. `visible`: $CUDA_VISIBLE_DEVICES.
     """
 
-    driver: FakeDriver | None = field(default_factory=lambda: FakeDriver([ADA, AMPERE_A100]))
+    gpus: tuple[Gpu, ...] = (ADA, AMPERE_A100)
+    cuda: tuple[int, int] | None = (13, 0)
+    problem: str | None = None
     driver_version: str = "580.65.06"
     missing: tuple[str, ...] = ()
     absent: str = ""
     tensorrt: str = "10.14.1.48"
-    built: tuple[str, ...] = ("TensorrtExecutionProvider", "CUDAExecutionProvider", "CPUExecutionProvider")
-    used: tuple[str, ...] = tuple(provider.ort_name for provider in PROVIDERS.values())
+    built: tuple[str, ...] = NAMES
+    used: tuple[str, ...] = NAMES
     run: Callable[..., Any] = lambda *_: []
-
-    def open_driver(self) -> Any:
-        return self.driver or ctypes.CDLL("libcuda-that-is-not-there.so.1")
+    visible: str | None = "-1"
 
     def session(self) -> Any:
         return types.SimpleNamespace(get_providers=lambda: list(self.used), run=self.run)
 
 
 @pytest.fixture
-def machine(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[Machine]:
+def machine(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, tmp_path: Path) -> Machine:
     made = Machine(**getattr(request, "param", {}))
-    for cached in (gpu.gpus, gpu._driver):
-        cached.cache_clear()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", made.visible or "")
     for module, name, value in (
-        (gpu, "_open_driver", made.open_driver),
+        (gpu, "gpus", lambda: made.gpus),
+        (gpu, "driver_problem", lambda: made.problem),
+        (gpu, "driver_cuda", lambda: made.cuda),
         (gpu, "driver_version", lambda: made.driver_version),
         (libraries, "tensorrt_version", lambda: made.tensorrt),
         (select, "tensorrt_version", lambda: made.tensorrt),
+        (select, "PCI_DEVICES", tmp_path),
         (libraries, "preload", lambda: None),
         (libraries, "_WINDOWS", False),
         (libraries, "package_folder", lambda name: None if name == made.absent else Path("installed")),
         (libraries, "load_problem", lambda name: NOT_FOUND.format(name) if name in made.missing else None),
         (diagnosis.ort, "get_available_providers", lambda: list(made.built)),
-        (diagnosis, "_trial_session", lambda name, device: made.session()),
+        (diagnosis.ort, "InferenceSession", lambda *_, **__: made.session()),
     ):
         monkeypatch.setattr(module, name, value)
-    yield made
-    for cached in (gpu.gpus, gpu._driver):
-        cached.cache_clear()
-
-
-def test_gpus_are_read_from_the_driver(machine: Machine) -> None:
-    first, second = gpu.gpus()
-    assert first == Gpu(0, "NVIDIA GeForce RTX 4090", "8.9", 24 * 1024**3, "0000:01:00.0")
-    assert second.capability == (8, 0)
-    assert str(second) == "GPU 1 (NVIDIA A100-SXM4-80GB, compute capability 8.0)"
-    assert gpu.driver_cuda() == (13, 0)
-    assert gpu.driver_problem() is None
+    return made
 
 
 def test_auto_takes_the_best(machine: Machine) -> None:
     selection = select_provider()
     assert (selection.name, selection.skipped_providers) == ("tensorrt", ())
-    assert selection.gpu == gpu.gpus()[0]
+    assert selection.gpu == ADA
     assert (selection.device, selection.device_id) == ("cuda", 0)
-    machine.driver = FakeDriver([ADA], version=14_020)  # for a newer CUDA
+    machine.cuda = (14, 2)
     assert diagnosis.diagnose_provider(PROVIDERS["cuda"]) is None
 
 
@@ -184,33 +132,25 @@ def test_auto_does_not_take_what_the_newest_test_found_wrong_or_slower(
 def test_auto_gives_the_reason_for_each_provider_passed_over(machine: Machine) -> None:
     machine.missing = ("libnvinfer.so.10", "libnvonnxparser.so.10")
     selection = select_provider("auto", device=1)
-    assert selection.name == "cuda"
-    assert selection.device_id == 1
+    assert (selection.name, selection.device_id) == ("cuda", 1)
     ((name, reason),) = selection.skipped_providers
     assert name == "tensorrt"
     assert reason.startswith("libraries do not load (libnvinfer.so.10: cannot open shared object file")
 
 
-def test_no_driver_is_the_first_reason(machine: Machine) -> None:
-    machine.driver = None
+def test_a_missing_driver_is_the_first_reason_and_noted_where_there_is_a_gpu(machine: Machine, tmp_path: Path) -> None:
+    machine.gpus, machine.cuda, machine.problem = (), None, "libcuda.so.1: cannot open shared object file"
     for name in ("tensorrt", "cuda"):
         with pytest.raises(ProviderUnavailable, match=rf"{name}: no NVIDIA driver .*; install NVIDIA driver 580"):
             select_provider(name)
-    assert select_provider().name == "cpu"
-    assert len(select_provider().skipped_providers) == 2
-
-
-def test_a_missing_driver_is_noted_only_where_there_is_a_gpu(
-    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    machine.driver = None
-    monkeypatch.setattr(select, "PCI_DEVICES", tmp_path)
     # Graphics of Intel, sound of NVIDIA, a GPU.
     for name, vendor, kind in (("a", "8086", "030000"), ("b", "10de", "040300"), ("c", "10de", "030200")):
         (tmp_path / name).mkdir()
         (tmp_path / name / "vendor").write_text(f"0x{vendor}\n")
         (tmp_path / name / "class").write_text(f"0x{kind}\n")
-        assert len(select_provider().notices()) == (name == "c")
+        selection = select_provider()
+        assert (selection.name, len(selection.skipped_providers)) == ("cpu", 2)
+        assert len(selection.notices()) == (name == "c")
     assert "no NVIDIA driver" in select_provider().notices()[0]
 
 
@@ -219,41 +159,25 @@ def test_a_gpu_that_does_not_exist_is_refused_with_those_that_do(machine: Machin
         select_provider("cuda", device=5)
 
 
-OLD_DRIVER = {"driver": FakeDriver([ADA], version=12_040), "driver_version": "550.54.14"}
-NO_TENSORRT: dict[str, Any] = {"missing": ("libnvinfer.so.10",)}
+OLD_DRIVER = {"cuda": (12, 4), "driver_version": "550.54.14"}
+NO_MODULE = {"absent": libraries.TENSORRT_MODULE}
 OBSTACLES: list[tuple[str, dict[str, Any], str]] = [
+    ("cuda", OLD_DRIVER, "550.54.14 supports CUDA 12.4, and this build needs CUDA 13; install NVIDIA driver 580"),
     (
         "cuda",
-        OLD_DRIVER,
-        "550.54.14 supports CUDA 12.4, and this build needs CUDA 13; install NVIDIA driver 580",
+        {"problem": "cuInit: CUDA_ERROR_SYSTEM_DRIVER_MISMATCH", "gpus": ()},
+        "start (cuInit: CUDA_ERROR_SYSTEM_DRIVER_MISMATCH)",
     ),
-    ("cuda", {"driver": FakeDriver([ADA], status=803)}, "start (cuInit: CUDA_ERROR_SYSTEM_DRIVER_MISMATCH)"),
-    ("cuda", {"driver": FakeDriver([ADA], status=NO_DEVICE)}, 'shows no GPU ($CUDA_VISIBLE_DEVICES is "-1")'),
-    (
-        "cuda",
-        {"driver": FakeDriver([PASCAL])},
-        "support GPU 0 (NVIDIA GeForce GTX 1080, compute capability 6.1): it",
-    ),
+    ("cuda", {"gpus": ()}, 'shows no GPU ($CUDA_VISIBLE_DEVICES is "-1")'),
+    ("cuda", {"gpus": (PASCAL,)}, "GPU 0 (NVIDIA GeForce GTX 1080, compute capability 6.1): it"),
     ("cuda", {"built": ("CPUExecutionProvider",)}, "is a build without CUDAExecutionProvider"),
-    ("tensorrt", NO_TENSORRT, 'directory); pip install "latentsync-trt[tensorrt]"'),
-    (
-        "cuda",
-        {"missing": ("libcudart.so.13", "libcublas.so.13")},
-        "; libcublas.so.13: cannot open",
-    ),
+    ("tensorrt", {"missing": ("libnvinfer.so.10",)}, 'directory); pip install "latentsync-trt[tensorrt]"'),
+    ("cuda", {"missing": ("libcudart.so.13", "libcublas.so.13")}, "; libcublas.so.13: cannot open"),
     # The provider itself loads without cuDNN.
     ("cuda", {"missing": ("libcudnn.so.9",)}, "libraries do not load (libcudnn.so.9: "),
-    (
-        "tensorrt",
-        {"absent": libraries.TENSORRT_MODULE},
-        "TensorRT 10.14.1.48 is installed without its Python package, which builds engines; pip install",
-    ),
+    ("tensorrt", NO_MODULE, "TensorRT 10.14.1.48 is installed without its Python package, which builds engines; pip"),
     # The first obstacle is reported: the libraries, their version, and then the Python package.
-    (
-        "tensorrt",
-        {"tensorrt": "10.9.0.34", "absent": libraries.TENSORRT_MODULE},
-        "TensorRT 10.9.0.34 is too old: its ONNX parser supports the graphs' operators from 10.14 on",
-    ),
+    ("tensorrt", {"tensorrt": "10.9.0.34", **NO_MODULE}, "TensorRT 10.9.0.34 is too old: its ONNX parser supports"),
     ("cuda", {"used": ("CPUExecutionProvider",)}, "a trial session fails (it runs on CPUExecutionProvider instead)"),
     # As "no kernel image is available", on a GPU that the wheel has no code for.
     ("cuda", {"run": lambda *_: 1 / 0}, "a trial session fails (division by zero)"),
@@ -261,28 +185,24 @@ OBSTACLES: list[tuple[str, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("name", "machine", "expected"), OBSTACLES, indirect=["machine"])
-def test_what_keeps_a_provider_from_running(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch, name: Any, expected: str
-) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
-    assert expected in str(diagnosis.diagnose_provider(PROVIDERS[name]))
+def test_what_keeps_a_provider_from_running(machine: Machine, name: Any, expected: str) -> None:
     with pytest.raises(ProviderUnavailable, match=f"{name}: .*{re.escape(expected)}"):
         select_provider(name)
 
 
 @pytest.mark.parametrize(
-    ("shown", "index", "name"),
-    [(None, 1, "1"), (" 2 , 3 ", 1, "3"), ("1,0", 0, "1"), ("GPU-8f2a,GPU-1c3b", 1, "GPU-1c3b")],
+    ("machine", "index", "name"),
+    [
+        ({"visible": None}, 1, "1"),
+        ({"visible": " 2 , 3 "}, 1, "3"),
+        ({"visible": "1,0"}, 0, "1"),
+        ({"visible": "GPU-8f2a,GPU-1c3b"}, 1, "GPU-1c3b"),
+    ],
+    indirect=["machine"],
 )
-def test_a_child_process_that_sees_one_gpu_gets_its_name(
-    monkeypatch: pytest.MonkeyPatch, shown: str | None, index: int, name: str
-) -> None:
+def test_a_child_process_that_sees_one_gpu_gets_its_name(machine: Machine, index: int, name: str) -> None:
     """The name follows from this process's own variable, which hides and orders GPUs."""
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    if shown is not None:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shown)
-    one = Gpu(index, "NVIDIA GeForce RTX 4090", "8.9", 24 * 1024**3, "0000:01:00.0")
-    assert gpu.visible_only(one) == {"CUDA_VISIBLE_DEVICES": name}
+    assert gpu.visible_only(machine.gpus[index]) == {"CUDA_VISIBLE_DEVICES": name}
 
 
 @pytest.mark.parametrize(
@@ -293,7 +213,7 @@ def test_the_next_provider_is_one_that_starts_at_once(
     machine: Machine, name: Any, missing: tuple[str, ...], after: str
 ) -> None:
     machine.missing = missing
-    following = next_provider(Selection(name, (), gpu.gpus()[1]))
+    following = next_provider(Selection(name, (), AMPERE_A100))
     assert following.name == after
     assert following.device_id == (1 if after == "cuda" else 0)
 

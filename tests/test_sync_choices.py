@@ -86,7 +86,9 @@ def test_two_people_speak_at_once(lip_sync: LipSync, folder: Path, tmp_path: Pat
     assert np.allclose(click_times(tmp_path / "out.mkv"), (0.05, 0.12, 0.7), atol=0.002)
 
 
-def test_faces_are_painted_in_their_turns(lip_sync: LipSync, folder: Path, tmp_path: Path) -> None:
+def test_faces_are_painted_in_their_turns(
+    lip_sync: LipSync, detector: MediaPipeDetector, folder: Path, tmp_path: Path
+) -> None:
     turns = tmp_path / "talk.rttm"
     turns.write_text("SPEAKER a 1 0.0 0.1 x x ann\nSPEAKER a 1 0.6 0.2 x x ben\n")
     told: list[Progress] = []
@@ -97,8 +99,7 @@ def test_faces_are_painted_in_their_turns(lip_sync: LipSync, folder: Path, tmp_p
     for stage in ("finding faces", "lip-sync"):
         assert [(step.done, step.total) for step in told if step.stage == stage] == [(n + 1, 20) for n in range(20)]
     assert any("face 0 = ann, face 1 = ben" in notice for notice in report.notices)
-    with MediaPipeDetector() as detector:
-        spans = analyze(folder / "two.mkv", detector)[0].spans
+    spans = analyze(folder / "two.mkv", detector)[0].spans
     ann, ben = (LEFT, RIGHT) if next(span.person for span in spans if span.rows[0, 1] < 240) == 0 else (RIGHT, LEFT)
     # Each turn has a margin of 0.2 s.
     assert painted(folder / "two.mkv", tmp_path / "out.mkv", ann) == list(range(8))
@@ -108,7 +109,10 @@ def test_faces_are_painted_in_their_turns(lip_sync: LipSync, folder: Path, tmp_p
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"speaker": ["0=own.wav", "1=own.wav", "2=own.wav"]}, "face 2: is not in two.mkv, which has only face 0, 1"),
+        (
+            {"speaker": [f"{face}={{}}/own.wav" for face in range(3)]},
+            "face 2: is not in two.mkv, which has only face 0, 1",
+        ),
         ({"start": 0.79}, r"two\.mkv: none of its 20 frames is in the part"),
         ({"start": 0, "end": 5}, r"--end 5: .*two\.mkv lasts 0\.80 s"),
         ({"offset": -500.0}, "the speech goes from -0.50 to -0.26 s of the output; change --start"),
@@ -116,28 +120,24 @@ def test_faces_are_painted_in_their_turns(lip_sync: LipSync, folder: Path, tmp_p
     ],
 )
 def test_what_does_not_fit_the_clip_is_wrong_usage(
-    lip_sync: LipSync,
-    folder: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    fields: dict[str, Any],
-    message: str,
+    lip_sync: LipSync, folder: Path, tmp_path: Path, fields: dict[str, Any], message: str
 ) -> None:
-    monkeypatch.chdir(folder)
+    fields = {name: [each.format(folder) for each in own] if name == "speaker" else own for name, own in fields.items()}
     with pytest.raises(LatentSyncError, match=message) as caught:
         two(lip_sync, folder, tmp_path / "out.mkv", None if "speaker" in fields else folder / "voice.wav", **fields)
     assert caught.value.usage
     assert list(tmp_path.iterdir()) == []
 
 
-def test_saved_tracks_are_used_instead_of_a_search(lip_sync: LipSync, folder: Path, tmp_path: Path) -> None:
+def test_saved_tracks_are_used_instead_of_a_search(
+    lip_sync: LipSync, detector: MediaPipeDetector, folder: Path, tmp_path: Path
+) -> None:
     class Blind:
         def detect(self, frame: UInt8Array) -> list[Face]:
             raise AssertionError("a face was searched")
 
     two(lip_sync, folder, tmp_path / "a.mkv", folder / "voice.wav", face="index:1")
-    with MediaPipeDetector() as detector:
-        saved = save_tracks(analyze(folder / "two.mkv", detector)[0], tmp_path / "tracks.json")
+    saved = save_tracks(analyze(folder / "two.mkv", detector)[0], tmp_path / "tracks.json")
     options = replace(QUICK, face="index:1", faces=saved)
     lip_sync.sync(folder / "two.mkv", folder / "voice.wav", tmp_path / "b.mkv", options, helpers=Helpers(Blind()))
     assert np.array_equal(np.stack(decoded(tmp_path / "a.mkv")), np.stack(decoded(tmp_path / "b.mkv")))

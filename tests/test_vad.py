@@ -2,18 +2,18 @@
 
 import hashlib
 from collections.abc import Iterable
-from contextlib import closing
+from contextlib import AbstractContextManager, closing
 from fractions import Fraction
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from latentsync_trt.audio import vad
 from latentsync_trt.audio.mel import SAMPLE_RATE_HZ
 from latentsync_trt.audio.vad import (
     AFTER_S,
@@ -25,6 +25,7 @@ from latentsync_trt.audio.vad import (
     STEP,
     STEP_S,
     Speech,
+    VoiceActivity,
     find_speech,
     spans_of,
     steps_of,
@@ -35,9 +36,8 @@ from latentsync_trt.media.soundtrack import SoundPiece
 from latentsync_trt.sync.speech import OpenSpeech, Sound
 from latentsync_trt.types import Float32Array
 from tests.clips import read_audio
+from tests.conftest import REPOSITORY
 from tests.sounds import mel_filters, write_samples
-
-REPOSITORY = Path(__file__).resolve().parents[1]
 
 
 @cache
@@ -75,13 +75,14 @@ def test_speech_is_found_alone_and_over_noise_and_music(under: str) -> None:
     assert speech.at(len(samples) / SAMPLE_RATE_HZ - rest).mean() < 0.2
 
 
-@pytest.mark.parametrize("level_db", [0, -30, -60, -75])
+@pytest.mark.parametrize("level_db", [0, -60])
 def test_nobody_speaks_in_noise_music_and_silence_at_any_level(level_db: int) -> None:
     seconds, gain = 4 * SAMPLE_RATE_HZ, 10 ** (level_db / 20)
     for sound in (np.zeros(seconds), noise(seconds, 0.1), hum(seconds, 0.2), np.zeros(1)):
         quiet = in_16_bits((gain * sound).astype(np.float32))
         assert find_speech(lambda quiet=quiet: [quiet]).spans_s == ()  # type: ignore[misc]
     assert not find_speech(list).spans_s
+    assert "no speech found" in str(find_speech(lambda: [hum(seconds, 0.1)]).notice)
     room = in_16_bits(np.concatenate([sentence(), noise(10 * SAMPLE_RATE_HZ, 0.1 * gain), sentence()]))
     pause_s = np.arange(1, 9, 0.1) + len(sentence()) / SAMPLE_RATE_HZ
     assert not find_speech(lambda: [room]).at(pause_s).any()
@@ -127,18 +128,16 @@ def test_sound_as_loud_as_speech_that_is_silenced_is_named() -> None:
     speech, music = sentence(), 2 * hum(3 * SAMPLE_RATE_HZ, 0.04)
     for level_db in (0, -40):
         gain = np.float32(10 ** (level_db / 20))
-        notice = find_speech(lambda gain=gain: [gain * speech, gain * music]).notice  # type: ignore[misc]
-        assert notice is not None
+        notice = str(find_speech(lambda gain=gain: [gain * speech, gain * music]).notice)  # type: ignore[misc]
         assert "3.1 s as loud as the speech, from 5.1 s on" in notice
         assert "--silence model" in notice
     assert find_speech(lambda: [speech, music / 20, speech]).notice is None
     assert find_speech(lambda: [speech]).notice is None
-    silent = find_speech(lambda: [0 * speech]).notice
-    assert silent is not None
-    assert "--silence" not in silent  # which would not help
+    silent = str(find_speech(lambda: [0 * speech]).notice)
+    assert "silent" in silent and "--silence" not in silent  # which would not help
 
 
-@given(st.lists(st.integers(0, 400_000), max_size=8))
+@given(st.lists(st.integers(0, 100_000), max_size=8))
 def test_blocks_of_any_lengths_become_the_same_steps(sizes: list[int]) -> None:
     samples = noise(sum(sizes), 0.1)
     parts = list(steps_of(np.split(samples, np.cumsum(sizes)[:-1]) if sizes else []))
@@ -149,11 +148,13 @@ def test_blocks_of_any_lengths_become_the_same_steps(sizes: list[int]) -> None:
     assert all(len(part) == len(parts[0]) for part in parts[:-1])
 
 
-@pytest.mark.parametrize("at_once", [1, 7])
-def test_what_the_network_remembers_goes_on_from_run_to_run(monkeypatch: pytest.MonkeyPatch, at_once: int) -> None:
-    whole = find_speech(lambda: [sentence()])
-    monkeypatch.setattr(vad, "_STEPS_AT_ONCE", at_once)
-    assert find_speech(lambda: [sentence()]) == whole
+def test_what_the_network_remembers_goes_on_from_run_to_run() -> None:
+    (parts,) = steps_of([sentence()])
+    gains = np.ones(len(parts))
+    with closing(VoiceActivity()) as whole, closing(VoiceActivity()) as pieces:
+        expected = whole.chances(parts, gains)
+        found = [pieces.chances(parts[at : at + 7], gains[at : at + 7]) for at in range(0, len(parts), 7)]
+    assert np.allclose(np.concatenate(found), expected, atol=1e-5)
 
 
 def steps(*parts: tuple[float, float]) -> Float32Array:
@@ -202,11 +203,14 @@ def test_pauses_become_silent_with_soft_borders_and_speech_stays_as_it_is() -> N
     assert not np.concatenate([*Speech(()).gated([samples])]).any()
 
 
-class Louder:
+def louder(mel: Float32Array) -> Float32Array:
     """Stands in for the audio encoder: each feature is the level of its moment."""
+    return mel.mean(axis=1)[:, ::2, None, None]
 
-    def __call__(self, mel: Float32Array) -> Float32Array:
-        return mel.mean(axis=1)[:, ::2, None, None]
+
+def opened_speech(*paths: Path, **options: Any) -> AbstractContextManager[OpenSpeech]:
+    sound = Sound(tuple(SoundPiece(path) for path in paths))
+    return closing(OpenSpeech(sound, louder, mel_filters(), SyncOptions(**options)))
 
 
 @pytest.mark.parametrize("silence", ["closed", "model"])
@@ -214,8 +218,7 @@ def test_where_nobody_speaks_the_model_gets_silence(tmp_path: Path, silence: Sil
     """The same windows as beyond the recording's end, though music goes on; where somebody speaks, both are heard."""
     speech = np.pad(sentence(), 2 * SAMPLE_RATE_HZ)
     path = write_samples(tmp_path / "music.wav", 0.5 * (speech + hum(len(speech), 0.02)), SAMPLE_RATE_HZ)
-    tracks, options = Sound((SoundPiece(path),)), SyncOptions(silence=silence)
-    with closing(OpenSpeech(tracks, Louder(), mel_filters(), options)) as opened:
+    with opened_speech(path, silence=silence) as opened:
         times_s = [Fraction(0.5), Fraction(3), Fraction(len(speech) / SAMPLE_RATE_HZ - 1), Fraction(1000)]
         before, spoken, after, beyond = opened.windows(0, times_s)
     assert np.array_equal(before, beyond) == np.array_equal(after, beyond) == (silence == "closed")
@@ -225,17 +228,9 @@ def test_where_nobody_speaks_the_model_gets_silence(tmp_path: Path, silence: Sil
 def test_channels_that_cancel_each_other_out_are_named(tmp_path: Path) -> None:
     """The lips get what they would get from one of them."""
     speech = np.stack([sentence(), -sentence()], axis=1)
-    mono = SoundPiece(write_samples(tmp_path / "mono.wav", speech[:, 0], SAMPLE_RATE_HZ))
-    stereo = SoundPiece(write_samples(tmp_path / "stereo.wav", speech, SAMPLE_RATE_HZ))
-    with closing(OpenSpeech(Sound((mono, stereo)), Louder(), mel_filters(), SyncOptions())) as opened:
+    mono = write_samples(tmp_path / "mono.wav", speech[:, 0], SAMPLE_RATE_HZ)
+    with opened_speech(mono, write_samples(tmp_path / "stereo.wav", speech, SAMPLE_RATE_HZ)) as opened:
         (notice,) = opened.notices
         times_s = [Fraction(index, MODEL_FPS) for index in range(100)]
         assert np.array_equal(opened.windows(0, times_s), opened.windows(1, times_s))
     assert "stereo.wav: its channels cancel each other out in 4.8 s" in notice  # of 5.1, without the silence before
-
-
-def test_a_recording_without_speech_is_named(tmp_path: Path) -> None:
-    path = write_samples(tmp_path / "music.wav", hum(SAMPLE_RATE_HZ, 0.1), SAMPLE_RATE_HZ)
-    with closing(OpenSpeech(Sound((SoundPiece(path),)), Louder(), mel_filters(), SyncOptions())) as opened:
-        (notice,) = opened.notices
-    assert "music.wav: no speech found" in notice and "--silence model" in notice

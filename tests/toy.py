@@ -84,9 +84,9 @@ def _write_unguided(folder: Path) -> dict[str, GraphEntry]:
     }
 
 
-def toy_inputs(frames: int = FRAMES, seed: int = 1) -> list[np.ndarray]:
+def toy_inputs(frames: int = FRAMES) -> list[np.ndarray]:
     """Latents, conditioning and audio of a window."""
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(1)
     shapes = [(4, frames, WIDTH, WIDTH), (9, frames, WIDTH, WIDTH), (frames, TOKENS, DEPTH)]
     return [random.standard_normal(shape, np.float32) for shape in shapes]
 
