@@ -27,8 +27,6 @@ def likeness(frames: Iterable[UInt8Array], reference: Iterable[UInt8Array]) -> L
 
 
 def test_pictures_whose_difference_is_known() -> None:
-    flat = np.full((16, 16, 3), 100, np.uint8)
-    assert likeness([flat], [flat + np.uint8(5)]).psnr_db == pytest.approx(20 * np.log10(255 / 5))
     picture = _picture(SEED)
     assert likeness([picture], [picture]).psnr_db is None
     assert ssim(picture, picture) == pytest.approx(1.0)
@@ -36,7 +34,7 @@ def test_pictures_whose_difference_is_known() -> None:
 
 def test_ssim_is_that_of_scikit_image() -> None:
     metrics = pytest.importorskip("skimage.metrics")
-    a, b = _picture(SEED), _picture(SEED)
+    a = b = _picture(SEED)
     b = (b.astype(np.float64) * 0.8 + np.random.default_rng(9).normal(0, 20, b.shape)).clip(0, 255).astype(np.uint8)
     luma = np.array([0.299, 0.587, 0.114])
     expected = metrics.structural_similarity(
@@ -54,9 +52,6 @@ def test_a_clip_is_compared_frame_by_frame() -> None:
     assert found.frames == 3
     assert found.psnr_db == pytest.approx(10 * np.log10(255**2 / squares))
     assert found.ssim == pytest.approx((2 + ssim(clip[2], other[2])) / 3)
-
-
-# A and B of a comparison
 
 
 def test_a_difference_counts_in_the_part_that_holds_it() -> None:

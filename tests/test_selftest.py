@@ -16,6 +16,7 @@ import pytest
 from click.testing import CliRunner
 
 from latentsync_trt.bench import selftest
+from latentsync_trt.bench.rows import environment
 from latentsync_trt.bench.selftest import PICTURES, GraphRow, Part, Report, Say, run_part, self_test
 from latentsync_trt.bundle.manifest import REQUIRED_GRAPHS, Bundle
 from latentsync_trt.cli import main
@@ -219,5 +220,8 @@ def test_paths_and_names_are_hidden(tmp_path: Path) -> None:
         f"{given}/unet.onnx: damaged": "1.6-512/unet.onnx: damaged",
         f"/srv/{name}/models/x.engine, owner {name} ({name.upper()})": "x.engine, owner … (…)",
         r"C:\Users\zdenka\x.engine is\nlocked": r"x.engine is\nlocked",
+        "'~/a/b c.wav', 5 frames/s with 1/2 of it": "'b c.wav', 5 frames/s with 1/2 of it",
     }.items():
         assert redacted(text, [given]) == expected
+    command = environment(["bench", "--video", "../someone/private/in.mp4", "--audio", "/home/a.wav"], (), 0)["command"]
+    assert command == "bench --video in.mp4 --audio a.wav"

@@ -17,7 +17,7 @@ SEED = 5
 def spoken() -> tuple[MouthTrack, Float32Array]:
     """A track of syllables with pauses, and gaps as FaceMesh measures them on such a mouth."""
     sounds = ["m", "a", "b", "i", "", "p", "ɔ", "m", "u", "", "v", "o", "b", "a"]
-    lengths_s = [0.1 if sound in "mbpvsl" and sound else 0.5 if not sound else 0.2 for sound in sounds]
+    lengths_s = [{"": 0.5, **dict.fromkeys("mbpv", 0.1)}.get(sound, 0.2) for sound in sounds]
     ends = np.cumsum(lengths_s) + 0.4
     phonemes = [Phoneme(s, end - d, end) for s, d, end in zip(sounds, lengths_s, ends, strict=True)]
     track = mouth_track(phonemes, float(ends[-1]) + 0.4)
