@@ -28,14 +28,12 @@ def test_rows_of_graphs_windows_and_modules(tmp_path: Path) -> None:
     result = CliRunner().invoke(measure, words)
     assert result.exit_code == 0, result.output
     rows = json.loads((tmp_path / "rows.json").read_text())["rows"]
-    graphs, modules = ([row["case"] for row in rows if row["scenario"] == kind] for kind in ("graph", "pytorch"))
-    assert graphs == list(MANIFEST.graphs)
     networks = ("denoise_step", "denoise_step_cached", "vae_encoder", "vae_decoder")
-    assert modules == [f"{name} eager" for name in networks]
+    cases = [row["case"] for row in rows if row["scenario"] != "loop"]
+    assert cases == [*MANIFEST.graphs, *(f"{name} eager" for name in networks)]
     (loop,) = (row for row in rows if row["scenario"] == "loop")
     assert (loop["case"], loop["preset"], loop["frames"]) == ("one window", "fast", MANIFEST.frames)
     assert set(loop["parts_s"]) == {*networks, "rest"}
-    assert sum(loop["parts_s"].values()) == pytest.approx(loop["time"]["median_ms"] / 1000, rel=1e-4)
     assert any("beside preset quality" in note for note in loop["notes"])
 
 

@@ -27,13 +27,12 @@ FACE = cv2.resize(portrait()[60:220, 150:310], (128, 128))
 SMEARED = np.rint(0.4 * FACE + 0.6 * np.array([160, 120, 180])).astype(np.uint8)
 
 
-def published(**changes: object) -> Manifest:
-    """Of model 1.6."""
-    return replace(read_manifest(small_bundle()), name="mine", model="1.6", **changes)  # type: ignore[arg-type]
+DEMO = read_manifest(small_bundle())
+PUBLISHED = replace(DEMO, name="mine", model="1.6")
 
 
-def check(said: list[str], manifest: Manifest | None = None, side_px: int = 512) -> ModelMismatchCheck:
-    return ModelMismatchCheck(manifest or published(), side_px, said.append, strict=False)
+def check(said: list[str], manifest: Manifest = PUBLISHED, side_px: int = 512) -> ModelMismatchCheck:
+    return ModelMismatchCheck(manifest, side_px, said.append, strict=False)
 
 
 @pytest.mark.parametrize(
@@ -65,7 +64,7 @@ def test_the_built_in_model_knows_one_face(frames: list[UInt8Array], known: bool
     for rgb in frames:
         said: list[str] = []
         (face,) = detector.detect(rgb)
-        for manifest in (read_manifest(small_bundle()), published()):
+        for manifest in (DEMO, PUBLISHED):
             found = check(said, manifest)
             for _ in range(2):
                 found.meet(rgb, face, detector)

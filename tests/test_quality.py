@@ -11,20 +11,13 @@ from latentsync_trt.face.paste import Pasted
 from latentsync_trt.measure.quality import Quality
 from latentsync_trt.measures import LipMeasure
 from latentsync_trt.media.audio import SPEECH_RATE_HZ
-from latentsync_trt.types import AlignedFace, Face, Float32Array, Frame, Patch, UInt8Array
+from latentsync_trt.types import AlignedFace, Face, Float32Array, Frame, Patch
 
 SIZE_PX = (105, 140)
 """Of the pictures: the upright crop of a face at 128 px, so that both have the same pixels."""
+PICTURE = np.full((140, 105, 3), 120, np.uint8)
 EYES_PX = 60.0
-MOUTH = (slice(72, 110), slice(30, 76))
-"""Rows and columns of a picture in which lips move."""
-
 SEED = 3
-
-
-def picture(noise: float = 0.0, seed: int = SEED) -> UInt8Array:
-    levels = 120 + np.random.default_rng(seed).normal(0, 1, (SIZE_PX[1], SIZE_PX[0], 3)) * noise
-    return np.clip(np.rint(levels), 0, 255).astype(np.uint8)
 
 
 def mesh(gap: float) -> Float32Array:
@@ -35,22 +28,13 @@ def mesh(gap: float) -> Float32Array:
     return points
 
 
-def add(
-    quality: Quality,
-    index: int,
-    *,
-    own: UInt8Array,
-    new: UInt8Array,
-    gap: float | None = 0.1,
-    fps: int = 25,
-) -> None:
-    """A frame whose picture `own` becomes `new`."""
-    time_s = Fraction(index, fps)
-    frame = Frame(index, time_s, Fraction(1, fps), time_s, own, None)
+def add(quality: Quality, index: int, gap: float, fps: int = 25) -> None:
+    """A frame that is painted as it was."""
+    time_s, painted = Fraction(index, fps), PICTURE.astype(np.uint16) * 257
+    frame = Frame(index, time_s, Fraction(1, fps), time_s, PICTURE, None)
     face = Face(np.array([20, 20, 85, 120], np.float32), np.zeros((3, 2), np.float32))
-    painted = new.astype(np.uint16) * 257
-    pasted = Pasted(Patch(0, 0, painted, np.ones(new.shape[:2], np.float32)), None, None if gap is None else mesh(gap))
-    quality.add(frame, 0, face, AlignedFace(own, np.eye(2, 3), SIZE_PX), painted, pasted)
+    pasted = Pasted(Patch(0, 0, painted, np.ones((140, 105), np.float32)), None, mesh(gap))
+    quality.add(frame, 0, face, AlignedFace(PICTURE, np.eye(2, 3), SIZE_PX), painted, pasted)
 
 
 def openings(count: int) -> Float32Array:
@@ -77,12 +61,12 @@ def lips_of(time_s: Fraction, late_s: Fraction = Fraction(0)) -> float:
     ("fps", "start_s", "late_ms"), [(50, 0, 0), (25, 2, 0), (24, 1, 0), (25, 0, 40), (25, 0, -240), (25, 0, 320)]
 )
 def test_lips_that_follow(fps: int, start_s: int, late_ms: int) -> None:
-    quality, same = Quality([Fraction(start_s)]), picture()
+    quality = Quality([Fraction(start_s)])
     for _ in range(2):  # `SpeechStream` reads the recording twice
         assert sum(block.size for block in quality.listen(0, speech(openings(250)))) == 250 * 640
     for index in range(start_s * fps, (start_s + 10) * fps):
         gap = lips_of(Fraction(index, fps) - start_s, Fraction(late_ms, 1000))
-        add(quality, index, own=same, new=same, gap=gap, fps=fps)
+        add(quality, index, gap, fps)
     (lips,) = quality.result().lips
     assert lips.verdict == "follows"
     assert lips.agreement is not None
@@ -101,7 +85,7 @@ def test_lips_of_other_speech(frames: int, verdict: str) -> None:
     quality, generator = Quality([Fraction(0)]), np.random.default_rng(SEED)
     list(quality.listen(0, speech(np.maximum(openings(250), np.float32(0.1)))))
     for index, gap in enumerate(np.convolve(generator.uniform(0, 0.1, frames), np.ones(4), "same")):
-        add(quality, index, own=picture(), new=picture(), gap=float(gap))
+        add(quality, index, float(gap))
     (lips,) = quality.result().lips
     assert (lips.verdict, lips.late_ms) == (verdict, None)
 
@@ -112,7 +96,7 @@ def test_too_little_speech_to_compare_with(said: bool, painted: int, shut: float
     quality = Quality([Fraction(0)])
     list(quality.listen(0, speech(np.full(250, 0.5 * said, np.float32))))
     for index in range(painted):
-        add(quality, index, own=picture(), new=picture(), gap=0.03 + 0.001 * (index % 7))
+        add(quality, index, 0.03 + 0.001 * (index % 7))
     (lips,) = quality.result().lips
     assert lips == LipMeasure(0, painted, "cannot tell", shut_in_silence=shut)
 
@@ -120,7 +104,7 @@ def test_too_little_speech_to_compare_with(said: bool, painted: int, shut: float
 def test_the_moments_that_matter_are_kept() -> None:
     quality = Quality([Fraction(0)], pictures=True)
     for index, gap in enumerate([0.1, 0.3, 0.1, 0.01, 0.1]):
-        add(quality, index, own=picture(), new=picture(), gap=gap)
+        add(quality, index, gap)
     shown = [(time_s, shows) for time_s, shows, _ in quality.moments()]
     assert shown == [(0.0, "first"), (0.04, "widest open"), (0.12, "shut")]
 

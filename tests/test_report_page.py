@@ -15,7 +15,7 @@ from latentsync_trt.measure.quality import Quality, write_report
 from latentsync_trt.types import Interval, Progress
 from latentsync_trt.values import parse_speakers
 from tests.clips import decoded, write_clip
-from tests.test_quality import add, lips_of, openings, picture, speech
+from tests.test_quality import add, lips_of, openings, speech
 from tests.test_show import REPORT
 
 
@@ -47,7 +47,7 @@ def test_the_page_shows_an_alarm_first_then_measures_pictures_and_what_was_left(
     found = Quality([Fraction(0)], pictures=True)
     list(found.listen(0, speech(openings(250))))
     for index in range(250):
-        add(found, index, own=picture(2.0), new=picture(2.0, seed=index % 7), gap=lips_of(Fraction(index, 25)))
+        add(found, index, lips_of(Fraction(index, 25)))
     changes = {"quality": replace(found.result(), alarm="the mouth is a smear")}
     untouched = (Interval(1.0, 1.5, "no face"),)
     page = written(tmp_path / "r.html", found, SyncOptions(preset="fast"), untouched=untouched, **changes)

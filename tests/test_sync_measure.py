@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from latentsync_trt.errors import InputError
-from latentsync_trt.measure.lips import Curves, Loudness, agreement, closed_rate, score
-from latentsync_trt.media.audio import SPEECH_RATE_HZ
+from latentsync_trt.measure.lips import agreement, closed_rate, score
 from latentsync_trt.media.demo_clip import spoken_mouth
 
 MOUTH = spoken_mouth()
@@ -35,18 +34,3 @@ def test_frames_without_a_face_are_left_out() -> None:
         agreement(gaps, np.arange(3, dtype=np.float32))
     curve = np.array([0.1, np.nan, 0.3, 0.2, 0.6], np.float32)
     assert agreement(curve, curve)[0] == pytest.approx(1.0)
-
-
-def test_loudness_follows_the_sound_and_finds_silence() -> None:
-    time = np.arange(2 * SPEECH_RATE_HZ) / SPEECH_RATE_HZ
-    tone = (np.sin(2 * np.pi * 220 * time) * (time >= 1.0)).astype(np.float32)
-    loudness = Loudness()
-    assert sum(map(len, loudness.passing(np.split(tone, [1, 700, 25_000])))) == len(tone)
-    levels_db = loudness.levels_db()
-    assert levels_db.shape == (50, 3)
-    level_db = levels_db[:, 0]
-    assert level_db[:24].max() <= -100
-    assert level_db[27:49].min() > -1
-    silent = Curves(level_db, levels_db).silent
-    assert silent[:20].all()
-    assert not silent[22:].any()
