@@ -165,8 +165,8 @@ def main() -> None:
     tune_process()
     speech = np.concatenate(list(read_audio_blocks(SPEECH)))
     options = LiveOptions(hop=chosen.hop, buffer_s=60.0)
-    row: dict[str, Any] = {"environment": environment(sys.argv, [chosen.provider], 0), **vars(chosen)}
     with TemporaryDirectory() as folder, LipSync.from_bundle(chosen.bundle, chosen.provider) as lip_sync:
+        row: dict[str, Any] = {"environment": environment(sys.argv, [lip_sync.provider], 0), **vars(chosen)}
         video = Path(folder) / "idle.mp4"
         write_pictures(video, camera_frames(Fraction(4)))
         with lip_sync.stream(video, options) as session:
