@@ -35,7 +35,6 @@ from latentsync_trt.media.audio import read_audio_blocks
 from latentsync_trt.media.conversion import frame_of
 from latentsync_trt.media.demo_clip import SPEECH, camera_frames
 from latentsync_trt.media.writer import write_pictures
-from latentsync_trt.runtime.providers.select import select_provider
 from latentsync_trt.sync.threads import tune_process
 from latentsync_trt.types import Float32Array
 
@@ -166,8 +165,8 @@ def main() -> None:
     tune_process()
     speech = np.concatenate(list(read_audio_blocks(SPEECH)))
     options = LiveOptions(hop=chosen.hop, buffer_s=60.0)
-    row: dict[str, Any] = {"environment": environment(sys.argv, [select_provider(chosen.provider)]), **vars(chosen)}
     with TemporaryDirectory() as folder, LipSync.from_bundle(chosen.bundle, chosen.provider) as lip_sync:
+        row: dict[str, Any] = {"environment": environment(sys.argv, [lip_sync.provider], 0), **vars(chosen)}
         video = Path(folder) / "idle.mp4"
         write_pictures(video, camera_frames(Fraction(4)))
         with lip_sync.stream(video, options) as session:

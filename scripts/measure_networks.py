@@ -90,7 +90,7 @@ def main(bundle: str | None, out: Path, scenario: Sequence[str], **given: Any) -
     loaded, runtime, sync = Bundle.load(find_bundle(bundle)[0]), build(RuntimeOptions, given), build(SyncOptions, given)
     presets = {name: replace(sync, preset=name) for name in given["presets"]}
     settings = settings_for(loaded, runtime, sync, given["provider"], say)
-    facts = environment(sys.argv, [setting.selection for setting in settings])
+    facts = environment(sys.argv, [setting.selection.name for setting in settings], runtime.one_device)
     about, rows = bundle_facts(loaded.manifest, settings[0].resolution_px), list[Row]()
     with temporary_folder() as folder:
         clip = choose_clip(given["video"], given["audio"], folder)

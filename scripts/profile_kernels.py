@@ -70,7 +70,8 @@ def main() -> None:
             session.close()
         rows.append(row)
         print(json.dumps({name: value for name, value in row.items() if name != "kernels"}), flush=True)
-    facts = {**environment(sys.argv, [selection]), "torch": torch.__version__, "bundle": bundle.manifest.name}
+    facts = environment(sys.argv, [selection.name], selection.device_id)
+    facts |= {"torch": torch.__version__, "bundle": bundle.manifest.name}
     arguments.json.write_text(json.dumps({"environment": facts, "rows": rows}, indent=1) + "\n", encoding="utf-8")
 
 

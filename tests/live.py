@@ -25,10 +25,9 @@ def planes_of(kind: int, position: int, share: float = 1.0) -> YuvPlanes:
     return YuvPlanes(y, y[:1, :1], y[:1, :1], ColorTags())
 
 
-def toy_loop(count: int = LOOP) -> IdleLoop:
-    """An idle clip of `count` frames."""
-    info = VideoInfo(2, 2, Fraction(count, 25), "yuv420p", False, Fraction(1))
-    return IdleLoop(info, tuple(planes_of(IDLE, index) for index in range(count)), (), np.zeros((count, 0), np.float32))
+def toy_loop() -> IdleLoop:
+    info = VideoInfo(2, 2, Fraction(LOOP, 25), "yuv420p", False, Fraction(1))
+    return IdleLoop(info, tuple(planes_of(IDLE, index) for index in range(LOOP)), (), np.zeros((LOOP, 0), np.float32))
 
 
 class ToyPainter:
@@ -56,8 +55,6 @@ class ToyPainter:
 
 
 class Inline(Executor):
-    """Runs tasks at once."""
-
     def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
         future: Future[Any] = Future()
         run(future, fn, args, kwargs)
@@ -65,33 +62,26 @@ class Inline(Executor):
 
 
 class Held(Executor):
-    """Runs tasks when `release` is called."""
+    """Runs tasks when `release` is called; `waiting`: the others."""
 
     def __init__(self) -> None:
-        self._waiting: deque[tuple[Any, ...]] = deque()
+        self.waiting: deque[tuple[Any, ...]] = deque()
 
     def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
         future: Future[Any] = Future()
-        self._waiting.append((future, fn, args, kwargs))
+        self.waiting.append((future, fn, args, kwargs))
         return future
 
-    @property
-    def waits(self) -> bool:
-        """Whether a task waits."""
-        return bool(self._waiting)
-
     def release(self) -> None:
-        """Runs the oldest task, if there is one."""
-        if self._waiting:
-            run(*self._waiting.popleft())
+        if self.waiting:
+            run(*self.waiting.popleft())
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        while self._waiting:
+        while self.waiting:
             self.release()
 
 
 def run(future: Future[Any], fn: Any, args: Any, kwargs: Any) -> None:
-    """Runs a task as an executor does."""
     future.set_running_or_notify_cancel()
     try:
         future.set_result(fn(*args, **kwargs))
@@ -100,27 +90,28 @@ def run(future: Future[Any], fn: Any, args: Any, kwargs: Any) -> None:
 
 
 def toy_session(
-    painter: ToyPainter | None = None, painting: Executor | None = None, *, paint_s: float = 0.0, **options: Any
+    painter: ToyPainter | None = None,
+    painting: Executor | None = None,
+    now: Callable[[], float] = lambda: 0.0,
+    *,
+    paint_s: float = 0.0,
+    **options: Any,
 ) -> LiveSession:
-    """A session that paints at once, or in `painting`, under a clock that stands still."""
+    """A session that paints at once, or in `painting`, under a clock that stands still, or `now`."""
     made: Any = painter or ToyPainter()
-    chosen = LiveOptions(**options)
-    return LiveSession(
-        made, toy_loop(), chosen, executors=(painting or Inline(), Inline()), now=lambda: 0.0, paint_s=paint_s
-    )
+    executors = painting or Inline(), Inline()
+    return LiveSession(made, toy_loop(), LiveOptions(**options), executors=executors, now=now, paint_s=paint_s)
 
 
 def take(session: LiveSession, count: int) -> list[LiveFrame]:
-    """The next frames."""
     return [next(session) for _ in range(count)]
 
 
-def until_idle(session: LiveSession, most: int = 5000) -> list[LiveFrame]:
-    """Frames until nothing waits."""
+def until_idle(session: LiveSession) -> list[LiveFrame]:
     found: list[LiveFrame] = []
-    while not session.idle:
-        assert len(found) < most
+    while not session.idle and len(found) < 5000:
         found.append(next(session))
+    assert session.idle
     return found
 
 
@@ -137,7 +128,6 @@ def shares(frames: Sequence[LiveFrame]) -> list[int]:
 
 
 def voice(seconds: float, rate_hz: int = 16_000, seed: int = 0) -> Float32Array:
-    """Noise as loud as speech."""
     return (0.1 * np.random.default_rng(seed).standard_normal(round(seconds * rate_hz))).astype(np.float32)
 
 
@@ -163,7 +153,6 @@ class PicturePainter(ToyPainter):
 
 
 def flat_planes(info: VideoInfo, level: int) -> YuvPlanes:
-    """Gray planes, 4:2:0."""
     y = np.full((info.height_px, info.width_px), level, np.uint8)
     half = np.full((info.height_px // 2, info.width_px // 2), 128, np.uint8)
     return YuvPlanes(y, half, half, info.color)

@@ -1,6 +1,5 @@
 """The committed face networks against the TFLite interpreter."""
 
-import re
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +8,6 @@ import pytest
 from latentsync_trt.runtime.engines.session import Session, SessionSettings
 from tests.conftest import REPOSITORY
 
-SCRIPT = REPOSITORY / "scripts" / "convert_face_models.py"
 GRAPHS = REPOSITORY / "latentsync_trt" / "assets" / "face"
 RECORD = Path(__file__).parent / "data" / "face_networks.npz"
 
@@ -34,11 +32,3 @@ def test_committed_graphs_reproduce_the_interpreter(name: str) -> None:
             ours = (result[:, RECORDED_ANCHORS] if info.name == "boxes" else result).reshape(-1)
             assert ours.shape == wanted.shape
             assert np.abs(ours - wanted).max() < INTERPRETER_ERROR, info.name
-
-
-def test_notice_names_the_files_that_are_converted() -> None:
-    sources = re.findall(r'"(mediapipe/\S+\.tflite)",\s+"([0-9a-f]{64})"', SCRIPT.read_text(encoding="utf-8"))
-    notice = (REPOSITORY / "NOTICE").read_text(encoding="utf-8")
-    assert len(sources) == len(PIXEL_RANGE)
-    for member, digest in sources:
-        assert re.search(rf"{re.escape(member)}\s+sha256 {digest}", notice), member

@@ -1,7 +1,7 @@
 """The shipped model says the words: its lips on the built-in sentence, which nothing was trained on.
 
 Margins leave room for the rounding of another processor, and none for what breaks: speech that does not arrive, or
-arrives two frames off, or a mask that lies elsewhere. `test_what_breaks_is_outside_the_margins` checks that.
+arrives two frames off, or a mask that lies elsewhere.
 """
 
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ from latentsync_trt.bundle.find import demo_folder
 from latentsync_trt.config import MODEL_FPS
 from latentsync_trt.face.mask import mouth_mask
 from latentsync_trt.measure.clips import face_views, measure_clip
-from latentsync_trt.measure.lips import agreement, score
+from latentsync_trt.measure.lips import score
 from latentsync_trt.media.audio import SPEECH_RATE_HZ
 from latentsync_trt.media.demo_clip import SPEECH, SpokenMouth, camera_frames, spoken_mouth
 from latentsync_trt.media.reader import read_frames
@@ -27,41 +27,20 @@ from tests.sounds import write_samples
 
 pytestmark = pytest.mark.integration
 
-OPENING = 0.75
-"""Least correlation with the spoken mouth; measured: 0.81, with 8 steps, 3 of them full.
-Two frames off, a mouth that is otherwise perfect keeps 0.5 with itself."""
-
-MOST_LAG_FRAMES = 1
-"""FaceMesh and the co-articulation of the track may differ by half a frame each."""
-
+# Least correlation of the opening with the spoken mouth, least shares of closures and of silence shown shut, and most
+# frames of delay. Measured of the sentence: 0.81, 8 of 9, all; of one window in 4 steps: 0.79, all. Two frames off, a
+# mouth that is otherwise perfect keeps a correlation of 0.5 with itself.
+OPENING, CLOSURES, SILENCE, MOST_LAG_FRAMES = 0.75, 0.7, 0.9, 1
 WINDOW_OPENING, WINDOW_CLOSURES = 0.6, 0.6
-"""The same of one window in 4 steps; measured: 0.79, and all closures."""
-
-WRONG = 0.35
-"""Most correlation with a mouth that belongs to other speech: three standard deviations of unrelated curves."""
-
-CLOSURES = 0.7
-"""Of nine m, b, p two may be missed, measured: one; a closure can be a single frame."""
-
-SILENCE = 0.9
-"""Of 20 silent frames two may show a gap that FaceMesh takes for one."""
 
 SIDE_PX = 256
-"""Faces are compared at this resolution."""
-
-BESIDE_MOST_LEVELS = 0.5
-"""Mean difference of pixels that are not generated: none, but for the rim of the mask."""
-
-MOUTH_LEAST_LEVELS = 6.0
-"""Mean difference of the mouth, which smiles in the source, from the source where lips are shut."""
-
-CHEEKS_MOST_LEVELS = 12.0
-"""Mean difference of generated cheeks, which do not speak, from the source; a mask that lies elsewhere gives 40."""
+# Mean differences of aligned faces from the source: of pixels that are not generated, but for the rim of the mask; of
+# the mouth, which smiles in the source, where lips are shut; of generated cheeks (a mask that lies elsewhere gives 40).
+BESIDE_MOST_LEVELS, MOUTH_LEAST_LEVELS, CHEEKS_MOST_LEVELS = 0.5, 6.0, 12.0
+MOUTH = np.s_[:, 140:190, 85:171]
 
 WINDOW = slice(56, 72)
 """Frames of one window: "Papa, ma", wide open and shut."""
-
-FAST = SyncOptions(preset="fast", codec="ffv1")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -74,25 +53,19 @@ class Dubbed:
     mouth: SpokenMouth
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def model() -> Iterator[LipSync]:
     with LipSync.from_bundle(demo_folder(), "cpu") as lip_sync:
         yield lip_sync
 
 
-def dub(model: LipSync, audio: Path, mouth: SpokenMouth, folder: Path, options: SyncOptions = FAST) -> Dubbed:
+def dub(model: LipSync, audio: Path, mouth: SpokenMouth, folder: Path, steps: int | None = None) -> Dubbed:
     count = len(mouth.opening)
     source = write_video(folder / "source.mkv", camera_frames(Fraction(count, MODEL_FPS)), codec="ffv1")
-    model.sync(source, audio, folder / "out.mkv", options)
+    model.sync(source, audio, folder / "out.mkv", SyncOptions(preset="fast", steps=steps, codec="ffv1"))
     before, after = (np.stack([frame.rgb for frame in read_frames(path)]) for path in (source, folder / "out.mkv"))
     assert len(before) == len(after) == count
     return Dubbed(before, after, measure_clip(folder / "out.mkv", audio).gaps, mouth)
-
-
-@pytest.fixture(scope="module")
-def sentence(model: LipSync, tmp_path_factory: pytest.TempPathFactory) -> Dubbed:
-    """The whole built-in sentence."""
-    return dub(model, SPEECH, spoken_mouth(), tmp_path_factory.mktemp("sentence"))
 
 
 def test_the_mouth_opens_and_shuts_with_the_speech(model: LipSync, tmp_path: Path) -> None:
@@ -100,33 +73,13 @@ def test_the_mouth_opens_and_shuts_with_the_speech(model: LipSync, tmp_path: Pat
     samples = read_audio(SPEECH)[WINDOW.start * frame_samples : WINDOW.stop * frame_samples]
     mouth = SpokenMouth(known.opening[WINDOW], known.shut[WINDOW], known.silent[WINDOW])
     audio = write_samples(tmp_path / "papa.wav", samples, SPEECH_RATE_HZ)
-    dubbed = dub(model, audio, mouth, tmp_path, SyncOptions(preset="fast", steps=4, codec="ffv1"))
+    dubbed = dub(model, audio, mouth, tmp_path, steps=4)
     found = score(dubbed.gaps, dubbed.mouth)
     assert found.opening >= WINDOW_OPENING, found
     assert found.closures >= WINDOW_CLOSURES, found
     changed = levels(dubbed)
-    assert changed[mouth.shut][:, 140:190, 85:171].mean() > MOUTH_LEAST_LEVELS
+    assert changed[mouth.shut][MOUTH].mean() > MOUTH_LEAST_LEVELS
     assert changed[:, :80].mean() < BESIDE_MOST_LEVELS
-
-
-@pytest.mark.slow
-def test_lips_follow_the_words(sentence: Dubbed) -> None:
-    found = score(sentence.gaps, sentence.mouth)
-    assert found.opening >= OPENING, found
-    assert abs(found.lag_frames) <= MOST_LAG_FRAMES, found
-    assert found.closures >= CLOSURES, found
-    assert found.silence >= SILENCE, found
-
-
-@pytest.mark.slow
-def test_what_breaks_is_outside_the_margins(sentence: Dubbed) -> None:
-    gaps, target = sentence.gaps, sentence.mouth.opening
-    assert agreement(gaps, target[::-1].copy())[0] < WRONG
-    for late_frames in (-2, 2):
-        opening, lag_frames = agreement(np.roll(gaps, late_frames), target)
-        assert opening < OPENING
-        assert abs(lag_frames) > MOST_LAG_FRAMES
-    assert agreement(np.full_like(gaps, 0.03), target)[0] < OPENING
 
 
 def levels(dubbed: Dubbed) -> UInt8Array:
@@ -138,8 +91,13 @@ def levels(dubbed: Dubbed) -> UInt8Array:
 
 
 @pytest.mark.slow
-def test_only_the_mouth_becomes_another(sentence: Dubbed) -> None:
-    changed = levels(sentence)
+def test_lips_follow_the_words_and_only_the_mouth_becomes_another(model: LipSync, tmp_path: Path) -> None:
+    sentence = dub(model, SPEECH, spoken_mouth(), tmp_path)
+    found, changed = score(sentence.gaps, sentence.mouth), levels(sentence)
+    assert found.opening >= OPENING, found
+    assert abs(found.lag_frames) <= MOST_LAG_FRAMES, found
+    assert found.closures >= CLOSURES, found
+    assert found.silence >= SILENCE, found
     # The rim is blended over some pixels.
     inside = mouth_mask(SIDE_PX) < 0.5
     rim = np.zeros_like(inside)
@@ -148,7 +106,6 @@ def test_only_the_mouth_becomes_another(sentence: Dubbed) -> None:
     assert changed[:, ~rim].mean() < BESIDE_MOST_LEVELS
     cheeks = np.s_[:, 110:150, [*range(24, 60), *range(196, 232)]]
     assert changed[cheeks].mean() < CHEEKS_MOST_LEVELS
-    shut = sentence.mouth.shut
-    assert changed[shut][:, 140:190, 85:171].mean() > MOUTH_LEAST_LEVELS
+    assert changed[sentence.mouth.shut][MOUTH].mean() > MOUTH_LEAST_LEVELS
     rows = np.r_[0:110, 440:480]  # far from the face
     assert np.array_equal(sentence.source[:, rows], sentence.made[:, rows])

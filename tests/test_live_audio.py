@@ -20,54 +20,55 @@ def encode_locally(mel: Float32Array) -> Float32Array:
     return np.ascontiguousarray(mel[0].reshape(80, 1500, 2).transpose(1, 2, 0).reshape(1, 1500, 1, 160))
 
 
-@pytest.fixture(scope="module")
-def filters() -> Float32Array:
-    return filters_of(Bundle.load(small_bundle()))
+FILTERS = filters_of(Bundle.load(small_bundle(), verify=False))
 
 
-def live_windows(encoder: StreamingAudioEncoder, speech: Float32Array, at: int = 0, hop: int = HOP) -> Float32Array:
+def new_encoder() -> StreamingAudioEncoder:
+    return StreamingAudioEncoder(encode_locally, FILTERS, FRAMES)
+
+
+def live_windows(encoder: StreamingAudioEncoder, speech: Float32Array, hop: int = HOP) -> Float32Array:
     """The windows of new frames, hop by hop, with 160 ms of look-ahead."""
     found = []
     for start in range(0, len(speech) // HEARD, hop):
         heard = speech[start * HEARD : (start + hop) * HEARD]
         ahead = speech[(start + hop) * HEARD :][: AHEAD - HEARD]  # the last frame begins one frame before its end
-        found.append(encoder.windows(at + start, heard, ahead)[-len(heard) // HEARD :])
+        found.append(encoder.windows(start, heard, ahead)[-len(heard) // HEARD :])
     return np.concatenate(found)
 
 
-def whole_windows(speech: Float32Array, filters: Float32Array) -> Float32Array:
-    return encode_audio(lambda: [speech], encode_locally, filters, public_segments).windows
+def whole_windows(speech: Float32Array) -> Float32Array:
+    return encode_audio(lambda: [speech], encode_locally, FILTERS, public_segments).windows
 
 
-def test_frames_hear_what_they_hear_in_the_whole_recording(filters: Float32Array) -> None:
+def test_frames_hear_what_they_hear_in_the_whole_recording() -> None:
     speech = voice(4.0)
-    found = live_windows(StreamingAudioEncoder(encode_locally, filters, FRAMES), speech)
-    whole = whole_windows(speech, filters)
+    found, whole = live_windows(new_encoder(), speech), whole_windows(speech)
     # But where the recording ends: its end is reflected there, and nothing is known of it here.
     assert np.allclose(found[:-3], whole[:-3], atol=1e-5)
     assert len(found) == len(whole)
 
 
-def test_older_frames_of_a_window_are_heard_again_and_those_before_are_silent(filters: Float32Array) -> None:
-    speech, encoder = voice(2.0), StreamingAudioEncoder(encode_locally, filters, FRAMES)
+def test_older_frames_of_a_window_are_heard_again_and_those_before_are_silent() -> None:
+    speech, encoder = voice(2.0), new_encoder()
     first = encoder.windows(10, speech[: HOP * HEARD], speech[HOP * HEARD :][:AHEAD])
     silence = encoder.windows(500, np.zeros(HEARD, np.float32), np.zeros(0, np.float32))[0]
     assert np.array_equal(first[0], silence)
-    encoder = StreamingAudioEncoder(encode_locally, filters, FRAMES)
+    encoder = new_encoder()
     encoder.windows(10, speech[: HOP * HEARD], np.zeros(0, np.float32))
     second = encoder.windows(10 + HOP, speech[HOP * HEARD : 2 * HOP * HEARD], speech[2 * HOP * HEARD :][:AHEAD])
-    assert np.allclose(second, whole_windows(speech, filters)[: 2 * HOP], atol=1e-5)
+    assert np.allclose(second, whole_windows(speech)[: 2 * HOP], atol=1e-5)
 
 
-def test_short_silence_continues_a_segment_and_a_long_one_ends_it(filters: Float32Array) -> None:
-    encoder, word = StreamingAudioEncoder(encode_locally, filters, FRAMES), voice(0.32)
+def test_short_silence_continues_a_segment_and_a_long_one_ends_it() -> None:
+    encoder, word = new_encoder(), voice(0.32)
     encoder.windows(0, word, word[:0])
     begun = encoder.segments
     gap = encoder.windows(8 + 5, word, word[:0])
     assert encoder.segments == begun
     joined = np.concatenate([word, np.zeros(5 * HEARD, np.float32), word])
     sounding = slice(-HOP + 3, -3)  # silence is clipped at a peak that is not known here
-    assert np.allclose(gap[sounding], whole_windows(joined, filters)[sounding], atol=1e-5)
+    assert np.allclose(gap[sounding], whole_windows(joined)[sounding], atol=1e-5)
     encoder.windows(100, word, word[:0])
     assert encoder.segments == begun + 1
     encoder.windows(50, word, word[:0])  # a stop may have taken frames back
@@ -75,15 +76,14 @@ def test_short_silence_continues_a_segment_and_a_long_one_ends_it(filters: Float
 
 
 @pytest.mark.parametrize("pause", [False, True])
-def test_segments_of_long_speech_meet_without_a_shift(filters: Float32Array, *, pause: bool) -> None:
+def test_segments_of_long_speech_meet_without_a_shift(*, pause: bool) -> None:
     speech = 3 * voice(48.0)  # so loud that nothing is clipped, whatever the peak
     if pause:
         speech[17 * 16_000 : 18 * 16_000] *= 0.009
-    encoder = StreamingAudioEncoder(encode_locally, filters, FRAMES)
+    encoder = new_encoder()
     begun = encoder.segments
-    found = live_windows(encoder, speech)
+    found = live_windows(encoder, speech, hop=FRAMES)
     assert encoder.segments - begun == 1 + 2  # the first; in the pause or the quietest place, and once more
-    blocks = encode_audio(lambda: [speech], encode_locally, filters, public_segments).windows
-    apart = np.abs(found - blocks).max(axis=(1, 2))
+    apart = np.abs(found - whole_windows(speech)).max(axis=(1, 2))
     # A segment's start reflects its sound; where public segments meet, too.
     assert np.count_nonzero(apart[:-3] > 0.01) <= 8

@@ -21,7 +21,7 @@ from tests.live import Inline, PictureLoop, PicturePainter, voice
 def opened(**options: Any) -> LiveSession:
     loop: Any = PictureLoop(picture_info(64, 48, rgb=False))
     painter: Any = PicturePainter(loop)
-    return LiveSession(painter, loop, LiveOptions(**options), executors=(Inline(), Inline()))
+    return LiveSession(painter, loop, LiveOptions(**options), executors=(Inline(), Inline()), now=lambda: 0.0)
 
 
 def piece(seconds: float, rate_hz: int = 24_000, channels: int = 1) -> rtc.AudioFrame:
@@ -48,10 +48,10 @@ def test_pictures_sound_and_ends_are_livekits() -> None:
     pictures = [frame for frame in found if isinstance(frame, rtc.VideoFrame)]
     sounds = [frame for frame in found if isinstance(frame, rtc.AudioFrame)]
     assert {(frame.width, frame.height, frame.type) for frame in pictures} == {(64, 48, rtc.VideoBufferType.I420)}
-    assert bytes(pictures[0].data)[: 64 * 48] == bytes([220]) * 64 * 48  # painted
-    assert len(pictures) == len(sounds) == 20
+    assert bytes(pictures[1].data)[: 64 * 48] == bytes([220]) * 64 * 48  # painted
+    assert (len(pictures), len(sounds)) == (1 + 20, 20)  # the first is of the idle clip
     assert sum(frame.duration for frame in sounds) == pytest.approx(0.8)
-    assert all(isinstance(kind, rtc.VideoFrame) for kind in found[::2][:20])
+    assert all(isinstance(kind, rtc.VideoFrame) for kind in found[1::2][:20])
 
 
 def test_without_speech_there_is_no_sound_and_clearing_stops() -> None:
@@ -59,31 +59,32 @@ def test_without_speech_there_is_no_sound_and_clearing_stops() -> None:
         with opened() as session:
             avatar = LatentSyncAvatar(session)
             frames = aiter(avatar)
-            assert isinstance(await anext(frames), rtc.VideoFrame)
-            assert isinstance(await anext(frames), rtc.VideoFrame)
+            assert all([isinstance(await anext(frames), rtc.VideoFrame) for _ in range(2)])
             await avatar.push_audio(piece(2.0))
             await avatar.push_audio(AudioSegmentEnd())
-            heard = [await anext(frames) for _ in range(6)]
-            assert sum(isinstance(frame, rtc.AudioFrame) for frame in heard) == 3
+            assert sum([isinstance(await anext(frames), rtc.AudioFrame) for _ in range(7)]) == 3
             avatar.clear_buffer()
-            later = [await anext(frames) for _ in range(10)]
-            assert all(isinstance(frame, rtc.VideoFrame) for frame in later)
+            assert all([isinstance(await anext(frames), rtc.VideoFrame) for _ in range(10)])
             assert session.idle
 
     asyncio.run(converse())
 
 
-def test_a_full_buffer_makes_the_agent_wait() -> None:
-    async def converse() -> None:
+def test_an_agent_waits_while_the_buffer_is_full() -> None:
+    async def converse() -> float:
         with opened(buffer_s=1.0) as session:
-            avatar = LatentSyncAvatar(session)
-            await avatar.push_audio(piece(0.9))
-            waiting = asyncio.create_task(avatar.push_audio(piece(0.9)))
-            await asyncio.sleep(0.02)
-            assert not waiting.done()
-            frames = aiter(avatar)
-            while not waiting.done():
-                await anext(frames)
-            await waiting
+            avatar, heard_s = LatentSyncAvatar(session), 0.0
 
-    asyncio.run(converse())
+            async def speak() -> None:
+                for each in (piece(0.9), piece(0.9), AudioSegmentEnd()):
+                    await avatar.push_audio(each)
+
+            speaking = asyncio.create_task(speak())
+            async for frame in avatar:
+                heard_s += frame.duration if isinstance(frame, rtc.AudioFrame) else 0.0
+                if isinstance(frame, AudioSegmentEnd):
+                    break
+            await speaking
+            return heard_s
+
+    assert asyncio.run(converse()) == pytest.approx(1.8, abs=0.05)

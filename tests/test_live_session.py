@@ -1,117 +1,71 @@
 """Live sessions: what is given at each frame, without networks and under a clock that stands still."""
 
-import threading
 from itertools import pairwise
-from typing import Any, cast
 
 import numpy as np
 import pytest
 
-from latentsync_trt import LiveFrame, LiveOptions, LiveSession
+from latentsync_trt import LiveFrame, LiveOptions
 from latentsync_trt.errors import Busy, InferenceError, InputError
 from latentsync_trt.live.speech_queue import SpeechQueue
 from latentsync_trt.media.audio import RateConverter
 from latentsync_trt.types import Float32Array
 from tests.live import (
-    IDLE,
-    LOOP,
     Held,
-    Inline,
     ToyPainter,
     kinds,
     shares,
     take,
-    toy_loop,
     toy_session,
     until_idle,
     voice,
 )
 
-SAMPLES = 640
-"""Samples of a frame at 16 kHz."""
 
-RATES = [8_000, 16_000, 24_000, 44_100, 48_000]
-
-
-def test_idle_pictures_are_the_clips_own_back_and_forth_without_painting() -> None:
-    painter = ToyPainter()
-    with toy_session(painter) as session:
-        frames = take(session, 3 * LOOP)
-        own = [session.loop.planes[index] for index in (0, 1, 2, 3, 4, 5, 6, 5, 4, 3, 2, 1, 0, 1)]
-    assert all(frame.planes is planes for frame, planes in zip(frames, own, strict=False))
-    assert not painter.windows
-    assert not any(frame.sound.any() or frame.speaking for frame in frames)
-    assert [frame.time_s * 25 for frame in frames] == list(range(3 * LOOP))
-
-
-@pytest.mark.parametrize("rate_hz", RATES)
+@pytest.mark.parametrize("rate_hz", [8_000, 16_000, 24_000, 44_100, 48_000])
 @pytest.mark.parametrize("piece_s", [0.02, 0.1, 0.337, 1.0])
 def test_all_speech_is_heard_once_in_order_whatever_its_pieces(rate_hz: int, piece_s: float) -> None:
-    speech, piece = voice(3.21, rate_hz), round(piece_s * rate_hz)
-    heard = []
-    with toy_session() as session:
+    painter, speech, piece, heard = ToyPainter(), voice(3.21, rate_hz), round(piece_s * rate_hz), list[LiveFrame]()
+    with toy_session(painter) as session:
         for start in range(0, len(speech), piece):
             session.say(speech[start : start + piece], rate_hz)
             heard += take(session, round(piece_s * 25))
         session.end()
         heard += until_idle(session)
-    converter = RateConverter(rate_hz, 48_000)
-    whole = np.concatenate([converter.convert(speech), converter.finish()])
     sound = np.concatenate([frame.sound for frame in heard if frame.speaking])
-    assert np.array_equal(sound[: len(whole)], whole)
-    assert not sound[len(whole) :].any()
-    assert len(sound) - len(whole) < 1920
+    spoken = [one.spoken for planned, _ in painter.windows for one in planned if one.spoken.samples]
+    by_network = np.concatenate([each.heard for each in spoken])
+    for given, to_hz in ((sound, 48_000), (by_network, 16_000)):
+        converter = RateConverter(rate_hz, to_hz)
+        whole = np.concatenate([converter.convert(speech), converter.finish()])
+        assert np.array_equal(given[: len(whole)], whole)
+        assert not given[len(whole) :].any()
+    assert len(sound) < 3.25 * 48_000 + 1920
     assert session.counts.late == 0
     assert [frame.ends for frame in heard if frame.speaking] == [False] * (len(sound) // 1920 - 1) + [True]
 
 
-def test_pieces_make_no_difference_to_what_is_painted() -> None:
-    def windows(piece: int) -> list[Float32Array]:
-        painter, speech = ToyPainter(), voice(2.5, 24_000)
-        with toy_session(painter) as session:
-            for start in range(0, len(speech), piece):
-                session.say(speech[start : start + piece], 24_000)
+@pytest.mark.parametrize("count", [1, 3])
+def test_utterances_follow_without_a_pause_and_the_mouth_fades_in_and_out_and_closes(count: int) -> None:
+    with toy_session() as session:
+        for _ in range(count):
+            session.say(voice(10 * 0.04), 16_000)
             session.end()
-            until_idle(session)
-        return [np.concatenate([one.spoken.heard for one in planned]) for planned, _ in painter.windows]
-
-    assert all(np.array_equal(a, b) for a, b in zip(windows(100), windows(7777), strict=True))
-
-
-def test_windows_wait_for_look_ahead_and_the_end_needs_none() -> None:
-    painter = ToyPainter()
-    with toy_session(painter, hop=8, look_ahead_ms=160) as session:
-        # Frame 7 begins after 280 ms, and its look-ahead ends 160 ms later.
-        session.say(voice(0.439), 16_000)
-        assert kinds(take(session, 3)) == "..."
-        session.say(voice(0.001), 16_000)
-        assert kinds(take(session, 9)) == "." + "s" * 8
-        assert [len(planned) for planned, _ in painter.windows] == [8]
-        session.end()
-        assert kinds(until_idle(session)) == "sss" + "qqqqq"
-    assert [len(planned) for planned, _ in painter.windows] == [8, 8]
-
-
-def test_the_mouth_fades_in_and_out_and_closes_in_painted_silence() -> None:
-    with toy_session() as session:
-        session.say(voice(10 * 0.04), 16_000)
-        session.end()
         frames = [*until_idle(session), *take(session, 2)]
-    assert kinds(frames) == "." + "s" * 10 + "q" * 5 + ".."
-    assert shares(frames) == [0, 1, 2, 3, *[4] * 9, 3, 2, 1, 0, 0]
+    assert kinds(frames) == "." + "s" * 10 * count + "q" * 5 + ".."
+    assert shares(frames) == [0, 1, 2, 3, *[4] * (10 * count - 1), 3, 2, 1, 0, 0]
+    assert [frame.utterance for frame in frames if frame.ends] == list(range(1, count + 1))
 
 
-def test_the_idle_clip_goes_on_behind_the_mouth() -> None:
-    with toy_session() as session:
-        before = take(session, 3)
+def test_an_utterance_that_ends_after_all_of_it_was_given_is_said_to_have_ended() -> None:
+    with toy_session(sound_rate_hz="16000") as session:
         session.say(voice(0.4), 16_000)
+        given = take(session, 32)
+        assert kinds(given) == "." * 11 + "s" * 10 + "q" * 5 + "......"  # a word without an end is said, too
+        assert not any(frame.ends for frame in given)
         session.end()
-        painted = until_idle(session)
-        after = next(session)
-    positions = [int(frame.planes.y[0, 1]) for frame in painted]
-    assert positions == list(range(3, 3 + len(painted)))
-    assert after.planes is session.loop.planes[session.loop.index(3 + len(painted))]
-    assert len(before) == 3
+        frame = next(session)
+        assert (frame.ends, frame.utterance, frame.speaking) == (True, 1, False)
 
 
 def test_starved_of_speech_it_paints_what_there_is_then_silence_then_idles() -> None:
@@ -160,18 +114,6 @@ def test_slow_painting_repeats_the_picture_and_loses_nothing() -> None:
     assert np.corrcoef(sound, speech)[0, 1] > 0.5  # in order, apart from what 48 kHz leave of 8 kHz
 
 
-def test_painting_begins_as_much_earlier_as_it_takes() -> None:
-    painting = Held()
-    with toy_session(painting=painting, paint_s=0.1, hop=8) as session:
-        session.say(voice(1.0), 16_000)
-        session.end()
-        frames = take(session, 3)
-        painting.release()
-        frames += take(session, 3)
-    assert kinds(frames) == "....ss"  # 100 ms are three frames, and one to spare
-    assert session.counts.late == 0
-
-
 def test_stop_fades_sound_in_20_ms_and_the_mouth_in_three_frames() -> None:
     with toy_session() as session:
         session.say(np.full(16_000, 0.5, np.float32), 16_000)
@@ -189,13 +131,9 @@ def test_stop_fades_sound_in_20_ms_and_the_mouth_in_three_frames() -> None:
     assert not any(frame.sound.any() for frame in after[1:])
 
 
-def test_stop_in_every_state() -> None:
+def test_stop_while_it_paints_speaks_and_fades() -> None:
     painting = Held()
-    with toy_session(painting=painting, hop=8) as session:
-        assert session.stop() == 0  # idle
-        session.say(voice(0.1), 16_000)
-        assert session.stop() == 0  # speech waits for more
-        assert session.idle
+    with toy_session(painting=painting) as session:
         session.say(voice(1.0), 16_000)
         assert session.stop() == 0  # the first window is being painted
         assert kinds(take(session, 2)) == ".."
@@ -204,64 +142,12 @@ def test_stop_in_every_state() -> None:
         assert kinds(take(session, 3)) == "..."
         session.say(voice(1.0), 16_000)
         painting.release()
-        take(session, 1)
-        assert kinds(take(session, 4)) == "ssss"
+        assert kinds(take(session, 5)) == ".ssss"
         assert session.stop() == pytest.approx(0.16)  # it speaks, and paints the second window
         assert session.stop() == 0  # it fades
         assert kinds(take(session, 4)) == "qqq."
         painting.release()
-        session.say(voice(0.16), 16_000)
-        session.end()
-        painting.release()
-        frames = take(session, 8)
-        assert "ssss" in kinds(frames)
-        assert session.stop() == 0  # the utterance has ended
-        assert kinds(take(session, 2))[-1] == "."
-        painting.release()
         assert session.idle
-
-
-def test_fifty_utterances_in_order() -> None:
-    ends = []
-    with toy_session() as session:
-        for number in range(50):
-            session.say(voice(0.1 + 0.03 * (number % 7), seed=number), 16_000)
-            session.end()
-            if number % 3:
-                ends += [frame.utterance for frame in take(session, number % 11) if frame.ends]
-        ends += [frame.utterance for frame in until_idle(session) if frame.ends]
-    assert ends == list(range(1, 51))
-
-
-def test_an_utterance_that_ends_after_all_of_it_was_given_is_said_to_have_ended() -> None:
-    with toy_session(sound_rate_hz=16_000) as session:
-        session.say(voice(0.4), 16_000)
-        given = take(session, 32)
-        assert kinds(given) == "." * 11 + "s" * 10 + "q" * 5 + "......"  # a word without an end is said, too
-        assert not any(frame.ends for frame in given)
-        session.end()
-        (frame,) = take(session, 1)
-        assert (frame.ends, frame.utterance, frame.speaking) == (True, 1, False)
-        session.say(voice(0.7), 16_000)
-        frames = take(session, 5)
-        session.end()
-        frames += until_idle(session)
-        assert [frame.utterance for frame in frames if frame.ends] == [2]
-        session.end()
-        assert not any(frame.ends for frame in take(session, 3))
-
-
-def test_utterances_that_wait_follow_without_a_pause() -> None:
-    painting = Held()
-    with toy_session(painting=painting) as session:
-        for _ in range(3):
-            session.say(voice(0.4), 16_000)
-            session.end()
-        frames = []
-        while not session.idle:
-            painting.release()
-            frames += take(session, 1)
-    assert kinds(frames).replace("L", "") == "." + "s" * 30 + "q" * 5
 
 
 def test_more_speech_than_the_buffer_holds_is_refused_whole() -> None:
@@ -289,11 +175,9 @@ def test_speech_that_cannot_be_used_is_refused(samples: Float32Array, rate_hz: i
 
 
 def test_16_bit_samples_keep_their_values() -> None:
-    with toy_session(sound_rate_hz="16000") as session:
-        session.say(np.arange(-640, 640, dtype=np.int16), 16_000)
-        session.end()
-        sound = np.concatenate([frame.sound for frame in until_idle(session) if frame.speaking])
-    assert np.array_equal(sound * 32768, np.arange(-640, 640))
+    speech = SpeechQueue(16_000, 60.0, lambda: 0.0)
+    speech.say(np.arange(640, dtype=np.int16), 16_000)
+    assert np.array_equal(speech.take().sound * 32768, np.arange(640))
 
 
 def test_an_error_of_painting_is_raised_and_ends_the_session() -> None:
@@ -306,21 +190,6 @@ def test_an_error_of_painting_is_raised_and_ends_the_session() -> None:
         session.say(voice(1.0), 16_000)
 
 
-def test_closing_ends_the_iteration_of_another_thread() -> None:
-    session, given = toy_session(), threading.Event()
-
-    def consume() -> None:
-        for _ in session:
-            given.set()
-
-    thread = threading.Thread(target=consume)
-    thread.start()
-    assert given.wait(600)
-    session.close()
-    thread.join(600)
-    assert not thread.is_alive()
-
-
 def test_what_the_network_gets_stays_beside_the_sound_over_utterances_and_rates() -> None:
     speech = SpeechQueue(48_000, 60.0, lambda: 0.0)
     for number in range(40):
@@ -328,20 +197,10 @@ def test_what_the_network_gets_stays_beside_the_sound_over_utterances_and_rates(
             speech.say(voice(0.1 + 0.001 * number, rate_hz), rate_hz)
         speech.end()
     count, is_all = speech.ready(160)
-    assert is_all
-    assert (speech._sound.size, speech._heard.size) == (count * 1920, count * SAMPLES)
-    numbers = [frame.utterance for frame in (speech.take() for _ in range(count)) if frame.ends]
-    assert numbers == list(range(1, 41))
-
-
-def test_delays_are_from_the_end_of_a_frames_speech() -> None:
-    clock = [0.0]
-    speech = SpeechQueue(48_000, 60.0, lambda: clock[0])
-    for time_s in (1.0, 2.0, 3.0):
-        clock[0] = time_s
-        speech.say(np.zeros(2880, np.float32), 48_000)  # a frame and a half
-    speech.end()
-    assert [speech.take().said_s for _ in range(5)] == [1.0, 2.0, 2.0, 3.0, 3.0]
+    given = [speech.take() for _ in range(count)]
+    assert (is_all, speech.left_s, len(speech.ahead(0))) == (True, 0.0, 0)
+    assert {(len(frame.sound), len(frame.heard)) for frame in given} == {(1920, 640)}
+    assert [frame.utterance for frame in given if frame.ends] == list(range(1, 41))
 
 
 def test_plans_that_move_lips_less_are_refused() -> None:
@@ -352,16 +211,6 @@ def test_plans_that_move_lips_less_are_refused() -> None:
     assert LiveOptions(steps=2, cache_interval=1).sync_options().sampling.steps == 2
 
 
-def test_a_picture_is_idle_or_painted_and_never_both() -> None:
-    with toy_session() as session:
-        session.say(voice(0.3), 16_000)
-        session.end()
-        frames = [*until_idle(session), *take(session, 3)]
-    assert all(
-        (frame.planes.y[0, 0] == IDLE) == (not share) for frame, share in zip(frames, shares(frames), strict=True)
-    )
-
-
 @pytest.mark.parametrize("slower", [1.0, 1.1])
 @pytest.mark.parametrize(("hop", "paint_ms", "piece_ms"), [(16, 400, 20), (8, 230, 20), (8, 120, 40), (4, 120, 10)])
 def test_by_microphone_nothing_is_late_and_the_delay_is_hop_look_ahead_and_painting(
@@ -370,18 +219,11 @@ def test_by_microphone_nothing_is_late_and_the_delay_is_hop_look_ahead_and_paint
     """Also where every third painting takes a tenth longer than was measured."""
     clock_ms, done_ms = 0, 0
     painter, painting = ToyPainter(), Held()
-    session = LiveSession(
-        cast(Any, painter),
-        toy_loop(),
-        LiveOptions(hop=hop),
-        executors=(painting, Inline()),
-        now=lambda: clock_ms / 1000,
-        paint_s=paint_ms / 1000,
-    )
+    session = toy_session(painter, painting, lambda: clock_ms / 1000, paint_s=paint_ms / 1000, hop=hop)
     frames, speech, piece = list[LiveFrame](), voice(8.0), 16 * piece_ms
     with session:
         for clock_ms in range(0, 10_000, 5):
-            if painting.waits and not done_ms:
+            if painting.waiting and not done_ms:
                 done_ms = clock_ms + paint_ms * (slower if len(painter.windows) % 3 == 2 else 1)
             if done_ms and clock_ms >= done_ms:
                 painting.release()

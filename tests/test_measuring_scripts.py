@@ -7,7 +7,6 @@ import pytest
 from click.testing import CliRunner
 
 from latentsync_trt.bundle.manifest import read_manifest
-from latentsync_trt.config import PRESETS, Sampling
 from latentsync_trt.sync.threads import StageClock
 from scripts.measure_stages import in_this_thread, run
 from tests.clips import write_clip, write_face
@@ -19,25 +18,22 @@ MANIFEST = read_manifest(small_bundle())
 
 
 @pytest.mark.slow
-def test_rows_of_graphs_windows_and_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(PRESETS, "quality", Sampling(1, "ddim", 1))
-    monkeypatch.setitem(PRESETS, "fast", Sampling(2, "dpmpp", 2))
+def test_rows_of_graphs_windows_and_modules(tmp_path: Path) -> None:
     measure = pytest.importorskip("scripts.measure_networks").main
     video, audio = write_clip(tmp_path, MANIFEST.frames)
     words = ["--bundle", str(small_bundle()), "--provider", "cpu", "--runs", "1", "--warm-up", "0", "--preset", "fast"]
+    words += ["--steps", "2", "--cache-interval", "2"]
     words += [word for scenario in ("graph", "loop", "pytorch") for word in ("--scenario", scenario)]
     words += ["--eager", "--video", str(video), "--audio", str(audio), "--out", str(tmp_path / "rows.json")]
     result = CliRunner().invoke(measure, words)
     assert result.exit_code == 0, result.output
     rows = json.loads((tmp_path / "rows.json").read_text())["rows"]
-    graphs, modules = ([row["case"] for row in rows if row["scenario"] == kind] for kind in ("graph", "pytorch"))
-    assert graphs == list(MANIFEST.graphs)
     networks = ("denoise_step", "denoise_step_cached", "vae_encoder", "vae_decoder")
-    assert modules == [f"{name} eager" for name in networks]
+    cases = [row["case"] for row in rows if row["scenario"] != "loop"]
+    assert cases == [*MANIFEST.graphs, *(f"{name} eager" for name in networks)]
     (loop,) = (row for row in rows if row["scenario"] == "loop")
     assert (loop["case"], loop["preset"], loop["frames"]) == ("one window", "fast", MANIFEST.frames)
     assert set(loop["parts_s"]) == {*networks, "rest"}
-    assert sum(loop["parts_s"].values()) == pytest.approx(loop["time"]["median_ms"] / 1000, rel=1e-4)
     assert any("beside preset quality" in note for note in loop["notes"])
 
 

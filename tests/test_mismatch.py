@@ -16,7 +16,6 @@ from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.measure.clips import measure_clip
 from latentsync_trt.measure.lips import FOLLOWS, Loudness, following
 from latentsync_trt.measure.mismatch import ModelMismatchCheck
-from latentsync_trt.measure.pictures import fit_of
 from latentsync_trt.media.audio import read_audio_blocks
 from latentsync_trt.media.demo_clip import SPEECH, portrait, spoken_mouth
 from latentsync_trt.types import Float32Array, UInt8Array
@@ -26,57 +25,38 @@ from tests.small import small_bundle
 
 FACE = cv2.resize(portrait()[60:220, 150:310], (128, 128))
 SMEARED = np.rint(0.4 * FACE + 0.6 * np.array([160, 120, 180])).astype(np.uint8)
-GRAY = np.full_like(FACE, 127)
 
 
-def published(**changes: object) -> Manifest:
-    """Of model 1.6."""
-    return replace(read_manifest(small_bundle()), name="mine", model="1.6", **changes)  # type: ignore[arg-type]
+DEMO = read_manifest(small_bundle())
+PUBLISHED = replace(DEMO, name="mine", model="1.6")
 
 
-def check(said: list[str], manifest: Manifest | None = None, side_px: int = 512) -> ModelMismatchCheck:
-    return ModelMismatchCheck(manifest or published(), side_px, said.append, strict=False)
-
-
-# What was painted
+def check(said: list[str], manifest: Manifest = PUBLISHED, side_px: int = 512) -> ModelMismatchCheck:
+    return ModelMismatchCheck(manifest, side_px, said.append, strict=False)
 
 
 @pytest.mark.parametrize(
-    ("painted", "color", "sharpness"),
+    ("painted", "side_px", "color", "sharpness", "words"),
     [
-        (FACE, (0, 0.01), (1, 1)),
-        (np.rint(0.8 * FACE).astype(np.uint8), (0, 4), (0.7, 0.9)),  # darker
-        (SMEARED, (9, 30), (0.3, 0.5)),
-        (cv2.GaussianBlur(FACE, (0, 0), 4), (0, 2), (0, 0.35)),
-        (GRAY, (5, 20), (0, 0)),
+        (FACE, 512, (0, 0.01), (1, 1), ""),
+        (np.rint(0.8 * FACE).astype(np.uint8), 512, (0, 4), (0.7, 0.9), ""),
+        (SMEARED, 512, (9, 30), (0.3, 0.5), "bundle mine holds other weights"),
+        (cv2.GaussianBlur(FACE, (0, 0), 4), 256, (0, 2), (0, 0.35), "trained at 512 px, this run paints at 256 px"),
+        (np.full_like(FACE, 127), 512, (5, 20), (0, 0), "does not look like the face"),
     ],
     ids=["same", "darker", "smeared", "blurred", "gray"],
 )
-def test_color_and_sharpness(painted: UInt8Array, color: tuple[float, float], sharpness: tuple[float, float]) -> None:
-    found = fit_of(FACE, painted)
-    assert color[0] <= found[0] <= color[1]
-    assert sharpness[0] - 1e-6 <= found[1] <= sharpness[1] + 1e-6
-
-
-@pytest.mark.parametrize(
-    ("painted", "side_px", "words"),
-    [
-        (FACE, 512, ()),
-        (SMEARED, 512, ("does not look like the face", "bundle mine holds other weights")),
-        (cv2.GaussianBlur(FACE, (0, 0), 4), 256, ("trained at 512 px, this run paints at 256 px",)),
-    ],
-)
-def test_the_first_faces_decide_once(painted: UInt8Array, side_px: int, words: tuple[str, ...]) -> None:
+def test_the_first_painted_faces_decide_once(
+    painted: UInt8Array, side_px: int, color: tuple[float, float], sharpness: tuple[float, float], words: str
+) -> None:
     said: list[str] = []
     found = check(said, side_px=side_px)
     for _ in range(20):
         found.look(FACE, painted.astype(np.uint16) * 257)
-    assert len(said) == bool(words)
-    assert all(each in found.text for each in words)
-    assert said in ([], [found.text])
-
-
-# The built-in model
+    assert said == ([found.text] if words else [])
+    assert words in found.text
+    assert color[0] <= (found.color or 0) <= color[1]
+    assert sharpness[0] - 1e-6 <= (found.sharpness or 0) <= sharpness[1] + 1e-6
 
 
 @pytest.mark.parametrize(("frames", "known"), [(first_person(30)[::7], True), (second_person(1), False)])
@@ -84,7 +64,7 @@ def test_the_built_in_model_knows_one_face(frames: list[UInt8Array], known: bool
     for rgb in frames:
         said: list[str] = []
         (face,) = detector.detect(rgb)
-        for manifest in (read_manifest(small_bundle()), published()):
+        for manifest in (DEMO, PUBLISHED):
             found = check(said, manifest)
             for _ in range(2):
                 found.meet(rgb, face, detector)
@@ -92,16 +72,11 @@ def test_the_built_in_model_knows_one_face(frames: list[UInt8Array], known: bool
 
 
 @pytest.mark.integration
-def test_a_strict_run_stops_at_the_first_faces(tmp_path: Path) -> None:
+def test_a_strict_run_stops_at_the_first_faces(lip_sync: LipSync, tmp_path: Path) -> None:
     """Random weights paint noise."""
-    clip, output = write_clip(tmp_path, 20), tmp_path / "out.mp4"
-    with LipSync.from_bundle(small_bundle(), "cpu") as lip_sync:
-        report = lip_sync.sync(*clip, output, SyncOptions(preset="fast"))
-        assert report.quality is not None
-        assert report.quality.alarm in report.notices
-        output.unlink()
-        with pytest.raises(InputError, match="the painted mouth does not look like the face") as caught:
-            lip_sync.sync(*clip, output, SyncOptions(preset="fast", strict=True))
+    options = SyncOptions(steps=1, cache_interval=1, strict=True)
+    with pytest.raises(InputError, match="the painted mouth does not look like the face") as caught:
+        lip_sync.sync(*write_clip(tmp_path, 20), tmp_path / "out.mp4", options)
     assert not caught.value.usage
     assert sorted(each.name for each in tmp_path.iterdir()) == ["face.mp4", "speech.wav"]
 
@@ -109,32 +84,28 @@ def test_a_strict_run_stops_at_the_first_faces(tmp_path: Path) -> None:
 # Lips of people; of the built-in clip, its known mouth
 
 
-def test_the_known_mouth_follows_its_own_speech_only() -> None:
-    loudness = Loudness()
-    for _ in loudness.passing(read_audio_blocks(SPEECH)):
-        pass
-    opening, voice_db = spoken_mouth().opening, loudness.levels_db()[:, 1:]
-    gaps = 0.03 + 0.2 * opening[: len(voice_db)]
-    found = following(gaps, voice_db[: len(gaps)])
-    assert (found[1] >= FOLLOWS, found[2]) == (True, 0)
-    for frames in range(20, 110, 10):
-        assert following(gaps, np.roll(voice_db[: len(gaps)], frames, axis=0))[1] < FOLLOWS
-
-
-def talk_of(clip: Path) -> tuple[Float32Array, Float32Array]:
+def talk_of(gaps: Float32Array, sound: Path) -> tuple[Float32Array, Float32Array]:
     """Gaps between the lips of a clip and its voice, frame by frame."""
     loudness = Loudness()
-    deque(loudness.passing(read_audio_blocks(clip)), maxlen=0)
-    gaps, voice_db = measure_clip(clip, clip).gaps, loudness.levels_db()[:, 1:]
-    count = min(len(gaps), len(voice_db))
-    return gaps[:count], voice_db[:count]
+    deque(loudness.passing(read_audio_blocks(sound)), maxlen=0)
+    count = min(len(gaps), len(loudness.levels_db()))
+    return gaps[:count], loudness.levels_db()[:count, 1:]
+
+
+def test_the_known_mouth_follows_its_own_speech_only() -> None:
+    gaps, voice_db = talk_of(0.03 + 0.2 * spoken_mouth().opening, SPEECH)
+    found = following(gaps, voice_db)
+    assert (found[1] >= FOLLOWS, found[2]) == (True, 0)
+    for frames in range(20, 110, 10):
+        assert following(gaps, np.roll(voice_db, frames, axis=0))[1] < FOLLOWS
 
 
 @pytest.mark.slow
 @pytest.mark.integration
 def test_people_follow_their_own_speech_only(assets: Path) -> None:
     """Wrong speech is that of the others, and their own at another time."""
-    talks = [talk_of(assets / f"demo{number}_video.mp4") for number in (1, 2, 3)]
+    clips = [assets / f"demo{number}_video.mp4" for number in (1, 2, 3)]
+    talks = [talk_of(measure_clip(clip, clip).gaps, clip) for clip in clips]
     for talk in talks:
         found = following(*talk)
         assert (found[1] >= FOLLOWS, found[2]) == (True, 0)

@@ -1,6 +1,5 @@
 """Measures while a clip runs, on faces whose lips are known."""
 
-from collections.abc import Callable
 from fractions import Fraction
 from io import BytesIO
 
@@ -10,22 +9,15 @@ from PIL import Image
 
 from latentsync_trt.face.paste import Pasted
 from latentsync_trt.measure.quality import Quality
-from latentsync_trt.measures import LipMeasure, Measures
+from latentsync_trt.measures import LipMeasure
 from latentsync_trt.media.audio import SPEECH_RATE_HZ
-from latentsync_trt.types import AlignedFace, Face, Float32Array, Frame, Patch, UInt8Array
+from latentsync_trt.types import AlignedFace, Face, Float32Array, Frame, Patch
 
 SIZE_PX = (105, 140)
 """Of the pictures: the upright crop of a face at 128 px, so that both have the same pixels."""
+PICTURE = np.full((140, 105, 3), 120, np.uint8)
 EYES_PX = 60.0
-MOUTH = (slice(72, 110), slice(30, 76))
-"""Rows and columns of a picture in which lips move."""
-
 SEED = 3
-
-
-def picture(noise: float = 0.0, seed: int = SEED) -> UInt8Array:
-    levels = 120 + np.random.default_rng(seed).normal(0, 1, (SIZE_PX[1], SIZE_PX[0], 3)) * noise
-    return np.clip(np.rint(levels), 0, 255).astype(np.uint8)
 
 
 def mesh(gap: float) -> Float32Array:
@@ -36,25 +28,13 @@ def mesh(gap: float) -> Float32Array:
     return points
 
 
-def add(
-    quality: Quality,
-    index: int,
-    *,
-    own: UInt8Array,
-    new: UInt8Array,
-    gap: float | None = 0.1,
-    fps: int = 25,
-) -> None:
-    """A frame whose picture `own` becomes `new`."""
-    time_s = Fraction(index, fps)
-    frame = Frame(index, time_s, Fraction(1, fps), time_s, own, None)
+def add(quality: Quality, index: int, gap: float, fps: int = 25) -> None:
+    """A frame that is painted as it was."""
+    time_s, painted = Fraction(index, fps), PICTURE.astype(np.uint16) * 257
+    frame = Frame(index, time_s, Fraction(1, fps), time_s, PICTURE, None)
     face = Face(np.array([20, 20, 85, 120], np.float32), np.zeros((3, 2), np.float32))
-    painted = new.astype(np.uint16) * 257
-    pasted = Pasted(Patch(0, 0, painted, np.ones(new.shape[:2], np.float32)), None, None if gap is None else mesh(gap))
-    quality.add(frame, 0, face, AlignedFace(own, np.eye(2, 3), SIZE_PX), painted, pasted)
-
-
-# Lips
+    pasted = Pasted(Patch(0, 0, painted, np.ones((140, 105), np.float32)), None, mesh(gap))
+    quality.add(frame, 0, face, AlignedFace(PICTURE, np.eye(2, 3), SIZE_PX), painted, pasted)
 
 
 def openings(count: int) -> Float32Array:
@@ -72,18 +52,6 @@ def speech(opening: Float32Array) -> list[Float32Array]:
     return list(np.array_split(samples.astype(np.float32), 7))
 
 
-def measured(gaps: Callable[[Fraction], float], fps: int, start_s: Fraction) -> Measures:
-    """The measures of a clip whose speech begins at `start_s`; `gaps` of lips by the time in the speech."""
-    quality = Quality([start_s])
-    for _ in range(2):  # `SpeechStream` reads the recording twice
-        assert sum(block.size for block in quality.listen(0, speech(openings(250)))) == 250 * 640
-    same = picture()
-    first = round(start_s * fps)
-    for index in range(first, first + 10 * fps):
-        add(quality, index, own=same, new=same, gap=gaps(Fraction(index, fps) - start_s), fps=fps)
-    return quality.result()
-
-
 def lips_of(time_s: Fraction, late_s: Fraction = Fraction(0)) -> float:
     known = openings(250)
     return 0.02 + 0.2 * float(np.interp(float(time_s - late_s), np.arange(250) / 25, known))
@@ -93,8 +61,13 @@ def lips_of(time_s: Fraction, late_s: Fraction = Fraction(0)) -> float:
     ("fps", "start_s", "late_ms"), [(50, 0, 0), (25, 2, 0), (24, 1, 0), (25, 0, 40), (25, 0, -240), (25, 0, 320)]
 )
 def test_lips_that_follow(fps: int, start_s: int, late_ms: int) -> None:
-    late_s = Fraction(late_ms, 1000)
-    (lips,) = measured(lambda time_s: lips_of(time_s, late_s), fps, Fraction(start_s)).lips
+    quality = Quality([Fraction(start_s)])
+    for _ in range(2):  # `SpeechStream` reads the recording twice
+        assert sum(block.size for block in quality.listen(0, speech(openings(250)))) == 250 * 640
+    for index in range(start_s * fps, (start_s + 10) * fps):
+        gap = lips_of(Fraction(index, fps) - start_s, Fraction(late_ms, 1000))
+        add(quality, index, gap, fps)
+    (lips,) = quality.result().lips
     assert lips.verdict == "follows"
     assert lips.agreement is not None
     assert lips.agreement > 0.7
@@ -112,7 +85,7 @@ def test_lips_of_other_speech(frames: int, verdict: str) -> None:
     quality, generator = Quality([Fraction(0)]), np.random.default_rng(SEED)
     list(quality.listen(0, speech(np.maximum(openings(250), np.float32(0.1)))))
     for index, gap in enumerate(np.convolve(generator.uniform(0, 0.1, frames), np.ones(4), "same")):
-        add(quality, index, own=picture(), new=picture(), gap=float(gap))
+        add(quality, index, float(gap))
     (lips,) = quality.result().lips
     assert (lips.verdict, lips.late_ms) == (verdict, None)
 
@@ -123,28 +96,17 @@ def test_too_little_speech_to_compare_with(said: bool, painted: int, shut: float
     quality = Quality([Fraction(0)])
     list(quality.listen(0, speech(np.full(250, 0.5 * said, np.float32))))
     for index in range(painted):
-        add(quality, index, own=picture(), new=picture(), gap=0.03 + 0.001 * (index % 7))
+        add(quality, index, 0.03 + 0.001 * (index % 7))
     (lips,) = quality.result().lips
     assert lips == LipMeasure(0, painted, "cannot tell", shut_in_silence=shut)
 
 
-# Pictures
-
-
 def test_the_moments_that_matter_are_kept() -> None:
     quality = Quality([Fraction(0)], pictures=True)
-    gaps = [0.1, 0.3, 0.1, 0.01, 0.1, 0.1, 0.1, 0.1]
-    for index, gap in enumerate(gaps):
-        add(quality, index, own=picture(), new=picture(), gap=gap)
-    found = quality.moments()
-    assert [(time_s, shows) for time_s, shows, _ in found] == [
-        (0.0, "first"),
-        (0.04, "widest open"),
-        (0.12, "shut"),
-    ]
-    before, after = (np.asarray(Image.open(BytesIO(data))) for data in found[0][2])
-    assert before.shape == after.shape
-    assert before.shape[0] == 240
+    for index, gap in enumerate([0.1, 0.3, 0.1, 0.01, 0.1]):
+        add(quality, index, gap)
+    shown = [(time_s, shows) for time_s, shows, _ in quality.moments()]
+    assert shown == [(0.0, "first"), (0.04, "widest open"), (0.12, "shut")]
 
 
 def test_a_moment_shows_the_face_and_what_is_around_it_before_and_after() -> None:

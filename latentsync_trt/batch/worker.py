@@ -20,7 +20,7 @@ from latentsync_trt.errors import BundleError, InferenceError, InputError, Media
 from latentsync_trt.files import KEPT_NAME, published_folder, temporary_folder, whole_file, work_folder, work_folder_of
 from latentsync_trt.option_fields import command_line
 from latentsync_trt.paths import make_folder
-from latentsync_trt.types import Progress, SyncReport, UInt8Array
+from latentsync_trt.types import Progress, SyncReport
 from latentsync_trt.unexpected import one_line
 
 if TYPE_CHECKING:
@@ -72,7 +72,11 @@ class Worker:
                 )
             on_progress(progress)
             if task.preview and progress.picture and monotonic() >= shown_s + _PREVIEW_S:
-                _write_jpeg(Path(task.preview), progress.picture())
+                from latentsync_trt.measure.page import jpeg
+
+                picture = progress.picture()
+                with suppress(OSError), whole_file(Path(task.preview)) as part:
+                    part.write_bytes(jpeg(picture, len(picture)))
                 shown_s = monotonic()
 
         files = _Files(report)
@@ -142,15 +146,6 @@ class Worker:
             except InputError:  # it kept those of another clip; any other reason is found again
                 pass
         return run(options=options)
-
-
-def _write_jpeg(path: Path, picture: UInt8Array) -> None:
-    """Writes it, if it can."""
-    import cv2
-
-    bgr = cv2.cvtColor(picture, cv2.COLOR_RGB2BGR)
-    with suppress(OSError), whole_file(path) as part:
-        part.write_bytes(cv2.imencode(".jpg", bgr)[1].tobytes())
 
 
 class _Files:

@@ -6,7 +6,7 @@ import os
 import platform
 import re
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,8 +18,7 @@ from latentsync_trt.bundle.manifest import Manifest
 from latentsync_trt.measure.page import write_file
 from latentsync_trt.measures import SyncNetMeasure
 from latentsync_trt.runtime.providers import libraries
-from latentsync_trt.runtime.providers.gpu import Gpu, driver_version
-from latentsync_trt.runtime.providers.select import Selection
+from latentsync_trt.runtime.providers.gpu import driver_version, gpus
 from latentsync_trt.unexpected import without_paths
 from latentsync_trt.version import __version__
 
@@ -60,36 +59,36 @@ def to_json(command: str, version: int, content: Mapping[str, Any]) -> str:
     return json.dumps(json.loads(json.dumps(named), parse_constant=lambda _: None), indent=1, ensure_ascii=False)
 
 
-def environment(command: Iterable[str], selections: Sequence[Selection]) -> dict[str, str]:
+def environment(command: Iterable[str], providers: Iterable[str], device: int) -> dict[str, str]:
     """Names and versions as text, without what identifies the user; unknown ones are left out."""
-    gpu = next((selection.gpu for selection in selections if selection.gpu), None)
+    gpu = next((gpu for gpu in gpus() if gpu.index == device), None)
     named = {
         "command": without_paths(shlex.join(command)),
-        "providers": ", ".join(dict.fromkeys(selection.name for selection in selections)),
+        "providers": ", ".join(dict.fromkeys(providers)),
         "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "latentsync_trt": __version__,
         "python": platform.python_version(),
         "onnxruntime": libraries.onnxruntime_version(),
-        **(library_versions(gpu) if gpu else {}),
+        **library_versions(),
+        "gpu": gpu and gpu.name,
+        "compute_capability": gpu and gpu.compute_capability,
+        "gpu_memory_gb": gpu and f"{gpu.memory_bytes / 1e9:.0f}",
         "cpu": _cpu_name(),
         "cpu_cores": str(usable_cores()),
         "memory_gb": f"{psutil.virtual_memory().total / 1e9:.0f}",
-        "system": f"{platform.system()} {platform.machine()}",
+        "system": platform.platform(),
     }
     return {name: value for name, value in named.items() if value}
 
 
-def library_versions(gpu: Gpu | None = None) -> dict[str, str]:
-    """Versions of what computes on a GPU, as far as they are known, and what is known of this `gpu`."""
+def library_versions() -> dict[str, str]:
+    """Versions of what computes on a GPU, as far as they are known."""
     found = {
         "tensorrt": libraries.tensorrt_version(),
         "cuda": libraries.cuda_version(),
         "cudnn": libraries.cudnn_version(),
         "driver": driver_version(),
     }
-    if gpu is not None:
-        found |= {"gpu": gpu.name, "compute_capability": gpu.compute_capability}
-        found["gpu_memory_gb"] = f"{gpu.memory_bytes / 1e9:.0f}"
     return {name: text for name, text in found.items() if text and text != libraries.UNKNOWN}
 
 
@@ -100,8 +99,7 @@ def _cpu_name() -> str:
 
 
 def usable_cores() -> int:
-    process = psutil.Process()
-    return len(process.cpu_affinity()) if hasattr(process, "cpu_affinity") else os.cpu_count() or 1
+    return len(psutil.Process().cpu_affinity()) if hasattr(psutil.Process, "cpu_affinity") else os.cpu_count() or 1
 
 
 def bundle_facts(manifest: Manifest, resolution_px: int | None = None) -> dict[str, Any]:

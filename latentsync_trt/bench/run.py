@@ -9,7 +9,7 @@ from itertools import product
 from pathlib import Path
 from threading import Event
 from time import perf_counter
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import psutil
@@ -25,11 +25,6 @@ from latentsync_trt.runtime.providers.gpu import free_memory_bytes
 from latentsync_trt.runtime.providers.select import Selection, select_provider
 from latentsync_trt.sync.api import LipSync
 from latentsync_trt.unexpected import without_paths
-
-T = TypeVar("T")
-
-_POLL_S = 0.02
-"""Interval of polling memory: shorter than a denoising step, long enough not to slow it down."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,15 +44,14 @@ class Setting:
     runs: int = 3
     warm_up: int = 1
 
-    def timed(self, run: Callable[[], T]) -> tuple[list[float], T]:
+    def timed(self, run: Callable[[], Any]) -> tuple[list[float], Any]:
         """Milliseconds of each timed run, and what the last one returned; `run` must be synchronous."""
         times_ms = []
-        for number in range(-self.warm_up, self.runs):
+        for _ in range(self.warm_up + self.runs):
             start_s = perf_counter()
             result = run()
-            if number >= 0:
-                times_ms.append(1000 * (perf_counter() - start_s))
-        return times_ms, result
+            times_ms.append(1000 * (perf_counter() - start_s))
+        return times_ms[self.warm_up :], result
 
     def row(self, scenario: str, case: str, times_ms: Sequence[float], notes: Iterable[str], **fields: Any) -> Row:
         """A row whose time has the median, and the 5th and 95th percentile (interpolated where runs are few)."""
@@ -73,9 +67,8 @@ class Setting:
         peak: dict[str, int | None] = {"host_bytes": 0, "device_bytes": None}
 
         def poll() -> None:
-            last = False
-            while not last:
-                last = ended.wait(_POLL_S)
+            while not ended.is_set():
+                ended.wait(0.02)  # shorter than a denoising step, long enough not to slow it down
                 used = {"host_bytes": process.memory_info().rss}
                 free_bytes = None if gpu is None else free_memory_bytes(gpu.index)
                 if free_bytes is not None and self.free_before_bytes is not None:

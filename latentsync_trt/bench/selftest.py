@@ -5,20 +5,19 @@
 3. reference: the same on another provider, to compare outputs and pictures with
 """
 
-import platform
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import cv2
 import numpy as np
 
 from latentsync_trt.audio.encoder import encode_audio
 from latentsync_trt.audio.mel import filters_of
-from latentsync_trt.bench.rows import bundle_facts, environment, library_versions, to_json
+from latentsync_trt.bench.rows import bundle_facts, environment, to_json
 from latentsync_trt.bundle.manifest import DEMO_NAME, STEP_GRAPHS, Bundle, Manifest
 from latentsync_trt.child import Emit, Event, run_child
 from latentsync_trt.config import RuntimeOptions, SyncOptions
@@ -34,7 +33,6 @@ from latentsync_trt.runtime.engines.session import give_back_gpu_memory
 from latentsync_trt.runtime.engines.session_factory import SessionFactory
 from latentsync_trt.runtime.model import open_model
 from latentsync_trt.runtime.providers.diagnose import diagnose_provider
-from latentsync_trt.runtime.providers.gpu import gpus
 from latentsync_trt.runtime.providers.select import TestResult, select_provider
 from latentsync_trt.runtime.providers.table import CPU, CUDA, PROVIDERS
 from latentsync_trt.sync.inpaint import graphs_for, make_inpainter, paint_window
@@ -45,20 +43,14 @@ LEAST_DB: Mapping[str, float] = {"fp32": 60.0, "fp16": 45.0, "int8": 35.0, "fp8"
 """Least PSNR to the reference's pictures by the bundle's precision. Weights of 10 bits of mantissa gave 73 dB and of 7
 bits 56 in float32; in float16, 8 bits gave 62 and 3 bits 41."""
 
-STEPS = 6
-"""Denoising steps of a window, by preset `balanced`, which computes two of them in full."""
-
-WINDOWS = 2
-"""Two, because the second reuses buffers that the first has filled."""
-
-PICTURES = "pictures.npy"
-_FACE = np.s_[60:220, 150:310]
-"""Rows and columns of the built-in portrait, as an aligned face is cut out."""
-
 GPU_RUNS, CPU_RUNS = 20, 3
 """Runs per graph: on a GPU enough for clocks to rise and a CUDA graph to be replayed, which a CPU does not need."""
 
+PICTURES = "pictures.npy"
 _FIRST, _SECOND, _REFERENCE = "first start", "second start", "reference"
+
+Say = Callable[[str], None]
+Carry = Callable[["Part", Say], "Part"]
 
 
 @dataclass(slots=True)
@@ -87,7 +79,8 @@ class GraphRow:
 class Part:
     """What one child process is asked for, and what it has found so far.
 
-    It opens and runs the graphs `tested`, then paints `windows`, and leaves outputs and pictures in `folder`.
+    It opens and runs the graphs `tested`, paints in so many `steps` if all work, and leaves outputs and pictures in
+    `folder`.
     `provider`: the active one, empty if none loaded. `graphs`: those reached. `failures`: those of no single graph.
     `log`: messages about engines. `doing`: the current step, empty at the end.
     """
@@ -97,8 +90,7 @@ class Part:
     options: RuntimeOptions
     folder: Path
     tested: tuple[str, ...]
-    windows: int
-    steps: int
+    steps: int = 6
     provider: str = ""
     graphs: dict[str, GraphRow] = field(default_factory=dict)
     failures: list[str] = field(default_factory=list)
@@ -106,16 +98,15 @@ class Part:
     log: list[str] = field(default_factory=list)
     doing: str = "starting"
 
-    def problems(self, provider: str, *, again: bool = False) -> Iterator[str]:
-        """What failed on `provider`; `again`: at the second start, which must not build engines."""
+    def problems(self) -> Iterator[str]:
+        """What failed; the second start must not build engines."""
         yield from self.failures
         for name, row in self.graphs.items():
             if row.error:
                 yield row.error if name in row.error else f"{name}: {row.error}"
-            elif PROVIDERS[provider].builds and [*row.nodes] != [PROVIDERS[provider].ort_name]:
-                counts = ", ".join(f"{count} on {other}" for other, count in sorted(row.nodes.items()))
-                yield f"{name}: {provider} was not assigned all of its nodes ({counts})"
-            if again and row.built:
+            elif PROVIDERS[self.provider].builds and [*row.nodes] != [PROVIDERS[self.provider].ort_name]:
+                yield f"{name}: {self.provider} was not assigned all of its nodes ({dict(row.nodes)})"
+            if row.built and self.folder.name == _SECOND:
                 why = "".join(f"; {text}" for text in self.log if name in text)
                 yield f"{name}: its engine was not found in the cache, and was built again{why}"
 
@@ -145,78 +136,15 @@ class Report:
 
     @property
     def result(self) -> TestResult:
-        return "slower" if self.passed and self.is_slower else "passed" if self.passed else "failed"
-
-    @property
-    def is_slower(self) -> bool:
-        """Whether denoising steps take longer than on the reference provider, if that is another one."""
-        if self.reference == self.provider:  # with the portable variant of the graphs
-            return False
-        steps = [row for row in self.graphs if row.graph in STEP_GRAPHS and row.mean_ms and row.reference_ms]
-        return sum(row.mean_ms or 0.0 for row in steps) > sum(row.reference_ms or 0.0 for row in steps)
+        """Slower: denoising steps take longer than on the reference provider, if that is another one."""
+        if not self.passed or self.reference == self.provider:  # with the portable variant of the graphs
+            return "passed" if self.passed else "failed"
+        steps = [row for row in self.graphs if row.graph in STEP_GRAPHS]
+        longer_ms = sum(row.mean_ms - row.reference_ms for row in steps if row.mean_ms and row.reference_ms)
+        return "slower" if longer_ms > 0 else "passed"
 
     def to_json(self) -> str:
         return to_json("selftest", 9, {"passed": self.passed, **asdict(self)})
-
-
-def self_test(
-    bundle: Bundle, provider: str, options: RuntimeOptions, say: Callable[[str], None], tested_graphs: Sequence[str]
-) -> Report:
-    """Runs all parts; `say` is called with lines about progress. Raises `InputError` if `options` name several GPUs."""
-    device, given = options.one_device, [bundle.folder, *([Path(options.engine_cache)] if options.engine_cache else [])]
-    hide, parts = partial(redacted, folders=given), dict[str, Part]()
-    with temporary_folder() as folder:
-
-        def run(name: str, provider: str, options: RuntimeOptions, graphs: Iterable[str]) -> Part:
-            asked = Part(provider, bundle.folder, options, folder / name, tuple(graphs), WINDOWS, STEPS)
-            parts[name] = run_part(asked, lambda text: say(f"{name}: {hide(text)}"))
-            return parts[name]
-
-        tested = replace(options, engine_cache=options.engine_cache or f"{folder / 'engines'}")
-        first = run(_FIRST, provider, tested, tested_graphs)
-        reference = reference_of(bundle.manifest, first.provider)
-        usable = [graph for graph, row in first.graphs.items() if not row.error]
-        if usable:
-            run(_SECOND, first.provider, tested, usable)
-        if usable and reference:
-            # CUDA's own variant of the graphs is what auto would run instead of TensorRT, so that times compare.
-            portable = reference == CUDA.name == first.provider
-            variant: Literal["portable", "auto"] = "portable" if portable else "auto"
-            own = RuntimeOptions(device=device, engine_cache=f"{folder / 'other engines'}", graph_variant=variant)
-            run(_REFERENCE, reference, own, usable)
-        rows = {graph: GraphRow(graph, error="not reached") for graph in tested_graphs}
-        for part in parts.values():
-            rows |= part.graphs if part.folder.name != _REFERENCE else {}
-        problems = {name: [*part.problems(first.provider, again=name == _SECOND)] for name, part in parts.items()}
-        pictures = ""
-        if other := parts.get(_REFERENCE):
-            problems[_REFERENCE] = [*other.problems(reference), *_compare_graphs(bundle.manifest, rows, other)]
-            pictures, is_alike = _compare_pictures(other, LEAST_DB[bundle.manifest.precision])
-            problems[_REFERENCE] += [] if is_alike else [f"pictures: {pictures}"]
-    for row in rows.values():
-        row.error = hide(row.error)
-    notices = [hide(text) for name, part in parts.items() if name != _REFERENCE for text in part.notices]
-    gpu = next((gpu for gpu in gpus() if gpu.index == device), None)
-    return Report(
-        requested=provider,
-        provider=first.provider,
-        bundle=bundle_facts(bundle.manifest),
-        options=tuple(command_line(options, leave_out=("engine_cache",))),
-        reference=reference,
-        stages={name: tuple(dict.fromkeys(map(hide, texts))) for name, texts in problems.items()},
-        graphs=tuple(rows.values()) if first.provider else (),
-        pictures=pictures,
-        notices=tuple(dict.fromkeys(notices)),
-        environment={**environment((), ()), "os": platform.platform(), **library_versions(gpu)},
-    )
-
-
-def reference_of(manifest: Manifest, provider: str) -> str:
-    """Whose results are taken as correct: the CPU's for the built-in model, else those of CUDA's portable form, as
-    the CPU takes hours with the published one; empty where there are none, or the CPU itself is tested."""
-    if provider == CPU.name or (manifest.name != DEMO_NAME and diagnose_provider(CUDA) is not None):
-        return ""
-    return CPU.name if manifest.name == DEMO_NAME else CUDA.name
 
 
 def carry_out(orders: Iterator[Part], emit: Emit) -> None:
@@ -227,17 +155,14 @@ def carry_out(orders: Iterator[Part], emit: Emit) -> None:
         part.doing = doing
         emit(part=part)
 
-    def note(text: str) -> None:
-        part.log.append(text)
-        emit(part=part)
-
     begin(f"loading provider {part.requested}")
     try:
         selection = select_provider(part.requested, part.options.one_device)
         part.provider, part.notices = selection.name, selection.notices()
         part.folder.mkdir()
-        cache = EngineCache(cache_folder(part.options.engine_cache), note)
-        engines = SessionFactory(Bundle.load(part.bundle, verify=False), selection, part.options, cache, note)
+        cache = EngineCache(cache_folder(part.options.engine_cache), part.log.append)
+        bundle = Bundle.load(part.bundle, verify=False)
+        engines = SessionFactory(bundle, selection, part.options, cache, part.log.append)
         for graph in part.tested:
             part.graphs[graph] = row = GraphRow(graph)
             try:
@@ -245,13 +170,15 @@ def carry_out(orders: Iterator[Part], emit: Emit) -> None:
             except LatentSyncError as error:
                 row.error = str(error)
             give_back_gpu_memory(selection)
-        _paint(part, engines, begin, note)
+        if not any(row.error for row in part.graphs.values()):
+            begin("painting")
+            _paint(part, engines)
     except LatentSyncError as error:
         part.failures.append(str(error))
     begin("")
 
 
-def _try_graph(part: Part, engines: SessionFactory, row: GraphRow, begin: Callable[[str], None]) -> None:
+def _try_graph(part: Part, engines: SessionFactory, row: GraphRow, begin: Say) -> None:
     """Builds the engine of a graph unless it is in the cache, opens and runs it."""
     begin(f"building and opening {row.graph}")
     opened = engines.open(row.graph)
@@ -267,71 +194,108 @@ def _try_graph(part: Part, engines: SessionFactory, row: GraphRow, begin: Callab
         row.first_ms, row.mean_ms = 1000 * session.clock.first_run_s, session.clock.mean_ms
 
 
-def _paint(part: Part, engines: SessionFactory, begin: Callable[[str], None], note: Callable[[str], None]) -> None:
+def _paint(part: Part, engines: SessionFactory) -> None:
     """Paints windows into `PICTURES`: the generated part of the faces, uint16 `(n, h, w, 3)`."""
     manifest, options = engines.bundle.manifest, SyncOptions(preset="balanced", steps=part.steps)
-    graphs = graphs_for(options)
-    # A retry could take minutes and would fail again.
-    missing = ", ".join(graph for graph in graphs if graph in part.graphs and part.graphs[graph].error)
-    if missing:
-        part.failures.append(f"not painted, as {missing} cannot be used")
-        return
-    begin("painting")
     side_px, frames = manifest.resolution_px, manifest.frames
-    face = np.asarray(cv2.resize(portrait()[_FACE], (side_px, side_px)), np.uint8)
+    # As an aligned face is cut out.
+    face = np.asarray(cv2.resize(portrait()[60:220, 150:310], (side_px, side_px)), np.uint8)
     faces, painted = np.stack([face] * frames), list[UInt16Array]()
     selection = replace(engines.selection, is_named=True)
-    with closing(open_model(engines.bundle, selection, engines.options, graphs, note)) as model:
+    with closing(open_model(engines.bundle, selection, engines.options, graphs_for(options), part.log.append)) as model:
         audio = encode_audio(partial(read_audio_blocks, SPEECH), model.audio_encoder, filters_of(model.bundle)).windows
         inpainter = make_inpainter(model, options)
-        for window in range(part.windows):
-            spoken = audio[window * frames :][:frames]
-            painted += paint_window(inpainter, faces, spoken)
+        for start in (0, frames):  # the second window reuses buffers that the first has filled
+            painted += paint_window(inpainter, faces, audio[start : start + frames])
         part.notices += model.notices
     np.save(part.folder / PICTURES, np.stack(painted)[:, *generated_part(side_px)])
 
 
-def run_part(part: Part, say: Callable[[str], None]) -> Part:
+def run_part(part: Part, say: Say) -> Part:
     """Carries out `part` in a child process, and returns what it found; `say` gets its current step."""
 
     def take(event: Event) -> None:
         nonlocal part
-        before, part = part, event["part"]
-        for text in filter(None, part.log[len(before.log) :] or [part.doing]):
-            say(text)
+        part = event["part"]
+        if part.doing:
+            say(part.doing)
 
     ended = run_child(carry_out, part, take)
     if part.doing:
-        why = ended.last_error_line or "no message"
-        part.failures.append(f"the process died with {ended} while {part.doing}: {why}")
+        part.failures.append(f"the process died with {ended} while {part.doing}: {ended.last_error_line or '–'}")
     return part
 
 
-def _compare_graphs(manifest: Manifest, rows: Mapping[str, GraphRow], other: Part) -> Iterator[str]:
-    """Adds to the rows how far they are from the reference `other`; says what is too far."""
+def self_test(
+    bundle: Bundle, provider: str, options: RuntimeOptions, say: Say, tested: Sequence[str], carry: Carry = run_part
+) -> Report:
+    """Tests the graphs `tested` and painting, each part by `carry`; `say` is called with lines about progress. Raises
+    `InputError` if `options` name several GPUs."""
+    device, given = options.one_device, [Path(each) for each in (bundle.folder, options.engine_cache) if each]
+    hide, parts = partial(redacted, folders=given), dict[str, Part]()
+    with temporary_folder() as folder:
+
+        def run(name: str, provider: str, options: RuntimeOptions, graphs: Iterable[str]) -> Part:
+            asked = Part(provider, bundle.folder, options, folder / name, tuple(graphs))
+            return parts.setdefault(name, carry(asked, lambda text: say(f"{name}: {text}")))
+
+        cached = replace(options, engine_cache=options.engine_cache or f"{folder / 'engines'}")
+        first = run(_FIRST, provider, cached, tested)
+        rows = {graph: GraphRow(graph, error="not reached") for graph in tested} | first.graphs
+        reference, pictures = reference_of(bundle.manifest, first.provider), ""
+        usable = [graph for graph, row in first.graphs.items() if not row.error]
+        if usable:
+            rows |= run(_SECOND, first.provider, cached, usable).graphs
+        if usable and reference:
+            # CUDA's own variant of the graphs is what auto would run instead of TensorRT, so that times compare.
+            portable = reference == CUDA.name == first.provider
+            own = RuntimeOptions(device=device, engine_cache=f"{folder / 'other engines'}")
+            own = replace(own, graph_variant="portable" if portable else "auto")
+            pictures = _compare(bundle.manifest, rows, run(_REFERENCE, reference, own, usable))
+    return Report(
+        requested=provider,
+        provider=first.provider,
+        bundle=bundle_facts(bundle.manifest),
+        options=tuple(command_line(options, leave_out=("engine_cache",))),
+        reference=reference,
+        stages={name: tuple(dict.fromkeys(map(hide, part.problems()))) for name, part in parts.items()},
+        graphs=tuple(replace(row, error=hide(row.error)) for row in rows.values() if first.provider),
+        pictures=pictures,
+        notices=tuple(dict.fromkeys(hide(text) for part in parts.values() for text in part.notices)),
+        environment=environment((), (), device),
+    )
+
+
+def reference_of(manifest: Manifest, provider: str) -> str:
+    """Whose results are taken as correct: the CPU's for the built-in model, else those of CUDA's portable form, as
+    the CPU takes hours with the published one; empty where there are none, or the CPU itself is tested."""
+    if provider == CPU.name or (manifest.name != DEMO_NAME and diagnose_provider(CUDA) is not None):
+        return ""
+    return CPU.name if manifest.name == DEMO_NAME else CUDA.name
+
+
+def _compare(manifest: Manifest, rows: Mapping[str, GraphRow], other: Part) -> str:
+    """Adds to the rows how far they are from the reference `other`, to whose failures it adds what is too far; returns
+    the PSNR of the second start's pictures to the reference's, in words."""
+    ours, least_db = other.folder.with_name(_SECOND), LEAST_DB[manifest.precision]
     for name, theirs in other.graphs.items():
         row, file = rows[name], f"{name}.npz"
-        row.reference_ms, ours = theirs.mean_ms, other.folder.with_name(_SECOND) / file
-        if row.error or not ours.exists() or not (other.folder / file).exists():
+        row.reference_ms = theirs.mean_ms
+        if row.error or not (ours / file).exists() or not (other.folder / file).exists():
             continue
-        with np.load(ours) as found, np.load(other.folder / file) as expected:
+        with np.load(ours / file) as found, np.load(other.folder / file) as expected:
             row.difference = difference(*([arrays[key] for key in expected.files] for arrays in (found, expected)))
         limit = provider_limit(manifest, name)
-        if row.difference == np.inf:
-            yield f"{name}: its outputs, or those of {other.provider}, are not finite numbers"
-        elif row.difference > limit:
-            yield (
-                f"{name}: its values differ from those of {other.provider} by {row.difference:.1e} of the largest, at "
-                f"most {limit:.1e} is allowed; report it with `latentsync-trt selftest --json`"
-            )
-
-
-def _compare_pictures(other: Part, least_db: float) -> tuple[str, bool]:
-    """The PSNR of the second start's pictures to the reference's, in words, and whether it is high enough."""
-    files = [folder / PICTURES for folder in (other.folder.with_name(_SECOND), other.folder)]
+        if row.difference > limit:
+            far = f"by {row.difference:.1e} of the largest (inf: NaN or infinity), at most {limit:.1e} is allowed"
+            other.failures.append(f"{name}: its values differ from those of {other.provider} {far}")
+    files = ours / PICTURES, other.folder / PICTURES
     if not all(file.exists() for file in files):
-        return "", True
+        return ""
     a, b = (np.load(file) / np.float64(257) for file in files)
     psnr_db = decibels(float(np.mean((a - b) ** 2)))
     shown = "equal" if psnr_db is None else f"{psnr_db:.1f} dB"
-    return f"{shown} beside {other.provider} (at least {least_db:.0f} dB)", psnr_db is None or psnr_db >= least_db
+    text = f"{shown} beside {other.provider} (at least {least_db:.0f} dB)"
+    if psnr_db is not None and psnr_db < least_db:
+        other.failures.append(f"pictures: {text}")
+    return text

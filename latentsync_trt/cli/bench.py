@@ -64,7 +64,7 @@ def bench(
     network, loaded = open_syncnet(runtime.syncnet), Bundle.load(folder)
     settings = settings_for(loaded, replace(runtime, syncnet=None), sync, providers, say)
     settings = [replace(setting, runs=fields["runs"], warm_up=fields["warm_up"]) for setting in settings]
-    facts = environment(_command(), [setting.selection for setting in settings])
+    facts = environment(_command(), [setting.selection.name for setting in settings], runtime.one_device)
     about, rows = bundle_facts(loaded.manifest, settings[0].resolution_px), list[Row]()
     with temporary_folder() as folder:
         for row in run_bench(settings, chosen, choose_clip(video, audio, folder), folder, network):
@@ -108,7 +108,6 @@ def compare(a: str, b: str, output: Path, quiet: bool, as_json: bool, **fields: 
     from latentsync_trt.measure.compare import HEADS, compare_results, labeled
     from latentsync_trt.measure.page import page_path, write_page
     from latentsync_trt.media.writer import check_output_path
-    from latentsync_trt.runtime.providers.select import select_provider
     from latentsync_trt.sync.api import LipSync
 
     video, audio, overwrite = fields["video"], fields["audio"], fields["overwrite"]
@@ -133,7 +132,7 @@ def compare(a: str, b: str, output: Path, quiet: bool, as_json: bool, **fields: 
                 reports.append(lip_sync.sync(clip.video, clip.audio, result, options, on_progress=told))
         least_px = max([_LEAST_SIDE_PX, *(side["resolution_px"] for side in sides)])
         found, figures = compare_results(results, clip, output, least_px, network, on_progress)
-    facts = environment(_command(), [select_provider(report.provider, runtime.one_device) for report in reports])
+    facts = environment(_command(), [report.provider for report in reports], runtime.one_device)
     settings = "finished videos" if are_videos else " ".join(command_line(sync)) or "all options at their defaults"
     lines, notes = [*_lines(sides), *found.lines()], [*_notes(sides, reports)]
     named = [(name.replace("_", " "), text) for name, text in facts.items()]

@@ -201,7 +201,7 @@ def _show_report(report: "Report") -> None:
         echo(f"pictures: {report.pictures}")
     for stage, failures in report.stages.items():
         echo("\n  - ".join((f"{stage}: {'FAIL' if failures else 'PASS'}", *failures)))
-    if report.is_slower:
+    if report.result == "slower":
         echo(f"note: steps take longer than with {report.reference}, so --provider auto does not take it")
     bundle = "bundle {name}, {precision}, {resolution_px} px".format_map(report.bundle)
     verdict, color = ("PASS", "green") if report.passed else ("FAIL", "red")

@@ -219,7 +219,7 @@ def faces(video: Path, output: Path | None, overwrite: bool, as_json: bool) -> N
     from latentsync_trt.face.detector import MediaPipeDetector
     from latentsync_trt.face.people import summaries
     from latentsync_trt.face.track_file import save_tracks
-    from latentsync_trt.measure.page import write_contact_sheet
+    from latentsync_trt.measure.page import face_grid, write_png
     from latentsync_trt.measure.syncnet import open_syncnet
     from latentsync_trt.media.files import check_file
     from latentsync_trt.sync.faces import analyze
@@ -234,9 +234,11 @@ def faces(video: Path, output: Path | None, overwrite: bool, as_json: bool) -> N
     with MediaPipeDetector() as detector, progress_bar(hidden=as_json) as show:
         tracks, portraits = analyze(video, detector, show)
         tracks, notice = with_speakers(video, tracks, open_syncnet(None))
-    write_contact_sheet(sheet, tracks, portraits)
-    save_tracks(tracks, saved)
     people = summaries(tracks)
+    write_png(
+        sheet, face_grid(("face",), {f"{one.number}: {one.seen_s:.1f} s": [portraits[one.number]] for one in people})
+    )
+    save_tracks(tracks, saved)
     if as_json:
         print_json({"people": people, "sheet": sheet, "tracks": saved, "notice": notice}, indent=2)
         return

@@ -30,8 +30,6 @@ IdleClip = str | Path | IdleLoop
 MOST_LOAD = 0.9
 """Share of the time in which the networks may paint; the rest evens out."""
 
-_MEASURED = 2
-
 
 @dataclass(frozen=True, slots=True)
 class Cost:
@@ -51,22 +49,20 @@ class LiveSessions:
 
     def open(self, video: IdleClip, options: LiveOptions, **others: Any) -> LiveSession:
         """`others`: arguments of `LiveSession`."""
-        clip = video if isinstance(video, IdleLoop) else path_argument(video, "video")
         manifest, chosen = self._slot.bundle.manifest, options.sync_options()
         if options.hop > manifest.frames:
             raise InputError(f"--hop {options.hop}: windows of bundle {manifest.name} have {manifest.frames} frames")
         key = chosen.sampling, chosen.guidance, options.hop
-        if isinstance(clip, Path):
-            check_file(clip)
+        if not isinstance(video, IdleLoop):
+            check_file(path_argument(video, "video"))
         detector = self._slot.detector()
         with ExitStack() as opening:
             model = opening.enter_context(self._slot.acquired(graphs_for(chosen), lasting=True))
             inpainter = make_inpainter(model, chosen)
-            loop = load_idle(clip, options, detector, inpainter) if isinstance(clip, Path) else clip
+            loop = video if isinstance(video, IdleLoop) else load_idle(Path(video), options, detector, inpainter)
             encoder = StreamingAudioEncoder(model.audio_encoder, filters_of(model.bundle), manifest.frames)
             painter = SessionPainter(inpainter, loop, encoder, Paster(detector, inpainter.mask, paste=options.paste))
-            cost = self._costs.get(key) or measured(painter, options.hop)
-            self._costs[key] = cost
+            cost = self._costs[key] = self._costs.get(key) or measured(painter, options.hop)
             load = self._admit(cost, options.hop)
             held = opening.pop_all()
         session = LiveSession(painter, loop, options, paint_s=cost.first_s, on_close=held.close, **others)
@@ -94,7 +90,7 @@ class LiveSessions:
 
 
 def measured(painter: SessionPainter, hop: int) -> Cost:
-    """The least of several windows, after a first one."""
+    """The least of two windows, after a first one."""
 
     def once() -> Cost:
         silence = silent_frame(np.zeros(0, np.float32))
@@ -108,5 +104,5 @@ def measured(painter: SessionPainter, hop: int) -> Cost:
         deque(faces, maxlen=0)
         return Cost(composed_s - begun_s, perf_counter() - composed_s + decoded_s - begun_s)
 
-    costs = [once() for _ in range(1 + _MEASURED)][1:]
+    costs = [once() for _ in range(3)][1:]
     return Cost(min(each.first_s for each in costs), min(each.busy_s for each in costs))

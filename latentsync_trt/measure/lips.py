@@ -92,10 +92,8 @@ class SyncScore:
     silence: float
 
     def __str__(self) -> str:
-        shares = {"m, b, p shown shut": self.closures, "shut in silence": self.silence}
-        parts = [f"{name}: {share:.0%}" for name, share in shares.items() if not math.isnan(share)]
         opening = f"opening follows the spoken mouth at r = {self.opening:.2f}; {self.lag_frames} frames late"
-        return "; ".join([opening, *parts])
+        return f"{opening}; m, b, p shown shut: {self.closures:.0%}; shut in silence: {self.silence:.0%}"
 
 
 def joined(gaps: Float32Array, levels_db: Float32Array, mouth: SpokenMouth | None = None) -> Curves:

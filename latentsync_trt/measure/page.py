@@ -11,12 +11,11 @@ import numpy as np
 
 from latentsync_trt.config import MODEL_FPS
 from latentsync_trt.errors import InputError, OutputError
-from latentsync_trt.face.people import PORTRAIT_PX, summaries
-from latentsync_trt.face.track_file import Tracks
+from latentsync_trt.face.people import PORTRAIT_PX
 from latentsync_trt.files import whole_file
 from latentsync_trt.measure.lips import CLOSED_GAP, QUIET_DB, Curves
 from latentsync_trt.media.files import reason_of
-from latentsync_trt.paths import check_file_to_write, check_free, local_path, make_folder
+from latentsync_trt.paths import check_file_to_write, check_free, local_path
 from latentsync_trt.spans import runs_of_true
 from latentsync_trt.types import BoolArray, UInt8Array
 
@@ -28,7 +27,6 @@ _SUFFIXES = (".html", ".htm")
 _TEMPLATES = Path(__file__).parents[1] / "assets" / "reports"
 _NO_METADATA = dict.fromkeys(("Creator", "Date", "Format", "Type"))
 
-_JPEG_QUALITY = 92
 _DPI = 100
 _MOST_POINTS = 120 * MODEL_FPS
 """Lines with more are drawn as pixels."""
@@ -42,7 +40,7 @@ _TARGET, _SHUT, _GRAY = "#3f7fd6", "#cf4a63", "#8792a1"
 
 SHOWN_PX = PORTRAIT_PX
 """Side of the faces in figures."""
-_BORDER_PX, _LABELS_PX, _FOOT_PX = 8, 180, 64
+_LABELS_PX, _FOOT_PX = 180, 64
 
 
 def page_path(name: object, option: str, *, overwrite: bool) -> Path:
@@ -62,7 +60,6 @@ def write_page(path: Path, template: str, **values: object) -> None:
     loader, strict = FileSystemLoader(_TEMPLATES), StrictUndefined
     environment = Environment(loader=loader, autoescape=True, undefined=strict, trim_blocks=True, lstrip_blocks=True)
     environment.filters["base64"] = lambda file: b64encode(file).decode("ascii")
-    make_folder(path.parent)
     write_file(path, environment.get_template(template).render(values))
 
 
@@ -81,7 +78,7 @@ def jpeg(rgb: UInt8Array, height_px: int) -> bytes:
     """A picture as a JPEG file of this height."""
     size = max(1, round(rgb.shape[1] * height_px / rgb.shape[0])), height_px
     bgr = cv2.cvtColor(cv2.resize(rgb, size, interpolation=cv2.INTER_AREA), cv2.COLOR_RGB2BGR)
-    return bytes(cv2.imencode(".jpg", bgr, [cv2.IMWRITE_JPEG_QUALITY, _JPEG_QUALITY])[1])
+    return bytes(cv2.imencode(".jpg", bgr)[1])
 
 
 def svg(figure: "Figure") -> str:
@@ -122,14 +119,11 @@ def sync_figure(results: Mapping[str, Curves], title: str = "") -> "Figure":
         _band(lips, first.mouth.shut, _SHUT, "m, b, p: lips must touch")
         target = _LIPS_AT_REST + (top - _LIPS_AT_REST) * first.mouth.opening
         lips.plot(time_s, target, color=_TARGET, linewidth=1.5, label="what the words require (scaled)")
-        lips.fill_between(time_s, _LIPS_AT_REST, target, color=_TARGET, alpha=0.12, linewidth=0)
     for color, (name, curves) in zip(_LINES, results.items(), strict=False):
         lips.plot(time_s, curves.gaps, ".-", color=color, markersize=4, label=name, rasterized=as_pixels)
     lips.axhline(CLOSED_GAP, color=_GRAY, linestyle="--", linewidth=1, label="below: lips touch")
     lips.set(xlim=(0, count / MODEL_FPS), ylim=(0, 1.05 * top), xlabel="time, s")
     lips.set_ylabel("gap between the lips\n(distance between the eyes = 1)")
-    for axes in (speech, lips):
-        axes.spines[["top", "right"]].set_visible(False)
     figure.legend(loc="outside lower center", ncols=6, frameon=False)
     if title:
         figure.suptitle(title)
@@ -146,24 +140,13 @@ def face_grid(rows: Sequence[str], columns: Mapping[str, Sequence[UInt8Array]]) 
     """Labeled faces pixel by pixel; `columns`: label → faces from top to bottom, `(256, 256, 3)` RGB each."""
     from matplotlib.figure import Figure
 
-    step_px = SHOWN_PX + _BORDER_PX
-    width_px, height_px = _LABELS_PX + len(columns) * step_px, len(rows) * step_px + _BORDER_PX + _FOOT_PX
-    figure = Figure(figsize=(width_px / _DPI, height_px / _DPI), dpi=_DPI, facecolor="white")
-
-    def write(x_px: float, y_px: float, text: str, side: str) -> None:
-        figure.text(x_px / width_px, y_px / height_px, text, ha=side, va="center", size=13)
-
-    for row, label in enumerate(rows):
-        write(_LABELS_PX - 12, height_px - row * step_px - step_px / 2, label, "right")
-    for column, (label, faces) in enumerate(columns.items()):
-        left_px = _LABELS_PX + column * step_px
-        write(left_px + SHOWN_PX / 2, _FOOT_PX / 2, label, "center")
-        for row, face in enumerate(faces):
-            figure.figimage(face, left_px, height_px - (row + 1) * step_px)
+    width_px, height_px = _LABELS_PX + len(columns) * SHOWN_PX, _FOOT_PX + len(rows) * SHOWN_PX
+    figure = Figure(figsize=(width_px / _DPI, height_px / _DPI), dpi=_DPI)
+    axes = figure.add_axes((_LABELS_PX / width_px, _FOOT_PX / height_px, 1, 1))
+    axes.set(xlim=(0, width_px), ylim=(0, height_px))
+    for column, faces in enumerate(columns.values()):
+        figure.figimage(np.vstack(faces), _LABELS_PX + column * SHOWN_PX, _FOOT_PX)
+    axes.set_xticks((np.arange(len(columns)) + 0.5) * SHOWN_PX, [*columns])
+    axes.set_yticks((np.arange(len(rows), 0, -1) - 0.5) * SHOWN_PX, rows)
+    axes.tick_params(length=0, labelsize=13)
     return figure
-
-
-def write_contact_sheet(path: Path, tracks: Tracks, portraits: Mapping[int, UInt8Array]) -> None:
-    """Writes a PNG of the people: `portraits`, as `face_grid` has them, with number and seconds below."""
-    shown = {f"{one.number}: {one.seen_s:.1f} s": [portraits[one.number]] for one in summaries(tracks)}
-    write_png(path, face_grid(("face",), shown))

@@ -25,8 +25,6 @@ _HEIGHT_PX = 240
 _AROUND = 0.15
 """How much of the face's size is shown around it on each side: seams lie at its edge."""
 
-_SILENT_DB = -100.0
-
 _NOT_SHOWN = ("c2pa", "faces", "mix", "report", "speaker", "turns", "overwrite")
 """Options; most name files, and a page may be passed on."""
 
@@ -101,7 +99,7 @@ def _curves(levels_db: Float32Array, ats: "array[int]", opened: "array[float]") 
     frames = np.bincount(at, minlength=count)
     means = np.full(count, np.nan)
     np.divide(np.bincount(at, gaps, count), frames, out=means, where=frames > 0)
-    beyond = np.pad(levels_db, ((0, count - len(levels_db)), (0, 0)), constant_values=_SILENT_DB)
+    beyond = np.pad(levels_db, ((0, count - len(levels_db)), (0, 0)), constant_values=-100.0)
     return Curves(means.astype(np.float32), beyond)
 
 
@@ -126,13 +124,12 @@ def _painted(frame: Frame, patch: Patch) -> UInt8Array:
 def write_report(path: Path, source: Path, report: SyncReport, quality: Quality, options: SyncOptions) -> None:
     """Writes the page of a finished run, which contains its pictures; raises `OutputError` if it cannot be written."""
     curves = quality.curves()
-    names = [f"speaker {number}" if len(curves) > 1 else "face" for number in range(len(curves))]
+    names = [f"Speaker {number}" if len(curves) > 1 else "Face" for number in range(len(curves))]
     lips = []
     for name, start_s, found in zip(names, quality.starts_s, curves, strict=True):
         if found is not None:
-            title = f"{name.capitalize()}: lips and speech" if len(curves) > 1 else "Lips and speech"
             began = f"The speech begins at {float(start_s):.2f} s of the video." if start_s else ""
-            lips.append((title, svg(sync_figure({"lips": found}, began))))
+            lips.append((f"{name}: lips and speech", svg(sync_figure({"lips": found}, began))))
     facts = {
         "bundle": report.bundle,
         "provider": report.provider,

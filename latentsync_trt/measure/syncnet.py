@@ -156,6 +156,5 @@ def curves_of(results: Mapping[str, SyncNetMeasure | None]) -> str:
     for name, found in results.items():
         if found is not None:
             axes.plot(range(REACH, -REACH - 1, -1), found.distances, ".-", label=name)
-    axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False)
     return svg(figure)
