@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +56,7 @@ def ledger_of(jobs: Path) -> Path:
 
 def states(jobs: Path) -> dict[str, tuple[str, int]]:
     """State and attempts of each clip."""
-    with JobStore(ledger_of(jobs)) as store:
+    with closing(JobStore(ledger_of(jobs))) as store:
         return {Path(row.task.output).name[0]: (row.state, row.attempts) for row in store.rows()}
 
 
@@ -85,7 +85,7 @@ def test_one_failed_clip_stops_no_other_and_runs_again_when_asked(jobs: Path, mo
     assert states(jobs) == {"a": ("done", 1), "b": ("failed", 1), "c": ("done", 1)}
     check_outputs(jobs.parent, "ac")
 
-    with JobStore(ledger_of(jobs)) as store:  # a row that was edited since
+    with closing(JobStore(ledger_of(jobs))) as store:  # a row that was edited since
         store.add([Task("edited", "v.mp4", None, "old.mp4")])
     (jobs.parent / "b.mp4").write_bytes(face)
     (jobs.parent / "a.mp4").unlink()  # rows that are done need nothing any more
@@ -111,7 +111,7 @@ def test_outputs_are_replaced_where_that_is_asked_or_an_interrupted_run_left_the
     check_outputs(jobs.parent)
     assert "3 clips done (3 earlier)" in batch(jobs).stdout  # the same rows, with the option or without it
     (row,) = (row for row in read_rows(jobs, SyncOptions(steps=1)) if row.task.output.endswith("a-out.mp4"))
-    with JobStore(ledger_of(jobs)) as store:  # as of a driver that was killed when the output was complete
+    with closing(JobStore(ledger_of(jobs))) as store:  # as of a driver that was killed when the output was complete
         store.record(Started(row.task.id, "cpu", 1))
     assert "3 clips done (2 earlier)" in batch(jobs).stdout
 

@@ -113,7 +113,7 @@ def tasks_in(folder: Path, count: int, **options: str) -> list[Task]:
 
 def test_events_change_states_which_survive_a_restart(tmp_path: Path) -> None:
     path, tasks = tmp_path / "ledger.sqlite", tasks_in(tmp_path, 5)
-    with JobStore(path) as store:
+    with closing(JobStore(path)) as store:
         store.add(tasks)
         for task in tasks[:4]:
             store.record(Started(task.id, "cpu", 1))
@@ -122,7 +122,7 @@ def test_events_change_states_which_survive_a_restart(tmp_path: Path) -> None:
         store.record(Failed("2", "cpu", "lost", usage=False, again=True))
         store.record(Started("2", "cpu", 2))
         store.record(CanceledEvent("3"))
-    with JobStore(path) as store:
+    with closing(JobStore(path)) as store:
         assert [row.state for row in store.rows()] == ["done", "failed", "running", "canceled", "waiting"]
         assert [row.attempts for row in store.rows()] == [1, 1, 2, 1, 0]
         assert [row.task.id for row in store.newest(2, 1)] == ["3", "2"]
@@ -160,7 +160,7 @@ def test_a_second_driver_is_refused_until_the_first_one_ends_but_readers_are_not
             assert reader.execute("select count(*) from tasks").fetchone() == (0,)
         other.kill()
         other.wait()
-    with JobStore(path) as store, closing(sqlite3.connect(path)) as reader:
+    with closing(JobStore(path)) as store, closing(sqlite3.connect(path)) as reader:
         store.add(tasks_in(tmp_path, 2))
         unread = reader.execute("select id from tasks")
         assert unread.fetchone() == ("0",)
@@ -188,7 +188,7 @@ def test_foreign_ledgers_are_refused(tmp_path: Path) -> None:
         JobStore(path)
     path.unlink()
     for number, text in enumerate(("[]", "{}", '{"options": {"face": 1}}', "[" * 100_000)):
-        with JobStore(path) as store, closing(sqlite3.connect(path)) as foreign:
+        with closing(JobStore(path)) as store, closing(sqlite3.connect(path)) as foreign:
             foreign.execute("insert into tasks (id, task, created_s) values (?, ?, 0)", (str(number), text))
             foreign.commit()
             with pytest.raises(OutputError, match="ledger cannot be used"):

@@ -66,10 +66,8 @@ def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def worker(scratch: Path) -> Iterator[Worker]:
-    worker = Worker(WorkerSettings(str(small_bundle()), "cpu", scratch=str(scratch)))
-    yield worker
-    worker.close()
+def worker(scratch: Path) -> Worker:
+    return Worker(WorkerSettings(str(small_bundle()), "cpu", scratch=str(scratch)))
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +111,6 @@ def test_a_task_names_its_own_bundle(clip: tuple[Path, Path], tmp_path: Path, mo
             worker.run(replace(short, bundle=bundle), lambda progress: stages.append(progress.stage), GO_ON)
         except TaskError as error:
             assert "none: no bundle there" in str(error)
-    worker.close()
     assert opened == [str(first), str(other), str(tmp_path / "none"), str(first)]
     assert stages[0] == "opening networks"
 
@@ -238,8 +235,7 @@ def test_what_cannot_be_uploaded_is_kept(
 
 def test_a_bundle_by_url(s3: Any, engine_cache: Path) -> None:
     s3.put(str(small_bundle()), f"{BUCKET}/bundles/", recursive=True)
-    worker = Worker(WorkerSettings(f"s3://{BUCKET}/bundles/{small_bundle().name}", "cpu"))
-    worker.close()
+    Worker(WorkerSettings(f"s3://{BUCKET}/bundles/{small_bundle().name}", "cpu"))
     assert len(list((engine_cache / "bundles").glob("small_bundle-*/manifest.json"))) == 1
 
 

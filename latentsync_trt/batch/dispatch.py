@@ -94,11 +94,7 @@ class Dispatcher:
         return True
 
     def wait(self) -> None:
-        """Returns when every submitted task has ended.
-
-        Raises:
-            KeyboardInterrupt: a signal asked the command to stop. LatentSyncError: the last worker's, if none is left.
-        """
+        """Returns when every task has ended; raises KeyboardInterrupt on a signal, or the last worker's error."""
         with self._changed:
             while self._pending and self._slots and not self._stops():
                 self._changed.wait(_POLL_S)

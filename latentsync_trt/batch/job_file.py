@@ -25,8 +25,6 @@ from latentsync_trt.paths import exists, local_path, read_text, why_missing
 from latentsync_trt.validation import from_json
 
 _FILES = ("video", "audio", "output")
-_HEADER = "its first line must name each column once, as in video,audio,output"
-_DELIMITERS = (",", ";", "\t")
 _HINT = re.compile(r'"?sep=(.)"?\r?\n', re.IGNORECASE)
 """A line above the header that tells Excel the delimiter; it counts no row."""
 _THREADS = min(16, 4 * (os.cpu_count() or 1))
@@ -94,7 +92,7 @@ def _csv_rows(source: Path, text: str) -> Iterator[tuple[str, Mapping[str, str]]
     if hint := _HINT.match(text):
         delimiter, text = hint[1], text[hint.end() :]
     else:  # Excel writes ";" where "," is the decimal point
-        delimiter = max(_DELIMITERS, key=text.lstrip().partition("\n")[0].count)
+        delimiter = max(",;\t", key=text.lstrip().partition("\n")[0].count)
     lines = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     try:
         rows = [(number, cells) for number, cells in enumerate(lines, 1) if any(map(str.strip, cells))]
@@ -102,7 +100,8 @@ def _csv_rows(source: Path, text: str) -> Iterator[tuple[str, Mapping[str, str]]
         raise InputError(f"{source}: line {lines.line_num} is not CSV: {error}") from error
     names = [field_name(cell) for cell in rows[0][1]] if rows else ["video"]
     named = [*filter(None, names)]  # Excel adds columns on the right
-    wrong = InputError(f"{source}: has the columns {', '.join(names)!r}; {_HEADER}")
+    cure = "its first line must name each column once, as in video,audio,output"
+    wrong = InputError(f"{source}: has the columns {', '.join(names)!r}; {cure}")
     if len(set(named)) < len(named) or not set(_FILES).intersection(named):
         raise wrong
     try:
@@ -130,8 +129,8 @@ def _task(row: Mapping[str, Any] | str, base: Path, defaults: Mapping[str, Any],
     named = Task("", video, audio, output or _default_output(video, options, folder), options)
     task = named.with_files(lambda file, _: _joined(base, file))
     # The same command with --overwrite goes on with what it had begun without.
-    text = json.dumps(task.replacing(overwrite=False).to_json(), sort_keys=True)
-    return replace(task, id=sha256(text.encode()).hexdigest()[:16])
+    same = replace(task, options=replace(task.options, overwrite=False)).to_json()
+    return replace(task, id=sha256(json.dumps(same, sort_keys=True).encode()).hexdigest()[:16])
 
 
 def _default_output(video: str, options: SyncOptions, folder: str | None) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 from filelock import FileLock, Timeout
 
@@ -54,11 +54,7 @@ class JobStore:
     """An open ledger. Thread-safe. Other processes can read the file meanwhile, but not open it as a `JobStore`."""
 
     def __init__(self, path: Path) -> None:
-        """Opens or makes the file.
-
-        Raises:
-            InputError: another process has it open. OutputError: it cannot be written, or is no ledger.
-        """
+        """Opens or makes the file; raises `InputError` if another process has it open, or `OutputError`."""
         self._path, self._lock = path, threading.RLock()
         # SQLite's own lock would exclude readers.
         whole = FileLock(f"{path}.lock", timeout=0, thread_local=False, fallback_to_soft=False)
@@ -71,12 +67,6 @@ class JobStore:
             self._connection.execute(_TABLE)
             self._connection.execute(f"select {_COLUMNS}, seconds from tasks limit 0")  # noqa: S608 -- own words
             self._opened = opened.pop_all()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def close(self) -> None:
         with self._lock:
@@ -107,11 +97,7 @@ class JobStore:
             return dict(self._connection.execute("select state, count(*) from tasks group by state").fetchall())
 
     def record(self, event: Event) -> None:
-        """Stores the state that an event tells; to be called before anything else follows from it.
-
-        Raises:
-            OutputError: the ledger cannot be written.
-        """
+        """Stores the state that an event tells, before anything else follows from it; raises `OutputError`."""
         now_s = time.time()
         values: dict[str, Any] = {"ended_s": now_s, "error": None}
         match event:

@@ -11,7 +11,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from math import inf
 from queue import SimpleQueue
@@ -81,11 +81,7 @@ class WorkerHandle:
         return None if self._child is None else self._child.pid
 
     def start(self) -> None:
-        """Returns when the bundle is open, also after the worker was lost; at once if it is.
-
-        Raises:
-            WorkerLost: the worker died. LatentSyncError: the settings cannot work.
-        """
+        """Returns when the bundle is open; raises `WorkerLost`, or `LatentSyncError` if the settings cannot work."""
         with self._starting:
             if self._works:
                 return
@@ -113,7 +109,6 @@ class WorkerHandle:
             self._child.end(_PATIENCE_S)
 
     def _ask(self, key: str, order: Any, on_progress: Callable[[Any], None], canceled: threading.Event) -> Any:
-        """Sends an order; returns its result, or raises its error."""
         call = _Call(canceled)
         with self._lock:
             if not self._works:
@@ -201,9 +196,6 @@ def carry_out(orders: Iterator[Any], emit: Emit) -> None:
     """Carries out each order in a thread of its own."""
     workers, canceled = list[Worker](), dict[str, threading.Event]()
 
-    def report(key: str, progress: Progress) -> None:
-        emit(key=key, progress=replace(progress, picture=None))
-
     def answer(key: str, order: WorkerSettings | Task) -> None:
         error: LatentSyncError | None = None
         result: Any = None
@@ -213,7 +205,7 @@ def carry_out(orders: Iterator[Any], emit: Emit) -> None:
                     workers.append(Worker(order, lambda text: emit(key=key, progress=text)))
                     result = workers[0].provider
                 else:
-                    result = workers[0].run(order, partial(report, key), canceled[key])
+                    result = workers[0].run(order, lambda at: emit(key=key, progress=at), canceled[key])
             except LatentSyncError as failure:
                 error = failure
             except Exception as failure:  # noqa: BLE001 -- the parent reports it

@@ -113,11 +113,7 @@ class Actor:
 
 
 def connect(address: str) -> Any:
-    """Connects this process to a Ray cluster, once; returns the module `ray`.
-
-    Raises:
-        InputError: there is none. MissingDependency: the extra is not installed.
-    """
+    """Connects this process to a Ray cluster, once; returns `ray`; raises `InputError` or `MissingDependency`."""
     try:
         import ray
     except ImportError as error:

@@ -71,11 +71,7 @@ def check_target(target: str) -> None:
 
 
 def fetch(url: str, folder: Path, check: Check = lambda: None) -> Path:
-    """Downloads a URL into `folder`, which must exist, under its own name; returns that path.
-
-    Raises:
-        MediaError: it cannot be read, or not all of it arrived. MissingDependency: the extra is not installed.
-    """
+    """Downloads a URL into `folder` and returns the path; raises `MediaError` or `MissingDependency`."""
     target = folder / name_of(url)
     with _translated(url, MediaError):
         system, remote = _open(url)
@@ -84,11 +80,7 @@ def fetch(url: str, folder: Path, check: Check = lambda: None) -> Path:
 
 
 def deliver(path: Path, url: str, check: Check = lambda: None) -> None:
-    """Uploads `path` to `url`, where it appears complete or not at all; what was there is replaced.
-
-    Raises:
-        OutputError: it cannot be written. MissingDependency: as `fetch`.
-    """
+    """Uploads `path` to `url`, where it appears complete or not at all; raises `OutputError` or `MissingDependency`."""
     with _translated(url, OutputError):
         system, remote = _open(url)
         if _protocol(url) in _WHOLE:

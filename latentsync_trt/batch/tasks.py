@@ -66,10 +66,6 @@ class Task:
         output = change(self.output, True)
         return replace(self, video=video, audio=audio, output=output, options=replace(options, **changed))
 
-    def replacing(self, *, overwrite: bool = True) -> Self:
-        """The task, whose output may be replaced or not."""
-        return replace(self, options=replace(self.options, overwrite=overwrite))
-
     def files(self) -> list[tuple[str, bool]]:
         """Returns every file, with whether it is written."""
         found: list[tuple[str, bool]] = []

@@ -36,11 +36,7 @@ class Worker:
     """Runs tasks in this process on an open bundle; `run` may be called from several threads, for a task each."""
 
     def __init__(self, settings: WorkerSettings, on_notice: Callable[[str], None] = lambda _: None) -> None:
-        """Opens the bundle and runs each network once, so that the first clip is as fast as the others.
-
-        Raises:
-            WorkerLost: the provider failed, as in `run`. LatentSyncError: the settings cannot work here.
-        """
+        """Opens the bundle and runs each network once, so that the first clip is fast; raises as `run`."""
         self._settings, self._notice = settings, on_notice
         self._ended, self._running = threading.Condition(), 0
         self._scratch = Path(settings.scratch or tempfile.gettempdir())
@@ -70,7 +66,7 @@ class Worker:
                 raise InputError(
                     f"{task.video}: lasts longer than {task.most_s:g} s, the most here; send a shorter one"
                 )
-            on_progress(progress)
+            on_progress(replace(progress, picture=None))  # a child cannot send it
             if task.preview and progress.picture and monotonic() >= shown_s + _PREVIEW_S:
                 _write_jpeg(Path(task.preview), progress.picture())
                 shown_s = monotonic()
@@ -94,10 +90,6 @@ class Worker:
             raise TaskError(files.named(message), usage=usage) from error
         done = replace(made, output=task.output, notices=tuple(map(files.named, made.notices)))
         return Done(perf_counter() - started_s, asdict(done))
-
-    def close(self) -> None:
-        """Frees the networks."""
-        self._lip_sync.close()
 
     def _open(self, bundle: str) -> "LipSync":
         from latentsync_trt.runtime.engines.cache import cache_folder
@@ -198,12 +190,8 @@ def _forget(output: str) -> None:
 
 
 def fetch_bundle(url: str, cache: Path) -> Path:
-    """Downloads a bundle into `cache` once per machine, while other processes wait; returns its folder.
-
-    The folder is named by the SHA-256 of the manifest, which contains those of all files.
-
-    Raises:
-        BundleError: a file differs from the manifest. Others as `fetch`.
+    """Downloads a bundle into `cache` once per machine, while other processes wait; returns its folder, which is named
+    by the SHA-256 of the manifest, which contains those of all files. Raises as `fetch`, or `BundleError`.
     """
     make_folder(cache)
     url = url.rstrip("/")

@@ -80,7 +80,7 @@ def batch(
     board = Board(as_json=as_json, quiet=quiet)
     notice = partial(board.tell, "notice")
     with ExitStack() as stack:
-        store = stack.enter_context(JobStore(path)) if path.exists() else None
+        store = stack.enter_context(closing(JobStore(path))) if path.exists() else None
         left = rows if store is None else _left(store, rows)
         board.before = len(rows) - len(left)
         if folder is not None and not is_url(folder):
@@ -95,7 +95,7 @@ def batch(
             scratch, ray = fields["scratch"] and str(fields["scratch"].absolute()), fields["ray"]
             settings = WorkerSettings(bundle, fields["provider"], build(RuntimeOptions, fields), scratch)
             workers = make_workers(settings, fields["workers"], most=len(ready), ray=ray, on_notice=notice)
-            ledger = store or stack.enter_context(JobStore(path))
+            ledger = store or stack.enter_context(closing(JobStore(path)))
             ledger.add(row.task for row in ready)
 
             def on_event(event: Event) -> None:
@@ -127,18 +127,14 @@ def _left(store: "JobStore", rows: "Sequence[BatchRow]") -> "list[BatchRow]":
         before, target = known.get(row.task.id), row.task.output
         is_done = before is not None and before.state == "done" and (is_url(target) or exists(target))
         if before is not None and before.state == "waiting" and before.attempts:
-            left.append(replace(row, task=row.task.replacing()))
+            left.append(replace(row, task=replace(row.task, options=replace(row.task.options, overwrite=True))))
         elif row.problem or not is_done:
             left.append(row)
     return left
 
 
 def _check(rows: "Sequence[BatchRow]", board: "Board", *, skip: bool) -> "list[BatchRow]":
-    """The rows in the order in which they run: longest first, so that workers end together; says what is wrong.
-
-    Raises:
-        InputError: some cannot work, unless `skip`.
-    """
+    """The rows, longest first so that workers end together; raises `InputError` if some cannot work, unless `skip`."""
     from latentsync_trt.batch.job_file import check_rows
 
     with progress_bar(hidden=board.hidden) as show:
