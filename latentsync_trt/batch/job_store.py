@@ -19,8 +19,7 @@ from latentsync_trt.batch.tasks import CanceledEvent, Event, Failed, Finished, S
 from latentsync_trt.errors import InputError, OutputError
 
 State = Literal["waiting", "running", "done", "failed", "canceled"]
-OPEN: tuple[State, ...] = ("waiting", "running")
-"""States of tasks that have not ended."""
+OPEN: tuple[State, ...] = ("waiting", "running")  # states of tasks that have not ended
 
 _TABLE = """
 create table if not exists tasks (
@@ -34,7 +33,7 @@ _BUSY_S = 10.0  # how long to wait while another program writes
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A task and its state. Times are seconds since 1970; `report`: as in `Done`."""
+    """A task and its state. Times are seconds since 1970; `report`: as in `Finished`."""
 
     task: Task
     state: State
@@ -104,7 +103,7 @@ class JobStore:
             case Started():
                 values = {"state": "running", "error": None, "started_s": now_s, "worker": event.worker}
             case Finished():
-                values |= {"state": "done", "seconds": event.done.seconds, "report": json.dumps(event.done.report)}
+                values |= {"state": "done", "seconds": event.report["wall_s"], "report": json.dumps(event.report)}
             case Failed():
                 values |= {"state": "waiting" if event.again else "failed", "error": event.message}
             case CanceledEvent():

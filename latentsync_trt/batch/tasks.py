@@ -79,14 +79,6 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
-    """A finished task. `seconds`: of the worker, with transfers. `report`: `asdict` of its `SyncReport`."""
-
-    seconds: float
-    report: dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
 class WorkerSettings:
     """What a worker opens: a bundle (path, name, "demo" or the URL of a folder) on one device.
 
@@ -104,10 +96,7 @@ class WorkerSettings:
 
 @dataclass(frozen=True, slots=True)
 class WorkerState:
-    """A worker changed its state.
-
-    `detail`: the id of the task that runs; why the worker was lost; for "closed", why it cannot work, empty at the end.
-    """
+    """`detail`: the id of the task that runs; why the worker was lost; why it is closed, empty at the end."""
 
     worker: str
     state: Literal["starting", "ready", "running", "hangs", "lost", "closed"]
@@ -134,11 +123,11 @@ class Moved:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The task's output is complete."""
+    """The task's output is complete; `report`: `asdict` of its `SyncReport`."""
 
     task_id: str
     worker: str
-    done: Done
+    report: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,7 +64,7 @@ def bench(
     network, loaded = open_syncnet(runtime.syncnet), Bundle.load(folder)
     settings = settings_for(loaded, replace(runtime, syncnet=None), sync, providers, say)
     settings = [replace(setting, runs=fields["runs"], warm_up=fields["warm_up"]) for setting in settings]
-    facts = environment(_command(), [setting.selection for setting in settings])
+    facts = environment(["latentsync-trt", *sys.argv[1:]], [setting.selection for setting in settings])
     about, rows = bundle_facts(loaded.manifest, settings[0].resolution_px), list[Row]()
     with temporary_folder() as folder:
         for row in run_bench(settings, chosen, choose_clip(video, audio, folder), folder, network):
@@ -133,7 +133,8 @@ def compare(a: str, b: str, output: Path, quiet: bool, as_json: bool, **fields: 
                 reports.append(lip_sync.sync(clip.video, clip.audio, result, options, on_progress=told))
         least_px = max([_LEAST_SIDE_PX, *(side["resolution_px"] for side in sides)])
         found, figures = compare_results(results, clip, output, least_px, network, on_progress)
-    facts = environment(_command(), [select_provider(report.provider, runtime.one_device) for report in reports])
+    used = [select_provider(report.provider, runtime.one_device) for report in reports]
+    facts = environment(["latentsync-trt", *sys.argv[1:]], used)
     settings = "finished videos" if are_videos else " ".join(command_line(sync)) or "all options at their defaults"
     lines, notes = [*_lines(sides), *found.lines()], [*_notes(sides, reports)]
     named = [(name.replace("_", " "), text) for name, text in facts.items()]
@@ -149,10 +150,6 @@ def compare(a: str, b: str, output: Path, quiet: bool, as_json: bool, **fields: 
         for note in notes:
             echo(f"note: {note}", err=True)
         echo(f"{output.with_suffix('.mp4')}: side by side\n{output}: all of it, with plots")
-
-
-def _command() -> list[str]:
-    return ["latentsync-trt", *sys.argv[1:]]
 
 
 def _are_videos(a: str, b: str) -> bool:
