@@ -3,13 +3,13 @@
 import io
 import json
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from rich.console import Console
 
 from latentsync_trt.batch.job_file import BatchRow
-from latentsync_trt.batch.tasks import Done, Event, Failed, Finished, Moved, Started, Task, WorkerState
-from latentsync_trt.cli import batch as batch_module
+from latentsync_trt.batch.tasks import Event, Failed, Finished, Moved, Started, Task, WorkerState
 from latentsync_trt.cli.batch import Board
 from latentsync_trt.types import Progress
 
@@ -21,7 +21,7 @@ def make() -> Callable[..., Board]:
         name: BatchRow(f"row {row}", Task(name, "v", "a", f"/out/{name}[1].mp4")) for row, name in enumerate("abc", 2)
     }
 
-    def board(**how: bool) -> Board:
+    def board(**how: Any) -> Board:
         made = Board(**how)
         made.rows, made.before = rows, 1
         return made
@@ -35,7 +35,7 @@ HALF: tuple[Event, ...] = (
     Started("a", "gpu 0", 1),
     Moved("a", "gpu 0", Progress("lip-sync", 125, 250, frames_per_s=25.0)),
 )
-END: tuple[Event, ...] = (Finished("a", "gpu 0", Done(5.0, {"frames": 250})), Started("b", "gpu 0", 1))
+END: tuple[Event, ...] = (Finished("a", "gpu 0", {"frames": 250, "wall_s": 5.0}), Started("b", "gpu 0", 1))
 NO_FACE = "no face" + ", and a reason that is longer than a line" * 3
 PROBLEMS: tuple[Event, ...] = (
     WorkerState("gpu 0", "lost", "killed"),
@@ -65,7 +65,7 @@ def test_lines_for_a_log(make: Callable[..., Board], capsys: pytest.CaptureFixtu
 
 def test_json_lines_are_the_events(make: Callable[..., Board], capsys: pytest.CaptureFixture[str]) -> None:
     board = make(as_json=True)
-    for event in (*HALF, HALF[-1], *END, *PROBLEMS, Finished("c", "gpu 0", Done(5.0, {"frames": 250}))):
+    for event in (*HALF, HALF[-1], *END, *PROBLEMS, Finished("c", "gpu 0", {"frames": 250, "wall_s": 5.0})):
         board(event)
     assert str(board) == "3 of 4 clips done, 1 failed"
     board.show_summary()
@@ -81,20 +81,16 @@ def test_json_lines_are_the_events(make: Callable[..., Board], capsys: pytest.Ca
     assert events[-1].items() > counts.items()
 
 
-def test_a_terminal_shows_the_whole_and_as_many_workers_as_it_has_room_for(
-    make: Callable[..., Board], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    terminal = Console(file=io.StringIO(), force_terminal=True, width=100, height=6)
-    monkeypatch.setattr(batch_module, "STDERR", terminal)
-    board = make()
+def test_a_terminal_shows_the_whole_and_as_many_workers_as_it_has_room_for(make: Callable[..., Board]) -> None:
+    written = io.StringIO()
+    board = make(console=Console(file=written, force_terminal=True, width=100, height=6))
     with board.bars:
         for number in range(12):
             board(WorkerState(f"gpu {number}", "starting"))
         for event in HALF:
             board(event)
         board(Moved("a", "gpu 0", Progress("lip-sync", 150, 250)))
-    assert isinstance(terminal.file, io.StringIO)
-    lines = terminal.file.getvalue().splitlines()
+    lines = written.getvalue().splitlines()
     whole = max(number for number, line in enumerate(lines) if "1 of 4 clips done" in line)
     assert " 60%" in lines[whole + 1]
     assert "gpu 0  lip-sync  a[1].mp4" in lines[whole + 1]

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from contextlib import chdir
 from pathlib import Path
 
 import pytest
@@ -52,9 +53,7 @@ WIDE = ROWS.replace("crf\n", "crf,,\n").replace("20\n", "20,,\n").replace(",\n",
     "written",
     [
         ROWS,
-        "\ufeff" + ROWS,
         ROWS.replace(",", ";"),
-        ROWS.replace("\n", "\r\n"),
         WIDE,
         "\ufeffsep=;\r\n" + WIDE.replace(",", ";").replace("\n", "\r\n"),
         "sep=|\n" + ROWS.replace(",", "|"),
@@ -89,9 +88,9 @@ def test_outputs_that_rows_do_not_name(folder: Path) -> None:
     assert [job.task.output for job in jobs] == ["s3://out/a-synced.mov", "s3://out/b-synced.mov"]
 
 
-def test_files_of_defaults_are_those_of_the_current_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(folder.parent)
-    (job,) = jobs_in(folder, "video,audio,output\na.mp4,a.wav,x.mp4\n", mix="music.wav")
+def test_files_of_defaults_are_those_of_the_current_folder(folder: Path) -> None:
+    with chdir(folder.parent):
+        (job,) = jobs_in(folder, "video,audio,output\na.mp4,a.wav,x.mp4\n", mix="music.wav")
     assert job.task.options.mix == str(folder.parent / "music.wav")
 
 
@@ -121,11 +120,9 @@ def test_all_rows_that_cannot_work_are_found_at_once(folder: Path) -> None:
         "a.mp4,a.wav,x13.mp4,,,more\n"
         "a.mp4,a.wav,a.mp4,,\n"
         "a.mp4,a.wav,there.mp4,,\n"
-        f"a.mp4,a.wav,{(folder / 'far.mp4').as_uri()},,\n"
     )
     (folder / "sub").mkdir()
-    for name in ("there.mp4", "far.mp4"):
-        (folder / name).touch()
+    (folder / "there.mp4").touch()
     wanted = {
         3: "missing.mp4: no such file",
         4: "is a file of row 2, too",
@@ -140,7 +137,6 @@ def test_all_rows_that_cannot_work_are_found_at_once(folder: Path) -> None:
         13: "has a cell below no name of a column",
         14: "choose another name",
         15: "there.mp4: exists already; choose another name, or replace it with --overwrite",
-        16: "far.mp4: exists already",
     }
     found = problems_in(folder, text)
     for row, words in wanted.items():
@@ -153,7 +149,7 @@ def test_json_lines_that_cannot_work(folder: Path) -> None:
         '{"video": "a.mp4"': "line 1: no object",
         "[1]": "line 2: no object",
         '{"video": 3}': "line 3: video, audio and output are paths or URLs",
-        '{"video": "a.mp4", "audio": "a.wav", "crff": 1}': "did you mean crf",
+        '{"video": "a.mp4", "audio": "a.wav", "crff": 1}': "no such option; did you mean crf",
         "null": "line 5: no object",
         '{"video": "a\\u0000.mp4"}': "has a NUL character",
         '{"video": "a.mp4", "audio": "a.wav", "output": "other\u2028line.txt"}': "cannot write .txt",
@@ -168,25 +164,16 @@ def test_json_lines_that_cannot_work(folder: Path) -> None:
         ("jobs.csv", b"video,audio,output\n", "has no rows"),
         ("jobs.csv", b"audio,output\na,b\n", "its first line must name each column once"),
         ("jobs.csv", b"a.mp4,a.wav,out.mp4\n", "has the columns 'a.mp4, a.wav, out.mp4'; its first line must name"),
-        ("jobs.csv", b"video,audoi,crff\n", "column audoi: no such option"),
         ("jobs.csv", b"video,crf,--crf\n", "its first line must name each column once"),
         ("jobs.csv", b'video,audio\n"a.mp4,a.wav\n', "line 2 is not CSV"),
         ("jobs.csv", "video\nä.mp4\n".encode("cp1252"), "cannot be read as text .*save it as “CSV UTF-8”"),
-        ("jobs.xlsx", b"PK", "is no job file"),
+        ("jobs.xlsx", b"PK", r"is no job file; give a \.csv or \.jsonl file"),
     ],
 )
 def test_files_that_are_no_job_files(tmp_path: Path, name: str, content: bytes, message: str) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(InputError, match=message):
         read_rows(tmp_path / name, SyncOptions())
-
-
-def test_a_missing_file_and_a_folder(folder: Path) -> None:
-    with pytest.raises(InputError, match=r"did you mean .*jobs\.csv"):
-        (folder / "jobs.csv").touch()
-        read_rows(folder / "job.csv", SyncOptions())
-    with pytest.raises(InputError, match=r"is no job file; give a \.csv or \.jsonl file"):
-        read_rows(folder, SyncOptions())
 
 
 def test_addresses_are_asked_for(folder: Path) -> None:

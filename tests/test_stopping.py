@@ -6,18 +6,15 @@ import signal
 import subprocess
 import sys
 import time
-import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
-from latentsync_trt.cli.model import _INTERRUPTED
 from latentsync_trt.files import GO_ON, KEPT_NAME, PREFIX
 from tests.clips import write_face, write_sound
 from tests.small import small_bundle
@@ -136,7 +133,6 @@ def waiting(start: Start, folder: Path, how: str, *words: str, **given: Any) -> 
     ("how", "kind", "code"),
     [
         ("python", signal.SIGINT, 130),
-        ("python", signal.SIGTERM, 143),
         ("python", signal.SIGHUP, 129),
         ("failing", signal.SIGTERM, 143),
     ],
@@ -146,11 +142,6 @@ def test_the_first_signal_leaves_nothing_behind(
 ) -> None:
     assert waiting(start, tmp_path, how).stop(kind) == (code, "", "stopping…\n" + MESSAGE)
     assert files(tmp_path) == []
-
-
-def test_json_has_the_error(start: Start, tmp_path: Path) -> None:
-    error = '{"error": "interrupted; unfinished files were removed"}\n'
-    assert waiting(start, tmp_path, "python", "--json").stop(signal.SIGTERM) == (143, error, "stopping…\n")
 
 
 def test_the_second_signal_ends_at_once(start: Start, tmp_path: Path) -> None:
@@ -164,14 +155,6 @@ def test_the_second_signal_ends_at_once(start: Start, tmp_path: Path) -> None:
     assert command.process.stderr.readline() == "leaving\n"
     command.process.send_signal(signal.SIGTERM)
     assert command.process.wait(PATIENCE_S) == 143
-    assert psutil.wait_procs(children, PATIENCE_S)[1] == []
-
-
-def test_a_killed_command_takes_its_children_along(start: Start, tmp_path: Path) -> None:
-    command = waiting(start, tmp_path, "python")
-    children = psutil.Process(command.process.pid).children()
-    command.process.kill()
-    command.process.wait()
     assert psutil.wait_procs(children, PATIENCE_S)[1] == []
 
 
@@ -208,29 +191,9 @@ def handles_signals(pid: int) -> bool:
 
 
 def test_the_installed_command_handles_signals_first() -> None:
-    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    module, _, function = project["scripts"]["latentsync-trt"].partition(":")
-    assert module == "latentsync_trt.__main__"
-    assert callable(getattr(import_module(module), function))
+    assert '"latentsync_trt.__main__:main"' in (REPOSITORY / "pyproject.toml").read_text(encoding="utf-8")
     code = "import sys, latentsync_trt.__main__; print([n for n in ('numpy', 'click', 'rich') if n in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"
-
-
-# A whole run
-
-
-@pytest.fixture
-def arguments(tmp_path: Path) -> list[object]:
-    """`sync` of four seconds, whose first window takes longer than any test."""
-    files = ["--video", write_face(tmp_path / "clip.mp4", 5), "--audio", write_sound(tmp_path / "long.wav", 4)]
-    model = "--bundle", small_bundle(), "--provider", "cpu", "--steps", "999"
-    return ["sync", *files, *model, "-q", "-o", tmp_path / "out.mp4"]
-
-
-def test_while_windows_are_painted(start: Start, arguments: list[object], tmp_path: Path) -> None:
-    command = start("-m", "latentsync_trt", *arguments)
-    command.until(lambda: list(tmp_path.glob(f"{PREFIX}*")))
-    assert command.stop(signal.SIGTERM)[::2] == (143, "stopping…\n" + MESSAGE)
 
 
 # In a terminal, where bars are shown
@@ -292,22 +255,22 @@ except KeyboardInterrupt:
 """
 """A thread draws a bar and waits for a lock that the interrupted one holds."""
 
-PAINTING = "painting first frames"
 SENTENCE = MESSAGE.strip()
 
 STOPPED = [
-    ("sync clip.mp4 long.wav -o out.mp4 --bundle SMALL --steps 999", PAINTING, SENTENCE),
-    ("demo --audio long.wav --bundle SMALL --preset quality", PAINTING, SENTENCE),
     ("faces long.mp4", "finding faces", SENTENCE),
-    ("compare SMALL SMALL --audio long.wav --steps 999", PAINTING, SENTENCE),
-    ("batch jobs.csv --bundle SMALL --workers 2 --steps 999", PAINTING, "error: interrupted; the same command goes on"),
-    ("calibrate --bundle SMALL --video clip.mp4 --audio long.wav --out int8 --steps 999", "observe", SENTENCE),
+    (
+        "batch jobs.csv --bundle SMALL --workers 2 --steps 999",
+        "painting first frames",
+        "error: interrupted; the same command goes on",
+    ),
+    ("calibrate --bundle SMALL --video clip.mp4 --audio long.wav --output int8 --steps 999", "observe", SENTENCE),
     ("build --bundle SMALL", "building engines", SENTENCE),
-    ("export", "denoise_step", SENTENCE),
-    ("setup --model 1.5 --provider cpu --yes", "denoise_step", f"error: {_INTERRUPTED}"),
+    ("setup --model 1.5 --provider cpu --yes", "denoise_step", "error: interrupted; what was finished is kept"),
 ]
+"""Command, what it shows when it is stopped, and how its last line begins."""
 
-SCRIPTS = {"build": BUILDING, "export": EXPORTING, "setup": EXPORTING}
+SCRIPTS = {"build": BUILDING, "setup": EXPORTING}
 
 
 @pytest.fixture(scope="module")
@@ -327,8 +290,10 @@ def test_ctrl_c_leaves_a_sentence_and_no_bar(clips: Path, line: str, shown: str,
         terminal.until_shown(shown, BAR)
         terminal.press(CTRL_C)
         code, screen, cursor = terminal.ended()
-    assert (code, screen[-1], cursor) == (130, last, True)
+    assert (code, cursor) == (130, True)
+    assert screen[-1].startswith(last)
     assert not [row for row in screen if BAR in row]
+    assert not list(clips.glob(f"{PREFIX}*"))
 
 
 @pytest.mark.parametrize(
