@@ -1,12 +1,8 @@
 """What a batch shows: numbers from its events, lines of text and of JSON, and progress bars."""
 
-import io
 import json
-from collections.abc import Callable
-from typing import Any
 
 import pytest
-from rich.console import Console
 
 from latentsync_trt.batch.job_file import BatchRow
 from latentsync_trt.batch.tasks import Event, Failed, Finished, Moved, Started, Task, WorkerState
@@ -14,19 +10,12 @@ from latentsync_trt.cli.batch import Board
 from latentsync_trt.types import Progress
 
 
-@pytest.fixture
-def make() -> Callable[..., Board]:
+def make(*, as_json: bool = False) -> Board:
     """A board of three clips."""
-    rows = {
-        name: BatchRow(f"row {row}", Task(name, "v", "a", f"/out/{name}[1].mp4")) for row, name in enumerate("abc", 2)
-    }
-
-    def board(**how: Any) -> Board:
-        made = Board(**how)
-        made.rows, made.before = rows, 1
-        return made
-
-    return board
+    made = Board(as_json=as_json)
+    tasks = (Task(name, "v", "a", f"/out/{name}[1].mp4") for name in "abc")
+    made.rows, made.before = {task.id: BatchRow(f"row {row}", task) for row, task in enumerate(tasks, 2)}, 1
+    return made
 
 
 HALF: tuple[Event, ...] = (
@@ -47,7 +36,7 @@ PROBLEMS: tuple[Event, ...] = (
 )
 
 
-def test_lines_for_a_log(make: Callable[..., Board], capsys: pytest.CaptureFixture[str]) -> None:
+def test_lines_for_a_log(capsys: pytest.CaptureFixture[str]) -> None:
     board = make()
     with board.bars:
         for event in (*HALF, HALF[-1], *END, *PROBLEMS):
@@ -63,7 +52,7 @@ def test_lines_for_a_log(make: Callable[..., Board], capsys: pytest.CaptureFixtu
     assert out.startswith("2 clips done (1 earlier), 1 failed: 250 frames in ")
 
 
-def test_json_lines_are_the_events(make: Callable[..., Board], capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_lines_are_the_events(capsys: pytest.CaptureFixture[str]) -> None:
     board = make(as_json=True)
     for event in (*HALF, HALF[-1], *END, *PROBLEMS, Finished("c", "gpu 0", {"frames": 250, "wall_s": 5.0})):
         board(event)
@@ -79,19 +68,3 @@ def test_json_lines_are_the_events(make: Callable[..., Board], capsys: pytest.Ca
     assert events[3] == {**clip, "worker": "gpu 0", "progress": progress}
     counts = {"event": "summary", "done": 2, "done_before": 1, "failed": 1, "skipped": 0, "frames": 500}
     assert events[-1].items() > counts.items()
-
-
-def test_a_terminal_shows_the_whole_and_as_many_workers_as_it_has_room_for(make: Callable[..., Board]) -> None:
-    written = io.StringIO()
-    board = make(console=Console(file=written, force_terminal=True, width=100, height=6))
-    with board.bars:
-        for number in range(12):
-            board(WorkerState(f"gpu {number}", "starting"))
-        for event in HALF:
-            board(event)
-        board(Moved("a", "gpu 0", Progress("lip-sync", 150, 250)))
-    lines = written.getvalue().splitlines()
-    whole = max(number for number, line in enumerate(lines) if "1 of 4 clips done" in line)
-    assert " 60%" in lines[whole + 1]
-    assert "gpu 0  lip-sync  a[1].mp4" in lines[whole + 1]
-    assert "gpu 1  starting" in lines[whole + 2]

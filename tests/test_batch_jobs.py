@@ -101,46 +101,31 @@ def test_a_row_keeps_its_id_until_it_changes(folder: Path) -> None:
     assert len({*ids, *(job.task.id for job in jobs_in(folder, text, seed=1))}) == 6
 
 
+BAD_ROWS = {
+    "missing.mp4,a.wav,x3.mp4,,": "missing.mp4: no such file",
+    "a.mp4,a.wav,sub/../x.mp4,,": "is a file of row 2, too",
+    "a.mp4,a.wav,x5.mp4,99,": "crf 99: not a whole number from 0 to 63",
+    "damaged.mp4,a.wav,x6.mp4,,": "damaged.mp4: is not a readable media file",
+    "a.mp4,c.wav,sub/../b.mp4,,": "is a file of row 8, too",
+    "b.mp4,b.wav,x8.mp4,,8": "start 8:",
+    "a.mp4,,x9.mp4,,": "no speech",
+    ",a.wav,x10.mp4,,": "and video is needed",
+    "a.mp4,a.wav,x11.txt,,": "cannot write .txt",
+    "a.mp4,a.wav,damaged.mp4/x12.mp4,,": "damaged.mp4: is a file; name a folder",
+    "a.mp4,a.wav,x13.mp4,,,more": "has a cell below no name of a column",
+    "a.mp4,a.wav,a.mp4,,": "choose another name",
+    "a.mp4,a.wav,there.mp4,,": "there.mp4: exists already; choose another name, or replace it with --overwrite",
+}
+
+
 def test_all_rows_that_cannot_work_are_found_at_once(folder: Path) -> None:
     (folder / "damaged.mp4").write_bytes(bytes(5000))
     shutil.copy(folder / "a.wav", folder / "c.wav")
-    text = (
-        "video,audio,output,crf,start\n"
-        "a.mp4,a.wav,x.mp4,,\n"
-        "missing.mp4,a.wav,x3.mp4,,\n"
-        "a.mp4,a.wav,sub/../x.mp4,,\n"
-        "a.mp4,a.wav,x5.mp4,99,\n"
-        "damaged.mp4,a.wav,x6.mp4,,\n"
-        "a.mp4,c.wav,sub/../b.mp4,,\n"
-        "b.mp4,b.wav,x8.mp4,,8\n"
-        "a.mp4,,x9.mp4,,\n"
-        ",a.wav,x10.mp4,,\n"
-        "a.mp4,a.wav,x11.txt,,\n"
-        "a.mp4,a.wav,damaged.mp4/x12.mp4,,\n"
-        "a.mp4,a.wav,x13.mp4,,,more\n"
-        "a.mp4,a.wav,a.mp4,,\n"
-        "a.mp4,a.wav,there.mp4,,\n"
-    )
     (folder / "sub").mkdir()
     (folder / "there.mp4").touch()
-    wanted = {
-        3: "missing.mp4: no such file",
-        4: "is a file of row 2, too",
-        5: "crf 99: not a whole number from 0 to 63",
-        6: "damaged.mp4: is not a readable media file",
-        7: "is a file of row 8, too",
-        8: "start 8:",
-        9: "no speech",
-        10: "and video is needed",
-        11: "cannot write .txt",
-        12: "damaged.mp4: is a file; name a folder",
-        13: "has a cell below no name of a column",
-        14: "choose another name",
-        15: "there.mp4: exists already; choose another name, or replace it with --overwrite",
-    }
-    found = problems_in(folder, text)
-    for row, words in wanted.items():
-        assert any(line.startswith(f"row {row}: ") and words in line for line in found), (row, words, found)
+    found = problems_in(folder, "\n".join(["video,audio,output,crf,start", "a.mp4,a.wav,x.mp4,,", *BAD_ROWS, ""]))
+    for number, words in enumerate(BAD_ROWS.values(), 3):
+        assert any(line.startswith(f"row {number}: ") and words in line for line in found), (number, words, found)
     assert not [line for line in found if line.startswith("row 2:")]
 
 

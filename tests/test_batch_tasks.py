@@ -136,27 +136,18 @@ def test_a_second_driver_is_refused_until_the_first_one_ends_but_readers_are_not
 
 
 def test_what_is_no_ledger_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "ledger.sqlite"
+    path, folder, foreign = (tmp_path / name for name in ("ledger.sqlite", "folder", "foreign.sqlite"))
     path.write_text("not a database, but long enough to be taken for one by its size" * 20)
-    with pytest.raises(OutputError, match="ledger cannot be used"):
-        JobStore(path)
-    (tmp_path / "folder").mkdir()
-    with pytest.raises(OutputError, match="ledger cannot be used"):
-        JobStore(tmp_path / "folder")
+    folder.mkdir()
+    with closing(sqlite3.connect(foreign)) as made:
+        made.execute("create table tasks (id text)")
+    for each in (path, folder, foreign):
+        with pytest.raises(OutputError, match="ledger cannot be used"):
+            JobStore(each)
     path.unlink()
-    JobStore(path).close()  # no lock was left
-
-
-def test_foreign_ledgers_are_refused(tmp_path: Path) -> None:
-    path = tmp_path / "ledger.sqlite"
-    with closing(sqlite3.connect(path)) as foreign:
-        foreign.execute("create table tasks (id text)")
-    with pytest.raises(OutputError, match="ledger cannot be used"):
-        JobStore(path)
-    path.unlink()
-    for number, text in enumerate(("[]", "{}", '{"options": {"face": 1}}', "[" * 100_000)):
-        with closing(JobStore(path)) as store, closing(sqlite3.connect(path)) as foreign:
-            foreign.execute("insert into tasks (id, task, created_s) values (?, ?, 0)", (str(number), text))
-            foreign.commit()
+    for number, text in enumerate(("[]", "{}", '{"options": {"face": 1}}', "[" * 100_000)):  # no lock was left
+        with closing(JobStore(path)) as store, closing(sqlite3.connect(path)) as other:
+            other.execute("insert into tasks (id, task, created_s) values (?, ?, 0)", (str(number), text))
+            other.commit()
             with pytest.raises(OutputError, match="ledger cannot be used"):
                 store.row(str(number))

@@ -94,8 +94,8 @@ def self_test(monkeypatch: pytest.MonkeyPatch) -> SelfTest:
     return made
 
 
-def run(*arguments: str, answer: str | None = None) -> tuple[int, str, str]:
-    result = CliRunner().invoke(main, ["setup", *arguments], input=answer)
+def run(*arguments: str) -> tuple[int, str, str]:
+    result = CliRunner().invoke(main, ["setup", *arguments])
     return result.exit_code, result.stdout, result.stderr
 
 
@@ -183,33 +183,27 @@ def test_a_gpu_gets_half_precision_and_is_tested_once(
 
 
 @pytest.mark.parametrize(
-    ("named", "outcomes", "tested", "code", "taken"),
+    ("named", "outcomes", "tested", "expected"),
     [
-        ("auto", {}, ["tensorrt"], 0, "tensorrt"),
-        ("auto", {"tensorrt": "fails"}, ["tensorrt", "cuda"], 0, "cuda"),
-        ("auto", {"tensorrt": "is slower"}, ["tensorrt", "cuda"], 0, "cuda"),
-        ("auto", dict.fromkeys(("tensorrt", "cuda"), "fails"), ["tensorrt", "cuda", "cpu"], 0, "cpu"),
-        ("auto", dict.fromkeys(("tensorrt", "cuda", "cpu"), "fails"), ["tensorrt", "cuda", "cpu"], 1, "cpu"),
-        ("tensorrt", {"tensorrt": "fails"}, ["tensorrt"], 1, "cuda"),
-        ("tensorrt", {"tensorrt": "is slower"}, ["tensorrt"], 0, "cuda"),
-        ("cuda", {}, ["cuda"], 0, "cuda"),
+        ("auto", {}, "tensorrt", (0, "tensorrt")),
+        ("auto", {"tensorrt": "fails"}, "tensorrt cuda", (0, "cuda")),
+        ("auto", {"tensorrt": "is slower"}, "tensorrt cuda", (0, "cuda")),
+        ("auto", dict.fromkeys(("tensorrt", "cuda"), "fails"), "tensorrt cuda cpu", (0, "cpu")),
+        ("auto", dict.fromkeys(("tensorrt", "cuda", "cpu"), "fails"), "tensorrt cuda cpu", (1, "cpu")),
+        ("tensorrt", {"tensorrt": "fails"}, "tensorrt", (1, "cuda")),
+        ("tensorrt", {"tensorrt": "is slower"}, "tensorrt", (0, "cuda")),
+        ("cuda", {}, "cuda", (0, "cuda")),
     ],
 )
+@pytest.mark.usefixtures("gpus")
 def test_setup_goes_on_until_a_provider_passes_unless_one_is_named(
-    checkpoints: Path,
-    self_test: SelfTest,
-    gpus: list[Gpu],
-    named: str,
-    outcomes: dict[str, str],
-    tested: list[str],
-    code: int,
-    taken: str,
+    checkpoints: Path, self_test: SelfTest, named: str, outcomes: dict[str, str], tested: str, expected: tuple[int, str]
 ) -> None:
     folder = make_bundle(checkpoints / NAME, "fp16").folder
     self_test.outcomes = outcomes
-    assert run("--provider", named)[0] == code
-    assert self_test.providers == tested
-    assert select_provider("auto", bundle_sha256=manifest_sha256(folder)).name == taken
+    code = run("--provider", named)[0]
+    assert self_test.providers == tested.split()
+    assert (code, select_provider("auto", bundle_sha256=manifest_sha256(folder)).name) == expected
 
 
 @pytest.mark.parametrize("outcome", ["fails", "is slower"])

@@ -140,11 +140,10 @@ def test_a_package_that_does_not_load_is_one_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.name == "nt", reason="POSIX pipes")
-@pytest.mark.parametrize("words", [["--help"], ["cache", "ls", "--json"]])
-def test_a_closed_pipe_ends_quietly(words: list[str]) -> None:
+def test_a_closed_pipe_ends_quietly() -> None:
     reader, writer = os.pipe()
     os.close(reader)
-    command = [sys.executable, "-m", "latentsync_trt", *words]
+    command = [sys.executable, "-m", "latentsync_trt", "cache", "ls", "--json"]
     done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True)
     os.close(writer)
     assert (done.returncode, done.stderr) == (1, "")

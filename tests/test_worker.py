@@ -12,7 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import psutil
 import pytest
 
@@ -47,8 +46,6 @@ from tests.small import small_bundle
 pytestmark = pytest.mark.integration
 
 FAST = SyncOptions(preset="fast", steps=1)
-LOSSLESS = replace(FAST, codec="ffv1")
-"""libx264 gives the same file again only at some widths."""
 FRAMES = 24
 GO_ON = threading.Event()
 """Never set."""
@@ -131,21 +128,6 @@ def test_another_bundle_is_opened_while_no_clip_runs(clip: tuple[Path, Path], tm
     assert stages[0] == "opening networks"
 
 
-def test_a_clip_that_fails_does_not_change_the_next(worker: Worker, clip: tuple[Path, Path], tmp_path: Path) -> None:
-    seen: list[Progress] = []
-    report = worker.run(task(clip, tmp_path / "a.mkv", LOSSLESS), seen.append, GO_ON)
-    assert (report["output"], report["frames"]) == (str(tmp_path / "a.mkv"), FRAMES)
-    assert Progress("lip-sync", FRAMES, FRAMES) in seen
-    with pytest.raises(TaskError, match=r"^.*none.mp4: no such file") as missing:
-        worker.run(task((tmp_path / "none.mp4", clip[1]), tmp_path / "b.mkv"), lambda _: None, GO_ON)
-    with pytest.raises(TaskError, match=r"^.*speech.wav: has no video stream$") as damaged:
-        worker.run(task((clip[1], clip[1]), tmp_path / "b.mkv"), lambda _: None, GO_ON)
-    assert (missing.value.usage, damaged.value.usage) == (True, False)
-    assert names(tmp_path) == ["a.mkv"]
-    worker.run(task(clip, tmp_path / "b.mkv", LOSSLESS), lambda _: None, GO_ON)
-    np.testing.assert_array_equal(decoded(tmp_path / "a.mkv"), decoded(tmp_path / "b.mkv"))
-
-
 @pytest.mark.usefixtures("short_parts")
 def test_a_clip_goes_on_where_it_failed(worker: Worker, clip: tuple[Path, Path], tmp_path: Path) -> None:
     """Not another one of the same name, which begins anew."""
@@ -204,12 +186,6 @@ def test_what_cannot_be_uploaded_is_kept(
     shutil.rmtree(kept)
 
 
-def test_a_bundle_by_url(s3: Any, engine_cache: Path) -> None:
-    s3.put(str(small_bundle()), f"{BUCKET}/bundles/", recursive=True)
-    Worker(WorkerSettings(f"s3://{BUCKET}/bundles/{small_bundle().name}", "cpu"))
-    assert len(list((engine_cache / "bundles").glob("small_bundle-*/manifest.json"))) == 1
-
-
 # In a child process
 
 
@@ -231,9 +207,13 @@ def test_canceled_and_failed_clips_leave_the_worker_usable(own: Task, slow: Task
     canceled = threading.Event()
     with pytest.raises(Canceled):
         worker.run(slow, at("painting first frames", 0, canceled.set), canceled)
-    with pytest.raises(TaskError, match="no such file") as failed:
-        worker.run(Task("two", str(tmp_path / "none.mp4"), own.audio, own.output), lambda _: None, GO_ON)
-    assert failed.value.usage
+    for video, words, usage in (
+        (str(tmp_path / "none.mp4"), "no such file", True),
+        (own.audio or "", "no video", False),
+    ):
+        with pytest.raises(TaskError, match=words) as failed:
+            worker.run(replace(own, video=video), lambda _: None, GO_ON)
+        assert failed.value.usage is usage
     assert names(tmp_path) == []
     with pytest.raises(InputError, match="of the caller"):
         worker.run(slow, at("painting first frames", 0, fail_with(InputError("of the caller"))), threading.Event())

@@ -10,7 +10,6 @@ from pathlib import Path, PureWindowsPath
 from typing import TYPE_CHECKING, Any, Literal
 
 import rich_click as click
-from rich.console import Console
 from rich.progress import BarColumn, TaskProgressColumn, TextColumn
 from rich.progress import Progress as Bars
 
@@ -141,9 +140,8 @@ def _check(rows: "Sequence[BatchRow]", board: "Board", *, skip: bool) -> "list[B
         for row in check_rows(rows):
             checked.append(row)
             show(Progress("checking rows", len(checked), len(rows)))
-    for row in checked:
-        if row.problem:
-            board.tell("problem", f"{row.where}: {row.problem}")
+            if row.problem:
+                board.tell("problem", f"{row.where}: {row.problem}")
     ready = [row for row in checked if not row.problem]
     if len(ready) < len(rows) and not skip:
         cure = "correct or remove them, or add --skip-bad"
@@ -154,7 +152,7 @@ def _check(rows: "Sequence[BatchRow]", board: "Board", *, skip: bool) -> "list[B
 class Board:
     """What is shown of a batch while it runs and at its end, from its events; `before`: clips done earlier."""
 
-    def __init__(self, *, as_json: bool = False, quiet: bool = False, console: Console = STDERR) -> None:
+    def __init__(self, *, as_json: bool = False, quiet: bool = False) -> None:
         self.rows: Mapping[str, BatchRow] = {}
         self.before = self.skipped = 0
         self.failed: list[tuple[BatchRow, str]] = []
@@ -162,8 +160,8 @@ class Board:
         self._say, self._done, self._frames = notices_to(silent=self.hidden), 0, 0
         self._began_s, self._ready_s, self._told_s = time.monotonic(), 0.0, 0.0
         columns = TextColumn("{task.description}", markup=False), BarColumn(24), TaskProgressColumn(), TimeLeft()
-        disable = self.hidden or not console.is_terminal
-        self.bars = Bars(*columns, console=console, transient=True, disable=disable)
+        disable = self.hidden or not STDERR.is_terminal
+        self.bars = Bars(*columns, console=STDERR, transient=True, disable=disable)
         self._workers = {"": self.bars.add_task("")}  # bars by worker; first that of the whole
 
     def __call__(self, event: Event) -> None:
