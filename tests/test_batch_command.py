@@ -66,9 +66,14 @@ def check_outputs(folder: Path, names: str = "abc") -> None:
 
 
 def test_one_failed_clip_stops_no_other_and_runs_again_when_asked(jobs: Path) -> None:
+    """As does one whose driver was killed; outputs are replaced where that is asked, or where such a run left them."""
     face = (jobs.parent / "b.mp4").read_bytes()
     write_face(jobs.parent / "b.mp4", 6, blank=range(6))
-    result = batch(jobs, "--json")
+    for name in "ac":
+        (jobs.parent / f"{name}-out.mp4").write_bytes(b"older")
+    result = batch(jobs)
+    assert (result.exit_code, result.stderr.count("exists already")) == (2, 2)
+    result = batch(jobs, "--overwrite", "--json")
     assert result.exit_code == 1
     events = events_of(result.stdout)
     assert [(event["event"], event["row"]) for event in events if event["event"] in ("Started", "Failed")] == [
@@ -84,32 +89,20 @@ def test_one_failed_clip_stops_no_other_and_runs_again_when_asked(jobs: Path) ->
     assert states(jobs) == {"a": ("done", 1), "b": ("failed", 1), "c": ("done", 1)}
     check_outputs(jobs.parent, "ac")
 
-    with closing(JobStore(ledger_of(jobs))) as store:  # a row that was edited since
-        store.add([Task("edited", "v.mp4", None, "old.mp4")])
+    ids = {Path(row.task.output).name[0]: row.task.id for row in read_rows(jobs, SyncOptions(steps=1))}
+    with closing(JobStore(ledger_of(jobs))) as store:
+        store.add([Task("edited", "v.mp4", None, "old.mp4")])  # a row that was edited since
+        store.record(Started(ids["c"], "cpu", 1))  # as of a driver that was killed when the output was complete
     (jobs.parent / "b.mp4").write_bytes(face)
     (jobs.parent / "a.mp4").unlink()  # rows that are done need nothing any more
     result = batch(jobs)
     assert result.exit_code == 0, result.output
-    assert "3 clips done (2 earlier), 0 failed: 6 frames" in result.stdout
-    assert states(jobs) == {"a": ("done", 1), "b": ("done", 2), "c": ("done", 1)}
+    assert "3 clips done (1 earlier), 0 failed: 11 frames" in result.stdout
+    assert states(jobs) == {"a": ("done", 1), "b": ("done", 2), "c": ("done", 3)}
     check_outputs(jobs.parent)
     result = batch(jobs)
     assert (result.exit_code, "3 clips done (3 earlier), 0 failed: nothing to run" in result.stdout) == (0, True)
     assert "delete it and add --overwrite" in result.stderr
-
-
-def test_outputs_are_replaced_where_that_is_asked_or_an_interrupted_run_left_them(jobs: Path) -> None:
-    for name in "ab":
-        (jobs.parent / f"{name}-out.mp4").write_bytes(b"older")
-    result = batch(jobs)
-    assert (result.exit_code, result.stderr.count("exists already")) == (2, 2)
-    assert batch(jobs, "--overwrite").exit_code == 0
-    check_outputs(jobs.parent)
-    assert "3 clips done (3 earlier)" in batch(jobs).stdout  # the same rows, with the option or without it
-    (row,) = (row for row in read_rows(jobs, SyncOptions(steps=1)) if row.task.output.endswith("a-out.mp4"))
-    with closing(JobStore(ledger_of(jobs))) as store:  # as of a driver that was killed when the output was complete
-        store.record(Started(row.task.id, "cpu", 1))
-    assert "3 clips done (2 earlier)" in batch(jobs).stdout
 
 
 def test_two_workers_and_a_folder_of_outputs(jobs: Path) -> None:

@@ -123,19 +123,19 @@ def test_clips_on_s3_through_two_actors_of_which_one_is_killed(place: Place, cap
 
     def on_event(event: Event) -> None:
         events.append(event)
-        if isinstance(event, Moved) and (event.task_id, event.progress.stage) == ("a", "lip-sync") and not pids:
+        if isinstance(event, Moved) and event.task_id == "a" and not pids:
             pids.update((worker.name, worker.pid or 0) for worker in workers)
             psutil.Process(pids[event.worker]).kill()
 
     with closing(Dispatcher(workers, on_event)) as dispatcher:
-        for task in (place.task("a", "long"), place.task("b")):
+        for task in (place.task("a"), place.task("b")):
             dispatcher.submit(task)
         dispatcher.wait()
     (failed,) = [event for event in events if isinstance(event, Failed)]
     assert (failed.task_id, failed.again, "\n" in failed.message) == ("a", True, False)
     assert failed.message.startswith(f"{failed.worker}: node {socket.gethostname()}: The actor ")
     assert sorted(event.task_id for event in events if isinstance(event, Finished)) == ["a", "b"]
-    assert [place.frames_of(name) for name in "ab"] == [LONG_FRAMES, FRAMES]
+    assert [place.frames_of(name) for name in "ab"] == [FRAMES, FRAMES]
     assert {event.worker for event in events if isinstance(event, Started)} == {"ray 0", "ray 1"}
     assert capfd.readouterr().out == ""  # it may be JSON
 
@@ -152,7 +152,7 @@ def test_a_version_that_differs_is_said(place: Place, monkeypatch: pytest.Monkey
 def test_a_canceled_clip_leaves_nothing_and_its_worker_continues(place: Place, tmp_path: Path) -> None:
     (worker,) = make_workers(replace(ON_CPU, bundle="demo"), 1, ray=place.cluster.address)
     worker.start()
-    video, audio = (place.folder / "long" / name for name in ("face.mp4", "speech.wav"))
+    video, audio = (place.folder / "short" / name for name in ("face.mp4", "speech.wav"))
     task = Task("one", str(video), str(audio), str(tmp_path / "out.mp4"), FAST)
     canceled = threading.Event()
     with pytest.raises(Canceled):

@@ -14,15 +14,11 @@ KEY = {"gpu": 0, "driver": "580"}
 def test_a_result_holds_for_its_key_and_this_version(monkeypatch: pytest.MonkeyPatch) -> None:
     remember({"driver": "580", "gpu": 0}, "passed")
     assert recall(KEY) == "passed"
+    remember(KEY, "failed")
+    assert recall(KEY) == "failed"
     assert recall({**KEY, "gpu": 1}) is None
     monkeypatch.setattr(remembered, "__version__", "another")
     assert recall(KEY) is None
-
-
-def test_the_newest_result_replaces_an_earlier_one() -> None:
-    for result in ("passed", "failed", "passed", "slower"):
-        remember(KEY, result)
-        assert recall(KEY) == result
 
 
 def test_the_newest_results_are_kept() -> None:

@@ -227,6 +227,7 @@ def clips(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(("line", "shown", "last"), STOPPED, ids=[line.split()[0] for line, *_ in STOPPED])
 def test_ctrl_c_leaves_a_sentence_and_no_bar(clips: Path, line: str, shown: str, last: str) -> None:
     words = [str(small_bundle()) if word == "SMALL" else word for word in line.split()]
+    before = set(clips.glob(f"{PREFIX}*"))
     with Terminal(["-c", SCRIPTS.get(words[0], COMMAND), *words], clips, CUDA_VISIBLE_DEVICES="") as terminal:
         terminal.until_shown(shown, BAR)
         terminal.press(CTRL_C)
@@ -234,7 +235,7 @@ def test_ctrl_c_leaves_a_sentence_and_no_bar(clips: Path, line: str, shown: str,
     assert (code, cursor) == (130, True)
     assert screen[-1].startswith(last)
     assert not [row for row in screen if BAR in row]
-    assert not list(clips.glob(f"{PREFIX}*"))
+    assert set(clips.glob(f"{PREFIX}*")) == before
 
 
 @pytest.mark.parametrize(
@@ -242,9 +243,8 @@ def test_ctrl_c_leaves_a_sentence_and_no_bar(clips: Path, line: str, shown: str,
     [
         ("sync clip.mp4 long.wav -o kept.mp4 --bundle SMALL --steps 1", True),
         ("demo --video clip.mp4 --audio long.wav --bundle SMALL --preset draft", False),
-        ("compare SMALL SMALL --video clip.mp4 --audio long.wav --steps 1 --cache-interval 1", False),
     ],
-    ids=["sync", "demo", "compare"],
+    ids=["sync", "demo"],
 )
 def test_ctrl_c_says_where_a_run_goes_on(clips: Path, line: str, goes_on: bool) -> None:
     """Others than `sync` begin anew, and leave nothing."""

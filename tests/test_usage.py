@@ -161,14 +161,6 @@ def test_paths_that_look_like_urls() -> None:
 
 
 @pytest.mark.usefixtures("place")
-@pytest.mark.parametrize("line", ["build --bundle SMALL --provider cpu --quiet", "cache ls --engine-cache none --json"])
-def test_quiet_and_json_print_nothing_else(line: str) -> None:
-    code, out, err = call(line)
-    assert (code, err) == (0, "")
-    assert not out if "--quiet" in line else json.loads(out)
-
-
-@pytest.mark.usefixtures("place")
 @pytest.mark.parametrize("variable", [CHECKPOINTS_VARIABLE, CACHE_VARIABLE])
 @pytest.mark.parametrize("value", [LONG, "in.wav", "none/none"])
 def test_folders_named_by_variables_may_be_wrong(variable: str, value: str) -> None:
