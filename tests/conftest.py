@@ -3,6 +3,8 @@
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import chdir
+from fractions import Fraction
 from pathlib import Path
 from shutil import rmtree
 from typing import TYPE_CHECKING
@@ -12,7 +14,11 @@ from hypothesis import settings
 
 from latentsync_trt import LipSync
 from latentsync_trt.face.detector import MediaPipeDetector
+from latentsync_trt.media import parts
 from latentsync_trt.remembered import FOLDER
+from latentsync_trt.runtime.providers import gpu, select
+from latentsync_trt.runtime.providers.gpu import Gpu
+from latentsync_trt.runtime.providers.table import CPU, Obstacle, Provider
 from latentsync_trt.types import UInt8Array
 from tests.clips import LOSSLESS, synced, write_clip
 from tests.compiling import CopyBuilder, compiling_provider
@@ -119,6 +125,41 @@ def three_windows(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]
 def three_windows_synced(three_windows: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> UInt8Array:
     """What a usual run with `LOSSLESS` makes of them."""
     return synced(three_windows, tmp_path_factory.mktemp("three_windows_synced") / "out.mkv", LOSSLESS)
+
+
+@pytest.fixture
+def short_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parts of a file end after ten frames instead of half a minute."""
+    monkeypatch.setattr(parts, "PART_S", Fraction(2, 5))
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Iterator[Path]:
+    """An empty folder, which is the current one."""
+    with chdir(tmp_path):
+        yield tmp_path
+
+
+@pytest.fixture
+def checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of checkpoints, which does not exist yet."""
+    folder = tmp_path / "check points"
+    monkeypatch.setenv("LATENTSYNC_TRT_CHECKPOINTS", str(folder))
+    return folder
+
+
+@pytest.fixture
+def gpus(monkeypatch: pytest.MonkeyPatch) -> list[Gpu]:
+    """The GPUs of this machine, on which all providers load but those that are named "broken"; a test may change it."""
+    found = [Gpu(number, "GPU", "9.0", 10**10) for number in range(3)]
+
+    def diagnose(provider: Provider, number: int = 0) -> Obstacle | None:
+        broken = provider is not CPU and any(each.name == "broken" for each in found if each.index == number)
+        return Obstacle("it is broken", "mend it") if broken else None
+
+    monkeypatch.setattr(gpu, "gpus", lambda: tuple(found))
+    monkeypatch.setattr(select, "diagnose_provider", diagnose)
+    return found
 
 
 @pytest.fixture

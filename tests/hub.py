@@ -2,6 +2,7 @@
 
 import hashlib
 import re
+import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -47,23 +48,36 @@ class Hub(ThreadingHTTPServer):
 
 
 @contextmanager
-def hub(files: Mapping[str, Mapping[str, bytes]], patch: pytest.MonkeyPatch) -> Iterator[Hub]:
+def hub(files: Mapping[str, Mapping[str, bytes]]) -> Iterator[Hub]:
     """A running hub, which $HF_ENDPOINT seems to name, and whose files are those that are pinned."""
-    for repository in (*LATENTSYNC.values(), VAE):
-        for name, content in files.get(repository.name, {}).items():
-            patch.setitem(repository.files, name, hashlib.sha256(content).hexdigest())
-    with Hub(files) as server:
+    with Hub(files) as server, at_endpoint(server.url) as patch:
+        for repository in (*LATENTSYNC.values(), VAE):
+            for name, content in files.get(repository.name, {}).items():
+                patch.setitem(repository.files, name, hashlib.sha256(content).hexdigest())
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        use_endpoint(server.url, patch)
         yield server
         server.shutdown()
 
 
-def use_endpoint(url: str, patch: pytest.MonkeyPatch) -> None:
-    """As $HF_ENDPOINT, which is read when the hub's library is imported."""
-    patch.setattr(constants, "ENDPOINT", url)
-    patch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", url + "/{repo_id}/resolve/{revision}/{filename}")
-    patch.setattr(_http, "time", SimpleNamespace(**vars(time) | {"sleep": lambda _: None}))  # between its retries
+@contextmanager
+def at_endpoint(url: str) -> Iterator[pytest.MonkeyPatch]:
+    """As $HF_ENDPOINT, which is read when the hub's library is imported. Chunks are small, as its retries are quick."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("HF_TOKEN", raising=False)
+        patch.setattr(constants, "ENDPOINT", url)
+        patch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", url + "/{repo_id}/resolve/{revision}/{filename}")
+        patch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 50_000)
+        patch.setattr(_http, "time", SimpleNamespace(**vars(time) | {"sleep": lambda _: None}))  # between its retries
+        yield patch
+
+
+@contextmanager
+def no_hub() -> Iterator[None]:
+    """An endpoint at which nothing listens."""
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        url = f"http://127.0.0.1:{closed.getsockname()[1]}"
+    with at_endpoint(url):
+        yield
 
 
 class _Handler(BaseHTTPRequestHandler):

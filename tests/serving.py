@@ -11,7 +11,7 @@ import httpx
 import uvicorn
 from starlette.applications import Starlette
 
-from latentsync_trt.batch.tasks import Canceled, Done, Task, TaskError, WorkerLost
+from latentsync_trt.batch.tasks import Canceled, Task, TaskError, WorkerLost
 from latentsync_trt.serve.admission import Limits
 from latentsync_trt.serve.app import create_app
 from latentsync_trt.serve.server import SETTINGS, listen
@@ -36,7 +36,7 @@ class PretendedWorker:
     def start(self) -> None:
         """Nothing is to be opened."""
 
-    def run(self, task: Task, on_progress: Callable[[Progress], None], canceled: threading.Event) -> Done:
+    def run(self, task: Task, on_progress: Callable[[Progress], None], canceled: threading.Event) -> dict[str, Any]:
         self.tasks.append(task)
         for stage, done in (("finding faces", FRAMES), ("reading audio", 0)):
             on_progress(Progress(stage, done, FRAMES))
@@ -53,7 +53,7 @@ class PretendedWorker:
         if task.options.report is not None:
             Path(task.options.report).write_text("<p>page</p>")
         times = {"wall_s": 3.0, "opened_s": 1.0, "frames_per_s": 10.0}
-        return Done(3.0, {"output": task.output, "frames": FRAMES, "windows": 2, **times})
+        return {"output": task.output, "frames": FRAMES, "windows": 2, **times}
 
     def close(self) -> None:
         self._closed = True

@@ -32,10 +32,9 @@ def work(orders: Iterator[Any], emit: Emit) -> None:
 
 
 @click.command("doctor")
-@click.option("--json", "as_json", is_flag=True)
 @click.argument("folder", type=Path)
 @click.argument("how")
-def command(folder: Path, how: str, as_json: bool) -> None:
+def command(folder: Path, how: str) -> None:
     """Waits."""
     from tests import stopped_command  # the module that the child imports
 

@@ -1,32 +1,21 @@
 """What a batch shows: numbers from its events, lines of text and of JSON, and progress bars."""
 
-import io
 import json
-from collections.abc import Callable
 
 import pytest
-from rich.console import Console
 
 from latentsync_trt.batch.job_file import BatchRow
-from latentsync_trt.batch.tasks import Done, Event, Failed, Finished, Moved, Started, Task, WorkerState
-from latentsync_trt.cli import batch as batch_module
+from latentsync_trt.batch.tasks import Event, Failed, Finished, Moved, Started, Task, WorkerState
 from latentsync_trt.cli.batch import Board
 from latentsync_trt.types import Progress
 
 
-@pytest.fixture
-def make() -> Callable[..., Board]:
+def make(*, as_json: bool = False) -> Board:
     """A board of three clips."""
-    rows = {
-        name: BatchRow(f"row {row}", Task(name, "v", "a", f"/out/{name}[1].mp4")) for row, name in enumerate("abc", 2)
-    }
-
-    def board(**how: bool) -> Board:
-        made = Board(**how)
-        made.rows, made.before = rows, 1
-        return made
-
-    return board
+    made = Board(as_json=as_json)
+    tasks = (Task(name, "v", "a", f"/out/{name}[1].mp4") for name in "abc")
+    made.rows, made.before = {task.id: BatchRow(f"row {row}", task) for row, task in enumerate(tasks, 2)}, 1
+    return made
 
 
 HALF: tuple[Event, ...] = (
@@ -35,7 +24,7 @@ HALF: tuple[Event, ...] = (
     Started("a", "gpu 0", 1),
     Moved("a", "gpu 0", Progress("lip-sync", 125, 250, frames_per_s=25.0)),
 )
-END: tuple[Event, ...] = (Finished("a", "gpu 0", Done(5.0, {"frames": 250})), Started("b", "gpu 0", 1))
+END: tuple[Event, ...] = (Finished("a", "gpu 0", {"frames": 250, "wall_s": 5.0}), Started("b", "gpu 0", 1))
 NO_FACE = "no face" + ", and a reason that is longer than a line" * 3
 PROBLEMS: tuple[Event, ...] = (
     WorkerState("gpu 0", "lost", "killed"),
@@ -47,7 +36,7 @@ PROBLEMS: tuple[Event, ...] = (
 )
 
 
-def test_lines_for_a_log(make: Callable[..., Board], capsys: pytest.CaptureFixture[str]) -> None:
+def test_lines_for_a_log(capsys: pytest.CaptureFixture[str]) -> None:
     board = make()
     with board.bars:
         for event in (*HALF, HALF[-1], *END, *PROBLEMS):
@@ -63,9 +52,9 @@ def test_lines_for_a_log(make: Callable[..., Board], capsys: pytest.CaptureFixtu
     assert out.startswith("2 clips done (1 earlier), 1 failed: 250 frames in ")
 
 
-def test_json_lines_are_the_events(make: Callable[..., Board], capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_lines_are_the_events(capsys: pytest.CaptureFixture[str]) -> None:
     board = make(as_json=True)
-    for event in (*HALF, HALF[-1], *END, *PROBLEMS, Finished("c", "gpu 0", Done(5.0, {"frames": 250}))):
+    for event in (*HALF, HALF[-1], *END, *PROBLEMS, Finished("c", "gpu 0", {"frames": 250, "wall_s": 5.0})):
         board(event)
     assert str(board) == "3 of 4 clips done, 1 failed"
     board.show_summary()
@@ -79,23 +68,3 @@ def test_json_lines_are_the_events(make: Callable[..., Board], capsys: pytest.Ca
     assert events[3] == {**clip, "worker": "gpu 0", "progress": progress}
     counts = {"event": "summary", "done": 2, "done_before": 1, "failed": 1, "skipped": 0, "frames": 500}
     assert events[-1].items() > counts.items()
-
-
-def test_a_terminal_shows_the_whole_and_as_many_workers_as_it_has_room_for(
-    make: Callable[..., Board], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    terminal = Console(file=io.StringIO(), force_terminal=True, width=100, height=6)
-    monkeypatch.setattr(batch_module, "STDERR", terminal)
-    board = make()
-    with board.bars:
-        for number in range(12):
-            board(WorkerState(f"gpu {number}", "starting"))
-        for event in HALF:
-            board(event)
-        board(Moved("a", "gpu 0", Progress("lip-sync", 150, 250)))
-    assert isinstance(terminal.file, io.StringIO)
-    lines = terminal.file.getvalue().splitlines()
-    whole = max(number for number, line in enumerate(lines) if "1 of 4 clips done" in line)
-    assert " 60%" in lines[whole + 1]
-    assert "gpu 0  lip-sync  a[1].mp4" in lines[whole + 1]
-    assert "gpu 1  starting" in lines[whole + 2]

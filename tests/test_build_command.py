@@ -46,8 +46,4 @@ def test_all_graphs_and_a_second_call_finds_them(cache: Path) -> None:
 
 def test_a_provider_without_engines_builds_none_and_says_so(cache: Path) -> None:
     result = build(cache, provider="cpu")
-    assert (result.exit_code, result.stdout) == (
-        0,
-        "provider cpu needs no engines: it opens the bundle's graphs directly\n",
-    )
-    assert not cache.exists()
+    assert (result.exit_code, "provider cpu needs no engines" in result.stdout, cache.exists()) == (0, True, False)

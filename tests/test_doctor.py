@@ -1,6 +1,8 @@
 """`latentsync-trt doctor` on this machine and on simulated ones."""
 
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -19,8 +21,8 @@ def doctor(*arguments: str) -> tuple[int, str]:
     return result.exit_code, result.stdout
 
 
-def test_findings_and_a_verdict_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+@pytest.mark.usefixtures("here")
+def test_findings_and_a_verdict_first() -> None:
     code, out = doctor("--json")
     assert code == 0
     report = json.loads(out)
@@ -45,21 +47,19 @@ def test_two_builds_of_onnxruntime_are_a_problem(monkeypatch: pytest.MonkeyPatch
     assert (twice.level, twice.cure) == ("problem", table.REINSTALL_ORT)
 
 
-def test_an_onnxruntime_that_does_not_load_is_a_finding_not_a_crash(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr("latentsync_trt.runtime.providers.diagnose")
-    monkeypatch.setitem(sys.modules, "latentsync_trt.runtime.providers.diagnose", None)
-    code, out = doctor()
-    assert code == 1
-    assert out.startswith("✗ a package does not load: ")
-    assert table.REINSTALL_ORT in out
-    assert "demo: model" in out
+def test_an_onnxruntime_that_does_not_load_is_a_finding_not_a_crash(tmp_path: Path) -> None:
+    (tmp_path / "onnxruntime.py").write_text("raise ImportError('a library is missing')")
+    words = [sys.executable, "-m", "latentsync_trt", "doctor"]
+    paths = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(words, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, encoding="utf-8")
+    assert done.returncode == 1
+    assert done.stdout.startswith("✗ a package does not load: ")
+    assert table.REINSTALL_ORT in done.stdout
+    assert "demo: model" in done.stdout
 
 
-def test_graphs_and_sizes_of_a_bundle_are_checked_and_its_weights_are_not_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("LATENTSYNC_TRT_CHECKPOINTS", str(tmp_path))
-    folder = make_bundle(tmp_path / "made", "fp32").folder
+def test_graphs_and_sizes_of_a_bundle_are_checked_and_its_weights_are_not_read(checkpoints: Path) -> None:
+    folder = make_bundle(checkpoints / "made", "fp32").folder
     weights, graph = folder / "net.weights", next(folder.glob("*.onnx"))
     others = bytes(weights.stat().st_size)
     for path, content, problem in (

@@ -34,7 +34,6 @@ def test_a_worker_shows_frames_while_it_works(tmp_path: Path) -> None:
     for path in (preview, tmp_path / "missing" / "preview.jpg"):  # the second cannot be written
         task = Task("one", str(video), str(audio), str(tmp_path / "out.mp4"), SyncOptions(steps=1), str(path))
         worker.run(task, look, threading.Event())
-    worker.close()
     assert shown == [False, *11 * [True]]
     jpeg = cv2.cvtColor(cv2.imread(str(preview)), cv2.COLOR_BGR2RGB)
     frames = (

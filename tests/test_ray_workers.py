@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from queue import Queue
@@ -115,53 +116,27 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
         cluster.shutdown()
 
 
-class Running:
-    """Tasks on workers, and the events about them."""
-
-    def __init__(self, workers: list[WorkerHandle], *tasks: Task) -> None:
-        self.workers, self.events = workers, list[Event]()
-        self._first, self._worker, self._in_the_middle = tasks[0].id, "", threading.Event()
-        self.dispatcher = Dispatcher(workers, self._on_event)
-        for task in tasks:
-            self.dispatcher.submit(task)
-
-    def __enter__(self) -> "Running":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.dispatcher.close()
-
-    def _on_event(self, event: Event) -> None:
-        self.events.append(event)
-        if isinstance(event, Moved) and event.task_id == self._first and event.progress.stage == "lip-sync":
-            self._worker = self._worker or event.worker
-            self._in_the_middle.set()
-
-    def process(self) -> psutil.Process:
-        """That of the worker in the middle of the first clip."""
-        assert self._in_the_middle.wait(300)
-        (pid,) = [worker.pid for worker in self.workers if worker.name == self._worker]
-        return psutil.Process(pid)
-
-    def check(self, place: Place, tasks: dict[str, int]) -> None:
-        """Waits until all are done; one was lost on the way."""
-        self.dispatcher.wait()
-        (failed,) = [event for event in self.events if isinstance(event, Failed)]
-        assert failed.again
-        assert "\n" not in failed.message
-        assert failed.message.startswith(f"{self._worker}: node {socket.gethostname()}: The actor ")
-        assert sorted(event.task_id for event in self.events if isinstance(event, Finished)) == sorted(tasks)
-        assert {name: place.frames_of(name) for name in tasks} == tasks
-
-
 def test_clips_on_s3_through_two_actors_of_which_one_is_killed(place: Place, capfd: pytest.CaptureFixture[str]) -> None:
-    before = signal.getsignal(signal.SIGTERM)
-    workers = place.workers(2)
+    before, workers, events = signal.getsignal(signal.SIGTERM), place.workers(2), list[Event]()
     assert signal.getsignal(signal.SIGTERM) is before
-    with Running(workers, place.task("a", "long"), place.task("b")) as running:
-        running.process().kill()
-        running.check(place, {"a": LONG_FRAMES, "b": FRAMES})
-        assert {event.worker for event in running.events if isinstance(event, Started)} == {"ray 0", "ray 1"}
+    pids = dict[str, int]()
+
+    def on_event(event: Event) -> None:
+        events.append(event)
+        if isinstance(event, Moved) and event.task_id == "a" and not pids:
+            pids.update((worker.name, worker.pid or 0) for worker in workers)
+            psutil.Process(pids[event.worker]).kill()
+
+    with closing(Dispatcher(workers, on_event)) as dispatcher:
+        for task in (place.task("a"), place.task("b")):
+            dispatcher.submit(task)
+        dispatcher.wait()
+    (failed,) = [event for event in events if isinstance(event, Failed)]
+    assert (failed.task_id, failed.again, "\n" in failed.message) == ("a", True, False)
+    assert failed.message.startswith(f"{failed.worker}: node {socket.gethostname()}: The actor ")
+    assert sorted(event.task_id for event in events if isinstance(event, Finished)) == ["a", "b"]
+    assert [place.frames_of(name) for name in "ab"] == [FRAMES, FRAMES]
+    assert {event.worker for event in events if isinstance(event, Started)} == {"ray 0", "ray 1"}
     assert capfd.readouterr().out == ""  # it may be JSON
 
 
@@ -177,7 +152,7 @@ def test_a_version_that_differs_is_said(place: Place, monkeypatch: pytest.Monkey
 def test_a_canceled_clip_leaves_nothing_and_its_worker_continues(place: Place, tmp_path: Path) -> None:
     (worker,) = make_workers(replace(ON_CPU, bundle="demo"), 1, ray=place.cluster.address)
     worker.start()
-    video, audio = (place.folder / "long" / name for name in ("face.mp4", "speech.wav"))
+    video, audio = (place.folder / "short" / name for name in ("face.mp4", "speech.wav"))
     task = Task("one", str(video), str(audio), str(tmp_path / "out.mp4"), FAST)
     canceled = threading.Event()
     with pytest.raises(Canceled):
@@ -191,24 +166,11 @@ def test_a_canceled_clip_leaves_nothing_and_its_worker_continues(place: Place, t
 def test_a_worker_that_waits_for_resources_says_which_and_can_be_closed(place: Place) -> None:
     notices = Queue[str]()
     on_gpu = replace(ON_CPU, provider="cuda")
-    with Running(make_workers(on_gpu, 1, ray=place.cluster.address, on_notice=notices.put), place.task("never")):
+    workers = make_workers(on_gpu, 1, ray=place.cluster.address, on_notice=notices.put)
+    with closing(Dispatcher(workers, lambda _: None)) as dispatcher:
+        dispatcher.submit(place.task("never"))
         assert "wait for a GPU and 1 CPU cores" in notices.get(timeout=300)
     assert notices.empty()
-
-
-@pytest.mark.slow
-def test_a_clip_whose_node_is_killed_runs_again(place: Place) -> None:
-    with Running(place.workers(1), place.task("node", "long")) as running:
-        raylet = running.process().parent()
-        assert raylet is not None
-        (node,) = [
-            node
-            for node in place.cluster.worker_nodes
-            if raylet.pid in [process.process.pid for process in node.all_processes["raylet"]]
-        ]
-        place.cluster.remove_node(node, allow_graceful=False)
-        place.cluster.add_node(**NODE)
-        running.check(place, {"node": LONG_FRAMES})
 
 
 def command(address: str, jobs: Path, *options: str) -> "subprocess.Popen[str]":

@@ -503,7 +503,7 @@ def test_jobs_go_on_after_restarts(folder: Path, worker: PretendedWorker, clip: 
         until(lambda: client.get(f"/v1/jobs/{jobs[0]}").json()["done"])
     left = folder / "jobs" / (32 * "a")  # as an upload that was interrupted leaves it
     left.mkdir()
-    with JobStore(folder / "ledger.sqlite") as store:  # as services that were killed leave it
+    with closing(JobStore(folder / "ledger.sqlite")) as store:  # as services that were killed leave it
         for job in (*[jobs[1]] * 3, *[jobs[2]] * 2):
             store.record(Started(job, worker.name, 1))
     again = PretendedWorker()

@@ -27,28 +27,22 @@ WRONG_USAGE = [
     ("sync --video EMPTY --audio in.wav", "--video '': is empty"),
     ("sync --video - --audio in.wav", "--video -: standard input and output are not supported"),
     ("sync --video on.mp4 --audio in.wav --bundle SMALL", "on.mp4: no such file; did you mean in.mp4?"),
-    ("sync --video none/in.mp4 --audio in.wav --bundle SMALL", "its folder does not exist either"),
     ("sync --video . --audio in.wav --bundle SMALL", ".: is a folder; name a video or audio file in it"),
     (f"sync --video {LONG}.mp4 --audio in.wav --bundle SMALL", f"{LONG}.mp4: "),
     (f"{SYNC} --output out.avi", "cannot write .avi; use .mp4"),
     (f"{SYNC} --output out.mp4 --codec ffv1", "out.mp4: cannot hold ffv1; use a name that ends in .mkv"),
-    (f"{SYNC} --output in.mp4", "is also an input"),
     (f"{SYNC} --output {LONG}.mp4", f"{LONG}.mp4: cannot be written: "),
     (f"{SYNC} --output there.mp4", "there.mp4: exists already; choose another name, or replace it with --overwrite"),
     (f"{SYNC} --output there.mp4 --resume", "there.mp4: exists already"),
     ("sync in.mp4 in.wav --bundle SMALL --codec prores", "in-synced.mov: exists already"),
-    (f"{SYNC} --steps 0", "not a whole number from 1"),
     ("sync in.wav in.mp4 --bundle SMALL", "in.wav: has no picture, but the audio in.mp4 has one; did you swap them?"),
     ("sync https://host/in.mp4 in.wav", "download it first, or use `latentsync-trt batch`, which reads addresses"),
     (f"{SYNC} --encoder nvenc", "NVENC needs an NVIDIA GPU that encodes h264, and its driver; use --encoder x264"),
     (f"{SYNC} --resolution 192", "--resolution 192: the built-in bundle is made for"),
     ("export --unet none.pt", "none.pt: no such file or folder"),
     ("export --syncnet none.pt", "none.pt: no such file"),
-    (f"{SYNC} --dynamic --provider cpu", "has fixed shapes"),
     ("sync --video in.mp4 --audio in.wav --bundle none", "none: no bundle there nor in"),
     ("build --bundle http://host/bundle", "bundle http://host/bundle: is a URL"),
-    ("build --bundle SMALL --engine-cache in.wav/x", "in.wav: is a file; name a folder"),
-    ("bench --bundle SMALL --out folder.json", "folder.json: is a folder; name a file in it"),
     ("bench --bundle SMALL --out values.toml", "values.toml: exists already; choose another name, or replace it with"),
     (f"{SYNC} --report there.html", "there.html: exists already"),
     ("calibrate --bundle SMALL --video in.mp4 --out damaged", "damaged: exists already"),
@@ -61,30 +55,20 @@ WRONG_USAGE = [
         "--keep lips: fits no layer of demo; its layers have",
     ),
     ("calibrate --bundle SMALL --clips folder.json", "no video in it"),
-    ("calibrate --bundle SMALL --video in.mp4 --out in.wav", "--output in.wav: is a file; name a folder"),
     ("calibrate --bundle SMALL --audio in.wav", "--audio: needs --video"),
     ("compare in.mp4 SMALL", "is a folder; name a video or audio file in it"),
     ("compare SMALL SMALL --out report.pdf", "end it with .html"),
-    ("compare in.mp4 in.mp4 --out there.html", "there.html: exists already"),
     ("compare in.mp4 in.mp4 --out in.html --overwrite", "in.mp4: is also an input"),
-    ("faces in.mp4 --output folder", "folder.json: exists already"),
-    ("batch there.jsonl", "there.mp4: exists already"),
     ("selftest --engine-cache in.wav", "--engine-cache in.wav: is a file"),
     ("export", "latentsync-trt download 1.6"),
-    ("export --out damaged", "damaged: exists already"),
     ("export --out damaged --overwrite", "latentsync-trt download 1.6"),
     ("export --syncnet in.wav --out syncnet", "syncnet.onnx: exists already"),
-    ("download 2.0", "not one of"),
-    ("cache prune", "missing option '--max-gb'"),
     ("snyc in.mp4 in.wav", "no such command 'snyc'; did you mean sync?"),
     ("sync in.mp4 in.wav in.wav", "in.wav: is one file too many"),
     ("sync", "no video; give one and its speech"),
     ("sync in.mp4", "no speech: give a recording"),
-    ("sync in.mp4 in.wav --preset slow", "'slow' is not one of 'quality'"),
-    ("batch jobs.csv", "jobs.csv: column vidoe: no such option; did you mean video?"),
-    ("batch jobs.jsonl", "1 of 1 rows cannot work"),
+    ("batch jobs.csv", "jobs.csv: has the columns 'vidoe, audio'; its first line must name"),
     ("doctor --config none.toml", "none.toml: no such file"),
-    ("doctor --config in.wav", "in.wav: cannot be read as text"),
     ("doctor --config tables.toml", "tables.toml: snyc: is no table of a command, as [sync]; did you mean sync?"),
     ("doctor --config values.toml", "values.toml: preset: is no table"),
     ("sync --config options.toml in.mp4 in.wav", "options.toml: [sync] prest: no such option; did you mean preset?"),
@@ -109,8 +93,6 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     (folder / "text.mp4").write_text("not a video")
     (folder / "empty.mp4").touch()
     (folder / "jobs.csv").write_text("vidoe,audio\nin.mp4,in.wav\n")
-    (folder / "jobs.jsonl").write_text('{"vidoe": "in.mp4", "audio": "in.wav"}\n')
-    (folder / "there.jsonl").write_text('{"video": "in.mp4", "audio": "in.wav", "output": "there.mp4"}\n')
     (folder / "syncnet").mkdir()
     for name in ("there.mp4", "there.html", "in-synced.mov", "syncnet/syncnet.onnx"):
         (folder / name).touch()
@@ -129,10 +111,10 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         assert sorted(folder.rglob("*")) == before
 
 
-def call(line: str, *more: str) -> tuple[int, str, str]:
+def call(line: str, *more: str, env: dict[str, str] | None = None) -> tuple[int, str, str]:
     """Runs a command line with SMALL and EMPTY replaced; an exception other than SystemExit fails the test."""
     words = [{"SMALL": str(small_bundle()), "EMPTY": ""}.get(word, word) for word in line.split()]
-    result = CliRunner().invoke(main, [*words, *more], catch_exceptions=False)
+    result = CliRunner(env=env).invoke(main, [*words, *more], catch_exceptions=False)
     return result.exit_code, result.stdout, result.stderr
 
 
@@ -151,14 +133,6 @@ def test_exit_code_and_message(line: str, words: str, code: int) -> None:
     assert words in " ".join(err.split())
     assert err.splitlines()[-1].startswith("error: ")
     assert "Usage:" not in err
-
-
-@pytest.mark.integration
-@pytest.mark.usefixtures("place")
-def test_weights_that_do_not_exist() -> None:
-    code, _, err = call("export --unet none.pt --vae folder.json --whisper in.wav")
-    assert code == 2
-    assert "none.pt: no such file" in " ".join(err.split())
 
 
 @pytest.mark.usefixtures("place")
@@ -187,20 +161,11 @@ def test_paths_that_look_like_urls() -> None:
 
 
 @pytest.mark.usefixtures("place")
-@pytest.mark.parametrize("line", ["build --bundle SMALL --provider cpu --quiet", "cache ls --engine-cache none --json"])
-def test_quiet_and_json_print_nothing_else(line: str) -> None:
-    code, out, err = call(line)
-    assert (code, err) == (0, "")
-    assert not out if "--quiet" in line else json.loads(out)
-
-
-@pytest.mark.usefixtures("place")
 @pytest.mark.parametrize("variable", [CHECKPOINTS_VARIABLE, CACHE_VARIABLE])
 @pytest.mark.parametrize("value", [LONG, "in.wav", "none/none"])
-def test_folders_named_by_variables_may_be_wrong(variable: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(variable, value)
+def test_folders_named_by_variables_may_be_wrong(variable: str, value: str) -> None:
     for line in ("doctor", "setup --use none", "cache ls", "build"):
-        code, out, err = call(line)
+        code, out, err = call(line, env={variable: value})
         assert code in (0, 1, 2)
         assert out or err.startswith("error: ")
     shutil.rmtree("none", ignore_errors=True)  # the folder of the cache is made where it is named

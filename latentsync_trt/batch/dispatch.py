@@ -2,7 +2,6 @@
 
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -24,9 +23,7 @@ from latentsync_trt.batch.tasks import (
 from latentsync_trt.errors import LatentSyncError
 from latentsync_trt.stopping import exit_code
 
-ATTEMPTS = 3
-"""Of a task whose worker is lost each time, and of a worker to start."""
-
+ATTEMPTS = 3  # of a task whose worker is lost each time, and of a worker to start
 # Windows delivers Ctrl-C only between waits.
 _POLL_S = 0.2
 _LEAVE_S = 5.0
@@ -48,18 +45,16 @@ def slot_names(worker: WorkerHandle) -> list[str]:
 
 
 class Dispatcher:
-    """Runs tasks on workers, in the order in which they were submitted; all methods are thread-safe.
+    """Runs tasks on workers, which start at once, in the order of submission; all methods are thread-safe.
 
-    Workers start at once. A lost worker starts again, and its tasks are the next to run. A worker is given up when it
-    is lost so many times in a row while it starts, or when its settings cannot work.
+    A lost worker starts again, and its tasks are the next to run; one that `ATTEMPTS` starts lose is given up.
     """
 
     def __init__(self, workers: Sequence[WorkerHandle], on_event: Callable[[Event], None]) -> None:
         """`on_event`: called from several threads, for one task or worker in order; an error for `Started` fails it."""
         self._workers, self._emit = tuple(workers), on_event
         self._changed = threading.Condition()
-        self._waiting = deque[_Job]()
-        self._jobs = dict[str, _Job]()
+        self._jobs = dict[str, _Job]()  # in the order of submission, so one that runs again is the next
         self._pending = 0
         self._closing = threading.Event()
         self._error: BaseException | None = None
@@ -75,7 +70,6 @@ class Dispatcher:
     def submit(self, task: Task, *, attempts_before: int = 0) -> None:
         job = _Job(task, attempts_before + 1)
         with self._changed:
-            self._waiting.append(job)
             self._jobs[task.id] = job
             self._pending += 1
             self._changed.notify_all()
@@ -89,16 +83,12 @@ class Dispatcher:
             job.canceled.set()
             if job.worker is not None:
                 return True
-            self._waiting.remove(job)
+            del self._jobs[task_id]
         self._end(CanceledEvent(task_id))
         return True
 
     def wait(self) -> None:
-        """Returns when every submitted task has ended.
-
-        Raises:
-            KeyboardInterrupt: a signal asked the command to stop. LatentSyncError: the last worker's, if none is left.
-        """
+        """Returns when every task has ended; raises KeyboardInterrupt on a signal, or the last worker's error."""
         with self._changed:
             while self._pending and self._slots and not self._stops():
                 self._changed.wait(_POLL_S)
@@ -155,8 +145,8 @@ class Dispatcher:
         with self._changed:
             while not self._stops():
                 busy = sum(job.worker is worker for job in self._jobs.values())
-                if self._waiting and busy < worker.at_once:
-                    job = self._waiting.popleft()
+                job = next((each for each in self._jobs.values() if each.worker is None), None)
+                if job is not None and busy < worker.at_once:
                     job.worker = worker
                     return job
                 self._changed.wait()
@@ -165,29 +155,28 @@ class Dispatcher:
     def _try(self, worker: WorkerHandle, slot: str, job: _Job) -> bool:
         """Runs a task; returns whether the worker is still there, else queues the task again, before all others."""
         task = job.task
-        event: CanceledEvent | Failed | Finished = CanceledEvent(task.id)
+        event: CanceledEvent | Failed | Finished
         try:
             self._emit(Started(task.id, slot, job.attempt))
             self._emit(WorkerState(slot, "running", task.id))
-            if not job.canceled.is_set():
-                done = worker.run(task, lambda progress: self._emit(Moved(task.id, slot, progress)), job.canceled)
-                event = Finished(task.id, slot, done)
+            report = worker.run(task, lambda progress: self._emit(Moved(task.id, slot, progress)), job.canceled)
+            event = Finished(task.id, slot, report)
         except WorkerLost as error:
             if not self._stops():
                 self._emit(WorkerState(slot, "lost", str(error)))
                 failed = Failed(task.id, slot, str(error), error.usage, again=job.attempt < ATTEMPTS)
                 if job.canceled.is_set() or not failed.again:
-                    self._end(event if job.canceled.is_set() else failed)
+                    self._end(CanceledEvent(task.id) if job.canceled.is_set() else failed)
                 else:
                     self._emit(failed)
                     with self._changed:
                         job.attempt, job.worker = job.attempt + 1, None
-                        self._waiting.appendleft(job)
                         self._changed.notify_all()
             return False
         except Canceled:
             if self._stops():
                 return True
+            event = CanceledEvent(task.id)
         except LatentSyncError as error:
             event = Failed(task.id, slot, str(error), error.usage, again=False)
         self._end(event)

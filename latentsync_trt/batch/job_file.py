@@ -25,35 +25,24 @@ from latentsync_trt.paths import exists, local_path, read_text, why_missing
 from latentsync_trt.validation import from_json
 
 _FILES = ("video", "audio", "output")
-_HEADER = "its first line must name each column once, as in video,audio,output"
-_DELIMITERS = (",", ";", "\t")
-_HINT = re.compile(r'"?sep=(.)"?\r?\n', re.IGNORECASE)
-"""A line above the header that tells Excel the delimiter; it counts no row."""
-_THREADS = min(16, 4 * (os.cpu_count() or 1))
+_HINT = re.compile(r'"?sep=(.)"?\r?\n', re.IGNORECASE)  # a line above the header, for Excel; it counts no row
 
 
 @dataclass(frozen=True, slots=True)
 class BatchRow:
-    """A row of a job file: where it is ("row 3"), its task, or why it cannot work.
-
-    `cost`: seconds of video times full denoising steps; infinite where the length is unknown.
-    """
+    """A row of a job file: where it is ("row 3"), its task, or why it cannot work."""
 
     where: str
     task: Task
-    cost: float = inf
+    cost: float = inf  # seconds of video times full denoising steps
     problem: str = ""
 
 
 def read_rows(source: Path, defaults: SyncOptions, folder: str | None = None) -> list[BatchRow]:
-    """Reads a .csv or .jsonl file.
+    """Reads a .csv or .jsonl file; raises `InputError` if it has no rows, or cannot be read.
 
-    Args:
-        defaults: options of rows that don't set them. Their files are relative to the current folder, those of a job
-            file to its own. folder: or URL of one, for outputs that a row doesn't name; by default the video's.
-
-    Raises:
-        InputError: the file cannot be read, or it has no rows.
+    `defaults`: options of rows that don't set them. Their files are relative to the current folder, those of a job
+    file to its own. `folder`: or URL of one, for outputs that a row doesn't name; by default the video's.
     """
     rows: list[BatchRow] = []
     nothing = Task("", "", None, "", defaults)
@@ -70,7 +59,7 @@ def read_rows(source: Path, defaults: SyncOptions, folder: str | None = None) ->
 
 def check_rows(rows: Sequence[BatchRow]) -> Iterator[BatchRow]:
     """Opens the files of all rows without a problem; yields the rows with lengths, or with what was found."""
-    with ThreadPoolExecutor(_THREADS) as pool:
+    with ThreadPoolExecutor() as pool:
         yield from pool.map(_checked, rows)
 
 
@@ -84,17 +73,16 @@ def _rows_of(source: Path) -> Iterator[tuple[str, Mapping[str, Any] | str]]:
     text = read_text(source, "save it as “CSV UTF-8”")
     if suffix == ".csv":
         yield from _csv_rows(source, text)
-        return
-    for number, line in enumerate(text.split("\n"), 1):  # `splitlines` would split at U+2028 in a string
-        if line.strip():
-            yield f"line {number}", line
+    else:
+        lines = enumerate(text.split("\n"), 1)  # `splitlines` would split at U+2028 in a string
+        yield from ((f"line {number}", line) for number, line in lines if line.strip())
 
 
 def _csv_rows(source: Path, text: str) -> Iterator[tuple[str, Mapping[str, str]]]:
     if hint := _HINT.match(text):
         delimiter, text = hint[1], text[hint.end() :]
     else:  # Excel writes ";" where "," is the decimal point
-        delimiter = max(_DELIMITERS, key=text.lstrip().partition("\n")[0].count)
+        delimiter = max(",;\t", key=text.lstrip().partition("\n")[0].count)
     lines = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     try:
         rows = [(number, cells) for number, cells in enumerate(lines, 1) if any(map(str.strip, cells))]
@@ -102,15 +90,9 @@ def _csv_rows(source: Path, text: str) -> Iterator[tuple[str, Mapping[str, str]]
         raise InputError(f"{source}: line {lines.line_num} is not CSV: {error}") from error
     names = [field_name(cell) for cell in rows[0][1]] if rows else ["video"]
     named = [*filter(None, names)]  # Excel adds columns on the right
-    wrong = InputError(f"{source}: has the columns {', '.join(names)!r}; {_HEADER}")
-    if len(set(named)) < len(named) or not set(_FILES).intersection(named):
-        raise wrong
-    try:
-        from_texts(SyncOptions, {name: None for name in named if name not in _FILES}, _FILES)
-    except InputError as error:
-        raise InputError(f"{source}: column {error}") from error
-    if "video" not in named:
-        raise wrong
+    if len(set(named)) < len(named) or "video" not in named:
+        cure = "its first line must name each column once, as in video,audio,output"
+        raise InputError(f"{source}: has the columns {', '.join(names)!r}; {cure}")
     for number, cells in rows[1:]:
         yield f"row {number}", dict(zip_longest(names, map(str.strip, cells), fillvalue=""))
 
@@ -130,8 +112,8 @@ def _task(row: Mapping[str, Any] | str, base: Path, defaults: Mapping[str, Any],
     named = Task("", video, audio, output or _default_output(video, options, folder), options)
     task = named.with_files(lambda file, _: _joined(base, file))
     # The same command with --overwrite goes on with what it had begun without.
-    text = json.dumps(task.replacing(overwrite=False).to_json(), sort_keys=True)
-    return replace(task, id=sha256(text.encode()).hexdigest()[:16])
+    same = replace(task, options=replace(task.options, overwrite=False)).to_json()
+    return replace(task, id=sha256(json.dumps(same, sort_keys=True).encode()).hexdigest()[:16])
 
 
 def _default_output(video: str, options: SyncOptions, folder: str | None) -> str:

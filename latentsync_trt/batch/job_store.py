@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 from filelock import FileLock, Timeout
 
@@ -19,8 +19,7 @@ from latentsync_trt.batch.tasks import CanceledEvent, Event, Failed, Finished, S
 from latentsync_trt.errors import InputError, OutputError
 
 State = Literal["waiting", "running", "done", "failed", "canceled"]
-OPEN: tuple[State, ...] = ("waiting", "running")
-"""States of tasks that have not ended."""
+OPEN: tuple[State, ...] = ("waiting", "running")  # states of tasks that have not ended
 
 _TABLE = """
 create table if not exists tasks (
@@ -34,7 +33,7 @@ _BUSY_S = 10.0  # how long to wait while another program writes
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A task and its state. Times are seconds since 1970; `report`: as in `Done`."""
+    """A task and its state. Times are seconds since 1970; `report`: as in `Finished`."""
 
     task: Task
     state: State
@@ -54,11 +53,7 @@ class JobStore:
     """An open ledger. Thread-safe. Other processes can read the file meanwhile, but not open it as a `JobStore`."""
 
     def __init__(self, path: Path) -> None:
-        """Opens or makes the file.
-
-        Raises:
-            InputError: another process has it open. OutputError: it cannot be written, or is no ledger.
-        """
+        """Opens or makes the file; raises `InputError` if another process has it open, or `OutputError`."""
         self._path, self._lock = path, threading.RLock()
         # SQLite's own lock would exclude readers.
         whole = FileLock(f"{path}.lock", timeout=0, thread_local=False, fallback_to_soft=False)
@@ -71,12 +66,6 @@ class JobStore:
             self._connection.execute(_TABLE)
             self._connection.execute(f"select {_COLUMNS}, seconds from tasks limit 0")  # noqa: S608 -- own words
             self._opened = opened.pop_all()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def close(self) -> None:
         with self._lock:
@@ -107,18 +96,14 @@ class JobStore:
             return dict(self._connection.execute("select state, count(*) from tasks group by state").fetchall())
 
     def record(self, event: Event) -> None:
-        """Stores the state that an event tells; to be called before anything else follows from it.
-
-        Raises:
-            OutputError: the ledger cannot be written.
-        """
+        """Stores the state that an event tells, before anything else follows from it; raises `OutputError`."""
         now_s = time.time()
         values: dict[str, Any] = {"ended_s": now_s, "error": None}
         match event:
             case Started():
                 values = {"state": "running", "error": None, "started_s": now_s, "worker": event.worker}
             case Finished():
-                values |= {"state": "done", "seconds": event.done.seconds, "report": json.dumps(event.done.report)}
+                values |= {"state": "done", "seconds": event.report["wall_s"], "report": json.dumps(event.report)}
             case Failed():
                 values |= {"state": "waiting" if event.again else "failed", "error": event.message}
             case CanceledEvent():

@@ -11,25 +11,22 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from math import inf
 from queue import SimpleQueue
 from typing import Any
 
-from latentsync_trt.batch.tasks import Done, Task, TaskError, WorkerLost, WorkerSettings
+from latentsync_trt.batch.tasks import Task, TaskError, WorkerLost, WorkerSettings
 from latentsync_trt.batch.worker import Worker
 from latentsync_trt.child import Child, Emit, Event, end_process
 from latentsync_trt.errors import LatentSyncError
 from latentsync_trt.stopping import exit_code
 from latentsync_trt.types import Progress
-from latentsync_trt.unexpected import one_line
 
 # The child removes unfinished files meanwhile.
 _PATIENCE_S = 2.0
 _ALIVE_S = 1.0
-# A child that works and sends nothing for so long, or goes on with a canceled task, is ended, and its tasks run again.
-_HUNG_S = 300.0
 
 
 @dataclass(slots=True, eq=False)
@@ -42,16 +39,13 @@ class _Call:
 
 
 class WorkerHandle:
-    """The driver's side of a worker; any thread may call it.
+    """The driver's side of a worker; any thread may call it. The child ends with this process, however that ends.
 
-    The child ends with this process, however that ends; with the child, all its clips are lost.
-
-    Attributes:
-        name: as in "gpu 0", "cpu", "ray 3"; of several on a device, "gpu 0.1" and "gpu 0.2".
-        at_once: how many tasks it takes at a time; one after two clips together took too much memory.
-        provider: the execution provider on which it opened its bundle, as in "cuda"; empty before.
-        hangs: whether it works and has sent nothing for long.
+    `at_once`: how many tasks it takes at a time. `provider`: on which it opened its bundle; empty before. `hangs`:
+    whether it works and has sent nothing for a tenth of `hung_s`, after which it is ended, and its tasks run again.
     """
+
+    hung_s = 300.0
 
     def __init__(
         self,
@@ -73,19 +67,14 @@ class WorkerHandle:
         self._calls: dict[str, _Call] = {}
         self.hangs = self._works = self._closed = False
         self._heard_s = 0.0
-        self._problem: LatentSyncError | None = None
-        """Why the child ends, where that is known."""
+        self._problem: LatentSyncError | None = None  # why the child ends, where that is known
 
     @property
     def pid(self) -> int | None:
         return None if self._child is None else self._child.pid
 
     def start(self) -> None:
-        """Returns when the bundle is open, also after the worker was lost; at once if it is.
-
-        Raises:
-            WorkerLost: the worker died. LatentSyncError: the settings cannot work.
-        """
+        """Returns when the bundle is open; raises `WorkerLost`, or `LatentSyncError` if the settings cannot work."""
         with self._starting:
             if self._works:
                 return
@@ -99,11 +88,10 @@ class WorkerHandle:
                 self._reader.start()
             self.provider = self._ask("", self._settings, self._on_notice, threading.Event())
 
-    def run(self, task: Task, on_progress: Callable[[Progress], None], canceled: threading.Event) -> Done:
-        """Syncs a clip until `canceled` is set; raises `TaskError`, `WorkerLost`, `Canceled`, or as `on_progress`."""
+    def run(self, task: Task, on_progress: Callable[[Progress], None], canceled: threading.Event) -> dict[str, Any]:
+        """As `Worker.run`; raises also what `on_progress` does."""
         self.start()
-        done: Done = self._ask(task.id, task, on_progress, canceled)
-        return done
+        return dict(self._ask(task.id, task, on_progress, canceled))
 
     def close(self) -> None:
         """Ends the worker, also within a task, which then raises; may be called again."""
@@ -113,7 +101,6 @@ class WorkerHandle:
             self._child.end(_PATIENCE_S)
 
     def _ask(self, key: str, order: Any, on_progress: Callable[[Any], None], canceled: threading.Event) -> Any:
-        """Sends an order; returns its result, or raises its error."""
         call = _Call(canceled)
         with self._lock:
             if not self._works:
@@ -166,9 +153,9 @@ class WorkerHandle:
         with self._lock:
             calls = dict(self._calls)
             silent_s = now_s - self._heard_s if calls else 0.0
-            self.hangs = silent_s > _HUNG_S / 10
-            if max([silent_s, *(now_s - call.canceled_s for call in calls.values())]) > _HUNG_S:
-                problem = WorkerLost(f"did not answer, or not obey a cancel, for {_HUNG_S:g} s, and was ended")
+            self.hangs = silent_s > self.hung_s / 10
+            if max([silent_s, *(now_s - call.canceled_s for call in calls.values())]) > self.hung_s:
+                problem = WorkerLost(f"did not answer, or not obey a cancel, for {self.hung_s:g} s, and was ended")
             elif calls and "" not in calls and bytes_ > most:
                 text = f"needs more than {most / 1e9:.2g} GB of memory, the most for a worker here"
                 problem = TaskError(f"the clip {text}; give one with smaller pictures, or fewer --workers")
@@ -201,9 +188,6 @@ def carry_out(orders: Iterator[Any], emit: Emit) -> None:
     """Carries out each order in a thread of its own."""
     workers, canceled = list[Worker](), dict[str, threading.Event]()
 
-    def report(key: str, progress: Progress) -> None:
-        emit(key=key, progress=replace(progress, picture=None))
-
     def answer(key: str, order: WorkerSettings | Task) -> None:
         error: LatentSyncError | None = None
         result: Any = None
@@ -213,11 +197,9 @@ def carry_out(orders: Iterator[Any], emit: Emit) -> None:
                     workers.append(Worker(order, lambda text: emit(key=key, progress=text)))
                     result = workers[0].provider
                 else:
-                    result = workers[0].run(order, partial(report, key), canceled[key])
+                    result = workers[0].run(order, lambda at: emit(key=key, progress=at), canceled[key])
             except LatentSyncError as failure:
                 error = failure
-            except Exception as failure:  # noqa: BLE001 -- the parent reports it
-                error = LatentSyncError(one_line(failure, ["batch"])[0])
             del canceled[key]
             emit(key=key, error=error, result=result)
         except BaseException:  # noqa: BLE001 -- the parent would wait forever

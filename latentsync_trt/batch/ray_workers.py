@@ -1,13 +1,13 @@
-"""Workers on a Ray cluster: what others do in a child, each does in an actor.
+"""Workers on a Ray cluster: what others do in a child, each does in an actor, which ends with this process.
 
-Actors are created when a worker starts, with what they need, so that an autoscaling cluster adds nodes for them. They
-end with this process. Ray's own messages are replaced by errors and notices of this package.
+Actors are created when a worker starts, with what they need, so that an autoscaling cluster adds nodes for them.
 """
 
 import os
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from queue import SimpleQueue
 from typing import Any
@@ -113,17 +113,13 @@ class Actor:
 
 
 def connect(address: str) -> Any:
-    """Connects this process to a Ray cluster, once; returns the module `ray`.
-
-    Raises:
-        InputError: there is none. MissingDependency: the extra is not installed.
-    """
+    """Connects this process to a Ray cluster, once; returns `ray`; raises `InputError` or `MissingDependency`."""
     try:
         import ray
     except ImportError as error:
         cure = 'pip install "latentsync-trt[cluster]"'
         raise MissingDependency(f"--ray {address}: needs the extra cluster; {cure} ({error})") from error
-    failures: list[BaseException] = []
+    reached = Future[None]()
 
     def reach() -> None:
         try:
@@ -133,20 +129,21 @@ def connect(address: str) -> Any:
             ray.init(address, namespace="latentsync-trt", log_to_driver=False, logging_level="error")
             # Imports what Ray loads at its first use: beside imports of other threads, that fails.
             ray.put(None)
-        except BaseException as error:  # noqa: BLE001 -- raised below
-            failures.append(error)
+            reached.set_result(None)
+        except Exception as error:  # noqa: BLE001 -- raised below
+            reached.set_exception(error)
 
     if not ray.is_initialized():
         # Ray prints the ends of actors to stdout, which may be JSON, and has no setting for that.
         ray._private.worker._worker_logs_enabled = False
         # In the main thread, Ray would replace the handler of SIGTERM. It does not stop to try a cluster that is gone.
-        thread = threading.Thread(target=reach, daemon=True)
-        thread.start()
-        thread.join(_CONNECT_S)
-        if thread.is_alive() or failures:
-            reason = str(next(iter(failures), "no answer")).strip().partition("\n")[0]
+        threading.Thread(target=reach, daemon=True).start()
+        try:
+            reached.result(_CONNECT_S)
+        except Exception as error:
+            reason = str(error).strip().partition("\n")[0] or "no answer"
             cure = "start one with `ray start --head`, or give its host:port, or ray://host:10001 from another machine"
-            raise InputError(f"--ray {address}: no Ray cluster ({reason}); {cure}") from next(iter(failures), None)
+            raise InputError(f"--ray {address}: no Ray cluster ({reason}); {cure}") from error
     return ray
 
 

@@ -1,18 +1,13 @@
 """Files by URL, through fsspec. Messages show URLs without user, password and query, which may be secrets."""
 
 import re
-import secrets
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
-from urllib.request import url2pathname
 
 from latentsync_trt.errors import InputError, LatentSyncError, MediaError, MissingDependency, OutputError
-
-Check = Callable[[], None]
-"""Called between pieces of a transfer, from another thread; an exception stops the transfer."""
 
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
 _SECRET_PARTS = re.compile(r"(://)[^/\s'\"@]*@|[?#][^\s'\"]*")
@@ -29,16 +24,6 @@ def is_url(text: str) -> bool:
     return _URL.match(text) is not None
 
 
-def local_of(text: str) -> Path | None:
-    """Returns the path that a path or a `file://` URL names; None for other URLs."""
-    if not is_url(text):
-        return Path(text)
-    if (parts := urlsplit(text)).scheme != "file":
-        return None
-    host = f"//{parts.netloc}" if parts.netloc not in ("", "localhost") else ""  # of a share on Windows
-    return Path(url2pathname(host + parts.path))
-
-
 def shown(text: str) -> str:
     """Returns a text without user, password and query of its URLs."""
     return _QUOTED_URL.sub(lambda url: _SECRET_PARTS.sub(r"\1", url[0]), text)
@@ -52,57 +37,40 @@ def name_of(url: str) -> str:
 
 
 def exists(url: str) -> bool:
-    """Returns whether there is a file at a URL or path; errors as `fetch`."""
+    """Returns whether there is a file at a URL; errors as `fetch`."""
     strict = {"strict": True} if _protocol(url) in _READ_ONLY else {}  # else a server that fails has no such file
     with _translated(url, MediaError):
-        if (path := local_of(url)) is not None:
-            return path.exists()
         system, remote = _open(url)
         return bool(system.exists(remote, **strict))
 
 
 def check_target(target: str) -> None:
-    """Raises `InputError` or `OutputError` if `target` is a URL that cannot be written, or `MissingDependency`."""
+    """Raises `InputError` or `OutputError` if a URL cannot be written, or `MissingDependency`."""
     if _protocol(target) in _READ_ONLY:
         raise InputError(f"{shown(target)}: https can only be read; give a path, or a URL as s3:// or gs://")
-    if local_of(target) is None:
-        with _translated(target, OutputError):
-            _open(target)
+    with _translated(target, OutputError):
+        _open(target)
 
 
-def fetch(url: str, folder: Path, check: Check = lambda: None) -> Path:
-    """Downloads a URL into `folder`, which must exist, under its own name; returns that path.
-
-    Raises:
-        MediaError: it cannot be read, or not all of it arrived. MissingDependency: the extra is not installed.
-    """
+def fetch(url: str, folder: Path) -> Path:
+    """Downloads a URL into `folder` and returns the path; raises `MediaError` or `MissingDependency`."""
     target = folder / name_of(url)
     with _translated(url, MediaError):
         system, remote = _open(url)
-        system.get_file(remote, str(target), callback=_callback(check))
+        system.get_file(remote, str(target))
     return target
 
 
-def deliver(path: Path, url: str, check: Check = lambda: None) -> None:
-    """Uploads `path` to `url`, where it appears complete or not at all; what was there is replaced.
-
-    Raises:
-        OutputError: it cannot be written. MissingDependency: as `fetch`.
-    """
+def deliver(path: Path, url: str) -> None:
+    """Uploads `path` to `url`, where it appears complete or not at all; raises `OutputError` or `MissingDependency`."""
     with _translated(url, OutputError):
         system, remote = _open(url)
         if _protocol(url) in _WHOLE:
-            system.put_file(str(path), remote, callback=_callback(check))
+            system.put_file(str(path), remote)
             return
-        parent, _, name = remote.rpartition("/")
-        part = f"{parent}/.{name}.{secrets.token_hex(4)}.part"
-        try:
-            system.put_file(str(path), part, callback=_callback(check))
-            system.mv(part, remote)
-        except BaseException:
-            with suppress(Exception):  # the first error is the one to report
-                system.rm_file(part)
-            raise
+        system.makedirs(remote.rpartition("/")[0], exist_ok=True)
+        system.put_file(str(path), f"{remote}.part")
+        system.mv(f"{remote}.part", remote)
 
 
 def _protocol(url: str) -> str:
@@ -124,16 +92,6 @@ def _open(url: str) -> tuple[Any, str]:
     return system, remote
 
 
-def _callback(check: Check) -> Any:
-    from fsspec.callbacks import Callback
-
-    def moved(size: int | None, value: int, **_: Any) -> None:
-        if value != size:  # an upload in one piece is in place by then
-            check()
-
-    return Callback(hooks={"check": moved})
-
-
 @contextmanager
 def _translated(url: str, kind: type[LatentSyncError]) -> Iterator[None]:
     """Turns any error of fsspec and of the libraries below it, which have no common base, into one line."""
@@ -142,8 +100,8 @@ def _translated(url: str, kind: type[LatentSyncError]) -> Iterator[None]:
     except LatentSyncError:
         raise
     except ImportError as error:
-        cure = 'pip install "latentsync-trt[cluster]"'
-        raise MissingDependency(f"{shown(url)}: needs the extra cluster; {cure} ({error})") from error
+        cure = 'needs the extra cluster; pip install "latentsync-trt[cluster]"'
+        raise MissingDependency(f"{shown(url)}: {cure} ({error})") from error
     except Exception as error:
         reason = " ".join(f"{type(error).__name__} {shown(str(error))}".split())
         if login := urlsplit(url).netloc.rpartition("@")[0]:  # it may also occur apart from the URL

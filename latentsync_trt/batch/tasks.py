@@ -66,10 +66,6 @@ class Task:
         output = change(self.output, True)
         return replace(self, video=video, audio=audio, output=output, options=replace(options, **changed))
 
-    def replacing(self, *, overwrite: bool = True) -> Self:
-        """The task, whose output may be replaced or not."""
-        return replace(self, options=replace(self.options, overwrite=overwrite))
-
     def files(self) -> list[tuple[str, bool]]:
         """Returns every file, with whether it is written."""
         found: list[tuple[str, bool]] = []
@@ -80,14 +76,6 @@ class Task:
 
         self.with_files(note)
         return found
-
-
-@dataclass(frozen=True, slots=True)
-class Done:
-    """A finished task. `seconds`: of the worker, with transfers. `report`: `asdict` of its `SyncReport`."""
-
-    seconds: float
-    report: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,10 +96,7 @@ class WorkerSettings:
 
 @dataclass(frozen=True, slots=True)
 class WorkerState:
-    """A worker changed its state.
-
-    `detail`: the id of the task that runs; why the worker was lost; for "closed", why it cannot work, empty at the end.
-    """
+    """`detail`: the id of the task that runs; why the worker was lost; why it is closed, empty at the end."""
 
     worker: str
     state: Literal["starting", "ready", "running", "hangs", "lost", "closed"]
@@ -138,11 +123,11 @@ class Moved:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The task's output is complete."""
+    """The task's output is complete; `report`: `asdict` of its `SyncReport`."""
 
     task_id: str
     worker: str
-    done: Done
+    report: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)

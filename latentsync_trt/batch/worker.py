@@ -8,16 +8,16 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from time import monotonic, perf_counter
-from typing import TYPE_CHECKING
+from time import monotonic
+from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock
 
 from latentsync_trt.batch import remote_files
-from latentsync_trt.batch.tasks import Canceled, Done, Task, TaskError, WorkerLost, WorkerSettings
+from latentsync_trt.batch.tasks import Canceled, Task, TaskError, WorkerLost, WorkerSettings
 from latentsync_trt.bundle.manifest import MANIFEST_NAME, Bundle, manifest_sha256, read_manifest
-from latentsync_trt.errors import BundleError, InferenceError, InputError, MediaError, NoFaceError, OutputError
-from latentsync_trt.files import KEPT_NAME, published_folder, temporary_folder, whole_file, work_folder, work_folder_of
+from latentsync_trt.errors import BundleError, InferenceError, InputError, OutputError
+from latentsync_trt.files import KEPT_NAME, published_folder, temporary_folder, whole_file, work_folder_of
 from latentsync_trt.option_fields import command_line
 from latentsync_trt.paths import make_folder
 from latentsync_trt.types import Progress, SyncReport
@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from latentsync_trt.sync.api import LipSync
 
 _PREVIEW_S = 1.0
-_TOLERANCE_S = 0.5
-"""Of a clip's length: its sound may end after its picture."""
+_TOLERANCE_S = 0.5  # of a clip's length: its sound may end after its picture
 _POLL_S = 0.1
 
 
@@ -36,11 +35,7 @@ class Worker:
     """Runs tasks in this process on an open bundle; `run` may be called from several threads, for a task each."""
 
     def __init__(self, settings: WorkerSettings, on_notice: Callable[[str], None] = lambda _: None) -> None:
-        """Opens the bundle and runs each network once, so that the first clip is as fast as the others.
-
-        Raises:
-            WorkerLost: the provider failed, as in `run`. LatentSyncError: the settings cannot work here.
-        """
+        """Opens the bundle and runs each network once, so that the first clip is fast; raises as `run`."""
         self._settings, self._notice = settings, on_notice
         self._ended, self._running = threading.Condition(), 0
         self._scratch = Path(settings.scratch or tempfile.gettempdir())
@@ -52,25 +47,24 @@ class Worker:
         except InferenceError as error:
             raise WorkerLost(str(error)) from error
 
-    def run(self, task: Task, on_progress: Callable[[Progress], None], canceled: threading.Event) -> Done:
-        """Syncs a clip. `canceled` stops it at the next progress; nothing is left behind then, nor after an error, but
-        what is finished where memory ran out or an upload failed.
+    def run(self, task: Task, on_progress: Callable[[Progress], None], canceled: threading.Event) -> dict[str, Any]:
+        """Syncs a clip, until `canceled` stops it at the next progress; returns `asdict` of its `SyncReport`.
+
+        Finished parts of a clip that does not end are kept beside its output, and so is what cannot be uploaded.
 
         Raises:
             TaskError: the clip failed; the worker can go on. Canceled: `canceled` was set.
             WorkerLost: the provider failed, after which a GPU may be unusable in this process: start another.
         """
-        started_s, shown_s = perf_counter(), 0.0
+        shown_s = 0.0
 
         def report(progress: Progress) -> None:
             nonlocal shown_s
             if canceled.is_set():
                 raise Canceled(f"{task.id}: canceled")
             if task.most_s is not None and progress.written_s > task.most_s + _TOLERANCE_S:
-                raise InputError(
-                    f"{task.video}: lasts longer than {task.most_s:g} s, the most here; send a shorter one"
-                )
-            on_progress(progress)
+                raise InputError(f"{task.video}: lasts longer than {task.most_s:g} s; send a shorter one")
+            on_progress(replace(progress, picture=None))  # a child cannot send it
             if task.preview and progress.picture and monotonic() >= shown_s + _PREVIEW_S:
                 from latentsync_trt.measure.page import jpeg
 
@@ -81,37 +75,27 @@ class Worker:
 
         files = _Files(report)
         try:
-            remote_files.check_target(task.output)
             bundle = task.bundle or self._settings.bundle
             with temporary_folder(self._scratch) as files.folder, self._opened(bundle, report):
                 made = self._sync(task.with_files(files.local), report)
                 files.deliver()
         except InferenceError as error:
             raise WorkerLost(files.named(str(error))) from error
+        except Canceled:
+            raise
         except Exception as error:  # whatever is wrong with a clip must not end the worker
-            if not isinstance(error, MemoryError):
-                _forget(task.output)
-            if isinstance(error, Canceled):
-                raise
-            command = ["sync", task.video, task.audio or "", task.output, *command_line(task.options)]
-            message, usage = one_line(error, [remote_files.shown(word) for word in command])
+            message, usage = one_line(error, [*map(remote_files.shown, ("sync", *command_line(task.options)))])
             raise TaskError(files.named(message), usage=usage) from error
-        done = replace(made, output=task.output, notices=tuple(map(files.named, made.notices)))
-        return Done(perf_counter() - started_s, asdict(done))
-
-    def close(self) -> None:
-        """Frees the networks."""
-        self._lip_sync.close()
+        return asdict(replace(made, output=task.output, notices=tuple(map(files.named, made.notices))))
 
     def _open(self, bundle: str) -> "LipSync":
         from latentsync_trt.runtime.engines.cache import cache_folder
         from latentsync_trt.sync.api import LipSync
 
-        place, given = bundle, self._settings
+        given = self._settings
         if remote_files.is_url(bundle):
-            cache = cache_folder(given.runtime.engine_cache).absolute()
-            place = str(remote_files.local_of(bundle) or fetch_bundle(bundle, cache / "bundles"))
-        return LipSync.from_bundle(place, given.provider, given.runtime, on_notice=self._notice)
+            bundle = str(fetch_bundle(bundle, cache_folder(given.runtime.engine_cache).absolute() / "bundles"))
+        return LipSync.from_bundle(bundle, given.provider, given.runtime, on_notice=self._notice)
 
     @contextmanager
     def _opened(self, bundle: str, report: Callable[[Progress], None]) -> Generator[None, None, None]:
@@ -134,17 +118,13 @@ class Worker:
                 self._running -= 1
 
     def _sync(self, task: Task, report: Callable[[Progress], None]) -> SyncReport:
-        """Syncs local files; resumes where a worker was killed, if it kept finished parts of the same clip."""
+        """Syncs local files; goes on with the finished parts that an earlier run of the same clip kept."""
         # Who gave the task has checked the output; since then, a worker that was lost may have written it.
         options = replace(task.options, overwrite=True)
         run = partial(self._lip_sync.sync, task.video, task.audio, task.output, on_progress=report)
         if (work_folder_of(Path(task.output)) / KEPT_NAME).exists():
-            try:
+            with suppress(InputError):  # it kept those of another clip; any other reason is found again
                 return run(options=replace(options, resume=True))
-            except (MediaError, NoFaceError):
-                raise
-            except InputError:  # it kept those of another clip; any other reason is found again
-                pass
         return run(options=options)
 
 
@@ -157,13 +137,16 @@ class _Files:
 
     def local(self, file: str, written: bool) -> str:
         """Returns the local path of a file, which is fetched unless it is `written`."""
-        path = remote_files.local_of(file) or self._paths.get((file, written))
+        if not remote_files.is_url(file):
+            return file
+        path = self._paths.get((file, written))
         if path is None:
             place = self.folder / str(len(self._paths))  # of its own, as names may be equal
             place.mkdir()
             path = self._paths[file, written] = place / remote_files.name_of(file)
             if not written:
-                remote_files.fetch(file, place, partial(self._report, Progress("fetching", 0, None)))
+                self._report(Progress("fetching", 0, None))
+                remote_files.fetch(file, place)
         return str(path)
 
     def deliver(self) -> None:
@@ -171,7 +154,8 @@ class _Files:
         finished = {url: path for (url, written), path in self._paths.items() if written}
         try:
             for url, path in finished.items():
-                remote_files.deliver(path, url, partial(self._report, Progress("delivering", 0, None)))
+                self._report(Progress("delivering", 0, None))
+                remote_files.deliver(path, url)
         except OutputError as error:
             kept = Path(tempfile.mkdtemp(prefix="latentsync-kept-", dir=self.folder.parent))
             names = [path.replace(kept / path.name).name for path in finished.values()]
@@ -184,22 +168,9 @@ class _Files:
         return text
 
 
-def _forget(output: str) -> None:
-    """Removes the finished parts of a clip that failed or was canceled, unless another process works on them."""
-    path = remote_files.local_of(output)
-    if path is not None and (kept := work_folder_of(path) / KEPT_NAME).exists():  # else they were in the scratch folder
-        with suppress(OSError), work_folder(path):
-            kept.unlink()
-
-
 def fetch_bundle(url: str, cache: Path) -> Path:
-    """Downloads a bundle into `cache` once per machine, while other processes wait; returns its folder.
-
-    The folder is named by the SHA-256 of the manifest, which contains those of all files.
-
-    Raises:
-        BundleError: a file differs from the manifest. Others as `fetch`.
-    """
+    """Downloads a bundle into `cache` once per machine, while other processes wait; returns its folder, named by the
+    manifest's SHA-256. Raises as `fetch`, or `BundleError`."""
     make_folder(cache)
     url = url.rstrip("/")
     with temporary_folder(cache) as folder, FileLock(cache / ".download.lock"):

@@ -15,13 +15,11 @@ from latentsync_trt.batch.local import WorkerHandle
 from latentsync_trt.batch.ray_workers import RemoteChild, connect
 from latentsync_trt.batch.remote_files import is_url
 from latentsync_trt.batch.tasks import WorkerSettings
-from latentsync_trt.errors import ProviderUnavailable
 from latentsync_trt.notices import Notices
 from latentsync_trt.runtime.providers.table import CPU
 
 _CONTAINER_MEMORY = Path("/sys/fs/cgroup/memory.max")
-_MEMORY_SHARE = 0.8
-"""Of the machine's, for all workers; the rest is for what serves, and for checks of files."""
+_MEMORY_SHARE = 0.8  # of the machine's, for all workers; the rest is for what serves, and for checks of files
 
 
 def machine_bytes() -> float:
@@ -39,17 +37,12 @@ def make_workers(
     ray: str | None = None,
     on_notice: Callable[[str], None] = lambda _: None,
 ) -> list[WorkerHandle]:
-    """Returns workers that are not started yet; those of this machine share its GPUs and its cores evenly.
+    """Returns workers that are not started yet; raises `LatentSyncError` if bundle, device or cluster does not exist.
 
     Args:
-        settings: their bundle is found here, so that a wrong name fails at once.
         count: of processes, of one clip at a time each. By default one of two clips for each GPU, of one clip for the
             CPU or with little memory; on a cluster one for each GPU that it has now, else for each node.
-        most: of clips at a time.
-        ray: "auto" for the cluster that this machine is part of, `host:port`, or `ray://host:port`.
-
-    Raises:
-        LatentSyncError: the bundle or a device does not exist, or the cluster cannot be reached.
+        most: of clips at a time. ray: address of a cluster, as for `connect`.
     """
     tell = Notices(on_notice).add
     if not is_url(settings.bundle) and settings.bundle != "demo":
@@ -88,31 +81,17 @@ def _devices(settings: WorkerSettings, on_notice: Callable[[str], None]) -> list
     numbers = device_numbers(settings.runtime.device)
     if len(numbers) == 1 or settings.provider == CPU.name:  # the worker itself finds out whether it works
         return [(numbers[0], f"gpu {numbers[0]}" if settings.provider != CPU.name and gpus() else CPU.name)]
-    found, error = list[tuple[int, str]](), None
-    for number in numbers:
-        try:
-            selection = select_provider(settings.provider, number)
-        except ProviderUnavailable as failure:
-            error = failure
-            on_notice(f"GPU {number} is left out: {failure}")
-            continue
-        if selection.gpu is not None:
-            found.append((number, f"gpu {number}"))
-        else:
+    selections = {number: select_provider(settings.provider, number) for number in numbers}
+    for number, selection in selections.items():
+        if selection.gpu is None:
             on_notice(f"GPU {number} is left out: {'; '.join(reason for _, reason in selection.skipped_providers)}")
-    if error is not None and not found:
-        raise error
-    return found or [(0, CPU.name)]
+    return [(each, f"gpu {each}") for each in numbers if selections[each].gpu is not None] or [(0, CPU.name)]
 
 
 def plan(nodes: Sequence[Mapping[str, float]], provider: str, count: int | None, most: int) -> tuple[int, int, int]:
-    """Returns the number of workers for a cluster with these nodes, and the GPUs and CPU cores that each reserves.
-
-    Workers with a GPU take half of the CPU cores beside it, so that other programs have room. Nodes
-    that an autoscaler adds are assumed to be like the present ones.
-    """
-    has_gpus = any(node.get("GPU") for node in nodes)
-    on_gpu = has_gpus if provider == "auto" else provider != CPU.name
+    """Returns the number of workers for a cluster with these nodes, and the GPUs and CPU cores that each reserves:
+    half of those beside a GPU, so that other programs have room."""
+    on_gpu = any(node.get("GPU") for node in nodes) if provider == "auto" else provider != CPU.name
     usable = [node for node in nodes if node.get("GPU" if on_gpu else "CPU")]
     places = [int(node["GPU"]) if on_gpu else 1 for node in usable]
     count = min(count or max(sum(places), 1), most)

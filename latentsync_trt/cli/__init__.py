@@ -24,7 +24,7 @@ from latentsync_trt.paths import PrintableLines, printable
 
 BEGAN_S = time.monotonic()
 
-PANELS = {
+PANELS = {  # commands by heading of `--help`, as "module.function", each with the first line of its help text
     "Lip-sync": {
         "sync.demo": "Lip-sync a built-in clip on the CPU, and look at the result.",
         "model.setup": "Download the published weights, export them, build engines, test, and choose the result.",
@@ -49,13 +49,11 @@ PANELS = {
         "engines.cache": "Show, check and clean up the engines that were built.",
     },
 }
-"""Commands by heading of `--help`, as "module.function", each with the first line of its help text; the rest is the
-function's docstring. Here, so that `--help` imports none of them."""
 
 _MODULES = {name: module for lines in PANELS.values() for module, name in (place.split(".") for place in lines)}
 COMMANDS = {place.partition(".")[2]: line for lines in PANELS.values() for place, line in lines.items()}
 
-EXAMPLES = {
+EXAMPLES = {  # two calls of each command, shown at the end of its help
     "live": ("live --video idle.mp4", "live --video idle.mp4 --bundle 1.5-256-fp16 --hop 4"),
     "demo": ("demo", "demo --audio speech.wav --output mine"),
     "setup": ("setup --model 1.5 --yes", "setup --use 1.6-512-fp16"),
@@ -74,7 +72,6 @@ EXAMPLES = {
     "selftest": ("selftest --provider tensorrt", "selftest --bundle 1.6-512-fp16 --json"),
     "cache": ("cache ls", "cache prune --max-gb 20"),
 }
-"""Two calls of each command, shown at the end of its help."""
 
 
 def echo(text: str = "", **how: Any) -> None:

@@ -27,7 +27,7 @@ from latentsync_trt.cli.options import (
     quiet_option,
     worker_options,
 )
-from latentsync_trt.cli.show import STDERR, TimeLeft, print_json, progress_bar, say, show_progress
+from latentsync_trt.cli.show import STDERR, TimeLeft, notices_to, print_json, progress_bar, say, show_progress
 from latentsync_trt.config import RuntimeOptions, SyncOptions
 from latentsync_trt.errors import InputError
 from latentsync_trt.option_fields import FILES, HARDWARE
@@ -50,7 +50,6 @@ _MOVED_EVERY_S = 2.0
     metavar="FOLDER",
     help="Folder, or URL of one, for outputs that a row does not name.  [default: that of the video]",
 )
-@click.option("--out", hidden=True, panel=FILES, metavar="FOLDER", help="As --output.")
 @click.option("--skip-bad", is_flag=True, panel=FILES, help="Run the rows that can work although others cannot.")
 @bundle_option
 @options_from(SyncOptions, leave_out=("resume",))
@@ -74,17 +73,16 @@ def batch(
     from latentsync_trt.batch.workers import make_workers
     from latentsync_trt.bundle.find import describe_choice, find_bundle
 
-    folder = output or fields["out"]
-    rows = read_rows(jobs, build(SyncOptions, fields), folder)
+    rows = read_rows(jobs, build(SyncOptions, fields), output)
     path = jobs.with_name(jobs.name + _LEDGER)
     board = Board(as_json=as_json, quiet=quiet)
     notice = partial(board.tell, "notice")
     with ExitStack() as stack:
-        store = stack.enter_context(JobStore(path)) if path.exists() else None
+        store = stack.enter_context(closing(JobStore(path))) if path.exists() else None
         left = rows if store is None else _left(store, rows)
         board.before = len(rows) - len(left)
-        if folder is not None and not is_url(folder):
-            make_folder(Path(folder))
+        if output is not None and not is_url(output):
+            make_folder(Path(output))
         ready = _check(left, board, skip=skip_bad)
         board.rows, board.skipped = {row.task.id: row for row in ready}, len(left) - len(ready)
         if ready:
@@ -95,7 +93,7 @@ def batch(
             scratch, ray = fields["scratch"] and str(fields["scratch"].absolute()), fields["ray"]
             settings = WorkerSettings(bundle, fields["provider"], build(RuntimeOptions, fields), scratch)
             workers = make_workers(settings, fields["workers"], most=len(ready), ray=ray, on_notice=notice)
-            ledger = store or stack.enter_context(JobStore(path))
+            ledger = store or stack.enter_context(closing(JobStore(path)))
             ledger.add(row.task for row in ready)
 
             def on_event(event: Event) -> None:
@@ -127,18 +125,14 @@ def _left(store: "JobStore", rows: "Sequence[BatchRow]") -> "list[BatchRow]":
         before, target = known.get(row.task.id), row.task.output
         is_done = before is not None and before.state == "done" and (is_url(target) or exists(target))
         if before is not None and before.state == "waiting" and before.attempts:
-            left.append(replace(row, task=row.task.replacing()))
+            left.append(replace(row, task=replace(row.task, options=replace(row.task.options, overwrite=True))))
         elif row.problem or not is_done:
             left.append(row)
     return left
 
 
 def _check(rows: "Sequence[BatchRow]", board: "Board", *, skip: bool) -> "list[BatchRow]":
-    """The rows in the order in which they run: longest first, so that workers end together; says what is wrong.
-
-    Raises:
-        InputError: some cannot work, unless `skip`.
-    """
+    """The rows, longest first so that workers end together; raises `InputError` if some cannot work, unless `skip`."""
     from latentsync_trt.batch.job_file import check_rows
 
     with progress_bar(hidden=board.hidden) as show:
@@ -146,9 +140,8 @@ def _check(rows: "Sequence[BatchRow]", board: "Board", *, skip: bool) -> "list[B
         for row in check_rows(rows):
             checked.append(row)
             show(Progress("checking rows", len(checked), len(rows)))
-    for row in checked:
-        if row.problem:
-            board.tell("problem", f"{row.where}: {row.problem}")
+            if row.problem:
+                board.tell("problem", f"{row.where}: {row.problem}")
     ready = [row for row in checked if not row.problem]
     if len(ready) < len(rows) and not skip:
         cure = "correct or remove them, or add --skip-bad"
@@ -157,23 +150,19 @@ def _check(rows: "Sequence[BatchRow]", board: "Board", *, skip: bool) -> "list[B
 
 
 class Board:
-    """What is shown of a batch while it runs and at its end, from its events. Thread-safe.
-
-    `rows`: to run, by task. `before`: clips that were done earlier. `skipped`: number of rows that cannot work.
-    """
+    """What is shown of a batch while it runs and at its end, from its events; `before`: clips done earlier."""
 
     def __init__(self, *, as_json: bool = False, quiet: bool = False) -> None:
         self.rows: Mapping[str, BatchRow] = {}
         self.before = self.skipped = 0
         self.failed: list[tuple[BatchRow, str]] = []
         self.hidden, self._as_json, self._lock = as_json or quiet, as_json, threading.Lock()
-        self._done = self._frames = 0
+        self._say, self._done, self._frames = notices_to(silent=self.hidden), 0, 0
         self._began_s, self._ready_s, self._told_s = time.monotonic(), 0.0, 0.0
         columns = TextColumn("{task.description}", markup=False), BarColumn(24), TaskProgressColumn(), TimeLeft()
         disable = self.hidden or not STDERR.is_terminal
         self.bars = Bars(*columns, console=STDERR, transient=True, disable=disable)
-        self._workers = {"": self.bars.add_task("")}
-        """Bars by worker; first that of the whole."""
+        self._workers = {"": self.bars.add_task("")}  # bars by worker; first that of the whole
 
     def __call__(self, event: Event) -> None:
         """Takes an event into account, and shows it."""
@@ -189,9 +178,9 @@ class Board:
                     self._move(worker, f"{worker}  {state}", Progress(state, 0, 1))
                 case Moved(task_id, worker, progress):
                     self._move(worker, f"{worker}  {progress.stage}  {_name(self.rows[task_id])}", progress)
-                case Finished(task_id, worker, done):
-                    self._done, self._frames = self._done + 1, self._frames + done.report["frames"]
-                    frames = f"{done.report['frames']} frames in {done.seconds:.1f} s on {worker}"
+                case Finished(task_id, worker, report):
+                    self._done, self._frames = self._done + 1, self._frames + report["frames"]
+                    frames = f"{report['frames']} frames in {report['wall_s']:.1f} s on {worker}"
                     self._say(f"{_name(self.rows[task_id])}: {frames}; {self}")
                 case Failed(task_id, worker, message, _, again):
                     row = self.rows[task_id]
@@ -221,12 +210,10 @@ class Board:
         """Prints a message; a problem also if quiet."""
         if self._as_json:
             print_json({"event": kind, "message": message})
-        elif kind == "problem" or not self.hidden:
-            say(f"note: {message}" if kind == "notice" else message)
-
-    def _say(self, text: str) -> None:
-        if not self.hidden:
-            say(text)
+        elif kind == "problem":
+            say(message)
+        else:
+            self._say(f"note: {message}")
 
     def __str__(self) -> str:
         failed = f", {len(self.failed)} failed" if self.failed else ""

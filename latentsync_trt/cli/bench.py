@@ -64,7 +64,9 @@ def bench(
     network, loaded = open_syncnet(runtime.syncnet), Bundle.load(folder)
     settings = settings_for(loaded, replace(runtime, syncnet=None), sync, providers, say)
     settings = [replace(setting, runs=fields["runs"], warm_up=fields["warm_up"]) for setting in settings]
-    facts = environment(_command(), [setting.selection.name for setting in settings], runtime.one_device)
+    facts = environment(
+        ["latentsync-trt", *sys.argv[1:]], [setting.selection.name for setting in settings], runtime.one_device
+    )
     about, rows = bundle_facts(loaded.manifest, settings[0].resolution_px), list[Row]()
     with temporary_folder() as folder:
         for row in run_bench(settings, chosen, choose_clip(video, audio, folder), folder, network):
@@ -132,7 +134,8 @@ def compare(a: str, b: str, output: Path, quiet: bool, as_json: bool, **fields: 
                 reports.append(lip_sync.sync(clip.video, clip.audio, result, options, on_progress=told))
         least_px = max([_LEAST_SIDE_PX, *(side["resolution_px"] for side in sides)])
         found, figures = compare_results(results, clip, output, least_px, network, on_progress)
-    facts = environment(_command(), [report.provider for report in reports], runtime.one_device)
+    providers = [report.provider for report in reports]
+    facts = environment(["latentsync-trt", *sys.argv[1:]], providers, runtime.one_device)
     settings = "finished videos" if are_videos else " ".join(command_line(sync)) or "all options at their defaults"
     lines, notes = [*_lines(sides), *found.lines()], [*_notes(sides, reports)]
     named = [(name.replace("_", " "), text) for name, text in facts.items()]
@@ -148,10 +151,6 @@ def compare(a: str, b: str, output: Path, quiet: bool, as_json: bool, **fields: 
         for note in notes:
             echo(f"note: {note}", err=True)
         echo(f"{output.with_suffix('.mp4')}: side by side\n{output}: all of it, with plots")
-
-
-def _command() -> list[str]:
-    return ["latentsync-trt", *sys.argv[1:]]
 
 
 def _are_videos(a: str, b: str) -> bool:

@@ -75,7 +75,7 @@ def export(quiet: bool, overwrite: bool, syncnet: Path | None, **fields: Any) ->
         if not quiet:
             echo(said)
         return
-    _check_new(options.folder, overwrite=overwrite)
+    check_free(options.folder, overwrite=overwrite or not exists(options.folder / manifest.MANIFEST_NAME))
     manifest.check_target(options.folder)
     find_sources(options)
     from latentsync_trt.export.exporter import export_bundle
@@ -91,11 +91,6 @@ def export(quiet: bool, overwrite: bool, syncnet: Path | None, **fields: Any) ->
     echo(f"{folder}: {len(made.graphs)} graphs, {made.precision}, {size}, {verdict}")
     for note in filter(None, (*made.notes, note_on_default(folder))):
         say(f"note: {note}")
-
-
-def _check_new(bundle: Path, *, overwrite: bool) -> None:
-    """Raises `InputError` if there is a bundle, unless that is to be replaced; `check_target` refuses other files."""
-    check_free(bundle, overwrite=overwrite or not exists(bundle / manifest.MANIFEST_NAME))
 
 
 @click.command("calibrate")
@@ -130,7 +125,7 @@ def calibrate(bundle: str | None, video: Path | None, provider: str, quiet: bool
     # "1.6-512-fp16" becomes "1.6-512-int8"; a name without a precision gets it appended.
     name = re.sub(rf"(-({'|'.join(PRECISIONS)}))?$", f"-{options.precision}", folder.name, count=1)
     parent, target = open_parent(folder), fields["output"] or find.checkpoints_folder() / name
-    _check_new(target, overwrite=fields["overwrite"])
+    check_free(target, overwrite=fields["overwrite"] or not exists(target / manifest.MANIFEST_NAME))
     try:
         selection = select.select_provider(CUDA.name if provider == "auto" else provider)
     except ProviderUnavailable as error:
@@ -209,8 +204,8 @@ def setup(context: click.RichContext, /, model: Model, provider: str, use: str |
 
 
 def _test(folder: Path, selection: select.Selection, exported: ExportOptions) -> None:
-    """Builds what a default run opens, and tests it; under "auto" with the next provider where one fails. Exits with
-    code 1 where none passes. On the CPU, the built-in model stands for the new one, which would take an hour."""
+    """Builds what a default run opens, and tests it; under "auto" with the next provider where one fails. On the CPU,
+    the built-in model stands for the new one, which would take an hour."""
     from latentsync_trt.cli.checks import test_provider
     from latentsync_trt.runtime.engines.cache import cache_folder
 

@@ -108,18 +108,17 @@ def build(cls: type[Any], values: dict[str, Any]) -> Any:
 
 def add_help_all(command: click.Command) -> None:
     """Adds `--help-all` to a command with advanced options, which `--help` omits."""
-    hidden = [param for param in command.params if isinstance(param, click.Option) and param.hidden]
-    advanced = [param for param in hidden if not isinstance(param, RareOption)]
+    options = [param for param in command.params if isinstance(param, click.Option)]
+    advanced = [param for param in options if param.hidden and not isinstance(param, RareOption)]
 
     def show(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
-        if not wanted:
-            return
-        for param in advanced:
-            param.hidden = False
-        click.echo(ctx.get_help())
-        for param in advanced:
-            param.hidden = True
-        ctx.exit()
+        if wanted:
+            for param in advanced:
+                param.hidden = False
+            click.echo(ctx.get_help())
+            for param in advanced:
+                param.hidden = True
+            ctx.exit()
 
     if advanced:
         how: dict[str, Any] = {"is_flag": True, "is_eager": True, "expose_value": False, "callback": show}

@@ -97,11 +97,10 @@ def sync(files: tuple[Path, ...], bundle: str | None, quiet: bool, as_json: bool
                 say(f"building engines failed: {problem}")
 
 
-_FIRST = {
+_FIRST = {  # options that `--help` shows; the others are for `--help-all`
     *("video", "audio", "output", "preview_s", "overwrite", "report"),
     *("bundle", "preset", "face", "start", "end", "provider"),
 }
-"""Options that `--help` shows; the others are for `--help-all`."""
 
 for _each in sync.params:
     if isinstance(_each, click.Option):
@@ -110,14 +109,12 @@ for _each in sync.params:
 
 def _clip_of(files: list[Path], video: Path | None, audio: Path | None) -> tuple[Path, Path | None]:
     """Video and audio by their options, or else by the arguments `files`, in their order."""
+    given, left = [video, audio], iter(files)
+    video, audio = (next(left, None) if file is None else file for file in given)
     if video is None:
-        if not files:
-            raise click.UsageError("no video; give one and its speech, as in `latentsync-trt sync in.mp4 speech.wav`")
-        video = files.pop(0)
-    if audio is None and files:
-        audio = files.pop(0)
-    if files:
-        raise click.UsageError(f"{files[0]}: is one file too many; give VIDEO and AUDIO")
+        raise click.UsageError("no video; give one and its speech, as in `latentsync-trt sync in.mp4 speech.wav`")
+    if (superfluous := next(left, None)) is not None:
+        raise click.UsageError(f"{superfluous}: is one file too many; give VIDEO and AUDIO")
     return video, audio
 
 
@@ -140,8 +137,7 @@ def meanwhile(action: Callable[[], "LipSync"]) -> "Iterator[Future[LipSync]]":
 @flags.path_option("--video", help="A face of your own.  [default: a built-in portrait]")
 @click.option("--bundle", default="demo", show_default=True, help="The model to run: a path, a name, or demo.")
 @click.option("--preset", default="balanced", show_default=True, type=click.Choice(list(PRESETS)), help="As for sync.")
-@flags.quiet_option
-def demo(output: Path, audio: Path | None, video: Path | None, bundle: str, preset: PresetName, quiet: bool) -> None:
+def demo(output: Path, audio: Path | None, video: Path | None, bundle: str, preset: PresetName) -> None:
     """Writes source.mp4, out.mp4, side_by_side.png (source, masked, result) and sync.png (speech and mouth over time)
     to the folder, and prints how well the lips follow."""
     from latentsync_trt.cli.show import new_notices, progress_bar, show_report
@@ -153,25 +149,20 @@ def demo(output: Path, audio: Path | None, video: Path | None, bundle: str, pres
     for given in filter(None, (audio, video)):
         check_file(given)
     make_folder(output)
-    if video is None:
-        (output / SOURCE).unlink(missing_ok=True)  # of an earlier run, perhaps for other speech
     clip = choose_clip(video, audio, output, SOURCE)
-    if not quiet:
-        echo(f"{clip.video}: {clip.name}")
-        echo("speech: " + (f"“{SENTENCE}”" if audio is None else str(audio)))
+    echo(f"{clip.video}: {clip.name}")
+    echo("speech: " + (f"“{SENTENCE}”" if audio is None else str(audio)))
     notices = new_notices()
-    with progress_bar(hidden=quiet) as on_progress:
+    with progress_bar(hidden=False) as on_progress:
         with (
-            LipSync.from_bundle(bundle, CPU.name, on_notice=None if quiet else notices.add) as lip_sync,
+            LipSync.from_bundle(bundle, CPU.name, on_notice=notices.add) as lip_sync,
             writing(output / RESULT),
             whole_file(output / RESULT, keep=True) as part,
         ):
             report = lip_sync.sync(clip.video, clip.audio, part, SyncOptions(preset=preset), on_progress=on_progress)
         found = look_at(output, clip, bundle, on_progress)
-    if not quiet:
-        show_report(replace(report, output=str(output / RESULT)), notices)
-        echo(f"lips: {found}")
-        echo(f"look at {output / RESULT}, {output / PICTURE} and {output / PLOT}")
+    show_report(replace(report, output=str(output / RESULT)), notices)
+    echo(f"lips: {found}\nlook at {output / RESULT}, {output / PICTURE} and {output / PLOT}")
 
 
 def look_at(out: Path, clip: "Clip", bundle: str, on_progress: "ProgressCallback | None" = None) -> str:

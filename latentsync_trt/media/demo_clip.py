@@ -78,8 +78,7 @@ def choose_clip(video: Path | None, audio: Path | None, folder: Path, name: str 
         info = probe(video)
         return Clip(video, speech, f"{video.name} {info.width_px}×{info.height_px}", mouth)
     target = folder / name
-    if not target.exists():
-        write_pictures(target, camera_frames(duration_s))
+    write_pictures(target, camera_frames(duration_s))
     return Clip(target, speech, f"built-in {SIDE_PX}×{SIDE_PX}", mouth)
 
 

@@ -337,8 +337,8 @@ class Service:
                     _log_step(task_id, progress.stage, frames=progress.total)
                 if progress.writes:
                     self.totals["frames"] += progress.done - (before.done if before.writes else 0)
-            case Finished(task_id, _, done):
-                _log_step(task_id, "done", seconds=round(done.seconds, 1), frames=done.report["frames"])
+            case Finished(task_id, _, report):
+                _log_step(task_id, "done", seconds=round(report["wall_s"], 1), frames=report["frames"])
                 self.totals["done"] += 1
             case Failed(task_id, _, message, usage, again):
                 _log_step(task_id, "lost, runs again" if again else "failed", reason=self._hide(message))
