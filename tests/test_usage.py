@@ -55,7 +55,7 @@ WRONG_USAGE = [
         "--keep lips: fits no layer of demo; its layers have",
     ),
     ("calibrate --bundle SMALL --clips folder.json", "no video in it"),
-    ("calibrate --bundle SMALL --audio in.wav", "--audio: needs --video"),
+    ("calibrate --bundle SMALL --audio in.wav", "no video to calibrate on"),
     ("compare in.mp4 SMALL", "is a folder; name a video or audio file in it"),
     ("compare SMALL SMALL --out report.pdf", "end it with .html"),
     ("compare in.mp4 in.mp4 --out in.html --overwrite", "in.mp4: is also an input"),

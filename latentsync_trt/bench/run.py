@@ -32,7 +32,7 @@ class Setting:
     """A bundle on a provider.
 
     `resolution_px`: of the faces. `free_before_bytes`: device memory free before anything was opened, None on the CPU.
-    `say`: called with a line about what is being measured. `runs`, `warm_up`: with and without a clock.
+    `say`: called with a line about what is measured. `runs`, `warm_up`: with and without a clock.
     """
 
     bundle: Bundle

@@ -93,7 +93,6 @@ def interruption(message: str = stopping.INTERRUPTED) -> Iterator[None]:
 
 
 def _with_notes(message: str, error: BaseException) -> str:
-    """`message` and the notes of `error`, which say what to do, as one line."""
     return "; ".join([message, *(note for note in getattr(error, "__notes__", ()) if note not in message)])
 
 
@@ -154,7 +153,6 @@ class CommandLine(click.RichGroup):
 
 
 def _explained(error: Exception, arguments: Sequence[str]) -> tuple[str, int]:
-    """What to print, and the exit code."""
     if isinstance(error, Interrupted):
         return str(error), stopping.exit_code() or stopping.INTERRUPTED_CODE
     if stopping.exit_code():  # a failure while a command leaves its blocks is caused by that
@@ -170,6 +168,10 @@ def _explained(error: Exception, arguments: Sequence[str]) -> tuple[str, int]:
     return _with_notes(message, error), 2 if usage else 1
 
 
+# No boxes: terminals and files get the same text.
+_PLAIN_HELP = {"theme": "default-slim", "default_string": r"\[default: {}]", "commands_before_options": True}
+
+
 @click.group(
     cls=CommandLine,
     panels=[
@@ -180,12 +182,7 @@ def _explained(error: Exception, arguments: Sequence[str]) -> tuple[str, int]:
         "help_option_names": ["-h", "--help"],
         "max_content_width": 110,
         "token_normalize_func": current_name,
-        # No boxes: terminals and files get the same text.
-        "rich_help_config": {
-            "theme": "default-slim",
-            "default_string": r"\[default: {}]",
-            "commands_before_options": True,
-        },
+        "rich_help_config": _PLAIN_HELP,
     },
 )
 @click.version_option(__version__, prog_name="latentsync-trt")

@@ -17,16 +17,7 @@ from latentsync_trt import stopping
 from latentsync_trt.batch.remote_files import is_url, shown
 from latentsync_trt.batch.tasks import Event, Failed, Finished, Moved, WorkerSettings, WorkerState
 from latentsync_trt.cli import echo, interruption
-from latentsync_trt.cli.options import (
-    LocalPath,
-    build,
-    bundle_option,
-    options_from,
-    path_option,
-    provider_option,
-    quiet_option,
-    worker_options,
-)
+from latentsync_trt.cli import options as flags
 from latentsync_trt.cli.show import STDERR, TimeLeft, notices_to, print_json, progress_bar, say, show_progress
 from latentsync_trt.config import RuntimeOptions, SyncOptions
 from latentsync_trt.errors import InputError
@@ -38,12 +29,11 @@ if TYPE_CHECKING:
     from latentsync_trt.batch.job_file import BatchRow
     from latentsync_trt.batch.job_store import JobStore
 
-_LEDGER = ".ledger.sqlite"
 _MOVED_EVERY_S = 2.0
 
 
 @click.command("batch")
-@click.argument("jobs", type=LocalPath())
+@click.argument("jobs", type=flags.LocalPath())
 @click.option(
     "--output",
     panel=FILES,
@@ -51,13 +41,13 @@ _MOVED_EVERY_S = 2.0
     help="Folder, or URL of one, for outputs that a row does not name.  [default: that of the video]",
 )
 @click.option("--skip-bad", is_flag=True, panel=FILES, help="Run the rows that can work although others cannot.")
-@bundle_option
-@options_from(SyncOptions, leave_out=("resume",))
-@provider_option
-@worker_options
-@path_option("--scratch", folder=True, panel=HARDWARE, help="Folder of each worker for files from URLs.")
-@options_from(RuntimeOptions)
-@quiet_option
+@flags.bundle_option
+@flags.options_from(SyncOptions, leave_out=("resume",))
+@flags.provider_option
+@flags.worker_options
+@flags.path_option("--scratch", folder=True, panel=HARDWARE, help="Folder of each worker for files from URLs.")
+@flags.options_from(RuntimeOptions)
+@flags.quiet_option
 @click.option("--json", "as_json", is_flag=True, help="Print each event to stdout as a line of JSON; a summary last.")
 def batch(
     jobs: Path, *, bundle: str | None, quiet: bool, as_json: bool, output: str | None, skip_bad: bool, **fields: Any
@@ -73,8 +63,8 @@ def batch(
     from latentsync_trt.batch.workers import make_workers
     from latentsync_trt.bundle.find import describe_choice, find_bundle
 
-    rows = read_rows(jobs, build(SyncOptions, fields), output)
-    path = jobs.with_name(jobs.name + _LEDGER)
+    rows = read_rows(jobs, flags.build(SyncOptions, fields), output)
+    path = jobs.with_name(f"{jobs.name}.ledger.sqlite")
     board = Board(as_json=as_json, quiet=quiet)
     notice = partial(board.tell, "notice")
     with ExitStack() as stack:
@@ -91,7 +81,7 @@ def batch(
                 bundle = str(found)
                 notice(describe_choice(found, why))
             scratch, ray = fields["scratch"] and str(fields["scratch"].absolute()), fields["ray"]
-            settings = WorkerSettings(bundle, fields["provider"], build(RuntimeOptions, fields), scratch)
+            settings = WorkerSettings(bundle, fields["provider"], flags.build(RuntimeOptions, fields), scratch)
             workers = make_workers(settings, fields["workers"], most=len(ready), ray=ray, on_notice=notice)
             ledger = store or stack.enter_context(closing(JobStore(path)))
             ledger.add(row.task for row in ready)
@@ -238,5 +228,4 @@ class Board:
 
 
 def _name(row: "BatchRow") -> str:
-    """The last part of the output's path or URL."""
     return PureWindowsPath(shown(row.task.output)).name

@@ -54,8 +54,6 @@ def bench(
     runtime, sync, say = flags.build(RuntimeOptions, fields), flags.build(SyncOptions, fields), notices_to(silent=quiet)
     (folder, why), chosen = find_bundle(fields["bundle"]), [replace(sync, preset=name) for name in presets]
     video, audio = fields["video"], fields["audio"]
-    for path in filter(None, (video, audio)):
-        check_file(path)
     if output is not None:
         check_file_to_write(output, "--output")
         check_free(output, overwrite=fields["overwrite"])
@@ -64,9 +62,8 @@ def bench(
     network, loaded = open_syncnet(runtime.syncnet), Bundle.load(folder)
     settings = settings_for(loaded, replace(runtime, syncnet=None), sync, providers, say)
     settings = [replace(setting, runs=fields["runs"], warm_up=fields["warm_up"]) for setting in settings]
-    facts = environment(
-        ["latentsync-trt", *sys.argv[1:]], [setting.selection.name for setting in settings], runtime.one_device
-    )
+    used = [setting.selection.name for setting in settings]
+    facts = environment(["latentsync-trt", *sys.argv[1:]], used, runtime.one_device)
     about, rows = bundle_facts(loaded.manifest, settings[0].resolution_px), list[Row]()
     with temporary_folder() as folder:
         for row in run_bench(settings, chosen, choose_clip(video, audio, folder), folder, network):
@@ -172,7 +169,6 @@ def _sides(bundles: Sequence[Bundle], sync: SyncOptions, runtime: RuntimeOptions
 
 
 def _lines(sides: Sequence[dict[str, Any]]) -> Iterator[tuple[str, str, str, str]]:
-    """The bundles as lines of the table, if these are bundles."""
     if sides:
         a, b = sides
         yield "precision", a["precision"], b["precision"], ""

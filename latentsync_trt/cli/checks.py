@@ -74,7 +74,6 @@ def _show(finding: Finding, indent: str = "") -> None:
 
 
 def _verdict() -> Finding:
-    """What `sync` does here without options."""
     from latentsync_trt.runtime.providers.select import select_provider
 
     bundle, why = find.default_bundle()

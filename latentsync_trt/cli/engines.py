@@ -90,16 +90,15 @@ def list_engines(folder: Path, verify: bool, as_json: bool) -> None:
 def prune_engines(folder: Path, max_gb: float) -> None:
     """Remove engines that are too many, damaged ones first. Builds in progress stay. Exit code 1: some could not be
     removed."""
-    known, removed = EngineCache(folder), []
+    known, removed = EngineCache(folder), list[Entry]()
     entries = known.entries()
     chosen = select(entries, round(max_gb * 1e9))
     remove_leftovers(folder)
     for entry in chosen:
-        if refusal := known.remove(entry):
-            echo(f"error: {entry.label} stays: {refusal}", err=True)
-        else:
-            removed.append(entry)
-            echo(f"{entry.label} ({decimal(entry.size_bytes)})")
+        refusal = known.remove(entry)
+        removed += [] if refusal else [entry]
+        label = f"error: {entry.label} stays: {refusal}" if refusal else f"{entry.label} ({decimal(entry.size_bytes)})"
+        echo(label, err=bool(refusal))
     size = decimal(sum(entry.size_bytes for entry in removed))
     echo(f"removed {len(removed)} of {len(entries)} engines ({size}) from {folder}")
     if len(removed) < len(chosen):

@@ -112,10 +112,8 @@ def calibrate(bundle: str | None, video: Path | None, provider: str, quiet: bool
     audio, clips = fields["audio"], fields["clips"]
     if provider not in ("auto", CUDA.name, CPU.name):  # TensorRT would build observed graphs that are used once
         raise click.UsageError("--provider: clips are denoised with cuda or cpu")
-    if audio is not None and video is None:
-        raise click.UsageError("--audio: needs --video")
-    if video is None and clips is None:
-        raise click.UsageError("no clips to calibrate on: give --video with --audio, or --clips with a folder")
+    if video is None and (audio is not None or clips is None):
+        raise click.UsageError("no video to calibrate on: give --video with --audio, or --clips with a folder")
     for path in filter(None, (video, audio)):
         check_file(path)
     given = [] if video is None else [Clip(video, audio or video)]

@@ -26,7 +26,6 @@ from latentsync_trt.types import Progress, ProgressCallback, SyncReport
 STDERR = Console(stderr=True, highlight=False, soft_wrap=True)
 
 _LINE_EVERY_S = 30.0
-_WIDTH_OF_A_FILE = 200
 
 
 def say(text: str) -> None:
@@ -115,7 +114,7 @@ def print_table(heads: Sequence[str], rows: Iterable[Sequence[object]], *, left:
     for row in rows:
         cells = ("–" if cell is None else f"{cell:.4g}" if isinstance(cell, float) else str(cell) for cell in row)
         table.add_row(*map(printable, cells))
-    width = None if sys.stdout.isatty() else _WIDTH_OF_A_FILE
+    width = None if sys.stdout.isatty() else 200
     Console(markup=False, highlight=False, emoji=False, width=width).print(table)
 
 
