@@ -12,7 +12,7 @@ from torch.onnx._internal.exporter._registration import ONNXRegistry
 from latentsync_trt.bundle.manifest import REQUIRED_GRAPHS
 from latentsync_trt.export import cuda_ops, exporter
 from latentsync_trt.export.export_options import ExportOptions, Sources
-from latentsync_trt.export.exporter import export_bundle
+from latentsync_trt.export.exporter import Progress, export_bundle
 from tests import narrow
 from tests.exports import ExportCache
 
@@ -43,7 +43,7 @@ def patched() -> Iterator[None]:
         yield
 
 
-def export_only(graphs: Sequence[str], options: ExportOptions) -> Path:
+def export_only(graphs: Sequence[str], options: ExportOptions, progress: Progress | None = None) -> Path:
     """As `export_bundle`, of some of the graphs."""
     planned = exporter.plan_graphs
 
@@ -52,7 +52,7 @@ def export_only(graphs: Sequence[str], options: ExportOptions) -> Path:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(exporter, "plan_graphs", chosen)
-        return export_bundle(options)
+        return export_bundle(options, progress)
 
 
 @pytest.fixture(scope="package")

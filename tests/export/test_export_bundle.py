@@ -26,19 +26,23 @@ from latentsync_trt.bundle.manifest import (
     read_manifest,
 )
 from latentsync_trt.bundle.weights import ALIGNMENT_BYTES, INLINE_BELOW_BYTES
+from latentsync_trt.diffusion import cache_plan, denoise, dpmpp_schedule
 from latentsync_trt.errors import EngineBuildError, ExportMismatch
 from latentsync_trt.export import cuda_ops
 from latentsync_trt.export.cuda_ops import Sum, group_norm
 from latentsync_trt.export.export_options import TOOLS, ExportOptions, Sources
-from latentsync_trt.export.exporter import cuda_obstacles, export_bundle, plan_graphs
+from latentsync_trt.export.exporter import cuda_obstacles, plan_graphs
 from latentsync_trt.export.graphs import GraphPlan, build_cuda_graph
 from latentsync_trt.export.layers import GroupNorm
 from latentsync_trt.export.networks import Networks, load_networks
 from latentsync_trt.export.unet import UNet
 from latentsync_trt.export.verify import verify_graph
+from latentsync_trt.runtime.denoiser import GraphDenoiser
 from latentsync_trt.runtime.engines.session import Session
+from latentsync_trt.runtime.providers.select import Selection
 from tests import narrow
 from tests.export.conftest import UNET, VAE_WIDTHS, export_only
+from tests.export.test_export_solver import SOLVER_TOLERANCE, deprecated, diffusers_solver
 from tests.written_out import written_out
 
 pytestmark = pytest.mark.integration
@@ -163,8 +167,8 @@ def test_values_beyond_half_precision_end_the_export_at_once_and_leave_nothing(
     options = narrow.narrow_options(replace(sources, vae=tmp_path / "vae"), out, precision="fp16", cuda_form=False)
     stages: list[str] = []
     with pytest.raises(ExportMismatch, match=r"output image: .* are not finite; export with --precision fp32"):
-        export_bundle(options, lambda stage, _: stages.append(stage))
-    assert stages[-2:] == ["exporting vae_decoder (3 of 7)", "verifying vae_decoder (3 of 7)"]
+        export_only((VAE_DECODER, CACHED_STEP), options, lambda stage, _: stages.append(stage))
+    assert stages == ["loading checkpoints", "exporting vae_decoder (1 of 2)", "verifying vae_decoder (1 of 2)"]
     assert list(out.parent.iterdir()) == []
 
 
@@ -175,6 +179,30 @@ def test_dynamic_half_precision(dynamic_half_bundle: Path) -> None:
     assert manifest.graphs[CACHED_STEP].inputs[-1].shape[:2] == (2, "windows")
     assert manifest.graphs[CACHED_STEP].inputs[-1].dtype == "float16"
     assert max(manifest.verification.values()) <= WELL_CONDITIONED["fp16"]
+
+
+NOISE_ALONE = np.array([0, 1, 0, 0, 0], np.float32)
+"""Coefficients that make `next_latents` the predicted noise."""
+
+
+@deprecated
+def test_a_loop_of_steps_agrees_with_the_diffusers_scheduler(bundle: Path) -> None:
+    """The scheduler of diffusers on the host, with noise that the same graph predicts."""
+    steps, guidance, side, random = 8, 1.5, narrow.RESOLUTION_PX // 8, np.random.default_rng(3)
+    noise = random.standard_normal((1, 4, 1, side, side), np.float32)
+    conditioning = random.standard_normal((9, narrow.FRAMES, side, side), np.float32)
+    audio = random.standard_normal((narrow.FRAMES, 10 * narrow.WHISPER.layers, narrow.AUDIO_WIDTH), np.float32)
+    session = Session(bundle / f"{FULL_STEP}.onnx")
+    denoiser = GraphDenoiser(lambda _: session, Selection("cpu"))
+    found = denoise(denoiser, noise, conditioning, audio, guidance, dpmpp_schedule(steps), cache_plan(steps, 1))
+    solver = diffusers_solver(steps)
+    latents = torch.from_numpy(noise).repeat(1, 1, narrow.FRAMES, 1, 1)
+    for timestep in solver.timesteps:
+        denoiser.begin(latents[0].numpy(), conditioning, audio, guidance)
+        denoiser.step(int(timestep), NOISE_ALONE, cached=False)
+        latents = solver.step(torch.from_numpy(denoiser.latents()[None]), timestep, latents).prev_sample
+    wanted = latents[0].numpy()
+    assert np.abs(found - wanted).max() <= SOLVER_TOLERANCE * np.abs(wanted).max()
 
 
 # The form for the CUDA provider computes what PyTorch does, and adds nearly nothing to the weights.
