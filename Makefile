@@ -33,7 +33,7 @@ HEAVY += test_speaking.py test_usage.py
 help:
 	@echo "make demo    install, and lip-sync a built-in clip to demo/out.mp4"
 	@echo "make quick   lint, types, import rules and the fast tests: about a minute"
-	@echo "make test    what CI runs: eight minutes on two cores"
+	@echo "make test    what CI runs: six minutes on two cores"
 	@echo "make test-all     also what is slow and rarely breaks: compilers, full exports, training"
 	@echo "make check-full   compile the published architecture with TensorRT-RTX: an hour, 10 GB memory, no GPU"
 	@echo "make docs    build the documentation site: build/site"

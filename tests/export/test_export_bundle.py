@@ -101,24 +101,22 @@ def test_step_inputs_and_outputs(bundle: Path) -> None:
         assert {entry.name for entry in cached.inputs if entry.dtype != "float32"} == {"timestep"}
 
 
+def stored(graph: Path) -> dict[tuple[int | None, int | None], tuple[Any, ...]]:
+    """Shapes of the tensors that a graph reads from its weights file, by offset and length."""
+    tensors = (value.const_value for value in ir.load(graph).graph.initializers.values())
+    return {(each.offset, each.length): tuple(each.shape) for each in tensors if isinstance(each, ir.ExternalTensor)}
+
+
 def test_all_steps_share_one_weights_file(bundle: Path) -> None:
     manifest = Bundle.load(bundle).manifest
-    locations: dict[str, set[tuple[str, str]]] = {}
-    for name in STEP_GRAPHS:
-        entry = manifest.graphs[name]
-        assert entry.weights == "unet.weights"
-        assert manifest.files[entry.file].bytes < GRAPH_FILE_LIMIT_BYTES
-        graph = onnx.load(bundle / entry.file, load_external_data=False).graph
-        external = [tensor for tensor in graph.initializer if tensor.data_location == onnx.TensorProto.EXTERNAL]
-        locations[name] = set()
-        for tensor in external:
-            fields = {field.key: field.value for field in tensor.external_data}
-            assert fields["location"] == "unet.weights"
-            assert int(fields["offset"]) % ALIGNMENT_BYTES == 0
-            assert int(fields["length"]) >= INLINE_BELOW_BYTES
-            locations[name].add((fields["offset"], fields["length"]))
-    assert locations["denoise_step_unguided"] == locations["denoise_step"]
-    assert locations["denoise_step_cached"] < locations["denoise_step"]
+    entries = [manifest.graphs[name] for name in STEP_GRAPHS]
+    assert {entry.weights for entry in entries} == {"unet.weights"}
+    assert max(manifest.files[entry.file].bytes for entry in entries) < GRAPH_FILE_LIMIT_BYTES
+    places = {name: stored(bundle / f"{name}.onnx").keys() for name in STEP_GRAPHS}
+    assert {offset % ALIGNMENT_BYTES for offset, _ in places["denoise_step"]} == {0}
+    assert min(length for _, length in places["denoise_step"]) >= INLINE_BELOW_BYTES
+    assert places["denoise_step_unguided"] == places["denoise_step"]
+    assert places["denoise_step_cached"] < places["denoise_step"]
 
 
 def test_group_norm_of_the_graphs_is_one_that_tensorrt_computes_right(bundle: Path) -> None:
@@ -254,12 +252,7 @@ def test_both_forms_read_the_same_weights(bundle: Path, names: tuple[str, ...]) 
     of gated projections, which the portable form has in halves, parts of stacked projections, and positions and masks
     of packed pixels."""
     portable, cuda = (
-        {
-            (tensor.offset, tensor.length): tuple(tensor.shape)
-            for name in names
-            for value in ir.load(bundle / f"{name}{form}.onnx").graph.initializers.values()
-            if isinstance(tensor := value.const_value, ir.ExternalTensor)
-        }
+        dict(place for name in names for place in stored(bundle / f"{name}{form}.onnx").items())
         for form in ("", ".cuda")
     )
     assert len(cuda) > 10

@@ -1,4 +1,4 @@
-"""The limits of verification: wrong graphs fail, honest half precision passes, and the message says what to do."""
+"""Single graphs: wrong ones fail, honest half precision passes, the message says what to do, and attention's form."""
 
 import re
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from latentsync_trt.errors import CheckpointError, ExportMismatch
 from latentsync_trt.export.export_options import ExportOptions, Sources
 from latentsync_trt.export.exporter import export_bundle, plan_graphs
 from latentsync_trt.export.graphs import GraphPlan, build_graph, save_graph
-from latentsync_trt.export.layers import NORM_GROUPS, GroupNorm
+from latentsync_trt.export.layers import NORM_GROUPS, GroupNorm, attend
 from latentsync_trt.export.networks import load_networks
 from latentsync_trt.export.verify import verify_graph
 from latentsync_trt.runtime.engines.session import Session
@@ -143,6 +143,30 @@ def test_norms_of_few_values_are_as_exact_as_in_pytorch(width: int, side_px: int
     ).numpy()
     own = np.abs(norm(x).numpy() - exact).max()
     assert np.abs(found - exact).max() <= HONEST * own + 1e-6
+
+
+IN_PARTS = ["Mul", "Transpose", "MatMul", "Softmax", "MatMul"]
+"""The query is scaled before the product, and the softmax is float32."""
+
+
+class _Product(nn.Module):
+    def forward(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        return attend(query, key, value)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "head_dim", "fused"), [(torch.float16, 40, True), (torch.float16, 20, False), (torch.float32, 40, False)]
+)
+def test_attention_is_one_operator_where_tensorrt_takes_it(dtype: torch.dtype, head_dim: int, fused: bool) -> None:
+    inputs = {name: torch.randn(2, 4, 6, head_dim).to(dtype) for name in ("query", "key", "value")}
+    model = build_graph(GraphPlan("product", "unet", _Product(), inputs, ("out",)))
+    operators = [node.op_type for node in model.graph]
+    if fused:
+        assert operators == ["Attention"]
+    else:
+        assert [name for name in operators if name != "Cast"] == IN_PARTS
+        (softmax,) = (node for node in model.graph if node.op_type == "Softmax")
+        assert softmax.inputs[0].dtype.numpy() == np.float32
 
 
 @pytest.mark.slow
