@@ -151,9 +151,8 @@ def test_a_clip_looks_as_from_a_bundle_of_that_resolution(lip_sync: LipSync, bun
         wanted = run(fixed)
     largest = run(lip_sync)
     for found in (run(lip_sync, LEAST_PX), run(lip_sync, LEAST_PX)):
-        assert (
-            np.abs(found - wanted).max() <= 4
-        )  # a level of luma and of chroma; at 64 px another norm computes the same
+        # A level of luma and of chroma; at 64 px another norm computes the same.
+        assert np.abs(found - wanted).max() <= 4
     assert np.abs(largest - wanted).max() > 4
     assert np.array_equal(run(lip_sync, MOST_PX), largest)
 
@@ -180,10 +179,10 @@ def test_a_bench_measures_at_its_resolution(several: Path, clip: tuple[Path, Pat
 def test_one_engine_of_tensorrt_runs_all_of_them(several: Path, stand_in: StandIn) -> None:
     settings: list[dict[str, object]] = [
         {"resolutions": [192, 64, 128, 64]},
-        {"resolutions": [64, 128], "windows": 2, "faces": False, "low_memory": True},
+        {"resolutions": [64, 128], "faces": False, "low_memory": True},
     ]
     answers, ended = stand_in.scenario("pictures", bundle=str(several), settings=settings)
     for setting, answer in zip(settings, answers, strict=True):
         assert answer["difference"] <= SAME, setting
-    # Steps of two windows have engines of their own; no resolution has.
-    assert ended.count(r"build nodes=.* profiles=1 ") == ended.count(r"build nodes=") == len(REQUIRED_GRAPHS) + 2
+    # No resolution has engines of its own.
+    assert ended.count(r"build nodes=.* profiles=1 ") == ended.count(r"build nodes=") == len(REQUIRED_GRAPHS)

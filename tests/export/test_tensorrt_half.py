@@ -17,11 +17,10 @@ SAME = 2e-3
 def test_engines_of_fixed_and_of_variable_shapes(dynamic_half_bundle: Path, stand_in: StandIn) -> None:
     settings = [
         {"dynamic": False},
-        {"dynamic": False, "unguided_too": True, "faces": False},
+        {"dynamic": False, "guidance": 1.0, "faces": False},
         {"dynamic": True},
-        {"dynamic": True, "windows": 3, "faces": False},
-        {"dynamic": True, "windows": 2, "cached": False, "faces": False},
-        {"windows": 2, "low_memory": True, "faces": False},
+        {"dynamic": True, "cached": False, "faces": False},
+        {"low_memory": True, "faces": False},
     ]
     answers, ended = stand_in.scenario("pictures", bundle=str(dynamic_half_bundle), settings=settings)
     for setting, answer in zip(settings, answers, strict=True):
