@@ -78,11 +78,6 @@ def test_few_windows_of_a_clip_are_spread_over_it(model: Model, tmp_path: Path) 
         np.testing.assert_array_equal(window.audio, expected.audio)
 
 
-def test_frames_without_a_face_are_left_out(model: Model, tmp_path: Path) -> None:
-    clip = Clip(write_face(tmp_path / "face.mp4", 12, blank=range(12)), write_sound(tmp_path / "speech.wav", 0.48))
-    assert record(clip, 2, model, MediaPipeDetector(), lambda *_: None) == ()
-
-
 def test_a_folder_pairs_videos_with_audio_files_of_the_same_name(tmp_path: Path) -> None:
     for name in ("b.mov", "a.mp4", "a.wav", "c.flac", "notes.txt"):
         (tmp_path / name).touch()
