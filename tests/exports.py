@@ -8,8 +8,6 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from latentsync_trt.bundle.manifest import Bundle, read_manifest
-from latentsync_trt.errors import BundleError
 from latentsync_trt.version import distribution_version
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -32,13 +30,13 @@ class ExportCache:
         self._folder = folder
 
     def bundle(self, name: str, make: Callable[[Path], object]) -> Path:
-        """The bundle `name`, a folder that is alone in its parent; `make` writes it where it is missing or damaged.
+        """The bundle `name`, a folder that is alone in its parent; `make` writes it where it is missing.
 
         The result is shared: copy it before changing it.
         """
         place = self._folder / name / _digest([*_sources(), Path(inspect.getfile(make))])
         with FileLock(self._folder / f"{name}.lock"):
-            if not _is_whole(place / "bundle"):
+            if not place.is_dir():
                 shutil.rmtree(place.parent, ignore_errors=True)  # other versions of the code go, too
                 staged = place.with_name("part")
                 staged.mkdir(parents=True)
@@ -56,11 +54,3 @@ def _digest(paths: Iterable[Path]) -> str:
     for path in paths:
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
-
-
-def _is_whole(folder: Path) -> bool:
-    try:
-        Bundle(folder, read_manifest(folder)).check_files()
-    except BundleError:
-        return False
-    return True

@@ -17,6 +17,8 @@ from latentsync_trt.runtime.engines.builders import cuda_options, tensorrt_optio
 from latentsync_trt.runtime.providers import libraries
 from tests.tensorrt_stand_in.stand_in import stand_in_at
 
+pytestmark = pytest.mark.integration
+
 
 def every_value(make: Callable[..., dict[str, str]]) -> list[dict[str, str]]:
     """The options of every combination of the parameters' values; the last one has every name."""

@@ -13,7 +13,7 @@ SOLVER_TOLERANCE = 1e-5
 """Relative, after every step: diffusers computes its coefficients in float32."""
 
 # diffusers gives NumPy a tensor in a way that NumPy 2 has deprecated.
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning")
+deprecated = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning")
 
 
 def diffusers_solver(steps: int) -> Any:
@@ -31,6 +31,7 @@ def diffusers_solver(steps: int) -> Any:
     return scheduler
 
 
+@deprecated
 @pytest.mark.parametrize("steps", [1, 2, 3, 5, 8, 10, 14, 15, 20, 25, 50])
 def test_trajectory_of_a_linear_model_is_the_same(steps: int) -> None:
     random = np.random.default_rng(steps)

@@ -1,5 +1,6 @@
 """`export --min-resolution`: graphs of several resolutions compute what those exported at one do."""
 
+from collections.abc import Callable, Iterator
 from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
@@ -8,64 +9,59 @@ import numpy as np
 import pytest
 import torch
 
+from latentsync_trt import LipSync, RuntimeOptions, SyncOptions
+from latentsync_trt.bench.run import run_bench, settings_for
 from latentsync_trt.bundle.manifest import (
     CACHED_STEP,
     FULL_STEP,
+    REQUIRED_GRAPHS,
     VAE_DECODER,
     VAE_ENCODER,
     Bundle,
     read_manifest,
 )
 from latentsync_trt.errors import InputError
-from latentsync_trt.export import exporter
-from latentsync_trt.export.export_options import ExportOptions
+from latentsync_trt.export.export_options import ExportOptions, Sources
 from latentsync_trt.export.exporter import plan_graphs
 from latentsync_trt.export.graphs import GraphPlan
-from latentsync_trt.export.networks import load_networks
+from latentsync_trt.export.networks import Networks, load_networks
+from latentsync_trt.export.verify import verify_graph
+from latentsync_trt.media.demo_clip import choose_clip
 from latentsync_trt.quantize.steps import multiply_adds, write_observed
-from latentsync_trt.runtime.engines.session import Array, Session, SessionSettings
+from latentsync_trt.types import UInt8Array
 from tests import narrow
+from tests.clips import LOSSLESS, decoded, write_clip
+from tests.tensorrt_stand_in.stand_in import StandIn
 
 pytestmark = pytest.mark.integration
 
 GRAPHS = (VAE_ENCODER, VAE_DECODER, FULL_STEP, CACHED_STEP)
 LEAST_PX, MIDDLE_PX, MOST_PX = 64, 128, 192
-TOLERANCE = 1e-5
-"""Relative, in float32: at a size of its own a graph may use another norm (see `GroupNorm`)."""
+SAME = 1e-5
+"""Relative, in float32: graphs are optimized differently, and at a size of its own one may use another norm (see
+`GroupNorm`)."""
+
+Synced = Callable[..., UInt8Array]
 
 
-def options(folder: Path, out: Path, **fields: Any) -> ExportOptions:
-    """Of the narrowest networks, whose checkpoints are seeded."""
-    return narrow.narrow_options(narrow.write_sources(folder), out, **fields)
+@pytest.fixture(scope="module")
+def networks(sources: Sources) -> Networks:
+    return load_networks(sources, ExportOptions(frames=narrow.FRAMES), torch.float32)
 
 
-def plans(given: ExportOptions) -> dict[str, GraphPlan]:
-    networks = load_networks(exporter.find_sources(given), given, torch.float32)
-    return {plan.name: plan for plan in plan_graphs(networks, given) if plan.name in GRAPHS}
-
-
-def run(path: Path, inputs: dict[str, torch.Tensor]) -> list[Array]:
-    return Session(path, SessionSettings(intra_op_threads=1)).run(
-        {name: value.numpy() for name, value in inputs.items()}
-    )
-
-
-def largest_difference(found: list[Array], wanted: list[Array]) -> float:
-    assert [each.shape for each in found] == [each.shape for each in wanted]
-    return max(float(np.abs(a - b).max() / np.abs(b).max()) for a, b in zip(found, wanted, strict=True))
+def plans(networks: Networks, **fields: Any) -> dict[str, GraphPlan]:
+    options = ExportOptions(frames=narrow.FRAMES, resolution=MOST_PX, cuda_form=False, **fields)
+    return {plan.name: plan for plan in plan_graphs(networks, options) if plan.name in GRAPHS}
 
 
 @pytest.mark.parametrize("name", GRAPHS)
-def test_height_and_width_vary_separately(several: Path, name: str, tmp_path: Path) -> None:
-    plan = plans(options(tmp_path / "sources", tmp_path / "out", resolution=MOST_PX))[name]
+def test_height_and_width_vary_separately(several: Path, networks: Networks, name: str) -> None:
+    plan = plans(networks)[name]
     wide = {
         key: value[..., : value.shape[-1] // 3 * 2, :] if value.ndim > 3 and key != "audio" else value
         for key, value in plan.inputs.items()
     }
-    with torch.inference_mode():
-        made = plan.module(*wide.values())
-    wanted = [each.numpy() for each in (made if isinstance(made, tuple) else (made,))]
-    assert largest_difference(run(several / f"{name}.onnx", wide), wanted) <= TOLERANCE
+    assert verify_graph(several / f"{name}.onnx", replace(plan, inputs=wide), plan.module, "fp32") <= SAME
 
 
 def test_the_manifest_names_sizes_and_their_ranges(several: Path) -> None:
@@ -82,7 +78,8 @@ def test_the_manifest_names_sizes_and_their_ranges(several: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [VAE_ENCODER, VAE_DECODER, CACHED_STEP, pytest.param(FULL_STEP, marks=pytest.mark.slow)]
+    "name",
+    [VAE_ENCODER, CACHED_STEP, *(pytest.param(name, marks=pytest.mark.slow) for name in (VAE_DECODER, FULL_STEP))],
 )
 def test_one_engine_compiles_for_all_resolutions(several: Path, name: str) -> None:
     pytest.importorskip("tensorrt_rtx", reason="the compiler has wheels for Linux and Windows only")
@@ -101,9 +98,8 @@ def test_calibration_knows_the_sizes_of_every_layer(several: Path, tmp_path: Pat
     assert write_observed(opened, CACHED_STEP, tmp_path).dimensions["latent_height"] == MOST_PX // 8
 
 
-def test_the_smallest_and_a_middle_resolution_are_verified(tmp_path: Path) -> None:
-    given = options(tmp_path / "sources", tmp_path / "out", resolution=MOST_PX, min_resolution=LEAST_PX, dynamic=True)
-    for name, plan in plans(given).items():
+def test_the_smallest_and_a_middle_resolution_are_verified(networks: Networks) -> None:
+    for name, plan in plans(networks, min_resolution=LEAST_PX, dynamic=True).items():
         scale = 1 if name == VAE_ENCODER else 8
         sizes = {next(iter(inputs.values())).shape[-1] * scale for inputs in (plan.inputs, *plan.further_inputs)}
         assert sizes == {LEAST_PX, MIDDLE_PX, MOST_PX}
@@ -122,3 +118,71 @@ def test_wrong_resolutions_are_refused_with_the_cure(fields: dict[str, Any], mes
         ExportOptions(**fields)
     named = ExportOptions(dynamic=True, min_resolution=256).folder.name
     assert named == "1.6-256-512-fp32-dynamic"
+
+
+# At run time
+
+
+@pytest.fixture(scope="module")
+def clip(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Two windows of a face."""
+    return write_clip(tmp_path_factory.mktemp("clip"), 2 * narrow.FRAMES)
+
+
+@pytest.fixture(scope="module")
+def lip_sync(several: Path) -> Iterator[LipSync]:
+    with LipSync.from_bundle(several, "cpu") as opened:
+        yield opened
+
+
+@pytest.fixture
+def run(clip: tuple[Path, Path], tmp_path: Path) -> Synced:
+    """Syncs the clip; its frames."""
+
+    def synced(lip_sync: LipSync, resolution: int | None = None) -> UInt8Array:
+        lip_sync.sync(*clip, tmp_path / "out.mkv", replace(LOSSLESS, resolution=resolution, overwrite=True))
+        return np.stack(decoded(tmp_path / "out.mkv")).astype(np.int16)
+
+    return synced
+
+
+def test_a_clip_looks_as_from_a_bundle_of_that_resolution(lip_sync: LipSync, bundle: Path, run: Synced) -> None:
+    with LipSync.from_bundle(bundle, "cpu") as fixed:
+        wanted = run(fixed)
+    largest = run(lip_sync)
+    for found in (run(lip_sync, LEAST_PX), run(lip_sync, LEAST_PX)):
+        # A level of luma and of chroma; at 64 px another norm computes the same.
+        assert np.abs(found - wanted).max() <= 4
+    assert np.abs(largest - wanted).max() > 4
+    assert np.array_equal(run(lip_sync, MOST_PX), largest)
+
+
+def test_fixed_engines_refuse_another_resolution(several: Path, clip: tuple[Path, Path], tmp_path: Path) -> None:
+    out, options = tmp_path / "out.mkv", SyncOptions(resolution=LEAST_PX)
+    with LipSync.from_bundle(several, "cpu", RuntimeOptions(dynamic=False)) as fixed:
+        with pytest.raises(InputError, match="--static fixes engines at 192 px"):
+            fixed.sync(*clip, out, options)
+        with pytest.raises(InputError, match="--static fixes engines at 192 px"):
+            fixed.warm_up(options)
+        fixed.warm_up(SyncOptions(steps=1, resolution=MOST_PX))
+
+
+def test_a_bench_measures_at_its_resolution(several: Path, clip: tuple[Path, Path], tmp_path: Path) -> None:
+    sync = SyncOptions(steps=1, resolution=LEAST_PX)
+    (setting,) = settings_for(Bundle.load(several), RuntimeOptions(), sync, ("cpu",), print)
+    measured = [replace(setting, runs=1, warm_up=0)]
+    (row,) = run_bench(measured, [sync], choose_clip(*clip, tmp_path), tmp_path, None)
+    assert (setting.resolution_px, row.frames > 0) == (LEAST_PX, True)
+
+
+@pytest.mark.slow
+def test_one_engine_of_tensorrt_runs_all_of_them(several: Path, stand_in: StandIn) -> None:
+    settings: list[dict[str, object]] = [
+        {"resolutions": [192, 64, 128, 64]},
+        {"resolutions": [64, 128], "faces": False, "low_memory": True},
+    ]
+    answers, ended = stand_in.scenario("pictures", bundle=str(several), settings=settings)
+    for setting, answer in zip(settings, answers, strict=True):
+        assert answer["difference"] <= SAME, setting
+    # No resolution has engines of its own.
+    assert ended.count(r"build nodes=.* profiles=1 ") == ended.count(r"build nodes=") == len(REQUIRED_GRAPHS)

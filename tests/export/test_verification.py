@@ -1,4 +1,4 @@
-"""The limits of verification: wrong graphs fail, honest half precision passes, and the message says what to do."""
+"""Single graphs: wrong ones fail, honest half precision passes, the message says what to do, and attention's form."""
 
 import re
 from collections.abc import Callable
@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from latentsync_trt.bundle.manifest import CACHED_STEP
 from latentsync_trt.bundle.weights import WeightsFile
 from latentsync_trt.errors import CheckpointError, ExportMismatch
-from latentsync_trt.export import verify
-from latentsync_trt.export.export_options import ExportOptions
+from latentsync_trt.export.export_options import ExportOptions, Sources
 from latentsync_trt.export.exporter import export_bundle, plan_graphs
 from latentsync_trt.export.graphs import GraphPlan, build_graph, save_graph
-from latentsync_trt.export.layers import NORM_GROUPS, GroupNorm
+from latentsync_trt.export.layers import NORM_GROUPS, GroupNorm, attend
 from latentsync_trt.export.networks import load_networks
+from latentsync_trt.export.verify import verify_graph
 from latentsync_trt.runtime.engines.session import Session
 from tests import narrow
 
@@ -30,41 +30,28 @@ HONEST = 2.0
 """Most that an honest graph's error exceeds PyTorch's own: the roundings are the same, in another order."""
 
 
-def cached_step(precision: str, folder: Path) -> tuple[GraphPlan, nn.Module]:
-    """The plan of a small graph with every kind of layer, and the module in float32."""
-    sources = narrow.write_sources(folder)
-    options = narrow.narrow_options(sources, folder, precision=precision, cuda_form=False)
-    dtypes = (torch.float16 if precision == "fp16" else torch.float32, torch.float32)
-    found = [plan_graphs(load_networks(sources, options, dtype), options) for dtype in dtypes]
+Planned = tuple[GraphPlan, nn.Module]
+
+
+@pytest.fixture(scope="module")
+def planned(sources: Sources, tmp_path_factory: pytest.TempPathFactory) -> Planned:
+    """The plan in half precision of a small graph with every kind of layer, and the module in float32."""
+    options = narrow.narrow_options(sources, tmp_path_factory.mktemp("none"), precision="fp16", cuda_form=False)
+    found = [plan_graphs(load_networks(sources, options, kind), options) for kind in (torch.float16, torch.float32)]
     plan, truth = (next(plan for plan in plans if plan.name == CACHED_STEP) for plans in found)
     return plan, truth.module
 
 
-@pytest.fixture(scope="module", params=["fp32", "fp16"])
-def precision(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
 @pytest.fixture(scope="module")
-def planned(precision: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[GraphPlan, nn.Module]:
-    return cached_step(precision, tmp_path_factory.mktemp("sources"))
-
-
-@pytest.fixture(scope="module")
-def graph(planned: tuple[GraphPlan, nn.Module], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def graph(planned: Planned, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("graph") / "denoise_step_cached.onnx"
     with WeightsFile(path.with_name("unet.weights")) as weights:
         save_graph(build_graph(planned[0]), path, weights)
     return path
 
 
-def test_an_honest_graph_passes_with_room(
-    planned: tuple[GraphPlan, nn.Module], graph: Path, precision: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plan, truth = planned
-    monkeypatch.setattr(verify, "FACTOR", HONEST)
-    error = verify.verify_graph(graph, plan, truth, precision)
-    assert 0 < error < {"fp32": 1e-5, "fp16": 5e-3}[precision]
+def test_an_honest_graph_in_half_precision_passes_with_room(planned: Planned, graph: Path) -> None:
+    assert 0 < verify_graph(graph, *planned, "fp16") < 5e-3
 
 
 def scaled(name: str, factor: float) -> Mutation:
@@ -100,16 +87,15 @@ def without(op: str) -> Mutation:
     ],
     ids=["bias", "convolution", "attention", "norm", "gelu", "silu"],
 )
-def test_one_wrong_part_fails(
-    planned: tuple[GraphPlan, nn.Module], graph: Path, precision: str, mutation: Mutation, tmp_path: Path
-) -> None:
+def test_one_wrong_part_fails(planned: Planned, graph: Path, mutation: Mutation, tmp_path: Path) -> None:
+    """The limits of float32 are narrower."""
     model = ir.load(graph)
     mutation(model)
     path = tmp_path / graph.name
     with WeightsFile(tmp_path / "unet.weights") as weights:
         save_graph(model, path, weights)
     with pytest.raises(ExportMismatch, match=r"denoise_step_cached\.onnx, output next_\w+: differs") as caught:
-        verify.verify_graph(path, *planned, precision)
+        verify_graph(path, *planned, "fp16")
     assert re.search(r"by \d\.\d\de.* the limit is \d\.\d\de", str(caught.value))
 
 
@@ -133,13 +119,13 @@ def saved(module: nn.Module, inputs: dict[str, Tensor], folder: Path) -> tuple[P
 def test_overflow_in_half_precision_names_the_cure(tmp_path: Path) -> None:
     path, plan = saved(_Detour(torch.float16), {"x": torch.ones(2, 3)}, tmp_path)
     with pytest.raises(ExportMismatch, match=r"output y: 6 values of .* are not finite; export with --precision fp32"):
-        verify.verify_graph(path, plan, _Detour(torch.float32), "fp16")
+        verify_graph(path, plan, _Detour(torch.float32), "fp16")
 
 
 def test_weights_that_give_nan_are_called_damaged(tmp_path: Path) -> None:
     path, plan = saved(_Detour(torch.float32), {"x": torch.ones(2, 3)}, tmp_path)
     with pytest.raises(CheckpointError, match="PyTorch gives values that are not finite; the checkpoint is damaged"):
-        verify.verify_graph(path, plan, _Detour(torch.float32, float("nan")), "fp32")
+        verify_graph(path, plan, _Detour(torch.float32, float("nan")), "fp32")
 
 
 @pytest.mark.parametrize(("width", "side_px"), [(64, 1), (32, 2)])
@@ -157,6 +143,30 @@ def test_norms_of_few_values_are_as_exact_as_in_pytorch(width: int, side_px: int
     ).numpy()
     own = np.abs(norm(x).numpy() - exact).max()
     assert np.abs(found - exact).max() <= HONEST * own + 1e-6
+
+
+IN_PARTS = ["Mul", "Transpose", "MatMul", "Softmax", "MatMul"]
+"""The query is scaled before the product, and the softmax is float32."""
+
+
+class _Product(nn.Module):
+    def forward(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        return attend(query, key, value)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "head_dim", "fused"), [(torch.float16, 40, True), (torch.float16, 20, False), (torch.float32, 40, False)]
+)
+def test_attention_is_one_operator_where_tensorrt_takes_it(dtype: torch.dtype, head_dim: int, fused: bool) -> None:
+    inputs = {name: torch.randn(2, 4, 6, head_dim).to(dtype) for name in ("query", "key", "value")}
+    model = build_graph(GraphPlan("product", "unet", _Product(), inputs, ("out",)))
+    operators = [node.op_type for node in model.graph]
+    if fused:
+        assert operators == ["Attention"]
+    else:
+        assert [name for name in operators if name != "Cast"] == IN_PARTS
+        (softmax,) = (node for node in model.graph if node.op_type == "Softmax")
+        assert softmax.inputs[0].dtype.numpy() == np.float32
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 
 from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.cli import main
@@ -35,27 +35,17 @@ def clip(tmp_path_factory: pytest.TempPathFactory) -> Clip:
     return Clip(write_face(folder / "face.mp4", 16 * WINDOWS), write_sound(folder / "speech.wav", 16 * WINDOWS / 25))
 
 
-@pytest.fixture(autouse=True)
-def checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where bundles are written without --out."""
-    monkeypatch.setenv("LATENTSYNC_TRT_CHECKPOINTS", str(tmp_path / "checkpoints"))
-    return tmp_path / "checkpoints"
-
-
-def arguments(clip: Clip, *more: str, bundle: Path | None = None) -> list[str]:
-    words = ["calibrate", "--bundle", str(bundle or small_bundle()), "--provider", "cpu"]
-    words += ["--video", str(clip.video), "--audio", str(clip.audio)]
-    return [*words, "--steps", str(STEPS), "--windows", str(SAMPLES), *more]
-
-
-def run(words: list[str]) -> tuple[int, str, str]:
-    result = CliRunner().invoke(main, words)
-    return result.exit_code, result.stdout, result.stderr
+def run(clip: Clip | None, out: Path, *more: str, bundle: Path | None = None) -> Result:
+    words = ["calibrate", "--bundle", str(bundle or small_bundle()), "--provider", "cpu", "--out", str(out), *more]
+    if clip is not None:
+        words += ["--video", str(clip.video), "--audio", str(clip.audio)]
+        words += ["--steps", str(STEPS), "--windows", str(SAMPLES)]
+    return CliRunner().invoke(main, words)
 
 
 def test_a_clip_gives_a_measured_eight_bit_bundle(clip: Clip, tmp_path: Path) -> None:
-    code, out, err = run(arguments(clip, "--out", str(tmp_path / "int8")))
-    assert code == 0, err
+    result = run(clip, tmp_path / "int8")
+    assert result.exit_code == 0, result.stderr
     manifest = Bundle.load(tmp_path / "int8").manifest
     assert manifest.precision == "int8"
     quantized = manifest.quantization
@@ -65,25 +55,21 @@ def test_a_clip_gives_a_measured_eight_bit_bundle(clip: Clip, tmp_path: Path) ->
     assert quantized.settings["windows_measured"] == WINDOWS - SAMPLES
     assert quantized.settings["steps"] == STEPS
     assert quantized.distance["faces_psnr_db"] > LEAST_DB
-    assert f"PSNR of faces against fp32 {quantized.distance['faces_psnr_db']:.1f} dB" in out
-    assert len(out.splitlines()) == 1
+    assert f"PSNR of faces against fp32 {quantized.distance['faces_psnr_db']:.1f} dB" in result.stdout
+    assert len(result.stdout.splitlines()) == 1
 
 
-def failure(words: list[str], code: int = 1) -> str:
-    found, _, err = run(words)
-    assert found == code
-    return err
-
-
-def test_an_eight_bit_bundle_is_refused(int8_bundle: Path, clip: Clip) -> None:
-    assert "is in int8 already; calibrate demo, which it was made from" in failure(
-        arguments(clip, bundle=int8_bundle), 2
-    )
+def test_an_eight_bit_bundle_is_refused(int8_bundle: Path, clip: Clip, tmp_path: Path) -> None:
+    result = run(clip, tmp_path / "out", bundle=int8_bundle)
+    assert result.exit_code == 2
+    assert "is in int8 already; calibrate demo, which it was made from" in result.stderr
 
 
 def test_a_clip_without_a_face_is_refused(clip: Clip, tmp_path: Path) -> None:
     blank = write_face(tmp_path / "blank.mp4", 20, blank=range(20))
-    assert re.search(r"error: .*blank\.mp4: no face in any frame", failure(arguments(Clip(blank, clip.audio))))
+    result = run(Clip(blank, clip.audio), tmp_path / "out")
+    assert result.exit_code == 1
+    assert re.search(r"error: .*blank\.mp4: no face in any frame", result.stderr)
 
 
 def test_few_windows_give_warnings(tmp_path: Path) -> None:
@@ -92,11 +78,10 @@ def test_few_windows_give_warnings(tmp_path: Path) -> None:
     clips.mkdir()
     write_face(clips / "face.mp4", 20)
     write_samples(clips / "face.wav", np.zeros(16000, np.float32), 16000)
-    words = ["calibrate", "--bundle", str(small_bundle()), "--provider", "cpu", "--clips", str(clips)]
-    code, _, err = run([*words, "--steps", "1", "--samples", "3", "--out", str(tmp_path / "int8")])
-    assert code == 0
-    assert "note: 1 windows of the 3 that --windows asks for" in err
-    assert "no window is left to measure on" in err
+    result = run(None, tmp_path / "int8", "--clips", str(clips), "--steps", "1", "--samples", "3")
+    assert result.exit_code == 0
+    assert "note: 1 windows of the 3 that --windows asks for" in result.stderr
+    assert "no window is left to measure on" in result.stderr
     quantized = Bundle.load(tmp_path / "int8").manifest.quantization
     assert quantized is not None and quantized.settings["windows_measured"] == 1
 

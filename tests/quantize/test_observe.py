@@ -25,7 +25,7 @@ from latentsync_trt.quantize.steps import (
 from latentsync_trt.runtime.model import open_model
 from latentsync_trt.runtime.providers.select import Selection
 from latentsync_trt.types import Float32Array
-from tests.quantize.eight_bit import observe_small, small_loop, small_window
+from tests.quantize.eight_bit import observed_small, small_loop, small_window
 from tests.quantize.toys import CONVOLUTION, LINEAR, OTHER, write_layers
 from tests.small import small_bundle
 from tests.toy import toy_inputs
@@ -66,7 +66,7 @@ def test_maxima_and_samples_are_those_of_the_inputs(tmp_path: Path, dtype: type[
 @pytest.mark.integration
 def test_an_observed_loop_computes_what_the_plain_one_does() -> None:
     bundle, loop = Bundle.load(small_bundle(), verify=False), small_loop()
-    ranges, observed_latents = observe_small(loop)
+    ranges, observed_latents = observed_small()
     with closing(open_model(bundle, CPU, RuntimeOptions(), step_graphs(bundle))) as model:
         plain_latents = model.run("denoise", lambda: loop.run(model.denoiser, small_window(bundle)))
     np.testing.assert_array_equal(observed_latents, plain_latents)

@@ -1,11 +1,8 @@
 """Builds the stand-in: TensorRT's two libraries, and a CUDA runtime, driver and NVML where there is no GPU.
 
-    python -m tests.tensorrt_stand_in.build FOLDER [--real-cuda]
-
-needs g++ and TensorRT's public headers, in $TENSORRT_INCLUDE or ../shared/tensorrt/include. See README.md.
+Needs g++ and TensorRT's public headers, in $TENSORRT_INCLUDE or ../shared/tensorrt/include. See README.md.
 """
 
-import argparse
 import hashlib
 import os
 import re
@@ -29,7 +26,7 @@ _PARSER = "libnvonnxparser.so.10"
 _COMPILER = ("g++", "-std=c++17", "-O1", "-shared", "-fPIC", "-w")
 _NO_VERSIONS = ("libcuda.so.1", "libnvidia-ml.so.1", _PARSER)
 # Opened by name at run time, not linked.
-_OPENED = {"libcurand.so.10": (), "libcufft.so.12": (), _PARSER: (), "libcudnn.so.9": ("cudnnCreate",)}
+_OPENED = ("libcurand.so.10", "libcufft.so.12", "libcudnn.so.9", "libnvidia-ml.so.1", _PARSER)
 _HANDLES = ("cublasCreate_v2", "cudnnCreate", "cublasLtCreate")
 
 
@@ -84,8 +81,8 @@ def build(folder: Path, include: Path, *, real_cuda: bool) -> None:
 def _needed_symbols() -> dict[str, set[str]]:
     """What ONNX Runtime's GPU providers want of each library."""
     needed = _undefined([PROVIDERS / f"libonnxruntime_providers_{name}.so" for name in ("tensorrt", "cuda")])
-    for library, symbols in _OPENED.items():
-        needed[library] |= set(symbols)
+    for library in _OPENED:
+        needed[library] |= {"cudnnCreate"} if library == "libcudnn.so.9" else set()
     return needed
 
 
@@ -102,7 +99,6 @@ def _undefined(paths: list[Path]) -> dict[str, set[str]]:
                 needed["libnvidia-ml.so.1"].add(base)
             elif base.startswith("cu") and not base.startswith("cuda"):
                 needed["libcuda.so.1"].add(base)
-    needed["libnvidia-ml.so.1"] |= set()
     return needed
 
 
@@ -133,16 +129,3 @@ def _compile(target: Path, *arguments: Path | str) -> None:
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     if result.returncode:
         raise RuntimeError(f"{target.name} does not compile:\n{result.stderr}")
-
-
-def main() -> None:
-    """Builds into the folder that is named."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--real-cuda", action="store_true", help="stand in for TensorRT alone")
-    arguments = parser.parse_args()
-    build(arguments.folder, include_folder(), real_cuda=arguments.real_cuda)
-
-
-if __name__ == "__main__":
-    main()
