@@ -1,7 +1,6 @@
 """Color tags reach the output; pictures that would come out wrong are refused with the command that converts them."""
 
 from dataclasses import replace
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +37,6 @@ def tags(path: Path) -> ColorTags:
     [
         (".mov", (64, 96), {"rotation": (90, False, False)}),
         (".mkv", (64, 96), {"codec": "libx265", "pixel_format": "yuv420p10le", "options": HEVC}),
-        (".mkv", (64, 96), {"codec": "ffv1", "pixel_format": "gray"}),
         (".mov", (480, 720), {"codec": "dvvideo", "pixel_format": "yuv411p"}),
     ],
 )
@@ -74,14 +72,9 @@ def test_frames_of_other_tags_are_converted_to_the_first_ones(tmp_path: Path) ->
             planes = av.VideoFrame.from_ndarray(levels, format="rgb24").reformat(
                 format="yuv420p", dst_colorspace=matrix, dst_color_range=1 + full_range
             )
-            times, color = (
-                list(range(400 * index, 400 * index + 400, 40)),
-                ColorTags(matrix=matrix, full_range=full_range),
-            )
+            times, color = [*range(400 * index, 400 * index + 400, 40)], ColorTags(matrix=matrix, full_range=full_range)
             part = write_video(tmp_path / "part.ts", [planes] * 10, times=times, color=color, options={"crf": "4"})
             target.write(part.read_bytes())
-    with av.open(str(joined)) as container:
-        assert {int(frame.colorspace) for frame in container.decode(video=0)} == {9, 1, 5}
     found = list(read_frames(joined))
     assert len(found) > 25  # some pictures are lost where the parts meet
     for frame in found:
@@ -97,25 +90,14 @@ def test_an_unknown_matrix_is_found_before_the_work(tmp_path: Path, color: Color
         probe(source)
 
 
-@pytest.mark.parametrize(
-    ("pixel_format", "planar"), [("rgb555le", "gbrp"), ("monow", "yuv420p"), ("yuv410p", "yuv420p")]
-)
-def test_rare_pixel_formats_lose_nothing(tmp_path: Path, pixel_format: str, planar: str) -> None:
-    black_and_white = np.zeros((64, 96, 3), np.uint8)
-    black_and_white[:, 48:] = 255
-    source = write_video(tmp_path / "in.nut", [black_and_white], codec="rawvideo", pixel_format=pixel_format)
-    assert probe(source).pixel_format == planar
-    (frame,) = read_frames(source)
-    assert np.abs(frame.rgb.astype(int) - black_and_white)[:, [10, 90]].max() < 8  # white in five bits
-
-
 HALF_TRANSPARENT = np.full((64, 96, 4), (200, 100, 50, 255), np.uint8)
 HALF_TRANSPARENT[:, 48:, 3] = 0
 
-WITH_ALPHA = [("clip.mov", "qtrle", "argb"), ("clip.mkv", "ffv1", "yuva420p"), ("clip.apng", "apng", "rgba")]
+WITH_ALPHA = [("clip.mov", "qtrle", "argb"), ("clip.mkv", "ffv1", "yuva420p")]
+HIDDEN_ALPHA = ("clip.webm", "libvpx-vp9", "yuva420p")  # which FFmpeg's decoder leaves out
 
 
-@pytest.mark.parametrize(("name", "codec", "pixel_format"), WITH_ALPHA)
+@pytest.mark.parametrize(("name", "codec", "pixel_format"), [*WITH_ALPHA, HIDDEN_ALPHA])
 def test_transparency_is_refused(tmp_path: Path, name: str, codec: str, pixel_format: str) -> None:
     source = write_video(tmp_path / name, [HALF_TRANSPARENT] * 2, codec=codec, pixel_format=pixel_format)
     with pytest.raises(MediaError, match=rf"{name}: is transparent"):
@@ -131,20 +113,4 @@ def test_alpha_channels_of_one_value_are_no_transparency(
     picture = HALF_TRANSPARENT.copy()
     picture[..., 3] = alpha
     source = write_video(tmp_path / name, [picture] * 2, codec=codec, pixel_format=pixel_format)
-    assert probe(source).pixel_format
     assert len(list(read_frames(source))) == 2
-
-
-def test_alpha_that_the_decoder_leaves_out_is_refused(tmp_path: Path) -> None:
-    source = write_video(tmp_path / "clip.webm", [HALF_TRANSPARENT] * 2, codec="libvpx-vp9", pixel_format="yuva420p")
-    with pytest.raises(MediaError, match=r"clip\.webm: is transparent"):
-        probe(source)
-    opaque = write_video(tmp_path / "opaque.webm", numbered(2), codec="libvpx-vp9")
-    assert probe(opaque).pixel_format == "yuv420p"
-
-
-def test_pixel_aspect_turns_with_the_picture(tmp_path: Path) -> None:
-    aspect, source = Fraction(16, 15), tmp_path / "in.mov"
-    write_video(source, numbered(2), rotation=(90, False, False), pixel_aspect=aspect)
-    for suffix in (".mp4", ".mov", ".mkv"):
-        assert probe(rewritten(source, tmp_path / f"out{suffix}").output).sample_aspect_ratio == 1 / aspect

@@ -4,12 +4,12 @@ from math import cos, sin
 
 import numpy as np
 import pytest
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from latentsync_trt.face.align import align, crop, crop_size_px, frame_rectangle
 from latentsync_trt.face.mask import mouth_mask
-from latentsync_trt.face.paste import composite, paste
+from latentsync_trt.face.paste import composite
 from latentsync_trt.types import AlignedFace, Float32Array, Float64Array, UInt8Array
 from tests.pictures import applied
 
@@ -88,15 +88,10 @@ def matrices(draw: st.DrawFn, shape: tuple[int, ...]) -> Float64Array:
 
 @st.composite
 def masks(draw: st.DrawFn) -> Float32Array:
-    """The mouth's, or another one that keeps the outermost pixels, as that does."""
-    kind = draw(st.sampled_from(["mouth", "all", "nothing", "noise", "square"]))
-    if kind == "mouth":
+    """The mouth's, or noise that keeps the outermost pixels, as that does."""
+    if draw(st.booleans()):
         return mouth_mask(RESOLUTION)
-    mask = np.full((RESOLUTION, RESOLUTION), kind in ("nothing", "square"), np.float32)
-    if kind == "noise":
-        mask = np.random.default_rng(draw(seeds)).random((RESOLUTION, RESOLUTION), np.float32)
-    if kind == "square":
-        mask[draw(st.integers(0, 63)) :, draw(st.integers(0, 63)) :] = 0
+    mask = np.random.default_rng(draw(seeds)).random((RESOLUTION, RESOLUTION), np.float32)
     mask[:KEPT_PX] = mask[-KEPT_PX:] = mask[:, :KEPT_PX] = mask[:, -KEPT_PX:] = 1
     return mask
 
@@ -114,8 +109,6 @@ def test_only_the_face_changes_to_levels_between_the_old_and_the_new(
     assert (made <= np.maximum(own, level) + ROUNDING).all()
     assert (made >= np.minimum(own, level) - ROUNDING).all()
     height, width = patch.weight.shape
-    assert patch.rgb.shape == (height, width, 3)
-    assert (patch.rgb.dtype, patch.weight.dtype) == (np.uint16, np.float32)
     if not patch.weight.size:
         return
     assert 0 <= patch.weight.min() <= patch.weight.max() <= 1
@@ -130,18 +123,3 @@ def test_only_the_face_changes_to_levels_between_the_old_and_the_new(
     places = matrix[:, :2] @ np.stack([x, y]) + matrix[:, 2:]
     assert (places > -NEAR_PX).all()
     assert (places < np.array(SIZE)[:, None] - 1 + NEAR_PX).all()
-
-
-@given(st.data(), frames())
-def test_a_part_of_the_frame_gives_the_same_patch(data: st.DataObject, frame: UInt8Array) -> None:
-    """What lies outside the face's rectangle is never read."""
-    matrix = data.draw(matrices(frame.shape))
-    left, top, right, bottom = frame_rectangle(matrix, SIZE, frame.shape, 2)
-    assume(left < right and top < bottom)
-    hidden = np.full_like(frame, 9)
-    hidden[top:bottom, left:right] = frame[top:bottom, left:right]
-    face = np.full((SIZE[1], SIZE[0], 3), 200, np.float32)
-    one, other = paste(frame, face, matrix), paste(hidden, face, matrix)
-    assert (one.x_px, one.y_px) == (other.x_px, other.y_px)
-    assert np.array_equal(one.rgb, other.rgb)
-    assert np.array_equal(one.weight, other.weight)

@@ -11,16 +11,15 @@ from pathlib import Path
 import av
 import numpy as np
 import pytest
-from PIL import Image
 
 from latentsync_trt.errors import MediaError
 from latentsync_trt.media.audio import audio_duration_s, read_audio_blocks
 from latentsync_trt.media.playback import at_constant_rate
 from latentsync_trt.media.reader import probe, read_frames
 from latentsync_trt.media.timing import Clock, on_clock
-from tests.clips import numbered, read_audio, write_sound, write_video
+from tests.clips import numbered, write_video
 from tests.conftest import REPOSITORY
-from tests.damaged import FORMATS, WAYS, Format, write_seed
+from tests.damaged import FORMATS, write_seed
 from tests.sounds import write_samples
 
 FILES, FILES_THOROUGH = 99, 3300
@@ -39,18 +38,6 @@ def test_damaged_files_are_read_or_refused(tmp_path: Path, thorough: bool) -> No
     assert 0.2 < sum(succeeded) / len(succeeded) < 0.9  # else the damage is too heavy or too light to show anything
 
 
-@pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.suffix)
-def test_the_files_are_sound_before_they_are_damaged(tmp_path: Path, form: Format) -> None:
-    path = write_seed(tmp_path, form)
-    for name, read in WAYS.items():
-        missing = form.video if name in ("probe", "read frames") else form.audio
-        if missing:
-            read(path)
-        else:
-            with pytest.raises(MediaError, match=r"has no (video|audio) stream"):
-                read(path)
-
-
 def test_metadata_in_an_old_encoding_is_no_obstacle(tmp_path: Path) -> None:
     clip = write_video(tmp_path / "clip.avi", numbered(3), codec="mpeg4", options={})
     text = "Schöne Grüße".encode("latin-1")
@@ -62,16 +49,6 @@ def test_metadata_in_an_old_encoding_is_no_obstacle(tmp_path: Path) -> None:
         av.open(str(clip))
     assert probe(clip).width_px == 96
     assert len(list(read_frames(clip))) == 3
-
-
-def test_sound_in_an_unknown_codec_is_refused(tmp_path: Path) -> None:
-    path = write_sound(tmp_path / "sound.wav", 0.1)
-    content = bytearray(path.read_bytes())
-    content[20:22] = (0x7777).to_bytes(2, "little")  # the format's number
-    path.write_bytes(content)
-    for read in (audio_duration_s, read_audio):
-        with pytest.raises(MediaError, match=r"sound\.wav: its audio stream is in a codec that FFmpeg does not know"):
-            read(path)
 
 
 @pytest.mark.parametrize(("end_s", "pictures"), [(1, 25), (Fraction(1, 100), 1), (None, 3600 * 25)])
@@ -89,13 +66,6 @@ def test_a_picture_of_impossible_size_is_refused_before_it_is_decoded(tmp_path: 
     for read in (probe, lambda path: list(read_frames(path))):
         with pytest.raises(MediaError, match=r"seed\.gif: its pictures .* at most 36 million pixels"):
             read(path)
-
-
-def test_an_animated_webp_is_named_for_what_it_is(tmp_path: Path) -> None:
-    first, second = (Image.fromarray(picture) for picture in numbered(2))
-    first.save(tmp_path / "clip.webp", save_all=True, append_images=[second])
-    with pytest.raises(MediaError, match=r"clip\.webp: is an animated WebP, .*; convert it to GIF or MP4"):
-        probe(tmp_path / "clip.webp")
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there are no such files")
@@ -119,8 +89,7 @@ def test_errors_count_from_the_start_of_the_clip(tmp_path: Path) -> None:
         list(read_frames(joined))
 
 
-@pytest.mark.parametrize("rate_hz", [999, 4_000_001])
-def test_a_sample_rate_that_cannot_be_is_refused(tmp_path: Path, rate_hz: int) -> None:
-    path = write_samples(tmp_path / "sound.wav", np.zeros(1000, np.float32), rate_hz)
-    with pytest.raises(MediaError, match=rf"sound\.wav: its audio has {rate_hz} samples per second"):
+def test_a_sample_rate_that_cannot_be_is_refused(tmp_path: Path) -> None:
+    path = write_samples(tmp_path / "sound.wav", np.zeros(1000, np.float32), 4_000_001)
+    with pytest.raises(MediaError, match=r"sound\.wav: its audio has 4000001 samples per second"):
         next(read_audio_blocks(path))

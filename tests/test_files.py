@@ -138,13 +138,6 @@ def test_finished_parts_stay_whoever_ends(tmp_path: Path) -> None:
     assert names(tmp_path) == []
 
 
-def test_long_names_have_a_work_folder(tmp_path: Path) -> None:
-    output = tmp_path / f"{'a' * 250}.mkv"
-    with work_folder(output) as folder:
-        assert folder.parent == tmp_path
-    assert work_folder_of(output) != work_folder_of(output.with_name(f"{'a' * 249}b.mkv"))
-
-
 def test_a_file_appears_whole_or_not_at_all(tmp_path: Path) -> None:
     path = tmp_path / "rows.json"
     with whole_file(path) as part:

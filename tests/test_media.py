@@ -10,13 +10,13 @@ import av
 import numpy as np
 import pytest
 
-from latentsync_trt.errors import MediaError, OutputError
+from latentsync_trt.errors import MediaError
 from latentsync_trt.media.reader import probe, read_frames
 from latentsync_trt.media.spool import PlanesOnDisk
 from latentsync_trt.types import UInt8Array
 from tests.clips import click_times, copied, number_of, numbered, read_audio, rewritten, write_sound, write_video
 from tests.pictures import decoded_planes
-from tests.sounds import spoken, write_parts, write_samples
+from tests.sounds import write_samples
 
 SOUND_IN_TIME_S = 0.011
 """Allowed shift of a click: AAC smears it over a quarter of its 43 ms blocks; a lost priming would cost 20 to 64 ms."""
@@ -54,17 +54,12 @@ def test_pictures_on_disk_are_the_same(tmp_path: Path, pixel_format: str) -> Non
             assert np.array_equal(getattr(one.planes, name), getattr(other.planes, name))
         assert np.array_equal(one.rgb, other.rgb)
     assert not [*folder.iterdir()] or os.name == "nt"
-    folder.rmdir()
-    with pytest.raises(OutputError, match=r"out: cannot keep the large pictures.*No such"):
-        next(read_frames(clip, store=partial(PlanesOnDisk, folder=folder)))
 
 
 @pytest.mark.parametrize(
     ("name", "codec", "rate_hz", "layout", "container", "kept"),
     [
         ("a.wav", "pcm_s16le", 96000, "5.1", "mp4", "aac"),
-        ("a.wav", "pcm_s16le", 44100, "stereo", "mov", "pcm_s16le"),
-        ("a.flac", "flac", 16000, "mono", "mp4", "aac"),
         ("a.ogg", "libopus", 48000, "stereo", "mkv", "opus"),
         ("a.mp3", "libmp3lame", 44100, "stereo", "mov", "mp3"),
     ],
@@ -81,7 +76,7 @@ def test_sound_keeps_its_time_rate_and_channels(
         stream = opened.streams.audio[0]
         assert stream.codec_context.codec.canonical_name == kept
         assert stream.codec_context.sample_rate == rate_hz
-        assert len(stream.layout.channels) == {"mono": 1, "stereo": 2, "5.1": 6}[layout]
+        assert stream.layout.name == layout
         assert 1.9 < float(opened.duration / av.time_base) < 2.1  # the video's 2 s
         start_s = float(next(opened.decode(video=0)).time)
     # Synchronous with the picture, as in the network's input: some files delay their sound by their encoder's priming.
@@ -125,25 +120,6 @@ def test_display_matrices_rotate_and_mirror(
     info = probe(clip)
     assert info.pixel_format == (pixel_format if rotation[0] % 180 == 0 else pixel_format.replace("422", "440"))
     assert (info.width_px, info.height_px) == upright.planes.y.shape[::-1] == upright.rgb.shape[1::-1]
-
-
-def test_a_slanted_display_matrix_is_refused(tmp_path: Path) -> None:
-    clip = write_video(tmp_path / "clip.mov", numbered(1), rotation=(30, False, False))
-    for read in (probe, lambda path: next(read_frames(path))):
-        with pytest.raises(MediaError, match=r"clip\.mov: .* multiple of 90"):
-            read(clip)
-
-
-@pytest.mark.parametrize(("channels", "layout"), [(3, "5.1"), (8, "7.1")])  # FFmpeg takes three for 2.1
-def test_surround_sound_is_encoded_with_all_channels(tmp_path: Path, channels: int, layout: str) -> None:
-    """Of plain PCM, which names no speaker positions, with a click at 0.5 s in all channels."""
-    clip, output = write_video(tmp_path / "clip.mp4", numbered(20)), tmp_path / "out.mp4"
-    sound = write_parts(tmp_path / "a.wav", [(0, spoken(1, 48000, [0.5]))], layout=f"{channels}c")
-    rewritten(clip, output, audio=sound)
-    with av.open(str(output)) as container:
-        assert container.streams.audio[0].layout.name == layout
-    # All channels carry the click; AAC smears it by less than half of one of its short blocks of 128 samples.
-    assert abs(np.abs(read_audio(output)).argmax() / 16000 - 0.5) < 64 / 48000
 
 
 @pytest.mark.parametrize("right_only", [False, True])

@@ -10,7 +10,6 @@ import pytest
 from PIL import Image, ImageOps
 
 from latentsync_trt.config import Extend
-from latentsync_trt.errors import MediaError
 from latentsync_trt.media.playback import Playback
 from latentsync_trt.media.reader import probe, read_frames
 from latentsync_trt.types import Frame, UInt8Array
@@ -87,28 +86,6 @@ def test_a_photo_in_tiles_is_put_together(tmp_path: Path, turn: str, tile_px: in
     assert (info.height_px, info.width_px, 3) == upright.shape == frame.rgb.shape
     assert np.abs(frame.rgb.astype(int) - upright).mean() < 3
     assert info.duration_s == Fraction(1, 25)
-
-
-@pytest.mark.parametrize("tile_px", [64, 128])
-def test_the_photo_is_the_picture_that_the_file_names(tmp_path: Path, tile_px: int) -> None:
-    """Not the thumbnail that comes first; here the picture that is otherwise the last tile, or the only one."""
-    rgb = gradient(128, 128)
-    photo = write_heif(tmp_path / "photo.heic", rgb, tile_px, small_first=True)
-    content = photo.read_bytes()
-    assert content.count(b"pitm\0\0\0\0\0\5") == 1
-    photo.write_bytes(content.replace(b"pitm\0\0\0\0\0\5", b"pitm\0\0\0\0\0\x0b"))
-    (frame,) = read(photo)
-    assert np.abs(frame.rgb.astype(int) - rgb[-tile_px:, -tile_px:]).mean() < 3
-
-
-def test_a_photo_whose_parts_are_no_tiles_is_refused(tmp_path: Path) -> None:
-    photo = write_heif(tmp_path / "photo.heic", gradient(128, 128), 64)
-    content, size = photo.read_bytes(), struct.pack(">II", 128, 128)
-    assert content.count(size) == 1
-    photo.write_bytes(content.replace(size, struct.pack(">II", 128, 256)))
-    for door in (probe, read):
-        with pytest.raises(MediaError, match=r"photo\.heic: consists of parts .*; export the photo as JPEG"):
-            door(photo)
 
 
 def with_clap(clip: Path, *numbers: int) -> Path:

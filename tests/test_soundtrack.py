@@ -96,15 +96,9 @@ def test_pieces_are_heard_in_the_richest_format(tmp_path: Path) -> None:
     [
         ("FL", "mono", "mono"),  # as recorders label a single microphone
         ("FL+LFE", "stereo", "stereo"),  # which swresample cannot mix
-        ("BL+BR", "stereo", "stereo"),
         ("2.1", "5.1", "2.1"),
-        ("3.0(back)", "4.0", "3.0(back)"),
-        ("FL+LFE+BC", "3.0", "3.0"),
-        ("quad", "5.0", "quad"),
-        ("5.1(side)", "5.1", "5.1(side)"),
         ("6.1", "7.1", "6.1"),
-        ("7.1(wide)", "7.1", "7.1(wide)"),
-        ("5.1.4", "", "5.1.4"),
+        ("8 channels", "7.1", "7.1"),  # as WAV without speaker positions
         ("9 channels", "", "9 channels"),
     ],
 )
@@ -175,12 +169,8 @@ def test_bad_sound_is_one_line(tmp_path: Path) -> None:
     for plan in ((silent,), (good, silent), (silent, good)):
         with pytest.raises(MediaError, match=r"silent\.mp4: has no audio stream$"):
             told(plan, ".mp4")
-    with pytest.raises(MediaError, match=r"a\.wav: its audio is shorter than 1/16000 s"):
-        read_audio(write_samples(tmp_path / "a.wav", np.ones(1, np.float32), RATE_HZ))
     with pytest.raises(MediaError, match="has no samples"):
         read_audio(write_samples(tmp_path / "b.wav", np.zeros(0, np.float32), RATE_HZ))
-    with pytest.raises(MediaError, match="no such file"):
-        told((SoundPiece(tmp_path / "missing.wav"),), ".mp4")
     broken = write_sound(tmp_path / "nan.wav", 1, codec="pcm_f32le")
     content = bytearray(broken.read_bytes())
     content[-4:] = np.float32(np.nan).tobytes()
