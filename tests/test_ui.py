@@ -74,8 +74,9 @@ def clip(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 def submitted(service: Service, clip: tuple[Path, Path], browser: str = "one", **options: Any) -> str:
     """The id of a job of a browser, which is done."""
-    files, settings = {"video": clip[0], "audio": clip[1]}, {"options": options, "bundle": None}
-    job = jobs.submit(service, files, settings, jobs.Upload(clip[0]), browser)
+    files = {"video": str(clip[0]), "audio": str(clip[1])}
+    settings = {"options": options, "bundle": None, "files": files}
+    job = jobs.submit(service, settings, jobs.Upload(clip[0]), browser)
     until(lambda: service.job(job.id).state == "done")
     return job.id
 

@@ -10,7 +10,7 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PureWindowsPath
 from typing import Annotated, Any, get_args
 from urllib.parse import urlsplit
@@ -157,7 +157,7 @@ def _jobs(service: Service) -> APIRouter:
         limit: Annotated[int, Query(ge=1, le=1000)] = 100, offset: Annotated[int, Query(ge=0, le=_MOST_ROWS)] = 0
     ) -> list[JobStatus]:
         """The newest jobs first, without their reports."""
-        return service.jobs(limit, offset)
+        return [replace(each, report=None) for each in service.jobs(limit, offset)]
 
     @router.get("/{job_id}")
     @router.head("/{job_id}", include_in_schema=False)
@@ -185,8 +185,7 @@ def _files(service: Service) -> APIRouter:
     @router.head("/result", include_in_schema=False)
     def result(job_id: str) -> FileResponse:
         """The video, or parts of it by Range requests."""
-        path = service.result(job_id)
-        name = f"latentsync-{job_id[:8]}{path.suffix}"
+        path, name = service.result(job_id)
         return FileResponse(path, media_type=_TYPES.get(path.suffix), filename=name)
 
     @router.get("/preview", responses={200: {"content": {"image/jpeg": {"schema": _FILE}}}})
@@ -203,7 +202,7 @@ def _files(service: Service) -> APIRouter:
     @router.head("/report", include_in_schema=False)
     def report(job_id: str) -> FileResponse:
         """The page with measures and pictures of the result, if `report` was true in the options."""
-        path = service.result(job_id).with_name(PAGE)
+        path = service.result(job_id)[0].with_name(PAGE)
         if not path.is_file():
             raise NotNow(f'job {job_id}: has no page; send "report": true in its options')
         return FileResponse(path, media_type="text/html", headers={"Content-Security-Policy": "sandbox"})
