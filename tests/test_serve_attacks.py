@@ -23,7 +23,7 @@ from latentsync_trt.batch.local import WorkerHandle
 from latentsync_trt.batch.tasks import WorkerSettings
 from latentsync_trt.serve import service
 from tests.clips import write_face, write_sound
-from tests.serving import PretendedWorker, ended, serving, until
+from tests.serving import PretendedWorker, ended, kill_new_children, serving, until
 from tests.small import small_bundle
 
 pytestmark = pytest.mark.integration
@@ -196,16 +196,6 @@ def test_a_check_that_reaches_a_limit_ends(
             answer = client.post("/v1/jobs", files=clip)
             assert (answer.status_code, words in answer.text) == (413, True), answer.text
         assert psutil.Process().children() == before
-
-
-def kill_new_children(count: int, known: set[int]) -> None:
-    """Kills children of this process that are not `known` one after the other, as soon as they appear."""
-    while count:
-        for child in [each for each in psutil.Process().children() if each.pid not in known]:
-            child.kill()
-            known.add(child.pid)
-            count -= 1
-        time.sleep(0.005)
 
 
 @pytest.mark.parametrize(("deaths", "status"), [(1, 201), (2, 503)])
