@@ -64,13 +64,13 @@ class PretendedWorker:
 
 @contextmanager
 def serving(
-    folder: Path, worker: PretendedWorker, key: str | None = None, **limits: Any
+    folder: Path, worker: PretendedWorker, key: str | None = None, stall_s: float = 60.0, **limits: Any
 ) -> Iterator[tuple[httpx.Client, Service]]:
     """A client, without a key, and the service."""
     service = Service(folder, [worker], Limits(**limits))
     try:
         with (
-            answering(create_app(service, key, own_hosts=True)) as address,
+            answering(create_app(service, key, own_hosts=True, stall_s=stall_s)) as address,
             httpx.Client(base_url=address, timeout=PATIENCE_S, trust_env=False) as client,
         ):
             yield client, service
@@ -92,6 +92,11 @@ def answering(app: Starlette) -> Iterator[str]:
         server.should_exit = True
         thread.join()
         listener.close()
+
+
+def upload_of(video: Path, audio: Path) -> dict[str, tuple[str, bytes]]:
+    """The files of a form."""
+    return {"video": (video.name, video.read_bytes()), "audio": (audio.name, audio.read_bytes())}
 
 
 def until(condition: Callable[[], Any]) -> Any:

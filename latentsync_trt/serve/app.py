@@ -35,8 +35,8 @@ from latentsync_trt.serve.checks import ChildDied
 from latentsync_trt.serve.server import LingeringClose
 from latentsync_trt.serve.service import FULL, JobStatus, Service
 
-STALL_S, LEAST_BYTES_PER_S = 60.0, 10_000
-"""An upload ends when nothing arrives for so long, or less than this on the whole after that."""
+_LEAST_BYTES_PER_S = 10_000
+"""Of an upload on the whole, after the time in which it may stall."""
 
 _TYPES = {".mp4": "video/mp4", ".mov": "video/quicktime", ".mkv": "video/x-matroska"}
 _STATUS: dict[type[Exception], int] = {UnknownJob: 404, NotNow: 409, Busy: 429, OutputError: 507, ChildDied: 503}
@@ -72,13 +72,15 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def create_app(service: Service, key: str | None, *, own_hosts: bool = False, files_only: bool = False) -> FastAPI:
+def create_app(
+    service: Service, key: str | None, *, own_hosts: bool = False, files_only: bool = False, stall_s: float = 60.0
+) -> FastAPI:
     """Returns the application of a service.
 
     `key`: what clients must send, if any. `own_hosts`: without one, requests must name this machine as their host.
     `files_only`: without requests other than for the files of a job whose id is known; add `LingeringClose` yourself.
+    `stall_s`: an upload of which nothing arrives for so long ends.
     """
-
     described: dict[str, Any] = {
         "title": "latentsync-trt",
         "summary": "Lip-syncs videos to speech recordings.",
@@ -92,7 +94,7 @@ def create_app(service: Service, key: str | None, *, own_hosts: bool = False, fi
     app.include_router(_files(service), dependencies=allowed)
     if not files_only:
         app.add_route("/", lambda _: RedirectResponse("docs"), include_in_schema=False)
-        app.include_router(_jobs(service), dependencies=allowed)
+        app.include_router(_jobs(service, stall_s), dependencies=allowed)
         app.include_router(_monitoring(service, allowed))
         app.add_middleware(LingeringClose, most_bytes=service.limits.most_upload_bytes)
     return app
@@ -132,7 +134,7 @@ def check_origin(request: HTTPConnection, own_hosts: bool) -> None:
         raise HTTPException(403, f"origin {origin}: is another site; send requests from this one")
 
 
-def _jobs(service: Service) -> APIRouter:
+def _jobs(service: Service, stall_s: float) -> APIRouter:
     router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
     limiter = CapacityLimiter(16)  # of jobs whose files are checked: other requests must not wait for these
 
@@ -146,7 +148,7 @@ def _jobs(service: Service) -> APIRouter:
         """
         service.limits.check_size(int(request.headers.get("content-length", "0")))
         with service.receiving() as (job_id, folder):
-            form = await _receive(request, folder, service.limits)
+            form = await _receive(request, folder, service.limits, stall_s)
             job = await to_thread.run_sync(service.submit, job_id, form, limiter=limiter)
         response.headers["Location"] = str(request.url_for("state", job_id=job.id))
         return job
@@ -260,14 +262,14 @@ async def on_error(_: Request, error: Exception) -> JSONResponse:
     return JSONResponse({"error": message}, status, headers)
 
 
-async def _receive(request: Request, folder: Path, limits: Limits) -> Form:
+async def _receive(request: Request, folder: Path, limits: Limits, stall_s: float) -> Form:
     """Reads a multipart form, whose files go to `folder` when all have arrived; raises `InputError`."""
     received_bytes, began_s = 0, time.monotonic()
 
     async def receive() -> Any:
         nonlocal received_bytes
-        left_s = STALL_S + received_bytes / LEAST_BYTES_PER_S - (time.monotonic() - began_s)
-        message = await asyncio.wait_for(request.receive(), min(STALL_S, max(left_s, 0.0)))
+        left_s = stall_s + received_bytes / _LEAST_BYTES_PER_S - (time.monotonic() - began_s)
+        message = await asyncio.wait_for(request.receive(), min(stall_s, max(left_s, 0.0)))
         received_bytes += len(message.get("body", b""))
         limits.check_size(received_bytes)
         return message
@@ -278,7 +280,7 @@ async def _receive(request: Request, folder: Path, limits: Limits) -> Form:
             for name, value in sent.multi_items():
                 await to_thread.run_sync(_take, form, name, value, folder)
     except TimeoutError as error:
-        slow = f"nothing arrived for {STALL_S:g} seconds, or less than {LEAST_BYTES_PER_S // 1000} kB/s on the whole"
+        slow = f"nothing arrived for {stall_s:g} seconds, or less than {_LEAST_BYTES_PER_S // 1000} kB/s on the whole"
         raise InputError(f"request: {slow}; send it again over a faster connection") from error
     except StarletteHTTPException as error:
         raise InputError(f"request: is not a valid form: {error.detail}; let a library or curl -F write it") from error
