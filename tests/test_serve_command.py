@@ -1,4 +1,4 @@
-"""The command `serve`, as a process, with the built-in model on the CPU."""
+"""The command `serve`, as a process, with a small model on the CPU."""
 
 import os
 import re
@@ -81,7 +81,7 @@ def send(client: httpx.Client, folder: Path, seconds: float) -> str:
 
 
 def test_a_job_with_the_real_model(tmp_path: Path, started: list[Command]) -> None:
-    command = Command(tmp_path / "service", "--bundle", "demo", "--provider", "cpu")
+    command = Command(tmp_path / "service", "--bundle", str(small_bundle()), "--provider", "cpu")
     started.append(command)
     client = command.client
     until(lambda: client.get("/healthz").status_code == 200)
