@@ -10,7 +10,6 @@ from click.testing import CliRunner
 from latentsync_trt.bundle.find import CHECKPOINTS_VARIABLE, CHOICE_NAME, find_bundle
 from latentsync_trt.bundle.manifest import MANIFEST_NAME
 from latentsync_trt.cli import main
-from latentsync_trt.cli.model import note_on_default
 from latentsync_trt.errors import BundleError
 from tests.bundles import make_bundle
 from tests.clips import write_clip
@@ -105,13 +104,3 @@ def test_only_a_sound_bundle_of_the_folder_can_be_chosen(two: Path, tmp_path: Pa
     (two / "1.6-512-int8" / MANIFEST_NAME).write_text("{}")
     assert run("setup", "--use", "1.6-512-int8")[0] == 1
     assert not (two / CHOICE_NAME).exists()
-
-
-def test_new_bundles_come_with_a_note_on_what_runs(checkpoints: Path) -> None:
-    first = make_bundle(checkpoints / "first").folder
-    assert note_on_default(first) == ""
-    second = make_bundle(checkpoints / "second").folder
-    assert note_on_default(second).startswith("without --bundle, none runs; ")
-    run("setup", "--use", "first")
-    assert note_on_default(second).startswith("without --bundle, first runs; ")
-    assert note_on_default(first) == ""

@@ -19,13 +19,10 @@ import numpy as np
 import psutil
 import pytest
 
-from latentsync_trt.batch.local import WorkerHandle
-from latentsync_trt.batch.tasks import WorkerSettings
 from latentsync_trt.serve.admission import TooLarge
 from latentsync_trt.serve.checks import Pool
 from tests.clips import write_face, write_sound
-from tests.serving import PretendedWorker, ended, kill_new_children, serving, until, upload_of
-from tests.small import small_bundle
+from tests.serving import PretendedWorker, kill_new_children, serving, until, upload_of
 
 pytestmark = pytest.mark.integration
 
@@ -180,31 +177,6 @@ def test_a_check_whose_process_is_killed(clip: Files, tmp_path: Path, deaths: in
             assert "two processes for it died" in answer.json()["error"]
             assert int(answer.headers["Retry-After"]) > 0
         assert client.post("/v1/jobs", files=clip).status_code == 201
-
-
-def large_video(path: Path, frames: int) -> Path:
-    """A video of few bytes, whose frames are 13 MB each."""
-    black = av.VideoFrame(4096, 2176, "yuv420p")
-    for plane in black.planes:
-        plane.update(bytes(plane.buffer_size))
-    with av.open(path, "w") as output:
-        coded = output.add_stream("libx264", rate=25, options={"preset": "ultrafast"})
-        coded.width, coded.height = black.width, black.height
-        for number in range(frames):
-            black.pts = number
-            output.mux(coded.encode(black))
-        output.mux(coded.encode(None))
-    return path
-
-
-def test_a_job_that_takes_too_much_memory_fails_and_the_next_one_runs(clip: Files, tmp_path: Path) -> None:
-    worker: Any = WorkerHandle("cpu", WorkerSettings(str(small_bundle()), "cpu", threads=1, most_bytes=0.6e9))
-    large = upload_of(large_video(tmp_path / "large.mp4", 50), write_sound(tmp_path / "speech.wav", 2.0))
-    with serving(tmp_path / "service", worker) as (client, _):
-        sent = [client.post("/v1/jobs", files=files, data={"options": '{"steps": 1}'}) for files in (large, clip)]
-        failed, done = (ended(client, each.raise_for_status().json()["id"]) for each in sent)
-    assert (failed["state"], failed["attempts"], done["state"], done["attempts"]) == ("failed", 1, "done", 1)
-    assert "needs more than 0.6 GB of memory, the most for a worker here; give one" in failed["error"]
 
 
 def test_the_65th_upload_at_once_is_refused(clip: Files, tmp_path: Path) -> None:

@@ -35,8 +35,7 @@ from latentsync_trt.serve.checks import ChildDied
 from latentsync_trt.serve.server import LingeringClose
 from latentsync_trt.serve.service import FULL, JobStatus, Service
 
-_LEAST_BYTES_PER_S = 10_000
-"""Of an upload on the whole, after the time in which it may stall."""
+_LEAST_BYTES_PER_S = 10_000  # of an upload on the whole, after the time in which it may stall
 
 _TYPES = {".mp4": "video/mp4", ".mov": "video/quicktime", ".mkv": "video/x-matroska"}
 _STATUS: dict[type[Exception], int] = {UnknownJob: 404, NotNow: 409, Busy: 429, OutputError: 507, ChildDied: 503}

@@ -69,8 +69,8 @@ def _control(spec: Field[Any]) -> Any:
     info, hint = without_flags(spec.metadata["help"]), _hints[spec.name]
     common: dict[str, Any] = {"label": label, "info": info, "elem_id": f"option-{spec.name}", "min_width": 200}
     if spec.name == PRESET:
-        choices = [(name.capitalize(), name) for name in choices_of(hint)]
-        return gr.Radio(choices, value=spec.default, elem_id=PRESET, label="Preset", info=_PRESET_HELP)
+        presets = [(name.capitalize(), name) for name in choices_of(hint)]
+        return gr.Radio(presets, value=spec.default, elem_id=PRESET, label="Preset", info=_PRESET_HELP)
     if spec.name in _FILES:
         with gr.Column(min_width=200, elem_classes="file"):
             gr.Markdown(common.pop("info"), elem_classes="caption")
