@@ -3,7 +3,6 @@
 import asyncio
 import json
 import re
-import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
@@ -26,7 +25,7 @@ from latentsync_trt.media.audio import read_audio_blocks  # noqa: E402
 from latentsync_trt.media.demo_clip import SPEECH  # noqa: E402
 from latentsync_trt.media.pictures import picture_info  # noqa: E402
 from latentsync_trt.serve.admission import LiveLimits  # noqa: E402
-from latentsync_trt.serve.call import MARK, Call, Microphone  # noqa: E402
+from latentsync_trt.serve.call import MARK, Microphone  # noqa: E402
 from latentsync_trt.serve.live import LiveService, live_app  # noqa: E402
 from latentsync_trt.serve.server import MOST_MESSAGE_BYTES  # noqa: E402
 from tests.conftest import REPOSITORY  # noqa: E402
@@ -224,21 +223,6 @@ def test_a_session_that_fails_frees_its_place(caplog: pytest.LogCaptureFixture) 
     with answering(live_app(service, KEY)) as address:
         asyncio.run(asyncio.wait_for(converse(address, service), PATIENCE_S))
     assert "no memory" in caplog.text
-
-
-def test_who_closes_a_session_that_is_being_closed_waits_for_that() -> None:
-    async def close_twice() -> None:
-        opened, left = session(), list[str]()
-        ended = opened.close
-        cast(Any, opened).close = lambda: (time.sleep(0.2), ended())
-        both = Call(opened, on_close=partial(left.append, "left"))
-        first = asyncio.create_task(both.close())
-        await asyncio.sleep(0)
-        await both.close()
-        assert left == ["left"]
-        await first
-
-    asyncio.run(close_twice())
 
 
 def test_only_who_has_the_key_comes_in(address: str) -> None:

@@ -82,7 +82,6 @@ ATTACKS: dict[str, tuple[Callable[[Path], Files], int, str]] = {
     "seven seconds without stamps": (lambda at: {"video": ("a.mp4", stream(at, "a.h264", 7))}, 422, "longer than 5 s"),
     "a clock that begins again": (lambda at: {"video": ("a.mp4", 3 * stream(at, "a.ts", 3))}, 422, "longer than 5 s"),
     "SVG": (video("a.svg", b'<svg xmlns="http://www.w3.org/2000/svg" width="99999" height="99999"/>'), 415, "video"),
-    "offset 10^20": (options(offset=10**20), 422, "offset"),
     "offset 1e308": (options(offset=1e308), 422, "offset"),
     "start 1e300": (options(start="1e300"), 422, "start"),
     "NUL in a speaker": (

@@ -120,51 +120,16 @@ LARGE_BYTES = 110 * 2**20
 """Uploaded in three parts."""
 
 
-UPLOAD = """
-import sys, time
-from latentsync_trt.batch import remote_files
-from pathlib import Path
-
-calls = []
-
-def check():
-    calls.append(0)
-    if len(calls) == 2:
-        print("a part has arrived", flush=True)
-        time.sleep(600)
-
-remote_files.deliver(Path(sys.argv[1]), sys.argv[2], check)
-"""
-
-
-def test_an_upload_that_is_killed_leaves_no_object(s3: Any, made: Path) -> None:
-    os.truncate(made, LARGE_BYTES)
-    url = f"s3://{BUCKET}/killed/large.mkv"
-    with subprocess.Popen([sys.executable, "-c", UPLOAD, str(made), url], stdout=subprocess.PIPE, text=True) as child:
-        assert child.stdout is not None
-        assert child.stdout.readline() == "a part has arrived\n"
-        child.kill()
-    assert uploads(s3)
-    assert not remote_files.exists(url)
-    for upload in uploads(s3):
-        s3.call_s3("abort_multipart_upload", Bucket=BUCKET, Key=upload["Key"], UploadId=upload["UploadId"])
-
-
 def test_a_stopped_transfer_leaves_nothing(s3: Any, made: Path, tmp_path: Path) -> None:
     os.truncate(made, LARGE_BYTES)
     url, left = f"s3://{BUCKET}/stopped/large.mkv", [stop, lambda: None]
     with pytest.raises(InputError, match=r"^stopped$"):
         remote_files.deliver(made, url, lambda: left.pop()())
     assert not remote_files.exists(url)
-    assert not uploads(s3)
+    assert not s3.call_s3("list_multipart_uploads", Bucket=BUCKET).get("Uploads", [])
     s3.pipe(f"{BUCKET}/a.mp4", CONTENT)
     with pytest.raises(InputError, match=r"^stopped$"):
         remote_files.fetch(f"s3://{BUCKET}/a.mp4", tmp_path, stop)
-
-
-def uploads(s3: Any) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = s3.call_s3("list_multipart_uploads", Bucket=BUCKET).get("Uploads", [])
-    return found
 
 
 # HTTP

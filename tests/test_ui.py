@@ -199,6 +199,11 @@ class Opened:
         self.of(name)["value"] = {"path": sent, "meta": {"_type": "gradio.FileData"}}
         self.fire(name, "change")
 
+    def give(self, clip: tuple[Path, Path]) -> None:
+        """Gives video and speech."""
+        self.upload("video", clip[0])
+        self.upload("speech", clip[1])
+
     def fire(self, name: str, kind: str, data: Any = None) -> None:
         """Does what happens at an event of a component, and what follows."""
         for event in self._events:
@@ -291,8 +296,7 @@ def test_the_built_in_model_asks_before_it_smears(service: Service, opened: Open
 
 def test_a_list_of_jobs(page: tuple[str, Service], service: Service, opened: Opened, clip: tuple[Path, Path]) -> None:
     """Jobs differ; broken ones break nothing; settings come back; other browsers delete nothing."""
-    opened.upload("video", clip[0])
-    opened.upload("speech", clip[1])
+    opened.give(clip)
     ids, presets = list[str](), ("fast", "draft", "quality")
     for preset in presets:
         opened.of("preset")["value"], opened.of("option-guidance")["value"] = preset, 1.0
@@ -330,8 +334,7 @@ def test_a_preview_is_three_seconds(
     service: Service, worker: PretendedWorker, opened: Opened, clip: tuple[Path, Path]
 ) -> None:
     """And "Use these settings again" works after a reload."""
-    opened.upload("video", clip[0])
-    opened.upload("speech", clip[1])
+    opened.give(clip)
     opened.fire("trial", "click")
     assert until(lambda: worker.tasks)[0].options.preview_s == 3
     again = Opened(opened.client, "reloaded")
@@ -432,8 +435,7 @@ def test_a_copy_takes_the_place_of_what_browsers_cannot_play(
 def test_cancel_answers_at_once_and_another_bundle_is_named_in_the_task(
     service: Service, worker: PretendedWorker, opened: Opened, clip: tuple[Path, Path]
 ) -> None:
-    opened.upload("video", clip[0])
-    opened.upload("speech", clip[1])
+    opened.give(clip)
     worker.go.clear()
     worker.deaf = True
     for chosen in [name for name, _ in opened.of("bundle")["choices"]]:

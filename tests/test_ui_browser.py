@@ -183,10 +183,15 @@ def press(target: Locator, key: str = "Enter") -> None:
 
 
 @pytest.mark.parametrize("act", [Locator.click, press], ids=["mouse", "keyboard"])
-def test_the_whole_way(browser: Browser, server: Server, clips: Path, act: Callable[[Locator], None]) -> None:
+def test_the_whole_way(
+    browser: Browser, server: Server, clips: Path, tmp_path: Path, act: Callable[[Locator], None]
+) -> None:
     visitor = visit(browser, server, viewport={"width": DESK_PX, "height": 900})
     page, part = visitor.page, visitor.part
+    assert page.title() == "latentsync-trt"
+    expect(page.locator("body")).to_have_css("background-color", LIGHT)
     visitor.upload(clips / "two.mp4", clips / "speech.wav", faces=2)
+    part("option-report").locator("input").check()
     act(part("faces").get_by_role("button").nth(0))
     expect(part("demo-note")).to_contain_text("will be a smear")
     act(part("more").locator("button").first)
@@ -204,6 +209,13 @@ def test_the_whole_way(browser: Browser, server: Server, clips: Path, act: Calla
     expect(part("progress").locator(".stage")).to_be_in_viewport()
     visitor.finish()
     expect(part("progress").locator(".verdict")).to_contain_text("another face than the demo's")
+    result = visitor.fetch(tmp_path)
+    assert len(decoded(result)) == FRAMES
+    assert len(read_audio(result)) / SPEECH_RATE_HZ == pytest.approx(FRAMES / 25, abs=0.1)
+    with page.context.expect_page() as opened:
+        part("report").click()
+    assert "<svg" in opened.value.content()
+    opened.value.close()
     page.wait_for_function("['before', 'after'].every((id) => document.getElementById(id).videoWidth)")
     slider, shown = part("wipe"), part("wipe").input_value()
     if act is press:
@@ -223,24 +235,6 @@ def test_the_whole_way(browser: Browser, server: Server, clips: Path, act: Calla
     expect(part("progress")).to_contain_text("Your result appears here")
     expect(part("history")).to_be_hidden()
     visitor.leave()
-
-
-def test_from_upload_to_download(visitor: Visitor, clips: Path, tmp_path: Path) -> None:
-    page = visitor.page
-    assert page.title() == "latentsync-trt"
-    expect(page.locator("body")).to_have_css("background-color", LIGHT)
-    visitor.upload(clips / "short.mp4", clips / "speech.wav")
-    visitor.part("option-report").locator("input").check()
-    visitor.begin(preview=True)
-    page.wait_for_function("document.querySelector('#preview img').naturalHeight > 0")
-    visitor.finish()
-    result = visitor.fetch(tmp_path)
-    assert len(decoded(result)) == FRAMES
-    assert len(read_audio(result)) / SPEECH_RATE_HZ == pytest.approx(FRAMES / 25, abs=0.1)
-    with page.context.expect_page() as opened:
-        visitor.part("report").click()
-    assert "<svg" in opened.value.content()
-    assert len(visitor.jobs()) == 1
 
 
 def test_the_second_face_on_a_dark_phone(browser: Browser, server: Server, clips: Path) -> None:
