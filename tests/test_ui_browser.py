@@ -33,7 +33,7 @@ pytestmark = pytest.mark.slow
 
 PATIENCE_S = 200.0
 FRAMES = 25
-LONG = 125
+LONG = 128
 """Frames of the built-in clip, which is certainly being worked on when the test acts."""
 FIRST, SECOND = 280, 820
 """Where the two people's faces are, in pixels from the left."""
