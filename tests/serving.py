@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import uvicorn
 from starlette.applications import Starlette
 
@@ -31,6 +32,8 @@ class PretendedWorker:
         self.go = threading.Event()
         self.tasks: list[Task] = []
         self.run_error: TaskError | None = None
+        self.deaf, self.quality = False, None
+        """Whether it goes on when it is canceled, and the measures that its reports have."""
         self._closed = False
 
     def start(self) -> None:
@@ -45,7 +48,7 @@ class PretendedWorker:
             while done == FRAMES // 2 and not self.go.wait(0.01):
                 if self._closed:
                     raise WorkerLost("closed")
-                if canceled.is_set():
+                if canceled.is_set() and not self.deaf:
                     raise Canceled("canceled")
         if self.run_error is not None:
             raise self.run_error
@@ -53,7 +56,7 @@ class PretendedWorker:
         if task.options.report is not None:
             Path(task.options.report).write_text("<p>page</p>")
         times = {"wall_s": 3.0, "opened_s": 1.0, "frames_per_s": 10.0}
-        return {"output": task.output, "frames": FRAMES, "windows": 2, **times}
+        return {"output": task.output, "frames": FRAMES, "windows": 2, "quality": self.quality, **times}
 
     def close(self) -> None:
         self._closed = True
@@ -61,13 +64,13 @@ class PretendedWorker:
 
 @contextmanager
 def serving(
-    folder: Path, worker: PretendedWorker, key: str | None = None, **limits: Any
+    folder: Path, worker: PretendedWorker, key: str | None = None, stall_s: float = 60.0, **limits: Any
 ) -> Iterator[tuple[httpx.Client, Service]]:
     """A client, without a key, and the service."""
     service = Service(folder, [worker], Limits(**limits))
     try:
         with (
-            answering(create_app(service, key, own_hosts=True)) as address,
+            answering(create_app(service, key, own_hosts=True, stall_s=stall_s)) as address,
             httpx.Client(base_url=address, timeout=PATIENCE_S, trust_env=False) as client,
         ):
             yield client, service
@@ -91,6 +94,11 @@ def answering(app: Starlette) -> Iterator[str]:
         listener.close()
 
 
+def upload_of(video: Path, audio: Path) -> dict[str, tuple[str, bytes]]:
+    """The files of a form."""
+    return {"video": (video.name, video.read_bytes()), "audio": (audio.name, audio.read_bytes())}
+
+
 def until(condition: Callable[[], Any]) -> Any:
     """Waits for a true value of `condition()`, and returns it."""
     end_s, pause_s = time.monotonic() + PATIENCE_S, 0.01
@@ -110,3 +118,13 @@ def ended(client: httpx.Client, job_id: str) -> dict[str, Any]:
 
     found: dict[str, Any] = until(state)
     return found
+
+
+def kill_new_children(count: int, known: set[int]) -> None:
+    """Kills children of this process that are not `known` one after the other, as soon as they appear."""
+    while count:
+        for child in [each for each in psutil.Process().children() if each.pid not in known]:
+            child.kill()
+            known.add(child.pid)
+            count -= 1
+        time.sleep(0.005)

@@ -11,14 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from latentsync_trt.config import Extend
-from latentsync_trt.media import playback
-from latentsync_trt.media.playback import HELD_S, LONGEST_PERIOD_S, Playback, played
+from latentsync_trt.media.playback import HELD_S, LONGEST_PERIOD_S, Playback, VideoPasses, played
 from latentsync_trt.media.reader import probe, read_frames
 from latentsync_trt.media.timing import Timed
-from latentsync_trt.types import Frame
 from tests.clips import number_of, numbered, write_video
-
-NTSC = Fraction(30000, 1001)
 
 durations = st.lists(st.fractions(Fraction(1, 100), 1, max_denominator=100), min_size=1, max_size=8)
 
@@ -101,30 +97,15 @@ def test_a_constant_rate_shows_what_is_on_screen(
         assert frame.item.item == next((number for start_s, number in reversed(shown) if start_s < middle_s), 0)
 
 
-def read(path: Path, duration_s: Fraction | int | None = None, extend: Extend | None = None) -> list[Frame]:
-    found = list(read_frames(path, Playback(None, None if duration_s is None else Fraction(duration_s), extend)))
-    assert [frame.index for frame in found] == [*range(len(found))]
-    assert all(one.time_s + one.duration_s == following.time_s for one, following in pairwise(found))
-    return found
-
-
-def numbers(frames: list[Frame]) -> list[int]:
-    return [number_of(frame.rgb) for frame in frames]
-
-
 @pytest.mark.parametrize("suffix", ["mp4", "mkv", "ts", "avi"])
-@pytest.mark.parametrize("fps", [Fraction(24000, 1001), 25, NTSC, 50, Fraction(60000, 1001)])
+@pytest.mark.parametrize("fps", [Fraction(24000, 1001), 25, Fraction(60000, 1001)])
 def test_a_constant_rate_keeps_its_exact_times(tmp_path: Path, suffix: str, fps: Fraction | int) -> None:
     clip = write_video(tmp_path / f"clip.{suffix}", numbered(20), fps, options={"bf": "0", "preset": "ultrafast"})
-    frames, info = read(clip), probe(clip)
-    assert (
-        [frame.time_s for frame in frames]
-        == [frame.source_s for frame in frames]
-        == [k / Fraction(fps) for k in range(20)]
-    )
+    frames, info = list(read_frames(clip)), probe(clip)
+    expected = [(number, number / Fraction(fps), number / Fraction(fps)) for number in range(20)]
+    assert [(number_of(frame.rgb), frame.time_s, frame.source_s) for frame in frames] == expected
     assert {frame.duration_s for frame in frames} == {1 / Fraction(fps)}
-    assert (info.frames_per_s, numbers(frames)) == (fps, [*range(20)])
-    assert info.time_base is not None
+    assert info.frames_per_s == fps and info.time_base is not None
     assert suffix == "ts" or (1 / Fraction(fps) / info.time_base).denominator == 1
 
 
@@ -137,15 +118,14 @@ def test_a_constant_rate_keeps_its_exact_times(tmp_path: Path, suffix: str, fps:
         ("intra.mp4", {"x264-params": "intra-refresh=1:keyint=10"}),  # one keyframe
     ],
 )
-def test_any_file_is_played_backwards(
-    tmp_path: Path, name: str, options: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(playback, "_LEAST_CHUNK", 1)
-    monkeypatch.setattr(playback, "_CHUNK_BYTES", 9 * 96 * 64 * 3 // 2)
+def test_any_file_is_played_backwards(tmp_path: Path, name: str, options: dict[str, str]) -> None:
     clip = write_video(tmp_path / name, numbered(60), 30, options={"preset": "veryfast", "crf": "8", **options})
     assert probe(clip).frames_per_s == 30
-    frames = read(clip, Fraction(125, 30), "pingpong")
-    assert numbers(frames) == [*range(60), *range(58, -1, -1), *[0] * 6]
-    for number, frame in zip(numbers(frames), frames, strict=True):
-        assert (frame.rgb == frames[number].rgb).all()
-        assert frame.source_s == frames[number].source_s
+    video = VideoPasses(clip, chunk_bytes=9 * 96 * 64 * 3 // 2)
+    frames = list(played(video, Playback(None, Fraction(125, 30), "pingpong")))
+    pictures = [frame.item.item.to_ndarray(format="rgb24") for frame in frames]
+    numbers = [number_of(picture) for picture in pictures]
+    assert numbers == [*range(60), *range(58, -1, -1), *[0] * 6]
+    for number, frame, picture in zip(numbers, frames, pictures, strict=True):
+        assert (picture == pictures[number]).all()
+        assert frame.item.time_s == frames[number].item.time_s

@@ -1,4 +1,4 @@
-"""The command `serve`, as a process, with the built-in model on the CPU."""
+"""The command `serve`, as a process, with a small model on the CPU."""
 
 import os
 import re
@@ -9,7 +9,6 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import httpx
 import psutil
@@ -18,11 +17,14 @@ from click.testing import CliRunner
 
 from latentsync_trt.cli import main
 from tests.clips import decoded, write_face, write_sound
-from tests.serving import PATIENCE_S, ended, until
+from tests.serving import PATIENCE_S, ended, until, upload_of
 from tests.small import small_bundle
 
 KEY = "a-key-for-this-test"
 OPTIONS = '{"preset": "fast"}'
+
+pytestmark = pytest.mark.integration
+sends_signals = pytest.mark.skipif(os.name == "nt", reason="Windows delivers Ctrl-C to whole process groups only")
 
 
 class Command:
@@ -73,16 +75,13 @@ def started() -> Iterator[list[Command]]:
 def send(client: httpx.Client, folder: Path, seconds: float) -> str:
     """Submits a clip of so many seconds."""
     video = write_face(folder / "face.mp4", round(25 * seconds))
-    files = {"video": video.read_bytes(), "audio": write_sound(folder / "speech.wav", seconds).read_bytes()}
-    job: dict[str, Any] = (
-        client.post("/v1/jobs", files=files, data={"options": OPTIONS, "label": "a\u202eb"}).raise_for_status().json()
-    )
-    return str(job["id"])
+    files = upload_of(video, write_sound(folder / "speech.wav", seconds))
+    job = client.post("/v1/jobs", files=files, data={"options": OPTIONS, "label": "a\u202eb"}).raise_for_status()
+    return str(job.json()["id"])
 
 
-@pytest.mark.integration
 def test_a_job_with_the_real_model(tmp_path: Path, started: list[Command]) -> None:
-    command = Command(tmp_path / "service", "--bundle", "demo", "--provider", "cpu")
+    command = Command(tmp_path / "service", "--bundle", str(small_bundle()), "--provider", "cpu")
     started.append(command)
     client = command.client
     until(lambda: client.get("/healthz").status_code == 200)
@@ -97,8 +96,7 @@ def test_a_job_with_the_real_model(tmp_path: Path, started: list[Command]) -> No
 
 
 @pytest.mark.slow
-@pytest.mark.integration
-@pytest.mark.skipif(os.name == "nt", reason="Windows delivers Ctrl-C to whole process groups only")
+@sends_signals
 def test_a_service_that_was_killed_goes_on(tmp_path: Path, started: list[Command]) -> None:
     words = "--bundle", str(small_bundle()), "--provider", "cpu"
     started.append(Command(tmp_path / "service", *words))
@@ -119,8 +117,7 @@ def test_a_service_that_was_killed_goes_on(tmp_path: Path, started: list[Command
 
 
 @pytest.mark.slow
-@pytest.mark.integration
-@pytest.mark.skipif(os.name == "nt", reason="Windows delivers Ctrl-C to whole process groups only")
+@sends_signals
 def test_on_ray(tmp_path: Path, started: list[Command]) -> None:
     pytest.importorskip("ray")
     from ray.cluster_utils import Cluster
@@ -144,19 +141,19 @@ def test_on_ray(tmp_path: Path, started: list[Command]) -> None:
         cluster.shutdown()
 
 
-def refused(folder: Path, *words: str, key: str = "") -> str:
+def refused(folder: Path, *words: str, key: str = "", command: str = "serve") -> str:
     """The error of a service that does not start."""
-    command = ["serve", "--bundle", "demo", "--folder", str(folder), *words]
-    result = CliRunner().invoke(main, command, env={"LATENTSYNC_TRT_API_KEY": key})
+    arguments = [command, "--bundle", "demo", "--folder", str(folder), *words]
+    result = CliRunner().invoke(main, arguments, env={"LATENTSYNC_TRT_API_KEY": key})
     assert (result.exit_code, result.stdout) == (2, ""), result
     assert result.stderr.startswith("error: ") and result.stderr.count("\n") == 1
     return result.stderr
 
 
-@pytest.mark.integration
 def test_services_that_cannot_start(tmp_path: Path) -> None:
-    opened = refused(tmp_path, "--host", "0.0.0.0")
-    assert "set $LATENTSYNC_TRT_API_KEY, or let all in with --no-key" in opened
+    for command in ("serve", "ui"):
+        opened = refused(tmp_path, "--host", "0.0.0.0", command=command)
+        assert "set $LATENTSYNC_TRT_API_KEY, or let all in with --no-key" in opened
     assert "leave --no-key out" in refused(tmp_path, "--no-key", key=KEY)
     assert "can be guessed" in refused(tmp_path, key="abcdef")
     with socket.create_server(("127.0.0.1", 0)) as taken:

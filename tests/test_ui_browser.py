@@ -16,15 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import cv2
-import numpy as np
 import pytest
 
-from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.media.audio import SPEECH_RATE_HZ
 from latentsync_trt.media.demo_clip import SPEECH, portrait
-from latentsync_trt.sync.faces import analyze
 from tests.clips import decoded, read_audio, write_face, write_sound, write_video
-from tests.people import ROOM_PX, together
+from tests.people import together
 from tests.sounds import write_samples
 from tests.test_previews import KINDS, write_kind
 
@@ -36,11 +33,10 @@ pytestmark = pytest.mark.slow
 
 PATIENCE_S = 200.0
 FRAMES = 25
-LONG = 125
-"""Frames of a clip that is certainly being worked on when the test acts."""
+LONG = 128
+"""Frames of the built-in clip, which is certainly being worked on when the test acts."""
 FIRST, SECOND = 280, 820
 """Where the two people's faces are, in pixels from the left."""
-CHANGED_LEVELS = 12
 KEY = "a key for this test only"
 PHONE_PX = 390
 LIGHT, DARK = "rgb(250, 250, 250)", "rgb(19, 19, 22)"
@@ -69,34 +65,28 @@ class Visitor:
     problems: list[str] = field(default_factory=list)
 
     def part(self, name: str) -> Locator:
-        """What has this id."""
         return self.page.locator(f"#{name}")
 
     def upload(self, video: Path, speech: Path, faces: int = 1) -> None:
-        """Gives both files, and waits until the page has them and shows so many faces."""
         for name, path in (("video", video), ("speech", speech)):
             self.part(name).locator("input[type=file]").first.set_input_files(path)
         self.ready(faces)
 
     def ready(self, faces: int = 1) -> None:
-        """Waits until the page has both files and shows so many faces."""
         self.part("video").locator("video").wait_for()
         self.part("speech").get_by_role("button", name="Play").first.wait_for()
         self.part("faces").locator("img").nth(faces - 1).wait_for()
 
     def begin(self, *, preview: bool = False) -> None:
-        """Starts a job and waits until it or a frame is shown."""
         self.part("start").click()
         self.part("cancel").wait_for()
         if preview:
             self.part("preview").locator("img").wait_for()
 
     def finish(self) -> None:
-        """Waits for a result."""
         self.part("download").wait_for()
 
     def fetch(self, folder: Path) -> Path:
-        """Downloads the result as people do."""
         with self.page.expect_download() as started:
             self.part("download").click()
         target = folder / started.value.suggested_filename
@@ -104,11 +94,9 @@ class Visitor:
         return target
 
     def jobs(self) -> list[str]:
-        """What the history shows."""
         return self.part("history").locator("label").all_inner_texts()
 
     def leave(self) -> None:
-        """Closes the browser; there were no errors."""
         self.page.context.close()
         assert not self.problems
 
@@ -127,15 +115,11 @@ def visit(browser: Browser, server: Server, **settings: Any) -> Visitor:
 
 @pytest.fixture(scope="module")
 def clips(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """short.mp4 and long.mp4 with one person, two.mp4 with two, bad.mp4, which is text; speech.wav."""
+    """short.mp4 with one person, two.mp4 with two, speech.wav."""
     folder = tmp_path_factory.mktemp("clips")
     write_face(folder / "short.mp4", FRAMES)
-    write_face(folder / "long.mp4", LONG)
     write_video(folder / "two.mp4", together([FIRST] * FRAMES, [SECOND] * FRAMES))
-    (folder / "bad.mp4").write_text("This is no video.\n")
-    speech = read_audio(SPEECH)
-    for frames, name in ((FRAMES, "speech.wav"), (LONG, "long.wav")):
-        write_samples(folder / name, np.resize(speech, frames * SPEECH_RATE_HZ // 25), SPEECH_RATE_HZ)
+    write_samples(folder / "speech.wav", read_audio(SPEECH)[: FRAMES * SPEECH_RATE_HZ // 25], SPEECH_RATE_HZ)
     return folder
 
 
@@ -199,10 +183,15 @@ def press(target: Locator, key: str = "Enter") -> None:
 
 
 @pytest.mark.parametrize("act", [Locator.click, press], ids=["mouse", "keyboard"])
-def test_the_whole_way(browser: Browser, server: Server, clips: Path, act: Callable[[Locator], None]) -> None:
+def test_the_whole_way(
+    browser: Browser, server: Server, clips: Path, tmp_path: Path, act: Callable[[Locator], None]
+) -> None:
     visitor = visit(browser, server, viewport={"width": DESK_PX, "height": 900})
     page, part = visitor.page, visitor.part
+    assert page.title() == "latentsync-trt"
+    expect(page.locator("body")).to_have_css("background-color", LIGHT)
     visitor.upload(clips / "two.mp4", clips / "speech.wav", faces=2)
+    part("option-report").locator("input").check()
     act(part("faces").get_by_role("button").nth(0))
     expect(part("demo-note")).to_contain_text("will be a smear")
     act(part("more").locator("button").first)
@@ -220,6 +209,13 @@ def test_the_whole_way(browser: Browser, server: Server, clips: Path, act: Calla
     expect(part("progress").locator(".stage")).to_be_in_viewport()
     visitor.finish()
     expect(part("progress").locator(".verdict")).to_contain_text("another face than the demo's")
+    result = visitor.fetch(tmp_path)
+    assert len(decoded(result)) == FRAMES
+    assert len(read_audio(result)) / SPEECH_RATE_HZ == pytest.approx(FRAMES / 25, abs=0.1)
+    with page.context.expect_page() as opened:
+        part("report").click()
+    assert "<svg" in opened.value.content()
+    opened.value.close()
     page.wait_for_function("['before', 'after'].every((id) => document.getElementById(id).videoWidth)")
     slider, shown = part("wipe"), part("wipe").input_value()
     if act is press:
@@ -241,30 +237,7 @@ def test_the_whole_way(browser: Browser, server: Server, clips: Path, act: Calla
     visitor.leave()
 
 
-def test_from_upload_to_download(visitor: Visitor, clips: Path, tmp_path: Path) -> None:
-    page = visitor.page
-    assert page.title() == "latentsync-trt"
-    expect(page.locator("body")).to_have_css("background-color", LIGHT)
-    visitor.upload(clips / "short.mp4", clips / "speech.wav")
-    visitor.part("option-report").locator("input").check()
-    visitor.begin(preview=True)
-    page.wait_for_function("document.querySelector('#preview img').naturalHeight > 0")
-    visitor.finish()
-    result = visitor.fetch(tmp_path)
-    assert len(decoded(result)) == FRAMES
-    assert len(read_audio(result)) / SPEECH_RATE_HZ == pytest.approx(FRAMES / 25, abs=0.1)
-    for player in ("before", "after"):
-        page.wait_for_function(f"document.getElementById('{player}').videoWidth == 480")
-    before = float(visitor.part("wipe").input_value())
-    visitor.part("wipe").press("ArrowRight")
-    assert float(visitor.part("wipe").input_value()) > before
-    with page.context.expect_page() as opened:
-        visitor.part("report").click()
-    assert "<svg" in opened.value.content()
-    assert len(visitor.jobs()) == 1
-
-
-def test_the_second_face_on_a_dark_phone(browser: Browser, server: Server, clips: Path, tmp_path: Path) -> None:
+def test_the_second_face_on_a_dark_phone(browser: Browser, server: Server, clips: Path) -> None:
     visitor = visit(browser, server, viewport={"width": PHONE_PX, "height": 844}, color_scheme="dark")
     expect(visitor.page.locator("body")).to_have_css("background-color", DARK)
     visitor.part("more").locator("button").first.click()
@@ -277,65 +250,29 @@ def test_the_second_face_on_a_dark_phone(browser: Browser, server: Server, clips
     visitor.finish()
     assert visitor.page.evaluate("document.documentElement.scrollWidth") == PHONE_PX
     assert visitor.page.evaluate("document.getElementById('after').offsetWidth") > 0.8 * PHONE_PX
-    pairs = zip(decoded(clips / "two.mp4"), decoded(visitor.fetch(tmp_path)), strict=True)
-    changed = np.mean([np.abs(one.astype(int) - other).max(-1) > CHANGED_LEVELS for one, other in pairs], 0)
-    halves = changed[:, : ROOM_PX[0] // 2].sum(), changed[:, ROOM_PX[0] // 2 :].sum()
-    with MediaPipeDetector() as detector:
-        spans = analyze(clips / "two.mp4", detector)[0].spans
-    second = next(span.rows[0, 1] for span in spans if span.person == 1)
-    chosen = int(second > ROOM_PX[0] / 2)
-    assert halves[chosen] > 10 * halves[1 - chosen]
     visitor.leave()
 
 
-def test_a_bad_file_is_a_sentence(visitor: Visitor, clips: Path) -> None:
-    visitor.part("video").locator("input[type=file]").first.set_input_files(clips / "bad.mp4")
-    alert = visitor.part("message").get_by_role("alert")
-    expect(alert).to_contain_text("bad.mp4: is not a readable media file")
-    assert "/" not in alert.inner_text()
-    assert not visitor.page.get_by_test_id("toast-body").count()
-    expect(visitor.part("video").locator("video")).to_have_count(0)
-    visitor.part("start").click()
-    expect(visitor.part("message")).to_contain_text("video: is missing")
-    assert not visitor.part("cancel").is_visible()
-    visitor.page.reload()
-    visitor.part("start").wait_for()
-    expect(alert).to_be_hidden()
-    assert not visitor.part("video").locator("video").count()
-
-
-def test_cancel_then_another(visitor: Visitor, clips: Path) -> None:
-    visitor.upload(clips / "long.mp4", clips / "long.wav")
-    visitor.begin(preview=True)
-    visitor.part("cancel").click()
-    expect(visitor.part("progress")).to_contain_text(re.compile("Canceling|Canceled"))
-    expect(visitor.part("progress")).to_contain_text("Canceled")
-    assert not visitor.part("download").count()
-    for name in ("video", "speech"):
-        visitor.part(name).get_by_role("button", name="Clear").click()
-    visitor.upload(clips / "short.mp4", clips / "speech.wav")
-    visitor.begin()
-    visitor.finish()
-    assert [text.rpartition(" ")[2] for text in visitor.jobs()] == ["done", "canceled"]
-
-
-def test_reload_in_the_middle_and_play(visitor: Visitor, clips: Path) -> None:
-    visitor.upload(clips / "long.mp4", clips / "long.wav")
-    visitor.begin(preview=True)
-    visitor.page.reload()
-    visitor.part("cancel").wait_for()
-    expect(visitor.part("progress").locator("progress")).to_have_attribute("max", str(LONG))
-    visitor.finish()
-    visitor.part("compare").locator(".play").click()
-    for player in ("before", "after"):
-        visitor.page.wait_for_function(f"document.getElementById('{player}').currentTime > 0")
-
-
-def test_the_built_in_clip(visitor: Visitor) -> None:
+def test_the_built_in_clip_then_a_reload_a_cancel_and_another(visitor: Visitor, clips: Path) -> None:
     expect(visitor.part("demo-note")).to_contain_text("built-in demo model")
     press(visitor.part("demo"))
     visitor.ready()
     expect(visitor.part("demo")).to_be_hidden()
+    visitor.begin(preview=True)
+    visitor.page.reload()
+    visitor.part("cancel").wait_for()
+    expect(visitor.part("progress").locator("progress")).to_have_attribute("max", str(LONG))
+    visitor.part("cancel").click()
+    expect(visitor.part("progress")).to_contain_text(re.compile("Canceling|Canceled"))
+    expect(visitor.part("progress")).to_contain_text("Canceled")
+    assert not visitor.part("download").count()
+    visitor.upload(clips / "short.mp4", clips / "speech.wav")
+    visitor.begin()
+    visitor.finish()
+    assert [text.rpartition(" ")[2] for text in visitor.jobs()] == ["done", "canceled"]
+    visitor.part("compare").locator(".play").click()
+    for player in ("before", "after"):
+        visitor.page.wait_for_function(f"document.getElementById('{player}').currentTime > 0")
 
 
 def drop(visitor: Visitor, path: Path, kind: str) -> None:

@@ -84,9 +84,10 @@ class JobStore:
         """Returns all rows, or those in one state, in the order in which they were added."""
         return self._rows("where ? in (state, '') order by position", state or "")
 
-    def newest(self, limit: int, offset: int = 0) -> list[Row]:
-        """Returns the last rows that were added, the newest first."""
-        return self._rows("order by position desc limit ? offset ?", limit, offset)
+    def newest(self, limit: int, offset: int = 0, label: str = "") -> list[Row]:
+        """Returns the last rows that were added, all or those with a label, the newest first."""
+        which = "where ? in (json_extract(task, '$.label'), '') order by position desc limit ? offset ?"
+        return self._rows(which, label, limit, offset)
 
     def row(self, task_id: str) -> Row | None:
         return next(iter(self._rows("where id = ?", task_id)), None)

@@ -90,8 +90,8 @@ class VideoPasses:
     find them. Raises `MediaError`: the file cannot be read, or breaks off; the message gives the time.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, chunk_bytes: int = _CHUNK_BYTES) -> None:
+        self._path, self._chunk_bytes = path, chunk_bytes
         self.period_s = Fraction(0)  # from picture to picture, the mean; known as soon as a picture has been read
         self._last_s = self._mean_s = Fraction(0)
         self._origin_s: Fraction | None = None
@@ -107,7 +107,7 @@ class VideoPasses:
                 self._last_s = picture.time_s
                 if count == 1:
                     picture_bytes = sum(plane.buffer_size for plane in picture.item.planes)
-                    self._chunk = max(_LEAST_CHUNK, _CHUNK_BYTES // picture_bytes)
+                    self._chunk = max(_LEAST_CHUNK, self._chunk_bytes // picture_bytes)
                 yield picture
             self._origin_s = clock.origin_s if has_stamps else None
             self._mean_s = self._last_s / max(count - 1, 1)

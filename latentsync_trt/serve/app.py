@@ -10,7 +10,7 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PureWindowsPath
 from typing import Annotated, Any, get_args
 from urllib.parse import urlsplit
@@ -35,8 +35,7 @@ from latentsync_trt.serve.checks import ChildDied
 from latentsync_trt.serve.server import LingeringClose
 from latentsync_trt.serve.service import FULL, JobStatus, Service
 
-STALL_S, LEAST_BYTES_PER_S = 60.0, 10_000
-"""An upload ends when nothing arrives for so long, or less than this on the whole after that."""
+_LEAST_BYTES_PER_S = 10_000  # of an upload on the whole, after the time in which it may stall
 
 _TYPES = {".mp4": "video/mp4", ".mov": "video/quicktime", ".mkv": "video/x-matroska"}
 _STATUS: dict[type[Exception], int] = {UnknownJob: 404, NotNow: 409, Busy: 429, OutputError: 507, ChildDied: 503}
@@ -72,13 +71,15 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def create_app(service: Service, key: str | None, *, own_hosts: bool = False, files_only: bool = False) -> FastAPI:
+def create_app(
+    service: Service, key: str | None, *, own_hosts: bool = False, files_only: bool = False, stall_s: float = 60.0
+) -> FastAPI:
     """Returns the application of a service.
 
     `key`: what clients must send, if any. `own_hosts`: without one, requests must name this machine as their host.
     `files_only`: without requests other than for the files of a job whose id is known; add `LingeringClose` yourself.
+    `stall_s`: an upload of which nothing arrives for so long ends.
     """
-
     described: dict[str, Any] = {
         "title": "latentsync-trt",
         "summary": "Lip-syncs videos to speech recordings.",
@@ -92,7 +93,7 @@ def create_app(service: Service, key: str | None, *, own_hosts: bool = False, fi
     app.include_router(_files(service), dependencies=allowed)
     if not files_only:
         app.add_route("/", lambda _: RedirectResponse("docs"), include_in_schema=False)
-        app.include_router(_jobs(service), dependencies=allowed)
+        app.include_router(_jobs(service, stall_s), dependencies=allowed)
         app.include_router(_monitoring(service, allowed))
         app.add_middleware(LingeringClose, most_bytes=service.limits.most_upload_bytes)
     return app
@@ -132,7 +133,7 @@ def check_origin(request: HTTPConnection, own_hosts: bool) -> None:
         raise HTTPException(403, f"origin {origin}: is another site; send requests from this one")
 
 
-def _jobs(service: Service) -> APIRouter:
+def _jobs(service: Service, stall_s: float) -> APIRouter:
     router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
     limiter = CapacityLimiter(16)  # of jobs whose files are checked: other requests must not wait for these
 
@@ -146,7 +147,7 @@ def _jobs(service: Service) -> APIRouter:
         """
         service.limits.check_size(int(request.headers.get("content-length", "0")))
         with service.receiving() as (job_id, folder):
-            form = await _receive(request, folder, service.limits)
+            form = await _receive(request, folder, service.limits, stall_s)
             job = await to_thread.run_sync(service.submit, job_id, form, limiter=limiter)
         response.headers["Location"] = str(request.url_for("state", job_id=job.id))
         return job
@@ -157,7 +158,7 @@ def _jobs(service: Service) -> APIRouter:
         limit: Annotated[int, Query(ge=1, le=1000)] = 100, offset: Annotated[int, Query(ge=0, le=_MOST_ROWS)] = 0
     ) -> list[JobStatus]:
         """The newest jobs first, without their reports."""
-        return service.jobs(limit, offset)
+        return [replace(each, report=None) for each in service.jobs(limit, offset)]
 
     @router.get("/{job_id}")
     @router.head("/{job_id}", include_in_schema=False)
@@ -185,8 +186,7 @@ def _files(service: Service) -> APIRouter:
     @router.head("/result", include_in_schema=False)
     def result(job_id: str) -> FileResponse:
         """The video, or parts of it by Range requests."""
-        path = service.result(job_id)
-        name = f"latentsync-{job_id[:8]}{path.suffix}"
+        path, name = service.result(job_id)
         return FileResponse(path, media_type=_TYPES.get(path.suffix), filename=name)
 
     @router.get("/preview", responses={200: {"content": {"image/jpeg": {"schema": _FILE}}}})
@@ -203,7 +203,7 @@ def _files(service: Service) -> APIRouter:
     @router.head("/report", include_in_schema=False)
     def report(job_id: str) -> FileResponse:
         """The page with measures and pictures of the result, if `report` was true in the options."""
-        path = service.result(job_id).with_name(PAGE)
+        path = service.result(job_id)[0].with_name(PAGE)
         if not path.is_file():
             raise NotNow(f'job {job_id}: has no page; send "report": true in its options')
         return FileResponse(path, media_type="text/html", headers={"Content-Security-Policy": "sandbox"})
@@ -261,14 +261,14 @@ async def on_error(_: Request, error: Exception) -> JSONResponse:
     return JSONResponse({"error": message}, status, headers)
 
 
-async def _receive(request: Request, folder: Path, limits: Limits) -> Form:
+async def _receive(request: Request, folder: Path, limits: Limits, stall_s: float) -> Form:
     """Reads a multipart form, whose files go to `folder` when all have arrived; raises `InputError`."""
     received_bytes, began_s = 0, time.monotonic()
 
     async def receive() -> Any:
         nonlocal received_bytes
-        left_s = STALL_S + received_bytes / LEAST_BYTES_PER_S - (time.monotonic() - began_s)
-        message = await asyncio.wait_for(request.receive(), min(STALL_S, max(left_s, 0.0)))
+        left_s = stall_s + received_bytes / _LEAST_BYTES_PER_S - (time.monotonic() - began_s)
+        message = await asyncio.wait_for(request.receive(), min(stall_s, max(left_s, 0.0)))
         received_bytes += len(message.get("body", b""))
         limits.check_size(received_bytes)
         return message
@@ -279,7 +279,7 @@ async def _receive(request: Request, folder: Path, limits: Limits) -> Form:
             for name, value in sent.multi_items():
                 await to_thread.run_sync(_take, form, name, value, folder)
     except TimeoutError as error:
-        slow = f"nothing arrived for {STALL_S:g} seconds, or less than {LEAST_BYTES_PER_S // 1000} kB/s on the whole"
+        slow = f"nothing arrived for {stall_s:g} seconds, or less than {_LEAST_BYTES_PER_S // 1000} kB/s on the whole"
         raise InputError(f"request: {slow}; send it again over a faster connection") from error
     except StarletteHTTPException as error:
         raise InputError(f"request: is not a valid form: {error.detail}; let a library or curl -F write it") from error

@@ -3,7 +3,7 @@
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import inf
 from pathlib import Path
 from queue import LifoQueue
@@ -13,10 +13,8 @@ from latentsync_trt.batch.tasks import Task
 from latentsync_trt.child import Child, Emit, Event
 from latentsync_trt.config import SyncOptions
 from latentsync_trt.errors import InputError, LatentSyncError
-from latentsync_trt.face.track_file import Tracks
 from latentsync_trt.option_fields import field_name, file_fields, from_texts
 from latentsync_trt.serve.admission import OUTPUT, PAGE, PREVIEW, SPEAKER, Form, Limits, TooLarge
-from latentsync_trt.types import ProgressCallback, UInt8Array
 from latentsync_trt.validation import from_json
 from latentsync_trt.values import Speaker
 
@@ -174,30 +172,3 @@ def check_media(name: str, path: Path, limits: Limits) -> None:
     if max(last_s - first_s, *played_s.values(), 0.0) > limits.max_clip_s:
         cure = "send a shorter one, or raise --max-clip-s of the service"
         raise InputError(f"{name}: lasts longer than {limits.max_clip_s:g} s, the most here; {cure}")
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class People:
-    """The people in a video: `portraits`, uint8 `(256, 256, 3)` RGB, each with the seconds seen, by number."""
-
-    tracks: Tracks
-    portraits: list[tuple[UInt8Array, float]]
-
-
-def find_people(video: Path, limits: Limits, on_progress: ProgressCallback) -> People:
-    """Tracks all faces of a video, and finds who speaks when.
-
-    Raises:
-        MediaError: the video cannot be read. InputError: it is too long. NoFaceError: it shows none.
-    """
-    from latentsync_trt.face.detector import MediaPipeDetector
-    from latentsync_trt.face.people import summaries
-    from latentsync_trt.measure.syncnet import open_syncnet
-    from latentsync_trt.sync.faces import analyze
-    from latentsync_trt.sync.speakers import with_speakers
-
-    check_media("video", video, limits)
-    with MediaPipeDetector() as detector:
-        tracks, portraits = analyze(video, detector, on_progress)
-    tracks, _ = with_speakers(video, tracks, open_syncnet(None))
-    return People(tracks, [(portraits[one.number], one.seen_s) for one in summaries(tracks)])

@@ -180,9 +180,9 @@ class Service:
         """Returns a job's state; raises `UnknownJob`."""
         return self._statuses([self._row(job_id)])[0]
 
-    def jobs(self, limit: int, offset: int = 0) -> list[JobStatus]:
-        """Returns the newest jobs first, without reports."""
-        return [replace(each, report=None) for each in self._statuses(self._store.newest(limit, offset))]
+    def jobs(self, limit: int, offset: int = 0, label: str = "") -> list[JobStatus]:
+        """Returns the newest jobs first, all or those with a label."""
+        return self._statuses(self._store.newest(limit, offset, label))
 
     def cancel(self, job_id: str) -> JobStatus:
         """Cancels a job; a running one stops soon. Raises `UnknownJob`, or `NotNow` if it has ended otherwise."""
@@ -205,12 +205,13 @@ class Service:
         self._row(job_id)
         return self._jobs / job_id
 
-    def result(self, job_id: str) -> Path:
-        """Returns the video of a job; raises `UnknownJob`, or `NotNow` if there is none."""
+    def result(self, job_id: str) -> tuple[Path, str]:
+        """Returns the video of a job, and a name for it; raises `UnknownJob`, or `NotNow` if there is none."""
         row = self._row(job_id)
         if row.state != "done":
             raise NotNow(f"job {job_id}: is {row.state}, without a result; " + self._hide(row.error or "wait for done"))
-        return Path(row.task.output)
+        path = Path(row.task.output)
+        return path, f"{Path(row.task.names['video']).stem}-synced{path.suffix}"
 
     def counts(self) -> dict[State, int]:
         return self._store.counts()

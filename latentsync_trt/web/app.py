@@ -12,13 +12,15 @@ from contextlib import contextmanager
 from functools import partial
 from http import HTTPStatus
 from pathlib import Path
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
-from starlette.middleware.base import BaseHTTPMiddleware, DispatchFunction, RequestResponseEndpoint
 from starlette.requests import Request
-from starlette.responses import FileResponse, PlainTextResponse, Response
+from starlette.responses import FileResponse, PlainTextResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from latentsync_trt.batch.remote_files import is_url
 from latentsync_trt.batch.remote_files import name_of as name_of_url
@@ -26,17 +28,15 @@ from latentsync_trt.bundle.find import demo_folder, describe, exported_bundles, 
 from latentsync_trt.bundle.manifest import DEMO_NAME
 from latentsync_trt.serve.app import check_origin, create_app
 from latentsync_trt.serve.server import LingeringClose
-from latentsync_trt.serve.service import Service
+from latentsync_trt.serve.service import FULL, Service
 from latentsync_trt.web import jobs
 
-USER = "user"
-"""The name with which people log in."""
-_YEAR_S = 365 * 24 * 3600
+_COOKIE = "HttpOnly; Max-Age=31536000; Path=/; SameSite=lax"
 _JOB, _ADDRESS = re.compile(r"/v1/jobs/([^/]+)"), re.compile(r"/gradio_api/file=\w+:/")
 _HERE = Path(__file__).parent
 _MOST_LOGINS, _MINUTE_S, _MOST_SENDERS = 10, 60, 100
-_MOST_UPLOADS = 10
-"""Largest uploads that may lie here without a job."""
+_THEME: Any = {"primary_hue": "teal", "neutral_hue": "zinc", "radius_size": "lg", "font": ("system-ui", "sans-serif")}
+_BODY = {"body_background_fill": "#fafafa", "body_background_fill_dark": "#131316"}
 _POLICY = (
     "default-src 'self' data: blob:; script-src 'self' 'unsafe-inline' 'unsafe-eval' blob:; "
     "style-src 'self' 'unsafe-inline'; frame-ancestors 'self'; form-action 'self'"
@@ -63,29 +63,24 @@ def page_app(
     import gradio as gr
 
     from latentsync_trt.web.page import Page
-    from latentsync_trt.web.parts import theme
 
     async def made() -> tuple[Page, Starlette]:
         page = Page(service, uploads, _bundles(bundle, one=one))
         app = create_app(service, None, own_hosts=own_hosts, files_only=True)
-        for name in "before", "download":
-            app.add_route(f"/v1/jobs/{{job_id}}/{name}", partial(_file, service, name))
-        dispatch = _guard(service, uploads, own_hosts=own_hosts and key is None)
-        app.add_middleware(BaseHTTPMiddleware, dispatch=dispatch)
+        app.add_route("/v1/jobs/{job_id}/before", partial(_before, service))
+        app.add_middleware(_guard, service=service, own_hosts=own_hosts and key is None)
         app.add_middleware(LingeringClose, most_bytes=service.limits.most_upload_bytes)
         return page, gr.mount_gradio_app(
             app,
             page.blocks,
             path="/",
-            auth=None if key is None else (USER, key),
+            auth=None if key is None else ("user", key),
             footer_links=[],
             run_history=False,
             show_error=False,
             max_file_size=round(service.limits.most_upload_bytes),
-            ssr_mode=False,
-            mcp_server=False,
             enable_monitoring=False,
-            theme=theme(),
+            theme=gr.themes.Default(**_THEME).set(**_BODY),
             css_paths=_HERE / "page.css",
             head="".join(f"<script>{path.read_text('utf-8')}</script>" for path in sorted(_HERE.glob("*.js"))),
         )
@@ -99,18 +94,14 @@ def page_app(
         shutil.rmtree(uploads, ignore_errors=True)
 
 
-def _file(service: Service, name: str, request: Request) -> FileResponse:
-    """A file that the service does not have, or not under this name. Its type may be that of an upload: no scripts."""
-    job_id = request.path_params["job_id"]
-    path, shown = (jobs.before(service, job_id), None) if name == "before" else jobs.download(service, job_id)
-    return FileResponse(path, filename=shown, headers={"Content-Security-Policy": "sandbox"})
+def _before(service: Service, request: Request) -> FileResponse:
+    """The video that was sent, as browsers can play it. Its type may be that of an upload: no scripts."""
+    path = jobs.before(service, request.path_params["job_id"])
+    return FileResponse(path, headers={"Content-Security-Policy": "sandbox"})
 
 
-def _guard(service: Service, uploads: Path, *, own_hosts: bool) -> DispatchFunction:
-    """Refuses other sites and other browsers, many passwords, and uploads for which there is no room; marks browsers.
-
-    `own_hosts`: as for `check_origin`. `uploads`: the folder in which they lie.
-    """
+def _guard(app: ASGIApp, service: Service, *, own_hosts: bool) -> ASGIApp:
+    """Refuses other sites and browsers, many passwords, and uploads for which there is no room; marks browsers."""
     logins: deque[tuple[str, float]] = deque(maxlen=_MOST_LOGINS * _MOST_SENDERS)  # whence and when wrong ones came
 
     def check(request: Request, sender: str) -> None:
@@ -121,30 +112,35 @@ def _guard(service: Service, uploads: Path, *, own_hosts: bool) -> DispatchFunct
         since_s = time.monotonic() - _MINUTE_S
         if path == "/login" and sum(one == sender and at_s > since_s for one, at_s in tuple(logins)) >= _MOST_LOGINS:
             raise HTTPException(429, f"login: {_MOST_LOGINS} wrong passwords in a minute; try again later")
-        if path.endswith("/upload") and _size_bytes(uploads) > _MOST_UPLOADS * service.limits.most_upload_bytes:
-            raise HTTPException(507, "upload: too many files wait for a job; try again later")
-        if job and jobs.own(service, job[1], request.cookies.get(jobs.COOKIE)) is None:
+        if path.endswith("/upload") and service.problem() == FULL:
+            raise HTTPException(507, FULL)
+        if job and job[1] not in jobs.of_browser(service, request.cookies.get(jobs.COOKIE)):
             raise HTTPException(404, f"job {job[1][:40]}: does not exist, was deleted, or belongs to another browser")
 
-    async def dispatch(request: Request, call_next: RequestResponseEndpoint) -> Response:
+    async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await app(scope, receive, send)
+            return
+        request, answer = Request(scope), app
         sender = request.client.host if request.client else ""
+
+        async def marked(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                headers.setdefault("content-security-policy", _POLICY)
+                if request.url.path == "/" and jobs.COOKIE not in request.cookies:
+                    headers.append("set-cookie", f"{jobs.COOKIE}={secrets.token_hex(16)}; {_COOKIE}")
+                if request.url.path == "/login" and message["status"] == HTTPStatus.BAD_REQUEST:
+                    logins.append((sender, time.monotonic()))
+            await send(message)
+
         try:
             await run_in_threadpool(check, request, sender)
-            response = await call_next(request)
-            if request.url.path == "/login" and response.status_code >= HTTPStatus.BAD_REQUEST:
-                logins.append((sender, time.monotonic()))
         except HTTPException as error:
-            response = PlainTextResponse(error.detail, error.status_code)
-        except RuntimeError:  # Starlette's, where there is no answer, as for a tab that is closed while it loads
-            if not await request.is_disconnected():
-                raise
-            response = Response()
-        response.headers.setdefault("content-security-policy", _POLICY)
-        if request.url.path == "/" and jobs.COOKIE not in request.cookies:
-            response.set_cookie(jobs.COOKIE, secrets.token_hex(16), max_age=_YEAR_S, httponly=True, samesite="lax")
-        return response
+            answer = PlainTextResponse(error.detail, error.status_code)
+        await answer(scope, receive, marked)
 
-    return dispatch
+    return guarded
 
 
 def _bundles(bundle: str, *, one: bool) -> dict[str, str]:
@@ -154,8 +150,3 @@ def _bundles(bundle: str, *, one: bool) -> dict[str, str]:
     opened = find_bundle(bundle)[0]
     others = [] if one else [folder for folder in (*exported_bundles(), demo_folder()) if not folder.samefile(opened)]
     return {describe(folder): str(folder.absolute()) for folder in (opened, *others)}
-
-
-def _size_bytes(folder: Path) -> int:
-    paths = (Path(at) / name for at, _, names in os.walk(folder) for name in names)
-    return sum(path.stat().st_size for path in paths if path.exists())

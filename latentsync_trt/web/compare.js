@@ -16,10 +16,6 @@
     part(".play").classList.toggle("playing", !after.paused);
   }
 
-  function wipe() {
-    part(".players").style.setProperty("--wipe", `${part("#wipe").value}%`);
-  }
-
   document.addEventListener("click", ({ target }) => {
     if (!target.closest?.("#compare")) return;
     const after = part("#after");
@@ -32,7 +28,7 @@
     }
   });
   document.addEventListener("input", ({ target }) => {
-    if (target.matches("#compare #wipe")) wipe();
+    if (target.matches("#compare #wipe")) part(".players").style.setProperty("--wipe", `${target.value}%`);
     if (target.matches("#compare .seek")) part("#after").currentTime = Number(target.value);
   });
 
@@ -44,7 +40,6 @@
   on("loadedmetadata", (video) => {
     part(".state").hidden = true;
     if (video.videoWidth) part(".players").style.setProperty("--ratio", video.videoWidth / video.videoHeight);
-    wipe();
     follow();
   });
   on("error", (video) => {

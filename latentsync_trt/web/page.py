@@ -21,17 +21,10 @@ _POLL_S = 1.0
 _SWEEP_S = 60
 _PREVIEW_S = 3
 _ASK = "model: the built-in one does not know this face, and the mouth will be a smear; latentsync-trt setup gets one"
-_MOST_JOBS = 20
-"""In a browser's list."""
-_STORED = "latentsync-trt"
-"""Key of the list in a browser's storage."""
 _SHOW_JOB = """() => document.querySelector("#cancel")
   && document.querySelector(innerWidth > 760 ? "#main" : "#outputs").scrollIntoView()"""
 _SHOW_START = "() => document.querySelector('#start').focus()"
 """What is scrolled to after a click."""
-
-Entries = list[str]
-"""Ids of a browser's jobs, the newest first."""
 
 
 class Page:
@@ -39,7 +32,7 @@ class Page:
 
     def __init__(self, service: Service, uploads: Path, bundles: Mapping[str, str]) -> None:
         """`uploads`: as for `Inputs`. `bundles`: folders by name, first the one that workers have open."""
-        self._service, self._uploads, self._bundles = service, uploads, bundles
+        self._service, self._bundles = service, bundles
         self._canceling, names = set[str](), list(bundles)
         kept_s = max(round(service.limits.keep_hours * 3600), _SWEEP_S)
         with gr.Blocks(title="latentsync-trt", analytics_enabled=False, delete_cache=(_SWEEP_S, kept_s)) as self.blocks:
@@ -49,12 +42,11 @@ class Page:
                     names, value=names[0], label="Model", elem_id="bundle", filterable=False, interactive=len(names) > 1
                 )
                 self.model = gr.HTML(elem_id="model")
-            is_demo = bundles[names[0]] == str(demo_folder())
-            self.demo_note = gr.HTML(html.demo_note(other_face=False), elem_id="demo-note", visible=is_demo)
+            self.demo_note = gr.HTML(visible=False, elem_id="demo-note")
             with gr.Row(elem_id="main"):
                 with gr.Column(scale=5, min_width=320, elem_id="inputs"):
                     self.inputs = Inputs(uploads, service.limits)
-                    preset = parts.preset_control()
+                    preset = parts.controls([parts.PRESET])
                     with gr.Row(elem_id="buttons"):
                         self.start = gr.Button("Lip-sync", variant="primary", size="lg", elem_id="start")
                         self.trial = gr.Button(f"Preview {_PREVIEW_S} s", size="lg", min_width=120, elem_id="trial")
@@ -69,10 +61,10 @@ class Page:
                         self.delete = gr.Button("Delete", size="sm", min_width=90, elem_id="delete")
             gr.Markdown("## Options", elem_id="options")
             with gr.Row(elem_classes="grid"):
-                self.options = {parts.PRESET: preset, **parts.shown_controls()}
-            with gr.Accordion("More options", open=False, elem_id="more"):
-                self.options |= parts.folded_controls()
-            self.entries = gr.BrowserState([], storage_key=_STORED, secret=_STORED)
+                shown = parts.controls(parts.SHOWN)
+            with gr.Accordion("More options", open=False, elem_id="more"), gr.Row(elem_classes="grid"):
+                options = {**preset, **shown, **parts.controls(parts.FOLDED)}
+            self.given = {"video": self.inputs.video, "audio": self.inputs.speech, "bundle": self.bundle, **options}
             self.timer = gr.Timer(_POLL_S, active=False)
             self._connect()
         # Else Gradio takes any path of this machine for an upload: it checks pages that it launched itself.
@@ -82,23 +74,21 @@ class Page:
                 _refuse_addresses(block)
 
     def _connect(self) -> None:
-        inputs, face = self.inputs, self.options["face"]
-        chosen, found = inputs.connect(self.options, self.message)
-        for event in (chosen.then, found.then, self.bundle.change, face.change):
+        inputs, face, given = self.inputs, self.given["face"], self.given.values()
+        chosen, found = inputs.connect(self.given, self.message)
+        for event in (chosen.then, found.then, self.bundle.change, face.change, self.blocks.load):
             event(self._warn, [inputs.upload, face, self.bundle], [self.demo_note, self.anyway], **QUICK)
         status = [self.progress, self.cancel, self.history, self.job_buttons, self.timer, self.model]
-        changing, look = [*status, self.entries], [self.entries, self.history]
-        given = [inputs.upload, inputs.speech, self.bundle, self.entries, *self.options.values()]
         for button in (self.start, self.trial, self.anyway):
-            name, shown = gr.State(button.elem_id), [*changing, self.message, self.anyway]
-            button.click(self._start, [name, *given], shown, **QUICK).then(js=_SHOW_JOB)
+            name, shown = gr.State(button.elem_id), [*status, self.message, self.anyway]
+            button.click(self._start, [name, inputs.upload, *given], shown, **QUICK).then(js=_SHOW_JOB)
         for event in (self.timer.tick, self.history.input):
-            event(self._look, look, status, **QUICK)
-        self.cancel.click(self._cancel, look, status, **QUICK)
-        self.delete.click(self._delete, look, changing, **QUICK)
-        filled = [inputs.video, inputs.speech, inputs.upload, self.bundle, self.message, *self.options.values()]
+            event(self._look, self.history, status, **QUICK)
+        self.cancel.click(self._cancel, self.history, status, **QUICK)
+        self.delete.click(self._delete, self.history, status, **QUICK)
+        filled = [inputs.upload, self.message, *given]
         self.again.click(self._fill, [self.history, inputs.upload], filled, **QUICK).then(js=_SHOW_START)
-        self.blocks.load(self._look, self.entries, status, **QUICK)
+        self.blocks.load(self._look, None, status, **QUICK)
 
     def _smears(self, upload: Upload | None, face: str, bundle: str) -> bool:
         """Whether the built-in model would paint another face than its own, as far as the faces are known."""
@@ -113,73 +103,62 @@ class Page:
         note = gr.HTML(html.demo_note(other_face=self._smears(upload, face, bundle)), visible=is_demo)
         return {self.demo_note: note, self.anyway: gr.Button(visible=False)}
 
-    def _start(
-        self, request: gr.Request, button: str, upload: Upload | None, speech: str | None, bundle: str,
-        entries: Entries, *values: Any,
-    ) -> Updates:  # fmt: skip
+    def _start(self, request: gr.Request, button: str, upload: Upload | None, *values: Any) -> Updates:
         """Queues a job; at the button "start", asks before the built-in model paints another face than its own."""
-        given = dict(zip(self.options, values, strict=True))
+        given = dict(zip(self.given, values, strict=True))
+        bundle, quiet = given["bundle"], {self.message: html.message(), self.anyway: gr.Button(visible=False)}
         options, files = parts.changed(given)
-        quiet = {self.message: html.message(), self.anyway: gr.Button(visible=False)}
         try:
-            if upload is None or speech is None:
+            if upload is None or given["audio"] is None:
                 raise InputError(f"{'speech' if upload else 'video'}: is missing; choose or record one")
-            if upload.problem:  # the job would fail for the same reason
-                raise InputError(upload.problem)
             if button == "start" and self._smears(upload, given["face"], bundle):
                 return quiet | {self.message: html.message(_ASK), self.anyway: gr.Button(visible=True)}
             if button == "trial":
                 options["preview_s"] = _PREVIEW_S
+            given["video"] = str(upload.video)
+            files = {"video": given["video"], "audio": given["audio"], **files}
             folder = None if bundle == next(iter(self._bundles)) else self._bundles[bundle]
-            values_of = {name: value for name, value in given.items() if name not in files}
-            settings = {"options": options, "bundle": folder, "name": bundle, "values": values_of}
-            sent = {"video": upload.video, "audio": Path(speech)} | {name: Path(path) for name, path in files.items()}
-            job = jobs.submit(self._service, sent, settings, upload, request.cookies.get(COOKIE, ""))
+            settings = {"options": options, "bundle": folder, "values": given, "files": files}
+            jobs.submit(self._service, settings, upload, request.cookies.get(COOKIE, ""))
         except LatentSyncError as error:
             return quiet | {self.message: html.message(str(error))}
-        if upload.state == "searching":
-            upload.state = "stopped"
-        entries = [job.id, *entries][:_MOST_JOBS]
-        return quiet | {self.entries: entries} | self._look(request, entries)
+        return quiet | self._look(request)
 
-    def _own(self, request: gr.Request, job_id: str | None) -> JobStatus | None:
-        return jobs.own(self._service, job_id or "", request.cookies.get(COOKIE))
+    def _owns(self, request: gr.Request, job_id: str | None) -> bool:
+        return job_id in jobs.of_browser(self._service, request.cookies.get(COOKIE))
 
-    def _cancel(self, request: gr.Request, entries: Entries, shown: str | None) -> Updates:
-        if job := self._own(request, shown):
+    def _cancel(self, request: gr.Request, shown: str) -> Updates:
+        if self._owns(request, shown):
             with suppress(UnknownJob, NotNow):  # it has just ended
-                self._service.cancel(job.id)
-                self._canceling.add(job.id)
-        return self._look(request, entries, shown)
+                self._service.cancel(shown)
+                self._canceling.add(shown)
+        return self._look(request, shown)
 
-    def _delete(self, request: gr.Request, entries: Entries, shown: str | None) -> Updates:
-        if job := self._own(request, shown):
+    def _delete(self, request: gr.Request, shown: str) -> Updates:
+        if self._owns(request, shown):
             with suppress(UnknownJob):
-                self._service.delete(job.id)
-        entries = [each for each in entries if each != shown]
-        return {self.entries: entries} | self._look(request, entries)
+                self._service.delete(shown)
+        return self._look(request)
 
-    def _fill(self, request: gr.Request, shown: str | None, upload: Upload | None) -> Updates:
+    def _fill(self, request: gr.Request, shown: str, upload: Upload | None) -> Updates:
         """Puts files and settings of a job into the form."""
-        if (job := self._own(request, shown)) is None:
+        settings = jobs.settings_of(self._service, shown) if self._owns(request, shown) else {}
+        if not settings:
             return {self.message: html.message("job: was deleted; choose another one")}
-        try:
-            video, speech = jobs.sent_again(self._service, job, self._uploads)
-        except (OSError, UnknownJob):
-            return {self.message: html.message("job: its files are not kept any longer; upload them again")}
-        settings, others = jobs.settings_of(self._service, job.id), sorted(job.files.keys() - {"video", "audio"})
-        missing = f"{', '.join(others)}: choose these files again, under More options" if others else ""
-        values, bundle = settings.get("values", {}), settings.get("name")
-        updates = {control: values[name] for name, control in self.options.items() if name in values}
-        if upload is None or upload.video != video:
-            updates |= {self.inputs.upload: Upload(video), self.inputs.video: str(video)}
-        if bundle in self._bundles:
-            updates[self.bundle] = bundle
-        return updates | {self.inputs.speech: str(speech), self.message: html.message(missing)}
+        values = settings["values"]
+        gone = [name for name, path in settings["files"].items() if not Path(path).is_file()]
+        gone += [] if values["bundle"] in self._bundles else ["bundle"]
+        missing = f"{', '.join(gone)}: not kept any longer; choose again" if gone else ""
+        updates = {control: values[name] for name, control in self.given.items() if name not in gone}
+        if upload is not None and str(upload.video) == values["video"]:
+            updates.pop(self.inputs.video, None)  # a copy of it may be shown
+        elif "video" not in gone:
+            updates[self.inputs.upload] = Upload(Path(values["video"]))
+        return updates | {self.message: html.message(missing)}
 
-    def _look(self, request: gr.Request, entries: Entries, shown: str | None = None) -> Updates:
+    def _look(self, request: gr.Request, shown: str | None = None) -> Updates:
         """Updates the list of the browser's jobs, and shows one of them, by default the newest."""
-        known = {each: job for each in entries if (job := self._own(request, each)) is not None}
+        known = jobs.of_browser(self._service, request.cookies.get(COOKIE))
         self._canceling -= {one.id for one in known.values() if one.state not in OPEN}
         job = known.get(shown if shown in known else next(iter(known), ""))
         problem, providers = self._service.problem(), " and ".join(self._service.providers()).replace("cpu", "CPU")
@@ -199,14 +178,10 @@ class Page:
 
     def _card(self, job: JobStatus, problem: str) -> str:
         """State and result of a job."""
-        try:
-            folder = self._service.folder(job.id)
-            card = html.card(job, problem, parts.verdict(job), (folder / PREVIEW).is_file(), job.id in self._canceling)
-            if job.state == "done":
-                path, name = jobs.download(self._service, job.id)
-                card += html.result(f"v1/jobs/{job.id}", name, path.is_file(), (folder / PAGE).is_file())
-        except LatentSyncError as error:  # it was deleted just now
-            card = html.message(str(error))
+        has_preview, has_page = ((self._service.folder(job.id) / name).is_file() for name in (PREVIEW, PAGE))
+        card = html.card(job, problem, parts.verdict(job), has_preview, job.id in self._canceling)
+        if job.state == "done":
+            card += html.result(f"v1/jobs/{job.id}", self._service.result(job.id)[1], has_page)
         return str(card)
 
 

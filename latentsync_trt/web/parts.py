@@ -1,10 +1,7 @@
-"""What the page consists of: controls for the fields of `SyncOptions`, HTML, and colors.
-
-Choices and default of a control are those that the field declares.
-"""
+"""What the page consists of: HTML, and controls for the fields of `SyncOptions`, as these declare them."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import Field, fields
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -21,47 +18,26 @@ from latentsync_trt.serve.service import JobStatus
 from latentsync_trt.validation import from_values
 
 PRESET = "preset"
-_SHOWN = (
-    *("guidance", "silence", "length", "extend", "start", "end"),
-    *("offset", "fps", "codec", "crf", "mark", "report"),
-)
+SHOWN = ["guidance", "silence", "length", "extend", "start", "end", "offset", "fps", "codec", "crf", "mark", "report"]
 """Always visible; others are folded."""
-_LEFT_OUT = (PRESET, "preview_s", "faces", "overwrite", "resume", "speaker", "turns")
+_LEFT_OUT = ("preview_s", "faces", "overwrite", "resume", "speaker", "turns")
 """`preview_s` has a button, and `faces` are those that the page found."""
-_UNITS = {"start": "s or m:ss", "end": "s or m:ss", "offset": "ms", "resolution": "px", "guidance": "0 to 20"}
-"""What stands beside the label of a field."""
-_WORDS = {
-    PRESET: (
-        "Preset",
-        "Quality looks best and takes twice as long as balanced. Fast takes half as long, draft a third: use it to "
-        "see whether video and speech fit.",
-    ),
-    "extend": ("Video too short", "Play it back and forth (pingpong), or start it again (loop)."),
-    "crf": ("Picture quality", "0 is best and makes the largest file, 51 is worst.  [default: 16 to 24, by codec]"),
-    "mark": (
-        "Say that AI changed it",
-        "In the file's metadata, for programs and websites; players do not show it.",
-    ),
-    "fps": ("Frame rate", "That of the video, or 25 frames per second, for which the model was made."),
-    "report": ("Page with measures", "Adds a page with measures and pictures to the result."),
+_LABELS = {
+    "start": "Start (s or m:ss)",
+    "end": "End (s or m:ss)",
+    "offset": "Offset (ms)",
+    "resolution": "Resolution (px)",
+    "guidance": "Guidance (0 to 20)",
+    "extend": "Video too short",
+    "crf": "Picture quality",
+    "mark": "Say that AI changed it",
+    "fps": "Frame rate",
+    "report": "Page with measures",
 }
-"""Label and help where those of the command line say too little here."""
+"""Where the field's name says too little."""
+_PRESET_HELP = "Quality looks best and takes twice as long as balanced; fast takes half as long, and draft a third."
 _FILES = file_fields(SyncOptions).keys() - {"report"}
 _FLAG = re.compile(r"--(no-)?([a-z][a-z0-9-]*)")
-
-_COLORS = {
-    "body_background_fill": ("#fafafa", "#131316"),
-    "body_text_color_subdued": ("#5b5b63", "#a3a3ad"),
-    "background_fill_primary": ("#ffffff", "#1c1c20"),
-    "block_label_background_fill": ("transparent", "transparent"),
-    "block_title_text_color": ("*body_text_color", "*body_text_color"),
-    "input_placeholder_color": ("*body_text_color_subdued", "*body_text_color_subdued"),
-    "button_primary_background_fill": ("#0f766e", "#0f766e"),
-    "button_primary_background_fill_hover": ("#115e59", "#0d8a80"),
-    "checkbox_background_color_selected": ("#0f766e", "#0f766e"),
-}
-"""Light and dark; Gradio's own accent and grays have too little contrast."""
-
 
 _pages = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True)
 _pages.filters["duration"] = lambda seconds: str(timedelta(seconds=round(seconds)))
@@ -69,67 +45,46 @@ html: Any = _pages.get_template("page.html.j2").module
 """Each macro of the file as a function that returns HTML."""
 
 _hints = get_type_hints(SyncOptions)
-_specs = {spec.name: spec for spec in fields(SyncOptions)}
+_specs = {spec.name: spec for spec in fields(SyncOptions) if spec.name not in _LEFT_OUT}
+_defaults = {
+    name: "" if spec.default is None and choices_of(_hints[name]) else spec.default for name, spec in _specs.items()
+} | {"report": False}
+FOLDED = [name for name in _specs if name not in (PRESET, *SHOWN)]
 
 
-def preset_control() -> gr.Radio:
-    spec = _specs[PRESET]
-    choices = [(name.capitalize(), name) for name in choices_of(_hints[PRESET])]
-    return gr.Radio(choices, value=spec.default, elem_id=PRESET, **_texts(spec))
-
-
-def shown_controls() -> dict[str, Any]:
-    """Adds controls of the most important options; returns them by name."""
-    return {name: _control(_specs[name]) for name in _SHOWN}
-
-
-def folded_controls() -> dict[str, Any]:
-    """Adds controls of all other options, under the headings of the help text; returns them by name."""
-    rest = [spec for spec in _specs.values() if spec.name not in (*_SHOWN, *_LEFT_OUT)]
-    found: dict[str, Any] = {}
-    for group in dict.fromkeys(spec.metadata["group"] for spec in rest):
-        gr.Markdown(f"### {group}", elem_classes="group")
-        with gr.Row(elem_classes="grid"):
-            found |= {spec.name: _control(spec) for spec in rest if spec.metadata["group"] == group}
-    return found
+def controls(names: Iterable[str]) -> dict[str, Any]:
+    """Adds controls of options; returns them by name."""
+    return {name: _control(_specs[name]) for name in names}
 
 
 def changed(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
     """Returns options that are not at their defaults, and the files among them, from the values of controls."""
-    given = {name: value for name, value in values.items() if value not in (None, "", _default(_specs[name]))}
+    given = {name: values[name] for name, default in _defaults.items() if values.get(name) not in (None, "", default)}
     files = {name: given.pop(name) for name in _FILES & given.keys()}
     return given, files
 
 
 def _control(spec: Field[Any]) -> Any:
-    hint, common = _hints[spec.name], {**_texts(spec), "elem_id": f"option-{spec.name}", "min_width": 200}
+    label = _LABELS.get(spec.name, spec.name.replace("_", " ").capitalize())
+    info, hint = without_flags(spec.metadata["help"]), _hints[spec.name]
+    common: dict[str, Any] = {"label": label, "info": info, "elem_id": f"option-{spec.name}", "min_width": 200}
+    if spec.name == PRESET:
+        presets = [(name.capitalize(), name) for name in choices_of(hint)]
+        return gr.Radio(presets, value=spec.default, elem_id=PRESET, label="Preset", info=_PRESET_HELP)
     if spec.name in _FILES:
         with gr.Column(min_width=200, elem_classes="file"):
             gr.Markdown(common.pop("info"), elem_classes="caption")
             return gr.File(height=110, **common)
     if bool in {hint, *get_args(hint)} or spec.name == "report":
-        return gr.Checkbox(_default(spec), **common)
+        return gr.Checkbox(_defaults[spec.name], **common)
     if choices := choices_of(hint):
         unset = [("default", "")] if NoneType in get_args(hint) else []
-        return gr.Dropdown([*unset, *choices], value=_default(spec), filterable=False, **common)
+        return gr.Dropdown([*unset, *choices], value=_defaults[spec.name], filterable=False, **common)
     common["placeholder"] = spec.metadata.get("metavar", "").lower()
     if isinstance(spec.default, int | float):
         # Limits are left to the options, whose message says what is wrong.
         return gr.Number(spec.default, **common)
     return gr.Textbox(spec.default, max_lines=1, **common)
-
-
-def _default(spec: Field[Any]) -> Any:
-    if spec.name == "report":
-        return False
-    return "" if spec.default is None and choices_of(_hints[spec.name]) else spec.default
-
-
-def _texts(spec: Field[Any]) -> dict[str, Any]:
-    """Returns label and help of a control."""
-    label = spec.name.replace("_", " ").capitalize() + (f" ({_UNITS[spec.name]})" if spec.name in _UNITS else "")
-    label, info = _WORDS.get(spec.name, (label, without_flags(spec.metadata["help"])))
-    return {"label": label, "info": info}
 
 
 def without_flags(text: str) -> str:
@@ -154,9 +109,3 @@ def verdict(job: JobStatus) -> dict[str, str]:
     text, kinds = without_flags(str(measures)), {each.verdict for each in measures.lips}
     look = "doubt" if measures.alarm or "weak" in kinds else "open" if "cannot tell" in kinds else "follows"
     return {"look": look, "text": text[:1].upper() + text[1:]}
-
-
-def theme() -> gr.themes.Base:
-    made = gr.themes.Default(primary_hue="teal", neutral_hue="zinc", radius_size="lg", font=("system-ui", "sans-serif"))
-    dark = {f"{name}_dark": color for name, (_, color) in _COLORS.items()}
-    return made.set(block_label_border_width="0px", **{name: color for name, (color, _) in _COLORS.items()}, **dark)
