@@ -29,18 +29,6 @@ def test_every_file_and_folder_exists() -> None:
     assert not missing
 
 
-def test_functions_are_in_the_files_they_are_named_with() -> None:
-    named = re.findall(r"`([A-Za-z_][\w.]*)` (?:in|\() ?`?((?:\w+/)+\w+\.py)", PAGE)
-    named += re.findall(r"`([A-Za-z_][\w.]*)` \(`((?:\w+/)*\w+\.py)`\)", PAGE)
-    assert len(named) > 10
-    wrong = [
-        (name, path)
-        for name, path in named
-        if not re.search(rf"\b{name.split('.')[-1]}\b", (PACKAGE / path).read_text(encoding="utf-8"))
-    ]
-    assert not wrong
-
-
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_options_in_the_text_exist(page: Path) -> None:
     """Those in blocks of commands are checked by command in `test_site.py`."""

@@ -61,16 +61,3 @@ def test_rows_before_a_failure_are_kept(tmp_path: Path, monkeypatch: pytest.Monk
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr.endswith("error: vae_encoder: out of memory\n")
     assert len(json.loads((tmp_path / "rows.json").read_text())["rows"]) == 1
-
-
-@pytest.mark.parametrize(
-    ("arguments", "reason"),
-    [
-        (["--audio", "missing.wav"], "missing.wav"),
-        (["--cache-interval", "0,9", "--preset", "fast"], "--cache-interval 0,9"),
-    ],
-)
-def test_wrong_usage_exits_with_2(arguments: list[str], reason: str) -> None:
-    result = bench(*arguments)
-    assert result.exit_code == 2
-    assert reason in " ".join(result.output.split())  # which the terminal's width wraps

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
-from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.cli import main
 from latentsync_trt.media.demo_clip import camera_frames
 from tests.clips import decoded, decoded_audio, write_clip, write_face, write_video
@@ -45,8 +44,6 @@ def test_json_and_page_have_bundles_settings_faces_and_lips_and_no_paths(folder:
     found = json.loads((folder / "report.json").read_text())
     assert (found["kind"], found["format"]) == ("latentsync-trt compare", 7)
     assert (found["a"]["name"], found["b"]["name"]) == ("demo", "perturbed")
-    assert found["a"]["size_bytes"] == sum(entry.bytes for entry in Bundle.load(small_bundle()).manifest.files.values())
-    assert any("the built-in model is small" in note for note in found["notes"])
     assert found["settings"] == "--steps 1 --cache-interval 1"
     clip = found["clip"]
     assert (clip["name"], clip["frames"]) == ("face.mp4", FRAMES)
@@ -57,11 +54,10 @@ def test_json_and_page_have_bundles_settings_faces_and_lips_and_no_paths(folder:
         assert area["frames"] == FRAMES
     assert [lips["verdict"] for lips in clip["lips"]] == ["cannot tell"] * 2
     page, mouth = (folder / "out" / "report.html").read_text(encoding="utf-8"), clip["areas"]["mouth"]
-    (shown,) = re.findall(r"<td>mouth</td><td></td><td></td><td>([\d.]+) dB, SSIM ([\d.]+)", page)
-    assert [*map(float, shown)] == [pytest.approx(mouth["psnr_db"], abs=0.06), pytest.approx(mouth["ssim"], abs=1e-4)]
+    assert f"<td>{mouth['psnr_db']:.1f} dB, SSIM {mouth['ssim']:.4f}" in page
     assert "perturbed (fp32) against demo (fp32)" in page
-    for part in ('src="data:image/png;base64,', 'src="report.mp4"', "gap between the lips", "loudness of", "time, s"):
-        assert part in page
+    assert 'src="data:image/png;base64,' in page
+    assert 'src="report.mp4"' in page
     assert "<script" not in page
     for secret in ("secret-folder", str(Path.home())):
         assert secret not in page
@@ -96,13 +92,10 @@ def test_two_finished_videos_are_compared_also_by_options_of_earlier_versions(tm
     # Two levels of 255 everywhere, but where a picture is black.
     assert float(mouth_db) == pytest.approx(20 * math.log10(255 / 2), abs=0.5)
     assert "encoders" in result.stderr
-    assert f"{tmp_path / 'videos.html'}: all of it" in result.stdout
     small = write_video(tmp_path / "small.mp4", (frame[:400, :400] for frame in decoded(a)))
     result = compare(source, small, "--video", source, "--audio", speech, "--output", tmp_path / "x.html")
     assert result.exit_code == 1
     assert "pictures of 480×480, 480×480, 400×400 px, source first; give videos of one size" in result.stderr
-    for side in "AB":  # which of both is being measured
-        assert f"] {side}: measuring" in result.stderr
     assert not list(tmp_path.glob("x.*"))
 
 

@@ -1,18 +1,11 @@
 """What `demo` measures and draws."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
-from latentsync_trt.errors import InputError
-from latentsync_trt.measure.clips import face_views, masked, measure_clip
-from latentsync_trt.measure.lips import score
+from latentsync_trt.measure.clips import face_views, masked
 from latentsync_trt.measure.page import SHOWN_PX
-from latentsync_trt.media.demo_clip import SPEECH, spoken_mouth
-from latentsync_trt.types import Progress
 from scripts.train_demo.scene import PortraitRenderer, Scene
-from tests.clips import write_face
 
 pytestmark = pytest.mark.integration
 
@@ -31,12 +24,3 @@ def test_faces_are_cut_out_where_the_source_has_them_and_masked() -> None:
     assert np.abs(given[forehead] - own[forehead]).mean() < 4  # reduced to 128 px and enlarged again
     assert np.abs(new[forehead] - own[forehead]).mean() < 1  # the renderer's light
     assert np.abs(new[chin] - own[chin]).mean() > 4
-
-
-def test_a_clip_without_a_face_cannot_be_scored(tmp_path: Path) -> None:
-    clip, reports = write_face(tmp_path / "blank.mp4", 5, blank=range(5)), list[Progress]()
-    found = measure_clip(clip, SPEECH, spoken_mouth(), on_progress=reports.append)
-    assert [progress.done for progress in reports] == list(range(1, 6))
-    assert found.mouth is not None
-    with pytest.raises(InputError, match="too few show a face"):
-        score(found.gaps, found.mouth)

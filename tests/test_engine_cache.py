@@ -6,14 +6,13 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from latentsync_trt.errors import EngineBuildError, OutputError
+from latentsync_trt.errors import OutputError
 from latentsync_trt.files import remove_leftovers
 from latentsync_trt.runtime.engines.cache import EngineCache
 from tests.cache_worker import KEY, never, write_engine
@@ -45,7 +44,6 @@ def test_many_processes_build_one_engine_once(tmp_path: Path) -> None:
     answers = [json.loads(worker.communicate()[0]) for worker in workers]
     assert sum(answer["built"] for answer in answers) == 1
     assert len(list(signals.glob("builds-*"))) == 1
-    assert len({answer["folder"] for answer in answers}) == 1
     for answer in answers:
         if not answer["built"]:
             assert "being built by another process; waiting" in answer["notices"][0]
@@ -55,11 +53,7 @@ def full(folder: Path) -> None:
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
-def fail(folder: Path) -> None:
-    raise EngineBuildError("serializing failed")
-
-
-@pytest.mark.parametrize("build", [full, fail, write_engine], ids=["says so", "says anything", "says nothing"])
+@pytest.mark.parametrize("build", [full, write_engine], ids=["says so", "says nothing"])
 def test_a_disk_that_a_build_fills_is_recognized(
     cache: EngineCache, monkeypatch: pytest.MonkeyPatch, build: Callable[[Path], None]
 ) -> None:
@@ -76,27 +70,21 @@ def test_a_disk_that_a_build_fills_is_recognized(
         assert EngineCache(cache.folder).entries() == ()
 
 
-@contextmanager
-def read_only(folder: Path) -> Iterator[None]:
-    path, is_root = str(folder), os.geteuid() == 0  # whom permissions do not stop
-    mounts = [["mount", "--bind", path, path], ["mount", "-o", "remount,ro,bind", path]]
-    commands = [*mounts, ["umount", path]] if is_root else [["chmod", "-R", "a-w", path], ["chmod", "-R", "u+w", path]]
-    for command in commands[:-1]:
-        if subprocess.run(command, check=False, capture_output=True).returncode != 0:
-            pytest.skip("needs the right to mount a file system")
-    yield
-    subprocess.run(commands[-1], check=True)
-
-
 @pytest.mark.skipif(sys.platform == "win32", reason="permissions of folders do not prevent writing on Windows")
 def test_a_read_only_cache_is_read_but_not_written(cache: EngineCache) -> None:
-    engine = cache.obtain(KEY, write_engine)
-    with pytest.raises(OutputError, match=r"engine\.bin: the engine cache cannot be used .*; choose another place"):
-        EngineCache(engine.folder / "engine.bin").obtain(KEY, write_engine)  # a file
-    with read_only(cache.folder):
+    """Permissions do not stop root, but a mount does."""
+    engine, path = cache.obtain(KEY, write_engine), cache.folder
+    close, undo = f"chmod -R a-w {path}", f"chmod -R u+w {path}"
+    if os.geteuid() == 0:
+        close, undo = f"mount --bind {path} {path} && mount -o remount,ro,bind {path}", f"umount {path}"
+    if subprocess.run(close, shell=True, check=False, capture_output=True).returncode != 0:
+        pytest.skip("needs the right to mount a file system")
+    try:
         assert EngineCache(cache.folder).obtain(KEY, never).folder == engine.folder
         with pytest.raises(OutputError, match=r"cannot be used .*choose another place with --engine-cache"):
             cache.obtain(replace(KEY, gpu="another"), write_engine)
+    finally:
+        subprocess.run(undo, shell=True, check=True)
 
 
 def test_an_engine_that_was_built_again_meanwhile_is_not_removed(cache: EngineCache) -> None:

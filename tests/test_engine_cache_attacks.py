@@ -8,7 +8,6 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -43,13 +42,11 @@ def content_of(folder: Path) -> dict[str, bytes]:
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def add_file(entry: Path, name: str = "", **values: Any) -> None:
-    """Adds a file to the record of an entry, or takes all out of it."""
-    record = entry / RECORD_NAME
-    content = json.loads(record.read_text(encoding="utf-8"))
-    files = content["files"]
-    content["files"] = {**files, name: {**files["engine.bin"], **values}} if name else {}
-    record.write_text(json.dumps(content), encoding="utf-8")
+def add_file(entry: Path, name: str) -> None:
+    """Adds a file to the record of an entry."""
+    content = json.loads((entry / RECORD_NAME).read_text(encoding="utf-8"))
+    content["files"][name] = content["files"]["engine.bin"]
+    (entry / RECORD_NAME).write_text(json.dumps(content), encoding="utf-8")
 
 
 def link(path: Path) -> None:
@@ -62,15 +59,10 @@ def link(path: Path) -> None:
 OWN_ENTRIES: dict[str, tuple[Callable[[Path], object], str]] = {
     "the entry is a link": (link, f"{KEY.digest} is a link"),
     "a file is a link": (lambda entry: link(entry / "engine.bin"), "engine.bin is a link"),
-    "the record is a link": (lambda entry: link(entry / RECORD_NAME), "engine.json is a link"),
     "anyone may write the entry": (lambda entry: entry.chmod(0o777), "can be written by anyone"),
     "anyone may write a file": (lambda entry: (entry / "engine.bin").chmod(0o666), "engine.bin can be written"),
-    "no files": (add_file, "of length >= 1"),
     "a file above": (lambda entry: add_file(entry, "../x"), "matching regex"),
     "a file anywhere": (lambda entry: add_file(entry, "/etc/passwd"), "matching regex"),
-    "the record is a file": (lambda entry: add_file(entry, RECORD_NAME), "matching regex"),
-    "a drive": (lambda entry: add_file(entry, "C:x"), "matching regex"),
-    "a negative size": (lambda entry: add_file(entry, "engine.bin", bytes=-1), ">= 0"),
 }
 
 
@@ -126,9 +118,6 @@ def test_what_this_user_builds_is_closed_to_others(tmp_path: Path) -> None:
     assert EngineCache(tmp_path / "cache").obtain(KEY, never).folder == tmp_path / "cache" / KEY.digest
 
 
-# The folder.
-
-
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The working directory, with a cache in it."""
@@ -138,32 +127,23 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "engine_cache"
 
 
-def test_a_cache_may_be_named(engine_cache: Path) -> None:
-    assert cache_folder("given") == Path("given")
-    assert cache_folder() == engine_cache  # by the variable
-
-
-def test_a_cache_in_the_working_directory_is_told_once(here: Path, caplog: pytest.LogCaptureFixture) -> None:
-    assert [cache_folder(), cache_folder()] == [Path("engine_cache")] * 2
+def test_a_cache_in_the_working_directory_is_used_and_told(here: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert cache_folder() == Path("engine_cache")
     assert caplog.messages == [f"engine cache: {here}, in the working directory"]
     here.rmdir()
-    assert cache_folder().is_absolute()
     assert "latentsync-trt" in cache_folder().parts
-    assert len(caplog.messages) == 1  # the user's own needs no message
 
 
 @posix
 @pytest.mark.parametrize("attack", ["another user's", "anyone may write"])
 def test_a_cache_in_the_working_directory_that_others_write_is_not_used(
-    here: Path, caplog: pytest.LogCaptureFixture, give_away: GiveAway, attack: str
+    here: Path, give_away: GiveAway, attack: str
 ) -> None:
     if attack == "anyone may write":
         here.chmod(0o777)
     else:
         give_away(Path("engine_cache"))
-    assert cache_folder().is_absolute()
-    assert here not in cache_folder().parents
-    assert caplog.messages == [f"engine cache: {here} is not used, as others can write there"]
+    assert "latentsync-trt" in cache_folder().parts
 
 
 @posix

@@ -85,7 +85,6 @@ def make(tmp_path: Path, both: Bundle) -> Make:
         ("cuda", "auto", ("cuda", "portable")),
         ("cuda", "portable", ("portable", "portable")),
         ("tensorrt", "auto", ("portable", "portable")),
-        ("cpu", "auto", ("portable", "portable")),
     ],
 )
 def test_cuda_takes_the_graphs_made_for_it(
@@ -125,10 +124,7 @@ def test_a_graph_that_runs_on_the_cpu_in_part_is_an_error(make: Make, provider: 
         ("cuda", 512, {"cuda_graph": True}, True),
         ("cuda", 256, {"cuda_graph": False}, False),
         ("cuda", 256, {"graph_variant": "portable"}, False),
-        ("cuda", 256, {"dynamic": True}, False),
         ("tensorrt", 256, {}, True),
-        ("tensorrt", 512, {}, False),
-        ("cpu", 256, {}, False),
     ],
 )
 def test_cuda_graphs_are_recorded_by_default_at_low_resolutions_where_all_steps_have_the_variant(

@@ -85,14 +85,11 @@ def test_auto_takes_the_best(machine: Machine) -> None:
     assert (selection.name, selection.skipped_providers) == ("tensorrt", ())
     assert selection.gpu == ADA
     assert (selection.device, selection.device_id) == ("cuda", 0)
-    machine.cuda = (14, 2)
-    assert diagnosis.diagnose_provider(PROVIDERS["cuda"]) is None
 
 
 OTHERS: dict[str, Callable[[Machine], dict[str, Any]]] = {
     "another bundle": lambda machine: {"bundle_sha256": "cd"},
     "another GPU": lambda machine: {"device": 1},
-    "another driver": lambda machine: vars(machine).update(driver_version="590.1") or {},
     "another TensorRT": lambda machine: vars(machine).update(tensorrt="10.15.0.1") or {},
 }
 
@@ -129,28 +126,15 @@ def test_auto_does_not_take_what_the_newest_test_found_wrong_or_slower(
     assert select_provider(bundle_sha256="cd").name == "cuda"  # another bundle
 
 
-def test_auto_gives_the_reason_for_each_provider_passed_over(machine: Machine) -> None:
-    machine.missing = ("libnvinfer.so.10", "libnvonnxparser.so.10")
-    selection = select_provider("auto", device=1)
-    assert (selection.name, selection.device_id) == ("cuda", 1)
-    ((name, reason),) = selection.skipped_providers
-    assert name == "tensorrt"
-    assert reason.startswith("libraries do not load (libnvinfer.so.10: cannot open shared object file")
-
-
 def test_a_missing_driver_is_the_first_reason_and_noted_where_there_is_a_gpu(machine: Machine, tmp_path: Path) -> None:
     machine.gpus, machine.cuda, machine.problem = (), None, "libcuda.so.1: cannot open shared object file"
     for name in ("tensorrt", "cuda"):
         with pytest.raises(ProviderUnavailable, match=rf"{name}: no NVIDIA driver .*; install NVIDIA driver 580"):
             select_provider(name)
-    # Graphics of Intel, sound of NVIDIA, a GPU.
-    for name, vendor, kind in (("a", "8086", "030000"), ("b", "10de", "040300"), ("c", "10de", "030200")):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "vendor").write_text(f"0x{vendor}\n")
-        (tmp_path / name / "class").write_text(f"0x{kind}\n")
-        selection = select_provider()
-        assert (selection.name, len(selection.skipped_providers)) == ("cpu", 2)
-        assert len(selection.notices()) == (name == "c")
+    assert (select_provider().name, select_provider().notices()) == ("cpu", [])
+    (tmp_path / "gpu").mkdir()
+    (tmp_path / "gpu" / "vendor").write_text("0x10de\n")
+    (tmp_path / "gpu" / "class").write_text("0x030200\n")
     assert "no NVIDIA driver" in select_provider().notices()[0]
 
 
@@ -163,16 +147,10 @@ OLD_DRIVER = {"cuda": (12, 4), "driver_version": "550.54.14"}
 NO_MODULE = {"absent": libraries.TENSORRT_MODULE}
 OBSTACLES: list[tuple[str, dict[str, Any], str]] = [
     ("cuda", OLD_DRIVER, "550.54.14 supports CUDA 12.4, and this build needs CUDA 13; install NVIDIA driver 580"),
-    (
-        "cuda",
-        {"problem": "cuInit: CUDA_ERROR_SYSTEM_DRIVER_MISMATCH", "gpus": ()},
-        "start (cuInit: CUDA_ERROR_SYSTEM_DRIVER_MISMATCH)",
-    ),
     ("cuda", {"gpus": ()}, 'shows no GPU ($CUDA_VISIBLE_DEVICES is "-1")'),
     ("cuda", {"gpus": (PASCAL,)}, "GPU 0 (NVIDIA GeForce GTX 1080, compute capability 6.1): it"),
     ("cuda", {"built": ("CPUExecutionProvider",)}, "is a build without CUDAExecutionProvider"),
     ("tensorrt", {"missing": ("libnvinfer.so.10",)}, 'directory); pip install "latentsync-trt[tensorrt]"'),
-    ("cuda", {"missing": ("libcudart.so.13", "libcublas.so.13")}, "; libcublas.so.13: cannot open"),
     # The provider itself loads without cuDNN.
     ("cuda", {"missing": ("libcudnn.so.9",)}, "libraries do not load (libcudnn.so.9: "),
     ("tensorrt", NO_MODULE, "TensorRT 10.14.1.48 is installed without its Python package, which builds engines; pip"),
@@ -195,7 +173,6 @@ def test_what_keeps_a_provider_from_running(machine: Machine, name: Any, expecte
     [
         ({"visible": None}, 1, "1"),
         ({"visible": " 2 , 3 "}, 1, "3"),
-        ({"visible": "1,0"}, 0, "1"),
         ({"visible": "GPU-8f2a,GPU-1c3b"}, 1, "GPU-1c3b"),
     ],
     indirect=["machine"],
@@ -207,7 +184,7 @@ def test_a_child_process_that_sees_one_gpu_gets_its_name(machine: Machine, index
 
 @pytest.mark.parametrize(
     ("name", "missing", "after"),
-    [("tensorrt", (), "cuda"), ("cuda", (), "cpu"), ("tensorrt", ("libcudnn.so.9",), "cpu")],
+    [("tensorrt", (), "cuda"), ("tensorrt", ("libcudnn.so.9",), "cpu")],
 )
 def test_the_next_provider_is_one_that_starts_at_once(
     machine: Machine, name: Any, missing: tuple[str, ...], after: str

@@ -92,21 +92,17 @@ def test_every_way_of_running_paints_what_the_cpu_paints(stand_in: StandIn) -> N
 
 
 def test_a_failed_build_gives_the_reason(stand_in: StandIn) -> None:
-    faults = ["build_fails=Attention", "refuse=Conv", "parse_error", "build_fails", "oom_build", "builder_null"]
+    faults = ["refuse=Conv", "parse_error", "build_fails", "oom_build", "builder_null"]
     answers, ended = stand_in.scenario("failures", bundle=SMALL, faults=faults)
-    attention, refused, unread, failed, memory, null = answers
-    errors = [*["GraphRefused"] * 4, "OutOfMemory", "GraphRefused"]
-    assert [answer["error"] for answer in answers] == errors
-    assert "Attention" in attention["text"]
+    refused, unread, failed, memory, null = answers
+    assert [answer["error"] for answer in answers] == [*["GraphRefused"] * 3, "OutOfMemory", "GraphRefused"]
     assert "Conv (node " in refused["text"]
-    assert "please report it" in refused["text"]
     assert "the model cannot be parsed" in unread["text"]
     assert "Could not find any implementation for node" in failed["text"]
     assert "Requested size was 4294967296 bytes" in memory["text"]
     assert "the compiler crashed (exit code 1)" in null["text"]
     assert ended.count("build nodes=") == 0
-    left = [path.name for path in stand_in.cache.iterdir() if path.name not in (".locks", FOLDER)]
-    assert left == []
+    assert {path.name for path in stand_in.cache.iterdir()} <= {".locks", FOLDER}
 
 
 def test_an_engine_of_variable_shapes_runs_at_the_sizes_it_was_built_for(stand_in: StandIn, tmp_path: Path) -> None:
