@@ -22,18 +22,39 @@ from tests.conftest import REPOSITORY
 pytest.importorskip("material", reason="needs the extra docs")
 pytestmark = pytest.mark.integration
 
-CITED = {"docs.nvidia.com", "filesystem-spec.readthedocs.io", "github.com"}
+CITED = {
+    "docs.nvidia.com",
+    "filesystem-spec.readthedocs.io",
+    "github.com",
+}
 """Hosts of sources that a reader may click on; nothing is loaded from there."""
+
+HEADLINES = ("README.md", "docs/index.md", "docs/quickstart.md", "docs/comfyui.md")
+"""Pages that state measured numbers only where a row stands behind each."""
+
+COMPUTED = {"0.64 s", "37 GB"}
+"""A window of 16 frames, and a minute of 1080p in float32."""
+
+_BLOCKS = re.compile(r"```.*?```|<!-- table: \w+ -->.*?<!-- /table -->", re.DOTALL)
+_MEASURED = re.compile(r"\d[\d.,]*(?:<!-- \w+ -->)? ?(?:GB|ms|s|seconds|minutes|frames/s|×)(?![\w/])")
+
+
+def build(folder: Path, address: str) -> Path:
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
+    env = {**os.environ, "SITE_URL": address}
+    found = run(command, cwd=REPOSITORY, env=env, capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stdout + found.stderr
+    return folder
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
-    env = {**os.environ, "SITE_URL": ""}
-    found = run(command, cwd=REPOSITORY, env=env, capture_output=True, text=True, check=False)
-    assert found.returncode == 0, found.stdout + found.stderr
-    return folder
+    return build(tmp_path_factory.mktemp("site"), "")
+
+
+def test_it_builds_for_an_address(tmp_path: Path) -> None:
+    build(tmp_path, "https://example.org/x/")
+    assert '"https://example.org/x/sync.html"' in (tmp_path / "sync.html").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("options", [SyncOptions, RuntimeOptions, ExportOptions, Limits])
@@ -68,6 +89,11 @@ def test_the_first_page_has_numbers_of_the_rows(site: Path) -> None:
     assert shown == [facts()[name] for name in ("pace_512", "eager_times", "least_512_gb", "gpus_times")]
 
 
+def test_every_page_has_one_title(site: Path) -> None:
+    """A wrapped line that begins with # would be another one."""
+    assert [path.name for path in site.glob("*.html") if path.read_text("utf-8").count("<h1") != 1] == []
+
+
 def test_pages_load_nothing_from_other_hosts(site: Path) -> None:
     html = "".join(path.read_text(encoding="utf-8") for path in site.rglob("*.html"))
     assert set(re.findall(r'<a [^>]*href="https?://([^/"]+)', html)) <= CITED
@@ -94,6 +120,12 @@ def test_commands_have_their_options(page: Path) -> None:
         known = {flag for param in (below or command).params for flag in (*param.opts, *param.secondary_opts)}
         given = {word.partition("=")[0].rstrip(".,;:)") for word in words if re.match(r"--[a-z]", word)}
         assert given <= known, line
+
+
+@pytest.mark.parametrize("name", HEADLINES)
+def test_first_pages_state_no_other_measured_number(name: str) -> None:
+    text = _BLOCKS.sub("", (REPOSITORY / name).read_text(encoding="utf-8"))
+    assert [found for found in _MEASURED.findall(text) if "<!--" not in found and found not in COMPUTED] == []
 
 
 def test_a_page_whose_number_differs_is_corrected() -> None:
