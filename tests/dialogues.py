@@ -4,7 +4,7 @@ A person is a part of a clip, played at its own pace with its sound while the pe
 held, slowly moved, or slowed. All follow one another without a jump, until the next cut.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cache
@@ -51,13 +51,11 @@ class Part:
     voice: int | None = None
 
 
-@dataclass(frozen=True)
 class Dialogue:
     """`sound`: what is heard, or nothing, or only music."""
 
-    name: str
-    parts: tuple[Part, ...]
-    sound: Literal["voices", "none", "music"] = "voices"
+    def __init__(self, name: str, *parts: Part, sound: Literal["voices", "none", "music"] = "voices") -> None:
+        self.name, self.parts, self.sound = name, parts, sound
 
 
 @dataclass(frozen=True)
@@ -80,18 +78,16 @@ class Cast:
         self.pictures, self.sound, self.spoken = cache(self._pictures), cache(self._sound), cache(self._spoken)
 
     def _clip(self, who: int) -> Path:
-        return self._assets / f"demo{who}_video.mp4"
+        """A negative number is of a voice alone."""
+        return self._assets / (f"demo{who}_video.mp4" if who > 0 else f"demo{-who}_audio.wav")
 
     def _pictures(self, who: int) -> list[UInt8Array]:
+        shown: Iterable[UInt8Array] = islice(camera_frames(self._end_s), int(self._end_s * MODEL_FPS))
+        if who != PORTRAIT:
+            left, top, side = _PLACES[who]
+            read = read_frames(self._clip(who), Playback(Fraction(MODEL_FPS), self._end_s))
+            shown = (frame.picture[top : top + side, left : left + side] for frame in read)
         size = (SIDE_PX, SIDE_PX)
-        if who == PORTRAIT:
-            frames = islice(camera_frames(self._end_s), int(self._end_s * MODEL_FPS))
-            return [np.asarray(cv2.resize(frame, size, interpolation=cv2.INTER_AREA), np.uint8) for frame in frames]
-        left, top, side = _PLACES[who]
-        cut = slice(top, top + side), slice(left, left + side)
-        shown = (
-            frame.picture[cut] for frame in read_frames(self._clip(who), Playback(Fraction(MODEL_FPS), self._end_s))
-        )
         return [np.asarray(cv2.resize(frame, size, interpolation=cv2.INTER_AREA), np.uint8) for frame in shown]
 
     def _mouth(self, who: int, frame: int) -> Float32Array:
@@ -100,11 +96,11 @@ class Cast:
         return mesh[[13, 14]].mean(axis=0)
 
     def _sound(self, who: int) -> Float32Array:
-        return read_audio(self._clip(who) if who > 0 else self._assets / f"demo{-who}_audio.wav", RATE_HZ)
+        return read_audio(self._clip(who), RATE_HZ)
 
     def _spoken(self, who: int) -> np.ndarray:
         times_s = np.arange(len(self.sound(who)) // _PER_FRAME) / MODEL_FPS
-        return speech_in(self._clip(who) if who > 0 else self._assets / f"demo{-who}_audio.wav").at(times_s)
+        return speech_in(self._clip(who)).at(times_s)
 
 
 def compose(cast: Cast, dialogue: Dialogue, path: Path) -> Written:
@@ -214,104 +210,80 @@ def _music(frames: int) -> Float32Array:
 HELD_OUT = (
     Dialogue(
         "two, the other rests",
-        (
-            Part(3.2, {2: "speaks", 3: "rests"}, from_s={2: 10.4, 3: 10.1}),
-            Part(2.6, {2: "rests", 3: "speaks"}),
-            Part(2.2, {2: "speaks", 3: "rests"}),
-            Part(3, {2: "rests", 3: "speaks"}),
-        ),
+        Part(3.2, {2: "speaks", 3: "rests"}, from_s={2: 10.4, 3: 10.1}),
+        Part(2.6, {2: "rests", 3: "speaks"}),
+        Part(2.2, {2: "speaks", 3: "rests"}),
+        Part(3, {2: "rests", 3: "speaks"}),
     ),
     Dialogue(
         "two, the other nods",
-        (
-            Part(2.3, {1: "speaks", 3: "nods"}, from_s={1: 5.2, 3: 12.5}),
-            Part(3.4, {1: "nods", 3: "speaks"}),
-            Part(2.2, {1: "speaks", 3: "nods"}),
-        ),
+        Part(2.3, {1: "speaks", 3: "nods"}, from_s={1: 5.2, 3: 12.5}),
+        Part(3.4, {1: "nods", 3: "speaks"}),
+        Part(2.2, {1: "speaks", 3: "nods"}),
     ),
     Dialogue(
         "two, the other slowed",
-        (
-            Part(3, {1: "slow", 2: "speaks"}, from_s={1: 5.3, 2: 12.2}),
-            Part(2.8, {1: "speaks", 2: "slow"}),
-            Part(2.5, {1: "slow", 2: "speaks"}),
-        ),
+        Part(3, {1: "slow", 2: "speaks"}, from_s={1: 5.3, 2: 12.2}),
+        Part(2.8, {1: "speaks", 2: "slow"}),
+        Part(2.5, {1: "slow", 2: "speaks"}),
     ),
     Dialogue(
         "two, the other smiles or turns",
-        (
-            Part(2.6, {3: "speaks", 2: "smiles"}, from_s={3: 14.8, 2: 14.9}),
-            Part(2.1, {3: "turns", 2: "speaks"}),
-            Part(2.4, {3: "speaks", 2: "turns"}),
-            Part(2, {3: "smiles", 2: "speaks"}),
-        ),
+        Part(2.6, {3: "speaks", 2: "smiles"}, from_s={3: 14.8, 2: 14.9}),
+        Part(2.1, {3: "turns", 2: "speaks"}),
+        Part(2.4, {3: "speaks", 2: "turns"}),
+        Part(2, {3: "smiles", 2: "speaks"}),
     ),
     Dialogue(
         "two, one chews",
-        (
-            Part(3, {1: "speaks", PORTRAIT: "chews"}, from_s={1: 6.2, PORTRAIT: 3}),
-            Part(2, {1: "rests", PORTRAIT: "nods"}, voice=-2),
-        ),
+        Part(3, {1: "speaks", PORTRAIT: "chews"}, from_s={1: 6.2, PORTRAIT: 3}),
+        Part(2, {1: "rests", PORTRAIT: "nods"}, voice=-2),
     ),
     Dialogue(
         "three, changes every 2 to 3 s",
-        (
-            Part(2.4, {1: "nods", 2: "speaks", 3: "slow"}, from_s={1: 5.1, 2: 15.6, 3: 11.2}),
-            Part(2.1, {1: "slow", 2: "rests", 3: "speaks"}),
-            Part(2.7, {1: "speaks", 2: "turns", 3: "nods"}),
-            Part(2, {1: "rests", 2: "speaks", 3: "smiles"}),
-        ),
+        Part(2.4, {1: "nods", 2: "speaks", 3: "slow"}, from_s={1: 5.1, 2: 15.6, 3: 11.2}),
+        Part(2.1, {1: "slow", 2: "rests", 3: "speaks"}),
+        Part(2.7, {1: "speaks", 2: "turns", 3: "nods"}),
+        Part(2, {1: "rests", 2: "speaks", 3: "smiles"}),
     ),
     Dialogue(
         "three, one of them the portrait",
-        (
-            Part(3, {2: "slow", PORTRAIT: "rests", 3: "speaks"}, from_s={2: 11, PORTRAIT: 0, 3: 16.3}),
-            Part(3, {2: "speaks", PORTRAIT: "turns", 3: "nods"}),
-        ),
+        Part(3, {2: "slow", PORTRAIT: "rests", 3: "speaks"}, from_s={2: 11, PORTRAIT: 0, 3: 16.3}),
+        Part(3, {2: "speaks", PORTRAIT: "turns", 3: "nods"}),
     ),
     Dialogue(
         "close-ups",
-        (
-            Part(2.4, {3: "speaks"}, from_s={3: 13}),
-            Part(3, {2: "speaks"}, cut=True, from_s={2: 17}),
-            Part(2.2, {3: "nods"}, cut=True, from_s={3: 15.2}),
-            Part(2.5, {1: "speaks"}, cut=True, from_s={1: 7.2}),
-            Part(2.3, {2: "speaks"}, cut=True, from_s={2: 10.4}),
-        ),
+        Part(2.4, {3: "speaks"}, from_s={3: 13}),
+        Part(3, {2: "speaks"}, cut=True, from_s={2: 17}),
+        Part(2.2, {3: "nods"}, cut=True, from_s={3: 15.2}),
+        Part(2.5, {1: "speaks"}, cut=True, from_s={1: 7.2}),
+        Part(2.3, {2: "speaks"}, cut=True, from_s={2: 10.4}),
     ),
     Dialogue(
         "a pair, close-ups and a voice from outside",
-        (
-            Part(2.5, {1: "speaks", 2: "rests"}, from_s={1: 5, 2: 15}),
-            Part(2.5, {2: "speaks"}, cut=True, from_s={2: 15}),
-            Part(2.5, {1: "rests"}, cut=True, from_s={1: 7.5}, voice=-3),
-            Part(3, {1: "nods", 2: "speaks"}, cut=True, from_s={1: 7.5, 2: 16.8}),
-        ),
+        Part(2.5, {1: "speaks", 2: "rests"}, from_s={1: 5, 2: 15}),
+        Part(2.5, {2: "speaks"}, cut=True, from_s={2: 15}),
+        Part(2.5, {1: "rests"}, cut=True, from_s={1: 7.5}, voice=-3),
+        Part(3, {1: "nods", 2: "speaks"}, cut=True, from_s={1: 7.5, 2: 16.8}),
     ),
     Dialogue(
         "a voice from outside",
-        (
-            Part(2.6, {2: "speaks", 3: "nods"}, from_s={2: 10.4, 3: 17}),
-            Part(3, {2: "nods", 3: "rests"}, voice=-1),
-            Part(2.6, {2: "rests", 3: "speaks"}),
-            Part(2.4, {2: "smiles", 3: "turns"}, voice=-2),
-        ),
+        Part(2.6, {2: "speaks", 3: "nods"}, from_s={2: 10.4, 3: 17}),
+        Part(3, {2: "nods", 3: "rests"}, voice=-1),
+        Part(2.6, {2: "rests", 3: "speaks"}),
+        Part(2.4, {2: "smiles", 3: "turns"}, voice=-2),
     ),
     Dialogue(
         "no sound",
-        (
-            Part(2.6, {2: "nods", 3: "speaks"}, from_s={2: 12, 3: 10.2}),
-            Part(3, {2: "speaks", 3: "rests"}),
-            Part(2.4, {2: "slow", 3: "speaks"}),
-        ),
+        Part(2.6, {2: "nods", 3: "speaks"}, from_s={2: 12, 3: 10.2}),
+        Part(3, {2: "speaks", 3: "rests"}),
+        Part(2.4, {2: "slow", 3: "speaks"}),
         sound="none",
     ),
     Dialogue(
         "only music",
-        (
-            Part(2.5, {1: "speaks", 2: "turns"}, from_s={1: 6, 2: 17}),
-            Part(2.6, {1: "rests", 2: "speaks"}),
-        ),
+        Part(2.5, {1: "speaks", 2: "turns"}, from_s={1: 6, 2: 17}),
+        Part(2.6, {1: "rests", 2: "speaks"}),
         sound="music",
     ),
 )

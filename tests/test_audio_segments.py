@@ -1,37 +1,30 @@
 """Segments of the audio encoder: what is used of each, where they are joined, and what that does to features."""
 
 import tracemalloc
-from collections.abc import Iterator
 from contextlib import closing
 from fractions import Fraction
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from latentsync_trt import SyncOptions
 from latentsync_trt.audio.encoder import (
     FEATURES_PER_S,
     SEGMENT_FEATURES,
     SEGMENT_FRAMES,
     SpeechStream,
-    audio_windows,
     encode_audio,
     joined_segments,
     plan_of,
-    public_segments,
 )
 from latentsync_trt.audio.mel import SAMPLE_RATE_HZ
-from latentsync_trt.config import AudioSegments, Silence
+from latentsync_trt.config import AudioSegments
 from latentsync_trt.media.audio import read_audio_blocks
 from latentsync_trt.media.demo_clip import SPEECH
-from latentsync_trt.media.soundtrack import SoundPiece
-from latentsync_trt.sync.speech import OpenSpeech, Sound, speech_in
+from latentsync_trt.sync.speech import speech_in
 from latentsync_trt.types import Float32Array
-from tests.sounds import log_mel, mel_filters, write_samples
+from tests.sounds import log_mel, mel_filters
 
 _REACH = 2 * FEATURES_PER_S  # mel frames: 1 s, what a joined segment sees beyond what is used of it
 _SMOOTH = np.hanning(2 * _REACH + 1)[1:-1]
@@ -81,24 +74,6 @@ def test_joined_features_are_those_of_a_recording_that_is_not_cut() -> None:
     inside = 100 * FEATURES_PER_S - FEATURES_PER_S  # where the last segment ends, zeros follow that are no sound
     assert [feature for feature in wrong("joined") if feature < inside] == []
     assert {round(feature / SEGMENT_FEATURES) for feature in wrong("public") if feature < inside} == {1, 2, 3}
-
-
-@pytest.mark.parametrize(("segments", "silence"), [("joined", "closed"), ("public", "model")])
-def test_runs_cut_as_asked_with_or_without_silence(tmp_path: Path, segments: AudioSegments, silence: Silence) -> None:
-    path = write_samples(tmp_path / "long.wav", speech_with_pauses(62), SAMPLE_RATE_HZ)
-    options, speech = SyncOptions(audio_segments=segments, silence=silence), speech_in(path)
-
-    def pieces() -> Iterator[Float32Array]:
-        blocks = read_audio_blocks(path)
-        return speech.gated(blocks) if silence == "closed" else blocks
-
-    plan = public_segments if segments == "public" else lambda total: joined_segments(total, speech.spans_s)
-    features = encode_audio(pieces, smoothed, mel_filters(), plan).features
-    expected = audio_windows(features, Fraction(62))
-    times_s = [Fraction(number, 25) for number in range(len(expected))]
-    with closing(OpenSpeech(Sound((SoundPiece(path),)), smoothed, mel_filters(), options)) as opened:
-        found = np.concatenate([opened.windows(0, times_s[at : at + 16]) for at in range(0, len(times_s), 16)])
-    assert np.array_equal(found, expected)
 
 
 def test_memory_does_not_grow_with_the_recording() -> None:

@@ -17,7 +17,7 @@ from latentsync_trt.cli import main
 from latentsync_trt.errors import Busy, InputError, NoFaceError
 from latentsync_trt.live import sessions
 from latentsync_trt.live.idle import IdleLoop
-from latentsync_trt.live.sessions import Cost, measured
+from latentsync_trt.live.sessions import Cost
 from latentsync_trt.media.reader import read_frames
 from tests.clips import numbered, write_clip, write_video
 from tests.live import Inline, take, until_idle, voice
@@ -94,7 +94,6 @@ def test_sessions_do_not_mix(lip_sync: LipSync, opened: LiveSession) -> None:
             for frame, mixed in zip(take(alone, 8), together, strict=True):
                 assert np.array_equal(frame.planes.y, mixed[seed].planes.y)
                 assert np.array_equal(frame.sound, mixed[seed].sound)
-    assert any(not np.array_equal(a.planes.y, b.planes.y) for a, b in together)
 
 
 def test_a_clip_is_synced_while_a_session_is_open(lip_sync: LipSync, opened: LiveSession, tmp_path: Path) -> None:
@@ -132,11 +131,6 @@ def test_as_many_are_admitted_as_can_be_painted(lip_sync: LipSync, opened: LiveS
     cost[0] = Cost(0.0, 0.0)
 
 
-def test_a_window_is_measured(opened: LiveSession) -> None:
-    found = measured(opened._painter, OPTIONS.hop)
-    assert 0 < found.first_s <= found.busy_s + 1
-
-
 def test_idle_clips_that_cannot_be_used(lip_sync: LipSync, idle_clip: Path, tmp_path: Path) -> None:
     with pytest.raises(NoFaceError, match=r"no usable face after 0\.00 s"):
         lip_sync.stream(write_video(tmp_path / "faceless.mp4", numbered(5)), OPTIONS)
@@ -144,16 +138,12 @@ def test_idle_clips_that_cannot_be_used(lip_sync: LipSync, idle_clip: Path, tmp_
         lip_sync.stream(idle_clip, replace(OPTIONS, memory_gb=0.001, face="left"))
     with pytest.raises(InputError, match="windows of bundle demo have 16 frames"):
         lip_sync.stream(idle_clip, LiveOptions(hop=17))
-    with pytest.raises(InputError, match=r"absent\.mp4"):
-        lip_sync.stream(tmp_path / "absent.mp4", OPTIONS)
 
 
 def test_closing_the_bundle_closes_its_sessions(idle_clip: Path) -> None:
     with LipSync.from_bundle(small_bundle(), "cpu") as lip_sync:
         session = lip_sync.stream(idle_clip, OPTIONS)
     assert not list(session)
-    with pytest.raises(InputError, match="it is closed"):
-        lip_sync.stream(idle_clip, OPTIONS)
 
 
 def test_the_command_opens_the_clip_once_and_a_session_for_each_viewer(
@@ -175,4 +165,4 @@ def test_the_command_opens_the_clip_once_and_a_session_for_each_viewer(
     assert "http://127.0.0.1:" in result.output and ": ready" in result.output
     assert [(each.options.hop, each.options.look_ahead_ms) for each in seen] == [(4, 120)] * 2
     assert seen[0].loop is seen[1].loop
-    assert CliRunner().invoke(main, [*words, "--host", "0.0.0.0"]).exit_code == 2
+    assert CliRunner().invoke(main, [*words, "--host", "0.0.0.0"]).exit_code == 2  # without a key

@@ -28,13 +28,11 @@ def planner_after(*said_frames: float, ended: bool) -> LivePlanner:
         ((), "pressed", 0, [], 0),
         ((10.9,), "", 0, [], 0),  # too little look-ahead
         ((11,), "", 0, [1, 8], 8),
-        ((4, 4, 4), "", 0, [1, 8], 8),
         ((11,), "", 5, [6, 13], 8),  # painting takes five frames
         ((3,), "", 0, [], 0),  # too little for a window
         ((3,), "pressed", 0, [1, 3], 3),  # and nothing more comes in time
         ((3,), "ended", 0, [1, 8], 3),  # the mouth closes
         ((8,), "ended", 0, [1, 8], 8),  # no look-ahead is needed
-        ((30,), "ended", 0, [1, 8], 8),
     ],
 )
 def test_a_window_begins_when_its_speech_is_there(
@@ -52,18 +50,6 @@ def test_it_plans_no_further_ahead_than_painting_needs() -> None:
     assert counts == [8, 8, 0, 0, 0]  # 16 wait, more than a hop, two that pass in painting, and one to spare
 
 
-@pytest.mark.parametrize(
-    ("painted", "shown"),
-    [([8, 7], [Shown(mouth=True)] * 2), ([0, 0, 1], [Shown(late=True), Shown(late=True), Shown(mouth=True)])],
-)
-def test_a_frame_that_is_due_is_shown_or_the_last_one_again(painted: list[int], shown: list[Shown]) -> None:
-    planner = planner_after(30, ended=True)
-    assert planner.window(0, pressed=False)
-    assert planner.show(0) == Shown()  # of the idle clip, before the first one
-    assert [planner.show(count) for count in painted] == shown
-    assert planner.position == sum(each.mouth for each in shown)
-
-
 @pytest.mark.parametrize(("shown", "painted", "fading"), [(1, 8, 0), (4, 5, 3), (4, 2, 2), (8, 1, 1)])
 def test_stop_keeps_the_painted_frames_in_which_a_shown_mouth_fades(shown: int, painted: int, fading: int) -> None:
     planner = planner_after(30, ended=True)
@@ -75,11 +61,3 @@ def test_stop_keeps_the_painted_frames_in_which_a_shown_mouth_fades(shown: int, 
         assert planner.show(fading - place).mouth
     assert planner.idle
     assert planner.show(0) == Shown()
-
-
-def test_an_utterance_that_ends_after_it_was_planned_has_ended_after_its_last_frame() -> None:
-    planner = planner_after(3, ended=False)
-    assert [planner.is_pressed(0) for _ in range(11)] == [False] * 10 + [True]
-    assert len(planner.window(0, pressed=True)) == 3
-    planner.end()
-    assert [planner.show(3).ended for _ in range(6)] == [0, 0, 0, 0, 1, 0]

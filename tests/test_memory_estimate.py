@@ -8,7 +8,7 @@ import pytest
 
 from latentsync_trt.bundle.manifest import Bundle, GraphVariant, Manifest
 from latentsync_trt.runtime.memory_estimate import MemoryPlan, needed_bytes, plan_memory, window_bytes
-from latentsync_trt.runtime.providers.table import CUDA, TENSORRT
+from latentsync_trt.runtime.providers.table import CUDA
 from tests.conftest import REPOSITORY
 from tests.small import small_bundle
 
@@ -56,15 +56,6 @@ def test_a_run_needs_what_was_measured(published: Manifest, file: str, side_px: 
     needed = needed_bytes(replace(published, resolution_px=side_px), provider=CUDA, variant=variant)
     peak = measured_peak_bytes(file)
     assert peak < needed < 1.2 * peak
-
-
-def test_engines_need_as_much_as_the_cuda_variant_until_they_say_what_they_take(published: Manifest) -> None:
-    of_cuda = needed_bytes(published, provider=CUDA, variant="cuda")
-    of_engines = partial(needed_bytes, published, provider=TENSORRT, variant="portable")
-    assert of_engines() == of_cuda
-    assert needed_bytes(published, provider=CUDA, variant="portable") > of_cuda
-    # Whoever runs: each engine holds its own memory as long as it is open.
-    assert 20 * GB < of_engines(pipelined=True, engine_bytes=20 * GB) < 25 * GB
 
 
 @pytest.mark.parametrize(

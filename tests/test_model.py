@@ -4,7 +4,7 @@ import gc
 import threading
 import time
 from collections import deque
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from typing import get_args
@@ -13,18 +13,12 @@ import pytest
 
 from latentsync_trt import SyncOptions
 from latentsync_trt.bundle.manifest import step_graph
-from latentsync_trt.errors import (
-    BundleError,
-    EngineBuildError,
-    LatentSyncError,
-    OutOfMemory,
-    OutputError,
-)
-from latentsync_trt.runtime.stages import Stage, results
+from latentsync_trt.errors import EngineBuildError, LatentSyncError, OutOfMemory, OutputError
+from latentsync_trt.runtime.stages import Stage
 from latentsync_trt.sync.inpaint import graphs_for
-from tests.cache_worker import PATIENCE_S, until
+from tests.cache_worker import PATIENCE_S
 from tests.compiling import COMPILING, CopyBuilder
-from tests.device import CPU, DemoModels, Device, denoised
+from tests.device import DemoModels, Device, denoised
 
 pytestmark = pytest.mark.integration
 
@@ -71,11 +65,6 @@ def test_what_is_closed_is_freed(make: DemoModels, device: Device) -> None:
     model.close()
 
 
-def test_a_graph_that_the_bundle_lacks_is_named(make: DemoModels) -> None:
-    with pytest.raises(BundleError, match="denoise_step_upside_down"):
-        make(CPU, ["denoise_step", "denoise_step_upside_down"])
-
-
 # The threads of its stages.
 
 
@@ -103,23 +92,3 @@ def test_stages_run_side_by_side_where_memory_allows_else_in_turn(make: DemoMode
         stages = [*get_args(Stage)] * 5
         deque(threads.map(lambda stage: on_cpu.run(stage, partial(alone, stage)), stages), maxlen=0)
     assert most == [1] * 15
-
-
-def test_the_first_error_cancels_what_has_not_begun_and_waits_for_what_has() -> None:
-    all_there, begun, futures = threading.Event(), threading.Event(), list[Future[None]]()
-
-    def go_on() -> None:
-        all_there.wait(PATIENCE_S)
-        begun.set()
-        until(futures[1].cancelled)
-
-    def fail() -> None:
-        begun.wait(PATIENCE_S)
-        raise REFUSED
-
-    with ThreadPoolExecutor(1) as busy, ThreadPoolExecutor(1) as other:
-        futures += [busy.submit(go_on), busy.submit(fail), other.submit(fail)]
-        all_there.set()
-        with pytest.raises(EngineBuildError, match=str(REFUSED)):
-            results(futures)
-        assert [future.done() and not future.cancelled() for future in futures] == [True, False, True]

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
-from threading import Event
 from typing import Any
 
 import pytest
@@ -104,26 +103,4 @@ def test_an_error_beside_opening_leaves_no_user(
     assert (slot.model is None) == builds
     assert builder.built == []
     assert used(slot, A) == {A}
-    slot.close()
-
-
-def test_the_detector_is_there_while_a_model_is_being_opened(
-    toy: Bundle, builder: CopyBuilder, background: Callable[..., Future[Any]], tmp_path: Path
-) -> None:
-    """So that sound and faces are read meanwhile."""
-    begun, ready = Event(), Event()
-
-    def told(text: str) -> None:
-        begun.set()
-        assert ready.wait(TIMEOUT_S)
-
-    slot = ModelSlot(toy, COMPILING, RuntimeOptions(engine_cache=tmp_path / "cache"), told)
-    opened = background(used, slot, A)
-    assert begun.wait(TIMEOUT_S)
-    try:
-        background(slot.detector).result(TIMEOUT_S)
-        assert not opened.done()
-    finally:
-        ready.set()
-    opened.result(TIMEOUT_S)
     slot.close()

@@ -1,11 +1,9 @@
 """Measures while a clip runs, on faces whose lips are known."""
 
 from fractions import Fraction
-from io import BytesIO
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from latentsync_trt.face.paste import Pasted
 from latentsync_trt.measure.quality import Quality
@@ -69,12 +67,8 @@ def test_lips_that_follow(fps: int, start_s: int, late_ms: int) -> None:
         add(quality, index, gap, fps)
     (lips,) = quality.result().lips
     assert lips.verdict == "follows"
-    assert lips.agreement is not None
-    assert lips.agreement > 0.7
-    if abs(late_ms) > 120:
-        assert lips.late_ms == pytest.approx(late_ms, abs=40)
-    else:
-        assert lips.late_ms is None
+    assert (lips.agreement or 0) > 0.7
+    assert lips.late_ms == (pytest.approx(late_ms, abs=40) if abs(late_ms) > 120 else None)
     assert lips.frames > 235
     if not late_ms:
         assert lips.shut_in_silence == 1.0
@@ -107,20 +101,3 @@ def test_the_moments_that_matter_are_kept() -> None:
         add(quality, index, gap)
     shown = [(time_s, shows) for time_s, shows, _ in quality.moments()]
     assert shown == [(0.0, "first"), (0.04, "widest open"), (0.12, "shut")]
-
-
-def test_a_moment_shows_the_face_and_what_is_around_it_before_and_after() -> None:
-    quality = Quality([Fraction(0)], pictures=True)
-    own = np.zeros((400, 300, 3), np.uint8)
-    time_s = Fraction(0)
-    face = Face(np.array([100, 150, 200, 250], np.float32), np.zeros((3, 2), np.float32))
-    patch = Patch(120, 180, np.full((80, 60, 3), 65535, np.uint16), np.ones((80, 60), np.float32))
-    pasted = Pasted(patch, None, mesh(0.1))
-    frame, aligned = Frame(0, time_s, Fraction(1, 25), time_s, own, None), AlignedFace(own, np.eye(2, 3), SIZE_PX)
-    quality.add(frame, 0, face, aligned, patch.rgb, pasted)
-    (_, _, (own_jpeg, new_jpeg)), *_ = quality.moments()
-    after = np.asarray(Image.open(BytesIO(new_jpeg)).convert("L"))
-    rows, columns = np.nonzero(after > 128)
-    assert not np.asarray(Image.open(BytesIO(own_jpeg))).max() > 8
-    # 130 px of the frame, from (85, 135) on, are 240 px of the picture.
-    assert [columns.min(), rows.min(), columns.max(), rows.max()] == pytest.approx([65, 83, 174, 229], abs=2)

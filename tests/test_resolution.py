@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from latentsync_trt import RuntimeOptions, SyncOptions
+from latentsync_trt import SyncOptions
 from latentsync_trt.bundle.manifest import DimensionRange, Manifest, read_manifest, resolution_of
 from latentsync_trt.errors import InputError
 from tests.small import small_bundle
@@ -20,14 +20,7 @@ SEVERAL = replace(FIXED, shapes="dynamic", ranges=RANGES)
 
 @pytest.mark.parametrize(
     ("manifest", "asked", "found"),
-    [
-        (FIXED, None, 512),
-        (FIXED, 512, 512),
-        (SEVERAL, 256, 256),
-        (SEVERAL, 448, 448),
-        (FIXED, 256, 0),
-        (SEVERAL, 192, 0),
-    ],
+    [(FIXED, None, 512), (FIXED, 512, 512), (SEVERAL, 448, 448), (FIXED, 256, 0), (SEVERAL, 192, 0)],
 )
 def test_a_run_has_the_resolution_that_was_asked_for_or_says_how_to_get_it(
     manifest: Manifest, asked: int | None, found: int
@@ -40,16 +33,9 @@ def test_a_run_has_the_resolution_that_was_asked_for_or_says_how_to_get_it(
         resolution_of(manifest, SyncOptions(resolution=asked))
 
 
-def test_fixed_engines_have_the_bundle_s_own() -> None:
-    static = RuntimeOptions(dynamic=False)
-    assert resolution_of(SEVERAL, SyncOptions(resolution=512), static) == 512
-    with pytest.raises(InputError, match="--static"):
-        resolution_of(SEVERAL, SyncOptions(resolution=256), static)
-
-
 @pytest.mark.parametrize(
     ("model", "resolution_px", "trained_px"),
-    [("1.6", 512, 0), ("1.6", 256, 512), ("1.5", 256, 0), ("1.5", 512, 256), ("my own", 256, 0)],
+    [("1.6", 512, 0), ("1.6", 256, 512), ("1.5", 512, 256), ("my own", 256, 0)],
 )
 def test_a_resolution_that_the_model_was_not_trained_at_is_told(
     model: str, resolution_px: int, trained_px: int

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from latentsync_trt import Helpers, LipSync, SyncOptions
-from latentsync_trt.errors import InputError, LatentSyncError
+from latentsync_trt.errors import LatentSyncError
 from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.face.track_file import save_tracks
 from latentsync_trt.media.writer import write_pictures
 from latentsync_trt.sync.faces import analyze
-from latentsync_trt.types import Face, Progress, SyncReport, UInt8Array
+from latentsync_trt.types import Face, SyncReport, UInt8Array
 from tests.clips import click_times, decoded, write_sound
 from tests.people import first_person, second_person
 
@@ -91,13 +91,7 @@ def test_faces_are_painted_in_their_turns(
 ) -> None:
     turns = tmp_path / "talk.rttm"
     turns.write_text("SPEAKER a 1 0.0 0.1 x x ann\nSPEAKER a 1 0.6 0.2 x x ben\n")
-    told: list[Progress] = []
-    options = replace(QUICK, turns=turns)
-    report = lip_sync.sync(
-        folder / "two.mkv", folder / "own.wav", tmp_path / "out.mkv", options, on_progress=told.append
-    )
-    for stage in ("finding faces", "lip-sync"):
-        assert [(step.done, step.total) for step in told if step.stage == stage] == [(n + 1, 20) for n in range(20)]
+    report = two(lip_sync, folder, tmp_path / "out.mkv", folder / "own.wav", turns=turns)
     assert any("face 0 = ann, face 1 = ben" in notice for notice in report.notices)
     spans = analyze(folder / "two.mkv", detector)[0].spans
     ann, ben = (LEFT, RIGHT) if next(span.person for span in spans if span.rows[0, 1] < 240) == 0 else (RIGHT, LEFT)
@@ -109,10 +103,6 @@ def test_faces_are_painted_in_their_turns(
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        (
-            {"speaker": [f"{face}={{}}/own.wav" for face in range(3)]},
-            "face 2: is not in two.mkv, which has only face 0, 1",
-        ),
         ({"start": 0.79}, r"two\.mkv: none of its 20 frames is in the part"),
         ({"start": 0, "end": 5}, r"--end 5: .*two\.mkv lasts 0\.80 s"),
         ({"offset": -500.0}, "the speech goes from -0.50 to -0.26 s of the output; change --start"),
@@ -122,9 +112,8 @@ def test_faces_are_painted_in_their_turns(
 def test_what_does_not_fit_the_clip_is_wrong_usage(
     lip_sync: LipSync, folder: Path, tmp_path: Path, fields: dict[str, Any], message: str
 ) -> None:
-    fields = {name: [each.format(folder) for each in own] if name == "speaker" else own for name, own in fields.items()}
     with pytest.raises(LatentSyncError, match=message) as caught:
-        two(lip_sync, folder, tmp_path / "out.mkv", None if "speaker" in fields else folder / "voice.wav", **fields)
+        two(lip_sync, folder, tmp_path / "out.mkv", folder / "voice.wav", **fields)
     assert caught.value.usage
     assert list(tmp_path.iterdir()) == []
 
@@ -141,6 +130,3 @@ def test_saved_tracks_are_used_instead_of_a_search(
     options = replace(QUICK, face="index:1", faces=saved)
     lip_sync.sync(folder / "two.mkv", folder / "voice.wav", tmp_path / "b.mkv", options, helpers=Helpers(Blind()))
     assert np.array_equal(np.stack(decoded(tmp_path / "a.mkv")), np.stack(decoded(tmp_path / "b.mkv")))
-    with pytest.raises(InputError, match=r"tracks\.json: has the tracks of two\.mkv") as caught:
-        run(lip_sync, folder, tmp_path / "c.mkv", faces=saved)
-    assert caught.value.usage

@@ -23,14 +23,10 @@ def test_closures_and_silence_are_seen() -> None:
     found = score(GAPS, MOUTH)
     assert (found.closures, found.silence) == (1.0, 1.0)
     assert closed_rate(GAPS, MOUTH.opening > 0.2) == 0.0
-    for part in (f"spoken mouth at r = {found.opening:.2f}", "0 frames late", "m, b, p shown shut: 100%", "silence"):
-        assert part in str(found)
 
 
 def test_frames_without_a_face_are_left_out() -> None:
-    gaps = np.full(3, np.nan, np.float32)
-    assert np.isnan(closed_rate(gaps, np.ones(3, np.bool_)))
     with pytest.raises(InputError, match="too few show a face"):
-        agreement(gaps, np.arange(3, dtype=np.float32))
+        agreement(np.full(3, np.nan, np.float32), np.arange(3, dtype=np.float32))
     curve = np.array([0.1, np.nan, 0.3, 0.2, 0.6], np.float32)
     assert agreement(curve, curve)[0] == pytest.approx(1.0)

@@ -5,17 +5,12 @@ import threading
 import time
 from collections.abc import Generator
 from contextlib import closing
-from dataclasses import replace
-from fractions import Fraction
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from latentsync_trt.sync.threads import ClipStages, StageClock, prefetch
-from latentsync_trt.types import Frame
-from tests.clips import frame_at
+from latentsync_trt.sync.threads import prefetch
 
 
 def threads() -> list[threading.Thread]:
@@ -104,59 +99,4 @@ def test_closing_stops_every_stage_before_it(taken: int) -> None:
     assert [next(second) for _ in range(taken)] == [0, 2, 4][:taken]
     second.close()
     assert closed == [True]
-    assert not threads()
-
-
-# The stages of a clip
-
-
-FLAT = np.zeros((2, 2, 3), np.uint8)
-FADE_S, BRIDGE_S = Fraction(2, 25), Fraction(3, 25)
-
-
-@pytest.mark.parametrize(
-    ("rate", "most"), [(25, 2 + 4 + 5), (2, 1 + 1 + 5), (225, 18 + 28 + 5)], ids=["usual", "slow", "fast"]
-)
-def test_frames_enter_while_those_before_them_could_be_held_back(rate: int, most: int) -> None:
-    """Those of two 25ths of a second to fade, those of three to bridge gaps, and 5 to complete a window."""
-    read: list[int] = []
-
-    def frames() -> Generator[Frame, None, None]:
-        for index in made_numbers(read):
-            yield replace(frame_at(index, FLAT), time_s=Fraction(index, rate))
-
-    stages = ClipStages(5, 0, FADE_S, BRIDGE_S)
-    entering = stages.prefetch_frames(stages.entering(frames(), StageClock()), depth=100, name="paint entering")
-    assert [next(entering).index for _ in range(most)] == list(range(most))
-    time.sleep(0.2)
-    assert len(read) == most
-    stages.leave()
-    assert next(entering).index == most
-    entering.close()
-    assert not threads()
-
-
-def test_what_fails_before_painting_is_raised_after_the_frames_before_it() -> None:
-    stages, failed = ClipStages(99, 0, FADE_S, BRIDGE_S), threading.Event()
-
-    def read() -> Generator[Frame, None, None]:
-        yield frame_at(0, FLAT)
-        raise ValueError("broken")
-
-    def found() -> Generator[Frame, None, None]:
-        try:
-            with closing(stages.prefetch_frames(stages.entering(read(), StageClock()), name="paint read")) as frames:
-                yield from frames
-        finally:
-            failed.set()
-
-    def paint(frame: Frame) -> Frame:
-        assert failed.wait(timeout=30)
-        stages.check()
-        return frame
-
-    painted = stages.prefetch(stages.prefetch_frames(found(), name="paint found"), paint, name="paint")
-    assert next(painted).index == 0
-    with pytest.raises(ValueError, match="broken"):
-        next(painted)
     assert not threads()

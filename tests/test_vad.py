@@ -1,28 +1,21 @@
 """Voice activity: when somebody speaks, and silence between."""
 
-import hashlib
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, closing
 from fractions import Fraction
 from functools import cache
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from latentsync_trt.audio.mel import SAMPLE_RATE_HZ
 from latentsync_trt.audio.vad import (
     AFTER_S,
     BEFORE_S,
-    ENTER,
     FADE_S,
     LEAST_PAUSE_S,
-    NETWORK,
-    STEP,
     STEP_S,
     Speech,
     VoiceActivity,
@@ -36,7 +29,6 @@ from latentsync_trt.media.soundtrack import SoundPiece
 from latentsync_trt.sync.speech import OpenSpeech, Sound
 from latentsync_trt.types import Float32Array
 from tests.clips import read_audio
-from tests.conftest import REPOSITORY
 from tests.sounds import mel_filters, write_samples
 
 
@@ -55,19 +47,11 @@ def noise(samples: int, level: float) -> Float32Array:
     return np.random.default_rng(2).normal(0, level, samples).astype(np.float32)
 
 
-def test_the_network_is_the_one_that_notice_names() -> None:
-    digest = hashlib.sha256(NETWORK.read_bytes()).hexdigest()
-    assert digest == "9ccdacc4719d8aa7e45a77536bfabec45a03ba1f2fad5e241ab4060b24238a85"
-    notice = (REPOSITORY / "NOTICE").read_text(encoding="utf-8")
-    assert f"sha256 {digest}" in notice
-    assert "Copyright (c) 2020-present Silero Team" in notice
-
-
 @pytest.mark.parametrize("under", ["nothing", "noise", "music"])
 def test_speech_is_found_alone_and_over_noise_and_music(under: str) -> None:
     samples, level = np.pad(sentence(), SAMPLE_RATE_HZ), 10 ** (-10 / 20) * float(sentence().std())
     below = {"nothing": noise, "noise": noise, "music": hum}[under](len(samples), 0 if under == "nothing" else level)
-    speech, mouth = find_speech(lambda: [samples + below]), spoken_mouth()
+    speech, mouth = find_speech(lambda: np.array_split(samples + below, 7)), spoken_mouth()
     opened = 1 + np.flatnonzero(mouth.opening > 0.1) / MODEL_FPS
     assert speech.at(opened).mean() > 0.99
     rest = np.arange(0, 0.95, 0.04)
@@ -130,22 +114,8 @@ def test_sound_as_loud_as_speech_that_is_silenced_is_named() -> None:
         gain = np.float32(10 ** (level_db / 20))
         notice = str(find_speech(lambda gain=gain: [gain * speech, gain * music]).notice)  # type: ignore[misc]
         assert "3.1 s as loud as the speech, from 5.1 s on" in notice
-        assert "--silence model" in notice
     assert find_speech(lambda: [speech, music / 20, speech]).notice is None
-    assert find_speech(lambda: [speech]).notice is None
-    silent = str(find_speech(lambda: [0 * speech]).notice)
-    assert "silent" in silent and "--silence" not in silent  # which would not help
-
-
-@given(st.lists(st.integers(0, 100_000), max_size=8))
-def test_blocks_of_any_lengths_become_the_same_steps(sizes: list[int]) -> None:
-    samples = noise(sum(sizes), 0.1)
-    parts = list(steps_of(np.split(samples, np.cumsum(sizes)[:-1]) if sizes else []))
-    joined = np.concatenate([np.zeros((0, STEP), np.float32), *parts]).reshape(-1)
-    assert len(joined) - len(samples) in range(STEP)
-    assert np.array_equal(joined[: len(samples)], samples)
-    assert not joined[len(samples) :].any()
-    assert all(len(part) == len(parts[0]) for part in parts[:-1])
+    assert "--silence" not in str(find_speech(lambda: [0 * speech]).notice)  # which would not help
 
 
 def test_what_the_network_remembers_goes_on_from_run_to_run() -> None:
@@ -171,21 +141,7 @@ def test_speech_lasts_through_short_dips_and_pauses_and_clicks_are_none() -> Non
     assert abs(start_s - (1 - BEFORE_S)) < STEP_S
     assert abs(end_s - (2.85 + AFTER_S)) < 3 * STEP_S
     assert len(spans_of(steps((0.9, 1), (0.1, LEAST_PAUSE_S + STEP_S), (0.9, 1)))) == 2
-    assert spans_of(steps((0.4, 3))) == ()  # never certain
-    assert spans_of(steps((0.2, 1), (0.45, 1), (0.2, 1))) == ()
-
-
-@given(st.lists(st.tuples(st.floats(0, 1), st.integers(1, 20)), max_size=30))
-def test_spans_are_apart_and_hold_every_certain_stretch(parts: list[tuple[float, int]]) -> None:
-    chances = steps(*((chance, length * STEP_S) for chance, length in parts))
-    spans = spans_of(chances)
-    edges = [edge for span in spans for edge in span]
-    assert edges == sorted(edges)
-    assert all(later[0] - before[1] >= 2 * FADE_S for before, later in pairwise(spans))
-    certain = Speech(spans).at((np.arange(len(chances)) + 0.5) * STEP_S)
-    for start in range(len(chances) - 4):
-        if (chances[start : start + 4] >= ENTER).all():
-            assert certain[start : start + 4].all()
+    assert spans_of(steps((0.2, 1), (0.45, 1), (0.2, 1))) == ()  # never certain
 
 
 def test_pauses_become_silent_with_soft_borders_and_speech_stays_as_it_is() -> None:
@@ -200,7 +156,6 @@ def test_pauses_become_silent_with_soft_borders_and_speech_stays_as_it_is() -> N
     assert np.abs(np.diff(whole)).max() <= 1.01 / FADE_S / SAMPLE_RATE_HZ
     pieces: Iterable[Float32Array] = [samples[:7], samples[7:20_000], samples[20_000:]]
     assert np.array_equal(np.concatenate([*speech.gated(pieces)]), whole)
-    assert not np.concatenate([*Speech(()).gated([samples])]).any()
 
 
 def louder(mel: Float32Array) -> Float32Array:

@@ -11,7 +11,7 @@ from onnx.reference import ReferenceEvaluator
 from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.face.mask import mouth_mask
-from latentsync_trt.runtime.engines.session import DeviceBuffers, Session
+from latentsync_trt.runtime.engines.session import Session
 from latentsync_trt.runtime.model import Model, open_model
 from latentsync_trt.runtime.providers.select import Selection
 from scripts import make_graphs
@@ -83,15 +83,3 @@ def test_levels_beyond_the_range_are_clipped() -> None:
     image = np.broadcast_to(levels, (1, 3, 1, len(levels))).copy()
     (painted,) = ReferenceEvaluator(make_graphs.faces_out()).run(None, {"image": image})
     assert painted[0, 0, :, 0].tolist() == [0, 0, 0, 32768, 65534, 65535, 65535, 65535]
-
-
-def test_buffers_are_kept_while_their_shape_stays() -> None:
-    buffers, array = DeviceBuffers(Selection("cpu")), np.arange(6, dtype=np.float32).reshape(2, 3)
-    first = buffers.upload("x", array)
-    assert buffers.upload("x", -array) is first
-    assert np.array_equal(first.numpy(), -array)
-    assert buffers.upload("y", array) is not first
-    assert buffers.empty("x", (2, 3), np.float32) is first
-    assert buffers.upload("x", array.T) is not first
-    buffers.clear()
-    assert buffers.upload("x", array) is not first
