@@ -37,18 +37,12 @@ def p256() -> ec.EllipticCurvePrivateKey:
     return ec.generate_private_key(ec.SECP256R1())
 
 
-def write_pair(
-    folder: Path,
-    key: CertificateIssuerPrivateKeyTypes,
-    *,
-    days: tuple[int, int] = (-1, 30),
-    purpose: x509.ObjectIdentifier = ExtendedKeyUsageOID.EMAIL_PROTECTION,
-) -> Files:
+def write_pair(folder: Path, key: CertificateIssuerPrivateKeyTypes, *, days: tuple[int, int] = (-1, 30)) -> Files:
     """A certificate for `key` and its authority's, valid from and to so many days from today."""
     authority = p256()
     root = _certificate(authority, "Root", authority, "Root", (-100, 100), "key_cert_sign", authority=True)
     leaf = _certificate(key, "Leaf", authority, "Root", days, "digital_signature", authority=False)
-    leaf = leaf.add_extension(x509.ExtendedKeyUsage([purpose]), critical=False)
+    leaf = leaf.add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.EMAIL_PROTECTION]), critical=False)
     chain = [certificate.sign(authority, SHA256()).public_bytes(Encoding.PEM) for certificate in (leaf, root)]
     files = Files(folder / "chain.pem", folder / "key.pem")
     files.cert.write_bytes(b"".join(chain))

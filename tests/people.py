@@ -53,10 +53,9 @@ def together(
     second_x: list[float | None],
     *,
     light: int = 90,
-    first_in_front: bool = False,
     people: tuple[list[UInt8Array], list[UInt8Array]] | None = None,
 ) -> list[UInt8Array]:
-    """Frames `(480, 1100, 3)` of both people in one room; the middles of their faces, None = not there."""
+    """Frames `(480, 1100, 3)` of both in one room, the second in front; middles of their faces, None = not there."""
     count = len(first_x)
     heads = people or (first_person(count), second_person(count))
     y, x = np.mgrid[0:_CUT_PX, 0:_CUT_PX]
@@ -65,8 +64,7 @@ def together(
     for index, (one, other) in enumerate(zip(*heads, strict=True)):
         picture = np.full((ROOM_PX[1], ROOM_PX[0], 3), light, np.uint8)
         picture[::48] = picture[:, ::110] = 2 * light
-        shown = [(one, first_x[index]), (other, second_x[index])]
-        for person, middle in shown[:: -1 if first_in_front else 1]:
+        for person, middle in ((one, first_x[index]), (other, second_x[index])):
             if middle is not None:
                 _put(picture, cv2.resize(person, (_CUT_PX, _CUT_PX)), inside, round(middle) - 200)
         frames.append(picture)

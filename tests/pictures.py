@@ -28,15 +28,12 @@ COLORS = st.builds(
 )
 
 
-def noise(
-    size: tuple[int, int], sampling: str = "420", bits: int = 8, color: ColorTags | None = None, margin: float = 0.0
-) -> YuvPlanes:
-    """Random planes of a picture of `size` (H, W), `margin` of the range away from its ends."""
+def noise(size: tuple[int, int], sampling: str = "420", bits: int = 8, color: ColorTags | None = None) -> YuvPlanes:
+    """Random planes of a picture of `size` (H, W)."""
     rng = np.random.default_rng(size[0] * size[1] + bits)
     down, across = SAMPLINGS[sampling]
     half = -(-size[0] // down), -(-size[1] // across)
-    low, high = round(margin * 2**bits), round((1 - margin) * 2**bits)
-    planes = (rng.integers(low, high, shape).astype(_kind(bits)) for shape in (size, half, half))
+    planes = (rng.integers(0, 2**bits, shape).astype(_kind(bits)) for shape in (size, half, half))
     return YuvPlanes(*planes, color or ColorTags(1, 1, 1), bits)
 
 

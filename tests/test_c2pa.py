@@ -6,9 +6,9 @@ from typing import Any
 
 import c2pa
 import pytest
-from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
+from cryptography.hazmat.primitives.asymmetric import rsa
+from cryptography.hazmat.primitives.asymmetric.types import CertificateIssuerPrivateKeyTypes
 from cryptography.hazmat.primitives.serialization import BestAvailableEncryption, Encoding, NoEncryption, PrivateFormat
-from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from latentsync_trt import LipSync, SyncOptions
 from latentsync_trt.errors import InputError
@@ -33,24 +33,28 @@ def stored(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     return found, found["manifests"][found["active_manifest"]]
 
 
-def actions_of(manifest: dict[str, Any]) -> list[dict[str, Any]]:
-    (found,) = [entry["data"] for entry in manifest["assertions"] if entry["label"].startswith("c2pa.actions")]
-    return list(found["actions"])
-
-
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
     return write_video(tmp_path / "source.mp4", numbered(5))
 
 
-@pytest.mark.parametrize("suffix", [".mp4", ".mov"])
-def test_the_record_names_edit_tool_and_source(suffix: str, source: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("suffix", "algorithm", "key"),
+    [(".mp4", "es256", p256()), (".mov", "ps256", rsa.generate_private_key(65537, 2048))],
+    ids=["EC", "RSA"],
+)
+def test_the_record_names_edit_tool_and_source(
+    suffix: str, algorithm: str, key: CertificateIssuerPrivateKeyTypes, source: Path, tmp_path: Path
+) -> None:
     path = write_video(tmp_path / f"out{suffix}", numbered(5))
     mark(path)
     frames = decoded(path)
-    sign(path, source, credentials_of(write_pair(tmp_path, p256())))
+    credentials = credentials_of(write_pair(tmp_path, key))
+    assert credentials.algorithm == algorithm
+    sign(path, source, credentials)
     found, manifest = stored(path)
-    opened, edited = actions_of(manifest)
+    (actions,) = [entry["data"] for entry in manifest["assertions"] if entry["label"].startswith("c2pa.actions")]
+    opened, edited = actions["actions"]
     assert found["validation_state"] == "Valid"
     assert [status["code"] for status in found["validation_status"]] == ["signingCredential.untrusted"]
     assert opened["action"] == "c2pa.opened"
@@ -58,19 +62,8 @@ def test_the_record_names_edit_tool_and_source(suffix: str, source: Path, tmp_pa
     assert edited["softwareAgent"] == {"name": "latentsync-trt", "version": __version__}
     assert [(one["title"], one["relationship"]) for one in manifest["ingredients"]] == [("source.mp4", "parentOf")]
     assert all((a == b).all() for a, b in zip(decoded(path), frames, strict=True))
-    assert not (tmp_path / "signed").exists()
     if suffix == ".mp4":
         assert xmp_of(path)["type"] == SOURCE_TYPE
-
-
-@pytest.mark.parametrize("kind", ["Ed25519", "RSA"])
-def test_each_kind_of_key_signs(kind: str, source: Path, tmp_path: Path) -> None:
-    key = rsa.generate_private_key(65537, 2048) if kind == "RSA" else ed25519.Ed25519PrivateKey.generate()
-    credentials = credentials_of(write_pair(tmp_path, key))
-    path = write_video(tmp_path / "out.mp4", numbered(2))
-    sign(path, source, credentials)
-    assert credentials.algorithm == ("ps256" if kind == "RSA" else "ed25519")
-    assert stored(path)[0]["validation_state"] == "Valid"
 
 
 def test_credentials_of_the_source_are_kept(source: Path, tmp_path: Path) -> None:
@@ -87,9 +80,7 @@ def test_a_source_that_only_players_can_read_costs_no_run(source: Path, tmp_path
     path = write_video(tmp_path / "out.mp4", numbered(2))
     (notice,) = sign(path, source, credentials_of(write_pair(tmp_path, p256())))
     assert f"{source}: earlier content credentials, if any, are not kept" in notice
-    found, manifest = stored(path)
-    assert found["validation_state"] == "Valid"
-    assert actions_of(manifest)[0]["action"] == "c2pa.opened"
+    assert stored(path)[0]["validation_state"] == "Valid"
 
 
 # What is refused before a run
@@ -118,19 +109,8 @@ def test_a_key_with_a_password_or_of_another_certificate(tmp_path: Path) -> None
     assert "out.mkv: cannot hold C2PA credentials" in refused(files, "out.mkv")
 
 
-@pytest.mark.parametrize(
-    ("of_certificate", "problem"),
-    [
-        ({"days": (2, 9)}, "the certificate was not valid at time of signing"),
-        ({"purpose": ExtendedKeyUsageOID.SERVER_AUTH}, "an extended key usage such as e-mail"),
-        ({"key": ec.generate_private_key(ec.SECP256K1())}, "use ECDSA with P-256, P-384 or P-521, RSA, or Ed25519"),
-    ],
-)
-def test_certificates_that_cannot_sign(of_certificate: dict[str, Any], problem: str, tmp_path: Path) -> None:
-    assert problem in refused(write_pair(tmp_path, **{"key": p256(), **of_certificate}))
-
-
-# Whole runs
+def test_a_certificate_that_cannot_sign(tmp_path: Path) -> None:
+    assert "the certificate was not valid at time of signing" in refused(write_pair(tmp_path, p256(), days=(2, 9)))
 
 
 @pytest.mark.integration

@@ -13,11 +13,11 @@ from av.video.format import VideoFormat
 
 from latentsync_trt.config import SyncOptions
 from latentsync_trt.errors import InputError
-from latentsync_trt.media.codecs import CONTAINERS, check_encoder, choose_encoder, default_suffix, problem_of
+from latentsync_trt.media.codecs import CONTAINERS, check_encoder, choose_encoder, problem_of
 from latentsync_trt.media.pictures import LazyRgb, picture_info
 from latentsync_trt.media.reader import probe, read_frames
 from latentsync_trt.types import ColorTags, VideoInfo, YuvPlanes
-from tests.clips import frame_at, numbered, open_writer, rewritten, write_video
+from tests.clips import frame_at, open_writer
 from tests.pictures import HDR10
 
 SIZE = 320, 240
@@ -34,9 +34,7 @@ def of_format(pixel_format: str, **values: Any) -> VideoInfo:
     [
         ({"crf": 18, "encoder": "x264:slow"}, "libx264", {"crf": "18", "preset": "slow"}),
         ({"encoder": "x265", "crf": 20}, "libx265", {"crf": "20", "x265-params": "log-level=error"}),
-        ({"codec": "av1", "crf": 60}, "libsvtav1", {"crf": "60", "preset": "8"}),
         ({"codec": "prores", "encoder": "prores:lt"}, "prores_ks", {"profile": "lt"}),
-        ({"codec": "ffv1"}, "ffv1", {}),
         ({"encoder": "nvenc", "crf": 0}, "h264_nvenc", {"qp": "1", "preset": "p5", "rc": "constqp"}),
     ],
 )
@@ -60,8 +58,6 @@ def test_x264_holds_few_pictures_beyond_4k(width_px: int, height_px: int, limite
         ("yuv440p10le", {}, "hevc", "yuv444p10le", ""),  # 4:2:2, turned
         ("yuv444p12le", {"codec": "prores"}, "prores", "yuv444p10le", "12 bits per channel .* stores 10"),
         ("yuv422p10le", {"codec": "av1"}, "av1", "yuv420p10le", "fewer chroma samples"),
-        ("yuv420p10le", {"codec": "h264", "encoder": "nvenc"}, "h264", "yuv420p", "10 bits .* stores 8"),
-        ("gbrp", {}, "h264", "yuv420p", ""),
         ("gbrp", {"codec": "ffv1"}, "ffv1", "bgr0", ""),
     ],
 )
@@ -70,21 +66,8 @@ def test_depth_and_sampling_are_kept_or_the_loss_is_told(
 ) -> None:
     encoder = choose_encoder(SyncOptions(**options), of_format(pixel_format))
     assert (encoder.codec, encoder.pixel_format) == (codec, stored)
-    if lost:
-        (notice,) = encoder.notices
-        assert re.search(lost, notice)
-    else:
-        assert not encoder.notices
-
-
-def test_captions_within_the_picture_are_named(tmp_path: Path) -> None:
-    clip = write_video(tmp_path / "clip.h264", numbered(3), options={"preset": "ultrafast"})
-    assert not rewritten(clip, tmp_path / "out.mp4").notices
-    captions = b"\xb5\0\x31GA94\x03\x41\xff\xfc\xc8\xe9\xff"  # A/53: "Hi" in CEA-608
-    message = b"\0\0\1\6\4" + bytes([len(captions)]) + captions + b"\x80"
-    clip.write_bytes(re.sub(rb"\x00\x00\x01[\x65\x41]", lambda slice_: message + slice_[0], clip.read_bytes()))
-    (notice,) = rewritten(clip, tmp_path / "out.mp4").notices
-    assert re.search("closed captions .* left out", notice)
+    assert len(encoder.notices) == bool(lost)
+    assert re.search(lost, "".join(encoder.notices))
 
 
 @pytest.mark.parametrize(
@@ -99,7 +82,6 @@ def test_only_whole_chroma_samples_are_padded(pixel_format: str, codec: Any, gro
     ("options", "message"),
     [
         ({"encoder": "x265", "codec": "h264"}, "encoder x265: does not write h264; use x264 or nvenc"),
-        ({"codec": "ffv1", "crf": 3}, "crf 3: ffv1 has no such setting"),
         ({"crf": 60}, "crf 60: outside 0 to 51 of h264"),
         ({"encoder": "auto:slow"}, "encoder auto:slow: .* name one"),
     ],
@@ -110,43 +92,22 @@ def test_options_that_do_not_fit_are_named(options: dict[str, Any], message: str
     assert caught.value.usage
 
 
-@pytest.mark.parametrize(
-    ("codec", "suffix", "use"),
-    [("ffv1", ".mp4", ".mkv"), ("prores", ".mp4", ".mov or .mkv"), ("av1", ".mov", ".mp4 or .mkv")],
-)
-def test_a_container_that_cannot_hold_the_codec_is_named(codec: Any, suffix: str, use: str) -> None:
-    with pytest.raises(InputError, match=rf"out{suffix}: cannot hold {codec}; use a name that ends in {use}$"):
-        check_encoder(SyncOptions(codec=codec), SDR, Path(f"out{suffix}"))
-    assert default_suffix(SyncOptions(codec=codec)) in use
+def test_an_unknown_preset_is_found_before_the_work() -> None:
+    with pytest.raises(InputError, match=r"=quick.* does not open"):
+        check_encoder(SyncOptions(encoder="x264:quick"), SDR, Path("out.mkv"))
 
 
-@pytest.mark.parametrize("encoder", ["x264:quick", "svtav1:slow"])
-def test_an_unknown_preset_is_found_before_the_work(encoder: str) -> None:
-    preset = encoder.partition(":")[2]
-    with pytest.raises(InputError, match=rf"={preset}.* does not open"):
-        check_encoder(SyncOptions(encoder=encoder), SDR, Path("out.mkv"))
-
-
-def test_a_size_that_an_encoder_refuses_is_named_and_auto_takes_another() -> None:
-    """Pictures too wide for any NVENC, and for x264."""
-    wide = replace(SDR, width_px=20_000)
-    assert choose_encoder(SyncOptions(encoder="auto"), wide).ffmpeg == "libx264"
-    with pytest.raises(InputError, match=r"does not open for pictures of 20000×240: .* or scale the video"):
-        check_encoder(SyncOptions(codec="h264"), wide, Path("out.mp4"))
-
-
-@pytest.mark.parametrize("wrong", [{"preset": "no such"}, {"qp": "999"}])
 @pytest.mark.parametrize("codec", ["h264", "hevc", "av1"])
-def test_the_options_of_nvenc_exist(codec: Any, wrong: dict[str, str]) -> None:
+def test_the_options_of_nvenc_exist(codec: Any) -> None:
     """FFmpeg checks the options before it looks for a GPU, and reports a wrong one differently."""
     encoder = choose_encoder(SyncOptions(encoder="nvenc", codec=codec), SDR)
     problem = problem_of(encoder)
-    assert problem != problem_of(replace(encoder, options=(*encoder.options, *wrong.items())))
+    assert problem != problem_of(replace(encoder, options=(*encoder.options, ("preset", "no such"))))
     assert problem not in ("Invalid argument", "Numerical result out of range")
 
 
 @pytest.mark.parametrize(
-    ("codec", "suffix"), [(codec, suffix) for codec, suffixes in CONTAINERS.items() for suffix in suffixes]
+    ("codec", "suffix"), [*((codec, found[0]) for codec, found in CONTAINERS.items()), ("hevc", ".mkv")]
 )
 def test_every_codec_keeps_tags_times_and_pictures(tmp_path: Path, codec: Any, suffix: str) -> None:
     """Ten bits, HDR and wide pixels; the reopened file says what went in, or a notice what does not."""

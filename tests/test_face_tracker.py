@@ -17,8 +17,6 @@ from latentsync_trt.types import Face, Frame, Interval, UInt8Array
 from tests.clips import frame_at, untouched_in
 from tests.people import first_person, together
 
-SECOND_FRAMES = 25
-
 
 def face_at(left: float, top: float = 100.0, width: float = 100.0, height: float = 130.0) -> Face:
     box = np.array([left, top, left + width, top + height], np.float32)
@@ -61,20 +59,19 @@ ME, OTHER = face_at(100), face_at(600, width=95, height=120)
 @pytest.mark.parametrize(
     ("frames", "expected"),
     [
-        pytest.param([[ME], [], [ME], [], [ME]], [0, None, 1, None, 2], id="a gap"),
-        pytest.param([[ME], [OTHER], [face_at(605)]], [0, 1, 1], id="a cut"),
-        pytest.param(
-            [[ME, OTHER], [OTHER], [OTHER], [ME, OTHER], [ME, OTHER]], [0, None, None, 1, 1], id="a bystander"
-        ),
+        ([[ME], [], [ME], [], [ME]], [0, None, 1, None, 2]),
+        ([[ME], [OTHER], [face_at(605)]], [0, 1, 1]),  # a cut
+        ([[ME, OTHER], [OTHER], [OTHER], [ME, OTHER], [ME, OTHER]], [0, None, None, 1, 1]),  # a bystander
     ],
+    ids=["gap", "cut", "bystander"],
 )
 def test_runs_of_a_face(kind: type[Detecting], frames: list[list[Face]], expected: list[int | None]) -> None:
     assert ids(kind(frames)) == expected
 
 
 def test_follows_and_searches_every_half_second() -> None:
-    detector = Following([[face_at(100 + index)] for index in range(SECOND_FRAMES + 2)])
-    assert ids(detector) == [0] * (SECOND_FRAMES + 2)
+    detector = Following([[face_at(100 + index)] for index in range(27)])
+    assert ids(detector) == [0] * 27
     assert detector.detections == 3
 
 
@@ -95,16 +92,11 @@ def test_small_and_turned_faces_are_ignored(width: float, height: float, fine: b
     assert usable(face_at(0, width=width, height=height)) is fine
 
 
-BOX = np.array([100, 100, 250, 300], np.float32)
-POINTS = np.array([[130, 150], [220, 150], [175, 220]], np.float32)
-
-
 WRONG: dict[str, object] = {
-    "arrays": BOX,
-    "box shape": Face(BOX.reshape(2, 2), POINTS),
-    "NaN box": Face(np.array([100, np.nan, 250, 300], np.float32), POINTS),
-    "width and height": Face(np.array([300, 300, 90, 120], np.float32), POINTS),
-    "landmarks": Face(BOX, POINTS, landmarks=np.zeros((5, 3), np.float32)),
+    "arrays": ME.box,
+    "NaN box": replace(ME, box=np.array([100, np.nan, 250, 300], np.float32)),
+    "width and height": replace(ME, box=np.array([300, 300, 90, 120], np.float32)),
+    "landmarks": replace(ME, landmarks=np.zeros((5, 3), np.float32)),
 }
 
 
@@ -118,10 +110,6 @@ def test_what_a_detector_returns_is_checked(case: str) -> None:
 # Short gaps in a track are bridged, long ones are left alone and reported; new faces are followed back.
 
 
-HALF_SECOND = 12
-"""Frames."""
-
-
 def numbered(count: int) -> Iterator[Frame]:
     for index in range(count):
         yield frame_at(index, np.full((8, 8, 3), index, np.uint8))
@@ -132,7 +120,7 @@ def jobs_of(faces: list[list[Face]], frames: Iterable[Frame] | None = None) -> l
     return list(FaceFinder(FaceTracker(Following(faces)), 64).find(frame for frame in frames))
 
 
-@pytest.mark.parametrize("gap", [1, 5, HALF_SECOND])
+@pytest.mark.parametrize("gap", [1, 12])
 def test_a_short_gap_is_bridged(gap: int) -> None:
     jobs = jobs_of([[face_at(100)], *([[]] * gap), [face_at(100 + 2 * (gap + 1))]])
     lefts = [float(job.targets[0].tracked.box[0]) for job in jobs]
@@ -143,9 +131,8 @@ def test_a_short_gap_is_bridged(gap: int) -> None:
 
 
 def test_a_longer_gap_stays_and_is_reported() -> None:
-    gap = HALF_SECOND + 1
-    jobs = jobs_of([[face_at(100)], *([[]] * gap), [face_at(100)]])
-    assert [len(job.targets) for job in jobs] == [1] + [0] * gap + [1]
+    jobs = jobs_of([[face_at(100)], *([[]] * 13), [face_at(100)]])
+    assert [len(job.targets) for job in jobs] == [1] + [0] * 13 + [1]
     assert jobs[0].targets[0].track_id != jobs[-1].targets[0].track_id
     assert untouched_in(jobs) == [Interval(0.04, 0.56, "no face")]
 
@@ -187,9 +174,6 @@ def test_few_frames_per_second_are_one_run_and_a_start_anew_is_another() -> None
     loop = [replace(frame, source_s=Fraction(frame.index % 4)) for frame in numbered(8)]
     jobs = jobs_of([[face_at(100)]] * 8, loop)
     assert [job.targets[0].track_id for job in jobs] == [0] * 4 + [1] * 4
-    both_ways = [replace(frame, source_s=Fraction(3 - abs(3 - frame.index))) for frame in numbered(7)]
-    jobs = jobs_of([[face_at(100)]] * 7, both_ways)
-    assert {job.targets[0].track_id for job in jobs} == {0}
 
 
 def test_a_face_that_a_later_search_finds_is_followed_back() -> None:

@@ -102,7 +102,6 @@ def test_the_writer_marks_and_keeps_what_the_source_says(suffix: str, tmp_path: 
 
 @pytest.mark.integration
 def test_a_run_does_not_mark_its_output_if_told_so(tmp_path: Path, lip_sync: LipSync) -> None:
-    """test_c2pa has a run that does."""
     path = tmp_path / "out.mp4"
     lip_sync.sync(*write_clip(tmp_path, 5), path, SyncOptions(steps=1, guidance=1.0, mark=False))
     assert b"<x:xmpmeta" not in path.read_bytes()

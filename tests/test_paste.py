@@ -1,10 +1,10 @@
 """Only the face is pasted, in the colors around it, and steadily."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
 from itertools import islice, pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import av
 import cv2
@@ -47,13 +47,6 @@ class MovedChin:
         low = np.clip((found[:, 1] - (top + bottom) / 2) / (bottom - top) * 2, 0, 1)
         found[:, 1] += self.shift * (bottom - top) * low
         return found
-
-
-class Blind:
-    """A mesher that finds nothing."""
-
-    def mesh(self, picture: Picture, around: Face) -> Float32Array | None:
-        return None
 
 
 @pytest.fixture(scope="module")
@@ -129,33 +122,24 @@ def test_nothing_changes_beside_a_face_that_shrinks(portrait, detector):
 @pytest.mark.parametrize("shift", [-0.08, 0.08])
 def test_one_chin_is_left(portrait, detector, shift):
     """The source's chin is replaced, whether the painted one is higher or lower."""
-    frame, tracked, face = portrait
+    frame, _, face = portrait
     pasted = paste(Paster(MovedChin(detector, shift), MASK), portrait, face.image)
-    (x, y), painted_chin = (mesh[CHIN] for mesh in (pasted.source_mesh, pasted.painted_mesh))
-    assert abs(painted_chin[1] - y) > 0.05 * (tracked.box[3] - tracked.box[1])
+    x, y = pasted.source_mesh[CHIN]
     assert weights_in(frame, pasted.patch)[int(y), int(x)] > COVERED
 
 
 def test_without_an_outline_the_mask_decides(portrait):
     frame, tracked, face = portrait
-    painted = 255 - face.image
-    pasted = paste(Paster(Blind(), MASK), (frame, replace(tracked, landmarks=None), face), painted)
+    painted, blind = 255 - face.image, SimpleNamespace(mesh=lambda *_: None)
+    pasted = paste(Paster(blind, MASK), (frame, replace(tracked, landmarks=None), face), painted)
     whole = composite(frame, face, as_painted(painted), MASK)
-    assert pasted.source_mesh is None and pasted.painted_mesh is None
     assert np.array_equal(pasted.patch.weight, whole.weight)
     assert np.array_equal(pasted.patch.rgb, whole.rgb)
 
 
-SHIFTS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
-    "brighter": lambda face: face + 8,
-    "all": lambda face: 128 + 0.9 * (face - 128) + np.array([-2, -8, -14]),
-}
-
-
-@pytest.mark.parametrize("shift", SHIFTS)
-def test_colors_follow_the_skin_around(portrait, detector, shift):
+def test_colors_follow_the_skin_around(portrait, detector):
     frame, _, face = portrait
-    painted = SHIFTS[shift](face.image.astype(float))
+    painted = 128 + 0.9 * (face.image.astype(float) - 128) + np.array([-2, -8, -14])
     corrected = paste(Paster(detector, MASK), portrait, painted).patch
     plain = composite(frame, face, as_painted(painted), MASK)
     assert off_color(frame, corrected) < SKIN_LEVELS < off_color(frame, plain)

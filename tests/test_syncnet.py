@@ -5,6 +5,8 @@ import math
 import re
 from fractions import Fraction
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
@@ -19,16 +21,8 @@ from latentsync_trt.errors import BundleError, CheckpointError
 from latentsync_trt.export.syncnet import load_syncnet
 from latentsync_trt.face.align import crop_size_px
 from latentsync_trt.face.paste import Pasted
-from latentsync_trt.measure.clips import measure_clip
 from latentsync_trt.measure.quality import Quality
-from latentsync_trt.measure.syncnet import (
-    EMBEDDING,
-    VIEW_SIZE_PX,
-    SyncMeter,
-    SyncNet,
-    curves_of,
-    view_of,
-)
+from latentsync_trt.measure.syncnet import EMBEDDING, VIEW_SIZE_PX, SyncMeter, SyncNet, view_of
 from latentsync_trt.types import AlignedFace, Face, Float32Array, Patch, UInt8Array
 from tests.clips import frame_at, write_clip
 from tests.small import small_bundle
@@ -41,8 +35,8 @@ SAME_CEPSTRA = 1e-4
 """Of values up to 20, kept in single precision."""
 
 
-def ran(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+def ran(checkpoints: Path, *arguments: str | Path) -> Result:
+    return CliRunner(env={CHECKPOINTS_VARIABLE: str(checkpoints)}).invoke(main, [*map(str, arguments)])
 
 
 # Cepstra
@@ -93,10 +87,8 @@ def test_cepstra_are_those_of_python_speech_features() -> None:
 def graph(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """With random weights, as `export --syncnet` writes it, where other commands look for it."""
     folder = tmp_path_factory.mktemp("syncnet")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(CHECKPOINTS_VARIABLE, str(folder / "checkpoints"))
-        result = ran("export", "--syncnet", write_weights(folder / "syncnet_v2.model"))
-        assert result.exit_code == 0, result.output
+    result = ran(folder / "checkpoints", "export", "--syncnet", write_weights(folder / "syncnet_v2.model"))
+    assert result.exit_code == 0, result.output
     target = folder / "checkpoints" / SYNCNET_FILE
     said = re.fullmatch(rf"{target}: SyncNet, within (\S+) of PyTorch; other weights than .*\n", result.stdout)
     assert said is not None
@@ -127,9 +119,6 @@ def test_other_files_are_refused_in_one_line(tmp_path: Path) -> None:
     del weights["netfclip.3.bias"]
     with pytest.raises(CheckpointError, match=r"w: not SyncNet's weights .*Missing key.*netfclip\.3\.bias"):
         load_syncnet(write_weights(tmp_path / "w", weights))
-    with pytest.raises(CheckpointError, match=r"w: not SyncNet"):
-        torch.save([1], tmp_path / "w")
-        load_syncnet(tmp_path / "w")
     with pytest.raises(BundleError, match=r"vae_encoder\.onnx: is not SyncNet; make it with"):
         SyncNet(small_bundle() / "vae_encoder.onnx")
 
@@ -166,7 +155,7 @@ SEEN = AlignedFace(np.zeros((1, 1, 3), np.uint8), np.array([[1.0, 0, -37], [0, 1
 """The face of which a frame of the size of a view is the view."""
 
 
-@pytest.mark.parametrize(("fps", "late"), [(24, 3), (25, 0), (30, -7), (50, 3)])
+@pytest.mark.parametrize(("fps", "late"), [(24, 3), (30, -7)])
 def test_the_offset_of_lips_is_found(fps: int, late: int) -> None:
     """At any rate, in a part of the video where the speech begins later."""
     start_s = Fraction(2)
@@ -179,9 +168,7 @@ def test_the_offset_of_lips_is_found(fps: int, late: int) -> None:
     assert found.offset_frames == late
     assert found.windows == pytest.approx(175 - 4, abs=1)
     assert found.lse_d == min(found.distances) < 0.8 * np.median(found.distances)
-    assert found.lse_c == pytest.approx(np.median(found.distances) - found.lse_d)
-    said = {0: "on time", 3: "3 frames late", -7: "7 frames early"}[late]
-    assert str(found) == f"LSE-C {found.lse_c:.2f}, LSE-D {found.lse_d:.2f}, {said}"
+    assert str(found).endswith({3: ", 3 frames late", -7: ", 7 frames early"}[late])
 
 
 class Random:
@@ -229,8 +216,6 @@ def test_windows_lie_between_gaps() -> None:
     for index in range(49):
         short.add(Fraction(index, 25), numbered(index), SEEN)
     assert short.result() is None
-    assert not curves_of({"lips": short.result()})
-    assert "frames that the lips are late" in curves_of({"lips": found})
 
 
 def test_views_show_the_face_from_its_top_to_below_the_chin() -> None:
@@ -250,29 +235,20 @@ def test_views_show_the_face_from_its_top_to_below_the_chin() -> None:
 
 
 def test_a_run_shows_the_face_as_it_is_pasted() -> None:
-    """The patch, half of which shows, covers a part of the view and is nowhere else."""
-    viewed = list[UInt8Array]()
-
-    class Seeing(Numbered):
-        def embed(self, views: UInt8Array, cepstra: Float32Array) -> tuple[Float32Array, Float32Array]:
-            viewed.extend(views)
-            return super().embed(np.zeros_like(views), cepstra)
-
-    quality = Quality([Fraction(0)], syncnet=[meter_of(200, Seeing())])
-    rng, matrix = np.random.default_rng(8), np.array([[0.9, 0.1, 2.0], [-0.1, 0.9, 3.0]])
+    """The patch, half of which shows, is nowhere else."""
+    shown = list[tuple[Any, ...]]()
+    meter = SimpleNamespace(add=lambda *given: shown.append(given))
+    rng = np.random.default_rng(8)
     own = rng.integers(0, 256, (140, 105, 3)).astype(np.uint8)
     new = rng.integers(0, 256, (40, 50, 3)).astype(np.uint8)
     painted = Patch(30, 80, new.astype(np.uint16) * 257, np.full((40, 50), 0.5, np.float32))
-    face = AlignedFace(own, matrix, crop_size_px(128))
     found = Face(np.array([20, 20, 85, 120], np.float32), np.zeros((3, 2), np.float32))
-    for index in range(5):
-        quality.add(frame_at(index, own), 0, found, face, painted.rgb, Pasted(painted, None, None))
-    quality.result()
+    quality = Quality([Fraction(0)], syncnet=[meter])  # type: ignore[list-item]
+    quality.add(frame_at(0, own), 0, found, SEEN, painted.rgb, Pasted(painted, None, None))
     pasted = own.copy()
     pasted[80:120, 30:80] = np.rint((own[80:120, 30:80].astype(float) + new) / 2)
-    expected = view_of(pasted, face)
-    assert np.array_equal(expected, viewed[0])
-    assert not np.array_equal(expected, view_of(own, face))
+    assert np.array_equal(shown[0][1], pasted)
+    assert shown[0][2] is SEEN
 
 
 # Commands
@@ -282,78 +258,29 @@ ALIKE = 0.05
 around mouths of random weights."""
 
 
-@pytest.fixture
-def checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """With a graph of the network in it."""
-    (tmp_path / "checkpoints").mkdir()
-    monkeypatch.setenv(CHECKPOINTS_VARIABLE, str(tmp_path / "checkpoints"))
-    return write_means(tmp_path / "checkpoints" / SYNCNET_FILE)
-
-
 @pytest.mark.integration
-def test_a_report_measures_what_the_file_shows(checkpoints: Path, tmp_path: Path) -> None:
-    """The network is found where `export` writes it."""
+def test_a_report_measures_what_the_file_shows(tmp_path: Path) -> None:
+    """And `compare` the same; the network is found where `export` writes it."""
+    graph = write_means(tmp_path / SYNCNET_FILE)
     video, audio = write_clip(tmp_path, 60)
     command = ("sync", "--video", video, "--audio", audio, "--bundle", small_bundle(), "--provider", "cpu", "--json")
     command += ("--steps", "1", "--cache-interval", "1", "--codec", "ffv1", "-o", tmp_path / "out.mkv", "--overwrite")
-    result = ran(*command, "--report", tmp_path / "page.html")
+    result = ran(tmp_path, *command, "--report", tmp_path / "page.html")
     assert result.exit_code == 0, result.output
     (found,) = json.loads(result.stdout)["quality"]["syncnet"]
     assert found["windows"] == 55
     assert len(found["distances"]) == 31
-    meter = SyncMeter(SyncNet(checkpoints), audio, Fraction(0))
-    measure_clip(tmp_path / "out.mkv", audio, meter=meter)
-    again = meter.result()
-    assert again is not None
-    assert again.windows == 55
-    np.testing.assert_allclose(found["distances"], again.distances, rtol=ALIKE)
     page = (tmp_path / "page.html").read_text("utf-8")
     assert f"LSE-C {found['lse_c']:.2f}, LSE-D {found['lse_d']:.2f}, " in page
     assert "frames that the lips are late" in page
-    checkpoints.write_bytes(b"damaged")
-    refused = ran(*command, "--report", tmp_path / "page.html")
+    same = (tmp_path / "out.mkv", tmp_path / "out.mkv", "--video", video, "--audio", audio)
+    result = ran(tmp_path, "compare", *same, "--output", tmp_path / "compare.html", "--json")
+    assert result.exit_code == 0, result.output
+    a, b = json.loads(result.stdout)["clip"]["syncnet"]
+    assert a == b
+    assert a["windows"] == 55
+    np.testing.assert_allclose(found["distances"], a["distances"], rtol=ALIKE)
+    graph.write_bytes(b"damaged")
+    refused = ran(tmp_path, *command, "--report", tmp_path / "page.html")
     assert refused.exit_code == 1
     assert "syncnet.onnx" in json.loads(refused.stdout)["error"]
-    refused = ran(*command, "--syncnet", tmp_path / "none.onnx")
-    assert refused.exit_code == 2
-    assert json.loads(refused.stdout)["error"].startswith(f"--syncnet {tmp_path / 'none.onnx'}: no such file")
-
-
-@pytest.mark.integration
-def test_compare_shows_both(checkpoints: Path, tmp_path: Path) -> None:
-    """Of a video against itself with the same speech, nothing differs."""
-    video, audio = write_clip(tmp_path, 60)
-    result = ran("compare", video, video, "--video", video, "--audio", audio, "--output", tmp_path / "page.html")
-    assert result.exit_code == 0, result.output
-    text = " ".join(result.stdout.split())
-    found = re.search(r"SyncNet (LSE-C .*?(?:early|late|on time)) (LSE-C .*?(?:early|late|on time)) ", text)
-    assert found is not None
-    assert found[1] == found[2]
-    lines = [" ".join(line.split()) for line in result.stdout.splitlines()]
-    assert lines[:2] == ["A: face.mp4", "B: face.mp4"]
-    assert {"generated part equal, SSIM 1.0000", "mouth equal, SSIM 1.0000"} <= set(lines)
-    assert "frames that the lips are late" in (tmp_path / "page.html").read_text("utf-8")
-
-
-@pytest.mark.integration
-def test_bench_measures_its_results(checkpoints: Path, tmp_path: Path) -> None:
-    video, audio = write_clip(tmp_path, 60)
-    rows = tmp_path / "rows.json"
-    given = (
-        "bench",
-        "--bundle",
-        small_bundle(),
-        "--video",
-        video,
-        "--audio",
-        audio,
-        "--provider",
-        "cpu",
-        "--out",
-        rows,
-    )
-    result = ran(*given, "--runs", "1", "--warm-up", "0", "--preset", "fast", "--steps", "1")
-    assert result.exit_code == 0, result.output
-    (row,) = json.loads(rows.read_text())["rows"]
-    assert row["syncnet"]["windows"] == 55
-    assert f"LSE-C {row['syncnet']['lse_c']:.2f}" in result.stdout

@@ -32,7 +32,6 @@ def shown(stamps: Sequence[Fraction | None], clock: Clock) -> list[int]:
         (True, None, 10, False),
         (False, 100, 50, True),
         (False, 100, 101, False),
-        (False, None, 3599, True),
         (False, None, 3600, False),
         (False, 100, -2, False),
     ],
@@ -58,7 +57,6 @@ def test_any_stamps_give_every_picture_its_time(pictures: list[tuple[Fraction | 
     assert all(one.time_s < following.time_s for one, following in pairwise(timed))
     assert timed[0].time_s == 0
     found = list(at_constant_rate(timed, MODEL_FPS))
-    assert found == sorted(found)
     assert len(found) == max(1, nearest(timed[-1].end_s, MODEL_FPS))
     for index, item in enumerate(found):
         middle_s = (index + Fraction(1, 2)) / MODEL_FPS
