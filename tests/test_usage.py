@@ -40,7 +40,10 @@ WRONG_USAGE = [
     ("sync --video in.mp4 --audio in.wav --bundle none", "none: no bundle there nor in"),
     ("build --bundle http://host/bundle", "bundle http://host/bundle: is a URL"),
     ("build --bundle SMALL --device 0,1", "--device 0,1: one clip runs on one GPU; give its number, or use"),
-    ("bench --bundle SMALL --out values.toml", "values.toml: exists already; choose another name, or replace it with"),
+    (
+        "bench --bundle SMALL --out options.toml",
+        "options.toml: exists already; choose another name, or replace it with",
+    ),
     ("calibrate --bundle SMALL --video in.mp4 --out damaged", "damaged: exists already"),
     (
         "calibrate --bundle SMALL --video in.mp4 --keep conv_inn",
@@ -78,12 +81,11 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     (folder / "empty.mp4").touch()
     (folder / "jobs.csv").write_text("vidoe,audio\nin.mp4,in.wav\n")
     (folder / "syncnet").mkdir()
-    for name in ("there.mp4", "there.html", "in-synced.mov", "syncnet/syncnet.onnx"):
+    for name in ("there.mp4", "in-synced.mov", "syncnet/syncnet.onnx"):
         (folder / name).touch()
     (folder / "tables.toml").write_text("[snyc]\n")
     (folder / "options.toml").write_text("[sync]\nprest = 'fast'\n")
-    for name in ("folder.json", "page.html"):
-        (folder / name).mkdir()
+    (folder / "folder.json").mkdir()
     graph = make_bundle(folder / "damaged").graph_path("vae_encoder")
     graph.write_text(graph.read_text()[::-1])
     with pytest.MonkeyPatch.context() as patch:

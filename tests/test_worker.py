@@ -240,16 +240,16 @@ def test_clips_longer_than_allowed_end(worker: Worker, own: Task) -> None:
     assert failed.value.usage
 
 
-React = Callable[[Dispatcher, Event, list[Event]], None]
+React = Callable[[Event, list[Event], Callable[[str], bool]], None]
 
 
 def run_both(pair: WorkerHandle, both: tuple[Task, Task], react: React) -> list[Event]:
-    """Runs both on one worker; returns all events."""
+    """Runs both on one worker; returns all events. `react` gets each of them, all so far, and what cancels a task."""
     events = list[Event]()
 
     def note(event: Event) -> None:
         events.append(event)
-        react(dispatcher, event, events)
+        react(event, events, lambda task_id: dispatcher.cancel(task_id))
 
     with closing(Dispatcher([pair], note)) as dispatcher:
         for each in both:
@@ -281,9 +281,9 @@ def moves(event: Event, events: list[Event]) -> int:
 
 
 def test_a_process_syncs_two_clips_and_one_is_canceled(pair: WorkerHandle, two: tuple[Task, Task]) -> None:
-    def cancel_one(dispatcher: Dispatcher, event: Event, events: list[Event]) -> None:
+    def cancel_one(event: Event, events: list[Event], cancel: Callable[[str], bool]) -> None:
         if moves(event, events) == 2:
-            assert dispatcher.cancel("large")
+            assert cancel("large")
         elif isinstance(event, CanceledEvent):
             for each in two:
                 Path(each.output).touch()
@@ -294,7 +294,7 @@ def test_a_process_syncs_two_clips_and_one_is_canceled(pair: WorkerHandle, two: 
 
 
 def test_a_process_that_dies_loses_both_clips_and_both_run_again(pair: WorkerHandle, two: tuple[Task, Task]) -> None:
-    def kill_once(_: Dispatcher, event: Event, events: list[Event]) -> None:
+    def kill_once(event: Event, events: list[Event], _: object) -> None:
         if moves(event, events) == 2:
             psutil.Process(pair.pid).kill()
         elif moves(event, events) == 4:
@@ -310,7 +310,7 @@ def test_a_process_that_dies_loses_both_clips_and_both_run_again(pair: WorkerHan
 def test_of_two_clips_in_a_process_the_one_that_takes_too_much_memory_fails(
     pair: WorkerHandle, two: tuple[Task, Task], tmp_path: Path
 ) -> None:
-    def grow(_: Dispatcher, event: Event, events: list[Event]) -> None:
+    def grow(event: Event, events: list[Event], _: object) -> None:
         if moves(event, events) == 2:
             (tmp_path / "grow").touch()
         elif isinstance(event, Failed) and event.again:
