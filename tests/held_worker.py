@@ -40,6 +40,4 @@ def hold(orders: Iterator[Any], emit: Emit) -> None:
 
 def die(orders: Iterator[Any], emit: Emit) -> None:
     next(iter(orders))
-    sys.stdout.write("no event\n")
-    emit(key="", progress="building engines")
     sys.exit("no such driver")

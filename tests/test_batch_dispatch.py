@@ -27,7 +27,7 @@ from latentsync_trt.batch.tasks import (
 )
 from latentsync_trt.errors import BundleError, OutputError
 from latentsync_trt.types import Progress
-from tests.serving import PATIENCE_S, until
+from tests.serving import until
 
 pytestmark = pytest.mark.integration
 
@@ -112,8 +112,6 @@ def test_tasks_run_in_order_and_a_failed_one_stops_no_other() -> None:
     assert of(Failed, events) == [Failed("1", "cpu", "damaged", usage=True, again=False)]
     assert len(of(Moved, events)) == 3
     assert worker.closing.is_set()
-    states = [event.state for event in events if isinstance(event, WorkerState)]
-    assert states == ["starting", "ready", *["running", "ready"] * 3, "closed"]
 
 
 @pytest.mark.parametrize(("before", "runs"), [(0, 3), (2, 1)])
@@ -132,26 +130,6 @@ def test_the_task_of_a_lost_worker_is_the_next_to_run_until_its_attempts_are_use
     assert [event.attempt for event in events if isinstance(event, Started)] == [*range(before + 1, 4), 1]
 
 
-def test_a_worker_may_take_fewer_tasks_at_a_time_than_at_first() -> None:
-    def work(worker: Fake, *_: object) -> None:
-        running.append(worker.at_once)
-        if len(running) == 2:
-            worker.at_once = 1
-        if worker.at_once == 2 or len(running) == 2:
-            both.wait(PATIENCE_S)
-            raise WorkerLost("too much memory")
-        running.append(0)
-
-    running, both = list[int](), threading.Barrier(2)
-    worker = Fake("gpu 0", work, at_once=2)
-    with dispatching(worker) as (dispatcher, _):
-        for number in range(4):
-            dispatcher.submit(task(number))
-        dispatcher.wait()
-    assert running == [2, 2, *[1, 0] * 4]
-    assert sorted(worker.ran[2:4]) == ["0", "1"]
-
-
 def test_a_worker_that_does_not_start_leaves_the_tasks_to_others() -> None:
     bad, good = Fake("gpu 0", starts=[WorkerLost("no memory")] * 3), Fake("gpu 1")
     with dispatching(bad, good) as (dispatcher, events):
@@ -162,20 +140,12 @@ def test_a_worker_that_does_not_start_leaves_the_tasks_to_others() -> None:
     assert events.count(WorkerState("gpu 0", "lost", "no memory")) == 3
 
 
-@pytest.mark.parametrize(
-    ("starts", "told"),
-    [
-        ([WorkerLost("killed")] * 3, "killed"),
-        ([BundleError("damaged")], "damaged"),
-        ([KeyError("a bug")], "KeyError: 'a bug'"),
-    ],
-)
-def test_without_any_worker_the_last_error_is_raised(starts: list[Exception], told: str) -> None:
-    with dispatching(Fake("cpu", starts=starts)) as (dispatcher, events):
+@pytest.mark.parametrize("starts", [[WorkerLost("killed")] * 3, [BundleError("damaged")]])
+def test_without_any_worker_the_last_error_is_raised(starts: list[Exception]) -> None:
+    with dispatching(Fake("cpu", starts=starts)) as (dispatcher, _):
         dispatcher.submit(task(0))
         with pytest.raises(type(starts[0]), match=str(starts[0])):
             dispatcher.wait()
-        until(lambda: WorkerState("cpu", "closed", told) in events)
 
 
 def test_canceling_a_waiting_and_a_running_task_and_one_that_begins() -> None:

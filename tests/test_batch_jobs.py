@@ -50,14 +50,7 @@ WIDE = ROWS.replace("crf\n", "crf,,\n").replace("20\n", "20,,\n").replace(",\n",
 
 
 @pytest.mark.parametrize(
-    "written",
-    [
-        ROWS,
-        ROWS.replace(",", ";"),
-        WIDE,
-        "\ufeffsep=;\r\n" + WIDE.replace(",", ";").replace("\n", "\r\n"),
-        "sep=|\n" + ROWS.replace(",", "|"),
-    ],
+    "written", [ROWS, ROWS.replace(",", ";"), "\ufeffsep=;\r\n" + WIDE.replace(",", ";").replace("\n", "\r\n")]
 )
 def test_rows_of_a_table(folder: Path, written: str) -> None:
     first, second = jobs_in(folder, written, steps=3)
@@ -84,14 +77,10 @@ def test_outputs_that_rows_do_not_name(folder: Path) -> None:
     text = "video,audio\na.mp4,a.wav\nb.mp4,b.wav\n"
     outputs = [Path(job.task.output) for job in jobs_in(folder, text)]
     assert outputs == [folder / "a-synced.mp4", folder / "b-synced.mp4"]
-    jobs = read_rows(folder / "jobs.csv", SyncOptions(codec="prores"), "s3://out/")
+    with chdir(folder.parent):  # whose files defaults name
+        jobs = read_rows(folder / "jobs.csv", SyncOptions(codec="prores", mix="music.wav"), "s3://out/")
     assert [job.task.output for job in jobs] == ["s3://out/a-synced.mov", "s3://out/b-synced.mov"]
-
-
-def test_files_of_defaults_are_those_of_the_current_folder(folder: Path) -> None:
-    with chdir(folder.parent):
-        (job,) = jobs_in(folder, "video,audio,output\na.mp4,a.wav,x.mp4\n", mix="music.wav")
-    assert job.task.options.mix == str(folder.parent / "music.wav")
+    assert jobs[0].task.options.mix == str(folder.parent / "music.wav")
 
 
 def test_a_row_keeps_its_id_until_it_changes(folder: Path) -> None:
@@ -102,15 +91,10 @@ def test_a_row_keeps_its_id_until_it_changes(folder: Path) -> None:
 
 
 BAD_ROWS = {
-    "missing.mp4,a.wav,x3.mp4,,": "missing.mp4: no such file",
     "a.mp4,a.wav,sub/../x.mp4,,": "is a file of row 2, too",
-    "a.mp4,a.wav,x5.mp4,99,": "crf 99: not a whole number from 0 to 63",
     "damaged.mp4,a.wav,x6.mp4,,": "damaged.mp4: is not a readable media file",
-    "a.mp4,c.wav,sub/../b.mp4,,": "is a file of row 8, too",
+    "a.mp4,c.wav,sub/../b.mp4,,": "is a file of row 6, too",
     "b.mp4,b.wav,x8.mp4,,8": "start 8:",
-    "a.mp4,,x9.mp4,,": "no speech",
-    ",a.wav,x10.mp4,,": "and video is needed",
-    "a.mp4,a.wav,x11.txt,,": "cannot write .txt",
     "a.mp4,a.wav,damaged.mp4/x12.mp4,,": "damaged.mp4: is a file; name a folder",
     "a.mp4,a.wav,x13.mp4,,,more": "has a cell below no name of a column",
     "a.mp4,a.wav,a.mp4,,": "choose another name",
@@ -132,10 +116,7 @@ def test_all_rows_that_cannot_work_are_found_at_once(folder: Path) -> None:
 def test_json_lines_that_cannot_work(folder: Path) -> None:
     wanted = {
         '{"video": "a.mp4"': "line 1: no object",
-        "[1]": "line 2: no object",
-        '{"video": 3}': "line 3: video, audio and output are paths or URLs",
         '{"video": "a.mp4", "audio": "a.wav", "crff": 1}': "no such option; did you mean crf",
-        "null": "line 5: no object",
         '{"video": "a\\u0000.mp4"}': "has a NUL character",
         '{"video": "a.mp4", "audio": "a.wav", "output": "other\u2028line.txt"}': "cannot write .txt",
     }
@@ -147,10 +128,7 @@ def test_json_lines_that_cannot_work(folder: Path) -> None:
     ("name", "content", "message"),
     [
         ("jobs.csv", b"video,audio,output\n", "has no rows"),
-        ("jobs.csv", b"audio,output\na,b\n", "its first line must name each column once"),
         ("jobs.csv", b"a.mp4,a.wav,out.mp4\n", "has the columns 'a.mp4, a.wav, out.mp4'; its first line must name"),
-        ("jobs.csv", b"video,crf,--crf\n", "its first line must name each column once"),
-        ("jobs.csv", b'video,audio\n"a.mp4,a.wav\n', "line 2 is not CSV"),
         ("jobs.csv", "video\nä.mp4\n".encode("cp1252"), "cannot be read as text .*save it as “CSV UTF-8”"),
         ("jobs.xlsx", b"PK", r"is no job file; give a \.csv or \.jsonl file"),
     ],
@@ -166,12 +144,8 @@ def test_addresses_are_asked_for(folder: Path) -> None:
     fsspec = pytest.importorskip("fsspec")
     with fsspec.open("memory://clips/there.mp4", "wb") as file:
         file.write(b"1")
-    text = (
-        "video,audio,output\nmemory://clips/there.mp4,a.wav,memory://out/1.mp4\n"
-        "memory://clips/none.mp4,a.wav,memory://out/2.mp4\nmemory://clips/there.mp4,z.wav,https://u:pw@host/3.mp4\n"
-    )
-    found = problems_in(folder, text)
-    assert len(found) == 2
-    assert found[0].startswith("row 3: memory://clips/none.mp4: no such file")
-    assert found[1].startswith("row 4: ")
-    assert "pw" not in found[1]
+    address = "memory://clips/there.mp4"
+    rows = f"{address},a.wav,memory://out/1.mp4\nmemory://clips/none.mp4,a.wav,memory://out/2.mp4\n"
+    first, second = problems_in(folder, f"video,audio,output\n{rows}{address},z.wav,https://u:pw@host/3.mp4\n")
+    assert first.startswith("row 3: memory://clips/none.mp4: no such file")
+    assert second.startswith("row 4: ") and "pw" not in second

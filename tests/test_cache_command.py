@@ -1,6 +1,5 @@
 """`latentsync-trt cache`: what it lists, and what it removes."""
 
-import errno
 import json
 import os
 from dataclasses import replace
@@ -56,10 +55,6 @@ def test_ls_shows_what_each_engine_is_for(place: Path) -> None:
     for cell in ("demo", "tensorrt fp16", "NVIDIA GeForce RTX 4090 (8.9)", "windows 1-4, height 64", "1.0 MB", "ready"):
         assert cell in row
     assert f"engines: 3 in {place}, 3.0 MB" in out
-    assert out.index("denoise_step") < out.index("vae_encoder") < out.index("vae_decoder")
-
-
-def test_ls_in_json_of_the_cache_that_the_variable_names(place: Path) -> None:
     named = CliRunner(env={"LATENTSYNC_TRT_CACHE_DIR": str(place)})
     content = json.loads(named.invoke(main, ["cache", "ls", "--json"]).stdout)
     assert content["folder"] == str(place)
@@ -69,14 +64,12 @@ def test_ls_in_json_of_the_cache_that_the_variable_names(place: Path) -> None:
     assert [entry["key"]["graph"] for entry in engines] == ["denoise_step", "vae_encoder", "vae_decoder"]
 
 
-@pytest.mark.parametrize("command", [["ls"], ["prune", "--max-gb", "0"]])
-def test_a_cache_that_does_not_exist_is_empty_and_a_file_is_an_error(tmp_path: Path, command: list[str]) -> None:
-    code, out, err = run(tmp_path / "none", *command)
-    assert (code, err) == (0, "")
-    assert ("engines: 0" if command == ["ls"] else "removed 0 of 0 engines") in out
+def test_a_cache_that_does_not_exist_is_empty_and_a_file_is_an_error(tmp_path: Path) -> None:
+    code, out, err = run(tmp_path / "none", "prune", "--max-gb", "0")
+    assert (code, "removed 0 of 0 engines" in out, err) == (0, True, "")
     assert not (tmp_path / "none").exists()
-    (tmp_path / "file").write_text("")
-    code, _, err = run(tmp_path / "file", *command)
+    (tmp_path / "file").touch()
+    code, _, err = run(tmp_path / "file", "ls")
     assert code == 1
     assert err.startswith(f"error: {tmp_path / 'file'}: the engine cache cannot be used (")
 
@@ -95,25 +88,10 @@ def test_verify_reads_every_byte(place: Path) -> None:
 
 
 def test_prune_removes_what_was_used_least_recently(place: Path) -> None:
-    code, _, err = run(place, "prune")
-    assert code == 2
-    assert "--max-gb" in err
     code, out, _ = run(place, "prune", "--max-gb", str(2.1 * SIZE_BYTES / 1e9))
     assert code == 0
-    assert "vae_decoder of demo for tensorrt (1.0 MB)" in out
     assert "removed 1 of 3 engines (1.0 MB)" in out
     assert graphs_in(place) == ["denoise_step", "vae_encoder"]
     (place / "README.md").write_text("mine")
     assert "removed 2 of 2 engines (2.0 MB)" in run(place, "prune", "--max-gb", "0")[1]
     assert (graphs_in(place), (place / "README.md").exists()) == ([], True)
-
-
-def test_what_cannot_be_removed_is_a_failure(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(path: Path, target: Path) -> None:
-        raise PermissionError(errno.EACCES, "used by another process")
-
-    monkeypatch.setattr(Path, "rename", refuse)
-    code, out, err = run(place, "prune", "--max-gb", "0")
-    assert code == 1
-    assert "removed 0 of 3 engines (0 bytes)" in out
-    assert err.count("stays: in use, or write-protected (used by another process)") == 3

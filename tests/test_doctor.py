@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from latentsync_trt.cli import checks, main
+from latentsync_trt.cli import main
 from latentsync_trt.cli.checks import SECTIONS
 from latentsync_trt.runtime.providers import table
 from latentsync_trt.runtime.providers.select import select_provider
@@ -41,12 +41,6 @@ def test_findings_and_a_verdict_first() -> None:
     assert "→ latentsync-trt setup" in out
 
 
-def test_two_builds_of_onnxruntime_are_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks, "distribution_version", lambda name: "1.0")
-    twice, *_ = SECTIONS["providers"]()
-    assert (twice.level, twice.cure) == ("problem", table.REINSTALL_ORT)
-
-
 def test_an_onnxruntime_that_does_not_load_is_a_finding_not_a_crash(tmp_path: Path) -> None:
     (tmp_path / "onnxruntime.py").write_text("raise ImportError('a library is missing')")
     words = [sys.executable, "-m", "latentsync_trt", "doctor"]
@@ -62,13 +56,12 @@ def test_graphs_and_sizes_of_a_bundle_are_checked_and_its_weights_are_not_read(c
     folder = make_bundle(checkpoints / "made", "fp32").folder
     weights, graph = folder / "net.weights", next(folder.glob("*.onnx"))
     others = bytes(weights.stat().st_size)
+    weights.write_bytes(others)
+    assert doctor()[0] == 0
     for path, content, problem in (
-        (weights, others, None),
         (weights, b"short", "net.weights has 5 bytes"),
-        (weights, others, None),
         (graph, bytes(graph.stat().st_size), f"{graph.name} was changed"),
     ):
         path.write_bytes(content)
         code, out = doctor()
-        assert code == (0 if problem is None else 1)
-        assert problem is None or problem in out
+        assert (code, problem in out) == (1, True)

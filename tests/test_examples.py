@@ -123,9 +123,7 @@ def test_every_cell_of_the_notebook_runs(tmp_path: Path) -> None:
         NotebookClient(NOTEBOOK, timeout=600, resources={"metadata": {"path": str(tmp_path)}}).execute()
     assert len(decoded(tmp_path / "out.mp4")) == FRAMES
     pages = [output.data["text/html"] for name in ("show", "report", "compare") for output in CODE[name].outputs]
-    starts = [page.strip().partition(" ")[0] for page in pages]
-    assert starts == ["<video", "<video", "<div><iframe", "<div><iframe"]
-    assert CODE["published"].outputs == []
+    assert [page.strip().partition(" ")[0] for page in pages] == ["<video"] * 2 + ["<div><iframe"] * 2
 
 
 def test_the_command_for_kuberay_is_one_of_this_package_whose_workers_fit_into_its_pods(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Literal
 
 import pytest
 from click.testing import CliRunner
@@ -24,7 +23,7 @@ from latentsync_trt.export.published import LATENTSYNC, UNET_FILE, VAE, WHISPER_
 from latentsync_trt.runtime.providers.gpu import Gpu
 from latentsync_trt.runtime.providers.select import select_provider
 from tests.bundles import make_bundle
-from tests.hub import Hub, hub, no_hub
+from tests.hub import Hub, hub
 from tests.narrow import RESOLUTION_PX, write_sources
 
 MODEL = LATENTSYNC["1.6"]
@@ -140,26 +139,12 @@ def test_plan_space_and_consent_come_before_anything_is_done(
 ) -> None:
     code, out, err = run("--provider", "cpu")
     assert (code, out) == (2, "")
-    for words in (
-        "provider: cpu",
-        f"download: {MODEL.name}@{MODEL.revision[:7]}: ",
-        "license openrail++",
-        f"export: fp32, {RESOLUTION_PX} px, about ",
-        "nobody is there to ask; add --yes",
-    ):
+    for words in (f"download: {MODEL.name}@{MODEL.revision[:7]}: ", "license openrail++", "add --yes"):
         assert words in err
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=5_600_000_000))  # enough for the bundle
     assert "GB are needed, 5.60 GB are free; free some space" in run("--provider", "cpu", "--yes")[2]
     assert not checkpoints.exists()
     assert {request[0] for request in server.requests} == {"HEAD"}  # whether it can be reached
-
-
-@pytest.mark.usefixtures("checkpoints")
-def test_without_a_network_nothing_is_asked() -> None:
-    with no_hub():
-        code, out, err = run("--provider", "cpu")
-    assert (code, out, len(err.splitlines())) == (1, "", 1)
-    assert "check the network" in err and "terms" not in err
 
 
 NAME = f"1.6-{RESOLUTION_PX}-fp16"
@@ -187,12 +172,9 @@ def test_a_gpu_gets_half_precision_and_is_tested_once(
     [
         ("auto", {}, "tensorrt", (0, "tensorrt")),
         ("auto", {"tensorrt": "fails"}, "tensorrt cuda", (0, "cuda")),
-        ("auto", {"tensorrt": "is slower"}, "tensorrt cuda", (0, "cuda")),
-        ("auto", dict.fromkeys(("tensorrt", "cuda"), "fails"), "tensorrt cuda cpu", (0, "cpu")),
         ("auto", dict.fromkeys(("tensorrt", "cuda", "cpu"), "fails"), "tensorrt cuda cpu", (1, "cpu")),
         ("tensorrt", {"tensorrt": "fails"}, "tensorrt", (1, "cuda")),
         ("tensorrt", {"tensorrt": "is slower"}, "tensorrt", (0, "cuda")),
-        ("cuda", {}, "cuda", (0, "cuda")),
     ],
 )
 @pytest.mark.usefixtures("gpus")
@@ -206,12 +188,9 @@ def test_setup_goes_on_until_a_provider_passes_unless_one_is_named(
     assert (code, select_provider("auto", bundle_sha256=manifest_sha256(folder)).name) == expected
 
 
-@pytest.mark.parametrize("outcome", ["fails", "is slower"])
-def test_what_failed_or_was_slower_is_not_tested_again(
-    checkpoints: Path, self_test: SelfTest, gpus: list[Gpu], outcome: str
-) -> None:
+def test_what_failed_or_was_slower_is_not_tested_again(checkpoints: Path, self_test: SelfTest, gpus: list[Gpu]) -> None:
     folder = make_bundle(checkpoints / NAME, "fp16").folder
-    self_test.outcomes = {"tensorrt": outcome, "cuda": "fails", "cpu": "fails"}
+    self_test.outcomes = {"tensorrt": "is slower", "cuda": "fails", "cpu": "fails"}
     assert run()[0] == 1
     self_test.outcomes["cuda"] = "passes"
     assert run("--provider", "cuda")[0] == 0
@@ -223,14 +202,10 @@ def test_what_failed_or_was_slower_is_not_tested_again(
     assert self_test.providers == ["tensorrt", "cuda"]
 
 
-@pytest.mark.parametrize("provider", ["cpu", "tensorrt"])
-def test_a_bundle_that_is_damaged_is_not_tested(
-    checkpoints: Path, self_test: SelfTest, gpus: list[Gpu], provider: str
-) -> None:
-    precision: Literal["fp16", "fp32"] = "fp32" if provider == "cpu" else "fp16"
-    folder = make_bundle(checkpoints / f"1.6-{RESOLUTION_PX}-{precision}", precision).folder
+def test_a_bundle_that_is_damaged_is_not_tested(checkpoints: Path, self_test: SelfTest) -> None:
+    folder = make_bundle(checkpoints / f"1.6-{RESOLUTION_PX}-fp32", "fp32").folder
     (folder / "net.weights").write_bytes(bytes(256))
-    code, _, err = run("--provider", provider)
+    code, _, err = run("--provider", "cpu")
     assert (code, self_test.calls) == (1, [])
     assert "net.weights" in err
 

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -25,7 +24,6 @@ LONG = "x" * 300
 
 WRONG_USAGE = [
     ("sync --video EMPTY --audio in.wav", "--video '': is empty"),
-    ("sync --video - --audio in.wav", "--video -: standard input and output are not supported"),
     ("sync --video on.mp4 --audio in.wav --bundle SMALL", "on.mp4: no such file; did you mean in.mp4?"),
     ("sync --video . --audio in.wav --bundle SMALL", ".: is a folder; name a video or audio file in it"),
     (f"sync --video {LONG}.mp4 --audio in.wav --bundle SMALL", f"{LONG}.mp4: "),
@@ -33,50 +31,40 @@ WRONG_USAGE = [
     (f"{SYNC} --output out.mp4 --codec ffv1", "out.mp4: cannot hold ffv1; use a name that ends in .mkv"),
     (f"{SYNC} --output {LONG}.mp4", f"{LONG}.mp4: cannot be written: "),
     (f"{SYNC} --output there.mp4", "there.mp4: exists already; choose another name, or replace it with --overwrite"),
-    (f"{SYNC} --output there.mp4 --resume", "there.mp4: exists already"),
     ("sync in.mp4 in.wav --bundle SMALL --codec prores", "in-synced.mov: exists already"),
     ("sync in.wav in.mp4 --bundle SMALL", "in.wav: has no picture, but the audio in.mp4 has one; did you swap them?"),
     ("sync https://host/in.mp4 in.wav", "download it first, or use `latentsync-trt batch`, which reads addresses"),
     (f"{SYNC} --encoder nvenc", "NVENC needs an NVIDIA GPU that encodes h264, and its driver; use --encoder x264"),
     (f"{SYNC} --resolution 192", "--resolution 192: the built-in bundle is made for"),
     ("export --unet none.pt", "none.pt: no such file or folder"),
-    ("export --syncnet none.pt", "none.pt: no such file"),
     ("sync --video in.mp4 --audio in.wav --bundle none", "none: no bundle there nor in"),
     ("build --bundle http://host/bundle", "bundle http://host/bundle: is a URL"),
-    ("bench --bundle SMALL --out values.toml", "values.toml: exists already; choose another name, or replace it with"),
-    (f"{SYNC} --report there.html", "there.html: exists already"),
+    ("build --bundle SMALL --device 0,1", "--device 0,1: one clip runs on one GPU; give its number, or use"),
+    (
+        "bench --bundle SMALL --out options.toml",
+        "options.toml: exists already; choose another name, or replace it with",
+    ),
     ("calibrate --bundle SMALL --video in.mp4 --out damaged", "damaged: exists already"),
     (
         "calibrate --bundle SMALL --video in.mp4 --keep conv_inn",
         "conv_inn: fits no layer of demo; did you mean conv_in?",
     ),
-    (
-        "calibrate --bundle SMALL --video in.mp4 --keep samplers,lips",
-        "--keep lips: fits no layer of demo; its layers have",
-    ),
     ("calibrate --bundle SMALL --clips folder.json", "no video in it"),
-    ("calibrate --bundle SMALL --audio in.wav", "no video to calibrate on"),
     ("compare in.mp4 SMALL", "is a folder; name a video or audio file in it"),
-    ("compare SMALL SMALL --out report.pdf", "end it with .html"),
     ("compare in.mp4 in.mp4 --out in.html --overwrite", "in.mp4: is also an input"),
     ("selftest --engine-cache in.wav", "--engine-cache in.wav: is a file"),
     ("export", "latentsync-trt download 1.6"),
-    ("export --out damaged --overwrite", "latentsync-trt download 1.6"),
     ("export --syncnet in.wav --out syncnet", "syncnet.onnx: exists already"),
     ("snyc in.mp4 in.wav", "no such command 'snyc'; did you mean sync?"),
     ("sync in.mp4 in.wav in.wav", "in.wav: is one file too many"),
     ("sync", "no video; give one and its speech"),
-    ("sync in.mp4", "no speech: give a recording"),
     ("batch jobs.csv", "jobs.csv: has the columns 'vidoe, audio'; its first line must name"),
     ("doctor --config none.toml", "none.toml: no such file"),
     ("doctor --config tables.toml", "tables.toml: snyc: is no table of a command, as [sync]; did you mean sync?"),
-    ("doctor --config values.toml", "values.toml: preset: is no table"),
     ("sync --config options.toml in.mp4 in.wav", "options.toml: [sync] prest: no such option; did you mean preset?"),
-    ("cache --config options.toml ls", "options.toml: [cache] [ls] max-gb: no such option"),
 ]
 
 FAILED = [
-    ("sync --video text.mp4 --audio in.wav --bundle SMALL", "text.mp4: is not a readable media file"),
     ("sync --video empty.mp4 --audio in.wav --bundle SMALL", "empty.mp4: is empty (0 bytes)"),
     ("sync --video in.wav --audio in.wav --bundle SMALL", "in.wav: has no video stream"),
     ("sync --video in.mp4 --audio in.mp4 --bundle SMALL", "in.mp4: has no audio stream"),
@@ -90,17 +78,14 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder = tmp_path_factory.mktemp("usage")
     write_video(folder / "in.mp4", numbered(2))
     write_sound(folder / "in.wav", 0.08)
-    (folder / "text.mp4").write_text("not a video")
     (folder / "empty.mp4").touch()
     (folder / "jobs.csv").write_text("vidoe,audio\nin.mp4,in.wav\n")
     (folder / "syncnet").mkdir()
-    for name in ("there.mp4", "there.html", "in-synced.mov", "syncnet/syncnet.onnx"):
+    for name in ("there.mp4", "in-synced.mov", "syncnet/syncnet.onnx"):
         (folder / name).touch()
     (folder / "tables.toml").write_text("[snyc]\n")
-    (folder / "values.toml").write_text("preset = 'fast'\n")
-    (folder / "options.toml").write_text("[sync]\nprest = 'fast'\n[cache.ls]\nmax-gb = 3\n")
-    for name in ("folder.json", "page.html"):
-        (folder / name).mkdir()
+    (folder / "options.toml").write_text("[sync]\nprest = 'fast'\n")
+    (folder / "folder.json").mkdir()
     graph = make_bundle(folder / "damaged").graph_path("vae_encoder")
     graph.write_text(graph.read_text()[::-1])
     with pytest.MonkeyPatch.context() as patch:
@@ -119,11 +104,6 @@ def call(line: str, *more: str, env: dict[str, str] | None = None) -> tuple[int,
 
 
 @pytest.mark.usefixtures("place")
-def test_a_name_unlike_all_others_brings_no_suggestion() -> None:
-    assert call("sync out.mp4 in.wav --bundle SMALL") == (2, "", "error: out.mp4: no such file\n")
-
-
-@pytest.mark.usefixtures("place")
 @pytest.mark.parametrize(
     ("line", "words", "code"), [(*case, 2) for case in WRONG_USAGE] + [(*case, 1) for case in FAILED]
 )
@@ -136,7 +116,7 @@ def test_exit_code_and_message(line: str, words: str, code: int) -> None:
 
 
 @pytest.mark.usefixtures("place")
-@pytest.mark.parametrize("line", [WRONG_USAGE[0][0], "selftest --engine-cache in.wav", FAILED[0][0], FAILED[-1][0]])
+@pytest.mark.parametrize("line", [WRONG_USAGE[0][0], FAILED[-1][0]])
 def test_errors_are_json_where_asked(line: str) -> None:
     code, out, err = call(line, "--json")
     assert (code, err) == (1 if line in dict(FAILED) else 2, "")
@@ -144,7 +124,7 @@ def test_errors_are_json_where_asked(line: str) -> None:
 
 
 @pytest.mark.usefixtures("place")
-@pytest.mark.parametrize("name", ["a [bold]b[/bold]", "Žena 引擎", "\udcff", "a\nb"])
+@pytest.mark.parametrize("name", ["a [bold]Žena[/bold]\nb", "\udcff"])
 def test_names_are_repeated_as_they_were_typed(name: str) -> None:
     code, out, err = call("build", "--bundle", name)
     assert (code, out) == (2, "")
@@ -161,14 +141,12 @@ def test_paths_that_look_like_urls() -> None:
 
 
 @pytest.mark.usefixtures("place")
-@pytest.mark.parametrize("variable", [CHECKPOINTS_VARIABLE, CACHE_VARIABLE])
-@pytest.mark.parametrize("value", [LONG, "in.wav", "none/none"])
-def test_folders_named_by_variables_may_be_wrong(variable: str, value: str) -> None:
+@pytest.mark.parametrize("value", [LONG, "in.wav"])
+def test_folders_named_by_variables_may_be_wrong(value: str) -> None:
     for line in ("doctor", "setup --use none", "cache ls", "build"):
-        code, out, err = call(line, env={variable: value})
+        code, out, err = call(line, env=dict.fromkeys((CHECKPOINTS_VARIABLE, CACHE_VARIABLE), value))
         assert code in (0, 1, 2)
         assert out or err.startswith("error: ")
-    shutil.rmtree("none", ignore_errors=True)  # the folder of the cache is made where it is named
 
 
 def test_a_pipe_that_cannot_encode_our_signs_gets_codes_for_them(tmp_path: Path) -> None:
