@@ -70,7 +70,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Sources:
 
 @pytest.fixture(scope="package")
 def bundle(exports: ExportCache, sources: Sources) -> Path:
-    """A verified float32 bundle of fixed shapes in both forms, without the full unguided step, whose layers others have."""
+    """A verified float32 bundle of fixed shapes in both forms, without the full unguided step."""
 
     def make(out: Path) -> None:
         export_only((*REQUIRED_GRAPHS, UNGUIDED_CACHED), narrow.narrow_options(sources, out))
