@@ -66,7 +66,7 @@ def test_height_and_width_vary_separately(several: Path, networks: Networks, nam
 
 @pytest.mark.slow
 def test_two_levels_are_exported_and_verified(sources: Sources, tmp_path: Path) -> None:
-    export_only((FULL_STEP,), narrow.narrow_options(sources, tmp_path / "bundle", **SIZES))
+    export_only((FULL_STEP,), narrow.narrow_options(sources, tmp_path / "bundle", **SIZES | {"resolution": 128}))
 
 
 def test_the_manifest_names_sizes_and_their_ranges(several: Path) -> None:
