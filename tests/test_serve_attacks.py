@@ -74,8 +74,6 @@ ATTACKS: dict[str, tuple[Callable[[Path], Files], int, str]] = {
     "tracks of 2 GB of spaces in gzip": (text("faces", 100 * gzip.compress(b" " * 20_000_000)), 422, "faces"),
     "tracks of 70 MB of spaces": (text("faces", b" " * 70_000_000), 413, "faces: has more than 64 MB"),
     "tracks nested 100,000 times": (text("faces", b"[" * 100_000), 422, "faces"),
-    "turns of 9 MB of newlines": (text("turns", b"\n" * 9_000_000), 413, "turns: has more than 8 MB"),
-    "a certificate of 2 MB": (text("c2pa", b"-" * 2_000_000), 413, "c2pa: has more than 1 MB"),
     "a picture of 16000 × 16000": (lambda _: {"video": ("a.png", png(16_000, 16_000))}, 415, "36 million pixels"),
     "a small picture, then a large one": (lambda _: {"video": ("a.png", png(64, 64) + png(16_000, 16_000))}, 201, ""),
     LARGEST: (lambda _: {"video": ("a.png", png(8192, 4352))}, 201, ""),
@@ -83,12 +81,6 @@ ATTACKS: dict[str, tuple[Callable[[Path], Files], int, str]] = {
     "a clock that begins again": (lambda at: {"video": ("a.mp4", 3 * stream(at, "a.ts", 3))}, 422, "longer than 5 s"),
     "SVG": (video("a.svg", b'<svg xmlns="http://www.w3.org/2000/svg" width="99999" height="99999"/>'), 415, "video"),
     "offset 1e308": (options(offset=1e308), 422, "offset"),
-    "start 1e300": (options(start="1e300"), 422, "start"),
-    "NUL in a speaker": (
-        lambda _: {"turns": ("a.rttm", TURNS), **options(speaker=["0=a\0b"])(Path())},
-        422,
-        "has no such speaker",
-    ),
     "NUL in a path": (options(mix="a\0b"), 422, "mix"),
     "an option of 700 lists within lists": (lambda _: NESTED, 422, "nested"),
     "options nested 100,000 times": (lambda _: {"options": ("", b"[" * 60_000)}, 422, "options"),
@@ -172,9 +164,6 @@ def test_a_check_whose_process_is_killed(clip: Files, tmp_path: Path, deaths: in
         kill_new_children(deaths, known)
         answer = sent.result()
         assert answer.status_code == status, answer.text
-        if status == 503:
-            assert "two processes for it died" in answer.json()["error"]
-            assert int(answer.headers["Retry-After"]) > 0
         assert client.post("/v1/jobs", files=clip).status_code == 201
 
 

@@ -83,12 +83,6 @@ def test_the_profile_reaches_the_compiler(tmp_path: Path, capfd: pytest.CaptureF
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_graph_without_its_weights_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / f"{SMALL_GRAPH}.onnx"
-    shutil.copyfile(small_bundle() / path.name, path)
-    assert "Failed to import initializer" in compile_graph(path, {}).reason
-
-
 def test_the_script_reports_a_refusal_and_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first = helper.make_node("Relu", ["x"], ["y"], name="first")
     odd = write_graph(tmp_path / "odd ü.onnx", first, helper.make_node("Bernoulli", ["y"], ["z"], name="odd"))

@@ -3,8 +3,8 @@
 import dataclasses
 import gzip
 import json
+import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -20,6 +20,8 @@ from latentsync_trt.export.unet import UNet, UNetConfig
 from scripts.published import checkpoint_tensors
 from tests import narrow
 from tests.export.conftest import UNET
+
+WEIGHTS = "diffusion_pytorch_model.safetensors"
 
 
 def _edited(source: Path, target: Path, **changes: torch.Tensor | None) -> Path:
@@ -92,7 +94,7 @@ class _Code:
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"text", b"\x80\x02X\x01", b"\x80\x02c__main__\nx\n.", b"PK\x03\x04 cut short", gzip.compress(b"a", mtime=0)],
+    [b"", b"\x80\x02c__main__\nx\n.", b"PK\x03\x04 cut short"],
 )
 def test_files_that_are_no_weights(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "unet.pt").write_bytes(content)
@@ -115,39 +117,17 @@ def test_a_pickle_with_code_is_not_executed(sources: Sources, tmp_path: Path) ->
     assert not (tmp_path / "executed").exists()
 
 
-@pytest.fixture
-def vae_tensors(sources: Sources) -> dict[str, torch.Tensor]:
-    """The tensors of a VAE."""
-    return load_file(sources.vae / "diffusion_pytorch_model.safetensors")
-
-
-def load_edited(sources: Sources, folder: Path, tensors: dict[str, torch.Tensor], **config: object) -> Any:
-    """Loads the VAE with these tensors and changes of its configuration."""
-    content = json.loads((sources.vae / "config.json").read_text(encoding="utf-8"))
-    (folder / "config.json").write_text(json.dumps(content | config), encoding="utf-8")
-    save_file(tensors, folder / "diffusion_pytorch_model.safetensors", metadata={"format": "pt"})
-    return load_vae(folder, torch.float32)
-
-
-def test_a_vae_with_a_wrong_configuration(
-    sources: Sources, tmp_path: Path, vae_tensors: dict[str, torch.Tensor]
-) -> None:
-    with pytest.raises(CheckpointError, match="cannot be loaded as an AutoencoderKL"):
-        load_edited(sources, tmp_path, vae_tensors, block_out_channels=[8, 8, 16])
-
-
-def test_the_published_vae_has_older_attention_names(
-    sources: Sources, tmp_path: Path, vae_tensors: dict[str, torch.Tensor]
-) -> None:
-    older = {"to_q": "query", "to_k": "key", "to_v": "value", "to_out.0": "proj_attn"}
-    renamed = {}
-    for name, tensor in vae_tensors.items():
-        for new, old in older.items():
+def test_the_published_vae_has_older_attention_names(sources: Sources, tmp_path: Path) -> None:
+    vae = shutil.copytree(sources.vae, tmp_path / "vae")
+    tensors, renamed = load_file(vae / WEIGHTS), {}
+    for name, tensor in tensors.items():
+        for new, old in {"to_q": "query", "to_k": "key", "to_v": "value", "to_out.0": "proj_attn"}.items():
             name = name.replace(f"attentions.0.{new}.", f"attentions.0.{old}.")
         renamed[name] = tensor
-    assert renamed.keys() != vae_tensors.keys()
-    loaded = load_edited(sources, tmp_path, renamed).state_dict()
-    assert all(torch.equal(loaded[name], tensor) for name, tensor in vae_tensors.items())
+    assert renamed.keys() != tensors.keys()
+    save_file(renamed, vae / WEIGHTS, metadata={"format": "pt"})
+    loaded = load_vae(vae, torch.float32).state_dict()
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in tensors.items())
 
 
 def test_swapped_files_are_recognized(sources: Sources) -> None:

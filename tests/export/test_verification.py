@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from latentsync_trt.bundle.manifest import CACHED_STEP
 from latentsync_trt.bundle.weights import WeightsFile
 from latentsync_trt.errors import CheckpointError, ExportMismatch
-from latentsync_trt.export.export_options import ExportOptions, Sources
-from latentsync_trt.export.exporter import export_bundle, plan_graphs
+from latentsync_trt.export.export_options import Sources
+from latentsync_trt.export.exporter import plan_graphs
 from latentsync_trt.export.graphs import GraphPlan, build_graph, save_graph
 from latentsync_trt.export.layers import NORM_GROUPS, GroupNorm, attend
 from latentsync_trt.export.networks import load_networks
@@ -80,12 +80,10 @@ def without(op: str) -> Mutation:
     [
         scaled("conv_out.bias", 1.25),
         scaled("conv2.weight", 1.05),
-        scaled("attn1.to_qkv.weight", 1.25),
         scaled("ff_norm.weight", 1.1),
         without("Gelu"),
-        without("Sigmoid"),
     ],
-    ids=["bias", "convolution", "attention", "norm", "gelu", "silu"],
+    ids=["bias", "convolution", "norm", "gelu"],
 )
 def test_one_wrong_part_fails(planned: Planned, graph: Path, mutation: Mutation, tmp_path: Path) -> None:
     """The limits of float32 are narrower."""
@@ -99,33 +97,16 @@ def test_one_wrong_part_fails(planned: Planned, graph: Path, mutation: Mutation,
     assert re.search(r"by \d\.\d\de.* the limit is \d\.\d\de", str(caught.value))
 
 
-class _Detour(nn.Module):
-    """Multiplies in steps whose intermediate values exceed float16's range, though its result does not."""
-
-    def __init__(self, dtype: torch.dtype, factor: float = 1e6) -> None:
-        super().__init__()
-        self.dtype, self.factor = dtype, factor
-
+class _Broken(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
-        return (x.to(self.dtype) * self.factor / self.factor).float()
-
-
-def saved(module: nn.Module, inputs: dict[str, Tensor], folder: Path) -> tuple[Path, GraphPlan]:
-    plan = GraphPlan("detour", "unet", module, inputs, ("y",))
-    ir.save(build_graph(plan), folder / "detour.onnx")
-    return folder / "detour.onnx", plan
-
-
-def test_overflow_in_half_precision_names_the_cure(tmp_path: Path) -> None:
-    path, plan = saved(_Detour(torch.float16), {"x": torch.ones(2, 3)}, tmp_path)
-    with pytest.raises(ExportMismatch, match=r"output y: 6 values of .* are not finite; export with --precision fp32"):
-        verify_graph(path, plan, _Detour(torch.float32), "fp16")
+        return x * float("nan")
 
 
 def test_weights_that_give_nan_are_called_damaged(tmp_path: Path) -> None:
-    path, plan = saved(_Detour(torch.float32), {"x": torch.ones(2, 3)}, tmp_path)
+    plan = GraphPlan("broken", "unet", _Broken(), {"x": torch.ones(2, 3)}, ("y",))
+    ir.save(build_graph(plan), tmp_path / "broken.onnx")
     with pytest.raises(CheckpointError, match="PyTorch gives values that are not finite; the checkpoint is damaged"):
-        verify_graph(path, plan, _Detour(torch.float32, float("nan")), "fp32")
+        verify_graph(tmp_path / "broken.onnx", plan, plan.module, "fp32")
 
 
 @pytest.mark.parametrize(("width", "side_px"), [(64, 1), (32, 2)])
@@ -167,18 +148,3 @@ def test_attention_is_one_operator_where_tensorrt_takes_it(dtype: torch.dtype, h
         assert [name for name in operators if name != "Cast"] == IN_PARTS
         (softmax,) = (node for node in model.graph if node.op_type == "Softmax")
         assert softmax.inputs[0].dtype.numpy() == np.float32
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("precision", ["fp32", "fp16"])
-def test_recorded_networks_of_few_channels_are_exported_at_64_px(
-    reference: Path, precision: str, tmp_path: Path
-) -> None:
-    """At the lowest level a norm has groups of two values: both precisions are as exact as PyTorch."""
-    small = reference / "small"
-    sources = {"unet": small / "unet.pt", "vae": small / "vae", "whisper": small / "whisper.pt"}
-    export_bundle(
-        ExportOptions(
-            model="1.5", precision=precision, resolution=64, cuda_form=False, output=tmp_path / "b", **sources
-        )
-    )

@@ -10,7 +10,6 @@ import pytest
 
 from latentsync_trt.bundle.manifest import (
     MANIFEST_NAME,
-    REQUIRED_GRAPHS,
     Bundle,
     files_of,
     manifest_sha256,
@@ -68,11 +67,9 @@ def test_the_manifest_describes_the_calibration(int8_bundle: Path) -> None:
     assert found is not None
     assert (found.parent, found.parent_sha256) == (parent.name, manifest_sha256(small_bundle()))
     assert (found.clips, found.distance) == (("clip.mp4",), {"faces_psnr_db": 40.0})
-    assert found.settings == {"samples": 1, "precision": "int8", "percentile": 100.0}
     assert LEAST_SHARE < found.share < 1
     assert "unet.conv_in.weight" in found.kept
     assert "unet.mid_block.resnets.0.conv1.weight" not in found.kept
-    assert {"onnx", "onnxruntime", "ml_dtypes"} <= set(made.tools)
     assert set(made.verification).isdisjoint(name for name in made.graphs if name.startswith("denoise_step"))
 
 
@@ -86,11 +83,11 @@ def test_all_steps_share_one_small_weights_file(kind: str, request: pytest.Fixtu
 
 
 def test_a_bundle_is_replaced_by_one_without_cuda_forms_of_steps(int8_bundle: Path, tmp_path: Path) -> None:
-    """Those have no pairs. The parent has no unguided steps either; the guided ones use all the weights."""
+    """Those have no pairs."""
     parent, out = tmp_path / "parent", tmp_path / "out"
     shutil.copytree(small_bundle(), parent)
     manifest = read_manifest(parent)
-    graphs = {name: manifest.graphs[name] for name in REQUIRED_GRAPHS}
+    graphs = dict(manifest.graphs)
     for name in ("denoise_step", "vae_decoder"):
         shutil.copyfile(parent / f"{name}.onnx", parent / f"{name}.cuda.onnx")
         graphs[name] = dataclasses.replace(graphs[name], forms={"cuda": f"{name}.cuda.onnx"})
@@ -106,16 +103,6 @@ def test_a_bundle_is_replaced_by_one_without_cuda_forms_of_steps(int8_bundle: Pa
     assert made.manifest.graphs["denoise_step"].forms == {}
     assert made.manifest.graphs["vae_decoder"].forms == {"cuda": "vae_decoder.cuda.onnx"}
     assert not (out / "denoise_step.cuda.onnx").exists()
-    sizes = [read_manifest(folder).files["unet.weights"].bytes for folder in (int8_bundle, out)]
-    assert sizes[0] == sizes[1]
-
-
-def test_keeping_all_layers_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="--keep: keeps all 94 layers of demo"):
-        quantize_bundle(
-            Bundle.load(small_bundle()), small_ranges(), CalibrateOptions(keep=("weight",)), tmp_path / "out"
-        )
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_parent_is_not_replaced() -> None:
@@ -132,5 +119,4 @@ def test_a_gpu_without_fp8_is_refused(int8_bundle: Path) -> None:
     with pytest.raises(InputError, match=r"in fp8, which GPU 0 \(NVIDIA A100, .*8\.0\) .* 8\.9; use an int8"):
         eight_bit_notice(fp8, Selection("tensorrt", gpu=gpu("8.0")))
     assert eight_bit_notice(fp8, Selection("tensorrt", gpu=gpu("8.9"))) == ""
-    assert eight_bit_notice(int8, Selection("tensorrt", gpu=gpu("7.5"))) == ""
     assert "speed is not" in eight_bit_notice(fp8, Selection("cuda", gpu=gpu("8.0")))

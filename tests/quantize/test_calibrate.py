@@ -9,12 +9,8 @@ from click.testing import CliRunner, Result
 
 from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.cli import main
-from latentsync_trt.errors import InputError
-from latentsync_trt.quantize.calibrate import Calibration
 from latentsync_trt.quantize.calibration_options import CalibrateOptions, Clip
 from latentsync_trt.quantize.windows import UNGUIDED, RecordedWindow, loops_of, split
-from latentsync_trt.runtime.providers.gpu import Gpu
-from latentsync_trt.runtime.providers.select import Selection
 from tests.clips import write_face, write_sound
 from tests.small import small_bundle
 from tests.sounds import write_samples
@@ -86,17 +82,6 @@ def test_few_windows_give_warnings(tmp_path: Path) -> None:
     assert quantized is not None and quantized.settings["windows_measured"] == 1
 
 
-@pytest.mark.parametrize(("capability", "warned"), [("8.6", True), ("8.9", False)])
-def test_a_gpu_without_fp8_gives_a_warning(clip: Clip, tmp_path: Path, capability: str, warned: bool) -> None:
-    selection = Selection("cuda", (), Gpu(0, "NVIDIA RTX A6000", capability, 48 * 10**9))
-    warnings: list[str] = []
-    bundle, missing = Bundle.load(small_bundle(), verify=False), Clip(tmp_path / "none.mp4", clip.audio)
-    options = CalibrateOptions("fp8")
-    with pytest.raises(InputError, match=r"none\.mp4"):
-        Calibration(bundle, [missing], options, selection, lambda _: None, warnings.append).run(tmp_path / "out")
-    assert ["RTX A6000" in warning for warning in warnings] == [True] * warned
-
-
 def test_loops_cover_all_timesteps_with_full_and_cached_steps_and_some_without_guidance() -> None:
     windows = [RecordedWindow(*[np.full(1, number, np.float32)] * 3) for number in range(8)]
     loops = loops_of(windows, CalibrateOptions(steps=6), unguided=True)
@@ -108,7 +93,7 @@ def test_loops_cover_all_timesteps_with_full_and_cached_steps_and_some_without_g
     assert all(loop.guidance == 1.5 for _, loop in loops_of(windows, CalibrateOptions(), unguided=False))
 
 
-@pytest.mark.parametrize(("windows", "held"), [(1, 0), (2, 0), (3, 1), (9, 2), (40, 2)])
+@pytest.mark.parametrize(("windows", "held"), [(1, 0), (3, 1), (40, 2)])
 def test_held_out_windows_are_not_calibrated_on(windows: int, held: int) -> None:
     calibrated_on, held_out = split(range(windows), samples=8)
     assert len(held_out) == held

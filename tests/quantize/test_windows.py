@@ -70,14 +70,6 @@ def test_windows_are_those_of_a_usual_run(model: Model, clip: Clip, tmp_path: Pa
         np.testing.assert_array_equal(window.audio, audio)
 
 
-def test_few_windows_of_a_clip_are_spread_over_it(model: Model, tmp_path: Path) -> None:
-    clip = Clip(write_face(tmp_path / "face.mp4", 4 * FRAMES), write_sound(tmp_path / "speech.wav", 2.7))
-    few, every = (record(clip, wanted, model, MediaPipeDetector(), lambda *_: None) for wanted in (2, 4))
-    assert len(every) == 4
-    for window, expected in zip(few, every[1::2], strict=True):
-        np.testing.assert_array_equal(window.audio, expected.audio)
-
-
 def test_a_folder_pairs_videos_with_audio_files_of_the_same_name(tmp_path: Path) -> None:
     for name in ("b.mov", "a.mp4", "a.wav", "c.flac", "notes.txt"):
         (tmp_path / name).touch()
