@@ -17,7 +17,7 @@ from latentsync_trt.media.codecs import CONTAINERS, check_encoder, choose_encode
 from latentsync_trt.media.pictures import LazyRgb, picture_info
 from latentsync_trt.media.reader import probe, read_frames
 from latentsync_trt.types import ColorTags, VideoInfo, YuvPlanes
-from tests.clips import frame_at, open_writer
+from tests.clips import frame_at, numbered, open_writer, rewritten, write_video
 from tests.pictures import HDR10
 
 SIZE = 320, 240
@@ -95,6 +95,24 @@ def test_options_that_do_not_fit_are_named(options: dict[str, Any], message: str
 def test_an_unknown_preset_is_found_before_the_work() -> None:
     with pytest.raises(InputError, match=r"=quick.* does not open"):
         check_encoder(SyncOptions(encoder="x264:quick"), SDR, Path("out.mkv"))
+
+
+def test_a_size_that_an_encoder_refuses_is_named_and_auto_takes_another() -> None:
+    """Pictures too wide for any NVENC, and for x264."""
+    wide = replace(SDR, width_px=20_000)
+    assert choose_encoder(SyncOptions(encoder="auto"), wide).ffmpeg == "libx264"
+    with pytest.raises(InputError, match=r"does not open for pictures of 20000×240: .* or scale the video"):
+        check_encoder(SyncOptions(codec="h264"), wide, Path("out.mp4"))
+
+
+def test_captions_within_the_picture_are_named(tmp_path: Path) -> None:
+    clip = write_video(tmp_path / "clip.h264", numbered(3), options={"preset": "ultrafast"})
+    assert not rewritten(clip, tmp_path / "out.mp4").notices
+    captions = b"\xb5\0\x31GA94\x03\x41\xff\xfc\xc8\xe9\xff"  # A/53: "Hi" in CEA-608
+    message = b"\0\0\1\6\4" + bytes([len(captions)]) + captions + b"\x80"
+    clip.write_bytes(re.sub(rb"\x00\x00\x01[\x65\x41]", lambda slice_: message + slice_[0], clip.read_bytes()))
+    (notice,) = rewritten(clip, tmp_path / "out.mp4").notices
+    assert re.search("closed captions .* left out", notice)
 
 
 @pytest.mark.parametrize("codec", ["h264", "hevc", "av1"])

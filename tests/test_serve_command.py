@@ -116,6 +116,31 @@ def test_a_service_that_was_killed_goes_on(tmp_path: Path, started: list[Command
         assert started[-1].client.get(f"/v1/jobs/{job}/result").status_code == 200
 
 
+@pytest.mark.slow
+@sends_signals
+def test_on_ray(tmp_path: Path, started: list[Command]) -> None:
+    pytest.importorskip("ray")
+    from ray.cluster_utils import Cluster
+
+    node = {"num_cpus": 1, "object_store_memory": 80_000_000, "include_dashboard": False}
+    cluster = Cluster(initialize_head=True, head_node_args=node)
+    words = "--bundle", str(small_bundle()), "--provider", "cpu", "--ray", cluster.address
+    try:
+        started.append(Command(tmp_path / "service", *words))
+        client = started[0].client
+        assert client.get("/v1/jobs", headers={"Authorization": "Bearer wrong"}).status_code == 401
+        jobs = [send(client, tmp_path, seconds) for seconds in (3.0, 0.5)]
+        until(lambda: client.get(f"/v1/jobs/{jobs[0]}").json()["done"])
+        started[0].end(signal.SIGKILL)
+        started.append(Command(tmp_path / "service", *words))
+        for job in jobs:
+            assert ended(started[1].client, job)["state"] == "done"
+            assert started[1].client.get(f"/v1/jobs/{job}/result", headers={"Range": "bytes=0-9"}).status_code == 206
+        assert started[1].end(signal.SIGTERM)[0] == 143
+    finally:
+        cluster.shutdown()
+
+
 def refused(folder: Path, *words: str, key: str = "", command: str = "serve") -> str:
     """The error of a service that does not start."""
     arguments = [command, "--bundle", "demo", "--folder", str(folder), *words]

@@ -9,13 +9,15 @@ from pathlib import Path
 import av
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from latentsync_trt.config import MODEL_FPS
 from latentsync_trt.errors import MediaError
-from latentsync_trt.media.audio import SPEECH_RATE_HZ, audio_duration_s, read_audio_blocks
+from latentsync_trt.media.audio import SPEECH_RATE_HZ, Mixer, audio_duration_s, read_audio_blocks, sound_blocks
 from latentsync_trt.media.playback import Playback
 from latentsync_trt.media.reader import delays_of, probe, read_frames
-from latentsync_trt.media.timing import JITTER_S, nearest
+from latentsync_trt.media.timing import JITTER_S, Clock, Timed, nearest
 from tests.clips import click_times, number_of, numbered, open_writer, read_audio, write_video
 from tests.sounds import sound_packets, spoken, write_parts
 
@@ -112,7 +114,9 @@ def test_a_clock_that_is_reset_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "codec", "rate_hz", "frames"),
     [
+        ("a.mp4", "aac", 48000, 50),
         ("a.m4a", "aac", 44100, 50),
+        ("a.mp4", "libmp3lame", 48000, 50),
         ("a.mkv", "aac", 48000, 51),  # its padding is stated nowhere
     ],
 )
@@ -168,3 +172,34 @@ def test_a_long_gap_takes_no_memory(tmp_path: Path) -> None:
     finally:
         tracemalloc.stop()
     assert samples == 1801 * SPEECH_RATE_HZ
+
+
+# Frames of 1/100 s to 1/5 s. Steps of the clock: none, jitter, gaps, and overlaps of less than a second together.
+lengths = st.integers(160, 3200)
+jitters = st.integers(-639, 639)
+steps = st.just(0) | jitters | st.integers(640, 40_000) | st.integers(-1200, -640)
+
+
+def timed_frames(parts: list[tuple[int, int, int]]) -> tuple[list[int], list[Timed[av.AudioFrame]]]:
+    """Stamps, and frames at the times that the clock gives them, of (step, length, rate), in samples at 16 kHz."""
+    clock, stamps, timed, at = Clock(Path(), jitter_s=JITTER_S), list[int](), [], 0
+    for step, length, rate_hz in parts:
+        at += step if timed else 0
+        stamps.append(at)
+        duration_s = Fraction(length, SPEECH_RATE_HZ)
+        time_s = clock.advance(Fraction(at, SPEECH_RATE_HZ) + 7, duration_s)
+        layout = av.AudioLayout(["mono", "stereo", "5.1"][rate_hz % 3])
+        samples = np.full((layout.nb_channels, max(1, length * rate_hz // SPEECH_RATE_HZ)), 0.5, np.float32)
+        frame = av.AudioFrame.from_ndarray(samples, "fltp", layout.name)
+        frame.sample_rate = rate_hz
+        timed.append(Timed(time_s, duration_s, frame))
+        at += length
+    return stamps, timed
+
+
+@given(st.lists(st.tuples(steps, lengths, st.sampled_from([8000, 11025, 16000, 44100, 48000])), min_size=1, max_size=8))
+def test_sound_of_any_formats_has_its_length_and_no_sample_is_off_its_stamp(parts: list[tuple[int, int, int]]) -> None:
+    stamps, timed = timed_frames(parts)
+    assert all(abs(one.time_s - Fraction(at, SPEECH_RATE_HZ)) < JITTER_S for at, one in zip(stamps, timed, strict=True))
+    found = list(sound_blocks(Path("a.wav"), timed, Mixer("mono", SPEECH_RATE_HZ)))
+    assert sum(map(len, found)) == max(nearest(one.end_s, SPEECH_RATE_HZ) for one in timed)

@@ -1,20 +1,25 @@
 """The page in a real browser, from upload to download, with the built-in model."""
 
+import base64
+import os
 import re
 import shutil
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import cv2
 import pytest
 
 from latentsync_trt.media.audio import SPEECH_RATE_HZ
-from latentsync_trt.media.demo_clip import SPEECH
+from latentsync_trt.media.demo_clip import SPEECH, portrait
 from tests.clips import decoded, read_audio, write_face, write_sound, write_video
 from tests.people import together
 from tests.sounds import write_samples
@@ -32,9 +37,11 @@ LONG = 128
 """Frames of the built-in clip, which is certainly being worked on when the test acts."""
 FIRST, SECOND = 280, 820
 """Where the two people's faces are, in pixels from the left."""
+KEY = "a key for this test only"
 PHONE_PX = 390
 LIGHT, DARK = "rgb(250, 250, 250)", "rgb(19, 19, 22)"
 DESK_PX = 1280
+MOST_STOPS = 150
 """Of the keyboard, on its way around the page."""
 
 expect.set_options(timeout=PATIENCE_S * 1000)
@@ -117,11 +124,15 @@ def clips(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextmanager
-def started(folder: Path) -> Iterator[Server]:
-    """The command `ui`."""
+def started(folder: Path, **variables: str) -> Iterator[Server]:
+    """The command `ui`, with these variables of its environment."""
     log, words = folder / "log.txt", ["--port", "0", "--folder", str(folder / "ui"), "--bundle", "demo"]
     command = [sys.executable, "-m", "latentsync_trt", "ui", *words, "--provider", "cpu"]
-    with log.open("w") as target, subprocess.Popen(command, stdout=target, stderr=target) as process:
+    environment = {**os.environ, **variables}
+    with (
+        log.open("w") as target,
+        subprocess.Popen(command, stdout=target, stderr=target, env=environment) as process,
+    ):
         try:
             end_s = time.monotonic() + PATIENCE_S
             while not (ready := re.search(r"^(http://\S+): ready", log.read_text(), re.MULTILINE)):
@@ -160,22 +171,39 @@ def visitor(browser: Browser, server: Server) -> Iterator[Visitor]:
     assert "Traceback" not in server.log.read_text()
 
 
-def test_the_whole_way(browser: Browser, server: Server, clips: Path, tmp_path: Path) -> None:
+def press(target: Locator, key: str = "Enter") -> None:
+    """Reaches a control by Tab, as people without a mouse do, and presses a key."""
+    page = target.page
+    target.wait_for(state="attached")
+    for _ in range(MOST_STOPS):
+        if target.evaluate("part => part.contains(document.activeElement)"):
+            break
+        page.keyboard.press("Tab")
+    page.keyboard.press(key)
+
+
+@pytest.mark.parametrize("act", [Locator.click, press], ids=["mouse", "keyboard"])
+def test_the_whole_way(
+    browser: Browser, server: Server, clips: Path, tmp_path: Path, act: Callable[[Locator], None]
+) -> None:
     visitor = visit(browser, server, viewport={"width": DESK_PX, "height": 900})
     page, part = visitor.page, visitor.part
     assert page.title() == "latentsync-trt"
     expect(page.locator("body")).to_have_css("background-color", LIGHT)
     visitor.upload(clips / "two.mp4", clips / "speech.wav", faces=2)
     part("option-report").locator("input").check()
-    part("faces").get_by_role("button").nth(0).click()
+    act(part("faces").get_by_role("button").nth(0))
     expect(part("demo-note")).to_contain_text("will be a smear")
-    part("more").locator("button").first.click()
+    act(part("more").locator("button").first)
     expect(part("option-face").locator("input, textarea").first).to_have_value("index:0")
     preset = part("preset").get_by_label("Draft")
-    part("preset").get_by_text("Draft", exact=True).click()
+    if act is press:
+        press(preset, "Space")  # Gradio's radio buttons are no group: each is reached by Tab
+    else:
+        act(part("preset").get_by_text("Draft", exact=True))
     expect(preset).to_be_checked()
-    part("start").click()
-    part("anyway").click()
+    act(part("start"))
+    act(part("anyway"))
     part("cancel").wait_for()
     part("preview").locator("img").wait_for()
     expect(part("progress").locator(".stage")).to_be_in_viewport()
@@ -190,17 +218,20 @@ def test_the_whole_way(browser: Browser, server: Server, clips: Path, tmp_path: 
     opened.value.close()
     page.wait_for_function("['before', 'after'].every((id) => document.getElementById(id).videoWidth)")
     slider, shown = part("wipe"), part("wipe").input_value()
-    slider.press("ArrowRight")
+    if act is press:
+        slider.press("ArrowRight")
+    else:
+        slider.click(position={"x": 60, "y": 60})
     expect(slider).not_to_have_value(shown)
     page.reload()
     visitor.finish()
     assert re.fullmatch(r"two.mp4 · draft · [\d:]+ · done", visitor.jobs()[0])
     assert not part("video").locator("video").count()
-    part("again").click()
+    act(part("again"))
     visitor.ready(faces=2)
     expect(preset).to_be_checked()
     expect(part("demo-note")).to_contain_text("will be a smear")
-    part("delete").click()
+    act(part("delete"))
     expect(part("progress")).to_contain_text("Your result appears here")
     expect(part("history")).to_be_hidden()
     visitor.leave()
@@ -224,7 +255,7 @@ def test_the_second_face_on_a_dark_phone(browser: Browser, server: Server, clips
 
 def test_the_built_in_clip_then_a_reload_a_cancel_and_another(visitor: Visitor, clips: Path) -> None:
     expect(visitor.part("demo-note")).to_contain_text("built-in demo model")
-    visitor.part("demo").press("Enter")
+    press(visitor.part("demo"))
     visitor.ready()
     expect(visitor.part("demo")).to_be_hidden()
     visitor.begin(preview=True)
@@ -244,6 +275,28 @@ def test_the_built_in_clip_then_a_reload_a_cancel_and_another(visitor: Visitor, 
         visitor.page.wait_for_function(f"document.getElementById('{player}').currentTime > 0")
 
 
+def drop(visitor: Visitor, path: Path, kind: str) -> None:
+    """Drops a file on the field for videos."""
+    data = base64.b64encode(path.read_bytes()).decode()
+    visitor.page.evaluate(
+        """([data, name, type]) => {
+            const bytes = Uint8Array.from(atob(data), (each) => each.charCodeAt(0));
+            const dataTransfer = new DataTransfer();
+            dataTransfer.items.add(new File([bytes], name, {type}));
+            const event = new DragEvent("drop", {bubbles: true, cancelable: true, dataTransfer});
+            document.querySelector("#video .upload-container button").dispatchEvent(event);
+        }""",
+        [data, path.name, kind],
+    )
+
+
+def test_a_photo_is_dropped(visitor: Visitor, tmp_path: Path) -> None:
+    cv2.imwrite(str(tmp_path / "photo.png"), portrait()[..., ::-1])
+    drop(visitor, tmp_path / "photo.png", "image/png")
+    visitor.part("faces").locator("img").first.wait_for()
+    visitor.page.wait_for_function("document.querySelector('#video video')?.videoWidth > 0")
+
+
 def test_what_the_browser_cannot_play_has_previews_and_a_timeline(visitor: Visitor, tmp_path: Path) -> None:
     clip = write_kind(tmp_path / "Aunt Emma.avi", *KINDS["old.avi"])
     visitor.part("video").locator("input[type=file]").first.set_input_files(clip)
@@ -261,3 +314,27 @@ def test_what_the_browser_cannot_play_has_previews_and_a_timeline(visitor: Visit
     for player in ("before", "after"):
         visitor.page.wait_for_function(f"document.getElementById('{player}')?.videoWidth > 0")
     assert visitor.fetch(tmp_path).name == "Aunt Emma-synced.mp4"
+
+
+def test_another_site_cannot_use_a_login(browser: Browser, tmp_path: Path) -> None:
+    """Another port is another origin, to which browsers send the same cookies."""
+    other = ThreadingHTTPServer(("127.0.0.1", 0), SimpleHTTPRequestHandler)
+    threading.Thread(target=other.serve_forever, daemon=True).start()
+    with started(tmp_path, LATENTSYNC_TRT_API_KEY=KEY) as server:
+        page = browser.new_context().new_page()
+        page.goto(server.address)
+        login = f"""async () => (await fetch("/login", {{method: "POST", body: new URLSearchParams(
+            {{username: "user", password: "{KEY}"}})}})).status"""
+        asks = """async ([address, method]) => {
+            const body = method === "POST" ? new FormData() : undefined;
+            try { return (await fetch(address, {method, body, credentials: "include"})).status; }
+            catch (error) { return 0; }
+        }"""
+        assert page.evaluate(login) == 200
+        assert page.evaluate(asks, [f"{server.address}/config", "GET"]) == 200
+        page.goto(f"http://127.0.0.1:{other.server_port}")
+        for path, method in (("config", "GET"), ("gradio_api/upload", "POST"), ("gradio_api/call/sync", "POST")):
+            assert page.evaluate(asks, [f"{server.address}/{path}", method]) == 0
+        page.context.close()
+    other.shutdown()
+    other.server_close()
