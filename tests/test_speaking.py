@@ -17,7 +17,7 @@ from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.face.speaking import Mouth, Speaks, Voice, mouth_of, speakers
 from latentsync_trt.face.track_file import Tracks, read_tracks, save_tracks
 from latentsync_trt.measure.syncnet import SyncNet
-from latentsync_trt.media.demo_clip import demo_clip
+from latentsync_trt.media.demo_clip import SPEECH
 from latentsync_trt.media.writer import write_pictures
 from latentsync_trt.sync.faces import analyze
 from latentsync_trt.sync.speakers import with_speakers
@@ -130,22 +130,22 @@ def from_left(tracks: Tracks) -> list[int]:
     return [one.person for one in sorted(tracks.spans, key=lambda span: span.rows[0, 1])]
 
 
-@pytest.mark.parametrize("lit", ["left", "right"])
-def test_of_two_mouths_that_move_alike_syncnet_decides(lit: str, detector: MediaPipeDetector, tmp_path: Path) -> None:
+def test_of_two_mouths_that_move_alike_syncnet_decides(detector: MediaPipeDetector, tmp_path: Path) -> None:
     """The small graph sees how light a face is and hears how loud the sound is: one face flickers with the sound."""
-    speech = read_audio(demo_clip(tmp_path)[1])[:49600]
+    speech = read_audio(SPEECH)[:46400]
     loud = cepstra_of([speech])[::4, 0]
-    light = np.interp(loud, (loud.min(), loud.max()), (0.5, 1.1))[:75, None, None, None]
+    light = np.interp(loud, (loud.min(), loud.max()), (0.5, 1.1))[:70, None, None, None]
     frames = np.array(together([260.0] * len(light), [780.0] * len(light)))
-    half = np.s_[:, :, :520] if lit == "left" else np.s_[:, :, 520:]
-    frames[half] = np.clip(frames[half] * light, 0, 255)
-    video = tmp_path / "pair.mkv"
+    frames[:, :, :520] = np.clip(frames[:, :, :520] * light, 0, 255)
+    video, network = tmp_path / "pair.mkv", SyncNet(write_means(tmp_path / "syncnet.onnx"))
     write_pictures(video, frames, lossless=True, audio=write_samples(tmp_path / "speech.wav", speech, 16000))
     tracks, _ = analyze(video, detector)
-    talking = [replace(one, mouth=mouth(one.person, (3, TALKS)).shapes[: len(one.rows)]) for one in tracks.spans]
-    network = SyncNet(write_means(tmp_path / "syncnet.onnx"))
-    found, _ = with_speakers(video, replace(tracks, spans=tuple(talking)), network)
-    assert {one.person for one in found.speaks or ()} == {from_left(tracks)[lit == "right"]}
+    for numbers in ((0, 1), (1, 0)):  # else one of them might have been taken anyhow
+        moving = mouth(0, (3, TALKS)).shapes[: len(tracks.spans[0].rows)]
+        spans = [replace(one, person=numbers[one.person], mouth=moving) for one in tracks.spans]
+        talking = replace(tracks, spans=tuple(spans))
+        found, _ = with_speakers(video, talking, network)
+        assert {one.person for one in found.speaks or ()} == {from_left(talking)[0]}
 
 
 A, B = 0, 1

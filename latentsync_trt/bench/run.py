@@ -118,7 +118,10 @@ def run_bench(
             meter = SyncMeter(network, clip.audio, delays_of(clip.video, clip.audio).sound_s)
             measure_clip(target, clip.audio, meter=meter)
         found: dict[str, Any] = {
-            "preset": options.preset, "frames": report.frames, "memory": memory, "start_up_s": start_up_s,
+            "preset": options.preset,
+            "frames": report.frames,
+            "memory": memory,
+            "start_up_s": start_up_s,
             "syncnet": meter and meter.result(),
             "parts_s": {stage.stage: stage.busy_s for stage in report.stages},
             "engines_ms": {engine.graph: engine.mean_ms for engine in report.engines},
