@@ -17,7 +17,6 @@ from latentsync_trt.face.track_file import Tracks
 from latentsync_trt.measure.lips import Loudness
 from latentsync_trt.measure.syncnet import SyncMeter, SyncNet
 from latentsync_trt.media.audio import read_audio_blocks
-from latentsync_trt.media.files import open_input
 from latentsync_trt.media.reader import delays_of, probe, read_frames
 from latentsync_trt.sync.faces import FaceFinder
 from latentsync_trt.sync.speech import speech_in
@@ -71,9 +70,6 @@ def _decided(video: Path, tracks: Tracks, speaks: Sequence[Speaks], network: Syn
 def _voice_of(video: Path) -> tuple[Voice | None, str | None]:
     """The voices in a video's own sound, in times of its picture; None without any, and why."""
     alone = "the mouths alone decide who speaks"
-    with open_input(video) as container:
-        if not container.streams.audio:
-            return None, f"{video.name}: has no sound, so {alone}"
     try:
         speech, loudness = speech_in(video), Loudness()
         for _ in loudness.passing(read_audio_blocks(video)):
