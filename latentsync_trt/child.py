@@ -33,8 +33,8 @@ Work = Callable[[Iterator[Any], Emit], None]
 # Windows delivers Ctrl-C only between waits.
 _POLL_S = 0.1
 
-# In which a child removes its temporary folders.
-_PATIENCE_S = 2.0
+# In which a child removes its temporary folders: at once, unless the machine is overloaded.
+_PATIENCE_S = 10.0
 
 _running: "WeakSet[Child]" = WeakSet()
 

@@ -1,5 +1,6 @@
 """Children for `WorkerHandle` whose clips do as files beside their outputs say, and one that dies while it opens."""
 
+import ctypes
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,7 +16,8 @@ LARGE_BYTES = 800_000_000
 
 
 class Held:
-    """Clips end when their output exists; the one named large takes `LARGE_BYTES` when "grow" exists."""
+    """Clips end when their output exists; the one named large takes `LARGE_BYTES` when "grow" exists, and the one named
+    stuck hangs in native code that keeps the interpreter's lock."""
 
     provider = "cuda"
 
@@ -24,6 +26,8 @@ class Held:
 
     def run(self, task: Task, on_progress: Callable[[Progress], None], canceled: Event) -> dict[str, Any]:
         on_progress(Progress("lip-sync", 1, 2))
+        if task.id == "stuck":
+            ctypes.PyDLL(None).sleep(600)
         output, held = Path(task.output), list[bytes]()
         while not output.exists():
             if task.id == "large" and not held and output.with_name("grow").exists():

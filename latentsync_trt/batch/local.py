@@ -24,8 +24,8 @@ from latentsync_trt.errors import LatentSyncError
 from latentsync_trt.stopping import exit_code
 from latentsync_trt.types import Progress
 
-# The child removes unfinished files meanwhile.
-_PATIENCE_S = 2.0
+# The child removes unfinished files meanwhile: at once, unless the machine is overloaded.
+_PATIENCE_S = 10.0
 _ALIVE_S = 1.0
 
 
