@@ -26,7 +26,7 @@ PYTEST := $(BIN)/pytest --numprocesses logical --maxprocesses 8 --dist loadfile 
 HEAVY := export test_comfyui.py test_setup_command.py test_syncnet.py test_train_demo.py test_ui.py test_ui_browser.py
 # Nor are whole runs on real models, speech and files, which take as long as all other fast tests.
 HEAVY += test_audio_segments.py test_face_detector.py test_live.py test_live_audio.py test_live_session.py test_media.py
-HEAVY += test_parts.py test_previews.py test_soundtrack.py test_speaking.py test_usage.py
+HEAVY += test_live_serve.py test_parts.py test_previews.py test_soundtrack.py test_speaking.py test_usage.py
 
 .PHONY: help demo quick test test-all lint docs lock dist check-full check-demo clean
 
