@@ -293,6 +293,7 @@ def test_a_list_of_jobs(page: tuple[str, Service], service: Service, opened: Ope
     opened.fire("history", "input")
     assert [number for _, number in opened.of("history")["choices"]] == ids
     assert "face-synced.mp4" in opened.of("progress")["value"]
+    assert service.result(ids[0])[1] == "face-preview.mp4"
     opened.of("speech")["value"] = None
     opened.fire("again", "click")
     opened.fire("video", "change")

@@ -210,8 +210,8 @@ class Service:
         row = self._row(job_id)
         if row.state != "done":
             raise NotNow(f"job {job_id}: is {row.state}, without a result; " + self._hide(row.error or "wait for done"))
-        path = Path(row.task.output)
-        return path, f"{Path(row.task.names['video']).stem}-synced{path.suffix}"
+        path, what = Path(row.task.output), "synced" if row.task.options.preview_s is None else "preview"
+        return path, f"{Path(row.task.names['video']).stem}-{what}{path.suffix}"
 
     def counts(self) -> dict[State, int]:
         return self._store.counts()
