@@ -18,16 +18,16 @@ from tests.clips import decoded, write_clip
 Shown = tuple[set[int], int | None]
 """People and shot of a frame."""
 
-NOBODY, ONE, BOTH, OTHER = (set[int](), 0), ({0}, 0), ({0, 1}, 0), ({1}, 0)
+NO_FACE, ONE, BOTH, OTHER = (set[int](), 0), ({0}, 0), ({0, 1}, 0), ({1}, 0)
 OUTSIDE = set[int](), None
 
 
 @pytest.mark.parametrize(
     ("shown", "quarters"),
     [
-        pytest.param([*[ONE] * 6, NOBODY, *[ONE] * 6], ["4443210123444"], id="around a gap, not at the clip's ends"),
+        pytest.param([*[ONE] * 6, NO_FACE, *[ONE] * 6], ["4443210123444"], id="around a gap, not at the clip's ends"),
         pytest.param([OUTSIDE, *[ONE] * 7, OUTSIDE], ["012343210"], id="where no shot is known"),
-        pytest.param([NOBODY, *[({0}, 1)] * 5, (set(), 2)], ["0444440"], id="not at a cut"),
+        pytest.param([NO_FACE, *[({0}, 1)] * 5, (set(), 2)], ["0444440"], id="not at a cut"),
         pytest.param([*[ONE] * 2, *[BOTH] * 6, *[OTHER] * 2], ["4444432100", "0012344444"], id="each for itself"),
     ],
 )

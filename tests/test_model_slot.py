@@ -70,7 +70,7 @@ def test_one_that_needs_more_waits_for_the_others(slot: ModelSlot, background: C
     assert more.result(TIMEOUT_S) == {A, B}
 
 
-def test_nobody_waits_for_live_sessions(slot: ModelSlot, background: Callable[..., Future[Any]]) -> None:
+def test_no_call_waits_for_live_sessions(slot: ModelSlot, background: Callable[..., Future[Any]]) -> None:
     with slot.acquired([A], lasting=True):
         with slot.acquired([A]) as model:
             assert model is slot.model

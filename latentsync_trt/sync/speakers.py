@@ -43,7 +43,8 @@ def _decided(video: Path, tracks: Tracks, speaks: Sequence[Speaks], network: Syn
     def doubtful(time_s: Fraction) -> Speaks | None:
         return next((one for one in close if one.start_s <= time_s < one.end_s), None)
 
-    meters = {person: SyncMeter(network, video, delays_of(video, video).sound_s) for person in people}
+    sound_s = delays_of(video, video).sound_s
+    meters = {person: SyncMeter(network, video, sound_s) for person in people}
     finder = FaceFinder(
         tracks,
         PORTRAIT_PX,

@@ -83,7 +83,7 @@ class Inputs:
             if upload is not None:
                 upload.state = "over"
             if video is not None and not Path(video).is_relative_to(self._uploads):
-                raise gr.Error("video: is none that was uploaded", print_exception=False)
+                raise gr.Error("video: was not uploaded", print_exception=False)
             upload = None if video is None else Upload(Path(video))
             yield {
                 self.upload: upload,

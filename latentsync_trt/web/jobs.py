@@ -67,13 +67,13 @@ def look_at(
         with suppress(LatentSyncError):  # the search says what is wrong
             write_preview(video, copy)
             tell(copy)
-    people, built_in = list[tuple[UInt8Array, str]](), list[bool]()
+    people, built_in, demo = list[tuple[UInt8Array, str]](), list[bool](), read_manifest(demo_folder())
     with MediaPipeDetector() as detector:
         tracks, portraits = analyze(video, detector, tell)
         for one in summaries(tracks):
             portrait = portraits[one.number]
             faces = detector.detect(portrait)
-            check = ModelMismatchCheck(read_manifest(demo_folder()), 0, lambda _: None, strict=False)
+            check = ModelMismatchCheck(demo, 0, lambda _: None, strict=False)
             for face in faces[:1]:
                 check.meet(portrait, face, detector)
             people.append((portrait, f"{one.number} · {one.seen_s:.1f} s" if one.seen_s else f"{one.number}"))
