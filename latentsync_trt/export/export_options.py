@@ -19,7 +19,6 @@ TOOLS = ("torch", "onnx", "onnx-ir", "onnxscript", "diffusers", "safetensors")
 EXTRA = "export"
 """The extra that installs them."""
 
-_FEWEST_FRAMES = 2
 LONGEST_WINDOW = 24
 """Number of frame positions in the published checkpoints."""
 
@@ -53,7 +52,7 @@ class ExportOptions:
         16,
         "Frames in a window; the models were trained at 16.",
         advanced=True,
-        minimum=_FEWEST_FRAMES,
+        minimum=2,
         maximum=LONGEST_WINDOW,
     )
     precision: Literal["fp32", "fp16"] = _model_option(

@@ -1,7 +1,7 @@
 """A whole export: loads checkpoints, writes graphs, verifies them, writes the manifest, then publishes the bundle."""
 
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, replace
 from itertools import groupby
 from pathlib import Path
@@ -13,15 +13,13 @@ from torch import Tensor
 
 from latentsync_trt.audio.mel import MEL_FILTERS, computed_filters
 from latentsync_trt.bundle import manifest as bundle
-from latentsync_trt.bundle.weights import WeightsFile
-from latentsync_trt.errors import ExportMismatch
+from latentsync_trt.bundle.external import WeightsFile
 from latentsync_trt.export.cuda_form import cuda_module, obstacle
 from latentsync_trt.export.export_options import EXTRA, TOOLS, ExportOptions, check_model, find_sources
-from latentsync_trt.export.graphs import OPSET, GraphPlan, build_cuda_graph, build_graph, save_graph
+from latentsync_trt.export.graphs import OPSET, GraphPlan, build_graph, save_graph, verify_graph
 from latentsync_trt.export.networks import Networks, VaeDecoder, VaeEncoder, load_networks
 from latentsync_trt.export.published import origin
 from latentsync_trt.export.unet import INPUT_CHANNELS, LATENT_CHANNELS, DenoiseStep
-from latentsync_trt.export.verify import verify_graph
 from latentsync_trt.files import published_folder
 from latentsync_trt.runtime.engines.session import Session
 from latentsync_trt.values import RESOLUTION_STEP_PX
@@ -34,9 +32,6 @@ VERIFIED_PX = 128
 
 AUDIO_POSITIONS_PER_FRAME = 10
 _MOST_SEGMENTS = 8
-
-# The audio encoder is not among them: it runs only once per 30 s of speech.
-_CUDA_NETWORKS = ("unet", "vae")
 
 # The VAE's features of one 512 px image take half a gigabyte in half precision; batches of more are not faster.
 _MOST_IMAGES = 4
@@ -74,9 +69,13 @@ def export_bundle(options: ExportOptions, progress: Progress | None = None) -> P
     exact = networks
     if options.verify and options.precision == "fp16":
         exact = load_networks(sources, options, torch.float32)
-    plans = plan_graphs(networks, options)
+    plans, obstacles = plan_graphs(networks, options), cuda_obstacles(networks, options)
+    formed = {network for network, reason in obstacles.items() if reason is None}
+    notes = [f"{name}: no graphs in the CUDA variant, as {reason}" for name, reason in obstacles.items() if reason]
+    if options.verify and options.resolution_px > VERIFIED_PX:
+        notes.append(f"values were compared with PyTorch at {VERIFIED_PX} px, by graphs of the same networks")
     with published_folder(options.folder) as staged:
-        graphs, verification = _write_graphs(staged, plans, _verifier(networks, exact, options), report)
+        graphs, verification = _write_graphs(staged, plans, formed, _verifier(networks, exact, options), report)
         np.save(staged / MEL_FILTERS, computed_filters())
         manifest = bundle.Manifest(
             name=options.folder.name,
@@ -95,7 +94,7 @@ def export_bundle(options: ExportOptions, progress: Progress | None = None) -> P
             sources=described,
             tools=tools,
             verification=verification,
-            notes=tuple(_notes(networks, options)),
+            notes=tuple(notes),
         )
         bundle.write_manifest(staged, manifest)
     report("done", 1.0)
@@ -135,16 +134,17 @@ def plan_graphs(networks: Networks, options: ExportOptions) -> list[GraphPlan]:
             )
             shapes: Shapes = step | {bundle.HIDDEN: hidden} if cached else step
             plans.append(_with_inputs(plan, shapes, "windows", windows, options))
+    return plans
+
+
+def cuda_obstacles(networks: Networks, options: ExportOptions) -> dict[str, str | None]:
+    """Why networks have no CUDA variant, None for those that get one; empty if none was asked for.
+
+    The audio encoder is not among them: it runs only once per 30 s of speech.
+    """
     if not options.cuda_form:
-        return plans
-    formed = set(_CUDA_NETWORKS) - cuda_obstacles(networks, options).keys()
-    return [replace(plan, cuda_module=cuda_module(plan.module)) if plan.network in formed else plan for plan in plans]
-
-
-def cuda_obstacles(networks: Networks, options: ExportOptions) -> dict[str, str]:
-    """Why networks of `_CUDA_NETWORKS` have no CUDA variant, by network."""
-    found = {name: "shapes vary" if options.dynamic else obstacle(getattr(networks, name)) for name in _CUDA_NETWORKS}
-    return {network: reason for network, reason in found.items() if reason is not None}
+        return {}
+    return {name: "shapes vary" if options.dynamic else obstacle(getattr(networks, name)) for name in ("unet", "vae")}
 
 
 def _with_inputs(
@@ -197,27 +197,29 @@ def _example(name: str, shape: list[Any], dtype: torch.dtype) -> Tensor:
 
 
 def _write_graphs(
-    folder: Path, plans: list[GraphPlan], verify: Callable[[Path, GraphPlan], float] | None, report: Progress
+    folder: Path,
+    plans: list[GraphPlan],
+    formed: Collection[str],
+    verify: Callable[[Path, GraphPlan], float] | None,
+    report: Progress,
 ) -> tuple[dict[str, bundle.GraphEntry], dict[str, float]]:
-    """Writes the graphs, in every form that they have; returns their entries and, if verified, largest errors."""
+    """Writes the graphs, those of networks `formed` in the CUDA form, too; returns entries and, if verified, errors."""
     graphs: dict[str, bundle.GraphEntry] = {}
     verification: dict[str, float] = {}
     for network, group in groupby(plans, lambda plan: plan.network):
-        with WeightsFile(folder / f"{network}.weights") as weights:
-            for plan in group:
-                share, place = len(graphs) / len(plans), f"{plan.name} ({len(graphs) + 1} of {len(plans)})"
-                report(f"exporting {place}", share)
-                entry = save_graph(build_graph(plan), folder / f"{plan.name}.onnx", weights)
-                if plan.cuda_module is not None:
-                    model = build_cuda_graph(plan, plan.cuda_module)
-                    cuda = save_graph(model, folder / f"{plan.name}.cuda.onnx", weights)
-                    if (cuda.inputs, cuda.outputs) != (entry.inputs, entry.outputs):
-                        raise ExportMismatch(f"{cuda.file}: its inputs and outputs are not those of {entry.file}")
-                    entry = replace(entry, forms={"cuda": cuda.file})
-                graphs[plan.name] = entry
-                if verify is not None:
-                    report(f"verifying {place}", share)
-                    verification[plan.name] = verify(folder / entry.file, plan)
+        weights = WeightsFile(folder / f"{network}.weights")
+        for plan in group:
+            share, place = len(graphs) / len(plans), f"{plan.name} ({len(graphs) + 1} of {len(plans)})"
+            report(f"exporting {place}", share)
+            entry = save_graph(build_graph(plan), folder / f"{plan.name}.onnx", weights)
+            if network in formed:
+                model = build_graph(plan, cuda_module(plan.module))
+                cuda = save_graph(model, folder / f"{plan.name}.cuda.onnx", weights)
+                entry = replace(entry, forms={"cuda": cuda.file})
+            graphs[plan.name] = entry
+            if verify is not None:
+                report(f"verifying {place}", share)
+                verification[plan.name] = verify(folder / entry.file, plan)
     return graphs, verification
 
 
@@ -229,10 +231,9 @@ def _verifier(networks: Networks, exact: Networks, options: ExportOptions) -> Ca
     if not options.verify:
         return None
     large = options.resolution_px > VERIFIED_PX
-    compared = replace(options, cuda_form=False)
     if large:
-        compared = replace(compared, resolution=VERIFIED_PX, min_resolution=options.min_resolution and VERIFIED_PX // 2)
-    plans, truths = ({plan.name: plan for plan in plan_graphs(each, compared)} for each in (networks, exact))
+        options = replace(options, resolution=VERIFIED_PX, min_resolution=options.min_resolution and VERIFIED_PX // 2)
+    plans, truths = ({plan.name: plan for plan in plan_graphs(each, options)} for each in (networks, exact))
 
     def verify(path: Path, plan: GraphPlan) -> float:
         smaller, truth = plans[plan.name], truths[plan.name].module
@@ -241,19 +242,10 @@ def _verifier(networks: Networks, exact: Networks, options: ExportOptions) -> Ca
         Session(path)  # raises if it cannot be loaded
         with tempfile.TemporaryDirectory(dir=path.parent.parent) as folder:
             graph = Path(folder) / path.name
-            with WeightsFile(graph.with_suffix(".weights")) as weights:
-                save_graph(build_graph(smaller), graph, weights)
+            save_graph(build_graph(smaller), graph, WeightsFile(graph.with_suffix(".weights")))
             return verify_graph(graph, smaller, truth, options.precision)
 
     return verify
-
-
-def _notes(networks: Networks, options: ExportOptions) -> Iterator[str]:
-    if options.cuda_form:
-        for network, reason in cuda_obstacles(networks, options).items():
-            yield f"{network}: no graphs in the CUDA variant, as {reason}"
-    if options.verify and options.resolution_px > VERIFIED_PX:
-        yield f"values were compared with PyTorch at {VERIFIED_PX} px, by graphs of the same networks"
 
 
 def _described(source: Path, model: str) -> dict[str, str]:

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from latentsync_trt.bundle.manifest import PIXELS_PER_LATENT
 from latentsync_trt.errors import CheckpointError, InputError
-from latentsync_trt.export.export_options import ExportOptions, Sources
+from latentsync_trt.export.export_options import LONGEST_WINDOW, ExportOptions, Sources
 from latentsync_trt.export.layers import Linear, attend, join_heads, split_heads
 from latentsync_trt.export.unet import LATENT_CHANNELS, UNet, UNetConfig
 from latentsync_trt.paths import why_missing
@@ -24,7 +24,6 @@ from latentsync_trt.paths import why_missing
 WHISPER_PREFIX = "encoder."
 WHISPER_DIMS = ("n_mels", "n_audio_ctx", "n_audio_state", "n_audio_head", "n_audio_layer")
 _UNET_FILE, _WHISPER_FILE = "a LatentSync U-Net", "one of OpenAI's Whisper models"
-_POSITIONS_WITHOUT_MOTION = 24
 
 Tensors = Mapping[str, Tensor]
 
@@ -263,7 +262,7 @@ def _infer_config(tensors: Tensors) -> UNetConfig:
         attention=present(spatial),
         motion_down=present(f"down_{temporal}"),
         motion_up=present(f"up_{temporal}"),
-        positions=tables[0].shape[1] if tables else _POSITIONS_WITHOUT_MOTION,
+        positions=tables[0].shape[1] if tables else LONGEST_WINDOW,
     )
 
 
