@@ -19,9 +19,6 @@ TOOLS = ("torch", "onnx", "onnx-ir", "onnxscript", "diffusers", "safetensors")
 EXTRA = "export"
 """The extra that installs them."""
 
-LONGEST_WINDOW = 24
-"""Number of frame positions in the published checkpoints."""
-
 _file_option, _model_option, _graph_option = (partial(option, group=group) for group in (FILES, "Model", "Graphs"))
 
 
@@ -53,7 +50,7 @@ class ExportOptions:
         "Frames in a window; the models were trained at 16.",
         advanced=True,
         minimum=2,
-        maximum=LONGEST_WINDOW,
+        maximum=24,  # positions in the published checkpoints
     )
     precision: Literal["fp32", "fp16"] = _model_option(
         "fp32",

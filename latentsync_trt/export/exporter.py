@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from latentsync_trt.audio.mel import MEL_FILTERS, computed_filters
 from latentsync_trt.bundle import manifest as bundle
@@ -58,10 +58,9 @@ def export_bundle(options: ExportOptions, progress: Progress | None = None) -> P
         OutputError: the folder cannot be written.
         ExportMismatch: a graph does not reproduce PyTorch.
     """
-    tools = bundle.tool_versions(TOOLS, extra=EXTRA)
+    tools, report = bundle.tool_versions(TOOLS, extra=EXTRA), progress or (lambda *_: None)
     bundle.check_target(options.folder)
     sources = find_sources(options)
-    report = progress or (lambda *_: None)
     report("loading checkpoints", 0.0)
     networks = load_networks(sources, options, _DTYPES[options.precision])
     described = {role: _described(path, options.model) for role, path in asdict(sources).items()}
@@ -104,36 +103,27 @@ def export_bundle(options: ExportOptions, progress: Progress | None = None) -> P
 def plan_graphs(networks: Networks, options: ExportOptions) -> list[GraphPlan]:
     """All graphs of a bundle, network by network, with example inputs for verification."""
     vae, whisper, frames = networks.vae, networks.whisper.config, options.frames
-    # The largest divisor of a window that is not above `_MOST_IMAGES`.
-    at_once = max(count for count in range(1, _MOST_IMAGES + 1) if frames % count == 0)
-    images, windows = bundle.DimensionRange(1, at_once, _MOST_IMAGES), bundle.DimensionRange(1, 1, options.max_windows)
-    audio = GraphPlan(bundle.AUDIO_ENCODER, bundle.AUDIO_ENCODER, networks.whisper, {}, ("features",))
+    picture, size = (bundle.HEIGHT, bundle.WIDTH), (bundle.LATENT_HEIGHT, bundle.LATENT_WIDTH)
     mel: Shapes = {"mel": ("segments", whisper.mels, 2 * whisper.positions)}
-    encoder = GraphPlan(bundle.VAE_ENCODER, "vae", VaeEncoder(vae), {}, ("latent",))
-    decoder = GraphPlan(bundle.VAE_DECODER, "vae", VaeDecoder(vae), {}, ("image",))
-    latent = ("images", LATENT_CHANNELS, bundle.LATENT_HEIGHT, bundle.LATENT_WIDTH)
+    image: Shapes = {"image": ("images", 3, *picture)}
+    latent: Shapes = {"latent": ("images", LATENT_CHANNELS, *size)}
     plans = [
-        _with_inputs(audio, mel, "segments", bundle.DimensionRange(1, 1, _MOST_SEGMENTS), options),
-        _with_inputs(encoder, {"image": ("images", 3, bundle.HEIGHT, bundle.WIDTH)}, "images", images, options),
-        _with_inputs(decoder, {"latent": latent}, "images", images, options),
+        _planned(bundle.AUDIO_ENCODER, bundle.AUDIO_ENCODER, networks.whisper, mel, ("features",), options),
+        _planned(bundle.VAE_ENCODER, "vae", VaeEncoder(vae), image, ("latent",), options),
+        _planned(bundle.VAE_DECODER, "vae", VaeDecoder(vae), latent, ("image",), options),
     ]
-    size = (frames, bundle.LATENT_HEIGHT, bundle.LATENT_WIDTH)
-    latents = ("windows", LATENT_CHANNELS, *size)
-    conditioning = ("windows", INPUT_CHANNELS - LATENT_CHANNELS, *size)
+    latents = ("windows", LATENT_CHANNELS, frames, *size)
+    conditioning = ("windows", INPUT_CHANNELS - LATENT_CHANNELS, frames, *size)
     tokens = ("windows", frames, AUDIO_POSITIONS_PER_FRAME * whisper.layers, whisper.width)
     step = dict(zip(bundle.STEP_INPUTS, (latents, conditioning, tokens, (), (), latents, (5,)), strict=True))
     for guided in (True, False):
-        hidden = (2 if guided else 1, "windows", frames, networks.unet.config.widths[0], *size[1:])
+        hidden = (2 if guided else 1, "windows", frames, networks.unet.config.widths[0], *size)
         for cached in (False, True):
-            plan = GraphPlan(
-                name=bundle.step_graph(guided=guided, cached=cached),
-                network="unet",
-                module=DenoiseStep(networks.unet, guided=guided, cached=cached),
-                inputs={},
-                outputs=bundle.STEP_OUTPUTS if cached else (*bundle.STEP_OUTPUTS, bundle.HIDDEN),
-            )
+            name = bundle.step_graph(guided=guided, cached=cached)
+            module = DenoiseStep(networks.unet, guided=guided, cached=cached)
             shapes: Shapes = step | {bundle.HIDDEN: hidden} if cached else step
-            plans.append(_with_inputs(plan, shapes, "windows", windows, options))
+            outputs = bundle.STEP_OUTPUTS if cached else (*bundle.STEP_OUTPUTS, bundle.HIDDEN)
+            plans.append(_planned(name, "unet", module, shapes, outputs, options))
     return plans
 
 
@@ -147,15 +137,22 @@ def cuda_obstacles(networks: Networks, options: ExportOptions) -> dict[str, str 
     return {name: "shapes vary" if options.dynamic else obstacle(getattr(networks, name)) for name in ("unet", "vae")}
 
 
-def _with_inputs(
-    plan: GraphPlan, shapes: Shapes, batch: str, allowed: bundle.DimensionRange, options: ExportOptions
+def _planned(
+    name: str, network: str, module: nn.Module, shapes: Shapes, outputs: tuple[str, ...], options: ExportOptions
 ) -> GraphPlan:
     """The plan with example inputs of `shapes` and, for `--dynamic`, with variable dimensions.
 
-    `batch`: the dimension that counts windows, images or segments, `allowed` at a time.
+    The first dimension of the first input counts windows, images or segments.
     """
-    dtype = _DTYPES[options.precision]
-    least, most = options.min_resolution_px, options.resolution_px
+    dtype, least, most = _DTYPES[options.precision], options.min_resolution_px, options.resolution_px
+    # The largest divisor of a window that is not above `_MOST_IMAGES`.
+    at_once = max(count for count in range(1, _MOST_IMAGES + 1) if options.frames % count == 0)
+    allowed = {
+        "segments": bundle.DimensionRange(1, 1, _MOST_SEGMENTS),
+        "images": bundle.DimensionRange(1, at_once, _MOST_IMAGES),
+        "windows": bundle.DimensionRange(1, 1, options.max_windows),
+    }
+    batch = str(next(iter(shapes.values()))[0])
 
     def example(count: int, size_px: int) -> dict[str, Tensor]:
         sizes = {name: size_px * step // RESOLUTION_STEP_PX for name, step in bundle.SIZE_STEPS.items()}
@@ -166,8 +163,8 @@ def _with_inputs(
         }
 
     if not options.dynamic:
-        return replace(plan, inputs=example(allowed.optimum, most))
-    ranges = {batch: allowed}
+        return GraphPlan(name, network, module, example(allowed[batch].optimum, most), outputs)
+    ranges = {batch: allowed[batch]}
     if least < most:
         ranges |= {
             name: bundle.DimensionRange(*(size_px * step // RESOLUTION_STEP_PX for size_px in (least, most, most)))
@@ -175,16 +172,12 @@ def _with_inputs(
             if any(name in shape for shape in shapes.values())
         }
     middle = least + (most - least) // 2 // RESOLUTION_STEP_PX * RESOLUTION_STEP_PX
-    return replace(
-        plan,
-        inputs=example(2, most),
-        further_inputs=tuple(example(1, size_px) for size_px in ({most, least, middle} if len(ranges) > 1 else {most})),
-        dynamic={
-            name: {axis: str(size) for axis, size in enumerate(shape) if size in ranges}
-            for name, shape in shapes.items()
-        },
-        ranges=ranges,
-    )
+    further = {most, least, middle} if len(ranges) > 1 else {most}
+    dynamic = {
+        name: {axis: str(size) for axis, size in enumerate(shape) if size in ranges} for name, shape in shapes.items()
+    }
+    inputs, others = example(2, most), tuple(example(1, size_px) for size_px in further)
+    return GraphPlan(name, network, module, inputs, outputs, dynamic, ranges, others)
 
 
 def _example(name: str, shape: list[Any], dtype: torch.dtype) -> Tensor:

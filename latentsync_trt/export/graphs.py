@@ -5,8 +5,8 @@ import logging
 import math
 import re
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -91,16 +91,23 @@ class GraphPlan:
 
 def build_graph(plan: GraphPlan, cuda_module: nn.Module | None = None) -> ir.Model:
     """The graph, traced from the plan's module, or in the CUDA form; weights still refer to the module's tensors."""
-    with _tracing():
-        model = _trace(plan, cuda_module or plan.module)
-        if cuda_module is None:
-            # Without folding, the graph keeps shape arithmetic, part of it as operators that TensorRT rejects.
-            optimizer.fold_constants(model)
-        else:
-            optimizer.fold_constants(model, should_fold=_may_fold, output_size_limit=_STORED_ELEMENTS)
-            _tidy(model, plan.name)
-            _finish(model)
-        return _tidy(model, plan.name)
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it tells of missing packages
+    # With millions of live objects, looking for cycles takes a tenth of an export.
+    gc.disable()
+    try:
+        with warnings.catch_warnings(action="ignore", category=FutureWarning):
+            warnings.simplefilter("ignore", DeprecationWarning)  # of calls of the exporter's own
+            model = _trace(plan, cuda_module or plan.module)
+            if cuda_module is None:
+                # Without folding, the graph keeps shape arithmetic, part of it as operators that TensorRT rejects.
+                optimizer.fold_constants(model)
+            else:
+                optimizer.fold_constants(model, should_fold=_may_fold, output_size_limit=_STORED_ELEMENTS)
+                _tidy(model, plan.name)
+                _finish(model)
+            return _tidy(model, plan.name)
+    finally:
+        gc.enable()
 
 
 def save_graph(model: ir.Model, path: Path, weights: WeightsFile) -> bundle.GraphEntry:
@@ -224,22 +231,6 @@ def _finish(model: ir.Model) -> None:
                 output.name = ""
         while node.outputs[-1].name == "":
             node.resize_outputs(len(node.outputs) - 1)
-
-
-@contextmanager
-def _tracing() -> Iterator[None]:
-    """Silences the exporter's messages about missing packages and its own deprecated calls, and collects no garbage.
-
-    With millions of live objects, looking for cycles takes a tenth of an export.
-    """
-    logging.getLogger("torch.onnx").setLevel(logging.ERROR)
-    gc.disable()
-    try:
-        with warnings.catch_warnings(action="ignore", category=FutureWarning):
-            warnings.simplefilter("ignore", DeprecationWarning)
-            yield
-    finally:
-        gc.enable()
 
 
 class SumsInSingle(TorchFunctionMode):

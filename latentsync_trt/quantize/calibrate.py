@@ -136,9 +136,9 @@ class Calibration:
         measured_on = (held_out or samples[:1]) if options.measure else ()
         ranges = self._observe(samples)
         self.on_progress(Progress("write", 0, None))
-        settings = {name: getattr(options, name) for name in ("steps", "guidance")}
         clips = tuple(dict.fromkeys(path.name for clip in self.clips for path in (clip.video, clip.audio)))
-        settings |= {"cache_interval": CACHE_INTERVAL, "windows": len(samples), "windows_measured": len(measured_on)}
+        settings = {"steps": options.steps, "guidance": options.guidance, "cache_interval": CACHE_INTERVAL}
+        settings |= {"windows": len(samples), "windows_measured": len(measured_on)}
         measure = (lambda folder: self._psnr_db(folder, measured_on)) if measured_on else None
         return quantize_bundle(self.bundle, ranges, options, out, clips=clips, settings=settings, measure=measure)
 

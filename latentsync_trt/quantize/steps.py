@@ -123,13 +123,9 @@ class Layer:
     weights: ir.TensorProtocol
 
     @property
-    def convolution(self) -> bool:
-        return self.node.op_type == "Conv"
-
-    @property
     def output_axis(self) -> int:
         """The axis of the weights along which output channels lie."""
-        return 0 if self.convolution else 1
+        return 0 if self.node.op_type == "Conv" else 1
 
 
 Readers = dict[ir.Value, list[Layer]]
@@ -165,8 +161,8 @@ def multiply_adds(bundle: Bundle, graph: str) -> dict[str, int]:
     counts: dict[str, int] = {}
     dimensions = _usual_dimensions(bundle)
     for layer in layers_of(ir.load(bundle.graph_path(graph))):
-        sizes, weights = _sizes_of(layer.node.outputs[0], dimensions, graph), layer.weights.shape.numpy()
-        counts[layer.name] = prod(sizes) * prod(weights[1:] if layer.convolution else weights[:1])
+        outputs = prod(_sizes_of(layer.node.outputs[0], dimensions, graph))
+        counts[layer.name] = outputs * (layer.weights.size // layer.weights.shape.numpy()[layer.output_axis])
     return counts
 
 
@@ -217,7 +213,7 @@ def sample_stride(sizes: Sizes, channel_axis: int) -> int:
 
 def _observe(graph: ir.Graph, value: ir.Value, sizes: Sizes, layer: Layer) -> None:
     """Adds the outputs for `value`, which `layer` reads."""
-    stride = sample_stride(sizes, 1 if layer.convolution else len(sizes) - 1)
+    stride = sample_stride(sizes, 1 if layer.node.op_type == "Conv" else len(sizes) - 1)
     tape = ir.tape.Tape(graph)
 
     def integers(name: str, *content: int) -> ir.Value:
