@@ -141,6 +141,9 @@ def _trace(plan: GraphPlan, module: nn.Module) -> ir.Model:
         verbose=False,
     )
     model: ir.Model = onnx_program.model
+    found = [[value.name for value in values] for values in (model.graph.inputs, model.graph.outputs)]
+    if found != [list(plan.inputs), list(plan.outputs)]:
+        raise ExportMismatch(f"{plan.name}: its inputs and outputs are {found}; please report it")
     _name_dimensions(model, plan)
     return model
 
