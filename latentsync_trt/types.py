@@ -68,7 +68,7 @@ class VideoInfo:
     frames_per_s: Fraction | None = None
     start_s: Fraction | None = None
     time_base: Fraction | None = None
-    hdr: HdrMetadata | None = None
+    hdr: HdrMetadata = HdrMetadata()
     captions: bool = False
 
 

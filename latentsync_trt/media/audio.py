@@ -30,9 +30,6 @@ _STATED_LENGTH = re.compile(rb"(?s)RIFF(.{4})|\xff.{12,40}(?:Xing|Info)\0\0\0[\x
 _UNKNOWN_LENGTH = 0x7FFFF000  # or more: written where the length was not known yet
 _LEAST_MISSING_S = 0.1
 
-# States lengths of tracks to the sample; others estimate them, or FFmpeg cuts the padding.
-_EXACT_CONTAINER = "mp4"
-
 _STANDARD = {1: "mono", 2: "stereo", 3: "3.0", 4: "4.0", 5: "5.0", 6: "5.1", 7: "6.1", 8: "7.1"}
 """By number of channels. For all but 6.1, AAC has a channel configuration, which every player knows."""
 
@@ -233,14 +230,7 @@ def open_audio(path: Path) -> Iterator[AudioStream]:
         if not codec_name(stream):
             cure = "convert the file to WAV"
             raise MediaError(f"{path}: its audio stream is in a codec that FFmpeg does not know; {cure}")
-        _check_rate(path, stream.codec_context.sample_rate)
         yield stream
-
-
-def _check_rate(path: Path, rate_hz: int) -> None:
-    if not LEAST_RATE_HZ <= rate_hz <= MOST_RATE_HZ:
-        allowed = f"{LEAST_RATE_HZ} to {MOST_RATE_HZ}"
-        raise MediaError(f"{path}: its audio has {rate_hz} samples per second, supported are {allowed}; is it damaged?")
 
 
 def decoded_audio(path: Path, stream: AudioStream, delay_s: Fraction = Fraction(0)) -> Iterator[Timed[AudioFrame]]:
@@ -257,20 +247,23 @@ def _frames(path: Path, stream: AudioStream) -> Iterator[AudioFrame]:
     """Decoded frames with samples, at least one; errors as `decoded_audio`."""
     frame, container = None, cast(InputContainer, stream.container)
     for frame in filter(lambda decoded: decoded.samples, guarded(path, stream, container.decode(stream))):
-        _check_rate(path, frame.sample_rate)  # codecs may state another one in each frame
+        rate_hz = frame.sample_rate
+        if not LEAST_RATE_HZ <= rate_hz <= MOST_RATE_HZ:
+            allowed = f"supported are {LEAST_RATE_HZ} to {MOST_RATE_HZ}"
+            raise MediaError(f"{path}: its audio has {rate_hz} samples per second, {allowed}; is it damaged?")
         yield frame
     if frame is None:
         raise MediaError(f"{path}: its audio stream has no samples")
 
 
 def _padding_s(stream: AudioStream, last: AudioFrame) -> Fraction:
-    """How much of the last frame is the encoder's padding."""
+    """How much of the last frame is the encoder's padding: only MP4 states lengths of tracks to the sample."""
     stamp_s, duration_s = stamp_of(last), Fraction(last.samples, last.sample_rate)
     if stamp_s is None or not stream.duration or stream.time_base is None:
         return Fraction(0)
     beyond_s = stamp_s + duration_s - ((stream.start_time or 0) + stream.duration) * stream.time_base
-    exact = _EXACT_CONTAINER in stream.container.format.name.split(",")
-    return beyond_s if exact and 0 < beyond_s < duration_s else Fraction(0)
+    is_mp4 = "mp4" in stream.container.format.name.split(",")
+    return beyond_s if is_mp4 and 0 < beyond_s < duration_s else Fraction(0)
 
 
 def sound_frame(samples: Float32Array, rate_hz: int, at: int) -> AudioFrame:
@@ -284,24 +277,18 @@ def sound_frame(samples: Float32Array, rate_hz: int, at: int) -> AudioFrame:
 class RateConverter:
     """Mono samples that come piece by piece, float32 `(n,)`, at another rate; how they are divided makes no difference.
 
-    The last few milliseconds of what came so far follow with the next piece, or with `finish`.
+    The last few milliseconds of what came so far follow with the next piece, or at the end.
     """
 
     def __init__(self, rate_hz: int, to_hz: int) -> None:
         self._rate_hz, self._resampler = rate_hz, AudioResampler("flt", "mono", to_hz)
 
-    def convert(self, samples: Float32Array) -> Float32Array:
-        """What can be computed now."""
-        if not samples.size:
-            return samples
-        frame = AudioFrame.from_ndarray(samples[None].astype(np.float32), "flt", "mono")
-        frame.sample_rate = self._rate_hz
-        return self._resampled(frame)
-
-    def finish(self) -> Float32Array:
-        return self._resampled(None)
-
-    def _resampled(self, frame: AudioFrame | None) -> Float32Array:
+    def convert(self, samples: Float32Array | None) -> Float32Array:
+        """What can be computed now; None ends the sound."""
+        frame = None
+        if samples is not None:
+            frame = AudioFrame.from_ndarray(samples[None].astype(np.float32), "flt", "mono")
+            frame.sample_rate = self._rate_hz
         parts = [part.to_ndarray().reshape(-1) for part in filter(None, self._resampler.resample(frame))]
         return np.concatenate([np.zeros(0, np.float32), *parts], dtype=np.float32)
 

@@ -1,8 +1,9 @@
-"""Converts FFmpeg's frames to upright planes or RGB, and planes to frames."""
+"""Converts FFmpeg's frames to upright planes, and planes to frames; what frames say of HDR."""
 
 import struct
 from collections.abc import Iterable
 from dataclasses import replace
+from fractions import Fraction
 from typing import Any, cast
 
 import numpy as np
@@ -20,7 +21,7 @@ from latentsync_trt.media.color import (
     pixels_per_sample,
     unsupported_matrix,
 )
-from latentsync_trt.types import ColorTags, Patch, SampleArray, YuvPlanes
+from latentsync_trt.types import ColorTags, HdrMetadata, Patch, SampleArray, YuvPlanes
 
 # FFmpeg's number for each value of `ColorTags.full_range`.
 COLOR_RANGES = {None: int(ColorRange.UNSPECIFIED), False: int(ColorRange.MPEG), True: int(ColorRange.JPEG)}
@@ -34,6 +35,13 @@ _EXACT_SMOOTH = (
 # PyAV raises for every frame that has side data which it has no name for, as EXIF in a
 # photograph: here, such data get the name of a kind that nothing reads.
 SideDataType._missing_ = classmethod(lambda cls, _: cls.SEI_UNREGISTERED)  # type: ignore[assignment, method-assign]
+
+_DYNAMIC = {
+    SideDataType.DOVI_RPU_BUFFER: "Dolby Vision",
+    SideDataType.DOVI_METADATA: "Dolby Vision",
+    SideDataType.DYNAMIC_HDR_PLUS: "HDR10+",
+    SideDataType.DYNAMIC_HDR_VIVID: "HDR Vivid",
+}
 
 
 def orientation_of(frame: VideoFrame) -> tuple[bool, int, int]:
@@ -90,8 +98,7 @@ class FrameConverter:
         own, target = (coding_of(tags, frame.width, frame.height) for tags in (color, common))
         # Alpha is left out; "yuvj" says nothing but the range.
         name = frame.format.name.replace("yuvj", "yuv").replace("yuva", "yuv").replace("gbrap", "gbrp")
-        as_is = own == target and name == wanted
-        coded = frame if as_is else self._converted(frame, wanted, own, target)
+        coded = frame if own == target and name == wanted else self._converted(frame, wanted, own, target)
         turned = (view.T if transpose else view for view in views(coded)[:3])
         y, u, v = (np.array(view[::down, ::across], order="C") for view in turned)
         return YuvPlanes(y, u, v, common, bits)
@@ -169,8 +176,7 @@ def frame_of(planes: YuvPlanes, width_px: int, height_px: int, patches: Iterable
     mix(YuvPlanes(y, u, v, planes.color, planes.bits), patches)
     for view, plane in zip(copies, own, strict=True):
         rows, columns = plane.shape
-        if columns < view.shape[1]:
-            view[:rows, columns:] = view[:rows, columns - 1 : columns]
+        view[:rows, columns:] = view[:rows, columns - 1 : columns]
         view[rows:] = view[rows - 1]
     return frame
 
@@ -180,3 +186,24 @@ def views(frame: VideoFrame) -> list[SampleArray]:
     depth, planes = np.dtype(np.uint16 if frame.format.components[0].bits > 8 else np.uint8), cast(Any, frame.planes)
     stored = (np.frombuffer(plane, depth, plane.height * plane.line_size // depth.itemsize) for plane in planes)
     return [samples.reshape(plane.height, -1)[:, : plane.width] for plane, samples in zip(planes, stored, strict=True)]
+
+
+def metadata_of(frame: VideoFrame) -> HdrMetadata:
+    """The HDR metadata of a decoded frame; `InputError` for Dolby Vision in its own color space (profile 5)."""
+    entries: Any = frame.side_data
+    data = {entry.type: bytes(entry) for entry in entries}
+    dynamic = tuple(dict.fromkeys(name for kind, name in _DYNAMIC.items() if kind in data))
+    if "Dolby Vision" in dynamic and int(frame.color_trc) == UNSPECIFIED:
+        what = "it is Dolby Vision without a picture for other displays (profile 5), which only its own decoders show"
+        raise InputError(f"{what}; export it as HDR10, HLG or SDR")
+    mastering = light = None
+    if SideDataType.MASTERING_DISPLAY_METADATA in data:
+        # FFmpeg's struct: ten fractions, then whether primaries and luminance are set.
+        *numbers, has_primaries, has_luminance = struct.unpack_from(
+            "=22i", data[SideDataType.MASTERING_DISPLAY_METADATA]
+        )
+        if has_primaries and has_luminance and all(numbers[1::2]):
+            mastering = tuple(map(Fraction, numbers[0::2], numbers[1::2]))
+    if SideDataType.CONTENT_LIGHT_LEVEL in data:
+        light = struct.unpack_from("=2I", data[SideDataType.CONTENT_LIGHT_LEVEL])
+    return HdrMetadata(mastering, light, dynamic)

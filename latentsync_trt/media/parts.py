@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from fractions import Fraction
@@ -29,7 +29,9 @@ from av.container import OutputContainer
 
 from latentsync_trt.errors import InputError, OutputError
 from latentsync_trt.files import KEPT_NAME, work_folder_of
+from latentsync_trt.media.codecs import VideoEncoder, add_video
 from latentsync_trt.media.files import open_input
+from latentsync_trt.types import VideoInfo
 from latentsync_trt.validation import from_json
 
 PART_S = Fraction(30)
@@ -152,23 +154,23 @@ class Work:
 class PartWriter:
     """Encodes one part into a file of `folder`; it and its methods raise `OutputError`, `FFmpegError` and `OSError`.
 
-    `add_stream`: adds the encoder, for pictures of its time base, to an open container. `start`: of the first picture.
+    Stamps are in units of `time_base`; `start`: that of the first picture.
     """
 
-    def __init__(self, folder: Path, add_stream: Callable[[OutputContainer], VideoStream], start: int) -> None:
+    def __init__(self, folder: Path, encoder: VideoEncoder, info: VideoInfo, time_base: Fraction, start: int) -> None:
         self._path = folder / f"{secrets.token_hex(4)}{_SUFFIX}"
-        self._start, self._shown, self._stamps = start, list[int](), list[int]()
+        self._start, self._time_base = start, time_base
+        self._shown, self._stamps = list[int](), list[int]()
         self._container = av.open(f"file:{self._path}", "w")
         try:
-            self._stream = add_stream(self._container)
+            self._stream = add_video(self._container, encoder, info, time_base)
         except BaseException:
             self.abandon()
             raise
 
     def write(self, picture: VideoFrame, stamp: int) -> None:
-        """Encodes a picture to show at `stamp`, in units of the encoder's time base."""
         self._shown.append(stamp)
-        picture.pts, picture.time_base = stamp - self._start, self._stream.codec_context.time_base
+        picture.pts, picture.time_base = stamp - self._start, self._time_base
         self._mux(picture)
 
     def close(self, end: int) -> Part:

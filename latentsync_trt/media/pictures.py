@@ -1,22 +1,27 @@
-"""Pictures: RGB of a decoded one on demand, and frames with their patches for the encoder."""
+"""Pictures: RGB of a decoded one on demand, planes on disk, and frames with their patches for the encoder."""
 
 import threading
 from collections.abc import Iterable
 from dataclasses import replace
 from fractions import Fraction
+from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 import numpy as np
-from av import VideoFrame
+from av import VideoFormat, VideoFrame
 from av.video.reformatter import Interpolation, VideoReformatter
 
+from latentsync_trt.errors import OutputError
 from latentsync_trt.media.codecs import VideoEncoder
-from latentsync_trt.media.color import BT709, RGB_IDENTITY, coding_of, levels_of, pixels_per_sample, planes_of
+from latentsync_trt.media.color import BT709, RGB_IDENTITY, coding_of, hdr_of, levels_of, pixels_per_sample, planes_of
 from latentsync_trt.media.conversion import COLOR_RANGES, converted, frame_of
-from latentsync_trt.media.hdr import hdr_of
 from latentsync_trt.types import ColorTags, Frame, Patch, SampleArray, UInt8Array, VideoInfo, YuvPlanes
 
 _SMALL_PX = 480
+
+_IN_FLIGHT_BYTES = 2_000_000_000
+"""Of all frames of a clip that are in memory, three samples for each pixel: the bound of what waits between stages."""
 
 TILE_PX = 64
 """Side of a tile; even, as a chroma sample covers two pixels."""
@@ -86,6 +91,30 @@ class LazyRgb:
             return
         made = np.asarray(cv2.transform(whole.astype(np.uint16), self._matrix), np.uint16)
         tiles[:] = self._hdr.sdr[made] if self._hdr else cv2.convertScaleAbs(made, alpha=_WHITE / self._white)
+
+
+def most_in_flight(info: VideoInfo) -> int:
+    """How many frames of a clip may be in memory at a time."""
+    sample_bytes = 1 if VideoFormat(info.pixel_format).components[0].bits == 8 else 2
+    return _IN_FLIGHT_BYTES // (3 * sample_bytes * info.width_px * info.height_px)
+
+
+def kept_on_disk(planes: YuvPlanes, folder: Path) -> YuvPlanes:
+    """The same planes, read-only, mapped from a file without a name in `folder`, which ends with them. Raises
+    `OutputError`."""
+    arrays = [np.ascontiguousarray(plane) for plane in (planes.y, planes.u, planes.v)]
+    try:
+        with TemporaryFile(dir=folder) as file:
+            for array in arrays:
+                file.write(array.data)
+            file.flush()
+            samples = np.memmap(file, arrays[0].dtype, "r")
+    except OSError as error:
+        what = f"cannot keep the large pictures that wait to be painted ({error.strerror})"
+        raise OutputError(f"{folder}: {what}; free some space, or write elsewhere") from error
+    parts = np.split(samples, [arrays[0].size, arrays[0].size + arrays[1].size])
+    y, u, v = (part.reshape(array.shape) for part, array in zip(parts, arrays, strict=True))
+    return replace(planes, y=y, u=u, v=v)
 
 
 def without_rgb(frame: Frame) -> Frame:

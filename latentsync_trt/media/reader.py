@@ -14,10 +14,9 @@ from av.sidedata.sidedata import Type
 
 from latentsync_trt.errors import InputError, MediaError
 from latentsync_trt.media.audio import first_sample_s, open_audio
-from latentsync_trt.media.conversion import FrameConverter, format_of, orientation_of, views
+from latentsync_trt.media.conversion import FrameConverter, format_of, metadata_of, orientation_of, views
 from latentsync_trt.media.decoding import decoded, is_photo
 from latentsync_trt.media.files import open_input, reading
-from latentsync_trt.media.hdr import metadata_of
 from latentsync_trt.media.pictures import LazyRgb
 from latentsync_trt.media.playback import Playback, VideoPasses, played, video_stream
 from latentsync_trt.media.timing import clock_of, frames_per_s, period_s, stamp_of, stated_end_s, time_base_of
@@ -70,7 +69,7 @@ def probe(path: Path) -> VideoInfo:
 def read_frames(
     path: Path, playback: Playback = _AS_IT_IS, store: Callable[[YuvPlanes], YuvPlanes] | None = None
 ) -> Iterator[Frame]:
-    """Frames of the first video stream, upright, as `playback` says; `store` may put planes elsewhere, see `spool`.
+    """Frames of the first video stream, upright, as `playback` says; `store` may put planes elsewhere, see `pictures.kept_on_disk`.
 
     `planes` are the decoder's own bytes where `conversion` supports their format; `picture` is computed from them on
     access. Both are read-only, as repeated frames share them. Raises `MediaError`: the file cannot be read, has no

@@ -1,4 +1,4 @@
-"""Video output: encoded once, with its sound; the file appears only when it is complete."""
+"""Video output: encoded once, with its sound; the file appears only when it is complete. Copies for browsers."""
 
 import contextlib
 import os
@@ -15,12 +15,13 @@ from typing import Self
 from latentsync_trt.config import MODEL_FPS, SyncOptions
 from latentsync_trt.errors import InputError, NoFaceError, OutputError
 from latentsync_trt.files import KEPT_NAME, put_in_place, temporary_folder, work_folder
-from latentsync_trt.media.codecs import VideoEncoder, add_video, aspect_notice, choose_encoder
-from latentsync_trt.media.files import writing
-from latentsync_trt.media.muxing import Contents, assemble
-from latentsync_trt.media.other_streams import Source, losses
+from latentsync_trt.media.codecs import VideoEncoder, aspect_notice, choose_encoder
+from latentsync_trt.media.decoding import is_photo
+from latentsync_trt.media.files import codec_name, open_input, writing
+from latentsync_trt.media.muxing import Contents, assemble, losses
 from latentsync_trt.media.parts import Finished, PartWriter, Work, part_of
 from latentsync_trt.media.pictures import PictureMaker, picture_info
+from latentsync_trt.media.reader import delays_of, probe, read_frames
 from latentsync_trt.media.soundtrack import LOSSLESS_WITH, SoundPiece, choose_sound
 from latentsync_trt.media.timing import nearest
 from latentsync_trt.paths import check_file_to_write, check_free, exists
@@ -30,6 +31,14 @@ SUFFIXES = (".mp4", ".mov", ".mkv")
 
 _NEAR_LOSSLESS_CRF = 10
 _FINE_PER_S = 600
+
+_PREVIEW_PX = 720
+_PREVIEW = SyncOptions(codec="h264", encoder="x264:ultrafast", crf=23)
+
+# By FFmpeg's name of the container, what all browsers play; they take WebM for Matroska, but not H.264 in it.
+_BROWSER_CODECS = {"mov": ("h264", "av1", "vp9"), "matroska": ("vp8", "vp9", "av1")}
+_BROWSER_FORMATS = "yuv420p", "yuvj420p"
+_BROWSER_SOUNDS = "aac", "mp3", "opus", "vorbis", "flac"
 
 
 def check_output_path(output: Path, *inputs: Path, overwrite: bool) -> None:
@@ -91,10 +100,10 @@ class VideoWriter:
         sign: Callable[[Path], tuple[str, ...]] | None = None,
     ) -> None:
         suffix = output.suffix.lower()
-        source = None if others is None else Source(others, (info.start_s or Fraction(0)) - others_delay_s)
         chosen = choose_sound(sound, suffix, lossless=encoder.codec in LOSSLESS_WITH) if sound else None
+        origin_s = (info.start_s or Fraction(0)) - others_delay_s
         self.output, self._work, self._sign = output, work, sign
-        self._contents = Contents(encoder, info, chosen, source, mark)
+        self._contents = Contents(encoder, info, chosen, others, origin_s, mark)
         self._maker = PictureMaker(info, encoder)
         self.small_rgb = self._maker.small_rgb
         per_s = MODEL_FPS if info.time_base is None else info.time_base.denominator
@@ -104,17 +113,14 @@ class VideoWriter:
             *encoder.notices,
             *aspect_notice(encoder, info, suffix),
             *(chosen.notices if chosen else ()),
-            *(losses(source, suffix) if source else ()),
+            *(losses(others, suffix) if others else ()),
         )
         if work is not None:
             self._finished, notices = work.begin(output, self._finished.per_s)
             self.notices += notices
-        self.frames_done = self._finished.frames
-        self.end_s = self._finished.end_s
+        self.frames_done, self.end_s = self._finished.frames, self._finished.end_s
         self._part: PartWriter | None = None
         self._number, self._last = -1, self._finished.last
-        rate, time_base = info.frames_per_s or Fraction(MODEL_FPS), self._finished.time_base
-        self._add_video = partial(add_video, encoder, info.sample_aspect_ratio, rate, time_base)
 
     def __enter__(self) -> Self:
         with contextlib.ExitStack() as opened, writing(self.output):
@@ -136,7 +142,9 @@ class VideoWriter:
             if self._part is not None and number != self._number:
                 self._close_part(stamp)
             picture = self._maker.frame(frame, patches)
-            self._part = self._part or PartWriter(self._folder, self._add_video, stamp)
+            if self._part is None:
+                encoder, info = self._contents.encoder, self._contents.info
+                self._part = PartWriter(self._folder, encoder, info, self._finished.time_base, stamp)
             self._part.write(picture, stamp)
         self._number, self._last, self.end_s = number, stamp, frame.time_s + frame.duration_s
 
@@ -205,3 +213,35 @@ def write_pictures(
     with VideoWriter(path, info, choose_encoder(options, info), sound) as writer:
         for index, rgb in enumerate(chain([first], stream)):
             writer.write(Frame(index, index * period_s, period_s, index * period_s, rgb, None))
+
+
+def plays(video: Path) -> bool:
+    """Whether all browsers can play a file; raises `MediaError`."""
+    with open_input(video) as container:
+        names, streams = container.format.name.split(","), container.streams
+        codecs = [codec for name in names for codec in _BROWSER_CODECS.get(name, ())]
+        return (
+            bool(streams.video)
+            and not is_photo(streams.video[0])
+            and codec_name(streams.video[0]) in codecs
+            and streams.video[0].codec_context.pix_fmt in _BROWSER_FORMATS
+            and all(codec_name(each) in _BROWSER_SOUNDS for each in streams.audio)
+        )
+
+
+def write_preview(video: Path, target: Path) -> None:
+    """Writes a small copy for browsers, with the same times; raises `LatentSyncError`."""
+    info = probe(video)
+    small_rgb = partial(PictureMaker(info, choose_encoder(SyncOptions(), info)).small_rgb, most_px=_PREVIEW_PX)
+    frames = (replace(frame, picture=small_rgb(frame), planes=None) for frame in read_frames(video))
+    first = next(frames)
+    height_px, width_px, _ = first.picture.shape
+    small = picture_info(width_px, height_px, rgb=False)
+    small = replace(small, frames_per_s=info.frames_per_s, time_base=info.time_base)
+    with open_input(video) as container:
+        has_sound = any(map(codec_name, container.streams.audio[:1]))
+    delays = delays_of(video, video) if has_sound else None
+    sound = () if delays is None else (SoundPiece(video, delays.sound_s - delays.picture_s),)
+    with VideoWriter(target, small, choose_encoder(_PREVIEW, small), sound) as writer:
+        for frame in chain([first], frames):
+            writer.write(frame)
