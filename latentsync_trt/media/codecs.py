@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cache
 from pathlib import Path
-from typing import Literal, cast
+from typing import cast
 
 import av
 from av import FFmpegError, VideoCodecContext, VideoFormat, VideoFrame, VideoStream
@@ -37,8 +37,6 @@ _X264_PICTURES, _X264_BYTES = 40, 1_000_000_000
 # Where they would take more: at 8192×4352 it needs 1.1 instead of 3.1 GB.
 _X264_SMALL = {"rc-lookahead": "4", "bframes": "0", "sliced-threads": "1"}
 
-EncoderName = Literal["x264", "x265", "svtav1", "nvenc", "prores", "ffv1"]
-
 _NVENC_HEVC = ("yuv420p", "p010le", "yuv444p", "yuv444p16le")
 _NO_INTEGERS = ("f16le", "f32le")
 
@@ -53,11 +51,8 @@ _HDR_PARAMETERS = {
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """An encoder, by FFmpeg's name.
-
-    `quality`: of its setting for quality the name, default and worst value. `speed`, `preset`: name and default of its
-    setting for speed, or empty. `formats`: pixel formats to choose from; empty = all that it states.
-    """
+    """An encoder, by FFmpeg's name; `quality`: of its setting for quality the name, default and worst value; `speed`,
+    `preset`: name and default of its setting for speed; `formats`: pixel formats to choose from, empty = all."""
 
     ffmpeg: str
     quality: tuple[str, int, int] | None = None
@@ -69,7 +64,7 @@ class Library:
 # The presets of x264 differ little in quality and by a tenth in size; this one is fast enough.
 # x265 gains 2 dB and a quarter in size from veryfast to medium, for a third more work.
 # NVENC is separate hardware, which p5 does not slow down; only the newest have 4:2:2.
-LIBRARIES: dict[tuple[Codec, EncoderName], Library] = {
+LIBRARIES: dict[tuple[Codec, str], Library] = {
     ("h264", "x264"): Library("libx264", ("crf", 16, 51), "veryfast"),
     ("hevc", "x265"): Library("libx265", ("crf", 18, 51), "medium"),
     ("av1", "svtav1"): Library("libsvtav1", ("crf", 24, 63), "8"),
@@ -80,22 +75,13 @@ LIBRARIES: dict[tuple[Codec, EncoderName], Library] = {
     ("av1", "nvenc"): Library("av1_nvenc", ("qp", 24, 63), "p5", formats=("yuv420p", "p010le")),
 }
 # The encoder of each codec that needs no GPU.
-ON_CPU: dict[Codec, EncoderName] = {codec: name for codec, name in LIBRARIES if name != "nvenc"}
-
-
-def library_versions() -> dict[str, str]:
-    """Versions of PyAV and of the FFmpeg libraries it is linked with."""
-    libraries = {name: ".".join(map(str, version)) for name, version in sorted(av.library_versions.items())}
-    return {"PyAV": av.__version__, **libraries}
+ON_CPU: dict[Codec, str] = {codec: name for codec, name in LIBRARIES if name != "nvenc"}
 
 
 @dataclass(frozen=True, slots=True)
 class VideoEncoder:
-    """How the picture is encoded.
-
-    `ffmpeg`, `pixel_format`, `options`: FFmpeg's names. `width_px`, `height_px`: of the encoded picture, with even
-    sides where the format needs it. `color`: its tags. `notices`: what it cannot preserve of the source.
-    """
+    """FFmpeg's names; `width_px`, `height_px`: of the encoded picture, with even sides where the format needs it;
+    `color`: its tags; `notices`: what it cannot preserve of the source."""
 
     codec: Codec
     ffmpeg: str
@@ -117,7 +103,7 @@ def choose_encoder(options: SyncOptions, info: VideoInfo) -> VideoEncoder:
         on_gpu = _encoder(codec, "nvenc", options, info)
         if problem_of(on_gpu) is None:
             return on_gpu
-    name = ON_CPU[codec] if named in (None, "auto") else cast(EncoderName, named)
+    name = ON_CPU[codec] if named in (None, "auto") else named
     if (codec, name) not in LIBRARIES:
         fitting = [encoder for of, encoder in LIBRARIES if of == codec]
         cure = f"use {' or '.join(fitting)}" if len(fitting) > 1 else "leave it out"
@@ -197,14 +183,12 @@ def _set_up(context: VideoCodecContext, encoder: VideoEncoder) -> None:
 
 def _codec_of(options: SyncOptions, info: VideoInfo) -> Codec:
     """The named codec, or the named encoder's; else H.264 for 8 bits of SDR, HEVC for more."""
-    if options.codec is not None:
-        return options.codec
-    of_encoder = {name: codec for codec, name in ON_CPU.items()}.get(cast(EncoderName, options.encoder_name))
+    of_encoder = [codec for codec, name in ON_CPU.items() if name == options.encoder_name]
     deep = VideoFormat(info.pixel_format).components[0].bits > 8 or info.color.transfer in HDR_TRANSFERS
-    return of_encoder or ("hevc" if deep else "h264")
+    return options.codec or next(iter(of_encoder), "hevc" if deep else "h264")
 
 
-def _encoder(codec: Codec, name: EncoderName, options: SyncOptions, info: VideoInfo) -> VideoEncoder:
+def _encoder(codec: Codec, name: str, options: SyncOptions, info: VideoInfo) -> VideoEncoder:
     library = LIBRARIES[codec, name]
     if library.ffmpeg not in av.codecs_available:
         cure = "install PyAV's own wheel: pip install --force-reinstall av"
@@ -229,7 +213,7 @@ def _encoder(codec: Codec, name: EncoderName, options: SyncOptions, info: VideoI
     return replace(encoder, notices=tuple(_losses(encoder, info)))
 
 
-def _settings_of(codec: Codec, name: EncoderName, options: SyncOptions) -> dict[str, str]:
+def _settings_of(codec: Codec, name: str, options: SyncOptions) -> dict[str, str]:
     """FFmpeg's options for quality and speed; `InputError` if a value is not the encoder's."""
     library = LIBRARIES[codec, name]
     settings: dict[str, str] = {"rc": "constqp"} if name == "nvenc" else {}
@@ -267,10 +251,8 @@ def _hdr_parameters(encoder: str, metadata: HdrMetadata) -> dict[str, str]:
 
 
 def _nearest_format(library: Library, source: str) -> VideoFormat:
-    """The encoder's pixel format that loses least of `source`, and among those adds least.
-
-    RGB stays RGB in FFV1 and becomes 4:2:0 elsewhere, as players expect.
-    """
+    """The encoder's pixel format that loses least of `source`, and among those adds least. RGB stays RGB in FFV1 and
+    becomes 4:2:0 elsewhere, as players expect."""
     as_rgb = VideoFormat(source).is_rgb and library.ffmpeg == "ffv1"
     names = library.formats or [form.name for form in av.Codec(library.ffmpeg, "w").video_formats or ()]
     # With color, without alpha, as integers, and without a word on the range.

@@ -39,7 +39,6 @@ JITTER_S = Fraction(1, 25)
 would be heard as a click, and 40 ms are not seen as late or early (ITU-R BT.1359)."""
 
 _RATES_AGREE = Fraction(1, 100_000)
-_FINEST_PER_S = 1_000_000
 _SHORTEST_S = Fraction(1, 25)  # of a picture whose duration is not stated or not plausible
 
 
@@ -81,7 +80,6 @@ class Clock:
     `path`: for errors. `next_s`: time of the next picture or samples if they follow directly, at first that of the
     first stamp. `origin_s`: stamp at time 0, where that is known; else the first stamp sets it. `jitter_s`: a stamp
     less than this off what the one before implies counts as exact. `may_reset`: whether the container allows resets.
-    `stated_end_s`: the last stamp plus its duration over all streams, as the file states it.
     """
 
     path: Path
@@ -159,7 +157,7 @@ def time_base_of(stream: VideoStream) -> Fraction | None:
     if unit_s is None or rate is None or (1 / rate / unit_s).denominator == 1:
         return unit_s
     common = lcm(unit_s.denominator, rate.numerator)
-    return Fraction(1, common) if common <= _FINEST_PER_S else unit_s
+    return Fraction(1, common) if common <= 1_000_000 else unit_s
 
 
 def on_clock(
