@@ -58,11 +58,9 @@ def standard(layout: str) -> str:
 
 @cache
 def mixing(source: str, target: str) -> Float32Array:
-    """The share of each channel of `source` in each of `target`, float32 `(m, n)`, mostly as swresample has it.
-
-    Stereo becomes mono as its mean, surround sound mostly from the center, without the low-frequency channel. Where it
-    does not know the places, channels keep their order, or become mono as their mean.
-    """
+    """The share of each channel of `source` in each of `target`, float32 `(m, n)`, mostly as swresample has it. Stereo
+    becomes mono as its mean, surround sound mostly from the center, without the low-frequency channel. Where it does
+    not know the places, channels keep their order, or become mono as their mean."""
     given, wanted = (AudioLayout(layout).nb_channels for layout in (source, target))
     if (given, wanted) == (1, 2):  # swresample would make it 3 dB softer than players that play mono on two speakers
         return np.ones((1, 2), np.float32)
@@ -78,11 +76,8 @@ def mixing(source: str, target: str) -> Float32Array:
 
 
 class Mixer:
-    """Turns blocks of a sound at `rate_hz` into those of the layout `target`.
-
-    Where a mono mix would be silent, as that of left and right with opposite phase, the louder channel takes its place.
-    `canceled_s`: for how long it did.
-    """
+    """Turns blocks of a sound at `rate_hz` into those of the layout `target`. Where a mono mix would be silent, as that
+    of left and right with opposite phase, the louder channel takes its place. `canceled_s`: for how long it did."""
 
     def __init__(self, target: str, rate_hz: int) -> None:
         self._target, self._source, self._power = target, "", 0.0
@@ -148,13 +143,10 @@ def read_audio_blocks(
 
     Sample n is the one at time n / `rate_hz`: gaps in the time stamps are silent. Integer samples map full scale to
     [−1, 1): 16-bit ones are divided by 32768. Float samples keep their values; resampling may overshoot slightly.
+    `delay_s`: time of the first sample, with silence before. `mixer`: to mono at this rate, by default a new one.
 
-    Args:
-        delay_s: time of the first sample, with silence before. mixer: to mono at this rate, by default a new one.
-
-    Raises:
-        MediaError: the file cannot be read, has no audio stream, or the stream has no samples.
-        InputError: a sample is not a finite number; the message gives the time.
+    Raises `MediaError`: the file cannot be read, has no audio stream, or the stream has no samples; `InputError`: a
+    sample is not a finite number; the message gives the time.
     """
     with open_audio(path) as stream:
         block = None
@@ -167,12 +159,8 @@ def read_audio_blocks(
 
 def sound_blocks(path: Path, frames: Iterable[Timed[AudioFrame]], mixer: Mixer) -> Iterator[Float32Array]:
     """All samples from time 0 to the last, `(n, channels)` float32, each at its frame's time, in blocks of a second.
-
-    Gaps become silence; samples of a time that was given already are dropped.
-
-    Raises:
-        MediaError: a format cannot be converted. InputError: a sample is not finite; the message gives the time.
-    """
+    Gaps become silence; samples of a time that was given already are dropped. Raises `MediaError`: a format cannot be
+    converted; `InputError`: a sample is not finite."""
     rate_hz, position = mixer.rate_hz, 0
     for block in regrouped(_placed(path, frames, mixer), rate_hz):
         finite = np.isfinite(block).all(axis=1)
@@ -276,9 +264,7 @@ def sound_frame(samples: Float32Array, rate_hz: int, at: int) -> AudioFrame:
 
 class RateConverter:
     """Mono samples that come piece by piece, float32 `(n,)`, at another rate; how they are divided makes no difference.
-
-    The last few milliseconds of what came so far follow with the next piece, or at the end.
-    """
+    The last few milliseconds of what came so far follow with the next piece, or at the end."""
 
     def __init__(self, rate_hz: int, to_hz: int) -> None:
         self._rate_hz, self._resampler = rate_hz, AudioResampler("flt", "mono", to_hz)

@@ -46,12 +46,8 @@ class Credentials:
 
 
 def read_credentials(pem: Path, output: Path) -> Credentials:
-    """Reads the certificate chain and the private key in `pem`, and signs a picture on trial.
-
-    Raises:
-        InputError: the file cannot be read or used; chain and key are no pair; or the container cannot hold them.
-        MissingDependency: the extra is not installed.
-    """
+    """Reads the certificate chain and the private key in `pem`, and signs a picture on trial. Raises `InputError`: the
+    file cannot be used, chain and key are no pair, or the container cannot hold them; `MissingDependency`: no extra."""
     if output.suffix.lower() not in FORMATS:
         raise InputError(f"{output}: cannot hold C2PA credentials; use {' or '.join(FORMATS)}")
     if find_spec("c2pa") is None:
@@ -72,16 +68,10 @@ def read_credentials(pem: Path, output: Path) -> Credentials:
 
 
 def sign(path: Path, source: Path, credentials: Credentials, title: str = "") -> tuple[str, ...]:
-    """Replaces a finished video by the same with credentials, verified; returns what they lack.
+    """Replaces a finished video, .mp4 or .mov, by the same with credentials, verified; returns what they lack.
 
-    Takes half a gigabyte of memory at most, and for a moment twice the disk space.
-
-    Args:
-        path: .mp4 or .mov; a file named "signed" is written beside it. source: what was changed.
-        title: the video's name, if not that of `path`.
-
-    Raises:
-        OutputError: the file cannot be written, or what was written does not verify.
+    Takes half a gigabyte of memory at most, and for a moment twice the disk space: a file named "signed" beside it.
+    `source`: what was changed. `title`: the video's name, if not that of `path`. Raises `OutputError`.
     """
     mime, signed = FORMATS[path.suffix.lower()], path.with_name("signed")
     with writing(path):

@@ -183,9 +183,9 @@ def _set_up(context: VideoCodecContext, encoder: VideoEncoder) -> None:
 
 def _codec_of(options: SyncOptions, info: VideoInfo) -> Codec:
     """The named codec, or the named encoder's; else H.264 for 8 bits of SDR, HEVC for more."""
-    of_encoder = [codec for codec, name in ON_CPU.items() if name == options.encoder_name]
     deep = VideoFormat(info.pixel_format).components[0].bits > 8 or info.color.transfer in HDR_TRANSFERS
-    return options.codec or next(iter(of_encoder), "hevc" if deep else "h264")
+    usual: Codec = "hevc" if deep else "h264"
+    return options.codec or next((codec for codec, name in ON_CPU.items() if name == options.encoder_name), usual)
 
 
 def _encoder(codec: Codec, name: str, options: SyncOptions, info: VideoInfo) -> VideoEncoder:

@@ -68,10 +68,8 @@ _SYSTEM_GAMMA = 1.2
 
 @dataclass(frozen=True, slots=True)
 class Coding:
-    """R'G'B' ↔ Y'CbCr; for the matrix `RGB_IDENTITY` R'G'B' itself, as planes in the order G, B, R.
-
-    `kr`, `kb`: weights of red and blue in luma.
-    """
+    """R'G'B' ↔ Y'CbCr; for the matrix `RGB_IDENTITY` R'G'B' itself, as planes in the order G, B, R. `kr`, `kb`: weights
+    of red and blue in luma."""
 
     kr: float
     kb: float
@@ -81,10 +79,8 @@ class Coding:
 
 
 def coding_of(color: ColorTags, width_px: int, height_px: int, bits: int = 8) -> Coding:
-    """The coding of `color` in so many bits; raises `InputError` for other matrices (YCgCo, ICtCp, …).
-
-    Without a range tag: limited. Without a matrix tag: BT.2020 for HDR, BT.709 for other HD, else BT.601.
-    """
+    """The coding of `color` in so many bits; raises `InputError` for other matrices (YCgCo, ICtCp, …). Without a range
+    tag: limited. Without a matrix tag: BT.2020 for HDR, BT.709 for other HD, else BT.601."""
     matrix = color.matrix
     if matrix == UNSPECIFIED and color.transfer in HDR_TRANSFERS:
         matrix = BT2020_NCL
@@ -135,11 +131,9 @@ def apply_patch(planes: YuvPlanes, *patches: Patch) -> YuvPlanes:
 
 
 def mix(planes: YuvPlanes, patches: Iterable[Patch]) -> None:
-    """Mixes patches into `planes`, one over the other, in their depth, matrix and range.
-
-    Each sample is mixed by the patch's weight; a chroma sample by the mean over its pixels. Samples without weight keep
-    their value. In HDR, the patch passes the inverse of the curve that made `Frame.picture`. Raises as `coding_of`.
-    """
+    """Mixes patches into `planes`, one over the other, in their depth, matrix and range. Each sample is mixed by the
+    patch's weight; a chroma sample by the mean over its pixels. Samples without weight keep their value. In HDR, the
+    patch passes the inverse of the curve that made `Frame.picture`. Raises as `coding_of`."""
     import cv2  # not where inputs are checked, which need other parts of this module
 
     height_px, width_px = planes.y.shape

@@ -59,10 +59,8 @@ def orientation_of(frame: VideoFrame) -> tuple[bool, int, int]:
 
 
 def _coded_format(form: VideoFormat, *, transposed: bool) -> str:
-    """The planar format that frames have before they are made upright: their own, if there is one.
-
-    Without alpha. Gray and 4:1:0 become 4:2:0, 4:1:1 4:2:2, palettes RGB, floating point 16 bits, fewer than 8 bits 8.
-    """
+    """The planar format that frames have before they are made upright: their own, if there is one. Without alpha. Gray
+    and 4:1:0 become 4:2:0, 4:1:1 4:2:2, palettes RGB, floating point 16 bits, fewer than 8 bits 8."""
     bits = min(max(8, *(component.bits for component in form.components)), 16)
     depth = "" if bits == 8 else f"{bits}le"
     if form.is_rgb or form.has_palette:
@@ -75,10 +73,8 @@ def _coded_format(form: VideoFormat, *, transposed: bool) -> str:
 
 
 class FrameConverter:
-    """Converts decoded frames of one video into upright planes of the first frame's format.
-
-    Keeps swscale's tables between frames; not thread-safe.
-    """
+    """Converts decoded frames of one video into upright planes of the first frame's format. Keeps swscale's tables
+    between frames; not thread-safe."""
 
     def __init__(self) -> None:
         self._reformatter = VideoReformatter()
@@ -124,10 +120,8 @@ def converted(
     interpolation: Interpolation = _EXACT_SMOOTH,
     size_px: tuple[int | None, int | None] = (None, None),
 ) -> VideoFrame:
-    """`frame`, coded as `own` says, in the pixel format `name`, for YUV in the coding `wanted`.
-
-    It is scaled to `size_px` (width, height).
-    """
+    """`frame`, coded as `own` says, in the pixel format `name`, for YUV in the coding `wanted`. It is scaled to
+    `size_px` (width, height)."""
     return reformatter.reformat(
         frame,
         *size_px,
@@ -164,10 +158,8 @@ def format_of(planes: YuvPlanes) -> str:
 
 
 def frame_of(planes: YuvPlanes, width_px: int, height_px: int, patches: Iterable[Patch] = ()) -> VideoFrame:
-    """A frame of at least the size of `planes`, with a copy of them and `patches` mixed in.
-
-    It is padded by repeating the edge. Raises `InputError` as `mix`.
-    """
+    """A frame of at least the size of `planes`, with a copy of them and `patches` mixed in. It is padded by repeating
+    the edge. Raises `InputError` as `mix`."""
     frame = VideoFrame(width_px, height_px, format_of(planes))
     own, copies = (planes.y, planes.u, planes.v), views(frame)
     y, u, v = (view[: plane.shape[0], : plane.shape[1]] for view, plane in zip(copies, own, strict=True))
@@ -196,14 +188,10 @@ def metadata_of(frame: VideoFrame) -> HdrMetadata:
     if "Dolby Vision" in dynamic and int(frame.color_trc) == UNSPECIFIED:
         what = "it is Dolby Vision without a picture for other displays (profile 5), which only its own decoders show"
         raise InputError(f"{what}; export it as HDR10, HLG or SDR")
-    mastering = light = None
-    if SideDataType.MASTERING_DISPLAY_METADATA in data:
+    mastering, light = None, data.get(SideDataType.CONTENT_LIGHT_LEVEL)
+    if display := data.get(SideDataType.MASTERING_DISPLAY_METADATA):
         # FFmpeg's struct: ten fractions, then whether primaries and luminance are set.
-        *numbers, has_primaries, has_luminance = struct.unpack_from(
-            "=22i", data[SideDataType.MASTERING_DISPLAY_METADATA]
-        )
+        *numbers, has_primaries, has_luminance = struct.unpack_from("=22i", display)
         if has_primaries and has_luminance and all(numbers[1::2]):
             mastering = tuple(map(Fraction, numbers[0::2], numbers[1::2]))
-    if SideDataType.CONTENT_LIGHT_LEVEL in data:
-        light = struct.unpack_from("=2I", data[SideDataType.CONTENT_LIGHT_LEVEL])
-    return HdrMetadata(mastering, light, dynamic)
+    return HdrMetadata(mastering, struct.unpack_from("=2I", light) if light else None, dynamic)

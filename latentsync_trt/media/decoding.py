@@ -59,9 +59,7 @@ def decoded(path: Path, container: InputContainer, stream: VideoStream) -> Itera
 
 def _crop(stream: VideoStream) -> str:
     """What the container says is hidden of the pictures (`clap`, PixelCrop), for FFmpeg's filter; empty for nothing.
-
-    PyAV passes it on to outputs only: what Matroska's muxer writes is read.
-    """
+    PyAV passes it on to outputs only: what Matroska's muxer writes is read."""
     header = BytesIO()
     with suppress(FFmpegError, ValueError), av.open(header, "w", format="matroska") as output:
         output.add_stream_from_template(stream, opaque=True)

@@ -78,11 +78,8 @@ def writing(path: Path) -> Iterator[None]:
 
 @contextmanager
 def open_input(path: Path) -> Iterator[InputContainer]:
-    """Opens a local media file and closes it at the end of the block.
-
-    Raises:
-        MediaError: the file is missing, no regular file, empty, truncated, a playlist, or unknown to FFmpeg.
-    """
+    """Opens a local media file and closes it at the end of the block. Raises `MediaError`: it is missing, no regular
+    file, empty, truncated, a playlist, or unknown to FFmpeg."""
     check_file(path)
     # FFmpeg's log stays off: its callback takes the interpreter's lock, which a thread that frees a decoder holds
     # while it waits for the decoder's own threads. Two open files are then enough for a deadlock.

@@ -95,11 +95,9 @@ _OF_THE_FILE = ("major_brand", "minor_version", "compatible_brands", "encoder", 
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What a file consists of besides its parts.
-
-    `info`: of the source, for what not every part stores. `source`: the file to take tags and other streams from, whose
-    stamp `origin_s` is time 0 of the output. `mark`: say that AI changed the picture.
-    """
+    """What a file consists of besides its parts. `info`: of the source, for what not every part stores. `source`: the
+    file to take tags and other streams from, whose stamp `origin_s` is time 0 of the output. `mark`: say that AI
+    changed the picture."""
 
     encoder: VideoEncoder
     info: VideoInfo

@@ -38,7 +38,6 @@ PART_S = Fraction(30)
 """Length of a part. What carries over between frames begins anew, so that a run can go on there."""
 
 _SUFFIX = ".mkv"
-_NOT_GIVEN = "not given"
 
 
 def part_of(time_s: Fraction) -> int:
@@ -48,11 +47,8 @@ def part_of(time_s: Fraction) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A closed part.
-
-    `stamps`: when its pictures are shown, in the order of its packets; `end`: when the
-    last one ends. Both in units of the video's time base, from the start of the output.
-    """
+    """A closed part. `stamps`: when its pictures are shown, in the order of its packets; `end`: when the last one ends.
+    Both in units of the video's time base, from the start of the output."""
 
     file: str
     size_bytes: int
@@ -68,10 +64,8 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The content of `parts.json`.
-
-    `made_of`: by name, all that the pictures depend on, as text. `per_s`: units of the video's time base in a second.
-    """
+    """The content of `parts.json`. `made_of`: by name, all that the pictures depend on, as text. `per_s`: units of the
+    video's time base in a second."""
 
     made_of: Mapping[str, str]
     per_s: int
@@ -140,22 +134,19 @@ class Work:
             what = f"{output}: {length} of an interrupted run are kept until this run has finished a part"
             return nothing, (f"{what}; to go on there instead, stop it and add --resume",)
         changed = [
-            f"{name} ({kept.made_of.get(name, _NOT_GIVEN)} → {self.made_of.get(name, _NOT_GIVEN)})"
+            f"{name} ({before} → {now})"
             for name in dict.fromkeys([*kept.made_of, *self.made_of])
-            if kept.made_of.get(name) != self.made_of.get(name)
+            if (before := kept.made_of.get(name, "not given")) != (now := self.made_of.get(name, "not given"))
         ]
-        if changed or kept.per_s != per_s:
-            what = ", ".join(changed) or "times of frames"
-            cure = "give the same files and options, or leave --resume out to begin anew"
-            raise InputError(f"{output}: cannot go on with the interrupted run, since this changed: {what}; {cure}")
+        if changed:
+            what = f"cannot go on with the interrupted run, since this changed: {', '.join(changed)}"
+            raise InputError(f"{output}: {what}; give the same files and options, or leave --resume out to begin anew")
         return kept, (f"{output}: goes on after {length}",)
 
 
 class PartWriter:
     """Encodes one part into a file of `folder`; it and its methods raise `OutputError`, `FFmpegError` and `OSError`.
-
-    Stamps are in units of `time_base`; `start`: that of the first picture.
-    """
+    Stamps are in units of `time_base`; `start`: that of the first picture."""
 
     def __init__(self, folder: Path, encoder: VideoEncoder, info: VideoInfo, time_base: Fraction, start: int) -> None:
         self._path = folder / f"{secrets.token_hex(4)}{_SUFFIX}"
@@ -201,12 +192,10 @@ def abandon(container: OutputContainer, path: Path) -> None:
 
 
 def joined(folder: Path, finished: Finished, stream: VideoStream) -> Iterator[tuple[Fraction, Packet[Any]]]:
-    """The packets of all parts as those of `stream`, with stamps and durations, and when each is decoded.
-
-    Decoding stamps are the sorted presentation stamps, later by as many packets as any part delays a picture. They
-    ascend across parts, which those of the encoders do not where the rate varies. The first ones are such that all
-    packets together last as long as the pictures, since MP4 has a duration for each packet only.
-    """
+    """The packets of all parts as those of `stream`, with stamps and durations, and when each is decoded. Decoding
+    stamps are the sorted presentation stamps, later by as many packets as any part delays a picture. They ascend across
+    parts, which those of the encoders do not where the rate varies. The first ones are such that all packets together
+    last as long as the pictures, since MP4 has a duration for each packet only."""
     parts, time_base = finished.parts, finished.time_base
     delay = max(part.delay for part in parts)
     latest = sorted(stamp for part in parts[-1 - delay :] for stamp in part.stamps)[-1 - delay :]

@@ -33,11 +33,9 @@ _MOST_ROWS = 1024 // TILE_PX
 
 
 class LazyRgb:
-    """A `types.Picture` of `planes`, chroma repeated, HDR as `hdr` renders it. Thread-safe.
-
-    It is converted tile by tile on first access, as faces fill a small part of most pictures; with the tiles around, as
-    the next stage reads a little more. Raises as `coding_of`.
-    """
+    """A `types.Picture` of `planes`, chroma repeated, HDR as `hdr` renders it. Thread-safe. It is converted tile by
+    tile on first access, as faces fill a small part of most pictures; with the tiles around, as the next stage reads a
+    little more. Raises as `coding_of`."""
 
     def __init__(self, planes: YuvPlanes) -> None:
         height, width = planes.y.shape
@@ -129,11 +127,9 @@ def picture_info(width_px: int, height_px: int, *, rgb: bool) -> VideoInfo:
 
 
 class PictureMaker:
-    """Makes frames with their patches pictures of the encoder's format, with its color tags.
-
-    Samples without a patch are those of the source, unless the encoder has another format. Not thread-safe. `info`: of
-    the source, with the color of frames without planes.
-    """
+    """Makes frames with their patches pictures of the encoder's format, with its color tags. Samples without a patch
+    are those of the source, unless the encoder has another format. Not thread-safe. `info`: of the source, with the
+    color of frames without planes."""
 
     def __init__(self, info: VideoInfo, encoder: VideoEncoder) -> None:
         self._info, self._encoder = info, encoder

@@ -59,13 +59,10 @@ _SEEK_BACK_S = (0, 2, 20)
 
 @dataclass(frozen=True, slots=True)
 class Playback:
-    """How a video becomes frames.
-
-    `fps`: frames per second; None = the source's own frames at its own times, long ones repeated. `duration_s`: frames
-    begin before this; None = at the end of the video. `extend`: what follows the end of the video, without end:
-    "pingpong" plays it backwards and forwards, "loop" from the start; None stops.
-    `delay_s`: time of the first picture, which is also shown before. Pictures before 0 are left out.
-    """
+    """How a video becomes frames. `fps`: frames per second; None = the source's own frames at its own times, long ones
+    repeated. `duration_s`: frames begin before this; None = at the end of the video. `extend`: what follows the end of
+    the video, without end: "pingpong" plays it backwards and forwards, "loop" from the start; None stops. `delay_s`:
+    time of the first picture, which is also shown before. Pictures before 0 are left out."""
 
     fps: Fraction | None = None
     duration_s: Fraction | None = None
@@ -83,12 +80,10 @@ class Playback:
 
 
 class VideoPasses:
-    """The pictures of a video's first stream, as the decoder gives them, each until the next one's time.
-
-    Times that the container has rounded become those of the exact rate, see `timing.on_grid`. To play backwards,
-    pictures are decoded in chunks from the keyframe before each, or from the start in a file in which that does not
-    find them. Raises `MediaError`: the file cannot be read, or breaks off; the message gives the time.
-    """
+    """The pictures of a video's first stream, as the decoder gives them, each until the next one's time. Times that the
+    container has rounded become those of the exact rate, see `timing.on_grid`. To play backwards, pictures are decoded
+    in chunks from the keyframe before each, or from the start in a file in which that does not find them. Raises
+    `MediaError`: the file cannot be read, or breaks off; the message gives the time."""
 
     def __init__(self, path: Path, chunk_bytes: int = _CHUNK_BYTES) -> None:
         self._path, self._chunk_bytes = path, chunk_bytes

@@ -24,9 +24,6 @@ from latentsync_trt.types import Frame, VideoInfo, YuvPlanes
 
 _AS_IT_IS = Playback()
 
-# FFmpeg's field orders "unknown" and "progressive"; all others are interlaced.
-_PROGRESSIVE_ORDERS = (0, 1)
-
 _TAGGED_TIME = re.compile(r"(\d+):(\d+):(\d+(?:\.\d+)?)")
 
 # Least 8-bit alpha that counts as opaque: a mix with black changes such a pixel by less than 3 %.
@@ -55,7 +52,8 @@ def probe(path: Path) -> VideoInfo:
             height_px=planes.y.shape[0],
             duration_s=_duration_s(container, stream, start_s),
             pixel_format=format_of(planes),
-            interlaced=frame.interlaced_frame or stream.codec_context.field_order not in _PROGRESSIVE_ORDERS,
+            # FFmpeg's 0 and 1 are "unknown" and "progressive".
+            interlaced=frame.interlaced_frame or stream.codec_context.field_order not in (0, 1),
             sample_aspect_ratio=1 / aspect if transposed else aspect,
             frames_per_s=frames_per_s(stream),
             color=planes.color,
@@ -69,12 +67,10 @@ def probe(path: Path) -> VideoInfo:
 def read_frames(
     path: Path, playback: Playback = _AS_IT_IS, store: Callable[[YuvPlanes], YuvPlanes] | None = None
 ) -> Iterator[Frame]:
-    """Frames of the first video stream, upright, as `playback` says; `store` may put planes elsewhere, see `pictures.kept_on_disk`.
-
-    `planes` are the decoder's own bytes where `conversion` supports their format; `picture` is computed from them on
-    access. Both are read-only, as repeated frames share them. Raises `MediaError`: the file cannot be read, has no
-    picture, or breaks off; the message gives the time.
-    """
+    """Frames of the first video stream, upright, as `playback` says; `store` may put planes elsewhere. `planes` are the
+    decoder's own bytes where `conversion` supports their format; `picture` is computed from them on access. Both are
+    read-only, as repeated frames share them. Raises `MediaError`: the file cannot be read, has no picture, or breaks
+    off; the message gives the time."""
     converter, frame, converted = FrameConverter(), None, None
     for index, shown in enumerate(played(VideoPasses(path), playback)):
         picture = shown.item

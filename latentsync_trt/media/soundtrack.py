@@ -48,16 +48,11 @@ COPIED_CODECS: dict[str, tuple[str, ...]] = {
 """Codecs that common players support in each container. FFmpeg would write more, such as
 Opus and FLAC into .mp4, which QuickTime and many televisions play without sound."""
 
-# Which gives each packet a time; others give it a duration, which players take as it decodes.
-_GAPS_IN = ".mkv"
-
 LOSSLESS_WITH: tuple[Codec, ...] = ("prores", "ffv1")
 """Codecs for further editing, whose sound must not lose anything, either."""
 
 # Their encoders for sound; others would only play in few programs.
 _LOSSLESS_CODECS = {".mkv": "flac", ".mov": "pcm_s24le"}
-
-_FORMATS = {".mkv": "matroska"}  # FFmpeg's names; others are like the suffix
 
 _AAC_RATES_HZ = (96000, 88200, 64000, 48000, 44100, 32000, 24000, 22050, 16000, 12000, 11025, 8000)
 _FALLBACK_RATE_HZ = 48000
@@ -80,10 +75,8 @@ TimedPackets = Iterator[tuple[Fraction, "Packet[Any]"]]
 
 @dataclass(frozen=True, slots=True)
 class SoundPiece:
-    """The first audio stream of a file from `from_s` to `to_s` (None = its end), heard from `at_s` on.
-
-    Times of the file count from its first sample. `at_s` is a time of the output; what is before 0 is not heard.
-    """
+    """The first audio stream of a file from `from_s` to `to_s` (None = its end), heard from `at_s` on. Times of the
+    file count from its first sample. `at_s` is a time of the output; what is before 0 is not heard."""
 
     path: Path
     at_s: Fraction = Fraction(0)
@@ -106,11 +99,9 @@ class SoundPiece:
 
 @dataclass(frozen=True, slots=True)
 class ChosenSound:
-    """How pieces become the sound of an output.
-
-    `codec`: FFmpeg's name of the encoder; None if the packets of the only piece are copied. `rate_hz`, `layout`: of the
-    encoded sound. `gain`: keeps the sum within full scale. `notices`: what is missing, why it is encoded, or softer.
-    """
+    """How pieces become the sound of an output. `codec`: FFmpeg's name of the encoder; None if the packets of the only
+    piece are copied. `rate_hz`, `layout`: of the encoded sound. `gain`: keeps the sum within full scale. `notices`:
+    what is missing, why it is encoded, or softer."""
 
     pieces: tuple[SoundPiece, ...]
     codec: str | None = None
@@ -130,12 +121,10 @@ def spliced(
 
 def choose_sound(pieces: tuple[SoundPiece, ...], suffix: str, *, lossless: bool = False) -> ChosenSound:
     """How the sum of `pieces`, at least one, becomes the sound of an output with this suffix: copied where possible.
-
     Decodes the whole sound, 4 s per hour of AAC: packets alone show no change of format, and in Matroska their
     durations are rounded. What must be encoded is also resampled and mixed, 9 s per hour: in the layout with the most
     channels and at the highest rate among the pieces; `lossless`, as FLAC in .mkv and PCM in .mov instead of AAC.
-    Raises `MediaError` where a source cannot be read or has no sound, `InputError` for samples that are not numbers.
-    """
+    Raises `MediaError` where a source cannot be read or has no sound, `InputError` for samples that are not numbers."""
     piece = pieces[0]
     if len(pieces) > 1:
         problem: str | None = f"it is put together from {len(pieces)} pieces"
@@ -143,9 +132,9 @@ def choose_sound(pieces: tuple[SoundPiece, ...], suffix: str, *, lossless: bool 
         problem = "a part of it is cut off"
     else:
         problem = _why_not_copied(piece.path, suffix) or _refusal(ChosenSound(pieces), suffix)
-    cut_off = [text for path in dict.fromkeys(each.path for each in pieces) for text in cut_off_notices(path)]
+    notices = [text for path in dict.fromkeys(each.path for each in pieces) for text in cut_off_notices(path)]
     if problem is None:
-        return ChosenSound(pieces, notices=tuple(cut_off))
+        return ChosenSound(pieces, notices=tuple(notices))
     codec = _LOSSLESS_CODECS.get(suffix, "aac") if lossless else "aac"
     form, is_lossless = _format(pieces, codec)
     if refusal := _refusal(ChosenSound(pieces, codec, *form), suffix):
@@ -157,11 +146,10 @@ def choose_sound(pieces: tuple[SoundPiece, ...], suffix: str, *, lossless: bool 
     overlap = any(piece.end_s is None or piece.end_s > later.at_s for piece, later in pairwise(ordered))
     gain = 1 / max(peak, 1.0) if overlap else 1.0
     softer = f"; it is {-20 * log10(gain):.1f} dB softer, as its pieces together exceed full scale" if gain < 1 else ""
-    name = {"aac": "AAC", "flac": "FLAC"}.get(codec, "PCM")
-    # What was never compressed is encoded once, as in any such file.
-    told = softer or not is_lossless
-    notices = (f"the sound is encoded as {name}: {problem}{softer}",) if told else ()
-    return ChosenSound(pieces, codec, *form, gain, (*cut_off, *notices))
+    if softer or not is_lossless:  # what was never compressed is encoded once, as in any such file
+        name = {"aac": "AAC", "flac": "FLAC"}.get(codec, "PCM")
+        notices.append(f"the sound is encoded as {name}: {problem}{softer}")
+    return ChosenSound(pieces, codec, *form, gain, tuple(notices))
 
 
 @contextmanager
@@ -200,7 +188,7 @@ def _format(pieces: Iterable[SoundPiece], codec: str) -> tuple[tuple[int, str], 
 
 def _refusal(sound: ChosenSound, suffix: str) -> str | None:
     """Why a sound cannot be written, as tried in memory; None if it can."""
-    output = av.open(BytesIO(), "w", format=_FORMATS.get(suffix, suffix[1:]))
+    output = av.open(BytesIO(), "w", format="matroska" if suffix == ".mkv" else suffix[1:])
     try:
         with open_soundtrack(sound, output, Fraction(0)):
             output.start_encoding()
@@ -222,7 +210,8 @@ def _why_not_copied(source: Path, suffix: str) -> str | None:
                 return f"it changes its format after {float(timed.time_s):.2f} s"
             if timed.time_s < before.end_s:
                 return f"it overlaps itself after {float(timed.time_s):.2f} s"
-            if timed.time_s > before.end_s and suffix != _GAPS_IN:
+            # .mkv gives each packet a time; others a duration, which players take as it decodes.
+            if timed.time_s > before.end_s and suffix != ".mkv":
                 return f"it has a gap after {float(before.end_s):.2f} s, which {suffix} cannot hold"
     return None
 
@@ -290,10 +279,8 @@ def _recording(path: Path, rate_hz: int, layout: str) -> Generator[Float32Array,
 def placed(
     recording: Generator[Float32Array, None, None], piece: SoundPiece, channels: int, rate_hz: int
 ) -> Generator[Float32Array, None, None]:
-    """`piece` of its recording, in blocks `(n, channels)` from sample 0 of the output on, with ramps at cuts.
-
-    The recording's own start and end have no ramp. It is open only while it is heard.
-    """
+    """`piece` of its recording, in blocks `(n, channels)` from sample 0 of the output on, with ramps at cuts. The
+    recording's own start and end have no ramp. It is open only while it is heard."""
     first, half = nearest(piece.from_s, rate_hz), nearest(FADE_S / 2, rate_hz)
     last = None if piece.to_s is None else nearest(piece.to_s, rate_hz)
     shift = nearest(piece.at_s, rate_hz) - first

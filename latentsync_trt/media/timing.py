@@ -75,12 +75,10 @@ def stamp_of(frame: AudioFrame | VideoFrame) -> Fraction | None:
 
 @dataclass
 class Clock:
-    """Turns the stamps of one stream into times, in the order of presentation.
-
-    `path`: for errors. `next_s`: time of the next picture or samples if they follow directly, at first that of the
-    first stamp. `origin_s`: stamp at time 0, where that is known; else the first stamp sets it. `jitter_s`: a stamp
-    less than this off what the one before implies counts as exact. `may_reset`: whether the container allows resets.
-    """
+    """Turns the stamps of one stream into times, in the order of presentation. `path`: for errors. `next_s`: time of
+    the next picture or samples if they follow directly, at first that of the first stamp. `origin_s`: stamp at time 0,
+    where that is known; else the first stamp sets it. `jitter_s`: a stamp less than this off what the one before
+    implies counts as exact. `may_reset`: whether the container allows resets."""
 
     path: Path
     next_s: Fraction = Fraction(0)

@@ -68,22 +68,19 @@ class VideoWriter:
 
     Meanwhile the picture lies in parts in a folder beside `output`. With `work`, that folder is kept where the block
     ends with an error, or its process is killed, once a part is closed; the next run can go on there.
-
     `notices`: what the output cannot preserve, and what is done with an interrupted run. `frames_done`: frames that
-    such a run has finished; `write` ignores those of a lower index. `end_s`: when the last frame ends.
+    such a run has finished; `write` ignores those of a lower index.
 
     Args:
         output: .mp4, .mov or .mkv. info: the source, for which `encoder` is made. Stamps are written in its
-            `time_base`, by default at the model's rate.
-        sound: what is heard: the sum of pieces; none for silence.
+            `time_base`, by default at the model's rate. sound: the sum of pieces; none for silence.
         others: file whose other audio tracks, subtitles, chapters and tags are kept, usually the source. Its first
             picture is shown at `others_delay_s`.
         mark: say in the file that AI changed the picture. sign: called with the complete file; returns notices.
 
     Raises:
         InputError: what is to be gone on with was made from other files or with other options.
-        OutputError: on entering, writing or leaving: the file cannot be written, or the encoder does not open.
-        MediaError: sound or `others` cannot be read, which is mostly found out at once.
+        OutputError: the file cannot be written, or the encoder does not open. MediaError: an input cannot be read.
     """
 
     def __init__(
