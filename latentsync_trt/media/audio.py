@@ -18,12 +18,10 @@ from latentsync_trt.media.files import codec_name, guarded, open_input, reading
 from latentsync_trt.media.timing import JITTER_S, Timed, clock_of, nearest, stamp_of, with_next
 from latentsync_trt.types import Float32Array
 
-SPEECH_RATE_HZ = 16_000
-"""Samples per second of the network's audio encoder."""
+SPEECH_RATE_HZ = 16_000  # of the network's audio encoder
 
-# Sample rates of sources: from telephone quality and less to DSD512. At 1 GHz, which a
-# damaged header may state, the resampler alone takes 1 GB.
-LEAST_RATE_HZ, MOST_RATE_HZ = 1_000, 4_000_000
+# Of sources, up to DSD512. At 1 GHz, which a damaged header may state, the resampler alone takes 1 GB.
+_LEAST_RATE_HZ, _MOST_RATE_HZ = 1_000, 4_000_000
 
 # Of what follows in WAV; of all frames in MP3, if its first one states it.
 _STATED_LENGTH = re.compile(rb"(?s)RIFF(.{4})|\xff.{12,40}(?:Xing|Info)\0\0\0[\x03\x07\x0b\x0f].{4}(.{4})")
@@ -110,9 +108,8 @@ class Mixer:
 
 def audio_duration_s(path: Path) -> Fraction:
     """Duration of the first audio stream of `path`, as `read_audio_blocks` gives it; raises `MediaError` as that."""
-    with open_audio(path) as stream:
-        end_s = max(timed.end_s for timed in decoded_audio(path, stream))
-        return Fraction(nearest(end_s, SPEECH_RATE_HZ), SPEECH_RATE_HZ)
+    end_s = max(timed.end_s for timed in audio_frames(path))
+    return Fraction(nearest(end_s, SPEECH_RATE_HZ), SPEECH_RATE_HZ)
 
 
 def cut_off_notices(path: Path) -> list[str]:
@@ -131,9 +128,10 @@ def cut_off_notices(path: Path) -> list[str]:
     return [what] if missing_s >= _LEAST_MISSING_S else []
 
 
-def first_sample_s(path: Path, stream: AudioStream) -> Fraction | None:
-    """The stamp of the first sample of a stream just opened, if it has one; errors as below."""
-    return stamp_of(next(_frames(path, stream)))
+def first_sample_s(path: Path) -> Fraction | None:
+    """The stamp of the first sample, if it has one; errors as below."""
+    with open_audio(path) as stream:
+        return stamp_of(next(_frames(path, stream)))
 
 
 def read_audio_blocks(
@@ -148,16 +146,14 @@ def read_audio_blocks(
     Raises `MediaError`: the file cannot be read, has no audio stream, or the stream has no samples; `InputError`: a
     sample is not a finite number; the message gives the time.
     """
-    with open_audio(path) as stream:
-        block = None
-        mixer = mixer or Mixer("mono", rate_hz)
-        for block in sound_blocks(path, decoded_audio(path, stream, delay_s), mixer):
-            yield block.reshape(-1)
-        if block is None:
-            raise MediaError(f"{path}: its audio is shorter than 1/{rate_hz} s; give a longer recording")
+    block = None
+    for block in sound_blocks(path, audio_frames(path, delay_s), mixer or Mixer("mono", rate_hz)):
+        yield block.reshape(-1)
+    if block is None:
+        raise MediaError(f"{path}: its audio is shorter than 1/{rate_hz} s; give a longer recording")
 
 
-def sound_blocks(path: Path, frames: Iterable[Timed[AudioFrame]], mixer: Mixer) -> Iterator[Float32Array]:
+def sound_blocks(path: Path, frames: Iterable[Timed[AudioFrame]], mixer: Mixer) -> Generator[Float32Array, None, None]:
     """All samples from time 0 to the last, `(n, channels)` float32, each at its frame's time, in blocks of a second.
     Gaps become silence; samples of a time that was given already are dropped. Raises `MediaError`: a format cannot be
     converted; `InputError`: a sample is not finite."""
@@ -221,37 +217,32 @@ def open_audio(path: Path) -> Iterator[AudioStream]:
         yield stream
 
 
-def decoded_audio(path: Path, stream: AudioStream, delay_s: Fraction = Fraction(0)) -> Iterator[Timed[AudioFrame]]:
+def audio_frames(path: Path, delay_s: Fraction = Fraction(0)) -> Iterator[Timed[AudioFrame]]:
     """Decoded frames, at least one, at their times, the first at `delay_s`; the last one ends where the track does."""
-    clock = clock_of(path, stream, next_s=delay_s, jitter_s=JITTER_S)
-    for frame, following in with_next(_frames(path, stream)):
-        duration_s = Fraction(frame.samples, frame.sample_rate)
-        time_s = clock.advance(stamp_of(frame), duration_s)
-        padding_s = Fraction(0) if following else _padding_s(stream, frame)
-        yield Timed(time_s, duration_s - padding_s, frame)
+    with open_audio(path) as stream:
+        clock = clock_of(path, stream, next_s=delay_s, jitter_s=JITTER_S)
+        is_mp4 = "mp4" in stream.container.format.name.split(",")
+        for frame, following in with_next(_frames(path, stream)):
+            stamp_s, duration_s = stamp_of(frame), Fraction(frame.samples, frame.sample_rate)
+            time_s = clock.advance(stamp_s, duration_s)
+            # The encoder's padding: only MP4 states lengths of tracks to the sample.
+            if following is None and is_mp4 and stamp_s is not None and stream.duration and stream.time_base:
+                beyond_s = stamp_s + duration_s - ((stream.start_time or 0) + stream.duration) * stream.time_base
+                duration_s -= beyond_s if 0 < beyond_s < duration_s else 0
+            yield Timed(time_s, duration_s, frame)
 
 
 def _frames(path: Path, stream: AudioStream) -> Iterator[AudioFrame]:
-    """Decoded frames with samples, at least one; errors as `decoded_audio`."""
+    """Decoded frames with samples, at least one; errors as `read_audio_blocks`."""
     frame, container = None, cast(InputContainer, stream.container)
     for frame in filter(lambda decoded: decoded.samples, guarded(path, stream, container.decode(stream))):
         rate_hz = frame.sample_rate
-        if not LEAST_RATE_HZ <= rate_hz <= MOST_RATE_HZ:
-            allowed = f"supported are {LEAST_RATE_HZ} to {MOST_RATE_HZ}"
+        if not _LEAST_RATE_HZ <= rate_hz <= _MOST_RATE_HZ:
+            allowed = f"supported are {_LEAST_RATE_HZ} to {_MOST_RATE_HZ}"
             raise MediaError(f"{path}: its audio has {rate_hz} samples per second, {allowed}; is it damaged?")
         yield frame
     if frame is None:
         raise MediaError(f"{path}: its audio stream has no samples")
-
-
-def _padding_s(stream: AudioStream, last: AudioFrame) -> Fraction:
-    """How much of the last frame is the encoder's padding: only MP4 states lengths of tracks to the sample."""
-    stamp_s, duration_s = stamp_of(last), Fraction(last.samples, last.sample_rate)
-    if stamp_s is None or not stream.duration or stream.time_base is None:
-        return Fraction(0)
-    beyond_s = stamp_s + duration_s - ((stream.start_time or 0) + stream.duration) * stream.time_base
-    is_mp4 = "mp4" in stream.container.format.name.split(",")
-    return beyond_s if is_mp4 and 0 < beyond_s < duration_s else Fraction(0)
 
 
 def sound_frame(samples: Float32Array, rate_hz: int, at: int) -> AudioFrame:

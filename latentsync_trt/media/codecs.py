@@ -94,9 +94,13 @@ class VideoEncoder:
 
 
 def choose_encoder(options: SyncOptions, info: VideoInfo) -> VideoEncoder:
-    """The encoder for a source; "auto" is NVENC if it opens for such pictures, else the CPU's. Raises `InputError` if
-    options contradict each other, a value is not one of the encoder's, or FFmpeg lacks the encoder."""
-    codec, named = _codec_of(options, info), options.encoder_name
+    """The encoder for a source; "auto" is NVENC if it opens for such pictures, else the CPU's. Without a name, the
+    codec is the encoder's; else H.264 for 8 bits of SDR, HEVC for more. Raises `InputError` if options contradict each
+    other, a value is not one of the encoder's, or FFmpeg lacks the encoder."""
+    named = options.encoder_name
+    deep = VideoFormat(info.pixel_format).components[0].bits > 8 or info.color.transfer in HDR_TRANSFERS
+    usual: Codec = "hevc" if deep else "h264"
+    codec = options.codec or next((codec for codec, name in ON_CPU.items() if name == named), usual)
     if named == "auto" and (codec, "nvenc") in LIBRARIES:
         if options.encoder_preset is not None:
             raise InputError(f"--encoder {options.encoder}: presets differ from encoder to encoder; name one")
@@ -181,13 +185,6 @@ def _set_up(context: VideoCodecContext, encoder: VideoEncoder) -> None:
     context.colorspace, context.color_range = color.matrix, COLOR_RANGES[color.full_range]
 
 
-def _codec_of(options: SyncOptions, info: VideoInfo) -> Codec:
-    """The named codec, or the named encoder's; else H.264 for 8 bits of SDR, HEVC for more."""
-    deep = VideoFormat(info.pixel_format).components[0].bits > 8 or info.color.transfer in HDR_TRANSFERS
-    usual: Codec = "hevc" if deep else "h264"
-    return options.codec or next((codec for codec, name in ON_CPU.items() if name == options.encoder_name), usual)
-
-
 def _encoder(codec: Codec, name: str, options: SyncOptions, info: VideoInfo) -> VideoEncoder:
     library = LIBRARIES[codec, name]
     if library.ffmpeg not in av.codecs_available:
@@ -208,7 +205,10 @@ def _encoder(codec: Codec, name: str, options: SyncOptions, info: VideoInfo) -> 
     # FFV1 codes any size; the others only whole samples of chroma.
     across, down = (1, 1) if codec == "ffv1" else (16 // count for count in _chroma_of(form))
     size = info.width_px + info.width_px % across, info.height_px + info.height_px % down
-    color = info.color if form.is_rgb else _yuv_tags(info.color)
+    color = info.color
+    if color.matrix == RGB_IDENTITY and not form.is_rgb:
+        primaries, transfer = (BT709 if tag == UNSPECIFIED else tag for tag in (color.primaries, color.transfer))
+        color = ColorTags(primaries, transfer, BT2020_NCL if transfer in HDR_TRANSFERS else BT709, full_range=False)
     encoder = VideoEncoder(codec, library.ffmpeg, form.name, *size, color, tuple(settings.items()))
     return replace(encoder, notices=tuple(_losses(encoder, info)))
 
@@ -265,14 +265,6 @@ def _nearest_format(library: Library, source: str) -> VideoFormat:
 def _chroma_of(form: VideoFormat) -> tuple[int, int]:
     """Chroma samples in 16 pixels along x and y."""
     return form.chroma_width(16), form.chroma_height(16)
-
-
-def _yuv_tags(color: ColorTags) -> ColorTags:
-    """The tags as YUV: RGB becomes BT.709 of limited range; its primaries and transfer stay."""
-    if color.matrix != RGB_IDENTITY:
-        return color
-    primaries, transfer = (BT709 if tag == UNSPECIFIED else tag for tag in (color.primaries, color.transfer))
-    return ColorTags(primaries, transfer, BT2020_NCL if transfer in HDR_TRANSFERS else BT709, full_range=False)
 
 
 def _losses(encoder: VideoEncoder, info: VideoInfo) -> Iterator[str]:

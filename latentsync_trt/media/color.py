@@ -24,8 +24,7 @@ import numpy as np
 from latentsync_trt.errors import InputError
 from latentsync_trt.types import ColorTags, Float32Array, Float64Array, Patch, SampleArray, UInt8Array, YuvPlanes
 
-_WHITE = 65535
-"""Of a patch."""
+_WHITE = 65535  # of a patch
 
 RGB_IDENTITY = 0
 BT709 = 1
@@ -48,8 +47,7 @@ _LUMA_WEIGHTS: dict[int, tuple[float, float]] = {
 # swscale numbers matrices as H.273 does, with one number per pair of equal coefficients.
 _SWSCALE_MATRIX = {_SMPTE170M: _BT470BG}
 
-PQ, HLG = 16, 18
-"""Transfer characteristics in ITU-T H.273."""
+PQ, HLG = 16, 18  # transfer characteristics in ITU-T H.273
 
 HDR_TRANSFERS = PQ, HLG
 
@@ -87,14 +85,9 @@ def coding_of(color: ColorTags, width_px: int, height_px: int, bits: int = 8) ->
     elif matrix == UNSPECIFIED:
         matrix = BT709 if min(width_px, height_px) >= HD_SIDE_PX else _SMPTE170M
     if matrix not in _LUMA_WEIGHTS:
-        raise unsupported_matrix(matrix)
+        cure = "convert the video to BT.709, or HDR to BT.2020"
+        raise InputError(f"color matrix {matrix} of ITU-T H.273 is not supported; {cure}")
     return Coding(*_LUMA_WEIGHTS[matrix], bool(color.full_range), bits, _SWSCALE_MATRIX.get(matrix, matrix))
-
-
-def unsupported_matrix(matrix: int) -> InputError:
-    """The error of a matrix that needs more than weights of R, G and B."""
-    cure = "convert the video to BT.709, or HDR to BT.2020"
-    return InputError(f"color matrix {matrix} of ITU-T H.273 is not supported; {cure}")
 
 
 @cache

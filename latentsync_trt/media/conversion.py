@@ -12,15 +12,7 @@ from av.sidedata.sidedata import Type as SideDataType
 from av.video.reformatter import ColorRange, Interpolation, VideoReformatter
 
 from latentsync_trt.errors import InputError
-from latentsync_trt.media.color import (
-    RGB_IDENTITY,
-    UNSPECIFIED,
-    Coding,
-    coding_of,
-    mix,
-    pixels_per_sample,
-    unsupported_matrix,
-)
+from latentsync_trt.media.color import RGB_IDENTITY, UNSPECIFIED, Coding, coding_of, mix, pixels_per_sample
 from latentsync_trt.types import ColorTags, HdrMetadata, Patch, SampleArray, YuvPlanes
 
 # FFmpeg's number for each value of `ColorTags.full_range`.
@@ -94,21 +86,16 @@ class FrameConverter:
         own, target = (coding_of(tags, frame.width, frame.height) for tags in (color, common))
         # Alpha is left out; "yuvj" says nothing but the range.
         name = frame.format.name.replace("yuvj", "yuv").replace("yuva", "yuv").replace("gbrap", "gbrp")
-        coded = frame if own == target and name == wanted else self._converted(frame, wanted, own, target)
-        turned = (view.T if transpose else view for view in views(coded)[:3])
+        if own != target or name != wanted:
+            if name.startswith(("gray", "ya")):  # swscale takes gray as full range, whatever its tag says
+                own, target = replace(own, full_range=True), replace(target, full_range=True)
+            try:
+                frame = converted(self._reformatter, frame, wanted, own, target)
+            except OSError as error:
+                raise InputError(f"its pixel format {name} is not supported; re-encode it") from error
+        turned = (view.T if transpose else view for view in views(frame)[:3])
         y, u, v = (np.array(view[::down, ::across], order="C") for view in turned)
         return YuvPlanes(y, u, v, common, bits)
-
-    def _converted(self, frame: VideoFrame, name: str, own: Coding, wanted: Coding) -> VideoFrame:
-        if frame.format.name.startswith(("gray", "ya")):
-            if own != wanted:
-                return self._converted(self._converted(frame, name, own, own), name, own, wanted)
-            # swscale takes gray as full range, whatever its tag says.
-            own, wanted = replace(own, full_range=True), replace(wanted, full_range=True)
-        try:
-            return converted(self._reformatter, frame, name, own, wanted)
-        except OSError as error:
-            raise InputError(f"its pixel format {frame.format.name} is not supported; re-encode it") from error
 
 
 def converted(
@@ -144,7 +131,7 @@ def _planes_tags(frame: VideoFrame) -> ColorTags:
     if color.matrix != RGB_IDENTITY:
         return color
     if len(frame.format.components) > 2:
-        raise unsupported_matrix(color.matrix)
+        raise InputError("its planes are YUV, but have the tag of RGB's color matrix; convert the video to BT.709")
     return replace(color, matrix=UNSPECIFIED)  # PNG in gray or black and white has the tag of RGB
 
 

@@ -23,8 +23,7 @@ _SMALL_PX = 480
 _IN_FLIGHT_BYTES = 2_000_000_000
 """Of all frames of a clip that are in memory, three samples for each pixel: the bound of what waits between stages."""
 
-TILE_PX = 64
-"""Side of a tile; even, as a chroma sample covers two pixels."""
+TILE_PX = 64  # side of a tile; even, as a chroma sample covers two pixels
 
 _WHITE, _DEEP_WHITE = 255, 65535
 

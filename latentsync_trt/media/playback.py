@@ -23,17 +23,7 @@ from latentsync_trt.config import MODEL_FPS, Extend, SyncOptions
 from latentsync_trt.errors import MediaError
 from latentsync_trt.media.decoding import decoded, is_photo
 from latentsync_trt.media.files import MOST_PIXELS, check_size, codec_name, guarded, open_input
-from latentsync_trt.media.timing import (
-    Clock,
-    Timed,
-    clock_of,
-    nearest,
-    on_clock,
-    on_grid,
-    period_s,
-    stamp_of,
-    with_next,
-)
+from latentsync_trt.media.timing import Timed, clock_of, nearest, on_clock, on_grid, period_s, stamp_of, with_next
 from latentsync_trt.types import VideoInfo
 
 T = TypeVar("T")
@@ -44,9 +34,7 @@ HELD_S = Fraction(1, 2)
 LONGEST_PERIOD_S = Fraction(1, 10)
 """A picture that lasts longer, as in a slide show, is repeated: lips must move."""
 
-_SLOW_FPS = 16
-"""Below this, lips are seen to move in steps."""
-
+_SLOW_FPS = 16  # below this, lips are seen to move in steps
 _EXTENDED = {"pingpong": "goes back and forth", "loop": "starts again"}
 
 # Held to play them backwards. FFmpeg frees them together: two chunks are in memory at times.
@@ -94,17 +82,17 @@ class VideoPasses:
 
     def forward(self) -> Generator[Timed[VideoFrame], None, None]:
         """All pictures; the first one's time is 0."""
-        count, has_stamps = 0, True
+        count, has_stamps, origin_s = 0, True, None
         with self._opened() as (container, stream):
-            clock = clock_of(self._path, stream)
-            for count, picture in enumerate(self._pictures(container, stream, clock), 1):
+            for count, picture in enumerate(self._pictures(container, stream), 1):
                 has_stamps &= picture.item.pts is not None
                 self._last_s = picture.time_s
                 if count == 1:
+                    origin_s = stamp_of(picture.item)
                     picture_bytes = sum(plane.buffer_size for plane in picture.item.planes)
                     self._chunk = max(_LEAST_CHUNK, self._chunk_bytes // picture_bytes)
                 yield picture
-            self._origin_s = clock.origin_s if has_stamps else None
+            self._origin_s = origin_s if has_stamps else None
             self._mean_s = self._last_s / max(count - 1, 1)
 
     def backward(self) -> Generator[Timed[VideoFrame], None, None]:
@@ -125,18 +113,18 @@ class VideoPasses:
         if self._origin_s is not None:
             with self._opened() as (container, stream), suppress(FFmpegError, MediaError):  # the pass below tells
                 for back_s in _SEEK_BACK_S:
-                    clock = clock_of(self._path, stream, origin_s=self._origin_s)
                     from_s = max(stop_s - self._chunk * self._mean_s - back_s, Fraction(0))
                     container.seek(int((self._origin_s + from_s) / cast(Fraction, stream.time_base)), stream=stream)
-                    chunk = latest(self._pictures(container, stream, clock))
+                    chunk = latest(self._pictures(container, stream, self._origin_s))
                     if chunk and not any(picture.item.is_corrupt for picture in chunk):
                         return chunk
         with closing(self.forward()) as pictures:
             return latest(pictures)
 
     def _pictures(
-        self, container: InputContainer, stream: VideoStream, clock: Clock
+        self, container: InputContainer, stream: VideoStream, origin_s: Fraction | None = None
     ) -> Generator[Timed[VideoFrame], None, None]:
+        clock = clock_of(self._path, stream, origin_s=origin_s)
         frames = guarded(self._path, stream, decoded(self._path, container, stream))
         stamped = ((stamp_of(each), max(each.duration, 0) * (each.time_base or Fraction(0)), each) for each in frames)
         for picture, following in with_next(on_grid(on_clock(stamped, clock, self.period_s), stream)):

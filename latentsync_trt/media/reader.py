@@ -121,10 +121,11 @@ def delays_of(video: Path, audio: Path) -> Delays:
     if not are_one(video, audio):
         return Delays()
     picture_s = probe(video).start_s
-    with open_audio(audio) as stream:
-        sound_s, clock = first_sample_s(audio, stream), clock_of(audio, stream)
+    sound_s = first_sample_s(audio)
     if picture_s is None or sound_s is None:
         return Delays()
+    with open_audio(audio) as stream:
+        clock = clock_of(audio, stream)
     clock.advance(min(picture_s, sound_s), Fraction(0))
     delay_s = clock.advance(max(picture_s, sound_s), Fraction(0))
     return Delays(picture_s=delay_s) if picture_s > sound_s else Delays(sound_s=delay_s)

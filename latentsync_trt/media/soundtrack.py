@@ -22,8 +22,8 @@ from latentsync_trt.config import Codec
 from latentsync_trt.errors import MediaError
 from latentsync_trt.media.audio import (
     Mixer,
+    audio_frames,
     cut_off_notices,
-    decoded_audio,
     first_sample_s,
     format_of,
     open_audio,
@@ -48,17 +48,13 @@ COPIED_CODECS: dict[str, tuple[str, ...]] = {
 """Codecs that common players support in each container. FFmpeg would write more, such as
 Opus and FLAC into .mp4, which QuickTime and many televisions play without sound."""
 
+# Codecs for further editing, whose sound must not lose anything, either, and their encoders for sound; others would
+# only play in few programs.
 LOSSLESS_WITH: tuple[Codec, ...] = ("prores", "ffv1")
-"""Codecs for further editing, whose sound must not lose anything, either."""
-
-# Their encoders for sound; others would only play in few programs.
 _LOSSLESS_CODECS = {".mkv": "flac", ".mov": "pcm_s24le"}
 
 _AAC_RATES_HZ = (96000, 88200, 64000, 48000, 44100, 32000, 24000, 22050, 16000, 12000, 11025, 8000)
-_FALLBACK_RATE_HZ = 48000
-
-AAC_BITS_PER_S = 192_000
-"""Bit rate per pair of channels."""
+_AAC_BITS_PER_S = 192_000  # per pair of channels
 
 # What decoders need before the first sample that is heard: 80 ms for Opus, 93 ms for HE-AAC.
 _PRE_ROLL_S = Fraction(1, 10)
@@ -166,7 +162,7 @@ def open_soundtrack(sound: ChosenSound, output: OutputContainer, end_s: Fraction
     if sound.codec == "flac":
         added.codec_context.format = "s32"  # 24 bits; else 16
     if sound.codec == "aac":
-        added.bit_rate = AAC_BITS_PER_S * -(-AudioLayout(sound.layout).nb_channels // 2)
+        added.bit_rate = _AAC_BITS_PER_S * -(-AudioLayout(sound.layout).nb_channels // 2)
     with closing(_mixed_pieces(sound.pieces, sound.rate_hz, sound.layout)) as blocks:
         yield _encoded((block * np.float32(sound.gain) for block in blocks), added, end_s)
 
@@ -182,7 +178,7 @@ def _format(pieces: Iterable[SoundPiece], codec: str) -> tuple[tuple[int, str], 
             is_lossless &= source.codec.lossless and not source.codec.lossy
     rate_hz, layout = max(rates_hz), layouts[max(layouts)]
     if codec == "aac":
-        rate_hz, layout = rate_hz if rate_hz in _AAC_RATES_HZ else _FALLBACK_RATE_HZ, standard(layout)
+        rate_hz, layout = rate_hz if rate_hz in _AAC_RATES_HZ else 48000, standard(layout)
     return (rate_hz, layout), is_lossless
 
 
@@ -199,20 +195,19 @@ def _refusal(sound: ChosenSound, suffix: str) -> str | None:
 
 def _why_not_copied(source: Path, suffix: str) -> str | None:
     with open_audio(source) as stream:
-        # The decoder's name can differ from the codec's, as in mp3float.
-        codec = codec_name(stream)
-        if codec not in COPIED_CODECS[suffix]:
-            others = " or ".join(other for other, codecs in COPIED_CODECS.items() if codec in codecs)
-            cure = f"; an output in {others} keeps it" if others else ""
-            return f"{suffix} does not support its codec ({codec}){cure}"
-        for before, timed in pairwise(decoded_audio(source, stream)):
-            if format_of(before.item) != format_of(timed.item):
-                return f"it changes its format after {float(timed.time_s):.2f} s"
-            if timed.time_s < before.end_s:
-                return f"it overlaps itself after {float(timed.time_s):.2f} s"
-            # .mkv gives each packet a time; others a duration, which players take as it decodes.
-            if timed.time_s > before.end_s and suffix != ".mkv":
-                return f"it has a gap after {float(before.end_s):.2f} s, which {suffix} cannot hold"
+        codec = codec_name(stream)  # the decoder's name can differ, as in mp3float
+    if codec not in COPIED_CODECS[suffix]:
+        others = " or ".join(other for other, codecs in COPIED_CODECS.items() if codec in codecs)
+        cure = f"; an output in {others} keeps it" if others else ""
+        return f"{suffix} does not support its codec ({codec}){cure}"
+    for before, timed in pairwise(audio_frames(source)):
+        if format_of(before.item) != format_of(timed.item):
+            return f"it changes its format after {float(timed.time_s):.2f} s"
+        if timed.time_s < before.end_s:
+            return f"it overlaps itself after {float(timed.time_s):.2f} s"
+        # .mkv gives each packet a time; others a duration, which players take as it decodes.
+        if timed.time_s > before.end_s and suffix != ".mkv":
+            return f"it has a gap after {float(before.end_s):.2f} s, which {suffix} cannot hold"
     return None
 
 
@@ -223,8 +218,7 @@ def copied_sound(
     sample of the file's first audio stream; `origin_s`: the stamp at time 0, if known."""
     if origin_s is None:
         # Before the first sample come an encoder's delay, and silence that is no recording.
-        with open_audio(path) as opened_again:
-            first_s = first_sample_s(path, opened_again)
+        first_s = first_sample_s(path)
         origin_s = None if first_s is None else first_s - delay_s
     clock = clock_of(path, stream, next_s=delay_s, origin_s=origin_s)
     rate_hz = stream.codec_context.sample_rate
@@ -265,15 +259,11 @@ def _encoded(blocks: Iterator[Float32Array], stream: AudioStream, end_s: Fractio
         yield Fraction(max(position - 1, 0), rate_hz), packet  # before `end_s`
 
 
-def _mixed_pieces(pieces: Iterable[SoundPiece], rate_hz: int, layout: str) -> Generator[Float32Array, None, None]:
+def _mixed_pieces(pieces: Sequence[SoundPiece], rate_hz: int, layout: str) -> Generator[Float32Array, None, None]:
     channels = AudioLayout(layout).nb_channels
-    tracks = [placed(_recording(piece.path, rate_hz, layout), piece, channels, rate_hz) for piece in pieces]
+    recordings = (sound_blocks(piece.path, audio_frames(piece.path), Mixer(layout, rate_hz)) for piece in pieces)
+    tracks = [placed(recording, piece, channels, rate_hz) for recording, piece in zip(recordings, pieces, strict=True)]
     return mixed(tracks, channels, rate_hz)
-
-
-def _recording(path: Path, rate_hz: int, layout: str) -> Generator[Float32Array, None, None]:
-    with open_audio(path) as stream:
-        yield from sound_blocks(path, decoded_audio(path, stream), Mixer(layout, rate_hz))
 
 
 def placed(

@@ -27,9 +27,7 @@ T = TypeVar("T")
 # PyAV's types have the flags themselves as values.
 _RESETS, _NO_STAMPS = cast(int, Flags.ts_discont.value), cast(int, Flags.no_timestamps.value)
 
-BACK_S = Fraction(1)
-"""Less is disorder or overlapping sound."""
-
+BACK_S = Fraction(1)  # less is disorder or overlapping sound
 # FFmpeg's own limit for containers with resets. No held picture is taken for a jump below this.
 FORWARD_S = Fraction(10)
 LONGEST_S = Fraction(3600)
