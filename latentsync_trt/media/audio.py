@@ -35,12 +35,9 @@ _LARGER = {"2.1": "5.1", "3.0(back)": "4.0", "3.1": "5.1", "quad": "5.0", "quad(
 _LARGER |= {"6.0": "7.1", "6.1": "7.1", "7.0": "7.1"}
 """Standard layouts with a place for each channel of others, whose places are not in that of as many channels."""
 
-# Without it swresample does not normalize a mix into float: stereo would be 3 dB too loud.
-_MIX_OPTIONS = {"rematrix_maxval": "1.0"}
-
+# Of the power that channels with nothing in common have together; and how much of a power counts after a second, as
+# chords and echoes may cancel each other out for moments.
 _CANCELED, _KEPT = 10 ** (-12 / 10), 0.01
-"""Of the power that channels with nothing in common have together; and how much of a power counts after a second, as
-chords and echoes may cancel each other out for moments."""
 
 
 def usual(layout: AudioLayout) -> str:
@@ -63,7 +60,8 @@ def mixing(source: str, target: str) -> Float32Array:
     if (given, wanted) == (1, 2):  # swresample would make it 3 dB softer than players that play mono on two speakers
         return np.ones((1, 2), np.float32)
     try:
-        resampler = AudioResampler("flt", target, 48_000, options=_MIX_OPTIONS)
+        # Without the option swresample does not normalize a mix into float: stereo would be 3 dB too loud.
+        resampler = AudioResampler("flt", target, 48_000, options={"rematrix_maxval": "1.0"})
         impulses = AudioFrame.from_ndarray(np.eye(given, dtype=np.float32).reshape(1, -1), "flt", source)
         impulses.sample_rate = 48_000
         mixed = [part.to_ndarray().astype(np.float32) for part in resampler.resample(impulses)]

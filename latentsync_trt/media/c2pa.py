@@ -18,7 +18,6 @@ from latentsync_trt.media.muxing import SOURCE_TYPE
 from latentsync_trt.version import __version__
 
 FORMATS = {".mp4": "video/mp4", ".mov": "video/quicktime"}
-
 _OTHER_FORMAT = "application/octet-stream"
 
 _PRIVATE_KEY = re.compile(rb"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?-----END [A-Z ]*PRIVATE KEY-----\s*", re.DOTALL)

@@ -25,15 +25,13 @@ from latentsync_trt.errors import InputError
 from latentsync_trt.types import ColorTags, Float32Array, Float64Array, Patch, SampleArray, UInt8Array, YuvPlanes
 
 _WHITE = 65535  # of a patch
-
 RGB_IDENTITY = 0
 BT709 = 1
 UNSPECIFIED = 2
 BT2020_NCL = 9
 _FCC, _BT470BG, _SMPTE170M, _SMPTE240M = 4, 5, 6, 7
 
-# Without a matrix tag, BT.709 from this length of the shorter side on, which rotation keeps.
-HD_SIDE_PX = 720
+_HD_SIDE_PX = 720  # without a matrix tag, BT.709 from this length of the shorter side on, which rotation keeps
 
 _LUMA_WEIGHTS: dict[int, tuple[float, float]] = {
     RGB_IDENTITY: (0.0, 0.0),  # not used
@@ -47,9 +45,7 @@ _LUMA_WEIGHTS: dict[int, tuple[float, float]] = {
 # swscale numbers matrices as H.273 does, with one number per pair of equal coefficients.
 _SWSCALE_MATRIX = {_SMPTE170M: _BT470BG}
 
-PQ, HLG = 16, 18  # transfer characteristics in ITU-T H.273
-
-HDR_TRANSFERS = PQ, HLG
+HDR_TRANSFERS = PQ, HLG = 16, 18
 
 _PEAK, _REFERENCE = 1000.0, 203.0  # cd/m²: the nominal display of HLG, and HDR reference white
 _GAMMA, _KNEE = 2.4, 0.75
@@ -83,7 +79,7 @@ def coding_of(color: ColorTags, width_px: int, height_px: int, bits: int = 8) ->
     if matrix == UNSPECIFIED and color.transfer in HDR_TRANSFERS:
         matrix = BT2020_NCL
     elif matrix == UNSPECIFIED:
-        matrix = BT709 if min(width_px, height_px) >= HD_SIDE_PX else _SMPTE170M
+        matrix = BT709 if min(width_px, height_px) >= _HD_SIDE_PX else _SMPTE170M
     if matrix not in _LUMA_WEIGHTS:
         cure = "convert the video to BT.709, or HDR to BT.2020"
         raise InputError(f"color matrix {matrix} of ITU-T H.273 is not supported; {cure}")

@@ -34,25 +34,23 @@ from av.subtitles.stream import SubtitleStream
 from latentsync_trt.errors import MediaError
 from latentsync_trt.media.codecs import VideoEncoder
 from latentsync_trt.media.decoding import is_tile
-from latentsync_trt.media.files import codec_name, guarded, open_input, reading
+from latentsync_trt.media.files import TimedPackets, codec_name, guarded, open_input, reading
 from latentsync_trt.media.parts import Finished, abandon, joined
 from latentsync_trt.media.playback import video_stream
 from latentsync_trt.media.reader import are_one
-from latentsync_trt.media.soundtrack import COPIED_CODECS, ChosenSound, TimedPackets, copied_sound, open_soundtrack
+from latentsync_trt.media.soundtrack import COPIED_CODECS, ChosenSound, copied_sound, open_soundtrack
 from latentsync_trt.media.timing import nearest
 from latentsync_trt.types import VideoInfo
 from latentsync_trt.version import __version__
 
 # QuickTime's own. FFmpeg multiplies a smaller number of ticks per second, which keeps stamps exact.
 _LEAST_TIMESCALE = 600
-_MOST_PER_S = 100_000
 # For which FFmpeg holds packets until each stream has one; by default 10 s: gigabytes of 4K.
 _MOST_HELD_US = "1000000"  # microseconds
 
 TOOL = f"latentsync-trt {__version__}"
+# IPTC's code for a recording of which generative AI changed a part.
 SOURCE_TYPE = "http://cv.iptc.org/newscodes/digitalsourcetype/compositeWithTrainedAlgorithmicMedia"
-"""IPTC's code for a recording of which generative AI changed a part."""
-
 _XMP_BOX = UUID("be7acfcb-97a9-42e8-9c71-999491e3afac")
 _COMMENT = f"lips changed by AI ({TOOL})"
 _OUR_COMMENTS = re.compile(r"(; )?lips changed by AI \(latentsync-trt [^)]*\)")
@@ -156,7 +154,7 @@ def _add_video(
             context.codec_tag = template.codec_context.codec_tag  # says its profile
     stream.time_base = finished.time_base
     context.sample_aspect_ratio = contents.info.sample_aspect_ratio
-    nominal, mean = contents.info.frames_per_s, (finished.frames / finished.end_s).limit_denominator(_MOST_PER_S)
+    nominal, mean = contents.info.frames_per_s, (finished.frames / finished.end_s).limit_denominator(100_000)
     # The last picture may end early or late.
     context.framerate = nominal if nominal and abs(nominal * finished.end_s - finished.frames) < 1 else mean
     return stream
@@ -228,8 +226,7 @@ def _copy_tags(
         start, end = (nearest(min(max(edge_s, Fraction(0)), end_s), _PER_S) for edge_s in edges_s)
         if start < end:
             chapters.append({**chapter, "start": start, "end": end, "time_base": Fraction(1, _PER_S)})
-    if chapters:
-        output.set_chapters(cast(Any, chapters))
+    output.set_chapters(cast(Any, chapters))
     _copy_stream_tags(video_stream(path, container), output.streams.video[0])
     if contents.sound is not None and all(are_one(piece.path, path) for piece in contents.sound.pieces):
         _copy_stream_tags(container.streams.audio[0], output.streams.audio[0])

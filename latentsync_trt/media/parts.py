@@ -7,36 +7,32 @@
 stamps to milliseconds: those in the file are not used.
 """
 
-# PyAV's Packet is generic for type checkers only.
-from __future__ import annotations
-
 import contextlib
 import os
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from fractions import Fraction
 from itertools import chain, takewhile
 from math import floor
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import av
 import msgspec
-from av import FFmpegError, Packet, VideoFrame, VideoStream
+from av import FFmpegError, VideoFrame, VideoStream
 from av.container import OutputContainer
 
 from latentsync_trt.errors import InputError, OutputError
 from latentsync_trt.files import KEPT_NAME, work_folder_of
 from latentsync_trt.media.codecs import VideoEncoder, add_video
-from latentsync_trt.media.files import open_input
+from latentsync_trt.media.files import TimedPackets, open_input
 from latentsync_trt.types import VideoInfo
 from latentsync_trt.validation import from_json
 
+# Length of a part. What carries over between frames begins anew, so that a run can go on there.
 PART_S = Fraction(30)
-"""Length of a part. What carries over between frames begins anew, so that a run can go on there."""
-
 _SUFFIX = ".mkv"
 
 
@@ -191,7 +187,7 @@ def abandon(container: OutputContainer, path: Path) -> None:
             end()
 
 
-def joined(folder: Path, finished: Finished, stream: VideoStream) -> Iterator[tuple[Fraction, Packet[Any]]]:
+def joined(folder: Path, finished: Finished, stream: VideoStream) -> TimedPackets:
     """The packets of all parts as those of `stream`, with stamps and durations, and when each is decoded. Decoding
     stamps are the sorted presentation stamps, later by as many packets as any part delays a picture. They ascend across
     parts, which those of the encoders do not where the rate varies. The first ones are such that all packets together

@@ -19,14 +19,11 @@ from latentsync_trt.media.conversion import COLOR_RANGES, converted, frame_of
 from latentsync_trt.types import ColorTags, Frame, Patch, SampleArray, UInt8Array, VideoInfo, YuvPlanes
 
 _SMALL_PX = 480
-
+# Of all frames of a clip that are in memory, three samples for each pixel: the bound of what waits between stages.
 _IN_FLIGHT_BYTES = 2_000_000_000
-"""Of all frames of a clip that are in memory, three samples for each pixel: the bound of what waits between stages."""
 
 TILE_PX = 64  # side of a tile; even, as a chroma sample covers two pixels
-
 _WHITE, _DEEP_WHITE = 255, 65535
-
 # Rows of tiles converted at once: a whole 8K picture would need three times its memory.
 _MOST_ROWS = 1024 // TILE_PX
 

@@ -1,8 +1,8 @@
 """Plays a video forwards and backwards: when it begins, at which rate, what follows its end.
 
-A picture is on screen until the next one's time. At a constant rate, output picture k is the one
-on screen in the middle of its interval, at (k + ½) / fps, as FFmpeg's `fps` filter has it, and
-the output lasts as long as the source, rounded to whole pictures. All times are exact seconds.
+A picture is on screen until the next one's time. At a constant rate, output picture k is the one on screen in the middle
+of its interval, at (k + ½) / fps, as FFmpeg's `fps` filter has it, and the output lasts as long as the source, rounded
+to whole pictures. All times are exact seconds.
 """
 
 from collections import deque
@@ -28,19 +28,16 @@ from latentsync_trt.types import VideoInfo
 
 T = TypeVar("T")
 
+# If less is missing at the end of a video, its last picture is held: the sound is padded.
 HELD_S = Fraction(1, 2)
-"""If less is missing at the end of a video, its last picture is held: the sound is padded."""
-
+# A picture that lasts longer, as in a slide show, is repeated: lips must move.
 LONGEST_PERIOD_S = Fraction(1, 10)
-"""A picture that lasts longer, as in a slide show, is repeated: lips must move."""
-
 _SLOW_FPS = 16  # below this, lips are seen to move in steps
 _EXTENDED = {"pingpong": "goes back and forth", "loop": "starts again"}
 
 # Held to play them backwards. FFmpeg frees them together: two chunks are in memory at times.
 _CHUNK_BYTES = 128 * 2**20
 _LEAST_CHUNK = 4
-
 # So much earlier than the first wanted picture is sought: a keyframe may be found by decoding time, or be none.
 _SEEK_BACK_S = (0, 2, 20)
 
@@ -151,8 +148,6 @@ def video_stream(path: Path, container: InputContainer) -> VideoStream:
     context = stream.codec_context
     if not codec_name(stream):
         raise MediaError(f"{path}: its video stream is in a codec that FFmpeg does not know; convert it to MP4")
-    if container.format.name == "webp_pipe" and not context.width:
-        raise MediaError(f"{path}: is an animated WebP, which FFmpeg cannot read; convert it to GIF or MP4")
     check_size(path, context.width, context.height)
     context.options = {"max_pixels": f"{MOST_PIXELS}"}  # the size may change
     return stream

@@ -23,12 +23,10 @@ from latentsync_trt.media.timing import clock_of, frames_per_s, period_s, stamp_
 from latentsync_trt.types import Frame, VideoInfo, YuvPlanes
 
 _AS_IT_IS = Playback()
-
 _TAGGED_TIME = re.compile(r"(\d+):(\d+):(\d+(?:\.\d+)?)")
 
 # Least 8-bit alpha that counts as opaque: a mix with black changes such a pixel by less than 3 %.
 _OPAQUE = 250
-
 _TRANSPARENT = "is transparent, which the output cannot hold; put it on a background first"
 
 

@@ -1,8 +1,5 @@
 """The sound of an output: copied where players and container permit it, else mixed and encoded."""
 
-# PyAV's Packet is generic for type checkers only.
-from __future__ import annotations
-
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
@@ -11,11 +8,11 @@ from io import BytesIO
 from itertools import pairwise, zip_longest
 from math import log10
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import Self, cast
 
 import av
 import numpy as np
-from av import AudioCodecContext, AudioFrame, AudioLayout, AudioStream, FFmpegError, Packet
+from av import AudioCodecContext, AudioFrame, AudioLayout, AudioStream, FFmpegError
 from av.container import InputContainer, OutputContainer
 
 from latentsync_trt.config import Codec
@@ -33,7 +30,7 @@ from latentsync_trt.media.audio import (
     standard,
     usual,
 )
-from latentsync_trt.media.files import codec_name, guarded, reason_of
+from latentsync_trt.media.files import TimedPackets, codec_name, guarded, reason_of
 from latentsync_trt.media.timing import clock_of, nearest
 from latentsync_trt.types import Float32Array
 
@@ -58,15 +55,10 @@ _AAC_BITS_PER_S = 192_000  # per pair of channels
 
 # What decoders need before the first sample that is heard: 80 ms for Opus, 93 ms for HE-AAC.
 _PRE_ROLL_S = Fraction(1, 10)
-
+# Length of the ramp around a cut, half of it on each side: a step of the wave would be heard as a click, a longer ramp
+# as two sounds at once. Ramps of adjacent pieces sum to 1, so that a cut through one sound changes nothing.
 FADE_S = Fraction(8, 1000)
-"""Length of the ramp around a cut, half of it on each side: a step of the wave would be heard as a click, a longer ramp
-as two sounds at once. Ramps of adjacent pieces sum to 1, so that a cut through one sound changes nothing."""
-
 _BLOCK_S = Fraction(1, 4)
-
-TimedPackets = Iterator[tuple[Fraction, "Packet[Any]"]]
-"""Packets of one stream of an output, each with its time there, in this order."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,10 +32,9 @@ BACK_S = Fraction(1)  # less is disorder or overlapping sound
 FORWARD_S = Fraction(10)
 LONGEST_S = Fraction(3600)
 
+# Stamps of sound less than this off the count of samples are not followed: each correction would be heard as a click,
+# and 40 ms are not seen as late or early (ITU-R BT.1359).
 JITTER_S = Fraction(1, 25)
-"""Stamps of sound less than this off the count of samples are not followed: each correction
-would be heard as a click, and 40 ms are not seen as late or early (ITU-R BT.1359)."""
-
 _RATES_AGREE = Fraction(1, 100_000)
 _SHORTEST_S = Fraction(1, 25)  # of a picture whose duration is not stated or not plausible
 

@@ -21,10 +21,10 @@ from latentsync_trt.media.files import codec_name, open_input, writing
 from latentsync_trt.media.muxing import Contents, assemble, losses
 from latentsync_trt.media.parts import Finished, PartWriter, Work, part_of
 from latentsync_trt.media.pictures import PictureMaker, picture_info
-from latentsync_trt.media.reader import delays_of, probe, read_frames
+from latentsync_trt.media.reader import are_one, delays_of, probe, read_frames
 from latentsync_trt.media.soundtrack import LOSSLESS_WITH, SoundPiece, choose_sound
 from latentsync_trt.media.timing import nearest
-from latentsync_trt.paths import check_file_to_write, check_free, exists
+from latentsync_trt.paths import check_file_to_write, check_free
 from latentsync_trt.types import Frame, Patch, UInt8Array, VideoInfo
 
 SUFFIXES = (".mp4", ".mov", ".mkv")
@@ -57,9 +57,8 @@ def check_output_path(output: Path, *inputs: Path, overwrite: bool) -> None:
     if protected:
         cure = "choose another name, or change its permissions"
         raise OutputError(f"{output}: is write-protected, a device or a pipe; {cure}", usage=True)
-    for source in inputs:
-        if exists(output) and exists(source) and output.samefile(source):
-            raise InputError(f"{output}: is also an input; choose another name for the output")
+    if any(are_one(output, source) for source in inputs):
+        raise InputError(f"{output}: is also an input; choose another name for the output")
     check_free(output, overwrite=overwrite)
 
 
