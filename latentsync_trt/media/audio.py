@@ -276,7 +276,6 @@ class SampleQueue:
 
     @property
     def size(self) -> int:
-        """How many wait."""
         return len(self._bytes) // 4
 
     def add(self, samples: Float32Array) -> None:

@@ -45,7 +45,7 @@ _LUMA_WEIGHTS: dict[int, tuple[float, float]] = {
 # swscale numbers matrices as H.273 does, with one number per pair of equal coefficients.
 _SWSCALE_MATRIX = {_SMPTE170M: _BT470BG}
 
-HDR_TRANSFERS = PQ, HLG = 16, 18
+HDR_TRANSFERS = PQ, HLG = 16, 18  # in ITU-T H.273
 
 _PEAK, _REFERENCE = 1000.0, 203.0  # cd/m²: the nominal display of HLG, and HDR reference white
 _GAMMA, _KNEE = 2.4, 0.75

@@ -136,7 +136,6 @@ def _planes_tags(frame: VideoFrame) -> ColorTags:
 
 
 def format_of(planes: YuvPlanes) -> str:
-    """FFmpeg's name of the format of `planes`."""
     depth = "" if planes.bits == 8 else f"{planes.bits}le"
     if planes.color.matrix == RGB_IDENTITY:
         return f"gbrp{depth}"

@@ -37,7 +37,6 @@ _SUFFIX = ".mkv"
 
 
 def part_of(time_s: Fraction) -> int:
-    """Number of the part of the output that a frame at this time belongs to."""
     return floor(time_s / PART_S)
 
 
@@ -50,12 +49,6 @@ class Part:
     size_bytes: int
     stamps: tuple[int, ...]
     end: int
-
-    @property
-    def delay(self) -> int:
-        """How many packets at most come between the time to show a picture and its packet."""
-        place = {stamp: index for index, stamp in enumerate(sorted(self.stamps))}
-        return max(index - place[stamp] for index, stamp in enumerate(self.stamps))
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +67,6 @@ class Finished:
     @property
     def frames(self) -> int:
         return sum(len(part.stamps) for part in self.parts)
-
-    @property
-    def last(self) -> int:
-        """Stamp of the last picture; −1 without parts."""
-        return max(self.parts[-1].stamps) if self.parts else -1
 
     @property
     def end_s(self) -> Fraction:
@@ -193,7 +181,10 @@ def joined(folder: Path, finished: Finished, stream: VideoStream) -> TimedPacket
     parts, which those of the encoders do not where the rate varies. The first ones are such that all packets together
     last as long as the pictures, since MP4 has a duration for each packet only."""
     parts, time_base = finished.parts, finished.time_base
-    delay = max(part.delay for part in parts)
+    delay = 0  # how many packets at most come between the time to show a picture and its packet
+    for part in parts:
+        ranks = {stamp: rank for rank, stamp in enumerate(sorted(part.stamps))}
+        delay = max(delay, *(place - ranks[stamp] for place, stamp in enumerate(part.stamps)))
     latest = sorted(stamp for part in parts[-1 - delay :] for stamp in part.stamps)[-1 - delay :]
     lead, last = latest[-1] - latest[0], parts[-1].end - latest[-1]
     first = min(parts[0].stamps)

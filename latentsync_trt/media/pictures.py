@@ -88,7 +88,6 @@ class LazyRgb:
 
 
 def most_in_flight(info: VideoInfo) -> int:
-    """How many frames of a clip may be in memory at a time."""
     sample_bytes = 1 if VideoFormat(info.pixel_format).components[0].bits == 8 else 2
     return _IN_FLIGHT_BYTES // (3 * sample_bytes * info.width_px * info.height_px)
 

@@ -1,8 +1,8 @@
 """Plays a video forwards and backwards: when it begins, at which rate, what follows its end.
 
-A picture is on screen until the next one's time. At a constant rate, output picture k is the one on screen in the middle
-of its interval, at (k + ½) / fps, as FFmpeg's `fps` filter has it, and the output lasts as long as the source, rounded
-to whole pictures. All times are exact seconds.
+A picture is on screen until the next one's time. At a constant rate, output picture k is the one on screen in the
+middle of its interval, at (k + ½) / fps, as FFmpeg's `fps` filter has it, and the output lasts as long as the source,
+rounded to whole pictures. All times are exact seconds.
 """
 
 from collections import deque

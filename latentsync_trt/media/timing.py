@@ -66,7 +66,6 @@ def nearest(time_s: Fraction, per_s: Fraction | int) -> int:
 
 
 def stamp_of(frame: AudioFrame | VideoFrame) -> Fraction | None:
-    """The time stamp of a decoded frame in seconds, if it has one."""
     return None if frame.pts is None or frame.time_base is None else frame.pts * frame.time_base
 
 
@@ -115,7 +114,6 @@ class Clock:
 
 
 def clock_of(path: Path, stream: Stream, **settings: Any) -> Clock:
-    """A clock for a stream of an open file, with what the file states."""
     container = cast(InputContainer, stream.container)
     may_reset = bool(container.format.flags & _RESETS)
     return Clock(path, may_reset=may_reset, stated_end_s=stated_end_s(container), **settings)

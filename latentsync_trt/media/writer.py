@@ -116,7 +116,8 @@ class VideoWriter:
             self.notices += notices
         self.frames_done, self.end_s = self._finished.frames, self._finished.end_s
         self._part: PartWriter | None = None
-        self._number, self._last = -1, self._finished.last
+        self._number = -1
+        self._last = max(self._finished.parts[-1].stamps) if self.frames_done else -1
 
     def __enter__(self) -> Self:
         with contextlib.ExitStack() as opened, writing(self.output):
@@ -129,7 +130,6 @@ class VideoWriter:
         return self
 
     def write(self, frame: Frame, patches: Iterable[Patch] = ()) -> None:
-        """Encodes the next frame with the changed pixels of `patches`."""
         if frame.index < self.frames_done:
             return
         number = part_of(frame.time_s)
