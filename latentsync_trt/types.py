@@ -86,6 +86,12 @@ class YuvPlanes:
     color: ColorTags
     bits: int = 8
 
+    @property
+    def pixels_per_sample(self) -> tuple[int, int]:
+        """How many rows and columns of pixels a chroma sample covers: each 1 or 2."""
+        rows, columns = (1 if chroma == luma else 2 for luma, chroma in zip(self.y.shape, self.u.shape, strict=True))
+        return rows, columns
+
 
 class Picture(Protocol):
     """Read-only RGB image, uint8 `(H, W, 3)`: an array, or an object that computes only the parts that are read."""

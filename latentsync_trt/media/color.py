@@ -150,12 +150,6 @@ def planes_of(rgb: UInt8Array, color: ColorTags) -> YuvPlanes:
     return apply_patch(blank, Patch(0, 0, rgb * np.uint16(257), np.ones((height, width), np.float32)))
 
 
-def pixels_per_sample(planes: YuvPlanes) -> tuple[int, int]:
-    """How many rows and columns of pixels a chroma sample covers: each 1 or 2."""
-    rows, columns = (1 if chroma == luma else 2 for luma, chroma in zip(planes.y.shape, planes.u.shape, strict=True))
-    return rows, columns
-
-
 def _mix(
     planes: Sequence[SampleArray], codes: Sequence[Float32Array], patch: Patch, size: tuple[int, int], bits: int
 ) -> None:

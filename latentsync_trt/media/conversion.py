@@ -12,7 +12,7 @@ from av.sidedata.sidedata import Type as SideDataType
 from av.video.reformatter import ColorRange, Interpolation, VideoReformatter
 
 from latentsync_trt.errors import InputError
-from latentsync_trt.media.color import RGB_IDENTITY, UNSPECIFIED, Coding, coding_of, mix, pixels_per_sample
+from latentsync_trt.media.color import RGB_IDENTITY, UNSPECIFIED, Coding, coding_of, mix
 from latentsync_trt.types import ColorTags, HdrMetadata, Patch, SampleArray, YuvPlanes
 
 # FFmpeg's number for each value of `ColorTags.full_range`.
@@ -98,26 +98,16 @@ class FrameConverter:
         return YuvPlanes(y, u, v, common, bits)
 
 
-def converted(
-    reformatter: VideoReformatter,
-    frame: VideoFrame,
-    name: str,
-    own: Coding,
-    wanted: Coding | None = None,
-    interpolation: Interpolation = _EXACT_SMOOTH,
-    size_px: tuple[int | None, int | None] = (None, None),
-) -> VideoFrame:
-    """`frame`, coded as `own` says, in the pixel format `name`, for YUV in the coding `wanted`. It is scaled to
-    `size_px` (width, height)."""
+def converted(reformatter: VideoReformatter, frame: VideoFrame, name: str, own: Coding, wanted: Coding) -> VideoFrame:
+    """`frame`, coded as `own` says, in the pixel format `name`, for YUV in the coding `wanted`."""
     return reformatter.reformat(
         frame,
-        *size_px,
         format=name,
-        interpolation=interpolation,
+        interpolation=_EXACT_SMOOTH,
         src_colorspace=own.swscale_matrix or None,
-        dst_colorspace=wanted.swscale_matrix or None if wanted else None,
+        dst_colorspace=wanted.swscale_matrix or None,
         src_color_range=COLOR_RANGES[own.full_range],
-        dst_color_range=COLOR_RANGES[wanted.full_range] if wanted else None,
+        dst_color_range=COLOR_RANGES[wanted.full_range],
         threads=1,
     )
 
@@ -139,8 +129,7 @@ def format_of(planes: YuvPlanes) -> str:
     depth = "" if planes.bits == 8 else f"{planes.bits}le"
     if planes.color.matrix == RGB_IDENTITY:
         return f"gbrp{depth}"
-    rows, columns = pixels_per_sample(planes)
-    return f"yuv{ {(1, 1): 444, (1, 2): 422, (2, 1): 440, (2, 2): 420}[rows, columns] }p{depth}"
+    return f"yuv{ {(1, 1): 444, (1, 2): 422, (2, 1): 440, (2, 2): 420}[planes.pixels_per_sample] }p{depth}"
 
 
 def frame_of(planes: YuvPlanes, width_px: int, height_px: int, patches: Iterable[Patch] = ()) -> VideoFrame:

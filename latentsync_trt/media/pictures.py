@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 from av import VideoFormat, VideoFrame
-from av.video.reformatter import Interpolation, VideoReformatter
+from av.video.reformatter import VideoReformatter
 
 from latentsync_trt.errors import OutputError
 from latentsync_trt.media.codecs import VideoEncoder
-from latentsync_trt.media.color import BT709, RGB_IDENTITY, coding_of, hdr_of, levels_of, pixels_per_sample, planes_of
+from latentsync_trt.media.color import BT709, RGB_IDENTITY, apply_patch, coding_of, hdr_of, levels_of, planes_of
 from latentsync_trt.media.conversion import COLOR_RANGES, converted, frame_of
 from latentsync_trt.types import ColorTags, Frame, Patch, SampleArray, UInt8Array, VideoInfo, YuvPlanes
 
@@ -66,7 +66,7 @@ class LazyRgb:
         import cv2  # not where inputs are checked, which need other parts of this module
 
         tiles = self._rgb[top * TILE_PX : bottom * TILE_PX, left * TILE_PX : right * TILE_PX]
-        steps = (1, 1), *2 * (pixels_per_sample(self._planes),)
+        steps = (1, 1), *2 * (self._planes.pixels_per_sample,)
         codes = list[SampleArray]()
         for plane, (down, across) in zip((self._planes.y, self._planes.u, self._planes.v), steps, strict=True):
             part = plane[top * TILE_PX // down : bottom * TILE_PX // down]
@@ -143,14 +143,13 @@ class PictureMaker:
         picture.colorspace, picture.color_range = color.matrix, COLOR_RANGES[color.full_range]
         return picture
 
-    def small_rgb(self, frame: Frame, patches: Iterable[Patch] = (), most_px: int = _SMALL_PX) -> UInt8Array:
-        """The same to look at: uint8 `(h, w, 3)` RGB, h ≤ `most_px`, square pixels; HDR as SDR."""
-        picture = self.frame(frame, patches)
-        color, height = self._encoder.color, min(picture.height, most_px)
-        width = max(1, round(picture.width * self._info.sample_aspect_ratio * height / picture.height))
-        hdr, coding = hdr_of(color.transfer), coding_of(color, picture.width, picture.height)
-        name = "rgb48le" if hdr else "rgb24"
-        # Not the reformatter of `frame`, which keeps the tables of its last conversion.
-        shrunk = converted(VideoReformatter(), picture, name, coding, None, Interpolation.BILINEAR, (width, height))
-        small: Any = shrunk.to_ndarray()
-        return np.asarray(hdr.sdr[small] if hdr else small, np.uint8)
+
+def small_rgb(info: VideoInfo, frame: Frame, patches: Iterable[Patch] = (), most_px: int = _SMALL_PX) -> UInt8Array:
+    """A frame of the source `info` to look at: uint8 `(h, w, 3)` RGB, h ≤ `most_px`, square pixels; HDR as SDR."""
+    import cv2
+
+    planes = planes_of(frame.rgb, info.color) if frame.planes is None else frame.planes
+    rgb = LazyRgb(apply_patch(planes, *patches))[:, :]
+    height_px = min(len(rgb), most_px)
+    width_px = max(1, round(rgb.shape[1] * info.sample_aspect_ratio * height_px / len(rgb)))
+    return np.asarray(cv2.resize(rgb, (width_px, height_px), interpolation=cv2.INTER_AREA), np.uint8)

@@ -20,7 +20,7 @@ from latentsync_trt.media.decoding import is_photo
 from latentsync_trt.media.files import codec_name, open_input, writing
 from latentsync_trt.media.muxing import Contents, assemble, losses
 from latentsync_trt.media.parts import Finished, PartWriter, Work, part_of
-from latentsync_trt.media.pictures import PictureMaker, picture_info
+from latentsync_trt.media.pictures import PictureMaker, picture_info, small_rgb
 from latentsync_trt.media.reader import are_one, delays_of, probe, read_frames
 from latentsync_trt.media.soundtrack import LOSSLESS_WITH, SoundPiece, choose_sound
 from latentsync_trt.media.timing import nearest
@@ -101,7 +101,6 @@ class VideoWriter:
         self.output, self._work, self._sign = output, work, sign
         self._contents = Contents(encoder, info, chosen, others, origin_s, mark)
         self._maker = PictureMaker(info, encoder)
-        self.small_rgb = self._maker.small_rgb
         per_s = MODEL_FPS if info.time_base is None else info.time_base.denominator
         # Finer where pictures held at the model's rate would be rounded visibly.
         self._finished = Finished({}, per_s if per_s >= _FINE_PER_S else lcm(per_s, MODEL_FPS))
@@ -228,8 +227,8 @@ def plays(video: Path) -> bool:
 def write_preview(video: Path, target: Path) -> None:
     """Writes a small copy for browsers, with the same times; raises `LatentSyncError`."""
     info = probe(video)
-    small_rgb = partial(PictureMaker(info, choose_encoder(SyncOptions(), info)).small_rgb, most_px=_PREVIEW_PX)
-    frames = (replace(frame, picture=small_rgb(frame), planes=None) for frame in read_frames(video))
+    small_of = partial(small_rgb, info, most_px=_PREVIEW_PX)
+    frames = (replace(frame, picture=small_of(frame), planes=None) for frame in read_frames(video))
     first = next(frames)
     height_px, width_px, _ = first.picture.shape
     small = picture_info(width_px, height_px, rgb=False)
