@@ -25,12 +25,8 @@ from latentsync_trt.errors import InputError
 from latentsync_trt.types import ColorTags, Float32Array, Float64Array, Patch, SampleArray, UInt8Array, YuvPlanes
 
 _WHITE = 65535  # of a patch
-RGB_IDENTITY = 0
-BT709 = 1
-UNSPECIFIED = 2
-BT2020_NCL = 9
+RGB_IDENTITY, BT709, UNSPECIFIED, BT2020_NCL = 0, 1, 2, 9
 _FCC, _BT470BG, _SMPTE170M, _SMPTE240M = 4, 5, 6, 7
-
 _HD_SIDE_PX = 720  # without a matrix tag, BT.709 from this length of the shorter side on, which rotation keeps
 
 _LUMA_WEIGHTS: dict[int, tuple[float, float]] = {

@@ -93,7 +93,5 @@ def camera_frames(duration_s: Fraction) -> Iterator[UInt8Array]:
         matrix = np.asarray(cv2.getRotationMatrix2D(_FACE_PX, _TURN_SWAY_DEG * sin(turn_phase), zoom), np.float64)
         matrix[0, 2] += x + _PAN_SWAY_PX * sin(pan_phase)
         matrix[1, 2] += y + _PAN_SWAY_PX * sin(pan_phase / 2)
-        frame = cv2.warpAffine(
-            rgb, matrix, (SIDE_PX, SIDE_PX), flags=cv2.INTER_CUBIC, borderMode=cv2.BORDER_REFLECT_101
-        )
-        yield np.asarray(frame, np.uint8)
+        size, border = (SIDE_PX, SIDE_PX), cv2.BORDER_REFLECT_101
+        yield np.asarray(cv2.warpAffine(rgb, matrix, size, flags=cv2.INTER_CUBIC, borderMode=border), np.uint8)

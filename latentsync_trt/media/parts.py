@@ -93,10 +93,8 @@ class Finished:
             file.flush()
             os.fsync(file.fileno())
         new.replace(folder / KEPT_NAME)
-        named = {part.file for part in self.parts}
-        for path in folder.glob(f"*{_SUFFIX}"):
-            if path.name not in named:
-                path.unlink()
+        for name in {path.name for path in folder.glob(f"*{_SUFFIX}")} - {part.file for part in self.parts}:
+            (folder / name).unlink()
 
 
 @dataclass(frozen=True, slots=True)
