@@ -28,7 +28,6 @@ from latentsync_trt.paths import check_file_to_write, check_free
 from latentsync_trt.types import Frame, Patch, UInt8Array, VideoInfo
 
 SUFFIXES = (".mp4", ".mov", ".mkv")
-
 _NEAR_LOSSLESS_CRF = 10
 _FINE_PER_S = 600
 
