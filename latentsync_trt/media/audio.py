@@ -210,8 +210,7 @@ def open_audio(path: Path) -> Iterator[AudioStream]:
             raise MediaError(f"{path}: has no audio stream")
         stream = container.streams.audio[0]
         if not codec_name(stream):
-            cure = "convert the file to WAV"
-            raise MediaError(f"{path}: its audio stream is in a codec that FFmpeg does not know; {cure}")
+            raise MediaError(f"{path}: its audio is in a codec that FFmpeg does not know; convert it to WAV")
         yield stream
 
 

@@ -72,7 +72,7 @@ class VideoPasses:
 
     def __init__(self, path: Path, chunk_bytes: int = _CHUNK_BYTES) -> None:
         self._path, self._chunk_bytes = path, chunk_bytes
-        self.period_s = Fraction(0)  # from picture to picture, the mean; known as soon as a picture has been read
+        self.period_s = Fraction(0)  # a picture is held for, at a time; known as soon as one has been read
         self._last_s = self._mean_s = Fraction(0)
         self._origin_s: Fraction | None = None
         self._chunk = _LEAST_CHUNK
@@ -124,7 +124,7 @@ class VideoPasses:
         clock = clock_of(self._path, stream, origin_s=origin_s)
         frames = guarded(self._path, stream, decoded(self._path, container, stream))
         stamped = ((stamp_of(each), max(each.duration, 0) * (each.time_base or Fraction(0)), each) for each in frames)
-        for picture, following in with_next(on_grid(on_clock(stamped, clock, self.period_s), stream)):
+        for picture, following in with_next(on_grid(on_clock(stamped, clock, period_s(stream)), stream)):
             yield replace(picture, duration_s=following.time_s - picture.time_s) if following else picture
 
     @contextmanager
@@ -134,7 +134,8 @@ class VideoPasses:
             stream.thread_type = "AUTO"
             for other in set(container.streams) - {stream}:
                 other.discard = Discard.all
-            self.period_s = period_s(stream)
+            mean_s = period_s(stream)
+            self.period_s = mean_s if mean_s <= LONGEST_PERIOD_S else Fraction(1, MODEL_FPS)
             yield container, stream
 
 
@@ -180,9 +181,8 @@ def _extended(source: VideoPasses, playback: Playback) -> Iterator[Timed[Timed[V
             break
         backward = playback.extend == "pingpong" and not backward
     while True:
-        period_s = _hold_period_s(source)
-        yield Timed(at_s, period_s, last)
-        at_s += period_s
+        yield Timed(at_s, source.period_s, last)
+        at_s += source.period_s
 
 
 def _repeated(shown: Iterator[Timed[T]], source: VideoPasses) -> Iterator[Timed[T]]:
@@ -191,11 +191,10 @@ def _repeated(shown: Iterator[Timed[T]], source: VideoPasses) -> Iterator[Timed[
     for picture in shown:
         if picture.time_s < 0 and picture.end_s <= 0:
             continue
-        period_s = _hold_period_s(source)
         if at_s < picture.time_s or picture.duration_s > LONGEST_PERIOD_S:
-            while picture.end_s - at_s >= 2 * period_s:
-                yield Timed(at_s, period_s, picture.item)
-                at_s += period_s
+            while picture.end_s - at_s >= 2 * source.period_s:
+                yield Timed(at_s, source.period_s, picture.item)
+                at_s += source.period_s
         yield Timed(at_s, picture.end_s - at_s, picture.item)
         at_s = picture.end_s
 
@@ -205,21 +204,16 @@ def _cut(shown: Iterator[Timed[T]], duration_s: Fraction, source: VideoPasses) -
     not repeated for less than a period: sound that is a few samples longer than the picture must not add a frame."""
     for picture, following in with_next(shown):
         left_s = Fraction(0) if following is None else duration_s - following.time_s
-        hold_s = _hold_period_s(source)
         if picture.time_s >= duration_s:
             return
         if following is None or left_s <= 0:
-            longest_s = max(duration_s - picture.time_s, hold_s)
+            longest_s = max(duration_s - picture.time_s, source.period_s)
             yield replace(picture, duration_s=min(picture.duration_s, longest_s))
             return
-        if following.item is picture.item and left_s < hold_s:
+        if following.item is picture.item and left_s < source.period_s:
             yield replace(picture, duration_s=picture.duration_s + left_s)
             return
         yield picture
-
-
-def _hold_period_s(source: VideoPasses) -> Fraction:
-    return source.period_s if source.period_s <= LONGEST_PERIOD_S else Fraction(1, MODEL_FPS)
 
 
 def at_constant_rate(pictures: Iterable[Timed[T]], fps: Fraction | int) -> Iterator[T]:

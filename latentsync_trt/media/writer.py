@@ -54,8 +54,7 @@ def check_output_path(output: Path, *inputs: Path, overwrite: bool) -> None:
     except OSError as error:  # the system refuses the name, for example as too long
         raise OutputError(f"{output}: cannot be written: {error.strerror}", usage=True) from error
     if protected:
-        cure = "choose another name, or change its permissions"
-        raise OutputError(f"{output}: is write-protected, a device or a pipe; {cure}", usage=True)
+        raise OutputError(f"{output}: is write-protected, a device or a pipe; choose another name", usage=True)
     if any(are_one(output, source) for source in inputs):
         raise InputError(f"{output}: is also an input; choose another name for the output")
     check_free(output, overwrite=overwrite)
