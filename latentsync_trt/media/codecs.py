@@ -100,7 +100,7 @@ def choose_encoder(options: SyncOptions, info: VideoInfo) -> VideoEncoder:
     named = options.encoder_name
     deep = VideoFormat(info.pixel_format).components[0].bits > 8 or info.color.transfer in HDR_TRANSFERS
     usual: Codec = "hevc" if deep else "h264"
-    codec = options.codec or next((codec for codec, name in ON_CPU.items() if name == named), usual)
+    codec = options.codec or {name: codec for codec, name in ON_CPU.items()}.get(named or "", usual)
     if named == "auto" and (codec, "nvenc") in LIBRARIES:
         if options.encoder_preset is not None:
             raise InputError(f"--encoder {options.encoder}: presets differ from encoder to encoder; name one")
