@@ -139,14 +139,6 @@ def default_suffix(options: SyncOptions) -> str:
     return CONTAINERS[options.codec][0] if options.codec else ".mp4"
 
 
-def aspect_notice(encoder: VideoEncoder, info: VideoInfo, suffix: str) -> tuple[str, ...]:
-    """What to say where a file with this `suffix` does not store the shape of pixels: H.264 and HEVC have it in their
-    own stream; for others PyAV writes it to .mp4 and .mov only."""
-    if info.sample_aspect_ratio == 1 or suffix != ".mkv" or encoder.codec in ("h264", "hevc"):
-        return ()
-    return (f"{encoder.codec} in .mkv does not store its pixel aspect {info.sample_aspect_ratio}",)
-
-
 def add_video(container: OutputContainer, encoder: VideoEncoder, info: VideoInfo, time_base: Fraction) -> VideoStream:
     """Adds the encoder of the source `info` to a container, with stamps in `time_base`."""
     rate = info.frames_per_s or Fraction(MODEL_FPS)

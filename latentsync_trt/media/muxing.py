@@ -99,7 +99,7 @@ class Contents:
 
     encoder: VideoEncoder
     info: VideoInfo
-    sound: ChosenSound | None = None
+    sound: ChosenSound = ChosenSound(())
     source: Path | None = None
     origin_s: Fraction = Fraction(0)
     mark: bool = False
@@ -118,7 +118,7 @@ def assemble(path: Path, folder: Path, finished: Finished, contents: Contents) -
         with ExitStack() as opened:
             video, problems = _add_video(container, suffix, folder, finished, contents), list[str]()
             streams = [joined(folder, finished, video)]
-            if contents.sound is not None:
+            if contents.sound.pieces:
                 streams.append(opened.enter_context(open_soundtrack(contents.sound, container, finished.end_s)))
             if contents.source is not None:
                 others = _open_others(contents.source, contents, container, suffix, finished.end_s)
@@ -178,14 +178,20 @@ def mark(path: Path) -> None:
         file.write(struct.pack(">I4s", 8 + len(content), b"uuid") + content)
 
 
-def losses(source: Path, suffix: str) -> tuple[str, ...]:
-    """A sentence about each stream of `source` that an output with this suffix cannot hold."""
-    with open_input(source) as container:
-        return tuple(
-            f"{_name(stream)} is left out" + (f": {suffix} cannot hold it, .mkv can" if _fits(stream, ".mkv") else "")
-            for stream in _others(source, container)
-            if not _fits(stream, suffix)
-        )
+def losses(contents: Contents, suffix: str) -> Iterator[str]:
+    """What an output with this suffix does not keep of the source, and why its sound is encoded."""
+    yield from contents.encoder.notices
+    codec, aspect = contents.encoder.codec, contents.info.sample_aspect_ratio
+    # H.264 and HEVC have it in their own stream; for others PyAV writes it to .mp4 and .mov only.
+    if aspect != 1 and suffix == ".mkv" and codec not in ("h264", "hevc"):
+        yield f"{codec} in .mkv does not store its pixel aspect {aspect}"
+    yield from contents.sound.notices
+    if contents.source is not None:
+        with open_input(contents.source) as container:
+            for stream in _others(contents.source, container):
+                if not _fits(stream, suffix):
+                    cure = f": {suffix} cannot hold it, .mkv can" if _fits(stream, ".mkv") else ""
+                    yield f"{_name(stream)} is left out{cure}"
 
 
 @contextmanager
@@ -228,7 +234,7 @@ def _copy_tags(
             chapters.append({**chapter, "start": start, "end": end, "time_base": Fraction(1, _PER_S)})
     output.set_chapters(cast(Any, chapters))
     _copy_stream_tags(video_stream(path, container), output.streams.video[0])
-    if contents.sound is not None and all(are_one(piece.path, path) for piece in contents.sound.pieces):
+    if contents.sound.pieces and all(are_one(piece.path, path) for piece in contents.sound.pieces):
         _copy_stream_tags(container.streams.audio[0], output.streams.audio[0])
 
 

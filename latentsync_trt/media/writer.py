@@ -15,14 +15,14 @@ from typing import Self
 from latentsync_trt.config import MODEL_FPS, SyncOptions
 from latentsync_trt.errors import InputError, NoFaceError, OutputError
 from latentsync_trt.files import KEPT_NAME, put_in_place, temporary_folder, work_folder
-from latentsync_trt.media.codecs import VideoEncoder, aspect_notice, choose_encoder
+from latentsync_trt.media.codecs import VideoEncoder, choose_encoder
 from latentsync_trt.media.decoding import is_photo
 from latentsync_trt.media.files import codec_name, open_input, writing
 from latentsync_trt.media.muxing import Contents, assemble, losses
 from latentsync_trt.media.parts import Finished, PartWriter, Work, part_of
 from latentsync_trt.media.pictures import PictureMaker, picture_info, small_rgb
 from latentsync_trt.media.reader import are_one, delays_of, probe, read_frames
-from latentsync_trt.media.soundtrack import LOSSLESS_WITH, SoundPiece, choose_sound
+from latentsync_trt.media.soundtrack import LOSSLESS_WITH, ChosenSound, SoundPiece, choose_sound
 from latentsync_trt.media.timing import nearest
 from latentsync_trt.paths import check_file_to_write, check_free
 from latentsync_trt.types import Frame, Patch, UInt8Array, VideoInfo
@@ -94,7 +94,8 @@ class VideoWriter:
         sign: Callable[[Path], tuple[str, ...]] | None = None,
     ) -> None:
         suffix = output.suffix.lower()
-        chosen = choose_sound(sound, suffix, lossless=encoder.codec in LOSSLESS_WITH) if sound else None
+        lossless = encoder.codec in LOSSLESS_WITH
+        chosen = choose_sound(sound, suffix, lossless=lossless) if sound else ChosenSound(())
         origin_s = (info.start_s or Fraction(0)) - others_delay_s
         self.output, self._work, self._sign = output, work, sign
         self._contents = Contents(encoder, info, chosen, others, origin_s, mark)
@@ -102,12 +103,7 @@ class VideoWriter:
         per_s = MODEL_FPS if info.time_base is None else info.time_base.denominator
         # Finer where pictures held at the model's rate would be rounded visibly.
         self._finished = Finished({}, per_s if per_s >= _FINE_PER_S else lcm(per_s, MODEL_FPS))
-        self.notices = (
-            *encoder.notices,
-            *aspect_notice(encoder, info, suffix),
-            *(chosen.notices if chosen else ()),
-            *(losses(others, suffix) if others else ()),
-        )
+        self.notices = tuple(losses(self._contents, suffix))
         if work is not None:
             self._finished, notices = work.begin(output, self._finished.per_s)
             self.notices += notices
