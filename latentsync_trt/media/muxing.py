@@ -97,6 +97,7 @@ class Contents:
     file to take tags and other streams from, whose stamp `origin_s` is time 0 of the output. `mark`: say that AI
     changed the picture."""
 
+    suffix: str
     encoder: VideoEncoder
     info: VideoInfo
     sound: ChosenSound = ChosenSound(())
@@ -108,7 +109,7 @@ class Contents:
 def assemble(path: Path, folder: Path, finished: Finished, contents: Contents) -> tuple[str, ...]:
     """Writes the parts in `folder` to `path`; returns what could not be kept of the source. Raises `MediaError`, and
     `FFmpegError` and `OSError` if `path` cannot be written."""
-    suffix, options = path.suffix.lower(), {"max_interleave_delta": _MOST_HELD_US}
+    suffix, options = contents.suffix, {"max_interleave_delta": _MOST_HELD_US}
     if suffix != ".mkv":
         options["movflags"] = "+faststart"
         if finished.per_s >= _LEAST_TIMESCALE:
@@ -116,12 +117,12 @@ def assemble(path: Path, folder: Path, finished: Finished, contents: Contents) -
     container = av.open(f"file:{path}", "w", options=options)
     try:
         with ExitStack() as opened:
-            video, problems = _add_video(container, suffix, folder, finished, contents), list[str]()
+            video, problems = _add_video(container, folder, finished, contents), list[str]()
             streams = [joined(folder, finished, video)]
             if contents.sound.pieces:
                 streams.append(opened.enter_context(open_soundtrack(contents.sound, container, finished.end_s)))
             if contents.source is not None:
-                others = _open_others(contents.source, contents, container, suffix, finished.end_s)
+                others = _open_others(contents.source, contents, container, finished.end_s)
                 # No whole film is lost for one of them.
                 streams += [_optional(timed, problems) for timed in opened.enter_context(others)]
             if contents.mark:
@@ -141,16 +142,14 @@ def assemble(path: Path, folder: Path, finished: Finished, contents: Contents) -
         raise
 
 
-def _add_video(
-    container: OutputContainer, suffix: str, folder: Path, finished: Finished, contents: Contents
-) -> VideoStream:
+def _add_video(container: OutputContainer, folder: Path, finished: Finished, contents: Contents) -> VideoStream:
     with open_input(folder / finished.parts[0].file) as part:
         template = part.streams.video[0]
         stream = container.add_stream_from_template(template, opaque=True)
         context = stream.codec_context
-        if suffix != ".mkv" and contents.encoder.codec == "hevc":
+        if contents.suffix != ".mkv" and contents.encoder.codec == "hevc":
             context.codec_tag = "hvc1"  # FFmpeg's choice does not play on Apple's systems
-        if suffix != ".mkv" and contents.encoder.codec == "prores":
+        if contents.suffix != ".mkv" and contents.encoder.codec == "prores":
             context.codec_tag = template.codec_context.codec_tag  # says its profile
     stream.time_base = finished.time_base
     context.sample_aspect_ratio = contents.info.sample_aspect_ratio
@@ -178,10 +177,10 @@ def mark(path: Path) -> None:
         file.write(struct.pack(">I4s", 8 + len(content), b"uuid") + content)
 
 
-def losses(contents: Contents, suffix: str) -> Iterator[str]:
-    """What an output with this suffix does not keep of the source, and why its sound is encoded."""
+def losses(contents: Contents) -> Iterator[str]:
+    """What an output does not keep of the source, and why its sound is encoded."""
     yield from contents.encoder.notices
-    codec, aspect = contents.encoder.codec, contents.info.sample_aspect_ratio
+    suffix, codec, aspect = contents.suffix, contents.encoder.codec, contents.info.sample_aspect_ratio
     # H.264 and HEVC have it in their own stream; for others PyAV writes it to .mp4 and .mov only.
     if aspect != 1 and suffix == ".mkv" and codec not in ("h264", "hevc"):
         yield f"{codec} in .mkv does not store its pixel aspect {aspect}"
@@ -196,12 +195,12 @@ def losses(contents: Contents, suffix: str) -> Iterator[str]:
 
 @contextmanager
 def _open_others(
-    path: Path, contents: Contents, output: OutputContainer, suffix: str, end_s: Fraction
+    path: Path, contents: Contents, output: OutputContainer, end_s: Fraction
 ) -> Iterator[list[TimedPackets]]:
     """Adds tags, chapters, and the streams that fit of the source `path` to an open output of length `end_s`."""
     with ExitStack() as opened, open_input(path) as container:
         _copy_tags(path, container, contents, output, end_s)
-        added: list[TimedPackets] = []
+        suffix, added = contents.suffix, list[TimedPackets]()
         for listed in _others(path, container):
             if not _fits(listed, suffix):
                 continue

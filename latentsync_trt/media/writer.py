@@ -98,12 +98,12 @@ class VideoWriter:
         chosen = choose_sound(sound, suffix, lossless=lossless) if sound else ChosenSound(())
         origin_s = (info.start_s or Fraction(0)) - others_delay_s
         self.output, self._work, self._sign = output, work, sign
-        self._contents = Contents(encoder, info, chosen, others, origin_s, mark)
+        self._contents = Contents(suffix, encoder, info, chosen, others, origin_s, mark)
         self._maker = PictureMaker(info, encoder)
         per_s = MODEL_FPS if info.time_base is None else info.time_base.denominator
         # Finer where pictures held at the model's rate would be rounded visibly.
         self._finished = Finished({}, per_s if per_s >= _FINE_PER_S else lcm(per_s, MODEL_FPS))
-        self.notices = tuple(losses(self._contents, suffix))
+        self.notices = tuple(losses(self._contents))
         if work is not None:
             self._finished, notices = work.begin(output, self._finished.per_s)
             self.notices += notices
@@ -207,14 +207,14 @@ def write_pictures(
 def plays(video: Path) -> bool:
     """Whether all browsers can play a file; raises `MediaError`."""
     with open_input(video) as container:
-        names, streams = container.format.name.split(","), container.streams
-        codecs = [codec for name in names for codec in _BROWSER_CODECS.get(name, ())]
+        pictures, sounds = container.streams.video, container.streams.audio
+        codecs = [codec for name in container.format.name.split(",") for codec in _BROWSER_CODECS.get(name, ())]
         return (
-            bool(streams.video)
-            and not is_photo(streams.video[0])
-            and codec_name(streams.video[0]) in codecs
-            and streams.video[0].codec_context.pix_fmt in _BROWSER_FORMATS
-            and all(codec_name(each) in _BROWSER_SOUNDS for each in streams.audio)
+            bool(pictures)
+            and not is_photo(pictures[0])
+            and codec_name(pictures[0]) in codecs
+            and pictures[0].codec_context.pix_fmt in _BROWSER_FORMATS
+            and all(codec_name(each) in _BROWSER_SOUNDS for each in sounds)
         )
 
 
