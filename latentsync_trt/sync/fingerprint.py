@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 
 from latentsync_trt.bundle.manifest import MANIFEST_NAME
-from latentsync_trt.media.codecs import library_versions
 from latentsync_trt.media.files import reading
 from latentsync_trt.option_fields import command_line, flag_name
 from latentsync_trt.sync.inputs import Inputs
@@ -16,7 +15,7 @@ from latentsync_trt.version import __version__, distribution_version
 
 _NOT_IN_PICTURES = ("overwrite", "resume", "report", "strict", "mark", "c2pa")
 _FILES = ("mix", "turns", "faces")
-_RUNTIMES = ("onnxruntime", "onnxruntime-gpu")
+_LIBRARIES = ("av", "onnxruntime", "onnxruntime-gpu")
 _DIGITS = 12
 
 
@@ -33,8 +32,8 @@ def fingerprint(inputs: Inputs, bundle: Path, provider: str) -> dict[str, str]:
     files = {"--video": inputs.video, **dict(zip(names, recordings, strict=False))}
     files |= {flag_name(name): Path(path) for name in _FILES if (path := getattr(options, name)) is not None}
     left_out = (*_NOT_IN_PICTURES, *_FILES, *(["speaker"] if not options.turns else []))
-    runtimes = {name: version for name in _RUNTIMES if (version := distribution_version(name))}
-    versions = {"latentsync-trt": __version__, **library_versions(), **runtimes}
+    libraries = {name: version for name in _LIBRARIES if (version := distribution_version(name))}
+    versions = {"latentsync-trt": __version__, **libraries}
     brought = {"detector": helpers.detector, "enhancer": helpers.enhancer, "noise": helpers.noise}
     return {
         **{name: _stamp(path) for name, path in files.items()},

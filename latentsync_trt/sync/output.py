@@ -7,6 +7,7 @@ from functools import partial
 from latentsync_trt.face.people import FaceStats
 from latentsync_trt.media.c2pa import sign
 from latentsync_trt.media.parts import Work
+from latentsync_trt.media.pictures import small_rgb
 from latentsync_trt.media.playback import Playback
 from latentsync_trt.media.writer import VideoWriter
 from latentsync_trt.sync.faces import FrameJob
@@ -61,7 +62,7 @@ def write_frames(
         if frame.index == pace.frames_done:
             run.announce(writer.notices)
         of = None if expected is None else max(faces.frames, expected)
-        picture, written_s = partial(writer.small_rgb, frame, patches), float(frame.time_s + frame.duration_s)
+        picture, written_s = partial(small_rgb, run.inputs.info, frame, patches), float(frame.time_s + frame.duration_s)
         speed = pace.frames_per_s(faces.frames), None if of is None else pace.seconds_left(faces.frames, of)
         run.on_progress(Progress("lip-sync", faces.frames, of, picture, written_s, *speed))
     if not faces.frames_with_face:

@@ -15,7 +15,7 @@ from latentsync_trt.bundle.manifest import read_manifest
 from latentsync_trt.errors import InputError, LatentSyncError
 from latentsync_trt.face.track_file import Tracks, save_tracks
 from latentsync_trt.measure.mismatch import ModelMismatchCheck
-from latentsync_trt.media.preview import plays, write_preview
+from latentsync_trt.media.writer import plays, write_preview
 from latentsync_trt.serve.admission import Form, Limits
 from latentsync_trt.serve.checks import check_media
 from latentsync_trt.serve.service import JobStatus, Service
