@@ -8,10 +8,18 @@ import numpy as np
 import pytest
 
 from latentsync_trt.errors import InputError
-from latentsync_trt.face.align import OUTSIDE, align, crop, crop_size_px, inverse, moved
-from latentsync_trt.face.mask import LATENT_SCALE, latent_mask, mouth_mask
-from latentsync_trt.face.paste import paste
-from latentsync_trt.face.resize import resize_antialiased
+from latentsync_trt.face.align import (
+    LATENT_SCALE,
+    OUTSIDE,
+    align,
+    crop,
+    crop_size_px,
+    inverse,
+    latent_mask,
+    mouth_mask,
+    moved,
+)
+from latentsync_trt.face.paste import paste, resize_antialiased
 from tests.pictures import applied
 
 MATRIX_TOLERANCE_PX = 0.05

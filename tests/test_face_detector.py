@@ -1,6 +1,7 @@
 """Face detection on real pictures: turned, small and several faces, and what is told of those that are no faces."""
 
 import json
+from fractions import Fraction
 from pathlib import Path
 
 import av
@@ -147,7 +148,8 @@ def test_a_small_face_is_found_beside_a_large_one(detector: MediaPipeDetector, p
     entered = frame.copy()
     entered[300:480, 900:1080] = cv2.resize(portrait[0:330, 60:390], (180, 180))
     tracker = FaceTracker(detector, small=True)
-    counts = [len(tracker.update(shown).faces) for shown in [frame, *([entered] * 14)]]
+    shown = enumerate([frame, *([entered] * 14)])
+    counts = [len(tracker.update(picture, Fraction(index, 25)).faces) for index, picture in shown]
     assert counts[0] == 1
     assert counts[-1] == 2
 

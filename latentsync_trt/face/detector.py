@@ -1,23 +1,20 @@
-"""Face detection with MediaPipe's BlazeFace and FaceMesh networks."""
+"""Face detection with MediaPipe's BlazeFace and FaceMesh networks, and its settings; see Bazarevsky et al. 2019."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import ceil, inf, pi
 from pathlib import Path
-from typing import Self
 
 import cv2
 import numpy as np
 
 from latentsync_trt.face.geometry import (
-    FULL_RANGE,
-    SHORT_RANGE,
-    BlazeModel,
+    LOGIT_LIMIT,
     Region,
-    converged,
     cut,
-    decode,
     face_of,
+    iou,
     overlap,
     region_around,
     region_of,
@@ -29,6 +26,7 @@ from latentsync_trt.types import Face, Float32Array, Picture, UInt8Array
 _ASSETS = Path(__file__).resolve().parents[1] / "assets" / "face"
 
 _MESH = "face_mesh"
+_SAME_BOX_IOU, _KEYPOINTS = 0.3, 6
 
 _LEAST_LOGIT = 0.0
 """Of a mesh: a probability of one half."""
@@ -52,6 +50,21 @@ _OVERLAP = 0.25
 """So that a face which is too small for the next larger search is whole in one tile, or nearly so."""
 
 
+@dataclass(frozen=True, slots=True)
+class BlazeModel:
+    """A detector network. `grids`: `(stride, anchors per cell)` of each."""
+
+    name: str
+    side_px: int
+    grids: tuple[tuple[int, int], ...]
+    least_score: float
+
+
+# Three of the short-range model's four levels share stride 16, so its cells there have 3 × 2 anchors.
+SHORT_RANGE = BlazeModel("blaze_short", 128, ((8, 2), (16, 6)), 0.5)
+FULL_RANGE = BlazeModel("blaze_full", 192, ((4, 1),), 0.6)
+
+
 class MediaPipeDetector:
     """BlazeFace finds faces, the full-range model first; FaceMesh finds their points. On the CPU; thread-safe."""
 
@@ -61,17 +74,6 @@ class MediaPipeDetector:
             name: Session(_ASSETS / f"{name}.onnx", SessionSettings(intra_op_threads=1))
             for name in (FULL_RANGE.name, SHORT_RANGE.name, _MESH)
         }
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Frees the networks; does nothing the second time. Not while another thread detects."""
-        while self._graphs:
-            self._graphs.popitem()[1].close()
 
     def detect(self, frame: UInt8Array) -> list[Face]:
         """Faces in `frame`, uint8 `(H, W, 3)` RGB, at any angle, each confirmed by its mesh."""
@@ -143,7 +145,7 @@ class MediaPipeDetector:
                 break
             face = face_of(*found)
             own = region_around(face)
-            if converged(region, own):
+            if own.is_near(region):
                 return face, found[1]
             region = own
         return None, -inf
@@ -159,7 +161,50 @@ class MediaPipeDetector:
         image = np.ascontiguousarray(square.transpose(2, 0, 1)[None]) / np.float32(127.5) - np.float32(1)
         boxes, scores = self._graphs[model.name].run({"image": image})
         offset = np.array([left, top], np.float32) / model.side_px
-        return (decode(model, boxes[0], scores[0, :, 0]) - offset) * side
+        return (_decoded(model, boxes[0], scores[0, :, 0]) - offset) * side
+
+
+@lru_cache(maxsize=2)
+def _anchors(model: BlazeModel) -> Float32Array:
+    """Centers of the anchors, as fractions of the square input: float32 `(n, 2)`, row by row."""
+    grids = []
+    for stride, count in model.grids:
+        side = model.side_px // stride
+        y, x = (np.mgrid[0:side, 0:side] + 0.5) / side
+        grids.append(np.repeat(np.stack([x, y], axis=-1).reshape(-1, 2), count, axis=0))
+    return np.concatenate(grids).astype(np.float32)
+
+
+def _decoded(model: BlazeModel, boxes: Float32Array, scores: Float32Array) -> Float32Array:
+    """Faces in one image, best first: `(n, 4, 2)`, top left and bottom right of the box, left and
+    right eye, as fractions of the square input.
+
+    Args:
+        boxes: `(anchors, 16)` raw: center, size, then six key points, in input pixels relative to the anchor's center.
+        scores: `(anchors,)` logits.
+    """
+    logits = np.clip(scores.astype(np.float64), -LOGIT_LIMIT, LOGIT_LIMIT)
+    probabilities = (1 / (1 + np.exp(-logits))).astype(np.float32)
+    found = np.flatnonzero(probabilities >= model.least_score)
+    found = found[np.argsort(-probabilities[found], kind="stable")]
+    points = boxes[found].reshape(len(found), 2 + _KEYPOINTS, 2) / np.float32(model.side_px)
+    middle = _anchors(model)[found]
+    center, half = points[:, 0] + middle, points[:, 1] / 2
+    left_eye, right_eye = points[:, 2] + middle, points[:, 3] + middle
+    return _merged(probabilities[found], np.stack([center - half, center + half, left_eye, right_eye], axis=1))
+
+
+def _merged(scores: Float32Array, faces: Float32Array) -> Float32Array:
+    """`faces (n, 4, 2)` with overlapping ones replaced by their mean, weighted by score; `scores` descend."""
+    boxes = faces[:, :2].reshape(-1, 4)
+    means, left = [], np.arange(len(scores))
+    while left.size:
+        same = np.array([iou(boxes[left[0]], box) > _SAME_BOX_IOU for box in boxes[left]])
+        same[0] = True
+        group = left[same]
+        means.append(np.tensordot(scores[group] / scores[group].sum(), faces[group], 1))
+        left = left[~same]
+    return np.array(means, np.float32).reshape(-1, 4, 2)
 
 
 def _is_inside(points: Float32Array, face: Face) -> bool:

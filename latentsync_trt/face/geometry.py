@@ -1,11 +1,7 @@
-"""What BlazeFace and FaceMesh take and return, and the geometry of faces. Pure.
-
-See Bazarevsky et al. 2019 ("BlazeFace"), and MediaPipe's settings.
-"""
+"""What FaceMesh takes and returns, and the geometry of faces. Pure."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import lru_cache
 from math import atan2, cos, degrees, exp, hypot, pi, radians, remainder, sin
 
 import cv2
@@ -14,10 +10,8 @@ import numpy as np
 from latentsync_trt.errors import InputError
 from latentsync_trt.types import Face, Float32Array, Float64Array, Picture
 
-_SAME_FACE_IOU = 0.3
-_LOGIT_LIMIT = 80.0
+LOGIT_LIMIT = 80.0
 """Larger logits mean a probability of 0 or 1, and the exponential could overflow."""
-_KEYPOINTS = 6
 
 SIDE_PX = 192
 """Side of FaceMesh's input."""
@@ -43,64 +37,6 @@ LEAST_ASPECT, MOST_ASPECT = 0.2, 1.5
 
 MOST_ROLL_DEG = 67.5
 """Halfway between a head tilted by 45°, which is about the most a sitting person does, and a picture turned by 90°."""
-
-
-@dataclass(frozen=True, slots=True)
-class BlazeModel:
-    """A detector network. `grids`: `(stride, anchors per cell)` of each."""
-
-    name: str
-    side_px: int
-    grids: tuple[tuple[int, int], ...]
-    least_score: float
-
-
-# Three of the short-range model's four levels share stride 16, so its cells there have 3 × 2 anchors.
-SHORT_RANGE = BlazeModel("blaze_short", 128, ((8, 2), (16, 6)), 0.5)
-FULL_RANGE = BlazeModel("blaze_full", 192, ((4, 1),), 0.6)
-
-
-@lru_cache(maxsize=2)
-def _anchors(model: BlazeModel) -> Float32Array:
-    """Centers of the anchors, as fractions of the square input: float32 `(n, 2)`, row by row."""
-    grids = []
-    for stride, count in model.grids:
-        side = model.side_px // stride
-        y, x = (np.mgrid[0:side, 0:side] + 0.5) / side
-        grids.append(np.repeat(np.stack([x, y], axis=-1).reshape(-1, 2), count, axis=0))
-    return np.concatenate(grids).astype(np.float32)
-
-
-def decode(model: BlazeModel, boxes: Float32Array, scores: Float32Array) -> Float32Array:
-    """Faces in one image, best first: `(n, 4, 2)`, top left and bottom right of the box, left and
-    right eye, as fractions of the square input.
-
-    Args:
-        boxes: `(anchors, 16)` raw: center, size, then six key points, in input pixels relative to the anchor's center.
-        scores: `(anchors,)` logits.
-    """
-    logits = np.clip(scores.astype(np.float64), -_LOGIT_LIMIT, _LOGIT_LIMIT)
-    probabilities = (1 / (1 + np.exp(-logits))).astype(np.float32)
-    found = np.flatnonzero(probabilities >= model.least_score)
-    found = found[np.argsort(-probabilities[found], kind="stable")]
-    points = boxes[found].reshape(len(found), 2 + _KEYPOINTS, 2) / np.float32(model.side_px)
-    middle = _anchors(model)[found]
-    center, half = points[:, 0] + middle, points[:, 1] / 2
-    left_eye, right_eye = points[:, 2] + middle, points[:, 3] + middle
-    return _merged(probabilities[found], np.stack([center - half, center + half, left_eye, right_eye], axis=1))
-
-
-def _merged(scores: Float32Array, faces: Float32Array) -> Float32Array:
-    """`faces (n, 4, 2)` with overlapping ones replaced by their mean, weighted by score; `scores` descend."""
-    boxes = faces[:, :2].reshape(-1, 4)
-    means, left = [], np.arange(len(scores))
-    while left.size:
-        same = np.array([iou(boxes[left[0]], box) > _SAME_FACE_IOU for box in boxes[left]])
-        same[0] = True
-        group = left[same]
-        means.append(np.tensordot(scores[group] / scores[group].sum(), faces[group], 1))
-        left = left[~same]
-    return np.array(means, np.float32).reshape(-1, 4, 2)
 
 
 def iou(one: Float32Array, other: Float32Array) -> float:
@@ -135,6 +71,12 @@ class Region:
         y = self.y_px - across * middle - along * middle
         return np.array([[along, -across, x], [across, along, y]])
 
+    def is_near(self, other: "Region") -> bool:
+        """Whether the two are nearly the same: then the points of a face that was found in `other` are exact."""
+        shift_px = hypot(self.x_px - other.x_px, self.y_px - other.y_px)
+        turn = abs(remainder(self.angle - other.angle, 2 * pi))
+        return shift_px < _CONVERGED_SHIFT * other.side_px and turn < _CONVERGED_TURN
+
 
 def region_of(box: Float32Array, left: Float32Array, right: Float32Array) -> Region:
     """The region of a face with `box (4,)`, rotated so that the line from `left` to `right (2,)` is level."""
@@ -146,13 +88,6 @@ def region_of(box: Float32Array, left: Float32Array, right: Float32Array) -> Reg
 def region_around(face: Face) -> Region:
     """The region around `face`, to find it in the next frame."""
     return region_of(face.box, face.points[0], face.points[1])
-
-
-def converged(seen: Region, own: Region) -> bool:
-    """Whether the face found in the region `seen` has nearly the same `own` region: then its points are exact."""
-    shift_px = hypot(own.x_px - seen.x_px, own.y_px - seen.y_px)
-    turn = abs(remainder(own.angle - seen.angle, 2 * pi))
-    return shift_px < _CONVERGED_SHIFT * seen.side_px and turn < _CONVERGED_TURN
 
 
 def place_of(region: Region) -> tuple[slice, slice]:
@@ -205,7 +140,7 @@ def face_of(mesh: Float32Array, logit: float) -> Face:
     planar = mesh[:, :2]
     box = np.concatenate([planar.min(axis=0), planar.max(axis=0)])
     points = _MEANS @ planar[_BROWS_AND_NOSE]
-    score = 1 / (1 + exp(-max(-_LOGIT_LIMIT, min(logit, _LOGIT_LIMIT))))
+    score = 1 / (1 + exp(-max(-LOGIT_LIMIT, min(logit, LOGIT_LIMIT))))
     return Face(box.astype(np.float32), points.astype(np.float32), score, planar)
 
 
@@ -221,7 +156,9 @@ def usable(face: Face, *, turned: bool = False) -> bool:
     width, height = (face.box[2:] - face.box[:2]).tolist()
     is_large = width >= LEAST_WIDTH_PX and height >= LEAST_HEIGHT_PX
     is_whole = is_large and LEAST_ASPECT <= width / height <= MOST_ASPECT and bool(np.isfinite(face.points).all())
-    return is_whole and (abs(roll_deg(face)) > MOST_ROLL_DEG) is turned
+    (left_x, left_y), (right_x, right_y) = face.points[:2].tolist()
+    roll_deg = degrees(atan2(right_y - left_y, right_x - left_x))
+    return is_whole and (abs(roll_deg) > MOST_ROLL_DEG) is turned
 
 
 def turn(points: Float32Array | Float64Array) -> Float64Array:
@@ -235,14 +172,8 @@ def turn(points: Float32Array | Float64Array) -> Float64Array:
     return np.asarray(np.abs(along) / np.maximum((across * across).sum(axis=-1), np.finfo(np.float32).tiny))
 
 
-def roll_deg(face: Face) -> float:
-    """Rotation of a face in the picture, clockwise, −180 to 180: the direction from the left brow to the right one."""
-    (left_x, left_y), (right_x, right_y) = face.points[:2].tolist()
-    return degrees(atan2(right_y - left_y, right_x - left_x))
-
-
-def checked(found: object, source: object, method: str = "detect") -> list[Face]:
-    """The faces that a method of the detector `source` returned.
+def checked(found: object, source: object) -> list[Face]:
+    """The faces that the detector `source` returned.
 
     Raises:
         InputError: not a list of `Face` with finite arrays of the right shapes.
@@ -250,7 +181,7 @@ def checked(found: object, source: object, method: str = "detect") -> list[Face]
     if isinstance(found, list | tuple) and all(isinstance(face, Face) and _is_well_formed(face) for face in found):
         return list(found)
     raise InputError(
-        f"face detector {type(source).__name__}: {method} returned {str(found)[:300]!r}; it must return a list of "
+        f"face detector {type(source).__name__}: detect returned {str(found)[:300]!r}; it must return a list of "
         "Face: box float32 (4,) as left, top, right, bottom, points (3, 2), landmarks (n, 2) or None, all finite"
     )
 

@@ -12,6 +12,7 @@ pictures: pictures of one person are up to 0.35 apart (95 %), of two people 0.44
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 from math import sqrt
 from typing import Any, Literal
 
@@ -20,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latentsync_trt.face.geometry import SIDE_PX, cut, overlap, region_around
-from latentsync_trt.types import Complex128Array, Face, Float32Array, Frame, Picture, UInt8Array
+from latentsync_trt.types import Complex128Array, Face, Float32Array, Picture, UInt8Array, YuvPlanes
 
 _LEAST_SHAPE_CHANGE, _LEAST_FACE_CHANGE = 0.04, 0.4
 """Both needed. Measured: cuts begin at 0.057 and 0.45. Within a shot fast heads reach 0.13 and 0.28, and moving light
@@ -78,7 +79,39 @@ class Surroundings:
     shape: Complex128Array | None
 
 
-def change(shot: Sequence[Surroundings], now: Surroundings) -> Change:
+class View:
+    """A frame, `picture` with square pixels; its luma is that of `planes`, if given, perhaps with other pixels.
+
+    `scene`: see `Surroundings`. `look`: of a face, see `look_of`, computed once.
+    """
+
+    def __init__(self, picture: Picture, planes: YuvPlanes | None) -> None:
+        self.picture, self._luma = picture, _luma_of(picture, planes)
+        self.look = cache(partial(look_of, picture))
+        samples = np.empty((_SAMPLES, _SAMPLES), np.uint8)
+        cv2.resize(self._luma, samples.shape, dst=samples, interpolation=cv2.INTER_LINEAR)
+        self.scene = _averaged(samples)
+
+    def around(self, face: Face) -> Surroundings:
+        luma = self._luma
+        scales = (own / whole for own, whole in zip(luma.shape[1::-1], self.picture.shape[1::-1], strict=False))
+        rows, step = zip(scales, region_around(face).to_frame().tolist(), strict=True), SIDE_PX / _SAMPLES
+        matrix = np.array(
+            [[a * step * scale, b * step * scale, start * scale + (scale - 1) / 2] for scale, (a, b, start) in rows]
+        )
+        flags = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
+        around = np.empty((_SAMPLES, _SAMPLES), np.uint8)
+        cv2.warpAffine(luma, matrix, around.shape, dst=around, flags=flags, borderMode=cv2.BORDER_REPLICATE)
+        if face.landmarks is None:
+            return Surroundings(self.scene, _averaged(around), None)
+        shape: Complex128Array = face.landmarks.astype(np.float64, "C").view(np.complex128)[:, 0]
+        shape -= shape.mean()
+        size = sqrt(np.vdot(shape, shape).real / len(shape))
+        shape /= max(size, _TINY)
+        return Surroundings(self.scene, _averaged(around), shape)
+
+
+def change_of(shot: Sequence[Surroundings], now: Surroundings) -> Change:
     """Compares a frame with the last `MOST_COMPARED` before it in its shot, at least one."""
     elsewhere = is_elsewhere(shot[0].scene, now.scene)
     if _is_another(shot[-1], now) or (elsewhere and _is_another(shot[0], now, _GRADUAL_FACTOR)):
@@ -86,57 +119,20 @@ def change(shot: Sequence[Surroundings], now: Surroundings) -> Change:
     return "none"
 
 
-def scene_of(luma: UInt8Array) -> Float32Array:
-    """`Surroundings.scene` of a frame, from its luma `(H, W)` uint8, of any size."""
-    samples = np.empty((_SAMPLES, _SAMPLES), np.uint8)
-    return _averaged(cv2.resize(luma, samples.shape, dst=samples, interpolation=cv2.INTER_LINEAR))
-
-
 def is_elsewhere(before: Float32Array, now: Float32Array) -> bool:
     """Whether two scenes are so unlike that they are different shots, if no face says otherwise."""
     return _unlikeness(before, now) >= _LEAST_SCENE_CHANGE
 
 
-def surroundings(luma: UInt8Array, face: Face, picture_shape: tuple[int, ...], scene: Float32Array) -> Surroundings:
-    """What is compared of a frame.
-
-    Args:
-        luma: `(H, W)` uint8, of any size. face: its position in pixels of a picture of `picture_shape` (height, width).
-        scene: `scene_of(luma)`.
-    """
-    scales = (own / whole for own, whole in zip(luma.shape[1::-1], picture_shape[1::-1], strict=False))
-    rows, step = zip(scales, region_around(face).to_frame().tolist(), strict=True), SIDE_PX / _SAMPLES
-    matrix = np.array(
-        [[a * step * scale, b * step * scale, start * scale + (scale - 1) / 2] for scale, (a, b, start) in rows]
-    )
-    flags = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
-    around = np.empty((_SAMPLES, _SAMPLES), np.uint8)
-    cv2.warpAffine(luma, matrix, around.shape, dst=around, flags=flags, borderMode=cv2.BORDER_REPLICATE)
-    if face.landmarks is None:
-        return Surroundings(scene, _averaged(around), None)
-    shape: Complex128Array = face.landmarks.astype(np.float64, "C").view(np.complex128)[:, 0]
-    shape -= shape.mean()
-    size = sqrt(np.vdot(shape, shape).real / len(shape))
-    shape /= max(size, _TINY)
-    return Surroundings(scene, _averaged(around), shape)
-
-
-def luma_in(frame: Frame) -> UInt8Array:
-    """Luma `(h, w)` uint8 of a frame; on a grid as that of `luma_of` unless its planes have 8 bits."""
-    if frame.planes is None:
-        return luma_of(frame.picture)
-    luma = frame.planes.y
-    if frame.planes.bits == 8:
-        return np.asarray(luma, np.uint8)
-    step = max(1, min(luma.shape) // _LUMA_SIDE_PX)
-    return (luma[::step, ::step] >> (frame.planes.bits - 8)).astype(np.uint8)
-
-
-def luma_of(picture: Picture) -> UInt8Array:
-    """Approximate luma `(h, w)` uint8 of a picture whose planes are unknown, on a grid fine enough for `look_at`."""
-    rgb = np.asarray(picture)
-    step = max(1, min(rgb.shape[:2]) // _LUMA_SIDE_PX)
-    return np.asarray(cv2.cvtColor(np.ascontiguousarray(rgb[::step, ::step]), cv2.COLOR_RGB2GRAY), np.uint8)
+def _luma_of(picture: Picture, planes: YuvPlanes | None) -> UInt8Array:
+    """Luma `(h, w)` uint8: all of it where planes have 8 bits, else on a grid, perhaps from RGB."""
+    if planes is not None and planes.bits == 8:
+        return np.asarray(planes.y, np.uint8)
+    step = max(1, min(picture.shape[:2] if planes is None else planes.y.shape) // _LUMA_SIDE_PX)
+    if planes is not None:
+        return (planes.y[::step, ::step] >> (planes.bits - 8)).astype(np.uint8)
+    grid = np.ascontiguousarray(np.asarray(picture)[::step, ::step])
+    return np.asarray(cv2.cvtColor(grid, cv2.COLOR_RGB2GRAY), np.uint8)
 
 
 def _unlikeness(before: Float32Array, now: Float32Array) -> float:

@@ -1,16 +1,16 @@
 """A small picture of a head before and after painting: the faces' outlines in it, and a color correction. Pure."""
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from latentsync_trt.face.align import cut, rescaled
+from latentsync_trt.face.align import cut, mouth_mask, rescaled
 from latentsync_trt.types import (
     AlignedFace,
-    BoolArray,
     Complex128Array,
     Float32Array,
     Float64Array,
@@ -73,20 +73,19 @@ _MOST_GAIN, _MOST_SHIFT = 1.2, 20.0
 """Larger corrections, in 8-bit levels, mean that the two do not show the same."""
 
 
-def generated_of(mask: Float32Array) -> UInt8Array:
-    """255 where a scene differs after painting, else 0: uint8 `(224, 224)`; `mask (R, R)` float32, 1 = kept."""
+@lru_cache(maxsize=2)
+def _generated(resolution_px: int) -> UInt8Array:
+    """255 where a scene differs after painting at a network's resolution, else 0: uint8 `(224, 224)`."""
     generated = np.zeros((SIDE_PX, SIDE_PX), np.uint8)
-    generated[_CROP][cv2.resize(mask, CROP_PX, interpolation=cv2.INTER_AREA) < 0.5] = 255
+    generated[_CROP][cv2.resize(mouth_mask(resolution_px), CROP_PX, interpolation=cv2.INTER_AREA) < 0.5] = 255
     return generated
 
 
-def scene_of(
-    picture: Picture, face: AlignedFace, painted: UInt16Array, generated: UInt8Array
-) -> tuple[Float64Array, UInt8Array, UInt8Array]:
+def scene_of(picture: Picture, face: AlignedFace, painted: UInt16Array) -> tuple[Float64Array, UInt8Array, UInt8Array]:
     """The head around an aligned `face`, before and after painting.
 
     Args:
-        picture: uint8 `(H, W, 3)` RGB. painted: uint16 `(r, r, 3)` RGB, 257 × level. generated: by `generated_of`.
+        picture: uint8 `(H, W, 3)` RGB. painted: uint16 `(r, r, 3)` RGB, 257 × level.
 
     Returns:
         `(2, 3)`, frame pixels → scene pixels; both pictures, uint8 `(224, 224, 3)` RGB, black outside the frame.
@@ -98,7 +97,7 @@ def scene_of(
     cv2.resize(painted, CROP_PX, dst=small, interpolation=cv2.INTER_AREA)
     cv2.convertScaleAbs(small, dst=levels, alpha=1 / 257)
     result = source.copy()
-    cv2.copyTo(levels, generated[_CROP], result[_CROP])
+    cv2.copyTo(levels, _generated(len(face.image))[_CROP], result[_CROP])
     return matrix, source, result
 
 
@@ -161,7 +160,7 @@ def _draw(outlines: Sequence[Float32Array], union: UInt8Array) -> None:
 
 
 def correction(
-    source: UInt8Array, painted: UInt8Array, generated: UInt8Array, meshes: tuple[Float32Array, Float32Array]
+    source: UInt8Array, painted: UInt8Array, resolution_px: int, meshes: tuple[Float32Array, Float32Array]
 ) -> Float32Array | None:
     """Gain, and offset in levels, per channel: `(2, 3)` float32, which bring the painted face closest to the source's.
 
@@ -169,13 +168,13 @@ def correction(
     without the lips. None if that is too small.
 
     Args:
-        source, painted: pictures of `scene_of`. generated: of `generated_of`, `shrunk`.
+        source, painted: pictures of `scene_of`. resolution_px: of the network.
         meshes: FaceMesh's points of both, float32 `(468, 2)` in scene pixels.
     """
-    ring = np.flatnonzero(_ring(generated, meshes))
+    ring = _ring(_shrunk(_generated(resolution_px)), meshes)
     if ring.size < _LEAST_PX:
         return None
-    both = np.concatenate([shrunk(source), shrunk(painted)], axis=2).reshape(-1, 6)[ring].astype(np.float32)
+    both = np.concatenate([_shrunk(source), _shrunk(painted)], axis=2).reshape(-1, 6)[ring].astype(np.float32)
     apart = both[:, :3] - both[:, 3:]
     middle = ring.size // 2
     strange = np.abs(apart - np.partition(apart, middle, axis=0)[middle]).sum(axis=1)
@@ -192,7 +191,8 @@ def correction(
     return np.stack([gain, shift + (1 - gain) * means[3:]]).astype(np.float32)
 
 
-def _ring(generated: UInt8Array, meshes: tuple[Float32Array, Float32Array]) -> BoolArray:
+def _ring(generated: UInt8Array, meshes: tuple[Float32Array, Float32Array]) -> NDArray[np.intp]:
+    """The indices of its pixels."""
     canvases = np.zeros((3, *generated.shape), np.uint8)
     one, other, lips = canvases
     for face, mesh in zip((one, other), meshes, strict=True):
@@ -205,10 +205,10 @@ def _ring(generated: UInt8Array, meshes: tuple[Float32Array, Float32Array]) -> B
     cv2.dilate(lips, _AROUND, dst=lips)
     cv2.subtract(skin, lips, dst=skin)
     cv2.erode(pasted.view(np.uint8), _INNER, dst=inner)
-    return np.asarray((pasted & (skin >= _HALF)) > inner, np.bool_)
+    return np.flatnonzero((pasted & (skin >= _HALF)) > inner)
 
 
-def shrunk(image: UInt8Array) -> UInt8Array:
+def _shrunk(image: UInt8Array) -> UInt8Array:
     """A scene at the size at which faces are compared."""
     small = np.empty((*[SIDE_PX // _SHRINK] * 2, *image.shape[2:]), np.uint8)
     return np.asarray(cv2.resize(image, small.shape[:2], dst=small, interpolation=cv2.INTER_AREA), np.uint8)

@@ -61,7 +61,7 @@ class SessionPainter:
             raise ValueError("a target that was not cut out")
         inspected = self._paster.inspect_face(picture, target.face, painted, target.tracked)
         means = self._paster.remember(0, position * FRAME_S, inspected)
-        return self._paster.paste(picture, target.face, painted, inspected, means).patch
+        return self._paster.paste(picture, target.face, painted, inspected, means)
 
     def picture(self, position: int, patch: Patch, share: float) -> YuvPlanes:
         """The frame with so much of its patch."""

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from latentsync_trt.face.choice import People, faded
+from latentsync_trt.face.choice import PaintedPeople, faded
 from latentsync_trt.face.enhancer import enhanced
-from latentsync_trt.face.paste import InspectedFace, Means, Pasted, Paster
-from latentsync_trt.measure.quality import Quality
+from latentsync_trt.face.paste import InspectedFace, Means, Paster
+from latentsync_trt.measure.quality import Pasted, Quality
 from latentsync_trt.media.parts import part_of
 from latentsync_trt.sync.faces import FrameJob, Target
 from latentsync_trt.sync.threads import StageClock, prefetch
@@ -105,15 +105,15 @@ class Composer:
 
     def _pasted(self, frame: Frame, known: tuple[Analyzed, Means]) -> tuple[Shown, Pasted]:
         (shown, painted, inspected), means = known
-        return shown, self.paster.paste(frame.picture, shown.face, painted, inspected, means)
+        return shown, (self.paster.paste(frame.picture, shown.face, painted, inspected, means), inspected.painted_mesh)
 
     def _measured(self, frame: Frame, composed: tuple[Shown, Pasted]) -> Patch:
         (target, face, painted, share), pasted = composed
         self.quality.add(frame, target.speaker, target.tracked, face, painted, pasted)
-        patch = pasted.patch
+        patch, _ = pasted
         return patch if share == 1 else replace(patch, weight=patch.weight * np.float32(share))
 
 
-def _people(job: FrameJob) -> People:
+def _people(job: FrameJob) -> PaintedPeople:
     persons = {target.person for target in job.targets}
-    return People(job.frame.time_s, persons, None if job.seen is None else job.seen.shot)
+    return job.frame.time_s, persons, None if job.seen is None else job.seen.shot
