@@ -9,17 +9,7 @@ from pathlib import Path
 import cv2
 import numpy as np
 
-from latentsync_trt.face.geometry import (
-    LOGIT_LIMIT,
-    Region,
-    cut,
-    face_of,
-    iou,
-    overlap,
-    region_around,
-    region_of,
-    to_frame,
-)
+from latentsync_trt.face.geometry import Region, face_of, iou, overlap
 from latentsync_trt.runtime.engines.session import Session, SessionSettings
 from latentsync_trt.types import Face, Float32Array, Picture, UInt8Array
 
@@ -27,6 +17,8 @@ _ASSETS = Path(__file__).resolve().parents[1] / "assets" / "face"
 
 _MESH = "face_mesh"
 _SAME_BOX_IOU, _KEYPOINTS = 0.3, 6
+_LOGIT_LIMIT = 80.0
+"""Larger logits mean a probability of 0 or 1, and the exponential could overflow."""
 
 _LEAST_LOGIT = 0.0
 """Of a mesh: a probability of one half."""
@@ -106,24 +98,24 @@ class MediaPipeDetector:
         for points in candidates[:_MAX_FACES]:
             if any(_is_inside(points, face) for face in (*known, *faces)):
                 continue
-            face = self._face_in(picture, region_of(points[:2].reshape(4), points[2], points[3]))
+            face = self._face_in(picture, Region.of(points[:2].reshape(4), points[2], points[3]))
             if face is not None and overlap(face, [*known, *faces]) <= _SAME_FACE_IOU:
                 faces.append(face)
 
     def follow(self, frame: Picture, previous: Face) -> Face | None:
         """The face near its position in the previous frame; None if there is none."""
-        return self._face_in(frame, region_around(previous))
+        return self._face_in(frame, Region.around(previous))
 
     def mesh(self, picture: Picture, around: Face) -> Float32Array | None:
         """The points (x, y) of the face near `around`, float32 `(468, 2)` in pixels, or None."""
-        found = self.mesh_in(picture, region_around(around))
+        found = self.mesh_in(picture, Region.around(around))
         return None if found is None else found[0][:, :2]
 
     def mesh_in(self, frame: Picture, region: Region) -> tuple[Float32Array, float] | None:
         """The mesh `(468, 3)` float32 (x, y, depth in pixels) of the face in `region` and its logit, or None."""
-        landmarks, logits = self._graphs[_MESH].run({"image": cut(frame, region)})
+        landmarks, logits = self._graphs[_MESH].run({"image": region.cut(frame)})
         logit = float(logits.item())
-        return (to_frame(landmarks, region), logit) if logit >= _LEAST_LOGIT else None
+        return (region.mesh(landmarks), logit) if logit >= _LEAST_LOGIT else None
 
     def _face_in(self, frame: Picture, region: Region) -> Face | None:
         """The face in or near `region`, which may be upside down there."""
@@ -144,7 +136,7 @@ class MediaPipeDetector:
             if found is None:
                 break
             face = face_of(*found)
-            own = region_around(face)
+            own = Region.around(face)
             if own.is_near(region):
                 return face, found[1]
             region = own
@@ -183,7 +175,7 @@ def _decoded(model: BlazeModel, boxes: Float32Array, scores: Float32Array) -> Fl
         boxes: `(anchors, 16)` raw: center, size, then six key points, in input pixels relative to the anchor's center.
         scores: `(anchors,)` logits.
     """
-    logits = np.clip(scores.astype(np.float64), -LOGIT_LIMIT, LOGIT_LIMIT)
+    logits = np.clip(scores.astype(np.float64), -_LOGIT_LIMIT, _LOGIT_LIMIT)
     probabilities = (1 / (1 + np.exp(-logits))).astype(np.float32)
     found = np.flatnonzero(probabilities >= model.least_score)
     found = found[np.argsort(-probabilities[found], kind="stable")]

@@ -3,15 +3,13 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import atan2, cos, degrees, exp, hypot, pi, radians, remainder, sin
+from typing import Self
 
 import cv2
 import numpy as np
 
 from latentsync_trt.errors import InputError
 from latentsync_trt.types import Face, Float32Array, Float64Array, Picture
-
-LOGIT_LIMIT = 80.0
-"""Larger logits mean a probability of 0 or 1, and the exponential could overflow."""
 
 SIDE_PX = 192
 """Side of FaceMesh's input."""
@@ -62,6 +60,18 @@ class Region:
     side_px: float
     angle: float
 
+    @classmethod
+    def of(cls, box: Float32Array, left: Float32Array, right: Float32Array) -> Self:
+        """The region of a face with `box (4,)`, rotated so that the line from `left` to `right (2,)` is level."""
+        angle = float(np.arctan2(right[1] - left[1], right[0] - left[0]))
+        side = float(max(box[2] - box[0], box[3] - box[1])) * _REGION_SCALE
+        return cls(float(box[0] + box[2]) / 2, float(box[1] + box[3]) / 2, side, angle)
+
+    @classmethod
+    def around(cls, face: Face) -> Self:
+        """Where to look for `face` in the next frame."""
+        return cls.of(face.box, face.points[0], face.points[1])
+
     def to_frame(self) -> Float64Array:
         """`(2, 3)`: network input pixels → frame pixels."""
         scale = self.side_px / SIDE_PX
@@ -74,74 +84,55 @@ class Region:
     def is_near(self, other: "Region") -> bool:
         """Whether the two are nearly the same: then the points of a face that was found in `other` are exact."""
         shift_px = hypot(self.x_px - other.x_px, self.y_px - other.y_px)
-        turn = abs(remainder(self.angle - other.angle, 2 * pi))
-        return shift_px < _CONVERGED_SHIFT * other.side_px and turn < _CONVERGED_TURN
+        turned = abs(remainder(self.angle - other.angle, 2 * pi))
+        return shift_px < _CONVERGED_SHIFT * other.side_px and turned < _CONVERGED_TURN
 
+    def place(self) -> tuple[slice, slice]:
+        """Rows and columns of a frame that `cut` reads; they may reach beyond its right and lower edges."""
+        # To the corners, and to the neighbors of bilinear samples.
+        reach = self.side_px / 2 * (abs(cos(self.angle)) + abs(sin(self.angle))) + 2 * max(self._shrink(), 1) + 1
+        y, x = ((max(center - reach, 0), max(center + reach, 0)) for center in (self.y_px, self.x_px))
+        return slice(int(y[0]), int(y[1])), slice(int(x[0]), int(x[1]))
 
-def region_of(box: Float32Array, left: Float32Array, right: Float32Array) -> Region:
-    """The region of a face with `box (4,)`, rotated so that the line from `left` to `right (2,)` is level."""
-    angle = float(np.arctan2(right[1] - left[1], right[0] - left[0]))
-    side = float(max(box[2] - box[0], box[3] - box[1])) * _REGION_SCALE
-    return Region(float(box[0] + box[2]) / 2, float(box[1] + box[3]) / 2, side, angle)
+    def _shrink(self) -> int:
+        return int(self.side_px // SIDE_PX)
 
+    def cut(self, frame: Picture) -> Float32Array:
+        """What is there as the network's input: float32 `(1, 3, 192, 192)` in [0, 1], black outside the frame."""
+        shrink, (rows, columns) = self._shrink(), self.place()
+        part, matrix = frame[rows, columns], self.to_frame()
+        matrix[:, 2] -= columns.start, rows.start
+        if 0 in part.shape:
+            return np.zeros((1, 3, SIDE_PX, SIDE_PX), np.float32)
+        if 2 <= shrink <= min(part.shape[:2]):  # bilinear warping would skip pixels: average them first
+            size = (part.shape[1] // shrink, part.shape[0] // shrink)
+            whole = part[: size[1] * shrink, : size[0] * shrink]
+            part = np.empty((size[1], size[0], 3), np.uint8)
+            cv2.resize(whole, size, dst=part, interpolation=cv2.INTER_AREA)
+            matrix[:, :2] /= shrink
+            matrix[:, 2] = (matrix[:, 2] + 0.5) / shrink - 0.5
+        flags = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
+        image = np.empty((SIDE_PX, SIDE_PX, 3), np.uint8)
+        cv2.warpAffine(part, matrix, (SIDE_PX, SIDE_PX), dst=image, flags=flags, borderMode=cv2.BORDER_CONSTANT)
+        return np.multiply(image.transpose(2, 0, 1)[None], np.float32(1 / 255), dtype=np.float32, order="C")
 
-def region_around(face: Face) -> Region:
-    """The region around `face`, to find it in the next frame."""
-    return region_of(face.box, face.points[0], face.points[1])
-
-
-def place_of(region: Region) -> tuple[slice, slice]:
-    """Rows and columns of a frame that `cut` reads; they may reach beyond its right and lower edges."""
-    # To the corners, and to the neighbors of bilinear samples.
-    reach = region.side_px / 2 * (abs(cos(region.angle)) + abs(sin(region.angle))) + 2 * max(_shrink(region), 1) + 1
-    rows, columns = (
-        slice(*(int(max(center + end, 0)) for end in (-reach, reach))) for center in (region.y_px, region.x_px)
-    )
-    return rows, columns
-
-
-def _shrink(region: Region) -> int:
-    return int(region.side_px // SIDE_PX)
-
-
-def cut(frame: Picture, region: Region) -> Float32Array:
-    """The region as the network's input: float32 `(1, 3, 192, 192)` in [0, 1], black outside the frame."""
-    shrink, (rows, columns) = _shrink(region), place_of(region)
-    part, matrix = frame[rows, columns], region.to_frame()
-    matrix[:, 2] -= columns.start, rows.start
-    if 0 in part.shape:
-        return np.zeros((1, 3, SIDE_PX, SIDE_PX), np.float32)
-    if 2 <= shrink <= min(part.shape[:2]):  # bilinear warping would skip pixels: average them first
-        size = (part.shape[1] // shrink, part.shape[0] // shrink)
-        whole = part[: size[1] * shrink, : size[0] * shrink]
-        part = np.empty((size[1], size[0], 3), np.uint8)
-        cv2.resize(whole, size, dst=part, interpolation=cv2.INTER_AREA)
-        matrix[:, :2] /= shrink
-        matrix[:, 2] = (matrix[:, 2] + 0.5) / shrink - 0.5
-    flags = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
-    image = np.empty((SIDE_PX, SIDE_PX, 3), np.uint8)
-    cv2.warpAffine(part, matrix, (SIDE_PX, SIDE_PX), dst=image, flags=flags, borderMode=cv2.BORDER_CONSTANT)
-    return np.multiply(image.transpose(2, 0, 1)[None], np.float32(1 / 255), dtype=np.float32, order="C")
-
-
-def to_frame(landmarks: Float32Array, region: Region) -> Float32Array:
-    """The network's `(1, 1404, 1, 1)` output as the mesh `(468, 3)` float32: x, y, depth in frame pixels."""
-    # The network's origin is the corner of its image, not the center of the first pixel: only then are the points of a
-    # mirrored picture the mirrored points. MediaPipe's own are half a network pixel further right and down.
-    place = region.to_frame()
-    x, y = place[:, 2] - place[:, :2] @ (0.5, 0.5)
-    matrix = np.array([[*place[0, :2], 0, x], [*place[1, :2], 0, y], [0, 0, region.side_px / SIDE_PX, 0]])
-    mesh = np.empty((POINTS, 1, 3), np.float32)
-    return np.asarray(cv2.transform(landmarks.reshape(mesh.shape), matrix, dst=mesh), np.float32).reshape(POINTS, 3)
+    def mesh(self, landmarks: Float32Array) -> Float32Array:
+        """The network's `(1, 1404, 1, 1)` output as `(468, 3)` float32: x, y, depth in frame pixels."""
+        # The network's origin is the corner of its image, not the center of the first pixel: only then are the points
+        # of a mirrored picture the mirrored points. MediaPipe's own are half a network pixel further right and down.
+        place = self.to_frame()
+        x, y = place[:, 2] - place[:, :2] @ (0.5, 0.5)
+        matrix = np.array([[*place[0, :2], 0, x], [*place[1, :2], 0, y], [0, 0, self.side_px / SIDE_PX, 0]])
+        mesh = np.empty((POINTS, 1, 3), np.float32)
+        return np.asarray(cv2.transform(landmarks.reshape(mesh.shape), matrix, dst=mesh), np.float32).reshape(POINTS, 3)
 
 
 def face_of(mesh: Float32Array, logit: float) -> Face:
-    """Box and the three alignment points of a mesh `(468, 3)` in frame pixels; `logit`: of its score."""
+    """Box and the three alignment points of a mesh `(468, 3)` in frame pixels; `logit`, 0 or more, of its score."""
     planar = mesh[:, :2]
     box = np.concatenate([planar.min(axis=0), planar.max(axis=0)])
     points = _MEANS @ planar[_BROWS_AND_NOSE]
-    score = 1 / (1 + exp(-max(-LOGIT_LIMIT, min(logit, LOGIT_LIMIT))))
-    return Face(box.astype(np.float32), points.astype(np.float32), score, planar)
+    return Face(box.astype(np.float32), points.astype(np.float32), 1 / (1 + exp(-logit)), planar)
 
 
 def area(face: Face) -> float:

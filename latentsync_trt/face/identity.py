@@ -10,7 +10,7 @@ mean, so that brightness and a tint of the light do not count. Measured on six p
 pictures: pictures of one person are up to 0.35 apart (95 %), of two people 0.44 or more.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from math import sqrt
@@ -20,7 +20,7 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from latentsync_trt.face.geometry import SIDE_PX, cut, overlap, region_around
+from latentsync_trt.face.geometry import SIDE_PX, Region, overlap
 from latentsync_trt.types import Complex128Array, Face, Float32Array, Picture, UInt8Array, YuvPlanes
 
 _LEAST_SHAPE_CHANGE, _LEAST_FACE_CHANGE = 0.04, 0.4
@@ -82,12 +82,15 @@ class Surroundings:
 class View:
     """A frame, `picture` with square pixels; its luma is that of `planes`, if given, perhaps with other pixels.
 
-    `scene`: see `Surroundings`. `look`: of a face, see `look_of`, computed once.
+    `scene`: see `Surroundings`. `look`: of a face, see `look_of`, computed once. `overview`: makes a picture for the
+    search.
     """
 
-    def __init__(self, picture: Picture, planes: YuvPlanes | None) -> None:
+    def __init__(
+        self, picture: Picture, planes: YuvPlanes | None, overview: Callable[[], UInt8Array] | None = None
+    ) -> None:
         self.picture, self._luma = picture, _luma_of(picture, planes)
-        self.look = cache(partial(look_of, picture))
+        self.look, self.overview = cache(partial(look_of, picture)), overview or partial(np.asarray, picture)
         samples = np.empty((_SAMPLES, _SAMPLES), np.uint8)
         cv2.resize(self._luma, samples.shape, dst=samples, interpolation=cv2.INTER_LINEAR)
         self.scene = _averaged(samples)
@@ -95,7 +98,7 @@ class View:
     def around(self, face: Face) -> Surroundings:
         luma = self._luma
         scales = (own / whole for own, whole in zip(luma.shape[1::-1], self.picture.shape[1::-1], strict=False))
-        rows, step = zip(scales, region_around(face).to_frame().tolist(), strict=True), SIDE_PX / _SAMPLES
+        rows, step = zip(scales, Region.around(face).to_frame().tolist(), strict=True), SIDE_PX / _SAMPLES
         matrix = np.array(
             [[a * step * scale, b * step * scale, start * scale + (scale - 1) / 2] for scale, (a, b, start) in rows]
         )
@@ -160,7 +163,7 @@ def _averaged(samples: NDArray[Any]) -> Float32Array:
 
 def look_of(picture: Picture, face: Face) -> Float32Array | None:
     """The look of `face`, float32 `(n,)` of length 1; None if the picture is flat there."""
-    upright = cut(picture, region_around(face))[0]
+    upright = Region.around(face).cut(picture)[0]
     grid = upright.reshape(3, _GRID, _BLOCK_PX, _GRID, _BLOCK_PX).mean(axis=(2, 4))
     levels = np.log(grid[:, _FACE_AND_HAIR] + _DARK)
     levels -= levels.mean(axis=1, keepdims=True)

@@ -9,15 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latentsync_trt.face.align import cut, mouth_mask, rescaled
-from latentsync_trt.types import (
-    AlignedFace,
-    Complex128Array,
-    Float32Array,
-    Float64Array,
-    Picture,
-    UInt8Array,
-    UInt16Array,
-)
+from latentsync_trt.types import AlignedFace, Float32Array, Float64Array, Picture, UInt8Array, UInt16Array
 
 SIDE_PX = 224
 CROP_PX = (120, 160)
@@ -120,7 +112,7 @@ def covering(source: Float32Array, painted: Float32Array, reach_px: float) -> tu
     return points.view(np.float64).astype(np.float32).reshape(source.shape), painted
 
 
-def _as_complex(points: Float32Array) -> Complex128Array:
+def _as_complex(points: Float32Array) -> NDArray[np.complex128]:
     """A copy of points `(n, 2)` as x + iy."""
     return points.astype(np.float64, "C").view(np.complex128)[:, 0]
 

@@ -4,21 +4,12 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from functools import partial
 
 import numpy as np
 
+from latentsync_trt.face import identity
 from latentsync_trt.face.geometry import area, checked, overlap, turn, usable
-from latentsync_trt.face.identity import (
-    MOST_COMPARED,
-    Change,
-    People,
-    Surroundings,
-    View,
-    change_of,
-    is_elsewhere,
-    look_of,
-)
+from latentsync_trt.face.identity import Change, View
 from latentsync_trt.types import Face, FaceDetector, Float32Array, Frame, Picture, UInt8Array, YuvPlanes
 
 _CONTINUES_IOU = 0.3
@@ -67,7 +58,7 @@ class _Track:
     track_id: int
     person: int
     face: Face
-    shot: deque[Surroundings] = field(default_factory=lambda: deque(maxlen=MOST_COMPARED))
+    shot: deque[identity.Surroundings] = field(default_factory=lambda: deque(maxlen=identity.MOST_COMPARED))
     before: Face | None = None
     lost_s: Fraction | None = None
 
@@ -96,7 +87,7 @@ class FaceTracker:
         self._detector, self._small = detector, small
         self._follow: Callable[[Picture, Face], Face | None] | None = getattr(detector, "follow", None)
         self._search: Callable[..., list[Face]] | None = self._follow and getattr(detector, "search", None)
-        self._people = People()
+        self._people = identity.People()
         self._tracks: list[_Track] = []
         self._next_id, self._shot, self._now_s = 0, -1, Fraction(0)
         self._searched_s = self._searched_small_s = -HALF_S
@@ -121,13 +112,12 @@ class FaceTracker:
             time_s: ascending. planes: of the same picture, perhaps with other pixels; its luma is compared, if given.
             overview: gives the picture as uint8 `(h, w, 3)` RGB of at least 192 px, for the search; None = `picture`.
         """
-        view, self._now_s = View(picture, planes), time_s
-        search = partial(self._usable, view, overview or partial(np.asarray, picture))
+        view, self._now_s = View(picture, planes, overview), time_s
         self._tracks = [one for one in self._tracks if one.lost_s is None or self._now_s - one.lost_s <= HALF_S]
         live = [track for track in self._tracks if track.lost_s is None]
-        found = search(()) if self._follow is None else None
+        found = self._usable(view, ()) if self._follow is None else None
         kept, changes = self._continued(view, live, found)
-        elsewhere = self._scene is None or is_elsewhere(self._scene, view.scene)
+        elsewhere = self._scene is None or identity.is_elsewhere(self._scene, view.scene)
         is_cut = sum((elsewhere, "scene" in changes, not kept)) >= 2
         if is_cut:  # a face that is like one before and at its place is a coincidence
             self._begin_shot()
@@ -135,7 +125,7 @@ class FaceTracker:
         if found is None:
             lost = not kept or changes or len(self._tracks) > len(kept)
             due = lost or self._now_s - self._searched_s >= HALF_S
-            found = search([track.face for track in kept], small=not kept) if due else []
+            found = self._usable(view, [track.face for track in kept], small=not kept) if due else []
         new = [face for face in found if all(face is not track.face for track in kept)]
         if new and live and not kept and not is_cut and not any(self._lost(view, face, kept) for face in new):
             self._begin_shot()  # all faces are others
@@ -148,16 +138,14 @@ class FaceTracker:
         faces = tuple(TrackedDetection(track.track_id, track.person, track.face) for track in order)
         return FrameFaces(self._shot, faces, self._why_none)
 
-    def near(self, picture: Picture, tracked: TrackedDetection) -> TrackedDetection | None:
-        """The same face in a neighboring picture, or None where it is not seen or looks like someone else."""
-        face = self._near(picture, tracked.face, tracked.face)
-        if face is None or not self.is_seen(picture, face, tracked.person):
-            return None
-        return TrackedDetection(tracked.track_id, tracked.person, face)
+    def near(self, picture: Picture, expected: Face, last: Face) -> Face | None:
+        """The usable face near the place of `expected` that continues `last`."""
+        face = None if self._follow is None else self._follow(picture, expected)
+        return face if face and usable(face) and overlap(last, [face]) >= _CONTINUES_IOU else None
 
     def is_seen(self, picture: Picture, face: Face, person: int) -> bool:
         """Whether the picture looks like `person` at the place of `face`, so nothing covers it."""
-        return self._people.is_likely(person, face, look_of(picture, face))
+        return self._people.is_likely(person, face, identity.look_of(picture, face))
 
     def _begin_shot(self) -> None:
         self._shot += 1
@@ -169,7 +157,7 @@ class FaceTracker:
         changes: list[Change] = []
         for track, face in self._at_their_places(view, live, found):
             around = view.around(face)
-            change = change_of(track.shot, around)
+            change = identity.change_of(track.shot, around)
             track.shot.append(around)
             if change == "none":
                 track.before, track.face = track.face, face
@@ -186,7 +174,7 @@ class FaceTracker:
     def _at_their_places(self, view: View, live: list[_Track], found: list[Face] | None) -> list[tuple[_Track, Face]]:
         """Tracks with the faces that continue them, among those `found`, or by following."""
         if found is None:
-            near = [(track, self._near(view.picture, track.predicted(), track.face)) for track in live]
+            near = [(track, self.near(view.picture, track.predicted(), track.face)) for track in live]
             return [(track, face) for track, face in near if face is not None]
         pairs = [(overlap(track.face, [face]), t, f) for t, track in enumerate(live) for f, face in enumerate(found)]
         matched: dict[int, int] = {}
@@ -202,14 +190,7 @@ class FaceTracker:
         mine, its = (self._people.distance(one.person, view.look(other.face)) for one in (track, other))
         return (mine, track.track_id) > (its, other.track_id)
 
-    def _near(self, picture: Picture, expected: Face, last: Face) -> Face | None:
-        """The usable face near the place of `expected` that continues `last`."""
-        face = None if self._follow is None else self._follow(picture, expected)
-        return face if face and usable(face) and overlap(last, [face]) >= _CONTINUES_IOU else None
-
-    def _usable(
-        self, view: View, overview: Callable[[], UInt8Array], known: Sequence[Face], *, small: bool = False
-    ) -> list[Face]:
+    def _usable(self, view: View, known: Sequence[Face], *, small: bool = False) -> list[Face]:
         """Usable faces of a search, largest first; `small`: look for small ones, too, if that was not just done."""
         self._searched_s = self._now_s
         if self._search is None:
@@ -219,7 +200,7 @@ class FaceTracker:
             small = (small or self._small) and not is_recent
             if small:
                 self._searched_small_s = self._now_s
-            faces = self._search(view.picture, overview(), known, small=small)
+            faces = self._search(view.picture, view.overview(), known, small=small)
         fine = [face for face in faces if usable(face) and overlap(face, known) <= _SAME_FACE_IOU]
         if not fine and not known:
             if any(usable(face, turned=True) for face in faces):
@@ -344,19 +325,17 @@ class LookAhead:
 
     def _follow_back(self, sighting: TrackedDetection, earlier: Sequence[_Held]) -> None:
         for held in earlier:
-            found = self._tracker.near(held.picture, sighting)
-            if found is None or not held.add(found):
+            face = self._tracker.near(held.picture, sighting.face, sighting.face)
+            if face is None or not self._tracker.is_seen(held.picture, face, sighting.person):
                 return
-            sighting = found
+            sighting = replace(sighting, face=face)
+            if not held.add(sighting):
+                return
 
 
 def _between(one: Face, other: Face, part: float) -> Face:
-
-    def mixed(a: Float32Array, b: Float32Array) -> Float32Array:
-        return np.asarray((1 - part) * a + part * b, np.float32)
-
-    landmarks = None
+    pairs = [(one.box, other.box), (one.points, other.points)]
     if one.landmarks is not None and other.landmarks is not None:
-        landmarks = mixed(one.landmarks, other.landmarks)
-    score = (1 - part) * one.score + part * other.score
-    return Face(mixed(one.box, other.box), mixed(one.points, other.points), score, landmarks)
+        pairs.append((one.landmarks, other.landmarks))
+    box, points, *landmarks = (np.asarray((1 - part) * a + part * b, np.float32) for a, b in pairs)
+    return Face(box, points, other.score, *landmarks)
