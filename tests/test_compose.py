@@ -96,7 +96,7 @@ def test_one_that_cannot_be_used_is_named(installed, name, message):
 @pytest.mark.parametrize(
     ("result", "message"),
     [
-        (np.zeros((64, 128, 3), np.float32), r"returned shape \(64, 128, 3\)"),
+        (np.zeros((64, 128, 3), np.float32), r"returned float32 \(64, 128, 3\)"),
         (np.full((64, 64, 3), np.nan, np.float32), "returned float32, NaN or infinity"),
     ],
     ids=["stretched", "NaN"],

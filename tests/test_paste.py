@@ -67,7 +67,7 @@ def paste(
     """With the points of the painted face."""
     frame, tracked, face = seen_face
     inspected = paster.inspect_face(frame, face, as_painted(painted), tracked)
-    patch = paster.paste(frame, face, as_painted(painted), inspected, paster.remember(track, time_s, inspected))
+    patch = composite(frame, face, as_painted(painted), paster.finish(track, time_s, inspected))
     return patch, inspected.painted_mesh
 
 

@@ -19,10 +19,8 @@ _ENLARGE_NUMERATOR, _ENLARGE_DENOMINATOR = 28, 10 * 256
 
 _NEW_BIAS_SHARE = 0.8
 """Weight of the current frame in the running mean of the nose residual."""
-
 OUTSIDE = 127
 """Level of crop pixels outside the frame."""
-
 LATENT_SCALE = 8
 """Face pixels per latent pixel."""
 
@@ -52,17 +50,14 @@ def crop_size_px(resolution: int) -> tuple[int, int]:
 def align(points: Float32Array, bias: complex | None, resolution: int) -> tuple[Float64Array, complex]:
     """Returns the similarity transform `(2, 3)` from frame to crop pixels, and the `bias` for the track's next frame.
 
-    Orthogonal Procrustes, with both point sets centered and divided by their standard deviation.
-    The nose residual (template minus face, normalized, before rotation) is averaged over the track
-    and added unscaled to the translation, as in the networks' training data.
+    Orthogonal Procrustes, with both point sets centered and divided by their standard deviation. The nose residual
+    (template minus face, normalized, before rotation) is averaged over the track and added unscaled to the translation,
+    as in the networks' training data. Raises `InputError` if the points coincide or are not finite.
 
     Args:
         points: `(3, 2)` float32: left brow, right brow, nose, in frame pixels.
         bias: the averaged nose residual, x + iy; None at the start of a track.
         resolution: the network's H = W in pixels.
-
-    Raises:
-        InputError: the points coincide or are not finite.
     """
     face, face_center, face_spread = _normalized([complex(*point) for point in points.tolist()])
     pose, pose_center, pose_spread = _pose(resolution)
@@ -135,10 +130,7 @@ def rescaled(face: AlignedFace, size_px: tuple[int, int]) -> Float64Array:
 def frame_rectangle(
     matrix: Float64Array, size_px: tuple[int, int], frame_shape: tuple[int, ...], margin_px: int
 ) -> tuple[int, int, int, int]:
-    """Left, top, right, bottom (exclusive) of a crop in the frame plus `margin_px`, clipped to the frame.
-
-    Empty for a crop outside the frame.
-    """
+    """Left, top, right, bottom (exclusive) of a crop in the frame plus `margin_px`, clipped to the frame."""
     starts, ends = list[int](), list[int]()
     for (along, across, start), length in zip(inverse(matrix).tolist(), frame_shape[1::-1], strict=True):
         # To the centers of the crop's corner pixels.
@@ -172,8 +164,7 @@ def composed(first: Float64Array, then: Float64Array) -> Float64Array:
 def mouth_mask(resolution: int) -> Float32Array:
     """The mask of an aligned face, H = W = `resolution`: float32 `(H, W)`, 1 = kept, 0 = generated; read-only.
 
-    Resized as in training, by Lanczos' filter in 8 bits: near the outline, values are in between at other sizes than
-    256 px.
+    Resized as in training, by Lanczos' filter in 8 bits: at other sizes than 256 px, it has values in between.
     """
     rows, columns = np.arange(_DRAWN_PX)[:, None], np.arange(_DRAWN_PX)
     left, right = (np.rint(np.interp(rows, at, edge)) for at, edge in (_LEFT, _RIGHT))
@@ -187,10 +178,8 @@ def mouth_mask(resolution: int) -> Float32Array:
 
 
 def latent_mask(resolution: int) -> Float32Array:
-    """`mouth_mask` on the latent grid: float32 `(h, w)` in [0, 1], the top-left pixel of each 8×8 block.
-
-    This is nearest-neighbor resizing, as in training.
-    """
+    """`mouth_mask` on the latent grid: float32 `(h, w)` in [0, 1], the top-left pixel of each 8×8 block, as in
+    training."""
     return np.ascontiguousarray(mouth_mask(resolution)[::LATENT_SCALE, ::LATENT_SCALE])
 
 

@@ -21,13 +21,10 @@ T = TypeVar("T")
 
 FADE_S = Fraction(4, 25)
 """Time between a frame that shows none of a painted face and one that shows all of it."""
-
 Shares = dict[int, Fraction]
 """How much of each person's painted face shows, in ]0, 1]."""
-
 PaintedPeople = tuple[Fraction, set[int], int | None]
 """Time of a frame, whose faces are painted in it, and the number of its shot, None where no face was searched."""
-
 LARGEST = FaceChoice("largest")
 _PATIENCE_S = 1
 
@@ -47,12 +44,9 @@ def check_people(wanted: Collection[int], people: Collection[int], where: str) -
 
 
 class Chooser:
-    """Follows a choice through a clip.
-
-    The largest, leftmost or rightmost face of a shot's first frame with faces stays chosen in that
-    shot; while its person is away for longer than a second, another is chosen in the same way. The
-    one at a place is chosen once, and kept in all shots.
-    """
+    """Follows a choice through a clip: the largest, leftmost or rightmost face of a shot's first frame with faces stays
+    chosen in that shot; while its person is away for longer than a second, another is chosen in the same way. The one
+    at a place is chosen once, and kept in all shots."""
 
     def __init__(self, choice: FaceChoice | Mapping[int, int]) -> None:
         self._speakers = speakers_of(choice)
@@ -110,11 +104,8 @@ class Runs:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrackedFace:
-    """The face in one frame.
-
-    `track_id` changes whenever the face is not that of the previous frame, or its shot ended there. `matrix (2, 3)`
-    float64: frame pixels → crop pixels.
-    """
+    """The face in one frame. `track_id` changes where it is not that of the previous frame, or its shot ended.
+    `matrix (2, 3)` float64: frame pixels → crop pixels."""
 
     face: Face
     track_id: int
@@ -149,7 +140,8 @@ def faded(
     """
     held: deque[tuple[T, Fraction, Shares]] = deque()
     begins_s: dict[int, Fraction | None] = {}
-    last_s, last_shot = None, None
+    last_s: Fraction | None = None
+    last_shot: int | None = None
     with closing(items):
         for item in items:
             time_s, people, shot = painted_in(item)

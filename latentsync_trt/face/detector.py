@@ -19,20 +19,16 @@ _MESH = "face_mesh"
 _SAME_BOX_IOU, _KEYPOINTS = 0.3, 6
 _LOGIT_LIMIT = 80.0
 """Larger logits mean a probability of 0 or 1, and the exponential could overflow."""
-
 _LEAST_LOGIT = 0.0
 """Of a mesh: a probability of one half."""
 _MAX_FACES = 8
 """Most candidates that the mesh network examines per frame or tile, best first."""
-
 _CERTAIN_LOGIT = 14.0
 """Upside down, a forehead looks like a chin: the mesh converges on faces that are turned by 180° to its region, with
 logits of up to 9.1 in 220 pictures; on those that are not, logits begin at 18.9."""
-
 _SAME_FACE_IOU = 0.4
 _MAX_MESH_RUNS = 8
 """For a head turned by 45° to 90°, the mesh needs up to seven runs from BlazeFace's box to converge."""
-
 TILE_PX = 480
 """A tenth of it is the smallest face that is worth painting: BlazeFace finds nine of ten faces that
 are a tenth as high as its square picture or more."""
@@ -128,8 +124,8 @@ class MediaPipeDetector:
     def _converged(self, frame: Picture, region: Region) -> tuple[Face | None, float]:
         """The face in or near `region`, if there is one, and the logit of its score.
 
-        The mesh runs again on the region of its own result until that stops moving; before, its
-        points lie beside the face although the score is 1.
+        The mesh runs again on the region of its own result until that stops moving; before, its points lie beside the
+        face although the score is 1.
         """
         for _ in range(_MAX_MESH_RUNS):
             found = self.mesh_in(frame, region)

@@ -22,7 +22,6 @@ _MEANS = np.repeat(np.eye(3), [len(_LEFT_BROW), len(_RIGHT_BROW), len(_NOSE)], a
 _MEANS /= _MEANS.sum(axis=1, keepdims=True)
 _REGION_SCALE = 1.5
 """Side of FaceMesh's square region, relative to the face's longer side."""
-
 _CONVERGED_SHIFT = 0.02
 """Fraction of its side by which a region may still move; talking heads move less per frame."""
 _CONVERGED_TURN = radians(3)
@@ -30,10 +29,9 @@ _CONVERGED_TURN = radians(3)
 LEAST_WIDTH_PX, LEAST_HEIGHT_PX = 28, 40
 """Half of the smallest faces of the training data: the search finds 19 of 20, with points as exact in relation to the
 face, and an open mouth is seen: it is 4 px high. Of faces of 32 px, the search finds 2 of 3."""
-LEAST_ASPECT, MOST_ASPECT = 0.2, 1.5
+_LEAST_ASPECT, _MOST_ASPECT = 0.2, 1.5
 """Ratios of width to height of a face to be aligned."""
-
-MOST_ROLL_DEG = 67.5
+_MOST_ROLL_DEG = 67.5
 """Halfway between a head tilted by 45°, which is about the most a sitting person does, and a picture turned by 90°."""
 
 
@@ -140,23 +138,19 @@ def area(face: Face) -> float:
 
 
 def usable(face: Face, *, turned: bool = False) -> bool:
-    """Whether a face, in square pixels, is large, frontal and upright enough to be aligned.
-
-    `turned`: whether it would be, but lies on its side or is upside down.
-    """
+    """Whether a face, in square pixels, is large, frontal and upright enough to be aligned; `turned`: or would be, but
+    lies on its side or is upside down."""
     width, height = (face.box[2:] - face.box[:2]).tolist()
     is_large = width >= LEAST_WIDTH_PX and height >= LEAST_HEIGHT_PX
-    is_whole = is_large and LEAST_ASPECT <= width / height <= MOST_ASPECT and bool(np.isfinite(face.points).all())
+    is_whole = is_large and _LEAST_ASPECT <= width / height <= _MOST_ASPECT and bool(np.isfinite(face.points).all())
     (left_x, left_y), (right_x, right_y) = face.points[:2].tolist()
     roll_deg = degrees(atan2(right_y - left_y, right_x - left_x))
-    return is_whole and (abs(roll_deg) > MOST_ROLL_DEG) is turned
+    return is_whole and (abs(roll_deg) > _MOST_ROLL_DEG) is turned
 
 
 def turn(points: Float32Array | Float64Array) -> Float64Array:
-    """How far faces with `points (…, 3, 2)` look aside: 0 is frontal, 0.5 about 45°.
-
-    It is the distance of the nose from the middle between the brows, along the brows, in distances between these.
-    """
+    """How far faces with `points (…, 3, 2)` look aside: 0 is frontal, 0.5 about 45°: the distance of the nose from the
+    middle between the brows, along the brows, in distances between these."""
     left, right, nose = np.moveaxis(points.astype(np.float64), -2, 0)
     across = right - left
     along = ((nose - (left + right) / 2) * across).sum(axis=-1)
@@ -164,11 +158,7 @@ def turn(points: Float32Array | Float64Array) -> Float64Array:
 
 
 def checked(found: object, source: object) -> list[Face]:
-    """The faces that the detector `source` returned.
-
-    Raises:
-        InputError: not a list of `Face` with finite arrays of the right shapes.
-    """
+    """The faces that the detector `source` returned; raises `InputError` if they are not as `FaceDetector` says."""
     if isinstance(found, list | tuple) and all(isinstance(face, Face) and _is_well_formed(face) for face in found):
         return list(found)
     raise InputError(

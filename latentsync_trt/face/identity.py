@@ -26,20 +26,17 @@ from latentsync_trt.types import Complex128Array, Face, Float32Array, Picture, U
 _LEAST_SHAPE_CHANGE, _LEAST_FACE_CHANGE = 0.04, 0.4
 """Both needed. Measured: cuts begin at 0.057 and 0.45. Within a shot fast heads reach 0.13 and 0.28, and moving light
 0.08 and 0.73; both limits together are reached only at 4 pictures per second, and by captions on the face."""
-
 MOST_COMPARED, _GRADUAL_FACTOR = 12, 1.4
 """A dissolve of half a second, and pictures blended by a conversion between frame rates, change little at a time.
 Over half a second heads turn, too, so both limits are higher, and the scene must change as well."""
 _LEAST_SCENE_CHANGE = 0.5
 """Measured: up to 0.37 over half a second of a steady camera."""
-
 _CELLS = 16
 _SAMPLES_PER_CELL = 4
 _SAMPLES = _SAMPLES_PER_CELL * _CELLS
 """Per axis: enough to average noise and fine textures, and as fast for an 8K picture as for a small one."""
 _LEAST_CONTRAST = 1.0
 """Standard deviation in levels below which a picture is flat: what is left is noise."""
-
 _TINY = float(np.finfo(np.float32).tiny)
 
 _LUMA_SIDE_PX = 256

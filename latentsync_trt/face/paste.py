@@ -27,11 +27,9 @@ _RESIZE_GRAPH = Path(__file__).resolve().parents[1] / "assets" / "graphs" / "res
 _BORDER_EROSION_PX = 2
 _EDGE_DIVISOR = 20
 """Width of the soft edge of a whole crop: 1/20 of the pasted square's side."""
-
 _FEATHER_PERCENT = 1.25
 """The mouth mask fades over this part of the pasted square's side: wide enough to hide the seam,
 and narrow enough not to show the source's lips."""
-
 _SPREAD_PX = 1
 """How far resizing and warping blur the outline of the mask, in frame pixels."""
 
@@ -40,7 +38,6 @@ _WARP_MARGIN_PX = 2
 
 _VISIBLE = 0.5 / 255
 """Smaller opacities change a sample by less than half an 8-bit level: no step that one could see, at any depth."""
-
 _CHIN_PERCENT = 2.0
 """How far a chin may reach below its outline, in percent of the crop's side: beards do."""
 
@@ -49,12 +46,8 @@ _REACH_PX = (2 * _FEATHER_PERCENT + _CHIN_PERCENT) / 100 * prod(CROP_PX) ** 0.5
 
 _HALF_LIVES_S = (0.04, 0.04, 0.125)
 """In the running means of both outlines and the color: light changes slowly, and its estimates are noisy."""
-
 _MEMORY_S = 1
 """The state of tracks that ended is dropped."""
-
-Means = tuple[Float32Array | None, ...]
-"""Of a track: the outlines `(36, 2)` of source and painted face in scene pixels, and color; None = not known (yet)."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -88,7 +81,7 @@ class InspectedFace:
 
 
 class Paster:
-    """Pastes painted faces: `inspect_face`, `remember` and `paste` each; the second in order, the others in any thread.
+    """How painted faces are fitted in: each by `inspect_face`, in any thread, then in order by `finish`.
 
     Args:
         mesher: finds the outline of painted faces.
@@ -97,10 +90,11 @@ class Paster:
 
     def __init__(self, mesher: MediaPipeDetector, *, paste: Paste = "face") -> None:
         self._mesher, self._whole = mesher, paste == "mask"
-        self._tracks: dict[int, tuple[Fraction, Means]] = {}
+        # Of each: the time and the running means of the outlines `(36, 2)` in scene pixels, and of the color.
+        self._tracks: dict[int, tuple[Fraction, tuple[Float32Array | None, ...]]] = {}
 
     def inspect_face(self, picture: Picture, face: AlignedFace, painted: UInt16Array, tracked: Face) -> InspectedFace:
-        """What the others need of the frame; more than half of the work."""
+        """What `finish` needs of the frame; more than half of the work."""
         matrix, source, result = scene_of(picture, face, painted)
         around, to_frame = align.moved_face(tracked, matrix), align.inverse(matrix)
         own, new = around.landmarks, self._mesher.mesh(result, around)
@@ -111,23 +105,13 @@ class Paster:
         color = None if own is None or new is None else correction(source, result, len(face.image), (own, new))
         return InspectedFace(to_frame, None if new is None else align.moved(new, to_frame), outlines, within, color)
 
-    def paste(
-        self, picture: Picture, face: AlignedFace, painted: UInt16Array, inspected: InspectedFace, means: Means
-    ) -> Patch:
-        """Returns the painted face as a patch of the frame; the mask alone decides where no outline is known.
-
-        Args: as those of `composite`; what `inspect_face` found, and what `remember` returned.
-        """
-        *steady, color = means
-        finish = Finish(self._to_paste(steady, inspected.to_frame), inspected.within, color)
-        return composite(picture, face, painted, finish)
-
     def restart(self) -> None:
         """Forgets all tracks, so that what follows does not depend on what came before."""
         self._tracks.clear()
 
-    def remember(self, track_id: int, time_s: Fraction, inspected: InspectedFace) -> Means:
-        """The running means of a track with a new frame, at `time_s`, not before that of the last one."""
+    def finish(self, track_id: int, time_s: Fraction, inspected: InspectedFace) -> Finish:
+        """By the running means of a track with a new frame, at `time_s`, not before that of the last one. The mask
+        alone decides where no outline is known."""
         found = (*inspected.outlines, inspected.color)
         self._tracks = {key: each for key, each in self._tracks.items() if time_s - each[0] <= _MEMORY_S}
         last_s, old = self._tracks.get(track_id, (time_s, (None,) * len(found)))
@@ -135,7 +119,8 @@ class Paster:
         each = zip(old, found, _HALF_LIVES_S, strict=True)
         means = tuple(_mean(before, now, 0.5 ** (passed_s / half_s)) for before, now, half_s in each)
         self._tracks[track_id] = time_s, means
-        return means
+        *outlines, color = means
+        return Finish(self._to_paste(outlines, inspected.to_frame), inspected.within, color)
 
     def _to_paste(self, outlines: Sequence[Float32Array | None], back: Float64Array) -> tuple[Float32Array, ...]:
         """The outlines, by `back` in frame pixels, of what to paste; none for the whole mask, or if unknown."""

@@ -24,43 +24,32 @@ OVAL = np.array(
     ]
 )
 """FaceMesh's points on the outline of the face, clockwise from the forehead."""
-
 LIPS = np.array([*(61, 185, 40, 39, 37, 0, 267, 269, 270, 409), *(291, 375, 321, 405, 314, 17, 84, 181, 91, 146)])
 """FaceMesh's points on the outer edge of the lips, clockwise from the left corner in the image."""
-
 _OVAL_AND_LIPS = np.concatenate([OVAL, LIPS])
 
 _SIDE, _BELOW = 0.6, 0.85
 """Vertical components of directions, as seen from the center: from the one to the other, jaws become chins."""
-
 _FROM, _TO = 0.25, 0.6
 """Distances between the chins, as parts of the reach: below the one the patch's soft edge hides the lower chin; above
 the other all of the reach is needed. Less would leave a part of the lower chin, as a line."""
-
 _LEAST_LENGTH = 1e-12
 """Squared, of an edge; equal corners have none."""
-
 _SUBPIXEL_BITS = 4
 _SHRINK = 2
 """Faces are compared at half the scene's size: textures, which a network blurs, do not count as contrast."""
-
 _WIDTH_PX = 6
 """Width of the ring in which they are compared: a tenth of the crop."""
-
 _INNER, _INSIDE, _AROUND = (np.ones((side_px, side_px), np.uint8) for side_px in (2 * _WIDTH_PX + 1, 3, 5))
 
 _HALF = 128
 """Of 255: pixels that are covered by half."""
-
 _LEAST_PX = 40
 """Fewer pixels of skin say nothing."""
-
 _RIDGE = 100.0
 """Variance in levels² below which a difference in contrast says little."""
-
 _SAME_SHARE = 0.85
 """Part of the ring that is compared, without the pixels that differ most: hair or another chin, not skin."""
-
 _MOST_GAIN, _MOST_SHIFT = 1.2, 20.0
 """Larger corrections, in 8-bit levels, mean that the two do not show the same."""
 
@@ -156,8 +145,8 @@ def correction(
 ) -> Float32Array | None:
     """Gain, and offset in levels, per channel: `(2, 3)` float32, which bring the painted face closest to the source's.
 
-    They are compared in a ring of skin: inside the edge of what is pasted and inside both faces,
-    without the lips. None if that is too small.
+    They are compared in a ring of skin: inside the edge of what is pasted and inside both faces, without the lips. None
+    if that is too small.
 
     Args:
         source, painted: pictures of `scene_of`. resolution_px: of the network.

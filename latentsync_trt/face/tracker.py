@@ -8,6 +8,7 @@ from fractions import Fraction
 import numpy as np
 
 from latentsync_trt.face import identity
+from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.face.geometry import area, checked, overlap, turn, usable
 from latentsync_trt.face.identity import Change, View
 from latentsync_trt.types import Face, FaceDetector, Float32Array, Frame, Picture, UInt8Array, YuvPlanes
@@ -77,16 +78,14 @@ class FaceTracker:
     another person ends it. People keep their number throughout.
 
     Args:
-        detector: one with a method `follow`, as that of `MediaPipeDetector`, also follows faces from frame to frame,
-            which is faster and steadier than detection; one that also has `search` finds new faces without
-            converting the whole picture.
+        detector: the built-in one also follows faces from frame to frame, which is faster and steadier than detection,
+            and finds new ones without converting the whole picture.
         small: whether each search looks for small faces, too; else only those do that have no other face to follow.
     """
 
     def __init__(self, detector: FaceDetector, *, small: bool = False) -> None:
         self._detector, self._small = detector, small
-        self._follow: Callable[[Picture, Face], Face | None] | None = getattr(detector, "follow", None)
-        self._search: Callable[..., list[Face]] | None = self._follow and getattr(detector, "search", None)
+        self._own = detector if isinstance(detector, MediaPipeDetector) else None
         self._people = identity.People()
         self._tracks: list[_Track] = []
         self._next_id, self._shot, self._now_s = 0, -1, Fraction(0)
@@ -115,7 +114,7 @@ class FaceTracker:
         view, self._now_s = View(picture, planes, overview), time_s
         self._tracks = [one for one in self._tracks if one.lost_s is None or self._now_s - one.lost_s <= HALF_S]
         live = [track for track in self._tracks if track.lost_s is None]
-        found = self._usable(view, ()) if self._follow is None else None
+        found = self._usable(view, ()) if self._own is None else None
         kept, changes = self._continued(view, live, found)
         elsewhere = self._scene is None or identity.is_elsewhere(self._scene, view.scene)
         is_cut = sum((elsewhere, "scene" in changes, not kept)) >= 2
@@ -140,7 +139,7 @@ class FaceTracker:
 
     def near(self, picture: Picture, expected: Face, last: Face) -> Face | None:
         """The usable face near the place of `expected` that continues `last`."""
-        face = None if self._follow is None else self._follow(picture, expected)
+        face = None if self._own is None else self._own.follow(picture, expected)
         return face if face and usable(face) and overlap(last, [face]) >= _CONTINUES_IOU else None
 
     def is_seen(self, picture: Picture, face: Face, person: int) -> bool:
@@ -193,14 +192,14 @@ class FaceTracker:
     def _usable(self, view: View, known: Sequence[Face], *, small: bool = False) -> list[Face]:
         """Usable faces of a search, largest first; `small`: look for small ones, too, if that was not just done."""
         self._searched_s = self._now_s
-        if self._search is None:
+        if self._own is None:
             faces = checked(self._detector.detect(np.asarray(view.picture)), self._detector)
         else:
             is_recent = self._scene is not None and self._now_s - self._searched_small_s < HALF_S
             small = (small or self._small) and not is_recent
             if small:
                 self._searched_small_s = self._now_s
-            faces = self._search(view.picture, view.overview(), known, small=small)
+            faces = self._own.search(view.picture, view.overview(), known, small=small)
         fine = [face for face in faces if usable(face) and overlap(face, known) <= _SAME_FACE_IOU]
         if not fine and not known:
             if any(usable(face, turned=True) for face in faces):

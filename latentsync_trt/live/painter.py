@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from latentsync_trt.face.paste import Paster, composite
 from latentsync_trt.live.frame import FRAME_S
 from latentsync_trt.live.planner import PlannedFrame
 from latentsync_trt.media.color import apply_patch
@@ -15,7 +16,6 @@ from latentsync_trt.types import Float32Array, Patch, UInt16Array, YuvPlanes
 
 if TYPE_CHECKING:
     from latentsync_trt.audio.streaming import StreamingAudioEncoder
-    from latentsync_trt.face.paste import Paster
     from latentsync_trt.live.idle import IdleLoop
     from latentsync_trt.sync.inpaint import Inpainter
 
@@ -31,7 +31,7 @@ class SessionPainter:
     """Paints for one session: `latents` and `decoded` in one thread, `patch` and `picture` in another."""
 
     def __init__(
-        self, inpainter: "Inpainter", loop: "IdleLoop", encoder: "StreamingAudioEncoder", paster: "Paster"
+        self, inpainter: "Inpainter", loop: "IdleLoop", encoder: "StreamingAudioEncoder", paster: Paster
     ) -> None:
         self._inpainter, self._loop, self._encoder, self._paster = inpainter, loop, encoder, paster
 
@@ -60,8 +60,7 @@ class SessionPainter:
         if target.face is None:
             raise ValueError("a target that was not cut out")
         inspected = self._paster.inspect_face(picture, target.face, painted, target.tracked)
-        means = self._paster.remember(0, position * FRAME_S, inspected)
-        return self._paster.paste(picture, target.face, painted, inspected, means)
+        return composite(picture, target.face, painted, self._paster.finish(0, position * FRAME_S, inspected))
 
     def picture(self, position: int, patch: Patch, share: float) -> YuvPlanes:
         """The frame with so much of its patch."""
