@@ -9,6 +9,7 @@ from math import ceil, floor, hypot, inf, sqrt
 import cv2
 import numpy as np
 
+from latentsync_trt.bundle.manifest import PIXELS_PER_LATENT
 from latentsync_trt.errors import InputError
 from latentsync_trt.types import AlignedFace, Face, Float32Array, Float64Array, Picture, UInt8Array
 
@@ -21,9 +22,6 @@ _NEW_BIAS_SHARE = 0.8
 """Weight of the current frame in the running mean of the nose residual."""
 OUTSIDE = 127
 """Level of crop pixels outside the frame."""
-LATENT_SCALE = 8
-"""Face pixels per latent pixel."""
-
 # Both sides of the region in the 256 × 256 picture of the public release, pixel for pixel: rows, and of
 # each the first generated column and the first kept one beyond. On straight lines in between, rounded.
 _DRAWN_PX = 256
@@ -56,8 +54,7 @@ def align(points: Float32Array, bias: complex | None, resolution: int) -> tuple[
 
     Args:
         points: `(3, 2)` float32: left brow, right brow, nose, in frame pixels.
-        bias: the averaged nose residual, x + iy; None at the start of a track.
-        resolution: the network's H = W in pixels.
+        bias: the averaged nose residual, x + iy; None at the start of a track. resolution: the network's H = W.
     """
     face, face_center, face_spread = _normalized([complex(*point) for point in points.tolist()])
     pose, pose_center, pose_spread = _pose(resolution)
@@ -180,7 +177,7 @@ def mouth_mask(resolution: int) -> Float32Array:
 def latent_mask(resolution: int) -> Float32Array:
     """`mouth_mask` on the latent grid: float32 `(h, w)` in [0, 1], the top-left pixel of each 8×8 block, as in
     training."""
-    return np.ascontiguousarray(mouth_mask(resolution)[::LATENT_SCALE, ::LATENT_SCALE])
+    return np.ascontiguousarray(mouth_mask(resolution)[::PIXELS_PER_LATENT, ::PIXELS_PER_LATENT])
 
 
 @cache

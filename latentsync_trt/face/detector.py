@@ -29,7 +29,7 @@ logits of up to 9.1 in 220 pictures; on those that are not, logits begin at 18.9
 _SAME_FACE_IOU = 0.4
 _MAX_MESH_RUNS = 8
 """For a head turned by 45° to 90°, the mesh needs up to seven runs from BlazeFace's box to converge."""
-TILE_PX = 480
+_TILE_PX = 480
 """A tenth of it is the smallest face that is worth painting: BlazeFace finds nine of ten faces that
 are a tenth as high as its square picture or more."""
 _MOST_ALONG = 9
@@ -164,13 +164,9 @@ def _anchors(model: BlazeModel) -> Float32Array:
 
 
 def _decoded(model: BlazeModel, boxes: Float32Array, scores: Float32Array) -> Float32Array:
-    """Faces in one image, best first: `(n, 4, 2)`, top left and bottom right of the box, left and
-    right eye, as fractions of the square input.
-
-    Args:
-        boxes: `(anchors, 16)` raw: center, size, then six key points, in input pixels relative to the anchor's center.
-        scores: `(anchors,)` logits.
-    """
+    """Faces in one image, best first: `(n, 4, 2)`, top left and bottom right of the box, left and right eye, as
+    fractions of the square input. `boxes`: `(anchors, 16)`: center, size, then six key points, in input pixels relative
+    to the anchor's center; `scores`: `(anchors,)` logits."""
     logits = np.clip(scores.astype(np.float64), -_LOGIT_LIMIT, _LOGIT_LIMIT)
     probabilities = (1 / (1 + np.exp(-logits))).astype(np.float32)
     found = np.flatnonzero(probabilities >= model.least_score)
@@ -204,9 +200,9 @@ def _is_inside(points: Float32Array, face: Face) -> bool:
 def tiles(width_px: int, height_px: int) -> list[tuple[int, int, int]]:
     """Left, top and side of overlapping squares that cover a picture; none for one hardly larger than a tile."""
     longest = max(width_px, height_px)
-    if longest * (1 - _OVERLAP) < TILE_PX:
+    if longest * (1 - _OVERLAP) < _TILE_PX:
         return []
-    side = max(TILE_PX, ceil(longest / (1 + (_MOST_ALONG - 1) * (1 - _OVERLAP))))
+    side = max(_TILE_PX, ceil(longest / (1 + (_MOST_ALONG - 1) * (1 - _OVERLAP))))
     return [(left, top, side) for top in _starts(height_px, side) for left in _starts(width_px, side)]
 
 

@@ -88,16 +88,15 @@ class Region:
     def place(self) -> tuple[slice, slice]:
         """Rows and columns of a frame that `cut` reads; they may reach beyond its right and lower edges."""
         # To the corners, and to the neighbors of bilinear samples.
-        reach = self.side_px / 2 * (abs(cos(self.angle)) + abs(sin(self.angle))) + 2 * max(self._shrink(), 1) + 1
+        reach = (
+            self.side_px / 2 * (abs(cos(self.angle)) + abs(sin(self.angle))) + 2 * max(self.side_px // SIDE_PX, 1) + 1
+        )
         y, x = ((max(center - reach, 0), max(center + reach, 0)) for center in (self.y_px, self.x_px))
         return slice(int(y[0]), int(y[1])), slice(int(x[0]), int(x[1]))
 
-    def _shrink(self) -> int:
-        return int(self.side_px // SIDE_PX)
-
     def cut(self, frame: Picture) -> Float32Array:
         """What is there as the network's input: float32 `(1, 3, 192, 192)` in [0, 1], black outside the frame."""
-        shrink, (rows, columns) = self._shrink(), self.place()
+        shrink, (rows, columns) = int(self.side_px // SIDE_PX), self.place()
         part, matrix = frame[rows, columns], self.to_frame()
         matrix[:, 2] -= columns.start, rows.start
         if 0 in part.shape:

@@ -10,7 +10,7 @@ mean, so that brightness and a tint of the light do not count. Measured on six p
 pictures: pictures of one person are up to 0.35 apart (95 %), of two people 0.44 or more.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from math import sqrt
@@ -37,14 +37,12 @@ _SAMPLES = _SAMPLES_PER_CELL * _CELLS
 """Per axis: enough to average noise and fine textures, and as fast for an 8K picture as for a small one."""
 _LEAST_CONTRAST = 1.0
 """Standard deviation in levels below which a picture is flat: what is left is noise."""
-_TINY = float(np.finfo(np.float32).tiny)
-
 _LUMA_SIDE_PX = 256
 
-SAME_PERSON = 0.36
+_SAME_PERSON = 0.36
 SAME_PLACE_AND_PERSON = 0.43
 """Limit for a face at the place where the person was just seen."""
-SAME_PLACE_IOU = 0.3
+_SAME_PLACE_IOU = 0.3
 
 _GRID = 16
 _BLOCK_PX = SIDE_PX // _GRID
@@ -67,8 +65,7 @@ class Surroundings:
     """What is compared of a frame.
 
     `scene`: the whole picture; `face`: the upright face and what is around; both luma levels less their mean, float32
-    `(256,)`.
-    `shape (n,)` complex128: the landmarks as x + iy, centered, with a mean square of 1; None if there are none.
+    `(256,)`. `shape (n,)`: the landmarks as x + iy, centered, with a mean square of 1; None if there are none.
     """
 
     scene: Float32Array
@@ -77,11 +74,8 @@ class Surroundings:
 
 
 class View:
-    """A frame, `picture` with square pixels; its luma is that of `planes`, if given, perhaps with other pixels.
-
-    `scene`: see `Surroundings`. `look`: of a face, see `look_of`, computed once. `overview`: makes a picture for the
-    search.
-    """
+    """A frame, `picture` with square pixels; luma of `planes`, if given, perhaps with other pixels. `scene`: see
+    `Surroundings`. `look`: of a face, see `look_of`, computed once. `overview`: makes a picture for the search."""
 
     def __init__(
         self, picture: Picture, planes: YuvPlanes | None, overview: Callable[[], UInt8Array] | None = None
@@ -107,7 +101,7 @@ class View:
         shape: Complex128Array = face.landmarks.astype(np.float64, "C").view(np.complex128)[:, 0]
         shape -= shape.mean()
         size = sqrt(np.vdot(shape, shape).real / len(shape))
-        shape /= max(size, _TINY)
+        shape /= size or 1
         return Surroundings(self.scene, _averaged(around), shape)
 
 
@@ -168,40 +162,26 @@ def look_of(picture: Picture, face: Face) -> Float32Array | None:
     return None if size < _LEAST_COLOR_CONTRAST * levels.size**0.5 else np.asarray(levels.ravel() / size, np.float32)
 
 
-class People:
-    """The people seen so far, by number."""
+class Person:
+    """Someone who was seen, by `number`, and remembered by looks and the last face."""
 
-    def __init__(self) -> None:
-        self._looks: list[list[Float32Array]] = []
-        self._faces: list[Face] = []
+    def __init__(self, number: int, face: Face) -> None:
+        self.number, self._face = number, face
+        self._looks: list[Float32Array] = []
 
-    def find(self, face: Face, look: Float32Array | None, visible: Collection[int]) -> int | None:
-        """Who has this face, among those who were seen and are not `visible` now; None if no one."""
-        absent = (person for person in range(len(self._looks)) if person not in visible)
-        likely = (person for person in absent if self.is_likely(person, face, look))
-        return min(likely, key=lambda person: self.distance(person, look), default=None)
+    def is_likely(self, face: Face, look: Float32Array | None) -> bool:
+        """Whether `face` can be that of the person; where neither has a look, the place decides."""
+        here = overlap(self._face, [face]) >= _SAME_PLACE_IOU
+        if look is None or not self._looks:
+            return here and (look is None) == (not self._looks)
+        return self.distance(look) <= (SAME_PLACE_AND_PERSON if here else _SAME_PERSON)
 
-    def add(self, face: Face) -> int:
-        self._looks.append([])
-        self._faces.append(face)
-        return len(self._faces) - 1
-
-    def is_likely(self, person: int, face: Face, look: Float32Array | None) -> bool:
-        """Whether `face` can be that of `person`; where neither has a look, the place decides."""
-        here = overlap(self._faces[person], [face]) >= SAME_PLACE_IOU
-        if look is None or not self._looks[person]:
-            return here and (look is None) == (not self._looks[person])
-        return self.distance(person, look) <= (SAME_PLACE_AND_PERSON if here else SAME_PERSON)
-
-    def distance(self, person: int, look: Float32Array | None) -> float:
+    def distance(self, look: Float32Array | None) -> float:
         """How unlike the person's other looks this one is: 0 = the same, 1 = unrelated; 0 where nothing is known."""
-        if look is None or not self._looks[person]:
-            return 0.0
-        return 1.0 - float(np.max(np.stack(self._looks[person]) @ look))
+        return 0.0 if look is None or not self._looks else 1.0 - float(np.max(np.stack(self._looks) @ look))
 
-    def learn(self, person: int, face: Face, look: Float32Array | None) -> None:
-        self._faces[person] = face
-        looks = self._looks[person]
-        if look is not None and (not looks or self.distance(person, look) > _NEW_LOOK):
-            looks.append(look)
-            del looks[1:-_MOST_LOOKS]  # the first one stays
+    def learn(self, face: Face, look: Float32Array | None) -> None:
+        self._face = face
+        if look is not None and (not self._looks or self.distance(look) > _NEW_LOOK):
+            self._looks.append(look)
+            del self._looks[1:-_MOST_LOOKS]  # the first one stays

@@ -206,18 +206,18 @@ def paste(
     place, corner = align.shifted(matrix, left, top), np.array([left, top], np.float32)
     outlines, within = ([each - corner for each in shapes] for shapes in (finish.outlines, finish.within))
     weight = _weight(opacity, (width, height), place, (right - left, bottom - top), outlines, within)
-    rows, columns = _around(weight)
-    weight = weight[rows, columns]
+    x, y, wide, high = cv2.boundingRect((weight != 0).view(np.uint8))
+    weight = weight[y : y + high, x : x + wide]
     if not weight.size:
         return Patch(left, top, np.zeros((0, 0, 3), np.uint16), weight)
-    warped = _warp(crop, align.shifted(place, columns.start, rows.start), weight.shape[::-1])
+    warped = _warp(crop, align.shifted(place, x, y), weight.shape[::-1])
     if finish.gain_and_offset is not None:
         (red, green, blue), offset = finish.gain_and_offset.tolist()
         own = [[red, 0, 0, offset[0]], [0, green, 0, offset[1]], [0, 0, blue, offset[2]]]
         cv2.transform(warped, np.array(own, np.float32), dst=warped)
     rgb = np.empty(warped.shape, np.uint16)
     cv2.addWeighted(warped, 257, warped, 0, 0, dst=rgb, dtype=cv2.CV_16U)  # clips and rounds, too
-    return Patch(left + columns.start, top + rows.start, rgb, weight)
+    return Patch(left + x, top + y, rgb, weight)
 
 
 def _weight(
@@ -271,9 +271,3 @@ def _blurred(image: Float32Array, radius_px: tuple[int, int]) -> Float32Array:
     sigma_x, sigma_y = (0.3 * (radius - 1) + 0.8 for radius in radius_px)  # OpenCV's default differs for small kernels
     blurred = cv2.GaussianBlur(image, (2 * x + 1, 2 * y + 1), sigma_x, dst=image, sigmaY=sigma_y)
     return np.asarray(blurred, np.float32)
-
-
-def _around(values: Float32Array) -> tuple[slice, slice]:
-    """Rows and columns of all nonzero `values (H, W)`."""
-    left, top, width, height = cv2.boundingRect((values != 0).view(np.uint8))
-    return slice(top, top + height), slice(left, left + width)

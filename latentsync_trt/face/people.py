@@ -25,9 +25,6 @@ _LEAST_SEEN_S = 0.2
 """Someone who is seen for less in the whole clip is a passer-by at its edge, or no person."""
 _FRONTAL_TURN = 0.25
 """About 25°."""
-_WRONG_TAG = (
-    "its rotation tag is wrong; set it to 0, 90, 180 or 270: ffmpeg -display_rotation ANGLE -i in.mp4 -c copy out.mp4"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +148,8 @@ class FaceStats:
             return NoFaceError(f"{video}: shows faces, but never the chosen one; latentsync-trt faces shows them all")
         searched = f"any of the {self.searched} frames searched"
         if self.turned:
-            none = f"no upright face in {searched}, but {self.turned} with one"
-            return NoFaceError(f"{video}: {none} on its side or upside down; probably {_WRONG_TAG}")
+            none = f"no upright face in {searched}, but {self.turned} with one on its side or upside down"
+            cure = "set it to 0, 90, 180 or 270: ffmpeg -display_rotation ANGLE -i in.mp4 -c copy out.mp4"
+            return NoFaceError(f"{video}: {none}; probably its rotation tag is wrong; {cure}")
         least = f"be at least {LEAST_WIDTH_PX} px wide and {LEAST_HEIGHT_PX} px high"
         return NoFaceError(f"{video}: no face in {searched}; a face must look at the camera, and {least}")

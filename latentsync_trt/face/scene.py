@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
 
 import cv2
 import numpy as np
@@ -24,9 +23,8 @@ OVAL = np.array(
     ]
 )
 """FaceMesh's points on the outline of the face, clockwise from the forehead."""
-LIPS = np.array([*(61, 185, 40, 39, 37, 0, 267, 269, 270, 409), *(291, 375, 321, 405, 314, 17, 84, 181, 91, 146)])
+_LIPS = np.array([*(61, 185, 40, 39, 37, 0, 267, 269, 270, 409), *(291, 375, 321, 405, 314, 17, 84, 181, 91, 146)])
 """FaceMesh's points on the outer edge of the lips, clockwise from the left corner in the image."""
-_OVAL_AND_LIPS = np.concatenate([OVAL, LIPS])
 
 _SIDE, _BELOW = 0.6, 0.85
 """Vertical components of directions, as seen from the center: from the one to the other, jaws become chins."""
@@ -91,24 +89,19 @@ def covering(source: Float32Array, painted: Float32Array, reach_px: float) -> tu
     points, outline = _as_complex(source), _as_complex(painted)
     away = points - outline.mean()
     away /= np.maximum(np.abs(away), 1e-6)
-    below = _limited((away.imag - _SIDE) / (_BELOW - _SIDE))
+    below = np.clip((away.imag - _SIDE) / (_BELOW - _SIDE), 0, 1)
     (places,) = below.nonzero()
     if not places.size:
         return source, painted
     chin = slice(places[0], places[-1] + 1)
     parts = outside_px(source[chin], painted) / reach_px
-    points[chin] += away[chin] * (below[chin] * reach_px * _limited((parts - _FROM) / (_TO - _FROM)))
+    points[chin] += away[chin] * (below[chin] * reach_px * np.clip((parts - _FROM) / (_TO - _FROM), 0, 1))
     return points.view(np.float64).astype(np.float32).reshape(source.shape), painted
 
 
 def _as_complex(points: Float32Array) -> NDArray[np.complex128]:
     """A copy of points `(n, 2)` as x + iy."""
     return points.astype(np.float64, "C").view(np.complex128)[:, 0]
-
-
-def _limited(values: NDArray[np.floating[Any]], least: float = 0, most: float = 1) -> NDArray[np.floating[Any]]:
-    """`np.clip` takes three times as long for a few numbers."""
-    return np.minimum(np.maximum(values, least), most)
 
 
 def outside_px(points: Float32Array, outline: Float32Array) -> Float64Array:
@@ -120,7 +113,7 @@ def outside_px(points: Float32Array, outline: Float32Array) -> Float64Array:
     is_above = apart.imag > 0
     apart = apart[:, :-1]
     turned = apart * back  # dot product + i · cross product
-    along = _limited(turned.real / np.maximum((edges * back).real, _LEAST_LENGTH))
+    along = np.clip(turned.real / np.maximum((edges * back).real, _LEAST_LENGTH), 0, 1)
     # Of a horizontal line through the point: the edges that cross it on one side.
     crossed = (is_above[:, 1:] != is_above[:, :-1]) & ((turned.imag > 0) == (edges.imag > 0))
     distance = np.abs(apart - along * edges).min(axis=1)
@@ -166,9 +159,9 @@ def correction(
     shared = both.T @ both / np.float32(len(both))
     contrast, own = np.diag(shared).reshape(2, 3)
     alike = np.diag(shared, 3) / (np.sqrt(contrast * own) + _RIDGE)
-    gain = 1 + _limited(alike) * (np.sqrt((contrast + _RIDGE) / (own + _RIDGE)) - 1)
-    gain = _limited(gain, 1 / _MOST_GAIN, _MOST_GAIN)
-    shift = _limited(means[:3] - means[3:], -_MOST_SHIFT, _MOST_SHIFT)
+    gain = 1 + np.clip(alike, 0, 1) * (np.sqrt((contrast + _RIDGE) / (own + _RIDGE)) - 1)
+    gain = np.clip(gain, 1 / _MOST_GAIN, _MOST_GAIN)
+    shift = np.clip(means[:3] - means[3:], -_MOST_SHIFT, _MOST_SHIFT)
     return np.stack([gain, shift + (1 - gain) * means[3:]]).astype(np.float32)
 
 
@@ -177,9 +170,9 @@ def _ring(generated: UInt8Array, meshes: tuple[Float32Array, Float32Array]) -> N
     canvases = np.zeros((3, *generated.shape), np.uint8)
     one, other, lips = canvases
     for face, mesh in zip((one, other), meshes, strict=True):
-        oval, mouth = np.split(mesh[_OVAL_AND_LIPS] / np.float32(_SHRINK), [len(OVAL)])
-        _draw([oval], face)
-        _draw([mouth], lips)
+        shrunk = mesh / np.float32(_SHRINK)
+        _draw([shrunk[OVAL]], face)
+        _draw([shrunk[_LIPS]], lips)
     pasted = np.minimum(generated, np.maximum(one, other)) >= _HALF
     skin, inner = np.minimum(one, other, out=one), other
     cv2.erode(skin, _INSIDE, dst=skin)

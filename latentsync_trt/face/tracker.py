@@ -10,7 +10,7 @@ import numpy as np
 from latentsync_trt.face import identity
 from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.face.geometry import area, checked, overlap, turn, usable
-from latentsync_trt.face.identity import Change, View
+from latentsync_trt.face.identity import Change, Person, View
 from latentsync_trt.types import Face, FaceDetector, Float32Array, Frame, Picture, UInt8Array, YuvPlanes
 
 _CONTINUES_IOU = 0.3
@@ -57,7 +57,7 @@ class FrameFaces:
 @dataclass(slots=True, eq=False)
 class _Track:
     track_id: int
-    person: int
+    person: Person
     face: Face
     shot: deque[identity.Surroundings] = field(default_factory=lambda: deque(maxlen=identity.MOST_COMPARED))
     before: Face | None = None
@@ -86,12 +86,12 @@ class FaceTracker:
     def __init__(self, detector: FaceDetector, *, small: bool = False) -> None:
         self._detector, self._small = detector, small
         self._own = detector if isinstance(detector, MediaPipeDetector) else None
-        self._people = identity.People()
+        self._people: list[Person] = []
         self._tracks: list[_Track] = []
         self._next_id, self._shot, self._now_s = 0, -1, Fraction(0)
         self._searched_s = self._searched_small_s = -HALF_S
         self._scene: Float32Array | None = None
-        self._in_shot: set[int] = set()
+        self._in_shot: set[Person] = set()
         self._why_none = "no face"
 
     def restart(self) -> None:
@@ -134,7 +134,7 @@ class FaceTracker:
                 track.before, track.lost_s = None, self._now_s
         self._scene = view.scene
         order = sorted(kept, key=lambda track: track.track_id)
-        faces = tuple(TrackedDetection(track.track_id, track.person, track.face) for track in order)
+        faces = tuple(TrackedDetection(track.track_id, track.person.number, track.face) for track in order)
         return FrameFaces(self._shot, faces, self._why_none)
 
     def near(self, picture: Picture, expected: Face, last: Face) -> Face | None:
@@ -144,7 +144,7 @@ class FaceTracker:
 
     def is_seen(self, picture: Picture, face: Face, person: int) -> bool:
         """Whether the picture looks like `person` at the place of `face`, so nothing covers it."""
-        return self._people.is_likely(person, face, identity.look_of(picture, face))
+        return self._people[person].is_likely(face, identity.look_of(picture, face))
 
     def _begin_shot(self) -> None:
         self._shot += 1
@@ -186,7 +186,7 @@ class FaceTracker:
         """Whether two tracks show one face, and it looks more like the other's: someone passed in front."""
         if overlap(track.face, [other.face]) <= _SAME_FACE_IOU:
             return False
-        mine, its = (self._people.distance(one.person, view.look(other.face)) for one in (track, other))
+        mine, its = (one.person.distance(view.look(other.face)) for one in (track, other))
         return (mine, track.track_id) > (its, other.track_id)
 
     def _usable(self, view: View, known: Sequence[Face], *, small: bool = False) -> list[Face]:
@@ -215,7 +215,7 @@ class FaceTracker:
         """Continues lost tracks or begins new ones; where a search was made, learns how the others look."""
         if self._searched_s == self._now_s:
             for known in kept:
-                self._people.learn(known.person, known.face, view.look(known.face))
+                known.person.learn(known.face, view.look(known.face))
         for face in new:
             track = self._lost(view, face, kept) or self._begun(view, face, kept)
             if track is None:
@@ -224,7 +224,7 @@ class FaceTracker:
             track.shot.clear()
             track.shot.append(view.around(face))
             self._in_shot.add(track.person)
-            self._people.learn(track.person, face, view.look(face))
+            track.person.learn(face, view.look(face))
             kept.append(track)
 
     def _lost(self, view: View, face: Face, kept: list[_Track]) -> _Track | None:
@@ -233,19 +233,21 @@ class FaceTracker:
             track
             for track in self._tracks
             if track not in kept and _moved(track.face, face) <= _FARTHEST
-            if self._people.is_likely(track.person, face, look)
+            if track.person.is_likely(face, look)
         ]
-        return min(near, key=lambda track: self._people.distance(track.person, look), default=None)
+        return min(near, key=lambda track: track.person.distance(look), default=None)
 
     def _begun(self, view: View, face: Face, kept: list[_Track]) -> _Track | None:
         """A new track; None for an unknown face that may be half of someone of this shot who is missing."""
-        visible = {other.person for other in kept}
-        person = self._people.find(face, view.look(face), visible)
+        visible, look = {other.person for other in kept}, view.look(face)
+        likely = (person for person in self._people if person not in visible and person.is_likely(face, look))
+        person = min(likely, key=lambda person: person.distance(look), default=None)
         if person is None:
             if self._in_shot - visible and _is_half_hidden(face, [one.face for one in kept], view.picture.shape[1]):
                 self._searched_s = self._now_s - HALF_S  # looks again in the next frame
                 return None
-            person = self._people.add(face)
+            person = Person(len(self._people), face)
+            self._people.append(person)
         track = _Track(self._next_id, person, face)
         self._next_id += 1
         self._tracks = [*(other for other in self._tracks if other.person != person), track]
