@@ -30,8 +30,7 @@ _SAME_FACE_IOU = 0.4
 _MAX_MESH_RUNS = 8
 """For a head turned by 45° to 90°, the mesh needs up to seven runs from BlazeFace's box to converge."""
 _TILE_PX = 480
-"""A tenth of it is the smallest face that is worth painting: BlazeFace finds nine of ten faces that
-are a tenth as high as its square picture or more."""
+"""A tenth of it is the smallest face worth painting: of faces a tenth as high as its picture, BlazeFace finds 9 of 10."""
 _MOST_ALONG = 9
 """Tiles along the longer side; of larger pictures than 4K, larger tiles are taken."""
 _OVERLAP = 0.25
@@ -122,11 +121,8 @@ class MediaPipeDetector:
         return face
 
     def _converged(self, frame: Picture, region: Region) -> tuple[Face | None, float]:
-        """The face in or near `region`, if there is one, and the logit of its score.
-
-        The mesh runs again on the region of its own result until that stops moving; before, its points lie beside the
-        face although the score is 1.
-        """
+        """The face in or near `region`, if there is one, and the logit of its score: the mesh runs again on the region
+        of its own result until that stops moving; before, its points lie beside the face although the score is 1."""
         for _ in range(_MAX_MESH_RUNS):
             found = self.mesh_in(frame, region)
             if found is None:

@@ -88,9 +88,8 @@ class Region:
     def place(self) -> tuple[slice, slice]:
         """Rows and columns of a frame that `cut` reads; they may reach beyond its right and lower edges."""
         # To the corners, and to the neighbors of bilinear samples.
-        reach = (
-            self.side_px / 2 * (abs(cos(self.angle)) + abs(sin(self.angle))) + 2 * max(self.side_px // SIDE_PX, 1) + 1
-        )
+        to_corner = self.side_px / 2 * (abs(cos(self.angle)) + abs(sin(self.angle)))
+        reach = to_corner + 2 * max(self.side_px // SIDE_PX, 1) + 1
         y, x = ((max(center - reach, 0), max(center + reach, 0)) for center in (self.y_px, self.x_px))
         return slice(int(y[0]), int(y[1])), slice(int(x[0]), int(x[1]))
 

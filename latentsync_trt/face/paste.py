@@ -1,7 +1,6 @@
-"""Pastes painted faces into the frames of a clip; state per track keeps what is pasted steady.
+"""Pastes painted faces into the frames of a clip, of which only the rectangle around the face is read.
 
-Of a frame, only the rectangle around the face is read. OpenCV's results go where there is memory (`dst`): else
-each call asks for Python's lock once more, for which all stages wait.
+OpenCV's results go where there is memory (`dst`): else each call asks for Python's lock once more, for which all wait.
 """
 
 from collections.abc import Sequence
@@ -28,8 +27,7 @@ _BORDER_EROSION_PX = 2
 _EDGE_DIVISOR = 20
 """Width of the soft edge of a whole crop: 1/20 of the pasted square's side."""
 _FEATHER_PERCENT = 1.25
-"""The mouth mask fades over this part of the pasted square's side: wide enough to hide the seam,
-and narrow enough not to show the source's lips."""
+"""The mouth mask fades over this part of the pasted square's side: the seam is hidden, and the source's lips are."""
 _SPREAD_PX = 1
 """How far resizing and warping blur the outline of the mask, in frame pixels."""
 
@@ -52,12 +50,9 @@ _MEMORY_S = 1
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Finish:
-    """How what is pasted is fitted in.
-
-    `outlines`, `within`: shapes `(n, 2)` (x, y) in frame pixels; where given, what is pasted fades
-    out before the edge of the union of `outlines`, and nothing changes outside that of `within`.
-    `gain_and_offset (2, 3)`: of each channel, in levels; None = 1 and 0.
-    """
+    """How what is pasted is fitted in. `outlines`, `within`: shapes `(n, 2)` in frame pixels; where given, it fades out
+    before the edge of the union of `outlines`, and nothing changes outside that of `within`. `gain_and_offset (2, 3)`:
+    of each channel, in levels; None = 1 and 0."""
 
     outlines: tuple[Float32Array, ...] = ()
     within: tuple[Float32Array, ...] = ()
@@ -66,12 +61,9 @@ class Finish:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class InspectedFace:
-    """What a frame alone tells of a painted face.
-
-    `to_frame (2, 3)`: scene pixels → frame pixels. `painted_mesh`: FaceMesh's points of the painted face, float32
-    `(468, 2)` in frame pixels, None where there is no face. `outlines (36, 2)`: of the frame's own face and of the
-    painted one in the scene. `within`: see `Finish`. `color`: see `correction`.
-    """
+    """What a frame alone tells of a painted face. `to_frame (2, 3)`: scene → frame pixels. `painted_mesh`: FaceMesh's
+    points of it, float32 `(468, 2)` in frame pixels, None where there is no face. `outlines (36, 2)`: of the frame's
+    own face and the painted one in the scene. `within`: see `Finish`. `color`: see `correction`."""
 
     to_frame: Float64Array
     painted_mesh: Float32Array | None
@@ -141,8 +133,8 @@ def _mean(old: Float32Array | None, new: Float32Array | None, kept: float) -> Fl
 def composite(frame: Picture, face: AlignedFace, painted: UInt16Array, finish: Finish = Finish()) -> Patch:
     """Returns the smallest rectangle with all changed pixels of a frame; 0×0 if none is inside it.
 
-    Only the generated region replaces the frame, so that the skin around it stays sharp: the mask
-    is warped back like the picture and fades inwards, so that no pixel outside the region changes.
+    Only the generated region replaces the frame, so that the skin around it stays sharp: the mask is warped back like
+    the picture and fades inwards, so that no pixel outside the region changes.
 
     Args:
         frame: uint8 `(H, W, 3)` RGB. face: what was cut out of it, R × R; may lie partly outside.
@@ -166,16 +158,9 @@ def _opacity(resolution_px: int, size_px: tuple[int, int]) -> Float32Array:
 
 
 def resize_antialiased(image: Float32Array, size_px: tuple[int, int]) -> Float32Array:
-    """Bicubic resize (a = −0.5) with antialiasing, as PyTorch's `interpolate(antialias=True)`. Thread-safe.
-
-    By a small graph: in one call, and in half the time of other libraries' filters.
-
-    Args:
-        image: float32 `(H, W, C)`. size_px: width and height of the result.
-
-    Returns:
-        float32 `(height, width, C)`; values may overshoot the range of the input.
-    """
+    """Bicubic resize (a = −0.5) with antialiasing, as PyTorch's `interpolate(antialias=True)`, of `image`, float32
+    `(H, W, C)`, to width and height; values may overshoot. By a small graph, in half the time of other libraries'
+    filters. Thread-safe."""
     (resized,) = _resizer().run({"image": image[None], "size": np.array(size_px[::-1], np.int64)})
     return np.asarray(resized[0], np.float32)
 

@@ -61,13 +61,9 @@ def _generated(resolution_px: int) -> UInt8Array:
 
 
 def scene_of(picture: Picture, face: AlignedFace, painted: UInt16Array) -> tuple[Float64Array, UInt8Array, UInt8Array]:
-    """The head around an aligned `face`, before and after painting.
+    """The head around an aligned `face`, before and after it was `painted`, uint16 `(r, r, 3)` RGB, 257 × level.
 
-    Args:
-        picture: uint8 `(H, W, 3)` RGB. painted: uint16 `(r, r, 3)` RGB, 257 × level.
-
-    Returns:
-        `(2, 3)`, frame pixels → scene pixels; both pictures, uint8 `(224, 224, 3)` RGB, black outside the frame.
+    Returns `(2, 3)`, frame → scene pixels; both pictures, uint8 `(224, 224, 3)` RGB, black outside the frame.
     """
     matrix = rescaled(face, CROP_PX)
     matrix[:, 2] += _LEFT_PX, _TOP_PX

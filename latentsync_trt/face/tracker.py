@@ -24,8 +24,7 @@ _FARTHEST = 1.0
 _MOST_FACES = 12
 """Followed at once, the largest: each takes as long as the only one of most clips."""
 _MOTION = 0.5
-"""Part of the last movement by which the next is predicted. Heads stop and turn: with all of it,
-the mesh must run again more often."""
+"""Part of the last movement by which the next is predicted. Heads stop: with all of it, the mesh runs more often."""
 _MOST_TURN = 0.5
 """A face that looks farther aside is about to be lost."""
 _COVERED_IOU = 0.1
