@@ -30,7 +30,7 @@ _SAME_FACE_IOU = 0.4
 _MAX_MESH_RUNS = 8
 """For a head turned by 45° to 90°, the mesh needs up to seven runs from BlazeFace's box to converge."""
 _TILE_PX = 480
-"""A tenth of it is the smallest face worth painting: of faces a tenth as high as its picture, BlazeFace finds 9 of 10."""
+"""A tenth of it is the smallest face worth painting: BlazeFace finds 9 of 10 a tenth as high as its square picture."""
 _MOST_ALONG = 9
 """Tiles along the longer side; of larger pictures than 4K, larger tiles are taken."""
 _OVERLAP = 0.25
