@@ -38,10 +38,10 @@ class Detecting:
         return self.now(frame)
 
 
-class Following(Detecting, MediaPipeDetector):
+class Following(Detecting):
     """As the built-in one, which also follows."""
 
-    def search(self, picture: UInt8Array, *_: object, **__: bool) -> list[Face]:  # type: ignore[override]
+    def search(self, picture: UInt8Array, *_: object, **__: bool) -> list[Face]:
         return self.detect(picture)
 
     def follow(self, frame: UInt8Array, previous: Face) -> Face | None:

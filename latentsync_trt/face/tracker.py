@@ -4,14 +4,17 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
 from latentsync_trt.face import identity
-from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.face.geometry import area, checked, overlap, turn, usable
 from latentsync_trt.face.identity import Change, Person, View
 from latentsync_trt.types import Face, FaceDetector, Float32Array, Frame, Picture, UInt8Array, YuvPlanes
+
+if TYPE_CHECKING:
+    from latentsync_trt.face.detector import MediaPipeDetector
 
 _CONTINUES_IOU = 0.3
 """Least overlap with the box of the previous frame."""
@@ -77,14 +80,14 @@ class FaceTracker:
     another person ends it. People keep their number throughout.
 
     Args:
-        detector: the built-in one also follows faces from frame to frame, which is faster and steadier than detection,
-            and finds new ones without converting the whole picture.
+        detector: one with methods `follow` and `search`, as those of `MediaPipeDetector`, also follows faces, which is
+            faster and steadier than detection, and finds new ones without converting the whole picture.
         small: whether each search looks for small faces, too; else only those do that have no other face to follow.
     """
 
     def __init__(self, detector: FaceDetector, *, small: bool = False) -> None:
         self._detector, self._small = detector, small
-        self._own = detector if isinstance(detector, MediaPipeDetector) else None
+        self._own = cast("MediaPipeDetector", detector) if hasattr(detector, "search") else None
         self._people: list[Person] = []
         self._tracks: list[_Track] = []
         self._next_id, self._shot, self._now_s = 0, -1, Fraction(0)

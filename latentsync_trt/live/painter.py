@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from latentsync_trt.face.paste import Paster, composite
 from latentsync_trt.live.frame import FRAME_S
 from latentsync_trt.live.planner import PlannedFrame
 from latentsync_trt.media.color import apply_patch
@@ -16,6 +15,7 @@ from latentsync_trt.types import Float32Array, Patch, UInt16Array, YuvPlanes
 
 if TYPE_CHECKING:
     from latentsync_trt.audio.streaming import StreamingAudioEncoder
+    from latentsync_trt.face.paste import Paster
     from latentsync_trt.live.idle import IdleLoop
     from latentsync_trt.sync.inpaint import Inpainter
 
@@ -31,7 +31,7 @@ class SessionPainter:
     """Paints for one session: `latents` and `decoded` in one thread, `patch` and `picture` in another."""
 
     def __init__(
-        self, inpainter: "Inpainter", loop: "IdleLoop", encoder: "StreamingAudioEncoder", paster: Paster
+        self, inpainter: "Inpainter", loop: "IdleLoop", encoder: "StreamingAudioEncoder", paster: "Paster"
     ) -> None:
         self._inpainter, self._loop, self._encoder, self._paster = inpainter, loop, encoder, paster
 
@@ -53,6 +53,8 @@ class SessionPainter:
 
     def patch(self, position: int, painted: UInt16Array, *, begins: bool) -> Patch:
         """The painted face as a patch of its frame; `begins`: it does not depend on those before."""
+        from latentsync_trt.face.paste import composite
+
         if begins:
             self._paster.restart()
         index = self._loop.index(position)
