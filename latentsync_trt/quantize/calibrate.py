@@ -146,9 +146,9 @@ class Calibration:
         return open_model(self.bundle, self.selection, RuntimeOptions(), graphs)
 
     def _record(self) -> tuple[RecordedWindow, ...]:
-        asked, windows = self.options.windows, list[RecordedWindow]()
+        asked, windows, detector = self.options.windows, list[RecordedWindow](), MediaPipeDetector()
         wanted = -(-recorded_for(asked) // len(self.clips))
-        with closing(self._model(bundles.AUDIO_ENCODER, bundles.VAE_ENCODER)) as model, MediaPipeDetector() as detector:
+        with closing(self._model(bundles.AUDIO_ENCODER, bundles.VAE_ENCODER)) as model:
             for clip in self.clips:
                 windows += record(clip, wanted, model, detector, self._report(f"record {clip.video.name}"))
         if not windows:
