@@ -10,12 +10,13 @@ import numpy as np
 import torch
 from scipy.io import wavfile
 
+from latentsync_trt import RuntimeOptions, SyncOptions
 from latentsync_trt.errors import InputError
 from latentsync_trt.media.reader import probe, read_frames
 from latentsync_trt.media.writer import write_pictures
 from latentsync_trt.option_fields import field_name, file_fields, from_texts
 
-T = TypeVar("T")
+T = TypeVar("T", RuntimeOptions, SyncOptions)
 
 _LARGEST_DENOMINATOR = 1001  # of usual frame rates, as in 30000/1001
 
@@ -38,7 +39,7 @@ def read_images(path: Path, frames: int) -> torch.Tensor:
     info = probe(path)
     images = torch.empty((frames, info.height_px, info.width_px, 3))
     for frame in read_frames(path):
-        torch.divide(torch.tensor(frame.rgb), 255, out=images[frame.index])
+        images[frame.index] = torch.tensor(frame.rgb) / 255
     return images
 
 

@@ -113,7 +113,7 @@ class LoadBundle(io.ComfyNode):
     def define_schema(cls) -> io.Schema:
         names = [*(path.name for path in exported_bundles()), DEMO_NAME]
         place = f"Exported bundles in {os.environ[CHECKPOINTS_VARIABLE]}, and the small built-in one."
-        bundle = io.Combo.Input("bundle", options=names, default=default_bundle().name or names[0], tooltip=place)
+        bundle = io.Combo.Input("bundle", options=names, default=default_bundle()[0] or names[0], tooltip=place)
         what = "Execution provider; auto takes the fastest available."
         provider = io.Combo.Input("provider", options=list(PROVIDER_CHOICES), tooltip=what)
         return io.Schema(
@@ -200,14 +200,15 @@ class ChooseFace(io.ComfyNode):
     @classmethod
     def execute(cls, clip: Any, number: int) -> io.NodeOutput:
         from latentsync_trt.face.detector import MediaPipeDetector
-        from latentsync_trt.measure.page import write_contact_sheet
+        from latentsync_trt.face.people import summaries
+        from latentsync_trt.measure.page import contact_sheet, write_png
         from latentsync_trt.sync.faces import analyze
 
         with working_folder() as folder:
             frames = isinstance(clip, torch.Tensor)
             path = write_images(folder / "clip.mkv", clip, MODEL_FPS) if frames else video_file(clip, folder)
             tracks, portraits = analyze(path, MediaPipeDetector(), Bar())
-            write_contact_sheet(folder / "people.png", tracks, portraits)
+            write_png(folder / "people.png", contact_sheet(summaries(tracks), portraits))
             with Image.open(folder / "people.png") as sheet:
                 people = torch.tensor(np.asarray(sheet))[None] / 255
         if number not in tracks.people:

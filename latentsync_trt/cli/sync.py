@@ -210,7 +210,7 @@ def faces(video: Path, output: Path | None, overwrite: bool, as_json: bool) -> N
     from latentsync_trt.face.detector import MediaPipeDetector
     from latentsync_trt.face.people import summaries
     from latentsync_trt.face.track_file import save_tracks
-    from latentsync_trt.measure.page import face_grid, write_png
+    from latentsync_trt.measure.page import contact_sheet, write_png
     from latentsync_trt.measure.syncnet import open_syncnet
     from latentsync_trt.media.files import check_file
     from latentsync_trt.sync.faces import analyze
@@ -226,9 +226,7 @@ def faces(video: Path, output: Path | None, overwrite: bool, as_json: bool) -> N
         tracks, portraits = analyze(video, MediaPipeDetector(), show)
         tracks, notice = with_speakers(video, tracks, open_syncnet(None))
     people = summaries(tracks)
-    write_png(
-        sheet, face_grid(("face",), {f"{one.number}: {one.seen_s:.1f} s": [portraits[one.number]] for one in people})
-    )
+    write_png(sheet, contact_sheet(people, portraits))
     save_tracks(tracks, saved)
     if as_json:
         print_json({"people": people, "sheet": sheet, "tracks": saved, "notice": notice}, indent=2)

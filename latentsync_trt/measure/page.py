@@ -11,7 +11,7 @@ import numpy as np
 
 from latentsync_trt.config import MODEL_FPS
 from latentsync_trt.errors import InputError, OutputError
-from latentsync_trt.face.people import PORTRAIT_PX
+from latentsync_trt.face.people import PORTRAIT_PX, PersonSummary
 from latentsync_trt.files import whole_file
 from latentsync_trt.measure.lips import CLOSED_GAP, QUIET_DB, Curves
 from latentsync_trt.media.files import reason_of
@@ -150,3 +150,8 @@ def face_grid(rows: Sequence[str], columns: Mapping[str, Sequence[UInt8Array]]) 
     axes.set_yticks((np.arange(len(rows), 0, -1) - 0.5) * SHOWN_PX, rows)
     axes.tick_params(length=0, labelsize=13)
     return figure
+
+
+def contact_sheet(people: Sequence[PersonSummary], portraits: Mapping[int, UInt8Array]) -> "Figure":
+    """The portrait of each person of a clip, with their number and for how long they are seen."""
+    return face_grid(("face",), {f"{one.number}: {one.seen_s:.1f} s": [portraits[one.number]] for one in people})
