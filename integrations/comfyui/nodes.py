@@ -210,7 +210,7 @@ class ChooseFace(io.ComfyNode):
             tracks, portraits = analyze(path, MediaPipeDetector(), Bar())
             write_png(folder / "people.png", contact_sheet(summaries(tracks), portraits))
             with Image.open(folder / "people.png") as sheet:
-                people = torch.tensor(np.asarray(sheet))[None] / 255
+                people = torch.tensor(np.asarray(sheet.convert("RGB")))[None] / 255
         if number not in tracks.people:
             numbers = ", ".join(map(str, tracks.people))
             raise InputError(f"number {number}: nobody has this number in the clip; choose one of {numbers}")
