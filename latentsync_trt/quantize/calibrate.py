@@ -153,8 +153,8 @@ class Calibration:
                 windows += record(clip, wanted, model, detector, self._report(f"record {clip.video.name}"))
         if not windows:
             raise NoFaceError(
-                f"{', '.join(str(clip.video) for clip in self.clips)}: no face in any frame; a face must look at the "
-                "camera and be at least 50 px wide and 80 px high"
+                f"{', '.join(str(clip.video) for clip in self.clips)}: no face in any frame; `latentsync-trt faces` "
+                "says how faces must be"
             )
         if len(windows) < asked:
             wanted_s = asked * self.bundle.manifest.frames / MODEL_FPS
