@@ -17,6 +17,9 @@ _STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u20
 """Control characters, and those of Unicode that turn the direction of text, end its line, or are not seen."""
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/+")
 
+CACHE_VARIABLE = "LATENTSYNC_TRT_CACHE_DIR"
+"""Names the folder of engines and of what is remembered."""
+
 _MOST_NAMES_COMPARED = 2000
 _UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from latentsync_trt.errors import OutputError
-from latentsync_trt.runtime.engines.cache import CACHE_VARIABLE, EngineCache, cache_folder
+from latentsync_trt.paths import CACHE_VARIABLE
+from latentsync_trt.runtime.engines.cache import EngineCache, cache_folder
 from latentsync_trt.runtime.engines.entries import RECORD_NAME
 from tests.cache_worker import KEY, never, write_engine
 

@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from latentsync_trt import remembered
-from latentsync_trt.remembered import FOLDER, recall, remember
+from latentsync_trt.paths import CACHE_VARIABLE
+from latentsync_trt.runtime.providers import select
+from latentsync_trt.runtime.providers.select import FOLDER, recall, remember
 
 KEY = {"gpu": 0, "driver": "580"}
 
@@ -17,7 +18,7 @@ def test_a_result_holds_for_its_key_and_this_version(monkeypatch: pytest.MonkeyP
     remember(KEY, "failed")
     assert recall(KEY) == "failed"
     assert recall({**KEY, "gpu": 1}) is None
-    monkeypatch.setattr(remembered, "__version__", "another")
+    monkeypatch.setattr(select, "__version__", "another")
     assert recall(KEY) is None
 
 
@@ -40,6 +41,6 @@ def test_a_damaged_file_holds_nothing_and_is_replaced(content: bytes, engine_cac
 @pytest.mark.parametrize("place", ["a file", "~no-such-user/cache"])
 def test_a_cache_that_cannot_be_written_is_no_error(place: str, here: Path) -> None:
     (here / "a file").touch()
-    with CliRunner(env={remembered.CACHE_VARIABLE: place}).isolation():
+    with CliRunner(env={CACHE_VARIABLE: place}).isolation():
         remember(KEY, "passed")
         assert recall(KEY) is None

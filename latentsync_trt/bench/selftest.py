@@ -32,8 +32,7 @@ from latentsync_trt.runtime.engines.output_comparison import BoundRun, differenc
 from latentsync_trt.runtime.engines.session import give_back_gpu_memory
 from latentsync_trt.runtime.engines.session_factory import SessionFactory
 from latentsync_trt.runtime.model import open_model
-from latentsync_trt.runtime.providers.diagnose import diagnose_provider
-from latentsync_trt.runtime.providers.select import TestResult, select_provider
+from latentsync_trt.runtime.providers.select import TestResult, diagnose_provider, select_provider
 from latentsync_trt.runtime.providers.table import CPU, CUDA, PROVIDERS
 from latentsync_trt.sync.inpaint import graphs_for, make_inpainter, paint_window
 from latentsync_trt.types import UInt16Array

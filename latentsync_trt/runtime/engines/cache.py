@@ -29,8 +29,7 @@ from filelock import FileLock, Timeout
 from latentsync_trt.bundle.manifest import files_of
 from latentsync_trt.errors import EngineBuildError, LatentSyncError, OutputError
 from latentsync_trt.files import publish, temporary_folder
-from latentsync_trt.paths import below_home, user_folder
-from latentsync_trt.remembered import CACHE_VARIABLE as CACHE_VARIABLE
+from latentsync_trt.paths import CACHE_VARIABLE, below_home, user_folder
 from latentsync_trt.runtime.engines.entries import (
     DIGEST_LENGTH,
     RECORD_NAME,
