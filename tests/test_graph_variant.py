@@ -39,7 +39,7 @@ class Provider:
         name = settings.providers[0][0]
         return types.SimpleNamespace(
             name=settings.name,
-            ort=types.SimpleNamespace(get_providers=lambda: [name]),
+            provider=name,
             nodes_by_provider=lambda: {name: 10 - self.on_cpu, "CPUExecutionProvider": self.on_cpu},
             close=lambda: None,
         )

@@ -12,9 +12,9 @@ from typing import Any, Self
 import numpy as np
 
 from latentsync_trt.errors import InferenceError
-from latentsync_trt.runtime.denoiser import GraphDenoiser
 from latentsync_trt.runtime.engines.builders import cuda_options
 from latentsync_trt.runtime.engines.session import CPU, Session, SessionSettings
+from latentsync_trt.runtime.networks import GraphDenoiser
 from latentsync_trt.runtime.providers.select import Selection
 from latentsync_trt.runtime.providers.table import CUDA
 from latentsync_trt.types import Float32Array, Float64Array

@@ -6,8 +6,8 @@ from functools import partial
 from typing import Literal
 
 from latentsync_trt.bundle.manifest import FULL_STEP, VAE_DECODER, GraphVariant, Manifest
+from latentsync_trt.runtime.engines.builders import usual_shape
 from latentsync_trt.runtime.engines.cache import Notice
-from latentsync_trt.runtime.engines.profiles import usual_shape
 from latentsync_trt.runtime.engines.session_factory import SessionFactory
 from latentsync_trt.runtime.providers.gpu import free_memory_bytes
 from latentsync_trt.runtime.providers.table import CUDA, Provider

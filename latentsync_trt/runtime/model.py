@@ -20,16 +20,13 @@ from latentsync_trt.bundle.manifest import (
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import EngineBuildError, InputError, OutputError, ProviderUnavailable
 from latentsync_trt.notices import Notices
-from latentsync_trt.runtime.background_build import BackgroundBuild
-from latentsync_trt.runtime.denoiser import GraphDenoiser
 from latentsync_trt.runtime.engines.cache import EngineCache, Notice, cache_folder
 from latentsync_trt.runtime.engines.session import Session, give_back_gpu_memory
-from latentsync_trt.runtime.engines.session_factory import OpenedEngine, SessionFactory
-from latentsync_trt.runtime.first_runs import STAGES, FirstRuns
+from latentsync_trt.runtime.engines.session_factory import BackgroundBuild, OpenedEngine, SessionFactory
 from latentsync_trt.runtime.memory_estimate import MemoryPlan, plan_of
+from latentsync_trt.runtime.networks import STAGES, FirstRuns, GraphDenoiser, VaeCodec
 from latentsync_trt.runtime.providers.select import Selection, next_provider
 from latentsync_trt.runtime.stages import Stage, StageThreads, results
-from latentsync_trt.runtime.vae import VaeCodec
 from latentsync_trt.types import EngineTime, Float32Array
 
 T = TypeVar("T")

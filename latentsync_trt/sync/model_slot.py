@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import Busy, InputError
-from latentsync_trt.runtime.background_build import BackgroundBuild
+from latentsync_trt.runtime.engines.session_factory import BackgroundBuild
 from latentsync_trt.runtime.model import Model, check_options, must_build, open_model
 from latentsync_trt.runtime.providers.select import Selection
 from latentsync_trt.runtime.stages import POLL_S, results

@@ -1,22 +1,31 @@
-"""Opens and checks the graphs of one bundle on one provider, directly or as engines from the cache."""
+"""Opens and checks the graphs of one bundle on one provider, directly or as engines from the cache, and builds engines:
+in this run, or in a child process for the next one, while this one uses another provider."""
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import astuple, dataclass
 from functools import partial
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from latentsync_trt.bundle.manifest import STEP_GRAPHS, Bundle, GraphVariant
+from latentsync_trt.child import Child, Emit
 from latentsync_trt.config import RuntimeOptions
-from latentsync_trt.errors import EngineBuildError, InputError
-from latentsync_trt.runtime.engines.builders import CUDNN_ATTENTION_FROM, TensorRTBuilder, cuda_options, own_options
+from latentsync_trt.errors import EngineBuildError, InputError, LatentSyncError
+from latentsync_trt.runtime.engines.builders import (
+    CUDNN_ATTENTION_FROM,
+    TensorRTBuilder,
+    cuda_options,
+    dimension_ranges,
+    engine_ranges,
+    own_options,
+    spans_of,
+)
 from latentsync_trt.runtime.engines.cache import EngineCache, Notice
 from latentsync_trt.runtime.engines.entries import EngineKey, Entry
-from latentsync_trt.runtime.engines.profiles import dimension_ranges, engine_ranges, spans_of
 from latentsync_trt.runtime.engines.session import CPU, Session, SessionSettings
-from latentsync_trt.runtime.providers.gpu import Gpu, onnxruntime_version, tensorrt_version
+from latentsync_trt.runtime.providers.gpu import Gpu, onnxruntime_version
 from latentsync_trt.runtime.providers.select import Selection, eight_bit_notice
 from latentsync_trt.runtime.providers.table import CUDA
 from latentsync_trt.types import EngineTime
@@ -28,6 +37,9 @@ _RECORDED_UP_TO_PX = 256
 """Resolution up to which steps are recorded as CUDA graphs by default: 9 % more frames there, none more at 512 px."""
 
 _HASHERS = 4
+
+# A build that is asked to stop removes what it has written.
+_PATIENCE_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +87,7 @@ class SessionFactory:
         ranges = dimension_ranges(bundle.manifest, options)
         self.ranges = engine_ranges(ranges) if self.compiled else ranges
         self._notice, self._gpu = on_notice, cast(Gpu, selection.gpu)  # only used where there is one
+        self._builder = TensorRTBuilder(bundle, self.ranges, options.provider_options, self._gpu)
         self.cuda_graph = _wants_cuda_graph(self)
         """Whether steps are to be recorded as CUDA graphs, where there is room for them."""
         if notice := eight_bit_notice(bundle.manifest, selection):
@@ -96,7 +109,7 @@ class SessionFactory:
 
     def key(self, graph: str) -> EngineKey:
         """The cache key of a graph's engine."""
-        manifest, builder = self.bundle.manifest, self._builder(graph)
+        manifest, builder = self.bundle.manifest, self._builder
         return EngineKey(
             bundle=manifest.name,
             graph=graph,
@@ -144,7 +157,7 @@ class SessionFactory:
         if not self.compiled:
             session = self._open_directly(graph, cuda_graph=cuda_graph)
             return OpenedEngine(session, self._node_share(session), time.perf_counter() - start_s)
-        load = partial(self._builder(graph).open, self.bundle.graph_path(graph), cuda_graph=cuda_graph)
+        load = partial(self._builder.open, graph, cuda_graph=cuda_graph)
         engine, session = self.cache.load(self.key(graph), partial(self._build, graph), load)
         build_s, built = engine.build_s or 0.0, engine.folder.name in self.cache.built
         open_s = time.perf_counter() - start_s - (build_s if engine.built else 0.0)
@@ -174,7 +187,7 @@ class SessionFactory:
     def _build(self, graph: str, folder: Path) -> int | None:
         self._notice(f"{graph}: no engine for {self.selection.name} yet; building it, once")
         start_s = time.perf_counter()
-        device_memory_bytes = self._builder(graph).build(self.bundle.graph_path(graph), folder)
+        device_memory_bytes = self._builder.build(graph, folder)
         self._notice(f"{graph}: built in {time.perf_counter() - start_s:.1f} s")
         return device_memory_bytes
 
@@ -184,23 +197,13 @@ class SessionFactory:
         counts = session.nodes_by_provider()
         total = sum(counts.values())
         share = counts.get(wanted, 0) / total if total else 1.0
-        if wanted not in session.ort.get_providers() or share < LEAST_NODE_SHARE:
+        if session.provider != wanted or share < LEAST_NODE_SHARE:
             session.close()
             where = ", ".join(f"{count} on {provider}" for provider, count in sorted(counts.items()))
             what = f"{name} runs {share:.0%} of its nodes, and at least {LEAST_NODE_SHARE:.0%} are expected ({where})"
             cure = "export the model again with this version, or choose another --provider"
             raise EngineBuildError(f"{session.name}: {what}; {cure}")
         return share
-
-    def _builder(self, graph: str) -> TensorRTBuilder:
-        return TensorRTBuilder(
-            entry=self.bundle.manifest.graphs[graph],
-            ranges=self.ranges,
-            given=self.options.provider_options,
-            gpu=self._gpu,
-            version=tensorrt_version(),
-            precision=self.bundle.manifest.precision,
-        )
 
 
 def _wants_cuda_graph(factory: SessionFactory) -> bool:
@@ -216,3 +219,35 @@ def _wants_cuda_graph(factory: SessionFactory) -> bool:
         suits = factory.compiled or {*map(factory.variant, steps)} == {CUDA.graph_variant}
         return fixed and suits and manifest.resolution_px <= _RECORDED_UP_TO_PX
     return asked
+
+
+class BackgroundBuild:
+    """Starts building `graphs` of `factory`; raises `OSError` if the process cannot be started."""
+
+    def __init__(self, factory: SessionFactory, graphs: Sequence[str]) -> None:
+        self._child, self._errors = Child(build), list[str]()
+        folder, cache = factory.bundle.folder.resolve(), factory.cache.folder
+        self._child.send((folder, factory.selection, factory.options, cache, tuple(graphs)))
+
+    def wait(self) -> str:
+        """Waits for the end; returns the error, empty if none."""
+        self._errors += [event["error"] for event in self._child.events()]  # none where one has waited before
+        ended = self._child.wait()
+        return self._errors[0] if self._errors else ended.last_error_line or f"its process ended with {ended}"
+
+    def stop(self) -> None:
+        """Ends the process; an unfinished engine is never used."""
+        self._child.end(_PATIENCE_S)
+
+
+def build(orders: Iterator[Any], emit: Emit) -> None:
+    """In the child: builds engines one after another; the only event has the error, empty if none."""
+    folder, selection, options, cache_folder, graphs = next(orders)
+    error = ""
+    try:
+        factory = SessionFactory(Bundle.load(folder), selection, options, EngineCache(cache_folder, print), print)
+        for graph in graphs:
+            factory.build(graph)
+    except LatentSyncError as failure:
+        error = str(failure)
+    emit(error=error)

@@ -129,17 +129,13 @@ def remember_test(selection: Selection, bundle_sha256: str, result: TestResult) 
 
 
 def _test_key(selection: Selection, gpu: Gpu, bundle_sha256: str) -> Key:
-    versions = [machine.onnxruntime_version(), machine.driver_version()]
-    versions += (
-        [machine.tensorrt_version()]
-        if selection.provider is TENSORRT
-        else [machine.cuda_version(), machine.cudnn_version()]
-    )
+    of_cuda = machine.cuda_version, machine.cudnn_version
+    own = (machine.tensorrt_version,) if selection.provider is TENSORRT else of_cuda
     return {
         "provider": selection.name,
         "bundle": bundle_sha256,
         "gpu": [gpu.name, gpu.compute_capability],  # not which of several
-        "versions": versions,
+        "versions": [find() for find in (machine.onnxruntime_version, machine.driver_version, *own)],
     }
 
 
